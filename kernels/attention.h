@@ -1,0 +1,64 @@
+#pragma once
+
+#include <span>
+
+#include "kernels/base/tensor.h"
+
+namespace kvlm {
+
+/// Key and value rows of one kv_head that lie side by side in memory.
+struct KeyValueRows {
+  const std::byte* keys = nullptr;    // (rows, head_dim) dense
+  const std::byte* values = nullptr;  // (rows, head_dim) dense
+  DType dtype = DType::kF32;          // f32 | f16 | bf16, of both
+  int64_t rows = 0;
+};
+
+/// out[i,hq,:] = softmax(q[i,hq,:] . K[:,h,:] * scale) . V[:,h,:] with h = hq / q_per_kv, in full
+/// precision, tile by tile with an online softmax (never an n x n matrix).
+///
+///   q, out  (n, q_heads, head_dim)   f32 (CUDA also f16 | bf16); out may alias q
+///   k, v    (n, kv_heads, head_dim)  as q; the rows that belong to the queries
+///   past    kv_heads * runs entries, the runs of kv_head 0 first: rows that come before k and v
+///   and
+///           that every query sees; empty for none
+///   causal  query i sees rows 0..i of k and v (and all of past), else all n
+///
+/// The result does not depend on the number of threads. Asynchronous on CUDA.
+/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
+/// Source: Dao et al. 2022, "FlashAttention", alg. 1; Milakov & Gimelshein 2018 for the softmax.
+void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
+
+/// The running softmax of `queries` query rows of one kv_head: what two parts of a cache must know
+/// of each other to be merged. sum and out are relative to exp(max); an empty state has max = -inf,
+/// sum = 0, out = 0.
+struct SoftmaxState {
+  float* max = nullptr;  // (queries,)
+  float* sum = nullptr;  // (queries,)
+  float* out = nullptr;  // (queries, head_dim)
+};
+
+/// One piece of decode attention: q_per_kv query rows of one kv_head of one sequence against a run
+/// of its cached rows.
+struct DecodePiece {
+  const float* q = nullptr;  // (q_per_kv, head_dim) f32
+  KeyValueRows cached;
+  SoftmaxState state;  // overwritten
+};
+
+/// Computes the state of every piece: state.max = max_j s_j, sum = sum_j exp(s_j - max),
+/// out = sum_j exp(s_j - max) V_j with s_j = scale * q . K_j. One launch for the whole batch;
+/// pieces are independent, so the result of one depends neither on the others nor on the threads.
+/// cached.rows may be 0 (an empty state). Allocates nothing. Asynchronous on CUDA.
+void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+                 Stream& stream);
+
+/// Merges `parts` states in order and normalises: out[r,:] = sum_p w_p out_p[r,:] / sum_p w_p
+/// sum_p[r] with w_p = exp(max_p - max). parts >= 1 and at least one row must have been seen.
+///
+///   out  (queries, head_dim) f32, dense
+void merge_states(float* out, std::span<const SoftmaxState> parts, int queries,
+                  int head_dim) noexcept;
+
+}  // namespace kvlm

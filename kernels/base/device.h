@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/base/thread_pool.h"
+
+namespace kvlm {
+
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+
+/// Where bytes live and arithmetic runs.
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;
+
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// "cpu", "cuda:0".
+std::string device_name(Device device);
+
+/// The queue every operation is given: which device computes, in which order, with which threads
+/// and scratch memory. On the CPU an operation is done when its call returns; on CUDA it is queued.
+/// One thread at a time may use a stream.
+class Stream {
+ public:
+  /// A CPU stream that runs its parallel loops on `pool`, which must outlive it.
+  explicit Stream(ThreadPool& pool);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  Device device() const noexcept { return device_; }
+  ThreadPool& pool() const noexcept { return *pool_; }
+  /// The device's own handle (a cudaStream_t on CUDA, null on the CPU).
+  void* native() const noexcept { return native_; }
+  /// Scratch of at least `bytes` for one worker of pool(), 64-byte aligned, kept and grown between
+  /// calls, so that a warmed-up loop allocates nothing. Worker w may be asked for only by the task
+  /// that runs as w; the contents are lost at the next call for w.
+  std::byte* scratch(int worker, size_t bytes);
+  /// Waits for everything queued; throws Error{kDevice} if something queued has failed.
+  void synchronize();
+
+ private:
+  struct Scratch;
+  Device device_{};
+  ThreadPool* pool_;
+  void* native_ = nullptr;
+  std::unique_ptr<Scratch> scratch_;
+};
+
+}  // namespace kvlm

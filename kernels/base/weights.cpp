@@ -1,0 +1,132 @@
+#include "kernels/base/weights.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+
+namespace {
+
+bool is_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+float element(const ConstTensorView& view, int64_t i) {
+  switch (view.dtype()) {
+    case DType::kF16:
+      return to_float(view.as<f16>()[i]);
+    case DType::kBF16:
+      return to_float(view.as<bf16>()[i]);
+    default:
+      return view.as<float>()[i];
+  }
+}
+
+template <class T>
+void convert_into(Tensor& to, const ConstTensorView& from) {
+  T* out = to.as<T>();
+  for (int64_t i = 0; i < from.elements(); ++i) out[i] = from_float<T>(element(from, i));
+}
+
+std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype) {
+  auto tensor = std::make_shared<Tensor>(dtype, view.shape());
+  if (dtype == DType::kF16) {
+    convert_into<f16>(*tensor, view);
+  } else if (dtype == DType::kBF16) {
+    convert_into<bf16>(*tensor, view);
+  } else {
+    convert_into<float>(*tensor, view);
+  }
+  return tensor;
+}
+
+}  // namespace
+
+void WeightMap::add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner) {
+  const auto [place, inserted] = tensors_.emplace(std::move(name), view);
+  if (!inserted) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("tensor {} is there twice; keep one of the weight files that hold it",
+                            place->first));
+  }
+  if (owner && (owners_.empty() || owners_.back() != owner)) owners_.push_back(std::move(owner));
+}
+
+bool WeightMap::contains(std::string_view name) const noexcept {
+  return tensors_.find(name) != tensors_.end();
+}
+
+std::optional<ConstTensorView> WeightMap::take_if(std::string_view name, const Shape& shape) {
+  if (!contains(name)) return std::nullopt;
+  return take(name, shape);
+}
+
+ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
+  const auto place = tensors_.find(name);
+  if (place == tensors_.end()) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("the weights have no tensor {}, expected with shape {}; the checkpoint is "
+                    "incomplete or of another architecture than its config.json says",
+                    name, shape.str()));
+  }
+  const ConstTensorView view = place->second;
+  if (view.shape() != shape) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("tensor {} has shape {}, but config.json implies {}; the weights and the "
+                    "configuration do not belong together",
+                    name, view.shape().str(), shape.str()));
+  }
+  if (!is_float(view.dtype())) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16", name,
+                            dtype_name(view.dtype())));
+  }
+  tensors_.erase(place);
+  return view;
+}
+
+ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
+  const ConstTensorView view = take(name, shape);
+  if (view.dtype() == DType::kF32) return view;
+  auto tensor = converted(view, DType::kF32);
+  owners_.push_back(tensor);
+  return std::as_const(*tensor).view();
+}
+
+std::vector<std::string> WeightMap::remaining() const {
+  std::vector<std::string> names;
+  for (const auto& [name, view] : tensors_) names.push_back(name);
+  return names;
+}
+
+void WeightMap::rename(const std::function<std::string(std::string_view)>& rule) {
+  std::map<std::string, ConstTensorView, std::less<>> renamed;
+  for (const auto& [name, view] : tensors_) {
+    std::string canonical = rule(name);
+    if (canonical.empty()) continue;
+    const auto [place, inserted] = renamed.emplace(std::move(canonical), view);
+    if (!inserted) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("tensor {} is a second spelling of {}, which is there too; keep one",
+                              name, place->first));
+    }
+  }
+  tensors_ = std::move(renamed);
+}
+
+void WeightMap::convert(DType dtype) {
+  for (auto& [name, view] : tensors_) {
+    if (view.dtype() == dtype || !is_float(view.dtype())) continue;
+    auto tensor = converted(view, dtype);
+    view = std::as_const(*tensor).view();
+    owners_.push_back(std::move(tensor));
+  }
+}
+
+}  // namespace kvlm

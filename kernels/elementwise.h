@@ -1,0 +1,24 @@
+#pragma once
+
+#include <span>
+
+#include "kernels/base/tensor.h"
+
+namespace kvlm {
+
+/// y[r,:] = table[ids[r],:], widened to y's dtype.
+///
+///   table  (entries, dim)  f32 | f16 | bf16
+///   ids    (rows,)         each in [0, entries)
+///   y      (rows, dim)     f32 (CUDA also f16 | bf16)
+///
+/// Throws Error{kInvalidArgument} on a mismatch or an id outside the table.
+void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids, Stream& stream);
+
+/// y += x, element by element; equal shapes, f32 (CUDA also f16 | bf16).
+void add(TensorView y, ConstTensorView x, Stream& stream);
+
+/// y = x, converted to y's dtype with round-to-nearest-even; f32 | f16 | bf16, equal shapes.
+void convert(TensorView y, ConstTensorView x, Stream& stream);
+
+}  // namespace kvlm

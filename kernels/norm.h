@@ -1,0 +1,28 @@
+#pragma once
+
+#include "kernels/base/tensor.h"
+
+namespace kvlm {
+
+/// y[r,:] = x[r,:] * weight / sqrt(mean(x[r,:]^2) + eps), accumulated in float.
+///
+///   x, y    (rows, dim)  f32 (CUDA also f16 | bf16); y may alias x
+///   weight  (dim,)       f32
+///   eps     added to the mean square, unitless
+///
+/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
+/// Source: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4.
+void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps, Stream& stream);
+
+/// y[r,:] = (x[r,:] - mean) / sqrt(var + eps) * weight + bias, biased variance, accumulated in
+/// float.
+///
+///   x, y          (rows, dim)  f32 (CUDA also f16 | bf16); y may alias x
+///   weight, bias  (dim,)       f32
+///
+/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
+/// Source: Ba, Kiros & Hinton 2016, "Layer Normalization".
+void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTensorView bias,
+                float eps, Stream& stream);
+
+}  // namespace kvlm

@@ -1,0 +1,1 @@
+#include "llm/tokenizer.h"

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvlm {
+
+/// Text to ids and back, one implementation per algorithm (sentencepiece, tokenizer.json pipeline).
+/// Immutable after construction; safe to share between threads.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  struct EncodeOptions {
+    /// Run the post-processor, which prepends BOS for LLaMA.
+    bool add_special_tokens = true;
+    /// Match added tokens such as "<image>" in the text (the reference does); off, user text cannot
+    /// smuggle them in (models.md 8.7).
+    bool parse_special = true;
+  };
+  /// Throws Error{kInvalidArgument} if the text is not valid UTF-8.
+  virtual std::vector<int32_t> encode(std::string_view text,
+                                      const EncodeOptions& options) const = 0;
+  std::vector<int32_t> encode(std::string_view text) const { return encode(text, EncodeOptions()); }
+
+  /// The text of `ids`; special tokens are left out when skip_special. Ids outside the vocabulary
+  /// (padding rows of the embedding) give nothing.
+  virtual std::string decode(std::span<const int32_t> ids, bool skip_special) const = 0;
+
+  /// Number of ids, added tokens included.
+  virtual int32_t vocab_size() const noexcept = 0;
+  /// The id of a token by its exact string, added tokens first.
+  virtual std::optional<int32_t> id_of(std::string_view token) const = 0;
+  /// The token's own string ("▁the", "<0x0A>"); "" outside the vocabulary.
+  virtual std::string token_of(int32_t id) const = 0;
+  virtual std::optional<int32_t> bos_id() const noexcept = 0;
+  virtual std::optional<int32_t> eos_id() const noexcept = 0;
+};
+
+/// An added token, from tokenizer_config.json (added_tokens_decoder) or added_tokens.json.
+struct AddedToken {
+  int32_t id = 0;
+  std::string content;
+  bool special = true;
+  bool normalized = false;
+  bool lstrip = false;
+  bool rstrip = false;
+  bool single_word = false;
+};
+
+/// What tokenizer_config.json and its companions say beside the vocabulary.
+struct TokenizerConfig {
+  std::vector<AddedToken> added_tokens;
+  std::optional<std::string> bos_token;
+  std::optional<std::string> eos_token;
+  bool add_bos_token = true;
+  bool add_eos_token = false;
+  bool legacy = true;
+};
+
+/// Executes the pipeline written in a tokenizer.json, as it is (models.md 8.2).
+/// Throws Error{kCorruptFile} for damage, Error{kUnsupported} for a component not listed there;
+/// `name` is the file's name in messages.
+std::unique_ptr<Tokenizer> make_json_tokenizer(std::string_view json, const TokenizerConfig& config,
+                                               const std::string& name);
+
+/// A sentencepiece tokenizer.model (models.md 8.4, 8.5), run by the sentencepiece library.
+std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(std::string_view model,
+                                                        const TokenizerConfig& config,
+                                                        const std::string& name);
+
+/// Reads the pieces of TokenizerConfig out of tokenizer_config.json text and, where present,
+/// special_tokens_map.json and added_tokens.json text (empty string_view: absent).
+TokenizerConfig parse_tokenizer_config(std::string_view tokenizer_config,
+                                       std::string_view special_tokens_map,
+                                       std::string_view added_tokens, const std::string& name);
+
+/// Turns ids into text as they come, holding back incomplete UTF-8 and whatever the next token may
+/// still change, so that the concatenation of all pieces equals decode() of all ids.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true)
+      : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+  /// The text that is certain now and was not returned before; often empty.
+  std::string push(int32_t id);
+  /// What was held back.
+  std::string finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_;
+  std::vector<int32_t> ids_;
+  size_t emitted_ = 0;  // bytes of decode(ids_) returned so far
+};
+
+}  // namespace kvlm

@@ -1,0 +1,1 @@
+#include "runtime/chat_template.h"
