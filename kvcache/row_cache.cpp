@@ -1,1 +1,270 @@
-// Filled by the next commits.
+#include "kvcache/row_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/base/error.h"
+#include "kernels/store_rows.h"
+#include "kvcache/arena.h"
+
+namespace kvlm {
+
+namespace {
+
+// Decode attention splits a sequence into runs of this many rows, one unit of parallel work each.
+// The split is a constant, so a result depends neither on the threads nor on the batch.
+constexpr int kRowsPerPiece = 256;
+
+int pieces_of(int rows) { return (rows + kRowsPerPiece - 1) / kRowsPerPiece; }
+
+/// K and V of one layer: [K of each kv_head | V of each kv_head], each (max_rows, head_dim).
+size_t layer_bytes(DType format, const CacheShape& shape, int rows) {
+  return 2 * static_cast<size_t>(shape.kv_heads) * static_cast<size_t>(rows) *
+         static_cast<size_t>(shape.head_dim) * dtype_bytes(format);
+}
+
+class RowCache final : public KvCache {
+ public:
+  RowCache(DType format, const CacheShape& shape, size_t arena_bytes, Device device)
+      : format_(format),
+        shape_(shape),
+        spec_(dtype_name(format)),
+        arena_(device, arena_bytes),
+        destinations_(static_cast<size_t>(shape.kv_heads)) {}
+
+  const CacheShape& shape() const noexcept override { return shape_; }
+  const std::string& spec() const noexcept override { return spec_; }
+  CacheNeeds needs() const noexcept override { return {}; }
+
+  SequenceId open(int prompt_rows, int max_rows, const std::string& who) override;
+  void close(SequenceId sequence) noexcept override;
+  void begin(std::span<const StepRows> step) override;
+  void give_embeddings(ConstTensorView, Stream&) override {}
+  void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
+              float scale, Stream& stream) override;
+  void end(Stream& stream) override;
+
+  int tokens(SequenceId sequence) const noexcept override { return at(sequence).rows; }
+  size_t bytes() const noexcept override { return arena_.used(); }
+  CacheReport report(SequenceId sequence) const noexcept override;
+
+ private:
+  struct Sequence {
+    bool open = false;
+    int max_rows = 0;
+    int rows = 0;                     // complete in every layer
+    std::vector<ArenaExtent> layers;  // one a layer
+  };
+
+  Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
+  const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
+
+  size_t row_bytes() const noexcept {
+    return static_cast<size_t>(shape_.head_dim) * dtype_bytes(format_);
+  }
+  /// First row of one kv_head's keys (part 0) or values (part 1).
+  std::byte* rows_of(const Sequence& sequence, int layer, int part, int head) const noexcept {
+    const auto plane = static_cast<size_t>(part * shape_.kv_heads + head);
+    return sequence.layers[static_cast<size_t>(layer)].data() +
+           plane * static_cast<size_t>(sequence.max_rows) * row_bytes();
+  }
+
+  void append(Sequence& sequence, int layer, ConstTensorView k, ConstTensorView v, Stream& stream);
+  void attend_prompt(const Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k,
+                     ConstTensorView v, TensorView out, float scale, Stream& stream);
+  void add_pieces(const Sequence& sequence, int layer, const float* q);
+
+  DType format_;
+  CacheShape shape_;
+  std::string spec_;
+  Arena arena_;
+  std::vector<Sequence> sequences_;
+  std::span<const StepRows> step_;
+
+  // Workspaces sized by open(), so that decode allocates nothing.
+  std::vector<RowDestination> destinations_;  // (kv_heads,)
+  std::vector<KeyValueRows> past_;            // (kv_heads,)
+  std::vector<DecodePiece> pieces_;
+  std::vector<SoftmaxState> states_;
+  std::vector<float> state_floats_;  // per piece: max, sum (q_per_kv), out (q_per_kv, head_dim)
+};
+
+SequenceId RowCache::open(int prompt_rows, int max_rows, const std::string& who) {
+  assert(prompt_rows >= 0 && prompt_rows <= max_rows);
+  static_cast<void>(prompt_rows);  // rows cost the same whoever wrote them
+  const size_t bytes = layer_bytes(format_, shape_, max_rows);
+  const auto layers = static_cast<size_t>(shape_.layers);
+  if (!arena_.fits(bytes, layers)) {
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("{} does not fit: {} tokens of {} cache take {} bytes, and {} of {} bytes "
+                    "are free; use a smaller batch, fewer tokens or more cache memory",
+                    who, max_rows, spec_, layers * Arena::rounded(bytes),
+                    arena_.capacity() - arena_.reserved(), arena_.capacity()));
+  }
+  size_t slot = 0;
+  while (slot < sequences_.size() && sequences_[slot].open) ++slot;
+  if (slot == sequences_.size()) sequences_.emplace_back();
+  Sequence& sequence = sequences_[slot];
+  sequence.layers.reserve(layers);
+  for (size_t layer = 0; layer < layers; ++layer) {
+    sequence.layers.push_back(arena_.reserve(bytes, who));
+  }
+  sequence.max_rows = max_rows;
+  sequence.rows = 0;
+  sequence.open = true;
+
+  size_t pieces = 0;
+  for (const Sequence& s : sequences_) {
+    if (s.open) pieces += static_cast<size_t>(shape_.kv_heads * pieces_of(s.max_rows));
+  }
+  const auto q_per_kv = static_cast<size_t>(shape_.q_per_kv());
+  pieces_.reserve(pieces);
+  states_.reserve(pieces);
+  past_.reserve(static_cast<size_t>(shape_.kv_heads));
+  state_floats_.resize(std::max(state_floats_.size(),
+                                pieces * q_per_kv * (2 + static_cast<size_t>(shape_.head_dim))));
+  return static_cast<SequenceId>(slot);
+}
+
+void RowCache::close(SequenceId id) noexcept {
+  Sequence& sequence = at(id);
+  sequence.layers.clear();
+  sequence.rows = 0;
+  sequence.open = false;
+}
+
+void RowCache::begin(std::span<const StepRows> step) {
+  for (const StepRows& rows : step) {
+    const Sequence& sequence = at(rows.sequence);
+    assert(sequence.open);
+    assert(rows.prompt || rows.rows == 1);
+    if (sequence.rows + rows.rows > sequence.max_rows) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("a sequence of {} tokens cannot take {} more: {} were reserved for it",
+                      sequence.rows, rows.rows, sequence.max_rows));
+    }
+  }
+  step_ = step;
+}
+
+void RowCache::append(Sequence& sequence, int layer, ConstTensorView k, ConstTensorView v,
+                      Stream& stream) {
+  const int added = static_cast<int>(k.shape()[0]);
+  for (int part = 0; part < 2; ++part) {
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      destinations_[static_cast<size_t>(head)].data =
+          rows_of(sequence, layer, part, head) + static_cast<size_t>(sequence.rows) * row_bytes();
+    }
+    store_rows(destinations_, format_, part == 0 ? k : v, stream);
+  }
+  sequence.layers[static_cast<size_t>(layer)].set_used(
+      layer_bytes(format_, shape_, sequence.rows + added));
+}
+
+void RowCache::attend_prompt(const Sequence& sequence, int layer, ConstTensorView q,
+                             ConstTensorView k, ConstTensorView v, TensorView out, float scale,
+                             Stream& stream) {
+  past_.clear();
+  if (sequence.rows > 0) {
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      past_.push_back({rows_of(sequence, layer, 0, head), rows_of(sequence, layer, 1, head),
+                       format_, sequence.rows});
+    }
+  }
+  attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+}
+
+void RowCache::add_pieces(const Sequence& sequence, int layer, const float* q) {
+  const int rows = sequence.rows + 1;
+  const auto q_per_kv = static_cast<size_t>(shape_.q_per_kv());
+  const auto head_dim = static_cast<size_t>(shape_.head_dim);
+  for (int head = 0; head < shape_.kv_heads; ++head) {
+    for (int first = 0; first < rows; first += kRowsPerPiece) {
+      const size_t skipped = static_cast<size_t>(first) * row_bytes();
+      float* state = state_floats_.data() + pieces_.size() * q_per_kv * (2 + head_dim);
+      pieces_.push_back({q + static_cast<size_t>(head) * q_per_kv * head_dim,
+                         {rows_of(sequence, layer, 0, head) + skipped,
+                          rows_of(sequence, layer, 1, head) + skipped, format_,
+                          std::min(kRowsPerPiece, rows - first)},
+                         {state, state + q_per_kv, state + 2 * q_per_kv}});
+      states_.push_back(pieces_.back().state);
+    }
+  }
+}
+
+void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                      TensorView out, float scale, Stream& stream) {
+  pieces_.clear();
+  states_.clear();
+  int64_t row = 0;
+  for (const StepRows& rows : step_) {
+    Sequence& sequence = at(rows.sequence);
+    const ConstTensorView k_rows = k.slice(row, rows.rows);
+    const ConstTensorView v_rows = v.slice(row, rows.rows);
+    if (rows.prompt) {
+      attend_prompt(sequence, layer, q.slice(row, rows.rows), k_rows, v_rows,
+                    out.slice(row, rows.rows), scale, stream);
+      append(sequence, layer, k_rows, v_rows, stream);
+    } else {
+      append(sequence, layer, k_rows, v_rows, stream);
+      add_pieces(sequence, layer, q.slice(row, 1).as<float>());
+    }
+    row += rows.rows;
+  }
+  if (pieces_.empty()) return;
+  attend_rows(pieces_, shape_.q_per_kv(), shape_.head_dim, scale, stream);
+
+  const auto q_per_kv = static_cast<size_t>(shape_.q_per_kv());
+  row = 0;
+  size_t state = 0;
+  for (const StepRows& rows : step_) {
+    if (!rows.prompt) {
+      const auto parts = static_cast<size_t>(pieces_of(at(rows.sequence).rows + 1));
+      float* row_out = out.slice(row, 1).as<float>();
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        merge_states(
+            row_out + static_cast<size_t>(head) * q_per_kv * static_cast<size_t>(shape_.head_dim),
+            std::span(states_).subspan(state, parts), shape_.q_per_kv(), shape_.head_dim);
+        state += parts;
+      }
+    }
+    row += rows.rows;
+  }
+}
+
+void RowCache::end(Stream&) {
+  for (const StepRows& rows : step_) at(rows.sequence).rows += rows.rows;
+  step_ = {};
+}
+
+CacheReport RowCache::report(SequenceId id) const noexcept {
+  const Sequence& sequence = at(id);
+  CacheReport report;
+  for (const ArenaExtent& layer : sequence.layers) report.bytes += layer.used();
+  const size_t elements = shape_.elements_per_token() * static_cast<size_t>(sequence.rows);
+  report.f16_bytes = 2 * elements;
+  report.nominal_bits = 8.0 * static_cast<double>(dtype_bytes(format_));
+  report.stored_bits =
+      elements == 0 ? 0 : 8.0 * static_cast<double>(report.bytes) / static_cast<double>(elements);
+  report.slots = sequence.rows;
+  return report;
+}
+
+}  // namespace
+
+std::unique_ptr<KvCache> make_row_cache(DType format, const CacheShape& shape, size_t arena_bytes,
+                                        Device device) {
+  return std::make_unique<RowCache>(format, shape, arena_bytes, device);
+}
+
+size_t row_cache_reserved_bytes(DType format, const CacheShape& shape, int max_rows) noexcept {
+  return static_cast<size_t>(shape.layers) * Arena::rounded(layer_bytes(format, shape, max_rows));
+}
+
+}  // namespace kvlm

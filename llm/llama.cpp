@@ -1,1 +1,233 @@
-// Filled by the next commits.
+#include "llm/llama.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/activation.h"
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+
+namespace kvlm {
+
+namespace {
+
+struct Linear {
+  ConstTensorView weight;  // (out, in)
+  ConstTensorView bias;    // (out,) f32 or empty
+};
+
+struct Layer {
+  ConstTensorView input_norm;      // (hidden,) f32
+  ConstTensorView attention_norm;  // (hidden,) f32, post_attention_layernorm
+  Linear q, k, v, o, gate, up, down;
+};
+
+/// A tensor that is made longer when a step needs more rows than any before.
+class RowBuffer {
+ public:
+  TensorView rows(int64_t count, Shape row) {
+    if (count * row.elements() > capacity_) {
+      capacity_ = count * row.elements();
+      tensor_ = Tensor(DType::kF32, {capacity_});
+    }
+    const float* data = tensor_.as<float>();
+    const Shape shape = row.rank() == 1 ? Shape{count, row[0]} : Shape{count, row[0], row[1]};
+    return {const_cast<float*>(data), DType::kF32, shape};
+  }
+
+ private:
+  Tensor tensor_;
+  int64_t capacity_ = 0;
+};
+
+class Llama final : public Decoder {
+ public:
+  Llama(const LlamaConfig& config, WeightMap& weights, const std::string& prefix);
+
+  CacheShape cache_shape() const noexcept override {
+    return {config_.layers, config_.q_heads, config_.kv_heads, config_.head_dim};
+  }
+  int hidden() const noexcept override { return config_.hidden; }
+  int vocab_size() const noexcept override { return config_.vocab_size; }
+  int max_positions() const noexcept override { return config_.max_positions; }
+  size_t weight_bytes() const noexcept override { return weight_bytes_; }
+  size_t step_weight_bytes() const noexcept override { return step_weight_bytes_; }
+  void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) override {
+    gather_rows(out, embeddings_, ids, stream);
+  }
+  ConstTensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
+                          const Tap& tap) override;
+
+ private:
+  Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
+  void fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin) const;
+  void attention_block(int index, TensorView x, TensorView normed, ConstTensorView cos,
+                       ConstTensorView sin, KvCache& cache, Stream& stream);
+  void mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream);
+  ConstTensorView head(const DecoderStep& step, TensorView normed, Stream& stream);
+
+  LlamaConfig config_;
+  RopeAngles angles_;
+  std::vector<std::shared_ptr<const void>> owners_;
+  size_t weight_bytes_ = 0;
+  size_t step_weight_bytes_ = 0;
+  ConstTensorView embeddings_;  // (vocab, hidden)
+  ConstTensorView norm_;        // (hidden,) f32
+  ConstTensorView lm_head_;     // (vocab, hidden)
+  std::vector<Layer> layers_;
+
+  RowBuffer normed_, q_, k_, v_, gate_, up_, cos_, sin_, last_, logits_;
+};
+
+Linear Llama::take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias) {
+  Linear linear;
+  linear.weight = weights.take(name + ".weight", {out, in});
+  step_weight_bytes_ += linear.weight.bytes();
+  if (bias) linear.bias = weights.take_f32(name + ".bias", {out});
+  return linear;
+}
+
+Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& prefix)
+    : config_(config), angles_(config.rope) {
+  const int hidden = config.hidden;
+  const int q_width = config.q_heads * config.head_dim;
+  const int kv_width = config.kv_heads * config.head_dim;
+  for (int i = 0; i < config.layers; ++i) {
+    const std::string name = fmt::format("{}layers.{}.", prefix, i);
+    Layer layer;
+    layer.input_norm = weights.take_f32(name + "input_layernorm.weight", {hidden});
+    layer.attention_norm = weights.take_f32(name + "post_attention_layernorm.weight", {hidden});
+    layer.q = take_linear(weights, name + "self_attn.q_proj", q_width, hidden, config.qkv_bias);
+    layer.k = take_linear(weights, name + "self_attn.k_proj", kv_width, hidden, config.qkv_bias);
+    layer.v = take_linear(weights, name + "self_attn.v_proj", kv_width, hidden, config.qkv_bias);
+    layer.o = take_linear(weights, name + "self_attn.o_proj", hidden, q_width, config.output_bias);
+    layer.gate =
+        take_linear(weights, name + "mlp.gate_proj", config.intermediate, hidden, config.mlp_bias);
+    layer.up =
+        take_linear(weights, name + "mlp.up_proj", config.intermediate, hidden, config.mlp_bias);
+    layer.down =
+        take_linear(weights, name + "mlp.down_proj", hidden, config.intermediate, config.mlp_bias);
+    layers_.push_back(layer);
+  }
+  norm_ = weights.take_f32(prefix + "norm.weight", {hidden});
+
+  // Presence decides: whichever of the two tables exists serves both ends, and when both do and
+  // differ they are not tied, whatever the flag says (models.md 11.4).
+  const Shape table{config.vocab_size, hidden};
+  const std::string embed_name = prefix + "embed_tokens.weight";
+  const bool tied = config.tie_embeddings;
+  if (tied && !weights.contains(embed_name)) {
+    embeddings_ = lm_head_ = weights.take("lm_head.weight", table);
+  } else {
+    embeddings_ = weights.take(embed_name, table);
+    lm_head_ = tied && !weights.contains("lm_head.weight") ? embeddings_
+                                                           : weights.take("lm_head.weight", table);
+    if (tied && lm_head_.dtype() == embeddings_.dtype() &&
+        std::memcmp(lm_head_.data(), embeddings_.data(), lm_head_.bytes()) == 0) {
+      lm_head_ = embeddings_;
+    }
+  }
+  step_weight_bytes_ += lm_head_.bytes();
+  weight_bytes_ =
+      step_weight_bytes_ + (lm_head_.data() == embeddings_.data() ? 0 : embeddings_.bytes());
+  owners_ = weights.owners();
+}
+
+void Llama::fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin) const {
+  int64_t row = 0;
+  for (const StepRows& rows : sequences) {
+    const int32_t last = *std::max_element(rows.positions.begin(), rows.positions.end());
+    angles_.fill(rows.positions, int64_t{last} + 1, cos.slice(row, rows.rows),
+                 sin.slice(row, rows.rows));
+    row += rows.rows;
+  }
+}
+
+void Llama::attention_block(int index, TensorView x, TensorView normed, ConstTensorView cos,
+                            ConstTensorView sin, KvCache& cache, Stream& stream) {
+  const Layer& layer = layers_[static_cast<size_t>(index)];
+  const int64_t rows = x.shape()[0];
+  const int64_t q_width = int64_t{config_.q_heads} * config_.head_dim;
+  const int64_t kv_width = int64_t{config_.kv_heads} * config_.head_dim;
+  const TensorView q = q_.rows(rows, {config_.q_heads, config_.head_dim});
+  const TensorView k = k_.rows(rows, {config_.kv_heads, config_.head_dim});
+  const TensorView v = v_.rows(rows, {config_.kv_heads, config_.head_dim});
+
+  rms_norm(normed, x, layer.input_norm, config_.rms_eps, stream);
+  linear(q.reshape({rows, q_width}), normed, layer.q.weight, layer.q.bias, false, stream);
+  linear(k.reshape({rows, kv_width}), normed, layer.k.weight, layer.k.bias, false, stream);
+  linear(v.reshape({rows, kv_width}), normed, layer.v.weight, layer.v.bias, false, stream);
+  rotate(q, cos, sin, stream);
+  rotate(k, cos, sin, stream);
+  cache.attend(index, q, k, v, q, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);
+  linear(x, q.reshape({rows, q_width}), layer.o.weight, layer.o.bias, /*add=*/true, stream);
+}
+
+void Llama::mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream) {
+  const int64_t rows = x.shape()[0];
+  const TensorView gate = gate_.rows(rows, {config_.intermediate});
+  const TensorView up = up_.rows(rows, {config_.intermediate});
+  rms_norm(normed, x, layer.attention_norm, config_.rms_eps, stream);
+  linear(gate, normed, layer.gate.weight, layer.gate.bias, false, stream);
+  linear(up, normed, layer.up.weight, layer.up.bias, false, stream);
+  activate_gate(gate, up, Activation::kSilu, stream);
+  linear(x, gate, layer.down.weight, layer.down.bias, /*add=*/true, stream);
+}
+
+ConstTensorView Llama::head(const DecoderStep& step, TensorView normed, Stream& stream) {
+  if (step.all_logits) {
+    const TensorView logits = logits_.rows(normed.shape()[0], {config_.vocab_size});
+    linear(logits, normed, lm_head_, {}, false, stream);
+    return logits;
+  }
+  const auto sequences = static_cast<int64_t>(step.sequences.size());
+  const TensorView last = last_.rows(sequences, {config_.hidden});
+  int64_t row = 0;
+  for (int64_t i = 0; i < sequences; ++i) {
+    row += step.sequences[static_cast<size_t>(i)].rows;
+    convert(last.slice(i, 1), normed.slice(row - 1, 1), stream);
+  }
+  const TensorView logits = logits_.rows(sequences, {config_.vocab_size});
+  linear(logits, last, lm_head_, {}, false, stream);
+  return logits;
+}
+
+ConstTensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& stream,
+                               const Tap& tap) {
+  const TensorView x = step.embeddings;
+  const int64_t rows = x.shape()[0];
+  const int half = config_.rope.rotary_dim / 2;
+  const TensorView cos = cos_.rows(rows, {half});
+  const TensorView sin = sin_.rows(rows, {half});
+  const TensorView normed = normed_.rows(rows, {config_.hidden});
+  fill_angles(step.sequences, cos, sin);
+
+  cache.begin(step.sequences);
+  if (cache.needs().prompt_embeddings) cache.give_embeddings(x, stream);
+  for (int i = 0; i < config_.layers; ++i) {
+    attention_block(i, x, normed, cos, sin, cache, stream);
+    mlp_block(layers_[static_cast<size_t>(i)], x, normed, stream);
+    if (tap) tap(fmt::format("llm.layer.{}", i), x);
+  }
+  cache.end(stream);
+
+  rms_norm(normed, x, norm_, config_.rms_eps, stream);
+  if (tap) tap("llm.norm", normed);
+  return head(step, normed, stream);
+}
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,
+                                    const std::string& prefix) {
+  return std::make_unique<Llama>(config, weights, prefix);
+}
+
+}  // namespace kvlm

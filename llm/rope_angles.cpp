@@ -1,1 +1,107 @@
-// Filled by the next commits.
+#include "llm/rope_angles.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <numbers>
+
+namespace kvlm {
+
+namespace {
+
+/// theta^(-2i/d) as the reference computes it: exponent and power in f32.
+float plain(double theta, int index, int rotary_dim) {
+  const float exponent = static_cast<float>(2 * index) / static_cast<float>(rotary_dim);
+  return 1.0f / static_cast<float>(std::pow(theta, static_cast<double>(exponent)));
+}
+
+float llama3(const RopeConfig& config, float inverse) {
+  const double wavelength = 2.0 * std::numbers::pi / static_cast<double>(inverse);
+  const double original = config.original_max_positions;
+  if (wavelength < original / config.high_freq_factor) return inverse;
+  const auto scaled = static_cast<float>(static_cast<double>(inverse) / config.factor);
+  if (wavelength > original / config.low_freq_factor) return scaled;
+  const double smooth = (original / wavelength - config.low_freq_factor) /
+                        (config.high_freq_factor - config.low_freq_factor);
+  return static_cast<float>((1 - smooth) * static_cast<double>(inverse) / config.factor +
+                            smooth * static_cast<double>(inverse));
+}
+
+/// Source: Peng et al. 2023, "YaRN", as the reference blends it (models.md 3.6).
+float yarn(const RopeConfig& config, float inverse, int index) {
+  const double dim = config.rotary_dim;
+  const auto correction = [&](double rotations) {
+    return dim * std::log(config.original_max_positions / (rotations * 2 * std::numbers::pi)) /
+           (2 * std::log(config.theta));
+  };
+  const double low = std::max(std::floor(correction(config.beta_fast)), 0.0);
+  double high = std::min(std::ceil(correction(config.beta_slow)), dim - 1);
+  if (low == high) high += 0.001;
+  const double ramp = std::clamp((index - low) / (high - low), 0.0, 1.0);
+  const double interpolated = static_cast<double>(inverse) / config.factor;
+  return static_cast<float>(interpolated * ramp + static_cast<double>(inverse) * (1 - ramp));
+}
+
+}  // namespace
+
+RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
+  assert(config.rotary_dim % 2 == 0);
+  if (config.type == RopeConfig::Type::kYarn) {
+    magnitude_ = static_cast<float>(config.attention_factor > 0 ? config.attention_factor
+                                    : config.factor > 1         ? 0.1 * std::log(config.factor) + 1
+                                                                : 1);
+  }
+  for (int i = 0; i < config.rotary_dim / 2; ++i) {
+    base_.push_back(inverse_frequency(i, config.max_positions));
+  }
+}
+
+float RopeAngles::inverse_frequency(int index, int64_t sequence_length) const {
+  const float inverse = plain(config_.theta, index, config_.rotary_dim);
+  switch (config_.type) {
+    case RopeConfig::Type::kDefault:
+      return inverse;
+    case RopeConfig::Type::kLinear:
+      return static_cast<float>(static_cast<double>(inverse) / config_.factor);
+    case RopeConfig::Type::kDynamic: {
+      const auto length =
+          static_cast<double>(std::max<int64_t>(sequence_length, config_.max_positions));
+      const double dim = config_.rotary_dim;
+      const double stretch = config_.factor * length / config_.max_positions - (config_.factor - 1);
+      return plain(config_.theta * std::pow(stretch, dim / (dim - 2)), index, config_.rotary_dim);
+    }
+    case RopeConfig::Type::kLlama3:
+      return llama3(config_, inverse);
+    case RopeConfig::Type::kYarn:
+      return yarn(config_, inverse, index);
+  }
+  return inverse;
+}
+
+std::vector<float> RopeAngles::inverse_frequencies(int64_t sequence_length) const {
+  std::vector<float> inverse;
+  for (int i = 0; i < config_.rotary_dim / 2; ++i) {
+    inverse.push_back(inverse_frequency(i, sequence_length));
+  }
+  return inverse;
+}
+
+void RopeAngles::fill(std::span<const int32_t> positions, int64_t sequence_length, TensorView cos,
+                      TensorView sin) const {
+  const int half = config_.rotary_dim / 2;
+  assert(cos.shape() == Shape({static_cast<int64_t>(positions.size()), half}));
+  const bool stretched =
+      config_.type == RopeConfig::Type::kDynamic && sequence_length > config_.max_positions;
+  for (int i = 0; i < half; ++i) {
+    const float inverse =
+        stretched ? inverse_frequency(i, sequence_length) : base_[static_cast<size_t>(i)];
+    for (size_t row = 0; row < positions.size(); ++row) {
+      const float angle = static_cast<float>(positions[row]) * inverse;
+      const size_t place = row * static_cast<size_t>(half) + static_cast<size_t>(i);
+      cos.as<float>()[place] = std::cos(angle) * magnitude_;
+      sin.as<float>()[place] = std::sin(angle) * magnitude_;
+    }
+  }
+}
+
+}  // namespace kvlm

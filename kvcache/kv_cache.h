@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kernels/base/tensor.h"
+
+namespace kvlm {
+
+/// Names a sequence that a cache holds; reused after close().
+enum class SequenceId : int32_t {};
+
+/// The modality tag of a row: text, or which picture of its sequence it belongs to (0, 1, ...).
+inline constexpr int16_t kTextRow = -1;
+
+/// What the attention layers of one decoder need from a cache.
+struct CacheShape {
+  int layers = 0;
+  int q_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+
+  int q_per_kv() const noexcept { return q_heads / kv_heads; }
+  /// Elements of K and V together that one token adds over all layers.
+  size_t elements_per_token() const noexcept {
+    return 2 * static_cast<size_t>(layers) * static_cast<size_t>(kv_heads) *
+           static_cast<size_t>(head_dim);
+  }
+};
+
+/// The rows that one forward pass adds to one sequence.
+struct StepRows {
+  SequenceId sequence{};
+  int rows = 0;
+  /// Part of a prompt: attention is exact, in full precision over the rows as given. Else one
+  /// generated token, attended from storage.
+  bool prompt = false;
+  /// The last rows of the prompt: policies select, merge, pack and share after this pass.
+  bool ends_prompt = false;
+  /// (rows,) logical positions, the ids that RoPE saw; slots and positions part ways on eviction.
+  std::span<const int32_t> positions;
+  /// (rows,) modality tags; empty means all text.
+  std::span<const int16_t> modality;
+};
+
+/// What a policy wants to be given beside keys and values.
+struct CacheNeeds {
+  /// (rows, hidden) input embeddings of prompt rows, before any layer: VidKV's token protection
+  /// scores visual rows by their product with text rows (VidKV eq. 7).
+  bool prompt_embeddings = false;
+};
+
+/// What a sequence (or the whole cache) occupies.
+struct CacheReport {
+  size_t bytes = 0;         ///< handed out by the arena
+  size_t f16_bytes = 0;     ///< what plain f16 rows of all tokens fed so far would take
+  double stored_bits = 0;   ///< 8 * bytes / elements of all tokens fed so far
+  double nominal_bits = 0;  ///< the policy's own claim: codes only
+  double slots = 0;         ///< rows held, mean over layers
+};
+
+/// Keys and values of many sequences. The cache attends: a layer hands in queries, keys and values
+/// of the step's rows and gets the attention output; nobody reads keys. A forward pass is
+///
+///   begin(step); for each layer: attend(layer, ...); end();
+///
+/// with the rows of all sequences of the step side by side, in the step's order. Sequences are
+/// ragged, also per layer. All bytes come from one arena; begin, attend and end allocate nothing in
+/// decode. One thread at a time.
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+
+  virtual const CacheShape& shape() const noexcept = 0;
+  /// Canonical text of the policy.
+  virtual const std::string& spec() const noexcept = 0;
+  virtual CacheNeeds needs() const noexcept = 0;
+
+  /// Admits a sequence of at most max_rows tokens, of which prompt_rows are fed as prompt. Throws
+  /// Error{kOutOfMemory} naming `who`, the bytes needed and the bytes free if that can not be
+  /// guaranteed; then nothing has changed.
+  virtual SequenceId open(int prompt_rows, int max_rows, const std::string& who) = 0;
+  /// Forgets a sequence; its memory is free for the next open().
+  virtual void close(SequenceId sequence) noexcept = 0;
+
+  /// Announces the rows of a forward pass. Spans must live until end(). Throws
+  /// Error{kInvalidArgument} if a sequence would exceed its max_rows.
+  virtual void begin(std::span<const StepRows> step) = 0;
+  /// Input embeddings of the step's rows, once between begin() and the first attend(), if needs()
+  /// says so.
+  virtual void give_embeddings(ConstTensorView embeddings, Stream& stream) = 0;
+
+  /// Appends the step's K and V rows to `layer` and computes attention for its queries.
+  ///
+  ///   q, out  (rows, q_heads, head_dim)   f32 (CUDA also f16 | bf16); out may alias q
+  ///   k, v    (rows, kv_heads, head_dim)  as q, k after RoPE
+  ///   scale   applied to q . k
+  ///
+  /// Row i of a prompt sees the sequence's earlier tokens and rows 0..i of the step.
+  virtual void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                      TensorView out, float scale, Stream& stream) = 0;
+
+  /// Completes the pass: policies pack after a prompt, flush residual windows and evict.
+  virtual void end(Stream& stream) = 0;
+
+  /// Tokens fed to a sequence so far.
+  virtual int tokens(SequenceId sequence) const noexcept = 0;
+  /// Bytes that the arena has handed out, all sequences.
+  virtual size_t bytes() const noexcept = 0;
+  virtual CacheReport report(SequenceId sequence) const noexcept = 0;
+};
+
+}  // namespace kvlm

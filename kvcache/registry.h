@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvcache/kv_cache.h"
+#include "kvcache/spec.h"
+
+namespace kvlm {
+
+/// Every name that a spec part may have.
+std::vector<std::string_view> part_names();
+
+/// Why `spec` cannot serve a decoder of this shape on this device; nothing if it can. Asked at
+/// load, before any weight is read.
+std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
+                                       Device device);
+
+/// Bytes that a sequence of `tokens` takes under `spec`: the formula of specs 11, in closed form
+/// and independent of the cache's code.
+size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens);
+
+/// Arena bytes that open(prompt_rows, max_rows) sets aside.
+size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, int prompt_rows,
+                      int max_rows);
+
+/// A cache with an arena of exactly `arena_bytes` on `device`.
+/// Throws Error{kUnsupported} with unsupported()'s reason, Error{kOutOfMemory}.
+std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,
+                                    size_t arena_bytes, Device device);
+
+}  // namespace kvlm

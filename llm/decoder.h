@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "kernels/base/tensor.h"
+#include "kvcache/kv_cache.h"
+
+namespace kvlm {
+
+/// Called with a name ("llm.layer.3") and an activation of a forward pass; used to compare with the
+/// reference tap by tap. Empty in production.
+using Tap = std::function<void(std::string_view, ConstTensorView)>;
+
+/// The rows of one forward pass: those of all sequences side by side, in the order of `sequences`.
+struct DecoderStep {
+  std::span<const StepRows> sequences;
+  /// (rows, hidden) f32: embedded text with visual tokens spliced in. Destroyed by the pass.
+  TensorView embeddings;
+  /// Compute the logits of every row instead of each sequence's last.
+  bool all_logits = false;
+};
+
+/// Embeddings to logits. Owns its weights and workspaces; a step of at most as many rows as an
+/// earlier one allocates nothing. One thread at a time.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+
+  virtual CacheShape cache_shape() const noexcept = 0;
+  virtual int hidden() const noexcept = 0;
+  virtual int vocab_size() const noexcept = 0;
+  /// Positions that the model was made for (max_position_embeddings).
+  virtual int max_positions() const noexcept = 0;
+  /// Bytes of its weights, and of those that one decode step reads.
+  virtual size_t weight_bytes() const noexcept = 0;
+  virtual size_t step_weight_bytes() const noexcept = 0;
+
+  /// out[r,:] = embedding of ids[r]; (rows, hidden) f32.
+  virtual void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) = 0;
+
+  /// Runs cache.begin(), all layers and cache.end(). The returned view, (sequences, vocab) or with
+  /// all_logits (rows, vocab), f32, is valid until the next call.
+  virtual ConstTensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
+                                  const Tap& tap) = 0;
+};
+
+}  // namespace kvlm

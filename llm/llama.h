@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/base/weights.h"
+#include "llm/decoder.h"
+#include "llm/rope_angles.h"
+
+namespace kvlm {
+
+/// The shape of a LLaMA-type decoder (LLaMA, Vicuna, Mistral, Yi, InternLM2 once unpacked; with
+/// qkv_bias Qwen2).
+struct LlamaConfig {
+  int layers = 32;
+  int hidden = 4096;
+  int intermediate = 11008;
+  int q_heads = 32;
+  int kv_heads = 32;
+  int head_dim = 128;
+  int vocab_size = 32000;
+  int max_positions = 2048;
+  float rms_eps = 1e-6f;
+  bool qkv_bias = false;
+  bool output_bias = false;  ///< attention_bias of LLaMA gives o_proj a bias too
+  bool mlp_bias = false;
+  bool tie_embeddings = false;
+  RopeConfig rope;
+};
+
+/// A LLaMA-type decoder from canonical names (models.md 11.1): `prefix` + "embed_tokens.weight",
+/// "layers.N...", "norm.weight", and "lm_head.weight". Takes what it needs out of `weights`.
+/// Source: Touvron et al. 2023, "LLaMA"; the layer order of models.md 3.4.
+std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,
+                                    const std::string& prefix);
+
+}  // namespace kvlm
