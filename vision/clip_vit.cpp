@@ -1,1 +1,225 @@
-// Filled by the next commits.
+#include "vision/clip_vit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/attention.h"
+#include "kernels/base/error.h"
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+
+namespace kvlm {
+
+namespace {
+
+struct Affine {
+  ConstTensorView weight;
+  ConstTensorView bias;  // (out,) f32
+};
+
+struct Layer {
+  Affine norm1, norm2;
+  Affine q, k, v, out, fc1, fc2;
+};
+
+/// Copies each patch to one row, columns in the order (channel, dy, dx), rows in raster order.
+void cut_patches(ConstTensorView pixels, int patch, TensorView rows) {
+  const int64_t height = pixels.shape()[1];
+  const int64_t width = pixels.shape()[2];
+  const int64_t grid_rows = height / patch;
+  const int64_t grid_columns = width / patch;
+  const float* in = pixels.as<float>();
+  float* out = rows.as<float>();
+  for (int64_t row = 0; row < grid_rows; ++row) {
+    for (int64_t column = 0; column < grid_columns; ++column) {
+      for (int64_t channel = 0; channel < 3; ++channel) {
+        for (int64_t dy = 0; dy < patch; ++dy) {
+          const float* line = in + (channel * height + row * patch + dy) * width + column * patch;
+          out = std::copy(line, line + patch, out);
+        }
+      }
+    }
+  }
+}
+
+class ClipVit final : public VisionEncoder {
+ public:
+  ClipVit(const ClipConfig& config, WeightMap& weights, const std::string& prefix);
+
+  int tokens() const noexcept override { return patches_ + (config_.keep_class_token ? 1 : 0); }
+  int width() const noexcept override {
+    return config_.hidden * static_cast<int>(selected_.size());
+  }
+  size_t weight_bytes() const noexcept override { return weight_bytes_; }
+  ConstTensorView encode(ConstTensorView pixels, Stream& stream, const VisionTap& tap) override;
+
+ private:
+  Affine take(WeightMap& weights, const std::string& name, Shape shape);
+  Affine take_norm(WeightMap& weights, const std::string& name);
+  void embed(ConstTensorView pixels, Stream& stream, const VisionTap& tap);
+  void run(const Layer& layer, Stream& stream);
+  /// Copies hidden state `state` into its columns of features_, if it is one of the selected.
+  void select(int state);
+
+  ClipConfig config_;
+  int patches_;
+  std::vector<int> selected_;  // hidden states to return, 0-based, in order
+  std::vector<std::shared_ptr<const void>> owners_;
+  size_t weight_bytes_ = 0;
+  ConstTensorView patch_weight_;  // (hidden, 3 * patch * patch)
+  Tensor class_embedding_;        // (1, hidden) f32
+  Tensor positions_;              // (patches + 1, hidden) f32
+  Affine pre_norm_;
+  std::vector<Layer> layers_;
+
+  Tensor patch_rows_;              // (patches, 3 * patch * patch)
+  Tensor x_, normed_, q_, k_, v_;  // (patches + 1, hidden)
+  Tensor inner_;                   // (patches + 1, intermediate)
+  Tensor features_;                // (tokens, width)
+};
+
+Affine ClipVit::take(WeightMap& weights, const std::string& name, Shape shape) {
+  Affine affine{weights.take(name + ".weight", shape),
+                weights.take_f32(name + ".bias", {shape[0]})};
+  weight_bytes_ += affine.weight.bytes() + affine.bias.bytes();
+  return affine;
+}
+
+Affine ClipVit::take_norm(WeightMap& weights, const std::string& name) {
+  return {weights.take_f32(name + ".weight", {config_.hidden}),
+          weights.take_f32(name + ".bias", {config_.hidden})};
+}
+
+Tensor copy_f32(ConstTensorView view) {
+  Tensor copy(DType::kF32, view.shape());
+  std::memcpy(copy.as<float>(), view.as<float>(), view.bytes());
+  return copy;
+}
+
+ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string& prefix)
+    : config_(config) {
+  const int grid = config.image_size / config.patch_size;
+  patches_ = grid * grid;
+  int needed = 0;
+  for (const int layer : config.feature_layers) {
+    const int state = layer < 0 ? config.layers + 1 + layer : layer;
+    if (state < 0 || state > config.layers) {
+      throw Error(
+          ErrorCode::kCorruptFile,
+          fmt::format("config.json: vision_feature_layer is {}; expected {} to {} for a tower "
+                      "of {} layers",
+                      layer, -config.layers - 1, config.layers, config.layers));
+    }
+    selected_.push_back(state);
+    needed = std::max(needed, state);
+  }
+
+  const int hidden = config.hidden;
+  const int patch = config.patch_size;
+  patch_weight_ =
+      weights.take(prefix + "embeddings.patch_embedding.weight", {hidden, 3, patch, patch})
+          .reshape({hidden, 3 * patch * patch});
+  class_embedding_ = copy_f32(weights.take_f32(prefix + "embeddings.class_embedding", {hidden}));
+  positions_ = copy_f32(
+      weights.take_f32(prefix + "embeddings.position_embedding.weight", {patches_ + 1, hidden}));
+  pre_norm_ = take_norm(weights, prefix + "pre_layrnorm");
+  for (int i = 0; i < needed; ++i) {
+    const std::string name = fmt::format("{}encoder.layers.{}.", prefix, i);
+    Layer layer;
+    layer.norm1 = take_norm(weights, name + "layer_norm1");
+    layer.norm2 = take_norm(weights, name + "layer_norm2");
+    layer.q = take(weights, name + "self_attn.q_proj", {hidden, hidden});
+    layer.k = take(weights, name + "self_attn.k_proj", {hidden, hidden});
+    layer.v = take(weights, name + "self_attn.v_proj", {hidden, hidden});
+    layer.out = take(weights, name + "self_attn.out_proj", {hidden, hidden});
+    layer.fc1 = take(weights, name + "mlp.fc1", {config.intermediate, hidden});
+    layer.fc2 = take(weights, name + "mlp.fc2", {hidden, config.intermediate});
+    layers_.push_back(layer);
+  }
+  weight_bytes_ += patch_weight_.bytes() + positions_.bytes();
+  owners_ = weights.owners();
+
+  const int rows = patches_ + 1;
+  patch_rows_ = Tensor(DType::kF32, {patches_, 3 * patch * patch});
+  for (Tensor* tensor : {&x_, &normed_, &q_, &k_, &v_})
+    *tensor = Tensor(DType::kF32, {rows, hidden});
+  inner_ = Tensor(DType::kF32, {rows, config.intermediate});
+  features_ = Tensor(DType::kF32, {tokens(), width()});
+}
+
+void ClipVit::embed(ConstTensorView pixels, Stream& stream, const VisionTap& tap) {
+  cut_patches(pixels, config_.patch_size, patch_rows_);
+  const TensorView x = x_.view();
+  const TensorView patches = x.slice(1, patches_);
+  linear(patches, patch_rows_, patch_weight_, {}, false, stream);
+  if (tap) tap("vision.patch_embed", patches);
+  std::copy_n(class_embedding_.as<float>(), config_.hidden, x.as<float>());
+  add(x, positions_, stream);
+  layer_norm(x, x, pre_norm_.weight, pre_norm_.bias, config_.eps, stream);
+  if (tap) tap("vision.pre_norm", x);
+}
+
+void ClipVit::run(const Layer& layer, Stream& stream) {
+  const int rows = patches_ + 1;
+  const int head_dim = config_.hidden / config_.heads;
+  const Shape by_head{rows, config_.heads, head_dim};
+  layer_norm(normed_, x_, layer.norm1.weight, layer.norm1.bias, config_.eps, stream);
+  linear(q_, normed_, layer.q.weight, layer.q.bias, false, stream);
+  linear(k_, normed_, layer.k.weight, layer.k.bias, false, stream);
+  linear(v_, normed_, layer.v.weight, layer.v.bias, false, stream);
+  attention(q_.view().reshape(by_head), q_.view().reshape(by_head), k_.view().reshape(by_head),
+            v_.view().reshape(by_head), {}, /*causal=*/false,
+            1.0f / std::sqrt(static_cast<float>(head_dim)), stream);
+  linear(x_, q_, layer.out.weight, layer.out.bias, /*add=*/true, stream);
+
+  layer_norm(normed_, x_, layer.norm2.weight, layer.norm2.bias, config_.eps, stream);
+  linear(inner_, normed_, layer.fc1.weight, layer.fc1.bias, false, stream);
+  activate(inner_, config_.activation, stream);
+  linear(x_, inner_, layer.fc2.weight, layer.fc2.bias, /*add=*/true, stream);
+}
+
+void ClipVit::select(int state) {
+  const int skipped = config_.keep_class_token ? 0 : 1;
+  for (size_t i = 0; i < selected_.size(); ++i) {
+    if (selected_[i] != state) continue;
+    for (int row = 0; row < tokens(); ++row) {
+      std::copy_n(
+          x_.as<float>() + static_cast<size_t>(row + skipped) * static_cast<size_t>(config_.hidden),
+          config_.hidden,
+          features_.as<float>() + static_cast<size_t>(row) * static_cast<size_t>(width()) +
+              i * static_cast<size_t>(config_.hidden));
+    }
+  }
+}
+
+ConstTensorView ClipVit::encode(ConstTensorView pixels, Stream& stream, const VisionTap& tap) {
+  const Shape expected{3, config_.image_size, config_.image_size};
+  if (pixels.shape() != expected) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the vision tower takes pixel values of shape {}, found {}; "
+                            "preprocessor_config.json and config.json do not belong together",
+                            expected.str(), pixels.shape().str()));
+  }
+  embed(pixels, stream, tap);
+  select(0);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    run(layers_[i], stream);
+    if (tap) tap(fmt::format("vision.layer.{}", i), x_);
+    select(static_cast<int>(i) + 1);
+  }
+  if (tap) tap("vision.selected", features_);
+  return features_;
+}
+
+}  // namespace
+
+std::unique_ptr<VisionEncoder> make_clip_vit(const ClipConfig& config, WeightMap& weights,
+                                             const std::string& prefix) {
+  return std::make_unique<ClipVit>(config, weights, prefix);
+}
+
+}  // namespace kvlm

@@ -1,1 +1,32 @@
-// Filled by the next commits.
+#include "vision/projector.h"
+
+#include "kernels/gemm.h"
+
+namespace kvlm {
+
+MlpProjector::MlpProjector(int in, int out, Activation activation, bool has_bias,
+                           WeightMap& weights, const std::string& prefix)
+    : activation_(activation),
+      weight1_(weights.take(prefix + "linear_1.weight", {out, in})),
+      weight2_(weights.take(prefix + "linear_2.weight", {out, out})) {
+  if (has_bias) {
+    bias1_ = weights.take_f32(prefix + "linear_1.bias", {out});
+    bias2_ = weights.take_f32(prefix + "linear_2.bias", {out});
+  }
+  owners_ = weights.owners();
+}
+
+size_t MlpProjector::weight_bytes() const noexcept { return weight1_.bytes() + weight2_.bytes(); }
+
+Tensor MlpProjector::project(ConstTensorView features, Stream& stream) const {
+  const int64_t rows = features.shape()[0];
+  const int64_t width = weight1_.shape()[0];
+  Tensor inner(DType::kF32, {rows, width});
+  Tensor out(DType::kF32, {rows, width});
+  linear(inner, features, weight1_, bias1_, false, stream);
+  activate(inner, activation_, stream);
+  linear(out, inner, weight2_, bias2_, false, stream);
+  return out;
+}
+
+}  // namespace kvlm

@@ -48,12 +48,15 @@ class Shape {
   int rank_ = 0;
 };
 
+class Tensor;
+
 /// Borrows a dense read-only tensor.
 class ConstTensorView {
  public:
   ConstTensorView() noexcept = default;
   ConstTensorView(const void* data, DType dtype, Shape shape, Device device = {}) noexcept
       : data_(static_cast<const std::byte*>(data)), dtype_(dtype), shape_(shape), device_(device) {}
+  ConstTensorView(const Tensor& tensor) noexcept;  // NOLINT(google-explicit-constructor)
 
   const std::byte* data() const noexcept { return data_; }
   template <class T>
@@ -103,6 +106,7 @@ class TensorView : public ConstTensorView {
   TensorView() noexcept = default;
   TensorView(void* data, DType dtype, Shape shape, Device device = {}) noexcept
       : ConstTensorView(data, dtype, shape, device), mutable_(static_cast<std::byte*>(data)) {}
+  TensorView(Tensor& tensor) noexcept;  // NOLINT(google-explicit-constructor)
 
   std::byte* data() const noexcept { return mutable_; }
   template <class T>
@@ -136,11 +140,6 @@ class Tensor {
   ConstTensorView view() const noexcept {
     return {buffer_.data(), dtype_, shape_, buffer_.device()};
   }
-  operator TensorView() noexcept { return view(); }  // NOLINT(google-explicit-constructor)
-  operator ConstTensorView() const noexcept {
-    return view();
-  }  // NOLINT(google-explicit-constructor)
-
   template <class T>
   T* as() noexcept {
     return view().as<T>();
@@ -159,5 +158,9 @@ class Tensor {
   Shape shape_;
   Buffer buffer_;
 };
+
+inline ConstTensorView::ConstTensorView(const Tensor& tensor) noexcept
+    : ConstTensorView(tensor.view()) {}
+inline TensorView::TensorView(Tensor& tensor) noexcept : TensorView(tensor.view()) {}
 
 }  // namespace kvlm
