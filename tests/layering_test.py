@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Reads the sources against the rules that a compiler cannot see (CONTRIBUTING.md, "Layout").
+
+    tools -> runtime -> vision ----------------> kernels        arrows = "may include"
+                     -> llm ------> kvcache ---> kernels        kernels/base is vocabulary of all
+
+Runs as a test; `tests/layering_test.py --report` also lists the sources without a mirror test.
+"""
+
+import re
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a folder may include, itself apart. The longest matching folder of a file counts.
+MAY_INCLUDE = {
+    "kernels/base": set(),
+    "kernels": {"kernels/base"},
+    "kvcache": {"kernels"},
+    "vision": {"kernels"},
+    "llm": {"kvcache", "kernels"},
+    "runtime": {"vision", "llm", "kvcache", "kernels"},
+    "tools": {"runtime", "vision", "llm", "kvcache", "kernels"},
+    "tests": {"tools", "runtime", "vision", "llm", "kvcache", "kernels"},
+}
+FOLDERS = sorted({folder.split("/")[0] for folder in MAY_INCLUDE})
+LIBRARY = [folder for folder in FOLDERS if folder not in ("tools", "tests")]
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+
+CUDA_HEADER = re.compile(
+    r"(cuda|cublas|cufft|curand|nvtx|nvml|nccl|device_launch_parameters|cooperative_groups|mma\.h|"
+    r"cub/|thrust/|cute/|cutlass/|vector_types\.h|math_constants\.h)")
+# Free functions and names that talk to the process, not to the caller.
+PROCESS_CALL = re.compile(
+    r"(?<![\w.>:])(?:std::|::)?(?P<name>(?:secure_)?getenv|setenv|putenv|v?f?printf|f?puts|f?putc|"
+    r"putchar|perror|_?exit|_Exit|quick_exit|abort|terminate|system|popen|fmt::print(?:ln)?)\s*\(|"
+    r"(?<![\w.>:])(?P<stream>std::(?:cout|cerr|clog|cin)|stdout|stderr)\b")
+
+TOKEN = re.compile(
+    r'(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)'
+    r'|(?P<raw>R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)")'
+    r'|(?P<string>"(?:\\.|[^"\\\n])*")'
+    r"|(?P<char>(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+')", re.DOTALL)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)', re.MULTILINE)
+
+
+def blank(text, strings):
+    """The text with comments, and on request strings, as spaces; lines stay as they are."""
+    def spaces(match):
+        keep = not strings and match.lastgroup != "comment"
+        return match[0] if keep else re.sub(r"[^\n]", " ", match[0])
+    return TOKEN.sub(spaces, text)
+
+
+def folder_of(path):
+    """The entry of MAY_INCLUDE that a root-relative path belongs to, or None."""
+    matches = [folder for folder in MAY_INCLUDE if path.startswith(folder + "/")]
+    return max(matches, key=len, default=None)
+
+
+class Tree:
+    """The C++ and CUDA sources below a root, by root-relative path."""
+
+    def __init__(self, root):
+        self.root = Path(root)
+        self.text = {}
+        for folder in FOLDERS:
+            for path in sorted((self.root / folder).rglob("*")):
+                if path.suffix in SUFFIXES and path.is_file():
+                    self.text[path.relative_to(self.root).as_posix()] = path.read_text("utf-8")
+
+    def includes(self, path):
+        """(line, header, quoted) of every include."""
+        code = blank(self.text[path], strings=False)
+        for match in INCLUDE.finditer(code):
+            line = code.count("\n", 0, match.start()) + 1
+            yield line, match[1] if match[1] is not None else match[2], match[1] is not None
+
+    def violations(self):
+        """Every broken rule, as "path:line: sentence"."""
+        return sorted([*self.broken_includes(), *self.cycles(), *self.process_calls(),
+                       *self.unguarded_headers(), *self.unlisted_sources()])
+
+    def broken_includes(self):
+        for path in self.text:
+            here = folder_of(path)
+            in_cuda = "/cuda/" in path or path.endswith((".cu", ".cuh"))
+            for line, header, quoted in self.includes(path):
+                where = f"{path}:{line}"
+                ours = header.split("/")[0] in FOLDERS and "/" in header
+                if CUDA_HEADER.match(header) and not in_cuda:
+                    yield f"{where}: CUDA header <{header}> outside a cuda/ folder"
+                elif quoted and not ours:
+                    yield (f'{where}: "{header}" is not relative to the root; a library\'s header '
+                           "is written <...>")
+                elif ours and not quoted:
+                    yield f'{where}: <{header}> is ours and written "{header}"'
+                elif ours and not (self.root / header).is_file():
+                    yield f'{where}: "{header}" does not exist'
+                elif ours:
+                    there = folder_of(header)
+                    allowed = MAY_INCLUDE[here]
+                    if there != here and not {there, there.split("/")[0]} & allowed:
+                        yield f'{where}: {here} must not include "{header}"'
+
+    def cycles(self):
+        edges = {path: [header for _, header, quoted in self.includes(path)
+                        if quoted and header in self.text and header != path]
+                 for path in self.text}
+        done, trail = set(), []
+
+        def visit(path):
+            if path in trail:
+                ring = trail[trail.index(path):]
+                yield f"{min(ring)}:1: includes itself through {' -> '.join([*ring, path])}"
+            elif path not in done:
+                trail.append(path)
+                for header in edges[path]:
+                    yield from visit(header)
+                trail.pop()
+                done.add(path)
+
+        for path in edges:
+            yield from visit(path)
+
+    def process_calls(self):
+        for path, text in self.text.items():
+            if path.split("/")[0] in LIBRARY:
+                code = blank(text, strings=True)
+                for match in PROCESS_CALL.finditer(code):
+                    line = code.count("\n", 0, match.start()) + 1
+                    yield f"{path}:{line}: {match['name'] or match['stream']} outside tools/"
+
+    def unguarded_headers(self):
+        for path, text in self.text.items():
+            if path.endswith((".h", ".cuh")) and not re.search(
+                    r"^#pragma once$", blank(text, strings=False), re.MULTILINE):
+                yield f"{path}:1: no #pragma once"
+
+    def unlisted_sources(self):
+        for path in self.text:
+            if not path.endswith((".cpp", ".cu")) or path.startswith("tests/"):
+                continue
+            folder = (self.root / path).parent
+            while not (folder / "CMakeLists.txt").is_file() and folder != self.root:
+                folder = folder.parent
+            lists = folder / "CMakeLists.txt"
+            words = re.sub(r"#.*", "", lists.read_text("utf-8")).replace("(", " ").replace(")", " ")
+            name = (self.root / path).relative_to(folder).as_posix()
+            if name not in words.split():
+                yield f"{path}:1: not listed in {lists.relative_to(self.root)}"
+
+    def without_mirror(self):
+        """Sources whose folder has tests but which have no mirror test of their own."""
+        for path in self.text:
+            mirror = self.root / "tests" / path
+            # cpu/, cuda/ and no_cuda/ are tested through the operation's own file.
+            through = [mirror.parent, mirror.parent.parent]
+            tests = [folder / f"{mirror.stem}_test{kind}"
+                     for folder in through for kind in (".cpp", ".py")]
+            if (path.endswith(".cpp") and path.split("/")[0] != "tests" and mirror.parent.is_dir()
+                    and not any(test.is_file() for test in tests)):
+                yield path
+
+
+class ThisTree(unittest.TestCase):
+    maxDiff = None
+
+    def test_keeps_the_rules(self):
+        tree = Tree(ROOT)
+        self.assertGreater(len(tree.text), 10, "found no sources")
+        self.assertEqual([], tree.violations())
+
+
+class Checker(unittest.TestCase):
+    """Plants one violation at a time and sees it found, and what is legal left alone."""
+
+    def found(self, files):
+        with tempfile.TemporaryDirectory() as root:
+            listed = {}
+            for path, text in files.items():
+                file = Path(root, path)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, "utf-8")
+                listed.setdefault(path.split("/")[0], []).append(path.split("/", 1)[-1])
+            for folder, names in listed.items():
+                lists = Path(root, folder, "CMakeLists.txt")
+                if folder in FOLDERS and not lists.exists():
+                    lists.write_text(f"kvlm_library(kvlm_{folder} {' '.join(names)})\n", "utf-8")
+            return Tree(root).violations()
+
+    def header(self, *includes):
+        return "#pragma once\n" + "".join(f"#include {name}\n" for name in includes)
+
+    def test_an_include_along_the_arrows_is_legal(self):
+        self.assertEqual([], self.found({
+            "kernels/base/tensor.h": self.header("<vector>"),
+            "kernels/gemm.h": self.header('"kernels/base/tensor.h"'),
+            "kernels/cpu/gemm.cpp": '#include "kernels/gemm.h"\n#include <hwy/highway.h>\n',
+            "kvcache/spec.h": self.header('"kernels/base/tensor.h"'),
+            "llm/decoder.h": self.header('"kvcache/spec.h"', '"kernels/gemm.h"'),
+            "vision/encoder.h": self.header('"kernels/gemm.h"'),
+            "runtime/family.h": self.header('"llm/decoder.h"', '"vision/encoder.h"'),
+            "tools/vlm_run.cpp": '#include "runtime/family.h"\nint main() { printf("x"); }\n',
+            "tests/kvcache/spec_test.cpp": '#include "runtime/family.h"\n',
+        }))
+
+    def test_an_include_against_the_arrows_is_found(self):
+        for here, there in [("kernels/base/a.h", "kernels/b.h"), ("kernels/a.h", "kvcache/b.h"),
+                            ("kvcache/a.h", "llm/b.h"), ("llm/a.h", "vision/b.h"),
+                            ("vision/a.h", "llm/b.h"), ("vision/a.h", "kvcache/b.h"),
+                            ("llm/a.h", "runtime/b.h"), ("runtime/a.h", "tools/b.h"),
+                            ("tools/a.h", "tests/b.h")]:
+            with self.subTest(here=here, there=there):
+                found = self.found({here: self.header(f'"{there}"'), there: self.header()})
+                self.assertEqual(len(found), 1, found)
+                self.assertIn(f'must not include "{there}"', found[0])
+                self.assertTrue(found[0].startswith(f"{here}:2: "), found)
+
+    def test_an_include_that_is_not_root_relative_is_found(self):
+        found = self.found({"kvcache/a.h": self.header(), "kvcache/b.h": self.header('"a.h"'),
+                            "kvcache/c.h": self.header('"../kvcache/a.h"'),
+                            "kvcache/d.h": self.header("<kvcache/a.h>"),
+                            "kvcache/e.h": self.header('"hwy/highway.h"')})
+        self.assertEqual([f.split(":")[0] for f in found], [f"kvcache/{x}.h" for x in "bcde"])
+
+    def test_a_missing_file_is_found(self):
+        found = self.found({"kvcache/a.h": self.header('"kernels/gone.h"')})
+        self.assertEqual(found, ['kvcache/a.h:2: "kernels/gone.h" does not exist'])
+
+    def test_a_cuda_header_outside_cuda_is_found(self):
+        found = self.found({"kernels/a.cpp": "#include <cuda_runtime.h>\n",
+                            "kernels/base/b.h": self.header("<cuda_fp16.h>"),
+                            "kernels/cuda/c.cu": "#include <cuda_runtime.h>\n",
+                            "kernels/cuda/d.h": self.header("<cublasLt.h>"),
+                            "kvcache/instances/e.cu": "#include <mma.h>\n"})
+        self.assertEqual([f.split(":")[0] for f in found], ["kernels/a.cpp", "kernels/base/b.h"])
+
+    def test_a_cycle_is_found(self):
+        found = self.found({"llm/a.h": self.header('"llm/b.h"'),
+                            "llm/b.h": self.header('"llm/a.h"')})
+        self.assertEqual(
+            found, ["llm/a.h:1: includes itself through llm/a.h -> llm/b.h -> llm/a.h"])
+
+    def test_talking_to_the_process_below_tools_is_found(self):
+        for call in ['getenv("HOME");', 'std::getenv("HOME");', 'printf("x");', 'std::printf("x");',
+                     "std::cout << 1;", "std::cerr << 1;", "exit(1);", "std::exit(1);",
+                     "::abort();", "std::abort ();", 'fmt::print("x");', 'fprintf(f, "x");',
+                     "fputs(x, stderr);"]:
+            with self.subTest(call=call):
+                found = self.found({"llm/a.cpp": f"void f() {{\n  {call}\n}}\n"})
+                self.assertTrue(found and found[0].startswith("llm/a.cpp:2: "), found)
+                self.assertEqual([], self.found({"tools/a.cpp": f"void f() {{ {call} }}\n"}))
+
+    def test_harmless_look_alikes_are_legal(self):
+        self.assertEqual([], self.found({"llm/a.cpp": r"""
+            // exit(1) and std::cerr in a comment
+            /* #include "tools/gone.h"
+               abort() */
+            const char* text = "call \"exit(1)\" // or printf(";
+            const char* raw = R"x(abort() " ")x";
+            const char quote = '"'; int big = 1'000'000;
+            void f(Loop& loop) { loop.exit(1); loop->abort(); Loop::exit(2); my_exit(1); }
+            void g(char* b) { snprintf(b, 1, "x"); }
+            """}))
+
+    def test_a_header_without_pragma_once_is_found(self):
+        found = self.found({"llm/a.h": "// #pragma once\n", "tests/b.h": "struct B {};\n"})
+        self.assertEqual(found, ["llm/a.h:1: no #pragma once", "tests/b.h:1: no #pragma once"])
+
+    def test_a_source_that_is_not_built_is_found(self):
+        lists = "kvlm_library(k a.cpp # b.cpp\n  cuda/c.cu)\n"
+        found = self.found({"kernels/CMakeLists.txt": lists,
+                            "kernels/a.cpp": "", "kernels/b.cpp": "", "kernels/cuda/c.cu": "",
+                            "kernels/cpu/a.cpp": ""})
+        self.assertEqual(found, ["kernels/b.cpp:1: not listed in kernels/CMakeLists.txt",
+                                 "kernels/cpu/a.cpp:1: not listed in kernels/CMakeLists.txt"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--report"]:
+        print("\n".join(f"{path}: no mirror test" for path in Tree(ROOT).without_mirror()))
+        sys.argv.pop()
+    unittest.main()
