@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Installs what building and testing needs and is missing, from Debian's packages (Debian 12).
+#
+#   tools/setup.sh          compiler, libraries, test framework
+#   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
+#
+# Does nothing, quickly, when all is there. Needs root or sudo only if something is missing.
+set -euo pipefail
+
+packages=(
+  g++ cmake ninja-build git pkg-config python3
+  libfmt-dev               # messages
+  libhwy-dev               # SIMD with run-time dispatch
+  nlohmann-json3-dev       # checkpoint and config files
+  libcli11-dev             # command lines
+  libjpeg-dev libstb-dev   # JPEG, PNG, BMP
+  libsentencepiece-dev     # LLaMA tokenizers
+  libpcre2-dev libutf8proc-dev          # byte-level BPE tokenizers
+  libgtest-dev libgmock-dev libbenchmark-dev
+)
+lint_packages=(clang-format clang-tidy shellcheck)
+
+for argument in "$@"; do
+  case $argument in
+    --lint) packages+=("${lint_packages[@]}") ;;
+    *)
+      echo "setup.sh: unknown argument '$argument'; the only one is --lint" >&2
+      exit 2
+      ;;
+  esac
+done
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "setup.sh: not a Debian system; install the equivalents of: ${packages[*]}" >&2
+  exit 0 # CMake names whatever is still missing
+fi
+
+# shellcheck disable=SC2016 # dpkg expands it, not the shell
+status='${db:Status-Status} ${Package}\n'
+installed=$(dpkg-query -W -f="$status" "${packages[@]}" 2>/dev/null || true)
+missing=()
+for package in "${packages[@]}"; do
+  grep -qxF "installed $package" <<<"$installed" || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then exit 0; fi
+
+as_root=()
+if [[ $(id -u) != 0 ]]; then
+  if ! command -v sudo >/dev/null; then
+    echo "setup.sh: cannot install ${missing[*]} without root or sudo; run tools/setup.sh as root" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+  (: </dev/tty) 2>/dev/null || as_root+=(-n) # nobody to ask for a password
+fi
+
+apt_get() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C \
+    apt-get -q -o DPkg::Lock::Timeout=300 "$@" </dev/null
+}
+install_missing() { apt_get install -y --no-install-recommends "${missing[@]}"; }
+
+echo "setup: installing ${missing[*]}"
+if apt-get install --dry-run "${missing[@]}" >/dev/null 2>&1; then # the package lists know them
+  install_missing || { apt_get update && install_missing; }         # unless the lists are too old
+else
+  apt_get update && install_missing
+fi || {
+  echo "setup.sh: apt-get could not install ${missing[*]}; its message is above" >&2
+  exit 1
+}
