@@ -1,0 +1,1236 @@
+#!/usr/bin/env python3
+"""Exports tiny random checkpoints and their golden activations from the reference implementation.
+
+Every folder below the output directory is a complete Hugging Face checkpoint (a program can be run on
+it) together with golden.safetensors, the tensors the reference computed at named taps, and
+manifest.json, which says what was run. README.md beside this file lists the commands and
+tests/golden/README.md the tensors.
+
+The bytes are a function of this file and of the library versions: seeds are fixed, no time stamp is
+written, and --check re-creates everything and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import numpy as np
+import PIL
+import PIL.Image
+import safetensors
+import safetensors.torch
+import sentencepiece
+import tokenizers
+import torch
+import torchvision
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    CLIPImageProcessor,
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+
+FOLDER_LIMIT_BYTES = 2 << 20
+GREEDY_STEPS = 32
+GREEDY_LOGIT_STEPS = 4
+MIN_GAP = 0.02  # top-1 minus top-2 at every recorded step; float arithmetic is far below a 20th of it
+
+
+Result = TypeVar("Result")
+
+
+class ExportError(Exception):
+    """A golden that cannot be made; the message is one sentence that says which check failed."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ExportError(message) unless the condition holds."""
+    if not condition:
+        raise ExportError(message)
+
+
+# ---------------------------------------------------------------- random weights and images
+
+
+def generator(seed: int, label: str) -> torch.Generator:
+    """A generator that depends on the seed and the label only, so that tensors are drawn in any order."""
+    digest = hashlib.sha256(f"{seed}:{label}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def redraw(model: torch.nn.Module, seed: int, quiet_rows: Iterable[int]) -> None:
+    """Draws every parameter anew, so that no bias, norm or position table is trivial.
+
+    Matrices N(0, 1.2^2 / fan_in), biases and norm biases N(0, 0.1^2), norm weights 1 + N(0, 0.2^2),
+    token embeddings N(0, 1), class and position tables N(0, 0.5^2), lm_head N(0, 9 / width). The rows
+    of lm_head in `quiet_rows` (ids without a printable token) are scaled down so that they never win.
+    """
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator(seed, name))
+            if name.endswith("lm_head.weight"):
+                noise *= 3.0 / parameter.shape[1] ** 0.5
+                noise[list(quiet_rows)] *= 0.1
+                noise[2] *= 1.5  # eos wins now and then, so that a natural end can be found
+            elif "norm" in name:
+                noise = 1.0 + 0.2 * noise if name.endswith("weight") else 0.1 * noise
+            elif name.endswith("embed_tokens.weight"):
+                pass
+            elif "class_embedding" in name or "position_embedding" in name:
+                noise *= 0.5
+            elif name.endswith("bias"):
+                noise *= 0.1
+            else:
+                fan_in = parameter[0].numel()
+                noise *= 1.2 / fan_in**0.5
+            parameter.copy_(noise)
+
+
+def synthetic_image(width: int, height: int, seed: int) -> np.ndarray:
+    """Gradients, a disc and seeded noise: (height, width, 3) uint8."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    x /= max(width - 1, 1)
+    y /= max(height - 1, 1)
+    base = np.stack([220 * x, 220 * y, 220 * (1 - 0.5 * x - 0.5 * y)], axis=-1)
+    centre = rng.uniform(0.25, 0.75, size=2)
+    inside = (x - centre[0]) ** 2 + (y - centre[1]) ** 2 < rng.uniform(0.03, 0.1)
+    base[inside] = rng.uniform(0, 255, size=3)
+    noise = rng.integers(-18, 19, size=base.shape)
+    return np.clip(np.floor(base + 18) + noise, 0, 255).astype(np.uint8)
+
+
+# ---------------------------------------------------------------- tokenizer
+
+CORPUS = [
+    "a small red circle is to the the one",
+    "the is in the centre and there is no tree in it",
+    "tell me the colours in the scene and the tiles",
+    "the red circle is small and the rest is than the centre",
+    "there are three circles in the scene and one them is the smallest",
+    "this is a test the and the scene",
+    "its colour is the colour the other one",
+]
+SENTENCEPIECE_SIZE = 300
+IMAGE_ID, PAD_ID, VOCAB_SIZE = 300, 301, 320
+
+# Strings every tokenizer is recorded on; the program must reproduce ids and both decodings.
+TOKENIZER_TEXTS = [
+    "",
+    " ",
+    "  ",
+    "\n",
+    "a",
+    " a",
+    "the scene",
+    "  the  scene   is\tred ",
+    "the\nred\n\ncircle\r\n",
+    "USER: <image>\nwhat is in the scene? ASSISTANT:",
+    "<image><image>",
+    "<image> the <image>\nscene",
+    "<s>",
+    "hi<s>there",
+    "the</s>the </s> the",
+    "<pad><unk>the",
+    "<imag e>",
+    "<0x41> is a byte token in text",
+    "naïve café, falsé",
+    "生活的真谛是",
+    "😊 👩‍🚀 ird ปี ด",
+    "\u2581the\u2581 scene",
+    "\u0000\u0001\u007f",
+    "ththethethe the the",
+    "3.14159 + 2 = 5.14159 (approx.) #!&%",
+]
+
+
+def train_sentencepiece() -> bytes:
+    """Trains the tiny sentencepiece BPE model with byte fallback and returns its protobuf bytes."""
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 4),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=SENTENCEPIECE_SIZE,
+        character_coverage=1.0,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=True,
+        remove_extra_whitespaces=False,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        pad_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return out.getvalue()
+
+
+def llama_tokenizer(model_proto: bytes, legacy: bool) -> Tokenizer:
+    """The tokenizer.json pipeline of a LLaMA checkpoint, built from a sentencepiece model.
+
+    legacy: a Prepend normalizer puts U+2581 before every piece between special tokens; otherwise a
+    Metaspace pre-tokenizer puts it at the start of the text only.
+    """
+    sp = sentencepiece.SentencePieceProcessor(model_proto=model_proto)
+    pieces = [sp.id_to_piece(i) for i in range(sp.get_piece_size())]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    merges = []
+    for piece in pieces[3 + 256 :]:  # in order of falling score
+        splits = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
+        merges += [(a, b) for a, b in splits if a in vocab and b in vocab]
+
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        )
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t in ("<unk>", "<s>", "</s>", "<image>", "<pad>")]
+    )
+    require(
+        tokenizer.token_to_id("<image>") == IMAGE_ID and tokenizer.token_to_id("<pad>") == PAD_ID,
+        "the special tokens <image> and <pad> did not get ids 300 and 301.",
+    )
+    if legacy:  # the two implementations must agree wherever no special token occurs
+        for text in TOKENIZER_TEXTS:
+            if "<" not in text:
+                ours = tokenizer.encode(text, add_special_tokens=False).ids
+                require(ours == sp.encode(text), f"tokenizer.json and tokenizer.model disagree on {text!r}.")
+    return tokenizer
+
+
+# The prompt format of LLaVA-1.5: upper-cased role, images before text, a space after every text.
+LLAVA_TEMPLATE = """\
+{% for message in messages %}
+{% if message['role'] != 'system' %}
+{{ message['role'].upper() + ': ' }}
+{%- endif %}
+{# images come before all text #}
+{% for item in message['content'] | selectattr('type', 'equalto', 'image') %}
+{{ '<image>\\n' }}
+{%- endfor %}
+{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}
+{% if message['role'] == 'assistant' %}
+{% generation %}
+{{ item['text'] + ' ' }}
+{%- endgeneration %}
+{% else %}
+{{ item['text'] + ' ' }}
+{%- endif %}
+{% endfor %}
+{% endfor %}
+{% if add_generation_prompt %}
+{{ 'ASSISTANT:' }}
+{%- endif %}
+"""
+
+
+# ---------------------------------------------------------------- recording
+
+
+def json_text(value: Any) -> str:
+    """JSON with a stable layout and a final newline."""
+    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False) + "\n"
+
+
+def sha256(path: Path) -> str:
+    """The hexadecimal SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def utf8(text: str) -> torch.Tensor:
+    """A string as a one-dimensional u8 tensor."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
+
+
+class Golden:
+    """Collects the tensors and the manifest of one folder and writes both."""
+
+    def __init__(self, folder: Path, description: str, seed: int) -> None:
+        self.folder = folder
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.manifest: dict[str, Any] = {
+            "format": 1,
+            "description": description,
+            "versions": {
+                m.__name__: m.__version__.split("+")[0]
+                for m in (torch, torchvision, transformers, tokenizers, sentencepiece, safetensors, np, PIL)
+            },
+            "seed": seed,
+            "cases": [],
+        }
+
+    def add(self, name: str, tensor: torch.Tensor | np.ndarray) -> None:
+        """Adds one tensor; floats are stored as f32, integers as i64, bytes as u8."""
+        tensor = torch.as_tensor(tensor).detach()
+        if tensor.dtype != torch.uint8:
+            tensor = tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
+        require(name not in self.tensors, f"the tensor {name} was recorded twice.")
+        require(
+            not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()),
+            f"the tensor {name} of {self.folder.name} is not finite.",
+        )
+        self.tensors[name] = tensor.contiguous().clone()
+
+    def write(self) -> None:
+        """Writes golden.safetensors and manifest.json."""
+        if self.tensors:
+            safetensors.torch.save_file(self.tensors, self.folder / "golden.safetensors")
+        self.manifest["config_sha256"] = sha256(self.folder / "config.json")
+        weights = sorted(self.folder.glob("model*.safetensors"))
+        self.manifest["weights_sha256"] = {path.name: sha256(path) for path in weights}
+        self.manifest["tensors"] = {
+            name: [{torch.float32: "F32", torch.int64: "I64", torch.uint8: "U8"}[t.dtype], list(t.shape)]
+            for name, t in sorted(self.tensors.items())
+        }
+        text = json_text(self.manifest)
+        # One tensor per line keeps the list readable.
+        compact = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in self.manifest["tensors"].items())
+        head = text[: text.index(' "tensors": {')]
+        (self.folder / "manifest.json").write_text(head + ' "tensors": {\n' + compact + "\n }\n}\n", encoding="utf-8")
+
+
+@dataclasses.dataclass
+class Greedy:
+    """What greedy generation gave for one sequence."""
+
+    ids: list[int]
+    logits: torch.Tensor  # (steps, vocab) f32, before the logits processors
+    scores: torch.Tensor  # (steps, vocab) f32, after them
+    min_gap: float
+
+
+def reset_rope(model: torch.nn.Module) -> None:
+    """Forgets the frequencies dynamic RoPE kept from a longer sequence; the reference is stateful there."""
+    rotary = model.model.language_model.rotary_emb
+    rotary.__init__(rotary.config)
+
+
+def greedy(
+    model: torch.nn.Module,
+    inputs: dict[str, torch.Tensor],
+    *,
+    steps: int = GREEDY_STEPS,
+    repetition_penalty: float = 1.0,
+    use_cache: bool = True,
+) -> Greedy:
+    """Runs the reference's own greedy generation on one sequence."""
+    reset_rope(model)
+    out = model.generate(
+        **inputs,
+        max_new_tokens=steps,
+        do_sample=False,
+        repetition_penalty=repetition_penalty,
+        use_cache=use_cache,
+        return_dict_in_generate=True,
+        output_logits=True,
+        output_scores=True,
+    )
+    ids = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    logits = torch.cat(out.logits)[: len(ids)].float()
+    scores = torch.cat(out.scores)[: len(ids)].float()
+    top = scores.topk(2, dim=-1).values
+    return Greedy(ids, logits, scores, float((top[:, 0] - top[:, 1]).min()))
+
+
+def usable(result: Greedy, *, eos_id: int = 2, want_eos: bool = False) -> bool:
+    """Whether a greedy run is fit to be a golden: clear winners, varied tokens, eos only where it is wanted."""
+    if result.min_gap <= MIN_GAP:
+        return False
+    if want_eos:
+        return result.ids[-1] == eos_id and 4 <= len(result.ids) < GREEDY_STEPS
+    return eos_id not in result.ids and len(set(result.ids[:16])) >= 4
+
+
+def first_usable(
+    what: str, candidates: Iterable[int], attempt: Callable[[int], Result | None]
+) -> tuple[int, Result]:
+    """The first candidate whose attempt gives a result, with that result."""
+    for candidate in candidates:
+        result = attempt(candidate)
+        if result is not None:
+            return candidate, result
+    raise ExportError(f"no candidate for {what} passed the checks; change the seed of the checkpoint.")
+
+
+# ---------------------------------------------------------------- LLaVA-1.5
+
+
+@dataclasses.dataclass
+class LlavaSpec:
+    """One LLaVA-1.5 checkpoint: what differs from the others."""
+
+    name: str
+    description: str
+    seed: int
+    text: dict[str, Any] = dataclasses.field(default_factory=dict)
+    legacy_tokenizer: bool = True
+    sentencepiece_file: bool = False
+    old_layout: bool = False
+
+
+def llava_config(spec: LlavaSpec) -> LlavaConfig:
+    """The shrunk configuration; spec.text overrides fields of the decoder."""
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        projection_dim=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=56,
+        patch_size=14,
+    )
+    text = LlamaConfig(
+        **{
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": PAD_ID,
+            "tie_word_embeddings": False,
+        }
+        | spec.text
+    )
+    return LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE_ID,
+        image_seq_length=16,
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+        projector_hidden_act="gelu",
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=PAD_ID,
+    )
+
+
+def llava_model(spec: LlavaSpec) -> LlavaForConditionalGeneration:
+    """A model with re-drawn weights, not yet saved."""
+    torch.manual_seed(spec.seed)
+    model = LlavaForConditionalGeneration(llava_config(spec)).eval()
+    redraw(model, spec.seed, quiet_rows=[0, 1, *range(IMAGE_ID, VOCAB_SIZE)])
+    config = model.generation_config
+    config.do_sample, config.repetition_penalty = False, 1.0
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, PAD_ID
+    return model
+
+
+def write_llava_processor(folder: Path, spec: LlavaSpec, tokenizer: Tokenizer, model_proto: bytes) -> None:
+    """Writes tokenizer, image processor, processor and template files as the library saves them."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        extra_special_tokens={"image_token": "<image>"},
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    image_processor = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    processor = LlavaProcessor(
+        image_processor=image_processor,
+        tokenizer=fast,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=LLAVA_TEMPLATE,
+    )
+    processor.save_pretrained(folder)
+    image_processor.save_pretrained(folder)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "image_token": "<image>", "pad_token": "<pad>"}
+    (folder / "special_tokens_map.json").write_text(json_text(special | {"unk_token": "<unk>"}))
+    if spec.sentencepiece_file:
+        (folder / "tokenizer.model").write_bytes(model_proto)
+
+
+def rename_llava(name: str, spelling: str) -> str:
+    """A canonical tensor name in another spelling: "v451" (transformers up to 4.51) or "original" (LLaVA)."""
+    if spelling == "v451":
+        rules = [
+            ("lm_head.", "language_model.lm_head."),
+            ("model.language_model.", "language_model.model."),
+            ("model.vision_tower.", "vision_tower.vision_model."),
+            ("model.multi_modal_projector.", "multi_modal_projector."),
+        ]
+    else:
+        rules = [
+            ("model.language_model.", "model."),
+            ("model.vision_tower.", "model.vision_tower.vision_tower.vision_model."),
+            ("model.multi_modal_projector.linear_1.", "model.mm_projector.0."),
+            ("model.multi_modal_projector.linear_2.", "model.mm_projector.2."),
+        ]
+    for old, new in rules:
+        if name.startswith(old):
+            return new + name[len(old) :]
+    return name
+
+
+def old_layout(folder: Path, spec: LlavaSpec) -> None:
+    """Rewrites a folder as a checkpoint of 2024 looks: old names, old keys, sub-configs as differences.
+
+    Also adds the buffers such files carry (position_ids, inv_freq), which a loader must ignore.
+    """
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors = {rename_llava(name, "v451"): t for name, t in tensors.items()}
+    tensors["vision_tower.vision_model.embeddings.position_ids"] = torch.arange(17).reshape(1, 17)
+    inv_freq = 1.0 / 10000.0 ** (torch.arange(0, 12, 2) / 12.0)
+    for layer in range(2):
+        tensors[f"language_model.model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = inv_freq.clone()
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+    text = {"model_type": "llama", "torch_dtype": "float32", "hidden_size": 48, "intermediate_size": 96}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": VOCAB_SIZE}
+    text |= {"max_position_embeddings": 512, "rms_norm_eps": 1e-05, "pad_token_id": PAD_ID}
+    text |= {"rope_scaling": {"type": "linear", "factor": spec.text["rope_parameters"]["factor"]}}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64, "image_size": 56}
+    vision |= {"num_attention_heads": 2, "num_hidden_layers": 3, "patch_size": 14, "projection_dim": 32}
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "ignore_index": -100,
+        "image_token_index": IMAGE_ID,
+        "model_type": "llava",
+        "pad_token_id": PAD_ID,
+        "projector_hidden_act": "gelu",
+        "text_config": text,
+        "torch_dtype": "float32",
+        "transformers_version": "4.36.0",
+        "vision_config": vision,
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    }
+    (folder / "config.json").write_text(json_text(config))
+    (folder / "processor_config.json").write_text(
+        json_text(
+            {
+                "image_token": "<image>",
+                "num_additional_image_tokens": 1,
+                "patch_size": 14,
+                "processor_class": "LlavaProcessor",
+                "vision_feature_select_strategy": "default",
+            }
+        )
+    )
+    (folder / "preprocessor_config.json").write_text(
+        json_text(
+            {
+                "crop_size": {"height": 56, "width": 56},
+                "do_center_crop": True,
+                "do_convert_rgb": True,
+                "do_normalize": True,
+                "do_rescale": True,
+                "do_resize": True,
+                "image_mean": [0.48145466, 0.4578275, 0.40821073],
+                "image_processor_type": "CLIPImageProcessor",
+                "image_std": [0.26862954, 0.26130258, 0.27577711],
+                "resample": 3,
+                "rescale_factor": 0.00392156862745098,
+                "size": {"shortest_edge": 56},
+            }
+        )
+    )
+    names = {0: "<unk>", 1: "<s>", 2: "</s>", IMAGE_ID: "<image>", PAD_ID: "<pad>"}
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    (folder / "tokenizer_config.json").write_text(
+        json_text(
+            {
+                "add_bos_token": True,
+                "add_eos_token": False,
+                "added_tokens_decoder": {str(i): {"content": token} | flags for i, token in names.items()},
+                "bos_token": "<s>",
+                "clean_up_tokenization_spaces": False,
+                "eos_token": "</s>",
+                "legacy": True,
+                "model_max_length": 1000000000000000019884624838656,
+                "pad_token": "<pad>",
+                "padding_side": "left",
+                "processor_class": "LlavaProcessor",
+                "tokenizer_class": "LlamaTokenizer",
+                "unk_token": "<unk>",
+            }
+        )
+    )
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json_text({"chat_template": LLAVA_TEMPLATE}))
+
+
+class LlavaRun:
+    """A saved LLaVA-1.5 checkpoint loaded back, with what is needed to record its cases."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.folder = folder
+        self.model, report = LlavaForConditionalGeneration.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+        )
+        require(not report["missing_keys"], f"{folder.name} lacks the tensors {sorted(report['missing_keys'])}.")
+        self.model.eval()
+        self.processor = LlavaProcessor.from_pretrained(folder)
+        self.pil_processor = CLIPImageProcessorPil.from_pretrained(folder)
+        self.eos_id = 2
+
+    def inputs(self, prompt: str, images: list[np.ndarray], backend: str = "torchvision") -> dict[str, torch.Tensor]:
+        """The processor's output for one prompt, with pixels from the named image backend."""
+        pictures = [PIL.Image.fromarray(image) for image in images]
+        inputs = dict(self.processor(images=pictures or None, text=prompt, return_tensors="pt"))
+        if pictures and backend == "pil":
+            inputs["pixel_values"] = self.pil_processor(pictures, return_tensors="pt")["pixel_values"]
+        for key in inputs:
+            if inputs[key].is_floating_point():
+                inputs[key] = inputs[key].to(self.model.dtype)
+        return inputs
+
+    def resized(self, image: np.ndarray, backend: str) -> torch.Tensor:
+        """The image after the resize alone: (height, width, 3) u8."""
+        processor = self.pil_processor if backend == "pil" else self.processor.image_processor
+        out = processor(
+            PIL.Image.fromarray(image),
+            do_center_crop=False,
+            do_rescale=False,
+            do_normalize=False,
+            return_tensors="pt",
+        )["pixel_values"][0]
+        require(bool((out == out.to(torch.uint8)).all()), "the resized image is not made of whole bytes.")
+        return out.to(torch.uint8).permute(1, 2, 0)
+
+    def chat(self, messages: list[dict[str, Any]]) -> str:
+        """The prompt the chat template renders."""
+        return self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+    def taps(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One prefill with hooks: every named activation, batch dimension of the decoder dropped."""
+        out: dict[str, torch.Tensor] = {}
+        model = self.model.model
+        tower, decoder = model.vision_tower, model.language_model
+        handles = []
+
+        def keep(module: torch.nn.Module, name: str, shape: Callable[[torch.Tensor], torch.Tensor]) -> None:
+            def hook(_module: torch.nn.Module, _args: Any, result: Any) -> None:
+                out[name] = shape(result[0] if isinstance(result, tuple) else result)
+
+            handles.append(module.register_forward_hook(hook))
+
+        keep(tower.embeddings.patch_embedding, "vision.patch_embed", lambda t: t.flatten(2).transpose(1, 2))
+        keep(tower.embeddings, "vision.embeddings", lambda t: t)
+        keep(tower.pre_layrnorm, "vision.pre_norm", lambda t: t)
+        for k, layer in enumerate(tower.encoder.layers):
+            keep(layer, f"vision.layer.{k}", lambda t: t)
+        keep(model.multi_modal_projector, "projector_out", lambda t: t)
+        for k, layer in enumerate(decoder.layers):
+            keep(layer, f"llm.layer.{k}", lambda t: t[0])
+        keep(decoder.norm, "llm.norm", lambda t: t[0])
+
+        def projector_input(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            out["projector_in"] = args[0]
+
+        def decoder_input(_module: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+            out["inputs_embeds"] = kwargs["inputs_embeds"][0]
+
+        def rotary_input(_module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+            out["position_ids"] = positions
+
+        handles.append(model.multi_modal_projector.register_forward_pre_hook(projector_input))
+        handles.append(decoder.register_forward_pre_hook(decoder_input, with_kwargs=True))
+        reset_rope(self.model)
+        handles.append(decoder.rotary_emb.register_forward_pre_hook(rotary_input, with_kwargs=True))
+        try:
+            with torch.no_grad():
+                result = self.model(**inputs, use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        out["logits_prefill"] = result.logits[0]
+        if "projector_in" in out:
+            hidden = model.vision_tower(inputs["pixel_values"], output_hidden_states=True).hidden_states
+            out["vision.selected"] = hidden[-2][:, 1:]
+            require(torch.equal(hidden[0], out["vision.pre_norm"]), "hidden_states[0] is not the pre-norm output.")
+            require(torch.equal(out["vision.selected"], out["projector_in"]), "the projector got other features.")
+        return out
+
+
+def record_llava_case(
+    golden: Golden,
+    run: LlavaRun,
+    kind: str,
+    prompt: str,
+    images: list[tuple[str, np.ndarray]],
+    result: Greedy,
+    *,
+    messages: list[dict[str, Any]] | None = None,
+    repetition_penalty: float = 1.0,
+    same_inputs_as: str | None = None,
+    vision: bool = True,
+    decoder: bool = True,
+) -> str:
+    """Records one case and returns its prefix.
+
+    same_inputs_as: another case holds the inputs and the prefill of this one; only the generation is kept.
+    vision: keep the image and vision taps (else only the file names of the images are in the manifest).
+    decoder: keep the decoder's hidden states.
+    """
+    case = f"case{len(golden.manifest['cases'])}"
+    inputs = run.inputs(prompt, [image for _, image in images])
+    length = inputs["input_ids"].shape[1]
+    tokenizer = run.processor.tokenizer
+    text = tokenizer.decode(result.ids, skip_special_tokens=True)
+    text_special = tokenizer.decode(result.ids, skip_special_tokens=False)
+    entry = {
+        "name": case,
+        "kind": kind,
+        "prompt": prompt,
+        "messages": messages,
+        "images": [name for name, _ in images],
+        "image_sizes": [[int(image.shape[0]), int(image.shape[1])] for _, image in images],
+        "prompt_tokens": length,
+        "image_tokens": int((inputs["input_ids"] == IMAGE_ID).sum()),
+        "max_new_tokens": GREEDY_STEPS,
+        "repetition_penalty": repetition_penalty,
+        "eos_token_id": [run.eos_id],
+        "stopped_by_eos": result.ids[-1] == run.eos_id,
+        "text_out": text,
+        "text_out_special": text_special,
+        "min_gap": round(result.min_gap, 6),
+    }
+    if same_inputs_as:
+        entry["same_inputs_as"] = same_inputs_as
+    golden.manifest["cases"].append(entry)
+
+    golden.add(f"{case}.prompt", utf8(prompt))
+    golden.add(f"{case}.text_out", utf8(text))
+    golden.add(f"{case}.text_out_special", utf8(text_special))
+    golden.add(f"{case}.greedy_ids", torch.tensor(result.ids))
+    golden.add(f"{case}.greedy_logits", result.logits[:GREEDY_LOGIT_STEPS])
+    if repetition_penalty != 1.0:
+        golden.add(f"{case}.greedy_scores", result.scores[:GREEDY_LOGIT_STEPS])
+    golden.add(f"{case}.input_ids", inputs["input_ids"][0])
+    if same_inputs_as:
+        return case
+
+    taps = run.taps(inputs)
+    sigma = float(taps["logits_prefill"].float().std())
+    require(1.0 <= sigma <= 6.0, f"{golden.folder.name} {case} has a logit deviation of {sigma:.2f}, outside 1 to 6.")
+    require(
+        bool((taps["logits_prefill"][-1].float() - result.logits[0]).abs().max() < 1e-4),
+        f"{golden.folder.name} {case} differs between the prefill and the first greedy step.",
+    )
+    entry["logit_sigma"] = round(sigma, 4)
+    golden.add(f"{case}.attention_mask", inputs["attention_mask"][0])
+    if images and vision:
+        golden.add(f"{case}.image_sizes", torch.tensor(entry["image_sizes"]))
+        for k, (_, image) in enumerate(images):
+            golden.add(f"{case}.image_u8.{k}", image)
+            for backend in ("pil", "torchvision"):
+                golden.add(f"{case}.resized_u8.{backend}.{k}", run.resized(image, backend))
+        pil_inputs = run.inputs(prompt, [image for _, image in images], "pil")
+        golden.add(f"{case}.pixel_values.torchvision", inputs["pixel_values"])
+        golden.add(f"{case}.pixel_values.pil", pil_inputs["pixel_values"])
+        pil_logits = run.taps(pil_inputs)["logits_prefill"][-1]
+        golden.add(f"{case}.logits_last_pil", pil_logits)
+    for name, tensor in taps.items():
+        is_vision = name.startswith("vision.") or name.startswith("projector")
+        if name in ("logits_prefill", "position_ids") or (vision if is_vision else decoder):
+            golden.add(f"{case}.{name}", tensor)
+    return case
+
+
+def llava_cases(golden: Golden, run: LlavaRun, seed: int) -> None:
+    """The seven cases and the batch of a full LLaVA-1.5 folder."""
+
+    def user(text: str, image: bool = False) -> dict[str, Any]:
+        content = [{"type": "image"}] if image else []
+        return {"role": "user", "content": [*content, {"type": "text", "text": text}]}
+
+    def same_with_pil(prompt: str, images: list[np.ndarray], result: Greedy) -> bool:
+        other = greedy(run.model, run.inputs(prompt, images, "pil"))
+        return other.ids == result.ids and other.min_gap > MIN_GAP
+
+    # One image, plain and with a repetition penalty; the penalty must change the outcome.
+    messages = [user("what is in the scene?", image=True)]
+    one_prompt = run.chat(messages)
+    require(
+        one_prompt == "USER: <image>\nwhat is in the scene? ASSISTANT:",
+        f"the chat template rendered {one_prompt!r}.",
+    )
+
+    def try_one(noise: int) -> tuple[np.ndarray, Greedy, Greedy] | None:
+        image = synthetic_image(101, 75, noise)
+        inputs = run.inputs(one_prompt, [image])
+        plain = greedy(run.model, inputs)
+        if not usable(plain):
+            return None
+        penalised = greedy(run.model, inputs, repetition_penalty=1.05)
+        if not usable(penalised) or penalised.ids == plain.ids or not same_with_pil(one_prompt, [image], plain):
+            return None
+        return image, plain, penalised
+
+    _, (image0, plain, penalised) = first_usable("one image", range(seed * 1000, seed * 1000 + 400), try_one)
+    other = run.taps(run.inputs(one_prompt, [synthetic_image(101, 75, seed)]))["logits_prefill"][-1]
+    require(bool((other - plain.logits[0]).abs().max() > 0.2), "the image hardly changes the logits.")
+    uncached = greedy(run.model, run.inputs(one_prompt, [image0]), use_cache=False)
+    require(uncached.ids == plain.ids, "generation with and without a cache differ.")
+    pictures = {"image0.png": image0}
+    case0 = record_llava_case(golden, run, "one_image", one_prompt, [("image0.png", image0)], plain, messages=messages)
+
+    # Two images of different odd sizes, one enlarged and one shrunk, with text between them.
+    two_prompt = "USER: <image>\nthis is the red one <image>\nand this is the other, is it small? ASSISTANT:"
+
+    def try_two(noise: int) -> tuple[list[np.ndarray], Greedy] | None:
+        images = [synthetic_image(37, 41, noise), synthetic_image(59, 131, noise + 1)]
+        result = greedy(run.model, run.inputs(two_prompt, images))
+        return (images, result) if usable(result) and same_with_pil(two_prompt, images, result) else None
+
+    _, (two, result) = first_usable("two images", range(seed * 2000, seed * 2000 + 400, 2), try_two)
+    pictures |= {"image1.png": two[0], "image2.png": two[1]}
+    named = [("image1.png", two[0]), ("image2.png", two[1])]
+    record_llava_case(golden, run, "two_images", two_prompt, named, result)
+
+    # Text only.
+    def try_text(number: int) -> tuple[str, list[dict[str, Any]], Greedy] | None:
+        turn = [user(f"tell me {number} colours in the scene")]
+        answer = greedy(run.model, run.inputs(run.chat(turn), []))
+        return (run.chat(turn), turn, answer) if usable(answer) else None
+
+    _, (text_prompt, messages, text_result) = first_usable("text only", range(2, 200), try_text)
+    case2 = record_llava_case(golden, run, "text_only", text_prompt, [], text_result, messages=messages)
+
+    record_llava_case(
+        golden,
+        run,
+        "repetition_penalty",
+        one_prompt,
+        [("image0.png", image0)],
+        penalised,
+        messages=[user("what is in the scene?", image=True)],
+        repetition_penalty=1.05,
+        same_inputs_as=case0,
+    )
+
+    # Characters that need byte fallback, newlines, runs of spaces and a literal special token.
+    def try_special(number: int) -> tuple[str, list[dict[str, Any]], Greedy] | None:
+        turn = [user(f"naïve café #{number}\n\n  生活 😊\tis\u00a0it <s>the \u2581red one?\r\n")]
+        answer = greedy(run.model, run.inputs(run.chat(turn), []))
+        return (run.chat(turn), turn, answer) if usable(answer) else None
+
+    _, (prompt, messages, result) = first_usable("special characters", range(200), try_special)
+    record_llava_case(golden, run, "special_characters", prompt, [], result, messages=messages)
+
+    # The model itself produces eos.
+    def try_eos(number: int) -> tuple[str, list[dict[str, Any]], Greedy] | None:
+        turn = [user(f"is it small? {number}")]
+        answer = greedy(run.model, run.inputs(run.chat(turn), []))
+        return (run.chat(turn), turn, answer) if usable(answer, want_eos=True) else None
+
+    _, (prompt, messages, result) = first_usable("a natural end", range(3000), try_eos)
+    record_llava_case(golden, run, "eos", prompt, [], result, messages=messages, decoder=False)
+
+    # Two turns after an image.
+    def try_chat(number: int) -> tuple[str, list[dict[str, Any]], Greedy] | None:
+        turns = [
+            user("what is the colour of the circle?", image=True),
+            {"role": "assistant", "content": [{"type": "text", "text": "The circle is red."}]},
+            user(f"and {number} others?"),
+        ]
+        answer = greedy(run.model, run.inputs(run.chat(turns), [image0]))
+        if not usable(answer) or not same_with_pil(run.chat(turns), [image0], answer):
+            return None
+        return run.chat(turns), turns, answer
+
+    _, (prompt, messages, result) = first_usable("two turns", range(200), try_chat)
+    record_llava_case(
+        golden, run, "two_turns", prompt, [("image0.png", image0)], result, messages=messages, vision=False
+    )
+
+    # A batch is the cases generated alone; the reference with left padding must agree.
+    batch = run.processor(
+        images=[PIL.Image.fromarray(image0)], text=[one_prompt, text_prompt], padding=True, return_tensors="pt"
+    )
+    reset_rope(run.model)
+    together = run.model.generate(**batch, max_new_tokens=GREEDY_STEPS, do_sample=False)
+    width = batch["input_ids"].shape[1]
+    for row, alone in enumerate((plain, text_result)):
+        require(
+            together[row, width:].tolist() == alone.ids,
+            f"row {row} of the left-padded batch differs from the sequence alone.",
+        )
+    golden.manifest["batches"] = [{"name": "batch0", "cases": [case0, case2]}]
+
+    for name, image in pictures.items():
+        PIL.Image.fromarray(image).save(golden.folder / name)
+
+
+def rope_cases(golden: Golden, run: LlavaRun, seed: int, max_pos: int) -> None:
+    """Two cases of a RoPE variant: an image prompt and a text prompt; only inputs, logits and ids are kept."""
+    image_prompt = "USER: <image>\nwhat is in the scene, and is the small circle red or not? ASSISTANT:"
+
+    def try_image(noise: int) -> tuple[np.ndarray, Greedy] | None:
+        image = synthetic_image(61, 83, noise)
+        result = greedy(run.model, run.inputs(image_prompt, [image]))
+        other = greedy(run.model, run.inputs(image_prompt, [image], "pil"))
+        return (image, result) if usable(result) and usable(other) and other.ids == result.ids else None
+
+    _, (image, result) = first_usable("one image", range(seed * 1000, seed * 1000 + 400), try_image)
+    PIL.Image.fromarray(image).save(golden.folder / "image0.png")
+    record_llava_case(
+        golden, run, "one_image", image_prompt, [("image0.png", image)], result, vision=False, decoder=False
+    )
+
+    def try_text(number: int) -> tuple[str, Greedy] | None:
+        prompt = f"USER: the scene {number} is red ASSISTANT:"
+        result = greedy(run.model, run.inputs(prompt, []))
+        return (prompt, result) if usable(result) else None
+
+    _, (prompt, result) = first_usable("text only", range(200), try_text)
+    record_llava_case(golden, run, "text_only", prompt, [], result, decoder=False)
+    lengths = [case["prompt_tokens"] for case in golden.manifest["cases"]]
+    if max_pos < 512:  # the first prompt is past the limit, the second crosses it while generating
+        require(
+            lengths[0] > max_pos and lengths[1] < max_pos < lengths[1] + GREEDY_STEPS,
+            f"the prompts of {lengths} tokens do not straddle max_position_embeddings {max_pos}.",
+        )
+
+
+def record_tokenizer(golden: Golden, run: LlavaRun) -> None:
+    """Writes tokenizer_cases.json: texts, ids with and without bos, and both decodings."""
+    tokenizer = run.processor.tokenizer
+    cases = []
+    for text in TOKENIZER_TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        bare = tokenizer(text, add_special_tokens=False)["input_ids"]
+        cases.append(
+            {
+                "text": text,
+                "ids": ids,
+                "ids_without_bos": bare,
+                "decoded": tokenizer.decode(ids, skip_special_tokens=True),
+                "decoded_special": tokenizer.decode(ids, skip_special_tokens=False),
+            }
+        )
+    lines = ",\n".join(" " + json.dumps(case, ensure_ascii=True) for case in cases)
+    (golden.folder / "tokenizer_cases.json").write_text("[\n" + lines + "\n]\n")
+
+
+def save_llava(folder: Path, spec: LlavaSpec, model: LlavaForConditionalGeneration) -> None:
+    """Writes weights, configuration, tokenizer and processor of one checkpoint."""
+    model.save_pretrained(folder, save_original_format=False if spec.old_layout else True)
+    model_proto = train_sentencepiece()
+    write_llava_processor(folder, spec, llama_tokenizer(model_proto, spec.legacy_tokenizer), model_proto)
+    if spec.old_layout:
+        old_layout(folder, spec)
+
+
+def llava_names(folder: Path, model: LlavaForConditionalGeneration) -> None:
+    """Writes names.json: the canonical names and, per spelling, the name of each in that spelling."""
+    with tempfile.TemporaryDirectory() as temporary:
+        canonical_path, old_path = Path(temporary) / "canonical", Path(temporary) / "old"
+        model.save_pretrained(canonical_path, save_original_format=False)
+        canonical = safetensors.torch.load_file(canonical_path / "model.safetensors")
+        saved = safetensors.torch.load_file(folder / "model.safetensors")
+        by_bytes = {t.numpy().tobytes(): name for name, t in saved.items()}
+        require(len(by_bytes) == len(canonical) == len(saved), "two tensors are equal, so names cannot be matched.")
+        spellings = {
+            "saved": {name: by_bytes[t.numpy().tobytes()] for name, t in canonical.items()},
+            "canonical": {name: name for name in canonical},
+            "v451": {name: rename_llava(name, "v451") for name in canonical},
+            "original": {name: rename_llava(name, "original") for name in canonical},
+        }
+        # The library itself must accept the old spelling and see the same weights.
+        shutil.copytree(canonical_path, old_path)
+        old = {spellings["v451"][name]: t for name, t in canonical.items()}
+        safetensors.torch.save_file(old, old_path / "model.safetensors", metadata={"format": "pt"})
+        reloaded = LlavaForConditionalGeneration.from_pretrained(old_path, dtype=torch.float32).state_dict()
+        for name, tensor in model.state_dict().items():
+            require(torch.equal(reloaded[name], tensor), f"the old spelling of {name} does not load the same values.")
+    for spelling, names in spellings.items():
+        require(len(set(names.values())) == len(names), f"the spelling {spelling} maps two tensors to one name.")
+    ordered = {spelling: dict(sorted(names.items())) for spelling, names in spellings.items()}
+    (folder / "names.json").write_text(json_text({"model_file_spelling": "saved", "spellings": ordered}))
+
+
+LLAVA_MHA = LlavaSpec(
+    "llava_mha", "LLaVA-1.5, 4 key/value heads, tokenizer.json and tokenizer.model", 11, sentencepiece_file=True
+)
+LLAVA_GQA = LlavaSpec("llava_gqa", "LLaVA-1.5, 2 key/value heads, names.json", 12, text={"num_key_value_heads": 2})
+LLAVA_ROPE = [
+    LlavaSpec(
+        "llava_rope_llama3",
+        "LLaVA-1.5, llama3 RoPE, head_dim 16 (not hidden/heads), tokenizer with Metaspace (legacy=false)",
+        13,
+        text={
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        legacy_tokenizer=False,
+    ),
+    LlavaSpec(
+        "llava_rope_linear",
+        "LLaVA-1.5, linear RoPE, every file as a checkpoint of 2024 has it",
+        14,
+        text={"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}},
+        old_layout=True,
+    ),
+    LlavaSpec(
+        "llava_rope_dynamic",
+        "LLaVA-1.5, dynamic RoPE past max_position_embeddings 48",
+        15,
+        text={
+            "max_position_embeddings": 48,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        },
+    ),
+]
+
+
+def llava_full(root: Path, spec: LlavaSpec) -> None:
+    """A LLaVA-1.5 folder with every case."""
+    folder = root / spec.name
+    model = llava_model(spec)
+    save_llava(folder, spec, model)
+    if spec is LLAVA_GQA:
+        llava_names(folder, model)
+    run = LlavaRun(folder)
+    golden = Golden(folder, spec.description, spec.seed)
+    llava_cases(golden, run, spec.seed)
+    record_tokenizer(golden, run)
+    golden.write()
+
+
+def llava_rope(root: Path, spec: LlavaSpec) -> None:
+    """A LLaVA-1.5 folder with a RoPE variant: inputs, logits and ids."""
+    folder = root / spec.name
+    save_llava(folder, spec, llava_model(spec))
+    run = LlavaRun(folder)
+    golden = Golden(folder, spec.description, spec.seed)
+    rope_cases(golden, run, spec.seed, run.model.config.text_config.max_position_embeddings)
+    record_tokenizer(golden, run)
+    golden.write()
+
+
+def llava_sharded(root: Path) -> None:
+    """llava_gqa in several shards with an index; the goldens are those of llava_gqa."""
+    spec = dataclasses.replace(LLAVA_GQA, name="llava_gqa_sharded", description="llava_gqa in shards with an index")
+    folder = root / spec.name
+    model = llava_model(LLAVA_GQA)
+    save_llava(folder, spec, model)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="120KB")
+    require(len(list(folder.glob("model-*.safetensors"))) >= 3, "the sharded checkpoint has fewer than three shards.")
+    loaded = LlavaRun(folder).model.state_dict()
+    for name, tensor in model.state_dict().items():
+        require(torch.equal(loaded[name], tensor), f"{name} changed while it was sharded.")
+    golden = Golden(folder, spec.description, spec.seed)
+    golden.manifest["goldens_of"] = LLAVA_GQA.name
+    golden.write()
+
+
+def llava_half(root: Path, dtype: torch.dtype, suffix: str) -> None:
+    """llava_gqa with weights rounded to a half type.
+
+    The taps are recorded in fp32 arithmetic on the rounded weights and, with prefix half., in the half
+    type itself, along with the logits of both while the fp32 greedy tokens are fed (forced_logits).
+    """
+    name = f"llava_gqa_{suffix}"
+    spec = dataclasses.replace(LLAVA_GQA, name=name, description=f"llava_gqa with weights rounded to {suffix}")
+    folder = root / name
+    save_llava(folder, spec, llava_model(LLAVA_GQA).to(dtype))
+    run, half = LlavaRun(folder), LlavaRun(folder, dtype)
+    golden = Golden(folder, spec.description, spec.seed)
+    image_prompt = "USER: <image>\nwhat is in the scene? ASSISTANT:"
+
+    def try_image(noise: int) -> tuple[np.ndarray, Greedy] | None:
+        image = synthetic_image(101, 75, noise)
+        result = greedy(run.model, run.inputs(image_prompt, [image]))
+        other = greedy(run.model, run.inputs(image_prompt, [image], "pil"))
+        return (image, result) if usable(result) and usable(other) and other.ids == result.ids else None
+
+    first = spec.seed * 1000
+    _, (image, result) = first_usable("one image", range(first, first + 400), try_image)
+    PIL.Image.fromarray(image).save(folder / "image0.png")
+
+    def try_text(number: int) -> tuple[str, Greedy] | None:
+        prompt = f"USER: tell me {number} colours in the scene ASSISTANT:"
+        answer = greedy(run.model, run.inputs(prompt, []))
+        return (prompt, answer) if usable(answer) else None
+
+    _, (text_prompt, text_result) = first_usable("text only", range(200), try_text)
+    for kind, prompt, images, answer in (
+        ("one_image", image_prompt, [("image0.png", image)], result),
+        ("text_only", text_prompt, [], text_result),
+    ):
+        case = record_llava_case(golden, run, kind, prompt, images, answer)
+        pixels = [picture for _, picture in images]
+        for prefix, which in (("", run), ("half.", half)):
+            inputs = which.inputs(prompt, pixels)
+            length = inputs["input_ids"].shape[1]
+            if prefix:
+                for tap, tensor in which.taps(inputs).items():
+                    if tensor.is_floating_point():
+                        golden.add(f"{case}.{prefix}{tap}", tensor)
+            forced = torch.cat([inputs["input_ids"], torch.tensor([answer.ids[:-1]])], dim=1)
+            inputs |= {"input_ids": forced, "attention_mask": torch.ones_like(forced)}
+            logits = which.taps({k: v for k, v in inputs.items() if k != "token_type_ids"})["logits_prefill"]
+            golden.add(f"{case}.{prefix}forced_logits", logits[length - 1 :])
+        exact, rough = (golden.tensors[f"{case}.{p}forced_logits"] for p in ("", "half."))
+        entry = golden.manifest["cases"][-1]
+        entry["half_max_error"] = round(float((exact - rough).abs().max()), 5)
+        entry["half_top1_agreement"] = round(float((exact.argmax(-1) == rough.argmax(-1)).float().mean()), 5)
+        kl = torch.nn.functional.kl_div(rough.log_softmax(-1), exact.log_softmax(-1), log_target=True, reduction="none")
+        entry["half_mean_kl"] = float(f"{float(kl.sum(-1).mean()):.3e}")
+    golden.write()
+
+
+def llava15() -> dict[str, Callable[[Path], None]]:
+    """The folders of the LLaVA-1.5 family: name -> function that writes it below a root."""
+    folders: dict[str, Callable[[Path], None]] = {
+        spec.name: (lambda root, spec=spec: llava_full(root, spec)) for spec in (LLAVA_MHA, LLAVA_GQA)
+    }
+    folders |= {spec.name: (lambda root, spec=spec: llava_rope(root, spec)) for spec in LLAVA_ROPE}
+    folders["llava_gqa_sharded"] = llava_sharded
+    folders["llava_gqa_f16"] = lambda root: llava_half(root, torch.float16, "f16")
+    folders["llava_gqa_bf16"] = lambda root: llava_half(root, torch.bfloat16, "bf16")
+    return folders
+
+
+FAMILIES: dict[str, Callable[[], dict[str, Callable[[Path], None]]]] = {"llava15": llava15}
+
+
+# ---------------------------------------------------------------- command line
+
+
+def export(root: Path, folders: dict[str, Callable[[Path], None]]) -> None:
+    """Writes every folder anew below root and prints the sizes."""
+    print(f"{'folder':24} {'files':>5} {'weights':>9} {'golden':>9} {'total':>9}  bytes")
+    grand = 0
+    for name, write in folders.items():
+        shutil.rmtree(root / name, ignore_errors=True)
+        (root / name).mkdir(parents=True)
+        write(root)
+        for path in (root / name).iterdir():
+            path.chmod(0o644)
+        sizes = {path.name: path.stat().st_size for path in sorted((root / name).iterdir())}
+        weights = sum(size for file, size in sizes.items() if file.startswith("model") and "index" not in file)
+        total = sum(sizes.values())
+        grand += total
+        print(f"{name:24} {len(sizes):5} {weights:9} {sizes.get('golden.safetensors', 0):9} {total:9}", flush=True)
+        require(total < FOLDER_LIMIT_BYTES, f"the folder {name} has {total} bytes, over {FOLDER_LIMIT_BYTES}.")
+    print(f"{'total':24} {'':5} {'':9} {'':9} {grand:9}")
+
+
+def describe_difference(ours: Path, theirs: Path) -> str:
+    """One line on how two files differ; safetensors are compared tensor by tensor."""
+    if ours.suffix != ".safetensors":
+        return "other bytes"
+    a, b = safetensors.torch.load_file(ours), safetensors.torch.load_file(theirs)
+    if a.keys() != b.keys():
+        return f"other names: {sorted(a.keys() ^ b.keys())[:4]}"
+    worst = ("", 0.0)
+    for name in a:
+        if a[name].shape != b[name].shape:
+            return f"{name} has another shape"
+        if a[name].numel():
+            worst = max(worst, (name, float((a[name].double() - b[name].double()).abs().max())), key=lambda w: w[1])
+    return f"largest difference {worst[1]:.3g} in {worst[0] or 'no tensor'}"
+
+
+def check(root: Path, folders: dict[str, Callable[[Path], None]]) -> int:
+    """Re-creates the folders elsewhere, compares bytes, and returns the number of files that differ."""
+    differing = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        export(Path(temporary), folders)
+        for name in folders:
+            fresh = {path.name for path in (Path(temporary) / name).iterdir()}
+            kept = {path.name for path in (root / name).iterdir()} if (root / name).is_dir() else set()
+            for file in sorted(fresh | kept):
+                new, old = Path(temporary) / name / file, root / name / file
+                if file not in kept or file not in fresh:
+                    print(f"{name}/{file}: only in the {'new' if file in fresh else 'kept'} folder")
+                elif new.read_bytes() != old.read_bytes():
+                    print(f"{name}/{file}: {describe_difference(new, old)}")
+                else:
+                    continue
+                differing += 1
+    print(f"{differing} files differ")
+    return differing
+
+
+def main() -> int:
+    """Parses the command line and exports or checks."""
+    available = {name: write for family in FAMILIES.values() for name, write in family().items()}
+    default = Path(__file__).resolve().parents[2] / "tests" / "golden"
+    parser = argparse.ArgumentParser(description="Export golden activations of tiny random checkpoints.")
+    parser.add_argument("--out", type=Path, default=default, help="directory of the folders (default: tests/golden)")
+    parser.add_argument("--only", nargs="+", metavar="FOLDER", help="write or check only these folders")
+    parser.add_argument("--check", action="store_true", help="re-create the folders elsewhere and compare bytes")
+    parser.add_argument("--list", action="store_true", help="print the folder names and stop")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(available))
+        return 0
+    unknown = sorted(set(arguments.only or []) - available.keys())
+    if unknown:
+        print(f"export.py: no folder is called {unknown[0]}; --list prints the names.", file=sys.stderr)
+        return 2
+    chosen = {name: write for name, write in available.items() if not arguments.only or name in arguments.only}
+
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        if arguments.check:
+            return 1 if check(arguments.out, chosen) else 0
+        export(arguments.out, chosen)
+    except ExportError as error:
+        print(f"export.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
