@@ -68,7 +68,8 @@ class RowCache final : public KvCache {
   }
   /// First row of one kv_head's keys (part 0) or values (part 1).
   std::byte* rows_of(const Sequence& sequence, int layer, int part, int head) const noexcept {
-    const auto plane = static_cast<size_t>(part * shape_.kv_heads + head);
+    const size_t plane = static_cast<size_t>(part) * static_cast<size_t>(shape_.kv_heads) +
+                         static_cast<size_t>(head);
     return sequence.layers[static_cast<size_t>(layer)].data() +
            plane * static_cast<size_t>(sequence.max_rows) * row_bytes();
   }

@@ -119,7 +119,7 @@ ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string
   }
 
   const int hidden = config.hidden;
-  const int patch = config.patch_size;
+  const int64_t patch = config.patch_size;
   patch_weight_ =
       weights.take(prefix + "embeddings.patch_embedding.weight", {hidden, 3, patch, patch})
           .reshape({hidden, 3 * patch * patch});
