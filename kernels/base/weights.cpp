@@ -47,13 +47,21 @@ std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype) {
 }  // namespace
 
 void WeightMap::add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner) {
-  const auto [place, inserted] = tensors_.emplace(std::move(name), view);
+  insert(std::move(name), {view, {}});
+  if (owner && (owners_.empty() || owners_.back() != owner)) owners_.push_back(std::move(owner));
+}
+
+void WeightMap::add_unreadable(std::string name, std::string dtype) {
+  insert(std::move(name), {{}, std::move(dtype)});
+}
+
+void WeightMap::insert(std::string name, Entry entry) {
+  const auto [place, inserted] = tensors_.emplace(std::move(name), std::move(entry));
   if (!inserted) {
     throw Error(ErrorCode::kCorruptFile,
                 fmt::format("tensor {} is there twice; keep one of the weight files that hold it",
                             place->first));
   }
-  if (owner && (owners_.empty() || owners_.back() != owner)) owners_.push_back(std::move(owner));
 }
 
 bool WeightMap::contains(std::string_view name) const noexcept {
@@ -74,7 +82,15 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
                     "incomplete or of another architecture than its config.json says",
                     name, shape.str()));
   }
-  const ConstTensorView view = place->second;
+  const auto& [view, unreadable_dtype] = place->second;
+  if (!unreadable_dtype.empty() || !is_float(view.dtype())) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16: use a "
+                            "checkpoint that is not quantised",
+                            name,
+                            unreadable_dtype.empty() ? dtype_name(view.dtype())
+                                                     : std::string_view(unreadable_dtype)));
+  }
   if (view.shape() != shape) {
     throw Error(
         ErrorCode::kCorruptFile,
@@ -82,13 +98,9 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
                     "configuration do not belong together",
                     name, view.shape().str(), shape.str()));
   }
-  if (!is_float(view.dtype())) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16", name,
-                            dtype_name(view.dtype())));
-  }
+  const ConstTensorView taken = view;
   tensors_.erase(place);
-  return view;
+  return taken;
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
@@ -101,16 +113,16 @@ ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
 
 std::vector<std::string> WeightMap::remaining() const {
   std::vector<std::string> names;
-  for (const auto& [name, view] : tensors_) names.push_back(name);
+  for (const auto& [name, entry] : tensors_) names.push_back(name);
   return names;
 }
 
 void WeightMap::rename(const std::function<std::string(std::string_view)>& rule) {
-  std::map<std::string, ConstTensorView, std::less<>> renamed;
-  for (const auto& [name, view] : tensors_) {
+  std::map<std::string, Entry, std::less<>> renamed;
+  for (const auto& [name, entry] : tensors_) {
     std::string canonical = rule(name);
     if (canonical.empty()) continue;
-    const auto [place, inserted] = renamed.emplace(std::move(canonical), view);
+    const auto [place, inserted] = renamed.emplace(std::move(canonical), entry);
     if (!inserted) {
       throw Error(ErrorCode::kCorruptFile,
                   fmt::format("tensor {} is a second spelling of {}, which is there too; keep one",
@@ -121,8 +133,9 @@ void WeightMap::rename(const std::function<std::string(std::string_view)>& rule)
 }
 
 void WeightMap::convert(DType dtype) {
-  for (auto& [name, view] : tensors_) {
-    if (view.dtype() == dtype || !is_float(view.dtype())) continue;
+  for (auto& [name, entry] : tensors_) {
+    ConstTensorView& view = entry.view;
+    if (view.empty() || view.dtype() == dtype || !is_float(view.dtype())) continue;
     auto tensor = converted(view, dtype);
     view = std::as_const(*tensor).view();
     owners_.push_back(std::move(tensor));

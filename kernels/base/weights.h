@@ -21,10 +21,18 @@ class WeightMap {
   /// name is there already.
   void add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner);
 
+  /// Adds a tensor whose element type has no DType ("I64", "F8_E4M3", ...), without its bytes.
+  /// Harmless while nobody asks for it (buffers such as position_ids): take() then refuses it under
+  /// its own dtype. Throws like add().
+  void add_unreadable(std::string name, std::string dtype);
+
   bool contains(std::string_view name) const noexcept;
 
   /// Removes and returns a tensor. The shape must match; the dtype must be f32, f16 or bf16.
-  /// Throws Error{kCorruptFile} naming the tensor, what the file holds and what was expected.
+  /// A tensor of more than four dimensions is in the map as a matrix: the first dimension and the
+  /// product of the others (a 3-d convolution, [1280,3,2,14,14] on disk, is taken as (1280, 1176)).
+  /// Throws Error{kCorruptFile} naming the tensor, what the file holds and what was expected;
+  /// Error{kUnsupported} if it holds another dtype.
   /// The bytes stay valid as long as owners() is kept.
   ConstTensorView take(std::string_view name, const Shape& shape);
   /// take(), or nothing when the name is absent.
@@ -42,12 +50,19 @@ class WeightMap {
   /// Everything that keeps taken views alive; a model stores it beside its views.
   std::vector<std::shared_ptr<const void>> owners() const { return owners_; }
 
-  /// Converts every remaining tensor to `dtype`, in memory that the map then owns. Without effect
-  /// on tensors that have it already.
+  /// Converts every remaining f32, f16 and bf16 tensor to `dtype`, one of these, in memory that the
+  /// map then owns. Without effect on tensors that have it already.
   void convert(DType dtype);
 
  private:
-  std::map<std::string, ConstTensorView, std::less<>> tensors_;
+  struct Entry {
+    ConstTensorView view;          // empty when the element type has no DType
+    std::string unreadable_dtype;  // its name then; otherwise empty
+  };
+
+  void insert(std::string name, Entry entry);
+
+  std::map<std::string, Entry, std::less<>> tensors_;
   std::vector<std::shared_ptr<const void>> owners_;
 };
 
