@@ -1,1 +1,415 @@
 #include "runtime/checkpoint.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "kernels/base/buffer.h"
+#include "kernels/base/error.h"
+#include "runtime/config.h"
+#include "runtime/mapped_file.h"
+#include "runtime/printable.h"
+#include "runtime/safetensors.h"
+
+namespace kvlm {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;  // `json` is a member of Checkpoint
+
+static_assert(std::endian::native == std::endian::little, "tensors are used as they lie on disk");
+
+constexpr std::string_view kSingleFile = "model.safetensors";
+constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+constexpr size_t kMaxTextBytes = size_t{1} << 30;
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorCode::kCorruptFile, message);
+}
+
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name != "." && name.find("..") == std::string_view::npos &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+}
+
+/// Follows links.
+bool target_exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+/// Maps a file of the folder. Refuses what `git clone` leaves without Git LFS and links without
+/// their target, which is how an interrupted download looks in the Hugging Face cache.
+std::shared_ptr<const MappedFile> map_file(const fs::path& folder, const std::string& name) {
+  const fs::path path = folder / name;
+  if (!target_exists(path)) {
+    fail(
+        fmt::format("{}: a link to a file that does not exist; the download is incomplete, repeat "
+                    "it (hf download ORG/NAME)",
+                    path.string()));
+  }
+  auto file = std::make_shared<const MappedFile>(path, path.string());
+  constexpr std::string_view kPointer = "version https://git-lfs.github.com/spec/";
+  const std::span<const std::byte> bytes = file->bytes();
+  if (bytes.size() >= kPointer.size() &&
+      std::memcmp(bytes.data(), kPointer.data(), kPointer.size()) == 0) {
+    fail(
+        fmt::format("{}: a Git LFS pointer, not the file itself; run `git lfs pull` in the folder "
+                    "or download it with `hf download ORG/NAME`",
+                    path.string()));
+  }
+  return file;
+}
+
+/// True for links too, whether or not their target exists.
+bool has_entry(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(fs::symlink_status(path, ignored));
+}
+
+std::string_view text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+/// The DType of the file's word, or nothing for those that no kernel reads.
+std::optional<DType> readable_dtype(std::string_view word) {
+  if (word == "F32") return DType::kF32;
+  if (word == "F16") return DType::kF16;
+  if (word == "BF16") return DType::kBF16;
+  if (word == "I32") return DType::kI32;
+  if (word == "U8") return DType::kU8;
+  return std::nullopt;
+}
+
+/// At most four dimensions stay as they are; more become (first, product of the others), which
+/// parse_safetensors has found not to overflow.
+Shape shape_of(const std::vector<int64_t>& dims) {
+  if (dims.size() <= Shape::kMaxRank) return Shape(dims);
+  int64_t rest = 1;
+  for (size_t i = 1; i < dims.size(); ++i) rest *= dims[i];
+  return {dims[0], rest};
+}
+
+struct Shard {
+  std::shared_ptr<const MappedFile> file;
+  SafetensorsHeader header;
+
+  const std::byte* data(const SafetensorsEntry& entry) const {
+    return file->bytes().data() + header.data_offset + entry.begin;
+  }
+  /// The address of a mapping is a multiple of the page size, so the offset decides.
+  bool is_unaligned(const SafetensorsEntry& entry) const {
+    const std::optional<DType> dtype = readable_dtype(entry.dtype);
+    return dtype && (header.data_offset + entry.begin) % dtype_bytes(*dtype) != 0;
+  }
+};
+
+Shard open_shard(const fs::path& folder, const std::string& name) {
+  Shard shard;
+  shard.file = map_file(folder, name);
+  shard.header = parse_safetensors(shard.file->bytes(), (folder / name).string());
+  return shard;
+}
+
+/// Tells what the folder holds instead of weights, and what to do about it.
+[[noreturn]] void fail_without_weights(const fs::path& folder) {
+  std::vector<std::string> safetensors;
+  std::string foreign;
+  bool is_sharded = false;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    const std::string extension = entry.path().extension().string();
+    if (extension == ".safetensors") {
+      safetensors.push_back(printable(name));
+      is_sharded = is_sharded || name.starts_with("model-");
+    }
+    constexpr std::array<std::string_view, 7> kForeign = {".bin", ".pt",   ".pth",    ".gguf",
+                                                          ".h5",  ".ckpt", ".msgpack"};
+    if (std::ranges::find(kForeign, extension) != kForeign.end() &&
+        (foreign.empty() || name.starts_with("pytorch_model"))) {
+      foreign = printable(name);
+    }
+  }
+  std::ranges::sort(safetensors);
+  if (is_sharded) {
+    fail(fmt::format("{}: holds the shard {} but no {}; download that file too", folder.string(),
+                     safetensors.front(), kIndexFile));
+  }
+  if (!safetensors.empty()) {
+    fail(fmt::format(
+        "{}: holds no {} and no {}, only {}; if that is the whole model, name it {}, "
+        "and if it is an adapter, merge it into its base model first",
+        folder.string(), kSingleFile, kIndexFile, fmt::join(safetensors, ", "), kSingleFile));
+  }
+  if (!foreign.empty()) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{}: its weights are in {}, which is not read; use the safetensors of "
+                            "the same model, or load it in transformers and call "
+                            "save_pretrained(FOLDER, safe_serialization=True)",
+                            folder.string(), foreign));
+  }
+  fail(
+      fmt::format("{}: holds no weights, neither {} nor {}; download the whole model (hf download "
+                  "ORG/NAME)",
+                  folder.string(), kSingleFile, kIndexFile));
+}
+
+void check_folder(const fs::path& folder) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(folder, ignored);
+  if (!fs::exists(status)) {
+    fail(fmt::format("{}: there is no such folder; give the folder of a checkpoint",
+                     folder.string()));
+  }
+  if (!fs::is_directory(status)) {
+    fail(fmt::format("{}: a file; give the folder that holds config.json and the weights",
+                     folder.string()));
+  }
+  std::error_code unreadable;
+  const bool is_empty = fs::is_empty(folder, unreadable);
+  if (unreadable) {
+    fail(fmt::format("{}: cannot read the folder: {}", folder.string(), unreadable.message()));
+  }
+  if (is_empty) {
+    fail(
+        fmt::format("{}: the folder is empty; download a model into it (hf download ORG/NAME "
+                    "--local-dir FOLDER)",
+                    folder.string()));
+  }
+  if (!has_entry(folder / "config.json")) {
+    fail(
+        fmt::format("{}: has no config.json; give the folder of a whole checkpoint, as "
+                    "transformers saves it",
+                    folder.string()));
+  }
+}
+
+}  // namespace
+
+struct Checkpoint::State {
+  fs::path folder;
+  Json config;
+  std::vector<Shard> shards;
+  std::vector<std::string> warnings;
+  size_t weight_bytes = 0;
+  bool are_weights_taken = false;
+
+  /// The file's bytes, or nothing if it does not exist.
+  std::shared_ptr<const MappedFile> open_text(const std::string& name) const {
+    if (!has_entry(folder / name)) return nullptr;
+    auto file = map_file(folder, name);
+    if (file->bytes().size() > kMaxTextBytes) {
+      fail(fmt::format("{}: {} bytes long; at most {} are read", (folder / name).string(),
+                       file->bytes().size(), kMaxTextBytes));
+    }
+    return file;
+  }
+
+  Json read_json(const std::string& name) const {
+    const auto file = open_text(name);
+    return file ? parse_json(text_of(*file), (folder / name).string()) : Json();
+  }
+
+  void open_weights();
+  void open_sharded();
+  void check_against_index(const std::map<std::string, std::string>& shard_of_tensor,
+                           const std::vector<std::string>& shard_names);
+};
+
+void Checkpoint::State::open_weights() {
+  if (has_entry(folder / kSingleFile)) {
+    shards.push_back(open_shard(folder, std::string(kSingleFile)));
+  } else if (has_entry(folder / kIndexFile)) {
+    open_sharded();
+  } else {
+    fail_without_weights(folder);
+  }
+  size_t unaligned = 0;
+  for (const Shard& shard : shards) {
+    for (const SafetensorsEntry& entry : shard.header.entries) {
+      weight_bytes += entry.end - entry.begin;
+      if (shard.is_unaligned(entry)) ++unaligned;
+    }
+  }
+  if (unaligned > 0) {
+    warnings.push_back(
+        fmt::format("{}: {} tensors are not aligned in the file and are copied; "
+                    "saving the checkpoint again with a newer safetensors avoids it",
+                    folder.string(), unaligned));
+  }
+}
+
+void Checkpoint::State::open_sharded() {
+  const std::string index_path = (folder / kIndexFile).string();
+  const Json index = read_json(std::string(kIndexFile));
+  const Json* map = nullptr;
+  if (index.is_object() && index.contains("weight_map")) map = &index["weight_map"];
+  if (map == nullptr || !map->is_object() || map->empty()) {
+    fail(
+        fmt::format("{}: has no weight_map from tensors to shards; download it again", index_path));
+  }
+  std::map<std::string, std::string> shard_of_tensor;
+  std::vector<std::string> shard_names;
+  for (const auto& [tensor, shard] : map->items()) {
+    if (!shard.is_string()) {
+      fail(fmt::format("{}: tensor {} is mapped to something that is not a file name", index_path,
+                       printable(tensor)));
+    }
+    const auto& name = shard.get_ref<const std::string&>();
+    if (!is_plain_name(name)) {
+      fail(
+          fmt::format("{}: tensor {} is mapped to \"{}\", which is not a plain file name; do not "
+                      "trust this checkpoint",
+                      index_path, printable(tensor), printable(name)));
+    }
+    shard_of_tensor.emplace(tensor, name);
+    shard_names.push_back(name);
+  }
+  std::ranges::sort(shard_names);
+  shard_names.erase(std::ranges::unique(shard_names).begin(), shard_names.end());
+
+  std::vector<std::string> missing;
+  for (const std::string& name : shard_names) {
+    if (!target_exists(folder / name)) missing.push_back(printable(name));
+  }
+  if (!missing.empty()) {
+    fail(
+        fmt::format("{}: {} of {} shards are missing, the first is {}; the download is "
+                    "incomplete, repeat it (hf download ORG/NAME)",
+                    index_path, missing.size(), shard_names.size(), missing.front()));
+  }
+  for (const std::string& name : shard_names) shards.push_back(open_shard(folder, name));
+  check_against_index(shard_of_tensor, shard_names);
+}
+
+void Checkpoint::State::check_against_index(
+    const std::map<std::string, std::string>& shard_of_tensor,
+    const std::vector<std::string>& shard_names) {
+  const std::string index_path = (folder / kIndexFile).string();
+  std::map<std::string_view, size_t> found;  // tensor -> shard
+  for (size_t i = 0; i < shards.size(); ++i) {
+    for (const SafetensorsEntry& entry : shards[i].header.entries) {
+      const auto [place, inserted] = found.emplace(entry.name, i);
+      if (!inserted) {
+        fail(
+            fmt::format("{}: tensor {} is in two shards, {} and {}; the files do not belong "
+                        "together, download them again",
+                        index_path, printable(entry.name), printable(shard_names[place->second]),
+                        printable(shard_names[i])));
+      }
+    }
+  }
+  for (const auto& [tensor, shard] : shard_of_tensor) {
+    const auto place = found.find(tensor);
+    if (place == found.end() || shard_names[place->second] != shard) {
+      fail(
+          fmt::format("{}: tensor {} is not in its shard {}; the files do not belong together, "
+                      "download them again",
+                      index_path, printable(tensor), printable(shard)));
+    }
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    std::string first;
+    const size_t unlisted =
+        std::erase_if(shards[i].header.entries, [&](const SafetensorsEntry& entry) {
+          if (shard_of_tensor.contains(entry.name)) return false;
+          if (first.empty()) first = printable(entry.name);
+          return true;
+        });
+    if (unlisted > 0) {
+      warnings.push_back(
+          fmt::format("{}: {} tensors are not listed in {} and are ignored, the "
+                      "first is {}",
+                      printable(shard_names[i]), unlisted, kIndexFile, first));
+    }
+  }
+}
+
+Checkpoint::Checkpoint(fs::path folder) : state_(std::make_unique<State>()) {
+  state_->folder = std::move(folder);
+  check_folder(state_->folder);
+  state_->config = state_->read_json("config.json");
+  if (!state_->config.is_object()) {
+    fail(fmt::format("{}: is not an object; download it again",
+                     (state_->folder / "config.json").string()));
+  }
+  state_->open_weights();
+}
+
+Checkpoint::~Checkpoint() = default;
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+
+const fs::path& Checkpoint::folder() const noexcept { return state_->folder; }
+
+const nlohmann::json& Checkpoint::config() const noexcept { return state_->config; }
+
+namespace {
+
+void check_plain(const std::string& file_name) {
+  if (is_plain_name(file_name)) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("\"{}\" is not a plain file name of a checkpoint folder", printable(file_name)));
+}
+
+}  // namespace
+
+nlohmann::json Checkpoint::json(const std::string& file_name) const {
+  check_plain(file_name);
+  return state_->read_json(file_name);
+}
+
+std::optional<std::string> Checkpoint::text(const std::string& file_name) const {
+  check_plain(file_name);
+  const auto file = state_->open_text(file_name);
+  if (!file) return std::nullopt;
+  return std::string(text_of(*file));
+}
+
+WeightMap Checkpoint::take_weights() {
+  assert(!state_->are_weights_taken);
+  state_->are_weights_taken = true;
+  WeightMap weights;
+  for (const Shard& shard : state_->shards) {
+    shard.file->read_ahead();
+    for (const SafetensorsEntry& entry : shard.header.entries) {
+      const std::optional<DType> dtype = readable_dtype(entry.dtype);
+      if (!dtype) {
+        weights.add_unreadable(entry.name, entry.dtype);
+        continue;
+      }
+      const Shape shape = shape_of(entry.shape);
+      if (shard.is_unaligned(entry)) {
+        auto copy = std::make_shared<Buffer>(Device{}, entry.end - entry.begin);
+        // An empty tensor may be unaligned too; its buffer has no address to copy to.
+        if (copy->bytes() > 0) std::memcpy(copy->data(), shard.data(entry), copy->bytes());
+        const std::byte* data = copy->data();
+        weights.add(entry.name, {data, *dtype, shape}, std::move(copy));
+      } else {
+        weights.add(entry.name, {shard.data(entry), *dtype, shape}, shard.file);
+      }
+    }
+  }
+  return weights;
+}
+
+size_t Checkpoint::weight_bytes() const noexcept { return state_->weight_bytes; }
+
+const std::vector<std::string>& Checkpoint::warnings() const noexcept { return state_->warnings; }
+
+}  // namespace kvlm

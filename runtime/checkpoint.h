@@ -15,9 +15,14 @@ namespace kvlm {
 /// safetensors weights, single or sharded. Every byte of it is treated as hostile.
 class Checkpoint {
  public:
-  /// Opens the folder and maps its weights read-only. Checks models.md 10.2 and 10.3 in full.
+  /// Opens the folder and maps its weights read-only: model.safetensors if it is there, otherwise
+  /// the shards that model.safetensors.index.json lists. Checks every header and the index in full
+  /// (safetensors.h; shard names are plain, every listed tensor is in its shard and in no other)
+  /// before any tensor is looked at. Reads no tensor data yet.
   /// Throws Error{kCorruptFile} naming the file and the defect; Error{kUnsupported} for weights
   /// that exist only in another format (pytorch_model.bin), naming the cure.
+  /// A file that another process truncates while it is mapped ends this process with SIGBUS:
+  /// nothing short of copying every weight would prevent that, and we do not.
   explicit Checkpoint(std::filesystem::path folder);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -30,11 +35,15 @@ class Checkpoint {
   /// Throws Error{kCorruptFile} if it exists and is damaged (duplicate keys included).
   nlohmann::json json(const std::string& file_name) const;
   /// The bytes of a further file of the folder, or nothing if it does not exist.
+  /// Throws Error{kInvalidArgument} if `file_name` is not a plain name, Error{kCorruptFile} if the
+  /// file is unreadable, a Git LFS pointer or larger than 1 GiB.
   std::optional<std::string> text(const std::string& file_name) const;
-  /// All tensors under their names on disk; views into the mapping (copies where the file left a
-  /// tensor unaligned). Callable once.
+  /// All tensors under their names on disk; views into the mapping, which the map keeps alive. A
+  /// view is aligned to its element type, not more: a tensor that the file left unaligned is
+  /// copied. More than four dimensions become two (WeightMap::take). Tells the kernel to read the
+  /// files ahead. Callable once.
   WeightMap take_weights();
-  /// Total bytes of the tensors.
+  /// Total bytes of the tensors, in the dtypes on disk.
   size_t weight_bytes() const noexcept;
   /// Things worth telling the user once (tensors of a shard that the index does not list, ...).
   const std::vector<std::string>& warnings() const noexcept;

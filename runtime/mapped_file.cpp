@@ -1,0 +1,78 @@
+#include "runtime/mapped_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+
+namespace {
+
+/// Owns a file descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) noexcept : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const noexcept { return fd_; }
+
+ private:
+  int fd_;
+};
+
+[[noreturn]] void fail_errno(const std::string& name, const char* action) {
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: cannot {} it: {}", name, action,
+                                                   std::generic_category().message(errno)));
+}
+
+size_t regular_size(const Descriptor& file, const std::string& name) {
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) fail_errno(name, "examine");
+  if (!S_ISREG(info.st_mode)) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{}: not a regular file; put the file itself there", name));
+  }
+  if (!std::in_range<size_t>(info.st_size)) fail_errno(name, "address all of");
+  return static_cast<size_t>(info.st_size);
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path, const std::string& name) {
+  // Non-blocking, so that a named pipe is refused below rather than waited for.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) fail_errno(name, "open");
+  const size_t bytes = regular_size(file, name);
+  if (bytes == 0) return;  // an empty mapping is not allowed
+  void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (data == MAP_FAILED) fail_errno(name, "map");
+  data_ = data;
+  bytes_ = bytes;
+  struct stat now {};
+  if (::fstat(file.get(), &now) != 0 || !std::cmp_equal(now.st_size, bytes)) {
+    ::munmap(data, bytes);  // the destructor does not run for a constructor that throws
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{}: changes size while it is opened; wait until it is written", name));
+  }
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+void MappedFile::read_ahead() const noexcept {
+  if (data_ != nullptr) ::madvise(data_, bytes_, MADV_WILLNEED);
+}
+
+}  // namespace kvlm
