@@ -1,1 +1,250 @@
 #include "runtime/model_path.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "runtime/printable.h"
+
+namespace kvlm {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array<std::string_view, 3> kBundled = {"pocket-llava", "pocket-internvl",
+                                                      "pocket-qwen"};
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorCode::kCorruptFile, message);
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+bool is_present(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+/// Names of the entries of a folder that `wanted` accepts, sorted; none if it cannot be read.
+std::vector<std::string> list(const fs::path& folder,
+                              const std::function<bool(const fs::directory_entry&)>& wanted) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (wanted(*it)) names.push_back(it->path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<std::string> subfolders(const fs::path& folder) {
+  return list(folder, [](const fs::directory_entry& entry) {
+    std::error_code ignored;
+    return entry.is_directory(ignored);
+  });
+}
+
+bool is_alphanumeric(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+/// One segment of a path that cannot leave its folder: letters, digits, '.', '_', '-', not starting
+/// with a dot.
+bool is_segment(std::string_view text) {
+  return !text.empty() && text.front() != '.' && std::ranges::all_of(text, [](char c) {
+    return is_alphanumeric(c) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+bool is_commit(std::string_view text) {
+  return !text.empty() && text.size() <= 64 && std::ranges::all_of(text, [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+  });
+}
+
+struct HubName {
+  std::string organisation;
+  std::string model;
+  std::string revision;  // empty: not given
+
+  std::string str() const { return organisation + "/" + model; }
+};
+
+/// Splits org/name[@revision], or returns nothing if `name` is not of that form.
+std::optional<HubName> parse_hub_name(std::string_view name) {
+  HubName hub;
+  if (const size_t at = name.find('@'); at != std::string_view::npos) {
+    hub.revision = name.substr(at + 1);
+    name = name.substr(0, at);
+    std::string_view rest = hub.revision;  // a branch may have several segments: refs/pr/1
+    for (;;) {
+      const size_t slash = rest.find('/');
+      if (!is_segment(rest.substr(0, slash))) return std::nullopt;
+      if (slash == std::string_view::npos) break;
+      rest.remove_prefix(slash + 1);
+    }
+  }
+  const size_t slash = name.find('/');
+  if (slash == std::string_view::npos) return std::nullopt;
+  hub.organisation = name.substr(0, slash);
+  hub.model = name.substr(slash + 1);
+  // "--" stands for the slash in the cache, so that a name holding it would be ambiguous.
+  if (!is_segment(hub.organisation) || !is_segment(hub.model) ||
+      name.find("--") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  return hub;
+}
+
+/// The folders that may hold the Hugging Face cache, most specific first.
+std::vector<fs::path> hub_caches(const Environment& environment) {
+  const auto read = [&](std::string_view variable) -> std::optional<fs::path> {
+    std::optional<std::string> value = environment(variable);
+    if (!value || value->empty()) return std::nullopt;
+    if (value->starts_with("~/")) {
+      if (const std::optional<std::string> home = environment("HOME")) value->replace(0, 1, *home);
+    }
+    return fs::path(*value);
+  };
+  std::vector<fs::path> caches;
+  if (const auto cache = read("HF_HUB_CACHE")) caches.push_back(*cache);
+  if (const auto home = read("HF_HOME")) caches.push_back(*home / "hub");
+  if (const auto cache = read("XDG_CACHE_HOME")) caches.push_back(*cache / "huggingface" / "hub");
+  if (const auto home = read("HOME")) caches.push_back(*home / ".cache" / "huggingface" / "hub");
+  return caches;
+}
+
+std::string download_command(const HubName& hub) {
+  return hub.revision.empty()
+             ? fmt::format("hf download {}", hub.str())
+             : fmt::format("hf download {} --revision {}", hub.str(), hub.revision);
+}
+
+/// The commit that a file of refs/ names, or nothing if there is no such file. The content becomes
+/// a part of a path, so anything but a commit is refused.
+std::optional<std::string> read_ref(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  std::string content(256, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  content.resize(static_cast<size_t>(file.gcount()));
+  constexpr std::string_view kSpace = " \t\r\n";
+  content.erase(content.find_last_not_of(kSpace) + 1);
+  content.erase(0, std::min(content.find_first_not_of(kSpace), content.size()));
+  if (!is_commit(content)) {
+    fail(fmt::format("{}: holds \"{}\", which is not a commit; download the model again",
+                     path.string(), printable(content)));
+  }
+  return content;
+}
+
+/// The name of the folder under snapshots/, or "" if this revision is not in the cache.
+std::string choose_snapshot(const fs::path& repository, const HubName& hub) {
+  const std::string revision = hub.revision.empty() ? "main" : hub.revision;
+  if (const auto commit = read_ref(repository / "refs" / revision)) return *commit;
+  if (!hub.revision.empty()) {
+    return is_segment(revision) && is_folder(repository / "snapshots" / revision) ? revision
+                                                                                     : "";
+  }
+  const std::vector<std::string> snapshots = subfolders(repository / "snapshots");
+  if (snapshots.size() > 1) {
+    fail(
+        fmt::format("{}: there is no refs/main to choose among its {} snapshots; name one of them: "
+                    "{}@{}",
+                    repository.string(), snapshots.size(), hub.str(),
+                    fmt::join(snapshots, fmt::format(", {}@", hub.str()))));
+  }
+  return snapshots.empty() ? "" : snapshots.front();
+}
+
+/// The snapshot of a model whose folder is in the cache.
+fs::path find_snapshot(const fs::path& repository, const HubName& hub) {
+  const std::string snapshot = choose_snapshot(repository, hub);
+  const fs::path folder = repository / "snapshots" / snapshot;
+  // A link whose blob was not finished does not count as present.
+  if (!snapshot.empty() && is_present(folder / "config.json")) return folder;
+
+  const auto unfinished = list(repository / "blobs", [](const fs::directory_entry& entry) {
+    return entry.path().extension() == ".incomplete";
+  });
+  if (!unfinished.empty()) {
+    fail(
+        fmt::format("{}: the download is incomplete, {} files are unfinished ({}); finish it with "
+                    "`{}`",
+                    repository.string(), unfinished.size(), printable(unfinished.front()),
+                    download_command(hub)));
+  }
+  if (snapshot.empty() || !is_folder(folder)) {
+    const std::vector<std::string> snapshots = subfolders(repository / "snapshots");
+    fail(fmt::format(
+        "{}: holds no snapshot of revision {}{}; fetch it with `{}`", repository.string(),
+        hub.revision.empty() ? "main" : hub.revision,
+        snapshots.empty() ? std::string() : fmt::format(", only {}", fmt::join(snapshots, ", ")),
+        download_command(hub)));
+  }
+  fail(
+      fmt::format("{}: the snapshot has no config.json, so the download is incomplete; finish it "
+                  "with `{}`",
+                  folder.string(), download_command(hub)));
+}
+
+fs::path find_bundled(std::string_view name, const fs::path& bundled) {
+  const fs::path folder = bundled / name;
+  if (is_folder(folder)) return folder;
+  std::vector<std::string> present;
+  for (const std::string_view other : kBundled) {
+    if (is_folder(bundled / other)) present.emplace_back(other);
+  }
+  fail(fmt::format("the bundled model {} is not at {}; {}", name, folder.string(),
+                   present.empty()
+                       ? std::string("no bundled model is, so check where kvlm is installed")
+                       : fmt::format("there are {}", fmt::join(present, ", "))));
+}
+
+}  // namespace
+
+std::filesystem::path find_model(const std::string& name, const std::filesystem::path& bundled,
+                                 const Environment& environment) {
+  if (name == "pocket") return find_bundled("pocket-llava", bundled);
+  if (std::ranges::find(kBundled, name) != kBundled.end()) return find_bundled(name, bundled);
+
+  if (name.empty() || name.find('\0') != std::string::npos) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "the model has no name; give a folder, org/name or pocket");
+  }
+  if (is_folder(name)) return name;
+  if (is_present(name)) {
+    fail(fmt::format("{}: a file; give the folder that holds config.json and the weights", name));
+  }
+  const std::optional<HubName> hub = parse_hub_name(name);
+  if (!hub) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("there is no model {}: no folder has that name, and it is neither "
+                            "org/name[@revision] nor one of pocket, {}",
+                            printable(name), fmt::join(kBundled, ", ")));
+  }
+  std::vector<std::string> looked_at = {printable(name)};
+  for (const fs::path& cache : hub_caches(environment)) {
+    const fs::path repository =
+        cache / fmt::format("models--{}--{}", hub->organisation, hub->model);
+    if (is_folder(repository)) return find_snapshot(repository, *hub);
+    looked_at.push_back(repository.string());
+  }
+  fail(fmt::format("there is no model {}: looked for the folders {}; fetch it with `{}`",
+                   printable(name), fmt::join(looked_at, ", "), download_command(*hub)));
+}
+
+}  // namespace kvlm
