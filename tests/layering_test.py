@@ -159,10 +159,9 @@ class Tree:
             mirror = self.root / "tests" / path
             # cpu/, cuda/ and no_cuda/ are tested through the operation's own file.
             through = [mirror.parent, mirror.parent.parent]
-            tests = [folder / f"{mirror.stem}_test{kind}"
-                     for folder in through for kind in (".cpp", ".py")]
+            tests = [test for folder in through for test in folder.glob(f"{mirror.stem}*_test.*")]
             if (path.endswith(".cpp") and path.split("/")[0] != "tests" and mirror.parent.is_dir()
-                    and not any(test.is_file() for test in tests)):
+                    and not tests):
                 yield path
 
 

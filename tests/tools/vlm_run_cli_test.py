@@ -1,0 +1,517 @@
+#!/usr/bin/env python3
+"""Runs vlm-run as a person would who gives it something wrong.
+
+Every failure is one line on stderr, "vlm-run: " and a sentence that names the thing, with nothing
+on stdout, exit status 1 (a file, a device, memory) or 2 (usage), and no finding of a sanitizer.
+The checkpoints are damaged copies of a tiny golden one. KVLM_BUILD is the build folder.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools/vlm-run"
+MODEL = ROOT / "tests/golden/llava_gqa"
+SHARDED = ROOT / "tests/golden/llava_gqa_sharded"
+PICTURE = MODEL / "image0.png"
+JPEG = ROOT / "tests/vision/data/rgb.jpg"
+TIMEOUT_S = 120
+
+
+def setUpModule():
+    if not PROGRAM.is_file():
+        raise unittest.SkipTest(f"{PROGRAM} is not built")
+
+
+def run(*arguments, **options):
+    return subprocess.run([PROGRAM, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, timeout=TIMEOUT_S, **options)
+
+
+# ---- what is done to a checkpoint or a file; each takes the path it damages ----
+
+
+def write(text):
+    return lambda path: path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def remove(path):
+    path.unlink()
+
+
+def cut(keep):
+    """Keeps the first bytes (a count) or part (a fraction) of a file."""
+    def damage(path):
+        data = path.read_bytes()
+        path.write_bytes(data[:keep if isinstance(keep, int) else int(len(data) * keep)])
+    return damage
+
+
+def append(data):
+    return lambda path: path.write_bytes(path.read_bytes() + data)
+
+
+def edit_json(change):
+    """change(object) of a JSON file."""
+    def damage(path):
+        content = json.loads(path.read_bytes())
+        change(content)
+        path.write_text(json.dumps(content))
+    return damage
+
+
+def put(*keys, value):
+    """Sets a nested key of a JSON file."""
+    def change(content):
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+    return edit_json(change)
+
+
+def edit_header(change, length=None):
+    """change(header, data) gives a safetensors file's new (header, data); a header may be bytes."""
+    def damage(path):
+        raw = path.read_bytes()
+        (size,) = struct.unpack_from("<Q", raw)
+        header, data = change(json.loads(raw[8:8 + size]), raw[8 + size:])
+        if not isinstance(header, bytes):
+            header = json.dumps(header).encode()
+        size = len(header) if length is None else length
+        path.write_bytes(struct.pack("<Q", size) + header + data)
+    return damage
+
+
+def first(header):
+    """The name of the first tensor in the file."""
+    return min((name for name in header if name != "__metadata__"),
+               key=lambda name: header[name]["data_offsets"])
+
+
+def edit_tensor(**fields):
+    """Replaces fields of the first tensor; a field may be a function of the old value."""
+    def change(header, data):
+        tensor = header[first(header)]
+        for field, value in fields.items():
+            tensor[field] = value(tensor[field]) if callable(value) else value
+        return header, data
+    return edit_header(change)
+
+
+def drop_tensor(header, data):
+    """Takes the last tensor out, consistently: the file is sound, the model incomplete."""
+    name = max((name for name in header if name != "__metadata__"),
+               key=lambda name: header[name]["data_offsets"])
+    begin, _ = header.pop(name)["data_offsets"]
+    return header, data[:begin]
+
+
+def add_tensor(header, data):
+    header["surplus.weight"] = {"dtype": "F32", "shape": [2],
+                                "data_offsets": [len(data), len(data) + 8]}
+    return header, data + bytes(8)
+
+
+def overlap(header, data):
+    """The second tensor starts inside the first, four bytes early."""
+    tensors = sorted((t for name, t in header.items() if name != "__metadata__"),
+                     key=lambda t: t["data_offsets"])
+    tensors[1]["data_offsets"] = [offset - 4 for offset in tensors[1]["data_offsets"]]
+    return header, data
+
+
+def duplicate_name(header, data):
+    name = first(header)
+    entry = json.dumps(header[name])
+    return b'{%s: %s, ' % (json.dumps(name).encode(), entry.encode()) + json.dumps(
+        header).encode()[1:], data
+
+
+def index(change):
+    return edit_json(lambda content: change(content["weight_map"]))
+
+
+def some_tensor(weight_map):
+    return min(weight_map)
+
+
+def swap_two_shards(weight_map):
+    name = some_tensor(weight_map)
+    weight_map[name] = next(file for file in weight_map.values() if file != weight_map[name])
+
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD = "model-00003-of-00005.safetensors"
+
+# (what, file of the checkpoint, damage, words of the message); all end with status 1.
+DAMAGED_MODELS = [
+    ("no weights", WEIGHTS, remove, ["safetensors"]),
+    ("weights in another format only", WEIGHTS,
+     lambda path: path.rename(path.with_name("pytorch_model.bin")), ["safetensors"]),
+    ("empty weights", WEIGHTS, write(b""), [WEIGHTS]),
+    ("weights of 7 bytes", WEIGHTS, cut(7), [WEIGHTS]),
+    ("weights cut in the header", WEIGHTS, cut(100), [WEIGHTS]),
+    ("weights cut in the data", WEIGHTS, cut(0.9), [WEIGHTS]),
+    ("weights with bytes at the end", WEIGHTS, append(b"more"), [WEIGHTS]),
+    ("header longer than the file", WEIGHTS, edit_header(lambda h, d: (h, d), 10**7), [WEIGHTS]),
+    ("header longer than allowed", WEIGHTS, edit_header(lambda h, d: (h, d), 10**9), [WEIGHTS]),
+    ("header length that overflows", WEIGHTS, edit_header(lambda h, d: (h, d), 2**64 - 8),
+     [WEIGHTS]),
+    ("header that is no JSON", WEIGHTS, edit_header(lambda h, d: (b"{broken", d)), [WEIGHTS]),
+    ("header that is no object", WEIGHTS, edit_header(lambda h, d: (b"[]", d)), [WEIGHTS]),
+    ("header that is no UTF-8", WEIGHTS, edit_header(lambda h, d: (b'{"\xff": 1}', d)), [WEIGHTS]),
+    ("header nested deeply", WEIGHTS, edit_header(lambda h, d: (b'{"a":' * 99999, d)), [WEIGHTS]),
+    ("name used twice", WEIGHTS, edit_header(duplicate_name), [WEIGHTS]),
+    ("tensors that overlap", WEIGHTS, edit_header(overlap), [WEIGHTS]),
+    ("offsets backwards", WEIGHTS, edit_tensor(data_offsets=lambda o: o[::-1]), [WEIGHTS]),
+    ("offsets out of the file", WEIGHTS, edit_tensor(data_offsets=[0, 2**62]), [WEIGHTS]),
+    ("offset that is negative", WEIGHTS, edit_tensor(data_offsets=[-4, 4]), [WEIGHTS]),
+    ("element type unknown", WEIGHTS, edit_tensor(dtype="F33"), ["F33"]),
+    ("element type of integers", WEIGHTS, edit_tensor(dtype="I32"), ["I32"]),
+    ("element type of another size", WEIGHTS, edit_tensor(dtype="F16"), [WEIGHTS]),
+    ("shape of another size", WEIGHTS, edit_tensor(shape=lambda s: [*s, 2]), [WEIGHTS]),
+    ("shape of another form", WEIGHTS, edit_tensor(shape=lambda s: [1, 1, *s]), []),
+    ("shape that is negative", WEIGHTS, edit_tensor(shape=[-1, -1]), [WEIGHTS]),
+    ("shape that overflows", WEIGHTS, edit_tensor(shape=[2**40, 2**40]), [WEIGHTS]),
+    ("entry without a shape", WEIGHTS, edit_tensor(shape=None), [WEIGHTS]),
+    ("tensor missing", WEIGHTS, edit_header(drop_tensor), []),
+    ("tensor too many", WEIGHTS, edit_header(add_tensor), ["surplus.weight"]),
+    ("no configuration", "config.json", remove, ["config.json"]),
+    ("configuration empty", "config.json", write(""), ["config.json"]),
+    ("configuration cut", "config.json", cut(0.5), ["config.json"]),
+    ("configuration of another kind", "config.json", write("[1, 2]"), ["config.json"]),
+    ("configuration with a key twice", "config.json", write('{"model_type": 1, "model_type": 2}'),
+     ["config.json", "model_type"]),
+    ("no model_type", "config.json", edit_json(lambda c: c.pop("model_type")), ["config.json"]),
+    ("unknown architecture", "config.json",
+     edit_json(lambda c: c.update(model_type="florence2", architectures=["Florence2Model"])),
+     ["lorence2"]),
+    ("unknown decoder", "config.json", put("text_config", "model_type", value="mamba"), ["mamba"]),
+    ("unknown tower", "config.json", put("vision_config", "model_type", value="resnet"),
+     ["resnet"]),
+    ("unknown activation", "config.json", put("text_config", "hidden_act", value="relu7"),
+     ["relu7"]),
+    ("RoPE of an unknown type", "config.json",
+     put("text_config", "rope_parameters", "rope_type", value="spiral"), ["spiral"]),
+    ("no tokenizer", "tokenizer.json", remove, ["tokenizer"]),
+    ("tokenizer empty", "tokenizer.json", write(""), ["tokenizer.json"]),
+    ("tokenizer cut", "tokenizer.json", cut(0.5), ["tokenizer.json"]),
+    ("tokenizer of an unknown kind", "tokenizer.json", put("model", "type", value="Telepathy"),
+     ["Telepathy"]),
+    ("tokenizer configuration cut", "tokenizer_config.json", cut(0.5), ["tokenizer_config.json"]),
+    ("chat template broken", "chat_template.jinja", write("{% for x in %}"), ["chat_template"]),
+    ("chat template unsupported", "chat_template.jinja", write("{% include 'x' %}"), ["include"]),
+    ("generation settings cut", "generation_config.json", cut(0.5), ["generation_config.json"]),
+]
+# (key..., value): each names the key or, where another field betrays it, at least ends in one line.
+for *keys, value in [
+        ("text_config", "hidden_size", 0), ("text_config", "hidden_size", -3),
+        ("text_config", "hidden_size", 10**18), ("text_config", "hidden_size", "large"),
+        ("text_config", "hidden_size", 1.5), ("text_config", "num_hidden_layers", 10**9),
+        ("text_config", "num_hidden_layers", 0), ("text_config", "vocab_size", 2**62),
+        ("text_config", "vocab_size", 0), ("text_config", "num_attention_heads", 0),
+        ("text_config", "num_key_value_heads", 3), ("text_config", "num_key_value_heads", -2),
+        ("text_config", "head_dim", 0), ("text_config", "head_dim", 2**33),
+        ("text_config", "intermediate_size", -1), ("text_config", "rms_norm_eps", "tiny"),
+        ("text_config", "max_position_embeddings", -1), ("vision_config", "image_size", 0),
+        ("vision_config", "image_size", 2**31), ("vision_config", "patch_size", 0),
+        ("vision_config", "patch_size", -14), ("vision_config", "patch_size", 2**20),
+        ("vision_config", "num_attention_heads", 5), ("vision_config", "hidden_size", 2**40),
+        ("vision_config", "num_hidden_layers", -1), ("vision_config", "layer_norm_eps", []),
+        ("vision_feature_layer", 99), ("vision_feature_layer", -99)]:
+    DAMAGED_MODELS.append(
+        (f"{'.'.join(keys)} = {value!r}", "config.json", put(*keys, value=value), []))
+
+DAMAGED_SHARDED_MODELS = [
+    ("shard missing", SHARD, remove, [SHARD]),
+    ("shard cut", SHARD, cut(0.5), [SHARD]),
+    ("index cut", INDEX, cut(0.5), [INDEX]),
+    ("index without a map", INDEX, write("{}"), [INDEX, "weight_map"]),
+    ("index that leaves the folder", INDEX,
+     index(lambda m: m.update({some_tensor(m): "../../secret.safetensors"})), ["../../secret"]),
+    ("index with an absolute path", INDEX,
+     index(lambda m: m.update({some_tensor(m): "/etc/passwd"})), ["/etc/passwd"]),
+    ("index that names the wrong shard", INDEX, index(swap_two_shards), []),
+    ("index that lacks a tensor", INDEX, index(lambda m: m.pop(some_tensor(m))), []),
+]
+
+# (what, name, content, words): pictures that are none; status 1.
+GIF = b"GIF89a\1\0\1\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\1\0\1\0\0\2\2D\1\0;"
+
+
+def huge_png():
+    """A sound PNG header that promises a picture of 10^10 pixels."""
+    ihdr = b"IHDR" + struct.pack(">IIBBBBB", 100000, 100000, 8, 2, 0, 0, 0)
+    return (b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + ihdr +
+            struct.pack(">I", zlib.crc32(ihdr)) + bytes(64))
+
+
+BAD_PICTURES = [
+    ("zero bytes", "empty.png", lambda: b"", ["empty"]),
+    ("text", "text.png", lambda: b"This is not a picture.\n", []),
+    ("text named .jpg", "text.jpg", lambda: b"<html><body>404</body></html>", []),
+    ("PNG cut", "cut.png", lambda: PICTURE.read_bytes()[:2000], []),
+    ("PNG cut in its header", "head.png", lambda: PICTURE.read_bytes()[:20], []),
+    ("PNG of 10^10 pixels", "huge.png", huge_png, []),
+    ("JPEG cut", "cut.jpg", lambda: JPEG.read_bytes()[:len(JPEG.read_bytes()) * 6 // 10], []),
+    ("JPEG of three bytes", "head.jpg", lambda: b"\xff\xd8\xff", []),
+    ("GIF", "still.gif", lambda: GIF, ["GIF"]),
+    ("WebP", "photo.webp", lambda: b"RIFF\x24\0\0\0WEBPVP8 " + bytes(40), ["WebP"]),
+]
+
+# (arguments, status, words): a request that is wrong in itself, None: with status 1 or 2.
+IMAGE = ["--image", "{picture}"]
+BAD_REQUESTS = [
+    (["--picture", "cat.png"], 2, ["--picture"]),
+    ([*IMAGE, "--kv", "f61"], 2, ["f61", "f16"]),
+    ([*IMAGE, "--kv", "f16,bits=2"], 2, ["bits"]),
+    ([*IMAGE, "--kv", "f16 + "], 2, ["--kv"]),
+    ([*IMAGE, "--kv", ""], 2, ["--kv"]),
+    ([*IMAGE, "--kv"], 2, ["--kv"]),
+    ([*IMAGE, "-n", "many"], 2, ["many"]),
+    ([*IMAGE, "-n", "-1"], 2, ["-1"]),
+    ([*IMAGE, "-n", "99999999999999999999"], 2, ["99999999999999999999"]),
+    ([*IMAGE, "--temp", "warm"], 2, ["warm"]),
+    ([*IMAGE, "--temp", "-1"], 2, ["-1"]),
+    ([*IMAGE, "--temp", "nan"], 2, ["nan"]),
+    ([*IMAGE, "--top-p", "1.5"], 2, ["1.5"]),
+    ([*IMAGE, "--top-k", "-5"], 2, ["-5"]),
+    ([*IMAGE, "--repeat-penalty", "0"], 2, ["0"]),
+    ([*IMAGE, "--threads", "0"], 2, ["0"]),
+    ([*IMAGE, "--threads", "1000000"], 2, ["1000000"]),
+    ([*IMAGE, "--dtype", "f64"], 2, ["f64"]),
+    ([*IMAGE, "--device", "tpu"], 2, ["tpu"]),
+    (["--batch", "{folder}/in.jsonl"], 2, ["--out"]),
+    (["--out", "{folder}/out.jsonl"], 2, ["--batch"]),
+    (["-p", "<image>\nwhat is it?"], None, ["image"]),
+    ([*IMAGE, *IMAGE, "-p", "<image>\nwhat is it?"], None, ["image", "2", "1"]),
+    ([*IMAGE, "-p", "what is in the scene? " * 200], None, ["512"]),
+    (["--image", "{folder}"], 1, ["{folder}", "director"]),
+    (["--image", "{folder}/gone.png"], 1, ["{folder}/gone.png"]),
+    (["--image", ""], None, []),
+    (["--batch", "{folder}/gone.jsonl", "--out", "{folder}/out.jsonl"], 1, ["{folder}/gone.jsonl"]),
+    (["--batch", "{folder}", "--out", "{folder}/out.jsonl"], 1, ["{folder}"]),
+    (["--batch", "{batch}", "--out", "{folder}/no/such/out.jsonl"], 1, ["{folder}/no/such"]),
+    (["--batch", "{batch}", "--out", "{folder}"], 1, ["{folder}"]),
+    (["--batch", "{batch}", "--out", "/dev/full"], 1, ["/dev/full"]),
+    (["--batch", "{batch}", "--out", "{batch}"], None, ["{batch}"]),
+]
+
+
+class VlmRun(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="kvlm-cli-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+
+    def checkpoint(self, source):
+        """A copy that may be damaged, without the tensors that only the golden test reads."""
+        shutil.rmtree(self.folder / "model", ignore_errors=True)
+        return Path(shutil.copytree(source, self.folder / "model",
+                                    ignore=shutil.ignore_patterns("golden.safetensors")))
+
+    def assert_refused(self, result, status, words):
+        """One sentence; status None: 1 or 2."""
+        stderr = result.stderr.decode("utf-8", "replace")
+        self.assertNotIn("Sanitizer", stderr)
+        self.assertNotIn("runtime error", stderr)
+        self.assertIn(result.returncode, (1, 2) if status is None else (status,), stderr)
+        self.assertTrue(stderr.startswith("vlm-run: "), stderr)
+        self.assertTrue(stderr.endswith("\n"), stderr)
+        self.assertEqual(len(stderr.splitlines()), 1, stderr)
+        self.assertLess(len(stderr), 1000, "a message is a sentence")
+        for word in words:
+            self.assertIn(word, stderr)
+        self.assertEqual(result.stdout, b"")
+
+    def assert_sound(self, result, status=0):
+        stderr = result.stderr.decode("utf-8", "replace")
+        self.assertNotIn("Sanitizer", stderr)
+        self.assertEqual(result.returncode, status, stderr)
+
+
+class Requests(VlmRun):
+    def test_the_golden_model_answers(self):
+        result = run("-m", MODEL, "--image", PICTURE, "-p", "what is in the scene?", "-n", 4)
+        self.assert_sound(result)
+        self.assertNotEqual(result.stdout.strip(), b"")
+
+    def test_a_wrong_request_is_refused_in_one_sentence(self):
+        batch = self.folder / "batch.jsonl"
+        batch.write_text(json.dumps({"id": 1, "image": str(PICTURE)}) + "\n")
+        names = {"folder": str(self.folder), "picture": str(PICTURE), "batch": str(batch)}
+        for arguments, status, words in BAD_REQUESTS:
+            with self.subTest(" ".join(arguments)[:80]):
+                arguments = [argument.format(**names) for argument in arguments]
+                result = run("-m", MODEL, *arguments)
+                self.assert_refused(result, status, [word.format(**names) for word in words])
+        self.assertEqual(json.loads(batch.read_text())["id"], 1, "the input was overwritten")
+
+    def test_a_bad_picture_is_refused_in_one_sentence(self):
+        for what, name, content, words in BAD_PICTURES:
+            with self.subTest(what):
+                picture = self.folder / name
+                picture.write_bytes(content())
+                result = run("-m", MODEL, "--image", picture, "-p", "what is it?")
+                self.assert_refused(result, 1, [name, *words])
+
+    def test_a_full_disk_under_stdout_is_reported(self):
+        with open("/dev/full", "wb") as full:
+            result = subprocess.run(
+                [PROGRAM, "-m", MODEL, "-q", "--image", PICTURE, "-n", "4"],
+                stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=TIMEOUT_S)
+        result.stdout = b""
+        self.assert_refused(result, 1, [])
+
+
+class Models(VlmRun):
+    def refused(self, folder, words):
+        result = run("-m", folder, "--image", PICTURE, "-p", "what is it?", "-n", 2)
+        self.assert_refused(result, 1, words)
+
+    def test_a_model_that_is_not_there_is_refused(self):
+        self.refused(self.folder / "nowhere", ["nowhere"])
+
+    def test_an_empty_folder_is_refused(self):
+        self.refused(self.folder, [str(self.folder), "config.json"])
+
+    def test_a_file_in_place_of_a_folder_is_refused(self):
+        self.refused(PICTURE, [PICTURE.name])
+
+    def test_a_damaged_model_is_refused_in_one_sentence(self):
+        for source, damages in ((MODEL, DAMAGED_MODELS), (SHARDED, DAMAGED_SHARDED_MODELS)):
+            for what, file, damage, words in damages:
+                with self.subTest(what):
+                    folder = self.checkpoint(source)
+                    damage(folder / file)
+                    self.refused(folder, words)
+
+
+class Batches(VlmRun):
+    def setUp(self):
+        super().setUp()
+        self.input = self.folder / "in.jsonl"
+        self.output = self.folder / "out.jsonl"
+
+    def write_input(self, records, extra=()):
+        lines = [json.dumps({"id": i, "image": str(PICTURE), "prompt": "what is it?"})
+                 for i in range(records)]
+        for at, line in extra:
+            lines.insert(at, line)
+        self.input.write_text("\n".join(lines) + "\n")
+
+    def batch(self, tokens=4, **options):
+        return run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", tokens,
+                   **options)
+
+    def records(self):
+        """The whole lines of the output; every one must be JSON."""
+        lines = self.output.read_bytes().split(b"\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def ids(self):
+        return sorted(record["id"] for record in self.records() if "text" in record)
+
+    def test_a_malformed_line_is_reported_and_the_others_are_done(self):
+        for line in ['{"id": 99, "image": ', "[1, 2]", '{"image": "x.png"}', "\xff not JSON"]:
+            with self.subTest(line):
+                self.output.unlink(missing_ok=True)
+                self.write_input(3, [(1, line)])
+                result = self.batch()
+                self.assert_sound(result, 1)
+                self.assertEqual(self.ids(), [0, 1, 2])
+                self.assertIn("2", result.stderr.decode() + self.output.read_text())
+
+    def test_a_record_that_fails_says_so_and_the_others_are_done(self):
+        lost = json.dumps({"id": "lost", "image": str(self.folder / "gone.png")})
+        self.write_input(2, [(1, lost)])
+        self.assert_sound(self.batch(), 1)
+        self.assertEqual(self.ids(), [0, 1])
+        (failed,) = [record for record in self.records() if "error" in record]
+        self.assertEqual(failed["id"], "lost")
+        self.assertIn("gone.png", failed["error"])
+
+    def test_a_second_start_skips_what_is_done(self):
+        self.write_input(3)
+        self.assert_sound(self.batch())
+        done = self.output.read_bytes()
+        self.assert_sound(self.batch())
+        self.assertEqual(self.output.read_bytes(), done)
+        self.write_input(5)
+        self.assert_sound(self.batch())
+        self.assertTrue(self.output.read_bytes().startswith(done))
+        self.assertEqual(self.ids(), [0, 1, 2, 3, 4])
+
+    def test_a_torn_last_line_is_repaired(self):
+        self.write_input(4)
+        self.assert_sound(self.batch())
+        whole = self.output.read_bytes()
+        for torn in (whole[:-1], whole[:-10], whole[:len(whole) // 2]):
+            with self.subTest(length=len(torn)):
+                self.output.write_bytes(torn)
+                self.assert_sound(self.batch())
+                self.assertEqual(self.ids(), [0, 1, 2, 3])
+                self.assertEqual(len(self.records()), 4)
+
+    def test_a_full_disk_keeps_what_was_finished(self):
+        self.write_input(40)
+        limit = 2000  # bytes a file may have; writing on fails as on a full disk
+
+        def full_disk():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        result = self.batch(preexec_fn=full_disk)
+        self.assert_sound(result, 1)
+        self.assertIn("out.jsonl", result.stderr.decode())
+        self.assertLessEqual(self.output.stat().st_size, limit)
+        kept = self.ids()
+        self.assertGreaterEqual(len(kept), 1)
+        self.assertEqual(kept, sorted(set(kept)))
+        self.assert_sound(self.batch())  # room again
+        self.assertEqual(self.ids(), list(range(40)))
+
+    def interrupt(self, number):
+        self.write_input(5000)
+        process = subprocess.Popen(
+            [PROGRAM, "-m", MODEL, "--batch", self.input, "--out", self.output, "-n", "300"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while time.monotonic() < deadline and process.poll() is None:
+                with contextlib.suppress(FileNotFoundError):
+                    if b"\n" in self.output.read_bytes():
+                        break
+                time.sleep(0.02)
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
+        self.assertNotIn(b"Sanitizer", stderr)
+        self.assertEqual(process.returncode, 130, stderr.decode())
+        self.assertTrue(self.output.read_bytes().endswith(b"\n"))
+        kept = self.ids()
+        self.assertGreaterEqual(len(kept), 1)
+        self.assertLess(len(kept), 5000)
+
+    def test_an_interrupt_keeps_what_was_finished(self):
+        self.interrupt(signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+    unittest.main()
