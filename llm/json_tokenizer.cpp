@@ -1,1 +1,665 @@
+#include <fmt/format.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "llm/added_tokens.h"
+#include "llm/bpe.h"
+#include "llm/decode_chain.h"
+#include "llm/strict_json.h"
 #include "llm/tokenizer.h"
+#include "llm/unicode.h"
+
+namespace kvlm {
+
+namespace {
+
+using nlohmann::json;
+
+[[noreturn]] void corrupt(const std::string& name, const std::string& what) {
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, what));
+}
+
+[[noreturn]] void unsupported(const std::string& name, const std::string& what) {
+  throw Error(ErrorCode::kUnsupported, fmt::format("{}: {} is not built", name, what));
+}
+
+template <class T>
+T value_or(const json& object, const char* key, T fallback) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? fallback : found->template get<T>();
+}
+
+std::string type_of(const json& component) { return component.at("type").get<std::string>(); }
+
+/// A string of exactly one scalar.
+std::string scalar_field(const json& object, const char* key, const std::string& name) {
+  const auto text = object.at(key).get<std::string>();
+  if (text.empty() || utf8_step(text, 0).bytes != text.size()) {
+    corrupt(name, fmt::format("{} is \"{}\"; expected one character", key, text));
+  }
+  return text;
+}
+
+/// Part of the text between two added tokens.
+struct Piece {
+  std::string text;
+  bool at_start = false;  // begins where the whole text begins
+};
+
+// --- normalizers ---------------------------------------------------------------------------------
+
+struct NormalizeStep {
+  enum class Kind : uint8_t { kPrepend, kReplace, kNfc } kind;
+  std::string from;
+  std::string to;
+
+  std::string apply(const std::string& text) const;
+};
+
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  size_t done = 0;
+  for (size_t found; (found = text.find(from, done)) != text.npos; done = found + from.size()) {
+    out += text.substr(done, found - done);
+    out += to;
+  }
+  out += text.substr(done);
+  return out;
+}
+
+std::string NormalizeStep::apply(const std::string& text) const {
+  switch (kind) {
+    case Kind::kPrepend:
+      return text.empty() ? text : to + text;
+    case Kind::kReplace:
+      return replace_all(text, from, to);
+    case Kind::kNfc:
+      return to_nfc(text);
+  }
+  return text;
+}
+
+/// The literal of a pattern {"String": ...}; a regex is refused.
+std::string literal_pattern(const json& component, const std::string& what,
+                            const std::string& name) {
+  const json& pattern = component.at("pattern");
+  const auto literal = pattern.find("String");
+  if (literal == pattern.end()) unsupported(name, what + " with a pattern that is not a String");
+  auto text = literal->get<std::string>();
+  if (text.empty()) unsupported(name, what + " of the empty string");
+  return text;
+}
+
+void read_normalizer(const json& component, const std::string& name,
+                     std::vector<NormalizeStep>& steps) {
+  if (component.is_null()) return;
+  const std::string type = type_of(component);
+  if (type == "Sequence") {
+    for (const json& inner : component.at("normalizers")) read_normalizer(inner, name, steps);
+  } else if (type == "Prepend") {
+    steps.push_back(
+        {NormalizeStep::Kind::kPrepend, "", component.at("prepend").get<std::string>()});
+  } else if (type == "Replace") {
+    steps.push_back({NormalizeStep::Kind::kReplace,
+                     literal_pattern(component, "normalizer Replace", name),
+                     component.at("content").get<std::string>()});
+  } else if (type == "NFC") {
+    steps.push_back({NormalizeStep::Kind::kNfc, "", ""});
+  } else {
+    unsupported(name, "normalizer " + type);
+  }
+}
+
+// --- pre-tokenizers ------------------------------------------------------------------------------
+
+/// A compiled regular expression in the dialect of tokenizer.json (Oniguruma), run by PCRE2.
+class Regex {
+ public:
+  Regex(const std::string& pattern, const std::string& name) : name_(name) {
+    int code = 0;
+    size_t offset = 0;
+    const std::string translated = translate(pattern, name);
+    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                              PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &offset,
+                              nullptr));
+    if (code_ == nullptr) {
+      std::array<PCRE2_UCHAR, 256> text{};
+      pcre2_get_error_message(code, text.data(), text.size());
+      unsupported(name, fmt::format("the regular expression {} ({} at {})", pattern,
+                                    reinterpret_cast<const char*>(text.data()), offset));
+    }
+  }
+
+  /// Calls found(start, end) for every match, left to right, not overlapping, none empty.
+  template <class Found>
+  void for_each(std::string_view text, Found&& found) const {
+    const std::unique_ptr<pcre2_match_data, MatchDataFree> data(
+        pcre2_match_data_create_from_pattern(code_.get(), nullptr));
+    if (data == nullptr) throw Error(ErrorCode::kOutOfMemory, "no memory to match a text");
+    for (size_t pos = 0; pos < text.size();) {
+      const int count =
+          pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), pos,
+                      PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data.get(), nullptr);
+      if (count == PCRE2_ERROR_NOMATCH) return;
+      if (count < 0) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: its regular expression gives up on this text (PCRE2 {}); "
+                                "shorten the text",
+                                name_, count));
+      }
+      const size_t* ends = pcre2_get_ovector_pointer(data.get());
+      if (ends[1] <= ends[0] || ends[0] < pos) return;  // \K and the like; not in real files
+      found(ends[0], ends[1]);
+      pos = ends[1];
+    }
+  }
+
+ private:
+  struct CodeFree {
+    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+  };
+  struct MatchDataFree {
+    void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+  };
+
+  /// The pattern for PCRE2. What the two dialects read differently is refused, but for \s, which in
+  /// PCRE2 has U+180E (no White_Space) on top of Oniguruma's: the set is spelled out.
+  static std::string translate(std::string_view pattern, const std::string& name) {
+    constexpr std::string_view kSpaces =
+        "\\x09-\\x0D\\x20\\x85\\xA0\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}"
+        "\\x{205F}\\x{3000}";
+    const auto refuse = [&](std::string_view what) {
+      unsupported(name, fmt::format("{} in the regular expression {}", what, pattern));
+    };
+    std::string out;
+    size_t class_start = 0;  // just after '[' (and '^'); 0: outside a class
+    for (size_t i = 0; i < pattern.size(); ++i) {
+      const char c = pattern[i];
+      if (c == '\\' && i + 1 < pattern.size()) {
+        const char escaped = pattern[++i];
+        const bool letter = (escaped >= 'a' && escaped <= 'z') ||
+                            (escaped >= 'A' && escaped <= 'Z') ||
+                            (escaped >= '0' && escaped <= '9');
+        if (letter && std::string_view("pPsSdDrntx").find(escaped) == std::string_view::npos) {
+          refuse(fmt::format("\\{}", escaped));
+        }
+        if (escaped == 's' || escaped == 'S') {
+          if (class_start != 0 && escaped == 'S') refuse("\\S in a class");
+          if (class_start == 0) out += escaped == 's' ? "[" : "[^";
+          out += kSpaces;
+          if (class_start == 0) out += ']';
+        } else {
+          out += c;
+          out += escaped;
+        }
+        continue;
+      }
+      if (class_start != 0) {
+        if (c == '[') refuse("a class in a class");
+        if (c == '&' && pattern.substr(i).starts_with("&&")) refuse("&&");
+        if (c == ']' && i > class_start) class_start = 0;
+      } else if (c == '[') {
+        class_start = i + (pattern.substr(i + 1).starts_with('^') ? 2 : 1);
+        out += pattern.substr(i, class_start - i);
+        i = class_start - 1;
+        continue;
+      } else if (c == '^' || c == '$') {
+        refuse(std::string(1, c));
+      }
+      out += c;
+    }
+    return out;
+  }
+
+  std::string name_;
+  std::unique_ptr<pcre2_code, CodeFree> code_;
+};
+
+class PreTokenizer {
+ public:
+  virtual ~PreTokenizer() = default;
+  /// Appends the parts of `piece` (not empty) to `out`.
+  virtual void apply(Piece piece, std::vector<Piece>& out) const = 0;
+};
+
+void push_part(const Piece& piece, size_t start, size_t end, std::vector<Piece>& out) {
+  if (start == end) return;
+  out.push_back({piece.text.substr(start, end - start), piece.at_start && start == 0});
+}
+
+/// Cuts so that every match and everything between two is a piece.
+void split_isolated(const Regex& regex, const Piece& piece, std::vector<Piece>& out) {
+  size_t done = 0;
+  regex.for_each(piece.text, [&](size_t start, size_t end) {
+    push_part(piece, done, start, out);
+    push_part(piece, start, end, out);
+    done = end;
+  });
+  push_part(piece, done, piece.text.size(), out);
+}
+
+class SplitPreTokenizer final : public PreTokenizer {
+ public:
+  SplitPreTokenizer(const json& component, const std::string& name)
+      : regex_(pattern_of(component, name), name) {
+    const auto behavior = component.at("behavior").get<std::string>();
+    if (behavior != "Isolated") unsupported(name, "pre_tokenizer Split with behavior " + behavior);
+    // With Isolated, invert only swaps what is a match and what is not; the cuts are the same.
+  }
+  void apply(Piece piece, std::vector<Piece>& out) const override {
+    split_isolated(regex_, piece, out);
+  }
+
+ private:
+  static std::string pattern_of(const json& component, const std::string& name) {
+    const json& pattern = component.at("pattern");
+    const auto regex = pattern.find("Regex");
+    if (regex == pattern.end()) unsupported(name, "pre_tokenizer Split without a Regex");
+    return regex->get<std::string>();
+  }
+  Regex regex_;
+};
+
+class ByteLevelPreTokenizer final : public PreTokenizer {
+ public:
+  ByteLevelPreTokenizer(const json& component, const std::string& name)
+      : add_prefix_space_(value_or(component, "add_prefix_space", true)) {
+    if (!value_or(component, "use_regex", true)) return;
+    // Radford et al. 2019 (GPT-2), the expression of its encoder.
+    regex_.emplace(R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
+                   name);
+  }
+  void apply(Piece piece, std::vector<Piece>& out) const override {
+    if (add_prefix_space_ && !piece.text.starts_with(' ')) piece.text.insert(0, 1, ' ');
+    const size_t first = out.size();
+    if (regex_) {
+      split_isolated(*regex_, piece, out);
+    } else {
+      out.push_back(std::move(piece));
+    }
+    for (size_t i = first; i < out.size(); ++i) {
+      std::string mapped;
+      for (const char c : out[i].text) {
+        append_utf8(mapped, byte_level_char(static_cast<unsigned char>(c)));
+      }
+      out[i].text = std::move(mapped);
+    }
+  }
+
+ private:
+  bool add_prefix_space_;
+  std::optional<Regex> regex_;
+};
+
+enum class PrependScheme : uint8_t { kAlways, kFirst, kNever };
+
+/// Old files say add_prefix_space where new ones have prepend_scheme.
+PrependScheme prepend_scheme(const json& component, const std::string& name) {
+  const auto scheme = value_or<std::string>(component, "prepend_scheme", "always");
+  if (!value_or(component, "add_prefix_space", true)) return PrependScheme::kNever;
+  if (scheme == "always") return PrependScheme::kAlways;
+  if (scheme == "first") return PrependScheme::kFirst;
+  if (scheme == "never") return PrependScheme::kNever;
+  unsupported(name, "Metaspace with prepend_scheme " + scheme);
+}
+
+class MetaspacePreTokenizer final : public PreTokenizer {
+ public:
+  MetaspacePreTokenizer(const json& component, const std::string& name)
+      : replacement_(scalar_field(component, "replacement", name)),
+        scheme_(prepend_scheme(component, name)),
+        split_(value_or(component, "split", true)) {}
+
+  void apply(Piece piece, std::vector<Piece>& out) const override {
+    piece.text = replace_all(piece.text, " ", replacement_);
+    const bool prepend =
+        scheme_ == PrependScheme::kAlways || (scheme_ == PrependScheme::kFirst && piece.at_start);
+    if (prepend && !piece.text.starts_with(replacement_)) piece.text.insert(0, replacement_);
+    if (!split_) {
+      out.push_back(std::move(piece));
+      return;
+    }
+    size_t done = 0;
+    for (size_t cut; (cut = piece.text.find(replacement_, done + 1)) != std::string::npos;) {
+      push_part(piece, done, cut, out);
+      done = cut;
+    }
+    push_part(piece, done, piece.text.size(), out);
+  }
+
+ private:
+  std::string replacement_;
+  PrependScheme scheme_;
+  bool split_;
+};
+
+void read_pre_tokenizer(const json& component, const std::string& name,
+                        std::vector<std::unique_ptr<PreTokenizer>>& steps) {
+  if (component.is_null()) return;
+  const std::string type = type_of(component);
+  if (type == "Sequence") {
+    for (const json& inner : component.at("pretokenizers")) read_pre_tokenizer(inner, name, steps);
+  } else if (type == "Split") {
+    steps.push_back(std::make_unique<SplitPreTokenizer>(component, name));
+  } else if (type == "ByteLevel") {
+    steps.push_back(std::make_unique<ByteLevelPreTokenizer>(component, name));
+  } else if (type == "Metaspace") {
+    steps.push_back(std::make_unique<MetaspacePreTokenizer>(component, name));
+  } else {
+    unsupported(name, "pre_tokenizer " + type);
+  }
+}
+
+// --- post-processor ------------------------------------------------------------------------------
+
+struct Affixes {
+  std::vector<int32_t> before;
+  std::vector<int32_t> after;
+};
+
+void read_template(const json& component, const std::string& name, Affixes& affixes) {
+  const json& specials = component.at("special_tokens");
+  std::vector<int32_t> before;
+  std::vector<int32_t> after;
+  bool seen_text = false;
+  for (const json& part : component.at("single")) {
+    if (part.contains("Sequence")) {
+      if (seen_text || part["Sequence"].at("id") != "A") {
+        corrupt(name, "post_processor TemplateProcessing: single is not one text A");
+      }
+      seen_text = true;
+      continue;
+    }
+    const auto token = part.at("SpecialToken").at("id").get<std::string>();
+    for (const json& id : specials.at(token).at("ids")) {
+      const int64_t value = id.is_number_integer() ? id.get<int64_t>() : -1;
+      if (value < 0 || value > kMaxTokenId) {
+        corrupt(name, fmt::format("post_processor: \"{}\" has id {}", token, id.dump()));
+      }
+      (seen_text ? after : before).push_back(static_cast<int32_t>(value));
+    }
+  }
+  if (!seen_text) corrupt(name, "post_processor TemplateProcessing: single has no text A");
+  affixes.before.insert(affixes.before.begin(), before.begin(), before.end());
+  affixes.after.insert(affixes.after.end(), after.begin(), after.end());
+}
+
+void read_post_processor(const json& component, const std::string& name, Affixes& affixes) {
+  if (component.is_null()) return;
+  const std::string type = type_of(component);
+  if (type == "Sequence") {
+    for (const json& inner : component.at("processors")) read_post_processor(inner, name, affixes);
+  } else if (type == "TemplateProcessing") {
+    read_template(component, name, affixes);
+  } else if (type != "ByteLevel") {  // which only moves offsets
+    unsupported(name, "post_processor " + type);
+  }
+}
+
+// --- decoder -------------------------------------------------------------------------------------
+
+void read_decoder(const json& component, const std::string& name, std::vector<DecodeStep>& steps) {
+  const std::string type = type_of(component);
+  using Kind = DecodeStep::Kind;
+  if (type == "Sequence") {
+    for (const json& inner : component.at("decoders")) read_decoder(inner, name, steps);
+  } else if (type == "Replace") {
+    steps.push_back({.kind = Kind::kReplace,
+                     .from = literal_pattern(component, "decoder Replace", name),
+                     .to = component.at("content").get<std::string>()});
+  } else if (type == "ByteFallback") {
+    steps.push_back({.kind = Kind::kByteFallback, .from = "", .to = ""});
+  } else if (type == "Fuse") {
+    steps.push_back({.kind = Kind::kFuse, .from = "", .to = ""});
+  } else if (type == "Strip") {
+    const auto count = [&](const char* key) {
+      const json& value = component.at(key);
+      if (!value.is_number_unsigned()) corrupt(name, fmt::format("decoder Strip: bad {}", key));
+      return value.get<size_t>();
+    };
+    steps.push_back({.kind = Kind::kStrip,
+                     .from = scalar_field(component, "content", name),
+                     .to = "",
+                     .left = count("start"),
+                     .right = count("stop")});
+  } else if (type == "ByteLevel") {
+    steps.push_back({.kind = Kind::kByteLevel, .from = "", .to = ""});
+  } else if (type == "Metaspace") {
+    steps.push_back({.kind = Kind::kMetaspace,
+                     .from = scalar_field(component, "replacement", name),
+                     .to = "",
+                     .strip_first = prepend_scheme(component, name) != PrependScheme::kNever});
+  } else {
+    unsupported(name, "decoder " + type);
+  }
+}
+
+// --- the pipeline --------------------------------------------------------------------------------
+
+class JsonTokenizer final : public Tokenizer {
+ public:
+  JsonTokenizer(const json& file, const TokenizerConfig& config, const std::string& name)
+      : name_(name), bpe_(file.at("model"), name) {
+    read_normalizer(value_or(file, "normalizer", json()), name, normalizer_);
+    read_pre_tokenizer(value_or(file, "pre_tokenizer", json()), name, pre_tokenizer_);
+    read_post_processor(value_or(file, "post_processor", json()), name, affixes_);
+    if (const json decoder = value_or(file, "decoder", json()); !decoder.is_null()) {
+      read_decoder(decoder, name, decoder_);
+    } else {
+      decoder_.push_back({.kind = DecodeStep::Kind::kJoinSpaces, .from = "", .to = ""});
+    }
+    read_added_tokens(value_or(file, "added_tokens", json::array()), config);
+    const auto id_of_token = [this](const std::optional<std::string>& token) {
+      return token ? id_of(*token) : std::nullopt;
+    };
+    bos_id_ = id_of_token(config.bos_token);
+    eos_id_ = id_of_token(config.eos_token);
+  }
+
+  using Tokenizer::encode;
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options) const override {
+    if (!is_valid_utf8(text)) {
+      throw Error(ErrorCode::kInvalidArgument, "the text to encode is not valid UTF-8");
+    }
+    std::vector<int32_t> ids;
+    if (options.add_special_tokens) ids = affixes_.before;
+    if (options.parse_special) {
+      for (const TextPart& part : raw_splitter_.split(text)) {
+        if (part.id) {
+          ids.push_back(*part.id);
+        } else {
+          encode_part(part.text, part.text.data() == text.data(), options, ids);
+        }
+      }
+    } else if (!text.empty()) {
+      encode_part(text, true, options, ids);
+    }
+    if (options.add_special_tokens) {
+      ids.insert(ids.end(), affixes_.after.begin(), affixes_.after.end());
+    }
+    return ids;
+  }
+
+  std::string decode(std::span<const int32_t> ids, bool skip_special) const override {
+    DecodeChain chain(decoder_);
+    std::string text;
+    for (const int32_t id : ids) {
+      if (const std::string* token = shown_token(id, skip_special)) text += chain.push(*token);
+    }
+    return text + chain.finish();
+  }
+
+  std::unique_ptr<TextStream> stream(bool skip_special) const override {
+    class Stream final : public TextStream {
+     public:
+      Stream(const JsonTokenizer& tokenizer, bool skip_special)
+          : tokenizer_(tokenizer), skip_special_(skip_special), chain_(tokenizer.decoder_) {}
+      std::string push(int32_t id) override {
+        const std::string* token = tokenizer_.shown_token(id, skip_special_);
+        return token != nullptr ? chain_.push(*token) : "";
+      }
+      std::string finish() override { return chain_.finish(); }
+
+     private:
+      const JsonTokenizer& tokenizer_;
+      bool skip_special_;
+      DecodeChain chain_;
+    };
+    return std::make_unique<Stream>(*this, skip_special);
+  }
+
+  int32_t vocab_size() const noexcept override {
+    return std::max(bpe_.vocab_size(), added_.empty() ? 0 : added_.rbegin()->first + 1);
+  }
+  std::optional<int32_t> id_of(std::string_view token) const override {
+    const auto added = added_ids_.find(token);
+    return added != added_ids_.end() ? added->second : bpe_.id_of(token);
+  }
+  std::string token_of(int32_t id) const override {
+    const std::string* token = shown_token(id, false);
+    return token != nullptr ? *token : "";
+  }
+  std::optional<int32_t> bos_id() const noexcept override { return bos_id_; }
+  std::optional<int32_t> eos_id() const noexcept override { return eos_id_; }
+
+ private:
+  void read_added_tokens(const json& list, const TokenizerConfig& config) {
+    if (!list.is_array()) corrupt(name_, "added_tokens is not an array");
+    for (const json& value : list) {
+      AddedToken token;
+      const json& id = value.at("id");
+      const int64_t number = id.is_number_integer() ? id.get<int64_t>() : -1;
+      token.content = value.at("content").get<std::string>();
+      if (number < 0 || number > kMaxTokenId) {
+        corrupt(name_, fmt::format("added token \"{}\" has id {}; expected 0 to {}", token.content,
+                                   id.dump(), kMaxTokenId));
+      }
+      token.id = static_cast<int32_t>(number);
+      token.special = value_or(value, "special", false);
+      token.normalized = value_or(value, "normalized", !token.special);
+      token.lstrip = value_or(value, "lstrip", false);
+      token.rstrip = value_or(value, "rstrip", false);
+      token.single_word = value_or(value, "single_word", false);
+      add(token, false);
+    }
+    for (const AddedToken& token : config.added_tokens) add(token, true);
+    // Special tokens win where two have the same text to match, as in the reference.
+    for (const bool special : {true, false}) {
+      for (const auto& [id, token] : added_) {
+        if (token.special != special) continue;
+        if (token.normalized) {
+          normalized_splitter_.add(token, normalize(token.content));
+        } else {
+          raw_splitter_.add(token, token.content);
+        }
+      }
+    }
+    barred_.resize(static_cast<size_t>(vocab_size()));
+    for (const auto& [id, token] : added_) {
+      if (token.special) barred_[static_cast<size_t>(id)] = true;
+    }
+  }
+
+  /// An added token from the file, or from the configuration beside it, which may only change how
+  /// one of the file's matches or bring new ones.
+  void add(const AddedToken& token, bool from_config) {
+    if (token.content.empty()) return;
+    const auto known = id_of(token.content);
+    const auto old = added_.find(token.id);
+    const std::string* model_token = bpe_.token(token.id);
+    const bool same_old = old == added_.end() || old->second.content == token.content;
+    const bool same_model = model_token == nullptr || *model_token == token.content;
+    if ((known && *known != token.id) || !same_old || (from_config && !same_model)) {
+      corrupt(name_, fmt::format("added token \"{}\" has id {}, which is {}; the tokenizer files "
+                                 "do not belong together",
+                                 token.content, token.id,
+                                 known ? fmt::format("{} elsewhere", *known)
+                                       : fmt::format("\"{}\" elsewhere", token_of(token.id))));
+    }
+    added_[token.id] = token;
+    added_ids_[token.content] = token.id;
+  }
+
+  std::string normalize(std::string_view text) const {
+    std::string normal(text);
+    for (const NormalizeStep& step : normalizer_) normal = step.apply(normal);
+    return normal;
+  }
+
+  /// Ids of what lies between two added tokens of the raw text.
+  void encode_part(std::string_view text, bool at_start, const EncodeOptions& options,
+                   std::vector<int32_t>& ids) const {
+    const std::string normal = normalize(text);
+    if (normal.empty()) return;
+    if (!options.parse_special) {
+      encode_piece({normal, at_start}, options, ids);
+      return;
+    }
+    for (const TextPart& part : normalized_splitter_.split(normal)) {
+      if (part.id) {
+        ids.push_back(*part.id);
+      } else {
+        const bool first = at_start && part.text.data() == normal.data();
+        encode_piece({std::string(part.text), first}, options, ids);
+      }
+    }
+  }
+
+  void encode_piece(Piece piece, const EncodeOptions& options, std::vector<int32_t>& ids) const {
+    std::vector<Piece> pieces;
+    pieces.push_back(std::move(piece));
+    for (const auto& step : pre_tokenizer_) {
+      std::vector<Piece> split;
+      for (Piece& whole : pieces) step->apply(std::move(whole), split);
+      pieces = std::move(split);
+    }
+    static const std::vector<bool> kNoneBarred;
+    for (const Piece& part : pieces) {
+      bpe_.encode(part.text, options.parse_special ? kNoneBarred : barred_, ids);
+    }
+  }
+
+  /// The string that stands for `id` in the decoder's list; null if none does.
+  const std::string* shown_token(int32_t id, bool skip_special) const {
+    const auto added = added_.find(id);
+    if (added == added_.end()) return bpe_.token(id);
+    return skip_special && added->second.special ? nullptr : &added->second.content;
+  }
+
+  std::string name_;
+  Bpe bpe_;
+  std::vector<NormalizeStep> normalizer_;
+  std::vector<std::unique_ptr<PreTokenizer>> pre_tokenizer_;
+  Affixes affixes_;
+  std::vector<DecodeStep> decoder_;
+  std::map<int32_t, AddedToken> added_;
+  std::map<std::string, int32_t, std::less<>> added_ids_;
+  AddedTokenSplitter raw_splitter_;         // normalized: false
+  AddedTokenSplitter normalized_splitter_;  // normalized: true
+  std::vector<bool> barred_;                // by id: special
+  std::optional<int32_t> bos_id_;
+  std::optional<int32_t> eos_id_;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_json_tokenizer(std::string_view text, const TokenizerConfig& config,
+                                               const std::string& name) {
+  const json file = parse_strict_json(text, name);
+  if (!file.is_object()) corrupt(name, "expected a JSON object");
+  try {
+    return std::make_unique<JsonTokenizer>(file, config, name);
+  } catch (const json::exception& error) {
+    corrupt(name, error.what());
+  }
+}
+
+}  // namespace kvlm
