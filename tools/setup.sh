@@ -13,7 +13,7 @@ packages=(
   libhwy-dev               # SIMD with run-time dispatch
   nlohmann-json3-dev       # checkpoint and config files
   libcli11-dev             # command lines
-  libjpeg-dev libstb-dev   # JPEG, PNG, BMP
+  libjpeg-dev libpng-dev   # JPEG, PNG
   libsentencepiece-dev     # LLaMA tokenizers
   libpcre2-dev libutf8proc-dev          # byte-level BPE tokenizers
   libgtest-dev libgmock-dev libbenchmark-dev

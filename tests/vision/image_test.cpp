@@ -1,0 +1,281 @@
+#include "vision/image.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <jpeglib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/vision/test_images.h"
+
+namespace kvlm {
+namespace {
+
+using namespace std::string_literals;
+using test::crc32;
+using test::data_file;
+using test::data_folder;
+using test::error_of;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string message_of(ErrorCode code, std::span<const std::byte> bytes) {
+  return error_of(code, [&] { decode_image(bytes, "cat.png"); });
+}
+
+std::string message_of(ErrorCode code, std::string_view bytes) {
+  return message_of(code, std::as_bytes(std::span(bytes)));
+}
+
+/// A file or folder that is removed at the end of a test.
+class TemporaryFile {
+ public:
+  TemporaryFile(const std::string& name, std::string_view content)
+      : path_(std::filesystem::temp_directory_path() /
+              ("kvlm_" + std::to_string(getpid()) + "_" + name)) {
+    std::ofstream(path_, std::ios::binary) << content;
+  }
+  ~TemporaryFile() { std::filesystem::remove(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(Image, EveryFixtureEqualsPillow) {
+  for (auto& in : test::goldens("decode")) {
+    std::string name;
+    int width, height;
+    in >> name >> width >> height;
+    const uint32_t expected = test::read_crc(in);
+    const Image image = load_image(data_folder() / name);
+    EXPECT_EQ(image.width, width) << name;
+    EXPECT_EQ(image.height, height) << name;
+    EXPECT_EQ(crc32(image), expected) << name;
+  }
+}
+
+TEST(Image, OrientationCanBeIgnored) {
+  const Image upright = load_image(data_folder() / "orientation1.jpg");
+  for (int value = 2; value <= 8; ++value) {
+    const auto path = data_folder() / ("orientation" + std::to_string(value) + ".jpg");
+    EXPECT_EQ(load_image(path, Orientation::kIgnore).rgb, upright.rgb) << value;
+    EXPECT_NE(load_image(path).rgb, upright.rgb) << value;
+  }
+}
+
+TEST(Image, OrientationSix) {  // the one of a telephone held upright: turn to the right
+  const Image stored = load_image(data_folder() / "orientation6.jpg", Orientation::kIgnore);
+  const Image upright = load_image(data_folder() / "orientation6.jpg");
+  ASSERT_EQ(upright.height, stored.width);
+  ASSERT_EQ(upright.width, stored.height);
+  // The first stored row is the right column.
+  const auto last = static_cast<size_t>(upright.width - 1) * 3;
+  EXPECT_EQ(upright.rgb[last], stored.rgb[0]);
+  EXPECT_EQ(upright.rgb[last + 1], stored.rgb[1]);
+}
+
+TEST(Image, MissingDirectoryAndEmpty) {
+  EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [] { load_image("/no/such/cat.png"); }),
+              AllOf(HasSubstr("/no/such/cat.png does not exist"), HasSubstr("give the path")));
+  EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [] { load_image(data_folder()); }),
+              HasSubstr("is a directory"));
+  const TemporaryFile empty("empty.png", "");
+  EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { load_image(empty.path()); }),
+              AllOf(HasSubstr("empty.png"), HasSubstr("is empty (zero bytes)")));
+}
+
+TEST(Image, TextIsCalledText) {
+  const TemporaryFile text("note.png", "This is a note.\nIt is not a picture: \xc3\xa9.\n");
+  EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { load_image(text.path()); }),
+              AllOf(HasSubstr("note.png"), HasSubstr("is text, not an image")));
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, "<!DOCTYPE html><html>"), HasSubstr("is text"));
+  EXPECT_THAT(
+      message_of(ErrorCode::kCorruptFile, "BMW builds cars, not pictures, and has done so."),
+      HasSubstr("is text"));
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, "\x01\x02\x03\x04"s), HasSubstr("no image"));
+}
+
+TEST(Image, OtherFormatsAreNamed) {
+  const std::vector<std::pair<std::string, std::string>> files = {
+      {"GIF89a\1\0\1\0"s, "a GIF file"},
+      {"GIF87a\1\0\1\0"s, "a GIF file"},
+      {"RIFF\x24\0\0\0WEBPVP8 "s, "a WebP file"},
+      {"II*\0\x08\0\0\0"s, "a TIFF file"},
+      {"MM\0*\0\0\0\x08"s, "a TIFF file"},
+      {"\0\0\0\x18"
+       "ftypheic\0\0\0\0"s,
+       "a HEIC file"},
+      {"\0\0\0\x18"
+       "ftypmif1\0\0\0\0"s,
+       "a HEIC file"},
+      {"\0\0\0\x18"
+       "ftypavif\0\0\0\0"s,
+       "an AVIF file"},
+      {"\0\0\0\x18"
+       "ftypisom\0\0\0\0"s,
+       "a video (MP4) file"},
+      {"\0\0\0\x0cJXL \r\n\x87\n"s, "a JPEG XL file"},
+      {"\0\0\0\x0cjP  \r\n\x87\n"s, "a JPEG 2000 file"},
+      {"8BPS\0\1"s, "a Photoshop (PSD) file"},
+      {"P6\n1 1\n255\nabc", "a PNM file"},
+      {"%PDF-1.4\n", "a PDF file"},
+      {"<?xml version=\"1.0\"?><svg/>", "an SVG file"}};
+  for (const auto& [bytes, kind] : files) {
+    EXPECT_THAT(
+        message_of(ErrorCode::kUnsupported, bytes),
+        AllOf(StartsWith("image cat.png is " + kind), EndsWith("convert it to PNG or JPEG")));
+  }
+}
+
+TEST(Image, EveryTruncationIsAnError) {
+  for (auto& in : test::goldens("decode")) {
+    std::string name;
+    in >> name;
+    const auto bytes = data_file(name);
+    size_t needed = bytes.size();
+    if (name == "stray_bytes.jpg") needed -= 5;
+    if (name.ends_with(".bmp")) needed -= 3;  // the padding of the last row may be missing
+    const size_t step = std::max<size_t>(needed / 150, 1);
+    for (size_t length = 0; length < needed; length += length + step < needed ? step : 1) {
+      const auto part = std::span(bytes).first(length);
+      try {
+        decode_image(part, name);
+        ADD_FAILURE() << name << " decodes from its first " << length << " of " << bytes.size();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kCorruptFile) << name << ' ' << error.what();
+        if (length > 8) {
+          EXPECT_THAT(error.what(), HasSubstr("truncated")) << name << ' ' << length;
+        }
+      }
+    }
+  }
+}
+
+TEST(Image, DamageIsAnErrorOrAnImage) {
+  for (const char* name :
+       {"interlaced.png", "palette4.png", "grey16.png", "baseline.jpg", "progressive.jpg",
+        "cmyk.jpg", "orientation6.jpg", "rgb24.bmp", "palette4.bmp"}) {
+    auto bytes = data_file(name);
+    for (size_t i = 0; i < bytes.size(); i += 3) {
+      const std::byte before = bytes[i];
+      bytes[i] ^= std::byte{0x15};
+      try {
+        const Image image = decode_image(bytes, name);
+        EXPECT_EQ(image.rgb.size(),
+                  static_cast<size_t>(image.height) * static_cast<size_t>(image.width) * 3);
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr(name));
+      }
+      bytes[i] = before;
+    }
+  }
+}
+
+TEST(Image, AChangedPngPixelIsNoticed) {
+  auto bytes = data_file("filtered.png");
+  bytes[bytes.size() - 40] ^= std::byte{1};
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, bytes),
+              AllOf(HasSubstr("damaged PNG"), HasSubstr("copy or download it again")));
+}
+
+void put_u32(std::vector<std::byte>& bytes, size_t at, uint32_t value, bool big_endian) {
+  for (size_t i = 0; i < 4; ++i) {
+    bytes[at + i] = static_cast<std::byte>(value >> 8 * (big_endian ? 3 - i : i));
+  }
+}
+
+TEST(Image, BombsAreRefusedBeforeAllocation) {
+  auto bmp = data_file("rgb24.bmp");
+  put_u32(bmp, 18, 60000, false);
+  put_u32(bmp, 22, 60000, false);
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, bmp),
+              AllOf(HasSubstr("60000 x 60000 pixels"), HasSubstr("268435456")));
+
+  auto jpeg = data_file("baseline.jpg");
+  const auto sof = std::ranges::search(jpeg, std::array{std::byte{0xff}, std::byte{0xc0}}).begin();
+  std::fill_n(sof + 5, 4, std::byte{0xee});  // height and width
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, jpeg), HasSubstr("61166 x 61166 pixels"));
+  std::fill_n(sof + 5, 4, std::byte{0x20});  // small enough, but not for this file
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, jpeg), HasSubstr("truncated"));
+
+  auto png = data_file("rgb8.png");
+  put_u32(png, 16, 100000, true);
+  put_u32(png, 20, 100000, true);
+  put_u32(png, 29, crc32(png.data() + 12, 17), true);
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, png), HasSubstr("100000 x 100000 pixels"));
+  put_u32(png, 16, 16000, true);
+  put_u32(png, 20, 16000, true);
+  put_u32(png, 29, crc32(png.data() + 12, 17), true);
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, png), HasSubstr("truncated"));
+}
+
+TEST(Image, BmpSizesThatMakeNoSense) {
+  for (const uint32_t size : {0u, 0x80000000u, 0xffffffffu}) {
+    for (const size_t at : {18, 22}) {
+      auto bmp = data_file("rgb24.bmp");
+      put_u32(bmp, at, size, false);
+      if (at == 22 && size == 0xffffffffu) continue;  // one row, from the top
+      message_of(ErrorCode::kCorruptFile, bmp);
+    }
+  }
+  auto compressed = data_file("palette8.bmp");
+  put_u32(compressed, 30, 1, false);
+  EXPECT_THAT(message_of(ErrorCode::kUnsupported, compressed), HasSubstr("compressed BMP"));
+}
+
+TEST(Image, UnusualJpegIsNamed) {
+  auto bytes = data_file("baseline.jpg");
+  const auto sof = std::ranges::search(bytes, std::array{std::byte{0xff}, std::byte{0xc0}}).begin();
+  *(sof + 4) = std::byte{12};  // bits a sample
+  EXPECT_THAT(message_of(ErrorCode::kUnsupported, bytes), HasSubstr("JPEG of an unusual kind"));
+}
+
+/// A whole JPEG of that size, of one colour.
+std::vector<std::byte> large_jpeg(unsigned width, unsigned height) {
+  jpeg_compress_struct codec{};
+  jpeg_error_mgr errors{};
+  codec.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&codec);
+  unsigned char* data = nullptr;
+  unsigned long bytes = 0;  // NOLINT(google-runtime-int): libjpeg's type
+  jpeg_mem_dest(&codec, &data, &bytes);
+  codec.image_width = width;
+  codec.image_height = height;
+  codec.input_components = 3;
+  codec.in_color_space = JCS_RGB;
+  jpeg_set_defaults(&codec);
+  jpeg_start_compress(&codec, TRUE);
+  std::vector<unsigned char> row(size_t{width} * 3, 128);
+  unsigned char* rows = row.data();
+  while (codec.next_scanline < height) jpeg_write_scanlines(&codec, &rows, 1);
+  jpeg_finish_compress(&codec);
+  const auto view = std::as_bytes(std::span(data, bytes));
+  std::vector<std::byte> copy(view.begin(), view.end());
+  jpeg_destroy_compress(&codec);
+  std::free(data);
+  return copy;
+}
+
+TEST(Image, ALargePhotographIsQuick) {
+  const auto bytes = large_jpeg(8000, 6000);
+  const auto start = std::chrono::steady_clock::now();
+  const Image image = decode_image(bytes, "large");
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(image.width, 8000);
+  EXPECT_EQ(image.height, 6000);
+  EXPECT_EQ(image.rgb.front(), 128);
+  EXPECT_EQ(image.rgb.back(), 128);
+  RecordProperty("seconds", std::to_string(seconds.count()));
+  EXPECT_LT(seconds.count(), 20.0);  // some 0.3 s; sanitizers and a busy machine are slower
+}
+
+}  // namespace
+}  // namespace kvlm

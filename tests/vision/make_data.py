@@ -1,0 +1,485 @@
+"""Writes the pictures and the expected values that the tests of vision/ read.
+
+Every expected value comes from the reference libraries (Pillow, torch with torchvision,
+transformers), never from kvlm itself. All inputs come from fixed formulas, so a second run with the
+same library versions changes nothing. Needs: numpy, Pillow 13, torch, torchvision, transformers 5.
+
+goldens.txt has one case a line; "#" begins a comment:
+  decode FILE WIDTH HEIGHT CRC              pixels after EXIF rotation and convert("RGB")
+  resize BACKEND FILTER KIND H W H2 W2 CRC  test picture KIND of H x W, resized to H2 x W2
+  pixels BACKEND KIND H W EDGE CROP CRC V0 .. V7  CLIPImageProcessor's pixel_values; CRC of the
+                                            float32 bytes, and eight of them, evenly spaced
+  table BACKEND RESCALE NORMALIZE CRC       the 256 grey values through a float path
+CRC is zlib.crc32 in hexadecimal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision
+import torchvision.transforms.v2.functional as tvf
+import transformers
+from PIL import Image, ImageOps
+from torchvision.transforms import InterpolationMode
+from transformers import CLIPImageProcessor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+PIL_FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+TORCH_FILTERS = {
+    "nearest": InterpolationMode.NEAREST_EXACT,
+    "lanczos": InterpolationMode.LANCZOS,
+    "bilinear": InterpolationMode.BILINEAR,
+    "bicubic": InterpolationMode.BICUBIC,
+}
+
+
+def picture(kind: str, height: int, width: int) -> np.ndarray:
+    """The test picture that tests/vision/test_images.h makes, too: uint8 (height, width, 3)."""
+    y, x, c = np.meshgrid(
+        np.arange(height, dtype=np.uint32),
+        np.arange(width, dtype=np.uint32),
+        np.arange(3, dtype=np.uint32),
+        indexing="ij",
+    )
+    mixed = y * np.uint32(73856093) ^ x * np.uint32(19349663) ^ c * np.uint32(83492791)
+    mixed = (mixed ^ mixed >> np.uint32(13)) * np.uint32(2654435761)
+    noise = (mixed >> np.uint32(24)).astype(np.uint8)
+    if kind == "noise":
+        return noise
+    if kind == "extremes":  # only 0 and 255: makes filters overshoot
+        return np.where(noise >= 128, 255, 0).astype(np.uint8)
+    if kind == "smooth":
+        return ((y * 5 + x * 3 + c * 60 + (y * x) // 16) // 2 % 256).astype(np.uint8)
+    raise ValueError(kind)
+
+
+def crc(data: bytes) -> str:
+    """zlib's CRC as goldens.txt spells it."""
+    return f"{zlib.crc32(data):08x}"
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """One PNG chunk."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def raw_png(
+    size: tuple[int, int],
+    depth: int,
+    color_type: int,
+    rows: list[bytes],
+    before: bytes = b"",
+    after: bytes = b"",
+) -> bytes:
+    """A PNG of exactly this kind; Pillow cannot write all of them."""
+    header = struct.pack(">IIBBBBB", *size, depth, color_type, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row for row in rows), 9)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + before
+        + chunk(b"IDAT", data)
+        + after
+        + chunk(b"IEND", b"")
+    )
+
+
+def interlaced_png(pixels: np.ndarray) -> bytes:
+    """An Adam7 RGB PNG."""
+    height, width, _ = pixels.shape
+    data = b""
+    for x0, y0, dx, dy in (
+        (0, 0, 8, 8),
+        (4, 0, 8, 8),
+        (0, 4, 4, 8),
+        (2, 0, 4, 4),
+        (0, 2, 2, 4),
+        (1, 0, 2, 2),
+        (0, 1, 1, 2),
+    ):
+        part = pixels[y0::dy, x0::dx]
+        if part.size:
+            data += b"".join(b"\0" + row.tobytes() for row in part)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 1)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(data, 9))
+        + chunk(b"IEND", b"")
+    )
+
+
+def pack(values: np.ndarray, depth: int) -> list[bytes]:
+    """Rows of samples below 2^depth, packed as PNG and BMP want them."""
+    bits = np.unpackbits(values.astype(np.uint8)[..., None], axis=-1)[..., 8 - depth :]
+    return [row.tobytes() for row in np.packbits(bits.reshape(len(values), -1), axis=-1)]
+
+
+def raw_bmp(
+    size: tuple[int, int],
+    bits: int,
+    rows: list[bytes],
+    palette: bytes = b"",
+    masks: tuple[int, ...] = (),
+    top_down: bool = False,
+    os2: bool = False,
+) -> bytes:
+    """A BMP of exactly this kind; `rows` from top to bottom."""
+    width, height = size
+    if os2:
+        info = struct.pack("<IHHHH", 12, width, height, 1, bits)
+    else:
+        info = struct.pack(
+            "<IiiHHIIiiII",
+            40,
+            width,
+            -height if top_down else height,
+            1,
+            bits,
+            3 if masks else 0,
+            0,
+            2835,
+            2835,
+            len(palette) // 4,
+            0,
+        )
+    info += b"".join(struct.pack("<I", mask) for mask in masks) + palette
+    body = b"".join(
+        row + b"\0" * (-len(row) % 4) for row in (rows if top_down else reversed(rows))
+    )
+    offset = 14 + len(info)
+    return b"BM" + struct.pack("<IHHI", offset + len(body), 0, 0, offset) + info + body
+
+
+def encode(image: Image.Image, kind: str, **options: object) -> bytes:
+    """Pillow's own file."""
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def orientation_exif(value: int, big_endian: bool = False) -> bytes:
+    """An EXIF block with one tag."""
+    order = ">" if big_endian else "<"
+    return (
+        b"Exif\0\0"
+        + (b"MM" if big_endian else b"II")
+        + struct.pack(order + "HIHHHIHHI", 42, 8, 1, 274, 3, 1, value, 0, 0)
+    )
+
+
+def png_files() -> dict[str, bytes]:
+    """PNG of every colour type and depth."""
+    rng = np.random.default_rng(1)
+    width, height = 13, 7
+    size = (width, height)
+    grey = picture("smooth", height, width)[..., 0]
+    rgb = picture("smooth", height, width)
+    rgba = np.dstack([rgb, picture("noise", height, width)[..., 0]])
+    wide = rng.integers(0, 65536, (height, width, 4)).astype(">u2")
+    palette = picture("noise", 1, 16).tobytes()
+    trns_rgb = chunk(b"tRNS", struct.pack(">HHH", *(int(v) for v in rgb[0, 0])))
+    files = {}
+    for depth in (1, 2, 4):
+        samples = (grey >> (8 - depth)).astype(np.uint8)
+        files[f"grey{depth}.png"] = raw_png(size, depth, 0, pack(samples, depth))
+        files[f"palette{depth}.png"] = raw_png(
+            size, depth, 3, pack(samples, depth), chunk(b"PLTE", palette[: 3 << depth])
+        )
+    rows = [row.tobytes() for row in grey]
+    files["grey8.png"] = raw_png(size, 8, 0, rows)
+    files["grey8_trns.png"] = raw_png(
+        size, 8, 0, rows, chunk(b"tRNS", struct.pack(">H", int(grey[0, 0])))
+    )
+    files["palette8_short.png"] = raw_png(size, 8, 3, rows, chunk(b"PLTE", palette))
+    files["palette8_trns.png"] = raw_png(
+        size,
+        8,
+        3,
+        [(row % 16).tobytes() for row in grey],
+        chunk(b"PLTE", palette) + chunk(b"tRNS", bytes(range(0, 160, 10))),
+    )
+    low = np.arange(width * height).reshape(height, width) * 4 % 300
+    files["grey16.png"] = raw_png(size, 16, 0, [r.tobytes() for r in low.astype(">u2")])
+    files["grey16_noise.png"] = raw_png(size, 16, 0, [r.tobytes() for r in wide[..., 0]])
+    files["grey_alpha8.png"] = raw_png(
+        size, 8, 4, [r.tobytes() for r in np.ascontiguousarray(rgba[..., 2:])]
+    )
+    files["grey_alpha16.png"] = raw_png(size, 16, 4, [r.tobytes() for r in wide[..., :2]])
+    files["rgb8.png"] = raw_png(size, 8, 2, [r.tobytes() for r in rgb])
+    files["rgb8_trns.png"] = raw_png(size, 8, 2, [r.tobytes() for r in rgb], trns_rgb)
+    files["rgb8_gamma.png"] = raw_png(
+        size, 8, 2, [r.tobytes() for r in rgb], chunk(b"gAMA", struct.pack(">I", 100000))
+    )
+    files["rgb16.png"] = raw_png(size, 16, 2, [r.tobytes() for r in wide[..., :3]])
+    files["rgba8.png"] = raw_png(size, 8, 6, [r.tobytes() for r in rgba])
+    files["rgba16.png"] = raw_png(size, 16, 6, [r.tobytes() for r in wide])
+    files["interlaced.png"] = interlaced_png(rgb)
+    files["filtered.png"] = encode(Image.fromarray(picture("smooth", 61, 45)), "PNG")
+    files["one_pixel.png"] = raw_png((1, 1), 8, 2, [bytes([10, 20, 30])])
+    rows = [r.tobytes() for r in rgb]
+    exif = orientation_exif(6)[6:]
+    profile = b"\nexif\n%8d\n" % len(exif) + exif.hex().encode() + b"\n"
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
+    files["exif.png"] = raw_png(size, 8, 2, rows, chunk(b"eXIf", exif))
+    files["exif_after.png"] = raw_png(size, 8, 2, rows, after=chunk(b"eXIf", exif))
+    files["exif_profile.png"] = raw_png(
+        size,
+        8,
+        2,
+        rows,
+        chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(profile)),
+    )
+    files["xmp.png"] = raw_png(
+        size, 8, 2, rows, chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp)
+    )
+    return files
+
+
+def jpeg_files() -> dict[str, bytes]:
+    """JPEG of every kind that Pillow decodes, and the eight orientations."""
+    image = Image.fromarray(picture("smooth", 45, 61))
+    files = {
+        "baseline.jpg": encode(image, "JPEG", quality=85),
+        "progressive.jpg": encode(image, "JPEG", quality=85, progressive=True),
+        "full_chroma.jpg": encode(image, "JPEG", quality=95, subsampling=0),
+        "half_chroma.jpg": encode(image, "JPEG", quality=70, subsampling=1),
+        "grey.jpg": encode(image.convert("L"), "JPEG", quality=85),
+        "rgb.jpg": encode(image, "JPEG", quality=85, keep_rgb=True),
+        "cmyk.jpg": encode(image.convert("CMYK"), "JPEG", quality=85),
+        "restarts.jpg": encode(image, "JPEG", quality=85, restart_marker_blocks=2),
+        "one_pixel.jpg": encode(image.crop((20, 20, 21, 21)), "JPEG"),
+    }
+    # YCCK: the same file with Adobe's transform code 2 instead of 0.
+    adobe = files["cmyk.jpg"].index(b"Adobe")
+    ycck = bytearray(files["cmyk.jpg"])
+    ycck[adobe + 11] = 2
+    files["ycck.jpg"] = bytes(ycck)
+    # Without Adobe's marker; Pillow inverts the inks all the same.
+    start = adobe - 4
+    length = struct.unpack(">H", files["cmyk.jpg"][adobe - 2 : adobe])[0]
+    files["cmyk_plain.jpg"] = files["cmyk.jpg"][:start] + files["cmyk.jpg"][start + 2 + length :]
+    files["stray_bytes.jpg"] = files["baseline.jpg"] + b"\0" * 5
+    small = Image.fromarray(picture("smooth", 10, 23))
+    for value in range(1, 9):
+        exif = orientation_exif(value, big_endian=value % 2 == 0)
+        files[f"orientation{value}.jpg"] = encode(small, "JPEG", quality=90, exif=exif)
+    files["orientation_bad.jpg"] = encode(small, "JPEG", quality=90, exif=orientation_exif(9))
+    xmp = b"<x:xmpmeta><tiff:Orientation>3</tiff:Orientation></x:xmpmeta>"
+    files["orientation_xmp.jpg"] = encode(small, "JPEG", quality=90, xmp=xmp)
+    return files
+
+
+def bmp_files() -> dict[str, bytes]:
+    """BMP of every depth."""
+    width, height = 13, 7
+    size = (width, height)
+    grey = picture("noise", height, width)[..., 0]
+    rgb = picture("noise", height, width)
+    bgr_rows = [row.tobytes() for row in rgb[..., ::-1]]
+    words = picture("noise", height, width * 2)[..., 0]
+    palette = picture("noise", 1, 1024)[0, :, 0].tobytes()
+    files = {
+        "rgb24.bmp": raw_bmp(size, 24, bgr_rows),
+        "rgb24_top_down.bmp": raw_bmp(size, 24, bgr_rows, top_down=True),
+        "rgb24_os2.bmp": raw_bmp(size, 24, bgr_rows, os2=True),
+        "rgb32.bmp": raw_bmp(size, 32, [r.tobytes() for r in np.dstack([rgb, grey])]),
+        "rgb32_masks.bmp": raw_bmp(
+            size,
+            32,
+            [r.tobytes() for r in np.dstack([grey, rgb])],
+            masks=(0xFF000000, 0xFF0000, 0xFF00),
+        ),
+        "rgb555.bmp": raw_bmp(size, 16, [r.tobytes() for r in words]),
+        "rgb565.bmp": raw_bmp(
+            size, 16, [r.tobytes() for r in words], masks=(0xF800, 0x7E0, 0x1F)
+        ),
+        "rgb555_masks.bmp": raw_bmp(
+            size, 16, [r.tobytes() for r in words], masks=(0x7C00, 0x3E0, 0x1F)
+        ),
+        "palette8_os2.bmp": raw_bmp(size, 8, [r.tobytes() for r in grey], palette[:768], os2=True),
+        "palette8.bmp": raw_bmp(size, 8, [r.tobytes() for r in grey], palette),
+        "one_pixel.bmp": raw_bmp((1, 1), 24, [bytes([1, 2, 3])]),
+        "pillow_l.bmp": encode(Image.fromarray(grey), "BMP"),
+        "pillow_1.bmp": encode(Image.fromarray(grey).convert("1"), "BMP"),
+        "pillow_rgba.bmp": encode(Image.fromarray(np.dstack([rgb, grey])), "BMP"),
+    }
+    for depth in (1, 4):
+        rows = pack(grey >> (8 - depth), depth)
+        files[f"palette{depth}.bmp"] = raw_bmp(size, depth, rows, palette[: 4 << depth])
+    return files
+
+
+def decode_cases(folder: Path) -> list[str]:
+    """Writes the pictures and returns what transformers' load_image makes of them."""
+    lines = []
+    for name, data in {**png_files(), **jpeg_files(), **bmp_files()}.items():
+        (folder / name).write_bytes(data)
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        pixels = np.asarray(image)
+        lines.append(f"decode {name} {image.width} {image.height} {crc(pixels.tobytes())}")
+    return lines
+
+
+def torch_resize(pixels: np.ndarray, height: int, width: int, name: str) -> np.ndarray:
+    """What transformers' default backend calls; the memory layout must not matter."""
+    planes = torch.from_numpy(pixels).permute(2, 0, 1)
+    results = [
+        tvf.resize(t, [height, width], interpolation=TORCH_FILTERS[name], antialias=True)
+        for t in (planes.contiguous()[None], planes.contiguous(), planes)
+    ]
+    assert all(torch.equal(results[0][0], other) for other in results[1:])
+    return results[0][0].permute(1, 2, 0).contiguous().numpy()
+
+
+def resize_cases() -> list[str]:
+    """Resizes over awkward sizes."""
+    sizes = [
+        (1, 1, 1, 1),
+        (1, 1, 5, 7),
+        (1, 9, 4, 3),
+        (9, 1, 3, 4),
+        (1, 64, 1, 17),
+        (64, 1, 17, 1),
+        (7, 5, 3, 11),
+        (5, 7, 11, 3),
+        (7, 5, 14, 10),
+        (40, 40, 20, 30),
+        (40, 40, 19, 30),
+        (48, 64, 48, 33),
+        (48, 64, 33, 64),
+        (64, 48, 33, 100),
+        (333, 101, 36, 112),
+        (1001, 3, 10, 2),
+        (3, 1001, 2, 10),
+        (480, 640, 336, 448),
+        (333, 1001, 56, 168),
+        (1001, 333, 168, 56),
+        (97, 89, 336, 308),
+        (336, 336, 336, 336),
+        (337, 335, 336, 336),
+    ]
+    lines = []
+    for height, width, to_height, to_width in sizes:
+        big = max(height, width, to_height, to_width) > 200
+        for kind in ("extremes",) if big else ("noise", "extremes"):
+            pixels = picture(kind, height, width)
+            for backend, names in (("pil", PIL_FILTERS), ("torchvision", TORCH_FILTERS)):
+                for name in names:
+                    if backend == "pil":
+                        image = Image.fromarray(pixels)
+                        result = np.asarray(image.resize((to_width, to_height), PIL_FILTERS[name]))
+                    else:
+                        result = torch_resize(pixels, to_height, to_width, name)
+                    lines.append(
+                        f"resize {backend} {name} {kind} {height} {width} {to_height} {to_width} "
+                        f"{crc(result.tobytes())}"
+                    )
+    return lines
+
+
+def pixel_cases() -> list[str]:
+    """pixel_values of both backends of CLIPImageProcessor."""
+    lines = []
+    for kind, height, width, edge, crop in (
+        ("smooth", 45, 61, 28, 28),
+        ("noise", 61, 45, 28, 28),
+        ("noise", 100, 33, 56, 56),
+        ("smooth", 29, 29, 28, 28),
+        ("noise", 56, 56, 56, 56),
+        ("smooth", 30, 50, 28, 33),
+        ("noise", 50, 30, 28, 35),
+        ("extremes", 480, 641, 336, 336),
+        ("smooth", 641, 333, 336, 336),
+        ("noise", 1, 3, 14, 14),
+    ):
+        image = Image.fromarray(picture(kind, height, width))
+        options = {
+            "size": {"shortest_edge": edge},
+            "crop_size": {"height": crop, "width": crop},
+        }
+        for backend, processor in (
+            ("torchvision", CLIPImageProcessor(**options)),
+            ("pil", CLIPImageProcessorPil(**options)),
+        ):
+            assert processor.backend == backend
+            # Tensors for one, arrays for the other: asking PIL's backend for tensors is a detour.
+            values = np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
+            assert values.dtype == np.float32 and values.shape == (3, crop, crop)
+            values = np.ascontiguousarray(values)
+            flat = values.reshape(-1)
+            samples = [flat[(2 * i + 1) * len(flat) // 16] for i in range(8)]
+            lines.append(
+                f"pixels {backend} {kind} {height} {width} {edge} {crop} {crc(values.tobytes())} "
+                + " ".join(f"{v:.9g}" for v in samples)
+            )
+    return lines
+
+
+def table_cases() -> list[str]:
+    """All byte values through each float path, with and without each step."""
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    pixels = np.dstack([grey] * 3)
+    lines = []
+    for rescale, normalize in ((1, 1), (1, 0), (0, 1)):
+        for factor in (1 / 255, 1 / 127.5):
+            options = {
+                "do_resize": False,
+                "do_center_crop": False,
+                "do_rescale": bool(rescale),
+                "rescale_factor": factor,
+                "do_normalize": bool(normalize),
+                "image_mean": CLIP_MEAN,
+                "image_std": CLIP_STD,
+            }
+            for backend, kind in (
+                ("torchvision", CLIPImageProcessor),
+                ("pil", CLIPImageProcessorPil),
+            ):
+                values = kind()(Image.fromarray(pixels), return_tensors="np", **options)
+                data = np.ascontiguousarray(values["pixel_values"][0].astype(np.float32))
+                lines.append(
+                    f"table {backend} {factor:.17g} {rescale} {normalize} {crc(data.tobytes())}"
+                )
+    from torchvision.transforms import Normalize, ToTensor
+
+    unit = ToTensor()(Image.fromarray(pixels))
+    normal = Normalize(CLIP_MEAN, CLIP_STD)(unit)
+    for normalize, data in ((1, normal), (0, unit)):
+        digest = crc(data.contiguous().numpy().tobytes())
+        lines.append(f"table to_tensor {1 / 255:.17g} 1 {normalize} {digest}")
+    return lines
+
+
+def main() -> None:
+    """Writes everything into one folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).resolve().parent / "data",
+        help="folder to write to (default: data/ beside this script)",
+    )
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "# Made by tests/vision/make_data.py, which explains the lines, with "
+        f"Pillow {Image.__version__}, torch {torch.__version__.split('+')[0]}, "
+        f"torchvision {torchvision.__version__.split('+')[0]}, "
+        f"transformers {transformers.__version__}."
+    ]
+    lines += decode_cases(args.out) + resize_cases() + pixel_cases() + table_cases()
+    (args.out / "goldens.txt").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
