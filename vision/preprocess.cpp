@@ -1,1 +1,192 @@
 #include "vision/preprocess.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+
+namespace {
+
+/// What each of the 256 values of a channel becomes; every float path is a function of the byte.
+std::array<float, 256> normalization_table(const PreprocessSpec& spec, size_t channel) {
+  auto mean = static_cast<float>(spec.mean[channel]);
+  auto std = static_cast<float>(spec.std[channel]);
+  const auto fused = [&] {  // torch scales the two constants instead of every pixel
+    const auto inverse = static_cast<float>(1.0 / spec.rescale_factor);
+    mean *= inverse;
+    std *= inverse;
+  };
+  const bool torch_fuses = spec.normalize_backend == NormalizeBackend::kTorchvision &&
+                           spec.do_rescale && spec.do_normalize;
+  if (torch_fuses) fused();
+
+  std::array<float, 256> table;
+  for (int value = 0; value < 256; ++value) {
+    auto y = static_cast<float>(value);
+    if (spec.do_rescale && !torch_fuses) {
+      switch (spec.normalize_backend) {
+        case NormalizeBackend::kPil:
+          y = static_cast<float>(value * spec.rescale_factor);
+          break;
+        case NormalizeBackend::kTorchvision:
+          y *= static_cast<float>(spec.rescale_factor);
+          break;
+        case NormalizeBackend::kToTensor:
+          y /= 255.0f;
+          break;
+      }
+    }
+    if (spec.do_normalize) y = (y - mean) / std;
+    table[static_cast<size_t>(value)] = y;
+  }
+  return table;
+}
+
+void check_not_empty(const Image& image) {
+  if (image.height > 0 && image.width > 0) return;
+  throw Error(ErrorCode::kInvalidArgument, "an image without pixels cannot be preprocessed");
+}
+
+/// A zeroed or filled image of that size, with `image` at (top, left).
+Image place(const Image& image, int height, int width, int top, int left,
+            std::array<uint8_t, 3> fill) {
+  Image out;
+  out.height = height;
+  out.width = width;
+  out.rgb.resize(static_cast<size_t>(height) * static_cast<size_t>(width) * 3);
+  if (fill[0] == fill[1] && fill[1] == fill[2]) {
+    std::ranges::fill(out.rgb, fill[0]);
+  } else {
+    for (size_t i = 0; i < out.rgb.size(); ++i) out.rgb[i] = fill[i % 3];
+  }
+  const size_t row_bytes = static_cast<size_t>(image.width) * 3;
+  for (int y = 0; y < image.height; ++y) {
+    const auto from =
+        image.rgb.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(y) * row_bytes);
+    const size_t to =
+        (static_cast<size_t>(top + y) * static_cast<size_t>(width) + static_cast<size_t>(left)) * 3;
+    std::copy_n(from, row_bytes, out.rgb.begin() + static_cast<std::ptrdiff_t>(to));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::array<int, 2> shortest_edge_size(int height, int width, int edge) {
+  const int64_t shorter = std::min(height, width);
+  const int64_t longer = std::max(height, width);
+  if (shorter < 1 || edge < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("an image of {} x {} pixels cannot be resized to a shortest edge of {}",
+                            width, height, edge));
+  }
+  const double scaled =
+      std::trunc(static_cast<double>(edge * longer) / static_cast<double>(shorter));
+  if (scaled > std::numeric_limits<int>::max()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("an image of {} x {} pixels is too narrow to be resized to a shortest "
+                            "edge of {}; crop it first",
+                            width, height, edge));
+  }
+  const int long_edge = static_cast<int>(scaled);
+  return width <= height ? std::array{long_edge, edge} : std::array{edge, long_edge};
+}
+
+Image center_crop(const Image& image, int height, int width, ResizeBackend backend) {
+  check_not_empty(image);
+  if (height < 1 || width < 1) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("a crop of {} x {} pixels is empty; give at least 1 x 1", width, height));
+  }
+  if (height > image.height || width > image.width) {
+    const int taller = std::max(height, image.height);
+    const int wider = std::max(width, image.width);
+    // With an odd number of missing pixels Pillow's path puts the extra one before, torch's after.
+    const int extra = backend == ResizeBackend::kPil ? 1 : 0;
+    const Image padded = place(image, taller, wider, (taller - image.height + extra) / 2,
+                               (wider - image.width + extra) / 2, {0, 0, 0});
+    return center_crop(padded, height, width, backend);
+  }
+  if (height == image.height && width == image.width) return image;
+  const int top = (image.height - height) / 2;
+  const int left = (image.width - width) / 2;
+  Image out;
+  out.height = height;
+  out.width = width;
+  out.rgb.reserve(static_cast<size_t>(height) * static_cast<size_t>(width) * 3);
+  for (int y = 0; y < height; ++y) {
+    const size_t from = (static_cast<size_t>(top + y) * static_cast<size_t>(image.width) +
+                         static_cast<size_t>(left)) *
+                        3;
+    const auto begin = image.rgb.begin() + static_cast<std::ptrdiff_t>(from);
+    out.rgb.insert(out.rgb.end(), begin, begin + std::ptrdiff_t{width} * 3);
+  }
+  return out;
+}
+
+Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill) {
+  check_not_empty(image);
+  const int side = std::max(image.height, image.width);
+  if (int64_t{side} * side > int64_t{1} << 28) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("an image of {} x {} pixels is too long to be padded to a square; crop "
+                            "it or scale it down first",
+                            image.width, image.height));
+  }
+  return place(image, side, side, (side - image.height) / 2, (side - image.width) / 2, fill);
+}
+
+Tensor normalize(const Image& image, const PreprocessSpec& spec) {
+  check_not_empty(image);
+  if (spec.do_rescale && !(spec.rescale_factor > 0.0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("rescale_factor is {}; expected a positive number, usually 1/255",
+                            spec.rescale_factor));
+  }
+  Tensor out(DType::kF32, {3, image.height, image.width});
+  const size_t pixels = static_cast<size_t>(image.height) * static_cast<size_t>(image.width);
+  float* to = out.as<float>();
+  for (size_t channel = 0; channel < 3; ++channel) {
+    if (spec.do_normalize && !(spec.std[channel] > 0.0)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("image_std of channel {} is {}; expected a positive number", channel,
+                              spec.std[channel]));
+    }
+    const std::array<float, 256> table = normalization_table(spec, channel);
+    const uint8_t* from = image.rgb.data() + channel;
+    for (size_t i = 0; i < pixels; ++i) *to++ = table[from[3 * i]];
+  }
+  return out;
+}
+
+Tensor preprocess(const Image& image, const PreprocessSpec& spec) {
+  check_not_empty(image);
+  Image current = image;
+  if (spec.do_pad) {
+    std::array<uint8_t, 3> fill{};
+    std::ranges::transform(spec.mean, fill.begin(), [](double mean) {
+      return static_cast<uint8_t>(std::clamp(mean * 255.0, 0.0, 255.0));
+    });
+    current = pad_to_square(current, fill);
+  }
+  if (spec.do_resize) {
+    const auto [height, width] =
+        spec.shortest_edge > 0
+            ? shortest_edge_size(current.height, current.width, spec.shortest_edge)
+            : std::array{spec.resize_height, spec.resize_width};
+    current = resize(current, height, width, spec.resample, spec.resize_backend);
+  }
+  if (spec.do_center_crop) {
+    current = center_crop(current, spec.crop_height, spec.crop_width, spec.resize_backend);
+  }
+  return normalize(current, spec);
+}
+
+}  // namespace kvlm
