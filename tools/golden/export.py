@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Exports tiny random checkpoints and their golden activations from the reference implementation.
 
-Every folder below the output directory is a complete Hugging Face checkpoint (a program can be run on
-it) together with golden.safetensors, the tensors the reference computed at named taps, and
+Every folder below the output directory is a complete Hugging Face checkpoint (a program can be run
+on it) together with golden.safetensors, the tensors the reference computed at named taps, and
 manifest.json, which says what was run. README.md beside this file lists the commands and
 tests/golden/README.md the tensors.
 
@@ -38,7 +38,15 @@ import tokenizers
 import torch
 import torchvision
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import (
     CLIPImageProcessor,
     CLIPImageProcessorPil,
@@ -53,7 +61,9 @@ from transformers import (
 FOLDER_LIMIT_BYTES = 2 << 20
 GREEDY_STEPS = 32
 GREEDY_LOGIT_STEPS = 4
-MIN_GAP = 0.02  # top-1 minus top-2 at every recorded step; float arithmetic is far below a 20th of it
+MIN_GAP = (
+    0.02  # top-1 minus top-2 at every recorded step; float arithmetic is far below a 20th of it
+)
 
 
 Result = TypeVar("Result")
@@ -73,7 +83,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def generator(seed: int, label: str) -> torch.Generator:
-    """A generator that depends on the seed and the label only, so that tensors are drawn in any order."""
+    """A generator that depends on the seed and the label only, not on the order of drawing."""
     digest = hashlib.sha256(f"{seed}:{label}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
@@ -82,8 +92,9 @@ def redraw(model: torch.nn.Module, seed: int, quiet_rows: Iterable[int]) -> None
     """Draws every parameter anew, so that no bias, norm or position table is trivial.
 
     Matrices N(0, 1.2^2 / fan_in), biases and norm biases N(0, 0.1^2), norm weights 1 + N(0, 0.2^2),
-    token embeddings N(0, 1), class and position tables N(0, 0.5^2), lm_head N(0, 9 / width). The rows
-    of lm_head in `quiet_rows` (ids without a printable token) are scaled down so that they never win.
+    token embeddings N(0, 1), class and position tables N(0, 0.5^2), lm_head N(0, 9 / width). The
+    rows of lm_head in `quiet_rows` (ids without a printable token) are scaled down so that they
+    never win.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -201,21 +212,33 @@ def llama_tokenizer(model_proto: bytes, legacy: bool) -> Tokenizer:
         splits = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
         merges += [(a, b) for a, b in splits if a in vocab and b in vocab]
 
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     if legacy:
         tokenizer.normalizer = normalizers.Sequence(
             [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
         )
     else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+            "\u2581", prepend_scheme="first", split=False
+        )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
     )
     tokenizer.add_special_tokens(
-        [AddedToken(t, normalized=False, special=True) for t in ("<unk>", "<s>", "</s>", "<image>", "<pad>")]
+        [
+            AddedToken(t, normalized=False, special=True)
+            for t in ("<unk>", "<s>", "</s>", "<image>", "<pad>")
+        ]
     )
     require(
         tokenizer.token_to_id("<image>") == IMAGE_ID and tokenizer.token_to_id("<pad>") == PAD_ID,
@@ -225,32 +248,45 @@ def llama_tokenizer(model_proto: bytes, legacy: bool) -> Tokenizer:
         for text in TOKENIZER_TEXTS:
             if "<" not in text:
                 ours = tokenizer.encode(text, add_special_tokens=False).ids
-                require(ours == sp.encode(text), f"tokenizer.json and tokenizer.model disagree on {text!r}.")
+                require(
+                    ours == sp.encode(text),
+                    f"tokenizer.json and tokenizer.model disagree on {text!r}.",
+                )
     return tokenizer
 
 
 # The prompt format of LLaVA-1.5: upper-cased role, images before text, a space after every text.
-LLAVA_TEMPLATE = """\
-{% for message in messages %}
-{% if message['role'] != 'system' %}
-{{ message['role'].upper() + ': ' }}
-{%- endif %}
-{# images come before all text #}
-{% for item in message['content'] | selectattr('type', 'equalto', 'image') %}
-{{ '<image>\\n' }}
+# Published checkpoints have it on one line; the SPREAD form says the same with whitespace control.
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{# images come before all text #}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>\n' }}{% endfor %}"
+    "{% if message['role'] != 'assistant' %}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ item['text'] + ' ' }}{% endfor %}"
+    "{% else %}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% generation %}{{ item['text'] + ' ' }}{% endgeneration %}{% endfor %}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+LLAVA_TEMPLATE_SPREAD = """\
+{%- for message in messages %}
+    {%- if message['role'] != 'system' %}
+        {{- message['role'].upper() + ': ' }}
+    {%- endif %}
+    {#- images come before all text #}
+    {%- for item in message['content'] if item['type'] == 'image' %}
+        {{- '<image>\n' }}
+    {%- endfor %}
+    {%- for item in message['content'] if item['type'] == 'text' %}
+        {{- item['text'] + ' ' }}
+    {%- endfor %}
 {%- endfor %}
-{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}
-{% if message['role'] == 'assistant' %}
-{% generation %}
-{{ item['text'] + ' ' }}
-{%- endgeneration %}
-{% else %}
-{{ item['text'] + ' ' }}
-{%- endif %}
-{% endfor %}
-{% endfor %}
-{% if add_generation_prompt %}
-{{ 'ASSISTANT:' }}
+{%- if add_generation_prompt %}
+    {{- 'ASSISTANT:' }}
 {%- endif %}
 """
 
@@ -270,7 +306,11 @@ def sha256(path: Path) -> str:
 
 def utf8(text: str) -> torch.Tensor:
     """A string as a one-dimensional u8 tensor."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        if text
+        else torch.zeros(0, dtype=torch.uint8)
+    )
 
 
 class Golden:
@@ -284,7 +324,16 @@ class Golden:
             "description": description,
             "versions": {
                 m.__name__: m.__version__.split("+")[0]
-                for m in (torch, torchvision, transformers, tokenizers, sentencepiece, safetensors, np, PIL)
+                for m in (
+                    torch,
+                    torchvision,
+                    transformers,
+                    tokenizers,
+                    sentencepiece,
+                    safetensors,
+                    np,
+                    PIL,
+                )
             },
             "seed": seed,
             "cases": [],
@@ -292,7 +341,7 @@ class Golden:
 
     def add(self, name: str, tensor: torch.Tensor | np.ndarray) -> None:
         """Adds one tensor; floats are stored as f32, integers as i64, bytes as u8."""
-        tensor = torch.as_tensor(tensor).detach()
+        tensor = torch.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor.detach()
         if tensor.dtype != torch.uint8:
             tensor = tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
         require(name not in self.tensors, f"the tensor {name} was recorded twice.")
@@ -310,14 +359,21 @@ class Golden:
         weights = sorted(self.folder.glob("model*.safetensors"))
         self.manifest["weights_sha256"] = {path.name: sha256(path) for path in weights}
         self.manifest["tensors"] = {
-            name: [{torch.float32: "F32", torch.int64: "I64", torch.uint8: "U8"}[t.dtype], list(t.shape)]
+            name: [
+                {torch.float32: "F32", torch.int64: "I64", torch.uint8: "U8"}[t.dtype],
+                list(t.shape),
+            ]
             for name, t in sorted(self.tensors.items())
         }
         text = json_text(self.manifest)
         # One tensor per line keeps the list readable.
-        compact = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in self.manifest["tensors"].items())
+        compact = ",\n".join(
+            f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in self.manifest["tensors"].items()
+        )
         head = text[: text.index(' "tensors": {')]
-        (self.folder / "manifest.json").write_text(head + ' "tensors": {\n' + compact + "\n }\n}\n", encoding="utf-8")
+        (self.folder / "manifest.json").write_text(
+            head + ' "tensors": {\n' + compact + "\n }\n}\n", encoding="utf-8"
+        )
 
 
 @dataclasses.dataclass
@@ -331,7 +387,7 @@ class Greedy:
 
 
 def reset_rope(model: torch.nn.Module) -> None:
-    """Forgets the frequencies dynamic RoPE kept from a longer sequence; the reference is stateful there."""
+    """Forgets the frequencies that dynamic RoPE keeps from a longer sequence."""
     rotary = model.model.language_model.rotary_emb
     rotary.__init__(rotary.config)
 
@@ -364,7 +420,7 @@ def greedy(
 
 
 def usable(result: Greedy, *, eos_id: int = 2, want_eos: bool = False) -> bool:
-    """Whether a greedy run is fit to be a golden: clear winners, varied tokens, eos only where it is wanted."""
+    """Whether a run is fit to be a golden: clear winners, varied tokens, eos only where wanted."""
     if result.min_gap <= MIN_GAP:
         return False
     if want_eos:
@@ -380,7 +436,9 @@ def first_usable(
         result = attempt(candidate)
         if result is not None:
             return candidate, result
-    raise ExportError(f"no candidate for {what} passed the checks; change the seed of the checkpoint.")
+    raise ExportError(
+        f"no candidate for {what} passed the checks; change the seed of the checkpoint."
+    )
 
 
 # ---------------------------------------------------------------- LLaVA-1.5
@@ -397,6 +455,7 @@ class LlavaSpec:
     legacy_tokenizer: bool = True
     sentencepiece_file: bool = False
     old_layout: bool = False
+    template: str = LLAVA_TEMPLATE
 
 
 def llava_config(spec: LlavaSpec) -> LlavaConfig:
@@ -452,7 +511,9 @@ def llava_model(spec: LlavaSpec) -> LlavaForConditionalGeneration:
     return model
 
 
-def write_llava_processor(folder: Path, spec: LlavaSpec, tokenizer: Tokenizer, model_proto: bytes) -> None:
+def write_llava_processor(
+    folder: Path, spec: LlavaSpec, tokenizer: Tokenizer, model_proto: bytes
+) -> None:
     """Writes tokenizer, image processor, processor and template files as the library saves them."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -464,25 +525,32 @@ def write_llava_processor(folder: Path, spec: LlavaSpec, tokenizer: Tokenizer, m
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    image_processor = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    image_processor = CLIPImageProcessor(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+    )
     processor = LlavaProcessor(
         image_processor=image_processor,
         tokenizer=fast,
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-        chat_template=LLAVA_TEMPLATE,
+        chat_template=spec.template,
     )
     processor.save_pretrained(folder)
     image_processor.save_pretrained(folder)
-    special = {"bos_token": "<s>", "eos_token": "</s>", "image_token": "<image>", "pad_token": "<pad>"}
+    special = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "image_token": "<image>",
+        "pad_token": "<pad>",
+    }
     (folder / "special_tokens_map.json").write_text(json_text(special | {"unk_token": "<unk>"}))
     if spec.sentencepiece_file:
         (folder / "tokenizer.model").write_bytes(model_proto)
 
 
 def rename_llava(name: str, spelling: str) -> str:
-    """A canonical tensor name in another spelling: "v451" (transformers up to 4.51) or "original" (LLaVA)."""
+    """A canonical name in spelling "v451" (transformers up to 4.51) or "original" (LLaVA)."""
     if spelling == "v451":
         rules = [
             ("lm_head.", "language_model.lm_head."),
@@ -504,7 +572,7 @@ def rename_llava(name: str, spelling: str) -> str:
 
 
 def old_layout(folder: Path, spec: LlavaSpec) -> None:
-    """Rewrites a folder as a checkpoint of 2024 looks: old names, old keys, sub-configs as differences.
+    """Rewrites a folder as a checkpoint of 2024: old names and keys, sub-configs as differences.
 
     Also adds the buffers such files carry (position_ids, inv_freq), which a loader must ignore.
     """
@@ -514,15 +582,37 @@ def old_layout(folder: Path, spec: LlavaSpec) -> None:
     tensors["vision_tower.vision_model.embeddings.position_ids"] = torch.arange(17).reshape(1, 17)
     inv_freq = 1.0 / 10000.0 ** (torch.arange(0, 12, 2) / 12.0)
     for layer in range(2):
-        tensors[f"language_model.model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = inv_freq.clone()
+        tensors[f"language_model.model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = (
+            inv_freq.clone()
+        )
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
-    text = {"model_type": "llama", "torch_dtype": "float32", "hidden_size": 48, "intermediate_size": 96}
-    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": VOCAB_SIZE}
+    text = {
+        "model_type": "llama",
+        "torch_dtype": "float32",
+        "hidden_size": 48,
+        "intermediate_size": 96,
+    }
+    text |= {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCAB_SIZE,
+    }
     text |= {"max_position_embeddings": 512, "rms_norm_eps": 1e-05, "pad_token_id": PAD_ID}
     text |= {"rope_scaling": {"type": "linear", "factor": spec.text["rope_parameters"]["factor"]}}
-    vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64, "image_size": 56}
-    vision |= {"num_attention_heads": 2, "num_hidden_layers": 3, "patch_size": 14, "projection_dim": 32}
+    vision = {
+        "model_type": "clip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "image_size": 56,
+    }
+    vision |= {
+        "num_attention_heads": 2,
+        "num_hidden_layers": 3,
+        "patch_size": 14,
+        "projection_dim": 32,
+    }
     config = {
         "architectures": ["LlavaForConditionalGeneration"],
         "ignore_index": -100,
@@ -568,13 +658,21 @@ def old_layout(folder: Path, spec: LlavaSpec) -> None:
         )
     )
     names = {0: "<unk>", 1: "<s>", 2: "</s>", IMAGE_ID: "<image>", PAD_ID: "<pad>"}
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    flags = {
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
     (folder / "tokenizer_config.json").write_text(
         json_text(
             {
                 "add_bos_token": True,
                 "add_eos_token": False,
-                "added_tokens_decoder": {str(i): {"content": token} | flags for i, token in names.items()},
+                "added_tokens_decoder": {
+                    str(i): {"content": token} | flags for i, token in names.items()
+                },
                 "bos_token": "<s>",
                 "clean_up_tokenization_spaces": False,
                 "eos_token": "</s>",
@@ -589,7 +687,7 @@ def old_layout(folder: Path, spec: LlavaSpec) -> None:
         )
     )
     (folder / "chat_template.jinja").unlink()
-    (folder / "chat_template.json").write_text(json_text({"chat_template": LLAVA_TEMPLATE}))
+    (folder / "chat_template.json").write_text(json_text({"chat_template": spec.template}))
 
 
 class LlavaRun:
@@ -600,18 +698,25 @@ class LlavaRun:
         self.model, report = LlavaForConditionalGeneration.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
         )
-        require(not report["missing_keys"], f"{folder.name} lacks the tensors {sorted(report['missing_keys'])}.")
+        require(
+            not report["missing_keys"],
+            f"{folder.name} lacks the tensors {sorted(report['missing_keys'])}.",
+        )
         self.model.eval()
         self.processor = LlavaProcessor.from_pretrained(folder)
         self.pil_processor = CLIPImageProcessorPil.from_pretrained(folder)
         self.eos_id = 2
 
-    def inputs(self, prompt: str, images: list[np.ndarray], backend: str = "torchvision") -> dict[str, torch.Tensor]:
+    def inputs(
+        self, prompt: str, images: list[np.ndarray], backend: str = "torchvision"
+    ) -> dict[str, torch.Tensor]:
         """The processor's output for one prompt, with pixels from the named image backend."""
         pictures = [PIL.Image.fromarray(image) for image in images]
         inputs = dict(self.processor(images=pictures or None, text=prompt, return_tensors="pt"))
         if pictures and backend == "pil":
-            inputs["pixel_values"] = self.pil_processor(pictures, return_tensors="pt")["pixel_values"]
+            inputs["pixel_values"] = self.pil_processor(pictures, return_tensors="pt")[
+                "pixel_values"
+            ]
         for key in inputs:
             if inputs[key].is_floating_point():
                 inputs[key] = inputs[key].to(self.model.dtype)
@@ -627,27 +732,48 @@ class LlavaRun:
             do_normalize=False,
             return_tensors="pt",
         )["pixel_values"][0]
-        require(bool((out == out.to(torch.uint8)).all()), "the resized image is not made of whole bytes.")
+        require(
+            bool((out == out.to(torch.uint8)).all()),
+            "the resized image is not made of whole bytes.",
+        )
         return out.to(torch.uint8).permute(1, 2, 0)
+
+    def resized_by_axis(
+        self, image: np.ndarray, height: int, width: int, horizontal_first: bool
+    ) -> np.ndarray:
+        """Pillow's bicubic resize in two calls of one axis each, so that their order is known."""
+        steps = [(width, image.shape[0]), (image.shape[1], height)]
+        picture = PIL.Image.fromarray(image)
+        for size in steps[:1] if horizontal_first else steps[1:]:
+            picture = picture.resize(size, PIL.Image.Resampling.BICUBIC)
+        return np.asarray(picture.resize((width, height), PIL.Image.Resampling.BICUBIC))
 
     def chat(self, messages: list[dict[str, Any]]) -> str:
         """The prompt the chat template renders."""
-        return self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self.processor.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
 
     def taps(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One prefill with hooks: every named activation, batch dimension of the decoder dropped."""
+        """Runs one prefill with hooks and returns the activation at every tap."""
         out: dict[str, torch.Tensor] = {}
         model = self.model.model
         tower, decoder = model.vision_tower, model.language_model
         handles = []
 
-        def keep(module: torch.nn.Module, name: str, shape: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        def keep(
+            module: torch.nn.Module, name: str, shape: Callable[[torch.Tensor], torch.Tensor]
+        ) -> None:
             def hook(_module: torch.nn.Module, _args: Any, result: Any) -> None:
                 out[name] = shape(result[0] if isinstance(result, tuple) else result)
 
             handles.append(module.register_forward_hook(hook))
 
-        keep(tower.embeddings.patch_embedding, "vision.patch_embed", lambda t: t.flatten(2).transpose(1, 2))
+        keep(
+            tower.embeddings.patch_embedding,
+            "vision.patch_embed",
+            lambda t: t.flatten(2).transpose(1, 2),
+        )
         keep(tower.embeddings, "vision.embeddings", lambda t: t)
         keep(tower.pre_layrnorm, "vision.pre_norm", lambda t: t)
         for k, layer in enumerate(tower.encoder.layers):
@@ -679,10 +805,18 @@ class LlavaRun:
                 handle.remove()
         out["logits_prefill"] = result.logits[0]
         if "projector_in" in out:
-            hidden = model.vision_tower(inputs["pixel_values"], output_hidden_states=True).hidden_states
+            hidden = model.vision_tower(
+                inputs["pixel_values"], output_hidden_states=True
+            ).hidden_states
             out["vision.selected"] = hidden[-2][:, 1:]
-            require(torch.equal(hidden[0], out["vision.pre_norm"]), "hidden_states[0] is not the pre-norm output.")
-            require(torch.equal(out["vision.selected"], out["projector_in"]), "the projector got other features.")
+            require(
+                torch.equal(hidden[0], out["vision.pre_norm"]),
+                "hidden_states[0] is not the pre-norm output.",
+            )
+            require(
+                torch.equal(out["vision.selected"], out["projector_in"]),
+                "the projector got other features.",
+            )
         return out
 
 
@@ -702,8 +836,8 @@ def record_llava_case(
 ) -> str:
     """Records one case and returns its prefix.
 
-    same_inputs_as: another case holds the inputs and the prefill of this one; only the generation is kept.
-    vision: keep the image and vision taps (else only the file names of the images are in the manifest).
+    same_inputs_as: the case that holds the inputs and prefill of this one; only generation is kept.
+    vision: keep the image and vision taps (else the manifest only names the image files).
     decoder: keep the decoder's hidden states.
     """
     case = f"case{len(golden.manifest['cases'])}"
@@ -746,7 +880,10 @@ def record_llava_case(
 
     taps = run.taps(inputs)
     sigma = float(taps["logits_prefill"].float().std())
-    require(1.0 <= sigma <= 6.0, f"{golden.folder.name} {case} has a logit deviation of {sigma:.2f}, outside 1 to 6.")
+    require(
+        1.0 <= sigma <= 6.0,
+        f"{golden.folder.name} {case} has a logit deviation of {sigma:.2f}, outside 1 to 6.",
+    )
     require(
         bool((taps["logits_prefill"][-1].float() - result.logits[0]).abs().max() < 1e-4),
         f"{golden.folder.name} {case} differs between the prefill and the first greedy step.",
@@ -756,6 +893,13 @@ def record_llava_case(
     if images and vision:
         golden.add(f"{case}.image_sizes", torch.tensor(entry["image_sizes"]))
         for k, (_, image) in enumerate(images):
+            pil = run.resized(image, "pil").numpy()
+            require(
+                np.array_equal(
+                    pil, run.resized_by_axis(image, *pil.shape[:2], horizontal_first=True)
+                ),
+                f"Pillow did not resize image {k} of {case} horizontally first; change its size.",
+            )
             golden.add(f"{case}.image_u8.{k}", image)
             for backend in ("pil", "torchvision"):
                 golden.add(f"{case}.resized_u8.{backend}.{k}", run.resized(image, backend))
@@ -797,25 +941,41 @@ def llava_cases(golden: Golden, run: LlavaRun, seed: int) -> None:
         if not usable(plain):
             return None
         penalised = greedy(run.model, inputs, repetition_penalty=1.05)
-        if not usable(penalised) or penalised.ids == plain.ids or not same_with_pil(one_prompt, [image], plain):
+        if (
+            not usable(penalised)
+            or penalised.ids == plain.ids
+            or not same_with_pil(one_prompt, [image], plain)
+        ):
             return None
         return image, plain, penalised
 
-    _, (image0, plain, penalised) = first_usable("one image", range(seed * 1000, seed * 1000 + 400), try_one)
+    _, (image0, plain, penalised) = first_usable(
+        "one image", range(seed * 1000, seed * 1000 + 400), try_one
+    )
     other = run.taps(run.inputs(one_prompt, [synthetic_image(101, 75, seed)]))["logits_prefill"][-1]
-    require(bool((other - plain.logits[0]).abs().max() > 0.2), "the image hardly changes the logits.")
+    require(
+        bool((other - plain.logits[0]).abs().max() > 0.2), "the image hardly changes the logits."
+    )
     uncached = greedy(run.model, run.inputs(one_prompt, [image0]), use_cache=False)
     require(uncached.ids == plain.ids, "generation with and without a cache differ.")
     pictures = {"image0.png": image0}
-    case0 = record_llava_case(golden, run, "one_image", one_prompt, [("image0.png", image0)], plain, messages=messages)
+    case0 = record_llava_case(
+        golden, run, "one_image", one_prompt, [("image0.png", image0)], plain, messages=messages
+    )
 
     # Two images of different odd sizes, one enlarged and one shrunk, with text between them.
-    two_prompt = "USER: <image>\nthis is the red one <image>\nand this is the other, is it small? ASSISTANT:"
+    two_prompt = (
+        "USER: <image>\nthis is the red one <image>\nand this is the other, is it small? ASSISTANT:"
+    )
 
     def try_two(noise: int) -> tuple[list[np.ndarray], Greedy] | None:
-        images = [synthetic_image(37, 41, noise), synthetic_image(59, 131, noise + 1)]
+        images = [synthetic_image(37, 41, noise), synthetic_image(131, 59, noise + 1)]
         result = greedy(run.model, run.inputs(two_prompt, images))
-        return (images, result) if usable(result) and same_with_pil(two_prompt, images, result) else None
+        return (
+            (images, result)
+            if usable(result) and same_with_pil(two_prompt, images, result)
+            else None
+        )
 
     _, (two, result) = first_usable("two images", range(seed * 2000, seed * 2000 + 400, 2), try_two)
     pictures |= {"image1.png": two[0], "image2.png": two[1]}
@@ -829,7 +989,9 @@ def llava_cases(golden: Golden, run: LlavaRun, seed: int) -> None:
         return (run.chat(turn), turn, answer) if usable(answer) else None
 
     _, (text_prompt, messages, text_result) = first_usable("text only", range(2, 200), try_text)
-    case2 = record_llava_case(golden, run, "text_only", text_prompt, [], text_result, messages=messages)
+    case2 = record_llava_case(
+        golden, run, "text_only", text_prompt, [], text_result, messages=messages
+    )
 
     record_llava_case(
         golden,
@@ -875,12 +1037,22 @@ def llava_cases(golden: Golden, run: LlavaRun, seed: int) -> None:
 
     _, (prompt, messages, result) = first_usable("two turns", range(200), try_chat)
     record_llava_case(
-        golden, run, "two_turns", prompt, [("image0.png", image0)], result, messages=messages, vision=False
+        golden,
+        run,
+        "two_turns",
+        prompt,
+        [("image0.png", image0)],
+        result,
+        messages=messages,
+        vision=False,
     )
 
     # A batch is the cases generated alone; the reference with left padding must agree.
     batch = run.processor(
-        images=[PIL.Image.fromarray(image0)], text=[one_prompt, text_prompt], padding=True, return_tensors="pt"
+        images=[PIL.Image.fromarray(image0)],
+        text=[one_prompt, text_prompt],
+        padding=True,
+        return_tensors="pt",
     )
     reset_rope(run.model)
     together = run.model.generate(**batch, max_new_tokens=GREEDY_STEPS, do_sample=False)
@@ -896,29 +1068,69 @@ def llava_cases(golden: Golden, run: LlavaRun, seed: int) -> None:
         PIL.Image.fromarray(image).save(golden.folder / name)
 
 
+def record_tall_resize(golden: Golden, run: LlavaRun, seed: int) -> None:
+    """Records one tall image resized in both orders of the two passes.
+
+    Pillow 13 resizes vertically first when that removes more than twice as many rows as columns go
+    away; older versions go horizontally first. The library's answer must be one of the two.
+    """
+    tall = synthetic_image(59, 131, seed)
+    golden.add("resize0.image_u8", tall)
+    golden.add(
+        "resize0.horizontal_first", run.resized_by_axis(tall, 124, 56, horizontal_first=True)
+    )
+    golden.add("resize0.vertical_first", run.resized_by_axis(tall, 124, 56, horizontal_first=False))
+    golden.add("resize0.torchvision", run.resized(tall, "torchvision"))
+    require(
+        torch.equal(run.resized(tall, "pil"), golden.tensors["resize0.vertical_first"]),
+        "Pillow did not resize a tall image vertically first, as version 13.0.0 does.",
+    )
+
+
 def rope_cases(golden: Golden, run: LlavaRun, seed: int, max_pos: int) -> None:
-    """Two cases of a RoPE variant: an image prompt and a text prompt; only inputs, logits and ids are kept."""
-    image_prompt = "USER: <image>\nwhat is in the scene, and is the small circle red or not? ASSISTANT:"
+    """Records an image prompt and a text prompt of a RoPE variant: inputs, logits and ids only."""
+    question = "what is in the scene, and is the small circle red or not?"
+    messages = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}
+    ]
+    image_prompt = run.chat(messages)
 
     def try_image(noise: int) -> tuple[np.ndarray, Greedy] | None:
         image = synthetic_image(61, 83, noise)
         result = greedy(run.model, run.inputs(image_prompt, [image]))
         other = greedy(run.model, run.inputs(image_prompt, [image], "pil"))
-        return (image, result) if usable(result) and usable(other) and other.ids == result.ids else None
+        return (
+            (image, result)
+            if usable(result) and usable(other) and other.ids == result.ids
+            else None
+        )
 
     _, (image, result) = first_usable("one image", range(seed * 1000, seed * 1000 + 400), try_image)
     PIL.Image.fromarray(image).save(golden.folder / "image0.png")
+    named = [("image0.png", image)]
     record_llava_case(
-        golden, run, "one_image", image_prompt, [("image0.png", image)], result, vision=False, decoder=False
+        golden,
+        run,
+        "one_image",
+        image_prompt,
+        named,
+        result,
+        messages=messages,
+        vision=False,
+        decoder=False,
     )
 
-    def try_text(number: int) -> tuple[str, Greedy] | None:
-        prompt = f"USER: the scene {number} is red ASSISTANT:"
-        result = greedy(run.model, run.inputs(prompt, []))
-        return (prompt, result) if usable(result) else None
+    def try_text(number: int) -> tuple[list[dict[str, Any]], Greedy] | None:
+        turn = [
+            {"role": "user", "content": [{"type": "text", "text": f"the scene {number} is red"}]}
+        ]
+        result = greedy(run.model, run.inputs(run.chat(turn), []))
+        return (turn, result) if usable(result) else None
 
-    _, (prompt, result) = first_usable("text only", range(200), try_text)
-    record_llava_case(golden, run, "text_only", prompt, [], result, decoder=False)
+    _, (turn, result) = first_usable("text only", range(200), try_text)
+    record_llava_case(
+        golden, run, "text_only", run.chat(turn), [], result, messages=turn, decoder=False
+    )
     lengths = [case["prompt_tokens"] for case in golden.manifest["cases"]]
     if max_pos < 512:  # the first prompt is past the limit, the second crosses it while generating
         require(
@@ -951,20 +1163,25 @@ def save_llava(folder: Path, spec: LlavaSpec, model: LlavaForConditionalGenerati
     """Writes weights, configuration, tokenizer and processor of one checkpoint."""
     model.save_pretrained(folder, save_original_format=False if spec.old_layout else True)
     model_proto = train_sentencepiece()
-    write_llava_processor(folder, spec, llama_tokenizer(model_proto, spec.legacy_tokenizer), model_proto)
+    write_llava_processor(
+        folder, spec, llama_tokenizer(model_proto, spec.legacy_tokenizer), model_proto
+    )
     if spec.old_layout:
         old_layout(folder, spec)
 
 
 def llava_names(folder: Path, model: LlavaForConditionalGeneration) -> None:
-    """Writes names.json: the canonical names and, per spelling, the name of each in that spelling."""
+    """Writes names.json: per spelling, a map from canonical names to its own."""
     with tempfile.TemporaryDirectory() as temporary:
         canonical_path, old_path = Path(temporary) / "canonical", Path(temporary) / "old"
         model.save_pretrained(canonical_path, save_original_format=False)
         canonical = safetensors.torch.load_file(canonical_path / "model.safetensors")
         saved = safetensors.torch.load_file(folder / "model.safetensors")
         by_bytes = {t.numpy().tobytes(): name for name, t in saved.items()}
-        require(len(by_bytes) == len(canonical) == len(saved), "two tensors are equal, so names cannot be matched.")
+        require(
+            len(by_bytes) == len(canonical) == len(saved),
+            "two tensors are equal, so names cannot be matched.",
+        )
         spellings = {
             "saved": {name: by_bytes[t.numpy().tobytes()] for name, t in canonical.items()},
             "canonical": {name: name for name in canonical},
@@ -975,23 +1192,39 @@ def llava_names(folder: Path, model: LlavaForConditionalGeneration) -> None:
         shutil.copytree(canonical_path, old_path)
         old = {spellings["v451"][name]: t for name, t in canonical.items()}
         safetensors.torch.save_file(old, old_path / "model.safetensors", metadata={"format": "pt"})
-        reloaded = LlavaForConditionalGeneration.from_pretrained(old_path, dtype=torch.float32).state_dict()
+        reloaded = LlavaForConditionalGeneration.from_pretrained(
+            old_path, dtype=torch.float32
+        ).state_dict()
         for name, tensor in model.state_dict().items():
-            require(torch.equal(reloaded[name], tensor), f"the old spelling of {name} does not load the same values.")
+            require(
+                torch.equal(reloaded[name], tensor),
+                f"the old spelling of {name} does not load the same values.",
+            )
     for spelling, names in spellings.items():
-        require(len(set(names.values())) == len(names), f"the spelling {spelling} maps two tensors to one name.")
+        require(
+            len(set(names.values())) == len(names),
+            f"the spelling {spelling} maps two tensors to one name.",
+        )
     ordered = {spelling: dict(sorted(names.items())) for spelling, names in spellings.items()}
-    (folder / "names.json").write_text(json_text({"model_file_spelling": "saved", "spellings": ordered}))
+    (folder / "names.json").write_text(
+        json_text({"model_file_spelling": "saved", "spellings": ordered})
+    )
 
 
 LLAVA_MHA = LlavaSpec(
-    "llava_mha", "LLaVA-1.5, 4 key/value heads, tokenizer.json and tokenizer.model", 11, sentencepiece_file=True
+    "llava_mha",
+    "LLaVA-1.5, 4 key/value heads, tokenizer.json and tokenizer.model",
+    11,
+    sentencepiece_file=True,
 )
-LLAVA_GQA = LlavaSpec("llava_gqa", "LLaVA-1.5, 2 key/value heads, names.json", 12, text={"num_key_value_heads": 2})
+LLAVA_GQA = LlavaSpec(
+    "llava_gqa", "LLaVA-1.5, 2 key/value heads, names.json", 12, text={"num_key_value_heads": 2}
+)
 LLAVA_ROPE = [
     LlavaSpec(
         "llava_rope_llama3",
-        "LLaVA-1.5, llama3 RoPE, head_dim 16 (not hidden/heads), tokenizer with Metaspace (legacy=false)",
+        "LLaVA-1.5, llama3 RoPE, head_dim 16 (not hidden/heads), Metaspace tokenizer, "
+        "template with whitespace control",
         13,
         text={
             "head_dim": 16,
@@ -1006,6 +1239,7 @@ LLAVA_ROPE = [
             },
         },
         legacy_tokenizer=False,
+        template=LLAVA_TEMPLATE_SPREAD,
     ),
     LlavaSpec(
         "llava_rope_linear",
@@ -1036,6 +1270,8 @@ def llava_full(root: Path, spec: LlavaSpec) -> None:
     run = LlavaRun(folder)
     golden = Golden(folder, spec.description, spec.seed)
     llava_cases(golden, run, spec.seed)
+    if spec is LLAVA_MHA:
+        record_tall_resize(golden, run, spec.seed)
     record_tokenizer(golden, run)
     golden.write()
 
@@ -1053,13 +1289,18 @@ def llava_rope(root: Path, spec: LlavaSpec) -> None:
 
 def llava_sharded(root: Path) -> None:
     """llava_gqa in several shards with an index; the goldens are those of llava_gqa."""
-    spec = dataclasses.replace(LLAVA_GQA, name="llava_gqa_sharded", description="llava_gqa in shards with an index")
+    spec = dataclasses.replace(
+        LLAVA_GQA, name="llava_gqa_sharded", description="llava_gqa in shards with an index"
+    )
     folder = root / spec.name
     model = llava_model(LLAVA_GQA)
     save_llava(folder, spec, model)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="120KB")
-    require(len(list(folder.glob("model-*.safetensors"))) >= 3, "the sharded checkpoint has fewer than three shards.")
+    require(
+        len(list(folder.glob("model-*.safetensors"))) >= 3,
+        "the sharded checkpoint has fewer than three shards.",
+    )
     loaded = LlavaRun(folder).model.state_dict()
     for name, tensor in model.state_dict().items():
         require(torch.equal(loaded[name], tensor), f"{name} changed while it was sharded.")
@@ -1071,11 +1312,14 @@ def llava_sharded(root: Path) -> None:
 def llava_half(root: Path, dtype: torch.dtype, suffix: str) -> None:
     """llava_gqa with weights rounded to a half type.
 
-    The taps are recorded in fp32 arithmetic on the rounded weights and, with prefix half., in the half
-    type itself, along with the logits of both while the fp32 greedy tokens are fed (forced_logits).
+    The taps are recorded in fp32 arithmetic on the rounded weights and, with prefix half., in the
+    half type itself, along with the logits of both while the fp32 greedy tokens are fed
+    (forced_logits).
     """
     name = f"llava_gqa_{suffix}"
-    spec = dataclasses.replace(LLAVA_GQA, name=name, description=f"llava_gqa with weights rounded to {suffix}")
+    spec = dataclasses.replace(
+        LLAVA_GQA, name=name, description=f"llava_gqa with weights rounded to {suffix}"
+    )
     folder = root / name
     save_llava(folder, spec, llava_model(LLAVA_GQA).to(dtype))
     run, half = LlavaRun(folder), LlavaRun(folder, dtype)
@@ -1086,7 +1330,11 @@ def llava_half(root: Path, dtype: torch.dtype, suffix: str) -> None:
         image = synthetic_image(101, 75, noise)
         result = greedy(run.model, run.inputs(image_prompt, [image]))
         other = greedy(run.model, run.inputs(image_prompt, [image], "pil"))
-        return (image, result) if usable(result) and usable(other) and other.ids == result.ids else None
+        return (
+            (image, result)
+            if usable(result) and usable(other) and other.ids == result.ids
+            else None
+        )
 
     first = spec.seed * 1000
     _, (image, result) = first_usable("one image", range(first, first + 400), try_image)
@@ -1113,13 +1361,19 @@ def llava_half(root: Path, dtype: torch.dtype, suffix: str) -> None:
                         golden.add(f"{case}.{prefix}{tap}", tensor)
             forced = torch.cat([inputs["input_ids"], torch.tensor([answer.ids[:-1]])], dim=1)
             inputs |= {"input_ids": forced, "attention_mask": torch.ones_like(forced)}
-            logits = which.taps({k: v for k, v in inputs.items() if k != "token_type_ids"})["logits_prefill"]
+            logits = which.taps({k: v for k, v in inputs.items() if k != "token_type_ids"})[
+                "logits_prefill"
+            ]
             golden.add(f"{case}.{prefix}forced_logits", logits[length - 1 :])
         exact, rough = (golden.tensors[f"{case}.{p}forced_logits"] for p in ("", "half."))
         entry = golden.manifest["cases"][-1]
         entry["half_max_error"] = round(float((exact - rough).abs().max()), 5)
-        entry["half_top1_agreement"] = round(float((exact.argmax(-1) == rough.argmax(-1)).float().mean()), 5)
-        kl = torch.nn.functional.kl_div(rough.log_softmax(-1), exact.log_softmax(-1), log_target=True, reduction="none")
+        entry["half_top1_agreement"] = round(
+            float((exact.argmax(-1) == rough.argmax(-1)).float().mean()), 5
+        )
+        kl = torch.nn.functional.kl_div(
+            rough.log_softmax(-1), exact.log_softmax(-1), log_target=True, reduction="none"
+        )
         entry["half_mean_kl"] = float(f"{float(kl.sum(-1).mean()):.3e}")
     golden.write()
 
@@ -1127,7 +1381,8 @@ def llava_half(root: Path, dtype: torch.dtype, suffix: str) -> None:
 def llava15() -> dict[str, Callable[[Path], None]]:
     """The folders of the LLaVA-1.5 family: name -> function that writes it below a root."""
     folders: dict[str, Callable[[Path], None]] = {
-        spec.name: (lambda root, spec=spec: llava_full(root, spec)) for spec in (LLAVA_MHA, LLAVA_GQA)
+        spec.name: (lambda root, spec=spec: llava_full(root, spec))
+        for spec in (LLAVA_MHA, LLAVA_GQA)
     }
     folders |= {spec.name: (lambda root, spec=spec: llava_rope(root, spec)) for spec in LLAVA_ROPE}
     folders["llava_gqa_sharded"] = llava_sharded
@@ -1153,11 +1408,20 @@ def export(root: Path, folders: dict[str, Callable[[Path], None]]) -> None:
         for path in (root / name).iterdir():
             path.chmod(0o644)
         sizes = {path.name: path.stat().st_size for path in sorted((root / name).iterdir())}
-        weights = sum(size for file, size in sizes.items() if file.startswith("model") and "index" not in file)
+        weights = sum(
+            size for file, size in sizes.items() if file.startswith("model") and "index" not in file
+        )
         total = sum(sizes.values())
         grand += total
-        print(f"{name:24} {len(sizes):5} {weights:9} {sizes.get('golden.safetensors', 0):9} {total:9}", flush=True)
-        require(total < FOLDER_LIMIT_BYTES, f"the folder {name} has {total} bytes, over {FOLDER_LIMIT_BYTES}.")
+        golden = sizes.get("golden.safetensors", 0)
+        print(
+            f"{name:24} {len(sizes):5} {weights:9} {golden:9} {total:9}",
+            flush=True,
+        )
+        require(
+            total < FOLDER_LIMIT_BYTES,
+            f"the folder {name} has {total} bytes, over {FOLDER_LIMIT_BYTES}.",
+        )
     print(f"{'total':24} {'':5} {'':9} {'':9} {grand:9}")
 
 
@@ -1173,18 +1437,24 @@ def describe_difference(ours: Path, theirs: Path) -> str:
         if a[name].shape != b[name].shape:
             return f"{name} has another shape"
         if a[name].numel():
-            worst = max(worst, (name, float((a[name].double() - b[name].double()).abs().max())), key=lambda w: w[1])
+            worst = max(
+                worst,
+                (name, float((a[name].double() - b[name].double()).abs().max())),
+                key=lambda w: w[1],
+            )
     return f"largest difference {worst[1]:.3g} in {worst[0] or 'no tensor'}"
 
 
 def check(root: Path, folders: dict[str, Callable[[Path], None]]) -> int:
-    """Re-creates the folders elsewhere, compares bytes, and returns the number of files that differ."""
+    """Re-creates the folders elsewhere and returns how many files differ in their bytes."""
     differing = 0
     with tempfile.TemporaryDirectory() as temporary:
         export(Path(temporary), folders)
         for name in folders:
             fresh = {path.name for path in (Path(temporary) / name).iterdir()}
-            kept = {path.name for path in (root / name).iterdir()} if (root / name).is_dir() else set()
+            kept = (
+                {path.name for path in (root / name).iterdir()} if (root / name).is_dir() else set()
+            )
             for file in sorted(fresh | kept):
                 new, old = Path(temporary) / name / file, root / name / file
                 if file not in kept or file not in fresh:
@@ -1202,10 +1472,18 @@ def main() -> int:
     """Parses the command line and exports or checks."""
     available = {name: write for family in FAMILIES.values() for name, write in family().items()}
     default = Path(__file__).resolve().parents[2] / "tests" / "golden"
-    parser = argparse.ArgumentParser(description="Export golden activations of tiny random checkpoints.")
-    parser.add_argument("--out", type=Path, default=default, help="directory of the folders (default: tests/golden)")
-    parser.add_argument("--only", nargs="+", metavar="FOLDER", help="write or check only these folders")
-    parser.add_argument("--check", action="store_true", help="re-create the folders elsewhere and compare bytes")
+    parser = argparse.ArgumentParser(
+        description="Export golden activations of tiny random checkpoints."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=default, help="directory of the folders (default: tests/golden)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="FOLDER", help="write or check only these folders"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="re-create the folders elsewhere and compare bytes"
+    )
     parser.add_argument("--list", action="store_true", help="print the folder names and stop")
     arguments = parser.parse_args()
     if arguments.list:
@@ -1213,9 +1491,16 @@ def main() -> int:
         return 0
     unknown = sorted(set(arguments.only or []) - available.keys())
     if unknown:
-        print(f"export.py: no folder is called {unknown[0]}; --list prints the names.", file=sys.stderr)
+        print(
+            f"export.py: no folder is called {unknown[0]}; --list prints the names.",
+            file=sys.stderr,
+        )
         return 2
-    chosen = {name: write for name, write in available.items() if not arguments.only or name in arguments.only}
+    chosen = {
+        name: write
+        for name, write in available.items()
+        if not arguments.only or name in arguments.only
+    }
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
