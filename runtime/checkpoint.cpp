@@ -280,7 +280,7 @@ void Checkpoint::State::open_sharded() {
     shard_names.push_back(name);
   }
   std::ranges::sort(shard_names);
-  shard_names.erase(std::ranges::unique(shard_names).begin(), shard_names.end());
+  shard_names.erase(std::unique(shard_names.begin(), shard_names.end()), shard_names.end());
 
   std::vector<std::string> missing;
   for (const std::string& name : shard_names) {
