@@ -34,6 +34,8 @@ class Decoder {
   virtual int vocab_size() const noexcept = 0;
   /// Positions that the model was made for (max_position_embeddings).
   virtual int max_positions() const noexcept = 0;
+  /// The type its matrices are stored in.
+  virtual DType weight_dtype() const noexcept = 0;
   /// Bytes of its weights, and of those that one decode step reads.
   virtual size_t weight_bytes() const noexcept = 0;
   virtual size_t step_weight_bytes() const noexcept = 0;

@@ -57,6 +57,7 @@ class Llama final : public Decoder {
   int hidden() const noexcept override { return config_.hidden; }
   int vocab_size() const noexcept override { return config_.vocab_size; }
   int max_positions() const noexcept override { return config_.max_positions; }
+  DType weight_dtype() const noexcept override { return lm_head_.dtype(); }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
   size_t step_weight_bytes() const noexcept override { return step_weight_bytes_; }
   void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) override {

@@ -1,1 +1,46 @@
-// Filled by the next commits.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <vector>
+
+#include "runtime/config.h"
+#include "runtime/families/llava15.h"
+#include "runtime/family.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr std::array kFamilies = {
+    Family{"llava-1.5", "llava", &llava15_cache_shape, &load_llava15},
+};
+
+}  // namespace
+
+std::span<const Family> families() { return kFamilies; }
+
+const Family& family_of(const nlohmann::json& config, const std::string& name) {
+  const std::string model_type = ConfigReader(config, "config.json").required_string("model_type");
+  std::vector<std::string_view> known;
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return family;
+    known.push_back(family.model_type);
+  }
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: config.json has model_type \"{}\", which is not built in; built in are "
+                  "{}",
+                  name, model_type, fmt::join(known, ", ")));
+}
+
+ModelSource open_source(Checkpoint& checkpoint, const std::string& name) {
+  ModelSource source;
+  source.name = name;
+  source.config = checkpoint.config();
+  source.file = [&checkpoint](const std::string& file) { return checkpoint.text(file); };
+  source.weights = checkpoint.take_weights();
+  return source;
+}
+
+}  // namespace kvlm

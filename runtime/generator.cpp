@@ -1,1 +1,349 @@
-// Filled by the next commits.
+#include "runtime/generator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+/// Text on its way to the user: holds back what may be the start of a stop text.
+class TextGate {
+ public:
+  explicit TextGate(std::vector<std::string> stop) : stop_(std::move(stop)) {}
+
+  /// Takes new text; returns what is certain to be shown.
+  std::string push(const std::string& piece) {
+    if (stopped_) return {};
+    pending_ += piece;
+    size_t first = std::string::npos;
+    for (const std::string& stop : stop_) {
+      if (!stop.empty()) first = std::min(first, pending_.find(stop));
+    }
+    if (first != std::string::npos) {
+      stopped_ = true;
+      return release(first);
+    }
+    return release(pending_.size() - held());
+  }
+  std::string finish() { return stopped_ ? std::string() : release(pending_.size()); }
+  bool stopped() const noexcept { return stopped_; }
+
+ private:
+  /// Length of the longest end of pending_ that starts some stop text.
+  size_t held() const {
+    size_t longest = 0;
+    for (const std::string& stop : stop_) {
+      for (size_t length = std::min(stop.size(), pending_.size()); length > longest; --length) {
+        if (pending_.compare(pending_.size() - length, length, stop, 0, length) == 0) {
+          longest = length;
+        }
+      }
+    }
+    return longest;
+  }
+  std::string release(size_t length) {
+    std::string out = pending_.substr(0, length);
+    pending_.erase(0, stopped_ ? pending_.size() : length);
+    return out;
+  }
+
+  std::vector<std::string> stop_;
+  std::string pending_;
+  bool stopped_ = false;
+};
+
+bool same_start(const Prompt& prompt, const std::vector<int32_t>& cached) {
+  return cached.size() < prompt.ids.size() &&
+         std::equal(cached.begin(), cached.end(), prompt.ids.begin());
+}
+
+}  // namespace
+
+struct Generator::Sequence {
+  GenerationRequest request;
+  OnText on_text;
+  Prompt prompt;
+  int max_tokens = 0;  // what the context leaves of request.max_tokens
+  std::optional<SequenceId> cache_id;
+  std::vector<int32_t> cached_ids;  // what the cache holds, in order
+  std::vector<ImageInput> images;   // request.images, ready for the tower
+
+  std::optional<Sampler> sampler;
+  std::optional<StreamDecoder> text_of;
+  std::optional<TextGate> gate;
+  std::vector<int32_t> tokens;
+  size_t delivered = 0;  // tokens already turned into text
+  std::string text;
+  int32_t position = 0;  // of the next row, kept here because StepRows borrows it
+  bool done = false;
+  bool flushed = false;
+  std::string finish_reason;
+
+  int visual_tokens = 0;
+  Timings timings;
+  Clock::time_point started;
+  Clock::time_point first_token;
+};
+
+Generator::Generator(Model& model, KvCache& cache, Stream& stream)
+    : model_(&model), cache_(&cache), stream_(&stream) {}
+
+Generator::~Generator() = default;
+
+void Generator::prepare(Sequence& sequence) {
+  const GenerationRequest& request = sequence.request;
+  sequence.timings = {};
+  const Clock::time_point start = Clock::now();
+  for (size_t i = sequence.images.size(); i < request.images.size(); ++i) {
+    sequence.images.push_back(model_->prepare(request.images[i]));
+  }
+  sequence.timings.vision_ms = milliseconds(start, Clock::now());
+  std::vector<int> image_tokens;
+  sequence.visual_tokens = 0;
+  for (const ImageInput& image : sequence.images) {
+    image_tokens.push_back(image.tokens);
+    sequence.visual_tokens += image.tokens;
+  }
+  sequence.prompt = make_prompt(*model_, request.messages, image_tokens);
+  const int context = session_rows_ > 0 ? std::min(session_rows_, model_->decoder().max_positions())
+                                        : model_->decoder().max_positions();
+  const int prompt_rows = static_cast<int>(sequence.prompt.ids.size());
+  if (prompt_rows >= context) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: the prompt has {} tokens, but {} has a context of {}; use fewer images "
+                    "or a shorter prompt",
+                    request.id, prompt_rows, model_->name(), context));
+  }
+  sequence.max_tokens = std::min(request.max_tokens, context - prompt_rows);
+  sequence.sampler.emplace(request.sampling, model_->decoder().vocab_size());
+  sequence.sampler->see(sequence.prompt.ids);
+  sequence.text_of.emplace(model_->tokenizer());
+  sequence.gate.emplace(request.stop);
+  sequence.tokens.clear();
+  sequence.tokens.reserve(static_cast<size_t>(sequence.max_tokens));
+  sequence.delivered = 0;
+  sequence.text.clear();
+  sequence.done = sequence.flushed = false;
+  sequence.finish_reason.clear();
+}
+
+void Generator::prefill(Sequence& sequence, int64_t first) {
+  const Clock::time_point vision_start = Clock::now();
+  std::vector<Tensor> pictures;
+  for (size_t i = 0; i < sequence.images.size(); ++i) {
+    const auto begin = sequence.prompt.modality.begin() + first;
+    const bool wanted = std::find(begin, sequence.prompt.modality.end(), static_cast<int16_t>(i)) !=
+                        sequence.prompt.modality.end();
+    if (!wanted) {  // in the cache already
+      pictures.emplace_back();
+      continue;
+    }
+    if (tap_) tap_("pixel_values", sequence.images[i].pixels);
+    pictures.push_back(model_->encode(sequence.images[i], *stream_, tap_));
+  }
+  stream_->synchronize();
+  const Clock::time_point prefill_start = Clock::now();
+  sequence.timings.vision_ms += milliseconds(vision_start, prefill_start);
+
+  const auto rows = static_cast<int64_t>(sequence.prompt.ids.size()) - first;
+  Tensor embeddings(DType::kF32, {rows, model_->decoder().hidden()});
+  embed_prompt(*model_, sequence.prompt, first, pictures, embeddings, *stream_);
+  if (tap_) tap_("inputs_embeds", embeddings);
+  const auto skipped = static_cast<size_t>(first);
+  const StepRows step{*sequence.cache_id,
+                      static_cast<int>(rows),
+                      /*prompt=*/true,
+                      /*ends_prompt=*/true,
+                      std::span(sequence.prompt.positions).subspan(skipped),
+                      std::span(sequence.prompt.modality).subspan(skipped)};
+  const ConstTensorView logits = model_->decoder().forward(
+      {std::span(&step, 1), embeddings, static_cast<bool>(tap_)}, *cache_, *stream_, tap_);
+  if (tap_) tap_("logits_prefill", logits);
+  stream_->synchronize();
+  sequence.cached_ids = sequence.prompt.ids;
+  sequence.cached_ids.reserve(sequence.prompt.ids.size() +
+                              static_cast<size_t>(sequence.max_tokens));
+  sequence.position = sequence.prompt.positions.back() + 1;
+
+  const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
+  const ConstTensorView last = logits.slice(logits.shape()[0] - 1, 1);
+  std::vector<float> row(last.as<float>(), last.as<float>() + vocab);
+  const int32_t token = sequence.sampler->sample(row);
+  sequence.first_token = Clock::now();
+  sequence.timings.prefill_ms = milliseconds(prefill_start, sequence.first_token);
+  sequence.timings.ttft_ms = milliseconds(sequence.started, sequence.first_token);
+  accept(sequence, token);
+}
+
+int Generator::admit(GenerationRequest request, OnText on_text) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->started = Clock::now();
+  sequence->request = std::move(request);
+  sequence->on_text = std::move(on_text);
+  prepare(*sequence);
+
+  const auto prompt_rows = static_cast<int>(sequence->prompt.ids.size());
+  const int rows = std::max(prompt_rows + sequence->max_tokens, session_rows_);
+  sequence->cache_id = cache_->open(prompt_rows, rows, sequence->request.id);
+  try {
+    prefill(*sequence, 0);
+  } catch (...) {
+    cache_->close(*sequence->cache_id);
+    throw;
+  }
+  const auto free = std::find(sequences_.begin(), sequences_.end(), nullptr);
+  const auto key = static_cast<int>(free - sequences_.begin());
+  if (free == sequences_.end()) {
+    sequences_.push_back(std::move(sequence));
+  } else {
+    *free = std::move(sequence);
+  }
+  const size_t slots = sequences_.size();
+  stepping_.reserve(slots);
+  rows_.reserve(slots);
+  ids_.reserve(slots);
+  if (embeddings_.empty() || embeddings_.shape()[0] < static_cast<int64_t>(slots)) {
+    embeddings_ = Tensor(DType::kF32, {static_cast<int64_t>(slots), model_->decoder().hidden()});
+  }
+  return key;
+}
+
+void Generator::resume(int key, GenerationRequest request, OnText on_text) {
+  Sequence& sequence = at(key);
+  sequence.started = Clock::now();
+  sequence.request = std::move(request);
+  sequence.on_text = std::move(on_text);
+  try {
+    prepare(sequence);
+    auto first = static_cast<int64_t>(sequence.cached_ids.size());
+    if (!same_start(sequence.prompt, sequence.cached_ids)) {
+      cache_->close(*sequence.cache_id);
+      sequence.cached_ids.clear();
+      first = 0;
+      sequence.cache_id = cache_->open(static_cast<int>(sequence.prompt.ids.size()), session_rows_,
+                                       sequence.request.id);
+    }
+    prefill(sequence, first);
+  } catch (...) {
+    sequence.done = sequence.flushed = true;
+    throw;
+  }
+}
+
+void Generator::accept(Sequence& sequence, int32_t token) {
+  sequence.tokens.push_back(token);
+  sequence.sampler->see(std::span(&token, 1));
+  const std::vector<int32_t>& eos = model_->defaults().eos_ids;
+  if (!sequence.request.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
+    sequence.done = true;
+    sequence.finish_reason = "stop";
+  } else if (static_cast<int>(sequence.tokens.size()) >= sequence.max_tokens) {
+    sequence.done = true;
+    sequence.finish_reason = "length";
+  }
+  sequence.timings.decode_ms = milliseconds(sequence.first_token, Clock::now());
+}
+
+void Generator::step() {
+  stepping_.clear();
+  rows_.clear();
+  ids_.clear();
+  for (const std::unique_ptr<Sequence>& sequence : sequences_) {
+    if (sequence == nullptr || sequence->done) continue;
+    stepping_.push_back(sequence.get());
+    ids_.push_back(sequence->tokens.back());
+    rows_.push_back({*sequence->cache_id, 1, false, false, std::span(&sequence->position, 1), {}});
+  }
+  if (stepping_.empty()) return;
+  const TensorView embeddings = embeddings_.view().slice(0, static_cast<int64_t>(ids_.size()));
+  model_->decoder().embed(ids_, embeddings, *stream_);
+  const ConstTensorView logits =
+      model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
+  stream_->synchronize();
+  const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
+  // The logits belong to the decoder until its next pass; sampling may use them up.
+  float* row = const_cast<float*>(logits.as<float>());
+  for (Sequence* sequence : stepping_) {
+    sequence->cached_ids.push_back(sequence->tokens.back());
+    ++sequence->position;
+    accept(*sequence, sequence->sampler->sample(std::span(row, vocab)));
+    row += vocab;
+  }
+}
+
+void Generator::deliver() {
+  for (const std::unique_ptr<Sequence>& entry : sequences_) {
+    if (entry == nullptr || entry->flushed) continue;
+    Sequence& sequence = *entry;
+    std::string shown;
+    while (sequence.delivered < sequence.tokens.size() && !sequence.gate->stopped()) {
+      shown += sequence.gate->push(sequence.text_of->push(sequence.tokens[sequence.delivered++]));
+    }
+    if (sequence.gate->stopped() && !sequence.done) {
+      sequence.done = true;
+      sequence.finish_reason = "stop";
+    }
+    if (sequence.done) {
+      shown += sequence.gate->push(sequence.text_of->finish());
+      shown += sequence.gate->finish();
+      if (sequence.gate->stopped()) sequence.finish_reason = "stop";
+      sequence.flushed = true;
+    }
+    sequence.text += shown;
+    if (!shown.empty() && sequence.on_text) sequence.on_text(shown);
+  }
+}
+
+int Generator::active() const noexcept {
+  return static_cast<int>(
+      std::count_if(sequences_.begin(), sequences_.end(),
+                    [](const auto& sequence) { return sequence != nullptr && !sequence->done; }));
+}
+
+bool Generator::finished(int key) const noexcept { return at(key).done && at(key).flushed; }
+
+void Generator::cancel(int key) {
+  Sequence& sequence = at(key);
+  if (!sequence.done) {
+    sequence.done = true;
+    sequence.finish_reason = "cancelled";
+  }
+  deliver();
+}
+
+GenerationResult Generator::result(int key) const {
+  const Sequence& sequence = at(key);
+  GenerationResult result;
+  result.text = sequence.text;
+  result.tokens = sequence.tokens;
+  result.finish_reason = sequence.finish_reason;
+  result.prompt_tokens = static_cast<int>(sequence.prompt.ids.size());
+  result.visual_tokens = sequence.visual_tokens;
+  result.timings = sequence.timings;
+  result.cache = cache_->report(*sequence.cache_id);
+  return result;
+}
+
+GenerationResult Generator::take(int key) {
+  GenerationResult final_result = result(key);
+  cache_->close(*at(key).cache_id);
+  sequences_[static_cast<size_t>(key)].reset();
+  return final_result;
+}
+
+}  // namespace kvlm

@@ -156,8 +156,7 @@ std::string choose_snapshot(const fs::path& repository, const HubName& hub) {
   const std::string revision = hub.revision.empty() ? "main" : hub.revision;
   if (const auto commit = read_ref(repository / "refs" / revision)) return *commit;
   if (!hub.revision.empty()) {
-    return is_segment(revision) && is_folder(repository / "snapshots" / revision) ? revision
-                                                                                     : "";
+    return is_segment(revision) && is_folder(repository / "snapshots" / revision) ? revision : "";
   }
   const std::vector<std::string> snapshots = subfolders(repository / "snapshots");
   if (snapshots.size() > 1) {

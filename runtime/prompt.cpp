@@ -1,1 +1,74 @@
-// Filled by the next commits.
+#include "runtime/prompt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+
+ChatMessage user_message(std::string text, int images, std::string_view image_token) {
+  ChatMessage message{"user", {}};
+  if (text.find(image_token) == std::string::npos) {
+    message.content.resize(static_cast<size_t>(images), {ContentItem::Kind::kImage, {}});
+  }
+  message.content.push_back({ContentItem::Kind::kText, std::move(text)});
+  return message;
+}
+
+Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
+                   std::span<const int> image_tokens) {
+  const std::string text = model.render(messages);
+  const Tokenizer& tokenizer = model.tokenizer();
+  Tokenizer::EncodeOptions options;
+  if (const auto bos = tokenizer.bos_id()) {
+    options.add_special_tokens = !text.starts_with(tokenizer.token_of(*bos));
+  }
+  const std::vector<int32_t> ids = tokenizer.encode(text, options);
+
+  const auto placeholders =
+      static_cast<size_t>(std::count(ids.begin(), ids.end(), model.image_id()));
+  if (placeholders != image_tokens.size()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the prompt has {} {} placeholder{} and {} image{} given; give one --image "
+                    "for each placeholder",
+                    placeholders, model.image_token(), placeholders == 1 ? "" : "s",
+                    image_tokens.size(), image_tokens.size() == 1 ? " is" : "s are"));
+  }
+  Prompt prompt;
+  int16_t image = 0;
+  for (const int32_t id : ids) {
+    const bool picture = id == model.image_id();
+    const auto copies = picture ? static_cast<size_t>(image_tokens[static_cast<size_t>(image)]) : 1;
+    prompt.ids.insert(prompt.ids.end(), copies, id);
+    prompt.modality.insert(prompt.modality.end(), copies, picture ? image : kTextRow);
+    if (picture) ++image;
+  }
+  prompt.positions.resize(prompt.ids.size());
+  std::iota(prompt.positions.begin(), prompt.positions.end(), 0);
+  return prompt;
+}
+
+void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
+                  std::span<const Tensor> pictures, TensorView rows, Stream& stream) {
+  const int64_t count = rows.shape()[0];
+  const auto width = static_cast<size_t>(rows.shape()[1]);
+  model.decoder().embed(
+      std::span(prompt.ids).subspan(static_cast<size_t>(first), static_cast<size_t>(count)), rows,
+      stream);
+  std::vector<size_t> next(pictures.size(), 0);  // row of each picture that comes next
+  for (int64_t row = 0; row < first + count; ++row) {
+    const int16_t tag = prompt.modality[static_cast<size_t>(row)];
+    if (tag == kTextRow) continue;
+    const auto picture = static_cast<size_t>(tag);
+    const size_t source = next[picture]++;
+    if (row < first) continue;
+    std::copy_n(pictures[picture].as<float>() + source * width, width,
+                rows.as<float>() + static_cast<size_t>(row - first) * width);
+  }
+}
+
+}  // namespace kvlm

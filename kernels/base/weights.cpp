@@ -75,6 +75,11 @@ std::optional<ConstTensorView> WeightMap::take_if(std::string_view name, const S
 
 ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
   const auto place = tensors_.find(name);
+  if (place == tensors_.end() && make_) {
+    std::shared_ptr<Tensor> made = make_(name, shape);
+    owners_.push_back(made);
+    return std::as_const(*made).view();
+  }
   if (place == tensors_.end()) {
     throw Error(
         ErrorCode::kCorruptFile,

@@ -26,6 +26,11 @@ class WeightMap {
   /// its own dtype. Throws like add().
   void add_unreadable(std::string name, std::string dtype);
 
+  /// From now on take() asks `make` for a name that is absent, instead of throwing; contains() and
+  /// remaining() do not know such tensors. For models of random weights.
+  using Maker = std::function<std::shared_ptr<Tensor>(std::string_view name, const Shape& shape)>;
+  void make_missing(Maker make) { make_ = std::move(make); }
+
   bool contains(std::string_view name) const noexcept;
 
   /// Removes and returns a tensor. The shape must match; the dtype must be f32, f16 or bf16.
@@ -64,6 +69,7 @@ class WeightMap {
 
   std::map<std::string, Entry, std::less<>> tensors_;
   std::vector<std::shared_ptr<const void>> owners_;
+  Maker make_;
 };
 
 }  // namespace kvlm

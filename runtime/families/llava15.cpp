@@ -1,1 +1,181 @@
-// Filled by the next commits.
+#include "runtime/families/llava15.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "llm/llama.h"
+#include "runtime/submodel_config.h"
+#include "runtime/weight_names.h"
+#include "vision/projector.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr std::string_view kCaptionPrompt = "Describe the image.";
+constexpr std::string_view kImageToken = "<image>";
+
+/// The prompt of the Hugging Face conversions, for checkpoints that carry no template of their own:
+/// "USER: <image>\nQUESTION ASSISTANT:" (models.md 9.2).
+constexpr std::string_view kTemplate =
+    "{% for message in messages %}"
+    "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{% for item in message['content'] if item['type'] == 'image' %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for item in message['content'] if item['type'] == 'text' %}"
+    "{{ item['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}";
+
+/// config.json, checked.
+struct LlavaConfig {
+  LlamaConfig text;
+  ClipConfig vision;
+  Activation projector_activation;
+  bool projector_bias;
+  int32_t image_id;
+};
+
+LlavaConfig parse(const ConfigReader& config) {
+  if (config.has("mm_vision_tower") && !config.has("text_config")) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{} is of the original LLaVA repository, whose vision tower {} is "
+                            "published apart; use the Hugging Face conversion (llava-hf/...)",
+                            config.path(), config.string("mm_vision_tower", "")));
+  }
+  LlavaConfig llava;
+  llava.text = parse_llama_config(config.object("text_config"));
+  if (config.boolean("tie_word_embeddings", false)) llava.text.tie_embeddings = true;
+  llava.vision = parse_clip_config(config.object("vision_config"), config);
+  llava.projector_activation = parse_activation(config, "projector_hidden_act", "gelu");
+  llava.projector_bias = config.boolean("multimodal_projector_bias", true);
+  const int64_t fallback = config.integer("image_token_index", 32000, 0, llava.text.vocab_size - 1);
+  llava.image_id = static_cast<int32_t>(
+      config.integer("image_token_id", fallback, 0, llava.text.vocab_size - 1));
+  return llava;
+}
+
+class Llava15 final : public Model {
+ public:
+  Llava15(ModelSource source, const LoadOptions& options, Stream& stream);
+
+  std::string_view name() const noexcept override { return name_; }
+  std::string_view family() const noexcept override { return "llava-1.5"; }
+  DType dtype() const noexcept override { return dtype_; }
+  size_t weight_bytes() const noexcept override {
+    return tower_->weight_bytes() + projector_->weight_bytes() + decoder_->weight_bytes();
+  }
+  const Tokenizer& tokenizer() const noexcept override { return *tokenizer_; }
+  Decoder& decoder() noexcept override { return *decoder_; }
+  const GenerationDefaults& defaults() const noexcept override { return defaults_; }
+  std::string_view caption_prompt() const noexcept override { return kCaptionPrompt; }
+  std::string_view image_token() const noexcept override { return kImageToken; }
+  int32_t image_id() const noexcept override { return image_id_; }
+
+  int max_image_tokens() const noexcept override { return tower_->tokens(); }
+  ImageInput prepare(const Image& image) const override {
+    return {preprocess(image, preprocess_), tower_->tokens()};
+  }
+  Tensor encode(const ImageInput& image, Stream& stream, const Tap& tap) override;
+  std::string render(const std::vector<ChatMessage>& messages) const override;
+
+ private:
+  std::string name_;
+  DType dtype_ = DType::kF32;
+  int32_t image_id_ = 0;
+  PreprocessSpec preprocess_;
+  GenerationDefaults defaults_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatTemplate> template_;
+  std::unique_ptr<VisionEncoder> tower_;
+  std::unique_ptr<MlpProjector> projector_;
+  std::unique_ptr<Decoder> decoder_;
+};
+
+/// A JSON file of the source; absent reads as an empty object.
+nlohmann::json read_json(const ModelSource& source, const std::string& file) {
+  const auto text = source.file(file);
+  return text ? parse_json(*text, file) : nlohmann::json::object();
+}
+
+PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& options) {
+  const nlohmann::json processor = read_json(source, "processor_config.json");
+  const ConfigReader outer(processor, "processor_config.json");
+  if (outer.has("image_processor")) {
+    return parse_preprocess(outer.object("image_processor"), options);
+  }
+  const nlohmann::json image_processor = read_json(source, "preprocessor_config.json");
+  if (image_processor.empty()) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("{} has no preprocessor_config.json, which says how pictures are resized "
+                    "and normalised; download it from the model's page",
+                    source.name));
+  }
+  return parse_preprocess(ConfigReader(image_processor, "preprocessor_config.json"), options);
+}
+
+/// Tensors that nobody took mean a checkpoint of another shape, except tower layers after the last
+/// one whose output is used.
+void refuse_leftovers(const WeightMap& weights) {
+  for (const std::string& name : weights.remaining()) {
+    if (name.starts_with("model.vision_tower.encoder.layers.")) continue;
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("the weights hold tensor {}, which config.json has no place for; the weights "
+                    "and the configuration do not belong together",
+                    name));
+  }
+}
+
+Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream&) : name_(source.name) {
+  const ConfigReader config(source.config, "config.json");
+  const LlavaConfig llava = parse(config);
+  image_id_ = llava.image_id;
+  preprocess_ = read_preprocess(source, options);
+  const nlohmann::json generation = read_json(source, "generation_config.json");
+  defaults_ = parse_generation(ConfigReader(generation, "generation_config.json"), config);
+  tokenizer_ = load_tokenizer(source);
+  template_ = std::make_unique<ChatTemplate>(load_chat_template(source, kTemplate));
+
+  WeightMap& weights = source.weights;
+  weights.rename(&canonical_llava_name);
+  if (options.dtype) weights.convert(*options.dtype);
+  tower_ = make_clip_vit(llava.vision, weights, "model.vision_tower.");
+  projector_ =
+      std::make_unique<MlpProjector>(tower_->width(), llava.text.hidden, llava.projector_activation,
+                                     llava.projector_bias, weights, "model.multi_modal_projector.");
+  decoder_ = make_llama(llava.text, weights, "model.language_model.");
+  dtype_ = options.dtype.value_or(decoder_->weight_dtype());
+  refuse_leftovers(weights);
+}
+
+Tensor Llava15::encode(const ImageInput& image, Stream& stream, const Tap& tap) {
+  const ConstTensorView features = tower_->encode(image.pixels, stream, tap);
+  Tensor tokens = projector_->project(features, stream);
+  if (tap) tap("projector_out", tokens);
+  return tokens;
+}
+
+std::string Llava15::render(const std::vector<ChatMessage>& messages) const {
+  ChatTemplate::Context context;
+  if (const auto bos = tokenizer_->bos_id()) context.bos_token = tokenizer_->token_of(*bos);
+  if (const auto eos = tokenizer_->eos_id()) context.eos_token = tokenizer_->token_of(*eos);
+  return template_->render(messages, context);
+}
+
+}  // namespace
+
+CacheShape llava15_cache_shape(const nlohmann::json& config) {
+  const LlavaConfig llava = parse(ConfigReader(config, "config.json"));
+  return {llava.text.layers, llava.text.q_heads, llava.text.kv_heads, llava.text.head_dim};
+}
+
+std::unique_ptr<Model> load_llava15(ModelSource source, const LoadOptions& options,
+                                    Stream& stream) {
+  return std::make_unique<Llava15>(std::move(source), options, stream);
+}
+
+}  // namespace kvlm

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvcache/kv_cache.h"
+#include "llm/sampler.h"
+#include "runtime/model.h"
+#include "runtime/prompt.h"
+
+namespace kvlm {
+
+/// What one sequence is asked to do.
+struct GenerationRequest {
+  std::string id;  ///< names the sequence in messages
+  std::vector<ChatMessage> messages;
+  std::vector<Image> images;  ///< in the order of their placeholders
+  SamplerOptions sampling;
+  int max_tokens = 128;
+  std::vector<std::string> stop;  ///< texts that end the generation and are not returned
+  bool ignore_eos = false;        ///< go on to max_tokens; for measuring
+};
+
+/// Milliseconds, wall clock.
+struct Timings {
+  double vision_ms = 0;   ///< preprocessing, tower and projector; not the decoding of files
+  double prefill_ms = 0;  ///< embedding, decoder and cache over the prompt
+  double ttft_ms = 0;     ///< from the request to its first token
+  double decode_ms = 0;   ///< from the first token to the last
+};
+
+struct GenerationResult {
+  std::string text;
+  std::vector<int32_t> tokens;  ///< generated ids, the final eos included
+  std::string finish_reason;    ///< "stop", "length" or "cancelled"
+  int prompt_tokens = 0;        ///< visual tokens included
+  int visual_tokens = 0;
+  Timings timings;
+  CacheReport cache;
+};
+
+/// Prefill and decode of many sequences over one model and one cache; sequences join and leave
+/// between steps. Owns all their state. One thread at a time.
+///
+///   const int key = generator.admit(request, on_text);
+///   while (!generator.finished(key)) { generator.step(); generator.deliver(); }
+///   GenerationResult result = generator.take(key);
+class Generator {
+ public:
+  using OnText = std::function<void(std::string_view)>;
+
+  Generator(Model& model, KvCache& cache, Stream& stream);
+  ~Generator();
+
+  /// Prepares, encodes and prefills a request and samples its first token. on_text gets the text as
+  /// it becomes certain, from deliver(). Throws Error if the request cannot be served (a picture
+  /// and placeholder mismatch, longer than the context, no room in the cache); others go on
+  /// undisturbed.
+  int admit(GenerationRequest request, OnText on_text);
+  /// A further turn of a sequence that has finished: it keeps its cache where the new conversation
+  /// starts with the tokens that it holds, else it is prefilled anew. `request` holds the whole
+  /// conversation; its pictures start with those of the turns before.
+  void resume(int key, GenerationRequest request, OnText on_text);
+
+  /// One token for every unfinished sequence, in one forward pass. Allocates nothing.
+  void step();
+  /// Turns new tokens into text, calls on_text, and finishes sequences whose stop text appeared.
+  void deliver();
+
+  /// Unfinished sequences.
+  int active() const noexcept;
+  bool finished(int key) const noexcept;
+  /// Ends a sequence early with finish_reason "cancelled".
+  void cancel(int key);
+  /// The result so far; the sequence stays for resume().
+  GenerationResult result(int key) const;
+  /// The result; the sequence's memory is free for others.
+  GenerationResult take(int key);
+
+  /// Called with every named activation of a prefill; for goldens.
+  void set_tap(Tap tap) { tap_ = std::move(tap); }
+  /// Reserves this many tokens for every sequence, so that resume() has room; at most the model's
+  /// context. 0 means just what each request needs, without resume().
+  void set_session_rows(int rows) noexcept { session_rows_ = rows; }
+
+ private:
+  struct Sequence;
+
+  Sequence& at(int key) const { return *sequences_[static_cast<size_t>(key)]; }
+  void prepare(Sequence& sequence);
+  void prefill(Sequence& sequence, int64_t first);
+  void accept(Sequence& sequence, int32_t token);
+
+  Model* model_;
+  KvCache* cache_;
+  Stream* stream_;
+  Tap tap_;
+  int session_rows_ = 0;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  // Of one decode step, kept between steps.
+  std::vector<Sequence*> stepping_;
+  std::vector<StepRows> rows_;
+  std::vector<int32_t> ids_;
+  Tensor embeddings_;  // (sequences, hidden)
+};
+
+}  // namespace kvlm

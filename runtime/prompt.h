@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/base/tensor.h"
+#include "runtime/model.h"
+
+namespace kvlm {
+
+/// A tokenised prompt with every picture's placeholder expanded to its visual tokens.
+struct Prompt {
+  std::vector<int32_t> ids;        // (rows,) placeholders repeated
+  std::vector<int16_t> modality;   // (rows,) kTextRow or the picture's index
+  std::vector<int32_t> positions;  // (rows,) logical positions
+};
+
+/// One user turn: the pictures first, then the text, as the templates put them; or, when the text
+/// itself holds placeholders, the text as it is with the pictures where it wants them.
+ChatMessage user_message(std::string text, int images, std::string_view image_token);
+
+/// Renders, tokenises and expands a conversation. image_tokens[i] is the number of visual tokens of
+/// the i-th picture. A rendered text that starts with BOS is not given a second one.
+/// Throws Error{kInvalidArgument} with both numbers if pictures and placeholders do not match.
+Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
+                   std::span<const int> image_tokens);
+
+/// Embeds rows [first, first + rows.shape()[0]) of the prompt and splices in visual tokens: rows is
+/// (rows, hidden) f32, pictures[i] (image_tokens[i], hidden) f32.
+void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
+                  std::span<const Tensor> pictures, TensorView rows, Stream& stream);
+
+}  // namespace kvlm

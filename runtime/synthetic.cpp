@@ -1,0 +1,155 @@
+#include "runtime/synthetic.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "kernels/base/error.h"
+#include "kvcache/spec.h"
+#include "runtime/config.h"
+
+namespace kvlm {
+
+namespace {
+
+/// Shapes from models.md 1.1 and 1.2.
+struct DecoderShape {
+  std::string_view name;
+  int layers, hidden, intermediate, q_heads, kv_heads, vocab, max_positions;
+};
+
+constexpr std::array kShapes = {
+    DecoderShape{"llava-1.5-7b", 32, 4096, 11008, 32, 32, 32064, 4096},
+    DecoderShape{"llava-1.5-13b", 40, 5120, 13824, 40, 40, 32064, 4096},
+    // Not released: LLaVA-1.5's tower with the decoder of TinyLlama-1.1B, to measure small
+    // machines.
+    DecoderShape{"llava-tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32064, 2048},
+};
+
+nlohmann::json config_of(const DecoderShape& shape, int layers) {
+  return {{"model_type", "llava"},
+          {"image_token_index", 32000},
+          {"text_config",
+           {{"model_type", "llama"},
+            {"num_hidden_layers", layers},
+            {"hidden_size", shape.hidden},
+            {"intermediate_size", shape.intermediate},
+            {"num_attention_heads", shape.q_heads},
+            {"num_key_value_heads", shape.kv_heads},
+            {"vocab_size", shape.vocab},
+            {"max_position_embeddings", shape.max_positions},
+            {"rms_norm_eps", 1e-5}}}};
+}
+
+constexpr std::string_view kPreprocessor =
+    R"({"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}})";
+
+/// A byte-level vocabulary, so that a synthetic model can be prompted; its answers are noise.
+std::string byte_tokenizer(int image_id) {
+  nlohmann::json vocab = {{"<unk>", 0}, {"<s>", 1}, {"</s>", 2}};
+  for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = 3 + byte;
+  const auto special = [](int id, const char* content) {
+    return nlohmann::json{{"id", id},        {"content", content}, {"single_word", false},
+                          {"lstrip", false}, {"rstrip", false},    {"normalized", false},
+                          {"special", true}};
+  };
+  const nlohmann::json tokenizer = {
+      {"added_tokens",
+       {special(0, "<unk>"), special(1, "<s>"), special(2, "</s>"), special(image_id, "<image>")}},
+      {"normalizer", nullptr},
+      {"pre_tokenizer", nullptr},
+      {"post_processor", nullptr},
+      {"decoder",
+       {{"type", "Sequence"}, {"decoders", {{{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}}},
+      {"model",
+       {{"type", "BPE"},
+        {"unk_token", "<unk>"},
+        {"fuse_unk", true},
+        {"byte_fallback", true},
+        {"vocab", vocab},
+        {"merges", nlohmann::json::array()}}}};
+  return tokenizer.dump();
+}
+
+/// Uniform values with the variance of a usual initialisation; vectors are ones, biases zeros.
+std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& shape,
+                                      DType dtype) {
+  if (shape.rank() == 1) {
+    auto vector = std::make_shared<Tensor>(DType::kF32, shape);
+    std::fill_n(vector->as<float>(), shape.elements(), name.ends_with("bias") ? 0.0f : 1.0f);
+    return vector;
+  }
+  auto tensor = std::make_shared<Tensor>(dtype, shape);
+  uint64_t state = 0x9e3779b97f4a7c15ull;
+  for (const char letter : name) state = (state ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
+  const float width = std::sqrt(3.0f / static_cast<float>(shape.elements() / shape[0]));
+  const auto fill = [&]<class T>(T* out) {
+    for (int64_t i = 0; i < shape.elements(); ++i) {
+      state ^= state << 13;  // xorshift64 (Marsaglia 2003)
+      state ^= state >> 7;
+      state ^= state << 17;
+      out[i] =
+          from_float<T>(static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f * width);
+    }
+  };
+  if (dtype == DType::kBF16) {
+    fill(tensor->as<bf16>());
+  } else if (dtype == DType::kF16) {
+    fill(tensor->as<f16>());
+  } else {
+    fill(tensor->as<float>());
+  }
+  return tensor;
+}
+
+}  // namespace
+
+std::vector<std::string_view> synthetic_names() {
+  std::vector<std::string_view> names;
+  for (const DecoderShape& shape : kShapes) names.push_back(shape.name);
+  return names;
+}
+
+ModelSource synthetic_source(std::string_view text, DType dtype) {
+  const size_t comma = text.find(',');
+  const std::string_view name = text.substr(0, comma);
+  const auto shape = std::find_if(kShapes.begin(), kShapes.end(),
+                                  [&](const DecoderShape& entry) { return entry.name == name; });
+  if (shape == kShapes.end()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("synthetic:{} is not known; did you mean synthetic:{}? (built in are {})", name,
+                    nearest_spelling(name, synthetic_names()), fmt::join(synthetic_names(), ", ")));
+  }
+  int layers = shape->layers;
+  if (comma != std::string_view::npos) {
+    const std::string_view option = text.substr(comma + 1);
+    const std::string_view number = option.substr(std::min<size_t>(option.size(), 7));
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layers);
+    if (!option.starts_with("layers=") || error != std::errc() ||
+        end != number.data() + number.size() || layers < 1 || layers > 1024) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("synthetic:{} has the option \"{}\"; write layers=N with N from 1 to 1024",
+                      name, option));
+    }
+  }
+  ModelSource source;
+  source.name = fmt::format("synthetic:{}", text);
+  source.config = config_of(*shape, layers);
+  source.file = [](const std::string& file) -> std::optional<std::string> {
+    if (file == "preprocessor_config.json") return std::string(kPreprocessor);
+    if (file == "tokenizer.json") return byte_tokenizer(32000);
+    return std::nullopt;
+  };
+  source.weights.make_missing([dtype](std::string_view tensor, const kvlm::Shape& tensor_shape) {
+    return random_tensor(tensor, tensor_shape, dtype);
+  });
+  return source;
+}
+
+}  // namespace kvlm
