@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
 
 namespace kvlm {
@@ -17,11 +18,11 @@ struct KeyValueRows {
 /// out[i,hq,:] = softmax(q[i,hq,:] . K[:,h,:] * scale) . V[:,h,:] with h = hq / q_per_kv, in full
 /// precision, tile by tile with an online softmax (never an n x n matrix).
 ///
-///   q, out  (n, q_heads, head_dim)   f32 (CUDA also f16 | bf16); out may alias q
+///   q, out  (n, q_heads, head_dim)   f32 (CUDA also f16 | bf16), n >= 1; out may be q, and may
+///                                    overlap no operand otherwise
 ///   k, v    (n, kv_heads, head_dim)  as q; the rows that belong to the queries
 ///   past    kv_heads * runs entries, the runs of kv_head 0 first: rows that come before k and v
-///   and
-///           that every query sees; empty for none
+///           and that every query sees; empty for none
 ///   causal  query i sees rows 0..i of k and v (and all of past), else all n
 ///
 /// The result does not depend on the number of threads. Asynchronous on CUDA.
@@ -44,21 +45,39 @@ struct SoftmaxState {
 struct DecodePiece {
   const float* q = nullptr;  // (q_per_kv, head_dim) f32
   KeyValueRows cached;
-  SoftmaxState state;  // overwritten
+  SoftmaxState state;  // overwritten; may not overlap q or another piece's state
 };
 
 /// Computes the state of every piece: state.max = max_j s_j, sum = sum_j exp(s_j - max),
 /// out = sum_j exp(s_j - max) V_j with s_j = scale * q . K_j. One launch for the whole batch;
 /// pieces are independent, so the result of one depends neither on the others nor on the threads.
-/// cached.rows may be 0 (an empty state). Allocates nothing. Asynchronous on CUDA.
+/// cached.rows may be 0 (an empty state). Every cached byte is read once for all q_per_kv queries.
+/// Allocates nothing. Asynchronous on CUDA.
+/// Throws Error{kInvalidArgument} on a dtype other than f32, f16 and bf16, or a missing pointer.
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream);
 
 /// Merges `parts` states in order and normalises: out[r,:] = sum_p w_p out_p[r,:] / sum_p w_p
-/// sum_p[r] with w_p = exp(max_p - max). parts >= 1 and at least one row must have been seen.
+/// sum_p[r] with w_p = exp(max_p - max). An empty state has no weight; a row that no part has seen
+/// becomes 0. On the CPU, by the calling thread.
 ///
-///   out  (queries, head_dim) f32, dense
+///   out  (queries, head_dim) f32, dense; may be parts[0].out
 void merge_states(float* out, std::span<const SoftmaxState> parts, int queries,
                   int head_dim) noexcept;
+
+/// What each backend supplies: the functions above, with the arguments checked already.
+namespace cpu {
+void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
+void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+                 Stream& stream);
+}  // namespace cpu
+
+namespace cuda {
+void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
+void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+                 Stream& stream);
+}  // namespace cuda
 
 }  // namespace kvlm
