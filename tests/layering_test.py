@@ -135,7 +135,12 @@ class Tree:
                     yield f"{path}:{line}: {match['name'] or match['stream']} outside tools/"
 
     def unguarded_headers(self):
+        """An -inl.h is included once per instruction set: Highway's toggle is its guard."""
         for path, text in self.text.items():
+            if path.endswith("-inl.h"):
+                if "== defined(HWY_TARGET_TOGGLE)" not in blank(text, strings=False):
+                    yield f"{path}:1: no guard that toggles with HWY_TARGET_TOGGLE"
+                continue
             if path.endswith((".h", ".cuh")) and not re.search(
                     r"^#pragma once$", blank(text, strings=False), re.MULTILINE):
                 yield f"{path}:1: no #pragma once"
@@ -269,6 +274,12 @@ class Checker(unittest.TestCase):
     def test_a_header_without_pragma_once_is_found(self):
         found = self.found({"llm/a.h": "// #pragma once\n", "tests/b.h": "struct B {};\n"})
         self.assertEqual(found, ["llm/a.h:1: no #pragma once", "tests/b.h:1: no #pragma once"])
+
+    def test_a_header_per_instruction_set_has_a_toggling_guard(self):
+        guard = "#if defined(KVLM_A_INL_H_) == defined(HWY_TARGET_TOGGLE)\n#endif\n"
+        found = self.found({"kernels/cpu/a-inl.h": guard, "kernels/cpu/b-inl.h": "#pragma once\n"})
+        self.assertEqual(found,
+                         ["kernels/cpu/b-inl.h:1: no guard that toggles with HWY_TARGET_TOGGLE"])
 
     def test_a_source_that_is_not_built_is_found(self):
         lists = "kvlm_library(k a.cpp # b.cpp\n  cuda/c.cu)\n"
