@@ -1,16 +1,21 @@
 #include "kernels/base/thread_pool.h"
 
+#include <fmt/format.h>
+#include <hwy/cache_control.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <condition_variable>
-#include <cstdint>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "kernels/base/error.h"
 
 namespace kvlm {
 
@@ -23,107 +28,146 @@ int available_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+// The pool whose task this thread is running; a loop inside it would wait for itself.
+thread_local const void* inside_task_of = nullptr;
+
+class InsideTask {
+ public:
+  explicit InsideTask(const void* pool) noexcept : outer_(std::exchange(inside_task_of, pool)) {}
+  ~InsideTask() { inside_task_of = outer_; }
+  InsideTask(const InsideTask&) = delete;
+  InsideTask& operator=(const InsideTask&) = delete;
+
+ private:
+  const void* outer_;
+};
+
 }  // namespace
 
-// One loop at a time: `generation` announces it, `next` hands out tasks, `busy` counts the workers
-// that have not seen its end. A worker spins briefly before it sleeps, because a decode step is
-// hundreds of short loops and waking a sleeping thread costs more than most of them.
+// One loop at a time. A thread takes a task by lowering `untaken`; having one, it may read the
+// loop's other fields, because the loop cannot end before `unfinished` counts that task. So the
+// caller waits for tasks and not for threads: workers that sleep through a short loop cost nothing.
+// A worker spins briefly before it sleeps, because a decode step is hundreds of short loops and
+// waking a sleeping thread costs more than most of them.
 struct ThreadPool::State {
   std::mutex turn;  // one caller at a time
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::condition_variable done;
-  std::atomic<uint64_t> generation{0};
-  std::atomic<size_t> next{0};
-  std::atomic<int> busy{0};
-  std::atomic<bool> stop{false};
+  std::atomic<size_t> untaken{0};
+  std::atomic<size_t> unfinished{0};
   size_t tasks = 0;
   void (*body)(void*, size_t, int) = nullptr;
   void* context = nullptr;
+
+  std::mutex mutex;
+  std::condition_variable wake;  // untaken became more than 0, or stop
+  std::condition_variable done;  // unfinished became 0
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> stop{false};
   std::exception_ptr failure;  // guarded by mutex
+  int spins = 0;
   std::vector<std::thread> workers;
 
+  ~State() {
+    {
+      const std::lock_guard lock(mutex);
+      stop.store(true);
+    }
+    wake.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
+  /// Runs tasks until none is untaken.
   void work(int worker) {
     for (;;) {
-      const size_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= tasks) return;
+      size_t left = untaken.load(std::memory_order_relaxed);
+      do {
+        if (left == 0) return;
+      } while (!untaken.compare_exchange_weak(left, left - 1, std::memory_order_acquire,
+                                              std::memory_order_relaxed));
+      size_t finished = 1;
       try {
-        body(context, task, worker);
+        const InsideTask inside(this);
+        body(context, tasks - left, worker);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
-        next.store(tasks, std::memory_order_relaxed);
+        finished += untaken.exchange(0, std::memory_order_relaxed);
       }
-    }
-  }
-
-  void loop(int worker) {
-    constexpr int kSpins = 4000;
-    uint64_t seen = 0;
-    for (;;) {
-      int spins = 0;
-      while (generation.load(std::memory_order_acquire) == seen && !stop.load()) {
-        if (++spins < kSpins) {
-          __builtin_ia32_pause();
-          continue;
-        }
-        std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return generation.load() != seen || stop.load(); });
-      }
-      if (stop.load()) return;
-      seen = generation.load(std::memory_order_acquire);
-      work(worker);
-      if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      if (unfinished.fetch_sub(finished, std::memory_order_acq_rel) == finished) {
         const std::lock_guard lock(mutex);
         done.notify_one();
       }
     }
   }
+
+  void loop(int worker) {
+    while (!stop.load(std::memory_order_relaxed)) {
+      for (int spin = 0; spin < spins && untaken.load(std::memory_order_relaxed) == 0; ++spin) {
+        hwy::Pause();
+      }
+      if (untaken.load(std::memory_order_relaxed) == 0) {
+        std::unique_lock lock(mutex);
+        // Sequentially consistent with run(): either this thread sees the tasks, or run() sees it.
+        sleepers.fetch_add(1);
+        wake.wait(lock, [&] { return untaken.load() != 0 || stop.load(); });
+        sleepers.fetch_sub(1);
+      }
+      work(worker);
+    }
+  }
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  if (threads <= 0) threads = available_cores();
-  for (int worker = 1; worker < threads; ++worker) {
-    state_->workers.emplace_back([state = state_.get(), worker] { state->loop(worker); });
+  const int cores = available_cores();
+  if (threads <= 0) threads = cores;
+  // Some tens of microseconds; a thread that has no core of its own would only be in the way.
+  state_->spins = threads <= cores ? 4000 : 50;
+  state_->workers.reserve(static_cast<size_t>(threads - 1));
+  try {
+    for (int worker = 1; worker < threads; ++worker) {
+      state_->workers.emplace_back([state = state_.get(), worker] { state->loop(worker); });
+    }
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("cannot start {} threads, only {}: {}; ask for fewer", threads,
+                            state_->workers.size() + 1, error.what()));
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop.store(true);
-  }
-  state_->wake.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::threads() const noexcept { return static_cast<int>(state_->workers.size()) + 1; }
 
 void ThreadPool::run(size_t tasks, void (*body)(void*, size_t, int), void* context) {
   State& state = *state_;
-  if (state.workers.empty() || tasks <= 1) {
+  assert(inside_task_of != &state && "a loop inside a task of the same pool");
+  if (tasks == 0) return;
+  const std::lock_guard turn(state.turn);
+  if (state.workers.empty() || tasks == 1) {
+    const InsideTask inside(&state);
     for (size_t task = 0; task < tasks; ++task) body(context, task, 0);
     return;
   }
-  const std::lock_guard turn(state.turn);
   state.tasks = tasks;
   state.body = body;
   state.context = context;
-  state.next.store(0, std::memory_order_relaxed);
-  state.busy.store(static_cast<int>(state.workers.size()), std::memory_order_relaxed);
-  {
-    const std::lock_guard lock(state.mutex);
-    state.generation.fetch_add(1, std::memory_order_release);
+  state.unfinished.store(tasks, std::memory_order_relaxed);
+  state.untaken.store(tasks);
+  if (state.sleepers.load() > 0) {
+    { const std::lock_guard lock(state.mutex); }  // no sleeper is between its check and its wait
+    if (tasks > state.workers.size()) {
+      state.wake.notify_all();
+    } else {
+      for (size_t i = 1; i < tasks; ++i) state.wake.notify_one();
+    }
   }
-  state.wake.notify_all();
   state.work(0);
-  for (int spins = 0; state.busy.load(std::memory_order_acquire) != 0;) {
-    if (++spins < 4000) {
-      __builtin_ia32_pause();
+  for (int spin = 0; state.unfinished.load(std::memory_order_acquire) != 0; ++spin) {
+    if (spin < state.spins) {
+      hwy::Pause();
       continue;
     }
     std::unique_lock lock(state.mutex);
-    state.done.wait(lock, [&] { return state.busy.load(std::memory_order_acquire) == 0; });
+    state.done.wait(lock, [&] { return state.unfinished.load(std::memory_order_acquire) == 0; });
   }
   const std::lock_guard lock(state.mutex);
   if (state.failure) std::rethrow_exception(std::exchange(state.failure, nullptr));
