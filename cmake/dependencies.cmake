@@ -10,3 +10,11 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+
+# BLIS has no CMake package. Its serial flavour first: kvlm brings its own threads.
+find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis-serial blis REQUIRED)
+find_library(BLIS_LIBRARY blis PATH_SUFFIXES blis-serial REQUIRED)
+add_library(BLIS::BLIS UNKNOWN IMPORTED)
+set_target_properties(BLIS::BLIS PROPERTIES
+  IMPORTED_LOCATION ${BLIS_LIBRARY}
+  INTERFACE_INCLUDE_DIRECTORIES ${BLIS_INCLUDE_DIR})

@@ -1,1 +1,58 @@
 #include "kernels/elementwise.h"
+
+#include <fmt/format.h>
+
+#include "kernels/base/error.h"
+#include "kernels/check.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cuda/elementwise.h"
+
+namespace kvlm {
+
+void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids,
+                 Stream& stream) {
+  constexpr std::string_view kOp = "gather_rows";
+  check::rank(kOp, "table", table, 2, "(entries, dim)");
+  check::shape(kOp, "y", y, {static_cast<int64_t>(ids.size()), table.shape()[1]},
+               "a row of the table per id");
+  check::floating(kOp, "table", table);
+  check::activation(kOp, "y", y);
+  check::on_stream(kOp, "table", table, stream);
+  check::on_stream(kOp, "y", y, stream);
+  for (size_t row = 0; row < ids.size(); ++row) {
+    if (ids[row] < 0 || ids[row] >= table.shape()[0]) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("gather_rows: id {} at place {} is outside the table of {} entries; "
+                              "check that the tokenizer belongs to the model",
+                              ids[row], row, table.shape()[0]));
+    }
+  }
+  if (y.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::gather_rows(y, table, ids, stream);
+  cpu::gather_rows(y, table, ids, stream);
+}
+
+void add(TensorView y, ConstTensorView x, Stream& stream) {
+  check::shape("add", "x", x, y.shape(), "the shape of y");
+  check::activation("add", "y", y);
+  check::dtype("add", "x", x, y.dtype());
+  check::on_stream("add", "y", y, stream);
+  check::on_stream("add", "x", x, stream);
+  if (y.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::add(y, x, stream);
+  cpu::add(y, x, stream);
+}
+
+void convert(TensorView y, ConstTensorView x, Stream& stream) {
+  check::shape("convert", "x", x, y.shape(), "the shape of y");
+  check::floating("convert", "y", y);
+  check::floating("convert", "x", x);
+  check::on_stream("convert", "y", y, stream);
+  check::on_stream("convert", "x", x, stream);
+  check::disjoint("convert", "y", y, "x", x);
+  if (y.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::convert(y, x, stream);
+  cpu::convert(y, x, stream);
+}
+
+}  // namespace kvlm

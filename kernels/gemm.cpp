@@ -1,1 +1,38 @@
 #include "kernels/gemm.h"
+
+#include <fmt/format.h>
+
+#include "kernels/check.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cuda/gemm.h"
+
+namespace kvlm {
+
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+            Stream& stream) {
+  constexpr std::string_view kOp = "linear";
+  check::rank(kOp, "x", x, 2, "(rows, in)");
+  check::rank(kOp, "w", w, 2, "(out, in)");
+  const int64_t rows = x.shape()[0];
+  const int64_t in = x.shape()[1];
+  const int64_t out = w.shape()[0];
+  check::shape(kOp, "w", w, {out, in}, "(out, in) for the rows of x");
+  check::shape(kOp, "y", y, {rows, out}, "(rows, out) of x and w");
+  check::activation(kOp, "x", x);
+  check::dtype(kOp, "y", y, x.dtype());
+  check::floating(kOp, "w", w);
+  check::on_stream(kOp, "x", x, stream);
+  check::on_stream(kOp, "w", w, stream);
+  check::on_stream(kOp, "y", y, stream);
+  check::disjoint(kOp, "y", y, "x", x);
+  if (!bias.empty()) {
+    check::shape(kOp, "bias", bias, {out}, "(out,) of w");
+    check::dtype(kOp, "bias", bias, DType::kF32);
+    check::on_stream(kOp, "bias", bias, stream);
+  }
+  if (rows == 0 || out == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::linear(y, x, w, bias, add, stream);
+  cpu::linear(y, x, w, bias, add, stream);
+}
+
+}  // namespace kvlm

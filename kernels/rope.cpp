@@ -1,1 +1,35 @@
 #include "kernels/rope.h"
+
+#include <fmt/format.h>
+
+#include "kernels/base/error.h"
+#include "kernels/check.h"
+#include "kernels/cpu/rope.h"
+#include "kernels/cuda/rope.h"
+
+namespace kvlm {
+
+void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream) {
+  constexpr std::string_view kOp = "rotate";
+  check::rank(kOp, "x", x, 3, "(rows, heads, head_dim)");
+  check::rank(kOp, "cos", cos, 2, "(rows, rotary / 2)");
+  check::shape(kOp, "cos", cos, {x.shape()[0], cos.shape()[1]}, "one row of angles per row of x");
+  check::shape(kOp, "sin", sin, cos.shape(), "the shape of cos");
+  check::activation(kOp, "x", x);
+  check::dtype(kOp, "cos", cos, DType::kF32);
+  check::dtype(kOp, "sin", sin, DType::kF32);
+  check::on_stream(kOp, "x", x, stream);
+  check::on_stream(kOp, "cos", cos, stream);
+  check::on_stream(kOp, "sin", sin, stream);
+  if (2 * cos.shape()[1] > x.shape()[2]) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("rotate: {} angles per row rotate {} channels, but a head of x has {}; "
+                            "give at most head_dim / 2 angles",
+                            cos.shape()[1], 2 * cos.shape()[1], x.shape()[2]));
+  }
+  if (x.elements() == 0 || cos.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::rotate(x, cos, sin, stream);
+  cpu::rotate(x, cos, sin, stream);
+}
+
+}  // namespace kvlm

@@ -1,1 +1,254 @@
+#include "kernels/cpu/gemm.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/matmul.h"
 #include "kernels/gemm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/gemm.cpp"
+#include "hwy/foreach_target.h"
+// After foreach_target.h:
+#include "hwy/highway.h"
+#include "kernels/cpu/widen-inl.h"
+
+#ifndef KVLM_KERNELS_CPU_GEMM_CPP_ONCE_
+#define KVLM_KERNELS_CPU_GEMM_CPP_ONCE_
+namespace kvlm::cpu {
+
+/// The arguments of linear() as the kernels want them.
+struct LinearArgs {
+  float* y;            // (rows, out)
+  const float* x;      // (rows, in)
+  const std::byte* w;  // (out, in) of `dtype`
+  const float* bias;   // (out,) or null
+  DType dtype;
+  bool add;
+  size_t rows, in, out;
+};
+
+}  // namespace kvlm::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvlm::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+constexpr size_t kRegisters = 16;
+#else
+constexpr size_t kRegisters = 32;
+#endif
+
+/// Rows of x that one pass over a few weight rows serves.
+constexpr size_t kMaxX = 8;
+
+/// Weight rows read side by side for kX rows of x: as many as keep the sums in registers.
+template <size_t kX>
+constexpr size_t kWeightRows = kX * 4 + 5 <= kRegisters   ? 4
+                               : kX * 2 + 3 <= kRegisters ? 2
+                                                          : 1;
+
+/// y[r, o] for kX rows r and kW weight rows o. Every sum runs over one vector of partial sums in
+/// the order of the channels, so its bits do not depend on kX or kW: a row of x gives the same
+/// result alone and in company.
+template <size_t kX, size_t kW, class T>
+HWY_INLINE void dot_block(const LinearArgs& args, size_t row, size_t o) {
+  const hn::ScalableTag<float> d;
+  using V = hn::Vec<decltype(d)>;
+  const size_t lanes = hn::Lanes(d);
+  const size_t in = args.in;
+  const T* HWY_RESTRICT w = reinterpret_cast<const T*>(args.w) + o * in;
+  const float* HWY_RESTRICT x = args.x + row * in;
+
+  V sums[kW][kX];
+  for (size_t j = 0; j < kW; ++j) {
+    for (size_t r = 0; r < kX; ++r) sums[j][r] = hn::Zero(d);
+  }
+  size_t i = 0;
+  for (; i + lanes <= in; i += lanes) {
+    V wide[kW];
+    for (size_t j = 0; j < kW; ++j) wide[j] = load_wide(d, w + j * in + i);
+    for (size_t r = 0; r < kX; ++r) {
+      const V channels = hn::LoadU(d, x + r * in + i);
+      for (size_t j = 0; j < kW; ++j) sums[j][r] = hn::MulAdd(wide[j], channels, sums[j][r]);
+    }
+  }
+  if (i < in) {  // a short last vector, padded with zeros: reading on could leave the mapping
+    T w_last[kW][hn::MaxLanes(d)] = {};
+    float x_last[kX][hn::MaxLanes(d)] = {};
+    for (size_t k = i; k < in; ++k) {
+      for (size_t j = 0; j < kW; ++j) w_last[j][k - i] = w[j * in + k];
+      for (size_t r = 0; r < kX; ++r) x_last[r][k - i] = x[r * in + k];
+    }
+    for (size_t j = 0; j < kW; ++j) {
+      const V wide = load_wide(d, w_last[j]);
+      for (size_t r = 0; r < kX; ++r) {
+        sums[j][r] = hn::MulAdd(wide, hn::LoadU(d, x_last[r]), sums[j][r]);
+      }
+    }
+  }
+  for (size_t r = 0; r < kX; ++r) {
+    float* y = args.y + (row + r) * args.out + o;
+    for (size_t j = 0; j < kW; ++j) {
+      float sum = hn::GetLane(hn::SumOfLanes(d, sums[j][r]));
+      if (args.bias != nullptr) sum += args.bias[o + j];
+      y[j] = args.add ? y[j] + sum : sum;
+    }
+  }
+}
+
+template <size_t kX, class T>
+HWY_NOINLINE void dot_rows(const LinearArgs& args, size_t row, size_t begin, size_t end) {
+  constexpr size_t kW = kWeightRows<kX>;
+  size_t o = begin;
+  for (; o + kW <= end; o += kW) dot_block<kX, kW, T>(args, row, o);
+  for (; o < end; ++o) dot_block<kX, 1, T>(args, row, o);
+}
+
+template <class T>
+HWY_INLINE void dot_strip(const LinearArgs& args, size_t begin, size_t end) {
+  const size_t passes = (args.rows + kMaxX - 1) / kMaxX;
+  for (size_t pass = 0; pass < passes; ++pass) {
+    const size_t row = args.rows * pass / passes;
+    switch (args.rows * (pass + 1) / passes - row) {
+      case 1:
+        dot_rows<1, T>(args, row, begin, end);
+        break;
+      case 2:
+        dot_rows<2, T>(args, row, begin, end);
+        break;
+      case 3:
+        dot_rows<3, T>(args, row, begin, end);
+        break;
+      case 4:
+        dot_rows<4, T>(args, row, begin, end);
+        break;
+      case 5:
+        dot_rows<5, T>(args, row, begin, end);
+        break;
+      case 6:
+        dot_rows<6, T>(args, row, begin, end);
+        break;
+      case 7:
+        dot_rows<7, T>(args, row, begin, end);
+        break;
+      default:
+        dot_rows<8, T>(args, row, begin, end);
+        break;
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE void dot_outputs(const LinearArgs& args, size_t begin, size_t end) {
+  // Weight rows of one strip stay in the nearest cache for the passes over the rows of x.
+  constexpr size_t kStrip = 4;
+  if (args.rows <= kMaxX) return dot_strip<T>(args, begin, end);
+  for (size_t o = begin; o < end; o += kStrip) dot_strip<T>(args, o, HWY_MIN(o + kStrip, end));
+}
+
+/// Outputs [begin, end) of every row.
+void stream_outputs(const LinearArgs& args, size_t begin, size_t end) {
+  switch (args.dtype) {
+    case DType::kF16:
+      return dot_outputs<f16>(args, begin, end);
+    case DType::kBF16:
+      return dot_outputs<bf16>(args, begin, end);
+    default:
+      return dot_outputs<float>(args, begin, end);
+  }
+}
+
+}  // namespace kvlm::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvlm::cpu {
+
+HWY_EXPORT(stream_outputs);
+
+namespace {
+
+size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+
+/// Few rows: bound by reading the weights, once.
+void stream_weights(const LinearArgs& args, Stream& stream) {
+  // 128 KiB of weights are several microseconds of reading: long against handing out a task, short
+  // enough that no thread waits long for the last one.
+  constexpr size_t kTaskBytes = size_t{128} << 10;
+  constexpr size_t kStep = 4;
+  const size_t row_bytes = std::max<size_t>(1, args.in * dtype_bytes(args.dtype));
+  const size_t outputs = std::max<size_t>(1, kTaskBytes / row_bytes / kStep) * kStep;
+  stream.pool().parallel_for(divide_up(args.out, outputs), [&](size_t task, int) {
+    HWY_DYNAMIC_DISPATCH(stream_outputs)
+    (args, task * outputs, std::min(args.out, (task + 1) * outputs));
+  });
+}
+
+/// Many rows: bound by arithmetic, the library's, on tiles of y. A tile's weights are widened piece
+/// by piece into scratch that stays in the second-level cache.
+void multiply_tiles(const LinearArgs& args, Stream& stream) {
+  constexpr size_t kTileOut = 256;
+  constexpr size_t kTileIn = 512;
+  constexpr size_t kMinTileRows = 192;
+  constexpr size_t kWantedTiles = 64;
+  const size_t tiles_out = divide_up(args.out, kTileOut);
+  // Tiles span all rows, unless that leaves too few of them for many threads. Sizes alone decide.
+  const size_t tiles_rows =
+      std::min(divide_up(kWantedTiles, tiles_out), std::max<size_t>(1, args.rows / kMinTileRows));
+  stream.pool().parallel_for(tiles_out * tiles_rows, [&](size_t task, int worker) {
+    const size_t o = task / tiles_rows * kTileOut;
+    const size_t outs = std::min(kTileOut, args.out - o);
+    const size_t row = args.rows * (task % tiles_rows) / tiles_rows;
+    const size_t rows = args.rows * (task % tiles_rows + 1) / tiles_rows - row;
+    float* y = args.y + row * args.out + o;
+    bool add = args.add;
+    if (args.bias != nullptr) {
+      for (size_t r = 0; r < rows; ++r) {
+        float* to = y + r * args.out;
+        for (size_t j = 0; j < outs; ++j) to[j] = (add ? to[j] : 0.0f) + args.bias[o + j];
+      }
+      add = true;
+    }
+    const float* x = args.x + row * args.in;
+    const size_t bytes = dtype_bytes(args.dtype);
+    if (args.dtype == DType::kF32) {
+      const float* w = reinterpret_cast<const float*>(args.w) + o * args.in;
+      return multiply({y, args.out}, {x, args.in}, {w, args.in}, rows, outs, args.in, add);
+    }
+    auto* tile =
+        reinterpret_cast<float*>(stream.scratch(worker, kTileOut * kTileIn * sizeof(float)));
+    for (size_t i = 0; i < args.in; i += kTileIn) {
+      const size_t depth = std::min(kTileIn, args.in - i);
+      for (size_t j = 0; j < outs; ++j) {
+        convert_elements(reinterpret_cast<std::byte*>(tile + j * depth), DType::kF32,
+                         args.w + ((o + j) * args.in + i) * bytes, args.dtype, depth);
+      }
+      multiply({y, args.out}, {x + i, args.in}, {tile, depth}, rows, outs, depth, add);
+      add = true;
+    }
+  });
+}
+
+}  // namespace
+
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+            Stream& stream) {
+  const LinearArgs args{y.as<float>(),
+                        x.as<float>(),
+                        w.data(),
+                        bias.empty() ? nullptr : bias.as<float>(),
+                        w.dtype(),
+                        add,
+                        static_cast<size_t>(x.shape()[0]),
+                        static_cast<size_t>(x.shape()[1]),
+                        static_cast<size_t>(w.shape()[0])};
+  if (x.shape()[0] <= kMaxDecodeRows || args.in == 0) return stream_weights(args, stream);
+  multiply_tiles(args, stream);
+}
+
+}  // namespace kvlm::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string_view>
+
+#include "kernels/base/device.h"
+#include "kernels/base/tensor.h"
+
+// Argument checks shared by the operations; each throws Error{kInvalidArgument} with one sentence
+// that names the operation, the argument, what was found and what was expected.
+namespace kvlm::check {
+
+/// `view` is on the device of `stream`.
+void on_stream(std::string_view op, std::string_view name, const ConstTensorView& view,
+               const Stream& stream);
+
+/// `view` has as many dimensions as `dims` names, for example 2 for "(rows, in)".
+void rank(std::string_view op, std::string_view name, const ConstTensorView& view, int rank,
+          std::string_view dims);
+
+/// `view` has exactly `shape`, which `reason` explains, for example "(rows, dim) of x".
+void shape(std::string_view op, std::string_view name, const ConstTensorView& view,
+           const Shape& shape, std::string_view reason);
+
+/// `view` holds `dtype`.
+void dtype(std::string_view op, std::string_view name, const ConstTensorView& view, DType dtype);
+
+/// `view` holds an activation: f32 on the CPU; f32, f16 or bf16 on CUDA.
+void activation(std::string_view op, std::string_view name, const ConstTensorView& view);
+
+/// `view` holds f32, f16 or bf16.
+void floating(std::string_view op, std::string_view name, const ConstTensorView& view);
+
+/// `a` and `b` share no byte.
+void disjoint(std::string_view op, std::string_view name_a, const ConstTensorView& a,
+              std::string_view name_b, const ConstTensorView& b);
+
+}  // namespace kvlm::check

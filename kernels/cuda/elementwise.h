@@ -1,0 +1,18 @@
+#pragma once
+
+#include <span>
+
+#include "kernels/base/device.h"
+#include "kernels/base/tensor.h"
+
+// The CUDA implementation of kernels/elementwise.h, which has checked the arguments; a build
+// without CUDA links no_cuda/elementwise.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids, Stream& stream);
+
+void add(TensorView y, ConstTensorView x, Stream& stream);
+
+void convert(TensorView y, ConstTensorView x, Stream& stream);
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "kernels/base/device.h"
+#include "kernels/base/tensor.h"
+
+// The CUDA implementation of kernels/gemm.h, which has checked the arguments; a build without CUDA
+// links no_cuda/gemm.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+            Stream& stream);
+
+}  // namespace kvlm::cuda

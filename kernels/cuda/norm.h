@@ -1,0 +1,15 @@
+#pragma once
+
+#include "kernels/base/device.h"
+#include "kernels/base/tensor.h"
+
+// The CUDA implementation of kernels/norm.h, which has checked the arguments; a build without CUDA
+// links no_cuda/norm.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps, Stream& stream);
+
+void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTensorView bias,
+                float eps, Stream& stream);
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "kernels/base/device.h"
+#include "kernels/base/tensor.h"
+
+// The CUDA implementation of kernels/rope.h, which has checked the arguments; a build without CUDA
+// links no_cuda/rope.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream);
+
+}  // namespace kvlm::cuda

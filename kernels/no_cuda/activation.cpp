@@ -1,0 +1,11 @@
+#include "kernels/cuda/activation.h"
+
+#include "kernels/no_cuda/refuse.h"
+
+namespace kvlm::cuda {
+
+void activate(TensorView, Activation, Stream&) { refuse("activate"); }
+
+void activate_gate(TensorView, ConstTensorView, Activation, Stream&) { refuse("activate_gate"); }
+
+}  // namespace kvlm::cuda

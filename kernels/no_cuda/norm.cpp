@@ -1,0 +1,13 @@
+#include "kernels/cuda/norm.h"
+
+#include "kernels/no_cuda/refuse.h"
+
+namespace kvlm::cuda {
+
+void rms_norm(TensorView, ConstTensorView, ConstTensorView, float, Stream&) { refuse("rms_norm"); }
+
+void layer_norm(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, float, Stream&) {
+  refuse("layer_norm");
+}
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,112 @@
+#include "kernels/norm.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "tests/kernels/values.h"
+
+namespace kvlm {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::normal_tensor;
+using testing::normalised_error;
+using testing::same_bits;
+using testing::values_of;
+
+TEST(RmsNorm, EqualsTheReference) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  for (const int64_t dim : {1, 3, 31, 32, 33, 48, 80, 96, 255, 256, 257, 1000, 4097}) {
+    for (const int64_t rows : {1, 7, 577}) {
+      const Tensor x = normal_tensor(DType::kF32, {rows, dim}, 1, 3.0f);
+      const Tensor weight = normal_tensor(DType::kF32, {dim}, 2);
+      Tensor y(DType::kF32, {rows, dim});
+      rms_norm(y, x, weight, 1e-5f, stream);
+      const auto want =
+          reference::rms_norm(values_of(x), values_of(weight), static_cast<double>(1e-5f));
+      EXPECT_LT(normalised_error(values_of(y.view()), want), 5e-7) << dim << " x " << rows;
+    }
+  }
+}
+
+TEST(LayerNorm, EqualsTheReference) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  for (const int64_t dim : {3, 31, 32, 33, 48, 80, 96, 255, 256, 257, 1000, 4097}) {
+    for (const int64_t rows : {1, 7, 577}) {
+      Tensor x = normal_tensor(DType::kF32, {rows, dim}, 3);
+      for (int64_t i = 0; i < x.view().elements(); ++i) x.as<float>()[i] += dim > 3 ? 5.0f : 0.0f;
+      const Tensor weight = normal_tensor(DType::kF32, {dim}, 4);
+      const Tensor bias = normal_tensor(DType::kF32, {dim}, 5);
+      Tensor y(DType::kF32, {rows, dim});
+      layer_norm(y, x, weight, bias, 1e-5f, stream);
+      const auto want = reference::layer_norm(values_of(x.view()), values_of(weight),
+                                              values_of(bias), static_cast<double>(1e-5f));
+      EXPECT_LT(normalised_error(values_of(y), want), 4e-6) << dim << " x " << rows;
+    }
+  }
+}
+
+TEST(Norm, WorksInPlaceWithTheSameBits) {
+  ThreadPool pool(3);
+  Stream stream(pool);
+  const Tensor weight = normal_tensor(DType::kF32, {83}, 6);
+  const Tensor bias = normal_tensor(DType::kF32, {83}, 7);
+  for (const bool mean : {false, true}) {
+    Tensor x = normal_tensor(DType::kF32, {600, 83}, 8);
+    Tensor y(DType::kF32, {600, 83});
+    const auto norm = [&](TensorView to, ConstTensorView from) {
+      mean ? layer_norm(to, from, weight, bias, 1e-6f, stream)
+           : rms_norm(to, from, weight, 1e-6f, stream);
+    };
+    norm(y, x);
+    norm(x, x);
+    EXPECT_TRUE(same_bits(x.view(), y.view()));
+  }
+}
+
+TEST(Norm, ARowOfZerosStaysFiniteAndNanStaysInItsRow) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  Tensor x(DType::kF32, {3, 40});
+  std::fill_n(x.as<float>(), 120, 0.0f);
+  x.as<float>()[40 + 39] = std::numeric_limits<float>::quiet_NaN();
+  const Tensor weight = normal_tensor(DType::kF32, {40}, 9);
+  const Tensor bias = normal_tensor(DType::kF32, {40}, 10);
+  Tensor y(DType::kF32, {3, 40});
+  rms_norm(y, x, weight, 1e-6f, stream);
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_EQ(y.as<float>()[i], 0.0f);
+    EXPECT_TRUE(std::isnan(y.as<float>()[40 + i]));
+    EXPECT_EQ(y.as<float>()[80 + i], 0.0f);
+  }
+  layer_norm(y, x, weight, bias, 1e-6f, stream);
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_EQ(y.as<float>()[i], bias.as<float>()[i]);
+    EXPECT_TRUE(std::isnan(y.as<float>()[40 + i]));
+  }
+}
+
+TEST(Norm, SaysWhatDoesNotFit) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Tensor x = normal_tensor(DType::kF32, {2, 8}, 1);
+  const Tensor weight = normal_tensor(DType::kF32, {8}, 1);
+  Tensor y(DType::kF32, {2, 8});
+  const auto code = ErrorCode::kInvalidArgument;
+  EXPECT_THAT(message_of(code, [&] { rms_norm(y, x, Tensor(DType::kF32, {9}), 1e-5f, stream); }),
+              ::testing::AllOf(HasSubstr("rms_norm: weight has shape (9)"), HasSubstr("(8)")));
+  EXPECT_THAT(message_of(code, [&] { rms_norm(y, x, Tensor(DType::kF16, {8}), 1e-5f, stream); }),
+              HasSubstr("weight holds f16"));
+  EXPECT_THAT(message_of(code, [&] { rms_norm(y.view().slice(0, 1), x, weight, 1e-5f, stream); }),
+              HasSubstr("y has shape (1, 8)"));
+  EXPECT_THAT(message_of(code, [&] { layer_norm(y, x, weight, {}, 1e-5f, stream); }),
+              HasSubstr("layer_norm: bias has shape ()"));
+}
+
+}  // namespace
+}  // namespace kvlm
