@@ -1,22 +1,21 @@
 #include "kernels/store_rows.h"
 
-#include <fmt/format.h>
-
-#include "kernels/base/error.h"
+#include "kernels/check.h"
 #include "kernels/cpu/store_rows.h"
+#include "kernels/cuda/store_rows.h"
 
 namespace kvlm {
 
 void store_rows(std::span<const RowDestination> destinations, DType dtype, ConstTensorView x,
                 Stream& stream) {
-  if (x.shape().rank() != 3 || x.dtype() != DType::kF32 ||
-      x.shape()[1] != static_cast<int64_t>(destinations.size())) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("store_rows: x is {} {}; expected f32 (rows, {}, head_dim)",
-                            dtype_name(x.dtype()), x.shape().str(), destinations.size()));
-  }
-  if (stream.device().kind != DeviceKind::kCpu) {
-    throw Error(ErrorCode::kUnsupported, "store_rows: this build has no CUDA; use --device cpu");
+  constexpr std::string_view kOp = "store_rows";
+  check::rank(kOp, "x", x, 3, "(rows, heads, head_dim)");
+  check::shape(kOp, "x", x, {x.shape()[0], static_cast<int64_t>(destinations.size()), x.shape()[2]},
+               "one destination per head");
+  check::activation(kOp, "x", x);
+  check::on_stream(kOp, "x", x, stream);
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::store_rows(destinations, dtype, x, stream);
   }
   cpu::store_rows(destinations, dtype, x, stream);
 }

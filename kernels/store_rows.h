@@ -6,7 +6,7 @@
 
 namespace kvlm {
 
-/// Where the rows of one kv_head go.
+/// Where the rows of one head go, dense, with room for all of them.
 struct RowDestination {
   std::byte* data = nullptr;  // (rows, head_dim) dense
 };

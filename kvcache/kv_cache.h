@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/base/tensor.h"
 
@@ -21,6 +22,9 @@ struct CacheShape {
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  /// (rotary_dim / 2,) inverse frequencies of RoPE, for policies that move kept keys to other
+  /// positions (StreamingLLM); empty where positions are not one number (M-RoPE).
+  std::vector<float> rope_frequencies;
 
   int q_per_kv() const noexcept { return q_heads / kv_heads; }
   /// Elements of K and V together that one token adds over all layers.
@@ -107,6 +111,9 @@ class KvCache {
 
   /// Tokens fed to a sequence so far.
   virtual int tokens(SequenceId sequence) const noexcept = 0;
+  /// The position of the sequence's next token, counted from the first: tokens(), unless a policy
+  /// counts otherwise (PrefixKV's code: the length of layer 0).
+  virtual int next_position(SequenceId sequence) const noexcept { return tokens(sequence); }
   /// Bytes that the arena has handed out, all sequences.
   virtual size_t bytes() const noexcept = 0;
   virtual CacheReport report(SequenceId sequence) const noexcept = 0;

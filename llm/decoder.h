@@ -29,7 +29,7 @@ class Decoder {
  public:
   virtual ~Decoder() = default;
 
-  virtual CacheShape cache_shape() const noexcept = 0;
+  virtual CacheShape cache_shape() const = 0;
   virtual int hidden() const noexcept = 0;
   virtual int vocab_size() const noexcept = 0;
   /// Positions that the model was made for (max_position_embeddings).

@@ -51,9 +51,7 @@ class Llama final : public Decoder {
  public:
   Llama(const LlamaConfig& config, WeightMap& weights, const std::string& prefix);
 
-  CacheShape cache_shape() const noexcept override {
-    return {config_.layers, config_.q_heads, config_.kv_heads, config_.head_dim};
-  }
+  CacheShape cache_shape() const override { return llama_cache_shape(config_); }
   int hidden() const noexcept override { return config_.hidden; }
   int vocab_size() const noexcept override { return config_.vocab_size; }
   int max_positions() const noexcept override { return config_.max_positions; }
@@ -225,6 +223,11 @@ ConstTensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& 
 }
 
 }  // namespace
+
+CacheShape llama_cache_shape(const LlamaConfig& config) {
+  return {config.layers, config.q_heads, config.kv_heads, config.head_dim,
+          RopeAngles(config.rope).inverse_frequencies(config.max_positions)};
+}
 
 std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,
                                     const std::string& prefix) {

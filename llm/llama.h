@@ -28,6 +28,9 @@ struct LlamaConfig {
   RopeConfig rope;
 };
 
+/// What such a decoder needs from a cache.
+CacheShape llama_cache_shape(const LlamaConfig& config);
+
 /// A LLaMA-type decoder from canonical names (models.md 11.1): `prefix` + "embed_tokens.weight",
 /// "layers.N...", "norm.weight", and "lm_head.weight". Takes what it needs out of `weights`.
 /// Source: Touvron et al. 2023, "LLaMA"; the layer order of models.md 3.4.

@@ -88,7 +88,8 @@ struct Generator::Sequence {
   std::vector<int32_t> tokens;
   size_t delivered = 0;  // tokens already turned into text
   std::string text;
-  int32_t position = 0;  // of the next row, kept here because StepRows borrows it
+  int32_t position = 0;        // of the next row, kept here because StepRows borrows it
+  int32_t position_shift = 0;  // positions of the prompt minus its rows (M-RoPE)
   bool done = false;
   bool flushed = false;
   std::string finish_reason;
@@ -178,7 +179,8 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
   sequence.cached_ids = sequence.prompt.ids;
   sequence.cached_ids.reserve(sequence.prompt.ids.size() +
                               static_cast<size_t>(sequence.max_tokens));
-  sequence.position = sequence.prompt.positions.back() + 1;
+  sequence.position_shift =
+      sequence.prompt.positions.back() + 1 - static_cast<int32_t>(sequence.prompt.ids.size());
 
   const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
   const ConstTensorView last = logits.slice(logits.shape()[0] - 1, 1);
@@ -267,6 +269,7 @@ void Generator::step() {
     if (sequence == nullptr || sequence->done) continue;
     stepping_.push_back(sequence.get());
     ids_.push_back(sequence->tokens.back());
+    sequence->position = cache_->next_position(*sequence->cache_id) + sequence->position_shift;
     rows_.push_back({*sequence->cache_id, 1, false, false, std::span(&sequence->position, 1), {}});
   }
   if (stepping_.empty()) return;
@@ -280,7 +283,6 @@ void Generator::step() {
   float* row = const_cast<float*>(logits.as<float>());
   for (Sequence* sequence : stepping_) {
     sequence->cached_ids.push_back(sequence->tokens.back());
-    ++sequence->position;
     accept(*sequence, sequence->sampler->sample(std::span(row, vocab)));
     row += vocab;
   }

@@ -169,8 +169,7 @@ std::string Llava15::render(const std::vector<ChatMessage>& messages) const {
 }  // namespace
 
 CacheShape llava15_cache_shape(const nlohmann::json& config) {
-  const LlavaConfig llava = parse(ConfigReader(config, "config.json"));
-  return {llava.text.layers, llava.text.q_heads, llava.text.kv_heads, llava.text.head_dim};
+  return llama_cache_shape(parse(ConfigReader(config, "config.json")).text);
 }
 
 std::unique_ptr<Model> load_llava15(ModelSource source, const LoadOptions& options,
