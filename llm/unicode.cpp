@@ -133,6 +133,14 @@ bool is_word_char(char32_t c) {
   }
 }
 
+char32_t upper_case(char32_t c) {
+  return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
+}
+
+char32_t lower_case(char32_t c) {
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+}
+
 std::string to_nfc(std::string_view text) {
   // Every code point below U+0300 is already composed; those start with a byte below 0xCC.
   if (std::ranges::all_of(text, [](char c) { return static_cast<uint8_t>(c) < 0xCC; })) {

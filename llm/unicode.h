@@ -33,6 +33,10 @@ bool is_white_space(char32_t c);
 /// The word characters of UTS 18: alphabetic, marks, decimal digits, connectors, joiners.
 bool is_word_char(char32_t c);
 
+/// Simple case mapping: one character to one.
+char32_t upper_case(char32_t c);
+char32_t lower_case(char32_t c);
+
 /// Normalisation form C of valid UTF-8. Throws Error{kInvalidArgument} if it is not valid.
 std::string to_nfc(std::string_view text);
 

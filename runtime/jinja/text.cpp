@@ -1,0 +1,218 @@
+#include "runtime/jinja/text.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "llm/unicode.h"
+#include "runtime/jinja/lexer.h"
+
+namespace kvlm::jinja {
+
+namespace {
+
+/// Calls visit(scalar, its bytes) for each character.
+template <class Visit>
+void for_each_char(std::string_view text, Visit&& visit) {
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Step step = utf8_step(text, pos);
+    visit(step.value, text.substr(pos, step.bytes));
+    pos += step.bytes;
+  }
+}
+
+void append_upper(std::string& out, char32_t c) {
+  if (c == 0xDF) {
+    out += "SS";
+  } else {
+    append_utf8(out, upper_case(c));
+  }
+}
+
+std::string_view last_char(std::string_view text) {
+  size_t start = text.size() - 1;
+  while (start > 0 && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+  return text.substr(start);
+}
+
+}  // namespace
+
+std::string to_upper(std::string_view text) {
+  std::string out;
+  for_each_char(text, [&](char32_t c, std::string_view) { append_upper(out, c); });
+  return out;
+}
+
+std::string to_lower(std::string_view text) {
+  std::string out;
+  for_each_char(text, [&](char32_t c, std::string_view) { append_utf8(out, lower_case(c)); });
+  return out;
+}
+
+std::string to_title(std::string_view text) {
+  std::string out;
+  bool inside = false;  // a word
+  for_each_char(text, [&](char32_t c, std::string_view) {
+    append_utf8(out, inside ? lower_case(c) : upper_case(c));
+    inside = upper_case(c) != c || lower_case(c) != c;
+  });
+  return out;
+}
+
+std::string to_capitalized(std::string_view text) {
+  std::string out;
+  for_each_char(text, [&](char32_t c, std::string_view) {
+    append_utf8(out, out.empty() ? upper_case(c) : lower_case(c));
+  });
+  return out;
+}
+
+std::string strip(std::string_view text, const std::string* chars, bool left, bool right) {
+  const auto goes = [&](std::string_view c) {
+    if (chars == nullptr) return is_python_space(utf8_step(c, 0).value);
+    return chars->find(c) != std::string::npos;
+  };
+  while (left && !text.empty()) {
+    const std::string_view first = text.substr(0, utf8_step(text, 0).bytes);
+    if (!goes(first)) break;
+    text.remove_prefix(first.size());
+  }
+  while (right && !text.empty()) {
+    const std::string_view last = last_char(text);
+    if (!goes(last)) break;
+    text.remove_suffix(last.size());
+  }
+  return std::string(text);
+}
+
+std::vector<std::string> split(std::string_view text, const std::string* separator, int64_t times) {
+  std::vector<std::string> parts;
+  const auto may_cut = [&] { return times < 0 || static_cast<int64_t>(parts.size()) < times; };
+  if (separator != nullptr) {
+    for (size_t at; may_cut() && (at = text.find(*separator)) != text.npos;) {
+      parts.emplace_back(text.substr(0, at));
+      text.remove_prefix(at + separator->size());
+    }
+    parts.emplace_back(text);
+    return parts;
+  }
+  std::string rest = strip(text, nullptr, true, false);
+  text = rest;
+  while (!text.empty()) {
+    if (!may_cut()) {
+      parts.emplace_back(text);
+      break;
+    }
+    size_t end = 0;
+    size_t next = text.size();
+    bool found = false;
+    for (size_t pos = 0; pos < text.size();) {
+      const Utf8Step step = utf8_step(text, pos);
+      const bool space = is_python_space(step.value);
+      if (space && !found) {
+        found = true;
+        end = pos;
+      } else if (!space && found) {
+        next = pos;
+        break;
+      }
+      pos += step.bytes;
+    }
+    parts.emplace_back(text.substr(0, found ? end : text.size()));
+    text.remove_prefix(next);
+  }
+  return parts;
+}
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to,
+                     int64_t times) {
+  std::string out;
+  const auto again = [&] { return times < 0 || times-- > 0; };
+  if (from.empty()) {
+    for_each_char(text, [&](char32_t, std::string_view c) {
+      if (again()) out += to;
+      out += c;
+    });
+    if (again()) out += to;
+    return out;
+  }
+  size_t done = 0;
+  for (size_t at; (at = text.find(from, done)) != text.npos && again(); done = at + from.size()) {
+    out += text.substr(done, at - done);
+    out += to;
+  }
+  out += text.substr(done);
+  return out;
+}
+
+std::string quoted(std::string_view text) {
+  const bool single = text.find('\'') != text.npos && text.find('"') == text.npos;
+  const char quote = single ? '"' : '\'';
+  std::string out(1, quote);
+  for_each_char(text, [&](char32_t c, std::string_view bytes) {
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (c == '\\' || c == static_cast<unsigned char>(quote)) {
+      out += '\\';
+      out += bytes;
+    } else if (c < 0x20 || (c >= 0x7F && c <= 0xA0) || c == 0xAD) {
+      out += fmt::format("\\x{:02x}", static_cast<uint32_t>(c));
+    } else {
+      out += bytes;
+    }
+  });
+  out += quote;
+  return out;
+}
+
+std::string json_quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20) {
+          out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+        } else {
+          out += c;
+        }
+    }
+  }
+  out += '"';
+  return out;
+}
+
+std::string real_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  // The shortest digits that read back; fmt turns to exponents where Python does.
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+}  // namespace kvlm::jinja

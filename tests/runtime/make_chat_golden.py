@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""Makes tests/runtime/data/chat_templates.json: templates, chats, and what Jinja2 renders.
+
+    python tests/runtime/make_chat_golden.py
+
+Needs transformers (for its Jinja2 environment). The model templates are written from the prompts
+they make (the families' own files are not in this repository).
+"""
+
+import json
+import pathlib
+
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+OUT = pathlib.Path(__file__).parent / "data" / "chat_templates.json"
+
+LLAVA15 = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}"
+    "{{ message['role'].upper() + ': '}}{% endif %}{# Render all images first #}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>\\n' }}{% endfor %}{# Render all text next #}{% if message['role'] != 'assistant' %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ content['text'] + ' '}}{% endfor %}{% else %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% generation %}{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}")
+
+NEXT_VICUNA = """\
+{% for message in messages %}
+{% if message['role'] == 'system' %}
+{{ message['content'][0]['text'] }}
+{%- else %}
+{{- message['role'].upper() + ': ' }}
+{%- endif %}
+{%- for content in message['content'] | selectattr('type', 'equalto', 'image') -%}
+{{ '<image>\n' }}
+{%- endfor %}
+{%- if message['role'] != 'system' %}
+{%- for content in message['content'] | selectattr('type', 'equalto', 'text') -%}
+{{ content['text'] + ' ' }}
+{%- endfor %}
+{%- else %}
+{{- ' ' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- 'ASSISTANT:' }}
+{%- endif %}
+"""
+
+NEXT_MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}{% if message['role'] == 'user' %}{{ '[INST] ' }}"
+    "{% for item in message.content if item.type == 'image' %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for item in message.content if item.type == 'text' %}{{ item.text }}{% endfor %}"
+    "{{ ' [/INST]' }}{% else %}{{ ' ' + message.content[0].text | trim + eos_token }}{% endif %}"
+    "{% endfor %}")
+
+NEXT_34B = (
+    "{% if messages[0]['role'] != 'system' %}"
+    "<|im_start|>system\nAnswer the questions.<|im_end|>{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' ~ message['role'] ~ '\n' }}"
+    "{% for content in message['content'] %}{% if content['type'] == 'image' %}{{ '<image>\n' }}"
+    "{% endif %}{% endfor %}"
+    "{{ message['content'] | selectattr('type', 'eq', 'text') | map(attribute='text') | join('\n') }}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}")
+
+ONEVISION = """\
+{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}
+{# Images first, then videos, then text #}
+{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}
+{{ '<image>\n' }}{% endfor %}
+{% for content in message['content'] | selectattr('type', 'equalto', 'video') %}
+{{ '<video>\n' }}{% endfor %}
+{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}
+{{ content['text'] }}{% endfor %}
+{{ '<|im_end|>\n' }}{% endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+"""
+
+QWEN2_VL = (
+    "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}"
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}<|im_end|>\n{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{% set image_count.value = image_count.value + 1 %}"
+    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif content['type'] == 'video' or 'video' in content %}"
+    "{% set video_count.value = video_count.value + 1 %}"
+    "{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}"
+    "<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+INTERNVL = """\
+{% for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\n' -}}
+    {%- if message['content'] is string %}
+        {{- message['content'] }}
+    {%- else %}
+        {%- for content in message['content'] %}
+            {%- if content['type'] == 'image' %}
+                {{- '<IMG_CONTEXT>\n' }}
+            {%- elif content['type'] == 'video' %}
+                {{- '<video>\n' }}
+            {%- elif content['type'] == 'text' %}
+                {{- content['text'] }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+
+MODELS = {"llava15": LLAVA15, "next_vicuna": NEXT_VICUNA, "next_mistral": NEXT_MISTRAL,
+          "next_34b": NEXT_34B, "onevision": ONEVISION, "qwen2_vl": QWEN2_VL,
+          "internvl": INTERNVL}
+
+
+def text(value):
+    return {"type": "text", "text": value}
+
+
+IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
+CHATS = {
+    "one": [{"role": "user", "content": [IMAGE, text("What is shown in this image?")]}],
+    "text": [{"role": "user", "content": [text("Hi \u00e9\u4f60 {{ x }} {% y %}\n")]}],
+    "late": [{"role": "user", "content": [text("Compare"), IMAGE, text("and"), IMAGE, VIDEO]}],
+    "turns": [{"role": "user", "content": [IMAGE, text("One?")]},
+              {"role": "assistant", "content": [text(" It is one. ")]},
+              {"role": "user", "content": [text("Two?")]}],
+    "system": [{"role": "system", "content": [text("Be brief.")]},
+               {"role": "user", "content": [IMAGE, text("Q")]},
+               {"role": "assistant", "content": [text("A")]}],
+    "none": [],
+    "empty": [{"role": "user", "content": []}],
+}
+
+# One construct each; all rendered with the chat "late".
+PIECES = r"""
+plain text
+{{ messages | length }} {{ messages[0].role }} {{ messages[0]['role'] }} {{ messages[-1].role }}
+{{ messages[5] }}|{{ messages[0].nothing }}|{{ nothing }}|{{ messages['x'] }}
+{{ messages[0].nothing.more }}
+{{ nothing.more }}
+{{ nothing + 'a' }}
+{{ 'a' ~ nothing ~ 1 ~ 1.5 ~ true ~ none }}
+{{ 1 + 2 * 3 - 4 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % 3 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 6 / 2 }} {{ 7.5 // 2 }} {{ -7.5 % 2 }}
+{{ 1 - 2 - 3 }} {{ - 5 + 2 }} {{ +3 }} {{ (1 + 2) * 3 }} {{ 2 * 'ab' }} {{ 'ab' * 2 }} {{ [1] * 3 }} {{ 'a' * -1 }}
+{{ 1 / 0 }}
+{{ 1 + 'a' }}
+{{ 'a' + 1 }}
+{{ 1 ~ 2 + 3 }}
+{{ 1 + 2 ~ 3 }}
+{{ 1 == 1.0 }} {{ true == 1 }} {{ 'a' == 'a' }} {{ 'a' != 'b' }} {{ 1 < 2 <= 2 }} {{ 3 > 2 > 2 }} {{ 'a' < 'b' }} {{ [1,2] < [1,3] }} {{ none == none }} {{ nothing == nothing2 }} {{ none == false }}
+{{ 1 < 'a' }}
+{{ 'a' in 'cat' }} {{ 'x' not in 'cat' }} {{ 1 in [1,2] }} {{ 'k' in {'k': 1} }} {{ 1 in nothing }} {{ not 'a' in 'cat' }}
+{{ 1 in 'abc' }}
+{{ 1 in none }}
+{{ true and false }} {{ 1 and 'x' }} {{ 0 or 'y' }} {{ not 0 }} {{ not not '' }} {{ 'a' or b.c.d }} {{ [] or {} or 0 }}
+{{ 'yes' if 1 else 'no' }} {{ 'yes' if 0 else 'no' }} {{ 'yes' if 0 }} {{ 'a' if 0 else 'b' if 0 else 'c' }}
+{{ ('a' if 1 else 'b') + 'c' }}
+{{ [1, 'a', none, true, 1.0, [2], {'k': 'v'}, (1,), (1, 2), ()] }}
+{{ {'a': 1, 'b': [1]}['b'] }} {{ {'a': 1}.a }} {{ {'a': 1, 'a': 2} }} {{ {1: 2, 'x': "it's"} }}
+{{ "it's" }} {{ ["it's", 'say "x"', 'both \' and "', 'tab\t nl\n cr\r bs\\ del\x7f é \u00a0 \U0001f600'] }}
+{{ '\x41\u00e9\101\q\'' }} {{ "\"" }} {{ 'a' 'b' "c" }}
+{{ 1.0 }} {{ 1.5e3 }}
+{{ 1.0 }} {{ 0.1 + 0.2 }} {{ 100000000000000000.0 * 1 }} {{ 1.0 / 3 }} {{ 1.0 / 30000 }} {{ 1.0 / 3000000 }} {{ 123456789.0 }}
+{{ 'abc'[1] }} {{ 'abc'[-1] }} {{ 'abc'[5] }} {{ 'abc'[1:] }} {{ 'abc'[:-1] }} {{ 'abcdef'[::2] }} {{ 'abc'[::-1] }} {{ 'é你x'[1:] }} {{ 'abc'[10:] }} {{ 'abc'[-10:2] }}
+{{ [1,2,3,4][1:3] }} {{ [1,2,3][::-1] }} {{ [1,2,3][5:] }} {{ [1,2,3][-2:] }} {{ [1,2,3][2:0:-1] }} {{ (1,2,3)[1:] }} {{ [1,2][none:1] }}
+{{ messages[1:] }} {{ messages[:1] | length }}
+{{ ' Ab c '.strip() }}|{{ ' x '.lstrip() }}|{{ ' x '.rstrip() }}|{{ 'xxaxx'.strip('x') }}|{{ 'abcba'.strip('ab') }}|{{ '\n\t x\u2003'.strip() }}|
+{{ 'aBc'.upper() }} {{ 'aBc'.lower() }} {{ 'straße É'.upper() }} {{ 'hello wORLD'.title() }} {{ 'hELLO'.capitalize() }} {{ 'ПРИВЕТ'.lower() }}
+{{ 'a b  c'.split() }} {{ 'a,b,,c'.split(',') }} {{ 'a,b,c'.split(',', 1) }} {{ ' a  b c'.split(none, 1) }} {{ ''.split() }} {{ ''.split(',') }} {{ 'a</think>b'.split('</think>')[-1] }} {{ '  '.split() }}
+{{ 'abc'.startswith('ab') }} {{ 'abc'.endswith('bc') }} {{ 'abc'.endswith(('x', 'c')) }} {{ 'aXbX'.replace('X', '--') }} {{ 'aaa'.replace('a', 'b', 2) }} {{ 'ab'.replace('', '-') }} {{ 'abcb'.find('b') }} {{ 'abc'.find('z') }}
+{{ {'a': 1, 'b': 2}.items() | list }} {{ {'a': 1}.get('a') }} {{ {'a': 1}.get('b') }} {{ {'a': 1}.get('b', 'd') }} {{ {'a': 1}.keys() | list }} {{ {'a': 1}.values() | list }}
+{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}={{ v }};{% endfor %}
+{% for k, v in {'a': 1, 'b': 2} | items %}{{ k }}={{ v }};{% endfor %}
+{% for k in {'a': 1, 'b': 2} %}{{ k }}{% endfor %}{% for c in 'é你x' %}[{{ c }}]{% endfor %}
+{% for a, b in [(1, 2), [3, 4]] %}{{ a + b }} {% endfor %}
+{% for a, b in [(1, 2, 3)] %}{{ a }}{% endfor %}
+{% for x in none %}{% endfor %}
+{% for x in nothing %}x{% else %}empty{% endfor %}
+{% for x in [1,2,3] %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.depth }};{% endfor %}
+{% for x in [1,2,3] if x != 2 %}{{ x }}:{{ loop.index }}/{{ loop.length }} {% endfor %}
+{% for x in [1,2] %}{% for y in 'ab' %}{{ x }}{{ y }}{{ loop.depth }}{{ loop.index }} {% endfor %}{{ loop.index }}{% endfor %}
+{% for x in [1,2,3,4,5] %}{% if x == 2 %}{% continue %}{% endif %}{% if x == 4 %}{% break %}{% endif %}{{ x }}{% endfor %}
+{% for x in [] %}{% else %}none{% endfor %}{% for x in range(3) %}{{ x }}{% endfor %}{{ range(1, 4) | list }}{{ range(5, 0, -2) | list }}
+{% for x in [1,2] %}{% set y = x %}{% endfor %}{{ y is defined }}
+{% set x = 1 %}{% for i in [1,2] %}{{ x }}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}
+{% set x = 1 %}{% if true %}{% set x = 2 %}{% endif %}{{ x }}
+{% set ns = namespace(n=0, items=[]) %}{% for i in [1,2,3] %}{% set ns.n = ns.n + i %}{% set ns.items = ns.items + [i] %}{% endfor %}{{ ns.n }} {{ ns.items }} {{ ns['n'] }} {{ ns.missing is defined }}
+{% set ns = namespace({'a': 1}, b=2) %}{{ ns.a }}{{ ns.b }}
+{% set x = {'a': 1} %}{% set x.a = 2 %}{{ x }}
+{% set a, b = 1, 2 %}{{ a }}{{ b }}{% set t = 1, 2 %}{{ t }}
+{% set block %}in {{ 1 + 1 }}{% endset %}[{{ block }}]
+{% generation %}{% set g = 1 %}{{ g }}{% endgeneration %}{{ g }}
+{% if 0 %}a{% elif nothing %}b{% elif 1 %}c{% else %}d{% endif %}{% if '' %}{% else %}e{% endif %}
+{{ 'a' is string }} {{ 1 is string }} {{ messages[0].content is string }} {{ messages[0].content is iterable }} {{ messages[0] is mapping }} {{ none is none }} {{ 1 is not none }} {{ x is defined }} {{ x is not defined }} {{ x is undefined }} {{ 1 is number }} {{ 1.0 is float }} {{ 1 is integer }} {{ true is integer }} {{ true is boolean }} {{ true is true }} {{ 1 is true }} {{ 'a' is sequence }} {{ 3 is odd }} {{ 4 is even }} {{ 4 is divisibleby 2 }} {{ 4 is divisibleby(3) }} {{ 1 is eq 1 }} {{ 1 is in [1] }} {{ 'a' is lower }} {{ 'A' is upper }} {{ x is iterable }} {{ none is iterable }}
+{{ 'x' if y is defined else 'z' }} {{ not x is defined }} {{ 1 is string or 1 is number and true }} {{ x is defined and x }}
+{{ messages[0].content | selectattr('type', 'equalto', 'text') | list }} {{ messages[0].content | rejectattr('type', 'equalto', 'text') | map(attribute='type') | join(',') }} {{ messages[0].content | selectattr('text') | list | length }} {{ messages[0].content | selectattr('text', 'defined') | map(attribute='text') | list }} {{ messages | selectattr('role', 'in', ['user', 'x']) | list | length }}
+{{ [1,2,3,4] | select('odd') | list }} {{ [1,0,2] | select | list }} {{ [1,2,3] | reject('gt', 1) | list }} {{ ['a','b'] | map('upper') | list }} {{ [{'a': {'b': 1}}] | map(attribute='a.b') | list }} {{ [[1,2]] | map(attribute=1) | list }} {{ [{'a': 1}, {}] | map(attribute='a', default='x') | list }} {{ ['a', 'b'] | map('replace', 'a', 'z') | list }}
+{{ '  x ' | trim }}|{{ 'xax' | trim('x') }}|{{ 5 | string + 'a' }}|{{ [1,2] | join }}|{{ [1,2] | join('-') }}|{{ [{'a': 1}, {'a': 2}] | join(',', attribute='a') }}|{{ 'abc' | join('.') }}
+{{ 'abc' | length }} {{ 'é你' | length }} {{ [1] | count }} {{ {} | length }} {{ nothing | length }}
+{{ 'a' | upper }} {{ 'A' | lower }} {{ 'ab cd' | title }} {{ 'ab CD' | capitalize }} {{ [1,2] | first }} {{ [1,2] | last }} {{ [] | first }} {{ 'abc' | first }} {{ 'abc' | list }} {{ [1,2] | reverse | list }} {{ 'abc' | reverse }} {{ 'aXb' | replace('X', '-') }} {{ [1,1,2,'a','A'] | unique | list }} {{ -3 | abs }} {{ 'x' | safe }}
+{{ nothing | default('d') }} {{ '' | default('d') }} {{ '' | default('d', true) }} {{ none | default('d') }} {{ nothing | d }} {{ 0 | default('z', boolean=true) }} {{ nothing | default(default_value='k') }}
+{{ '12' | int }} {{ 'x' | int }} {{ 'x' | int(5) }} {{ 3.9 | int }} {{ -3.9 | int }} {{ ' 7 ' | int }} {{ '3.7' | int }} {{ true | int }} {{ '1.5' | float }} {{ 'x' | float }} {{ 2 | float }}
+{{ {'a': [1, 'é"\n\\', none, true, 1.5], 'b': {}} | tojson }} {{ [] | tojson }} {{ 'x</a>&\'' | tojson }} {{ '\x01\x1f\x7f' | tojson }}
+{{ {'a': [1, {'b': 2}], 'c': [], 'd': {}} | tojson(indent=2) }}
+{{ messages | tojson }}
+{{ nothing | tojson }}
+{{ 'a' | upper | lower ~ 'B' | lower }} {{ 'a' ~ 'b' | upper }} {{ ('a' ~ 'b') | upper }} {{ -1 | string }}
+{{ raise_exception('no ' ~ 'way') }}
+{{ tools is defined }} {{ tools is none }} {{ tools }} {{ documents is none }}
+{{ bos_token }}{{ eos_token }} {{ add_generation_prompt }}
+{% raw %}{{ x }} {% if %}{% endraw %} after
+a {%- if 1 -%} b {%- endif -%} c
+a {{- ' x ' -}} b
+a {#- comment -#} b
+x{# a comment {{ y }} {% z %} #}y
+{%- set x = 1 -%}   {{ x }}
+{{ {'a': {'b': 1}}['a']['b'] }}{{ {'a': {'b': 1}}.a.b }}{{ [[1, 2], [3]][0][1] }}{{ messages.0.role }}
+{{ [1, 2,] }}{{ {'a': 1,} }}{{ (1,) }}
+{{ 'a' if true }}{{ 1 if false }}
+{{ loop }}
+{{ 1, 2 }}
+{{ messages[0].content[0].text.upper() }} {{ messages[0]['content'][0]['text'][0] }}
+{% for m in messages[::-1] %}{{ m.role }}{% endfor %}
+{% for m in messages | list + messages %}{{ loop.index }}{% endfor %}
+{% set x = [1,2,3] %}{% set x = x[1:] %}{{ x | length }}{{ x[-1] }}
+{{ nothing is defined and nothing.x }}
+{{ 'a'.nothing() is defined }}
+{{ none.foo }}
+{{ none.foo.bar }}
+{{ none['a'] }}
+{{ 5[0] }}
+{{ messages[0].items() | list | length }} {{ messages[0].content.0.text }}
+{{ 'true' if true == 'true' else 'other' }} {{ True }} {{ False }} {{ None }}
+{{ 10 > 9 > 8 }} {{ '10' < '9' }} {{ 1 <= 1.0 }} {{ 2 >= 3 }}
+{{ "a" in ["a"] and "b" in ["a"] }} {{ 'a' in 'b' or 'c' in 'c' }}
+{{ (messages[0].role == 'user') != (0 % 2 == 0) }}
+{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system = '' %}{% endif %}{{ loop_messages | length }}[{{ system }}]
+{{ }}
+{{ 1
+{% if 1 %}
+{% endif %}
+{% for %}{% endfor %}
+{{ 'a }}
+{{ a b }}
+{% if 1 %}{% else %}{% elif 2 %}{% endif %}
+{{ 1 + }}
+{{ (1 }}
+{{ 1) }}
+{{ [1 }}
+{% unknown %}
+{{ 'a' | }}
+{% break %}
+{# open
+{% set true = 1 %}{{ true }}
+""".strip("\n").split("\n")
+
+BLOCKS = [
+    "a\n  {% if 1 %}\n  b\n  {% endif %}\nc\n",
+    "a\n  {%+ if 1 %}\n  b\n  {% endif +%}\nc\n\n",
+    "  {% if 1 %}x{% endif %}\n\n  {{ 1 }}\n  {# c #}\n  y",
+    "\r\na\r{% if 1 %}\r\nb\r\n{% endif %}\r\n",
+    "{% if 1 -%}\n\n   a\n\n{%- endif %}   \n   b",
+    "\t {% if 1 %}\t\n\t{% if 1 %}\n \t x{% endif %}{% endif %}",
+    "{{ 'a' }}\n{{ 'b' }}\n\n",
+    "{{ 'a' }}  {% if 1 %}x{% endif %}",
+    "{% if 1 %}\n{% if 1 %}\n{% endif %}\n{% endif %}\nend",
+    "a {%- raw -%}\n  {{ x }}  \n {%- endraw -%}\n b",
+    "a\n  {% raw %}\n  {{ x }}\n  {% endraw %}\nb",
+    "{{\n  'multi'\n  ~\n  'line'\n}}\n{%\n set x\n = 1 %}\n{{ x }}",
+    "{%- for m in messages -%}\n  {{- m.role -}}\n{%- endfor -%}\n",
+    "a\u00a0{%- if 1 -%}\u2003b{% endif %}",
+    "a\u00a0\n\u00a0{% if 1 %}b{% endif %}",
+    "{{- 'x' }} \n {{- 'y' -}} \n z",
+    "a{#- x #}\n  {#- y -#}\n b {# z #}\nc",
+    "{{ '{{' }}{{ '}}' }}{{ '%}' }}{% if '%}' == '%}' %}ok{% endif %}",
+    "{ % } } { # {",
+    "{{ {'a':{'b':1}}}}",
+    "",
+    "\n",
+    "\n\n",
+]
+
+
+def render(source, chat, prompt, bos="<s>", eos="</s>"):
+    try:
+        template = _compile_jinja_template(source)
+        return {"text": template.render(
+            messages=CHATS[chat], tools=None, documents=None, add_generation_prompt=prompt,
+            bos_token=bos, eos_token=eos)}
+    except Exception as error:  # whatever it is, ours must refuse too
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main():
+    cases = []
+    for name, source in MODELS.items():
+        for chat in CHATS:
+            for prompt in (True, False):
+                cases.append({"model": name, "chat": chat, "prompt": prompt,
+                              **render(source, chat, prompt)})
+    pieces = [{"source": source, **render(source, "late", True)} for source in PIECES + BLOCKS]
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps({"models": MODELS, "chats": CHATS, "cases": cases, "pieces": pieces},
+                              ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(OUT.stat().st_size, "bytes")
+
+
+if __name__ == "__main__":
+    main()
