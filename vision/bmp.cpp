@@ -85,12 +85,15 @@ BmpHeader read_header(const LittleEndian& file, const std::string& name) {
   }
   if (header.bits == 16 && compression == kRaw) header.masks = {0x7c00, 0x3e0, 0x1f};
   header.palette_at = kFileHeaderBytes + info_bytes + masks_bytes;
+  size_t palette_bytes = 0;
   if (header.bits <= 8) {
     const size_t most = size_t{1} << header.bits;
     if (header.palette_entries == 0 || header.palette_entries > most) header.palette_entries = most;
-    // Some writers forget the palette in the offset of the pixels.
-    const size_t palette_bytes = header.palette_entries * header.palette_entry_bytes;
-    if (header.pixels_at == header.palette_at) header.pixels_at += palette_bytes;
+    palette_bytes = header.palette_entries * header.palette_entry_bytes;
+  }
+  // Some writers give no offset of the pixels, or forget the palette in it.
+  if (header.pixels_at == 0 || header.pixels_at == header.palette_at) {
+    header.pixels_at = header.palette_at + palette_bytes;
   }
   return header;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <new>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -195,7 +196,15 @@ Image allocate_image(int64_t height, int64_t width, size_t file_bytes, const cha
   Image image;
   image.height = static_cast<int>(height);
   image.width = static_cast<int>(width);
-  image.rgb.resize(static_cast<size_t>(height * width) * 3);
+  const size_t bytes = static_cast<size_t>(height * width) * 3;
+  try {
+    image.rgb.resize(bytes);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("image {} of {} x {} pixels needs {} bytes of memory, which are not "
+                            "there; scale it down first",
+                            name, width, height, bytes));
+  }
   return image;
 }
 

@@ -288,6 +288,8 @@ def bmp_files() -> dict[str, bytes]:
     bgr_rows = [row.tobytes() for row in rgb[..., ::-1]]
     words = picture("noise", height, width * 2)[..., 0]
     palette = picture("noise", 1, 1024)[0, :, 0].tobytes()
+    no_offset = bytearray(raw_bmp(size, 8, [r.tobytes() for r in grey], palette))
+    no_offset[10:14] = bytes(4)
     files = {
         "rgb24.bmp": raw_bmp(size, 24, bgr_rows),
         "rgb24_top_down.bmp": raw_bmp(size, 24, bgr_rows, top_down=True),
@@ -309,6 +311,7 @@ def bmp_files() -> dict[str, bytes]:
         "palette8_os2.bmp": raw_bmp(size, 8, [r.tobytes() for r in grey], palette[:768], os2=True),
         "palette8.bmp": raw_bmp(size, 8, [r.tobytes() for r in grey], palette),
         "one_pixel.bmp": raw_bmp((1, 1), 24, [bytes([1, 2, 3])]),
+        "no_offset.bmp": bytes(no_offset),
         "pillow_l.bmp": encode(Image.fromarray(grey), "BMP"),
         "pillow_1.bmp": encode(Image.fromarray(grey).convert("1"), "BMP"),
         "pillow_rgba.bmp": encode(Image.fromarray(np.dstack([rgb, grey])), "BMP"),
