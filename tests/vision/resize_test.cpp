@@ -26,7 +26,7 @@ const std::map<std::string, Resample> kFilters = {
     {"box", Resample::kBox},           {"hamming", Resample::kHamming}};
 constexpr ResizeBackend kBackends[] = {ResizeBackend::kPil, ResizeBackend::kTorchvision};
 
-/// The row of models.md 14.1 as a grey picture, lying or standing.
+/// A row of eight grey values, lying or standing.
 Image vector_row(bool standing) {
   Image image{standing ? 8 : 1, standing ? 1 : 8, {}};
   for (const int value : {0, 10, 200, 255, 30, 90, 120, 250})
