@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 #include "kernels/base/error.h"
 
@@ -13,18 +14,19 @@ namespace kvlm {
 
 namespace {
 
+constexpr int64_t kMaxPixels = int64_t{1} << 28;
+
 /// What each of the 256 values of a channel becomes; every float path is a function of the byte.
 std::array<float, 256> normalization_table(const PreprocessSpec& spec, size_t channel) {
   auto mean = static_cast<float>(spec.mean[channel]);
   auto std = static_cast<float>(spec.std[channel]);
-  const auto fused = [&] {  // torch scales the two constants instead of every pixel
+  const bool torch_fuses = spec.normalize_backend == NormalizeBackend::kTorchvision &&
+                           spec.do_rescale && spec.do_normalize;
+  if (torch_fuses) {  // torch scales the two constants instead of every pixel
     const auto inverse = static_cast<float>(1.0 / spec.rescale_factor);
     mean *= inverse;
     std *= inverse;
-  };
-  const bool torch_fuses = spec.normalize_backend == NormalizeBackend::kTorchvision &&
-                           spec.do_rescale && spec.do_normalize;
-  if (torch_fuses) fused();
+  }
 
   std::array<float, 256> table;
   for (int value = 0; value < 256; ++value) {
@@ -100,10 +102,10 @@ std::array<int, 2> shortest_edge_size(int height, int width, int edge) {
 
 Image center_crop(const Image& image, int height, int width, ResizeBackend backend) {
   check_not_empty(image);
-  if (height < 1 || width < 1) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("a crop of {} x {} pixels is empty; give at least 1 x 1", width, height));
+  if (height < 1 || width < 1 || height > kMaxPixels / width) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a crop of {} x {} pixels is outside 1 to {} pixels; check crop_size",
+                            width, height, kMaxPixels));
   }
   if (height > image.height || width > image.width) {
     const int taller = std::max(height, image.height);
@@ -134,7 +136,7 @@ Image center_crop(const Image& image, int height, int width, ResizeBackend backe
 Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill) {
   check_not_empty(image);
   const int side = std::max(image.height, image.width);
-  if (int64_t{side} * side > int64_t{1} << 28) {
+  if (side > kMaxPixels / side) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("an image of {} x {} pixels is too long to be padded to a square; crop "
                             "it or scale it down first",
@@ -168,25 +170,30 @@ Tensor normalize(const Image& image, const PreprocessSpec& spec) {
 
 Tensor preprocess(const Image& image, const PreprocessSpec& spec) {
   check_not_empty(image);
-  Image current = image;
+  Image changed;
+  const Image* current = &image;
+  const auto become = [&](Image next) {
+    changed = std::move(next);
+    current = &changed;
+  };
   if (spec.do_pad) {
     std::array<uint8_t, 3> fill{};
     std::ranges::transform(spec.mean, fill.begin(), [](double mean) {
       return static_cast<uint8_t>(std::clamp(mean * 255.0, 0.0, 255.0));
     });
-    current = pad_to_square(current, fill);
+    become(pad_to_square(*current, fill));
   }
   if (spec.do_resize) {
     const auto [height, width] =
         spec.shortest_edge > 0
-            ? shortest_edge_size(current.height, current.width, spec.shortest_edge)
+            ? shortest_edge_size(current->height, current->width, spec.shortest_edge)
             : std::array{spec.resize_height, spec.resize_width};
-    current = resize(current, height, width, spec.resample, spec.resize_backend);
+    become(resize(*current, height, width, spec.resample, spec.resize_backend));
   }
   if (spec.do_center_crop) {
-    current = center_crop(current, spec.crop_height, spec.crop_width, spec.resize_backend);
+    become(center_crop(*current, spec.crop_height, spec.crop_width, spec.resize_backend));
   }
-  return normalize(current, spec);
+  return normalize(*current, spec);
 }
 
 }  // namespace kvlm

@@ -20,12 +20,16 @@ enum class Resample : uint8_t {
 
 /// Whose integer arithmetic a resize follows; both are bit-exact reproductions.
 enum class ResizeBackend : uint8_t {
-  kPil,         ///< Pillow: 22 fractional bits (models.md 4.2)
-  kTorchvision  ///< torch's native uint8 kernel with antialias: int16 weights (models.md 4.3)
+  kPil,         ///< Pillow 13: 22 fractional bits
+  kTorchvision  ///< torch's native uint8 kernel on the CPU with antialias: int16 weights
 };
 
-/// Which float path rescales and normalises (models.md 4.5).
-enum class NormalizeBackend : uint8_t { kPil, kTorchvision, kToTensor };
+/// Which float path rescales and normalises; u is the byte, all else is f32 unless it says double.
+enum class NormalizeBackend : uint8_t {
+  kPil,          ///< (f32(double(u) * rescale_factor) - mean) / std
+  kTorchvision,  ///< (u - mean / rescale_factor) / (std / rescale_factor)
+  kToTensor      ///< (u / 255 - mean) / std, whatever rescale_factor is
+};
 
 /// What a family's preprocessor_config.json asks for.
 struct PreprocessSpec {
@@ -49,19 +53,28 @@ struct PreprocessSpec {
 };
 
 /// Resizes to exactly (height, width), bit-exact to `backend`; a copy if the size is unchanged.
-/// Throws Error{kUnsupported} for a filter that the backend's integer path does not have here.
+///
+/// Both work in two passes with uint8 between them, the rows first, except that Pillow 13 begins
+/// with the columns if the height shrinks by more than twice what the width shrinks by. Nearest is
+/// Pillow's, or torch's "nearest-exact".
+///
+/// Throws Error{kUnsupported} for kBox and kHamming with kTorchvision, which has no such filter,
+/// and Error{kInvalidArgument} for an empty image and a size outside 1 to 2^28 pixels.
 Image resize(const Image& image, int height, int width, Resample resample, ResizeBackend backend);
 
-/// The size of which the shorter side is `edge` (models.md 4.4). {height, width}.
+/// The size of which the shorter side is `edge` and the longer one, by the same factor, rounded
+/// down. {height, width}. Throws Error{kInvalidArgument} if that is no size.
 std::array<int, 2> shortest_edge_size(int height, int width, int edge);
 
-/// Cuts the centre; a smaller image is zero-padded first (models.md 4.4).
+/// Cuts the centre, rounding the offset down; a smaller image is first padded with zeros, of which
+/// an odd one goes before the image with kPil and after it with kTorchvision.
 Image center_crop(const Image& image, int height, int width, ResizeBackend backend);
 
-/// Pads the shorter axis to a square with one colour, centred (models.md 4.4).
+/// Pads the shorter axis to a square with one colour, centred; an odd pixel goes after the image.
 Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill);
 
-/// Rescales and normalises to (3, height, width) f32.
+/// Rescales and normalises to (3, height, width) f32, bit-exact to spec.normalize_backend.
+/// Throws Error{kInvalidArgument} if rescale_factor or a std that is used is not positive.
 Tensor normalize(const Image& image, const PreprocessSpec& spec);
 
 /// pad, resize, crop, rescale and normalise as the spec says: pixel values (3, height, width) f32.

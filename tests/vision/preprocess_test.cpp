@@ -149,7 +149,11 @@ TEST(CenterCrop, PadsASmallerImageWithZeros) {
     EXPECT_THAT(reds(center_crop(ramp(1, 5), 3, 3, backend)),
                 ElementsAre(0, 0, 0, 2, 3, 4, 0, 0, 0));
   }
-  error_of(ErrorCode::kInvalidArgument, [] { center_crop(ramp(1, 5), 0, 3, ResizeBackend::kPil); });
+  for (const int height : {0, -1, 1 << 30}) {
+    EXPECT_THAT(error_of(ErrorCode::kInvalidArgument,
+                         [&] { center_crop(ramp(1, 5), height, 3, ResizeBackend::kPil); }),
+                HasSubstr("check crop_size"));
+  }
 }
 
 TEST(PadToSquare, CentresTheImage) {
