@@ -54,7 +54,8 @@ double filter_weight(Resample resample, double x) noexcept {
       return u < 1.0 ? 1.0 - u : 0.0;
     case Resample::kHamming: {
       if (u >= 1.0) return 0.0;
-      return sinc(u) * (0.54 + 0.46 * std::cos(u * std::numbers::pi));
+      // Pillow's two constants are single precision, which shows in the last bit of a weight.
+      return sinc(u) * (0.54f + 0.46f * std::cos(u * std::numbers::pi));
     }
     case Resample::kBox:
     case Resample::kNearest:
