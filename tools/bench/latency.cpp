@@ -1,0 +1,239 @@
+#include "tools/bench/latency.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "kernels/base/error.h"
+#include "kernels/roofline.h"
+#include "kvcache/registry.h"
+#include "tools/bench/statistics.h"
+#include "tools/common/program.h"
+
+namespace kvlm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr size_t kReadBytes = size_t{512} << 20;  // past every cache that a CPU has
+constexpr int kMatrixSize = 1024;
+
+/// What one repetition measured.
+struct Samples {
+  std::vector<double> vision_ms, prefill_tps, prefill_flops, prefill_share;
+  std::vector<double> decode_tps, decode_rate, decode_share;
+  std::vector<double> read_rate, matrix_rate;
+  double kv_share = 0;
+  CacheReport cache;
+};
+
+/// Values of a plausible size, the same in every run.
+void fill(TensorView rows) {
+  uint32_t state = 12345;
+  float* out = rows.as<float>();
+  for (int64_t i = 0; i < rows.elements(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    out[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+  }
+}
+
+class LatencyBench {
+ public:
+  LatencyBench(const LatencyOptions& options, Session& session)
+      : options_(options), session_(session), probe_({}, kReadBytes) {
+    std::memset(probe_.data(), 1, probe_.bytes());
+    Decoder& decoder = session.model().decoder();
+    embeddings_ = Tensor(DType::kF32, {options.prompt_tokens, decoder.hidden()});
+    positions_.resize(static_cast<size_t>(options.prompt_tokens + options.tokens));
+    std::iota(positions_.begin(), positions_.end(), 0);
+  }
+
+  Samples run(const std::string& text) {
+    const CacheSpec spec = parse_spec(text);
+    const int rows = options_.prompt_tokens + options_.tokens;
+    const CacheShape shape = session_.model().decoder().cache_shape();
+    const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, rows, rows), Device{});
+    Samples samples;
+    repeat(*cache, nullptr);  // warms caches and workspaces
+    for (int i = 0; i < options_.repeats; ++i) repeat(*cache, &samples);
+    return samples;
+  }
+
+ private:
+  void repeat(KvCache& cache, Samples* samples) {
+    Model& model = session_.model();
+    Stream& stream = session_.stream();
+    const double read_rate = measure_read_rate({probe_.data(), probe_.bytes()}, stream);
+    const double matrix_rate = measure_matrix_rate(kMatrixSize, stream);
+
+    Image image{480, 640, std::vector<uint8_t>(480 * 640 * 3, 128)};
+    Clock::time_point start = Clock::now();
+    model.encode(model.prepare(image), stream, {});
+    const double vision_s = seconds_since(start);
+
+    const SequenceId id = cache.open(options_.prompt_tokens,
+                                     options_.prompt_tokens + options_.tokens, "the benchmark");
+    start = Clock::now();
+    prefill(cache, id);
+    const double prefill_s = seconds_since(start);
+
+    std::vector<double> steps;
+    for (int i = 0; i < options_.tokens; ++i) {
+      start = Clock::now();
+      step(cache, id, options_.prompt_tokens + i);
+      steps.push_back(seconds_since(start));
+    }
+    if (samples != nullptr) {
+      const double step_s = spread_of(steps).median;
+      const auto weights = static_cast<double>(model.decoder().step_weight_bytes());
+      const auto kv = static_cast<double>(cache.report(id).bytes);
+      const double flops =
+          2 * weights / static_cast<double>(dtype_bytes(model.dtype())) * options_.prompt_tokens;
+      samples->vision_ms.push_back(1000 * vision_s);
+      samples->prefill_tps.push_back(options_.prompt_tokens / prefill_s);
+      samples->prefill_flops.push_back(flops / prefill_s);
+      samples->prefill_share.push_back(100 * flops / prefill_s / matrix_rate);
+      samples->decode_tps.push_back(1 / step_s);
+      samples->decode_rate.push_back((weights + kv) / step_s);
+      samples->decode_share.push_back(100 * (weights + kv) / step_s / read_rate);
+      samples->read_rate.push_back(read_rate);
+      samples->matrix_rate.push_back(matrix_rate);
+      samples->kv_share = 100 * kv / (weights + kv);
+      samples->cache = cache.report(id);
+    }
+    cache.close(id);
+  }
+
+  void prefill(KvCache& cache, SequenceId id) {
+    fill(embeddings_);
+    const auto rows = static_cast<size_t>(options_.prompt_tokens);
+    const StepRows step{id, options_.prompt_tokens, true, true, std::span(positions_).first(rows),
+                        {}};
+    session_.model().decoder().forward({std::span(&step, 1), embeddings_, false}, cache,
+                                       session_.stream(), {});
+    session_.stream().synchronize();
+  }
+
+  void step(KvCache& cache, SequenceId id, int position) {
+    const TensorView row = embeddings_.view().slice(0, 1);
+    fill(row);
+    const StepRows rows{
+        id, 1, false, false, std::span(positions_).subspan(static_cast<size_t>(position), 1), {}};
+    session_.model().decoder().forward({std::span(&rows, 1), row, false}, cache, session_.stream(),
+                                       {});
+    session_.stream().synchronize();
+  }
+
+  const LatencyOptions& options_;
+  Session& session_;
+  Buffer probe_;
+  Tensor embeddings_;  // (prompt_tokens, hidden)
+  std::vector<int32_t> positions_;
+};
+
+/// One figure of the report: name, unit, what it is divided by for display.
+struct Figure {
+  const char* name;
+  const char* unit;
+  double scale;
+  std::vector<double> Samples::*values;
+};
+
+constexpr Figure kFigures[] = {
+    {"vision", "ms", 1, &Samples::vision_ms},
+    {"prefill", "tokens/s", 1, &Samples::prefill_tps},
+    {"prefill_rate", "GFLOP/s", 1e9, &Samples::prefill_flops},
+    {"prefill_of_library", "%", 1, &Samples::prefill_share},
+    {"decode", "tokens/s", 1, &Samples::decode_tps},
+    {"decode_rate", "GB/s", 1e9, &Samples::decode_rate},
+    {"decode_of_read_loop", "%", 1, &Samples::decode_share},
+    {"read_loop", "GB/s", 1e9, &Samples::read_rate},
+    {"library_sgemm", "GFLOP/s", 1e9, &Samples::matrix_rate},
+};
+
+Spread scaled(const Samples& samples, const Figure& figure) {
+  Spread spread = spread_of(samples.*figure.values);
+  return {spread.median / figure.scale, spread.min / figure.scale, spread.max / figure.scale};
+}
+
+void print_table(const std::string& spec, const Samples& samples, Session& session,
+                 const LatencyOptions& options) {
+  fmt::print(
+      "{} on cpu, {} threads, --kv {}: {:.2f} stored bits, {} of cache, KV {:.1f} % of the "
+      "bytes of a step\n{} prompt tokens, {} decode steps, {} repeats; median (min to max)\n",
+      session.model().name(), session.threads(), spec, samples.cache.stored_bits,
+      human_bytes(samples.cache.bytes), samples.kv_share, options.prompt_tokens, options.tokens,
+      options.repeats);
+  for (const Figure& figure : kFigures) {
+    const Spread spread = scaled(samples, figure);
+    fmt::print("  {:<20} {:>10.1f} {:<9} ({:.1f} to {:.1f})\n", figure.name, spread.median,
+               figure.unit, spread.min, spread.max);
+  }
+}
+
+nlohmann::ordered_json to_json(const std::string& spec, const Samples& samples, Session& session,
+                               const LatencyOptions& options) {
+  nlohmann::ordered_json json{{"model", session.model().name()},
+                              {"device", "cpu"},
+                              {"threads", session.threads()},
+                              {"spec", spec},
+                              {"stored_bits", samples.cache.stored_bits},
+                              {"kv_bytes", samples.cache.bytes},
+                              {"kv_share_percent", samples.kv_share},
+                              {"prompt_tokens", options.prompt_tokens},
+                              {"decode_steps", options.tokens},
+                              {"repeats", options.repeats}};
+  for (const Figure& figure : kFigures) {
+    const Spread spread = scaled(samples, figure);
+    json[figure.name] = {
+        {"unit", figure.unit}, {"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
+  }
+  json["version"] = version_line();
+  return json;
+}
+
+}  // namespace
+
+int run_latency(const LatencyOptions& options) {
+  Session session(options.session);
+  const int context = session.model().decoder().max_positions();
+  if (options.prompt_tokens + options.tokens > context) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--prompt-tokens {} and --tokens {} exceed the context of {} tokens; ask "
+                    "for fewer",
+                    options.prompt_tokens, options.tokens, context));
+  }
+  LatencyBench bench(options, session);
+  if (options.csv) {
+    fmt::print("spec,figure,unit,median,min,max,stored_bits,device,threads\n");
+  }
+  for (const std::string& text : options.specs) {
+    const std::string spec = canonical(parse_spec(text));
+    const Samples samples = bench.run(text);
+    if (options.json) {
+      fmt::print("{}\n", to_json(spec, samples, session, options).dump());
+    } else if (options.csv) {
+      for (const Figure& figure : kFigures) {
+        const Spread spread = scaled(samples, figure);
+        fmt::print("\"{}\",{},{},{},{},{},{},cpu,{}\n", spec, figure.name, figure.unit,
+                   spread.median, spread.min, spread.max, samples.cache.stored_bits,
+                   session.threads());
+      }
+    } else {
+      print_table(spec, samples, session, options);
+    }
+  }
+  return 0;
+}
+
+}  // namespace kvlm

@@ -1,0 +1,130 @@
+#include "tools/common/program.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "kernels/base/error.h"
+#include "kernels/cpu_target.h"
+#include "tools/common/version.h"
+
+namespace kvlm {
+
+namespace {
+
+// Written by the signal handler, read by the loops.
+std::atomic<int> interrupts{0};
+
+void on_interrupt(int) {
+  if (interrupts.fetch_add(1) > 0) _exit(kExitInterrupted);
+}
+
+void report(std::string_view program, std::string_view message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "{}: {}\n", program, message);
+}
+
+}  // namespace
+
+int run_program(std::string_view program, const std::function<int()>& body) {
+  try {
+    const int status = body();
+    if (std::fflush(stdout) != 0 && status == 0) {
+      report(program,
+             "standard output cannot be written; free space on its disk or redirect elsewhere");
+      return kExitFailed;
+    }
+    return status;
+  } catch (const Error& error) {
+    report(program, error.what());
+    return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
+  } catch (const std::bad_alloc&) {
+    report(program, "the machine is out of memory; use a smaller model, batch or cache");
+    return kExitFailed;
+  } catch (const std::exception& error) {
+    report(program, fmt::format("unexpected failure: {}; please report it", error.what()));
+    return kExitFailed;
+  }
+}
+
+void catch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;  // no SA_RESTART: a read at a prompt returns
+  sigaction(SIGINT, &action, nullptr);
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;  // a closed pipe is reported by the write, not by death
+  sigaction(SIGPIPE, &ignore, nullptr);
+}
+
+bool interrupted() noexcept { return interrupts.load() > 0; }
+
+std::optional<std::string> environment(std::string_view name) {
+  const char* value = std::getenv(std::string(name).c_str());
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+std::filesystem::path bundled_models() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {  // <root>/build/<preset>/tools/vlm-run
+    const std::filesystem::path beside =
+        (program.parent_path() / "../../../tools/pocket").lexically_normal();
+    if (std::filesystem::is_directory(beside, error)) return beside;
+  }
+  return std::filesystem::path(kSourceFolder) / "tools/pocket";
+}
+
+std::string version_line() {
+  return fmt::format("kvlm {} (commit {}, {}, CPU target {}, CUDA {})", kVersion, kCommit,
+                     kCompiler, cpu_target(), kCudaVersion);
+}
+
+Device parse_device(const std::string& text) {
+  if (text == "auto" || text == "cpu") return {};
+  if (text == "cuda" || text.starts_with("cuda:")) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--device {} is not built into this program; use --device cpu", text));
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--device is \"{}\"; expected auto, cpu or cuda[:N]", text));
+}
+
+size_t parse_bytes(const std::string& text) {
+  double value = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(rest, static_cast<size_t>(text.data() + text.size() - rest));
+  const auto factor = [&]() -> double {
+    if (unit.empty() || unit == "B") return 1;
+    if (unit == "KB" || unit == "kB") return 1e3;
+    if (unit == "MB") return 1e6;
+    if (unit == "GB") return 1e9;
+    if (unit == "KiB") return 1024;
+    if (unit == "MiB") return 1048576;
+    if (unit == "GiB") return 1073741824;
+    return 0;
+  }();
+  if (error != std::errc() || factor == 0 || !(value > 0) || value * factor > 1e15) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("\"{}\" is not a memory size; write for example 500MB, 5GB or 4GiB", text));
+  }
+  return static_cast<size_t>(value * factor);
+}
+
+std::string human_bytes(size_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (value >= 1e9) return fmt::format("{:.2f} GB", value / 1e9);
+  if (value >= 1e6) return fmt::format("{:.2f} MB", value / 1e6);
+  return fmt::format("{:.1f} kB", value / 1e3);
+}
+
+bool is_terminal(int descriptor) noexcept { return isatty(descriptor) == 1; }
+
+}  // namespace kvlm

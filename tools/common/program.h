@@ -1,0 +1,48 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels/base/device.h"
+
+namespace kvlm {
+
+/// Runs a program's body, reports an Error as one line "PROGRAM: SENTENCE" on stderr, and returns
+/// the exit status: 0 done, 1 a run-time failure, 2 usage, 130 interrupted.
+int run_program(std::string_view program, const std::function<int()>& body);
+
+/// Ctrl+C: the first asks the program to finish what it is at and leave; the second ends it at
+/// once.
+void catch_interrupts();
+bool interrupted() noexcept;
+
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitInterrupted = 130;
+
+/// The process's environment, for find_model().
+std::optional<std::string> environment(std::string_view name);
+
+/// Where the bundled models are: beside the build tree that the program runs from, else where it
+/// was built.
+std::filesystem::path bundled_models();
+
+/// Commit, compiler, CPU target and CUDA version, as --version prints them and --json carries them.
+std::string version_line();
+
+/// "auto" | "cpu" | "cuda[:N]". Throws Error{kInvalidArgument}, Error{kUnsupported} for what is not
+/// built in.
+Device parse_device(const std::string& text);
+
+/// "5GB", "512MiB", "100000": bytes. Throws Error{kInvalidArgument}.
+size_t parse_bytes(const std::string& text);
+
+/// "12.3 MB" (1e6).
+std::string human_bytes(size_t bytes);
+
+/// Whether a stream is a terminal: 1 stdout, 2 stderr, 0 stdin.
+bool is_terminal(int descriptor) noexcept;
+
+}  // namespace kvlm

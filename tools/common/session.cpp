@@ -1,0 +1,103 @@
+#include "tools/common/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "kernels/base/error.h"
+#include "kvcache/registry.h"
+#include "runtime/checkpoint.h"
+#include "runtime/family.h"
+#include "runtime/model_path.h"
+#include "runtime/synthetic.h"
+#include "tools/common/program.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr std::string_view kSynthetic = "synthetic:";
+
+[[noreturn]] void refuse(const char* flag, const std::string& value, const char* expected) {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} is \"{}\"; expected {}", flag, value, expected));
+}
+
+LoadOptions load_options(const SessionOptions& options) {
+  LoadOptions load;
+  if (options.dtype != "auto") {
+    load.dtype = parse_float_dtype(options.dtype);
+    if (!load.dtype) refuse("--dtype", options.dtype, "auto, f32, f16 or bf16");
+  }
+  if (options.image_backend == "pil") {
+    load.image_backend = ResizeBackend::kPil;
+  } else if (options.image_backend != "torchvision") {
+    refuse("--image-backend", options.image_backend, "torchvision or pil");
+  }
+  if (options.image_aspect == "pad" || options.image_aspect == "crop") {
+    load.pad_to_square = options.image_aspect == "pad";
+  } else if (options.image_aspect != "auto") {
+    refuse("--image-aspect", options.image_aspect, "auto, pad or crop");
+  }
+  return load;
+}
+
+}  // namespace
+
+struct Session::State {
+  State(const SessionOptions& options, Device at)
+      : device(at), pool(options.threads), stream(pool), spec(parse_spec(options.kv)) {}
+
+  Device device;
+  ThreadPool pool;
+  Stream stream;
+  CacheSpec spec;
+  std::optional<Checkpoint> checkpoint;
+  std::unique_ptr<Model> model;
+  double load_ms = 0;
+};
+
+Session::Session(const SessionOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  if (options.threads < 0 || options.threads > 1024) {
+    refuse("--threads", fmt::format("{}", options.threads), "1 to 1024, or 0 for one per core");
+  }
+  const LoadOptions load = load_options(options);
+  state_ = std::make_unique<State>(options, parse_device(options.device));
+
+  ModelSource source;
+  if (options.model.starts_with(kSynthetic)) {
+    source = synthetic_source(std::string_view(options.model).substr(kSynthetic.size()),
+                              load.dtype.value_or(DType::kBF16));
+  } else {
+    state_->checkpoint.emplace(find_model(options.model, bundled_models(), &environment));
+    source = open_source(*state_->checkpoint, options.model);
+  }
+  const Family& family = family_of(source.config, options.model);
+  const CacheShape shape = family.cache_shape(source.config);
+  if (const auto reason = unsupported(state_->spec, shape, state_->device)) {
+    throw Error(ErrorCode::kUnsupported, *reason);
+  }
+  state_->model = family.load(std::move(source), load, state_->stream);
+  state_->load_ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+Session::~Session() = default;
+
+Model& Session::model() noexcept { return *state_->model; }
+Stream& Session::stream() noexcept { return state_->stream; }
+const CacheSpec& Session::spec() const noexcept { return state_->spec; }
+double Session::load_ms() const noexcept { return state_->load_ms; }
+int Session::threads() const noexcept { return state_->pool.threads(); }
+
+std::unique_ptr<KvCache> Session::make_cache(int sequences, int rows,
+                                             std::optional<size_t> bytes) const {
+  const CacheShape shape = state_->model->decoder().cache_shape();
+  const size_t needed =
+      static_cast<size_t>(sequences) * reserved_bytes(state_->spec, shape, rows, rows);
+  return kvlm::make_cache(state_->spec, shape, bytes.value_or(needed), state_->device);
+}
+
+}  // namespace kvlm

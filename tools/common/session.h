@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kvcache/kv_cache.h"
+#include "kvcache/spec.h"
+#include "runtime/generator.h"
+#include "runtime/model.h"
+
+namespace kvlm {
+
+/// What every program needs to know before it can run a model.
+struct SessionOptions {
+  std::string model = "pocket";
+  std::string kv = "f16";
+  std::string device = "auto";
+  std::string dtype = "auto";
+  std::string image_backend = "torchvision";
+  std::string image_aspect = "auto";
+  int threads = 0;  ///< 0: one per core
+};
+
+/// A loaded model with the threads, stream and checkpoint that it lives on.
+class Session {
+ public:
+  /// Finds and loads the model; the cache spec is checked first, before any weight is read.
+  explicit Session(const SessionOptions& options);
+  ~Session();
+
+  Model& model() noexcept;
+  Stream& stream() noexcept;
+  const CacheSpec& spec() const noexcept;
+  double load_ms() const noexcept;
+  int threads() const noexcept;
+  /// A cache for `sequences` sequences of up to `rows` tokens each; with `bytes` an arena of that
+  /// size.
+  std::unique_ptr<KvCache> make_cache(int sequences, int rows, std::optional<size_t> bytes) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvlm

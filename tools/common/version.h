@@ -1,0 +1,12 @@
+#pragma once
+
+namespace kvlm {
+
+// Written by cmake/version.cmake at every build.
+extern const char* const kVersion;
+extern const char* const kCommit;
+extern const char* const kCompiler;
+extern const char* const kCudaVersion;
+extern const char* const kSourceFolder;
+
+}  // namespace kvlm

@@ -1,0 +1,137 @@
+#include "tools/run/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "kernels/base/error.h"
+#include "tools/common/program.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  vlm-run --image photo.jpg                                  caption a picture with the bundled model
+  vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"
+  vlm-run --image a.png --chat                               ask follow-up questions
+  vlm-run --image a.png --json                               one JSON object with every figure
+  vlm-run --batch in.jsonl --out out.jsonl --batch-size 8    many pictures; start again to resume
+  vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png   speed of a released shape, no download)";
+
+/// CLI11's message as one sentence, with the way out.
+std::string sentence(const std::string& message) {
+  std::string line = message.substr(0, message.find('\n'));
+  while (!line.empty() && (line.back() == '.' || line.back() == ' ')) line.pop_back();
+  return line + "; see vlm-run --help";
+}
+
+void check(const RunOptions& options) {
+  const auto refuse = [](const char* text) { throw Error(ErrorCode::kInvalidArgument, text); };
+  if (options.max_tokens < 1) refuse("--max-tokens must be at least 1");
+  if (options.temperature && !(*options.temperature >= 0))
+    refuse("--temp must be 0 (greedy) or more");
+  if (options.top_k && *options.top_k < 0) refuse("--top-k must be 0 (all) or more");
+  if (options.top_p && !(*options.top_p > 0 && *options.top_p <= 1)) {
+    refuse("--top-p must be above 0 and at most 1");
+  }
+  if (options.repeat_penalty && !(*options.repeat_penalty > 0)) {
+    refuse("--repeat-penalty must be above 0");
+  }
+  if (options.batch_size < 1 || options.batch_size > 4096) {
+    refuse("--batch-size must be 1 to 4096");
+  }
+  if (options.batch_in.empty() != options.batch_out.empty()) {
+    refuse(
+        "--batch and --out belong together; give both, for example --batch in.jsonl --out "
+        "out.jsonl");
+  }
+  if (!options.batch_in.empty() && (options.chat || !options.images.empty())) {
+    refuse("--batch takes its images from the records; drop --image and --chat");
+  }
+  if (options.chat && options.json) refuse("--chat answers in a terminal; drop --json");
+  if (!options.chat && options.batch_in.empty() && options.images.empty() &&
+      options.prompt.empty()) {
+    refuse(
+        "nothing to do: give --image FILE, or -p PROMPT, or --batch IN.jsonl (see vlm-run --help)");
+  }
+}
+
+}  // namespace
+
+std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
+  CLI::App app{"vlm-run: captions, answers and chat about pictures with a vision-language model"};
+  app.footer(kExamples);
+  app.set_version_flag("--version", version_line());
+  app.add_option("-m,--model", options.session.model,
+                 "Checkpoint folder, org/name in the Hugging Face cache, pocket (bundled), or "
+                 "synthetic:NAME[,layers=N]")
+      ->capture_default_str();
+  app.add_option("--image", options.images, "Picture (PNG, JPEG, BMP); repeatable");
+  app.add_option("-p,--prompt", options.prompt, "Question; default: the model's captioning prompt");
+  app.add_option("--system", options.system, "System message");
+  app.add_flag("--chat", options.chat, "Ask in turns: /image FILE, /clear, /quit");
+  app.add_option("-n,--max-tokens", options.max_tokens, "Tokens to generate at most")
+      ->capture_default_str();
+  app.add_option("--temp", options.temperature, "Temperature; 0 is greedy");
+  app.add_option("--top-k", options.top_k, "Sample among the k likeliest; 0 is all");
+  app.add_option("--top-p", options.top_p,
+                 "Sample among the likeliest that reach this probability");
+  app.add_option("--repeat-penalty", options.repeat_penalty,
+                 "Penalty on tokens seen before; 1 is none");
+  app.add_option("--seed", options.seed, "Seed of the sampler")->capture_default_str();
+  app.add_option("--stop", options.stop, "Text that ends the answer; repeatable");
+  app.add_option("--kv", options.session.kv, "Cache policy: f16, bf16 or f32")
+      ->capture_default_str();
+  app.add_option("--kv-memory", "Bytes for the cache, for example 500MB; default: what is needed")
+      ->each([&](const std::string& text) { options.kv_memory = parse_bytes(text); });
+  app.add_option("--device", options.session.device, "auto, cpu or cuda[:N]")
+      ->capture_default_str();
+  app.add_option("-t,--threads", options.session.threads, "CPU threads; 0 is one per core")
+      ->capture_default_str();
+  app.add_option("--dtype", options.session.dtype,
+                 "Weights as auto (the file's type), f32, f16, bf16")
+      ->capture_default_str();
+  app.add_option("--image-backend", options.session.image_backend,
+                 "Whose resize to follow to the bit: torchvision or pil")
+      ->capture_default_str();
+  app.add_option("--image-aspect", options.session.image_aspect,
+                 "auto (the checkpoint's choice), crop, or pad to a square")
+      ->capture_default_str();
+  app.add_flag("--json", options.json, "One JSON object on stdout");
+  app.add_flag("-q,--quiet", options.quiet, "No summary and no progress on stderr");
+  app.add_option("--batch", options.batch_in,
+                 "Records {id, image|images, prompt?}, one JSON a line");
+  app.add_option("--out", options.batch_out,
+                 "Where --batch appends {id, text, ...} or {id, error}");
+  app.add_option("--batch-size", options.batch_size, "Sequences decoded together")
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    throw Error(ErrorCode::kInvalidArgument, sentence(error.what()));
+  }
+  check(options);
+  return std::nullopt;
+}
+
+GenerationRequest base_request(const RunOptions& options, const Model& model) {
+  GenerationRequest request;
+  request.sampling = model.defaults().sampling;
+  request.sampling.temperature = options.temperature.value_or(0);
+  if (options.top_k) request.sampling.top_k = *options.top_k;
+  if (options.top_p) request.sampling.top_p = *options.top_p;
+  if (options.repeat_penalty) request.sampling.repetition_penalty = *options.repeat_penalty;
+  request.sampling.seed = options.seed;
+  request.max_tokens = options.max_tokens;
+  request.stop = options.stop;
+  return request;
+}
+
+std::vector<ChatMessage> opening(const RunOptions& options) {
+  if (options.system.empty()) return {};
+  return {{"system", {{ContentItem::Kind::kText, options.system}}}};
+}
+
+}  // namespace kvlm

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/generator.h"
+#include "tools/common/session.h"
+
+namespace kvlm {
+
+/// The command line of vlm-run.
+struct RunOptions {
+  SessionOptions session;
+  std::vector<std::string> images;
+  std::string prompt;  ///< empty: the model's captioning prompt
+  std::string system;
+  bool chat = false;
+  int max_tokens = 128;
+  std::optional<double> temperature;
+  std::optional<int> top_k;
+  std::optional<double> top_p;
+  std::optional<double> repeat_penalty;
+  uint64_t seed = 0;
+  std::vector<std::string> stop;
+  bool json = false;
+  bool quiet = false;
+  std::string batch_in;
+  std::string batch_out;
+  int batch_size = 1;
+  std::optional<size_t> kv_memory;
+};
+
+/// Parses the command line. Returns the exit status if the program is done (--help, --version,
+/// usage errors, reported here).
+std::optional<int> parse_options(int argc, char** argv, RunOptions& options);
+
+/// A request with everything but the conversation: sampling flags over the model's own defaults.
+GenerationRequest base_request(const RunOptions& options, const Model& model);
+
+/// The system message, if one was given.
+std::vector<ChatMessage> opening(const RunOptions& options);
+
+}  // namespace kvlm

@@ -1,0 +1,70 @@
+#include "tools/run/report.h"
+
+#include <fmt/format.h>
+
+#include "tools/common/program.h"
+
+namespace kvlm {
+
+namespace {
+
+double per_second(double count, double ms) { return ms > 0 ? 1000 * count / ms : 0; }
+
+double decode_rate(const GenerationResult& result) {
+  // The first token belongs to the prefill.
+  return per_second(static_cast<double>(result.tokens.size()) - 1, result.timings.decode_ms);
+}
+
+}  // namespace
+
+nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
+                                   const Model& model, const std::string& spec) {
+  const Timings& t = result.timings;
+  nlohmann::ordered_json json;
+  json["text"] = result.text;
+  json["tokens"] = result.tokens;
+  json["finish_reason"] = result.finish_reason;
+  json["model"] = model.name();
+  json["device"] = "cpu";
+  json["prompt_tokens"] = result.prompt_tokens;
+  json["visual_tokens"] = result.visual_tokens;
+  json["generated_tokens"] = result.tokens.size();
+  json["timings"] = {{"load_ms", session.load_ms()},
+                     {"vision_ms", t.vision_ms},
+                     {"prefill_ms", t.prefill_ms},
+                     {"ttft_ms", t.ttft_ms},
+                     {"decode_ms", t.decode_ms},
+                     {"prefill_tps", per_second(result.prompt_tokens, t.prefill_ms)},
+                     {"decode_tps", decode_rate(result)}};
+  json["kv"] = {{"spec", spec},
+                {"bytes", result.cache.bytes},
+                {"f16_bytes", result.cache.f16_bytes},
+                {"stored_bits", result.cache.stored_bits},
+                {"nominal_bits", result.cache.nominal_bits},
+                {"slots", result.cache.slots}};
+  json["version"] = version_line();
+  return json;
+}
+
+std::string summary(const GenerationResult& result, const Session& session, const Model& model,
+                    const std::string& spec) {
+  const Timings& t = result.timings;
+  return fmt::format(
+      "model    {} ({}, {}), {} weights, loaded in {:.0f} ms, on cpu with {} threads\n"
+      "prompt   {} tokens, {} of them visual; vision {:.0f} ms, prefill {:.0f} ms ({:.0f} "
+      "tokens/s), "
+      "first token after {:.0f} ms\n"
+      "answer   {} tokens in {:.0f} ms ({:.1f} tokens/s), ended by {}\n"
+      "kv cache {}: {} stored ({} as f16), {:.2f} bits per element, {:.0f} slots\n",
+      model.name(), model.family(), dtype_name(model.dtype()), human_bytes(model.weight_bytes()),
+      session.load_ms(), session.threads(), result.prompt_tokens, result.visual_tokens, t.vision_ms,
+      t.prefill_ms, per_second(result.prompt_tokens, t.prefill_ms), t.ttft_ms, result.tokens.size(),
+      t.decode_ms, decode_rate(result), result.finish_reason, spec, human_bytes(result.cache.bytes),
+      human_bytes(result.cache.f16_bytes), result.cache.stored_bits, result.cache.slots);
+}
+
+std::string json_line(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace kvlm

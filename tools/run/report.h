@@ -1,0 +1,22 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "runtime/generator.h"
+#include "tools/common/session.h"
+
+namespace kvlm {
+
+/// The object of design.md 2 that --json prints and a batch record carries.
+nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
+                                   const Model& model, const std::string& spec);
+
+/// The four lines that follow an answer on stderr.
+std::string summary(const GenerationResult& result, const Session& session, const Model& model,
+                    const std::string& spec);
+
+/// One line of JSON; bytes that are not UTF-8 become U+FFFD.
+std::string json_line(const nlohmann::ordered_json& json);
+
+}  // namespace kvlm
