@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "runtime/weight_names.h"
 #include "tests/runtime/safetensors_writer.h"
 
 namespace kvlm {
@@ -295,6 +297,55 @@ TEST_F(CheckpointTest, UnlistedTensorsAreIgnoredWithAWarning) {
                                 HasSubstr("the first is a"))));
   EXPECT_EQ(checkpoint.weight_bytes(), 24u);
   EXPECT_THAT(checkpoint.take_weights().remaining(), ElementsAre("b", "c"));
+}
+
+/// Checkpoints that transformers and safetensors wrote, not this test.
+Checkpoint open_golden(const std::string& name) {
+  return Checkpoint(fs::path(KVLM_SOURCE_DIR "/tests/golden") / name);
+}
+
+TEST(GoldenCheckpoint, ShardsHoldTheSameBytesAsTheSingleFile) {
+  Checkpoint single = open_golden("llava_gqa");
+  Checkpoint sharded = open_golden("llava_gqa_sharded");
+  EXPECT_EQ(single.weight_bytes(), sharded.weight_bytes());
+  EXPECT_THAT(sharded.warnings(), IsEmpty());
+  WeightMap a = single.take_weights();
+  WeightMap b = sharded.take_weights();
+  EXPECT_EQ(a.remaining().size(), 80u);
+  EXPECT_EQ(a.remaining(), b.remaining());
+  const std::vector<std::pair<std::string, Shape>> samples = {
+      {"language_model.lm_head.weight", {320, 48}},
+      {"language_model.model.layers.0.mlp.down_proj.weight", {48, 96}},
+      {"vision_tower.embeddings.patch_embedding.weight", {32, 3, 14, 14}}};
+  for (const auto& [name, shape] : samples) {
+    const ConstTensorView x = a.take(name, shape);
+    const ConstTensorView y = b.take(name, shape);
+    EXPECT_EQ(std::memcmp(x.data(), y.data(), x.bytes()), 0) << name;
+  }
+}
+
+TEST(GoldenCheckpoint, HalfFormatsAreTheRoundedSingles) {
+  const std::string name = "language_model.lm_head.weight";
+  WeightMap single = open_golden("llava_gqa").take_weights();
+  WeightMap half = open_golden("llava_gqa_f16").take_weights();
+  WeightMap brain = open_golden("llava_gqa_bf16").take_weights();
+  const ConstTensorView x = single.take(name, {320, 48});
+  const ConstTensorView h = half.take(name, {320, 48});
+  const ConstTensorView b = brain.take(name, {320, 48});
+  for (int64_t i = 0; i < x.elements(); ++i) {
+    ASSERT_EQ(h.as<f16>()[i].bits, to_f16(x.as<float>()[i]).bits) << i;
+    ASSERT_EQ(b.as<bf16>()[i].bits, to_bf16(x.as<float>()[i]).bits) << i;
+  }
+}
+
+TEST(GoldenCheckpoint, BuffersOfOtherTypesAndOldNamesLoad) {
+  WeightMap weights = open_golden("llava_rope_linear").take_weights();  // holds I64 position_ids
+  EXPECT_EQ(weights.remaining().size(), 83u);
+  weights.rename(&canonical_llava_name);
+  EXPECT_EQ(weights.remaining().size(), 78u);  // without three buffers and post_layernorm
+  for (const std::string& name : weights.remaining()) {
+    EXPECT_TRUE(name.starts_with("model.") || name.starts_with("lm_head.")) << name;
+  }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -71,6 +73,20 @@ TEST(CanonicalLlavaName, MapsEverySpellingOfEveryKind) {
     for (const std::string& spelling :
          {kind.canonical, kind.legacy, kind.created, kind.memory_4_52, kind.original}) {
       EXPECT_EQ(canonical_llava_name(spelling), kind.canonical) << spelling;
+    }
+  }
+}
+
+/// The spellings that transformers itself wrote, recorded by tools/golden.
+TEST(CanonicalLlavaName, MapsTheSpellingsOfTheGoldenCheckpoint) {
+  std::ifstream file(KVLM_SOURCE_DIR "/tests/golden/llava_gqa/names.json");
+  const nlohmann::json spellings = nlohmann::json::parse(file)["spellings"];
+  ASSERT_GE(spellings.size(), 4u);
+  for (const auto& [version, names] : spellings.items()) {
+    for (const auto& [canonical, spelling] : names.items()) {
+      const bool is_read = canonical.find(".post_layernorm.") == std::string::npos;
+      EXPECT_EQ(canonical_llava_name(spelling.get<std::string>()), is_read ? canonical : "")
+          << version;
     }
   }
 }
