@@ -201,6 +201,8 @@ void check_folder(const fs::path& folder) {
 }  // namespace
 
 struct Checkpoint::State {
+  explicit State(fs::path path) : folder(std::move(path)) {}
+
   fs::path folder;
   Json config;
   std::vector<Shard> shards;
@@ -339,8 +341,7 @@ void Checkpoint::State::check_against_index(
   }
 }
 
-Checkpoint::Checkpoint(fs::path folder) : state_(std::make_unique<State>()) {
-  state_->folder = std::move(folder);
+Checkpoint::Checkpoint(fs::path folder) : state_(std::make_unique<State>(std::move(folder))) {
   check_folder(state_->folder);
   state_->config = state_->read_json("config.json");
   if (!state_->config.is_object()) {

@@ -196,10 +196,10 @@ ConfigReader::ConfigReader(const nlohmann::json& object, std::string path)
 }
 
 const nlohmann::json& ConfigReader::raw(std::string_view key) const {
-  static const json null;
+  static const json kNull;
   const auto& members = object_->get_ref<const json::object_t&>();
   const auto place = members.find(key);
-  return place == members.end() ? null : place->second;
+  return place == members.end() ? kNull : place->second;
 }
 
 bool ConfigReader::has(std::string_view key) const { return !raw(key).is_null(); }
@@ -243,11 +243,11 @@ std::string ConfigReader::required_string(std::string_view key) const {
 }
 
 ConfigReader ConfigReader::object(std::string_view key) const {
-  static const json empty = json::object();
+  static const json kEmpty = json::object();
   const json& value = raw(key);
   if (!value.is_null() && !value.is_object()) fail(key, "an object");
   const bool nested = path_.find(": ") != std::string::npos;
-  return {value.is_null() ? empty : value,
+  return {value.is_null() ? kEmpty : value,
           fmt::format("{}{}{}", path_, nested ? "." : ": ", printable(key))};
 }
 

@@ -172,7 +172,7 @@ std::string choose_snapshot(const fs::path& repository, const HubName& hub) {
 /// The snapshot of a model whose folder is in the cache.
 fs::path find_snapshot(const fs::path& repository, const HubName& hub) {
   const std::string snapshot = choose_snapshot(repository, hub);
-  const fs::path folder = repository / "snapshots" / snapshot;
+  fs::path folder = repository / "snapshots" / snapshot;
   // A link whose blob was not finished does not count as present.
   if (!snapshot.empty() && is_present(folder / "config.json")) return folder;
 
@@ -201,7 +201,7 @@ fs::path find_snapshot(const fs::path& repository, const HubName& hub) {
 }
 
 fs::path find_bundled(std::string_view name, const fs::path& bundled) {
-  const fs::path folder = bundled / name;
+  fs::path folder = bundled / name;
   if (is_folder(folder)) return folder;
   std::vector<std::string> present;
   for (const std::string_view other : kBundled) {

@@ -109,8 +109,8 @@ class EntryReader {
     return {offsets[0].get<uint64_t>(), offsets[1].get<uint64_t>()};
   }
 
-  uint64_t byte_size(const std::string& dtype, const std::vector<int64_t>& shape) const {
-    const auto known = std::ranges::find(kDTypes, std::string_view(dtype), &DTypeBits::name);
+  uint64_t byte_size(std::string_view dtype, const std::vector<int64_t>& shape) const {
+    const auto known = std::ranges::find(kDTypes, dtype, &DTypeBits::name);
     if (known == kDTypes.end()) {
       reject(fmt::format("has the unknown dtype \"{}\"", printable(dtype)));
     }

@@ -87,14 +87,14 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
                     "incomplete or of another architecture than its config.json says",
                     name, shape.str()));
   }
-  const auto& [view, unreadable_dtype] = place->second;
-  if (!unreadable_dtype.empty() || !is_float(view.dtype())) {
+  const ConstTensorView view = place->second.view;
+  const std::string& unreadable = place->second.unreadable_dtype;
+  if (!unreadable.empty() || !is_float(view.dtype())) {
+    const std::string_view found = unreadable.empty() ? dtype_name(view.dtype()) : unreadable;
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("tensor {} holds {}; weights must be f32, f16 or bf16: use a "
                             "checkpoint that is not quantised",
-                            name,
-                            unreadable_dtype.empty() ? dtype_name(view.dtype())
-                                                     : std::string_view(unreadable_dtype)));
+                            name, found));
   }
   if (view.shape() != shape) {
     throw Error(
@@ -103,9 +103,8 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
                     "configuration do not belong together",
                     name, view.shape().str(), shape.str()));
   }
-  const ConstTensorView taken = view;
   tensors_.erase(place);
-  return taken;
+  return view;
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
