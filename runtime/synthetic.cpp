@@ -86,7 +86,8 @@ std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& 
   auto tensor = std::make_shared<Tensor>(dtype, shape);
   uint64_t state = 0x9e3779b97f4a7c15ull;
   for (const char letter : name) state = (state ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
-  const float width = std::sqrt(3.0f / static_cast<float>(shape.elements() / shape[0]));
+  const int64_t inputs = shape.elements() / shape[0];
+  const float width = std::sqrt(3.0f / static_cast<float>(inputs));
   const auto fill = [&]<class T>(T* out) {
     for (int64_t i = 0; i < shape.elements(); ++i) {
       state ^= state << 13;  // xorshift64 (Marsaglia 2003)

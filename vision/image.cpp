@@ -22,7 +22,7 @@ using namespace std::string_view_literals;
 constexpr int64_t kMaxPixels = int64_t{1} << 28;
 // No format packs more pixels into a byte of file: deflate shrinks at most 1032:1 and a PNG byte
 // holds up to 8 pixels; a Huffman-coded JPEG needs a bit for at most 32 x 32 pixels.
-constexpr int64_t kMaxPixelsPerByte = 1032 * 8;
+constexpr int64_t kMaxPixelsPerByte = int64_t{1032} * 8;
 constexpr size_t kMaxFileBytes = size_t{1} << 31;
 constexpr char kCure[] = "convert it to PNG or JPEG";
 

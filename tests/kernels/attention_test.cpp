@@ -430,7 +430,7 @@ TEST(AttendRows, AveragesValuesWhenAllScoresAreEqual) {
   Stream stream(pool);
   for (float scale : {1.0f, 0.0f, -2.0f}) {
     Piece piece(70, 2, 48, DType::kBF16, 9);
-    piece.keys = store(std::vector<float>(70 * 48, 1.0f), DType::kBF16);
+    piece.keys = store(std::vector<float>(size_t{70} * 48, 1.0f), DType::kBF16);
     piece.cached.keys = piece.keys.bytes.data();
     attend_one_piece(piece, scale, stream);
     EXPECT_LE(normalised_error(piece.merged(), piece.expected(scale)), kTolerance);

@@ -19,7 +19,6 @@ namespace kvlm {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
 using Ids = std::vector<int32_t>;
 
 std::string read_data(const std::string& name) {

@@ -200,7 +200,8 @@ TEST(Image, BombsAreRefusedBeforeAllocation) {
               AllOf(HasSubstr("60000 x 60000 pixels"), HasSubstr("268435456")));
 
   auto jpeg = data_file("baseline.jpg");
-  const auto sof = std::ranges::search(jpeg, std::array{std::byte{0xff}, std::byte{0xc0}}).begin();
+  const std::array marker{std::byte{0xff}, std::byte{0xc0}};
+  const auto sof = std::search(jpeg.begin(), jpeg.end(), marker.begin(), marker.end());
   std::fill_n(sof + 5, 4, std::byte{0xee});  // height and width
   EXPECT_THAT(message_of(ErrorCode::kCorruptFile, jpeg), HasSubstr("61166 x 61166 pixels"));
   std::fill_n(sof + 5, 4, std::byte{0x20});  // small enough, but not for this file

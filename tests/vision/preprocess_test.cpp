@@ -13,7 +13,6 @@
 namespace kvlm {
 namespace {
 
-using test::crc32;
 using test::error_of;
 using test::picture;
 using ::testing::ElementsAre;
