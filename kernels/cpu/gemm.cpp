@@ -28,6 +28,9 @@ struct LinearArgs {
   size_t rows, in, out;
 };
 
+/// Weight rows that are worked on together, a multiple of every number of rows read side by side.
+constexpr size_t kStrip = 12;
+
 }  // namespace kvlm::cpu
 #endif
 
@@ -37,25 +40,33 @@ namespace kvlm::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
-constexpr size_t kRegisters = 16;
+constexpr size_t kSums = 12;  // of 16 registers
 #else
-constexpr size_t kRegisters = 32;
+constexpr size_t kSums = 24;  // of 32 registers
 #endif
 
-/// Rows of x that one pass over a few weight rows serves.
+/// Rows of x that one pass over a strip of weight rows serves.
 constexpr size_t kMaxX = 8;
 
-/// Weight rows read side by side for kX rows of x: as many as keep the sums in registers.
+/// Weight rows read side by side for kX rows of x. Each x loaded serves all of them, but more than
+/// 6 streams are no gain; all of them divide kStrip.
 template <size_t kX>
-constexpr size_t kWeightRows = kX * 4 + 5 <= kRegisters   ? 4
-                               : kX * 2 + 3 <= kRegisters ? 2
-                                                          : 1;
+constexpr size_t kWeightRows = kX <= 2           ? 4
+                               : kX * 6 <= kSums ? 6
+                               : kX * 4 <= kSums ? 4
+                               : kX * 3 <= kSums ? 3
+                               : kX * 2 <= kSums ? 2
+                                                 : 1;
 
 /// y[r, o] for kX rows r and kW weight rows o. Every sum runs over one vector of partial sums in
 /// the order of the channels, so its bits do not depend on kX or kW: a row of x gives the same
 /// result alone and in company.
+///
+/// Reading kW rows side by side is no pattern that a processor prefetches well, so each step asks
+/// for as many bytes as it uses, in sequence, `ahead` bytes further on, into the second-level
+/// cache: asking for the first level stalls, as it has too few places for lines under way.
 template <size_t kX, size_t kW, class T>
-HWY_INLINE void dot_block(const LinearArgs& args, size_t row, size_t o) {
+HWY_INLINE void dot_block(const LinearArgs& args, size_t row, size_t o, size_t ahead) {
   const hn::ScalableTag<float> d;
   using V = hn::Vec<decltype(d)>;
   const size_t lanes = hn::Lanes(d);
@@ -67,15 +78,23 @@ HWY_INLINE void dot_block(const LinearArgs& args, size_t row, size_t o) {
   for (size_t j = 0; j < kW; ++j) {
     for (size_t r = 0; r < kX; ++r) sums[j][r] = hn::Zero(d);
   }
-  size_t i = 0;
-  for (; i + lanes <= in; i += lanes) {
+  const auto step = [&](size_t i) HWY_ATTR {
     V wide[kW];
     for (size_t j = 0; j < kW; ++j) wide[j] = load_wide(d, w + j * in + i);
     for (size_t r = 0; r < kX; ++r) {
       const V channels = hn::LoadU(d, x + r * in + i);
       for (size_t j = 0; j < kW; ++j) sums[j][r] = hn::MulAdd(wide[j], channels, sums[j][r]);
     }
+  };
+  constexpr size_t kLine = 64;
+  constexpr size_t kLineChannels = kLine / sizeof(T);
+  const auto* next = reinterpret_cast<const std::byte*>(w) + ahead;
+  size_t i = 0;
+  for (; i + kLineChannels <= in; i += kLineChannels) {
+    for (size_t j = 0; j < kW; ++j, next += kLine) __builtin_prefetch(next, 0, 2);
+    for (size_t part = 0; part < kLineChannels; part += lanes) step(i + part);
   }
+  for (; i + lanes <= in; i += lanes) step(i);
   if (i < in) {  // a short last vector, padded with zeros: reading on could leave the mapping
     T w_last[kW][hn::MaxLanes(d)] = {};
     float x_last[kX][hn::MaxLanes(d)] = {};
@@ -100,43 +119,48 @@ HWY_INLINE void dot_block(const LinearArgs& args, size_t row, size_t o) {
   }
 }
 
+/// Outputs [begin, end) of kX rows; reads weights ahead up to output `last`.
 template <size_t kX, class T>
-HWY_NOINLINE void dot_rows(const LinearArgs& args, size_t row, size_t begin, size_t end) {
+HWY_NOINLINE void dot_rows(const LinearArgs& args, size_t row, size_t begin, size_t end,
+                           size_t last) {
   constexpr size_t kW = kWeightRows<kX>;
   size_t o = begin;
-  for (; o + kW <= end; o += kW) dot_block<kX, kW, T>(args, row, o);
-  for (; o < end; ++o) dot_block<kX, 1, T>(args, row, o);
+  for (; o + kW <= end; o += kW) {
+    const size_t ahead = o + 2 * kW <= last ? kW * args.in * sizeof(T) : 0;
+    dot_block<kX, kW, T>(args, row, o, ahead);
+  }
+  for (; o < end; ++o) dot_block<kX, 1, T>(args, row, o, 0);
 }
 
 template <class T>
-HWY_INLINE void dot_strip(const LinearArgs& args, size_t begin, size_t end) {
+HWY_INLINE void dot_strip(const LinearArgs& args, size_t begin, size_t end, size_t last) {
   const size_t passes = (args.rows + kMaxX - 1) / kMaxX;
   for (size_t pass = 0; pass < passes; ++pass) {
     const size_t row = args.rows * pass / passes;
     switch (args.rows * (pass + 1) / passes - row) {
       case 1:
-        dot_rows<1, T>(args, row, begin, end);
+        dot_rows<1, T>(args, row, begin, end, last);
         break;
       case 2:
-        dot_rows<2, T>(args, row, begin, end);
+        dot_rows<2, T>(args, row, begin, end, last);
         break;
       case 3:
-        dot_rows<3, T>(args, row, begin, end);
+        dot_rows<3, T>(args, row, begin, end, last);
         break;
       case 4:
-        dot_rows<4, T>(args, row, begin, end);
+        dot_rows<4, T>(args, row, begin, end, last);
         break;
       case 5:
-        dot_rows<5, T>(args, row, begin, end);
+        dot_rows<5, T>(args, row, begin, end, last);
         break;
       case 6:
-        dot_rows<6, T>(args, row, begin, end);
+        dot_rows<6, T>(args, row, begin, end, last);
         break;
       case 7:
-        dot_rows<7, T>(args, row, begin, end);
+        dot_rows<7, T>(args, row, begin, end, last);
         break;
       default:
-        dot_rows<8, T>(args, row, begin, end);
+        dot_rows<8, T>(args, row, begin, end, last);
         break;
     }
   }
@@ -144,10 +168,11 @@ HWY_INLINE void dot_strip(const LinearArgs& args, size_t begin, size_t end) {
 
 template <class T>
 HWY_INLINE void dot_outputs(const LinearArgs& args, size_t begin, size_t end) {
-  // Weight rows of one strip stay in the nearest cache for the passes over the rows of x.
-  constexpr size_t kStrip = 4;
-  if (args.rows <= kMaxX) return dot_strip<T>(args, begin, end);
-  for (size_t o = begin; o < end; o += kStrip) dot_strip<T>(args, o, HWY_MIN(o + kStrip, end));
+  if (args.rows <= kMaxX) return dot_strip<T>(args, begin, end, end);
+  // A strip stays in the second-level cache for the passes over the rows of x.
+  for (size_t o = begin; o < end; o += kStrip) {
+    dot_strip<T>(args, o, HWY_MIN(o + kStrip, end), end);
+  }
 }
 
 /// Outputs [begin, end) of every row.
@@ -176,12 +201,15 @@ size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 
 /// Few rows: bound by reading the weights, once.
 void stream_weights(const LinearArgs& args, Stream& stream) {
-  // 128 KiB of weights are several microseconds of reading: long against handing out a task, short
-  // enough that no thread waits long for the last one.
-  constexpr size_t kTaskBytes = size_t{128} << 10;
-  constexpr size_t kStep = 4;
+  // A task starts without its first weights read ahead, so it should be long; but there should be
+  // enough of them for many threads, and no thread should wait long for the last one.
+  constexpr size_t kMinTaskBytes = size_t{64} << 10;
+  constexpr size_t kMaxTaskBytes = size_t{512} << 10;
+  constexpr size_t kWantedTasks = 32;
   const size_t row_bytes = std::max<size_t>(1, args.in * dtype_bytes(args.dtype));
-  const size_t outputs = std::max<size_t>(1, kTaskBytes / row_bytes / kStep) * kStep;
+  const size_t task_bytes =
+      std::clamp(args.out * row_bytes / kWantedTasks, kMinTaskBytes, kMaxTaskBytes);
+  const size_t outputs = std::max<size_t>(1, task_bytes / row_bytes / kStrip) * kStrip;
   stream.pool().parallel_for(divide_up(args.out, outputs), [&](size_t task, int) {
     HWY_DYNAMIC_DISPATCH(stream_outputs)
     (args, task * outputs, std::min(args.out, (task + 1) * outputs));
@@ -192,7 +220,7 @@ void stream_weights(const LinearArgs& args, Stream& stream) {
 /// by piece into scratch that stays in the second-level cache.
 void multiply_tiles(const LinearArgs& args, Stream& stream) {
   constexpr size_t kTileOut = 256;
-  constexpr size_t kTileIn = 512;
+  constexpr size_t kTileIn = 256;
   constexpr size_t kMinTileRows = 192;
   constexpr size_t kWantedTiles = 64;
   const size_t tiles_out = divide_up(args.out, kTileOut);

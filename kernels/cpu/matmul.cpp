@@ -10,6 +10,10 @@ void multiply(Matrix<float> y, Matrix<const float> x, Matrix<const float> w, siz
   // and whatever its environment variables say.
   rntm_t runtime = BLIS_RNTM_INITIALIZER;
   bli_rntm_set_num_threads(1, &runtime);
+  // The library multiplies without packing whenever one dimension is below a few hundred, as those
+  // of a tile are; measured, that pays only for few rows.
+  constexpr size_t kMinPackedRows = 48;
+  if (rows >= kMinPackedRows) bli_rntm_disable_l3_sup(&runtime);
   float one = 1.0f;
   float beta = add ? 1.0f : 0.0f;
   // The library's interface has no const; it only reads x and w.
