@@ -49,6 +49,7 @@ struct ImageInput {
 struct GenerationDefaults {
   std::vector<int32_t> eos_ids;
   SamplerOptions sampling;
+  int max_tokens = 128;
 };
 
 /// One vision-language model, put together: everything between a picture and logits. Built by a

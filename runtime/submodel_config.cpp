@@ -258,6 +258,8 @@ GenerationDefaults parse_generation(const ConfigReader& generation, const Config
     append_ids(model.object("text_config"), "eos_token_id", defaults.eos_ids);
   }
   if (defaults.eos_ids.empty()) defaults.eos_ids = {2};
+  defaults.max_tokens =
+      static_cast<int>(generation.integer("max_new_tokens", defaults.max_tokens, 1, kMaxPositions));
   SamplerOptions& sampling = defaults.sampling;
   sampling.repetition_penalty = generation.number("repetition_penalty", 1, 1e-3, 1e3);
   if (generation.boolean("do_sample", false)) {

@@ -26,12 +26,13 @@ int run_once(const RunOptions& options, Session& session, std::vector<Image> ima
       user_message(options.prompt.empty() ? std::string(model.caption_prompt()) : options.prompt,
                    static_cast<int>(images.size()), model.image_token()));
   request.images = std::move(images);
+  const auto max_tokens = static_cast<size_t>(request.max_tokens);
 
   // Room for this prompt and its answer, and not a byte more.
   const std::vector<int> image_tokens(request.images.size(), model.max_image_tokens());
   const size_t prompt_rows = make_prompt(model, request.messages, image_tokens).ids.size();
-  const size_t rows = std::min(prompt_rows + static_cast<size_t>(options.max_tokens),
-                               static_cast<size_t>(model.decoder().max_positions()));
+  const size_t rows =
+      std::min(prompt_rows + max_tokens, static_cast<size_t>(model.decoder().max_positions()));
   const auto cache = session.make_cache(1, static_cast<int>(rows), options.kv_memory);
   Generator generator(model, *cache, session.stream());
   const int key = generator.admit(std::move(request), [&](std::string_view piece) {

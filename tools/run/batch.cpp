@@ -263,6 +263,7 @@ class Batch {
   int rows_of_longest() {
     Model& model = session_.model();
     const int context = model.decoder().max_positions();
+    const int max_tokens = options_.max_tokens.value_or(model.defaults().max_tokens);
     size_t longest = 1;
     for (const Record& record : records_) {
       if (!record.error.empty()) continue;
@@ -273,7 +274,7 @@ class Batch {
       longest = std::max(longest,
                          text_rows +
                              record.images.size() * static_cast<size_t>(model.max_image_tokens()) +
-                             static_cast<size_t>(options_.max_tokens));
+                             static_cast<size_t>(max_tokens));
     }
     return static_cast<int>(std::min<size_t>(longest, static_cast<size_t>(context)));
   }

@@ -28,7 +28,7 @@ std::string sentence(const std::string& message) {
 
 void check(const RunOptions& options) {
   const auto refuse = [](const char* text) { throw Error(ErrorCode::kInvalidArgument, text); };
-  if (options.max_tokens < 1) refuse("--max-tokens must be at least 1");
+  if (options.max_tokens && *options.max_tokens < 1) refuse("--max-tokens must be at least 1");
   if (options.temperature && !(*options.temperature >= 0))
     refuse("--temp must be 0 (greedy) or more");
   if (options.top_k && *options.top_k < 0) refuse("--top-k must be 0 (all) or more");
@@ -71,8 +71,8 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   app.add_option("-p,--prompt", options.prompt, "Question; default: the model's captioning prompt");
   app.add_option("--system", options.system, "System message");
   app.add_flag("--chat", options.chat, "Ask in turns: /image FILE, /clear, /quit");
-  app.add_option("-n,--max-tokens", options.max_tokens, "Tokens to generate at most")
-      ->capture_default_str();
+  app.add_option("-n,--max-tokens", options.max_tokens,
+                 "Tokens to generate at most; default: the checkpoint's choice, else 128");
   app.add_option("--temp", options.temperature, "Temperature; 0 is greedy");
   app.add_option("--top-k", options.top_k, "Sample among the k likeliest; 0 is all");
   app.add_option("--top-p", options.top_p,
@@ -124,7 +124,7 @@ GenerationRequest base_request(const RunOptions& options, const Model& model) {
   if (options.top_p) request.sampling.top_p = *options.top_p;
   if (options.repeat_penalty) request.sampling.repetition_penalty = *options.repeat_penalty;
   request.sampling.seed = options.seed;
-  request.max_tokens = options.max_tokens;
+  request.max_tokens = options.max_tokens.value_or(model.defaults().max_tokens);
   request.stop = options.stop;
   return request;
 }

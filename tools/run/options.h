@@ -18,7 +18,7 @@ struct RunOptions {
   std::string prompt;  ///< empty: the model's captioning prompt
   std::string system;
   bool chat = false;
-  int max_tokens = 128;
+  std::optional<int> max_tokens;
   std::optional<double> temperature;
   std::optional<int> top_k;
   std::optional<double> top_p;

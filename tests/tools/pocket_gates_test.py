@@ -1,0 +1,66 @@
+"""The bundled model through vlm-run: the gates over the whole held-out sets, and parity with transformers.
+
+KVLM_BUILD names the build folder. Standard library only.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+POCKET = ROOT / "tools" / "pocket"
+PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release")) / "tools" / "vlm-run"
+
+
+def answers(requests: Path, folder: Path, *flags: str) -> dict:
+    """The records that vlm-run writes for a file of requests, by id."""
+    out = folder / (requests.stem + ".out.jsonl")
+    subprocess.run(
+        [PROGRAM, "-q", "--batch", requests, "--out", out, "--batch-size", "8", *flags], check=True
+    )
+    return {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
+
+
+class PocketGates(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = Path(self.folder.name)
+
+    def test_held_out_sets_pass_the_gates(self):
+        files = []
+        for name in ("captions", "documents", "questions"):
+            records = answers(POCKET / "heldout" / f"{name}.jsonl", self.path)
+            self.assertEqual(len(records), 200)
+            files.append(self.path / f"{name}.out.jsonl")
+        score = subprocess.run(
+            [sys.executable, POCKET / "score.py", *files, "--gate"], capture_output=True, text=True
+        )
+        print("\n".join(score.stdout.splitlines()[:8]), file=sys.stderr)
+        self.assertEqual(score.returncode, 0, score.stdout[:2000])
+
+    def test_fifty_images_give_the_tokens_of_transformers_in_fp32(self):
+        reference = json.loads((POCKET / "reference" / "greedy_fp32.json").read_text())
+        self.assertEqual(len(reference), 50)
+        requests = self.path / "reference.jsonl"
+        with requests.open("w") as file:
+            for entry in reference:
+                image = str(POCKET / "heldout" / entry["image"])
+                record = {"id": entry["id"], "image": image, "prompt": entry["prompt"]}
+                file.write(json.dumps(record) + "\n")
+        records = answers(
+            requests, self.path, "--dtype", "f32", "--kv", "f32", "--image-backend", "pil"
+        )
+        for entry in reference:
+            record = records[entry["id"]]
+            self.assertEqual(record["prompt_tokens"], entry["input_ids_length"], entry["id"])
+            self.assertEqual(record["tokens"], entry["token_ids"], entry["id"])
+            self.assertEqual(record["text"].strip(), entry["text"].strip(), entry["id"])
+
+
+if __name__ == "__main__":
+    unittest.main()
