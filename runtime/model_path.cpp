@@ -230,7 +230,7 @@ std::filesystem::path find_model(const std::string& name, const std::filesystem:
   }
   const std::optional<HubName> hub = parse_hub_name(name);
   if (!hub) {
-    throw Error(ErrorCode::kInvalidArgument,
+    throw Error(ErrorCode::kCorruptFile,
                 fmt::format("there is no model {}: no folder has that name, and it is neither "
                             "org/name[@revision] nor one of pocket, {}",
                             printable(name), fmt::join(kBundled, ", ")));

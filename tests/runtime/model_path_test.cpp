@@ -104,7 +104,7 @@ TEST_F(FindModel, RefusesHostileNames) {
   for (const char* name :
        {"org/../x", "../x/y", "/nowhere/x", "org/na@../x", "org/na@/etc", "org/na@a//b", "org/na@",
         "a/b/c", "a--b/c", ".a/b", "org/", "nothing", "org/\x1b[2J"}) {
-    EXPECT_THAT(failure(name, ErrorCode::kInvalidArgument), HasSubstr("there is no model")) << name;
+    EXPECT_THAT(failure(name, ErrorCode::kCorruptFile), HasSubstr("there is no model")) << name;
   }
   EXPECT_THAT(failure("", ErrorCode::kInvalidArgument), HasSubstr("no name"));
 }

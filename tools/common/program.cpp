@@ -35,7 +35,8 @@ void report(std::string_view program, std::string_view message) {
 int run_program(std::string_view program, const std::function<int()>& body) {
   try {
     const int status = body();
-    if (std::fflush(stdout) != 0 && status == 0) {
+    const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+    if (lost && status == 0) {
       report(program,
              "standard output cannot be written; free space on its disk or redirect elsewhere");
       return kExitFailed;

@@ -59,7 +59,8 @@ def build(tiny: bool = False) -> LlavaForConditionalGeneration:
     """A freshly initialised model in float32."""
     model = LlavaForConditionalGeneration(config(tiny))
     model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.BOS_ID, eos_token_id=tokenizer.EOS_ID, pad_token_id=tokenizer.PAD_ID, do_sample=False
+        bos_token_id=tokenizer.BOS_ID, eos_token_id=tokenizer.EOS_ID, pad_token_id=tokenizer.PAD_ID, do_sample=False,
+        max_new_tokens=192,
     )
     return model
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 #include "kernels/base/error.h"
 #include "tools/common/program.h"
@@ -27,24 +28,41 @@ std::string sentence(const std::string& message) {
 }
 
 void check(const RunOptions& options) {
-  const auto refuse = [](const char* text) { throw Error(ErrorCode::kInvalidArgument, text); };
-  if (options.max_tokens && *options.max_tokens < 1) refuse("--max-tokens must be at least 1");
-  if (options.temperature && !(*options.temperature >= 0))
-    refuse("--temp must be 0 (greedy) or more");
-  if (options.top_k && *options.top_k < 0) refuse("--top-k must be 0 (all) or more");
-  if (options.top_p && !(*options.top_p > 0 && *options.top_p <= 1)) {
-    refuse("--top-p must be above 0 and at most 1");
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::kInvalidArgument, text);
+  };
+  const auto refuse_value = [&](const char* flag, auto value, const char* expected) {
+    refuse(fmt::format("{} is {}; expected {}", flag, value, expected));
+  };
+  if (options.max_tokens && *options.max_tokens < 1) {
+    refuse_value("--max-tokens", *options.max_tokens, "1 or more");
   }
-  if (options.repeat_penalty && !(*options.repeat_penalty > 0)) {
-    refuse("--repeat-penalty must be above 0");
+  if (options.temperature && !(*options.temperature >= 0 && *options.temperature <= 1e3)) {
+    refuse_value("--temp", *options.temperature, "0 (greedy) to 1000");
+  }
+  if (options.top_k && *options.top_k < 0) {
+    refuse_value("--top-k", *options.top_k, "0 (all) or more");
+  }
+  if (options.top_p && !(*options.top_p > 0 && *options.top_p <= 1)) {
+    refuse_value("--top-p", *options.top_p, "above 0 and at most 1");
+  }
+  if (options.repeat_penalty && !(*options.repeat_penalty > 0 && *options.repeat_penalty <= 1e3)) {
+    refuse_value("--repeat-penalty", *options.repeat_penalty, "above 0 and at most 1000");
   }
   if (options.batch_size < 1 || options.batch_size > 4096) {
-    refuse("--batch-size must be 1 to 4096");
+    refuse_value("--batch-size", options.batch_size, "1 to 4096");
   }
   if (options.batch_in.empty() != options.batch_out.empty()) {
     refuse(
         "--batch and --out belong together; give both, for example --batch in.jsonl --out "
         "out.jsonl");
+  }
+  std::error_code unknown;
+  if (!options.batch_in.empty() &&
+      std::filesystem::equivalent(options.batch_in, options.batch_out, unknown)) {
+    refuse(
+        fmt::format("--batch and --out are the same file, {}; give the answers a file of their own",
+                    options.batch_in));
   }
   if (!options.batch_in.empty() && (options.chat || !options.images.empty())) {
     refuse("--batch takes its images from the records; drop --image and --chat");
