@@ -61,7 +61,8 @@ class LatencyBench {
     const CacheSpec spec = parse_spec(text);
     const int rows = options_.prompt_tokens + options_.tokens;
     const CacheShape shape = session_.model().decoder().cache_shape();
-    const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, rows, rows), Device{});
+    const auto cache =
+        make_cache(spec, shape, reserved_bytes(spec, shape, rows, rows), session_.device());
     Samples samples;
     repeat(*cache, nullptr);  // warms caches and workspaces
     for (int i = 0; i < options_.repeats; ++i) repeat(*cache, &samples);
@@ -168,11 +169,11 @@ Spread scaled(const Samples& samples, const Figure& figure) {
 void print_table(const std::string& spec, const Samples& samples, Session& session,
                  const LatencyOptions& options) {
   fmt::print(
-      "{} on cpu, {} threads, --kv {}: {:.2f} stored bits, {} of cache, KV {:.1f} % of the "
+      "{} on {}, {} threads, --kv {}: {:.2f} stored bits, {} of cache, KV {:.1f} % of the "
       "bytes of a step\n{} prompt tokens, {} decode steps, {} repeats; median (min to max)\n",
-      session.model().name(), session.threads(), spec, samples.cache.stored_bits,
-      human_bytes(samples.cache.bytes), samples.kv_share, options.prompt_tokens, options.tokens,
-      options.repeats);
+      session.model().name(), device_name(session.device()), session.threads(), spec,
+      samples.cache.stored_bits, human_bytes(samples.cache.bytes), samples.kv_share,
+      options.prompt_tokens, options.tokens, options.repeats);
   for (const Figure& figure : kFigures) {
     const Spread spread = scaled(samples, figure);
     fmt::print("  {:<20} {:>10.1f} {:<9} ({:.1f} to {:.1f})\n", figure.name, spread.median,
@@ -183,7 +184,7 @@ void print_table(const std::string& spec, const Samples& samples, Session& sessi
 nlohmann::ordered_json to_json(const std::string& spec, const Samples& samples, Session& session,
                                const LatencyOptions& options) {
   nlohmann::ordered_json json{{"model", session.model().name()},
-                              {"device", "cpu"},
+                              {"device", device_name(session.device())},
                               {"threads", session.threads()},
                               {"spec", spec},
                               {"stored_bits", samples.cache.stored_bits},
@@ -225,9 +226,9 @@ int run_latency(const LatencyOptions& options) {
     } else if (options.csv) {
       for (const Figure& figure : kFigures) {
         const Spread spread = scaled(samples, figure);
-        fmt::print("\"{}\",{},{},{},{},{},{},cpu,{}\n", spec, figure.name, figure.unit,
+        fmt::print("\"{}\",{},{},{},{},{},{},{},{}\n", spec, figure.name, figure.unit,
                    spread.median, spread.min, spread.max, samples.cache.stored_bits,
-                   session.threads());
+                   device_name(session.device()), session.threads());
       }
     } else {
       print_table(spec, samples, session, options);

@@ -90,6 +90,7 @@ Model& Session::model() noexcept { return *state_->model; }
 Stream& Session::stream() noexcept { return state_->stream; }
 const CacheSpec& Session::spec() const noexcept { return state_->spec; }
 double Session::load_ms() const noexcept { return state_->load_ms; }
+Device Session::device() const noexcept { return state_->device; }
 int Session::threads() const noexcept { return state_->pool.threads(); }
 
 std::unique_ptr<KvCache> Session::make_cache(int sequences, int rows,

@@ -34,6 +34,7 @@ class Session {
   const CacheSpec& spec() const noexcept;
   double load_ms() const noexcept;
   int threads() const noexcept;
+  Device device() const noexcept;
   /// A cache for `sequences` sequences of up to `rows` tokens each; with `bytes` an arena of that
   /// size.
   std::unique_ptr<KvCache> make_cache(int sequences, int rows, std::optional<size_t> bytes) const;

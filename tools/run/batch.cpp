@@ -327,6 +327,7 @@ class Batch {
       output_.append(json);
       count();
       entry = running_.erase(entry);
+      limit_ = static_cast<size_t>(options_.batch_size);  // its memory is free: try again
     }
   }
 

@@ -25,7 +25,7 @@ nlohmann::ordered_json result_json(const GenerationResult& result, const Session
   json["tokens"] = result.tokens;
   json["finish_reason"] = result.finish_reason;
   json["model"] = model.name();
-  json["device"] = "cpu";
+  json["device"] = device_name(session.device());
   json["prompt_tokens"] = result.prompt_tokens;
   json["visual_tokens"] = result.visual_tokens;
   json["generated_tokens"] = result.tokens.size();
@@ -50,16 +50,17 @@ std::string summary(const GenerationResult& result, const Session& session, cons
                     const std::string& spec) {
   const Timings& t = result.timings;
   return fmt::format(
-      "model    {} ({}, {}), {} weights, loaded in {:.0f} ms, on cpu with {} threads\n"
+      "model    {} ({}, {}), {} weights, loaded in {:.0f} ms, on {} with {} threads\n"
       "prompt   {} tokens, {} of them visual; vision {:.0f} ms, prefill {:.0f} ms ({:.0f} "
       "tokens/s), "
       "first token after {:.0f} ms\n"
       "answer   {} tokens in {:.0f} ms ({:.1f} tokens/s), ended by {}\n"
       "kv cache {}: {} stored ({} as f16), {:.2f} bits per element, {:.0f} slots\n",
       model.name(), model.family(), dtype_name(model.dtype()), human_bytes(model.weight_bytes()),
-      session.load_ms(), session.threads(), result.prompt_tokens, result.visual_tokens, t.vision_ms,
-      t.prefill_ms, per_second(result.prompt_tokens, t.prefill_ms), t.ttft_ms, result.tokens.size(),
-      t.decode_ms, decode_rate(result), result.finish_reason, spec, human_bytes(result.cache.bytes),
+      session.load_ms(), device_name(session.device()), session.threads(), result.prompt_tokens,
+      result.visual_tokens, t.vision_ms, t.prefill_ms,
+      per_second(result.prompt_tokens, t.prefill_ms), t.ttft_ms, result.tokens.size(), t.decode_ms,
+      decode_rate(result), result.finish_reason, spec, human_bytes(result.cache.bytes),
       human_bytes(result.cache.f16_bytes), result.cache.stored_bits, result.cache.slots);
 }
 
