@@ -226,7 +226,7 @@ ConstTensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& 
 
 CacheShape llama_cache_shape(const LlamaConfig& config) {
   return {config.layers, config.q_heads, config.kv_heads, config.head_dim,
-          RopeAngles(config.rope).inverse_frequencies(config.max_positions)};
+          RopeAngles(config.rope).inverse_frequencies(config.rope.max_positions)};
 }
 
 std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,

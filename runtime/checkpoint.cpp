@@ -186,7 +186,8 @@ void check_folder(const fs::path& folder) {
   }
   if (is_empty) {
     fail(
-        fmt::format("{}: the folder is empty and has no config.json; download a model into it (hf download ORG/NAME "
+        fmt::format("{}: the folder is empty and has no config.json; download a model into it (hf "
+                    "download ORG/NAME "
                     "--local-dir FOLDER)",
                     folder.string()));
   }

@@ -65,6 +65,20 @@ RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama) {
   return rope;
 }
 
+/// Positions that the decoder may be run to. Linear and dynamic scaling leave
+/// max_position_embeddings at what the model was trained on and reach `factor` times as far; YaRN
+/// reaches as far beyond its original context.
+int context_of(const RopeConfig& rope) {
+  const double factor = std::max(rope.factor, 1.0);
+  double positions = rope.max_positions;
+  if (rope.type == RopeConfig::Type::kLinear || rope.type == RopeConfig::Type::kDynamic) {
+    positions *= factor;
+  } else if (rope.type == RopeConfig::Type::kYarn) {
+    positions = std::max(positions, rope.original_max_positions * factor);
+  }
+  return static_cast<int>(std::min(positions, static_cast<double>(kMaxPositions)));
+}
+
 std::array<double, 3> parse_triple(const ConfigReader& reader, std::string_view key,
                                    const std::array<double, 3>& fallback) {
   const nlohmann::json& value = reader.raw(key);
@@ -160,6 +174,10 @@ LlamaConfig parse_llama_config(const ConfigReader& text) {
   }
   llama.head_dim = field(text, "head_dim", std::max(1, llama.hidden / llama.q_heads), 4096);
   if (llama.head_dim % 2 != 0) text.fail("head_dim", "an even number");
+  if (int64_t{llama.q_heads} * llama.head_dim > kMaxWidth) {
+    text.fail("head_dim", fmt::format("at most {}, with num_attention_heads {}",
+                                      kMaxWidth / llama.q_heads, llama.q_heads));
+  }
   llama.max_positions =
       field(text, "max_position_embeddings", mistral ? 131072 : 2048, kMaxPositions);
   llama.rms_eps = static_cast<float>(text.number("rms_norm_eps", 1e-6, 0, 1));
@@ -176,6 +194,7 @@ LlamaConfig parse_llama_config(const ConfigReader& text) {
     text.fail("sliding_window", "null: attention over a sliding window is not built in");
   }
   llama.rope = parse_rope(text, llama);
+  llama.max_positions = context_of(llama.rope);
   return llama;
 }
 
@@ -270,15 +289,20 @@ GenerationDefaults parse_generation(const ConfigReader& generation, const Config
   return defaults;
 }
 
-std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source) {
+std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source,
+                                          const AddedToken& placeholder) {
   const auto read = [&](const char* file) { return source.file(file).value_or(std::string()); };
-  const TokenizerConfig config =
+  TokenizerConfig config =
       parse_tokenizer_config(read("tokenizer_config.json"), read("special_tokens_map.json"),
                              read("added_tokens.json"), "tokenizer_config.json");
   if (const auto json = source.file("tokenizer.json")) {
     return make_json_tokenizer(*json, config, "tokenizer.json");
   }
   if (const auto model = source.file("tokenizer.model")) {
+    const bool known =
+        std::any_of(config.added_tokens.begin(), config.added_tokens.end(),
+                    [&](const AddedToken& token) { return token.content == placeholder.content; });
+    if (!known) config.added_tokens.push_back(placeholder);
     return make_sentencepiece_tokenizer(*model, config, "tokenizer.model");
   }
   throw Error(

@@ -28,8 +28,10 @@ PreprocessSpec parse_preprocess(const ConfigReader& processor, const LoadOptions
 /// generation_config.json; eos ids fall back to the model's config. Sampling only if do_sample.
 GenerationDefaults parse_generation(const ConfigReader& generation, const ConfigReader& model);
 
-/// The tokenizer of a checkpoint: tokenizer.json as written, else tokenizer.model.
-std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source);
+/// The tokenizer of a checkpoint: tokenizer.json as written, else tokenizer.model with the added
+/// tokens of its companions. A tokenizer.model knows no `placeholder`; unless a companion gives it
+/// an id, it has the one of config.json.
+std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source, const AddedToken& placeholder);
 
 /// The chat template of a checkpoint (models.md 2.1: chat_template.jinja, chat_template.json,
 /// tokenizer_config.json), or `builtin` if it has none.

@@ -159,6 +159,7 @@ void ClipVit::embed(ConstTensorView pixels, Stream& stream, const VisionTap& tap
   if (tap) tap("vision.patch_embed", patches);
   std::copy_n(class_embedding_.as<float>(), config_.hidden, x.as<float>());
   add(x, positions_, stream);
+  if (tap) tap("vision.embeddings", x);
   layer_norm(x, x, pre_norm_.weight, pre_norm_.bias, config_.eps, stream);
   if (tap) tap("vision.pre_norm", x);
 }

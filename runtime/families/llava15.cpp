@@ -54,6 +54,9 @@ LlavaConfig parse(const ConfigReader& config) {
   const int64_t fallback = config.integer("image_token_index", 32000, 0, llava.text.vocab_size - 1);
   llava.image_id = static_cast<int32_t>(
       config.integer("image_token_id", fallback, 0, llava.text.vocab_size - 1));
+  if (llava.image_id >= llava.text.vocab_size) {
+    config.fail("image_token_index", fmt::format("0 to {}", llava.text.vocab_size - 1));
+  }
   return llava;
 }
 
@@ -137,7 +140,7 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream&) : name
   preprocess_ = read_preprocess(source, options);
   const nlohmann::json generation = read_json(source, "generation_config.json");
   defaults_ = parse_generation(ConfigReader(generation, "generation_config.json"), config);
-  tokenizer_ = load_tokenizer(source);
+  tokenizer_ = load_tokenizer(source, {image_id_, std::string(kImageToken)});
   template_ = std::make_unique<ChatTemplate>(load_chat_template(source, kTemplate));
 
   WeightMap& weights = source.weights;
