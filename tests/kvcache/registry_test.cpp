@@ -1,0 +1,90 @@
+#include "kvcache/registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const CacheShape kShape{3, 8, 2, 12, {}};
+
+TEST(Registry, KnowsThePlainFormats) {
+  EXPECT_THAT(part_names(), ElementsAre("f16", "bf16", "f32"));
+}
+
+TEST(Registry, FormulaCountsKeysAndValuesOfEveryLayerAndKvHead) {
+  // 2 (K and V) x 3 layers x 2 kv heads x 12 channels x 5 tokens
+  EXPECT_EQ(formula_bytes(parse_spec("f16"), kShape, 5), 720u * 2);
+  EXPECT_EQ(formula_bytes(parse_spec("bf16"), kShape, 5), 720u * 2);
+  EXPECT_EQ(formula_bytes(parse_spec("f32"), kShape, 5), 720u * 4);
+  EXPECT_EQ(formula_bytes(parse_spec("f16"), kShape, 0), 0u);
+}
+
+TEST(Registry, FormulaPassesThirtyTwoBits) {
+  const CacheShape big{80, 64, 64, 128, {}};
+  EXPECT_EQ(formula_bytes(parse_spec("f32"), big, 131072), size_t{4} * 2 * 80 * 64 * 128 * 131072);
+}
+
+TEST(Registry, ReservesWholeCacheLinesPerLayer) {
+  // One layer: 2 x 2 x 12 x 5 x 2 bytes = 480, rounded up to 512.
+  EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, 1, 5), 3u * 512);
+  EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, 5, 5), 3u * 512);
+}
+
+/// What reserved_bytes() says is exactly enough.
+TEST(Registry, ReservedBytesAdmitOneSequenceAndNotOneByteLess) {
+  for (const std::string_view name : part_names()) {
+    const CacheSpec spec = parse_spec(name);
+    const size_t bytes = reserved_bytes(spec, kShape, 3, 7);
+    const auto enough = make_cache(spec, kShape, 2 * bytes, {});
+    enough->open(3, 7, "a");
+    enough->open(3, 7, "b");
+    EXPECT_THROW(enough->open(1, 1, "c"), Error);
+    const auto short_of = make_cache(spec, kShape, 2 * bytes - 64, {});
+    short_of->open(3, 7, "a");
+    EXPECT_THROW(short_of->open(3, 7, "b"), Error);
+  }
+}
+
+TEST(Registry, RefusesADeviceThatIsNotBuiltBeforeAnyMemoryIsTaken) {
+  const CacheSpec spec = parse_spec("f16");
+  EXPECT_FALSE(unsupported(spec, kShape, {}));
+  const Device cuda{DeviceKind::kCuda, 0};
+  ASSERT_TRUE(unsupported(spec, kShape, cuda));
+  EXPECT_THAT(*unsupported(spec, kShape, cuda),
+              AllOf(HasSubstr("--kv f16"), HasSubstr("cuda:0"), HasSubstr("--device cpu")));
+  try {
+    make_cache(spec, kShape, size_t{1} << 62, cuda);
+    FAIL() << "expected an Error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  }
+}
+
+TEST(Registry, RefusesMoreMemoryThanThereIs) {
+  try {
+    make_cache(parse_spec("f16"), kShape, size_t{1} << 60, {});
+    FAIL() << "expected an Error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+  }
+}
+
+TEST(Registry, CachesSayTheirShapeAndSpec) {
+  for (const std::string_view name : part_names()) {
+    const auto cache = make_cache(parse_spec(name), kShape, 1 << 16, {});
+    EXPECT_EQ(cache->spec(), name);
+    EXPECT_EQ(cache->shape().layers, 3);
+    EXPECT_EQ(cache->shape().q_per_kv(), 4);
+    EXPECT_FALSE(cache->needs().prompt_embeddings);
+  }
+}
+
+}  // namespace
+}  // namespace kvlm

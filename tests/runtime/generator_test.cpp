@@ -1,0 +1,609 @@
+// Prefill and decode of many sequences, on the tiny golden checkpoint llava_gqa. That its tokens
+// are right is golden_test.cpp's business.
+#include "runtime/generator.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <map>
+#include <set>
+
+#include "kernels/base/error.h"
+#include "tests/allocations.h"
+#include "tests/runtime/golden.h"
+#include "tests/runtime/recording_model.h"
+#include "tests/runtime/safetensors_writer.h"
+
+namespace kvlm {
+namespace {
+
+using test::error_of;
+using test::generate;
+using test::golden_case;
+using test::LoadedModel;
+using test::RecordingModel;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr const char* kFolder = "llava_gqa";
+
+LoadedModel load(int threads = 1) {
+  return LoadedModel(test::golden_root() / kFolder, {}, threads);
+}
+
+GenerationRequest golden_request(const char* name) { return golden_case(kFolder, name).request(); }
+
+GenerationRequest text_request(const std::string& text, int max_tokens = 12) {
+  GenerationRequest request;
+  request.id = "text";
+  request.messages = {user_message(text, 0, "<image>")};
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+/// Steps until nothing is unfinished.
+void run(Generator& generator) {
+  generator.deliver();
+  while (generator.active() > 0) {
+    generator.step();
+    generator.deliver();
+  }
+}
+
+/// Eight requests with different pictures, lengths and ends, some of them drawn at random.
+std::vector<GenerationRequest> eight_requests() {
+  std::vector<GenerationRequest> requests;
+  for (const char* name :
+       {"case0", "case1", "case2", "case3", "case4", "case5", "case6", "case0"}) {
+    requests.push_back(golden_request(name));
+    requests.back().id = fmt::format("request {}", requests.size());
+  }
+  requests[1].max_tokens = 5;
+  requests[2].max_tokens = 20;
+  requests[4].max_tokens = 1;
+  requests[6].max_tokens = 9;
+  requests[6].sampling.temperature = 0.8;
+  requests[6].sampling.seed = 4;
+  requests[7].sampling.temperature = 1.2;
+  requests[7].sampling.top_p = 0.9;
+  requests[7].sampling.top_k = 40;
+  requests[7].sampling.seed = 5;
+  return requests;
+}
+
+struct Trace {
+  std::vector<int32_t> tokens;
+  std::string text;
+  std::vector<std::vector<float>> logits;
+};
+
+Trace trace_alone(const LoadedModel& model, const GenerationRequest& request,
+                  std::string_view kv = "f16") {
+  RecordingModel recording(*model);
+  const auto cache = model.cache(kv);
+  Trace trace;
+  GenerationResult result = generate(recording, *cache, model.stream(), request);
+  trace.tokens = std::move(result.tokens);
+  trace.text = std::move(result.text);
+  for (RecordingModel::Pass& pass : recording.passes()) trace.logits.push_back(pass.logits);
+  return trace;
+}
+
+/// All requests together: request i joins after `every` * i steps, and leaves when it is done, so
+/// that later ones take over its place.
+std::vector<Trace> trace_together(const LoadedModel& model,
+                                  const std::vector<GenerationRequest>& requests, size_t every,
+                                  std::string_view kv = "f16") {
+  RecordingModel recording(*model);
+  const auto cache = model.cache(kv, 160, requests.size());
+  Generator generator(recording, *cache, model.stream());
+  std::vector<Trace> traces(requests.size());
+  std::map<SequenceId, size_t> owner;  // of the sequences in the cache
+  std::map<size_t, int> keys;
+  const auto collect = [&] {
+    for (RecordingModel::Pass& pass : recording.passes()) {
+      traces[owner.at(pass.sequence)].logits.push_back(std::move(pass.logits));
+    }
+    recording.passes().clear();
+  };
+  size_t next = 0;
+  for (size_t step = 0; next < requests.size() || generator.active() > 0; ++step) {
+    while (next < requests.size() && step >= every * next) {
+      const int key = generator.admit(
+          requests[next], [&traces, next](std::string_view text) { traces[next].text += text; });
+      owner[recording.passes().back().sequence] = next;
+      keys[next++] = key;
+      collect();
+    }
+    generator.step();
+    collect();
+    generator.deliver();
+    for (auto entry = keys.begin(); entry != keys.end();) {
+      if (!generator.finished(entry->second)) {
+        ++entry;
+        continue;
+      }
+      traces[entry->first].tokens = generator.take(entry->second).tokens;
+      entry = keys.erase(entry);
+    }
+  }
+  EXPECT_TRUE(keys.empty());
+  EXPECT_EQ(cache->bytes(), 0u);
+  return traces;
+}
+
+class GeneratorBatch : public testing::TestWithParam<size_t> {};
+
+/// Batch 1 and batch 8 give the same tokens, text and, bit for bit, the same logits, whoever joins
+/// and leaves in between.
+TEST_P(GeneratorBatch, BatchOfEightEqualsEachAloneBitForBit) {
+  const LoadedModel model = load();
+  const std::vector<GenerationRequest> requests = eight_requests();
+  const std::vector<Trace> together = trace_together(model, requests, GetParam());
+  std::set<size_t> lengths;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Trace alone = trace_alone(model, requests[i]);
+    EXPECT_EQ(together[i].tokens, alone.tokens) << requests[i].id;
+    EXPECT_EQ(together[i].text, alone.text) << requests[i].id;
+    ASSERT_EQ(together[i].logits.size(), alone.logits.size());
+    for (size_t step = 0; step < alone.logits.size(); ++step) {
+      ASSERT_EQ(together[i].logits[step], alone.logits[step]) << requests[i].id << " step " << step;
+    }
+    lengths.insert(alone.tokens.size());
+  }
+  EXPECT_GE(lengths.size(), 6u) << "they should leave at different steps";
+}
+
+INSTANTIATE_TEST_SUITE_P(JoiningEvery, GeneratorBatch, testing::Values(0, 1, 3));
+
+/// More sequences than one streamed product takes.
+TEST(Generator, BatchOfTwentyGivesTheTokensOfEachAlone) {
+  const LoadedModel model = load();
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 20; ++i) {
+    requests.push_back(text_request(fmt::format("tell me {} colours", i), 10));
+  }
+  const std::vector<Trace> together = trace_together(model, requests, 0);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(together[i].tokens, trace_alone(model, requests[i]).tokens) << i;
+  }
+}
+
+TEST(Generator, ThreadsDoNotChangeOneBit) {
+  const std::vector<GenerationRequest> requests = eight_requests();
+  const std::vector<Trace> one = trace_together(load(1), requests, 1);
+  for (const int threads : {2, 3, 5}) {
+    const std::vector<Trace> more = trace_together(load(threads), requests, 1);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(more[i].tokens, one[i].tokens) << threads << " threads, " << requests[i].id;
+      EXPECT_EQ(more[i].logits, one[i].logits) << threads << " threads, " << requests[i].id;
+    }
+  }
+}
+
+/// The acceptance box "the decode loop allocates nothing", with the count of everything that asks
+/// for memory in this process.
+TEST(Generator, StepAllocatesNothingFor300Steps) {
+  for (const int threads : {1, 3}) {
+    const LoadedModel model = load(threads);
+    for (const size_t batch : {1, 8}) {
+      for (const char* kv : {"f16", "f32"}) {
+        const auto cache = model.cache(kv, 400, batch);
+        Generator generator(*model, *cache, model.stream());
+        for (size_t i = 0; i < batch; ++i) {
+          GenerationRequest request = golden_request("case0");
+          request.max_tokens = 340;
+          request.ignore_eos = true;
+          request.sampling.repetition_penalty = 1.05;
+          if (i % 2 == 1) {
+            request.sampling.temperature = 0.7;
+            request.sampling.top_k = 40;
+            request.sampling.top_p = 0.9;
+          }
+          generator.admit(request, {});
+        }
+        generator.step();
+        const size_t before = allocations();
+        for (int step = 0; step < 300; ++step) generator.step();
+        EXPECT_EQ(allocations() - before, 0u)
+            << threads << " threads, batch of " << batch << ", --kv " << kv;
+        EXPECT_EQ(generator.active(), static_cast<int>(batch));
+      }
+    }
+  }
+}
+
+class GeneratorBytes : public testing::TestWithParam<const char*> {};
+
+/// bytes() equals the formula after the prefill and after each of 300 decode steps.
+TEST_P(GeneratorBytes, CacheBytesEqualTheFormulaAtEveryStep) {
+  const CacheSpec spec = parse_spec(GetParam());
+  const LoadedModel model = load();
+  const CacheShape shape = model->decoder().cache_shape();
+  const auto cache = model.cache(GetParam(), 400, 2);
+  Generator generator(*model, *cache, model.stream());
+  const auto admit = [&](const char* name) {
+    GenerationRequest request = golden_request(name);
+    request.max_tokens = 305;
+    request.ignore_eos = true;
+    return generator.admit(request, {});
+  };
+  const int a = admit("case0");
+  int rows_a = generator.result(a).prompt_tokens;
+  EXPECT_EQ(cache->bytes(), formula_bytes(spec, shape, rows_a));
+  const int b = admit("case2");
+  int rows_b = generator.result(b).prompt_tokens;
+  for (int step = 0; step < 300; ++step) {
+    generator.step();
+    ++rows_a;
+    ++rows_b;
+    ASSERT_EQ(cache->bytes(),
+              formula_bytes(spec, shape, rows_a) + formula_bytes(spec, shape, rows_b))
+        << "step " << step;
+    ASSERT_EQ(generator.result(a).cache.bytes, formula_bytes(spec, shape, rows_a));
+  }
+  const CacheReport report = generator.result(a).cache;
+  EXPECT_EQ(report.f16_bytes, formula_bytes(parse_spec("f16"), shape, rows_a));
+  EXPECT_EQ(report.slots, rows_a);
+  generator.take(a);
+  EXPECT_EQ(cache->bytes(), formula_bytes(spec, shape, rows_b));
+  generator.take(b);
+  EXPECT_EQ(cache->bytes(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(, GeneratorBytes, testing::Values("f32", "f16", "bf16"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST(Generator, FinishReasons) {
+  const LoadedModel model = load();
+  GenerationRequest request = golden_request("case5");
+  GenerationResult result = generate(model, "f32", request);
+  EXPECT_EQ(result.finish_reason, "stop");
+  EXPECT_EQ(result.tokens.back(), 2) << "the eos is returned as a token";
+  EXPECT_THAT(result.text, testing::Not(HasSubstr("</s>"))) << "but not as text";
+  const size_t until_eos = result.tokens.size();
+
+  request.ignore_eos = true;
+  result = generate(model, "f32", request);
+  EXPECT_EQ(result.finish_reason, "length");
+  EXPECT_EQ(result.tokens.size(), 32u);
+  EXPECT_EQ(result.tokens[until_eos - 1], 2);
+
+  request.ignore_eos = false;
+  request.max_tokens = static_cast<int>(until_eos);  // both at once: the model ended it
+  EXPECT_EQ(generate(model, "f32", request).finish_reason, "stop");
+  request.max_tokens = static_cast<int>(until_eos) - 1;
+  EXPECT_EQ(generate(model, "f32", request).finish_reason, "length");
+  request.max_tokens = 1;
+  result = generate(model, "f32", request);
+  EXPECT_EQ(result.tokens.size(), 1u);
+  EXPECT_EQ(result.finish_reason, "length");
+}
+
+TEST(Generator, CancelledSequencesKeepWhatTheyHave) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f32", 200, 2);
+  Generator generator(*model, *cache, model.stream());
+  std::string shown;
+  const int a = generator.admit(golden_request("case0"), [&](std::string_view t) { shown += t; });
+  const int b = generator.admit(golden_request("case2"), {});
+  generator.step();
+  generator.step();
+  generator.cancel(a);
+  EXPECT_TRUE(generator.finished(a));
+  EXPECT_FALSE(generator.finished(b));
+  EXPECT_EQ(generator.active(), 1);
+  run(generator);
+  const GenerationResult result = generator.take(a);
+  EXPECT_EQ(result.finish_reason, "cancelled");
+  EXPECT_EQ(result.tokens.size(), 3u);
+  EXPECT_EQ(result.text, model->tokenizer().decode(result.tokens, true));
+  EXPECT_EQ(shown, result.text);
+  generator.cancel(b);  // it has ended by itself
+  EXPECT_EQ(generator.take(b).finish_reason, "length");
+}
+
+TEST(Generator, TextIsTheDecodingOfAllTokens) {
+  const LoadedModel model = load();
+  for (uint64_t seed = 0; seed < 25; ++seed) {
+    GenerationRequest request = golden_request("case0");
+    request.sampling.temperature = 1.5;
+    request.sampling.seed = seed;
+    request.max_tokens = 60;
+    const auto cache = model.cache("f16");
+    Generator generator(*model, *cache, model.stream());
+    std::string shown;
+    const int key = generator.admit(request, [&](std::string_view text) {
+      EXPECT_FALSE(text.empty());
+      shown += text;
+    });
+    run(generator);
+    const GenerationResult result = generator.take(key);
+    EXPECT_EQ(result.text, model->tokenizer().decode(result.tokens, true)) << "seed " << seed;
+    EXPECT_EQ(shown, result.text);
+  }
+}
+
+TEST(Generator, SeedDecidesTheTokens) {
+  const LoadedModel model = load();
+  GenerationRequest request = golden_request("case2");
+  request.sampling.temperature = 1;
+  request.sampling.seed = 1;
+  const std::vector<int32_t> first = generate(model, "f16", request).tokens;
+  EXPECT_EQ(generate(model, "f16", request).tokens, first);
+  request.sampling.seed = 2;
+  EXPECT_NE(generate(model, "f16", request).tokens, first);
+}
+
+/// Any piece of the answer as stop text, within a token, across tokens or at the very start: the
+/// text ends before its first occurrence, and nothing of it is ever shown.
+TEST(Generator, StopTextEndsTheAnswerBeforeIt) {
+  const LoadedModel model = load();
+  const GenerationResult whole = generate(model, "f32", golden_request("case0"));
+  // Starts of characters, so that a stop text is valid UTF-8 as a user would give it.
+  std::vector<size_t> starts;
+  for (size_t i = 0; i < whole.text.size(); ++i) {
+    if ((static_cast<unsigned char>(whole.text[i]) & 0xc0) != 0x80) starts.push_back(i);
+  }
+  starts.push_back(whole.text.size());
+  size_t across = 0;
+  for (size_t begin = 0; begin + 1 < starts.size(); begin += begin < 6 ? 1 : 3) {
+    for (const size_t length : {size_t{1}, size_t{2}, size_t{5}}) {
+      if (begin + length >= starts.size()) continue;
+      const std::string stop =
+          whole.text.substr(starts[begin], starts[begin + length] - starts[begin]);
+      GenerationRequest request = golden_request("case0");
+      request.stop = {stop};
+      const auto cache = model.cache("f32");
+      Generator generator(*model, *cache, model.stream());
+      std::string shown;
+      const int key =
+          generator.admit(std::move(request), [&](std::string_view text) { shown += text; });
+      run(generator);
+      const GenerationResult result = generator.take(key);
+      EXPECT_EQ(result.text, whole.text.substr(0, whole.text.find(stop))) << "stop " << stop;
+      EXPECT_EQ(shown, result.text);
+      EXPECT_EQ(result.finish_reason, "stop");
+      // The tokens go as far as the one that completed the stop text.
+      const std::string decoded = model->tokenizer().decode(result.tokens, true);
+      if (result.tokens.size() < whole.tokens.size()) ++across;
+      EXPECT_EQ(result.tokens,
+                std::vector<int32_t>(
+                    whole.tokens.begin(),
+                    whole.tokens.begin() + static_cast<std::ptrdiff_t>(result.tokens.size())));
+    }
+  }
+  EXPECT_GT(across, 10u) << "stop texts should end the generation early";
+}
+
+TEST(Generator, StopTextAtTheVeryStartLeavesNothing) {
+  const LoadedModel model = load();
+  GenerationRequest request = golden_request("case0");
+  request.stop = {generate(model, "f32", request).text.substr(0, 3)};
+  const GenerationResult result = generate(model, "f32", request);
+  EXPECT_EQ(result.text, "");
+  EXPECT_EQ(result.finish_reason, "stop");
+  EXPECT_LT(result.tokens.size(), 5u);
+}
+
+TEST(Generator, StopTextThatOnlyStartsIsShownInTheEnd) {
+  const LoadedModel model = load();
+  GenerationRequest request = golden_request("case0");
+  const std::string text = generate(model, "f32", request).text;
+  request.stop = {text.substr(text.size() - 4) + "never", "", "absent"};
+  const GenerationResult result = generate(model, "f32", request);
+  EXPECT_EQ(result.text, text);
+  EXPECT_EQ(result.finish_reason, "length");
+}
+
+TEST(Generator, EarliestOfSeveralStopTextsCounts) {
+  const LoadedModel model = load();
+  GenerationRequest request = golden_request("case0");
+  const std::string text = generate(model, "f32", request).text;  // "\x1f" "re is..."
+  ASSERT_TRUE(text.starts_with("\x1fre is")) << "the goldens have changed";
+  request.stop = {" is", "e ", "zzz"};
+  EXPECT_EQ(generate(model, "f32", request).text, "\x1fr");
+}
+
+TEST(Generator, MaxTokensAreCutAtTheContext) {
+  const LoadedModel model = load();
+  GenerationRequest request = golden_request("case2");
+  request.max_tokens = 100000;
+  request.ignore_eos = true;
+  const GenerationResult result = generate(model, "f16", request);
+  EXPECT_EQ(result.prompt_tokens, 35);
+  EXPECT_EQ(result.tokens.size(), 512u - 35);
+  EXPECT_EQ(result.finish_reason, "length");
+}
+
+/// "a a a ..." of n words, for prompts of a wanted length.
+std::string words(int n) {
+  std::string text;
+  for (int i = 0; i < n; ++i) text += " z";
+  return text;
+}
+
+TEST(Generator, RefusesAPromptLongerThanTheContextByBothNumbers) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f16", 512);
+  Generator generator(*model, *cache, model.stream());
+  const int key = generator.admit(text_request("a", 20), {});
+  const size_t bytes = cache->bytes();
+  GenerationRequest request = text_request(words(600));
+  request.id = "record-9";
+  const int tokens = static_cast<int>(make_prompt(*model, request.messages, {}).ids.size());
+  ASSERT_GE(tokens, 512);
+  const Error error = error_of([&] { generator.admit(request, {}); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error.what(),
+              AllOf(HasSubstr("record-9"), HasSubstr(fmt::format("{} tokens", tokens)),
+                    HasSubstr("context of 512")));
+  EXPECT_EQ(cache->bytes(), bytes);
+  run(generator);  // the other goes on
+  EXPECT_EQ(generator.take(key).tokens, generate(model, "f16", text_request("a", 20)).tokens);
+}
+
+TEST(Generator, SessionRowsAreTheContext) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f16", 64);
+  Generator generator(*model, *cache, model.stream());
+  generator.set_session_rows(64);
+  GenerationRequest request = golden_request("case2");
+  request.max_tokens = 1000;
+  request.ignore_eos = true;
+  const int key = generator.admit(request, {});
+  run(generator);
+  EXPECT_EQ(generator.take(key).tokens.size(), 64u - 35);
+  const Error error = error_of([&] { generator.admit(text_request(words(100)), {}); });
+  EXPECT_THAT(error.what(), HasSubstr("context of 64"));
+}
+
+TEST(Generator, RefusesWhatDoesNotFitAndServesItWhenThereIsRoom) {
+  const LoadedModel model = load();
+  const CacheSpec spec = parse_spec("f16");
+  const CacheShape shape = model->decoder().cache_shape();
+  // Exactly one request of 35 + 32 rows.
+  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, 35, 67), {});
+  Generator generator(*model, *cache, model.stream());
+  const int key = generator.admit(golden_request("case2"), {});
+  const size_t bytes = cache->bytes();
+  GenerationRequest request = golden_request("case5");
+  request.id = "record-2";
+  const Error error = error_of([&] { generator.admit(request, {}); });
+  EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+  EXPECT_THAT(error.what(),
+              AllOf(HasSubstr("record-2"), HasSubstr("60 tokens of f16"), HasSubstr("0 of ")));
+  EXPECT_EQ(cache->bytes(), bytes);
+  EXPECT_EQ(generator.active(), 1);
+  run(generator);
+  EXPECT_EQ(generator.take(key).tokens, generate(model, "f16", golden_request("case2")).tokens);
+  const int second = generator.admit(request, {});
+  EXPECT_EQ(second, key) << "the place is free again";
+  run(generator);
+  EXPECT_EQ(generator.take(second).tokens, generate(model, "f16", request).tokens);
+}
+
+TEST(Generator, RefusesPicturesWithoutPlaceholdersAndGoesOn) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f16", 200, 2);
+  Generator generator(*model, *cache, model.stream());
+  const int key = generator.admit(golden_request("case0"), {});
+  GenerationRequest request = golden_request("case0");
+  request.images.push_back(request.images[0]);
+  const Error error = error_of([&] { generator.admit(request, {}); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("1 <image> placeholder "), HasSubstr("2 images")));
+  run(generator);
+  EXPECT_EQ(generator.take(key).tokens, generate(model, "f16", golden_request("case0")).tokens);
+}
+
+TEST(Generator, CountsTokensAndTime) {
+  const LoadedModel model = load();
+  const GenerationResult result = generate(model, "f16", golden_request("case1"));
+  EXPECT_EQ(result.prompt_tokens, 86);
+  EXPECT_EQ(result.visual_tokens, 32);
+  EXPECT_GT(result.timings.vision_ms, 0);
+  EXPECT_GT(result.timings.prefill_ms, 0);
+  EXPECT_GE(result.timings.ttft_ms, result.timings.prefill_ms);
+  EXPECT_GT(result.timings.decode_ms, 0);
+  EXPECT_EQ(result.cache.slots, 86 + 31) << "the last token is not fed";
+  EXPECT_EQ(generate(model, "f16", golden_request("case2")).visual_tokens, 0);
+}
+
+ChatMessage says(const char* role, const std::string& text) {
+  return {role, {{ContentItem::Kind::kText, text}}};
+}
+
+/// A further turn gives what a fresh sequence of the whole conversation gives, whether its start is
+/// what the cache holds or not.
+TEST(Generator, ResumedTurnsEqualAFreshConversation) {
+  const LoadedModel model = load();
+  RecordingModel recording(*model);
+  const auto cache = model.cache("f32", 400);
+  Generator generator(recording, *cache, model.stream());
+  generator.set_session_rows(400);
+  GenerationRequest request = golden_request("case0");
+  request.max_tokens = 1;
+  const int key = generator.admit(request, {});
+  run(generator);
+
+  const auto turn = [&](const std::string& answer, const std::string& question) {
+    request.messages.push_back(says("assistant", answer));
+    request.messages.push_back(says("user", question));
+    request.max_tokens = 20;
+    generator.resume(key, request, {});
+    run(generator);
+    const GenerationResult result = generator.result(key);
+    EXPECT_EQ(result.tokens, generate(model, "f32", request).tokens) << question;
+    EXPECT_EQ(result.finish_reason, "length");
+    return recording.passes();
+  };
+  // Nothing was generated into the cache beyond the prompt: it is kept.
+  const int prompt = generator.result(key).prompt_tokens;
+  recording.passes().clear();
+  int fed = turn("red", "and now?").at(0).rows;
+  EXPECT_EQ(fed, generator.result(key).prompt_tokens - prompt);
+  // The cache now holds an answer that this conversation does not have: prefilled anew.
+  recording.passes().clear();
+  fed = turn("something else", "why?").at(0).rows;
+  EXPECT_EQ(fed, generator.result(key).prompt_tokens);
+  EXPECT_EQ(cache->bytes(), generator.result(key).cache.bytes) << "the old rows are gone";
+}
+
+TEST(Generator, RefusedTurnLeavesTheSequenceToBeTakenOrResumed) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f32", 128);
+  Generator generator(*model, *cache, model.stream());
+  generator.set_session_rows(128);
+  GenerationRequest request = golden_request("case2");
+  request.max_tokens = 1;
+  const int key = generator.admit(request, {});
+  run(generator);
+  GenerationRequest longer = request;
+  longer.messages.push_back(says("assistant", "a"));
+  longer.messages.push_back(says("user", words(200)));
+  const Error error = error_of([&] { generator.resume(key, longer, {}); });
+  EXPECT_THAT(error.what(), HasSubstr("context of 128"));
+  EXPECT_TRUE(generator.finished(key));
+  EXPECT_EQ(generator.active(), 0);
+  generator.step();  // nothing to do
+  GenerationRequest shorter = request;
+  shorter.messages.push_back(says("assistant", "a"));
+  shorter.messages.push_back(says("user", "b"));
+  shorter.max_tokens = 8;
+  generator.resume(key, shorter, {});
+  run(generator);
+  EXPECT_EQ(generator.take(key).tokens, generate(model, "f32", shorter).tokens);
+  EXPECT_EQ(cache->bytes(), 0u);
+}
+
+TEST(Generator, TapsThePrefillOnly) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f16", 200);
+  Generator generator(*model, *cache, model.stream());
+  std::vector<std::string> names;
+  generator.set_tap([&](std::string_view name, ConstTensorView) { names.emplace_back(name); });
+  const int key = generator.admit(golden_request("case0"), {});
+  const std::vector<std::string> of_prefill = {
+      "pixel_values",   "vision.patch_embed", "vision.embeddings", "vision.pre_norm",
+      "vision.layer.0", "vision.layer.1",     "vision.selected",   "projector_out",
+      "inputs_embeds",  "llm.layer.0",        "llm.layer.1",       "llm.norm",
+      "logits_prefill"};
+  EXPECT_EQ(names, of_prefill);
+  run(generator);
+  EXPECT_EQ(names, of_prefill);
+  generator.take(key);
+}
+
+TEST(Generator, StepWithoutSequencesDoesNothing) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f16", 10);
+  Generator generator(*model, *cache, model.stream());
+  generator.step();
+  generator.deliver();
+  EXPECT_EQ(generator.active(), 0);
+}
+
+}  // namespace
+}  // namespace kvlm

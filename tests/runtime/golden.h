@@ -1,0 +1,247 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvcache/registry.h"
+#include "runtime/family.h"
+#include "runtime/generator.h"
+#include "runtime/safetensors.h"
+
+namespace kvlm::test {
+
+inline std::filesystem::path golden_root() {
+  return std::filesystem::path(KVLM_SOURCE_DIR) / "tests" / "golden";
+}
+
+inline std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("cannot open " + path.string());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The tensors of a safetensors file, whole in memory.
+class GoldenTensors {
+ public:
+  explicit GoldenTensors(const std::filesystem::path& file)
+      : bytes_(read_file(file)),
+        header_(parse_safetensors(std::as_bytes(std::span(bytes_)), file.string())) {}
+
+  const std::vector<SafetensorsEntry>& entries() const noexcept { return header_.entries; }
+  bool has(const std::string& name) const noexcept { return find(name) != nullptr; }
+  std::vector<int64_t> shape(const std::string& name) const { return at(name, {}).shape; }
+  std::vector<float> floats(const std::string& name) const { return read<float>(name, "F32"); }
+  std::vector<int64_t> integers(const std::string& name) const {
+    return read<int64_t>(name, "I64");
+  }
+  std::vector<uint8_t> bytes(const std::string& name) const { return read<uint8_t>(name, "U8"); }
+  std::string text(const std::string& name) const {
+    const std::vector<uint8_t> raw = bytes(name);
+    return {raw.begin(), raw.end()};
+  }
+  /// The bytes of a tensor of any type.
+  std::string raw(const SafetensorsEntry& entry) const {
+    return bytes_.substr(header_.data_offset + entry.begin, entry.end - entry.begin);
+  }
+
+ private:
+  const SafetensorsEntry* find(const std::string& name) const noexcept {
+    const auto found = std::find_if(header_.entries.begin(), header_.entries.end(),
+                                    [&](const SafetensorsEntry& e) { return e.name == name; });
+    return found == header_.entries.end() ? nullptr : &*found;
+  }
+  const SafetensorsEntry& at(const std::string& name, const std::string& dtype) const {
+    const SafetensorsEntry* entry = find(name);
+    if (entry == nullptr) throw std::runtime_error("golden.safetensors has no " + name);
+    if (!dtype.empty() && entry->dtype != dtype) {
+      throw std::runtime_error(name + " is " + entry->dtype + ", not " + dtype);
+    }
+    return *entry;
+  }
+  template <class T>
+  std::vector<T> read(const std::string& name, const std::string& dtype) const {
+    const SafetensorsEntry& entry = at(name, dtype);
+    std::vector<T> values((entry.end - entry.begin) / sizeof(T));
+    std::memcpy(values.data(), bytes_.data() + header_.data_offset + entry.begin,
+                entry.end - entry.begin);
+    return values;
+  }
+
+  std::string bytes_;
+  SafetensorsHeader header_;
+};
+
+/// A model of a checkpoint folder, with all that it borrows.
+class LoadedModel {
+ public:
+  /// `edit` may change what the checkpoint says before the model is assembled from it.
+  explicit LoadedModel(const std::filesystem::path& folder, const LoadOptions& options = {},
+                       int threads = 1, const std::function<void(ModelSource&)>& edit = {})
+      : checkpoint_(std::make_unique<Checkpoint>(folder)),
+        pool_(std::make_unique<ThreadPool>(threads)),
+        stream_(std::make_unique<Stream>(*pool_)) {
+    const std::string name = folder.filename().string();
+    ModelSource source = open_source(*checkpoint_, name);
+    if (edit) edit(source);
+    const Family& family = family_of(source.config, name);
+    model_ = family.load(std::move(source), options, *stream_);
+  }
+
+  Model& operator*() const noexcept { return *model_; }
+  Model* operator->() const noexcept { return model_.get(); }
+  Stream& stream() const noexcept { return *stream_; }
+  /// A cache with room for `sequences` of `rows` tokens.
+  std::unique_ptr<KvCache> cache(std::string_view spec = "f32", int rows = 512,
+                                 size_t sequences = 1) const {
+    const CacheSpec parsed = parse_spec(spec);
+    const CacheShape shape = model_->decoder().cache_shape();
+    return make_cache(parsed, shape, sequences * reserved_bytes(parsed, shape, rows, rows), {});
+  }
+
+ private:
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Model> model_;
+};
+
+/// One case of a golden folder (tests/golden/README.md). A folder without goldens of its own is
+/// compared with those of the folder that its manifest names.
+struct GoldenCase {
+  std::filesystem::path folder;   ///< of the checkpoint
+  std::filesystem::path goldens;  ///< of golden.safetensors and the pictures
+  nlohmann::json entry;
+
+  std::string name() const { return entry.at("name"); }
+  std::string kind() const { return entry.at("kind"); }
+  std::string tensor(const std::string& what) const { return name() + "." + what; }
+  /// The case that holds the taps: a case may share its inputs with another one.
+  std::string tapped(const std::string& what) const {
+    return entry.value("same_inputs_as", name()) + "." + what;
+  }
+
+  std::vector<Image> images() const {
+    std::vector<Image> images;
+    for (const std::string file : entry.at("images")) images.push_back(load_image(goldens / file));
+    return images;
+  }
+
+  /// The messages of the manifest, or for a prompt without them the user turn that renders to it.
+  std::vector<ChatMessage> messages() const {
+    std::vector<ChatMessage> messages;
+    if (entry.at("messages").is_null()) {
+      constexpr std::string_view kBefore = "USER: ";
+      constexpr std::string_view kAfter = " ASSISTANT:";
+      const std::string prompt = entry.at("prompt");
+      if (!prompt.starts_with(kBefore) || !prompt.ends_with(kAfter)) {
+        throw std::runtime_error("prompt " + prompt);
+      }
+      return {user_message(
+          prompt.substr(kBefore.size(), prompt.size() - kBefore.size() - kAfter.size()),
+          static_cast<int>(entry.at("images").size()), "<image>")};
+    }
+    for (const nlohmann::json& from : entry.at("messages")) {
+      ChatMessage message{from.at("role"), {}};
+      for (const nlohmann::json& item : from.at("content")) {
+        if (item.at("type") == "image") {
+          message.content.push_back({ContentItem::Kind::kImage, {}});
+        } else {
+          message.content.push_back({ContentItem::Kind::kText, item.at("text")});
+        }
+      }
+      messages.push_back(std::move(message));
+    }
+    return messages;
+  }
+
+  GenerationRequest request() const {
+    GenerationRequest request;
+    request.id = name();
+    request.messages = messages();
+    request.images = images();
+    request.sampling.repetition_penalty = entry.at("repetition_penalty");
+    request.max_tokens = entry.at("max_new_tokens");
+    return request;
+  }
+};
+
+/// An edit that lets a file of the checkpoint read as `content`, or as missing if it is null.
+inline std::function<void(ModelSource&)> with_file(std::string name, const char* content) {
+  return [name = std::move(name), content](ModelSource& source) {
+    source.file = [name, content, inner = source.file](const std::string& wanted) {
+      if (wanted != name) return inner(wanted);
+      return content == nullptr ? std::nullopt : std::optional<std::string>(content);
+    };
+  };
+}
+
+/// How a case is called when a test of it fails.
+inline void PrintTo(const GoldenCase& golden, std::ostream* out) {  // NOLINT: GoogleTest's name
+  *out << golden.folder.filename().string() << " " << golden.name();
+}
+
+inline nlohmann::json golden_manifest(const std::filesystem::path& folder) {
+  return nlohmann::json::parse(read_file(folder / "manifest.json"));
+}
+
+/// Every case of every golden folder, sorted by folder.
+inline std::vector<GoldenCase> golden_cases() {
+  std::vector<std::filesystem::path> folders;
+  for (const auto& entry : std::filesystem::directory_iterator(golden_root())) {
+    if (entry.is_directory()) folders.push_back(entry.path());
+  }
+  std::sort(folders.begin(), folders.end());
+  std::vector<GoldenCase> cases;
+  for (const std::filesystem::path& folder : folders) {
+    const nlohmann::json own = golden_manifest(folder);
+    const std::filesystem::path goldens =
+        own.contains("goldens_of") ? golden_root() / own.at("goldens_of") : folder;
+    const nlohmann::json manifest = golden_manifest(goldens);
+    for (const nlohmann::json& entry : manifest.at("cases")) {
+      cases.push_back({folder, goldens, entry});
+    }
+  }
+  return cases;
+}
+
+/// The case of this name.
+inline GoldenCase golden_case(const std::string& folder, const std::string& name) {
+  for (GoldenCase& entry : golden_cases()) {
+    if (entry.folder.filename() == folder && entry.name() == name) return std::move(entry);
+  }
+  throw std::runtime_error("no golden " + folder + " " + name);
+}
+
+/// Generates one request to its end, alone.
+inline GenerationResult generate(Model& model, KvCache& cache, Stream& stream,
+                                 GenerationRequest request) {
+  Generator generator(model, cache, stream);
+  const int key = generator.admit(std::move(request), {});
+  generator.deliver();
+  while (!generator.finished(key)) {
+    generator.step();
+    generator.deliver();
+  }
+  return generator.take(key);
+}
+
+inline GenerationResult generate(const LoadedModel& model, std::string_view kv,
+                                 GenerationRequest request) {
+  const auto cache = model.cache(kv);
+  return generate(*model, *cache, model.stream(), std::move(request));
+}
+
+}  // namespace kvlm::test

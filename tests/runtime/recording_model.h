@@ -1,0 +1,83 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/model.h"
+
+namespace kvlm::test {
+
+/// A model that writes down what passes through it: the logits of every sequence of every forward
+/// pass, and how many pictures were encoded. Everything else is the model's own.
+class RecordingModel final : public Model {
+ public:
+  explicit RecordingModel(Model& model) : model_(&model), decoder_(model.decoder()) {}
+
+  /// What one forward pass gave one sequence.
+  struct Pass {
+    SequenceId sequence{};
+    int rows = 0;               // fed
+    std::vector<float> logits;  // (vocab,) after the last of them
+  };
+
+  std::vector<Pass>& passes() noexcept { return decoder_.passes; }
+  int encoded() const noexcept { return encoded_; }
+
+  std::string_view name() const noexcept override { return model_->name(); }
+  std::string_view family() const noexcept override { return model_->family(); }
+  DType dtype() const noexcept override { return model_->dtype(); }
+  size_t weight_bytes() const noexcept override { return model_->weight_bytes(); }
+  const Tokenizer& tokenizer() const noexcept override { return model_->tokenizer(); }
+  Decoder& decoder() noexcept override { return decoder_; }
+  const GenerationDefaults& defaults() const noexcept override { return model_->defaults(); }
+  std::string_view caption_prompt() const noexcept override { return model_->caption_prompt(); }
+  std::string_view image_token() const noexcept override { return model_->image_token(); }
+  int32_t image_id() const noexcept override { return model_->image_id(); }
+  int max_image_tokens() const noexcept override { return model_->max_image_tokens(); }
+  ImageInput prepare(const Image& image) const override { return model_->prepare(image); }
+  Tensor encode(const ImageInput& image, Stream& stream, const Tap& tap) override {
+    ++encoded_;
+    return model_->encode(image, stream, tap);
+  }
+  std::string render(const std::vector<ChatMessage>& messages) const override {
+    return model_->render(messages);
+  }
+
+ private:
+  struct RecordingDecoder final : Decoder {
+    explicit RecordingDecoder(Decoder& inner) : decoder(&inner) {}
+
+    CacheShape cache_shape() const override { return decoder->cache_shape(); }
+    int hidden() const noexcept override { return decoder->hidden(); }
+    int vocab_size() const noexcept override { return decoder->vocab_size(); }
+    int max_positions() const noexcept override { return decoder->max_positions(); }
+    DType weight_dtype() const noexcept override { return decoder->weight_dtype(); }
+    size_t weight_bytes() const noexcept override { return decoder->weight_bytes(); }
+    size_t step_weight_bytes() const noexcept override { return decoder->step_weight_bytes(); }
+    void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) override {
+      decoder->embed(ids, out, stream);
+    }
+    ConstTensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
+                            const Tap& tap) override {
+      const ConstTensorView logits = decoder->forward(step, cache, stream, tap);
+      int64_t row = 0;
+      for (const StepRows& rows : step.sequences) {
+        row += step.all_logits ? rows.rows : 1;
+        const float* last = logits.slice(row - 1, 1).as<float>();
+        passes.push_back(
+            {rows.sequence, rows.rows, std::vector<float>(last, last + decoder->vocab_size())});
+      }
+      return logits;
+    }
+
+    Decoder* decoder;
+    std::vector<Pass> passes;
+  };
+
+  Model* model_;
+  RecordingDecoder decoder_;
+  int encoded_ = 0;
+};
+
+}  // namespace kvlm::test
