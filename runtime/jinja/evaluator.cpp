@@ -56,7 +56,7 @@ enum class Flow : uint8_t { kNext, kBreak, kContinue };
 
 class Evaluator {
  public:
-  Evaluator(std::vector<std::pair<std::string, Value>> variables, const std::string& name)
+  Evaluator(std::vector<std::pair<std::string, Value>>&& variables, const std::string& name)
       : name_(name) {
     scopes_.emplace_back();
     for (auto& [key, value] : variables) scopes_.back().insert_or_assign(key, std::move(value));
@@ -673,7 +673,7 @@ class Evaluator {
         if (!args[0].dict()) fail("namespace takes a dict or named arguments");
         for (const auto& [key, value] : args[0].dict()->items) {
           const std::string& attribute_name = text_argument(expr, key);
-          located([&] { space->set(attribute_name, value); });
+          located([&, &value = value] { space->set(attribute_name, value); });
         }
       }
       for (const auto& [key, argument] : expr.named) {
@@ -1161,8 +1161,9 @@ class Evaluator {
     const auto line_break = [&](int inner) {
       if (!indent) return;
       out += '\n';
-      out.append(static_cast<size_t>(*indent * inner), ' ');
-      charge_bytes(static_cast<size_t>(*indent * inner));
+      const size_t spaces = static_cast<size_t>(*indent) * static_cast<size_t>(inner);
+      out.append(spaces, ' ');
+      charge_bytes(spaces);
     };
     const auto separate = [&](bool first) {
       if (!first) out += indent ? "," : ", ";

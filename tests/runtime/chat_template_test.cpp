@@ -18,11 +18,11 @@ using nlohmann::json;
 using testing::HasSubstr;
 
 const json& golden() {
-  static const json value = [] {
+  static const json kGolden = [] {
     std::ifstream file(KVLM_SOURCE_DIR "/tests/runtime/data/chat_templates.json");
     return json::parse(file);
   }();
-  return value;
+  return kGolden;
 }
 
 std::vector<ChatMessage> chat(const std::string& name) {

@@ -234,7 +234,8 @@ TEST(Image, BmpSizesThatMakeNoSense) {
 
 TEST(Image, UnusualJpegIsNamed) {
   auto bytes = data_file("baseline.jpg");
-  const auto sof = std::ranges::search(bytes, std::array{std::byte{0xff}, std::byte{0xc0}}).begin();
+  const std::array marker{std::byte{0xff}, std::byte{0xc0}};
+  const auto sof = std::search(bytes.begin(), bytes.end(), marker.begin(), marker.end());
   *(sof + 4) = std::byte{12};  // bits a sample
   EXPECT_THAT(message_of(ErrorCode::kUnsupported, bytes), HasSubstr("JPEG of an unusual kind"));
 }

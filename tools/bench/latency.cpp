@@ -53,7 +53,8 @@ class LatencyBench {
     std::memset(probe_.data(), 1, probe_.bytes());
     Decoder& decoder = session.model().decoder();
     embeddings_ = Tensor(DType::kF32, {options.prompt_tokens, decoder.hidden()});
-    positions_.resize(static_cast<size_t>(options.prompt_tokens + options.tokens));
+    positions_.resize(static_cast<size_t>(options.prompt_tokens) +
+                      static_cast<size_t>(options.tokens));
     std::iota(positions_.begin(), positions_.end(), 0);
   }
 
@@ -76,7 +77,7 @@ class LatencyBench {
     const double read_rate = measure_read_rate({probe_.data(), probe_.bytes()}, stream);
     const double matrix_rate = measure_matrix_rate(kMatrixSize, stream);
 
-    Image image{480, 640, std::vector<uint8_t>(480 * 640 * 3, 128)};
+    Image image{480, 640, std::vector<uint8_t>(size_t{480} * 640 * 3, 128)};
     Clock::time_point start = Clock::now();
     model.encode(model.prepare(image), stream, {});
     const double vision_s = seconds_since(start);
