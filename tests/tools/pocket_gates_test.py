@@ -1,6 +1,7 @@
 """The bundled model through vlm-run: the gates over the whole held-out sets, and parity with transformers.
 
-KVLM_BUILD names the build folder. Standard library only.
+KVLM_BUILD names the build folder. Under a sanitizer (KVLM_SANITIZE) a step takes tens of times as long: then three
+images are compared with transformers, and the gates are left to the release build. Standard library only.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 POCKET = ROOT / "tools" / "pocket"
+SANITIZED = bool(os.environ.get("KVLM_SANITIZE"))
 PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release")) / "tools" / "vlm-run"
 
 
@@ -31,6 +33,7 @@ class PocketGates(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.path = Path(self.folder.name)
 
+    @unittest.skipIf(SANITIZED, "the gates are measured on the release build")
     def test_held_out_sets_pass_the_gates(self):
         files = []
         for name in ("captions", "documents", "questions"):
@@ -46,6 +49,8 @@ class PocketGates(unittest.TestCase):
     def test_fifty_images_give_the_tokens_of_transformers_in_fp32(self):
         reference = json.loads((POCKET / "reference" / "greedy_fp32.json").read_text())
         self.assertEqual(len(reference), 50)
+        if SANITIZED:
+            reference = reference[::20]
         requests = self.path / "reference.jsonl"
         with requests.open("w") as file:
             for entry in reference:

@@ -16,7 +16,9 @@ using testing::same_bits;
 using testing::values_of;
 
 void add_tensor(WeightMap& map, const char* name, DType dtype, const Shape& shape) {
-  auto tensor = std::make_shared<Tensor>(normal_tensor(dtype, shape, 1));
+  const bool floating = dtype != DType::kI32 && dtype != DType::kU8;
+  auto tensor =
+      std::make_shared<Tensor>(floating ? normal_tensor(dtype, shape, 1) : Tensor(dtype, shape));
   map.add(name, std::as_const(*tensor).view(), tensor);
 }
 
