@@ -2,51 +2,33 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <string>
+#include <string_view>
 
 #include "kernels/base/error.h"
+#include "kernels/check.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cuda/attention.h"
 
 namespace kvlm {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, message);
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
 }
 
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
-bool overlap(ConstTensorView a, ConstTensorView b) {
-  const std::less<const std::byte*> before;
-  return before(a.data(), b.data() + b.bytes()) && before(b.data(), a.data() + a.bytes());
-}
-
-void check_rows(const KeyValueRows& rows, const char* what, size_t index) {
-  if (!is_float(rows.dtype)) {
-    refuse(fmt::format("attention: {} {} holds {} rows; expected f32, f16 or bf16", what, index,
-                       dtype_name(rows.dtype)));
+/// `rows` hold numbers and have memory; `index` says which of them in a message.
+void check_rows(std::string_view op, size_t index, const KeyValueRows& rows) {
+  if (rows.dtype != DType::kF32 && rows.dtype != DType::kF16 && rows.dtype != DType::kBF16) {
+    refuse("{}: run {} of cached rows holds {}, expected f32, f16 or bf16", op, index,
+           dtype_name(rows.dtype));
   }
   if (rows.rows < 0 || (rows.rows > 0 && (rows.keys == nullptr || rows.values == nullptr))) {
-    refuse(fmt::format("attention: {} {} states {} rows but gives no memory for them", what, index,
-                       rows.rows));
-  }
-}
-
-void check_operand(const char* name, ConstTensorView x, ConstTensorView q, const Shape& expected,
-                   Device device) {
-  if (x.shape() != expected || x.dtype() != q.dtype()) {
-    refuse(fmt::format("attention: {} is {} {}; expected {} {}, to fit q {}", name, x.shape().str(),
-                       dtype_name(x.dtype()), expected.str(), dtype_name(q.dtype()),
-                       q.shape().str()));
-  }
-  if (x.device() != device || x.empty()) {
-    refuse(fmt::format("attention: {} has no memory on {}, where the stream computes", name,
-                       device_name(device)));
+    refuse("{}: run {} states {} cached rows but not where they are", op, index, rows.rows);
   }
 }
 
@@ -54,57 +36,59 @@ void check_operand(const char* name, ConstTensorView x, ConstTensorView q, const
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream) {
-  const bool on_cuda = stream.device().kind == DeviceKind::kCuda;
-  if (q.shape().rank() != 3 || k.shape().rank() != 3 || q.elements() == 0 || k.elements() == 0) {
-    refuse(
-        fmt::format("attention: q is {} and k is {}; expected (n, q_heads, head_dim) and "
-                    "(n, kv_heads, head_dim), none of them 0",
-                    q.shape().str(), k.shape().str()));
-  }
-  if (q.dtype() != DType::kF32 && !(on_cuda && is_float(q.dtype()))) {
-    refuse(fmt::format("attention: q is {}; on {} it must be f32", dtype_name(q.dtype()),
-                       device_name(stream.device())));
-  }
-  const int64_t n = q.shape()[0];
+  constexpr std::string_view kOp = "attention";
+  check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
+  check::rank(kOp, "k", k, 3, "(n, kv_heads, head_dim)");
   const int64_t q_heads = q.shape()[1];
   const int64_t kv_heads = k.shape()[1];
-  const int64_t head_dim = q.shape()[2];
-  const Shape key_shape{n, kv_heads, head_dim};
-  check_operand("q", q, q, q.shape(), stream.device());
-  check_operand("out", out, q, q.shape(), stream.device());
-  check_operand("k", k, q, key_shape, stream.device());
-  check_operand("v", v, q, key_shape, stream.device());
+  check::shape(kOp, "k", k, {q.shape()[0], kv_heads, q.shape()[2]}, "(n, kv_heads, head_dim) of q");
+  check::shape(kOp, "v", v, k.shape(), "the shape of k");
+  check::shape(kOp, "out", out, q.shape(), "the shape of q");
+  if (q.elements() == 0 || k.elements() == 0) {
+    refuse("{}: q has shape {} and k {}, expected at least one number in each", kOp,
+           q.shape().str(), k.shape().str());
+  }
   if (q_heads % kv_heads != 0) {
-    refuse(fmt::format("attention: {} query heads cannot share {} kv heads evenly", q_heads,
-                       kv_heads));
+    refuse("{}: {} query heads cannot share {} kv heads evenly", kOp, q_heads, kv_heads);
   }
+  check::activation(kOp, "q", q);
+  check::dtype(kOp, "k", k, q.dtype());
+  check::dtype(kOp, "v", v, q.dtype());
+  check::dtype(kOp, "out", out, q.dtype());
+  check::on_stream(kOp, "q", q, stream);
+  check::on_stream(kOp, "k", k, stream);
+  check::on_stream(kOp, "v", v, stream);
+  check::on_stream(kOp, "out", out, stream);
+  check::disjoint(kOp, "out", out, "k", k);
+  check::disjoint(kOp, "out", out, "v", v);
+  if (out.data() != q.data()) check::disjoint(kOp, "out", out, "q", q);
   if (past.size() % static_cast<size_t>(kv_heads) != 0) {
-    refuse(fmt::format("attention: {} past runs cannot be the same number for each of {} kv heads",
-                       past.size(), kv_heads));
+    refuse("{}: {} past runs are not the same number for each of {} kv heads", kOp, past.size(),
+           kv_heads);
   }
-  for (size_t i = 0; i < past.size(); ++i) check_rows(past[i], "past run", i);
-  if (!std::isfinite(scale)) refuse(fmt::format("attention: scale is {}", scale));
-  if (overlap(out, k) || overlap(out, v) || (overlap(out, q) && out.data() != q.data())) {
-    refuse("attention: out overlaps an operand; it may be q itself, else memory of its own");
+  for (size_t i = 0; i < past.size(); ++i) check_rows(kOp, i, past[i]);
+  if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", kOp, scale);
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::attention(out, q, k, v, past, causal, scale, stream);
   }
-  if (on_cuda) return cuda::attention(out, q, k, v, past, causal, scale, stream);
   cpu::attention(out, q, k, v, past, causal, scale, stream);
 }
 
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream) {
+  constexpr std::string_view kOp = "attend_rows";
   if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
     refuse(
-        fmt::format("attend_rows: q_per_kv {}, head_dim {}, scale {}; expected at least 1, at "
-                    "least 1 and a finite number",
-                    q_per_kv, head_dim, scale));
+        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
+        "one",
+        kOp, q_per_kv, head_dim, scale);
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     const DecodePiece& piece = pieces[i];
-    check_rows(piece.cached, "decode piece", i);
+    check_rows(kOp, i, piece.cached);
     if (piece.q == nullptr || piece.state.max == nullptr || piece.state.sum == nullptr ||
         piece.state.out == nullptr) {
-      refuse(fmt::format("attend_rows: piece {} lacks its query or its state", i));
+      refuse("{}: piece {} lacks its query or its state", kOp, i);
     }
   }
   if (stream.device().kind == DeviceKind::kCuda) {

@@ -65,19 +65,4 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
 void merge_states(float* out, std::span<const SoftmaxState> parts, int queries,
                   int head_dim) noexcept;
 
-/// What each backend supplies: the functions above, with the arguments checked already.
-namespace cpu {
-void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
-void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
-                 Stream& stream);
-}  // namespace cpu
-
-namespace cuda {
-void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
-void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
-                 Stream& stream);
-}  // namespace cuda
-
 }  // namespace kvlm

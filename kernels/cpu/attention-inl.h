@@ -1,6 +1,6 @@
 // The online softmax over tiles of cached rows, a template over who supplies the tiles, and the
 // source of full-precision rows. Included once per instruction set by a file that has set up
-// Highway's foreach_target; everything lives in kvlm::HWY_NAMESPACE.
+// Highway's foreach_target; everything lives in kvlm::cpu::HWY_NAMESPACE.
 
 #if defined(KVLM_KERNELS_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVLM_KERNELS_CPU_ATTENTION_INL_H_
@@ -9,17 +9,17 @@
 #define KVLM_KERNELS_CPU_ATTENTION_INL_H_
 #endif
 
-#include <hwy/contrib/math/math-inl.h>
-#include <hwy/highway.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
 #include "kernels/attention.h"
+#include "kernels/cpu/widen-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvlm::HWY_NAMESPACE {
+namespace kvlm::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -27,25 +27,16 @@ using Floats = hn::ScalableTag<float>;
 using FloatVec = hn::Vec<Floats>;
 inline constexpr size_t kLanes = hn::MaxLanes(Floats());
 
-/// Cached rows scored before their values are read: a tile of keys and one of values stay in L1/L2.
-inline constexpr size_t kTileRows = 64;
-/// Queries that share one pass over a tile's bytes in registers.
-inline constexpr int kMaxQueries = static_cast<int>(std::min<size_t>(8, kLanes));
+/// Cached rows scored before their values are read. Short, so that a second pass over a tile finds
+/// it in the nearest cache, also with four queries' worth of arithmetic between two rows.
+inline constexpr size_t kTileRows = 32;
+/// Queries that share one pass over a tile in registers; more take further passes.
+inline constexpr int kMaxQueries = static_cast<int>(std::min<size_t>(4, kLanes));
 
 /// Scores of one tile, and then its softmax weights: row per query.
 struct TileScores {
   alignas(64) float of[static_cast<size_t>(kMaxQueries)][kTileRows];
 };
-
-HWY_INLINE FloatVec load_floats(const float* p) { return hn::LoadU(Floats(), p); }
-HWY_INLINE FloatVec load_floats(const f16* p) {
-  const hn::Rebind<hwy::float16_t, Floats> half;
-  return hn::PromoteTo(Floats(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
-}
-HWY_INLINE FloatVec load_floats(const bf16* p) {
-  const hn::Rebind<hwy::bfloat16_t, Floats> half;
-  return hn::PromoteTo(Floats(), hn::LoadU(half, reinterpret_cast<const hwy::bfloat16_t*>(p)));
-}
 
 /// Lane i of the result is the sum of the lanes of v[i]. Overwrites v.
 HWY_INLINE FloatVec sums_of_lanes(FloatVec (&v)[kLanes]) {
@@ -68,7 +59,7 @@ template <class T>
 HWY_INLINE void widen(const T* x, size_t n, float* out) {
   const Floats d;
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) hn::StoreU(load_floats(x + i), d, out + i);
+  for (; i + kLanes <= n; i += kLanes) hn::StoreU(load_wide(d, x + i), d, out + i);
   for (; i < n; ++i) out[i] = to_float(x[i]);
 }
 
@@ -82,10 +73,15 @@ class RowSource {
         dim_(head_dim) {}
 
   template <int kQueries>
-  HWY_INLINE void score_tile(size_t first, size_t rows, const float* q, TileScores& scores) const {
+  HWY_NOINLINE void score_tile(size_t first, size_t rows, const float* q,
+                               TileScores& scores) const {
     if (dim_ < kLanes) return score_narrow<kQueries>(first, rows, q, scores);
     constexpr size_t kQ = static_cast<size_t>(kQueries);
+    // Rows whose sums fill one vector; they are read a few at a time, which is what registers hold
+    // pointers for, and side by side, which is what the prefetcher of the CPU follows.
     constexpr size_t kRows = kLanes / kQ;
+    constexpr size_t kStep = kRows <= 5 ? kRows : 4;
+    static_assert(kRows % kStep == 0);
     const Floats d;
     const size_t whole = dim_ / kLanes * kLanes;
     // A remainder is read as the last whole vector of the row, its lanes that were read already
@@ -94,66 +90,93 @@ class RowSource {
     const size_t last = dim_ - kLanes;
     alignas(64) float q_last[kQ * kLanes];
     if (remainder) {
+      const hn::Mask<Floats> seen = hn::FirstN(d, whole - last);
       for (size_t i = 0; i < kQ; ++i) {
-        const hn::Mask<Floats> seen = hn::FirstN(d, whole - last);
         hn::Store(hn::IfThenZeroElse(seen, hn::LoadU(d, q + i * dim_ + last)), d,
                   q_last + i * kLanes);
       }
     }
     for (size_t begin = 0; begin < rows; begin += kRows) {
-      const T* key[kRows];  // rows beyond the tile repeat its last one; their scores are dropped
+      FloatVec sum[kLanes];  // of query i and row r at i * kRows + r
       HWY_UNROLL(16)
-      for (size_t r = 0; r < kRows; ++r) {
-        key[r] = keys_ + (first + std::min(begin + r, rows - 1)) * dim_;
-      }
-      FloatVec sum[kLanes];
-      HWY_UNROLL(16)
-      for (size_t i = 0; i < kLanes; ++i) sum[i] = hn::Zero(d);
-      for (size_t c = 0; c < whole; c += kLanes) {
-        HWY_UNROLL(16)
-        for (size_t r = 0; r < kRows; ++r) {
-          const FloatVec k = load_floats(key[r] + c);
+      for (size_t i = kQ * kRows; i < kLanes; ++i) sum[i] = hn::Zero(d);
+      HWY_UNROLL(4)
+      for (size_t step = 0; step < kRows; step += kStep) {
+        const T* key[kStep];
+        FloatVec part[kQ][kStep];
+        HWY_UNROLL(5)
+        for (size_t r = 0; r < kStep; ++r) {
+          // Rows beyond the tile repeat its last one; their scores are dropped.
+          key[r] = keys_ + (first + std::min(begin + step + r, rows - 1)) * dim_;
           HWY_UNROLL(8)
-          for (size_t i = 0; i < kQ; ++i) {
-            sum[i * kRows + r] = hn::MulAdd(k, hn::LoadU(d, q + i * dim_ + c), sum[i * kRows + r]);
+          for (size_t i = 0; i < kQ; ++i) part[i][r] = hn::Zero(d);
+        }
+        for (size_t c = 0; c < whole; c += kLanes) {
+          HWY_UNROLL(5)
+          for (size_t r = 0; r < kStep; ++r) {
+            const FloatVec k = load_wide(d, key[r] + c);
+            HWY_UNROLL(8)
+            for (size_t i = 0; i < kQ; ++i) {
+              part[i][r] = hn::MulAdd(k, hn::LoadU(d, q + i * dim_ + c), part[i][r]);
+            }
           }
         }
-      }
-      if (remainder) {
-        HWY_UNROLL(16)
-        for (size_t r = 0; r < kRows; ++r) {
-          const FloatVec k = load_floats(key[r] + last);
-          HWY_UNROLL(8)
-          for (size_t i = 0; i < kQ; ++i) {
-            sum[i * kRows + r] =
-                hn::MulAdd(k, hn::Load(d, q_last + i * kLanes), sum[i * kRows + r]);
+        if (remainder) {
+          HWY_UNROLL(5)
+          for (size_t r = 0; r < kStep; ++r) {
+            const FloatVec k = load_wide(d, key[r] + last);
+            HWY_UNROLL(8)
+            for (size_t i = 0; i < kQ; ++i) {
+              part[i][r] = hn::MulAdd(k, hn::Load(d, q_last + i * kLanes), part[i][r]);
+            }
           }
+        }
+        HWY_UNROLL(8)
+        for (size_t i = 0; i < kQ; ++i) {
+          HWY_UNROLL(5)
+          for (size_t r = 0; r < kStep; ++r) sum[i * kRows + step + r] = part[i][r];
         }
       }
       alignas(64) float block[kLanes];
       hn::Store(sums_of_lanes(sum), d, block);
-      if (begin + kRows <= rows) {
-        HWY_UNROLL(8)
-        for (size_t i = 0; i < kQ; ++i) {
-          std::memcpy(&scores.of[i][begin], block + i * kRows, kRows * sizeof(float));
-        }
-      } else {
-        for (size_t i = 0; i < kQ; ++i) {
-          std::memcpy(&scores.of[i][begin], block + i * kRows, (rows - begin) * sizeof(float));
-        }
+      const size_t count = std::min(kRows, rows - begin);
+      for (size_t i = 0; i < kQ; ++i) {
+        // The usual count is a constant that the compiler turns into one move.
+        std::memcpy(&scores.of[i][begin], block + i * kRows,
+                    (count == kRows ? kRows : count) * sizeof(float));
       }
     }
   }
 
   template <int kQueries>
-  HWY_INLINE void accumulate_tile(size_t first, size_t rows, const TileScores& weights,
-                                  const float* rescale, float* out) const {
+  HWY_NOINLINE void accumulate_tile(size_t first, size_t rows, const TileScores& weights,
+                                    const float* rescale, float* out) const {
     if (dim_ < kLanes) return accumulate_narrow<kQueries>(first, rows, weights, rescale, out);
+    // A row is best read from end to end, as the CPU's prefetcher follows it: two queries at a time
+    // then leave registers for the sums of twice as many columns.
+    if constexpr (kQueries > 2) {
+      if (dim_ > 4 * kLanes) {
+        accumulate<2>(0, first, rows, weights, rescale, out);
+        accumulate<kQueries - 2>(2, first, rows, weights, rescale, out);
+        return;
+      }
+    }
+    accumulate<kQueries>(0, first, rows, weights, rescale, out);
+  }
+
+ private:
+  // Queries [query, query + kQueries).
+  template <int kQueries>
+  HWY_INLINE void accumulate(size_t query, size_t first, size_t rows, const TileScores& weights,
+                             const float* rescale, float* out) const {
+    const auto* weight = weights.of + query;
+    rescale += query;
+    out += query * dim_;
     size_t c = 0;
-    c = columns<kQueries, 8>(c, first, rows, weights, rescale, out);
-    c = columns<kQueries, 4>(c, first, rows, weights, rescale, out);
-    c = columns<kQueries, 2>(c, first, rows, weights, rescale, out);
-    c = columns<kQueries, 1>(c, first, rows, weights, rescale, out);
+    c = columns<kQueries, 8>(c, first, rows, weight, rescale, out);
+    c = columns<kQueries, 4>(c, first, rows, weight, rescale, out);
+    c = columns<kQueries, 2>(c, first, rows, weight, rescale, out);
+    c = columns<kQueries, 1>(c, first, rows, weight, rescale, out);
     if (c == dim_) return;
     const Floats d;
     const size_t last = dim_ - kLanes;
@@ -163,16 +186,15 @@ class RowSource {
       float* out_last = out + i * dim_ + last;
       FloatVec sum = hn::Mul(hn::LoadU(d, out_last), hn::Set(d, rescale[i]));
       for (size_t r = 0; r < rows; ++r) {
-        sum = hn::MulAdd(load_floats(value + r * dim_), hn::Set(d, weights.of[i][r]), sum);
+        sum = hn::MulAdd(load_wide(d, value + r * dim_), hn::Set(d, weight[i][r]), sum);
       }
       hn::BlendedStore(sum, fresh, d, out_last);
     }
   }
 
- private:
   // Whole groups of kVectors vectors of columns from column c on; returns the next column.
   template <int kQueries, int kVectors>
-  HWY_INLINE size_t columns(size_t c, size_t first, size_t rows, const TileScores& weights,
+  HWY_INLINE size_t columns(size_t c, size_t first, size_t rows, const float (*weight)[kTileRows],
                             const float* rescale, float* out) const {
     constexpr size_t kQ = static_cast<size_t>(kQueries);
     constexpr size_t kV = static_cast<size_t>(kVectors);
@@ -193,12 +215,12 @@ class RowSource {
         for (size_t r = 0; r < rows; ++r, value += dim_) {
           FloatVec x[kV];
           HWY_UNROLL(8)
-          for (size_t v = 0; v < kV; ++v) x[v] = load_floats(value + v * kLanes);
+          for (size_t v = 0; v < kV; ++v) x[v] = load_wide(d, value + v * kLanes);
           HWY_UNROLL(8)
           for (size_t i = 0; i < kQ; ++i) {
-            const FloatVec weight = hn::Set(d, weights.of[i][r]);
+            const FloatVec w = hn::Set(d, weight[i][r]);
             HWY_UNROLL(8)
-            for (size_t v = 0; v < kV; ++v) sum[i][v] = hn::MulAdd(x[v], weight, sum[i][v]);
+            for (size_t v = 0; v < kV; ++v) sum[i][v] = hn::MulAdd(x[v], w, sum[i][v]);
           }
         }
         HWY_UNROLL(8)
@@ -284,8 +306,8 @@ HWY_INLINE float softmax_tile(float* scores, size_t rows, float scale, float& ma
 ///                                    out_i = out_i * rescale[i] + sum_r weights.of[i][r]
 ///                                    V_{first+r}
 template <int kQueries, class Source>
-HWY_INLINE void attend_tile(const Source& source, size_t first, size_t rows, const float* q,
-                            float scale, float* max, float* sum, float* out) {
+HWY_NOINLINE void attend_tile(const Source& source, size_t first, size_t rows, const float* q,
+                              float scale, float* max, float* sum, float* out) {
   TileScores scores;
   float rescale[static_cast<size_t>(kQueries)];
   source.template score_tile<kQueries>(first, rows, q, scores);
@@ -322,33 +344,15 @@ HWY_INLINE void attend(const Source& source, size_t rows, const float* q, int qu
         case 3:
           attend_tile<3>(source, first, tile, tile_q, scale, max, sum, out);
           break;
-        case 4:
-          attend_tile<4>(source, first, tile, tile_q, scale, max, sum, out);
-          break;
-#endif
         default:
-          if constexpr (kMaxQueries == 8) {
-            switch (queries - i) {
-              case 5:
-                attend_tile<5>(source, first, tile, tile_q, scale, max, sum, out);
-                break;
-              case 6:
-                attend_tile<6>(source, first, tile, tile_q, scale, max, sum, out);
-                break;
-              case 7:
-                attend_tile<7>(source, first, tile, tile_q, scale, max, sum, out);
-                break;
-              default:
-                attend_tile<8>(source, first, tile, tile_q, scale, max, sum, out);
-                break;
-            }
-          }
+          attend_tile<4>(source, first, tile, tile_q, scale, max, sum, out);
+#endif
       }
     }
   }
 }
 
-}  // namespace kvlm::HWY_NAMESPACE
+}  // namespace kvlm::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif

@@ -1,15 +1,14 @@
-#include "kernels/attention.h"
+#include "kernels/cpu/attention.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention.cpp"
-#include <hwy/foreach_target.h>
-// After foreach_target.
-#include <hwy/highway.h>
-
+#include "hwy/foreach_target.h"
+// After foreach_target.h:
+#include "hwy/highway.h"
 #include "kernels/cpu/attention-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace kvlm::HWY_NAMESPACE {
+namespace kvlm::cpu::HWY_NAMESPACE {
 
 namespace {
 
@@ -176,7 +175,6 @@ class QueryTile {
   template <size_t kVectors>
   HWY_INLINE void attend_panel(size_t panel, size_t first, size_t rows, bool causal) {
     constexpr size_t kWidth = kVectors * kLanes;
-    const Floats d;
     const float* query = query_ + panel * kPanel;
     bool mask = false;
     if (causal) {
@@ -201,7 +199,6 @@ class QueryTile {
       multiply_block<kVectors, false>(rows, values_ + c, 1, dim_padded_, scores_, out + c * kWidth,
                                       factor_);
     }
-    static_cast<void>(d);
   }
 
   /// One vector of queries: scores to weights; query is null when every row is seen.
@@ -305,17 +302,14 @@ void attend_rows_kernel(const DecodePiece& piece, int q_per_kv, size_t head_dim,
   }
 }
 
-}  // namespace kvlm::HWY_NAMESPACE
+}  // namespace kvlm::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-
-namespace kvlm {
+namespace kvlm::cpu {
 
 HWY_EXPORT(attention_kernel);
 HWY_EXPORT(attend_rows_kernel);
-
-namespace cpu {
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream) {
@@ -330,8 +324,5 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
   });
 }
 
-}  // namespace cpu
-
-}  // namespace kvlm
-
-#endif
+}  // namespace kvlm::cpu
+#endif  // HWY_ONCE

@@ -1,23 +1,14 @@
-#include "kernels/attention.h"
+#include "kernels/cuda/attention.h"
 
-#include "kernels/base/error.h"
+#include "kernels/no_cuda/refuse.h"
 
 namespace kvlm::cuda {
 
-namespace {
-
-[[noreturn]] void refuse() {
-  throw Error(ErrorCode::kUnsupported,
-              "attention on CUDA is not built in; use --device cpu or build with KVLM_CUDA=ON");
-}
-
-}  // namespace
-
 void attention(TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
                std::span<const KeyValueRows>, bool, float, Stream&) {
-  refuse();
+  refuse("attention");
 }
 
-void attend_rows(std::span<const DecodePiece>, int, int, float, Stream&) { refuse(); }
+void attend_rows(std::span<const DecodePiece>, int, int, float, Stream&) { refuse("attend_rows"); }
 
 }  // namespace kvlm::cuda

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <cmath>
 #include <cstring>
@@ -272,21 +273,24 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   const Shape q{3, 4, 8};
   const Shape k{3, 2, 8};
   EXPECT_EQ(code(out(q), view(q), view(k), view(k)), "no error");
-  EXPECT_THAT(code(out(k), view(q), view(k), view(k)), testing::HasSubstr("out is (3, 2, 8)"));
+  EXPECT_THAT(code(out(k), view(q), view(k), view(k)),
+              testing::HasSubstr("out has shape (3, 2, 8)"));
   EXPECT_THAT(code(out(q), view(q), view({3, 3, 8}), view({3, 3, 8})),
               testing::HasSubstr("evenly"));
-  EXPECT_THAT(code(out(q), view(q), view({2, 2, 8}), view(k)), testing::HasSubstr("k is"));
-  EXPECT_THAT(code(out(q), view(q), view(k), view({3, 2, 9})), testing::HasSubstr("v is"));
-  EXPECT_THAT(code(out(q), view({3, 32}), view(k), view(k)), testing::HasSubstr("q is (3, 32)"));
+  EXPECT_THAT(code(out(q), view(q), view({2, 2, 8}), view(k)), testing::HasSubstr("k has shape"));
+  EXPECT_THAT(code(out(q), view(q), view(k), view({3, 2, 9})), testing::HasSubstr("v has shape"));
+  EXPECT_THAT(code(out(q), view({3, 32}), view(k), view(k)),
+              testing::HasSubstr("q has shape (3, 32)"));
   EXPECT_THAT(code(out({0, 4, 8}), view({0, 4, 8}), view({0, 2, 8}), view({0, 2, 8})),
-              testing::HasSubstr("none of them 0"));
+              testing::HasSubstr("at least one number"));
   EXPECT_THAT(code(out(q), view(q, DType::kF16), view(k), view(k)), testing::HasSubstr("f16"));
   EXPECT_THAT(code(TensorView(data.data() + 1, DType::kF32, q), view(q), view(k), view(k)),
-              testing::HasSubstr("overlaps"));
+              testing::HasSubstr("overlap"));
   const std::vector<KeyValueRows> odd(3);
   EXPECT_THAT(code(out(q), view(q), view(k), view(k), odd), testing::HasSubstr("3 past runs"));
   const std::vector<KeyValueRows> dangling(2, {nullptr, nullptr, DType::kF16, 5});
-  EXPECT_THAT(code(out(q), view(q), view(k), view(k), dangling), testing::HasSubstr("5 rows"));
+  EXPECT_THAT(code(out(q), view(q), view(k), view(k), dangling),
+              testing::HasSubstr("5 cached rows"));
   const std::vector<KeyValueRows> codes(2, {nullptr, nullptr, DType::kU8, 0});
   EXPECT_THAT(code(out(q), view(q), view(k), view(k), codes), testing::HasSubstr("u8"));
 }
@@ -532,7 +536,7 @@ TEST(AttendRows, RefusesWhatItCannotRead) {
   EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("i32"));
   bad = good.decode();
   bad.cached.values = nullptr;
-  EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("3 rows"));
+  EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("3 cached rows"));
   bad = good.decode();
   bad.q = nullptr;
   EXPECT_THAT(code(bad, 1, 8), testing::HasSubstr("lacks"));
@@ -564,6 +568,46 @@ TEST(MergeStates, KeepsDistantMaximaApart) {
   merge_states(merged.data(), parts, 1, 2);
   EXPECT_THAT(merged, testing::ElementsAre(2.0f, 3.0f));
 }
+
+// ------------------------------------------------------------------------------- instruction sets
+
+class AttentionOnEveryTarget : public ::testing::TestWithParam<int64_t> {
+ protected:
+  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
+  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+};
+
+TEST_P(AttentionOnEveryTarget, PrefillEqualsTheReference) {
+  for (size_t head_dim : {3, 33, 64, 72, 128}) {
+    for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      expect_parity({.n = 99,
+                     .q_per_kv = 3,
+                     .head_dim = head_dim,
+                     .causal = true,
+                     .past_dtype = dtype,
+                     .past_rows = {1, 70}});
+    }
+  }
+}
+
+TEST_P(AttentionOnEveryTarget, DecodeEqualsTheReference) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (size_t head_dim : {3, 33, 64, 72, 128}) {
+      for (size_t queries : {1, 2, 3, 4, 7}) {
+        Piece piece(77, queries, head_dim, dtype, 7);
+        attend_one_piece(piece, 0.1f, stream);
+        EXPECT_LE(normalised_error(piece.merged(), piece.expected(0.1f)), kTolerance)
+            << dtype_name(dtype) << " head_dim " << head_dim << " queries " << queries;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, AttentionOnEveryTarget,
+                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                         [](const auto& test) { return hwy::TargetName(test.param); });
 
 }  // namespace
 }  // namespace kvlm

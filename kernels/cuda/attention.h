@@ -1,0 +1,17 @@
+#pragma once
+
+#include <span>
+
+#include "kernels/attention.h"
+
+// The CUDA implementation of kernels/attention.h, which has checked the arguments; a build without
+// CUDA links no_cuda/attention.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
+
+void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+                 Stream& stream);
+
+}  // namespace kvlm::cuda
