@@ -2,8 +2,8 @@
 
 The parameters live in a `LlavaForConditionalGeneration`, so a trained model is saved as it stands. Training calls the
 functions here instead of the module's own forward: every batch has the same shape (prefix, 576 visual tokens, text),
-needs no attention mask, computes logits for the text only and compiles to few kernels. `forward` equals the module's
-forward; train.py --check measures by how much.
+needs no attention mask, computes logits for the text only and compiles to few kernels. Together they equal the
+module's forward; train.py --check measures by how much.
 """
 
 from __future__ import annotations
