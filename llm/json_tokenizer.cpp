@@ -24,11 +24,12 @@ namespace {
 using nlohmann::json;
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, what));
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable_text(what)));
 }
 
 [[noreturn]] void unsupported(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kUnsupported, fmt::format("{}: {} is not built", name, what));
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: {} is not built", name, printable_text(what)));
 }
 
 template <class T>

@@ -23,7 +23,7 @@ constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581 stands for a spac
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, what));
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable_text(what)));
 }
 
 /// Reads protobuf's wire format, field by field.
@@ -307,7 +307,8 @@ class SentencepieceTokenizer final : public Tokenizer {
     std::vector<int> ids;
     const auto status = processor_.Encode(text, &ids);
     if (!status.ok()) {
-      throw Error(ErrorCode::kInvalidArgument, "sentencepiece: " + status.ToString());
+      throw Error(ErrorCode::kInvalidArgument,
+                  "sentencepiece: " + printable_text(status.ToString()));
     }
     return ids;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "llm/unicode.h"
 
 namespace kvlm {
 
@@ -30,7 +31,8 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& name)
       case json::parse_event_t::key: {
         const auto& key = parsed.get_ref<const std::string&>();
         if (!keys.back().insert(key).second) {
-          throw Error(ErrorCode::kCorruptFile, fmt::format("{}: key \"{}\" twice", name, key));
+          throw Error(ErrorCode::kCorruptFile,
+                      fmt::format("{}: key \"{}\" twice", name, printable_text(key)));
         }
         break;
       }
@@ -42,7 +44,7 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& name)
   try {
     return json::parse(text.begin(), text.end(), check);
   } catch (const json::exception& error) {
-    throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, error.what()));
+    throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable_text(error.what())));
   }
 }
 

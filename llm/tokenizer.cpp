@@ -52,7 +52,7 @@ class WholeTextStream final : public TextStream {
 };
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, what));
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable_text(what)));
 }
 
 bool flag(const json& object, const char* key, bool fallback, const std::string& name) {

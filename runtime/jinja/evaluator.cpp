@@ -84,7 +84,8 @@ class Evaluator {
   void charge_bytes(size_t bytes) { charge(bytes / 16 + 1); }
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} line {}: {}", name_, line_, what));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} line {}: {}", name_, line_, printable_text(what)));
   }
   [[noreturn]] void undefined(const Value& value) const {
     fail(fmt::format("'{}' is undefined", value.undefined()->name));
@@ -685,7 +686,8 @@ class Evaluator {
     no_named(expr);
     if (expr.text == "raise_exception") {
       count(expr, args, 1, 1);
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name_, to_text(args[0])));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {}", name_, printable_text(to_text(args[0]))));
     }
     count(expr, args, 1, 3);
     const int64_t start = args.size() > 1 ? integer_argument(expr, args[0]) : 0;
@@ -814,7 +816,7 @@ class Evaluator {
         throw Error(ErrorCode::kUnsupported,
                     fmt::format("{} line {}: the argument {} of the filter {} is not built into "
                                 "this template engine",
-                                name_, line_, name, expr.text));
+                                name_, line_, printable_text(name), expr.text));
       }
     }
   }
@@ -1020,7 +1022,7 @@ class Evaluator {
     if (test_name && !is_test(*test_name)) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("{} line {}: the test {} is not built into this template engine",
-                              name_, line_, *test_name));
+                              name_, line_, printable_text(*test_name)));
     }
     const std::vector<Value> rest(args.begin() + static_cast<std::ptrdiff_t>(next), args.end());
     std::vector<Value> kept;
@@ -1054,7 +1056,7 @@ class Evaluator {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("{} line {}: map with the filter {} is not built into this template "
                               "engine",
-                              name_, line_, name));
+                              name_, line_, printable_text(name)));
     }
     for (const Value& item : iterate(object)) {
       mapped.push_back(filter(expr, name, item, {args.begin() + 1, args.end()}));

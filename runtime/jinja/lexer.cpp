@@ -84,7 +84,8 @@ class Lexer {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(ErrorCode::kCorruptFile, fmt::format("{} line {}: {}", name_, line_, what));
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{} line {}: {}", name_, line_, printable_text(what)));
   }
 
   std::string_view view(size_t start, size_t end) const {

@@ -18,6 +18,8 @@
 namespace kvlm {
 namespace {
 
+using testing::HasSubstr;
+
 using nlohmann::json;
 using Ids = std::vector<int32_t>;
 
@@ -179,6 +181,279 @@ INSTANTIATE_TEST_SUITE_P(All, TokenizerGolden,
                          testing::Values("llama_legacy", "llama_metaspace", "sentencepiece_legacy",
                                          "sentencepiece", "qwen2", "llama3", "odd", "no_decoder"),
                          [](const auto& test) { return std::string(test.param); });
+
+/// A small sound file, for tests that change one thing about it.
+json small_file() {
+  return {{"added_tokens", {{{"id", 9}, {"content", "<x>"}, {"special", true}}}},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", nullptr},
+          {"post_processor", nullptr},
+          {"decoder", {{"type", "Fuse"}}},
+          {"model",
+           {{"type", "BPE"},
+            {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}, {" ", 3}, {"<s>", 4}}},
+            {"merges", {"a b"}}}}};
+}
+
+std::unique_ptr<Tokenizer> make(const json& file, const TokenizerConfig& config = {}) {
+  return make_json_tokenizer(file.dump(), config, "tokenizer.json");
+}
+
+TEST(JsonTokenizer, NamesWhatIsNotBuilt) {
+  const std::vector<std::pair<json::json_pointer, json>> changes = {
+      {json::json_pointer("/normalizer"), {{"type", "NFKC"}}},
+      {json::json_pointer("/normalizer"),
+       {{"type", "Sequence"}, {"normalizers", {{{"type", "Lowercase"}}}}}},
+      {json::json_pointer("/normalizer"),
+       {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", "b"}}},
+      {json::json_pointer("/pre_tokenizer"), {{"type", "Whitespace"}}},
+      {json::json_pointer("/pre_tokenizer"),
+       {{"type", "Split"}, {"pattern", {{"Regex", "a"}}}, {"behavior", "Removed"}}},
+      {json::json_pointer("/pre_tokenizer"),
+       {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}}},
+      {json::json_pointer("/pre_tokenizer"),
+       {{"type", "Split"}, {"pattern", {{"Regex", "\\h"}}}, {"behavior", "Isolated"}}},
+      {json::json_pointer("/pre_tokenizer"),
+       {{"type", "Split"}, {"pattern", {{"Regex", "[a-z&&[^b]]"}}}, {"behavior", "Isolated"}}},
+      {json::json_pointer("/post_processor"), {{"type", "BertProcessing"}}},
+      {json::json_pointer("/decoder"), {{"type", "WordPiece"}}},
+      {json::json_pointer("/model/type"), "Unigram"},
+      {json::json_pointer("/model/dropout"), 0.1},
+  };
+  for (const auto& [pointer, value] : changes) {
+    json file = small_file();
+    file[pointer] = value;
+    const Error error = error_of([&] { make(file); });
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << value;
+    EXPECT_THAT(error.what(), HasSubstr("tokenizer.json: ")) << value;
+  }
+}
+
+TEST(JsonTokenizer, RefusesDamage) {
+  const std::vector<std::pair<json::json_pointer, json>> changes = {
+      {json::json_pointer("/model/vocab/a"), 1},
+      {json::json_pointer("/model/vocab/a"), -1},
+      {json::json_pointer("/model/vocab/a"), 1 << 30},
+      {json::json_pointer("/model/vocab/a"), "0"},
+      {json::json_pointer("/model/vocab"), json::array()},
+      {json::json_pointer("/model/merges/0"), "a c"},
+      {json::json_pointer("/model/merges/0"), "a"},
+      {json::json_pointer("/model/merges/0"), "a b c"},
+      {json::json_pointer("/model/merges/0"), json::array({"a"})},
+      {json::json_pointer("/model/merges/0"), 5},
+      {json::json_pointer("/model/unk_token"), "<unk>"},
+      {json::json_pointer("/model/byte_fallback"), "yes"},
+      {json::json_pointer("/added_tokens/0/id"), -1},
+      {json::json_pointer("/added_tokens/0/id"), 1 << 30},
+      {json::json_pointer("/added_tokens/0/content"), "ab"},
+      {json::json_pointer("/added_tokens"), "none"},
+      {json::json_pointer("/decoder"), {{"type", "Strip"}, {"content", "ab"}}},
+      {json::json_pointer("/decoder"), {{"type", "Strip"}, {"content", " "}}},
+      {json::json_pointer("/normalizer"), {{"type", "Prepend"}}},
+      {json::json_pointer("/normalizer"), 1},
+      {json::json_pointer("/post_processor"),
+       {{"type", "TemplateProcessing"}, {"single", json::array()}, {"special_tokens", {}}}},
+  };
+  for (const auto& [pointer, value] : changes) {
+    json file = small_file();
+    file[pointer] = value;
+    EXPECT_EQ(error_of([&] { make(file); }).code(), ErrorCode::kCorruptFile) << pointer << value;
+  }
+  for (const char* text : {"", "[]", "{}", "{\"model\":{},\"model\":{}}", "{\"a\":\"\xFF\"}"}) {
+    EXPECT_THROW(make_json_tokenizer(text, {}, "tokenizer.json"), Error) << text;
+  }
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  EXPECT_EQ(error_of([&] { make_json_tokenizer(deep, {}, "t"); }).code(), ErrorCode::kCorruptFile);
+}
+
+TEST(JsonTokenizer, ReadsTokensAndFlagsOfTheConfiguration) {
+  TokenizerConfig config;
+  config.bos_token = "<s>";
+  config.eos_token = "<y>";
+  AddedToken x;
+  x.id = 9;
+  x.content = "<x>";
+  x.rstrip = true;  // the file says nothing of it
+  AddedToken y;
+  y.id = 12;
+  y.content = "<y>";
+  config.added_tokens = {x, y};
+  const auto tokenizer = make(small_file(), config);
+  EXPECT_EQ(tokenizer->bos_id(), 4);
+  EXPECT_EQ(tokenizer->eos_id(), 12);
+  EXPECT_EQ(tokenizer->vocab_size(), 13);
+  EXPECT_EQ(tokenizer->encode("a<x>  b<y> "), (Ids{0, 9, 1, 12, 3}));
+  EXPECT_EQ(make(small_file())->encode("a<x> b"), (Ids{0, 9, 3, 1}));
+  EXPECT_EQ(make(small_file())->bos_id(), std::nullopt);
+  config.added_tokens[0].id = 10;  // belongs to another file
+  EXPECT_EQ(error_of([&] { make(small_file(), config); }).code(), ErrorCode::kCorruptFile);
+}
+
+TEST(JsonTokenizer, MakesNoSpecialTokenFromPlainText) {
+  json file = small_file();
+  file["model"]["vocab"]["<x"] = 5;
+  file["model"]["vocab"][">"] = 6;
+  file["model"]["vocab"]["<"] = 7;
+  file["model"]["vocab"]["x"] = 8;
+  file["model"]["vocab"]["<x>"] = 9;
+  file["model"]["merges"] = {"< x", "<x >"};  // as in a vocabulary converted from sentencepiece
+  const auto tokenizer = make(file);
+  EXPECT_EQ(tokenizer->encode("<x>"), (Ids{9}));
+  EXPECT_EQ(tokenizer->encode("<x>", {.parse_special = false}), (Ids{5, 6}));
+}
+
+TEST(JsonTokenizer, GivesUpOnRunawayExpressions) {
+  json file = small_file();
+  file["pre_tokenizer"] = {
+      {"type", "Split"}, {"pattern", {{"Regex", "(a+)+b"}}}, {"behavior", "Isolated"}};
+  const auto tokenizer = make(file);
+  EXPECT_EQ(tokenizer->encode("aab"), (Ids{0, 2}));
+  // The final b keeps the library from seeing at once that there is no match.
+  EXPECT_EQ(error_of([&] { tokenizer->encode(std::string(60, 'a') + "cb"); }).code(),
+            ErrorCode::kInvalidArgument);
+}
+
+TEST(SentencepieceTokenizer, RefusesDamage) {
+  const std::string model = read_data("llama.tokenizer.model");
+  std::string bad_length = model;
+  bad_length[1] = '\x7F';
+  for (const std::string& bytes :
+       {std::string(), std::string("x"), std::string(1000, '\xFF'), std::string(1000, '\0'),
+        model.substr(0, model.size() / 2), bad_length}) {
+    EXPECT_EQ(error_of([&] { make_sentencepiece_tokenizer(bytes, {}, "m"); }).code(),
+              ErrorCode::kCorruptFile);
+  }
+  TokenizerConfig config = llama_config(true);
+  config.added_tokens[0].content = "</s>";
+  EXPECT_EQ(error_of([&] { make_sentencepiece_tokenizer(model, config, "m"); }).code(),
+            ErrorCode::kCorruptFile);
+}
+
+TEST(SentencepieceTokenizer, TakesSpecialTokensFromTheModelItself) {
+  const auto tokenizer = make_sentencepiece_tokenizer(read_data("llama.tokenizer.model"), {}, "m");
+  EXPECT_EQ(tokenizer->bos_id(), 1);
+  EXPECT_EQ(tokenizer->eos_id(), 2);
+  EXPECT_EQ(tokenizer->vocab_size(), 700);
+  EXPECT_EQ(tokenizer->encode("<s></s>"), (Ids{1, 1, 2}));
+  TokenizerConfig config;
+  config.add_bos_token = false;
+  config.add_eos_token = true;
+  const auto other = make_sentencepiece_tokenizer(read_data("llama.tokenizer.model"), config, "m");
+  EXPECT_EQ(other->encode("<s>"), (Ids{1, 2}));
+  EXPECT_EQ(other->encode("<s>", {.add_special_tokens = false}), (Ids{1}));
+}
+
+TEST(TokenizerConfig, ReadsTheLlavaForm) {
+  const TokenizerConfig config = parse_tokenizer_config(
+      R"({"add_bos_token": true, "add_eos_token": false, "add_prefix_space": null, "legacy": false,
+          "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false},
+          "added_tokens_decoder": {
+            "0": {"content": "<unk>", "special": true, "normalized": false},
+            "32000": {"content": "<image>", "special": true, "normalized": false, "lstrip": true},
+            "32001": {"content": "<tool>", "special": false}},
+          "unknown": [1]})",
+      R"({"unk_token": {"content": "<unk>"}, "bos_token": "not this"})", "",
+      "tokenizer_config.json");
+  EXPECT_EQ(config.bos_token, "<s>");
+  EXPECT_EQ(config.eos_token, "</s>");
+  EXPECT_EQ(config.unk_token, "<unk>");
+  EXPECT_FALSE(config.legacy);
+  EXPECT_TRUE(config.add_bos_token);
+  EXPECT_TRUE(config.add_prefix_space);
+  ASSERT_EQ(config.added_tokens.size(), 3U);
+  EXPECT_EQ(config.added_tokens[1].id, 32000);
+  EXPECT_EQ(config.added_tokens[1].content, "<image>");
+  EXPECT_TRUE(config.added_tokens[1].special);
+  EXPECT_TRUE(config.added_tokens[1].lstrip);
+  EXPECT_FALSE(config.added_tokens[2].special);
+  EXPECT_TRUE(config.added_tokens[2].normalized);
+}
+
+TEST(TokenizerConfig, ReadsTheOlderForm) {
+  const TokenizerConfig config = parse_tokenizer_config(
+      R"({"legacy": null})",
+      R"({"eos_token": "<e>", "additional_special_tokens": ["<a>", {"content": "<b>", "rstrip": true}]})",
+      R"({"<a>": 7, "<b>": 8, "<c>": 9})", "tokenizer_config.json");
+  EXPECT_TRUE(config.legacy);
+  EXPECT_EQ(config.bos_token, std::nullopt);
+  EXPECT_EQ(config.eos_token, "<e>");
+  ASSERT_EQ(config.added_tokens.size(), 3U);
+  EXPECT_TRUE(config.added_tokens[0].special);
+  EXPECT_TRUE(config.added_tokens[1].special);
+  EXPECT_TRUE(config.added_tokens[1].rstrip);
+  EXPECT_FALSE(config.added_tokens[2].special);
+  EXPECT_TRUE(parse_tokenizer_config("", "", "", "x").added_tokens.empty());
+}
+
+TEST(TokenizerConfig, RefusesDamage) {
+  for (const char* text :
+       {"[]", "{", R"({"bos_token": 1})", R"({"legacy": "yes"})", R"({"added_tokens_decoder": []})",
+        R"({"added_tokens_decoder": {"x": {"content": "a"}}})",
+        R"({"added_tokens_decoder": {"-1": {"content": "a"}}})",
+        R"({"added_tokens_decoder": {"1": "a"}})",
+        R"({"added_tokens_decoder": {"1": {"content": "a"}, "2": {"content": "a"}}})",
+        R"({"added_tokens_decoder": {"99999999": {"content": "a"}}})"}) {
+    const Error error = error_of([&] { parse_tokenizer_config(text, "", "", "tc.json"); });
+    EXPECT_EQ(error.code(), ErrorCode::kCorruptFile) << text;
+    EXPECT_THAT(error.what(), HasSubstr("tc.json")) << text;
+  }
+  EXPECT_THROW(parse_tokenizer_config("", "", R"({"a": "1"})", "x"), Error);
+}
+
+TEST(StreamDecoder, HoldsBackHalfCharacters) {
+  const auto tokenizer = load("qwen2");
+  const Ids ids = tokenizer->encode(
+      "a\U0001F60A"
+      "b");
+  ASSERT_EQ(ids.size(), 6U);  // the emoji is four bytes in this vocabulary
+  StreamDecoder decoder(*tokenizer);
+  EXPECT_EQ(decoder.push(ids[0]), "a");
+  EXPECT_EQ(decoder.push(ids[1]), "");
+  EXPECT_EQ(decoder.push(ids[2]), "");
+  EXPECT_EQ(decoder.push(ids[3]), "");
+  EXPECT_EQ(decoder.push(ids[4]), "\U0001F60A");
+  EXPECT_EQ(decoder.push(ids[1]), "");
+  EXPECT_EQ(decoder.finish(), "\uFFFD");
+}
+
+TEST(StreamDecoder, StripsOnlyTheFirstSpace) {
+  const auto tokenizer = load("llama_legacy");
+  const Ids ids = tokenizer->encode("Hello there", {.add_special_tokens = false});
+  StreamDecoder decoder(*tokenizer);
+  std::string text;
+  for (const int32_t id : {1, ids.front(), ids.front()}) text += decoder.push(id);
+  EXPECT_FALSE(text.starts_with(' '));
+  EXPECT_THAT(text, HasSubstr(" "));
+}
+
+/// A tokenizer that has only decode(), as a stand-in in other tests might.
+class PlainTokenizer final : public Tokenizer {
+ public:
+  using Tokenizer::encode;
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions&) const override {
+    return {text.begin(), text.end()};
+  }
+  std::string decode(std::span<const int32_t> ids, bool) const override {
+    std::string text;
+    for (const int32_t id : ids) text.push_back(static_cast<char>(id));
+    return text;
+  }
+  int32_t vocab_size() const noexcept override { return 256; }
+  std::optional<int32_t> id_of(std::string_view) const override { return std::nullopt; }
+  std::string token_of(int32_t) const override { return ""; }
+  std::optional<int32_t> bos_id() const noexcept override { return std::nullopt; }
+  std::optional<int32_t> eos_id() const noexcept override { return std::nullopt; }
+};
+
+TEST(StreamDecoder, ServesATokenizerWithoutAStreamOfItsOwn) {
+  const PlainTokenizer tokenizer;
+  StreamDecoder decoder(tokenizer);
+  EXPECT_EQ(decoder.push('a'), "a");
+  EXPECT_EQ(decoder.push(0xC3), "");
+  EXPECT_EQ(decoder.push(0xA9), "\u00E9");
+  EXPECT_EQ(decoder.push(0xE4), "");
+  EXPECT_EQ(decoder.finish(), "\xE4");
+}
 
 }  // namespace
 }  // namespace kvlm
