@@ -7,9 +7,7 @@ target_compile_options(kvlm_options INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${KVLM_WERROR}>>:-Werror>)
 if(KVLM_SANITIZE)
   target_compile_options(kvlm_options INTERFACE
-    -fsanitize=${KVLM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer
-    # GCC 12 sees uninitialised members in its own <regex> once the code is instrumented.
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+    -fsanitize=${KVLM_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(kvlm_options INTERFACE -fsanitize=${KVLM_SANITIZE})
 endif()
 if(KVLM_FUZZ)
