@@ -63,6 +63,79 @@ HWY_INLINE void multiply_block(size_t depth, const float* a, size_t row_stride, 
   }
 }
 
+// Queries come and outputs go in rows, four at a time where a vector holds as many.
+constexpr size_t kGroup = std::min<size_t>(4, kLanes);
+
+#if HWY_TARGET == HWY_SCALAR
+
+void rows_to_columns(const float* const (&row)[kGroup], size_t count, float factor, float* column,
+                     size_t width) {
+  for (size_t c = 0; c < count; ++c) column[c * width] = row[0][c] * factor;
+}
+
+void columns_to_rows(const float* column, size_t width, const float* sum, size_t count,
+                     float* const (&row)[kGroup]) {
+  for (size_t c = 0; c < count; ++c) row[0][c] = column[c * width] / sum[0];
+}
+
+#else
+
+using Quad = hn::FixedTag<float, kGroup>;
+
+HWY_INLINE void transpose(hn::Vec<Quad> (&x)[kGroup]) {
+  const Quad d;
+  const auto lower01 = hn::InterleaveLower(d, x[0], x[1]);
+  const auto lower23 = hn::InterleaveLower(d, x[2], x[3]);
+  const auto upper01 = hn::InterleaveUpper(d, x[0], x[1]);
+  const auto upper23 = hn::InterleaveUpper(d, x[2], x[3]);
+  x[0] = hn::ConcatLowerLower(d, lower23, lower01);
+  x[1] = hn::ConcatUpperUpper(d, lower23, lower01);
+  x[2] = hn::ConcatLowerLower(d, upper23, upper01);
+  x[3] = hn::ConcatUpperUpper(d, upper23, upper01);
+}
+
+/// column[c * width + r] = row[r][c] * factor.
+void rows_to_columns(const float* const (&row)[kGroup], size_t count, float factor, float* column,
+                     size_t width) {
+  const Quad d;
+  const auto factors = hn::Set(d, factor);
+  size_t c = 0;
+  for (; c + kGroup <= count; c += kGroup) {
+    hn::Vec<Quad> x[kGroup];
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kGroup; ++r) x[r] = hn::Mul(hn::LoadU(d, row[r] + c), factors);
+    transpose(x);
+    HWY_UNROLL(4)
+    for (size_t i = 0; i < kGroup; ++i) hn::Store(x[i], d, column + (c + i) * width);
+  }
+  for (; c < count; ++c) {
+    for (size_t r = 0; r < kGroup; ++r) column[c * width + r] = row[r][c] * factor;
+  }
+}
+
+/// row[r][c] = column[c * width + r] / sum[r]; rows may be the same if their columns are.
+void columns_to_rows(const float* column, size_t width, const float* sum, size_t count,
+                     float* const (&row)[kGroup]) {
+  const Quad d;
+  const auto inverse = hn::Div(hn::Set(d, 1.0f), hn::Load(d, sum));
+  size_t c = 0;
+  for (; c + kGroup <= count; c += kGroup) {
+    hn::Vec<Quad> x[kGroup];
+    HWY_UNROLL(4)
+    for (size_t i = 0; i < kGroup; ++i) {
+      x[i] = hn::Mul(hn::Load(d, column + (c + i) * width), inverse);
+    }
+    transpose(x);
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < kGroup; ++r) hn::StoreU(x[r], d, row[r] + c);
+  }
+  for (; c < count; ++c) {
+    for (size_t r = 0; r < kGroup; ++r) row[r][c] = column[c * width + r] * (1.0f / sum[r]);
+  }
+}
+
+#endif
+
 /// Rows of one kv_head at any stride: the tile source of prefill.
 struct StridedRows {
   const std::byte* keys;
@@ -118,20 +191,12 @@ class QueryTile {
     std::fill(keys_, keys_ + 2 * kKeyRows * dim_padded_, 0.0f);
   }
 
-  /// Takes row r from `row`, as query number `query`; rows not taken keep zeros.
-  void set_query(size_t r, const float* row, float scale, int64_t query) {
-    const size_t width = panel_width(r / kPanel);
-    float* column = q_ + r / kPanel * kPanel * dim_ + r % kPanel;
-    for (size_t c = 0; c < dim_; ++c) column[c * width] = row[c] * scale;
-    query_[r] = static_cast<float>(query);
-  }
-  void clear_rows_from(size_t r) {
-    for (; r < hwy::RoundUpTo(rows_, kLanes); ++r) {
-      const size_t width = panel_width(r / kPanel);
-      float* column = q_ + r / kPanel * kPanel * dim_ + r % kPanel;
-      for (size_t c = 0; c < dim_; ++c) column[c * width] = 0;
-      query_[r] = query_[rows_ - 1];
-    }
+  /// Takes rows [r, r + kGroup), row r + i being of query number query[i].
+  HWY_INLINE void set_queries(size_t r, const float* const (&row)[kGroup],
+                              const size_t (&query)[kGroup], float scale) {
+    const size_t panel = r / kPanel;
+    rows_to_columns(row, dim_, scale, q_ + panel * kPanel * dim_ + r % kPanel, panel_width(panel));
+    for (size_t i = 0; i < kGroup; ++i) query_[r + i] = static_cast<float>(query[i]);
   }
 
   /// Attends rows [0, source.rows), all of them or, when causal, query i the rows up to i.
@@ -156,12 +221,12 @@ class QueryTile {
     }
   }
 
-  /// Writes the normalised output of row r.
-  void get_output(size_t r, float* row) const {
-    const size_t width = panel_width(r / kPanel);
-    const float* column = out_ + r / kPanel * kPanel * dim_padded_ + r % kPanel;
-    const float inverse = 1 / sum_[r];
-    for (size_t c = 0; c < dim_; ++c) row[c] = column[c * width] * inverse;
+  /// Writes the normalised outputs of rows [r, r + kGroup); pointers of the same query may be the
+  /// same.
+  HWY_INLINE void get_outputs(size_t r, float* const (&row)[kGroup]) const {
+    const size_t panel = r / kPanel;
+    columns_to_rows(out_ + panel * kPanel * dim_padded_ + r % kPanel, panel_width(panel), sum_ + r,
+                    dim_, row);
   }
 
  private:
@@ -259,21 +324,28 @@ void attention_kernel(TensorView out, ConstTensorView q, ConstTensorView k, Cons
   const size_t q_per_kv = q_heads / kv_heads;
   const size_t runs = past.size() / kv_heads;
   const size_t tiles = (n * q_per_kv + kQueryRows - 1) / kQueryRows;
-  stream.pool().parallel_for(kv_heads * tiles, [&](size_t task, int worker) {
+  stream.pool().parallel_for(kv_heads * tiles, [&](size_t task, int worker) HWY_ATTR {
     const size_t head = task % kv_heads;
     const size_t tile = tiles - 1 - task / kv_heads;  // the longest first: late queries see most
     const size_t begin = tile * kQueryRows;
     const size_t rows = std::min(kQueryRows, n * q_per_kv - begin);
-    const auto row_of = [&](size_t r) {
-      const size_t query = (begin + r) / q_per_kv;
-      return (query * q_heads + head * q_per_kv + (begin + r) % q_per_kv) * head_dim;
+    // Row r of the tile; those past the last are the last once more, which wastes lanes only.
+    const auto query_of = [&](size_t r) { return (begin + std::min(r, rows - 1)) / q_per_kv; };
+    const auto offset_of = [&](size_t r) {
+      const size_t within = (begin + std::min(r, rows - 1)) % q_per_kv;
+      return (query_of(r) * q_heads + head * q_per_kv + within) * head_dim;
     };
     QueryTile block(stream.scratch(worker, QueryTile::scratch_bytes(head_dim)), head_dim, rows);
-    for (size_t r = 0; r < rows; ++r) {
-      block.set_query(r, q.as<float>() + row_of(r), scale,
-                      static_cast<int64_t>((begin + r) / q_per_kv));
+    const size_t lanes = hwy::RoundUpTo(rows, kLanes);
+    for (size_t r = 0; r < lanes; r += kGroup) {
+      const float* row[kGroup];
+      size_t query[kGroup];
+      for (size_t i = 0; i < kGroup; ++i) {
+        row[i] = q.as<float>() + offset_of(r + i);
+        query[i] = query_of(r + i);
+      }
+      block.set_queries(r, row, query, scale);
     }
-    block.clear_rows_from(rows);
     for (const KeyValueRows& run : past.subspan(head * runs, runs)) {
       block.attend(StridedRows{run.keys, run.values, head_dim * dtype_bytes(run.dtype), run.dtype,
                                static_cast<size_t>(run.rows)},
@@ -283,7 +355,11 @@ void attention_kernel(TensorView out, ConstTensorView q, ConstTensorView k, Cons
     block.attend(StridedRows{k.data() + offset_bytes, v.data() + offset_bytes,
                              kv_heads * head_dim * sizeof(float), DType::kF32, n},
                  causal);
-    for (size_t r = 0; r < rows; ++r) block.get_output(r, out.as<float>() + row_of(r));
+    for (size_t r = 0; r < rows; r += kGroup) {
+      float* row[kGroup];
+      for (size_t i = 0; i < kGroup; ++i) row[i] = out.as<float>() + offset_of(r + i);
+      block.get_outputs(r, row);
+    }
   });
 }
 
