@@ -72,7 +72,7 @@ if [[ $lint ]]; then
 fi
 
 build "$preset"
-if command -v nvcc >/dev/null && [[ -d kernels/cuda ]]; then build cuda; fi
+if command -v nvcc >/dev/null && compgen -G "kernels/cuda/*.cu" >/dev/null; then build cuda; fi
 
 step "test ($preset)" ctest --test-dir "build/$preset" --output-on-failure --no-tests=error \
   --no-label-summary -j "$jobs"
