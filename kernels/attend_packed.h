@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/device.h"
+#include "kernels/packed_format.h"
+
+namespace kvlm {
+
+/// Slots that follow each other in a lane and whose keys (or whose values) are stored alike: rows
+/// of a float type, or packed blocks. Dead rows of blocks are no slots.
+struct SlotRun {
+  int slots = 0;
+  // Full precision, if `format` is null.
+  const std::byte* rows = nullptr;  ///< (slots, head_dim) dense
+  DType dtype = DType::kF16;        ///< f32 | f16 | bf16
+  // Packed.
+  const PackedFormat* format = nullptr;
+  std::span<const PackedBlock> blocks;  ///< live_rows sum to slots
+  /// Values only: this run holds, in ascending order, those of the next `selected_of` slots whose
+  /// bit is `selected_bit` (VidKV's protected tokens lie apart); the last run of a selection
+  /// advances past them. Null for a plain run.
+  const uint64_t* selection = nullptr;
+  bool selected_bit = false;
+  int selected_of = 0;
+  bool selection_ends = false;
+};
+
+/// A linear remap of the scores of slots [first, first + slots), per query head:
+/// g(x) = m (x - lo) + lo - tau_low, m = (hi - lo + tau_low - tau_high) / (hi - lo), with lo and hi
+/// the smallest and largest score of the range. m is at least 0 if guarded; if hi = lo every score
+/// becomes lo - tau_low. Source: CalibQuant eqs. 7-8.
+struct ScoreRemap {
+  int first = 0;
+  int slots = 0;
+  float tau_low = 0;
+  float tau_high = 0;
+  bool guarded = true;
+};
+
+/// Decode attention of the q_per_kv query heads of one kv_head of one sequence over all its slots.
+struct PackedLane {
+  const float* q = nullptr;  ///< (q_per_kv, head_dim), met by full-precision keys
+  /// (q_per_kv, channels) met by packed keys: q, or q in the basis in which the keys were packed.
+  const float* q_packed = nullptr;
+  std::span<const SlotRun> keys;    ///< in slot order
+  std::span<const SlotRun> values;  ///< the same slots in the same order, however partitioned
+  std::span<const ScoreRemap> remaps;
+  int slots = 0;
+  /// (q_per_kv, slots) workspace. On return the softmax weights, each row summing to 1.
+  float* weights = nullptr;
+  float* out = nullptr;    ///< (q_per_kv, head_dim); overwritten; may not overlap q
+  int guarded_remaps = 0;  ///< returned: how many (query head, remap) had their slope clamped
+};
+
+/// out = softmax(remap(scale * q . K)) . V of every lane, read straight from packed blocks: scales
+/// are folded into the query and the output (specs 1.8), no row is dequantized to memory, every
+/// packed byte is read once for all q_per_kv queries. Sums in f32. Lanes are independent, so a
+/// result depends neither on the other lanes nor on the threads. A lane without slots gives 0.
+/// Allocates nothing but stream scratch. Asynchronous on CUDA.
+///
+/// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots.
+void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
+                   Stream& stream);
+
+/// Writes the live rows of packed blocks as floats: x = slope * s * c + z (specs 1.3).
+///   out  (sum of live_rows, format.channels()) dense
+void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
+                   Stream& stream);
+
+}  // namespace kvlm

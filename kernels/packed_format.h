@@ -1,0 +1,146 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/host_device.h"
+
+namespace kvlm {
+
+/// How small integers lie in a row of bytes. A row packs the codes of one token, channel by
+/// channel, least significant bits first: element i of width B starts at bit B * i.
+enum class CodeFormat : uint8_t {
+  kBits1 = 1,
+  kBits2,
+  kBits3,
+  kBits4,
+  kBits5,
+  kBits6,
+  kBits7,
+  kBits8,
+  kTrit5,   ///< ternary digits 0..2, five to a byte: sum of digit_i * 3^i; padded with digit 1
+  kTrit2b,  ///< ternary digits 0..2 as 2-bit codes
+};
+
+/// Which elements share one scale (and zero point).
+enum class ScaleAxis : uint8_t {
+  kHead,     ///< all rows and channels of a block
+  kChannel,  ///< one channel over all rows of a block
+  kToken,    ///< `group_size` channels of one row
+};
+
+/// Bits of one code as it is stored; kTrit5 has no whole number and gives 0.
+VLM_HD constexpr int code_bits(CodeFormat format) noexcept {
+  if (format == CodeFormat::kTrit5) return 0;
+  if (format == CodeFormat::kTrit2b) return 2;
+  return static_cast<int>(format);
+}
+
+/// The largest code.
+VLM_HD constexpr int max_code(CodeFormat format) noexcept {
+  if (format == CodeFormat::kTrit5 || format == CodeFormat::kTrit2b) return 2;
+  return (1 << static_cast<int>(format)) - 1;
+}
+
+/// Bytes of a row of `elements` codes.
+VLM_HD constexpr size_t code_row_bytes(CodeFormat format, int elements) noexcept {
+  const auto n = static_cast<size_t>(elements);
+  if (format == CodeFormat::kTrit5) return (n + 4) / 5;
+  return (n * static_cast<size_t>(code_bits(format)) + 7) / 8;
+}
+
+/// Code i of a row.
+VLM_HD constexpr int code_at(const uint8_t* row, CodeFormat format, int i) noexcept {
+  if (format == CodeFormat::kTrit5) {
+    constexpr int kPower[5] = {1, 3, 9, 27, 81};
+    return row[i / 5] / kPower[i % 5] % 3;
+  }
+  const int bits = code_bits(format);
+  const int bit = i * bits;
+  int word = row[bit / 8];
+  if (bit % 8 + bits > 8) word |= row[bit / 8 + 1] << 8;
+  return (word >> (bit % 8)) & ((1 << bits) - 1);
+}
+
+/// A range of channels that are coded alike. What a code c of channel d means is
+///
+///   x = slope * s * c + z,   z the stored zero point, or offset_d * s if none is stored
+///
+/// with s the stored scale of its group. The implied zero points serve ternary digits (slope 1,
+/// offset -1) and signs (slope 2, offset -1).
+struct PackedSection {
+  CodeFormat code = CodeFormat::kBits8;
+  int channels = 0;
+  bool zero_stored = true;
+  float slope = 1;
+  float offset = 0;
+  /// Channels of the section from here on have offset_after for offset: the imaginary parts of
+  /// VidKV's zero_mean spectra.
+  int split = 1 << 30;
+  float offset_after = 0;
+
+  VLM_HD constexpr float offset_of(int channel) const noexcept {
+    return channel < split ? offset : offset_after;
+  }
+  VLM_HD constexpr size_t row_bytes() const noexcept { return code_row_bytes(code, channels); }
+};
+
+/// How the keys or the values of one kv_head are packed. A block of rows is
+///
+///   codes   (rows, row_bytes())            the sections of a row side by side, each from a byte
+///   scales  kHead (1,) | kChannel (channels(),) | kToken (rows, groups())     dtype `meta`
+///   zeros   as scales, over the sections with zero_stored only
+///
+/// Two sections occur with kChannel only (VidKV's 2-bit and 1-bit channels).
+struct PackedFormat {
+  ScaleAxis axis = ScaleAxis::kToken;
+  /// kToken: channels that share a scale; the last group may be shorter.
+  int group_size = 0;
+  /// kHead, kChannel: rows of a full block, which share scales; 0 means all rows packed together.
+  int block_rows = 0;
+  DType meta = DType::kF16;  ///< f16 | f32
+  int sections = 1;
+  std::array<PackedSection, 2> section{};
+
+  VLM_HD constexpr int channels() const noexcept {
+    return section[0].channels + (sections > 1 ? section[1].channels : 0);
+  }
+  VLM_HD constexpr size_t row_bytes() const noexcept {
+    return section[0].row_bytes() + (sections > 1 ? section[1].row_bytes() : 0);
+  }
+  /// kToken: scales of a row.
+  VLM_HD constexpr int groups() const noexcept {
+    return (channels() + group_size - 1) / group_size;
+  }
+  /// Scales of a block of `rows` rows.
+  VLM_HD constexpr size_t scales(int rows) const noexcept {
+    if (axis == ScaleAxis::kHead) return 1;
+    if (axis == ScaleAxis::kChannel) return static_cast<size_t>(channels());
+    return static_cast<size_t>(rows) * static_cast<size_t>(groups());
+  }
+  /// Zero points of a block of `rows` rows.
+  VLM_HD constexpr size_t zeros(int rows) const noexcept {
+    if (sections == 1) return section[0].zero_stored ? scales(rows) : 0;
+    return static_cast<size_t>((section[0].zero_stored ? section[0].channels : 0) +
+                               (section[1].zero_stored ? section[1].channels : 0));
+  }
+  /// Bytes of the scales and zero points of a block.
+  VLM_HD constexpr size_t meta_bytes(int rows) const noexcept {
+    return (scales(rows) + zeros(rows)) * dtype_bytes(meta);
+  }
+};
+
+/// Where the packed rows of a block are. The pointers of a block that shares codes lead to the
+/// other layer's codes.
+struct PackedBlock {
+  const std::byte* codes = nullptr;
+  const std::byte* scales = nullptr;
+  const std::byte* zeros = nullptr;  ///< null if no section stores them
+  int rows = 0;                      ///< rows present, dead ones included
+  int live_rows = 0;                 ///< rows not evicted
+  const uint64_t* live = nullptr;    ///< bit r: row r is live; null if all are
+};
+
+}  // namespace kvlm
