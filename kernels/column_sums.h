@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/attention.h"
+#include "kernels/base/tensor.h"
+
+namespace kvlm {
+
+/// What attention looks at, summed over query rows without ever forming the matrix.
+struct ColumnSums {
+  /// (kv_heads, past rows + n): column j of kv_head h gains the mean over its q_per_kv query heads
+  /// of sum_i A_ij, i over the chosen rows.
+  std::span<double> sums;
+  /// (q_heads,) or empty: gains the number of entries A_ij < 0.01 max_j A_ij among those that the
+  /// chosen rows may see (VL-Cache's sparsity).
+  std::span<double> small_entries;
+};
+
+/// Adds to `result` the causal attention A = softmax(scale * q . K) of rows [first_row, n).
+///
+///   q       (n, q_heads, head_dim)   f32
+///   k       (n, kv_heads, head_dim)  f32, the rows that belong to the queries
+///   past    kv_heads * runs entries as in attention(): keys before k; values are not read
+///
+/// Accumulated in f32 over a tile of rows and in f64 over tiles, in an order that depends on the
+/// shapes only. Memory: a tile of rows times all columns per worker. Asynchronous on CUDA.
+/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
+/// Source: specs 2.2; Dao et al. 2022 for the tiling.
+void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 Stream& stream);
+
+}  // namespace kvlm

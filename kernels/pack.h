@@ -1,0 +1,57 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/device.h"
+#include "kernels/packed_format.h"
+
+namespace kvlm {
+
+/// How numbers become codes.
+enum class CodeRule : uint8_t {
+  kAffine,   ///< equal steps over a range: min-max, quantiles, shrunk ranges (specs 1.3)
+  kTernary,  ///< -1, 0, 1 about a threshold (VidKV eq. 6)
+  kSign,     ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
+};
+
+enum class Rounding : uint8_t { kNearestEven, kFloor };
+
+/// The scale of ternary codes: mean |x|; mean |x| over codes that are not 0 (twn); or 1.
+enum class TernaryScale : uint8_t { kMean, kNonZero, kUnit };
+
+/// The arithmetic of one section of a packed format.
+struct PackRule {
+  CodeRule rule = CodeRule::kAffine;
+  // kAffine: the range of a group is [Q_alpha, Q_{1-alpha}] (alpha 0: minimum and maximum), both
+  // ends times kappa; codes are made in it; the stored scale and zero point then move the end
+  // levels inwards by eta of the range (specs 1.3, 4.3, 5.3, 6.4).
+  float alpha = 0;
+  float kappa = 1;
+  float eta = 0;
+  /// XQuant's Algorithm 2: the zero point moves by eta of a step, not of the range.
+  bool eta_of_step = false;
+  Rounding rounding = Rounding::kNearestEven;
+  // kTernary: codes are not 0 beyond gamma * mean |x|.
+  float gamma = 0.7f;
+  TernaryScale ternary_scale = TernaryScale::kMean;
+};
+
+/// A block to be packed: `rows` dense rows of format.channels() floats to where its parts go.
+struct PackJob {
+  const float* x = nullptr;    ///< (rows, channels)
+  int rows = 0;                ///< all of them share scales where the axis is not kToken
+  std::byte* codes = nullptr;  ///< (rows, row_bytes()); null: only scales and zero points are made
+  std::byte* scales = nullptr;
+  std::byte* zeros = nullptr;  ///< null if no section stores them
+};
+
+/// Packs every job as `format` says, section i by rules[i]. NaN counts as the start of its range; a
+/// group whose range is empty gets codes 0, scale 0 and its value as zero point. Jobs are
+/// independent. Asynchronous on CUDA.
+/// Throws Error{kInvalidArgument} for rules that the format cannot express.
+void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+          std::span<const PackJob> jobs, Stream& stream);
+
+}  // namespace kvlm

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvcache/kv_cache.h"
+#include "kvcache/spec.h"
+
+namespace kvlm {
+
+/// What a part of a spec decides. A spec has at most one retention and one sharing part, and one
+/// quantizer for each disjoint set of slots.
+enum class PartKind : uint8_t { kQuantizer, kRetention, kSharing };
+
+/// One option of a policy: its legal values, its value in each profile, and what it means. The
+/// table of them is the parser, the help, `vlm-kv list` and docs/policies.md.
+struct OptionInfo {
+  enum class Type : uint8_t {
+    kChoice,    ///< one of `choices`, separated by '|'
+    kInteger,   ///< low..high
+    kReal,      ///< low..high; `open_high` excludes high
+    kRealPair,  ///< A:B, each low..high
+    kChannels,  ///< auto or an integer low..high
+  };
+
+  std::string_view key;
+  Type type = Type::kChoice;
+  std::string_view choices;   ///< of kChoice
+  double low = 0;             ///< smallest legal number
+  double high = 0;            ///< largest legal number
+  bool open_high = false;     ///< `high` itself is not legal
+  std::string_view standard;  ///< value in profile=default
+  std::string_view official;  ///< value in profile=official; empty: as default
+  std::string_view paper;     ///< value in profile=paper; empty: as default
+  std::string_view help;      ///< one line
+};
+
+/// What a policy is, for people and for the parser.
+struct PolicyInfo {
+  std::string_view name;
+  PartKind kind = PartKind::kQuantizer;
+  std::string_view source;    ///< paper, sections
+  std::string_view stores;    ///< one sentence: which rows are stored how
+  std::string_view composes;  ///< one sentence: with what
+  std::span<const OptionInfo> options;
+};
+
+/// The values of a part's options: what was written, else the profile's, else the default.
+class OptionValues {
+ public:
+  OptionValues(const PolicyInfo& info, const SpecPart& part);
+
+  bool given(std::string_view key) const noexcept;
+  std::string_view text(std::string_view key) const;
+  int integer(std::string_view key) const;
+  double real(std::string_view key) const;
+  std::pair<double, double> real_pair(std::string_view key) const;
+  const PolicyInfo& info() const noexcept { return *info_; }
+
+ private:
+  const PolicyInfo* info_;
+  std::map<std::string, std::string, std::less<>> values_;
+  std::vector<std::string> given_;
+};
+
+/// What `vlm-kv profile` measured on a model and --kv-profile gives back.
+struct PolicyProfile {
+  std::vector<double> forget;                    ///< PrefixKV: forget ratio of each layer
+  double forget_keep = 0;                        ///< the kept fraction those were fitted for
+  std::optional<std::pair<double, double>> tau;  ///< CalibQuant
+  std::optional<double> alpha;                   ///< 1BitVKV
+  std::optional<std::pair<double, double>> eta;  ///< XQuant: 1 bit, 2 bit
+};
+
+/// What surrounds a part when it is made.
+struct PolicyContext {
+  const CacheShape* shape = nullptr;
+  const PolicyProfile* profile = nullptr;  ///< null if none was given
+  bool with_quantizer = false;             ///< a part of the spec packs rows
+  bool with_retention = false;             ///< a part of the spec drops rows
+  bool with_sharing = false;               ///< codes are shared between layers
+};
+
+class Quantizer;
+class Retention;
+
+/// A quantizer's line in the registry. `make` throws Error{kUnsupported} for options that do not
+/// fit the decoder, with the cure.
+struct QuantizerEntry {
+  PolicyInfo info;
+  std::unique_ptr<Quantizer> (*make)(const OptionValues& options, const PolicyContext& context);
+};
+
+/// A retention rule's line in the registry.
+struct RetentionEntry {
+  PolicyInfo info;
+  std::unique_ptr<Retention> (*make)(const OptionValues& options, const PolicyContext& context);
+};
+
+}  // namespace kvlm

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/base/tensor.h"
+#include "kernels/pack.h"
+#include "kernels/packed_format.h"
+
+namespace kvlm {
+
+enum class Part : uint8_t { kKeys, kValues };
+
+/// When the oldest full-precision rows of a lane are packed. After a prompt that leaves n rows,
+/// floor((n - hold) / prompt_unit) * prompt_unit of them are packed; in decode, after attention,
+/// `rows` of them each time `trigger` rows are unpacked.
+struct FlushRule {
+  int prompt_unit = 1;
+  int hold = 0;
+  int trigger = 1;
+  int rows = 1;
+
+  int packed_after_prompt(int n) const noexcept {
+    return n <= hold ? 0 : (n - hold) / prompt_unit * prompt_unit;
+  }
+};
+
+/// How the keys or the values of one layer are packed.
+struct PartPlan {
+  PackedFormat format;
+  std::array<PackRule, 2> rules{};
+  FlushRule flush;          ///< unused by a quantizer of visual rows
+  double nominal_bits = 0;  ///< the paper's own figure: codes only
+};
+
+/// Facts about one kv_head of one layer that a quantizer fixes when a prompt ends.
+struct LaneFacts {
+  /// (head_dim,) keys are packed in this channel order; empty: as they come. VidKV: the channels
+  /// of the first section, ascending, then those of the second.
+  std::vector<uint16_t> key_channels;
+};
+
+/// Remap of the scores of visual slots (CalibQuant).
+struct RemapRule {
+  float tau_low = 0;
+  float tau_high = 0;
+  bool guarded = true;
+};
+
+/// The layer whose codes a layer uses; itself where it has its own. Plain data (specs 6.3, 10.4).
+struct ShareMap {
+  std::vector<int> key_owner;    ///< (layers,); empty: nothing is shared
+  std::vector<int> value_owner;  ///< (layers,)
+
+  bool any() const noexcept { return !key_owner.empty(); }
+};
+
+/// A way of packing rows: data, mostly. What differs between policies is which format, which
+/// arithmetic and when; kernels/pack.h and kernels/attend_packed.h do the work. Stateless once
+/// made: what a prompt teaches lives in LaneFacts.
+class Quantizer {
+ public:
+  virtual ~Quantizer() = default;
+
+  /// Packs visual rows only, once, when their prompt ends; flush rules are unused.
+  virtual bool visual_only() const noexcept { return false; }
+  /// visual_only(): each picture has scales (and remap) of its own, not all of a prompt together.
+  virtual bool per_image() const noexcept { return false; }
+  virtual const PartPlan& plan(Part part, int layer) const noexcept = 0;
+  /// The remap of visual scores in `layer`, or null.
+  virtual const RemapRule* remap(int) const noexcept { return nullptr; }
+
+  /// VidKV's semantic token protection: values of protected visual rows have this plan; null: none.
+  virtual const PartPlan* protected_values() const noexcept { return nullptr; }
+  /// Scores of prompt rows for protection; rows that are not visual are ignored.
+  ///   embeddings (rows, hidden) f32; modality (rows,)
+  virtual std::vector<float> protection_scores(ConstTensorView /*embeddings*/,
+                                               std::span<const int16_t> /*modality*/) const {
+    return {};
+  }
+  /// Which of the retained rows are protected: ascending indices into `modality`.
+  virtual std::vector<int32_t> protect(std::span<const float> /*scores*/,
+                                       std::span<const int16_t> /*modality*/) const {
+    return {};
+  }
+
+  /// Sets facts[h] of every kv_head from the keys that are about to be packed.
+  ///   keys[h]  (rows, head_dim) f32, the same rows in every head
+  virtual void learn(std::span<const float* const> /*keys*/, int /*rows*/,
+                     std::span<LaneFacts> /*facts*/) const {}
+  /// Bytes of what learn() fixed, of one layer (VidKV: the channel mask).
+  virtual size_t facts_bytes(int /*kv_heads*/) const noexcept { return 0; }
+  /// Keys are packed in another basis: key_to_basis before packing, query_to_basis before
+  /// attention, so that query_to_basis(q) . key_to_basis(k) = q . k; key_from_basis undoes the
+  /// first. Rows (rows, head_dim); `to` may not overlap `from`.
+  virtual bool changes_basis() const noexcept { return false; }
+  virtual void key_to_basis(const LaneFacts&, const float* /*from*/, int /*rows*/,
+                            float* /*to*/) const {}
+  virtual void query_to_basis(const LaneFacts&, const float* /*from*/, int /*rows*/,
+                              float* /*to*/) const noexcept {}
+  virtual void key_from_basis(const LaneFacts&, const float* /*from*/, int /*rows*/,
+                              float* /*to*/) const {}
+
+  /// Layers that use another layer's codes (XQuant).
+  virtual ShareMap share() const { return {}; }
+  /// A flush packs the dequantized old rows of the part once more with the new ones (VidKV's
+  /// published code), instead of only the new ones.
+  virtual bool repacks(Part) const noexcept { return false; }
+};
+
+}  // namespace kvlm

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvcache/kv_cache.h"
+
+namespace kvlm {
+
+/// Which rows of a prompt's attention a retention rule sums, and what else it watches (specs 2).
+struct ImportanceNeeds {
+  enum class Rows : uint8_t {
+    kNone,
+    kAll,         ///< every row
+    kLast,        ///< the last `last_rows` rows
+    kPostVision,  ///< rows after the last visual row; the last min(n, 32) if there are none
+  };
+  Rows rows = Rows::kNone;
+  int last_rows = 0;
+  bool sparsity = false;        ///< VL-Cache: the share of small entries
+  bool decode_weights = false;  ///< H2O: sums go on over decode steps
+};
+
+/// A prompt that has ended, as a retention rule sees it.
+struct PromptView {
+  const CacheShape* shape = nullptr;
+  int rows = 0;                          ///< n
+  std::span<const int16_t> modality;     ///< (n,)
+  std::span<const double> importance;    ///< (layers, kv_heads, n) as ColumnSums.sums; may be empty
+  std::span<const double> sparsity;      ///< (layers,) share of small entries; may be empty
+  std::span<const int32_t> summed_rows;  ///< (2,) first and last + 1 row that importance sums
+};
+
+/// The slots that a layer keeps.
+struct LayerSelection {
+  /// One list for all kv_heads, or kv_heads lists of one length: ascending prompt rows.
+  std::vector<std::vector<int32_t>> slots;
+  /// Share of rows that the layer forgets, steering decode; 1 - kept / n as the rule defines it.
+  double forget = 0;
+  int kept() const noexcept { return static_cast<int>(slots.front().size()); }
+};
+
+/// How dropped rows are folded into kept ones (specs 8.6).
+enum class MergeRule : uint8_t { kNone, kPosition, kFeature };
+
+/// A layer of a sequence after a row was appended and attended, in decode.
+struct DecodeView {
+  int layer = 0;
+  int rows = 0;         ///< n, the new row included
+  int prompt_rows = 0;  ///< N
+  int step = 0;         ///< t: 1 for the first row after the prompt
+  int kept = 0;         ///< m_l: rows kept when the prompt ended
+  double forget = 0;    ///< LayerSelection.forget
+  /// (n,) summed weights of the slots of one kv_head (H2O); empty if not asked for.
+  std::span<const float> weights;
+};
+
+/// Which rows stay: once when a prompt has ended, then row by row. Stateless once made. Rows move,
+/// they are never rotated again except by a rule that says rerotates().
+class Retention {
+ public:
+  virtual ~Retention() = default;
+
+  virtual ImportanceNeeds needs() const noexcept = 0;
+  /// Every kv_head keeps rows of its own (equally many).
+  virtual bool per_head() const noexcept { return false; }
+  /// A layer's choice depends on other layers, so that it is made after the last one.
+  virtual bool joint() const noexcept = 0;
+
+  /// The selection of every layer, or of `layer` alone if not joint(). Keeps the last row. Layers
+  /// of one pair (pairs[l] == pairs[l'], empty: none) get one selection (specs 10.4, tied).
+  virtual std::vector<LayerSelection> select(const PromptView& prompt,
+                                             std::span<const int> pairs) const = 0;
+  virtual MergeRule merge() const noexcept { return MergeRule::kNone; }
+
+  /// The slot to drop after this step's attention, or -1. Called once a step and layer (and
+  /// kv_head, if per_head()). Allocates nothing.
+  virtual int evict(const DecodeView&) const noexcept { return -1; }
+
+  /// The most rows that a layer ever holds, the newest included, after `kept` of prompt_rows were
+  /// kept and until max_rows tokens have been fed.
+  virtual int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept = 0;
+  /// An upper bound, over all selections, of the sum over layers of peak_rows.
+  virtual int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept = 0;
+
+  /// Kept keys turn to the positions of their ranks, and queries use ranks (StreamingLLM).
+  virtual bool rerotates() const noexcept { return false; }
+  /// The next position is the number of rows that layer 0 holds (PrefixKV's published code).
+  virtual bool positions_from_layer0() const noexcept { return false; }
+};
+
+}  // namespace kvlm
