@@ -34,6 +34,13 @@ struct CacheShape {
   }
 };
 
+/// What a sequence takes at most, known before its prefill.
+struct SequenceSize {
+  int prompt_rows = 0;  ///< tokens fed as the first prompt
+  int visual_rows = 0;  ///< those among them that are visual
+  int max_rows = 0;     ///< all tokens ever fed
+};
+
 /// The rows that one forward pass adds to one sequence.
 struct StepRows {
   SequenceId sequence{};
@@ -82,10 +89,9 @@ class KvCache {
   virtual const std::string& spec() const noexcept = 0;
   virtual CacheNeeds needs() const noexcept = 0;
 
-  /// Admits a sequence of at most max_rows tokens, of which prompt_rows are fed as prompt. Throws
-  /// Error{kOutOfMemory} naming `who`, the bytes needed and the bytes free if that can not be
-  /// guaranteed; then nothing has changed.
-  virtual SequenceId open(int prompt_rows, int max_rows, const std::string& who) = 0;
+  /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`, the bytes needed and the bytes
+  /// free if its size can not be guaranteed; then nothing has changed.
+  virtual SequenceId open(const SequenceSize& size, const std::string& who) = 0;
   /// Forgets a sequence; its memory is free for the next open().
   virtual void close(SequenceId sequence) noexcept = 0;
 

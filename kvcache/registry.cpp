@@ -51,8 +51,8 @@ size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens)
   return shape.elements_per_token() * static_cast<size_t>(tokens) * dtype_bytes(format_of(spec));
 }
 
-size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, int, int max_rows) {
-  return row_cache_reserved_bytes(format_of(spec), shape, max_rows);
+size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size) {
+  return row_cache_reserved_bytes(format_of(spec), shape, size.max_rows);
 }
 
 std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,

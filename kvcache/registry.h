@@ -23,9 +23,8 @@ std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& 
 /// and independent of the cache's code.
 size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens);
 
-/// Arena bytes that open(prompt_rows, max_rows) sets aside.
-size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, int prompt_rows,
-                      int max_rows);
+/// Arena bytes that open(size) sets aside.
+size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size);
 
 /// A cache with an arena of exactly `arena_bytes` on `device`.
 /// Throws Error{kUnsupported} with unsupported()'s reason, Error{kOutOfMemory}.

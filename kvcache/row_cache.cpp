@@ -40,7 +40,7 @@ class RowCache final : public KvCache {
   const std::string& spec() const noexcept override { return spec_; }
   CacheNeeds needs() const noexcept override { return {}; }
 
-  SequenceId open(int prompt_rows, int max_rows, const std::string& who) override;
+  SequenceId open(const SequenceSize& size, const std::string& who) override;
   void close(SequenceId sequence) noexcept override;
   void begin(std::span<const StepRows> step) override;
   void give_embeddings(ConstTensorView, Stream&) override {}
@@ -94,9 +94,9 @@ class RowCache final : public KvCache {
   std::vector<float> state_floats_;  // per piece: max, sum (q_per_kv), out (q_per_kv, head_dim)
 };
 
-SequenceId RowCache::open(int prompt_rows, int max_rows, const std::string& who) {
-  assert(prompt_rows >= 0 && prompt_rows <= max_rows);
-  static_cast<void>(prompt_rows);  // rows cost the same whoever wrote them
+SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
+  const int max_rows = size.max_rows;  // rows cost the same whoever wrote them
+  assert(size.prompt_rows >= 0 && size.prompt_rows <= max_rows);
   const size_t bytes = layer_bytes(format_, shape_, max_rows);
   const auto layers = static_cast<size_t>(shape_.layers);
   if (!arena_.fits(bytes, layers)) {

@@ -66,6 +66,16 @@ class TextGate {
   bool stopped_ = false;
 };
 
+/// What a prompt takes, without what is generated after it.
+SequenceSize size_of(const Prompt& prompt) {
+  SequenceSize size;
+  size.prompt_rows = size.max_rows = static_cast<int>(prompt.ids.size());
+  size.visual_rows =
+      size.prompt_rows -
+      static_cast<int>(std::count(prompt.modality.begin(), prompt.modality.end(), kTextRow));
+  return size;
+}
+
 bool same_start(const Prompt& prompt, const std::vector<int32_t>& cached) {
   return cached.size() < prompt.ids.size() &&
          std::equal(cached.begin(), cached.end(), prompt.ids.begin());
@@ -199,9 +209,9 @@ int Generator::admit(GenerationRequest request, OnText on_text) {
   sequence->on_text = std::move(on_text);
   prepare(*sequence);
 
-  const auto prompt_rows = static_cast<int>(sequence->prompt.ids.size());
-  const int rows = std::max(prompt_rows + sequence->max_tokens, session_rows_);
-  sequence->cache_id = cache_->open(prompt_rows, rows, sequence->request.id);
+  SequenceSize size = size_of(sequence->prompt);
+  size.max_rows = std::max(size.prompt_rows + sequence->max_tokens, session_rows_);
+  sequence->cache_id = cache_->open(size, sequence->request.id);
   try {
     prefill(*sequence, 0);
   } catch (...) {
@@ -237,8 +247,9 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
       cache_->close(*sequence.cache_id);
       sequence.cached_ids.clear();
       first = 0;
-      sequence.cache_id = cache_->open(static_cast<int>(sequence.prompt.ids.size()), session_rows_,
-                                       sequence.request.id);
+      SequenceSize size = size_of(sequence.prompt);
+      size.max_rows = session_rows_;
+      sequence.cache_id = cache_->open(size, sequence.request.id);
     }
     prefill(sequence, first);
   } catch (...) {

@@ -33,22 +33,22 @@ TEST(Registry, FormulaPassesThirtyTwoBits) {
 
 TEST(Registry, ReservesWholeCacheLinesPerLayer) {
   // One layer: 2 x 2 x 12 x 5 x 2 bytes = 480, rounded up to 512.
-  EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, 1, 5), 3u * 512);
-  EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, 5, 5), 3u * 512);
+  EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, {1, 0, 5}), 3u * 512);
+  EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, {5, 0, 5}), 3u * 512);
 }
 
 /// What reserved_bytes() says is exactly enough.
 TEST(Registry, ReservedBytesAdmitOneSequenceAndNotOneByteLess) {
   for (const std::string_view name : part_names()) {
     const CacheSpec spec = parse_spec(name);
-    const size_t bytes = reserved_bytes(spec, kShape, 3, 7);
+    const size_t bytes = reserved_bytes(spec, kShape, {3, 0, 7});
     const auto enough = make_cache(spec, kShape, 2 * bytes, {});
-    enough->open(3, 7, "a");
-    enough->open(3, 7, "b");
-    EXPECT_THROW(enough->open(1, 1, "c"), Error);
+    enough->open({3, 0, 7}, "a");
+    enough->open({3, 0, 7}, "b");
+    EXPECT_THROW(enough->open({1, 0, 1}, "c"), Error);
     const auto short_of = make_cache(spec, kShape, 2 * bytes - 64, {});
-    short_of->open(3, 7, "a");
-    EXPECT_THROW(short_of->open(3, 7, "b"), Error);
+    short_of->open({3, 0, 7}, "a");
+    EXPECT_THROW(short_of->open({3, 0, 7}, "b"), Error);
   }
 }
 

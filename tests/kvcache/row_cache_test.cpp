@@ -45,7 +45,7 @@ class Driver {
   SequenceId id(char sequence) const { return ids_.at(sequence); }
 
   void open(char sequence, int max_rows) {
-    ids_[sequence] = cache_->open(max_rows, max_rows, std::string(1, sequence));
+    ids_[sequence] = cache_->open({max_rows, 0, max_rows}, std::string(1, sequence));
     fed_[sequence] = 0;
     reference_[sequence].assign(static_cast<size_t>(shape_.layers),
                                 reference::RowLayer(format_, static_cast<size_t>(shape_.q_heads),
@@ -302,7 +302,7 @@ TEST(RowCache, RefusesByNameAndFigureAndChangesNothing) {
   driver.step({{'A', 11, true}});
   const size_t bytes = driver.cache().bytes();
   try {
-    driver.cache().open(3, 6, "record-17");
+    driver.cache().open({3, 0, 6}, "record-17");
     FAIL() << "expected an Error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
@@ -315,7 +315,7 @@ TEST(RowCache, RefusesByNameAndFigureAndChangesNothing) {
   driver.open('B', 5);  // what is left, to the byte
   driver.step({{'A', 1, false}, {'B', 4, true}}, false);
   driver.close('B');
-  EXPECT_THROW(driver.cache().open(6, 6, "c"), Error);
+  EXPECT_THROW(driver.cache().open({6, 0, 6}, "c"), Error);
   driver.open('B', 5);
 }
 
@@ -366,7 +366,7 @@ TEST(RowCache, DecodeAllocatesNothing) {
     const auto cache = make_row_cache(DType::kF16, shape, 1 << 22, {});
     constexpr size_t kSequences = 5;
     std::vector<SequenceId> ids;
-    for (size_t i = 0; i < kSequences; ++i) ids.push_back(cache->open(1, 400, "x"));
+    for (size_t i = 0; i < kSequences; ++i) ids.push_back(cache->open({1, 0, 400}, "x"));
     std::vector<float> q(kSequences * 4 * 16, 0.5f);
     std::vector<float> kv(kSequences * 2 * 16, 0.25f);
     std::vector<StepRows> rows(kSequences);

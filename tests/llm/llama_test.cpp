@@ -157,7 +157,7 @@ class Passes {
   Stream& stream() { return stream_; }
 
   size_t open() {
-    sequences_.push_back({cache_->open(20, 60, "x"), {}});
+    sequences_.push_back({cache_->open({20, 0, 60}, "x"), {}});
     return sequences_.size() - 1;
   }
   const std::vector<int32_t>& ids(size_t sequence) const { return sequences_[sequence].ids; }
@@ -424,7 +424,7 @@ TEST(Llama, DecodeAllocatesNothing) {
     Passes run(config, make_weights(config).map(), threads);
     constexpr int64_t kSequences = 4;
     std::vector<SequenceId> sequences;
-    for (int64_t i = 0; i < kSequences; ++i) sequences.push_back(run.cache().open(1, 60, "x"));
+    for (int64_t i = 0; i < kSequences; ++i) sequences.push_back(run.cache().open({1, 0, 60}, "x"));
     std::vector<int32_t> ids = {1, 2, 3, 4};
     Tensor embeddings(DType::kF32, {kSequences, config.hidden});
     const TensorView rows_of_step = embeddings;

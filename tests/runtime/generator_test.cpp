@@ -464,7 +464,7 @@ TEST(Generator, RefusesWhatDoesNotFitAndServesItWhenThereIsRoom) {
   const CacheSpec spec = parse_spec("f16");
   const CacheShape shape = model->decoder().cache_shape();
   // Exactly one request of 35 + 32 rows.
-  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, 35, 67), {});
+  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, {35, 0, 67}), {});
   Generator generator(*model, *cache, model.stream());
   const int key = generator.admit(golden_request("case2"), {});
   const size_t bytes = cache->bytes();

@@ -108,7 +108,8 @@ class LoadedModel {
                                  size_t sequences = 1) const {
     const CacheSpec parsed = parse_spec(spec);
     const CacheShape shape = model_->decoder().cache_shape();
-    return make_cache(parsed, shape, sequences * reserved_bytes(parsed, shape, rows, rows), {});
+    return make_cache(parsed, shape, sequences * reserved_bytes(parsed, shape, {rows, 0, rows}),
+                      {});
   }
 
  private:

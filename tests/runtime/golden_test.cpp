@@ -140,7 +140,7 @@ std::vector<std::vector<float>> forced_logits(const LoadedModel& model, KvCache&
     pictures.push_back(model->encode(image, model.stream(), {}));
   }
   const auto rows = static_cast<int>(prompt.ids.size());
-  const SequenceId id = cache.open(rows, rows + static_cast<int>(ids.size()), "forced");
+  const SequenceId id = cache.open({rows, 0, rows + static_cast<int>(ids.size())}, "forced");
   std::vector<std::vector<float>> logits;
   const auto run = [&](const StepRows& step, Tensor& embeddings) {
     const ConstTensorView row =

@@ -125,7 +125,7 @@ TEST(Synthetic, ModelsRunWithoutAnyFile) {
   EXPECT_EQ(model->max_image_tokens(), 9);
   const CacheSpec spec = parse_spec("f16");
   const CacheShape shape = model->decoder().cache_shape();
-  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, 1, 200), {});
+  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, {1, 0, 200}), {});
   GenerationRequest request;
   request.messages = {user_message("What is it?", 1, model->image_token())};
   request.images.push_back({40, 50, std::vector<uint8_t>(40 * 50 * 3, 90)});

@@ -64,7 +64,7 @@ class LatencyBench {
     const int rows = options_.prompt_tokens + options_.tokens;
     const CacheShape shape = session_.model().decoder().cache_shape();
     const auto cache =
-        make_cache(spec, shape, reserved_bytes(spec, shape, rows, rows), session_.device());
+        make_cache(spec, shape, reserved_bytes(spec, shape, {rows, 0, rows}), session_.device());
     Samples samples;
     repeat(*cache, nullptr);  // warms caches and workspaces
     for (int i = 0; i < options_.repeats; ++i) repeat(*cache, &samples);
@@ -82,8 +82,8 @@ class LatencyBench {
     model.encode(model.prepare(image), stream, {});
     const double vision_s = seconds_since(start);
 
-    const SequenceId id = cache.open(options_.prompt_tokens,
-                                     options_.prompt_tokens + options_.tokens, "the benchmark");
+    const SequenceId id = cache.open(
+        {options_.prompt_tokens, 0, options_.prompt_tokens + options_.tokens}, "the benchmark");
     start = Clock::now();
     prefill(cache, id);
     const double prefill_s = seconds_since(start);

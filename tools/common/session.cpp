@@ -97,7 +97,7 @@ std::unique_ptr<KvCache> Session::make_cache(int sequences, int rows,
                                              std::optional<size_t> bytes) const {
   const CacheShape shape = state_->model->decoder().cache_shape();
   const size_t needed =
-      static_cast<size_t>(sequences) * reserved_bytes(state_->spec, shape, rows, rows);
+      static_cast<size_t>(sequences) * reserved_bytes(state_->spec, shape, {rows, 0, rows});
   return kvlm::make_cache(state_->spec, shape, bytes.value_or(needed), state_->device);
 }
 
