@@ -10,16 +10,11 @@
 #include "kernels/base/error.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
+#include "kvcache/row_attention.h"
 
 namespace kvlm {
 
 namespace {
-
-// Decode attention splits a sequence into runs of this many rows, one unit of parallel work each.
-// The split is a constant, so a result depends neither on the threads nor on the batch.
-constexpr int kRowsPerPiece = 256;
-
-int pieces_of(int rows) { return (rows + kRowsPerPiece - 1) / kRowsPerPiece; }
 
 /// K and V of one layer: [K of each kv_head | V of each kv_head], each (max_rows, head_dim).
 size_t layer_bytes(DType format, const CacheShape& shape, int rows) {
@@ -77,7 +72,6 @@ class RowCache final : public KvCache {
   void append(Sequence& sequence, int layer, ConstTensorView k, ConstTensorView v, Stream& stream);
   void attend_prompt(const Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k,
                      ConstTensorView v, TensorView out, float scale, Stream& stream);
-  void add_pieces(const Sequence& sequence, int layer, const float* q);
 
   DType format_;
   CacheShape shape_;
@@ -89,9 +83,7 @@ class RowCache final : public KvCache {
   // Workspaces sized by open(), so that decode allocates nothing.
   std::vector<RowDestination> destinations_;  // (kv_heads,)
   std::vector<KeyValueRows> past_;            // (kv_heads,)
-  std::vector<DecodePiece> pieces_;
-  std::vector<SoftmaxState> states_;
-  std::vector<float> state_floats_;  // per piece: max, sum (q_per_kv), out (q_per_kv, head_dim)
+  RowAttention decode_;
 };
 
 SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
@@ -119,16 +111,16 @@ SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
   sequence.rows = 0;
   sequence.open = true;
 
-  size_t pieces = 0;
+  size_t lanes = 0;
+  size_t rows = 0;
+  const auto kv_heads = static_cast<size_t>(shape_.kv_heads);
   for (const Sequence& s : sequences_) {
-    if (s.open) pieces += static_cast<size_t>(shape_.kv_heads * pieces_of(s.max_rows));
+    if (!s.open) continue;
+    lanes += kv_heads;
+    rows += kv_heads * static_cast<size_t>(s.max_rows);
   }
-  const auto q_per_kv = static_cast<size_t>(shape_.q_per_kv());
-  pieces_.reserve(pieces);
-  states_.reserve(pieces);
-  past_.reserve(static_cast<size_t>(shape_.kv_heads));
-  state_floats_.resize(std::max(state_floats_.size(),
-                                pieces * q_per_kv * (2 + static_cast<size_t>(shape_.head_dim))));
+  decode_.reserve(shape_, lanes, rows);
+  past_.reserve(kv_heads);
   return static_cast<SequenceId>(slot);
 }
 
@@ -181,28 +173,9 @@ void RowCache::attend_prompt(const Sequence& sequence, int layer, ConstTensorVie
   attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
 }
 
-void RowCache::add_pieces(const Sequence& sequence, int layer, const float* q) {
-  const int rows = sequence.rows + 1;
-  const auto q_per_kv = static_cast<size_t>(shape_.q_per_kv());
-  const auto head_dim = static_cast<size_t>(shape_.head_dim);
-  for (int head = 0; head < shape_.kv_heads; ++head) {
-    for (int first = 0; first < rows; first += kRowsPerPiece) {
-      const size_t skipped = static_cast<size_t>(first) * row_bytes();
-      float* state = state_floats_.data() + pieces_.size() * q_per_kv * (2 + head_dim);
-      pieces_.push_back({q + static_cast<size_t>(head) * q_per_kv * head_dim,
-                         {rows_of(sequence, layer, 0, head) + skipped,
-                          rows_of(sequence, layer, 1, head) + skipped, format_,
-                          std::min(kRowsPerPiece, rows - first)},
-                         {state, state + q_per_kv, state + 2 * q_per_kv}});
-      states_.push_back(pieces_.back().state);
-    }
-  }
-}
-
 void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                       TensorView out, float scale, Stream& stream) {
-  pieces_.clear();
-  states_.clear();
+  decode_.clear();
   int64_t row = 0;
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
@@ -214,29 +187,19 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
       append(sequence, layer, k_rows, v_rows, stream);
     } else {
       append(sequence, layer, k_rows, v_rows, stream);
-      add_pieces(sequence, layer, q.slice(row, 1).as<float>());
-    }
-    row += rows.rows;
-  }
-  if (pieces_.empty()) return;
-  attend_rows(pieces_, shape_.q_per_kv(), shape_.head_dim, scale, stream);
-
-  const auto q_per_kv = static_cast<size_t>(shape_.q_per_kv());
-  row = 0;
-  size_t state = 0;
-  for (const StepRows& rows : step_) {
-    if (!rows.prompt) {
-      const auto parts = static_cast<size_t>(pieces_of(at(rows.sequence).rows + 1));
-      float* row_out = out.slice(row, 1).as<float>();
+      const float* q_row = q.slice(row, 1).as<float>();
+      float* out_row = out.slice(row, 1).as<float>();
       for (int head = 0; head < shape_.kv_heads; ++head) {
-        merge_states(
-            row_out + static_cast<size_t>(head) * q_per_kv * static_cast<size_t>(shape_.head_dim),
-            std::span(states_).subspan(state, parts), shape_.q_per_kv(), shape_.head_dim);
-        state += parts;
+        const auto offset = static_cast<size_t>(head * shape_.q_per_kv() * shape_.head_dim);
+        decode_.add(q_row + offset,
+                    {rows_of(sequence, layer, 0, head), rows_of(sequence, layer, 1, head), format_,
+                     sequence.rows + 1},
+                    out_row + offset, shape_);
       }
     }
     row += rows.rows;
   }
+  decode_.run(shape_, scale, stream);
 }
 
 void RowCache::end(Stream&) {

@@ -1,0 +1,256 @@
+#include "kvcache/plane.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cstring>
+
+namespace kvlm {
+
+namespace {
+
+// Values packed token by token have no natural block; this many rows share a bitmap and are freed
+// together.
+constexpr int kTokenBlockRows = 32;
+constexpr size_t kAlignment = 16;
+
+constexpr size_t aligned(size_t bytes) noexcept {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+size_t codes_bytes(const Plane::Layout& layout, int rows) noexcept {
+  return layout.shared ? 0 : static_cast<size_t>(rows) * layout.plan->format.row_bytes();
+}
+
+}  // namespace
+
+int Plane::Layout::block_rows() const noexcept {
+  if (plan == nullptr) return 0;
+  if (plan->format.axis == ScaleAxis::kToken) return kTokenBlockRows;
+  return plan->format.block_rows;
+}
+
+size_t Plane::Layout::block_bytes(int rows) const noexcept {
+  return aligned(aligned(codes_bytes(*this, rows)) + plan->format.meta_bytes(rows));
+}
+
+size_t Plane::Layout::packed_bytes(int rows) const noexcept {
+  return codes_bytes(*this, rows) + plan->format.meta_bytes(rows);
+}
+
+PlaneCapacity Plane::capacity(const Layout& layout, int64_t planes, int64_t packed_rows,
+                              int64_t spans, int64_t full_rows) noexcept {
+  PlaneCapacity capacity;
+  capacity.ring_rows = full_rows;
+  capacity.ring_bytes = static_cast<size_t>(full_rows) * layout.row_bytes();
+  if (layout.plan == nullptr || packed_rows == 0) return capacity;
+  if (layout.once) {
+    // Blocks of any size: the codes of all rows, and scales, ends and rounding of each block.
+    capacity.blocks = planes * spans;
+    const int one = layout.plan->format.axis == ScaleAxis::kToken ? 0 : 1;
+    const auto rows = static_cast<size_t>(packed_rows);
+    const size_t of_rows = (layout.shared ? 0 : rows * layout.plan->format.row_bytes()) +
+                           (one ? 0 : rows * layout.plan->format.meta_bytes(1));
+    capacity.packed_bytes = of_rows + static_cast<size_t>(capacity.blocks) *
+                                          (layout.plan->format.meta_bytes(one) + 2 * kAlignment);
+    return capacity;
+  }
+  const int rows = layout.block_rows();
+  // Every plane may have a first block that a ragged prompt left short, and a last one.
+  capacity.blocks = packed_rows / rows + 2 * planes;
+  capacity.packed_bytes = static_cast<size_t>(capacity.blocks) * layout.block_bytes(rows);
+  return capacity;
+}
+
+void Plane::place(const Layout& layout, const PlaneCapacity& capacity, std::byte* memory,
+                  const Plane* owner) {
+  assert(layout.shared == (owner != nullptr));
+  reset();
+  layout_ = layout;
+  owner_ = owner;
+  packed_memory_ = memory;
+  ring_ = memory + capacity.packed_bytes;
+  ring_rows_ = static_cast<int>(capacity.ring_rows);
+  const auto blocks = static_cast<size_t>(capacity.blocks);
+  blocks_.reserve(blocks);
+  block_slots_.reserve(blocks);
+  if (!layout.once) {
+    free_slots_.reserve(blocks);
+    for (int slot = static_cast<int>(blocks) - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+    live_words_ = (std::max(layout.block_rows(), 1) + 63) / 64;
+    live_.resize(blocks * static_cast<size_t>(live_words_));
+  }
+}
+
+void Plane::reset() noexcept {
+  layout_ = {};
+  owner_ = nullptr;
+  ring_rows_ = ring_first_ = full_ = packed_ = 0;
+  bytes_ = bump_ = 0;
+  blocks_.clear();
+  block_slots_.clear();
+  free_slots_.clear();
+  live_.clear();
+  live_words_ = 0;
+}
+
+std::byte* Plane::push_row() noexcept {
+  assert(full_ < ring_rows_);
+  const int at = (ring_first_ + full_) % ring_rows_;
+  ++full_;
+  bytes_ += layout_.row_bytes();
+  return ring_ + static_cast<size_t>(at) * layout_.row_bytes();
+}
+
+const std::byte* Plane::full_row(int i) const noexcept {
+  assert(i >= 0 && i < full_);
+  return ring_ + static_cast<size_t>((ring_first_ + i) % ring_rows_) * layout_.row_bytes();
+}
+
+void Plane::pop_rows(int rows) noexcept {
+  assert(rows <= full_);
+  if (rows == 0) return;
+  ring_first_ = full_ == rows ? 0 : (ring_first_ + rows) % ring_rows_;
+  full_ -= rows;
+  bytes_ -= static_cast<size_t>(rows) * layout_.row_bytes();
+}
+
+std::byte* Plane::block_memory(int rows, int* slot) noexcept {
+  if (layout_.once) {
+    *slot = -1;
+    std::byte* memory = packed_memory_ + bump_;
+    bump_ += layout_.block_bytes(rows);
+    return memory;
+  }
+  assert(!free_slots_.empty());
+  *slot = free_slots_.back();
+  free_slots_.pop_back();
+  return packed_memory_ + static_cast<size_t>(*slot) * layout_.block_bytes(layout_.block_rows());
+}
+
+PackJob Plane::push_packed(int rows) noexcept {
+  assert(layout_.plan != nullptr && rows > 0);
+  const PackedFormat& format = layout_.plan->format;
+  const int full_block = layout_.once ? rows : layout_.block_rows();
+  const bool by_token = format.axis == ScaleAxis::kToken;
+  const bool extend =
+      by_token && !layout_.once && !blocks_.empty() && blocks_.back().rows < full_block;
+  if (!extend) {
+    int slot = 0;
+    std::byte* memory = block_memory(full_block, &slot);
+    const size_t code_bytes = aligned(codes_bytes(layout_, full_block));
+    PackedBlock block;
+    block.codes = layout_.shared ? owner_->blocks_[blocks_.size()].codes : memory;
+    block.scales = memory + code_bytes;
+    if (format.zeros(full_block) > 0) {
+      block.zeros = block.scales + format.scales(full_block) * dtype_bytes(format.meta);
+    }
+    blocks_.push_back(block);
+    block_slots_.push_back(slot);
+  }
+  PackedBlock& block = blocks_.back();
+  const auto before = static_cast<size_t>(block.rows);
+  const int added = std::min(rows, full_block - block.rows);
+  const size_t meta_offset =
+      by_token ? before * static_cast<size_t>(format.groups()) * dtype_bytes(format.meta) : 0;
+  PackJob job;
+  job.rows = added;
+  if (!layout_.shared) {
+    job.codes = const_cast<std::byte*>(block.codes) + before * format.row_bytes();
+  }
+  job.scales = const_cast<std::byte*>(block.scales) + meta_offset;
+  if (block.zeros != nullptr) job.zeros = const_cast<std::byte*>(block.zeros) + meta_offset;
+  if (block.live != nullptr) {  // the new rows of a block that has dead ones
+    auto* live = const_cast<uint64_t*>(block.live);
+    for (int r = block.rows; r < block.rows + added; ++r) live[r / 64] |= uint64_t{1} << (r % 64);
+  }
+  const size_t old_bytes = block.rows == 0 ? 0 : layout_.packed_bytes(block.rows);
+  block.rows += added;
+  block.live_rows += added;
+  packed_ += added;
+  bytes_ += layout_.packed_bytes(block.rows) - old_bytes;
+  return job;
+}
+
+void Plane::clear_packed() noexcept {
+  for (const PackedBlock& block : blocks_) bytes_ -= layout_.packed_bytes(block.rows);
+  for (const int slot : block_slots_) {
+    if (slot >= 0) free_slots_.push_back(slot);
+  }
+  blocks_.clear();
+  block_slots_.clear();
+  bump_ = 0;
+  packed_ = 0;
+}
+
+void Plane::evict(int slot) noexcept {
+  assert(slot >= 0 && slot < slots());
+  if (slot >= packed_) {
+    for (int i = slot - packed_; i + 1 < full_; ++i) {
+      std::memcpy(full_row(i), full_row(i + 1), layout_.row_bytes());
+    }
+    --full_;
+    bytes_ -= layout_.row_bytes();
+    return;
+  }
+  size_t b = 0;
+  for (; slot >= blocks_[b].live_rows; ++b) slot -= blocks_[b].live_rows;
+  PackedBlock& block = blocks_[b];
+  --packed_;
+  --block.live_rows;
+  if (block.live_rows == 0) {
+    bytes_ -= layout_.packed_bytes(block.rows);
+    if (block_slots_[b] >= 0) free_slots_.push_back(block_slots_[b]);
+    blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
+    block_slots_.erase(block_slots_.begin() + static_cast<std::ptrdiff_t>(b));
+    return;
+  }
+  if (block.live == nullptr) {
+    const int words = (block.rows + 63) / 64;
+    uint64_t* live = nullptr;
+    if (block_slots_[b] >= 0) {
+      live = live_.data() + static_cast<size_t>(block_slots_[b] * live_words_);
+    } else {
+      // A block packed once has as many rows as it likes; its bitmap is found once in its life.
+      const size_t at = live_.size();
+      assert(live_.capacity() >= at + static_cast<size_t>(words));
+      live_.resize(at + static_cast<size_t>(words));
+      live = live_.data() + at;
+    }
+    std::fill_n(live, words, 0);
+    for (int r = 0; r < block.rows; ++r) live[r / 64] |= uint64_t{1} << (r % 64);
+    block.live = live;
+  }
+  auto* live = const_cast<uint64_t*>(block.live);
+  for (int word = 0;; ++word) {
+    const int here = std::popcount(live[word]);
+    if (slot < here) {
+      uint64_t bits = live[word];
+      for (; slot > 0; --slot) bits &= bits - 1;
+      live[word] &= ~(bits & (~bits + 1));
+      return;
+    }
+    slot -= here;
+  }
+}
+
+void Plane::add_runs(std::vector<SlotRun>& runs) const {
+  if (packed_ > 0) {
+    SlotRun run;
+    run.slots = packed_;
+    run.format = &layout_.plan->format;
+    run.blocks = blocks_;
+    runs.push_back(run);
+  }
+  const int first = std::min(full_, ring_rows_ - ring_first_);
+  for (const auto& [begin, count] : {std::pair(0, first), std::pair(first, full_ - first)}) {
+    if (count == 0) continue;
+    SlotRun run;
+    run.slots = count;
+    run.rows = full_row(begin);
+    run.dtype = layout_.dtype;
+    runs.push_back(run);
+  }
+}
+
+}  // namespace kvlm

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/attend_packed.h"
+#include "kernels/pack.h"
+#include "kvcache/quantizer.h"
+
+namespace kvlm {
+
+/// Memory that a plane needs at most.
+struct PlaneCapacity {
+  int64_t blocks = 0;       ///< packed blocks of block_rows rows
+  size_t packed_bytes = 0;  ///< of all of them
+  int64_t ring_rows = 0;    ///< full-precision rows
+  size_t ring_bytes = 0;    ///< of all of them
+  size_t bytes() const noexcept { return packed_bytes + ring_bytes; }
+};
+
+/// The keys or the values of one kv_head of one layer of one sequence (of one set of slots, if the
+/// spec treats visual and text slots apart): packed blocks of its oldest rows, then a ring of its
+/// newest rows in full precision. Slots are counted over live rows, oldest first. Everything it
+/// stores lies in memory that it is given; bookkeeping is reserved by place(), so that nothing
+/// allocates afterwards.
+class Plane {
+ public:
+  /// What rows are and how they are packed; the same for all planes of a layer and part.
+  struct Layout {
+    DType dtype = DType::kF16;  ///< of full rows
+    int head_dim = 0;
+    const PartPlan* plan = nullptr;  ///< null: rows are never packed
+    bool once = false;               ///< packed once, a prompt at a time, in blocks of any size
+    bool shared = false;             ///< codes are another plane's; only scales are stored
+
+    /// Rows of a full block; blocks of once-packed planes have no such size.
+    int block_rows() const noexcept;
+    size_t row_bytes() const noexcept { return static_cast<size_t>(head_dim) * dtype_bytes(dtype); }
+    /// Bytes set aside for a block of `rows` rows.
+    size_t block_bytes(int rows) const noexcept;
+    /// Bytes in use by `rows` packed rows of one block.
+    size_t packed_bytes(int rows) const noexcept;
+  };
+
+  /// Enough for `planes` planes that hold `packed_rows` rows ever packed between them, in `spans`
+  /// blocks each if packed once, and `full_rows` unpacked at a time.
+  static PlaneCapacity capacity(const Layout& layout, int64_t planes, int64_t packed_rows,
+                                int64_t spans, int64_t full_rows) noexcept;
+
+  /// Starts empty in `memory` of `capacity`. `owner` holds the codes if the layout is shared.
+  void place(const Layout& layout, const PlaneCapacity& capacity, std::byte* memory,
+             const Plane* owner);
+  /// Forgets everything; place() may follow.
+  void reset() noexcept;
+
+  int slots() const noexcept { return packed_ + full_; }
+  int packed() const noexcept { return packed_; }  ///< live packed slots
+  int full() const noexcept { return full_; }
+  size_t bytes() const noexcept { return bytes_; }
+  std::span<const PackedBlock> blocks() const noexcept { return blocks_; }
+  const Layout& layout() const noexcept { return layout_; }
+
+  /// Room for one more full row, the newest; the caller fills it.
+  std::byte* push_row() noexcept;
+  /// Full row i, 0 the oldest.
+  const std::byte* full_row(int i) const noexcept;
+  std::byte* full_row(int i) noexcept {
+    return const_cast<std::byte*>(static_cast<const Plane*>(this)->full_row(i));
+  }
+  /// Forgets the oldest full rows, which were packed.
+  void pop_rows(int rows) noexcept;
+
+  /// Room for `rows` more packed rows, the newest packed, as one job or (kToken) up to the end of
+  /// the last block: returns a job without x, of at most `rows` rows.
+  PackJob push_packed(int rows) noexcept;
+  /// Forgets all packed rows.
+  void clear_packed() noexcept;
+
+  /// Drops a live slot: a full row moves out, a packed row dies; a block that has only dead rows is
+  /// free again.
+  void evict(int slot) noexcept;
+
+  /// Appends the runs of this plane, oldest slots first, to `runs` (at most three).
+  void add_runs(std::vector<SlotRun>& runs) const;
+
+ private:
+  std::byte* block_memory(int rows, int* slot) noexcept;
+
+  Layout layout_;
+  std::byte* packed_memory_ = nullptr;
+  std::byte* ring_ = nullptr;
+  const Plane* owner_ = nullptr;
+  int ring_rows_ = 0;
+  int ring_first_ = 0;
+  int full_ = 0;
+  int packed_ = 0;
+  size_t bytes_ = 0;
+  size_t bump_ = 0;  // bytes of packed_memory_ taken, if packed once
+  std::vector<PackedBlock> blocks_;
+  std::vector<int> block_slots_;  // where each block lies, in units of a block
+  std::vector<int> free_slots_;   // stack
+  std::vector<uint64_t> live_;    // words of all slots, made live on the first eviction
+  int live_words_ = 0;            // per block
+};
+
+}  // namespace kvlm

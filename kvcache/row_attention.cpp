@@ -1,0 +1,60 @@
+#include "kvcache/row_attention.h"
+
+#include <algorithm>
+#include <span>
+
+namespace kvlm {
+
+namespace {
+
+constexpr int64_t kRowsPerPiece = 256;
+
+size_t state_size(const CacheShape& shape) {
+  return static_cast<size_t>(shape.q_per_kv()) * (2 + static_cast<size_t>(shape.head_dim));
+}
+
+}  // namespace
+
+void RowAttention::reserve(const CacheShape& shape, size_t lanes, size_t rows) {
+  const size_t pieces = rows / kRowsPerPiece + lanes;
+  pieces_.reserve(pieces);
+  states_.reserve(pieces);
+  lanes_.reserve(lanes);
+  state_floats_.resize(std::max(state_floats_.size(), pieces * state_size(shape)));
+}
+
+void RowAttention::clear() noexcept {
+  pieces_.clear();
+  states_.clear();
+  lanes_.clear();
+}
+
+void RowAttention::add(const float* q, const KeyValueRows& rows, float* out,
+                       const CacheShape& shape) {
+  const size_t row_bytes = static_cast<size_t>(shape.head_dim) * dtype_bytes(rows.dtype);
+  const auto q_per_kv = static_cast<size_t>(shape.q_per_kv());
+  const size_t before = pieces_.size();
+  for (int64_t first = 0; first < rows.rows; first += kRowsPerPiece) {
+    const size_t skipped = static_cast<size_t>(first) * row_bytes;
+    float* state = state_floats_.data() + pieces_.size() * state_size(shape);
+    pieces_.push_back({q,
+                       {rows.keys + skipped, rows.values + skipped, rows.dtype,
+                        std::min(kRowsPerPiece, rows.rows - first)},
+                       {state, state + q_per_kv, state + 2 * q_per_kv}});
+    states_.push_back(pieces_.back().state);
+  }
+  lanes_.push_back({out, pieces_.size() - before});
+}
+
+void RowAttention::run(const CacheShape& shape, float scale, Stream& stream) {
+  if (lanes_.empty()) return;
+  attend_rows(pieces_, shape.q_per_kv(), shape.head_dim, scale, stream);
+  size_t first = 0;
+  for (const Lane& lane : lanes_) {
+    merge_states(lane.out, std::span(states_).subspan(first, lane.pieces), shape.q_per_kv(),
+                 shape.head_dim);
+    first += lane.pieces;
+  }
+}
+
+}  // namespace kvlm
