@@ -26,6 +26,8 @@ struct ImportanceNeeds {
 struct PromptView {
   const CacheShape* shape = nullptr;
   int rows = 0;                          ///< n
+  /// The one layer to select for (importance and sparsity hold this layer only), or -1: all layers.
+  int layer = -1;
   std::span<const int16_t> modality;     ///< (n,)
   std::span<const double> importance;    ///< (layers, kv_heads, n) as ColumnSums.sums; may be empty
   std::span<const double> sparsity;      ///< (layers,) share of small entries; may be empty
@@ -68,8 +70,10 @@ class Retention {
   /// A layer's choice depends on other layers, so that it is made after the last one.
   virtual bool joint() const noexcept = 0;
 
-  /// The selection of every layer, or of `layer` alone if not joint(). Keeps the last row. Layers
-  /// of one pair (pairs[l] == pairs[l'], empty: none) get one selection (specs 10.4, tied).
+  /// The selection of every layer if joint() (prompt.layer is -1), else of prompt.layer alone: a
+  /// vector of one. Keeps the last row. Layers of one pair (pairs[l] == pairs[l'], empty: none) get
+  /// one selection (specs 10.4, tied); rules whose sets differ by layer are then asked for all
+  /// layers at once as if joint().
   virtual std::vector<LayerSelection> select(const PromptView& prompt,
                                              std::span<const int> pairs) const = 0;
   virtual MergeRule merge() const noexcept { return MergeRule::kNone; }
