@@ -123,8 +123,11 @@ struct PackedFormat {
   /// Zero points of a block of `rows` rows.
   VLM_HD constexpr size_t zeros(int rows) const noexcept {
     if (sections == 1) return section[0].zero_stored ? scales(rows) : 0;
-    return static_cast<size_t>((section[0].zero_stored ? section[0].channels : 0) +
-                               (section[1].zero_stored ? section[1].channels : 0));
+    size_t sum = 0;
+    for (const PackedSection& part : section) {
+      if (part.zero_stored) sum += static_cast<size_t>(part.channels);
+    }
+    return sum;
   }
   /// Bytes of the scales and zero points of a block.
   VLM_HD constexpr size_t meta_bytes(int rows) const noexcept {

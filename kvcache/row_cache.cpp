@@ -190,7 +190,8 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
       const float* q_row = q.slice(row, 1).as<float>();
       float* out_row = out.slice(row, 1).as<float>();
       for (int head = 0; head < shape_.kv_heads; ++head) {
-        const auto offset = static_cast<size_t>(head * shape_.q_per_kv() * shape_.head_dim);
+        const size_t offset =
+            static_cast<size_t>(head * shape_.q_per_kv()) * static_cast<size_t>(shape_.head_dim);
         decode_.add(q_row + offset,
                     {rows_of(sequence, layer, 0, head), rows_of(sequence, layer, 1, head), format_,
                      sequence.rows + 1},

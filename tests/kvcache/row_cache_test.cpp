@@ -60,7 +60,7 @@ class Driver {
   /// One forward pass; returns the output of every layer side by side, (layers, rows, q_heads,
   /// head_dim). With `check`, compares it with the scalar reference.
   std::vector<float> step(const std::vector<Part>& parts, bool check = false) {
-    const auto width = static_cast<size_t>(shape_.q_heads * shape_.head_dim);
+    const auto width = static_cast<size_t>(shape_.q_heads) * static_cast<size_t>(shape_.head_dim);
     rows_.clear();
     positions_.clear();
     int total = 0;
@@ -119,7 +119,8 @@ class Driver {
 
   void compare(const std::vector<Part>& parts, int layer, const std::vector<float>& q, double scale,
                size_t width) {
-    const auto kv_width = static_cast<size_t>(shape_.kv_heads * shape_.head_dim);
+    const auto kv_width =
+        static_cast<size_t>(shape_.kv_heads) * static_cast<size_t>(shape_.head_dim);
     size_t row = 0;
     for (const Part& part : parts) {
       const auto rows = static_cast<size_t>(part.rows);

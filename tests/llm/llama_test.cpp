@@ -246,8 +246,8 @@ class LlamaParity : public testing::TestWithParam<Variant> {};
 
 /// Prompts and generated rows of several sequences in the same passes.
 TEST_P(LlamaParity, LogitsEqualTheScalarReference) {
-  const auto& [name, config, dtype] = GetParam();
-  const RandomWeights weights = make_weights(config, dtype);
+  const LlamaConfig& config = GetParam().config;
+  const RandomWeights weights = make_weights(config, GetParam().dtype);
   Passes run(config, weights.map());
   const size_t a = run.open();
   const size_t b = run.open();
@@ -270,8 +270,8 @@ TEST_P(LlamaParity, LogitsEqualTheScalarReference) {
 }
 
 TEST_P(LlamaParity, AllLogitsAreThoseOfEveryRow) {
-  const auto& [name, config, dtype] = GetParam();
-  const RandomWeights weights = make_weights(config, dtype);
+  const LlamaConfig& config = GetParam().config;
+  const RandomWeights weights = make_weights(config, GetParam().dtype);
   Passes run(config, weights.map());
   const size_t a = run.open();
   const auto logits = run.step({{a, {3, 14, 15, 9}}}, /*all=*/true);

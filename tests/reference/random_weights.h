@@ -20,7 +20,8 @@ class RandomWeights {
 
   /// A matrix with the usual deviation of 1 / sqrt(in).
   void matrix(const std::string& name, const Shape& shape) {
-    add(name, shape, 0, 1 / std::sqrt(static_cast<float>(shape.elements() / shape[0])));
+    const int64_t in = shape.elements() / shape[0];
+    add(name, shape, 0, 1 / std::sqrt(static_cast<float>(in)));
   }
   void vector(const std::string& name, int64_t size, float mean) { add(name, {size}, mean, 0.2f); }
   void add(const std::string& name, const Shape& shape, float mean, float deviation) {

@@ -23,7 +23,6 @@ using test::golden_case;
 using test::LoadedModel;
 using test::RecordingModel;
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr const char* kFolder = "llava_gqa";

@@ -458,7 +458,7 @@ TEST(ParsePreprocess, RefusesWhatCannotBeDone) {
            {{{"image_std", {0.5, 0.5, 0}}}, "image_std"},
            {{{"image_std", {0.5, 0.5, -0.5}}}, "positive"},
            {{{"do_resize", "yes"}}, "do_resize"}}) {
-    EXPECT_THAT(failure([&] { preprocess_spec(config); }),
+    EXPECT_THAT(failure([&config = config] { preprocess_spec(config); }),
                 AllOf(HasSubstr("preprocessor_config.json"), HasSubstr(word)));
   }
 }
@@ -505,7 +505,10 @@ TEST(ParseGeneration, SamplesOnlyIfTheFileSaysSo) {
   EXPECT_EQ(generation(json::object()).sampling.repetition_penalty, 1);
   for (const auto& [key, value] : std::vector<std::pair<const char*, json>>{
            {"temperature", -1}, {"top_k", -5}, {"top_p", 1.5}, {"repetition_penalty", 0}}) {
-    EXPECT_THAT(failure([&] { generation({{"do_sample", true}, {key, value}}); }), HasSubstr(key));
+    EXPECT_THAT(failure([&key = key, &value = value] {
+                  generation({{"do_sample", true}, {key, value}});
+                }),
+                HasSubstr(key));
   }
 }
 

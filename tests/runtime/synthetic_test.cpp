@@ -119,8 +119,8 @@ TEST(Synthetic, ModelsRunWithoutAnyFile) {
                                     {"image_size", 336},      {"patch_size", 112}};
   ThreadPool pool(1);
   Stream stream(pool);
-  const auto model =
-      family_of(source.config, source.name).load(std::move(source), LoadOptions(), stream);
+  const Family& family = family_of(source.config, source.name);
+  const auto model = family.load(std::move(source), LoadOptions(), stream);
   EXPECT_EQ(model->dtype(), DType::kBF16);
   EXPECT_EQ(model->max_image_tokens(), 9);
   const CacheSpec spec = parse_spec("f16");
