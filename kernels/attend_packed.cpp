@@ -1,0 +1,181 @@
+#include "kernels/attend_packed.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <string_view>
+
+#include "kernels/base/error.h"
+#include "kernels/cpu/attend_packed.h"
+#include "kernels/cuda/attend_packed.h"
+
+namespace kvlm {
+
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Set bits among the first `count` of `words`.
+int64_t set_bits(const uint64_t* words, int count) {
+  int64_t sum = 0;
+  int bit = 0;
+  for (; bit + 64 <= count; bit += 64) sum += std::popcount(words[bit / 64]);
+  if (bit < count) sum += std::popcount(words[bit / 64] << (64 - (count - bit)));
+  return sum;
+}
+
+void check_format(std::string_view op, const PackedFormat& format) {
+  if (format.sections < 1 || format.sections > 2 ||
+      (format.sections == 2 && format.axis != ScaleAxis::kChannel)) {
+    refuse("{}: a format of {} sections, expected one, or two with a scale per channel", op,
+           format.sections);
+  }
+  for (int i = 0; i < format.sections; ++i) {
+    const PackedSection& section = format.section[static_cast<size_t>(i)];
+    if (section.channels < 1 || section.code < CodeFormat::kBits1 ||
+        section.code > CodeFormat::kTrit2b) {
+      refuse("{}: section {} has {} channels and code format {}, expected at least one channel", op,
+             i, section.channels, static_cast<int>(section.code));
+    }
+  }
+  if (format.axis == ScaleAxis::kToken && format.group_size < 1) {
+    refuse("{}: scales per token with groups of {} channels", op, format.group_size);
+  }
+  if (format.meta != DType::kF16 && format.meta != DType::kF32) {
+    refuse("{}: scales of type {}, expected f16 or f32", op, dtype_name(format.meta));
+  }
+}
+
+/// Returns the live rows of all blocks.
+int64_t check_blocks(std::string_view op, const PackedFormat& format,
+                     std::span<const PackedBlock> blocks) {
+  const bool stores_zeros =
+      format.section[0].zero_stored || (format.sections == 2 && format.section[1].zero_stored);
+  int64_t live_rows = 0;
+  for (const PackedBlock& block : blocks) {
+    const int64_t live = block.live != nullptr ? set_bits(block.live, block.rows) : block.rows;
+    if (block.rows < 0 || block.live_rows != live) {
+      refuse("{}: a block of {} rows states {} live ones and marks {}", op, block.rows,
+             block.live_rows, live);
+    }
+    if (block.rows > 0 && (block.codes == nullptr || block.scales == nullptr ||
+                           (stores_zeros && block.zeros == nullptr))) {
+      refuse("{}: a block of {} rows lacks its codes, scales or zero points", op, block.rows);
+    }
+    live_rows += live;
+  }
+  return live_rows;
+}
+
+void check_run(std::string_view op, const SlotRun& run) {
+  if (run.slots < 0) refuse("{}: a run of {} slots", op, run.slots);
+  if (run.format != nullptr) {
+    check_format(op, *run.format);
+    const int64_t live_rows = check_blocks(op, *run.format, run.blocks);
+    if (live_rows != run.slots) {
+      refuse("{}: the blocks of a run have {} live rows for {} slots", op, live_rows, run.slots);
+    }
+    return;
+  }
+  if (run.dtype != DType::kF32 && run.dtype != DType::kF16 && run.dtype != DType::kBF16) {
+    refuse("{}: a run of rows holds {}, expected f32, f16 or bf16", op, dtype_name(run.dtype));
+  }
+  if (run.slots > 0 && run.rows == nullptr) {
+    refuse("{}: a run of {} slots has no rows", op, run.slots);
+  }
+}
+
+void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
+  if (lane.slots < 0 || lane.out == nullptr ||
+      (lane.slots > 0 && (lane.q == nullptr || lane.weights == nullptr))) {
+    refuse("{}: a lane of {} slots lacks its query, weights or output", op, lane.slots);
+  }
+  int64_t slots = 0;
+  const PackedFormat* packed = nullptr;
+  for (const SlotRun& run : lane.keys) {
+    check_run(op, run);
+    slots += run.slots;
+    if (run.selection != nullptr) refuse("{}: keys may not be selected", op);
+    if (run.format == nullptr) continue;
+    if (lane.q_packed == nullptr) refuse("{}: packed keys have no q_packed to meet", op);
+    if (packed != nullptr && packed->channels() != run.format->channels()) {
+      refuse("{}: packed keys of {} and of {} channels in one lane", op, packed->channels(),
+             run.format->channels());
+    }
+    packed = run.format;
+  }
+  if (slots != lane.slots) {
+    refuse("{}: the keys hold {} slots, the lane {}", op, slots, lane.slots);
+  }
+  slots = 0;
+  int64_t selected = 0;
+  for (const SlotRun& run : lane.values) {
+    check_run(op, run);
+    if (run.format != nullptr && run.format->channels() != head_dim) {
+      refuse("{}: values of {} channels, expected head_dim {}", op, run.format->channels(),
+             head_dim);
+    }
+    if (run.selection == nullptr) {
+      if (selected != 0) refuse("{}: a selection of values does not end", op);
+      slots += run.slots;
+      continue;
+    }
+    const int64_t ones = set_bits(run.selection, run.selected_of);
+    if (run.slots != (run.selected_bit ? ones : run.selected_of - ones)) {
+      refuse("{}: a run of {} slots selects {} of {} with bit {}", op, run.slots, ones,
+             run.selected_of, run.selected_bit);
+    }
+    selected += run.slots;
+    if (!run.selection_ends) continue;
+    if (selected != run.selected_of) {
+      refuse("{}: the runs of a selection hold {} of {} slots", op, selected, run.selected_of);
+    }
+    slots += selected;
+    selected = 0;
+  }
+  if (slots != lane.slots || selected != 0) {
+    refuse("{}: the values hold {} slots, the lane {}", op, slots, lane.slots);
+  }
+  for (const ScoreRemap& remap : lane.remaps) {
+    if (remap.first < 0 || remap.slots < 0 || remap.first > lane.slots - remap.slots) {
+      refuse("{}: a remap of {} slots from {} in a lane of {}", op, remap.slots, remap.first,
+             lane.slots);
+    }
+  }
+}
+
+}  // namespace
+
+void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
+                   Stream& stream) {
+  constexpr std::string_view kOp = "attend_packed";
+  if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
+    refuse(
+        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
+        "one",
+        kOp, q_per_kv, head_dim, scale);
+  }
+  for (const PackedLane& lane : lanes) check_lane(kOp, lane, head_dim);
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
+  }
+  cpu::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
+}
+
+void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
+                   Stream& stream) {
+  constexpr std::string_view kOp = "unpack_blocks";
+  check_format(kOp, format);
+  const int64_t rows = check_blocks(kOp, format, blocks);
+  if (rows > 0 && out == nullptr) refuse("{}: {} rows have nowhere to go", kOp, rows);
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::unpack_blocks(format, blocks, out, stream);
+  }
+  cpu::unpack_blocks(format, blocks, out, stream);
+}
+
+}  // namespace kvlm

@@ -1,0 +1,667 @@
+#include "kernels/cpu/attend_packed.h"
+
+// Three instruction sets are enough here: what this file compiles to is large.
+#include <hwy/detect_targets.h>
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attend_packed.cpp"
+#include "hwy/foreach_target.h"
+// After foreach_target.h:
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/attention-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvlm::cpu::HWY_NAMESPACE {
+
+namespace {
+
+constexpr auto kMost = static_cast<size_t>(kMaxQueries);
+
+// ------------------------------------------------------------------------------------------ codes
+
+/// The digits of every byte of kTrit5, one to a byte, the first lowest.
+constexpr std::array<uint64_t, 256> kTrits = [] {
+  std::array<uint64_t, 256> table{};
+  for (size_t byte = 0; byte < 256; ++byte) {
+    for (size_t digit = 0, rest = byte; digit < 5; ++digit, rest /= 3) {
+      table[byte] |= static_cast<uint64_t>(rest % 3) << (8 * digit);
+    }
+  }
+  return table;
+}();
+
+/// Bytes that unpack_row may write beyond the last code.
+constexpr size_t kRowSlack = 8;
+
+/// Eight codes of kBits bits lie in kBits bytes.
+template <size_t kBits>
+void unpack_bits(const uint8_t* row, size_t count, uint8_t* out) {
+  constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+  for (; count > 0; row += kBits, out += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, row, std::min(kBits, (count * kBits + 7) / 8));
+    for (size_t i = 0; i < 8; ++i) out[i] = static_cast<uint8_t>((word >> (kBits * i)) & kMask);
+    count -= std::min<size_t>(count, 8);
+  }
+}
+
+/// The `count` codes of a row, one to a byte.
+void unpack_row(const uint8_t* row, CodeFormat format, size_t count, uint8_t* out) {
+  switch (format) {
+    case CodeFormat::kBits1:
+      return unpack_bits<1>(row, count, out);
+    case CodeFormat::kBits2:
+    case CodeFormat::kTrit2b:
+      return unpack_bits<2>(row, count, out);
+    case CodeFormat::kBits3:
+      return unpack_bits<3>(row, count, out);
+    case CodeFormat::kBits4:
+      return unpack_bits<4>(row, count, out);
+    case CodeFormat::kBits5:
+      return unpack_bits<5>(row, count, out);
+    case CodeFormat::kBits6:
+      return unpack_bits<6>(row, count, out);
+    case CodeFormat::kBits7:
+      return unpack_bits<7>(row, count, out);
+    case CodeFormat::kBits8:
+      std::memcpy(out, row, count);
+      return;
+    case CodeFormat::kTrit5:
+      for (size_t i = 0; i * 5 < count; ++i) std::memcpy(out + 5 * i, &kTrits[row[i]], 8);
+      return;
+  }
+}
+
+HWY_INLINE FloatVec load_codes(const uint8_t* codes) {
+  const Floats d;
+  const hn::Rebind<int32_t, Floats> d32;
+  const hn::Rebind<uint8_t, Floats> d8;
+  return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, codes)));
+}
+
+/// out[i] = codes[i]; kLanes codes are read at a time.
+void widen_codes(const uint8_t* codes, size_t count, float* out) {
+  const Floats d;
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) hn::StoreU(load_codes(codes + i), d, out + i);
+  for (; i < count; ++i) out[i] = static_cast<float>(codes[i]);
+}
+
+/// out[i] = scale * codes[i] + zero.
+void dequantize(const uint8_t* codes, size_t count, float scale, float zero, float* out) {
+  const Floats d;
+  const FloatVec scales = hn::Set(d, scale);
+  const FloatVec zeros = hn::Set(d, zero);
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(hn::MulAdd(load_codes(codes + i), scales, zeros), d, out + i);
+  }
+  for (; i < count; ++i) out[i] = std::fma(static_cast<float>(codes[i]), scale, zero);
+}
+
+/// `count` scales or zero points as floats; they lie at any address.
+void load_meta(const std::byte* from, DType dtype, size_t count, float* out) {
+  if (dtype == DType::kF32) {
+    std::memcpy(out, from, count * sizeof(float));
+    return;
+  }
+  const Floats d;
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(load_wide(d, reinterpret_cast<const f16*>(from + i * sizeof(f16))), d, out + i);
+  }
+  for (; i < count; ++i) {
+    f16 x;
+    std::memcpy(&x, from + i * sizeof(f16), sizeof x);
+    out[i] = to_float(x);
+  }
+}
+
+bool is_live(const PackedBlock& block, size_t row) {
+  return block.live == nullptr || ((block.live[row / 64] >> (row % 64)) & 1) != 0;
+}
+
+// ------------------------------------------------------------------------------------- workspaces
+
+/// Scratch of one lane. Arrays over channels are as wide as the widest format and head_dim, with
+/// kRowSlack to spare.
+struct Scratch {
+  Scratch(std::byte* memory, size_t width, size_t queries) {
+    auto* next = reinterpret_cast<float*>(memory);
+    const auto take = [&next](size_t floats) {
+      float* taken = next;
+      next += hwy::RoundUpTo(floats, 16);
+      return taken;
+    };
+    tile = take(kTileRows * width);
+    slopes = take(width);
+    offsets = take(width);
+    query = take(queries * width);
+    bias = take(queries);
+    sums = take(queries * width);
+    total = take(queries);
+    codes = reinterpret_cast<uint8_t*>(take((width + kRowSlack + 3) / 4));
+  }
+
+  static size_t bytes(size_t width, size_t queries) {
+    return (kTileRows * width + 2 * width + 2 * queries * width + 2 * queries + width + kRowSlack +
+            8 * 16) *
+           sizeof(float);
+  }
+
+  float* tile;     // (kTileRows, channels): codes, or what they mean
+  float* slopes;   // (channels,): slope * s of a block, or of a row if per token
+  float* offsets;  // (channels,): z of the same
+  float* query;    // (queries, channels): the folded query
+  float* bias;     // (queries,)
+  float* sums;     // (queries, channels): sum of weight * code of a block
+  float* total;    // (queries,): sum of the weights of a block
+  uint8_t* codes;  // (channels + kRowSlack,)
+};
+
+/// Reads packed blocks tile by tile: the codes of kChannel and kHead with the factors that apply to
+/// all rows of the block, or what the codes of kToken mean.
+class BlockReader {
+ public:
+  BlockReader(const PackedFormat& format, const Scratch& scratch)
+      : format_(format),
+        scratch_(scratch),
+        channels_(static_cast<size_t>(format.channels())),
+        row_bytes_(format.row_bytes()) {}
+
+  bool per_token() const { return format_.axis == ScaleAxis::kToken; }
+  size_t channels() const { return channels_; }
+
+  /// kChannel, kHead: fills slopes and offsets.
+  void read_factors(const PackedBlock& block) const {
+    float* s = scratch_.slopes;
+    float* z = scratch_.offsets;
+    if (format_.axis == ScaleAxis::kHead) {
+      load_meta(block.scales, format_.meta, 1, s);
+      std::fill(s + 1, s + channels_, s[0]);
+    } else {
+      load_meta(block.scales, format_.meta, channels_, s);
+    }
+    const std::byte* zeros = block.zeros;
+    size_t first = 0;
+    for (int i = 0; i < format_.sections; ++i) {
+      const PackedSection& section = format_.section[static_cast<size_t>(i)];
+      const auto count = static_cast<size_t>(section.channels);
+      if (!section.zero_stored) {
+        for (size_t c = 0; c < count; ++c) {
+          z[first + c] = section.offset_of(static_cast<int>(c)) * s[first + c];
+        }
+      } else if (format_.axis == ScaleAxis::kHead) {
+        load_meta(zeros, format_.meta, 1, z);
+        std::fill(z + 1, z + count, z[0]);
+      } else {
+        load_meta(zeros, format_.meta, count, z + first);
+        zeros += count * dtype_bytes(format_.meta);
+      }
+      for (size_t c = 0; c < count; ++c) s[first + c] *= section.slope;
+      first += count;
+    }
+  }
+
+  /// Writes row `row` of the block: codes, or x of kToken.
+  void read_row(const PackedBlock& block, size_t row, float* out) const {
+    unpack(block, row);
+    if (!per_token()) return widen_codes(scratch_.codes, channels_, out);
+    read_token(block, row, out);
+  }
+
+  /// Writes x of row `row`; kChannel and kHead after read_factors.
+  void read_values(const PackedBlock& block, size_t row, float* out) const {
+    unpack(block, row);
+    if (per_token()) return read_token(block, row, out);
+    const Floats d;
+    size_t c = 0;
+    for (; c + kLanes <= channels_; c += kLanes) {
+      hn::StoreU(hn::MulAdd(load_codes(scratch_.codes + c), hn::LoadU(d, scratch_.slopes + c),
+                            hn::LoadU(d, scratch_.offsets + c)),
+                 d, out + c);
+    }
+    for (; c < channels_; ++c) {
+      out[c] =
+          std::fma(static_cast<float>(scratch_.codes[c]), scratch_.slopes[c], scratch_.offsets[c]);
+    }
+  }
+
+ private:
+  void unpack(const PackedBlock& block, size_t row) const {
+    const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) + row * row_bytes_;
+    uint8_t* out = scratch_.codes;
+    for (int i = 0; i < format_.sections; ++i) {
+      const PackedSection& section = format_.section[static_cast<size_t>(i)];
+      unpack_row(codes, section.code, static_cast<size_t>(section.channels), out);
+      codes += section.row_bytes();
+      out += section.channels;
+    }
+  }
+
+  void read_token(const PackedBlock& block, size_t row, float* out) const {
+    const auto groups = static_cast<size_t>(format_.groups());
+    const auto size = static_cast<size_t>(format_.group_size);
+    const size_t at = row * groups * dtype_bytes(format_.meta);
+    const PackedSection& section = format_.section[0];
+    load_meta(block.scales + at, format_.meta, groups, scratch_.slopes);
+    if (section.zero_stored) {
+      load_meta(block.zeros + at, format_.meta, groups, scratch_.offsets);
+    }
+    for (size_t g = 0; g < groups; ++g) {
+      const size_t first = g * size;
+      const size_t count = std::min(size, channels_ - first);
+      const float s = scratch_.slopes[g];
+      if (section.zero_stored) {
+        dequantize(scratch_.codes + first, count, section.slope * s, scratch_.offsets[g],
+                   out + first);
+        continue;
+      }
+      // A group may lie on both sides of the section's split.
+      const size_t split = std::min(static_cast<size_t>(std::max(section.split, 0)), channels_);
+      const size_t before = split <= first ? 0 : std::min(count, split - first);
+      dequantize(scratch_.codes + first, before, section.slope * s, section.offset * s,
+                 out + first);
+      dequantize(scratch_.codes + first + before, count - before, section.slope * s,
+                 section.offset_after * s, out + first + before);
+    }
+  }
+
+  const PackedFormat& format_;
+  const Scratch& scratch_;
+  size_t channels_;
+  size_t row_bytes_;
+};
+
+// --------------------------------------------------------------------------- queries, four at most
+
+template <class T, int kQueries>
+void score_some(const std::byte* keys, size_t width, size_t rows, const float* q,
+                TileScores& scores) {
+  const RowSource<T> source({keys, keys, kDTypeOf<T>, static_cast<int64_t>(rows)}, width);
+  source.template score_tile<kQueries>(0, rows, q, scores);
+}
+
+/// scores.of[i][r] = q_i . K_r of at most kMost queries and kTileRows dense rows.
+template <class T>
+void score(const std::byte* keys, size_t width, size_t rows, const float* q,
+           [[maybe_unused]] size_t queries, TileScores& scores) {
+#if HWY_TARGET != HWY_SCALAR
+  if (queries == 2) return score_some<T, 2>(keys, width, rows, q, scores);
+  if (queries == 3) return score_some<T, 3>(keys, width, rows, q, scores);
+  if (queries == 4) return score_some<T, 4>(keys, width, rows, q, scores);
+#endif
+  score_some<T, 1>(keys, width, rows, q, scores);
+}
+
+template <class T, int kQueries>
+void accumulate_some(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
+                     float* out) {
+  constexpr float kKeep[] = {1, 1, 1, 1};
+  const RowSource<T> source({values, values, kDTypeOf<T>, static_cast<int64_t>(rows)}, width);
+  source.template accumulate_tile<kQueries>(0, rows, weights, kKeep, out);
+}
+
+/// out_i += sum_r weights.of[i][r] V_r of at most kMost queries and kTileRows dense rows.
+template <class T>
+void accumulate(const std::byte* values, size_t width, size_t rows, const TileScores& weights,
+                [[maybe_unused]] size_t queries, float* out) {
+#if HWY_TARGET != HWY_SCALAR
+  if (queries == 2) return accumulate_some<T, 2>(values, width, rows, weights, out);
+  if (queries == 3) return accumulate_some<T, 3>(values, width, rows, weights, out);
+  if (queries == 4) return accumulate_some<T, 4>(values, width, rows, weights, out);
+#endif
+  accumulate_some<T, 1>(values, width, rows, weights, out);
+}
+
+// ----------------------------------------------------------------------------------------- scores
+
+/// scores[i * stride + j] = scale * q_i . K_j of a run of dense rows.
+template <class T>
+void score_rows(const SlotRun& run, const float* q, size_t queries, size_t head_dim, float scale,
+                float* scores, size_t stride) {
+  const auto rows = static_cast<size_t>(run.slots);
+  TileScores tile;
+  for (size_t first = 0; first < rows; first += kTileRows) {
+    const size_t count = std::min(kTileRows, rows - first);
+    const std::byte* keys = run.rows + first * head_dim * sizeof(T);
+    for (size_t i = 0; i < queries; i += kMost) {
+      const size_t some = std::min(kMost, queries - i);
+      score<T>(keys, head_dim, count, q + i * head_dim, some, tile);
+      for (size_t k = 0; k < some; ++k) {
+        for (size_t r = 0; r < count; ++r) {
+          scores[(i + k) * stride + first + r] = tile.of[k][r] * scale;
+        }
+      }
+    }
+  }
+}
+
+/// scores of the live rows of packed keys.
+void score_blocks(const SlotRun& run, const float* q, size_t queries, float scale,
+                  const Scratch& scratch, float* scores, size_t stride) {
+  const BlockReader reader(*run.format, scratch);
+  const size_t channels = reader.channels();
+  if (reader.per_token()) {
+    for (size_t i = 0; i < queries * channels; ++i) scratch.query[i] = q[i] * scale;
+    std::fill(scratch.bias, scratch.bias + queries, 0.0f);
+  }
+  TileScores tile;
+  size_t slot = 0;
+  for (const PackedBlock& block : run.blocks) {
+    if (block.live_rows == 0) continue;
+    if (!reader.per_token()) {
+      reader.read_factors(block);
+      for (size_t i = 0; i < queries; ++i) {
+        float bias = 0;
+        for (size_t c = 0; c < channels; ++c) {
+          const float u = q[i * channels + c] * scale;
+          scratch.query[i * channels + c] = u * scratch.slopes[c];
+          bias += u * scratch.offsets[c];
+        }
+        scratch.bias[i] = bias;
+      }
+    }
+    const auto rows = static_cast<size_t>(block.rows);
+    for (size_t first = 0; first < rows; first += kTileRows) {
+      const size_t last = std::min(rows, first + kTileRows);
+      size_t count = 0;  // live rows of the tile
+      for (size_t r = first; r < last; ++r) {
+        if (is_live(block, r)) reader.read_row(block, r, scratch.tile + count++ * channels);
+      }
+      if (count == 0) continue;
+      for (size_t i = 0; i < queries; i += kMost) {
+        const size_t some = std::min(kMost, queries - i);
+        score<float>(reinterpret_cast<const std::byte*>(scratch.tile), channels, count,
+                     scratch.query + i * channels, some, tile);
+        for (size_t k = 0; k < some; ++k) {
+          float* to = scores + (i + k) * stride + slot;
+          for (size_t r = 0; r < count; ++r) to[r] = tile.of[k][r] + scratch.bias[i + k];
+        }
+      }
+      slot += count;
+    }
+  }
+}
+
+/// Applies a remap to its slots of one query's scores; returns whether its slope was clamped.
+bool remap_scores(const ScoreRemap& remap, float* scores) {
+  if (remap.slots == 0) return false;
+  float* begin = scores + remap.first;
+  float* end = begin + remap.slots;
+  const auto [least, greatest] = std::minmax_element(begin, end);
+  const float lo = *least;
+  const float range = *greatest - lo;
+  const float base = lo - remap.tau_low;
+  if (!(range > 0)) {
+    std::fill(begin, end, base);
+    return false;
+  }
+  float slope = (range + remap.tau_low - remap.tau_high) / range;
+  const bool clamp = remap.guarded && slope < 0;
+  if (clamp) slope = 0;
+  for (float* s = begin; s != end; ++s) *s = slope * (*s - lo) + base;
+  return clamp;
+}
+
+/// Scores to weights that sum to 1.
+void softmax(float* scores, size_t count) {
+  const Floats d;
+  const size_t whole = count / kLanes * kLanes;
+  FloatVec maxima = hn::Set(d, scores[0]);
+  for (size_t j = 0; j < whole; j += kLanes) maxima = hn::Max(maxima, hn::LoadU(d, scores + j));
+  float max = hn::GetLane(hn::MaxOfLanes(d, maxima));
+  for (size_t j = whole; j < count; ++j) max = std::max(max, scores[j]);
+  FloatVec sums = hn::Zero(d);
+  const FloatVec top = hn::Set(d, max);
+  for (size_t j = 0; j < whole; j += kLanes) {
+    const FloatVec w = hn::Exp(d, hn::Sub(hn::LoadU(d, scores + j), top));
+    hn::StoreU(w, d, scores + j);
+    sums = hn::Add(sums, w);
+  }
+  float sum = hn::GetLane(hn::SumOfLanes(d, sums));
+  for (size_t j = whole; j < count; ++j) {
+    scores[j] = hn::GetLane(hn::Exp(d, hn::Set(d, scores[j] - max)));
+    sum += scores[j];
+  }
+  const float inverse = 1 / sum;
+  const FloatVec factor = hn::Set(d, inverse);
+  for (size_t j = 0; j < whole; j += kLanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, scores + j), factor), d, scores + j);
+  }
+  for (size_t j = whole; j < count; ++j) scores[j] *= inverse;
+}
+
+// ----------------------------------------------------------------------------------------- values
+
+/// The slots of a run of values, in order.
+class SlotWalk {
+ public:
+  SlotWalk(const SlotRun& run, size_t first) : run_(run), next_(first), first_(first) {}
+
+  /// The slot of the run's next row.
+  size_t next() {
+    if (run_.selection != nullptr) {
+      while (selected(next_ - first_) != run_.selected_bit) ++next_;
+    }
+    return next_++;
+  }
+
+ private:
+  bool selected(size_t i) const { return ((run_.selection[i / 64] >> (i % 64)) & 1) != 0; }
+
+  const SlotRun& run_;
+  size_t next_;
+  size_t first_;
+};
+
+/// A lane's weights by slot.
+struct Weights {
+  const float* of;
+  size_t stride;
+  size_t queries;
+};
+
+/// Tile r holds the row of slots[r].
+void gather(const Weights& weights, size_t first_query, size_t queries,
+            const std::array<size_t, kTileRows>& slots, size_t count, TileScores& tile) {
+  for (size_t i = 0; i < queries; ++i) {
+    const float* from = weights.of + (first_query + i) * weights.stride;
+    for (size_t r = 0; r < count; ++r) tile.of[i][r] = from[slots[r]];
+  }
+}
+
+/// out_i += sum_j w_ij V_j over a run of dense rows.
+template <class T>
+void add_rows(const SlotRun& run, SlotWalk walk, const Weights& weights, size_t head_dim,
+              float* out) {
+  const auto rows = static_cast<size_t>(run.slots);
+  std::array<size_t, kTileRows> slots;
+  TileScores tile;
+  for (size_t first = 0; first < rows; first += kTileRows) {
+    const size_t count = std::min(kTileRows, rows - first);
+    for (size_t r = 0; r < count; ++r) slots[r] = walk.next();
+    for (size_t i = 0; i < weights.queries; i += kMost) {
+      const size_t some = std::min(kMost, weights.queries - i);
+      gather(weights, i, some, slots, count, tile);
+      accumulate<T>(run.rows + first * head_dim * sizeof(T), head_dim, count, tile, some,
+                    out + i * head_dim);
+    }
+  }
+}
+
+/// out_i += sum_j w_ij V_j over the live rows of packed values.
+void add_blocks(const SlotRun& run, SlotWalk walk, const Weights& weights, const Scratch& scratch,
+                float* out) {
+  const BlockReader reader(*run.format, scratch);
+  const size_t channels = reader.channels();
+  std::array<size_t, kTileRows> slots;
+  TileScores tile;
+  for (const PackedBlock& block : run.blocks) {
+    if (block.live_rows == 0) continue;
+    float* sums = out;
+    if (!reader.per_token()) {
+      sums = scratch.sums;
+      reader.read_factors(block);
+      std::fill(sums, sums + weights.queries * channels, 0.0f);
+      std::fill(scratch.total, scratch.total + weights.queries, 0.0f);
+    }
+    const auto rows = static_cast<size_t>(block.rows);
+    for (size_t first = 0; first < rows; first += kTileRows) {
+      const size_t last = std::min(rows, first + kTileRows);
+      size_t count = 0;
+      for (size_t r = first; r < last; ++r) {
+        if (!is_live(block, r)) continue;
+        slots[count] = walk.next();
+        reader.read_row(block, r, scratch.tile + count++ * channels);
+      }
+      if (count == 0) continue;
+      for (size_t i = 0; i < weights.queries; i += kMost) {
+        const size_t some = std::min(kMost, weights.queries - i);
+        gather(weights, i, some, slots, count, tile);
+        accumulate<float>(reinterpret_cast<const std::byte*>(scratch.tile), channels, count, tile,
+                          some, sums + i * channels);
+        for (size_t k = 0; k < some; ++k) {
+          for (size_t r = 0; r < count; ++r) scratch.total[i + k] += tile.of[k][r];
+        }
+      }
+    }
+    if (reader.per_token()) continue;
+    for (size_t i = 0; i < weights.queries; ++i) {
+      for (size_t c = 0; c < channels; ++c) {
+        out[i * channels + c] +=
+            sums[i * channels + c] * scratch.slopes[c] + scratch.total[i] * scratch.offsets[c];
+      }
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------ lanes
+
+size_t widest(const PackedLane& lane, size_t head_dim) {
+  size_t width = head_dim;
+  for (const SlotRun& run : lane.keys) {
+    if (run.format != nullptr) {
+      width = std::max(width, static_cast<size_t>(run.format->channels()));
+    }
+  }
+  return width;
+}
+
+}  // namespace
+
+void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, float scale,
+                          Stream& stream, int worker) {
+  std::fill(lane.out, lane.out + queries * head_dim, 0.0f);
+  lane.guarded_remaps = 0;
+  if (lane.slots == 0) return;
+  const size_t width = widest(lane, head_dim);
+  const Scratch scratch(stream.scratch(worker, Scratch::bytes(width, queries)), width, queries);
+  const auto slots = static_cast<size_t>(lane.slots);
+
+  float* scores = lane.weights;
+  for (const SlotRun& run : lane.keys) {
+    if (run.slots == 0) continue;
+    if (run.format != nullptr) {
+      score_blocks(run, lane.q_packed, queries, scale, scratch, scores, slots);
+    } else if (run.dtype == DType::kF16) {
+      score_rows<f16>(run, lane.q, queries, head_dim, scale, scores, slots);
+    } else if (run.dtype == DType::kBF16) {
+      score_rows<bf16>(run, lane.q, queries, head_dim, scale, scores, slots);
+    } else {
+      score_rows<float>(run, lane.q, queries, head_dim, scale, scores, slots);
+    }
+    scores += run.slots;
+  }
+
+  for (size_t i = 0; i < queries; ++i) {
+    for (const ScoreRemap& remap : lane.remaps) {
+      lane.guarded_remaps += remap_scores(remap, lane.weights + i * slots) ? 1 : 0;
+    }
+    softmax(lane.weights + i * slots, slots);
+  }
+
+  const Weights weights{lane.weights, slots, queries};
+  size_t slot = 0;
+  for (const SlotRun& run : lane.values) {
+    const SlotWalk walk(run, slot);
+    if (run.slots == 0) {
+      // Nothing to add.
+    } else if (run.format != nullptr) {
+      add_blocks(run, walk, weights, scratch, lane.out);
+    } else if (run.dtype == DType::kF16) {
+      add_rows<f16>(run, walk, weights, head_dim, lane.out);
+    } else if (run.dtype == DType::kBF16) {
+      add_rows<bf16>(run, walk, weights, head_dim, lane.out);
+    } else {
+      add_rows<float>(run, walk, weights, head_dim, lane.out);
+    }
+    if (run.selection == nullptr) {
+      slot += static_cast<size_t>(run.slots);
+    } else if (run.selection_ends) {
+      slot += static_cast<size_t>(run.selected_of);
+    }
+  }
+}
+
+void unpack_blocks_kernel(const PackedFormat& format, std::span<const PackedBlock> blocks,
+                          size_t first_row, size_t rows, float* out, Stream& stream, int worker) {
+  const auto channels = static_cast<size_t>(format.channels());
+  const Scratch scratch(stream.scratch(worker, Scratch::bytes(channels, 1)), channels, 1);
+  const BlockReader reader(format, scratch);
+  size_t at = 0;  // live row
+  for (const PackedBlock& block : blocks) {
+    const auto live = static_cast<size_t>(block.live_rows);
+    if (at + live > first_row && at < first_row + rows) {
+      if (!reader.per_token()) reader.read_factors(block);
+      size_t row = at;
+      for (size_t r = 0; r < static_cast<size_t>(block.rows); ++r) {
+        if (!is_live(block, r)) continue;
+        if (row >= first_row && row < first_row + rows) {
+          reader.read_values(block, r, out + row * channels);
+        }
+        ++row;
+      }
+    }
+    at += live;
+  }
+}
+
+}  // namespace kvlm::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvlm::cpu {
+
+HWY_EXPORT(attend_packed_kernel);
+HWY_EXPORT(unpack_blocks_kernel);
+
+void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
+                   Stream& stream) {
+  const auto kernel = HWY_DYNAMIC_DISPATCH(attend_packed_kernel);
+  stream.pool().parallel_for(lanes.size(), [&](size_t task, int worker) {
+    kernel(lanes[task], static_cast<size_t>(q_per_kv), static_cast<size_t>(head_dim), scale, stream,
+           worker);
+  });
+}
+
+void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
+                   Stream& stream) {
+  constexpr size_t kTaskRows = 256;
+  size_t rows = 0;
+  for (const PackedBlock& block : blocks) rows += static_cast<size_t>(block.live_rows);
+  const auto kernel = HWY_DYNAMIC_DISPATCH(unpack_blocks_kernel);
+  stream.pool().parallel_for((rows + kTaskRows - 1) / kTaskRows, [&](size_t task, int worker) {
+    const size_t first = task * kTaskRows;
+    kernel(format, blocks, first, std::min(kTaskRows, rows - first), out, stream, worker);
+  });
+}
+
+}  // namespace kvlm::cpu
+#endif  // HWY_ONCE
