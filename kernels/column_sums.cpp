@@ -1,0 +1,94 @@
+#include "kernels/column_sums.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "kernels/base/error.h"
+#include "kernels/check.h"
+#include "kernels/cpu/column_sums.h"
+#include "kernels/cuda/column_sums.h"
+
+namespace kvlm {
+
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorCode::kInvalidArgument,
+              "column_sums: " + fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Past rows of one kv_head, the same for all of them.
+int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
+  if (past.size() % static_cast<size_t>(kv_heads) != 0) {
+    refuse("{} past runs are not the same number for each of {} kv heads", past.size(), kv_heads);
+  }
+  const size_t runs = past.size() / static_cast<size_t>(kv_heads);
+  int64_t first_rows = 0;
+  for (size_t head = 0; head < static_cast<size_t>(kv_heads); ++head) {
+    int64_t rows = 0;
+    for (size_t i = head * runs; i < (head + 1) * runs; ++i) {
+      const KeyValueRows& run = past[i];
+      if (run.dtype != DType::kF32 && run.dtype != DType::kF16 && run.dtype != DType::kBF16) {
+        refuse("run {} of past rows holds {}, expected f32, f16 or bf16", i, dtype_name(run.dtype));
+      }
+      if (run.rows < 0 || (run.rows > 0 && run.keys == nullptr)) {
+        refuse("run {} states {} past rows but not where their keys are", i, run.rows);
+      }
+      rows += run.rows;
+    }
+    if (head == 0) first_rows = rows;
+    if (rows != first_rows) {
+      refuse("kv head {} has {} past rows, expected {} as kv head 0", head, rows, first_rows);
+    }
+  }
+  return first_rows;
+}
+
+}  // namespace
+
+void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 Stream& stream) {
+  constexpr std::string_view kOp = "column_sums";
+  check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
+  check::rank(kOp, "k", k, 3, "(n, kv_heads, head_dim)");
+  const int64_t n = q.shape()[0];
+  const int64_t q_heads = q.shape()[1];
+  const int64_t kv_heads = k.shape()[1];
+  check::shape(kOp, "k", k, {n, kv_heads, q.shape()[2]}, "(n, kv_heads, head_dim) of q");
+  if (q.elements() == 0 || k.elements() == 0) {
+    refuse("q has shape {} and k {}, expected at least one number in each", q.shape().str(),
+           k.shape().str());
+  }
+  if (q_heads % kv_heads != 0) {
+    refuse("{} query heads cannot share {} kv heads evenly", q_heads, kv_heads);
+  }
+  check::activation(kOp, "q", q);
+  check::dtype(kOp, "k", k, q.dtype());
+  check::on_stream(kOp, "q", q, stream);
+  check::on_stream(kOp, "k", k, stream);
+  const int64_t columns = check_past(past, kv_heads) + n;
+  if (result.sums.size() != static_cast<size_t>(kv_heads * columns)) {
+    refuse("sums has {} entries, expected {} kv heads times {} columns", result.sums.size(),
+           kv_heads, columns);
+  }
+  if (!result.small_entries.empty() &&
+      result.small_entries.size() != static_cast<size_t>(q_heads)) {
+    refuse("small_entries has {} entries, expected none or {}, the query heads",
+           result.small_entries.size(), q_heads);
+  }
+  if (first_row < 0 || first_row > n) {
+    refuse("first_row is {}, expected 0 to {}, the rows of q", first_row, n);
+  }
+  if (!std::isfinite(scale)) refuse("scale is {}, expected a finite number", scale);
+  if (first_row == n) return;
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::column_sums(result, q, k, past, first_row, scale, stream);
+  }
+  cpu::column_sums(result, q, k, past, first_row, scale, stream);
+}
+
+}  // namespace kvlm

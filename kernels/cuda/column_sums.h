@@ -1,0 +1,12 @@
+#pragma once
+
+#include "kernels/column_sums.h"
+
+namespace kvlm::cuda {
+
+/// kvlm::column_sums on checked arguments.
+void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 Stream& stream);
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,12 @@
+#include "kernels/cuda/column_sums.h"
+
+#include "kernels/no_cuda/refuse.h"
+
+namespace kvlm::cuda {
+
+void column_sums(const ColumnSums&, ConstTensorView, ConstTensorView, std::span<const KeyValueRows>,
+                 int64_t, float, Stream&) {
+  refuse("column_sums");
+}
+
+}  // namespace kvlm::cuda
