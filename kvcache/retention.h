@@ -67,6 +67,8 @@ class Retention {
   virtual ImportanceNeeds needs() const noexcept = 0;
   /// Every kv_head keeps rows of its own (equally many).
   virtual bool per_head() const noexcept { return false; }
+  /// Every layer keeps the same slots, now and in decode, whatever attention says (StreamingLLM).
+  virtual bool same_in_all_layers() const noexcept { return false; }
   /// A layer's choice depends on other layers, so that it is made after the last one.
   virtual bool joint() const noexcept = 0;
 
