@@ -1,0 +1,237 @@
+#include "kernels/cpu/pack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "kernels/quantize.h"
+
+namespace kvlm::cpu {
+
+namespace {
+
+using quantize::AffineMeta;
+using quantize::AffineRange;
+
+/// Element number p of the sorted values, p between two of them interpolated linearly.
+float quantile(std::span<float> values, float alpha) {
+  const double at = static_cast<double>(values.size() - 1) * static_cast<double>(alpha);
+  const auto below = static_cast<size_t>(std::floor(at));
+  const auto nth = values.begin() + static_cast<std::ptrdiff_t>(below);
+  std::nth_element(values.begin(), nth, values.end());
+  const float low = *nth;
+  if (below + 1 >= values.size()) return low;
+  const float high = *std::min_element(nth + 1, values.end());
+  return low + static_cast<float>(at - static_cast<double>(below)) * (high - low);
+}
+
+/// The range of values[i], i < n, `stride` apart; NaN is passed over.
+class GroupRange {
+ public:
+  void add(const float* x, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      low_ = x[i] < low_ ? x[i] : low_;
+      high_ = x[i] > high_ ? x[i] : high_;
+    }
+  }
+  AffineRange range(const PackRule& rule, int levels) const {
+    if (!(low_ <= high_)) return quantize::affine_range(0, 0, levels, 1);  // nothing but NaN
+    return quantize::affine_range(low_, high_, levels, rule.kappa);
+  }
+
+ private:
+  float low_ = std::numeric_limits<float>::infinity();
+  float high_ = -std::numeric_limits<float>::infinity();
+};
+
+/// The range of a group that is gathered in `values`, which are put in another order.
+AffineRange range_of(std::span<float> values, const PackRule& rule, int levels) {
+  if (rule.alpha == 0) {
+    GroupRange group;
+    group.add(values.data(), values.size());
+    return group.range(rule, levels);
+  }
+  const auto numbers =
+      std::remove_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
+  values = values.first(static_cast<size_t>(numbers - values.begin()));
+  if (values.empty()) return quantize::affine_range(0, 0, levels, 1);
+  const float low = quantile(values, rule.alpha);
+  const float high = quantile(values, 1 - rule.alpha);
+  return quantize::affine_range(low, high, levels, rule.kappa);
+}
+
+/// One job: its rows, where its codes are gathered, and its metadata.
+class Packer {
+ public:
+  /// Floats to put a group in, and a byte for each code.
+  static size_t scratch_bytes(const PackedFormat& format, const PackJob& job) {
+    return static_cast<size_t>(job.rows) * static_cast<size_t>(format.channels()) *
+           (sizeof(float) + 1);
+  }
+
+  Packer(const PackedFormat& format, const std::array<PackRule, 2>& rules, const PackJob& job,
+         std::byte* scratch)
+      : format_(format),
+        rules_(rules),
+        job_(job),
+        rows_(static_cast<size_t>(job.rows)),
+        width_(static_cast<size_t>(format.channels())),
+        values_(reinterpret_cast<float*>(scratch)),
+        codes_(reinterpret_cast<uint8_t*>(values_ + rows_ * width_)) {}
+
+  void run() {
+    switch (format_.axis) {
+      case ScaleAxis::kHead:
+        pack_head();
+        break;
+      case ScaleAxis::kToken:
+        pack_tokens();
+        break;
+      case ScaleAxis::kChannel:
+        pack_channels();
+        break;
+    }
+    if (job_.codes != nullptr) write_codes();
+  }
+
+ private:
+  void put_meta(size_t i, const AffineRange& range, const PackRule& rule) {
+    const AffineMeta meta = quantize::affine_meta(range, rule);
+    quantize::store_meta(job_.scales, format_.meta, i, meta.scale);
+    quantize::store_meta(job_.zeros, format_.meta, i, meta.zero);
+  }
+
+  void pack_head() {
+    const PackRule& rule = rules_[0];
+    std::copy_n(job_.x, rows_ * width_, values_);
+    const AffineRange range =
+        range_of({values_, rows_ * width_}, rule, max_code(format_.section[0].code));
+    put_meta(0, range, rule);
+    for (size_t i = 0; i < rows_ * width_; ++i) {
+      codes_[i] = static_cast<uint8_t>(range.code(job_.x[i], rule.rounding));
+    }
+  }
+
+  void pack_tokens() {
+    const PackRule& rule = rules_[0];
+    const auto group = static_cast<size_t>(format_.group_size);
+    const auto groups = static_cast<size_t>(format_.groups());
+    for (size_t row = 0; row < rows_; ++row) {
+      for (size_t g = 0; g < groups; ++g) {
+        const size_t first = row * width_ + g * group;
+        const size_t n = std::min(group, width_ - g * group);
+        std::copy_n(job_.x + first, n, values_);
+        const AffineRange range = range_of({values_, n}, rule, max_code(format_.section[0].code));
+        put_meta(row * groups + g, range, rule);
+        for (size_t i = first; i < first + n; ++i) {
+          codes_[i] = static_cast<uint8_t>(range.code(job_.x[i], rule.rounding));
+        }
+      }
+    }
+  }
+
+  void pack_channels() {
+    size_t channel = 0;
+    size_t zero = 0;
+    const std::span<float> column(values_, rows_);
+    for (int s = 0; s < format_.sections; ++s) {
+      const PackedSection& section = format_.section[static_cast<size_t>(s)];
+      const PackRule& rule = rules_[static_cast<size_t>(s)];
+      for (int c = 0; c < section.channels; ++c, ++channel) {
+        for (size_t row = 0; row < rows_; ++row) column[row] = job_.x[row * width_ + channel];
+        switch (rule.rule) {
+          case CodeRule::kAffine:
+            pack_affine_channel(channel, zero++, section, rule, column);
+            break;
+          case CodeRule::kTernary:
+            pack_ternary_channel(channel, rule, column);
+            break;
+          case CodeRule::kSign:
+            pack_sign_channel(channel, column);
+            break;
+        }
+      }
+    }
+  }
+
+  void pack_affine_channel(size_t channel, size_t zero, const PackedSection& section,
+                           const PackRule& rule, std::span<float> column) {
+    const AffineRange range = range_of(column, rule, max_code(section.code));
+    const AffineMeta meta = quantize::affine_meta(range, rule);
+    quantize::store_meta(job_.scales, format_.meta, channel, meta.scale);
+    quantize::store_meta(job_.zeros, format_.meta, zero, meta.zero);
+    for (size_t row = 0; row < rows_; ++row) {
+      const float x = job_.x[row * width_ + channel];  // quantiles have mixed up the column
+      codes_[row * width_ + channel] = static_cast<uint8_t>(range.code(x, rule.rounding));
+    }
+  }
+
+  void pack_ternary_channel(size_t channel, const PackRule& rule, std::span<const float> column) {
+    double sum = 0;
+    for (const float x : column) sum += std::isnan(x) ? 0 : static_cast<double>(std::abs(x));
+    const auto mean = static_cast<float>(sum / static_cast<double>(rows_));
+    const float threshold = rule.gamma * mean;
+    double beyond = 0;
+    int count = 0;
+    for (size_t row = 0; row < rows_; ++row) {
+      const int digit = quantize::ternary_digit(column[row], threshold);
+      codes_[row * width_ + channel] = static_cast<uint8_t>(digit);
+      if (digit != 1) {
+        beyond += static_cast<double>(std::abs(column[row]));
+        ++count;
+      }
+    }
+    float scale = mean;
+    if (rule.ternary_scale == TernaryScale::kUnit) scale = 1;
+    if (rule.ternary_scale == TernaryScale::kNonZero) {
+      scale = count == 0 ? 0 : static_cast<float>(beyond / count);
+    }
+    quantize::store_meta(job_.scales, format_.meta, channel, scale);
+  }
+
+  void pack_sign_channel(size_t channel, std::span<const float> column) {
+    double sum = 0;
+    for (size_t row = 0; row < rows_; ++row) {
+      const float x = column[row];
+      sum += std::isnan(x) ? 0 : static_cast<double>(std::abs(x));
+      codes_[row * width_ + channel] = x >= 0 ? 1 : 0;
+    }
+    quantize::store_meta(job_.scales, format_.meta, channel,
+                         static_cast<float>(sum / static_cast<double>(rows_)));
+  }
+
+  void write_codes() {
+    const size_t row_bytes = format_.row_bytes();
+    for (size_t row = 0; row < rows_; ++row) {
+      auto* to = reinterpret_cast<uint8_t*>(job_.codes) + row * row_bytes;
+      const uint8_t* from = codes_ + row * width_;
+      for (int s = 0; s < format_.sections; ++s) {
+        const PackedSection& section = format_.section[static_cast<size_t>(s)];
+        quantize::pack_row(to, section.code, from, section.channels);
+        to += section.row_bytes();
+        from += section.channels;
+      }
+    }
+  }
+
+  const PackedFormat& format_;
+  const std::array<PackRule, 2>& rules_;
+  const PackJob& job_;
+  size_t rows_;
+  size_t width_;
+  float* values_;   // (rows * channels,) at most
+  uint8_t* codes_;  // (rows, channels)
+};
+
+}  // namespace
+
+void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+          std::span<const PackJob> jobs, Stream& stream) {
+  stream.pool().parallel_for(jobs.size(), [&](size_t job, int worker) {
+    std::byte* scratch = stream.scratch(worker, Packer::scratch_bytes(format, jobs[job]));
+    Packer(format, rules, jobs[job], scratch).run();
+  });
+}
+
+}  // namespace kvlm::cpu

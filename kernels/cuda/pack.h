@@ -1,0 +1,12 @@
+#pragma once
+
+#include "kernels/pack.h"
+
+// The CUDA implementation of kernels/pack.h, which has checked the arguments; a build without CUDA
+// links no_cuda/pack.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+          std::span<const PackJob> jobs, Stream& stream);
+
+}  // namespace kvlm::cuda

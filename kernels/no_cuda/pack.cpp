@@ -1,0 +1,11 @@
+#include "kernels/cuda/pack.h"
+
+#include "kernels/no_cuda/refuse.h"
+
+namespace kvlm::cuda {
+
+void pack(const PackedFormat&, const std::array<PackRule, 2>&, std::span<const PackJob>, Stream&) {
+  refuse("pack");
+}
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/host_device.h"
+#include "kernels/pack.h"
+#include "kernels/packed_format.h"
+
+// The arithmetic of every packed format, once, for host and device.
+namespace kvlm::quantize {
+
+/// The nearest integer, ties to even, of |x| < 2^22: beyond 2^23 a float has no fraction left.
+VLM_HD inline float round_even(float x) noexcept {
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23
+  return (x + kShift) - kShift;
+}
+
+/// A number as metadata of `meta` gives it back.
+VLM_HD inline float as_meta(float x, DType meta) noexcept {
+  return meta == DType::kF16 ? to_float(to_f16(x)) : x;
+}
+
+/// Writes element i of metadata of `meta`.
+VLM_HD inline void store_meta(std::byte* to, DType meta, size_t i, float x) noexcept {
+  if (meta == DType::kF16) {
+    reinterpret_cast<f16*>(to)[i] = to_f16(x);
+  } else {
+    reinterpret_cast<float*>(to)[i] = x;
+  }
+}
+
+/// Reads element i of metadata of `meta`.
+VLM_HD inline float load_meta(const std::byte* from, DType meta, size_t i) noexcept {
+  if (meta == DType::kF16) return to_float(reinterpret_cast<const f16*>(from)[i]);
+  return reinterpret_cast<const float*>(from)[i];
+}
+
+/// The codes of a range: x maps to round((x - start) / step), held within [0, levels].
+struct AffineRange {
+  float start = 0;
+  float step = 0;  ///< 0: the range is empty and every code is 0
+  int levels = 0;  ///< M, the largest code
+
+  VLM_HD int code(float x, Rounding rounding) const noexcept {
+    if (step == 0) return 0;
+    const auto top = static_cast<float>(levels);
+    // A division, not a product with the inverse: ties must fall where the papers' do. NaN fails
+    // the comparison and becomes the start of the range.
+    const float scaled = (x - start) / step;
+    if (!(scaled > 0)) return 0;
+    if (scaled >= top) return levels;
+    return static_cast<int>(rounding == Rounding::kFloor ? std::floor(scaled) : round_even(scaled));
+  }
+};
+
+/// The range [low, high], both ends times kappa, in 2^bits - 1 steps.
+VLM_HD inline AffineRange affine_range(float low, float high, int levels, float kappa) noexcept {
+  AffineRange range;
+  range.start = kappa * low;
+  range.levels = levels;
+  const float step = (kappa * high - range.start) / static_cast<float>(levels);
+  if (step > 0 && std::isfinite(step)) range.step = step;
+  return range;
+}
+
+/// What is stored of a range: the scale, and the zero point that code 0 means (specs 1.3).
+struct AffineMeta {
+  float scale = 0;
+  float zero = 0;
+};
+
+VLM_HD inline AffineMeta affine_meta(const AffineRange& range, const PackRule& rule) noexcept {
+  const float span = rule.eta_of_step ? 1.0f : static_cast<float>(range.levels);
+  return {(1 - 2 * rule.eta) * range.step, range.start + rule.eta * span * range.step};
+}
+
+/// The digit (-1, 0, 1, plus 1) of a ternary code: strictly beyond the threshold.
+VLM_HD inline int ternary_digit(float x, float threshold) noexcept {
+  return x > threshold ? 2 : x < -threshold ? 0 : 1;
+}
+
+/// Sets code i of a row whose bytes were 0. kTrit5 takes the digits of a byte together: see
+/// pack_row().
+VLM_HD inline void pack_row(uint8_t* row, CodeFormat format, const uint8_t* codes, int n) noexcept {
+  if (format == CodeFormat::kTrit5) {
+    for (int byte = 0; byte * 5 < n; ++byte) {
+      int value = 0;
+      for (int i = 4; i >= 0; --i) {
+        const int at = byte * 5 + i;
+        value = value * 3 + (at < n ? codes[at] : 1);
+      }
+      row[byte] = static_cast<uint8_t>(value);
+    }
+    return;
+  }
+  const int bits = code_bits(format);
+  const auto bytes = static_cast<int>(code_row_bytes(format, n));
+  for (int byte = 0; byte < bytes; ++byte) row[byte] = 0;
+  for (int i = 0; i < n; ++i) {
+    const int bit = i * bits;
+    const int value = codes[i] << (bit % 8);
+    row[bit / 8] = static_cast<uint8_t>(row[bit / 8] | value);
+    if (value > 0xff) row[bit / 8 + 1] = static_cast<uint8_t>(row[bit / 8 + 1] | value >> 8);
+  }
+}
+
+}  // namespace kvlm::quantize

@@ -1,0 +1,431 @@
+#include "kernels/pack.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/attend_packed.h"
+#include "kernels/base/error.h"
+#include "kernels/quantize.h"
+
+namespace kvlm {
+namespace {
+
+using testing::ElementsAre;
+using testing::FloatNear;
+using testing::Pointwise;
+
+/// A block in memory of its own.
+struct Block {
+  PackedFormat format;
+  int rows = 0;
+  std::vector<std::byte> codes, scales, zeros;
+
+  PackedBlock view() const {
+    return {codes.data(), scales.data(), zeros.empty() ? nullptr : zeros.data(),
+            rows,         rows,          nullptr};
+  }
+  /// Codes row by row.
+  std::vector<int> integers() const {
+    std::vector<int> all;
+    for (int row = 0; row < rows; ++row) {
+      const auto* at = reinterpret_cast<const uint8_t*>(codes.data()) +
+                       static_cast<size_t>(row) * format.row_bytes();
+      for (int s = 0; s < format.sections; ++s) {
+        const PackedSection& section = format.section[static_cast<size_t>(s)];
+        for (int i = 0; i < section.channels; ++i) all.push_back(code_at(at, section.code, i));
+        at += section.row_bytes();
+      }
+    }
+    return all;
+  }
+  std::vector<float> scale() const { return meta(scales); }
+  std::vector<float> zero() const { return meta(zeros); }
+  std::vector<float> unpacked() const {
+    ThreadPool pool(1);
+    Stream stream(pool);
+    std::vector<float> out(static_cast<size_t>(rows * format.channels()));
+    const PackedBlock block = view();
+    unpack_blocks(format, {&block, 1}, out.data(), stream);
+    return out;
+  }
+
+ private:
+  std::vector<float> meta(const std::vector<std::byte>& bytes) const {
+    std::vector<float> all;
+    for (size_t i = 0; i < bytes.size() / dtype_bytes(format.meta); ++i) {
+      all.push_back(quantize::load_meta(bytes.data(), format.meta, i));
+    }
+    return all;
+  }
+};
+
+Block packed(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+             const std::vector<float>& x, int threads = 1) {
+  ThreadPool pool(threads);
+  Stream stream(pool);
+  Block block;
+  block.format = format;
+  block.rows = static_cast<int>(x.size()) / format.channels();
+  const auto rows = static_cast<size_t>(block.rows);
+  block.codes.resize(rows * format.row_bytes());
+  block.scales.resize(format.scales(block.rows) * dtype_bytes(format.meta));
+  block.zeros.resize(format.zeros(block.rows) * dtype_bytes(format.meta));
+  const PackJob job{x.data(), block.rows, block.codes.data(), block.scales.data(),
+                    block.zeros.empty() ? nullptr : block.zeros.data()};
+  pack(format, rules, {&job, 1}, stream);
+  return block;
+}
+
+/// One group: all of x in one row with one scale, f32 metadata.
+PackedFormat one_group(int bits, size_t n, DType meta = DType::kF32) {
+  PackedFormat format;
+  format.axis = ScaleAxis::kToken;
+  format.group_size = static_cast<int>(n);
+  format.meta = meta;
+  format.section[0] = {.code = static_cast<CodeFormat>(bits), .channels = static_cast<int>(n)};
+  return format;
+}
+
+PackedFormat channels(int bits, int n, DType meta = DType::kF32) {
+  PackedFormat format;
+  format.axis = ScaleAxis::kChannel;
+  format.meta = meta;
+  format.section[0] = {.code = static_cast<CodeFormat>(bits), .channels = n};
+  return format;
+}
+
+PackRule rule(Rounding rounding = Rounding::kNearestEven, float alpha = 0, float eta = 0,
+              float kappa = 1) {
+  PackRule made;
+  made.rounding = rounding;
+  made.alpha = alpha;
+  made.eta = eta;
+  made.kappa = kappa;
+  return made;
+}
+
+double mse(const std::vector<float>& x, const std::vector<float>& y) {
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    sum += std::pow(static_cast<double>(x[i]) - static_cast<double>(y[i]), 2);
+  }
+  return sum / static_cast<double>(x.size());
+}
+
+std::vector<float> normal(size_t n, unsigned seed = 1) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> distribution;
+  std::vector<float> x(n);
+  for (float& value : x) value = distribution(rng);
+  return x;
+}
+
+TEST(Pack, RoundsToNearestEvenOrDown) {  // specs 1.4
+  const std::vector<float> x{0, 0.5f, 1.5f, 2.5f, 3};
+  EXPECT_THAT(packed(one_group(2, 5), {rule()}, x).integers(), ElementsAre(0, 0, 2, 2, 3));
+  EXPECT_THAT(packed(one_group(2, 5), {rule(Rounding::kFloor)}, x).integers(),
+              ElementsAre(0, 0, 1, 2, 3));
+  const std::vector<float> y{0, 0.25f, 0.5f, 0.75f, 1};
+  EXPECT_THAT(packed(one_group(1, 5), {rule()}, y).integers(), ElementsAre(0, 0, 0, 1, 1));
+  EXPECT_THAT(packed(one_group(1, 5), {rule(Rounding::kFloor)}, y).integers(),
+              ElementsAre(0, 0, 0, 0, 1));
+}
+
+TEST(Pack, KiviGroupOfTheSpec) {  // specs 3.1
+  const std::vector<float> x{-1, -0.2f, 0.3f, 2};
+  const Block nearest = packed(one_group(2, 4), {rule()}, x);
+  EXPECT_THAT(nearest.integers(), ElementsAre(0, 1, 1, 3));
+  EXPECT_THAT(nearest.scale(), ElementsAre(1));
+  EXPECT_THAT(nearest.unpacked(), ElementsAre(-1, 0, 0, 2));
+  const Block floor = packed(one_group(2, 4), {rule(Rounding::kFloor)}, x);
+  EXPECT_THAT(floor.integers(), ElementsAre(0, 0, 1, 3));
+  EXPECT_THAT(floor.unpacked(), ElementsAre(-1, -1, 0, 2));
+}
+
+TEST(Pack, HeadQuantilesOfTheSpec) {  // specs 4.6
+  std::vector<float> x(11);
+  std::iota(x.begin(), x.end(), 0.0f);
+  PackedFormat format = one_group(1, 11);
+  format.axis = ScaleAxis::kHead;
+  struct Case {
+    float alpha;
+    Rounding rounding;
+    int ones;
+    double error;
+  };
+  for (const Case& c :
+       {Case{0.1f, Rounding::kNearestEven, 5, 4.181818}, Case{0.1f, Rounding::kFloor, 2, 12.909091},
+        Case{0.25f, Rounding::kNearestEven, 5, 2.613636},
+        Case{0.25f, Rounding::kFloor, 3, 5.340909}, Case{0, Rounding::kNearestEven, 5, 7.727273},
+        Case{0, Rounding::kFloor, 1, 25.909091}}) {
+    SCOPED_TRACE(c.alpha);
+    const Block block = packed(format, {rule(c.rounding, c.alpha)}, x);
+    const std::vector<int> codes = block.integers();
+    EXPECT_EQ(std::accumulate(codes.begin(), codes.end(), 0), c.ones);
+    EXPECT_NEAR(mse(x, block.unpacked()), c.error, 1e-5);
+  }
+  const Block block = packed(format, {rule(Rounding::kNearestEven, 0.1f)}, x);
+  EXPECT_THAT(block.zero(), ElementsAre(FloatNear(1, 1e-6f)));
+  EXPECT_THAT(block.scale(), ElementsAre(FloatNear(8, 1e-5f)));
+}
+
+TEST(Pack, GaussianErrorsOfHeadQuantiles) {  // the table of specs 4.5
+  const std::vector<float> x = normal(1 << 20);
+  PackedFormat format = one_group(1, 1024);
+  format.axis = ScaleAxis::kHead;
+  const double nearest[] = {2.6996, 1.0807, 0.5973, 0.4203, 0.3653, 0.3786};
+  const double floor[] = {6.1639, 3.0270, 1.7427, 1.1076, 0.7658, 0.5976};
+  const float alphas[] = {0.01f, 0.05f, 0.1f, 0.15f, 0.2f, 0.25f};
+  for (size_t i = 0; i < 6; ++i) {
+    SCOPED_TRACE(alphas[i]);
+    EXPECT_NEAR(mse(x, packed(format, {rule(Rounding::kNearestEven, alphas[i])}, x).unpacked()),
+                nearest[i], 0.01 * nearest[i]);
+    EXPECT_NEAR(mse(x, packed(format, {rule(Rounding::kFloor, alphas[i])}, x).unpacked()), floor[i],
+                0.01 * floor[i]);
+  }
+}
+
+TEST(Pack, CalibQuantKeysOfTheSpec) {  // specs 5.7
+  const std::vector<float> keys{2, 0.2f, 1, -1, -2, 1, 3, 1, 0.5f, 0, 2.2f, 0.1f};
+  const Block block = packed(channels(1, 4), {rule()}, keys);
+  EXPECT_THAT(block.integers(), ElementsAre(1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1));
+  EXPECT_THAT(block.scale(), ElementsAre(4, 1, 2, 2));
+  EXPECT_THAT(block.zero(), ElementsAre(-2, 0, 1, -1));
+  const Block kappa = packed(channels(1, 4), {rule(Rounding::kNearestEven, 0, 0, 0.5f)}, keys);
+  EXPECT_EQ(kappa.integers(), block.integers());
+  EXPECT_THAT(kappa.scale(), ElementsAre(2, 0.5f, 1, 1));
+  EXPECT_THAT(kappa.zero(), ElementsAre(-1, 0, 0.5f, -0.5f));
+}
+
+TEST(Pack, MovesEndLevelsInwards) {  // specs 6.8
+  const float sixth = 1.0f / 6;
+  const Block one =
+      packed(one_group(1, 4), {rule(Rounding::kNearestEven, 0, sixth)}, {0, 0.2f, 0.9f, 1});
+  EXPECT_THAT(one.integers(), ElementsAre(0, 0, 1, 1));
+  EXPECT_THAT(one.unpacked(), Pointwise(FloatNear(1e-6f), {sixth, sixth, 5 * sixth, 5 * sixth}));
+  const std::vector<float> x{0, 0.4f, 1.2f, 3};
+  const Block two = packed(one_group(2, 4), {rule(Rounding::kNearestEven, 0, 0.045f)}, x);
+  EXPECT_THAT(two.integers(), ElementsAre(0, 0, 1, 3));
+  EXPECT_THAT(two.unpacked(), Pointwise(FloatNear(1e-6f), {0.135f, 0.135f, 1.045f, 2.865f}));
+  EXPECT_NEAR(mse(x, two.unpacked()), 0.032675, 1e-6);
+  EXPECT_NEAR(mse(x, packed(one_group(2, 4), {rule()}, x).unpacked()), 0.05, 1e-6);
+  PackRule alg2 = rule(Rounding::kNearestEven, 0, 0.045f);
+  alg2.eta_of_step = true;
+  EXPECT_THAT(packed(one_group(2, 4), {alg2}, {0, 1, 2, 3}).unpacked(),
+              Pointwise(FloatNear(1e-6f), {0.045f, 0.955f, 1.865f, 2.775f}));
+}
+
+TEST(Pack, UniformErrorOfCalibratedLevels) {  // specs 6.8: 1/12 - eta/2 + Q eta^2, in steps
+  const int n = 1 << 18;
+  const double q[] = {0, 1, 11.0 / 3, 17};
+  for (const int bits : {1, 2, 3}) {
+    const double levels = (1 << bits) - 1;
+    std::vector<float> x(n);
+    for (int i = 0; i < n; ++i)
+      x[static_cast<size_t>(i)] = static_cast<float>(levels * i / (n - 1));
+    for (const double eta : {0.0, 0.045, 0.09, 1.0 / 6, 1.0 / (4 * q[bits])}) {
+      const Block block =
+          packed(one_group(bits, n), {rule(Rounding::kNearestEven, 0, static_cast<float>(eta))}, x);
+      EXPECT_NEAR(mse(x, block.unpacked()), 1.0 / 12 - eta / 2 + q[bits] * eta * eta, 2e-5)
+          << bits << " bits, eta " << eta;
+    }
+  }
+}
+
+PackedFormat trits(int n, CodeFormat code = CodeFormat::kTrit5) {
+  PackedFormat format;
+  format.axis = ScaleAxis::kChannel;
+  format.meta = DType::kF32;
+  format.section[0] = {.code = code, .channels = n, .zero_stored = false, .slope = 1, .offset = -1};
+  return format;
+}
+
+TEST(Pack, TernaryGroupOfTheSpec) {  // specs 7.8
+  const std::vector<float> v{0.1f, -0.9f, 0.5f, -0.3f, 1.2f, 0, -0.6f, 0.4f};
+  struct Case {
+    float gamma;
+    TernaryScale scale;
+    double error;
+    float value;
+  };
+  for (const Case& c :
+       {Case{0.7f, TernaryScale::kUnit, 0.115, 1}, Case{0.7f, TernaryScale::kMean, 0.09625, 0.5f},
+        Case{0.7f, TernaryScale::kNonZero, 0.066, 0.72f}, Case{0.5f, TernaryScale::kUnit, 0.165, 1},
+        Case{0.5f, TernaryScale::kMean, 0.09, 0.5f},
+        Case{0.5f, TernaryScale::kNonZero, 0.073125, 0.65f}}) {
+    PackRule ternary;
+    ternary.rule = CodeRule::kTernary;
+    ternary.gamma = c.gamma;
+    ternary.ternary_scale = c.scale;
+    for (const CodeFormat code : {CodeFormat::kTrit5, CodeFormat::kTrit2b}) {
+      const Block block = packed(trits(1, code), {ternary}, v);
+      EXPECT_THAT(block.integers(), ElementsAre(1, 0, 2, c.gamma > 0.6f ? 1 : 0, 2, 1, 0, 2));
+      EXPECT_NEAR(mse(v, block.unpacked()), c.error, 1e-6);
+      EXPECT_THAT(block.scale(), ElementsAre(FloatNear(c.value, 1e-6f)));
+    }
+  }
+}
+
+TEST(Pack, TernaryEdges) {  // exactly at the threshold is 0; nothing but zeros has scale 0
+  PackRule ternary;
+  ternary.rule = CodeRule::kTernary;
+  ternary.gamma = 1;
+  const Block edge = packed(trits(1), {ternary}, {1, -1, 1, -1});
+  EXPECT_THAT(edge.unpacked(), ElementsAre(0, 0, 0, 0));
+  ternary.ternary_scale = TernaryScale::kNonZero;
+  const Block zeros = packed(trits(2), {ternary}, std::vector<float>(8, 0.0f));
+  EXPECT_THAT(zeros.unpacked(), testing::Each(0));
+  EXPECT_THAT(zeros.scale(), ElementsAre(0, 0));
+}
+
+TEST(Pack, TernaryOfGaussians) {  // specs 7.8, 7.6
+  const std::vector<float> x = normal(1 << 20);
+  PackRule ternary;
+  ternary.rule = CodeRule::kTernary;
+  const Block mean = packed(trits(1), {ternary}, x);
+  const std::vector<int> digits = mean.integers();
+  const auto zeros = std::count(digits.begin(), digits.end(), 1);
+  EXPECT_NEAR(1 - static_cast<double>(zeros) / static_cast<double>(x.size()), 0.5765, 0.002);
+  EXPECT_NEAR(mse(x, mean.unpacked()), 0.278, 0.002);
+  ternary.ternary_scale = TernaryScale::kNonZero;
+  const Block twn = packed(trits(1), {ternary}, x);
+  EXPECT_NEAR(static_cast<double>(twn.scale()[0]), 1.1842, 0.003);
+  EXPECT_NEAR(mse(x, twn.unpacked()), 0.192, 0.002);
+}
+
+TEST(Pack, SignsOfTheSpec) {  // the packed spectra of specs 7.8
+  PackedFormat format;
+  format.axis = ScaleAxis::kChannel;
+  format.meta = DType::kF32;
+  format.section[0] = {
+      .code = CodeFormat::kBits1, .channels = 4, .zero_stored = false, .slope = 2, .offset = -1};
+  PackRule sign;
+  sign.rule = CodeRule::kSign;
+  const std::vector<float> spectra{10, -2, -2, 2, 1.5f * 1 - 1, 1.5f, 8.5f - 2, -2};
+  // (2, -1, .5, -3): Re_0 -1.5, Re_1 1.5, Re_2 6.5, Im_1 -2.
+  const Block block = packed(format, {sign}, {10, -2, -2, 2, -1.5f, 1.5f, 6.5f, -2});
+  EXPECT_THAT(block.integers(), ElementsAre(1, 0, 0, 1, 0, 1, 1, 0));
+  EXPECT_THAT(block.scale(), ElementsAre(5.75f, 1.75f, 4.25f, 2));
+  EXPECT_THAT(block.unpacked(), ElementsAre(5.75f, -1.75f, -4.25f, 2, -5.75f, 1.75f, 4.25f, -2));
+  format.section[0] = {.code = CodeFormat::kBits1,
+                       .channels = 4,
+                       .zero_stored = false,
+                       .slope = 1,
+                       .offset = 0,
+                       .split = 3,
+                       .offset_after = -0.5f};
+  EXPECT_THAT(packed(format, {sign}, {10, -2, -2, 2, -1.5f, 1.5f, 6.5f, -2}).unpacked(),
+              ElementsAre(5.75f, 0, 0, 1, 0, 1.75f, 4.25f, -1));
+}
+
+TEST(Pack, ErrorsAreAtMostHalfAStep) {
+  for (const DType meta : {DType::kF16, DType::kF32}) {
+    for (int bits = 1; bits <= 8; ++bits) {
+      for (const int width : {1, 7, 32, 80}) {
+        const std::vector<float> x = normal(static_cast<size_t>(33 * width), 7);
+        for (const ScaleAxis axis : {ScaleAxis::kHead, ScaleAxis::kChannel, ScaleAxis::kToken}) {
+          PackedFormat format = channels(bits, width, meta);
+          format.axis = axis;
+          format.group_size = 32;
+          const Block block = packed(format, {rule()}, x);
+          const std::vector<float> y = block.unpacked();
+          const auto [low, high] = std::minmax_element(x.begin(), x.end());
+          const float step = (*high - *low) / static_cast<float>((1 << bits) - 1);
+          const float rounding = meta == DType::kF16 ? 0x1p-10f * (*high - *low) : 1e-5f;
+          for (size_t i = 0; i < x.size(); ++i) {
+            ASSERT_NEAR(x[i], y[i], step / 2 + rounding) << bits << " bits, element " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Pack, EmptyRangesAndNan) {
+  const float nan = std::nanf("");
+  const Block constant = packed(one_group(2, 3), {rule()}, {0.3f, 0.3f, 0.3f});
+  EXPECT_THAT(constant.integers(), ElementsAre(0, 0, 0));
+  EXPECT_THAT(constant.unpacked(), ElementsAre(0.3f, 0.3f, 0.3f));
+  const Block some = packed(one_group(2, 3), {rule()}, {nan, 1, 4});
+  EXPECT_THAT(some.integers(), ElementsAre(0, 0, 3));
+  EXPECT_THAT(packed(one_group(2, 2), {rule()}, {nan, nan}).unpacked(), ElementsAre(0, 0));
+  EXPECT_THAT(packed(one_group(2, 2), {rule(Rounding::kNearestEven, 0.1f)}, {nan, nan}).unpacked(),
+              ElementsAre(0, 0));
+  // A range too small for its steps.
+  const float tiny = std::numeric_limits<float>::denorm_min();
+  EXPECT_THAT(packed(one_group(8, 2), {rule()}, {0, tiny}).integers(), ElementsAre(0, 0));
+}
+
+TEST(Pack, BitsOfTheSpec) {  // specs 1.6
+  uint8_t row[4];
+  const uint8_t two[] = {3, 0, 1, 2};
+  quantize::pack_row(row, CodeFormat::kBits2, two, 4);
+  EXPECT_EQ(row[0], 0x93);
+  const uint8_t one[] = {1, 0, 1, 1, 0, 0, 0, 1};
+  quantize::pack_row(row, CodeFormat::kBits1, one, 8);
+  EXPECT_EQ(row[0], 0x8D);
+  const uint8_t digits[] = {1, 0, 2, 1, 2, 1, 0, 2};
+  quantize::pack_row(row, CodeFormat::kTrit5, digits, 8);
+  EXPECT_EQ(row[0], 208);
+  EXPECT_EQ(row[1], 127);
+  quantize::pack_row(row, CodeFormat::kTrit2b, digits, 8);
+  EXPECT_EQ(row[0] | row[1] << 8, 34401);
+}
+
+TEST(Pack, EveryWidthComesBack) {
+  std::mt19937 rng(3);
+  for (int format = 1; format <= static_cast<int>(CodeFormat::kTrit2b); ++format) {
+    const auto code = static_cast<CodeFormat>(format);
+    for (const int n : {1, 2, 5, 8, 9, 31, 80, 129}) {
+      std::vector<uint8_t> codes(static_cast<size_t>(n));
+      for (uint8_t& c : codes) {
+        c = static_cast<uint8_t>(rng() % static_cast<unsigned>(max_code(code) + 1));
+      }
+      std::vector<uint8_t> row(code_row_bytes(code, n) + 1, 0xee);
+      quantize::pack_row(row.data(), code, codes.data(), n);
+      for (int i = 0; i < n; ++i) {
+        ASSERT_EQ(code_at(row.data(), code, i), codes[static_cast<size_t>(i)])
+            << format << " " << i;
+      }
+      EXPECT_EQ(row.back(), 0xee);
+    }
+  }
+}
+
+TEST(Pack, OrderWithinAHeadDoesNotMatter) {
+  std::vector<float> x = normal(16 * 32, 5);
+  PackedFormat format = channels(1, 32);
+  format.axis = ScaleAxis::kHead;
+  const PackRule quantiles = rule(Rounding::kNearestEven, 0.2f);
+  const Block before = packed(format, {quantiles}, x);
+  std::shuffle(x.begin(), x.end(), std::mt19937(2));
+  const Block after = packed(format, {quantiles}, x);
+  EXPECT_EQ(before.scale(), after.scale());
+  EXPECT_EQ(before.zero(), after.zero());
+  x[3] = 1e6f;  // one huge value hardly moves a quantile
+  EXPECT_NEAR(packed(format, {quantiles}, x).scale()[0], before.scale()[0], 0.05f);
+  EXPECT_GT(packed(format, {rule()}, x).scale()[0], 1e5f);
+}
+
+TEST(Pack, RefusesWhatAFormatCannotSay) {
+  const std::vector<float> x(8, 1.0f);
+  PackRule ternary;
+  ternary.rule = CodeRule::kTernary;
+  EXPECT_THROW(packed(channels(2, 4), {ternary}, x), Error);
+  EXPECT_THROW(packed(trits(4), {rule()}, x), Error);
+  PackedFormat two = channels(2, 4);
+  two.sections = 2;
+  two.section[1] = two.section[0];
+  two.axis = ScaleAxis::kToken;
+  two.group_size = 4;
+  EXPECT_THROW(packed(two, {rule(), rule()}, x), Error);
+}
+
+}  // namespace
+}  // namespace kvlm
