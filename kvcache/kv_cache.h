@@ -61,15 +61,21 @@ struct CacheNeeds {
   /// (rows, hidden) input embeddings of prompt rows, before any layer: VidKV's token protection
   /// scores visual rows by their product with text rows (VidKV eq. 7).
   bool prompt_embeddings = false;
+  /// Pictures are packed when the first prompt ends, and only then: a conversation that gets a new
+  /// picture is prefilled anew.
+  bool pictures_first = false;
+  /// No prompt can follow the first: a conversation is prefilled anew for every turn.
+  bool one_prompt = false;
 };
 
 /// What a sequence (or the whole cache) occupies.
 struct CacheReport {
-  size_t bytes = 0;         ///< handed out by the arena
-  size_t f16_bytes = 0;     ///< what plain f16 rows of all tokens fed so far would take
-  double stored_bits = 0;   ///< 8 * bytes / elements of all tokens fed so far
-  double nominal_bits = 0;  ///< the policy's own claim: codes only
-  double slots = 0;         ///< rows held, mean over layers
+  size_t bytes = 0;            ///< handed out by the arena
+  size_t f16_bytes = 0;        ///< what plain f16 rows of all tokens fed so far would take
+  double stored_bits = 0;      ///< 8 * bytes / elements of all tokens fed so far
+  double nominal_bits = 0;     ///< the policy's own claim: codes only
+  double slots = 0;            ///< rows held, mean over layers
+  int64_t guarded_remaps = 0;  ///< CalibQuant: slopes clamped so far, over all sequences
 };
 
 /// Keys and values of many sequences. The cache attends: a layer hands in queries, keys and values

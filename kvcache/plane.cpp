@@ -44,6 +44,7 @@ PlaneCapacity Plane::capacity(const Layout& layout, int64_t planes, int64_t pack
   capacity.ring_rows = full_rows;
   capacity.ring_bytes = static_cast<size_t>(full_rows) * layout.row_bytes();
   if (layout.plan == nullptr || packed_rows == 0) return capacity;
+  capacity.packed_rows = packed_rows;
   if (layout.once) {
     // Blocks of any size: the codes of all rows, and scales, ends and rounding of each block.
     capacity.blocks = planes * spans;
@@ -74,7 +75,9 @@ void Plane::place(const Layout& layout, const PlaneCapacity& capacity, std::byte
   const auto blocks = static_cast<size_t>(capacity.blocks);
   blocks_.reserve(blocks);
   block_slots_.reserve(blocks);
-  if (!layout.once) {
+  if (layout.once) {
+    live_.reserve(static_cast<size_t>(capacity.packed_rows) / 64 + blocks);
+  } else {
     free_slots_.reserve(blocks);
     for (int slot = static_cast<int>(blocks) - 1; slot >= 0; --slot) free_slots_.push_back(slot);
     live_words_ = (std::max(layout.block_rows(), 1) + 63) / 64;

@@ -14,6 +14,7 @@ namespace kvlm {
 /// Memory that a plane needs at most.
 struct PlaneCapacity {
   int64_t blocks = 0;       ///< packed blocks of block_rows rows
+  int64_t packed_rows = 0;  ///< rows ever packed
   size_t packed_bytes = 0;  ///< of all of them
   int64_t ring_rows = 0;    ///< full-precision rows
   size_t ring_bytes = 0;    ///< of all of them
@@ -60,6 +61,8 @@ class Plane {
   int full() const noexcept { return full_; }
   size_t bytes() const noexcept { return bytes_; }
   std::span<const PackedBlock> blocks() const noexcept { return blocks_; }
+  /// Nothing is packed, and full rows lie side by side from full_row(0).
+  bool unbroken() const noexcept { return packed_ == 0 && ring_first_ == 0; }
   const Layout& layout() const noexcept { return layout_; }
 
   /// Room for one more full row, the newest; the caller fills it.

@@ -30,26 +30,26 @@ struct OptionInfo {
     kChannels,  ///< auto or an integer low..high
   };
 
-  std::string_view key;
+  std::string_view key = {};
   Type type = Type::kChoice;
-  std::string_view choices;   ///< of kChoice
-  double low = 0;             ///< smallest legal number
-  double high = 0;            ///< largest legal number
-  bool open_high = false;     ///< `high` itself is not legal
-  std::string_view standard;  ///< value in profile=default
-  std::string_view official;  ///< value in profile=official; empty: as default
-  std::string_view paper;     ///< value in profile=paper; empty: as default
-  std::string_view help;      ///< one line
+  std::string_view choices = {};   ///< of kChoice
+  double low = 0;                  ///< smallest legal number
+  double high = 0;                 ///< largest legal number
+  bool open_high = false;          ///< `high` itself is not legal
+  std::string_view standard = {};  ///< value in profile=default
+  std::string_view official = {};  ///< value in profile=official; empty: as default
+  std::string_view paper = {};     ///< value in profile=paper; empty: as default
+  std::string_view help = {};      ///< one line
 };
 
 /// What a policy is, for people and for the parser.
 struct PolicyInfo {
-  std::string_view name;
+  std::string_view name = {};
   PartKind kind = PartKind::kQuantizer;
-  std::string_view source;    ///< paper, sections
-  std::string_view stores;    ///< one sentence: which rows are stored how
-  std::string_view composes;  ///< one sentence: with what
-  std::span<const OptionInfo> options;
+  std::string_view source = {};    ///< paper, sections
+  std::string_view stores = {};    ///< one sentence: which rows are stored how
+  std::string_view composes = {};  ///< one sentence: with what
+  std::span<const OptionInfo> options = {};
 };
 
 /// The values of a part's options: what was written, else the profile's, else the default.
@@ -57,6 +57,8 @@ class OptionValues {
  public:
   OptionValues(const PolicyInfo& info, const SpecPart& part);
 
+  /// The policy has the option at all.
+  bool has(std::string_view key) const noexcept;
   bool given(std::string_view key) const noexcept;
   std::string_view text(std::string_view key) const;
   int integer(std::string_view key) const;

@@ -25,7 +25,7 @@ struct ImportanceNeeds {
 /// A prompt that has ended, as a retention rule sees it.
 struct PromptView {
   const CacheShape* shape = nullptr;
-  int rows = 0;                          ///< n
+  int rows = 0;  ///< n
   /// The one layer to select for (importance and sparsity hold this layer only), or -1: all layers.
   int layer = -1;
   std::span<const int16_t> modality;     ///< (n,)

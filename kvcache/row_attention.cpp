@@ -1,7 +1,6 @@
 #include "kvcache/row_attention.h"
 
 #include <algorithm>
-#include <span>
 
 namespace kvlm {
 
@@ -29,11 +28,16 @@ void RowAttention::clear() noexcept {
   lanes_.clear();
 }
 
-void RowAttention::add(const float* q, const KeyValueRows& rows, float* out,
+void RowAttention::add(const float* q, std::span<const KeyValueRows> runs, float* out,
                        const CacheShape& shape) {
+  const size_t before = pieces_.size();
+  for (const KeyValueRows& run : runs) add_pieces(q, run, shape);
+  lanes_.push_back({out, pieces_.size() - before});
+}
+
+void RowAttention::add_pieces(const float* q, const KeyValueRows& rows, const CacheShape& shape) {
   const size_t row_bytes = static_cast<size_t>(shape.head_dim) * dtype_bytes(rows.dtype);
   const auto q_per_kv = static_cast<size_t>(shape.q_per_kv());
-  const size_t before = pieces_.size();
   for (int64_t first = 0; first < rows.rows; first += kRowsPerPiece) {
     const size_t skipped = static_cast<size_t>(first) * row_bytes;
     float* state = state_floats_.data() + pieces_.size() * state_size(shape);
@@ -43,7 +47,6 @@ void RowAttention::add(const float* q, const KeyValueRows& rows, float* out,
                        {state, state + q_per_kv, state + 2 * q_per_kv}});
     states_.push_back(pieces_.back().state);
   }
-  lanes_.push_back({out, pieces_.size() - before});
 }
 
 void RowAttention::run(const CacheShape& shape, float scale, Stream& stream) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "kernels/attention.h"
@@ -17,13 +18,15 @@ class RowAttention {
   void reserve(const CacheShape& shape, size_t lanes, size_t rows);
 
   void clear() noexcept;
-  /// A lane with one run of rows.
+  /// A lane that is `runs` of rows one after the other.
   ///   q, out  (q_per_kv, head_dim) f32; out may be q
-  void add(const float* q, const KeyValueRows& rows, float* out, const CacheShape& shape);
+  void add(const float* q, std::span<const KeyValueRows> runs, float* out, const CacheShape& shape);
   /// Computes every lane added since clear().
   void run(const CacheShape& shape, float scale, Stream& stream);
 
  private:
+  void add_pieces(const float* q, const KeyValueRows& rows, const CacheShape& shape);
+
   struct Lane {
     float* out;
     size_t pieces;

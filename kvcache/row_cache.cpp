@@ -192,10 +192,9 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const size_t offset =
             static_cast<size_t>(head * shape_.q_per_kv()) * static_cast<size_t>(shape_.head_dim);
-        decode_.add(q_row + offset,
-                    {rows_of(sequence, layer, 0, head), rows_of(sequence, layer, 1, head), format_,
-                     sequence.rows + 1},
-                    out_row + offset, shape_);
+        const KeyValueRows held{rows_of(sequence, layer, 0, head),
+                                rows_of(sequence, layer, 1, head), format_, sequence.rows + 1};
+        decode_.add(q_row + offset, {&held, 1}, out_row + offset, shape_);
       }
     }
     row += rows.rows;

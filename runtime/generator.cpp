@@ -76,9 +76,16 @@ SequenceSize size_of(const Prompt& prompt) {
   return size;
 }
 
-bool same_start(const Prompt& prompt, const std::vector<int32_t>& cached) {
-  return cached.size() < prompt.ids.size() &&
-         std::equal(cached.begin(), cached.end(), prompt.ids.begin());
+/// A cache that holds `cached` can take the rest of the prompt, instead of all of it anew.
+bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
+                  const CacheNeeds& needs) {
+  if (needs.one_prompt || cached.size() >= prompt.ids.size() ||
+      !std::equal(cached.begin(), cached.end(), prompt.ids.begin())) {
+    return false;
+  }
+  const auto rest = prompt.modality.begin() + static_cast<std::ptrdiff_t>(cached.size());
+  return !needs.pictures_first ||
+         std::all_of(rest, prompt.modality.end(), [](int16_t tag) { return tag == kTextRow; });
 }
 
 }  // namespace
@@ -243,7 +250,7 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   try {
     prepare(sequence);
     auto first = static_cast<int64_t>(sequence.cached_ids.size());
-    if (!same_start(sequence.prompt, sequence.cached_ids)) {
+    if (!can_continue(sequence.prompt, sequence.cached_ids, cache_->needs())) {
       cache_->close(*sequence.cache_id);
       sequence.cached_ids.clear();
       first = 0;

@@ -1,0 +1,137 @@
+#include <algorithm>
+
+#include "kvcache/policy_cache.h"
+
+namespace kvlm {
+
+Plane::Layout Layouts::rows_layout() const noexcept {
+  Plane::Layout layout;
+  layout.dtype = parts_->rows;
+  layout.head_dim = shape_->head_dim;
+  return layout;
+}
+
+Plane::Layout Layouts::plane(size_t store, Part part, int layer) const noexcept {
+  Plane::Layout layout = rows_layout();
+  if (const Quantizer* q = quantizer(store, layer)) {
+    layout.plan = &q->plan(part, layer);
+    layout.once = q->visual_only();
+    layout.shared = owner(part, layer) != layer;
+  }
+  return layout;
+}
+
+Plane::Layout Layouts::protected_values(int layer) const noexcept {
+  Plane::Layout layout = rows_layout();
+  const Quantizer* q = quantizer(kRest, layer);
+  layout.plan = q == nullptr ? nullptr : q->protected_values();
+  return layout;
+}
+
+int Layouts::owner(Part part, int layer) const noexcept {
+  if (!parts_->share.any()) return layer;
+  const std::vector<int>& owners =
+      part == Part::kKeys ? parts_->share.key_owner : parts_->share.value_owner;
+  return owners[static_cast<size_t>(layer)];
+}
+
+bool Layouts::joint() const noexcept {
+  return parts_->retention != nullptr && (parts_->retention->joint() || !parts_->pairs.empty());
+}
+
+PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int64_t ever,
+                                int64_t peak, int64_t spans) const noexcept {
+  if (layout.once) return Plane::capacity(layout, planes, planes * ever, spans, 0);
+  int64_t window = peak;
+  if (layout.plan != nullptr) {
+    const FlushRule& rule = layout.plan->flush;
+    window = std::min<int64_t>(peak, std::max(rule.hold + rule.prompt_unit, rule.trigger));
+  }
+  return Plane::capacity(layout, planes, planes * ever, spans, planes * window);
+}
+
+size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept {
+  size_t bytes = 0;
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    if (quantizer(store, layer) != nullptr) {
+      bytes += aligned(quantizer(store, layer)->facts_bytes(shape_->kv_heads));
+    }
+  }
+  if (protected_values(layer).plan != nullptr) {
+    const int64_t bitmaps = per_head() ? shape_->kv_heads : 1;
+    bytes += static_cast<size_t>(bitmaps) * aligned(static_cast<size_t>(ever) / 8 + 8);
+  }
+  if (keeps_weights()) {
+    bytes += static_cast<size_t>(shape_->kv_heads) * aligned(4 * static_cast<size_t>(peak));
+  }
+  return bytes;
+}
+
+size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
+                            int64_t future) const noexcept {
+  const int64_t planes = shape_->kv_heads;
+  size_t bytes = 0;
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    int64_t rows = parts_->split ? text : text + visual;
+    if (store == kVisual) rows = parts_->split ? visual : 0;
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      const Plane::Layout layout = plane(store, part, layer);
+      const int64_t more = store == kRest || (parts_->split && !layout.once) ? future : 0;
+      if (rows + more == 0) continue;
+      const PlaneCapacity needed =
+          capacity(layout, planes, rows + more, rows + more,
+                   quantizer(store, layer) != nullptr && quantizer(store, layer)->per_image()
+                       ? std::min(rows, kMaxImages)
+                       : 1);
+      bytes += needed.bytes() + static_cast<size_t>(planes) * kAlignment;
+      // Layers that keep more rows than others round up more often.
+      if (parts_->retention != nullptr && layout.plan != nullptr && !layout.once) {
+        bytes += static_cast<size_t>(planes) * layout.block_bytes(layout.block_rows());
+      }
+    }
+    const Plane::Layout apart = protected_values(layer);
+    if (store == kRest && apart.plan != nullptr) {
+      bytes += Plane::capacity(apart, planes, planes * (text + visual), 1, 0).bytes() +
+               static_cast<size_t>(planes) * kAlignment;
+    }
+  }
+  const int64_t peak = text + visual + future;
+  return bytes + extra_bytes(layer, peak, peak);
+}
+
+size_t Layouts::memory_bound(const SequenceSize& size) const noexcept {
+  const int64_t layers = shape_->layers;
+  const int64_t future = size.max_rows - size.prompt_rows;
+  int64_t rows = size.prompt_rows;
+  if (parts_->retention != nullptr) {
+    const int64_t total =
+        parts_->retention->peak_rows_total(shape_->layers, size.prompt_rows, size.max_rows);
+    rows = std::min(rows, (total + layers - 1) / layers);
+  }
+  // The costliest mixes of text and visual rows have as many of one kind as there are.
+  const int64_t visual = std::min<int64_t>(rows, size.visual_rows);
+  const int64_t text = std::min<int64_t>(rows, size.prompt_rows - size.visual_rows);
+  size_t most = 0;
+  for (const auto& [texts, visuals] :
+       {std::pair(rows - visual, visual), std::pair(text, rows - text)}) {
+    size_t sum = 0;
+    size_t dearest = 0;
+    for (int layer = 0; layer < shape_->layers; ++layer) {
+      const size_t bytes = layer_bound(layer, texts, visuals, future);
+      sum += bytes;
+      dearest = std::max(dearest, bytes);
+    }
+    // Where layers keep different numbers of rows, most may be where a row costs most.
+    most =
+        std::max(most, parts_->retention == nullptr ? sum : dearest * static_cast<size_t>(layers));
+  }
+  return most;
+}
+
+size_t Layouts::staging_bytes(const SequenceSize& size) const noexcept {
+  const auto layers = static_cast<size_t>(joint() ? shape_->layers : 1);
+  return layers * 2 * static_cast<size_t>(shape_->kv_heads) *
+         static_cast<size_t>(size.prompt_rows) * rows_layout().row_bytes();
+}
+
+}  // namespace kvlm

@@ -1,0 +1,328 @@
+#include "kvcache/policy_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+
+namespace {
+
+// Runs of slots that one lane's keys and values make at most: for each store packed blocks, and the
+// ring in two parts, twice; protected values once more.
+constexpr size_t kRunsPerLane = 13;
+
+}  // namespace
+
+PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena_bytes,
+                         Device device)
+    : parts_(std::move(parts)),
+      shape_(shape),
+      layouts_(parts_, shape_),
+      arena_(device, arena_bytes),
+      destinations_(static_cast<size_t>(shape.kv_heads)),
+      pointers_(static_cast<size_t>(shape.kv_heads)) {}
+
+CacheNeeds PolicyCache::needs() const noexcept {
+  CacheNeeds needs;
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    const Quantizer* visual = layouts_.quantizer(kVisual, layer);
+    needs.prompt_embeddings |= layouts_.protected_values(layer).plan != nullptr;
+    needs.pictures_first |= visual != nullptr && visual->visual_only();
+  }
+  // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
+  // layer by layer does not.
+  needs.one_prompt = parts_.share.any() && parts_.retention != nullptr;
+  return needs;
+}
+
+size_t PolicyCache::reserved_bytes(const CacheParts& parts, const CacheShape& shape,
+                                   const SequenceSize& size) {
+  const Layouts layouts(parts, shape);
+  return Arena::rounded(layouts.memory_bound(size)) + Arena::rounded(layouts.staging_bytes(size));
+}
+
+SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
+  assert(size.prompt_rows > 0 && size.prompt_rows <= size.max_rows);
+  assert(size.visual_rows >= 0 && size.visual_rows <= size.prompt_rows);
+  const size_t memory = layouts_.memory_bound(size);
+  const size_t staging = layouts_.staging_bytes(size);
+  const auto refuse = [&] {
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("{} does not fit: {} tokens of {} cache take up to {} bytes, {} more while the "
+                    "prompt is read, and {} of {} bytes are free; use a smaller batch, fewer "
+                    "tokens or more cache memory",
+                    who, size.max_rows, parts_.spec, memory, staging,
+                    arena_.capacity() - arena_.reserved(), arena_.capacity()));
+  };
+  if (!arena_.fits(memory, 1)) refuse();
+  ArenaExtent kept = arena_.reserve(memory, who);
+  if (!arena_.fits(staging, 1)) {
+    kept = ArenaExtent();
+    refuse();
+  }
+  size_t slot = 0;
+  while (slot < sequences_.size() && sequences_[slot].open) ++slot;
+  if (slot == sequences_.size()) sequences_.emplace_back();
+  Sequence& sequence = sequences_[slot];
+  sequence.memory = std::move(kept);
+  sequence.staging = arena_.reserve(staging, who);
+  sequence.open = true;
+  sequence.prompted = false;
+  sequence.size = size;
+  sequence.rows = sequence.prompt_rows = sequence.staged = 0;
+  sequence.placed = 0;
+  sequence.layers.resize(static_cast<size_t>(shape_.layers));
+  for (LayerState& layer : sequence.layers) {
+    layer = LayerState();
+    layer.lanes.resize(heads());
+  }
+  sequence.modality.clear();
+  sequence.importance.clear();
+  sequence.sparsity.clear();
+  sequence.protection.clear();
+  reserve_workspace();
+  return static_cast<SequenceId>(slot);
+}
+
+void PolicyCache::reserve_workspace() {
+  size_t lanes = 0;
+  size_t rows = 0;  // of all lanes of one layer
+  size_t most = 0;  // of one lane
+  for (const Sequence& sequence : sequences_) {
+    if (!sequence.open) continue;
+    lanes += heads();
+    const auto most_here = static_cast<size_t>(sequence.size.max_rows);
+    rows += heads() * most_here;
+    most = std::max(most, most_here);
+  }
+  const auto queries = static_cast<size_t>(shape_.q_per_kv());
+  const auto grow = [](auto& buffer, size_t size) {
+    if (buffer.size() < size) buffer.resize(size);
+  };
+  plain_.reserve(shape_, 2 * lanes, rows);
+  packed_.reserve(lanes);
+  packed_lanes_.reserve(lanes);
+  runs_.reserve(lanes * kRunsPerLane);
+  past_.reserve(2 * heads());
+  grow(weights_, queries * rows);
+  grow(slot_weights_, most);
+  size_t flushed = 0;  // of one lane
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      const Quantizer* quantizer = layouts_.quantizer(store, layer);
+      if (quantizer == nullptr) continue;
+      if (quantizer->remap(layer) != nullptr) {
+        remaps_.reserve(lanes * static_cast<size_t>(Layouts::kMaxImages));
+      }
+      if (quantizer->changes_basis()) grow(queries_, lanes * queries * dim());
+      if (quantizer->visual_only()) continue;
+      for (const Part part : {Part::kKeys, Part::kValues}) {
+        const auto added = static_cast<size_t>(quantizer->plan(part, layer).flush.rows);
+        flushed = std::max(flushed, quantizer->repacks(part) ? most + added : added);
+      }
+    }
+  }
+  grow(floats_, heads() * flushed * dim());
+  grow(basis_, heads() * flushed * dim());
+  jobs_.reserve(heads() * (flushed + 1));
+}
+
+void PolicyCache::close(SequenceId id) noexcept {
+  Sequence& sequence = at(id);
+  sequence.open = false;
+  sequence.layers.clear();
+  sequence.memory = ArenaExtent();
+  sequence.staging = ArenaExtent();
+}
+
+void PolicyCache::begin(std::span<const StepRows> step) {
+  for (const StepRows& rows : step) {
+    Sequence& sequence = at(rows.sequence);
+    assert(sequence.open);
+    assert(rows.prompt || (rows.rows == 1 && sequence.prompted));
+    if (sequence.rows + rows.rows > sequence.size.max_rows) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("a sequence of {} tokens cannot take {} more: {} were reserved for it",
+                      sequence.rows, rows.rows, sequence.size.max_rows));
+    }
+    if (sequence.prompted && rows.prompt && needs().one_prompt) {
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("--kv {} takes no second prompt: its layers share codes and drop rows; "
+                      "prefill the conversation anew",
+                      parts_.spec));
+    }
+    if (!sequence.prompted && !layouts_.joint() && !rows.ends_prompt) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("--kv {} packs each layer as soon as it is read: the first prompt "
+                              "must come in one pass, and a part of {} rows came",
+                              parts_.spec, rows.rows));
+    }
+    if (!sequence.prompted && sequence.rows + rows.rows > sequence.size.prompt_rows) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("a prompt of {} tokens was announced and {} came",
+                              sequence.size.prompt_rows, sequence.rows + rows.rows));
+    }
+  }
+  step_ = step;
+  for (const StepRows& rows : step) {
+    Sequence& sequence = at(rows.sequence);
+    if (sequence.prompted) continue;
+    for (int i = 0; i < rows.rows; ++i) {
+      sequence.modality.push_back(rows.modality.empty() ? kTextRow
+                                                        : rows.modality[static_cast<size_t>(i)]);
+    }
+  }
+}
+
+void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream&) {
+  int64_t row = 0;
+  for (const StepRows& rows : step_) {
+    Sequence& sequence = at(rows.sequence);
+    for (int layer = 0; layer < shape_.layers && !sequence.prompted; ++layer) {
+      if (layouts_.protected_values(layer).plan == nullptr) continue;
+      // The scores are of embeddings, before any layer: the same for all.
+      sequence.protection =
+          layouts_.quantizer(kRest, layer)
+              ->protection_scores(embeddings.slice(row, rows.rows), sequence.modality);
+      break;
+    }
+    row += rows.rows;
+  }
+}
+
+void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                         TensorView out, float scale, Stream& stream) {
+  plain_.clear();
+  packed_.clear();
+  packed_lanes_.clear();
+  runs_.clear();
+  remaps_.clear();
+  weights_taken_ = queries_taken_ = 0;
+  int64_t row = 0;
+  for (const StepRows& rows : step_) {
+    Sequence& sequence = at(rows.sequence);
+    const ConstTensorView q_rows = q.slice(row, rows.rows);
+    const ConstTensorView k_rows = k.slice(row, rows.rows);
+    const ConstTensorView v_rows = v.slice(row, rows.rows);
+    const TensorView out_rows = out.slice(row, rows.rows);
+    if (!rows.prompt) {
+      LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+      append_row(state, kRest, k_rows, v_rows, stream);
+      add_decode(state, layer, q_rows.as<float>(), out_rows.as<float>());
+    } else if (sequence.prompted) {
+      attend_later_prompt(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
+    } else {
+      attend_first_prompt(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
+    }
+    row += rows.rows;
+  }
+  run_decode(scale, stream);
+}
+
+void PolicyCache::end(Stream& stream) {
+  for (const StepRows& rows : step_) {
+    Sequence& sequence = at(rows.sequence);
+    if (sequence.prompted) {
+      // Rows of a later prompt have been settled one by one as they were stored.
+      if (!rows.prompt) {
+        const int step = sequence.rows + 1 - sequence.prompt_rows;
+        for (int layer = 0; layer < shape_.layers; ++layer) settle(sequence, layer, step, stream);
+      }
+    } else {
+      sequence.staged += rows.rows;
+      if (rows.ends_prompt) {
+        if (layouts_.joint()) {
+          sequence.prompt_rows = sequence.staged;
+          const std::vector<LayerSelection> selections = select(sequence, -1);
+          for (int layer = 0; layer < shape_.layers; ++layer) {
+            finish_layer(sequence, layer, selections[static_cast<size_t>(layer)], stream);
+          }
+        }
+        sequence.prompt_rows = sequence.staged;
+        sequence.prompted = true;
+        sequence.staging = ArenaExtent();
+        sequence.importance = {};
+        sequence.sparsity = {};
+        sequence.protection = {};
+        sequence.modality = {};
+      }
+    }
+    sequence.rows += rows.rows;
+    account(sequence);
+  }
+  step_ = {};
+}
+
+void PolicyCache::account(Sequence& sequence) noexcept {
+  size_t bytes = 0;
+  for (const LayerState& state : sequence.layers) {
+    for (const size_t mask : state.mask_bytes) bytes += mask;
+    for (const Lane& lane : state.lanes) {
+      for (const StorePlanes& store : lane.stores) {
+        bytes += store.keys.bytes() + store.values.bytes() + store.protected_values.bytes();
+      }
+      if (lane.weights != nullptr) bytes += sizeof(float) * static_cast<size_t>(lane.slots());
+    }
+    for (int i = 0; i < state.protection_bitmaps; ++i) {
+      const int packed = state.lanes[static_cast<size_t>(i)].packed_values();
+      bytes += static_cast<size_t>(packed + 7) / 8;
+    }
+  }
+  sequence.memory.set_used(bytes);
+  if (!sequence.prompted) {
+    sequence.staging.set_used(static_cast<size_t>(layouts_.joint() ? shape_.layers : 1) * 2 *
+                              heads() * static_cast<size_t>(sequence.staged) * row_bytes());
+  }
+}
+
+int PolicyCache::next_position(SequenceId id) const noexcept {
+  const Sequence& sequence = at(id);
+  if (!sequence.prompted || parts_.retention == nullptr ||
+      !parts_.retention->positions_from_layer0()) {
+    return sequence.rows;
+  }
+  return sequence.layers[0].lanes[0].slots();
+}
+
+CacheReport PolicyCache::report(SequenceId id) const noexcept {
+  const Sequence& sequence = at(id);
+  CacheReport report;
+  report.bytes = sequence.memory.used() + sequence.staging.used();
+  const size_t elements = shape_.elements_per_token() * static_cast<size_t>(sequence.rows);
+  report.f16_bytes = 2 * elements;
+  if (elements == 0) return report;
+  report.stored_bits = 8.0 * static_cast<double>(report.bytes) / static_cast<double>(elements);
+  for (const LayerState& state : sequence.layers) {
+    report.slots += state.lanes[0].slots();
+  }
+  report.slots /= shape_.layers;
+  if (!sequence.prompted) report.slots = sequence.rows;
+  // The papers' figure: the width of their codes, times the share of tokens kept. Of a spec that
+  // packs visual slots and others apart it is that of the visual ones.
+  double bits = 0;
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    const Quantizer* quantizer = layouts_.quantizer(parts_.split ? kVisual : kRest, layer);
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      bits += quantizer != nullptr ? quantizer->plan(part, layer).nominal_bits
+                                   : 8.0 * static_cast<double>(dtype_bytes(parts_.rows));
+    }
+  }
+  bits /= 2.0 * shape_.layers;
+  report.nominal_bits = bits * report.slots / sequence.rows;
+  report.guarded_remaps = guarded_remaps_;
+  return report;
+}
+
+std::unique_ptr<KvCache> make_policy_cache(CacheParts parts, const CacheShape& shape,
+                                           size_t arena_bytes, Device device) {
+  return std::make_unique<PolicyCache>(std::move(parts), shape, arena_bytes, device);
+}
+
+}  // namespace kvlm

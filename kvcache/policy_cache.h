@@ -1,0 +1,276 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/store_rows.h"
+#include "kvcache/arena.h"
+#include "kvcache/kv_cache.h"
+#include "kvcache/plane.h"
+#include "kvcache/quantizer.h"
+#include "kvcache/retention.h"
+#include "kvcache/row_attention.h"
+
+namespace kvlm {
+
+/// Sets of slots that are stored apart.
+enum StoreIndex : size_t { kVisual, kRest, kStores };
+
+/// A spec whose words have become objects: what a cache is made of.
+struct CacheParts {
+  std::string spec;          ///< canonical text
+  DType rows = DType::kF16;  ///< of rows that are not packed
+  bool split = false;        ///< visual slots and others are stored apart
+  std::vector<std::unique_ptr<Quantizer>> quantizers;
+  /// (layers,) for each store: what packs its rows in a layer, one of `quantizers`; null: they stay
+  /// full rows. Without `split` everything is in kRest.
+  std::array<std::vector<const Quantizer*>, kStores> packers;
+  std::unique_ptr<Retention> retention;  ///< null: every row is kept
+  ShareMap share;
+  std::vector<int> pairs;  ///< layers of one number keep the same slots; empty: none must
+};
+
+/// The planes of one store of one lane.
+struct StorePlanes {
+  Plane keys;
+  Plane values;
+  Plane protected_values;  ///< VidKV: packed values of protected rows
+};
+
+/// One kv_head of one layer of one sequence. Its slots are those of kVisual, then those of kRest;
+/// the order of the tokens is kept beside.
+struct Lane {
+  std::array<StorePlanes, kStores> stores;
+  std::array<LaneFacts, kStores> facts;
+  /// Bit i: packed value slot i of kRest is protected; null: none ever is. Lanes that keep the same
+  /// slots have it in common.
+  uint64_t* protected_bits = nullptr;
+  /// The store of each slot in the order of the tokens; empty unless the parts are split.
+  std::vector<uint8_t> store_of_slot;
+  /// (slots,) attention weights summed over steps; null: not wanted (H2O).
+  float* weights = nullptr;
+
+  int slots() const noexcept { return stores[kVisual].keys.slots() + stores[kRest].keys.slots(); }
+  /// Packed value slots of kRest.
+  int packed_values() const noexcept {
+    return stores[kRest].values.packed() + stores[kRest].protected_values.packed();
+  }
+};
+
+/// One layer of one sequence.
+struct LayerState {
+  std::vector<Lane> lanes;  ///< (kv_heads,)
+  int kept = 0;             ///< slots when the first prompt had ended
+  double forget = 0;
+  std::array<std::byte*, kStores> masks{};   ///< of facts, in the arena
+  std::array<size_t, kStores> mask_bytes{};  ///< in use
+  int protection_bitmaps = 0;                ///< bitmaps of protected slots, in the arena
+  // StreamingLLM's re-rotation: the sinks' keys as they came, and by how much they were turned.
+  std::vector<float> sinks;  ///< (kv_heads, sink_rows, head_dim)
+  int sink_rows = 0;
+  int turned = 0;
+};
+
+/// The sizes that follow from a cache's parts: of planes, of a sequence's memory, of its bytes.
+class Layouts {
+ public:
+  static constexpr size_t kAlignment = 64;
+  static constexpr size_t aligned(size_t bytes) noexcept {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  /// Pictures of one prompt that may have scales of their own each.
+  static constexpr int64_t kMaxImages = 64;
+  Layouts(const CacheParts& parts, const CacheShape& shape) : parts_(&parts), shape_(&shape) {}
+
+  const Quantizer* quantizer(size_t store, int layer) const noexcept {
+    return parts_->packers[store][static_cast<size_t>(layer)];
+  }
+  Plane::Layout plane(size_t store, Part part, int layer) const noexcept;
+  Plane::Layout protected_values(int layer) const noexcept;
+  /// The layer whose codes `layer` uses.
+  int owner(Part part, int layer) const noexcept;
+  /// What `planes` planes need that hold `ever` rows ever and `peak` at a time, each.
+  PlaneCapacity capacity(const Plane::Layout& layout, int64_t planes, int64_t ever, int64_t peak,
+                         int64_t spans) const noexcept;
+
+  /// Retention chooses for all layers at once.
+  bool joint() const noexcept;
+  /// kv_heads keep slots of their own.
+  bool per_head() const noexcept {
+    return parts_->retention != nullptr && parts_->retention->per_head();
+  }
+  bool keeps_weights() const noexcept {
+    return parts_->retention != nullptr && parts_->retention->needs().decode_weights;
+  }
+
+  /// Bytes that suffice for a sequence after its prompt, whatever is retained.
+  size_t memory_bound(const SequenceSize& size) const noexcept;
+  /// Bytes of full-precision rows while the prompt is under way.
+  size_t staging_bytes(const SequenceSize& size) const noexcept;
+  /// Bytes set aside for the masks, bitmaps and accumulators of a layer of lanes with at most
+  /// `peak` slots, of which `ever` are packed.
+  size_t extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept;
+
+ private:
+  size_t layer_bound(int layer, int64_t text, int64_t visual, int64_t future) const noexcept;
+  Plane::Layout rows_layout() const noexcept;
+
+  const CacheParts* parts_;
+  const CacheShape* shape_;
+};
+
+/// A cache of any composition of retention, quantizers and sharing (specs 10.1):
+///
+///   prompt rows in full precision -> retained slots of each layer -> merged -> visual | other
+///   -> packed blocks -> shared codes;  decode: append, attend, flush, evict
+///
+/// The first prompt of a sequence comes in one pass, unless retention chooses for all layers at
+/// once. Rows of later prompts attend to what is stored and then pass through decode's bookkeeping
+/// one by one. See policy_prompt.cpp and policy_decode.cpp.
+class PolicyCache final : public KvCache {
+ public:
+  PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena_bytes, Device device);
+
+  const CacheShape& shape() const noexcept override { return shape_; }
+  const std::string& spec() const noexcept override { return parts_.spec; }
+  CacheNeeds needs() const noexcept override;
+
+  SequenceId open(const SequenceSize& size, const std::string& who) override;
+  void close(SequenceId sequence) noexcept override;
+  void begin(std::span<const StepRows> step) override;
+  void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
+  void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
+              float scale, Stream& stream) override;
+  void end(Stream& stream) override;
+
+  int tokens(SequenceId sequence) const noexcept override { return at(sequence).rows; }
+  int next_position(SequenceId sequence) const noexcept override;
+  size_t bytes() const noexcept override { return arena_.used(); }
+  CacheReport report(SequenceId sequence) const noexcept override;
+
+  /// Arena bytes of one sequence of `size` under `parts`.
+  static size_t reserved_bytes(const CacheParts& parts, const CacheShape& shape,
+                               const SequenceSize& size);
+  /// The slots of every lane, in the order of the tokens: for tests and tools.
+  const LayerState& layer(SequenceId sequence, int layer) const noexcept {
+    return at(sequence).layers[static_cast<size_t>(layer)];
+  }
+
+ private:
+  struct Sequence {
+    bool open = false;
+    bool prompted = false;  // the first prompt has ended
+    SequenceSize size;
+    int rows = 0;         // tokens fed, complete in every layer
+    int prompt_rows = 0;  // of the first prompt
+    ArenaExtent memory;
+    size_t placed = 0;  // bytes of `memory` that layers have been given
+    std::vector<LayerState> layers;
+    // Of the first prompt, while it is under way.
+    ArenaExtent staging;
+    int staged = 0;  // rows complete in every layer
+    std::vector<int16_t> modality;
+    std::vector<double> importance;  // (layers, kv_heads, prompt rows); one layer unless joint
+    std::vector<double> sparsity;    // (layers,)
+    std::array<int32_t, 2> summed_rows{};
+    std::vector<float> protection;  // (prompt rows,)
+  };
+  /// Float rows of every kv_head.
+  using HeadRows = std::vector<std::vector<float>>;
+
+  Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
+  const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
+  size_t heads() const noexcept { return static_cast<size_t>(shape_.kv_heads); }
+  size_t dim() const noexcept { return static_cast<size_t>(shape_.head_dim); }
+  size_t row_bytes() const noexcept { return dim() * dtype_bytes(parts_.rows); }
+  void reserve_workspace();
+  void account(Sequence& sequence) noexcept;
+
+  // policy_prompt.cpp
+  std::byte* staged_rows(const Sequence& sequence, int layer, Part part,
+                         size_t head) const noexcept;
+  void attend_first_prompt(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
+                           ConstTensorView k, ConstTensorView v, TensorView out, float scale,
+                           Stream& stream);
+  void attend_later_prompt(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
+                           ConstTensorView k, ConstTensorView v, TensorView out, float scale,
+                           Stream& stream);
+  void measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k, float scale,
+               Stream& stream);
+  std::vector<LayerSelection> select(const Sequence& sequence, int layer) const;
+  void finish_layer(Sequence& sequence, int layer, const LayerSelection& selection, Stream& stream);
+  void place_layer(Sequence& sequence, int layer, std::span<const std::array<int, kStores>> counts,
+                   double forget);
+  void pack_once(Sequence& sequence, LayerState& state, int layer,
+                 const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
+                 const HeadRows& values, Stream& stream);
+  void pack_stream(Sequence& sequence, LayerState& state, int layer, size_t store,
+                   const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
+                   const HeadRows& values, Stream& stream);
+  void pack_values(Sequence& sequence, LayerState& state, int layer, size_t store,
+                   const std::vector<std::vector<int32_t>>& slots, const HeadRows& values,
+                   std::span<const int> packed, Stream& stream);
+  void store_full(Plane& plane, const std::vector<float>& rows, int from) noexcept;
+
+  // policy_decode.cpp
+  void append_row(LayerState& state, size_t store, ConstTensorView k, ConstTensorView v,
+                  Stream& stream);
+  void add_decode(LayerState& state, int layer, const float* q, float* out);
+  void add_value_runs(const Lane& lane);
+  void add_remaps(const StorePlanes& visual, int layer);
+  void run_decode(float scale, Stream& stream);
+  void settle(Sequence& sequence, int layer, int step, Stream& stream);
+  void flush(LayerState& state, int layer, size_t store, Part part, Stream& stream);
+  void evict(Sequence& sequence, LayerState& state, int layer, int step);
+  int evict_slot(Lane& lane, int slot) noexcept;
+  std::span<const float> token_order(const Lane& lane) noexcept;
+  void turn_sinks(LayerState& state, int sinks, int by);
+  /// Lets a quantizer learn what it wants to know of keys, and notes the bytes.
+  void learn(const Quantizer& quantizer, LayerState& state, size_t store,
+             std::span<const float* const> keys, int rows);
+  /// Packs `rows` rows x into blocks of `plane`, whose layout's plan they follow: queues jobs.
+  void add_jobs(Plane& plane, const float* x, int rows);
+  void run_jobs(const PartPlan& plan, Stream& stream);
+  /// The live packed rows of a plane as floats, oldest first; `basis` undoes its change of basis.
+  void unpack_packed(const Plane& plane, const LaneFacts& facts, const Quantizer* basis, float* out,
+                     Stream& stream);
+  /// All rows of a store of a lane as floats, oldest first.
+  void unpack_keys(const Lane& lane, size_t store, int layer, float* out, Stream& stream);
+  void unpack_values(const Lane& lane, size_t store, float* out, Stream& stream);
+
+  CacheParts parts_;
+  CacheShape shape_;
+  Layouts layouts_;
+  Arena arena_;
+  std::vector<Sequence> sequences_;
+  std::span<const StepRows> step_;
+
+  // Workspaces sized by open(), so that decode allocates nothing.
+  std::vector<RowDestination> destinations_;  // (kv_heads,)
+  std::vector<KeyValueRows> past_;
+  RowAttention plain_;
+  std::vector<PackedLane> packed_;
+  std::vector<Lane*> packed_lanes_;
+  std::vector<SlotRun> runs_;
+  std::vector<ScoreRemap> remaps_;
+  std::vector<float> weights_;
+  size_t weights_taken_ = 0;
+  std::vector<float> queries_;
+  size_t queries_taken_ = 0;
+  std::vector<PackJob> jobs_;
+  std::vector<float> floats_;           // rows on their way into blocks
+  std::vector<float> basis_;            // the same, in the basis of packed keys
+  std::vector<const float*> pointers_;  // (kv_heads,)
+  std::vector<LaneFacts> facts_;        // (kv_heads,)
+  std::vector<float> slot_weights_;
+  int64_t guarded_remaps_ = 0;
+};
+
+std::unique_ptr<KvCache> make_policy_cache(CacheParts parts, const CacheShape& shape,
+                                           size_t arena_bytes, Device device);
+
+}  // namespace kvlm

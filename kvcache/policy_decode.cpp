@@ -1,0 +1,447 @@
+// What a cache of policies does in decode: append, attend from packed blocks, flush, evict (specs
+// 1.9, 10.3). Allocates nothing.
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+
+#include "kvcache/policy_cache.h"
+
+namespace kvlm {
+
+namespace {
+
+void widen_row(const std::byte* row, DType dtype, size_t n, float* out) noexcept {
+  for (size_t i = 0; i < n; ++i) {
+    if (dtype == DType::kF16) {
+      out[i] = to_float(reinterpret_cast<const f16*>(row)[i]);
+    } else if (dtype == DType::kBF16) {
+      out[i] = to_float(reinterpret_cast<const bf16*>(row)[i]);
+    } else {
+      out[i] = reinterpret_cast<const float*>(row)[i];
+    }
+  }
+}
+
+void narrow_element(float x, DType dtype, std::byte* row, size_t i) noexcept {
+  if (dtype == DType::kF16) {
+    reinterpret_cast<f16*>(row)[i] = to_f16(x);
+  } else if (dtype == DType::kBF16) {
+    reinterpret_cast<bf16*>(row)[i] = to_bf16(x);
+  } else {
+    reinterpret_cast<float*>(row)[i] = x;
+  }
+}
+
+bool bit(const uint64_t* bits, int i) noexcept { return (bits[i / 64] >> (i % 64) & 1) != 0; }
+
+/// Set bits before bit i.
+int rank(const uint64_t* bits, int i) noexcept {
+  int count = 0;
+  for (int word = 0; word < i / 64; ++word) count += std::popcount(bits[word]);
+  return count + std::popcount(bits[i / 64] & ((uint64_t{1} << (i % 64)) - 1));
+}
+
+/// Takes bit i of n out; those after it move down, and a 0 comes in at the end.
+void erase_bit(uint64_t* bits, int i, int n) noexcept {
+  const int last = (n - 1) / 64;
+  int word = i / 64;
+  const uint64_t low = (uint64_t{1} << (i % 64)) - 1;
+  bits[word] = (bits[word] & low) | (bits[word] >> 1 & ~low);
+  for (; word < last; ++word) {
+    bits[word] |= bits[word + 1] << 63;
+    bits[word + 1] >>= 1;
+  }
+}
+
+}  // namespace
+
+/// Appends one row, (1, kv_heads, head_dim) of each, as the newest of a store.
+void PolicyCache::append_row(LayerState& state, size_t store, ConstTensorView k, ConstTensorView v,
+                             Stream& stream) {
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (size_t head = 0; head < heads(); ++head) {
+      StorePlanes& planes = state.lanes[head].stores[store];
+      destinations_[head].data = (part == Part::kKeys ? planes.keys : planes.values).push_row();
+    }
+    store_rows(destinations_, parts_.rows, part == Part::kKeys ? k : v, stream);
+  }
+  for (Lane& lane : state.lanes) {
+    if (parts_.split) lane.store_of_slot.push_back(static_cast<uint8_t>(store));
+    if (lane.weights == nullptr) continue;
+    // Lane slots are those of kVisual, then those of kRest.
+    const auto n = static_cast<size_t>(lane.slots());
+    const auto at =
+        store == kRest ? n - 1 : static_cast<size_t>(lane.stores[kVisual].keys.slots()) - 1;
+    std::memmove(lane.weights + at + 1, lane.weights + at, (n - 1 - at) * sizeof(float));
+    lane.weights[at] = 0;
+  }
+}
+
+/// Queues the attention of one sequence's query row over a layer.
+///   q, out  (q_heads, head_dim)
+void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float* out) {
+  const auto queries = static_cast<size_t>(shape_.q_per_kv());
+  for (Lane& lane : state.lanes) {
+    const StorePlanes& visual = lane.stores[kVisual];
+    const StorePlanes& rest = lane.stores[kRest];
+    const bool plain = visual.keys.unbroken() && visual.values.unbroken() && rest.keys.unbroken() &&
+                       rest.values.unbroken() && lane.weights == nullptr;
+    if (plain) {
+      std::array<KeyValueRows, kStores> rows;
+      size_t count = 0;
+      for (const StorePlanes& planes : lane.stores) {
+        const int full = planes.keys.full();
+        if (full == 0) continue;
+        rows[count++] = {planes.keys.full_row(0), planes.values.full_row(0), parts_.rows, full};
+      }
+      plain_.add(q, std::span(rows).first(count), out, shape_);
+    } else {
+      PackedLane packed;
+      packed.q = packed.q_packed = q;
+      packed.out = out;
+      packed.slots = lane.slots();
+      packed.weights = weights_.data() + weights_taken_;
+      weights_taken_ += queries * static_cast<size_t>(packed.slots);
+      assert(weights_taken_ <= weights_.size());
+      const Quantizer* packer = layouts_.quantizer(kRest, layer);
+      if (packer != nullptr && packer->changes_basis() && rest.keys.packed() > 0) {
+        float* turned = queries_.data() + queries_taken_;
+        queries_taken_ += queries * dim();
+        packer->query_to_basis(lane.facts[kRest], q, static_cast<int>(queries), turned);
+        packed.q_packed = turned;
+      }
+      assert(runs_.size() + 13 <= runs_.capacity());
+      const size_t keys = runs_.size();
+      visual.keys.add_runs(runs_);
+      rest.keys.add_runs(runs_);
+      const size_t values = runs_.size();
+      visual.values.add_runs(runs_);
+      add_value_runs(lane);
+      packed.keys = std::span(runs_).subspan(keys, values - keys);
+      packed.values = std::span(runs_).subspan(values);
+      const size_t remaps = remaps_.size();
+      add_remaps(visual, layer);
+      packed.remaps = std::span(remaps_).subspan(remaps);
+      packed_.push_back(packed);
+      packed_lanes_.push_back(&lane);
+    }
+    q += queries * dim();
+    out += queries * dim();
+  }
+}
+
+/// The values of kRest, of which protected ones lie apart.
+void PolicyCache::add_value_runs(const Lane& lane) {
+  const StorePlanes& rest = lane.stores[kRest];
+  const size_t first = runs_.size();
+  rest.values.add_runs(runs_);
+  if (rest.protected_values.packed() == 0) return;
+  SlotRun apart;
+  apart.slots = rest.protected_values.packed();
+  apart.format = &rest.protected_values.layout().plan->format;
+  apart.blocks = rest.protected_values.blocks();
+  apart.selection = lane.protected_bits;
+  apart.selected_bit = true;
+  apart.selected_of = lane.packed_values();
+  apart.selection_ends = true;
+  if (rest.values.packed() > 0) {
+    SlotRun& others = runs_[first];
+    others.selection = lane.protected_bits;
+    others.selected_of = apart.selected_of;
+    runs_.insert(runs_.begin() + static_cast<std::ptrdiff_t>(first) + 1, apart);
+  } else {
+    runs_.insert(runs_.begin() + static_cast<std::ptrdiff_t>(first), apart);
+  }
+}
+
+/// CalibQuant's remap of visual scores: over all of them, or picture by picture.
+void PolicyCache::add_remaps(const StorePlanes& visual, int layer) {
+  const Quantizer* quantizer = layouts_.quantizer(kVisual, layer);
+  if (quantizer == nullptr || visual.keys.packed() == 0) return;
+  const RemapRule* rule = quantizer->remap(layer);
+  if (rule == nullptr) return;
+  ScoreRemap remap;
+  remap.tau_low = rule->tau_low;
+  remap.tau_high = rule->tau_high;
+  remap.guarded = rule->guarded;
+  if (!quantizer->per_image()) {
+    remap.slots = visual.keys.packed();
+    remaps_.push_back(remap);
+    return;
+  }
+  for (const PackedBlock& block : visual.keys.blocks()) {
+    remap.slots = block.live_rows;
+    remaps_.push_back(remap);
+    remap.first += block.live_rows;
+  }
+}
+
+void PolicyCache::run_decode(float scale, Stream& stream) {
+  plain_.run(shape_, scale, stream);
+  if (packed_.empty()) return;
+  attend_packed(packed_, shape_.q_per_kv(), shape_.head_dim, scale, stream);
+  const auto queries = static_cast<size_t>(shape_.q_per_kv());
+  for (size_t i = 0; i < packed_.size(); ++i) {
+    guarded_remaps_ += packed_[i].guarded_remaps;
+    Lane& lane = *packed_lanes_[i];
+    if (lane.weights == nullptr) continue;
+    const auto n = static_cast<size_t>(packed_[i].slots);
+    for (size_t j = 0; j < n; ++j) {
+      float sum = 0;
+      for (size_t head = 0; head < queries; ++head) sum += packed_[i].weights[head * n + j];
+      lane.weights[j] += sum / static_cast<float>(queries);
+    }
+  }
+}
+
+/// What follows a row's attention: windows that are full are flushed, then slots are dropped.
+///   step  1 for the first row after the first prompt
+void PolicyCache::settle(Sequence& sequence, int layer, int step, Stream& stream) {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    const Quantizer* quantizer = layouts_.quantizer(store, layer);
+    if (quantizer == nullptr || quantizer->visual_only()) continue;
+    for (const Part part : {Part::kKeys, Part::kValues}) flush(state, layer, store, part, stream);
+  }
+  if (parts_.retention != nullptr) evict(sequence, state, layer, step);
+}
+
+/// Packs the oldest rows of every plane whose window is full.
+void PolicyCache::flush(LayerState& state, int layer, size_t store, Part part, Stream& stream) {
+  const Quantizer& quantizer = *layouts_.quantizer(store, layer);
+  const PartPlan& plan = quantizer.plan(part, layer);
+  const auto plane_of = [&](Lane& lane) -> Plane& {
+    StorePlanes& planes = lane.stores[store];
+    return part == Part::kKeys ? planes.keys : planes.values;
+  };
+  const auto due = [&](Lane& lane) { return plane_of(lane).full() >= plan.flush.trigger; };
+  if (std::none_of(state.lanes.begin(), state.lanes.end(), due)) return;
+
+  const bool repacks = quantizer.repacks(part);
+  const bool basis = part == Part::kKeys && quantizer.changes_basis();
+  const auto added = static_cast<size_t>(plan.flush.rows);
+  // Rows of every lane as floats, in the model's basis: old ones first if they are packed again.
+  float* x = floats_.data();
+  size_t rows = added;
+  for (size_t head = 0; head < heads(); ++head) {
+    Plane& plane = plane_of(state.lanes[head]);
+    pointers_[head] = x;
+    if (!due(state.lanes[head])) continue;
+    if (repacks) {
+      unpack_packed(plane, state.lanes[head].facts[store], basis ? &quantizer : nullptr, x, stream);
+      rows = static_cast<size_t>(plane.packed()) + added;
+      x += static_cast<size_t>(plane.packed()) * dim();
+      plane.clear_packed();
+    }
+    for (size_t row = 0; row < added; ++row, x += dim()) {
+      widen_row(plane.full_row(static_cast<int>(row)), parts_.rows, dim(), x);
+    }
+  }
+  if (basis && (repacks || state.lanes[0].facts[store].key_channels.empty())) {
+    learn(quantizer, state, store, pointers_, static_cast<int>(rows));
+  }
+  float* turned = basis_.data();
+  for (size_t head = 0; head < heads(); ++head) {
+    Lane& lane = state.lanes[head];
+    if (!due(lane)) continue;
+    const float* from = pointers_[head];
+    if (basis) {
+      quantizer.key_to_basis(lane.facts[store], from, static_cast<int>(rows), turned);
+      from = turned;
+      turned += rows * dim();
+    }
+    add_jobs(plane_of(lane), from, static_cast<int>(rows));
+  }
+  run_jobs(plan, stream);
+  for (Lane& lane : state.lanes) {
+    if (due(lane)) plane_of(lane).pop_rows(plan.flush.rows);
+  }
+}
+
+void PolicyCache::learn(const Quantizer& quantizer, LayerState& state, size_t store,
+                        std::span<const float* const> keys, int rows) {
+  facts_.resize(heads());
+  for (size_t head = 0; head < heads(); ++head) {
+    std::swap(facts_[head], state.lanes[head].facts[store]);
+  }
+  quantizer.learn(keys, rows, facts_);
+  for (size_t head = 0; head < heads(); ++head) {
+    std::swap(facts_[head], state.lanes[head].facts[store]);
+  }
+  state.mask_bytes[store] = quantizer.facts_bytes(shape_.kv_heads);
+}
+
+void PolicyCache::add_jobs(Plane& plane, const float* x, int rows) {
+  while (rows > 0) {
+    const int block = plane.layout().once ? rows : plane.layout().block_rows();
+    PackJob job = plane.push_packed(std::min(rows, block));
+    job.x = x;
+    jobs_.push_back(job);
+    x += static_cast<size_t>(job.rows) * dim();
+    rows -= job.rows;
+  }
+}
+
+void PolicyCache::run_jobs(const PartPlan& plan, Stream& stream) {
+  if (!jobs_.empty()) pack(plan.format, plan.rules, jobs_, stream);
+  jobs_.clear();
+}
+
+void PolicyCache::unpack_packed(const Plane& plane, const LaneFacts& facts, const Quantizer* basis,
+                                float* out, Stream& stream) {
+  if (plane.packed() == 0) return;
+  if (basis == nullptr) {
+    unpack_blocks(plane.layout().plan->format, plane.blocks(), out, stream);
+    return;
+  }
+  const auto elements = static_cast<size_t>(plane.packed()) * dim();
+  if (basis_.size() < elements) basis_.resize(elements);
+  unpack_blocks(plane.layout().plan->format, plane.blocks(), basis_.data(), stream);
+  basis->key_from_basis(facts, basis_.data(), plane.packed(), out);
+}
+
+void PolicyCache::unpack_keys(const Lane& lane, size_t store, int layer, float* out,
+                              Stream& stream) {
+  const Plane& plane = lane.stores[store].keys;
+  const Quantizer* quantizer = layouts_.quantizer(store, layer);
+  const bool basis = quantizer != nullptr && quantizer->changes_basis();
+  unpack_packed(plane, lane.facts[store], basis ? quantizer : nullptr, out, stream);
+  out += static_cast<size_t>(plane.packed()) * dim();
+  for (int row = 0; row < plane.full(); ++row, out += dim()) {
+    widen_row(plane.full_row(row), parts_.rows, dim(), out);
+  }
+}
+
+void PolicyCache::unpack_values(const Lane& lane, size_t store, float* out, Stream& stream) {
+  const StorePlanes& planes = lane.stores[store];
+  const auto apart = static_cast<size_t>(planes.protected_values.packed());
+  if (apart == 0) {
+    unpack_packed(planes.values, {}, nullptr, out, stream);
+    out += static_cast<size_t>(planes.values.packed()) * dim();
+  } else {
+    std::vector<float> plain(static_cast<size_t>(planes.values.packed()) * dim());
+    std::vector<float> special(apart * dim());
+    unpack_packed(planes.values, {}, nullptr, plain.data(), stream);
+    unpack_packed(planes.protected_values, {}, nullptr, special.data(), stream);
+    const float* from[2] = {plain.data(), special.data()};
+    for (int slot = 0; slot < lane.packed_values(); ++slot, out += dim()) {
+      const float*& row = from[bit(lane.protected_bits, slot) ? 1 : 0];
+      std::copy_n(row, dim(), out);
+      row += dim();
+    }
+  }
+  for (int row = 0; row < planes.values.full(); ++row, out += dim()) {
+    widen_row(planes.values.full_row(row), parts_.rows, dim(), out);
+  }
+}
+
+void PolicyCache::evict(Sequence& sequence, LayerState& state, int layer, int step) {
+  DecodeView view;
+  view.layer = layer;
+  view.prompt_rows = sequence.prompt_rows;
+  view.step = step;
+  view.kept = state.kept;
+  view.forget = state.forget;
+  int slot = -1;
+  int packed_value = -1;
+  for (size_t head = 0; head < heads(); ++head) {
+    Lane& lane = state.lanes[head];
+    view.rows = lane.slots();
+    if (head == 0 || layouts_.per_head()) {
+      if (lane.weights != nullptr) view.weights = token_order(lane);
+      slot = parts_.retention->evict(view);
+      if (slot < 0) continue;
+      if (head == 0 && parts_.retention->rerotates()) {
+        turn_sinks(state, state.sink_rows == 0 ? slot : state.sink_rows, 1);
+      }
+    }
+    if (slot < 0) return;
+    packed_value = evict_slot(lane, slot);
+    if (packed_value >= 0 && layouts_.per_head()) {
+      erase_bit(lane.protected_bits, packed_value, lane.packed_values() + 1);
+    }
+  }
+  if (packed_value >= 0 && !layouts_.per_head()) {
+    const Lane& lane = state.lanes[0];
+    erase_bit(lane.protected_bits, packed_value, lane.packed_values() + 1);
+  }
+}
+
+/// The summed weights of a lane's slots in the order of the tokens.
+std::span<const float> PolicyCache::token_order(const Lane& lane) noexcept {
+  const auto n = static_cast<size_t>(lane.slots());
+  if (!parts_.split) return {lane.weights, n};
+  std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
+  for (size_t i = 0; i < n; ++i) slot_weights_[i] = lane.weights[next[lane.store_of_slot[i]]++];
+  return std::span(slot_weights_).first(n);
+}
+
+/// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
+/// values lie on two planes, else -1.
+int PolicyCache::evict_slot(Lane& lane, int slot) noexcept {
+  size_t store = kRest;
+  int at = slot;
+  if (parts_.split) {
+    store = lane.store_of_slot[static_cast<size_t>(slot)];
+    at = static_cast<int>(std::count(lane.store_of_slot.begin(), lane.store_of_slot.begin() + slot,
+                                     static_cast<uint8_t>(store)));
+    lane.store_of_slot.erase(lane.store_of_slot.begin() + slot);
+  }
+  StorePlanes& planes = lane.stores[store];
+  if (lane.weights != nullptr) {
+    const int before = store == kRest ? lane.stores[kVisual].keys.slots() : 0;
+    float* weight = lane.weights + before + at;
+    std::memmove(weight, weight + 1,
+                 static_cast<size_t>(lane.slots() - before - at - 1) * sizeof(float));
+  }
+  planes.keys.evict(at);
+  if (store != kRest || lane.protected_bits == nullptr) {
+    planes.values.evict(at);
+    return -1;
+  }
+  if (at >= lane.packed_values()) {
+    planes.values.evict(at - planes.protected_values.packed());
+    return -1;
+  }
+  const int before = rank(lane.protected_bits, at);
+  if (bit(lane.protected_bits, at)) {
+    planes.protected_values.evict(before);
+  } else {
+    planes.values.evict(at - before);
+  }
+  return at;
+}
+
+/// Turns the keys of the first `sinks` slots by further `by` positions, so that they stay next to
+/// rows that keep their rotation while rows between are dropped (specs 9.2, rerotate).
+void PolicyCache::turn_sinks(LayerState& state, int sinks, int by) {
+  if (state.sink_rows == 0) {
+    state.sink_rows = sinks;
+    state.sinks.resize(heads() * static_cast<size_t>(sinks) * dim());
+    float* to = state.sinks.data();
+    for (const Lane& lane : state.lanes) {
+      for (int row = 0; row < sinks; ++row, to += dim()) {
+        widen_row(lane.stores[kRest].keys.full_row(row), parts_.rows, dim(), to);
+      }
+    }
+  }
+  state.turned += by;
+  const size_t half = shape_.rope_frequencies.size();
+  const float* from = state.sinks.data();
+  for (Lane& lane : state.lanes) {
+    for (int row = 0; row < state.sink_rows; ++row, from += dim()) {
+      std::byte* key = lane.stores[kRest].keys.full_row(row);
+      for (size_t i = 0; i < half; ++i) {
+        const double angle = state.turned * static_cast<double>(shape_.rope_frequencies[i]);
+        const auto c = static_cast<float>(std::cos(angle));
+        const auto s = static_cast<float>(std::sin(angle));
+        narrow_element(from[i] * c - from[i + half] * s, parts_.rows, key, i);
+        narrow_element(from[i + half] * c + from[i] * s, parts_.rows, key, i + half);
+      }
+    }
+  }
+}
+
+}  // namespace kvlm

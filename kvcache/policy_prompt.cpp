@@ -1,0 +1,467 @@
+// What a cache of policies does with prompts: exact attention, importance, and, when the prompt has
+// ended, selecting, merging and packing (specs 1.9, 10.1).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <numeric>
+
+#include "kernels/attention.h"
+#include "kernels/base/error.h"
+#include "kernels/column_sums.h"
+#include "kvcache/policy_cache.h"
+#include "kvcache/retention/merge.h"
+
+namespace kvlm {
+
+namespace {
+
+// Query rows that VL-Cache sums where a prompt has no text after its pictures (specs 9.7).
+constexpr int kRowsWithoutVision = 32;
+
+float row_element(const std::byte* row, DType dtype, size_t i) noexcept {
+  if (dtype == DType::kF16) return to_float(reinterpret_cast<const f16*>(row)[i]);
+  if (dtype == DType::kBF16) return to_float(reinterpret_cast<const bf16*>(row)[i]);
+  return reinterpret_cast<const float*>(row)[i];
+}
+
+void set_row_element(std::byte* row, DType dtype, size_t i, float x) noexcept {
+  if (dtype == DType::kF16) {
+    reinterpret_cast<f16*>(row)[i] = to_f16(x);
+  } else if (dtype == DType::kBF16) {
+    reinterpret_cast<bf16*>(row)[i] = to_bf16(x);
+  } else {
+    reinterpret_cast<float*>(row)[i] = x;
+  }
+}
+
+/// Rows `slots` of dense rows, as floats.
+std::vector<float> gather(const std::byte* rows, DType dtype, size_t dim,
+                          std::span<const int32_t> slots) {
+  std::vector<float> out(slots.size() * dim);
+  for (size_t r = 0; r < slots.size(); ++r) {
+    const std::byte* row = rows + static_cast<size_t>(slots[r]) * dim * dtype_bytes(dtype);
+    for (size_t d = 0; d < dim; ++d) out[r * dim + d] = row_element(row, dtype, d);
+  }
+  return out;
+}
+
+std::vector<int32_t> all_rows(int n) {
+  std::vector<int32_t> rows(static_cast<size_t>(n));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+}  // namespace
+
+std::byte* PolicyCache::staged_rows(const Sequence& sequence, int layer, Part part,
+                                    size_t head) const noexcept {
+  const auto plane = static_cast<size_t>(layouts_.joint() ? layer : 0) * 2 * heads() +
+                     (part == Part::kKeys ? 0 : heads()) + head;
+  return sequence.staging.data() +
+         plane * static_cast<size_t>(sequence.size.prompt_rows) * row_bytes();
+}
+
+void PolicyCache::attend_first_prompt(Sequence& sequence, const StepRows& rows, int layer,
+                                      ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                                      TensorView out, float scale, Stream& stream) {
+  past_.clear();
+  if (sequence.staged > 0) {
+    for (size_t head = 0; head < heads(); ++head) {
+      past_.push_back({staged_rows(sequence, layer, Part::kKeys, head),
+                       staged_rows(sequence, layer, Part::kValues, head), parts_.rows,
+                       sequence.staged});
+    }
+  }
+  // Before attention: its output may take the place of the queries.
+  if (parts_.retention != nullptr) measure(sequence, layer, q, k, scale, stream);
+  attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (size_t head = 0; head < heads(); ++head) {
+      destinations_[head].data = staged_rows(sequence, layer, part, head) +
+                                 static_cast<size_t>(sequence.staged) * row_bytes();
+    }
+    store_rows(destinations_, parts_.rows, part == Part::kKeys ? k : v, stream);
+  }
+  if (rows.ends_prompt && !layouts_.joint()) {
+    sequence.prompt_rows = sequence.staged + rows.rows;
+    finish_layer(sequence, layer, select(sequence, layer)[0], stream);
+  }
+}
+
+/// Sums the attention that the retention rule asks for over the rows of this pass.
+void PolicyCache::measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k,
+                          float scale, Stream& stream) {
+  const ImportanceNeeds needs = parts_.retention->needs();
+  if (needs.rows == ImportanceNeeds::Rows::kNone) return;
+  const auto n = static_cast<int>(k.shape()[0]);
+  const int seen = sequence.staged + n;
+  int first = 0;
+  if (needs.rows == ImportanceNeeds::Rows::kLast) first = std::max(0, seen - needs.last_rows);
+  if (needs.rows == ImportanceNeeds::Rows::kPostVision) {
+    const auto& modality = sequence.modality;
+    const auto last = std::find_if(modality.rbegin(), modality.rend(),
+                                   [](int16_t tag) { return tag != kTextRow; });
+    first = static_cast<int>(modality.rend() - last);
+    if (last == modality.rend() || first == seen) first = std::max(0, seen - kRowsWithoutVision);
+  }
+  if (needs.rows != ImportanceNeeds::Rows::kAll &&
+      (first < sequence.staged || seen < sequence.size.prompt_rows)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--kv {} watches the last rows of a prompt, which must come in one "
+                            "pass; {} of {} rows came",
+                            parts_.spec, n, sequence.size.prompt_rows));
+  }
+  const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
+  const auto layers = static_cast<size_t>(layouts_.joint() ? shape_.layers : 1);
+  const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
+  sequence.importance.resize(layers * heads() * prompt);
+  double* importance = sequence.importance.data() + at * heads() * prompt;
+  if (!layouts_.joint()) std::fill_n(importance, heads() * prompt, 0.0);
+
+  const auto columns = static_cast<size_t>(seen);
+  std::vector<double> sums(heads() * columns);
+  std::vector<double> small(needs.sparsity ? static_cast<size_t>(shape_.q_heads) : 0);
+  const int64_t first_row = std::max(0, first - sequence.staged);
+  column_sums({sums, small}, q, k, past_, first_row, scale, stream);
+  for (size_t head = 0; head < heads(); ++head) {
+    for (size_t j = 0; j < columns; ++j) {
+      importance[head * prompt + j] += sums[head * columns + j];
+    }
+  }
+  if (needs.sparsity) {
+    double entries = 0;
+    for (int row = first; row < seen; ++row) entries += row + 1;
+    sequence.sparsity.resize(layers);
+    sequence.sparsity[at] = std::accumulate(small.begin(), small.end(), 0.0) /
+                            (entries * static_cast<double>(shape_.q_heads));
+  }
+  if (sequence.staged == 0) sequence.summed_rows[0] = first;
+  sequence.summed_rows[1] = seen;
+}
+
+/// The selection of every layer (layer -1), or of one.
+std::vector<LayerSelection> PolicyCache::select(const Sequence& sequence, int layer) const {
+  const auto n = static_cast<int>(sequence.modality.size());
+  if (parts_.retention == nullptr) {
+    LayerSelection all;
+    all.slots.push_back(all_rows(n));
+    return {all};
+  }
+  PromptView view;
+  view.shape = &shape_;
+  view.rows = n;
+  view.layer = layer;
+  view.modality = sequence.modality;
+  view.importance = sequence.importance;
+  view.sparsity = sequence.sparsity;
+  view.summed_rows = sequence.summed_rows;
+  return parts_.retention->select(view, parts_.pairs);
+}
+
+void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelection& selection,
+                               Stream& stream) {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  state.kept = selection.kept();
+  state.forget = selection.forget;
+  std::array<std::vector<std::vector<int32_t>>, kStores> slots;
+  std::array<HeadRows, kStores> keys;
+  std::array<HeadRows, kStores> values;
+  std::vector<std::array<int, kStores>> counts(heads());
+  const auto n = static_cast<int>(sequence.modality.size());
+  const bool merges = parts_.retention != nullptr &&
+                      parts_.retention->merge() != MergeRule::kNone && selection.kept() < n;
+  for (size_t head = 0; head < heads(); ++head) {
+    Lane& lane = state.lanes[head];
+    const std::vector<int32_t>& kept = selection.slots[selection.slots.size() > 1 ? head : 0];
+    const std::byte* key_rows = staged_rows(sequence, layer, Part::kKeys, head);
+    const std::byte* value_rows = staged_rows(sequence, layer, Part::kValues, head);
+    std::vector<float> kept_keys;
+    std::vector<float> kept_values;
+    if (merges) {
+      const std::vector<int32_t> all = all_rows(n);
+      kept_keys = gather(key_rows, parts_.rows, dim(), all);
+      kept_values = gather(value_rows, parts_.rows, dim(), all);
+      merge_rows(parts_.retention->merge(), kept, n, dim(), kept_keys, kept_values);
+    } else {
+      kept_keys = gather(key_rows, parts_.rows, dim(), kept);
+      kept_values = gather(value_rows, parts_.rows, dim(), kept);
+    }
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      slots[store].emplace_back();
+      keys[store].emplace_back();
+      values[store].emplace_back();
+    }
+    for (size_t i = 0; i < kept.size(); ++i) {
+      const bool visual = sequence.modality[static_cast<size_t>(kept[i])] != kTextRow;
+      const size_t store = parts_.split && visual ? kVisual : kRest;
+      slots[store][head].push_back(kept[i]);
+      const auto at = static_cast<std::ptrdiff_t>(i * dim());
+      const auto end = at + static_cast<std::ptrdiff_t>(dim());
+      keys[store][head].insert(keys[store][head].end(), kept_keys.begin() + at,
+                               kept_keys.begin() + end);
+      values[store][head].insert(values[store][head].end(), kept_values.begin() + at,
+                                 kept_values.begin() + end);
+      if (parts_.split) lane.store_of_slot.push_back(static_cast<uint8_t>(store));
+    }
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      counts[head][store] = static_cast<int>(slots[store][head].size());
+    }
+  }
+  place_layer(sequence, layer, counts, selection.forget);
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    if (layouts_.quantizer(store, layer) != nullptr &&
+        layouts_.quantizer(store, layer)->visual_only()) {
+      pack_once(sequence, state, layer, slots[store], keys[store], values[store], stream);
+    } else {
+      pack_stream(sequence, state, layer, store, slots[store], keys[store], values[store], stream);
+    }
+  }
+
+  if (layouts_.keeps_weights()) {
+    const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
+    const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
+    for (size_t head = 0; head < heads(); ++head) {
+      const double* sums = sequence.importance.data() + (at * heads() + head) * prompt;
+      float* weights = state.lanes[head].weights;
+      for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+        for (const int32_t slot : slots[store][head]) {
+          *weights++ = static_cast<float>(sums[static_cast<size_t>(slot)]);
+        }
+      }
+    }
+  }
+  if (parts_.retention != nullptr && parts_.retention->rerotates() && selection.kept() < n) {
+    const std::vector<int32_t>& kept = selection.slots[0];
+    int sinks = 0;
+    while (sinks < state.kept && kept[static_cast<size_t>(sinks)] == sinks) ++sinks;
+    turn_sinks(state, sinks, n - state.kept);
+  }
+}
+
+/// Gives every plane of a layer its memory.
+void PolicyCache::place_layer(Sequence& sequence, int layer,
+                              std::span<const std::array<int, kStores>> counts, double forget) {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  const int future = sequence.size.max_rows - sequence.prompt_rows;
+  const int most = parts_.retention == nullptr
+                       ? sequence.size.max_rows
+                       : parts_.retention->peak_rows(state.kept, forget, sequence.prompt_rows,
+                                                     sequence.size.max_rows);
+  int ever = 0;
+  for (size_t head = 0; head < heads(); ++head) {
+    Lane& lane = state.lanes[head];
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      const int count = counts[head][store];
+      StorePlanes& planes = lane.stores[store];
+      const auto place = [&](Plane& plane, Part part, const Plane::Layout& layout, int64_t rows,
+                             int64_t peak, int64_t spans) {
+        const PlaneCapacity capacity = layouts_.capacity(layout, 1, rows, peak, spans);
+        const Plane* owner = nullptr;
+        if (layout.shared) {
+          const auto from = static_cast<size_t>(layouts_.owner(part, layer));
+          const StorePlanes& other = sequence.layers[from].lanes[head].stores[store];
+          owner = part == Part::kKeys ? &other.keys : &other.values;
+        }
+        plane.place(layout, capacity, sequence.memory.data() + sequence.placed, owner);
+        sequence.placed += Layouts::aligned(capacity.bytes());
+      };
+      for (const Part part : {Part::kKeys, Part::kValues}) {
+        const Plane::Layout layout = layouts_.plane(store, part, layer);
+        const int more = store == kRest || (parts_.split && !layout.once) ? future : 0;
+        if (count + more == 0) continue;
+        const Quantizer* quantizer = layouts_.quantizer(store, layer);
+        const int spans = quantizer != nullptr && quantizer->per_image() ? std::max(count, 1) : 1;
+        place(part == Part::kKeys ? planes.keys : planes.values, part, layout, count + more,
+              std::min(count + more, most), std::min<int64_t>(spans, Layouts::kMaxImages));
+      }
+      const Plane::Layout apart = layouts_.protected_values(layer);
+      if (store == kRest && apart.plan != nullptr) {
+        place(planes.protected_values, Part::kValues, apart, count, 0, 1);
+      }
+      if (store == kRest) ever = std::max(ever, count + future);
+    }
+    if (parts_.split) lane.store_of_slot.reserve(static_cast<size_t>(most) + 1);
+  }
+  std::byte* extras = sequence.memory.data() + sequence.placed;
+  sequence.placed += layouts_.extra_bytes(layer, most, ever);
+  assert(sequence.placed <= sequence.memory.reserved());
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    if (const Quantizer* quantizer = layouts_.quantizer(store, layer)) {
+      state.masks[store] = extras;
+      extras += Layouts::aligned(quantizer->facts_bytes(shape_.kv_heads));
+    }
+  }
+  if (layouts_.protected_values(layer).plan != nullptr) {
+    state.protection_bitmaps = layouts_.per_head() ? shape_.kv_heads : 1;
+    const size_t bytes = Layouts::aligned(static_cast<size_t>(ever) / 8 + 8);
+    for (size_t head = 0; head < heads(); ++head) {
+      const size_t bitmap = layouts_.per_head() ? head : 0;
+      state.lanes[head].protected_bits = reinterpret_cast<uint64_t*>(extras + bitmap * bytes);
+    }
+    std::fill_n(extras, static_cast<size_t>(state.protection_bitmaps) * bytes, std::byte{0});
+    extras += static_cast<size_t>(state.protection_bitmaps) * bytes;
+  }
+  if (layouts_.keeps_weights()) {
+    for (Lane& lane : state.lanes) {
+      lane.weights = reinterpret_cast<float*>(extras);
+      extras += Layouts::aligned(4 * static_cast<size_t>(most));
+    }
+  }
+}
+
+/// Packs the visual rows of a prompt, all of them.
+void PolicyCache::pack_once(Sequence& sequence, LayerState& state, int layer,
+                            const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
+                            const HeadRows& values, Stream& stream) {
+  const Quantizer* quantizer = layouts_.quantizer(kVisual, layer);
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (size_t head = 0; head < heads(); ++head) {
+      if (slots[head].empty()) continue;
+      StorePlanes& planes = state.lanes[head].stores[kVisual];
+      Plane& plane = part == Part::kKeys ? planes.keys : planes.values;
+      const float* x = (part == Part::kKeys ? keys : values)[head].data();
+      // One block for all pictures, or one for each.
+      for (size_t first = 0; first < slots[head].size();) {
+        size_t end = slots[head].size();
+        if (quantizer->per_image()) {
+          const auto image = [&](size_t i) {
+            return sequence.modality[static_cast<size_t>(slots[head][i])];
+          };
+          end = first + 1;
+          while (end < slots[head].size() && image(end) == image(first)) ++end;
+        }
+        add_jobs(plane, x + first * dim(), static_cast<int>(end - first));
+        first = end;
+      }
+    }
+    run_jobs(quantizer->plan(part, layer), stream);
+  }
+}
+
+/// Packs the oldest rows of a store as its quantizer's flush rule says; the others stay full rows.
+void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, size_t store,
+                              const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
+                              const HeadRows& values, Stream& stream) {
+  const Quantizer* quantizer = layouts_.quantizer(store, layer);
+  std::vector<int> packed_keys(heads());
+  std::vector<int> packed_values(heads());
+  if (quantizer != nullptr) {
+    for (size_t head = 0; head < heads(); ++head) {
+      const auto n = static_cast<int>(slots[head].size());
+      packed_keys[head] = quantizer->plan(Part::kKeys, layer).flush.packed_after_prompt(n);
+      packed_values[head] = quantizer->plan(Part::kValues, layer).flush.packed_after_prompt(n);
+    }
+    if (quantizer->changes_basis()) {
+      const int rows = *std::min_element(packed_keys.begin(), packed_keys.end());
+      for (size_t head = 0; head < heads(); ++head) pointers_[head] = keys[head].data();
+      if (rows > 0) learn(*quantizer, state, store, pointers_, rows);
+    }
+    HeadRows basis(heads());
+    for (size_t head = 0; head < heads(); ++head) {
+      const float* x = keys[head].data();
+      if (quantizer->changes_basis() && packed_keys[head] > 0) {
+        basis[head].resize(static_cast<size_t>(packed_keys[head]) * dim());
+        quantizer->key_to_basis(state.lanes[head].facts[store], x, packed_keys[head],
+                                basis[head].data());
+        x = basis[head].data();
+      }
+      add_jobs(state.lanes[head].stores[store].keys, x, packed_keys[head]);
+    }
+    run_jobs(quantizer->plan(Part::kKeys, layer), stream);
+    pack_values(sequence, state, layer, store, slots, values, packed_values, stream);
+  }
+  for (size_t head = 0; head < heads(); ++head) {
+    StorePlanes& planes = state.lanes[head].stores[store];
+    store_full(planes.keys, keys[head], packed_keys[head]);
+    store_full(planes.values, values[head], packed_values[head]);
+  }
+}
+
+void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, size_t store,
+                              const std::vector<std::vector<int32_t>>& slots,
+                              const HeadRows& values, std::span<const int> packed, Stream& stream) {
+  const Quantizer* quantizer = layouts_.quantizer(store, layer);
+  const PartPlan* apart = store == kRest ? quantizer->protected_values() : nullptr;
+  HeadRows plain(heads());
+  HeadRows special(heads());
+  for (size_t head = 0; head < heads(); ++head) {
+    Lane& lane = state.lanes[head];
+    if (apart == nullptr) {
+      add_jobs(lane.stores[store].values, values[head].data(), packed[head]);
+      continue;
+    }
+    std::vector<float> scores;
+    std::vector<int16_t> modality;
+    for (const int32_t slot : slots[head]) {
+      scores.push_back(sequence.protection[static_cast<size_t>(slot)]);
+      modality.push_back(sequence.modality[static_cast<size_t>(slot)]);
+    }
+    std::vector<bool> chosen(slots[head].size());
+    for (const int32_t slot : quantizer->protect(scores, modality)) {
+      chosen[static_cast<size_t>(slot)] = true;
+    }
+    for (int i = 0; i < packed[head]; ++i) {
+      const auto row = static_cast<size_t>(i);
+      if (chosen[row]) lane.protected_bits[row / 64] |= uint64_t{1} << (row % 64);
+      std::vector<float>& rows = chosen[row] ? special[head] : plain[head];
+      const auto at = static_cast<std::ptrdiff_t>(row * dim());
+      rows.insert(rows.end(), values[head].begin() + at,
+                  values[head].begin() + at + static_cast<std::ptrdiff_t>(dim()));
+    }
+    add_jobs(lane.stores[store].values, plain[head].data(),
+             static_cast<int>(plain[head].size() / dim()));
+  }
+  run_jobs(quantizer->plan(Part::kValues, layer), stream);
+  if (apart == nullptr) return;
+  for (size_t head = 0; head < heads(); ++head) {
+    add_jobs(state.lanes[head].stores[store].protected_values, special[head].data(),
+             static_cast<int>(special[head].size() / dim()));
+  }
+  run_jobs(*apart, stream);
+}
+
+/// Appends rows from number `from` on as full rows.
+void PolicyCache::store_full(Plane& plane, const std::vector<float>& rows, int from) noexcept {
+  for (size_t row = static_cast<size_t>(from); row < rows.size() / dim(); ++row) {
+    std::byte* to = plane.push_row();
+    for (size_t d = 0; d < dim(); ++d) set_row_element(to, parts_.rows, d, rows[row * dim() + d]);
+  }
+}
+
+void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, int layer,
+                                      ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                                      TensorView out, float scale, Stream& stream) {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  // What is stored, as floats: one layer of one sequence, for the time of this call.
+  HeadRows past_keys(heads());
+  HeadRows past_values(heads());
+  past_.clear();
+  for (size_t head = 0; head < heads(); ++head) {
+    Lane& lane = state.lanes[head];
+    const auto n = static_cast<size_t>(lane.slots());
+    past_keys[head].resize(n * dim());
+    past_values[head].resize(n * dim());
+    size_t row = 0;
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      const StorePlanes& planes = lane.stores[store];
+      unpack_keys(lane, store, layer, past_keys[head].data() + row * dim(), stream);
+      unpack_values(lane, store, past_values[head].data() + row * dim(), stream);
+      row += static_cast<size_t>(planes.keys.slots());
+    }
+    past_.push_back({reinterpret_cast<const std::byte*>(past_keys[head].data()),
+                     reinterpret_cast<const std::byte*>(past_values[head].data()), DType::kF32,
+                     static_cast<int64_t>(n)});
+  }
+  attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+  for (int row = 0; row < rows.rows; ++row) {
+    const bool visual =
+        !rows.modality.empty() && rows.modality[static_cast<size_t>(row)] != kTextRow;
+    const Quantizer* packer = layouts_.quantizer(kVisual, layer);
+    const bool apart = parts_.split && visual && (packer == nullptr || !packer->visual_only());
+    append_row(state, apart ? kVisual : kRest, k.slice(row, 1), v.slice(row, 1), stream);
+    settle(sequence, layer, sequence.rows + row + 1 - sequence.prompt_rows, stream);
+  }
+}
+
+}  // namespace kvlm

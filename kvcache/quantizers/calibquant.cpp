@@ -1,0 +1,121 @@
+#include <tuple>
+
+#include "kvcache/quantizers/common.h"
+
+namespace kvlm::quantizers {
+
+namespace {
+
+/// Visual keys and values with one range per channel over all visual rows, and a linear remap of
+/// visual scores that pulls down the peaks that few bits inflate. Source: CalibQuant sections
+/// 4.1-4.3, eqs. 3-8, algs. 1-2 (specs 5). Departures: at 1 bit the end levels move towards the
+/// middle of the range (shrink=eta), not towards zero as in its code (shrink=kappa) or not at all
+/// as in its text (shrink=none); the remap's slope is kept from turning negative (guard=clamp0).
+class CalibQuant final : public PlannedQuantizer {
+ public:
+  CalibQuant(const OptionValues& options, const PolicyContext& context)
+      : per_image_(options.text("span") == "per_image") {
+    const int bits = options.integer("bits");
+    const bool one_bit = bits == 1;
+    const std::string_view shrink = options.text("shrink");
+    const auto plan = [&](const char* eta, const char* kappa) {
+      PartPlan made =
+          plan_of(ScaleAxis::kChannel, bits, 0, context.shape->head_dim, meta_of(options));
+      // The published constants belong to 1 bit; written ones count at any width.
+      if (shrink == "eta" && (one_bit || options.given(eta))) {
+        made.rules[0].eta = static_cast<float>(options.real(eta));
+      }
+      if (shrink == "kappa" && (one_bit || options.given(kappa))) {
+        made.rules[0].kappa = static_cast<float>(options.real(kappa));
+      }
+      return made;
+    };
+    keys_ = {plan("eta_k", "kappa_k")};
+    values_ = {plan("eta_v", "kappa_v")};
+    auto [low, high] = options.real_pair("tau");
+    if (context.profile != nullptr && context.profile->tau && !options.given("tau")) {
+      std::tie(low, high) = *context.profile->tau;
+    }
+    remap_ = {static_cast<float>(low), static_cast<float>(high), options.text("guard") == "clamp0"};
+    remaps_ = bits <= options.integer("calib_bits") && (low != 0 || high != 0);
+  }
+
+  bool visual_only() const noexcept override { return true; }
+  bool per_image() const noexcept override { return per_image_; }
+  const RemapRule* remap(int) const noexcept override { return remaps_ ? &remap_ : nullptr; }
+
+ private:
+  bool per_image_;
+  RemapRule remap_;
+  bool remaps_ = false;
+};
+
+constexpr OptionInfo shrink_option(std::string_view key, std::string_view standard,
+                                   std::string_view help) {
+  return {.key = key,
+          .type = OptionInfo::Type::kReal,
+          .low = 0,
+          .high = key.starts_with("eta") ? 0.5 : 1,
+          .open_high = key.starts_with("eta"),
+          .standard = standard,
+          .help = help};
+}
+
+constexpr std::array kOptions{
+    OptionInfo{.key = "bits",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "1|2|4|8",
+               .standard = "1",
+               .help = "width of a code"},
+    OptionInfo{.key = "calib_bits",
+               .type = OptionInfo::Type::kInteger,
+               .low = 0,
+               .high = 8,
+               .standard = "2",
+               .help = "scores are remapped up to this width; 0: never"},
+    shrink_option("eta_k", "0.25", "share by which end levels of keys move inwards (1 bit)"),
+    shrink_option("eta_v", "0.35", "the same of values"),
+    OptionInfo{.key = "guard",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "clamp0|none",
+               .standard = "clamp0",
+               .official = "none",
+               .paper = "none",
+               .help = "clamp0: the remap never turns the order of scores round"},
+    shrink_option("kappa_k", "0.5", "factor on both ends of the range of keys (1 bit)"),
+    shrink_option("kappa_v", "0.3", "the same of values"),
+    kMeta,
+    OptionInfo{
+        .key = "shrink",
+        .type = OptionInfo::Type::kChoice,
+        .choices = "eta|kappa|none",
+        .standard = "eta",
+        .official = "kappa",
+        .paper = "none",
+        .help = "what is done about extreme codes: towards the middle, towards zero, nothing"},
+    OptionInfo{.key = "span",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "union|per_image",
+               .standard = "union",
+               .help = "all pictures share ranges and remap, or each has its own"},
+    OptionInfo{.key = "tau",
+               .type = OptionInfo::Type::kRealPair,
+               .low = 0,
+               .high = 1000,
+               .standard = "0:3",
+               .help = "the smallest and largest score move down by these"},
+};
+
+}  // namespace
+
+extern const QuantizerEntry calibquant;
+const QuantizerEntry calibquant{
+    {.name = "calibquant",
+     .kind = PartKind::kQuantizer,
+     .source = "CalibQuant, 4.1-4.3, eqs. 3-8",
+     .stores = "visual rows at 1, 2, 4 or 8 bits, one range per channel; other rows full",
+     .composes = "any retention; share=codes; a quantizer with scope=text",
+     .options = kOptions},
+    make<CalibQuant>};
+
+}  // namespace kvlm::quantizers

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <memory>
+#include <string_view>
+
+#include "kernels/base/error.h"
+#include "kvcache/policy.h"
+#include "kvcache/quantizer.h"
+
+namespace kvlm::quantizers {
+
+/// Options that many quantizers have.
+inline constexpr OptionInfo kMeta{.key = "meta",
+                                  .type = OptionInfo::Type::kChoice,
+                                  .choices = "f16|f32",
+                                  .standard = "f16",
+                                  .help = "format of scales and zero points"};
+inline constexpr OptionInfo kScope{.key = "scope",
+                                   .type = OptionInfo::Type::kChoice,
+                                   .choices = "all|text|visual",
+                                   .standard = "all",
+                                   .help = "the slots it packs; the others stay full rows"};
+inline constexpr OptionInfo kGroup{.key = "group",
+                                   .type = OptionInfo::Type::kInteger,
+                                   .low = 1,
+                                   .high = 1024,
+                                   .standard = "32",
+                                   .help = "rows or channels that share a scale"};
+inline constexpr OptionInfo kResidual{.key = "residual",
+                                      .type = OptionInfo::Type::kInteger,
+                                      .low = 1,
+                                      .high = 65536,
+                                      .standard = "128",
+                                      .help = "newest rows in full precision, packed together"};
+inline constexpr OptionInfo kTailKeep{
+    .key = "tail_keep",
+    .type = OptionInfo::Type::kChannels,
+    .low = 0,
+    .high = 65536,
+    .standard = "auto",
+    .help = "newest rows never packed, for eviction to find; auto: 32 beside retention, else 0"};
+
+inline DType meta_of(const OptionValues& options) {
+  return options.text("meta") == "f32" ? DType::kF32 : DType::kF16;
+}
+
+inline int tail_keep_of(const OptionValues& options, const PolicyContext& context) {
+  if (options.text("tail_keep") == "auto") return context.with_retention ? 32 : 0;
+  return options.integer("tail_keep");
+}
+
+/// Throws unless the residual window is a whole number of groups.
+inline void check_residual(const OptionValues& options) {
+  const int group = options.integer("group");
+  const int residual = options.integer("residual");
+  if (residual % group != 0) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("--kv {} packs residual={} rows at a time, which is no multiple of "
+                    "group={}; use residual={}",
+                    options.info().name, residual, group, (residual + group - 1) / group * group));
+  }
+}
+
+/// A plan with one section over the whole head.
+inline PartPlan plan_of(ScaleAxis axis, int bits, int group, int head_dim, DType meta) {
+  PartPlan plan;
+  plan.format.axis = axis;
+  plan.format.meta = meta;
+  (axis == ScaleAxis::kToken ? plan.format.group_size : plan.format.block_rows) = group;
+  plan.format.section[0].code = static_cast<CodeFormat>(bits);
+  plan.format.section[0].channels = head_dim;
+  plan.nominal_bits = bits;
+  return plan;
+}
+
+/// KIVI's schedule (specs 3.1): keys leave a window of R rows R at a time, values one by one.
+inline FlushRule kivi_key_flush(int residual, int tail_keep) {
+  return {.prompt_unit = residual,
+          .hold = tail_keep,
+          .trigger = residual + tail_keep,
+          .rows = residual};
+}
+inline FlushRule kivi_value_flush(int residual, int tail_keep) {
+  const int hold = residual > tail_keep ? residual : tail_keep;
+  return {.prompt_unit = 1, .hold = hold, .trigger = hold + 1, .rows = 1};
+}
+
+/// The registry's way of making a quantizer of type Q.
+template <class Q>
+std::unique_ptr<Quantizer> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<Q>(options, context);
+}
+
+/// Keys and values of every layer alike, but for the layers that a policy makes different.
+class PlannedQuantizer : public Quantizer {
+ public:
+  const PartPlan& plan(Part part, int layer) const noexcept override {
+    const auto& plans = part == Part::kKeys ? keys_ : values_;
+    return plans[plans.size() == 1 ? 0 : static_cast<size_t>(layer)];
+  }
+
+ protected:
+  std::vector<PartPlan> keys_;    ///< (1,) or (layers,)
+  std::vector<PartPlan> values_;  ///< (1,) or (layers,)
+};
+
+}  // namespace kvlm::quantizers

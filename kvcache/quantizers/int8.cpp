@@ -1,0 +1,34 @@
+#include "kvcache/quantizers/common.h"
+
+namespace kvlm::quantizers {
+
+namespace {
+
+/// 8-bit min-max with one scale per token and head, packed as soon as a row has been attended: the
+/// plain baseline of serving engines.
+class Int8 final : public PlannedQuantizer {
+ public:
+  Int8(const OptionValues& options, const PolicyContext& context) {
+    const int dim = context.shape->head_dim;
+    PartPlan plan = plan_of(ScaleAxis::kToken, 8, dim, dim, meta_of(options));
+    plan.flush.hold = tail_keep_of(options, context);
+    plan.flush.trigger = plan.flush.hold + 1;
+    keys_ = {plan};
+    values_ = {plan};
+  }
+};
+
+constexpr std::array kOptions{kMeta, kScope, kTailKeep};
+
+}  // namespace
+
+extern const QuantizerEntry int8;
+const QuantizerEntry int8{{.name = "int8",
+                           .kind = PartKind::kQuantizer,
+                           .source = "baseline",
+                           .stores = "every row at 8 bits, one scale per token and head",
+                           .composes = "any retention; share=codes; a visual quantizer beside it",
+                           .options = kOptions},
+                          make<Int8>};
+
+}  // namespace kvlm::quantizers

@@ -1,0 +1,67 @@
+#include "kvcache/quantizers/common.h"
+
+namespace kvlm::quantizers {
+
+namespace {
+
+/// Keys min-max per channel over groups of rows, values min-max per token over groups of channels,
+/// behind a window of full rows. Source: Liu et al. 2024, "KIVI", as its code does it and XQuant
+/// and VidKV use it for a baseline (specs 3.1).
+class Kivi final : public PlannedQuantizer {
+ public:
+  Kivi(const OptionValues& options, const PolicyContext& context) {
+    check_residual(options);
+    const int group = options.integer("group");
+    const int residual = options.integer("residual");
+    const int tail_keep = tail_keep_of(options, context);
+    const int dim = context.shape->head_dim;
+    const auto bits = [&](const char* part) {
+      return options.text(part) == "auto" ? options.integer("bits") : options.integer(part);
+    };
+    keys_ = {plan_of(ScaleAxis::kChannel, bits("key_bits"), group, dim, meta_of(options))};
+    keys_[0].flush = kivi_key_flush(residual, tail_keep);
+    values_ = {plan_of(ScaleAxis::kToken, bits("value_bits"), group, dim, meta_of(options))};
+    values_[0].flush = kivi_value_flush(residual, tail_keep);
+  }
+};
+
+constexpr std::array kOptions{
+    OptionInfo{.key = "bits",
+               .type = OptionInfo::Type::kInteger,
+               .low = 1,
+               .high = 8,
+               .standard = "2",
+               .help = "width of a code"},
+    kGroup,
+    OptionInfo{.key = "key_bits",
+               .type = OptionInfo::Type::kChannels,
+               .low = 1,
+               .high = 8,
+               .standard = "auto",
+               .help = "width of key codes; auto: bits"},
+    kMeta,
+    kResidual,
+    kScope,
+    kTailKeep,
+    OptionInfo{.key = "value_bits",
+               .type = OptionInfo::Type::kChannels,
+               .low = 1,
+               .high = 8,
+               .standard = "auto",
+               .help = "width of value codes; auto: bits"},
+};
+
+}  // namespace
+
+extern const QuantizerEntry kivi;
+const QuantizerEntry kivi{
+    {.name = "kivi",
+     .kind = PartKind::kQuantizer,
+     .source = "KIVI (Liu et al. 2024), its code",
+     .stores = "keys per channel in groups of rows, values per token in groups of channels, behind "
+               "a window of full rows",
+     .composes = "any retention; share=codes; a visual quantizer beside it",
+     .options = kOptions},
+    make<Kivi>};
+
+}  // namespace kvlm::quantizers

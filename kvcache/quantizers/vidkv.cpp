@@ -1,0 +1,410 @@
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <numeric>
+
+#include "kvcache/quantizers/common.h"
+
+namespace kvlm::quantizers {
+
+namespace {
+
+/// Channels of a head that are coded alike.
+constexpr size_t kMaxHeadDim = 1024;
+
+/// The real Fourier transform of n numbers as an n x n matrix, in Hermitian packing
+/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (specs 7.3), and the transform of queries
+/// that keeps dot products. n is at most head_dim, so a product with a table is quick, exact for
+/// any n, and the same on every device.
+class HermitianBasis {
+ public:
+  explicit HermitianBasis(int n)
+      : n_(static_cast<size_t>(n)), key_(n_ * n_), query_(n_ * n_), back_(n_ * n_) {
+    const size_t real = n_ / 2 + 1;
+    for (size_t row = 0; row < n_; ++row) {
+      const bool imaginary = row >= real;
+      const size_t k = imaginary ? row - real + 1 : row;
+      // Frequencies that stand for themselves and their mirror image count twice.
+      const double count = k == 0 || 2 * k == n_ ? 1 : 2;
+      for (size_t j = 0; j < n_; ++j) {
+        const double angle =
+            2 * std::numbers::pi * static_cast<double>(j * k % n_) / static_cast<double>(n_);
+        const double wave = imaginary ? -std::sin(angle) : std::cos(angle);
+        key_[row * n_ + j] = static_cast<float>(wave);
+        query_[row * n_ + j] = static_cast<float>(count * wave / static_cast<double>(n_));
+        back_[j * n_ + row] = static_cast<float>(count * wave / static_cast<double>(n_));
+      }
+    }
+  }
+
+  size_t size() const noexcept { return n_; }
+  /// Spectrum of a key.
+  void key(const float* x, float* to) const noexcept { multiply(key_, x, to); }
+  /// What a query is to be multiplied with the spectrum of a key by.
+  void query(const float* x, float* to) const noexcept { multiply(query_, x, to); }
+  /// The key of a spectrum.
+  void back(const float* x, float* to) const noexcept { multiply(back_, x, to); }
+
+ private:
+  void multiply(const std::vector<float>& matrix, const float* x, float* to) const noexcept {
+    for (size_t row = 0; row < n_; ++row) {
+      const float* weights = matrix.data() + row * n_;
+      // Eight sums side by side: the compiler may not reorder one.
+      float sum[8] = {};
+      size_t j = 0;
+      for (; j + 8 <= n_; j += 8) {
+        for (size_t i = 0; i < 8; ++i) sum[i] += weights[j + i] * x[j + i];
+      }
+      float rest = 0;
+      for (; j < n_; ++j) rest += weights[j] * x[j];
+      to[row] =
+          ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])) + rest;
+    }
+  }
+
+  size_t n_;
+  std::vector<float> key_, query_, back_;
+};
+
+/// floor(head_dim * (bits - 1)) for bits written with up to four decimals, exactly.
+int anomalous_channels(double bits, int head_dim) {
+  const auto scaled = std::llround((bits - 1) * 10000);
+  const auto channels = static_cast<int>(scaled * head_dim / 10000);
+  return scaled > 0 && channels == 0 ? std::min(32, head_dim) : channels;
+}
+
+/// Keys with the widest channels at 2 bits and the signs of the spectrum of the others at 1 bit;
+/// values ternary per channel, those of protected visual rows at 2 bits. Source: VidKV sections
+/// 4.2-4.3, eqs. 4-7, algs. 1-3 (specs 7). Departures: spectra in Hermitian packing, so that a
+/// 1-bit channel takes 1 bit (the published code stores 4); signs stand for +S and -S (onebit=sym;
+/// the paper's S and 0 halve every amplitude); ternary values are scaled (scale=mean; the code
+/// forgets to); a flush packs new rows only (flush=append; packing again destroys signs).
+class VidKv final : public PlannedQuantizer {
+ public:
+  VidKv(const OptionValues& options, const PolicyContext& context)
+      : dim_(context.shape->head_dim),
+        anomalous_(anomalous_channels(options.real("key_bits"), dim_)),
+        fft_(options.text("fft") == "on"),
+        mask_per_head_(options.text("mask_scope") == "head"),
+        repack_keys_(options.text("flush") != "append"),
+        repack_values_(options.text("flush") == "requant_all"),
+        protect_(options.real("protect")),
+        official_protection_(options.text("stp") == "official"),
+        basis_(std::max(dim_ - anomalous_, 1)) {
+    check_residual(options);
+    const int group = options.integer("group");
+    const int residual = options.integer("residual");
+    const int tail_keep = tail_keep_of(options, context);
+    const FlushRule flush{
+        .prompt_unit = group, .hold = tail_keep, .trigger = residual + tail_keep, .rows = residual};
+    keys_ = {key_plan(options, group)};
+    values_ = {value_plan(options, group)};
+    keys_[0].flush = values_[0].flush = flush;
+    keys_[0].nominal_bits = options.real("key_bits");
+    if (values_[0].format.section[0].code != CodeFormat::kBits2 && protect_ > 0) {
+      protected_ = {plan_of(ScaleAxis::kChannel, 2, group, dim_, meta_of(options))};
+      values_[0].nominal_bits += (2 - values_[0].nominal_bits) * protect_;
+    }
+  }
+
+  const PartPlan* protected_values() const noexcept override {
+    return protected_.empty() ? nullptr : protected_.data();
+  }
+  std::vector<float> protection_scores(ConstTensorView embeddings,
+                                       std::span<const int16_t> modality) const override;
+  std::vector<int32_t> protect(std::span<const float> scores,
+                               std::span<const int16_t> modality) const override;
+
+  void learn(std::span<const float* const> keys, int rows,
+             std::span<LaneFacts> facts) const override;
+  size_t facts_bytes(int kv_heads) const noexcept override {
+    return static_cast<size_t>(dim_ + 7) / 8 * static_cast<size_t>(mask_per_head_ ? kv_heads : 1);
+  }
+  bool changes_basis() const noexcept override { return true; }
+  void key_to_basis(const LaneFacts& facts, const float* from, int rows, float* to) const override {
+    convert(facts, from, rows, to, &HermitianBasis::key);
+  }
+  void query_to_basis(const LaneFacts& facts, const float* from, int rows,
+                      float* to) const noexcept override {
+    convert(facts, from, rows, to, &HermitianBasis::query);
+  }
+  void key_from_basis(const LaneFacts& facts, const float* from, int rows,
+                      float* to) const override;
+  bool repacks(Part part) const noexcept override {
+    return part == Part::kKeys ? repack_keys_ : repack_values_;
+  }
+
+ private:
+  PartPlan key_plan(const OptionValues& options, int group) const;
+  PartPlan value_plan(const OptionValues& options, int group) const;
+  void convert(const LaneFacts& facts, const float* from, int rows, float* to,
+               void (HermitianBasis::*transform)(const float*, float*)
+                   const noexcept) const noexcept;
+
+  int dim_;
+  int anomalous_;  // channels at 2 bits
+  bool fft_;
+  bool mask_per_head_;
+  bool repack_keys_;
+  bool repack_values_;
+  double protect_;
+  bool official_protection_;
+  HermitianBasis basis_;
+  std::vector<PartPlan> protected_;  // (1,) or none
+};
+
+PartPlan VidKv::key_plan(const OptionValues& options, int group) const {
+  PartPlan plan;
+  plan.format.axis = ScaleAxis::kChannel;
+  plan.format.block_rows = group;
+  plan.format.meta = meta_of(options);
+  plan.format.sections = 0;
+  const auto add = [&](const PackedSection& section, const PackRule& rule) {
+    const auto at = static_cast<size_t>(plan.format.sections++);
+    plan.format.section[at] = section;
+    plan.rules[at] = rule;
+  };
+  if (anomalous_ > 0) add({.code = CodeFormat::kBits2, .channels = anomalous_}, {});
+  const int normal = dim_ - anomalous_;
+  if (normal == 0) return plan;
+  PackedSection section{.code = CodeFormat::kBits1, .channels = normal};
+  PackRule rule;
+  const std::string_view onebit = options.text("onebit");
+  if (onebit != "minmax") {
+    rule.rule = CodeRule::kSign;
+    section.zero_stored = false;
+    if (onebit == "sym") {
+      section.slope = 2;
+      section.offset = -1;
+    } else {
+      // zero_mean: real parts are 0 or S, imaginary parts -S/2 or S/2.
+      section.slope = 1;
+      section.offset = 0;
+      section.split = fft_ ? normal / 2 + 1 : normal;
+      section.offset_after = -0.5f;
+    }
+  }
+  add(section, rule);
+  return plan;
+}
+
+PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
+  if (options.text("value_bits") == "2") {
+    return plan_of(ScaleAxis::kChannel, 2, group, dim_, meta_of(options));
+  }
+  PartPlan plan;
+  plan.format.axis = ScaleAxis::kChannel;
+  plan.format.block_rows = group;
+  plan.format.meta = meta_of(options);
+  plan.format.section[0] = {
+      .code = options.text("trits") == "trit2b" ? CodeFormat::kTrit2b : CodeFormat::kTrit5,
+      .channels = dim_,
+      .zero_stored = false,
+      .slope = 1,
+      .offset = -1};
+  plan.rules[0].rule = CodeRule::kTernary;
+  plan.rules[0].gamma = static_cast<float>(options.real("gamma"));
+  const std::string_view scale = options.text("scale");
+  plan.rules[0].ternary_scale = scale == "mean"  ? TernaryScale::kMean
+                                : scale == "twn" ? TernaryScale::kNonZero
+                                                 : TernaryScale::kUnit;
+  plan.nominal_bits = 1.58;
+  return plan;
+}
+
+/// The channels with the widest range over all rows, and over all heads unless each has its own
+/// mask, come first; both kinds in ascending order (specs 7.3).
+void VidKv::learn(std::span<const float* const> keys, int rows, std::span<LaneFacts> facts) const {
+  const auto dim = static_cast<size_t>(dim_);
+  const auto order = [&](std::span<const float* const> heads) {
+    std::vector<float> range(dim);
+    for (size_t d = 0; d < dim; ++d) {
+      float low = std::numeric_limits<float>::infinity();
+      float high = -low;
+      for (const float* head : heads) {
+        for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+          low = std::min(low, head[row * dim + d]);
+          high = std::max(high, head[row * dim + d]);
+        }
+      }
+      range[d] = high - low;
+    }
+    std::vector<uint16_t> channels(dim);
+    std::iota(channels.begin(), channels.end(), uint16_t{0});
+    std::stable_sort(channels.begin(), channels.end(),
+                     [&](uint16_t a, uint16_t b) { return range[a] > range[b]; });
+    std::sort(channels.begin(), channels.begin() + anomalous_);
+    std::sort(channels.begin() + anomalous_, channels.end());
+    return channels;
+  };
+  if (mask_per_head_) {
+    for (size_t head = 0; head < keys.size(); ++head) {
+      facts[head].key_channels = order(keys.subspan(head, 1));
+    }
+    return;
+  }
+  const std::vector<uint16_t> channels = order(keys);
+  for (LaneFacts& lane : facts) lane.key_channels = channels;
+}
+
+void VidKv::convert(const LaneFacts& facts, const float* from, int rows, float* to,
+                    void (HermitianBasis::*transform)(const float*, float*)
+                        const noexcept) const noexcept {
+  const auto dim = static_cast<size_t>(dim_);
+  const auto first = static_cast<size_t>(anomalous_);
+  assert(facts.key_channels.size() == dim && dim <= kMaxHeadDim);
+  float gathered[kMaxHeadDim];
+  for (int row = 0; row < rows; ++row, from += dim, to += dim) {
+    for (size_t i = 0; i < dim; ++i) gathered[i] = from[facts.key_channels[i]];
+    std::copy_n(gathered, dim, to);
+    if (fft_ && first < dim) (basis_.*transform)(gathered + first, to + first);
+  }
+}
+
+void VidKv::key_from_basis(const LaneFacts& facts, const float* from, int rows, float* to) const {
+  const auto dim = static_cast<size_t>(dim_);
+  const auto first = static_cast<size_t>(anomalous_);
+  std::vector<float> channels(dim);
+  for (int row = 0; row < rows; ++row, from += dim, to += dim) {
+    std::copy_n(from, dim, channels.begin());
+    if (fft_ && first < dim) basis_.back(from + first, channels.data() + first);
+    for (size_t i = 0; i < dim; ++i) to[facts.key_channels[i]] = channels[i];
+  }
+}
+
+/// Mean dot product of each visual row with the text rows after the last picture (specs 7.4).
+std::vector<float> VidKv::protection_scores(ConstTensorView embeddings,
+                                            std::span<const int16_t> modality) const {
+  const auto rows = modality.size();
+  const auto hidden = static_cast<size_t>(embeddings.shape()[1]);
+  const float* x = embeddings.as<float>();
+  std::vector<float> scores(rows);
+  size_t after = rows;
+  while (after > 0 && modality[after - 1] == kTextRow) --after;
+  if (after == rows) return scores;
+  std::vector<double> mean(hidden);
+  for (size_t row = after; row < rows; ++row) {
+    for (size_t i = 0; i < hidden; ++i) {
+      mean[i] += static_cast<double>(x[row * hidden + i]) / static_cast<double>(rows - after);
+    }
+  }
+  for (size_t row = 0; row < after; ++row) {
+    if (modality[row] == kTextRow) continue;
+    double sum = 0;
+    for (size_t i = 0; i < hidden; ++i) sum += mean[i] * static_cast<double>(x[row * hidden + i]);
+    scores[row] = static_cast<float>(sum);
+  }
+  return scores;
+}
+
+std::vector<int32_t> VidKv::protect(std::span<const float> scores,
+                                    std::span<const int16_t> modality) const {
+  std::vector<int32_t> visual;
+  for (size_t row = 0; row < modality.size(); ++row) {
+    if (modality[row] != kTextRow) visual.push_back(static_cast<int32_t>(row));
+  }
+  const auto count = static_cast<int>(visual.size());
+  int chosen = static_cast<int>(std::lround(protect_ * count));
+  // The published code rounds down to whole groups of 32, and later drops one of them.
+  if (official_protection_) {
+    chosen = std::min(count, std::max(32, static_cast<int>(protect_ * count) / 32 * 32));
+  }
+  std::stable_sort(visual.begin(), visual.end(), [&](int32_t a, int32_t b) {
+    return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+  });
+  visual.resize(static_cast<size_t>(chosen));
+  std::sort(visual.begin(), visual.end());
+  if (official_protection_) visual.resize(static_cast<size_t>(std::max(0, chosen - 32)));
+  return visual;
+}
+
+constexpr std::array kOptions{
+    OptionInfo{.key = "fft",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "on|off",
+               .standard = "on",
+               .help = "1-bit channels are coded as a spectrum, or as they are"},
+    OptionInfo{.key = "flush",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "append|requant_key|requant_all",
+               .standard = "append",
+               .official = "requant_all",
+               .paper = "requant_key",
+               .help = "what a full window does: pack its rows, or all keys (and values) anew"},
+    OptionInfo{.key = "gamma",
+               .type = OptionInfo::Type::kReal,
+               .low = 0,
+               .high = 10,
+               .standard = "0.7",
+               .official = "0.5",
+               .help = "threshold of ternary values, times their mean magnitude"},
+    kGroup,
+    OptionInfo{.key = "key_bits",
+               .type = OptionInfo::Type::kReal,
+               .low = 1,
+               .high = 2,
+               .standard = "1.5",
+               .help = "1 + the share of key channels at 2 bits"},
+    OptionInfo{.key = "mask_scope",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "layer|head",
+               .standard = "layer",
+               .help = "heads have one choice of 2-bit channels, or each its own"},
+    kMeta,
+    OptionInfo{.key = "onebit",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "sym|zero_mean|minmax",
+               .standard = "sym",
+               .official = "zero_mean",
+               .paper = "minmax",
+               .help = "what a 1-bit code stands for: -S and S, 0 and S, the ends of its range"},
+    OptionInfo{.key = "protect",
+               .type = OptionInfo::Type::kReal,
+               .low = 0,
+               .high = 1,
+               .standard = "0",
+               .help = "share of visual rows whose values take 2 bits (semantic token protection)"},
+    kResidual,
+    OptionInfo{.key = "scale",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "mean|twn|unit",
+               .standard = "mean",
+               .official = "unit",
+               .paper = "unit",
+               .help = "scale of ternary values: mean magnitude, that of non-zero codes, 1"},
+    OptionInfo{.key = "stp",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "exact|official",
+               .standard = "exact",
+               .official = "official",
+               .help = "how many rows are protected: as said, or as the code rounds"},
+    kTailKeep,
+    OptionInfo{.key = "trits",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "trit5|trit2b",
+               .standard = "trit5",
+               .official = "trit2b",
+               .help = "five ternary codes in a byte, or four"},
+    OptionInfo{.key = "value_bits",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "1.58|2",
+               .standard = "1.58",
+               .help = "ternary or 2-bit values"},
+};
+
+}  // namespace
+
+extern const QuantizerEntry vidkv;
+const QuantizerEntry vidkv{
+    {.name = "vidkv",
+     .kind = PartKind::kQuantizer,
+     .source = "VidKV, 4.2-4.3, eqs. 4-7, algs. 1-3",
+     .stores = "keys at 2 bits in the widest channels and 1 bit in the spectrum of the others, "
+               "values ternary, both per channel in groups of rows",
+     .composes = "any retention; share=codes,keys=off",
+     .options = kOptions},
+    make<VidKv>};
+
+}  // namespace kvlm::quantizers

@@ -1,0 +1,55 @@
+#include "runtime/forced_run.h"
+
+#include <algorithm>
+
+namespace kvlm {
+
+EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
+                            std::span<const Image> images, Stream& stream) {
+  EncodedPrompt encoded;
+  std::vector<ImageInput> inputs;
+  std::vector<int> tokens;
+  for (const Image& image : images) {
+    inputs.push_back(model.prepare(image));
+    tokens.push_back(inputs.back().tokens);
+  }
+  encoded.prompt = make_prompt(model, messages, tokens);
+  for (const ImageInput& input : inputs) encoded.pictures.push_back(model.encode(input, stream, {}));
+  return encoded;
+}
+
+ForcedRun::ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded, int max_tokens,
+                     Stream& stream)
+    : model_(&model), cache_(&cache), stream_(&stream) {
+  const Prompt& prompt = encoded.prompt;
+  const auto rows = static_cast<int>(prompt.ids.size());
+  const auto text = std::count(prompt.modality.begin(), prompt.modality.end(), kTextRow);
+  id_ = cache.open({rows, rows - static_cast<int>(text), rows + max_tokens}, "the forced text");
+  try {
+    embedding_ = Tensor(DType::kF32, {1, model.decoder().hidden()});
+    Tensor all(DType::kF32, {rows, model.decoder().hidden()});
+    embed_prompt(model, prompt, 0, encoded.pictures, all, stream);
+    position_shift_ = prompt.positions.back() + 1 - rows;
+    forward({id_, rows, true, true, prompt.positions, prompt.modality}, all);
+  } catch (...) {
+    cache.close(id_);
+    throw;
+  }
+}
+
+ForcedRun::~ForcedRun() { cache_->close(id_); }
+
+void ForcedRun::feed(int32_t token) {
+  const int32_t position = cache_->next_position(id_) + position_shift_;
+  model_->decoder().embed(std::span(&token, 1), embedding_, *stream_);
+  forward({id_, 1, false, false, std::span(&position, 1), {}}, embedding_);
+}
+
+void ForcedRun::forward(const StepRows& step, Tensor& embeddings) {
+  const ConstTensorView row =
+      model_->decoder().forward({std::span(&step, 1), embeddings, false}, *cache_, *stream_, {});
+  stream_->synchronize();
+  logits_.assign(row.as<float>(), row.as<float>() + model_->decoder().vocab_size());
+}
+
+}  // namespace kvlm

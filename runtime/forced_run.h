@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvcache/kv_cache.h"
+#include "runtime/model.h"
+#include "runtime/prompt.h"
+
+namespace kvlm {
+
+/// A conversation ready for a decoder: its tokens, and its pictures as visual tokens.
+struct EncodedPrompt {
+  Prompt prompt;
+  std::vector<Tensor> pictures;  // (tokens, hidden) f32 each
+};
+
+/// Prepares and encodes the pictures of a conversation, in the order of their placeholders.
+/// Throws Error{kInvalidArgument} if pictures and placeholders do not match.
+EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
+                            std::span<const Image> images, Stream& stream);
+
+/// One sequence that is fed tokens chosen beforehand, for comparing logits rather than generating.
+class ForcedRun {
+ public:
+  /// Prefills. Throws Error{kOutOfMemory} if `cache` has no room for the prompt and max_tokens.
+  ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded, int max_tokens,
+            Stream& stream);
+  ~ForcedRun();
+  ForcedRun(const ForcedRun&) = delete;
+  ForcedRun& operator=(const ForcedRun&) = delete;
+
+  /// (vocab,) logits after the newest token.
+  std::span<const float> logits() const noexcept { return logits_; }
+  void feed(int32_t token);
+  CacheReport report() const noexcept { return cache_->report(id_); }
+
+ private:
+  void forward(const StepRows& step, Tensor& embeddings);
+
+  Model* model_;
+  KvCache* cache_;
+  Stream* stream_;
+  SequenceId id_{};
+  int32_t position_shift_ = 0;
+  Tensor embedding_;  // (1, hidden)
+  std::vector<float> logits_;
+};
+
+}  // namespace kvlm

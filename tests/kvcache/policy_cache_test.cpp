@@ -1,0 +1,312 @@
+#include "kvcache/policy_cache.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kvcache/compose.h"
+#include "kvcache/registry.h"
+#include "tests/allocations.h"
+#include "tests/reference/policy_cache.h"
+
+namespace kvlm {
+namespace {
+
+/// How many rows a first prompt has, and which of them are visual.
+struct PromptShape {
+  int before = 5;  ///< text rows before the pictures
+  std::vector<int> images{40};
+  int after = 9;
+
+  std::vector<int16_t> modality() const {
+    std::vector<int16_t> tags(static_cast<size_t>(before), kTextRow);
+    for (size_t i = 0; i < images.size(); ++i) {
+      tags.insert(tags.end(), static_cast<size_t>(images[i]), static_cast<int16_t>(i));
+      if (i + 1 < images.size()) tags.push_back(kTextRow);
+    }
+    tags.insert(tags.end(), static_cast<size_t>(after), kTextRow);
+    return tags;
+  }
+};
+
+CacheShape shape_of(int layers, int kv_heads, int q_per_kv, int head_dim) {
+  CacheShape shape;
+  shape.layers = layers;
+  shape.q_heads = kv_heads * q_per_kv;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  for (int i = 0; i < head_dim / 2; ++i) {
+    shape.rope_frequencies.push_back(
+        std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(head_dim)));
+  }
+  return shape;
+}
+
+constexpr int kHidden = 24;
+
+/// Feeds random rows to caches. A row's numbers depend on the sequence's name, its place and the
+/// layer alone, so that a sequence is fed the same in every company and to every cache.
+class Feeder {
+ public:
+  Feeder(const CacheShape& shape, int threads = 1)
+      : shape_(shape), pool_(threads), stream_(pool_) {}
+
+  struct Input {
+    char name;
+    SequenceId id;
+    int first;  ///< tokens fed before
+    std::vector<int16_t> modality;
+    bool prompt;
+  };
+
+  Stream& stream() { return stream_; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape_.head_dim)); }
+
+  std::vector<float> values(const Input& input, int layer, int what, int width) const {
+    std::vector<float> x;
+    std::normal_distribution<float> normal;
+    for (size_t r = 0; r < input.modality.size(); ++r) {
+      const int place = input.first + static_cast<int>(r);
+      std::minstd_rand rng(
+          static_cast<unsigned>(((place * 31 + layer) * 5 + what) * 127 + input.name));
+      rng.discard(3);
+      normal.reset();
+      for (int i = 0; i < width; ++i) {
+        // Channels of different sizes and offsets, as keys have.
+        const float size = what == 1 ? 0.4f + 0.2f * static_cast<float>(i % 7) : 1;
+        x.push_back(size * normal(rng) + (what == 1 ? 0.1f * static_cast<float>(i % 5) : 0));
+      }
+    }
+    return x;
+  }
+  std::vector<float> q(const Input& input, int layer) const {
+    return values(input, layer, 0, shape_.q_heads * shape_.head_dim);
+  }
+  std::vector<float> k(const Input& input, int layer) const {
+    return values(input, layer, 1, shape_.kv_heads * shape_.head_dim);
+  }
+  std::vector<float> v(const Input& input, int layer) const {
+    return values(input, layer, 2, shape_.kv_heads * shape_.head_dim);
+  }
+  Tensor embeddings(const Input& input) const {
+    Tensor x(DType::kF32, {static_cast<int64_t>(input.modality.size()), kHidden});
+    const std::vector<float> numbers = values(input, 0, 3, kHidden);
+    std::copy(numbers.begin(), numbers.end(), x.view().as<float>());
+    return x;
+  }
+
+  /// One pass; the outputs of each layer, all rows side by side.
+  std::vector<std::vector<float>> pass(KvCache& cache, const std::vector<Input>& inputs) {
+    std::vector<StepRows> step;
+    for (const Input& input : inputs) {
+      StepRows rows;
+      rows.sequence = input.id;
+      rows.rows = static_cast<int>(input.modality.size());
+      rows.prompt = rows.ends_prompt = input.prompt;
+      rows.modality = input.modality;
+      step.push_back(rows);
+    }
+    cache.begin(step);
+    if (cache.needs().prompt_embeddings && inputs.size() == 1) {
+      cache.give_embeddings(embeddings(inputs[0]).view(), stream_);
+    }
+    std::vector<std::vector<float>> outputs;
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      std::vector<float> all[3];
+      int64_t total = 0;
+      for (const Input& input : inputs) {
+        const std::vector<float> x[3] = {q(input, layer), k(input, layer), v(input, layer)};
+        for (size_t i = 0; i < 3; ++i) all[i].insert(all[i].end(), x[i].begin(), x[i].end());
+        total += static_cast<int64_t>(input.modality.size());
+      }
+      const auto view = [&](std::vector<float>& x, int heads) {
+        return TensorView(x.data(), DType::kF32, {total, heads, shape_.head_dim});
+      };
+      const TensorView out = view(all[0], shape_.q_heads);  // in place, as the decoder does
+      cache.attend(layer, out, view(all[1], shape_.kv_heads), view(all[2], shape_.kv_heads), out,
+                   scale(), stream_);
+      outputs.push_back(all[0]);
+    }
+    cache.end(stream_);
+    return outputs;
+  }
+
+ private:
+  CacheShape shape_;
+  ThreadPool pool_;
+  Stream stream_;
+};
+
+std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape,
+                                  const SequenceSize& size, int sequences = 1) {
+  CacheParts parts = compose(parse_spec(spec), shape, nullptr);
+  const size_t bytes = PolicyCache::reserved_bytes(parts, shape, size);
+  return std::make_unique<PolicyCache>(std::move(parts), shape,
+                                       static_cast<size_t>(sequences) * bytes, Device{});
+}
+
+SequenceSize size_of(const std::vector<int16_t>& prompt, int steps) {
+  SequenceSize size;
+  size.prompt_rows = static_cast<int>(prompt.size());
+  size.visual_rows = static_cast<int>(
+      std::count_if(prompt.begin(), prompt.end(), [](int16_t t) { return t >= 0; }));
+  size.max_rows = size.prompt_rows + steps;
+  return size;
+}
+
+void expect_near(const std::vector<float>& got, const std::vector<std::vector<double>>& rows,
+                 double tolerance, const std::string& where) {
+  std::vector<double> expected;
+  for (const auto& row : rows) expected.insert(expected.end(), row.begin(), row.end());
+  ASSERT_EQ(got.size(), expected.size()) << where;
+  double top = 0;
+  for (const double x : expected) top = std::max(top, std::abs(x));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(static_cast<double>(got[i]), expected[i], tolerance * top)
+        << where << ", element " << i;
+  }
+}
+
+struct LifeCycle {
+  std::string spec;
+  CacheShape shape;
+  PromptShape prompt;
+  int steps;
+  int later_prompt = 0;  ///< rows of a second prompt half way
+};
+
+std::string name_of(const LifeCycle& c) {
+  return fmt::format("{} [layers {}, heads {}x{}, dim {}]", c.spec, c.shape.layers,
+                     c.shape.kv_heads, c.shape.q_per_kv(), c.shape.head_dim);
+}
+
+/// Outputs, slots and bytes of every step equal the reference's.
+void check_life_cycle(const LifeCycle& c) {
+  SCOPED_TRACE(name_of(c));
+  const std::vector<int16_t> prompt = c.prompt.modality();
+  const SequenceSize size = size_of(prompt, c.steps + c.later_prompt);
+  const auto cache = make(c.spec, c.shape, size);
+  const CacheParts parts = compose(parse_spec(c.spec), c.shape, nullptr);
+  Feeder feeder(c.shape);
+  reference::PolicySequence expected(parts, c.shape, feeder.stream());
+  const SequenceId id = cache->open(size, "s");
+  int fed = 0;
+  for (int step = 0; step <= c.steps; ++step) {
+    Feeder::Input input{'s', id, fed, {kTextRow}, false};
+    if (step == 0) input = {'s', id, fed, prompt, true};
+    if (step == c.steps / 2 && c.later_prompt > 0 && step > 0) {
+      input = {'s', id, fed, std::vector<int16_t>(static_cast<size_t>(c.later_prompt), kTextRow),
+               true};
+    }
+    if (step == 0 && cache->needs().prompt_embeddings) {
+      expected.set_protection(
+          parts.rest->protection_scores(feeder.embeddings(input).view(), input.modality));
+    }
+    const auto outputs = feeder.pass(*cache, {input});
+    for (int layer = 0; layer < c.shape.layers; ++layer) {
+      const auto rows =
+          expected.attend(layer, feeder.q(input, layer).data(), feeder.k(input, layer).data(),
+                          feeder.v(input, layer).data(), input.modality.size(), input.prompt,
+                          input.modality, static_cast<double>(feeder.scale()));
+      expect_near(outputs[static_cast<size_t>(layer)], rows, 2e-5,
+                  fmt::format("step {}, layer {}", step, layer));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    expected.end(input.prompt);
+    fed += static_cast<int>(input.modality.size());
+    for (int layer = 0; layer < c.shape.layers; ++layer) {
+      for (size_t head = 0; head < static_cast<size_t>(c.shape.kv_heads); ++head) {
+        ASSERT_EQ(static_cast<size_t>(cache->layer(id, layer).lanes[head].slots()),
+                  expected.slots(layer, head))
+            << "step " << step << ", layer " << layer << ", head " << head;
+      }
+    }
+    ASSERT_EQ(cache->bytes(), expected.bytes()) << "step " << step;
+    ASSERT_EQ(cache->report(id).bytes, expected.bytes());
+  }
+}
+
+const CacheShape kSmall = shape_of(2, 2, 2, 16);
+
+class PolicyLife : public testing::TestWithParam<const char*> {};
+
+/// Short windows, so that a hundred steps see many flushes and evictions.
+TEST_P(PolicyLife, EqualsTheReferenceStepByStep) {
+  check_life_cycle({GetParam(), kSmall, {5, {40}, 9}, 100, 7});
+  check_life_cycle({GetParam(), shape_of(3, 1, 3, 20), {3, {17, 30}, 4}, 70});
+  check_life_cycle({GetParam(), kSmall, {1, {}, 0}, 40});       // one token
+  check_life_cycle({GetParam(), kSmall, {2, {70}, 1}, 3});      // text is rare
+  check_life_cycle({GetParam(), kSmall, {33, {}, 0}, 40, 33});  // no picture
+}
+
+constexpr const char* kSpecs[] = {
+    "int8",
+    "int4",
+    "kivi,group=8,residual=16",
+    "kivi,bits=4,group=8,residual=16",
+    "kivi,bits=3,group=4,residual=8",
+    "asymkv,key_layers=1,value_layers=2,group=8,residual=16",
+    "head_quantile",
+    "head_quantile,bits=2,alpha=0.05",
+    "head_quantile,round=floor",
+    "calibquant",
+    "calibquant,bits=2",
+    "calibquant,span=per_image",
+    "calibquant,profile=official",
+    "calibquant,profile=paper",
+    "calibquant,bits=4 + kivi,scope=text,group=8,residual=16",
+    "xquant,group=8,residual=16",
+    "xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0",
+    "vidkv,group=8,residual=16",
+    "vidkv,group=8,residual=16,profile=official",
+    "vidkv,group=8,residual=16,protect=0.2",
+    "vidkv,group=8,residual=16,flush=requant_key",
+    "vidkv,group=8,residual=16,mask_scope=head,fft=off",
+    "vidkv,group=8,residual=16,key_bits=1,value_bits=2",
+    "uniform,keep=0.5",
+    "prefixkv,keep=0.3",
+    "prefixkv,keep=0.5,evict=sliding",
+    "prefixkv,keep=0.4,merge=position",
+    "prefixkv,keep=0.4,merge=feature",
+    "streaming,keep=0.4",
+    "streaming,keep=0.4,rerotate=on",
+    "h2o,keep=0.4",
+    "h2o,keep=0.5,head_shared=on",
+    "snapkv,keep=0.5,window=8",
+    "pyramidkv,keep=0.5,window=8",
+    "elastic,keep=0.4",
+    "vlcache,keep=0.4",
+    "prefixkv,keep=0.5 + kivi,group=8,residual=16",
+    "prefixkv,keep=0.5,evict=fixed_index + kivi,group=8,residual=16,tail_keep=0",
+    "uniform,keep=0.5 + calibquant",
+    "prefixkv,keep=0.5 + vidkv,group=8,residual=16",
+    "prefixkv,keep=0.5,evict=fixed_index + vidkv,group=8,residual=16,protect=0.2,tail_keep=0",
+    "prefixkv,keep=0.5 + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0",
+    "streaming,keep=0.3 + kivi,group=8,residual=16",
+    "h2o,keep=0.5 + int4",
+    "h2o,keep=0.5 + kivi,group=8,residual=16",
+    "snapkv,keep=0.5,window=8 + calibquant",
+    "elastic,keep=0.5 + kivi,group=8,residual=16",
+    "vlcache,keep=0.5 + head_quantile",
+    "kivi,group=8,residual=16 + share=codes,from=0",
+    "prefixkv,keep=0.5 + kivi,group=8,residual=16 + share=codes,from=0",
+    "calibquant,bits=2 + share=codes,from=0",
+};
+
+INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), [](const auto& info) {
+  std::string name;
+  for (const char* c = info.param; *c != 0; ++c) {
+    name += std::isalnum(static_cast<unsigned char>(*c)) != 0 ? *c : '_';
+  }
+  return name;
+});
+
+}  // namespace
+}  // namespace kvlm
