@@ -18,9 +18,9 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "runtime/config.h"
 #include "runtime/mapped_file.h"
-#include "runtime/printable.h"
 #include "runtime/safetensors.h"
 
 namespace kvlm {

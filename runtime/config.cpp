@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/printable.h"
+#include "kernels/base/printable.h"
 
 namespace kvlm {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/printable.h"
+#include "kernels/base/printable.h"
 
 namespace kvlm {
 

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "runtime/config.h"
-#include "runtime/printable.h"
 
 namespace kvlm {
 

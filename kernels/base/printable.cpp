@@ -1,4 +1,4 @@
-#include "runtime/printable.h"
+#include "kernels/base/printable.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 
 namespace kvlm {
 
-/// Text of a hostile file, made fit for a message: bytes outside printable ASCII become \xNN (a
+/// Hostile text, made fit for a message: bytes outside printable ASCII become \xNN (a
 /// tensor name may carry terminal escapes) and the tail beyond 120 bytes becomes "...".
 std::string printable(std::string_view text);
 
