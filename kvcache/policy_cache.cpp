@@ -158,6 +158,14 @@ void PolicyCache::begin(std::span<const StepRows> step) {
                       "prefill the conversation anew",
                       parts_.spec));
     }
+    if (sequence.prompted && needs().pictures_first &&
+        std::any_of(rows.modality.begin(), rows.modality.end(),
+                    [](int16_t tag) { return tag != kTextRow; })) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("--kv {} packs pictures when the first prompt ends and takes no "
+                              "further ones; prefill the conversation anew",
+                              parts_.spec));
+    }
     if (!sequence.prompted && !layouts_.joint() && !rows.ends_prompt) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("--kv {} packs each layer as soon as it is read: the first prompt "
@@ -214,7 +222,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     const TensorView out_rows = out.slice(row, rows.rows);
     if (!rows.prompt) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-      append_row(state, kRest, k_rows, v_rows, stream);
+      append_row(state, kTextRow, k_rows, v_rows, stream);
       add_decode(state, layer, q_rows.as<float>(), out_rows.as<float>());
     } else if (sequence.prompted) {
       attend_later_prompt(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);

@@ -49,8 +49,8 @@ struct Lane {
   /// Bit i: packed value slot i of kRest is protected; null: none ever is. Lanes that keep the same
   /// slots have it in common.
   uint64_t* protected_bits = nullptr;
-  /// The store of each slot in the order of the tokens; empty unless the parts are split.
-  std::vector<uint8_t> store_of_slot;
+  /// The modality tag of each slot, in the order of the tokens.
+  std::vector<int16_t> tags;
   /// (slots,) attention weights summed over steps; null: not wanted (H2O).
   float* weights = nullptr;
 
@@ -155,10 +155,15 @@ class PolicyCache final : public KvCache {
   /// Arena bytes of one sequence of `size` under `parts`.
   static size_t reserved_bytes(const CacheParts& parts, const CacheShape& shape,
                                const SequenceSize& size);
-  /// The slots of every lane, in the order of the tokens: for tests and tools.
+  /// The state of a layer, for tests and tools.
   const LayerState& layer(SequenceId sequence, int layer) const noexcept {
     return at(sequence).layers[static_cast<size_t>(layer)];
   }
+  /// Keys and values of one kv_head as attention sees them, (slots, head_dim) f32, in the order of
+  /// Lane: visual slots first where they are stored apart. For tests and tools: nothing that serves
+  /// a request reads keys.
+  void inspect(SequenceId sequence, int layer, size_t head, std::vector<float>& keys,
+               std::vector<float>& values, Stream& stream);
 
  private:
   struct Sequence {
@@ -187,6 +192,9 @@ class PolicyCache final : public KvCache {
   size_t heads() const noexcept { return static_cast<size_t>(shape_.kv_heads); }
   size_t dim() const noexcept { return static_cast<size_t>(shape_.head_dim); }
   size_t row_bytes() const noexcept { return dim() * dtype_bytes(parts_.rows); }
+  StoreIndex store_of(int16_t tag) const noexcept {
+    return parts_.split && tag != kTextRow ? kVisual : kRest;
+  }
   void reserve_workspace();
   void account(Sequence& sequence) noexcept;
 
@@ -217,7 +225,7 @@ class PolicyCache final : public KvCache {
   void store_full(Plane& plane, const std::vector<float>& rows, int from) noexcept;
 
   // policy_decode.cpp
-  void append_row(LayerState& state, size_t store, ConstTensorView k, ConstTensorView v,
+  void append_row(LayerState& state, int16_t tag, ConstTensorView k, ConstTensorView v,
                   Stream& stream);
   void add_decode(LayerState& state, int layer, const float* q, float* out);
   void add_value_runs(const Lane& lane);

@@ -57,9 +57,10 @@ void erase_bit(uint64_t* bits, int i, int n) noexcept {
 
 }  // namespace
 
-/// Appends one row, (1, kv_heads, head_dim) of each, as the newest of a store.
-void PolicyCache::append_row(LayerState& state, size_t store, ConstTensorView k, ConstTensorView v,
+/// Appends one row, (1, kv_heads, head_dim) of each.
+void PolicyCache::append_row(LayerState& state, int16_t tag, ConstTensorView k, ConstTensorView v,
                              Stream& stream) {
+  const size_t store = store_of(tag);
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t head = 0; head < heads(); ++head) {
       StorePlanes& planes = state.lanes[head].stores[store];
@@ -68,7 +69,7 @@ void PolicyCache::append_row(LayerState& state, size_t store, ConstTensorView k,
     store_rows(destinations_, parts_.rows, part == Part::kKeys ? k : v, stream);
   }
   for (Lane& lane : state.lanes) {
-    if (parts_.split) lane.store_of_slot.push_back(static_cast<uint8_t>(store));
+    lane.tags.push_back(tag);
     if (lane.weights == nullptr) continue;
     // Lane slots are those of kVisual, then those of kRest.
     const auto n = static_cast<size_t>(lane.slots());
@@ -337,6 +338,19 @@ void PolicyCache::unpack_values(const Lane& lane, size_t store, float* out, Stre
   }
 }
 
+void PolicyCache::inspect(SequenceId id, int layer, size_t head, std::vector<float>& keys,
+                          std::vector<float>& values, Stream& stream) {
+  const Lane& lane = at(id).layers[static_cast<size_t>(layer)].lanes[head];
+  keys.resize(static_cast<size_t>(lane.slots()) * dim());
+  values.resize(keys.size());
+  size_t row = 0;
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    unpack_keys(lane, store, layer, keys.data() + row * dim(), stream);
+    unpack_values(lane, store, values.data() + row * dim(), stream);
+    row += static_cast<size_t>(lane.stores[store].keys.slots());
+  }
+}
+
 void PolicyCache::evict(Sequence& sequence, LayerState& state, int layer, int step) {
   DecodeView view;
   view.layer = layer;
@@ -374,21 +388,20 @@ std::span<const float> PolicyCache::token_order(const Lane& lane) noexcept {
   const auto n = static_cast<size_t>(lane.slots());
   if (!parts_.split) return {lane.weights, n};
   std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
-  for (size_t i = 0; i < n; ++i) slot_weights_[i] = lane.weights[next[lane.store_of_slot[i]]++];
+  for (size_t i = 0; i < n; ++i) slot_weights_[i] = lane.weights[next[store_of(lane.tags[i])]++];
   return std::span(slot_weights_).first(n);
 }
 
 /// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
 /// values lie on two planes, else -1.
 int PolicyCache::evict_slot(Lane& lane, int slot) noexcept {
-  size_t store = kRest;
+  const size_t store = store_of(lane.tags[static_cast<size_t>(slot)]);
   int at = slot;
   if (parts_.split) {
-    store = lane.store_of_slot[static_cast<size_t>(slot)];
-    at = static_cast<int>(std::count(lane.store_of_slot.begin(), lane.store_of_slot.begin() + slot,
-                                     static_cast<uint8_t>(store)));
-    lane.store_of_slot.erase(lane.store_of_slot.begin() + slot);
+    at = static_cast<int>(std::count_if(lane.tags.begin(), lane.tags.begin() + slot,
+                                        [&](int16_t tag) { return store_of(tag) == store; }));
   }
+  lane.tags.erase(lane.tags.begin() + slot);
   StorePlanes& planes = lane.stores[store];
   if (lane.weights != nullptr) {
     const int before = store == kRest ? lane.stores[kVisual].keys.slots() : 0;

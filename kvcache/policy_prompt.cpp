@@ -193,8 +193,8 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
       values[store].emplace_back();
     }
     for (size_t i = 0; i < kept.size(); ++i) {
-      const bool visual = sequence.modality[static_cast<size_t>(kept[i])] != kTextRow;
-      const size_t store = parts_.split && visual ? kVisual : kRest;
+      const int16_t tag = sequence.modality[static_cast<size_t>(kept[i])];
+      const size_t store = store_of(tag);
       slots[store][head].push_back(kept[i]);
       const auto at = static_cast<std::ptrdiff_t>(i * dim());
       const auto end = at + static_cast<std::ptrdiff_t>(dim());
@@ -202,7 +202,7 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
                                kept_keys.begin() + end);
       values[store][head].insert(values[store][head].end(), kept_values.begin() + at,
                                  kept_values.begin() + end);
-      if (parts_.split) lane.store_of_slot.push_back(static_cast<uint8_t>(store));
+      lane.tags.push_back(tag);
     }
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       counts[head][store] = static_cast<int>(slots[store][head].size());
@@ -281,7 +281,7 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
       }
       if (store == kRest) ever = std::max(ever, count + future);
     }
-    if (parts_.split) lane.store_of_slot.reserve(static_cast<size_t>(most) + 1);
+    lane.tags.reserve(static_cast<size_t>(most) + 1);
   }
   std::byte* extras = sequence.memory.data() + sequence.placed;
   sequence.placed += layouts_.extra_bytes(layer, most, ever);
@@ -438,28 +438,15 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   HeadRows past_values(heads());
   past_.clear();
   for (size_t head = 0; head < heads(); ++head) {
-    Lane& lane = state.lanes[head];
-    const auto n = static_cast<size_t>(lane.slots());
-    past_keys[head].resize(n * dim());
-    past_values[head].resize(n * dim());
-    size_t row = 0;
-    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      const StorePlanes& planes = lane.stores[store];
-      unpack_keys(lane, store, layer, past_keys[head].data() + row * dim(), stream);
-      unpack_values(lane, store, past_values[head].data() + row * dim(), stream);
-      row += static_cast<size_t>(planes.keys.slots());
-    }
+    inspect(rows.sequence, layer, head, past_keys[head], past_values[head], stream);
+    const auto n = static_cast<int64_t>(state.lanes[head].slots());
     past_.push_back({reinterpret_cast<const std::byte*>(past_keys[head].data()),
-                     reinterpret_cast<const std::byte*>(past_values[head].data()), DType::kF32,
-                     static_cast<int64_t>(n)});
+                     reinterpret_cast<const std::byte*>(past_values[head].data()), DType::kF32, n});
   }
   attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
   for (int row = 0; row < rows.rows; ++row) {
-    const bool visual =
-        !rows.modality.empty() && rows.modality[static_cast<size_t>(row)] != kTextRow;
-    const Quantizer* packer = layouts_.quantizer(kVisual, layer);
-    const bool apart = parts_.split && visual && (packer == nullptr || !packer->visual_only());
-    append_row(state, apart ? kVisual : kRest, k.slice(row, 1), v.slice(row, 1), stream);
+    const int16_t tag = rows.modality.empty() ? kTextRow : rows.modality[static_cast<size_t>(row)];
+    append_row(state, tag, k.slice(row, 1), v.slice(row, 1), stream);
     settle(sequence, layer, sequence.rows + row + 1 - sequence.prompt_rows, stream);
   }
 }

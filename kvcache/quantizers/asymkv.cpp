@@ -38,7 +38,6 @@ constexpr std::array kOptions{
                .help = "first layers whose keys take 2 bits; auto: all"},
     kMeta,
     kResidual,
-    kScope,
     kTailKeep,
     OptionInfo{.key = "value_layers",
                .type = OptionInfo::Type::kInteger,
@@ -50,7 +49,6 @@ constexpr std::array kOptions{
 
 }  // namespace
 
-extern const QuantizerEntry asymkv;
 const QuantizerEntry asymkv{
     {.name = "asymkv",
      .kind = PartKind::kQuantizer,

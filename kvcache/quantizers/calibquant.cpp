@@ -108,7 +108,6 @@ constexpr std::array kOptions{
 
 }  // namespace
 
-extern const QuantizerEntry calibquant;
 const QuantizerEntry calibquant{
     {.name = "calibquant",
      .kind = PartKind::kQuantizer,

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "kernels/base/error.h"
-#include "kvcache/policy.h"
+#include "kvcache/policies.h"
 #include "kvcache/quantizer.h"
 
 namespace kvlm::quantizers {
@@ -18,11 +18,6 @@ inline constexpr OptionInfo kMeta{.key = "meta",
                                   .choices = "f16|f32",
                                   .standard = "f16",
                                   .help = "format of scales and zero points"};
-inline constexpr OptionInfo kScope{.key = "scope",
-                                   .type = OptionInfo::Type::kChoice,
-                                   .choices = "all|text|visual",
-                                   .standard = "all",
-                                   .help = "the slots it packs; the others stay full rows"};
 inline constexpr OptionInfo kGroup{.key = "group",
                                    .type = OptionInfo::Type::kInteger,
                                    .low = 1,
@@ -35,6 +30,12 @@ inline constexpr OptionInfo kResidual{.key = "residual",
                                       .high = 65536,
                                       .standard = "128",
                                       .help = "newest rows in full precision, packed together"};
+/// Of quantizers that know nothing but pictures.
+inline constexpr OptionInfo kVisualScope{.key = "scope",
+                                         .type = OptionInfo::Type::kChoice,
+                                         .choices = "visual",
+                                         .standard = "visual",
+                                         .help = "the slots it packs; the others stay full rows"};
 inline constexpr OptionInfo kTailKeep{
     .key = "tail_keep",
     .type = OptionInfo::Type::kChannels,

@@ -57,11 +57,11 @@ constexpr std::array kOptions{
                .standard = "nearest",
                .paper = "floor",
                .help = "how a value between two levels is coded"},
+    kVisualScope,
 };
 
 }  // namespace
 
-extern const QuantizerEntry head_quantile;
 const QuantizerEntry head_quantile{
     {.name = "head_quantile",
      .kind = PartKind::kQuantizer,

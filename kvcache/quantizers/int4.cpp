@@ -18,11 +18,10 @@ class Int4 final : public PlannedQuantizer {
   }
 };
 
-constexpr std::array kOptions{kMeta, kScope, kTailKeep};
+constexpr std::array kOptions{kMeta, kTailKeep};
 
 }  // namespace
 
-extern const QuantizerEntry int4;
 const QuantizerEntry int4{{.name = "int4",
                            .kind = PartKind::kQuantizer,
                            .source = "baseline",

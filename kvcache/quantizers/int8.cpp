@@ -18,11 +18,10 @@ class Int8 final : public PlannedQuantizer {
   }
 };
 
-constexpr std::array kOptions{kMeta, kScope, kTailKeep};
+constexpr std::array kOptions{kMeta, kTailKeep};
 
 }  // namespace
 
-extern const QuantizerEntry int8;
 const QuantizerEntry int8{{.name = "int8",
                            .kind = PartKind::kQuantizer,
                            .source = "baseline",

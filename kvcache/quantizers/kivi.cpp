@@ -41,7 +41,6 @@ constexpr std::array kOptions{
                .help = "width of key codes; auto: bits"},
     kMeta,
     kResidual,
-    kScope,
     kTailKeep,
     OptionInfo{.key = "value_bits",
                .type = OptionInfo::Type::kChannels,
@@ -53,7 +52,6 @@ constexpr std::array kOptions{
 
 }  // namespace
 
-extern const QuantizerEntry kivi;
 const QuantizerEntry kivi{
     {.name = "kivi",
      .kind = PartKind::kQuantizer,

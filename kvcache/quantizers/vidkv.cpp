@@ -396,7 +396,6 @@ constexpr std::array kOptions{
 
 }  // namespace
 
-extern const QuantizerEntry vidkv;
 const QuantizerEntry vidkv{
     {.name = "vidkv",
      .kind = PartKind::kQuantizer,

@@ -111,7 +111,6 @@ constexpr std::array kOptions{
     threshold_option("kq", "layers before this one have 2-bit keys; auto: 30 of 32"),
     kMeta,
     kResidual,
-    kScope,
     kTailKeep,
     threshold_option("vm", "pairs from this layer on share value codes; auto: 16 of 32"),
     threshold_option("vq", "layers before this one have 2-bit values; auto: 2 of 32"),
@@ -119,7 +118,6 @@ constexpr std::array kOptions{
 
 }  // namespace
 
-extern const QuantizerEntry xquant;
 const QuantizerEntry xquant{
     {.name = "xquant",
      .kind = PartKind::kQuantizer,
