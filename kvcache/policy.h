@@ -23,11 +23,13 @@ enum class PartKind : uint8_t { kQuantizer, kRetention, kSharing };
 /// table of them is the parser, the help, `vlm-kv list` and docs/policies.md.
 struct OptionInfo {
   enum class Type : uint8_t {
-    kChoice,    ///< one of `choices`, separated by '|'
-    kInteger,   ///< low..high
-    kReal,      ///< low..high; `open_high` excludes high
-    kRealPair,  ///< A:B, each low..high
-    kChannels,  ///< auto or an integer low..high
+    kChoice,       ///< one of `choices`, separated by '|'
+    kInteger,      ///< low..high
+    kReal,         ///< low..high, also written A/B; `open_high` excludes high
+    kRealPair,     ///< A:B, each low..high
+    kChannels,     ///< auto or an integer low..high
+    kStartLayers,  ///< A:B, of keys and of values, each off or an integer low..high
+    kLayers,       ///< integers and ranges low..high joined by '/', as 0-1/30
   };
 
   std::string_view key = {};
@@ -52,18 +54,36 @@ struct PolicyInfo {
   std::span<const OptionInfo> options = {};
 };
 
+/// Every option that a part of this policy takes: its own, then those of its kind (a quantizer's
+/// scope and layers; the profile).
+std::vector<const OptionInfo*> options_of(const PolicyInfo& info);
+
+/// What an option's value may be, for people: "nearest, floor", "an integer from 1 to 8".
+std::string legal_values(const OptionInfo& option);
+
+/// The canonical spelling of a value: numbers as short as they are exact, layers as few ranges as
+/// they can be. Throws Error{kInvalidArgument} with the part, the key, the value, the legal values
+/// and the nearest of them.
+std::string checked_value(std::string_view part, const OptionInfo& option, std::string_view value);
+
 /// The values of a part's options: what was written, else the profile's, else the default.
 class OptionValues {
  public:
+  /// Throws Error{kInvalidArgument} for a key or value that `info` has not.
   OptionValues(const PolicyInfo& info, const SpecPart& part);
 
   /// The policy has the option at all.
   bool has(std::string_view key) const noexcept;
+  /// Written in the spec, not taken from a profile.
   bool given(std::string_view key) const noexcept;
+  /// The readers take a key of options_of(info()).
   std::string_view text(std::string_view key) const;
+  /// -1 if the value is auto.
   int integer(std::string_view key) const;
   double real(std::string_view key) const;
   std::pair<double, double> real_pair(std::string_view key) const;
+  /// Of kStartLayers; a part that is off starts after every layer.
+  std::pair<int, int> start_layers(std::string_view key) const;
   const PolicyInfo& info() const noexcept { return *info_; }
 
  private:

@@ -6,6 +6,8 @@
 #include <array>
 
 #include "kernels/base/error.h"
+#include "kvcache/composition.h"
+#include "kvcache/policies.h"
 #include "kvcache/row_cache.h"
 
 namespace kvlm {
@@ -14,35 +16,125 @@ namespace {
 
 /// A plain format: rows of one float type.
 struct Format {
-  std::string_view name;
+  PolicyInfo info;
   DType dtype;
 };
 
+constexpr std::string_view kPlainComposes = "any retention rule; a quantizer of the other scope";
+
 constexpr std::array kFormats = {
-    Format{"f16", DType::kF16},
-    Format{"bf16", DType::kBF16},
-    Format{"f32", DType::kF32},
+    Format{{"f16",
+            PartKind::kQuantizer,
+            "plain",
+            "every row as 16-bit floats (IEEE half)",
+            kPlainComposes,
+            {}},
+           DType::kF16},
+    Format{{"bf16",
+            PartKind::kQuantizer,
+            "plain",
+            "every row as 16-bit floats (bfloat16)",
+            kPlainComposes,
+            {}},
+           DType::kBF16},
+    Format{{"f32", PartKind::kQuantizer, "plain", "every row as 32-bit floats", kPlainComposes, {}},
+           DType::kF32},
 };
 
-DType format_of(const CacheSpec& spec) {
-  const auto found = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& format) {
-    return format.name == spec.parts.at(0).name;
-  });
-  return found->dtype;
-}
+// A new policy is one line here (and its name in policies.h).
+constexpr std::array<const QuantizerEntry*, 0> kQuantizers = {};
+
+constexpr std::array<const RetentionEntry*, 0> kRetentions = {};
+
+constexpr OptionInfo kShareOptions[] = {
+    {.key = "what",
+     .choices = "codes",
+     .standard = "codes",
+     .help = "what layers share; scales and zero points stay their own"},
+    {.key = "from",
+     .type = OptionInfo::Type::kStartLayers,
+     .low = 0,
+     .high = kMaxSpecLayers - 1,
+     .standard = "0:0",
+     .help = "first layer of keys and of values: odd layers from there on use the codes of the "
+             "layer below"},
+    {.key = "pair",
+     .choices = "tied|subset_map|off",
+     .standard = "tied",
+     .help = "with retention: layers of a pair keep the same slots"},
+};
+
+constexpr PolicyInfo kShare{
+    "share",
+    PartKind::kSharing,
+    "XQuant, section 3.3 (specs 6.3, 10.4)",
+    "codes once for two layers; each layer has scales and zero points of its own",
+    "a quantizer that packs both layers of a pair alike; retention that keeps one set of slots a "
+    "layer",
+    kShareOptions};
+
+DType format_of(const CacheSpec& spec) { return compose(spec).rows; }
 
 }  // namespace
 
+std::vector<const PolicyInfo*> policies() {
+  std::vector<const PolicyInfo*> infos;
+  for (const Format& format : kFormats) infos.push_back(&format.info);
+  for (const QuantizerEntry* entry : kQuantizers) infos.push_back(&entry->info);
+  for (const RetentionEntry* entry : kRetentions) infos.push_back(&entry->info);
+  infos.push_back(&kShare);
+  return infos;
+}
+
 std::vector<std::string_view> part_names() {
   std::vector<std::string_view> names;
-  for (const Format& format : kFormats) names.push_back(format.name);
+  for (const PolicyInfo* info : policies()) names.push_back(info->name);
   return names;
 }
 
-std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape&, Device device) {
+const PolicyInfo* find_policy(std::string_view name) noexcept {
+  for (const Format& format : kFormats) {
+    if (format.info.name == name) return &format.info;
+  }
+  if (const QuantizerEntry* entry = find_quantizer(name)) return &entry->info;
+  if (const RetentionEntry* entry = find_retention(name)) return &entry->info;
+  return name == kShare.name ? &kShare : nullptr;
+}
+
+const QuantizerEntry* find_quantizer(std::string_view name) noexcept {
+  for (const QuantizerEntry* entry : kQuantizers) {
+    if (entry->info.name == name) return entry;
+  }
+  return nullptr;
+}
+
+const RetentionEntry* find_retention(std::string_view name) noexcept {
+  for (const RetentionEntry* entry : kRetentions) {
+    if (entry->info.name == name) return entry;
+  }
+  return nullptr;
+}
+
+std::optional<DType> find_format(std::string_view name) noexcept {
+  for (const Format& format : kFormats) {
+    if (format.info.name == name) return format.dtype;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
+                                       Device device) {
   if (device.kind != DeviceKind::kCpu) {
     return fmt::format("--kv {} is not built for {}; use --device cpu", canonical(spec),
                        device_name(device));
+  }
+  const Composition composition = compose(spec);
+  try {
+    if (auto reason = conflict(composition, make_parts(composition, shape, nullptr), shape)) {
+      return fmt::format("--kv \"{}\" {}", canonical(spec), *reason);
+    }
+  } catch (const Error& error) {
+    return error.what();
   }
   return std::nullopt;
 }

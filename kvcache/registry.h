@@ -7,12 +7,24 @@
 #include <vector>
 
 #include "kvcache/kv_cache.h"
+#include "kvcache/policy.h"
 #include "kvcache/spec.h"
 
 namespace kvlm {
 
+/// Every part that a spec may have, in the order of `vlm-kv list`: plain formats, quantizers,
+/// retention rules, sharing.
+std::vector<const PolicyInfo*> policies();
+
 /// Every name that a spec part may have.
 std::vector<std::string_view> part_names();
+
+/// The policy of a name, or null.
+const PolicyInfo* find_policy(std::string_view name) noexcept;
+const QuantizerEntry* find_quantizer(std::string_view name) noexcept;
+const RetentionEntry* find_retention(std::string_view name) noexcept;
+/// The element type of a plain format, or nothing if `name` is not one.
+std::optional<DType> find_format(std::string_view name) noexcept;
 
 /// Why `spec` cannot serve a decoder of this shape on this device; nothing if it can. Asked at
 /// load, before any weight is read.

@@ -4,128 +4,295 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
+#include <span>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "kvcache/composition.h"
 #include "kvcache/registry.h"
 
 namespace kvlm {
 
 namespace {
 
-std::string_view trim(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+constexpr size_t kMaxText = 4096;
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, "--kv " + message);
 }
 
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> pieces;
-  for (size_t begin = 0;;) {
-    const size_t end = text.find(separator, begin);
-    pieces.push_back(trim(text.substr(begin, end - begin)));
-    if (end == std::string_view::npos) return pieces;
-    begin = end + 1;
-  }
-}
+bool blank(char c) { return c == ' ' || c == '\t'; }
 
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+/// The text without blanks around '+', ',' and '=', and with one space for every other run of
+/// blanks: what is left of them separates words.
+std::string without_loose_blanks(std::string_view text) {
+  const auto joins = [](char c) { return c == '+' || c == ',' || c == '='; };
+  std::string tight;
+  bool pending = false;
+  for (const char c : text) {
+    if (blank(c)) {
+      pending = true;
+      continue;
     }
+    if (pending && !tight.empty() && !joins(c) && !joins(tight.back())) tight += ' ';
+    pending = false;
+    tight += c;
   }
-  return row[b.size()];
+  return tight;
 }
 
-SpecPart parse_part(std::string_view text, std::string_view whole) {
-  const std::vector<std::string_view> words = split(text, ',');
+bool is_scope(std::string_view word) { return word == "visual" || word == "text"; }
+
+/// KEY=VALUE, both not empty.
+std::pair<std::string_view, std::string_view> key_and_value(std::string_view part,
+                                                            std::string_view word) {
+  const size_t equals = word.find('=');
+  const std::string_view key = word.substr(0, equals);
+  const std::string_view value =
+      equals == std::string_view::npos ? std::string_view() : word.substr(equals + 1);
+  if (key.empty() || value.empty()) {
+    refuse(fmt::format("{} has the option \"{}\"; write it as KEY=VALUE", printable(part),
+                       printable(word)));
+  }
+  return {key, value};
+}
+
+/// NAME,KEY=VALUE,... with its first word taken apart: visual=NAME and share=codes.
+SpecPart words_of(std::string_view text, std::string_view whole) {
+  const std::vector<std::string_view> words = split_words(text, ',');
   SpecPart part;
-  part.name = words[0];
+  const size_t equals = words[0].find('=');
+  part.name = words[0].substr(0, equals);
+  if (equals != std::string_view::npos) {
+    const std::string_view value = words[0].substr(equals + 1);
+    if (is_scope(part.name) && !value.empty()) {
+      part.options.emplace_back("scope", part.name);
+      part.name = value;
+    } else if (part.name == "share" && !value.empty()) {
+      part.options.emplace_back("what", value);
+    } else {
+      refuse(fmt::format("\"{}\" begins with \"{}\" where a name is due; write NAME,KEY=VALUE",
+                         printable(whole), printable(words[0])));
+    }
+  } else if (part.name == "share") {
+    refuse("share does not say what; write share=codes");
+  }
   if (part.name.empty()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("--kv \"{}\" has an empty part; write NAME or NAME,KEY=VALUE, joined by "
-                    "'+' (names: {})",
-                    whole, fmt::join(part_names(), ", ")));
+    refuse(
+        fmt::format("\"{}\" has an empty part; write NAME or NAME,KEY=VALUE, joined by '+' "
+                    "(names: {})",
+                    printable(whole), fmt::join(part_names(), ", ")));
   }
   for (const std::string_view word : std::span(words).subspan(1)) {
-    const size_t equals = word.find('=');
-    const std::string_view key = trim(word.substr(0, equals));
-    const std::string_view value =
-        equals == std::string_view::npos ? std::string_view() : trim(word.substr(equals + 1));
-    if (key.empty() || value.empty()) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("--kv {} has the option \"{}\"; write it as KEY=VALUE", part.name, word));
-    }
+    const auto [key, value] = key_and_value(part.name, word);
     part.options.emplace_back(key, value);
-  }
-  std::sort(part.options.begin(), part.options.end());
-  for (size_t i = 1; i < part.options.size(); ++i) {
-    if (part.options[i].first == part.options[i - 1].first) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("--kv {} gives {} twice; keep one",
-                                                           part.name, part.options[i].first));
-    }
   }
   return part;
 }
 
-}  // namespace
-
-std::string_view nearest_spelling(std::string_view word,
-                                  const std::vector<std::string_view>& candidates) noexcept {
-  std::string_view best;
-  size_t best_distance = std::string_view::npos;
-  for (const std::string_view candidate : candidates) {
-    const size_t distance = edit_distance(word, candidate);
-    if (distance < best_distance) {
-      best = candidate;
-      best_distance = distance;
+/// Checks the names and spells the values canonically.
+SpecPart checked_part(SpecPart part) {
+  const PolicyInfo* info = find_policy(part.name);
+  if (info == nullptr) {
+    const std::vector<std::string_view> names = part_names();
+    refuse(fmt::format("has no policy \"{}\"; did you mean {}? (built are {})",
+                       printable(part.name), nearest_spelling(part.name, names),
+                       fmt::join(names, ", ")));
+  }
+  std::sort(part.options.begin(), part.options.end());
+  for (size_t i = 1; i < part.options.size(); ++i) {
+    if (part.options[i].first == part.options[i - 1].first) {
+      refuse(
+          fmt::format("{} gives {} twice; keep one", part.name, printable(part.options[i].first)));
     }
   }
-  return best;
+  const OptionValues values(*info, part);
+  for (auto& [key, value] : part.options) value = values.text(key);
+  return part;
 }
 
-CacheSpec parse_spec(std::string_view text) {
-  CacheSpec spec;
-  for (const std::string_view part_text : split(text, '+')) {
-    SpecPart part = parse_part(part_text, text);
-    const std::vector<std::string_view> names = part_names();
-    if (std::find(names.begin(), names.end(), part.name) == names.end()) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("--kv has no policy \"{}\"; did you mean {}? (built are {})", part.name,
-                      nearest_spelling(part.name, names), fmt::join(names, ", ")));
-    }
-    if (!part.options.empty()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--kv {} has no option {}: a plain format takes none; write --kv {}",
-                              part.name, part.options[0].first, part.name));
-    }
-    spec.parts.push_back(std::move(part));
+SpecPart parse_part(std::string_view text, std::string_view whole) {
+  return checked_part(words_of(text, whole));
+}
+
+/// One element of a spec: a part, or several words visual=NAME text=NAME.
+void parse_parts(std::string_view text, std::string_view whole, std::vector<SpecPart>& parts) {
+  if (text.find(' ') == std::string_view::npos) {
+    parts.push_back(parse_part(text, whole));
+    return;
   }
-  if (spec.parts.size() > 1) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("--kv \"{}\" names two formats, {} and {}, for the same slots; keep one", text,
-                    spec.parts[0].name, spec.parts[1].name));
+  const std::vector<std::string_view> words = split_words(text, ' ');
+  for (const std::string_view word : words) {
+    if (!is_scope(word.substr(0, word.find('=')))) {
+      refuse(fmt::format("\"{}\" has \"{}\" after a blank; join parts by '+', as in {} + {}",
+                         printable(whole), printable(word == words[0] ? words[1] : word),
+                         printable(words[0]), printable(words[1])));
+    }
+  }
+  for (const std::string_view word : words) parts.push_back(parse_part(word, whole));
+}
+
+PartKind kind_of(const SpecPart& part) { return find_policy(part.name)->kind; }
+
+/// A plain format for some layers means whatever slots others pack there: f16,layers=0-1 beside
+/// calibquant is f16,layers=0-1,scope=visual.
+void narrow_plain_parts(std::vector<SpecPart>& parts) {
+  std::vector<std::string> scopes;
+  for (const SpecPart& part : parts) {
+    if (kind_of(part) != PartKind::kQuantizer || find_format(part.name)) continue;
+    const OptionValues values(*find_policy(part.name), part);
+    const std::string scope(values.text("scope"));
+    if (std::find(scopes.begin(), scopes.end(), scope) == scopes.end()) scopes.push_back(scope);
+  }
+  if (scopes.empty() || std::find(scopes.begin(), scopes.end(), "all") != scopes.end()) return;
+  std::vector<SpecPart> narrowed;
+  for (SpecPart& part : parts) {
+    if (!find_format(part.name) || part.find("layers") == nullptr ||
+        part.find("scope") != nullptr) {
+      narrowed.push_back(std::move(part));
+      continue;
+    }
+    for (const std::string& scope : scopes) {
+      SpecPart copy = part;
+      copy.options.emplace_back("scope", scope);
+      narrowed.push_back(std::move(copy));
+    }
+  }
+  parts = std::move(narrowed);
+}
+
+/// Retention, quantizers, sharing; among quantizers visual before text, all layers before some.
+void put_in_order(std::vector<SpecPart>& parts) {
+  const auto rank = [](const SpecPart& part) {
+    int kind = 1;
+    if (kind_of(part) == PartKind::kRetention) kind = 0;
+    if (kind_of(part) == PartKind::kSharing) kind = 2;
+    int scope = 0;
+    LayerRanges layers;
+    if (kind == 1) {
+      const OptionValues values(*find_policy(part.name), part);
+      if (values.text("scope") == "text") scope = 1;
+      if (const std::string* text = part.find("layers")) layers = *parse_layer_ranges(*text);
+    }
+    return std::tuple(kind, scope, layers, part.name, part.options);
+  };
+  std::sort(parts.begin(), parts.end(),
+            [&](const SpecPart& a, const SpecPart& b) { return rank(a) < rank(b); });
+}
+
+CacheSpec assemble(std::vector<SpecPart> parts) {
+  CacheSpec spec{std::move(parts)};
+  narrow_plain_parts(spec.parts);
+  put_in_order(spec.parts);
+  if (const auto reason = conflict_of_words(spec)) {
+    refuse(fmt::format("\"{}\" {}", canonical(spec), *reason));
+  }
+  if (canonical(spec).size() > kMaxText) {
+    refuse(fmt::format("spells out to more than {} characters; name fewer layers", kMaxText));
   }
   return spec;
+}
+
+std::vector<SpecPart> parts_of(std::string_view text) {
+  if (text.size() > kMaxText) {
+    refuse(fmt::format("is a text of {} characters; a spec has at most {}", text.size(), kMaxText));
+  }
+  const std::string tight = without_loose_blanks(text);
+  std::vector<SpecPart> parts;
+  for (const std::string_view part : split_words(tight, '+')) parse_parts(part, text, parts);
+  return parts;
+}
+
+/// Runs `body`; what it throws begins with `place`.
+template <class Body>
+auto at_place(const std::string& place, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", place, error.what()));
+  }
+}
+
+std::vector<std::string> scopes_of(const std::vector<SpecPart>& parts) {
+  std::vector<std::string> scopes;
+  for (const SpecPart& part : parts) {
+    if (kind_of(part) != PartKind::kQuantizer) continue;
+    scopes.emplace_back(OptionValues(*find_policy(part.name), part).text("scope"));
+  }
+  std::sort(scopes.begin(), scopes.end());
+  return scopes;
+}
+
+}  // namespace
+
+const std::string* SpecPart::find(std::string_view key) const noexcept {
+  const auto found = std::find_if(options.begin(), options.end(),
+                                  [&](const auto& option) { return option.first == key; });
+  return found == options.end() ? nullptr : &found->second;
+}
+
+CacheSpec parse_spec(std::string_view text) { return assemble(parts_of(text)); }
+
+CacheSpec layered_spec(std::string_view every_layer,
+                       const std::vector<std::pair<std::string, std::string>>& layers) {
+  std::vector<SpecPart> parts =
+      at_place("default", [&] { return assemble(parts_of(every_layer)); }).parts;
+  const std::vector<std::string> scopes = scopes_of(parts);
+  for (const auto& [numbers, text] : layers) {
+    at_place(fmt::format("layers \"{}\"", printable(numbers)), [&] {
+      const std::optional<LayerRanges> ranges =
+          parse_layer_ranges(numbers, numbers.find(',') == std::string::npos ? '/' : ',');
+      if (!ranges) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("not a list of layers from 0 to {}, each once; write for example "
+                                "\"0-1,30\"",
+                                kMaxSpecLayers - 1));
+      }
+      std::vector<SpecPart> here = assemble(parts_of(text)).parts;
+      for (SpecPart& part : here) {
+        if (kind_of(part) != PartKind::kQuantizer) {
+          refuse(
+              fmt::format("{} is no quantizer, and only quantizers differ by layer; move it to "
+                          "\"default\"",
+                          part_text(part)));
+        }
+        if (part.find("layers") != nullptr) {
+          refuse(fmt::format("{} names layers of its own; drop layers=", part_text(part)));
+        }
+        part.options.emplace_back("layers", layer_ranges_text(*ranges));
+        std::sort(part.options.begin(), part.options.end());
+      }
+      // "f16" stands for plain rows, whatever slots are packed elsewhere.
+      const bool plain =
+          here.size() == 1 && find_format(here[0].name) && here[0].find("scope") == nullptr;
+      if (!plain && !scopes.empty() && scopes_of(here) != scopes) {
+        refuse(
+            fmt::format("{} serves {} slots where \"default\" serves {}; name a quantizer (or "
+                        "f16) for each",
+                        canonical(CacheSpec{here}), fmt::join(scopes_of(here), " and "),
+                        fmt::join(scopes, " and ")));
+      }
+      parts.insert(parts.end(), here.begin(), here.end());
+    });
+  }
+  return assemble(std::move(parts));
+}
+
+std::string part_text(const SpecPart& part) {
+  std::string text = part.name;
+  const std::string* what = part.name == "share" ? part.find("what") : nullptr;
+  if (what != nullptr) text += "=" + *what;
+  for (const auto& [key, value] : part.options) {
+    if (what == nullptr || key != "what") text += fmt::format(",{}={}", key, value);
+  }
+  return text;
 }
 
 std::string canonical(const CacheSpec& spec) {
   std::string text;
   for (const SpecPart& part : spec.parts) {
     if (!text.empty()) text += " + ";
-    text += part.name;
-    for (const auto& [key, value] : part.options) text += fmt::format(",{}={}", key, value);
+    text += part_text(part);
   }
   return text;
 }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "kernels/base/error.h"
 
 namespace kvlm {
@@ -12,10 +14,44 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
+constexpr const char* kFormats[] = {"f16", "bf16", "f32"};
+
 const CacheShape kShape{3, 8, 2, 12, {}};
 
 TEST(Registry, KnowsThePlainFormats) {
-  EXPECT_THAT(part_names(), ElementsAre("f16", "bf16", "f32"));
+  const std::vector<std::string_view> names = part_names();
+  ASSERT_GE(names.size(), 3u);
+  EXPECT_THAT(std::span(names).first(3), ElementsAre("f16", "bf16", "f32"));
+  EXPECT_EQ(find_format("bf16"), DType::kBF16);
+  EXPECT_EQ(find_format("share"), std::nullopt);
+}
+
+TEST(Registry, FindsEveryPartByItsNameAlone) {
+  for (const PolicyInfo* info : policies()) {
+    EXPECT_EQ(find_policy(info->name), info);
+    const int kinds = find_format(info->name).has_value() +
+                      (find_quantizer(info->name) != nullptr) +
+                      (find_retention(info->name) != nullptr);
+    EXPECT_EQ(kinds, info->kind == PartKind::kSharing ? 0 : 1) << info->name;
+    EXPECT_EQ(find_retention(info->name) != nullptr, info->kind == PartKind::kRetention);
+  }
+  EXPECT_EQ(find_policy("zebra"), nullptr);
+}
+
+/// What `vlm-kv list` prints and the parser believes.
+TEST(Registry, DescribesEveryPartAndEveryOption) {
+  for (const PolicyInfo* info : policies()) {
+    EXPECT_FALSE(info->source.empty()) << info->name;
+    EXPECT_FALSE(info->stores.empty()) << info->name;
+    EXPECT_FALSE(info->composes.empty()) << info->name;
+    for (const OptionInfo* option : options_of(*info)) {
+      EXPECT_FALSE(option->help.empty()) << info->name << "," << option->key;
+      for (const std::string_view value : {option->standard, option->official, option->paper}) {
+        if (value.empty()) continue;
+        EXPECT_EQ(checked_value(info->name, *option, value), value);
+      }
+    }
+  }
 }
 
 TEST(Registry, FormulaCountsKeysAndValuesOfEveryLayerAndKvHead) {
@@ -39,7 +75,7 @@ TEST(Registry, ReservesWholeCacheLinesPerLayer) {
 
 /// What reserved_bytes() says is exactly enough.
 TEST(Registry, ReservedBytesAdmitOneSequenceAndNotOneByteLess) {
-  for (const std::string_view name : part_names()) {
+  for (const std::string_view name : kFormats) {
     const CacheSpec spec = parse_spec(name);
     const size_t bytes = reserved_bytes(spec, kShape, {3, 0, 7});
     const auto enough = make_cache(spec, kShape, 2 * bytes, {});
@@ -77,7 +113,7 @@ TEST(Registry, RefusesMoreMemoryThanThereIs) {
 }
 
 TEST(Registry, CachesSayTheirShapeAndSpec) {
-  for (const std::string_view name : part_names()) {
+  for (const std::string_view name : kFormats) {
     const auto cache = make_cache(parse_spec(name), kShape, 1 << 16, {});
     EXPECT_EQ(cache->spec(), name);
     EXPECT_EQ(cache->shape().layers, 3);

@@ -1,0 +1,49 @@
+#include "kvcache/words.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace kvlm {
+namespace {
+
+using testing::ElementsAre;
+
+TEST(Words, SplitsAndTrims) {
+  EXPECT_THAT(split_words(" a ,\tb c,,", ','), ElementsAre("a", "b c", "", ""));
+  EXPECT_THAT(split_words("", ','), ElementsAre(""));
+}
+
+TEST(Words, LayerRangesJoinWhatTouches) {
+  EXPECT_EQ(parse_layer_ranges("0-1/30"), (LayerRanges{{0, 1}, {30, 30}}));
+  EXPECT_EQ(parse_layer_ranges("5/3-4/0"), (LayerRanges{{0, 0}, {3, 5}}));
+  EXPECT_EQ(parse_layer_ranges("0 - 1, 30", ','), std::nullopt) << "no blanks inside a range";
+  EXPECT_EQ(parse_layer_ranges("0-1, 30", ','), (LayerRanges{{0, 1}, {30, 30}}));
+  EXPECT_EQ(parse_layer_ranges("0-1023"), (LayerRanges{{0, 1023}}));
+  for (const char* text : {"", "a", "1-", "-1", "2-1", "1/1", "0-3/3", "1024", "1/", "+1", "1.0"}) {
+    EXPECT_EQ(parse_layer_ranges(text), std::nullopt) << text;
+  }
+}
+
+TEST(Words, LayerRangesPrintWhatTheyParse) {
+  for (const char* text : {"0", "0-1/30", "7/9/11", "0-1023"}) {
+    EXPECT_EQ(layer_ranges_text(*parse_layer_ranges(text)), text);
+  }
+  EXPECT_TRUE(contains(*parse_layer_ranges("0-1/30"), 30));
+  EXPECT_FALSE(contains(*parse_layer_ranges("0-1/30"), 2));
+  EXPECT_FALSE(contains({}, 0));
+}
+
+TEST(NearestSpelling, TakesTheSmallestEditDistance) {
+  const std::vector<std::string_view> names = {"kivi", "snapkv", "prefixkv", "f16"};
+  EXPECT_EQ(nearest_spelling("snapvk", names), "snapkv");
+  EXPECT_EQ(nearest_spelling("prefix", names), "prefixkv");
+  EXPECT_EQ(nearest_spelling("kiwi", names), "kivi");
+  EXPECT_EQ(nearest_spelling("f16", names), "f16");
+  EXPECT_EQ(nearest_spelling("", names), "f16") << "the shortest";
+  EXPECT_EQ(nearest_spelling("x", {}), "");
+  EXPECT_EQ(nearest_spelling("kivi" + std::string(100000, 'x'), names), "kivi")
+      << "only the first letters of a hostile word are looked at";
+}
+
+}  // namespace
+}  // namespace kvlm
