@@ -216,8 +216,11 @@ ComposedParts make_parts(const Composition& composition, const CacheShape& shape
   context.with_sharing = shares;
   if (composition.retention != nullptr) {
     const RetentionEntry& entry = *find_retention(composition.retention->name);
-    parts.retention = entry.make(OptionValues(entry.info, *composition.retention), context);
-    if (shares) {
+    const OptionValues options(entry.info, *composition.retention);
+    // All rows kept is no retention, to the bit.
+    if (options.has("keep") && options.real("keep") >= 1) return parts;
+    parts.retention = entry.make(options, context);
+    if (shares && !parts.retention->same_in_all_layers()) {
       for (int layer = 0; layer < shape.layers; ++layer) {
         const auto at = static_cast<size_t>(layer);
         parts.pairs.push_back(std::min(parts.share.key_owner[at], parts.share.value_owner[at]));

@@ -74,7 +74,7 @@ void Plane::place(const Layout& layout, const PlaneCapacity& capacity, std::byte
   ring_rows_ = static_cast<int>(capacity.ring_rows);
   const auto blocks = static_cast<size_t>(capacity.blocks);
   blocks_.reserve(blocks);
-  block_slots_.reserve(blocks);
+  places_.reserve(blocks);
   if (layout.once) {
     live_.reserve(static_cast<size_t>(capacity.packed_rows) / 64 + blocks);
   } else {
@@ -91,7 +91,7 @@ void Plane::reset() noexcept {
   ring_rows_ = ring_first_ = full_ = packed_ = 0;
   bytes_ = bump_ = 0;
   blocks_.clear();
-  block_slots_.clear();
+  places_.clear();
   free_slots_.clear();
   live_.clear();
   live_words_ = 0;
@@ -99,15 +99,22 @@ void Plane::reset() noexcept {
 
 std::byte* Plane::push_row() noexcept {
   assert(full_ < ring_rows_);
-  const int at = (ring_first_ + full_) % ring_rows_;
-  ++full_;
   bytes_ += layout_.row_bytes();
-  return ring_ + static_cast<size_t>(at) * layout_.row_bytes();
+  return ring_ + ring_offset(full_++);
+}
+
+size_t Plane::ring_offset(int i) const noexcept {
+  return static_cast<size_t>((ring_first_ + i) % ring_rows_) * layout_.row_bytes();
 }
 
 const std::byte* Plane::full_row(int i) const noexcept {
   assert(i >= 0 && i < full_);
-  return ring_ + static_cast<size_t>((ring_first_ + i) % ring_rows_) * layout_.row_bytes();
+  return ring_ + ring_offset(i);
+}
+
+std::byte* Plane::full_row(int i) noexcept {
+  assert(i >= 0 && i < full_);
+  return ring_ + ring_offset(i);
 }
 
 void Plane::pop_rows(int rows) noexcept {
@@ -118,17 +125,19 @@ void Plane::pop_rows(int rows) noexcept {
   bytes_ -= static_cast<size_t>(rows) * layout_.row_bytes();
 }
 
-std::byte* Plane::block_memory(int rows, int* slot) noexcept {
+Plane::Place Plane::new_place(int rows) noexcept {
+  Place place;
   if (layout_.once) {
-    *slot = -1;
-    std::byte* memory = packed_memory_ + bump_;
+    place.codes = packed_memory_ + bump_;
     bump_ += layout_.block_bytes(rows);
-    return memory;
+  } else {
+    assert(!free_slots_.empty());
+    place.slot = free_slots_.back();
+    free_slots_.pop_back();
+    place.codes = packed_memory_ + static_cast<size_t>(place.slot) * layout_.block_bytes(rows);
   }
-  assert(!free_slots_.empty());
-  *slot = free_slots_.back();
-  free_slots_.pop_back();
-  return packed_memory_ + static_cast<size_t>(*slot) * layout_.block_bytes(layout_.block_rows());
+  place.scales = place.codes + aligned(codes_bytes(layout_, rows));
+  return place;
 }
 
 PackJob Plane::push_packed(int rows) noexcept {
@@ -136,36 +145,34 @@ PackJob Plane::push_packed(int rows) noexcept {
   const PackedFormat& format = layout_.plan->format;
   const int full_block = layout_.once ? rows : layout_.block_rows();
   const bool by_token = format.axis == ScaleAxis::kToken;
+  const size_t zeros_offset = format.scales(full_block) * dtype_bytes(format.meta);
+  const bool has_zeros = format.zeros(full_block) > 0;
   const bool extend =
       by_token && !layout_.once && !blocks_.empty() && blocks_.back().rows < full_block;
   if (!extend) {
-    int slot = 0;
-    std::byte* memory = block_memory(full_block, &slot);
-    const size_t code_bytes = aligned(codes_bytes(layout_, full_block));
+    const Place place = new_place(full_block);
     PackedBlock block;
-    block.codes = layout_.shared ? owner_->blocks_[blocks_.size()].codes : memory;
-    block.scales = memory + code_bytes;
-    if (format.zeros(full_block) > 0) {
-      block.zeros = block.scales + format.scales(full_block) * dtype_bytes(format.meta);
-    }
+    block.codes = layout_.shared ? owner_->blocks_[blocks_.size()].codes : place.codes;
+    block.scales = place.scales;
+    if (has_zeros) block.zeros = place.scales + zeros_offset;
     blocks_.push_back(block);
-    block_slots_.push_back(slot);
+    places_.push_back(place);
   }
   PackedBlock& block = blocks_.back();
+  const Place& place = places_.back();
   const auto before = static_cast<size_t>(block.rows);
   const int added = std::min(rows, full_block - block.rows);
-  const size_t meta_offset =
+  const size_t scales_before =
       by_token ? before * static_cast<size_t>(format.groups()) * dtype_bytes(format.meta) : 0;
   PackJob job;
   job.rows = added;
-  if (!layout_.shared) {
-    job.codes = const_cast<std::byte*>(block.codes) + before * format.row_bytes();
-  }
-  job.scales = const_cast<std::byte*>(block.scales) + meta_offset;
-  if (block.zeros != nullptr) job.zeros = const_cast<std::byte*>(block.zeros) + meta_offset;
-  if (block.live != nullptr) {  // the new rows of a block that has dead ones
-    auto* live = const_cast<uint64_t*>(block.live);
-    for (int r = block.rows; r < block.rows + added; ++r) live[r / 64] |= uint64_t{1} << (r % 64);
+  if (!layout_.shared) job.codes = place.codes + before * format.row_bytes();
+  job.scales = place.scales + scales_before;
+  if (has_zeros) job.zeros = place.scales + zeros_offset + scales_before;
+  if (place.live != nullptr) {  // the new rows of a block that has dead ones
+    for (int r = block.rows; r < block.rows + added; ++r) {
+      place.live[r / 64] |= uint64_t{1} << (r % 64);
+    }
   }
   const size_t old_bytes = block.rows == 0 ? 0 : layout_.packed_bytes(block.rows);
   block.rows += added;
@@ -177,11 +184,11 @@ PackJob Plane::push_packed(int rows) noexcept {
 
 void Plane::clear_packed() noexcept {
   for (const PackedBlock& block : blocks_) bytes_ -= layout_.packed_bytes(block.rows);
-  for (const int slot : block_slots_) {
-    if (slot >= 0) free_slots_.push_back(slot);
+  for (const Place& place : places_) {
+    if (place.slot >= 0) free_slots_.push_back(place.slot);
   }
   blocks_.clear();
-  block_slots_.clear();
+  places_.clear();
   bump_ = 0;
   packed_ = 0;
 }
@@ -203,28 +210,26 @@ void Plane::evict(int slot) noexcept {
   --block.live_rows;
   if (block.live_rows == 0) {
     bytes_ -= layout_.packed_bytes(block.rows);
-    if (block_slots_[b] >= 0) free_slots_.push_back(block_slots_[b]);
+    if (places_[b].slot >= 0) free_slots_.push_back(places_[b].slot);
     blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
-    block_slots_.erase(block_slots_.begin() + static_cast<std::ptrdiff_t>(b));
+    places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(b));
     return;
   }
-  if (block.live == nullptr) {
-    const int words = (block.rows + 63) / 64;
-    uint64_t* live = nullptr;
-    if (block_slots_[b] >= 0) {
-      live = live_.data() + static_cast<size_t>(block_slots_[b] * live_words_);
+  uint64_t*& live = places_[b].live;
+  if (live == nullptr) {
+    const auto words = static_cast<size_t>(block.rows + 63) / 64;
+    if (places_[b].slot >= 0) {
+      live = live_.data() + static_cast<size_t>(places_[b].slot * live_words_);
     } else {
-      // A block packed once has as many rows as it likes; its bitmap is found once in its life.
-      const size_t at = live_.size();
-      assert(live_.capacity() >= at + static_cast<size_t>(words));
-      live_.resize(at + static_cast<size_t>(words));
-      live = live_.data() + at;
+      // A block packed once has as many rows as it likes; it gets its bitmap once in its life.
+      assert(live_.capacity() >= live_.size() + words);
+      live_.resize(live_.size() + words);
+      live = live_.data() + live_.size() - words;
     }
     std::fill_n(live, words, 0);
     for (int r = 0; r < block.rows; ++r) live[r / 64] |= uint64_t{1} << (r % 64);
     block.live = live;
   }
-  auto* live = const_cast<uint64_t*>(block.live);
   for (int word = 0;; ++word) {
     const int here = std::popcount(live[word]);
     if (slot < here) {

@@ -69,9 +69,7 @@ class Plane {
   std::byte* push_row() noexcept;
   /// Full row i, 0 the oldest.
   const std::byte* full_row(int i) const noexcept;
-  std::byte* full_row(int i) noexcept {
-    return const_cast<std::byte*>(static_cast<const Plane*>(this)->full_row(i));
-  }
+  std::byte* full_row(int i) noexcept;
   /// Forgets the oldest full rows, which were packed.
   void pop_rows(int rows) noexcept;
 
@@ -89,7 +87,16 @@ class Plane {
   void add_runs(std::vector<SlotRun>& runs) const;
 
  private:
-  std::byte* block_memory(int rows, int* slot) noexcept;
+  /// Where a block lies.
+  struct Place {
+    std::byte* codes = nullptr;  ///< the block's memory; its scales follow its codes
+    std::byte* scales = nullptr;
+    int slot = -1;             ///< in units of a full block; -1 if blocks have any size
+    uint64_t* live = nullptr;  ///< the block's bitmap, once it has dead rows
+  };
+
+  size_t ring_offset(int i) const noexcept;
+  Place new_place(int rows) noexcept;
 
   Layout layout_;
   std::byte* packed_memory_ = nullptr;
@@ -102,10 +109,10 @@ class Plane {
   size_t bytes_ = 0;
   size_t bump_ = 0;  // bytes of packed_memory_ taken, if packed once
   std::vector<PackedBlock> blocks_;
-  std::vector<int> block_slots_;  // where each block lies, in units of a block
-  std::vector<int> free_slots_;   // stack
-  std::vector<uint64_t> live_;    // words of all slots, made live on the first eviction
-  int live_words_ = 0;            // per block
+  std::vector<Place> places_;    // of each block  // where each block lies, in units of a block
+  std::vector<int> free_slots_;  // stack
+  std::vector<uint64_t> live_;   // words of all slots, made live on the first eviction
+  int live_words_ = 0;           // per block
 };
 
 }  // namespace kvlm

@@ -110,6 +110,7 @@ void PolicyCache::reserve_workspace() {
   runs_.reserve(lanes * kRunsPerLane);
   past_.reserve(2 * heads());
   grow(weights_, queries * rows);
+  grow(queries_, 2 * lanes * queries * dim());
   grow(slot_weights_, most);
   size_t flushed = 0;  // of one lane
   for (int layer = 0; layer < shape_.layers; ++layer) {
@@ -119,7 +120,7 @@ void PolicyCache::reserve_workspace() {
       if (quantizer->remap(layer) != nullptr) {
         remaps_.reserve(lanes * static_cast<size_t>(Layouts::kMaxImages));
       }
-      if (quantizer->changes_basis()) grow(queries_, lanes * queries * dim());
+
       if (quantizer->visual_only()) continue;
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const auto added = static_cast<size_t>(quantizer->plan(part, layer).flush.rows);

@@ -228,6 +228,7 @@ class PolicyCache final : public KvCache {
   void append_row(LayerState& state, int16_t tag, ConstTensorView k, ConstTensorView v,
                   Stream& stream);
   void add_decode(LayerState& state, int layer, const float* q, float* out);
+  float* take_query(const float* q) noexcept;
   void add_value_runs(const Lane& lane);
   void add_remaps(const StorePlanes& visual, int layer);
   void run_decode(float scale, Stream& stream);

@@ -100,7 +100,8 @@ void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float
       plain_.add(q, std::span(rows).first(count), out, shape_);
     } else {
       PackedLane packed;
-      packed.q = packed.q_packed = q;
+      // The output may take the place of the query, which the kernel reads to the end.
+      packed.q = packed.q_packed = take_query(q);
       packed.out = out;
       packed.slots = lane.slots();
       packed.weights = weights_.data() + weights_taken_;
@@ -108,8 +109,7 @@ void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float
       assert(weights_taken_ <= weights_.size());
       const Quantizer* packer = layouts_.quantizer(kRest, layer);
       if (packer != nullptr && packer->changes_basis() && rest.keys.packed() > 0) {
-        float* turned = queries_.data() + queries_taken_;
-        queries_taken_ += queries * dim();
+        float* turned = take_query(q);
         packer->query_to_basis(lane.facts[kRest], q, static_cast<int>(queries), turned);
         packed.q_packed = turned;
       }
@@ -131,6 +131,16 @@ void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float
     q += queries * dim();
     out += queries * dim();
   }
+}
+
+/// A copy of a lane's queries, for the time of this layer.
+float* PolicyCache::take_query(const float* q) noexcept {
+  const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
+  assert(queries_taken_ + elements <= queries_.size());
+  float* copy = queries_.data() + queries_taken_;
+  std::copy_n(q, elements, copy);
+  queries_taken_ += elements;
+  return copy;
 }
 
 /// The values of kRest, of which protected ones lie apart.

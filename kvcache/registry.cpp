@@ -42,7 +42,10 @@ constexpr std::array kFormats = {
 };
 
 // A new policy is one line here (and its name in policies.h).
-constexpr std::array<const QuantizerEntry*, 0> kQuantizers = {};
+constexpr std::array kQuantizers = {
+    &quantizers::int8,          &quantizers::int4,       &quantizers::kivi,   &quantizers::asymkv,
+    &quantizers::head_quantile, &quantizers::calibquant, &quantizers::xquant, &quantizers::vidkv,
+};
 
 constexpr std::array<const RetentionEntry*, 0> kRetentions = {};
 
@@ -74,6 +77,11 @@ constexpr PolicyInfo kShare{
     kShareOptions};
 
 DType format_of(const CacheSpec& spec) { return compose(spec).rows; }
+
+/// Nothing is dropped and nothing packed.
+bool is_plain(const CacheParts& parts) {
+  return parts.quantizers.empty() && parts.retention == nullptr;
+}
 
 }  // namespace
 
@@ -143,16 +151,48 @@ size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens)
   return shape.elements_per_token() * static_cast<size_t>(tokens) * dtype_bytes(format_of(spec));
 }
 
-size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size) {
-  return row_cache_reserved_bytes(format_of(spec), shape, size.max_rows);
+CacheParts parts_of(const CacheSpec& spec, const CacheShape& shape, const PolicyProfile* profile) {
+  const Composition composition = compose(spec);
+  ComposedParts made = make_parts(composition, shape, profile);
+  if (const auto reason = conflict(composition, made, shape)) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("--kv \"{}\" {}", canonical(spec), *reason));
+  }
+  CacheParts parts;
+  parts.spec = canonical(spec);
+  parts.rows = composition.rows;
+  parts.split = composition.split;
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    const int visual = composition.split ? composition.packer(Scope::kVisual, layer) : -1;
+    const int rest = composition.packer(composition.split ? Scope::kText : Scope::kAll, layer);
+    for (const auto& [store, packer] : {std::pair(kVisual, visual), std::pair(kRest, rest)}) {
+      parts.packers[store].push_back(
+          packer < 0 ? nullptr : made.quantizers[static_cast<size_t>(packer)].get());
+    }
+  }
+  parts.quantizers = std::move(made.quantizers);
+  std::erase(parts.quantizers, nullptr);
+  parts.retention = std::move(made.retention);
+  parts.share = std::move(made.share);
+  parts.pairs = std::move(made.pairs);
+  return parts;
+}
+
+size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
+                      const PolicyProfile* profile) {
+  const CacheParts parts = parts_of(spec, shape, profile);
+  if (is_plain(parts)) return row_cache_reserved_bytes(parts.rows, shape, size.max_rows);
+  return PolicyCache::reserved_bytes(parts, shape, size);
 }
 
 std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,
-                                    size_t arena_bytes, Device device) {
+                                    size_t arena_bytes, Device device,
+                                    const PolicyProfile* profile) {
   if (const auto reason = unsupported(spec, shape, device)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
-  return make_row_cache(format_of(spec), shape, arena_bytes, device);
+  CacheParts parts = parts_of(spec, shape, profile);
+  if (is_plain(parts)) return make_row_cache(parts.rows, shape, arena_bytes, device);
+  return make_policy_cache(std::move(parts), shape, arena_bytes, device);
 }
 
 }  // namespace kvlm

@@ -8,6 +8,7 @@
 
 #include "kvcache/kv_cache.h"
 #include "kvcache/policy.h"
+#include "kvcache/policy_cache.h"
 #include "kvcache/spec.h"
 
 namespace kvlm {
@@ -35,12 +36,19 @@ std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& 
 /// and independent of the cache's code.
 size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens);
 
+/// What a cache of `spec` is made of for a decoder of `shape`; `profile`, what `vlm-kv profile`
+/// measured, may be null. Throws Error{kUnsupported} with the reason and the cure for what specs 10
+/// forbids or what does not fit the shape.
+CacheParts parts_of(const CacheSpec& spec, const CacheShape& shape, const PolicyProfile* profile);
+
 /// Arena bytes that open(size) sets aside.
-size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size);
+size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
+                      const PolicyProfile* profile = nullptr);
 
 /// A cache with an arena of exactly `arena_bytes` on `device`.
 /// Throws Error{kUnsupported} with unsupported()'s reason, Error{kOutOfMemory}.
 std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,
-                                    size_t arena_bytes, Device device);
+                                    size_t arena_bytes, Device device,
+                                    const PolicyProfile* profile = nullptr);
 
 }  // namespace kvlm

@@ -85,6 +85,7 @@ constexpr std::array kOptions{
     shrink_option("kappa_k", "0.5", "factor on both ends of the range of keys (1 bit)"),
     shrink_option("kappa_v", "0.3", "the same of values"),
     kMeta,
+    kVisualScope,
     OptionInfo{
         .key = "shrink",
         .type = OptionInfo::Type::kChoice,

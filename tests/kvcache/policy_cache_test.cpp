@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/compose.h"
 #include "kvcache/registry.h"
 #include "tests/allocations.h"
 #include "tests/reference/policy_cache.h"
@@ -146,7 +145,7 @@ class Feeder {
 
 std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape,
                                   const SequenceSize& size, int sequences = 1) {
-  CacheParts parts = compose(parse_spec(spec), shape, nullptr);
+  CacheParts parts = parts_of(parse_spec(spec), shape, nullptr);
   const size_t bytes = PolicyCache::reserved_bytes(parts, shape, size);
   return std::make_unique<PolicyCache>(std::move(parts), shape,
                                        static_cast<size_t>(sequences) * bytes, Device{});
@@ -193,7 +192,7 @@ void check_life_cycle(const LifeCycle& c) {
   const std::vector<int16_t> prompt = c.prompt.modality();
   const SequenceSize size = size_of(prompt, c.steps + c.later_prompt);
   const auto cache = make(c.spec, c.shape, size);
-  const CacheParts parts = compose(parse_spec(c.spec), c.shape, nullptr);
+  const CacheParts parts = parts_of(parse_spec(c.spec), c.shape, nullptr);
   Feeder feeder(c.shape);
   reference::PolicySequence expected(parts, c.shape, feeder.stream());
   const SequenceId id = cache->open(size, "s");
@@ -206,8 +205,8 @@ void check_life_cycle(const LifeCycle& c) {
                true};
     }
     if (step == 0 && cache->needs().prompt_embeddings) {
-      expected.set_protection(
-          parts.rest->protection_scores(feeder.embeddings(input).view(), input.modality));
+      expected.set_protection(parts.packers[kRest][0]->protection_scores(
+          feeder.embeddings(input).view(), input.modality));
     }
     const auto outputs = feeder.pass(*cache, {input});
     for (int layer = 0; layer < c.shape.layers; ++layer) {
@@ -270,39 +269,13 @@ constexpr const char* kSpecs[] = {
     "vidkv,group=8,residual=16,flush=requant_key",
     "vidkv,group=8,residual=16,mask_scope=head,fft=off",
     "vidkv,group=8,residual=16,key_bits=1,value_bits=2",
-    "uniform,keep=0.5",
-    "prefixkv,keep=0.3",
-    "prefixkv,keep=0.5,evict=sliding",
-    "prefixkv,keep=0.4,merge=position",
-    "prefixkv,keep=0.4,merge=feature",
-    "streaming,keep=0.4",
-    "streaming,keep=0.4,rerotate=on",
-    "h2o,keep=0.4",
-    "h2o,keep=0.5,head_shared=on",
-    "snapkv,keep=0.5,window=8",
-    "pyramidkv,keep=0.5,window=8",
-    "elastic,keep=0.4",
-    "vlcache,keep=0.4",
-    "prefixkv,keep=0.5 + kivi,group=8,residual=16",
-    "prefixkv,keep=0.5,evict=fixed_index + kivi,group=8,residual=16,tail_keep=0",
-    "uniform,keep=0.5 + calibquant",
-    "prefixkv,keep=0.5 + vidkv,group=8,residual=16",
-    "prefixkv,keep=0.5,evict=fixed_index + vidkv,group=8,residual=16,protect=0.2,tail_keep=0",
-    "prefixkv,keep=0.5 + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0",
-    "streaming,keep=0.3 + kivi,group=8,residual=16",
-    "h2o,keep=0.5 + int4",
-    "h2o,keep=0.5 + kivi,group=8,residual=16",
-    "snapkv,keep=0.5,window=8 + calibquant",
-    "elastic,keep=0.5 + kivi,group=8,residual=16",
-    "vlcache,keep=0.5 + head_quantile",
-    "kivi,group=8,residual=16 + share=codes,from=0",
-    "prefixkv,keep=0.5 + kivi,group=8,residual=16 + share=codes,from=0",
-    "calibquant,bits=2 + share=codes,from=0",
+    "kivi,group=8,residual=16 + share=codes",
+    "calibquant,bits=2 + share=codes",
 };
 
-INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), [](const auto& param_info) {
   std::string name;
-  for (const char* c = info.param; *c != 0; ++c) {
+  for (const char* c = param_info.param; *c != 0; ++c) {
     name += std::isalnum(static_cast<unsigned char>(*c)) != 0 ? *c : '_';
   }
   return name;

@@ -421,7 +421,8 @@ class PolicySequence {
   void pack_prompt(int layer, Layer& state, size_t store) {
     const Quantizer& q = *quantizer(store, layer);
     if (q.visual_only()) {
-      for (Lane& lane : state.lanes) {
+      for (size_t head = 0; head < kv_heads(); ++head) {
+        Lane& lane = state.lanes[head];
         const std::vector<Slot*> all = of_store(lane, store);
         for (size_t first = 0; first < all.size();) {
           size_t end = all.size();
@@ -432,8 +433,8 @@ class PolicySequence {
           const std::vector<Slot*> span(all.begin() + static_cast<std::ptrdiff_t>(first),
                                         all.begin() + static_cast<std::ptrdiff_t>(end));
           for (const Part part : {Part::kKeys, Part::kValues}) {
-            pack_slots(lane, lane, span, q, q.plan(part, layer), part, store, layer,
-                       static_cast<int>(span.size()), false);
+            pack_slots(lane, owner_lane(layer, part, head), span, q, q.plan(part, layer), part,
+                       store, layer, static_cast<int>(span.size()), false);
           }
           first = end;
         }
