@@ -45,6 +45,18 @@ size_t PolicyCache::reserved_bytes(const CacheParts& parts, const CacheShape& sh
   return Arena::rounded(layouts.memory_bound(size)) + Arena::rounded(layouts.staging_bytes(size));
 }
 
+size_t PolicyCache::session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows) {
+  // Bounds are sums of the larger of linear functions of the sizes: the largest is at an end.
+  const Layouts layouts(parts, shape);
+  size_t memory = 0;
+  for (const int prompt : {1, max_rows}) {
+    for (const int visual : {0, prompt}) {
+      memory = std::max(memory, layouts.memory_bound({prompt, visual, max_rows}));
+    }
+  }
+  return Arena::rounded(memory) + Arena::rounded(layouts.staging_bytes({max_rows, 0, max_rows}));
+}
+
 SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
   assert(size.prompt_rows > 0 && size.prompt_rows <= size.max_rows);
   assert(size.visual_rows >= 0 && size.visual_rows <= size.prompt_rows);

@@ -155,9 +155,16 @@ class PolicyCache final : public KvCache {
   /// Arena bytes of one sequence of `size` under `parts`.
   static size_t reserved_bytes(const CacheParts& parts, const CacheShape& shape,
                                const SequenceSize& size);
+  /// Arena bytes of any sequence of at most max_rows tokens.
+  static size_t session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows);
   /// The state of a layer, for tests and tools.
   const LayerState& layer(SequenceId sequence, int layer) const noexcept {
     return at(sequence).layers[static_cast<size_t>(layer)];
+  }
+  /// The remap of visual scores in a layer, or null.
+  const RemapRule* remap(int layer) const noexcept {
+    const Quantizer* packer = layouts_.quantizer(kVisual, layer);
+    return packer == nullptr ? nullptr : packer->remap(layer);
   }
   /// Keys and values of one kv_head as attention sees them, (slots, head_dim) f32, in the order of
   /// Lane: visual slots first where they are stored apart. For tests and tools: nothing that serves

@@ -458,10 +458,12 @@ void PolicyCache::turn_sinks(LayerState& state, int sinks, int by) {
       std::byte* key = lane.stores[kRest].keys.full_row(row);
       for (size_t i = 0; i < half; ++i) {
         const double angle = state.turned * static_cast<double>(shape_.rope_frequencies[i]);
-        const auto c = static_cast<float>(std::cos(angle));
-        const auto s = static_cast<float>(std::sin(angle));
-        narrow_element(from[i] * c - from[i + half] * s, parts_.rows, key, i);
-        narrow_element(from[i + half] * c + from[i] * s, parts_.rows, key, i + half);
+        const double c = std::cos(angle);
+        const double s = std::sin(angle);
+        const auto a = static_cast<double>(from[i]);
+        const auto b = static_cast<double>(from[i + half]);
+        narrow_element(static_cast<float>(a * c - b * s), parts_.rows, key, i);
+        narrow_element(static_cast<float>(b * c + a * s), parts_.rows, key, i + half);
       }
     }
   }

@@ -25,6 +25,13 @@ float row_element(const std::byte* row, DType dtype, size_t i) noexcept {
   return reinterpret_cast<const float*>(row)[i];
 }
 
+/// x as a row of `dtype` gives it back.
+float rounded(float x, DType dtype) noexcept {
+  if (dtype == DType::kF16) return to_float(to_f16(x));
+  if (dtype == DType::kBF16) return to_float(to_bf16(x));
+  return x;
+}
+
 void set_row_element(std::byte* row, DType dtype, size_t i, float x) noexcept {
   if (dtype == DType::kF16) {
     reinterpret_cast<f16*>(row)[i] = to_f16(x);
@@ -183,6 +190,10 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
       kept_keys = gather(key_rows, parts_.rows, dim(), all);
       kept_values = gather(value_rows, parts_.rows, dim(), all);
       merge_rows(parts_.retention->merge(), kept, n, dim(), kept_keys, kept_values);
+      // What is packed is a row as it would be stored.
+      for (std::vector<float>* merged : {&kept_keys, &kept_values}) {
+        for (float& x : *merged) x = rounded(x, parts_.rows);
+      }
     } else {
       kept_keys = gather(key_rows, parts_.rows, dim(), kept);
       kept_values = gather(value_rows, parts_.rows, dim(), kept);

@@ -47,7 +47,10 @@ constexpr std::array kQuantizers = {
     &quantizers::head_quantile, &quantizers::calibquant, &quantizers::xquant, &quantizers::vidkv,
 };
 
-constexpr std::array<const RetentionEntry*, 0> kRetentions = {};
+constexpr std::array kRetentions = {
+    &retention::uniform, &retention::prefixkv,  &retention::streaming, &retention::h2o,
+    &retention::snapkv,  &retention::pyramidkv, &retention::elastic,   &retention::vlcache,
+};
 
 constexpr OptionInfo kShareOptions[] = {
     {.key = "what",
@@ -182,6 +185,13 @@ size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const Sequ
   const CacheParts parts = parts_of(spec, shape, profile);
   if (is_plain(parts)) return row_cache_reserved_bytes(parts.rows, shape, size.max_rows);
   return PolicyCache::reserved_bytes(parts, shape, size);
+}
+
+size_t session_bytes(const CacheSpec& spec, const CacheShape& shape, int max_rows,
+                     const PolicyProfile* profile) {
+  const CacheParts parts = parts_of(spec, shape, profile);
+  if (is_plain(parts)) return row_cache_reserved_bytes(parts.rows, shape, max_rows);
+  return PolicyCache::session_bytes(parts, shape, max_rows);
 }
 
 std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,

@@ -45,6 +45,11 @@ CacheParts parts_of(const CacheSpec& spec, const CacheShape& shape, const Policy
 size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
                       const PolicyProfile* profile = nullptr);
 
+/// Arena bytes that suffice for open() of any sequence of at most max_rows tokens, however many of
+/// them are its prompt or visual.
+size_t session_bytes(const CacheSpec& spec, const CacheShape& shape, int max_rows,
+                     const PolicyProfile* profile = nullptr);
+
 /// A cache with an arena of exactly `arena_bytes` on `device`.
 /// Throws Error{kUnsupported} with unsupported()'s reason, Error{kOutOfMemory}.
 std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,

@@ -200,7 +200,7 @@ void check_life_cycle(const LifeCycle& c) {
   for (int step = 0; step <= c.steps; ++step) {
     Feeder::Input input{'s', id, fed, {kTextRow}, false};
     if (step == 0) input = {'s', id, fed, prompt, true};
-    if (step == c.steps / 2 && c.later_prompt > 0 && step > 0) {
+    if (step == c.steps / 2 && c.later_prompt > 0 && step > 0 && !cache->needs().one_prompt) {
       input = {'s', id, fed, std::vector<int16_t>(static_cast<size_t>(c.later_prompt), kTextRow),
                true};
     }
@@ -269,6 +269,32 @@ constexpr const char* kSpecs[] = {
     "vidkv,group=8,residual=16,flush=requant_key",
     "vidkv,group=8,residual=16,mask_scope=head,fft=off",
     "vidkv,group=8,residual=16,key_bits=1,value_bits=2",
+    "uniform,keep=0.5",
+    "prefixkv,keep=0.3",
+    "prefixkv,keep=0.5,evict=sliding",
+    "prefixkv,keep=0.4,merge=position",
+    "prefixkv,keep=0.4,merge=feature",
+    "streaming,keep=0.4",
+    "streaming,keep=0.4,rerotate=on",
+    "h2o,keep=0.4",
+    "h2o,keep=0.5,head_shared=on",
+    "snapkv,keep=0.5,window=8",
+    "pyramidkv,keep=0.5,window=8",
+    "elastic,keep=0.4",
+    "vlcache,keep=0.4",
+    "prefixkv,keep=0.5 + kivi,group=8,residual=16",
+    "prefixkv,keep=0.5,evict=fixed_index + kivi,group=8,residual=16,tail_keep=0",
+    "uniform,keep=0.5 + calibquant",
+    "prefixkv,keep=0.5 + vidkv,group=8,residual=16",
+    "prefixkv,keep=0.5,evict=fixed_index + vidkv,group=8,residual=16,protect=0.2,tail_keep=0",
+    "prefixkv,keep=0.5 + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0",
+    "streaming,keep=0.3 + kivi,group=8,residual=16",
+    "h2o,keep=0.5 + int4",
+    "h2o,keep=0.5 + kivi,group=8,residual=16",
+    "snapkv,keep=0.5,window=8 + calibquant",
+    "elastic,keep=0.5 + kivi,group=8,residual=16",
+    "vlcache,keep=0.5 + head_quantile",
+    "prefixkv,keep=0.5 + kivi,group=8,residual=16 + share=codes",
     "kivi,group=8,residual=16 + share=codes",
     "calibquant,bits=2 + share=codes",
 };

@@ -358,10 +358,8 @@ class PolicySequence {
           for (size_t d = 0; d < dim(); ++d) {
             slot.k[d] = k[i * dim() + d];
             slot.v[d] = v[i * dim() + d];
-            if (parts_->quantizers.empty()) {
-              slot.k[d] = stored(slot.k[d], parts_->rows);
-              slot.v[d] = stored(slot.v[d], parts_->rows);
-            }
+            slot.k[d] = stored(slot.k[d], parts_->rows);
+            slot.v[d] = stored(slot.v[d], parts_->rows);
           }
         }
       }

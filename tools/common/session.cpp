@@ -96,8 +96,7 @@ int Session::threads() const noexcept { return state_->pool.threads(); }
 std::unique_ptr<KvCache> Session::make_cache(int sequences, int rows,
                                              std::optional<size_t> bytes) const {
   const CacheShape shape = state_->model->decoder().cache_shape();
-  const size_t needed =
-      static_cast<size_t>(sequences) * reserved_bytes(state_->spec, shape, {rows, 0, rows});
+  const size_t needed = static_cast<size_t>(sequences) * session_bytes(state_->spec, shape, rows);
   return kvlm::make_cache(state_->spec, shape, bytes.value_or(needed), state_->device);
 }
 

@@ -1,0 +1,226 @@
+#include "kvcache/retention/common.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/base/error.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+/// Forgives the rounding of a product of two numbers where a whole one was meant.
+constexpr double kSlack = 1e-9;
+/// The same for a comparison with a budget, as the rule of specs 8.5 states it.
+constexpr double kBudgetSlack = 1e-6;
+
+std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_head) {
+  const auto n = static_cast<size_t>(prompt.rows);
+  const auto kv_heads = static_cast<size_t>(prompt.shape->kv_heads);
+  std::vector<double> sum(n, 0.0);
+  for (const int row : unit.rows) {
+    const std::span<const double> layer =
+        prompt.importance.subspan(static_cast<size_t>(row) * kv_heads * n, kv_heads * n);
+    const std::vector<double> scores =
+        kv_head < 0 ? normalised(head_mean(layer, prompt.shape->kv_heads))
+                    : normalised(layer.subspan(static_cast<size_t>(kv_head) * n, n));
+    for (size_t j = 0; j < n; ++j) sum[j] += scores[j];
+  }
+  return normalised(sum);
+}
+
+/// Rows that a layer may hold after step t.
+double budget_at(int kept, double forget, int prompt_rows, int step) noexcept {
+  return std::max(static_cast<double>(kept),
+                  static_cast<double>(prompt_rows + step) * (1 - forget));
+}
+
+}  // namespace
+
+std::vector<double> normalised(std::span<const double> scores) {
+  std::vector<double> result(scores.begin(), scores.end());
+  double sum = 0;
+  for (double& x : result) {
+    if (!std::isfinite(x) || x < 0) x = 0;
+    sum += x;
+  }
+  if (!(sum > 0)) {
+    std::fill(result.begin(), result.end(), 1 / static_cast<double>(result.size()));
+    return result;
+  }
+  for (double& x : result) x /= sum;
+  return result;
+}
+
+std::vector<double> head_mean(std::span<const double> scores, int kv_heads) {
+  const size_t n = scores.size() / static_cast<size_t>(kv_heads);
+  std::vector<double> mean(n, 0.0);
+  for (size_t h = 0; h < static_cast<size_t>(kv_heads); ++h) {
+    for (size_t j = 0; j < n; ++j) mean[j] += scores[h * n + j];
+  }
+  for (double& x : mean) x /= kv_heads;
+  return mean;
+}
+
+std::vector<int32_t> rank(std::span<const double> scores) {
+  std::vector<int32_t> order = all_rows(static_cast<int>(scores.size()));
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+  });
+  return order;
+}
+
+std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sinks, int last) {
+  const auto n = static_cast<int>(scores.size());
+  if (kept >= n) return all_rows(n);
+  last = std::min(last, kept);
+  sinks = std::min(sinks, kept - last);
+  std::vector<int32_t> slots(static_cast<size_t>(sinks));
+  std::iota(slots.begin(), slots.end(), 0);
+  const std::vector<int32_t> order =
+      rank(scores.subspan(static_cast<size_t>(sinks), static_cast<size_t>(n - last - sinks)));
+  for (const int32_t j : std::span(order).first(static_cast<size_t>(kept - sinks - last))) {
+    slots.push_back(sinks + j);
+  }
+  for (int j = n - last; j < n; ++j) slots.push_back(j);
+  std::sort(slots.begin(), slots.end());
+  return slots;
+}
+
+std::vector<int32_t> all_rows(int n) {
+  std::vector<int32_t> rows(static_cast<size_t>(n));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+std::vector<double> pooled(std::span<const double> scores, int kernel) {
+  const auto n = static_cast<int>(scores.size());
+  std::vector<double> result(scores.size());
+  for (int j = 0; j < n; ++j) {
+    double sum = 0;
+    for (int i = std::max(0, j - kernel / 2); i <= std::min(n - 1, j + kernel / 2); ++i) {
+      sum += scores[static_cast<size_t>(i)];
+    }
+    result[static_cast<size_t>(j)] = sum / kernel;
+  }
+  return result;
+}
+
+int kernel_from(const OptionValues& options) {
+  const int kernel = options.integer("kernel");
+  if (kernel % 2 == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--kv {} has kernel={}, expected an odd number; try kernel={}",
+                            options.info().name, kernel, kernel + 1));
+  }
+  return kernel;
+}
+
+int rounded_rows(double keep, int n) noexcept { return static_cast<int>(std::nearbyint(keep * n)); }
+
+int floored_rows(double keep, int n) noexcept {
+  return static_cast<int>(std::floor(keep * n + kSlack));
+}
+
+int64_t total_rows(double keep, int layers, int n) noexcept {
+  return static_cast<int64_t>(std::nearbyint(keep * layers * n));
+}
+
+std::vector<Unit> units_of(const PromptView& prompt, std::span<const int> pairs) {
+  if (prompt.layer >= 0) return {{{prompt.layer}, {0}}};
+  std::vector<Unit> units;
+  for (int l = 0; l < prompt.shape->layers; ++l) {
+    const auto tied = [&](const Unit& unit) {
+      return pairs[static_cast<size_t>(unit.layers[0])] == pairs[static_cast<size_t>(l)];
+    };
+    const auto unit = pairs.empty() ? units.end() : std::find_if(units.begin(), units.end(), tied);
+    if (unit == units.end()) {
+      units.push_back({{l}, {l}});
+    } else {
+      unit->layers.push_back(l);
+      unit->rows.push_back(l);
+    }
+  }
+  return units;
+}
+
+std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit) {
+  return summed(prompt, unit, -1);
+}
+
+std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, int kv_head) {
+  return summed(prompt, unit, kv_head);
+}
+
+std::vector<LayerSelection> by_layer(const PromptView& prompt, std::span<const Unit> units,
+                                     std::vector<LayerSelection> selections) {
+  assert(units.size() == selections.size());
+  if (prompt.layer >= 0) return selections;
+  std::vector<LayerSelection> layers(static_cast<size_t>(prompt.shape->layers));
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (const int layer : units[u].layers) layers[static_cast<size_t>(layer)] = selections[u];
+  }
+  return layers;
+}
+
+std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_head) {
+  const int layers = prompt.layer >= 0 ? 1 : prompt.shape->layers;
+  const int heads = per_head ? prompt.shape->kv_heads : 1;
+  const LayerSelection all{
+      std::vector<std::vector<int32_t>>(static_cast<size_t>(heads), all_rows(prompt.rows)), 0};
+  return std::vector<LayerSelection>(static_cast<size_t>(layers), all);
+}
+
+int growing_peak(int kept, int prompt_rows, int max_rows) noexcept {
+  return kept + std::max(0, max_rows - prompt_rows);
+}
+
+PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyContext& context) {
+  const std::string_view name = options.text("evict");
+  PlaceEviction eviction;
+  if (name == "none") eviction.rule = Rule::kNone;
+  if (name == "sliding" || (name == "auto" && context.with_quantizer)) {
+    eviction.rule = Rule::kSliding;
+  }
+  eviction.distance = options.integer("distance");
+  for (const OptionInfo& option : options.info().options) {
+    if (option.key == kSinks.key) eviction.sinks = options.integer(kSinks.key);
+  }
+  return eviction;
+}
+
+int PlaceEviction::evict(const DecodeView& view) const noexcept {
+  if (rule == Rule::kNone) return -1;
+  const double budget = budget_at(view.kept, view.forget, view.prompt_rows, view.step);
+  if (static_cast<double>(view.rows) - budget + kBudgetSlack < 1) return -1;
+  int index = (rule == Rule::kSliding ? view.rows : view.kept) - distance;
+  if (index < 1) index = view.kept / 2;
+  return std::min(std::max(index, sinks), view.rows - 2);  // the newest row stays
+}
+
+int PlaceEviction::peak_rows(int kept, double forget, int prompt_rows,
+                             int max_rows) const noexcept {
+  const int growing = growing_peak(kept, prompt_rows, max_rows);
+  const int steps = max_rows - prompt_rows;
+  if (rule == Rule::kNone || steps <= 0) return growing;
+  // A step leaves fewer than budget + 1 rows; the next one adds one before it drops one.
+  const double budget = budget_at(kept, forget, prompt_rows, steps - 1);
+  return std::min(growing, static_cast<int>(std::ceil(budget)) + 1);
+}
+
+int64_t PlaceEviction::peak_rows_total(int64_t total, int layers, int prompt_rows,
+                                       int max_rows) const noexcept {
+  const int steps = std::max(0, max_rows - prompt_rows);
+  const int64_t growing = total + int64_t{layers} * steps;
+  if (rule == Rule::kNone || steps == 0) return growing;
+  const double budgets = static_cast<double>(total) * (prompt_rows + steps - 1) / prompt_rows;
+  // Rounding a budget up adds less than a row to each layer, the newest row adds another.
+  return std::min(growing,
+                  static_cast<int64_t>(std::floor(budgets + kBudgetSlack)) + 2 * int64_t{layers});
+}
+
+}  // namespace kvlm::retention

@@ -1,0 +1,182 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvcache/policy.h"
+#include "kvcache/retention.h"
+
+// What retention rules share: ranking, tied layers, eviction in decode, option rows.
+namespace kvlm::retention {
+
+// ----------------------------------------------------------------------------------------- scores
+
+/// Scores that sum to 1. Those that are negative or not finite count as 0; if all do, all are
+/// equal.
+std::vector<double> normalised(std::span<const double> scores);
+
+/// Mean over kv_heads: (kv_heads, n) to (n,).
+std::vector<double> head_mean(std::span<const double> scores, int kv_heads);
+
+/// Indices by descending score, ties by the smaller index (specs 2.3).
+std::vector<int32_t> rank(std::span<const double> scores);
+
+/// The `kept` rows that stay, ascending: the first `sinks`, the last `last` and the best others by
+/// rank(). Where protected rows alone exceed `kept`, the newest go first to safety.
+std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sinks, int last);
+
+/// 0..n-1.
+std::vector<int32_t> all_rows(int n);
+
+/// Averages over `kernel` neighbours, an odd number; beyond the ends lie zeros, and the divisor is
+/// always `kernel` (SnapKV).
+std::vector<double> pooled(std::span<const double> scores, int kernel);
+
+// ---------------------------------------------------------------------------------------- budgets
+
+/// r * n to the nearest integer, ties to even.
+int rounded_rows(double keep, int n) noexcept;
+/// r * n rounded down, forgiving the error of its product: 0.29 * 100 is 29.
+int floored_rows(double keep, int n) noexcept;
+/// The budget of all layers: r * layers * n to the nearest integer.
+int64_t total_rows(double keep, int layers, int n) noexcept;
+
+// ------------------------------------------------------------------------------------------ units
+
+/// The layers that a call of select() is about: entries of prompt.importance, each with the layers
+/// that share its selection. One entry for prompt.layer alone, else one for every layer or pair, by
+/// their first layer.
+struct Unit {
+  std::vector<int> layers;  ///< numbers of the decoder's layers
+  std::vector<int> rows;    ///< where they are in prompt.importance and prompt.sparsity
+  int size() const noexcept { return static_cast<int>(layers.size()); }
+};
+std::vector<Unit> units_of(const PromptView& prompt, std::span<const int> pairs);
+
+/// (n,) scores of a unit: each layer's mean over kv_heads, normalised to sum 1, summed over the
+/// unit's layers and normalised again (specs 10.4).
+std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit);
+/// The same of one kv_head.
+std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, int kv_head);
+
+/// A selection for every layer that was asked for, from one for every unit.
+std::vector<LayerSelection> by_layer(const PromptView& prompt, std::span<const Unit> units,
+                                     std::vector<LayerSelection> selections);
+
+/// Everything stays, in every layer that was asked for.
+std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_head = false);
+
+// ----------------------------------------------------------------------------------------- decode
+
+/// Most rows of a layer that drops nothing in decode.
+int growing_peak(int kept, int prompt_rows, int max_rows) noexcept;
+
+/// Eviction by place (specs 8.5): after step t a layer of n rows holds n - max(kept, (N + t)(1 -
+/// forget)) rows too many; if that is at least 1, exactly one goes. Departure: never below the rows
+/// kept when the prompt ended (clamped budgets would shrink again), and never a sink, which the
+/// fallback of a layer with few rows could hit [S].
+struct PlaceEviction {
+  enum class Rule : uint8_t {
+    kNone,
+    kFixedIndex,  ///< index kept - distance: the published code
+    kSliding,     ///< index n - distance: the paper; distance to the newest row is constant
+  };
+  Rule rule = Rule::kFixedIndex;
+  int distance = 25;
+  int sinks = 0;
+
+  /// From the options evict, distance and, where there is one, sinks.
+  static PlaceEviction from(const OptionValues& options, const PolicyContext& context);
+
+  int evict(const DecodeView& view) const noexcept;
+  int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept;
+  /// Upper bound over all splits of `total` kept rows over layers that forget 1 - kept / N each.
+  int64_t peak_rows_total(int64_t total, int layers, int prompt_rows, int max_rows) const noexcept;
+};
+
+// ---------------------------------------------------------------------------------------- options
+
+inline constexpr OptionInfo kKeep{.key = "keep",
+                                  .type = OptionInfo::Type::kReal,
+                                  .low = 0.001,
+                                  .high = 1,
+                                  .standard = "0.5",
+                                  .help = "kept fraction of the prompt's rows; 1 keeps everything"};
+inline constexpr OptionInfo kSinks{.key = "sinks",
+                                   .type = OptionInfo::Type::kInteger,
+                                   .low = 0,
+                                   .high = 1024,
+                                   .standard = "1",
+                                   .help = "first rows of the prompt that always stay"};
+inline constexpr OptionInfo kLast{.key = "last",
+                                  .type = OptionInfo::Type::kInteger,
+                                  .low = 1,
+                                  .high = 1024,
+                                  .standard = "1",
+                                  .help = "last rows of the prompt that stay when it ends"};
+inline constexpr OptionInfo kEvict{
+    .key = "evict",
+    .choices = "auto|fixed_index|sliding|none",
+    .standard = "auto",
+    .official = "fixed_index",
+    .paper = "sliding",
+    .help = "row that goes in decode; auto: sliding with a quantizer, else fixed_index"};
+inline constexpr OptionInfo kEvictIfAsked{
+    .key = "evict",
+    .choices = "none|fixed_index|sliding",
+    .standard = "none",
+    .help = "row that goes in decode as in prefixkv, to compare at equal sizes; none as published"};
+inline constexpr OptionInfo kDistance{.key = "distance",
+                                      .type = OptionInfo::Type::kInteger,
+                                      .low = 1,
+                                      .high = 4096,
+                                      .standard = "25",
+                                      .help = "rows between the evicted one and the end"};
+
+inline constexpr OptionInfo kWindow{.key = "window",
+                                    .type = OptionInfo::Type::kInteger,
+                                    .low = 1,
+                                    .high = 4096,
+                                    .standard = "64",
+                                    .help = "last rows of the prompt: they observe, and stay"};
+inline constexpr OptionInfo kKernel{.key = "kernel",
+                                    .type = OptionInfo::Type::kInteger,
+                                    .low = 1,
+                                    .high = 63,
+                                    .standard = "5",
+                                    .help = "neighbours over which scores are averaged, odd"};
+inline constexpr OptionInfo kHeadShared{
+    .key = "head_shared",
+    .choices = "off|on",
+    .standard = "off",
+    .help = "one set of rows for all heads of a layer instead of one per kv head"};
+
+/// The value of kKernel; throws Error{kInvalidArgument} if it is even.
+int kernel_from(const OptionValues& options);
+
+/// Rules that may do nothing at all: keep=1.
+inline bool keeps_everything(double keep) noexcept { return keep >= 1; }
+
+/// A rule whose decode is PlaceEviction, with one set of rows for all kv_heads.
+class PlacedRule : public Retention {
+ public:
+  PlacedRule(double keep, const PlaceEviction& eviction) : keep_(keep), eviction_(eviction) {}
+
+  bool same_in_all_layers() const noexcept override { return identity(); }
+  int evict(const DecodeView& view) const noexcept override { return eviction_.evict(view); }
+  int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept override {
+    return eviction_.peak_rows(kept, forget, prompt_rows, max_rows);
+  }
+
+ protected:
+  bool identity() const noexcept { return keeps_everything(keep_); }
+  double keep() const noexcept { return keep_; }
+  const PlaceEviction& eviction() const noexcept { return eviction_; }
+
+ private:
+  double keep_;
+  PlaceEviction eviction_;
+};
+
+}  // namespace kvlm::retention

@@ -1,0 +1,45 @@
+#include <array>
+
+#include "kvcache/policies.h"
+#include "kvcache/retention/uniform.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+constexpr std::array kOptions = {kKeep, kSinks, kLast, kEvict, kDistance};
+
+/// Elastic Cache: the most attended rows are anchors, equally many in every layer, and every other
+/// row is averaged, key and value, into the anchor that is nearest by position (specs 8.6); decode
+/// evicts by place (specs 8.5).
+///
+/// As PrefixKV's paper describes it; its own code was not read [G]. evict=auto is sliding with a
+/// quantizer, so that what was packed stays; the published rule is fixed_index.
+///
+/// Source: Liu et al. 2024, "Efficient Inference of Vision Instruction-Following Models with
+/// Elastic Cache" [G]; specs 9.6.
+class Elastic final : public Uniform {
+ public:
+  using Uniform::Uniform;
+  MergeRule merge() const noexcept override {
+    return identity() ? MergeRule::kNone : MergeRule::kPosition;
+  }
+};
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<Elastic>(options.real("keep"), options.integer("last"),
+                                   PlaceEviction::from(options, context));
+}
+
+}  // namespace
+
+const RetentionEntry elastic{
+    {.name = "elastic",
+     .kind = PartKind::kRetention,
+     .source = "Elastic Cache, as PrefixKV describes it",
+     .stores = "the rows that got most attention, each the mean of itself and its neighbours",
+     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
+     .options = kOptions},
+    make};
+
+}  // namespace kvlm::retention

@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <array>
+
+#include "kvcache/policies.h"
+#include "kvcache/retention/common.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+constexpr std::array kOptions = {
+    kKeep,
+    kHeadShared,
+    OptionInfo{.key = "prefill_only",
+               .choices = "off|on",
+               .standard = "off",
+               .help = "rows go when the prompt ends and not in decode"},
+    OptionInfo{.key = "colmean",
+               .choices = "off|on",
+               .standard = "off",
+               .help = "scores divided by the rows that could see a slot, no recent half, prefill "
+                       "only (kvpress: observed attention)"},
+};
+
+/// Keeps the newest rows and, in equal number, the heavy hitters: those that got most attention
+/// over the prompt and every step since. Sets of rows are per kv_head, equally many.
+///
+/// floor(r N) rows stay, the recent half rounded up, and as many in decode: after each step the row
+/// with the least attention that is not among the recent ones goes, ties the newest of them. That
+/// halves are equal, and that scores go on in decode, is [G].
+///
+/// colmean=on is NVIDIA/kvpress's "observed attention" [K]: the mean over the rows that see a slot
+/// instead of the sum, no recent half, no eviction in decode. Departure: the prompt's last row
+/// stays here too, as every rule keeps it.
+///
+/// Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle" [G]; specs 9.3.
+class H2o final : public Retention {
+ public:
+  struct Settings {
+    double keep = 1;
+    bool head_shared = false;
+    bool prefill_only = false;
+    bool colmean = false;
+  };
+  explicit H2o(const Settings& settings) : settings_(settings) {}
+
+  ImportanceNeeds needs() const noexcept override {
+    if (identity()) return {};
+    return {.rows = ImportanceNeeds::Rows::kAll, .decode_weights = evicts()};
+  }
+  bool per_head() const noexcept override { return !settings_.head_shared && !identity(); }
+  bool same_in_all_layers() const noexcept override { return identity(); }
+  bool joint() const noexcept override { return false; }
+
+  std::vector<LayerSelection> select(const PromptView& prompt,
+                                     std::span<const int> pairs) const override {
+    if (identity()) return keep_everything(prompt);
+    const std::vector<Unit> units = units_of(prompt, pairs);
+    std::vector<LayerSelection> selections;
+    for (const Unit& unit : units) {
+      LayerSelection selection{{}, 1 - settings_.keep};
+      if (settings_.head_shared) {
+        selection.slots.push_back(chosen(unit_scores(prompt, unit)));
+      } else {
+        for (int h = 0; h < prompt.shape->kv_heads; ++h) {
+          selection.slots.push_back(chosen(unit_scores(prompt, unit, h)));
+        }
+      }
+      selections.push_back(std::move(selection));
+    }
+    return by_layer(prompt, units, std::move(selections));
+  }
+
+  int evict(const DecodeView& view) const noexcept override {
+    if (!evicts() || view.rows <= view.kept) return -1;
+    const auto old = static_cast<size_t>(view.rows - recent(view.kept));
+    size_t least = 0;
+    for (size_t j = 1; j < old; ++j) {
+      if (view.weights[j] <= view.weights[least]) least = j;
+    }
+    return static_cast<int>(least);
+  }
+
+  int peak_rows(int kept, double /*forget*/, int prompt_rows,
+                int max_rows) const noexcept override {
+    const int growing = growing_peak(kept, prompt_rows, max_rows);
+    return evicts() ? std::min(growing, kept + 1) : growing;
+  }
+  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
+    return int64_t{layers} * peak_rows(kept(prompt_rows), 0, prompt_rows, max_rows);
+  }
+
+ private:
+  bool identity() const noexcept { return keeps_everything(settings_.keep); }
+  bool evicts() const noexcept {
+    return !identity() && !settings_.prefill_only && !settings_.colmean;
+  }
+  int kept(int n) const noexcept { return std::max(1, floored_rows(settings_.keep, n)); }
+  static int recent(int kept) noexcept { return (kept + 1) / 2; }
+
+  std::vector<int32_t> chosen(std::vector<double> scores) const {
+    const auto n = static_cast<int>(scores.size());
+    if (settings_.colmean) {
+      for (int j = 0; j < n; ++j) scores[static_cast<size_t>(j)] /= n - j;
+    }
+    return keep_best(scores, kept(n), /*sinks=*/0, settings_.colmean ? 1 : recent(kept(n)));
+  }
+
+  Settings settings_;
+};
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext&) {
+  H2o::Settings settings;
+  settings.keep = options.real("keep");
+  settings.head_shared = options.text("head_shared") == "on";
+  settings.prefill_only = options.text("prefill_only") == "on";
+  settings.colmean = options.text("colmean") == "on";
+  return std::make_unique<H2o>(settings);
+}
+
+}  // namespace
+
+const RetentionEntry h2o{
+    {.name = "h2o",
+     .kind = PartKind::kRetention,
+     .source = "H2O",
+     .stores = "half recent rows, half those that got most attention so far, per kv head",
+     .composes = "any quantizer; sharing only with head_shared=on",
+     .options = kOptions},
+    make};
+
+}  // namespace kvlm::retention

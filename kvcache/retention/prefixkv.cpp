@@ -1,0 +1,246 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "kernels/base/error.h"
+#include "kvcache/policies.h"
+#include "kvcache/retention/common.h"
+#include "kvcache/retention/prefix_fit.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+using Type = OptionInfo::Type;
+
+constexpr std::array kOptions = {
+    kKeep,
+    kSinks,
+    kLast,
+    OptionInfo{.key = "mode",
+               .choices = "auto|online|profile",
+               .standard = "auto",
+               .official = "profile",
+               .paper = "profile",
+               .help = "budgets fitted to each prompt, or those of --kv-profile; auto: the profile "
+                       "if it was made for this keep and decoder"},
+    OptionInfo{.key = "fit",
+               .choices = "greedy|rescale",
+               .standard = "greedy",
+               .official = "rescale",
+               .paper = "rescale",
+               .help = "online budgets: exact, or scaled as in the published code"},
+    OptionInfo{.key = "protect",
+               .choices = "inside|official",
+               .standard = "inside",
+               .official = "official",
+               .help = "online budgets: sinks and last rows count as others do, or on top"},
+    kEvict,
+    kDistance,
+    OptionInfo{.key = "merge",
+               .choices = "none|position|feature",
+               .standard = "none",
+               .help = "dropped rows are averaged into the nearest kept one, or the one whose key "
+                       "is most alike"},
+    OptionInfo{.key = "pos",
+               .choices = "logical|layer0_len",
+               .standard = "logical",
+               .official = "layer0_len",
+               .help = "position of the next token: tokens so far, or the rows that layer 0 holds"},
+};
+
+enum class Fit : uint8_t { kGreedy, kRescale };
+
+struct Settings {
+  double keep = 1;
+  int sinks = 1;
+  int last = 1;
+  std::vector<double> forget;  ///< (layers,) of the offline profile; empty: fitted online
+  Fit fit = Fit::kGreedy;
+  bool protect_on_top = false;
+  MergeRule merge = MergeRule::kNone;
+  bool positions_from_layer0 = false;
+
+  /// No layer keeps fewer rows, if it has them.
+  int least() const noexcept { return sinks + last + 1; }
+};
+
+/// Keeps in every layer the most attended rows, as few as hold a share p of its attention, with one
+/// p for all layers such that r of all rows stay.
+///
+/// Budgets are fitted to each prompt (mode=online), or come from `vlm-kv profile`, which averages
+/// them over a few prompts, by way of --kv-profile (mode=profile): then a layer is compacted as
+/// soon as its own prompt has ended. mode=auto takes the profile if it is for this many layers and
+/// this keep, else fits. Decode evicts by place (specs 8.5) with the forget ratio of
+/// the profile, or 1 - m / N of the fit.
+///
+/// Departures from the published code, each an option: the fit is exact (fit=rescale: within 5
+/// rows, then scaled; its search is cut at 64 steps because it need not end), protected rows are
+/// inside the budget (protect=official), the position of a new token is the number of tokens fed
+/// (pos=layer0_len). At least sinks + last + 1 rows stay in every layer [S]; the code asserts.
+/// Merging is in the paper only (4.3, Table 12); that values follow the keys' assignment is [S].
+///
+/// Source: Wang et al., "PrefixKV", 3.2-3.3, eq. 1, alg. 1 [P]; prefixkv.py [C]; specs 8.
+class PrefixKv final : public PlacedRule {
+ public:
+  PrefixKv(Settings settings, const PlaceEviction& eviction)
+      : PlacedRule(settings.keep, eviction), settings_(std::move(settings)) {}
+
+  ImportanceNeeds needs() const noexcept override {
+    return {.rows = identity() ? ImportanceNeeds::Rows::kNone : ImportanceNeeds::Rows::kAll};
+  }
+  bool joint() const noexcept override { return !identity() && settings_.forget.empty(); }
+  MergeRule merge() const noexcept override {
+    return identity() ? MergeRule::kNone : settings_.merge;
+  }
+  bool positions_from_layer0() const noexcept override { return settings_.positions_from_layer0; }
+
+  std::vector<LayerSelection> select(const PromptView& prompt,
+                                     std::span<const int> pairs) const override {
+    if (identity()) return keep_everything(prompt);
+    const std::vector<Unit> units = units_of(prompt, pairs);
+    std::vector<std::vector<double>> scores;
+    for (const Unit& unit : units) scores.push_back(unit_scores(prompt, unit));
+    const std::vector<Budget> budgets = settings_.forget.empty()
+                                            ? fitted(units, scores, prompt.shape->layers)
+                                            : profiled(units, prompt.rows);
+    std::vector<LayerSelection> selections;
+    for (size_t u = 0; u < units.size(); ++u) {
+      selections.push_back(
+          {{keep_best(scores[u], budgets[u].kept, settings_.sinks, settings_.last)},
+           budgets[u].forget});
+    }
+    return by_layer(prompt, units, std::move(selections));
+  }
+
+  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
+    const int64_t all = int64_t{layers} * std::max(prompt_rows, max_rows);
+    if (identity()) return all;
+    if (!settings_.forget.empty()) return std::min(all, profiled_peak(prompt_rows, max_rows));
+    int64_t total = total_rows(keep(), layers, prompt_rows);
+    if (settings_.fit == Fit::kRescale) total += layers;
+    total = std::max(total, int64_t{layers} * std::min(settings_.least(), prompt_rows));
+    total = std::min(total, int64_t{layers} * prompt_rows);
+    return std::min(all, eviction().peak_rows_total(total, layers, prompt_rows, max_rows));
+  }
+
+ private:
+  struct Budget {
+    int kept;
+    double forget;
+  };
+
+  std::vector<Budget> fitted(std::span<const Unit> units,
+                             std::span<const std::vector<double>> scores, int layers) const {
+    std::vector<LayerDemand> demands;
+    for (size_t u = 0; u < units.size(); ++u) {
+      demands.push_back({lorenz_curve(scores[u]), units[u].size()});
+    }
+    const auto n = static_cast<int>(scores.front().size());
+    const FitRules rules{.total = total_rows(keep(), layers, n),
+                         .least = settings_.least(),
+                         .extra = settings_.protect_on_top ? settings_.sinks + settings_.last : 0};
+    std::vector<Budget> budgets;
+    for (const int kept :
+         settings_.fit == Fit::kGreedy ? fit_greedy(demands, rules) : fit_rescale(demands, rules)) {
+      budgets.push_back({kept, 1 - static_cast<double>(kept) / n});
+    }
+    return budgets;
+  }
+
+  std::vector<Budget> profiled(std::span<const Unit> units, int n) const {
+    std::vector<Budget> budgets;
+    for (const Unit& unit : units) {
+      double forget = 0;
+      for (const int layer : unit.layers) forget += settings_.forget[static_cast<size_t>(layer)];
+      forget /= unit.size();
+      const int kept = n - rounded_rows(forget, n);
+      budgets.push_back({std::min(n, std::max(kept, settings_.least())), forget});
+    }
+    return budgets;
+  }
+
+  /// A bound that holds for tied layers too: what their mean keeps is at most the sum of both.
+  int64_t profiled_peak(int prompt_rows, int max_rows) const noexcept {
+    const auto layers = static_cast<int64_t>(settings_.forget.size());
+    const int steps = std::max(0, max_rows - prompt_rows);
+    const bool growing = steps == 0 || eviction().rule == PlaceEviction::Rule::kNone;
+    const int tokens = growing ? prompt_rows : prompt_rows + steps - 1;
+    double rows = 0;
+    for (const double forget : settings_.forget) {
+      rows += std::max<double>(settings_.least(), tokens * (1 - forget));
+    }
+    // Rounding adds at most half a row to what is kept and less than one to a budget; the newest
+    // row adds another.
+    const auto whole = static_cast<int64_t>(std::floor(rows + 1e-6));
+    return whole + layers * (growing ? 1 + int64_t{steps} : 2);
+  }
+
+  Settings settings_;
+};
+
+/// The profile's forget ratios if the options ask for them and they fit.
+std::vector<double> profiled_forget(const OptionValues& options, const PolicyContext& context,
+                                    double keep) {
+  const std::string_view mode = options.text("mode");
+  if (mode == "online") return {};
+  // Only who wrote mode=profile is refused; profile=official alone takes one where there is one.
+  const auto refuse = [&](const std::string& found) {
+    if (mode == "auto" || !options.given("mode")) return std::vector<double>();
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--kv prefixkv,mode=profile needs the forget ratios of {} layers for "
+                            "keep={}, but {}; make them with vlm-kv profile and give them with "
+                            "--kv-profile, or use mode=online",
+                            context.shape->layers, keep, found));
+  };
+  if (context.profile == nullptr || context.profile->forget.empty()) {
+    return refuse("no profile has any");
+  }
+  const std::vector<double>& forget = context.profile->forget;
+  if (static_cast<int>(forget.size()) != context.shape->layers) {
+    return refuse(fmt::format("the profile has {} layers", forget.size()));
+  }
+  if (std::abs(context.profile->forget_keep - keep) > 1e-6) {
+    return refuse(fmt::format("the profile was made for keep={}", context.profile->forget_keep));
+  }
+  for (const double ratio : forget) {
+    if (!(ratio >= 0 && ratio <= 1)) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("the profile has a forget ratio of {}, expected 0 to 1; make it anew "
+                              "with vlm-kv profile",
+                              ratio));
+    }
+  }
+  return forget;
+}
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  Settings settings;
+  settings.keep = options.real("keep");
+  settings.sinks = options.integer("sinks");
+  settings.last = options.integer("last");
+  if (!keeps_everything(settings.keep)) {
+    settings.forget = profiled_forget(options, context, settings.keep);
+  }
+  settings.fit = options.text("fit") == "greedy" ? Fit::kGreedy : Fit::kRescale;
+  settings.protect_on_top = options.text("protect") == "official";
+  if (options.text("merge") == "position") settings.merge = MergeRule::kPosition;
+  if (options.text("merge") == "feature") settings.merge = MergeRule::kFeature;
+  settings.positions_from_layer0 = options.text("pos") == "layer0_len";
+  return std::make_unique<PrefixKv>(std::move(settings), PlaceEviction::from(options, context));
+}
+
+}  // namespace
+
+const RetentionEntry prefixkv{
+    {.name = "prefixkv",
+     .kind = PartKind::kRetention,
+     .source = "PrefixKV, 3.2-3.3, eq. 1, alg. 1",
+     .stores = "in every layer the fewest rows that hold one share of its attention",
+     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
+     .options = kOptions},
+    make};
+
+}  // namespace kvlm::retention

@@ -1,0 +1,51 @@
+#include <algorithm>
+#include <array>
+
+#include "kvcache/policies.h"
+#include "kvcache/retention/window.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+constexpr std::array kOptions = {kKeep, kWindow, kKernel, kHeadShared, kEvictIfAsked, kDistance};
+
+/// Keeps, per kv_head, the rows that the last `window` rows of the prompt look at, and those rows
+/// themselves: floor(r N), raised to the window [S: the reference truncates it]. Prompts that are
+/// no longer than the window stay whole. Nothing is evicted in decode unless asked for.
+///
+/// Source: Li et al. 2024, "SnapKV" [G], as in NVIDIA/kvpress [K]; specs 9.4.
+class SnapKv final : public WindowRule {
+ public:
+  using WindowRule::WindowRule;
+
+  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
+    return int64_t{layers} * peak_rows(kept(prompt_rows), 1 - keep(), prompt_rows, max_rows);
+  }
+
+ private:
+  LayerBudget budget(std::span<const int>, int, int n) const override {
+    return {kept(n), 1 - keep()};
+  }
+  int kept(int n) const noexcept {
+    return std::min(n, std::max(floored_rows(keep(), n), settings().window));
+  }
+};
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<SnapKv>(WindowRule::Settings::from(options),
+                                  PlaceEviction::from(options, context));
+}
+
+}  // namespace
+
+const RetentionEntry snapkv{
+    {.name = "snapkv",
+     .kind = PartKind::kRetention,
+     .source = "SnapKV, as in kvpress",
+     .stores = "the last rows of the prompt and those that they look at most, per kv head",
+     .composes = "any quantizer; sharing only with head_shared=on",
+     .options = kOptions},
+    make};
+
+}  // namespace kvlm::retention

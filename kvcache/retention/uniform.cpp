@@ -1,0 +1,55 @@
+#include "kvcache/retention/uniform.h"
+
+#include <algorithm>
+#include <array>
+
+#include "kvcache/policies.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+constexpr std::array kOptions = {kKeep, kSinks, kLast, kEvict, kDistance};
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<Uniform>(options.real("keep"), options.integer("last"),
+                                   PlaceEviction::from(options, context));
+}
+
+}  // namespace
+
+ImportanceNeeds Uniform::needs() const noexcept {
+  return {.rows = identity() ? ImportanceNeeds::Rows::kNone : ImportanceNeeds::Rows::kAll};
+}
+
+std::vector<LayerSelection> Uniform::select(const PromptView& prompt,
+                                            std::span<const int> pairs) const {
+  if (identity()) return keep_everything(prompt);
+  const std::vector<Unit> units = units_of(prompt, pairs);
+  std::vector<LayerSelection> selections;
+  for (const Unit& unit : units) {
+    selections.push_back(
+        {{keep_best(unit_scores(prompt, unit), kept(prompt.rows), eviction().sinks, last_)},
+         1 - keep()});
+  }
+  return by_layer(prompt, units, std::move(selections));
+}
+
+int64_t Uniform::peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept {
+  return int64_t{layers} * peak_rows(kept(prompt_rows), 1 - keep(), prompt_rows, max_rows);
+}
+
+int Uniform::kept(int n) const noexcept {
+  return std::min(n, std::max(rounded_rows(keep(), n), eviction().sinks + last_ + 1));
+}
+
+const RetentionEntry uniform{
+    {.name = "uniform",
+     .kind = PartKind::kRetention,
+     .source = "PrefixKV, Table 4 (baseline)",
+     .stores = "the rows that got most attention, equally many in every layer",
+     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
+     .options = kOptions},
+    make};
+
+}  // namespace kvlm::retention

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "kvcache/retention/common.h"
+
+namespace kvlm::retention {
+
+/// PrefixKV's importance with the same number of rows in every layer: the "baseline" row of its
+/// Table 4, and what every adaptive budget is to be compared with.
+///
+/// Keeps round(r N) rows of each layer, ties to even, but at least sinks + last + 1 [S]: the first
+/// `sinks`, the last `last` and those that got most attention over all rows and heads. Decode
+/// evicts by place (specs 8.5) with the forget ratio 1 - r.
+///
+/// Source: Wang et al., "PrefixKV", Table 4 [P]; specs 9.1.
+class Uniform : public PlacedRule {
+ public:
+  /// Eviction keeps eviction.sinks, as selection does.
+  Uniform(double keep, int last, const PlaceEviction& eviction)
+      : PlacedRule(keep, eviction), last_(last) {}
+
+  ImportanceNeeds needs() const noexcept override;
+  bool joint() const noexcept override { return false; }
+  std::vector<LayerSelection> select(const PromptView& prompt,
+                                     std::span<const int> pairs) const override;
+  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override;
+
+ private:
+  int kept(int n) const noexcept;
+
+  int last_;
+};
+
+}  // namespace kvlm::retention
