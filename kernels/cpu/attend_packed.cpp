@@ -15,6 +15,8 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/attention-inl.h"
+#include "kernels/cpu/packed_slots.h"
+#include "kernels/cpu/packed_vnni.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvlm::cpu::HWY_NAMESPACE {
@@ -121,10 +123,6 @@ void load_meta(const std::byte* from, DType dtype, size_t count, float* out) {
     std::memcpy(&x, from + i * sizeof(f16), sizeof x);
     out[i] = to_float(x);
   }
-}
-
-bool is_live(const PackedBlock& block, size_t row) {
-  return block.live == nullptr || ((block.live[row / 64] >> (row % 64)) & 1) != 0;
 }
 
 // ------------------------------------------------------------------------------------- workspaces
@@ -440,36 +438,8 @@ void softmax(float* scores, size_t count) {
 
 // ----------------------------------------------------------------------------------------- values
 
-/// The slots of a run of values, in order.
-class SlotWalk {
- public:
-  SlotWalk(const SlotRun& run, size_t first) : run_(run), next_(first), first_(first) {}
-
-  /// The slot of the run's next row.
-  size_t next() {
-    if (run_.selection != nullptr) {
-      while (selected(next_ - first_) != run_.selected_bit) ++next_;
-    }
-    return next_++;
-  }
-
- private:
-  bool selected(size_t i) const { return ((run_.selection[i / 64] >> (i % 64)) & 1) != 0; }
-
-  const SlotRun& run_;
-  size_t next_;
-  size_t first_;
-};
-
-/// A lane's weights by slot.
-struct Weights {
-  const float* of;
-  size_t stride;
-  size_t queries;
-};
-
-/// Tile r holds the row of slots[r].
-void gather(const Weights& weights, size_t first_query, size_t queries,
+/// tile.of[i][r] = the weight of slots[r].
+void gather(const SlotWeights& weights, size_t first_query, size_t queries,
             const std::array<size_t, kTileRows>& slots, size_t count, TileScores& tile) {
   for (size_t i = 0; i < queries; ++i) {
     const float* from = weights.of + (first_query + i) * weights.stride;
@@ -479,7 +449,7 @@ void gather(const Weights& weights, size_t first_query, size_t queries,
 
 /// out_i += sum_j w_ij V_j over a run of dense rows.
 template <class T>
-void add_rows(const SlotRun& run, SlotWalk walk, const Weights& weights, size_t head_dim,
+void add_rows(const SlotRun& run, SlotWalk walk, const SlotWeights& weights, size_t head_dim,
               float* out) {
   const auto rows = static_cast<size_t>(run.slots);
   std::array<size_t, kTileRows> slots;
@@ -497,8 +467,8 @@ void add_rows(const SlotRun& run, SlotWalk walk, const Weights& weights, size_t 
 }
 
 /// out_i += sum_j w_ij V_j over the live rows of packed values.
-void add_blocks(const SlotRun& run, SlotWalk walk, const Weights& weights, const Scratch& scratch,
-                float* out) {
+void add_blocks(const SlotRun& run, SlotWalk walk, const SlotWeights& weights,
+                const Scratch& scratch, float* out) {
   const BlockReader reader(*run.format, scratch);
   const size_t channels = reader.channels();
   std::array<size_t, kTileRows> slots;
@@ -554,6 +524,26 @@ size_t widest(const PackedLane& lane, size_t head_dim) {
   return width;
 }
 
+/// Whether the integer kernels take the run. They need AVX-512 and are no target of Highway's.
+bool scored_in_integers(const SlotRun& run) {
+  return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::scores(*run.format);
+}
+bool added_in_integers(const SlotRun& run) {
+  return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::adds(*run.format);
+}
+
+/// Scratch of one lane, of either kind of kernel.
+size_t scratch_bytes(const PackedLane& lane, size_t width, size_t queries) {
+  size_t bytes = Scratch::bytes(width, queries);
+  for (const std::span<const SlotRun> runs : {lane.keys, lane.values}) {
+    for (const SlotRun& run : runs) {
+      if (run.format == nullptr) continue;
+      bytes = std::max(bytes, vnni::scratch_bytes(*run.format, queries));
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
 void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, float scale,
@@ -562,13 +552,16 @@ void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, flo
   lane.guarded_remaps = 0;
   if (lane.slots == 0) return;
   const size_t width = widest(lane, head_dim);
-  const Scratch scratch(stream.scratch(worker, Scratch::bytes(width, queries)), width, queries);
+  std::byte* memory = stream.scratch(worker, scratch_bytes(lane, width, queries));
+  const Scratch scratch(memory, width, queries);
   const auto slots = static_cast<size_t>(lane.slots);
 
   float* scores = lane.weights;
   for (const SlotRun& run : lane.keys) {
     if (run.slots == 0) continue;
-    if (run.format != nullptr) {
+    if (run.format != nullptr && scored_in_integers(run)) {
+      vnni::score_blocks(run, lane.q_packed, queries, scale, memory, scores, slots);
+    } else if (run.format != nullptr) {
       score_blocks(run, lane.q_packed, queries, scale, scratch, scores, slots);
     } else if (run.dtype == DType::kF16) {
       score_rows<f16>(run, lane.q, queries, head_dim, scale, scores, slots);
@@ -587,12 +580,14 @@ void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, flo
     softmax(lane.weights + i * slots, slots);
   }
 
-  const Weights weights{lane.weights, slots, queries};
+  const SlotWeights weights{lane.weights, slots, queries};
   size_t slot = 0;
   for (const SlotRun& run : lane.values) {
     const SlotWalk walk(run, slot);
     if (run.slots == 0) {
       // Nothing to add.
+    } else if (run.format != nullptr && added_in_integers(run)) {
+      vnni::add_blocks(run, walk, weights, memory, lane.out);
     } else if (run.format != nullptr) {
       add_blocks(run, walk, weights, scratch, lane.out);
     } else if (run.dtype == DType::kF16) {
