@@ -108,6 +108,15 @@ SpecPart checked_part(SpecPart part) {
   }
   const OptionValues values(*info, part);
   for (auto& [key, value] : part.options) value = values.text(key);
+  // Where a part stands and whose values it has is said only if it is not as usual, so that
+  // visual=calibquant and calibquant are one spec. Other values stay as written: a record keeps its
+  // meaning when a default changes.
+  for (const OptionInfo* option : options_of(*info)) {
+    if (option->key != "scope" && option->key != "profile") continue;
+    std::erase_if(part.options, [&](const auto& given) {
+      return given.first == option->key && given.second == option->standard;
+    });
+  }
   return part;
 }
 
@@ -248,8 +257,8 @@ CacheSpec layered_spec(std::string_view every_layer,
                                 "\"0-1,30\"",
                                 kMaxSpecLayers - 1));
       }
-      std::vector<SpecPart> here = assemble(parts_of(text)).parts;
-      for (SpecPart& part : here) {
+      CacheSpec here = assemble(parts_of(text));
+      for (const SpecPart& part : here.parts) {
         if (kind_of(part) != PartKind::kQuantizer) {
           refuse(
               fmt::format("{} is no quantizer, and only quantizers differ by layer; move it to "
@@ -259,20 +268,22 @@ CacheSpec layered_spec(std::string_view every_layer,
         if (part.find("layers") != nullptr) {
           refuse(fmt::format("{} names layers of its own; drop layers=", part_text(part)));
         }
-        part.options.emplace_back("layers", layer_ranges_text(*ranges));
-        std::sort(part.options.begin(), part.options.end());
       }
       // "f16" stands for plain rows, whatever slots are packed elsewhere.
-      const bool plain =
-          here.size() == 1 && find_format(here[0].name) && here[0].find("scope") == nullptr;
-      if (!plain && !scopes.empty() && scopes_of(here) != scopes) {
+      const bool plain = here.parts.size() == 1 && find_format(here.parts[0].name) &&
+                         here.parts[0].find("scope") == nullptr;
+      if (!plain && !scopes.empty() && scopes_of(here.parts) != scopes) {
         refuse(
             fmt::format("{} serves {} slots where \"default\" serves {}; name a quantizer (or "
                         "f16) for each",
-                        canonical(CacheSpec{here}), fmt::join(scopes_of(here), " and "),
+                        canonical(here), fmt::join(scopes_of(here.parts), " and "),
                         fmt::join(scopes, " and ")));
       }
-      parts.insert(parts.end(), here.begin(), here.end());
+      for (SpecPart& part : here.parts) {
+        part.options.emplace_back("layers", layer_ranges_text(*ranges));
+        std::sort(part.options.begin(), part.options.end());
+        parts.push_back(std::move(part));
+      }
     });
   }
   return assemble(std::move(parts));

@@ -31,7 +31,8 @@ struct SpecPart {
 ///   PART  := NAME (',' KEY=VALUE)*  |  WORD (' ' WORD)*  |  share=codes (',' KEY=VALUE)*
 ///   WORD  := visual=NAME (',' KEY=VALUE)*  |  text=NAME (',' KEY=VALUE)*
 ///
-/// visual=NAME is short for NAME,scope=visual. A quantizer part may carry layers=0-1/30; then it
+/// visual=NAME is short for NAME,scope=visual. Options are spelled out as written, but for a scope
+/// or profile that is the policy's usual one. A quantizer part may carry layers=0-1/30; then it
 /// serves these layers, and a part of the same scope without layers the others. Parts are in the
 /// order of the pipeline: retention, quantizers, sharing.
 struct CacheSpec {

@@ -402,7 +402,7 @@ const QuantizerEntry vidkv{
      .source = "VidKV, 4.2-4.3, eqs. 4-7, algs. 1-3",
      .stores = "keys at 2 bits in the widest channels and 1 bit in the spectrum of the others, "
                "values ternary, both per channel in groups of rows",
-     .composes = "any retention; share=codes,keys=off",
+     .composes = "any retention; share=codes with from=off:0",
      .options = kOptions},
     make<VidKv>};
 

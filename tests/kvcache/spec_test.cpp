@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -168,6 +170,236 @@ TEST(RefusedSpec, PlainFormatsThatMeet) {
 TEST(RefusedSpec, TextsTooLong) {
   EXPECT_EQ(refusal("f16" + std::string(5000, ' ')),
             "--kv is a text of 5003 characters; a spec has at most 4096");
+}
+
+TEST(RefusedSpec, QuantizersThatMeet) {
+  EXPECT_EQ(
+      refusal("kivi + int8"),
+      "--kv \"int8 + kivi\" names two quantizers, int8 and kivi, for the same slots; keep one");
+  EXPECT_EQ(refusal("kivi + f16"),
+            "--kv \"f16 + kivi\" names two quantizers, f16 and kivi, for the same slots; keep one");
+  EXPECT_EQ(refusal("kivi + calibquant"),
+            "--kv \"calibquant + kivi\" has kivi for all slots beside calibquant for visual slots; "
+            "did you mean calibquant + kivi,scope=text?");
+  EXPECT_EQ(refusal("f32 + text=kivi"),
+            "--kv \"f32 + kivi,scope=text\" has f32 for all slots beside kivi for text slots; did "
+            "you mean kivi,scope=text + f32,scope=visual?");
+  EXPECT_EQ(refusal("head_quantile + visual=calibquant"),
+            "--kv \"calibquant + head_quantile\" names two quantizers, calibquant and "
+            "head_quantile, for the same slots; keep one");
+  EXPECT_EQ(refusal("text=calibquant"),
+            "--kv calibquant has no scope=text; did you mean scope=visual? (legal: visual)");
+  EXPECT_EQ(refusal("kivi,layers=0-3 + kivi,bits=4,layers=3-5"),
+            "--kv \"kivi,layers=0-3 + kivi,bits=4,layers=3-5\" names two quantizers, "
+            "kivi,layers=0-3 and kivi,bits=4,layers=3-5, for layer 3; keep one");
+  EXPECT_EQ(
+      refusal("visual=kivi + calibquant,layers=0"),
+      "--kv \"kivi,scope=visual + calibquant,layers=0\" has kivi in some layers and "
+      "calibquant in others, and calibquant packs once where kivi packs as rows age; keep one "
+      "of them");
+}
+
+TEST(RefusedSpec, SharingThatCannotBe) {
+  EXPECT_EQ(refusal("xquant + share=codes"),
+            "--kv \"xquant + share=codes\" has share=codes beside xquant, which shares codes "
+            "itself; did you mean xquant?");
+  EXPECT_EQ(
+      refusal("xquant,bits=2"),
+      "--kv xquant has no option bits; did you mean meta? (its options are calib, eta1, eta2, "
+      "group, km, kq, meta, residual, tail_keep, vm, vq, scope, layers, profile)");
+  EXPECT_EQ(
+      refusal("xquant,layers=0-3"),
+      "--kv \"xquant,layers=0-3\" has xquant,layers=0-3, and xquant pairs layers itself; drop "
+      "layers=0-3");
+  EXPECT_EQ(refusal("text=xquant visual=calibquant"),
+            "--kv \"calibquant + xquant,scope=text\" has another quantizer beside xquant, whose "
+            "codes layers share; keep xquant alone");
+  EXPECT_EQ(
+      refusal("vidkv + share=codes"),
+      "--kv \"vidkv + share=codes\" shares keys of vidkv, whose channels differ by layer; did "
+      "you mean vidkv + share=codes,from=off:0?");
+  EXPECT_EQ(
+      refusal("vidkv,flush=requant_all + share=codes,from=off:0"),
+      "--kv \"vidkv,flush=requant_all + share=codes,from=off:0\" shares codes of "
+      "vidkv,flush=requant_all, which packs old rows again; did you mean vidkv,flush=append?");
+  EXPECT_EQ(refusal("kivi,bits=4,layers=0-2 + kivi + share=codes"),
+            "--kv \"kivi + kivi,bits=4,layers=0-2 + share=codes\" shares codes of keys between "
+            "layers 2 and 3, which pack them differently; let each pair of layers be packed alike");
+  EXPECT_EQ(refusal("kivi + share=codes + share=codes,pair=off"),
+            "--kv \"kivi + share=codes,pair=off + share=codes\" has two sharing parts; keep one "
+            "share=codes");
+}
+
+TEST(RefusedSpec, ValuesOfPolicies) {
+  EXPECT_EQ(refusal("kiwi"), fmt::format("--kv has no policy \"kiwi\"; did you mean kivi? (built "
+                                         "are {})",
+                                         names()));
+  EXPECT_EQ(refusal("kivi,bits=9"),
+            "--kv kivi has no bits=9; did you mean bits=8? (legal: an integer from 1 to 8)");
+  EXPECT_EQ(
+      refusal("kivi,bit=2"),
+      "--kv kivi has no option bit; did you mean bits? (its options are bits, group, key_bits, "
+      "meta, residual, tail_keep, value_bits, scope, layers, profile)");
+  EXPECT_EQ(refusal("calibquant,bits=3"),
+            "--kv calibquant has no bits=3; did you mean bits=1? (legal: 1, 2, 4, 8)");
+  EXPECT_EQ(refusal("calibquant,tau=3"),
+            "--kv calibquant has no tau=3; did you mean tau=0:3? (legal: two numbers A:B from 0 to "
+            "1000)");
+  EXPECT_EQ(
+      refusal("head_quantile,alpha=0.5"),
+      "--kv head_quantile has no alpha=0.5; did you mean alpha=0.2? (legal: a number from 0 to "
+      "below 0.5)");
+  EXPECT_EQ(refusal("vidkv,profile=offical"),
+            "--kv vidkv has no profile=offical; did you mean profile=official? (legal: default, "
+            "official, paper)");
+  EXPECT_EQ(refusal("f16,profile=paper"),
+            "--kv f16 has no option profile; did you mean scope? (its options are scope, layers)");
+}
+
+TEST(CacheSpec, PartsComeInTheOrderOfThePipeline) {
+  EXPECT_EQ(canonical(parse_spec("share=codes,pair=off,from=2:016 + kivi,group=32,bits=02")),
+            "kivi,bits=2,group=32 + share=codes,from=2:16,pair=off");
+  EXPECT_EQ(canonical(parse_spec("text=kivi visual=calibquant,bits=2")),
+            "calibquant,bits=2 + kivi,scope=text");
+  EXPECT_EQ(parse_spec("visual=calibquant text=kivi"),
+            parse_spec("kivi,scope=text + calibquant,scope=visual"));
+  EXPECT_EQ(canonical(parse_spec("kivi,bits=4,layers=30/0-1 + kivi")),
+            "kivi + kivi,bits=4,layers=0-1/30");
+  EXPECT_EQ(canonical(parse_spec("kivi,profile=default,scope=all")), "kivi");
+  EXPECT_EQ(canonical(parse_spec("xquant,eta1=1/6")), "xquant,eta1=0.16666666666666666");
+}
+
+TEST(CacheSpec, PlainLayersTakeTheScopesOfTheOthers) {
+  EXPECT_EQ(canonical(parse_spec("f16,layers=0-1 + kivi")), "kivi + f16,layers=0-1");
+  EXPECT_EQ(canonical(parse_spec("calibquant + f16,layers=0-1")),
+            "calibquant + f16,layers=0-1,scope=visual");
+  EXPECT_EQ(canonical(parse_spec("visual=calibquant text=kivi + f16,layers=0-1")),
+            "calibquant + f16,layers=0-1,scope=visual + kivi,scope=text + "
+            "f16,layers=0-1,scope=text");
+}
+
+/// A legal value of an option, most of the time.
+std::string random_value(const OptionInfo& option, std::mt19937& random) {
+  const auto number = [&](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  const auto integer = [&] {
+    return fmt::format("{}", static_cast<int64_t>(number(option.low - 0.4, option.high + 0.4)));
+  };
+  switch (option.type) {
+    case OptionInfo::Type::kChoice: {
+      const std::vector<std::string_view> choices = split_words(option.choices, '|');
+      return std::string(choices[random() % choices.size()]);
+    }
+    case OptionInfo::Type::kInteger:
+      return integer();
+    case OptionInfo::Type::kReal:
+      return fmt::format("{:.{}f}", number(option.low, option.high), random() % 18);
+    case OptionInfo::Type::kRealPair:
+      return fmt::format("{}:{:.3f}", number(option.low, option.high),
+                         number(option.low, option.high));
+    case OptionInfo::Type::kChannels:
+      return random() % 2 == 0 ? "auto" : integer();
+    case OptionInfo::Type::kStartLayers:
+      return fmt::format("{}:{}", random() % 3 == 0 ? "off" : integer(),
+                         random() % 3 == 0 ? "off" : integer());
+    case OptionInfo::Type::kLayers:
+      return fmt::format("{}/{}-{}", random() % 8, 8 + random() % 8, 16 + random() % 16);
+  }
+  return {};
+}
+
+std::string random_text(std::mt19937& random) {
+  const std::vector<const PolicyInfo*> infos = policies();
+  std::string text;
+  for (size_t parts = 1 + random() % 3; parts > 0; --parts) {
+    const PolicyInfo& info = *infos[random() % infos.size()];
+    if (!text.empty()) text += random() % 2 == 0 ? "+" : " +\t";
+    text += info.kind == PartKind::kSharing ? "share=codes" : std::string(info.name);
+    const std::vector<const OptionInfo*> options = options_of(info);
+    for (const OptionInfo* option : options) {
+      if (option->key == "what" || random() % 4 != 0) continue;
+      text += fmt::format(",{}{}={}", random() % 9 == 0 ? " " : "", option->key,
+                          random_value(*option, random));
+    }
+  }
+  return text;
+}
+
+TEST(CacheSpec, RandomTextsPrintWhatTheyParse) {
+  std::mt19937 random(1);
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = random_text(random);
+    if (random() % 4 == 0) text[random() % text.size()] = static_cast<char>(random() % 128);
+    SCOPED_TRACE(text);
+    try {
+      const CacheSpec spec = parse_spec(text);
+      ++accepted;
+      const std::string printed = canonical(spec);
+      const CacheSpec again = parse_spec(printed);
+      ASSERT_EQ(again, spec) << printed;
+      ASSERT_EQ(canonical(again), printed);
+    } catch (const Error& error) {
+      const std::string_view message = error.what();
+      ASSERT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      ASSERT_TRUE(message.starts_with("--kv ")) << message;
+      ASSERT_LT(message.size(), 1000u) << message;
+      ASSERT_TRUE(std::ranges::all_of(message, [](char c) { return c >= 0x20 && c < 0x7f; }))
+          << message;
+    }
+  }
+  EXPECT_GT(accepted, 2000) << "the texts are too wild to say much";
+}
+
+TEST(LayeredSpec, IsTheSentenceThatItSpellsOut) {
+  EXPECT_EQ(canonical(layered_spec("kivi,bits=2", {{"0-1,30", "kivi,bits=4"}, {"2", "f16"}})),
+            "kivi,bits=2 + kivi,bits=4,layers=0-1/30 + f16,layers=2");
+  EXPECT_EQ(layered_spec("f16", {}), parse_spec("f16"));
+  EXPECT_EQ(canonical(layered_spec("visual=calibquant text=kivi",
+                                   {{"0-1", "f16"}, {"2", "visual=calibquant,bits=2 text=int8"}})),
+            "calibquant + f16,layers=0-1,scope=visual + calibquant,bits=2,layers=2 + "
+            "kivi,scope=text + f16,layers=0-1,scope=text + int8,layers=2,scope=text");
+  EXPECT_EQ(canonical(layered_spec("kivi + share=codes", {{"0/1", "kivi,bits=4"}})),
+            "kivi + kivi,bits=4,layers=0-1 + share=codes");
+}
+
+TEST(LayeredSpec, RefusesWhatTheSentenceRefusesAndSaysWhere) {
+  const auto refused = [](std::string_view every,
+                          std::vector<std::pair<std::string, std::string>> layers) {
+    try {
+      return "accepted: " + canonical(layered_spec(every, layers));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(
+      refused("kivi,bits=9", {}),
+      "default: --kv kivi has no bits=9; did you mean bits=8? (legal: an integer from 1 to 8)");
+  EXPECT_EQ(refused("kivi", {{"0", "kivi,bits=9"}}),
+            "layers \"0\": --kv kivi has no bits=9; did you mean bits=8? (legal: an integer from 1 "
+            "to 8)");
+  EXPECT_EQ(refused("kivi", {{"0", "kivi,layers=3"}}),
+            "layers \"0\": --kv kivi,layers=3 names layers of its own; drop layers=");
+  EXPECT_EQ(refused("kivi", {{"0", "kivi + share=codes"}}),
+            "layers \"0\": --kv share=codes is no quantizer, and only quantizers differ by layer; "
+            "move it to \"default\"");
+  EXPECT_EQ(
+      refused("kivi", {{"0", "calibquant"}}),
+      "layers \"0\": --kv calibquant serves visual slots where \"default\" serves all; name a "
+      "quantizer (or f16) for each");
+  EXPECT_EQ(
+      refused("visual=calibquant text=kivi", {{"0", "text=int8"}}),
+      "layers \"0\": --kv int8,scope=text serves text slots where \"default\" serves text and "
+      "visual; name a quantizer (or f16) for each");
+  for (const char* numbers : {"", "x", "0-1,1", "3-1", "0-1/30,31", "-1", "1024", "0\n"}) {
+    EXPECT_THAT(refused("kivi", {{numbers, "int8"}}),
+                HasSubstr("not a list of layers from 0 to 1023, each once"));
+  }
+  EXPECT_EQ(refused("kivi", {{"0-3", "int8"}, {"3", "int4"}}),
+            "--kv \"kivi + int8,layers=0-3 + int4,layers=3\" names two quantizers, int8,layers=0-3 "
+            "and int4,layers=3, for layer 3; keep one");
 }
 
 TEST(CacheSpec, SpellsLayersAsFewRanges) {
