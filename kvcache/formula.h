@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kvcache/composition.h"
+
+namespace kvlm {
+
+/// Rows of one layer of one sequence, for the byte formulas.
+struct LayerCounts {
+  int rows = 0;    ///< kept when the prompt ended, in every kv_head
+  int visual = 0;  ///< those among them that are visual
+  int images = 1;  ///< pictures that the visual rows come from
+  int steps = 0;   ///< rows appended since; none was dropped
+};
+
+/// What a layer stores, over all kv_heads, in bytes.
+struct PartBytes {
+  size_t key_codes = 0;
+  size_t key_scales = 0;  ///< with zero points
+  size_t value_codes = 0;
+  size_t value_scales = 0;  ///< with zero points
+  size_t full_rows = 0;     ///< keys and values that are not packed
+  size_t masks = 0;         ///< channel masks, bitmaps of protected rows
+  size_t weights = 0;       ///< sums of attention (H2O)
+
+  size_t total() const noexcept {
+    return key_codes + key_scales + value_codes + value_scales + full_rows + masks + weights;
+  }
+  PartBytes& operator+=(const PartBytes& other) noexcept;
+};
+
+/// The bytes of each layer by the formulas of specs 3.1, 4.6, 5.6, 6.7, 7.7, 8.8 and 11: from what
+/// the quantizers plan and how many rows there are, without any cache. Exact where no row was
+/// dropped since the prompt ended.
+///   counts (layers,)
+std::vector<PartBytes> formula(const Composition& composition, const ComposedParts& parts,
+                               const CacheShape& shape, std::span<const LayerCounts> counts);
+
+/// The papers' own width: codes only, of the slots that a quantizer serves (of all but visual slots
+/// if there are two), mean over keys, values and layers.
+double nominal_bits(const Composition& composition, const ComposedParts& parts,
+                    const CacheShape& shape);
+
+}  // namespace kvlm

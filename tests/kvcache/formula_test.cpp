@@ -1,0 +1,236 @@
+#include "kvcache/formula.h"
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvcache/spec.h"
+
+namespace kvlm {
+namespace {
+
+CacheShape shape_of(int layers, int q_heads, int kv_heads, int head_dim) {
+  CacheShape shape;
+  shape.layers = layers;
+  shape.q_heads = q_heads;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  return shape;
+}
+
+/// The two prompts of the table in specs 11.
+struct Prompt {
+  CacheShape shape;
+  LayerCounts counts;
+};
+const Prompt kA{shape_of(32, 32, 32, 128), {624, 576, 1, 0}};
+const Prompt kB{shape_of(28, 28, 4, 128), {4200, 4096, 1, 0}};
+
+PartBytes sum(const std::vector<PartBytes>& layers) {
+  PartBytes bytes;
+  for (const PartBytes& layer : layers) bytes += layer;
+  return bytes;
+}
+
+std::vector<PartBytes> layers_of(const std::string& text, const CacheShape& shape,
+                                 const std::vector<LayerCounts>& counts) {
+  const CacheSpec spec = parse_spec(text);
+  const Composition composition = compose(spec);
+  const ComposedParts parts = make_parts(composition, shape, nullptr);
+  EXPECT_EQ(conflict(composition, parts, shape), std::nullopt);
+  return formula(composition, parts, shape, counts);
+}
+
+size_t bytes_of(const std::string& text, const Prompt& prompt) {
+  const std::vector<LayerCounts> counts(static_cast<size_t>(prompt.shape.layers), prompt.counts);
+  return sum(layers_of(text, prompt.shape, counts)).total();
+}
+
+struct Row {
+  const char* spec;
+  size_t a;
+  size_t b;
+};
+
+class ReferenceBytes : public testing::TestWithParam<Row> {};
+
+TEST_P(ReferenceBytes, AreThoseOfTheSpecification) {
+  EXPECT_EQ(bytes_of(GetParam().spec, kA), GetParam().a);
+  EXPECT_EQ(bytes_of(GetParam().spec, kB), GetParam().b);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Specs11, ReferenceBytes,
+    testing::Values(Row{"f16", 327155712, 240844800}, Row{"bf16", 327155712, 240844800},
+                    Row{"f32", 2 * 327155712ull, 2 * 240844800ull},
+                    Row{"kivi", 112459776, 50563072}, Row{"asymkv", 104333312, 43266048},
+                    Row{"head_quantile", 44048384, 20644736}, Row{"calibquant", 45088768, 20758528},
+                    Row{"calibquant,bits=2", 63963136, 35438592},
+                    Row{"xquant", 102285312, 41438720}, Row{"vidkv", 51970560, 33324480},
+                    Row{"vidkv,protect=0.2", 53990272, 34663664}),
+    [](const testing::TestParamInfo<Row>& row) {
+      std::string name = row.param.spec;
+      for (char& c : name) {
+        if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+      }
+      return name;
+    });
+
+/// Half and a fifth of the slots of every layer, whichever they are.
+TEST(ReferenceBytes, OfUniformRetention) {
+  const auto kept = [](const Prompt& prompt, double keep) {
+    LayerCounts counts;
+    counts.rows = static_cast<int>(std::nearbyint(keep * prompt.counts.rows));
+    const std::vector<LayerCounts> layers(static_cast<size_t>(prompt.shape.layers), counts);
+    return sum(layers_of("f16", prompt.shape, layers)).total();
+  };
+  EXPECT_EQ(kept(kA, 0.5), 163577856u);
+  EXPECT_EQ(kept(kB, 0.5), 120422400u);
+  EXPECT_EQ(kept(kA, 0.2), 65536000u);
+  EXPECT_EQ(kept(kB, 0.2), 48168960u);
+}
+
+/// VidKV as its repository lays it out (specs 7.7): 1-bit channels as two pseudo-channels with
+/// scale and zero point each, ternary values as 2-bit codes with scale and zero point. No option
+/// builds it; the formula knows what it would take.
+class RepositoryLayout final : public Quantizer {
+ public:
+  explicit RepositoryLayout(int head_dim) : head_dim_(head_dim) {
+    PartPlan plan;
+    plan.format.axis = ScaleAxis::kChannel;
+    plan.format.block_rows = 32;
+    plan.flush = {.prompt_unit = 32, .hold = 0, .trigger = 128, .rows = 128};
+    values_ = keys_ = plan;
+    keys_.format.sections = 2;
+    keys_.format.section[0] = {.code = CodeFormat::kBits2, .channels = head_dim / 2};
+    keys_.format.section[1] = {.code = CodeFormat::kBits1, .channels = head_dim};
+    values_.format.section[0] = {.code = CodeFormat::kTrit2b, .channels = head_dim};
+  }
+  const PartPlan& plan(Part part, int) const noexcept override {
+    return part == Part::kKeys ? keys_ : values_;
+  }
+  size_t facts_bytes(int) const noexcept override { return static_cast<size_t>(head_dim_ + 7) / 8; }
+
+ private:
+  int head_dim_;
+  PartPlan keys_;
+  PartPlan values_;
+};
+
+TEST(ReferenceBytes, OfVidKvInItsRepositorysLayout) {
+  const CacheSpec spec = parse_spec("vidkv");
+  const Composition composition = compose(spec);
+  for (const auto& [prompt, bytes] : {std::pair(kA, 73138688u), std::pair(kB, 49287616u)}) {
+    ComposedParts parts;
+    parts.quantizers.push_back(std::make_unique<RepositoryLayout>(prompt.shape.head_dim));
+    const std::vector<LayerCounts> counts(static_cast<size_t>(prompt.shape.layers), prompt.counts);
+    EXPECT_EQ(sum(formula(composition, parts, prompt.shape, counts)).total(), bytes);
+  }
+}
+
+TEST(Formula, SaysWhereTheBytesAre) {
+  // Specs 3.1: N=300, R=128: 256 keys packed and 44 full, 172 values packed and 128 full.
+  const CacheShape shape = shape_of(1, 4, 2, 64);
+  const PartBytes bytes = layers_of("kivi", shape, {{300, 0, 0, 0}})[0];
+  EXPECT_EQ(bytes.key_codes, 2u * 256 * 16);
+  EXPECT_EQ(bytes.key_scales, 2u * 256 / 32 * 64 * 4);
+  EXPECT_EQ(bytes.value_codes, 2u * 172 * 16);
+  EXPECT_EQ(bytes.value_scales, 2u * 172 * 2 * 4);
+  EXPECT_EQ(bytes.full_rows, 2u * (44 + 128) * 128);
+  EXPECT_EQ(bytes.masks + bytes.weights, 0u);
+  EXPECT_EQ(bytes.total(), bytes.key_codes + bytes.key_scales + bytes.value_codes +
+                               bytes.value_scales + bytes.full_rows);
+}
+
+TEST(Formula, FollowsTheFlushesOfDecode) {
+  const CacheShape shape = shape_of(1, 1, 1, 64);
+  const auto keys_packed = [&](int steps) {
+    return layers_of("kivi", shape, {{300, 0, 0, steps}})[0].key_codes / 16;
+  };
+  const auto values_packed = [&](int steps) {
+    return layers_of("kivi", shape, {{300, 0, 0, steps}})[0].value_codes / 16;
+  };
+  EXPECT_EQ(keys_packed(83), 256u);
+  EXPECT_EQ(keys_packed(84), 384u) << "specs 3.1";
+  EXPECT_EQ(keys_packed(211), 384u);
+  EXPECT_EQ(keys_packed(212), 512u);
+  EXPECT_EQ(values_packed(0), 172u);
+  EXPECT_EQ(values_packed(84), 256u);
+  // Specs 7.8: N=100 -> 96 packed, residual 4, first flush at the 124th token.
+  const auto vidkv = [&](int steps) {
+    return layers_of("vidkv", shape, {{100, 0, 0, steps}})[0].value_codes / 13;
+  };
+  EXPECT_EQ(vidkv(0), 96u);
+  EXPECT_EQ(vidkv(123), 96u);
+  EXPECT_EQ(vidkv(124), 224u);
+}
+
+TEST(Formula, CountsWhatIsNotPackedYet) {
+  const CacheShape shape = shape_of(2, 1, 1, 64);
+  for (const char* text : {"kivi", "xquant", "vidkv"}) {
+    const PartBytes bytes = sum(layers_of(text, shape, {{1, 0, 0, 0}, {1, 0, 0, 0}}));
+    EXPECT_EQ(bytes.total(), 2u * 2 * 128) << text;
+  }
+  const PartBytes text_only = sum(layers_of("calibquant", shape, {{9, 0, 0, 3}, {9, 0, 0, 3}}));
+  EXPECT_EQ(text_only.total(), 2u * 12 * 2 * 128);
+}
+
+TEST(Formula, ScopesAndLayersAreServedByTheirParts) {
+  const CacheShape shape = shape_of(3, 1, 1, 64);
+  const std::vector<LayerCounts> counts(3, {50, 40, 2, 0});
+  const auto layers = layers_of("visual=calibquant text=int8 + f16,layers=2", shape, counts);
+  EXPECT_EQ(layers[0].key_codes, 40u * 8 + 10 * 64);
+  EXPECT_EQ(layers[0].key_scales, 2u * 64 * 2 + 10 * 4);
+  EXPECT_EQ(layers[0].full_rows, 0u);
+  EXPECT_EQ(layers[2].total(), 50u * 2 * 128);
+  const auto images = layers_of("calibquant,span=per_image", shape, counts);
+  EXPECT_EQ(images[0].key_scales, 2u * 2 * 64 * 2) << "scales of two pictures";
+}
+
+TEST(Formula, CodesOfSharingLayersAreStoredOnce) {
+  const CacheShape shape = shape_of(4, 1, 1, 64);
+  const std::vector<LayerCounts> counts(4, {256, 0, 0, 0});
+  const auto layers = layers_of("kivi + share=codes,from=0:2", shape, counts);
+  const auto alone = layers_of("kivi", shape, counts);
+  EXPECT_EQ(layers[0].total(), alone[0].total());
+  EXPECT_EQ(layers[1].key_codes, 0u);
+  EXPECT_EQ(layers[1].key_scales, alone[1].key_scales);
+  EXPECT_EQ(layers[1].value_codes, alone[1].value_codes);
+  EXPECT_EQ(layers[3].value_codes, 0u);
+}
+
+TEST(Formula, PassesThirtyTwoBits) {
+  const Prompt big{shape_of(80, 64, 64, 128), {131072, 0, 0, 0}};
+  EXPECT_EQ(bytes_of("f32", big), size_t{4} * 2 * 80 * 64 * 128 * 131072);
+}
+
+double nominal(const std::string& text, const CacheShape& shape) {
+  const CacheSpec spec = parse_spec(text);
+  const Composition composition = compose(spec);
+  return nominal_bits(composition, make_parts(composition, shape, nullptr), shape);
+}
+
+TEST(NominalBits, AreThePapersOwn) {
+  EXPECT_DOUBLE_EQ(nominal("f16", kA.shape), 16);
+  EXPECT_DOUBLE_EQ(nominal("f32", kA.shape), 32);
+  EXPECT_DOUBLE_EQ(nominal("kivi", kA.shape), 2);
+  EXPECT_DOUBLE_EQ(nominal("asymkv", kA.shape), 1.5);
+  EXPECT_DOUBLE_EQ(nominal("asymkv,value_layers=24", kA.shape), 1.875) << "specs 3.2";
+  EXPECT_DOUBLE_EQ(nominal("xquant", kA.shape), 1.375) << "specs 6.7";
+  EXPECT_DOUBLE_EQ(nominal("xquant", kB.shape), 1.375);
+  EXPECT_DOUBLE_EQ(nominal("xquant,kq=28,vq=0,km=32,vm=28", kA.shape), 1.40625);
+  EXPECT_DOUBLE_EQ(nominal("xquant,kq=32,vq=0,km=32,vm=16", kA.shape), 1.375);
+  EXPECT_DOUBLE_EQ(nominal("vidkv", kA.shape), 1.54);
+  EXPECT_DOUBLE_EQ(nominal("vidkv,protect=0.2", kA.shape), (1.5 + 1.664) / 2);
+  EXPECT_DOUBLE_EQ(nominal("calibquant", kA.shape), 1);
+  EXPECT_DOUBLE_EQ(nominal("calibquant + kivi,scope=text", kA.shape), 2);
+  EXPECT_DOUBLE_EQ(nominal("kivi + share=codes,from=0:16", kA.shape), (1 + 1.5) / 2);
+  EXPECT_DOUBLE_EQ(nominal("kivi + f16,layers=0-7", kA.shape), 5.5);
+}
+
+}  // namespace
+}  // namespace kvlm
