@@ -11,6 +11,7 @@
 #include "kernels/base/error.h"
 #include "kernels/roofline.h"
 #include "kvcache/registry.h"
+#include "runtime/spec_file.h"
 #include "tools/bench/statistics.h"
 #include "tools/common/program.h"
 
@@ -60,7 +61,7 @@ class LatencyBench {
   }
 
   Samples run(const std::string& text) {
-    const CacheSpec spec = parse_spec(text);
+    const CacheSpec spec = read_spec(text);
     const int rows = options_.prompt_tokens + options_.tokens;
     const CacheShape shape = session_.model().decoder().cache_shape();
     const auto cache =
@@ -231,7 +232,7 @@ int run_latency(const LatencyOptions& options) {
     fmt::print("spec,figure,unit,median,min,max,stored_bits,device,threads\n");
   }
   for (const std::string& text : options.specs) {
-    const std::string spec = canonical(parse_spec(text));
+    const std::string spec = canonical(read_spec(text));
     const Samples samples = bench.run(text);
     if (options.json) {
       fmt::print("{}\n", to_json(spec, samples, session, options).dump());

@@ -10,6 +10,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/family.h"
 #include "runtime/model_path.h"
+#include "runtime/spec_file.h"
 #include "runtime/synthetic.h"
 #include "tools/common/program.h"
 
@@ -47,7 +48,7 @@ LoadOptions load_options(const SessionOptions& options) {
 
 struct Session::State {
   State(const SessionOptions& options, Device at)
-      : device(at), pool(options.threads), stream(pool), spec(parse_spec(options.kv)) {}
+      : device(at), pool(options.threads), stream(pool), spec(read_spec(options.kv)) {}
 
   Device device;
   ThreadPool pool;

@@ -99,7 +99,8 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Penalty on tokens seen before; 1 is none");
   app.add_option("--seed", options.seed, "Seed of the sampler")->capture_default_str();
   app.add_option("--stop", options.stop, "Text that ends the answer; repeatable");
-  app.add_option("--kv", options.session.kv, "Cache policy: f16, bf16 or f32")
+  app.add_option("--kv", options.session.kv,
+                 "Cache policy, for example kivi,bits=2 (see vlm-kv list), or @FILE.json")
       ->capture_default_str();
   app.add_option("--kv-memory", "Bytes for the cache, for example 500MB; default: what is needed")
       ->each([&](const std::string& text) { options.kv_memory = parse_bytes(text); });

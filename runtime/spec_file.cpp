@@ -1,0 +1,74 @@
+#include "runtime/spec_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "runtime/config.h"
+#include "runtime/mapped_file.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr size_t kMaxBytes = size_t{1} << 20;
+constexpr std::array<std::string_view, 2> kKeys = {"default", "layers"};
+
+[[noreturn]] void fail(const std::string& name, const std::string& defect) {
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, defect));
+}
+
+}  // namespace
+
+CacheSpec spec_of_json(std::string_view text, const std::string& name) {
+  if (text.size() > kMaxBytes) {
+    fail(name,
+         fmt::format("a file of {} bytes; a spec file has at most {}", text.size(), kMaxBytes));
+  }
+  const nlohmann::json json = parse_json(text, name);
+  if (!json.is_object()) {
+    fail(name, R"(not an object; write {"default": SPEC, "layers": {"0-1,30": SPEC}})");
+  }
+  for (auto member = json.begin(); member != json.end(); ++member) {
+    if (std::find(kKeys.begin(), kKeys.end(), member.key()) == kKeys.end()) {
+      fail(name, fmt::format("has the key \"{}\"; did you mean \"{}\"? (its keys are {})",
+                             printable(member.key()),
+                             nearest_spelling(member.key(), {kKeys.begin(), kKeys.end()}),
+                             fmt::join(kKeys, ", ")));
+    }
+  }
+  const ConfigReader file(json, name);
+  const std::string every_layer = file.required_string("default");
+  const ConfigReader layers = file.object("layers");
+  std::vector<std::pair<std::string, std::string>> pieces;
+  if (file.has("layers")) {
+    for (auto member = json["layers"].begin(); member != json["layers"].end(); ++member) {
+      pieces.emplace_back(member.key(), layers.required_string(member.key()));
+    }
+  }
+  try {
+    return layered_spec(every_layer, pieces);
+  } catch (const Error& error) {
+    fail(name, error.what());
+  }
+}
+
+CacheSpec read_spec(const std::string& text) {
+  if (!text.starts_with('@')) return parse_spec(text);
+  const std::string path = text.substr(1);
+  if (path.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "--kv @ names no file; write --kv @FILE.json");
+  }
+  const MappedFile file(path, path);
+  const std::span<const std::byte> bytes = file.bytes();
+  return spec_of_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
+}
+
+}  // namespace kvlm

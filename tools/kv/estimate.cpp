@@ -1,0 +1,93 @@
+#include "tools/kv/estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "kernels/base/error.h"
+#include "kvcache/registry.h"
+
+namespace kvlm {
+
+namespace {
+
+/// The slots that each layer would keep if all tokens were attended alike.
+std::vector<LayerSelection> select_evenly(const Retention& retention, const CacheShape& shape,
+                                          std::span<const int16_t> modality,
+                                          std::span<const int> pairs) {
+  const auto rows = static_cast<int>(modality.size());
+  PromptView prompt;
+  prompt.shape = &shape;
+  prompt.rows = rows;
+  prompt.modality = modality;
+  const ImportanceNeeds needs = retention.needs();
+  const bool joint = retention.joint() || !pairs.empty();
+  const auto layers = static_cast<size_t>(joint ? shape.layers : 1);
+  const std::vector<double> importance(
+      needs.rows == ImportanceNeeds::Rows::kNone
+          ? 0
+          : layers * static_cast<size_t>(shape.kv_heads) * modality.size(),
+      1.0);
+  const std::vector<double> sparsity(needs.sparsity ? layers : 0, 0.5);
+  const int32_t summed[2] = {
+      needs.rows == ImportanceNeeds::Rows::kLast ? std::max(0, rows - needs.last_rows) : 0, rows};
+  prompt.importance = importance;
+  prompt.sparsity = sparsity;
+  prompt.summed_rows = summed;
+  if (joint) return retention.select(prompt, pairs);
+  std::vector<LayerSelection> selections;
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    prompt.layer = layer;
+    selections.push_back(retention.select(prompt, pairs).front());
+  }
+  return selections;
+}
+
+}  // namespace
+
+Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt) {
+  if (const auto reason = unsupported(spec, shape, {})) {
+    throw Error(ErrorCode::kUnsupported, *reason);
+  }
+  const Composition composition = compose(spec);
+  const ComposedParts parts = make_parts(composition, shape, nullptr);
+  const auto layers = static_cast<size_t>(shape.layers);
+
+  Estimate made;
+  made.counts.assign(layers, {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0});
+  if (parts.retention != nullptr) {
+    // Heads keep equally many slots: one of them says how many.
+    CacheShape one_head = shape;
+    one_head.q_heads = shape.q_per_kv();
+    one_head.kv_heads = 1;
+    const ComposedParts small = make_parts(composition, one_head, nullptr);
+    std::vector<int16_t> modality(static_cast<size_t>(prompt.tokens), kTextRow);
+    std::fill_n(modality.begin() + (prompt.tokens - prompt.visual) / 2, prompt.visual, int16_t{0});
+    const auto selections = select_evenly(*small.retention, one_head, modality, small.pairs);
+    made.even_attention = small.retention->needs().rows != ImportanceNeeds::Rows::kNone;
+    for (size_t layer = 0; layer < layers; ++layer) {
+      LayerCounts& counts = made.counts[layer];
+      counts.rows = selections[layer].kept();
+      if (made.even_attention) {
+        counts.visual = static_cast<int>(
+            std::lround(static_cast<double>(counts.rows) * prompt.visual / prompt.tokens));
+      } else {
+        const std::vector<int32_t>& slots = selections[layer].slots.front();
+        counts.visual = static_cast<int>(std::ranges::count_if(
+            slots, [&](int32_t slot) { return modality[static_cast<size_t>(slot)] != kTextRow; }));
+      }
+    }
+  }
+
+  made.layers = formula(composition, parts, shape, made.counts);
+  for (const PartBytes& layer : made.layers) made.parts += layer;
+  for (const LayerCounts& counts : made.counts) made.slots += counts.rows;
+  made.slots /= static_cast<double>(layers);
+  const size_t elements = shape.elements_per_token() * static_cast<size_t>(prompt.tokens);
+  made.f16_bytes = 2 * elements;
+  made.stored_bits = 8.0 * static_cast<double>(made.parts.total()) / static_cast<double>(elements);
+  made.nominal_bits = nominal_bits(composition, parts, shape) * made.slots / prompt.tokens;
+  return made;
+}
+
+}  // namespace kvlm

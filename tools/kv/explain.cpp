@@ -1,0 +1,174 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "runtime/spec_file.h"
+#include "tools/common/model_shape.h"
+#include "tools/common/program.h"
+#include "tools/kv/commands.h"
+#include "tools/kv/estimate.h"
+
+namespace kvlm {
+
+namespace {
+
+struct ExplainOptions {
+  std::string spec;
+  std::string model = "pocket";
+  PromptSize prompt;
+  bool json = false;
+};
+
+struct Column {
+  const char* key;   // in JSON
+  const char* name;  // in the table
+  size_t PartBytes::*bytes;
+};
+
+constexpr std::array kColumns = {
+    Column{"key_codes", "key codes", &PartBytes::key_codes},
+    Column{"key_scales", "key scales", &PartBytes::key_scales},
+    Column{"value_codes", "value codes", &PartBytes::value_codes},
+    Column{"value_scales", "value scales", &PartBytes::value_scales},
+    Column{"full_rows", "full rows", &PartBytes::full_rows},
+    Column{"masks", "masks", &PartBytes::masks},
+    Column{"weights", "weight sums", &PartBytes::weights},
+};
+
+/// 1234567 as "1,234,567".
+std::string grouped(size_t number) {
+  const std::string digits = fmt::format("{}", number);
+  std::string text;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+nlohmann::ordered_json json_of(const PartBytes& bytes) {
+  nlohmann::ordered_json json;
+  for (const Column& column : kColumns) json[column.key] = bytes.*column.bytes;
+  return json;
+}
+
+void print_json(const ExplainOptions& options, const CacheSpec& spec, const CacheShape& shape,
+                const Estimate& made) {
+  nlohmann::ordered_json json{{"spec", canonical(spec)},
+                              {"model", options.model},
+                              {"tokens", options.prompt.tokens},
+                              {"visual", options.prompt.visual},
+                              {"kv_heads", shape.kv_heads},
+                              {"head_dim", shape.head_dim},
+                              {"bytes", made.parts.total()},
+                              {"f16_bytes", made.f16_bytes},
+                              {"stored_bits", made.stored_bits},
+                              {"nominal_bits", made.nominal_bits},
+                              {"slots", made.slots},
+                              {"even_attention", made.even_attention},
+                              {"parts", json_of(made.parts)}};
+  json["layers"] = nlohmann::ordered_json::array();
+  for (size_t layer = 0; layer < made.layers.size(); ++layer) {
+    json["layers"].push_back({{"layer", layer},
+                              {"slots", made.counts[layer].rows},
+                              {"bytes", made.layers[layer].total()},
+                              {"parts", json_of(made.layers[layer])}});
+  }
+  json["version"] = version_line();
+  fmt::print("{}\n", json.dump());
+}
+
+bool alike(const Estimate& made, size_t a, size_t b) {
+  if (made.counts[a].rows != made.counts[b].rows) return false;
+  return std::all_of(kColumns.begin(), kColumns.end(), [&](const Column& column) {
+    return made.layers[a].*column.bytes == made.layers[b].*column.bytes;
+  });
+}
+
+void print_table(const ExplainOptions& options, const CacheSpec& spec, const CacheShape& shape,
+                 const Estimate& made) {
+  const size_t total = made.parts.total();
+  fmt::print("{} on {} after a prompt of {} tokens, {} of them visual\n", canonical(spec),
+             options.model, options.prompt.tokens, options.prompt.visual);
+  fmt::print("{} layers, {} kv_heads, head_dim {}: {} bytes, {:.1f} % of f16's {}\n", shape.layers,
+             shape.kv_heads, shape.head_dim, grouped(total),
+             100 * static_cast<double>(total) / static_cast<double>(made.f16_bytes),
+             grouped(made.f16_bytes));
+  fmt::print("{:.3f} stored bits an element of the prompt ({:.3f} nominal), {:.1f} slots a layer\n",
+             made.stored_bits, made.nominal_bits, made.slots);
+  if (made.even_attention) {
+    fmt::print("slots as if every token were attended alike; a prompt's own attention decides\n");
+  }
+
+  std::vector<const Column*> columns;  // of what there is
+  for (const Column& column : kColumns) {
+    if (made.parts.*column.bytes > 0) columns.push_back(&column);
+  }
+  fmt::print("\n{:<12} {:>16} {:>7}\n", "part", "bytes", "%");
+  for (const Column* column : columns) {
+    const size_t bytes = made.parts.*column->bytes;
+    fmt::print("{:<12} {:>16} {:>7.1f}\n", column->name, grouped(bytes),
+               100 * static_cast<double>(bytes) / static_cast<double>(total));
+  }
+
+  fmt::print("\n{:<12} {:>7} {:>14}", "each layer", "slots", "bytes");
+  for (const Column* column : columns) fmt::print(" {:>13}", column->name);
+  fmt::print("\n");
+  for (size_t first = 0; first < made.layers.size();) {
+    size_t last = first;
+    while (last + 1 < made.layers.size() && alike(made, first, last + 1)) ++last;
+    fmt::print("{:<12} {:>7} {:>14}",
+               first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last),
+               made.counts[first].rows, grouped(made.layers[first].total()));
+    for (const Column* column : columns) {
+      fmt::print(" {:>13}", grouped(made.layers[first].*column->bytes));
+    }
+    fmt::print("\n");
+    first = last + 1;
+  }
+}
+
+int run_explain(const ExplainOptions& options) {
+  const CacheSpec spec = read_spec(options.spec);
+  if (options.prompt.visual > options.prompt.tokens) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--visual {} is more than --tokens {}; visual tokens are part of the "
+                            "prompt",
+                            options.prompt.visual, options.prompt.tokens));
+  }
+  const CacheShape shape = model_shape(options.model);
+  const Estimate made = estimate(spec, shape, options.prompt);
+  if (options.json) {
+    print_json(options, spec, shape, made);
+  } else {
+    print_table(options, spec, shape, made);
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> add_explain(CLI::App& app) {
+  constexpr int kMaxTokens = 1 << 24;
+  const auto options = std::make_shared<ExplainOptions>();
+  app.add_option("SPEC", options->spec, "Cache policy, or @FILE.json")->required();
+  app.add_option("-m,--model", options->model, "As vlm-run's -m; no weights are read")
+      ->capture_default_str();
+  app.add_option("--tokens", options->prompt.tokens, "Tokens of the prompt")
+      ->required()
+      ->check(CLI::Range(1, kMaxTokens));
+  app.add_option("--visual", options->prompt.visual, "Visual tokens among them")
+      ->check(CLI::Range(0, kMaxTokens))
+      ->capture_default_str();
+  app.add_flag("--json", options->json, "One JSON object");
+  return [options] { return run_explain(*options); };
+}
+
+}  // namespace kvlm

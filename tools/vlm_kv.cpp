@@ -1,0 +1,53 @@
+#include <CLI/CLI.hpp>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "tools/common/program.h"
+#include "tools/kv/commands.h"
+
+namespace kvlm {
+namespace {
+
+constexpr std::array kCommands = {
+    KvCommand{"list", "Every policy, what it stores, and its options", &add_list},
+    KvCommand{"explain", "What a policy takes of a prompt, by part and layer", &add_explain},
+};
+
+constexpr const char* kExamples = R"(Examples:
+  vlm-kv list
+  vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576
+  vlm-kv explain "visual=calibquant text=kivi" -m synthetic:llava-1.5-7b --tokens 4096 --json)";
+
+int run(int argc, char** argv) {
+  CLI::App app{"vlm-kv: looks at cache policies"};
+  app.footer(kExamples);
+  app.set_version_flag("--version", version_line());
+  app.require_subcommand(1);
+  std::vector<std::pair<CLI::App*, std::function<int()>>> commands;
+  for (const KvCommand& command : kCommands) {
+    CLI::App* subcommand = app.add_subcommand(command.name, command.what);
+    commands.emplace_back(subcommand, command.add(*subcommand));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    const std::string message = error.what();
+    throw Error(ErrorCode::kInvalidArgument,
+                message.substr(0, message.find('\n')) + "; see vlm-kv --help");
+  }
+  for (const auto& [subcommand, body] : commands) {
+    if (subcommand->parsed()) return body();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvlm
+
+int main(int argc, char** argv) {
+  return kvlm::run_program("vlm-kv", [&] { return kvlm::run(argc, argv); });
+}
