@@ -14,7 +14,8 @@ EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messag
     tokens.push_back(inputs.back().tokens);
   }
   encoded.prompt = make_prompt(model, messages, tokens);
-  for (const ImageInput& input : inputs) encoded.pictures.push_back(model.encode(input, stream, {}));
+  for (const ImageInput& input : inputs)
+    encoded.pictures.push_back(model.encode(input, stream, {}));
   return encoded;
 }
 

@@ -34,6 +34,7 @@ class ForcedRun {
   /// (vocab,) logits after the newest token.
   std::span<const float> logits() const noexcept { return logits_; }
   void feed(int32_t token);
+  SequenceId id() const noexcept { return id_; }
   CacheReport report() const noexcept { return cache_->report(id_); }
 
  private:

@@ -14,11 +14,15 @@ namespace {
 constexpr std::array kCommands = {
     KvCommand{"list", "Every policy, what it stores, and its options", &add_list},
     KvCommand{"explain", "What a policy takes of a prompt, by part and layer", &add_explain},
+    KvCommand{"fidelity", "How far a policy's answers are from plain f16 rows", &add_fidelity},
+    KvCommand{"profile", "Fits what policies leave open to a model", &add_profile},
 };
 
 constexpr const char* kExamples = R"(Examples:
   vlm-kv list
   vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576
+  vlm-kv fidelity --kv kivi --kv vidkv --data captions.jsonl --plot plots
+  vlm-kv profile -m pocket --data captions.jsonl --out pocket.profile.json
   vlm-kv explain "visual=calibquant text=kivi" -m synthetic:llava-1.5-7b --tokens 4096 --json)";
 
 int run(int argc, char** argv) {

@@ -1,5 +1,6 @@
 #include "runtime/spec_file.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +29,7 @@ TEST(SpecFile, IsTheSentenceThatItSpellsOut) {
 
 std::string refusal(const std::string& text) {
   try {
-    return "accepted: " + canonical(spec_of_json(text, "kv.json"));
+    return fmt::format("accepted: {}", canonical(spec_of_json(text, "kv.json")));
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
     return error.what();
@@ -72,10 +73,10 @@ TEST(ReadSpec, TakesASentenceOrAFile) {
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / "kvlm_spec_file_test.json";
   std::ofstream(path) << R"({"default": "kivi", "layers": {"3": "f16"}})";
-  EXPECT_EQ(read_spec("@" + path.string()), parse_spec("kivi + f16,layers=3"));
+  EXPECT_EQ(read_spec(fmt::format("@{}", path.string())), parse_spec("kivi + f16,layers=3"));
   std::filesystem::remove(path);
   try {
-    read_spec("@" + path.string());
+    read_spec(fmt::format("@{}", path.string()));
     FAIL() << "expected an Error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);

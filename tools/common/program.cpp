@@ -1,6 +1,8 @@
 #include "tools/common/program.h"
 
 #include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -127,5 +129,22 @@ std::string human_bytes(size_t bytes) {
 }
 
 bool is_terminal(int descriptor) noexcept { return isatty(descriptor) == 1; }
+
+void run_script(const std::string& script, const std::vector<std::string>& arguments) {
+  const std::string path = (bundled_models().parent_path() / script).string();
+  std::vector<std::string> words{"python3", path};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t child = 0;
+  int status = posix_spawnp(&child, "python3", nullptr, nullptr, argv.data(), environ);
+  if (status == 0) waitpid(child, &status, 0);
+  if (status != 0) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("python3 {} ended with status {}; see what it says above", path,
+                            WIFEXITED(status) ? WEXITSTATUS(status) : status));
+  }
+}
 
 }  // namespace kvlm

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/base/device.h"
 
@@ -28,6 +29,10 @@ std::optional<std::string> environment(std::string_view name);
 /// Where the bundled models are: beside the build tree that the program runs from, else where it
 /// was built.
 std::filesystem::path bundled_models();
+
+/// Runs a Python script of tools/, named relative to it, with the project's tools beside the
+/// bundled models. Throws Error{kUnsupported} with its exit status if it fails, having said why.
+void run_script(const std::string& script, const std::vector<std::string>& arguments);
 
 /// Commit, compiler, CPU target and CUDA version, as --version prints them and --json carries them.
 std::string version_line();

@@ -10,6 +10,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/family.h"
 #include "runtime/model_path.h"
+#include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "runtime/synthetic.h"
 #include "tools/common/program.h"
@@ -48,12 +49,15 @@ LoadOptions load_options(const SessionOptions& options) {
 
 struct Session::State {
   State(const SessionOptions& options, Device at)
-      : device(at), pool(options.threads), stream(pool), spec(read_spec(options.kv)) {}
+      : device(at), pool(options.threads), stream(pool), spec(read_spec(options.kv)) {
+    if (!options.kv_profile.empty()) profile = read_profile(options.kv_profile);
+  }
 
   Device device;
   ThreadPool pool;
   Stream stream;
   CacheSpec spec;
+  PolicyProfile profile;
   std::optional<Checkpoint> checkpoint;
   std::unique_ptr<Model> model;
   double load_ms = 0;
@@ -97,8 +101,10 @@ int Session::threads() const noexcept { return state_->pool.threads(); }
 std::unique_ptr<KvCache> Session::make_cache(int sequences, int rows,
                                              std::optional<size_t> bytes) const {
   const CacheShape shape = state_->model->decoder().cache_shape();
-  const size_t needed = static_cast<size_t>(sequences) * session_bytes(state_->spec, shape, rows);
-  return kvlm::make_cache(state_->spec, shape, bytes.value_or(needed), state_->device);
+  const size_t needed =
+      static_cast<size_t>(sequences) * session_bytes(state_->spec, shape, rows, &state_->profile);
+  return kvlm::make_cache(state_->spec, shape, bytes.value_or(needed), state_->device,
+                          &state_->profile);
 }
 
 }  // namespace kvlm

@@ -15,6 +15,7 @@ namespace kvlm {
 struct SessionOptions {
   std::string model = "pocket";
   std::string kv = "f16";
+  std::string kv_profile;  ///< file of `vlm-kv profile`, or empty
   std::string device = "auto";
   std::string dtype = "auto";
   std::string image_backend = "torchvision";

@@ -17,5 +17,7 @@ struct KvCommand {
 
 std::function<int()> add_list(CLI::App& app);
 std::function<int()> add_explain(CLI::App& app);
+std::function<int()> add_fidelity(CLI::App& app);
+std::function<int()> add_profile(CLI::App& app);
 
 }  // namespace kvlm

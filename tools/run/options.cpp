@@ -99,6 +99,8 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Penalty on tokens seen before; 1 is none");
   app.add_option("--seed", options.seed, "Seed of the sampler")->capture_default_str();
   app.add_option("--stop", options.stop, "Text that ends the answer; repeatable");
+  app.add_option("--kv-profile", options.session.kv_profile,
+                 "What vlm-kv profile measured on the model");
   app.add_option("--kv", options.session.kv,
                  "Cache policy, for example kivi,bits=2 (see vlm-kv list), or @FILE.json")
       ->capture_default_str();

@@ -1,0 +1,165 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kvcache/registry.h"
+#include "runtime/policy_profile.h"
+#include "runtime/spec_file.h"
+#include "tools/common/program.h"
+#include "tools/common/progress.h"
+#include "tools/kv/commands.h"
+#include "tools/kv/fidelity_meter.h"
+
+namespace kvlm {
+
+namespace {
+
+struct FidelityOptions {
+  SessionOptions session;
+  std::vector<std::string> specs;
+  std::string data;
+  std::string profile;
+  std::string plot;
+  int max_tokens = 128;
+  int records = 0;
+  bool json = false;
+};
+
+double share(double part, double whole) { return whole > 0 ? std::sqrt(part / whole) : 0; }
+
+nlohmann::ordered_json json_of(const Fidelity& result, const std::string& model) {
+  const double records = std::max(result.records, 1);
+  nlohmann::ordered_json json{{"spec", result.spec},
+                              {"model", model},
+                              {"records", result.records},
+                              {"tokens", result.kl.size()},
+                              {"kl_mean", result.mean_kl()},
+                              {"kl_p99", result.kl_quantile(0.99)},
+                              {"top1", result.top1()},
+                              {"perplexity", result.perplexity()},
+                              {"f16_perplexity", result.reference_perplexity()},
+                              {"stored_bits", result.stored_bits / records},
+                              {"nominal_bits", result.nominal_bits / records},
+                              {"bytes", static_cast<double>(result.bytes) / records}};
+  json["layers"] = nlohmann::ordered_json::array();
+  for (size_t layer = 0; layer < result.layers.size(); ++layer) {
+    const AttentionError& error = result.layers[layer];
+    json["layers"].push_back({{"layer", layer},
+                              {"error", share(error.difference, error.reference)},
+                              {"visual_error", share(error.visual_difference, error.reference)},
+                              {"text_error", share(error.text_difference, error.reference)},
+                              {"slots", error.steps > 0 ? error.slots / error.steps : 0}});
+  }
+  json["version"] = version_line();
+  return json;
+}
+
+void print_table(const std::vector<Fidelity>& results) {
+  size_t width = 4;
+  for (const Fidelity& result : results) width = std::max(width, result.spec.size());
+  fmt::print("{:<{}} {:>9} {:>9} {:>7} {:>8} {:>8} {:>7} {:>7} {:>9} {:>8} {:>8}\n", "spec", width,
+             "KL mean", "KL p99", "top-1", "ppl", "f16 ppl", "stored", "nominal", "attention",
+             "visual", "text");
+  for (const Fidelity& result : results) {
+    const double records = std::max(result.records, 1);
+    AttentionError sum;
+    for (const AttentionError& error : result.layers) {
+      sum.difference += error.difference;
+      sum.visual_difference += error.visual_difference;
+      sum.text_difference += error.text_difference;
+      sum.reference += error.reference;
+    }
+    fmt::print(
+        "{:<{}} {:>9.5f} {:>9.4f} {:>6.2f}% {:>8.4f} {:>8.4f} {:>7.3f} {:>7.3f} {:>9.4f} "
+        "{:>8.4f} {:>8.4f}\n",
+        result.spec, width, result.mean_kl(), result.kl_quantile(0.99), 100 * result.top1(),
+        result.perplexity(), result.reference_perplexity(), result.stored_bits / records,
+        result.nominal_bits / records, share(sum.difference, sum.reference),
+        share(sum.visual_difference, sum.reference), share(sum.text_difference, sum.reference));
+  }
+}
+
+/// Writes the figures to DIR/fidelity.jsonl and draws them with the plotting script.
+void plot(const std::string& folder, const std::vector<Fidelity>& results,
+          const std::string& model) {
+  std::filesystem::create_directories(folder);
+  const std::string path = (std::filesystem::path(folder) / "fidelity.jsonl").string();
+  std::ofstream file(path);
+  for (const Fidelity& result : results) file << json_of(result, model).dump() << '\n';
+  file.close();
+  if (!file) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("--plot {}: {} cannot be written; give a folder that can", folder, path));
+  }
+  run_script("kv/plot.py", {path, folder});
+}
+
+int run_fidelity(const FidelityOptions& options) {
+  std::vector<FidelityMeter::Policy> policies;
+  for (const std::string& text : options.specs) {
+    FidelityMeter::Policy policy{read_spec(text), {}};
+    if (!options.profile.empty()) policy.profile = read_profile(options.profile);
+    policies.push_back(std::move(policy));
+  }
+  std::vector<ForcedRecord> records = read_forced_records(options.data);
+  if (options.records > 0 && records.size() > static_cast<size_t>(options.records)) {
+    records.resize(static_cast<size_t>(options.records));
+  }
+  Session session(options.session);
+  const CacheShape shape = session.model().decoder().cache_shape();
+  for (const FidelityMeter::Policy& policy : policies) {
+    if (const auto reason = unsupported(policy.spec, shape, session.device())) {
+      throw Error(ErrorCode::kUnsupported, *reason);
+    }
+  }
+  Progress progress("fidelity", records.size(), false);
+  const std::vector<Fidelity> results =
+      FidelityMeter(session, options.max_tokens).run(records, policies, true, [&](size_t done) {
+        progress.update(done, "");
+        return !interrupted();
+      });
+  progress.finish();
+  const std::string model(session.model().name());
+  if (options.json) {
+    for (const Fidelity& result : results) fmt::print("{}\n", json_of(result, model).dump());
+  } else {
+    print_table(results);
+  }
+  if (!options.plot.empty()) plot(options.plot, results, model);
+  return interrupted() ? kExitInterrupted : 0;
+}
+
+}  // namespace
+
+std::function<int()> add_fidelity(CLI::App& app) {
+  const auto options = std::make_shared<FidelityOptions>();
+  app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
+  app.add_option("--kv", options->specs, "Cache policy, or @FILE; repeatable")->required();
+  app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
+      ->required();
+  app.add_option("--kv-profile", options->profile, "What vlm-kv profile measured");
+  app.add_option("-n,--max-tokens", options->max_tokens, "Forced tokens of a record at most")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--records", options->records, "First records of the data only; 0 is all");
+  app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
+  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
+  app.add_flag("--json", options->json, "One JSON object a spec");
+  return [options] {
+    catch_interrupts();
+    return run_fidelity(*options);
+  };
+}
+
+}  // namespace kvlm

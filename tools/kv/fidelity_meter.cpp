@@ -1,0 +1,202 @@
+#include "tools/kv/fidelity_meter.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "kernels/base/error.h"
+#include "kvcache/registry.h"
+#include "runtime/config.h"
+#include "runtime/forced_run.h"
+#include "vision/image.h"
+
+namespace kvlm {
+
+namespace {
+
+/// Log probabilities of logits.
+std::vector<double> log_softmax(std::span<const float> logits) {
+  const auto top = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x) - top);
+  const double shift = top + std::log(sum);
+  std::vector<double> out(logits.size());
+  std::transform(logits.begin(), logits.end(), out.begin(),
+                 [&](float x) { return static_cast<double>(x) - shift; });
+  return out;
+}
+
+int32_t best(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+std::string resolved(const std::filesystem::path& folder, const std::string& path) {
+  return std::filesystem::path(path).is_absolute() ? path : (folder / path).string();
+}
+
+}  // namespace
+
+std::vector<ForcedRecord> read_forced_records(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("--data {} cannot be read; give a file of JSON lines with id and image", path));
+  }
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::vector<ForcedRecord> records;
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string where = fmt::format("{} line {}", path, number);
+    const nlohmann::json json = parse_json(line, where);
+    const ConfigReader reader(json, where);
+    ForcedRecord record;
+    record.id = reader.has("id") ? reader.raw("id").dump() : fmt::format("line {}", number);
+    if (reader.has("image")) record.images.push_back(reader.required_string("image"));
+    const nlohmann::json& images = reader.raw("images");
+    if (!images.is_null() && !images.is_array()) reader.fail("images", "a list of file names");
+    for (const nlohmann::json& image : images) {
+      if (!image.is_string()) reader.fail("images", "a list of file names");
+      record.images.push_back(image.get<std::string>());
+    }
+    for (std::string& image : record.images) image = resolved(folder, image);
+    record.prompt = reader.string("prompt", "");
+    record.text = reader.string("text", "");
+    records.push_back(std::move(record));
+  }
+  if (records.empty()) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("--data {} has no records; give JSON lines with id and image", path));
+  }
+  return records;
+}
+
+double Fidelity::mean_kl() const {
+  if (kl.empty()) return 0;
+  return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
+}
+
+double Fidelity::kl_quantile(double share) const {
+  if (kl.empty()) return 0;
+  std::vector<double> sorted = kl;
+  std::sort(sorted.begin(), sorted.end());
+  const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(sorted.size())));
+  return sorted[std::clamp<size_t>(rank, 1, sorted.size()) - 1];
+}
+
+double Fidelity::top1() const {
+  return kl.empty() ? 1 : static_cast<double>(agreements) / static_cast<double>(kl.size());
+}
+
+double Fidelity::perplexity() const {
+  return kl.empty() ? 1 : std::exp(-log_probability / static_cast<double>(kl.size()));
+}
+
+double Fidelity::reference_perplexity() const {
+  return kl.empty() ? 1 : std::exp(-reference_log_probability / static_cast<double>(kl.size()));
+}
+
+std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& records,
+                                         const std::vector<Policy>& policies, bool layers,
+                                         const std::function<bool(size_t)>& progress) {
+  Model& model = session_.model();
+  Stream& stream = session_.stream();
+  const CacheShape shape = model.decoder().cache_shape();
+  const CacheSpec plain = parse_spec("f16");
+  std::vector<Fidelity> results(policies.size());
+  for (size_t i = 0; i < policies.size(); ++i) {
+    results[i].spec = canonical(policies[i].spec);
+    results[i].layers.resize(layers ? static_cast<size_t>(shape.layers) : 0);
+  }
+  for (size_t number = 0; number < records.size(); ++number) {
+    const ForcedRecord& record = records[number];
+    std::vector<Image> images;
+    for (const std::string& path : record.images) images.push_back(load_image(path));
+    std::string prompt = record.prompt;
+    if (prompt.empty()) prompt = model.caption_prompt();
+    const EncodedPrompt encoded = encode_prompt(
+        model, {user_message(prompt, static_cast<int>(images.size()), model.image_token())}, images,
+        stream);
+    std::vector<int32_t> tokens;
+    if (!record.text.empty()) {
+      tokens = model.tokenizer().encode(record.text, {.add_special_tokens = false});
+      tokens.resize(std::min(tokens.size(), static_cast<size_t>(max_tokens_)));
+    }
+    const bool forced = !tokens.empty();
+    const auto rows = static_cast<int>(encoded.prompt.ids.size()) + max_tokens_;
+
+    // Plain rows, with every policy looking on.
+    std::vector<std::unique_ptr<PolicyCache>> onlookers;
+    std::vector<size_t> onlooker_of;
+    for (size_t i = 0; i < policies.size() && layers; ++i) {
+      CacheParts parts = parts_of(policies[i].spec, shape, &policies[i].profile);
+      const size_t bytes = PolicyCache::session_bytes(parts, shape, rows);
+      onlookers.push_back(
+          std::make_unique<PolicyCache>(std::move(parts), shape, bytes, session_.device()));
+    }
+    AttentionProbe probe(
+        make_cache(plain, shape, session_bytes(plain, shape, rows), session_.device()),
+        std::move(onlookers));
+    std::vector<std::vector<float>> expected;
+    {
+      ForcedRun reference(model, probe, encoded, max_tokens_, stream);
+      const std::vector<int32_t>& eos = model.defaults().eos_ids;
+      const size_t most = forced ? tokens.size() : static_cast<size_t>(max_tokens_);
+      for (size_t i = 0; i < most; ++i) {
+        expected.emplace_back(reference.logits().begin(), reference.logits().end());
+        if (!forced) tokens.push_back(best(expected.back()));
+        const bool ended = std::find(eos.begin(), eos.end(), tokens[i]) != eos.end();
+        if (ended || i + 1 == most) break;
+        reference.feed(tokens[i]);
+      }
+    }
+    for (size_t i = 0; i < policies.size(); ++i) {
+      for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
+        const AttentionError& error = probe.errors()[i][layer];
+        AttentionError& sum = results[i].layers[layer];
+        sum.difference += error.difference;
+        sum.visual_difference += error.visual_difference;
+        sum.text_difference += error.text_difference;
+        sum.reference += error.reference;
+        sum.slots += error.slots;
+        sum.steps += error.steps;
+      }
+    }
+    for (size_t i = 0; i < policies.size(); ++i) {
+      Fidelity& result = results[i];
+      const auto cache =
+          make_cache(policies[i].spec, shape,
+                     session_bytes(policies[i].spec, shape, rows, &policies[i].profile),
+                     session_.device(), &policies[i].profile);
+      ForcedRun run(model, *cache, encoded, max_tokens_, stream);
+      for (size_t t = 1; t < expected.size(); ++t) {
+        run.feed(tokens[t - 1]);
+        const std::vector<double> p = log_softmax(expected[t]);
+        const std::vector<double> q = log_softmax(run.logits());
+        double kl = 0;
+        for (size_t j = 0; j < p.size(); ++j) {
+          if (p[j] > -700) kl += std::exp(p[j]) * (p[j] - q[j]);
+        }
+        result.kl.push_back(std::max(kl, 0.0));
+        result.agreements += best(expected[t]) == best(run.logits()) ? 1 : 0;
+        const auto token = static_cast<size_t>(tokens[t]);
+        result.log_probability += q[token];
+        result.reference_log_probability += p[token];
+      }
+      const CacheReport report = run.report();
+      result.stored_bits += report.stored_bits;
+      result.nominal_bits += report.nominal_bits;
+      result.bytes += report.bytes;
+      ++result.records;
+    }
+    if (!progress(number + 1)) break;
+  }
+  return results;
+}
+
+}  // namespace kvlm

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvcache/policy.h"
+#include "tools/common/session.h"
+#include "tools/kv/attention_probe.h"
+
+namespace kvlm {
+
+/// A picture and a question, and the text that a model is made to say about them.
+struct ForcedRecord {
+  std::string id;
+  std::vector<std::string> images;
+  std::string prompt;  ///< empty: the model's captioning prompt
+  std::string text;    ///< empty: what the model says greedily over its own f16 cache
+};
+
+/// Reads {"id", "image" | "images", "prompt"?, "text"?} lines. Paths are relative to the file.
+/// Throws Error{kCorruptFile} naming the line.
+std::vector<ForcedRecord> read_forced_records(const std::string& path);
+
+/// How a policy's next-token distributions differ from those over plain f16 rows, on the same
+/// forced text, from its second token on (the first is exact for every policy).
+struct Fidelity {
+  std::string spec;
+  std::vector<double> kl;                ///< KL(f16 || policy) of every forced token, in nats
+  size_t agreements = 0;                 ///< tokens at which both would choose the same
+  double log_probability = 0;            ///< of the forced text
+  double reference_log_probability = 0;  ///< of the same under f16
+  double stored_bits = 0;                ///< summed over records
+  double nominal_bits = 0;               ///< summed over records
+  size_t bytes = 0;                      ///< summed over records
+  int records = 0;
+  std::vector<AttentionError> layers;  ///< (layers,)
+
+  double mean_kl() const;
+  /// The value that `share` of the tokens do not exceed.
+  double kl_quantile(double share) const;
+  double top1() const;
+  double perplexity() const;
+  double reference_perplexity() const;
+};
+
+/// Runs records through a model once with plain rows and once with every policy.
+class FidelityMeter {
+ public:
+  struct Policy {
+    CacheSpec spec;
+    PolicyProfile profile;
+  };
+
+  FidelityMeter(Session& session, int max_tokens) : session_(session), max_tokens_(max_tokens) {}
+
+  /// Measures every policy over the records; `progress` is told how many are done, and ends the
+  /// measurement early by returning false. With `layers` the attention error of every layer too.
+  std::vector<Fidelity> run(const std::vector<ForcedRecord>& records,
+                            const std::vector<Policy>& policies, bool layers,
+                            const std::function<bool(size_t)>& progress);
+
+ private:
+  Session& session_;
+  int max_tokens_;
+};
+
+}  // namespace kvlm
