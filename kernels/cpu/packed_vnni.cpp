@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if HWY_ARCH_X86_64
 
@@ -139,6 +140,16 @@ constexpr std::array<Interleave, 5> kTritSpread = [] {
   return table;
 }();
 
+/// body(0), body(1), ... with constants: arrays of vectors then stay in registers, which GCC does
+/// not always manage from an unrolled loop.
+template <size_t kCount, class Body>
+HWY_INLINE void repeat(const Body& body) {
+  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<size_t, kIndex>()), ...);
+  }
+  (std::make_index_sequence<kCount>());
+}
+
 HWY_INLINE __m512i load(const void* p) { return _mm512_loadu_si512(p); }
 
 HWY_INLINE __mmask64 first_bytes(size_t n) {
@@ -146,6 +157,14 @@ HWY_INLINE __mmask64 first_bytes(size_t n) {
 }
 HWY_INLINE __mmask16 first_lanes(size_t n) {
   return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1);
+}
+
+/// Inlined for more than speed: GCC takes a function that only prefetches for one without effect,
+/// and leaves out its calls.
+HWY_INLINE void prefetch_lines(const std::byte* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T0);
+  }
 }
 
 HWY_INLINE __m512i side_by_side(__m128i a, __m128i b, __m128i c, __m128i d) {
@@ -203,11 +222,18 @@ HWY_INLINE __m512i to_bytes(__m512 x, __m512 factor) {
   return _mm512_sub_epi8(_mm512_castps_si512(rounded), _mm512_set1_epi32(kMagicBytes));
 }
 
+/// Adds to every lane the products of its four unsigned bytes of `codes` and signed of `bytes`. As
+/// an intrinsic, GCC 12 copies the sum before and stores it after every call.
+HWY_INLINE __m512i add_products(__m512i sum, __m512i codes, __m512i bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(bytes));
+  return sum;
+}
+
 /// The number of steps that three sums of byte products stand for.
-HWY_INLINE __m512 from_bytes(const __m512i (&sum)[3]) {
-  const __m512 low =
-      _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[1]), _mm512_set1_ps(256), _mm512_cvtepi32_ps(sum[0]));
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[2]), _mm512_set1_ps(65536), low);
+HWY_INLINE __m512 from_bytes(__m512i low, __m512i middle, __m512i high) {
+  const __m512 sum =
+      _mm512_fmadd_ps(_mm512_cvtepi32_ps(middle), _mm512_set1_ps(256), _mm512_cvtepi32_ps(low));
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(65536), sum);
 }
 
 // ------------------------------------------------------------------------------------------- codes
@@ -296,7 +322,9 @@ class RowReader {
         row_bytes_(run.format->row_bytes()),
         meta_bytes_(run.format->axis == ScaleAxis::kToken
                         ? static_cast<size_t>(run.format->groups()) * dtype_bytes(run.format->meta)
-                        : 0) {}
+                        : 0),
+        block_scale_bytes_(run.format->scales(1) * dtype_bytes(run.format->meta)),
+        block_zero_bytes_(run.format->zeros(1) * dtype_bytes(run.format->meta)) {}
 
   /// The block of the next row; null at the end.
   const PackedBlock* block() {
@@ -309,7 +337,7 @@ class RowReader {
 
   /// Fills the batch with the next rows, of one block if its scales are of the block.
   template <size_t kMost>
-  void read(RowBatch<kMost>& batch) {
+  HWY_NOINLINE void read(RowBatch<kMost>& batch) {
     batch.count = 0;
     batch.dense.fill(true);
     while (batch.count < kMost) {
@@ -323,28 +351,52 @@ class RowReader {
   }
 
  private:
+  /// Small blocks follow each other in a pattern that the CPU's prefetcher does not.
+  HWY_INLINE void prefetch(const PackedBlock& block) const {
+    const auto rows = static_cast<size_t>(block.rows);
+    if (rows > 2 * kValueRows) return;
+    prefetch_lines(block.codes, rows * row_bytes_);
+    prefetch_lines(block.scales, meta_bytes_ == 0 ? block_scale_bytes_ : rows * meta_bytes_);
+    if (block.zeros == nullptr) return;
+    prefetch_lines(block.zeros, meta_bytes_ == 0 ? block_zero_bytes_ : rows * meta_bytes_);
+  }
+
   template <size_t kMost>
   void append(const PackedBlock& from, RowBatch<kMost>& batch) {
-    const size_t live = static_cast<size_t>(from.live_rows);
+    if (taken_ == 0 && block_ + 1 < blocks_.size()) prefetch(blocks_[block_ + 1]);
     const auto* codes = reinterpret_cast<const uint8_t*>(from.codes);
-    for (; batch.count < kMost && taken_ < live; ++row_) {
-      if (!is_live(from, row_)) continue;
-      const size_t r = batch.count++;
-      ++taken_;
-      batch.codes[r] = codes + row_ * row_bytes_;
-      if (meta_bytes_ == 0) continue;
-      batch.scales[r] = from.scales + row_ * meta_bytes_;
-      batch.zeros[r] = from.zeros == nullptr ? batch.scales[r] : from.zeros + row_ * meta_bytes_;
-      if (r % 16 != 0 && (batch.scales[r] != batch.scales[r - 1] + meta_bytes_ ||
-                          batch.zeros[r] != batch.zeros[r - 1] + meta_bytes_)) {
-        batch.dense[r / 16] = false;
+    const std::byte* zeros = from.zeros == nullptr ? from.scales : from.zeros;
+    size_t r = batch.count;
+    if (r % 16 != 0) batch.dense[r / 16] = false;
+    if (from.live == nullptr) {
+      const size_t end = std::min(kMost, r + static_cast<size_t>(from.rows) - row_);
+      batch.count = end;
+      taken_ += end - r;
+      for (; r < end; ++r, ++row_) {
+        batch.codes[r] = codes + row_ * row_bytes_;
+        batch.scales[r] = from.scales + row_ * meta_bytes_;
+        batch.zeros[r] = zeros + row_ * meta_bytes_;
       }
+      return;
     }
+    const auto live = static_cast<size_t>(from.live_rows);
+    for (size_t last = row_; r < kMost && taken_ < live; ++row_) {
+      if (!is_live(from, row_)) continue;
+      if (r % 16 != 0 && row_ != last + 1) batch.dense[r / 16] = false;
+      last = row_;
+      batch.codes[r] = codes + row_ * row_bytes_;
+      batch.scales[r] = from.scales + row_ * meta_bytes_;
+      batch.zeros[r++] = zeros + row_ * meta_bytes_;
+      ++taken_;
+    }
+    batch.count = r;
   }
 
   std::span<const PackedBlock> blocks_;
   size_t row_bytes_;
-  size_t meta_bytes_;
+  size_t meta_bytes_;         // of a row of kToken
+  size_t block_scale_bytes_;  // of a block otherwise
+  size_t block_zero_bytes_;
   size_t block_ = 0;
   size_t row_ = 0;
   size_t taken_ = 0;
@@ -365,8 +417,9 @@ class TokenMeta {
 
   /// Rows [16 i, 16 i + 16) of the batch; rows that are not there give 0.
   template <size_t kMost>
-  void read(const RowBatch<kMost>& batch, const std::array<const std::byte*, kMost>& rows, size_t i,
-            float* out, size_t stride) const {
+  HWY_NOINLINE void read(const RowBatch<kMost>& batch,
+                         const std::array<const std::byte*, kMost>& rows, size_t i, float* out,
+                         size_t stride) const {
     out += 16 * i;
     if (batch.dense[i] && groups_ <= 4 && dtype_ == DType::kF16) {
       const std::byte* from = rows[16 * i];
@@ -532,46 +585,42 @@ struct DotTask {
 };
 
 template <size_t kQueries, size_t kSteps, bool kToken>
-void dot(const DotTask& task) {
+HWY_NOINLINE void dot(const DotTask& task) {
   constexpr size_t kBits = kSteps == 5 ? 2 : 8 / kSteps;
   __m512i sum[kQueries][2][3];
-  HWY_UNROLL(4)
-  for (size_t q = 0; q < kQueries; ++q) {
-    HWY_UNROLL(3)
-    for (size_t l = 0; l < 3; ++l) sum[q][0][l] = sum[q][1][l] = _mm512_setzero_si512();
-  }
+  repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+    repeat<3>([&](auto l) __attribute__((always_inline)) {
+      sum[q][0][l] = sum[q][1][l] = _mm512_setzero_si512();
+    });
+  });
   const uint32_t* x = task.columns;
   const int32_t* w = task.bytes;
-  for (size_t c = 0; c < task.count; ++c) {
-    HWY_UNROLL(8)
-    for (size_t k = 0; k < kSteps; ++k) {
-      const size_t at = k < 4 || kSteps == 8 ? 0 : kKeyRows;
-      __m512i code[2] = {_mm512_load_si512(x + at), _mm512_load_si512(x + at + 16)};
-      if constexpr (kSteps > 1) {
-        if (at == 0) {
-          const __m512i matrix =
-              _mm512_set1_epi64(static_cast<int64_t>(extract_matrix(kBits * k, kBits)));
-          code[0] = _mm512_gf2p8affine_epi64_epi8(code[0], matrix, 0);
-          code[1] = _mm512_gf2p8affine_epi64_epi8(code[1], matrix, 0);
-        }
+  const size_t stride = task.bytes_stride;
+  size_t count = task.count;
+  do {
+    repeat<kSteps>([&](auto k) __attribute__((always_inline)) {
+      constexpr size_t kAt = k < 4 || kSteps == 8 ? 0 : kKeyRows;
+      __m512i low = _mm512_load_si512(x + kAt);
+      __m512i high = _mm512_load_si512(x + kAt + 16);
+      if constexpr (kSteps > 1 && kAt == 0) {
+        const __m512i matrix =
+            _mm512_set1_epi64(static_cast<int64_t>(extract_matrix(kBits * k, kBits)));
+        low = _mm512_gf2p8affine_epi64_epi8(low, matrix, 0);
+        high = _mm512_gf2p8affine_epi64_epi8(high, matrix, 0);
       }
-      HWY_UNROLL(4)
-      for (size_t q = 0; q < kQueries; ++q) {
-        HWY_UNROLL(3)
-        for (size_t l = 0; l < 3; ++l) {
-          const __m512i b = _mm512_set1_epi32(w[q * task.bytes_stride + 4 * k + l]);
-          sum[q][0][l] = _mm512_dpbusd_epi32(sum[q][0][l], code[0], b);
-          sum[q][1][l] = _mm512_dpbusd_epi32(sum[q][1][l], code[1], b);
-        }
-      }
-    }
+      repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+        repeat<3>([&](auto l) __attribute__((always_inline)) {
+          const __m512i b = _mm512_set1_epi32(w[q * stride + 4 * k + l]);
+          sum[q][0][l] = add_products(sum[q][0][l], low, b);
+          sum[q][1][l] = add_products(sum[q][1][l], high, b);
+        });
+      });
+    });
     x += kSteps == 5 ? 2 * kKeyRows : kKeyRows;
     w += 4 * kSteps;
-  }
-  HWY_UNROLL(4)
-  for (size_t q = 0; q < kQueries; ++q) {
-    HWY_UNROLL(2)
-    for (size_t half = 0; half < 2; ++half) {
+  } while (--count > 0);
+  repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+    repeat<2>([&](auto half) __attribute__((always_inline)) {
       float* to = task.sums + q * kKeyRows + 16 * half;
       __m512 factor = _mm512_set1_ps(task.inverse[q]);
       __m512 so_far = _mm512_load_ps(to);
@@ -580,9 +629,10 @@ void dot(const DotTask& task) {
         so_far = _mm512_fmadd_ps(_mm512_load_ps(task.zeros + 16 * half),
                                  _mm512_set1_ps(task.offsets[q]), so_far);
       }
-      _mm512_store_ps(to, _mm512_fmadd_ps(from_bytes(sum[q][half]), factor, so_far));
-    }
-  }
+      const __m512i(&s)[3] = sum[q][half];
+      _mm512_store_ps(to, _mm512_fmadd_ps(from_bytes(s[0], s[1], s[2]), factor, so_far));
+    });
+  });
 }
 
 template <size_t kSteps, bool kToken>
@@ -779,7 +829,7 @@ class KeyScorer {
   }
 
   /// bytes = query * scales in steps of inverse; bias = query . zeros.
-  void fold() {
+  HWY_NOINLINE void fold() {
     const size_t places = layout_.places;
     for (size_t i = 0; i < queries_; ++i) {
       const float* query = query_ + i * places;
@@ -904,8 +954,8 @@ constexpr size_t kTileStride = kValueRows * 16;
 
 /// Four rows at a time from packed codes of kBits to the tile.
 template <size_t kBits>
-void load_tile(const uint8_t* const* rows, size_t quads, size_t offset, size_t bytes,
-               size_t channels, uint8_t* tile) {
+HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t offset, size_t bytes,
+                            size_t channels, uint8_t* tile) {
   constexpr size_t kSlice = slice_channels(kBits);
   constexpr size_t kSliceBytes = kSlice * kBits / 8;
   static constexpr std::array<Interleave, 8> kIndex = interleaves<kBits>();
@@ -938,44 +988,37 @@ void load_tile(const uint8_t* const* rows, size_t quads, size_t offset, size_t b
 
 /// Sums of kVectors vectors of channels over the rows of a tile.
 template <size_t kQueries, size_t kVectors>
-void multiply(const uint8_t* tile, size_t quads, const int32_t* bytes, const float* inverse,
-              float* sums, size_t stride) {
+HWY_NOINLINE void multiply(const uint8_t* tile, size_t quads, const int32_t* bytes,
+                           const float* inverse, float* sums, size_t stride) {
   __m512i sum[kQueries][kVectors][3];
-  HWY_UNROLL(4)
-  for (size_t q = 0; q < kQueries; ++q) {
-    HWY_UNROLL(2)
-    for (size_t v = 0; v < kVectors; ++v) {
-      HWY_UNROLL(3)
-      for (size_t l = 0; l < 3; ++l) sum[q][v][l] = _mm512_setzero_si512();
-    }
-  }
-  for (size_t quad = 0; quad < quads; ++quad) {
+  repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+    repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
+      sum[q][v][0] = sum[q][v][1] = sum[q][v][2] = _mm512_setzero_si512();
+    });
+  });
+  do {
     __m512i code[kVectors];
-    HWY_UNROLL(2)
-    for (size_t v = 0; v < kVectors; ++v) {
-      code[v] = _mm512_load_si512(tile + v * kTileStride + quad * 64);
-    }
-    HWY_UNROLL(4)
-    for (size_t q = 0; q < kQueries; ++q) {
-      HWY_UNROLL(3)
-      for (size_t l = 0; l < 3; ++l) {
-        const __m512i b = _mm512_set1_epi32(bytes[q * kValueRows + 4 * quad + l]);
-        HWY_UNROLL(2)
-        for (size_t v = 0; v < kVectors; ++v) {
-          sum[q][v][l] = _mm512_dpbusd_epi32(sum[q][v][l], code[v], b);
-        }
-      }
-    }
-  }
-  HWY_UNROLL(4)
-  for (size_t q = 0; q < kQueries; ++q) {
-    HWY_UNROLL(2)
-    for (size_t v = 0; v < kVectors; ++v) {
+    repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
+      code[v] = _mm512_load_si512(tile + v * kTileStride);
+    });
+    repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+      repeat<3>([&](auto l) __attribute__((always_inline)) {
+        const __m512i b = _mm512_set1_epi32(bytes[q * kValueRows + l]);
+        repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
+          sum[q][v][l] = add_products(sum[q][v][l], code[v], b);
+        });
+      });
+    });
+    tile += 64;
+    bytes += 4;
+  } while (--quads > 0);
+  repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+    repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
       float* to = sums + q * stride + 16 * v;
-      _mm512_store_ps(to, _mm512_fmadd_ps(from_bytes(sum[q][v]), _mm512_set1_ps(inverse[q]),
-                                          _mm512_load_ps(to)));
-    }
-  }
+      const __m512 steps = from_bytes(sum[q][v][0], sum[q][v][1], sum[q][v][2]);
+      _mm512_store_ps(to, _mm512_fmadd_ps(steps, _mm512_set1_ps(inverse[q]), _mm512_load_ps(to)));
+    });
+  });
 }
 
 template <size_t kVectors>
@@ -1068,7 +1111,7 @@ class ValueAdder {
   }
 
   /// The weights of the tile's rows, with zeros up to the next 16.
-  void gather(SlotWalk& walk, size_t count) {
+  HWY_NOINLINE void gather(SlotWalk& walk, size_t count) {
     const size_t end = round_up(count, 16);
     if (walk.dense()) {
       const size_t slot = walk.next();
@@ -1142,7 +1185,7 @@ class ValueAdder {
 
   /// Weights times scales of group g as bytes, of query first + q; adds weights times zero points
   /// (or plain weights) to the totals.
-  void split_weights(size_t first, size_t q, size_t g, size_t sixteens) {
+  HWY_NOINLINE void split_weights(size_t first, size_t q, size_t g, size_t sixteens) {
     static constexpr std::array<Bytes64, 2> kIndex = quad_bytes<1>();
     const __m512i index = load(kIndex[0].data());
     const float* weights = tile_weights_ + (first + q) * kValueRows;
@@ -1199,7 +1242,7 @@ class ValueAdder {
   }
 
   /// Weighs the sums of a block by its scales.
-  void add_block(const PackedBlock& block) {
+  HWY_NOINLINE void add_block(const PackedBlock& block) {
     const auto channels = static_cast<size_t>(format_.channels());
     const std::byte* zeros = block.zeros;
     for (size_t p = 0; p < layout_.parts; ++p) {

@@ -1,4 +1,4 @@
-// packed_bench [--threads N] [--repetitions N] [--rows N] [--only NAME]
+// packed_bench [--threads N] [--repetitions N] [--rows N] [--only NAME] [--queries N]
 //
 // How fast decode attention reads packed keys and values: one step of eight kv_heads of head_dim
 // 128, walking through more layers than the caches of the CPU hold. The same step over f16 rows is
@@ -30,6 +30,7 @@ struct Options {
   int repetitions = 11;
   int rows = 4096;
   std::string_view only;
+  int queries = 0;  // 0: several
 };
 
 constexpr int kHeads = 8;
@@ -242,6 +243,7 @@ int run(const Options& options) {
     constexpr int kPackedLayers = 4 * kLayers;
     PackedStep packed(c.keys, c.values, kPackedLayers, options.rows);
     for (const int q_per_kv : {1, 4, 7}) {
+      if (options.queries != 0 && q_per_kv != options.queries) continue;
       std::vector<double> full_ns;
       std::vector<double> packed_ns;
       for (int repetition = -1; repetition < options.repetitions; ++repetition) {
@@ -277,6 +279,7 @@ int main(int argc, char** argv) {
     if (name == "--threads") options.threads = std::atoi(argv[i + 1]);
     if (name == "--repetitions") options.repetitions = std::atoi(argv[i + 1]);
     if (name == "--rows") options.rows = std::atoi(argv[i + 1]);
+    if (name == "--queries") options.queries = std::atoi(argv[i + 1]);
     if (name == "--only") options.only = argv[i + 1];
   }
   return kvlm::run(options);
