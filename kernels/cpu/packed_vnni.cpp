@@ -159,11 +159,13 @@ HWY_INLINE __mmask16 first_lanes(size_t n) {
   return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1);
 }
 
+HWY_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
 /// Inlined for more than speed: GCC takes a function that only prefetches for one without effect,
 /// and leaves out its calls.
 HWY_INLINE void prefetch_lines(const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T0);
+    prefetch(from + at);
   }
 }
 
@@ -311,6 +313,7 @@ struct RowBatch {
   std::array<const std::byte*, kMost> zeros;
   /// kToken: the scales (and zero points) of rows 16 i to 16 i + 15 lie side by side.
   std::array<bool, kMost / 16> dense;
+  const PackedBlock* block = nullptr;  // of the first row
   size_t count = 0;
 };
 
@@ -322,48 +325,32 @@ class RowReader {
         row_bytes_(run.format->row_bytes()),
         meta_bytes_(run.format->axis == ScaleAxis::kToken
                         ? static_cast<size_t>(run.format->groups()) * dtype_bytes(run.format->meta)
-                        : 0),
-        block_scale_bytes_(run.format->scales(1) * dtype_bytes(run.format->meta)),
-        block_zero_bytes_(run.format->zeros(1) * dtype_bytes(run.format->meta)) {}
+                        : 0) {}
 
-  /// The block of the next row; null at the end.
-  const PackedBlock* block() {
-    while (block_ < blocks_.size() && taken_ == static_cast<size_t>(blocks_[block_].live_rows)) {
-      ++block_;
-      taken_ = row_ = 0;
-    }
-    return block_ < blocks_.size() ? &blocks_[block_] : nullptr;
-  }
-
-  /// Fills the batch with the next rows, of one block if its scales are of the block.
+  /// Fills the batch with the next rows, of one block if its scales are of the block; none at the
+  /// end.
   template <size_t kMost>
   HWY_NOINLINE void read(RowBatch<kMost>& batch) {
     batch.count = 0;
     batch.dense.fill(true);
     while (batch.count < kMost) {
-      const PackedBlock* from = block();
-      if (from == nullptr) break;
-      append(*from, batch);
+      while (block_ < blocks_.size() && taken_ == static_cast<size_t>(blocks_[block_].live_rows)) {
+        ++block_;
+        taken_ = row_ = 0;
+      }
+      if (block_ == blocks_.size()) break;
+      if (batch.count == 0) batch.block = &blocks_[block_];
+      append(blocks_[block_], batch);
       if (meta_bytes_ == 0) break;
     }
-    for (size_t r = batch.count; r < kMost; ++r) batch.codes[r] = batch.codes[batch.count - 1];
+    const uint8_t* last = batch.count == 0 ? nullptr : batch.codes[batch.count - 1];
+    for (size_t r = batch.count; r < kMost; ++r) batch.codes[r] = last;
     if (batch.count % 16 != 0) batch.dense[batch.count / 16] = false;
   }
 
  private:
-  /// Small blocks follow each other in a pattern that the CPU's prefetcher does not.
-  HWY_INLINE void prefetch(const PackedBlock& block) const {
-    const auto rows = static_cast<size_t>(block.rows);
-    if (rows > 2 * kValueRows) return;
-    prefetch_lines(block.codes, rows * row_bytes_);
-    prefetch_lines(block.scales, meta_bytes_ == 0 ? block_scale_bytes_ : rows * meta_bytes_);
-    if (block.zeros == nullptr) return;
-    prefetch_lines(block.zeros, meta_bytes_ == 0 ? block_zero_bytes_ : rows * meta_bytes_);
-  }
-
   template <size_t kMost>
   void append(const PackedBlock& from, RowBatch<kMost>& batch) {
-    if (taken_ == 0 && block_ + 1 < blocks_.size()) prefetch(blocks_[block_ + 1]);
     const auto* codes = reinterpret_cast<const uint8_t*>(from.codes);
     const std::byte* zeros = from.zeros == nullptr ? from.scales : from.zeros;
     size_t r = batch.count;
@@ -394,9 +381,7 @@ class RowReader {
 
   std::span<const PackedBlock> blocks_;
   size_t row_bytes_;
-  size_t meta_bytes_;         // of a row of kToken
-  size_t block_scale_bytes_;  // of a block otherwise
-  size_t block_zero_bytes_;
+  size_t meta_bytes_;  // of a row of kToken
   size_t block_ = 0;
   size_t row_ = 0;
   size_t taken_ = 0;
@@ -406,7 +391,8 @@ class RowReader {
 class TokenMeta {
  public:
   explicit TokenMeta(const PackedFormat& format)
-      : groups_(static_cast<size_t>(format.groups())), dtype_(format.meta) {
+      : groups_(format.axis == ScaleAxis::kToken ? static_cast<size_t>(format.groups()) : 1),
+        dtype_(format.meta) {
     for (size_t half = 0; half < 2; ++half) {
       for (size_t i = 0; i < 32; ++i) {
         const size_t group = 2 * half + i / 16;
@@ -415,11 +401,15 @@ class TokenMeta {
     }
   }
 
-  /// Rows [16 i, 16 i + 16) of the batch; rows that are not there give 0.
+  /// Rows [16 i, 16 i + 16) of the batch; rows that are not there give 0. Fetches those of the next
+  /// batch.
   template <size_t kMost>
   HWY_NOINLINE void read(const RowBatch<kMost>& batch,
-                         const std::array<const std::byte*, kMost>& rows, size_t i, float* out,
+                         const std::array<const std::byte*, kMost>& rows,
+                         const RowBatch<kMost>& next,
+                         const std::array<const std::byte*, kMost>& next_rows, size_t i, float* out,
                          size_t stride) const {
+    if (16 * i < next.count) prefetch_lines(next_rows[16 * i], 16 * groups_ * dtype_bytes(dtype_));
     out += 16 * i;
     if (batch.dense[i] && groups_ <= 4 && dtype_ == DType::kF16) {
       const std::byte* from = rows[16 * i];
@@ -541,9 +531,11 @@ class Arena {
 /// Places dwords of 32 rows so that lanes are rows: columns[c * 32 + r] = dword c of row r.
 /// kReadable: whole dwords may be read beyond a row.
 template <bool kReadable>
-void load_columns(const uint8_t* const* rows, size_t offset, size_t bytes, uint32_t* columns) {
+void load_columns(const uint8_t* const* rows, size_t offset, size_t bytes,
+                  const uint8_t* const* ahead, uint32_t* columns) {
   for (size_t half = 0; half < 2; ++half, rows += 16, columns += 16) {
     uint32_t* out = columns;
+    for (size_t r = 0; r < 16; ++r) prefetch(ahead[16 * half + r]);
     for (size_t at = 0; at < bytes; at += 16, out += 4 * kKeyRows) {
       __m512i x[4];
       const size_t n = bytes - at;
@@ -760,21 +752,31 @@ class KeyScorer {
 
   void run(float* scores, size_t stride) {
     RowReader reader(run_);
-    RowBatch<kKeyRows> batch;
+    // Two batches, so that the rows of the next are known and can be fetched ahead.
+    std::array<RowBatch<kKeyRows>, 2> batches;
     const PackedBlock* folded = nullptr;
-    const TokenMeta token_meta =
-        groups_ > 0 ? TokenMeta(format_) : TokenMeta(PackedFormat{.group_size = 1});
-    while (const PackedBlock* block = reader.block()) {
-      if (block != folded && groups_ == 0) read_factors(*block);
-      folded = block;
-      reader.read(batch);
+    const TokenMeta token_meta(format_);
+    reader.read(batches[0]);
+    for (size_t turn = 0; batches[turn].count > 0; turn ^= 1) {
+      const RowBatch<kKeyRows>& batch = batches[turn];
+      RowBatch<kKeyRows>& next = batches[turn ^ 1];
+      reader.read(next);
       if (groups_ > 0) {
         for (size_t i = 0; 16 * i < batch.count; ++i) {
-          token_meta.read(batch, batch.scales, i, token_scales_, kKeyRows);
-          token_meta.read(batch, batch.zeros, i, token_zeros_, kKeyRows);
+          token_meta.read(batch, batch.scales, next, next.scales, i, token_scales_, kKeyRows);
+          token_meta.read(batch, batch.zeros, next, next.zeros, i, token_zeros_, kKeyRows);
         }
+      } else if (batch.block != folded) {
+        folded = batch.block;
+        if (next.count > 0 && next.block != folded) {
+          prefetch_lines(next.block->scales, format_.scales(1) * dtype_bytes(format_.meta));
+          if (next.block->zeros != nullptr) {
+            prefetch_lines(next.block->zeros, format_.zeros(1) * dtype_bytes(format_.meta));
+          }
+        }
+        read_factors(*folded);
       }
-      score(batch, scores, stride);
+      score(batch, next.codes.data(), scores, stride);
       scores += batch.count;
     }
   }
@@ -852,13 +854,14 @@ class KeyScorer {
     }
   }
 
-  void score(const RowBatch<kKeyRows>& batch, float* scores, size_t stride) {
+  void score(const RowBatch<kKeyRows>& batch, const uint8_t* const* ahead, float* scores,
+             size_t stride) {
     for (size_t i = 0; i < queries_; ++i) {
       const __m512 bias = groups_ > 0 ? _mm512_setzero_ps() : _mm512_set1_ps(block_bias_[i]);
       _mm512_store_ps(sums_ + i * kKeyRows, bias);
       _mm512_store_ps(sums_ + i * kKeyRows + 16, bias);
     }
-    for (size_t p = 0; p < layout_.parts; ++p) score_part(layout_.part[p], batch);
+    for (size_t p = 0; p < layout_.parts; ++p) score_part(layout_.part[p], batch, ahead);
     for (size_t i = 0; i < queries_; ++i) {
       const float* from = sums_ + i * kKeyRows;
       float* to = scores + i * stride;
@@ -871,7 +874,7 @@ class KeyScorer {
     }
   }
 
-  void score_part(const Part& part, const RowBatch<kKeyRows>& batch) {
+  void score_part(const Part& part, const RowBatch<kKeyRows>& batch, const uint8_t* const* ahead) {
     if (part.unpack) {
       std::array<const uint8_t*, kKeyRows> rows;
       const size_t row_bytes = part.places + 64;
@@ -881,9 +884,10 @@ class KeyScorer {
           to_codes(batch.codes[r] + part.row_offset, *part.section, codes_ + r * row_bytes);
         }
       }
-      load_columns<true>(rows.data(), 0, 4 * part.columns, columns_);
+      load_columns<true>(rows.data(), 0, 4 * part.columns, ahead, columns_);
     } else {
-      load_columns<false>(batch.codes.data(), part.row_offset, part.section->row_bytes(), columns_);
+      load_columns<false>(batch.codes.data(), part.row_offset, part.section->row_bytes(), ahead,
+                          columns_);
     }
     if (part.steps == 5) {
       // From the last on, as both vectors of a column go where two columns were.
@@ -955,7 +959,7 @@ constexpr size_t kTileStride = kValueRows * 16;
 /// Four rows at a time from packed codes of kBits to the tile.
 template <size_t kBits>
 HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t offset, size_t bytes,
-                            size_t channels, uint8_t* tile) {
+                            size_t channels, const uint8_t* const* ahead, uint8_t* tile) {
   constexpr size_t kSlice = slice_channels(kBits);
   constexpr size_t kSliceBytes = kSlice * kBits / 8;
   static constexpr std::array<Interleave, 8> kIndex = interleaves<kBits>();
@@ -968,6 +972,9 @@ HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t off
     const size_t count = std::min(kSlice / 16, vectors - first);
     uint8_t* out = tile + first * kTileStride;
     for (size_t quad = 0; quad < quads; ++quad, out += 64) {
+      if (first == 0) {
+        for (size_t r = 0; r < 4; ++r) prefetch(ahead[4 * quad + r]);
+      }
       const __m512i x = load_rows(some, rows + 4 * quad, 1, at);
       HWY_UNROLL(8)
       for (size_t v = 0; v < kSlice / 16; ++v) {
@@ -1036,6 +1043,89 @@ void multiply_queries(size_t queries, const uint8_t* tile, size_t quads, const i
   }
 }
 
+/// Values of one query: from packed codes to sums of kVectors vectors of channels without a tile,
+/// which would cost more than the products.
+struct RowsTask {
+  const uint8_t* const* rows = nullptr;
+  const uint8_t* const* ahead = nullptr;  // rows to fetch
+  size_t quads = 0;
+  size_t offset = 0;                      // bytes of a row before
+  size_t bytes = 0;                       // bytes of a row from there
+  std::array<const int32_t*, 4> weights;  // of every second vector
+  std::array<float, 4> inverse;           // of every second vector
+  float* sums = nullptr;
+};
+template <size_t kBits, size_t kVectors>
+HWY_NOINLINE void multiply_rows(const RowsTask& task) {
+  constexpr size_t kSliceVectors = std::min(kVectors, slice_channels(kBits) / 16);
+  constexpr size_t kSliceBytes = slice_channels(kBits) * kBits / 8;
+  constexpr size_t kSlices = kVectors / kSliceVectors;
+  static constexpr std::array<Interleave, 8> kIndex = interleaves<kBits>();
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1));
+  std::array<__mmask16, kSlices> some;
+  for (size_t i = 0; i < kSlices; ++i) some[i] = first_lanes(task.bytes - i * kSliceBytes);
+  const int32_t* weights[kVectors / 2];
+  for (size_t i = 0; i < kVectors / 2; ++i) weights[i] = task.weights[i];
+  const uint8_t* const* rows = task.rows;
+  const uint8_t* const* ahead = task.ahead;
+  size_t quads = task.quads;
+  size_t at = 0;
+  __m512i sum[kVectors][3];
+  repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
+    sum[v][0] = sum[v][1] = sum[v][2] = _mm512_setzero_si512();
+  });
+  do {
+    repeat<kSlices>([&](auto slice) __attribute__((always_inline)) {
+      const __m512i x = load_rows(some[slice], rows, 1, task.offset + slice * kSliceBytes);
+      repeat<kSliceVectors>([&](auto i) __attribute__((always_inline)) {
+        constexpr size_t kVector = slice * kSliceVectors + i;
+        __m512i codes;
+        if constexpr (kBits == 8) {
+          codes = _mm512_permutexvar_epi8(load(kByteInterleave.data()), x);
+        } else {
+          codes = _mm512_permutexvar_epi8(load(kIndex[i].bytes.data()), x);
+          codes = _mm512_multishift_epi64_epi8(load(kIndex[i].shifts.data()), codes);
+          codes = _mm512_and_si512(codes, mask);
+        }
+        repeat<3>([&](auto l) __attribute__((always_inline)) {
+          const __m512i b = _mm512_set1_epi32(weights[kVector / 2][at + l]);
+          sum[kVector][l] = add_products(sum[kVector][l], codes, b);
+        });
+      });
+    });
+    for (size_t r = 0; r < 4; ++r) prefetch(ahead[r]);
+    ahead += 4;
+    rows += 4;
+    at += 4;
+  } while (--quads > 0);
+  repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
+    float* to = task.sums + 16 * v;
+    const __m512 steps = from_bytes(sum[v][0], sum[v][1], sum[v][2]);
+    _mm512_store_ps(
+        to, _mm512_fmadd_ps(steps, _mm512_set1_ps(task.inverse[v / 2]), _mm512_load_ps(to)));
+  });
+}
+
+template <size_t kBits>
+void multiply_rows(const RowsTask& task, size_t vectors) {
+  return vectors == 4 ? multiply_rows<kBits, 4>(task) : multiply_rows<kBits, 8>(task);
+}
+
+void multiply_rows(const RowsTask& task, size_t bits, size_t vectors) {
+  switch (bits) {
+    case 1:
+      return multiply_rows<1>(task, vectors);
+    case 2:
+      return multiply_rows<2>(task, vectors);
+    case 3:
+      return multiply_rows<3>(task, vectors);
+    case 4:
+      return multiply_rows<4>(task, vectors);
+    default:
+      return multiply_rows<8>(task, vectors);
+  }
+}
+
 /// Adds one run of packed values to the output.
 class ValueAdder {
  public:
@@ -1061,28 +1151,31 @@ class ValueAdder {
     token_scales_ = arena.take<float>(groups_ * kValueRows);
     token_zeros_ = arena.take<float>(groups_ * kValueRows);
     clear();
+    by_rows_ = rows_suffice();
   }
 
   void run(SlotWalk walk) {
     RowReader reader(run_);
-    RowBatch<kValueRows> batch;
-    const TokenMeta token_meta =
-        per_token_ ? TokenMeta(format_) : TokenMeta(PackedFormat{.group_size = 1});
+    std::array<RowBatch<kValueRows>, 2> batches;
+    const TokenMeta token_meta(format_);
     const PackedBlock* summed = nullptr;
-    while (const PackedBlock* block = reader.block()) {
-      if (!per_token_ && summed != nullptr && block != summed) {
+    reader.read(batches[0]);
+    for (size_t turn = 0; batches[turn].count > 0; turn ^= 1) {
+      const RowBatch<kValueRows>& batch = batches[turn];
+      RowBatch<kValueRows>& next = batches[turn ^ 1];
+      reader.read(next);
+      if (!per_token_ && summed != nullptr && batch.block != summed) {
         add_block(*summed);
         clear();
       }
-      summed = block;
-      reader.read(batch);
+      summed = batch.block;
       gather(walk, batch.count);
-      load_tile(batch);
+      if (!by_rows_) load_tile(batch, next.codes.data());
       const size_t sixteens = (batch.count + 15) / 16;
       if (per_token_) {
         for (size_t i = 0; i < sixteens; ++i) {
-          token_meta.read(batch, batch.scales, i, token_scales_, kValueRows);
-          token_meta.read(batch, batch.zeros, i, token_zeros_, kValueRows);
+          token_meta.read(batch, batch.scales, next, next.scales, i, token_scales_, kValueRows);
+          token_meta.read(batch, batch.zeros, next, next.zeros, i, token_zeros_, kValueRows);
         }
         const float slope = format_.section[0].slope;
         if (slope != 1) {
@@ -1094,7 +1187,8 @@ class ValueAdder {
         for (size_t g = 0; g < groups_; ++g) {
           for (size_t q = 0; q < some; ++q) split_weights(i, q, g, sixteens);
         }
-        multiply(i, some, (batch.count + 3) / 4);
+        const size_t quads = (batch.count + 3) / 4;
+        by_rows_ ? multiply_rows(batch, next.codes.data(), quads) : multiply(i, some, quads);
       }
     }
     if (per_token_) {
@@ -1134,7 +1228,7 @@ class ValueAdder {
     }
   }
 
-  void load_tile(const RowBatch<kValueRows>& batch) {
+  void load_tile(const RowBatch<kValueRows>& batch, const uint8_t* const* ahead) {
     const size_t quads = (batch.count + 3) / 4;
     for (size_t p = 0; p < layout_.parts; ++p) {
       const Part& part = layout_.part[p];
@@ -1145,26 +1239,26 @@ class ValueAdder {
       const uint8_t* const* rows = batch.codes.data();
       switch (section.code) {
         case CodeFormat::kBits1:
-          vnni::load_tile<1>(rows, quads, part.row_offset, bytes, channels, tile);
+          vnni::load_tile<1>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
         case CodeFormat::kBits2:
         case CodeFormat::kTrit2b:
-          vnni::load_tile<2>(rows, quads, part.row_offset, bytes, channels, tile);
+          vnni::load_tile<2>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
         case CodeFormat::kBits3:
-          vnni::load_tile<3>(rows, quads, part.row_offset, bytes, channels, tile);
+          vnni::load_tile<3>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
         case CodeFormat::kBits4:
-          vnni::load_tile<4>(rows, quads, part.row_offset, bytes, channels, tile);
+          vnni::load_tile<4>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
         case CodeFormat::kBits5:
-          vnni::load_tile<5>(rows, quads, part.row_offset, bytes, channels, tile);
+          vnni::load_tile<5>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
         case CodeFormat::kBits6:
-          vnni::load_tile<6>(rows, quads, part.row_offset, bytes, channels, tile);
+          vnni::load_tile<6>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
         case CodeFormat::kBits8:
-          vnni::load_tile<8>(rows, quads, part.row_offset, bytes, channels, tile);
+          vnni::load_tile<8>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
         case CodeFormat::kBits7:
         case CodeFormat::kTrit5: {
@@ -1176,7 +1270,8 @@ class ValueAdder {
               to_codes(batch.codes[r] + part.row_offset, section, codes_ + r * row_bytes);
             }
           }
-          vnni::load_tile<8>(spread_rows.data(), quads, 0, round_up(channels, 16), channels, tile);
+          vnni::load_tile<8>(spread_rows.data(), quads, 0, round_up(channels, 16), channels, ahead,
+                             tile);
           break;
         }
       }
@@ -1216,12 +1311,14 @@ class ValueAdder {
     }
   }
 
+  /// The group of vector v of channels.
+  size_t group_of(size_t v) const {
+    return groups_ == 1 ? 0
+                        : std::min(16 * v / static_cast<size_t>(format_.group_size), groups_ - 1);
+  }
+
   void multiply(size_t first, size_t some, size_t quads) {
     const size_t vectors = layout_.places / 16;
-    const size_t group = per_token_ ? static_cast<size_t>(format_.group_size) : 0;
-    const auto group_of = [&](size_t v) {
-      return group == 0 ? 0 : std::min(16 * v / group, groups_ - 1);
-    };
     for (size_t v = 0; v < vectors; v += 2) {
       const size_t g = group_of(v);
       const uint8_t* tile = tile_ + v * kTileStride;
@@ -1238,6 +1335,38 @@ class ValueAdder {
                             bytes_ + at * kMostQueries * kValueRows, inverse_ + at * kMostQueries,
                             sums + 16 * i, layout_.places);
       }
+    }
+  }
+
+  /// Whether one query's values need no tile: whole vectors of codes that are no more than shifted.
+  bool rows_suffice() const {
+    if (weights_.queries != 1 || layout_.parts != 1) return false;
+    const PackedSection& section = format_.section[0];
+    const int bits = code_bits(section.code);
+    const size_t vectors = (static_cast<size_t>(section.channels) + 15) / 16;
+    return (vectors == 4 || vectors % 8 == 0) && (bits == 8 || (bits >= 1 && bits <= 4)) &&
+           (!per_token_ || groups_ == 1 || format_.group_size % 32 == 0);
+  }
+
+  void multiply_rows(const RowBatch<kValueRows>& batch, const uint8_t* const* ahead, size_t quads) {
+    const PackedSection& section = format_.section[0];
+    const auto bits = static_cast<size_t>(code_bits(section.code));
+    const size_t vectors = (static_cast<size_t>(section.channels) + 15) / 16;
+    const size_t step = std::min<size_t>(vectors, 8);
+    RowsTask task;
+    task.rows = batch.codes.data();
+    task.ahead = ahead;
+    task.quads = quads;
+    for (size_t v = 0; v < vectors; v += step) {
+      task.offset = 2 * bits * v;
+      task.bytes = section.row_bytes() - task.offset;
+      for (size_t i = 0; 2 * i < step; ++i) {
+        const size_t g = group_of(v + 2 * i);
+        task.weights[i] = bytes_ + g * kMostQueries * kValueRows;
+        task.inverse[i] = inverse_[g * kMostQueries];
+      }
+      task.sums = sums_ + 16 * v;
+      vnni::multiply_rows(task, bits, step);
     }
   }
 
@@ -1304,7 +1433,8 @@ class ValueAdder {
   Layout layout_;
   const SlotWeights& weights_;
   bool per_token_;
-  size_t groups_;        // 1 unless per token
+  size_t groups_;  // 1 unless per token
+  bool by_rows_;
   float* out_;           // (queries, channels)
   float* scales_;        // (places,)
   float* zeros_;         // (places,)
