@@ -532,9 +532,11 @@ bool added_in_integers(const SlotRun& run) {
   return HWY_TARGET == HWY_AVX3 && vnni::available() && vnni::adds(*run.format);
 }
 
+}  // namespace
+
 /// Scratch of one lane, of either kind of kernel.
-size_t scratch_bytes(const PackedLane& lane, size_t width, size_t queries) {
-  size_t bytes = Scratch::bytes(width, queries);
+size_t lane_scratch_bytes(const PackedLane& lane, size_t head_dim, size_t queries) {
+  size_t bytes = Scratch::bytes(widest(lane, head_dim), queries);
   for (const std::span<const SlotRun> runs : {lane.keys, lane.values}) {
     for (const SlotRun& run : runs) {
       if (run.format == nullptr) continue;
@@ -544,15 +546,13 @@ size_t scratch_bytes(const PackedLane& lane, size_t width, size_t queries) {
   return bytes;
 }
 
-}  // namespace
-
 void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, float scale,
                           Stream& stream, int worker) {
   std::fill(lane.out, lane.out + queries * head_dim, 0.0f);
   lane.guarded_remaps = 0;
   if (lane.slots == 0) return;
   const size_t width = widest(lane, head_dim);
-  std::byte* memory = stream.scratch(worker, scratch_bytes(lane, width, queries));
+  std::byte* memory = stream.scratch(worker, lane_scratch_bytes(lane, head_dim, queries));
   const Scratch scratch(memory, width, queries);
   const auto slots = static_cast<size_t>(lane.slots);
 
@@ -634,15 +634,23 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvlm::cpu {
 
+HWY_EXPORT(lane_scratch_bytes);
 HWY_EXPORT(attend_packed_kernel);
 HWY_EXPORT(unpack_blocks_kernel);
 
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream) {
+  const auto queries = static_cast<size_t>(q_per_kv);
+  const auto dim = static_cast<size_t>(head_dim);
+  // Every worker's scratch at once, so that it does not matter which of them gets which lane first.
+  size_t bytes = 0;
+  for (const PackedLane& lane : lanes) {
+    bytes = std::max(bytes, HWY_DYNAMIC_DISPATCH(lane_scratch_bytes)(lane, dim, queries));
+  }
+  for (int worker = 0; worker < stream.pool().threads(); ++worker) stream.scratch(worker, bytes);
   const auto kernel = HWY_DYNAMIC_DISPATCH(attend_packed_kernel);
   stream.pool().parallel_for(lanes.size(), [&](size_t task, int worker) {
-    kernel(lanes[task], static_cast<size_t>(q_per_kv), static_cast<size_t>(head_dim), scale, stream,
-           worker);
+    kernel(lanes[task], queries, dim, scale, stream, worker);
   });
 }
 

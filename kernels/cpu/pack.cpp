@@ -228,9 +228,12 @@ class Packer {
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream) {
+  // Every worker at once, so that it does not matter which of them gets the first large job.
+  size_t bytes = 0;
+  for (const PackJob& job : jobs) bytes = std::max(bytes, Packer::scratch_bytes(format, job));
+  for (int worker = 0; worker < stream.pool().threads(); ++worker) stream.scratch(worker, bytes);
   stream.pool().parallel_for(jobs.size(), [&](size_t job, int worker) {
-    std::byte* scratch = stream.scratch(worker, Packer::scratch_bytes(format, jobs[job]));
-    Packer(format, rules, jobs[job], scratch).run();
+    Packer(format, rules, jobs[job], stream.scratch(worker, bytes)).run();
   });
 }
 

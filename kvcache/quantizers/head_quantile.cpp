@@ -4,10 +4,16 @@ namespace kvlm::quantizers {
 
 namespace {
 
+/// Share of a Gaussian beyond the end levels of the uniform quantizer of least error, by width
+/// (Max 1960, "Quantizing for minimum distortion", table II, and its continuation).
+constexpr double kGaussianTails[9] = {0,       0.2,     0.0676,  0.0201, 0.00597,
+                                      0.00177, 0.00052, 0.00015, 0.00004};
+
 /// Visual keys and values with one range per head, between two quantiles of their values. Source:
 /// "From 16-Bit to 1-Bit: Visual KV Cache Quantization", sections 3.3-3.4, eqs. 3-9 (specs 4).
-/// Departures: rounds to nearest (the paper floors, which leaves most codes 0: round=floor), a
-/// range per sequence, alpha 0.2 (the paper gives none).
+/// Departures: unless it is given, alpha at more than 1 bit is that of kGaussianTails, because 0.2
+/// clips so much that 8 bits are no better than 1. Rounds to nearest (the paper floors, which
+/// leaves most codes 0: round=floor), a range per sequence, alpha 0.2 (the paper gives none).
 class HeadQuantile final : public PlannedQuantizer {
  public:
   HeadQuantile(const OptionValues& options, const PolicyContext& context) {
@@ -18,10 +24,15 @@ class HeadQuantile final : public PlannedQuantizer {
                                                : ScaleAxis::kToken;
     PartPlan plan = plan_of(axis, options.integer("bits"), axis == ScaleAxis::kToken ? dim : 0, dim,
                             meta_of(options));
-    const bool profiled =
-        context.profile != nullptr && context.profile->alpha.has_value() && !options.given("alpha");
-    plan.rules[0].alpha =
-        static_cast<float>(profiled ? *context.profile->alpha : options.real("alpha"));
+    double alpha = options.real("alpha");
+    if (!options.given("alpha")) {
+      if (context.profile != nullptr && context.profile->alpha) {
+        alpha = *context.profile->alpha;
+      } else if (options.integer("bits") > 1) {
+        alpha = kGaussianTails[options.integer("bits")];
+      }
+    }
+    plan.rules[0].alpha = static_cast<float>(alpha);
     plan.rules[0].rounding =
         options.text("round") == "floor" ? Rounding::kFloor : Rounding::kNearestEven;
     keys_ = {plan};
@@ -38,7 +49,8 @@ constexpr std::array kOptions{
                .high = 0.5,
                .open_high = true,
                .standard = "0.2",
-               .help = "share of values beyond either end of the range; 0: minimum and maximum"},
+               .help = "share of values beyond either end of the range; unless given, 0.2 at 1 bit "
+                       "and less at more"},
     OptionInfo{.key = "bits",
                .type = OptionInfo::Type::kInteger,
                .low = 1,

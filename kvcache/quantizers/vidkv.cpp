@@ -218,8 +218,9 @@ PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
 /// mask, come first; both kinds in ascending order (specs 7.3).
 void VidKv::learn(std::span<const float* const> keys, int rows, std::span<LaneFacts> facts) const {
   const auto dim = static_cast<size_t>(dim_);
-  const auto order = [&](std::span<const float* const> heads) {
-    std::vector<float> range(dim);
+  // No allocation: a flush that packs everything again learns anew in decode.
+  const auto order = [&](std::span<const float* const> heads, LaneFacts& lane) {
+    float range[kMaxHeadDim];
     for (size_t d = 0; d < dim; ++d) {
       float low = std::numeric_limits<float>::infinity();
       float high = -low;
@@ -231,22 +232,23 @@ void VidKv::learn(std::span<const float* const> keys, int rows, std::span<LaneFa
       }
       range[d] = high - low;
     }
-    std::vector<uint16_t> channels(dim);
+    std::vector<uint16_t>& channels = lane.key_channels;
+    channels.resize(dim);
     std::iota(channels.begin(), channels.end(), uint16_t{0});
-    std::stable_sort(channels.begin(), channels.end(),
-                     [&](uint16_t a, uint16_t b) { return range[a] > range[b]; });
+    std::sort(channels.begin(), channels.end(), [&](uint16_t a, uint16_t b) {
+      return range[a] != range[b] ? range[a] > range[b] : a < b;
+    });
     std::sort(channels.begin(), channels.begin() + anomalous_);
     std::sort(channels.begin() + anomalous_, channels.end());
-    return channels;
   };
   if (mask_per_head_) {
     for (size_t head = 0; head < keys.size(); ++head) {
-      facts[head].key_channels = order(keys.subspan(head, 1));
+      order(keys.subspan(head, 1), facts[head]);
     }
     return;
   }
-  const std::vector<uint16_t> channels = order(keys);
-  for (LaneFacts& lane : facts) lane.key_channels = channels;
+  order(keys, facts[0]);
+  for (LaneFacts& lane : facts.subspan(1)) lane.key_channels = facts[0].key_channels;
 }
 
 void VidKv::convert(const LaneFacts& facts, const float* from, int rows, float* to,
@@ -266,10 +268,10 @@ void VidKv::convert(const LaneFacts& facts, const float* from, int rows, float* 
 void VidKv::key_from_basis(const LaneFacts& facts, const float* from, int rows, float* to) const {
   const auto dim = static_cast<size_t>(dim_);
   const auto first = static_cast<size_t>(anomalous_);
-  std::vector<float> channels(dim);
+  float channels[kMaxHeadDim];
   for (int row = 0; row < rows; ++row, from += dim, to += dim) {
-    std::copy_n(from, dim, channels.begin());
-    if (fft_ && first < dim) basis_.back(from + first, channels.data() + first);
+    std::copy_n(from, dim, channels);
+    if (fft_ && first < dim) basis_.back(from + first, channels + first);
     for (size_t i = 0; i < dim; ++i) to[facts.key_channels[i]] = channels[i];
   }
 }

@@ -299,13 +299,239 @@ constexpr const char* kSpecs[] = {
     "calibquant,bits=2 + share=codes",
 };
 
-INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), [](const auto& param_info) {
+std::string name_of_spec(const testing::TestParamInfo<const char*>& tested) {
   std::string name;
-  for (const char* c = param_info.param; *c != 0; ++c) {
+  for (const char* c = tested.param; *c != 0; ++c) {
     name += std::isalnum(static_cast<unsigned char>(*c)) != 0 ? *c : '_';
   }
   return name;
-});
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), name_of_spec);
+
+/// The plain cache's outputs of the same passes, to the bit.
+class Identity : public testing::TestWithParam<const char*> {};
+
+TEST_P(Identity, EqualsThePlainCacheBitForBit) {
+  const std::vector<int16_t> prompt = PromptShape{7, {60, 33}, 300}.modality();
+  for (const char* rows : {"f16", "bf16", "f32"}) {
+    const std::string spec = fmt::format("{} + {}", rows, GetParam());
+    const SequenceSize size = size_of(prompt, 40);
+    CacheParts parts = parts_of(parse_spec(spec), kSmall, nullptr);
+    const size_t bytes = PolicyCache::reserved_bytes(parts, kSmall, size);
+    PolicyCache cache(std::move(parts), kSmall, bytes, {});
+    const auto plain =
+        make_cache(parse_spec(rows), kSmall, reserved_bytes(parse_spec(rows), kSmall, size), {});
+    Feeder feeder(kSmall, 3);
+    const SequenceId a = cache.open(size, "s");
+    const SequenceId b = plain->open(size, "s");
+    int fed = 0;
+    for (int step = 0; step <= 40; ++step) {
+      Feeder::Input input{'s', a, fed, step == 0 ? prompt : std::vector<int16_t>{kTextRow},
+                          step == 0};
+      const auto mine = feeder.pass(cache, {input});
+      input.id = b;
+      ASSERT_EQ(mine, feeder.pass(*plain, {input})) << spec << ", step " << step;
+      fed += static_cast<int>(input.modality.size());
+      ASSERT_EQ(cache.bytes(), plain->bytes()) << spec << ", step " << step;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, Identity,
+                         testing::Values("uniform,keep=1", "prefixkv,keep=1", "streaming,keep=1",
+                                         "h2o,keep=1", "snapkv,keep=1", "pyramidkv,keep=1",
+                                         "elastic,keep=1", "vlcache,keep=1"));
+
+class EverySpec : public testing::TestWithParam<const char*> {};
+
+/// The logits of the first token come from the prompt's own rows, whatever is kept of them.
+TEST_P(EverySpec, PromptsAreExact) {
+  const std::vector<int16_t> prompt = PromptShape{5, {40, 21}, 19}.modality();
+  const SequenceSize size = size_of(prompt, 1);
+  const auto cache = make(GetParam(), kSmall, size);
+  const auto plain =
+      make_cache(parse_spec("f16"), kSmall, reserved_bytes(parse_spec("f16"), kSmall, size), {});
+  Feeder feeder(kSmall, 2);
+  const auto mine = feeder.pass(*cache, {{'s', cache->open(size, "s"), 0, prompt, true}});
+  EXPECT_EQ(mine, feeder.pass(*plain, {{'s', plain->open(size, "s"), 0, prompt, true}}));
+}
+
+/// Sequences of other lengths and pictures that come and go change nothing.
+TEST_P(EverySpec, CompanyChangesNothing) {
+  const std::vector<int16_t> prompts[] = {PromptShape{5, {40}, 9}.modality(),
+                                          PromptShape{2, {13, 30}, 20}.modality(),
+                                          PromptShape{20, {}, 0}.modality()};
+  const int steps[] = {50, 20, 35};
+  std::vector<std::vector<std::vector<std::vector<float>>>> alone(3);
+  for (size_t s = 0; s < 3; ++s) {
+    const SequenceSize size = size_of(prompts[s], steps[s]);
+    const auto cache = make(GetParam(), kSmall, size);
+    Feeder feeder(kSmall);
+    const SequenceId id = cache->open(size, "s");
+    const char name = static_cast<char>('a' + s);
+    alone[s].push_back(feeder.pass(*cache, {{name, id, 0, prompts[s], true}}));
+    for (int step = 0; step < steps[s]; ++step) {
+      const int fed = size.prompt_rows + step;
+      alone[s].push_back(feeder.pass(*cache, {{name, id, fed, {kTextRow}, false}}));
+    }
+  }
+  // Room for the largest of each: a sequence that leaves gives its memory to the next.
+  size_t bytes = 0;
+  for (size_t s = 0; s < 3; ++s) {
+    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall,
+                                         size_of(prompts[s], steps[s]));
+  }
+  PolicyCache cache(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall, bytes, {});
+  Feeder feeder(kSmall, 3);
+  std::vector<SequenceId> ids(3);
+  std::vector<int> done(3, -1);
+  for (int round = 0; round < 80; ++round) {
+    std::vector<Feeder::Input> inputs;
+    std::vector<size_t> who;
+    for (size_t s = 0; s < 3; ++s) {
+      if (done[s] == -1 && round >= static_cast<int>(7 * s)) {  // joins, prefilled by itself
+        ids[s] = cache.open(size_of(prompts[s], steps[s]), "s");
+        const char name = static_cast<char>('a' + s);
+        ASSERT_EQ(feeder.pass(cache, {{name, ids[s], 0, prompts[s], true}}), alone[s][0]);
+        done[s] = 0;
+      } else if (done[s] >= 0 && done[s] < steps[s]) {
+        inputs.push_back({static_cast<char>('a' + s),
+                          ids[s],
+                          static_cast<int>(prompts[s].size()) + done[s],
+                          {kTextRow},
+                          false});
+        who.push_back(s);
+      }
+    }
+    if (inputs.empty()) continue;
+    const auto together = feeder.pass(cache, inputs);
+    const auto width = static_cast<size_t>(kSmall.q_heads * kSmall.head_dim);
+    for (size_t i = 0; i < who.size(); ++i) {
+      const size_t s = who[i];
+      ++done[s];
+      for (size_t layer = 0; layer < together.size(); ++layer) {
+        const auto begin = together[layer].begin() + static_cast<std::ptrdiff_t>(i * width);
+        const std::vector<float> mine(begin, begin + static_cast<std::ptrdiff_t>(width));
+        ASSERT_EQ(mine, alone[s][static_cast<size_t>(done[s])][layer])
+            << "sequence " << s << ", step " << done[s] << ", layer " << layer;
+      }
+      if (done[s] == steps[s]) cache.close(ids[s]);
+    }
+  }
+  EXPECT_EQ(cache.bytes(), 0u);
+}
+
+TEST_P(EverySpec, DecodeAllocatesNothing) {
+  const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
+  const int steps = 120;
+  const SequenceSize size = size_of(prompt, steps);
+  const auto cache = make(GetParam(), kSmall, size);
+  ThreadPool pool(2);
+  Stream stream(pool);
+  Feeder feeder(kSmall);
+  const SequenceId id = cache->open(size, "s");
+  feeder.pass(*cache, {{'s', id, 0, prompt, true}});
+  std::vector<float> q(static_cast<size_t>(kSmall.q_heads * kSmall.head_dim), 0.5f);
+  std::vector<float> k(static_cast<size_t>(kSmall.kv_heads * kSmall.head_dim), 0.25f);
+  const auto view = [&](std::vector<float>& x, int heads) {
+    return TensorView(x.data(), DType::kF32, {1, heads, kSmall.head_dim});
+  };
+  StepRows rows;
+  rows.sequence = id;
+  rows.rows = 1;
+  size_t before = 0;
+  for (int step = 0; step < steps; ++step) {
+    // The first flush of a window sizes the scratch of the workers.
+    if (step == steps / 2) before = allocations();
+    cache->begin({&rows, 1});
+    for (int layer = 0; layer < kSmall.layers; ++layer) {
+      k[static_cast<size_t>(step) % k.size()] += 0.5f;
+      cache->attend(layer, view(q, kSmall.q_heads), view(k, kSmall.kv_heads),
+                    view(k, kSmall.kv_heads), view(q, kSmall.q_heads), 0.25f, stream);
+    }
+    cache->end(stream);
+  }
+  EXPECT_EQ(allocations() - before, 0u);
+}
+
+/// A size that was refused changes nothing, and what reserved_bytes() says is enough.
+TEST_P(EverySpec, ReservesWhatItNeeds) {
+  for (const auto& prompt : {PromptShape{5, {40}, 9}.modality(), PromptShape{1, {}, 0}.modality(),
+                             PromptShape{2, {200}, 3}.modality()}) {
+    const SequenceSize size = size_of(prompt, 90);
+    CacheParts parts = parts_of(parse_spec(GetParam()), kSmall, nullptr);
+    const size_t bytes = PolicyCache::reserved_bytes(parts, kSmall, size);
+    EXPECT_LE(bytes, PolicyCache::session_bytes(parts, kSmall, size.max_rows));
+    PolicyCache enough(std::move(parts), kSmall, bytes, {});
+    Feeder feeder(kSmall);
+    const SequenceId id = enough.open(size, "s");
+    EXPECT_THROW(enough.open(size, "another"), Error);
+    feeder.pass(enough, {{'s', id, 0, prompt, true}});
+    for (int step = 0; step < 90; ++step) {
+      feeder.pass(enough, {{'s', id, size.prompt_rows + step, {kTextRow}, false}});
+    }
+    PolicyCache less(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall, bytes - 64, {});
+    EXPECT_THROW(less.open(size, "s"), Error);
+    EXPECT_EQ(less.bytes(), 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, EverySpec, testing::ValuesIn(kSpecs), name_of_spec);
+
+/// With q_per_kv query heads for each kv_head, keys and values copied once for each query head give
+/// the same outputs (specs 10.5): scales belong to a kv_head, and nothing else changes.
+TEST(PolicyCacheTest, GroupedQueriesEqualCopiedHeads) {
+  const CacheShape grouped = shape_of(2, 2, 3, 16);
+  const CacheShape copied = shape_of(2, 6, 1, 16);
+  for (const char* spec :
+       {"kivi,group=8,residual=16", "calibquant", "head_quantile", "vidkv,group=8,residual=16",
+        "xquant,group=8,residual=16", "prefixkv,keep=0.5 + kivi,group=8,residual=16"}) {
+    const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
+    const SequenceSize size = size_of(prompt, 30);
+    const auto a = make(spec, grouped, size);
+    const auto b = make(spec, copied, size);
+    Feeder feeder(grouped);
+    const SequenceId id_a = a->open(size, "a");
+    const SequenceId id_b = b->open(size, "b");
+    int fed = 0;
+    for (int step = 0; step <= 30; ++step) {
+      const Feeder::Input input{'s', id_a, fed, step == 0 ? prompt : std::vector<int16_t>{kTextRow},
+                                step == 0};
+      const auto expected = feeder.pass(*a, {input});
+      StepRows rows;
+      rows.sequence = id_b;
+      rows.rows = static_cast<int>(input.modality.size());
+      rows.prompt = rows.ends_prompt = input.prompt;
+      rows.modality = input.modality;
+      b->begin({&rows, 1});
+      for (int layer = 0; layer < 2; ++layer) {
+        std::vector<float> q = feeder.q(input, layer);
+        const auto copy = [&](const std::vector<float>& x) {
+          std::vector<float> all;
+          for (size_t row = 0; row < input.modality.size(); ++row) {
+            for (size_t head = 0; head < 6; ++head) {
+              const auto from = x.begin() + static_cast<std::ptrdiff_t>((row * 2 + head / 3) * 16);
+              all.insert(all.end(), from, from + 16);
+            }
+          }
+          return all;
+        };
+        std::vector<float> k = copy(feeder.k(input, layer));
+        std::vector<float> v = copy(feeder.v(input, layer));
+        const auto view = [&](std::vector<float>& x) {
+          return TensorView(x.data(), DType::kF32, {rows.rows, 6, 16});
+        };
+        b->attend(layer, view(q), view(k), view(v), view(q), feeder.scale(), feeder.stream());
+        for (size_t i = 0; i < q.size(); ++i) {
+          ASSERT_NEAR(q[i], expected[static_cast<size_t>(layer)][i], 1e-5) << spec << " " << step;
+        }
+      }
+      b->end(feeder.stream());
+      fed += rows.rows;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace kvlm
