@@ -135,6 +135,13 @@ ShareMap share_map(const SpecPart& part, int layers) {
   return share;
 }
 
+/// All rows kept is no retention, to the bit: a quantizer beside it holds nothing back either.
+bool drops_rows(const Composition& composition) {
+  if (composition.retention == nullptr) return false;
+  const OptionValues options(*find_policy(composition.retention->name), *composition.retention);
+  return !options.has("keep") || options.real("keep") < 1;
+}
+
 /// Which packer packs what, of every layer and scope.
 template <class Visit>
 void for_each_packer(const Composition& composition, int layer, const Visit& visit) {
@@ -193,12 +200,12 @@ Composition compose(const CacheSpec& spec) {
 }
 
 ComposedParts make_parts(const Composition& composition, const CacheShape& shape,
-                         const PolicyProfile* profile) {
+                         const PolicyProfile* profile, bool words_only) {
   PolicyContext context;
   context.shape = &shape;
   context.profile = profile;
   context.with_quantizer = composition.packs();
-  context.with_retention = composition.retention != nullptr;
+  context.with_retention = drops_rows(composition);
   context.with_sharing = composition.sharing != nullptr;
   ComposedParts parts;
   if (composition.sharing != nullptr) parts.share = share_map(*composition.sharing, shape.layers);
@@ -214,12 +221,11 @@ ComposedParts make_parts(const Composition& composition, const CacheShape& shape
       first_shared(parts.share.key_owner) >= 0 || first_shared(parts.share.value_owner) >= 0;
   if (!shares) parts.share = {};
   context.with_sharing = shares;
-  if (composition.retention != nullptr) {
+  if (context.with_retention) {
     const RetentionEntry& entry = *find_retention(composition.retention->name);
-    const OptionValues options(entry.info, *composition.retention);
-    // All rows kept is no retention, to the bit.
-    if (options.has("keep") && options.real("keep") >= 1) return parts;
-    parts.retention = entry.make(options, context);
+    // What it says to a quantizer beside it, conflict() says with the cure.
+    context.with_quantizer = context.with_quantizer && !words_only;
+    parts.retention = entry.make(OptionValues(entry.info, *composition.retention), context);
     if (shares && !parts.retention->same_in_all_layers()) {
       for (int layer = 0; layer < shape.layers; ++layer) {
         const auto at = static_cast<size_t>(layer);
@@ -357,8 +363,9 @@ std::optional<std::string> conflict_of_words(const CacheSpec& spec) {
   // that do not are checked when the decoder is known.
   const CacheShape shape{32, 32, 8, 128, std::vector<float>(64, 1.0f)};
   try {
-    return conflict(composition, make_parts(composition, shape, nullptr), shape);
-  } catch (const Error&) {
+    return conflict(composition, make_parts(composition, shape, nullptr, true), shape);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInvalidArgument) throw;
     return std::nullopt;
   }
 }

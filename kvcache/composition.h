@@ -46,10 +46,10 @@ struct ComposedParts {
   std::vector<int> pairs;  ///< layers of one number keep the same slots; empty: none must
 };
 
-/// Makes the objects. `profile` may be null.
-/// Throws Error{kUnsupported} for options that do not fit the decoder.
+/// Makes the objects. `profile` may be null; `words_only` if they are made to be asked for
+/// conflicts alone. Throws Error{kUnsupported} for options that do not fit the decoder.
 ComposedParts make_parts(const Composition& composition, const CacheShape& shape,
-                         const PolicyProfile* profile);
+                         const PolicyProfile* profile, bool words_only = false);
 
 /// Why the parts cannot work together (specs 10), with the nearest spelling that can; nothing if
 /// they can.

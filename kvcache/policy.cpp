@@ -161,10 +161,13 @@ const OptionInfo* find_option(const PolicyInfo& info, std::string_view key) {
 [[noreturn]] void refuse_key(const PolicyInfo& info, std::string_view key) {
   std::vector<std::string_view> keys;
   for (const OptionInfo* option : options_of(info)) keys.push_back(option->key);
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("--kv {} has no option {}; did you mean {}? (its options are {})", info.name,
-                  printable(key), nearest_spelling(key, keys), fmt::join(keys, ", ")));
+  const bool misplaced =
+      info.kind != PartKind::kQuantizer && (key == kScope.key || key == kLayers.key);
+  const std::string hint = misplaced ? "only quantizers serve some slots or layers"
+                                     : fmt::format("did you mean {}?", nearest_spelling(key, keys));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--kv {} has no option {}; {} (its options are {})", info.name,
+                          printable(key), hint, fmt::join(keys, ", ")));
 }
 
 std::string_view value_in(const OptionInfo& option, std::string_view profile) {

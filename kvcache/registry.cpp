@@ -73,7 +73,7 @@ constexpr OptionInfo kShareOptions[] = {
 constexpr PolicyInfo kShare{
     "share",
     PartKind::kSharing,
-    "XQuant, section 3.3 (specs 6.3, 10.4)",
+    "XQuant, 3.3 (its map is one instance)",
     "codes once for two layers; each layer has scales and zero points of its own",
     "a quantizer that packs both layers of a pair alike; retention that keeps one set of slots a "
     "layer",

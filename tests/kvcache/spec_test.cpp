@@ -256,6 +256,52 @@ TEST(RefusedSpec, ValuesOfPolicies) {
             "--kv f16 has no option profile; did you mean scope? (its options are scope, layers)");
 }
 
+TEST(RefusedSpec, RetentionThatCannotBe) {
+  EXPECT_EQ(refusal("prefixkv + h2o"),
+            "--kv \"h2o + prefixkv\" has two retention parts, h2o and prefixkv; keep one");
+  EXPECT_EQ(
+      refusal("h2o + xquant"),
+      "--kv \"h2o + xquant\" has xquant beside h2o, which keeps other slots in every kv_head; "
+      "shared codes need one set of slots: did you mean h2o,head_shared=on?");
+  EXPECT_EQ(refusal("snapkv,keep=0.3 + kivi + share=codes"),
+            "--kv \"snapkv,keep=0.3 + kivi + share=codes\" has share=codes beside snapkv,keep=0.3, "
+            "which keeps other slots in every kv_head; shared codes need one set of slots: did you "
+            "mean snapkv,head_shared=on,keep=0.3?");
+  EXPECT_EQ(refusal("streaming,rerotate=on + kivi"),
+            "--kv \"streaming,rerotate=on + kivi\" has a quantizer beside streaming,rerotate=on, "
+            "which turns keys again; packed keys cannot be turned: did you mean "
+            "streaming,rerotate=off?");
+  EXPECT_EQ(
+      refusal("prefixkv + kivi + share=codes,pair=subset_map"),
+      "--kv \"prefixkv + kivi + share=codes,pair=subset_map\" has share=codes,pair=subset_map "
+      "beside prefixkv, which is not built; did you mean share=codes,pair=tied?");
+  EXPECT_EQ(
+      refusal("prefixkv,keep=0"),
+      "--kv prefixkv has no keep=0; did you mean keep=0.001? (legal: a number from 0.001 to 1)");
+  EXPECT_EQ(
+      refusal("prefixkv,keep=50%"),
+      "--kv prefixkv has no keep=50%; did you mean keep=0.5? (legal: a number from 0.001 to 1)");
+  EXPECT_EQ(refusal("uniform,layers=0-3"),
+            "--kv uniform has no option layers; only quantizers serve some slots or layers (its "
+            "options are keep, sinks, last, evict, distance, profile)");
+  EXPECT_EQ(refusal("text=uniform"),
+            "--kv uniform has no option scope; only quantizers serve some slots or layers (its "
+            "options are keep, sinks, last, evict, distance, profile)");
+  EXPECT_EQ(refusal("snapkv,kernel=4"),
+            "--kv snapkv has kernel=4, expected an odd number; try kernel=5");
+}
+
+TEST(CacheSpec, RetentionStandsBesideAnything) {
+  for (const char* text :
+       {"prefixkv,keep=0.5 + f16", "h2o,head_shared=on + xquant", "h2o,keep=1 + xquant",
+        "streaming + xquant", "elastic + xquant", "prefixkv,merge=position + kivi",
+        "prefixkv + kivi + share=codes", "streaming,rerotate=on + f32", "snapkv + vidkv",
+        "vlcache + calibquant + kivi,scope=text", "pyramidkv"}) {
+    EXPECT_EQ(canonical(parse_spec(text)), text);
+  }
+  EXPECT_EQ(canonical(parse_spec("f16 + prefixkv,keep=0.50")), "prefixkv,keep=0.5 + f16");
+}
+
 TEST(CacheSpec, PartsComeInTheOrderOfThePipeline) {
   EXPECT_EQ(canonical(parse_spec("share=codes,pair=off,from=2:016 + kivi,group=32,bits=02")),
             "kivi,bits=2,group=32 + share=codes,from=2:16,pair=off");
