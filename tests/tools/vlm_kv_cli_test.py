@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Runs vlm-kv as a person would: what it prints, and one sentence for what it cannot do.
+
+KVLM_BUILD is the build folder. docs/policies.md is what `vlm-kv list --markdown` prints.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools/vlm-kv"
+MODEL = ROOT / "tests/golden/llava_gqa"
+PAGE = ROOT / "docs/policies.md"
+TIMEOUT_S = 120
+
+LLAVA = ["-m", "synthetic:llava-1.5-7b", "--tokens", "624", "--visual", "576"]
+
+
+def setUpModule():
+    if not PROGRAM.is_file():
+        raise unittest.SkipTest(f"{PROGRAM} is not built")
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, timeout=TIMEOUT_S, text=True)
+
+
+# (arguments, exit status, words of the message). {folder} is an empty folder.
+WRONG = [
+    ([], 2, ["subcommand", "vlm-kv --help"]),
+    (["lst"], 2, ["vlm-kv --help"]),
+    (["list", "--markdown", "--json"], 2, ["--markdown", "--json"]),
+    (["list", "kivi"], 2, ["kivi"]),
+    (["explain"], 2, ["SPEC"]),
+    (["explain", "kivi"], 2, ["--tokens"]),
+    (["explain", "kivi", "--tokens", "0"], 2, ["--tokens", "0"]),
+    (["explain", "kivi", "--tokens", "ten"], 2, ["--tokens", "ten"]),
+    (["explain", "kivi", "--tokens", "-5"], 2, ["--tokens"]),
+    (["explain", "kivi", "--tokens", "99999999999"], 2, ["--tokens"]),
+    (["explain", "kivi", "--tokens", "5", "--visual", "6"], 2, ["--visual 6", "--tokens 5"]),
+    (["explain", "kiwi", "--tokens", "5"], 2, ['"kiwi"', "did you mean kivi?"]),
+    (["explain", "kivi,bits=9", "--tokens", "5"], 2, ["bits=9", "did you mean bits=8?"]),
+    (["explain", "kivi + calibquant", "--tokens", "5"], 2,
+     ["did you mean calibquant + kivi,scope=text?"]),
+    (["explain", "kivi,residual=100", "--tokens", "5"], 1, ["residual=100", "residual=128"]),
+    (["explain", "", "--tokens", "5"], 2, ["--kv"]),
+    (["explain", "@{folder}/gone.json", "--tokens", "5"], 1, ["{folder}/gone.json"]),
+    (["explain", "@{folder}", "--tokens", "5"], 1, ["{folder}"]),
+    (["explain", "@", "--tokens", "5"], 2, ["@FILE.json"]),
+    (["explain", "@{folder}/twice.json", "--tokens", "5"], 1, ["twice.json", "appears twice"]),
+    (["explain", "@{folder}/layers.json", "--tokens", "5"], 1, ["layers.json", 'layers "0-x"']),
+    (["explain", "f16", "--tokens", "5", "-m", "{folder}"], 1, ["{folder}/config.json"]),
+    (["explain", "f16", "--tokens", "5", "-m", "synthetic:llava-2-7b"], 2, ["llava-1.5-7b"]),
+    (["explain", "f16", "--tokens", "5", "-m", "no/such-model"], 1, ["no/such-model"]),
+]
+
+
+class VlmKv(unittest.TestCase):
+    def explain(self, *arguments):
+        result = run("explain", *arguments, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr, "")
+        self.assertEqual(result.stdout.count("\n"), 1)
+        return json.loads(result.stdout)
+
+    def test_what_is_wrong_is_one_sentence(self):
+        with tempfile.TemporaryDirectory(prefix="kvlm-kv-") as folder:
+            Path(folder, "twice.json").write_text('{"default": "f16", "default": "f16"}')
+            Path(folder, "layers.json").write_text('{"default": "kivi", "layers": {"0-x": "f16"}}')
+            for arguments, status, words in WRONG:
+                with self.subTest(arguments=arguments):
+                    result = run(*(word.format(folder=folder) for word in arguments))
+                    self.assertEqual(result.returncode, status, result.stderr)
+                    self.assertEqual(result.stdout, "")
+                    self.assertTrue(result.stderr.startswith("vlm-kv: "), result.stderr)
+                    self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+                    self.assertNotIn("Sanitizer", result.stderr)
+                    for word in words:
+                        self.assertIn(word.format(folder=folder), result.stderr)
+
+    def test_help_and_version(self):
+        for flag in ("--help", "--version"):
+            result = run(flag)
+            self.assertEqual(result.returncode, 0)
+            self.assertIn("kv", result.stdout)
+        self.assertIn("explain", run("--help").stdout)
+        self.assertIn("--visual", run("explain", "--help").stdout)
+
+    def test_the_page_is_what_list_prints(self):
+        result = run("list", "--markdown")
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(result.stdout, PAGE.read_text(),
+                         "run: vlm-kv list --markdown > docs/policies.md")
+
+    def test_list_names_every_policy_and_option(self):
+        policies = json.loads(run("list", "--json").stdout)["policies"]
+        text = run("list").stdout
+        names = [policy["name"] for policy in policies]
+        self.assertEqual(len(names), len(set(names)))
+        for name in ("f16", "bf16", "f32", "kivi", "xquant", "prefixkv", "share"):
+            self.assertIn(name, names)
+        for policy in policies:
+            self.assertEqual(set(policy), {"name", "kind", "plain", "source", "stores", "composes",
+                                           "options"})
+            self.assertIn(policy["kind"], ("quantizer", "retention", "sharing"))
+            self.assertIn("\n" + policy["name"], "\n" + text)
+            for option in policy["options"]:
+                self.assertEqual(set(option), {"key", "legal", "default", "official", "paper",
+                                               "help"})
+                if option["key"] != "what":
+                    self.assertIn(f"    {option['key']}={option['default']}", text)
+
+    def test_every_policy_can_be_explained(self):
+        for policy in json.loads(run("list", "--json").stdout)["policies"]:
+            if policy["kind"] == "sharing":
+                continue
+            for profile in ("default", "official", "paper"):
+                spec = policy["name"]
+                if not policy["plain"]:
+                    spec += f",profile={profile}"
+                with self.subTest(spec=spec):
+                    shown = self.explain(spec, "--tokens", 700, "--visual", 576)
+                    self.assertGreater(shown["bytes"], 0)
+                    table = run("explain", spec, "--tokens", 700, "--visual", 576)
+                    self.assertEqual(table.returncode, 0)
+                    self.assertIn(f"{shown['bytes']:,}", table.stdout)
+
+    def test_explain_adds_up(self):
+        for spec in ("kivi", "visual=calibquant text=kivi", "prefixkv,keep=0.3 + vidkv,protect=0.2",
+                     "xquant", "h2o", "kivi + f16,layers=0-1 + share=codes"):
+            with self.subTest(spec=spec):
+                shown = self.explain(spec, *LLAVA)
+                self.assertEqual(set(shown), {
+                    "spec", "model", "tokens", "visual", "kv_heads", "head_dim", "bytes",
+                    "f16_bytes", "stored_bits", "nominal_bits", "slots", "even_attention", "parts",
+                    "layers", "version"})
+                self.assertEqual(sum(shown["parts"].values()), shown["bytes"])
+                self.assertEqual(len(shown["layers"]), 32)
+                for number, layer in enumerate(shown["layers"]):
+                    self.assertEqual(layer["layer"], number)
+                    self.assertEqual(sum(layer["parts"].values()), layer["bytes"])
+                self.assertEqual(sum(layer["bytes"] for layer in shown["layers"]), shown["bytes"])
+                self.assertAlmostEqual(shown["stored_bits"],
+                                       16 * shown["bytes"] / shown["f16_bytes"])
+                again = self.explain(shown["spec"], *LLAVA)
+                self.assertEqual(again, shown, "the canonical text says the same")
+
+    def test_explain_knows_published_sizes(self):
+        """Specs 11, prompt A."""
+        for spec, size, nominal in (("f16", 327155712, 16), ("kivi", 112459776, 2),
+                                    ("calibquant", 45088768, 1), ("xquant", 102285312, 1.375),
+                                    ("vidkv", 51970560, 1.54), ("uniform", 163577856, 8)):
+            with self.subTest(spec=spec):
+                shown = self.explain(spec, *LLAVA)
+                self.assertEqual(shown["bytes"], size)
+                self.assertAlmostEqual(shown["nominal_bits"], nominal)
+
+    def test_explain_says_what_it_assumes(self):
+        self.assertTrue(self.explain("prefixkv", *LLAVA)["even_attention"])
+        self.assertIn("as if every token were attended alike",
+                      run("explain", "prefixkv", *LLAVA).stdout)
+        self.assertFalse(self.explain("streaming", *LLAVA)["even_attention"])
+
+    def test_explain_reads_no_weights(self):
+        with tempfile.TemporaryDirectory(prefix="kvlm-kv-") as folder:
+            Path(folder, "config.json").write_bytes((MODEL / "config.json").read_bytes())
+            bare = self.explain("kivi", "-m", folder, "--tokens", 500)
+            whole = self.explain("kivi", "-m", MODEL, "--tokens", 500)
+            self.assertEqual(bare["bytes"], whole["bytes"])
+
+    def test_a_spec_file_is_a_sentence(self):
+        with tempfile.TemporaryDirectory(prefix="kvlm-kv-") as folder:
+            path = Path(folder, "kv.json")
+            path.write_text('{"default": "kivi", "layers": {"0-1,31": "kivi,bits=4", "30": "f16"}}')
+            shown = self.explain(f"@{path}", *LLAVA)
+        self.assertEqual(shown["spec"], "kivi + kivi,bits=4,layers=0-1/31 + f16,layers=30")
+        self.assertEqual(shown["layers"][30]["bytes"], 327155712 // 32)
+
+
+if __name__ == "__main__":
+    unittest.main()
