@@ -23,6 +23,10 @@ using Bytes64 = std::array<uint8_t, 64>;
 constexpr size_t kKeyRows = 32;    // rows of a tile of keys: two vectors of scores per query
 constexpr size_t kValueRows = 64;  // rows of a tile of values
 constexpr size_t kMostQueries = 4;
+constexpr size_t kMostPlaces = 512;  // of channels of keys
+/// Dwords from the bytes of one query to the next: a constant leaves registers to pointers, and an
+/// odd number of cache lines keeps four queries apart in the first cache.
+constexpr size_t kByteStride = kMostPlaces + 16;
 /// A folded number is a whole multiple of 1 / kSteps of the largest one: with the bias of the three
 /// bytes it stays within the mantissa's 2^22 to either side.
 constexpr float kSteps = 4161000;
@@ -567,7 +571,6 @@ struct DotTask {
   const uint32_t* columns = nullptr;  // steps 5: first the first four digits, then the fifth
   size_t count = 0;
   const int32_t* bytes = nullptr;  // of the folded query: four dwords per quad
-  size_t bytes_stride = 0;         // from query to query
   const float* inverse = nullptr;  // (queries,): what a step is worth
   // Per token:
   const float* scales = nullptr;   // (32,)
@@ -587,7 +590,6 @@ HWY_NOINLINE void dot(const DotTask& task) {
   });
   const uint32_t* x = task.columns;
   const int32_t* w = task.bytes;
-  const size_t stride = task.bytes_stride;
   size_t count = task.count;
   do {
     repeat<kSteps>([&](auto k) __attribute__((always_inline)) {
@@ -602,7 +604,7 @@ HWY_NOINLINE void dot(const DotTask& task) {
       }
       repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
         repeat<3>([&](auto l) __attribute__((always_inline)) {
-          const __m512i b = _mm512_set1_epi32(w[q * stride + 4 * k + l]);
+          const __m512i b = _mm512_set1_epi32(w[q * kByteStride + 4 * k + l]);
           sum[q][0][l] = add_products(sum[q][0][l], low, b);
           sum[q][1][l] = add_products(sum[q][1][l], high, b);
         });
@@ -708,7 +710,7 @@ class KeyScorer {
     loose_ = arena.take<float>(places);
     query_ = arena.take<float>(queries * places);
     folded_ = arena.take<float>(places);
-    bytes_ = arena.take<int32_t>(queries * places);
+    bytes_ = arena.take<int32_t>(queries * kByteStride);
     columns_ = arena.take<uint32_t>(places / 4 * kKeyRows);
     codes_ = arena.take<uint8_t>(places * kKeyRows + 64 * kKeyRows);
     sums_ = arena.take<float>(queries * kKeyRows);
@@ -849,7 +851,7 @@ class KeyScorer {
       inverse_[i] = max / kSteps;
       const float factor = max > kTiny ? kSteps / max : 0;
       for (size_t p = 0; p < layout_.parts; ++p) {
-        split_query(layout_.part[p], folded_, factor, bytes_ + i * places);
+        split_query(layout_.part[p], folded_, factor, bytes_ + i * kByteStride);
       }
     }
   }
@@ -906,8 +908,7 @@ class KeyScorer {
       DotTask task;
       task.columns = columns_;
       task.count = part.columns;
-      task.bytes = bytes_ + i * layout_.places + part.first;
-      task.bytes_stride = layout_.places;
+      task.bytes = bytes_ + i * kByteStride + part.first;
       task.sums = sums_ + i * kKeyRows;
       if (groups_ == 0) {
         task.inverse = block_inverse_ + i;
@@ -918,7 +919,7 @@ class KeyScorer {
       const size_t group = static_cast<size_t>(format_.group_size) / (4 * part.steps);
       for (size_t g = 0; g < groups_; ++g) {
         task.columns = columns_ + g * group * kKeyRows;
-        task.bytes = bytes_ + i * layout_.places + g * group * part.steps * 4;
+        task.bytes = bytes_ + i * kByteStride + g * group * part.steps * 4;
         task.count = groups_ == 1 ? part.columns : std::min(group, part.columns - g * group);
         task.scales = token_scales_ + g * kKeyRows;
         task.zeros = token_zeros_ + g * kKeyRows;
@@ -938,7 +939,7 @@ class KeyScorer {
   float* loose_;    // (places,): factors in the order of channels
   float* query_;    // (queries, places): scale * q
   float* folded_;   // (places,)
-  int32_t* bytes_;  // (queries, places / 4 quads, 4)
+  int32_t* bytes_;  // (queries, kByteStride): four dwords per quad
   uint32_t* columns_;
   uint8_t* codes_;  // (kKeyRows, places + 64)
   float* sums_;     // (queries, kKeyRows)
@@ -1461,6 +1462,7 @@ bool available() noexcept {
 }
 
 bool scores(const PackedFormat& format) noexcept {
+  if (layout_of(format).places > kMostPlaces) return false;
   return format.axis != ScaleAxis::kToken || format.group_size % 4 == 0 ||
          format.group_size >= format.channels();
 }
@@ -1475,7 +1477,7 @@ size_t scratch_bytes(const PackedFormat& format, size_t queries) noexcept {
   const size_t groups = format.axis == ScaleAxis::kToken ? static_cast<size_t>(format.groups()) : 1;
   const size_t places = layout.places;
   return places * (6 * sizeof(float) + 4 * kValueRows) + 64 * kValueRows +
-         queries * (2 * places + 64 + kValueRows + 17 * groups) * sizeof(float) +
+         queries * (2 * places + kByteStride + 64 + kValueRows + 17 * groups) * sizeof(float) +
          groups * (2 + kMostQueries + 1) * kValueRows * sizeof(float) + 32 * 64;
 }
 

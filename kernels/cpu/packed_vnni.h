@@ -15,8 +15,8 @@ namespace kvlm::cpu::vnni {
 /// Whether this CPU has the instructions.
 bool available() noexcept;
 
-/// Whether score_blocks and add_blocks take keys and values of this format: all but groups of
-/// channels per token that no vector begins with.
+/// Whether score_blocks and add_blocks take keys and values of this format: all but keys of more
+/// than about 500 channels and groups of channels per token that no vector begins with.
 bool scores(const PackedFormat& format) noexcept;
 bool adds(const PackedFormat& format) noexcept;
 
