@@ -100,6 +100,9 @@ constexpr std::array<Interleave, 8> interleaves() {
   return table;
 }
 
+template <size_t kBits>
+constexpr std::array<Interleave, 8> kInterleaves = interleaves<kBits>();
+
 /// As Interleave, of bytes: one index.
 constexpr Bytes64 kByteInterleave = [] {
   Bytes64 index{};
@@ -532,6 +535,32 @@ class Arena {
 
 // -------------------------------------------------------------------------------------------- keys
 
+/// Stores dword i of 16 rows as `out[i * kKeyRows]`, eight dwords. Row r and row r + 4 are the
+/// halves of x[r % 4 + r / 8 * 4].
+HWY_INLINE void store_eight_columns(const __m512i (&x)[8], uint32_t* out) {
+  __m512i y[2][4];  // of rows 0 to 7 and 8 to 15: dwords i of four rows, and i + 4
+  HWY_UNROLL(2)
+  for (size_t i = 0; i < 2; ++i) {
+    const __m512i a = _mm512_unpacklo_epi32(x[4 * i], x[4 * i + 1]);
+    const __m512i b = _mm512_unpacklo_epi32(x[4 * i + 2], x[4 * i + 3]);
+    const __m512i c = _mm512_unpackhi_epi32(x[4 * i], x[4 * i + 1]);
+    const __m512i d = _mm512_unpackhi_epi32(x[4 * i + 2], x[4 * i + 3]);
+    y[i][0] = _mm512_unpacklo_epi64(a, b);
+    y[i][1] = _mm512_unpackhi_epi64(a, b);
+    y[i][2] = _mm512_unpacklo_epi64(c, d);
+    y[i][3] = _mm512_unpackhi_epi64(c, d);
+  }
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < 4; ++i) {
+    _mm512_store_si512(out + i * kKeyRows, _mm512_shuffle_i32x4(y[0][i], y[1][i], 0x88));
+    _mm512_store_si512(out + (i + 4) * kKeyRows, _mm512_shuffle_i32x4(y[0][i], y[1][i], 0xdd));
+  }
+}
+
+HWY_INLINE __m256i load32(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+
 /// Places dwords of 32 rows so that lanes are rows: columns[c * 32 + r] = dword c of row r.
 /// kReadable: whole dwords may be read beyond a row.
 template <bool kReadable>
@@ -540,7 +569,18 @@ void load_columns(const uint8_t* const* rows, size_t offset, size_t bytes,
   for (size_t half = 0; half < 2; ++half, rows += 16, columns += 16) {
     uint32_t* out = columns;
     for (size_t r = 0; r < 16; ++r) prefetch(ahead[16 * half + r]);
-    for (size_t at = 0; at < bytes; at += 16, out += 4 * kKeyRows) {
+    size_t at = 0;
+    for (; at + 32 <= bytes; at += 32, out += 8 * kKeyRows) {
+      __m512i x[8];
+      HWY_UNROLL(8)
+      for (size_t i = 0; i < 8; ++i) {
+        const size_t r = i % 4 + i / 4 * 8;
+        x[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load32(rows[r] + offset + at)),
+                                  load32(rows[r + 4] + offset + at), 1);
+      }
+      store_eight_columns(x, out);
+    }
+    for (; at < bytes; at += 16, out += 4 * kKeyRows) {
       __m512i x[4];
       const size_t n = bytes - at;
       if (kReadable || n >= 16) {
@@ -963,7 +1003,6 @@ HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t off
                             size_t channels, const uint8_t* const* ahead, uint8_t* tile) {
   constexpr size_t kSlice = slice_channels(kBits);
   constexpr size_t kSliceBytes = kSlice * kBits / 8;
-  static constexpr std::array<Interleave, 8> kIndex = interleaves<kBits>();
   const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1));
   const size_t vectors = (channels + 15) / 16;
   for (size_t first = 0; first < vectors; first += kSlice / 16) {
@@ -984,8 +1023,8 @@ HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t off
         if constexpr (kBits == 8) {
           codes = _mm512_permutexvar_epi8(load(kByteInterleave.data()), x);
         } else {
-          codes = _mm512_permutexvar_epi8(load(kIndex[v].bytes.data()), x);
-          codes = _mm512_multishift_epi64_epi8(load(kIndex[v].shifts.data()), codes);
+          codes = _mm512_permutexvar_epi8(load(kInterleaves<kBits>[v].bytes.data()), x);
+          codes = _mm512_multishift_epi64_epi8(load(kInterleaves<kBits>[v].shifts.data()), codes);
           codes = _mm512_and_si512(codes, mask);
         }
         _mm512_store_si512(out + v * kTileStride, codes);
@@ -1044,62 +1083,70 @@ void multiply_queries(size_t queries, const uint8_t* tile, size_t quads, const i
   }
 }
 
-/// Values of one query: from packed codes to sums of kVectors vectors of channels without a tile,
-/// which would cost more than the products.
+/// Values of one query: from packed codes to sums of four vectors of channels without a tile, which
+/// would cost more than the products. As few vectors as leave registers for their indices.
+constexpr size_t kRowVectors = 4;
+
 struct RowsTask {
   const uint8_t* const* rows = nullptr;
-  const uint8_t* const* ahead = nullptr;  // rows to fetch
+  const uint8_t* const* ahead = nullptr;  // two of every four rows to fetch
   size_t quads = 0;
-  size_t offset = 0;                      // bytes of a row before
-  size_t bytes = 0;                       // bytes of a row from there
-  std::array<const int32_t*, 4> weights;  // of every second vector
-  std::array<float, 4> inverse;           // of every second vector
+  size_t offset = 0;                        // bytes of a row before
+  size_t bytes = 0;                         // bytes of a row from there
+  std::array<const int32_t*, 2> weights{};  // of every second vector
+  std::array<float, 2> inverse{};           // of every second vector
   float* sums = nullptr;
 };
-template <size_t kBits, size_t kVectors>
+
+/// kFirst: vectors of the first 16 bytes that come before.
+template <size_t kBits, size_t kFirst>
 HWY_NOINLINE void multiply_rows(const RowsTask& task) {
-  constexpr size_t kSliceVectors = std::min(kVectors, slice_channels(kBits) / 16);
+  constexpr size_t kSliceVectors = std::min(kRowVectors, slice_channels(kBits) / 16);
   constexpr size_t kSliceBytes = slice_channels(kBits) * kBits / 8;
-  constexpr size_t kSlices = kVectors / kSliceVectors;
-  static constexpr std::array<Interleave, 8> kIndex = interleaves<kBits>();
+  constexpr size_t kSlices = kRowVectors / kSliceVectors;
   const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1));
-  std::array<__mmask16, kSlices> some;
+  __m512i bytes[kSliceVectors];
+  __m512i shifts[kSliceVectors];
+  repeat<kSliceVectors>([&](auto i) __attribute__((always_inline)) {
+    bytes[i] = kBits == 8 ? load(kByteInterleave.data())
+                          : load(kInterleaves<kBits>[kFirst + i].bytes.data());
+    shifts[i] = load(kInterleaves<kBits>[kFirst + i].shifts.data());
+  });
+  __mmask16 some[kSlices];
   for (size_t i = 0; i < kSlices; ++i) some[i] = first_lanes(task.bytes - i * kSliceBytes);
-  const int32_t* weights[kVectors / 2];
-  for (size_t i = 0; i < kVectors / 2; ++i) weights[i] = task.weights[i];
   const uint8_t* const* rows = task.rows;
   const uint8_t* const* ahead = task.ahead;
+  const int32_t* weights[2] = {task.weights[0], task.weights[1]};
+  const size_t offset = task.offset;
   size_t quads = task.quads;
-  size_t at = 0;
-  __m512i sum[kVectors][3];
-  repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
+  __m512i sum[kRowVectors][3];
+  repeat<kRowVectors>([&](auto v) __attribute__((always_inline)) {
     sum[v][0] = sum[v][1] = sum[v][2] = _mm512_setzero_si512();
   });
   do {
     repeat<kSlices>([&](auto slice) __attribute__((always_inline)) {
-      const __m512i x = load_rows(some[slice], rows, 1, task.offset + slice * kSliceBytes);
+      const __m512i x = load_rows(some[slice], rows, 1, offset + slice * kSliceBytes);
       repeat<kSliceVectors>([&](auto i) __attribute__((always_inline)) {
         constexpr size_t kVector = slice * kSliceVectors + i;
-        __m512i codes;
-        if constexpr (kBits == 8) {
-          codes = _mm512_permutexvar_epi8(load(kByteInterleave.data()), x);
-        } else {
-          codes = _mm512_permutexvar_epi8(load(kIndex[i].bytes.data()), x);
-          codes = _mm512_multishift_epi64_epi8(load(kIndex[i].shifts.data()), codes);
+        __m512i codes = _mm512_permutexvar_epi8(bytes[i], x);
+        if constexpr (kBits != 8) {
+          codes = _mm512_multishift_epi64_epi8(shifts[i], codes);
           codes = _mm512_and_si512(codes, mask);
         }
         repeat<3>([&](auto l) __attribute__((always_inline)) {
-          const __m512i b = _mm512_set1_epi32(weights[kVector / 2][at + l]);
+          const __m512i b = _mm512_set1_epi32(weights[kVector / 2][l]);
           sum[kVector][l] = add_products(sum[kVector][l], codes, b);
         });
       });
     });
-    for (size_t r = 0; r < 4; ++r) prefetch(ahead[r]);
+    prefetch(ahead[0]);
+    prefetch(ahead[1]);
     ahead += 4;
     rows += 4;
-    at += 4;
+    weights[0] += 4;
+    weights[1] += 4;
   } while (--quads > 0);
-  repeat<kVectors>([&](auto v) __attribute__((always_inline)) {
+  repeat<kRowVectors>([&](auto v) __attribute__((always_inline)) {
     float* to = task.sums + 16 * v;
     const __m512 steps = from_bytes(sum[v][0], sum[v][1], sum[v][2]);
     _mm512_store_ps(
@@ -1107,23 +1154,18 @@ HWY_NOINLINE void multiply_rows(const RowsTask& task) {
   });
 }
 
-template <size_t kBits>
-void multiply_rows(const RowsTask& task, size_t vectors) {
-  return vectors == 4 ? multiply_rows<kBits, 4>(task) : multiply_rows<kBits, 8>(task);
-}
-
-void multiply_rows(const RowsTask& task, size_t bits, size_t vectors) {
+void multiply_rows(const RowsTask& task, size_t bits, bool second_half) {
   switch (bits) {
     case 1:
-      return multiply_rows<1>(task, vectors);
+      return second_half ? multiply_rows<1, 4>(task) : multiply_rows<1, 0>(task);
     case 2:
-      return multiply_rows<2>(task, vectors);
+      return multiply_rows<2, 0>(task);
     case 3:
-      return multiply_rows<3>(task, vectors);
+      return multiply_rows<3, 0>(task);
     case 4:
-      return multiply_rows<4>(task, vectors);
+      return multiply_rows<4, 0>(task);
     default:
-      return multiply_rows<8>(task, vectors);
+      return multiply_rows<8, 0>(task);
   }
 }
 
@@ -1345,7 +1387,7 @@ class ValueAdder {
     const PackedSection& section = format_.section[0];
     const int bits = code_bits(section.code);
     const size_t vectors = (static_cast<size_t>(section.channels) + 15) / 16;
-    return (vectors == 4 || vectors % 8 == 0) && (bits == 8 || (bits >= 1 && bits <= 4)) &&
+    return vectors % kRowVectors == 0 && (bits == 8 || (bits >= 1 && bits <= 4)) &&
            (!per_token_ || groups_ == 1 || format_.group_size % 32 == 0);
   }
 
@@ -1353,21 +1395,22 @@ class ValueAdder {
     const PackedSection& section = format_.section[0];
     const auto bits = static_cast<size_t>(code_bits(section.code));
     const size_t vectors = (static_cast<size_t>(section.channels) + 15) / 16;
-    const size_t step = std::min<size_t>(vectors, 8);
     RowsTask task;
     task.rows = batch.codes.data();
-    task.ahead = ahead;
     task.quads = quads;
-    for (size_t v = 0; v < vectors; v += step) {
-      task.offset = 2 * bits * v;
+    for (size_t v = 0; v < vectors; v += kRowVectors) {
+      const bool odd = v / kRowVectors % 2 != 0;
+      task.ahead = ahead + (odd ? 2 : 0);
+      // 16 bytes hold 8 vectors of bits.
+      task.offset = 2 * bits * (bits == 1 ? v / 8 * 8 : v);
       task.bytes = section.row_bytes() - task.offset;
-      for (size_t i = 0; 2 * i < step; ++i) {
+      for (size_t i = 0; i < 2; ++i) {
         const size_t g = group_of(v + 2 * i);
         task.weights[i] = bytes_ + g * kMostQueries * kValueRows;
         task.inverse[i] = inverse_[g * kMostQueries];
       }
       task.sums = sums_ + 16 * v;
-      vnni::multiply_rows(task, bits, step);
+      vnni::multiply_rows(task, bits, odd);
     }
   }
 
