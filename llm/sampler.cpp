@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "kernels/base/error.h"
+
 namespace kvlm {
 
 Sampler::Sampler(const SamplerOptions& options, int vocab_size)
@@ -22,6 +24,12 @@ void Sampler::see(std::span<const int32_t> ids) {
 
 int32_t Sampler::sample(std::span<float> logits) {
   assert(logits.size() == seen_.size());
+  if (std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); })) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        "the model's logits are not numbers: its weights are damaged or overflow; check the "
+        "checkpoint's files, or try --dtype f32");
+  }
   if (options_.repetition_penalty != 1) {
     const auto penalty = static_cast<float>(options_.repetition_penalty);
     for (size_t id = 0; id < logits.size(); ++id) {

@@ -247,11 +247,14 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   sequence.started = Clock::now();
   sequence.request = std::move(request);
   sequence.on_text = std::move(on_text);
+  const size_t pictures_before = sequence.images.size();
   try {
     prepare(sequence);
     auto first = static_cast<int64_t>(sequence.cached_ids.size());
-    if (!can_continue(sequence.prompt, sequence.cached_ids, cache_->needs())) {
-      cache_->close(*sequence.cache_id);
+    if (!sequence.cache_id ||
+        !can_continue(sequence.prompt, sequence.cached_ids, cache_->needs())) {
+      // Closed for good, also if there is no room to open it anew.
+      if (sequence.cache_id) cache_->close(*std::exchange(sequence.cache_id, std::nullopt));
       sequence.cached_ids.clear();
       first = 0;
       SequenceSize size = size_of(sequence.prompt);
@@ -260,6 +263,8 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
     }
     prefill(sequence, first);
   } catch (...) {
+    sequence.images.erase(sequence.images.begin() + static_cast<std::ptrdiff_t>(pictures_before),
+                          sequence.images.end());
     sequence.done = sequence.flushed = true;
     throw;
   }
@@ -355,13 +360,13 @@ GenerationResult Generator::result(int key) const {
   result.prompt_tokens = static_cast<int>(sequence.prompt.ids.size());
   result.visual_tokens = sequence.visual_tokens;
   result.timings = sequence.timings;
-  result.cache = cache_->report(*sequence.cache_id);
+  if (sequence.cache_id) result.cache = cache_->report(*sequence.cache_id);
   return result;
 }
 
 GenerationResult Generator::take(int key) {
   GenerationResult final_result = result(key);
-  cache_->close(*at(key).cache_id);
+  if (at(key).cache_id) cache_->close(*at(key).cache_id);
   sequences_[static_cast<size_t>(key)].reset();
   return final_result;
 }

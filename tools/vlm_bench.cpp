@@ -34,7 +34,7 @@ std::optional<int> parse(int argc, char** argv, LatencyOptions& latency) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_flag("--json", latency.json, "One JSON object a spec");
-  command->add_flag("--csv", latency.csv, "Comma-separated values");
+  command->add_flag("--csv", latency.csv, "Comma-separated values")->excludes("--json");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

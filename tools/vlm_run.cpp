@@ -65,8 +65,12 @@ int run(int argc, char** argv) {
   if (!options.chat) {
     for (const std::string& path : options.images) images.push_back(load_image(path));
   }
+  // Mistakes in files are found before the model is read.
+  std::function<int(Session&)> batch;
+  if (!options.batch_in.empty()) batch = prepare_batch(options);
   Session session(options.session);
-  if (!options.batch_in.empty()) return run_batch(options, session);
+  if (interrupted()) return kExitInterrupted;
+  if (batch) return batch(session);
   if (options.chat) return run_chat(options, session);
   return run_once(options, session, std::move(images));
 }

@@ -56,7 +56,7 @@ TEST(SpecFile, RefusesWhatItCannotMean) {
               HasSubstr("key \"0\" in layers appears twice"));
   EXPECT_THAT(refusal(R"({"default": )"), StartsWith("kv.json: line 1, column "));
   EXPECT_THAT(refusal(std::string(100, '[')), StartsWith("kv.json: "));
-  EXPECT_EQ(refusal(R"({"default": "kiwi"})").substr(0, 57),
+  EXPECT_EQ(refusal(R"({"default": "kiwi"})").substr(0, 56),
             "kv.json: default: --kv has no policy \"kiwi\"; did you mea");
   EXPECT_EQ(refusal(R"({"default": "kivi", "layers": {"0-1": "kivi,bits=0"}})"),
             "kv.json: layers \"0-1\": --kv kivi has no bits=0; did you mean bits=1? (legal: an "

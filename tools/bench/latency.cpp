@@ -68,7 +68,7 @@ class LatencyBench {
         make_cache(spec, shape, reserved_bytes(spec, shape, {rows, 0, rows}), session_.device());
     Samples samples;
     repeat(*cache, nullptr);  // warms caches and workspaces
-    for (int i = 0; i < options_.repeats; ++i) repeat(*cache, &samples);
+    for (int i = 0; i < options_.repeats && !interrupted(); ++i) repeat(*cache, &samples);
     return samples;
   }
 
@@ -99,7 +99,7 @@ class LatencyBench {
     };
     read();
     std::vector<double> steps;
-    for (int i = 0; i < options_.tokens; ++i) {
+    for (int i = 0; i < options_.tokens && !interrupted(); ++i) {
       start = Clock::now();
       step(cache, id, options_.prompt_tokens + i);
       steps.push_back(seconds_since(start));
@@ -110,8 +110,11 @@ class LatencyBench {
       const double step_s = spread_of(steps).median;
       const auto weights = static_cast<double>(model.decoder().step_weight_bytes());
       const auto kv = static_cast<double>(cache.report(id).bytes);
-      const double flops =
-          2 * weights / static_cast<double>(dtype_bytes(model.dtype())) * options_.prompt_tokens;
+      // The head is multiplied with the last row of a prompt only. Attention is not counted.
+      const double head = static_cast<double>(model.decoder().vocab_size()) *
+                          static_cast<double>(model.decoder().hidden());
+      const double layers = weights / static_cast<double>(dtype_bytes(model.dtype())) - head;
+      const double flops = 2 * (layers * options_.prompt_tokens + head);
       samples->vision_ms.push_back(1000 * vision_s);
       samples->prefill_tps.push_back(options_.prompt_tokens / prefill_s);
       samples->prefill_flops.push_back(flops / prefill_s);
@@ -218,6 +221,8 @@ nlohmann::ordered_json to_json(const std::string& spec, const Samples& samples, 
 }  // namespace
 
 int run_latency(const LatencyOptions& options) {
+  std::vector<std::string> specs;
+  for (const std::string& text : options.specs) specs.push_back(canonical(read_spec(text)));
   Session session(options.session);
   const int context = session.model().decoder().max_positions();
   if (options.prompt_tokens + options.tokens > context) {
@@ -231,9 +236,9 @@ int run_latency(const LatencyOptions& options) {
   if (options.csv) {
     fmt::print("spec,figure,unit,median,min,max,stored_bits,device,threads\n");
   }
-  for (const std::string& text : options.specs) {
-    const std::string spec = canonical(read_spec(text));
-    const Samples samples = bench.run(text);
+  for (const std::string& spec : specs) {
+    const Samples samples = bench.run(spec);
+    if (samples.decode_tps.empty()) break;  // interrupted before anything was measured
     if (options.json) {
       fmt::print("{}\n", to_json(spec, samples, session, options).dump());
     } else if (options.csv) {
@@ -247,7 +252,7 @@ int run_latency(const LatencyOptions& options) {
       print_table(spec, samples, session, options);
     }
   }
-  return 0;
+  return interrupted() ? kExitInterrupted : 0;
 }
 
 }  // namespace kvlm

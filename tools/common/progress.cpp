@@ -39,6 +39,13 @@ void Progress::draw(size_t done, std::string_view note) {
   }
 }
 
+void Progress::clear() {
+  if (!drawn_) return;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+  drawn_ = false;
+}
+
 void Progress::finish() {
   if (drawn_) fmt::print(stderr, "\n");
   drawn_ = false;

@@ -18,6 +18,8 @@ class Progress {
 
   /// `note` is shown behind the figures, for example a rate.
   void update(size_t done, std::string_view note);
+  /// Takes the bar off the terminal, for a message; the next update() draws it again.
+  void clear();
   /// Ends the bar's line.
   void finish();
 

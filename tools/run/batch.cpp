@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <sstream>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "kvcache/registry.h"
 #include "runtime/config.h"
 #include "runtime/prompt.h"
@@ -119,13 +121,23 @@ std::vector<Record> read_records(const std::string& path) {
   return records;
 }
 
+/// How every record that this program writes begins.
+constexpr std::string_view kRecordStart = R"({"id":)";
+
 /// The output file: every finished record is one complete line, or is not there.
 class Output {
  public:
-  /// Opens for appending, cuts off a torn last line, and notes what is there already.
+  /// Opens for appending, cuts off a torn last record, and notes what is there already. A file that
+  /// holds anything but records is refused and left as it is.
   explicit Output(const std::string& path) : path_(path) {
     descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (descriptor_ < 0) fail("opened for writing");
+    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("--out {} is being written by another vlm-run; wait for it or give "
+                              "another file",
+                              path));
+    }
     read_existing();
   }
   ~Output() { close(descriptor_); }
@@ -133,9 +145,11 @@ class Output {
   Output& operator=(const Output&) = delete;
 
   bool has(const Record& record) const {
-    return record.id.is_null() ? lines_.contains(record.line) : ids_.contains(record.id.dump());
+    return !record.id.is_null() && ids_.contains(record.id.dump());
   }
   bool repaired() const noexcept { return repaired_; }
+  /// Records that an earlier start could not serve; they are tried again.
+  size_t failed_before() const noexcept { return failed_before_; }
 
   /// Appends one line; on failure what was written of it is cut off again.
   void append(const Json& json) {
@@ -160,9 +174,9 @@ class Output {
   [[noreturn]] void fail(const char* what) const {
     throw Error(
         ErrorCode::kCorruptFile,
-        fmt::format("--out {} cannot be {}: {}; the finished records are kept, start again with "
-                    "a writable file and free space",
-                    path_, what, std::strerror(errno)));
+        fmt::format("--out {} cannot be {}: {}; {}start again with a writable file and free space",
+                    path_, what, std::strerror(errno),
+                    size_ > 0 ? "the finished records are kept, " : ""));
   }
 
   void read_existing() {
@@ -182,46 +196,56 @@ class Output {
       }
     }
     size_t good = 0;
-    for (size_t begin = 0; begin < text.size();) {
+    for (size_t begin = 0; begin < text.size(); begin = good) {
       const size_t end = text.find('\n', begin);
       if (end == std::string::npos) break;
-      note(text.substr(begin, end - begin), end + 1 == text.size());
-      if (torn_) break;
-      begin = good = end + 1;
+      if (!note(text.substr(begin, end - begin))) refuse(text.substr(begin, end - begin));
+      good = end + 1;
     }
     size_ = static_cast<off_t>(good);
-    if (good < text.size()) {
+    if (good == text.size()) return;
+    // A last line without an end: whole, or torn when a run was killed, or not ours.
+    const std::string tail = text.substr(good);
+    if (note(tail)) {
+      size_ = static_cast<off_t>(text.size());
+      if (pwrite(descriptor_, "\n", 1, size_) != 1) fail("repaired");
+      ++size_;
+    } else if (kRecordStart.starts_with(tail.substr(0, kRecordStart.size()))) {
       repaired_ = true;
       if (ftruncate(descriptor_, size_) != 0) fail("repaired");
+    } else {
+      refuse(tail);
     }
   }
 
-  void note(const std::string& line, bool last) {
+  [[noreturn]] void refuse(const std::string& line) const {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("--out {} holds a line that is no record of a batch: \"{:.40}\"; give "
+                            "another file or remove that line",
+                            path_, printable(line)));
+  }
+
+  /// Notes a line's record; whether it is one. A record that failed counts as not there.
+  bool note(const std::string& line) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_discarded() || !json.is_object()) {
-      if (last) {
-        torn_ = true;
-        return;
-      }
-      throw Error(
-          ErrorCode::kCorruptFile,
-          fmt::format("--out {} holds a line that is no JSON record: \"{:.40}\"; give another "
-                      "file or remove that line",
-                      path_, line));
+    if (json.is_discarded() || !json.is_object() || !json.contains("id") ||
+        (!json.contains("text") && !json.contains("error"))) {
+      return false;
     }
-    if (json.contains("id") && !json["id"].is_null()) ids_.insert(json["id"].dump());
-    if (json.contains("line") && json["line"].is_number_unsigned()) {
-      lines_.insert(json["line"].get<size_t>());
+    if (json.contains("error")) {
+      ++failed_before_;
+    } else if (!json["id"].is_null()) {
+      ids_.insert(json["id"].dump());
     }
+    return true;
   }
 
   std::string path_;
   int descriptor_ = -1;
   off_t size_ = 0;
-  bool torn_ = false;
   bool repaired_ = false;
-  std::set<std::string> ids_;
-  std::set<size_t> lines_;  // of records without an id
+  size_t failed_before_ = 0;
+  std::set<std::string> ids_;  // of records that were served
 };
 
 /// All records through one generator, up to batch_size of them at a time.
@@ -232,7 +256,9 @@ class Batch {
         session_(session),
         records_(std::move(records)),
         output_(output),
-        cache_(session.make_cache(options.batch_size, rows_of_longest(), options.kv_memory)),
+        cache_(session.make_cache(static_cast<int>(std::clamp<size_t>(
+                                      records_.size(), 1, static_cast<size_t>(options.batch_size))),
+                                  rows_of_longest(), options.kv_memory)),
         generator_(session.model(), *cache_, session.stream()),
         progress_("batch", records_.size(), options.quiet) {}
 
@@ -267,9 +293,8 @@ class Batch {
     size_t longest = 1;
     for (const Record& record : records_) {
       if (!record.error.empty()) continue;
-      const std::string& text =
-          record.prompt.empty() ? std::string(model.caption_prompt()) : record.prompt;
-      const std::vector<ChatMessage> messages = conversation(text, record.images.size());
+      const std::vector<ChatMessage> messages =
+          conversation(question(record), record.images.size());
       const size_t text_rows = model.tokenizer().encode(model.render(messages)).size();
       longest = std::max(longest,
                          text_rows +
@@ -277,6 +302,13 @@ class Batch {
                              static_cast<size_t>(max_tokens));
     }
     return static_cast<int>(std::min<size_t>(longest, static_cast<size_t>(context)));
+  }
+
+  /// What a record asks: its own prompt, else -p, else for a caption.
+  std::string question(const Record& record) {
+    if (!record.prompt.empty()) return record.prompt;
+    if (!options_.prompt.empty()) return options_.prompt;
+    return std::string(session_.model().caption_prompt());
   }
 
   std::vector<ChatMessage> conversation(const std::string& text, size_t images) {
@@ -296,9 +328,7 @@ class Batch {
     try {
       GenerationRequest request = base_request(options_, session_.model());
       request.id = record.id.dump();
-      request.messages = conversation(
-          record.prompt.empty() ? std::string(session_.model().caption_prompt()) : record.prompt,
-          record.images.size());
+      request.messages = conversation(question(record), record.images.size());
       for (const std::string& image : record.images) request.images.push_back(load_image(image));
       const int key = generator_.admit(std::move(request), {});
       generator_.deliver();
@@ -325,8 +355,8 @@ class Batch {
       Json json{{"id", entry->record->id}};
       json.update(result_json(result, session_, session_.model(), cache_->spec()));
       output_.append(json);
-      count();
       entry = running_.erase(entry);
+      count();
       limit_ = static_cast<size_t>(options_.batch_size);  // its memory is free: try again
     }
   }
@@ -336,8 +366,13 @@ class Batch {
     if (record.id.is_null()) json["line"] = record.line;
     json["error"] = message;
     output_.append(json);
-    if (!options_.quiet)
-      fmt::print(stderr, "\r\033[Kvlm-run: record {}: {}\n", record.id.dump(), message);
+    if (!options_.quiet) {
+      progress_.clear();
+      // Messages about a line name it themselves.
+      const std::string who =
+          record.id.is_null() ? "" : fmt::format("record {}: ", record.id.dump());
+      fmt::print(stderr, "vlm-run: {}{}\n", who, message);
+    }
     ++failed_;
     count();
   }
@@ -363,21 +398,27 @@ class Batch {
 
 }  // namespace
 
-int run_batch(const RunOptions& options, Session& session) {
+std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   std::vector<Record> records = read_records(options.batch_in);
-  Output output(options.batch_out);
+  const auto output = std::make_shared<Output>(options.batch_out);
   const size_t all = records.size();
-  std::erase_if(records, [&](const Record& record) { return output.has(record); });
+  std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
-    if (output.repaired()) {
+    if (output->repaired()) {
       fmt::print(stderr, "batch: cut off a torn last line of {}\n", options.batch_out);
     }
     if (records.size() < all) {
       fmt::print(stderr, "batch: {} of {} records are in {} already\n", all - records.size(), all,
                  options.batch_out);
     }
+    if (output->failed_before() > 0) {
+      fmt::print(stderr, "batch: {} records failed in earlier starts and are tried again\n",
+                 output->failed_before());
+    }
   }
-  return Batch(options, session, std::move(records), output).run();
+  return [&options, output, records = std::move(records)](Session& session) {
+    return Batch(options, session, records, *output).run();
+  };
 }
 
 }  // namespace kvlm

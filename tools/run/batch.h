@@ -1,12 +1,16 @@
 #pragma once
 
+#include <functional>
+
 #include "tools/common/session.h"
 #include "tools/run/options.h"
 
 namespace kvlm {
 
-/// Runs the records of --batch that --out does not have yet. Returns the exit status: 1 if any
-/// record failed, 130 if interrupted.
-int run_batch(const RunOptions& options, Session& session);
+/// Reads --batch and opens --out, before any model is loaded. Returns what runs the records that
+/// --out has no answer to yet, and gives the exit status: 1 if any record failed, 130 if
+/// interrupted. `options` must outlive it.
+/// Throws Error{kCorruptFile} if a file cannot be used, or --out holds anything but records.
+std::function<int(Session&)> prepare_batch(const RunOptions& options);
 
 }  // namespace kvlm

@@ -56,10 +56,15 @@ class Chat {
       std::fwrite(piece.data(), 1, piece.size(), stdout);
       std::fflush(stdout);
     };
-    if (key_ < 0) {
-      key_ = generator_.admit(std::move(request), print);
-    } else {
-      generator_.resume(key_, std::move(request), print);
+    try {
+      if (key_ < 0) {
+        key_ = generator_.admit(std::move(request), print);
+      } else {
+        generator_.resume(key_, std::move(request), print);
+      }
+    } catch (const Error&) {
+      forget_fresh_images();
+      throw;
     }
     generator_.deliver();
     while (!generator_.finished(key_)) {
@@ -76,6 +81,16 @@ class Chat {
   }
 
  private:
+  /// A question that was refused leaves the conversation as it was, without its pictures.
+  void forget_fresh_images() {
+    if (fresh_images_ > 0) {
+      fmt::print(stderr, "vlm-run: the {} given since the last answer {} left out\n",
+                 fresh_images_ == 1 ? "picture" : "pictures", fresh_images_ == 1 ? "is" : "are");
+    }
+    images_.resize(images_.size() - static_cast<size_t>(fresh_images_));
+    fresh_images_ = 0;
+  }
+
   int session_rows() const {
     return std::min(kSessionRows, session_.model().decoder().max_positions());
   }
@@ -112,14 +127,13 @@ int run_chat(const RunOptions& options, Session& session) {
   Chat chat(options, session);
   const bool terminal = is_terminal(0) && is_terminal(1);
   if (terminal && !options.quiet) fmt::print(stderr, "{}\n", kHelp);
-  if (!options.prompt.empty()) chat.ask(options.prompt);
-  std::string line;
-  while (!interrupted()) {
-    if (terminal) {
+  std::string line = options.prompt;  // -p is the first question
+  for (bool first = !line.empty(); !interrupted(); first = false) {
+    if (terminal && !first) {
       fmt::print("> ");
       std::fflush(stdout);
     }
-    if (!std::getline(std::cin, line)) break;
+    if (!first && !std::getline(std::cin, line)) break;
     try {
       if (!obey(chat, line)) return 0;
     } catch (const Error& error) {  // the conversation goes on

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <filesystem>
 
 #include "kernels/base/error.h"
@@ -52,6 +53,16 @@ void check(const RunOptions& options) {
   if (options.batch_size < 1 || options.batch_size > 4096) {
     refuse_value("--batch-size", options.batch_size, "1 to 4096");
   }
+  const bool greedy = options.temperature.value_or(0) == 0;
+  if (greedy && (options.top_p || options.top_k.value_or(1) != 1 || options.seed != 0)) {
+    refuse("--top-k, --top-p and --seed need a temperature above 0; add for example --temp 0.7");
+  }
+  if (!options.batch_in.empty() && options.json) {
+    refuse("--batch writes JSON lines to --out by itself; drop --json");
+  }
+  if (options.batch_in.empty() && options.batch_size != RunOptions().batch_size) {
+    refuse("--batch-size needs records; give --batch in.jsonl --out out.jsonl");
+  }
   if (options.batch_in.empty() != options.batch_out.empty()) {
     refuse(
         "--batch and --out belong together; give both, for example --batch in.jsonl --out "
@@ -97,7 +108,16 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Sample among the likeliest that reach this probability");
   app.add_option("--repeat-penalty", options.repeat_penalty,
                  "Penalty on tokens seen before; 1 is none");
-  app.add_option("--seed", options.seed, "Seed of the sampler")->capture_default_str();
+  app.add_option("--seed", options.seed, "Seed of the sampler")
+      ->capture_default_str()
+      ->check([](const std::string& text) {
+        uint64_t seed = 0;
+        const char* end = text.data() + text.size();
+        const auto [rest, code] = std::from_chars(text.data(), end, seed);
+        return code == std::errc() && rest == end
+                   ? std::string()
+                   : fmt::format("--seed is {}; expected an integer from 0 to 2^64 - 1", text);
+      });
   app.add_option("--stop", options.stop, "Text that ends the answer; repeatable");
   app.add_option("--kv-profile", options.session.kv_profile,
                  "What vlm-kv profile measured on the model");
