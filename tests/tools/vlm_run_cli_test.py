@@ -400,6 +400,58 @@ class Models(VlmRun):
                     self.refused(folder, words)
 
 
+class Answers(VlmRun):
+    """What design.md 2 says that --json holds."""
+
+    def test_json_has_every_field(self):
+        for spec in ("f16", "kivi,group=8,residual=8", "prefixkv,keep=0.5 + int4"):
+            result = run("-m", MODEL, "--image", PICTURE, "-n", 3, "--json", "--kv", spec)
+            self.assert_sound(result)
+            answer = json.loads(result.stdout)
+            self.assertEqual(set(answer), {
+                "text", "tokens", "finish_reason", "model", "device", "prompt_tokens",
+                "visual_tokens", "generated_tokens", "timings", "kv", "version"})
+            self.assertEqual(set(answer["timings"]), {
+                "load_ms", "vision_ms", "prefill_ms", "ttft_ms", "decode_ms", "prefill_tps",
+                "decode_tps"})
+            self.assertLessEqual({"spec", "bytes", "f16_bytes", "stored_bits", "nominal_bits",
+                                  "slots"}, set(answer["kv"]))
+            self.assertEqual(answer["generated_tokens"], len(answer["tokens"]))
+
+    def test_bench_prints_json(self):
+        bench = PROGRAM.with_name("vlm-bench")
+        if not bench.is_file():
+            self.skipTest(f"{bench} is not built")
+        result = subprocess.run([bench, "latency", "-m", MODEL, "--prompt-tokens", "20", "--tokens",
+                                 "2", "--repeats", "1", "--json"], capture_output=True,
+                                timeout=TIMEOUT_S)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertGreater(json.loads(result.stdout)["decode"]["median"], 0)
+
+
+class Chats(VlmRun):
+    def chat(self, lines, *arguments):
+        return subprocess.run([PROGRAM, "-m", MODEL, "--chat", "-n", "3", "-q",
+                               *map(str, arguments)], input="\n".join(lines) + "\n",
+                              capture_output=True, timeout=TIMEOUT_S, text=True)
+
+    def test_turns_answer_one_after_the_other(self):
+        for spec in ("f16", "kivi,group=8,residual=8", "calibquant", "h2o,keep=0.5"):
+            result = self.chat(["what", "/clear", f"/image {PICTURE}", "and now", "again", "/quit"],
+                               "--kv", spec)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(len(result.stdout.splitlines()), 3)
+
+    def test_a_wrong_command_is_named(self):
+        result = self.chat(["/nonsense"])
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("/nonsense is not a command", result.stderr)
+
+    def test_a_first_question_is_a_question(self):
+        result = self.chat(["/quit"], "-p", "what")
+        self.assertEqual((result.returncode, len(result.stdout.splitlines())), (0, 1))
+
+
 class Batches(VlmRun):
     def setUp(self):
         super().setUp()
@@ -454,6 +506,51 @@ class Batches(VlmRun):
         self.assert_sound(self.batch())
         self.assertTrue(self.output.read_bytes().startswith(done))
         self.assertEqual(self.ids(), [0, 1, 2, 3, 4])
+
+    def test_a_file_that_is_not_ours_is_refused_and_kept(self):
+        self.write_input(1)
+        for text in ('[{"annotation": "precious"}]', "notes", '{"a": 1}\n', '{"annotation": 2}'):
+            with self.subTest(text=text):
+                self.output.write_text(text)
+                result = self.batch()
+                self.assert_sound(result, 1)
+                self.assertIn(b"no record of a batch", result.stderr)
+                self.assertEqual(self.output.read_text(), text)
+
+    def test_a_whole_last_line_without_an_end_is_kept(self):
+        line = '{"id": "mine", "text": "an answer"}'
+        self.write_input(1)
+        self.output.write_text(line)
+        self.assert_sound(self.batch())
+        self.assertEqual(self.output.read_text().splitlines()[0], line)
+        self.assertEqual(len(self.records()), 2)
+
+    def test_failed_records_are_tried_again(self):
+        picture = self.folder / "later.png"
+        record = json.dumps({"id": "late", "image": str(picture)})
+        self.write_input(1, [(1, record)])
+        self.assert_sound(self.batch(), 1)
+        self.assert_sound(self.batch(), 1)
+        picture.write_bytes(PICTURE.read_bytes())
+        self.assert_sound(self.batch())
+        self.assertIn("text", self.records()[-1])
+
+    def test_two_writers_of_one_file(self):
+        import fcntl
+        self.write_input(1)
+        with self.output.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            result = self.batch()
+        self.assert_sound(result, 1)
+        self.assertIn(b"written by another vlm-run", result.stderr)
+
+    def test_a_common_question(self):
+        self.input.write_text(json.dumps({"id": 0, "image": str(PICTURE)}) + "\n")
+        first = run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 4, "-p", "abc")
+        self.assert_sound(first)
+        asked = self.records()[0]
+        alone = run("-m", MODEL, "--image", PICTURE, "-n", 4, "-p", "abc", "--json")
+        self.assertEqual(asked["tokens"], json.loads(alone.stdout)["tokens"])
 
     def test_a_torn_last_line_is_repaired(self):
         self.write_input(4)
