@@ -121,6 +121,9 @@ constexpr Interleave spread() {
   return table;
 }
 
+template <size_t kBits>
+constexpr Interleave kSpread = spread<kBits>();
+
 /// The digits of a kTrit5 byte: the first four as 2-bit codes, and the fifth.
 constexpr std::array<std::array<uint8_t, 256>, 2> kTritCodes = [] {
   std::array<std::array<uint8_t, 256>, 2> table{};
@@ -133,19 +136,23 @@ constexpr std::array<std::array<uint8_t, 256>, 2> kTritCodes = [] {
   return table;
 }();
 
-/// 64 digits of five vectors' worth, from both vectors of kTritCodes.
-constexpr std::array<Interleave, 5> kTritSpread = [] {
+/// 64 digits of five vectors' worth, from both vectors of kTritCodes: in order, or so that four
+/// digits of each of four rows become, by interleaving their bytes within 16, 16 channels in order.
+template <bool kInOrder>
+constexpr std::array<Interleave, 5> trit_spread() {
   std::array<Interleave, 5> table{};
   for (size_t vector = 0; vector < 5; ++vector) {
     for (size_t i = 0; i < 64; ++i) {
-      const size_t digit = 64 * vector + i;
+      const size_t digit = 64 * vector + (kInOrder ? i : i % 16 / 4 * 16 + i / 16 * 4 + i % 4);
       const bool fifth = digit % 5 == 4;
       table[vector].bytes[i] = static_cast<uint8_t>(digit / 5 + (fifth ? 64 : 0));
       table[vector].shifts[i] = static_cast<uint8_t>(8 * (i % 8) + (fifth ? 0 : 2 * (digit % 5)));
     }
   }
   return table;
-}();
+}
+constexpr std::array<Interleave, 5> kTritSpread = trit_spread<true>();
+constexpr std::array<Interleave, 5> kTritLanes = trit_spread<false>();
 
 /// body(0), body(1), ... with constants: arrays of vectors then stay in registers, which GCC does
 /// not always manage from an unrolled loop.
@@ -248,15 +255,20 @@ HWY_INLINE __m512 from_bytes(__m512i low, __m512i middle, __m512i high) {
 // ------------------------------------------------------------------------------------------- codes
 
 template <size_t kBits>
-void spread_row(const uint8_t* row, size_t bytes, size_t channels, uint8_t* out) {
-  static constexpr Interleave kIndex = spread<kBits>();
-  const __m512i index = load(kIndex.bytes.data());
-  const __m512i shifts = load(kIndex.shifts.data());
+void spread_rows(const uint8_t* const* rows, size_t count, size_t offset, size_t bytes,
+                 size_t channels, uint8_t* out, size_t stride) {
+  const __m512i index = load(kSpread<kBits>.bytes.data());
+  const __m512i shifts = load(kSpread<kBits>.shifts.data());
   const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1));
-  for (size_t c = 0; c < channels; c += 64, row += 8 * kBits, bytes -= 8 * kBits, out += 64) {
-    const __m512i x = _mm512_maskz_loadu_epi8(first_bytes(std::min(bytes, 8 * kBits)), row);
-    const __m512i words = _mm512_permutexvar_epi8(index, x);
-    _mm512_storeu_si512(out, _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, words), mask));
+  for (size_t c = 0; c < channels; c += 64) {
+    const size_t at = c / 8 * kBits;
+    const __mmask64 some = first_bytes(std::min(bytes - at, 8 * kBits));
+    for (size_t r = 0; r < count; ++r) {
+      const __m512i x = _mm512_maskz_loadu_epi8(some, rows[r] + offset + at);
+      const __m512i words = _mm512_permutexvar_epi8(index, x);
+      const __m512i codes = _mm512_multishift_epi64_epi8(shifts, words);
+      _mm512_storeu_si512(out + r * stride + c, _mm512_and_si512(codes, mask));
+    }
   }
 }
 
@@ -267,46 +279,51 @@ HWY_INLINE __m512i look_up(const std::array<uint8_t, 256>& table, __m512i x) {
   return _mm512_mask_blend_epi8(_mm512_movepi8_mask(x), low, high);
 }
 
-void spread_trits(const uint8_t* row, size_t bytes, size_t channels, uint8_t* out) {
+void spread_trits(const uint8_t* const* rows, size_t count, size_t offset, size_t bytes,
+                  size_t channels, uint8_t* out, size_t stride) {
   const __m512i mask = _mm512_set1_epi8(3);
-  for (size_t at = 0; at < bytes; at += 64) {
-    const __m512i x = _mm512_maskz_loadu_epi8(first_bytes(bytes - at), row + at);
-    const __m512i four = look_up(kTritCodes[0], x);
-    const __m512i fifth = look_up(kTritCodes[1], x);
-    for (size_t vector = 0; vector < 5 && 5 * at + 64 * vector < channels; ++vector) {
-      const Interleave& index = kTritSpread[vector];
-      const __m512i words = _mm512_permutex2var_epi8(four, load(index.bytes.data()), fifth);
-      const __m512i codes = _mm512_multishift_epi64_epi8(load(index.shifts.data()), words);
-      _mm512_storeu_si512(out + 5 * at + 64 * vector, _mm512_and_si512(codes, mask));
+  for (size_t r = 0; r < count; ++r) {
+    for (size_t at = 0; at < bytes; at += 64) {
+      const __m512i x = _mm512_maskz_loadu_epi8(first_bytes(bytes - at), rows[r] + offset + at);
+      const __m512i four = look_up(kTritCodes[0], x);
+      const __m512i fifth = look_up(kTritCodes[1], x);
+      for (size_t vector = 0; vector < 5 && 5 * at + 64 * vector < channels; ++vector) {
+        const Interleave& index = kTritSpread[vector];
+        const __m512i words = _mm512_permutex2var_epi8(four, load(index.bytes.data()), fifth);
+        const __m512i codes = _mm512_multishift_epi64_epi8(load(index.shifts.data()), words);
+        _mm512_storeu_si512(out + r * stride + 5 * at + 64 * vector, _mm512_and_si512(codes, mask));
+      }
     }
   }
 }
 
-/// The codes of a section's row, a byte each; up to 63 bytes beyond them are written.
-void to_codes(const uint8_t* row, const PackedSection& section, uint8_t* out) {
+/// The codes of a section of rows, a byte each, rows `stride` apart; up to 63 bytes beyond a row's
+/// codes are written.
+HWY_NOINLINE void to_codes(const uint8_t* const* rows, size_t count, size_t offset,
+                           const PackedSection& section, uint8_t* out, size_t stride) {
   const auto channels = static_cast<size_t>(section.channels);
   const size_t bytes = section.row_bytes();
   switch (section.code) {
     case CodeFormat::kBits1:
-      return spread_row<1>(row, bytes, channels, out);
+      return spread_rows<1>(rows, count, offset, bytes, channels, out, stride);
     case CodeFormat::kBits2:
     case CodeFormat::kTrit2b:
-      return spread_row<2>(row, bytes, channels, out);
+      return spread_rows<2>(rows, count, offset, bytes, channels, out, stride);
     case CodeFormat::kBits3:
-      return spread_row<3>(row, bytes, channels, out);
+      return spread_rows<3>(rows, count, offset, bytes, channels, out, stride);
     case CodeFormat::kBits4:
-      return spread_row<4>(row, bytes, channels, out);
+      return spread_rows<4>(rows, count, offset, bytes, channels, out, stride);
     case CodeFormat::kBits5:
-      return spread_row<5>(row, bytes, channels, out);
+      return spread_rows<5>(rows, count, offset, bytes, channels, out, stride);
     case CodeFormat::kBits6:
-      return spread_row<6>(row, bytes, channels, out);
+      return spread_rows<6>(rows, count, offset, bytes, channels, out, stride);
     case CodeFormat::kBits7:
-      return spread_row<7>(row, bytes, channels, out);
+      return spread_rows<7>(rows, count, offset, bytes, channels, out, stride);
     case CodeFormat::kBits8:
-      std::memcpy(out, row, bytes);
+      for (size_t r = 0; r < count; ++r) std::memcpy(out + r * stride, rows[r] + offset, bytes);
       return;
     case CodeFormat::kTrit5:
-      return spread_trits(row, bytes, channels, out);
+      return spread_trits(rows, count, offset, bytes, channels, out, stride);
   }
 }
 
@@ -564,11 +581,9 @@ HWY_INLINE __m256i load32(const uint8_t* p) {
 /// Places dwords of 32 rows so that lanes are rows: columns[c * 32 + r] = dword c of row r.
 /// kReadable: whole dwords may be read beyond a row.
 template <bool kReadable>
-void load_columns(const uint8_t* const* rows, size_t offset, size_t bytes,
-                  const uint8_t* const* ahead, uint32_t* columns) {
+void load_columns(const uint8_t* const* rows, size_t offset, size_t bytes, uint32_t* columns) {
   for (size_t half = 0; half < 2; ++half, rows += 16, columns += 16) {
     uint32_t* out = columns;
-    for (size_t r = 0; r < 16; ++r) prefetch(ahead[16 * half + r]);
     size_t at = 0;
     for (; at + 32 <= bytes; at += 32, out += 8 * kKeyRows) {
       __m512i x[8];
@@ -612,6 +627,7 @@ struct DotTask {
   size_t count = 0;
   const int32_t* bytes = nullptr;  // of the folded query: four dwords per quad
   const float* inverse = nullptr;  // (queries,): what a step is worth
+  const uint8_t* ahead = nullptr;  // two lines per column to fetch
   // Per token:
   const float* scales = nullptr;   // (32,)
   const float* zeros = nullptr;    // (32,)
@@ -630,8 +646,12 @@ HWY_NOINLINE void dot(const DotTask& task) {
   });
   const uint32_t* x = task.columns;
   const int32_t* w = task.bytes;
+  const uint8_t* ahead = task.ahead;
   size_t count = task.count;
   do {
+    prefetch(ahead);
+    prefetch(ahead + 64);
+    ahead += 128;
     repeat<kSteps>([&](auto k) __attribute__((always_inline)) {
       constexpr size_t kAt = k < 4 || kSteps == 8 ? 0 : kKeyRows;
       __m512i low = _mm512_load_si512(x + kAt);
@@ -748,6 +768,7 @@ class KeyScorer {
     scales_ = arena.take<float>(places);
     zeros_ = arena.take<float>(places);
     loose_ = arena.take<float>(places);
+    places_ = arena.take<uint16_t>(static_cast<size_t>(format_.channels()));
     query_ = arena.take<float>(queries * places);
     folded_ = arena.take<float>(places);
     bytes_ = arena.take<int32_t>(queries * kByteStride);
@@ -769,6 +790,7 @@ class KeyScorer {
       const Part& part = layout_.part[p];
       for (size_t c = 0; c < static_cast<size_t>(part.section->channels); ++c) {
         const size_t place = key_place(part, c);
+        places_[part.first_channel + c] = static_cast<uint16_t>(place);
         for (size_t i = 0; i < queries; ++i) {
           query_[i * places + place] = q[i * channels + part.first_channel + c] * scale;
         }
@@ -780,12 +802,11 @@ class KeyScorer {
     }
     if (format_.axis == ScaleAxis::kChannel) return;
     fold();
-    const Part& part = layout_.part[0];
     for (size_t i = 0; i < queries && groups_ > 0; ++i) {
       bias_[i] = 0;
       for (size_t g = 0; g < groups_; ++g) offsets_[g * queries + i] = 0;
       for (size_t c = 0; c < channels; ++c) {
-        const size_t place = key_place(part, c);
+        const size_t place = places_[c];
         offsets_[c / static_cast<size_t>(format_.group_size) * queries + i] +=
             query_[i * places + place] * zeros_[place];
       }
@@ -818,7 +839,7 @@ class KeyScorer {
         }
         read_factors(*folded);
       }
-      score(batch, next.codes.data(), scores, stride);
+      score(batch, next.count > 0 ? next : batch, scores, stride);
       scores += batch.count;
     }
   }
@@ -840,18 +861,19 @@ class KeyScorer {
       const Part& part = layout_.part[p];
       const PackedSection& section = *part.section;
       const auto channels = static_cast<size_t>(section.channels);
+      const uint16_t* of_channel = places_ + part.first_channel;
       float* s = part.steps == 5 ? loose_ : scales_ + part.first;
       widen(block.scales + part.first_channel * dtype_bytes(format_.meta), format_.meta, channels,
             s);
       if (part.steps == 5) {
-        for (size_t c = 0; c < channels; ++c) scales_[key_place(part, c)] = loose_[c];
+        for (size_t c = 0; c < channels; ++c) scales_[of_channel[c]] = loose_[c];
       }
       if (section.zero_stored) {
         float* z = part.steps == 5 ? loose_ : zeros_ + part.first;
         widen(zeros, format_.meta, channels, z);
         zeros += channels * dtype_bytes(format_.meta);
         if (part.steps == 5) {
-          for (size_t c = 0; c < channels; ++c) zeros_[key_place(part, c)] = loose_[c];
+          for (size_t c = 0; c < channels; ++c) zeros_[of_channel[c]] = loose_[c];
         }
       } else if (section.split >= section.channels) {
         for (size_t c = 0; c < part.places; ++c) {
@@ -859,7 +881,7 @@ class KeyScorer {
         }
       } else {
         for (size_t c = 0; c < channels; ++c) {
-          const size_t place = key_place(part, c);
+          const size_t place = of_channel[c];
           zeros_[place] = scales_[place] * section.offset_of(static_cast<int>(c));
         }
       }
@@ -896,14 +918,14 @@ class KeyScorer {
     }
   }
 
-  void score(const RowBatch<kKeyRows>& batch, const uint8_t* const* ahead, float* scores,
+  void score(const RowBatch<kKeyRows>& batch, const RowBatch<kKeyRows>& next, float* scores,
              size_t stride) {
     for (size_t i = 0; i < queries_; ++i) {
       const __m512 bias = groups_ > 0 ? _mm512_setzero_ps() : _mm512_set1_ps(block_bias_[i]);
       _mm512_store_ps(sums_ + i * kKeyRows, bias);
       _mm512_store_ps(sums_ + i * kKeyRows + 16, bias);
     }
-    for (size_t p = 0; p < layout_.parts; ++p) score_part(layout_.part[p], batch, ahead);
+    for (size_t p = 0; p < layout_.parts; ++p) score_part(layout_.part[p], batch, next);
     for (size_t i = 0; i < queries_; ++i) {
       const float* from = sums_ + i * kKeyRows;
       float* to = scores + i * stride;
@@ -916,20 +938,22 @@ class KeyScorer {
     }
   }
 
-  void score_part(const Part& part, const RowBatch<kKeyRows>& batch, const uint8_t* const* ahead) {
+  void score_part(const Part& part, const RowBatch<kKeyRows>& batch,
+                  const RowBatch<kKeyRows>& next) {
+    // Dense rows are fetched in order, a column's share at a time; others, by and large.
+    const uint8_t* ahead =
+        part.unpack ? batch.codes[0] : next.codes[0] + part.row_offset * kKeyRows;
     if (part.unpack) {
       std::array<const uint8_t*, kKeyRows> rows;
       const size_t row_bytes = part.places + 64;
       for (size_t r = 0; r < kKeyRows; ++r) {
         rows[r] = codes_ + std::min(r, batch.count - 1) * row_bytes;
-        if (r < batch.count) {
-          to_codes(batch.codes[r] + part.row_offset, *part.section, codes_ + r * row_bytes);
-        }
+        prefetch(next.codes[r] + part.row_offset);
       }
-      load_columns<true>(rows.data(), 0, 4 * part.columns, ahead, columns_);
+      to_codes(batch.codes.data(), batch.count, part.row_offset, *part.section, codes_, row_bytes);
+      load_columns<true>(rows.data(), 0, 4 * part.columns, columns_);
     } else {
-      load_columns<false>(batch.codes.data(), part.row_offset, part.section->row_bytes(), ahead,
-                          columns_);
+      load_columns<false>(batch.codes.data(), part.row_offset, part.section->row_bytes(), columns_);
     }
     if (part.steps == 5) {
       // From the last on, as both vectors of a column go where two columns were.
@@ -950,6 +974,7 @@ class KeyScorer {
       task.count = part.columns;
       task.bytes = bytes_ + i * kByteStride + part.first;
       task.sums = sums_ + i * kKeyRows;
+      task.ahead = i == 0 ? ahead : batch.codes[0];
       if (groups_ == 0) {
         task.inverse = block_inverse_ + i;
         dot_any<false>(task, some, part.steps);
@@ -961,6 +986,7 @@ class KeyScorer {
         task.columns = columns_ + g * group * kKeyRows;
         task.bytes = bytes_ + i * kByteStride + g * group * part.steps * 4;
         task.count = groups_ == 1 ? part.columns : std::min(group, part.columns - g * group);
+        task.ahead = (i == 0 ? ahead : batch.codes[0]) + g * group * 4 * kKeyRows;
         task.scales = token_scales_ + g * kKeyRows;
         task.zeros = token_zeros_ + g * kKeyRows;
         task.offsets = offsets_ + g * queries_ + i;
@@ -973,13 +999,14 @@ class KeyScorer {
   const PackedFormat& format_;
   Layout layout_;
   size_t queries_;
-  size_t groups_;   // kToken
-  float* scales_;   // (places,)
-  float* zeros_;    // (places,)
-  float* loose_;    // (places,): factors in the order of channels
-  float* query_;    // (queries, places): scale * q
-  float* folded_;   // (places,)
-  int32_t* bytes_;  // (queries, kByteStride): four dwords per quad
+  size_t groups_;     // kToken
+  float* scales_;     // (places,)
+  float* zeros_;      // (places,)
+  float* loose_;      // (places,): factors in the order of channels
+  uint16_t* places_;  // (channels,)
+  float* query_;      // (queries, places): scale * q
+  float* folded_;     // (places,)
+  int32_t* bytes_;    // (queries, kByteStride): four dwords per quad
   uint32_t* columns_;
   uint8_t* codes_;  // (kKeyRows, places + 64)
   float* sums_;     // (queries, kKeyRows)
@@ -1000,7 +1027,7 @@ constexpr size_t kTileStride = kValueRows * 16;
 /// Four rows at a time from packed codes of kBits to the tile.
 template <size_t kBits>
 HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t offset, size_t bytes,
-                            size_t channels, const uint8_t* const* ahead, uint8_t* tile) {
+                            size_t channels, const uint8_t* ahead, uint8_t* tile) {
   constexpr size_t kSlice = slice_channels(kBits);
   constexpr size_t kSliceBytes = kSlice * kBits / 8;
   const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1));
@@ -1012,9 +1039,8 @@ HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t off
     const size_t count = std::min(kSlice / 16, vectors - first);
     uint8_t* out = tile + first * kTileStride;
     for (size_t quad = 0; quad < quads; ++quad, out += 64) {
-      if (first == 0) {
-        for (size_t r = 0; r < 4; ++r) prefetch(ahead[4 * quad + r]);
-      }
+      prefetch(ahead);
+      ahead += 64;
       const __m512i x = load_rows(some, rows + 4 * quad, 1, at);
       HWY_UNROLL(8)
       for (size_t v = 0; v < kSlice / 16; ++v) {
@@ -1029,6 +1055,49 @@ HWY_NOINLINE void load_tile(const uint8_t* const* rows, size_t quads, size_t off
         }
         _mm512_store_si512(out + v * kTileStride, codes);
       }
+    }
+  }
+}
+
+/// As load_tile, of rows of at most 64 bytes of kTrit5.
+HWY_NOINLINE void load_tile_of_trits(const uint8_t* const* rows, size_t quads, size_t offset,
+                                     size_t bytes, size_t channels, const uint8_t* ahead,
+                                     uint8_t* tile) {
+  const __m512i mask = _mm512_set1_epi8(3);
+  const __mmask64 some = first_bytes(bytes);
+  for (size_t quad = 0; quad < quads; ++quad, tile += 64) {
+    prefetch(ahead + quad * 4 * bytes);
+    prefetch(ahead + quad * 4 * bytes + 64);
+    __m512i four[4];
+    __m512i fifth[4];
+    HWY_UNROLL(4)
+    for (size_t r = 0; r < 4; ++r) {
+      const __m512i x = _mm512_maskz_loadu_epi8(some, rows[4 * quad + r] + offset);
+      four[r] = look_up(kTritCodes[0], x);
+      fifth[r] = look_up(kTritCodes[1], x);
+    }
+    for (size_t c = 0; c < channels; c += 64) {
+      const Interleave& index = kTritLanes[c / 64];
+      const __m512i places = load(index.bytes.data());
+      const __m512i shifts = load(index.shifts.data());
+      __m512i x[4];
+      HWY_UNROLL(4)
+      for (size_t r = 0; r < 4; ++r) {
+        x[r] = _mm512_permutex2var_epi8(four[r], places, fifth[r]);
+        x[r] = _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, x[r]), mask);
+      }
+      uint8_t* out = tile + c / 16 * kTileStride;
+      const __m512i a = _mm512_unpacklo_epi8(x[0], x[1]);
+      const __m512i b = _mm512_unpacklo_epi8(x[2], x[3]);
+      _mm512_store_si512(out, _mm512_unpacklo_epi16(a, b));
+      if (c + 16 >= channels) break;
+      _mm512_store_si512(out + kTileStride, _mm512_unpackhi_epi16(a, b));
+      if (c + 32 >= channels) break;
+      const __m512i d = _mm512_unpackhi_epi8(x[0], x[1]);
+      const __m512i e = _mm512_unpackhi_epi8(x[2], x[3]);
+      _mm512_store_si512(out + 2 * kTileStride, _mm512_unpacklo_epi16(d, e));
+      if (c + 48 >= channels) break;
+      _mm512_store_si512(out + 3 * kTileStride, _mm512_unpackhi_epi16(d, e));
     }
   }
 }
@@ -1089,7 +1158,7 @@ constexpr size_t kRowVectors = 4;
 
 struct RowsTask {
   const uint8_t* const* rows = nullptr;
-  const uint8_t* const* ahead = nullptr;  // two of every four rows to fetch
+  const uint8_t* ahead = nullptr;  // kBits / 2 lines per quad to fetch
   size_t quads = 0;
   size_t offset = 0;                        // bytes of a row before
   size_t bytes = 0;                         // bytes of a row from there
@@ -1115,7 +1184,7 @@ HWY_NOINLINE void multiply_rows(const RowsTask& task) {
   __mmask16 some[kSlices];
   for (size_t i = 0; i < kSlices; ++i) some[i] = first_lanes(task.bytes - i * kSliceBytes);
   const uint8_t* const* rows = task.rows;
-  const uint8_t* const* ahead = task.ahead;
+  const uint8_t* ahead = task.ahead;
   const int32_t* weights[2] = {task.weights[0], task.weights[1]};
   const size_t offset = task.offset;
   size_t quads = task.quads;
@@ -1139,9 +1208,8 @@ HWY_NOINLINE void multiply_rows(const RowsTask& task) {
         });
       });
     });
-    prefetch(ahead[0]);
-    prefetch(ahead[1]);
-    ahead += 4;
+    for (size_t line = 0; 2 * line < kBits; ++line) prefetch(ahead + 64 * line);
+    ahead += 32 * kBits;
     rows += 4;
     weights[0] += 4;
     weights[1] += 4;
@@ -1213,7 +1281,7 @@ class ValueAdder {
       }
       summed = batch.block;
       gather(walk, batch.count);
-      if (!by_rows_) load_tile(batch, next.codes.data());
+      if (!by_rows_) load_tile(batch, next.count > 0 ? next : batch);
       const size_t sixteens = (batch.count + 15) / 16;
       if (per_token_) {
         for (size_t i = 0; i < sixteens; ++i) {
@@ -1231,7 +1299,8 @@ class ValueAdder {
           for (size_t q = 0; q < some; ++q) split_weights(i, q, g, sixteens);
         }
         const size_t quads = (batch.count + 3) / 4;
-        by_rows_ ? multiply_rows(batch, next.codes.data(), quads) : multiply(i, some, quads);
+        by_rows_ ? multiply_rows(batch, next.count > 0 ? next : batch, quads)
+                 : multiply(i, some, quads);
       }
     }
     if (per_token_) {
@@ -1271,7 +1340,7 @@ class ValueAdder {
     }
   }
 
-  void load_tile(const RowBatch<kValueRows>& batch, const uint8_t* const* ahead) {
+  void load_tile(const RowBatch<kValueRows>& batch, const RowBatch<kValueRows>& next) {
     const size_t quads = (batch.count + 3) / 4;
     for (size_t p = 0; p < layout_.parts; ++p) {
       const Part& part = layout_.part[p];
@@ -1280,6 +1349,7 @@ class ValueAdder {
       const auto channels = static_cast<size_t>(section.channels);
       uint8_t* tile = tile_ + part.first / 16 * kTileStride;
       const uint8_t* const* rows = batch.codes.data();
+      const uint8_t* ahead = next.codes[0] + part.row_offset * 4 * quads;
       switch (section.code) {
         case CodeFormat::kBits1:
           vnni::load_tile<1>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
@@ -1303,17 +1373,21 @@ class ValueAdder {
         case CodeFormat::kBits8:
           vnni::load_tile<8>(rows, quads, part.row_offset, bytes, channels, ahead, tile);
           break;
-        case CodeFormat::kBits7:
-        case CodeFormat::kTrit5: {
-          std::array<const uint8_t*, kValueRows> spread_rows;
+        case CodeFormat::kTrit5:
+          if (bytes <= 64) {
+            load_tile_of_trits(rows, quads, part.row_offset, bytes, channels, ahead, tile);
+            break;
+          }
+          [[fallthrough]];
+        case CodeFormat::kBits7: {
+          std::array<const uint8_t*, kValueRows> spread;
           const size_t row_bytes = part.places + 64;
           for (size_t r = 0; r < 4 * quads; ++r) {
-            spread_rows[r] = codes_ + std::min(r, batch.count - 1) * row_bytes;
-            if (r < batch.count) {
-              to_codes(batch.codes[r] + part.row_offset, section, codes_ + r * row_bytes);
-            }
+            spread[r] = codes_ + std::min(r, batch.count - 1) * row_bytes;
+            prefetch(next.codes[r] + part.row_offset);
           }
-          vnni::load_tile<8>(spread_rows.data(), quads, 0, round_up(channels, 16), channels, ahead,
+          to_codes(rows, batch.count, part.row_offset, section, codes_, row_bytes);
+          vnni::load_tile<8>(spread.data(), quads, 0, round_up(channels, 16), channels, spread[0],
                              tile);
           break;
         }
@@ -1391,7 +1465,8 @@ class ValueAdder {
            (!per_token_ || groups_ == 1 || format_.group_size % 32 == 0);
   }
 
-  void multiply_rows(const RowBatch<kValueRows>& batch, const uint8_t* const* ahead, size_t quads) {
+  void multiply_rows(const RowBatch<kValueRows>& batch, const RowBatch<kValueRows>& next,
+                     size_t quads) {
     const PackedSection& section = format_.section[0];
     const auto bits = static_cast<size_t>(code_bits(section.code));
     const size_t vectors = (static_cast<size_t>(section.channels) + 15) / 16;
@@ -1400,7 +1475,7 @@ class ValueAdder {
     task.quads = quads;
     for (size_t v = 0; v < vectors; v += kRowVectors) {
       const bool odd = v / kRowVectors % 2 != 0;
-      task.ahead = ahead + (odd ? 2 : 0);
+      task.ahead = next.codes[0] + v / kRowVectors * quads * 32 * bits;
       // 16 bytes hold 8 vectors of bits.
       task.offset = 2 * bits * (bits == 1 ? v / 8 * 8 : v);
       task.bytes = section.row_bytes() - task.offset;
