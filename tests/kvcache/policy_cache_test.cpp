@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kvcache/composition.h"
+#include "kvcache/formula.h"
 #include "kvcache/registry.h"
 #include "tests/allocations.h"
 #include "tests/reference/policy_cache.h"
@@ -238,7 +240,7 @@ class PolicyLife : public testing::TestWithParam<const char*> {};
 
 /// Short windows, so that a hundred steps see many flushes and evictions.
 TEST_P(PolicyLife, EqualsTheReferenceStepByStep) {
-  check_life_cycle({GetParam(), kSmall, {5, {40}, 9}, 100, 7});
+  check_life_cycle({GetParam(), kSmall, {5, {40}, 9}, 300, 7});
   check_life_cycle({GetParam(), shape_of(3, 1, 3, 20), {3, {17, 30}, 4}, 70});
   check_life_cycle({GetParam(), kSmall, {1, {}, 0}, 40});       // one token
   check_life_cycle({GetParam(), kSmall, {2, {70}, 1}, 3});      // text is rare
@@ -478,6 +480,37 @@ TEST_P(EverySpec, ReservesWhatItNeeds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, EverySpec, testing::ValuesIn(kSpecs), name_of_spec);
+
+/// bytes() is what the closed formulas of specs 11 say, after the prompt and each of 300 steps.
+TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
+  for (const char* text :
+       {"int8", "int4", "kivi", "kivi,bits=3,group=16,residual=32", "asymkv,key_layers=1",
+        "head_quantile", "calibquant,bits=2", "xquant", "xquant,kq=2,vq=0,km=0,vm=0", "vidkv",
+        "vidkv,protect=0.2", "vidkv,profile=official", "vidkv,mask_scope=head",
+        "calibquant + kivi,scope=text", "kivi + share=codes", "int4,scope=text", "kivi,meta=f32"}) {
+    SCOPED_TRACE(text);
+    const CacheShape shape = shape_of(2, 2, 2, 40);
+    const CacheSpec spec = parse_spec(text);
+    const Composition composition = compose(spec);
+    const ComposedParts made = make_parts(composition, shape, nullptr);
+    const std::vector<int16_t> prompt = PromptShape{7, {140}, 30}.modality();
+    const SequenceSize size = size_of(prompt, 300);
+    const auto cache = make(text, shape, size);
+    Feeder feeder(shape);
+    const SequenceId id = cache->open(size, "s");
+    for (int step = 0; step <= 300; ++step) {
+      const bool first = step == 0;
+      feeder.pass(*cache, {{'s', id, first ? 0 : size.prompt_rows + step - 1,
+                            first ? prompt : std::vector<int16_t>{kTextRow}, first}});
+      const LayerCounts counts{size.prompt_rows, size.visual_rows, 1, step};
+      size_t expected = 0;
+      for (const PartBytes& layer : formula(composition, made, shape, std::vector(2, counts))) {
+        expected += layer.total();
+      }
+      ASSERT_EQ(cache->bytes(), expected) << "step " << step;
+    }
+  }
+}
 
 /// With q_per_kv query heads for each kv_head, keys and values copied once for each query head give
 /// the same outputs (specs 10.5): scales belong to a kv_head, and nothing else changes.

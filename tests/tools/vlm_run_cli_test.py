@@ -400,6 +400,23 @@ class Models(VlmRun):
                     self.refused(folder, words)
 
 
+class Policies(VlmRun):
+    def test_a_spec_is_refused_before_any_weight_is_read(self):
+        folder = self.folder / "model"
+        shutil.copytree(MODEL, folder)
+        for file in folder.glob("*.safetensors"):
+            cut(0.5)(file)
+        whole = run("-m", folder, "--image", PICTURE)
+        self.assertIn(b"safetensors", whole.stderr)
+        for spec, words in (("kivi,bits=9", b"bits=9"), ("kivi,group=32,residual=40", b"residual"),
+                            ("h2o,keep=0.5 + xquant", b"xquant"), ("nothing", b"nothing")):
+            result = run("-m", folder, "--image", PICTURE, "--kv", spec)
+            self.assertIn(words, result.stderr)
+            self.assertNotIn(b"safetensors", result.stderr)
+            self.assertEqual(len(result.stderr.splitlines()), 1)
+            self.assertIn(result.returncode, (1, 2))
+
+
 class Answers(VlmRun):
     """What design.md 2 says that --json holds."""
 

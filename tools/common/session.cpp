@@ -13,6 +13,7 @@
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "runtime/synthetic.h"
+#include "tools/common/model_shape.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
@@ -71,6 +72,11 @@ Session::Session(const SessionOptions& options) {
   const LoadOptions load = load_options(options);
   state_ = std::make_unique<State>(options, parse_device(options.device));
 
+  // What the spec asks for is checked before any weight is looked at.
+  const CacheShape shape = model_shape(options.model);
+  if (const auto reason = unsupported(state_->spec, shape, state_->device)) {
+    throw Error(ErrorCode::kUnsupported, *reason);
+  }
   ModelSource source;
   if (options.model.starts_with(kSynthetic)) {
     source = synthetic_source(std::string_view(options.model).substr(kSynthetic.size()),
@@ -80,10 +86,6 @@ Session::Session(const SessionOptions& options) {
     source = open_source(*state_->checkpoint, options.model);
   }
   const Family& family = family_of(source.config, options.model);
-  const CacheShape shape = family.cache_shape(source.config);
-  if (const auto reason = unsupported(state_->spec, shape, state_->device)) {
-    throw Error(ErrorCode::kUnsupported, *reason);
-  }
   state_->model = family.load(std::move(source), load, state_->stream);
   state_->load_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
