@@ -252,6 +252,35 @@ HWY_INLINE __m512 from_bytes(__m512i low, __m512i middle, __m512i high) {
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(65536), sum);
 }
 
+/// The largest lane of each of four vectors.
+HWY_INLINE __m128 largest_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 all =
+      _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+/// The sum of the lanes of each of four vectors.
+HWY_INLINE __m128 sums_of_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 all =
+      _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+/// What a step is worth if the largest of each of four sets of numbers is `most`, and how many of
+/// them a unit is.
+HWY_INLINE void set_steps(__m128 most, float* inverse, float* factor) {
+  const __m128 steps = _mm_set1_ps(kSteps);
+  _mm_storeu_ps(inverse, _mm_div_ps(most, steps));
+  const __mmask8 counts = _mm_cmp_ps_mask(most, _mm_set1_ps(kTiny), _CMP_GT_OQ);
+  _mm_storeu_ps(factor, _mm_maskz_div_ps(counts, steps, most));
+}
+
 // ------------------------------------------------------------------------------------------- codes
 
 template <size_t kBits>
@@ -770,13 +799,13 @@ class KeyScorer {
     loose_ = arena.take<float>(places);
     places_ = arena.take<uint16_t>(static_cast<size_t>(format_.channels()));
     query_ = arena.take<float>(queries * places);
-    folded_ = arena.take<float>(places);
+    folded_ = arena.take<float>(kMostQueries * places);
     bytes_ = arena.take<int32_t>(queries * kByteStride);
     columns_ = arena.take<uint32_t>(places / 4 * kKeyRows);
     codes_ = arena.take<uint8_t>(places * kKeyRows + 64 * kKeyRows);
     sums_ = arena.take<float>(queries * kKeyRows);
-    bias_ = arena.take<float>(queries);
-    inverse_ = arena.take<float>(queries);
+    bias_ = arena.take<float>(queries + kMostQueries);  // four are written at a time
+    inverse_ = arena.take<float>(queries + kMostQueries);
     block_bias_ = arena.take<float>(queries);
     block_inverse_ = arena.take<float>(queries);
     token_scales_ = arena.take<float>(groups_ * kKeyRows);
@@ -895,25 +924,50 @@ class KeyScorer {
   }
 
   /// bytes = query * scales in steps of inverse; bias = query . zeros.
-  HWY_NOINLINE void fold() {
-    const size_t places = layout_.places;
-    for (size_t i = 0; i < queries_; ++i) {
-      const float* query = query_ + i * places;
-      __m512 most = _mm512_setzero_ps();
-      __m512 bias = _mm512_setzero_ps();
-      for (size_t c = 0; c < places; c += 16) {
-        const __m512 u = _mm512_load_ps(query + c);
-        const __m512 product = _mm512_mul_ps(u, _mm512_load_ps(scales_ + c));
-        bias = _mm512_fmadd_ps(u, _mm512_load_ps(zeros_ + c), bias);
-        most = larger(most, product);
-        _mm512_store_ps(folded_ + c, product);
+  void fold() {
+    for (size_t i = 0; i < queries_; i += kMostQueries) {
+      switch (std::min(kMostQueries, queries_ - i)) {
+        case 1:
+          fold<1>(i);
+          break;
+        case 2:
+          fold<2>(i);
+          break;
+        case 3:
+          fold<3>(i);
+          break;
+        default:
+          fold<4>(i);
       }
-      const float max = _mm512_reduce_max_ps(most);
-      bias_[i] = _mm512_reduce_add_ps(bias);
-      inverse_[i] = max / kSteps;
-      const float factor = max > kTiny ? kSteps / max : 0;
+    }
+  }
+
+  template <size_t kQueries>
+  HWY_NOINLINE void fold(size_t first) {
+    const size_t places = layout_.places;
+    const float* query = query_ + first * places;
+    __m512 most[4];
+    __m512 bias[4];
+    repeat<4>([&](auto q)
+                  __attribute__((always_inline)) { most[q] = bias[q] = _mm512_setzero_ps(); });
+    for (size_t c = 0; c < places; c += 16) {
+      const __m512 s = _mm512_load_ps(scales_ + c);
+      const __m512 z = _mm512_load_ps(zeros_ + c);
+      repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+        const __m512 u = _mm512_load_ps(query + q * places + c);
+        const __m512 product = _mm512_mul_ps(u, s);
+        bias[q] = _mm512_fmadd_ps(u, z, bias[q]);
+        most[q] = larger(most[q], product);
+        _mm512_store_ps(folded_ + q * places + c, product);
+      });
+    }
+    float factor[4];
+    set_steps(largest_lanes(most[0], most[1], most[2], most[3]), inverse_ + first, factor);
+    _mm_storeu_ps(bias_ + first, sums_of_lanes(bias[0], bias[1], bias[2], bias[3]));
+    for (size_t q = 0; q < kQueries; ++q) {
       for (size_t p = 0; p < layout_.parts; ++p) {
-        split_query(layout_.part[p], folded_, factor, bytes_ + i * kByteStride);
+        split_query(layout_.part[p], folded_ + q * places, factor[q],
+                    bytes_ + (first + q) * kByteStride);
       }
     }
   }
@@ -1296,7 +1350,8 @@ class ValueAdder {
       for (size_t i = 0; i < weights_.queries; i += kMostQueries) {
         const size_t some = std::min(kMostQueries, weights_.queries - i);
         for (size_t g = 0; g < groups_; ++g) {
-          for (size_t q = 0; q < some; ++q) split_weights(i, q, g, sixteens);
+          per_token_ ? split_weights<true>(i, some, g, sixteens)
+                     : split_weights<false>(i, some, g, sixteens);
         }
         const size_t quads = (batch.count + 3) / 4;
         by_rows_ ? multiply_rows(batch, next.count > 0 ? next : batch, quads)
@@ -1395,36 +1450,60 @@ class ValueAdder {
     }
   }
 
-  /// Weights times scales of group g as bytes, of query first + q; adds weights times zero points
-  /// (or plain weights) to the totals.
-  HWY_NOINLINE void split_weights(size_t first, size_t q, size_t g, size_t sixteens) {
+  /// Weights times scales of group g as bytes, of queries from `first` on; adds weights times zero
+  /// points (or plain weights) to the totals.
+  template <size_t kQueries, bool kToken>
+  HWY_NOINLINE void split_weights(size_t first, size_t g, size_t sixteens) {
     static constexpr std::array<Bytes64, 2> kIndex = quad_bytes<1>();
-    const __m512i index = load(kIndex[0].data());
-    const float* weights = tile_weights_ + (first + q) * kValueRows;
-    float* total = totals_ + ((first + q) * groups_ + g) * 16;
-    __m512 sum = _mm512_load_ps(total);
-    __m512 most = _mm512_setzero_ps();
-    __m512 numbers[kValueRows / 16];
-    for (size_t i = 0; i < sixteens; ++i) {
-      const __m512 w = _mm512_load_ps(weights + 16 * i);
-      if (per_token_) {
-        const size_t at = g * kValueRows + 16 * i;
-        numbers[i] = _mm512_mul_ps(w, _mm512_load_ps(token_scales_ + at));
-        sum = _mm512_fmadd_ps(w, _mm512_load_ps(token_zeros_ + at), sum);
-      } else {
-        numbers[i] = w;
-        sum = _mm512_add_ps(w, sum);
-      }
-      most = larger(most, numbers[i]);
+    const float* weights = tile_weights_ + first * kValueRows;
+    const float* scales = token_scales_ + g * kValueRows;
+    const float* zeros = token_zeros_ + g * kValueRows;
+    float* totals = totals_ + (first * groups_ + g) * 16;
+    __m512 most[4];
+    __m512 sum[kQueries];
+    repeat<4>([&](auto q) __attribute__((always_inline)) { most[q] = _mm512_setzero_ps(); });
+    repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+      sum[q] = _mm512_load_ps(totals + q * groups_ * 16);
+    });
+    for (size_t i = 0; i < 16 * sixteens; i += 16) {
+      const __m512 s = kToken ? _mm512_load_ps(scales + i) : _mm512_setzero_ps();
+      const __m512 z = kToken ? _mm512_load_ps(zeros + i) : _mm512_setzero_ps();
+      repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+        const __m512 w = _mm512_load_ps(weights + q * kValueRows + i);
+        sum[q] = kToken ? _mm512_fmadd_ps(w, z, sum[q]) : _mm512_add_ps(w, sum[q]);
+        most[q] = larger(most[q], kToken ? _mm512_mul_ps(w, s) : w);
+      });
     }
-    _mm512_store_ps(total, sum);
-    const float max = _mm512_reduce_max_ps(most);
-    inverse_[g * kMostQueries + q] = max / kSteps;
-    const __m512 factor = _mm512_set1_ps(max > kTiny ? kSteps / max : 0);
-    int32_t* out = bytes_ + (g * kMostQueries + q) * kValueRows;
-    for (size_t i = 0; i < sixteens; ++i) {
-      _mm512_store_si512(out + 16 * i,
-                         _mm512_permutexvar_epi8(index, to_bytes(numbers[i], factor)));
+    repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+      _mm512_store_ps(totals + q * groups_ * 16, sum[q]);
+    });
+    float factor[4];
+    set_steps(largest_lanes(most[0], most[1], most[2], most[3]), inverse_ + g * kMostQueries,
+              factor);
+    const __m512i index = load(kIndex[0].data());
+    int32_t* out = bytes_ + g * kMostQueries * kValueRows;
+    for (size_t i = 0; i < 16 * sixteens; i += 16) {
+      const __m512 s = kToken ? _mm512_load_ps(scales + i) : _mm512_setzero_ps();
+      repeat<kQueries>([&](auto q) __attribute__((always_inline)) {
+        __m512 w = _mm512_load_ps(weights + q * kValueRows + i);
+        if constexpr (kToken) w = _mm512_mul_ps(w, s);
+        const __m512i bytes = to_bytes(w, _mm512_set1_ps(factor[q]));
+        _mm512_store_si512(out + q * kValueRows + i, _mm512_permutexvar_epi8(index, bytes));
+      });
+    }
+  }
+
+  template <bool kToken>
+  void split_weights(size_t first, size_t some, size_t g, size_t sixteens) {
+    switch (some) {
+      case 1:
+        return split_weights<1, kToken>(first, g, sixteens);
+      case 2:
+        return split_weights<2, kToken>(first, g, sixteens);
+      case 3:
+        return split_weights<3, kToken>(first, g, sixteens);
+      default:
+        return split_weights<4, kToken>(first, g, sixteens);
     }
   }
 
@@ -1594,9 +1673,9 @@ size_t scratch_bytes(const PackedFormat& format, size_t queries) noexcept {
   const Layout layout = layout_of(format);
   const size_t groups = format.axis == ScaleAxis::kToken ? static_cast<size_t>(format.groups()) : 1;
   const size_t places = layout.places;
-  return places * (6 * sizeof(float) + 4 * kValueRows) + 64 * kValueRows +
+  return places * (8 * sizeof(float) + 4 * kValueRows) + 64 * kValueRows +
          queries * (2 * places + kByteStride + 64 + kValueRows + 17 * groups) * sizeof(float) +
-         groups * (2 + kMostQueries + 1) * kValueRows * sizeof(float) + 32 * 64;
+         groups * (2 + kMostQueries + 1) * kValueRows * sizeof(float) + 40 * 64;
 }
 
 void score_blocks(const SlotRun& run, const float* q, size_t queries, float scale,
