@@ -1,0 +1,209 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/attend_packed.h"
+#include "tests/kvcache/quantizers/make.h"
+
+namespace kvlm {
+namespace {
+
+using test::quantizer;
+using test::shape_of;
+using testing::ElementsAre;
+using testing::FloatNear;
+using testing::Pointwise;
+
+std::vector<float> normal(size_t n, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> distribution;
+  std::vector<float> x(n);
+  for (float& value : x) value = distribution(rng);
+  return x;
+}
+
+LaneFacts in_order(int head_dim) {
+  LaneFacts facts;
+  for (int i = 0; i < head_dim; ++i) facts.key_channels.push_back(static_cast<uint16_t>(i));
+  return facts;
+}
+
+TEST(VidKvKeys, WidthsAreExactFractions) {  // specs 7.3
+  const auto anomalous = [](const char* bits, int head_dim) {
+    const auto made = quantizer(fmt::format("vidkv,key_bits={}", bits), shape_of(1, 1, head_dim));
+    const PackedFormat& format = made->plan(Part::kKeys, 0).format;
+    return format.section[0].code == CodeFormat::kBits2 ? format.section[0].channels : 0;
+  };
+  EXPECT_EQ(anomalous("1.5", 128), 64);
+  EXPECT_EQ(anomalous("1.25", 128), 32);
+  EXPECT_EQ(anomalous("1.2", 128), 25);
+  EXPECT_EQ(anomalous("1", 128), 0);
+  EXPECT_EQ(anomalous("2", 128), 128);
+  EXPECT_EQ(anomalous("1.005", 128), 32);  // would be none
+  EXPECT_EQ(anomalous("1.01", 16), 16);
+}
+
+TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // specs 7.8
+  const auto made = quantizer("vidkv", shape_of(1, 1, 8));
+  const float ranges[] = {1, 9, 2, 9, 3, 0, 5, 4};
+  std::vector<float> keys(16);
+  std::copy(ranges, ranges + 8, keys.begin() + 8);
+  const float* heads[] = {keys.data()};
+  std::vector<LaneFacts> facts(1);
+  made->learn(heads, 2, facts);
+  EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 6, 7, 0, 2, 4, 5));
+  // Ranges are pooled over heads unless each has its own mask.
+  std::vector<float> other(16);
+  other[13] = 100;
+  const float* both[] = {keys.data(), other.data()};
+  facts.assign(2, {});
+  made->learn(both, 2, facts);
+  EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 5, 6, 0, 2, 4, 7));
+  EXPECT_EQ(facts[0].key_channels, facts[1].key_channels);
+  const auto apart = quantizer("vidkv,mask_scope=head", shape_of(1, 2, 8));
+  apart->learn(both, 2, facts);
+  EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 6, 7, 0, 2, 4, 5));
+  EXPECT_THAT(facts[1].key_channels, ElementsAre(0, 1, 2, 5, 3, 4, 6, 7));
+  EXPECT_EQ(made->facts_bytes(2), 1u);
+  EXPECT_EQ(apart->facts_bytes(2), 2u);
+}
+
+TEST(VidKvKeys, SpectrumOfTheSpec) {
+  const auto made = quantizer("vidkv,key_bits=1", shape_of(1, 1, 4));
+  const std::vector<float> x{1, 2, 3, 4};
+  std::vector<float> spectrum(4);
+  made->key_to_basis(in_order(4), x.data(), 1, spectrum.data());
+  EXPECT_THAT(spectrum, Pointwise(FloatNear(1e-6f), {10.0f, -2.0f, -2.0f, 2.0f}));
+}
+
+TEST(VidKvKeys, SpectraComeBackAndKeepProducts) {
+  for (const int n : {1, 2, 3, 4, 5, 16, 25, 64, 103}) {
+    const auto made = quantizer("vidkv,key_bits=1", shape_of(1, 1, n));
+    const std::vector<float> k = normal(static_cast<size_t>(n), 1);
+    const std::vector<float> q = normal(static_cast<size_t>(n), 2);
+    std::vector<float> spectrum(k.size());
+    std::vector<float> back(k.size());
+    std::vector<float> query(k.size());
+    made->key_to_basis(in_order(n), k.data(), 1, spectrum.data());
+    made->key_from_basis(in_order(n), spectrum.data(), 1, back.data());
+    made->query_to_basis(in_order(n), q.data(), 1, query.data());
+    double direct = 0;
+    double turned = 0;
+    float top = 0;
+    for (size_t i = 0; i < k.size(); ++i) {
+      EXPECT_NEAR(back[i], k[i], 1e-5) << n;
+      direct += static_cast<double>(q[i]) * static_cast<double>(k[i]);
+      turned += static_cast<double>(query[i]) * static_cast<double>(spectrum[i]);
+      top = std::max(top, std::abs(k[i]));
+    }
+    EXPECT_NEAR(direct, turned, 2e-5 * n) << n;
+  }
+}
+
+/// Packs rows with a quantizer's key plan and gives back what attention sees, in channels.
+std::vector<float> through(const Quantizer& made, const std::vector<float>& rows, int n) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const PartPlan& plan = made.plan(Part::kKeys, 0);
+  const int count = static_cast<int>(rows.size()) / n;
+  std::vector<float> turned(rows.size());
+  made.key_to_basis(in_order(n), rows.data(), count, turned.data());
+  std::vector<std::byte> codes(static_cast<size_t>(count) * plan.format.row_bytes());
+  std::vector<std::byte> scales(plan.format.scales(count) * dtype_bytes(plan.format.meta));
+  std::vector<std::byte> zeros(plan.format.zeros(count) * dtype_bytes(plan.format.meta) + 1);
+  const PackJob job{turned.data(), count, codes.data(), scales.data(), zeros.data()};
+  pack(plan.format, plan.rules, {&job, 1}, stream);
+  const PackedBlock block{codes.data(), scales.data(), zeros.data(), count, count, nullptr};
+  unpack_blocks(plan.format, {&block, 1}, turned.data(), stream);
+  std::vector<float> out(rows.size());
+  made.key_from_basis(in_order(n), turned.data(), count, out.data());
+  return out;
+}
+
+TEST(VidKvKeys, SignsOfTheSpec) {  // specs 7.8: two tokens, a group of two
+  const CacheShape shape = shape_of(1, 1, 4);
+  const std::vector<float> rows{1, 2, 3, 4, 2, -1, 0.5f, -3};
+  const auto sym = quantizer("vidkv,key_bits=1,group=2,residual=2", shape);
+  EXPECT_THAT(through(*sym, rows, 4),
+              Pointwise(FloatNear(1e-5f), {-0.5f, 1.5f, 1.25f, 3.5f, 0.5f, -1.5f, -1.25f, -3.5f}));
+  const auto zero_mean = quantizer("vidkv,key_bits=1,group=2,residual=2,onebit=zero_mean", shape);
+  EXPECT_THAT(through(*zero_mean, rows, 4),
+              Pointwise(FloatNear(1e-5f), {1.4375f, 0.9375f, 1.4375f, 1.9375f, 1.9375f, -0.5625f,
+                                           0.1875f, -1.5625f}));
+}
+
+TEST(VidKvKeys,
+     PackingSignsAgainChangesNothing) {  // specs 7.5: sym is idempotent, zero_mean is not
+  const CacheShape shape = shape_of(1, 1, 16);
+  const std::vector<float> rows = normal(32 * 16, 3);
+  const auto sym = quantizer("vidkv,key_bits=1,meta=f32", shape);
+  const std::vector<float> once = through(*sym, rows, 16);
+  EXPECT_THAT(through(*sym, once, 16), Pointwise(FloatNear(1e-4f), once));
+  const auto zero_mean = quantizer("vidkv,key_bits=1,meta=f32,onebit=zero_mean", shape);
+  const std::vector<float> first = through(*zero_mean, rows, 16);
+  double change = 0;
+  const std::vector<float> second = through(*zero_mean, first, 16);
+  for (size_t i = 0; i < first.size(); ++i) {
+    change += std::pow(static_cast<double>(first[i] - second[i]), 2);
+  }
+  EXPECT_GT(change / static_cast<double>(first.size()), 0.01);
+}
+
+TEST(VidKvKeys,
+     HalfTheSignsAndAConstant) {  // specs 7.3: official = sym / 2 + constant of the group
+  const CacheShape shape = shape_of(1, 1, 25);
+  const std::vector<float> rows = normal(32 * 25, 4);
+  const auto a = through(*quantizer("vidkv,key_bits=1,meta=f32", shape), rows, 25);
+  const auto b = through(*quantizer("vidkv,key_bits=1,meta=f32,onebit=zero_mean", shape), rows, 25);
+  for (size_t i = 25; i < rows.size(); ++i) {
+    EXPECT_NEAR(b[i] - a[i] / 2, b[i % 25] - a[i % 25] / 2, 1e-4);
+  }
+}
+
+TEST(VidKvFlush, OfTheSpec) {  // specs 7.8: N = 100
+  const auto made = quantizer("vidkv", shape_of(1, 1, 64));
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    const FlushRule& rule = made->plan(part, 0).flush;
+    EXPECT_EQ(rule.packed_after_prompt(100), 96);
+    EXPECT_EQ(rule.trigger - 4, 124);
+    EXPECT_EQ(rule.rows, 128);
+  }
+  EXPECT_FALSE(made->repacks(Part::kKeys));
+  EXPECT_TRUE(quantizer("vidkv,flush=requant_key", shape_of(1, 1, 64))->repacks(Part::kKeys));
+  EXPECT_FALSE(quantizer("vidkv,flush=requant_key", shape_of(1, 1, 64))->repacks(Part::kValues));
+  EXPECT_TRUE(quantizer("vidkv,profile=official", shape_of(1, 1, 64))->repacks(Part::kValues));
+}
+
+TEST(VidKvProtection, CountsOfTheSpec) {  // specs 7.6
+  const auto count = [](const char* spec, size_t visual) {
+    const auto made = quantizer(spec, shape_of(1, 1, 64));
+    std::vector<int16_t> modality(visual + 20, kTextRow);
+    std::fill_n(modality.begin() + 5, visual, int16_t{0});
+    const std::vector<float> scores = normal(modality.size(), 5);
+    return made->protect(scores, modality).size();
+  };
+  EXPECT_EQ(count("vidkv,protect=0.2,stp=official", 6272), 1216u);
+  EXPECT_EQ(count("vidkv,protect=0.2,stp=official", 729), 96u);
+  EXPECT_EQ(count("vidkv,protect=0.2,stp=official", 200), 0u);
+  EXPECT_EQ(count("vidkv,protect=0.2,stp=official", 100), 0u);
+  EXPECT_EQ(count("vidkv,protect=0.2", 729), 146u);
+  EXPECT_EQ(count("vidkv,protect=1", 50), 50u);
+}
+
+TEST(VidKvProtection, ScoresComparePicturesWithTheTextAfterThem) {
+  const auto made = quantizer("vidkv,protect=0.5", shape_of(1, 1, 64));
+  // Text before the pictures does not count; two rows after them do, on average.
+  const std::vector<float> rows{100, 100, 1, 0, 0, 1, 1, 1, 2, 0, 4, 2};
+  const std::vector<int16_t> modality{kTextRow, 0, 0, 0, kTextRow, kTextRow};
+  const std::vector<float> scores =
+      made->protection_scores(ConstTensorView(rows.data(), DType::kF32, {6, 2}), modality);
+  EXPECT_THAT(scores, ElementsAre(0, 3, 1, 4, 0, 0));
+  EXPECT_THAT(made->protect(scores, modality), ElementsAre(1, 3));
+  EXPECT_NEAR(made->plan(Part::kValues, 0).nominal_bits, 1.58 + 0.42 * 0.5, 1e-9);
+}
+
+}  // namespace
+}  // namespace kvlm
