@@ -187,9 +187,7 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
     eviction.rule = Rule::kSliding;
   }
   eviction.distance = options.integer("distance");
-  for (const OptionInfo& option : options.info().options) {
-    if (option.key == kSinks.key) eviction.sinks = options.integer(kSinks.key);
-  }
+  if (options.has(kSinks.key)) eviction.sinks = options.integer(kSinks.key);
   return eviction;
 }
 

@@ -1,0 +1,193 @@
+#include "kvcache/retention/common.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/kvcache/retention/rules.h"
+
+namespace kvlm::retention {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Column sums of rows [1], [.25, .75], [.2, .3, .5] (specs 2.1).
+const std::vector<double> kColumnSums = {1.45, 1.05, .5};
+
+TEST(Rank, IsByScoreThenByIndex) {
+  EXPECT_THAT(rank(std::vector<double>{1, 3, 2, 3, 1}), ElementsAre(1, 3, 2, 0, 4));
+  std::mt19937 rng(1);
+  std::vector<double> scores;
+  for (int i = 0; i < 500; ++i) scores.push_back(static_cast<double>(rng() % 20));
+  const std::vector<int32_t> order = rank(scores);
+  for (size_t i = 1; i < order.size(); ++i) {
+    const double before = scores[static_cast<size_t>(order[i - 1])];
+    const double here = scores[static_cast<size_t>(order[i])];
+    EXPECT_TRUE(before > here || (before == here && order[i - 1] < order[i]));
+  }
+}
+
+TEST(KeepBest, KeepsTheTopOfTheWorkedExample) {
+  EXPECT_THAT(keep_best(kColumnSums, 2, 0, 0), ElementsAre(0, 1));
+  const std::vector<double> means = {1.45 / 3, 1.05 / 2, .5};
+  EXPECT_NEAR(means[0], .48333, 1e-5);
+  EXPECT_NEAR(means[1], .525, 1e-12);
+  EXPECT_THAT(keep_best(means, 2, 0, 0), ElementsAre(1, 2));
+}
+
+TEST(KeepBest, ProtectsBothEnds) {
+  const std::vector<double> scores = {0, 9, 8, 7, 9, 0, 0};
+  EXPECT_THAT(keep_best(scores, 3, 1, 1), ElementsAre(0, 1, 6));
+  EXPECT_THAT(keep_best(scores, 4, 1, 1), ElementsAre(0, 1, 4, 6));
+  EXPECT_THAT(keep_best(scores, 5, 0, 2), ElementsAre(1, 2, 4, 5, 6));
+  // More protected rows than room: the newest first.
+  EXPECT_THAT(keep_best(scores, 2, 4, 1), ElementsAre(0, 6));
+  EXPECT_THAT(keep_best(scores, 2, 1, 3), ElementsAre(5, 6));
+  EXPECT_THAT(keep_best(scores, 9, 1, 1), ElementsAre(0, 1, 2, 3, 4, 5, 6));
+}
+
+TEST(Pooled, EqualsTheWorkedExample) {
+  const std::vector<double> got = pooled(std::vector<double>{.1, .5, 0, .2, .1, .1}, 5);
+  const std::vector<double> want = {.12, .16, .18, .18, .08, .08};
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-12);
+  EXPECT_THAT(pooled(std::vector<double>{3, 1, 2}, 1), ElementsAre(3, 1, 2));
+  EXPECT_THAT(pooled(std::vector<double>{5, 10}, 5), ElementsAre(3, 3));
+  EXPECT_TRUE(pooled({}, 5).empty());
+}
+
+TEST(Rows, RoundAsTheSpecSays) {
+  EXPECT_EQ(rounded_rows(.5, 5), 2);  // ties to even
+  EXPECT_EQ(rounded_rows(.5, 7), 4);
+  EXPECT_EQ(floored_rows(.29, 100), 29);  // 28.999999999999996 in f64
+  EXPECT_EQ(floored_rows(.6, 10), 6);
+  EXPECT_EQ(floored_rows(.5, 7), 3);
+  EXPECT_EQ(total_rows(.6, 2, 5), 6);
+}
+
+TEST(Units, JoinLayersOfAPairWhereverTheyAre) {
+  const testing::Prompt prompt = testing::random_prompt(5, 2, 4, 1);
+  const std::vector<Unit> units = units_of(prompt.view(), std::vector<int>{7, 3, 7, 1, 3});
+  ASSERT_EQ(units.size(), 3u);
+  EXPECT_THAT(units[0].layers, ElementsAre(0, 2));
+  EXPECT_THAT(units[1].layers, ElementsAre(1, 4));
+  EXPECT_THAT(units[2].layers, ElementsAre(3));
+  EXPECT_EQ(units_of(prompt.view(), {}).size(), 5u);
+  // A layer alone: its scores are the first of its view.
+  const std::vector<Unit> one = units_of(prompt.view(3), {});
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_THAT(one[0].layers, ElementsAre(3));
+  EXPECT_THAT(one[0].rows, ElementsAre(0));
+}
+
+TEST(Units, SumNormalisedScores) {
+  // The second layer's sums are larger; normalised, both count alike.
+  const testing::Prompt prompt = testing::prompt_of({{3, 1, 0, 0}, {0, 100, 100, 200}});
+  const Unit both{{0, 1}, {0, 1}};
+  const std::vector<double> scores = unit_scores(prompt.view(), both);
+  const std::vector<double> want = {.375, .25, .125, .25};
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(scores[i], want[i], 1e-12);
+}
+
+TEST(PlaceEviction, FixedIndexRemovesWhatWasLastInThePrompt) {
+  const auto rule = testing::make_rule(uniform, {{"evict", "fixed_index"}});
+  // N = 100, forgetting half: kept 50, index 25.
+  const testing::DecodingLayer start(*rule, 100, 50, .5);
+  EXPECT_THAT(testing::first_removals(start, 3),
+              ElementsAre(std::pair(2, 25), std::pair(4, 26), std::pair(6, 27)));
+  testing::DecodingLayer layer = start;
+  int removed = -1;
+  for (int t = 1; t <= 120; ++t) removed = layer.step();
+  EXPECT_EQ(removed, 50 + 35 - 1);  // g35
+  EXPECT_EQ(layer.age(removed), 85);
+  EXPECT_EQ(layer.rows(), 110);
+}
+
+TEST(PlaceEviction, SlidingKeepsItsDistance) {
+  const auto rule = testing::make_rule(uniform, {{"evict", "sliding"}});
+  const testing::DecodingLayer start(*rule, 100, 50, .5);
+  EXPECT_THAT(testing::first_removals(start, 3),
+              ElementsAre(std::pair(2, 27), std::pair(4, 29), std::pair(6, 31)));
+  testing::DecodingLayer layer = start;
+  int removed = -1;
+  for (int t = 1; t <= 120; ++t) {
+    removed = layer.step();
+    if (layer.last_slot() >= 0) {
+      EXPECT_EQ(layer.last_slot(), layer.rows() + 1 - 25);
+    }
+  }
+  EXPECT_EQ(removed, 50 + 96 - 1);  // g96
+  EXPECT_EQ(layer.age(removed), 24);
+  EXPECT_EQ(layer.rows(), 110);
+}
+
+TEST(PlaceEviction, ForgivesRoundingOfAWholeBudget) {
+  // 1 - .7 is above .3 in f64: a budget of 30 rows would be 30 + 4e-15.
+  const auto seventy = testing::make_rule(uniform, {});
+  testing::DecodingLayer layer(*seventy, 90, 27, .7);
+  for (int t = 1, rows = 27; t <= 300; ++t) {
+    ++rows;
+    if (10 * rows - 3 * (90 + t) >= 10) --rows;  // in whole numbers
+    layer.step();
+    ASSERT_EQ(layer.rows(), rows) << t;
+  }
+}
+
+TEST(PlaceEviction, FollowsTheBudgetOfTheWorkedExample) {
+  for (const char* evict : {"fixed_index", "sliding"}) {
+    const auto rule = testing::make_rule(uniform, {{"evict", evict}});
+    std::vector<int> steps;
+    for (const auto& [step, label] :
+         testing::first_removals(testing::DecodingLayer(*rule, 624, 125, .8), 6)) {
+      steps.push_back(step);
+    }
+    EXPECT_THAT(steps, ElementsAre(1, 3, 4, 5, 6, 8)) << evict;
+  }
+}
+
+TEST(PlaceEviction, StaysBelowTheBudgetPlusOne) {
+  for (const double forget : {.05, .3, .5, .77, .9}) {
+    for (const int n : {10, 77, 100, 624}) {
+      const int kept = n - rounded_rows(forget, n);
+      for (const char* evict : {"fixed_index", "sliding"}) {
+        const auto rule = testing::make_rule(uniform, {{"evict", evict}, {"sinks", "0"}});
+        testing::DecodingLayer layer(*rule, n, kept, forget);
+        for (int t = 1; t <= 300; ++t) {
+          layer.step();
+          EXPECT_LT(layer.rows(), std::max<double>(kept, (n + t) * (1 - forget)) + 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(PlaceEviction, HalvesTheIndexOfAShortLayerAndSparesSinks) {
+  // Three rows kept: index 3 - 25 falls back to 1.
+  const auto one = testing::make_rule(uniform, {{"sinks", "1"}});
+  testing::DecodingLayer layer(*one, 100, 3, .99);
+  EXPECT_EQ(layer.step(), 1);
+  EXPECT_EQ(layer.last_slot(), 1);
+  EXPECT_EQ(layer.rows(), 3);
+  // Twenty rows kept: half of them, whichever index it would be.
+  for (const char* evict : {"fixed_index", "sliding"}) {
+    const auto half = testing::make_rule(uniform, {{"evict", evict}});
+    testing::DecodingLayer short_layer(*half, 100, 20, .8);
+    while (short_layer.step() < 0) {
+    }
+    EXPECT_EQ(short_layer.last_slot(), 10) << evict;
+  }
+  // Six rows kept with four sinks: index 3 is a sink, 4 goes.
+  const auto four = testing::make_rule(uniform, {{"sinks", "4"}});
+  testing::DecodingLayer sinks(*four, 100, 6, .95);
+  EXPECT_EQ(sinks.step(), 4);
+}
+
+TEST(PlaceEviction, EvictsNothingIfNone) {
+  const auto rule = testing::make_rule(uniform, {{"evict", "none"}});
+  testing::DecodingLayer layer(*rule, 100, 10, .9);
+  for (int t = 1; t <= 50; ++t) EXPECT_EQ(layer.step(), -1);
+  EXPECT_EQ(rule->peak_rows(10, .9, 100, 150), 60);
+}
+
+}  // namespace
+}  // namespace kvlm::retention

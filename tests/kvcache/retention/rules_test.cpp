@@ -1,0 +1,288 @@
+// What holds for every retention rule, whatever its options.
+#include "tests/kvcache/retention/rules.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "tests/allocations.h"
+
+namespace kvlm {
+namespace {
+
+using namespace kvlm::testing;  // NOLINT(google-build-using-namespace)
+
+struct Rule {
+  const RetentionEntry* entry;
+  Options options;
+  bool quantized = false;
+  bool profiled = false;
+
+  std::string str() const {
+    std::string text(entry->info.name);
+    for (const auto& [key, value] : options) text += "," + key + "=" + value;
+    return text + (quantized ? " quantized" : "") + (profiled ? " profiled" : "");
+  }
+};
+
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> kRules = {
+      {&retention::uniform, {}},
+      {&retention::uniform, {{"sinks", "4"}, {"last", "7"}}},
+      {&retention::uniform, {{"evict", "none"}}},
+      {&retention::uniform, {}, /*quantized=*/true},
+      {&retention::prefixkv, {}},
+      {&retention::prefixkv, {}, /*quantized=*/true},
+      {&retention::prefixkv, {{"profile", "official"}}},
+      {&retention::prefixkv, {{"profile", "paper"}}},
+      {&retention::prefixkv, {{"protect", "official"}, {"sinks", "4"}}},
+      {&retention::prefixkv, {{"fit", "rescale"}}},
+      {&retention::prefixkv, {{"evict", "none"}, {"sinks", "0"}}},
+      {&retention::prefixkv, {{"merge", "feature"}, {"distance", "3"}}},
+      {&retention::prefixkv, {}, false, /*profiled=*/true},
+      {&retention::prefixkv, {{"evict", "none"}}, false, /*profiled=*/true},
+      {&retention::streaming, {}},
+      {&retention::streaming, {{"budget", "proportional"}, {"sinks", "1"}}},
+      {&retention::h2o, {}},
+      {&retention::h2o, {{"head_shared", "on"}}},
+      {&retention::h2o, {{"prefill_only", "on"}}},
+      {&retention::h2o, {{"colmean", "on"}}},
+      {&retention::snapkv, {{"window", "8"}}},
+      {&retention::snapkv, {{"window", "8"}, {"head_shared", "on"}, {"evict", "sliding"}}},
+      {&retention::pyramidkv, {{"window", "8"}}},
+      {&retention::pyramidkv, {{"window", "8"}, {"evict", "fixed_index"}}},
+      {&retention::pyramidkv, {{"window", "8"}, {"no_floor", "on"}, {"head_shared", "on"}}},
+      {&retention::elastic, {}},
+      {&retention::vlcache, {}},
+      {&retention::vlcache, {{"recent", "0"}, {"evict", "sliding"}}},
+  };
+  return kRules;
+}
+
+constexpr std::array kKeeps = {"0.01", "0.1", "0.35", "0.5", "0.8", "0.99"};
+
+struct Made {
+  std::unique_ptr<Retention> rule;
+  std::unique_ptr<PolicyProfile> profile;
+};
+
+Made make(const Rule& of, const std::string& keep, const CacheShape& shape, bool sharing = false) {
+  Made made;
+  Options options = of.options;
+  options.emplace_back("keep", keep);
+  PolicyContext context{.shape = &shape, .with_quantizer = of.quantized, .with_sharing = sharing};
+  if (of.profiled) {
+    made.profile = std::make_unique<PolicyProfile>();
+    made.profile->forget_keep = std::stod(keep);
+    for (int l = 0; l < shape.layers; ++l) {
+      const double swing = (l % 2 == 0 ? 0.9 : -0.9) * std::min(0.5, 1 - std::stod(keep));
+      made.profile->forget.push_back(std::clamp(1 - std::stod(keep) + swing, 0.0, 1.0));
+    }
+    context.profile = made.profile.get();
+  }
+  made.rule = make_rule(*of.entry, options, context);
+  return made;
+}
+
+void expect_valid(const Retention& rule, const Prompt& prompt, const LayerSelection& selection) {
+  ASSERT_THAT(selection.slots.size(),
+              rule.per_head() ? ::testing::Eq(static_cast<size_t>(prompt.shape.kv_heads))
+                              : ::testing::Eq(size_t{1}));
+  EXPECT_GE(selection.forget, 0);
+  EXPECT_LE(selection.forget, 1);
+  for (const std::vector<int32_t>& slots : selection.slots) {
+    ASSERT_EQ(static_cast<int>(slots.size()), selection.kept());
+    ASSERT_FALSE(slots.empty());
+    EXPECT_GE(slots.front(), 0);
+    EXPECT_EQ(slots.back(), prompt.rows - 1);
+    for (size_t i = 1; i < slots.size(); ++i) ASSERT_LT(slots[i - 1], slots[i]);
+  }
+}
+
+TEST(EveryRule, KeepsAscendingRowsAndTheLastOne) {
+  for (const Rule& of : rules()) {
+    for (const std::string keep : kKeeps) {
+      for (const int n : {1, 2, 3, 4, 7, 8, 9, 40, 100}) {
+        SCOPED_TRACE(of.str() + " keep " + keep + " of " + std::to_string(n));
+        const Prompt prompt = random_prompt(4, 3, n, static_cast<unsigned>(n));
+        const Made made = make(of, keep, prompt.shape);
+        const auto selections = testing::select(*made.rule, prompt);
+        ASSERT_EQ(selections.size(), 4u);
+        for (const LayerSelection& selection : selections) {
+          expect_valid(*made.rule, prompt, selection);
+        }
+      }
+    }
+  }
+}
+
+TEST(EveryRule, SelectsTheSameForOneLayerAsForAll) {
+  for (const Rule& of : rules()) {
+    const Prompt prompt = random_prompt(5, 2, 60, 3);
+    const Made made = make(of, "0.4", prompt.shape);
+    if (made.rule->joint()) continue;
+    const auto all = made.rule->select(prompt.view(), {});
+    const auto one_by_one = testing::select(*made.rule, prompt);
+    ASSERT_EQ(all.size(), one_by_one.size()) << of.str();
+    for (size_t l = 0; l < all.size(); ++l) {
+      EXPECT_EQ(all[l].slots, one_by_one[l].slots) << of.str();
+      EXPECT_EQ(all[l].forget, one_by_one[l].forget) << of.str();
+    }
+  }
+}
+
+TEST(EveryRule, PeakRowsBoundWhatALayerHolds) {
+  std::mt19937 rng(1);
+  std::uniform_real_distribution<float> unit;
+  for (const Rule& of : rules()) {
+    for (const std::string keep : kKeeps) {
+      for (const int n : {1, 2, 3, 9, 40, 100}) {
+        const Prompt prompt = random_prompt(6, 2, n, static_cast<unsigned>(n) + 7);
+        for (const std::vector<int>& pairs :
+             {std::vector<int>{}, std::vector<int>{0, 1, 2, 2, 4, 4}}) {
+          const Made made = make(of, keep, prompt.shape, !pairs.empty());
+          if (made.rule->per_head() && !pairs.empty()) continue;
+          const auto selections = testing::select(*made.rule, prompt, pairs);
+          std::vector<DecodingLayer> layers;
+          for (const LayerSelection& selection : selections) {
+            layers.emplace_back(*made.rule, prompt, selection);
+          }
+          for (int steps = 0; steps <= 150; ++steps) {
+            int64_t sum = 0;
+            int64_t held = 0;
+            for (size_t l = 0; l < layers.size(); ++l) {
+              const int peak =
+                  made.rule->peak_rows(selections[l].kept(), selections[l].forget, n, n + steps);
+              ASSERT_LE(layers[l].peak(), peak) << of.str() << " keep " << keep << " n " << n
+                                                << " steps " << steps << " layer " << l;
+              EXPECT_LE(peak, layers[l].peak() + 1);  // and is no idle promise
+              sum += peak;
+              held += layers[l].peak();
+            }
+            const int64_t total = made.rule->peak_rows_total(6, n, n + steps);
+            ASSERT_LE(sum, total) << of.str() << " keep " << keep << " n " << n << " steps "
+                                  << steps << " pairs " << pairs.size();
+            if (n >= 40 && std::stod(keep) >= 0.1) {
+              EXPECT_LE(total, held + 5 * 6) << of.str();
+            }
+            for (DecodingLayer& layer : layers) layer.step(unit(rng));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(EveryRule, EvictsAtMostOneOldRowAndAllocatesNothing) {
+  std::vector<float> weights(400, 1.0f);
+  for (const Rule& of : rules()) {
+    const Prompt prompt = random_prompt(2, 1, 200, 5);
+    const Made made = make(of, "0.3", prompt.shape);
+    const auto selection = testing::select(*made.rule, prompt)[0];
+    int rows = selection.kept();
+    const size_t before = allocations();
+    for (int t = 1; t <= 120; ++t) {
+      ++rows;
+      const int slot = made.rule->evict({.rows = rows,
+                                         .prompt_rows = 200,
+                                         .step = t,
+                                         .kept = selection.kept(),
+                                         .forget = selection.forget,
+                                         .weights = {weights.data(), static_cast<size_t>(rows)}});
+      EXPECT_GE(slot, -1) << of.str();
+      EXPECT_LT(slot, rows - 1) << of.str();
+      if (slot >= 0) --rows;
+    }
+    EXPECT_EQ(allocations(), before) << of.str();
+  }
+}
+
+TEST(EveryRule, KeepsEverythingAtKeepOne) {
+  for (const Rule& of : rules()) {
+    for (const int n : {1, 5, 77}) {
+      const Prompt prompt = random_prompt(3, 2, n, 11);
+      const Made made = make(of, "1", prompt.shape);
+      SCOPED_TRACE(of.str());
+      EXPECT_EQ(made.rule->needs().rows, ImportanceNeeds::Rows::kNone);
+      EXPECT_FALSE(made.rule->needs().decode_weights);
+      EXPECT_EQ(made.rule->merge(), MergeRule::kNone);
+      EXPECT_FALSE(made.rule->rerotates());
+      EXPECT_TRUE(made.rule->same_in_all_layers());
+      for (const LayerSelection& selection : testing::select(*made.rule, prompt)) {
+        EXPECT_EQ(selection.kept(), n);
+        DecodingLayer layer(*made.rule, prompt, selection);
+        for (int t = 1; t <= 100; ++t) EXPECT_EQ(layer.step(), -1);
+        EXPECT_EQ(made.rule->peak_rows(n, selection.forget, n, n + 100), n + 100);
+      }
+      EXPECT_EQ(made.rule->peak_rows_total(3, n, n + 100), 3 * (n + 100));
+    }
+  }
+}
+
+TEST(EveryRule, IgnoresScaleAndOrderOfHeads) {
+  for (const Rule& of : rules()) {
+    const Prompt prompt = random_prompt(4, 3, 90, 21);
+    const Made made = make(of, "0.4", prompt.shape);
+    const auto expected = testing::select(*made.rule, prompt);
+    Prompt scaled = prompt;
+    for (double& x : scaled.importance) x *= 37.5;
+    EXPECT_EQ(testing::select(*made.rule, scaled)[1].slots, expected[1].slots) << of.str();
+    if (made.rule->per_head()) continue;
+    Prompt turned = prompt;  // heads 0, 1, 2 become 1, 2, 0
+    for (int l = 0; l < 4; ++l) {
+      const auto begin = turned.importance.begin() + l * 3 * 90;
+      std::rotate(begin, begin + 90, begin + 3 * 90);
+    }
+    const auto selections = testing::select(*made.rule, turned);
+    for (size_t l = 0; l < 4; ++l) EXPECT_EQ(selections[l].slots, expected[l].slots) << of.str();
+  }
+}
+
+TEST(EveryRule, GivesOneSelectionToAPair) {
+  const std::vector<int> pairs = {0, 1, 2, 2, 4, 4};
+  for (const Rule& of : rules()) {
+    const Prompt prompt = random_prompt(6, 2, 80, 31);
+    const Made made = make(of, "0.4", prompt.shape, /*sharing=*/true);
+    if (made.rule->per_head()) continue;
+    const auto selections = testing::select(*made.rule, prompt, pairs);
+    ASSERT_EQ(selections.size(), 6u);
+    for (const size_t l : {size_t{2}, size_t{4}}) {
+      EXPECT_EQ(selections[l].slots, selections[l + 1].slots) << of.str();
+      EXPECT_EQ(selections[l].forget, selections[l + 1].forget) << of.str();
+    }
+  }
+}
+
+TEST(EveryRule, SurvivesScoresThatAreNotNumbers) {
+  for (const Rule& of : rules()) {
+    Prompt prompt = random_prompt(3, 2, 50, 41);
+    const Made made = make(of, "0.4", prompt.shape);
+    for (size_t i = 0; i < prompt.importance.size(); i += 7) prompt.importance[i] = std::nan("");
+    for (const LayerSelection& selection : testing::select(*made.rule, prompt)) {
+      expect_valid(*made.rule, prompt, selection);
+    }
+    std::fill(prompt.importance.begin(), prompt.importance.end(), 0.0);
+    for (const LayerSelection& selection : testing::select(*made.rule, prompt)) {
+      expect_valid(*made.rule, prompt, selection);
+    }
+  }
+}
+
+TEST(EveryRule, NamesLegalValuesInItsTable) {
+  for (const RetentionEntry* entry :
+       {&retention::elastic, &retention::h2o, &retention::prefixkv, &retention::pyramidkv,
+        &retention::snapkv, &retention::streaming, &retention::uniform, &retention::vlcache}) {
+    EXPECT_EQ(entry->info.kind, PartKind::kRetention);
+    for (const OptionInfo& option : entry->info.options) {
+      for (const std::string_view value : {option.standard, option.official, option.paper}) {
+        if (value.empty()) continue;
+        EXPECT_EQ(checked_value(entry->info.name, option, value), value) << option.key;
+      }
+      EXPECT_FALSE(option.help.empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlm
