@@ -25,6 +25,7 @@ extern const RetentionEntry prefixkv;
 extern const RetentionEntry pyramidkv;
 extern const RetentionEntry snapkv;
 extern const RetentionEntry streaming;
+extern const RetentionEntry tova;
 extern const RetentionEntry uniform;
 extern const RetentionEntry vlcache;
 
