@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "kernels/base/error.h"
+#include "tools/bench/kernels.h"
 #include "tools/bench/latency.h"
 #include "tools/common/program.h"
 
@@ -10,9 +11,11 @@ namespace {
 
 constexpr const char* kExamples = R"(Examples:
   vlm-bench latency -m synthetic:llava-tinyllama-1.1b
-  vlm-bench latency -m pocket --kv f16 --kv f32 --json)";
+  vlm-bench latency -m pocket --kv f16 --kv kivi --json
+  vlm-bench kernels --only "2 bits" -t 1)";
 
-std::optional<int> parse(int argc, char** argv, LatencyOptions& latency) {
+std::optional<int> parse(int argc, char** argv, LatencyOptions& latency, KernelsOptions& kernels,
+                         bool& wants_kernels) {
   CLI::App app{"vlm-bench: measures what the runtime does against what the machine can do"};
   app.footer(kExamples);
   app.set_version_flag("--version", version_line());
@@ -35,6 +38,17 @@ std::optional<int> parse(int argc, char** argv, LatencyOptions& latency) {
       ->capture_default_str();
   command->add_flag("--json", latency.json, "One JSON object a spec");
   command->add_flag("--csv", latency.csv, "Comma-separated values")->excludes("--json");
+  CLI::App* attention =
+      app.add_subcommand("kernels", "Decode attention over packed rows against f16 rows");
+  attention->add_option("-t,--threads", kernels.threads, "CPU threads; 0 is one per core");
+  attention->add_option("--rows", kernels.rows, "Cached rows, a multiple of 32")
+      ->check(CLI::Range(32, 1 << 20))
+      ->capture_default_str();
+  attention->add_option("--repeats", kernels.repeats, "Repetitions")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  attention->add_option("--only", kernels.only, "Formats whose name holds this text");
+  attention->add_flag("--json", kernels.json, "One JSON object a format");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -43,14 +57,17 @@ std::optional<int> parse(int argc, char** argv, LatencyOptions& latency) {
     throw Error(ErrorCode::kInvalidArgument,
                 message.substr(0, message.find('\n')) + "; see vlm-bench --help");
   }
+  wants_kernels = attention->parsed();
   return std::nullopt;
 }
 
 int run(int argc, char** argv) {
   LatencyOptions latency;
-  if (const auto status = parse(argc, argv, latency)) return *status;
+  KernelsOptions kernels;
+  bool wants_kernels = false;
+  if (const auto status = parse(argc, argv, latency, kernels, wants_kernels)) return *status;
   catch_interrupts();
-  return run_latency(latency);
+  return wants_kernels ? run_kernels(kernels) : run_latency(latency);
 }
 
 }  // namespace

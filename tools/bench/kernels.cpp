@@ -1,63 +1,51 @@
-// packed_bench [--threads N] [--repetitions N] [--rows N] [--only NAME] [--queries N] [--clock cpu]
-//
-// How fast decode attention reads packed keys and values: one step of eight kv_heads of head_dim
-// 128, walking through more layers than the caches of the CPU hold. The same step over f16 rows is
-// timed in between, so that both meet the same machine. Printed per format and q_per_kv: median,
-// minimum and maximum of the nanoseconds per cached row (keys and values of one kv_head), gigabytes
-// per second of stored bytes, scales included, and how often faster than f16 rows it is (ratio of
-// medians, and of minima in case other programs ran). `--clock cpu` counts processor time per
-// thread, for a machine that others use too.
+#include "tools/bench/kernels.h"
 
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <functional>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 
 #include "kernels/attend_packed.h"
 #include "kernels/attention.h"
 #include "kernels/base/tensor.h"
+#include "kernels/roofline.h"
 #include "tools/bench/statistics.h"
+#include "tools/common/program.h"
 
 namespace kvlm {
 namespace {
-
-struct Options {
-  int threads = 1;
-  int repetitions = 11;
-  int rows = 4096;
-  std::string_view only;
-  int queries = 0;  // 0: several
-  bool cpu_clock = false;
-};
 
 constexpr int kHeads = 8;
 constexpr int kHeadDim = 128;
 constexpr float kScale = 0.088f;
 
-double now(const Options& options) {
+double now() {
   timespec time{};
-  clock_gettime(options.cpu_clock ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-  const double seconds =
-      static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-  return options.cpu_clock ? seconds / options.threads : seconds;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-uint32_t random_bits() {
-  static uint32_t state = 1;
-  state = state * 1664525u + 1013904223u;
-  return state >> 8;
-}
+/// A plain generator, the same numbers in every run.
+class Random {
+ public:
+  uint32_t bits() {
+    state_ = state_ * 1664525u + 1013904223u;
+    return state_ >> 8;
+  }
+  float number() { return static_cast<float>(bits()) * 0x1p-23f - 1; }
+  std::vector<float> numbers(size_t count) {
+    std::vector<float> values(count);
+    for (float& x : values) x = number();
+    return values;
+  }
 
-std::vector<float> random_floats(size_t count) {
-  std::vector<float> values(count);
-  for (float& x : values) x = static_cast<float>(random_bits()) * 0x1p-23f - 1;
-  return values;
-}
+ private:
+  uint32_t state_ = 1;
+};
 
 /// How keys or values are packed, and in blocks of how many rows (0: all in one).
 struct Packing {
@@ -93,6 +81,7 @@ Packing mixed_packing(int block_rows) {
 class Store {
  public:
   Store(const Packing& packing, int layers, int rows) : format_(packing.format) {
+    Random random;
     const int block_rows = packing.block_rows == 0 ? rows : packing.block_rows;
     const size_t code_bytes = static_cast<size_t>(block_rows) * format_.row_bytes();
     const size_t scale_bytes = format_.scales(block_rows) * sizeof(f16);
@@ -104,9 +93,9 @@ class Store {
     memory_ = Tensor(DType::kU8, {static_cast<int64_t>(count * block_bytes)});
     for (size_t i = 0; i < count; ++i) {
       std::byte* p = memory_.view().data() + i * block_bytes;
-      for (size_t b = 0; b < code_bytes; ++b) p[b] = static_cast<std::byte>(random_bits() % 243);
+      for (size_t b = 0; b < code_bytes; ++b) p[b] = static_cast<std::byte>(random.bits() % 243);
       for (size_t b = 0; b < scale_bytes + zero_bytes; b += sizeof(f16)) {
-        const f16 x = to_f16(static_cast<float>(random_bits() % 1000) * 1e-3f);
+        const f16 x = to_f16(static_cast<float>(random.bits() % 1000) * 1e-3f);
         std::memcpy(p + code_bytes + b, &x, sizeof x);
       }
       blocks_.push_back({p, p + code_bytes,
@@ -139,16 +128,15 @@ class FullStep {
     const auto elements =
         static_cast<size_t>(2 * layers * kHeads) * kHeadDim * static_cast<size_t>(rows);
     cache_ = Tensor(DType::kF16, {static_cast<int64_t>(elements)});
-    for (size_t i = 0; i < elements; ++i) {
-      cache_.as<f16>()[i] = to_f16(static_cast<float>(random_bits()) * 0x1p-23f - 1);
-    }
+    Random random;
+    for (size_t i = 0; i < elements; ++i) cache_.as<f16>()[i] = to_f16(random.number());
   }
 
   size_t bytes() const { return cache_.view().bytes(); }
 
   void operator()(int q_per_kv, Stream& stream) {
     const auto queries = static_cast<size_t>(q_per_kv);
-    const std::vector<float> q = random_floats(kHeads * queries * kHeadDim);
+    const std::vector<float> q = Random().numbers(kHeads * queries * kHeadDim);
     std::vector<float> out(q.size());
     std::vector<float> max(kHeads * queries);
     std::vector<float> sum(max.size());
@@ -184,7 +172,7 @@ class PackedStep {
   void operator()(int q_per_kv, Stream& stream) {
     const auto queries = static_cast<size_t>(q_per_kv);
     const auto rows = static_cast<size_t>(rows_);
-    const std::vector<float> q = random_floats(kHeads * queries * kHeadDim);
+    const std::vector<float> q = Random().numbers(kHeads * queries * kHeadDim);
     std::vector<float> out(q.size());
     weights_.resize(kHeads * queries * rows);
     std::vector<PackedLane> lanes(kHeads);
@@ -234,58 +222,71 @@ std::vector<Case> cases() {
           {"vidkv 2+1 bits, trit5", mixed_packing(32), packing(kTrit5, kChannel, 32)}};
 }
 
-int run(const Options& options) {
+}  // namespace
+
+int run_kernels(const KernelsOptions& options) {
   ThreadPool pool(options.threads);
   Stream stream(pool);
+  // f16 rows of this many layers are past every cache of a CPU, and packed ones of four times as
+  // many too.
   constexpr int kLayers = 12;
+  constexpr int kPackedLayers = 4 * kLayers;
   const double row_count = static_cast<double>(kLayers * kHeads) * options.rows;
   FullStep full(kLayers, options.rows);
-  fmt::print("{} rows, {} threads; ns per row: median [min, max]\n", options.rows, options.threads);
+  if (!options.json) {
+    fmt::print("{} rows, {} kv_heads of {} channels, {} threads, {} repetitions\n", options.rows,
+               kHeads, kHeadDim, pool.threads(), options.repeats);
+    fmt::print("{:<22} {:>8} {:>28} {:>8} {:>28} {:>8}\n", "format", "q_per_kv",
+               "packed, ns a row (min, max)", "GB/s", "f16 rows, ns a row (min, max)", "faster");
+  }
   for (const Case& c : cases()) {
     if (c.name.find(options.only) == std::string_view::npos) continue;
-    // As many layers as fill the cache of the CPU with the smallest format, too.
-    constexpr int kPackedLayers = 4 * kLayers;
     PackedStep packed(c.keys, c.values, kPackedLayers, options.rows);
-    for (const int q_per_kv : {1, 4, 7}) {
-      if (options.queries != 0 && q_per_kv != options.queries) continue;
+    for (const int q_per_kv : {1, 4}) {
       std::vector<double> full_ns;
       std::vector<double> packed_ns;
-      for (int repetition = -1; repetition < options.repetitions; ++repetition) {
-        const double start = now(options);
+      std::vector<double> ratios;
+      for (int repeat = -1; repeat < options.repeats && !interrupted(); ++repeat) {
+        const double start = now();
         full(q_per_kv, stream);
-        const double middle = now(options);
+        const double middle = now();
         packed(q_per_kv, stream);
-        const double end = now(options);
-        if (repetition < 0) continue;
+        const double end = now();
+        if (repeat < 0) continue;  // warms caches and workspaces
         full_ns.push_back(1e9 * (middle - start) / row_count);
-        packed_ns.push_back(1e9 * (end - middle) / (row_count * 4));
+        packed_ns.push_back(1e9 * (end - middle) / (row_count * kPackedLayers / kLayers));
+        ratios.push_back(full_ns.back() / packed_ns.back());
       }
+      if (interrupted()) return kExitInterrupted;
       const Spread f = spread_of(full_ns);
       const Spread p = spread_of(packed_ns);
-      const double bytes = static_cast<double>(packed.bytes()) / (row_count * 4);
-      fmt::print(
-          "{:22} q_per_kv {}: {:6.2f} [{:.2f}, {:.2f}]  {:5.2f} GB/s   f16 {:6.2f} [{:.2f}, "
-          "{:.2f}]   {:4.2f} x ({:4.2f} x of minima)\n",
-          c.name, q_per_kv, p.median, p.min, p.max, bytes / p.median, f.median, f.min, f.max,
-          f.median / p.median, f.min / p.min);
+      const Spread ratio = spread_of(ratios);
+      const double bytes =
+          static_cast<double>(packed.bytes()) / (row_count * kPackedLayers / kLayers);
+      if (options.json) {
+        const auto spread = [](const Spread& x) {
+          return nlohmann::ordered_json{{"median", x.median}, {"min", x.min}, {"max", x.max}};
+        };
+        fmt::print("{}\n", nlohmann::ordered_json{{"format", c.name},
+                                                  {"rows", options.rows},
+                                                  {"q_per_kv", q_per_kv},
+                                                  {"threads", pool.threads()},
+                                                  {"bytes_per_row", bytes},
+                                                  {"packed_ns_per_row", spread(p)},
+                                                  {"f16_ns_per_row", spread(f)},
+                                                  {"faster", spread(ratio)},
+                                                  {"version", version_line()}}
+                               .dump());
+      } else {
+        fmt::print(
+            "{:<22} {:>8} {:>10.2f} ({:>6.2f}, {:>6.2f}) {:>10.2f} {:>12.2f} ({:>6.2f}, "
+            "{:>6.2f}) {:>6.2f} x ({:.2f} to {:.2f})\n",
+            c.name, q_per_kv, p.median, p.min, p.max, bytes / p.median, f.median, f.min, f.max,
+            ratio.median, ratio.min, ratio.max);
+      }
     }
   }
   return 0;
 }
 
-}  // namespace
 }  // namespace kvlm
-
-int main(int argc, char** argv) {
-  kvlm::Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view name = argv[i];
-    if (name == "--threads") options.threads = std::atoi(argv[i + 1]);
-    if (name == "--repetitions") options.repetitions = std::atoi(argv[i + 1]);
-    if (name == "--rows") options.rows = std::atoi(argv[i + 1]);
-    if (name == "--queries") options.queries = std::atoi(argv[i + 1]);
-    if (name == "--clock") options.cpu_clock = std::string_view(argv[i + 1]) == "cpu";
-    if (name == "--only") options.only = argv[i + 1];
-  }
-  return kvlm::run(options);
-}
