@@ -10,6 +10,7 @@ namespace {
 /// The output of attention, split by what contributes to it.
 struct Parts {
   std::vector<double> visual, text;
+  std::vector<double> scores, remapped;  ///< (slots,) before the softmax
 };
 
 /// scores are remapped as CalibQuant does, over its packed visual slots.
@@ -24,6 +25,7 @@ Parts attend_parts(const float* q, size_t dim, const std::vector<float>& keys,
     }
     weight[j] *= static_cast<double>(scale);
   }
+  Parts parts{std::vector<double>(dim), std::vector<double>(dim), weight, {}};
   if (remap != nullptr && remapped > 0) {
     const auto [low, high] =
         std::minmax_element(weight.begin(), weight.begin() + static_cast<std::ptrdiff_t>(remapped));
@@ -38,10 +40,10 @@ Parts attend_parts(const float* q, size_t dim, const std::vector<float>& keys,
       weight[j] = slope * (weight[j] - lo) + lo - static_cast<double>(remap->tau_low);
     }
   }
+  parts.remapped = weight;
   const double top = *std::max_element(weight.begin(), weight.end());
   double sum = 0;
   for (double& w : weight) sum += w = std::exp(w - top);
-  Parts parts{std::vector<double>(dim), std::vector<double>(dim)};
   for (size_t j = 0; j < slots; ++j) {
     std::vector<double>& part = tags[j] == kTextRow ? parts.text : parts.visual;
     for (size_t d = 0; d < dim; ++d) {
@@ -66,7 +68,8 @@ AttentionProbe::AttentionProbe(std::unique_ptr<KvCache> reference,
       ids_(policies_.size()),
       steps_(policies_.size()),
       rows_(static_cast<size_t>(shape().layers)),
-      errors_(policies_.size(), std::vector<AttentionError>(static_cast<size_t>(shape().layers))) {}
+      errors_(policies_.size(), std::vector<AttentionError>(static_cast<size_t>(shape().layers))),
+      scores_(policies_.size()) {}
 
 CacheNeeds AttentionProbe::needs() const noexcept {
   CacheNeeds needs;
@@ -163,6 +166,15 @@ void AttentionProbe::note(size_t policy, int layer, const float* q, const float*
       const Parts exact =
           attend_parts(q + at, dim, rows.keys[head], rows.values[head], tags_, scale, nullptr, 0);
       const Parts mine = attend_parts(q + at, dim, keys, values, tags, scale, remap, apart);
+      ScoreHistogram& scores = scores_[policy];
+      for (size_t j = 0; j < exact.scores.size(); ++j) {
+        if (tags_[j] != kTextRow) ++scores.exact[ScoreHistogram::bin(exact.scores[j])];
+      }
+      for (size_t j = 0; j < mine.scores.size(); ++j) {
+        if (tags[j] == kTextRow) continue;
+        ++scores.quantized[ScoreHistogram::bin(mine.scores[j])];
+        ++scores.calibrated[ScoreHistogram::bin(mine.remapped[j])];
+      }
       error.visual_difference += squared_distance(mine.visual, exact.visual);
       error.text_difference += squared_distance(mine.text, exact.text);
       for (size_t d = 0; d < dim; ++d) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,6 +9,29 @@
 #include "kvcache/spec.h"
 
 namespace kvlm {
+
+/// Counts of scaled scores of visual slots, before the softmax: with exact keys, with the policy's
+/// keys, and with those after the policy's remap (CalibQuant, figure 1).
+struct ScoreHistogram {
+  static constexpr double kLow = -20;
+  static constexpr double kWidth = 0.5;
+  static constexpr size_t kBins = 80;  ///< scores beyond the ends fall into the outer bins
+  std::vector<int64_t> exact = std::vector<int64_t>(kBins);
+  std::vector<int64_t> quantized = std::vector<int64_t>(kBins);
+  std::vector<int64_t> calibrated = std::vector<int64_t>(kBins);
+
+  static size_t bin(double score) noexcept {
+    const double at = (score - kLow) / kWidth;
+    return at <= 0 ? 0 : at >= kBins - 1 ? kBins - 1 : static_cast<size_t>(at);
+  }
+  void add(const ScoreHistogram& other) {
+    for (size_t i = 0; i < kBins; ++i) {
+      exact[i] += other.exact[i];
+      quantized[i] += other.quantized[i];
+      calibrated[i] += other.calibrated[i];
+    }
+  }
+};
 
 /// How far the attention of a policy is from that of plain rows, of one layer: sums over decode
 /// steps of squared differences and of squared reference outputs.
@@ -46,6 +70,8 @@ class AttentionProbe final : public KvCache {
 
   /// (policies, layers)
   const std::vector<std::vector<AttentionError>>& errors() const noexcept { return errors_; }
+  /// (policies,)
+  const std::vector<ScoreHistogram>& scores() const noexcept { return scores_; }
 
  private:
   /// Rows of one layer of the sequence, as plain f16 rows give them back.
@@ -63,6 +89,7 @@ class AttentionProbe final : public KvCache {
   std::vector<Rows> rows_;     // (layers,)
   std::vector<int16_t> tags_;  // of the sequence's tokens
   std::vector<std::vector<AttentionError>> errors_;
+  std::vector<ScoreHistogram> scores_;
   std::vector<float> query_, output_;
 };
 

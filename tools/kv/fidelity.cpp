@@ -60,6 +60,13 @@ nlohmann::ordered_json json_of(const Fidelity& result, const std::string& model)
                               {"text_error", share(error.text_difference, error.reference)},
                               {"slots", error.steps > 0 ? error.slots / error.steps : 0}});
   }
+  if (!result.layers.empty()) {
+    json["visual_scores"] = {{"low", ScoreHistogram::kLow},
+                             {"width", ScoreHistogram::kWidth},
+                             {"exact", result.scores.exact},
+                             {"quantized", result.scores.quantized},
+                             {"calibrated", result.scores.calibrated}};
+  }
   json["version"] = version_line();
   return json;
 }

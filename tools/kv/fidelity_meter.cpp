@@ -156,6 +156,7 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
       }
     }
     for (size_t i = 0; i < policies.size(); ++i) {
+      if (layers) results[i].scores.add(probe.scores()[i]);
       for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
         const AttentionError& error = probe.errors()[i][layer];
         AttentionError& sum = results[i].layers[layer];

@@ -36,6 +36,7 @@ struct Fidelity {
   size_t bytes = 0;                      ///< summed over records
   int records = 0;
   std::vector<AttentionError> layers;  ///< (layers,)
+  ScoreHistogram scores;
 
   double mean_kl() const;
   /// The value that `share` of the tokens do not exceed.

@@ -3,7 +3,7 @@
 
     tools/kv/plot.py FIDELITY.jsonl FOLDER
 
-Writes layer_error.png, retained.png and bits.png. Needs matplotlib.
+Writes layer_error.png, retained.png, bits.png and scores.png. Needs matplotlib.
 """
 
 import json
@@ -74,6 +74,28 @@ def bits(results: list[dict], folder: Path) -> None:
     finish(figure, folder / "bits.png")
 
 
+def scores(results: list[dict], folder: Path) -> None:
+    """Scores of visual slots: exact, with the policy's keys, and after its remap (CalibQuant, figure 1)."""
+    packed = [r for r in results if "visual_scores" in r and r["visual_scores"]["exact"] != r["visual_scores"]["quantized"]]
+    if not packed:
+        return
+    figure, axes = plt.subplots(len(packed), 1, figsize=(7, 2.4 * len(packed)), squeeze=False, sharex=True)
+    for axis, result in zip(axes[:, 0], packed):
+        histogram = result["visual_scores"]
+        edges = [histogram["low"] + histogram["width"] * (i + 0.5) for i in range(len(histogram["exact"]))]
+        for key in ("exact", "quantized", "calibrated"):
+            if key == "calibrated" and histogram[key] == histogram["quantized"]:
+                continue
+            total = sum(histogram[key])
+            axis.plot(edges, [count / total for count in histogram[key]], label=key)
+        axis.set_title(result["spec"], fontsize=9)
+        axis.set_yscale("log")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    axes[-1, 0].set_xlabel("score of a visual slot before the softmax")
+    finish(figure, folder / "scores.png")
+
+
 def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
@@ -84,7 +106,8 @@ def main() -> int:
     layer_error(results, folder)
     retained(results, folder)
     bits(results, folder)
-    print(f"wrote {folder}/layer_error.png, retained.png and bits.png", file=sys.stderr)
+    scores(results, folder)
+    print(f"wrote layer_error.png, retained.png, bits.png and scores.png to {folder}", file=sys.stderr)
     return 0
 
 
