@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "kvcache/registry.h"
 #include "kvcache/spec.h"
 
 namespace kvlm {
@@ -207,6 +210,102 @@ TEST(Formula, PassesThirtyTwoBits) {
   const Prompt big{shape_of(80, 64, 64, 128), {131072, 0, 0, 0}};
   EXPECT_EQ(bytes_of("f32", big), size_t{4} * 2 * 80 * 64 * 128 * 131072);
 }
+
+/// Feeds a cache random rows.
+class Feeder {
+ public:
+  Feeder(KvCache& cache, const CacheShape& shape) : cache_(cache), shape_(shape) {}
+
+  void feed(SequenceId id, const std::vector<int16_t>& modality, bool prompt) {
+    StepRows step;
+    step.sequence = id;
+    step.rows = static_cast<int>(modality.size());
+    step.prompt = step.ends_prompt = prompt;
+    step.modality = modality;
+    const auto rows = static_cast<int64_t>(modality.size());
+    cache_.begin({&step, 1});
+    if (cache_.needs().prompt_embeddings && prompt) {
+      const Tensor embeddings = random({rows, 16});
+      cache_.give_embeddings(embeddings.view(), stream_);
+    }
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      Tensor q = random({rows, shape_.q_heads, shape_.head_dim});
+      const Tensor k = random({rows, shape_.kv_heads, shape_.head_dim});
+      const Tensor v = random({rows, shape_.kv_heads, shape_.head_dim});
+      cache_.attend(layer, q.view(), k.view(), v.view(), q.view(), 0.2f, stream_);
+    }
+    cache_.end(stream_);
+  }
+
+ private:
+  Tensor random(const Shape& shape) {
+    Tensor x(DType::kF32, shape);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < shape.elements(); ++i) x.as<float>()[i] = normal(random_);
+    return x;
+  }
+
+  KvCache& cache_;
+  CacheShape shape_;
+  ThreadPool pool_{1};
+  Stream stream_{pool_};
+  std::minstd_rand random_{1};
+};
+
+struct Held {
+  const char* spec;
+  LayerCounts counts;  ///< of 300 tokens, 200 of them visual in two pictures
+};
+
+class CacheBytes : public testing::TestWithParam<Held> {};
+
+/// Specs 10.5: the stored bytes equal the formula after the prompt and after each of 300 steps.
+TEST_P(CacheBytes, EqualTheFormulaAfterEveryStep) {
+  const CacheShape shape = shape_of(4, 4, 2, 40);
+  const CacheSpec spec = parse_spec(GetParam().spec);
+  std::vector<int16_t> modality(300, kTextRow);
+  std::fill_n(modality.begin() + 30, 120, int16_t{0});
+  std::fill_n(modality.begin() + 160, 80, int16_t{1});
+  const SequenceSize size{300, 200, 600};
+  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, size), {});
+  const SequenceId id = cache->open(size, "a sequence");
+  Feeder feeder(*cache, shape);
+  feeder.feed(id, modality, true);
+  LayerCounts counts = GetParam().counts;
+  for (counts.steps = 0; counts.steps < 300; ++counts.steps) {
+    const std::vector<LayerCounts> layers(4, counts);
+    ASSERT_EQ(cache->bytes(), sum(layers_of(GetParam().spec, shape, layers)).total())
+        << "after " << counts.steps << " steps";
+    feeder.feed(id, {kTextRow}, false);
+  }
+}
+
+constexpr LayerCounts kAllRows{300, 200, 2, 0};
+INSTANTIATE_TEST_SUITE_P(
+    , CacheBytes,
+    testing::Values(
+        Held{"f16", kAllRows}, Held{"f32", kAllRows}, Held{"int8", kAllRows},
+        Held{"int4,tail_keep=32,meta=f32", kAllRows}, Held{"kivi", kAllRows},
+        Held{"kivi,bits=3,group=8,residual=16", kAllRows}, Held{"asymkv", kAllRows},
+        Held{"head_quantile", kAllRows}, Held{"head_quantile,group_axes=token", kAllRows},
+        Held{"calibquant", kAllRows}, Held{"calibquant,span=per_image,bits=2", kAllRows},
+        Held{"xquant", kAllRows}, Held{"xquant,residual=64,km=0,kq=0", kAllRows},
+        Held{"vidkv", kAllRows}, Held{"vidkv,protect=0.2", kAllRows},
+        Held{"vidkv,key_bits=2,value_bits=2,mask_scope=head", kAllRows},
+        Held{"vidkv,profile=official,protect=0.4", kAllRows},
+        Held{"kivi + share=codes,from=2:0", kAllRows},
+        Held{"vidkv + share=codes,from=off:0", kAllRows},
+        Held{"calibquant + share=codes", kAllRows}, Held{"calibquant + kivi,scope=text", kAllRows},
+        Held{"kivi,scope=visual", kAllRows}, Held{"int4,scope=text + bf16,scope=visual", kAllRows},
+        Held{"kivi + kivi,bits=4,layers=0 + f16,layers=3", kAllRows},
+        Held{"calibquant + f16,layers=0-1,scope=visual", kAllRows},
+        Held{"uniform,keep=0.5,evict=none + kivi", {150, 100, 2, 0}},
+        Held{"uniform,keep=1 + kivi", kAllRows},
+        Held{"uniform,keep=0.5,evict=none + f16", {150, 100, 2, 0}},
+        Held{"uniform,keep=0.4,evict=none + xquant", {120, 80, 2, 0}},
+        Held{"uniform,keep=0.4,evict=none + vidkv", {120, 80, 2, 0}},
+        Held{"snapkv,keep=0.5 + int8", {150, 100, 2, 0}},
+        Held{"h2o,keep=0.5,prefill_only=on + kivi", {150, 100, 2, 0}}));
 
 double nominal(const std::string& text, const CacheShape& shape) {
   const CacheSpec spec = parse_spec(text);
