@@ -210,6 +210,13 @@ ComposedParts make_parts(const Composition& composition, const CacheShape& shape
   ComposedParts parts;
   if (composition.sharing != nullptr) parts.share = share_map(*composition.sharing, shape.layers);
   for (const Composition::Packer& packer : composition.packers) {
+    if (!packer.layers.empty() && packer.layers.back().second >= shape.layers) {
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("--kv {} names layer {}, and this decoder has layers 0 to {}; name "
+                      "those alone",
+                      part_text(*packer.part), packer.layers.back().second, shape.layers - 1));
+    }
     parts.quantizers.emplace_back();
     if (packer.format) continue;
     const QuantizerEntry& entry = *find_quantizer(packer.part->name);
@@ -361,7 +368,11 @@ std::optional<std::string> conflict_of_words(const CacheSpec& spec) {
   if (auto reason = conflict_of_parts(spec, composition)) return reason;
   // Most of what parts can do is known to their objects, and most objects fit this decoder. Those
   // that do not are checked when the decoder is known.
-  const CacheShape shape{32, 32, 8, 128, std::vector<float>(64, 1.0f)};
+  int layers = 32;  // or all that are named, with the other of a pair
+  for (const Composition::Packer& packer : composition.packers) {
+    if (!packer.layers.empty()) layers = std::max(layers, packer.layers.back().second + 2);
+  }
+  const CacheShape shape{layers, 32, 8, 128, std::vector<float>(64, 1.0f)};
   try {
     return conflict(composition, make_parts(composition, shape, nullptr, true), shape);
   } catch (const Error& error) {

@@ -247,7 +247,8 @@ CacheSpec layered_spec(std::string_view every_layer,
   std::vector<SpecPart> parts =
       at_place("default", [&] { return assemble(parts_of(every_layer)); }).parts;
   const std::vector<std::string> scopes = scopes_of(parts);
-  for (const auto& [numbers, text] : layers) {
+  for (const std::pair<std::string, std::string>& piece : layers) {
+    const std::string& numbers = piece.first;  // clang 14 captures no structured binding
     at_place(fmt::format("layers \"{}\"", printable(numbers)), [&] {
       const std::optional<LayerRanges> ranges =
           parse_layer_ranges(numbers, numbers.find(',') == std::string::npos ? '/' : ',');
@@ -257,7 +258,7 @@ CacheSpec layered_spec(std::string_view every_layer,
                                 "\"0-1,30\"",
                                 kMaxSpecLayers - 1));
       }
-      CacheSpec here = assemble(parts_of(text));
+      CacheSpec here = assemble(parts_of(piece.second));
       for (const SpecPart& part : here.parts) {
         if (kind_of(part) != PartKind::kQuantizer) {
           refuse(

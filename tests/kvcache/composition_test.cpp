@@ -92,6 +92,10 @@ TEST(Unsupported, KnowsTheDecodersShape) {
       "--kv \"asymkv,key_layers=39 + share=codes\" shares codes of keys between layers 38 and "
       "39, which pack them differently; let each pair of layers be packed alike");
   EXPECT_EQ(reason("asymkv,key_layers=39 + share=codes", shape_of(38)), "");
+  EXPECT_EQ(reason("kivi + f16,layers=0-1/30", shape_of(8)),
+            "--kv f16,layers=0-1/30 names layer 30, and this decoder has layers 0 to 7; name those "
+            "alone");
+  EXPECT_EQ(reason("kivi + f16,layers=7", shape_of(8)), "");
   CacheShape without_one_position = shape_of(4);
   without_one_position.rope_frequencies.clear();
   EXPECT_THAT(reason("streaming,rerotate=on", without_one_position), HasSubstr("rerotate"));

@@ -225,6 +225,10 @@ TEST(RefusedSpec, SharingThatCannotBe) {
   EXPECT_EQ(refusal("kivi,bits=4,layers=0-2 + kivi + share=codes"),
             "--kv \"kivi + kivi,bits=4,layers=0-2 + share=codes\" shares codes of keys between "
             "layers 2 and 3, which pack them differently; let each pair of layers be packed alike");
+  EXPECT_EQ(
+      refusal("kivi,bits=4,layers=98 + kivi + share=codes"),
+      "--kv \"kivi + kivi,bits=4,layers=98 + share=codes\" shares codes of keys between layers "
+      "98 and 99, which pack them differently; let each pair of layers be packed alike");
   EXPECT_EQ(refusal("kivi + share=codes + share=codes,pair=off"),
             "--kv \"kivi + share=codes,pair=off + share=codes\" has two sharing parts; keep one "
             "share=codes");
