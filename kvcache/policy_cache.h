@@ -244,6 +244,7 @@ class PolicyCache final : public KvCache {
   void evict(Sequence& sequence, LayerState& state, int layer, int step);
   int evict_slot(Lane& lane, int slot) noexcept;
   std::span<const float> token_order(const Lane& lane) noexcept;
+  std::span<const float> mean_weights(const LayerState& state) noexcept;
   void turn_sinks(LayerState& state, int sinks, int by);
   /// Lets a quantizer learn what it wants to know of keys, and notes the bytes.
   void learn(const Quantizer& quantizer, LayerState& state, size_t store,

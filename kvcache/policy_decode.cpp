@@ -374,7 +374,9 @@ void PolicyCache::evict(Sequence& sequence, LayerState& state, int layer, int st
     Lane& lane = state.lanes[head];
     view.rows = lane.slots();
     if (head == 0 || layouts_.per_head()) {
-      if (lane.weights != nullptr) view.weights = token_order(lane);
+      if (lane.weights != nullptr) {
+        view.weights = layouts_.per_head() ? token_order(lane) : mean_weights(state);
+      }
       slot = parts_.retention->evict(view);
       if (slot < 0) continue;
       if (head == 0 && parts_.retention->rerotates()) {
@@ -400,6 +402,21 @@ std::span<const float> PolicyCache::token_order(const Lane& lane) noexcept {
   std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
   for (size_t i = 0; i < n; ++i) slot_weights_[i] = lane.weights[next[store_of(lane.tags[i])]++];
   return std::span(slot_weights_).first(n);
+}
+
+/// The mean over kv_heads, which hold the same slots.
+std::span<const float> PolicyCache::mean_weights(const LayerState& state) noexcept {
+  const auto n = static_cast<size_t>(state.lanes[0].slots());
+  const std::span<float> mean = std::span(slot_weights_).first(n);
+  std::fill(mean.begin(), mean.end(), 0.0f);
+  for (const Lane& lane : state.lanes) {
+    std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
+    for (size_t i = 0; i < n; ++i) {
+      mean[i] += lane.weights[parts_.split ? next[store_of(lane.tags[i])]++ : i];
+    }
+  }
+  for (float& weight : mean) weight /= static_cast<float>(heads());
+  return mean;
 }
 
 /// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if

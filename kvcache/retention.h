@@ -54,7 +54,8 @@ struct DecodeView {
   int step = 0;         ///< t: 1 for the first row after the prompt
   int kept = 0;         ///< m_l: rows kept when the prompt ended
   double forget = 0;    ///< LayerSelection.forget
-  /// (n,) summed weights of the slots of one kv_head (H2O); empty if not asked for.
+  /// (n,) summed weights of the slots of one kv_head, or their mean over kv_heads if not per_head()
+  /// (H2O); empty if not asked for.
   std::span<const float> weights;
 };
 

@@ -280,6 +280,7 @@ constexpr const char* kSpecs[] = {
     "streaming,keep=0.4,rerotate=on",
     "h2o,keep=0.4",
     "h2o,keep=0.5,head_shared=on",
+    "h2o,keep=0.95,head_shared=on",
     "snapkv,keep=0.5,window=8",
     "pyramidkv,keep=0.5,window=8",
     "elastic,keep=0.4",

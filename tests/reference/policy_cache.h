@@ -647,7 +647,10 @@ class PolicySequence {
       if (head == 0 || parts_->retention->per_head()) {
         weights.clear();
         if (parts_->retention->needs().decode_weights) {
-          for (const Slot& s : lane.slots) weights.push_back(static_cast<float>(s.weight));
+          weights.resize(lane.slots.size());
+          for (size_t i = 0; i < weights.size(); ++i) {
+            weights[i] = static_cast<float>(slot_weight(state, head, i));
+          }
         }
         view.weights = weights;
         slot = parts_->retention->evict(view);
@@ -662,6 +665,14 @@ class PolicySequence {
       }
       lane.slots.erase(lane.slots.begin() + slot);
     }
+  }
+
+  /// Of a lane, or the mean of all lanes if they hold the same slots (specs 9.3, head_shared).
+  double slot_weight(const Layer& state, size_t head, size_t i) const {
+    if (parts_->retention->per_head()) return state.lanes[head].slots[i].weight;
+    double sum = 0;
+    for (const Lane& lane : state.lanes) sum += lane.slots[i].weight;
+    return sum / static_cast<double>(kv_heads());
   }
 
  public:
