@@ -304,9 +304,12 @@ BAD_REQUESTS = [
     (["--image", ""], None, []),
     (["--batch", "{folder}/gone.jsonl", "--out", "{folder}/out.jsonl"], 1, ["{folder}/gone.jsonl"]),
     (["--batch", "{folder}", "--out", "{folder}/out.jsonl"], 1, ["{folder}"]),
-    (["--batch", "{batch}", "--out", "{folder}/no/such/out.jsonl"], 1, ["{folder}/no/such"]),
+    (["--batch", "{batch}", "--out", "{folder}/no/such/out.jsonl"], 1,
+     ["{folder}/no/such", "give a file in a folder"]),
     (["--batch", "{batch}", "--out", "{folder}"], 1, ["{folder}"]),
-    (["--batch", "{batch}", "--out", "/dev/full"], 1, ["/dev/full"]),
+    (["--batch", "{batch}", "--out", "/dev/full"], 1, ["/dev/full", "regular file"]),
+    (["--batch", "{batch}", "--out", "/dev/stdout"], 1, ["/dev/stdout", "regular file"]),
+    (["--batch", "{batch}", "--out", "/proc/version"], 1, ["/proc/version"]),
     (["--batch", "{batch}", "--out", "{batch}"], None, ["{batch}"]),
 ]
 
@@ -526,7 +529,9 @@ class Batches(VlmRun):
 
     def test_a_file_that_is_not_ours_is_refused_and_kept(self):
         self.write_input(1)
-        for text in ('[{"annotation": "precious"}]', "notes", '{"a": 1}\n', '{"annotation": 2}'):
+        for text in ('[{"annotation": "precious"}]', "notes", '{"a": 1}\n', '{"annotation": 2}',
+                     '{"id": 5, "caption": "precious"}', '{"id":5,"caption":"precious"}',
+                     '{"id":5,"text":"x"}\n{"id":6,"caption":"precious"}', "\0" * 64):
             with self.subTest(text=text):
                 self.output.write_text(text)
                 result = self.batch()
@@ -549,8 +554,46 @@ class Batches(VlmRun):
         self.assert_sound(self.batch(), 1)
         self.assert_sound(self.batch(), 1)
         picture.write_bytes(PICTURE.read_bytes())
-        self.assert_sound(self.batch())
+        result = self.batch()
+        self.assert_sound(result)
+        self.assertIn(b"1 record of", result.stderr)
         self.assertIn("text", self.records()[-1])
+        done = self.output.read_bytes()
+        result = self.batch()
+        self.assert_sound(result)
+        self.assertNotIn(b"tried again", result.stderr, "its later line counts")
+        self.assertEqual(self.output.read_bytes(), done)
+
+    def test_a_failed_record_is_named_once(self):
+        records = [{"id": "long", "prompt": "what is it? " * 600},
+                   {"id": "mismatch", "image": str(PICTURE), "prompt": "<image> <image>"},
+                   {"id": "gone", "image": "gone.png"}]
+        self.write_input(0, [(i, json.dumps(record)) for i, record in enumerate(records)] +
+                         [(3, "{}")])
+        result = self.batch()
+        self.assert_sound(result, 1)
+        said = [line for line in result.stderr.decode().splitlines() if line.startswith("vlm-run")]
+        self.assertEqual(len(said), 4, said)
+        for line, name in zip(said, ("long", "mismatch", "gone", "line 4")):
+            self.assertEqual(line.count(name), 1 if name != "gone" else 2, line)
+            self.assertNotIn("null", line)
+        self.assertNotIn(b"\r", result.stderr)
+        self.assertNotIn(b"\033", result.stderr)
+
+    def test_an_output_that_is_no_file_is_refused(self):
+        self.write_input(1)
+        os.mkfifo(self.output)
+        self.assert_refused(self.batch(), 1, [str(self.output), "regular file"])
+
+    def test_a_cache_for_no_more_sequences_than_records(self):
+        self.write_input(1)
+        for size in (1, 4000):
+            self.output.unlink(missing_ok=True)
+            limit = 2**31
+            result = run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 400,
+                         "--batch-size", size, "--kv", "f32", preexec_fn=lambda: resource.setrlimit(
+                             resource.RLIMIT_DATA, (limit, limit)))
+            self.assert_sound(result)
 
     def test_two_writers_of_one_file(self):
         import fcntl

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -131,7 +132,15 @@ class Output {
   /// holds anything but records is refused and left as it is.
   explicit Output(const std::string& path) : path_(path) {
     descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (descriptor_ < 0) fail("opened for writing");
+    if (descriptor_ < 0)
+      fail("opened for writing", "give a file in a folder that you may write to");
+    struct stat status {};
+    if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("--out {} is not a regular file, so a later start could not see what "
+                              "is done; give a file, and read it with tail -f",
+                              path));
+    }
     if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       throw Error(ErrorCode::kCorruptFile,
                   fmt::format("--out {} is being written by another vlm-run; wait for it or give "
@@ -148,8 +157,10 @@ class Output {
     return !record.id.is_null() && ids_.contains(record.id.dump());
   }
   bool repaired() const noexcept { return repaired_; }
-  /// Records that an earlier start could not serve; they are tried again.
-  size_t failed_before() const noexcept { return failed_before_; }
+  /// Whether an earlier start could not serve it; it is tried again, and the later line counts.
+  bool failed_before(const Record& record) const {
+    return !has(record) && failed_.contains(record.id.is_null() ? Json(record.line) : record.id);
+  }
 
   /// Appends one line; on failure what was written of it is cut off again.
   void append(const Json& json) {
@@ -163,7 +174,7 @@ class Output {
         const int reason = errno;
         static_cast<void>(ftruncate(descriptor_, size_));
         errno = reason;
-        fail("written");
+        fail("written", "the finished records are kept, start again with free space");
       }
       written += static_cast<size_t>(count);
     }
@@ -171,12 +182,9 @@ class Output {
   }
 
  private:
-  [[noreturn]] void fail(const char* what) const {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("--out {} cannot be {}: {}; {}start again with a writable file and free space",
-                    path_, what, std::strerror(errno),
-                    size_ > 0 ? "the finished records are kept, " : ""));
+  [[noreturn]] void fail(const char* what, const char* cure) const {
+    throw Error(ErrorCode::kCorruptFile, fmt::format("--out {} cannot be {}: {}; {}", path_, what,
+                                                     std::strerror(errno), cure));
   }
 
   void read_existing() {
@@ -184,16 +192,9 @@ class Output {
     char block[65536];
     for (ssize_t count;
          (count = pread(descriptor_, block, sizeof block, static_cast<off_t>(text.size()))) != 0;) {
-      if (count < 0) {
-        if (errno == EINTR) continue;
-        if (errno == ESPIPE || errno == EINVAL) break;  // a device such as /dev/full
-        fail("read");
-      }
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) fail("read", "give a file that you may read");
       text.append(block, static_cast<size_t>(count));
-      if (text.find_first_not_of('\0') == std::string::npos) {
-        text.clear();  // an endless device of zeros
-        break;
-      }
     }
     size_t good = 0;
     for (size_t begin = 0; begin < text.size(); begin = good) {
@@ -208,11 +209,12 @@ class Output {
     const std::string tail = text.substr(good);
     if (note(tail)) {
       size_ = static_cast<off_t>(text.size());
-      if (pwrite(descriptor_, "\n", 1, size_) != 1) fail("repaired");
+      if (pwrite(descriptor_, "\n", 1, size_) != 1) fail("repaired", kRepair);
       ++size_;
-    } else if (kRecordStart.starts_with(tail.substr(0, kRecordStart.size()))) {
+    } else if (!Json::accept(tail) &&
+               kRecordStart.starts_with(tail.substr(0, kRecordStart.size()))) {
       repaired_ = true;
-      if (ftruncate(descriptor_, size_) != 0) fail("repaired");
+      if (ftruncate(descriptor_, size_) != 0) fail("repaired", kRepair);
     } else {
       refuse(tail);
     }
@@ -233,19 +235,21 @@ class Output {
       return false;
     }
     if (json.contains("error")) {
-      ++failed_before_;
+      failed_.insert(json["id"].is_null() ? json.value("line", Json()) : json["id"]);
     } else if (!json["id"].is_null()) {
       ids_.insert(json["id"].dump());
     }
     return true;
   }
 
+  static constexpr const char* kRepair = "start again with a writable file and free space";
+
   std::string path_;
   int descriptor_ = -1;
   off_t size_ = 0;
   bool repaired_ = false;
-  size_t failed_before_ = 0;
   std::set<std::string> ids_;  // of records that were served
+  std::set<Json> failed_;      // ids, or lines without one, of those that were not
 };
 
 /// All records through one generator, up to batch_size of them at a time.
@@ -327,7 +331,7 @@ class Batch {
     }
     try {
       GenerationRequest request = base_request(options_, session_.model());
-      request.id = record.id.dump();
+      request.id = name_of(record);
       request.messages = conversation(question(record), record.images.size());
       for (const std::string& image : record.images) request.images.push_back(load_image(image));
       const int key = generator_.admit(std::move(request), {});
@@ -361,6 +365,11 @@ class Batch {
     }
   }
 
+  static std::string name_of(const Record& record) {
+    return record.id.is_null() ? fmt::format("line {}", record.line)
+                               : fmt::format("record {}", record.id.dump());
+  }
+
   void write_error(const Record& record, const std::string& message) {
     Json json{{"id", record.id}};
     if (record.id.is_null()) json["line"] = record.line;
@@ -368,10 +377,8 @@ class Batch {
     output_.append(json);
     if (!options_.quiet) {
       progress_.clear();
-      // Messages about a line name it themselves.
-      const std::string who =
-          record.id.is_null() ? "" : fmt::format("record {}: ", record.id.dump());
-      fmt::print(stderr, "vlm-run: {}{}\n", who, message);
+      const std::string who = name_of(record);  // which some messages start with already
+      fmt::print(stderr, "vlm-run: {}{}\n", message.starts_with(who) ? "" : who + ": ", message);
     }
     ++failed_;
     count();
@@ -411,9 +418,12 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
       fmt::print(stderr, "batch: {} of {} records are in {} already\n", all - records.size(), all,
                  options.batch_out);
     }
-    if (output->failed_before() > 0) {
-      fmt::print(stderr, "batch: {} records failed in earlier starts and are tried again\n",
-                 output->failed_before());
+    const auto again = std::count_if(records.begin(), records.end(), [&](const Record& record) {
+      return output->failed_before(record);
+    });
+    if (again > 0) {
+      fmt::print(stderr, "batch: {} record{} of {} failed before and {} tried again\n", again,
+                 again == 1 ? "" : "s", options.batch_out, again == 1 ? "is" : "are");
     }
   }
   return [&options, output, records = std::move(records)](Session& session) {
