@@ -8,6 +8,7 @@
 #include <queue>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/unicode.h"
 
 namespace kvlm {
@@ -19,7 +20,7 @@ uint64_t pair_key(int32_t left, int32_t right) {
 }
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: model: {}", name, printable_text(what)));
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: model: {}", name, printable(what)));
 }
 
 /// Absent and null read as the fallback.
@@ -37,7 +38,7 @@ Bpe::Bpe(const nlohmann::json& model, const std::string& name) {
   if (type != "BPE" || !model.contains("merges")) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("{}: model type {} is not built; this runtime reads BPE", name,
-                            type == "BPE" ? "without merges" : printable_text(type)));
+                            type == "BPE" ? "without merges" : printable(type)));
   }
   if (const auto dropout = model.find("dropout"); dropout != model.end() && !dropout->is_null()) {
     if (dropout->get<double>() != 0) {

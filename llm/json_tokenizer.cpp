@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/added_tokens.h"
 #include "llm/bpe.h"
 #include "llm/decode_chain.h"
@@ -24,12 +25,11 @@ namespace {
 using nlohmann::json;
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable_text(what)));
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable(what)));
 }
 
 [[noreturn]] void unsupported(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("{}: {} is not built", name, printable_text(what)));
+  throw Error(ErrorCode::kUnsupported, fmt::format("{}: {} is not built", name, printable(what)));
 }
 
 template <class T>
@@ -654,7 +654,7 @@ class JsonTokenizer final : public Tokenizer {
 
 std::unique_ptr<Tokenizer> make_json_tokenizer(std::string_view text, const TokenizerConfig& config,
                                                const std::string& name) {
-  const json file = parse_strict_json(text, name);
+  const json file = parse_json(text, name);
   if (!file.is_object()) corrupt(name, "expected a JSON object");
   try {
     return std::make_unique<JsonTokenizer>(file, config, name);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/added_tokens.h"
 #include "llm/bpe.h"
 #include "llm/tokenizer.h"
@@ -23,7 +24,7 @@ constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581 stands for a spac
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable_text(what)));
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable(what)));
 }
 
 /// Reads protobuf's wire format, field by field.
@@ -307,8 +308,7 @@ class SentencepieceTokenizer final : public Tokenizer {
     std::vector<int> ids;
     const auto status = processor_.Encode(text, &ids);
     if (!status.ok()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "sentencepiece: " + printable_text(status.ToString()));
+      throw Error(ErrorCode::kInvalidArgument, "sentencepiece: " + printable(status.ToString()));
     }
     return ids;
   }

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/bpe.h"
 #include "llm/strict_json.h"
 #include "llm/unicode.h"
@@ -52,7 +53,7 @@ class WholeTextStream final : public TextStream {
 };
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable_text(what)));
+  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable(what)));
 }
 
 bool flag(const json& object, const char* key, bool fallback, const std::string& name) {
@@ -64,7 +65,7 @@ bool flag(const json& object, const char* key, bool fallback, const std::string&
 
 json parse_object(std::string_view text, const std::string& name) {
   if (text.empty()) return json::object();
-  json value = parse_strict_json(text, name);
+  json value = parse_json(text, name);
   if (!value.is_object()) corrupt(name, "expected a JSON object");
   return value;
 }

@@ -142,36 +142,6 @@ char32_t lower_case(char32_t c) {
   return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
 }
 
-std::string printable_text(std::string_view text) {
-  constexpr size_t kLimit = 300;
-  std::string out;
-  for (size_t pos = 0; pos < text.size();) {
-    if (out.size() > kLimit) return out + "...";
-    const Utf8Step step = utf8_step(text, pos);
-    if (!step.valid) {
-      for (const char c : text.substr(pos, step.bytes)) {
-        out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-      }
-    } else {
-      switch (utf8proc_category(static_cast<utf8proc_int32_t>(step.value))) {
-        case UTF8PROC_CATEGORY_CN:
-        case UTF8PROC_CATEGORY_CC:
-        case UTF8PROC_CATEGORY_CF:
-        case UTF8PROC_CATEGORY_CO:
-        case UTF8PROC_CATEGORY_CS:
-        case UTF8PROC_CATEGORY_ZL:
-        case UTF8PROC_CATEGORY_ZP:
-          out += fmt::format("\\u{:04x}", static_cast<uint32_t>(step.value));
-          break;
-        default:
-          out += text.substr(pos, step.bytes);
-      }
-    }
-    pos += step.bytes;
-  }
-  return out;
-}
-
 std::string to_nfc(std::string_view text) {
   // Every code point below U+0300 is already composed; those start with a byte below 0xCC.
   if (std::ranges::all_of(text, [](char c) { return static_cast<uint8_t>(c) < 0xCC; })) {

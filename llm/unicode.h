@@ -40,8 +40,4 @@ char32_t lower_case(char32_t c);
 /// Normalisation form C of valid UTF-8. Throws Error{kInvalidArgument} if it is not valid.
 std::string to_nfc(std::string_view text);
 
-/// Text of a hostile file, made fit for a message: letters of every script stay, everything that is
-/// not printable becomes \x or \u with its hex digits, and the tail beyond 300 bytes "...".
-std::string printable_text(std::string_view text);
-
 }  // namespace kvlm

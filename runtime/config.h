@@ -6,12 +6,9 @@
 #include <string_view>
 
 #include "kernels/base/error.h"
+#include "llm/strict_json.h"
 
 namespace kvlm {
-
-/// Parses JSON strictly: valid UTF-8, one value, no duplicate keys, nesting at most 64.
-/// Throws Error{kCorruptFile} naming `name` and the place.
-nlohmann::json parse_json(std::string_view text, const std::string& name);
 
 /// A JSON object of a configuration file, read field by field with a message that names the file
 /// and the key. Absent keys (and JSON null) take the default; a wrong type or a value outside the

@@ -228,8 +228,11 @@ void throw_unsupported(const std::string& detail, const std::string& name) {
 Image decode_image(std::span<const std::byte> bytes, const std::string& name,
                    Orientation orientation) {
   DecodedImage decoded = decode_any(bytes, name);
-  if (orientation == Orientation::kIgnore) return std::move(decoded.image);
-  return apply_orientation(std::move(decoded.image), decoded.orientation);
+  Image image = orientation == Orientation::kIgnore
+                    ? std::move(decoded.image)
+                    : apply_orientation(std::move(decoded.image), decoded.orientation);
+  image.name = name;
+  return image;
 }
 
 Image load_image(const std::filesystem::path& path, Orientation orientation) {

@@ -14,6 +14,7 @@ struct Image {
   int height = 0;
   int width = 0;
   std::vector<uint8_t> rgb;  // (height, width, 3)
+  std::string name{};        ///< the file, for messages; may be empty
 };
 
 /// Whether the EXIF orientation of a JPEG or PNG (or, without one, that of its XMP packet) is

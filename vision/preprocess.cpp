@@ -168,7 +168,9 @@ Tensor normalize(const Image& image, const PreprocessSpec& spec) {
   return out;
 }
 
-Tensor preprocess(const Image& image, const PreprocessSpec& spec) {
+namespace {
+
+Tensor preprocess_unnamed(const Image& image, const PreprocessSpec& spec) {
   check_not_empty(image);
   Image changed;
   const Image* current = &image;
@@ -194,6 +196,25 @@ Tensor preprocess(const Image& image, const PreprocessSpec& spec) {
     become(center_crop(*current, spec.crop_height, spec.crop_width, spec.resize_backend));
   }
   return normalize(*current, spec);
+}
+
+}  // namespace
+
+std::optional<std::array<int, 2>> preprocessed_size(const PreprocessSpec& spec) {
+  if (spec.do_center_crop) return std::array{spec.crop_height, spec.crop_width};
+  if (!spec.do_resize) return std::nullopt;
+  if (spec.shortest_edge == 0) return std::array{spec.resize_height, spec.resize_width};
+  if (spec.do_pad) return std::array{spec.shortest_edge, spec.shortest_edge};
+  return std::nullopt;
+}
+
+Tensor preprocess(const Image& image, const PreprocessSpec& spec) {
+  try {
+    return preprocess_unnamed(image, spec);
+  } catch (const Error& error) {
+    if (image.name.empty()) throw;
+    throw Error(error.code(), fmt::format("{}: {}", image.name, error.what()));
+  }
 }
 
 }  // namespace kvlm

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/base/tensor.h"
 #include "vision/image.h"
@@ -77,7 +78,11 @@ Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill);
 /// Throws Error{kInvalidArgument} if rescale_factor or a std that is used is not positive.
 Tensor normalize(const Image& image, const PreprocessSpec& spec);
 
+/// {height, width} of what preprocess() returns if it is the same for every picture.
+std::optional<std::array<int, 2>> preprocessed_size(const PreprocessSpec& spec);
+
 /// pad, resize, crop, rescale and normalise as the spec says: pixel values (3, height, width) f32.
+/// Throws Error{kInvalidArgument}, naming the picture, if a step cannot be done to it.
 Tensor preprocess(const Image& image, const PreprocessSpec& spec);
 
 }  // namespace kvlm

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -120,6 +121,28 @@ PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& opt
   return parse_preprocess(ConfigReader(image_processor, "preprocessor_config.json"), options);
 }
 
+/// The tower takes pictures of one size; every other one would fail only when it is fed.
+void check_picture_size(const PreprocessSpec& preprocess, int image_size) {
+  const auto size = preprocessed_size(preprocess);
+  if (size == std::array{image_size, image_size}) return;
+  throw Error(
+      ErrorCode::kCorruptFile,
+      fmt::format("preprocessor_config.json makes pictures of {}, but the tower of config.json "
+                  "takes {} x {} (vision_config.image_size); the two files do not belong together",
+                  size ? fmt::format("{} x {}", (*size)[0], (*size)[1]) : "any size", image_size,
+                  image_size));
+}
+
+/// The template writes <image>, the tokenizer makes an id of it, and config.json says which.
+void check_image_id(const Tokenizer& tokenizer, int32_t expected) {
+  const auto id = tokenizer.id_of(kImageToken);
+  if (id == expected) return;
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("config.json says that pictures stand for token {} (image_token_index), "
+                          "but the tokenizer's {} is {}; the two files do not belong together",
+                          expected, kImageToken, id ? fmt::format("token {}", *id) : "no token"));
+}
+
 /// Tensors that nobody took mean a checkpoint of another shape, except tower layers after the last
 /// one whose output is used.
 void refuse_leftovers(const WeightMap& weights) {
@@ -141,6 +164,7 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream&) : name
   const nlohmann::json generation = read_json(source, "generation_config.json");
   defaults_ = parse_generation(ConfigReader(generation, "generation_config.json"), config);
   tokenizer_ = load_tokenizer(source, {image_id_, std::string(kImageToken)});
+  check_image_id(*tokenizer_, image_id_);
   template_ = std::make_unique<ChatTemplate>(load_chat_template(source, kTemplate));
 
   WeightMap& weights = source.weights;
@@ -153,6 +177,7 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream&) : name
   decoder_ = make_llama(llava.text, weights, "model.language_model.");
   dtype_ = options.dtype.value_or(decoder_->weight_dtype());
   refuse_leftovers(weights);
+  check_picture_size(preprocess_, llava.vision.image_size);
 }
 
 Tensor Llava15::encode(const ImageInput& image, Stream& stream, const Tap& tap) {

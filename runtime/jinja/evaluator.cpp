@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/unicode.h"
 #include "runtime/jinja/lexer.h"
 #include "runtime/jinja/text.h"
@@ -85,7 +86,7 @@ class Evaluator {
 
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} line {}: {}", name_, line_, printable_text(what)));
+                fmt::format("{} line {}: {}", name_, line_, printable(what)));
   }
   [[noreturn]] void undefined(const Value& value) const {
     fail(fmt::format("'{}' is undefined", value.undefined()->name));
@@ -687,7 +688,7 @@ class Evaluator {
     if (expr.text == "raise_exception") {
       count(expr, args, 1, 1);
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: {}", name_, printable_text(to_text(args[0]))));
+                  fmt::format("{}: {}", name_, printable(to_text(args[0]))));
     }
     count(expr, args, 1, 3);
     const int64_t start = args.size() > 1 ? integer_argument(expr, args[0]) : 0;
@@ -816,7 +817,7 @@ class Evaluator {
         throw Error(ErrorCode::kUnsupported,
                     fmt::format("{} line {}: the argument {} of the filter {} is not built into "
                                 "this template engine",
-                                name_, line_, printable_text(name), expr.text));
+                                name_, line_, printable(name), expr.text));
       }
     }
   }
@@ -1022,7 +1023,7 @@ class Evaluator {
     if (test_name && !is_test(*test_name)) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("{} line {}: the test {} is not built into this template engine",
-                              name_, line_, printable_text(*test_name)));
+                              name_, line_, printable(*test_name)));
     }
     const std::vector<Value> rest(args.begin() + static_cast<std::ptrdiff_t>(next), args.end());
     std::vector<Value> kept;
@@ -1056,7 +1057,7 @@ class Evaluator {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("{} line {}: map with the filter {} is not built into this template "
                               "engine",
-                              name_, line_, printable_text(name)));
+                              name_, line_, printable(name)));
     }
     for (const Value& item : iterate(object)) {
       mapped.push_back(filter(expr, name, item, {args.begin() + 1, args.end()}));

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/unicode.h"
 
 namespace kvlm::jinja {
@@ -85,7 +86,7 @@ class Lexer {
  private:
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("{} line {}: {}", name_, line_, printable_text(what)));
+                fmt::format("{} line {}: {}", name_, line_, printable(what)));
   }
 
   std::string_view view(size_t start, size_t end) const {

@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/unicode.h"
 #include "runtime/jinja/evaluator.h"
 #include "runtime/jinja/lexer.h"
@@ -56,7 +57,7 @@ class Parser {
 
   [[noreturn]] void fail(int line, const std::string& what) const {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("{} line {}: {}", name_, line, printable_text(what)));
+                fmt::format("{} line {}: {}", name_, line, printable(what)));
   }
   [[noreturn]] void fail_here(const std::string& what) const {
     fail(current().line, fmt::format("{}, found \"{}\"", what, current().text));
@@ -64,7 +65,7 @@ class Parser {
   [[noreturn]] void unsupported(int line, const std::string& what) const {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("{} line {}: {} is not built into this template engine", name_, line,
-                            printable_text(what)));
+                            printable(what)));
   }
 
   bool is_operator(std::string_view text) const {

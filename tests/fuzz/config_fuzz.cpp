@@ -25,7 +25,9 @@ void attempt(const Read& read) {
   } catch (const kvlm::Error& error) {
     require(error.code() == kvlm::ErrorCode::kCorruptFile);
     require(std::strlen(error.what()) < 20'000);  // a path of 64 keys, each of bounded length
-    for (const char c : std::string_view(error.what())) require(c >= 0x20 && c < 0x7f);
+    const std::string text = error.what();
+    for (const char c : text) require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
+    static_cast<void>(nlohmann::json(text).dump());  // throws if it is not UTF-8
   }
 }
 

@@ -23,7 +23,7 @@ void require(bool condition) {
 
 void require_sentence(std::string_view message) {
   require(message.size() < 20'000);
-  for (const char c : message) require(c >= 0x20 && c < 0x7f);
+  for (const char c : message) require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
 }
 
 void require_sound(const kvlm::CacheSpec& spec) {

@@ -449,12 +449,25 @@ TEST(LlavaModel, PicturesArePreparedAsTheOptionsSay) {
 }
 
 /// Crop and tower sizes that differ are found at the first picture.
-TEST(LlavaModel, PicturesOfAnotherSizeThanTheTowersAreRefused) {
-  const char* other = R"({"image_processor": {"size": {"shortest_edge": 42}, "crop_size": 42}})";
-  const LoadedModel model = load("llava_gqa", with_file("processor_config.json", other));
-  const Error error =
-      error_of([&] { test::generate(model, "f32", golden_case("llava_gqa", "case0").request()); });
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("preprocessor_config.json"), HasSubstr("config.json")));
+TEST(LlavaFiles, PicturesOfAnotherSizeThanTheTowersAreRefused) {
+  for (const char* other :
+       {R"({"image_processor": {"size": {"shortest_edge": 42}, "crop_size": 42}})",
+        R"({"image_processor": {"size": {"shortest_edge": 56}, "do_center_crop": false}})"}) {
+    EXPECT_THAT(
+        load_failure("llava_gqa", with_file("processor_config.json", other)),
+        AllOf(HasSubstr("preprocessor_config.json"), HasSubstr("56 x 56"), HasSubstr("image_size")))
+        << other;
+  }
+}
+
+TEST(LlavaFiles, AnotherIdForPicturesThanTheTokenizersIsRefused) {
+  const Edit other = with_config([](json& config) {
+    for (const char* key : {"image_token_index", "image_token_id"}) {
+      if (config.contains(key)) config[key] = config[key].get<int>() - 1;
+    }
+  });
+  EXPECT_THAT(load_failure("llava_gqa", other),
+              AllOf(HasSubstr("image_token_index"), HasSubstr("the tokenizer's <image> is token")));
 }
 
 }  // namespace
