@@ -44,9 +44,9 @@ class Decoder {
   virtual void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) = 0;
 
   /// Runs cache.begin(), all layers and cache.end(). The returned view, (sequences, vocab) or with
-  /// all_logits (rows, vocab), f32, is valid until the next call.
-  virtual ConstTensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
-                                  const Tap& tap) = 0;
+  /// all_logits (rows, vocab), f32, is valid until the next call; the caller may overwrite it.
+  virtual TensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
+                             const Tap& tap) = 0;
 };
 
 }  // namespace kvlm

@@ -37,9 +37,9 @@ class RowBuffer {
       capacity_ = count * row.elements();
       tensor_ = Tensor(DType::kF32, {capacity_});
     }
-    const float* data = tensor_.as<float>();
+    float* data = tensor_.as<float>();
     const Shape shape = row.rank() == 1 ? Shape{count, row[0]} : Shape{count, row[0], row[1]};
-    return {const_cast<float*>(data), DType::kF32, shape};
+    return {data, DType::kF32, shape};
   }
 
  private:
@@ -61,8 +61,8 @@ class Llama final : public Decoder {
   void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) override {
     gather_rows(out, embeddings_, ids, stream);
   }
-  ConstTensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
-                          const Tap& tap) override;
+  TensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
+                     const Tap& tap) override;
 
  private:
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
@@ -70,7 +70,7 @@ class Llama final : public Decoder {
   void attention_block(int index, TensorView x, TensorView normed, ConstTensorView cos,
                        ConstTensorView sin, KvCache& cache, Stream& stream);
   void mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream);
-  ConstTensorView head(const DecoderStep& step, TensorView normed, Stream& stream);
+  TensorView head(const DecoderStep& step, TensorView normed, Stream& stream);
 
   LlamaConfig config_;
   RopeAngles angles_;
@@ -180,7 +180,7 @@ void Llama::mlp_block(const Layer& layer, TensorView x, TensorView normed, Strea
   linear(x, gate, layer.down.weight, layer.down.bias, /*add=*/true, stream);
 }
 
-ConstTensorView Llama::head(const DecoderStep& step, TensorView normed, Stream& stream) {
+TensorView Llama::head(const DecoderStep& step, TensorView normed, Stream& stream) {
   if (step.all_logits) {
     const TensorView logits = logits_.rows(normed.shape()[0], {config_.vocab_size});
     linear(logits, normed, lm_head_, {}, false, stream);
@@ -198,8 +198,7 @@ ConstTensorView Llama::head(const DecoderStep& step, TensorView normed, Stream& 
   return logits;
 }
 
-ConstTensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& stream,
-                               const Tap& tap) {
+TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& stream, const Tap& tap) {
   const TensorView x = step.embeddings;
   const int64_t rows = x.shape()[0];
   const int half = config_.rope.rotary_dim / 2;

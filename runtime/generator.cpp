@@ -298,12 +298,11 @@ void Generator::step() {
   if (stepping_.empty()) return;
   const TensorView embeddings = embeddings_.view().slice(0, static_cast<int64_t>(ids_.size()));
   model_->decoder().embed(ids_, embeddings, *stream_);
-  const ConstTensorView logits =
+  const TensorView logits =
       model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
   stream_->synchronize();
   const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
-  // The logits belong to the decoder until its next pass; sampling may use them up.
-  float* row = const_cast<float*>(logits.as<float>());
+  float* row = logits.as<float>();
   for (Sequence* sequence : stepping_) {
     sequence->cached_ids.push_back(sequence->tokens.back());
     accept(*sequence, sequence->sampler->sample(std::span(row, vocab)));

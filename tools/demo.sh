@@ -27,7 +27,7 @@ quietly() {
 
 image=()
 case " $* " in
-  *" --image "* | *" --image="* | *" --video "* | *" --video="* | *" --batch "* | *" --batch="*) ;;
+  *" --image "* | *" --image="* | *" --batch "* | *" --batch="*) ;;
   *)
     pictures=("$folder"/tools/pocket/heldout/scenes/*.png)
     [[ -f ${pictures[0]} ]] || fail "no picture in tools/pocket/heldout/scenes"

@@ -58,9 +58,9 @@ class RecordingModel final : public Model {
     void embed(std::span<const int32_t> ids, TensorView out, Stream& stream) override {
       decoder->embed(ids, out, stream);
     }
-    ConstTensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
-                            const Tap& tap) override {
-      const ConstTensorView logits = decoder->forward(step, cache, stream, tap);
+    TensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
+                       const Tap& tap) override {
+      const TensorView logits = decoder->forward(step, cache, stream, tap);
       int64_t row = 0;
       for (const StepRows& rows : step.sequences) {
         row += step.all_logits ? rows.rows : 1;

@@ -301,7 +301,7 @@ BAD_REQUESTS = [
     ([*IMAGE, "-p", "what is in the scene? " * 200], None, ["512"]),
     (["--image", "{folder}"], 1, ["{folder}", "director"]),
     (["--image", "{folder}/gone.png"], 1, ["{folder}/gone.png"]),
-    (["--image", ""], None, []),
+    (["--image", ""], 2, ["--image is empty"]),
     (["--batch", "{folder}/gone.jsonl", "--out", "{folder}/out.jsonl"], 1, ["{folder}/gone.jsonl"]),
     (["--batch", "{folder}", "--out", "{folder}/out.jsonl"], 1, ["{folder}"]),
     (["--batch", "{batch}", "--out", "{folder}/no/such/out.jsonl"], 1,

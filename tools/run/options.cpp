@@ -78,6 +78,9 @@ void check(const RunOptions& options) {
   if (!options.batch_in.empty() && (options.chat || !options.images.empty())) {
     refuse("--batch takes its images from the records; drop --image and --chat");
   }
+  for (const std::string& image : options.images) {
+    if (image.empty()) refuse("--image is empty; give the path of a PNG, JPEG or BMP file");
+  }
   if (options.chat && options.json) refuse("--chat answers in a terminal; drop --json");
   if (!options.chat && options.batch_in.empty() && options.images.empty() &&
       options.prompt.empty()) {
