@@ -9,6 +9,7 @@ The checkpoints are damaged copies of a tiny golden one. KVLM_BUILD is the build
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -586,6 +587,8 @@ class Batches(VlmRun):
         self.assert_refused(self.batch(), 1, [str(self.output), "regular file"])
 
     def test_a_cache_for_no_more_sequences_than_records(self):
+        if re.search(rb"__[at]san_init", PROGRAM.read_bytes()):
+            self.skipTest("a sanitizer maps more memory than any limit that could show this")
         self.write_input(1)
         for size in (1, 4000):
             self.output.unlink(missing_ok=True)
