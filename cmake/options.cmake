@@ -22,6 +22,7 @@ endif()
 find_program(KVLM_CCACHE ccache)
 if(KVLM_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${KVLM_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${KVLM_CCACHE})
 endif()
 
 # kvlm_library(name source...): one library of the project, one per folder.

@@ -97,8 +97,10 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
   cpu::attend_rows(pieces, q_per_kv, head_dim, scale, stream);
 }
 
-void merge_states(float* out, std::span<const SoftmaxState> parts, int queries,
-                  int head_dim) noexcept {
+namespace {
+
+void merge_on_host(float* out, std::span<const SoftmaxState> parts, int queries,
+                   int head_dim) noexcept {
   const auto dim = static_cast<size_t>(head_dim);
   for (size_t r = 0; r < static_cast<size_t>(queries); ++r) {
     float max = -std::numeric_limits<float>::infinity();
@@ -121,6 +123,15 @@ void merge_states(float* out, std::span<const SoftmaxState> parts, int queries,
     const float inverse = sum > 0 ? 1 / sum : 0.0f;
     for (size_t d = 0; d < dim; ++d) out_row[d] *= inverse;
   }
+}
+
+}  // namespace
+
+void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim, Stream& stream) {
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::merge_states(jobs, queries, head_dim, stream);
+  }
+  for (const MergeJob& job : jobs) merge_on_host(job.out, job.parts, queries, head_dim);
 }
 
 }  // namespace kvlm

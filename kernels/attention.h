@@ -57,12 +57,15 @@ struct DecodePiece {
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream);
 
-/// Merges `parts` states in order and normalises: out[r,:] = sum_p w_p out_p[r,:] / sum_p w_p
-/// sum_p[r] with w_p = exp(max_p - max). An empty state has no weight; a row that no part has seen
-/// becomes 0. On the CPU, by the calling thread.
-///
-///   out  (queries, head_dim) f32, dense; may be parts[0].out
-void merge_states(float* out, std::span<const SoftmaxState> parts, int queries,
-                  int head_dim) noexcept;
+/// States of the same queries over different rows, to become one output.
+struct MergeJob {
+  float* out = nullptr;  // (queries, head_dim) f32, dense; may be parts[0].out
+  std::span<const SoftmaxState> parts;
+};
+
+/// Merges the parts of every job in order and normalises: out[r,:] = sum_p w_p out_p[r,:] /
+/// sum_p w_p sum_p[r] with w_p = exp(max_p - max). An empty state has no weight; a row that no part
+/// has seen becomes 0. Allocates nothing. Asynchronous on CUDA; on the CPU by the calling thread.
+void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim, Stream& stream);
 
 }  // namespace kvlm

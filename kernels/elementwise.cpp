@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+#include <string_view>
+
 #include "kernels/base/error.h"
+#include "kernels/base/queue.h"
 #include "kernels/check.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cuda/elementwise.h"
@@ -30,6 +34,37 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
   if (y.elements() == 0) return;
   if (stream.device().kind == DeviceKind::kCuda) return cuda::gather_rows(y, table, ids, stream);
   cpu::gather_rows(y, table, ids, stream);
+}
+
+void copy(TensorView to, ConstTensorView from, Stream& stream) {
+  check::shape("copy", "from", from, to.shape(), "the shape of to");
+  check::dtype("copy", "from", from, to.dtype());
+  if (to.elements() == 0) return;
+  if (to.device().kind == DeviceKind::kCpu && from.device().kind == DeviceKind::kCpu) {
+    std::memcpy(to.data(), from.data(), to.bytes());
+    return;
+  }
+  check::on_stream("copy", "the tensor on a GPU", to.device().kind == DeviceKind::kCuda ? to : from,
+                   stream);
+  stream.queue().copy(to.data(), from.data(), to.bytes());
+}
+
+void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream) {
+  constexpr std::string_view kOp = "copy_columns";
+  check::rank(kOp, "y", y, 2, "(rows, width)");
+  check::rank(kOp, "x", x, 2, "(rows, columns)");
+  check::dtype(kOp, "y", y, DType::kF32);
+  check::dtype(kOp, "x", x, DType::kF32);
+  check::on_stream(kOp, "y", y, stream);
+  check::on_stream(kOp, "x", x, stream);
+  if (x.shape()[0] != y.shape()[0] || first < 0 || first + x.shape()[1] > y.shape()[1]) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("copy_columns: x of shape {} does not fit into columns {} on of {}",
+                            x.shape().str(), first, y.shape().str()));
+  }
+  if (x.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::copy_columns(y, first, x, stream);
+  cpu::copy_columns(y, first, x, stream);
 }
 
 void add(TensorView y, ConstTensorView x, Stream& stream) {

@@ -15,6 +15,16 @@ namespace kvlm {
 /// Throws Error{kInvalidArgument} on a mismatch or an id outside the table.
 void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids, Stream& stream);
 
+/// to = from between any devices, of which the stream's is one; equal shapes and dtypes. Memory of
+/// the host may be reused, or read, when it returns.
+void copy(TensorView to, ConstTensorView from, Stream& stream);
+
+/// y[r, first : first + columns] = x[r,:]: some columns of rows.
+///
+///   y  (rows, width)    f32
+///   x  (rows, columns)  f32
+void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream);
+
 /// y += x, element by element; equal shapes, f32 (CUDA also f16 | bf16).
 void add(TensorView y, ConstTensorView x, Stream& stream);
 

@@ -4,8 +4,10 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
 #include "kernels/cpu/matmul.h"
+#include "kernels/cuda/gemm.h"
 
 namespace kvlm {
 
@@ -30,7 +32,15 @@ uint64_t sum(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-double measure_read_rate(std::span<const std::byte> bytes, Stream& stream) {
+double measure_memory_rate(std::span<std::byte> bytes, Stream& stream) {
+  if (stream.device().kind == DeviceKind::kCuda) {
+    const size_t half = bytes.size() / 2;
+    stream.synchronize();
+    const Clock::time_point start = Clock::now();
+    stream.queue().copy(bytes.data() + half, bytes.data(), half);
+    stream.synchronize();
+    return static_cast<double>(2 * half) / seconds_since(start);
+  }
   constexpr size_t kBlock = size_t{1} << 20;
   const size_t blocks = bytes.size() / kBlock;
   std::vector<uint64_t> sums(blocks);
@@ -43,7 +53,10 @@ double measure_read_rate(std::span<const std::byte> bytes, Stream& stream) {
   return static_cast<double>(blocks * kBlock) / seconds + (impossible ? 1 : 0);
 }
 
-double measure_matrix_rate(int size, Stream& stream) {
+double measure_matrix_rate(int size, DType dtype, Stream& stream) {
+  const auto edge = static_cast<double>(size);
+  if (stream.device().kind == DeviceKind::kCuda)
+    return cuda::measure_matrix_rate(size, dtype, stream);
   const auto threads = static_cast<size_t>(stream.pool().threads());
   const auto n = static_cast<size_t>(size);
   std::vector<Tensor> x, w, y;
@@ -64,7 +77,6 @@ double measure_matrix_rate(int size, Stream& stream) {
   const Clock::time_point start = Clock::now();
   multiply_all();
   const double seconds = seconds_since(start);
-  const auto edge = static_cast<double>(size);
   return 2 * edge * edge * edge * static_cast<double>(threads) / seconds;
 }
 

@@ -4,18 +4,21 @@
 #include <span>
 
 #include "kernels/base/device.h"
+#include "kernels/base/dtype.h"
 
 namespace kvlm {
 
 /// What this machine can do at most, measured, not looked up: the roof that benchmarks are compared
 /// with, in the same run.
 
-/// Bytes per second of one pass of a plain read loop over `bytes` on all threads of the stream's
-/// pool. `bytes` should exceed the last cache several times.
-double measure_read_rate(std::span<const std::byte> bytes, Stream& stream);
+/// Bytes per second of one pass over `bytes`, which should exceed the last cache several times and
+/// lie on the stream's device: on the CPU a plain read loop on all threads of the stream's pool, on
+/// CUDA a copy of one half onto the other, both halves counted.
+double measure_memory_rate(std::span<std::byte> bytes, Stream& stream);
 
-/// Floating-point operations per second of one large product (size, size) * (size, size)^T in f32
-/// by the library itself, one product per thread of the stream's pool at once.
-double measure_matrix_rate(int size, Stream& stream);
+/// Floating-point operations per second of one large product (size, size) * (size, size)^T by the
+/// library itself: on the CPU in f32, one product per thread of the stream's pool at once; on CUDA
+/// with both operands in `dtype`.
+double measure_matrix_rate(int size, DType dtype, Stream& stream);
 
 }  // namespace kvlm

@@ -136,14 +136,16 @@ std::optional<DType> find_format(std::string_view name) noexcept {
 
 std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
                                        Device device) {
-  if (device.kind != DeviceKind::kCpu) {
-    return fmt::format("--kv {} is not built for {}; use --device cpu", canonical(spec),
-                       device_name(device));
-  }
   const Composition composition = compose(spec);
   try {
     if (auto reason = conflict(composition, make_parts(composition, shape, nullptr), shape)) {
       return fmt::format("--kv \"{}\" {}", canonical(spec), *reason);
+    }
+    if (device.kind != DeviceKind::kCpu && !is_plain(parts_of(spec, shape, nullptr))) {
+      return fmt::format(
+          "--kv {} is not built for {}, which serves f16, bf16 and f32; use "
+          "--device cpu",
+          canonical(spec), device_name(device));
     }
   } catch (const Error& error) {
     return error.what();

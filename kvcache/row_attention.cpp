@@ -19,7 +19,9 @@ void RowAttention::reserve(const CacheShape& shape, size_t lanes, size_t rows) {
   pieces_.reserve(pieces);
   states_.reserve(pieces);
   lanes_.reserve(lanes);
-  state_floats_.resize(std::max(state_floats_.size(), pieces * state_size(shape)));
+  merges_.reserve(lanes);
+  const size_t bytes = pieces * state_size(shape) * sizeof(float);
+  if (state_floats_.bytes() < bytes) state_floats_ = Buffer(device_, bytes);
 }
 
 void RowAttention::clear() noexcept {
@@ -40,7 +42,8 @@ void RowAttention::add_pieces(const float* q, const KeyValueRows& rows, const Ca
   const auto q_per_kv = static_cast<size_t>(shape.q_per_kv());
   for (int64_t first = 0; first < rows.rows; first += kRowsPerPiece) {
     const size_t skipped = static_cast<size_t>(first) * row_bytes;
-    float* state = state_floats_.data() + pieces_.size() * state_size(shape);
+    float* state =
+        reinterpret_cast<float*>(state_floats_.data()) + pieces_.size() * state_size(shape);
     pieces_.push_back({q,
                        {rows.keys + skipped, rows.values + skipped, rows.dtype,
                         std::min(kRowsPerPiece, rows.rows - first)},
@@ -52,12 +55,13 @@ void RowAttention::add_pieces(const float* q, const KeyValueRows& rows, const Ca
 void RowAttention::run(const CacheShape& shape, float scale, Stream& stream) {
   if (lanes_.empty()) return;
   attend_rows(pieces_, shape.q_per_kv(), shape.head_dim, scale, stream);
+  merges_.clear();
   size_t first = 0;
   for (const Lane& lane : lanes_) {
-    merge_states(lane.out, std::span(states_).subspan(first, lane.pieces), shape.q_per_kv(),
-                 shape.head_dim);
+    merges_.push_back({lane.out, std::span(states_).subspan(first, lane.pieces)});
     first += lane.pieces;
   }
+  merge_states(merges_, shape.q_per_kv(), shape.head_dim, stream);
 }
 
 }  // namespace kvlm

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/base/buffer.h"
 #include "kvcache/kv_cache.h"
 
 namespace kvlm {
@@ -14,6 +15,7 @@ namespace kvlm {
 /// threads nor on the other lanes. Allocates nothing within what reserve() announced.
 class RowAttention {
  public:
+  explicit RowAttention(Device device = {}) : device_(device) {}
   /// Room for `lanes` lanes that hold `rows` rows between them.
   void reserve(const CacheShape& shape, size_t lanes, size_t rows);
 
@@ -33,8 +35,10 @@ class RowAttention {
   };
   std::vector<DecodePiece> pieces_;
   std::vector<SoftmaxState> states_;
-  std::vector<float> state_floats_;  // per piece: max, sum (q_per_kv), out (q_per_kv, head_dim)
+  Device device_;
+  Buffer state_floats_;  // per piece: max, sum (q_per_kv), out (q_per_kv, head_dim)
   std::vector<Lane> lanes_;
+  std::vector<MergeJob> merges_;
 };
 
 }  // namespace kvlm

@@ -29,7 +29,8 @@ class RowCache final : public KvCache {
         shape_(shape),
         spec_(dtype_name(format)),
         arena_(device, arena_bytes),
-        destinations_(static_cast<size_t>(shape.kv_heads)) {}
+        destinations_(static_cast<size_t>(shape.kv_heads)),
+        decode_(device) {}
 
   const CacheShape& shape() const noexcept override { return shape_; }
   const std::string& spec() const noexcept override { return spec_; }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "kernels/activation.h"
@@ -32,17 +31,19 @@ struct Layer {
 /// A tensor that is made longer when a step needs more rows than any before.
 class RowBuffer {
  public:
+  explicit RowBuffer(Device device) : device_(device) {}
   TensorView rows(int64_t count, Shape row) {
     if (count * row.elements() > capacity_) {
       capacity_ = count * row.elements();
-      tensor_ = Tensor(DType::kF32, {capacity_});
+      tensor_ = Tensor(DType::kF32, {capacity_}, device_);
     }
     float* data = tensor_.as<float>();
     const Shape shape = row.rank() == 1 ? Shape{count, row[0]} : Shape{count, row[0], row[1]};
-    return {data, DType::kF32, shape};
+    return {data, DType::kF32, shape, device_};
   }
 
  private:
+  Device device_;
   Tensor tensor_;
   int64_t capacity_ = 0;
 };
@@ -66,7 +67,8 @@ class Llama final : public Decoder {
 
  private:
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
-  void fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin) const;
+  void fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin,
+                   Stream& stream);
   void attention_block(int index, TensorView x, TensorView normed, ConstTensorView cos,
                        ConstTensorView sin, KvCache& cache, Stream& stream);
   void mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream);
@@ -82,7 +84,10 @@ class Llama final : public Decoder {
   ConstTensorView lm_head_;     // (vocab, hidden)
   std::vector<Layer> layers_;
 
-  RowBuffer normed_, q_, k_, v_, gate_, up_, cos_, sin_, last_, logits_;
+  Device device_;
+  RowBuffer normed_{device_}, q_{device_}, k_{device_}, v_{device_}, gate_{device_}, up_{device_};
+  RowBuffer cos_{device_}, sin_{device_}, last_{device_}, logits_{device_};
+  RowBuffer host_cos_{Device{}}, host_sin_{Device{}};  // angles are made on the host
 };
 
 Linear Llama::take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias) {
@@ -94,7 +99,7 @@ Linear Llama::take_linear(WeightMap& weights, const std::string& name, int out, 
 }
 
 Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& prefix)
-    : config_(config), angles_(config.rope) {
+    : config_(config), angles_(config.rope), device_(weights.device()) {
   const int hidden = config.hidden;
   const int q_width = config.q_heads * config.head_dim;
   const int kv_width = config.kv_heads * config.head_dim;
@@ -125,13 +130,11 @@ Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& p
   if (tied && !weights.contains(embed_name)) {
     embeddings_ = lm_head_ = weights.take("lm_head.weight", table);
   } else {
+    const bool has_head = weights.contains("lm_head.weight");
+    const bool same = tied && has_head && weights.same(embed_name, "lm_head.weight");
     embeddings_ = weights.take(embed_name, table);
-    lm_head_ = tied && !weights.contains("lm_head.weight") ? embeddings_
-                                                           : weights.take("lm_head.weight", table);
-    if (tied && lm_head_.dtype() == embeddings_.dtype() &&
-        std::memcmp(lm_head_.data(), embeddings_.data(), lm_head_.bytes()) == 0) {
-      lm_head_ = embeddings_;
-    }
+    if (has_head || !tied) lm_head_ = weights.take("lm_head.weight", table);
+    if (same || (tied && !has_head)) lm_head_ = embeddings_;
   }
   step_weight_bytes_ += lm_head_.bytes();
   weight_bytes_ =
@@ -139,14 +142,22 @@ Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& p
   owners_ = weights.owners();
 }
 
-void Llama::fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin) const {
+void Llama::fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin,
+                        Stream& stream) {
+  const bool here = device_.kind == DeviceKind::kCpu;
+  const Shape width{cos.shape()[1]};
+  const TensorView host_cos = here ? cos : host_cos_.rows(cos.shape()[0], width);
+  const TensorView host_sin = here ? sin : host_sin_.rows(sin.shape()[0], width);
   int64_t row = 0;
   for (const StepRows& rows : sequences) {
     const int32_t last = *std::max_element(rows.positions.begin(), rows.positions.end());
-    angles_.fill(rows.positions, int64_t{last} + 1, cos.slice(row, rows.rows),
-                 sin.slice(row, rows.rows));
+    angles_.fill(rows.positions, int64_t{last} + 1, host_cos.slice(row, rows.rows),
+                 host_sin.slice(row, rows.rows));
     row += rows.rows;
   }
+  if (here) return;
+  copy(cos, host_cos, stream);
+  copy(sin, host_sin, stream);
 }
 
 void Llama::attention_block(int index, TensorView x, TensorView normed, ConstTensorView cos,
@@ -205,7 +216,7 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
   const TensorView cos = cos_.rows(rows, {half});
   const TensorView sin = sin_.rows(rows, {half});
   const TensorView normed = normed_.rows(rows, {config_.hidden});
-  fill_angles(step.sequences, cos, sin);
+  fill_angles(step.sequences, cos, sin, stream);
 
   cache.begin(step.sequences);
   if (cache.needs().prompt_embeddings) cache.give_embeddings(x, stream);

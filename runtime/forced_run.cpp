@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/elementwise.h"
+
 namespace kvlm {
 
 EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
@@ -27,8 +29,8 @@ ForcedRun::ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded,
   const auto text = std::count(prompt.modality.begin(), prompt.modality.end(), kTextRow);
   id_ = cache.open({rows, rows - static_cast<int>(text), rows + max_tokens}, "the forced text");
   try {
-    embedding_ = Tensor(DType::kF32, {1, model.decoder().hidden()});
-    Tensor all(DType::kF32, {rows, model.decoder().hidden()});
+    embedding_ = Tensor(DType::kF32, {1, model.decoder().hidden()}, stream.device());
+    Tensor all(DType::kF32, {rows, model.decoder().hidden()}, stream.device());
     embed_prompt(model, prompt, 0, encoded.pictures, all, stream);
     position_shift_ = prompt.positions.back() + 1 - rows;
     forward({id_, rows, true, true, prompt.positions, prompt.modality}, all);
@@ -49,8 +51,8 @@ void ForcedRun::feed(int32_t token) {
 void ForcedRun::forward(const StepRows& step, Tensor& embeddings) {
   const ConstTensorView row =
       model_->decoder().forward({std::span(&step, 1), embeddings, false}, *cache_, *stream_, {});
-  stream_->synchronize();
-  logits_.assign(row.as<float>(), row.as<float>() + model_->decoder().vocab_size());
+  logits_.resize(static_cast<size_t>(model_->decoder().vocab_size()));
+  copy(TensorView(logits_.data(), DType::kF32, row.shape()), row, *stream_);
 }
 
 }  // namespace kvlm

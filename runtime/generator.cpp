@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/elementwise.h"
 
 namespace kvlm {
 
@@ -122,6 +123,17 @@ Generator::Generator(Model& model, KvCache& cache, Stream& stream)
 
 Generator::~Generator() = default;
 
+void Generator::set_tap(Tap tap) {
+  tap_ = std::move(tap);
+  if (!tap_ || stream_->device().kind == DeviceKind::kCpu) return;
+  tap_ = [on_host = std::move(tap_), stream = stream_](std::string_view name,
+                                                       ConstTensorView tensor) {
+    Tensor copied(tensor.dtype(), tensor.shape());
+    copy(copied, tensor, *stream);
+    on_host(name, copied);
+  };
+}
+
 void Generator::prepare(Sequence& sequence) {
   const GenerationRequest& request = sequence.request;
   sequence.timings = {};
@@ -179,7 +191,7 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
   sequence.timings.vision_ms += milliseconds(vision_start, prefill_start);
 
   const auto rows = static_cast<int64_t>(sequence.prompt.ids.size()) - first;
-  Tensor embeddings(DType::kF32, {rows, model_->decoder().hidden()});
+  Tensor embeddings(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());
   embed_prompt(*model_, sequence.prompt, first, pictures, embeddings, *stream_);
   if (tap_) tap_("inputs_embeds", embeddings);
   const auto skipped = static_cast<size_t>(first);
@@ -201,7 +213,8 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
 
   const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
   const ConstTensorView last = logits.slice(logits.shape()[0] - 1, 1);
-  std::vector<float> row(last.as<float>(), last.as<float>() + vocab);
+  std::vector<float> row(vocab);
+  copy(TensorView(row.data(), DType::kF32, last.shape()), last, *stream_);
   const int32_t token = sequence.sampler->sample(row);
   sequence.first_token = Clock::now();
   sequence.timings.prefill_ms = milliseconds(prefill_start, sequence.first_token);
@@ -237,7 +250,10 @@ int Generator::admit(GenerationRequest request, OnText on_text) {
   rows_.reserve(slots);
   ids_.reserve(slots);
   if (embeddings_.empty() || embeddings_.shape()[0] < static_cast<int64_t>(slots)) {
-    embeddings_ = Tensor(DType::kF32, {static_cast<int64_t>(slots), model_->decoder().hidden()});
+    embeddings_ = Tensor(DType::kF32, {static_cast<int64_t>(slots), model_->decoder().hidden()},
+                         stream_->device());
+    host_logits_ =
+        Tensor(DType::kF32, {static_cast<int64_t>(slots), model_->decoder().vocab_size()});
   }
   return key;
 }
@@ -300,9 +316,10 @@ void Generator::step() {
   model_->decoder().embed(ids_, embeddings, *stream_);
   const TensorView logits =
       model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
-  stream_->synchronize();
+  const TensorView host = host_logits_.view().slice(0, logits.shape()[0]);
+  copy(host, logits, *stream_);
   const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
-  float* row = logits.as<float>();
+  float* row = host.as<float>();
   for (Sequence* sequence : stepping_) {
     sequence->cached_ids.push_back(sequence->tokens.back());
     accept(*sequence, sequence->sampler->sample(std::span(row, vocab)));

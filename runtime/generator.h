@@ -83,7 +83,7 @@ class Generator {
   GenerationResult take(int key);
 
   /// Called with every named activation of a prefill; for goldens.
-  void set_tap(Tap tap) { tap_ = std::move(tap); }
+  void set_tap(Tap tap);
   /// Reserves this many tokens for every sequence, so that resume() has room; at most the model's
   /// context. 0 means just what each request needs, without resume().
   void set_session_rows(int rows) noexcept { session_rows_ = rows; }
@@ -106,7 +106,8 @@ class Generator {
   std::vector<Sequence*> stepping_;
   std::vector<StepRows> rows_;
   std::vector<int32_t> ids_;
-  Tensor embeddings_;  // (sequences, hidden)
+  Tensor embeddings_;   // (sequences, hidden)
+  Tensor host_logits_;  // (sequences, vocab), on the host
 };
 
 }  // namespace kvlm

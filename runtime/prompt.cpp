@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kernels/base/error.h"
+#include "kernels/elementwise.h"
 
 namespace kvlm {
 
@@ -55,19 +56,28 @@ Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
 void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
                   std::span<const Tensor> pictures, TensorView rows, Stream& stream) {
   const int64_t count = rows.shape()[0];
-  const auto width = static_cast<size_t>(rows.shape()[1]);
   model.decoder().embed(
       std::span(prompt.ids).subspan(static_cast<size_t>(first), static_cast<size_t>(count)), rows,
       stream);
-  std::vector<size_t> next(pictures.size(), 0);  // row of each picture that comes next
-  for (int64_t row = 0; row < first + count; ++row) {
+  // Rows of one picture that follow each other are copied together.
+  std::vector<int64_t> next(pictures.size(), 0);  // row of each picture that comes next
+  for (int64_t row = 0; row < first + count;) {
     const int16_t tag = prompt.modality[static_cast<size_t>(row)];
-    if (tag == kTextRow) continue;
-    const auto picture = static_cast<size_t>(tag);
-    const size_t source = next[picture]++;
-    if (row < first) continue;
-    std::copy_n(pictures[picture].as<float>() + source * width, width,
-                rows.as<float>() + static_cast<size_t>(row - first) * width);
+    int64_t end = row + 1;
+    while (end < first + count && end != first &&
+           prompt.modality[static_cast<size_t>(end)] == tag) {
+      ++end;
+    }
+    const int64_t run = end - row;
+    if (tag != kTextRow) {
+      const auto picture = static_cast<size_t>(tag);
+      if (row >= first) {
+        copy(rows.slice(row - first, run), pictures[picture].view().slice(next[picture], run),
+             stream);
+      }
+      next[picture] += run;
+    }
+    row = end;
   }
 }
 

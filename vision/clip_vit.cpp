@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/attention.h"
 #include "kernels/base/error.h"
@@ -63,20 +62,21 @@ class ClipVit final : public VisionEncoder {
   void embed(ConstTensorView pixels, Stream& stream, const VisionTap& tap);
   void run(const Layer& layer, Stream& stream);
   /// Copies hidden state `state` into its columns of features_, if it is one of the selected.
-  void select(int state);
+  void select(int state, Stream& stream);
 
   ClipConfig config_;
   int patches_;
   std::vector<int> selected_;  // hidden states to return, 0-based, in order
   std::vector<std::shared_ptr<const void>> owners_;
   size_t weight_bytes_ = 0;
-  ConstTensorView patch_weight_;  // (hidden, 3 * patch * patch)
-  Tensor class_embedding_;        // (1, hidden) f32
-  Tensor positions_;              // (patches + 1, hidden) f32
+  ConstTensorView patch_weight_;     // (hidden, 3 * patch * patch)
+  ConstTensorView class_embedding_;  // (hidden,) f32
+  ConstTensorView positions_;        // (patches + 1, hidden) f32
   Affine pre_norm_;
   std::vector<Layer> layers_;
 
-  Tensor patch_rows_;              // (patches, 3 * patch * patch)
+  Tensor patch_rows_;              // (patches, 3 * patch * patch), cut on the host
+  Tensor placed_rows_;             // the same on the model's device, where that is another
   Tensor x_, normed_, q_, k_, v_;  // (patches + 1, hidden)
   Tensor inner_;                   // (patches + 1, intermediate)
   Tensor features_;                // (tokens, width)
@@ -92,12 +92,6 @@ Affine ClipVit::take(WeightMap& weights, const std::string& name, Shape shape) {
 Affine ClipVit::take_norm(WeightMap& weights, const std::string& name) {
   return {weights.take_f32(name + ".weight", {config_.hidden}),
           weights.take_f32(name + ".bias", {config_.hidden})};
-}
-
-Tensor copy_f32(ConstTensorView view) {
-  Tensor copy(DType::kF32, view.shape());
-  std::memcpy(copy.as<float>(), view.as<float>(), view.bytes());
-  return copy;
 }
 
 ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string& prefix)
@@ -123,9 +117,9 @@ ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string
   patch_weight_ =
       weights.take(prefix + "embeddings.patch_embedding.weight", {hidden, 3, patch, patch})
           .reshape({hidden, 3 * patch * patch});
-  class_embedding_ = copy_f32(weights.take_f32(prefix + "embeddings.class_embedding", {hidden}));
-  positions_ = copy_f32(
-      weights.take_f32(prefix + "embeddings.position_embedding.weight", {patches_ + 1, hidden}));
+  class_embedding_ = weights.take_f32(prefix + "embeddings.class_embedding", {hidden});
+  positions_ =
+      weights.take_f32(prefix + "embeddings.position_embedding.weight", {patches_ + 1, hidden});
   pre_norm_ = take_norm(weights, prefix + "pre_layrnorm");
   for (int i = 0; i < needed; ++i) {
     const std::string name = fmt::format("{}encoder.layers.{}.", prefix, i);
@@ -144,20 +138,30 @@ ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string
   owners_ = weights.owners();
 
   const int rows = patches_ + 1;
+  const Device device = weights.device();
   patch_rows_ = Tensor(DType::kF32, {patches_, 3 * patch * patch});
-  for (Tensor* tensor : {&x_, &normed_, &q_, &k_, &v_})
-    *tensor = Tensor(DType::kF32, {rows, hidden});
-  inner_ = Tensor(DType::kF32, {rows, config.intermediate});
-  features_ = Tensor(DType::kF32, {tokens(), width()});
+  if (device.kind != DeviceKind::kCpu) {
+    placed_rows_ = Tensor(DType::kF32, {patches_, 3 * patch * patch}, device);
+  }
+  for (Tensor* tensor : {&x_, &normed_, &q_, &k_, &v_}) {
+    *tensor = Tensor(DType::kF32, {rows, hidden}, device);
+  }
+  inner_ = Tensor(DType::kF32, {rows, config.intermediate}, device);
+  features_ = Tensor(DType::kF32, {tokens(), width()}, device);
 }
 
 void ClipVit::embed(ConstTensorView pixels, Stream& stream, const VisionTap& tap) {
   cut_patches(pixels, config_.patch_size, patch_rows_);
+  ConstTensorView rows = patch_rows_;
+  if (!placed_rows_.empty()) {
+    copy(placed_rows_, patch_rows_, stream);
+    rows = placed_rows_;
+  }
   const TensorView x = x_.view();
   const TensorView patches = x.slice(1, patches_);
-  linear(patches, patch_rows_, patch_weight_, {}, false, stream);
+  linear(patches, rows, patch_weight_, {}, false, stream);
   if (tap) tap("vision.patch_embed", patches);
-  std::copy_n(class_embedding_.as<float>(), config_.hidden, x.as<float>());
+  copy(x.slice(0, 1), class_embedding_.reshape({1, config_.hidden}), stream);
   add(x, positions_, stream);
   if (tap) tap("vision.embeddings", x);
   layer_norm(x, x, pre_norm_.weight, pre_norm_.bias, config_.eps, stream);
@@ -183,17 +187,12 @@ void ClipVit::run(const Layer& layer, Stream& stream) {
   linear(x_, inner_, layer.fc2.weight, layer.fc2.bias, /*add=*/true, stream);
 }
 
-void ClipVit::select(int state) {
+void ClipVit::select(int state, Stream& stream) {
   const int skipped = config_.keep_class_token ? 0 : 1;
   for (size_t i = 0; i < selected_.size(); ++i) {
     if (selected_[i] != state) continue;
-    for (int row = 0; row < tokens(); ++row) {
-      std::copy_n(
-          x_.as<float>() + static_cast<size_t>(row + skipped) * static_cast<size_t>(config_.hidden),
-          config_.hidden,
-          features_.as<float>() + static_cast<size_t>(row) * static_cast<size_t>(width()) +
-              i * static_cast<size_t>(config_.hidden));
-    }
+    copy_columns(features_, static_cast<int64_t>(i) * config_.hidden,
+                 x_.view().slice(skipped, tokens()), stream);
   }
 }
 
@@ -206,11 +205,11 @@ ConstTensorView ClipVit::encode(ConstTensorView pixels, Stream& stream, const Vi
                             expected.str(), pixels.shape().str()));
   }
   embed(pixels, stream, tap);
-  select(0);
+  select(0, stream);
   for (size_t i = 0; i < layers_.size(); ++i) {
     run(layers_[i], stream);
     if (tap) tap(fmt::format("vision.layer.{}", i), x_);
-    select(static_cast<int>(i) + 1);
+    select(static_cast<int>(i) + 1, stream);
   }
   if (tap) tap("vision.selected", features_);
   return features_;

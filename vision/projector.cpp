@@ -21,8 +21,8 @@ size_t MlpProjector::weight_bytes() const noexcept { return weight1_.bytes() + w
 Tensor MlpProjector::project(ConstTensorView features, Stream& stream) const {
   const int64_t rows = features.shape()[0];
   const int64_t width = weight1_.shape()[0];
-  Tensor inner(DType::kF32, {rows, width});
-  Tensor out(DType::kF32, {rows, width});
+  Tensor inner(DType::kF32, {rows, width}, stream.device());
+  Tensor out(DType::kF32, {rows, width}, stream.device());
   linear(inner, features, weight1_, bias1_, false, stream);
   activate(inner, activation_, stream);
   linear(out, inner, weight2_, bias2_, false, stream);

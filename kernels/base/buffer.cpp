@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/queue.h"
 
 namespace kvlm {
 
@@ -20,9 +21,9 @@ constexpr size_t kHugePage = size_t{2} << 20;
 }  // namespace
 
 Buffer::Buffer(Device device, size_t bytes) : device_(device), bytes_(bytes) {
-  if (device.kind != DeviceKind::kCpu) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("device {} is not built in; use --device cpu", device_name(device)));
+  if (device.kind == DeviceKind::kCuda) {
+    data_ = cuda::allocate(device.index, bytes);
+    return;
   }
   if (bytes == 0) return;
   const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : kAlignment;
@@ -38,7 +39,16 @@ Buffer::Buffer(Device device, size_t bytes) : device_(device), bytes_(bytes) {
   if (alignment == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);  // a wish: it may be refused
 }
 
-Buffer::~Buffer() { std::free(data_); }
+Buffer::~Buffer() { free(); }
+
+void Buffer::free() noexcept {
+  if (device_.kind == DeviceKind::kCuda) {
+    cuda::release(device_.index, data_);
+  } else {
+    std::free(data_);
+  }
+  data_ = nullptr;
+}
 
 Buffer::Buffer(Buffer&& other) noexcept
     : device_(other.device_),
@@ -47,7 +57,7 @@ Buffer::Buffer(Buffer&& other) noexcept
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
-    std::free(data_);
+    free();
     device_ = other.device_;
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);

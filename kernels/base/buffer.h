@@ -24,6 +24,8 @@ class Buffer {
   Device device() const noexcept { return device_; }
 
  private:
+  void free() noexcept;
+
   Device device_{};
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/buffer.h"
+#include "kernels/base/queue.h"
 
 namespace kvlm {
 
@@ -16,8 +17,12 @@ struct Stream::Scratch {
   std::vector<Buffer> of_worker;
 };
 
-Stream::Stream(ThreadPool& pool) : pool_(&pool), scratch_(std::make_unique<Scratch>()) {
+Stream::Stream(ThreadPool& pool) : Stream(pool, Device{}) {}
+
+Stream::Stream(ThreadPool& pool, Device device)
+    : device_(device), pool_(&pool), scratch_(std::make_unique<Scratch>()) {
   scratch_->of_worker.resize(static_cast<size_t>(pool.threads()));
+  if (device.kind == DeviceKind::kCuda) queue_ = std::make_unique<cuda::Queue>(device.index);
 }
 
 Stream::~Stream() = default;
@@ -28,6 +33,10 @@ std::byte* Stream::scratch(int worker, size_t bytes) {
   return buffer.data();
 }
 
-void Stream::synchronize() {}
+void* Stream::native() const noexcept { return queue_ ? queue_->native() : nullptr; }
+
+void Stream::synchronize() {
+  if (queue_) queue_->synchronize();
+}
 
 }  // namespace kvlm

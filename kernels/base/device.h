@@ -9,6 +9,10 @@
 
 namespace kvlm {
 
+namespace cuda {
+class Queue;
+}
+
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
 /// Where bytes live and arithmetic runs.
@@ -29,6 +33,9 @@ class Stream {
  public:
   /// A CPU stream that runs its parallel loops on `pool`, which must outlive it.
   explicit Stream(ThreadPool& pool);
+  /// A stream on `device`; `pool` serves what is done on the host. Throws Error{kUnsupported} if
+  /// there is no such GPU, or none in this build.
+  Stream(ThreadPool& pool, Device device);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -36,7 +43,9 @@ class Stream {
   Device device() const noexcept { return device_; }
   ThreadPool& pool() const noexcept { return *pool_; }
   /// The device's own handle (a cudaStream_t on CUDA, null on the CPU).
-  void* native() const noexcept { return native_; }
+  void* native() const noexcept;
+  /// What a stream has on a GPU; only on CUDA.
+  cuda::Queue& queue() const noexcept { return *queue_; }
   /// Scratch of at least `bytes` for one worker of pool(), 64-byte aligned, kept and grown between
   /// calls, so that a warmed-up loop allocates nothing. Worker w may be asked for only by the task
   /// that runs as w; the contents are lost at the next call for w.
@@ -48,7 +57,7 @@ class Stream {
   struct Scratch;
   Device device_{};
   ThreadPool* pool_;
-  void* native_ = nullptr;
+  std::unique_ptr<cuda::Queue> queue_;
   std::unique_ptr<Scratch> scratch_;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/queue.h"
 
 namespace kvlm {
 
@@ -74,6 +75,28 @@ std::optional<ConstTensorView> WeightMap::take_if(std::string_view name, const S
 }
 
 ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
+  return placed(take_on_host(name, shape));
+}
+
+ConstTensorView WeightMap::placed(ConstTensorView view) {
+  if (view.device() == device_) return view;
+  auto tensor = std::make_shared<Tensor>(view.dtype(), view.shape(), device_);
+  cuda::copy_now(tensor->view().data(), view.data(), view.bytes());
+  owners_.push_back(tensor);
+  return std::as_const(*tensor).view();
+}
+
+bool WeightMap::same(std::string_view a, std::string_view b) const {
+  const auto first = tensors_.find(a);
+  const auto second = tensors_.find(b);
+  if (first == tensors_.end() || second == tensors_.end()) return false;
+  const ConstTensorView& x = first->second.view;
+  const ConstTensorView& y = second->second.view;
+  return x.dtype() == y.dtype() && x.shape() == y.shape() &&
+         std::memcmp(x.data(), y.data(), x.bytes()) == 0;
+}
+
+ConstTensorView WeightMap::take_on_host(std::string_view name, const Shape& shape) {
   const auto place = tensors_.find(name);
   if (place == tensors_.end() && make_) {
     std::shared_ptr<Tensor> made = make_(name, shape);
@@ -108,11 +131,12 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
-  const ConstTensorView view = take(name, shape);
-  if (view.dtype() == DType::kF32) return view;
+  const ConstTensorView view = take_on_host(name, shape);
+  if (view.dtype() == DType::kF32) return placed(view);
   auto tensor = converted(view, DType::kF32);
-  owners_.push_back(tensor);
-  return std::as_const(*tensor).view();
+  const ConstTensorView wide = std::as_const(*tensor).view();
+  if (wide.device() == device_) owners_.push_back(tensor);
+  return placed(wide);
 }
 
 std::vector<std::string> WeightMap::remaining() const {

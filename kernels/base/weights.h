@@ -52,6 +52,12 @@ class WeightMap {
   /// Throws Error{kCorruptFile} if two names become one.
   void rename(const std::function<std::string(std::string_view)>& rule);
 
+  /// From now on take() copies what it returns to `device`, in memory that the map then owns.
+  void place_on(Device device) { device_ = device; }
+  Device device() const noexcept { return device_; }
+  /// Whether two tensors that nobody took yet hold the same numbers of the same dtype.
+  bool same(std::string_view a, std::string_view b) const;
+
   /// Everything that keeps taken views alive; a model stores it beside its views.
   std::vector<std::shared_ptr<const void>> owners() const { return owners_; }
 
@@ -66,10 +72,13 @@ class WeightMap {
   };
 
   void insert(std::string name, Entry entry);
+  ConstTensorView take_on_host(std::string_view name, const Shape& shape);
+  ConstTensorView placed(ConstTensorView view);
 
   std::map<std::string, Entry, std::less<>> tensors_;
   std::vector<std::shared_ptr<const void>> owners_;
   Maker make_;
+  Device device_{};
 };
 
 }  // namespace kvlm

@@ -1,5 +1,6 @@
 #include "kernels/cpu/elementwise.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/blocks.h"
@@ -97,6 +98,14 @@ void add(TensorView y, ConstTensorView x, Stream& stream) {
   for_blocks(stream, static_cast<size_t>(y.elements()), 1, [&](size_t begin, size_t end) {
     HWY_DYNAMIC_DISPATCH(add_span)(y.as<float>() + begin, x.as<float>() + begin, end - begin);
   });
+}
+
+void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream&) {
+  const int64_t width = y.shape()[1];
+  const int64_t columns = x.shape()[1];
+  for (int64_t row = 0; row < x.shape()[0]; ++row) {
+    std::copy_n(x.as<float>() + row * columns, columns, y.as<float>() + row * width + first);
+  }
 }
 
 void convert(TensorView y, ConstTensorView x, Stream& stream) {

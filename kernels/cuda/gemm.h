@@ -10,4 +10,7 @@ namespace kvlm::cuda {
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream);
 
+/// kvlm::measure_matrix_rate() on a GPU.
+double measure_matrix_rate(int size, DType dtype, Stream& stream);
+
 }  // namespace kvlm::cuda

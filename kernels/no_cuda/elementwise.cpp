@@ -8,6 +8,8 @@ void gather_rows(TensorView, ConstTensorView, std::span<const int32_t>, Stream&)
   refuse("gather_rows");
 }
 
+void copy_columns(TensorView, int64_t, ConstTensorView, Stream&) { refuse("copy_columns"); }
+
 void add(TensorView, ConstTensorView, Stream&) { refuse("add"); }
 
 void convert(TensorView, ConstTensorView, Stream&) { refuse("convert"); }

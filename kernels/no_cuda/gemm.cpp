@@ -8,4 +8,6 @@ void linear(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, bool,
   refuse("linear");
 }
 
+double measure_matrix_rate(int, DType, Stream&) { refuse("measure_matrix_rate"); }
+
 }  // namespace kvlm::cuda

@@ -156,7 +156,8 @@ void refuse_leftovers(const WeightMap& weights) {
   }
 }
 
-Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream&) : name_(source.name) {
+Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream& stream)
+    : name_(source.name) {
   const ConfigReader config(source.config, "config.json");
   const LlavaConfig llava = parse(config);
   image_id_ = llava.image_id;
@@ -170,6 +171,7 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream&) : name
   WeightMap& weights = source.weights;
   weights.rename(&canonical_llava_name);
   if (options.dtype) weights.convert(*options.dtype);
+  weights.place_on(stream.device());
   tower_ = make_clip_vit(llava.vision, weights, "model.vision_tower.");
   projector_ =
       std::make_unique<MlpProjector>(tower_->width(), llava.text.hidden, llava.projector_activation,

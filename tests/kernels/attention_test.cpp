@@ -17,6 +17,13 @@
 namespace kvlm {
 namespace {
 
+void merge_one(float* out, std::span<const SoftmaxState> parts, int queries, int head_dim) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const MergeJob job{out, parts};
+  merge_states({&job, 1}, queries, head_dim, stream);
+}
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kTolerance = 1e-5;
 
@@ -331,8 +338,7 @@ struct Piece {
   std::vector<float> merged() {
     std::vector<float> result(q.size());
     const SoftmaxState part = state();
-    merge_states(result.data(), {&part, 1}, static_cast<int>(max.size()),
-                 static_cast<int>(head_dim));
+    merge_one(result.data(), {&part, 1}, static_cast<int>(max.size()), static_cast<int>(head_dim));
     return result;
   }
 
@@ -467,10 +473,10 @@ TEST(AttendRows, PiecesMergeToTheWhole) {
     }
     attend_rows(pieces, kQueries, static_cast<int>(head_dim), 0.1f, stream);
     std::vector<float> merged(kQueries * head_dim);
-    merge_states(merged.data(), states, kQueries, static_cast<int>(head_dim));
+    merge_one(merged.data(), states, kQueries, static_cast<int>(head_dim));
     EXPECT_LE(normalised_error(merged, expected), 1e-6);
     // In place of the first part.
-    merge_states(states[0].out, states, kQueries, static_cast<int>(head_dim));
+    merge_one(states[0].out, states, kQueries, static_cast<int>(head_dim));
     EXPECT_EQ(parts[0].out, merged);
   }
 }
@@ -551,10 +557,10 @@ TEST(MergeStates, IgnoresEmptyStates) {
   const std::vector<SoftmaxState> parts = {
       {&max[0], &sum[0], &out[0]}, {&max[1], &sum[1], &out[2]}, {&max[2], &sum[2], &out[4]}};
   std::vector<float> merged(2, std::nanf(""));
-  merge_states(merged.data(), parts, 1, 2);
+  merge_one(merged.data(), parts, 1, 2);
   EXPECT_THAT(merged, testing::ElementsAre(2.0f, 3.0f));
   // Nothing seen at all.
-  merge_states(merged.data(), std::span(parts).first(1), 1, 2);
+  merge_one(merged.data(), std::span(parts).first(1), 1, 2);
   EXPECT_THAT(merged, testing::ElementsAre(0.0f, 0.0f));
 }
 
@@ -565,7 +571,7 @@ TEST(MergeStates, KeepsDistantMaximaApart) {
   const std::vector<SoftmaxState> parts = {{&max[0], &sum[0], &out[0]},
                                            {&max[1], &sum[1], &out[2]}};
   std::vector<float> merged(2);
-  merge_states(merged.data(), parts, 1, 2);
+  merge_one(merged.data(), parts, 1, 2);
   EXPECT_THAT(merged, testing::ElementsAre(2.0f, 3.0f));
 }
 

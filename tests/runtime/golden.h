@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -25,6 +26,13 @@ namespace kvlm::test {
 
 inline std::filesystem::path golden_root() {
   return std::filesystem::path(KVLM_SOURCE_DIR) / "tests" / "golden";
+}
+
+/// Where models run: KVLM_TEST_DEVICE=cuda holds the goldens against a GPU.
+inline Device test_device() {
+  const char* name = std::getenv("KVLM_TEST_DEVICE");
+  return name != nullptr && std::string_view(name) == "cuda" ? Device{DeviceKind::kCuda, 0}
+                                                             : Device{};
 }
 
 inline std::string read_file(const std::filesystem::path& path) {
@@ -92,7 +100,7 @@ class LoadedModel {
                        int threads = 1, const std::function<void(ModelSource&)>& edit = {})
       : checkpoint_(std::make_unique<Checkpoint>(folder)),
         pool_(std::make_unique<ThreadPool>(threads)),
-        stream_(std::make_unique<Stream>(*pool_)) {
+        stream_(std::make_unique<Stream>(*pool_, test_device())) {
     const std::string name = folder.filename().string();
     ModelSource source = open_source(*checkpoint_, name);
     if (edit) edit(source);
@@ -109,7 +117,7 @@ class LoadedModel {
     const CacheSpec parsed = parse_spec(spec);
     const CacheShape shape = model_->decoder().cache_shape();
     return make_cache(parsed, shape, sequences * reserved_bytes(parsed, shape, {rows, 0, rows}),
-                      {});
+                      test_device());
   }
 
  private:

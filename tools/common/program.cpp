@@ -13,6 +13,7 @@
 #include <exception>
 
 #include "kernels/base/error.h"
+#include "kernels/base/queue.h"
 #include "kernels/cpu_target.h"
 #include "tools/common/version.h"
 
@@ -90,10 +91,22 @@ std::string version_line() {
 }
 
 Device parse_device(const std::string& text) {
-  if (text == "auto" || text == "cpu") return {};
+  if (text == "cpu") return {};
+  if (text == "auto") {
+    return cuda::device_count() > 0 ? Device{DeviceKind::kCuda, 0} : Device{};
+  }
   if (text == "cuda" || text.starts_with("cuda:")) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("--device {} is not built into this program; use --device cpu", text));
+    int index = 0;
+    const char* end = text.data() + text.size();
+    if (text.size() > 4) {
+      const auto [rest, error] = std::from_chars(text.data() + 5, end, index);
+      if (error != std::errc() || rest != end || index < 0) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("--device is \"{}\"; expected auto, cpu or cuda[:N]", text));
+      }
+    }
+    static_cast<void>(cuda::device_facts(index));  // refused here, before anything is read
+    return {DeviceKind::kCuda, index};
   }
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("--device is \"{}\"; expected auto, cpu or cuda[:N]", text));

@@ -50,7 +50,7 @@ LoadOptions load_options(const SessionOptions& options) {
 
 struct Session::State {
   State(const SessionOptions& options, Device at)
-      : device(at), pool(options.threads), stream(pool), spec(read_spec(options.kv)) {
+      : device(at), pool(options.threads), stream(pool, at), spec(read_spec(options.kv)) {
     if (!options.kv_profile.empty()) profile = read_profile(options.kv_profile);
   }
 

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+// GPUs and their queues. A build without CUDA links no_cuda/queue.cpp instead, where there is no
+// GPU and everything else throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+/// GPUs that the driver shows; 0 without a driver.
+int device_count() noexcept;
+
+/// Why device_count() is 0, as a clause: "no CUDA driver is installed".
+std::string why_none();
+
+/// What a GPU is and has.
+struct DeviceFacts {
+  std::string name;  ///< "NVIDIA H100 80GB HBM3"
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+};
+
+/// Throws Error{kUnsupported} naming the GPUs there are, Error{kDevice} if it does not answer.
+DeviceFacts device_facts(int index);
+
+/// `bytes` on GPU `index`, 256-byte aligned. Throws Error{kOutOfMemory} naming both figures,
+/// Error{kDevice}.
+std::byte* allocate(int index, size_t bytes);
+void release(int index, std::byte* data) noexcept;
+
+/// Copies between any two addresses of host or GPU and waits for it.
+void copy_now(void* to, const void* from, size_t bytes);
+
+/// The queue of one Stream: everything given to it runs in order.
+class Queue {
+ public:
+  /// Throws like device_facts().
+  explicit Queue(int index);
+  ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  /// cudaStream_t.
+  void* native() const noexcept;
+  int multiprocessors() const noexcept;
+  /// Scratch number `slot`, grown as needed; its contents are lost when it grows. What was queued
+  /// before may still be using the same bytes, in order.
+  std::byte* scratch(int slot, size_t bytes);
+  /// Copies host bytes to the GPU; the address is valid for what is queued before the next call
+  /// but a few. `from` may be reused at once.
+  const std::byte* upload(const void* from, size_t bytes);
+  /// Copies between any two addresses of host or GPU in the queue's order. Host memory may be
+  /// reused, or read, when it returns.
+  void copy(void* to, const void* from, size_t bytes);
+  /// Waits. Throws Error{kDevice} if anything queued has failed.
+  void synchronize();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvlm::cuda

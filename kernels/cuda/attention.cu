@@ -1,0 +1,537 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/launch.cuh"
+
+namespace kvlm::cuda {
+
+namespace {
+
+[[noreturn]] void refuse_dim(const char* op, int head_dim) {
+  throw Error(ErrorCode::kUnsupported,
+              std::string(op) + ": head_dim " + std::to_string(head_dim) +
+                  " is not served on CUDA, which takes 1 to 256; use --device cpu");
+}
+
+__device__ float element(const std::byte* row, DType dtype, int i) {
+  switch (dtype) {
+    case DType::kF16:
+      return __half2float(reinterpret_cast<const __half*>(row)[i]);
+    case DType::kBF16:
+      return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
+    default:
+      return reinterpret_cast<const float*>(row)[i];
+  }
+}
+
+__device__ int size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+// ----------------------------------------------------------------------------------- f32 prefill
+
+constexpr int kTile = 64;      // queries, and keys, of a tile
+constexpr int kThreads = 256;  // 16 x 16, each of 4 queries by 4 keys
+constexpr int kSide = 16;
+
+struct Prompt {
+  float* out;
+  const float* q;
+  const float* k;
+  const float* v;
+  const KeyValueRows* past;  // (kv_heads, runs) on the GPU
+  int runs;
+  int64_t past_rows;
+  int64_t n;
+  int q_heads, kv_heads, head_dim;
+  bool causal;
+  float scale;
+};
+
+/// Where column `column` (past rows, then the prompt's own) of a kv_head lies, and its format.
+struct Located {
+  const std::byte* row;
+  DType dtype;
+};
+
+__device__ Located locate(const Prompt& p, int kv_head, int64_t column, bool values) {
+  if (column >= p.past_rows) {
+    const float* rows = values ? p.v : p.k;
+    return {reinterpret_cast<const std::byte*>(
+                rows + ((column - p.past_rows) * p.kv_heads + kv_head) * p.head_dim),
+            DType::kF32};
+  }
+  const KeyValueRows* run = p.past + kv_head * p.runs;
+  while (column >= run->rows) column -= (run++)->rows;
+  return {(values ? run->values : run->keys) + column * p.head_dim * size_of(run->dtype),
+          run->dtype};
+}
+
+/// Loads rows [first, first + kTile) of `columns` into tile[kTile][stride]; zeros beyond.
+template <int kDim>
+__device__ void load_tile(const Prompt& p, int kv_head, int64_t first, int64_t columns, bool values,
+                          float* tile, int stride) {
+  for (int row = static_cast<int>(threadIdx.x) / 32; row < kTile; row += kThreads / 32) {
+    const bool there = first + row < columns;
+    const Located from = there ? locate(p, kv_head, first + row, values) : Located{};
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < kDim; i += 32) {
+      tile[row * stride + i] = there && i < p.head_dim ? element(from.row, from.dtype, i) : 0.0f;
+    }
+  }
+}
+
+/// Online softmax over key tiles, for kTile queries of one head; all in f32.
+template <int kDim>
+__global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
+  constexpr int kStride = kDim + 4;
+  constexpr int kChannels = kDim / kSide;  // of the output, a thread
+  extern __shared__ float shared[];
+  float* q_tile = shared;
+  float* kv_tile = q_tile + kTile * kStride;
+  float* weights = kv_tile + kTile * kStride;  // (kTile, kTile + 4)
+  constexpr int kWeightStride = kTile + 4;
+
+  const int head = static_cast<int>(blockIdx.y);
+  const int kv_head = head / (p.q_heads / p.kv_heads);
+  // The longest tiles first.
+  const int64_t first_query = static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kTile;
+  const int tx = static_cast<int>(threadIdx.x) % kSide;
+  const int ty = static_cast<int>(threadIdx.x) / kSide;
+
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * kDim; i += kThreads) {
+    const int row = i / kDim;
+    const int channel = i % kDim;
+    const bool there = first_query + row < p.n && channel < p.head_dim;
+    q_tile[row * kStride + channel] =
+        there ? p.q[((first_query + row) * p.q_heads + head) * p.head_dim + channel] * p.scale
+              : 0.0f;
+  }
+
+  float maxima[4];
+  float sums[4] = {};
+  float out[4][kChannels] = {};
+  for (float& maximum : maxima) maximum = -INFINITY;
+  const int64_t columns = p.past_rows + p.n;
+  const int64_t seen = p.causal ? min(columns, p.past_rows + first_query + kTile) : columns;
+  for (int64_t first = 0; first < seen; first += kTile) {
+    __syncthreads();
+    load_tile<kDim>(p, kv_head, first, columns, false, kv_tile, kStride);
+    __syncthreads();
+    float scores[4][4] = {};
+    for (int i = 0; i < kDim; i += 4) {
+      float4 a[4];
+      float4 b[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        a[j] = *reinterpret_cast<const float4*>(q_tile + (ty * 4 + j) * kStride + i);
+        b[j] = *reinterpret_cast<const float4*>(kv_tile + (tx + kSide * j) * kStride + i);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int l = 0; l < 4; ++l) {
+          scores[j][l] += a[j].x * b[l].x + a[j].y * b[l].y + a[j].z * b[l].z + a[j].w * b[l].w;
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int64_t query = first_query + ty * 4 + j;
+      float maximum = -INFINITY;
+#pragma unroll
+      for (int l = 0; l < 4; ++l) {
+        const int64_t column = first + tx + kSide * l;
+        const bool hidden = column >= columns || (p.causal && column > p.past_rows + query);
+        if (hidden) scores[j][l] = -INFINITY;
+        maximum = fmaxf(maximum, scores[j][l]);
+      }
+#pragma unroll
+      for (int offset = kSide / 2; offset > 0; offset /= 2) {
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, offset));
+      }
+      const float larger = fmaxf(maxima[j], maximum);
+      const float shrink = larger == -INFINITY ? 1.0f : expf(maxima[j] - larger);
+      maxima[j] = larger;
+      float sum = 0;
+#pragma unroll
+      for (int l = 0; l < 4; ++l) {
+        const float weight = scores[j][l] == -INFINITY ? 0.0f : expf(scores[j][l] - larger);
+        weights[(ty * 4 + j) * kWeightStride + tx + kSide * l] = weight;
+        sum += weight;
+      }
+#pragma unroll
+      for (int offset = kSide / 2; offset > 0; offset /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      }
+      sums[j] = sums[j] * shrink + sum;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) out[j][c] *= shrink;
+    }
+    __syncthreads();
+    load_tile<kDim>(p, kv_head, first, columns, true, kv_tile, kStride);
+    __syncthreads();
+    for (int key = 0; key < kTile; ++key) {
+      float w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) w[j] = weights[(ty * 4 + j) * kWeightStride + key];
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const float value = kv_tile[key * kStride + tx + kSide * c];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out[j][c] += w[j] * value;
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int64_t query = first_query + ty * 4 + j;
+    if (query >= p.n) continue;
+    float* to = p.out + (query * p.q_heads + head) * p.head_dim;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const int channel = tx + kSide * c;
+      if (channel < p.head_dim) to[channel] = out[j][c] / sums[j];
+    }
+  }
+}
+
+template <int kDim>
+void launch_prompt(const Prompt& p, Stream& stream) {
+  constexpr size_t kShared = sizeof(float) * (2 * kTile * (kDim + 4) + kTile * (kTile + 4));
+  check(cudaFuncSetAttribute(prompt_attention<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(kShared)),
+        "attention");
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.n, kTile)), static_cast<unsigned>(p.q_heads));
+  prompt_attention<kDim><<<grid, kThreads, kShared, native(stream)>>>(p);
+  check_launch("attention");
+}
+
+// ------------------------------------------------------------------------------ decode over rows
+
+constexpr int kPieceThreads = 128;
+constexpr int kMaxPieceRows = 256;
+constexpr int kQueries = 4;  // of one pass over a piece's rows
+
+/// A group of lanes reads a row, 16 bytes each.
+template <class T>
+struct RowChunk {
+  static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  static __device__ void load(const T* from, float (&to)[kSize]) {
+    const uint4 x = *reinterpret_cast<const uint4*>(from);
+    T values[kSize];
+    *reinterpret_cast<uint4*>(values) = x;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = load_float(values[i]);
+  }
+};
+
+/// One block a piece of at most kMaxPieceRows rows: scores, softmax, values. kLanes lanes read a
+/// row, kSize channels each (head_dim <= kLanes * kSize, a multiple of kSize).
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kPieceThreads)
+    attend_piece(const DecodePiece* pieces, int q_per_kv, int head_dim, float scale) {
+  constexpr int kSize = RowChunk<T>::kSize;
+  constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
+  __shared__ float scores[kQueries][kMaxPieceRows];
+  __shared__ float parts[kQueries][kPieceThreads / 32];
+  extern __shared__ float sums_out[];  // (kGroups, kQueries, head_dim)
+
+  const DecodePiece piece = pieces[blockIdx.x];
+  if (piece.cached.dtype != (sizeof(T) == 4              ? DType::kF32
+                             : std::is_same_v<T, __half> ? DType::kF16
+                                                         : DType::kBF16)) {
+    return;  // another launch serves it
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kLanes;
+  const int group = thread / kLanes;
+  const int rows = static_cast<int>(piece.cached.rows);
+  const int channel = lane * kSize;
+  const bool reads = channel < head_dim;
+  const T* keys = reinterpret_cast<const T*>(piece.cached.keys);
+  const T* values = reinterpret_cast<const T*>(piece.cached.values);
+
+  for (int first = 0; first < q_per_kv; first += kQueries) {
+    const int queries = min(kQueries, q_per_kv - first);
+    float q[kQueries][kSize];
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        q[j][i] = j < queries && reads ? piece.q[(first + j) * head_dim + channel + i] * scale : 0;
+      }
+    }
+    float maxima[kQueries];
+#pragma unroll
+    for (float& maximum : maxima) maximum = -INFINITY;
+    constexpr int kUnroll = 4;
+    for (int base = group; base - group < rows; base += kUnroll * kGroups) {  // a warp as one
+      float k[kUnroll][kSize] = {};
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+        if (at < rows && reads) RowChunk<T>::load(keys + at * head_dim + channel, k[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+#pragma unroll
+        for (int j = 0; j < kQueries; ++j) {
+          if (j >= queries) break;
+          float dot = 0;
+#pragma unroll
+          for (int i = 0; i < kSize; ++i) dot += q[j][i] * k[u][i];
+#pragma unroll
+          for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+            dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+          }
+          if (at >= rows) continue;
+          if (lane == 0) scores[j][at] = dot;
+          maxima[j] = fmaxf(maxima[j], dot);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      const float maximum = warp_max(maxima[j]);
+      if (thread % 32 == 0) parts[j][thread / 32] = maximum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      float maximum = parts[j][0];
+      for (int i = 1; i < kPieceThreads / 32; ++i) maximum = fmaxf(maximum, parts[j][i]);
+      maxima[j] = maximum;
+    }
+    __syncthreads();
+    float sums[kQueries] = {};
+    for (int row = thread; row < rows; row += kPieceThreads) {
+#pragma unroll
+      for (int j = 0; j < kQueries; ++j) {
+        if (j >= queries) break;
+        const float weight = __expf(scores[j][row] - maxima[j]);
+        scores[j][row] = weight;
+        sums[j] += weight;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      const float sum = warp_sum(sums[j]);
+      if (thread % 32 == 0) parts[j][thread / 32] = sum;
+    }
+    __syncthreads();
+    float out[kQueries][kSize] = {};
+    for (int base = group; base < rows; base += kUnroll * kGroups) {
+      float v[kUnroll][kSize] = {};
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+        if (at < rows && reads) RowChunk<T>::load(values + at * head_dim + channel, v[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+        if (at >= rows) break;
+#pragma unroll
+        for (int j = 0; j < kQueries; ++j) {
+          if (j >= queries) break;
+          const float weight = scores[j][at];
+#pragma unroll
+          for (int i = 0; i < kSize; ++i) out[j][i] += weight * v[u][i];
+        }
+      }
+    }
+    if (reads) {
+#pragma unroll
+      for (int j = 0; j < kQueries; ++j) {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) {
+          sums_out[(group * kQueries + j) * head_dim + channel + i] = out[j][i];
+        }
+      }
+    }
+    __syncthreads();
+    for (int i = thread; i < queries * head_dim; i += kPieceThreads) {
+      float sum = 0;
+      for (int g = 0; g < kGroups; ++g) sum += sums_out[g * kQueries * head_dim + i];
+      piece.state.out[first * head_dim + i] = sum;
+    }
+    if (thread < queries) {
+      float sum = 0;
+      for (int i = 0; i < kPieceThreads / 32; ++i) sum += parts[thread][i];
+      piece.state.sum[first + thread] = sum;
+    }
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      if (thread == 0 && j < queries) piece.state.max[first + j] = maxima[j];
+    }
+    __syncthreads();
+  }
+}
+
+/// Pieces of odd shapes: any head_dim, any alignment, any number of rows. One warp a query.
+__global__ void attend_odd_piece(const DecodePiece* pieces, int q_per_kv, int head_dim,
+                                 float scale) {
+  const DecodePiece piece = pieces[blockIdx.x];
+  const int query = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (query >= q_per_kv) return;
+  const float* q = piece.q + query * head_dim;
+  const int64_t row_bytes = static_cast<int64_t>(head_dim) * size_of(piece.cached.dtype);
+  float maximum = -INFINITY;
+  float sum = 0;
+  float* out = piece.state.out + query * head_dim;
+  for (int i = lane; i < head_dim; i += 32) out[i] = 0;
+  for (int64_t row = 0; row < piece.cached.rows; ++row) {
+    float dot = 0;
+    for (int i = lane; i < head_dim; i += 32) {
+      dot += q[i] * element(piece.cached.keys + row * row_bytes, piece.cached.dtype, i);
+    }
+    const float score = warp_sum(dot) * scale;
+    const float larger = fmaxf(maximum, score);
+    const float shrink = maximum == -INFINITY ? 0.0f : expf(maximum - larger);
+    const float weight = expf(score - larger);
+    sum = sum * shrink + weight;
+    maximum = larger;
+    for (int i = lane; i < head_dim; i += 32) {
+      out[i] = out[i] * shrink +
+               weight * element(piece.cached.values + row * row_bytes, piece.cached.dtype, i);
+    }
+  }
+  if (lane == 0) {
+    piece.state.max[query] = maximum;
+    piece.state.sum[query] = sum;
+  }
+}
+
+struct DeviceMerge {
+  float* out;
+  int first;
+  int parts;
+};
+
+__global__ void merge(const DeviceMerge* jobs, const SoftmaxState* states, int head_dim) {
+  const DeviceMerge job = jobs[blockIdx.x];
+  const int query = static_cast<int>(blockIdx.y);
+  const SoftmaxState* parts = states + job.first;
+  float maximum = -INFINITY;
+  for (int i = 0; i < job.parts; ++i) maximum = fmaxf(maximum, parts[i].max[query]);
+  float sum = 0;
+  for (int i = 0; i < job.parts; ++i) {
+    const float part = parts[i].max[query];
+    if (part != -INFINITY) sum += __expf(part - maximum) * parts[i].sum[query];
+  }
+  for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += static_cast<int>(blockDim.x)) {
+    float out = 0;
+    for (int i = 0; i < job.parts; ++i) {
+      const float part = parts[i].max[query];
+      if (part != -INFINITY) out += __expf(part - maximum) * parts[i].out[query * head_dim + c];
+    }
+    job.out[query * head_dim + c] = sum > 0 ? out / sum : 0.0f;
+  }
+}
+
+template <class T, int kLanes>
+void launch_pieces(const DecodePiece* pieces, size_t count, int q_per_kv, int head_dim, float scale,
+                   Stream& stream) {
+  const size_t shared =
+      sizeof(float) * (kPieceThreads / kLanes) * kQueries * static_cast<size_t>(head_dim);
+  attend_piece<T, kLanes><<<static_cast<unsigned>(count), kPieceThreads, shared, native(stream)>>>(
+      pieces, q_per_kv, head_dim, scale);
+}
+
+template <class T>
+void launch_pieces(const DecodePiece* pieces, size_t count, int q_per_kv, int head_dim, float scale,
+                   Stream& stream) {
+  const int chunks = head_dim / RowChunk<T>::kSize;
+  if (chunks <= 4) return launch_pieces<T, 4>(pieces, count, q_per_kv, head_dim, scale, stream);
+  if (chunks <= 8) return launch_pieces<T, 8>(pieces, count, q_per_kv, head_dim, scale, stream);
+  if (chunks <= 16) return launch_pieces<T, 16>(pieces, count, q_per_kv, head_dim, scale, stream);
+  launch_pieces<T, 32>(pieces, count, q_per_kv, head_dim, scale, stream);
+}
+
+}  // namespace
+
+void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream) {
+  Prompt p{};
+  p.out = out.as<float>();
+  p.q = q.as<float>();
+  p.k = k.as<float>();
+  p.v = v.as<float>();
+  p.n = q.shape()[0];
+  p.q_heads = static_cast<int>(q.shape()[1]);
+  p.kv_heads = static_cast<int>(k.shape()[1]);
+  p.head_dim = static_cast<int>(q.shape()[2]);
+  p.causal = causal;
+  p.scale = scale;
+  if (!past.empty()) {
+    p.runs = static_cast<int>(past.size()) / p.kv_heads;
+    for (int run = 0; run < p.runs; ++run) p.past_rows += past[static_cast<size_t>(run)].rows;
+    p.past = reinterpret_cast<const KeyValueRows*>(
+        stream.queue().upload(past.data(), past.size_bytes()));
+  }
+  if (p.head_dim <= 32) return launch_prompt<32>(p, stream);
+  if (p.head_dim <= 64) return launch_prompt<64>(p, stream);
+  if (p.head_dim <= 96) return launch_prompt<96>(p, stream);
+  if (p.head_dim <= 128) return launch_prompt<128>(p, stream);
+  if (p.head_dim <= 256) return launch_prompt<256>(p, stream);
+  refuse_dim("attention", p.head_dim);
+}
+
+void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
+                 Stream& stream) {
+  if (pieces.empty()) return;
+  const auto* on_device = reinterpret_cast<const DecodePiece*>(
+      stream.queue().upload(pieces.data(), pieces.size_bytes()));
+  bool types[3] = {};
+  bool odd = head_dim % 8 != 0 || head_dim > 256;
+  for (const DecodePiece& piece : pieces) {
+    types[static_cast<int>(piece.cached.dtype)] = true;
+    const auto address = reinterpret_cast<uintptr_t>(piece.cached.keys) |
+                         reinterpret_cast<uintptr_t>(piece.cached.values);
+    odd = odd || address % 16 != 0 || piece.cached.rows > kMaxPieceRows;
+  }
+  types[0] = types[0] && head_dim <= 128;
+  const bool wide_f32 = head_dim > 128 && std::any_of(pieces.begin(), pieces.end(), [](auto& p) {
+                          return p.cached.dtype == DType::kF32;
+                        });
+  if (odd || wide_f32) {
+    if (q_per_kv > 32) refuse_dim("attend_rows", head_dim);
+    attend_odd_piece<<<static_cast<unsigned>(pieces.size()), static_cast<unsigned>(32 * q_per_kv),
+                       0, native(stream)>>>(on_device, q_per_kv, head_dim, scale);
+    return check_launch("attend_rows");
+  }
+  const size_t count = pieces.size();
+  if (types[0]) launch_pieces<float>(on_device, count, q_per_kv, head_dim, scale, stream);
+  if (types[1]) launch_pieces<__half>(on_device, count, q_per_kv, head_dim, scale, stream);
+  if (types[2]) launch_pieces<__nv_bfloat16>(on_device, count, q_per_kv, head_dim, scale, stream);
+  check_launch("attend_rows");
+}
+
+void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim, Stream& stream) {
+  if (jobs.empty()) return;
+  // The jobs, then all their parts, in one copy.
+  static thread_local std::vector<std::byte> packet;
+  size_t parts = 0;
+  for (const MergeJob& job : jobs) parts += job.parts.size();
+  const size_t head = (jobs.size() * sizeof(DeviceMerge) + 15) / 16 * 16;
+  packet.resize(head + parts * sizeof(SoftmaxState));
+  auto* to = reinterpret_cast<DeviceMerge*>(packet.data());
+  auto* states = reinterpret_cast<SoftmaxState*>(packet.data() + head);
+  int first = 0;
+  for (const MergeJob& job : jobs) {
+    *to++ = {job.out, first, static_cast<int>(job.parts.size())};
+    states = std::copy(job.parts.begin(), job.parts.end(), states);
+    first += static_cast<int>(job.parts.size());
+  }
+  const std::byte* on_device = stream.queue().upload(packet.data(), packet.size());
+  const dim3 grid(static_cast<unsigned>(jobs.size()), static_cast<unsigned>(queries));
+  merge<<<grid, 128, 0, native(stream)>>>(reinterpret_cast<const DeviceMerge*>(on_device),
+                                          reinterpret_cast<const SoftmaxState*>(on_device + head),
+                                          head_dim);
+  check_launch("merge_states");
+}
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,336 @@
+#include <cublasLt.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "kernels/base/error.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/elementwise.h"
+
+namespace kvlm::cuda {
+
+namespace {
+
+void check_blas(cublasStatus_t status, std::string_view what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error(status == CUBLAS_STATUS_ALLOC_FAILED ? ErrorCode::kOutOfMemory : ErrorCode::kDevice,
+              std::string(what) + ": cuBLASLt reports \"" + cublasLtGetStatusString(status) +
+                  "\"; start again, with a smaller batch if the GPU's memory is full");
+}
+
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+
+// ------------------------------------------------------------------------------- matrix products
+
+cudaDataType_t blas_type(DType dtype) {
+  if (dtype == DType::kF16) return CUDA_R_16F;
+  return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+/// A product of one shape, planned once: y (rows, out) f32 = x (rows, in) w^T (out, in) + bias,
+/// which column-major BLAS sees as y^T = w x^T.
+class Product {
+ public:
+  Product(cublasLtHandle_t handle, DType dtype, int64_t rows, int64_t in, int64_t out, bool bias,
+          bool add)
+      : handle_(handle), beta_(add ? 1.0f : 0.0f) {
+    const cudaDataType_t type = blas_type(dtype);
+    check_blas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
+    set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+    if (bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+    }
+    const auto m = static_cast<uint64_t>(out);
+    const auto n = static_cast<uint64_t>(rows);
+    const auto k = static_cast<uint64_t>(in);
+    check_blas(cublasLtMatrixLayoutCreate(&w_, type, k, m, in), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&x_, type, k, n, in), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&y_, CUDA_R_32F, m, n, out), "linear");
+    cublasLtMatmulPreference_t preference = nullptr;
+    check_blas(cublasLtMatmulPreferenceCreate(&preference), "linear");
+    const size_t workspace = kWorkspaceBytes;
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                         &workspace, sizeof workspace);
+    int found = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, operation_, w_, x_, y_, y_,
+                                                                 preference, 1, &plan_, &found);
+    cublasLtMatmulPreferenceDestroy(preference);
+    check_blas(status, "linear");
+    if (found == 0) check_blas(CUBLAS_STATUS_NOT_SUPPORTED, "linear");
+  }
+  ~Product() {
+    cublasLtMatrixLayoutDestroy(y_);
+    cublasLtMatrixLayoutDestroy(x_);
+    cublasLtMatrixLayoutDestroy(w_);
+    cublasLtMatmulDescDestroy(operation_);
+  }
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+
+  void run(float* y, const void* x, const void* w, const float* bias, std::byte* workspace,
+           cudaStream_t stream) {
+    if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    constexpr float kAlpha = 1;
+    check_blas(cublasLtMatmul(handle_, operation_, &kAlpha, w, w_, x, x_, &beta_, y, y_, y, y_,
+                              &plan_.algo, workspace, kWorkspaceBytes, stream),
+               "linear");
+  }
+
+ private:
+  template <class T>
+  void set(cublasLtMatmulDescAttributes_t attribute, T value) {
+    check_blas(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof value),
+               "linear");
+  }
+
+  cublasLtHandle_t handle_;
+  float beta_;
+  cublasLtMatmulDesc_t operation_ = nullptr;
+  cublasLtMatrixLayout_t w_ = nullptr;
+  cublasLtMatrixLayout_t x_ = nullptr;
+  cublasLtMatrixLayout_t y_ = nullptr;
+  cublasLtMatmulHeuristicResult_t plan_{};
+};
+
+/// The plans of one GPU, for as long as the program runs.
+class Products {
+ public:
+  static Products& of(int device) {
+    static std::mutex mutex;
+    static std::map<int, Products> all;
+    const std::scoped_lock lock(mutex);
+    return all[device];
+  }
+
+  Product& get(DType dtype, int64_t rows, int64_t in, int64_t out, bool bias, bool add) {
+    if (handle_ == nullptr) check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
+    // Prompts come in every length: old plans go before there are too many.
+    if (plans_.size() > 4096) plans_.clear();
+    return plans_
+        .try_emplace({dtype, rows, in, out, bias, add}, handle_, dtype, rows, in, out, bias, add)
+        .first->second;
+  }
+
+ private:
+  using Key = std::tuple<DType, int64_t, int64_t, int64_t, bool, bool>;
+  cublasLtHandle_t handle_ = nullptr;
+  std::map<Key, Product> plans_;
+};
+
+// ------------------------------------------------------------------------------------ a few rows
+
+constexpr int kWarps = 8;
+
+template <class T>
+struct Chunk;
+/// 16 bytes of weights as floats.
+template <>
+struct Chunk<float> {
+  static constexpr int kSize = 4;
+  static __device__ void load(const float* from, float (&to)[4]) {
+    const float4 x = __ldcs(reinterpret_cast<const float4*>(from));
+    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+  }
+};
+template <class T>
+struct HalfChunk {
+  static constexpr int kSize = 8;
+  static __device__ void load(const T* from, float (&to)[8]) {
+    const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from));
+    T halves[8];
+    *reinterpret_cast<uint4*>(halves) = x;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = load_float(halves[i]);
+  }
+};
+template <>
+struct Chunk<__half> : HalfChunk<__half> {};
+template <>
+struct Chunk<__nv_bfloat16> : HalfChunk<__nv_bfloat16> {};
+
+/// One warp an output: it reads its row of w once for all kRows rows of x.
+template <class T, int kRows>
+__global__ void __launch_bounds__(32 * kWarps)
+    few_rows(float* y, const float* x, const T* w, const float* bias, int64_t in, int64_t out,
+             bool add) {
+  constexpr int kSize = Chunk<T>::kSize;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (column >= out) return;
+  const T* weights = w + column * in;
+  float sums[kRows] = {};
+  int64_t i = lane * kSize;
+  constexpr int kUnroll = kRows <= 4 ? 4 : 2;
+  for (; i + (kUnroll - 1) * 32 * kSize < in / kSize * kSize; i += kUnroll * 32 * kSize) {
+    float values[kUnroll][kSize];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) Chunk<T>::load(weights + i + u * 32 * kSize, values[u]);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        const float* from = x + row * in + i + u * 32 * kSize;
+#pragma unroll
+        for (int j = 0; j < kSize; j += 4) {
+          const float4 part = *reinterpret_cast<const float4*>(from + j);
+          sums[row] += values[u][j] * part.x + values[u][j + 1] * part.y +
+                       values[u][j + 2] * part.z + values[u][j + 3] * part.w;
+        }
+      }
+    }
+  }
+  for (; i < in; i += 32 * kSize) {
+    float values[kSize];
+    Chunk<T>::load(weights + i, values);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) sums[row] += values[j] * x[row * in + i + j];
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    float sum = warp_sum(sums[row]);
+    if (lane == 0) {
+      if (bias != nullptr) sum += bias[column];
+      float* to = y + row * out + column;
+      *to = add ? *to + sum : sum;
+    }
+  }
+}
+
+/// Any alignment and width: one warp an output.
+template <class T>
+__global__ void __launch_bounds__(32 * kWarps)
+    odd_rows(float* y, const float* x, const T* w, const float* bias, int64_t in, int64_t out,
+             int64_t rows, bool add) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (column >= out) return;
+  for (int64_t row = 0; row < rows; ++row) {
+    float sum = 0;
+    for (int64_t i = lane; i < in; i += 32) sum += load_float(w[column * in + i]) * x[row * in + i];
+    sum = warp_sum(sum);
+    if (lane == 0) {
+      if (bias != nullptr) sum += bias[column];
+      float* to = y + row * out + column;
+      *to = add ? *to + sum : sum;
+    }
+  }
+}
+
+template <class T, int kRows>
+void launch_few(float* y, const float* x, const T* w, const float* bias, int64_t in, int64_t out,
+                bool add, Stream& stream) {
+  few_rows<T, kRows>
+      <<<static_cast<unsigned>(ceil_div(out, kWarps)), 32 * kWarps, 0, native(stream)>>>(
+          y, x, w, bias, in, out, add);
+}
+
+/// Above this many rows of half-precision weights the tensor cores are faster.
+constexpr int64_t kFewRows = 4;
+
+template <class T>
+void multiply_few(float* y, const float* x, const T* w, const float* bias, int64_t rows, int64_t in,
+                  int64_t out, bool add, Stream& stream) {
+  for (int64_t row = 0; row < rows;) {
+    const float* from = x + row * in;
+    float* to = y + row * out;
+    const int64_t left = rows - row;
+    if (left >= 4) {
+      launch_few<T, 4>(to, from, w, bias, in, out, add, stream);
+      row += 4;
+    } else if (left >= 2) {
+      launch_few<T, 2>(to, from, w, bias, in, out, add, stream);
+      row += 2;
+    } else {
+      launch_few<T, 1>(to, from, w, bias, in, out, add, stream);
+      row += 1;
+    }
+  }
+}
+
+}  // namespace
+
+double measure_matrix_rate(int size, DType dtype, Stream& stream) {
+  const Shape square{size, size};
+  const Device device = stream.device();
+  Tensor x(dtype, square, device);
+  Tensor w(dtype, square, device);
+  Tensor y(DType::kF32, square, device);
+  Tensor numbers(DType::kF32, square);
+  uint32_t state = 1;  // zeros would run faster than numbers do
+  for (int64_t i = 0; i < numbers.shape().elements(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    numbers.as<float>()[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+  }
+  kvlm::copy(y, numbers, stream);
+  convert(x, y, stream);
+  convert(w, y, stream);
+  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
+  Product& product = Products::of(device.index).get(dtype, size, size, size, false, false);
+  const auto run = [&] {
+    product.run(y.as<float>(), x.view().data(), w.view().data(), nullptr, workspace,
+                native(stream));
+  };
+  run();
+  stream.synchronize();
+  const auto start = std::chrono::steady_clock::now();
+  constexpr int kProducts = 5;
+  for (int i = 0; i < kProducts; ++i) run();
+  stream.synchronize();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto edge = static_cast<double>(size);
+  return kProducts * 2 * edge * edge * edge / seconds;
+}
+
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+            Stream& stream) {
+  const int64_t rows = x.shape()[0];
+  const int64_t in = x.shape()[1];
+  const int64_t out = w.shape()[0];
+  const float* bias_data = bias.empty() ? nullptr : bias.as<float>();
+  const auto aligned = [](const void* p, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+  };
+  const int64_t chunk = w.dtype() == DType::kF32 ? 4 : 8;
+  const bool regular = in % chunk == 0 && out % 4 == 0 && aligned(w.data(), 16) &&
+                       aligned(x.data(), 16) && aligned(y.data(), 16) &&
+                       (bias_data == nullptr || aligned(bias_data, 16));
+  if (!regular || rows <= kFewRows) {
+    with_type(w.dtype(), [&](auto* type) {
+      using T = typename TypeOf<decltype(type)>::Type;
+      const T* weights = reinterpret_cast<const T*>(w.data());
+      if (regular) {
+        multiply_few(y.as<float>(), x.as<float>(), weights, bias_data, rows, in, out, add, stream);
+      } else {
+        odd_rows<T>
+            <<<static_cast<unsigned>(ceil_div(out, kWarps)), 32 * kWarps, 0, native(stream)>>>(
+                y.as<float>(), x.as<float>(), weights, bias_data, in, out, rows, add);
+      }
+    });
+    return check_launch("linear");
+  }
+  const void* operand = x.data();
+  if (w.dtype() != DType::kF32) {
+    // The tensor cores take both operands in the weights' format.
+    std::byte* rounded =
+        stream.queue().scratch(kGemmOperand, static_cast<size_t>(x.elements()) * 2);
+    convert(TensorView(rounded, w.dtype(), x.shape(), x.device()), x, stream);
+    operand = rounded;
+  }
+  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
+  Products::of(stream.device().index)
+      .get(w.dtype(), rows, in, out, bias_data != nullptr, add)
+      .run(y.as<float>(), operand, w.data(), bias_data, workspace, native(stream));
+}
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,215 @@
+#include "kernels/base/queue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/cuda/status.h"
+
+namespace kvlm::cuda {
+
+void check(cudaError_t status, std::string_view what) {
+  if (status == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // an error that is not sticky ends here
+  if (status == cudaErrorMemoryAllocation) {
+    size_t free = 0;
+    size_t total = 0;
+    static_cast<void>(cudaMemGetInfo(&free, &total));
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("{}: the GPU has {} of {} bytes free, which is not enough; use a "
+                            "smaller model, batch or cache",
+                            what, free, total));
+  }
+  throw Error(ErrorCode::kDevice,
+              fmt::format("{}: the GPU reports \"{}\"; what ran on it is lost, start again", what,
+                          cudaGetErrorString(status)));
+}
+
+int device_count() noexcept {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return 0;
+  }
+  return count;
+}
+
+std::string why_none() {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+    return "no CUDA driver is installed";
+  }
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  static_cast<void>(cudaGetLastError());
+  if (status == cudaErrorInsufficientDriver) {
+    return fmt::format("the driver serves CUDA {}.{} and this program needs {}.{}; update it",
+                       driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                       CUDART_VERSION % 1000 / 10);
+  }
+  return status == cudaSuccess ? "the driver shows no GPU"
+                               : fmt::format("the driver says \"{}\"", cudaGetErrorString(status));
+}
+
+namespace {
+
+void select(int index) {
+  const int count = device_count();
+  if (index < 0 || index >= count) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        count == 0 ? fmt::format("there is no GPU: {}; use --device cpu", why_none())
+                   : fmt::format("there is no GPU {}; choose cuda:0 to cuda:{}", index, count - 1));
+  }
+  check(cudaSetDevice(index), fmt::format("cuda:{}", index));
+}
+
+constexpr size_t kUploadBytes = size_t{8} << 20;  // of each half of the ring
+constexpr size_t kUploadAlignment = 256;
+
+}  // namespace
+
+DeviceFacts device_facts(int index) {
+  select(index);
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  DeviceFacts facts;
+  facts.name = properties.name;
+  check(cudaMemGetInfo(&facts.free_bytes, &facts.total_bytes), "cudaMemGetInfo");
+  return facts;
+}
+
+std::byte* allocate(int index, size_t bytes) {
+  select(index);
+  void* data = nullptr;
+  if (bytes > 0) check(cudaMalloc(&data, bytes), fmt::format("{} bytes on cuda:{}", bytes, index));
+  return static_cast<std::byte*>(data);
+}
+
+void release(int index, std::byte* data) noexcept {
+  if (data == nullptr) return;
+  // At the end of a program the driver may be gone already.
+  if (cudaSetDevice(index) == cudaSuccess) static_cast<void>(cudaFree(data));
+  static_cast<void>(cudaGetLastError());
+}
+
+void copy_now(void* to, const void* from, size_t bytes) {
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
+}
+
+struct Queue::State {
+  /// Pinned host memory and its copy on the GPU, used in turn; a half is written again only when
+  /// what was queued before it was left is done.
+  struct Ring {
+    std::byte* host = nullptr;
+    std::byte* device = nullptr;
+    size_t half_bytes = 0;
+    size_t used = 0;  // of the current half
+    int half = 0;
+    std::array<cudaEvent_t, 2> left{};
+  };
+
+  explicit State(int at) : index(at) {}
+  ~State() {
+    static_cast<void>(cudaSetDevice(index));
+    static_cast<void>(cudaStreamSynchronize(stream));
+    for (std::byte* data : scratch) release(index, data);
+    free_ring();
+    for (cudaEvent_t event : ring.left) static_cast<void>(cudaEventDestroy(event));
+    static_cast<void>(cudaStreamDestroy(stream));
+    static_cast<void>(cudaGetLastError());
+  }
+
+  void free_ring() noexcept {
+    static_cast<void>(cudaFreeHost(ring.host));
+    release(index, ring.device);
+    ring.host = ring.device = nullptr;
+  }
+
+  void make_ring(size_t half_bytes) {
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    free_ring();
+    void* host = nullptr;
+    check(cudaMallocHost(&host, 2 * half_bytes), "pinned host memory");
+    ring.host = static_cast<std::byte*>(host);
+    ring.device = allocate(index, 2 * half_bytes);
+    ring.half_bytes = half_bytes;
+    ring.used = 0;
+  }
+
+  int index;
+  int multiprocessors = 0;
+  cudaStream_t stream = nullptr;
+  std::array<std::byte*, kScratchSlots> scratch{};
+  std::array<size_t, kScratchSlots> scratch_bytes{};
+  Ring ring;
+};
+
+Queue::Queue(int index) : state_(std::make_unique<State>(index)) {
+  select(index);
+  check(cudaStreamCreateWithFlags(&state_->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  check(cudaDeviceGetAttribute(&state_->multiprocessors, cudaDevAttrMultiProcessorCount, index),
+        "cudaDeviceGetAttribute");
+  for (cudaEvent_t& event : state_->ring.left) {
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  }
+  state_->make_ring(kUploadBytes);
+}
+
+Queue::~Queue() = default;
+
+void* Queue::native() const noexcept { return state_->stream; }
+
+int Queue::multiprocessors() const noexcept { return state_->multiprocessors; }
+
+std::byte* Queue::scratch(int slot, size_t bytes) {
+  const auto i = static_cast<size_t>(slot);
+  if (state_->scratch_bytes[i] < bytes) {
+    synchronize();
+    release(state_->index, state_->scratch[i]);
+    state_->scratch[i] = nullptr;
+    state_->scratch_bytes[i] = 0;
+    state_->scratch[i] = allocate(state_->index, bytes);
+    state_->scratch_bytes[i] = bytes;
+  }
+  return state_->scratch[i];
+}
+
+const std::byte* Queue::upload(const void* from, size_t bytes) {
+  State::Ring& ring = state_->ring;
+  const size_t taken = (bytes + kUploadAlignment - 1) / kUploadAlignment * kUploadAlignment;
+  if (taken > ring.half_bytes) state_->make_ring(2 * taken);
+  if (ring.used + taken > ring.half_bytes) {
+    check(cudaEventRecord(ring.left[static_cast<size_t>(ring.half)], state_->stream), "upload");
+    ring.half ^= 1;
+    ring.used = 0;
+    check(cudaEventSynchronize(ring.left[static_cast<size_t>(ring.half)]), "upload");
+  }
+  const size_t at = static_cast<size_t>(ring.half) * ring.half_bytes + ring.used;
+  ring.used += taken;
+  std::memcpy(ring.host + at, from, bytes);
+  check(cudaMemcpyAsync(ring.device + at, ring.host + at, bytes, cudaMemcpyHostToDevice,
+                        state_->stream),
+        "upload");
+  return ring.device + at;
+}
+
+void Queue::copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state_->stream), "copy");
+  cudaPointerAttributes ends[2]{};
+  check(cudaPointerGetAttributes(&ends[0], to), "copy");
+  check(cudaPointerGetAttributes(&ends[1], from), "copy");
+  const auto on_gpu = [](const cudaPointerAttributes& end) {
+    return end.type == cudaMemoryTypeDevice;
+  };
+  if (!on_gpu(ends[0]) || !on_gpu(ends[1])) synchronize();
+}
+
+void Queue::synchronize() { check(cudaStreamSynchronize(state_->stream), "the queue"); }
+
+}  // namespace kvlm::cuda

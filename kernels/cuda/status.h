@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+#include "kernels/base/device.h"
+#include "kernels/base/queue.h"
+
+// What the host side of every CUDA file needs.
+namespace kvlm::cuda {
+
+/// Throws Error{kOutOfMemory} or Error{kDevice} naming `what` unless `status` is success.
+void check(cudaError_t status, std::string_view what);
+
+/// The launch that was just made has been accepted.
+inline void check_launch(std::string_view op) { check(cudaGetLastError(), op); }
+
+inline cudaStream_t native(Stream& stream) { return static_cast<cudaStream_t>(stream.native()); }
+
+/// Scratch slots of a Queue, so that no two operations that overlap in time share one.
+enum ScratchSlot : int {
+  kGemmWorkspace,
+  kGemmOperand,
+  kAttentionParts,
+  kLaneParts,
+  kLaneQueries,
+  kPackParts,
+  kScratchSlots
+};
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,46 @@
+#include "kernels/base/queue.h"
+
+#include "kernels/base/error.h"
+
+namespace kvlm::cuda {
+
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCode::kUnsupported,
+              "this build has no CUDA; use --device cpu, or build with -DKVLM_CUDA=ON");
+}
+
+}  // namespace
+
+int device_count() noexcept { return 0; }
+
+std::string why_none() { return "this build has no CUDA"; }
+
+DeviceFacts device_facts(int) { refuse(); }
+
+std::byte* allocate(int, size_t) { refuse(); }
+
+void release(int, std::byte*) noexcept {}
+
+void copy_now(void*, const void*, size_t) { refuse(); }
+
+struct Queue::State {};
+
+Queue::Queue(int) { refuse(); }
+
+Queue::~Queue() = default;
+
+void* Queue::native() const noexcept { return nullptr; }
+
+int Queue::multiprocessors() const noexcept { return 0; }
+
+std::byte* Queue::scratch(int, size_t) { refuse(); }
+
+const std::byte* Queue::upload(const void*, size_t) { refuse(); }
+
+void Queue::copy(void*, const void*, size_t) { refuse(); }
+
+void Queue::synchronize() { refuse(); }
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,303 @@
+// Every operation on a GPU against the same operation on the CPU, awkward sizes included. Without a
+// GPU each test skips and says why.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/base/queue.h"
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "kernels/store_rows.h"
+#include "tests/kernels/values.h"
+
+namespace kvlm {
+namespace {
+
+using testing::make_tensor;
+using testing::normal_tensor;
+
+constexpr Device kGpu{DeviceKind::kCuda, 0};
+
+class Cuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+    gpu_ = std::make_unique<Stream>(pool_, kGpu);
+  }
+
+  Tensor on_gpu(ConstTensorView host) {
+    Tensor placed(host.dtype(), host.shape(), kGpu);
+    copy(placed, host, *gpu_);
+    return placed;
+  }
+  Tensor on_host(ConstTensorView view) {
+    Tensor host(view.dtype(), view.shape());
+    copy(host, view, *gpu_);
+    return host;
+  }
+  /// || gpu - cpu || / || cpu ||, NaN if either has one.
+  double error(ConstTensorView gpu, ConstTensorView cpu) {
+    const Tensor host = on_host(gpu);
+    const auto a = testing::values_of(host);
+    const auto b = testing::values_of(cpu);
+    double difference = 0;
+    double norm = 0;
+    for (size_t i = 0; i < b.size(); ++i) {
+      difference += (a[i] - b[i]) * (a[i] - b[i]);
+      norm += b[i] * b[i];
+    }
+    return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+  }
+
+  ThreadPool pool_{2};
+  Stream cpu_{pool_};
+  std::unique_ptr<Stream> gpu_;
+};
+
+Tensor poisoned(const Shape& shape) {
+  return make_tensor(DType::kF32, shape,
+                     std::vector<float>(static_cast<size_t>(shape.elements()), std::nanf("")));
+}
+
+TEST_F(Cuda, Linear) {
+  struct Case {
+    int64_t rows, in, out;
+  };
+  for (const Case& c : {Case{1, 4096, 4096}, Case{1, 7, 3}, Case{2, 96, 40}, Case{3, 1024, 1000},
+                        Case{4, 11008, 256}, Case{5, 64, 64}, Case{8, 4096, 1024},
+                        Case{17, 88, 132}, Case{33, 50, 31}, Case{130, 640, 512}}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      for (const bool add : {false, true}) {
+        const Tensor x = normal_tensor(DType::kF32, {c.rows, c.in}, 1);
+        const Tensor w = normal_tensor(dtype, {c.out, c.in}, 2, 0.05f);
+        const Tensor bias = normal_tensor(DType::kF32, {c.out}, 3);
+        Tensor y = normal_tensor(DType::kF32, {c.rows, c.out}, 4);
+        Tensor gpu_y = on_gpu(y);
+        linear(y, x, w, bias, add, cpu_);
+        const Tensor gpu_x = on_gpu(x);
+        const Tensor gpu_w = on_gpu(w);
+        const Tensor gpu_bias = on_gpu(bias);
+        linear(gpu_y, gpu_x, gpu_w, gpu_bias, add, *gpu_);
+        // Tensor cores take x rounded to the weights' format.
+        const double gate = dtype == DType::kF32 ? 2e-6 : dtype == DType::kF16 ? 5e-4 : 4e-3;
+        EXPECT_LE(error(gpu_y, y), gate)
+            << c.rows << " x " << c.in << " to " << c.out << ", " << dtype_name(dtype);
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, NormsActivationsAndElements) {
+  for (const int64_t dim : {1, 7, 64, 1000, 4096}) {
+    for (const int64_t rows : {1, 3, 577}) {
+      const Tensor x = normal_tensor(DType::kF32, {rows, dim}, 5, 3.0f);
+      const Tensor weight = normal_tensor(DType::kF32, {dim}, 6);
+      const Tensor bias = normal_tensor(DType::kF32, {dim}, 7);
+      const Tensor gpu_x = on_gpu(x);
+      const Tensor gpu_weight = on_gpu(weight);
+      const Tensor gpu_bias = on_gpu(bias);
+      Tensor y = poisoned({rows, dim});
+      Tensor gpu_y = on_gpu(y);
+      rms_norm(y, x, weight, 1e-5f, cpu_);
+      rms_norm(gpu_y, gpu_x, gpu_weight, 1e-5f, *gpu_);
+      EXPECT_LE(error(gpu_y, y), 4e-6);
+      layer_norm(y, x, weight, bias, 1e-5f, cpu_);
+      layer_norm(gpu_y, gpu_x, gpu_weight, gpu_bias, 1e-5f, *gpu_);
+      EXPECT_LE(error(gpu_y, y), 2e-6);
+      add(y, x, cpu_);
+      add(gpu_y, gpu_x, *gpu_);
+      EXPECT_LE(error(gpu_y, y), 2e-6);
+      for (const Activation kind :
+           {Activation::kQuickGelu, Activation::kGelu, Activation::kGeluTanh, Activation::kSilu}) {
+        copy(y, x, cpu_);
+        copy(gpu_y, gpu_x, *gpu_);
+        activate(y, kind, cpu_);
+        activate(gpu_y, kind, *gpu_);
+        EXPECT_LE(error(gpu_y, y), 4e-6);
+        activate_gate(y, x, kind, cpu_);
+        activate_gate(gpu_y, gpu_x, kind, *gpu_);
+        EXPECT_LE(error(gpu_y, y), 4e-6);
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, GatherConvertAndColumnsAreExact) {
+  const std::vector<int32_t> ids = {4, 0, 4, 8, 1};
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Tensor table = normal_tensor(dtype, {9, 37}, 8);
+    const Tensor gpu_table = on_gpu(table);
+    Tensor y = poisoned({5, 37});
+    Tensor gpu_y = on_gpu(y);
+    gather_rows(y, table, ids, cpu_);
+    gather_rows(gpu_y, gpu_table, ids, *gpu_);
+    EXPECT_EQ(error(gpu_y, y), 0);
+    Tensor narrow(dtype, {5, 37});
+    Tensor gpu_narrow(dtype, {5, 37}, kGpu);
+    convert(narrow, y, cpu_);
+    convert(gpu_narrow, gpu_y, *gpu_);
+    EXPECT_EQ(error(gpu_narrow, narrow), 0);
+    Tensor wide = normal_tensor(DType::kF32, {5, 80}, 9);
+    Tensor gpu_wide = on_gpu(wide);
+    copy_columns(wide, 3, y, cpu_);
+    copy_columns(gpu_wide, 3, gpu_y, *gpu_);
+    EXPECT_EQ(error(gpu_wide, wide), 0);
+  }
+}
+
+TEST_F(Cuda, Rotate) {
+  for (const int head_dim : {32, 80, 128}) {
+    for (const int half : {head_dim / 2, head_dim / 4}) {
+      Tensor x = normal_tensor(DType::kF32, {5, 3, head_dim}, 10);
+      Tensor gpu_x = on_gpu(x);
+      const Tensor cos = normal_tensor(DType::kF32, {5, half}, 11);
+      const Tensor sin = normal_tensor(DType::kF32, {5, half}, 12);
+      const Tensor gpu_cos = on_gpu(cos);
+      const Tensor gpu_sin = on_gpu(sin);
+      rotate(x, cos, sin, cpu_);
+      rotate(gpu_x, gpu_cos, gpu_sin, *gpu_);
+      EXPECT_LE(error(gpu_x, x), 1e-7);
+    }
+  }
+}
+
+TEST_F(Cuda, StoreRowsIsExact) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Tensor x = normal_tensor(DType::kF32, {6, 67, 20}, 13);
+    const Tensor gpu_x = on_gpu(x);
+    Tensor rows(dtype, {67, 6, 20});
+    Tensor gpu_rows(dtype, {67, 6, 20}, kGpu);
+    std::vector<RowDestination> to(67);
+    std::vector<RowDestination> gpu_to(67);
+    for (int64_t head = 0; head < 67; ++head) {
+      to[static_cast<size_t>(head)].data = rows.view().slice(head, 1).data();
+      gpu_to[static_cast<size_t>(head)].data = gpu_rows.view().slice(head, 1).data();
+    }
+    store_rows(to, dtype, x, cpu_);
+    store_rows(gpu_to, dtype, gpu_x, *gpu_);
+    EXPECT_EQ(error(gpu_rows, rows), 0);
+  }
+}
+
+struct HeadShape {
+  int kv_heads, q_per_kv, head_dim;
+};
+
+TEST_F(Cuda, PromptAttention) {
+  for (const HeadShape& s :
+       {HeadShape{1, 1, 32}, HeadShape{2, 4, 64}, HeadShape{3, 7, 80}, HeadShape{2, 2, 96},
+        HeadShape{1, 8, 128}, HeadShape{1, 2, 256}, HeadShape{2, 1, 20}}) {
+    for (const int64_t n : {1, 5, 64, 77, 200}) {
+      for (const bool causal : {true, false}) {
+        const Tensor q = normal_tensor(DType::kF32, {n, s.kv_heads * s.q_per_kv, s.head_dim}, 14);
+        const Tensor k = normal_tensor(DType::kF32, {n, s.kv_heads, s.head_dim}, 15);
+        const Tensor v = normal_tensor(DType::kF32, {n, s.kv_heads, s.head_dim}, 16);
+        // Two runs of earlier rows a kv_head.
+        const Tensor past = normal_tensor(DType::kF16, {4 * s.kv_heads, 33, s.head_dim}, 17);
+        const Tensor gpu_past = on_gpu(past);
+        const auto runs_of = [&](ConstTensorView rows) {
+          std::vector<KeyValueRows> runs;
+          for (int head = 0; head < s.kv_heads; ++head) {
+            runs.push_back({rows.slice(4 * head, 1).data(), rows.slice(4 * head + 1, 1).data(),
+                            DType::kF16, 33});
+            runs.push_back({rows.slice(4 * head + 2, 1).data(), rows.slice(4 * head + 3, 1).data(),
+                            DType::kF16, 12});
+          }
+          return runs;
+        };
+        const Tensor gpu_q = on_gpu(q);
+        const Tensor gpu_k = on_gpu(k);
+        const Tensor gpu_v = on_gpu(v);
+        for (const bool with_past : {false, true}) {
+          Tensor out = poisoned(q.shape());
+          Tensor gpu_out = on_gpu(out);
+          const auto runs = with_past ? runs_of(past) : std::vector<KeyValueRows>{};
+          const auto gpu_runs = with_past ? runs_of(gpu_past) : std::vector<KeyValueRows>{};
+          attention(out, q, k, v, runs, causal, 0.2f, cpu_);
+          attention(gpu_out, gpu_q, gpu_k, gpu_v, gpu_runs, causal, 0.2f, *gpu_);
+          EXPECT_LE(error(gpu_out, out), 2e-6)
+              << s.kv_heads << " x " << s.q_per_kv << " x " << s.head_dim << ", n " << n
+              << (causal ? ", causal" : "") << (with_past ? ", past" : "");
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, RowAttentionMergesItsPieces) {
+  for (const HeadShape& s :
+       {HeadShape{1, 1, 32}, HeadShape{1, 4, 64}, HeadShape{1, 7, 80}, HeadShape{1, 5, 96},
+        HeadShape{1, 16, 128}, HeadShape{1, 3, 256}, HeadShape{1, 2, 20}}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      // Pieces of one lane: a full one, a ragged one, an empty one, one row.
+      const std::vector<int64_t> lengths = {256, 131, 0, 1};
+      const Tensor k = normal_tensor(dtype, {400, s.head_dim}, 18);
+      const Tensor v = normal_tensor(dtype, {400, s.head_dim}, 19);
+      const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 20);
+      const auto run = [&](ConstTensorView q_rows, ConstTensorView k_rows, ConstTensorView v_rows,
+                           Device device, Stream& stream) {
+        const auto per_state = static_cast<int64_t>(s.q_per_kv) * (2 + s.head_dim);
+        Tensor states(DType::kF32, {static_cast<int64_t>(lengths.size()), per_state}, device);
+        Tensor out(DType::kF32, q_rows.shape(), device);
+        std::vector<DecodePiece> pieces;
+        std::vector<SoftmaxState> parts;
+        int64_t first = 0;
+        for (size_t i = 0; i < lengths.size(); ++i) {
+          float* state = states.view().slice(static_cast<int64_t>(i), 1).as<float>();
+          DecodePiece piece;
+          piece.q = q_rows.as<float>();
+          piece.cached = {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype,
+                          lengths[i]};
+          piece.state = {state, state + s.q_per_kv, state + 2 * s.q_per_kv};
+          pieces.push_back(piece);
+          parts.push_back(piece.state);
+          first += lengths[i];
+        }
+        attend_rows(pieces, s.q_per_kv, s.head_dim, 0.3f, stream);
+        const MergeJob job{out.as<float>(), parts};
+        merge_states({&job, 1}, s.q_per_kv, s.head_dim, stream);
+        stream.synchronize();
+        return out;
+      };
+      const Tensor gpu_q = on_gpu(q);
+      const Tensor gpu_k = on_gpu(k);
+      const Tensor gpu_v = on_gpu(v);
+      const Tensor expected = run(q, k, v, {}, cpu_);
+      const Tensor found = run(gpu_q, gpu_k, gpu_v, kGpu, *gpu_);
+      EXPECT_LE(error(found, expected), 3e-6)
+          << s.q_per_kv << " x " << s.head_dim << " " << dtype_name(dtype);
+    }
+  }
+}
+
+TEST_F(Cuda, MoreMemoryThanThereIsIsRefused) {
+  try {
+    Buffer buffer(kGpu, size_t{1} << 50);
+    FAIL() << "a petabyte was given";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_NE(std::string(error.what()).find("bytes free"), std::string::npos) << error.what();
+  }
+  Buffer after(kGpu, 1 << 20);  // the GPU still serves
+  EXPECT_NE(after.data(), nullptr);
+}
+
+TEST_F(Cuda, AGpuThatIsNotThereIsRefused) {
+  try {
+    Stream stream(pool_, {DeviceKind::kCuda, 99});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(std::string(error.what()).find("choose cuda:0"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace kvlm
