@@ -95,18 +95,15 @@ void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
     refuse("{}: a lane of {} slots lacks its query, weights or output", op, lane.slots);
   }
   int64_t slots = 0;
-  const PackedFormat* packed = nullptr;
   for (const SlotRun& run : lane.keys) {
     check_run(op, run);
     slots += run.slots;
     if (run.selection != nullptr) refuse("{}: keys may not be selected", op);
     if (run.format == nullptr) continue;
-    if (lane.q_packed == nullptr) refuse("{}: packed keys have no q_packed to meet", op);
-    if (packed != nullptr && packed->channels() != run.format->channels()) {
-      refuse("{}: packed keys of {} and of {} channels in one lane", op, packed->channels(),
-             run.format->channels());
+    if (run.q == nullptr && run.format->channels() != head_dim) {
+      refuse("{}: packed keys of {} channels meet a query of {}; give the run a query of its own",
+             op, run.format->channels(), head_dim);
     }
-    packed = run.format;
   }
   if (slots != lane.slots) {
     refuse("{}: the keys hold {} slots, the lane {}", op, slots, lane.slots);

@@ -18,6 +18,9 @@ struct SlotRun {
   // Packed.
   const PackedFormat* format = nullptr;
   std::span<const PackedBlock> blocks;  ///< live_rows sum to slots
+  /// Packed keys only: (q_per_kv, channels) the queries in the basis in which these keys were
+  /// packed; null: the lane's own.
+  const float* q = nullptr;
   /// Values only: this run holds, in ascending order, those of the next `selected_of` slots whose
   /// bit is `selected_bit` (VidKV's protected tokens lie apart); the last run of a selection
   /// advances past them. Null for a plain run.
@@ -41,9 +44,7 @@ struct ScoreRemap {
 
 /// Decode attention of the q_per_kv query heads of one kv_head of one sequence over all its slots.
 struct PackedLane {
-  const float* q = nullptr;  ///< (q_per_kv, head_dim), met by full-precision keys
-  /// (q_per_kv, channels) met by packed keys: q, or q in the basis in which the keys were packed.
-  const float* q_packed = nullptr;
+  const float* q = nullptr;         ///< (q_per_kv, head_dim)
   std::span<const SlotRun> keys;    ///< in slot order
   std::span<const SlotRun> values;  ///< the same slots in the same order, however partitioned
   std::span<const ScoreRemap> remaps;

@@ -226,6 +226,12 @@ ComposedParts make_parts(const Composition& composition, const CacheShape& shape
   }
   const bool shares =
       first_shared(parts.share.key_owner) >= 0 || first_shared(parts.share.value_owner) >= 0;
+  if (!shares && composition.sharing != nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--kv {} shares no code on a decoder of {} layers; let from= name "
+                            "layers below that, or drop the part",
+                            part_text(*composition.sharing), shape.layers));
+  }
   if (!shares) parts.share = {};
   context.with_sharing = shares;
   if (context.with_retention) {
@@ -286,6 +292,26 @@ std::optional<std::string> conflict(const Composition& composition, const Compos
           "keep one of them",
           composition.packers[i].part->name, composition.packers[j].part->name,
           composition.packers[once].part->name, composition.packers[i + j - once].part->name);
+    }
+  }
+
+  for (size_t i = 0; i < parts.quantizers.size(); ++i) {
+    const Quantizer* quantizer = parts.quantizers[i].get();
+    if (quantizer == nullptr) continue;
+    const Composition::Packer& packer = composition.packers[i];
+    if (quantizer->protected_values() != nullptr && packer.scope != Scope::kAll) {
+      return fmt::format(
+          "has {}, which protects visual rows among all, in a scope; did you mean {} for all rows?",
+          part_text(*packer.part), packer.part->name);
+    }
+    if (quantizer->changes_basis() && composition.split && parts.retention != nullptr &&
+        parts.retention->per_head()) {
+      return fmt::format(
+          "has {} for some rows beside {}, of which every kv_head keeps another number; its mask "
+          "is "
+          "learned from all heads alike: did you mean {}?",
+          packer.part->name, part_text(*retention),
+          with_option(*retention, "head_shared", "on").value_or("uniform"));
     }
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kvcache/nominal.h"
+
 namespace kvlm {
 
 namespace {
@@ -165,24 +167,26 @@ std::vector<PartBytes> formula(const Composition& composition, const ComposedPar
 }
 
 double nominal_bits(const Composition& composition, const ComposedParts& parts,
-                    const CacheShape& shape) {
-  double bits = 0;
-  for (int layer = 0; layer < shape.layers; ++layer) {
-    // Of two, the one that also serves what is generated.
-    const Quantizer* quantizer = nullptr;
-    for_each_scope(composition, [&](Scope scope) {
-      const Quantizer* here = quantizer_of(composition, parts, scope, layer);
-      if (here != nullptr) quantizer = here;
-    });
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      if (quantizer == nullptr) {
-        bits += 8.0 * static_cast<double>(dtype_bytes(composition.rows));
-      } else if (!shares(parts, part, layer)) {
-        bits += quantizer->plan(part, layer).nominal_bits;
-      }
-    }
+                    const CacheShape& shape, std::span<const LayerCounts> counts) {
+  LayerCounts sum;
+  for (const LayerCounts& layer : counts) {
+    sum.rows += layer.rows + layer.steps;
+    sum.visual += layer.visual;
   }
-  return bits / (2.0 * shape.layers);
+  std::vector<std::vector<const Quantizer*>> packers;
+  std::vector<ScopeClaim> scopes;
+  packers.reserve(2);
+  for_each_scope(composition, [&](Scope scope) {
+    packers.emplace_back();
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      packers.back().push_back(quantizer_of(composition, parts, scope, layer));
+    }
+    const int slots = scope == Scope::kVisual ? sum.visual
+                      : scope == Scope::kText ? sum.rows - sum.visual
+                                              : sum.rows;
+    scopes.push_back({packers.back(), static_cast<double>(slots)});
+  });
+  return nominal_bits(scopes, composition.rows, parts.share);
 }
 
 }  // namespace kvlm

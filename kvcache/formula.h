@@ -39,9 +39,9 @@ struct PartBytes {
 std::vector<PartBytes> formula(const Composition& composition, const ComposedParts& parts,
                                const CacheShape& shape, std::span<const LayerCounts> counts);
 
-/// The papers' own width: codes only, of the slots that a quantizer serves (of all but visual slots
-/// if there are two), mean over keys, values and layers.
+/// The papers' own width of what is held (kvcache/nominal.h).
+///   counts (layers,)
 double nominal_bits(const Composition& composition, const ComposedParts& parts,
-                    const CacheShape& shape);
+                    const CacheShape& shape, std::span<const LayerCounts> counts);
 
 }  // namespace kvlm

@@ -39,6 +39,12 @@ bool Layouts::joint() const noexcept {
   return parts_->retention != nullptr && (parts_->retention->joint() || !parts_->pairs.empty());
 }
 
+bool Layouts::per_image() const noexcept {
+  return std::any_of(
+      parts_->quantizers.begin(), parts_->quantizers.end(),
+      [](const auto& quantizer) { return quantizer != nullptr && quantizer->per_image(); });
+}
+
 PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int64_t ever,
                                 int64_t peak, int64_t spans) const noexcept {
   if (layout.once) return Plane::capacity(layout, planes, planes * ever, spans, 0);

@@ -6,6 +6,7 @@
 #include <cassert>
 
 #include "kernels/base/error.h"
+#include "kvcache/nominal.h"
 
 namespace kvlm {
 
@@ -122,8 +123,9 @@ void PolicyCache::reserve_workspace() {
   runs_.reserve(lanes * kRunsPerLane);
   past_.reserve(2 * heads());
   grow(weights_, queries * rows);
-  grow(queries_, 2 * lanes * queries * dim());
+  grow(queries_, 3 * lanes * queries * dim());
   grow(slot_weights_, most);
+  grow(dropped_, static_cast<size_t>(shape_.layers));
   size_t flushed = 0;  // of one lane
   for (int layer = 0; layer < shape_.layers; ++layer) {
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
@@ -178,6 +180,13 @@ void PolicyCache::begin(std::span<const StepRows> step) {
                   fmt::format("--kv {} packs pictures when the first prompt ends and takes no "
                               "further ones; prefill the conversation anew",
                               parts_.spec));
+    }
+    const auto last = std::max_element(rows.modality.begin(), rows.modality.end());
+    if (last != rows.modality.end() && *last >= Layouts::kMaxImages && layouts_.per_image()) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("--kv {} gives each picture scales of its own, for up to {} pictures "
+                              "of a prompt; drop span=per_image or give fewer pictures",
+                              parts_.spec, Layouts::kMaxImages));
     }
     if (!sequence.prompted && !layouts_.joint() && !rows.ends_prompt) {
       throw Error(ErrorCode::kUnsupported,
@@ -253,8 +262,7 @@ void PolicyCache::end(Stream& stream) {
     if (sequence.prompted) {
       // Rows of a later prompt have been settled one by one as they were stored.
       if (!rows.prompt) {
-        const int step = sequence.rows + 1 - sequence.prompt_rows;
-        for (int layer = 0; layer < shape_.layers; ++layer) settle(sequence, layer, step, stream);
+        settle(sequence, sequence.rows + 1 - sequence.prompt_rows, stream);
       }
     } else {
       sequence.staged += rows.rows;
@@ -325,17 +333,17 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   }
   report.slots /= shape_.layers;
   if (!sequence.prompted) report.slots = sequence.rows;
-  // The papers' figure: the width of their codes, times the share of tokens kept. Of a spec that
-  // packs visual slots and others apart it is that of the visual ones.
-  double bits = 0;
-  for (int layer = 0; layer < shape_.layers; ++layer) {
-    const Quantizer* quantizer = layouts_.quantizer(parts_.split ? kVisual : kRest, layer);
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      bits += quantizer != nullptr ? quantizer->plan(part, layer).nominal_bits
-                                   : 8.0 * static_cast<double>(dtype_bytes(parts_.rows));
+  std::array<ScopeClaim, kStores> scopes;
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    scopes[store].packers = parts_.packers[store];
+    for (const LayerState& state : sequence.layers) {
+      scopes[store].slots += state.lanes[0].stores[store].keys.slots();
     }
   }
-  bits /= 2.0 * shape_.layers;
+  const double bits =
+      nominal_bits(std::span(scopes).subspan(parts_.split ? size_t{kVisual} : size_t{kRest}),
+                   parts_.rows, parts_.share);
+  // Times the share of tokens kept.
   report.nominal_bits = bits * report.slots / sequence.rows;
   report.guarded_remaps = guarded_remaps_;
   return report;

@@ -103,6 +103,8 @@ class Layouts {
   bool per_head() const noexcept {
     return parts_->retention != nullptr && parts_->retention->per_head();
   }
+  /// Pictures have scales of their own.
+  bool per_image() const noexcept;
   bool keeps_weights() const noexcept {
     return parts_->retention != nullptr && parts_->retention->needs().decode_weights;
   }
@@ -239,12 +241,15 @@ class PolicyCache final : public KvCache {
   void add_value_runs(const Lane& lane);
   void add_remaps(const StorePlanes& visual, int layer);
   void run_decode(float scale, Stream& stream);
-  void settle(Sequence& sequence, int layer, int step, Stream& stream);
+  void settle(Sequence& sequence, int step, Stream& stream);
+  void flush_full(Sequence& sequence, int layer, Stream& stream);
   void flush(LayerState& state, int layer, size_t store, Part part, Stream& stream);
-  void evict(Sequence& sequence, LayerState& state, int layer, int step);
+  void evict(Sequence& sequence, int layer, int step);
+  static float& newest_weight(Lane& lane, size_t store) noexcept;
   int evict_slot(Lane& lane, int slot) noexcept;
   std::span<const float> token_order(const Lane& lane) noexcept;
-  std::span<const float> mean_weights(const LayerState& state) noexcept;
+  std::span<const float> mean_weights(const Sequence& sequence, int pair) noexcept;
+  void add_key_runs(const Lane& lane, size_t store, int layer, const float* q);
   void turn_sinks(LayerState& state, int sinks, int by);
   /// Lets a quantizer learn what it wants to know of keys, and notes the bytes.
   void learn(const Quantizer& quantizer, LayerState& state, size_t store,
@@ -284,6 +289,7 @@ class PolicyCache final : public KvCache {
   std::vector<const float*> pointers_;  // (kv_heads,)
   std::vector<LaneFacts> facts_;        // (kv_heads,)
   std::vector<float> slot_weights_;
+  std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
   int64_t guarded_remaps_ = 0;
 };
 

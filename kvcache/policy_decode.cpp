@@ -71,13 +71,16 @@ void PolicyCache::append_row(LayerState& state, int16_t tag, ConstTensorView k, 
   for (Lane& lane : state.lanes) {
     lane.tags.push_back(tag);
     if (lane.weights == nullptr) continue;
-    // Lane slots are those of kVisual, then those of kRest.
-    const auto n = static_cast<size_t>(lane.slots());
-    const auto at =
-        store == kRest ? n - 1 : static_cast<size_t>(lane.stores[kVisual].keys.slots()) - 1;
-    std::memmove(lane.weights + at + 1, lane.weights + at, (n - 1 - at) * sizeof(float));
-    lane.weights[at] = 0;
+    float* newest = &newest_weight(lane, store);
+    const float* end = lane.weights + lane.slots();
+    std::memmove(newest + 1, newest, static_cast<size_t>(end - newest - 1) * sizeof(float));
+    *newest = 0;
   }
+}
+
+/// Lane slots are those of kVisual, then those of kRest.
+float& PolicyCache::newest_weight(Lane& lane, size_t store) noexcept {
+  return lane.weights[(store == kRest ? lane.slots() : lane.stores[kVisual].keys.slots()) - 1];
 }
 
 /// Queues the attention of one sequence's query row over a layer.
@@ -101,22 +104,16 @@ void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float
     } else {
       PackedLane packed;
       // The output may take the place of the query, which the kernel reads to the end.
-      packed.q = packed.q_packed = take_query(q);
+      packed.q = take_query(q);
       packed.out = out;
       packed.slots = lane.slots();
       packed.weights = weights_.data() + weights_taken_;
       weights_taken_ += queries * static_cast<size_t>(packed.slots);
       assert(weights_taken_ <= weights_.size());
-      const Quantizer* packer = layouts_.quantizer(kRest, layer);
-      if (packer != nullptr && packer->changes_basis() && rest.keys.packed() > 0) {
-        float* turned = take_query(q);
-        packer->query_to_basis(lane.facts[kRest], q, static_cast<int>(queries), turned);
-        packed.q_packed = turned;
-      }
       assert(runs_.size() + 13 <= runs_.capacity());
       const size_t keys = runs_.size();
-      visual.keys.add_runs(runs_);
-      rest.keys.add_runs(runs_);
+      for (const size_t store : {size_t{kVisual}, size_t{kRest}})
+        add_key_runs(lane, store, layer, q);
       const size_t values = runs_.size();
       visual.values.add_runs(runs_);
       add_value_runs(lane);
@@ -130,6 +127,20 @@ void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float
     }
     q += queries * dim();
     out += queries * dim();
+  }
+}
+
+/// The keys of a store, with the queries in their basis.
+void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, const float* q) {
+  const Plane& keys = lane.stores[store].keys;
+  const size_t first = runs_.size();
+  keys.add_runs(runs_);
+  const Quantizer* packer = layouts_.quantizer(store, layer);
+  if (packer == nullptr || !packer->changes_basis() || keys.packed() == 0) return;
+  float* turned = take_query(q);
+  packer->query_to_basis(lane.facts[store], q, shape_.q_per_kv(), turned);
+  for (size_t i = first; i < runs_.size(); ++i) {
+    if (runs_[i].format != nullptr) runs_[i].q = turned;
   }
 }
 
@@ -207,16 +218,24 @@ void PolicyCache::run_decode(float scale, Stream& stream) {
   }
 }
 
-/// What follows a row's attention: windows that are full are flushed, then slots are dropped.
+/// What follows a row's attention in every layer: windows that are full are flushed, then slots are
+/// dropped. Layers that share codes find them by the blocks of the other layer, which therefore
+/// come in all layers before any goes.
 ///   step  1 for the first row after the first prompt
-void PolicyCache::settle(Sequence& sequence, int layer, int step, Stream& stream) {
+void PolicyCache::settle(Sequence& sequence, int step, Stream& stream) {
+  for (int layer = 0; layer < shape_.layers; ++layer) flush_full(sequence, layer, stream);
+  if (parts_.retention == nullptr) return;
+  for (int layer = 0; layer < shape_.layers; ++layer) evict(sequence, layer, step);
+}
+
+/// Packs the oldest rows of a layer's planes whose windows are full.
+void PolicyCache::flush_full(Sequence& sequence, int layer, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     const Quantizer* quantizer = layouts_.quantizer(store, layer);
     if (quantizer == nullptr || quantizer->visual_only()) continue;
     for (const Part part : {Part::kKeys, Part::kValues}) flush(state, layer, store, part, stream);
   }
-  if (parts_.retention != nullptr) evict(sequence, state, layer, step);
 }
 
 /// Packs the oldest rows of every plane whose window is full.
@@ -361,7 +380,11 @@ void PolicyCache::inspect(SequenceId id, int layer, size_t head, std::vector<flo
   }
 }
 
-void PolicyCache::evict(Sequence& sequence, LayerState& state, int layer, int step) {
+/// Drops the slot that the rule names, if any. Layers of one pair drop the slot of their first.
+void PolicyCache::evict(Sequence& sequence, int layer, int step) {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  const bool paired = !parts_.pairs.empty();
+  const int pair = paired ? parts_.pairs[static_cast<size_t>(layer)] : layer;
   DecodeView view;
   view.layer = layer;
   view.prompt_rows = sequence.prompt_rows;
@@ -373,11 +396,14 @@ void PolicyCache::evict(Sequence& sequence, LayerState& state, int layer, int st
   for (size_t head = 0; head < heads(); ++head) {
     Lane& lane = state.lanes[head];
     view.rows = lane.slots();
-    if (head == 0 || layouts_.per_head()) {
+    if (head == 0 && pair != layer) {
+      slot = dropped_[static_cast<size_t>(pair)];
+    } else if (head == 0 || layouts_.per_head()) {
       if (lane.weights != nullptr) {
-        view.weights = layouts_.per_head() ? token_order(lane) : mean_weights(state);
+        view.weights = layouts_.per_head() ? token_order(lane) : mean_weights(sequence, pair);
       }
       slot = parts_.retention->evict(view);
+      if (head == 0 && paired) dropped_[static_cast<size_t>(layer)] = slot;
       if (slot < 0) continue;
       if (head == 0 && parts_.retention->rerotates()) {
         turn_sinks(state, state.sink_rows == 0 ? slot : state.sink_rows, 1);
@@ -404,18 +430,24 @@ std::span<const float> PolicyCache::token_order(const Lane& lane) noexcept {
   return std::span(slot_weights_).first(n);
 }
 
-/// The mean over kv_heads, which hold the same slots.
-std::span<const float> PolicyCache::mean_weights(const LayerState& state) noexcept {
-  const auto n = static_cast<size_t>(state.lanes[0].slots());
+/// The mean over kv_heads, which hold the same slots, of a layer or of all layers of a pair.
+std::span<const float> PolicyCache::mean_weights(const Sequence& sequence, int pair) noexcept {
+  const auto n = static_cast<size_t>(sequence.layers[static_cast<size_t>(pair)].lanes[0].slots());
   const std::span<float> mean = std::span(slot_weights_).first(n);
   std::fill(mean.begin(), mean.end(), 0.0f);
-  for (const Lane& lane : state.lanes) {
-    std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
-    for (size_t i = 0; i < n; ++i) {
-      mean[i] += lane.weights[parts_.split ? next[store_of(lane.tags[i])]++ : i];
+  size_t lanes = 0;
+  for (size_t layer = 0; layer < sequence.layers.size(); ++layer) {
+    const int here = parts_.pairs.empty() ? static_cast<int>(layer) : parts_.pairs[layer];
+    if (here != pair) continue;
+    for (const Lane& lane : sequence.layers[layer].lanes) {
+      std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
+      for (size_t i = 0; i < n; ++i) {
+        mean[i] += lane.weights[parts_.split ? next[store_of(lane.tags[i])]++ : i];
+      }
+      ++lanes;
     }
   }
-  for (float& weight : mean) weight /= static_cast<float>(heads());
+  for (float& weight : mean) weight /= static_cast<float>(lanes);
   return mean;
 }
 

@@ -291,6 +291,10 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
         place(planes.protected_values, Part::kValues, apart, count, 0, 1);
       }
       if (store == kRest) ever = std::max(ever, count + future);
+      const Quantizer* quantizer = layouts_.quantizer(store, layer);
+      if (quantizer != nullptr && quantizer->changes_basis()) {
+        lane.facts[store].key_channels.reserve(dim());  // a short prompt is learned from in decode
+      }
     }
     lane.tags.reserve(static_cast<size_t>(most) + 1);
   }
@@ -455,10 +459,31 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
                      reinterpret_cast<const std::byte*>(past_values[head].data()), DType::kF32, n});
   }
   attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+  std::vector<double> sums;  // (kv_heads, columns) of the new rows' attention
+  size_t columns = 0;
+  if (layouts_.keeps_weights()) {
+    const auto past = static_cast<size_t>(state.lanes[0].slots());
+    columns = past + static_cast<size_t>(rows.rows);
+    sums.resize(heads() * columns);
+    column_sums({sums, {}}, q, k, past_, 0, scale, stream);
+    for (size_t head = 0; head < heads(); ++head) {
+      for (size_t j = 0; j < past; ++j) {
+        state.lanes[head].weights[j] += static_cast<float>(sums[head * columns + j]);
+      }
+    }
+  }
   for (int row = 0; row < rows.rows; ++row) {
     const int16_t tag = rows.modality.empty() ? kTextRow : rows.modality[static_cast<size_t>(row)];
     append_row(state, tag, k.slice(row, 1), v.slice(row, 1), stream);
-    settle(sequence, layer, sequence.rows + row + 1 - sequence.prompt_rows, stream);
+    for (size_t head = 0; head < heads() && columns > 0; ++head) {
+      const size_t first = columns - static_cast<size_t>(rows.rows);
+      newest_weight(state.lanes[head], store_of(tag)) =
+          static_cast<float>(sums[head * columns + first + static_cast<size_t>(row)]);
+    }
+    flush_full(sequence, layer, stream);
+    if (parts_.retention != nullptr) {
+      evict(sequence, layer, sequence.rows + row + 1 - sequence.prompt_rows);
+    }
   }
 }
 

@@ -1,10 +1,14 @@
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "tools/common/program.h"
 #include "tools/kv/commands.h"
 
@@ -34,6 +38,15 @@ int run(int argc, char** argv) {
   for (const KvCommand& command : kCommands) {
     CLI::App* subcommand = app.add_subcommand(command.name, command.what);
     commands.emplace_back(subcommand, command.add(*subcommand));
+  }
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::none_of(kCommands.begin(), kCommands.end(), [&](const KvCommand& command) {
+        return command.name == std::string_view(argv[1]);
+      })) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("\"{}\" is no command of vlm-kv; give list, explain, fidelity or profile",
+                    printable(argv[1])));
   }
   try {
     app.parse(argc, argv);

@@ -166,7 +166,7 @@ struct Scratch {
 
   static size_t bytes(size_t width, size_t queries) {
     return (kTileRows * width + 2 * width + 2 * queries * width + 2 * queries + width + kRowSlack +
-            8 * 16) *
+            size_t{8} * 16) *
            sizeof(float);
   }
 
@@ -577,9 +577,10 @@ void attend_packed_kernel(PackedLane& lane, size_t queries, size_t head_dim, flo
   for (const SlotRun& run : lane.keys) {
     if (run.slots == 0) continue;
     if (run.format != nullptr && scored_in_integers(run)) {
-      vnni::score_blocks(run, lane.q_packed, queries, scale, memory, scores, slots);
+      vnni::score_blocks(run, run.q != nullptr ? run.q : lane.q, queries, scale, memory, scores,
+                         slots);
     } else if (run.format != nullptr) {
-      score_blocks(run, lane.q_packed, queries, scale, scratch, scores, slots);
+      score_blocks(run, run.q != nullptr ? run.q : lane.q, queries, scale, scratch, scores, slots);
     } else if (run.dtype == DType::kF16) {
       score_rows<f16>(run, lane.q, queries, head_dim, scale, scores, slots);
     } else if (run.dtype == DType::kBF16) {

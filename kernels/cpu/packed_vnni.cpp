@@ -1650,12 +1650,12 @@ class ValueAdder {
 }  // namespace
 
 bool available() noexcept {
-  static const bool all =
+  static const bool kAll =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
       __builtin_cpu_supports("gfni") && __builtin_cpu_supports("bmi2");
-  return all;
+  return kAll;
 }
 
 bool scores(const PackedFormat& format) noexcept {
@@ -1675,7 +1675,7 @@ size_t scratch_bytes(const PackedFormat& format, size_t queries) noexcept {
   const size_t places = layout.places;
   return places * (8 * sizeof(float) + 4 * kValueRows) + 64 * kValueRows +
          queries * (2 * places + kByteStride + 64 + kValueRows + 17 * groups) * sizeof(float) +
-         groups * (2 + kMostQueries + 1) * kValueRows * sizeof(float) + 40 * 64;
+         groups * (2 + kMostQueries + 1) * kValueRows * sizeof(float) + size_t{40} * 64;
 }
 
 void score_blocks(const SlotRun& run, const float* q, size_t queries, float scale,

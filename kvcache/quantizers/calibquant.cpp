@@ -18,6 +18,14 @@ class CalibQuant final : public PlannedQuantizer {
     const int bits = options.integer("bits");
     const bool one_bit = bits == 1;
     const std::string_view shrink = options.text("shrink");
+    for (const char* key : {"eta_k", "eta_v"}) {
+      refuse_idle(options, key, shrink != "eta", "only shrink=eta moves end levels");
+    }
+    for (const char* key : {"kappa_k", "kappa_v"}) {
+      refuse_idle(options, key, shrink != "kappa", "only shrink=kappa scales ranges");
+    }
+    refuse_idle(options, "tau", bits > options.integer("calib_bits"),
+                "scores are remapped up to calib_bits");
     const auto plan = [&](const char* eta, const char* kappa) {
       PartPlan made =
           plan_of(ScaleAxis::kChannel, bits, 0, context.shape->head_dim, meta_of(options));

@@ -54,12 +54,22 @@ inline int tail_keep_of(const OptionValues& options, const PolicyContext& contex
 }
 
 /// Throws unless the residual window is a whole number of groups.
+/// Refuses an option that was written and does nothing: "--kv kivi,bits=3 has no effect because
+/// ...".
+inline void refuse_idle(const OptionValues& options, std::string_view key, bool idle,
+                        std::string_view because) {
+  if (!idle || !options.given(key)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--kv {},{}={} has no effect: {}; drop it", options.info().name, key,
+                          options.text(key), because));
+}
+
 inline void check_residual(const OptionValues& options) {
   const int group = options.integer("group");
   const int residual = options.integer("residual");
   if (residual % group != 0) {
     throw Error(
-        ErrorCode::kUnsupported,
+        ErrorCode::kInvalidArgument,
         fmt::format("--kv {} packs residual={} rows at a time, which is no multiple of "
                     "group={}; use residual={}",
                     options.info().name, residual, group, (residual + group - 1) / group * group));

@@ -11,6 +11,9 @@ class Kivi final : public PlannedQuantizer {
  public:
   Kivi(const OptionValues& options, const PolicyContext& context) {
     check_residual(options);
+    refuse_idle(options, "bits",
+                options.text("key_bits") != "auto" && options.text("value_bits") != "auto",
+                "key_bits and value_bits say both widths");
     const int group = options.integer("group");
     const int residual = options.integer("residual");
     const int tail_keep = tail_keep_of(options, context);

@@ -94,6 +94,15 @@ class VidKv final : public PlannedQuantizer {
         official_protection_(options.text("stp") == "official"),
         basis_(std::max(dim_ - anomalous_, 1)) {
     check_residual(options);
+    refuse_idle(options, "protect", protect_ > 0 && options.text("value_bits") == "2",
+                "protected values have 2 bits and so has value_bits=2");
+    const double fine = options.real("key_bits") * 10000;
+    if (std::abs(fine - std::round(fine)) > 1e-6) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("--kv vidkv,key_bits={} has more than the four decimals that count; "
+                              "use key_bits={}",
+                              options.text("key_bits"), std::round(fine) / 10000));
+    }
     const int group = options.integer("group");
     const int residual = options.integer("residual");
     const int tail_keep = tail_keep_of(options, context);

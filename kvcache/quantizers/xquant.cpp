@@ -30,8 +30,8 @@ class XQuant final : public PlannedQuantizer {
     const int vq = threshold("vq", 2);
     const int km = threshold("km", 32);
     const int vm = threshold("vm", 16);
-    check_pairs("kq", kq, "km", km);
-    check_pairs("vq", vq, "vm", vm);
+    check_pairs("kq", kq, "km", km, shape.layers);
+    check_pairs("vq", vq, "vm", vm, shape.layers);
     double eta1 = options.real("eta1");
     double eta2 = options.real("eta2");
     if (context.profile != nullptr && context.profile->eta) {
@@ -64,8 +64,9 @@ class XQuant final : public PlannedQuantizer {
 
  private:
   /// A layer that shares codes has as many bits as the layer they come from.
-  static void check_pairs(const char* bits_key, int bits, const char* share_key, int share) {
-    if (bits > share && bits % 2 != 0) {
+  static void check_pairs(const char* bits_key, int bits, const char* share_key, int share,
+                          int layers) {
+    if (bits > share && bits % 2 != 0 && bits < layers) {
       throw Error(
           ErrorCode::kUnsupported,
           fmt::format("--kv xquant,{}={},{}={}: layers {} and {} share codes and would have "

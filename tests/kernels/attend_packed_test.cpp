@@ -246,7 +246,9 @@ class Lane {
     out_.back() = weights_.back() = 12345;  // must survive
     PackedLane lane;
     lane.q = q_.data();
-    lane.q_packed = q_packed_.empty() ? q_.data() : q_packed_.data();
+    for (SlotRun& run : keys_) {
+      if (run.format != nullptr && !q_packed_.empty()) run.q = q_packed_.data();
+    }
     lane.keys = keys_;
     lane.values = values_;
     lane.remaps = remaps_;
@@ -723,7 +725,7 @@ std::vector<double> remapped(const std::vector<float>& scores, const ScoreRemap&
   run.rows = reinterpret_cast<const std::byte*>(scores.data());
   run.dtype = DType::kF32;
   PackedLane lane;
-  lane.q = lane.q_packed = &q;
+  lane.q = &q;
   lane.keys = lane.values = {&run, 1};
   lane.remaps = {&remap, 1};
   lane.slots = run.slots;
@@ -789,7 +791,7 @@ TEST_F(AttendPacked, RemapsSeveralRangesOfEveryQuery) {
 std::deque<Lane> some_lanes(int q_per_kv) {
   std::deque<Lane> lanes;
   for (int i = 0; i < 7; ++i) {
-    Lane& lane = lanes.emplace_back(80, q_per_kv, static_cast<unsigned>(100 * i + 1));
+    Lane& lane = lanes.emplace_back(80, q_per_kv, 100 * static_cast<unsigned>(i) + 1);
     lane.add_keys(one_section(CodeFormat::kBits2, kEveryAxis[i % 3], 80),
                   {{32, 0}, {32, 0.2}, {5 + 20 * i, 0}});
     lane.add_keys(DType::kF16, static_cast<size_t>(3 + i));
@@ -850,10 +852,15 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   bad.weights = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("lacks"));
   bad = good;
-  bad.q_packed = nullptr;
-  EXPECT_THAT(message(bad), HasSubstr("q_packed"));
-  bad = good;
   std::vector<SlotRun> keys = lane.keys();
+  bad.keys = keys;
+  PackedFormat narrow = *keys[0].format;
+  narrow.section[0].channels = 48;
+  keys[0].format = &narrow;
+  keys[0].q = nullptr;
+  EXPECT_THAT(message(bad), HasSubstr("packed keys of 48 channels meet a query of 64"));
+  bad = good;
+  keys = lane.keys();
   bad.keys = keys;
   keys[0].slots -= 1;
   EXPECT_THAT(message(bad), HasSubstr("live rows for"));

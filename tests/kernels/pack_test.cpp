@@ -328,7 +328,7 @@ TEST(Pack, ErrorsAreAtMostHalfAStep) {
   for (const DType meta : {DType::kF16, DType::kF32}) {
     for (int bits = 1; bits <= 8; ++bits) {
       for (const int width : {1, 7, 32, 80}) {
-        const std::vector<float> x = normal(static_cast<size_t>(33 * width), 7);
+        const std::vector<float> x = normal(33 * static_cast<size_t>(width), 7);
         for (const ScaleAxis axis : {ScaleAxis::kHead, ScaleAxis::kChannel, ScaleAxis::kToken}) {
           PackedFormat format = channels(bits, width, meta);
           format.axis = axis;

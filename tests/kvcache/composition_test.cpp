@@ -57,8 +57,8 @@ TEST(ComposedParts, SharePairsFromWhereTheyStart) {
   EXPECT_THAT(parts.share.key_owner, ElementsAre(0, 1, 2, 2, 4));
   EXPECT_THAT(parts.share.value_owner, ElementsAre(0, 1, 2, 3, 4));
   EXPECT_TRUE(parts.pairs.empty()) << "nothing is dropped";
-  EXPECT_FALSE(parts_of("kivi + share=codes,from=off:off", shape_of(4)).share.any());
-  EXPECT_FALSE(parts_of("kivi + share=codes", shape_of(1)).share.any());
+  EXPECT_THROW(parts_of("kivi + share=codes,from=off:off", shape_of(4)), Error) << "an idle part";
+  EXPECT_THROW(parts_of("kivi + share=codes", shape_of(1)), Error);
 }
 
 TEST(ComposedParts, PairsKeepTheSameSlots) {
@@ -100,6 +100,41 @@ TEST(Unsupported, KnowsTheDecodersShape) {
   without_one_position.rope_frequencies.clear();
   EXPECT_THAT(reason("streaming,rerotate=on", without_one_position), HasSubstr("rerotate"));
   EXPECT_EQ(reason("streaming", without_one_position), "");
+  EXPECT_EQ(reason("xquant,kq=1024,km=0", shape_of(5)), "") << "all keys at 2 bits";
+}
+
+TEST(Conflicts, WhatCannotWorkTogetherIsRefused) {
+  const auto reason = [](const char* text) {
+    try {
+      return unsupported(parse_spec(text), shape_of(4), {}).value_or("");
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_THAT(reason("vidkv,protect=0.2,scope=visual"), HasSubstr("for all rows?"));
+  EXPECT_THAT(reason("snapkv,keep=0.5 + vidkv,scope=text"), HasSubstr("its mask is learned"));
+  EXPECT_THAT(reason("h2o,keep=0.5 + vidkv,scope=text"), HasSubstr("head_shared=on"));
+  EXPECT_EQ(reason("h2o,keep=0.5,head_shared=on + vidkv,scope=text"), "");
+  EXPECT_EQ(reason("h2o,keep=0.5 + vidkv"), "");
+}
+
+TEST(Conflicts, AnOptionThatWouldDoNothingIsRefused) {
+  const auto reason = [](const char* text) {
+    try {
+      make_parts(compose(parse_spec(text)), shape_of(4), nullptr);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  for (const char* text :
+       {"calibquant,kappa_k=0.9", "calibquant,shrink=kappa,eta_v=0.1", "calibquant,bits=4,tau=0:2",
+        "kivi,bits=3,key_bits=4,value_bits=2", "vidkv,value_bits=2,protect=0.2"}) {
+    EXPECT_THAT(reason(text), HasSubstr("has no effect")) << text;
+  }
+  EXPECT_THAT(reason("vidkv,key_bits=1.00001"), HasSubstr("four decimals"));
+  EXPECT_EQ(reason("calibquant,shrink=kappa,kappa_k=0.9"), "");
+  EXPECT_EQ(reason("calibquant,bits=4,calib_bits=4,tau=0:2"), "");
 }
 
 }  // namespace

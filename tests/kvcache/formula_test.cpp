@@ -307,10 +307,11 @@ INSTANTIATE_TEST_SUITE_P(
         Held{"snapkv,keep=0.5 + int8", {150, 100, 2, 0}},
         Held{"h2o,keep=0.5,prefill_only=on + kivi", {150, 100, 2, 0}}));
 
-double nominal(const std::string& text, const CacheShape& shape) {
+double nominal(const std::string& text, const CacheShape& shape, int visual = 200) {
   const CacheSpec spec = parse_spec(text);
   const Composition composition = compose(spec);
-  return nominal_bits(composition, make_parts(composition, shape, nullptr), shape);
+  const std::vector<LayerCounts> counts(static_cast<size_t>(shape.layers), {250, visual, 1, 0});
+  return nominal_bits(composition, make_parts(composition, shape, nullptr), shape, counts);
 }
 
 TEST(NominalBits, AreThePapersOwn) {
@@ -326,7 +327,8 @@ TEST(NominalBits, AreThePapersOwn) {
   EXPECT_DOUBLE_EQ(nominal("vidkv", kA.shape), 1.54);
   EXPECT_DOUBLE_EQ(nominal("vidkv,protect=0.2", kA.shape), (1.5 + 1.664) / 2);
   EXPECT_DOUBLE_EQ(nominal("calibquant", kA.shape), 1);
-  EXPECT_DOUBLE_EQ(nominal("calibquant + kivi,scope=text", kA.shape), 2);
+  EXPECT_NEAR(nominal("calibquant + kivi,scope=text", kA.shape), 1.2, 1e-12);
+  EXPECT_DOUBLE_EQ(nominal("kivi,scope=text", kA.shape), 2);
   EXPECT_DOUBLE_EQ(nominal("kivi + share=codes,from=0:16", kA.shape), (1 + 1.5) / 2);
   EXPECT_DOUBLE_EQ(nominal("kivi + f16,layers=0-7", kA.shape), 5.5);
 }

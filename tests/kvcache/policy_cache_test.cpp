@@ -300,6 +300,22 @@ constexpr const char* kSpecs[] = {
     "prefixkv,keep=0.5 + kivi,group=8,residual=16 + share=codes",
     "kivi,group=8,residual=16 + share=codes",
     "calibquant,bits=2 + share=codes",
+    "vidkv,group=8,residual=16,scope=visual",
+    "vidkv,group=8,residual=16,scope=text",
+    "visual=vidkv text=vidkv",
+    "calibquant + vidkv,group=8,residual=16,scope=text",
+    "vidkv,group=8,residual=16,key_bits=1.25,scope=visual + kivi,group=8,residual=16,scope=text",
+    "h2o,keep=0.95,head_shared=on + int4,tail_keep=0 + share=codes",
+    "h2o,keep=0.9,head_shared=on + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    "h2o,keep=0.95,head_shared=on + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0,tail_keep=0",
+    "uniform,keep=0.3,evict=fixed_index + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    "streaming,keep=0.5 + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    "prefixkv,keep=0.4,evict=fixed_index,distance=60 + kivi,group=2,residual=4,tail_keep=0 + "
+    "share=codes",
+    "h2o,keep=0.5 + vidkv,group=8,residual=16",
+    "snapkv,keep=0.5,window=8 + vidkv,group=8,residual=16,flush=requant_key",
+    "tova,keep=0.5",
+    "tova,keep=0.5 + kivi,group=8,residual=16",
 };
 
 std::string name_of_spec(const testing::TestParamInfo<const char*>& tested) {
@@ -393,7 +409,7 @@ TEST_P(EverySpec, CompanyChangesNothing) {
     std::vector<Feeder::Input> inputs;
     std::vector<size_t> who;
     for (size_t s = 0; s < 3; ++s) {
-      if (done[s] == -1 && round >= static_cast<int>(7 * s)) {  // joins, prefilled by itself
+      if (done[s] == -1 && round >= 7 * static_cast<int>(s)) {  // joins, prefilled by itself
         ids[s] = cache.open(size_of(prompts[s], steps[s]), "s");
         const char name = static_cast<char>('a' + s);
         ASSERT_EQ(feeder.pass(cache, {{name, ids[s], 0, prompts[s], true}}), alone[s][0]);

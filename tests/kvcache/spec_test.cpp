@@ -416,7 +416,7 @@ TEST(LayeredSpec, IsTheSentenceThatItSpellsOut) {
 
 TEST(LayeredSpec, RefusesWhatTheSentenceRefusesAndSaysWhere) {
   const auto refused = [](std::string_view every,
-                          std::vector<std::pair<std::string, std::string>> layers) {
+                          const std::vector<std::pair<std::string, std::string>>& layers) {
     try {
       return "accepted: " + canonical(layered_spec(every, layers));
     } catch (const Error& error) {

@@ -88,28 +88,39 @@ class PolicySequence {
       }
       return out;
     }
-    for (size_t r = 0; r < rows; ++r) {
-      const bool visual = prompt && modality[r] != kTextRow;
-      if (prompt) {
-        // Exact over what was stored before the pass and the rows of the pass so far.
+    std::vector<std::vector<double>> sums(kv_heads());  // of the pass's weights, new rows last
+    if (prompt) {
+      // Exact over what was stored before the pass and the rows of the pass so far.
+      for (size_t head = 0; head < kv_heads(); ++head) {
+        sums[head].resize(state.lanes[head].slots.size() + rows);
+      }
+      for (size_t r = 0; r < rows; ++r) {
         for (size_t head = 0; head < q_heads(); ++head) {
-          if (r == 0 && head == 0) {
-            past_.clear();
-            for (const Lane& lane : state.lanes) past_.push_back(lane.slots);
-          }
-          std::vector<Slot> seen = past_[head / q_per_kv()];
+          std::vector<Slot> seen = state.lanes[head / q_per_kv()].slots;
+          const size_t past = seen.size();
           for (size_t j = 0; j <= r; ++j) seen.push_back(given(k, v, j, head / q_per_kv()));
           std::vector<double> weight;
           append(out[r], attend_slots(q + (r * q_heads() + head) * dim(), seen, scale, layer, false,
                                       weight));
+          for (size_t j = 0; j < past + r + 1; ++j) {
+            sums[head / q_per_kv()][j] += weight[j] / static_cast<double>(q_per_kv());
+          }
         }
       }
+      for (size_t head = 0; head < kv_heads(); ++head) {
+        std::vector<Slot>& slots = state.lanes[head].slots;
+        for (size_t j = 0; j < slots.size(); ++j) slots[j].weight += sums[head][j];
+      }
+    }
+    for (size_t r = 0; r < rows; ++r) {
+      const bool visual = prompt && modality[r] != kTextRow;
       for (size_t head = 0; head < kv_heads(); ++head) {
         Slot slot = given(k, v, r, head);
         for (float& x : slot.k) x = stored(x, parts_->rows);
         for (float& x : slot.v) x = stored(x, parts_->rows);
         slot.token = static_cast<int>(rows_ + r);
         slot.visual = visual;
+        if (prompt) slot.weight = sums[head][sums[head].size() - rows + r];
         state.lanes[head].slots.push_back(slot);
       }
       if (!prompt) {
@@ -123,7 +134,10 @@ class PolicySequence {
           }
         }
       }
-      if (prompt) settle(layer, static_cast<int>(rows_ + r + 1) - prompt_rows_);
+      if (prompt) {
+        flush_full(layer);
+        evict(layer, static_cast<int>(rows_ + r + 1) - prompt_rows_);
+      }
     }
     return out;
   }
@@ -134,9 +148,9 @@ class PolicySequence {
       prompted_ = true;
       prompt_rows_ = static_cast<int>(added_);
     } else if (!prompt) {
-      for (int layer = 0; layer < shape_.layers; ++layer) {
-        settle(layer, static_cast<int>(rows_) + 1 - prompt_rows_);
-      }
+      const int step = static_cast<int>(rows_) + 1 - prompt_rows_;
+      for (int layer = 0; layer < shape_.layers; ++layer) flush_full(layer);
+      for (int layer = 0; layer < shape_.layers; ++layer) evict(layer, step);
     }
     rows_ += added_;
   }
@@ -148,7 +162,7 @@ class PolicySequence {
       const Layer& layer = layers_[static_cast<size_t>(l)];
       for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
         const Quantizer* q = quantizer(store, l);
-        if (q != nullptr && layer.learned) sum += q->facts_bytes(shape_.kv_heads);
+        if (q != nullptr && layer.learned[store]) sum += q->facts_bytes(shape_.kv_heads);
       }
       const bool per_head = parts_->retention != nullptr && parts_->retention->per_head();
       for (size_t head = 0; head < kv_heads(); ++head) {
@@ -210,9 +224,10 @@ class PolicySequence {
     double sparsity = 0;
     int kept = 0;
     double forget = 0;
-    bool learned = false;
+    std::array<bool, 2> learned{};
     int turned = 0;
     int sinks = 0;
+    int dropped = -1;
     std::vector<std::vector<std::vector<float>>> sink_keys;
   };
 
@@ -474,7 +489,7 @@ class PolicySequence {
         }
       }
     }
-    if (part == Part::kKeys && q.changes_basis() && (!state.learned || q.repacks(part))) {
+    if (part == Part::kKeys && q.changes_basis() && (!state.learned[store] || q.repacks(part))) {
       std::vector<std::vector<float>> keys(kv_heads());
       std::vector<const float*> pointers;
       std::vector<LaneFacts> facts(kv_heads());
@@ -486,7 +501,7 @@ class PolicySequence {
       }
       q.learn(pointers, static_cast<int>(rows[0].size()), facts);
       for (size_t head = 0; head < kv_heads(); ++head) state.lanes[head].facts[store] = facts[head];
-      state.learned = true;
+      state.learned[store] = true;
     }
     for (size_t head = 0; head < kv_heads(); ++head) {
       Lane& lane = state.lanes[head];
@@ -614,7 +629,7 @@ class PolicySequence {
     }
   }
 
-  void settle(int layer, int step) {
+  void flush_full(int layer) {
     Layer& state = layers_[static_cast<size_t>(layer)];
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const Quantizer* q = quantizer(store, layer);
@@ -632,7 +647,12 @@ class PolicySequence {
         flush_rows(layer, state, store, part, counts);
       }
     }
+  }
+
+  void evict(int layer, int step) {
     if (parts_->retention == nullptr) return;
+    Layer& state = layers_[static_cast<size_t>(layer)];
+    const int pair = parts_->pairs.empty() ? layer : parts_->pairs[static_cast<size_t>(layer)];
     DecodeView view;
     view.layer = layer;
     view.prompt_rows = prompt_rows_;
@@ -649,11 +669,13 @@ class PolicySequence {
         if (parts_->retention->needs().decode_weights) {
           weights.resize(lane.slots.size());
           for (size_t i = 0; i < weights.size(); ++i) {
-            weights[i] = static_cast<float>(slot_weight(state, head, i));
+            weights[i] = static_cast<float>(slot_weight(pair, head, i));
           }
         }
         view.weights = weights;
-        slot = parts_->retention->evict(view);
+        slot = pair == layer ? parts_->retention->evict(view)
+                             : layers_[static_cast<size_t>(pair)].dropped;
+        state.dropped = slot;
         if (slot >= 0 && head == 0 && parts_->retention->rerotates()) {
           turn(state, state.sinks == 0 ? slot : state.sinks, 1);
         }
@@ -667,12 +689,23 @@ class PolicySequence {
     }
   }
 
-  /// Of a lane, or the mean of all lanes if they hold the same slots (specs 9.3, head_shared).
-  double slot_weight(const Layer& state, size_t head, size_t i) const {
-    if (parts_->retention->per_head()) return state.lanes[head].slots[i].weight;
+  /// Of a lane, or the mean of all lanes that hold the same slots: of a layer (specs 9.3,
+  /// head_shared), of all layers of a pair (10.4, tied).
+  double slot_weight(int pair, size_t head, size_t i) const {
+    if (parts_->retention->per_head()) {
+      return layers_[static_cast<size_t>(pair)].lanes[head].slots[i].weight;
+    }
     double sum = 0;
-    for (const Lane& lane : state.lanes) sum += lane.slots[i].weight;
-    return sum / static_cast<double>(kv_heads());
+    int lanes = 0;
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      const int here = parts_->pairs.empty() ? static_cast<int>(layer) : parts_->pairs[layer];
+      if (here != pair) continue;
+      for (const Lane& lane : layers_[layer].lanes) {
+        sum += lane.slots[i].weight;
+        ++lanes;
+      }
+    }
+    return sum / lanes;
   }
 
  public:
@@ -684,7 +717,6 @@ class PolicySequence {
   CacheShape shape_;
   Stream* stream_;
   std::vector<Layer> layers_;
-  std::vector<std::vector<Slot>> past_;
   std::vector<int16_t> modality_;
   std::array<int32_t, 2> summed_{};
   std::vector<float> protection_;

@@ -33,7 +33,7 @@ def run(*arguments):
 # (arguments, exit status, words of the message). {folder} is an empty folder.
 WRONG = [
     ([], 2, ["subcommand", "vlm-kv --help"]),
-    (["lst"], 2, ["vlm-kv --help"]),
+    (["lst"], 2, ["\"lst\"", "list, explain, fidelity or profile"]),
     (["list", "--markdown", "--json"], 2, ["--markdown", "--json"]),
     (["list", "kivi"], 2, ["kivi"]),
     (["explain"], 2, ["SPEC"]),
@@ -47,7 +47,7 @@ WRONG = [
     (["explain", "kivi,bits=9", "--tokens", "5"], 2, ["bits=9", "did you mean bits=8?"]),
     (["explain", "kivi + calibquant", "--tokens", "5"], 2,
      ["did you mean calibquant + kivi,scope=text?"]),
-    (["explain", "kivi,residual=100", "--tokens", "5"], 1, ["residual=100", "residual=128"]),
+    (["explain", "kivi,residual=100", "--tokens", "5"], 2, ["residual=100", "residual=128"]),
     (["explain", "", "--tokens", "5"], 2, ["--kv"]),
     (["explain", "@{folder}/gone.json", "--tokens", "5"], 1, ["{folder}/gone.json"]),
     (["explain", "@{folder}", "--tokens", "5"], 1, ["{folder}"]),

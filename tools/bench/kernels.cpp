@@ -176,13 +176,13 @@ class PackedStep {
     std::vector<float> out(q.size());
     weights_.resize(kHeads * queries * rows);
     std::vector<PackedLane> lanes(kHeads);
-    std::vector<SlotRun> runs(2 * kHeads);
+    std::vector<SlotRun> runs(2 * size_t{kHeads});
     for (int layer = 0; layer < layers_; ++layer) {
       for (size_t head = 0; head < kHeads; ++head) {
         runs[2 * head] = keys_.run(layer, static_cast<int>(head), rows_);
         runs[2 * head + 1] = values_.run(layer, static_cast<int>(head), rows_);
         PackedLane& lane = lanes[head];
-        lane.q = lane.q_packed = &q[head * queries * kHeadDim];
+        lane.q = &q[head * queries * kHeadDim];
         lane.keys = {&runs[2 * head], 1};
         lane.values = {&runs[2 * head + 1], 1};
         lane.slots = rows_;

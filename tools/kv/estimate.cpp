@@ -86,7 +86,8 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
   const size_t elements = shape.elements_per_token() * static_cast<size_t>(prompt.tokens);
   made.f16_bytes = 2 * elements;
   made.stored_bits = 8.0 * static_cast<double>(made.parts.total()) / static_cast<double>(elements);
-  made.nominal_bits = nominal_bits(composition, parts, shape) * made.slots / prompt.tokens;
+  made.nominal_bits =
+      nominal_bits(composition, parts, shape, made.counts) * made.slots / prompt.tokens;
   return made;
 }
 

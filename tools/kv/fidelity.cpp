@@ -99,7 +99,6 @@ void print_table(const std::vector<Fidelity>& results) {
 /// Writes the figures to DIR/fidelity.jsonl and draws them with the plotting script.
 void plot(const std::string& folder, const std::vector<Fidelity>& results,
           const std::string& model) {
-  std::filesystem::create_directories(folder);
   const std::string path = (std::filesystem::path(folder) / "fidelity.jsonl").string();
   std::ofstream file(path);
   for (const Fidelity& result : results) file << json_of(result, model).dump() << '\n';
@@ -112,7 +111,18 @@ void plot(const std::string& folder, const std::vector<Fidelity>& results,
   run_script("kv/plot.py", {path, folder});
 }
 
+void make_plot_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error || !std::filesystem::is_directory(folder)) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("--plot {} cannot be made a folder: {}; give a folder that can", folder,
+                            error ? error.message() : "it is a file"));
+  }
+}
+
 int run_fidelity(const FidelityOptions& options) {
+  if (!options.plot.empty()) make_plot_folder(options.plot);
   std::vector<FidelityMeter::Policy> policies;
   for (const std::string& text : options.specs) {
     FidelityMeter::Policy policy{read_spec(text), {}};
@@ -159,7 +169,8 @@ std::function<int()> add_fidelity(CLI::App& app) {
   app.add_option("-n,--max-tokens", options->max_tokens, "Forced tokens of a record at most")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  app.add_option("--records", options->records, "First records of the data only; 0 is all");
+  app.add_option("--records", options->records, "First records of the data only; 0 is all")
+      ->check(CLI::Range(0, 1 << 20));
   app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
   app.add_flag("--json", options->json, "One JSON object a spec");

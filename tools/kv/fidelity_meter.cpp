@@ -116,7 +116,13 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
   for (size_t number = 0; number < records.size(); ++number) {
     const ForcedRecord& record = records[number];
     std::vector<Image> images;
-    for (const std::string& path : record.images) images.push_back(load_image(path));
+    for (const std::string& path : record.images) {
+      try {
+        images.push_back(load_image(path));
+      } catch (const Error& error) {
+        throw Error(error.code(), fmt::format("record {} of --data: {}", number + 1, error.what()));
+      }
+    }
     std::string prompt = record.prompt;
     if (prompt.empty()) prompt = model.caption_prompt();
     const EncodedPrompt encoded = encode_prompt(

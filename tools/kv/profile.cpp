@@ -29,6 +29,7 @@ struct ProfileOptions {
   std::string out;
   double keep = 0.5;
   int records = 10;
+  bool json = false;
   int max_tokens = 64;
 };
 
@@ -91,11 +92,12 @@ class Profiler {
     progress.finish();
     size_t best = 0;
     for (size_t i = 0; i < results.size(); ++i) {
-      fmt::print("{:<14} {:<12} KL {:.5f}  top-1 {:.2f} %\n", what, candidates[i].label,
-                 results[i].mean_kl(), 100 * results[i].top1());
+      if (!options_.json)
+        fmt::print("{:<14} {:<12} KL {:.5f}  top-1 {:.2f} %\n", what, candidates[i].label,
+                   results[i].mean_kl(), 100 * results[i].top1());
       if (results[i].mean_kl() < results[best].mean_kl()) best = i;
     }
-    fmt::print("{:<14} {:<12} chosen\n", what, candidates[best].label);
+    if (!options_.json) fmt::print("{:<14} {:<12} chosen\n", what, candidates[best].label);
     return best;
   }
 
@@ -109,11 +111,19 @@ constexpr double kAlphas[] = {0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25};  // specs 4.
 constexpr double kEta1[] = {0, 1.0 / 6, 0.25, 2.0 / 6};              // specs 6.6
 constexpr double kEta2[] = {0, 0.045, 0.09};
 
+[[noreturn]] void refuse_out(const std::string& path) {
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("--out {} cannot be written; give a file in a folder that can", path));
+}
+
 int run_profile(const ProfileOptions& options) {
   std::vector<ForcedRecord> records = read_forced_records(options.data);
   if (records.size() > static_cast<size_t>(options.records)) {
     records.resize(static_cast<size_t>(options.records));
   }
+  std::ofstream file(options.out, std::ios::app);  // refused before anything is measured
+  if (!file) refuse_out(options.out);
+  file.close();
   Session session(options.session);
   Profiler profiler(options, session, std::move(records));
   PolicyProfile profile;
@@ -125,7 +135,7 @@ int run_profile(const ProfileOptions& options) {
   if (wanted("prefixkv")) {
     profile.forget = profiler.forget_ratios();
     profile.forget_keep = options.keep;
-    for (size_t layer = 0; layer < profile.forget.size(); ++layer) {
+    for (size_t layer = 0; layer < profile.forget.size() && !options.json; ++layer) {
       fmt::print("prefixkv       layer {:<6} keeps {:.3f}\n", layer, 1 - profile.forget[layer]);
     }
   }
@@ -162,15 +172,16 @@ int run_profile(const ProfileOptions& options) {
     profile.eta = etas[profiler.best_of("xquant", candidates)];
   }
   if (interrupted()) return kExitInterrupted;
-  std::ofstream file(options.out);
-  file << profile_text(profile, std::string(session.model().name()));
+  const std::string text = profile_text(profile, std::string(session.model().name()));
+  file.open(options.out, std::ios::trunc);
+  file << text;
   file.close();
-  if (!file) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("--out {} cannot be written; give a file in a folder that can", options.out));
+  if (!file) refuse_out(options.out);
+  if (options.json) {
+    fmt::print("{}\n", text);
+  } else {
+    fmt::print("wrote {}; give it to vlm-run --kv-profile\n", options.out);
   }
-  fmt::print("wrote {}; give it to vlm-run --kv-profile\n", options.out);
   return 0;
 }
 
@@ -182,6 +193,7 @@ std::function<int()> add_profile(CLI::App& app) {
   app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
       ->required();
   app.add_option("--out", options->out, "File for what was measured")->required();
+  app.add_flag("--json", options->json, "The file's text on stdout too, instead of lines");
   app.add_option("--policy", options->policies, "Only these; repeatable")
       ->check(CLI::IsMember({"prefixkv", "calibquant", "head_quantile", "xquant"}));
   app.add_option("--keep", options->keep, "Share of tokens that PrefixKV keeps")

@@ -21,7 +21,7 @@ struct Rule {
 
   std::string str() const {
     std::string text(entry->info.name);
-    for (const auto& [key, value] : options) text += "," + key + "=" + value;
+    for (const auto& [key, value] : options) text.append(",").append(key).append("=").append(value);
     return text + (quantized ? " quantized" : "") + (profiled ? " profiled" : "");
   }
 };
