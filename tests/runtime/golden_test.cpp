@@ -1,7 +1,6 @@
 // The bundled tiny checkpoints against transformers, tap by tap (tests/golden/README.md), with the
 // gates of models.md 12.4. Whatever the goldens hold is compared: a tensor that no test here knows
 // fails GoldenFile.HoldsNothingUnknown.
-#include "kernels/elementwise.h"
 #include "tests/runtime/golden.h"
 
 #include <fmt/format.h>
@@ -12,6 +11,7 @@
 #include <optional>
 #include <regex>
 
+#include "kernels/elementwise.h"
 #include "tests/runtime/recording_model.h"
 
 namespace kvlm {
