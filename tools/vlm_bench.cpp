@@ -12,7 +12,8 @@ namespace {
 constexpr const char* kExamples = R"(Examples:
   vlm-bench latency -m synthetic:llava-tinyllama-1.1b
   vlm-bench latency -m pocket --kv f16 --kv kivi --json
-  vlm-bench kernels --only "2 bits" -t 1)";
+  vlm-bench kernels --only "2 bits" -t 1
+  vlm-bench kernels --device cuda --batch 32 --rows 8192)";
 
 std::optional<int> parse(int argc, char** argv, LatencyOptions& latency, KernelsOptions& kernels,
                          bool& wants_kernels) {
@@ -41,6 +42,10 @@ std::optional<int> parse(int argc, char** argv, LatencyOptions& latency, Kernels
   CLI::App* attention =
       app.add_subcommand("kernels", "Decode attention over packed rows against f16 rows");
   attention->add_option("-t,--threads", kernels.threads, "CPU threads; 0 is one per core");
+  attention->add_option("--device", kernels.device, "auto, cpu or cuda[:N]")->capture_default_str();
+  attention->add_option("--batch", kernels.batch, "Sequences")
+      ->check(CLI::Range(1, 1 << 12))
+      ->capture_default_str();
   attention->add_option("--rows", kernels.rows, "Cached rows, a multiple of 32")
       ->check(CLI::Range(32, 1 << 20))
       ->capture_default_str();

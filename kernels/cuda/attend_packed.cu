@@ -1,12 +1,690 @@
-#include "kernels/cuda/attend_packed.h"
-#include "kernels/cuda/not_yet.h"
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <vector>
 
+#include "kernels/base/error.h"
+#include "kernels/cuda/attend_packed.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/quantize.h"
+
+// Four launches a layer: scores of all keys, softmax with remaps, partial outputs of all values,
+// their sums. Work is cut into items of some hundred slots; a warp takes 32 rows of a block.
 namespace kvlm::cuda {
 
-void attend_packed(std::span<PackedLane>, int, int, float, Stream&) { not_yet("attend_packed"); }
+namespace {
 
-void unpack_blocks(const PackedFormat&, std::span<const PackedBlock>, float*, Stream&) {
-  not_yet("unpack_blocks");
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kItemSlots = 256;
+constexpr int kQueries = 4;  // of one pass over codes
+
+// ----------------------------------------------------------------- what the host says of a layer
+
+struct DeviceBlock {
+  const std::byte* codes;
+  const std::byte* scales;
+  const std::byte* zeros;
+  const uint64_t* live;
+  int rows;
+  int first_slot;  // of the lane
+};
+
+struct DeviceRun {
+  const std::byte* rows;  // null: packed
+  const float* q;
+  const uint64_t* selection;
+  DType dtype;
+  int format;
+  int slots;
+  int first_slot;
+  int selected_of;
+  bool selected_bit;
+};
+
+struct DeviceLane {
+  const float* q;
+  float* weights;
+  float* out;
+  int slots;
+  int first_remap, remaps;
+  int first_part, parts;  // partial outputs
+};
+
+/// Some blocks (or, of full rows, some slots) of one run.
+struct Item {
+  int lane;
+  int run;
+  int first;  // block, or slot within the run
+  int count;
+};
+
+/// Arrays that travel to the GPU in one copy.
+class Packet {
+ public:
+  template <class T>
+  size_t add(std::span<const T> values) {
+    const size_t at = (bytes_.size() + 15) / 16 * 16;
+    bytes_.resize(at + values.size_bytes());
+    if (!values.empty()) std::memcpy(bytes_.data() + at, values.data(), values.size_bytes());
+    return at;
+  }
+  void clear() { bytes_.clear(); }
+  const std::byte* upload(Stream& stream) {
+    return stream.queue().upload(bytes_.data(), std::max<size_t>(bytes_.size(), 16));
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// The host's side of a layer, kept between calls so that decode allocates nothing.
+struct Plan {
+  std::vector<DeviceLane> lanes;
+  std::vector<DeviceRun> runs;
+  std::vector<DeviceBlock> blocks;
+  std::vector<PackedFormat> formats;
+  std::vector<ScoreRemap> remaps;
+  std::vector<Item> keys, values;
+  std::vector<uint64_t> bits;                   // live bitmaps
+  std::vector<std::pair<size_t, size_t>> live;  // block, its first word in `bits`
+  Packet packet;
+
+  void clear() {
+    lanes.clear();
+    runs.clear();
+    blocks.clear();
+    formats.clear();
+    remaps.clear();
+    keys.clear();
+    values.clear();
+    bits.clear();
+    live.clear();
+    packet.clear();
+  }
+
+  int format_of(const PackedFormat& format) {
+    const auto same = [&](const PackedFormat& other) {
+      return std::memcmp(&other, &format, sizeof format) == 0;
+    };
+    const auto at = std::find_if(formats.begin(), formats.end(), same) - formats.begin();
+    if (at == static_cast<std::ptrdiff_t>(formats.size())) formats.push_back(format);
+    return static_cast<int>(at);
+  }
+
+  void add_block(const PackedBlock& block, int first_slot) {
+    if (block.live != nullptr) {
+      live.emplace_back(blocks.size(), bits.size());
+      bits.insert(bits.end(), block.live, block.live + (block.rows + 63) / 64);
+    }
+    blocks.push_back({block.codes, block.scales, block.zeros, nullptr, block.rows, first_slot});
+  }
+
+  /// The runs of a lane, cut into items. Returns how many items.
+  int add_runs(std::span<const SlotRun> from, int lane, std::vector<Item>& items) {
+    const size_t before = items.size();
+    int slot = 0;
+    int selected = 0;
+    for (const SlotRun& run : from) {
+      DeviceRun made{};
+      made.slots = run.slots;
+      made.first_slot = slot;
+      made.selection = run.selection;
+      made.selected_of = run.selected_of;
+      made.selected_bit = run.selected_bit;
+      made.q = run.q;
+      const auto index = static_cast<int>(runs.size());
+      if (run.format == nullptr) {
+        made.rows = run.rows;
+        made.dtype = run.dtype;
+        for (int first = 0; first < run.slots; first += kItemSlots) {
+          items.push_back({lane, index, first, std::min(kItemSlots, run.slots - first)});
+        }
+      } else {
+        made.format = format_of(*run.format);
+        int at = slot;
+        int rows = 0;
+        auto first = static_cast<int>(blocks.size());
+        for (const PackedBlock& block : run.blocks) {
+          // A block of many rows is cut by rows: each part points into it.
+          for (int row = 0; row < block.rows; row += kItemSlots) {
+            if (rows >= kItemSlots) {
+              items.push_back({lane, index, first, static_cast<int>(blocks.size()) - first});
+              first = static_cast<int>(blocks.size());
+              rows = 0;
+            }
+            PackedBlock part = block;
+            part.rows = std::min(kItemSlots, block.rows - row);
+            part.codes += static_cast<size_t>(row) * run.format->row_bytes();
+            if (run.format->axis == ScaleAxis::kToken) {
+              const size_t offset = static_cast<size_t>(row) *
+                                    static_cast<size_t>(run.format->groups()) *
+                                    dtype_bytes(run.format->meta);
+              part.scales += offset;
+              if (part.zeros != nullptr) part.zeros += offset;
+            }
+            if (block.live != nullptr) part.live = block.live + row / 64;
+            part.live_rows = part.rows;
+            if (part.live != nullptr) {
+              part.live_rows = 0;
+              for (int i = 0; i < part.rows; ++i) {
+                part.live_rows += static_cast<int>(part.live[i / 64] >> (i % 64) & 1);
+              }
+            }
+            add_block(part, at);
+            at += part.live_rows;
+            rows += part.rows;
+          }
+        }
+        if (rows > 0) {
+          items.push_back({lane, index, first, static_cast<int>(blocks.size()) - first});
+        }
+      }
+      runs.push_back(made);
+      if (run.selection == nullptr) {
+        slot += run.slots;
+      } else {
+        selected += run.slots;
+        if (run.selection_ends) {
+          slot += selected;
+          selected = 0;
+        }
+      }
+    }
+    return static_cast<int>(items.size() - before);
+  }
+};
+
+struct DevicePlan {
+  const DeviceLane* lanes;
+  const DeviceRun* runs;
+  const DeviceBlock* blocks;
+  const PackedFormat* formats;
+  const ScoreRemap* remaps;
+  const Item* items;
+  float* parts;  // (items of values, q_per_kv, head_dim)
+  int q_per_kv;
+  int head_dim;
+  float scale;
+};
+
+// ---------------------------------------------------------------------------------------- kernels
+
+__device__ float element(const std::byte* row, DType dtype, int i) {
+  switch (dtype) {
+    case DType::kF16:
+      return __half2float(reinterpret_cast<const __half*>(row)[i]);
+    case DType::kBF16:
+      return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
+    default:
+      return reinterpret_cast<const float*>(row)[i];
+  }
+}
+
+__device__ float meta_at(const std::byte* from, DType meta, size_t i) {
+  return meta == DType::kF16 ? __half2float(reinterpret_cast<const __half*>(from)[i])
+                             : reinterpret_cast<const float*>(from)[i];
+}
+
+__device__ bool is_live(const DeviceBlock& block, int row) {
+  return block.live == nullptr || (block.live[row / 64] >> (row % 64) & 1) != 0;
+}
+
+/// Live rows before `row`.
+__device__ int live_before(const DeviceBlock& block, int row) {
+  if (block.live == nullptr) return row;
+  int count = 0;
+  for (int word = 0; word < row / 64; ++word) count += __popcll(block.live[word]);
+  const uint64_t rest = block.live[row / 64] & ((uint64_t{1} << (row % 64)) - 1);
+  return count + (row % 64 == 0 ? 0 : __popcll(rest));
+}
+
+/// Bytes of a row with codes of a section whose values are `slope * s * c + z`.
+struct Channel {
+  int section;
+  int index;  // within the section
+  int zero;   // index of its stored zero point, -1 if it has none
+};
+
+__device__ Channel channel_of(const PackedFormat& format, int channel) {
+  const int first = format.section[0].channels;
+  if (channel < first) {
+    return {0, channel, format.section[0].zero_stored ? channel : -1};
+  }
+  const int before = format.section[0].zero_stored ? first : 0;
+  return {1, channel - first, format.section[1].zero_stored ? before + channel - first : -1};
+}
+
+/// Scale and zero point of a channel of a row, as x = scale * c + zero.
+struct ScaleZero {
+  float scale;
+  float zero;
+};
+
+__device__ ScaleZero scale_zero(const PackedFormat& format, const DeviceBlock& block, int row,
+                                int channel) {
+  size_t at = 0;
+  size_t zero_at = 0;
+  const Channel place = channel_of(format, channel);
+  const PackedSection& section = format.section[place.section];
+  if (format.axis == ScaleAxis::kChannel) {
+    at = static_cast<size_t>(channel);
+    zero_at = static_cast<size_t>(max(place.zero, 0));
+  } else if (format.axis == ScaleAxis::kToken) {
+    at = zero_at = static_cast<size_t>(row) * static_cast<size_t>(format.groups()) +
+                   static_cast<size_t>(channel / format.group_size);
+  }
+  const float scale = meta_at(block.scales, format.meta, at);
+  const float zero = section.zero_stored ? meta_at(block.zeros, format.meta, zero_at)
+                                         : section.offset_of(place.index) * scale;
+  return {section.slope * scale, zero};
+}
+
+/// Calls body(channel, code) for every channel of a row, in order.
+template <class Body>
+__device__ void for_codes(const PackedFormat& format, const uint8_t* row, const Body& body) {
+  int channel = 0;
+  for (int s = 0; s < format.sections; ++s) {
+    const PackedSection& section = format.section[s];
+    const int n = section.channels;
+    const int bits = code_bits(section.code);
+    if (bits != 0 && 8 % bits == 0) {
+      const int per_byte = 8 / bits;
+      const int mask = (1 << bits) - 1;
+      for (int i = 0; i < n; i += per_byte) {
+        int word = row[i / per_byte];
+        for (int j = 0; j < per_byte && i + j < n; ++j, word >>= bits) {
+          body(channel + i + j, word & mask);
+        }
+      }
+    } else {
+      for (int i = 0; i < n; ++i) body(channel + i, code_at(row, section.code, i));
+    }
+    channel += n;
+    row += section.row_bytes();
+  }
+}
+
+/// Scores of the keys of an item. A warp folds the scales of 32 rows into the queries, where rows
+/// share them; a lane multiplies one row.
+__global__ void __launch_bounds__(kThreads) score_items(DevicePlan plan) {
+  extern __shared__ float shared[];
+  const Item item = plan.items[blockIdx.x];
+  const DeviceLane lane = plan.lanes[item.lane];
+  const DeviceRun run = plan.runs[item.run];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int thread = static_cast<int>(threadIdx.x) % 32;
+
+  if (run.rows != nullptr) {  // full rows: a warp a row
+    const int64_t row_bytes =
+        static_cast<int64_t>(plan.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
+    for (int i = warp; i < item.count; i += kWarps) {
+      const std::byte* row = run.rows + (item.first + i) * row_bytes;
+      for (int query = 0; query < plan.q_per_kv; ++query) {
+        float dot = 0;
+        for (int c = thread; c < plan.head_dim; c += 32) {
+          dot += lane.q[query * plan.head_dim + c] * element(row, run.dtype, c);
+        }
+        dot = warp_sum(dot);
+        if (thread == 0) {
+          lane.weights[static_cast<int64_t>(query) * lane.slots + run.first_slot + item.first + i] =
+              plan.scale * dot;
+        }
+      }
+    }
+    return;
+  }
+
+  const PackedFormat& format = plan.formats[run.format];
+  const int channels = format.channels();
+  const float* queries = run.q != nullptr ? run.q : lane.q;
+  float* folded = shared + warp * channels * kQueries;  // (channels, kQueries) of this warp
+  const bool by_token = format.axis == ScaleAxis::kToken;
+  int chunk = 0;
+  for (int b = 0; b < item.count; ++b) {
+    const DeviceBlock& block = plan.blocks[item.first + b];
+    for (int first = 0; first < block.rows; first += 32, ++chunk) {
+      if (chunk % kWarps != warp) continue;
+      const int row = first + thread;
+      const bool there = row < block.rows && is_live(block, row);
+      const int slot = there ? block.first_slot + live_before(block, row) : 0;
+      const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) +
+                          static_cast<size_t>(row) * format.row_bytes();
+      for (int base = 0; base < plan.q_per_kv; base += kQueries) {
+        const int count = min(kQueries, plan.q_per_kv - base);
+        float bias[kQueries] = {};
+        __syncwarp();
+        for (int c = thread; c < channels; c += 32) {
+          const ScaleZero meta = by_token ? ScaleZero{1, 0} : scale_zero(format, block, 0, c);
+          for (int j = 0; j < kQueries; ++j) {
+            const float q = j < count ? queries[(base + j) * channels + c] * plan.scale : 0.0f;
+            folded[c * kQueries + j] = q * meta.scale;
+            bias[j] += q * meta.zero;
+          }
+        }
+        for (int j = 0; j < kQueries; ++j) bias[j] = warp_sum(bias[j]);
+        __syncwarp();
+        if (!there) continue;
+        float sums[kQueries] = {};
+        if (by_token) {
+          // Group by group: scale times sum of q c, zero times sum of q.
+          float products[kQueries] = {};
+          float plain[kQueries] = {};
+          int group = 0;
+          const auto finish = [&] {
+            const ScaleZero meta = scale_zero(format, block, row, group * format.group_size);
+            for (int j = 0; j < kQueries; ++j) {
+              sums[j] += meta.scale * products[j] + meta.zero * plain[j];
+              products[j] = plain[j] = 0;
+            }
+          };
+          for_codes(format, codes, [&](int c, int code) {
+            if (c / format.group_size != group) {
+              finish();
+              ++group;
+            }
+            const float4 q = *reinterpret_cast<const float4*>(folded + c * kQueries);
+            const auto x = static_cast<float>(code);
+            products[0] += q.x * x, products[1] += q.y * x;
+            products[2] += q.z * x, products[3] += q.w * x;
+            plain[0] += q.x, plain[1] += q.y, plain[2] += q.z, plain[3] += q.w;
+          });
+          finish();
+        } else {
+          for_codes(format, codes, [&](int c, int code) {
+            const float4 q = *reinterpret_cast<const float4*>(folded + c * kQueries);
+            const auto x = static_cast<float>(code);
+            sums[0] += q.x * x, sums[1] += q.y * x, sums[2] += q.z * x, sums[3] += q.w * x;
+          });
+        }
+        for (int j = 0; j < count; ++j) {
+          lane.weights[static_cast<int64_t>(base + j) * lane.slots + slot] = sums[j] + bias[j];
+        }
+      }
+    }
+  }
+}
+
+__device__ float block_reduce(float x, bool maximum, float* parts) {
+  x = maximum ? warp_max(x) : warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  float all = parts[0];
+  for (unsigned i = 1; i < blockDim.x / 32; ++i) {
+    all = maximum ? fmaxf(all, parts[i]) : all + parts[i];
+  }
+  return all;
+}
+
+/// Remaps and normalises the scores of one query head of one lane, in place.
+__global__ void __launch_bounds__(256) normalise(DevicePlan plan) {
+  __shared__ float parts[8];
+  const DeviceLane lane = plan.lanes[blockIdx.x];
+  float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
+  const auto first = static_cast<int>(threadIdx.x);
+  const auto step = static_cast<int>(blockDim.x);
+  for (int r = 0; r < lane.remaps; ++r) {
+    const ScoreRemap remap = plan.remaps[lane.first_remap + r];
+    float low = INFINITY;
+    float high = -INFINITY;
+    for (int i = first; i < remap.slots; i += step) {
+      low = fminf(low, scores[remap.first + i]);
+      high = fmaxf(high, scores[remap.first + i]);
+    }
+    low = -block_reduce(-low, true, parts);
+    high = block_reduce(high, true, parts);
+    if (remap.slots == 0) continue;
+    float slope = 0;
+    if (high > low) {
+      slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
+      if (remap.guarded) slope = fmaxf(slope, 0.0f);
+    }
+    for (int i = first; i < remap.slots; i += step) {
+      float& score = scores[remap.first + i];
+      score = slope * (score - low) + low - remap.tau_low;
+    }
+    __syncthreads();
+  }
+  float maximum = -INFINITY;
+  for (int i = first; i < lane.slots; i += step) maximum = fmaxf(maximum, scores[i]);
+  maximum = block_reduce(maximum, true, parts);
+  float sum = 0;
+  for (int i = first; i < lane.slots; i += step) {
+    const float weight = __expf(scores[i] - maximum);
+    scores[i] = weight;
+    sum += weight;
+  }
+  sum = block_reduce(sum, false, parts);
+  const float inverse = 1.0f / sum;
+  for (int i = first; i < lane.slots; i += step) scores[i] *= inverse;
+}
+
+/// The lane's slot of a run's slot `i`: itself, or the place of the i-th chosen bit.
+__device__ int selected_slot(const DeviceRun& run, int i) {
+  if (run.selection == nullptr) return run.first_slot + i;
+  for (int word = 0; word * 64 < run.selected_of; ++word) {
+    uint64_t bits = run.selected_bit ? run.selection[word] : ~run.selection[word];
+    const int here = min(64, run.selected_of - word * 64);
+    if (here < 64) bits &= (uint64_t{1} << here) - 1;
+    const int count = __popcll(bits);
+    if (i >= count) {
+      i -= count;
+      continue;
+    }
+    for (; i > 0; --i) bits &= bits - 1;
+    return run.first_slot + word * 64 + __ffsll(static_cast<long long>(bits)) - 1;
+  }
+  return run.first_slot;
+}
+
+/// Weighted sums of the values of an item; a thread has one channel.
+__global__ void add_values(DevicePlan plan) {
+  __shared__ float weights[kItemSlots][kQueries];
+  const Item item = plan.items[blockIdx.x];
+  const DeviceLane lane = plan.lanes[item.lane];
+  const DeviceRun run = plan.runs[item.run];
+  const auto channel = static_cast<int>(threadIdx.x);
+  const bool there = channel < plan.head_dim;
+  float* part =
+      plan.parts + static_cast<int64_t>(blockIdx.x) * plan.q_per_kv * plan.head_dim + channel;
+
+  for (int base = 0; base < plan.q_per_kv; base += kQueries) {
+    const int count = min(kQueries, plan.q_per_kv - base);
+    const auto load_weights = [&](int rows, const auto& slot_of) {
+      __syncthreads();
+      for (int i = channel; i < rows * kQueries; i += static_cast<int>(blockDim.x)) {
+        const int row = i / kQueries;
+        const int j = i % kQueries;
+        const int slot = slot_of(row);
+        weights[row][j] = j < count && slot >= 0
+                              ? lane.weights[static_cast<int64_t>(base + j) * lane.slots + slot]
+                              : 0.0f;
+      }
+      __syncthreads();
+    };
+    float sums[kQueries] = {};
+    if (run.rows != nullptr) {
+      load_weights(item.count, [&](int row) { return selected_slot(run, item.first + row); });
+      const int64_t row_bytes =
+          static_cast<int64_t>(plan.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
+      for (int row = 0; there && row < item.count; ++row) {
+        const float x = element(run.rows + (item.first + row) * row_bytes, run.dtype, channel);
+        for (int j = 0; j < kQueries; ++j) sums[j] += weights[row][j] * x;
+      }
+    } else {
+      const PackedFormat& format = plan.formats[run.format];
+      const Channel place = there ? channel_of(format, channel) : Channel{};
+      const PackedSection& section = format.section[place.section];
+      const size_t offset = place.section == 0 ? 0 : format.section[0].row_bytes();
+      const size_t row_bytes = format.row_bytes();
+      const int bits = code_bits(section.code);
+      const bool simple = bits != 0 && 8 % bits == 0;
+      const size_t byte = offset + static_cast<size_t>(simple ? place.index * bits / 8 : 0);
+      const int shift = simple ? place.index * bits % 8 : 0;
+      const int mask = (1 << bits) - 1;
+      for (int b = 0; b < item.count; ++b) {
+        const DeviceBlock& block = plan.blocks[item.first + b];
+        load_weights(block.rows, [&](int row) {
+          if (!is_live(block, row)) return -1;
+          const int slot = block.first_slot + live_before(block, row);
+          return run.selection == nullptr ? slot : selected_slot(run, slot - run.first_slot);
+        });
+        if (!there) continue;
+        const auto* codes = reinterpret_cast<const uint8_t*>(block.codes);
+        const auto code_of = [&](int row) {
+          const uint8_t* at = codes + static_cast<size_t>(row) * row_bytes;
+          if (simple) return static_cast<float>(at[byte] >> shift & mask);
+          return static_cast<float>(code_at(at + offset, section.code, place.index));
+        };
+        if (format.axis == ScaleAxis::kToken) {
+          for (int row = 0; row < block.rows; ++row) {
+            const ScaleZero meta = scale_zero(format, block, row, channel);
+            const float x = meta.scale * code_of(row) + meta.zero;
+            for (int j = 0; j < kQueries; ++j) sums[j] += weights[row][j] * x;
+          }
+        } else {
+          float products[kQueries] = {};
+          float plain[kQueries] = {};
+          for (int row = 0; row < block.rows; ++row) {
+            const float code = code_of(row);
+            for (int j = 0; j < kQueries; ++j) {
+              products[j] += weights[row][j] * code;
+              plain[j] += weights[row][j];
+            }
+          }
+          const ScaleZero meta = scale_zero(format, block, 0, channel);
+          for (int j = 0; j < kQueries; ++j) {
+            sums[j] += meta.scale * products[j] + meta.zero * plain[j];
+          }
+        }
+      }
+    }
+    for (int j = 0; there && j < count; ++j) part[(base + j) * plan.head_dim] = sums[j];
+  }
+}
+
+__global__ void sum_parts(DevicePlan plan) {
+  const DeviceLane lane = plan.lanes[blockIdx.x];
+  const int elements = plan.q_per_kv * plan.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
+    float sum = 0;
+    for (int part = 0; part < lane.parts; ++part) {
+      sum += plan.parts[static_cast<int64_t>(lane.first_part + part) * elements + i];
+    }
+    lane.out[i] = sum;
+  }
+}
+
+__global__ void unpack(const DeviceBlock* blocks, PackedFormat format, float* out) {
+  const DeviceBlock& block = blocks[blockIdx.x];
+  const int channels = format.channels();
+  for (int row = static_cast<int>(threadIdx.x); row < block.rows;
+       row += static_cast<int>(blockDim.x)) {
+    if (!is_live(block, row)) continue;
+    float* to = out + static_cast<int64_t>(block.first_slot + live_before(block, row)) * channels;
+    const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) +
+                        static_cast<size_t>(row) * format.row_bytes();
+    for_codes(format, codes, [&](int c, int code) {
+      const ScaleZero meta = scale_zero(format, block, row, c);
+      to[c] = meta.scale * static_cast<float>(code) + meta.zero;
+    });
+  }
+}
+
+}  // namespace
+
+void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
+                   Stream& stream) {
+  if (lanes.empty()) return;
+  if (head_dim > 1024) {
+    throw Error(ErrorCode::kUnsupported, "attend_packed: head_dim " + std::to_string(head_dim) +
+                                             " is not served on CUDA, which takes up to 1024; use "
+                                             "--device cpu");
+  }
+  static thread_local Plan plan;
+  plan.clear();
+  for (PackedLane& lane : lanes) {
+    const auto index = static_cast<int>(plan.lanes.size());
+    DeviceLane made{};
+    made.q = lane.q;
+    made.weights = lane.weights;
+    made.out = lane.out;
+    made.slots = lane.slots;
+    made.first_remap = static_cast<int>(plan.remaps.size());
+    made.remaps = static_cast<int>(lane.remaps.size());
+    plan.remaps.insert(plan.remaps.end(), lane.remaps.begin(), lane.remaps.end());
+    plan.add_runs(lane.keys, index, plan.keys);
+    made.first_part = static_cast<int>(plan.values.size());
+    made.parts = plan.add_runs(lane.values, index, plan.values);
+    plan.lanes.push_back(made);
+    lane.guarded_remaps = 0;
+  }
+  // Bitmaps travel first, by themselves, so that blocks can say where theirs is.
+  if (!plan.bits.empty()) {
+    const auto* bits = reinterpret_cast<const uint64_t*>(
+        stream.queue().upload(plan.bits.data(), plan.bits.size() * sizeof(uint64_t)));
+    for (const auto& [block, word] : plan.live) plan.blocks[block].live = bits + word;
+  }
+  Packet& packet = plan.packet;
+  const size_t lanes_at = packet.add(std::span<const DeviceLane>(plan.lanes));
+  const size_t runs_at = packet.add(std::span<const DeviceRun>(plan.runs));
+  const size_t blocks_at = packet.add(std::span<const DeviceBlock>(plan.blocks));
+  const size_t formats_at = packet.add(std::span<const PackedFormat>(plan.formats));
+  const size_t remaps_at = packet.add(std::span<const ScoreRemap>(plan.remaps));
+  const size_t keys_at = packet.add(std::span<const Item>(plan.keys));
+  const size_t values_at = packet.add(std::span<const Item>(plan.values));
+  const std::byte* base = packet.upload(stream);
+  const auto elements = static_cast<size_t>(q_per_kv) * static_cast<size_t>(head_dim);
+  DevicePlan device{reinterpret_cast<const DeviceLane*>(base + lanes_at),
+                    reinterpret_cast<const DeviceRun*>(base + runs_at),
+                    reinterpret_cast<const DeviceBlock*>(base + blocks_at),
+                    reinterpret_cast<const PackedFormat*>(base + formats_at),
+                    reinterpret_cast<const ScoreRemap*>(base + remaps_at),
+                    reinterpret_cast<const Item*>(base + keys_at),
+                    reinterpret_cast<float*>(stream.queue().scratch(
+                        kLaneParts, (plan.values.size() + 1) * elements * sizeof(float))),
+                    q_per_kv,
+                    head_dim,
+                    scale};
+  int channels = head_dim;
+  for (const PackedFormat& format : plan.formats) channels = std::max(channels, format.channels());
+  const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(channels);
+  if (!plan.keys.empty()) {
+    score_items<<<static_cast<unsigned>(plan.keys.size()), kThreads, shared, native(stream)>>>(
+        device);
+    const dim3 heads(static_cast<unsigned>(plan.lanes.size()), static_cast<unsigned>(q_per_kv));
+    normalise<<<heads, 256, 0, native(stream)>>>(device);
+  }
+  device.items = reinterpret_cast<const Item*>(base + values_at);
+  if (!plan.values.empty()) {
+    const auto threads = static_cast<unsigned>(ceil_div(head_dim, 32) * 32);
+    add_values<<<static_cast<unsigned>(plan.values.size()), threads, 0, native(stream)>>>(device);
+  }
+  sum_parts<<<static_cast<unsigned>(plan.lanes.size()), 256, 0, native(stream)>>>(device);
+  check_launch("attend_packed");
+}
+
+void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
+                   Stream& stream) {
+  if (blocks.empty()) return;
+  static thread_local Plan plan;
+  plan.clear();
+  int slot = 0;
+  for (const PackedBlock& block : blocks) {
+    plan.add_block(block, slot);
+    slot += block.live_rows;
+  }
+  if (!plan.bits.empty()) {
+    const auto* bits = reinterpret_cast<const uint64_t*>(
+        stream.queue().upload(plan.bits.data(), plan.bits.size() * sizeof(uint64_t)));
+    for (const auto& [block, word] : plan.live) plan.blocks[block].live = bits + word;
+  }
+  const auto* on_device = reinterpret_cast<const DeviceBlock*>(
+      stream.queue().upload(plan.blocks.data(), plan.blocks.size() * sizeof(DeviceBlock)));
+  unpack<<<static_cast<unsigned>(blocks.size()), 128, 0, native(stream)>>>(on_device, format, out);
+  check_launch("unpack_blocks");
 }
 
 }  // namespace kvlm::cuda

@@ -272,8 +272,8 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
     numbers.as<float>()[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
   }
   kvlm::copy(y, numbers, stream);
-  convert(x, y, stream);
-  convert(w, y, stream);
+  cuda::convert(x, y, stream);
+  cuda::convert(w, y, stream);
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
   Product& product = Products::of(device.index).get(dtype, size, size, size, false, false);
   const auto run = [&] {
@@ -324,7 +324,7 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
     // The tensor cores take both operands in the weights' format.
     std::byte* rounded =
         stream.queue().scratch(kGemmOperand, static_cast<size_t>(x.elements()) * 2);
-    convert(TensorView(rounded, w.dtype(), x.shape(), x.device()), x, stream);
+    cuda::convert(TensorView(rounded, w.dtype(), x.shape(), x.device()), x, stream);
     operand = rounded;
   }
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);

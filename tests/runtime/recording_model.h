@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/elementwise.h"
 #include "runtime/model.h"
 
 namespace kvlm::test {
@@ -64,9 +65,10 @@ class RecordingModel final : public Model {
       int64_t row = 0;
       for (const StepRows& rows : step.sequences) {
         row += step.all_logits ? rows.rows : 1;
-        const float* last = logits.slice(row - 1, 1).as<float>();
-        passes.push_back(
-            {rows.sequence, rows.rows, std::vector<float>(last, last + decoder->vocab_size())});
+        std::vector<float> last(static_cast<size_t>(decoder->vocab_size()));
+        copy(TensorView(last.data(), DType::kF32, {1, decoder->vocab_size()}),
+             logits.slice(row - 1, 1), stream);
+        passes.push_back({rows.sequence, rows.rows, std::move(last)});
       }
       return logits;
     }

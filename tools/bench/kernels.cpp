@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
@@ -12,14 +13,16 @@
 #include "kernels/attend_packed.h"
 #include "kernels/attention.h"
 #include "kernels/base/tensor.h"
+#include "kernels/elementwise.h"
 #include "kernels/roofline.h"
+#include "kvcache/row_attention.h"
 #include "tools/bench/statistics.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
 namespace {
 
-constexpr int kHeads = 8;
+constexpr int kHeadsPerSequence = 8;
 constexpr int kHeadDim = 128;
 constexpr float kScale = 0.088f;
 
@@ -80,7 +83,8 @@ Packing mixed_packing(int block_rows) {
 /// lie side by side.
 class Store {
  public:
-  Store(const Packing& packing, int layers, int rows) : format_(packing.format) {
+  Store(const Packing& packing, int layers, int heads, int rows, Stream& stream)
+      : format_(packing.format), heads_(heads) {
     Random random;
     const int block_rows = packing.block_rows == 0 ? rows : packing.block_rows;
     const size_t code_bytes = static_cast<size_t>(block_rows) * format_.row_bytes();
@@ -88,15 +92,24 @@ class Store {
     const size_t zero_bytes = format_.zeros(block_rows) * sizeof(f16);
     const size_t block_bytes = (code_bytes + scale_bytes + zero_bytes + 63) / 64 * 64;
     per_head_ = static_cast<size_t>(rows / block_rows);
-    const size_t count = static_cast<size_t>(layers * kHeads) * per_head_;
+    const size_t count = static_cast<size_t>(layers * heads) * per_head_;
     bytes_ = count * (code_bytes + scale_bytes + zero_bytes);
-    memory_ = Tensor(DType::kU8, {static_cast<int64_t>(count * block_bytes)});
-    for (size_t i = 0; i < count; ++i) {
-      std::byte* p = memory_.view().data() + i * block_bytes;
+    memory_ = Tensor(DType::kU8, {static_cast<int64_t>(count * block_bytes)}, stream.device());
+    // Numbers of one head on the host, the same in every head.
+    Tensor numbers(DType::kU8, {static_cast<int64_t>(per_head_ * block_bytes)});
+    for (size_t i = 0; i < per_head_; ++i) {
+      std::byte* p = numbers.view().data() + i * block_bytes;
       for (size_t b = 0; b < code_bytes; ++b) p[b] = static_cast<std::byte>(random.bits() % 243);
       for (size_t b = 0; b < scale_bytes + zero_bytes; b += sizeof(f16)) {
         const f16 x = to_f16(static_cast<float>(random.bits() % 1000) * 1e-3f);
         std::memcpy(p + code_bytes + b, &x, sizeof x);
+      }
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const std::byte* p = memory_.view().data() + i * block_bytes;
+      if (i % per_head_ == 0) {
+        const auto bytes = static_cast<int64_t>(per_head_ * block_bytes);
+        copy(memory_.view().slice(static_cast<int64_t>(i * block_bytes), bytes), numbers, stream);
       }
       blocks_.push_back({p, p + code_bytes,
                          zero_bytes == 0 ? nullptr : p + code_bytes + scale_bytes, block_rows,
@@ -108,97 +121,123 @@ class Store {
     SlotRun run;
     run.slots = rows;
     run.format = &format_;
-    run.blocks = {&blocks_[static_cast<size_t>(layer * kHeads + head) * per_head_], per_head_};
+    run.blocks = {&blocks_[static_cast<size_t>(layer * heads_ + head) * per_head_], per_head_};
     return run;
   }
   size_t bytes() const { return bytes_; }
 
  private:
   PackedFormat format_;
+  int heads_;
   Tensor memory_;
   std::vector<PackedBlock> blocks_;
   size_t per_head_ = 0;
   size_t bytes_ = 0;
 };
 
+/// Queries and outputs of all heads, on the stream's device.
+struct Heads {
+  Heads(int heads, int q_per_kv, Stream& stream)
+      : q(DType::kF32, {heads, q_per_kv, kHeadDim}, stream.device()),
+        out(DType::kF32, q.shape(), stream.device()) {
+    std::vector<float> numbers = Random().numbers(static_cast<size_t>(q.shape().elements()));
+    copy(q, ConstTensorView(numbers.data(), DType::kF32, q.shape()), stream);
+  }
+  float* q_of(size_t head) { return q.view().slice(static_cast<int64_t>(head), 1).as<float>(); }
+  float* out_of(size_t head) { return out.view().slice(static_cast<int64_t>(head), 1).as<float>(); }
+
+  Tensor q, out;
+};
+
 /// One decode step over f16 rows of all layers.
 class FullStep {
  public:
-  FullStep(int layers, int rows) : layers_(layers), rows_(rows) {
-    const auto elements =
-        static_cast<size_t>(2 * layers * kHeads) * kHeadDim * static_cast<size_t>(rows);
-    cache_ = Tensor(DType::kF16, {static_cast<int64_t>(elements)});
+  FullStep(int layers, int heads, int rows, Stream& stream)
+      : layers_(layers),
+        heads_(static_cast<size_t>(heads)),
+        rows_(rows),
+        cache_(DType::kF16, {layers * heads, 2, rows, kHeadDim}, stream.device()),
+        attention_(stream.device()) {
+    Tensor numbers(DType::kF16, {1, 2, rows, kHeadDim});
     Random random;
-    for (size_t i = 0; i < elements; ++i) cache_.as<f16>()[i] = to_f16(random.number());
+    for (int64_t i = 0; i < numbers.shape().elements(); ++i) {
+      numbers.as<f16>()[i] = to_f16(random.number());
+    }
+    for (int i = 0; i < layers * heads; ++i) copy(cache_.view().slice(i, 1), numbers, stream);
   }
 
-  size_t bytes() const { return cache_.view().bytes(); }
-
-  void operator()(int q_per_kv, Stream& stream) {
-    const auto queries = static_cast<size_t>(q_per_kv);
-    const std::vector<float> q = Random().numbers(kHeads * queries * kHeadDim);
-    std::vector<float> out(q.size());
-    std::vector<float> max(kHeads * queries);
-    std::vector<float> sum(max.size());
-    const auto run_bytes = static_cast<size_t>(rows_) * kHeadDim * sizeof(f16);
-    std::vector<DecodePiece> pieces(kHeads);
-    for (int layer = 0; layer < layers_; ++layer) {
-      for (size_t head = 0; head < kHeads; ++head) {
+  void operator()(Heads& heads, int q_per_kv, Stream& stream) {
+    CacheShape shape;
+    shape.kv_heads = static_cast<int>(heads_);
+    shape.q_heads = shape.kv_heads * q_per_kv;
+    shape.head_dim = kHeadDim;
+    attention_.reserve(shape, heads_, heads_ * static_cast<size_t>(rows_));
+    const auto half = static_cast<size_t>(rows_) * kHeadDim * sizeof(f16);
+    for (size_t layer = 0; layer < static_cast<size_t>(layers_); ++layer) {
+      attention_.clear();
+      for (size_t head = 0; head < heads_; ++head) {
         const std::byte* p =
-            cache_.view().data() + (static_cast<size_t>(layer) * kHeads + head) * 2 * run_bytes;
-        const size_t first = head * queries;
-        pieces[head] = {&q[first * kHeadDim],
-                        {p, p + run_bytes, DType::kF16, rows_},
-                        {&max[first], &sum[first], &out[first * kHeadDim]}};
+            cache_.view().slice(static_cast<int64_t>(layer * heads_ + head), 1).data();
+        const KeyValueRows held{p, p + half, DType::kF16, rows_};
+        attention_.add(heads.q_of(head), {&held, 1}, heads.out_of(head), shape);
       }
-      attend_rows(pieces, q_per_kv, kHeadDim, kScale, stream);
+      attention_.run(shape, kScale, stream);
     }
+    stream.synchronize();
   }
 
  private:
   int layers_;
+  size_t heads_;
   int rows_;
   Tensor cache_;
+  RowAttention attention_;
 };
 
 /// One decode step over packed rows of all layers.
 class PackedStep {
  public:
-  PackedStep(const Packing& keys, const Packing& values, int layers, int rows)
-      : layers_(layers), rows_(rows), keys_(keys, layers, rows), values_(values, layers, rows) {}
+  PackedStep(const Packing& keys, const Packing& values, int layers, int heads, int rows,
+             Stream& stream)
+      : layers_(layers),
+        heads_(static_cast<size_t>(heads)),
+        rows_(rows),
+        keys_(keys, layers, heads, rows, stream),
+        values_(values, layers, heads, rows, stream) {}
 
   size_t bytes() const { return keys_.bytes() + values_.bytes(); }
 
-  void operator()(int q_per_kv, Stream& stream) {
-    const auto queries = static_cast<size_t>(q_per_kv);
-    const auto rows = static_cast<size_t>(rows_);
-    const std::vector<float> q = Random().numbers(kHeads * queries * kHeadDim);
-    std::vector<float> out(q.size());
-    weights_.resize(kHeads * queries * rows);
-    std::vector<PackedLane> lanes(kHeads);
-    std::vector<SlotRun> runs(2 * size_t{kHeads});
+  void operator()(Heads& heads, int q_per_kv, Stream& stream) {
+    const Shape shape{static_cast<int64_t>(heads_), q_per_kv, rows_};
+    if (weights_.empty() || weights_.shape() != shape) {
+      weights_ = Tensor(DType::kF32, shape, stream.device());
+    }
+    std::vector<PackedLane> lanes(heads_);
+    std::vector<SlotRun> runs(2 * heads_);
     for (int layer = 0; layer < layers_; ++layer) {
-      for (size_t head = 0; head < kHeads; ++head) {
+      for (size_t head = 0; head < heads_; ++head) {
         runs[2 * head] = keys_.run(layer, static_cast<int>(head), rows_);
         runs[2 * head + 1] = values_.run(layer, static_cast<int>(head), rows_);
         PackedLane& lane = lanes[head];
-        lane.q = &q[head * queries * kHeadDim];
+        lane.q = heads.q_of(head);
         lane.keys = {&runs[2 * head], 1};
         lane.values = {&runs[2 * head + 1], 1};
         lane.slots = rows_;
-        lane.weights = &weights_[head * queries * rows];
-        lane.out = &out[head * queries * kHeadDim];
+        lane.weights = weights_.view().slice(static_cast<int64_t>(head), 1).as<float>();
+        lane.out = heads.out_of(head);
       }
       attend_packed(lanes, q_per_kv, kHeadDim, kScale, stream);
     }
+    stream.synchronize();
   }
 
  private:
   int layers_;
+  size_t heads_;
   int rows_;
   Store keys_;
   Store values_;
-  std::vector<float> weights_;
+  Tensor weights_;
 };
 
 struct Case {
@@ -226,35 +265,49 @@ std::vector<Case> cases() {
 
 int run_kernels(const KernelsOptions& options) {
   ThreadPool pool(options.threads);
-  Stream stream(pool);
-  // f16 rows of this many layers are past every cache of a CPU, and packed ones of four times as
-  // many too.
-  constexpr int kLayers = 12;
-  constexpr int kPackedLayers = 4 * kLayers;
-  const double row_count = static_cast<double>(kLayers * kHeads) * options.rows;
-  FullStep full(kLayers, options.rows);
+  const Device device = parse_device(options.device);
+  Stream stream(pool, device);
+  const int heads_count = kHeadsPerSequence * options.batch;
+  // f16 rows of so many layers are past every cache, and packed ones of four times as many too.
+  constexpr double kElements = 12.0 * kHeadsPerSequence * 4096;
+  const double rows_of_layer = static_cast<double>(heads_count) * options.rows;
+  const int layers = static_cast<int>(std::clamp(kElements / rows_of_layer, 1.0, 12.0));
+  const int packed_layers = 4 * layers;
+  const double row_count = layers * rows_of_layer;
+  FullStep full(layers, heads_count, options.rows, stream);
+  double roof = 0;
+  if (device.kind == DeviceKind::kCuda) {
+    Buffer probe(device, size_t{2} << 30);
+    for (int i = 0; i < 5; ++i) {
+      roof = std::max(roof, measure_memory_rate({probe.data(), probe.bytes()}, stream));
+    }
+  }
   if (!options.json) {
-    fmt::print("{} rows, {} kv_heads of {} channels, {} threads, {} repetitions\n", options.rows,
-               kHeads, kHeadDim, pool.threads(), options.repeats);
+    fmt::print(
+        "{}: {} sequences, {} rows, {} kv_heads of {} channels, {} threads, {} repetitions\n",
+        device_name(device), options.batch, options.rows, kHeadsPerSequence, kHeadDim,
+        pool.threads(), options.repeats);
+    if (roof > 0) fmt::print("a copy moves {:.0f} GB/s\n", 1e-9 * roof);
     fmt::print("{:<22} {:>8} {:>28} {:>8} {:>28} {:>8}\n", "format", "q_per_kv",
                "packed, ns a row (min, max)", "GB/s", "f16 rows, ns a row (min, max)", "faster");
   }
   for (const Case& c : cases()) {
     if (c.name.find(options.only) == std::string_view::npos) continue;
-    PackedStep packed(c.keys, c.values, kPackedLayers, options.rows);
+    PackedStep packed(c.keys, c.values, packed_layers, heads_count, options.rows, stream);
     for (const int q_per_kv : {1, 4}) {
+      Heads heads(heads_count, q_per_kv, stream);
       std::vector<double> full_ns;
       std::vector<double> packed_ns;
       std::vector<double> ratios;
       for (int repeat = -1; repeat < options.repeats && !interrupted(); ++repeat) {
         const double start = now();
-        full(q_per_kv, stream);
+        full(heads, q_per_kv, stream);
         const double middle = now();
-        packed(q_per_kv, stream);
+        packed(heads, q_per_kv, stream);
         const double end = now();
         if (repeat < 0) continue;  // warms caches and workspaces
         full_ns.push_back(1e9 * (middle - start) / row_count);
-        packed_ns.push_back(1e9 * (end - middle) / (row_count * kPackedLayers / kLayers));
+        packed_ns.push_back(1e9 * (end - middle) / (row_count * packed_layers / layers));
         ratios.push_back(full_ns.back() / packed_ns.back());
       }
       if (interrupted()) return kExitInterrupted;
@@ -262,7 +315,7 @@ int run_kernels(const KernelsOptions& options) {
       const Spread p = spread_of(packed_ns);
       const Spread ratio = spread_of(ratios);
       const double bytes =
-          static_cast<double>(packed.bytes()) / (row_count * kPackedLayers / kLayers);
+          static_cast<double>(packed.bytes()) / (row_count * packed_layers / layers);
       if (options.json) {
         const auto spread = [](const Spread& x) {
           return nlohmann::ordered_json{{"median", x.median}, {"min", x.min}, {"max", x.max}};
@@ -271,6 +324,9 @@ int run_kernels(const KernelsOptions& options) {
                                                   {"rows", options.rows},
                                                   {"q_per_kv", q_per_kv},
                                                   {"threads", pool.threads()},
+                                                  {"device", device_name(device)},
+                                                  {"batch", options.batch},
+                                                  {"copy_bytes_per_s", roof},
                                                   {"bytes_per_row", bytes},
                                                   {"packed_ns_per_row", spread(p)},
                                                   {"f16_ns_per_row", spread(f)},

@@ -1,0 +1,233 @@
+// Packed formats on a GPU against the CPU: codes byte by byte, attention over lanes of every
+// format.
+#include <fmt/format.h>
+
+#include "kernels/attend_packed.h"
+#include "kernels/pack.h"
+#include "tests/cuda/fixture.h"
+#include "tests/kvcache/quantizers/make.h"
+
+namespace kvlm {
+namespace {
+
+using test::quantizer;
+using test::shape_of;
+using testing::Cuda;
+using testing::kGpu;
+using testing::normal_tensor;
+using testing::normal_values;
+
+constexpr const char* kSpecs[] = {"int8",
+                                  "int4",
+                                  "kivi,bits=1",
+                                  "kivi",
+                                  "kivi,bits=3",
+                                  "kivi,bits=5",
+                                  "kivi,bits=6,group=64,residual=128",
+                                  "kivi,bits=8",
+                                  "head_quantile",
+                                  "head_quantile,bits=4,meta=f32",
+                                  "head_quantile,round=floor",
+                                  "calibquant",
+                                  "calibquant,bits=2",
+                                  "calibquant,bits=4,shrink=none",
+                                  "xquant",
+                                  "vidkv",
+                                  "vidkv,key_bits=1",
+                                  "vidkv,key_bits=1.25,trits=trit2b",
+                                  "vidkv,onebit=zero_mean,scale=unit",
+                                  "vidkv,onebit=minmax,scale=twn",
+                                  "vidkv,key_bits=2,value_bits=2"};
+
+/// A packed block with the memory it lies in, on one device.
+struct Packed {
+  Tensor codes, scales, zeros;
+  PackedBlock block(int rows, const uint64_t* live, int live_rows) {
+    return {codes.view().data(), scales.view().data(), zeros.view().data(), rows, live_rows, live};
+  }
+};
+
+class PackedCuda : public Cuda {
+ protected:
+  static Tensor bytes(size_t count, Device device) {
+    return {DType::kU8, {static_cast<int64_t>(count) + 1}, device};
+  }
+  static Packed room(const PackedFormat& format, int rows, Device device) {
+    return {bytes(static_cast<size_t>(rows) * format.row_bytes(), device),
+            bytes(format.scales(rows) * dtype_bytes(format.meta), device),
+            bytes(format.zeros(rows) * dtype_bytes(format.meta), device)};
+  }
+  static PackJob job(Packed& packed, const Tensor& x, int rows) {
+    return {x.as<float>(), rows, packed.codes.view().data(), packed.scales.view().data(),
+            packed.zeros.view().data()};
+  }
+  /// Bytes that differ.
+  int differences(const Tensor& gpu, const Tensor& cpu, size_t count) {
+    const Tensor host = on_host(gpu);
+    int different = 0;
+    for (size_t i = 0; i < count; ++i) {
+      different += host.as<uint8_t>()[i] != cpu.as<uint8_t>()[i] ? 1 : 0;
+    }
+    return different;
+  }
+};
+
+TEST_F(PackedCuda, CodesAndMetadataEqualTheCpus) {
+  for (const char* spec : kSpecs) {
+    for (const int dim : {20, 64, 80, 128}) {
+      const auto made = quantizer(spec, shape_of(4, 1, dim));
+      for (const Part part : {Part::kKeys, Part::kValues}) {
+        const PartPlan& plan = made->plan(part, 0);
+        for (const int rows : {1, 7, 32, 333}) {
+          const Tensor x = normal_tensor(DType::kF32, {rows, plan.format.channels()}, 31, 2.0f);
+          const Tensor gpu_x = on_gpu(x);
+          Packed cpu = room(plan.format, rows, {});
+          Packed gpu = room(plan.format, rows, kGpu);
+          const PackJob cpu_job = job(cpu, x, rows);
+          const PackJob gpu_job = job(gpu, gpu_x, rows);
+          pack(plan.format, plan.rules, {&cpu_job, 1}, cpu_);
+          pack(plan.format, plan.rules, {&gpu_job, 1}, *gpu_);
+          const size_t code_bytes = static_cast<size_t>(rows) * plan.format.row_bytes();
+          const std::string name = fmt::format("{} {} dim {}, {} rows", spec,
+                                               part == Part::kKeys ? "keys" : "values", dim, rows);
+          EXPECT_EQ(differences(gpu.codes, cpu.codes, code_bytes), 0) << name;
+          EXPECT_EQ(differences(gpu.scales, cpu.scales,
+                                plan.format.scales(rows) * dtype_bytes(plan.format.meta)),
+                    0)
+              << name;
+          EXPECT_EQ(differences(gpu.zeros, cpu.zeros,
+                                plan.format.zeros(rows) * dtype_bytes(plan.format.meta)),
+                    0)
+              << name;
+          // And back.
+          Tensor out(DType::kF32, x.shape());
+          Tensor gpu_out(DType::kF32, x.shape(), kGpu);
+          const PackedBlock cpu_block = cpu.block(rows, nullptr, rows);
+          const PackedBlock gpu_block = gpu.block(rows, nullptr, rows);
+          unpack_blocks(plan.format, {&cpu_block, 1}, out.as<float>(), cpu_);
+          unpack_blocks(plan.format, {&gpu_block, 1}, gpu_out.as<float>(), *gpu_);
+          EXPECT_LE(error(gpu_out, out), 1e-6) << name;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(PackedCuda, NumbersThatAreNone) {
+  const auto made = quantizer("kivi", shape_of(1, 1, 32));
+  const PartPlan& plan = made->plan(Part::kKeys, 0);
+  std::vector<float> values = normal_values(32 * 32, 5);
+  for (size_t i = 0; i < 32; ++i) values[i * 32] = std::nanf("");  // a channel of nothing else
+  values[7] = std::nanf("");
+  for (size_t i = 0; i < 32; ++i) values[i * 32 + 3] = 2.5f;  // an empty range
+  const Tensor x = testing::make_tensor(DType::kF32, {32, 32}, values);
+  const Tensor gpu_x = on_gpu(x);
+  Packed cpu = room(plan.format, 32, {});
+  Packed gpu = room(plan.format, 32, kGpu);
+  const PackJob cpu_job = job(cpu, x, 32);
+  const PackJob gpu_job = job(gpu, gpu_x, 32);
+  pack(plan.format, plan.rules, {&cpu_job, 1}, cpu_);
+  pack(plan.format, plan.rules, {&gpu_job, 1}, *gpu_);
+  EXPECT_EQ(differences(gpu.codes, cpu.codes, 32 * plan.format.row_bytes()), 0);
+  EXPECT_EQ(differences(gpu.scales, cpu.scales, 64), 0);
+}
+
+struct LaneShape {
+  int head_dim, q_per_kv;
+};
+
+TEST_F(PackedCuda, AttentionOverEveryFormat) {
+  for (const char* spec : kSpecs) {
+    for (const LaneShape& s : {LaneShape{32, 1}, LaneShape{64, 4}, LaneShape{80, 7},
+                               LaneShape{96, 2}, LaneShape{128, 8}, LaneShape{256, 4}}) {
+      const auto made = quantizer(spec, shape_of(4, 1, s.head_dim));
+      // Blocks of awkward lengths, some with dead rows, then full rows; a remap over some slots.
+      const std::vector<int> lengths = {32, 300, 1, 45};
+      const std::vector<uint64_t> live = {
+          0xf0f0f0f0f0f0f0f0u, 0x123456789abcdef0u, ~uint64_t{0}, 0x7fu, 0xffffffff00000000u, 1};
+      constexpr int kFull = 37;
+      const auto run = [&](Device device, Stream& stream, std::vector<float>* weights) {
+        std::vector<Tensor> keep;  // what the lane points into
+        std::vector<Packed> packed;
+        packed.reserve(2 * lengths.size());
+        std::vector<PackedBlock> blocks[2];
+        std::vector<SlotRun> runs[2];
+        int slots = 0;
+        for (const Part part : {Part::kKeys, Part::kValues}) {
+          const PartPlan& plan = made->plan(part, 0);
+          const auto side = static_cast<size_t>(part);
+          int held = 0;
+          for (size_t b = 0; b < lengths.size(); ++b) {
+            const int rows = lengths[b];
+            const Tensor x = normal_tensor(DType::kF32, {rows, plan.format.channels()},
+                                           static_cast<uint32_t>(40 + 10 * b + side));
+            keep.push_back(Tensor(DType::kF32, x.shape(), device));
+            copy(keep.back(), x, stream);
+            packed.push_back(room(plan.format, rows, device));
+            const PackJob one = job(packed.back(), keep.back(), rows);
+            pack(plan.format, plan.rules, {&one, 1}, stream);
+            const bool dies = b % 2 == 1;
+            int alive = rows;
+            if (dies) {
+              alive = 0;
+              for (int i = 0; i < rows; ++i) {
+                alive += static_cast<int>(live[static_cast<size_t>(i) / 64] >> (i % 64) & 1);
+              }
+            }
+            blocks[side].push_back(packed.back().block(rows, dies ? live.data() : nullptr, alive));
+            held += alive;
+          }
+          SlotRun run_of_blocks;
+          run_of_blocks.slots = held;
+          run_of_blocks.format = &plan.format;
+          run_of_blocks.blocks = blocks[side];
+          const Tensor rows =
+              normal_tensor(DType::kF16, {kFull, s.head_dim}, static_cast<uint32_t>(90 + side));
+          keep.push_back(Tensor(DType::kF16, rows.shape(), device));
+          copy(keep.back(), rows, stream);
+          SlotRun run_of_rows;
+          run_of_rows.slots = kFull;
+          run_of_rows.rows = keep.back().view().data();
+          runs[side] = {run_of_blocks, run_of_rows};
+          slots = held + kFull;
+        }
+        const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);
+        Tensor placed(DType::kF32, q.shape(), device);
+        copy(placed, q, stream);
+        Tensor room_for_weights(DType::kF32, {s.q_per_kv, slots}, device);
+        Tensor out(DType::kF32, q.shape(), device);
+        PackedLane lane;
+        lane.q = placed.as<float>();
+        lane.keys = runs[0];
+        lane.values = runs[1];
+        lane.slots = slots;
+        lane.weights = room_for_weights.as<float>();
+        lane.out = out.as<float>();
+        const ScoreRemap remaps[] = {{0, 100, 0, 3, true}, {120, 60, 1, 2, false}};
+        lane.remaps = remaps;
+        attend_packed({&lane, 1}, s.q_per_kv, s.head_dim, 0.1f, stream);
+        Tensor host(DType::kF32, room_for_weights.shape());
+        copy(host, room_for_weights, stream);
+        weights->assign(host.as<float>(), host.as<float>() + host.shape().elements());
+        Tensor host_out(DType::kF32, q.shape());
+        copy(host_out, out, stream);
+        return host_out;
+      };
+      std::vector<float> weights;
+      std::vector<float> gpu_weights;
+      const Tensor expected = run({}, cpu_, &weights);
+      const Tensor found = run(kGpu, *gpu_, &gpu_weights);
+      const std::string name = fmt::format("{} {} x {}", spec, s.q_per_kv, s.head_dim);
+      EXPECT_LE(error(found, expected), 1e-5) << name;
+      double difference = 0;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        difference = std::max(difference, std::abs(static_cast<double>(weights[i]) -
+                                                   static_cast<double>(gpu_weights[i])));
+      }
+      EXPECT_LE(difference, 1e-5) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlm
