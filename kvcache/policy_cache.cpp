@@ -6,6 +6,7 @@
 #include <cassert>
 
 #include "kernels/base/error.h"
+#include "kernels/elementwise.h"
 #include "kvcache/nominal.h"
 
 namespace kvlm {
@@ -25,6 +26,12 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       layouts_(parts_, shape_),
       arena_(device, arena_bytes),
       destinations_(static_cast<size_t>(shape.kv_heads)),
+      plain_(device),
+      weights_(device),
+      queries_(device),
+      floats_(device),
+      basis_(device),
+      prompt_floats_(device),
       pointers_(static_cast<size_t>(shape.kv_heads)) {}
 
 CacheNeeds PolicyCache::needs() const noexcept {
@@ -37,6 +44,8 @@ CacheNeeds PolicyCache::needs() const noexcept {
   // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
   // layer by layer does not.
   needs.one_prompt = parts_.share.any() && parts_.retention != nullptr;
+  // Later prompts attend to what is stored as floats, which is done on the host.
+  needs.one_prompt |= arena_.device().kind != DeviceKind::kCpu;
   return needs;
 }
 
@@ -122,8 +131,8 @@ void PolicyCache::reserve_workspace() {
   packed_lanes_.reserve(lanes);
   runs_.reserve(lanes * kRunsPerLane);
   past_.reserve(2 * heads());
-  grow(weights_, queries * rows);
-  grow(queries_, 3 * lanes * queries * dim());
+  weights_.grow(queries * rows);
+  queries_.grow(3 * lanes * queries * dim());
   grow(slot_weights_, most);
   grow(dropped_, static_cast<size_t>(shape_.layers));
   size_t flushed = 0;  // of one lane
@@ -142,8 +151,9 @@ void PolicyCache::reserve_workspace() {
       }
     }
   }
-  grow(floats_, heads() * flushed * dim());
-  grow(basis_, heads() * flushed * dim());
+  floats_.grow(heads() * flushed * dim());
+  basis_.grow(heads() * flushed * dim());
+  row_sources_.reserve(heads() * flushed);
   jobs_.reserve(heads() * (flushed + 1));
 }
 
@@ -235,6 +245,17 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   runs_.clear();
   remaps_.clear();
   weights_taken_ = queries_taken_ = 0;
+  const float* queries = q.as<float>();
+  const bool decodes =
+      std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
+  if (decodes && out.data() == q.data()) {
+    // Packed attention reads queries to its end, and its output takes their place.
+    queries_taken_ = static_cast<size_t>(q.elements());
+    queries_.grow(3 * queries_taken_);
+    copy(TensorView(queries_.data(), DType::kF32, q.shape(), q.device()), q, stream);
+    queries = queries_.data();
+  }
+  const auto query_row = static_cast<size_t>(shape_.q_heads) * dim();
   int64_t row = 0;
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
@@ -245,7 +266,8 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     if (!rows.prompt) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
       append_row(state, kTextRow, k_rows, v_rows, stream);
-      add_decode(state, layer, q_rows.as<float>(), out_rows.as<float>());
+      add_decode(state, layer, queries + static_cast<size_t>(row) * query_row,
+                 out_rows.as<float>());
     } else if (sequence.prompted) {
       attend_later_prompt(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
     } else {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/buffer.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
 #include "kvcache/kv_cache.h"
@@ -16,6 +17,25 @@
 #include "kvcache/row_attention.h"
 
 namespace kvlm {
+
+/// Floats on a device that grow and never shrink; growing loses what they held.
+class FloatSpace {
+ public:
+  explicit FloatSpace(Device device) : device_(device) {}
+  void grow(size_t count) {
+    if (count <= size_) return;
+    memory_ = Buffer();  // first, so that not both are held
+    memory_ = Buffer(device_, count * sizeof(float));
+    size_ = count;
+  }
+  float* data() noexcept { return reinterpret_cast<float*>(memory_.data()); }
+  size_t size() const noexcept { return size_; }
+
+ private:
+  Device device_;
+  Buffer memory_;
+  size_t size_ = 0;
+};
 
 /// Sets of slots that are stored apart.
 enum StoreIndex : size_t { kVisual, kRest, kStores };
@@ -193,8 +213,8 @@ class PolicyCache final : public KvCache {
     std::array<int32_t, 2> summed_rows{};
     std::vector<float> protection;  // (prompt rows,)
   };
-  /// Float rows of every kv_head.
-  using HeadRows = std::vector<std::vector<float>>;
+  /// Float rows of every kv_head, (rows, head_dim) on the cache's device.
+  using HeadRows = std::vector<std::span<float>>;
 
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
   const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
@@ -231,13 +251,16 @@ class PolicyCache final : public KvCache {
   void pack_values(Sequence& sequence, LayerState& state, int layer, size_t store,
                    const std::vector<std::vector<int32_t>>& slots, const HeadRows& values,
                    std::span<const int> packed, Stream& stream);
-  void store_full(Plane& plane, const std::vector<float>& rows, int from) noexcept;
+  std::array<std::array<HeadRows, kStores>, 2> kept_rows(
+      const Sequence& sequence, int layer, const LayerSelection& selection,
+      std::span<const std::vector<std::vector<int32_t>>> slots, Stream& stream);
+  void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
 
   // policy_decode.cpp
   void append_row(LayerState& state, int16_t tag, ConstTensorView k, ConstTensorView v,
                   Stream& stream);
   void add_decode(LayerState& state, int layer, const float* q, float* out);
-  float* take_query(const float* q) noexcept;
+  float* take_query_space() noexcept;
   void add_value_runs(const Lane& lane);
   void add_remaps(const StorePlanes& visual, int layer);
   void run_decode(float scale, Stream& stream);
@@ -279,13 +302,16 @@ class PolicyCache final : public KvCache {
   std::vector<Lane*> packed_lanes_;
   std::vector<SlotRun> runs_;
   std::vector<ScoreRemap> remaps_;
-  std::vector<float> weights_;
+  FloatSpace weights_;
   size_t weights_taken_ = 0;
-  std::vector<float> queries_;
+  FloatSpace queries_;  // copies of a pass's queries, then those that were turned
   size_t queries_taken_ = 0;
   std::vector<PackJob> jobs_;
-  std::vector<float> floats_;           // rows on their way into blocks
-  std::vector<float> basis_;            // the same, in the basis of packed keys
+  std::vector<const std::byte*> row_sources_;
+  std::vector<std::byte*> row_targets_;
+  FloatSpace floats_;                   // rows on their way into blocks
+  FloatSpace basis_;                    // the same, in the basis of packed keys
+  FloatSpace prompt_floats_;            // rows of a layer of a prompt, kept and sorted by store
   std::vector<const float*> pointers_;  // (kv_heads,)
   std::vector<LaneFacts> facts_;        // (kv_heads,)
   std::vector<float> slot_weights_;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/row_moves.h"
 #include "kvcache/policy_cache.h"
 
 namespace kvlm {
@@ -104,7 +105,7 @@ void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float
     } else {
       PackedLane packed;
       // The output may take the place of the query, which the kernel reads to the end.
-      packed.q = take_query(q);
+      packed.q = q;
       packed.out = out;
       packed.slots = lane.slots();
       packed.weights = weights_.data() + weights_taken_;
@@ -137,21 +138,20 @@ void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, const 
   keys.add_runs(runs_);
   const Quantizer* packer = layouts_.quantizer(store, layer);
   if (packer == nullptr || !packer->changes_basis() || keys.packed() == 0) return;
-  float* turned = take_query(q);
+  float* turned = take_query_space();
   packer->query_to_basis(lane.facts[store], q, shape_.q_per_kv(), turned);
   for (size_t i = first; i < runs_.size(); ++i) {
     if (runs_[i].format != nullptr) runs_[i].q = turned;
   }
 }
 
-/// A copy of a lane's queries, for the time of this layer.
-float* PolicyCache::take_query(const float* q) noexcept {
+/// Room for a lane's queries in another basis, for the time of this layer.
+float* PolicyCache::take_query_space() noexcept {
   const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
   assert(queries_taken_ + elements <= queries_.size());
-  float* copy = queries_.data() + queries_taken_;
-  std::copy_n(q, elements, copy);
+  float* space = queries_.data() + queries_taken_;
   queries_taken_ += elements;
-  return copy;
+  return space;
 }
 
 /// The values of kRest, of which protected ones lie apart.
@@ -255,6 +255,7 @@ void PolicyCache::flush(LayerState& state, int layer, size_t store, Part part, S
   // Rows of every lane as floats, in the model's basis: old ones first if they are packed again.
   float* x = floats_.data();
   size_t rows = added;
+  row_sources_.clear();
   for (size_t head = 0; head < heads(); ++head) {
     Plane& plane = plane_of(state.lanes[head]);
     pointers_[head] = x;
@@ -265,10 +266,14 @@ void PolicyCache::flush(LayerState& state, int layer, size_t store, Part part, S
       x += static_cast<size_t>(plane.packed()) * dim();
       plane.clear_packed();
     }
-    for (size_t row = 0; row < added; ++row, x += dim()) {
-      widen_row(plane.full_row(static_cast<int>(row)), parts_.rows, dim(), x);
+    for (int row = 0; row < plan.flush.rows; ++row) row_sources_.push_back(plane.full_row(row));
+    if (repacks) {
+      widen_rows(row_sources_, parts_.rows, shape_.head_dim, x, stream);
+      row_sources_.clear();
     }
+    x += added * dim();
   }
+  widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
   if (basis && (repacks || state.lanes[0].facts[store].key_channels.empty())) {
     learn(quantizer, state, store, pointers_, static_cast<int>(rows));
   }
@@ -327,7 +332,7 @@ void PolicyCache::unpack_packed(const Plane& plane, const LaneFacts& facts, cons
     return;
   }
   const auto elements = static_cast<size_t>(plane.packed()) * dim();
-  if (basis_.size() < elements) basis_.resize(elements);
+  basis_.grow(elements);
   unpack_blocks(plane.layout().plan->format, plane.blocks(), basis_.data(), stream);
   basis->key_from_basis(facts, basis_.data(), plane.packed(), out);
 }

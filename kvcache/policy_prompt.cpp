@@ -9,6 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/base/error.h"
 #include "kernels/column_sums.h"
+#include "kernels/row_moves.h"
 #include "kvcache/policy_cache.h"
 #include "kvcache/retention/merge.h"
 
@@ -19,38 +20,11 @@ namespace {
 // Query rows that VL-Cache sums where a prompt has no text after its pictures (specs 9.7).
 constexpr int kRowsWithoutVision = 32;
 
-float row_element(const std::byte* row, DType dtype, size_t i) noexcept {
-  if (dtype == DType::kF16) return to_float(reinterpret_cast<const f16*>(row)[i]);
-  if (dtype == DType::kBF16) return to_float(reinterpret_cast<const bf16*>(row)[i]);
-  return reinterpret_cast<const float*>(row)[i];
-}
-
 /// x as a row of `dtype` gives it back.
 float rounded(float x, DType dtype) noexcept {
   if (dtype == DType::kF16) return to_float(to_f16(x));
   if (dtype == DType::kBF16) return to_float(to_bf16(x));
   return x;
-}
-
-void set_row_element(std::byte* row, DType dtype, size_t i, float x) noexcept {
-  if (dtype == DType::kF16) {
-    reinterpret_cast<f16*>(row)[i] = to_f16(x);
-  } else if (dtype == DType::kBF16) {
-    reinterpret_cast<bf16*>(row)[i] = to_bf16(x);
-  } else {
-    reinterpret_cast<float*>(row)[i] = x;
-  }
-}
-
-/// Rows `slots` of dense rows, as floats.
-std::vector<float> gather(const std::byte* rows, DType dtype, size_t dim,
-                          std::span<const int32_t> slots) {
-  std::vector<float> out(slots.size() * dim);
-  for (size_t r = 0; r < slots.size(); ++r) {
-    const std::byte* row = rows + static_cast<size_t>(slots[r]) * dim * dtype_bytes(dtype);
-    for (size_t d = 0; d < dim; ++d) out[r * dim + d] = row_element(row, dtype, d);
-  }
-  return out;
 }
 
 std::vector<int32_t> all_rows(int n) {
@@ -172,54 +146,21 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
   state.kept = selection.kept();
   state.forget = selection.forget;
   std::array<std::vector<std::vector<int32_t>>, kStores> slots;
-  std::array<HeadRows, kStores> keys;
-  std::array<HeadRows, kStores> values;
+  for (auto& of_heads : slots) of_heads.resize(heads());
   std::vector<std::array<int, kStores>> counts(heads());
-  const auto n = static_cast<int>(sequence.modality.size());
-  const bool merges = parts_.retention != nullptr &&
-                      parts_.retention->merge() != MergeRule::kNone && selection.kept() < n;
   for (size_t head = 0; head < heads(); ++head) {
-    Lane& lane = state.lanes[head];
-    const std::vector<int32_t>& kept = selection.slots[selection.slots.size() > 1 ? head : 0];
-    const std::byte* key_rows = staged_rows(sequence, layer, Part::kKeys, head);
-    const std::byte* value_rows = staged_rows(sequence, layer, Part::kValues, head);
-    std::vector<float> kept_keys;
-    std::vector<float> kept_values;
-    if (merges) {
-      const std::vector<int32_t> all = all_rows(n);
-      kept_keys = gather(key_rows, parts_.rows, dim(), all);
-      kept_values = gather(value_rows, parts_.rows, dim(), all);
-      merge_rows(parts_.retention->merge(), kept, n, dim(), kept_keys, kept_values);
-      // What is packed is a row as it would be stored.
-      for (std::vector<float>* merged : {&kept_keys, &kept_values}) {
-        for (float& x : *merged) x = rounded(x, parts_.rows);
-      }
-    } else {
-      kept_keys = gather(key_rows, parts_.rows, dim(), kept);
-      kept_values = gather(value_rows, parts_.rows, dim(), kept);
-    }
-    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      slots[store].emplace_back();
-      keys[store].emplace_back();
-      values[store].emplace_back();
-    }
-    for (size_t i = 0; i < kept.size(); ++i) {
-      const int16_t tag = sequence.modality[static_cast<size_t>(kept[i])];
-      const size_t store = store_of(tag);
-      slots[store][head].push_back(kept[i]);
-      const auto at = static_cast<std::ptrdiff_t>(i * dim());
-      const auto end = at + static_cast<std::ptrdiff_t>(dim());
-      keys[store][head].insert(keys[store][head].end(), kept_keys.begin() + at,
-                               kept_keys.begin() + end);
-      values[store][head].insert(values[store][head].end(), kept_values.begin() + at,
-                                 kept_values.begin() + end);
-      lane.tags.push_back(tag);
+    for (const int32_t slot : selection.slots[selection.slots.size() > 1 ? head : 0]) {
+      const int16_t tag = sequence.modality[static_cast<size_t>(slot)];
+      slots[store_of(tag)][head].push_back(slot);
+      state.lanes[head].tags.push_back(tag);
     }
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       counts[head][store] = static_cast<int>(slots[store][head].size());
     }
   }
   place_layer(sequence, layer, counts, selection.forget);
+  const auto [keys, values] = kept_rows(sequence, layer, selection, slots, stream);
+  const auto n = static_cast<int>(sequence.modality.size());
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     if (layouts_.quantizer(store, layer) != nullptr &&
         layouts_.quantizer(store, layer)->visual_only()) {
@@ -248,6 +189,69 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
     while (sinks < state.kept && kept[static_cast<size_t>(sinks)] == sinks) ++sinks;
     turn_sinks(state, sinks, n - state.kept);
   }
+}
+
+/// The rows that a layer keeps as floats: [keys, values][store][kv_head], for the time of this
+/// call's caller.
+///   slots  [store][kv_head] prompt rows
+std::array<std::array<PolicyCache::HeadRows, kStores>, 2> PolicyCache::kept_rows(
+    const Sequence& sequence, int layer, const LayerSelection& selection,
+    std::span<const std::vector<std::vector<int32_t>>> slots, Stream& stream) {
+  size_t rows = 0;
+  for (const auto& of_heads : slots) {
+    for (const std::vector<int32_t>& of_head : of_heads) rows += 2 * of_head.size();
+  }
+  prompt_floats_.grow(rows * dim());
+  float* to = prompt_floats_.data();
+  std::array<std::array<HeadRows, kStores>, 2> kept;
+  row_sources_.clear();
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (size_t store = 0; store < kStores; ++store) {
+      for (size_t head = 0; head < heads(); ++head) {
+        const std::byte* staged = staged_rows(sequence, layer, part, head);
+        for (const int32_t slot : slots[store][head]) {
+          row_sources_.push_back(staged + static_cast<size_t>(slot) * row_bytes());
+        }
+        const size_t elements = slots[store][head].size() * dim();
+        kept[static_cast<size_t>(part)][store].emplace_back(to, elements);
+        to += elements;
+      }
+    }
+  }
+  const auto n = static_cast<int>(sequence.modality.size());
+  const bool merges = parts_.retention != nullptr &&
+                      parts_.retention->merge() != MergeRule::kNone && selection.kept() < n;
+  if (!merges) {
+    widen_rows(row_sources_, parts_.rows, shape_.head_dim, prompt_floats_.data(), stream);
+    return kept;
+  }
+  for (size_t head = 0; head < heads(); ++head) {
+    std::array<std::vector<float>, 2> merged;
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      row_sources_.clear();
+      for (int row = 0; row < n; ++row) {
+        row_sources_.push_back(staged_rows(sequence, layer, part, head) +
+                               static_cast<size_t>(row) * row_bytes());
+      }
+      std::vector<float>& all = merged[static_cast<size_t>(part)];
+      all.resize(static_cast<size_t>(n) * dim());
+      widen_rows(row_sources_, parts_.rows, shape_.head_dim, all.data(), stream);
+    }
+    const std::vector<int32_t>& chosen = selection.slots[selection.slots.size() > 1 ? head : 0];
+    merge_rows(parts_.retention->merge(), chosen, n, dim(), merged[0], merged[1]);
+    for (size_t part = 0; part < 2; ++part) {
+      std::array<float*, kStores> next{kept[part][kVisual][head].data(),
+                                       kept[part][kRest][head].data()};
+      for (size_t i = 0; i < chosen.size(); ++i) {
+        float*& row = next[store_of(sequence.modality[static_cast<size_t>(chosen[i])])];
+        // What is packed is a row as it would be stored.
+        for (size_t d = 0; d < dim(); ++d) {
+          *row++ = rounded(merged[part][i * dim() + d], parts_.rows);
+        }
+      }
+    }
+  }
+  return kept;
 }
 
 /// Gives every plane of a layer its memory.
@@ -372,14 +376,17 @@ void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, 
       for (size_t head = 0; head < heads(); ++head) pointers_[head] = keys[head].data();
       if (rows > 0) learn(*quantizer, state, store, pointers_, rows);
     }
-    HeadRows basis(heads());
+    if (quantizer->changes_basis()) {
+      basis_.grow(dim() * static_cast<size_t>(
+                              std::accumulate(packed_keys.begin(), packed_keys.end(), int64_t{0})));
+    }
+    float* turned = basis_.data();
     for (size_t head = 0; head < heads(); ++head) {
       const float* x = keys[head].data();
       if (quantizer->changes_basis() && packed_keys[head] > 0) {
-        basis[head].resize(static_cast<size_t>(packed_keys[head]) * dim());
-        quantizer->key_to_basis(state.lanes[head].facts[store], x, packed_keys[head],
-                                basis[head].data());
-        x = basis[head].data();
+        quantizer->key_to_basis(state.lanes[head].facts[store], x, packed_keys[head], turned);
+        x = turned;
+        turned += static_cast<size_t>(packed_keys[head]) * dim();
       }
       add_jobs(state.lanes[head].stores[store].keys, x, packed_keys[head]);
     }
@@ -388,8 +395,8 @@ void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, 
   }
   for (size_t head = 0; head < heads(); ++head) {
     StorePlanes& planes = state.lanes[head].stores[store];
-    store_full(planes.keys, keys[head], packed_keys[head]);
-    store_full(planes.values, values[head], packed_values[head]);
+    store_full(planes.keys, keys[head], packed_keys[head], stream);
+    store_full(planes.values, values[head], packed_values[head], stream);
   }
 }
 
@@ -398,8 +405,8 @@ void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, 
                               const HeadRows& values, std::span<const int> packed, Stream& stream) {
   const Quantizer* quantizer = layouts_.quantizer(store, layer);
   const PartPlan* apart = store == kRest ? quantizer->protected_values() : nullptr;
-  HeadRows plain(heads());
-  HeadRows special(heads());
+  std::vector<std::vector<float>> plain(heads());
+  std::vector<std::vector<float>> special(heads());
   for (size_t head = 0; head < heads(); ++head) {
     Lane& lane = state.lanes[head];
     if (apart == nullptr) {
@@ -437,11 +444,13 @@ void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, 
 }
 
 /// Appends rows from number `from` on as full rows.
-void PolicyCache::store_full(Plane& plane, const std::vector<float>& rows, int from) noexcept {
+void PolicyCache::store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream) {
+  row_targets_.clear();
   for (size_t row = static_cast<size_t>(from); row < rows.size() / dim(); ++row) {
-    std::byte* to = plane.push_row();
-    for (size_t d = 0; d < dim(); ++d) set_row_element(to, parts_.rows, d, rows[row * dim() + d]);
+    row_targets_.push_back(plane.push_row());
   }
+  narrow_rows(row_targets_, parts_.rows, shape_.head_dim,
+              rows.data() + static_cast<size_t>(from) * dim(), stream);
 }
 
 void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, int layer,
@@ -449,8 +458,8 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
                                       TensorView out, float scale, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   // What is stored, as floats: one layer of one sequence, for the time of this call.
-  HeadRows past_keys(heads());
-  HeadRows past_values(heads());
+  std::vector<std::vector<float>> past_keys(heads());
+  std::vector<std::vector<float>> past_values(heads());
   past_.clear();
   for (size_t head = 0; head < heads(); ++head) {
     inspect(rows.sequence, layer, head, past_keys[head], past_values[head], stream);

@@ -141,11 +141,16 @@ std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& 
     if (auto reason = conflict(composition, make_parts(composition, shape, nullptr), shape)) {
       return fmt::format("--kv \"{}\" {}", canonical(spec), *reason);
     }
-    if (device.kind != DeviceKind::kCpu && !is_plain(parts_of(spec, shape, nullptr))) {
-      return fmt::format(
-          "--kv {} is not built for {}, which serves f16, bf16 and f32; use "
-          "--device cpu",
-          canonical(spec), device_name(device));
+    if (device.kind != DeviceKind::kCpu) {
+      const CacheParts parts = parts_of(spec, shape, nullptr);
+      const bool turns = std::any_of(
+          parts.quantizers.begin(), parts.quantizers.end(),
+          [](const auto& quantizer) { return quantizer != nullptr && quantizer->changes_basis(); });
+      if (turns || parts.retention != nullptr) {
+        return fmt::format("--kv {} {}, which is not built for {} yet; use --device cpu",
+                           canonical(spec), turns ? "turns keys" : "drops rows",
+                           device_name(device));
+      }
     }
   } catch (const Error& error) {
     return error.what();

@@ -89,13 +89,13 @@ TEST(Registry, ReservedBytesAdmitOneSequenceAndNotOneByteLess) {
 }
 
 TEST(Registry, RefusesADeviceThatIsNotBuiltBeforeAnyMemoryIsTaken) {
-  const CacheSpec spec = parse_spec("int8");
+  const CacheSpec spec = parse_spec("vidkv");
   EXPECT_FALSE(unsupported(spec, kShape, {}));
-  EXPECT_FALSE(unsupported(parse_spec("f16"), kShape, {DeviceKind::kCuda, 0}));
+  EXPECT_FALSE(unsupported(parse_spec("kivi"), kShape, {DeviceKind::kCuda, 0}));
   const Device cuda{DeviceKind::kCuda, 0};
   ASSERT_TRUE(unsupported(spec, kShape, cuda));
   EXPECT_THAT(*unsupported(spec, kShape, cuda),
-              AllOf(HasSubstr("--kv int8"), HasSubstr("cuda:0"), HasSubstr("--device cpu")));
+              AllOf(HasSubstr("--kv vidkv"), HasSubstr("cuda:0"), HasSubstr("--device cpu")));
   try {
     make_cache(spec, kShape, size_t{1} << 62, cuda);
     FAIL() << "expected an Error";

@@ -161,6 +161,7 @@ int run_fidelity(const FidelityOptions& options) {
 
 std::function<int()> add_fidelity(CLI::App& app) {
   const auto options = std::make_shared<FidelityOptions>();
+  options->session.device = "cpu";  // what caches hold is looked at on the host
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--kv", options->specs, "Cache policy, or @FILE; repeatable")->required();
   app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")

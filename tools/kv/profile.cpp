@@ -189,6 +189,7 @@ int run_profile(const ProfileOptions& options) {
 
 std::function<int()> add_profile(CLI::App& app) {
   const auto options = std::make_shared<ProfileOptions>();
+  options->session.device = "cpu";  // what caches hold is looked at on the host
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
       ->required();
