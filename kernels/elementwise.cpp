@@ -46,7 +46,8 @@ void copy(TensorView to, ConstTensorView from, Stream& stream) {
   }
   check::on_stream("copy", "the tensor on a GPU", to.device().kind == DeviceKind::kCuda ? to : from,
                    stream);
-  stream.queue().copy(to.data(), from.data(), to.bytes());
+  stream.queue().copy(to.data(), to.device().kind == DeviceKind::kCuda, from.data(),
+                      from.device().kind == DeviceKind::kCuda, to.bytes());
 }
 
 void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream) {

@@ -37,7 +37,7 @@ double measure_memory_rate(std::span<std::byte> bytes, Stream& stream) {
     const size_t half = bytes.size() / 2;
     stream.synchronize();
     const Clock::time_point start = Clock::now();
-    stream.queue().copy(bytes.data() + half, bytes.data(), half);
+    stream.queue().copy(bytes.data() + half, true, bytes.data(), true, half);
     stream.synchronize();
     return static_cast<double>(2 * half) / seconds_since(start);
   }

@@ -89,6 +89,7 @@ void Plane::reset() noexcept {
   layout_ = {};
   owner_ = nullptr;
   ring_rows_ = ring_first_ = full_ = packed_ = 0;
+  even_ = true;
   bytes_ = bump_ = 0;
   blocks_.clear();
   places_.clear();
@@ -157,6 +158,7 @@ PackJob Plane::push_packed(int rows) noexcept {
     if (has_zeros) block.zeros = place.scales + zeros_offset;
     blocks_.push_back(block);
     places_.push_back(place);
+    even_ = even_ && lies_evenly();
   }
   PackedBlock& block = blocks_.back();
   const Place& place = places_.back();
@@ -191,6 +193,18 @@ void Plane::clear_packed() noexcept {
   places_.clear();
   bump_ = 0;
   packed_ = 0;
+  even_ = true;
+}
+
+bool Plane::lies_evenly() const noexcept {
+  const size_t n = blocks_.size();
+  if (n < 2) return true;
+  const auto stride = [&](const std::byte* PackedBlock::*part, size_t i) {
+    return blocks_[i].*part - blocks_[i - 1].*part;
+  };
+  return blocks_[n - 2].rows == blocks_[0].rows &&
+         stride(&PackedBlock::codes, n - 1) == stride(&PackedBlock::codes, 1) &&
+         stride(&PackedBlock::scales, n - 1) == stride(&PackedBlock::scales, 1);
 }
 
 void Plane::evict(int slot) noexcept {
@@ -203,6 +217,7 @@ void Plane::evict(int slot) noexcept {
     bytes_ -= layout_.row_bytes();
     return;
   }
+  even_ = false;
   size_t b = 0;
   for (; slot >= blocks_[b].live_rows; ++b) slot -= blocks_[b].live_rows;
   PackedBlock& block = blocks_[b];
@@ -248,6 +263,10 @@ void Plane::add_runs(std::vector<SlotRun>& runs) const {
     run.slots = packed_;
     run.format = &layout_.plan->format;
     run.blocks = blocks_;
+    if (even_ && blocks_.size() > 1) {
+      run.code_stride = blocks_[1].codes - blocks_[0].codes;
+      run.scale_stride = blocks_[1].scales - blocks_[0].scales;
+    }
     runs.push_back(run);
   }
   const int first = std::min(full_, ring_rows_ - ring_first_);

@@ -96,6 +96,8 @@ class Plane {
   };
 
   size_t ring_offset(int i) const noexcept;
+  /// Whether blocks_ still lie evenly (SlotRun), after one was added.
+  bool lies_evenly() const noexcept;
   Place new_place(int rows) noexcept;
 
   Layout layout_;
@@ -107,7 +109,8 @@ class Plane {
   int full_ = 0;
   int packed_ = 0;
   size_t bytes_ = 0;
-  size_t bump_ = 0;  // bytes of packed_memory_ taken, if packed once
+  bool even_ = true;  // SlotRun.code_stride can be given
+  size_t bump_ = 0;   // bytes of packed_memory_ taken, if packed once
   std::vector<PackedBlock> blocks_;
   std::vector<Place> places_;    // of each block  // where each block lies, in units of a block
   std::vector<int> free_slots_;  // stack

@@ -6,6 +6,7 @@ namespace kvlm {
 
 namespace {
 
+/// On the CPU; on CUDA the kernel cuts pieces itself, into as many rows.
 constexpr int64_t kRowsPerPiece = 256;
 
 size_t state_size(const CacheShape& shape) {
@@ -40,13 +41,14 @@ void RowAttention::add(const float* q, std::span<const KeyValueRows> runs, float
 void RowAttention::add_pieces(const float* q, const KeyValueRows& rows, const CacheShape& shape) {
   const size_t row_bytes = static_cast<size_t>(shape.head_dim) * dtype_bytes(rows.dtype);
   const auto q_per_kv = static_cast<size_t>(shape.q_per_kv());
-  for (int64_t first = 0; first < rows.rows; first += kRowsPerPiece) {
+  const int64_t most = device_.kind == DeviceKind::kCpu ? kRowsPerPiece : rows.rows;
+  for (int64_t first = 0; first < rows.rows; first += most) {
     const size_t skipped = static_cast<size_t>(first) * row_bytes;
     float* state =
         reinterpret_cast<float*>(state_floats_.data()) + pieces_.size() * state_size(shape);
     pieces_.push_back({q,
                        {rows.keys + skipped, rows.values + skipped, rows.dtype,
-                        std::min(kRowsPerPiece, rows.rows - first)},
+                        std::min(most, rows.rows - first)},
                        {state, state + q_per_kv, state + 2 * q_per_kv}});
     states_.push_back(pieces_.back().state);
   }

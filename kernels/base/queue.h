@@ -50,9 +50,9 @@ class Queue {
   /// Copies host bytes to the GPU; the address is valid for what is queued before the next call
   /// but a few. `from` may be reused at once.
   const std::byte* upload(const void* from, size_t bytes);
-  /// Copies between any two addresses of host or GPU in the queue's order. Host memory may be
-  /// reused, or read, when it returns.
-  void copy(void* to, const void* from, size_t bytes);
+  /// Copies between two addresses, of which at least one is on the GPU, in the queue's order. Host
+  /// memory may be reused, or read, when it returns.
+  void copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes);
   /// Waits. Throws Error{kDevice} if anything queued has failed.
   void synchronize();
 

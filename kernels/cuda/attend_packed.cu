@@ -41,6 +41,12 @@ struct DeviceRun {
   int first_slot;
   int selected_of;
   bool selected_bit;
+  // Blocks that lie evenly, counted from this one; else block_rows is 0 and items count in a list.
+  DeviceBlock first_block;
+  std::ptrdiff_t code_stride;
+  std::ptrdiff_t scale_stride;
+  int block_rows;
+  int packed_rows;
 };
 
 struct DeviceLane {
@@ -143,6 +149,12 @@ struct Plan {
         }
       } else {
         made.format = format_of(*run.format);
+        if (run.code_stride != 0 && run.blocks.size() > 4 && run.blocks[0].rows <= kItemSlots) {
+          add_even_run(run, slot, lane, made, items);
+          runs.push_back(made);
+          advance(run, slot, selected);
+          continue;
+        }
         int at = slot;
         int rows = 0;
         auto first = static_cast<int>(blocks.size());
@@ -182,19 +194,49 @@ struct Plan {
         }
       }
       runs.push_back(made);
-      if (run.selection == nullptr) {
-        slot += run.slots;
-      } else {
-        selected += run.slots;
-        if (run.selection_ends) {
-          slot += selected;
-          selected = 0;
-        }
-      }
+      advance(run, slot, selected);
     }
     return static_cast<int>(items.size() - before);
   }
+
+  static void advance(const SlotRun& run, int& slot, int& selected) {
+    if (run.selection == nullptr) {
+      slot += run.slots;
+      return;
+    }
+    selected += run.slots;
+    if (!run.selection_ends) return;
+    slot += selected;
+    selected = 0;
+  }
+
+  void add_even_run(const SlotRun& run, int slot, int lane, DeviceRun& made,
+                    std::vector<Item>& items) {
+    const PackedBlock& first = run.blocks[0];
+    made.first_block = {first.codes, first.scales, first.zeros, nullptr, first.rows, slot};
+    made.code_stride = run.code_stride;
+    made.scale_stride = run.scale_stride;
+    made.block_rows = first.rows;
+    made.packed_rows = run.slots;
+    const auto blocks = static_cast<int>(run.blocks.size());
+    const int step = std::max(1, kItemSlots / first.rows);
+    for (int block = 0; block < blocks; block += step) {
+      items.push_back({lane, static_cast<int>(runs.size()), block, std::min(step, blocks - block)});
+    }
+  }
 };
+
+/// Block `index` of a run, or of the list where it does not lie evenly.
+__device__ DeviceBlock block_of(const DeviceBlock* list, const DeviceRun& run, int index) {
+  if (run.block_rows == 0) return list[index];
+  DeviceBlock block = run.first_block;
+  block.codes += index * run.code_stride;
+  block.scales += index * run.scale_stride;
+  if (block.zeros != nullptr) block.zeros += index * run.scale_stride;
+  block.rows = min(run.block_rows, run.packed_rows - index * run.block_rows);
+  block.first_slot += index * run.block_rows;
+  return block;
+}
 
 struct DevicePlan {
   const DeviceLane* lanes;
@@ -343,7 +385,7 @@ __global__ void __launch_bounds__(kThreads) score_items(DevicePlan plan) {
   const bool by_token = format.axis == ScaleAxis::kToken;
   int chunk = 0;
   for (int b = 0; b < item.count; ++b) {
-    const DeviceBlock& block = plan.blocks[item.first + b];
+    const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
     for (int first = 0; first < block.rows; first += 32, ++chunk) {
       if (chunk % kWarps != warp) continue;
       const int row = first + thread;
@@ -525,7 +567,7 @@ __global__ void add_values(DevicePlan plan) {
       const int shift = simple ? place.index * bits % 8 : 0;
       const int mask = (1 << bits) - 1;
       for (int b = 0; b < item.count; ++b) {
-        const DeviceBlock& block = plan.blocks[item.first + b];
+        const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
         load_weights(block.rows, [&](int row) {
           if (!is_live(block, row)) return -1;
           const int slot = block.first_slot + live_before(block, row);

@@ -226,22 +226,68 @@ struct RowChunk {
   }
 };
 
-/// One block a piece of at most kMaxPieceRows rows: scores, softmax, values. kLanes lanes read a
+/// The state of one of the `splits` parts of a piece, side by side.
+__device__ SoftmaxState split_state(float* states, unsigned piece, unsigned split, unsigned splits,
+                                    int q_per_kv, int head_dim) {
+  float* state = states + (static_cast<int64_t>(piece) * splits + split) * q_per_kv *
+                              (2 + static_cast<int64_t>(head_dim));
+  return {state, state + q_per_kv, state + 2 * q_per_kv};
+}
+
+/// Joins the parts of each piece in its state, one block a piece and query.
+__global__ void join_splits(const DecodePiece* pieces, float* states, unsigned splits, int q_per_kv,
+                            int head_dim) {
+  const DecodePiece piece = pieces[blockIdx.x];
+  const int query = static_cast<int>(blockIdx.y);
+  const auto held = static_cast<unsigned>(
+      max(int64_t{1}, (piece.cached.rows + kMaxPieceRows - 1) / kMaxPieceRows));
+  const auto state = [&](unsigned split) {
+    return split_state(states, blockIdx.x, split, splits, q_per_kv, head_dim);
+  };
+  float maximum = -INFINITY;
+  for (unsigned i = 0; i < held; ++i) maximum = fmaxf(maximum, state(i).max[query]);
+  float sum = 0;
+  for (unsigned i = 0; i < held && maximum > -INFINITY; ++i) {
+    sum += __expf(state(i).max[query] - maximum) * state(i).sum[query];
+  }
+  for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += static_cast<int>(blockDim.x)) {
+    float out = 0;
+    for (unsigned i = 0; i < held && maximum > -INFINITY; ++i) {
+      out += __expf(state(i).max[query] - maximum) * state(i).out[query * head_dim + c];
+    }
+    piece.state.out[query * head_dim + c] = out;
+  }
+  if (threadIdx.x == 0) {
+    piece.state.max[query] = maximum;
+    piece.state.sum[query] = sum;
+  }
+}
+
+/// One block kMaxPieceRows rows of a piece: scores, softmax, values. kLanes lanes read a
 /// row, kSize channels each (head_dim <= kLanes * kSize, a multiple of kSize).
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kPieceThreads)
-    attend_piece(const DecodePiece* pieces, int q_per_kv, int head_dim, float scale) {
+    attend_piece(const DecodePiece* pieces, int q_per_kv, int head_dim, float scale,
+                 float* split_states) {
   constexpr int kSize = RowChunk<T>::kSize;
   constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
   __shared__ float scores[kQueries][kMaxPieceRows];
   __shared__ float parts[kQueries][kPieceThreads / 32];
   extern __shared__ float sums_out[];  // (kGroups, kQueries, head_dim)
 
-  const DecodePiece piece = pieces[blockIdx.x];
+  DecodePiece piece = pieces[blockIdx.x];
   if (piece.cached.dtype != (sizeof(T) == 4              ? DType::kF32
                              : std::is_same_v<T, __half> ? DType::kF16
                                                          : DType::kBF16)) {
     return;  // another launch serves it
+  }
+  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kMaxPieceRows;
+  if (blockIdx.y > 0 && first_row >= piece.cached.rows) return;
+  piece.cached.keys += first_row * head_dim * static_cast<int64_t>(sizeof(T));
+  piece.cached.values += first_row * head_dim * static_cast<int64_t>(sizeof(T));
+  piece.cached.rows = min(piece.cached.rows - first_row, static_cast<int64_t>(kMaxPieceRows));
+  if (split_states != nullptr) {
+    piece.state = split_state(split_states, blockIdx.x, blockIdx.y, gridDim.y, q_per_kv, head_dim);
   }
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kLanes;
@@ -432,23 +478,30 @@ __global__ void merge(const DeviceMerge* jobs, const SoftmaxState* states, int h
   }
 }
 
+/// The pieces of a call, as the launches of its types need them.
+struct Launch {
+  const DecodePiece* pieces;  // on the GPU
+  unsigned count, splits;
+  int q_per_kv, head_dim;
+  float scale;
+  float* split_states;  // null: no piece is split
+};
+
 template <class T, int kLanes>
-void launch_pieces(const DecodePiece* pieces, size_t count, int q_per_kv, int head_dim, float scale,
-                   Stream& stream) {
+void launch_pieces(const Launch& l, Stream& stream) {
   const size_t shared =
-      sizeof(float) * (kPieceThreads / kLanes) * kQueries * static_cast<size_t>(head_dim);
-  attend_piece<T, kLanes><<<static_cast<unsigned>(count), kPieceThreads, shared, native(stream)>>>(
-      pieces, q_per_kv, head_dim, scale);
+      sizeof(float) * (kPieceThreads / kLanes) * kQueries * static_cast<size_t>(l.head_dim);
+  attend_piece<T, kLanes><<<dim3(l.count, l.splits), kPieceThreads, shared, native(stream)>>>(
+      l.pieces, l.q_per_kv, l.head_dim, l.scale, l.split_states);
 }
 
 template <class T>
-void launch_pieces(const DecodePiece* pieces, size_t count, int q_per_kv, int head_dim, float scale,
-                   Stream& stream) {
-  const int chunks = head_dim / RowChunk<T>::kSize;
-  if (chunks <= 4) return launch_pieces<T, 4>(pieces, count, q_per_kv, head_dim, scale, stream);
-  if (chunks <= 8) return launch_pieces<T, 8>(pieces, count, q_per_kv, head_dim, scale, stream);
-  if (chunks <= 16) return launch_pieces<T, 16>(pieces, count, q_per_kv, head_dim, scale, stream);
-  launch_pieces<T, 32>(pieces, count, q_per_kv, head_dim, scale, stream);
+void launch_pieces(const Launch& l, Stream& stream) {
+  const int chunks = l.head_dim / RowChunk<T>::kSize;
+  if (chunks <= 4) return launch_pieces<T, 4>(l, stream);
+  if (chunks <= 8) return launch_pieces<T, 8>(l, stream);
+  if (chunks <= 16) return launch_pieces<T, 16>(l, stream);
+  launch_pieces<T, 32>(l, stream);
 }
 
 }  // namespace
@@ -486,12 +539,14 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
   const auto* on_device = reinterpret_cast<const DecodePiece*>(
       stream.queue().upload(pieces.data(), pieces.size_bytes()));
   bool types[3] = {};
+  int64_t most = 1;  // rows of a piece
   bool odd = head_dim % 8 != 0 || head_dim > 256;
   for (const DecodePiece& piece : pieces) {
     types[static_cast<int>(piece.cached.dtype)] = true;
     const auto address = reinterpret_cast<uintptr_t>(piece.cached.keys) |
                          reinterpret_cast<uintptr_t>(piece.cached.values);
-    odd = odd || address % 16 != 0 || piece.cached.rows > kMaxPieceRows;
+    odd = odd || address % 16 != 0;
+    most = std::max(most, piece.cached.rows);
   }
   types[0] = types[0] && head_dim <= 128;
   const bool wide_f32 = head_dim > 128 && std::any_of(pieces.begin(), pieces.end(), [](auto& p) {
@@ -503,10 +558,26 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
                        0, native(stream)>>>(on_device, q_per_kv, head_dim, scale);
     return check_launch("attend_rows");
   }
-  const size_t count = pieces.size();
-  if (types[0]) launch_pieces<float>(on_device, count, q_per_kv, head_dim, scale, stream);
-  if (types[1]) launch_pieces<__half>(on_device, count, q_per_kv, head_dim, scale, stream);
-  if (types[2]) launch_pieces<__nv_bfloat16>(on_device, count, q_per_kv, head_dim, scale, stream);
+  Launch launch{on_device,
+                static_cast<unsigned>(pieces.size()),
+                static_cast<unsigned>(ceil_div(most, kMaxPieceRows)),
+                q_per_kv,
+                head_dim,
+                scale,
+                nullptr};
+  if (launch.splits > 1) {
+    const size_t floats = pieces.size() * launch.splits * static_cast<size_t>(q_per_kv) *
+                          (2 + static_cast<size_t>(head_dim));
+    launch.split_states =
+        reinterpret_cast<float*>(stream.queue().scratch(kAttentionParts, floats * sizeof(float)));
+  }
+  if (types[0]) launch_pieces<float>(launch, stream);
+  if (types[1]) launch_pieces<__half>(launch, stream);
+  if (types[2]) launch_pieces<__nv_bfloat16>(launch, stream);
+  if (launch.splits > 1) {
+    join_splits<<<dim3(launch.count, static_cast<unsigned>(q_per_kv)), 128, 0, native(stream)>>>(
+        on_device, launch.split_states, launch.splits, q_per_kv, head_dim);
+  }
   check_launch("attend_rows");
 }
 

@@ -198,16 +198,17 @@ const std::byte* Queue::upload(const void* from, size_t bytes) {
   return ring.device + at;
 }
 
-void Queue::copy(void* to, const void* from, size_t bytes) {
+void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes) {
   if (bytes == 0) return;
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state_->stream), "copy");
-  cudaPointerAttributes ends[2]{};
-  check(cudaPointerGetAttributes(&ends[0], to), "copy");
-  check(cudaPointerGetAttributes(&ends[1], from), "copy");
-  const auto on_gpu = [](const cudaPointerAttributes& end) {
-    return end.type == cudaMemoryTypeDevice;
-  };
-  if (!on_gpu(ends[0]) || !on_gpu(ends[1])) synchronize();
+  if (to_gpu && !from_gpu && bytes <= state_->ring.half_bytes / 4) {  // small: do not wait
+    from = upload(from, bytes);
+    from_gpu = true;
+  }
+  const cudaMemcpyKind kind = to_gpu
+                                  ? (from_gpu ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
+                                  : cudaMemcpyDeviceToHost;
+  check(cudaMemcpyAsync(to, from, bytes, kind, state_->stream), "copy");
+  if (!to_gpu || !from_gpu) synchronize();
 }
 
 void Queue::synchronize() { check(cudaStreamSynchronize(state_->stream), "the queue"); }

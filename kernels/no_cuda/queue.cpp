@@ -39,7 +39,7 @@ std::byte* Queue::scratch(int, size_t) { refuse(); }
 
 const std::byte* Queue::upload(const void*, size_t) { refuse(); }
 
-void Queue::copy(void*, const void*, size_t) { refuse(); }
+void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 
 void Queue::synchronize() { refuse(); }
 

@@ -201,10 +201,10 @@ TEST_F(Cuda, RowAttentionMergesItsPieces) {
        {HeadShape{1, 1, 32}, HeadShape{1, 4, 64}, HeadShape{1, 7, 80}, HeadShape{1, 5, 96},
         HeadShape{1, 16, 128}, HeadShape{1, 3, 256}, HeadShape{1, 2, 20}}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      // Pieces of one lane: a full one, a ragged one, an empty one, one row.
-      const std::vector<int64_t> lengths = {256, 131, 0, 1};
-      const Tensor k = normal_tensor(dtype, {400, s.head_dim}, 18);
-      const Tensor v = normal_tensor(dtype, {400, s.head_dim}, 19);
+      // Pieces of one lane: a full one, a ragged one, an empty one, one row, one that is split.
+      const std::vector<int64_t> lengths = {256, 131, 0, 1, 900};
+      const Tensor k = normal_tensor(dtype, {1300, s.head_dim}, 18);
+      const Tensor v = normal_tensor(dtype, {1300, s.head_dim}, 19);
       const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 20);
       const auto run = [&](ConstTensorView q_rows, ConstTensorView k_rows, ConstTensorView v_rows,
                            Device device, Stream& stream) {

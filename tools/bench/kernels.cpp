@@ -91,6 +91,7 @@ class Store {
     const size_t scale_bytes = format_.scales(block_rows) * sizeof(f16);
     const size_t zero_bytes = format_.zeros(block_rows) * sizeof(f16);
     const size_t block_bytes = (code_bytes + scale_bytes + zero_bytes + 63) / 64 * 64;
+    block_bytes_ = static_cast<std::ptrdiff_t>(block_bytes);
     per_head_ = static_cast<size_t>(rows / block_rows);
     const size_t count = static_cast<size_t>(layers * heads) * per_head_;
     bytes_ = count * (code_bytes + scale_bytes + zero_bytes);
@@ -121,6 +122,7 @@ class Store {
     SlotRun run;
     run.slots = rows;
     run.format = &format_;
+    run.code_stride = run.scale_stride = per_head_ > 1 ? block_bytes_ : 0;
     run.blocks = {&blocks_[static_cast<size_t>(layer * heads_ + head) * per_head_], per_head_};
     return run;
   }
@@ -132,6 +134,7 @@ class Store {
   Tensor memory_;
   std::vector<PackedBlock> blocks_;
   size_t per_head_ = 0;
+  std::ptrdiff_t block_bytes_ = 0;
   size_t bytes_ = 0;
 };
 
@@ -271,8 +274,9 @@ int run_kernels(const KernelsOptions& options) {
   // f16 rows of so many layers are past every cache, and packed ones of four times as many too.
   constexpr double kElements = 12.0 * kHeadsPerSequence * 4096;
   const double rows_of_layer = static_cast<double>(heads_count) * options.rows;
-  const int layers = static_cast<int>(std::clamp(kElements / rows_of_layer, 1.0, 12.0));
-  const int packed_layers = 4 * layers;
+  // At least four, so that on CUDA the host prepares one while another runs.
+  const int layers = static_cast<int>(std::clamp(kElements / rows_of_layer, 4.0, 12.0));
+  const int packed_layers = device.kind == DeviceKind::kCuda ? layers : 4 * layers;
   const double row_count = layers * rows_of_layer;
   FullStep full(layers, heads_count, options.rows, stream);
   double roof = 0;
