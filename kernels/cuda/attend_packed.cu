@@ -1,12 +1,15 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/packed_mma.cuh"
 #include "kernels/quantize.h"
 
 // Four launches a layer: scores of all keys, softmax with remaps, partial outputs of all values,
@@ -64,7 +67,24 @@ struct Item {
   int run;
   int first;  // block, or slot within the run
   int count;
+  int part;  // of values: where its sums go
 };
+
+/// Items for the kernel that serves every format, and for those of 1, 2, 4 and 8 bits.
+struct Items {
+  std::vector<Item> any;
+  std::array<std::vector<Item>, 4> fast;
+  int parts = 0;
+
+  void clear() {
+    any.clear();
+    for (std::vector<Item>& items : fast) items.clear();
+    parts = 0;
+  }
+};
+
+int fast_index(const SlotRun& run, int q_per_kv, int head_dim);
+constexpr int kFastItemSlots = 1024;
 
 /// Arrays that travel to the GPU in one copy.
 class Packet {
@@ -92,7 +112,7 @@ struct Plan {
   std::vector<DeviceBlock> blocks;
   std::vector<PackedFormat> formats;
   std::vector<ScoreRemap> remaps;
-  std::vector<Item> keys, values;
+  Items keys, values;
   std::vector<uint64_t> bits;                   // live bitmaps
   std::vector<std::pair<size_t, size_t>> live;  // block, its first word in `bits`
   Packet packet;
@@ -128,8 +148,8 @@ struct Plan {
   }
 
   /// The runs of a lane, cut into items. Returns how many items.
-  int add_runs(std::span<const SlotRun> from, int lane, std::vector<Item>& items) {
-    const size_t before = items.size();
+  int add_runs(std::span<const SlotRun> from, int lane, int q_per_kv, int head_dim, Items& all) {
+    const int before = all.parts;
     int slot = 0;
     int selected = 0;
     for (const SlotRun& run : from) {
@@ -141,16 +161,20 @@ struct Plan {
       made.selected_bit = run.selected_bit;
       made.q = run.q;
       const auto index = static_cast<int>(runs.size());
+      const int fast = fast_index(run, q_per_kv, head_dim);
+      std::vector<Item>& items = fast < 0 ? all.any : all.fast[static_cast<size_t>(fast)];
+      const int most = fast < 0 ? kItemSlots : kFastItemSlots;
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
         for (int first = 0; first < run.slots; first += kItemSlots) {
-          items.push_back({lane, index, first, std::min(kItemSlots, run.slots - first)});
+          items.push_back(
+              {lane, index, first, std::min(kItemSlots, run.slots - first), all.parts++});
         }
       } else {
         made.format = format_of(*run.format);
-        if (run.code_stride != 0 && run.blocks.size() > 4 && run.blocks[0].rows <= kItemSlots) {
-          add_even_run(run, slot, lane, made, items);
+        if (run.code_stride != 0 && run.blocks.size() > 4 && run.blocks[0].rows <= most) {
+          add_even_run(run, slot, lane, most, made, items, all.parts);
           runs.push_back(made);
           advance(run, slot, selected);
           continue;
@@ -160,14 +184,15 @@ struct Plan {
         auto first = static_cast<int>(blocks.size());
         for (const PackedBlock& block : run.blocks) {
           // A block of many rows is cut by rows: each part points into it.
-          for (int row = 0; row < block.rows; row += kItemSlots) {
-            if (rows >= kItemSlots) {
-              items.push_back({lane, index, first, static_cast<int>(blocks.size()) - first});
+          for (int row = 0; row < block.rows; row += most) {
+            if (rows >= most) {
+              items.push_back(
+                  {lane, index, first, static_cast<int>(blocks.size()) - first, all.parts++});
               first = static_cast<int>(blocks.size());
               rows = 0;
             }
             PackedBlock part = block;
-            part.rows = std::min(kItemSlots, block.rows - row);
+            part.rows = std::min(most, block.rows - row);
             part.codes += static_cast<size_t>(row) * run.format->row_bytes();
             if (run.format->axis == ScaleAxis::kToken) {
               const size_t offset = static_cast<size_t>(row) *
@@ -190,13 +215,14 @@ struct Plan {
           }
         }
         if (rows > 0) {
-          items.push_back({lane, index, first, static_cast<int>(blocks.size()) - first});
+          items.push_back(
+              {lane, index, first, static_cast<int>(blocks.size()) - first, all.parts++});
         }
       }
       runs.push_back(made);
       advance(run, slot, selected);
     }
-    return static_cast<int>(items.size() - before);
+    return all.parts - before;
   }
 
   static void advance(const SlotRun& run, int& slot, int& selected) {
@@ -210,8 +236,8 @@ struct Plan {
     selected = 0;
   }
 
-  void add_even_run(const SlotRun& run, int slot, int lane, DeviceRun& made,
-                    std::vector<Item>& items) {
+  void add_even_run(const SlotRun& run, int slot, int lane, int most, DeviceRun& made,
+                    std::vector<Item>& items, int& parts) {
     const PackedBlock& first = run.blocks[0];
     made.first_block = {first.codes, first.scales, first.zeros, nullptr, first.rows, slot};
     made.code_stride = run.code_stride;
@@ -219,9 +245,10 @@ struct Plan {
     made.block_rows = first.rows;
     made.packed_rows = run.slots;
     const auto blocks = static_cast<int>(run.blocks.size());
-    const int step = std::max(1, kItemSlots / first.rows);
+    const int step = std::max(1, most / first.rows);
     for (int block = 0; block < blocks; block += step) {
-      items.push_back({lane, static_cast<int>(runs.size()), block, std::min(step, blocks - block)});
+      items.push_back(
+          {lane, static_cast<int>(runs.size()), block, std::min(step, blocks - block), parts++});
     }
   }
 };
@@ -530,7 +557,7 @@ __global__ void add_values(DevicePlan plan) {
   const auto channel = static_cast<int>(threadIdx.x);
   const bool there = channel < plan.head_dim;
   float* part =
-      plan.parts + static_cast<int64_t>(blockIdx.x) * plan.q_per_kv * plan.head_dim + channel;
+      plan.parts + static_cast<int64_t>(item.part) * plan.q_per_kv * plan.head_dim + channel;
 
   for (int base = 0; base < plan.q_per_kv; base += kQueries) {
     const int count = min(kQueries, plan.q_per_kv - base);
@@ -635,6 +662,239 @@ __global__ void unpack(const DeviceBlock* blocks, PackedFormat format, float* ou
   }
 }
 
+// ------------------------------------------------------------------------------ the tensor cores
+//
+// For codes of 1, 2, 4 or 8 bits with scales per channel, head_dim 128 and up to 8 queries. The 16
+// rows of an operand are the queries' higher parts and, below, the lower parts of the same numbers,
+// so that nothing is lost to halves.
+
+constexpr int kFastDim = 128;
+constexpr int kFastQueries = 8;
+
+/// 4 * kWords bytes as words, in one load where there is one.
+template <int kWords>
+__device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
+  if constexpr (kWords == 1) {
+    to[0] = __ldg(reinterpret_cast<const uint32_t*>(from));
+  } else if constexpr (kWords == 2) {
+    const uint2 x = __ldg(reinterpret_cast<const uint2*>(from));
+    to[0] = x.x, to[1] = x.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 x = __ldg(reinterpret_cast<const uint4*>(from) + i / 4);
+      to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
+    }
+  }
+}
+
+/// Scores of the keys of an item: a thread has a quarter of the channels of every eighth row.
+template <int kBits>
+__global__ void __launch_bounds__(kThreads) score_fast(DevicePlan plan) {
+  using Pairs = CodePairs<kBits>;
+  constexpr int kWords = kBits;  // of 32 codes
+  const Item item = plan.items[blockIdx.x];
+  const DeviceLane lane = plan.lanes[item.lane];
+  const DeviceRun run = plan.runs[item.run];
+  const PackedFormat& format = plan.formats[run.format];
+  const float* queries = run.q != nullptr ? run.q : lane.q;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int row8 = static_cast<int>(threadIdx.x) % 32 / 4;  // a query of a, a slot of b
+  const int quarter = static_cast<int>(threadIdx.x) % 4;
+  const bool asks = row8 < plan.q_per_kv;
+  constexpr int kRowBytes = kFastDim * kBits / 8;
+
+  for (int b = 0; b < item.count; ++b) {
+    const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
+    const int tiles = (block.rows + 7) / 8;
+    // Blocks of few rows go to one warp, the tiles of long ones to all.
+    const bool alone = tiles <= 4;
+    if (alone && b % kWarps != warp) continue;
+    uint32_t a[8][4];
+    float bias = 0;
+#pragma unroll
+    for (int reg = 0; reg < 16; ++reg) {
+      const int pair = reg % Pairs::kPairs;
+      const int first = quarter * 32 + reg / Pairs::kPairs * (32 / kBits) + pair;
+      const int second = first + Pairs::kPairs;
+      const float q0 = asks ? queries[row8 * kFastDim + first] * plan.scale : 0.0f;
+      const float q1 = asks ? queries[row8 * kFastDim + second] * plan.scale : 0.0f;
+      const auto at0 = static_cast<size_t>(first);
+      const auto at1 = static_cast<size_t>(second);
+      bias +=
+          q0 * meta_at(block.zeros, format.meta, at0) + q1 * meta_at(block.zeros, format.meta, at1);
+      const float factor = Pairs::factor(pair);
+      const SplitPair parts = split(q0 * meta_at(block.scales, format.meta, at0) * factor,
+                                    q1 * meta_at(block.scales, format.meta, at1) * factor);
+      a[reg / 2][reg % 2 * 2] = parts.high;
+      a[reg / 2][reg % 2 * 2 + 1] = parts.low;
+    }
+    bias += __shfl_xor_sync(0xffffffffu, bias, 1);
+    bias += __shfl_xor_sync(0xffffffffu, bias, 2);
+
+    constexpr int kUnroll = kBits <= 2 ? 4 : 2;
+    const int first_tile = alone ? 0 : warp * kUnroll;
+    const int tile_step = alone ? kUnroll : kWarps * kUnroll;
+    for (int tile = first_tile; tile < tiles; tile += tile_step) {
+      uint32_t words[kUnroll][kWords];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int row = min((tile + u) * 8 + row8, block.rows - 1);
+        load_words<kWords>(
+            block.codes + static_cast<int64_t>(row) * kRowBytes + quarter * (kRowBytes / 4),
+            words[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        float scores[4] = {};
+#pragma unroll
+        for (int reg = 0; reg < 16; reg += 2) {
+          const uint32_t b0 = Pairs::halves(words[u][reg / Pairs::kPairs], reg % Pairs::kPairs);
+          const uint32_t b1 =
+              Pairs::halves(words[u][(reg + 1) / Pairs::kPairs], (reg + 1) % Pairs::kPairs);
+          mma(scores, a[reg / 2], b0, b1);
+        }
+        if (!asks) continue;
+        const int slot = (tile + u) * 8 + quarter * 2;
+        float* to =
+            lane.weights + static_cast<int64_t>(row8) * lane.slots + block.first_slot + slot;
+        if (slot < block.rows) to[0] = scores[0] + scores[2] + bias;
+        if (slot + 1 < block.rows) to[1] = scores[1] + scores[3] + bias;
+      }
+    }
+  }
+}
+
+/// Weights are at most 1: raised, so that small ones keep their digits as halves.
+constexpr float kRaise = 4096;
+
+/// Weighted sums of the values of an item: a thread has 16 channels of every fourth slot.
+template <int kBits>
+__global__ void __launch_bounds__(kThreads) add_fast(DevicePlan plan) {
+  using Pairs = CodePairs<kBits>;
+  constexpr int kRowBytes = kFastDim * kBits / 8;
+  __shared__ float sums[kFastQueries][kFastDim];
+  const Item item = plan.items[blockIdx.x];
+  const DeviceLane lane = plan.lanes[item.lane];
+  const DeviceRun run = plan.runs[item.run];
+  const PackedFormat& format = plan.formats[run.format];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int group = static_cast<int>(threadIdx.x) % 32 / 4;  // a query of a, 16 channels of b
+  const int quarter = static_cast<int>(threadIdx.x) % 4;
+  const bool asks = group < plan.q_per_kv;
+  for (int i = static_cast<int>(threadIdx.x); i < kFastQueries * kFastDim; i += kThreads) {
+    sums[i / kFastDim][i % kFastDim] = 0;
+  }
+  __syncthreads();
+
+  for (int b = 0; b < item.count; ++b) {
+    const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
+    const float* weights =
+        lane.weights + static_cast<int64_t>(asks ? group : 0) * lane.slots + block.first_slot;
+    float products[16][4] = {};
+    float total = 0;
+    const int tiles = (block.rows + 15) / 16;
+    for (int tile = warp; tile < tiles; tile += kWarps) {
+      uint32_t a[4];
+      uint32_t words[2][kBits];  // slots (2 quarter, + 1) and 8 further, channel by channel
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int slot = tile * 16 + half * 8 + quarter * 2;
+        const float w0 = asks && slot < block.rows ? weights[slot] : 0.0f;
+        const float w1 = asks && slot + 1 < block.rows ? weights[slot + 1] : 0.0f;
+        total += w0 + w1;
+        const SplitPair parts = split(w0 * kRaise, w1 * kRaise);
+        a[half * 2] = parts.high;
+        a[half * 2 + 1] = parts.low;
+        const int row0 = min(slot, block.rows - 1);
+        const int row1 = min(slot + 1, block.rows - 1);
+        const std::byte* from0 =
+            block.codes + static_cast<int64_t>(row0) * kRowBytes + group * 2 * kBits;
+        const std::byte* from1 =
+            block.codes + static_cast<int64_t>(row1) * kRowBytes + group * 2 * kBits;
+        if constexpr (kBits == 1) {
+          const uint32_t x = __ldg(reinterpret_cast<const uint16_t*>(from0));
+          const uint32_t y = __ldg(reinterpret_cast<const uint16_t*>(from1));
+          words[half][0] = x | y << 16;
+        } else {
+          uint32_t x[kBits / 2];
+          uint32_t y[kBits / 2];
+          load_words<kBits / 2>(from0, x);
+          load_words<kBits / 2>(from1, y);
+#pragma unroll
+          for (int i = 0; i < kBits / 2; ++i) {
+            words[half][2 * i] = __byte_perm(x[i], y[i], 0x5410);
+            words[half][2 * i + 1] = __byte_perm(x[i], y[i], 0x7632);
+          }
+        }
+      }
+#pragma unroll
+      for (int channel = 0; channel < 16; ++channel) {
+        const int word = channel / Pairs::kPairs;
+        const int pair = channel % Pairs::kPairs;
+        mma(products[channel], a, Pairs::halves(words[0][word], pair),
+            Pairs::halves(words[1][word], pair));
+      }
+    }
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    if (asks) {
+#pragma unroll
+      for (int channel = 0; channel < 16; ++channel) {
+        const float factor = Pairs::factor(channel % Pairs::kPairs) / kRaise;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          const int at = (quarter * 2 + side) * 16 + channel;
+          const float product = (products[channel][side] + products[channel][side + 2]) * factor;
+          const auto meta = static_cast<size_t>(at);
+          atomicAdd(&sums[group][at], meta_at(block.scales, format.meta, meta) * product +
+                                          meta_at(block.zeros, format.meta, meta) * total);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  float* part = plan.parts + static_cast<int64_t>(item.part) * plan.q_per_kv * plan.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < plan.q_per_kv * kFastDim; i += kThreads) {
+    part[i] = sums[i / kFastDim][i % kFastDim];
+  }
+}
+
+template <int kBits>
+void launch_fast(const DevicePlan& device, size_t keys, const Item* key_items, Stream& stream) {
+  DevicePlan plan = device;
+  plan.items = key_items;
+  score_fast<kBits><<<static_cast<unsigned>(keys), kThreads, 0, native(stream)>>>(plan);
+}
+
+template <int kBits>
+void launch_fast_values(const DevicePlan& device, size_t values, const Item* value_items,
+                        Stream& stream) {
+  DevicePlan plan = device;
+  plan.items = value_items;
+  add_fast<kBits><<<static_cast<unsigned>(values), kThreads, 0, native(stream)>>>(plan);
+}
+
+/// Which of the four widths, or -1.
+int fast_index(const SlotRun& run, int q_per_kv, int head_dim) {
+  if (run.format == nullptr || run.selection != nullptr) return -1;
+  const PackedFormat& format = *run.format;
+  const PackedSection& section = format.section[0];
+  if (format.axis != ScaleAxis::kChannel || format.sections != 1 || !section.zero_stored ||
+      section.slope != 1 || section.channels != kFastDim || head_dim != kFastDim ||
+      q_per_kv > kFastQueries) {
+    return -1;
+  }
+  const int bits = code_bits(section.code);
+  if (section.code > CodeFormat::kBits8 || 8 % bits != 0) return -1;
+  // Dead rows keep their place among codes but not among slots.
+  for (const PackedBlock& block : run.blocks) {
+    if (block.live != nullptr) return -1;
+    if (run.code_stride != 0) break;  // they lie evenly: all are alike
+  }
+  return std::countr_zero(static_cast<unsigned>(bits));
+}
+
 }  // namespace
 
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
@@ -657,9 +917,9 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
     made.first_remap = static_cast<int>(plan.remaps.size());
     made.remaps = static_cast<int>(lane.remaps.size());
     plan.remaps.insert(plan.remaps.end(), lane.remaps.begin(), lane.remaps.end());
-    plan.add_runs(lane.keys, index, plan.keys);
-    made.first_part = static_cast<int>(plan.values.size());
-    made.parts = plan.add_runs(lane.values, index, plan.values);
+    plan.add_runs(lane.keys, index, q_per_kv, head_dim, plan.keys);
+    made.first_part = plan.values.parts;
+    made.parts = plan.add_runs(lane.values, index, q_per_kv, head_dim, plan.values);
     plan.lanes.push_back(made);
     lane.guarded_remaps = 0;
   }
@@ -675,34 +935,59 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   const size_t blocks_at = packet.add(std::span<const DeviceBlock>(plan.blocks));
   const size_t formats_at = packet.add(std::span<const PackedFormat>(plan.formats));
   const size_t remaps_at = packet.add(std::span<const ScoreRemap>(plan.remaps));
-  const size_t keys_at = packet.add(std::span<const Item>(plan.keys));
-  const size_t values_at = packet.add(std::span<const Item>(plan.values));
+  std::array<size_t, 5> keys_at{};
+  std::array<size_t, 5> values_at{};
+  for (const bool keys : {true, false}) {
+    const Items& items = keys ? plan.keys : plan.values;
+    std::array<size_t, 5>& at = keys ? keys_at : values_at;
+    for (size_t i = 0; i < 4; ++i) at[i] = packet.add(std::span<const Item>(items.fast[i]));
+    at[4] = packet.add(std::span<const Item>(items.any));
+  }
   const std::byte* base = packet.upload(stream);
   const auto elements = static_cast<size_t>(q_per_kv) * static_cast<size_t>(head_dim);
-  DevicePlan device{reinterpret_cast<const DeviceLane*>(base + lanes_at),
-                    reinterpret_cast<const DeviceRun*>(base + runs_at),
-                    reinterpret_cast<const DeviceBlock*>(base + blocks_at),
-                    reinterpret_cast<const PackedFormat*>(base + formats_at),
-                    reinterpret_cast<const ScoreRemap*>(base + remaps_at),
-                    reinterpret_cast<const Item*>(base + keys_at),
-                    reinterpret_cast<float*>(stream.queue().scratch(
-                        kLaneParts, (plan.values.size() + 1) * elements * sizeof(float))),
-                    q_per_kv,
-                    head_dim,
-                    scale};
+  DevicePlan device{
+      reinterpret_cast<const DeviceLane*>(base + lanes_at),
+      reinterpret_cast<const DeviceRun*>(base + runs_at),
+      reinterpret_cast<const DeviceBlock*>(base + blocks_at),
+      reinterpret_cast<const PackedFormat*>(base + formats_at),
+      reinterpret_cast<const ScoreRemap*>(base + remaps_at),
+      reinterpret_cast<const Item*>(base + keys_at[4]),
+      reinterpret_cast<float*>(stream.queue().scratch(
+          kLaneParts, (static_cast<size_t>(plan.values.parts) + 1) * elements * sizeof(float))),
+      q_per_kv,
+      head_dim,
+      scale};
   int channels = head_dim;
   for (const PackedFormat& format : plan.formats) channels = std::max(channels, format.channels());
   const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(channels);
-  if (!plan.keys.empty()) {
-    score_items<<<static_cast<unsigned>(plan.keys.size()), kThreads, shared, native(stream)>>>(
+  const auto items_at = [&](size_t at) { return reinterpret_cast<const Item*>(base + at); };
+  const auto launch_all = [&](const Items& items, const std::array<size_t, 5>& at, auto&& launch) {
+    for (size_t i = 0; i < 4; ++i) {
+      if (items.fast[i].empty()) continue;
+      const size_t count = items.fast[i].size();
+      if (i == 0) launch(std::integral_constant<int, 1>{}, count, items_at(at[i]));
+      if (i == 1) launch(std::integral_constant<int, 2>{}, count, items_at(at[i]));
+      if (i == 2) launch(std::integral_constant<int, 4>{}, count, items_at(at[i]));
+      if (i == 3) launch(std::integral_constant<int, 8>{}, count, items_at(at[i]));
+    }
+  };
+  launch_all(plan.keys, keys_at, [&](auto bits, size_t count, const Item* items) {
+    launch_fast<decltype(bits)::value>(device, count, items, stream);
+  });
+  if (!plan.keys.any.empty()) {
+    score_items<<<static_cast<unsigned>(plan.keys.any.size()), kThreads, shared, native(stream)>>>(
         device);
-    const dim3 heads(static_cast<unsigned>(plan.lanes.size()), static_cast<unsigned>(q_per_kv));
-    normalise<<<heads, 256, 0, native(stream)>>>(device);
   }
-  device.items = reinterpret_cast<const Item*>(base + values_at);
-  if (!plan.values.empty()) {
+  const dim3 heads(static_cast<unsigned>(plan.lanes.size()), static_cast<unsigned>(q_per_kv));
+  normalise<<<heads, 256, 0, native(stream)>>>(device);
+  launch_all(plan.values, values_at, [&](auto bits, size_t count, const Item* items) {
+    launch_fast_values<decltype(bits)::value>(device, count, items, stream);
+  });
+  device.items = items_at(values_at[4]);
+  if (!plan.values.any.empty()) {
     const auto threads = static_cast<unsigned>(ceil_div(head_dim, 32) * 32);
-    add_values<<<static_cast<unsigned>(plan.values.size()), threads, 0, native(stream)>>>(device);
+    add_values<<<static_cast<unsigned>(plan.values.any.size()), threads, 0, native(stream)>>>(
+        device);
   }
   sum_parts<<<static_cast<unsigned>(plan.lanes.size()), 256, 0, native(stream)>>>(device);
   check_launch("attend_packed");
