@@ -310,8 +310,8 @@ constexpr const char* kSpecs[] = {
     "h2o,keep=0.95,head_shared=on + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0,tail_keep=0",
     "uniform,keep=0.3,evict=fixed_index + kivi,group=4,residual=8,tail_keep=0 + share=codes",
     "streaming,keep=0.5 + kivi,group=4,residual=8,tail_keep=0 + share=codes",
-    "prefixkv,keep=0.4,evict=fixed_index,distance=60 + kivi,group=2,residual=4,tail_keep=0 + "
-    "share=codes",
+    ("prefixkv,keep=0.4,evict=fixed_index,distance=60 + kivi,group=2,residual=4,tail_keep=0 + "
+     "share=codes"),
     "h2o,keep=0.5 + vidkv,group=8,residual=16",
     "snapkv,keep=0.5,window=8 + vidkv,group=8,residual=16,flush=requant_key",
     "tova,keep=0.5",
@@ -409,7 +409,7 @@ TEST_P(EverySpec, CompanyChangesNothing) {
     std::vector<Feeder::Input> inputs;
     std::vector<size_t> who;
     for (size_t s = 0; s < 3; ++s) {
-      if (done[s] == -1 && round >= 7 * static_cast<int>(s)) {  // joins, prefilled by itself
+      if (done[s] == -1 && static_cast<size_t>(round) >= 7 * s) {  // joins, prefilled by itself
         ids[s] = cache.open(size_of(prompts[s], steps[s]), "s");
         const char name = static_cast<char>('a' + s);
         ASSERT_EQ(feeder.pass(cache, {{name, ids[s], 0, prompts[s], true}}), alone[s][0]);
@@ -425,7 +425,7 @@ TEST_P(EverySpec, CompanyChangesNothing) {
     }
     if (inputs.empty()) continue;
     const auto together = feeder.pass(cache, inputs);
-    const auto width = static_cast<size_t>(kSmall.q_heads * kSmall.head_dim);
+    const auto width = static_cast<size_t>(kSmall.q_heads) * static_cast<size_t>(kSmall.head_dim);
     for (size_t i = 0; i < who.size(); ++i) {
       const size_t s = who[i];
       ++done[s];
@@ -451,7 +451,8 @@ TEST_P(EverySpec, DecodeAllocatesNothing) {
   Feeder feeder(kSmall);
   const SequenceId id = cache->open(size, "s");
   feeder.pass(*cache, {{'s', id, 0, prompt, true}});
-  std::vector<float> q(static_cast<size_t>(kSmall.q_heads * kSmall.head_dim), 0.5f);
+  std::vector<float> q(static_cast<size_t>(kSmall.q_heads) * static_cast<size_t>(kSmall.head_dim),
+                       0.5f);
   std::vector<float> k(static_cast<size_t>(kSmall.kv_heads * kSmall.head_dim), 0.25f);
   const auto view = [&](std::vector<float>& x, int heads) {
     return TensorView(x.data(), DType::kF32, {1, heads, kSmall.head_dim});

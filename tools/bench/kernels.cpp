@@ -159,7 +159,7 @@ class FullStep {
       : layers_(layers),
         heads_(static_cast<size_t>(heads)),
         rows_(rows),
-        cache_(DType::kF16, {layers * heads, 2, rows, kHeadDim}, stream.device()),
+        cache_(DType::kF16, {int64_t{layers} * heads, 2, rows, kHeadDim}, stream.device()),
         attention_(stream.device()) {
     Tensor numbers(DType::kF16, {1, 2, rows, kHeadDim});
     Random random;
