@@ -794,7 +794,7 @@ std::deque<Lane> some_lanes(int q_per_kv) {
     Lane& lane = lanes.emplace_back(80, q_per_kv, 100 * static_cast<unsigned>(i) + 1);
     lane.add_keys(one_section(CodeFormat::kBits2, kEveryAxis[i % 3], 80),
                   {{32, 0}, {32, 0.2}, {5 + 20 * i, 0}});
-    lane.add_keys(DType::kF16, static_cast<size_t>(3 + i));
+    lane.add_keys(DType::kF16, 3 + static_cast<size_t>(i));
     lane.add_values(one_section(kEveryCode[i], kEveryAxis[(i + 1) % 3], 80),
                     {{static_cast<int>(lane.slots()) - 20, 0}});
     lane.add_values(DType::kF16, 20);
