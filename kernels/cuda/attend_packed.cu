@@ -9,12 +9,15 @@
 #include "kernels/base/error.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/packed_mma.cuh"
+#include "kernels/cuda/packed_codes.h"
+#include "kernels/cuda/packed_plan.cuh"
 #include "kernels/quantize.h"
 
 // Four launches a layer: scores of all keys, softmax with remaps, partial outputs of all values,
 // their sums. Work is cut into items of some hundred slots; a warp takes 32 rows of a block.
 namespace kvlm::cuda {
+
+using namespace packed;
 
 namespace {
 
@@ -25,66 +28,22 @@ constexpr int kQueries = 4;  // of one pass over codes
 
 // ----------------------------------------------------------------- what the host says of a layer
 
-struct DeviceBlock {
-  const std::byte* codes;
-  const std::byte* scales;
-  const std::byte* zeros;
-  const uint64_t* live;
-  int rows;
-  int first_slot;  // of the lane
-};
-
-struct DeviceRun {
-  const std::byte* rows;  // null: packed
-  const float* q;
-  const uint64_t* selection;
-  DType dtype;
-  int format;
-  int slots;
-  int first_slot;
-  int selected_of;
-  bool selected_bit;
-  // Blocks that lie evenly, counted from this one; else block_rows is 0 and items count in a list.
-  DeviceBlock first_block;
-  std::ptrdiff_t code_stride;
-  std::ptrdiff_t scale_stride;
-  int block_rows;
-  int packed_rows;
-};
-
-struct DeviceLane {
-  const float* q;
-  float* weights;
-  float* out;
-  int slots;
-  int first_remap, remaps;
-  int first_part, parts;  // partial outputs
-};
-
-/// Some blocks (or, of full rows, some slots) of one run.
-struct Item {
-  int lane;
-  int run;
-  int first;  // block, or slot within the run
-  int count;
-  int part;  // of values: where its sums go
-};
-
-/// Items for the kernel that serves every format, and for those of 1, 2, 4 and 8 bits.
+/// Items for the kernel that serves every format, and for those of packed_codes.h.
 struct Items {
   std::vector<Item> any;
-  std::array<std::vector<Item>, 4> fast;
+  std::array<std::vector<Item>, kCodeKernels> code;
   int parts = 0;
 
   void clear() {
     any.clear();
-    for (std::vector<Item>& items : fast) items.clear();
+    for (std::vector<Item>& items : code) items.clear();
     parts = 0;
   }
 };
 
-int fast_index(const SlotRun& run, int q_per_kv, int head_dim);
-constexpr int kFastItemSlots = 1024;
+/// Slots of an item of a lane of `slots`: it depends on nothing else, so that a lane's sums do not
+/// depend on its company.
+int item_slots(int slots) { return slots >= 4096 ? 1024 : slots >= 1024 ? 512 : 256; }
 
 /// Arrays that travel to the GPU in one copy.
 class Packet {
@@ -148,7 +107,8 @@ struct Plan {
   }
 
   /// The runs of a lane, cut into items. Returns how many items.
-  int add_runs(std::span<const SlotRun> from, int lane, int q_per_kv, int head_dim, Items& all) {
+  int add_runs(std::span<const SlotRun> from, bool are_keys, int lane, int head_dim, int slots,
+               Items& all) {
     const int before = all.parts;
     int slot = 0;
     int selected = 0;
@@ -161,15 +121,14 @@ struct Plan {
       made.selected_bit = run.selected_bit;
       made.q = run.q;
       const auto index = static_cast<int>(runs.size());
-      const int fast = fast_index(run, q_per_kv, head_dim);
-      std::vector<Item>& items = fast < 0 ? all.any : all.fast[static_cast<size_t>(fast)];
-      const int most = fast < 0 ? kItemSlots : kFastItemSlots;
+      const int kernel = code_kernel(run, are_keys, head_dim);
+      std::vector<Item>& items = kernel < 0 ? all.any : all.code[static_cast<size_t>(kernel)];
+      const int most = kernel < 0 ? kItemSlots : item_slots(slots);
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
-        for (int first = 0; first < run.slots; first += kItemSlots) {
-          items.push_back(
-              {lane, index, first, std::min(kItemSlots, run.slots - first), all.parts++});
+        for (int first = 0; first < run.slots; first += most) {
+          items.push_back({lane, index, first, std::min(most, run.slots - first), all.parts++});
         }
       } else {
         made.format = format_of(*run.format);
@@ -253,31 +212,6 @@ struct Plan {
   }
 };
 
-/// Block `index` of a run, or of the list where it does not lie evenly.
-__device__ DeviceBlock block_of(const DeviceBlock* list, const DeviceRun& run, int index) {
-  if (run.block_rows == 0) return list[index];
-  DeviceBlock block = run.first_block;
-  block.codes += index * run.code_stride;
-  block.scales += index * run.scale_stride;
-  if (block.zeros != nullptr) block.zeros += index * run.scale_stride;
-  block.rows = min(run.block_rows, run.packed_rows - index * run.block_rows);
-  block.first_slot += index * run.block_rows;
-  return block;
-}
-
-struct DevicePlan {
-  const DeviceLane* lanes;
-  const DeviceRun* runs;
-  const DeviceBlock* blocks;
-  const PackedFormat* formats;
-  const ScoreRemap* remaps;
-  const Item* items;
-  float* parts;  // (items of values, q_per_kv, head_dim)
-  int q_per_kv;
-  int head_dim;
-  float scale;
-};
-
 // ---------------------------------------------------------------------------------------- kernels
 
 __device__ float element(const std::byte* row, DType dtype, int i) {
@@ -289,11 +223,6 @@ __device__ float element(const std::byte* row, DType dtype, int i) {
     default:
       return reinterpret_cast<const float*>(row)[i];
   }
-}
-
-__device__ float meta_at(const std::byte* from, DType meta, size_t i) {
-  return meta == DType::kF16 ? __half2float(reinterpret_cast<const __half*>(from)[i])
-                             : reinterpret_cast<const float*>(from)[i];
 }
 
 __device__ bool is_live(const DeviceBlock& block, int row) {
@@ -487,15 +416,78 @@ __device__ float block_reduce(float x, bool maximum, float* parts) {
   return all;
 }
 
-/// Remaps and normalises the scores of one query head of one lane, in place.
-__global__ void __launch_bounds__(256) normalise(DevicePlan plan) {
-  __shared__ float parts[8];
+constexpr int kNormaliseThreads = 512;
+
+__device__ float remap_slope(const ScoreRemap& remap, float low, float high) {
+  if (!(high > low)) return 0;
+  const float slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
+  return remap.guarded ? fmaxf(slope, 0.0f) : slope;
+}
+
+/// Remaps and normalises the scores of one query head of one lane of at most kHeld *
+/// kNormaliseThreads slots, in place.
+template <int kHeld>
+__global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) {
+  __shared__ float parts[kNormaliseThreads / 32];
+  const DeviceLane lane = plan.lanes[blockIdx.x];
+  float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
+  const auto first = static_cast<int>(threadIdx.x);
+  float held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int slot = first + i * kNormaliseThreads;
+    held[i] = slot < lane.slots ? scores[slot] : -INFINITY;
+  }
+  for (int r = 0; r < lane.remaps; ++r) {
+    const ScoreRemap remap = plan.remaps[lane.first_remap + r];
+    if (remap.slots == 0) continue;
+    float low = INFINITY;
+    float high = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = first + i * kNormaliseThreads - remap.first;
+      if (at < 0 || at >= remap.slots) continue;
+      low = fminf(low, held[i]);
+      high = fmaxf(high, held[i]);
+    }
+    low = -block_reduce(-low, true, parts);
+    high = block_reduce(high, true, parts);
+    const float slope = remap_slope(remap, low, high);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = first + i * kNormaliseThreads - remap.first;
+      if (at < 0 || at >= remap.slots) continue;
+      held[i] = slope * (held[i] - low) + low - remap.tau_low;
+    }
+  }
+  float maximum = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) maximum = fmaxf(maximum, held[i]);
+  maximum = block_reduce(maximum, true, parts);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    held[i] = __expf(held[i] - maximum);
+    sum += held[i];
+  }
+  const float inverse = 1.0f / block_reduce(sum, false, parts);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int slot = first + i * kNormaliseThreads;
+    if (slot < lane.slots) scores[slot] = held[i] * inverse;
+  }
+}
+
+/// The same of any number of slots.
+__global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan plan) {
+  __shared__ float parts[kNormaliseThreads / 32];
   const DeviceLane lane = plan.lanes[blockIdx.x];
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   const auto step = static_cast<int>(blockDim.x);
   for (int r = 0; r < lane.remaps; ++r) {
     const ScoreRemap remap = plan.remaps[lane.first_remap + r];
+    if (remap.slots == 0) continue;
     float low = INFINITY;
     float high = -INFINITY;
     for (int i = first; i < remap.slots; i += step) {
@@ -504,12 +496,7 @@ __global__ void __launch_bounds__(256) normalise(DevicePlan plan) {
     }
     low = -block_reduce(-low, true, parts);
     high = block_reduce(high, true, parts);
-    if (remap.slots == 0) continue;
-    float slope = 0;
-    if (high > low) {
-      slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
-      if (remap.guarded) slope = fmaxf(slope, 0.0f);
-    }
+    const float slope = remap_slope(remap, low, high);
     for (int i = first; i < remap.slots; i += step) {
       float& score = scores[remap.first + i];
       score = slope * (score - low) + low - remap.tau_low;
@@ -525,9 +512,24 @@ __global__ void __launch_bounds__(256) normalise(DevicePlan plan) {
     scores[i] = weight;
     sum += weight;
   }
-  sum = block_reduce(sum, false, parts);
-  const float inverse = 1.0f / sum;
+  const float inverse = 1.0f / block_reduce(sum, false, parts);
   for (int i = first; i < lane.slots; i += step) scores[i] *= inverse;
+}
+
+void launch_normalise(const DevicePlan& device, const Plan& plan, Stream& stream) {
+  int most = 0;
+  for (const DeviceLane& lane : plan.lanes) most = std::max(most, lane.slots);
+  const dim3 heads(static_cast<unsigned>(plan.lanes.size()),
+                   static_cast<unsigned>(device.q_per_kv));
+  if (most <= 2 * kNormaliseThreads) {
+    normalise<2><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
+  } else if (most <= 8 * kNormaliseThreads) {
+    normalise<8><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
+  } else if (most <= 32 * kNormaliseThreads) {
+    normalise<32><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
+  } else {
+    normalise_long<<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
+  }
 }
 
 /// The lane's slot of a run's slot `i`: itself, or the place of the i-th chosen bit.
@@ -662,239 +664,6 @@ __global__ void unpack(const DeviceBlock* blocks, PackedFormat format, float* ou
   }
 }
 
-// ------------------------------------------------------------------------------ the tensor cores
-//
-// For codes of 1, 2, 4 or 8 bits with scales per channel, head_dim 128 and up to 8 queries. The 16
-// rows of an operand are the queries' higher parts and, below, the lower parts of the same numbers,
-// so that nothing is lost to halves.
-
-constexpr int kFastDim = 128;
-constexpr int kFastQueries = 8;
-
-/// 4 * kWords bytes as words, in one load where there is one.
-template <int kWords>
-__device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
-  if constexpr (kWords == 1) {
-    to[0] = __ldg(reinterpret_cast<const uint32_t*>(from));
-  } else if constexpr (kWords == 2) {
-    const uint2 x = __ldg(reinterpret_cast<const uint2*>(from));
-    to[0] = x.x, to[1] = x.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const uint4 x = __ldg(reinterpret_cast<const uint4*>(from) + i / 4);
-      to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
-    }
-  }
-}
-
-/// Scores of the keys of an item: a thread has a quarter of the channels of every eighth row.
-template <int kBits>
-__global__ void __launch_bounds__(kThreads) score_fast(DevicePlan plan) {
-  using Pairs = CodePairs<kBits>;
-  constexpr int kWords = kBits;  // of 32 codes
-  const Item item = plan.items[blockIdx.x];
-  const DeviceLane lane = plan.lanes[item.lane];
-  const DeviceRun run = plan.runs[item.run];
-  const PackedFormat& format = plan.formats[run.format];
-  const float* queries = run.q != nullptr ? run.q : lane.q;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int row8 = static_cast<int>(threadIdx.x) % 32 / 4;  // a query of a, a slot of b
-  const int quarter = static_cast<int>(threadIdx.x) % 4;
-  const bool asks = row8 < plan.q_per_kv;
-  constexpr int kRowBytes = kFastDim * kBits / 8;
-
-  for (int b = 0; b < item.count; ++b) {
-    const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
-    const int tiles = (block.rows + 7) / 8;
-    // Blocks of few rows go to one warp, the tiles of long ones to all.
-    const bool alone = tiles <= 4;
-    if (alone && b % kWarps != warp) continue;
-    uint32_t a[8][4];
-    float bias = 0;
-#pragma unroll
-    for (int reg = 0; reg < 16; ++reg) {
-      const int pair = reg % Pairs::kPairs;
-      const int first = quarter * 32 + reg / Pairs::kPairs * (32 / kBits) + pair;
-      const int second = first + Pairs::kPairs;
-      const float q0 = asks ? queries[row8 * kFastDim + first] * plan.scale : 0.0f;
-      const float q1 = asks ? queries[row8 * kFastDim + second] * plan.scale : 0.0f;
-      const auto at0 = static_cast<size_t>(first);
-      const auto at1 = static_cast<size_t>(second);
-      bias +=
-          q0 * meta_at(block.zeros, format.meta, at0) + q1 * meta_at(block.zeros, format.meta, at1);
-      const float factor = Pairs::factor(pair);
-      const SplitPair parts = split(q0 * meta_at(block.scales, format.meta, at0) * factor,
-                                    q1 * meta_at(block.scales, format.meta, at1) * factor);
-      a[reg / 2][reg % 2 * 2] = parts.high;
-      a[reg / 2][reg % 2 * 2 + 1] = parts.low;
-    }
-    bias += __shfl_xor_sync(0xffffffffu, bias, 1);
-    bias += __shfl_xor_sync(0xffffffffu, bias, 2);
-
-    constexpr int kUnroll = kBits <= 2 ? 4 : 2;
-    const int first_tile = alone ? 0 : warp * kUnroll;
-    const int tile_step = alone ? kUnroll : kWarps * kUnroll;
-    for (int tile = first_tile; tile < tiles; tile += tile_step) {
-      uint32_t words[kUnroll][kWords];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int row = min((tile + u) * 8 + row8, block.rows - 1);
-        load_words<kWords>(
-            block.codes + static_cast<int64_t>(row) * kRowBytes + quarter * (kRowBytes / 4),
-            words[u]);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        float scores[4] = {};
-#pragma unroll
-        for (int reg = 0; reg < 16; reg += 2) {
-          const uint32_t b0 = Pairs::halves(words[u][reg / Pairs::kPairs], reg % Pairs::kPairs);
-          const uint32_t b1 =
-              Pairs::halves(words[u][(reg + 1) / Pairs::kPairs], (reg + 1) % Pairs::kPairs);
-          mma(scores, a[reg / 2], b0, b1);
-        }
-        if (!asks) continue;
-        const int slot = (tile + u) * 8 + quarter * 2;
-        float* to =
-            lane.weights + static_cast<int64_t>(row8) * lane.slots + block.first_slot + slot;
-        if (slot < block.rows) to[0] = scores[0] + scores[2] + bias;
-        if (slot + 1 < block.rows) to[1] = scores[1] + scores[3] + bias;
-      }
-    }
-  }
-}
-
-/// Weights are at most 1: raised, so that small ones keep their digits as halves.
-constexpr float kRaise = 4096;
-
-/// Weighted sums of the values of an item: a thread has 16 channels of every fourth slot.
-template <int kBits>
-__global__ void __launch_bounds__(kThreads) add_fast(DevicePlan plan) {
-  using Pairs = CodePairs<kBits>;
-  constexpr int kRowBytes = kFastDim * kBits / 8;
-  __shared__ float sums[kFastQueries][kFastDim];
-  const Item item = plan.items[blockIdx.x];
-  const DeviceLane lane = plan.lanes[item.lane];
-  const DeviceRun run = plan.runs[item.run];
-  const PackedFormat& format = plan.formats[run.format];
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int group = static_cast<int>(threadIdx.x) % 32 / 4;  // a query of a, 16 channels of b
-  const int quarter = static_cast<int>(threadIdx.x) % 4;
-  const bool asks = group < plan.q_per_kv;
-  for (int i = static_cast<int>(threadIdx.x); i < kFastQueries * kFastDim; i += kThreads) {
-    sums[i / kFastDim][i % kFastDim] = 0;
-  }
-  __syncthreads();
-
-  for (int b = 0; b < item.count; ++b) {
-    const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
-    const float* weights =
-        lane.weights + static_cast<int64_t>(asks ? group : 0) * lane.slots + block.first_slot;
-    float products[16][4] = {};
-    float total = 0;
-    const int tiles = (block.rows + 15) / 16;
-    for (int tile = warp; tile < tiles; tile += kWarps) {
-      uint32_t a[4];
-      uint32_t words[2][kBits];  // slots (2 quarter, + 1) and 8 further, channel by channel
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int slot = tile * 16 + half * 8 + quarter * 2;
-        const float w0 = asks && slot < block.rows ? weights[slot] : 0.0f;
-        const float w1 = asks && slot + 1 < block.rows ? weights[slot + 1] : 0.0f;
-        total += w0 + w1;
-        const SplitPair parts = split(w0 * kRaise, w1 * kRaise);
-        a[half * 2] = parts.high;
-        a[half * 2 + 1] = parts.low;
-        const int row0 = min(slot, block.rows - 1);
-        const int row1 = min(slot + 1, block.rows - 1);
-        const std::byte* from0 =
-            block.codes + static_cast<int64_t>(row0) * kRowBytes + group * 2 * kBits;
-        const std::byte* from1 =
-            block.codes + static_cast<int64_t>(row1) * kRowBytes + group * 2 * kBits;
-        if constexpr (kBits == 1) {
-          const uint32_t x = __ldg(reinterpret_cast<const uint16_t*>(from0));
-          const uint32_t y = __ldg(reinterpret_cast<const uint16_t*>(from1));
-          words[half][0] = x | y << 16;
-        } else {
-          uint32_t x[kBits / 2];
-          uint32_t y[kBits / 2];
-          load_words<kBits / 2>(from0, x);
-          load_words<kBits / 2>(from1, y);
-#pragma unroll
-          for (int i = 0; i < kBits / 2; ++i) {
-            words[half][2 * i] = __byte_perm(x[i], y[i], 0x5410);
-            words[half][2 * i + 1] = __byte_perm(x[i], y[i], 0x7632);
-          }
-        }
-      }
-#pragma unroll
-      for (int channel = 0; channel < 16; ++channel) {
-        const int word = channel / Pairs::kPairs;
-        const int pair = channel % Pairs::kPairs;
-        mma(products[channel], a, Pairs::halves(words[0][word], pair),
-            Pairs::halves(words[1][word], pair));
-      }
-    }
-    total += __shfl_xor_sync(0xffffffffu, total, 1);
-    total += __shfl_xor_sync(0xffffffffu, total, 2);
-    if (asks) {
-#pragma unroll
-      for (int channel = 0; channel < 16; ++channel) {
-        const float factor = Pairs::factor(channel % Pairs::kPairs) / kRaise;
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-          const int at = (quarter * 2 + side) * 16 + channel;
-          const float product = (products[channel][side] + products[channel][side + 2]) * factor;
-          const auto meta = static_cast<size_t>(at);
-          atomicAdd(&sums[group][at], meta_at(block.scales, format.meta, meta) * product +
-                                          meta_at(block.zeros, format.meta, meta) * total);
-        }
-      }
-    }
-  }
-  __syncthreads();
-  float* part = plan.parts + static_cast<int64_t>(item.part) * plan.q_per_kv * plan.head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < plan.q_per_kv * kFastDim; i += kThreads) {
-    part[i] = sums[i / kFastDim][i % kFastDim];
-  }
-}
-
-template <int kBits>
-void launch_fast(const DevicePlan& device, size_t keys, const Item* key_items, Stream& stream) {
-  DevicePlan plan = device;
-  plan.items = key_items;
-  score_fast<kBits><<<static_cast<unsigned>(keys), kThreads, 0, native(stream)>>>(plan);
-}
-
-template <int kBits>
-void launch_fast_values(const DevicePlan& device, size_t values, const Item* value_items,
-                        Stream& stream) {
-  DevicePlan plan = device;
-  plan.items = value_items;
-  add_fast<kBits><<<static_cast<unsigned>(values), kThreads, 0, native(stream)>>>(plan);
-}
-
-/// Which of the four widths, or -1.
-int fast_index(const SlotRun& run, int q_per_kv, int head_dim) {
-  if (run.format == nullptr || run.selection != nullptr) return -1;
-  const PackedFormat& format = *run.format;
-  const PackedSection& section = format.section[0];
-  if (format.axis != ScaleAxis::kChannel || format.sections != 1 || !section.zero_stored ||
-      section.slope != 1 || section.channels != kFastDim || head_dim != kFastDim ||
-      q_per_kv > kFastQueries) {
-    return -1;
-  }
-  const int bits = code_bits(section.code);
-  if (section.code > CodeFormat::kBits8 || 8 % bits != 0) return -1;
-  // Dead rows keep their place among codes but not among slots.
-  for (const PackedBlock& block : run.blocks) {
-    if (block.live != nullptr) return -1;
-    if (run.code_stride != 0) break;  // they lie evenly: all are alike
-  }
-  return std::countr_zero(static_cast<unsigned>(bits));
-}
-
 }  // namespace
 
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
@@ -917,9 +686,9 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
     made.first_remap = static_cast<int>(plan.remaps.size());
     made.remaps = static_cast<int>(lane.remaps.size());
     plan.remaps.insert(plan.remaps.end(), lane.remaps.begin(), lane.remaps.end());
-    plan.add_runs(lane.keys, index, q_per_kv, head_dim, plan.keys);
+    plan.add_runs(lane.keys, true, index, head_dim, lane.slots, plan.keys);
     made.first_part = plan.values.parts;
-    made.parts = plan.add_runs(lane.values, index, q_per_kv, head_dim, plan.values);
+    made.parts = plan.add_runs(lane.values, false, index, head_dim, lane.slots, plan.values);
     plan.lanes.push_back(made);
     lane.guarded_remaps = 0;
   }
@@ -935,13 +704,15 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   const size_t blocks_at = packet.add(std::span<const DeviceBlock>(plan.blocks));
   const size_t formats_at = packet.add(std::span<const PackedFormat>(plan.formats));
   const size_t remaps_at = packet.add(std::span<const ScoreRemap>(plan.remaps));
-  std::array<size_t, 5> keys_at{};
-  std::array<size_t, 5> values_at{};
+  std::array<size_t, kCodeKernels + 1> keys_at{};
+  std::array<size_t, kCodeKernels + 1> values_at{};
   for (const bool keys : {true, false}) {
     const Items& items = keys ? plan.keys : plan.values;
-    std::array<size_t, 5>& at = keys ? keys_at : values_at;
-    for (size_t i = 0; i < 4; ++i) at[i] = packet.add(std::span<const Item>(items.fast[i]));
-    at[4] = packet.add(std::span<const Item>(items.any));
+    auto& at = keys ? keys_at : values_at;
+    for (size_t i = 0; i < kCodeKernels; ++i) {
+      at[i] = packet.add(std::span<const Item>(items.code[i]));
+    }
+    at[kCodeKernels] = packet.add(std::span<const Item>(items.any));
   }
   const std::byte* base = packet.upload(stream);
   const auto elements = static_cast<size_t>(q_per_kv) * static_cast<size_t>(head_dim);
@@ -951,7 +722,7 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
       reinterpret_cast<const DeviceBlock*>(base + blocks_at),
       reinterpret_cast<const PackedFormat*>(base + formats_at),
       reinterpret_cast<const ScoreRemap*>(base + remaps_at),
-      reinterpret_cast<const Item*>(base + keys_at[4]),
+      reinterpret_cast<const Item*>(base + keys_at[kCodeKernels]),
       reinterpret_cast<float*>(stream.queue().scratch(
           kLaneParts, (static_cast<size_t>(plan.values.parts) + 1) * elements * sizeof(float))),
       q_per_kv,
@@ -960,34 +731,28 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   int channels = head_dim;
   for (const PackedFormat& format : plan.formats) channels = std::max(channels, format.channels());
   const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(channels);
-  const auto items_at = [&](size_t at) { return reinterpret_cast<const Item*>(base + at); };
-  const auto launch_all = [&](const Items& items, const std::array<size_t, 5>& at, auto&& launch) {
-    for (size_t i = 0; i < 4; ++i) {
-      if (items.fast[i].empty()) continue;
-      const size_t count = items.fast[i].size();
-      if (i == 0) launch(std::integral_constant<int, 1>{}, count, items_at(at[i]));
-      if (i == 1) launch(std::integral_constant<int, 2>{}, count, items_at(at[i]));
-      if (i == 2) launch(std::integral_constant<int, 4>{}, count, items_at(at[i]));
-      if (i == 3) launch(std::integral_constant<int, 8>{}, count, items_at(at[i]));
-    }
+  const auto with_items = [&](size_t at) {
+    DevicePlan some = device;
+    some.items = reinterpret_cast<const Item*>(base + at);
+    return some;
   };
-  launch_all(plan.keys, keys_at, [&](auto bits, size_t count, const Item* items) {
-    launch_fast<decltype(bits)::value>(device, count, items, stream);
-  });
+  for (size_t i = 0; i < kCodeKernels; ++i) {
+    const size_t count = plan.keys.code[i].size();
+    if (count > 0) score_codes(static_cast<CodeKernel>(i), with_items(keys_at[i]), count, stream);
+  }
   if (!plan.keys.any.empty()) {
     score_items<<<static_cast<unsigned>(plan.keys.any.size()), kThreads, shared, native(stream)>>>(
         device);
   }
-  const dim3 heads(static_cast<unsigned>(plan.lanes.size()), static_cast<unsigned>(q_per_kv));
-  normalise<<<heads, 256, 0, native(stream)>>>(device);
-  launch_all(plan.values, values_at, [&](auto bits, size_t count, const Item* items) {
-    launch_fast_values<decltype(bits)::value>(device, count, items, stream);
-  });
-  device.items = items_at(values_at[4]);
+  launch_normalise(device, plan, stream);
+  for (size_t i = 0; i < kCodeKernels; ++i) {
+    const size_t count = plan.values.code[i].size();
+    if (count > 0) add_codes(static_cast<CodeKernel>(i), with_items(values_at[i]), count, stream);
+  }
   if (!plan.values.any.empty()) {
     const auto threads = static_cast<unsigned>(ceil_div(head_dim, 32) * 32);
     add_values<<<static_cast<unsigned>(plan.values.any.size()), threads, 0, native(stream)>>>(
-        device);
+        with_items(values_at[kCodeKernels]));
   }
   sum_parts<<<static_cast<unsigned>(plan.lanes.size()), 256, 0, native(stream)>>>(device);
   check_launch("attend_packed");

@@ -4,58 +4,81 @@
 
 #include <cstdint>
 
-// Codes as operands of the tensor cores. A pair of codes becomes a pair of halves with one logical
-// operation and one subtraction: bits placed below the exponent of 1.0, then 1.0 taken away, give
-// code * 2^(p - 10) for a code that starts at mantissa bit p. The power of two is folded into what
-// the codes are multiplied with.
+// Codes as operands of the tensor cores. A shift and a mask make two halves of a pair of codes:
+// bits left in the mantissa of a half, with an exponent of zero, are the subnormal number code *
+// 2^(p - 24) for a code that starts at bit p. The tensor cores align products by the exponents of
+// their operands, so a code stands as high in the mantissa as it can, else its sums lose digits; a
+// single bit may stand in the exponent too, where it is another power of two. The powers of two are
+// folded into what the codes are multiplied with.
 namespace kvlm::cuda {
 
-/// d (16 x 8) += a (16 x 16) b (16 x 8), halves in, floats out.
-__device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+/// d (16 x 8) += a (16 x 16) b (16 x 8), halves in, floats out. With row = lane / 4 and
+/// quarter = lane % 4, a thread holds a[0], a[2]: columns (2 quarter, + 1) and 8 further of `row`,
+/// a[1], a[3]: the same of row + 8; b0, b1: the same, of column `row`; d[0], d[1]: columns
+/// (2 quarter, + 1) of `row`, d[2], d[3]: of row + 8.
+__device__ inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                           uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /// How codes of kBits lie in a 32-bit word of two 16-bit halves: pair i is code i of each half.
+/// 16 bits are halves already.
 template <int kBits>
 struct CodePairs {
   static constexpr int kPairs = 16 / kBits;  // of a word
-  /// Pairs that one shift brings below the exponent, from mantissa bit kFirst on.
-  static constexpr int kFirst = kBits == 8 ? 2 : 4;
-  static constexpr int kEach = (10 - kFirst) / kBits;
+  /// Pairs that one shift brings where they are needed; pairs i and i + kTogether have the same
+  /// power of two.
+  static constexpr int kTogether = kBits == 1 ? 6 : kBits == 2 ? 2 : 1;
+  static constexpr int kLowest = kBits == 1 ? 8 : kBits == 8 ? 2 : 6;  // bit of the first of them
   static constexpr uint32_t kMask = (1u << kBits) - 1;
+  /// The largest and smallest exponent().
+  static constexpr int kTop = kBits == 16 ? 0 : kBits == 1 ? -7 : kBits == 2 ? -16 : kLowest - 24;
+  static constexpr int kBottom = kBits == 16 ? 0 : kLowest - 24;
 
-  /// The mantissa bit at which pair i starts.
-  static constexpr __device__ int position(int i) { return kFirst + i % kEach * kBits; }
-  /// What a product with pair i is to be multiplied with: a power of two.
-  static constexpr __device__ float factor(int i) {
-    return static_cast<float>(1 << (10 - position(i)));
+  /// halves() of pair i are its codes times 2^exponent(i).
+  static constexpr __device__ int exponent(int i) {
+    if (kBits == 16) return 0;
+    const int bit = kLowest + i % kTogether * kBits;
+    return bit <= 10 ? bit - 24 : bit == 11 ? -13 : bit == 12 ? -11 : -7;
   }
-  /// Pair i as halves.
   static __device__ uint32_t halves(uint32_t word, int i) {
-    const int shift = i / kEach * kEach * kBits - kFirst;  // of the pairs that go together
-    const uint32_t moved = shift < 0 ? word << -shift : word >> shift;
-    const uint32_t mask = kMask << position(i) | kMask << (position(i) + 16);
-    const uint32_t raised = (moved & mask) | 0x3c003c00u;
-    const __half2 one = __half2half2(__ushort_as_half(0x3c00));
-    const __half2 value = __hsub2(*reinterpret_cast<const __half2*>(&raised), one);
-    return *reinterpret_cast<const uint32_t*>(&value);
+    if constexpr (kBits == 16) return word;
+    const int left = kLowest - i / kTogether * kTogether * kBits;
+    const uint32_t moved = left >= 0 ? word << left : word >> -left;
+    const int bit = kLowest + i % kTogether * kBits;
+    return moved & (kMask << bit | kMask << (bit + 16));
   }
 };
 
-/// x as the sum of two halves, of a pair of numbers.
-struct SplitPair {
-  uint32_t high;
-  uint32_t low;
+__device__ inline float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+/// A pair of numbers as two halves each: the higher parts, or what those leave for the lower ones.
+/// Cut, not rounded, so that the threads of both parts agree.
+__device__ inline uint32_t half_parts(float x, float y, bool lower) {
+  const uint32_t higher = lower ? 0xffffe000u : 0u;
+  x -= __uint_as_float(__float_as_uint(x) & higher);
+  y -= __uint_as_float(__float_as_uint(y) & higher);
+  uint32_t pair;
+  asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  return pair;
+}
+
+/// The power of two that brings `most` (a number from 2^-60 to 2^60, else the nearest) below 2^15,
+/// and its inverse.
+struct Raise {
+  float up;
+  float down;
 };
 
-__device__ inline SplitPair split(float x, float y) {
-  const __half2 high = __floats2half2_rn(x, y);
-  const float2 back = __half22float2(high);
-  const __half2 low = __floats2half2_rn(x - back.x, y - back.y);
-  return {*reinterpret_cast<const uint32_t*>(&high), *reinterpret_cast<const uint32_t*>(&low)};
+__device__ inline Raise raise_of(float most) {
+  int exponent = 14 - (static_cast<int>(__float_as_uint(most) >> 23) - 127);
+  exponent = max(-60, min(60, exponent));
+  return {power_of_two(exponent), power_of_two(-exponent)};
 }
 
 }  // namespace kvlm::cuda

@@ -1,0 +1,707 @@
+#include <bit>
+#include <type_traits>
+
+#include "kernels/cuda/packed_codes.h"
+#include "kernels/cuda/packed_mma.cuh"
+
+// Codes are the rows of an operand (slots for scores, channels for values); the columns of the
+// other are four queries (or their weights) as pairs of a higher and a lower half, so that nothing
+// is lost. What codes are scaled with is folded into the queries, the weights or the sums.
+namespace kvlm::cuda::packed {
+
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kDim = 128;
+constexpr int kGroupQueries = 4;  // whose parts are the 8 columns of an operand
+constexpr int kTileSlots = 16;
+constexpr int kSteps = kDim / 16;
+constexpr unsigned kAll = 0xffffffffu;
+
+/// 4 * kWords bytes as words, in as few loads as there are.
+template <int kWords>
+__device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
+  if constexpr (kWords == 1) {
+    to[0] = __ldg(reinterpret_cast<const uint32_t*>(from));
+  } else if constexpr (kWords == 2) {
+    const uint2 x = __ldg(reinterpret_cast<const uint2*>(from));
+    to[0] = x.x, to[1] = x.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 x = __ldg(reinterpret_cast<const uint4*>(from) + i / 4);
+      to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
+    }
+  }
+}
+
+__device__ float2 two_floats(uint32_t halves) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&halves));
+}
+
+/// Scale and zero point that serve all channels: of a block, or of row i.
+__device__ float2 one_affine(const DeviceBlock& block, int i) {
+  return {__half2float(reinterpret_cast<const __half*>(block.scales)[i]),
+          __half2float(reinterpret_cast<const __half*>(block.zeros)[i])};
+}
+
+/// The block of an item of full rows.
+__device__ DeviceBlock rows_of(const DeviceRun& run, const Item& item) {
+  DeviceBlock block{};
+  block.codes = run.rows + static_cast<int64_t>(item.first) * kDim * 2;
+  block.rows = item.count;
+  block.first_slot = run.first_slot + item.first;
+  return block;
+}
+
+/// Blocks of few rows go to one warp, the tiles of long ones to all.
+__device__ bool goes_to_one_warp(const DeviceBlock& block) { return block.rows <= 2 * kTileSlots; }
+
+/// Where a thread stands in an operand.
+struct Place {
+  int warp = static_cast<int>(threadIdx.x) / 32;
+  int row = static_cast<int>(threadIdx.x) % 32 / 4;  // and row + 8
+  int quarter = static_cast<int>(threadIdx.x) % 4;
+  int asked = row / 2;        // of the queries of a group, as a column
+  bool lower = row % 2 == 1;  // which part of it
+};
+
+// ----------------------------------------------------------------------------------------- scores
+
+/// The queries of an item in shared memory, raised so that they and their products with scales
+/// below 1 are halves, every channel by the power of two of its codes.
+template <int kBits, int kGroups>
+struct RaisedQueries {
+  using Pairs = CodePairs<kBits>;
+  static constexpr int kQueries = kGroups * kGroupQueries;
+  /// [group][four channels of a quarter][query of the group][quarter]
+  float4 q[kGroups][8][kGroupQueries][4];
+  float down[kQueries];  // what undoes the raise of a query
+  float sum[kQueries];   // of a query's channels, not raised
+
+  static __device__ float channel_power(int channel) {    // of a quarter
+    constexpr int kCodes = kBits == 16 ? 1 : 32 / kBits;  // of a word
+    return power_of_two(Pairs::kTop - Pairs::exponent(channel % kCodes % Pairs::kPairs));
+  }
+
+  __device__ void fill(const DevicePlan& plan, const float* queries, int first_query) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int i = static_cast<int>(threadIdx.x) / 32; i < kQueries; i += kWarps) {
+      float4 x{};
+      if (first_query + i < plan.q_per_kv) {
+        x = __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + lane);
+        x = {x.x * plan.scale, x.y * plan.scale, x.z * plan.scale, x.w * plan.scale};
+      }
+      const float all = warp_sum(x.x + x.y + x.z + x.w);
+      const float most =
+          warp_max(fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
+      const Raise raise = raise_of(most * power_of_two(Pairs::kTop - Pairs::kBottom));
+      const int channel = lane % 8 * 4;
+      x = {x.x * raise.up * channel_power(channel), x.y * raise.up * channel_power(channel + 1),
+           x.z * raise.up * channel_power(channel + 2),
+           x.w * raise.up * channel_power(channel + 3)};
+      q[i / kGroupQueries][lane % 8][i % kGroupQueries][lane / 8] = x;
+      if (lane == 0) {
+        down[i] = raise.down;
+        sum[i] = all;
+      }
+    }
+    __syncthreads();
+  }
+};
+
+/// Queries as the columns of an operand, and what is multiplied with the products of query
+/// `quarter` and added to them.
+template <int kBits, int kGroups>
+struct FoldedQueries {
+  using Pairs = CodePairs<kBits>;
+  using Raised = RaisedQueries<kBits, kGroups>;
+  uint32_t b[kGroups][2 * kSteps];
+  float unit[kGroups];
+  float bias[kGroups];
+
+  static constexpr __device__ int first_channel(int reg) {  // of a pair, in a quarter
+    if (kBits == 16) return 2 * reg;
+    return reg / Pairs::kPairs * (2 * Pairs::kPairs) + reg % Pairs::kPairs;
+  }
+  static constexpr int kApart = kBits == 16 ? 1 : Pairs::kPairs;  // to its second channel
+
+  __device__ static void load(const Raised& raised, int group, const Place& place, float (&x)[32]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 part = raised.q[group][i][place.asked][place.quarter];
+      x[4 * i] = part.x, x[4 * i + 1] = part.y, x[4 * i + 2] = part.z, x[4 * i + 3] = part.w;
+    }
+  }
+
+  __device__ void split(int group, const float (&x)[32], const Place& place) {
+#pragma unroll
+    for (int reg = 0; reg < 2 * kSteps; ++reg) {
+      const int at = first_channel(reg);
+      b[group][reg] = half_parts(x[at], x[at + kApart], place.lower);
+    }
+  }
+
+  /// The queries as they are; bias is the sum of a query.
+  __device__ void fold(const Raised& raised, const Place& place) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float x[32];
+      load(raised, group, place, x);
+      split(group, x, place);
+      const int query = group * kGroupQueries + place.quarter;
+      unit[group] = raised.down[query] * power_of_two(-Pairs::kTop);
+      bias[group] = raised.sum[query];
+    }
+  }
+
+  /// The queries times the scales of a block's channels; bias is the sum of query * zero point.
+  __device__ void fold(const Raised& raised, const DeviceBlock& block, const Place& place) {
+    uint4 scales[4];
+    uint4 zeros[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scales[i] = __ldg(reinterpret_cast<const uint4*>(block.scales) + place.quarter * 4 + i);
+      zeros[i] = __ldg(reinterpret_cast<const uint4*>(block.zeros) + place.quarter * 4 + i);
+    }
+    auto* s = reinterpret_cast<__half2*>(scales);
+    const auto* z = reinterpret_cast<const uint32_t*>(zeros);
+    // Scales are brought below 1 by a power of two: queries times them stay halves.
+    __half2 most = __habs2(s[0]);
+#pragma unroll
+    for (int i = 1; i < 16; ++i) most = __hmax2(most, __habs2(s[i]));
+    most = __hmax2(most, __shfl_xor_sync(kAll, most, 1));
+    most = __hmax2(most, __shfl_xor_sync(kAll, most, 2));
+    const float greatest = fmaxf(__low2float(most), __high2float(most));
+    const int exponent = max(-14, min(16, static_cast<int>(__float_as_uint(greatest) >> 23) - 126));
+    const __half2 norm = __float2half2_rn(power_of_two(-exponent));
+    const float norm_back = power_of_two(exponent);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) s[i] = __hmul2(s[i], norm);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float x[32];
+      load(raised, group, place, x);
+      float sums[Pairs::kTogether] = {};  // by the power of two of a channel
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        const float2 zero = two_floats(z[i / 2]);
+        const float2 scale = __half22float2(s[i / 2]);
+        constexpr int kCodes = 32 / kBits;
+        sums[i % kCodes % Pairs::kPairs % Pairs::kTogether] += x[i] * zero.x;
+        sums[(i + 1) % kCodes % Pairs::kPairs % Pairs::kTogether] += x[i + 1] * zero.y;
+        x[i] *= scale.x;
+        x[i + 1] *= scale.y;
+      }
+      split(group, x, place);
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < Pairs::kTogether; ++i) {
+        sum += sums[i] * power_of_two(Pairs::exponent(i) - Pairs::kTop);
+      }
+      sum += __shfl_xor_sync(kAll, sum, 1);
+      sum += __shfl_xor_sync(kAll, sum, 2);
+      const float down = raised.down[group * kGroupQueries + place.quarter];
+      unit[group] = down * norm_back * power_of_two(-Pairs::kTop);
+      bias[group] = __shfl_sync(kAll, sum, place.quarter * 8) * down;
+    }
+  }
+};
+
+/// Tiles whose codes a thread holds at once.
+template <int kBits>
+constexpr int kTilesHeld = kBits <= 2   ? 4
+                           : kBits == 4 ? 2
+                                        : 1;
+
+/// Scores of the keys of an item: a thread has a quarter of the channels of two rows of a tile.
+template <int kBits, int kGroups>
+__global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(DevicePlan plan) {
+  using Pairs = CodePairs<kBits>;
+  constexpr bool kRows = kBits == 16;
+  constexpr int kRowBytes = kDim * kBits / 8;
+  constexpr int kHeld = kTilesHeld<kBits>;
+  __shared__ RaisedQueries<kBits, kGroups> raised;
+  const Item item = plan.items[blockIdx.x];
+  const DeviceLane lane = plan.lanes[item.lane];
+  const DeviceRun run = plan.runs[item.run];
+  const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
+  const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries * kGroups;
+  const Place place;
+  const int blocks = kRows ? 1 : item.count;
+  raised.fill(plan, run.q != nullptr ? run.q : lane.q, first_query);
+  FoldedQueries<kBits, kGroups> folded;
+  if (axis != ScaleAxis::kChannel) folded.fold(raised, place);
+
+  for (int index = 0; index < blocks; ++index) {
+    const DeviceBlock block =
+        kRows ? rows_of(run, item) : block_of(plan.blocks, run, item.first + index);
+    const int tiles = (block.rows + kTileSlots - 1) / kTileSlots;
+    const bool alone = !kRows && goes_to_one_warp(block);
+    if (alone && index % kWarps != place.warp) continue;
+    const int first_tile = alone ? 0 : place.warp * kHeld;
+    const int tile_step = alone ? kHeld : kWarps * kHeld;
+    if (first_tile >= tiles) continue;
+    if (!kRows && axis == ScaleAxis::kChannel) folded.fold(raised, block, place);
+    float2 of_block{1, kRows ? 0.0f : 1.0f};
+    if (!kRows && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
+    const std::byte* codes = block.codes + place.row * kRowBytes + place.quarter * (kRowBytes / 4);
+    float* scores = lane.weights + static_cast<int64_t>(first_query + place.quarter) * lane.slots +
+                    block.first_slot + place.row;
+
+    for (int tile = first_tile; tile < tiles; tile += tile_step) {
+      uint32_t words[kHeld][2][kBits];
+      const int first = tile * kTileSlots;
+      if (first + kHeld * kTileSlots <= block.rows) {
+        const std::byte* from = codes + static_cast<int64_t>(first) * kRowBytes;
+#pragma unroll
+        for (int i = 0; i < 2 * kHeld; ++i) {
+          load_words<kBits>(from + 8 * i * kRowBytes, words[i / 2][i % 2]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2 * kHeld; ++i) {
+          const int row = min(first + 8 * i + place.row, block.rows - 1) - place.row;
+          load_words<kBits>(codes + static_cast<int64_t>(row) * kRowBytes, words[i / 2][i % 2]);
+        }
+      }
+#pragma unroll
+      for (int held = 0; held < kHeld; ++held) {
+        if (held > 0 && tile + held >= tiles) break;
+        float products[kGroups][4] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          uint32_t a[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int reg = 2 * step + i / 2;
+            a[i] = Pairs::halves(words[held][i % 2][reg / Pairs::kPairs], reg % Pairs::kPairs);
+          }
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            mma(products[group], a[0], a[1], a[2], a[3], folded.b[group][2 * step],
+                folded.b[group][2 * step + 1]);
+          }
+        }
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          const int row = first + held * kTileSlots + 8 * side;  // from place.row on
+          if (row + place.row >= block.rows) continue;
+          float2 a = of_block;
+          if (!kRows && axis == ScaleAxis::kToken) a = one_affine(block, row + place.row);
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            if (first_query + group * kGroupQueries + place.quarter >= plan.q_per_kv) continue;
+            const float product =
+                (products[group][2 * side] + products[group][2 * side + 1]) * folded.unit[group];
+            scores[static_cast<int64_t>(group) * kGroupQueries * lane.slots + row] =
+                a.x * product + a.y * folded.bias[group];
+          }
+        }
+      }
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------------------- values
+
+constexpr int kChannelGroup = 32;  // of kGrouped kernels
+constexpr int kChannelGroups = kDim / kChannelGroup;
+
+/// The codes of the 16 channels of a thread, of one slot. Channels are 16 neighbours, or four of
+/// every group of 32.
+template <int kBits, bool kGrouped>
+struct SlotCodes {
+  static constexpr int kWords = kGrouped ? kChannelGroups : kBits < 2 ? 1 : kBits / 2;
+  uint32_t words[kWords];
+
+  __device__ void load(const std::byte* row, int part) {
+    if constexpr (kGrouped) {
+#pragma unroll
+      for (int group = 0; group < kChannelGroups; ++group) {
+        const std::byte* from = row + group * (kChannelGroup * kBits / 8);
+        if constexpr (kBits == 1) {
+          words[group] = __ldg(reinterpret_cast<const uint8_t*>(from) + part / 2) >> (part % 2 * 4);
+        } else if constexpr (kBits == 2) {
+          words[group] = __ldg(reinterpret_cast<const uint8_t*>(from) + part);
+        } else if constexpr (kBits == 4) {
+          words[group] = __ldg(reinterpret_cast<const uint16_t*>(from) + part);
+        } else {
+          words[group] = __ldg(reinterpret_cast<const uint32_t*>(from) + part);
+        }
+      }
+    } else if constexpr (kBits == 1) {
+      words[0] = __ldg(reinterpret_cast<const uint16_t*>(row) + part);
+    } else {
+      load_words<kWords>(row + part * 2 * kBits, words);
+    }
+  }
+};
+
+/// Pair `channel` (0..15) of two slots as halves.
+template <int kBits, bool kGrouped>
+__device__ uint32_t channel_pair(const SlotCodes<kBits, kGrouped>& x,
+                                 const SlotCodes<kBits, kGrouped>& y, int channel) {
+  using Pairs = CodePairs<kBits>;
+  if constexpr (kGrouped) {
+    const int group = channel / 4;
+    const int code = channel % 4;
+    const bool upper = kBits == 8 && code >= 2;
+    return Pairs::halves(__byte_perm(x.words[group], y.words[group], upper ? 0x7632 : 0x5410),
+                         upper ? code - 2 : code);
+  } else {
+    const int half = channel / Pairs::kPairs;
+    return Pairs::halves(
+        __byte_perm(x.words[half / 2], y.words[half / 2], half % 2 == 1 ? 0x7632 : 0x5410),
+        channel % Pairs::kPairs);
+  }
+}
+
+/// The power of two that a product of channel_pair's is to be multiplied with.
+template <int kBits, bool kGrouped>
+constexpr __device__ int channel_exponent(int channel) {
+  using Pairs = CodePairs<kBits>;
+  const int code = kGrouped ? channel % 4 % Pairs::kPairs : channel % Pairs::kPairs;
+  return -Pairs::exponent(code);
+}
+
+/// Channel of a row that is number `channel` (0..15) of a thread.
+template <bool kGrouped>
+__device__ int channel_at(int part, int channel) {
+  return kGrouped ? channel / 4 * kChannelGroup + part * 4 + channel % 4 : part * 16 + channel;
+}
+
+/// How values are scaled.
+enum class ValueScales {
+  kBlock,       ///< by the block, per channel or all alike; or not at all
+  kToken,       ///< by one number a token
+  kChannels32,  ///< by one number for each 32 channels of a token
+};
+
+/// What a thread reads of a tile: the codes of four slots, their weights and scales.
+template <int kBits, ValueScales kKind, int kGroups>
+struct ValueTile {
+  static constexpr bool kGrouped = kKind == ValueScales::kChannels32;
+  static constexpr int kScales = kGrouped ? kChannelGroups : 1;  // of a token
+  static constexpr int kRowBytes = kDim * kBits / 8;
+  SlotCodes<kBits, kGrouped> codes[4];
+  float weights[kGroups][4];
+  uint32_t scales[4][(kScales + 1) / 2];
+  uint32_t zeros[4][(kScales + 1) / 2];
+
+  /// Slots `first` + quarter + 4 i of the block, whose weights for `group` start at weights[group].
+  /// Slots from block.rows on weigh nothing.
+  __device__ void load(const DeviceBlock& block, const float* const (&weights_of)[kGroups],
+                       int first, const Place& place) {
+    const int slot = first + place.quarter;
+    if (first + kTileSlots <= block.rows) {
+      const std::byte* from = block.codes + static_cast<int64_t>(slot) * kRowBytes;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        codes[i].load(from + 4 * i * kRowBytes, place.row);
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          weights[group][i] = __ldg(weights_of[group] + slot + 4 * i);
+        }
+        load_scales(block, slot + 4 * i, i);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = min(slot + 4 * i, block.rows - 1);
+      codes[i].load(block.codes + static_cast<int64_t>(row) * kRowBytes, place.row);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        weights[group][i] = slot + 4 * i < block.rows ? __ldg(weights_of[group] + row) : 0.0f;
+      }
+      load_scales(block, row, i);
+    }
+  }
+
+  __device__ void load_scales(const DeviceBlock& block, int row, int i) {
+    if (kKind == ValueScales::kChannels32) {
+      const uint2 s = __ldg(reinterpret_cast<const uint2*>(block.scales) + row);
+      const uint2 z = __ldg(reinterpret_cast<const uint2*>(block.zeros) + row);
+      scales[i][0] = s.x, scales[i][kScales / 4] = s.y;
+      zeros[i][0] = z.x, zeros[i][kScales / 4] = z.y;
+    } else if (kKind == ValueScales::kToken) {
+      scales[i][0] = __ldg(reinterpret_cast<const uint16_t*>(block.scales) + row);
+      zeros[i][0] = __ldg(reinterpret_cast<const uint16_t*>(block.zeros) + row);
+    }
+  }
+
+  static __device__ float of(const uint32_t (&pairs)[(kScales + 1) / 2], int j) {
+    const float2 x = two_floats(pairs[j / 2]);
+    return j % 2 == 0 ? x.x : x.y;
+  }
+};
+
+/// Weighted sums of the values of an item: a thread has 16 channels of four slots of a tile.
+template <int kBits, ValueScales kKind, int kGroups>
+__global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan plan) {
+  using Tile = ValueTile<kBits, kKind, kGroups>;
+  constexpr bool kGrouped = Tile::kGrouped;
+  constexpr bool by_token = kKind != ValueScales::kBlock;
+  constexpr bool kRows = kBits == 16;
+  constexpr int kScales = Tile::kScales;
+  __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
+  const Item item = plan.items[blockIdx.x];
+  const DeviceLane lane = plan.lanes[item.lane];
+  const DeviceRun run = plan.runs[item.run];
+  const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
+  const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries * kGroups;
+  const Place place;
+  const int blocks = kRows ? 1 : item.count;
+  // Threads of queries beyond the last read the last one's weights; nobody reads what they add.
+  int64_t query_at[kGroups];
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const int query = first_query + group * kGroupQueries + place.asked;
+    query_at[group] = static_cast<int64_t>(min(query, plan.q_per_kv - 1)) * lane.slots;
+  }
+
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * kGroups * kGroupQueries * kDim;
+       i += kThreads) {
+    (&shared[0][0][0])[i] = 0;
+  }
+  __syncthreads();
+
+  // Weights are at most 1; the scales of tokens are as large as they are.
+  Raise raise{1 << 15, 1.0f / (1 << 15)};
+  if (by_token) {
+    float weight = 0;
+    float scale = 0;
+    for (int index = 0; index < item.count; ++index) {
+      const DeviceBlock block = block_of(plan.blocks, run, item.first + index);
+      if (goes_to_one_warp(block) && index % kWarps != place.warp) continue;
+      const float* weights =
+          lane.weights + static_cast<int64_t>(first_query) * lane.slots + block.first_slot;
+      for (int row = static_cast<int>(threadIdx.x) % 32; row < block.rows; row += 32) {
+#pragma unroll
+        for (int i = 0; i < kGroups * kGroupQueries; ++i) {
+          if (first_query + i >= plan.q_per_kv) break;
+          weight = fmaxf(weight, __ldg(weights + static_cast<int64_t>(i) * lane.slots + row));
+        }
+        if (kGrouped) {
+          const uint2 s = __ldg(reinterpret_cast<const uint2*>(block.scales) + row);
+          const float2 x = two_floats(s.x);
+          const float2 y = two_floats(s.y);
+          scale = fmaxf(scale, fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(y.x), fabsf(y.y))));
+        } else {
+          scale = fmaxf(scale, fabsf(one_affine(block, row).x));
+        }
+      }
+    }
+    raise = raise_of(warp_max(weight) * warp_max(scale));
+  }
+
+  float products[kGroups][kSteps][4] = {};
+  float totals[kGroups][kScales] = {};  // sums of weight (* zero point), of query `asked`
+
+  // Adds products and totals, which share their scales, to what a thread has in `shared`.
+  const auto finish = [&](const DeviceBlock& block) {
+    float2 of_block{1, kRows ? 0.0f : 1.0f};
+    if (!kRows && !kGrouped && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float total[kScales];
+#pragma unroll
+      for (int i = 0; i < kScales; ++i) {
+        float sum = totals[group][i];
+        sum += __shfl_xor_sync(kAll, sum, 1);
+        sum += __shfl_xor_sync(kAll, sum, 2);
+        total[i] = __shfl_sync(kAll, sum, place.quarter * 8);
+        totals[group][i] = 0;
+      }
+#pragma unroll
+      for (int channel = 0; channel < 16; ++channel) {
+        float2 a = of_block;
+        if (!kRows && !kGrouped && axis == ScaleAxis::kChannel) {
+          a = one_affine(block, place.row * 16 + channel);
+        }
+        float(&four)[4] = products[group][channel / 2];
+        const int side = channel % 2;
+        const float product = (four[2 * side] + four[2 * side + 1]) * raise.down *
+                              power_of_two(channel_exponent<kBits, kGrouped>(channel));
+        shared[place.warp][group * kGroupQueries + place.quarter][channel_at<kGrouped>(
+            place.row, channel)] += a.x * product + a.y * total[kGrouped ? channel / 4 : 0];
+        four[2 * side] = four[2 * side + 1] = 0;
+      }
+    }
+  };
+
+  const auto add = [&](const Tile& tile) {
+    uint32_t b[kGroups][kScales][2];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float raised[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) raised[i] = tile.weights[group][i] * raise.up;
+#pragma unroll
+      for (int j = 0; j < kScales; ++j) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[i] = by_token ? raised[i] * Tile::of(tile.scales[i], j) : raised[i];
+          totals[group][j] += by_token ? tile.weights[group][i] * Tile::of(tile.zeros[i], j)
+                                       : tile.weights[group][i];
+        }
+        b[group][j][0] = half_parts(x[0], x[1], place.lower);
+        b[group][j][1] = half_parts(x[2], x[3], place.lower);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[i] = channel_pair(tile.codes[i / 2 * 2], tile.codes[i / 2 * 2 + 1], 2 * step + i % 2);
+      }
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const uint32_t(&of_step)[2] = b[group][kGrouped ? step / 2 : 0];
+        mma(products[group][step], a[0], a[1], a[2], a[3], of_step[0], of_step[1]);
+      }
+    }
+  };
+
+  DeviceBlock block{};
+  for (int index = 0; index < blocks; ++index) {
+    block = kRows ? rows_of(run, item) : block_of(plan.blocks, run, item.first + index);
+    const bool alone = !kRows && goes_to_one_warp(block);
+    if (alone && index % kWarps != place.warp) continue;
+    const float* weights[kGroups];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      weights[group] = lane.weights + query_at[group] + block.first_slot;
+    }
+    const int step = (alone ? 1 : kWarps) * kTileSlots;
+    int first = alone ? 0 : place.warp * kTileSlots;
+    Tile now;
+    if constexpr (kGrouped) {
+      for (; first < block.rows; first += step) {
+        now.load(block, weights, first, place);
+        add(now);
+      }
+      continue;
+    }
+    // The next tile is on its way while one is added.
+    if (first < block.rows) now.load(block, weights, first, place);
+    while (first < block.rows) {
+      const int next = first + step;
+      Tile then;
+      if (next < block.rows) then.load(block, weights, next, place);
+      add(now);
+      now = then;
+      first = next;
+    }
+    if (!by_token && !kRows) finish(block);
+  }
+  if (by_token || kRows) finish(block);
+
+  __syncthreads();
+  const int queries = min(kGroups * kGroupQueries, plan.q_per_kv - first_query);
+  float* part = plan.parts + (static_cast<int64_t>(item.part) * plan.q_per_kv + first_query) * kDim;
+  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim; i += kThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sum += shared[warp][i / kDim][i % kDim];
+    part[i] = sum;
+  }
+}
+
+// ---------------------------------------------------------------------------------------- choices
+
+bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+template <int kBits, int kGroups>
+void launch_scores(const DevicePlan& plan, dim3 grid, Stream& stream) {
+  score_tiles<kBits, kGroups><<<grid, kThreads, 0, native(stream)>>>(plan);
+}
+
+template <int kBits, ValueScales kKind, int kGroups>
+void launch_values(const DevicePlan& plan, dim3 grid, Stream& stream) {
+  add_tiles<kBits, kKind, kGroups><<<grid, kThreads, 0, native(stream)>>>(plan);
+}
+
+/// Calls launch(groups) with how many groups of queries a block serves, as a constant, and the
+/// grid.
+template <class Launch>
+void with_groups(const DevicePlan& plan, size_t count, const Launch& launch) {
+  const int groups = plan.q_per_kv <= kGroupQueries ? 1 : 2;
+  const dim3 grid(static_cast<unsigned>(count),
+                  static_cast<unsigned>(ceil_div(plan.q_per_kv, groups * kGroupQueries)));
+  if (groups == 1) {
+    launch(std::integral_constant<int, 1>{}, grid);
+  } else {
+    launch(std::integral_constant<int, 2>{}, grid);
+  }
+}
+
+}  // namespace
+
+int code_kernel(const SlotRun& run, bool keys, int head_dim) {
+  if (head_dim != kDim || run.selection != nullptr || !aligned(run.q, 16)) return -1;
+  if (run.format == nullptr) {
+    return run.dtype == DType::kF16 && aligned(run.rows, 16) ? kHalfRows : -1;
+  }
+  const PackedFormat& format = *run.format;
+  const PackedSection& section = format.section[0];
+  const int bits = code_bits(section.code);
+  if (format.sections != 1 || section.channels != kDim || bits == 0 || 8 % bits != 0 ||
+      !section.zero_stored || section.slope != 1 || format.meta != DType::kF16) {
+    return -1;
+  }
+  const bool by_token = format.axis == ScaleAxis::kToken;
+  const bool grouped = by_token && format.group_size == kChannelGroup;
+  if (by_token && format.group_size != kDim && (keys || !grouped)) return -1;
+  // Dead rows keep their place among codes but not among slots.
+  for (const PackedBlock& block : run.blocks) {
+    if (block.live != nullptr || !aligned(block.codes, 16)) return -1;
+    if (format.axis != ScaleAxis::kHead && (!aligned(block.scales, 16) || !aligned(block.zeros, 8)))
+      return -1;
+    if (run.code_stride != 0) break;  // they lie evenly: all are alike
+  }
+  if (run.code_stride % 16 != 0 || run.scale_stride % 16 != 0) return -1;
+  const int width = std::countr_zero(static_cast<unsigned>(bits));
+  if (keys || !by_token) return kCodes1 + width;
+  return (grouped ? kGrouped1 : kToken1) + width;
+}
+
+void score_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream) {
+  with_groups(plan, count, [&](auto constant, dim3 grid) {
+    constexpr int kGroups = decltype(constant)::value;
+    if (kernel == kCodes1) launch_scores<1, kGroups>(plan, grid, stream);
+    if (kernel == kCodes2) launch_scores<2, kGroups>(plan, grid, stream);
+    if (kernel == kCodes4) launch_scores<4, kGroups>(plan, grid, stream);
+    if (kernel == kCodes8) launch_scores<8, kGroups>(plan, grid, stream);
+    if (kernel == kHalfRows) launch_scores<16, kGroups>(plan, grid, stream);
+  });
+}
+
+void add_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream) {
+  with_groups(plan, count, [&](auto constant, dim3 grid) {
+    constexpr int kGroups = decltype(constant)::value;
+    constexpr ValueScales kBlock = ValueScales::kBlock;
+    constexpr ValueScales kToken = ValueScales::kToken;
+    constexpr ValueScales kChannels32 = ValueScales::kChannels32;
+    if (kernel == kCodes1) launch_values<1, kBlock, kGroups>(plan, grid, stream);
+    if (kernel == kCodes2) launch_values<2, kBlock, kGroups>(plan, grid, stream);
+    if (kernel == kCodes4) launch_values<4, kBlock, kGroups>(plan, grid, stream);
+    if (kernel == kCodes8) launch_values<8, kBlock, kGroups>(plan, grid, stream);
+    if (kernel == kHalfRows) launch_values<16, kBlock, kGroups>(plan, grid, stream);
+    if (kernel == kToken1) launch_values<1, kToken, kGroups>(plan, grid, stream);
+    if (kernel == kToken2) launch_values<2, kToken, kGroups>(plan, grid, stream);
+    if (kernel == kToken4) launch_values<4, kToken, kGroups>(plan, grid, stream);
+    if (kernel == kToken8) launch_values<8, kToken, kGroups>(plan, grid, stream);
+    if (kernel == kGrouped1) launch_values<1, kChannels32, kGroups>(plan, grid, stream);
+    if (kernel == kGrouped2) launch_values<2, kChannels32, kGroups>(plan, grid, stream);
+    if (kernel == kGrouped4) launch_values<4, kChannels32, kGroups>(plan, grid, stream);
+    if (kernel == kGrouped8) launch_values<8, kChannels32, kGroups>(plan, grid, stream);
+  });
+}
+
+}  // namespace kvlm::cuda::packed

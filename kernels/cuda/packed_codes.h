@@ -1,0 +1,36 @@
+#pragma once
+
+#include "kernels/cuda/packed_plan.cuh"
+
+// Decode attention on the tensor cores: rows of 128 channels of 1, 2, 4 or 8-bit codes, or of f16.
+namespace kvlm::cuda::packed {
+
+/// The kernels of this file, by what they read.
+enum CodeKernel : int {
+  kCodes1,
+  kCodes2,
+  kCodes4,
+  kCodes8,
+  kHalfRows,
+  // Values with one scale for all channels of a token.
+  kToken1,
+  kToken2,
+  kToken4,
+  kToken8,
+  // Values with scales for each 32 channels of a token.
+  kGrouped1,
+  kGrouped2,
+  kGrouped4,
+  kGrouped8,
+  kCodeKernels
+};
+
+/// Which kernel serves the run as keys or as values, -1 for none. `blocks` is the run's list, or
+/// its first and last block if they lie evenly.
+int code_kernel(const SlotRun& run, bool keys, int head_dim);
+
+/// Scores of the keys of `count` items (plan.items), or partial sums of their values.
+void score_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream);
+void add_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream);
+
+}  // namespace kvlm::cuda::packed
