@@ -61,6 +61,8 @@ struct CacheNeeds {
   /// (rows, hidden) input embeddings of prompt rows, before any layer: VidKV's token protection
   /// scores visual rows by their product with text rows (VidKV eq. 7).
   bool prompt_embeddings = false;
+  /// What is kept of a prompt depends on how its queries attend: they cannot be left out.
+  bool prompt_queries = false;
   /// Pictures are packed when the first prompt ends, and only then: a conversation that gets a new
   /// picture is prefilled anew.
   bool pictures_first = false;
@@ -115,6 +117,9 @@ class KvCache {
   ///   scale   applied to q . k
   ///
   /// Row i of a prompt sees the sequence's earlier tokens and rows 0..i of the step.
+  ///
+  /// In a step of first prompts only, q and out may be empty unless needs().prompt_queries: rows
+  /// are stored and packed, and nobody attends. For filling a cache with rows that are made up.
   virtual void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                       TensorView out, float scale, Stream& stream) = 0;
 

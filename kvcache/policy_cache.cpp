@@ -41,6 +41,8 @@ CacheNeeds PolicyCache::needs() const noexcept {
     needs.prompt_embeddings |= layouts_.protected_values(layer).plan != nullptr;
     needs.pictures_first |= visual != nullptr && visual->visual_only();
   }
+  needs.prompt_queries =
+      parts_.retention != nullptr && parts_.retention->needs().rows != ImportanceNeeds::Rows::kNone;
   // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
   // layer by layer does not.
   needs.one_prompt = parts_.share.any() && parts_.retention != nullptr;
@@ -53,6 +55,11 @@ size_t PolicyCache::reserved_bytes(const CacheParts& parts, const CacheShape& sh
                                    const SequenceSize& size) {
   const Layouts layouts(parts, shape);
   return Arena::rounded(layouts.memory_bound(size)) + Arena::rounded(layouts.staging_bytes(size));
+}
+
+size_t PolicyCache::staging_bytes(const CacheParts& parts, const CacheShape& shape,
+                                  const SequenceSize& size) {
+  return Arena::rounded(Layouts(parts, shape).staging_bytes(size));
 }
 
 size_t PolicyCache::session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows) {
@@ -259,10 +266,10 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   int64_t row = 0;
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
-    const ConstTensorView q_rows = q.slice(row, rows.rows);
+    const ConstTensorView q_rows = q.empty() ? q : q.slice(row, rows.rows);
     const ConstTensorView k_rows = k.slice(row, rows.rows);
     const ConstTensorView v_rows = v.slice(row, rows.rows);
-    const TensorView out_rows = out.slice(row, rows.rows);
+    const TensorView out_rows = out.empty() ? out : out.slice(row, rows.rows);
     if (!rows.prompt) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
       append_row(state, kTextRow, k_rows, v_rows, stream);

@@ -177,6 +177,9 @@ class PolicyCache final : public KvCache {
   /// Arena bytes of one sequence of `size` under `parts`.
   static size_t reserved_bytes(const CacheParts& parts, const CacheShape& shape,
                                const SequenceSize& size);
+  /// Those of them that are free again when the first prompt has ended.
+  static size_t staging_bytes(const CacheParts& parts, const CacheShape& shape,
+                              const SequenceSize& size);
   /// Arena bytes of any sequence of at most max_rows tokens.
   static size_t session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows);
   /// The state of a layer, for tests and tools.

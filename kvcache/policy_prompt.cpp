@@ -56,7 +56,7 @@ void PolicyCache::attend_first_prompt(Sequence& sequence, const StepRows& rows, 
   }
   // Before attention: its output may take the place of the queries.
   if (parts_.retention != nullptr) measure(sequence, layer, q, k, scale, stream);
-  attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+  if (!q.empty()) attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t head = 0; head < heads(); ++head) {
       destinations_[head].data = staged_rows(sequence, layer, part, head) +

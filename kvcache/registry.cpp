@@ -188,11 +188,17 @@ CacheParts parts_of(const CacheSpec& spec, const CacheShape& shape, const Policy
   return parts;
 }
 
+Reservation reservation(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
+                        const PolicyProfile* profile) {
+  const CacheParts parts = parts_of(spec, shape, profile);
+  if (is_plain(parts)) return {row_cache_reserved_bytes(parts.rows, shape, size.max_rows), 0};
+  const size_t staging = PolicyCache::staging_bytes(parts, shape, size);
+  return {PolicyCache::reserved_bytes(parts, shape, size) - staging, staging};
+}
+
 size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
                       const PolicyProfile* profile) {
-  const CacheParts parts = parts_of(spec, shape, profile);
-  if (is_plain(parts)) return row_cache_reserved_bytes(parts.rows, shape, size.max_rows);
-  return PolicyCache::reserved_bytes(parts, shape, size);
+  return reservation(spec, shape, size, profile).bytes();
 }
 
 size_t session_bytes(const CacheSpec& spec, const CacheShape& shape, int max_rows,

@@ -41,7 +41,17 @@ size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens)
 /// forbids or what does not fit the shape.
 CacheParts parts_of(const CacheSpec& spec, const CacheShape& shape, const PolicyProfile* profile);
 
-/// Arena bytes that open(size) sets aside.
+/// What open(size) sets aside in an arena.
+struct Reservation {
+  size_t kept = 0;     ///< bytes until close()
+  size_t staging = 0;  ///< bytes more until the first prompt has ended
+
+  size_t bytes() const noexcept { return kept + staging; }
+};
+Reservation reservation(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
+                        const PolicyProfile* profile = nullptr);
+
+/// Arena bytes that open(size) sets aside, all together.
 size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
                       const PolicyProfile* profile = nullptr);
 

@@ -164,6 +164,7 @@ void RowCache::append(Sequence& sequence, int layer, ConstTensorView k, ConstTen
 void RowCache::attend_prompt(const Sequence& sequence, int layer, ConstTensorView q,
                              ConstTensorView k, ConstTensorView v, TensorView out, float scale,
                              Stream& stream) {
+  if (q.empty()) return;
   past_.clear();
   if (sequence.rows > 0) {
     for (int head = 0; head < shape_.kv_heads; ++head) {
@@ -183,8 +184,9 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
     const ConstTensorView k_rows = k.slice(row, rows.rows);
     const ConstTensorView v_rows = v.slice(row, rows.rows);
     if (rows.prompt) {
-      attend_prompt(sequence, layer, q.slice(row, rows.rows), k_rows, v_rows,
-                    out.slice(row, rows.rows), scale, stream);
+      const ConstTensorView q_rows = q.empty() ? q : q.slice(row, rows.rows);
+      const TensorView out_rows = out.empty() ? out : out.slice(row, rows.rows);
+      attend_prompt(sequence, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
       append(sequence, layer, k_rows, v_rows, stream);
     } else {
       append(sequence, layer, k_rows, v_rows, stream);

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/base/error.h"
+#include "kernels/fill.h"
 #include "kvcache/spec.h"
 #include "runtime/config.h"
 
@@ -16,10 +17,14 @@ namespace kvlm {
 
 namespace {
 
-/// Shapes from models.md 1.1 and 1.2.
+/// Shapes from models.md 1.2 to 1.4. Every decoder runs as LLaMA does: rotations of one angle a
+/// position where Qwen2.5-VL has three, and no scaling of them where InternLM2.5 scales beyond
+/// max_positions.
 struct DecoderShape {
   std::string_view name;
   int layers, hidden, intermediate, q_heads, kv_heads, vocab, max_positions;
+  double rope_theta = 1e4;
+  double rms_eps = 1e-5;
 };
 
 constexpr std::array kShapes = {
@@ -28,6 +33,12 @@ constexpr std::array kShapes = {
     // Not released: LLaVA-1.5's tower with the decoder of TinyLlama-1.1B, to measure small
     // machines.
     DecoderShape{"llava-tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32064, 2048},
+    // Decoders of families whose towers are not built yet: LLaVA-1.5's tower stands in. Those of
+    // Qwen2 also have biases on q, k and v, too small to measure, which these have not.
+    DecoderShape{"internvl2.5-8b", 32, 4096, 14336, 32, 8, 92553, 32768, 1e6},
+    DecoderShape{"internvl2.5-26b", 48, 6144, 16384, 48, 8, 92553, 32768, 1e6},
+    DecoderShape{"qwen2.5-vl-7b", 28, 3584, 18944, 28, 4, 152064, 128000, 1e6, 1e-6},
+    DecoderShape{"llava-onevision-7b", 28, 3584, 18944, 28, 4, 152128, 32768, 1e6, 1e-6},
 };
 
 nlohmann::json config_of(const DecoderShape& shape, int layers) {
@@ -42,7 +53,8 @@ nlohmann::json config_of(const DecoderShape& shape, int layers) {
             {"num_key_value_heads", shape.kv_heads},
             {"vocab_size", shape.vocab},
             {"max_position_embeddings", shape.max_positions},
-            {"rms_norm_eps", 1e-5}}}};
+            {"rope_theta", shape.rope_theta},
+            {"rms_norm_eps", shape.rms_eps}}}};
 }
 
 constexpr std::string_view kPreprocessor =
@@ -75,47 +87,35 @@ std::string byte_tokenizer(int image_id) {
   return tokenizer.dump();
 }
 
-/// Uniform values with the variance of a usual initialisation; vectors are ones, biases zeros.
-std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& shape,
-                                      DType dtype) {
+/// FNV-1a: a seed of its own for every tensor, the same in every run.
+uint64_t seed_of(std::string_view name) {
+  uint64_t seed = 0xcbf29ce484222325ull;
+  for (const char letter : name) seed = (seed ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
+  return seed;
+}
+
+/// Uniform values with the variance of a usual initialisation, on the stream's device; vectors are
+/// ones, biases zeros, on the host.
+std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& shape, DType dtype,
+                                      Stream& stream) {
   if (shape.rank() == 1) {
     auto vector = std::make_shared<Tensor>(DType::kF32, shape);
     std::fill_n(vector->as<float>(), shape.elements(), name.ends_with("bias") ? 0.0f : 1.0f);
     return vector;
   }
-  auto tensor = std::make_shared<Tensor>(dtype, shape);
-  uint64_t state = 0x9e3779b97f4a7c15ull;
-  for (const char letter : name) state = (state ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
+  auto tensor = std::make_shared<Tensor>(dtype, shape, stream.device());
   const int64_t inputs = shape.elements() / shape[0];
-  const float width = std::sqrt(3.0f / static_cast<float>(inputs));
-  const auto fill = [&]<class T>(T* out) {
-    for (int64_t i = 0; i < shape.elements(); ++i) {
-      state ^= state << 13;  // xorshift64 (Marsaglia 2003)
-      state ^= state >> 7;
-      state ^= state << 17;
-      out[i] =
-          from_float<T>(static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f * width);
-    }
-  };
-  if (dtype == DType::kBF16) {
-    fill(tensor->as<bf16>());
-  } else if (dtype == DType::kF16) {
-    fill(tensor->as<f16>());
-  } else {
-    fill(tensor->as<float>());
-  }
+  fill_random(*tensor, seed_of(name), std::sqrt(3.0f / static_cast<float>(inputs)), stream);
   return tensor;
 }
 
-}  // namespace
+/// What `synthetic:TEXT` names.
+struct Choice {
+  const DecoderShape* shape;
+  int layers;
+};
 
-std::vector<std::string_view> synthetic_names() {
-  std::vector<std::string_view> names;
-  for (const DecoderShape& shape : kShapes) names.push_back(shape.name);
-  return names;
-}
-
-ModelSource synthetic_source(std::string_view text, DType dtype) {
+Choice parse_choice(std::string_view text) {
   const size_t comma = text.find(',');
   const std::string_view name = text.substr(0, comma);
   const auto shape = std::find_if(kShapes.begin(), kShapes.end(),
@@ -139,17 +139,35 @@ ModelSource synthetic_source(std::string_view text, DType dtype) {
                       name, option));
     }
   }
+  return {&*shape, layers};
+}
+
+}  // namespace
+
+std::vector<std::string_view> synthetic_names() {
+  std::vector<std::string_view> names;
+  for (const DecoderShape& shape : kShapes) names.push_back(shape.name);
+  return names;
+}
+
+nlohmann::json synthetic_config(std::string_view text) {
+  const Choice choice = parse_choice(text);
+  return config_of(*choice.shape, choice.layers);
+}
+
+ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream) {
   ModelSource source;
   source.name = fmt::format("synthetic:{}", text);
-  source.config = config_of(*shape, layers);
+  source.config = synthetic_config(text);
   source.file = [](const std::string& file) -> std::optional<std::string> {
     if (file == "preprocessor_config.json") return std::string(kPreprocessor);
     if (file == "tokenizer.json") return byte_tokenizer(32000);
     return std::nullopt;
   };
-  source.weights.make_missing([dtype](std::string_view tensor, const kvlm::Shape& tensor_shape) {
-    return random_tensor(tensor, tensor_shape, dtype);
-  });
+  source.weights.make_missing(
+      [dtype, &stream](std::string_view tensor, const kvlm::Shape& tensor_shape, bool wide) {
+        return random_tensor(tensor, tensor_shape, wide ? DType::kF32 : dtype, stream);
+      });
   return source;
 }
 

@@ -11,9 +11,14 @@ namespace kvlm {
 /// Names that `synthetic:NAME` takes.
 std::vector<std::string_view> synthetic_names();
 
-/// Random weights of a released model's exact shape, of type `dtype`, for measuring speed and
-/// memory; never for quality. `text` is NAME or NAME,layers=N (decoder layers). Throws
+/// config.json of `synthetic:TEXT`, where `text` is NAME or NAME,layers=N (decoder layers). Throws
 /// Error{kInvalidArgument} with the nearest name or the legal range.
-ModelSource synthetic_source(std::string_view text, DType dtype);
+nlohmann::json synthetic_config(std::string_view text);
+
+/// Random weights of a released decoder's exact shape, of type `dtype`, for measuring speed and
+/// memory; never for quality. Matrices are made on the device of `stream`, which must outlive the
+/// source. The vision tower and the projector are LLaVA-1.5's, whatever the decoder's family has.
+/// Throws like synthetic_config().
+ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream);
 
 }  // namespace kvlm

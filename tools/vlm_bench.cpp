@@ -4,6 +4,7 @@
 #include "kernels/base/error.h"
 #include "tools/bench/kernels.h"
 #include "tools/bench/latency.h"
+#include "tools/bench/throughput.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
@@ -12,48 +13,116 @@ namespace {
 constexpr const char* kExamples = R"(Examples:
   vlm-bench latency -m synthetic:llava-tinyllama-1.1b
   vlm-bench latency -m pocket --kv f16 --kv kivi --json
+  vlm-bench throughput -m synthetic:internvl2.5-8b --device cuda --kv f16 --kv kivi --kv-memory 5G,30G
   vlm-bench kernels --only "2 bits" -t 1
   vlm-bench kernels --device cuda --batch 32 --rows 8192)";
 
-std::optional<int> parse(int argc, char** argv, LatencyOptions& latency, KernelsOptions& kernels,
-                         bool& wants_kernels) {
+constexpr const char* kThroughputHelp =
+    "Decode steps of as many sequences as a memory budget holds.\n"
+    "Prompts are random keys and values that the cache is given layer by layer, without running "
+    "the "
+    "decoder: how fast a step is does not depend on them. The timed steps run the whole decoder. "
+    "Of the models named synthetic:internvl2.5-*, qwen2.5-vl-7b and llava-onevision-7b only the "
+    "decoder has the released shape; the vision tower is LLaVA-1.5's until theirs are built. "
+    "Sizes: 5G is 5e9 bytes, 5Gi is 5 * 2^30.";
+
+/// The command line of every subcommand, and which was given.
+struct Options {
+  LatencyOptions latency;
+  ThroughputOptions throughput;
+  KernelsOptions kernels;
+  int (*run)(const Options& options) = nullptr;
+};
+
+void add_session(CLI::App& command, SessionOptions& session) {
+  command.add_option("-m,--model", session.model, "As vlm-run's -m")->capture_default_str();
+  command.add_option("--device", session.device, "auto, cpu or cuda[:N]");
+  command.add_option("--dtype", session.dtype, "auto, f32, f16 or bf16");
+  command.add_option("-t,--threads", session.threads, "CPU threads; 0 is one per core");
+}
+
+void add_latency(CLI::App& app, Options& options) {
+  LatencyOptions& latency = options.latency;
+  CLI::App& command = *app.add_subcommand("latency", "One sequence: vision, prefill and decode");
+  command.callback([&] { options.run = [](const Options& o) { return run_latency(o.latency); }; });
+  add_session(command, latency.session);
+  command.add_option("--kv", latency.specs, "Cache policy; repeatable")->capture_default_str();
+  command.add_option("--prompt-tokens", latency.prompt_tokens, "Rows of the prefill")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--tokens", latency.tokens, "Decode steps")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--repeats", latency.repeats, "Repetitions")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_flag("--json", latency.json, "One JSON object a spec");
+  command.add_flag("--csv", latency.csv, "Comma-separated values")->excludes("--json");
+}
+
+void add_throughput(CLI::App& app, Options& options) {
+  ThroughputOptions& throughput = options.throughput;
+  CLI::App& command = *app.add_subcommand("throughput", kThroughputHelp);
+  command.callback(
+      [&] { options.run = [](const Options& o) { return run_throughput(o.throughput); }; });
+  add_session(command, throughput.session);
+  // Specs have commas of their own.
+  command.add_option("--kv", throughput.specs, "Cache policy; repeatable")->capture_default_str();
+  command
+      .add_option("--kv-memory", throughput.kv_memory,
+                  "Memory of the cache alone, in bytes or as 5G, 64M, 4Gi; a list")
+      ->delimiter(',');
+  command
+      .add_option("--memory", throughput.memory,
+                  "Memory of weights, workspaces (as the GPU reports them) and cache; a list")
+      ->delimiter(',');
+  command.add_option("--batch", throughput.batches, "Sequences, instead of a budget; a list")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--prompt-tokens", throughput.prompt_tokens, "Visual rows of a prompt")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--text-tokens", throughput.text_tokens, "Text rows after them")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--tokens", throughput.tokens, "Timed decode steps of a repetition")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command.add_option("--repeats", throughput.repeats, "Repetitions")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_flag("--json", throughput.json, "One JSON object a row");
+  command.add_flag("--csv", throughput.csv, "Comma-separated values")->excludes("--json");
+}
+
+void add_kernels(CLI::App& app, Options& options) {
+  KernelsOptions& kernels = options.kernels;
+  CLI::App& command =
+      *app.add_subcommand("kernels", "Decode attention over packed rows against f16 rows");
+  command.callback([&] { options.run = [](const Options& o) { return run_kernels(o.kernels); }; });
+  command.add_option("-t,--threads", kernels.threads, "CPU threads; 0 is one per core");
+  command.add_option("--device", kernels.device, "auto, cpu or cuda[:N]")->capture_default_str();
+  command.add_option("--batch", kernels.batch, "Sequences")
+      ->check(CLI::Range(1, 1 << 12))
+      ->capture_default_str();
+  command.add_option("--rows", kernels.rows, "Cached rows, a multiple of 32")
+      ->check(CLI::Range(32, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--repeats", kernels.repeats, "Repetitions")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_option("--only", kernels.only, "Formats whose name holds this text");
+  command.add_flag("--json", kernels.json, "One JSON object a format");
+}
+
+std::optional<int> parse(int argc, char** argv, Options& options) {
   CLI::App app{"vlm-bench: measures what the runtime does against what the machine can do"};
   app.footer(kExamples);
   app.set_version_flag("--version", version_line());
   app.require_subcommand(1);
-  CLI::App* command = app.add_subcommand("latency", "One sequence: vision, prefill and decode");
-  command->add_option("-m,--model", latency.session.model, "As vlm-run's -m")
-      ->capture_default_str();
-  command->add_option("--kv", latency.specs, "Cache policy; repeatable")->capture_default_str();
-  command->add_option("--device", latency.session.device, "auto, cpu or cuda[:N]");
-  command->add_option("--dtype", latency.session.dtype, "auto, f32, f16 or bf16");
-  command->add_option("-t,--threads", latency.session.threads, "CPU threads; 0 is one per core");
-  command->add_option("--prompt-tokens", latency.prompt_tokens, "Rows of the prefill")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--tokens", latency.tokens, "Decode steps")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--repeats", latency.repeats, "Repetitions")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command->add_flag("--json", latency.json, "One JSON object a spec");
-  command->add_flag("--csv", latency.csv, "Comma-separated values")->excludes("--json");
-  CLI::App* attention =
-      app.add_subcommand("kernels", "Decode attention over packed rows against f16 rows");
-  attention->add_option("-t,--threads", kernels.threads, "CPU threads; 0 is one per core");
-  attention->add_option("--device", kernels.device, "auto, cpu or cuda[:N]")->capture_default_str();
-  attention->add_option("--batch", kernels.batch, "Sequences")
-      ->check(CLI::Range(1, 1 << 12))
-      ->capture_default_str();
-  attention->add_option("--rows", kernels.rows, "Cached rows, a multiple of 32")
-      ->check(CLI::Range(32, 1 << 20))
-      ->capture_default_str();
-  attention->add_option("--repeats", kernels.repeats, "Repetitions")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  attention->add_option("--only", kernels.only, "Formats whose name holds this text");
-  attention->add_flag("--json", kernels.json, "One JSON object a format");
+  add_latency(app, options);
+  add_throughput(app, options);
+  add_kernels(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -62,17 +131,14 @@ std::optional<int> parse(int argc, char** argv, LatencyOptions& latency, Kernels
     throw Error(ErrorCode::kInvalidArgument,
                 message.substr(0, message.find('\n')) + "; see vlm-bench --help");
   }
-  wants_kernels = attention->parsed();
   return std::nullopt;
 }
 
 int run(int argc, char** argv) {
-  LatencyOptions latency;
-  KernelsOptions kernels;
-  bool wants_kernels = false;
-  if (const auto status = parse(argc, argv, latency, kernels, wants_kernels)) return *status;
+  Options options;
+  if (const auto status = parse(argc, argv, options)) return *status;
   catch_interrupts();
-  return wants_kernels ? run_kernels(kernels) : run_latency(latency);
+  return options.run(options);
 }
 
 }  // namespace

@@ -75,7 +75,7 @@ std::optional<ConstTensorView> WeightMap::take_if(std::string_view name, const S
 }
 
 ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
-  return placed(take_on_host(name, shape));
+  return placed(take_unplaced(name, shape, /*wide=*/false));
 }
 
 ConstTensorView WeightMap::placed(ConstTensorView view) {
@@ -96,10 +96,10 @@ bool WeightMap::same(std::string_view a, std::string_view b) const {
          std::memcmp(x.data(), y.data(), x.bytes()) == 0;
 }
 
-ConstTensorView WeightMap::take_on_host(std::string_view name, const Shape& shape) {
+ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& shape, bool wide) {
   const auto place = tensors_.find(name);
   if (place == tensors_.end() && make_) {
-    std::shared_ptr<Tensor> made = make_(name, shape);
+    std::shared_ptr<Tensor> made = make_(name, shape, wide);
     owners_.push_back(made);
     return std::as_const(*made).view();
   }
@@ -131,7 +131,7 @@ ConstTensorView WeightMap::take_on_host(std::string_view name, const Shape& shap
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
-  const ConstTensorView view = take_on_host(name, shape);
+  const ConstTensorView view = take_unplaced(name, shape, /*wide=*/true);
   if (view.dtype() == DType::kF32) return placed(view);
   auto tensor = converted(view, DType::kF32);
   const ConstTensorView wide = std::as_const(*tensor).view();

@@ -27,8 +27,11 @@ class WeightMap {
   void add_unreadable(std::string name, std::string dtype);
 
   /// From now on take() asks `make` for a name that is absent, instead of throwing; contains() and
-  /// remaining() do not know such tensors. For models of random weights.
-  using Maker = std::function<std::shared_ptr<Tensor>(std::string_view name, const Shape& shape)>;
+  /// remaining() do not know such tensors. It may make a tensor on the device of place_on() itself,
+  /// which saves the copy; `wide` says that take_f32() asked, which is given f32. For models of
+  /// random weights.
+  using Maker =
+      std::function<std::shared_ptr<Tensor>(std::string_view name, const Shape& shape, bool wide)>;
   void make_missing(Maker make) { make_ = std::move(make); }
 
   bool contains(std::string_view name) const noexcept;
@@ -72,7 +75,7 @@ class WeightMap {
   };
 
   void insert(std::string name, Entry entry);
-  ConstTensorView take_on_host(std::string_view name, const Shape& shape);
+  ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide);
   ConstTensorView placed(ConstTensorView view);
 
   std::map<std::string, Entry, std::less<>> tensors_;

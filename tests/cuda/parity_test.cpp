@@ -11,6 +11,7 @@
 #include "kernels/attention.h"
 #include "kernels/base/queue.h"
 #include "kernels/elementwise.h"
+#include "kernels/fill.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
@@ -114,6 +115,21 @@ TEST_F(Cuda, GatherConvertAndColumnsAreExact) {
     copy_columns(wide, 3, y, cpu_);
     copy_columns(gpu_wide, 3, gpu_y, *gpu_);
     EXPECT_EQ(error(gpu_wide, wide), 0);
+  }
+}
+
+TEST_F(Cuda, RandomNumbersHaveTheSameBits) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const float width : {1.0f, 0.0271f, 3e-6f}) {
+      for (const int64_t count : {1, 255, 257, 3'000'001}) {
+        Tensor host(dtype, {count});
+        Tensor gpu(dtype, {count}, kGpu);
+        fill_random(host, 12345, width, cpu_);
+        fill_random(gpu, 12345, width, *gpu_);
+        EXPECT_TRUE(testing::same_bits(on_host(gpu).view(), host.view()))
+            << dtype_name(dtype) << ", width " << width << ", " << count;
+      }
+    }
   }
 }
 

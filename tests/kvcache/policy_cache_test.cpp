@@ -103,8 +103,9 @@ class Feeder {
     return x;
   }
 
-  /// One pass; the outputs of each layer, all rows side by side.
-  std::vector<std::vector<float>> pass(KvCache& cache, const std::vector<Input>& inputs) {
+  /// One pass; the outputs of each layer, all rows side by side. Without queries there are none.
+  std::vector<std::vector<float>> pass(KvCache& cache, const std::vector<Input>& inputs,
+                                       bool queries = true) {
     std::vector<StepRows> step;
     for (const Input& input : inputs) {
       StepRows rows;
@@ -130,7 +131,8 @@ class Feeder {
       const auto view = [&](std::vector<float>& x, int heads) {
         return TensorView(x.data(), DType::kF32, {total, heads, shape_.head_dim});
       };
-      const TensorView out = view(all[0], shape_.q_heads);  // in place, as the decoder does
+      TensorView out;
+      if (queries) out = view(all[0], shape_.q_heads);  // in place, as the decoder does
       cache.attend(layer, out, view(all[1], shape_.kv_heads), view(all[2], shape_.kv_heads), out,
                    scale(), stream_);
       outputs.push_back(all[0]);
@@ -374,6 +376,36 @@ TEST_P(EverySpec, PromptsAreExact) {
   Feeder feeder(kSmall, 2);
   const auto mine = feeder.pass(*cache, {{'s', cache->open(size, "s"), 0, prompt, true}});
   EXPECT_EQ(mine, feeder.pass(*plain, {{'s', plain->open(size, "s"), 0, prompt, true}}));
+}
+
+/// A cache that is filled without queries is the same afterwards, whatever policy needs none; and
+/// sequences that are filled one after the other need room for one prompt only.
+TEST_P(EverySpec, PromptsMayComeWithoutQueries) {
+  const std::vector<int16_t> prompt = PromptShape{5, {40, 21}, 19}.modality();
+  const SequenceSize size = size_of(prompt, 40);
+  const CacheSpec spec = parse_spec(GetParam());
+  const Reservation each = reservation(spec, kSmall, size);
+  EXPECT_EQ(each.bytes(), reserved_bytes(spec, kSmall, size));
+  const auto cache = make_cache(spec, kSmall, 3 * each.kept + each.staging, {});
+  const bool queries = cache->needs().prompt_queries;
+  const auto whole = make(GetParam(), kSmall, size);
+  Feeder feeder(kSmall);
+  const SequenceId expected = whole->open(size, "s");
+  feeder.pass(*whole, {{'s', expected, 0, prompt, true}});
+  std::vector<SequenceId> ids;
+  for (int i = 0; i < 3; ++i) {
+    ids.push_back(cache->open(size, "s"));
+    feeder.pass(*cache, {{'s', ids.back(), 0, prompt, true}}, queries);
+  }
+  for (int step = 0; step < 40; ++step) {
+    const int fed = size.prompt_rows + step;
+    const auto outputs = feeder.pass(*whole, {{'s', expected, fed, {kTextRow}, false}});
+    for (const SequenceId id : ids) {
+      ASSERT_EQ(feeder.pass(*cache, {{'s', id, fed, {kTextRow}, false}}), outputs) << step;
+      ASSERT_EQ(cache->report(id).bytes, whole->report(expected).bytes);
+    }
+  }
+  EXPECT_THROW(cache->open(size, "s"), Error);
 }
 
 /// Sequences of other lengths and pictures that come and go change nothing.

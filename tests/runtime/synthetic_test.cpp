@@ -38,17 +38,24 @@ std::vector<float> values(ConstTensorView view) {
   return all;
 }
 
+CacheShape cache_shape(std::string_view text) {
+  const nlohmann::json config = synthetic_config(text);
+  return family_of(config, "synthetic").cache_shape(config);
+}
+
 TEST(Synthetic, NamesAreTheReleasedShapes) {
   EXPECT_THAT(synthetic_names(),
               testing::IsSupersetOf({"llava-1.5-7b", "llava-1.5-13b", "llava-tinyllama-1.1b"}));
+  ThreadPool pool(1);
+  Stream stream(pool);
   for (const std::string_view name : synthetic_names()) {
-    const ModelSource source = synthetic_source(name, DType::kBF16);
+    const ModelSource source = synthetic_source(name, DType::kBF16, stream);
     EXPECT_EQ(source.name, fmt::format("synthetic:{}", name));
-    EXPECT_NO_THROW(family_of(source.config, source.name).cache_shape(source.config));
+    EXPECT_EQ(source.config, synthetic_config(name));
+    EXPECT_NO_THROW(cache_shape(name));
   }
   // models.md 1.2.
-  const ModelSource source = synthetic_source("llava-1.5-7b", DType::kF16);
-  const CacheShape shape = family_of(source.config, source.name).cache_shape(source.config);
+  const CacheShape shape = cache_shape("llava-1.5-7b");
   EXPECT_EQ(shape.layers, 32);
   EXPECT_EQ(shape.q_heads, 32);
   EXPECT_EQ(shape.kv_heads, 32);
@@ -56,18 +63,41 @@ TEST(Synthetic, NamesAreTheReleasedShapes) {
   EXPECT_EQ(shape.elements_per_token() * 2, 524288u) << "half a MiB a token in f16";
 }
 
-TEST(Synthetic, LayersCanBeChosen) {
-  const auto layers = [](const char* text) {
-    const ModelSource source = synthetic_source(text, DType::kF16);
-    return family_of(source.config, source.name).cache_shape(source.config).layers;
+/// models.md 1.2 to 1.4: layers, heads, and parameters of the decoder without norms and biases.
+TEST(Synthetic, LargerDecodersHaveTheReleasedShapes) {
+  struct Case {
+    const char* name;
+    int layers, q_heads, kv_heads, context;
+    int64_t millions;
   };
-  EXPECT_EQ(layers("llava-1.5-7b,layers=3"), 3);
-  EXPECT_EQ(layers("llava-1.5-7b,layers=1024"), 1024);
+  for (const Case& c : {Case{"internvl2.5-8b", 32, 32, 8, 32768, 7737},
+                        {"internvl2.5-26b", 48, 48, 8, 32768, 19860},
+                        {"qwen2.5-vl-7b", 28, 28, 4, 128000, 7615},
+                        {"llava-onevision-7b", 28, 28, 4, 32768, 7615}}) {
+    const CacheShape shape = cache_shape(c.name);
+    EXPECT_EQ(shape.layers, c.layers);
+    EXPECT_EQ(shape.q_heads, c.q_heads);
+    EXPECT_EQ(shape.kv_heads, c.kv_heads);
+    EXPECT_EQ(shape.head_dim, 128);
+    const nlohmann::json text = synthetic_config(c.name)["text_config"];
+    EXPECT_EQ(text["max_position_embeddings"], c.context);
+    const auto field = [&](const char* key) { return text[key].get<int64_t>(); };
+    const int64_t hidden = field("hidden_size");
+    const int64_t heads = 2 * field("num_attention_heads") + 2 * field("num_key_value_heads");
+    const int64_t layer = hidden * 128 * heads + 3 * hidden * field("intermediate_size");
+    const int64_t all = c.layers * layer + 2 * hidden * field("vocab_size");
+    EXPECT_EQ(all / 1'000'000, c.millions) << c.name;
+  }
+}
+
+TEST(Synthetic, LayersCanBeChosen) {
+  EXPECT_EQ(cache_shape("llava-1.5-7b,layers=3").layers, 3);
+  EXPECT_EQ(cache_shape("llava-1.5-7b,layers=1024").layers, 1024);
 }
 
 TEST(Synthetic, RefusesWhatItDoesNotKnow) {
   const auto failure = [](const char* text) {
-    const Error error = error_of([&] { synthetic_source(text, DType::kF16); });
+    const Error error = error_of([&] { synthetic_config(text); });
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     return std::string(error.what());
   };
@@ -83,9 +113,11 @@ TEST(Synthetic, RefusesWhatItDoesNotKnow) {
 /// Matrices are random with the variance of a usual initialisation, different for each name and the
 /// same in every run; vectors are ones and biases zeros.
 TEST(Synthetic, WeightsAreWhatAFreshModelHas) {
+  ThreadPool pool(2);
+  Stream stream(pool);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     const auto take = [&](const char* name, const Shape& shape) {
-      ModelSource source = synthetic_source("llava-1.5-7b", dtype);
+      ModelSource source = synthetic_source("llava-1.5-7b", dtype, stream);
       const ConstTensorView view = source.weights.take(name, shape);
       EXPECT_EQ(view.dtype(), shape.rank() == 1 ? DType::kF32 : dtype);
       return values(view);
@@ -102,6 +134,10 @@ TEST(Synthetic, WeightsAreWhatAFreshModelHas) {
     EXPECT_NEAR(std::sqrt(squares / 120000), 1 / std::sqrt(400.0), 1e-3);
     EXPECT_EQ(take("a.weight", {300, 400}), matrix);
     EXPECT_NE(take("b.weight", {300, 400}), matrix);
+    ModelSource source = synthetic_source("llava-1.5-7b", dtype, stream);
+    const ConstTensorView wide = source.weights.take_f32("a.weight", {300, 400});
+    EXPECT_EQ(wide.dtype(), DType::kF32);
+    EXPECT_NEAR(values(wide).back(), matrix.back(), std::abs(matrix.back()) / 256);
     EXPECT_THAT(take("norm.weight", {5}), testing::Each(1.0f));
     EXPECT_THAT(take("norm.bias", {5}), testing::Each(0.0f));
   }
@@ -109,7 +145,9 @@ TEST(Synthetic, WeightsAreWhatAFreshModelHas) {
 
 /// A synthetic model of a small shape answers a prompt with a picture, end to end.
 TEST(Synthetic, ModelsRunWithoutAnyFile) {
-  ModelSource source = synthetic_source("llava-1.5-7b,layers=1", DType::kBF16);
+  ThreadPool pool(1);
+  Stream stream(pool);
+  ModelSource source = synthetic_source("llava-1.5-7b,layers=1", DType::kBF16, stream);
   source.config["text_config"].update({{"hidden_size", 32},
                                        {"intermediate_size", 48},
                                        {"num_attention_heads", 2},
@@ -117,8 +155,6 @@ TEST(Synthetic, ModelsRunWithoutAnyFile) {
   source.config["vision_config"] = {{"hidden_size", 16},      {"intermediate_size", 24},
                                     {"num_hidden_layers", 2}, {"num_attention_heads", 2},
                                     {"image_size", 336},      {"patch_size", 112}};
-  ThreadPool pool(1);
-  Stream stream(pool);
   const Family& family = family_of(source.config, source.name);
   const auto model = family.load(std::move(source), LoadOptions(), stream);
   EXPECT_EQ(model->dtype(), DType::kBF16);

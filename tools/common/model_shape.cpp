@@ -17,7 +17,7 @@ namespace {
 nlohmann::json config_of(const std::string& model) {
   constexpr std::string_view kSynthetic = "synthetic:";
   if (model.starts_with(kSynthetic)) {
-    return synthetic_source(std::string_view(model).substr(kSynthetic.size()), DType::kBF16).config;
+    return synthetic_config(std::string_view(model).substr(kSynthetic.size()));
   }
   const std::filesystem::path path =
       find_model(model, bundled_models(), &environment) / "config.json";

@@ -118,12 +118,12 @@ size_t parse_bytes(const std::string& text) {
   const std::string_view unit(rest, static_cast<size_t>(text.data() + text.size() - rest));
   const auto factor = [&]() -> double {
     if (unit.empty() || unit == "B") return 1;
-    if (unit == "KB" || unit == "kB") return 1e3;
-    if (unit == "MB") return 1e6;
-    if (unit == "GB") return 1e9;
-    if (unit == "KiB") return 1024;
-    if (unit == "MiB") return 1048576;
-    if (unit == "GiB") return 1073741824;
+    if (unit == "K" || unit == "KB" || unit == "kB") return 1e3;
+    if (unit == "M" || unit == "MB") return 1e6;
+    if (unit == "G" || unit == "GB") return 1e9;
+    if (unit == "Ki" || unit == "KiB") return 1024;
+    if (unit == "Mi" || unit == "MiB") return 1048576;
+    if (unit == "Gi" || unit == "GiB") return 1073741824;
     return 0;
   }();
   if (error != std::errc() || factor == 0 || !(value > 0) || value * factor > 1e15) {

@@ -41,7 +41,8 @@ std::string version_line();
 /// built in.
 Device parse_device(const std::string& text);
 
-/// "5GB", "512MiB", "100000": bytes. Throws Error{kInvalidArgument}.
+/// "5GB" or "5G" (1e9), "4GiB" or "4Gi" (2^30), "512MiB", "100000": bytes. Throws
+/// Error{kInvalidArgument}.
 size_t parse_bytes(const std::string& text);
 
 /// "12.3 MB" (1e6).

@@ -80,7 +80,7 @@ Session::Session(const SessionOptions& options) {
   ModelSource source;
   if (options.model.starts_with(kSynthetic)) {
     source = synthetic_source(std::string_view(options.model).substr(kSynthetic.size()),
-                              load.dtype.value_or(DType::kBF16));
+                              load.dtype.value_or(DType::kBF16), state_->stream);
   } else {
     state_->checkpoint.emplace(find_model(options.model, bundled_models(), &environment));
     source = open_source(*state_->checkpoint, options.model);

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/device.h"
+#include "kernels/base/tensor.h"
+
+// The CPU's implementation of kernels/fill.h, which has checked the arguments.
+namespace kvlm::cpu {
+
+void fill_random(TensorView out, uint64_t seed, float width, Stream& stream);
+
+}  // namespace kvlm::cpu

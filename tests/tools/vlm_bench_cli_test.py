@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Runs `vlm-bench throughput` as a person would, on the CPU with tiny models: its accounting, its
+columns, and one sentence for what it cannot do.
+
+KVLM_BUILD is the build folder.
+"""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools/vlm-bench"
+MODEL = ROOT / "tests/golden/llava_gqa"
+TIMEOUT_S = 300
+
+SMALL = ["--prompt-tokens", "40", "--text-tokens", "8", "--tokens", "2", "--repeats", "1"]
+
+
+def setUpModule():
+    if not PROGRAM.is_file():
+        raise unittest.SkipTest(f"{PROGRAM} is not built")
+
+
+def run(*arguments, model=MODEL):
+    return subprocess.run([PROGRAM, "throughput", "--device", "cpu", "-m", model,
+                           *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
+                          timeout=TIMEOUT_S, text=True)
+
+
+def rows(*arguments, status=0, model=MODEL):
+    result = run(*SMALL, *arguments, "--json", model=model)
+    assert result.returncode == status, result.stderr + result.stdout
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# (arguments, words of the one sentence); the exit status is 2.
+WRONG = [
+    ([], ["none of --kv-memory, --memory and --batch"]),
+    (["--kv-memory", "1G", "--memory", "2G"], ["several of --kv-memory, --memory and --batch"]),
+    (["--kv-memory", "1G", "--batch", "2"], ["several of"]),
+    (["--kv-memory", "5Q"], ['"5Q" is not a memory size']),
+    (["--kv-memory", "1G,lots"], ['"lots" is not a memory size']),
+    (["--kv-memory", "-1G"], ["-1G"]),
+    (["--memory", "1G"], ["--memory", "on the CPU", "--kv-memory"]),
+    (["--batch", "0"], ["--batch"]),
+    (["--batch", "2", "--prompt-tokens", "1000000"], ["--prompt-tokens 1000000", "context"]),
+    (["--batch", "2", "--kv", "kiwi"], ['"kiwi"', "did you mean kivi?"]),
+    (["--batch", "2", "--json", "--csv"], ["--csv"]),
+]
+
+
+class Throughput(unittest.TestCase):
+    def test_what_is_wrong_is_one_sentence(self):
+        for arguments, words in WRONG:
+            with self.subTest(arguments=arguments):
+                result = run(*arguments)
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertEqual(result.stdout, "")
+                self.assertTrue(result.stderr.startswith("vlm-bench: "), result.stderr)
+                self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+                for word in words:
+                    self.assertIn(word, result.stderr)
+
+    def test_the_batch_is_what_the_memory_holds(self):
+        specs = ["f16", "kivi,group=8,residual=8", "calibquant", "calibquant + int4,scope=text",
+                 "uniform,keep=0.5", "h2o,keep=0.5", "vidkv,key_bits=2,value_bits=2"]
+        budgets = ["200K", "300Ki", "400000"]
+        arguments = [word for spec in specs for word in ("--kv", spec)]
+        found = rows(*arguments, "--kv-memory", ",".join(budgets))
+        self.assertEqual(len(found), len(specs) * len(budgets))
+        for i, row in enumerate(found):
+            memory = [200_000, 300 * 1024, 400_000][i % 3]
+            self.assertEqual(row["budget"], budgets[i % 3])
+            free = memory - row["staging_bytes"]
+            self.assertEqual(row["batch"], free // row["sequence_bytes"], row)
+            self.assertGreater(row["batch"], 0)
+            self.assertLessEqual(row["kv_bytes"], memory)
+            self.assertAlmostEqual(row["tokens_per_s"], 1000 * row["batch"] / row["step_ms"]["median"])
+            self.assertAlmostEqual(row["kv_percent"], 100 * row["kv_bytes"] /
+                                   (row["kv_bytes"] + row["step_weight_bytes"]))
+        self.assertEqual(found[0]["staging_bytes"], 0)
+        self.assertEqual([row["spec"] for row in found[::3]][:1], ["f16"])
+        self.assertAlmostEqual(found[0]["stored_bits"], 16)
+
+    def test_batches_can_be_given(self):
+        found = rows("--batch", "1,5,2", "--kv", "f16")
+        self.assertEqual([row["batch"] for row in found], [1, 5, 2])
+        for row in found:  # as many rows a sequence: prompt, text and all steps until then
+            self.assertEqual(row["kv_bytes"] % row["batch"], 0)
+
+    def test_a_released_shape(self):
+        found = rows("--kv-memory", "64M", "--kv", "int4",
+                     model="synthetic:llava-tinyllama-1.1b,layers=1")
+        self.assertEqual(found[0]["batch"], 64_000_000 // found[0]["sequence_bytes"]
+                         if found[0]["staging_bytes"] == 0 else
+                         (64_000_000 - found[0]["staging_bytes"]) // found[0]["sequence_bytes"])
+
+    def test_what_does_not_fit_is_a_row(self):
+        found = rows("--kv", "f16", "--kv", "int4", "--kv-memory", "100,300K", status=1)
+        self.assertEqual(["error" in row for row in found], [True, False, True, False])
+        for row in found[::2]:
+            self.assertIn("100 does not hold one sequence", row["error"])
+            self.assertIn(str(row["sequence_bytes"]), row["error"])
+            self.assertNotIn("batch", row)
+
+    def test_table_and_csv_have_every_column(self):
+        arguments = [*SMALL, "--kv", "f16", "--kv-memory", "100,300K"]
+        table = run(*arguments).stdout.splitlines()
+        self.assertEqual(len(table), 5)
+        for word in ("spec", "bits", "B/sequence", "batch", "KV", "step ms", "tokens/s", "GB/s",
+                     "copy %", "host ms"):
+            self.assertIn(word, table[2])
+        self.assertIn("error: 100 does not hold", table[3])
+        found = list(csv.DictReader(io.StringIO(run(*arguments, "--csv").stdout)))
+        self.assertEqual(len(found), 2)
+        self.assertIn("does not hold", found[0]["error"])
+        self.assertEqual(found[1]["error"], "")
+        self.assertGreater(float(found[1]["tokens_per_s"]), 0)
+        for row in found:
+            self.assertNotIn(None, row)  # as many fields as names
+            self.assertNotIn(None, row.values())
+
+    def test_an_interrupt_ends_it(self):
+        with subprocess.Popen([PROGRAM, "throughput", "--device", "cpu", "-m", MODEL, "--batch",
+                               "4", *SMALL[:4], "--tokens", "60", "--repeats", "1", "--kv", "f16",
+                               *["--kv", "kivi,group=8,residual=8"] * 200],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            process.stdout.readline()
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, stderr), (130, ""))
+
+    def test_help_says_what_is_made_up(self):
+        text = " ".join(run("--help").stdout.split())
+        for words in ("random keys and values", "only the decoder has the released shape", "5e9"):
+            self.assertIn(words, text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,507 @@
+#include "tools/bench/throughput.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "kernels/base/queue.h"
+#include "kernels/fill.h"
+#include "kernels/roofline.h"
+#include "kvcache/registry.h"
+#include "runtime/spec_file.h"
+#include "tools/bench/statistics.h"
+#include "tools/common/program.h"
+
+namespace kvlm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr int kWarmUpSteps = 2;
+constexpr size_t kReadBytes = size_t{512} << 20;  // past every cache that a CPU has
+constexpr size_t kGpuReadBytes = size_t{4} << 30;
+constexpr int kReadPasses = 4;
+constexpr size_t kTrialSequences = 32;  // by which a second trial is larger than the first
+
+/// How a batch is chosen.
+struct Budget {
+  enum class Kind { kBatch, kCache, kDevice };
+  Kind kind;
+  std::string text;  ///< as on the command line
+  size_t size;       ///< sequences, or bytes
+};
+
+/// One line of the report.
+struct Row {
+  std::string spec;
+  std::string budget;
+  std::string error;  ///< why there is nothing else, or empty
+  Reservation reservation;
+  int batch = 0;
+  double fill_s = 0;  ///< of all sequences that share the fill
+  double stored_bits = 0;
+  size_t kv_bytes = 0;      ///< of the batch, after the last step
+  size_t weight_bytes = 0;  ///< that a step reads
+  size_t used_bytes = 0;    ///< of the device, by its own report; 0 on the CPU
+  double read_rate = 0;     ///< bytes per second
+  Spread step_ms, host_ms;  ///< until the step was done; until the host had queued it
+
+  double tokens_per_s() const { return 1000 * batch / step_ms.median; }
+  double bytes_per_s() const {
+    return 1000 * static_cast<double>(kv_bytes + weight_bytes) / step_ms.median;
+  }
+  double kv_percent() const {
+    return 100 * static_cast<double>(kv_bytes) / static_cast<double>(kv_bytes + weight_bytes);
+  }
+  double roof_percent() const { return 100 * bytes_per_s() / read_rate; }
+};
+
+/// Device memory beside weights and cache.
+struct Workspaces {
+  size_t fixed = 0;
+  size_t per_sequence = 0;
+};
+
+/// A cache with its sequences.
+struct Filled {
+  std::unique_ptr<KvCache> cache;
+  std::vector<SequenceId> ids;
+  size_t arena_bytes = 0;
+};
+
+class ThroughputBench {
+ public:
+  ThroughputBench(const ThroughputOptions& options, std::vector<Budget> budgets, Session& session)
+      : options_(options),
+        budgets_(std::move(budgets)),
+        session_(session),
+        decoder_(session.model().decoder()),
+        shape_(decoder_.cache_shape()) {
+    size_.visual_rows = options.prompt_tokens;
+    size_.prompt_rows = options.prompt_tokens + options.text_tokens;
+    size_.max_rows = max_rows(options, budgets_.size());
+    positions_.resize(static_cast<size_t>(size_.prompt_rows));
+    std::iota(positions_.begin(), positions_.end(), 0);
+    modality_.assign(positions_.size(), kTextRow);
+    std::fill_n(modality_.begin(), options.prompt_tokens, int16_t{0});
+    const Device device = session.device();
+    const Shape kv{size_.prompt_rows, shape_.kv_heads, shape_.head_dim};
+    keys_ = Tensor(DType::kF32, kv, device);
+    values_ = Tensor(DType::kF32, kv, device);
+  }
+
+  /// Rows of a sequence that every budget's steps are appended to.
+  static int max_rows(const ThroughputOptions& options, size_t budgets) {
+    const int64_t steps = kWarmUpSteps + int64_t{options.tokens} * options.repeats;
+    const int64_t rows = int64_t{options.prompt_tokens} + options.text_tokens +
+                         static_cast<int64_t>(budgets) * steps;
+    return static_cast<int>(std::min<int64_t>(rows, INT32_MAX));
+  }
+
+  /// The rows of one spec, in the order of the budgets; fewer when interrupted.
+  std::vector<Row> run(const std::string& text);
+
+ private:
+  bool on_gpu() const { return session_.device().kind == DeviceKind::kCuda; }
+  size_t used_bytes() const;
+  double read_rate();
+  int batch_of(const Budget& budget, const CacheSpec& spec, const Reservation& each);
+  Workspaces workspaces(const CacheSpec& spec, const Reservation& each);
+  size_t trial(const CacheSpec& spec, const Reservation& each, int batch);
+  Filled fill(const CacheSpec& spec, const Reservation& each, int batch);
+  void fill_one(KvCache& cache, SequenceId id);
+  double step(Filled& filled, int batch);
+  void decode(Filled& filled, Row& row);
+
+  const ThroughputOptions& options_;
+  std::vector<Budget> budgets_;
+  Session& session_;
+  Decoder& decoder_;
+  CacheShape shape_;
+  SequenceSize size_;
+  std::vector<int32_t> positions_;  // of a prompt
+  std::vector<int16_t> modality_;
+  Tensor keys_, values_;                  // (prompt_rows, kv_heads, head_dim)
+  Tensor queries_;                        // (prompt_rows, q_heads, head_dim), if a cache wants them
+  Tensor prompt_embeddings_;              // (prompt_rows, hidden), likewise
+  Tensor embeddings_;                     // (largest batch, hidden)
+  std::optional<Workspaces> workspaces_;  // of the spec that runs
+  std::optional<Workspaces> first_workspaces_;  // of the first spec
+  uint64_t seed_ = 0;
+};
+
+size_t ThroughputBench::used_bytes() const {
+  if (!on_gpu()) return 0;
+  const cuda::DeviceFacts facts = cuda::device_facts(session_.device().index);
+  return facts.total_bytes - facts.free_bytes;
+}
+
+/// The memory is given back: the next cache may need it.
+double ThroughputBench::read_rate() {
+  Buffer probe(session_.device(), on_gpu() ? kGpuReadBytes : kReadBytes);
+  if (!on_gpu()) std::fill_n(probe.data(), probe.bytes(), std::byte{1});
+  std::vector<double> rates;
+  for (int i = 0; i < 2 * kReadPasses; ++i) {  // the first half wakes the device
+    const double rate = measure_memory_rate({probe.data(), probe.bytes()}, session_.stream());
+    if (i >= kReadPasses) rates.push_back(rate);
+  }
+  return spread_of(rates).median;
+}
+
+/// Sequences that fit, at least one. Prompts are read one after the other, so that what one needs
+/// more meanwhile is counted once.
+int ThroughputBench::batch_of(const Budget& budget, const CacheSpec& spec,
+                              const Reservation& each) {
+  if (budget.kind == Budget::Kind::kBatch) return static_cast<int>(budget.size);
+  size_t taken = each.staging;
+  size_t per_sequence = each.kept;
+  std::string beside = "";
+  if (budget.kind == Budget::Kind::kDevice) {
+    if (!workspaces_) workspaces_ = workspaces(spec, each);
+    taken += session_.model().weight_bytes() + workspaces_->fixed;
+    per_sequence += workspaces_->per_sequence;
+    beside =
+        fmt::format(" beside {} of weights and {} of workspaces",
+                    human_bytes(session_.model().weight_bytes()), human_bytes(workspaces_->fixed));
+  }
+  if (budget.size < taken + per_sequence) {
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("{} does not hold one sequence of {} rows{}: it takes {} bytes, and {} more "
+                    "while its prompt is read; give more memory or a shorter prompt",
+                    budget.text, size_.max_rows, beside, per_sequence, each.staging));
+  }
+  return static_cast<int>(std::min<size_t>((budget.size - taken) / per_sequence, INT32_MAX));
+}
+
+/// Two trials tell what grows with the batch. The decoder's part grows in the first spec's only,
+/// and is counted for every other too.
+Workspaces ThroughputBench::workspaces(const CacheSpec& spec, const Reservation& each) {
+  const size_t free = cuda::device_facts(session_.device().index).free_bytes;
+  const size_t added = std::clamp<size_t>(free / 2 / each.kept, 1, kTrialSequences);
+  const size_t one = trial(spec, each, 1);
+  const size_t more = std::max(one, trial(spec, each, 1 + static_cast<int>(added)));
+  Workspaces spaces;
+  spaces.per_sequence = (more - one) / added;
+  spaces.fixed = one - std::min(one, spaces.per_sequence);
+  if (first_workspaces_) spaces.per_sequence += first_workspaces_->per_sequence;
+  if (!first_workspaces_) first_workspaces_ = spaces;
+  return spaces;
+}
+
+/// Bytes that the device has in use beside weights and cache, after a step of `batch` sequences.
+size_t ThroughputBench::trial(const CacheSpec& spec, const Reservation& each, int batch) {
+  Filled filled = fill(spec, each, batch);
+  if (filled.ids.empty()) return 0;  // interrupted
+  step(filled, static_cast<int>(filled.ids.size()));
+  const size_t known = session_.model().weight_bytes() + filled.arena_bytes;
+  return used_bytes() - std::min(used_bytes(), known);
+}
+
+Filled ThroughputBench::fill(const CacheSpec& spec, const Reservation& each, int batch) {
+  Filled filled;
+  filled.arena_bytes = static_cast<size_t>(batch) * each.kept + each.staging;
+  filled.cache = make_cache(spec, shape_, filled.arena_bytes, session_.device());
+  for (int i = 0; i < batch && !interrupted(); ++i) {
+    filled.ids.push_back(filled.cache->open(size_, fmt::format("sequence {} of {}", i + 1, batch)));
+    fill_one(*filled.cache, filled.ids.back());
+  }
+  session_.stream().synchronize();
+  return filled;
+}
+
+/// One prompt of random numbers, layer by layer.
+void ThroughputBench::fill_one(KvCache& cache, SequenceId id) {
+  Stream& stream = session_.stream();
+  const auto random = [&](Tensor& tensor, const Shape& shape) {
+    if (tensor.empty()) tensor = Tensor(DType::kF32, shape, session_.device());
+    fill_random(tensor, ++seed_, 1, stream);
+    return tensor.view();
+  };
+  const StepRows rows{id, size_.prompt_rows, true, true, positions_, modality_};
+  const CacheNeeds needs = cache.needs();
+  cache.begin({&rows, 1});
+  if (needs.prompt_embeddings) {
+    cache.give_embeddings(random(prompt_embeddings_, {size_.prompt_rows, decoder_.hidden()}),
+                          stream);
+  }
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    TensorView q;
+    if (needs.prompt_queries) {
+      q = random(queries_, {size_.prompt_rows, shape_.q_heads, shape_.head_dim});
+    }
+    const TensorView k = random(keys_, keys_.shape());
+    const TensorView v = random(values_, values_.shape());
+    cache.attend(layer, q, k, v, q, 0.125f, stream);
+  }
+  cache.end(stream);
+}
+
+/// One token more for each of the first `batch` sequences. Returns the seconds that the host needed
+/// to queue it; the device may still be at work.
+double ThroughputBench::step(Filled& filled, int batch) {
+  const auto count = static_cast<size_t>(batch);
+  if (embeddings_.empty() || embeddings_.shape()[0] < batch) {
+    embeddings_ = Tensor(DType::kF32, {batch, decoder_.hidden()}, session_.device());
+  }
+  std::vector<int32_t> positions(count);
+  std::vector<StepRows> rows;
+  for (size_t i = 0; i < count; ++i) {
+    positions[i] = filled.cache->next_position(filled.ids[i]);
+    rows.push_back({filled.ids[i], 1, false, false, std::span(positions).subspan(i, 1), {}});
+  }
+  const TensorView x = embeddings_.view().slice(0, batch);
+  fill_random(x, ++seed_, 1, session_.stream());
+  session_.stream().synchronize();
+  const Clock::time_point start = Clock::now();
+  decoder_.forward({rows, x, false}, *filled.cache, session_.stream(), {});
+  return seconds_since(start);
+}
+
+void ThroughputBench::decode(Filled& filled, Row& row) {
+  Stream& stream = session_.stream();
+  for (int i = 0; i < kWarmUpSteps; ++i) {
+    step(filled, row.batch);
+    stream.synchronize();
+  }
+  std::vector<double> step_ms;
+  std::vector<double> host_ms;
+  for (int i = 0; i < options_.tokens * options_.repeats && !interrupted(); ++i) {
+    const double host_s = step(filled, row.batch);
+    const Clock::time_point start = Clock::now();
+    stream.synchronize();
+    step_ms.push_back(1000 * (host_s + seconds_since(start)));
+    host_ms.push_back(1000 * host_s);
+  }
+  if (step_ms.empty()) return;
+  row.step_ms = spread_of(step_ms);
+  row.host_ms = spread_of(host_ms);
+  row.weight_bytes = decoder_.step_weight_bytes();
+  for (int i = 0; i < row.batch; ++i) {
+    row.kv_bytes += filled.cache->report(filled.ids[static_cast<size_t>(i)]).bytes;
+  }
+  row.stored_bits = filled.cache->report(filled.ids.front()).stored_bits;
+  row.used_bytes = used_bytes();
+}
+
+std::vector<Row> ThroughputBench::run(const std::string& text) {
+  const CacheSpec spec = read_spec(text);
+  workspaces_.reset();
+  std::vector<Row> rows(budgets_.size());
+  std::vector<size_t> order;  // of what is to be measured, the largest batch first
+  const auto fail = [&](Row& row, const Error& error) {
+    if (error.code() == ErrorCode::kDevice) throw error;
+    row.error = error.what();
+  };
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].spec = text;
+    rows[i].budget = budgets_[i].text;
+    try {
+      rows[i].reservation = reservation(spec, shape_, size_);
+      if (const auto reason = unsupported(spec, shape_, session_.device())) {
+        throw Error(ErrorCode::kUnsupported, *reason);
+      }
+      rows[i].batch = batch_of(budgets_[i], spec, rows[i].reservation);
+      order.push_back(i);
+    } catch (const Error& error) {
+      fail(rows[i], error);
+    }
+  }
+  std::ranges::stable_sort(order,
+                           [&](size_t a, size_t b) { return rows[a].batch > rows[b].batch; });
+  const double rate = order.empty() ? 0 : read_rate();
+  // The first batch that the device holds is filled once; smaller ones decode its first sequences.
+  std::optional<Filled> filled;
+  double fill_s = 0;
+  for (const size_t i : order) {
+    Row& row = rows[i];
+    try {
+      const Clock::time_point start = Clock::now();
+      if (!filled) {
+        filled = fill(spec, row.reservation, row.batch);
+        fill_s = seconds_since(start);
+      }
+      if (interrupted()) break;
+      row.read_rate = rate;
+      row.fill_s = fill_s;
+      decode(*filled, row);
+      if (budgets_[i].kind == Budget::Kind::kDevice && i == order.front() &&
+          row.used_bytes > budgets_[i].size) {
+        row.error = fmt::format(
+            "{}: a batch of {} made the device use {} bytes, more than was foreseen; "
+            "give {} by --batch instead",
+            row.budget, row.batch, row.used_bytes, row.batch - 1);
+      }
+    } catch (const Error& error) {
+      fail(row, error);
+      filled.reset();
+    }
+  }
+  std::erase_if(rows, [](const Row& row) { return row.error.empty() && row.kv_bytes == 0; });
+  return rows;
+}
+
+void print_table_head(const ThroughputOptions& options, Session& session) {
+  fmt::print(
+      "{} on {}, {} threads: {} of weights; prompts of {} visual and {} text rows (random keys and "
+      "values)\n{} warm-up and {} timed steps a row; median (min to max); copy: measured memory "
+      "bandwidth\n",
+      session.model().name(), device_name(session.device()), session.threads(),
+      human_bytes(session.model().weight_bytes()), options.prompt_tokens, options.text_tokens,
+      kWarmUpSteps, options.tokens * options.repeats);
+  fmt::print(
+      "{:<34} {:>8} {:>6} {:>12} {:>6} {:>10} {:>8} {:>9} {:<19} {:>8} {:>9} {:>6} {:>8} {:>6}\n",
+      "spec", "budget", "bits", "B/sequence", "batch", "KV", "fill s", "step ms", "", "host ms",
+      "tokens/s", "KV %", "GB/s", "copy %");
+}
+
+void print_row(const Row& row) {
+  if (!row.error.empty()) {
+    fmt::print("{:<34} {:>8} error: {}\n", row.spec, row.budget, row.error);
+    return;
+  }
+  const std::string range = fmt::format("({:.2f} to {:.2f})", row.step_ms.min, row.step_ms.max);
+  fmt::print(
+      "{:<34} {:>8} {:>6.2f} {:>12} {:>6} {:>10} {:>8.2f} {:>9.2f} {:<19} {:>8.2f} {:>9.1f} "
+      "{:>6.1f} "
+      "{:>8.1f} {:>6.1f}\n",
+      row.spec, row.budget, row.stored_bits, row.reservation.kept, row.batch,
+      human_bytes(row.kv_bytes), row.fill_s, row.step_ms.median, range, row.host_ms.median,
+      row.tokens_per_s(), row.kv_percent(), row.bytes_per_s() / 1e9, row.roof_percent());
+}
+
+nlohmann::ordered_json to_json(const Spread& spread) {
+  return {{"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
+}
+
+nlohmann::ordered_json to_json(const Row& row, const ThroughputOptions& options, Session& session) {
+  nlohmann::ordered_json json{{"model", session.model().name()},
+                              {"device", device_name(session.device())},
+                              {"threads", session.threads()},
+                              {"prompt_tokens", options.prompt_tokens},
+                              {"text_tokens", options.text_tokens},
+                              {"spec", row.spec},
+                              {"budget", row.budget},
+                              {"sequence_bytes", row.reservation.kept},
+                              {"staging_bytes", row.reservation.staging}};
+  if (!row.error.empty()) {
+    json["error"] = row.error;
+  } else {
+    json.update({{"batch", row.batch},
+                 {"stored_bits", row.stored_bits},
+                 {"kv_bytes", row.kv_bytes},
+                 {"step_weight_bytes", row.weight_bytes},
+                 {"device_used_bytes", row.used_bytes},
+                 {"fill_s", row.fill_s},
+                 {"step_ms", to_json(row.step_ms)},
+                 {"host_ms", to_json(row.host_ms)},
+                 {"tokens_per_s", row.tokens_per_s()},
+                 {"kv_percent", row.kv_percent()},
+                 {"bytes_per_s", row.bytes_per_s()},
+                 {"copy_bytes_per_s", row.read_rate},
+                 {"copy_percent", row.roof_percent()}});
+  }
+  json["version"] = version_line();
+  return json;
+}
+
+constexpr const char* kCsvHead =
+    "spec,budget,stored_bits,sequence_bytes,staging_bytes,batch,kv_bytes,fill_s,step_ms,"
+    "step_ms_min,step_ms_max,host_ms,tokens_per_s,kv_percent,bytes_per_s,copy_percent,error";
+
+void print_csv(const Row& row) {
+  if (!row.error.empty()) {
+    std::string quoted;
+    for (const char letter : row.error) quoted += letter == '"' ? "\"\"" : std::string(1, letter);
+    fmt::print("\"{}\",{},,{},{},,,,,,,,,,,,\"{}\"\n", row.spec, row.budget, row.reservation.kept,
+               row.reservation.staging, quoted);
+    return;
+  }
+  fmt::print("\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\n", row.spec, row.budget,
+             row.stored_bits, row.reservation.kept, row.reservation.staging, row.batch,
+             row.kv_bytes, row.fill_s, row.step_ms.median, row.step_ms.min, row.step_ms.max,
+             row.host_ms.median, row.tokens_per_s(), row.kv_percent(), row.bytes_per_s(),
+             row.roof_percent());
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
+  const int kinds = (options.kv_memory.empty() ? 0 : 1) + (options.memory.empty() ? 0 : 1) +
+                    (options.batches.empty() ? 0 : 1);
+  if (kinds != 1) {
+    refuse(
+        fmt::format("vlm-bench throughput was given {} of --kv-memory, --memory and --batch; "
+                    "give one of them",
+                    kinds == 0 ? "none" : "several"));
+  }
+  std::vector<Budget> budgets;
+  for (const std::string& text : options.kv_memory) {
+    budgets.push_back({Budget::Kind::kCache, text, parse_bytes(text)});
+  }
+  for (const std::string& text : options.memory) {
+    budgets.push_back({Budget::Kind::kDevice, text, parse_bytes(text)});
+  }
+  for (const int batch : options.batches) {
+    budgets.push_back({Budget::Kind::kBatch, fmt::format("{}", batch), static_cast<size_t>(batch)});
+  }
+  return budgets;
+}
+
+void check_context(const ThroughputOptions& options, size_t budgets, int context) {
+  const int rows = ThroughputBench::max_rows(options, budgets);
+  if (rows <= context) return;
+  refuse(fmt::format(
+      "--prompt-tokens {}, --text-tokens {} and {} x ({} + {} x {}) steps make {} rows, "
+      "more than the context of {}; ask for fewer",
+      options.prompt_tokens, options.text_tokens, budgets, kWarmUpSteps, options.tokens,
+      options.repeats, rows, context));
+}
+
+}  // namespace
+
+int run_throughput(const ThroughputOptions& options) {
+  std::vector<Budget> budgets = parse_budgets(options);
+  std::vector<std::string> specs;
+  for (const std::string& text : options.specs) specs.push_back(canonical(read_spec(text)));
+  if (!options.memory.empty() && parse_device(options.session.device).kind == DeviceKind::kCpu) {
+    refuse("--memory counts what a GPU says is in use; on the CPU give --kv-memory or --batch");
+  }
+  Session session(options.session);
+  check_context(options, budgets.size(), session.model().decoder().max_positions());
+  ThroughputBench bench(options, std::move(budgets), session);
+  if (options.csv) fmt::print("{}\n", kCsvHead);
+  if (!options.csv && !options.json) print_table_head(options, session);
+  bool failed = false;
+  for (const std::string& spec : specs) {
+    if (interrupted()) break;
+    for (const Row& row : bench.run(spec)) {
+      failed |= !row.error.empty();
+      if (options.json) {
+        fmt::print("{}\n", to_json(row, options, session).dump());
+      } else if (options.csv) {
+        print_csv(row);
+      } else {
+        print_row(row);
+      }
+    }
+    std::fflush(stdout);
+  }
+  if (interrupted()) return kExitInterrupted;
+  return failed ? kExitFailed : 0;
+}
+
+}  // namespace kvlm
