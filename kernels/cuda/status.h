@@ -26,6 +26,7 @@ enum ScratchSlot : int {
   kLaneParts,
   kLaneQueries,
   kPackParts,
+  kPromptRows,
   kScratchSlots
 };
 
