@@ -85,35 +85,38 @@ __device__ uint4 round_eight(const float (&x)[8]) {
 
 // ------------------------------------------------------------------------------ keys and values
 
-/// Keys, then values, as (kv_heads, padded columns, padded head_dim) of T; what is padding is zero.
+/// Columns that are multiplied at a time.
+constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
+
+/// Keys and values as tiles (kv_heads, tiles, 2, columns_at_a_time, padded_dim) of T, first the
+/// keys of a tile and then its values; what is padding is zero.
 template <class T>
-__global__ void round_rows(PromptRows rows, int64_t columns, int64_t padded_columns, int padded_dim,
-                           T* to) {
+__global__ void round_rows(PromptRows rows, int64_t columns, int64_t tiles, int padded_dim, T* to) {
   const int64_t chunk = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int chunks = padded_dim / 8;  // of a row
+  const int tile_columns = columns_at_a_time(padded_dim);
   const int64_t column = chunk / chunks;
-  if (column >= padded_columns) return;
+  const int64_t tile = column / tile_columns;
+  if (tile >= tiles) return;
   const int channel = static_cast<int>(chunk % chunks) * 8;
   const int kv_head = static_cast<int>(blockIdx.y);
-  const bool values = blockIdx.z == 1;
+  const int part = static_cast<int>(blockIdx.z);  // 0: keys, 1: values
   float x[8] = {};
   if (column < columns) {
-    load_eight(locate(rows, kv_head, column, values), channel, rows.head_dim, x);
+    load_eight(locate(rows, kv_head, column, part == 1), channel, rows.head_dim, x);
   }
-  const int64_t plane = static_cast<int64_t>(blockIdx.z) * rows.kv_heads + kv_head;
-  *reinterpret_cast<uint4*>(to + (plane * padded_columns + column) * padded_dim + channel) =
-      round_eight<T>(x);
+  const int64_t row = ((kv_head * tiles + tile) * 2 + part) * tile_columns + column % tile_columns;
+  *reinterpret_cast<uint4*>(to + row * padded_dim + channel) = round_eight<T>(x);
 }
 
 // ---------------------------------------------------------------------------------- the attention
 
 /// What one launch reads and writes.
 struct Launch {
-  float* out;          // (n, q_heads, head_dim)
-  const float* q;      // the same
-  const void* keys;    // (kv_heads, padded_columns, kDim), values likewise
-  const void* values;  //
-  int64_t padded_columns;
+  float* out;                 // (n, q_heads, head_dim)
+  const float* q;             // the same
+  const void* rows;           // what round_rows() has written
+  int64_t tiles;              // of a kv_head
   int n, columns, past_rows;  // columns = past_rows + n
   int q_heads, q_per_kv, head_dim;
   bool causal;
@@ -131,7 +134,7 @@ struct Tiling {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kQueries = kWarps * kRowTiles * 16;
-  static constexpr int kKeys = kDim > 128 ? 32 : 64;
+  static constexpr int kKeys = columns_at_a_time(kDim);
   static constexpr int kStride = kDim + 8;
   static constexpr int kTileElements = kKeys * kStride;
   /// Queries, then two stages of keys and values.
@@ -174,19 +177,47 @@ __device__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/// Starts the copy of kKeys rows from global memory to one tile of shared memory.
+/// Copies tiles of keys and values to a stage, kCopies parts a tile, so that the copies can be
+/// queued between other work.
 template <class Tiles, class T>
-__device__ void start_tile(uint32_t tile, const T* rows) {
-  constexpr int kChunks = Tiles::kDim / 8;  // of a row
+class TileCopier {
+ public:
+  static constexpr int kChunks = Tiles::kDim / 8;  // of a row
+  static constexpr int kCopies = Tiles::kKeys * kChunks / Tiles::kThreads;
   static_assert(Tiles::kKeys * kChunks % Tiles::kThreads == 0);
-#pragma unroll
-  for (int i = 0; i < Tiles::kKeys * kChunks / Tiles::kThreads; ++i) {
-    const int chunk = i * Tiles::kThreads + static_cast<int>(threadIdx.x);
-    const int row = chunk / kChunks;
-    const int channel = chunk % kChunks * 8;
-    copy_16_bytes(tile + 2 * (row * Tiles::kStride + channel), rows + chunk * 8);
+
+  /// From the first of the tiles that lie at `tiles` one after the other.
+  explicit __device__ TileCopier(const T* tiles) : from_(tiles + threadIdx.x * 8) {}
+
+  /// Queues part `part` of the next tile.
+  __device__ void start(int part, uint32_t stage) const {
+    const uint32_t to = stage + place(part);
+    const T* from = from_ + part * Tiles::kThreads * 8;
+    copy_16_bytes(to, from);
+    copy_16_bytes(to + 2 * Tiles::kTileElements, from + Tiles::kKeys * Tiles::kDim);
   }
-}
+  /// Closes the tile whose parts have all been queued and turns to the one after it.
+  __device__ void finish() {
+    asm volatile("cp.async.commit_group;");
+    from_ += 2 * Tiles::kKeys * Tiles::kDim;
+  }
+
+ private:
+  /// Where this thread's chunk of a part lies in a tile, in bytes.
+  static __device__ uint32_t place(int part) {
+    constexpr uint32_t kRowBytes = 2 * Tiles::kStride;
+    if constexpr (Tiles::kThreads % kChunks == 0) {
+      constexpr uint32_t kRows = Tiles::kThreads / kChunks;  // of a part
+      return (threadIdx.x / kChunks) * kRowBytes + threadIdx.x % kChunks * 16 +
+             static_cast<uint32_t>(part) * kRows * kRowBytes;
+    } else {
+      const uint32_t chunk = static_cast<uint32_t>(part) * Tiles::kThreads + threadIdx.x;
+      return chunk / kChunks * kRowBytes + chunk % kChunks * 16;
+    }
+  }
+
+  const T* from_;
+};
 
 /// The block's queries, scaled and rounded, to shared memory; zeros beyond the last.
 template <class Tiles, class T>
@@ -217,6 +248,7 @@ class WarpState {
   static constexpr int kRowTiles = Tiles::kRowTiles;
   static constexpr int kScoreTiles = Tiles::kKeys / 8;
   static constexpr int kOutTiles = Tiles::kDim / 8;
+  static constexpr int kProducts = Tiles::kKeys / 16 * (Tiles::kDim / 16);
 
   __device__ WarpState() {
 #pragma unroll
@@ -324,10 +356,13 @@ class WarpState {
   }
 
   /// out_ += exp2(scores_ - maxima_) . values, 16 keys at a time: the weights of the next 16 are
-  /// computed between the products with these.
-  __device__ void add_values(uint32_t values) {
+  /// computed between the products with these. Calls between(i) after the i-th of kProducts groups
+  /// of products.
+  template <class Between>
+  __device__ void add_values(uint32_t values, const Between& between) {
     constexpr int kSteps = Tiles::kKeys / 16;
     constexpr int kPairs = kOutTiles / 2;
+    static_assert(kSteps * kPairs == kProducts);
 #pragma unroll
     for (int part = 0; part < kPairs; ++part) weigh(0, part, kPairs);
 #pragma unroll
@@ -352,6 +387,7 @@ class WarpState {
           Multiplier<T>::mma(out_[r][2 * j + 1], a[r], b[2], b[3]);
         }
         if (step + 1 < kSteps) weigh(step + 1, j, kPairs);
+        between(step * kPairs + j);
       }
     }
   }
@@ -417,21 +453,16 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(
   const int head = static_cast<int>(blockIdx.x);
   // The latest queries see most, and go first.
   const int first_query = static_cast<int>(gridDim.y - 1 - blockIdx.y) * Tiles::kQueries;
-  const int64_t plane = head / l.q_per_kv * l.padded_columns * Tiles::kDim;
-  const T* keys = static_cast<const T*>(l.keys) + plane;
-  const T* values = static_cast<const T*>(l.values) + plane;
   const int last_query = min(l.n, first_query + Tiles::kQueries) - 1;
   const int seen = l.causal ? l.past_rows + last_query + 1 : l.columns;
   const int tiles = (seen + Tiles::kKeys - 1) / Tiles::kKeys;
 
-  const auto start = [&](int tile) {
-    const uint32_t stage = stages + static_cast<uint32_t>(tile % 2) * 2 * kTileBytes;
-    const int64_t first = static_cast<int64_t>(tile) * Tiles::kKeys * Tiles::kDim;
-    start_tile<Tiles>(stage, keys + first);
-    start_tile<Tiles>(stage + kTileBytes, values + first);
-    asm volatile("cp.async.commit_group;");
-  };
-  start(0);
+  const int64_t first_tile = head / l.q_per_kv * l.tiles;
+  TileCopier<Tiles, T> copier(static_cast<const T*>(l.rows) +
+                              first_tile * 2 * Tiles::kKeys * Tiles::kDim);
+#pragma unroll
+  for (int part = 0; part < copier.kCopies; ++part) copier.start(part, stages);
+  copier.finish();
   store_queries<Tiles>(l, first_query, head, queries);
 
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -450,14 +481,26 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(
   for (int tile = 0; tile < tiles; ++tile) {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-    if (tile + 1 < tiles) start(tile + 1);
-    const int first = tile * Tiles::kKeys;
-    if (first >= some) continue;
+    const bool more = tile + 1 < tiles;
     const uint32_t stage = stages + static_cast<uint32_t>(tile % 2) * 2 * kTileBytes;
-    state.score(query_rows, stage + static_cast<uint32_t>(2 * by_key));
-    if (first + Tiles::kKeys > all) state.mask(first, last, l.columns, l.causal);
-    state.raise_maxima();
-    state.add_values(stage + kTileBytes + static_cast<uint32_t>(2 * by_row));
+    const uint32_t next_stage = stages + static_cast<uint32_t>((tile + 1) % 2) * 2 * kTileBytes;
+    const int first = tile * Tiles::kKeys;
+    // Queued all at once, the copies would hold up the loads of operands behind them.
+    const auto copy_next = [&](int product) {
+      constexpr int kEvery = state.kProducts / copier.kCopies;
+      static_assert(state.kProducts % copier.kCopies == 0);
+      if (more && product % kEvery == 0) copier.start(product / kEvery, next_stage);
+    };
+    if (first < some) {
+      state.score(query_rows, stage + static_cast<uint32_t>(2 * by_key));
+      if (first + Tiles::kKeys > all) state.mask(first, last, l.columns, l.causal);
+      state.raise_maxima();
+      state.add_values(stage + kTileBytes + static_cast<uint32_t>(2 * by_row), copy_next);
+    } else {
+#pragma unroll
+      for (int product = 0; product < state.kProducts; ++product) copy_next(product);
+    }
+    copier.finish();
   }
 
   const int64_t row_stride = static_cast<int64_t>(l.q_heads) * l.head_dim;
@@ -493,7 +536,8 @@ void launch_dim(const Launch& l, Stream& stream) {
     using Large = Tiling<kDim, 2>;
     // Twice the rows a warp halve what is read of shared memory; short prompts need the blocks.
     const int64_t blocks = ceil_div(l.n, Large::kQueries) * l.q_heads;
-    if (blocks >= stream.queue().multiprocessors() && Large::kSharedBytes <= most_shared_bytes()) {
+    const int64_t places = int64_t{Large::kBlocks} * stream.queue().multiprocessors();
+    if (blocks >= places && Large::kSharedBytes <= most_shared_bytes()) {
       return launch_tiles<Large, T>(l, stream);
     }
   }
@@ -509,27 +553,25 @@ int padded(int head_dim) {
 
 template <class T>
 void attend_as(const PromptJob& job, Stream& stream) {
-  constexpr int64_t kColumnTile = 64;
   const PromptRows& rows = job.rows;
   const int64_t n = job.q.shape()[0];
   const int64_t columns = rows.past_rows + n;
-  const int64_t padded_columns = ceil_div(columns, kColumnTile) * kColumnTile;
   const int dim = padded(rows.head_dim);
-  const int64_t plane = rows.kv_heads * padded_columns * dim;
-  auto* keys = reinterpret_cast<T*>(
-      stream.queue().scratch(kPromptRows, 2 * static_cast<size_t>(plane) * sizeof(T)));
+  const int64_t tiles = ceil_div(columns, columns_at_a_time(dim));
+  const int64_t chunks = tiles * columns_at_a_time(dim) * (dim / 8);  // of 8, keys of a kv_head
+  const auto bytes = static_cast<size_t>(2 * rows.kv_heads * chunks * 8) * sizeof(T);
+  auto* rounded = reinterpret_cast<T*>(stream.queue().scratch(kPromptRows, bytes));
   constexpr unsigned kThreads = 256;
-  const dim3 grid(static_cast<unsigned>(ceil_div(padded_columns * (dim / 8), kThreads)),
+  const dim3 grid(static_cast<unsigned>(ceil_div(chunks, kThreads)),
                   static_cast<unsigned>(rows.kv_heads), 2);
-  round_rows<T><<<grid, kThreads, 0, native(stream)>>>(rows, columns, padded_columns, dim, keys);
+  round_rows<T><<<grid, kThreads, 0, native(stream)>>>(rows, columns, tiles, dim, rounded);
   check_launch("attention");
 
   Launch l{};
   l.out = job.out.as<float>();
   l.q = job.q.as<float>();
-  l.keys = keys;
-  l.values = keys + plane;
-  l.padded_columns = padded_columns;
+  l.rows = rounded;
+  l.tiles = tiles;
   l.n = static_cast<int>(n);
   l.columns = static_cast<int>(columns);
   l.past_rows = static_cast<int>(rows.past_rows);

@@ -115,7 +115,7 @@ TEST_F(PromptOnGpu, AttendsWithBlocksEnoughForEveryMultiprocessor) {
   for (const int head_dim : {32, 64, 80, 96, 128, 256}) {
     for (const bool causal : {true, false}) {
       for (const bool past : {false, true}) {
-        expect_parity({650, 8, 4, head_dim, causal, past});
+        expect_parity({1100, 8, 8, head_dim, causal, past});
       }
     }
   }
@@ -130,7 +130,7 @@ TEST_F(PromptOnGpu, AttendsWithHeadsOfOddSizes) {
 }
 
 TEST_F(PromptOnGpu, MayOverwriteItsQueries) {
-  const Prompt p{.n = 650, .kv_heads = 8, .q_per_kv = 4, .head_dim = 128};
+  const Prompt p{.n = 1100, .kv_heads = 8, .q_per_kv = 8, .head_dim = 128};
   const Operands gpu = placed(operands(p));
   Tensor apart(DType::kF32, p.q_shape(), kGpu);
   Tensor in_place = on_gpu(operands(p).q);
