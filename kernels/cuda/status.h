@@ -27,6 +27,7 @@ enum ScratchSlot : int {
   kLaneQueries,
   kPackParts,
   kPromptRows,
+  kColumnParts,
   kScratchSlots
 };
 

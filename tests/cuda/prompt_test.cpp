@@ -1,4 +1,4 @@
-// Prompt attention on the tensor cores, against the CPU in f32.
+// Prompt attention on the tensor cores and the sums of its columns, against the CPU in f32.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/column_sums.h"
 #include "tests/cuda/fixture.h"
 
 namespace kvlm {
@@ -171,6 +172,74 @@ TEST_F(PromptOnGpu, ClampsWhatAHalfCannotHold) {
   attention(out, gpu.q, gpu.k, huge, {}, true, p.scale(), DType::kF16, *gpu_);
   const Tensor clamped = make_tensor(DType::kF32, p.k_shape(), std::vector<float>(size, -65504.0f));
   EXPECT_LE(error(out, clamped), 1e-3);
+}
+
+class ColumnSumsOnGpu : public PromptOnGpu {
+ protected:
+  struct Sums {
+    std::vector<double> sums, small;
+  };
+  static Sums run(const Prompt& p, const Operands& on, int64_t first_row, Stream& stream) {
+    int64_t columns = p.n;
+    for (size_t i = 0; i < on.past.size() / static_cast<size_t>(p.kv_heads); ++i) {
+      columns += on.past[i].rows;
+    }
+    // Sums are added to what is there.
+    Sums found{std::vector<double>(static_cast<size_t>(p.kv_heads * columns), 0.5),
+               std::vector<double>(static_cast<size_t>(p.kv_heads * p.q_per_kv), 3.0)};
+    column_sums({found.sums, found.small}, on.q, on.k, on.past, first_row, p.scale(), stream);
+    return found;
+  }
+
+  void expect_parity(const Prompt& p, int64_t first_row) {
+    const Operands host = operands(p);
+    const Operands gpu = placed(host);
+    const Sums expected = run(p, host, first_row, cpu_);
+    const Sums found = run(p, gpu, first_row, *gpu_);
+    double difference = 0;
+    double norm = 0;
+    for (size_t i = 0; i < expected.sums.size(); ++i) {
+      difference += std::pow(found.sums[i] - expected.sums[i], 2);
+      norm += std::pow(expected.sums[i] - 0.5, 2);
+    }
+    EXPECT_LE(std::sqrt(difference / norm), 1e-5) << p.name() << ", from row " << first_row;
+    for (size_t head = 0; head < expected.small.size(); ++head) {
+      // Entries at the threshold may fall on either side.
+      EXPECT_NEAR(found.small[head], expected.small[head], 1 + 1e-4 * expected.small[head])
+          << p.name() << ", head " << head;
+    }
+    const Sums again = run(p, gpu, first_row, *gpu_);
+    EXPECT_EQ(again.sums, found.sums);
+    EXPECT_EQ(again.small, found.small);
+  }
+};
+
+TEST_F(ColumnSumsOnGpu, EqualTheCpus) {
+  for (const int head_dim : {20, 64, 80, 128, 256}) {
+    for (const int q_per_kv : {1, 4, 7}) {
+      for (const int64_t n : {1, 2, 63, 64, 65, 300}) {
+        for (const bool past : {false, true}) {
+          for (const int64_t first_row : {int64_t{0}, n / 2, n - 1}) {
+            expect_parity({n, 2, q_per_kv, head_dim, true, past}, first_row);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ColumnSumsOnGpu, EqualTheCpusForLongPrompts) {
+  expect_parity({1500, 2, 4, 128, true, true}, 0);
+  expect_parity({1500, 2, 4, 128, true, true}, 1468);
+}
+
+TEST_F(ColumnSumsOnGpu, MayLeaveOutSmallEntries) {
+  const Prompt p{.n = 90, .q_per_kv = 2};
+  const Operands gpu = placed(operands(p));
+  const Sums counted = run(p, gpu, 0, *gpu_);
+  std::vector<double> sums(90, 0.5);
+  column_sums({sums, {}}, gpu.q, gpu.k, {}, 0, p.scale(), *gpu_);
+  EXPECT_EQ(sums, counted.sums);
 }
 
 }  // namespace
