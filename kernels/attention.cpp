@@ -35,7 +35,8 @@ void check_rows(std::string_view op, size_t index, const KeyValueRows& rows) {
 }  // namespace
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream) {
+               std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
+               Stream& stream) {
   constexpr std::string_view kOp = "attention";
   check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
   check::rank(kOp, "k", k, 3, "(n, kv_heads, head_dim)");
@@ -51,7 +52,7 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
   if (q_heads % kv_heads != 0) {
     refuse("{}: {} query heads cannot share {} kv heads evenly", kOp, q_heads, kv_heads);
   }
-  check::activation(kOp, "q", q);
+  check::dtype(kOp, "q", q, DType::kF32);
   check::dtype(kOp, "k", k, q.dtype());
   check::dtype(kOp, "v", v, q.dtype());
   check::dtype(kOp, "out", out, q.dtype());
@@ -68,8 +69,11 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
   }
   for (size_t i = 0; i < past.size(); ++i) check_rows(kOp, i, past[i]);
   if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", kOp, scale);
+  if (multiply != DType::kF32 && multiply != DType::kF16 && multiply != DType::kBF16) {
+    refuse("{}: multiply is {}, expected f32, f16 or bf16", kOp, dtype_name(multiply));
+  }
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::attention(out, q, k, v, past, causal, scale, stream);
+    return cuda::attention(out, q, k, v, past, causal, scale, multiply, stream);
   }
   cpu::attention(out, q, k, v, past, causal, scale, stream);
 }

@@ -15,21 +15,25 @@ struct KeyValueRows {
   int64_t rows = 0;
 };
 
-/// out[i,hq,:] = softmax(q[i,hq,:] . K[:,h,:] * scale) . V[:,h,:] with h = hq / q_per_kv, in full
-/// precision, tile by tile with an online softmax (never an n x n matrix).
+/// out[i,hq,:] = softmax(q[i,hq,:] . K[:,h,:] * scale) . V[:,h,:] with h = hq / q_per_kv, tile by
+/// tile with an online softmax (never an n x n matrix) and sums in f32.
 ///
-///   q, out  (n, q_heads, head_dim)   f32 (CUDA also f16 | bf16), n >= 1; out may be q, and may
-///                                    overlap no operand otherwise
-///   k, v    (n, kv_heads, head_dim)  as q; the rows that belong to the queries
-///   past    kv_heads * runs entries, the runs of kv_head 0 first: rows that come before k and v
-///           and that every query sees; empty for none
-///   causal  query i sees rows 0..i of k and v (and all of past), else all n
+///   q, out    (n, q_heads, head_dim)   f32, n >= 1; out may be q, and may overlap no operand
+///             otherwise
+///   k, v      (n, kv_heads, head_dim)  f32, the rows that belong to the queries
+///   past      kv_heads * runs entries, the runs of kv_head 0 first: rows that come before k and v
+///             and that every query sees; empty for none
+///   causal    query i sees rows 0..i of k and v (and all of past), else all n
+///   multiply  f32 | f16 | bf16: the type in which q * scale, k, v and the weights are multiplied
+///             where the device has matrix units for it (CUDA); f16 takes what exceeds it as the
+///             largest finite half. The CPU always multiplies in f32
 ///
 /// The result does not depend on the number of threads. Asynchronous on CUDA.
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
 /// Source: Dao et al. 2022, "FlashAttention", alg. 1; Milakov & Gimelshein 2018 for the softmax.
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
+               std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
+               Stream& stream);
 
 /// The running softmax of `queries` query rows of one kv_head: what two parts of a cache must know
 /// of each other to be merged. sum and out are relative to exp(max); an empty state has max = -inf,

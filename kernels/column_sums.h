@@ -25,7 +25,8 @@ struct ColumnSums {
 ///   past    kv_heads * runs entries as in attention(): keys before k; values are not read
 ///
 /// Accumulated in f32 over a tile of rows and in f64 over tiles, in an order that depends on the
-/// shapes only. Memory: a tile of rows times all columns per worker. Asynchronous on CUDA.
+/// shapes only. Memory: on the CPU a tile of rows times all columns per worker, on CUDA at most 17
+/// rows of sums and 16 states of every row. Waits for the result on CUDA.
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
 /// Source: specs 2.2; Dao et al. 2022 for the tiling.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,

@@ -25,6 +25,9 @@ struct CacheShape {
   /// (rotary_dim / 2,) inverse frequencies of RoPE, for policies that move kept keys to other
   /// positions (StreamingLLM); empty where positions are not one number (M-RoPE).
   std::vector<float> rope_frequencies;
+  /// f32 | f16 | bf16: the type in which prompts attend on a device with matrix units for it, see
+  /// attention(). A decoder names the type of its weights.
+  DType multiply = DType::kF32;
 
   int q_per_kv() const noexcept { return q_heads / kv_heads; }
   /// Elements of K and V together that one token adds over all layers.

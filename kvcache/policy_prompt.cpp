@@ -56,7 +56,9 @@ void PolicyCache::attend_first_prompt(Sequence& sequence, const StepRows& rows, 
   }
   // Before attention: its output may take the place of the queries.
   if (parts_.retention != nullptr) measure(sequence, layer, q, k, scale, stream);
-  if (!q.empty()) attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+  if (!q.empty()) {
+    attention(out, q, k, v, past_, /*causal=*/true, scale, shape_.multiply, stream);
+  }
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t head = 0; head < heads(); ++head) {
       destinations_[head].data = staged_rows(sequence, layer, part, head) +
@@ -467,7 +469,7 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
     past_.push_back({reinterpret_cast<const std::byte*>(past_keys[head].data()),
                      reinterpret_cast<const std::byte*>(past_values[head].data()), DType::kF32, n});
   }
-  attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+  attention(out, q, k, v, past_, /*causal=*/true, scale, shape_.multiply, stream);
   std::vector<double> sums;  // (kv_heads, columns) of the new rows' attention
   size_t columns = 0;
   if (layouts_.keeps_weights()) {

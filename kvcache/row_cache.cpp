@@ -172,7 +172,7 @@ void RowCache::attend_prompt(const Sequence& sequence, int layer, ConstTensorVie
                        format_, sequence.rows});
     }
   }
-  attention(out, q, k, v, past_, /*causal=*/true, scale, stream);
+  attention(out, q, k, v, past_, /*causal=*/true, scale, shape_.multiply, stream);
 }
 
 void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,

@@ -52,7 +52,11 @@ class Llama final : public Decoder {
  public:
   Llama(const LlamaConfig& config, WeightMap& weights, const std::string& prefix);
 
-  CacheShape cache_shape() const override { return llama_cache_shape(config_); }
+  CacheShape cache_shape() const override {
+    CacheShape shape = llama_cache_shape(config_);
+    shape.multiply = weight_dtype();
+    return shape;
+  }
   int hidden() const noexcept override { return config_.hidden; }
   int vocab_size() const noexcept override { return config_.vocab_size; }
   int max_positions() const noexcept override { return config_.max_positions; }

@@ -28,7 +28,7 @@ struct LlamaConfig {
   RopeConfig rope;
 };
 
-/// What such a decoder needs from a cache.
+/// What such a decoder needs from a cache; `multiply` is left to who knows the weights' type.
 CacheShape llama_cache_shape(const LlamaConfig& config);
 
 /// A LLaMA-type decoder from canonical names (models.md 11.1): `prefix` + "embed_tokens.weight",

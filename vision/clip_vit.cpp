@@ -178,7 +178,7 @@ void ClipVit::run(const Layer& layer, Stream& stream) {
   linear(v_, normed_, layer.v.weight, layer.v.bias, false, stream);
   attention(q_.view().reshape(by_head), q_.view().reshape(by_head), k_.view().reshape(by_head),
             v_.view().reshape(by_head), {}, /*causal=*/false,
-            1.0f / std::sqrt(static_cast<float>(head_dim)), stream);
+            1.0f / std::sqrt(static_cast<float>(head_dim)), layer.q.weight.dtype(), stream);
   linear(x_, q_, layer.out.weight, layer.out.bias, /*add=*/true, stream);
 
   layer_norm(normed_, x_, layer.norm2.weight, layer.norm2.bias, config_.eps, stream);

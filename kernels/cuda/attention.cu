@@ -5,6 +5,8 @@
 #include "kernels/base/error.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/prompt_attention.h"
+#include "kernels/cuda/prompt_rows.cuh"
 
 namespace kvlm::cuda {
 
@@ -16,19 +18,6 @@ namespace {
                   " is not served on CUDA, which takes 1 to 256; use --device cpu");
 }
 
-__device__ float element(const std::byte* row, DType dtype, int i) {
-  switch (dtype) {
-    case DType::kF16:
-      return __half2float(reinterpret_cast<const __half*>(row)[i]);
-    case DType::kBF16:
-      return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
-    default:
-      return reinterpret_cast<const float*>(row)[i];
-  }
-}
-
-__device__ int size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
-
 // ----------------------------------------------------------------------------------- f32 prefill
 
 constexpr int kTile = 64;      // queries, and keys, of a tile
@@ -38,45 +27,23 @@ constexpr int kSide = 16;
 struct Prompt {
   float* out;
   const float* q;
-  const float* k;
-  const float* v;
-  const KeyValueRows* past;  // (kv_heads, runs) on the GPU
-  int runs;
-  int64_t past_rows;
+  PromptRows rows;
   int64_t n;
-  int q_heads, kv_heads, head_dim;
+  int q_heads;
   bool causal;
   float scale;
 };
 
-/// Where column `column` (past rows, then the prompt's own) of a kv_head lies, and its format.
-struct Located {
-  const std::byte* row;
-  DType dtype;
-};
-
-__device__ Located locate(const Prompt& p, int kv_head, int64_t column, bool values) {
-  if (column >= p.past_rows) {
-    const float* rows = values ? p.v : p.k;
-    return {reinterpret_cast<const std::byte*>(
-                rows + ((column - p.past_rows) * p.kv_heads + kv_head) * p.head_dim),
-            DType::kF32};
-  }
-  const KeyValueRows* run = p.past + kv_head * p.runs;
-  while (column >= run->rows) column -= (run++)->rows;
-  return {(values ? run->values : run->keys) + column * p.head_dim * size_of(run->dtype),
-          run->dtype};
-}
-
 /// Loads rows [first, first + kTile) of `columns` into tile[kTile][stride]; zeros beyond.
 template <int kDim>
-__device__ void load_tile(const Prompt& p, int kv_head, int64_t first, int64_t columns, bool values,
-                          float* tile, int stride) {
+__device__ void load_tile(const PromptRows& rows, int kv_head, int64_t first, int64_t columns,
+                          bool values, float* tile, int stride) {
   for (int row = static_cast<int>(threadIdx.x) / 32; row < kTile; row += kThreads / 32) {
     const bool there = first + row < columns;
-    const Located from = there ? locate(p, kv_head, first + row, values) : Located{};
+    const LocatedRow from = there ? locate(rows, kv_head, first + row, values) : LocatedRow{};
     for (int i = static_cast<int>(threadIdx.x) % 32; i < kDim; i += 32) {
-      tile[row * stride + i] = there && i < p.head_dim ? element(from.row, from.dtype, i) : 0.0f;
+      tile[row * stride + i] =
+          there && i < rows.head_dim ? element(from.data, from.dtype, i) : 0.0f;
     }
   }
 }
@@ -92,8 +59,10 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
   float* weights = kv_tile + kTile * kStride;  // (kTile, kTile + 4)
   constexpr int kWeightStride = kTile + 4;
 
+  const int head_dim = p.rows.head_dim;
+  const int64_t past_rows = p.rows.past_rows;
   const int head = static_cast<int>(blockIdx.y);
-  const int kv_head = head / (p.q_heads / p.kv_heads);
+  const int kv_head = head / (p.q_heads / p.rows.kv_heads);
   // The longest tiles first.
   const int64_t first_query = static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kTile;
   const int tx = static_cast<int>(threadIdx.x) % kSide;
@@ -102,21 +71,20 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kDim; i += kThreads) {
     const int row = i / kDim;
     const int channel = i % kDim;
-    const bool there = first_query + row < p.n && channel < p.head_dim;
+    const bool there = first_query + row < p.n && channel < head_dim;
     q_tile[row * kStride + channel] =
-        there ? p.q[((first_query + row) * p.q_heads + head) * p.head_dim + channel] * p.scale
-              : 0.0f;
+        there ? p.q[((first_query + row) * p.q_heads + head) * head_dim + channel] * p.scale : 0.0f;
   }
 
   float maxima[4];
   float sums[4] = {};
   float out[4][kChannels] = {};
   for (float& maximum : maxima) maximum = -INFINITY;
-  const int64_t columns = p.past_rows + p.n;
-  const int64_t seen = p.causal ? min(columns, p.past_rows + first_query + kTile) : columns;
+  const int64_t columns = past_rows + p.n;
+  const int64_t seen = p.causal ? min(columns, past_rows + first_query + kTile) : columns;
   for (int64_t first = 0; first < seen; first += kTile) {
     __syncthreads();
-    load_tile<kDim>(p, kv_head, first, columns, false, kv_tile, kStride);
+    load_tile<kDim>(p.rows, kv_head, first, columns, false, kv_tile, kStride);
     __syncthreads();
     float scores[4][4] = {};
     for (int i = 0; i < kDim; i += 4) {
@@ -142,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
 #pragma unroll
       for (int l = 0; l < 4; ++l) {
         const int64_t column = first + tx + kSide * l;
-        const bool hidden = column >= columns || (p.causal && column > p.past_rows + query);
+        const bool hidden = column >= columns || (p.causal && column > past_rows + query);
         if (hidden) scores[j][l] = -INFINITY;
         maximum = fmaxf(maximum, scores[j][l]);
       }
@@ -169,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
       for (int c = 0; c < kChannels; ++c) out[j][c] *= shrink;
     }
     __syncthreads();
-    load_tile<kDim>(p, kv_head, first, columns, true, kv_tile, kStride);
+    load_tile<kDim>(p.rows, kv_head, first, columns, true, kv_tile, kStride);
     __syncthreads();
     for (int key = 0; key < kTile; ++key) {
       float w[4];
@@ -187,11 +155,11 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
   for (int j = 0; j < 4; ++j) {
     const int64_t query = first_query + ty * 4 + j;
     if (query >= p.n) continue;
-    float* to = p.out + (query * p.q_heads + head) * p.head_dim;
+    float* to = p.out + (query * p.q_heads + head) * head_dim;
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
       const int channel = tx + kSide * c;
-      if (channel < p.head_dim) to[channel] = out[j][c] / sums[j];
+      if (channel < head_dim) to[channel] = out[j][c] / sums[j];
     }
   }
 }
@@ -507,30 +475,21 @@ void launch_pieces(const Launch& l, Stream& stream) {
 }  // namespace
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream) {
-  Prompt p{};
-  p.out = out.as<float>();
-  p.q = q.as<float>();
-  p.k = k.as<float>();
-  p.v = v.as<float>();
-  p.n = q.shape()[0];
-  p.q_heads = static_cast<int>(q.shape()[1]);
-  p.kv_heads = static_cast<int>(k.shape()[1]);
-  p.head_dim = static_cast<int>(q.shape()[2]);
-  p.causal = causal;
-  p.scale = scale;
-  if (!past.empty()) {
-    p.runs = static_cast<int>(past.size()) / p.kv_heads;
-    for (int run = 0; run < p.runs; ++run) p.past_rows += past[static_cast<size_t>(run)].rows;
-    p.past = reinterpret_cast<const KeyValueRows*>(
-        stream.queue().upload(past.data(), past.size_bytes()));
+               std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
+               Stream& stream) {
+  const PromptRows rows = prompt_rows(k, v, past, stream);
+  const int head_dim = rows.head_dim;
+  if (head_dim > 256) refuse_dim("attention", head_dim);
+  if (multiply != DType::kF32) {
+    return attend_prompt({out, q, rows, causal, scale, multiply}, stream);
   }
-  if (p.head_dim <= 32) return launch_prompt<32>(p, stream);
-  if (p.head_dim <= 64) return launch_prompt<64>(p, stream);
-  if (p.head_dim <= 96) return launch_prompt<96>(p, stream);
-  if (p.head_dim <= 128) return launch_prompt<128>(p, stream);
-  if (p.head_dim <= 256) return launch_prompt<256>(p, stream);
-  refuse_dim("attention", p.head_dim);
+  const Prompt p{out.as<float>(), q.as<float>(), rows, q.shape()[0], static_cast<int>(q.shape()[1]),
+                 causal,          scale};
+  if (head_dim <= 32) return launch_prompt<32>(p, stream);
+  if (head_dim <= 64) return launch_prompt<64>(p, stream);
+  if (head_dim <= 96) return launch_prompt<96>(p, stream);
+  if (head_dim <= 128) return launch_prompt<128>(p, stream);
+  launch_prompt<256>(p, stream);
 }
 
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,

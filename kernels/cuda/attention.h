@@ -9,7 +9,8 @@
 namespace kvlm::cuda {
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-               std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
+               std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
+               Stream& stream);
 
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream);

@@ -26,6 +26,8 @@ enum ScratchSlot : int {
   kLaneParts,
   kLaneQueries,
   kPackParts,
+  kPromptRows,
+  kColumnParts,
   kScratchSlots
 };
 

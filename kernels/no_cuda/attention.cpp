@@ -5,7 +5,7 @@
 namespace kvlm::cuda {
 
 void attention(TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
-               std::span<const KeyValueRows>, bool, float, Stream&) {
+               std::span<const KeyValueRows>, bool, float, DType, Stream&) {
   refuse("attention");
 }
 

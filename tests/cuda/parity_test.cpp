@@ -201,8 +201,8 @@ TEST_F(Cuda, PromptAttention) {
           Tensor gpu_out = on_gpu(out);
           const auto runs = with_past ? runs_of(past) : std::vector<KeyValueRows>{};
           const auto gpu_runs = with_past ? runs_of(gpu_past) : std::vector<KeyValueRows>{};
-          attention(out, q, k, v, runs, causal, 0.2f, cpu_);
-          attention(gpu_out, gpu_q, gpu_k, gpu_v, gpu_runs, causal, 0.2f, *gpu_);
+          attention(out, q, k, v, runs, causal, 0.2f, DType::kF32, cpu_);
+          attention(gpu_out, gpu_q, gpu_k, gpu_v, gpu_runs, causal, 0.2f, DType::kF32, *gpu_);
           EXPECT_LE(error(gpu_out, out), 2e-6)
               << s.kv_heads << " x " << s.q_per_kv << " x " << s.head_dim << ", n " << n
               << (causal ? ", causal" : "") << (with_past ? ", past" : "");

@@ -123,7 +123,7 @@ struct Prefill {
     attention({out.data(), DType::kF32, q_shape()},
               {in_place ? out.data() : q.data(), DType::kF32, q_shape()},
               {k.data(), DType::kF32, k_shape()}, {v.data(), DType::kF32, k_shape()}, past,
-              shape.causal, scale, stream);
+              shape.causal, scale, DType::kF32, stream);
     return out;
   }
 
@@ -268,9 +268,9 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   };
   const auto out = [&](Shape shape) { return TensorView(result.data(), DType::kF32, shape); };
   const auto code = [&](TensorView o, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-                        std::span<const KeyValueRows> past = {}) {
+                        std::span<const KeyValueRows> past = {}, DType multiply = DType::kF32) {
     try {
-      attention(o, q, k, v, past, true, 1, stream);
+      attention(o, q, k, v, past, true, 1, multiply, stream);
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
       return std::string(e.what());
@@ -293,6 +293,8 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   EXPECT_THAT(code(out(q), view(q, DType::kF16), view(k), view(k)), testing::HasSubstr("f16"));
   EXPECT_THAT(code(TensorView(data.data() + 1, DType::kF32, q), view(q), view(k), view(k)),
               testing::HasSubstr("overlap"));
+  EXPECT_THAT(code(out(q), view(q), view(k), view(k), {}, DType::kI32),
+              testing::HasSubstr("multiply is i32"));
   const std::vector<KeyValueRows> odd(3);
   EXPECT_THAT(code(out(q), view(q), view(k), view(k), odd), testing::HasSubstr("3 past runs"));
   const std::vector<KeyValueRows> dangling(2, {nullptr, nullptr, DType::kF16, 5});

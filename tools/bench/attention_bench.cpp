@@ -153,24 +153,23 @@ void prefill(const Options& options, Stream& stream, const Prefill& s) {
   const auto dim = static_cast<size_t>(s.head_dim);
   const auto q_heads = static_cast<size_t>(s.q_heads);
   const auto kv_heads = static_cast<size_t>(s.kv_heads);
+  const float scale = 1 / std::sqrt(static_cast<float>(dim));
   const double every = 4 * static_cast<double>(s.n * s.n * s.q_heads * s.head_dim);
   const double seen =
       s.causal ? every * static_cast<double>(s.n + 1) / static_cast<double>(2 * s.n) : every;
-  const std::vector<Spread> found = rates(
-      options, seen,
-      {[&] {
-         attention(out, q, k, k, {}, s.causal, 1 / std::sqrt(static_cast<float>(dim)), stream);
-       },
-       [&] {
-         stream.pool().parallel_for(q_heads, [&](size_t head, int worker) {
-           const size_t kv_head = head / (q_heads / kv_heads);
-           float* p = scores.as<float>() + static_cast<size_t>(worker) * n * n;
-           cpu::multiply({p, n}, {q.as<float>() + head * dim, q_heads * dim},
-                         {k.as<float>() + kv_head * dim, kv_heads * dim}, n, n, dim, false);
-           cpu::multiply({out.as<float>() + head * dim, q_heads * dim}, {p, n},
-                         {v_transposed.as<float>() + kv_head * dim * n, n}, n, dim, n, false);
-         });
-       }});
+  const std::vector<Spread> found =
+      rates(options, seen,
+            {[&] { attention(out, q, k, k, {}, s.causal, scale, DType::kF32, stream); },
+             [&] {
+               stream.pool().parallel_for(q_heads, [&](size_t head, int worker) {
+                 const size_t kv_head = head / (q_heads / kv_heads);
+                 float* p = scores.as<float>() + static_cast<size_t>(worker) * n * n;
+                 cpu::multiply({p, n}, {q.as<float>() + head * dim, q_heads * dim},
+                               {k.as<float>() + kv_head * dim, kv_heads * dim}, n, n, dim, false);
+                 cpu::multiply({out.as<float>() + head * dim, q_heads * dim}, {p, n},
+                               {v_transposed.as<float>() + kv_head * dim * n, n}, n, dim, n, false);
+               });
+             }});
   const double library = found[1].median * every / seen;
   print(s.name, found[0], "GFLOP/s", library);
   fmt::print("{:44} {:7.1f} GFLOP/s, masked products counted\n", "  the library's two products",

@@ -1,0 +1,598 @@
+#include <string>
+
+#include "kernels/cuda/prompt_attention.h"
+
+namespace kvlm::cuda {
+
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+/// The largest maximum that may be missed before sums are rescaled, in powers of two: a weight is
+/// then at most 2^8, far from the largest half, and after the first tiles rescaling is rare.
+constexpr float kSlack = 8.0f;
+
+// ---------------------------------------------------------------------------- numbers of one type
+
+/// How f32 becomes T, and what multiplies pairs of T.
+template <class T>
+struct Multiplier;
+
+template <>
+struct Multiplier<__half> {
+  static __device__ uint32_t pair(float x, float y) {
+    const __half2 both = __floats2half2_rn(x, y);
+    return *reinterpret_cast<const uint32_t*>(&both);
+  }
+  /// NaN stays NaN.
+  static __device__ float clamp(float x) {
+    constexpr float kLargest = 65504.0f;
+    return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+  }
+  static __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+template <>
+struct Multiplier<__nv_bfloat16> {
+  static __device__ uint32_t pair(float x, float y) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+    return *reinterpret_cast<const uint32_t*>(&both);
+  }
+  static __device__ float clamp(float x) { return x; }
+  static __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+/// Elements [channel, channel + 8) of a row as floats; zeros from head_dim on. 16 bytes at a time
+/// where the row's place in memory allows it.
+__device__ void load_eight(const LocatedRow& row, int channel, int head_dim, float (&to)[8]) {
+  const int bytes = size_of(row.dtype);
+  const std::byte* from = row.data + channel * bytes;
+  if (channel + 8 > head_dim || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      to[i] = channel + i < head_dim ? element(row.data, row.dtype, channel + i) : 0.0f;
+    }
+    return;
+  }
+  uint4 words[2] = {*reinterpret_cast<const uint4*>(from), {}};
+  if (bytes == 4) words[1] = *reinterpret_cast<const uint4*>(from + 16);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    to[i] = element(reinterpret_cast<const std::byte*>(words), row.dtype, i);
+  }
+}
+
+template <class T>
+__device__ uint4 round_eight(const float (&x)[8]) {
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] =
+        Multiplier<T>::pair(Multiplier<T>::clamp(x[2 * i]), Multiplier<T>::clamp(x[2 * i + 1]));
+  }
+  return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+// ------------------------------------------------------------------------------ keys and values
+
+/// Columns that are multiplied at a time.
+constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
+
+/// Keys and values as tiles (kv_heads, tiles, 2, columns_at_a_time, padded_dim) of T, first the
+/// keys of a tile and then its values; what is padding is zero.
+template <class T>
+__global__ void round_rows(PromptRows rows, int64_t columns, int64_t tiles, int padded_dim, T* to) {
+  const int64_t chunk = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int chunks = padded_dim / 8;  // of a row
+  const int tile_columns = columns_at_a_time(padded_dim);
+  const int64_t column = chunk / chunks;
+  const int64_t tile = column / tile_columns;
+  if (tile >= tiles) return;
+  const int channel = static_cast<int>(chunk % chunks) * 8;
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int part = static_cast<int>(blockIdx.z);  // 0: keys, 1: values
+  float x[8] = {};
+  if (column < columns) {
+    load_eight(locate(rows, kv_head, column, part == 1), channel, rows.head_dim, x);
+  }
+  const int64_t row = ((kv_head * tiles + tile) * 2 + part) * tile_columns + column % tile_columns;
+  *reinterpret_cast<uint4*>(to + row * padded_dim + channel) = round_eight<T>(x);
+}
+
+// ---------------------------------------------------------------------------------- the attention
+
+/// What one launch reads and writes.
+struct Launch {
+  float* out;                 // (n, q_heads, head_dim)
+  const float* q;             // the same
+  const void* rows;           // what round_rows() has written
+  int64_t tiles;              // of a kv_head
+  int n, columns, past_rows;  // columns = past_rows + n
+  int q_heads, q_per_kv, head_dim;
+  bool causal;
+  bool pairs;         // out may be written two floats at a time
+  float query_scale;  // scale * log2(e)
+};
+
+/// How a block divides its work: kWarps warps of kRowTiles * 16 queries each, against kKeys keys at
+/// a time. Rows of shared memory are 16 bytes longer than kDim, so that eight of them start in
+/// different banks.
+template <int kDim_, int kRowTiles_>
+struct Tiling {
+  static constexpr int kDim = kDim_;
+  static constexpr int kRowTiles = kRowTiles_;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kQueries = kWarps * kRowTiles * 16;
+  static constexpr int kKeys = columns_at_a_time(kDim);
+  static constexpr int kStride = kDim + 8;
+  static constexpr int kTileElements = kKeys * kStride;
+  /// Queries, then two stages of keys and values.
+  static constexpr size_t kSharedBytes =
+      2 * (static_cast<size_t>(kQueries) * kStride + 4 * static_cast<size_t>(kTileElements));
+  /// Blocks that a multiprocessor shall hold.
+  static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
+};
+
+__device__ void copy_16_bytes(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+/// Four 8 x 8 matrices of 16-bit elements, one row address a lane.
+__device__ void load_matrices(uint32_t (&to)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
+}
+
+__device__ void load_transposed(uint32_t (&to)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
+}
+
+__device__ float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/// Copies tiles of keys and values to a stage, kCopies parts a tile, so that the copies can be
+/// queued between other work.
+template <class Tiles, class T>
+class TileCopier {
+ public:
+  static constexpr int kChunks = Tiles::kDim / 8;  // of a row
+  static constexpr int kCopies = Tiles::kKeys * kChunks / Tiles::kThreads;
+  static_assert(Tiles::kKeys * kChunks % Tiles::kThreads == 0);
+
+  /// From the first of the tiles that lie at `tiles` one after the other.
+  explicit __device__ TileCopier(const T* tiles) : from_(tiles + threadIdx.x * 8) {}
+
+  /// Queues part `part` of the next tile.
+  __device__ void start(int part, uint32_t stage) const {
+    const uint32_t to = stage + place(part);
+    const T* from = from_ + part * Tiles::kThreads * 8;
+    copy_16_bytes(to, from);
+    copy_16_bytes(to + 2 * Tiles::kTileElements, from + Tiles::kKeys * Tiles::kDim);
+  }
+  /// Closes the tile whose parts have all been queued and turns to the one after it.
+  __device__ void finish() {
+    asm volatile("cp.async.commit_group;");
+    from_ += 2 * Tiles::kKeys * Tiles::kDim;
+  }
+
+ private:
+  /// Where this thread's chunk of a part lies in a tile, in bytes.
+  static __device__ uint32_t place(int part) {
+    constexpr uint32_t kRowBytes = 2 * Tiles::kStride;
+    if constexpr (Tiles::kThreads % kChunks == 0) {
+      constexpr uint32_t kRows = Tiles::kThreads / kChunks;  // of a part
+      return (threadIdx.x / kChunks) * kRowBytes + threadIdx.x % kChunks * 16 +
+             static_cast<uint32_t>(part) * kRows * kRowBytes;
+    } else {
+      const uint32_t chunk = static_cast<uint32_t>(part) * Tiles::kThreads + threadIdx.x;
+      return chunk / kChunks * kRowBytes + chunk % kChunks * 16;
+    }
+  }
+
+  const T* from_;
+};
+
+/// The block's queries, scaled and rounded, to shared memory; zeros beyond the last.
+template <class Tiles, class T>
+__device__ void store_queries(const Launch& l, int first_query, int head, T* to) {
+  constexpr int kChunks = Tiles::kDim / 8;
+  for (int chunk = static_cast<int>(threadIdx.x); chunk < Tiles::kQueries * kChunks;
+       chunk += Tiles::kThreads) {
+    const int row = chunk / kChunks;
+    const int channel = chunk % kChunks * 8;
+    float x[8] = {};
+    if (first_query + row < l.n) {
+      const float* from =
+          l.q + (static_cast<int64_t>(first_query + row) * l.q_heads + head) * l.head_dim;
+      load_eight({reinterpret_cast<const std::byte*>(from), DType::kF32}, channel, l.head_dim, x);
+    }
+#pragma unroll
+    for (float& value : x) value *= l.query_scale;
+    *reinterpret_cast<uint4*>(to + row * Tiles::kStride + channel) = round_eight<T>(x);
+  }
+}
+
+/// What a warp keeps of its queries from tile to tile. Of the 16 rows of row tile r, lane l holds
+/// rows l / 4 (half 0) and l / 4 + 8 (half 1), and of 8 columns or channels 2 * (l % 4) and the
+/// next.
+template <class Tiles, class T>
+class WarpState {
+ public:
+  static constexpr int kRowTiles = Tiles::kRowTiles;
+  static constexpr int kScoreTiles = Tiles::kKeys / 8;
+  static constexpr int kOutTiles = Tiles::kDim / 8;
+  static constexpr int kProducts = Tiles::kKeys / 16 * (Tiles::kDim / 16);
+
+  __device__ WarpState() {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        maxima_[r][half] = -INFINITY;
+        sums_[r][half] = 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kOutTiles; ++j) {
+#pragma unroll
+        for (float& x : out_[r][j]) x = 0;
+      }
+    }
+  }
+
+  /// scores_ = queries . keys; addresses are this lane's rows of ldmatrix.
+  __device__ void score(uint32_t queries, uint32_t keys) {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int j = 0; j < kScoreTiles; ++j) {
+#pragma unroll
+        for (float& x : scores_[r][j]) x = 0;
+      }
+    }
+#pragma unroll
+    for (int channel = 0; channel < Tiles::kDim; channel += 16) {
+      uint32_t a[kRowTiles][4];
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        load_matrices(a[r], queries + 2 * (r * 16 * Tiles::kStride + channel));
+      }
+#pragma unroll
+      for (int j = 0; j < kScoreTiles; j += 2) {
+        uint32_t b[4];
+        load_matrices(b, keys + 2 * (j * 8 * Tiles::kStride + channel));
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          Multiplier<T>::mma(scores_[r][j], a[r], b[0], b[1]);
+          Multiplier<T>::mma(scores_[r][j + 1], a[r], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// Hides what lies beyond column `last`, plus 1 for every further query if `causal`. `first` is
+  /// the tile's first column and `last` is the last one that row 0 of the warp sees.
+  __device__ void mask(int first, int last, int columns, bool causal) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = r * 16 + half * 8 + lane / 4;
+        const int seen = min(columns, causal ? last + row + 1 : columns) - first - lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < kScoreTiles; ++j) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (j * 8 + i >= seen) scores_[r][j][half * 2 + i] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
+  /// Raises the maxima of rows that exceed theirs by more than kSlack, and rescales those rows.
+  /// What a row does depends on its own scores only.
+  __device__ void raise_maxima() {
+    float found[kRowTiles][2];
+    bool exceeds = false;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = fmaxf(scores_[r][0][half * 2], scores_[r][0][half * 2 + 1]);
+#pragma unroll
+        for (int j = 1; j < kScoreTiles; ++j) {
+          largest = fmaxf(largest, fmaxf(scores_[r][j][half * 2], scores_[r][j][half * 2 + 1]));
+        }
+        found[r][half] = largest;
+        exceeds = exceeds || largest > maxima_[r][half] + kSlack;
+      }
+    }
+    if (!__any_sync(0xffffffffu, exceeds)) return;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float largest = quad_max(found[r][half]);
+        if (largest > maxima_[r][half] + kSlack) {
+          const float shrink = exp2_of(maxima_[r][half] - largest);
+          maxima_[r][half] = largest;
+          sums_[r][half] *= shrink;
+#pragma unroll
+          for (int j = 0; j < kOutTiles; ++j) {
+            out_[r][j][half * 2] *= shrink;
+            out_[r][j][half * 2 + 1] *= shrink;
+          }
+        }
+      }
+    }
+  }
+
+  /// out_ += exp2(scores_ - maxima_) . values, 16 keys at a time: the weights of the next 16 are
+  /// computed between the products with these. Calls between(i) after the i-th of kProducts groups
+  /// of products.
+  template <class Between>
+  __device__ void add_values(uint32_t values, const Between& between) {
+    constexpr int kSteps = Tiles::kKeys / 16;
+    constexpr int kPairs = kOutTiles / 2;
+    static_assert(kSteps * kPairs == kProducts);
+#pragma unroll
+    for (int part = 0; part < kPairs; ++part) weigh(0, part, kPairs);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[kRowTiles][4];
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        const auto& left = scores_[r][2 * step];
+        const auto& right = scores_[r][2 * step + 1];
+        a[r][0] = Multiplier<T>::pair(left[0], left[1]);
+        a[r][1] = Multiplier<T>::pair(left[2], left[3]);
+        a[r][2] = Multiplier<T>::pair(right[0], right[1]);
+        a[r][3] = Multiplier<T>::pair(right[2], right[3]);
+      }
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        uint32_t b[4];
+        load_transposed(b, values + 2 * (step * 16 * Tiles::kStride + j * 16));
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          Multiplier<T>::mma(out_[r][2 * j], a[r], b[0], b[1]);
+          Multiplier<T>::mma(out_[r][2 * j + 1], a[r], b[2], b[3]);
+        }
+        if (step + 1 < kSteps) weigh(step + 1, j, kPairs);
+        between(step * kPairs + j);
+      }
+    }
+  }
+
+  /// Divides by the sums and writes rows [0, rows) of the warp; `out` is channel 0 of the first.
+  __device__ void finish(float* out, int64_t row_stride, int rows, int head_dim, bool pairs) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float inverse = 1 / quad_sum(sums_[r][half]);
+        const int row = r * 16 + half * 8 + lane / 4;
+        if (row >= rows) continue;
+#pragma unroll
+        for (int j = 0; j < kOutTiles; ++j) {
+          const int channel = j * 8 + lane % 4 * 2;
+          const float x = out_[r][j][half * 2] * inverse;
+          const float y = out_[r][j][half * 2 + 1] * inverse;
+          float* to = out + row * row_stride + channel;
+          if (pairs && channel < head_dim) {
+            *reinterpret_cast<float2*>(to) = {x, y};
+          } else {
+            if (channel < head_dim) to[0] = x;
+            if (channel + 1 < head_dim) to[1] = y;
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  /// Turns part `part` of `parts` of the scores of 16 keys into weights and adds them to the sums.
+  __device__ void weigh(int step, int part, int parts) {
+    constexpr int kScores = kRowTiles * 8;  // of a lane
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      if (i * parts / kScores != part) continue;
+      const int r = i / 8;
+      const int half = i / 2 % 2;
+      float& score = scores_[r][2 * step + i / 4 % 2][i % 4];
+      score = exp2_of(score - maxima_[r][half]);
+      sums_[r][half] += score;
+    }
+  }
+
+  float maxima_[kRowTiles][2];
+  float sums_[kRowTiles][2];  // of this lane's columns
+  float out_[kRowTiles][kOutTiles][4];
+  float scores_[kRowTiles][kScoreTiles][4];
+};
+
+/// kQueries queries of one head against all that they see, a block.
+template <class Tiles, class T>
+__global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(Launch l) {
+  constexpr int kWarpRows = Tiles::kRowTiles * 16;
+  extern __shared__ uint4 shared[];
+  auto* queries = reinterpret_cast<T*>(shared);
+  const auto shared_queries = static_cast<uint32_t>(__cvta_generic_to_shared(queries));
+  const uint32_t stages = shared_queries + 2 * Tiles::kQueries * Tiles::kStride;
+  constexpr uint32_t kTileBytes = 2 * Tiles::kTileElements;
+
+  const int head = static_cast<int>(blockIdx.x);
+  // The latest queries see most, and go first.
+  const int first_query = static_cast<int>(gridDim.y - 1 - blockIdx.y) * Tiles::kQueries;
+  const int last_query = min(l.n, first_query + Tiles::kQueries) - 1;
+  const int seen = l.causal ? l.past_rows + last_query + 1 : l.columns;
+  const int tiles = (seen + Tiles::kKeys - 1) / Tiles::kKeys;
+
+  const int64_t first_tile = head / l.q_per_kv * l.tiles;
+  TileCopier<Tiles, T> copier(static_cast<const T*>(l.rows) +
+                              first_tile * 2 * Tiles::kKeys * Tiles::kDim);
+#pragma unroll
+  for (int part = 0; part < copier.kCopies; ++part) copier.start(part, stages);
+  copier.finish();
+  store_queries<Tiles>(l, first_query, head, queries);
+
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+  // Rows of ldmatrix: operand a and transposed values by 16 rows, keys by 8 rows and 16 channels.
+  const int by_row = lane % 16 * Tiles::kStride + lane / 16 * 8;
+  const int by_key = (lane % 8 + lane / 16 * 8) * Tiles::kStride + lane / 8 % 2 * 8;
+  const uint32_t query_rows =
+      shared_queries + static_cast<uint32_t>(2 * (warp_row * Tiles::kStride + by_row));
+  // Columns [0, all) are seen by all of the warp's rows, columns from `some` on by none.
+  const int last = l.past_rows + first_query + warp_row;
+  const int all = l.causal ? min(last + 1, l.columns) : l.columns;
+  const int some = l.causal ? last + kWarpRows : l.columns;
+
+  WarpState<Tiles, T> state;
+  for (int tile = 0; tile < tiles; ++tile) {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    const bool more = tile + 1 < tiles;
+    const uint32_t stage = stages + static_cast<uint32_t>(tile % 2) * 2 * kTileBytes;
+    const uint32_t next_stage = stages + static_cast<uint32_t>((tile + 1) % 2) * 2 * kTileBytes;
+    const int first = tile * Tiles::kKeys;
+    // Queued all at once, the copies would hold up the loads of operands behind them.
+    const auto copy_next = [&](int product) {
+      constexpr int kEvery = state.kProducts / copier.kCopies;
+      static_assert(state.kProducts % copier.kCopies == 0);
+      if (more && product % kEvery == 0) copier.start(product / kEvery, next_stage);
+    };
+    if (first < some) {
+      state.score(query_rows, stage + static_cast<uint32_t>(2 * by_key));
+      if (first + Tiles::kKeys > all) state.mask(first, last, l.columns, l.causal);
+      state.raise_maxima();
+      state.add_values(stage + kTileBytes + static_cast<uint32_t>(2 * by_row), copy_next);
+    } else {
+#pragma unroll
+      for (int product = 0; product < state.kProducts; ++product) copy_next(product);
+    }
+    copier.finish();
+  }
+
+  const int64_t row_stride = static_cast<int64_t>(l.q_heads) * l.head_dim;
+  const int first_row = first_query + warp_row;
+  state.finish(l.out + first_row * row_stride + static_cast<int64_t>(head) * l.head_dim, row_stride,
+               l.n - first_row, l.head_dim, l.pairs);
+}
+
+template <class Tiles, class T>
+void launch_tiles(const Launch& l, Stream& stream) {
+  check(cudaFuncSetAttribute(attend_tiles<Tiles, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(Tiles::kSharedBytes)),
+        "attention");
+  const dim3 grid(static_cast<unsigned>(l.q_heads),
+                  static_cast<unsigned>(ceil_div(l.n, Tiles::kQueries)));
+  attend_tiles<Tiles, T><<<grid, Tiles::kThreads, Tiles::kSharedBytes, native(stream)>>>(l);
+  check_launch("attention");
+}
+
+/// Shared memory that a block may have on the current GPU.
+size_t most_shared_bytes() {
+  int device = 0;
+  int bytes = 0;
+  check(cudaGetDevice(&device), "attention");
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "attention");
+  return static_cast<size_t>(bytes);
+}
+
+template <int kDim, class T>
+void launch_dim(const Launch& l, Stream& stream) {
+  if constexpr (kDim <= 128) {  // else two row tiles do not fit the registers
+    using Large = Tiling<kDim, 2>;
+    // Twice the rows a warp halve what is read of shared memory; short prompts need the blocks.
+    const int64_t blocks = ceil_div(l.n, Large::kQueries) * l.q_heads;
+    const int64_t places = int64_t{Large::kBlocks} * stream.queue().multiprocessors();
+    if (blocks >= places && Large::kSharedBytes <= most_shared_bytes()) {
+      return launch_tiles<Large, T>(l, stream);
+    }
+  }
+  launch_tiles<Tiling<kDim, 1>, T>(l, stream);
+}
+
+int padded(int head_dim) {
+  for (const int dim : {32, 64, 96, 128}) {
+    if (head_dim <= dim) return dim;
+  }
+  return 256;
+}
+
+template <class T>
+void attend_as(const PromptJob& job, Stream& stream) {
+  const PromptRows& rows = job.rows;
+  const int64_t n = job.q.shape()[0];
+  const int64_t columns = rows.past_rows + n;
+  const int dim = padded(rows.head_dim);
+  const int64_t tiles = ceil_div(columns, columns_at_a_time(dim));
+  const int64_t chunks = tiles * columns_at_a_time(dim) * (dim / 8);  // of 8, keys of a kv_head
+  const auto bytes = static_cast<size_t>(2 * rows.kv_heads * chunks * 8) * sizeof(T);
+  auto* rounded = reinterpret_cast<T*>(stream.queue().scratch(kPromptRows, bytes));
+  constexpr unsigned kThreads = 256;
+  const dim3 grid(static_cast<unsigned>(ceil_div(chunks, kThreads)),
+                  static_cast<unsigned>(rows.kv_heads), 2);
+  round_rows<T><<<grid, kThreads, 0, native(stream)>>>(rows, columns, tiles, dim, rounded);
+  check_launch("attention");
+
+  Launch l{};
+  l.out = job.out.as<float>();
+  l.q = job.q.as<float>();
+  l.rows = rounded;
+  l.tiles = tiles;
+  l.n = static_cast<int>(n);
+  l.columns = static_cast<int>(columns);
+  l.past_rows = static_cast<int>(rows.past_rows);
+  l.q_heads = static_cast<int>(job.q.shape()[1]);
+  l.q_per_kv = l.q_heads / rows.kv_heads;
+  l.head_dim = rows.head_dim;
+  l.causal = job.causal;
+  l.pairs = rows.head_dim % 2 == 0 && reinterpret_cast<uintptr_t>(l.out) % 8 == 0;
+  l.query_scale = job.scale * kLog2E;
+  if (dim == 32) return launch_dim<32, T>(l, stream);
+  if (dim == 64) return launch_dim<64, T>(l, stream);
+  if (dim == 96) return launch_dim<96, T>(l, stream);
+  if (dim == 128) return launch_dim<128, T>(l, stream);
+  launch_dim<256, T>(l, stream);
+}
+
+}  // namespace
+
+void attend_prompt(const PromptJob& job, Stream& stream) {
+  if (job.multiply == DType::kF16) return attend_as<__half>(job, stream);
+  attend_as<__nv_bfloat16>(job, stream);
+}
+
+}  // namespace kvlm::cuda

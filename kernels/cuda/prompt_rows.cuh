@@ -1,0 +1,74 @@
+#pragma once
+
+#include <span>
+
+#include "kernels/attention.h"
+#include "kernels/cuda/launch.cuh"
+
+// The columns of prompt attention: cached rows of any format, then the prompt's own in f32.
+namespace kvlm::cuda {
+
+struct PromptRows {
+  const float* k;            // (n, kv_heads, head_dim)
+  const float* v;            // the same, or null where values are not read
+  const KeyValueRows* past;  // (kv_heads, runs) on the GPU
+  int runs;
+  int64_t past_rows;
+  int kv_heads;
+  int head_dim;
+};
+
+/// Describes them to a kernel; the runs are uploaded. `v` may be empty.
+inline PromptRows prompt_rows(ConstTensorView k, ConstTensorView v,
+                              std::span<const KeyValueRows> past, Stream& stream) {
+  PromptRows rows{};
+  rows.k = k.as<float>();
+  if (!v.empty()) rows.v = v.as<float>();
+  rows.kv_heads = static_cast<int>(k.shape()[1]);
+  rows.head_dim = static_cast<int>(k.shape()[2]);
+  if (past.empty()) return rows;
+  rows.runs = static_cast<int>(past.size()) / rows.kv_heads;
+  for (const KeyValueRows& run : past.first(static_cast<size_t>(rows.runs))) {
+    rows.past_rows += run.rows;
+  }
+  rows.past =
+      reinterpret_cast<const KeyValueRows*>(stream.queue().upload(past.data(), past.size_bytes()));
+  return rows;
+}
+
+/// Where a row lies, and its format.
+struct LocatedRow {
+  const std::byte* data;
+  DType dtype;
+};
+
+__device__ inline int size_of(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+/// Key or value row `column` (past rows, then the prompt's own) of a kv_head.
+__device__ inline LocatedRow locate(const PromptRows& rows, int kv_head, int64_t column,
+                                    bool values) {
+  if (column >= rows.past_rows) {
+    const float* own = values ? rows.v : rows.k;
+    return {reinterpret_cast<const std::byte*>(
+                own + ((column - rows.past_rows) * rows.kv_heads + kv_head) * rows.head_dim),
+            DType::kF32};
+  }
+  const KeyValueRows* run = rows.past + kv_head * rows.runs;
+  while (column >= run->rows) column -= (run++)->rows;
+  const std::byte* data = values ? run->values : run->keys;
+  return {data + column * rows.head_dim * size_of(run->dtype), run->dtype};
+}
+
+/// Element `i` of a row.
+__device__ inline float element(const std::byte* row, DType dtype, int i) {
+  switch (dtype) {
+    case DType::kF16:
+      return __half2float(reinterpret_cast<const __half*>(row)[i]);
+    case DType::kBF16:
+      return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
+    default:
+      return reinterpret_cast<const float*>(row)[i];
+  }
+}
+
+}  // namespace kvlm::cuda

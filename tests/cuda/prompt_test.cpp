@@ -1,0 +1,246 @@
+// Prompt attention on the tensor cores and the sums of its columns, against the CPU in f32.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/column_sums.h"
+#include "tests/cuda/fixture.h"
+
+namespace kvlm {
+namespace {
+
+using testing::Cuda;
+using testing::kGpu;
+using testing::make_tensor;
+using testing::normal_tensor;
+
+struct Prompt {
+  int64_t n = 1;
+  int kv_heads = 1;
+  int q_per_kv = 1;
+  int head_dim = 64;
+  bool causal = true;
+  bool past = false;
+
+  Shape q_shape() const { return {n, kv_heads * q_per_kv, head_dim}; }
+  Shape k_shape() const { return {n, kv_heads, head_dim}; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(head_dim)); }
+  std::string name() const {
+    return "n " + std::to_string(n) + ", " + std::to_string(kv_heads) + " x " +
+           std::to_string(q_per_kv) + " heads of " + std::to_string(head_dim) +
+           (causal ? ", causal" : "") + (past ? ", past" : "");
+  }
+};
+
+class PromptOnGpu : public Cuda {
+ protected:
+  struct Operands {
+    Tensor q, k, v;
+    std::vector<Tensor> runs;        // keys, then values, of each run of each kv_head
+    std::vector<KeyValueRows> past;  // empty for none
+  };
+
+  /// Three runs of earlier rows a kv_head, each of another format.
+  static Operands operands(const Prompt& p) {
+    Operands made{normal_tensor(DType::kF32, p.q_shape(), 1),
+                  normal_tensor(DType::kF32, p.k_shape(), 2),
+                  normal_tensor(DType::kF32, p.k_shape(), 3),
+                  {},
+                  {}};
+    struct Run {
+      DType dtype;
+      int64_t rows;
+    };
+    uint32_t seed = 3;
+    for (int head = 0; p.past && head < p.kv_heads; ++head) {
+      for (const Run& run : {Run{DType::kF16, 33}, Run{DType::kBF16, 70}, Run{DType::kF32, 12}}) {
+        for (int part = 0; part < 2; ++part) {
+          made.runs.push_back(normal_tensor(run.dtype, {run.rows, p.head_dim}, ++seed));
+        }
+      }
+    }
+    describe(made);
+    return made;
+  }
+  static void describe(Operands& made) {
+    made.past.clear();
+    for (size_t i = 0; i < made.runs.size(); i += 2) {
+      const Tensor& keys = made.runs[i];
+      made.past.push_back({keys.view().data(), made.runs[i + 1].view().data(), keys.dtype(),
+                           keys.view().shape()[0]});
+    }
+  }
+  Operands placed(const Operands& host) {
+    Operands made{on_gpu(host.q), on_gpu(host.k), on_gpu(host.v), {}, {}};
+    for (const Tensor& run : host.runs) made.runs.push_back(on_gpu(run));
+    describe(made);
+    return made;
+  }
+
+  void expect_parity(const Prompt& p) {
+    const Operands host = operands(p);
+    const Operands gpu = placed(host);
+    const auto size = static_cast<size_t>(p.q_shape().elements());
+    const Tensor poison =
+        make_tensor(DType::kF32, p.q_shape(), std::vector<float>(size, std::nanf("")));
+    Tensor out(DType::kF32, p.q_shape());
+    attention(out, host.q, host.k, host.v, host.past, p.causal, p.scale(), DType::kF32, cpu_);
+    for (const DType multiply : {DType::kF16, DType::kBF16}) {
+      Tensor gpu_out = on_gpu(poison);
+      attention(gpu_out, gpu.q, gpu.k, gpu.v, gpu.past, p.causal, p.scale(), multiply, *gpu_);
+      EXPECT_LE(error(gpu_out, out), multiply == DType::kF16 ? 2e-3 : 1.5e-2)
+          << p.name() << ", " << dtype_name(multiply);
+    }
+  }
+};
+
+TEST_F(PromptOnGpu, AttendsAsOnTheCpu) {
+  for (const int head_dim : {32, 64, 80, 96, 128, 256}) {
+    for (const int q_per_kv : {1, 4, 7}) {
+      for (const int64_t n : {1, 2, 63, 64, 65, 129, 577}) {
+        for (const bool causal : {true, false}) {
+          for (const bool past : {false, true}) {
+            const int kv_heads = q_per_kv == 7 ? 1 : 2;
+            expect_parity({n, kv_heads, q_per_kv, head_dim, causal, past});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(PromptOnGpu, AttendsWithBlocksEnoughForEveryMultiprocessor) {
+  for (const int head_dim : {32, 64, 80, 96, 128, 256}) {
+    for (const bool causal : {true, false}) {
+      for (const bool past : {false, true}) {
+        expect_parity({1100, 8, 8, head_dim, causal, past});
+      }
+    }
+  }
+}
+
+TEST_F(PromptOnGpu, AttendsWithHeadsOfOddSizes) {
+  for (const int head_dim : {1, 7, 20, 30, 97, 200}) {
+    for (const bool past : {false, true}) {
+      expect_parity({70, 2, 2, head_dim, true, past});
+    }
+  }
+}
+
+TEST_F(PromptOnGpu, MayOverwriteItsQueries) {
+  const Prompt p{.n = 1100, .kv_heads = 8, .q_per_kv = 8, .head_dim = 128};
+  const Operands gpu = placed(operands(p));
+  Tensor apart(DType::kF32, p.q_shape(), kGpu);
+  Tensor in_place = on_gpu(operands(p).q);
+  attention(apart, gpu.q, gpu.k, gpu.v, {}, true, p.scale(), DType::kF16, *gpu_);
+  attention(in_place, in_place, gpu.k, gpu.v, {}, true, p.scale(), DType::kF16, *gpu_);
+  EXPECT_EQ(error(in_place, on_host(apart)), 0);
+}
+
+TEST_F(PromptOnGpu, FollowsScoresThatGrowAndShrink) {
+  // Maxima that rise by less and by more than what sums are rescaled for.
+  for (const float step : {0.05f, 1.0f, -1.0f}) {
+    const Prompt p{.n = 300, .head_dim = 64};
+    Operands host = operands(p);
+    for (int64_t row = 0; row < p.n; ++row) {
+      for (int64_t channel = 0; channel < 64; ++channel) {
+        host.q.as<float>()[row * 64 + channel] = channel == 0 ? 8.0f : 0.0f;
+        if (channel == 0) {
+          host.k.as<float>()[row * 64] = step * static_cast<float>(row % 128);
+        }
+      }
+    }
+    const Operands gpu = placed(host);
+    Tensor out(DType::kF32, p.q_shape());
+    attention(out, host.q, host.k, host.v, {}, true, p.scale(), DType::kF32, cpu_);
+    Tensor gpu_out(DType::kF32, p.q_shape(), kGpu);
+    attention(gpu_out, gpu.q, gpu.k, gpu.v, {}, true, p.scale(), DType::kF16, *gpu_);
+    EXPECT_LE(error(gpu_out, out), 5e-2) << step;  // keys of up to 128 carry errors of 2^-4
+  }
+}
+
+TEST_F(PromptOnGpu, ClampsWhatAHalfCannotHold) {
+  const Prompt p{.n = 3, .head_dim = 32};
+  const Operands gpu = placed(operands(p));
+  const auto size = static_cast<size_t>(p.k_shape().elements());
+  const Tensor huge =
+      on_gpu(make_tensor(DType::kF32, p.k_shape(), std::vector<float>(size, -1e6f)));
+  Tensor out(DType::kF32, p.q_shape(), kGpu);
+  attention(out, gpu.q, gpu.k, huge, {}, true, p.scale(), DType::kF16, *gpu_);
+  const Tensor clamped = make_tensor(DType::kF32, p.k_shape(), std::vector<float>(size, -65504.0f));
+  EXPECT_LE(error(out, clamped), 1e-3);
+}
+
+class ColumnSumsOnGpu : public PromptOnGpu {
+ protected:
+  struct Sums {
+    std::vector<double> sums, small;
+  };
+  static Sums run(const Prompt& p, const Operands& on, int64_t first_row, Stream& stream) {
+    int64_t columns = p.n;
+    for (size_t i = 0; i < on.past.size() / static_cast<size_t>(p.kv_heads); ++i) {
+      columns += on.past[i].rows;
+    }
+    // Sums are added to what is there.
+    Sums found{std::vector<double>(static_cast<size_t>(p.kv_heads * columns), 0.5),
+               std::vector<double>(static_cast<size_t>(p.kv_heads * p.q_per_kv), 3.0)};
+    column_sums({found.sums, found.small}, on.q, on.k, on.past, first_row, p.scale(), stream);
+    return found;
+  }
+
+  void expect_parity(const Prompt& p, int64_t first_row) {
+    const Operands host = operands(p);
+    const Operands gpu = placed(host);
+    const Sums expected = run(p, host, first_row, cpu_);
+    const Sums found = run(p, gpu, first_row, *gpu_);
+    double difference = 0;
+    double norm = 0;
+    for (size_t i = 0; i < expected.sums.size(); ++i) {
+      difference += std::pow(found.sums[i] - expected.sums[i], 2);
+      norm += std::pow(expected.sums[i] - 0.5, 2);
+    }
+    EXPECT_LE(std::sqrt(difference / norm), 1e-5) << p.name() << ", from row " << first_row;
+    for (size_t head = 0; head < expected.small.size(); ++head) {
+      // Entries at the threshold may fall on either side.
+      EXPECT_NEAR(found.small[head], expected.small[head], 1 + 1e-4 * expected.small[head])
+          << p.name() << ", head " << head;
+    }
+    const Sums again = run(p, gpu, first_row, *gpu_);
+    EXPECT_EQ(again.sums, found.sums);
+    EXPECT_EQ(again.small, found.small);
+  }
+};
+
+TEST_F(ColumnSumsOnGpu, EqualTheCpus) {
+  for (const int head_dim : {20, 64, 80, 128, 256}) {
+    for (const int q_per_kv : {1, 4, 7}) {
+      for (const int64_t n : {1, 2, 63, 64, 65, 300}) {
+        for (const bool past : {false, true}) {
+          for (const int64_t first_row : {int64_t{0}, n / 2, n - 1}) {
+            expect_parity({n, 2, q_per_kv, head_dim, true, past}, first_row);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ColumnSumsOnGpu, EqualTheCpusForLongPrompts) {
+  expect_parity({1500, 2, 4, 128, true, true}, 0);
+  expect_parity({1500, 2, 4, 128, true, true}, 1468);
+}
+
+TEST_F(ColumnSumsOnGpu, MayLeaveOutSmallEntries) {
+  const Prompt p{.n = 90, .q_per_kv = 2};
+  const Operands gpu = placed(operands(p));
+  const Sums counted = run(p, gpu, 0, *gpu_);
+  std::vector<double> sums(90, 0.5);
+  column_sums({sums, {}}, gpu.q, gpu.k, {}, 0, p.scale(), *gpu_);
+  EXPECT_EQ(sums, counted.sums);
+}
+
+}  // namespace
+}  // namespace kvlm
