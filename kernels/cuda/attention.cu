@@ -7,6 +7,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/prompt_attention.h"
 #include "kernels/cuda/prompt_rows.cuh"
+#include "kernels/cuda/row_pieces.cuh"
 
 namespace kvlm::cuda {
 
@@ -178,7 +179,6 @@ void launch_prompt(const Prompt& p, Stream& stream) {
 // ------------------------------------------------------------------------------ decode over rows
 
 constexpr int kPieceThreads = 128;
-constexpr int kMaxPieceRows = 256;
 constexpr int kQueries = 4;  // of one pass over a piece's rows
 
 /// A group of lanes reads a row, 16 bytes each.
@@ -193,14 +193,6 @@ struct RowChunk {
     for (int i = 0; i < kSize; ++i) to[i] = load_float(values[i]);
   }
 };
-
-/// The state of one of the `splits` parts of a piece, side by side.
-__device__ SoftmaxState split_state(float* states, unsigned piece, unsigned split, unsigned splits,
-                                    int q_per_kv, int head_dim) {
-  float* state = states + (static_cast<int64_t>(piece) * splits + split) * q_per_kv *
-                              (2 + static_cast<int64_t>(head_dim));
-  return {state, state + q_per_kv, state + 2 * q_per_kv};
-}
 
 /// Joins the parts of each piece in its state, one block a piece and query.
 __global__ void join_splits(const DecodePiece* pieces, float* states, unsigned splits, int q_per_kv,
@@ -234,29 +226,21 @@ __global__ void join_splits(const DecodePiece* pieces, float* states, unsigned s
 /// One block kMaxPieceRows rows of a piece: scores, softmax, values. kLanes lanes read a
 /// row, kSize channels each (head_dim <= kLanes * kSize, a multiple of kSize).
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kPieceThreads)
-    attend_piece(const DecodePiece* pieces, int q_per_kv, int head_dim, float scale,
-                 float* split_states) {
+__global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch) {
   constexpr int kSize = RowChunk<T>::kSize;
   constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
   __shared__ float scores[kQueries][kMaxPieceRows];
   __shared__ float parts[kQueries][kPieceThreads / 32];
   extern __shared__ float sums_out[];  // (kGroups, kQueries, head_dim)
 
-  DecodePiece piece = pieces[blockIdx.x];
-  if (piece.cached.dtype != (sizeof(T) == 4              ? DType::kF32
-                             : std::is_same_v<T, __half> ? DType::kF16
-                                                         : DType::kBF16)) {
-    return;  // another launch serves it
-  }
-  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kMaxPieceRows;
-  if (blockIdx.y > 0 && first_row >= piece.cached.rows) return;
-  piece.cached.keys += first_row * head_dim * static_cast<int64_t>(sizeof(T));
-  piece.cached.values += first_row * head_dim * static_cast<int64_t>(sizeof(T));
-  piece.cached.rows = min(piece.cached.rows - first_row, static_cast<int64_t>(kMaxPieceRows));
-  if (split_states != nullptr) {
-    piece.state = split_state(split_states, blockIdx.x, blockIdx.y, gridDim.y, q_per_kv, head_dim);
-  }
+  const DecodePiece piece = part_of(launch, sizeof(T));
+  constexpr DType kDtype = sizeof(T) == 4              ? DType::kF32
+                           : std::is_same_v<T, __half> ? DType::kF16
+                                                       : DType::kBF16;
+  if (piece.cached.rows < 0 || piece.cached.dtype != kDtype) return;  // another launch serves it
+  const int q_per_kv = launch.q_per_kv;
+  const int head_dim = launch.head_dim;
+  const float scale = launch.scale;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kLanes;
   const int group = thread / kLanes;
@@ -446,25 +430,15 @@ __global__ void merge(const DeviceMerge* jobs, const SoftmaxState* states, int h
   }
 }
 
-/// The pieces of a call, as the launches of its types need them.
-struct Launch {
-  const DecodePiece* pieces;  // on the GPU
-  unsigned count, splits;
-  int q_per_kv, head_dim;
-  float scale;
-  float* split_states;  // null: no piece is split
-};
-
 template <class T, int kLanes>
-void launch_pieces(const Launch& l, Stream& stream) {
+void launch_pieces(const PieceLaunch& l, Stream& stream) {
   const size_t shared =
       sizeof(float) * (kPieceThreads / kLanes) * kQueries * static_cast<size_t>(l.head_dim);
-  attend_piece<T, kLanes><<<dim3(l.count, l.splits), kPieceThreads, shared, native(stream)>>>(
-      l.pieces, l.q_per_kv, l.head_dim, l.scale, l.split_states);
+  attend_piece<T, kLanes><<<dim3(l.count, l.splits), kPieceThreads, shared, native(stream)>>>(l);
 }
 
 template <class T>
-void launch_pieces(const Launch& l, Stream& stream) {
+void launch_pieces(const PieceLaunch& l, Stream& stream) {
   const int chunks = l.head_dim / RowChunk<T>::kSize;
   if (chunks <= 4) return launch_pieces<T, 4>(l, stream);
   if (chunks <= 8) return launch_pieces<T, 8>(l, stream);
@@ -517,13 +491,13 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
                        0, native(stream)>>>(on_device, q_per_kv, head_dim, scale);
     return check_launch("attend_rows");
   }
-  Launch launch{on_device,
-                static_cast<unsigned>(pieces.size()),
-                static_cast<unsigned>(ceil_div(most, kMaxPieceRows)),
-                q_per_kv,
-                head_dim,
-                scale,
-                nullptr};
+  PieceLaunch launch{on_device,
+                     static_cast<unsigned>(pieces.size()),
+                     static_cast<unsigned>(ceil_div(most, kMaxPieceRows)),
+                     q_per_kv,
+                     head_dim,
+                     scale,
+                     nullptr};
   if (launch.splits > 1) {
     const size_t floats = pieces.size() * launch.splits * static_cast<size_t>(q_per_kv) *
                           (2 + static_cast<size_t>(head_dim));
@@ -531,7 +505,11 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
         reinterpret_cast<float*>(stream.queue().scratch(kAttentionParts, floats * sizeof(float)));
   }
   if (types[0]) launch_pieces<float>(launch, stream);
-  if (types[1]) launch_pieces<__half>(launch, stream);
+  if (types[1] && head_dim == 128) {
+    attend_half_rows(launch, stream);
+  } else if (types[1]) {
+    launch_pieces<__half>(launch, stream);
+  }
   if (types[2]) launch_pieces<__nv_bfloat16>(launch, stream);
   if (launch.splits > 1) {
     join_splits<<<dim3(launch.count, static_cast<unsigned>(q_per_kv)), 128, 0, native(stream)>>>(

@@ -2,43 +2,12 @@
 #include <type_traits>
 
 #include "kernels/cuda/packed_codes.h"
-#include "kernels/cuda/packed_mma.cuh"
+#include "kernels/cuda/packed_tiles.cuh"
 
-// Codes are the rows of an operand (slots for scores, channels for values); the columns of the
-// other are four queries (or their weights) as pairs of a higher and a lower half, so that nothing
-// is lost. What codes are scaled with is folded into the queries, the weights or the sums.
+// What codes are scaled with is folded into the queries, the weights or the sums.
 namespace kvlm::cuda::packed {
 
 namespace {
-
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kDim = 128;
-constexpr int kGroupQueries = 4;  // whose parts are the 8 columns of an operand
-constexpr int kTileSlots = 16;
-constexpr int kSteps = kDim / 16;
-constexpr unsigned kAll = 0xffffffffu;
-
-/// 4 * kWords bytes as words, in as few loads as there are.
-template <int kWords>
-__device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
-  if constexpr (kWords == 1) {
-    to[0] = __ldg(reinterpret_cast<const uint32_t*>(from));
-  } else if constexpr (kWords == 2) {
-    const uint2 x = __ldg(reinterpret_cast<const uint2*>(from));
-    to[0] = x.x, to[1] = x.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const uint4 x = __ldg(reinterpret_cast<const uint4*>(from) + i / 4);
-      to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
-    }
-  }
-}
-
-__device__ float2 two_floats(uint32_t halves) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&halves));
-}
 
 /// Scale and zero point that serve all channels: of a block, or of row i.
 __device__ float2 one_affine(const DeviceBlock& block, int i) {
@@ -58,156 +27,7 @@ __device__ DeviceBlock rows_of(const DeviceRun& run, const Item& item) {
 /// Blocks of few rows go to one warp, the tiles of long ones to all.
 __device__ bool goes_to_one_warp(const DeviceBlock& block) { return block.rows <= 2 * kTileSlots; }
 
-/// Where a thread stands in an operand.
-struct Place {
-  int warp = static_cast<int>(threadIdx.x) / 32;
-  int row = static_cast<int>(threadIdx.x) % 32 / 4;  // and row + 8
-  int quarter = static_cast<int>(threadIdx.x) % 4;
-  int asked = row / 2;        // of the queries of a group, as a column
-  bool lower = row % 2 == 1;  // which part of it
-};
-
 // ----------------------------------------------------------------------------------------- scores
-
-/// The queries of an item in shared memory, raised so that they and their products with scales
-/// below 1 are halves, every channel by the power of two of its codes.
-template <int kBits, int kGroups>
-struct RaisedQueries {
-  using Pairs = CodePairs<kBits>;
-  static constexpr int kQueries = kGroups * kGroupQueries;
-  /// [group][four channels of a quarter][query of the group][quarter]
-  float4 q[kGroups][8][kGroupQueries][4];
-  float down[kQueries];  // what undoes the raise of a query
-  float sum[kQueries];   // of a query's channels, not raised
-
-  static __device__ float channel_power(int channel) {    // of a quarter
-    constexpr int kCodes = kBits == 16 ? 1 : 32 / kBits;  // of a word
-    return power_of_two(Pairs::kTop - Pairs::exponent(channel % kCodes % Pairs::kPairs));
-  }
-
-  __device__ void fill(const DevicePlan& plan, const float* queries, int first_query) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    for (int i = static_cast<int>(threadIdx.x) / 32; i < kQueries; i += kWarps) {
-      float4 x{};
-      if (first_query + i < plan.q_per_kv) {
-        x = __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + lane);
-        x = {x.x * plan.scale, x.y * plan.scale, x.z * plan.scale, x.w * plan.scale};
-      }
-      const float all = warp_sum(x.x + x.y + x.z + x.w);
-      const float most =
-          warp_max(fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
-      const Raise raise = raise_of(most * power_of_two(Pairs::kTop - Pairs::kBottom));
-      const int channel = lane % 8 * 4;
-      x = {x.x * raise.up * channel_power(channel), x.y * raise.up * channel_power(channel + 1),
-           x.z * raise.up * channel_power(channel + 2),
-           x.w * raise.up * channel_power(channel + 3)};
-      q[i / kGroupQueries][lane % 8][i % kGroupQueries][lane / 8] = x;
-      if (lane == 0) {
-        down[i] = raise.down;
-        sum[i] = all;
-      }
-    }
-    __syncthreads();
-  }
-};
-
-/// Queries as the columns of an operand, and what is multiplied with the products of query
-/// `quarter` and added to them.
-template <int kBits, int kGroups>
-struct FoldedQueries {
-  using Pairs = CodePairs<kBits>;
-  using Raised = RaisedQueries<kBits, kGroups>;
-  uint32_t b[kGroups][2 * kSteps];
-  float unit[kGroups];
-  float bias[kGroups];
-
-  static constexpr __device__ int first_channel(int reg) {  // of a pair, in a quarter
-    if (kBits == 16) return 2 * reg;
-    return reg / Pairs::kPairs * (2 * Pairs::kPairs) + reg % Pairs::kPairs;
-  }
-  static constexpr int kApart = kBits == 16 ? 1 : Pairs::kPairs;  // to its second channel
-
-  __device__ static void load(const Raised& raised, int group, const Place& place, float (&x)[32]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float4 part = raised.q[group][i][place.asked][place.quarter];
-      x[4 * i] = part.x, x[4 * i + 1] = part.y, x[4 * i + 2] = part.z, x[4 * i + 3] = part.w;
-    }
-  }
-
-  __device__ void split(int group, const float (&x)[32], const Place& place) {
-#pragma unroll
-    for (int reg = 0; reg < 2 * kSteps; ++reg) {
-      const int at = first_channel(reg);
-      b[group][reg] = half_parts(x[at], x[at + kApart], place.lower);
-    }
-  }
-
-  /// The queries as they are; bias is the sum of a query.
-  __device__ void fold(const Raised& raised, const Place& place) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      float x[32];
-      load(raised, group, place, x);
-      split(group, x, place);
-      const int query = group * kGroupQueries + place.quarter;
-      unit[group] = raised.down[query] * power_of_two(-Pairs::kTop);
-      bias[group] = raised.sum[query];
-    }
-  }
-
-  /// The queries times the scales of a block's channels; bias is the sum of query * zero point.
-  __device__ void fold(const Raised& raised, const DeviceBlock& block, const Place& place) {
-    uint4 scales[4];
-    uint4 zeros[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scales[i] = __ldg(reinterpret_cast<const uint4*>(block.scales) + place.quarter * 4 + i);
-      zeros[i] = __ldg(reinterpret_cast<const uint4*>(block.zeros) + place.quarter * 4 + i);
-    }
-    auto* s = reinterpret_cast<__half2*>(scales);
-    const auto* z = reinterpret_cast<const uint32_t*>(zeros);
-    // Scales are brought below 1 by a power of two: queries times them stay halves.
-    __half2 most = __habs2(s[0]);
-#pragma unroll
-    for (int i = 1; i < 16; ++i) most = __hmax2(most, __habs2(s[i]));
-    most = __hmax2(most, __shfl_xor_sync(kAll, most, 1));
-    most = __hmax2(most, __shfl_xor_sync(kAll, most, 2));
-    const float greatest = fmaxf(__low2float(most), __high2float(most));
-    const int exponent = max(-14, min(16, static_cast<int>(__float_as_uint(greatest) >> 23) - 126));
-    const __half2 norm = __float2half2_rn(power_of_two(-exponent));
-    const float norm_back = power_of_two(exponent);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) s[i] = __hmul2(s[i], norm);
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      float x[32];
-      load(raised, group, place, x);
-      float sums[Pairs::kTogether] = {};  // by the power of two of a channel
-#pragma unroll
-      for (int i = 0; i < 32; i += 2) {
-        const float2 zero = two_floats(z[i / 2]);
-        const float2 scale = __half22float2(s[i / 2]);
-        constexpr int kCodes = 32 / kBits;
-        sums[i % kCodes % Pairs::kPairs % Pairs::kTogether] += x[i] * zero.x;
-        sums[(i + 1) % kCodes % Pairs::kPairs % Pairs::kTogether] += x[i + 1] * zero.y;
-        x[i] *= scale.x;
-        x[i + 1] *= scale.y;
-      }
-      split(group, x, place);
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < Pairs::kTogether; ++i) {
-        sum += sums[i] * power_of_two(Pairs::exponent(i) - Pairs::kTop);
-      }
-      sum += __shfl_xor_sync(kAll, sum, 1);
-      sum += __shfl_xor_sync(kAll, sum, 2);
-      const float down = raised.down[group * kGroupQueries + place.quarter];
-      unit[group] = down * norm_back * power_of_two(-Pairs::kTop);
-      bias[group] = __shfl_sync(kAll, sum, place.quarter * 8) * down;
-    }
-  }
-};
 
 /// Tiles whose codes a thread holds at once.
 template <int kBits>
@@ -230,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
   const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries * kGroups;
   const Place place;
   const int blocks = kRows ? 1 : item.count;
-  raised.fill(plan, run.q != nullptr ? run.q : lane.q, first_query);
+  raised.fill(run.q != nullptr ? run.q : lane.q, plan.q_per_kv, first_query, plan.scale);
   FoldedQueries<kBits, kGroups> folded;
   if (axis != ScaleAxis::kChannel) folded.fold(raised, place);
 
@@ -305,72 +125,6 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
 }
 
 // ----------------------------------------------------------------------------------------- values
-
-constexpr int kChannelGroup = 32;  // of kGrouped kernels
-constexpr int kChannelGroups = kDim / kChannelGroup;
-
-/// The codes of the 16 channels of a thread, of one slot. Channels are 16 neighbours, or four of
-/// every group of 32.
-template <int kBits, bool kGrouped>
-struct SlotCodes {
-  static constexpr int kWords = kGrouped ? kChannelGroups : kBits < 2 ? 1 : kBits / 2;
-  uint32_t words[kWords];
-
-  __device__ void load(const std::byte* row, int part) {
-    if constexpr (kGrouped) {
-#pragma unroll
-      for (int group = 0; group < kChannelGroups; ++group) {
-        const std::byte* from = row + group * (kChannelGroup * kBits / 8);
-        if constexpr (kBits == 1) {
-          words[group] = __ldg(reinterpret_cast<const uint8_t*>(from) + part / 2) >> (part % 2 * 4);
-        } else if constexpr (kBits == 2) {
-          words[group] = __ldg(reinterpret_cast<const uint8_t*>(from) + part);
-        } else if constexpr (kBits == 4) {
-          words[group] = __ldg(reinterpret_cast<const uint16_t*>(from) + part);
-        } else {
-          words[group] = __ldg(reinterpret_cast<const uint32_t*>(from) + part);
-        }
-      }
-    } else if constexpr (kBits == 1) {
-      words[0] = __ldg(reinterpret_cast<const uint16_t*>(row) + part);
-    } else {
-      load_words<kWords>(row + part * 2 * kBits, words);
-    }
-  }
-};
-
-/// Pair `channel` (0..15) of two slots as halves.
-template <int kBits, bool kGrouped>
-__device__ uint32_t channel_pair(const SlotCodes<kBits, kGrouped>& x,
-                                 const SlotCodes<kBits, kGrouped>& y, int channel) {
-  using Pairs = CodePairs<kBits>;
-  if constexpr (kGrouped) {
-    const int group = channel / 4;
-    const int code = channel % 4;
-    const bool upper = kBits == 8 && code >= 2;
-    return Pairs::halves(__byte_perm(x.words[group], y.words[group], upper ? 0x7632 : 0x5410),
-                         upper ? code - 2 : code);
-  } else {
-    const int half = channel / Pairs::kPairs;
-    return Pairs::halves(
-        __byte_perm(x.words[half / 2], y.words[half / 2], half % 2 == 1 ? 0x7632 : 0x5410),
-        channel % Pairs::kPairs);
-  }
-}
-
-/// The power of two that a product of channel_pair's is to be multiplied with.
-template <int kBits, bool kGrouped>
-constexpr __device__ int channel_exponent(int channel) {
-  using Pairs = CodePairs<kBits>;
-  const int code = kGrouped ? channel % 4 % Pairs::kPairs : channel % Pairs::kPairs;
-  return -Pairs::exponent(code);
-}
-
-/// Channel of a row that is number `channel` (0..15) of a thread.
-template <bool kGrouped>
-__device__ int channel_at(int part, int channel) {
-  return kGrouped ? channel / 4 * kChannelGroup + part * 4 + channel % 4 : part * 16 + channel;
-}
 
 /// How values are scaled.
 enum class ValueScales {

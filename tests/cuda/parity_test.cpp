@@ -38,7 +38,8 @@ TEST_F(Cuda, Linear) {
   };
   for (const Case& c : {Case{1, 4096, 4096}, Case{1, 7, 3}, Case{2, 96, 40}, Case{3, 1024, 1000},
                         Case{4, 11008, 256}, Case{5, 64, 64}, Case{8, 4096, 1024},
-                        Case{17, 88, 132}, Case{33, 50, 31}, Case{130, 640, 512}}) {
+                        Case{17, 88, 132}, Case{33, 50, 31}, Case{130, 640, 512}, Case{3, 64, 31},
+                        Case{33, 64, 31}, Case{40, 512, 1025}}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const bool add : {false, true}) {
         const Tensor x = normal_tensor(DType::kF32, {c.rows, c.in}, 1);

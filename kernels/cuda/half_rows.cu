@@ -1,0 +1,172 @@
+#include <cmath>
+
+#include "kernels/cuda/packed_tiles.cuh"
+#include "kernels/cuda/row_pieces.cuh"
+
+namespace kvlm::cuda {
+
+namespace {
+
+using namespace packed;
+
+constexpr int kRowBytes = kDim * 2;
+constexpr int kTiles = kMaxPieceRows / kTileSlots;
+
+/// One block kMaxPieceRows f16 rows of a piece: scores, softmax, values. Every row is read once for
+/// all queries.
+template <int kGroups>
+__global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunch launch) {
+  constexpr int kQueries = kGroups * kGroupQueries;
+  __shared__ RaisedQueries<16, kGroups> raised;
+  __shared__ float weights[kQueries][kMaxPieceRows];
+  __shared__ float sums[kWarps][kQueries][kDim];
+
+  const DecodePiece piece = part_of(launch, 2);
+  if (piece.cached.rows < 0 || piece.cached.dtype != DType::kF16) return;
+  const int rows = static_cast<int>(piece.cached.rows);
+  const int tiles = (rows + kTileSlots - 1) / kTileSlots;
+  const int first_query = static_cast<int>(blockIdx.z) * kQueries;
+  const int queries = min(kQueries, launch.q_per_kv - first_query);
+  const Place place;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
+  FoldedQueries<16, kGroups> folded;
+  folded.fold(raised, place);
+
+  // Scores: a thread has a quarter of the channels of two rows of a tile.
+  const auto load_keys = [&](int tile, uint32_t(&words)[2][16]) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int row = min(tile * kTileSlots + place.row + 8 * side, rows - 1);
+      load_words<16>(piece.cached.keys + row * kRowBytes + place.quarter * (kRowBytes / 4),
+                     words[side]);
+    }
+  };
+  const auto score = [&](int tile, const uint32_t(&words)[2][16]) {
+    float products[kGroups][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        mma(products[group], words[0][2 * step], words[1][2 * step], words[0][2 * step + 1],
+            words[1][2 * step + 1], folded.b[group][2 * step], folded.b[group][2 * step + 1]);
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float* to = weights[group * kGroupQueries + place.quarter] + tile * kTileSlots + place.row;
+      to[0] = (products[group][0] + products[group][1]) * folded.unit[group];
+      to[8] = (products[group][2] + products[group][3]) * folded.unit[group];
+    }
+  };
+  if (place.warp < tiles) {
+    uint32_t now[2][16];
+    load_keys(place.warp, now);
+#pragma unroll
+    for (int tile = place.warp; tile < kTiles; tile += kWarps) {
+      if (tile >= tiles) break;
+      uint32_t then[2][16];
+      if (tile + kWarps < tiles) load_keys(tile + kWarps, then);
+      score(tile, now);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) now[i / 16][i % 16] = then[i / 16][i % 16];
+    }
+  }
+
+  // Values: a thread has 16 channels of four slots of a tile. The first are on their way while the
+  // weights are made.
+  using Codes = SlotCodes<16, false>;
+  const auto load_values = [&](int tile, Codes(&codes)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = min(tile * kTileSlots + place.quarter + 4 * i, rows - 1);
+      codes[i].load(piece.cached.values + row * kRowBytes, place.row);
+    }
+  };
+  Codes codes[4];
+  if (place.warp < tiles) load_values(place.warp, codes);
+  __syncthreads();
+  for (int query = place.warp; query < queries; query += kWarps) {
+    float x[kMaxPieceRows / 32];
+    float most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kMaxPieceRows / 32; ++i) {
+      x[i] = i * 32 + lane < rows ? weights[query][i * 32 + lane] : -INFINITY;
+      most = fmaxf(most, x[i]);
+    }
+    most = warp_max(most);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxPieceRows / 32; ++i) {
+      x[i] = rows > 0 ? __expf(x[i] - most) : 0.0f;
+      weights[query][i * 32 + lane] = x[i];
+      sum += x[i];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+      piece.state.max[first_query + query] = most;
+      piece.state.sum[first_query + query] = sum;
+    }
+  }
+  __syncthreads();
+
+  constexpr float kUp = 1 << 15;
+  float products[kGroups][kSteps][4] = {};
+  for (int tile = place.warp; tile < tiles; tile += kWarps) {
+    if (tile != place.warp) load_values(tile, codes);
+    uint32_t b[kGroups][2];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const float* of = weights[group * kGroupQueries + place.asked] + tile * kTileSlots;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        b[group][i] = half_parts(of[place.quarter + 8 * i] * kUp,
+                                 of[place.quarter + 8 * i + 4] * kUp, place.lower);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[i] = channel_pair(codes[i / 2 * 2], codes[i / 2 * 2 + 1], 2 * step + i % 2);
+      }
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        mma(products[group][step], a[0], a[1], a[2], a[3], b[group][0], b[group][1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int channel = 0; channel < 16; ++channel) {
+      const float(&four)[4] = products[group][channel / 2];
+      const int side = channel % 2;
+      sums[place.warp][group * kGroupQueries + place.quarter]
+          [channel_at<false>(place.row, channel)] = (four[2 * side] + four[2 * side + 1]) / kUp;
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim; i += kThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp][i / kDim][i % kDim];
+    piece.state.out[first_query * kDim + i] = sum;
+  }
+}
+
+}  // namespace
+
+void attend_half_rows(const PieceLaunch& launch, Stream& stream) {
+  const int groups = launch.q_per_kv <= kGroupQueries ? 1 : 2;
+  const dim3 grid(launch.count, launch.splits,
+                  static_cast<unsigned>(ceil_div(launch.q_per_kv, groups * kGroupQueries)));
+  if (groups == 1) {
+    attend_tiles<1><<<grid, kThreads, 0, native(stream)>>>(launch);
+  } else {
+    attend_tiles<2><<<grid, kThreads, 0, native(stream)>>>(launch);
+  }
+}
+
+}  // namespace kvlm::cuda
