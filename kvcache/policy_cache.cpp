@@ -136,13 +136,19 @@ void PolicyCache::reserve_workspace() {
   plain_.reserve(shape_, 2 * lanes, rows);
   packed_.reserve(lanes);
   packed_lanes_.reserve(lanes);
+  new_keys_.reserve(lanes);
+  new_values_.reserve(lanes);
+  settling_.reserve(lanes / heads());
+  flushed_.reserve(kFlushedTogether);
   runs_.reserve(lanes * kRunsPerLane);
   past_.reserve(2 * heads());
   weights_.grow(queries * rows);
   queries_.grow(3 * lanes * queries * dim());
   grow(slot_weights_, most);
   grow(dropped_, static_cast<size_t>(shape_.layers));
-  size_t flushed = 0;  // of one lane
+  size_t flushed = 0;  // rows on their way into blocks at a time
+  size_t turned = 0;   // those whose basis changes, or that are packed again
+  const size_t together = std::min(lanes, kFlushedTogether * heads());
   for (int layer = 0; layer < shape_.layers; ++layer) {
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const Quantizer* quantizer = layouts_.quantizer(store, layer);
@@ -154,14 +160,19 @@ void PolicyCache::reserve_workspace() {
       if (quantizer->visual_only()) continue;
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const auto added = static_cast<size_t>(quantizer->plan(part, layer).flush.rows);
-        flushed = std::max(flushed, quantizer->repacks(part) ? most + added : added);
+        if (quantizer->repacks(part) || quantizer->changes_basis()) {
+          turned = std::max(turned, heads() * (quantizer->repacks(part) ? most + added : added));
+        } else {
+          flushed = std::max(flushed, together * added);
+        }
       }
     }
   }
-  floats_.grow(heads() * flushed * dim());
-  basis_.grow(heads() * flushed * dim());
-  row_sources_.reserve(heads() * flushed);
-  jobs_.reserve(heads() * (flushed + 1));
+  flushed = std::max(flushed, turned);
+  floats_.grow(flushed * dim());
+  basis_.grow(turned * dim());
+  row_sources_.reserve(flushed);
+  jobs_.reserve(flushed + lanes);
 }
 
 void PolicyCache::close(SequenceId id) noexcept {
@@ -264,15 +275,22 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   }
   const auto query_row = static_cast<size_t>(shape_.q_heads) * dim();
   int64_t row = 0;
+  int64_t first_new = 0;  // generated rows that follow each other are stored together
+  const auto store_rows_before = [&](int64_t end) {
+    if (new_keys_.empty()) return;
+    store_new(k.slice(first_new, end - first_new), v.slice(first_new, end - first_new), stream);
+  };
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
+    if (rows.prompt) store_rows_before(row);
     const ConstTensorView q_rows = q.empty() ? q : q.slice(row, rows.rows);
     const ConstTensorView k_rows = k.slice(row, rows.rows);
     const ConstTensorView v_rows = v.slice(row, rows.rows);
     const TensorView out_rows = out.empty() ? out : out.slice(row, rows.rows);
     if (!rows.prompt) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-      append_row(state, kTextRow, k_rows, v_rows, stream);
+      if (new_keys_.empty()) first_new = row;
+      append_row(state, kTextRow);
       add_decode(state, layer, queries + static_cast<size_t>(row) * query_row,
                  out_rows.as<float>());
     } else if (sequence.prompted) {
@@ -282,18 +300,16 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     }
     row += rows.rows;
   }
+  store_rows_before(row);
   run_decode(scale, stream);
 }
 
 void PolicyCache::end(Stream& stream) {
+  // Rows of a later prompt have been settled one by one as they were stored.
+  settle(stream);
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
-    if (sequence.prompted) {
-      // Rows of a later prompt have been settled one by one as they were stored.
-      if (!rows.prompt) {
-        settle(sequence, sequence.rows + 1 - sequence.prompt_rows, stream);
-      }
-    } else {
+    if (!sequence.prompted) {
       sequence.staged += rows.rows;
       if (rows.ends_prompt) {
         if (layouts_.joint()) {

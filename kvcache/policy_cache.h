@@ -216,6 +216,8 @@ class PolicyCache final : public KvCache {
     std::array<int32_t, 2> summed_rows{};
     std::vector<float> protection;  // (prompt rows,)
   };
+  /// Sequences whose full windows are packed in one call: they share the floats on the way.
+  static constexpr size_t kFlushedTogether = 32;
   /// Float rows of every kv_head, (rows, head_dim) on the cache's device.
   using HeadRows = std::vector<std::span<float>>;
 
@@ -260,16 +262,19 @@ class PolicyCache final : public KvCache {
   void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
 
   // policy_decode.cpp
-  void append_row(LayerState& state, int16_t tag, ConstTensorView k, ConstTensorView v,
-                  Stream& stream);
+  void append_row(LayerState& state, int16_t tag);
+  void store_new(ConstTensorView k, ConstTensorView v, Stream& stream);
   void add_decode(LayerState& state, int layer, const float* q, float* out);
   float* take_query_space() noexcept;
   void add_value_runs(const Lane& lane);
   void add_remaps(const StorePlanes& visual, int layer);
   void run_decode(float scale, Stream& stream);
-  void settle(Sequence& sequence, int step, Stream& stream);
-  void flush_full(Sequence& sequence, int layer, Stream& stream);
-  void flush(LayerState& state, int layer, size_t store, Part part, Stream& stream);
+  void settle(Stream& stream);
+  void flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream);
+  void flush(std::span<LayerState* const> states, int layer, size_t store, Part part,
+             Stream& stream);
+  void flush_anew(LayerState& state, int layer, size_t store, Part part, Stream& stream);
+  static Plane& plane_of(Lane& lane, size_t store, Part part) noexcept;
   void evict(Sequence& sequence, int layer, int step);
   static float& newest_weight(Lane& lane, size_t store) noexcept;
   int evict_slot(Lane& lane, int slot) noexcept;
@@ -299,6 +304,10 @@ class PolicyCache final : public KvCache {
 
   // Workspaces sized by open(), so that decode allocates nothing.
   std::vector<RowDestination> destinations_;  // (kv_heads,)
+  std::vector<std::byte*> new_keys_;          // (rows of a step, kv_heads)
+  std::vector<std::byte*> new_values_;
+  std::vector<Sequence*> settling_;
+  std::vector<LayerState*> flushed_;
   std::vector<KeyValueRows> past_;
   RowAttention plain_;
   std::vector<PackedLane> packed_;

@@ -58,18 +58,12 @@ void erase_bit(uint64_t* bits, int i, int n) noexcept {
 
 }  // namespace
 
-/// Appends one row, (1, kv_heads, head_dim) of each.
-void PolicyCache::append_row(LayerState& state, int16_t tag, ConstTensorView k, ConstTensorView v,
-                             Stream& stream) {
+/// Makes room for one row in every lane of a layer: store_new() fills it.
+void PolicyCache::append_row(LayerState& state, int16_t tag) {
   const size_t store = store_of(tag);
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    for (size_t head = 0; head < heads(); ++head) {
-      StorePlanes& planes = state.lanes[head].stores[store];
-      destinations_[head].data = (part == Part::kKeys ? planes.keys : planes.values).push_row();
-    }
-    store_rows(destinations_, parts_.rows, part == Part::kKeys ? k : v, stream);
-  }
   for (Lane& lane : state.lanes) {
+    new_keys_.push_back(lane.stores[store].keys.push_row());
+    new_values_.push_back(lane.stores[store].values.push_row());
     lane.tags.push_back(tag);
     if (lane.weights == nullptr) continue;
     float* newest = &newest_weight(lane, store);
@@ -77,6 +71,14 @@ void PolicyCache::append_row(LayerState& state, int16_t tag, ConstTensorView k, 
     std::memmove(newest + 1, newest, static_cast<size_t>(end - newest - 1) * sizeof(float));
     *newest = 0;
   }
+}
+
+/// Stores what append_row() made room for, (rows, kv_heads, head_dim) of each.
+void PolicyCache::store_new(ConstTensorView k, ConstTensorView v, Stream& stream) {
+  narrow_rows(new_keys_, parts_.rows, shape_.head_dim, k.as<float>(), stream);
+  narrow_rows(new_values_, parts_.rows, shape_.head_dim, v.as<float>(), stream);
+  new_keys_.clear();
+  new_values_.clear();
 }
 
 /// Lane slots are those of kVisual, then those of kRest.
@@ -218,35 +220,85 @@ void PolicyCache::run_decode(float scale, Stream& stream) {
   }
 }
 
-/// What follows a row's attention in every layer: windows that are full are flushed, then slots are
-/// dropped. Layers that share codes find them by the blocks of the other layer, which therefore
-/// come in all layers before any goes.
-///   step  1 for the first row after the first prompt
-void PolicyCache::settle(Sequence& sequence, int step, Stream& stream) {
-  for (int layer = 0; layer < shape_.layers; ++layer) flush_full(sequence, layer, stream);
+/// What follows the attention of generated rows in every layer: windows that are full are flushed,
+/// then slots are dropped. Layers that share codes find them by the blocks of the other layer,
+/// which therefore come in all layers before any goes.
+void PolicyCache::settle(Stream& stream) {
+  settling_.clear();
+  for (const StepRows& rows : step_) {
+    if (!rows.prompt) settling_.push_back(&at(rows.sequence));
+  }
+  for (size_t first = 0; first < settling_.size(); first += kFlushedTogether) {
+    const size_t count = std::min(kFlushedTogether, settling_.size() - first);
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      flush_full(std::span(settling_).subspan(first, count), layer, stream);
+    }
+  }
   if (parts_.retention == nullptr) return;
-  for (int layer = 0; layer < shape_.layers; ++layer) evict(sequence, layer, step);
-}
-
-/// Packs the oldest rows of a layer's planes whose windows are full.
-void PolicyCache::flush_full(Sequence& sequence, int layer, Stream& stream) {
-  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    const Quantizer* quantizer = layouts_.quantizer(store, layer);
-    if (quantizer == nullptr || quantizer->visual_only()) continue;
-    for (const Part part : {Part::kKeys, Part::kValues}) flush(state, layer, store, part, stream);
+  for (Sequence* sequence : settling_) {
+    const int step = sequence->rows + 1 - sequence->prompt_rows;
+    for (int layer = 0; layer < shape_.layers; ++layer) evict(*sequence, layer, step);
   }
 }
 
-/// Packs the oldest rows of every plane whose window is full.
-void PolicyCache::flush(LayerState& state, int layer, size_t store, Part part, Stream& stream) {
+/// Packs the oldest rows of a layer's planes whose windows are full.
+void PolicyCache::flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream) {
+  flushed_.clear();
+  for (Sequence* sequence : sequences) {
+    flushed_.push_back(&sequence->layers[static_cast<size_t>(layer)]);
+  }
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    const Quantizer* quantizer = layouts_.quantizer(store, layer);
+    if (quantizer == nullptr || quantizer->visual_only()) continue;
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      if (!quantizer->repacks(part) && !quantizer->changes_basis()) {
+        flush(flushed_, layer, store, part, stream);
+        continue;
+      }
+      for (LayerState* state : flushed_) flush_anew(*state, layer, store, part, stream);
+    }
+  }
+}
+
+Plane& PolicyCache::plane_of(Lane& lane, size_t store, Part part) noexcept {
+  StorePlanes& planes = lane.stores[store];
+  return part == Part::kKeys ? planes.keys : planes.values;
+}
+
+/// Packs the oldest rows of every plane whose window is full, of all sequences at once.
+void PolicyCache::flush(std::span<LayerState* const> states, int layer, size_t store, Part part,
+                        Stream& stream) {
+  const PartPlan& plan = layouts_.quantizer(store, layer)->plan(part, layer);
+  const float* x = floats_.data();
+  row_sources_.clear();
+  for (LayerState* state : states) {
+    for (Lane& lane : state->lanes) {
+      Plane& plane = plane_of(lane, store, part);
+      if (plane.full() < plan.flush.trigger) continue;
+      for (int row = 0; row < plan.flush.rows; ++row) row_sources_.push_back(plane.full_row(row));
+      add_jobs(plane, x, plan.flush.rows);
+      x += static_cast<size_t>(plan.flush.rows) * dim();
+    }
+  }
+  if (row_sources_.empty()) return;
+  widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
+  run_jobs(plan, stream);
+  for (LayerState* state : states) {
+    for (Lane& lane : state->lanes) {
+      Plane& plane = plane_of(lane, store, part);
+      if (plane.full() >= plan.flush.trigger) plane.pop_rows(plan.flush.rows);
+    }
+  }
+}
+
+/// The same of one sequence, for a quantizer that packs old rows again or turns keys.
+void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part part,
+                             Stream& stream) {
   const Quantizer& quantizer = *layouts_.quantizer(store, layer);
   const PartPlan& plan = quantizer.plan(part, layer);
-  const auto plane_of = [&](Lane& lane) -> Plane& {
-    StorePlanes& planes = lane.stores[store];
-    return part == Part::kKeys ? planes.keys : planes.values;
+  const auto due = [&](Lane& lane) {
+    return plane_of(lane, store, part).full() >= plan.flush.trigger;
   };
-  const auto due = [&](Lane& lane) { return plane_of(lane).full() >= plan.flush.trigger; };
   if (std::none_of(state.lanes.begin(), state.lanes.end(), due)) return;
 
   const bool repacks = quantizer.repacks(part);
@@ -257,7 +309,7 @@ void PolicyCache::flush(LayerState& state, int layer, size_t store, Part part, S
   size_t rows = added;
   row_sources_.clear();
   for (size_t head = 0; head < heads(); ++head) {
-    Plane& plane = plane_of(state.lanes[head]);
+    Plane& plane = plane_of(state.lanes[head], store, part);
     pointers_[head] = x;
     if (!due(state.lanes[head])) continue;
     if (repacks) {
@@ -287,11 +339,11 @@ void PolicyCache::flush(LayerState& state, int layer, size_t store, Part part, S
       from = turned;
       turned += rows * dim();
     }
-    add_jobs(plane_of(lane), from, static_cast<int>(rows));
+    add_jobs(plane_of(lane, store, part), from, static_cast<int>(rows));
   }
   run_jobs(plan, stream);
   for (Lane& lane : state.lanes) {
-    if (due(lane)) plane_of(lane).pop_rows(plan.flush.rows);
+    if (due(lane)) plane_of(lane, store, part).pop_rows(plan.flush.rows);
   }
 }
 

@@ -485,13 +485,15 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   }
   for (int row = 0; row < rows.rows; ++row) {
     const int16_t tag = rows.modality.empty() ? kTextRow : rows.modality[static_cast<size_t>(row)];
-    append_row(state, tag, k.slice(row, 1), v.slice(row, 1), stream);
+    append_row(state, tag);
+    store_new(k.slice(row, 1), v.slice(row, 1), stream);
     for (size_t head = 0; head < heads() && columns > 0; ++head) {
       const size_t first = columns - static_cast<size_t>(rows.rows);
       newest_weight(state.lanes[head], store_of(tag)) =
           static_cast<float>(sums[head * columns + first + static_cast<size_t>(row)]);
     }
-    flush_full(sequence, layer, stream);
+    Sequence* const self = &sequence;
+    flush_full({&self, 1}, layer, stream);
     if (parts_.retention != nullptr) {
       evict(sequence, layer, sequence.rows + row + 1 - sequence.prompt_rows);
     }

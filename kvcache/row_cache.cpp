@@ -8,6 +8,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/base/error.h"
+#include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
 #include "kvcache/row_attention.h"
@@ -71,6 +72,8 @@ class RowCache final : public KvCache {
   }
 
   void append(Sequence& sequence, int layer, ConstTensorView k, ConstTensorView v, Stream& stream);
+  void append_row(Sequence& sequence, int layer);
+  void store_new(ConstTensorView k, ConstTensorView v, Stream& stream);
   void attend_prompt(const Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k,
                      ConstTensorView v, TensorView out, float scale, Stream& stream);
 
@@ -84,6 +87,8 @@ class RowCache final : public KvCache {
   // Workspaces sized by open(), so that decode allocates nothing.
   std::vector<RowDestination> destinations_;  // (kv_heads,)
   std::vector<KeyValueRows> past_;            // (kv_heads,)
+  std::vector<std::byte*> new_keys_;          // (rows of a step, kv_heads)
+  std::vector<std::byte*> new_values_;
   RowAttention decode_;
 };
 
@@ -122,6 +127,8 @@ SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
   }
   decode_.reserve(shape_, lanes, rows);
   past_.reserve(kv_heads);
+  new_keys_.reserve(lanes);
+  new_values_.reserve(lanes);
   return static_cast<SequenceId>(slot);
 }
 
@@ -161,6 +168,25 @@ void RowCache::append(Sequence& sequence, int layer, ConstTensorView k, ConstTen
       layer_bytes(format_, shape_, sequence.rows + added));
 }
 
+/// Makes room for one row in every head of a layer: store_new() fills it.
+void RowCache::append_row(Sequence& sequence, int layer) {
+  const size_t before = static_cast<size_t>(sequence.rows) * row_bytes();
+  for (int head = 0; head < shape_.kv_heads; ++head) {
+    new_keys_.push_back(rows_of(sequence, layer, 0, head) + before);
+    new_values_.push_back(rows_of(sequence, layer, 1, head) + before);
+  }
+  sequence.layers[static_cast<size_t>(layer)].set_used(
+      layer_bytes(format_, shape_, sequence.rows + 1));
+}
+
+/// Stores what append_row() made room for, (rows, kv_heads, head_dim) of each.
+void RowCache::store_new(ConstTensorView k, ConstTensorView v, Stream& stream) {
+  narrow_rows(new_keys_, format_, shape_.head_dim, k.as<float>(), stream);
+  narrow_rows(new_values_, format_, shape_.head_dim, v.as<float>(), stream);
+  new_keys_.clear();
+  new_values_.clear();
+}
+
 void RowCache::attend_prompt(const Sequence& sequence, int layer, ConstTensorView q,
                              ConstTensorView k, ConstTensorView v, TensorView out, float scale,
                              Stream& stream) {
@@ -179,8 +205,14 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
                       TensorView out, float scale, Stream& stream) {
   decode_.clear();
   int64_t row = 0;
+  int64_t first_new = 0;  // generated rows that follow each other are stored together
+  const auto store_rows_before = [&](int64_t end) {
+    if (new_keys_.empty()) return;
+    store_new(k.slice(first_new, end - first_new), v.slice(first_new, end - first_new), stream);
+  };
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
+    if (rows.prompt) store_rows_before(row);
     const ConstTensorView k_rows = k.slice(row, rows.rows);
     const ConstTensorView v_rows = v.slice(row, rows.rows);
     if (rows.prompt) {
@@ -189,7 +221,8 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
       attend_prompt(sequence, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
       append(sequence, layer, k_rows, v_rows, stream);
     } else {
-      append(sequence, layer, k_rows, v_rows, stream);
+      if (new_keys_.empty()) first_new = row;
+      append_row(sequence, layer);
       const float* q_row = q.slice(row, 1).as<float>();
       float* out_row = out.slice(row, 1).as<float>();
       for (int head = 0; head < shape_.kv_heads; ++head) {
@@ -202,6 +235,7 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
     }
     row += rows.rows;
   }
+  store_rows_before(row);
   decode_.run(shape_, scale, stream);
 }
 
