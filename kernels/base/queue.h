@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 // GPUs and their queues. A build without CUDA links no_cuda/queue.cpp instead, where there is no
@@ -32,6 +33,13 @@ void release(int index, std::byte* data) noexcept;
 /// Copies between any two addresses of host or GPU and waits for it.
 void copy_now(void* to, const void* from, size_t bytes);
 
+/// Host bytes, and where they go within an upload.
+struct UploadPart {
+  const void* from = nullptr;
+  size_t bytes = 0;
+  size_t at = 0;
+};
+
 /// The queue of one Stream: everything given to it runs in order.
 class Queue {
  public:
@@ -50,6 +58,8 @@ class Queue {
   /// Copies host bytes to the GPU; the address is valid for what is queued before the next call
   /// but a few. `from` may be reused at once.
   const std::byte* upload(const void* from, size_t bytes);
+  /// The same of several parts, in `bytes` bytes side by side.
+  const std::byte* upload(std::span<const UploadPart> parts, size_t bytes);
   /// Copies between two addresses, of which at least one is on the GPU, in the queue's order. Host
   /// memory may be reused, or read, when it returns.
   void copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes);

@@ -28,40 +28,56 @@ constexpr int kQueries = 4;  // of one pass over codes
 
 // ----------------------------------------------------------------- what the host says of a layer
 
-/// Items for the kernel that serves every format, and for those of packed_codes.h.
-struct Items {
-  std::vector<Item> any;
-  std::array<std::vector<Item>, kCodeKernels> code;
+/// The runs that a kernel serves.
+struct Served {
+  std::vector<int> runs;
+  Pieces pieces;
+
+  void clear() {
+    runs.clear();
+    pieces = {};
+  }
+  void add(int run, int count) {
+    runs.push_back(run);
+    ++pieces.runs;
+    pieces.most = std::max(pieces.most, static_cast<unsigned>(count));
+  }
+};
+
+/// The runs of keys, or of values: last those of the kernel that serves every format.
+struct Side {
+  std::array<Served, kCodeKernels + 1> served;
   int parts = 0;
 
   void clear() {
-    any.clear();
-    for (std::vector<Item>& items : code) items.clear();
+    for (Served& runs : served) runs.clear();
     parts = 0;
   }
 };
 
-/// Slots of an item of a lane of `slots`: it depends on nothing else, so that a lane's sums do not
+/// Slots of a piece of a lane of `slots`: it depends on nothing else, so that a lane's sums do not
 /// depend on its company.
-int item_slots(int slots) { return slots >= 4096 ? 1024 : slots >= 1024 ? 512 : 256; }
+int piece_slots(int slots) { return slots >= 4096 ? 1024 : slots >= 1024 ? 512 : 256; }
 
-/// Arrays that travel to the GPU in one copy.
+/// Arrays that travel to the GPU in one copy. They must not move before upload().
 class Packet {
  public:
   template <class T>
   size_t add(std::span<const T> values) {
-    const size_t at = (bytes_.size() + 15) / 16 * 16;
-    bytes_.resize(at + values.size_bytes());
-    if (!values.empty()) std::memcpy(bytes_.data() + at, values.data(), values.size_bytes());
+    const size_t at = bytes_;
+    parts_.push_back({values.data(), values.size_bytes(), at});
+    bytes_ = (at + values.size_bytes() + 15) / 16 * 16;
     return at;
   }
-  void clear() { bytes_.clear(); }
-  const std::byte* upload(Stream& stream) {
-    return stream.queue().upload(bytes_.data(), std::max<size_t>(bytes_.size(), 16));
+  void clear() {
+    parts_.clear();
+    bytes_ = 0;
   }
+  const std::byte* upload(Stream& stream) { return stream.queue().upload(parts_, bytes_); }
 
  private:
-  std::vector<std::byte> bytes_;
+  std::vector<UploadPart> parts_;
+  size_t bytes_ = 0;
 };
 
 /// The host's side of a layer, kept between calls so that decode allocates nothing.
@@ -70,8 +86,9 @@ struct Plan {
   std::vector<DeviceRun> runs;
   std::vector<DeviceBlock> blocks;
   std::vector<PackedFormat> formats;
+  std::vector<const PackedFormat*> known;  // where formats came from
   std::vector<ScoreRemap> remaps;
-  Items keys, values;
+  Side keys, values;
   std::vector<uint64_t> bits;                   // live bitmaps
   std::vector<std::pair<size_t, size_t>> live;  // block, its first word in `bits`
   Packet packet;
@@ -81,6 +98,7 @@ struct Plan {
     runs.clear();
     blocks.clear();
     formats.clear();
+    known.clear();
     remaps.clear();
     keys.clear();
     values.clear();
@@ -89,13 +107,13 @@ struct Plan {
     packet.clear();
   }
 
-  int format_of(const PackedFormat& format) {
-    const auto same = [&](const PackedFormat& other) {
-      return std::memcmp(&other, &format, sizeof format) == 0;
-    };
-    const auto at = std::find_if(formats.begin(), formats.end(), same) - formats.begin();
-    if (at == static_cast<std::ptrdiff_t>(formats.size())) formats.push_back(format);
-    return static_cast<int>(at);
+  int16_t format_of(const PackedFormat& format) {
+    const auto at = std::find(known.begin(), known.end(), &format) - known.begin();
+    if (at == static_cast<std::ptrdiff_t>(known.size())) {
+      known.push_back(&format);
+      formats.push_back(format);
+    }
+    return static_cast<int16_t>(at);
   }
 
   void add_block(const PackedBlock& block, int first_slot) {
@@ -106,82 +124,46 @@ struct Plan {
     blocks.push_back({block.codes, block.scales, block.zeros, nullptr, block.rows, first_slot});
   }
 
-  /// The runs of a lane, cut into items. Returns how many items.
+  /// The runs of a lane, cut into pieces. Returns how many.
   int add_runs(std::span<const SlotRun> from, bool are_keys, int lane, int head_dim, int slots,
-               Items& all) {
-    const int before = all.parts;
+               Side& side) {
+    const int before = side.parts;
     int slot = 0;
     int selected = 0;
     for (const SlotRun& run : from) {
-      DeviceRun made{};
+      DeviceRun& made = runs.emplace_back();
+      made.lane = lane;
       made.slots = run.slots;
       made.first_slot = slot;
       made.selection = run.selection;
       made.selected_of = run.selected_of;
       made.selected_bit = run.selected_bit;
       made.q = run.q;
-      const auto index = static_cast<int>(runs.size());
       const int kernel = code_kernel(run, are_keys, head_dim);
-      std::vector<Item>& items = kernel < 0 ? all.any : all.code[static_cast<size_t>(kernel)];
-      const int most = kernel < 0 ? kItemSlots : item_slots(slots);
+      const int most = kernel < 0 ? kItemSlots : piece_slots(slots);
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
-        for (int first = 0; first < run.slots; first += most) {
-          items.push_back({lane, index, first, std::min(most, run.slots - first), all.parts++});
-        }
+        made.units = run.slots;
+        made.step = most;
       } else {
         made.format = format_of(*run.format);
-        if (run.code_stride != 0 && run.blocks.size() > 4 && run.blocks[0].rows <= most) {
-          add_even_run(run, slot, lane, most, made, items, all.parts);
-          runs.push_back(made);
-          advance(run, slot, selected);
-          continue;
-        }
-        int at = slot;
-        int rows = 0;
-        auto first = static_cast<int>(blocks.size());
-        for (const PackedBlock& block : run.blocks) {
-          // A block of many rows is cut by rows: each part points into it.
-          for (int row = 0; row < block.rows; row += most) {
-            if (rows >= most) {
-              items.push_back(
-                  {lane, index, first, static_cast<int>(blocks.size()) - first, all.parts++});
-              first = static_cast<int>(blocks.size());
-              rows = 0;
-            }
-            PackedBlock part = block;
-            part.rows = std::min(most, block.rows - row);
-            part.codes += static_cast<size_t>(row) * run.format->row_bytes();
-            if (run.format->axis == ScaleAxis::kToken) {
-              const size_t offset = static_cast<size_t>(row) *
-                                    static_cast<size_t>(run.format->groups()) *
-                                    dtype_bytes(run.format->meta);
-              part.scales += offset;
-              if (part.zeros != nullptr) part.zeros += offset;
-            }
-            if (block.live != nullptr) part.live = block.live + row / 64;
-            part.live_rows = part.rows;
-            if (part.live != nullptr) {
-              part.live_rows = 0;
-              for (int i = 0; i < part.rows; ++i) {
-                part.live_rows += static_cast<int>(part.live[i / 64] >> (i % 64) & 1);
-              }
-            }
-            add_block(part, at);
-            at += part.live_rows;
-            rows += part.rows;
-          }
-        }
-        if (rows > 0) {
-          items.push_back(
-              {lane, index, first, static_cast<int>(blocks.size()) - first, all.parts++});
+        if (run.code_stride != 0 && run.blocks[0].rows <= most) {
+          lay_evenly(run, most, made);
+        } else {
+          list_blocks(run, most, made);
         }
       }
-      runs.push_back(made);
+      made.pieces = static_cast<int>(ceil_div(made.units, made.step));
+      made.first_part = side.parts;
+      side.parts += made.pieces;
+      if (made.pieces > 0) {
+        side.served[static_cast<size_t>(kernel < 0 ? kCodeKernels : kernel)].add(
+            static_cast<int>(runs.size()) - 1, made.pieces);
+      }
       advance(run, slot, selected);
     }
-    return all.parts - before;
+    return side.parts - before;
   }
 
   static void advance(const SlotRun& run, int& slot, int& selected) {
@@ -195,20 +177,54 @@ struct Plan {
     selected = 0;
   }
 
-  void add_even_run(const SlotRun& run, int slot, int lane, int most, DeviceRun& made,
-                    std::vector<Item>& items, int& parts) {
+  static void lay_evenly(const SlotRun& run, int most, DeviceRun& made) {
     const PackedBlock& first = run.blocks[0];
-    made.first_block = {first.codes, first.scales, first.zeros, nullptr, first.rows, slot};
-    made.code_stride = run.code_stride;
-    made.scale_stride = run.scale_stride;
+    made.first_block = {first.codes, first.scales, first.zeros,
+                        nullptr,     first.rows,   made.first_slot};
+    made.code_stride = static_cast<int>(run.code_stride);
+    made.scale_stride = static_cast<int>(run.scale_stride);
     made.block_rows = first.rows;
     made.packed_rows = run.slots;
-    const auto blocks = static_cast<int>(run.blocks.size());
-    const int step = std::max(1, most / first.rows);
-    for (int block = 0; block < blocks; block += step) {
-      items.push_back(
-          {lane, static_cast<int>(runs.size()), block, std::min(step, blocks - block), parts++});
+    made.units = static_cast<int>(run.blocks.size());
+    made.step = std::max(1, most / first.rows);
+  }
+
+  /// Lists the run's blocks; one of many rows is cut by rows, each part points into it.
+  void list_blocks(const SlotRun& run, int most, DeviceRun& made) {
+    made.listed = static_cast<int>(blocks.size());
+    int at = made.first_slot;
+    int longest = 1;
+    for (const PackedBlock& block : run.blocks) {
+      for (int row = 0; row < block.rows; row += most) {
+        const PackedBlock part = part_of(*run.format, block, row, std::min(most, block.rows - row));
+        add_block(part, at);
+        at += part.live_rows;
+        longest = std::max(longest, part.rows);
+      }
     }
+    made.units = static_cast<int>(blocks.size()) - made.listed;
+    made.step = std::max(1, most / longest);
+  }
+
+  static PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row,
+                             int rows) {
+    if (rows == block.rows) return block;
+    PackedBlock part = block;
+    part.rows = part.live_rows = rows;
+    part.codes += static_cast<size_t>(row) * format.row_bytes();
+    if (format.axis == ScaleAxis::kToken) {
+      const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(format.groups()) *
+                            dtype_bytes(format.meta);
+      part.scales += offset;
+      if (part.zeros != nullptr) part.zeros += offset;
+    }
+    if (block.live == nullptr) return part;
+    part.live = block.live + row / 64;
+    part.live_rows = 0;
+    for (int i = 0; i < rows; ++i) {
+      part.live_rows += static_cast<int>(part.live[i / 64] >> (i % 64) & 1);
+    }
+    return part;
   }
 };
 
@@ -308,7 +324,8 @@ __device__ void for_codes(const PackedFormat& format, const uint8_t* row, const 
 /// share them; a lane multiplies one row.
 __global__ void __launch_bounds__(kThreads) score_items(DevicePlan plan) {
   extern __shared__ float shared[];
-  const Item item = plan.items[blockIdx.x];
+  Item item;
+  if (!find_item(plan, item)) return;
   const DeviceLane lane = plan.lanes[item.lane];
   const DeviceRun run = plan.runs[item.run];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -553,7 +570,8 @@ __device__ int selected_slot(const DeviceRun& run, int i) {
 /// Weighted sums of the values of an item; a thread has one channel.
 __global__ void add_values(DevicePlan plan) {
   __shared__ float weights[kItemSlots][kQueries];
-  const Item item = plan.items[blockIdx.x];
+  Item item;
+  if (!find_item(plan, item)) return;
   const DeviceLane lane = plan.lanes[item.lane];
   const DeviceRun run = plan.runs[item.run];
   const auto channel = static_cast<int>(threadIdx.x);
@@ -706,13 +724,9 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   const size_t remaps_at = packet.add(std::span<const ScoreRemap>(plan.remaps));
   std::array<size_t, kCodeKernels + 1> keys_at{};
   std::array<size_t, kCodeKernels + 1> values_at{};
-  for (const bool keys : {true, false}) {
-    const Items& items = keys ? plan.keys : plan.values;
-    auto& at = keys ? keys_at : values_at;
-    for (size_t i = 0; i < kCodeKernels; ++i) {
-      at[i] = packet.add(std::span<const Item>(items.code[i]));
-    }
-    at[kCodeKernels] = packet.add(std::span<const Item>(items.any));
+  for (size_t i = 0; i <= kCodeKernels; ++i) {
+    keys_at[i] = packet.add(std::span<const int>(plan.keys.served[i].runs));
+    values_at[i] = packet.add(std::span<const int>(plan.values.served[i].runs));
   }
   const std::byte* base = packet.upload(stream);
   const auto elements = static_cast<size_t>(q_per_kv) * static_cast<size_t>(head_dim);
@@ -722,7 +736,7 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
       reinterpret_cast<const DeviceBlock*>(base + blocks_at),
       reinterpret_cast<const PackedFormat*>(base + formats_at),
       reinterpret_cast<const ScoreRemap*>(base + remaps_at),
-      reinterpret_cast<const Item*>(base + keys_at[kCodeKernels]),
+      nullptr,
       reinterpret_cast<float*>(stream.queue().scratch(
           kLaneParts, (static_cast<size_t>(plan.values.parts) + 1) * elements * sizeof(float))),
       q_per_kv,
@@ -731,28 +745,32 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   int channels = head_dim;
   for (const PackedFormat& format : plan.formats) channels = std::max(channels, format.channels());
   const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(channels);
-  const auto with_items = [&](size_t at) {
+  const auto serving = [&](size_t at) {
     DevicePlan some = device;
-    some.items = reinterpret_cast<const Item*>(base + at);
+    some.served = reinterpret_cast<const int*>(base + at);
     return some;
   };
   for (size_t i = 0; i < kCodeKernels; ++i) {
-    const size_t count = plan.keys.code[i].size();
-    if (count > 0) score_codes(static_cast<CodeKernel>(i), with_items(keys_at[i]), count, stream);
+    const Pieces pieces = plan.keys.served[i].pieces;
+    if (pieces.runs > 0) {
+      score_codes(static_cast<CodeKernel>(i), serving(keys_at[i]), pieces, stream);
+    }
   }
-  if (!plan.keys.any.empty()) {
-    score_items<<<static_cast<unsigned>(plan.keys.any.size()), kThreads, shared, native(stream)>>>(
-        device);
+  if (const Pieces pieces = plan.keys.served[kCodeKernels].pieces; pieces.runs > 0) {
+    score_items<<<dim3(pieces.runs, pieces.most), kThreads, shared, native(stream)>>>(
+        serving(keys_at[kCodeKernels]));
   }
   launch_normalise(device, plan, stream);
   for (size_t i = 0; i < kCodeKernels; ++i) {
-    const size_t count = plan.values.code[i].size();
-    if (count > 0) add_codes(static_cast<CodeKernel>(i), with_items(values_at[i]), count, stream);
+    const Pieces pieces = plan.values.served[i].pieces;
+    if (pieces.runs > 0) {
+      add_codes(static_cast<CodeKernel>(i), serving(values_at[i]), pieces, stream);
+    }
   }
-  if (!plan.values.any.empty()) {
+  if (const Pieces pieces = plan.values.served[kCodeKernels].pieces; pieces.runs > 0) {
     const auto threads = static_cast<unsigned>(ceil_div(head_dim, 32) * 32);
-    add_values<<<static_cast<unsigned>(plan.values.any.size()), threads, 0, native(stream)>>>(
-        with_items(values_at[kCodeKernels]));
+    add_values<<<dim3(pieces.runs, pieces.most), threads, 0, native(stream)>>>(
+        serving(values_at[kCodeKernels]));
   }
   sum_parts<<<static_cast<unsigned>(plan.lanes.size()), 256, 0, native(stream)>>>(device);
   check_launch("attend_packed");

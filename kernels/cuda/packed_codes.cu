@@ -43,11 +43,12 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
   constexpr int kRowBytes = kDim * kBits / 8;
   constexpr int kHeld = kTilesHeld<kBits>;
   __shared__ RaisedQueries<kBits, kGroups> raised;
-  const Item item = plan.items[blockIdx.x];
+  Item item;
+  if (!find_item(plan, item)) return;
   const DeviceLane lane = plan.lanes[item.lane];
   const DeviceRun run = plan.runs[item.run];
   const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
-  const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries * kGroups;
+  const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const Place place;
   const int blocks = kRows ? 1 : item.count;
   raised.fill(run.q != nullptr ? run.q : lane.q, plan.q_per_kv, first_query, plan.scale);
@@ -201,11 +202,12 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   constexpr bool kRows = kBits == 16;
   constexpr int kScales = Tile::kScales;
   __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
-  const Item item = plan.items[blockIdx.x];
+  Item item;
+  if (!find_item(plan, item)) return;
   const DeviceLane lane = plan.lanes[item.lane];
   const DeviceRun run = plan.runs[item.run];
   const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
-  const int first_query = static_cast<int>(blockIdx.y) * kGroupQueries * kGroups;
+  const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const Place place;
   const int blocks = kRows ? 1 : item.count;
   // Threads of queries beyond the last read the last one's weights; nobody reads what they add.
@@ -381,12 +383,11 @@ void launch_values(const DevicePlan& plan, dim3 grid, Stream& stream) {
   add_tiles<kBits, kKind, kGroups><<<grid, kThreads, 0, native(stream)>>>(plan);
 }
 
-/// Calls launch(groups) with how many groups of queries a block serves, as a constant, and the
-/// grid.
+/// Calls launch(groups, grid) with how many groups of queries a block serves, as a constant.
 template <class Launch>
-void with_groups(const DevicePlan& plan, size_t count, const Launch& launch) {
+void with_groups(const DevicePlan& plan, Pieces pieces, const Launch& launch) {
   const int groups = plan.q_per_kv <= kGroupQueries ? 1 : 2;
-  const dim3 grid(static_cast<unsigned>(count),
+  const dim3 grid(pieces.runs, pieces.most,
                   static_cast<unsigned>(ceil_div(plan.q_per_kv, groups * kGroupQueries)));
   if (groups == 1) {
     launch(std::integral_constant<int, 1>{}, grid);
@@ -425,8 +426,8 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   return (grouped ? kGrouped1 : kToken1) + width;
 }
 
-void score_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream) {
-  with_groups(plan, count, [&](auto constant, dim3 grid) {
+void score_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream) {
+  with_groups(plan, pieces, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
     if (kernel == kCodes1) launch_scores<1, kGroups>(plan, grid, stream);
     if (kernel == kCodes2) launch_scores<2, kGroups>(plan, grid, stream);
@@ -436,8 +437,8 @@ void score_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream
   });
 }
 
-void add_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream) {
-  with_groups(plan, count, [&](auto constant, dim3 grid) {
+void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream) {
+  with_groups(plan, pieces, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
     constexpr ValueScales kBlock = ValueScales::kBlock;
     constexpr ValueScales kToken = ValueScales::kToken;

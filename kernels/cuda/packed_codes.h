@@ -29,8 +29,14 @@ enum CodeKernel : int {
 /// its first and last block if they lie evenly.
 int code_kernel(const SlotRun& run, bool keys, int head_dim);
 
-/// Scores of the keys of `count` items (plan.items), or partial sums of their values.
-void score_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream);
-void add_codes(CodeKernel kernel, const DevicePlan& plan, size_t count, Stream& stream);
+/// The runs of a launch, and how many pieces the longest of them has.
+struct Pieces {
+  unsigned runs = 0;
+  unsigned most = 0;
+};
+
+/// Scores of the keys of the runs in plan.served, or partial sums of their values.
+void score_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
+void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

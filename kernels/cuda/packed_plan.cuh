@@ -19,22 +19,29 @@ struct DeviceBlock {
   int first_slot;  // of the lane
 };
 
+/// Slots of one lane whose keys (or values) are stored alike, cut into pieces of work.
 struct DeviceRun {
   const std::byte* rows;  // null: packed
   const float* q;
   const uint64_t* selection;
-  DType dtype;
-  int format;
+  // Blocks that lie evenly, counted from this one; else block_rows is 0 and they are listed.
+  DeviceBlock first_block;
+  int code_stride;
+  int scale_stride;
+  int block_rows;
+  int packed_rows;
+  int listed;  // index of the first block in the list
+  int units;   // blocks, or of full rows slots
+  int step;    // units of a piece
+  int pieces;
+  int first_part;  // of values: where the sums of piece 0 go
+  int lane;
   int slots;
   int first_slot;
   int selected_of;
+  int16_t format;
+  DType dtype;
   bool selected_bit;
-  // Blocks that lie evenly, counted from this one; else block_rows is 0 and items count in a list.
-  DeviceBlock first_block;
-  std::ptrdiff_t code_stride;
-  std::ptrdiff_t scale_stride;
-  int block_rows;
-  int packed_rows;
 };
 
 struct DeviceLane {
@@ -46,13 +53,13 @@ struct DeviceLane {
   int first_part, parts;  // partial outputs
 };
 
-/// Some blocks (or, of full rows, some slots) of one run.
+/// A piece of a run: units [first, first + count).
 struct Item {
   int lane;
   int run;
-  int first;  // block, or slot within the run
+  int first;
   int count;
-  int part;  // of values: where its sums go
+  int part;
 };
 
 /// Everything a launch reads.
@@ -62,20 +69,33 @@ struct DevicePlan {
   const DeviceBlock* blocks;
   const PackedFormat* formats;
   const ScoreRemap* remaps;
-  const Item* items;
-  float* parts;  // (items of values, q_per_kv, head_dim)
+  const int* served;  // the runs of a launch
+  float* parts;       // (pieces of values, q_per_kv, head_dim)
   int q_per_kv;
   int head_dim;
   float scale;
 };
 
+/// Piece blockIdx.y of run blockIdx.x of a launch; false if there is none.
+__device__ inline bool find_item(const DevicePlan& plan, Item& item) {
+  item.run = plan.served[blockIdx.x];
+  const DeviceRun& run = plan.runs[item.run];
+  const auto piece = static_cast<int>(blockIdx.y);
+  if (piece >= run.pieces) return false;
+  item.lane = run.lane;
+  item.first = piece * run.step;
+  item.count = min(run.step, run.units - item.first);
+  item.part = run.first_part + piece;
+  return true;
+}
+
 /// Block `index` of a run, or of the list where it does not lie evenly.
 __device__ inline DeviceBlock block_of(const DeviceBlock* list, const DeviceRun& run, int index) {
-  if (run.block_rows == 0) return list[index];
+  if (run.block_rows == 0) return list[run.listed + index];
   DeviceBlock block = run.first_block;
-  block.codes += index * run.code_stride;
-  block.scales += index * run.scale_stride;
-  if (block.zeros != nullptr) block.zeros += index * run.scale_stride;
+  block.codes += static_cast<int64_t>(index) * run.code_stride;
+  block.scales += static_cast<int64_t>(index) * run.scale_stride;
+  if (block.zeros != nullptr) block.zeros += static_cast<int64_t>(index) * run.scale_stride;
   block.rows = min(run.block_rows, run.packed_rows - index * run.block_rows);
   block.first_slot += index * run.block_rows;
   return block;

@@ -119,6 +119,7 @@ struct Queue::State {
     static_cast<void>(cudaStreamSynchronize(stream));
     for (std::byte* data : scratch) release(index, data);
     free_ring();
+    release(index, retired);
     for (cudaEvent_t event : ring.left) static_cast<void>(cudaEventDestroy(event));
     static_cast<void>(cudaStreamDestroy(stream));
     static_cast<void>(cudaGetLastError());
@@ -126,7 +127,8 @@ struct Queue::State {
 
   void free_ring() noexcept {
     static_cast<void>(cudaFreeHost(ring.host));
-    release(index, ring.device);
+    release(index, retired);
+    retired = ring.device;
     ring.host = ring.device = nullptr;
   }
 
@@ -147,6 +149,7 @@ struct Queue::State {
   std::array<std::byte*, kScratchSlots> scratch{};
   std::array<size_t, kScratchSlots> scratch_bytes{};
   Ring ring;
+  std::byte* retired = nullptr;  // the smaller ring before: uploads that nothing has used yet
 };
 
 Queue::Queue(int index) : state_(std::make_unique<State>(index)) {
@@ -180,9 +183,14 @@ std::byte* Queue::scratch(int slot, size_t bytes) {
 }
 
 const std::byte* Queue::upload(const void* from, size_t bytes) {
+  const UploadPart all{from, bytes, 0};
+  return upload({&all, 1}, bytes);
+}
+
+const std::byte* Queue::upload(std::span<const UploadPart> parts, size_t bytes) {
   State::Ring& ring = state_->ring;
   const size_t taken = (bytes + kUploadAlignment - 1) / kUploadAlignment * kUploadAlignment;
-  if (taken > ring.half_bytes) state_->make_ring(2 * taken);
+  if (taken > ring.half_bytes) state_->make_ring(2 * taken);  // waits: earlier uploads are used
   if (ring.used + taken > ring.half_bytes) {
     check(cudaEventRecord(ring.left[static_cast<size_t>(ring.half)], state_->stream), "upload");
     ring.half ^= 1;
@@ -191,7 +199,9 @@ const std::byte* Queue::upload(const void* from, size_t bytes) {
   }
   const size_t at = static_cast<size_t>(ring.half) * ring.half_bytes + ring.used;
   ring.used += taken;
-  std::memcpy(ring.host + at, from, bytes);
+  for (const UploadPart& part : parts) {
+    if (part.bytes > 0) std::memcpy(ring.host + at + part.at, part.from, part.bytes);
+  }
   check(cudaMemcpyAsync(ring.device + at, ring.host + at, bytes, cudaMemcpyHostToDevice,
                         state_->stream),
         "upload");
