@@ -257,7 +257,7 @@ void Plane::evict(int slot) noexcept {
   }
 }
 
-void Plane::add_runs(std::vector<SlotRun>& runs) const {
+void Plane::add_runs(RunList& runs) const noexcept {
   if (packed_ > 0) {
     SlotRun run;
     run.slots = packed_;

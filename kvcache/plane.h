@@ -25,6 +25,26 @@ struct PlaneCapacity {
 /// spec treats visual and text slots apart): packed blocks of its oldest rows, then a ring of its
 /// newest rows in full precision. Slots are counted over live rows, oldest first. Everything it
 /// stores lies in memory that it is given; bookkeeping is reserved by place(), so that nothing
+/// The runs of a lane, appended to memory that has room for them.
+class RunList {
+ public:
+  explicit RunList(SlotRun* memory) : begin_(memory) {}
+  int size() const noexcept { return size_; }
+  SlotRun& operator[](int i) noexcept { return begin_[i]; }
+  void push_back(const SlotRun& run) noexcept { begin_[size_++] = run; }
+  void insert(int at, const SlotRun& run) noexcept {
+    for (int i = size_++; i > at; --i) begin_[i] = begin_[i - 1];
+    begin_[at] = run;
+  }
+  std::span<const SlotRun> from(int first) const noexcept {
+    return {begin_ + first, static_cast<size_t>(size_ - first)};
+  }
+
+ private:
+  SlotRun* begin_;
+  int size_ = 0;
+};
+
 /// allocates afterwards.
 class Plane {
  public:
@@ -84,7 +104,7 @@ class Plane {
   void evict(int slot) noexcept;
 
   /// Appends the runs of this plane, oldest slots first, to `runs` (at most three).
-  void add_runs(std::vector<SlotRun>& runs) const;
+  void add_runs(RunList& runs) const noexcept;
 
  private:
   /// Where a block lies.

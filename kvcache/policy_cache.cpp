@@ -11,13 +11,7 @@
 
 namespace kvlm {
 
-namespace {
-
-// Runs of slots that one lane's keys and values make at most: for each store packed blocks, and the
-// ring in two parts, twice; protected values once more.
-constexpr size_t kRunsPerLane = 13;
-
-}  // namespace
+namespace {}  // namespace
 
 PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena_bytes,
                          Device device)
@@ -134,13 +128,14 @@ void PolicyCache::reserve_workspace() {
     if (buffer.size() < size) buffer.resize(size);
   };
   plain_.reserve(shape_, 2 * lanes, rows);
-  packed_.reserve(lanes);
-  packed_lanes_.reserve(lanes);
-  new_keys_.reserve(lanes);
-  new_values_.reserve(lanes);
+  grow(packed_, lanes);
+  grow(packed_lanes_, lanes);
+  generated_.reserve(lanes / heads());
+  grow(new_keys_, lanes);
+  grow(new_values_, lanes);
   settling_.reserve(lanes / heads());
   flushed_.reserve(kFlushedTogether);
-  runs_.reserve(lanes * kRunsPerLane);
+  grow(runs_, lanes * kRunsPerLane);
   past_.reserve(2 * heads());
   weights_.grow(queries * rows);
   queries_.grow(3 * lanes * queries * dim());
@@ -154,7 +149,8 @@ void PolicyCache::reserve_workspace() {
       const Quantizer* quantizer = layouts_.quantizer(store, layer);
       if (quantizer == nullptr) continue;
       if (quantizer->remap(layer) != nullptr) {
-        remaps_.reserve(lanes * static_cast<size_t>(Layouts::kMaxImages));
+        remaps_per_lane_ = quantizer->per_image() ? static_cast<size_t>(Layouts::kMaxImages) : 1;
+        grow(remaps_, lanes * remaps_per_lane_);
       }
 
       if (quantizer->visual_only()) continue;
@@ -257,42 +253,27 @@ void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream&) {
 
 void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                          TensorView out, float scale, Stream& stream) {
-  plain_.clear();
-  packed_.clear();
-  packed_lanes_.clear();
-  runs_.clear();
-  remaps_.clear();
-  weights_taken_ = queries_taken_ = 0;
+  queries_copied_ = 0;
+  generated_.clear();
   const float* queries = q.as<float>();
   const bool decodes =
       std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
   if (decodes && out.data() == q.data()) {
     // Packed attention reads queries to its end, and its output takes their place.
-    queries_taken_ = static_cast<size_t>(q.elements());
-    queries_.grow(3 * queries_taken_);
+    queries_copied_ = static_cast<size_t>(q.elements());
+    queries_.grow(3 * queries_copied_);
     copy(TensorView(queries_.data(), DType::kF32, q.shape(), q.device()), q, stream);
     queries = queries_.data();
   }
-  const auto query_row = static_cast<size_t>(shape_.q_heads) * dim();
   int64_t row = 0;
-  int64_t first_new = 0;  // generated rows that follow each other are stored together
-  const auto store_rows_before = [&](int64_t end) {
-    if (new_keys_.empty()) return;
-    store_new(k.slice(first_new, end - first_new), v.slice(first_new, end - first_new), stream);
-  };
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
-    if (rows.prompt) store_rows_before(row);
     const ConstTensorView q_rows = q.empty() ? q : q.slice(row, rows.rows);
     const ConstTensorView k_rows = k.slice(row, rows.rows);
     const ConstTensorView v_rows = v.slice(row, rows.rows);
     const TensorView out_rows = out.empty() ? out : out.slice(row, rows.rows);
     if (!rows.prompt) {
-      LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-      if (new_keys_.empty()) first_new = row;
-      append_row(state, kTextRow);
-      add_decode(state, layer, queries + static_cast<size_t>(row) * query_row,
-                 out_rows.as<float>());
+      generated_.push_back({&sequence, row, nullptr});
     } else if (sequence.prompted) {
       attend_later_prompt(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
     } else {
@@ -300,8 +281,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     }
     row += rows.rows;
   }
-  store_rows_before(row);
-  run_decode(scale, stream);
+  if (decodes) decode(layer, queries, k, v, out, scale, stream);
 }
 
 void PolicyCache::end(Stream& stream) {

@@ -216,6 +216,8 @@ class PolicyCache final : public KvCache {
     std::array<int32_t, 2> summed_rows{};
     std::vector<float> protection;  // (prompt rows,)
   };
+  /// A lane has keys and values of two stores, each in at most three runs, and protected values.
+  static constexpr size_t kRunsPerLane = 13;
   /// Sequences whose full windows are packed in one call: they share the floats on the way.
   static constexpr size_t kFlushedTogether = 32;
   /// Float rows of every kv_head, (rows, head_dim) on the cache's device.
@@ -262,13 +264,15 @@ class PolicyCache final : public KvCache {
   void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
 
   // policy_decode.cpp
-  void append_row(LayerState& state, int16_t tag);
-  void store_new(ConstTensorView k, ConstTensorView v, Stream& stream);
-  void add_decode(LayerState& state, int layer, const float* q, float* out);
-  float* take_query_space() noexcept;
-  void add_value_runs(const Lane& lane);
-  void add_remaps(const StorePlanes& visual, int layer);
-  void run_decode(float scale, Stream& stream);
+  void append_row(LayerState& state, int16_t tag, size_t first_lane);
+  void store_new(ConstTensorView k, ConstTensorView v, size_t first_lane, Stream& stream);
+  void decode(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
+              float scale, Stream& stream);
+  void describe_lane(Lane& lane, int layer, size_t index);
+  void add_value_runs(const Lane& lane, RunList& runs) const;
+  void add_key_runs(const Lane& lane, size_t store, int layer, size_t index, RunList& runs);
+  std::span<const ScoreRemap> remaps_of(const StorePlanes& visual, int layer, size_t index);
+  void run_packed(std::span<PackedLane> lanes, float scale, Stream& stream);
   void settle(Stream& stream);
   void flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream);
   void flush(std::span<LayerState* const> states, int layer, size_t store, Part part,
@@ -280,7 +284,6 @@ class PolicyCache final : public KvCache {
   int evict_slot(Lane& lane, int slot) noexcept;
   std::span<const float> token_order(const Lane& lane) noexcept;
   std::span<const float> mean_weights(const Sequence& sequence, int pair) noexcept;
-  void add_key_runs(const Lane& lane, size_t store, int layer, const float* q);
   void turn_sinks(LayerState& state, int sinks, int by);
   /// Lets a quantizer learn what it wants to know of keys, and notes the bytes.
   void learn(const Quantizer& quantizer, LayerState& state, size_t store,
@@ -310,14 +313,22 @@ class PolicyCache final : public KvCache {
   std::vector<LayerState*> flushed_;
   std::vector<KeyValueRows> past_;
   RowAttention plain_;
+  /// A generated row, while a layer attends.
+  struct Generated {
+    Sequence* sequence;
+    int64_t row;     // of the step
+    float* weights;  // (kv_heads, q_per_kv, at most max_rows)
+  };
+  std::vector<Generated> generated_;
+  // By number of the generated row times kv_heads, plus the kv_head; then those of packed lanes.
   std::vector<PackedLane> packed_;
   std::vector<Lane*> packed_lanes_;
-  std::vector<SlotRun> runs_;
-  std::vector<ScoreRemap> remaps_;
+  std::vector<SlotRun> runs_;       // (lanes, kRunsPerLane)
+  std::vector<ScoreRemap> remaps_;  // (lanes, remaps_per_lane_)
+  size_t remaps_per_lane_ = 0;
   FloatSpace weights_;
-  size_t weights_taken_ = 0;
   FloatSpace queries_;  // copies of a pass's queries, then those that were turned
-  size_t queries_taken_ = 0;
+  size_t queries_copied_ = 0;
   std::vector<PackJob> jobs_;
   std::vector<const std::byte*> row_sources_;
   std::vector<std::byte*> row_targets_;

@@ -59,11 +59,13 @@ void erase_bit(uint64_t* bits, int i, int n) noexcept {
 }  // namespace
 
 /// Makes room for one row in every lane of a layer: store_new() fills it.
-void PolicyCache::append_row(LayerState& state, int16_t tag) {
+void PolicyCache::append_row(LayerState& state, int16_t tag, size_t first_lane) {
   const size_t store = store_of(tag);
-  for (Lane& lane : state.lanes) {
-    new_keys_.push_back(lane.stores[store].keys.push_row());
-    new_values_.push_back(lane.stores[store].values.push_row());
+  for (size_t head = 0; head < heads(); ++head) {
+    Lane& lane = state.lanes[head];
+    new_keys_[first_lane + head] = lane.stores[store].keys.push_row();
+    new_values_[first_lane + head] = lane.stores[store].values.push_row();
+    if (parts_.retention == nullptr) continue;
     lane.tags.push_back(tag);
     if (lane.weights == nullptr) continue;
     float* newest = &newest_weight(lane, store);
@@ -73,12 +75,14 @@ void PolicyCache::append_row(LayerState& state, int16_t tag) {
   }
 }
 
-/// Stores what append_row() made room for, (rows, kv_heads, head_dim) of each.
-void PolicyCache::store_new(ConstTensorView k, ConstTensorView v, Stream& stream) {
-  narrow_rows(new_keys_, parts_.rows, shape_.head_dim, k.as<float>(), stream);
-  narrow_rows(new_values_, parts_.rows, shape_.head_dim, v.as<float>(), stream);
-  new_keys_.clear();
-  new_values_.clear();
+/// Stores rows that append_row() made room for, (rows, kv_heads, head_dim) of each.
+void PolicyCache::store_new(ConstTensorView k, ConstTensorView v, size_t first_lane,
+                            Stream& stream) {
+  const size_t lanes = static_cast<size_t>(k.shape()[0]) * heads();
+  narrow_rows(std::span(new_keys_).subspan(first_lane, lanes), parts_.rows, shape_.head_dim,
+              k.as<float>(), stream);
+  narrow_rows(std::span(new_values_).subspan(first_lane, lanes), parts_.rows, shape_.head_dim,
+              v.as<float>(), stream);
 }
 
 /// Lane slots are those of kVisual, then those of kRest.
@@ -86,81 +90,109 @@ float& PolicyCache::newest_weight(Lane& lane, size_t store) noexcept {
   return lane.weights[(store == kRest ? lane.slots() : lane.stores[kVisual].keys.slots()) - 1];
 }
 
-/// Queues the attention of one sequence's query row over a layer.
-///   q, out  (q_heads, head_dim)
-void PolicyCache::add_decode(LayerState& state, int layer, const float* q, float* out) {
+/// Appends and attends the generated rows of a step.
+///   q  (rows, q_heads, head_dim), which `out` may not overlap
+void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTensorView v,
+                         TensorView out, float scale, Stream& stream) {
+  const size_t lanes = generated_.size() * heads();
+  assert(lanes <= packed_.size());
   const auto queries = static_cast<size_t>(shape_.q_per_kv());
-  for (Lane& lane : state.lanes) {
-    const StorePlanes& visual = lane.stores[kVisual];
-    const StorePlanes& rest = lane.stores[kRest];
-    const bool plain = visual.keys.unbroken() && visual.values.unbroken() && rest.keys.unbroken() &&
-                       rest.values.unbroken() && lane.weights == nullptr;
-    if (plain) {
-      std::array<KeyValueRows, kStores> rows;
-      size_t count = 0;
-      for (const StorePlanes& planes : lane.stores) {
-        const int full = planes.keys.full();
-        if (full == 0) continue;
-        rows[count++] = {planes.keys.full_row(0), planes.values.full_row(0), parts_.rows, full};
-      }
-      plain_.add(q, std::span(rows).first(count), out, shape_);
-    } else {
-      PackedLane packed;
-      // The output may take the place of the query, which the kernel reads to the end.
-      packed.q = q;
-      packed.out = out;
-      packed.slots = lane.slots();
-      packed.weights = weights_.data() + weights_taken_;
-      weights_taken_ += queries * static_cast<size_t>(packed.slots);
-      assert(weights_taken_ <= weights_.size());
-      assert(runs_.size() + 13 <= runs_.capacity());
-      const size_t keys = runs_.size();
-      for (const size_t store : {size_t{kVisual}, size_t{kRest}})
-        add_key_runs(lane, store, layer, q);
-      const size_t values = runs_.size();
-      visual.values.add_runs(runs_);
-      add_value_runs(lane);
-      packed.keys = std::span(runs_).subspan(keys, values - keys);
-      packed.values = std::span(runs_).subspan(values);
-      const size_t remaps = remaps_.size();
-      add_remaps(visual, layer);
-      packed.remaps = std::span(remaps_).subspan(remaps);
-      packed_.push_back(packed);
-      packed_lanes_.push_back(&lane);
-    }
-    q += queries * dim();
-    out += queries * dim();
+  const size_t row_elements = static_cast<size_t>(shape_.q_heads) * dim();
+  float* weights = weights_.data();
+  for (Generated& generated : generated_) {
+    generated.weights = weights;
+    weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
+  for (size_t i = 0; i < generated_.size(); ++i) {
+    const Generated& generated = generated_[i];
+    LayerState& state = generated.sequence->layers[static_cast<size_t>(layer)];
+    append_row(state, kTextRow, i * heads());
+    const size_t room = queries * static_cast<size_t>(generated.sequence->size.max_rows);
+    for (size_t head = 0; head < heads(); ++head) {
+      PackedLane& packed = packed_[i * heads() + head];
+      const size_t at = static_cast<size_t>(generated.row) * row_elements + head * queries * dim();
+      packed.q = q + at;
+      packed.out = out.as<float>() + at;
+      packed.weights = generated.weights + head * room;
+      describe_lane(state.lanes[head], layer, i * heads() + head);
+    }
+  }
+  // Rows that follow each other are stored together.
+  for (size_t first = 0; first < generated_.size();) {
+    size_t end = first + 1;
+    while (end < generated_.size() && generated_[end].row == generated_[end - 1].row + 1) ++end;
+    const auto count = static_cast<int64_t>(end - first);
+    store_new(k.slice(generated_[first].row, count), v.slice(generated_[first].row, count),
+              first * heads(), stream);
+    first = end;
+  }
+  // Lanes that hold nothing packed are attended like plain rows.
+  plain_.clear();
+  size_t kept = 0;
+  for (size_t i = 0; i < lanes; ++i) {
+    const PackedLane& packed = packed_[i];
+    if (packed.slots > 0) {
+      packed_lanes_[kept] = packed_lanes_[i];
+      packed_[kept++] = packed;
+      continue;
+    }
+    std::array<KeyValueRows, kStores> rows;
+    size_t count = 0;
+    for (const StorePlanes& planes : packed_lanes_[i]->stores) {
+      const int full = planes.keys.full();
+      if (full == 0) continue;
+      rows[count++] = {planes.keys.full_row(0), planes.values.full_row(0), parts_.rows, full};
+    }
+    plain_.add(packed.q, std::span(rows).first(count), packed.out, shape_);
+  }
+  plain_.run(shape_, scale, stream);
+  run_packed(std::span(packed_).first(kept), scale, stream);
+}
+
+/// What packed attention has to know of lane number `index`; 0 slots if it holds plain rows only.
+void PolicyCache::describe_lane(Lane& lane, int layer, size_t index) {
+  PackedLane& packed = packed_[index];
+  packed_lanes_[index] = &lane;
+  const StorePlanes& visual = lane.stores[kVisual];
+  const StorePlanes& rest = lane.stores[kRest];
+  const bool plain = visual.keys.unbroken() && visual.values.unbroken() && rest.keys.unbroken() &&
+                     rest.values.unbroken() && lane.weights == nullptr;
+  packed.slots = plain ? 0 : lane.slots();
+  packed.guarded_remaps = 0;
+  if (plain) return;
+  RunList runs(runs_.data() + index * kRunsPerLane);
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    add_key_runs(lane, store, layer, index, runs);
+  }
+  packed.keys = runs.from(0);
+  visual.values.add_runs(runs);
+  add_value_runs(lane, runs);
+  assert(static_cast<size_t>(runs.size()) <= kRunsPerLane);
+  packed.values = runs.from(static_cast<int>(packed.keys.size()));
+  packed.remaps = remaps_of(visual, layer, index);
 }
 
 /// The keys of a store, with the queries in their basis.
-void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, const float* q) {
+void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, size_t index,
+                               RunList& runs) {
   const Plane& keys = lane.stores[store].keys;
-  const size_t first = runs_.size();
-  keys.add_runs(runs_);
+  const int first = runs.size();
+  keys.add_runs(runs);
   const Quantizer* packer = layouts_.quantizer(store, layer);
   if (packer == nullptr || !packer->changes_basis() || keys.packed() == 0) return;
-  float* turned = take_query_space();
-  packer->query_to_basis(lane.facts[store], q, shape_.q_per_kv(), turned);
-  for (size_t i = first; i < runs_.size(); ++i) {
-    if (runs_[i].format != nullptr) runs_[i].q = turned;
+  const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
+  float* turned = queries_.data() + queries_copied_ + (kStores * index + store) * elements;
+  packer->query_to_basis(lane.facts[store], packed_[index].q, shape_.q_per_kv(), turned);
+  for (int i = first; i < runs.size(); ++i) {
+    if (runs[i].format != nullptr) runs[i].q = turned;
   }
 }
 
-/// Room for a lane's queries in another basis, for the time of this layer.
-float* PolicyCache::take_query_space() noexcept {
-  const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
-  assert(queries_taken_ + elements <= queries_.size());
-  float* space = queries_.data() + queries_taken_;
-  queries_taken_ += elements;
-  return space;
-}
-
 /// The values of kRest, of which protected ones lie apart.
-void PolicyCache::add_value_runs(const Lane& lane) {
+void PolicyCache::add_value_runs(const Lane& lane, RunList& runs) const {
   const StorePlanes& rest = lane.stores[kRest];
-  const size_t first = runs_.size();
-  rest.values.add_runs(runs_);
+  const int first = runs.size();
+  rest.values.add_runs(runs);
   if (rest.protected_values.packed() == 0) return;
   SlotRun apart;
   apart.slots = rest.protected_values.packed();
@@ -170,51 +202,52 @@ void PolicyCache::add_value_runs(const Lane& lane) {
   apart.selected_bit = true;
   apart.selected_of = lane.packed_values();
   apart.selection_ends = true;
-  if (rest.values.packed() > 0) {
-    SlotRun& others = runs_[first];
-    others.selection = lane.protected_bits;
-    others.selected_of = apart.selected_of;
-    runs_.insert(runs_.begin() + static_cast<std::ptrdiff_t>(first) + 1, apart);
-  } else {
-    runs_.insert(runs_.begin() + static_cast<std::ptrdiff_t>(first), apart);
-  }
+  if (rest.values.packed() == 0) return runs.insert(first, apart);
+  SlotRun& others = runs[first];
+  others.selection = lane.protected_bits;
+  others.selected_of = apart.selected_of;
+  runs.insert(first + 1, apart);
 }
 
 /// CalibQuant's remap of visual scores: over all of them, or picture by picture.
-void PolicyCache::add_remaps(const StorePlanes& visual, int layer) {
+std::span<const ScoreRemap> PolicyCache::remaps_of(const StorePlanes& visual, int layer,
+                                                   size_t index) {
   const Quantizer* quantizer = layouts_.quantizer(kVisual, layer);
-  if (quantizer == nullptr || visual.keys.packed() == 0) return;
+  if (quantizer == nullptr || visual.keys.packed() == 0) return {};
   const RemapRule* rule = quantizer->remap(layer);
-  if (rule == nullptr) return;
+  if (rule == nullptr) return {};
+  ScoreRemap* remaps = remaps_.data() + index * remaps_per_lane_;
   ScoreRemap remap;
   remap.tau_low = rule->tau_low;
   remap.tau_high = rule->tau_high;
   remap.guarded = rule->guarded;
   if (!quantizer->per_image()) {
     remap.slots = visual.keys.packed();
-    remaps_.push_back(remap);
-    return;
+    *remaps = remap;
+    return {remaps, 1};
   }
+  size_t count = 0;
   for (const PackedBlock& block : visual.keys.blocks()) {
     remap.slots = block.live_rows;
-    remaps_.push_back(remap);
+    remaps[count++] = remap;
     remap.first += block.live_rows;
   }
+  assert(count <= remaps_per_lane_);
+  return {remaps, count};
 }
 
-void PolicyCache::run_decode(float scale, Stream& stream) {
-  plain_.run(shape_, scale, stream);
-  if (packed_.empty()) return;
-  attend_packed(packed_, shape_.q_per_kv(), shape_.head_dim, scale, stream);
+void PolicyCache::run_packed(std::span<PackedLane> lanes, float scale, Stream& stream) {
+  if (lanes.empty()) return;
+  attend_packed(lanes, shape_.q_per_kv(), shape_.head_dim, scale, stream);
   const auto queries = static_cast<size_t>(shape_.q_per_kv());
-  for (size_t i = 0; i < packed_.size(); ++i) {
-    guarded_remaps_ += packed_[i].guarded_remaps;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    guarded_remaps_ += lanes[i].guarded_remaps;
     Lane& lane = *packed_lanes_[i];
     if (lane.weights == nullptr) continue;
-    const auto n = static_cast<size_t>(packed_[i].slots);
+    const auto n = static_cast<size_t>(lanes[i].slots);
     for (size_t j = 0; j < n; ++j) {
       float sum = 0;
-      for (size_t head = 0; head < queries; ++head) sum += packed_[i].weights[head * n + j];
+      for (size_t head = 0; head < queries; ++head) sum += lanes[i].weights[head * n + j];
       lane.weights[j] += sum / static_cast<float>(queries);
     }
   }

@@ -154,7 +154,7 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
     for (const int32_t slot : selection.slots[selection.slots.size() > 1 ? head : 0]) {
       const int16_t tag = sequence.modality[static_cast<size_t>(slot)];
       slots[store_of(tag)][head].push_back(slot);
-      state.lanes[head].tags.push_back(tag);
+      if (parts_.retention != nullptr) state.lanes[head].tags.push_back(tag);
     }
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       counts[head][store] = static_cast<int>(slots[store][head].size());
@@ -485,8 +485,8 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   }
   for (int row = 0; row < rows.rows; ++row) {
     const int16_t tag = rows.modality.empty() ? kTextRow : rows.modality[static_cast<size_t>(row)];
-    append_row(state, tag);
-    store_new(k.slice(row, 1), v.slice(row, 1), stream);
+    append_row(state, tag, 0);
+    store_new(k.slice(row, 1), v.slice(row, 1), 0, stream);
     for (size_t head = 0; head < heads() && columns > 0; ++head) {
       const size_t first = columns - static_cast<size_t>(rows.rows);
       newest_weight(state.lanes[head], store_of(tag)) =

@@ -83,7 +83,10 @@ class Packet {
 /// The host's side of a layer, kept between calls so that decode allocates nothing.
 struct Plan {
   std::vector<DeviceLane> lanes;
-  std::vector<DeviceRun> runs;
+  std::vector<DeviceRun> runs;  // keys of lane 0, its values, keys of lane 1, ...
+  std::vector<int> kernels;     // of runs: a CodeKernel, or kCodeKernels for the one for any format
+  std::vector<const SlotRun*> sources;
+  std::vector<size_t> first_runs;  // of lanes
   std::vector<DeviceBlock> blocks;
   std::vector<PackedFormat> formats;
   std::vector<const PackedFormat*> known;  // where formats came from
@@ -95,7 +98,7 @@ struct Plan {
 
   void clear() {
     lanes.clear();
-    runs.clear();
+    first_runs.clear();
     blocks.clear();
     formats.clear();
     known.clear();
@@ -105,6 +108,12 @@ struct Plan {
     bits.clear();
     live.clear();
     packet.clear();
+  }
+
+  void resize_runs(size_t count) {
+    runs.resize(count);
+    kernels.resize(count);
+    sources.resize(count);
   }
 
   int16_t format_of(const PackedFormat& format) {
@@ -124,14 +133,13 @@ struct Plan {
     blocks.push_back({block.codes, block.scales, block.zeros, nullptr, block.rows, first_slot});
   }
 
-  /// The runs of a lane, cut into pieces. Returns how many.
-  int add_runs(std::span<const SlotRun> from, bool are_keys, int lane, int head_dim, int slots,
-               Side& side) {
-    const int before = side.parts;
+  /// What runs say of themselves, from runs[first] on.
+  void describe_runs(std::span<const SlotRun> from, bool are_keys, int lane, int head_dim,
+                     size_t first) {
     int slot = 0;
     int selected = 0;
     for (const SlotRun& run : from) {
-      DeviceRun& made = runs.emplace_back();
+      DeviceRun made{};
       made.lane = lane;
       made.slots = run.slots;
       made.first_slot = slot;
@@ -140,28 +148,42 @@ struct Plan {
       made.selected_bit = run.selected_bit;
       made.q = run.q;
       const int kernel = code_kernel(run, are_keys, head_dim);
-      const int most = kernel < 0 ? kItemSlots : piece_slots(slots);
+      const int most =
+          kernel < 0 ? kItemSlots : piece_slots(lanes[static_cast<size_t>(lane)].slots);
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
         made.units = run.slots;
         made.step = most;
-      } else {
-        made.format = format_of(*run.format);
-        if (run.code_stride != 0 && run.blocks[0].rows <= most) {
-          lay_evenly(run, most, made);
-        } else {
-          list_blocks(run, most, made);
-        }
+      } else if (run.code_stride != 0 && run.blocks[0].rows <= most) {
+        lay_evenly(run, most, made);
       }
-      made.pieces = static_cast<int>(ceil_div(made.units, made.step));
-      made.first_part = side.parts;
-      side.parts += made.pieces;
-      if (made.pieces > 0) {
-        side.served[static_cast<size_t>(kernel < 0 ? kCodeKernels : kernel)].add(
-            static_cast<int>(runs.size()) - 1, made.pieces);
-      }
+      runs[first] = made;
+      kernels[first] = kernel < 0 ? kCodeKernels : kernel;
+      sources[first++] = &run;
       advance(run, slot, selected);
+    }
+  }
+
+  /// Cuts runs [first, last) into pieces and gives each run to its kernel. Returns how many pieces.
+  int cut_runs(size_t first, size_t last, Side& side) {
+    const int before = side.parts;
+    for (size_t i = first; i < last; ++i) {
+      DeviceRun& run = runs[i];
+      const SlotRun& source = *sources[i];
+      if (source.format != nullptr) run.format = format_of(*source.format);
+      if (run.step == 0) {
+        const bool any = kernels[i] == kCodeKernels;
+        list_blocks(source,
+                    any ? kItemSlots : piece_slots(lanes[static_cast<size_t>(run.lane)].slots),
+                    run);
+      }
+      run.pieces = static_cast<int>(ceil_div(run.units, run.step));
+      run.first_part = side.parts;
+      side.parts += run.pieces;
+      if (run.pieces > 0) {
+        side.served[static_cast<size_t>(kernels[i])].add(static_cast<int>(i), run.pieces);
+      }
     }
     return side.parts - before;
   }
@@ -694,8 +716,8 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   }
   static thread_local Plan plan;
   plan.clear();
+  size_t run_count = 0;
   for (PackedLane& lane : lanes) {
-    const auto index = static_cast<int>(plan.lanes.size());
     DeviceLane made{};
     made.q = lane.q;
     made.weights = lane.weights;
@@ -704,11 +726,20 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
     made.first_remap = static_cast<int>(plan.remaps.size());
     made.remaps = static_cast<int>(lane.remaps.size());
     plan.remaps.insert(plan.remaps.end(), lane.remaps.begin(), lane.remaps.end());
-    plan.add_runs(lane.keys, true, index, head_dim, lane.slots, plan.keys);
-    made.first_part = plan.values.parts;
-    made.parts = plan.add_runs(lane.values, false, index, head_dim, lane.slots, plan.values);
     plan.lanes.push_back(made);
+    plan.first_runs.push_back(run_count);
+    run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
+  }
+  plan.resize_runs(run_count);
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const size_t first = plan.first_runs[i];
+    const size_t values = first + lanes[i].keys.size();
+    plan.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, first);
+    plan.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, values);
+    plan.cut_runs(first, values, plan.keys);
+    plan.lanes[i].first_part = plan.values.parts;
+    plan.lanes[i].parts = plan.cut_runs(values, values + lanes[i].values.size(), plan.values);
   }
   // Bitmaps travel first, by themselves, so that blocks can say where theirs is.
   if (!plan.bits.empty()) {

@@ -36,8 +36,9 @@ cudaDataType_t blas_type(DType dtype) {
 /// which column-major BLAS sees as y^T = w x^T.
 class Product {
  public:
-  Product(cublasLtHandle_t handle, DType dtype, int64_t rows, int64_t in, int64_t out, bool bias,
-          bool add)
+  /// Rows of y begin `stride` floats apart.
+  Product(cublasLtHandle_t handle, DType dtype, int64_t rows, int64_t in, int64_t out,
+          int64_t stride, bool bias, bool add)
       : handle_(handle), beta_(add ? 1.0f : 0.0f) {
     const cudaDataType_t type = blas_type(dtype);
     check_blas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
@@ -52,7 +53,7 @@ class Product {
     const auto k = static_cast<uint64_t>(in);
     check_blas(cublasLtMatrixLayoutCreate(&w_, type, k, m, in), "linear");
     check_blas(cublasLtMatrixLayoutCreate(&x_, type, k, n, in), "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&y_, CUDA_R_32F, m, n, out), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&y_, CUDA_R_32F, m, n, stride), "linear");
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(cublasLtMatmulPreferenceCreate(&preference), "linear");
     const size_t workspace = kWorkspaceBytes;
@@ -109,17 +110,19 @@ class Products {
     return all[device];
   }
 
-  Product& get(DType dtype, int64_t rows, int64_t in, int64_t out, bool bias, bool add) {
+  Product& get(DType dtype, int64_t rows, int64_t in, int64_t out, int64_t stride, bool bias,
+               bool add) {
     if (handle_ == nullptr) check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
     // Prompts come in every length: old plans go before there are too many.
     if (plans_.size() > 4096) plans_.clear();
     return plans_
-        .try_emplace({dtype, rows, in, out, bias, add}, handle_, dtype, rows, in, out, bias, add)
+        .try_emplace({dtype, rows, in, out, stride, bias, add}, handle_, dtype, rows, in, out,
+                     stride, bias, add)
         .first->second;
   }
 
  private:
-  using Key = std::tuple<DType, int64_t, int64_t, int64_t, bool, bool>;
+  using Key = std::tuple<DType, int64_t, int64_t, int64_t, int64_t, bool, bool>;
   cublasLtHandle_t handle_ = nullptr;
   std::map<Key, Product> plans_;
 };
@@ -275,7 +278,7 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   cuda::convert(x, y, stream);
   cuda::convert(w, y, stream);
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  Product& product = Products::of(device.index).get(dtype, size, size, size, false, false);
+  Product& product = Products::of(device.index).get(dtype, size, size, size, size, false, false);
   const auto run = [&] {
     product.run(y.as<float>(), x.view().data(), w.view().data(), nullptr, workspace,
                 native(stream));
@@ -328,9 +331,22 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
     operand = rounded;
   }
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
+  // Vocabularies are odd, and results whose rows begin at odd places are made several times slower.
+  const int64_t stride = add ? out : ceil_div(out, 4) * 4;
+  auto* result = y.as<float>();
+  if (stride != out) {
+    result = reinterpret_cast<float*>(stream.queue().scratch(
+        kGemmResult, static_cast<size_t>(rows) * static_cast<size_t>(stride) * sizeof(float)));
+  }
   Products::of(stream.device().index)
-      .get(w.dtype(), rows, in, out, bias_data != nullptr, add)
-      .run(y.as<float>(), operand, w.data(), bias_data, workspace, native(stream));
+      .get(w.dtype(), rows, in, out, stride, bias_data != nullptr, add)
+      .run(result, operand, w.data(), bias_data, workspace, native(stream));
+  if (stride == out) return;
+  const auto row_bytes = static_cast<size_t>(out) * sizeof(float);
+  check(cudaMemcpy2DAsync(y.data(), row_bytes, result, static_cast<size_t>(stride) * sizeof(float),
+                          row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
+                          native(stream)),
+        "linear");
 }
 
 }  // namespace kvlm::cuda

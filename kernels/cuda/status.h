@@ -22,6 +22,7 @@ inline cudaStream_t native(Stream& stream) { return static_cast<cudaStream_t>(st
 enum ScratchSlot : int {
   kGemmWorkspace,
   kGemmOperand,
+  kGemmResult,
   kAttentionParts,
   kLaneParts,
   kLaneQueries,
