@@ -36,9 +36,8 @@ cudaDataType_t blas_type(DType dtype) {
 /// which column-major BLAS sees as y^T = w x^T.
 class Product {
  public:
-  /// Rows of y begin `stride` floats apart.
-  Product(cublasLtHandle_t handle, DType dtype, int64_t rows, int64_t in, int64_t out,
-          int64_t stride, bool bias, bool add)
+  Product(cublasLtHandle_t handle, DType dtype, int64_t rows, int64_t in, int64_t out, bool bias,
+          bool add)
       : handle_(handle), beta_(add ? 1.0f : 0.0f) {
     const cudaDataType_t type = blas_type(dtype);
     check_blas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
@@ -53,7 +52,7 @@ class Product {
     const auto k = static_cast<uint64_t>(in);
     check_blas(cublasLtMatrixLayoutCreate(&w_, type, k, m, in), "linear");
     check_blas(cublasLtMatrixLayoutCreate(&x_, type, k, n, in), "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&y_, CUDA_R_32F, m, n, stride), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&y_, CUDA_R_32F, m, n, out), "linear");
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(cublasLtMatmulPreferenceCreate(&preference), "linear");
     const size_t workspace = kWorkspaceBytes;
@@ -110,19 +109,17 @@ class Products {
     return all[device];
   }
 
-  Product& get(DType dtype, int64_t rows, int64_t in, int64_t out, int64_t stride, bool bias,
-               bool add) {
+  Product& get(DType dtype, int64_t rows, int64_t in, int64_t out, bool bias, bool add) {
     if (handle_ == nullptr) check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
     // Prompts come in every length: old plans go before there are too many.
     if (plans_.size() > 4096) plans_.clear();
     return plans_
-        .try_emplace({dtype, rows, in, out, stride, bias, add}, handle_, dtype, rows, in, out,
-                     stride, bias, add)
+        .try_emplace({dtype, rows, in, out, bias, add}, handle_, dtype, rows, in, out, bias, add)
         .first->second;
   }
 
  private:
-  using Key = std::tuple<DType, int64_t, int64_t, int64_t, int64_t, bool, bool>;
+  using Key = std::tuple<DType, int64_t, int64_t, int64_t, bool, bool>;
   cublasLtHandle_t handle_ = nullptr;
   std::map<Key, Product> plans_;
 };
@@ -209,24 +206,29 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-/// Any alignment and width: one warp an output.
+/// Any alignment and width: one warp an output. Rows of y begin `stride` floats apart.
 template <class T>
 __global__ void __launch_bounds__(32 * kWarps)
-    odd_rows(float* y, const float* x, const T* w, const float* bias, int64_t in, int64_t out,
-             int64_t rows, bool add) {
+    odd_rows(float* y, int64_t stride, const float* x, const T* w, const float* bias, int64_t in,
+             int64_t out, bool add) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kWarps + threadIdx.x / 32;
+  const int64_t row = blockIdx.x;
   if (column >= out) return;
-  for (int64_t row = 0; row < rows; ++row) {
-    float sum = 0;
-    for (int64_t i = lane; i < in; i += 32) sum += load_float(w[column * in + i]) * x[row * in + i];
-    sum = warp_sum(sum);
-    if (lane == 0) {
-      if (bias != nullptr) sum += bias[column];
-      float* to = y + row * out + column;
-      *to = add ? *to + sum : sum;
-    }
-  }
+  float sum = 0;
+  for (int64_t i = lane; i < in; i += 32) sum += load_float(w[column * in + i]) * x[row * in + i];
+  sum = warp_sum(sum);
+  if (lane != 0) return;
+  if (bias != nullptr) sum += bias[column];
+  float* to = y + row * stride + column;
+  *to = add ? *to + sum : sum;
+}
+
+template <class T>
+void launch_odd(float* y, int64_t stride, const float* x, const T* w, const float* bias,
+                int64_t rows, int64_t in, int64_t out, bool add, Stream& stream) {
+  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(out, kWarps)));
+  odd_rows<T><<<grid, 32 * kWarps, 0, native(stream)>>>(y, stride, x, w, bias, in, out, add);
 }
 
 template <class T, int kRows>
@@ -278,7 +280,7 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   cuda::convert(x, y, stream);
   cuda::convert(w, y, stream);
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  Product& product = Products::of(device.index).get(dtype, size, size, size, size, false, false);
+  Product& product = Products::of(device.index).get(dtype, size, size, size, false, false);
   const auto run = [&] {
     product.run(y.as<float>(), x.view().data(), w.view().data(), nullptr, workspace,
                 native(stream));
@@ -315,9 +317,8 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
       if (regular) {
         multiply_few(y.as<float>(), x.as<float>(), weights, bias_data, rows, in, out, add, stream);
       } else {
-        odd_rows<T>
-            <<<static_cast<unsigned>(ceil_div(out, kWarps)), 32 * kWarps, 0, native(stream)>>>(
-                y.as<float>(), x.as<float>(), weights, bias_data, in, out, rows, add);
+        launch_odd(y.as<float>(), out, x.as<float>(), weights, bias_data, rows, in, out, add,
+                   stream);
       }
     });
     return check_launch("linear");
@@ -331,22 +332,34 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
     operand = rounded;
   }
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  // Vocabularies are odd, and results whose rows begin at odd places are made several times slower.
-  const int64_t stride = add ? out : ceil_div(out, 4) * 4;
+  // Vocabularies are odd, and results of an odd width are made several times slower: the last few
+  // columns are made apart.
+  constexpr int64_t kWidth = 16;
+  const int64_t even = add ? out : out / kWidth * kWidth;
   auto* result = y.as<float>();
-  if (stride != out) {
-    result = reinterpret_cast<float*>(stream.queue().scratch(
-        kGemmResult, static_cast<size_t>(rows) * static_cast<size_t>(stride) * sizeof(float)));
+  if (even == 0 || even == out) {
+    Products::of(stream.device().index)
+        .get(w.dtype(), rows, in, out, bias_data != nullptr, add)
+        .run(result, operand, w.data(), bias_data, workspace, native(stream));
+    return;
   }
+  const auto row_bytes = static_cast<size_t>(even) * sizeof(float);
+  std::byte* part = stream.queue().scratch(kGemmResult, static_cast<size_t>(rows) * row_bytes);
   Products::of(stream.device().index)
-      .get(w.dtype(), rows, in, out, stride, bias_data != nullptr, add)
-      .run(result, operand, w.data(), bias_data, workspace, native(stream));
-  if (stride == out) return;
-  const auto row_bytes = static_cast<size_t>(out) * sizeof(float);
-  check(cudaMemcpy2DAsync(y.data(), row_bytes, result, static_cast<size_t>(stride) * sizeof(float),
+      .get(w.dtype(), rows, in, even, bias_data != nullptr, add)
+      .run(reinterpret_cast<float*>(part), operand, w.data(), bias_data, workspace, native(stream));
+  check(cudaMemcpy2DAsync(result, static_cast<size_t>(out) * sizeof(float), part, row_bytes,
                           row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                           native(stream)),
         "linear");
+  with_type(w.dtype(), [&](auto* type) {
+    using T = typename TypeOf<decltype(type)>::Type;
+    const T* rest = reinterpret_cast<const T*>(w.data()) + even * in;
+    launch_odd(result + even, out, x.as<float>(), rest,
+               bias_data == nullptr ? nullptr : bias_data + even, rows, in, out - even, false,
+               stream);
+  });
+  check_launch("linear");
 }
 
 }  // namespace kvlm::cuda
