@@ -269,6 +269,7 @@ class PolicyCache final : public KvCache {
   void decode(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
   void describe_lane(Lane& lane, int layer, size_t index);
+  void prefetch_generated(size_t i, int layer) const noexcept;
   void add_value_runs(const Lane& lane, RunList& runs) const;
   void add_key_runs(const Lane& lane, size_t store, int layer, size_t index, RunList& runs);
   std::span<const ScoreRemap> remaps_of(const StorePlanes& visual, int layer, size_t index);

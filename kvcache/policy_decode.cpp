@@ -104,6 +104,7 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
   for (size_t i = 0; i < generated_.size(); ++i) {
+    prefetch_generated(i, layer);
     const Generated& generated = generated_[i];
     LayerState& state = generated.sequence->layers[static_cast<size_t>(layer)];
     append_row(state, kTextRow, i * heads());
@@ -147,6 +148,29 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
   }
   plain_.run(shape_, scale, stream);
   run_packed(std::span(packed_).first(kept), scale, stream);
+}
+
+/// Fetches what the next few generated rows will need, each step of the way one row earlier.
+void PolicyCache::prefetch_generated(size_t i, int layer) const noexcept {
+  const auto state = [&](size_t ahead) -> const LayerState* {
+    if (i + ahead >= generated_.size()) return nullptr;
+    return &generated_[i + ahead].sequence->layers[static_cast<size_t>(layer)];
+  };
+  const auto for_planes = [&](const LayerState& of, const auto& body) {
+    for (const Lane& lane : of.lanes) {
+      for (size_t store = parts_.split ? kVisual : kRest; store < kStores; ++store) {
+        body(lane.stores[store].keys);
+        body(lane.stores[store].values);
+      }
+    }
+  };
+  if (const LayerState* far = state(3)) __builtin_prefetch(far);
+  if (const LayerState* next = state(2)) {
+    for_planes(*next, [](const Plane& plane) { plane.prefetch(); });
+  }
+  if (const LayerState* near = state(1)) {
+    for_planes(*near, [](const Plane& plane) { plane.prefetch_blocks(); });
+  }
 }
 
 /// What packed attention has to know of lane number `index`; 0 slots if it holds plain rows only.

@@ -157,6 +157,8 @@ struct Plan {
         made.step = most;
       } else if (run.code_stride != 0 && run.blocks[0].rows <= most) {
         lay_evenly(run, most, made);
+      } else if (run.blocks.size() == 1 && run.blocks[0].live == nullptr) {
+        split_evenly(run, most, made);
       }
       runs[first] = made;
       kernels[first] = kernel < 0 ? kCodeKernels : kernel;
@@ -209,6 +211,22 @@ struct Plan {
     made.packed_rows = run.slots;
     made.units = static_cast<int>(run.blocks.size());
     made.step = std::max(1, most / first.rows);
+  }
+
+  /// One block of many rows, as blocks of `most` rows that have scales in common unless they are
+  /// of tokens.
+  static void split_evenly(const SlotRun& run, int most, DeviceRun& made) {
+    const PackedBlock& block = run.blocks[0];
+    const PackedFormat& format = *run.format;
+    made.first_block = {block.codes, block.scales, block.zeros, nullptr, most, made.first_slot};
+    made.code_stride = most * static_cast<int>(format.row_bytes());
+    if (format.axis == ScaleAxis::kToken) {
+      made.scale_stride = most * format.groups() * static_cast<int>(dtype_bytes(format.meta));
+    }
+    made.block_rows = most;
+    made.packed_rows = run.slots;
+    made.units = static_cast<int>(ceil_div(run.slots, most));
+    made.step = 1;
   }
 
   /// Lists the run's blocks; one of many rows is cut by rows, each part points into it.
