@@ -1,7 +1,8 @@
 """The bundled model through vlm-run: the gates over the whole held-out sets, and parity with transformers.
 
-KVLM_BUILD names the build folder. Under a sanitizer (KVLM_SANITIZE) a step takes tens of times as long: then three
-images are compared with transformers, and the gates are left to the release build. Standard library only.
+KVLM_BUILD names the build folder, KVLM_TEST_DEVICE=cuda the GPU, on which f16 and bf16 weights both have to pass.
+Under a sanitizer (KVLM_SANITIZE) a step takes tens of times as long: then three images are compared with
+transformers, and the gates are left to the release build. Standard library only.
 """
 
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 POCKET = ROOT / "tools" / "pocket"
 SANITIZED = bool(os.environ.get("KVLM_SANITIZE"))
+DEVICE = os.environ.get("KVLM_TEST_DEVICE", "cpu")
 PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release")) / "tools" / "vlm-run"
 
 
@@ -22,7 +24,9 @@ def answers(requests: Path, folder: Path, *flags: str) -> dict:
     """The records that vlm-run writes for a file of requests, by id."""
     out = folder / (requests.stem + ".out.jsonl")
     subprocess.run(
-        [PROGRAM, "-q", "--batch", requests, "--out", out, "--batch-size", "8", *flags], check=True
+        [PROGRAM, "-q", "--device", DEVICE, "--batch", requests, "--out", out]
+        + ["--batch-size", "8", *flags],
+        check=True,
     )
     return {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
 
@@ -35,16 +39,18 @@ class PocketGates(unittest.TestCase):
 
     @unittest.skipIf(SANITIZED, "the gates are measured on the release build")
     def test_held_out_sets_pass_the_gates(self):
-        files = []
-        for name in ("captions", "documents", "questions"):
-            records = answers(POCKET / "heldout" / f"{name}.jsonl", self.path)
-            self.assertEqual(len(records), 200)
-            files.append(self.path / f"{name}.out.jsonl")
-        score = subprocess.run(
-            [sys.executable, POCKET / "score.py", *files, "--gate"], capture_output=True, text=True
-        )
-        print("\n".join(score.stdout.splitlines()[:8]), file=sys.stderr)
-        self.assertEqual(score.returncode, 0, score.stdout[:2000])
+        for dtype in ("f16", "bf16") if DEVICE == "cuda" else ("auto",):
+            files = []
+            for name in ("captions", "documents", "questions"):
+                (self.path / f"{name}.out.jsonl").unlink(missing_ok=True)
+                records = answers(POCKET / "heldout" / f"{name}.jsonl", self.path, "--dtype", dtype)
+                self.assertEqual(len(records), 200)
+                files.append(self.path / f"{name}.out.jsonl")
+            score = subprocess.run(
+                [sys.executable, POCKET / "score.py", *files, "--gate"], capture_output=True, text=True
+            )
+            print(dtype, "\n".join(score.stdout.splitlines()[:8]), file=sys.stderr)
+            self.assertEqual(score.returncode, 0, score.stdout[:2000])
 
     def test_fifty_images_give_the_tokens_of_transformers_in_fp32(self):
         reference = json.loads((POCKET / "reference" / "greedy_fp32.json").read_text())
