@@ -259,7 +259,7 @@ void Plane::evict(int slot) noexcept {
 
 void Plane::add_runs(RunList& runs) const noexcept {
   if (packed_ > 0) {
-    SlotRun run;
+    SlotRun& run = runs.add();
     run.slots = packed_;
     run.format = &layout_.plan->format;
     run.blocks = blocks_;
@@ -267,16 +267,14 @@ void Plane::add_runs(RunList& runs) const noexcept {
       run.code_stride = blocks_[1].codes - blocks_[0].codes;
       run.scale_stride = blocks_[1].scales - blocks_[0].scales;
     }
-    runs.push_back(run);
   }
   const int first = std::min(full_, ring_rows_ - ring_first_);
   for (const auto& [begin, count] : {std::pair(0, first), std::pair(first, full_ - first)}) {
     if (count == 0) continue;
-    SlotRun run;
+    SlotRun& run = runs.add();
     run.slots = count;
     run.rows = full_row(begin);
     run.dtype = layout_.dtype;
-    runs.push_back(run);
   }
 }
 

@@ -31,7 +31,7 @@ class RunList {
   explicit RunList(SlotRun* memory) : begin_(memory) {}
   int size() const noexcept { return size_; }
   SlotRun& operator[](int i) noexcept { return begin_[i]; }
-  void push_back(const SlotRun& run) noexcept { begin_[size_++] = run; }
+  SlotRun& add() noexcept { return begin_[size_++] = SlotRun(); }
   void insert(int at, const SlotRun& run) noexcept {
     for (int i = size_++; i > at; --i) begin_[i] = begin_[i - 1];
     begin_[at] = run;

@@ -324,7 +324,8 @@ class PolicyCache final : public KvCache {
   // By number of the generated row times kv_heads, plus the kv_head; then those of packed lanes.
   std::vector<PackedLane> packed_;
   std::vector<Lane*> packed_lanes_;
-  std::vector<SlotRun> runs_;       // (lanes, kRunsPerLane)
+  std::vector<SlotRun> runs_;  // of the lanes described so far
+  size_t runs_taken_ = 0;
   std::vector<ScoreRemap> remaps_;  // (lanes, remaps_per_lane_)
   size_t remaps_per_lane_ = 0;
   FloatSpace weights_;

@@ -103,6 +103,7 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     generated.weights = weights;
     weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
+  runs_taken_ = 0;
   for (size_t i = 0; i < generated_.size(); ++i) {
     prefetch_generated(i, layer);
     const Generated& generated = generated_[i];
@@ -184,14 +185,15 @@ void PolicyCache::describe_lane(Lane& lane, int layer, size_t index) {
   packed.slots = plain ? 0 : lane.slots();
   packed.guarded_remaps = 0;
   if (plain) return;
-  RunList runs(runs_.data() + index * kRunsPerLane);
+  RunList runs(runs_.data() + runs_taken_);
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     add_key_runs(lane, store, layer, index, runs);
   }
   packed.keys = runs.from(0);
   visual.values.add_runs(runs);
   add_value_runs(lane, runs);
-  assert(static_cast<size_t>(runs.size()) <= kRunsPerLane);
+  runs_taken_ += static_cast<size_t>(runs.size());
+  assert(runs_taken_ <= runs_.size());
   packed.values = runs.from(static_cast<int>(packed.keys.size()));
   packed.remaps = remaps_of(visual, layer, index);
 }

@@ -139,7 +139,7 @@ struct Plan {
     int slot = 0;
     int selected = 0;
     for (const SlotRun& run : from) {
-      DeviceRun made{};
+      DeviceRun& made = runs[first] = DeviceRun();
       made.lane = lane;
       made.slots = run.slots;
       made.first_slot = slot;
@@ -160,7 +160,6 @@ struct Plan {
       } else if (run.blocks.size() == 1 && run.blocks[0].live == nullptr) {
         split_evenly(run, most, made);
       }
-      runs[first] = made;
       kernels[first] = kernel < 0 ? kCodeKernels : kernel;
       sources[first++] = &run;
       advance(run, slot, selected);

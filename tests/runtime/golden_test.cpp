@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <regex>
@@ -231,7 +232,16 @@ TEST_P(Golden, PixelValuesOfBothBackendsEqualTheReference) {
   }
 }
 
+/// On a GPU half-precision weights are multiplied with activations rounded alike: then the gates of
+/// half arithmetic apply (HalfGolden), not those of f32.
+bool rounds_activations(const std::filesystem::path& checkpoint) {
+  return test::test_device().kind == DeviceKind::kCuda &&
+         checkpoint.filename().string().ends_with("f16");  // bf16 too
+}
+constexpr const char* kHalfGates = "activations are rounded here: HalfGolden has their gates";
+
 TEST_P(Golden, EveryTapEqualsTheReference) {
+  if (rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
   Taps taps;
   const auto cache = model_.cache("f32");
   Generator generator(*model_, *cache, model_.stream());
@@ -250,6 +260,7 @@ TEST_P(Golden, EveryTapEqualsTheReference) {
 }
 
 TEST_P(Golden, LastLogitsOfThePilBackendEqualTheReference) {
+  if (rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
   const std::string name = golden_.tapped("logits_last_pil");
   if (!tensors_.has(name)) return;  // no pictures, or ids and logits only
   LoadOptions options;
@@ -263,6 +274,7 @@ TEST_P(Golden, LastLogitsOfThePilBackendEqualTheReference) {
 
 /// Teacher-forced: every step is fed the reference's token, so one slip cannot hide the next.
 TEST_P(Golden, StepLogitsEqualTheReferenceTeacherForced) {
+  if (rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
   const std::vector<int32_t> ids = narrow(tensors_.integers(golden_.tensor("greedy_ids")));
   ASSERT_GE(ids.size(), 16u);
   const auto cache = model_.cache("f32");
@@ -375,9 +387,9 @@ Agreement agreement(const std::vector<std::vector<float>>& ours,
 
 class HalfGolden : public testing::TestWithParam<const char*> {};
 
-/// Weights in f16 and bf16: we compute in f32, so the tight gate is the reference's f32 arithmetic
-/// on the rounded weights; the reference's own half arithmetic is met within models.md 12.4, over
-/// all steps of all cases, since one of 32 is already 3 %.
+/// Weights in f16 and bf16: the CPU computes in f32, so there the tight gate is the reference's f32
+/// arithmetic on the rounded weights; the reference's own half arithmetic is met within
+/// models.md 12.4, over all steps of all cases, since one of 32 is already 3 %.
 TEST_P(HalfGolden, ForcedLogitsMeetTheirGates) {
   const LoadedModel model(test::golden_root() / GetParam());
   for (const char* kv : {"f32", "f16"}) {
@@ -398,6 +410,7 @@ TEST_P(HalfGolden, ForcedLogitsMeetTheirGates) {
           const auto row = std::span(all).subspan(step * vocab, vocab);
           references[name].emplace_back(row.begin(), row.end());
           if (name != std::string_view("forced_logits") || kv != std::string_view("f32")) continue;
+          if (rounds_activations(golden.folder)) continue;
           EXPECT_TRUE(within(fmt::format("{}[{}]", golden.tensor(name), step), logits[step], row,
                              kLogitGate));
         }
