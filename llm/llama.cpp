@@ -196,12 +196,12 @@ void Llama::mlp_block(const Layer& layer, TensorView x, TensorView normed, Strea
 }
 
 TensorView Llama::head(const DecoderStep& step, TensorView normed, Stream& stream) {
-  if (step.all_logits) {
+  const auto sequences = static_cast<int64_t>(step.sequences.size());
+  if (step.all_logits || normed.shape()[0] == sequences) {
     const TensorView logits = logits_.rows(normed.shape()[0], {config_.vocab_size});
     linear(logits, normed, lm_head_, {}, false, stream);
     return logits;
   }
-  const auto sequences = static_cast<int64_t>(step.sequences.size());
   const TensorView last = last_.rows(sequences, {config_.hidden});
   int64_t row = 0;
   for (int64_t i = 0; i < sequences; ++i) {
