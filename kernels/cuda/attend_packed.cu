@@ -269,17 +269,6 @@ struct Plan {
 
 // ---------------------------------------------------------------------------------------- kernels
 
-__device__ float element(const std::byte* row, DType dtype, int i) {
-  switch (dtype) {
-    case DType::kF16:
-      return __half2float(reinterpret_cast<const __half*>(row)[i]);
-    case DType::kBF16:
-      return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
-    default:
-      return reinterpret_cast<const float*>(row)[i];
-  }
-}
-
 __device__ bool is_live(const DeviceBlock& block, int row) {
   return block.live == nullptr || (block.live[row / 64] >> (row % 64) & 1) != 0;
 }

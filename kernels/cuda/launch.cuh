@@ -18,6 +18,18 @@ __device__ inline float load_float(float x) { return x; }
 __device__ inline float load_float(__half x) { return __half2float(x); }
 __device__ inline float load_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+/// Element `i` of a row.
+__device__ inline float element(const std::byte* row, DType dtype, int i) {
+  switch (dtype) {
+    case DType::kF16:
+      return __half2float(reinterpret_cast<const __half*>(row)[i]);
+    case DType::kBF16:
+      return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
+    default:
+      return reinterpret_cast<const float*>(row)[i];
+  }
+}
+
 template <class T>
 __device__ inline T store_float(float x);
 template <>

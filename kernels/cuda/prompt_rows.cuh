@@ -59,16 +59,4 @@ __device__ inline LocatedRow locate(const PromptRows& rows, int kv_head, int64_t
   return {data + column * rows.head_dim * size_of(run->dtype), run->dtype};
 }
 
-/// Element `i` of a row.
-__device__ inline float element(const std::byte* row, DType dtype, int i) {
-  switch (dtype) {
-    case DType::kF16:
-      return __half2float(reinterpret_cast<const __half*>(row)[i]);
-    case DType::kBF16:
-      return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
-    default:
-      return reinterpret_cast<const float*>(row)[i];
-  }
-}
-
 }  // namespace kvlm::cuda
