@@ -872,6 +872,19 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   blocks[1].live_rows -= 1;
   blocks[0].zeros = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("zero points"));
+  // Of blocks that lie evenly the first and the last are looked at.
+  keys = lane.keys();
+  blocks.assign(keys[0].blocks.begin(), keys[0].blocks.end());
+  blocks = {blocks[0], blocks[0], blocks[0]};
+  blocks[2].rows = blocks[2].live_rows = 7;
+  keys[0].blocks = blocks;
+  keys[0].code_stride = keys[0].scale_stride = 64;
+  keys[0].slots = 2 * 32 + 8;
+  EXPECT_THAT(message(bad), HasSubstr("have 71 live rows for 72"));
+  keys[0].slots = 71;
+  EXPECT_THAT(message(bad), HasSubstr("the keys hold 71 slots"));
+  blocks[2].scales = nullptr;
+  EXPECT_THAT(message(bad), HasSubstr("lacks its codes"));
   keys = lane.keys();
   PackedFormat format = *keys[0].format;
   keys[0].format = &format;
