@@ -96,10 +96,14 @@ class Feeder {
   std::vector<float> v(const Input& input, int layer) const {
     return values(input, layer, 2, shape_.kv_heads * shape_.head_dim);
   }
-  Tensor embeddings(const Input& input) const {
-    Tensor x(DType::kF32, {static_cast<int64_t>(input.modality.size()), kHidden});
-    const std::vector<float> numbers = values(input, 0, 3, kHidden);
-    std::copy(numbers.begin(), numbers.end(), x.view().as<float>());
+  Tensor embeddings(const std::vector<Input>& inputs) const {
+    std::vector<float> all;
+    for (const Input& input : inputs) {
+      const std::vector<float> numbers = values(input, 0, 3, kHidden);
+      all.insert(all.end(), numbers.begin(), numbers.end());
+    }
+    Tensor x(DType::kF32, {static_cast<int64_t>(all.size()) / kHidden, kHidden});
+    std::copy(all.begin(), all.end(), x.view().as<float>());
     return x;
   }
 
@@ -116,9 +120,7 @@ class Feeder {
       step.push_back(rows);
     }
     cache.begin(step);
-    if (cache.needs().prompt_embeddings && inputs.size() == 1) {
-      cache.give_embeddings(embeddings(inputs[0]).view(), stream_);
-    }
+    if (cache.needs().prompt_embeddings) cache.give_embeddings(embeddings(inputs).view(), stream_);
     std::vector<std::vector<float>> outputs;
     for (int layer = 0; layer < shape_.layers; ++layer) {
       std::vector<float> all[3];
@@ -210,7 +212,7 @@ void check_life_cycle(const LifeCycle& c) {
     }
     if (step == 0 && cache->needs().prompt_embeddings) {
       expected.set_protection(parts.packers[kRest][0]->protection_scores(
-          feeder.embeddings(input).view(), input.modality));
+          feeder.embeddings({input}).view(), input.modality));
     }
     const auto outputs = feeder.pass(*cache, {input});
     for (int layer = 0; layer < c.shape.layers; ++layer) {
@@ -409,6 +411,53 @@ TEST_P(EverySpec, PromptsMayComeWithoutQueries) {
 }
 
 /// Sequences of other lengths and pictures that come and go change nothing.
+/// A prompt between two generated rows of one pass: what is stored together lies apart.
+TEST_P(EverySpec, APromptBetweenGeneratedRowsChangesNothing) {
+  const std::vector<int16_t> prompts[] = {PromptShape{5, {40}, 9}.modality(),
+                                          PromptShape{2, {13, 30}, 20}.modality(),
+                                          PromptShape{20, {}, 0}.modality()};
+  constexpr int kSteps = 2;
+  std::vector<std::vector<std::vector<std::vector<float>>>> alone(3);
+  size_t bytes = 0;
+  for (size_t s = 0; s < 3; ++s) {
+    const SequenceSize size = size_of(prompts[s], kSteps);
+    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall,
+                                         size);
+    const auto cache = make(GetParam(), kSmall, size);
+    Feeder feeder(kSmall);
+    const SequenceId id = cache->open(size, "s");
+    const char name = static_cast<char>('a' + s);
+    alone[s].push_back(feeder.pass(*cache, {{name, id, 0, prompts[s], true}}));
+    for (int step = 0; step < kSteps; ++step) {
+      alone[s].push_back(
+          feeder.pass(*cache, {{name, id, size.prompt_rows + step, {kTextRow}, false}}));
+    }
+  }
+  PolicyCache cache(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall, bytes, {});
+  Feeder feeder(kSmall, 3);
+  SequenceId ids[3];
+  for (size_t s = 0; s < 3; ++s) ids[s] = cache.open(size_of(prompts[s], kSteps), "s");
+  const auto generated = [&](size_t s, int step) {
+    return Feeder::Input{static_cast<char>('a' + s),
+                         ids[s],
+                         static_cast<int>(prompts[s].size()) + step,
+                         {kTextRow},
+                         false};
+  };
+  feeder.pass(cache, {{'a', ids[0], 0, prompts[0], true}});
+  feeder.pass(cache, {{'c', ids[2], 0, prompts[2], true}});
+  feeder.pass(cache, {generated(0, 0), {'b', ids[1], 0, prompts[1], true}, generated(2, 0)});
+  const auto together = feeder.pass(cache, {generated(0, 1), generated(2, 1)});
+  const auto width = static_cast<size_t>(kSmall.q_heads) * static_cast<size_t>(kSmall.head_dim);
+  for (size_t layer = 0; layer < together.size(); ++layer) {
+    const auto begin = together[layer].begin();
+    const auto middle = begin + static_cast<std::ptrdiff_t>(width);
+    ASSERT_EQ(std::vector<float>(begin, middle), alone[0][2][layer]) << "layer " << layer;
+    ASSERT_EQ(std::vector<float>(middle, together[layer].end()), alone[2][2][layer])
+        << "layer " << layer;
+  }
+}
+
 TEST_P(EverySpec, CompanyChangesNothing) {
   const std::vector<int16_t> prompts[] = {PromptShape{5, {40}, 9}.modality(),
                                           PromptShape{2, {13, 30}, 20}.modality(),
