@@ -75,6 +75,11 @@ int64_t check_blocks(std::string_view op, const PackedFormat& format,
 int64_t check_even_blocks(std::string_view op, const PackedFormat& format,
                           std::span<const PackedBlock> blocks) {
   if (blocks.size() < 2) return check_blocks(op, format, blocks);
+  if (blocks.back().rows > blocks.front().rows) {
+    refuse(
+        "{}: blocks that lie evenly begin with {} rows and end with {}, expected at most as many",
+        op, blocks.front().rows, blocks.back().rows);
+  }
   const int64_t first = check_blocks(op, format, blocks.first(1));
   const int64_t last = check_blocks(op, format, blocks.last(1));
   return static_cast<int64_t>(blocks.size() - 1) * first + last;

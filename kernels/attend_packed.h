@@ -20,9 +20,9 @@ struct SlotRun {
   const PackedFormat* format = nullptr;
   std::span<const PackedBlock> blocks;  ///< live_rows sum to slots
   /// Blocks that lie evenly: the codes of block i are i * code_stride bytes after those of block 0,
-  /// its scales and zero points i * scale_stride; all rows are live, and all blocks but the last
-  /// have as many. Both 0: nothing is said. A kernel may then look at the first and last block
-  /// only.
+  /// its scales and zero points i * scale_stride; all rows are live, and all blocks
+  /// have as many, the last at most. Both 0: nothing is said. A kernel may then look at the first
+  /// and last block only.
   std::ptrdiff_t code_stride = 0;
   std::ptrdiff_t scale_stride = 0;
   /// Packed keys only: (q_per_kv, channels) the queries in the basis in which these keys were

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/cpu/row_moves.h"
@@ -42,6 +43,40 @@ void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const f
     return cuda::narrow_rows(rows, dtype, dim, x, stream);
   }
   cpu::narrow_rows(rows, dtype, dim, x, stream);
+}
+
+void close_gaps(std::span<const RowGap> gaps, Stream& stream) {
+  if (gaps.empty()) return;
+  for (const RowGap& gap : gaps) {
+    if (gap.rows < 1 || gap.rows > gap.ring_rows || gap.gap < 0 || gap.gap >= gap.rows ||
+        gap.first < 0 || gap.first >= gap.ring_rows || gap.row_bytes % 2 != 0) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("close_gaps: row {} of {} in a ring of {} from place {}, rows of {} "
+                              "bytes; expected a row of the ring and an even size",
+                              gap.gap, gap.rows, gap.ring_rows, gap.first, gap.row_bytes));
+    }
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::close_gaps(gaps, stream);
+  cpu::close_gaps(gaps, stream);
+}
+
+void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const float> frequencies,
+               double by, Stream& stream) {
+  if (rows.empty()) return;
+  check("turn_rows", dtype, static_cast<int>(2 * frequencies.size()), rows[0].from != nullptr);
+  // Angles are the host's on both devices: sines differ between libraries.
+  static thread_local std::vector<double> waves;
+  waves.clear();
+  for (const float frequency : frequencies) {
+    waves.push_back(std::cos(by * static_cast<double>(frequency)));
+  }
+  for (const float frequency : frequencies) {
+    waves.push_back(std::sin(by * static_cast<double>(frequency)));
+  }
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::turn_rows(rows, dtype, waves, stream);
+  }
+  cpu::turn_rows(rows, dtype, waves, stream);
 }
 
 }  // namespace kvlm

@@ -21,4 +21,32 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,
                  Stream& stream);
 
+/// A row that was taken out of a ring: those on one side of it move a place towards it.
+struct RowGap {
+  std::byte* ring = nullptr;
+  size_t row_bytes = 0;  ///< a multiple of 4 or 2
+  int ring_rows = 0;     ///< places of the ring
+  int first = 0;         ///< place of row 0
+  int rows = 0;          ///< before the row was taken out
+  int gap = 0;           ///< which row it was
+  /// Rows before it move up, so that row 0 is in the place after `first` then; else rows behind it
+  /// move down.
+  bool from_front = false;
+};
+
+/// Closes the gaps, of which no two may lie in one ring.
+void close_gaps(std::span<const RowGap> gaps, Stream& stream);
+
+/// A rotated row and where it goes.
+struct TurnedRow {
+  const float* from = nullptr;  ///< (dim,)
+  std::byte* to = nullptr;      ///< (dim,) of a float type
+};
+
+/// Rotates pairs (x_i, x_{i + half}) of every row by `by * frequencies[i]` radians, half =
+/// frequencies.size(), in double, and rounds to `dtype`; channels behind 2 half stay as they are in
+/// `to`. Source: Su et al. 2021 (RoPE), in the halves of Hugging Face's layout.
+void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const float> frequencies,
+               double by, Stream& stream);
+
 }  // namespace kvlm

@@ -304,7 +304,7 @@ std::optional<std::string> conflict(const Composition& composition, const Compos
           "has {}, which protects visual rows among all, in a scope; did you mean {} for all rows?",
           part_text(*packer.part), packer.part->name);
     }
-    if (quantizer->changes_basis() && composition.split && parts.retention != nullptr &&
+    if (quantizer->key_basis() != nullptr && composition.split && parts.retention != nullptr &&
         parts.retention->per_head()) {
       return fmt::format(
           "has {} for some rows beside {}, of which every kv_head keeps another number; its mask "
@@ -370,7 +370,7 @@ std::optional<std::string> conflict(const Composition& composition, const Compos
               "shares codes of {} between layers {} and {}, which pack them differently; let each "
               "pair of layers be packed alike",
               noun, owner, layer);
-        } else if (keys && (a->facts_bytes(shape.kv_heads) > 0 || a->changes_basis())) {
+        } else if (keys && (a->facts_bytes(shape.kv_heads) > 0 || a->key_basis() != nullptr)) {
           reason = fmt::format(
               "shares keys of {0}, whose channels differ by layer; did you mean {0} + "
               "share=codes,from=off:0?",

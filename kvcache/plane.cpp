@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
-#include <cstring>
 
 namespace kvlm {
 
@@ -158,7 +157,7 @@ PackJob Plane::push_packed(int rows) noexcept {
     if (has_zeros) block.zeros = place.scales + zeros_offset;
     blocks_.push_back(block);
     places_.push_back(place);
-    even_ = even_ && lies_evenly();
+    even_ = even_ && lies_evenly() && (!layout_.once || rows <= blocks_[0].rows);
   }
   PackedBlock& block = blocks_.back();
   const Place& place = places_.back();
@@ -207,15 +206,22 @@ bool Plane::lies_evenly() const noexcept {
          stride(&PackedBlock::scales, n - 1) == stride(&PackedBlock::scales, 1);
 }
 
-void Plane::evict(int slot) noexcept {
+RowGap Plane::evict(int slot) noexcept {
   assert(slot >= 0 && slot < slots());
   if (slot >= packed_) {
-    for (int i = slot - packed_; i + 1 < full_; ++i) {
-      std::memcpy(full_row(i), full_row(i + 1), layout_.row_bytes());
-    }
+    const int row = slot - packed_;
+    // The fewer rows move.
+    const RowGap gap{ring_,
+                     layout_.row_bytes(),
+                     ring_rows_,
+                     ring_first_,
+                     full_,
+                     row,
+                     /*from_front=*/2 * row < full_};
+    if (gap.from_front) ring_first_ = (ring_first_ + 1) % ring_rows_;
     --full_;
     bytes_ -= layout_.row_bytes();
-    return;
+    return gap;
   }
   even_ = false;
   size_t b = 0;
@@ -228,7 +234,7 @@ void Plane::evict(int slot) noexcept {
     if (places_[b].slot >= 0) free_slots_.push_back(places_[b].slot);
     blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
     places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(b));
-    return;
+    return {};
   }
   uint64_t*& live = places_[b].live;
   if (live == nullptr) {
@@ -251,7 +257,7 @@ void Plane::evict(int slot) noexcept {
       uint64_t bits = live[word];
       for (; slot > 0; --slot) bits &= bits - 1;
       live[word] &= ~(bits & (~bits + 1));
-      return;
+      return {};
     }
     slot -= here;
   }
@@ -268,7 +274,7 @@ void Plane::add_runs(RunList& runs) const noexcept {
       run.scale_stride = blocks_[1].scales - blocks_[0].scales;
     }
   }
-  const int first = std::min(full_, ring_rows_ - ring_first_);
+  const int first = full_before_wrap();
   for (const auto& [begin, count] : {std::pair(0, first), std::pair(first, full_ - first)}) {
     if (count == 0) continue;
     SlotRun& run = runs.add();

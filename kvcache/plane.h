@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -7,6 +8,7 @@
 
 #include "kernels/attend_packed.h"
 #include "kernels/pack.h"
+#include "kernels/row_moves.h"
 #include "kvcache/quantizer.h"
 
 namespace kvlm {
@@ -21,10 +23,6 @@ struct PlaneCapacity {
   size_t bytes() const noexcept { return packed_bytes + ring_bytes; }
 };
 
-/// The keys or the values of one kv_head of one layer of one sequence (of one set of slots, if the
-/// spec treats visual and text slots apart): packed blocks of its oldest rows, then a ring of its
-/// newest rows in full precision. Slots are counted over live rows, oldest first. Everything it
-/// stores lies in memory that it is given; bookkeeping is reserved by place(), so that nothing
 /// The runs of a lane, appended to memory that has room for them.
 class RunList {
  public:
@@ -45,6 +43,10 @@ class RunList {
   int size_ = 0;
 };
 
+/// The keys or the values of one kv_head of one layer of one sequence (of one set of slots, if the
+/// spec treats visual and text slots apart): packed blocks of its oldest rows, then a ring of its
+/// newest rows in full precision. Slots are counted over live rows, oldest first. Everything it
+/// stores lies in memory that it is given; bookkeeping is reserved by place(), so that nothing
 /// allocates afterwards.
 class Plane {
  public:
@@ -81,8 +83,8 @@ class Plane {
   int full() const noexcept { return full_; }
   size_t bytes() const noexcept { return bytes_; }
   std::span<const PackedBlock> blocks() const noexcept { return blocks_; }
-  /// Nothing is packed, and full rows lie side by side from full_row(0).
-  bool unbroken() const noexcept { return packed_ == 0 && ring_first_ == 0; }
+  /// Full rows that lie side by side from full_row(0); the others do so from the ring's begin.
+  int full_before_wrap() const noexcept { return std::min(full_, ring_rows_ - ring_first_); }
   const Layout& layout() const noexcept { return layout_; }
 
   /// Room for one more full row, the newest; the caller fills it.
@@ -99,9 +101,10 @@ class Plane {
   /// Forgets all packed rows.
   void clear_packed() noexcept;
 
-  /// Drops a live slot: a full row moves out, a packed row dies; a block that has only dead rows is
-  /// free again.
-  void evict(int slot) noexcept;
+  /// Drops a live slot: a packed row dies, and a block that has only dead rows is free again; a
+  /// full row leaves a gap, which the caller closes before anything reads these rows. No gap: ring
+  /// is null.
+  [[nodiscard]] RowGap evict(int slot) noexcept;
 
   /// Brings what decode reads of this plane into the processor's cache, and then its blocks: what
   /// thousands of lanes say of themselves lies all over memory.

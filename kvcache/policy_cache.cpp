@@ -11,8 +11,6 @@
 
 namespace kvlm {
 
-namespace {}  // namespace
-
 PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena_bytes,
                          Device device)
     : parts_(std::move(parts)),
@@ -26,7 +24,11 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       floats_(device),
       basis_(device),
       prompt_floats_(device),
-      pointers_(static_cast<size_t>(shape.kv_heads)) {}
+      apart_(device),
+      inspected_(device),
+      pointers_(static_cast<size_t>(shape.kv_heads)),
+      ends_(2 * static_cast<size_t>(shape.kv_heads) * static_cast<size_t>(shape.head_dim)),
+      mean_weights_(device) {}
 
 CacheNeeds PolicyCache::needs() const noexcept {
   CacheNeeds needs;
@@ -40,8 +42,8 @@ CacheNeeds PolicyCache::needs() const noexcept {
   // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
   // layer by layer does not.
   needs.one_prompt = parts_.share.any() && parts_.retention != nullptr;
-  // Later prompts attend to what is stored as floats, which is done on the host.
-  needs.one_prompt |= arena_.device().kind != DeviceKind::kCpu;
+  // The sums of later prompts are added on the host.
+  needs.one_prompt |= arena_.device().kind != DeviceKind::kCpu && layouts_.keeps_weights();
   return needs;
 }
 
@@ -127,7 +129,7 @@ void PolicyCache::reserve_workspace() {
   const auto grow = [](auto& buffer, size_t size) {
     if (buffer.size() < size) buffer.resize(size);
   };
-  plain_.reserve(shape_, 2 * lanes, rows);
+  plain_.reserve(shape_, 2 * kStores * lanes, rows);
   grow(packed_, lanes);
   grow(packed_lanes_, lanes);
   generated_.reserve(lanes / heads());
@@ -139,8 +141,21 @@ void PolicyCache::reserve_workspace() {
   past_.reserve(2 * heads());
   weights_.grow(queries * rows);
   queries_.grow(3 * lanes * queries * dim());
-  grow(slot_weights_, most);
-  grow(dropped_, static_cast<size_t>(shape_.layers));
+  if (parts_.retention != nullptr) {
+    const size_t all = lanes * static_cast<size_t>(shape_.layers);
+    gaps_.reserve(all / std::max<size_t>(lanes / heads(), 1) * 3);
+    grow(dropped_, static_cast<size_t>(shape_.layers));
+    if (layouts_.keeps_weights()) {
+      const size_t kept =
+          rows * static_cast<size_t>(shape_.layers) / (layouts_.per_head() ? 1 : heads());
+      grow(slot_weights_, most);
+      slot_sums_.reserve(lanes);
+      weight_lists_.reserve(all);
+      weight_means_.reserve(all);
+      mean_weights_.grow(kept);
+      grow(host_weights_, kept);
+    }
+  }
   size_t flushed = 0;  // rows on their way into blocks at a time
   size_t turned = 0;   // those whose basis changes, or that are packed again
   const size_t together = std::min(lanes, kFlushedTogether * heads());
@@ -152,11 +167,14 @@ void PolicyCache::reserve_workspace() {
         remaps_per_lane_ = quantizer->per_image() ? static_cast<size_t>(Layouts::kMaxImages) : 1;
         grow(remaps_, lanes * remaps_per_lane_);
       }
-
       if (quantizer->visual_only()) continue;
+      if (quantizer->key_basis() != nullptr) {
+        query_jobs_[store].reserve(lanes);
+        key_jobs_.reserve(heads());
+      }
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const auto added = static_cast<size_t>(quantizer->plan(part, layer).flush.rows);
-        if (quantizer->repacks(part) || quantizer->changes_basis()) {
+        if (quantizer->repacks(part) || quantizer->key_basis() != nullptr) {
           turned = std::max(turned, heads() * (quantizer->repacks(part) ? most + added : added));
         } else {
           flushed = std::max(flushed, together * added);
@@ -235,16 +253,18 @@ void PolicyCache::begin(std::span<const StepRows> step) {
   }
 }
 
-void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream&) {
+void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream& stream) {
   int64_t row = 0;
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
     for (int layer = 0; layer < shape_.layers && !sequence.prompted; ++layer) {
       if (layouts_.protected_values(layer).plan == nullptr) continue;
       // The scores are of embeddings, before any layer: the same for all.
+      const ConstTensorView own = embeddings.slice(row, rows.rows);
+      Tensor on_host(DType::kF32, own.shape());
+      copy(on_host, own, stream);
       sequence.protection =
-          layouts_.quantizer(kRest, layer)
-              ->protection_scores(embeddings.slice(row, rows.rows), sequence.modality);
+          layouts_.quantizer(kRest, layer)->protection_scores(on_host, sequence.modality);
       break;
     }
     row += rows.rows;

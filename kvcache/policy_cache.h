@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "kernels/base/buffer.h"
+#include "kernels/row_moves.h"
+#include "kernels/slot_weights.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
 #include "kvcache/kv_cache.h"
@@ -59,6 +61,12 @@ struct StorePlanes {
   Plane keys;
   Plane values;
   Plane protected_values;  ///< VidKV: packed values of protected rows
+
+  /// Nothing is packed, and row by row keys and values are in the same places of their rings.
+  bool full_alike() const noexcept {
+    return keys.packed() + values.packed() + protected_values.packed() == 0 &&
+           keys.full_before_wrap() == values.full_before_wrap();
+  }
 };
 
 /// One kv_head of one layer of one sequence. Its slots are those of kVisual, then those of kRest;
@@ -67,7 +75,7 @@ struct Lane {
   std::array<StorePlanes, kStores> stores;
   std::array<LaneFacts, kStores> facts;
   /// Bit i: packed value slot i of kRest is protected; null: none ever is. Lanes that keep the same
-  /// slots have it in common.
+  /// slots have it in common. On the host.
   uint64_t* protected_bits = nullptr;
   /// The modality tag of each slot, in the order of the tokens.
   std::vector<int16_t> tags;
@@ -89,8 +97,9 @@ struct LayerState {
   std::array<std::byte*, kStores> masks{};   ///< of facts, in the arena
   std::array<size_t, kStores> mask_bytes{};  ///< in use
   int protection_bitmaps = 0;                ///< bitmaps of protected slots, in the arena
+  std::vector<uint64_t> protection;          ///< their place where the arena is on a GPU
   // StreamingLLM's re-rotation: the sinks' keys as they came, and by how much they were turned.
-  std::vector<float> sinks;  ///< (kv_heads, sink_rows, head_dim)
+  Buffer sinks;  ///< (kv_heads, sink_rows, head_dim) f32
   int sink_rows = 0;
   int turned = 0;
 };
@@ -259,12 +268,17 @@ class PolicyCache final : public KvCache {
                    const std::vector<std::vector<int32_t>>& slots, const HeadRows& values,
                    std::span<const int> packed, Stream& stream);
   std::array<std::array<HeadRows, kStores>, 2> kept_rows(
-      const Sequence& sequence, int layer, const LayerSelection& selection,
-      std::span<const std::vector<std::vector<int32_t>>> slots, Stream& stream);
+      const Sequence& sequence, int layer, std::span<const std::vector<std::vector<int32_t>>> slots,
+      Stream& stream);
+  void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
+                     Stream& stream);
+  void begin_weights(const Sequence& sequence, int layer,
+                     std::span<const std::vector<std::vector<int32_t>>> slots, Stream& stream);
   void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
 
   // policy_decode.cpp
   void append_row(LayerState& state, int16_t tag, size_t first_lane);
+  void add_plain(const PackedLane& packed, const Lane& lane);
   void store_new(ConstTensorView k, ConstTensorView v, size_t first_lane, Stream& stream);
   void decode(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
@@ -280,24 +294,30 @@ class PolicyCache final : public KvCache {
              Stream& stream);
   void flush_anew(LayerState& state, int layer, size_t store, Part part, Stream& stream);
   static Plane& plane_of(Lane& lane, size_t store, Part part) noexcept;
-  void evict(Sequence& sequence, int layer, int step);
+  void evict_layer(Sequence& sequence, int layer, int newer, Stream& stream);
+  void evict(Sequence& sequence, int layer, int step, Stream& stream);
+  bool chooses(int layer, size_t head) const noexcept;
+  void collect_weights(std::span<Sequence* const> sequences, int first, int last, Stream& stream);
   static float& newest_weight(Lane& lane, size_t store) noexcept;
   int evict_slot(Lane& lane, int slot) noexcept;
-  std::span<const float> token_order(const Lane& lane) noexcept;
-  std::span<const float> mean_weights(const Sequence& sequence, int pair) noexcept;
-  void turn_sinks(LayerState& state, int sinks, int by);
+  std::span<const float> next_weights(const Lane& lane) noexcept;
+  void turn_sinks(LayerState& state, int sinks, int by, Stream& stream);
+  void copy_to_arena(std::byte* to, const void* from, size_t bytes, Stream& stream);
   /// Lets a quantizer learn what it wants to know of keys, and notes the bytes.
   void learn(const Quantizer& quantizer, LayerState& state, size_t store,
-             std::span<const float* const> keys, int rows);
+             std::span<const float* const> keys, int rows, Stream& stream);
   /// Packs `rows` rows x into blocks of `plane`, whose layout's plan they follow: queues jobs.
   void add_jobs(Plane& plane, const float* x, int rows);
   void run_jobs(const PartPlan& plan, Stream& stream);
   /// The live packed rows of a plane as floats, oldest first; `basis` undoes its change of basis.
-  void unpack_packed(const Plane& plane, const LaneFacts& facts, const Quantizer* basis, float* out,
+  void unpack_packed(const Plane& plane, const LaneFacts& facts, const KeyBasis* basis, float* out,
                      Stream& stream);
   /// All rows of a store of a lane as floats, oldest first.
   void unpack_keys(const Lane& lane, size_t store, int layer, float* out, Stream& stream);
   void unpack_values(const Lane& lane, size_t store, float* out, Stream& stream);
+  /// Keys and values of a lane, (slots, head_dim) f32 on the cache's device.
+  void unpack_lane(const Lane& lane, int layer, float* keys, float* values, Stream& stream);
+  void widen_full(const Plane& plane, float* out, Stream& stream);
 
   CacheParts parts_;
   CacheShape shape_;
@@ -337,9 +357,23 @@ class PolicyCache final : public KvCache {
   FloatSpace floats_;                   // rows on their way into blocks
   FloatSpace basis_;                    // the same, in the basis of packed keys
   FloatSpace prompt_floats_;            // rows of a layer of a prompt, kept and sorted by store
+  FloatSpace apart_;                    // values of a lane, protected ones apart
+  FloatSpace inspected_;                // keys and values of lanes
   std::vector<const float*> pointers_;  // (kv_heads,)
   std::vector<LaneFacts> facts_;        // (kv_heads,)
-  std::vector<float> slot_weights_;
+  std::vector<float> ends_;             // (2, kv_heads, head_dim) of channels
+  std::array<std::vector<BasisJob>, kStores> query_jobs_;
+  std::vector<BasisJob> key_jobs_;
+  // Evictions: (sequences, layers, kv_heads) at most of each.
+  std::vector<SlotWeights> slot_sums_;
+  std::vector<const float*> weight_lists_;
+  std::vector<MeanJob> weight_means_;
+  FloatSpace mean_weights_;
+  std::vector<float> host_weights_;  // in the order in which evict() asks for them
+  size_t weights_read_ = 0;
+  std::vector<float> slot_weights_;  // of one lane
+  std::vector<RowGap> gaps_;
+  std::vector<TurnedRow> turned_;
   std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
   int64_t guarded_remaps_ = 0;
 };

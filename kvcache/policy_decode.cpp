@@ -3,37 +3,15 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
-#include <cmath>
 #include <cstring>
 
+#include "kernels/elementwise.h"
 #include "kernels/row_moves.h"
 #include "kvcache/policy_cache.h"
 
 namespace kvlm {
 
 namespace {
-
-void widen_row(const std::byte* row, DType dtype, size_t n, float* out) noexcept {
-  for (size_t i = 0; i < n; ++i) {
-    if (dtype == DType::kF16) {
-      out[i] = to_float(reinterpret_cast<const f16*>(row)[i]);
-    } else if (dtype == DType::kBF16) {
-      out[i] = to_float(reinterpret_cast<const bf16*>(row)[i]);
-    } else {
-      out[i] = reinterpret_cast<const float*>(row)[i];
-    }
-  }
-}
-
-void narrow_element(float x, DType dtype, std::byte* row, size_t i) noexcept {
-  if (dtype == DType::kF16) {
-    reinterpret_cast<f16*>(row)[i] = to_f16(x);
-  } else if (dtype == DType::kBF16) {
-    reinterpret_cast<bf16*>(row)[i] = to_bf16(x);
-  } else {
-    reinterpret_cast<float*>(row)[i] = x;
-  }
-}
 
 bool bit(const uint64_t* bits, int i) noexcept { return (bits[i / 64] >> (i % 64) & 1) != 0; }
 
@@ -67,11 +45,11 @@ void PolicyCache::append_row(LayerState& state, int16_t tag, size_t first_lane) 
     new_values_[first_lane + head] = lane.stores[store].values.push_row();
     if (parts_.retention == nullptr) continue;
     lane.tags.push_back(tag);
-    if (lane.weights == nullptr) continue;
+    if (lane.weights == nullptr || store == kRest) continue;
+    // A picture of a later prompt: its weight comes between others, on the host (needs()).
     float* newest = &newest_weight(lane, store);
     const float* end = lane.weights + lane.slots();
     std::memmove(newest + 1, newest, static_cast<size_t>(end - newest - 1) * sizeof(float));
-    *newest = 0;
   }
 }
 
@@ -104,6 +82,7 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
   runs_taken_ = 0;
+  for (std::vector<BasisJob>& jobs : query_jobs_) jobs.clear();
   for (size_t i = 0; i < generated_.size(); ++i) {
     prefetch_generated(i, layer);
     const Generated& generated = generated_[i];
@@ -138,17 +117,31 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
       packed_[kept++] = packed;
       continue;
     }
-    std::array<KeyValueRows, kStores> rows;
-    size_t count = 0;
-    for (const StorePlanes& planes : packed_lanes_[i]->stores) {
-      const int full = planes.keys.full();
-      if (full == 0) continue;
-      rows[count++] = {planes.keys.full_row(0), planes.values.full_row(0), parts_.rows, full};
-    }
-    plain_.add(packed.q, std::span(rows).first(count), packed.out, shape_);
+    add_plain(packed, *packed_lanes_[i]);
   }
   plain_.run(shape_, scale, stream);
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    if (query_jobs_[store].empty()) continue;
+    change_basis(*layouts_.quantizer(store, layer)->key_basis(), BasisChange::kQuery,
+                 query_jobs_[store], stream);
+  }
   run_packed(std::span(packed_).first(kept), scale, stream);
+}
+
+/// A lane of full rows only: a ring's may lie in two runs.
+void PolicyCache::add_plain(const PackedLane& packed, const Lane& lane) {
+  std::array<KeyValueRows, 2 * kStores> rows;
+  size_t count = 0;
+  for (const StorePlanes& planes : lane.stores) {
+    const int full = planes.keys.full();
+    const int first = planes.keys.full_before_wrap();
+    for (const auto& [begin, size] : {std::pair(0, first), std::pair(first, full - first)}) {
+      if (size == 0) continue;
+      rows[count++] = {planes.keys.full_row(begin), planes.values.full_row(begin), parts_.rows,
+                       size};
+    }
+  }
+  plain_.add(packed.q, std::span(rows).first(count), packed.out, shape_);
 }
 
 /// Fetches what the next few generated rows will need, each step of the way one row earlier.
@@ -180,8 +173,7 @@ void PolicyCache::describe_lane(Lane& lane, int layer, size_t index) {
   packed_lanes_[index] = &lane;
   const StorePlanes& visual = lane.stores[kVisual];
   const StorePlanes& rest = lane.stores[kRest];
-  const bool plain = visual.keys.unbroken() && visual.values.unbroken() && rest.keys.unbroken() &&
-                     rest.values.unbroken() && lane.weights == nullptr;
+  const bool plain = visual.full_alike() && rest.full_alike() && lane.weights == nullptr;
   packed.slots = plain ? 0 : lane.slots();
   packed.guarded_remaps = 0;
   if (plain) return;
@@ -205,10 +197,11 @@ void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, size_t
   const int first = runs.size();
   keys.add_runs(runs);
   const Quantizer* packer = layouts_.quantizer(store, layer);
-  if (packer == nullptr || !packer->changes_basis() || keys.packed() == 0) return;
+  if (packer == nullptr || packer->key_basis() == nullptr || keys.packed() == 0) return;
   const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
   float* turned = queries_.data() + queries_copied_ + (kStores * index + store) * elements;
-  packer->query_to_basis(lane.facts[store], packed_[index].q, shape_.q_per_kv(), turned);
+  query_jobs_[store].push_back(
+      {packed_[index].q, turned, shape_.q_per_kv(), lane.facts[store].key_channels.data()});
   for (int i = first; i < runs.size(); ++i) {
     if (runs[i].format != nullptr) runs[i].q = turned;
   }
@@ -265,18 +258,14 @@ std::span<const ScoreRemap> PolicyCache::remaps_of(const StorePlanes& visual, in
 void PolicyCache::run_packed(std::span<PackedLane> lanes, float scale, Stream& stream) {
   if (lanes.empty()) return;
   attend_packed(lanes, shape_.q_per_kv(), shape_.head_dim, scale, stream);
-  const auto queries = static_cast<size_t>(shape_.q_per_kv());
+  slot_sums_.clear();
   for (size_t i = 0; i < lanes.size(); ++i) {
     guarded_remaps_ += lanes[i].guarded_remaps;
-    Lane& lane = *packed_lanes_[i];
+    const Lane& lane = *packed_lanes_[i];
     if (lane.weights == nullptr) continue;
-    const auto n = static_cast<size_t>(lanes[i].slots);
-    for (size_t j = 0; j < n; ++j) {
-      float sum = 0;
-      for (size_t head = 0; head < queries; ++head) sum += lanes[i].weights[head * n + j];
-      lane.weights[j] += sum / static_cast<float>(queries);
-    }
+    slot_sums_.push_back({lanes[i].weights, lane.weights, lanes[i].slots, lanes[i].slots - 1});
   }
+  add_slot_weights(slot_sums_, shape_.q_per_kv(), stream);
 }
 
 /// What follows the attention of generated rows in every layer: windows that are full are flushed,
@@ -293,11 +282,23 @@ void PolicyCache::settle(Stream& stream) {
       flush_full(std::span(settling_).subspan(first, count), layer, stream);
     }
   }
-  if (parts_.retention == nullptr) return;
+  if (parts_.retention == nullptr || settling_.empty()) return;
+  if (layouts_.keeps_weights()) collect_weights(settling_, 0, shape_.layers, stream);
   for (Sequence* sequence : settling_) {
     const int step = sequence->rows + 1 - sequence->prompt_rows;
-    for (int layer = 0; layer < shape_.layers; ++layer) evict(*sequence, layer, step);
+    for (int layer = 0; layer < shape_.layers; ++layer) evict(*sequence, layer, step, stream);
+    close_gaps(gaps_, stream);
+    gaps_.clear();
   }
+}
+
+/// The same of one layer, after row number `newer` of a later prompt.
+void PolicyCache::evict_layer(Sequence& sequence, int layer, int newer, Stream& stream) {
+  Sequence* const self = &sequence;
+  if (layouts_.keeps_weights()) collect_weights({&self, 1}, layer, layer + 1, stream);
+  evict(sequence, layer, sequence.rows + newer - sequence.prompt_rows, stream);
+  close_gaps(gaps_, stream);
+  gaps_.clear();
 }
 
 /// Packs the oldest rows of a layer's planes whose windows are full.
@@ -310,7 +311,7 @@ void PolicyCache::flush_full(std::span<Sequence* const> sequences, int layer, St
     const Quantizer* quantizer = layouts_.quantizer(store, layer);
     if (quantizer == nullptr || quantizer->visual_only()) continue;
     for (const Part part : {Part::kKeys, Part::kValues}) {
-      if (!quantizer->repacks(part) && !quantizer->changes_basis()) {
+      if (!quantizer->repacks(part) && quantizer->key_basis() == nullptr) {
         flush(flushed_, layer, store, part, stream);
         continue;
       }
@@ -361,7 +362,7 @@ void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part pa
   if (std::none_of(state.lanes.begin(), state.lanes.end(), due)) return;
 
   const bool repacks = quantizer.repacks(part);
-  const bool basis = part == Part::kKeys && quantizer.changes_basis();
+  const KeyBasis* basis = part == Part::kKeys ? quantizer.key_basis() : nullptr;
   const auto added = static_cast<size_t>(plan.flush.rows);
   // Rows of every lane as floats, in the model's basis: old ones first if they are packed again.
   float* x = floats_.data();
@@ -372,7 +373,7 @@ void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part pa
     pointers_[head] = x;
     if (!due(state.lanes[head])) continue;
     if (repacks) {
-      unpack_packed(plane, state.lanes[head].facts[store], basis ? &quantizer : nullptr, x, stream);
+      unpack_packed(plane, state.lanes[head].facts[store], basis, x, stream);
       rows = static_cast<size_t>(plane.packed()) + added;
       x += static_cast<size_t>(plane.packed()) * dim();
       plane.clear_packed();
@@ -385,21 +386,24 @@ void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part pa
     x += added * dim();
   }
   widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
-  if (basis && (repacks || state.lanes[0].facts[store].key_channels.empty())) {
-    learn(quantizer, state, store, pointers_, static_cast<int>(rows));
+  if (basis != nullptr && (repacks || state.lanes[0].facts[store].key_channels.empty())) {
+    learn(quantizer, state, store, pointers_, static_cast<int>(rows), stream);
   }
+  key_jobs_.clear();
   float* turned = basis_.data();
   for (size_t head = 0; head < heads(); ++head) {
     Lane& lane = state.lanes[head];
     if (!due(lane)) continue;
     const float* from = pointers_[head];
-    if (basis) {
-      quantizer.key_to_basis(lane.facts[store], from, static_cast<int>(rows), turned);
+    if (basis != nullptr) {
+      key_jobs_.push_back(
+          {from, turned, static_cast<int>(rows), lane.facts[store].key_channels.data()});
       from = turned;
       turned += rows * dim();
     }
     add_jobs(plane_of(lane, store, part), from, static_cast<int>(rows));
   }
+  if (basis != nullptr) change_basis(*basis, BasisChange::kKey, key_jobs_, stream);
   run_jobs(plan, stream);
   for (Lane& lane : state.lanes) {
     if (due(lane)) plane_of(lane, store, part).pop_rows(plan.flush.rows);
@@ -407,12 +411,15 @@ void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part pa
 }
 
 void PolicyCache::learn(const Quantizer& quantizer, LayerState& state, size_t store,
-                        std::span<const float* const> keys, int rows) {
+                        std::span<const float* const> keys, int rows, Stream& stream) {
+  const std::span<float> low = std::span(ends_).first(ends_.size() / 2);
+  const std::span<float> high = std::span(ends_).last(ends_.size() / 2);
+  channel_ends(keys, rows, shape_.head_dim, low, high, stream);
   facts_.resize(heads());
   for (size_t head = 0; head < heads(); ++head) {
     std::swap(facts_[head], state.lanes[head].facts[store]);
   }
-  quantizer.learn(keys, rows, facts_);
+  quantizer.learn(low, high, facts_);
   for (size_t head = 0; head < heads(); ++head) {
     std::swap(facts_[head], state.lanes[head].facts[store]);
   }
@@ -435,7 +442,7 @@ void PolicyCache::run_jobs(const PartPlan& plan, Stream& stream) {
   jobs_.clear();
 }
 
-void PolicyCache::unpack_packed(const Plane& plane, const LaneFacts& facts, const Quantizer* basis,
+void PolicyCache::unpack_packed(const Plane& plane, const LaneFacts& facts, const KeyBasis* basis,
                                 float* out, Stream& stream) {
   if (plane.packed() == 0) return;
   if (basis == nullptr) {
@@ -445,59 +452,139 @@ void PolicyCache::unpack_packed(const Plane& plane, const LaneFacts& facts, cons
   const auto elements = static_cast<size_t>(plane.packed()) * dim();
   basis_.grow(elements);
   unpack_blocks(plane.layout().plan->format, plane.blocks(), basis_.data(), stream);
-  basis->key_from_basis(facts, basis_.data(), plane.packed(), out);
+  const BasisJob job{basis_.data(), out, plane.packed(), facts.key_channels.data()};
+  change_basis(*basis, BasisChange::kBack, {&job, 1}, stream);
+}
+
+void PolicyCache::widen_full(const Plane& plane, float* out, Stream& stream) {
+  row_sources_.clear();
+  for (int row = 0; row < plane.full(); ++row) row_sources_.push_back(plane.full_row(row));
+  widen_rows(row_sources_, parts_.rows, shape_.head_dim, out, stream);
 }
 
 void PolicyCache::unpack_keys(const Lane& lane, size_t store, int layer, float* out,
                               Stream& stream) {
   const Plane& plane = lane.stores[store].keys;
   const Quantizer* quantizer = layouts_.quantizer(store, layer);
-  const bool basis = quantizer != nullptr && quantizer->changes_basis();
-  unpack_packed(plane, lane.facts[store], basis ? quantizer : nullptr, out, stream);
-  out += static_cast<size_t>(plane.packed()) * dim();
-  for (int row = 0; row < plane.full(); ++row, out += dim()) {
-    widen_row(plane.full_row(row), parts_.rows, dim(), out);
-  }
+  const KeyBasis* basis = quantizer == nullptr ? nullptr : quantizer->key_basis();
+  unpack_packed(plane, lane.facts[store], basis, out, stream);
+  widen_full(plane, out + static_cast<size_t>(plane.packed()) * dim(), stream);
 }
 
 void PolicyCache::unpack_values(const Lane& lane, size_t store, float* out, Stream& stream) {
   const StorePlanes& planes = lane.stores[store];
+  const auto plain = static_cast<size_t>(planes.values.packed());
   const auto apart = static_cast<size_t>(planes.protected_values.packed());
   if (apart == 0) {
     unpack_packed(planes.values, {}, nullptr, out, stream);
-    out += static_cast<size_t>(planes.values.packed()) * dim();
   } else {
-    std::vector<float> plain(static_cast<size_t>(planes.values.packed()) * dim());
-    std::vector<float> special(apart * dim());
-    unpack_packed(planes.values, {}, nullptr, plain.data(), stream);
-    unpack_packed(planes.protected_values, {}, nullptr, special.data(), stream);
-    const float* from[2] = {plain.data(), special.data()};
-    for (int slot = 0; slot < lane.packed_values(); ++slot, out += dim()) {
+    apart_.grow((plain + apart) * dim());
+    const float* from[2] = {apart_.data(), apart_.data() + plain * dim()};
+    unpack_packed(planes.values, {}, nullptr, apart_.data(), stream);
+    unpack_packed(planes.protected_values, {}, nullptr, apart_.data() + plain * dim(), stream);
+    row_sources_.clear();
+    for (int slot = 0; slot < lane.packed_values(); ++slot) {
       const float*& row = from[bit(lane.protected_bits, slot) ? 1 : 0];
-      std::copy_n(row, dim(), out);
+      row_sources_.push_back(reinterpret_cast<const std::byte*>(row));
       row += dim();
     }
+    widen_rows(row_sources_, DType::kF32, shape_.head_dim, out, stream);
   }
-  for (int row = 0; row < planes.values.full(); ++row, out += dim()) {
-    widen_row(planes.values.full_row(row), parts_.rows, dim(), out);
+  widen_full(planes.values, out + (plain + apart) * dim(), stream);
+}
+
+void PolicyCache::unpack_lane(const Lane& lane, int layer, float* keys, float* values,
+                              Stream& stream) {
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    unpack_keys(lane, store, layer, keys, stream);
+    unpack_values(lane, store, values, stream);
+    const size_t elements = static_cast<size_t>(lane.stores[store].keys.slots()) * dim();
+    keys += elements;
+    values += elements;
   }
 }
 
 void PolicyCache::inspect(SequenceId id, int layer, size_t head, std::vector<float>& keys,
                           std::vector<float>& values, Stream& stream) {
   const Lane& lane = at(id).layers[static_cast<size_t>(layer)].lanes[head];
-  keys.resize(static_cast<size_t>(lane.slots()) * dim());
-  values.resize(keys.size());
-  size_t row = 0;
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    unpack_keys(lane, store, layer, keys.data() + row * dim(), stream);
-    unpack_values(lane, store, values.data() + row * dim(), stream);
-    row += static_cast<size_t>(lane.stores[store].keys.slots());
+  const size_t elements = static_cast<size_t>(lane.slots()) * dim();
+  inspected_.grow(2 * elements);
+  unpack_lane(lane, layer, inspected_.data(), inspected_.data() + elements, stream);
+  const auto fetch = [&](std::vector<float>& to, size_t first) {
+    to.resize(elements);
+    const Shape shape{static_cast<int64_t>(elements)};
+    copy(TensorView(to.data(), DType::kF32, shape),
+         ConstTensorView(inspected_.data() + first, DType::kF32, shape, arena_.device()), stream);
+  };
+  fetch(keys, 0);
+  fetch(values, elements);
+}
+
+/// Whether the rule is asked for a slot of this lane: the others follow.
+bool PolicyCache::chooses(int layer, size_t head) const noexcept {
+  if (head > 0) return layouts_.per_head();
+  return parts_.pairs.empty() || parts_.pairs[static_cast<size_t>(layer)] == layer;
+}
+
+/// Fetches the summed weights of layers [first, last) that evict() will ask for, in its order: of a
+/// kv_head, or their mean over the kv_heads of a layer, or of all layers of a pair.
+void PolicyCache::collect_weights(std::span<Sequence* const> sequences, int first, int last,
+                                  Stream& stream) {
+  weight_lists_.clear();
+  weight_means_.clear();
+  size_t floats = 0;
+  const auto add = [&](const LayerState& state, size_t head) {
+    weight_lists_.push_back(state.lanes[head].weights);
+    ++weight_means_.back().arrays;
+  };
+  for (const Sequence* sequence : sequences) {
+    for (int layer = first; layer < last; ++layer) {
+      const LayerState& state = sequence->layers[static_cast<size_t>(layer)];
+      for (size_t head = 0; head < heads(); ++head) {
+        if (!chooses(layer, head)) continue;
+        const int slots = state.lanes[head].slots();
+        weight_means_.push_back(
+            {static_cast<int>(weight_lists_.size()), 0, slots, mean_weights_.data() + floats});
+        floats += static_cast<size_t>(slots);
+        if (layouts_.per_head()) {
+          add(state, head);
+          continue;
+        }
+        for (size_t other = 0; other < sequence->layers.size(); ++other) {
+          const int pair = parts_.pairs.empty() ? static_cast<int>(other) : parts_.pairs[other];
+          for (size_t h = 0; h < heads() && pair == layer; ++h) add(sequence->layers[other], h);
+        }
+      }
+    }
   }
+  mean_arrays(weight_lists_, weight_means_, stream);
+  const Shape shape{static_cast<int64_t>(floats)};
+  assert(floats <= host_weights_.size());
+  copy(TensorView(host_weights_.data(), DType::kF32, shape),
+       ConstTensorView(mean_weights_.data(), DType::kF32, shape, arena_.device()), stream);
+  weights_read_ = 0;
+}
+
+/// The next of the collected weights, in the order of the tokens.
+std::span<const float> PolicyCache::next_weights(const Lane& lane) noexcept {
+  const auto n = static_cast<size_t>(lane.slots());
+  const std::span<const float> weights = std::span(host_weights_).subspan(weights_read_, n);
+  weights_read_ += n;
+  if (!parts_.split) return weights;
+  std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
+  for (size_t i = 0; i < n; ++i) slot_weights_[i] = weights[next[store_of(lane.tags[i])]++];
+  return std::span(slot_weights_).first(n);
+}
+
+void PolicyCache::copy_to_arena(std::byte* to, const void* from, size_t bytes, Stream& stream) {
+  static_assert(sizeof(uint64_t) % sizeof(float) == 0);
+  const Shape shape{static_cast<int64_t>(bytes / sizeof(float))};
+  copy(TensorView(to, DType::kF32, shape, arena_.device()),
+       ConstTensorView(from, DType::kF32, shape), stream);
 }
 
 /// Drops the slot that the rule names, if any. Layers of one pair drop the slot of their first.
-void PolicyCache::evict(Sequence& sequence, int layer, int step) {
+void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   const bool paired = !parts_.pairs.empty();
   const int pair = paired ? parts_.pairs[static_cast<size_t>(layer)] : layer;
@@ -514,15 +601,13 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step) {
     view.rows = lane.slots();
     if (head == 0 && pair != layer) {
       slot = dropped_[static_cast<size_t>(pair)];
-    } else if (head == 0 || layouts_.per_head()) {
-      if (lane.weights != nullptr) {
-        view.weights = layouts_.per_head() ? token_order(lane) : mean_weights(sequence, pair);
-      }
+    } else if (chooses(layer, head)) {
+      if (lane.weights != nullptr) view.weights = next_weights(lane);
       slot = parts_.retention->evict(view);
       if (head == 0 && paired) dropped_[static_cast<size_t>(layer)] = slot;
       if (slot < 0) continue;
       if (head == 0 && parts_.retention->rerotates()) {
-        turn_sinks(state, state.sink_rows == 0 ? slot : state.sink_rows, 1);
+        turn_sinks(state, state.sink_rows == 0 ? slot : state.sink_rows, 1, stream);
       }
     }
     if (slot < 0) return;
@@ -535,36 +620,6 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step) {
     const Lane& lane = state.lanes[0];
     erase_bit(lane.protected_bits, packed_value, lane.packed_values() + 1);
   }
-}
-
-/// The summed weights of a lane's slots in the order of the tokens.
-std::span<const float> PolicyCache::token_order(const Lane& lane) noexcept {
-  const auto n = static_cast<size_t>(lane.slots());
-  if (!parts_.split) return {lane.weights, n};
-  std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
-  for (size_t i = 0; i < n; ++i) slot_weights_[i] = lane.weights[next[store_of(lane.tags[i])]++];
-  return std::span(slot_weights_).first(n);
-}
-
-/// The mean over kv_heads, which hold the same slots, of a layer or of all layers of a pair.
-std::span<const float> PolicyCache::mean_weights(const Sequence& sequence, int pair) noexcept {
-  const auto n = static_cast<size_t>(sequence.layers[static_cast<size_t>(pair)].lanes[0].slots());
-  const std::span<float> mean = std::span(slot_weights_).first(n);
-  std::fill(mean.begin(), mean.end(), 0.0f);
-  size_t lanes = 0;
-  for (size_t layer = 0; layer < sequence.layers.size(); ++layer) {
-    const int here = parts_.pairs.empty() ? static_cast<int>(layer) : parts_.pairs[layer];
-    if (here != pair) continue;
-    for (const Lane& lane : sequence.layers[layer].lanes) {
-      std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
-      for (size_t i = 0; i < n; ++i) {
-        mean[i] += lane.weights[parts_.split ? next[store_of(lane.tags[i])]++ : i];
-      }
-      ++lanes;
-    }
-  }
-  for (float& weight : mean) weight /= static_cast<float>(lanes);
-  return mean;
 }
 
 /// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
@@ -580,58 +635,57 @@ int PolicyCache::evict_slot(Lane& lane, int slot) noexcept {
   StorePlanes& planes = lane.stores[store];
   if (lane.weights != nullptr) {
     const int before = store == kRest ? lane.stores[kVisual].keys.slots() : 0;
-    float* weight = lane.weights + before + at;
-    std::memmove(weight, weight + 1,
-                 static_cast<size_t>(lane.slots() - before - at - 1) * sizeof(float));
+    gaps_.push_back({reinterpret_cast<std::byte*>(lane.weights), sizeof(float), lane.slots(), 0,
+                     lane.slots(), before + at, /*from_front=*/false});
   }
-  planes.keys.evict(at);
+  const auto evict_from = [&](Plane& plane, int row) {
+    const RowGap gap = plane.evict(row);
+    if (gap.ring != nullptr) gaps_.push_back(gap);
+  };
+  evict_from(planes.keys, at);
   if (store != kRest || lane.protected_bits == nullptr) {
-    planes.values.evict(at);
+    evict_from(planes.values, at);
     return -1;
   }
   if (at >= lane.packed_values()) {
-    planes.values.evict(at - planes.protected_values.packed());
+    evict_from(planes.values, at - planes.protected_values.packed());
     return -1;
   }
   const int before = rank(lane.protected_bits, at);
   if (bit(lane.protected_bits, at)) {
-    planes.protected_values.evict(before);
+    evict_from(planes.protected_values, before);
   } else {
-    planes.values.evict(at - before);
+    evict_from(planes.values, at - before);
   }
   return at;
 }
 
 /// Turns the keys of the first `sinks` slots by further `by` positions, so that they stay next to
 /// rows that keep their rotation while rows between are dropped (specs 9.2, rerotate).
-void PolicyCache::turn_sinks(LayerState& state, int sinks, int by) {
+void PolicyCache::turn_sinks(LayerState& state, int sinks, int by, Stream& stream) {
+  const auto for_rows = [&](const auto& body) {
+    size_t at = 0;
+    for (Lane& lane : state.lanes) {
+      for (int row = 0; row < state.sink_rows; ++row) {
+        body(lane.stores[kRest].keys.full_row(row), at++ * dim());
+      }
+    }
+  };
   if (state.sink_rows == 0) {
     state.sink_rows = sinks;
-    state.sinks.resize(heads() * static_cast<size_t>(sinks) * dim());
-    float* to = state.sinks.data();
-    for (const Lane& lane : state.lanes) {
-      for (int row = 0; row < sinks; ++row, to += dim()) {
-        widen_row(lane.stores[kRest].keys.full_row(row), parts_.rows, dim(), to);
-      }
-    }
+    state.sinks =
+        Buffer(arena_.device(), heads() * static_cast<size_t>(sinks) * dim() * sizeof(float));
+    row_sources_.clear();
+    for_rows([&](std::byte* key, size_t) { row_sources_.push_back(key); });
+    widen_rows(row_sources_, parts_.rows, shape_.head_dim,
+               reinterpret_cast<float*>(state.sinks.data()), stream);
   }
   state.turned += by;
-  const size_t half = shape_.rope_frequencies.size();
-  const float* from = state.sinks.data();
-  for (Lane& lane : state.lanes) {
-    for (int row = 0; row < state.sink_rows; ++row, from += dim()) {
-      std::byte* key = lane.stores[kRest].keys.full_row(row);
-      for (size_t i = 0; i < half; ++i) {
-        const double angle = state.turned * static_cast<double>(shape_.rope_frequencies[i]);
-        const double c = std::cos(angle);
-        const double s = std::sin(angle);
-        const auto a = static_cast<double>(from[i]);
-        const auto b = static_cast<double>(from[i + half]);
-        narrow_element(static_cast<float>(a * c - b * s), parts_.rows, key, i);
-        narrow_element(static_cast<float>(b * c + a * s), parts_.rows, key, i + half);
-      }
-    }
-  }
+  turned_.clear();
+  for_rows([&](std::byte* key, size_t at) {
+    turned_.push_back({reinterpret_cast<const float*>(state.sinks.data()) + at, key});
+  });
+  turn_rows(turned_, parts_.rows, shape_.rope_frequencies, state.turned, stream);
 }
 
 }  // namespace kvlm

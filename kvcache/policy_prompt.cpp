@@ -9,9 +9,9 @@
 #include "kernels/attention.h"
 #include "kernels/base/error.h"
 #include "kernels/column_sums.h"
+#include "kernels/merge_rows.h"
 #include "kernels/row_moves.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/retention/merge.h"
 
 namespace kvlm {
 
@@ -19,13 +19,6 @@ namespace {
 
 // Query rows that VL-Cache sums where a prompt has no text after its pictures (specs 9.7).
 constexpr int kRowsWithoutVision = 32;
-
-/// x as a row of `dtype` gives it back.
-float rounded(float x, DType dtype) noexcept {
-  if (dtype == DType::kF16) return to_float(to_f16(x));
-  if (dtype == DType::kBF16) return to_float(to_bf16(x));
-  return x;
-}
 
 std::vector<int32_t> all_rows(int n) {
   std::vector<int32_t> rows(static_cast<size_t>(n));
@@ -161,8 +154,11 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
     }
   }
   place_layer(sequence, layer, counts, selection.forget);
-  const auto [keys, values] = kept_rows(sequence, layer, selection, slots, stream);
   const auto n = static_cast<int>(sequence.modality.size());
+  if (parts_.retention != nullptr && selection.kept() < n) {
+    merge_dropped(sequence, layer, selection, stream);
+  }
+  const auto [keys, values] = kept_rows(sequence, layer, slots, stream);
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     if (layouts_.quantizer(store, layer) != nullptr &&
         layouts_.quantizer(store, layer)->visual_only()) {
@@ -172,24 +168,67 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
     }
   }
 
-  if (layouts_.keeps_weights()) {
-    const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
-    const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
-    for (size_t head = 0; head < heads(); ++head) {
-      const double* sums = sequence.importance.data() + (at * heads() + head) * prompt;
-      float* weights = state.lanes[head].weights;
-      for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-        for (const int32_t slot : slots[store][head]) {
-          *weights++ = static_cast<float>(sums[static_cast<size_t>(slot)]);
-        }
-      }
-    }
-  }
+  if (layouts_.keeps_weights()) begin_weights(sequence, layer, slots, stream);
   if (parts_.retention != nullptr && parts_.retention->rerotates() && selection.kept() < n) {
     const std::vector<int32_t>& kept = selection.slots[0];
     int sinks = 0;
     while (sinks < state.kept && kept[static_cast<size_t>(sinks)] == sinks) ++sinks;
-    turn_sinks(state, sinks, n - state.kept);
+    turn_sinks(state, sinks, n - state.kept, stream);
+  }
+}
+
+/// What decode goes on summing: the weights of the prompt.
+void PolicyCache::begin_weights(const Sequence& sequence, int layer,
+                                std::span<const std::vector<std::vector<int32_t>>> slots,
+                                Stream& stream) {
+  const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
+  const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
+  for (size_t head = 0; head < heads(); ++head) {
+    const double* sums = sequence.importance.data() + (at * heads() + head) * prompt;
+    std::vector<float> weights;
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      for (const int32_t slot : slots[store][head]) {
+        weights.push_back(static_cast<float>(sums[static_cast<size_t>(slot)]));
+      }
+    }
+    const Lane& lane = sequence.layers[static_cast<size_t>(layer)].lanes[head];
+    copy_to_arena(reinterpret_cast<std::byte*>(lane.weights), weights.data(),
+                  weights.size() * sizeof(float), stream);
+  }
+}
+
+/// Puts the mean of each kept row and those that joined it in the place of the kept row, as it
+/// would be stored.
+void PolicyCache::merge_dropped(const Sequence& sequence, int layer,
+                                const LayerSelection& selection, Stream& stream) {
+  const MergeRule rule = parts_.retention->merge();
+  if (rule == MergeRule::kNone) return;
+  const size_t n = sequence.modality.size();
+  const auto kept = static_cast<size_t>(selection.kept());
+  prompt_floats_.grow(2 * (n + kept) * dim());
+  for (size_t head = 0; head < heads(); ++head) {
+    const std::vector<int32_t>& chosen = selection.slots[selection.slots.size() > 1 ? head : 0];
+    RowMerge merge;
+    float* merged = prompt_floats_.data() + 2 * n * dim();
+    merge.keys = prompt_floats_.data();
+    merge.values = merge.keys + n * dim();
+    merge.rows = static_cast<int>(n);
+    merge.dim = shape_.head_dim;
+    merge.kept = chosen;
+    merge.merged_keys = merged;
+    merge.merged_values = merged + kept * dim();
+    row_sources_.clear();
+    row_targets_.clear();
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      std::byte* staged = staged_rows(sequence, layer, part, head);
+      for (size_t row = 0; row < n; ++row) row_sources_.push_back(staged + row * row_bytes());
+      for (const int32_t row : chosen) {
+        row_targets_.push_back(staged + static_cast<size_t>(row) * row_bytes());
+      }
+    }
+    widen_rows(row_sources_, parts_.rows, shape_.head_dim, prompt_floats_.data(), stream);
+    merge_rows(rule, merge, stream);
+    narrow_rows(row_targets_, parts_.rows, shape_.head_dim, merged, stream);
   }
 }
 
@@ -197,8 +236,8 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
 /// call's caller.
 ///   slots  [store][kv_head] prompt rows
 std::array<std::array<PolicyCache::HeadRows, kStores>, 2> PolicyCache::kept_rows(
-    const Sequence& sequence, int layer, const LayerSelection& selection,
-    std::span<const std::vector<std::vector<int32_t>>> slots, Stream& stream) {
+    const Sequence& sequence, int layer, std::span<const std::vector<std::vector<int32_t>>> slots,
+    Stream& stream) {
   size_t rows = 0;
   for (const auto& of_heads : slots) {
     for (const std::vector<int32_t>& of_head : of_heads) rows += 2 * of_head.size();
@@ -220,39 +259,7 @@ std::array<std::array<PolicyCache::HeadRows, kStores>, 2> PolicyCache::kept_rows
       }
     }
   }
-  const auto n = static_cast<int>(sequence.modality.size());
-  const bool merges = parts_.retention != nullptr &&
-                      parts_.retention->merge() != MergeRule::kNone && selection.kept() < n;
-  if (!merges) {
-    widen_rows(row_sources_, parts_.rows, shape_.head_dim, prompt_floats_.data(), stream);
-    return kept;
-  }
-  for (size_t head = 0; head < heads(); ++head) {
-    std::array<std::vector<float>, 2> merged;
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      row_sources_.clear();
-      for (int row = 0; row < n; ++row) {
-        row_sources_.push_back(staged_rows(sequence, layer, part, head) +
-                               static_cast<size_t>(row) * row_bytes());
-      }
-      std::vector<float>& all = merged[static_cast<size_t>(part)];
-      all.resize(static_cast<size_t>(n) * dim());
-      widen_rows(row_sources_, parts_.rows, shape_.head_dim, all.data(), stream);
-    }
-    const std::vector<int32_t>& chosen = selection.slots[selection.slots.size() > 1 ? head : 0];
-    merge_rows(parts_.retention->merge(), chosen, n, dim(), merged[0], merged[1]);
-    for (size_t part = 0; part < 2; ++part) {
-      std::array<float*, kStores> next{kept[part][kVisual][head].data(),
-                                       kept[part][kRest][head].data()};
-      for (size_t i = 0; i < chosen.size(); ++i) {
-        float*& row = next[store_of(sequence.modality[static_cast<size_t>(chosen[i])])];
-        // What is packed is a row as it would be stored.
-        for (size_t d = 0; d < dim(); ++d) {
-          *row++ = rounded(merged[part][i * dim() + d], parts_.rows);
-        }
-      }
-    }
-  }
+  widen_rows(row_sources_, parts_.rows, shape_.head_dim, prompt_floats_.data(), stream);
   return kept;
 }
 
@@ -298,7 +305,7 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
       }
       if (store == kRest) ever = std::max(ever, count + future);
       const Quantizer* quantizer = layouts_.quantizer(store, layer);
-      if (quantizer != nullptr && quantizer->changes_basis()) {
+      if (quantizer != nullptr && quantizer->key_basis() != nullptr) {
         lane.facts[store].key_channels.reserve(dim());  // a short prompt is learned from in decode
       }
     }
@@ -316,12 +323,19 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
   if (layouts_.protected_values(layer).plan != nullptr) {
     state.protection_bitmaps = layouts_.per_head() ? shape_.kv_heads : 1;
     const size_t bytes = Layouts::aligned(static_cast<size_t>(ever) / 8 + 8);
+    const auto bitmaps = static_cast<size_t>(state.protection_bitmaps);
+    // Decisions and descriptions of slots are the host's: a GPU is told the bits with each layer.
+    auto* bits = reinterpret_cast<uint64_t*>(extras);
+    if (arena_.device().kind != DeviceKind::kCpu) {
+      state.protection.resize(bitmaps * bytes / sizeof(uint64_t));
+      bits = state.protection.data();
+    }
+    std::fill_n(bits, bitmaps * bytes / sizeof(uint64_t), uint64_t{0});
     for (size_t head = 0; head < heads(); ++head) {
       const size_t bitmap = layouts_.per_head() ? head : 0;
-      state.lanes[head].protected_bits = reinterpret_cast<uint64_t*>(extras + bitmap * bytes);
+      state.lanes[head].protected_bits = bits + bitmap * bytes / sizeof(uint64_t);
     }
-    std::fill_n(extras, static_cast<size_t>(state.protection_bitmaps) * bytes, std::byte{0});
-    extras += static_cast<size_t>(state.protection_bitmaps) * bytes;
+    extras += bitmaps * bytes;
   }
   if (layouts_.keeps_weights()) {
     for (Lane& lane : state.lanes) {
@@ -373,25 +387,27 @@ void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, 
       packed_keys[head] = quantizer->plan(Part::kKeys, layer).flush.packed_after_prompt(n);
       packed_values[head] = quantizer->plan(Part::kValues, layer).flush.packed_after_prompt(n);
     }
-    if (quantizer->changes_basis()) {
+    const KeyBasis* basis = quantizer->key_basis();
+    if (basis != nullptr) {
       const int rows = *std::min_element(packed_keys.begin(), packed_keys.end());
       for (size_t head = 0; head < heads(); ++head) pointers_[head] = keys[head].data();
-      if (rows > 0) learn(*quantizer, state, store, pointers_, rows);
-    }
-    if (quantizer->changes_basis()) {
+      if (rows > 0) learn(*quantizer, state, store, pointers_, rows, stream);
       basis_.grow(dim() * static_cast<size_t>(
                               std::accumulate(packed_keys.begin(), packed_keys.end(), int64_t{0})));
     }
+    key_jobs_.clear();
     float* turned = basis_.data();
     for (size_t head = 0; head < heads(); ++head) {
+      Lane& lane = state.lanes[head];
       const float* x = keys[head].data();
-      if (quantizer->changes_basis() && packed_keys[head] > 0) {
-        quantizer->key_to_basis(state.lanes[head].facts[store], x, packed_keys[head], turned);
+      if (basis != nullptr && packed_keys[head] > 0) {
+        key_jobs_.push_back({x, turned, packed_keys[head], lane.facts[store].key_channels.data()});
         x = turned;
         turned += static_cast<size_t>(packed_keys[head]) * dim();
       }
-      add_jobs(state.lanes[head].stores[store].keys, x, packed_keys[head]);
+      add_jobs(lane.stores[store].keys, x, packed_keys[head]);
     }
+    if (basis != nullptr) change_basis(*basis, BasisChange::kKey, key_jobs_, stream);
     run_jobs(quantizer->plan(Part::kKeys, layer), stream);
     pack_values(sequence, state, layer, store, slots, values, packed_values, stream);
   }
@@ -407,14 +423,22 @@ void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, 
                               const HeadRows& values, std::span<const int> packed, Stream& stream) {
   const Quantizer* quantizer = layouts_.quantizer(store, layer);
   const PartPlan* apart = store == kRest ? quantizer->protected_values() : nullptr;
-  std::vector<std::vector<float>> plain(heads());
-  std::vector<std::vector<float>> special(heads());
+  if (apart == nullptr) {
+    for (size_t head = 0; head < heads(); ++head) {
+      add_jobs(state.lanes[head].stores[store].values, values[head].data(), packed[head]);
+    }
+    run_jobs(quantizer->plan(Part::kValues, layer), stream);
+    return;
+  }
+  // Rows of each head in their order, those that are protected behind the others.
+  size_t rows = 0;
+  for (const int count : packed) rows += static_cast<size_t>(count);
+  apart_.grow(rows * dim());
+  const float* x = apart_.data();
+  std::vector<std::pair<const float*, int>> special;
+  row_sources_.clear();
   for (size_t head = 0; head < heads(); ++head) {
     Lane& lane = state.lanes[head];
-    if (apart == nullptr) {
-      add_jobs(lane.stores[store].values, values[head].data(), packed[head]);
-      continue;
-    }
     std::vector<float> scores;
     std::vector<int16_t> modality;
     for (const int32_t slot : slots[head]) {
@@ -425,22 +449,28 @@ void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, 
     for (const int32_t slot : quantizer->protect(scores, modality)) {
       chosen[static_cast<size_t>(slot)] = true;
     }
-    for (int i = 0; i < packed[head]; ++i) {
-      const auto row = static_cast<size_t>(i);
-      if (chosen[row]) lane.protected_bits[row / 64] |= uint64_t{1} << (row % 64);
-      std::vector<float>& rows = chosen[row] ? special[head] : plain[head];
-      const auto at = static_cast<std::ptrdiff_t>(row * dim());
-      rows.insert(rows.end(), values[head].begin() + at,
-                  values[head].begin() + at + static_cast<std::ptrdiff_t>(dim()));
+    for (const bool protected_row : {false, true}) {
+      int count = 0;
+      for (size_t row = 0; row < static_cast<size_t>(packed[head]); ++row) {
+        if (chosen[row] != protected_row) continue;
+        if (protected_row) lane.protected_bits[row / 64] |= uint64_t{1} << (row % 64);
+        row_sources_.push_back(
+            reinterpret_cast<const std::byte*>(values[head].data() + row * dim()));
+        ++count;
+      }
+      if (protected_row) {
+        special.emplace_back(x, count);
+      } else {
+        add_jobs(lane.stores[store].values, x, count);
+      }
+      x += static_cast<size_t>(count) * dim();
     }
-    add_jobs(lane.stores[store].values, plain[head].data(),
-             static_cast<int>(plain[head].size() / dim()));
   }
+  widen_rows(row_sources_, DType::kF32, shape_.head_dim, apart_.data(), stream);
   run_jobs(quantizer->plan(Part::kValues, layer), stream);
-  if (apart == nullptr) return;
   for (size_t head = 0; head < heads(); ++head) {
-    add_jobs(state.lanes[head].stores[store].protected_values, special[head].data(),
-             static_cast<int>(special[head].size() / dim()));
+    add_jobs(state.lanes[head].stores[store].protected_values, special[head].first,
+             special[head].second);
   }
   run_jobs(*apart, stream);
 }
@@ -460,14 +490,18 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
                                       TensorView out, float scale, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   // What is stored, as floats: one layer of one sequence, for the time of this call.
-  std::vector<std::vector<float>> past_keys(heads());
-  std::vector<std::vector<float>> past_values(heads());
+  size_t stored = 0;
+  for (const Lane& lane : state.lanes) stored += static_cast<size_t>(lane.slots());
+  inspected_.grow(2 * stored * dim());
+  float* floats = inspected_.data();
   past_.clear();
-  for (size_t head = 0; head < heads(); ++head) {
-    inspect(rows.sequence, layer, head, past_keys[head], past_values[head], stream);
-    const auto n = static_cast<int64_t>(state.lanes[head].slots());
-    past_.push_back({reinterpret_cast<const std::byte*>(past_keys[head].data()),
-                     reinterpret_cast<const std::byte*>(past_values[head].data()), DType::kF32, n});
+  for (const Lane& lane : state.lanes) {
+    const auto n = static_cast<int64_t>(lane.slots());
+    float* past_values = floats + static_cast<size_t>(n) * dim();
+    unpack_lane(lane, layer, floats, past_values, stream);
+    past_.push_back({reinterpret_cast<const std::byte*>(floats),
+                     reinterpret_cast<const std::byte*>(past_values), DType::kF32, n});
+    floats = past_values + static_cast<size_t>(n) * dim();
   }
   attention(out, q, k, v, past_, /*causal=*/true, scale, shape_.multiply, stream);
   std::vector<double> sums;  // (kv_heads, columns) of the new rows' attention
@@ -494,9 +528,7 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
     }
     Sequence* const self = &sequence;
     flush_full({&self, 1}, layer, stream);
-    if (parts_.retention != nullptr) {
-      evict(sequence, layer, sequence.rows + row + 1 - sequence.prompt_rows);
-    }
+    if (parts_.retention != nullptr) evict_layer(sequence, layer, row + 1, stream);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/base/tensor.h"
+#include "kernels/key_basis.h"
 #include "kernels/pack.h"
 #include "kernels/packed_format.h"
 
@@ -88,21 +89,13 @@ class Quantizer {
   }
 
   /// Sets facts[h] of every kv_head from the keys that are about to be packed.
-  ///   keys[h]  (rows, head_dim) f32, the same rows in every head
-  virtual void learn(std::span<const float* const> /*keys*/, int /*rows*/,
+  ///   low, high  (kv_heads, head_dim) the ends of each channel over those rows
+  virtual void learn(std::span<const float> /*low*/, std::span<const float> /*high*/,
                      std::span<LaneFacts> /*facts*/) const {}
   /// Bytes of what learn() fixed, of one layer (VidKV: the channel mask).
   virtual size_t facts_bytes(int /*kv_heads*/) const noexcept { return 0; }
-  /// Keys are packed in another basis: key_to_basis before packing, query_to_basis before
-  /// attention, so that query_to_basis(q) . key_to_basis(k) = q . k; key_from_basis undoes the
-  /// first. Rows (rows, head_dim); `to` may not overlap `from`.
-  virtual bool changes_basis() const noexcept { return false; }
-  virtual void key_to_basis(const LaneFacts&, const float* /*from*/, int /*rows*/,
-                            float* /*to*/) const {}
-  virtual void query_to_basis(const LaneFacts&, const float* /*from*/, int /*rows*/,
-                              float* /*to*/) const noexcept {}
-  virtual void key_from_basis(const LaneFacts&, const float* /*from*/, int /*rows*/,
-                              float* /*to*/) const {}
+  /// The basis in which keys are packed, with the channels that learn() ordered; null: their own.
+  virtual const KeyBasis* key_basis() const noexcept { return nullptr; }
 
   /// Layers that use another layer's codes (XQuant).
   virtual ShareMap share() const { return {}; }

@@ -134,23 +134,11 @@ std::optional<DType> find_format(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
-                                       Device device) {
+std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape) {
   const Composition composition = compose(spec);
   try {
     if (auto reason = conflict(composition, make_parts(composition, shape, nullptr), shape)) {
       return fmt::format("--kv \"{}\" {}", canonical(spec), *reason);
-    }
-    if (device.kind != DeviceKind::kCpu) {
-      const CacheParts parts = parts_of(spec, shape, nullptr);
-      const bool turns = std::any_of(
-          parts.quantizers.begin(), parts.quantizers.end(),
-          [](const auto& quantizer) { return quantizer != nullptr && quantizer->changes_basis(); });
-      if (turns || parts.retention != nullptr) {
-        return fmt::format("--kv {} {}, which is not built for {} yet; use --device cpu",
-                           canonical(spec), turns ? "turns keys" : "drops rows",
-                           device_name(device));
-      }
     }
   } catch (const Error& error) {
     return error.what();
@@ -211,7 +199,7 @@ size_t session_bytes(const CacheSpec& spec, const CacheShape& shape, int max_row
 std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,
                                     size_t arena_bytes, Device device,
                                     const PolicyProfile* profile) {
-  if (const auto reason = unsupported(spec, shape, device)) {
+  if (const auto reason = unsupported(spec, shape)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   CacheParts parts = parts_of(spec, shape, profile);

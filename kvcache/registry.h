@@ -27,10 +27,9 @@ const RetentionEntry* find_retention(std::string_view name) noexcept;
 /// The element type of a plain format, or nothing if `name` is not one.
 std::optional<DType> find_format(std::string_view name) noexcept;
 
-/// Why `spec` cannot serve a decoder of this shape on this device; nothing if it can. Asked at
+/// Why `spec` cannot serve a decoder of this shape; nothing if it can. Asked at
 /// load, before any weight is read.
-std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
-                                       Device device);
+std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape);
 
 /// Bytes that a sequence of `tokens` takes under `spec`: the formula of specs 11, in closed form
 /// and independent of the cache's code.

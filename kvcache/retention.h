@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/merge_rows.h"
 #include "kvcache/kv_cache.h"
 
 namespace kvlm {
@@ -42,9 +43,6 @@ struct LayerSelection {
   double forget = 0;
   int kept() const noexcept { return static_cast<int>(slots.front().size()); }
 };
-
-/// How dropped rows are folded into kept ones (specs 8.6).
-enum class MergeRule : uint8_t { kNone, kPosition, kFeature };
 
 /// A layer of a sequence after a row was appended and attended, in decode.
 struct DecodeView {

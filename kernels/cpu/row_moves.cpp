@@ -1,5 +1,8 @@
 #include "kernels/cpu/row_moves.h"
 
+#include <array>
+#include <cstring>
+
 #include "kernels/cpu/blocks.h"
 #include "kernels/cpu/elementwise.h"
 
@@ -23,6 +26,53 @@ void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const f
     for (size_t i = begin; i < end; ++i) {
       convert_elements(rows[i], dtype, reinterpret_cast<const std::byte*>(x + i * width),
                        DType::kF32, width);
+    }
+  });
+}
+
+void close_gaps(std::span<const RowGap> gaps, Stream& stream) {
+  size_t most = 0;
+  for (const RowGap& gap : gaps) {
+    most = std::max(most, static_cast<size_t>(gap.rows) * gap.row_bytes / sizeof(float));
+  }
+  for_blocks(stream, gaps.size(), most, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const RowGap& gap = gaps[i];
+      const auto place = [&](int row) {
+        return gap.ring + static_cast<size_t>((gap.first + row) % gap.ring_rows) * gap.row_bytes;
+      };
+      if (gap.from_front) {
+        for (int row = gap.gap; row > 0; --row) {
+          std::memcpy(place(row), place(row - 1), gap.row_bytes);
+        }
+      } else {
+        for (int row = gap.gap; row + 1 < gap.rows; ++row) {
+          std::memcpy(place(row), place(row + 1), gap.row_bytes);
+        }
+      }
+    }
+  });
+}
+
+void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const double> waves,
+               Stream& stream) {
+  const size_t half = waves.size() / 2;
+  for_blocks(stream, rows.size(), 2 * half, [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) {
+      const auto turn = [&](size_t i) -> std::array<float, 2> {
+        const auto a = static_cast<double>(rows[row].from[i]);
+        const auto b = static_cast<double>(rows[row].from[i + half]);
+        const double c = waves[i];
+        const double s = waves[i + half];
+        return {static_cast<float>(a * c - b * s), static_cast<float>(b * c + a * s)};
+      };
+      for (size_t i = 0; i < half; ++i) {
+        const std::array<float, 2> turned = turn(i);
+        for (const size_t at : {size_t{0}, size_t{1}}) {
+          convert_elements(rows[row].to + (i + at * half) * dtype_bytes(dtype), dtype,
+                           reinterpret_cast<const std::byte*>(&turned[at]), DType::kF32, 1);
+        }
+      }
     }
   });
 }

@@ -4,10 +4,14 @@
 
 namespace kvlm::cpu {
 
-/// kvlm::widen_rows and kvlm::narrow_rows on checked arguments.
+/// The operations of kernels/row_moves.h on checked arguments.
 void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, float* out,
                 Stream& stream);
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,
                  Stream& stream);
+void close_gaps(std::span<const RowGap> gaps, Stream& stream);
+/// `waves` are the cosines of the angles, then their sines.
+void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const double> waves,
+               Stream& stream);
 
 }  // namespace kvlm::cpu

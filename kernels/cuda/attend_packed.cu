@@ -92,8 +92,9 @@ struct Plan {
   std::vector<const PackedFormat*> known;  // where formats came from
   std::vector<ScoreRemap> remaps;
   Side keys, values;
-  std::vector<uint64_t> bits;                   // live bitmaps
-  std::vector<std::pair<size_t, size_t>> live;  // block, its first word in `bits`
+  std::vector<uint64_t> bits;                         // bitmaps
+  std::vector<std::pair<size_t, size_t>> live;        // block, its first word in `bits`
+  std::vector<std::pair<size_t, size_t>> selections;  // the same of runs
   Packet packet;
 
   void clear() {
@@ -107,6 +108,7 @@ struct Plan {
     values.clear();
     bits.clear();
     live.clear();
+    selections.clear();
     packet.clear();
   }
 
@@ -131,6 +133,25 @@ struct Plan {
       bits.insert(bits.end(), block.live, block.live + (block.rows + 63) / 64);
     }
     blocks.push_back({block.codes, block.scales, block.zeros, nullptr, block.rows, first_slot});
+  }
+
+  /// Notes which values a run holds; neighbours often have the bitmap in common.
+  void add_selection(const SlotRun& run, size_t index) {
+    if (selections.empty() || sources[selections.back().first]->selection != run.selection) {
+      selections.emplace_back(index, bits.size());
+      bits.insert(bits.end(), run.selection, run.selection + (run.selected_of + 63) / 64);
+    } else {
+      selections.emplace_back(index, selections.back().second);
+    }
+  }
+
+  /// Bitmaps travel first, by themselves, so that blocks and runs can say where theirs is.
+  void place_bits(Stream& stream) {
+    if (bits.empty()) return;
+    const auto* placed = reinterpret_cast<const uint64_t*>(
+        stream.queue().upload(bits.data(), bits.size() * sizeof(uint64_t)));
+    for (const auto& [block, word] : live) blocks[block].live = placed + word;
+    for (const auto& [run, word] : selections) runs[run].selection = placed + word;
   }
 
   /// What runs say of themselves, from runs[first] on.
@@ -161,7 +182,9 @@ struct Plan {
         split_evenly(run, most, made);
       }
       kernels[first] = kernel < 0 ? kCodeKernels : kernel;
-      sources[first++] = &run;
+      sources[first] = &run;
+      if (run.selection != nullptr) add_selection(run, first);
+      ++first;
       advance(run, slot, selected);
     }
   }
@@ -747,12 +770,7 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
     plan.lanes[i].first_part = plan.values.parts;
     plan.lanes[i].parts = plan.cut_runs(values, values + lanes[i].values.size(), plan.values);
   }
-  // Bitmaps travel first, by themselves, so that blocks can say where theirs is.
-  if (!plan.bits.empty()) {
-    const auto* bits = reinterpret_cast<const uint64_t*>(
-        stream.queue().upload(plan.bits.data(), plan.bits.size() * sizeof(uint64_t)));
-    for (const auto& [block, word] : plan.live) plan.blocks[block].live = bits + word;
-  }
+  plan.place_bits(stream);
   Packet& packet = plan.packet;
   const size_t lanes_at = packet.add(std::span<const DeviceLane>(plan.lanes));
   const size_t runs_at = packet.add(std::span<const DeviceRun>(plan.runs));
@@ -823,11 +841,7 @@ void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> bloc
     plan.add_block(block, slot);
     slot += block.live_rows;
   }
-  if (!plan.bits.empty()) {
-    const auto* bits = reinterpret_cast<const uint64_t*>(
-        stream.queue().upload(plan.bits.data(), plan.bits.size() * sizeof(uint64_t)));
-    for (const auto& [block, word] : plan.live) plan.blocks[block].live = bits + word;
-  }
+  plan.place_bits(stream);
   const auto* on_device = reinterpret_cast<const DeviceBlock*>(
       stream.queue().upload(plan.blocks.data(), plan.blocks.size() * sizeof(DeviceBlock)));
   unpack<<<static_cast<unsigned>(blocks.size()), 128, 0, native(stream)>>>(on_device, format, out);

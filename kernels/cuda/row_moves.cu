@@ -26,6 +26,53 @@ __global__ void narrow(std::byte* const* rows, int dim, const float* x) {
   }
 }
 
+constexpr int kGapThreads = 256;
+constexpr int kHeld = 8;  // units of a thread on their way
+
+/// A block a gap: a tile of units is read, then written a row further.
+template <class Unit>
+__global__ void __launch_bounds__(kGapThreads) close(const RowGap* gaps) {
+  const RowGap gap = gaps[blockIdx.x];
+  Unit* ring = reinterpret_cast<Unit*>(gap.ring);
+  const auto width = static_cast<int64_t>(gap.row_bytes / sizeof(Unit));
+  // Units from the gap's row on, in the direction in which rows come.
+  const int64_t moved = (gap.from_front ? gap.gap : gap.rows - 1 - gap.gap) * width;
+  const auto place = [&](int64_t unit) -> Unit& {
+    const int64_t row = gap.from_front ? gap.gap - unit / width : gap.gap + unit / width;
+    return ring[(gap.first + row) % gap.ring_rows * width + unit % width];
+  };
+  for (int64_t first = threadIdx.x; first - threadIdx.x < moved; first += kGapThreads * kHeld) {
+    Unit held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int64_t unit = first + i * kGapThreads;
+      if (unit < moved) held[i] = place(unit + width);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int64_t unit = first + i * kGapThreads;
+      if (unit < moved) place(unit) = held[i];
+    }
+    __syncthreads();
+  }
+}
+
+/// A block a row.
+template <class T>
+__global__ void turn(const TurnedRow* rows, const double* waves, int half) {
+  const TurnedRow row = rows[blockIdx.x];
+  T* to = reinterpret_cast<T*>(row.to);
+  for (int i = static_cast<int>(threadIdx.x); i < half; i += kThreads) {
+    const auto a = static_cast<double>(row.from[i]);
+    const auto b = static_cast<double>(row.from[i + half]);
+    const double c = waves[i];
+    const double s = waves[i + half];
+    to[i] = store_float<T>(static_cast<float>(a * c - b * s));
+    to[i + half] = store_float<T>(static_cast<float>(b * c + a * s));
+  }
+}
+
 }  // namespace
 
 void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, float* out,
@@ -50,6 +97,40 @@ void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const f
         <<<static_cast<unsigned>(rows.size()), kThreads, 0, native(stream)>>>(on_device, dim, x);
   });
   check_launch("narrow_rows");
+}
+
+void close_gaps(std::span<const RowGap> gaps, Stream& stream) {
+  size_t unit = sizeof(int4);
+  for (const RowGap& gap : gaps) {
+    while (gap.row_bytes % unit != 0 || reinterpret_cast<uintptr_t>(gap.ring) % unit != 0) {
+      unit /= 2;
+    }
+  }
+  const auto* on_device =
+      reinterpret_cast<const RowGap*>(stream.queue().upload(gaps.data(), gaps.size_bytes()));
+  const auto blocks = static_cast<unsigned>(gaps.size());
+  if (unit == sizeof(int4)) {
+    close<int4><<<blocks, kGapThreads, 0, native(stream)>>>(on_device);
+  } else if (unit >= sizeof(int)) {
+    close<int><<<blocks, kGapThreads, 0, native(stream)>>>(on_device);
+  } else {
+    close<short><<<blocks, kGapThreads, 0, native(stream)>>>(on_device);
+  }
+  check_launch("close_gaps");
+}
+
+void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const double> waves,
+               Stream& stream) {
+  const auto* angles =
+      reinterpret_cast<const double*>(stream.queue().upload(waves.data(), waves.size_bytes()));
+  const auto* on_device =
+      reinterpret_cast<const TurnedRow*>(stream.queue().upload(rows.data(), rows.size_bytes()));
+  with_type(dtype, [&](auto* type) {
+    using T = typename TypeOf<decltype(type)>::Type;
+    turn<T><<<static_cast<unsigned>(rows.size()), kThreads, 0, native(stream)>>>(
+        on_device, angles, static_cast<int>(waves.size() / 2));
+  });
+  check_launch("turn_rows");
 }
 
 }  // namespace kvlm::cuda

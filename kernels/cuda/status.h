@@ -29,6 +29,8 @@ enum ScratchSlot : int {
   kPackParts,
   kPromptRows,
   kColumnParts,
+  kChannelEnds,
+  kMergeGroups,
   kScratchSlots
 };
 

@@ -12,4 +12,10 @@ void narrow_rows(std::span<std::byte* const>, DType, int, const float*, Stream&)
   refuse("narrow_rows");
 }
 
+void close_gaps(std::span<const RowGap>, Stream&) { refuse("close_gaps"); }
+
+void turn_rows(std::span<const TurnedRow>, DType, std::span<const double>, Stream&) {
+  refuse("turn_rows");
+}
+
 }  // namespace kvlm::cuda

@@ -14,59 +14,29 @@ namespace {
 /// Channels of a head that are coded alike.
 constexpr size_t kMaxHeadDim = 1024;
 
-/// The real Fourier transform of n numbers as an n x n matrix, in Hermitian packing
-/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (specs 7.3), and the transform of queries
-/// that keeps dot products. n is at most head_dim, so a product with a table is quick, exact for
-/// any n, and the same on every device.
-class HermitianBasis {
- public:
-  explicit HermitianBasis(int n)
-      : n_(static_cast<size_t>(n)), key_(n_ * n_), query_(n_ * n_), back_(n_ * n_) {
-    const size_t real = n_ / 2 + 1;
-    for (size_t row = 0; row < n_; ++row) {
-      const bool imaginary = row >= real;
-      const size_t k = imaginary ? row - real + 1 : row;
-      // Frequencies that stand for themselves and their mirror image count twice.
-      const double count = k == 0 || 2 * k == n_ ? 1 : 2;
-      for (size_t j = 0; j < n_; ++j) {
-        const double angle =
-            2 * std::numbers::pi * static_cast<double>(j * k % n_) / static_cast<double>(n_);
-        const double wave = imaginary ? -std::sin(angle) : std::cos(angle);
-        key_[row * n_ + j] = static_cast<float>(wave);
-        query_[row * n_ + j] = static_cast<float>(count * wave / static_cast<double>(n_));
-        back_[j * n_ + row] = static_cast<float>(count * wave / static_cast<double>(n_));
-      }
+/// The real Fourier transform of n numbers as n x n matrices, in Hermitian packing
+/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (specs 7.3): that of keys, the one of
+/// queries that keeps dot products, and the inverse. n is at most head_dim, so a product with a
+/// table is quick, exact for any n, and the same on every device.
+void add_hermitian(size_t n, KeyBasis& basis) {
+  for (std::vector<float>& matrix : basis.matrix) matrix.resize(n * n);
+  auto& [key, query, back] = basis.matrix;
+  const size_t real = n / 2 + 1;
+  for (size_t row = 0; row < n; ++row) {
+    const bool imaginary = row >= real;
+    const size_t k = imaginary ? row - real + 1 : row;
+    // Frequencies that stand for themselves and their mirror image count twice.
+    const double count = k == 0 || 2 * k == n ? 1 : 2;
+    for (size_t j = 0; j < n; ++j) {
+      const double angle =
+          2 * std::numbers::pi * static_cast<double>(j * k % n) / static_cast<double>(n);
+      const double wave = imaginary ? -std::sin(angle) : std::cos(angle);
+      key[row * n + j] = static_cast<float>(wave);
+      query[row * n + j] = static_cast<float>(count * wave / static_cast<double>(n));
+      back[j * n + row] = static_cast<float>(count * wave / static_cast<double>(n));
     }
   }
-
-  size_t size() const noexcept { return n_; }
-  /// Spectrum of a key.
-  void key(const float* x, float* to) const noexcept { multiply(key_, x, to); }
-  /// What a query is to be multiplied with the spectrum of a key by.
-  void query(const float* x, float* to) const noexcept { multiply(query_, x, to); }
-  /// The key of a spectrum.
-  void back(const float* x, float* to) const noexcept { multiply(back_, x, to); }
-
- private:
-  void multiply(const std::vector<float>& matrix, const float* x, float* to) const noexcept {
-    for (size_t row = 0; row < n_; ++row) {
-      const float* weights = matrix.data() + row * n_;
-      // Eight sums side by side: the compiler may not reorder one.
-      float sum[8] = {};
-      size_t j = 0;
-      for (; j + 8 <= n_; j += 8) {
-        for (size_t i = 0; i < 8; ++i) sum[i] += weights[j + i] * x[j + i];
-      }
-      float rest = 0;
-      for (; j < n_; ++j) rest += weights[j] * x[j];
-      to[row] =
-          ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])) + rest;
-    }
-  }
-
-  size_t n_;
-  std::vector<float> key_, query_, back_;
-};
+}
 
 /// floor(head_dim * (bits - 1)) for bits written with up to four decimals, exactly.
 int anomalous_channels(double bits, int head_dim) {
@@ -92,7 +62,8 @@ class VidKv final : public PlannedQuantizer {
         repack_values_(options.text("flush") == "requant_all"),
         protect_(options.real("protect")),
         official_protection_(options.text("stp") == "official"),
-        basis_(std::max(dim_ - anomalous_, 1)) {
+        basis_{.dim = dim_, .first = anomalous_, .matrix = {}} {
+    if (fft_ && anomalous_ < dim_) add_hermitian(static_cast<size_t>(dim_ - anomalous_), basis_);
     check_residual(options);
     refuse_idle(options, "protect", protect_ > 0 && options.text("value_bits") == "2",
                 "protected values have 2 bits and so has value_bits=2");
@@ -126,21 +97,12 @@ class VidKv final : public PlannedQuantizer {
   std::vector<int32_t> protect(std::span<const float> scores,
                                std::span<const int16_t> modality) const override;
 
-  void learn(std::span<const float* const> keys, int rows,
+  void learn(std::span<const float> low, std::span<const float> high,
              std::span<LaneFacts> facts) const override;
   size_t facts_bytes(int kv_heads) const noexcept override {
     return static_cast<size_t>(dim_ + 7) / 8 * static_cast<size_t>(mask_per_head_ ? kv_heads : 1);
   }
-  bool changes_basis() const noexcept override { return true; }
-  void key_to_basis(const LaneFacts& facts, const float* from, int rows, float* to) const override {
-    convert(facts, from, rows, to, &HermitianBasis::key);
-  }
-  void query_to_basis(const LaneFacts& facts, const float* from, int rows,
-                      float* to) const noexcept override {
-    convert(facts, from, rows, to, &HermitianBasis::query);
-  }
-  void key_from_basis(const LaneFacts& facts, const float* from, int rows,
-                      float* to) const override;
+  const KeyBasis* key_basis() const noexcept override { return &basis_; }
   bool repacks(Part part) const noexcept override {
     return part == Part::kKeys ? repack_keys_ : repack_values_;
   }
@@ -148,9 +110,6 @@ class VidKv final : public PlannedQuantizer {
  private:
   PartPlan key_plan(const OptionValues& options, int group) const;
   PartPlan value_plan(const OptionValues& options, int group) const;
-  void convert(const LaneFacts& facts, const float* from, int rows, float* to,
-               void (HermitianBasis::*transform)(const float*, float*)
-                   const noexcept) const noexcept;
 
   int dim_;
   int anomalous_;  // channels at 2 bits
@@ -160,7 +119,7 @@ class VidKv final : public PlannedQuantizer {
   bool repack_values_;
   double protect_;
   bool official_protection_;
-  HermitianBasis basis_;
+  KeyBasis basis_;
   std::vector<PartPlan> protected_;  // (1,) or none
 };
 
@@ -225,21 +184,20 @@ PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
 
 /// The channels with the widest range over all rows, and over all heads unless each has its own
 /// mask, come first; both kinds in ascending order (specs 7.3).
-void VidKv::learn(std::span<const float* const> keys, int rows, std::span<LaneFacts> facts) const {
+void VidKv::learn(std::span<const float> low, std::span<const float> high,
+                  std::span<LaneFacts> facts) const {
   const auto dim = static_cast<size_t>(dim_);
   // No allocation: a flush that packs everything again learns anew in decode.
-  const auto order = [&](std::span<const float* const> heads, LaneFacts& lane) {
+  const auto order = [&](size_t first_head, size_t heads, LaneFacts& lane) {
     float range[kMaxHeadDim];
     for (size_t d = 0; d < dim; ++d) {
-      float low = std::numeric_limits<float>::infinity();
-      float high = -low;
-      for (const float* head : heads) {
-        for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
-          low = std::min(low, head[row * dim + d]);
-          high = std::max(high, head[row * dim + d]);
-        }
+      float least = low[first_head * dim + d];
+      float most = high[first_head * dim + d];
+      for (size_t head = first_head + 1; head < first_head + heads; ++head) {
+        least = std::min(least, low[head * dim + d]);
+        most = std::max(most, high[head * dim + d]);
       }
-      range[d] = high - low;
+      range[d] = most - least;
     }
     std::vector<uint16_t>& channels = lane.key_channels;
     channels.resize(dim);
@@ -251,38 +209,11 @@ void VidKv::learn(std::span<const float* const> keys, int rows, std::span<LaneFa
     std::sort(channels.begin() + anomalous_, channels.end());
   };
   if (mask_per_head_) {
-    for (size_t head = 0; head < keys.size(); ++head) {
-      order(keys.subspan(head, 1), facts[head]);
-    }
+    for (size_t head = 0; head < facts.size(); ++head) order(head, 1, facts[head]);
     return;
   }
-  order(keys, facts[0]);
+  order(0, facts.size(), facts[0]);
   for (LaneFacts& lane : facts.subspan(1)) lane.key_channels = facts[0].key_channels;
-}
-
-void VidKv::convert(const LaneFacts& facts, const float* from, int rows, float* to,
-                    void (HermitianBasis::*transform)(const float*, float*)
-                        const noexcept) const noexcept {
-  const auto dim = static_cast<size_t>(dim_);
-  const auto first = static_cast<size_t>(anomalous_);
-  assert(facts.key_channels.size() == dim && dim <= kMaxHeadDim);
-  float gathered[kMaxHeadDim];
-  for (int row = 0; row < rows; ++row, from += dim, to += dim) {
-    for (size_t i = 0; i < dim; ++i) gathered[i] = from[facts.key_channels[i]];
-    std::copy_n(gathered, dim, to);
-    if (fft_ && first < dim) (basis_.*transform)(gathered + first, to + first);
-  }
-}
-
-void VidKv::key_from_basis(const LaneFacts& facts, const float* from, int rows, float* to) const {
-  const auto dim = static_cast<size_t>(dim_);
-  const auto first = static_cast<size_t>(anomalous_);
-  float channels[kMaxHeadDim];
-  for (int row = 0; row < rows; ++row, from += dim, to += dim) {
-    std::copy_n(from, dim, channels);
-    if (fft_ && first < dim) basis_.back(from + first, channels + first);
-    for (size_t i = 0; i < dim; ++i) to[facts.key_channels[i]] = channels[i];
-  }
 }
 
 /// Mean dot product of each visual row with the text rows after the last picture (specs 7.4).

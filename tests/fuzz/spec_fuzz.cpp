@@ -33,7 +33,7 @@ void require_sound(const kvlm::CacheSpec& spec) {
   for (const kvlm::CacheShape& shape :
        {kvlm::CacheShape{1, 1, 1, 20, {}},
         kvlm::CacheShape{5, 8, 2, 64, std::vector<float>(32, 1.0f)}}) {
-    if (const auto reason = kvlm::unsupported(spec, shape, {})) {
+    if (const auto reason = kvlm::unsupported(spec, shape)) {
       require_sentence(*reason);
       continue;
     }

@@ -883,6 +883,9 @@ TEST_F(AttendPacked, RefusesWhatDoesNotAddUp) {
   EXPECT_THAT(message(bad), HasSubstr("have 71 live rows for 72"));
   keys[0].slots = 71;
   EXPECT_THAT(message(bad), HasSubstr("the keys hold 71 slots"));
+  blocks[2].rows = blocks[2].live_rows = 33;
+  EXPECT_THAT(message(bad), HasSubstr("begin with 32 rows and end with 33"));
+  blocks[2].rows = blocks[2].live_rows = 7;
   blocks[2].scales = nullptr;
   EXPECT_THAT(message(bad), HasSubstr("lacks its codes"));
   keys = lane.keys();

@@ -1,51 +1,87 @@
 #include "kernels/row_moves.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <numeric>
 #include <vector>
 
+#include "kernels/base/error.h"
 #include "tests/kernels/values.h"
 
 namespace kvlm {
 namespace {
 
-TEST(RowMoves, ThereAndBackInAnyOrder) {
+/// Closing a gap in a ring is erasing from a list, from whichever side rows move.
+TEST(CloseGaps, EqualsErasingFromAList) {
   ThreadPool pool(2);
   Stream stream(pool);
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const int dim : {1, 20, 128}) {
-      const Tensor from = testing::normal_tensor(dtype, {50, dim}, 1);
-      std::vector<const std::byte*> rows;
-      for (int64_t i = 0; i < 50; ++i) rows.push_back(from.view().slice(i * 7 % 50, 1).data());
-      Tensor floats(DType::kF32, {50, dim});
-      widen_rows(rows, dtype, dim, floats.as<float>(), stream);
-      const auto expected = testing::values_of(from);
-      const auto width = static_cast<size_t>(dim);
-      for (size_t i = 0; i < 50 * width; ++i) {
-        EXPECT_EQ(static_cast<double>(floats.as<float>()[i]),
-                  expected[i / width * 7 % 50 * width + i % width]);
+  for (const int width : {1, 3, 64}) {
+    for (const int places : {1, 2, 7, 40}) {
+      for (int first = 0; first < places; first += 3) {
+        for (int rows = 1; rows <= places; rows += 2) {
+          for (int gap = 0; gap < rows; ++gap) {
+            for (const bool from_front : {false, true}) {
+              std::vector<float> ring(static_cast<size_t>(places * width), -1);
+              std::vector<int> list(static_cast<size_t>(rows));
+              std::iota(list.begin(), list.end(), 0);
+              const auto at = [&](int begin, int row, int i) -> float& {
+                return ring[static_cast<size_t>((begin + row) % places * width + i)];
+              };
+              for (int row = 0; row < rows; ++row) {
+                for (int i = 0; i < width; ++i) at(first, row, i) = static_cast<float>(row);
+              }
+              list.erase(list.begin() + gap);
+              const RowGap one{reinterpret_cast<std::byte*>(ring.data()),
+                               static_cast<size_t>(width) * sizeof(float),
+                               places,
+                               first,
+                               rows,
+                               gap,
+                               from_front};
+              close_gaps({&one, 1}, stream);
+              for (int row = 0; row + 1 < rows; ++row) {
+                for (int i = 0; i < width; ++i) {
+                  ASSERT_EQ(at(first + (from_front ? 1 : 0), row, i),
+                            static_cast<float>(list[static_cast<size_t>(row)]))
+                      << places << " places from " << first << ", row " << gap << " of " << rows;
+                }
+              }
+            }
+          }
+        }
       }
-      Tensor to(dtype, {50, dim});
-      std::vector<std::byte*> back;
-      for (int64_t i = 0; i < 50; ++i) back.push_back(to.view().slice(i * 7 % 50, 1).data());
-      narrow_rows(back, dtype, dim, floats.as<float>(), stream);
-      EXPECT_EQ(testing::values_of(to), expected);
     }
   }
 }
 
-TEST(RowMoves, RefusesWhatIsNoFloat) {
+TEST(CloseGaps, RefusesARowThatIsNotThere) {
   ThreadPool pool(1);
   Stream stream(pool);
-  const std::byte byte{};
-  const std::byte* row = &byte;
-  float out = 0;
-  testing::message_of(ErrorCode::kInvalidArgument, [&] {
-    widen_rows({&row, 1}, DType::kU8, 1, &out, stream);
-  });
-  testing::message_of(ErrorCode::kInvalidArgument, [&] {
-    widen_rows({&row, 1}, DType::kF32, 0, &out, stream);
-  });
+  float ring[4] = {};
+  RowGap gap{reinterpret_cast<std::byte*>(ring), sizeof(float), 4, 0, 3, 3, false};
+  EXPECT_THAT(testing::message_of(ErrorCode::kInvalidArgument,
+                                  [&] {
+                                    close_gaps({&gap, 1}, stream);
+                                  }),
+              ::testing::HasSubstr("row 3 of 3"));
+}
+
+/// Turning by one angle after the other is turning by their sum, and keeps lengths.
+TEST(TurnRows, RotatesPairsOfHalves) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const std::vector<float> frequencies{1.0f, 0.25f};
+  const std::vector<float> x{1, 2, 3, 4, 9};
+  std::vector<float> turned(5, 7);
+  const TurnedRow row{x.data(), reinterpret_cast<std::byte*>(turned.data())};
+  turn_rows({&row, 1}, DType::kF32, frequencies, 2, stream);
+  EXPECT_NEAR(turned[0], std::cos(2.0) - 3 * std::sin(2.0), 1e-6);
+  EXPECT_NEAR(turned[2], 3 * std::cos(2.0) + std::sin(2.0), 1e-6);
+  EXPECT_NEAR(turned[1], 2 * std::cos(0.5) - 4 * std::sin(0.5), 1e-6);
+  EXPECT_NEAR(turned[3], 4 * std::cos(0.5) + 2 * std::sin(0.5), 1e-6);
+  EXPECT_EQ(turned[4], 7);  // beyond the halves
 }
 
 }  // namespace

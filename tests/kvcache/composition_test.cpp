@@ -83,7 +83,7 @@ TEST(ComposedParts, KeepingEveryRowIsNoRetention) {
 
 TEST(Unsupported, KnowsTheDecodersShape) {
   const auto reason = [](const char* text, const CacheShape& shape) {
-    return unsupported(parse_spec(text), shape, {}).value_or("");
+    return unsupported(parse_spec(text), shape).value_or("");
   };
   EXPECT_EQ(reason("kivi", shape_of(4)), "");
   EXPECT_THAT(reason("xquant,kq=3,km=2", shape_of(8)), HasSubstr("use an even kq"));
@@ -106,7 +106,7 @@ TEST(Unsupported, KnowsTheDecodersShape) {
 TEST(Conflicts, WhatCannotWorkTogetherIsRefused) {
   const auto reason = [](const char* text) {
     try {
-      return unsupported(parse_spec(text), shape_of(4), {}).value_or("");
+      return unsupported(parse_spec(text), shape_of(4)).value_or("");
     } catch (const Error& error) {
       return std::string(error.what());
     }

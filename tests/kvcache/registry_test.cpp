@@ -88,22 +88,6 @@ TEST(Registry, ReservedBytesAdmitOneSequenceAndNotOneByteLess) {
   }
 }
 
-TEST(Registry, RefusesADeviceThatIsNotBuiltBeforeAnyMemoryIsTaken) {
-  const CacheSpec spec = parse_spec("vidkv");
-  EXPECT_FALSE(unsupported(spec, kShape, {}));
-  EXPECT_FALSE(unsupported(parse_spec("kivi"), kShape, {DeviceKind::kCuda, 0}));
-  const Device cuda{DeviceKind::kCuda, 0};
-  ASSERT_TRUE(unsupported(spec, kShape, cuda));
-  EXPECT_THAT(*unsupported(spec, kShape, cuda),
-              AllOf(HasSubstr("--kv vidkv"), HasSubstr("cuda:0"), HasSubstr("--device cpu")));
-  try {
-    make_cache(spec, kShape, size_t{1} << 62, cuda);
-    FAIL() << "expected an Error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-  }
-}
-
 TEST(Registry, RefusesMoreMemoryThanThereIs) {
   try {
     make_cache(parse_spec("f16"), kShape, size_t{1} << 60, {});

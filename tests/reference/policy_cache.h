@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "kernels/attend_packed.h"
+#include "kernels/merge_rows.h"
 #include "kernels/pack.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/retention/merge.h"
+#include "tests/reference/basis.h"
 #include "tests/reference/row_cache.h"
 
 namespace kvlm::reference {
@@ -367,7 +368,14 @@ class PolicySequence {
           k.insert(k.end(), slot.k.begin(), slot.k.end());
           v.insert(v.end(), slot.v.begin(), slot.v.end());
         }
-        merge_rows(parts_->retention->merge(), kept, n, dim(), k, v);
+        std::vector<float> merged_k(kept.size() * dim());
+        std::vector<float> merged_v(merged_k.size());
+        merge_rows(parts_->retention->merge(),
+                   {k.data(), v.data(), n, static_cast<int>(dim()), kept, merged_k.data(),
+                    merged_v.data()},
+                   *stream_);
+        k = merged_k;
+        v = merged_v;
         for (size_t i = 0; i < kept.size(); ++i) {
           Slot& slot = lane.slots[static_cast<size_t>(kept[i])];
           for (size_t d = 0; d < dim(); ++d) {
@@ -489,7 +497,8 @@ class PolicySequence {
         }
       }
     }
-    if (part == Part::kKeys && q.changes_basis() && (!state.learned[store] || q.repacks(part))) {
+    if (part == Part::kKeys && q.key_basis() != nullptr &&
+        (!state.learned[store] || q.repacks(part))) {
       std::vector<std::vector<float>> keys(kv_heads());
       std::vector<const float*> pointers;
       std::vector<LaneFacts> facts(kv_heads());
@@ -499,7 +508,7 @@ class PolicySequence {
         }
         pointers.push_back(keys[head].data());
       }
-      q.learn(pointers, static_cast<int>(rows[0].size()), facts);
+      learn_keys(q, pointers, static_cast<int>(rows[0].size()), facts);
       for (size_t head = 0; head < kv_heads(); ++head) state.lanes[head].facts[store] = facts[head];
       state.learned[store] = true;
     }
@@ -560,7 +569,7 @@ class PolicySequence {
     static_cast<void>(layer);
     if (rows == 0) return;
     const bool keys = part == Part::kKeys;
-    const bool basis = keys && q.changes_basis();
+    const bool basis = keys && q.key_basis() != nullptr;
     std::vector<float> x;
     for (const Slot* slot : slots) {
       const std::vector<float>& row = keys ? slot->k : slot->v;
@@ -568,7 +577,7 @@ class PolicySequence {
     }
     std::vector<float> turned(x.size());
     if (basis) {
-      q.key_to_basis(lane.facts[store], x.data(), rows, turned.data());
+      change_rows(q, BasisChange::kKey, lane.facts[store], x.data(), rows, turned.data());
       x = turned;
     }
     const PackedFormat& format = plan.format;
@@ -598,7 +607,7 @@ class PolicySequence {
                             rows,         rows,          nullptr};
     unpack_blocks(format, {&block, 1}, x.data(), *stream_);
     if (basis) {
-      q.key_from_basis(lane.facts[store], x.data(), rows, turned.data());
+      change_rows(q, BasisChange::kBack, lane.facts[store], x.data(), rows, turned.data());
       x = turned;
     }
     // Scales of each token: 32 tokens are one block for the accounting of dead rows.

@@ -309,7 +309,7 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
     rows[i].budget = budgets_[i].text;
     try {
       rows[i].reservation = reservation(spec, shape_, size_);
-      if (const auto reason = unsupported(spec, shape_, session_.device())) {
+      if (const auto reason = unsupported(spec, shape_)) {
         throw Error(ErrorCode::kUnsupported, *reason);
       }
       rows[i].batch = batch_of(budgets_[i], spec, rows[i].reservation);

@@ -74,7 +74,7 @@ Session::Session(const SessionOptions& options) {
 
   // What the spec asks for is checked before any weight is looked at.
   const CacheShape shape = model_shape(options.model);
-  if (const auto reason = unsupported(state_->spec, shape, state_->device)) {
+  if (const auto reason = unsupported(state_->spec, shape)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   ModelSource source;

@@ -46,7 +46,7 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
 }  // namespace
 
 Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt) {
-  if (const auto reason = unsupported(spec, shape, {})) {
+  if (const auto reason = unsupported(spec, shape)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   const Composition composition = compose(spec);

@@ -136,7 +136,7 @@ int run_fidelity(const FidelityOptions& options) {
   Session session(options.session);
   const CacheShape shape = session.model().decoder().cache_shape();
   for (const FidelityMeter::Policy& policy : policies) {
-    if (const auto reason = unsupported(policy.spec, shape, session.device())) {
+    if (const auto reason = unsupported(policy.spec, shape)) {
       throw Error(ErrorCode::kUnsupported, *reason);
     }
   }

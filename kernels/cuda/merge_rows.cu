@@ -1,0 +1,106 @@
+#include <cstddef>
+#include <vector>
+
+#include "kernels/cpu/merge_rows.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/merge_rows.h"
+
+namespace kvlm::cuda {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+/// In the order of the channels, as on the CPU.
+__device__ double dot(const float* a, const float* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return sum;
+}
+
+__global__ void find_norms(const float* keys, const int32_t* kept, int count, int dim,
+                           double* norms) {
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (i >= count) return;
+  const float* key = keys + static_cast<int64_t>(kept[i]) * dim;
+  norms[i] = fmax(sqrt(dot(key, key, dim)), 1e-30);
+}
+
+/// A block finds the kept row with the largest cosine for a dropped one.
+__global__ void __launch_bounds__(kThreads)
+    find_nearest(const float* keys, const int32_t* kept, const double* norms, int count, int dim,
+                 int32_t* groups) {
+  __shared__ double cosines[kThreads];
+  __shared__ int32_t places[kThreads];
+  extern __shared__ float own[];
+  const int64_t row = blockIdx.x;
+  if (groups[row] >= 0) return;
+  for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) own[i] = keys[row * dim + i];
+  __syncthreads();
+  double best = -2;
+  int32_t place = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    const double cosine = dot(keys + static_cast<int64_t>(kept[i]) * dim, own, dim) / norms[i];
+    if (cosine > best) {
+      best = cosine;
+      place = i;
+    }
+  }
+  cosines[threadIdx.x] = best;
+  places[threadIdx.x] = place;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kThreads; ++i) {
+    if (cosines[i] > best || (cosines[i] == best && places[i] < place)) {
+      best = cosines[i];
+      place = places[i];
+    }
+  }
+  groups[row] = place;
+}
+
+/// A block sums the rows of a group, a thread a channel.
+__global__ void mean_of_groups(const int32_t* groups, int rows, int dim, const float* x,
+                               float* out) {
+  const auto group = static_cast<int32_t>(blockIdx.x);
+  for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) {
+    double sum = 0;
+    double members = 0;
+    for (int row = 0; row < rows; ++row) {
+      if (groups[row] != group) continue;
+      members += 1;
+      sum += static_cast<double>(x[static_cast<int64_t>(row) * dim + i]);
+    }
+    out[static_cast<int64_t>(group) * dim + i] = static_cast<float>(sum / members);
+  }
+}
+
+}  // namespace
+
+void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
+  Queue& queue = stream.queue();
+  const std::vector<int32_t> placed = cpu::groups_by_position(rule, merge.kept, merge.rows);
+  const size_t bytes = placed.size() * sizeof(int32_t);
+  const size_t norms_at = (bytes + alignof(double) - 1) / alignof(double) * alignof(double);
+  std::byte* scratch = queue.scratch(kMergeGroups, norms_at + merge.kept.size() * sizeof(double));
+  auto* groups = reinterpret_cast<int32_t*>(scratch);
+  queue.copy(groups, true, placed.data(), false, bytes);
+  const auto count = static_cast<int>(merge.kept.size());
+  if (rule == MergeRule::kFeature) {
+    auto* norms = reinterpret_cast<double*>(scratch + norms_at);
+    const auto* kept =
+        reinterpret_cast<const int32_t*>(queue.upload(merge.kept.data(), merge.kept.size_bytes()));
+    find_norms<<<static_cast<unsigned>(ceil_div(count, kThreads)), kThreads, 0, native(stream)>>>(
+        merge.keys, kept, count, merge.dim, norms);
+    find_nearest<<<static_cast<unsigned>(merge.rows), kThreads,
+                   static_cast<size_t>(merge.dim) * sizeof(float), native(stream)>>>(
+        merge.keys, kept, norms, count, merge.dim, groups);
+  }
+  mean_of_groups<<<static_cast<unsigned>(count), kThreads, 0, native(stream)>>>(
+      groups, merge.rows, merge.dim, merge.keys, merge.merged_keys);
+  mean_of_groups<<<static_cast<unsigned>(count), kThreads, 0, native(stream)>>>(
+      groups, merge.rows, merge.dim, merge.values, merge.merged_values);
+  check_launch("merge_rows");
+}
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/base/device.h"
+
+namespace kvlm {
+
+/// What is done to a row.
+enum class BasisChange : uint8_t {
+  kKey,    ///< a key as it is packed
+  kQuery,  ///< a query that is multiplied with such keys, so that dot products stay
+  kBack,   ///< a packed key as the model made it
+};
+
+/// Keys are packed in another basis: their channels in another order, the last of them as a linear
+/// transform of n = dim - first channels. Data that a quantizer makes once.
+struct KeyBasis {
+  int dim = 0;
+  int first = 0;  ///< channels before it are reordered only
+  /// By BasisChange: (n, n) row-major, out = matrix . in; empty: channels are reordered only.
+  std::array<std::vector<float>, 3> matrix;
+};
+
+/// Rows of one order of channels.
+struct BasisJob {
+  const float* from = nullptr;  ///< (rows, dim)
+  float* to = nullptr;          ///< (rows, dim), may not overlap `from`
+  int rows = 0;
+  /// (dim,) the model's channel of each channel of the basis, on the host.
+  const uint16_t* channels = nullptr;
+};
+
+/// Changes the basis of rows, each dot product in eight sums side by side: the same bits on every
+/// device. dim is at most 1024. Asynchronous on CUDA.
+void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
+                  Stream& stream);
+
+/// The smallest and largest number of each channel over the rows of an array.
+///
+///   x          arrays of (rows, dim) f32
+///   low, high  (arrays, dim) on the host
+///
+/// Waits for the result on CUDA.
+void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,
+                  std::span<float> high, Stream& stream);
+
+}  // namespace kvlm

@@ -1,0 +1,23 @@
+#include "kernels/merge_rows.h"
+
+#include <fmt/format.h>
+
+#include "kernels/base/error.h"
+#include "kernels/cpu/merge_rows.h"
+#include "kernels/cuda/merge_rows.h"
+
+namespace kvlm {
+
+void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
+  if (merge.kept.empty() || merge.kept.front() < 0 || merge.kept.back() >= merge.rows ||
+      merge.dim < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("merge_rows: {} of {} rows of {} channels are kept, expected at least "
+                            "one, ascending, all below the number of rows",
+                            merge.kept.size(), merge.rows, merge.dim));
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::merge_rows(rule, merge, stream);
+  cpu::merge_rows(rule, merge);
+}
+
+}  // namespace kvlm

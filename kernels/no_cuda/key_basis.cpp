@@ -1,0 +1,16 @@
+#include "kernels/cuda/key_basis.h"
+
+#include "kernels/no_cuda/refuse.h"
+
+namespace kvlm::cuda {
+
+void change_basis(const KeyBasis&, BasisChange, std::span<const BasisJob>, Stream&) {
+  refuse("change_basis");
+}
+
+void channel_ends(std::span<const float* const>, int, int, std::span<float>, std::span<float>,
+                  Stream&) {
+  refuse("channel_ends");
+}
+
+}  // namespace kvlm::cuda

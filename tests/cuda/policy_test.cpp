@@ -1,0 +1,120 @@
+// Caches of every policy on a GPU beside the same caches on the CPU, step by step.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/base/queue.h"
+#include "kvcache/policy_cache.h"
+#include "kvcache/registry.h"
+#include "tests/kvcache/feeder.h"
+
+namespace kvlm {
+namespace {
+
+using namespace testlife;
+
+constexpr Device kGpu{DeviceKind::kCuda, 0};
+
+std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape, size_t bytes,
+                                  Device device) {
+  return std::make_unique<PolicyCache>(parts_of(parse_spec(spec), shape, nullptr), shape, bytes,
+                                       device);
+}
+
+void expect_near(const std::vector<float>& gpu, const std::vector<float>& cpu,
+                 const std::string& where) {
+  ASSERT_EQ(gpu.size(), cpu.size()) << where;
+  float top = 0;
+  for (const float x : cpu) top = std::max(top, std::abs(x));
+  for (size_t i = 0; i < cpu.size(); ++i) {
+    ASSERT_NEAR(gpu[i], cpu[i], 5e-5f * top) << where << ", element " << i;
+  }
+}
+
+/// Outputs, bytes and what is stored of sequences of other lengths that join and leave.
+void check_life(const std::string& spec, const CacheShape& shape, int most_steps) {
+  SCOPED_TRACE(fmt::format("{} [heads {}x{}, dim {}]", spec, shape.kv_heads, shape.q_per_kv(),
+                           shape.head_dim));
+  const std::vector<int16_t> prompts[] = {PromptShape{5, {40}, 9}.modality(),
+                                          PromptShape{2, {13, 30}, 20}.modality(),
+                                          PromptShape{20, {}, 0}.modality()};
+  const int steps[] = {most_steps, most_steps / 2, most_steps / 3};
+  constexpr int kLaterRows = 7;  // of a second prompt half way
+  size_t bytes = 0;
+  for (size_t s = 0; s < 3; ++s) {
+    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(spec), shape, nullptr), shape,
+                                         size_of(prompts[s], steps[s] + kLaterRows));
+  }
+  const auto on_cpu = make(spec, shape, bytes, {});
+  const auto on_gpu = make(spec, shape, bytes, kGpu);
+  Feeder cpu(shape, 2);
+  Feeder gpu(shape, 2, kGpu);
+  const bool later = !on_cpu->needs().one_prompt && !on_gpu->needs().one_prompt;
+  std::vector<SequenceId> ids(3);
+  std::vector<int> fed(3, -1);
+  std::vector<int> done(3, 0);
+  for (int round = 0; round < most_steps + 12; ++round) {
+    std::vector<Feeder::Input> inputs;
+    for (size_t s = 0; s < 3; ++s) {
+      const char name = static_cast<char>('a' + s);
+      if (fed[s] == -1 && static_cast<size_t>(round) >= 5 * s) {
+        ids[s] = on_cpu->open(size_of(prompts[s], steps[s] + kLaterRows), "s");
+        ASSERT_EQ(on_gpu->open(size_of(prompts[s], steps[s] + kLaterRows), "s"), ids[s]);
+        inputs.push_back({name, ids[s], 0, prompts[s], true});
+        fed[s] = static_cast<int>(prompts[s].size());
+      } else if (fed[s] > 0 && done[s] < steps[s]) {
+        const bool prompt = later && ++done[s] == steps[s] / 2;
+        if (!later) ++done[s];
+        const std::vector<int16_t> rows(prompt ? kLaterRows : 1, kTextRow);
+        inputs.push_back({name, ids[s], fed[s], rows, prompt});
+        fed[s] += static_cast<int>(rows.size());
+      }
+    }
+    if (inputs.empty()) continue;
+    const auto expected = cpu.pass(*on_cpu, inputs);
+    const auto got = gpu.pass(*on_gpu, inputs);
+    for (size_t layer = 0; layer < expected.size(); ++layer) {
+      expect_near(got[layer], expected[layer], fmt::format("round {}, layer {}", round, layer));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    ASSERT_EQ(on_gpu->bytes(), on_cpu->bytes()) << "round " << round;
+    for (const Feeder::Input& input : inputs) {
+      const int layer = round % shape.layers;
+      const size_t head = static_cast<size_t>(round / shape.layers % shape.kv_heads);
+      std::vector<float> floats[4];
+      on_cpu->inspect(input.id, layer, head, floats[0], floats[1], cpu.stream());
+      on_gpu->inspect(input.id, layer, head, floats[2], floats[3], gpu.stream());
+      ASSERT_EQ(floats[0], floats[2]) << "keys, round " << round << ", layer " << layer;
+      ASSERT_EQ(floats[1], floats[3]) << "values, round " << round << ", layer " << layer;
+      const size_t s = static_cast<size_t>(input.name - 'a');
+      if (done[s] == steps[s] && fed[s] > 0) {
+        on_cpu->close(ids[s]);
+        on_gpu->close(ids[s]);
+      }
+    }
+  }
+  EXPECT_EQ(on_gpu->bytes(), 0u);
+}
+
+class CudaPolicy : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  }
+};
+
+TEST_P(CudaPolicy, EqualsTheCpuStepByStep) {
+  check_life(GetParam(), shape_of(2, 2, 2, 16), 150);
+  check_life(GetParam(), shape_of(2, 1, 3, 20), 60);
+  check_life(GetParam(), shape_of(2, 2, 7, 128), 60);
+  check_life(GetParam(), shape_of(2, 1, 1, 80), 40);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, CudaPolicy, testing::ValuesIn(kSpecs), name_of_spec);
+
+}  // namespace
+}  // namespace kvlm

@@ -1,0 +1,253 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/elementwise.h"
+#include "kvcache/kv_cache.h"
+
+// Random sequences through caches of every policy, on any device.
+namespace kvlm::testlife {
+
+/// How many rows a first prompt has, and which of them are visual.
+struct PromptShape {
+  int before = 5;  ///< text rows before the pictures
+  std::vector<int> images{40};
+  int after = 9;
+
+  std::vector<int16_t> modality() const {
+    std::vector<int16_t> tags(static_cast<size_t>(before), kTextRow);
+    for (size_t i = 0; i < images.size(); ++i) {
+      tags.insert(tags.end(), static_cast<size_t>(images[i]), static_cast<int16_t>(i));
+      if (i + 1 < images.size()) tags.push_back(kTextRow);
+    }
+    tags.insert(tags.end(), static_cast<size_t>(after), kTextRow);
+    return tags;
+  }
+};
+
+inline CacheShape shape_of(int layers, int kv_heads, int q_per_kv, int head_dim) {
+  CacheShape shape;
+  shape.layers = layers;
+  shape.q_heads = kv_heads * q_per_kv;
+  shape.kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  for (int i = 0; i < head_dim / 2; ++i) {
+    shape.rope_frequencies.push_back(
+        std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(head_dim)));
+  }
+  return shape;
+}
+
+inline constexpr int kHidden = 24;
+
+/// Feeds random rows to caches. A row's numbers depend on the sequence's name, its place and the
+/// layer alone, so that a sequence is fed the same in every company and to every cache.
+class Feeder {
+ public:
+  explicit Feeder(const CacheShape& shape, int threads = 1, Device device = {})
+      : shape_(shape), pool_(threads), stream_(pool_, device) {}
+
+  struct Input {
+    char name;
+    SequenceId id;
+    int first;  ///< tokens fed before
+    std::vector<int16_t> modality;
+    bool prompt;
+  };
+
+  Stream& stream() { return stream_; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape_.head_dim)); }
+
+  std::vector<float> values(const Input& input, int layer, int what, int width) const {
+    std::vector<float> x;
+    std::normal_distribution<float> normal;
+    for (size_t r = 0; r < input.modality.size(); ++r) {
+      const int place = input.first + static_cast<int>(r);
+      std::minstd_rand rng(
+          static_cast<unsigned>(((place * 31 + layer) * 5 + what) * 127 + input.name));
+      rng.discard(3);
+      normal.reset();
+      for (int i = 0; i < width; ++i) {
+        // Channels of different sizes and offsets, as keys have.
+        const float size = what == 1 ? 0.4f + 0.2f * static_cast<float>(i % 7) : 1;
+        x.push_back(size * normal(rng) + (what == 1 ? 0.1f * static_cast<float>(i % 5) : 0));
+      }
+    }
+    return x;
+  }
+  std::vector<float> q(const Input& input, int layer) const {
+    return values(input, layer, 0, shape_.q_heads * shape_.head_dim);
+  }
+  std::vector<float> k(const Input& input, int layer) const {
+    return values(input, layer, 1, shape_.kv_heads * shape_.head_dim);
+  }
+  std::vector<float> v(const Input& input, int layer) const {
+    return values(input, layer, 2, shape_.kv_heads * shape_.head_dim);
+  }
+  Tensor embeddings(const std::vector<Input>& inputs) const {
+    std::vector<float> all;
+    for (const Input& input : inputs) {
+      const std::vector<float> numbers = values(input, 0, 3, kHidden);
+      all.insert(all.end(), numbers.begin(), numbers.end());
+    }
+    Tensor x(DType::kF32, {static_cast<int64_t>(all.size()) / kHidden, kHidden});
+    std::copy(all.begin(), all.end(), x.view().as<float>());
+    return x;
+  }
+
+  /// One pass; the outputs of each layer, all rows side by side. Without queries there are none.
+  std::vector<std::vector<float>> pass(KvCache& cache, const std::vector<Input>& inputs,
+                                       bool queries = true) {
+    std::vector<StepRows> step;
+    for (const Input& input : inputs) {
+      StepRows rows;
+      rows.sequence = input.id;
+      rows.rows = static_cast<int>(input.modality.size());
+      rows.prompt = rows.ends_prompt = input.prompt;
+      rows.modality = input.modality;
+      step.push_back(rows);
+    }
+    cache.begin(step);
+    if (cache.needs().prompt_embeddings) {
+      cache.give_embeddings(placed(embeddings(inputs)).view(), stream_);
+    }
+    std::vector<std::vector<float>> outputs;
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      std::vector<float> all[3];
+      int64_t total = 0;
+      for (const Input& input : inputs) {
+        const std::vector<float> x[3] = {q(input, layer), k(input, layer), v(input, layer)};
+        for (size_t i = 0; i < 3; ++i) all[i].insert(all[i].end(), x[i].begin(), x[i].end());
+        total += static_cast<int64_t>(input.modality.size());
+      }
+      const auto tensor = [&](const std::vector<float>& x, int heads) {
+        Tensor made(DType::kF32, {total, heads, shape_.head_dim});
+        std::copy(x.begin(), x.end(), made.view().as<float>());
+        return placed(std::move(made));
+      };
+      const Tensor k = tensor(all[1], shape_.kv_heads);
+      const Tensor v = tensor(all[2], shape_.kv_heads);
+      Tensor q = tensor(all[0], shape_.q_heads);
+      TensorView out;
+      if (queries) out = q;  // in place, as the decoder does
+      cache.attend(layer, out, k, v, out, scale(), stream_);
+      Tensor result(DType::kF32, q.shape());
+      copy(result, q, stream_);
+      const float* floats = result.view().as<float>();
+      outputs.emplace_back(floats, floats + result.shape().elements());
+    }
+    cache.end(stream_);
+    return outputs;
+  }
+
+ private:
+  /// A tensor where the caches are.
+  Tensor placed(Tensor on_host) {
+    if (stream_.device().kind == DeviceKind::kCpu) return on_host;
+    Tensor there(on_host.dtype(), on_host.shape(), stream_.device());
+    copy(there, on_host, stream_);
+    return there;
+  }
+
+  CacheShape shape_;
+  ThreadPool pool_;
+  Stream stream_;
+};
+
+inline SequenceSize size_of(const std::vector<int16_t>& prompt, int steps) {
+  SequenceSize size;
+  size.prompt_rows = static_cast<int>(prompt.size());
+  size.visual_rows = static_cast<int>(
+      std::count_if(prompt.begin(), prompt.end(), [](int16_t t) { return t >= 0; }));
+  size.max_rows = size.prompt_rows + steps;
+  return size;
+}
+
+/// Short windows, so that a hundred steps see many flushes and evictions.
+inline constexpr const char* kSpecs[] = {
+    "int8",
+    "int4",
+    "kivi,group=8,residual=16",
+    "kivi,bits=4,group=8,residual=16",
+    "kivi,bits=3,group=4,residual=8",
+    "asymkv,key_layers=1,value_layers=2,group=8,residual=16",
+    "head_quantile",
+    "head_quantile,bits=2,alpha=0.05",
+    "head_quantile,round=floor",
+    "calibquant",
+    "calibquant,bits=2",
+    "calibquant,span=per_image",
+    "calibquant,profile=official",
+    "calibquant,profile=paper",
+    "calibquant,bits=4 + kivi,scope=text,group=8,residual=16",
+    "xquant,group=8,residual=16",
+    "xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0",
+    "vidkv,group=8,residual=16",
+    "vidkv,group=8,residual=16,profile=official",
+    "vidkv,group=8,residual=16,protect=0.2",
+    "vidkv,group=8,residual=16,flush=requant_key",
+    "vidkv,group=8,residual=16,mask_scope=head,fft=off",
+    "vidkv,group=8,residual=16,key_bits=1,value_bits=2",
+    "uniform,keep=0.5",
+    "prefixkv,keep=0.3",
+    "prefixkv,keep=0.5,evict=sliding",
+    "prefixkv,keep=0.4,merge=position",
+    "prefixkv,keep=0.4,merge=feature",
+    "streaming,keep=0.4",
+    "streaming,keep=0.4,rerotate=on",
+    "h2o,keep=0.4",
+    "h2o,keep=0.5,head_shared=on",
+    "h2o,keep=0.95,head_shared=on",
+    "snapkv,keep=0.5,window=8",
+    "pyramidkv,keep=0.5,window=8",
+    "elastic,keep=0.4",
+    "vlcache,keep=0.4",
+    "prefixkv,keep=0.5 + kivi,group=8,residual=16",
+    "prefixkv,keep=0.5,evict=fixed_index + kivi,group=8,residual=16,tail_keep=0",
+    "uniform,keep=0.5 + calibquant",
+    "prefixkv,keep=0.5 + vidkv,group=8,residual=16",
+    "prefixkv,keep=0.5,evict=fixed_index + vidkv,group=8,residual=16,protect=0.2,tail_keep=0",
+    "prefixkv,keep=0.5 + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0",
+    "streaming,keep=0.3 + kivi,group=8,residual=16",
+    "h2o,keep=0.5 + int4",
+    "h2o,keep=0.5 + kivi,group=8,residual=16",
+    "snapkv,keep=0.5,window=8 + calibquant",
+    "elastic,keep=0.5 + kivi,group=8,residual=16",
+    "vlcache,keep=0.5 + head_quantile",
+    "prefixkv,keep=0.5 + kivi,group=8,residual=16 + share=codes",
+    "kivi,group=8,residual=16 + share=codes",
+    "calibquant,bits=2 + share=codes",
+    "vidkv,group=8,residual=16,scope=visual",
+    "vidkv,group=8,residual=16,scope=text",
+    "visual=vidkv text=vidkv",
+    "calibquant + vidkv,group=8,residual=16,scope=text",
+    "vidkv,group=8,residual=16,key_bits=1.25,scope=visual + kivi,group=8,residual=16,scope=text",
+    "h2o,keep=0.95,head_shared=on + int4,tail_keep=0 + share=codes",
+    "h2o,keep=0.9,head_shared=on + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    "h2o,keep=0.95,head_shared=on + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0,tail_keep=0",
+    "uniform,keep=0.3,evict=fixed_index + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    "streaming,keep=0.5 + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    ("prefixkv,keep=0.4,evict=fixed_index,distance=60 + kivi,group=2,residual=4,tail_keep=0 + "
+     "share=codes"),
+    "h2o,keep=0.5 + vidkv,group=8,residual=16",
+    "snapkv,keep=0.5,window=8 + vidkv,group=8,residual=16,flush=requant_key",
+    "tova,keep=0.5",
+    "tova,keep=0.5 + kivi,group=8,residual=16",
+};
+
+inline std::string name_of_spec(const ::testing::TestParamInfo<const char*>& tested) {
+  std::string name;
+  for (const char* c = tested.param; *c != 0; ++c) {
+    name += std::isalnum(static_cast<unsigned char>(*c)) != 0 ? *c : '_';
+  }
+  return name;
+}
+
+}  // namespace kvlm::testlife
