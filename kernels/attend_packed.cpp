@@ -2,13 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <string_view>
+#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cuda/attend_packed.h"
+#include "kernels/row_moves.h"
 
 namespace kvlm {
 
@@ -160,23 +164,141 @@ void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
   }
 }
 
+void check_call(std::string_view op, int q_per_kv, int head_dim, float scale) {
+  if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
+    refuse(
+        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
+        "one",
+        op, q_per_kv, head_dim, scale);
+  }
+}
+
 }  // namespace
 
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream) {
   constexpr std::string_view kOp = "attend_packed";
-  if (q_per_kv < 1 || head_dim < 1 || !std::isfinite(scale)) {
-    refuse(
-        "{}: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a finite "
-        "one",
-        kOp, q_per_kv, head_dim, scale);
-  }
+  check_call(kOp, q_per_kv, head_dim, scale);
   for (const PackedLane& lane : lanes) check_lane(kOp, lane, head_dim);
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
   }
   cpu::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
 }
+
+struct PackedBatch::State {
+  explicit State(Device at) : device(at) {
+    if (at.kind == DeviceKind::kCuda) table = std::make_unique<cuda::LaneTable>(at);
+  }
+
+  Device device;
+  int q_per_kv = 0;
+  int head_dim = 0;
+  std::unique_ptr<cuda::LaneTable> table;  // on CUDA; else what follows
+  const float* q = nullptr;
+  const float* out = nullptr;
+  bool kept = false;
+  std::vector<PackedLane> lanes;
+  std::vector<SlotRun> runs;  // of all lanes
+  std::vector<ScoreRemap> remaps;
+  std::vector<std::byte*> targets;
+  int64_t guarded_remaps = 0;
+
+  /// The last runs of a lane, whose memory its new rows go to.
+  static bool grows(const PackedLane& lane) {
+    return !lane.keys.empty() && lane.keys.back().format == nullptr && !lane.values.empty() &&
+           lane.values.back().format == nullptr;
+  }
+  /// Copies lanes, whose runs and remaps the caller will write over.
+  void take(std::span<const PackedLane> from) {
+    lanes.assign(from.begin(), from.end());
+    copy(runs, [](PackedLane& lane, const auto& body) {
+      body(lane.keys);
+      body(lane.values);
+    });
+    copy(remaps, [](PackedLane& lane, const auto& body) { body(lane.remaps); });
+  }
+  /// Copies what spans of all lanes point to into `memory`.
+  template <class T, class ForSpans>
+  void copy(std::vector<T>& memory, const ForSpans& for_spans) {
+    size_t count = 0;
+    for (PackedLane& lane : lanes) {
+      for_spans(lane, [&](const std::span<const T>& span) { count += span.size(); });
+    }
+    if (memory.capacity() < count) memory.reserve(2 * count);  // lanes get more runs with time
+    memory.clear();
+    for (PackedLane& lane : lanes) {
+      for_spans(lane, [&](std::span<const T>& span) {
+        const size_t first = memory.size();
+        memory.insert(memory.end(), span.begin(), span.end());
+        span = {memory.data() + first, span.size()};
+      });
+    }
+  }
+  SlotRun& run_at(const SlotRun& run) { return runs[static_cast<size_t>(&run - runs.data())]; }
+};
+
+PackedBatch::PackedBatch(Device device) : state_(std::make_unique<State>(device)) {}
+PackedBatch::~PackedBatch() = default;
+PackedBatch::PackedBatch(PackedBatch&&) noexcept = default;
+PackedBatch& PackedBatch::operator=(PackedBatch&&) noexcept = default;
+
+void PackedBatch::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
+                           const float* out, bool keep, Stream& stream) {
+  check_call("PackedBatch", q_per_kv, head_dim, 1);
+  for (const PackedLane& lane : lanes) check_lane("PackedBatch", lane, head_dim);
+  state_->q_per_kv = q_per_kv;
+  state_->head_dim = head_dim;
+  keep = keep && std::all_of(lanes.begin(), lanes.end(), State::grows);
+  if (state_->table != nullptr) {
+    return state_->table->describe(lanes, q_per_kv, head_dim, q, out, keep, stream);
+  }
+  state_->q = q;
+  state_->out = out;
+  state_->kept = keep;
+  state_->take(lanes);
+}
+
+int PackedBatch::room() const noexcept {
+  if (state_->table != nullptr) return state_->table->room();
+  return state_->kept ? std::numeric_limits<int>::max() : 0;
+}
+
+void PackedBatch::append(const float* k, const float* v, Stream& stream) {
+  if (room() == 0) refuse("PackedBatch: a row for lanes that are not kept; describe them first");
+  if (state_->table != nullptr) return state_->table->append(k, v, stream);
+  const auto row_bytes = [&](const SlotRun& run) {
+    return static_cast<size_t>(state_->head_dim) * dtype_bytes(run.dtype);
+  };
+  for (const bool keys : {true, false}) {
+    state_->targets.clear();
+    for (PackedLane& lane : state_->lanes) {
+      SlotRun& run = state_->run_at(keys ? lane.keys.back() : lane.values.back());
+      // The memory behind a run is the cache's own.
+      state_->targets.push_back(const_cast<std::byte*>(run.rows) +  // NOLINT
+                                static_cast<size_t>(run.slots++) * row_bytes(run));
+      if (keys) ++lane.slots;
+    }
+    const DType dtype = state_->lanes.empty() ? DType::kF16 : state_->lanes[0].keys.back().dtype;
+    narrow_rows(state_->targets, dtype, state_->head_dim, keys ? k : v, stream);
+  }
+}
+
+void PackedBatch::attend(const float* q, float* out, float scale, Stream& stream) {
+  check_call("PackedBatch", state_->q_per_kv, state_->head_dim, scale);
+  if (state_->table != nullptr) return state_->table->attend(q, out, scale, stream);
+  for (PackedLane& lane : state_->lanes) {
+    lane.q = q + (lane.q - state_->q);
+    lane.out = out + (lane.out - state_->out);
+  }
+  state_->q = q;
+  state_->out = out;
+  cpu::attend_packed(state_->lanes, state_->q_per_kv, state_->head_dim, scale, stream);
+  state_->guarded_remaps = 0;
+  for (const PackedLane& lane : state_->lanes) state_->guarded_remaps += lane.guarded_remaps;
+}
+
+int64_t PackedBatch::guarded_remaps() const noexcept { return state_->guarded_remaps; }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
                    Stream& stream) {

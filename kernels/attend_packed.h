@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "kernels/base/device.h"
@@ -71,6 +72,37 @@ struct PackedLane {
 /// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots.
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream);
+
+/// The lanes of a layer, kept between steps while all that changes is that each gains a row at its
+/// end: describing thousands of lanes anew takes longer than attending to them.
+class PackedBatch {
+ public:
+  explicit PackedBatch(Device device);
+  ~PackedBatch();
+  PackedBatch(PackedBatch&&) noexcept;
+  PackedBatch& operator=(PackedBatch&&) noexcept;
+
+  /// Takes the lanes as attend_packed() does. `q` and `out` are the bases from which theirs are
+  /// counted. What runs and blocks point to must stay as it is while the lanes are kept, which is
+  /// until the next describe(); only then need `keep` be set. Allocates nothing once it has seen
+  /// batches as large.
+  void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
+                const float* out, bool keep, Stream& stream);
+  /// Rows that may still be appended; 0 unless every lane ends with full rows and is kept.
+  int room() const noexcept;
+  /// A row more for each lane, behind its last in the same memory, rounded to that run's dtype.
+  ///   k, v  (lanes, head_dim) f32
+  /// Throws Error{kInvalidArgument} without room.
+  void append(const float* k, const float* v, Stream& stream);
+  /// attend_packed() of the lanes as they are now.
+  void attend(const float* q, float* out, float scale, Stream& stream);
+  /// How many slopes the last attend() has clamped (PackedLane.guarded_remaps); 0 on CUDA.
+  int64_t guarded_remaps() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// Writes the live rows of packed blocks as floats: x = slope * s * c + z (specs 1.3).
 ///   out  (sum of live_rows, format.channels()) dense

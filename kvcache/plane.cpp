@@ -103,6 +103,12 @@ std::byte* Plane::push_row() noexcept {
   return ring_ + ring_offset(full_++);
 }
 
+int Plane::room_behind() const noexcept {
+  if (ring_rows_ == 0) return 0;
+  const int next = (ring_first_ + full_) % ring_rows_;
+  return next < ring_first_ ? ring_first_ - next : ring_rows_ - next;
+}
+
 size_t Plane::ring_offset(int i) const noexcept {
   return static_cast<size_t>((ring_first_ + i) % ring_rows_) * layout_.row_bytes();
 }

@@ -89,6 +89,14 @@ class Plane {
 
   /// Room for one more full row, the newest; the caller fills it.
   std::byte* push_row() noexcept;
+  /// Counts `rows` more full rows that have been stored behind the newest, within room_behind().
+  void count_rows(int rows) noexcept {
+    full_ += rows;
+    bytes_ += static_cast<size_t>(rows) * layout_.row_bytes();
+  }
+  /// Rows that can follow the next one pushed side by side with it and those before it, that one
+  /// included.
+  int room_behind() const noexcept;
   /// Full row i, 0 the oldest.
   const std::byte* full_row(int i) const noexcept;
   std::byte* full_row(int i) noexcept;

@@ -28,7 +28,11 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       inspected_(device),
       pointers_(static_cast<size_t>(shape.kv_heads)),
       ends_(2 * static_cast<size_t>(shape.kv_heads) * static_cast<size_t>(shape.head_dim)),
-      mean_weights_(device) {}
+      query_jobs_(static_cast<size_t>(shape.layers)),
+      mean_weights_(device),
+      queries_of_(static_cast<size_t>(shape.layers)) {
+  for (int layer = 0; layer < shape.layers; ++layer) batches_.emplace_back(device);
+}
 
 CacheNeeds PolicyCache::needs() const noexcept {
   CacheNeeds needs;
@@ -100,6 +104,7 @@ SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
   sequence.prompted = false;
   sequence.size = size;
   sequence.rows = sequence.prompt_rows = sequence.staged = 0;
+  sequence.uncounted = sequence.quiet = 0;
   sequence.placed = 0;
   sequence.layers.resize(static_cast<size_t>(shape_.layers));
   for (LayerState& layer : sequence.layers) {
@@ -115,6 +120,7 @@ SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
 }
 
 void PolicyCache::reserve_workspace() {
+  kept_batch_.clear();  // workspaces may move
   size_t lanes = 0;
   size_t rows = 0;  // of all lanes of one layer
   size_t most = 0;  // of one lane
@@ -137,6 +143,7 @@ void PolicyCache::reserve_workspace() {
   grow(new_values_, lanes);
   settling_.reserve(lanes / heads());
   flushed_.reserve(kFlushedTogether);
+  kept_batch_.reserve(lanes / heads());
   grow(runs_, lanes * kRunsPerLane);
   past_.reserve(2 * heads());
   weights_.grow(queries * rows);
@@ -169,7 +176,7 @@ void PolicyCache::reserve_workspace() {
       }
       if (quantizer->visual_only()) continue;
       if (quantizer->key_basis() != nullptr) {
-        query_jobs_[store].reserve(lanes);
+        query_jobs_[static_cast<size_t>(layer)][store].reserve(lanes);
         key_jobs_.reserve(heads());
       }
       for (const Part part : {Part::kKeys, Part::kValues}) {
@@ -192,6 +199,9 @@ void PolicyCache::reserve_workspace() {
 void PolicyCache::close(SequenceId id) noexcept {
   Sequence& sequence = at(id);
   sequence.open = false;
+  if (std::find(kept_batch_.begin(), kept_batch_.end(), id) != kept_batch_.end()) {
+    kept_batch_.clear();
+  }
   sequence.layers.clear();
   sequence.memory = ArenaExtent();
   sequence.staging = ArenaExtent();
@@ -243,6 +253,8 @@ void PolicyCache::begin(std::span<const StepRows> step) {
     }
   }
   step_ = step;
+  goes_on_ = goes_on();
+  if (!goes_on_) keep_batch();
   for (const StepRows& rows : step) {
     Sequence& sequence = at(rows.sequence);
     if (sequence.prompted) continue;
@@ -274,7 +286,6 @@ void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream& stream) {
 void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                          TensorView out, float scale, Stream& stream) {
   queries_copied_ = 0;
-  generated_.clear();
   const float* queries = q.as<float>();
   const bool decodes =
       std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
@@ -285,6 +296,8 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     copy(TensorView(queries_.data(), DType::kF32, q.shape(), q.device()), q, stream);
     queries = queries_.data();
   }
+  if (goes_on_) return decode_on(layer, queries, k, v, out, scale, stream);
+  generated_.clear();
   int64_t row = 0;
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
@@ -305,6 +318,17 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
 }
 
 void PolicyCache::end(Stream& stream) {
+  if (goes_on_) {
+    for (const StepRows& rows : step_) {
+      Sequence& sequence = at(rows.sequence);
+      ++sequence.rows;
+      ++sequence.uncounted;
+      --sequence.quiet;
+      sequence.memory.set_used(sequence.memory.used() + kept_row_bytes());
+    }
+    step_ = {};
+    return;
+  }
   // Rows of a later prompt have been settled one by one as they were stored.
   settle(stream);
   for (const StepRows& rows : step_) {
@@ -329,6 +353,7 @@ void PolicyCache::end(Stream& stream) {
       }
     }
     sequence.rows += rows.rows;
+    sequence.quiet = std::max(0, sequence.quiet - rows.rows);
     account(sequence);
   }
   step_ = {};
@@ -362,7 +387,7 @@ int PolicyCache::next_position(SequenceId id) const noexcept {
       !parts_.retention->positions_from_layer0()) {
     return sequence.rows;
   }
-  return sequence.layers[0].lanes[0].slots();
+  return sequence.layers[0].lanes[0].slots() + sequence.uncounted;
 }
 
 CacheReport PolicyCache::report(SequenceId id) const noexcept {
@@ -374,7 +399,7 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   if (elements == 0) return report;
   report.stored_bits = 8.0 * static_cast<double>(report.bytes) / static_cast<double>(elements);
   for (const LayerState& state : sequence.layers) {
-    report.slots += state.lanes[0].slots();
+    report.slots += state.lanes[0].slots() + sequence.uncounted;
   }
   report.slots /= shape_.layers;
   if (!sequence.prompted) report.slots = sequence.rows;
@@ -383,6 +408,7 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
     scopes[store].packers = parts_.packers[store];
     for (const LayerState& state : sequence.layers) {
       scopes[store].slots += state.lanes[0].stores[store].keys.slots();
+      if (store == kRest) scopes[store].slots += sequence.uncounted;
     }
   }
   const double bits =

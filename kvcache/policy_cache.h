@@ -192,7 +192,8 @@ class PolicyCache final : public KvCache {
   /// Arena bytes of any sequence of at most max_rows tokens.
   static size_t session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows);
   /// The state of a layer, for tests and tools.
-  const LayerState& layer(SequenceId sequence, int layer) const noexcept {
+  const LayerState& layer(SequenceId sequence, int layer) noexcept {
+    catch_up(at(sequence));
     return at(sequence).layers[static_cast<size_t>(layer)];
   }
   /// The remap of visual scores in a layer, or null.
@@ -212,6 +213,8 @@ class PolicyCache final : public KvCache {
     bool prompted = false;  // the first prompt has ended
     SequenceSize size;
     int rows = 0;         // tokens fed, complete in every layer
+    int uncounted = 0;    // the newest of them, which planes do not count yet
+    int quiet = 0;        // rows that can follow before anything is packed or dropped
     int prompt_rows = 0;  // of the first prompt
     ArenaExtent memory;
     size_t placed = 0;  // bytes of `memory` that layers have been given
@@ -242,6 +245,19 @@ class PolicyCache final : public KvCache {
   }
   void reserve_workspace();
   void account(Sequence& sequence) noexcept;
+  size_t kept_row_bytes() const noexcept {  // of a generated row, in all layers
+    return static_cast<size_t>(shape_.layers) * 2 * heads() * row_bytes();
+  }
+
+  // policy_quiet.cpp
+  bool goes_on() const noexcept;
+  void keep_batch();
+  void catch_up(Sequence& sequence) noexcept;
+  int quiet_rows(const Sequence& sequence) const noexcept;
+  int rows_until_eviction(const Sequence& sequence, int most) const noexcept;
+  void decode_on(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
+                 float scale, Stream& stream);
+  void turn_queries(int layer, Stream& stream);
 
   // policy_prompt.cpp
   std::byte* staged_rows(const Sequence& sequence, int layer, Part part,
@@ -287,7 +303,8 @@ class PolicyCache final : public KvCache {
   void add_value_runs(const Lane& lane, RunList& runs) const;
   void add_key_runs(const Lane& lane, size_t store, int layer, size_t index, RunList& runs);
   std::span<const ScoreRemap> remaps_of(const StorePlanes& visual, int layer, size_t index);
-  void run_packed(std::span<PackedLane> lanes, float scale, Stream& stream);
+  void run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out, float scale,
+                  Stream& stream);
   void settle(Stream& stream);
   void flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream);
   void flush(std::span<LayerState* const> states, int layer, size_t store, Part part,
@@ -362,7 +379,7 @@ class PolicyCache final : public KvCache {
   std::vector<const float*> pointers_;  // (kv_heads,)
   std::vector<LaneFacts> facts_;        // (kv_heads,)
   std::vector<float> ends_;             // (2, kv_heads, head_dim) of channels
-  std::array<std::vector<BasisJob>, kStores> query_jobs_;
+  std::vector<std::array<std::vector<BasisJob>, kStores>> query_jobs_;  // (layers,)
   std::vector<BasisJob> key_jobs_;
   // Evictions: (sequences, layers, kv_heads) at most of each.
   std::vector<SlotWeights> slot_sums_;
@@ -374,6 +391,12 @@ class PolicyCache final : public KvCache {
   std::vector<float> slot_weights_;  // of one lane
   std::vector<RowGap> gaps_;
   std::vector<TurnedRow> turned_;
+  // The lanes of the last generated rows, which the next step takes up again if it can.
+  std::vector<PackedBatch> batches_;      // (layers,)
+  std::vector<SequenceId> kept_batch_;    // whose they are; empty: none are kept
+  std::vector<const float*> queries_of_;  // (layers,) the base of queries when jobs were made
+  bool keep_ = false;                     // this step's lanes are kept
+  bool goes_on_ = false;                  // this step takes up the last one's
   std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
   int64_t guarded_remaps_ = 0;
 };

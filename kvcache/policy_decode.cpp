@@ -82,7 +82,8 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
   runs_taken_ = 0;
-  for (std::vector<BasisJob>& jobs : query_jobs_) jobs.clear();
+  for (std::vector<BasisJob>& jobs : query_jobs_[static_cast<size_t>(layer)]) jobs.clear();
+  queries_of_[static_cast<size_t>(layer)] = q;
   for (size_t i = 0; i < generated_.size(); ++i) {
     prefetch_generated(i, layer);
     const Generated& generated = generated_[i];
@@ -120,12 +121,9 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     add_plain(packed, *packed_lanes_[i]);
   }
   plain_.run(shape_, scale, stream);
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    if (query_jobs_[store].empty()) continue;
-    change_basis(*layouts_.quantizer(store, layer)->key_basis(), BasisChange::kQuery,
-                 query_jobs_[store], stream);
-  }
-  run_packed(std::span(packed_).first(kept), scale, stream);
+  if (kept < lanes) kept_batch_.clear();
+  turn_queries(layer, stream);
+  run_packed(std::span(packed_).first(kept), layer, q, out.as<float>(), scale, stream);
 }
 
 /// A lane of full rows only: a ring's may lie in two runs.
@@ -200,7 +198,7 @@ void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, size_t
   if (packer == nullptr || packer->key_basis() == nullptr || keys.packed() == 0) return;
   const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
   float* turned = queries_.data() + queries_copied_ + (kStores * index + store) * elements;
-  query_jobs_[store].push_back(
+  query_jobs_[static_cast<size_t>(layer)][store].push_back(
       {packed_[index].q, turned, shape_.q_per_kv(), lane.facts[store].key_channels.data()});
   for (int i = first; i < runs.size(); ++i) {
     if (runs[i].format != nullptr) runs[i].q = turned;
@@ -255,12 +253,15 @@ std::span<const ScoreRemap> PolicyCache::remaps_of(const StorePlanes& visual, in
   return {remaps, count};
 }
 
-void PolicyCache::run_packed(std::span<PackedLane> lanes, float scale, Stream& stream) {
+void PolicyCache::run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out,
+                             float scale, Stream& stream) {
   if (lanes.empty()) return;
-  attend_packed(lanes, shape_.q_per_kv(), shape_.head_dim, scale, stream);
+  PackedBatch& batch = batches_[static_cast<size_t>(layer)];
+  batch.describe(lanes, shape_.q_per_kv(), shape_.head_dim, q, out, !kept_batch_.empty(), stream);
+  batch.attend(q, out, scale, stream);
+  guarded_remaps_ += batch.guarded_remaps();
   slot_sums_.clear();
   for (size_t i = 0; i < lanes.size(); ++i) {
-    guarded_remaps_ += lanes[i].guarded_remaps;
     const Lane& lane = *packed_lanes_[i];
     if (lane.weights == nullptr) continue;
     slot_sums_.push_back({lanes[i].weights, lane.weights, lanes[i].slots, lanes[i].slots - 1});
@@ -506,6 +507,7 @@ void PolicyCache::unpack_lane(const Lane& lane, int layer, float* keys, float* v
 
 void PolicyCache::inspect(SequenceId id, int layer, size_t head, std::vector<float>& keys,
                           std::vector<float>& values, Stream& stream) {
+  catch_up(at(id));
   const Lane& lane = at(id).layers[static_cast<size_t>(layer)].lanes[head];
   const size_t elements = static_cast<size_t>(lane.slots()) * dim();
   inspected_.grow(2 * elements);

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/launch.cuh"
@@ -25,6 +26,7 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kItemSlots = 256;
 constexpr int kQueries = 4;  // of one pass over codes
+constexpr int kRoom = 128;   // rows that kept lanes may gain
 
 // ----------------------------------------------------------------- what the host says of a layer
 
@@ -59,6 +61,15 @@ struct Side {
 /// depend on its company.
 int piece_slots(int slots) { return slots >= 4096 ? 1024 : slots >= 1024 ? 512 : 256; }
 
+/// Rows that a lane may gain until its pieces would be cut otherwise.
+int room_of(int slots) {
+  int room = kRoom;
+  for (const int limit : {1024, 4096}) {
+    if (slots < limit) room = std::min(room, limit - 1 - slots);
+  }
+  return room;
+}
+
 /// Arrays that travel to the GPU in one copy. They must not move before upload().
 class Packet {
  public:
@@ -73,11 +84,34 @@ class Packet {
     parts_.clear();
     bytes_ = 0;
   }
-  const std::byte* upload(Stream& stream) { return stream.queue().upload(parts_, bytes_); }
+  const std::byte* upload(Stream& stream) const { return stream.queue().upload(parts_, bytes_); }
+  size_t bytes() const { return bytes_; }
 
  private:
   std::vector<UploadPart> parts_;
   size_t bytes_ = 0;
+};
+
+/// What stays on the GPU of a description.
+class Kept {
+ public:
+  enum What : size_t { kBits, kPlan };
+  explicit Kept(Device device) : device_(device) {}
+  /// Copies bytes that were uploaded to where they stay. Memory is taken with a margin, so that a
+  /// batch that grows by a sequence at a time seldom takes any.
+  const std::byte* place(What what, const std::byte* uploaded, size_t bytes, Stream& stream) {
+    Buffer& memory = memory_[what];
+    if (memory.bytes() < bytes) {
+      memory = Buffer();
+      memory = Buffer(device_, bytes + bytes / 2);
+    }
+    stream.queue().copy(memory.data(), true, uploaded, true, bytes);
+    return memory.data();
+  }
+
+ private:
+  Device device_;
+  std::array<Buffer, 2> memory_;
 };
 
 /// The host's side of a layer, kept between calls so that decode allocates nothing.
@@ -146,10 +180,11 @@ struct Plan {
   }
 
   /// Bitmaps travel first, by themselves, so that blocks and runs can say where theirs is.
-  void place_bits(Stream& stream) {
+  void place_bits(Kept* kept, Stream& stream) {
     if (bits.empty()) return;
-    const auto* placed = reinterpret_cast<const uint64_t*>(
-        stream.queue().upload(bits.data(), bits.size() * sizeof(uint64_t)));
+    const std::byte* at = stream.queue().upload(bits.data(), bits.size() * sizeof(uint64_t));
+    if (kept != nullptr) at = kept->place(Kept::kBits, at, bits.size() * sizeof(uint64_t), stream);
+    const auto* placed = reinterpret_cast<const uint64_t*>(at);
     for (const auto& [block, word] : live) blocks[block].live = placed + word;
     for (const auto& [run, word] : selections) runs[run].selection = placed + word;
   }
@@ -202,7 +237,7 @@ struct Plan {
                     any ? kItemSlots : piece_slots(lanes[static_cast<size_t>(run.lane)].slots),
                     run);
       }
-      run.pieces = static_cast<int>(ceil_div(run.units, run.step));
+      run.pieces = static_cast<int>(ceil_div(run.units + (run.grows ? kRoom : 0), run.step));
       run.first_part = side.parts;
       side.parts += run.pieces;
       if (run.pieces > 0) {
@@ -377,8 +412,8 @@ __global__ void __launch_bounds__(kThreads) score_items(DevicePlan plan) {
   extern __shared__ float shared[];
   Item item;
   if (!find_item(plan, item)) return;
-  const DeviceLane lane = plan.lanes[item.lane];
-  const DeviceRun run = plan.runs[item.run];
+  const DeviceLane lane = lane_of(plan, item.lane);
+  const DeviceRun run = run_of(plan, item.run);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int thread = static_cast<int>(threadIdx.x) % 32;
 
@@ -497,7 +532,7 @@ __device__ float remap_slope(const ScoreRemap& remap, float low, float high) {
 template <int kHeld>
 __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) {
   __shared__ float parts[kNormaliseThreads / 32];
-  const DeviceLane lane = plan.lanes[blockIdx.x];
+  const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   float held[kHeld];
@@ -549,7 +584,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) 
 /// The same of any number of slots.
 __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan plan) {
   __shared__ float parts[kNormaliseThreads / 32];
-  const DeviceLane lane = plan.lanes[blockIdx.x];
+  const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   const auto step = static_cast<int>(blockDim.x);
@@ -584,11 +619,8 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan p
   for (int i = first; i < lane.slots; i += step) scores[i] *= inverse;
 }
 
-void launch_normalise(const DevicePlan& device, const Plan& plan, Stream& stream) {
-  int most = 0;
-  for (const DeviceLane& lane : plan.lanes) most = std::max(most, lane.slots);
-  const dim3 heads(static_cast<unsigned>(plan.lanes.size()),
-                   static_cast<unsigned>(device.q_per_kv));
+void launch_normalise(const DevicePlan& device, unsigned lanes, int most, Stream& stream) {
+  const dim3 heads(lanes, static_cast<unsigned>(device.q_per_kv));
   if (most <= 2 * kNormaliseThreads) {
     normalise<2><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
   } else if (most <= 8 * kNormaliseThreads) {
@@ -623,8 +655,8 @@ __global__ void add_values(DevicePlan plan) {
   __shared__ float weights[kItemSlots][kQueries];
   Item item;
   if (!find_item(plan, item)) return;
-  const DeviceLane lane = plan.lanes[item.lane];
-  const DeviceRun run = plan.runs[item.run];
+  const DeviceLane lane = lane_of(plan, item.lane);
+  const DeviceRun run = run_of(plan, item.run);
   const auto channel = static_cast<int>(threadIdx.x);
   const bool there = channel < plan.head_dim;
   float* part =
@@ -706,7 +738,7 @@ __global__ void add_values(DevicePlan plan) {
 }
 
 __global__ void sum_parts(DevicePlan plan) {
-  const DeviceLane lane = plan.lanes[blockIdx.x];
+  const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
   const int elements = plan.q_per_kv * plan.head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
     float sum = 0;
@@ -733,11 +765,29 @@ __global__ void unpack(const DeviceBlock* blocks, PackedFormat format, float* ou
   }
 }
 
-}  // namespace
+/// Everything that launches a layer's kernels: where the GPU finds its description.
+struct Launches {
+  const std::byte* base = nullptr;
+  size_t lanes_at = 0, runs_at = 0, blocks_at = 0, formats_at = 0, remaps_at = 0;
+  std::array<size_t, kCodeKernels + 1> keys_at{}, values_at{};
+  std::array<Pieces, kCodeKernels + 1> keys{}, values{};
+  unsigned lanes = 0;
+  int most_slots = 0;
+  int value_parts = 0;
+  int channels = 0;
+  int q_per_kv = 0;
+  int head_dim = 0;
+};
 
-void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
-                   Stream& stream) {
-  if (lanes.empty()) return;
+/// The runs of a lane that gain its new rows.
+void mark_growing(Plan& plan, size_t lane, size_t first, size_t values, size_t end) {
+  plan.lanes[lane].last_keys = static_cast<int>(values) - 1;
+  plan.lanes[lane].last_values = static_cast<int>(end) - 1;
+  plan.runs[values - 1].grows = plan.runs[end - 1].grows = first < values && values < end;
+}
+
+Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept* kept,
+                  Stream& stream) {
   if (head_dim > 1024) {
     throw Error(ErrorCode::kUnsupported, "attend_packed: head_dim " + std::to_string(head_dim) +
                                              " is not served on CUDA, which takes up to 1024; use "
@@ -745,90 +795,186 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   }
   static thread_local Plan plan;
   plan.clear();
+  Launches made;
   size_t run_count = 0;
   for (PackedLane& lane : lanes) {
-    DeviceLane made{};
-    made.q = lane.q;
-    made.weights = lane.weights;
-    made.out = lane.out;
-    made.slots = lane.slots;
-    made.first_remap = static_cast<int>(plan.remaps.size());
-    made.remaps = static_cast<int>(lane.remaps.size());
+    DeviceLane of_lane{};
+    of_lane.q = lane.q;
+    of_lane.weights = lane.weights;
+    of_lane.out = lane.out;
+    of_lane.slots = lane.slots;
+    of_lane.first_remap = static_cast<int>(plan.remaps.size());
+    of_lane.remaps = static_cast<int>(lane.remaps.size());
     plan.remaps.insert(plan.remaps.end(), lane.remaps.begin(), lane.remaps.end());
-    plan.lanes.push_back(made);
+    plan.lanes.push_back(of_lane);
     plan.first_runs.push_back(run_count);
     run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
+    made.most_slots = std::max(made.most_slots, lane.slots);
   }
   plan.resize_runs(run_count);
   for (size_t i = 0; i < lanes.size(); ++i) {
     const size_t first = plan.first_runs[i];
     const size_t values = first + lanes[i].keys.size();
+    const size_t end = values + lanes[i].values.size();
     plan.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, first);
     plan.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, values);
+    if (kept != nullptr) mark_growing(plan, i, first, values, end);
     plan.cut_runs(first, values, plan.keys);
     plan.lanes[i].first_part = plan.values.parts;
-    plan.lanes[i].parts = plan.cut_runs(values, values + lanes[i].values.size(), plan.values);
+    plan.lanes[i].parts = plan.cut_runs(values, end, plan.values);
   }
-  plan.place_bits(stream);
+  plan.place_bits(kept, stream);
   Packet& packet = plan.packet;
-  const size_t lanes_at = packet.add(std::span<const DeviceLane>(plan.lanes));
-  const size_t runs_at = packet.add(std::span<const DeviceRun>(plan.runs));
-  const size_t blocks_at = packet.add(std::span<const DeviceBlock>(plan.blocks));
-  const size_t formats_at = packet.add(std::span<const PackedFormat>(plan.formats));
-  const size_t remaps_at = packet.add(std::span<const ScoreRemap>(plan.remaps));
-  std::array<size_t, kCodeKernels + 1> keys_at{};
-  std::array<size_t, kCodeKernels + 1> values_at{};
+  made.lanes_at = packet.add(std::span<const DeviceLane>(plan.lanes));
+  made.runs_at = packet.add(std::span<const DeviceRun>(plan.runs));
+  made.blocks_at = packet.add(std::span<const DeviceBlock>(plan.blocks));
+  made.formats_at = packet.add(std::span<const PackedFormat>(plan.formats));
+  made.remaps_at = packet.add(std::span<const ScoreRemap>(plan.remaps));
   for (size_t i = 0; i <= kCodeKernels; ++i) {
-    keys_at[i] = packet.add(std::span<const int>(plan.keys.served[i].runs));
-    values_at[i] = packet.add(std::span<const int>(plan.values.served[i].runs));
+    made.keys_at[i] = packet.add(std::span<const int>(plan.keys.served[i].runs));
+    made.values_at[i] = packet.add(std::span<const int>(plan.values.served[i].runs));
+    made.keys[i] = plan.keys.served[i].pieces;
+    made.values[i] = plan.values.served[i].pieces;
   }
-  const std::byte* base = packet.upload(stream);
-  const auto elements = static_cast<size_t>(q_per_kv) * static_cast<size_t>(head_dim);
-  DevicePlan device{
-      reinterpret_cast<const DeviceLane*>(base + lanes_at),
-      reinterpret_cast<const DeviceRun*>(base + runs_at),
-      reinterpret_cast<const DeviceBlock*>(base + blocks_at),
-      reinterpret_cast<const PackedFormat*>(base + formats_at),
-      reinterpret_cast<const ScoreRemap*>(base + remaps_at),
-      nullptr,
-      reinterpret_cast<float*>(stream.queue().scratch(
-          kLaneParts, (static_cast<size_t>(plan.values.parts) + 1) * elements * sizeof(float))),
-      q_per_kv,
-      head_dim,
-      scale};
-  int channels = head_dim;
-  for (const PackedFormat& format : plan.formats) channels = std::max(channels, format.channels());
-  const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(channels);
+  made.base = packet.upload(stream);
+  if (kept != nullptr) made.base = kept->place(Kept::kPlan, made.base, packet.bytes(), stream);
+  made.lanes = static_cast<unsigned>(lanes.size());
+  made.value_parts = plan.values.parts;
+  made.q_per_kv = q_per_kv;
+  made.head_dim = made.channels = head_dim;
+  for (const PackedFormat& format : plan.formats) {
+    made.channels = std::max(made.channels, format.channels());
+  }
+  return made;
+}
+
+DevicePlan plan_of(const Launches& launches) {
+  DevicePlan plan{};
+  plan.lanes = reinterpret_cast<const DeviceLane*>(launches.base + launches.lanes_at);
+  plan.runs = reinterpret_cast<const DeviceRun*>(launches.base + launches.runs_at);
+  plan.blocks = reinterpret_cast<const DeviceBlock*>(launches.base + launches.blocks_at);
+  plan.formats = reinterpret_cast<const PackedFormat*>(launches.base + launches.formats_at);
+  plan.remaps = reinterpret_cast<const ScoreRemap*>(launches.base + launches.remaps_at);
+  plan.q_per_kv = launches.q_per_kv;
+  plan.head_dim = launches.head_dim;
+  return plan;
+}
+
+void launch(const Launches& launches, DevicePlan device, float scale, Stream& stream) {
+  const auto elements =
+      static_cast<size_t>(launches.q_per_kv) * static_cast<size_t>(launches.head_dim);
+  device.scale = scale;
+  device.parts = reinterpret_cast<float*>(stream.queue().scratch(
+      kLaneParts, (static_cast<size_t>(launches.value_parts) + 1) * elements * sizeof(float)));
+  const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(launches.channels);
   const auto serving = [&](size_t at) {
     DevicePlan some = device;
-    some.served = reinterpret_cast<const int*>(base + at);
+    some.served = reinterpret_cast<const int*>(launches.base + at);
     return some;
   };
   for (size_t i = 0; i < kCodeKernels; ++i) {
-    const Pieces pieces = plan.keys.served[i].pieces;
-    if (pieces.runs > 0) {
-      score_codes(static_cast<CodeKernel>(i), serving(keys_at[i]), pieces, stream);
-    }
+    if (launches.keys[i].runs == 0) continue;
+    score_codes(static_cast<CodeKernel>(i), serving(launches.keys_at[i]), launches.keys[i], stream);
   }
-  if (const Pieces pieces = plan.keys.served[kCodeKernels].pieces; pieces.runs > 0) {
+  if (const Pieces pieces = launches.keys[kCodeKernels]; pieces.runs > 0) {
     score_items<<<dim3(pieces.runs, pieces.most), kThreads, shared, native(stream)>>>(
-        serving(keys_at[kCodeKernels]));
+        serving(launches.keys_at[kCodeKernels]));
   }
-  launch_normalise(device, plan, stream);
+  launch_normalise(device, launches.lanes, launches.most_slots + device.grown, stream);
   for (size_t i = 0; i < kCodeKernels; ++i) {
-    const Pieces pieces = plan.values.served[i].pieces;
-    if (pieces.runs > 0) {
-      add_codes(static_cast<CodeKernel>(i), serving(values_at[i]), pieces, stream);
+    if (launches.values[i].runs == 0) continue;
+    add_codes(static_cast<CodeKernel>(i), serving(launches.values_at[i]), launches.values[i],
+              stream);
+  }
+  if (const Pieces pieces = launches.values[kCodeKernels]; pieces.runs > 0) {
+    const auto threads = static_cast<unsigned>(ceil_div(launches.head_dim, 32) * 32);
+    add_values<<<dim3(pieces.runs, pieces.most), threads, 0, native(stream)>>>(
+        serving(launches.values_at[kCodeKernels]));
+  }
+  sum_parts<<<launches.lanes, 256, 0, native(stream)>>>(device);
+  check_launch("attend_packed");
+}
+
+/// The newest rows of lanes that have grown; a block has a lane.
+__global__ void append_rows(DevicePlan plan, const float* k, const float* v) {
+  const DeviceLane& lane = plan.lanes[blockIdx.x];
+  for (const bool keys : {true, false}) {
+    const DeviceRun run = run_of(plan, keys ? lane.last_keys : lane.last_values);
+    const int64_t row = static_cast<int64_t>(run.units - 1) * plan.head_dim;
+    const float* from = (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * plan.head_dim;
+    auto* to = const_cast<std::byte*>(run.rows);
+    for (int i = static_cast<int>(threadIdx.x); i < plan.head_dim;
+         i += static_cast<int>(blockDim.x)) {
+      if (run.dtype == DType::kF16) {
+        reinterpret_cast<__half*>(to)[row + i] = store_float<__half>(from[i]);
+      } else if (run.dtype == DType::kBF16) {
+        reinterpret_cast<__nv_bfloat16*>(to)[row + i] = store_float<__nv_bfloat16>(from[i]);
+      } else {
+        reinterpret_cast<float*>(to)[row + i] = from[i];
+      }
     }
   }
-  if (const Pieces pieces = plan.values.served[kCodeKernels].pieces; pieces.runs > 0) {
-    const auto threads = static_cast<unsigned>(ceil_div(head_dim, 32) * 32);
-    add_values<<<dim3(pieces.runs, pieces.most), threads, 0, native(stream)>>>(
-        serving(values_at[kCodeKernels]));
+}
+
+}  // namespace
+
+void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
+                   Stream& stream) {
+  if (lanes.empty()) return;
+  const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, stream);
+  launch(launches, plan_of(launches), scale, stream);
+}
+
+struct LaneTable::State {
+  explicit State(Device device) : kept(device) {}
+  Launches launches;
+  Kept kept;
+  const float* q = nullptr;
+  const float* out = nullptr;
+  int room = 0;
+  int grown = 0;
+
+  DevicePlan plan(const float* q_now, const float* out_now) const {
+    DevicePlan plan = plan_of(launches);
+    plan.grown = grown;
+    plan.q_moved = q_now - q;
+    plan.out_moved = out_now - out;
+    return plan;
   }
-  sum_parts<<<static_cast<unsigned>(plan.lanes.size()), 256, 0, native(stream)>>>(device);
-  check_launch("attend_packed");
+};
+
+LaneTable::LaneTable(Device device) : state_(std::make_unique<State>(device)) {}
+LaneTable::~LaneTable() = default;
+
+void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
+                         const float* out, bool keep, Stream& stream) {
+  State& state = *state_;
+  state.q = q;
+  state.out = out;
+  state.grown = 0;
+  state.room = keep && !lanes.empty() ? kRoom : 0;
+  for (const PackedLane& lane : lanes) state.room = std::min(state.room, room_of(lane.slots));
+  Kept* kept = state.room > 0 ? &state.kept : nullptr;
+  state.launches = {};
+  if (!lanes.empty()) {
+    state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, stream);
+  }
+}
+
+int LaneTable::room() const noexcept { return state_->room - state_->grown; }
+
+void LaneTable::append(const float* k, const float* v, Stream& stream) {
+  State& state = *state_;
+  ++state.grown;
+  append_rows<<<state.launches.lanes, 128, 0, native(stream)>>>(state.plan(state.q, state.out), k,
+                                                                v);
+  check_launch("PackedBatch::append");
+}
+
+void LaneTable::attend(const float* q, float* out, float scale, Stream& stream) {
+  if (state_->launches.lanes == 0) return;
+  launch(state_->launches, state_->plan(q, out), scale, stream);
 }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
@@ -841,7 +987,7 @@ void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> bloc
     plan.add_block(block, slot);
     slot += block.live_rows;
   }
-  plan.place_bits(stream);
+  plan.place_bits(nullptr, stream);
   const auto* on_device = reinterpret_cast<const DeviceBlock*>(
       stream.queue().upload(plan.blocks.data(), plan.blocks.size() * sizeof(DeviceBlock)));
   unpack<<<static_cast<unsigned>(blocks.size()), 128, 0, native(stream)>>>(on_device, format, out);

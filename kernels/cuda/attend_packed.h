@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "kernels/attend_packed.h"
@@ -10,6 +11,23 @@ namespace kvlm::cuda {
 
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream);
+
+/// PackedBatch on a GPU, where the lanes' description stays.
+class LaneTable {
+ public:
+  explicit LaneTable(Device device);
+  ~LaneTable();
+
+  void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
+                const float* out, bool keep, Stream& stream);
+  int room() const noexcept;
+  void append(const float* k, const float* v, Stream& stream);
+  void attend(const float* q, float* out, float scale, Stream& stream);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
                    Stream& stream);

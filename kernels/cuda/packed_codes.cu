@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
   __shared__ RaisedQueries<kBits, kGroups> raised;
   Item item;
   if (!find_item(plan, item)) return;
-  const DeviceLane lane = plan.lanes[item.lane];
-  const DeviceRun run = plan.runs[item.run];
+  const DeviceLane lane = lane_of(plan, item.lane);
+  const DeviceRun run = run_of(plan, item.run);
   const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const Place place;
@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
   Item item;
   if (!find_item(plan, item)) return;
-  const DeviceLane lane = plan.lanes[item.lane];
-  const DeviceRun run = plan.runs[item.run];
+  const DeviceLane lane = lane_of(plan, item.lane);
+  const DeviceRun run = run_of(plan, item.run);
   const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const Place place;

@@ -42,6 +42,7 @@ struct DeviceRun {
   int16_t format;
   DType dtype;
   bool selected_bit;
+  bool grows;  // gains the rows that were appended since it was described
 };
 
 struct DeviceLane {
@@ -50,7 +51,8 @@ struct DeviceLane {
   float* out;
   int slots;
   int first_remap, remaps;
-  int first_part, parts;  // partial outputs
+  int first_part, parts;       // partial outputs
+  int last_keys, last_values;  // runs
 };
 
 /// A piece of a run: units [first, first + count).
@@ -74,7 +76,27 @@ struct DevicePlan {
   int q_per_kv;
   int head_dim;
   float scale;
+  int grown;          // rows that every lane has gained since it was described
+  int64_t q_moved;    // floats from where queries were
+  int64_t out_moved;  // and outputs
 };
+
+__device__ inline DeviceLane lane_of(const DevicePlan& plan, int index) {
+  DeviceLane lane = plan.lanes[index];
+  lane.slots += plan.grown;
+  lane.q += plan.q_moved;
+  lane.out += plan.out_moved;
+  return lane;
+}
+
+__device__ inline DeviceRun run_of(const DevicePlan& plan, int index) {
+  DeviceRun run = plan.runs[index];
+  if (run.grows) {
+    run.units += plan.grown;
+    run.slots += plan.grown;
+  }
+  return run;
+}
 
 /// Piece blockIdx.y of run blockIdx.x of a launch; false if there is none.
 __device__ inline bool find_item(const DevicePlan& plan, Item& item) {
@@ -84,7 +106,8 @@ __device__ inline bool find_item(const DevicePlan& plan, Item& item) {
   if (piece >= run.pieces) return false;
   item.lane = run.lane;
   item.first = piece * run.step;
-  item.count = min(run.step, run.units - item.first);
+  // A run that grows has pieces that may be empty yet.
+  item.count = max(0, min(run.step, run.units + (run.grows ? plan.grown : 0) - item.first));
   item.part = run.first_part + piece;
   return true;
 }

@@ -6,6 +6,17 @@ namespace kvlm::cuda {
 
 void attend_packed(std::span<PackedLane>, int, int, float, Stream&) { refuse("attend_packed"); }
 
+struct LaneTable::State {};
+LaneTable::LaneTable(Device) { refuse("PackedBatch"); }
+LaneTable::~LaneTable() = default;
+void LaneTable::describe(std::span<PackedLane>, int, int, const float*, const float*, bool,
+                         Stream&) {
+  refuse("PackedBatch::describe");
+}
+int LaneTable::room() const noexcept { return 0; }
+void LaneTable::append(const float*, const float*, Stream&) { refuse("PackedBatch::append"); }
+void LaneTable::attend(const float*, float*, float, Stream&) { refuse("PackedBatch::attend"); }
+
 void unpack_blocks(const PackedFormat&, std::span<const PackedBlock>, float*, Stream&) {
   refuse("unpack_blocks");
 }
