@@ -31,6 +31,7 @@ enum ScratchSlot : int {
   kColumnParts,
   kChannelEnds,
   kMergeGroups,
+  kSampleParts,
   kScratchSlots
 };
 

@@ -1,0 +1,85 @@
+#include "kernels/cpu/sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace kvlm::cpu {
+
+namespace {
+
+/// Draws from penalised logits. `order` (vocab,) is workspace.
+int32_t draw(std::span<float> logits, const RowSampling& row, std::span<int32_t> order) {
+  std::iota(order.begin(), order.end(), 0);
+  const auto larger = [&](int32_t a, int32_t b) {
+    const float x = logits[static_cast<size_t>(a)];
+    const float y = logits[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  };
+  size_t kept = order.size();
+  if (row.top_k > 0) kept = std::min(kept, static_cast<size_t>(row.top_k));
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
+                    larger);
+
+  // Unnormalised probabilities, in place of the logits of the kept ids.
+  const double max = static_cast<double>(logits[static_cast<size_t>(order[0])]);
+  double total = 0;
+  for (size_t i = 0; i < kept; ++i) {
+    float& value = logits[static_cast<size_t>(order[i])];
+    value = static_cast<float>(std::exp((static_cast<double>(value) - max) / row.temperature));
+    total += static_cast<double>(value);
+  }
+  if (row.top_p < 1) {
+    double reached = 0;
+    size_t count = 0;
+    while (count < kept && (count == 0 || reached < row.top_p * total)) {
+      reached += static_cast<double>(logits[static_cast<size_t>(order[count])]);
+      ++count;
+    }
+    kept = count;
+    total = reached;
+  }
+  double left = row.uniform * total;
+  for (size_t i = 0; i < kept; ++i) {
+    left -= static_cast<double>(logits[static_cast<size_t>(order[i])]);
+    if (left < 0) return order[i];
+  }
+  return order[kept - 1];
+}
+
+}  // namespace
+
+int32_t sample_row(std::span<float> logits, const RowSampling& row, std::span<int32_t> workspace) {
+  if (std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); })) {
+    return kNoToken;
+  }
+  if (row.penalises()) {
+    const float penalty = row.repetition_penalty;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      float& logit = logits[i];
+      if (row.has_seen(static_cast<int>(i))) logit = logit > 0 ? logit / penalty : logit * penalty;
+    }
+  }
+  if (row.draws()) return draw(logits, row, workspace.first(logits.size()));
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+void sample_rows(std::span<int32_t> ids, TensorView logits, std::span<const RowSampling> rows,
+                 Stream& stream) {
+  const auto vocab = static_cast<size_t>(logits.shape()[1]);
+  const auto threads = static_cast<size_t>(stream.pool().threads());
+  // A part for every worker, also when the rows are few: a later call with more allocates nothing.
+  std::span<int32_t> workspace;
+  if (std::any_of(rows.begin(), rows.end(), [](const RowSampling& row) { return row.draws(); })) {
+    const size_t size = vocab * threads;
+    workspace = {reinterpret_cast<int32_t*>(stream.scratch(0, size * sizeof(int32_t))), size};
+  }
+  stream.pool().parallel_for(rows.size(), [&](size_t i, int worker) {
+    const std::span row(logits.as<float>() + i * vocab, vocab);
+    const size_t own = workspace.size() / threads * static_cast<size_t>(worker);
+    ids[i] = cpu::sample_row(row, rows[i], workspace.subspan(own));
+    if (rows[i].seen != nullptr && ids[i] != kNoToken) rows[i].mark(ids[i]);
+  });
+}
+
+}  // namespace kvlm::cpu

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "kernels/sample.h"
+
+// The CUDA implementation of kernels/sample.h, which has checked the arguments; a build without
+// CUDA links no_cuda/sample.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void sample_rows(std::span<int32_t> ids, TensorView logits, std::span<const RowSampling> rows,
+                 Stream& stream);
+
+}  // namespace kvlm::cuda
