@@ -5,6 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "kernels/base/buffer.h"
+#include "kernels/sample.h"
+
 namespace kvlm {
 
 /// How the next token is chosen from logits, in the order of the reference: repetition penalty,
@@ -17,25 +20,44 @@ struct SamplerOptions {
   uint64_t seed = 0;
 };
 
-/// Chooses tokens for one sequence. Allocates nothing after construction.
+/// Chooses tokens for one sequence: what it asks of the logits, what it has seen, and its random
+/// numbers. The logits of many sequences lie on a device, where sample_rows() chooses for all:
+///
+///   rows[i] = samplers[i].next(stream);
+///   sample_rows(ids, logits, rows, stream);
+///   samplers[i].accept(ids[i]);
+///
+/// Allocates nothing after construction but, for a penalty on a GPU, in the first next().
 /// Source of the penalty: Keskar et al. 2019, "CTRL", sec. 4.1; of top-p: Holtzman et al. 2020.
 class Sampler {
  public:
   Sampler(const SamplerOptions& options, int vocab_size);
 
-  /// Marks ids as seen, for the repetition penalty: the prompt (image placeholders included), then
-  /// each generated token.
+  /// Marks ids as seen, for the repetition penalty: the prompt (image placeholders included).
   void see(std::span<const int32_t> ids);
-  /// The next token. `logits` (vocab_size,) is overwritten.
+
+  /// The next choice, for logits on the device of `stream`; valid until see() or the sampler's end.
+  RowSampling next(Stream& stream);
+  /// Takes the id that sample_rows() has chosen by next(), and marks it as seen. Throws
+  /// Error{kCorruptFile} on kNoToken.
+  void accept(int32_t id);
+
+  /// The next token from logits on the host; does not mark it. `logits` (vocab_size,) is
+  /// overwritten. Throws like accept().
   int32_t sample(std::span<float> logits);
 
  private:
-  int32_t draw(std::span<float> logits);
+  RowSampling choice();
+  void mark(int32_t id) noexcept;
+  void place(Stream& stream);
 
   SamplerOptions options_;
+  int vocab_size_;
   std::mt19937_64 random_;
-  std::vector<bool> seen_;
-  std::vector<int32_t> order_;  // (vocab_size,) workspace
+  std::vector<uint32_t> seen_;      // (ceil(vocab_size / 32),) bits
+  Buffer placed_;                   // the same on a GPU, where sample_rows() marks what it chooses
+  bool placed_is_current_ = false;  // it has what see() has marked
+  std::vector<int32_t> order_;      // (vocab_size,) workspace of sample(), if it draws
 };
 
 }  // namespace kvlm

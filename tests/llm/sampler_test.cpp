@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "tests/allocations.h"
+#include "tests/kernels/values.h"
 
 namespace kvlm {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -103,7 +105,7 @@ void expect_distribution(const std::vector<int>& counts, const std::vector<doubl
   }
   // Mean and deviation of chi square are d and sqrt(2 d).
   EXPECT_LT(statistic, degrees + 5 * std::sqrt(2.0 * degrees) + 1e-9)
-      << testing::PrintToString(counts);
+      << ::testing::PrintToString(counts);
 }
 
 /// Logits whose softmax is proportional to the weights.
@@ -232,6 +234,65 @@ TEST(Sampler, DrawsAreTheSameEverywhere) {
   // floor(1000 * (14514284786278117030 >> 11) / 2^53), and of 4620546740167642908.
   EXPECT_EQ(sample(sampler, std::vector<float>(1000, 0.0f)), 786);
   EXPECT_EQ(sample(sampler, std::vector<float>(1000, 0.0f)), 250);
+}
+
+SamplerOptions all_options(uint64_t seed) {
+  SamplerOptions options;
+  options.temperature = 0.8;
+  options.top_k = 40;
+  options.top_p = 0.9;
+  options.repetition_penalty = 1.3;
+  options.seed = seed;
+  return options;
+}
+
+/// Three sequences side by side, of which one is greedy, choose what each chooses alone.
+TEST(Sampler, RowsTogetherAreTheRowsAlone) {
+  constexpr int kVocab = 90;
+  ThreadPool pool(2);
+  Stream stream(pool);
+  std::vector<SamplerOptions> options = {all_options(1), {}, all_options(3)};
+  options[1].repetition_penalty = 2;
+  std::vector<Sampler> together;
+  std::vector<Sampler> alone;
+  const std::vector<int32_t> prompt = {3, 80, 89};
+  for (const SamplerOptions& each : options) {
+    for (std::vector<Sampler>* samplers : {&together, &alone}) {
+      samplers->emplace_back(each, kVocab);
+      samplers->back().see(prompt);
+    }
+  }
+  std::set<int32_t> chosen;
+  for (uint32_t step = 0; step < 50; ++step) {
+    Tensor logits = testing::normal_tensor(DType::kF32, {3, kVocab}, step, 2.0f);
+    const std::vector<float> copy(logits.as<float>(), logits.as<float>() + size_t{3} * kVocab);
+    std::vector<RowSampling> rows;
+    for (Sampler& sampler : together) rows.push_back(sampler.next(stream));
+    std::vector<int32_t> ids(3);
+    sample_rows(ids, logits, rows, stream);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      together[i].accept(ids[i]);
+      const auto begin = copy.begin() + static_cast<std::ptrdiff_t>(i * kVocab);
+      const int32_t id = sample(alone[i], {begin, begin + kVocab});
+      alone[i].see(std::span(&id, 1));
+      EXPECT_EQ(ids[i], id) << "step " << step << ", sequence " << i;
+      chosen.insert(id);
+    }
+  }
+  EXPECT_GT(chosen.size(), 30u);
+}
+
+TEST(Sampler, LogitsThatAreNoNumbersAreRefused) {
+  const auto refused = [](auto&& action) {
+    return testing::message_of(ErrorCode::kCorruptFile, action);
+  };
+  Sampler sampler(all_options(1), 3);
+  EXPECT_THAT(refused([&] {
+                sample(sampler, {1, std::nanf(""), 2});
+              }),
+              HasSubstr("the model's logits are not numbers"));
+  EXPECT_THAT(refused([&] { sampler.accept(kNoToken); }),
+              HasSubstr("the model's logits are not numbers"));
 }
 
 TEST(Sampler, AllocatesNothing) {
