@@ -201,7 +201,7 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
                       /*ends_prompt=*/true,
                       std::span(sequence.prompt.positions).subspan(skipped),
                       std::span(sequence.prompt.modality).subspan(skipped)};
-  const ConstTensorView logits = model_->decoder().forward(
+  const TensorView logits = model_->decoder().forward(
       {std::span(&step, 1), embeddings, static_cast<bool>(tap_)}, *cache_, *stream_, tap_);
   if (tap_) tap_("logits_prefill", logits);
   stream_->synchronize();
@@ -211,11 +211,10 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
   sequence.position_shift =
       sequence.prompt.positions.back() + 1 - static_cast<int32_t>(sequence.prompt.ids.size());
 
-  const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
-  const ConstTensorView last = logits.slice(logits.shape()[0] - 1, 1);
-  std::vector<float> row(vocab);
-  copy(TensorView(row.data(), DType::kF32, last.shape()), last, *stream_);
-  const int32_t token = sequence.sampler->sample(row);
+  const RowSampling sampling = sequence.sampler->next(*stream_);
+  int32_t token = kNoToken;
+  sample_rows(std::span(&token, 1), logits.slice(logits.shape()[0] - 1, 1), std::span(&sampling, 1),
+              *stream_);
   sequence.first_token = Clock::now();
   sequence.timings.prefill_ms = milliseconds(prefill_start, sequence.first_token);
   sequence.timings.ttft_ms = milliseconds(sequence.started, sequence.first_token);
@@ -249,11 +248,10 @@ int Generator::admit(GenerationRequest request, OnText on_text) {
   stepping_.reserve(slots);
   rows_.reserve(slots);
   ids_.reserve(slots);
+  sampling_.reserve(slots);
   if (embeddings_.empty() || embeddings_.shape()[0] < static_cast<int64_t>(slots)) {
     embeddings_ = Tensor(DType::kF32, {static_cast<int64_t>(slots), model_->decoder().hidden()},
                          stream_->device());
-    host_logits_ =
-        Tensor(DType::kF32, {static_cast<int64_t>(slots), model_->decoder().vocab_size()});
   }
   return key;
 }
@@ -287,8 +285,8 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
 }
 
 void Generator::accept(Sequence& sequence, int32_t token) {
+  sequence.sampler->accept(token);
   sequence.tokens.push_back(token);
-  sequence.sampler->see(std::span(&token, 1));
   const std::vector<int32_t>& eos = model_->defaults().eos_ids;
   if (!sequence.request.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
     sequence.done = true;
@@ -304,6 +302,7 @@ void Generator::step() {
   stepping_.clear();
   rows_.clear();
   ids_.clear();
+  sampling_.clear();
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     if (sequence == nullptr || sequence->done) continue;
     stepping_.push_back(sequence.get());
@@ -316,14 +315,11 @@ void Generator::step() {
   model_->decoder().embed(ids_, embeddings, *stream_);
   const TensorView logits =
       model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
-  const TensorView host = host_logits_.view().slice(0, logits.shape()[0]);
-  copy(host, logits, *stream_);
-  const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
-  float* row = host.as<float>();
-  for (Sequence* sequence : stepping_) {
-    sequence->cached_ids.push_back(sequence->tokens.back());
-    accept(*sequence, sequence->sampler->sample(std::span(row, vocab)));
-    row += vocab;
+  for (Sequence* sequence : stepping_) sampling_.push_back(sequence->sampler->next(*stream_));
+  sample_rows(ids_, logits, sampling_, *stream_);
+  for (size_t i = 0; i < stepping_.size(); ++i) {
+    stepping_[i]->cached_ids.push_back(stepping_[i]->tokens.back());
+    accept(*stepping_[i], ids_[i]);
   }
 }
 

@@ -105,9 +105,9 @@ class Generator {
   // Of one decode step, kept between steps.
   std::vector<Sequence*> stepping_;
   std::vector<StepRows> rows_;
-  std::vector<int32_t> ids_;
-  Tensor embeddings_;   // (sequences, hidden)
-  Tensor host_logits_;  // (sequences, vocab), on the host
+  std::vector<int32_t> ids_;  // that go in, then those that come out
+  std::vector<RowSampling> sampling_;
+  Tensor embeddings_;  // (sequences, hidden)
 };
 
 }  // namespace kvlm
