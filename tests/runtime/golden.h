@@ -24,7 +24,9 @@
 
 namespace kvlm::test {
 
+/// Where the folders of checkpoints and goldens are: KVLM_TEST_GOLDEN_DIR, or those of this tree.
 inline std::filesystem::path golden_root() {
+  if (const char* folder = std::getenv("KVLM_TEST_GOLDEN_DIR")) return folder;
   return std::filesystem::path(KVLM_SOURCE_DIR) / "tests" / "golden";
 }
 
@@ -136,6 +138,10 @@ struct GoldenCase {
 
   std::string name() const { return entry.at("name"); }
   std::string kind() const { return entry.at("kind"); }
+  /// Rows of a cache that holds the prompt and the whole answer.
+  int rows() const {
+    return entry.at("prompt_tokens").get<int>() + entry.at("max_new_tokens").get<int>();
+  }
   std::string tensor(const std::string& what) const { return name() + "." + what; }
   /// The case that holds the taps: a case may share its inputs with another one.
   std::string tapped(const std::string& what) const {
@@ -224,6 +230,17 @@ inline std::vector<GoldenCase> golden_cases() {
     }
   }
   return cases;
+}
+
+/// Names of the folders whose weights are f16 or bf16, sorted.
+inline std::vector<std::string> half_folders() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(golden_root())) {
+    std::string name = entry.path().filename().string();
+    if (name.ends_with("f16")) names.push_back(std::move(name));  // bf16 too
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 /// The case of this name.

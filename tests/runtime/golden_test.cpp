@@ -385,7 +385,16 @@ Agreement agreement(const std::vector<std::vector<float>>& ours,
   return result;
 }
 
-class HalfGolden : public testing::TestWithParam<const char*> {};
+std::vector<float> prefill_logits(const LoadedModel& model, const GoldenCase& golden) {
+  Taps taps;
+  const auto cache = model.cache("f32", golden.rows());
+  Generator generator(*model, *cache, model.stream());
+  generator.set_tap(collect(taps));
+  generator.admit(golden.request(), {});
+  return taps.at("logits_prefill");
+}
+
+class HalfGolden : public testing::TestWithParam<std::string> {};
 
 /// Weights in f16 and bf16: the CPU computes in f32, so there the tight gate is the reference's f32
 /// arithmetic on the rounded weights; the reference's own half arithmetic is met within
@@ -399,7 +408,7 @@ TEST_P(HalfGolden, ForcedLogitsMeetTheirGates) {
       if (golden.folder.filename() != GetParam()) continue;
       const GoldenTensors tensors(golden.goldens / "golden.safetensors");
       const std::vector<int32_t> ids = narrow(tensors.integers(golden.tensor("greedy_ids")));
-      const auto cache = model.cache(kv);
+      const auto cache = model.cache(kv, golden.rows());
       const auto logits = forced_logits(model, *cache, golden, ids);
       ours.insert(ours.end(), logits.begin(), logits.end());
       for (const char* name : {"forced_logits", "half.forced_logits"}) {
@@ -419,6 +428,8 @@ TEST_P(HalfGolden, ForcedLogitsMeetTheirGates) {
     ASSERT_GE(ours.size(), 64u);
     for (const auto& [name, reference] : references) {
       const Agreement measured = agreement(ours, reference);
+      fmt::print("{} --kv {}: mean KL {:.2g}, top-1 {:.1f} %, largest gap {:.2g}\n", name, kv,
+                 measured.mean_kl, 100 * measured.top1, measured.worst_gap);
       EXPECT_LE(measured.mean_kl, 1e-2) << name << ", --kv " << kv;
       EXPECT_GE(measured.top1, 0.98) << name << ", --kv " << kv;
       EXPECT_LT(measured.worst_gap, 0.1) << name << ", --kv " << kv;
@@ -433,7 +444,7 @@ TEST_P(HalfGolden, TapsPointTheSameWay) {
     if (golden.folder.filename() != GetParam()) continue;
     const GoldenTensors tensors(golden.goldens / "golden.safetensors");
     Taps taps;
-    const auto cache = model.cache("f32");
+    const auto cache = model.cache("f32", golden.rows());
     Generator generator(*model, *cache, model.stream());
     generator.set_tap(collect(taps));
     generator.admit(golden.request(), {});
@@ -466,8 +477,24 @@ TEST_P(HalfGolden, TapsPointTheSameWay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, HalfGolden, testing::Values("llava_gqa_f16", "llava_gqa_bf16"),
-                         [](const auto& param) { return std::string(param.param); });
+/// The widened weights in f32, where the tight gate holds for every row of the prompt on either
+/// device.
+TEST_P(HalfGolden, WeightsWidenedToF32GiveTheReferencesLogits) {
+  LoadOptions options;
+  options.dtype = DType::kF32;
+  const LoadedModel model(test::golden_root() / GetParam(), options);
+  EXPECT_EQ(model->dtype(), DType::kF32);
+  for (const GoldenCase& golden : test::golden_cases()) {
+    if (golden.folder.filename() != GetParam()) continue;
+    const GoldenTensors tensors(golden.goldens / "golden.safetensors");
+    EXPECT_TRUE(within(fmt::format("{} {}", GetParam(), golden.name()),
+                       prefill_logits(model, golden),
+                       tensors.floats(golden.tensor("logits_prefill")), kLogitGate));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, HalfGolden, testing::ValuesIn(test::half_folders()),
+                         [](const auto& param) { return param.param; });
 
 INSTANTIATE_TEST_SUITE_P(, Golden, testing::ValuesIn(test::golden_cases()), [](const auto& param) {
   return fmt::format("{}_{}_{}", param.param.folder.filename().string(), param.param.name(),
@@ -568,15 +595,6 @@ TEST(GoldenChat, SecondTurnOnTheCacheOfTheFirstEqualsTheReference) {
   }
 }
 
-std::vector<float> prefill_logits(const LoadedModel& model, const GoldenCase& golden) {
-  Taps taps;
-  const auto cache = model.cache("f32");
-  Generator generator(*model, *cache, model.stream());
-  generator.set_tap(collect(taps));
-  generator.admit(golden.request(), {});
-  return taps.at("logits_prefill");
-}
-
 /// --dtype rounds like the exporter: the converted checkpoint is the rounded one, bit for bit.
 TEST(GoldenDtype, ConvertedWeightsAreTheRoundedCheckpointBitForBit) {
   for (const auto& [dtype, folder] :
@@ -590,21 +608,6 @@ TEST(GoldenDtype, ConvertedWeightsAreTheRoundedCheckpointBitForBit) {
     EXPECT_EQ(rounded->dtype(), dtype);
     EXPECT_EQ(converted->weight_bytes(), rounded->weight_bytes());
     EXPECT_EQ(prefill_logits(converted, golden), prefill_logits(rounded, golden)) << folder;
-  }
-}
-
-TEST(GoldenDtype, HalfWeightsWidenedToF32GiveTheReferencesLogits) {
-  for (const char* folder : {"llava_gqa_f16", "llava_gqa_bf16"}) {
-    for (const char* name : {"case0", "case1"}) {
-      const GoldenCase golden = golden_case(folder, name);
-      const GoldenTensors tensors(golden.goldens / "golden.safetensors");
-      LoadOptions options;
-      options.dtype = DType::kF32;
-      const LoadedModel model(golden.folder, options);
-      EXPECT_EQ(model->dtype(), DType::kF32);
-      EXPECT_TRUE(within(fmt::format("{} {}", folder, name), prefill_logits(model, golden),
-                         tensors.floats(golden.tensor("logits_prefill")), kLogitGate));
-    }
   }
 }
 

@@ -82,10 +82,10 @@ def require(condition: bool, message: str) -> None:
 # ---------------------------------------------------------------- random weights and images
 
 
-def generator(seed: int, label: str) -> torch.Generator:
+def generator(seed: int, label: str, device: torch.device) -> torch.Generator:
     """A generator that depends on the seed and the label only, not on the order of drawing."""
     digest = hashlib.sha256(f"{seed}:{label}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def redraw(model: torch.nn.Module, seed: int, quiet_rows: Iterable[int]) -> None:
@@ -98,7 +98,10 @@ def redraw(model: torch.nn.Module, seed: int, quiet_rows: Iterable[int]) -> None
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator(seed, name))
+            device = parameter.device
+            noise = torch.randn(
+                parameter.shape, generator=generator(seed, name, device), device=device
+            )
             if name.endswith("lm_head.weight"):
                 noise *= 3.0 / parameter.shape[1] ** 0.5
                 noise[list(quiet_rows)] *= 0.1
@@ -198,11 +201,12 @@ def train_sentencepiece() -> bytes:
     return out.getvalue()
 
 
-def llama_tokenizer(model_proto: bytes, legacy: bool) -> Tokenizer:
+def llama_tokenizer(model_proto: bytes, legacy: bool, image_id: int = IMAGE_ID) -> Tokenizer:
     """The tokenizer.json pipeline of a LLaMA checkpoint, built from a sentencepiece model.
 
-    legacy: a Prepend normalizer puts U+2581 before every piece between special tokens; otherwise a
-    Metaspace pre-tokenizer puts it at the start of the text only.
+    Ids between its pieces and image_id belong to words that no text becomes. legacy: a Prepend
+    normalizer puts U+2581 before every piece between special tokens; otherwise a Metaspace
+    pre-tokenizer puts it at the start of the text only.
     """
     sp = sentencepiece.SentencePieceProcessor(model_proto=model_proto)
     pieces = [sp.id_to_piece(i) for i in range(sp.get_piece_size())]
@@ -211,6 +215,7 @@ def llama_tokenizer(model_proto: bytes, legacy: bool) -> Tokenizer:
     for piece in pieces[3 + 256 :]:  # in order of falling score
         splits = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
         merges += [(a, b) for a, b in splits if a in vocab and b in vocab]
+    vocab |= {f"\u2581word{i}": i for i in range(len(pieces), image_id)}
 
     tokenizer = Tokenizer(
         models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
@@ -241,8 +246,8 @@ def llama_tokenizer(model_proto: bytes, legacy: bool) -> Tokenizer:
         ]
     )
     require(
-        tokenizer.token_to_id("<image>") == IMAGE_ID and tokenizer.token_to_id("<pad>") == PAD_ID,
-        "the special tokens <image> and <pad> did not get ids 300 and 301.",
+        [tokenizer.token_to_id(token) for token in ("<image>", "<pad>")] == [image_id, image_id + 1],
+        f"the special tokens <image> and <pad> did not get ids {image_id} and {image_id + 1}.",
     )
     if legacy:  # the two implementations must agree wherever no special token occurs
         for text in TOKENIZER_TEXTS:
@@ -301,7 +306,8 @@ def json_text(value: Any) -> str:
 
 def sha256(path: Path) -> str:
     """The hexadecimal SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def utf8(text: str) -> torch.Tensor:
@@ -341,7 +347,7 @@ class Golden:
 
     def add(self, name: str, tensor: torch.Tensor | np.ndarray) -> None:
         """Adds one tensor; floats are stored as f32, integers as i64, bytes as u8."""
-        tensor = torch.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor.detach()
+        tensor = torch.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor.detach().cpu()
         if tensor.dtype != torch.uint8:
             tensor = tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
         require(name not in self.tensors, f"the tensor {name} was recorded twice.")
@@ -389,7 +395,8 @@ class Greedy:
 def reset_rope(model: torch.nn.Module) -> None:
     """Forgets the frequencies that dynamic RoPE keeps from a longer sequence."""
     rotary = model.model.language_model.rotary_emb
-    rotary.__init__(rotary.config)
+    with torch.device(model.device):
+        rotary.__init__(rotary.config)
 
 
 def greedy(
@@ -445,6 +452,46 @@ def first_usable(
 
 
 @dataclasses.dataclass
+class LlavaShape:
+    """Sizes of a LLaVA-1.5 checkpoint, and what of it is recorded."""
+
+    vision: dict[str, Any]
+    text: dict[str, Any]
+    image_id: int  # <pad> is the next, and what follows has no token
+    vocab_size: int
+    picture: tuple[int, int] = (101, 75)  # width and height of the picture of llava_half
+    taps: frozenset[str] | None = None  # kept by llava_half; None: all of them
+
+    @property
+    def pad_id(self) -> int:
+        return self.image_id + 1
+
+
+TINY = LlavaShape(
+    vision={
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "projection_dim": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 14,
+    },
+    text={
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+    },
+    image_id=IMAGE_ID,
+    vocab_size=VOCAB_SIZE,
+)
+
+
+@dataclasses.dataclass
 class LlavaSpec:
     """One LLaVA-1.5 checkpoint: what differs from the others."""
 
@@ -456,58 +503,48 @@ class LlavaSpec:
     sentencepiece_file: bool = False
     old_layout: bool = False
     template: str = LLAVA_TEMPLATE
+    shape: LlavaShape = dataclasses.field(default_factory=lambda: TINY)
 
 
 def llava_config(spec: LlavaSpec) -> LlavaConfig:
-    """The shrunk configuration; spec.text overrides fields of the decoder."""
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        projection_dim=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=56,
-        patch_size=14,
-    )
+    """The configuration of the spec's shape; spec.text overrides fields of the decoder."""
+    shape = spec.shape
     text = LlamaConfig(
         **{
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 512,
-            "rms_norm_eps": 1e-5,
+            "vocab_size": shape.vocab_size,
+            **shape.text,
             "bos_token_id": 1,
             "eos_token_id": 2,
-            "pad_token_id": PAD_ID,
+            "pad_token_id": shape.pad_id,
             "tie_word_embeddings": False,
         }
         | spec.text
     )
+    vision = CLIPVisionConfig(**shape.vision)
     return LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=IMAGE_ID,
-        image_seq_length=16,
+        image_token_index=shape.image_id,
+        image_seq_length=(vision.image_size // vision.patch_size) ** 2,
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
         projector_hidden_act="gelu",
         bos_token_id=1,
         eos_token_id=2,
-        pad_token_id=PAD_ID,
+        pad_token_id=shape.pad_id,
     )
 
 
-def llava_model(spec: LlavaSpec) -> LlavaForConditionalGeneration:
-    """A model with re-drawn weights, not yet saved."""
+def llava_model(spec: LlavaSpec, device: str = "cpu") -> LlavaForConditionalGeneration:
+    """A model with re-drawn weights, made on the device, not yet saved."""
     torch.manual_seed(spec.seed)
-    model = LlavaForConditionalGeneration(llava_config(spec)).eval()
-    redraw(model, spec.seed, quiet_rows=[0, 1, *range(IMAGE_ID, VOCAB_SIZE)])
+    with torch.device(device):
+        model = LlavaForConditionalGeneration(llava_config(spec)).eval()
+    shape = spec.shape
+    redraw(model, spec.seed, quiet_rows=[0, 1, *range(shape.image_id, shape.vocab_size)])
     config = model.generation_config
     config.do_sample, config.repetition_penalty = False, 1.0
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, PAD_ID
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, shape.pad_id
     return model
 
 
@@ -525,13 +562,14 @@ def write_llava_processor(
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+    side = spec.shape.vision["image_size"]
     image_processor = CLIPImageProcessor(
-        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+        size={"shortest_edge": side}, crop_size={"height": side, "width": side}
     )
     processor = LlavaProcessor(
         image_processor=image_processor,
         tokenizer=fast,
-        patch_size=14,
+        patch_size=spec.shape.vision["patch_size"],
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         chat_template=spec.template,
@@ -693,10 +731,16 @@ def old_layout(folder: Path, spec: LlavaSpec) -> None:
 class LlavaRun:
     """A saved LLaVA-1.5 checkpoint loaded back, with what is needed to record its cases."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> None:
         self.folder = folder
         self.model, report = LlavaForConditionalGeneration.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+            folder,
+            dtype=dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+            device_map=None if device == "cpu" else device,
         )
         require(
             not report["missing_keys"],
@@ -718,8 +762,8 @@ class LlavaRun:
                 "pixel_values"
             ]
         for key in inputs:
-            if inputs[key].is_floating_point():
-                inputs[key] = inputs[key].to(self.model.dtype)
+            dtype = self.model.dtype if inputs[key].is_floating_point() else inputs[key].dtype
+            inputs[key] = inputs[key].to(self.model.device, dtype)
         return inputs
 
     def resized(self, image: np.ndarray, backend: str) -> torch.Tensor:
@@ -833,12 +877,14 @@ def record_llava_case(
     same_inputs_as: str | None = None,
     vision: bool = True,
     decoder: bool = True,
+    wanted: frozenset[str] | None = None,
 ) -> str:
     """Records one case and returns its prefix.
 
     same_inputs_as: the case that holds the inputs and prefill of this one; only generation is kept.
     vision: keep the image and vision taps (else the manifest only names the image files).
     decoder: keep the decoder's hidden states.
+    wanted: keep only these taps.
     """
     case = f"case{len(golden.manifest['cases'])}"
     inputs = run.inputs(prompt, [image for _, image in images])
@@ -854,7 +900,7 @@ def record_llava_case(
         "images": [name for name, _ in images],
         "image_sizes": [[int(image.shape[0]), int(image.shape[1])] for _, image in images],
         "prompt_tokens": length,
-        "image_tokens": int((inputs["input_ids"] == IMAGE_ID).sum()),
+        "image_tokens": int((inputs["input_ids"] == run.model.config.image_token_id).sum()),
         "max_new_tokens": GREEDY_STEPS,
         "repetition_penalty": repetition_penalty,
         "eos_token_id": [run.eos_id],
@@ -884,8 +930,9 @@ def record_llava_case(
         1.0 <= sigma <= 6.0,
         f"{golden.folder.name} {case} has a logit deviation of {sigma:.2f}, outside 1 to 6.",
     )
+    gate = 1e-4 if run.model.device.type == "cpu" else 1e-3  # a GPU multiplies one row otherwise
     require(
-        bool((taps["logits_prefill"][-1].float() - result.logits[0]).abs().max() < 1e-4),
+        bool((taps["logits_prefill"][-1].float() - result.logits[0]).abs().max() < gate),
         f"{golden.folder.name} {case} differs between the prefill and the first greedy step.",
     )
     entry["logit_sigma"] = round(sigma, 4)
@@ -909,6 +956,8 @@ def record_llava_case(
         pil_logits = run.taps(pil_inputs)["logits_prefill"][-1]
         golden.add(f"{case}.logits_last_pil", pil_logits)
     for name, tensor in taps.items():
+        if wanted is not None and name not in wanted:
+            continue
         is_vision = name.startswith("vision.") or name.startswith("projector")
         if name in ("logits_prefill", "position_ids") or (vision if is_vision else decoder):
             golden.add(f"{case}.{name}", tensor)
@@ -1161,10 +1210,14 @@ def record_tokenizer(golden: Golden, run: LlavaRun) -> None:
 
 def save_llava(folder: Path, spec: LlavaSpec, model: LlavaForConditionalGeneration) -> None:
     """Writes weights, configuration, tokenizer and processor of one checkpoint."""
-    model.save_pretrained(folder, save_original_format=False if spec.old_layout else True)
+    original = not spec.old_layout
+    model.save_pretrained(folder, save_original_format=original, max_shard_size="4GB")
     model_proto = train_sentencepiece()
     write_llava_processor(
-        folder, spec, llama_tokenizer(model_proto, spec.legacy_tokenizer), model_proto
+        folder,
+        spec,
+        llama_tokenizer(model_proto, spec.legacy_tokenizer, spec.shape.image_id),
+        model_proto,
     )
     if spec.old_layout:
         old_layout(folder, spec)
@@ -1309,25 +1362,22 @@ def llava_sharded(root: Path) -> None:
     golden.write()
 
 
-def llava_half(root: Path, dtype: torch.dtype, suffix: str) -> None:
-    """llava_gqa with weights rounded to a half type.
+def llava_half(root: Path, spec: LlavaSpec, dtype: torch.dtype, device: str = "cpu") -> None:
+    """A checkpoint with weights rounded to a half type.
 
     The taps are recorded in fp32 arithmetic on the rounded weights and, with prefix half., in the
     half type itself, along with the logits of both while the fp32 greedy tokens are fed
     (forced_logits).
     """
-    name = f"llava_gqa_{suffix}"
-    spec = dataclasses.replace(
-        LLAVA_GQA, name=name, description=f"llava_gqa with weights rounded to {suffix}"
-    )
-    folder = root / name
-    save_llava(folder, spec, llava_model(LLAVA_GQA).to(dtype))
-    run, half = LlavaRun(folder), LlavaRun(folder, dtype)
+    folder = root / spec.name
+    shape = spec.shape
+    save_llava(folder, spec, llava_model(spec, device).to(dtype))
+    run, half = LlavaRun(folder, device=device), LlavaRun(folder, dtype, device)
     golden = Golden(folder, spec.description, spec.seed)
     image_prompt = "USER: <image>\nwhat is in the scene? ASSISTANT:"
 
     def try_image(noise: int) -> tuple[np.ndarray, Greedy] | None:
-        image = synthetic_image(101, 75, noise)
+        image = synthetic_image(*shape.picture, noise)
         result = greedy(run.model, run.inputs(image_prompt, [image]))
         other = greedy(run.model, run.inputs(image_prompt, [image], "pil"))
         return (
@@ -1350,16 +1400,17 @@ def llava_half(root: Path, dtype: torch.dtype, suffix: str) -> None:
         ("one_image", image_prompt, [("image0.png", image)], result),
         ("text_only", text_prompt, [], text_result),
     ):
-        case = record_llava_case(golden, run, kind, prompt, images, answer)
+        case = record_llava_case(golden, run, kind, prompt, images, answer, wanted=shape.taps)
         pixels = [picture for _, picture in images]
         for prefix, which in (("", run), ("half.", half)):
             inputs = which.inputs(prompt, pixels)
             length = inputs["input_ids"].shape[1]
             if prefix:
                 for tap, tensor in which.taps(inputs).items():
-                    if tensor.is_floating_point():
+                    if tensor.is_floating_point() and (shape.taps is None or tap in shape.taps):
                         golden.add(f"{case}.{prefix}{tap}", tensor)
-            forced = torch.cat([inputs["input_ids"], torch.tensor([answer.ids[:-1]])], dim=1)
+            answered = torch.tensor([answer.ids[:-1]], device=device)
+            forced = torch.cat([inputs["input_ids"], answered], dim=1)
             inputs |= {"input_ids": forced, "attention_mask": torch.ones_like(forced)}
             logits = which.taps({k: v for k, v in inputs.items() if k != "token_type_ids"})[
                 "logits_prefill"
@@ -1386,8 +1437,13 @@ def llava15() -> dict[str, Callable[[Path], None]]:
     }
     folders |= {spec.name: (lambda root, spec=spec: llava_rope(root, spec)) for spec in LLAVA_ROPE}
     folders["llava_gqa_sharded"] = llava_sharded
-    folders["llava_gqa_f16"] = lambda root: llava_half(root, torch.float16, "f16")
-    folders["llava_gqa_bf16"] = lambda root: llava_half(root, torch.bfloat16, "bf16")
+    for suffix, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16)):
+        spec = dataclasses.replace(
+            LLAVA_GQA,
+            name=f"llava_gqa_{suffix}",
+            description=f"llava_gqa with weights rounded to {suffix}",
+        )
+        folders[spec.name] = lambda root, spec=spec, dtype=dtype: llava_half(root, spec, dtype)
     return folders
 
 
