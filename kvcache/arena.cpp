@@ -58,7 +58,7 @@ void ArenaExtent::release() noexcept {
   }
 }
 
-Arena::Arena(Device device, size_t bytes) : buffer_(device, rounded(bytes)) {
+Arena::Arena(Device device, size_t bytes) : buffer_(device, rounded(bytes), MemoryUse::kCache) {
   if (buffer_.bytes() > 0) free_.emplace(0, buffer_.bytes());
 }
 

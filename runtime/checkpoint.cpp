@@ -397,7 +397,8 @@ WeightMap Checkpoint::take_weights() {
       }
       const Shape shape = shape_of(entry.shape);
       if (shard.is_unaligned(entry)) {
-        auto copy = std::make_shared<Buffer>(Device{}, entry.end - entry.begin);
+        auto copy =
+            std::make_shared<Buffer>(Device{}, entry.end - entry.begin, MemoryUse::kWeights);
         // An empty tensor may be unaligned too; its buffer has no address to copy to.
         if (copy->bytes() > 0) std::memcpy(copy->data(), shard.data(entry), copy->bytes());
         const std::byte* data = copy->data();

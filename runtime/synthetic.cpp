@@ -99,11 +99,11 @@ uint64_t seed_of(std::string_view name) {
 std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& shape, DType dtype,
                                       Stream& stream) {
   if (shape.rank() == 1) {
-    auto vector = std::make_shared<Tensor>(DType::kF32, shape);
+    auto vector = std::make_shared<Tensor>(DType::kF32, shape, Device{}, MemoryUse::kWeights);
     std::fill_n(vector->as<float>(), shape.elements(), name.ends_with("bias") ? 0.0f : 1.0f);
     return vector;
   }
-  auto tensor = std::make_shared<Tensor>(dtype, shape, stream.device());
+  auto tensor = std::make_shared<Tensor>(dtype, shape, stream.device(), MemoryUse::kWeights);
   const int64_t inputs = shape.elements() / shape[0];
   fill_random(*tensor, seed_of(name), std::sqrt(3.0f / static_cast<float>(inputs)), stream);
   return tensor;

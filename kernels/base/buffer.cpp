@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -17,12 +19,44 @@ constexpr size_t kAlignment = 64;
 // What decode reads, weights and cache, it reads once a step: with pages of 4 KiB the walk of the
 // page tables costs a third of the bandwidth.
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kGpuPage = size_t{2} << 20;
+
+struct Account {
+  std::mutex mutex;
+  std::map<std::pair<DeviceKind, int>, MemoryHeld> held;
+};
+
+Account& account() {
+  static Account account;
+  return account;
+}
+
+/// Adds to what is held, or takes away from it.
+void count(Device device, MemoryUse use, size_t bytes, bool taken) {
+  const std::lock_guard lock(account().mutex);
+  MemoryHeld& held = account().held[{device.kind, device.index}];
+  const auto add = [taken](size_t& sum, size_t more) { sum = taken ? sum + more : sum - more; };
+  add(use == MemoryUse::kWeights ? held.weights
+      : use == MemoryUse::kCache ? held.cache
+                                 : held.workspace,
+      bytes);
+  if (device.kind == DeviceKind::kCuda && bytes >= kGpuPage) {
+    add(held.rounding, (kGpuPage - bytes % kGpuPage) % kGpuPage);
+  }
+}
 
 }  // namespace
 
-Buffer::Buffer(Device device, size_t bytes) : device_(device), bytes_(bytes) {
+MemoryHeld memory_held(Device device) {
+  const std::lock_guard lock(account().mutex);
+  return account().held[{device.kind, device.index}];
+}
+
+Buffer::Buffer(Device device, size_t bytes, MemoryUse use)
+    : device_(device), bytes_(bytes), use_(use) {
   if (device.kind == DeviceKind::kCuda) {
     data_ = cuda::allocate(device.index, bytes);
+    if (bytes > 0) count(device, use, bytes, /*taken=*/true);
     return;
   }
   if (bytes == 0) return;
@@ -37,11 +71,14 @@ Buffer::Buffer(Device device, size_t bytes) : device_(device), bytes_(bytes) {
                     bytes, device_name(device)));
   }
   if (alignment == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);  // a wish: it may be refused
+  count(device, use, bytes, /*taken=*/true);
 }
 
 Buffer::~Buffer() { free(); }
 
 void Buffer::free() noexcept {
+  if (data_ == nullptr) return;
+  count(device_, use_, bytes_, /*taken=*/false);
   if (device_.kind == DeviceKind::kCuda) {
     cuda::release(device_.index, data_);
   } else {
@@ -53,7 +90,8 @@ void Buffer::free() noexcept {
 Buffer::Buffer(Buffer&& other) noexcept
     : device_(other.device_),
       data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
+      bytes_(std::exchange(other.bytes_, 0)),
+      use_(other.use_) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
@@ -61,6 +99,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     device_ = other.device_;
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
+    use_ = other.use_;
   }
   return *this;
 }

@@ -25,6 +25,16 @@ struct DeviceFacts {
 /// Throws Error{kUnsupported} naming the GPUs there are, Error{kDevice} if it does not answer.
 DeviceFacts device_facts(int index);
 
+/// What the driver counts on a GPU, other processes' use included.
+struct DeviceUse {
+  size_t context_bytes = 0;  ///< when this process had a context there, and nothing else yet
+  size_t code_bytes = 0;     ///< what was added outside of our allocations: kernels at first use
+  size_t device_bytes = 0;   ///< now
+};
+
+/// Throws like device_facts().
+DeviceUse device_use(int index);
+
 /// `bytes` on GPU `index`, 256-byte aligned. Throws Error{kOutOfMemory} naming both figures,
 /// Error{kDevice}.
 std::byte* allocate(int index, size_t bytes);

@@ -131,10 +131,10 @@ class Tensor {
  public:
   Tensor() noexcept = default;
   /// Not initialised. Throws like Buffer.
-  Tensor(DType dtype, Shape shape, Device device = {})
+  Tensor(DType dtype, Shape shape, Device device = {}, MemoryUse use = MemoryUse::kWorkspace)
       : dtype_(dtype),
         shape_(shape),
-        buffer_(device, static_cast<size_t>(shape.elements()) * dtype_bytes(dtype)) {}
+        buffer_(device, static_cast<size_t>(shape.elements()) * dtype_bytes(dtype), use) {}
 
   TensorView view() noexcept { return {buffer_.data(), dtype_, shape_, buffer_.device()}; }
   ConstTensorView view() const noexcept {

@@ -34,7 +34,7 @@ void convert_into(Tensor& to, const ConstTensorView& from) {
 }
 
 std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype) {
-  auto tensor = std::make_shared<Tensor>(dtype, view.shape());
+  auto tensor = std::make_shared<Tensor>(dtype, view.shape(), Device{}, MemoryUse::kWeights);
   if (dtype == DType::kF16) {
     convert_into<f16>(*tensor, view);
   } else if (dtype == DType::kBF16) {
@@ -80,7 +80,7 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
 
 ConstTensorView WeightMap::placed(ConstTensorView view) {
   if (view.device() == device_) return view;
-  auto tensor = std::make_shared<Tensor>(view.dtype(), view.shape(), device_);
+  auto tensor = std::make_shared<Tensor>(view.dtype(), view.shape(), device_, MemoryUse::kWeights);
   cuda::copy_now(tensor->view().data(), view.data(), view.bytes());
   owners_.push_back(tensor);
   return std::as_const(*tensor).view();

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <vector>
+#include <map>
+#include <mutex>
+#include <utility>
 
+#include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
 #include "kernels/cuda/status.h"
 
@@ -57,6 +60,42 @@ std::string why_none() {
 
 namespace {
 
+/// The driver's figures of one GPU around our own allocations. It loads kernels when they are first
+/// launched, and tells nobody how large they are: that is what grows in between.
+struct Figures {
+  size_t context = 0;
+  size_t seen = 0;   // after the last allocation or release
+  size_t grown = 0;  // from one to the next
+};
+
+struct Account {
+  std::mutex mutex;
+  std::map<int, Figures> gpus;
+};
+
+Account& account() {
+  static Account account;
+  return account;
+}
+
+/// Of the selected GPU; what it was before if the driver does not say.
+size_t used_bytes(size_t before) noexcept {
+  size_t free = 0;
+  size_t total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? total - free : before;
+}
+
+/// Calls `change`, which allocates or releases on the selected GPU.
+template <class Change>
+void accounted(int index, const Change& change) {
+  const std::lock_guard lock(account().mutex);
+  Figures& figures = account().gpus[index];
+  const size_t before = used_bytes(figures.seen);
+  figures.grown += before - std::min(before, figures.seen);
+  change();
+  figures.seen = used_bytes(before);
+}
+
 void select(int index) {
   const int count = device_count();
   if (index < 0 || index >= count) {
@@ -66,6 +105,9 @@ void select(int index) {
                    : fmt::format("there is no GPU {}; choose cuda:0 to cuda:{}", index, count - 1));
   }
   check(cudaSetDevice(index), fmt::format("cuda:{}", index));
+  const std::lock_guard lock(account().mutex);
+  const auto [gpu, first] = account().gpus.try_emplace(index);
+  if (first) gpu->second.context = gpu->second.seen = used_bytes(0);
 }
 
 constexpr size_t kUploadBytes = size_t{8} << 20;  // of each half of the ring
@@ -83,17 +125,30 @@ DeviceFacts device_facts(int index) {
   return facts;
 }
 
+DeviceUse device_use(int index) {
+  select(index);
+  const std::lock_guard lock(account().mutex);
+  const Figures& figures = account().gpus[index];
+  const size_t now = used_bytes(figures.seen);
+  return {figures.context, figures.grown + now - std::min(now, figures.seen), now};
+}
+
 std::byte* allocate(int index, size_t bytes) {
   select(index);
+  if (bytes == 0) return nullptr;
   void* data = nullptr;
-  if (bytes > 0) check(cudaMalloc(&data, bytes), fmt::format("{} bytes on cuda:{}", bytes, index));
+  cudaError_t status = cudaSuccess;
+  accounted(index, [&] { status = cudaMalloc(&data, bytes); });
+  check(status, fmt::format("{} bytes on cuda:{}", bytes, index));
   return static_cast<std::byte*>(data);
 }
 
 void release(int index, std::byte* data) noexcept {
   if (data == nullptr) return;
   // At the end of a program the driver may be gone already.
-  if (cudaSetDevice(index) == cudaSuccess) static_cast<void>(cudaFree(data));
+  if (cudaSetDevice(index) == cudaSuccess) {
+    accounted(index, [data] { static_cast<void>(cudaFree(data)); });
+  }
   static_cast<void>(cudaGetLastError());
 }
 
@@ -106,7 +161,7 @@ struct Queue::State {
   /// what was queued before it was left is done.
   struct Ring {
     std::byte* host = nullptr;
-    std::byte* device = nullptr;
+    Buffer device;
     size_t half_bytes = 0;
     size_t used = 0;  // of the current half
     int half = 0;
@@ -117,28 +172,21 @@ struct Queue::State {
   ~State() {
     static_cast<void>(cudaSetDevice(index));
     static_cast<void>(cudaStreamSynchronize(stream));
-    for (std::byte* data : scratch) release(index, data);
-    free_ring();
-    release(index, retired);
+    static_cast<void>(cudaFreeHost(ring.host));
     for (cudaEvent_t event : ring.left) static_cast<void>(cudaEventDestroy(event));
     static_cast<void>(cudaStreamDestroy(stream));
     static_cast<void>(cudaGetLastError());
   }
 
-  void free_ring() noexcept {
-    static_cast<void>(cudaFreeHost(ring.host));
-    release(index, retired);
-    retired = ring.device;
-    ring.host = ring.device = nullptr;
-  }
-
+  /// On failure the ring is as it was.
   void make_ring(size_t half_bytes) {
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    free_ring();
+    Buffer device({DeviceKind::kCuda, index}, 2 * half_bytes);
     void* host = nullptr;
     check(cudaMallocHost(&host, 2 * half_bytes), "pinned host memory");
+    static_cast<void>(cudaFreeHost(ring.host));
     ring.host = static_cast<std::byte*>(host);
-    ring.device = allocate(index, 2 * half_bytes);
+    retired = std::exchange(ring.device, std::move(device));
     ring.half_bytes = half_bytes;
     ring.used = 0;
   }
@@ -146,10 +194,9 @@ struct Queue::State {
   int index;
   int multiprocessors = 0;
   cudaStream_t stream = nullptr;
-  std::array<std::byte*, kScratchSlots> scratch{};
-  std::array<size_t, kScratchSlots> scratch_bytes{};
+  std::array<Buffer, kScratchSlots> scratch;
   Ring ring;
-  std::byte* retired = nullptr;  // the smaller ring before: uploads that nothing has used yet
+  Buffer retired;  // the smaller ring before: uploads that nothing has used yet
 };
 
 Queue::Queue(int index) : state_(std::make_unique<State>(index)) {
@@ -170,16 +217,13 @@ void* Queue::native() const noexcept { return state_->stream; }
 int Queue::multiprocessors() const noexcept { return state_->multiprocessors; }
 
 std::byte* Queue::scratch(int slot, size_t bytes) {
-  const auto i = static_cast<size_t>(slot);
-  if (state_->scratch_bytes[i] < bytes) {
+  Buffer& buffer = state_->scratch[static_cast<size_t>(slot)];
+  if (buffer.bytes() < bytes) {
     synchronize();
-    release(state_->index, state_->scratch[i]);
-    state_->scratch[i] = nullptr;
-    state_->scratch_bytes[i] = 0;
-    state_->scratch[i] = allocate(state_->index, bytes);
-    state_->scratch_bytes[i] = bytes;
+    buffer = Buffer();  // first, so that not both are held
+    buffer = Buffer({DeviceKind::kCuda, state_->index}, bytes);
   }
-  return state_->scratch[i];
+  return buffer.data();
 }
 
 const std::byte* Queue::upload(const void* from, size_t bytes) {
@@ -202,10 +246,10 @@ const std::byte* Queue::upload(std::span<const UploadPart> parts, size_t bytes) 
   for (const UploadPart& part : parts) {
     if (part.bytes > 0) std::memcpy(ring.host + at + part.at, part.from, part.bytes);
   }
-  check(cudaMemcpyAsync(ring.device + at, ring.host + at, bytes, cudaMemcpyHostToDevice,
-                        state_->stream),
+  std::byte* placed = ring.device.data() + at;
+  check(cudaMemcpyAsync(placed, ring.host + at, bytes, cudaMemcpyHostToDevice, state_->stream),
         "upload");
-  return ring.device + at;
+  return placed;
 }
 
 void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes) {

@@ -19,6 +19,8 @@ std::string why_none() { return "this build has no CUDA"; }
 
 DeviceFacts device_facts(int) { refuse(); }
 
+DeviceUse device_use(int) { refuse(); }
+
 std::byte* allocate(int, size_t) { refuse(); }
 
 void release(int, std::byte*) noexcept {}

@@ -431,13 +431,16 @@ class Answers(VlmRun):
             answer = json.loads(result.stdout)
             self.assertEqual(set(answer), {
                 "text", "tokens", "finish_reason", "model", "device", "prompt_tokens",
-                "visual_tokens", "generated_tokens", "timings", "kv", "version"})
+                "visual_tokens", "generated_tokens", "timings", "kv", "memory", "version"})
             self.assertEqual(set(answer["timings"]), {
                 "load_ms", "vision_ms", "prefill_ms", "ttft_ms", "decode_ms", "prefill_tps",
                 "decode_tps"})
             self.assertLessEqual({"spec", "bytes", "f16_bytes", "stored_bits", "nominal_bits",
                                   "slots"}, set(answer["kv"]))
             self.assertEqual(answer["generated_tokens"], len(answer["tokens"]))
+            memory = answer["memory"]
+            self.assertLessEqual({"weights_bytes", "cache_bytes", "workspace_bytes"}, set(memory))
+            self.assertGreaterEqual(memory["cache_bytes"], answer["kv"]["bytes"])
 
     def test_bench_prints_json(self):
         bench = PROGRAM.with_name("vlm-bench")

@@ -14,6 +14,7 @@
 #include "kvcache/registry.h"
 #include "runtime/spec_file.h"
 #include "tools/bench/statistics.h"
+#include "tools/common/memory.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
@@ -39,6 +40,7 @@ struct Samples {
   std::vector<double> read_rate, matrix_rate;
   double kv_share = 0;
   CacheReport cache;
+  nlohmann::ordered_json memory;
 };
 
 /// Values of a plausible size, the same in every run.
@@ -133,6 +135,7 @@ class LatencyBench {
       samples->matrix_rate.push_back(matrix_rate);
       samples->kv_share = 100 * kv / (weights + kv);
       samples->cache = cache.report(id);
+      samples->memory = memory_json(session_.device(), model);
     }
     cache.close(id);
   }
@@ -227,6 +230,7 @@ nlohmann::ordered_json to_json(const std::string& spec, const Samples& samples, 
     json[figure.name] = {
         {"unit", figure.unit}, {"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
   }
+  json["memory"] = samples.memory;
   json["version"] = version_line();
   return json;
 }

@@ -16,6 +16,7 @@
 #include "kvcache/registry.h"
 #include "runtime/spec_file.h"
 #include "tools/bench/statistics.h"
+#include "tools/common/memory.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
@@ -54,6 +55,7 @@ struct Row {
   size_t kv_bytes = 0;      ///< of the batch, after the last step
   size_t weight_bytes = 0;  ///< that a step reads
   size_t used_bytes = 0;    ///< of the device, by its own report; 0 on the CPU
+  nlohmann::ordered_json memory;
   double read_rate = 0;     ///< bytes per second
   Spread step_ms, host_ms;  ///< until the step was done; until the host had queued it
 
@@ -293,6 +295,7 @@ void ThroughputBench::decode(Filled& filled, Row& row) {
   }
   row.stored_bits = filled.cache->report(filled.ids.front()).stored_bits;
   row.used_bytes = used_bytes();
+  row.memory = memory_json(session_.device(), session_.model());
 }
 
 std::vector<Row> ThroughputBench::run(const std::string& text) {
@@ -410,7 +413,8 @@ nlohmann::ordered_json to_json(const Row& row, const ThroughputOptions& options,
                  {"kv_percent", row.kv_percent()},
                  {"bytes_per_s", row.bytes_per_s()},
                  {"copy_bytes_per_s", row.read_rate},
-                 {"copy_percent", row.roof_percent()}});
+                 {"copy_percent", row.roof_percent()},
+                 {"memory", row.memory}});
   }
   json["version"] = version_line();
   return json;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "tools/common/memory.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
@@ -42,6 +43,7 @@ nlohmann::ordered_json result_json(const GenerationResult& result, const Session
                 {"stored_bits", result.cache.stored_bits},
                 {"nominal_bits", result.cache.nominal_bits},
                 {"slots", result.cache.slots}};
+  json["memory"] = memory_json(session.device(), model);
   json["version"] = version_line();
   return json;
 }

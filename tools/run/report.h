@@ -8,7 +8,8 @@
 
 namespace kvlm {
 
-/// The object of design.md 2 that --json prints and a batch record carries.
+/// The object of design.md 2 that --json prints and a batch record carries, with what is held in
+/// memory at the time (tools/common/memory.h).
 nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
                                    const Model& model, const std::string& spec);
 

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""The memory object of --json: what the programs say that they hold, and on a GPU what its driver says.
+
+There weights, cache, workspaces and the pages that they are rounded to, the context and the kernels that
+the driver loaded add up to the driver's own figure within 2 %. KVLM_BUILD names the build folder,
+KVLM_TEST_DEVICE=cuda the GPU, on which nothing else may run meanwhile. Standard library only.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools"
+DEVICE = os.environ.get("KVLM_TEST_DEVICE", "cpu")
+TINY = ROOT / "tests/golden/llava_gqa"
+PICTURE = TINY / "image0.png"
+HELD = ("weights_bytes", "cache_bytes", "workspace_bytes")
+ON_GPU = ("rounding_bytes", "context_bytes", "code_bytes", "device_bytes")
+BOUND = 0.02
+
+
+def setUpModule():
+    for program in ("vlm-run", "vlm-bench"):
+        if not (TOOLS / program).is_file():
+            raise unittest.SkipTest(f"{TOOLS / program} is not built")
+
+
+def run(program, *arguments):
+    """The JSON lines that a program prints."""
+    result = subprocess.run(
+        [TOOLS / program, *map(str, arguments), "--json", "--device", DEVICE],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def reserved(row):
+    """What the cache of a row of `vlm-bench throughput` sets aside, in whole units of 64 bytes."""
+    return -(-(row["batch"] * row["sequence_bytes"] + row["staging_bytes"]) // 64) * 64
+
+
+class Memory(unittest.TestCase):
+    def check(self, memory):
+        """The fields, and on a GPU their sum. Returns what of the driver's figure is not explained."""
+        self.assertEqual(set(memory), set(HELD + (ON_GPU if DEVICE == "cuda" else ())))
+        for name in HELD:
+            self.assertGreater(memory[name], 0, name)
+        if DEVICE != "cuda":
+            return 0
+        explained = sum(memory[name] for name in HELD + ON_GPU[:3])
+        missing = memory["device_bytes"] - explained
+        print(f"{memory}: {missing} bytes not explained, "
+              f"{100 * missing / memory['device_bytes']:.3f} %", file=sys.stderr)
+        self.assertLessEqual(abs(missing), BOUND * memory["device_bytes"], memory)
+        return missing
+
+    def test_vlm_run_lists_what_it_holds(self):
+        for spec in ("f16", "calibquant"):
+            (answer,) = run("vlm-run", "-m", "pocket", "--image", PICTURE, "-n", 8, "--kv", spec)
+            self.check(answer["memory"])
+            self.assertGreaterEqual(answer["memory"]["cache_bytes"], answer["kv"]["bytes"])
+
+    def test_the_reservation_is_what_was_asked_for(self):
+        (answer,) = run("vlm-run", "-m", "pocket", "--image", PICTURE, "-n", 8, "--kv-memory", "64MiB")
+        self.check(answer["memory"])
+        self.assertEqual(answer["memory"]["cache_bytes"], 64 << 20)
+
+    def test_vlm_bench_lists_what_it_holds(self):
+        sizes = ("--prompt-tokens", 40, "--tokens", 2, "--repeats", 1)
+        (row,) = run("vlm-bench", "latency", "-m", TINY, *sizes)
+        self.check(row["memory"])
+        rows = run("vlm-bench", "throughput", "-m", TINY, "--kv-memory", "200K,1M", "--kv", "f16",
+                   "--kv", "calibquant", *sizes)
+        for pair in (rows[:2], rows[2:]):
+            for row in pair:
+                self.check(row["memory"])
+                # The largest batch's cache serves the smaller one too.
+                self.assertEqual(row["memory"]["cache_bytes"], reserved(pair[1]))
+
+    @unittest.skipUnless(DEVICE == "cuda", "KVLM_TEST_DEVICE is not cuda")
+    def test_a_released_shape_fills_the_gpu_as_it_says(self):
+        model = ("-m", "synthetic:internvl2.5-8b")
+        rows = run("vlm-bench", "throughput", *model, "--kv-memory", "30G", "--kv", "f16", "--kv",
+                   "calibquant", "--tokens", 4, "--repeats", 1)
+        rows += run("vlm-bench", "latency", *model, "--tokens", 4, "--repeats", 1)
+        for row in rows:
+            memory = row["memory"]
+            self.check(memory)
+            # Without the driver's own: what was taken since the context is what we say we took.
+            taken = memory["device_bytes"] - memory["context_bytes"]
+            listed = sum(memory[name] for name in HELD) + memory["rounding_bytes"]
+            self.assertLessEqual(abs(taken - listed), BOUND * taken, memory)
+            if "batch" in row:
+                self.assertEqual(memory["cache_bytes"], reserved(row))
+                self.assertLessEqual(row["kv_bytes"], memory["cache_bytes"])
+
+
+if __name__ == "__main__":
+    unittest.main()
