@@ -34,8 +34,10 @@ class RowBuffer {
   explicit RowBuffer(Device device) : device_(device) {}
   TensorView rows(int64_t count, Shape row) {
     if (count * row.elements() > capacity_) {
+      capacity_ = 0;  // as long as there may be no memory for more
+      tensor_ = Tensor();
+      tensor_ = Tensor(DType::kF32, {count * row.elements()}, device_);
       capacity_ = count * row.elements();
-      tensor_ = Tensor(DType::kF32, {capacity_}, device_);
     }
     float* data = tensor_.as<float>();
     const Shape shape = row.rank() == 1 ? Shape{count, row[0]} : Shape{count, row[0], row[1]};

@@ -411,7 +411,19 @@ WeightMap Checkpoint::take_weights() {
   return weights;
 }
 
-size_t Checkpoint::weight_bytes() const noexcept { return state_->weight_bytes; }
+size_t Checkpoint::weight_bytes(std::optional<DType> dtype) const noexcept {
+  if (!dtype) return state_->weight_bytes;
+  size_t bytes = 0;
+  for (const Shard& shard : state_->shards) {
+    for (const SafetensorsEntry& entry : shard.header.entries) {
+      const size_t length = entry.end - entry.begin;
+      const bool is_float = entry.dtype == "F32" || entry.dtype == "F16" || entry.dtype == "BF16";
+      bytes += is_float ? length / dtype_bytes(*readable_dtype(entry.dtype)) * dtype_bytes(*dtype)
+                        : length;
+    }
+  }
+  return bytes;
+}
 
 const std::vector<std::string>& Checkpoint::warnings() const noexcept { return state_->warnings; }
 

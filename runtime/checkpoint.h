@@ -43,8 +43,8 @@ class Checkpoint {
   /// copied. More than four dimensions become two (WeightMap::take). Tells the kernel to read the
   /// files ahead. Callable once.
   WeightMap take_weights();
-  /// Total bytes of the tensors, in the dtypes on disk.
-  size_t weight_bytes() const noexcept;
+  /// Total bytes of the tensors, in the dtypes on disk, or with floats converted to `dtype`.
+  size_t weight_bytes(std::optional<DType> dtype = {}) const noexcept;
   /// Things worth telling the user once (tensors of a shard that the index does not list, ...).
   const std::vector<std::string>& warnings() const noexcept;
 

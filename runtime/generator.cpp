@@ -228,6 +228,9 @@ int Generator::admit(GenerationRequest request, OnText on_text) {
   sequence->on_text = std::move(on_text);
   prepare(*sequence);
 
+  const auto slot = static_cast<size_t>(std::find(sequences_.begin(), sequences_.end(), nullptr) -
+                                        sequences_.begin());
+  make_room(std::max(sequences_.size(), slot + 1));
   SequenceSize size = size_of(sequence->prompt);
   size.max_rows = std::max(size.prompt_rows + sequence->max_tokens, session_rows_);
   sequence->cache_id = cache_->open(size, sequence->request.id);
@@ -237,23 +240,20 @@ int Generator::admit(GenerationRequest request, OnText on_text) {
     cache_->close(*sequence->cache_id);
     throw;
   }
-  const auto free = std::find(sequences_.begin(), sequences_.end(), nullptr);
-  const auto key = static_cast<int>(free - sequences_.begin());
-  if (free == sequences_.end()) {
-    sequences_.push_back(std::move(sequence));
-  } else {
-    *free = std::move(sequence);
-  }
-  const size_t slots = sequences_.size();
+  if (slot == sequences_.size()) sequences_.emplace_back();
+  sequences_[slot] = std::move(sequence);
+  return static_cast<int>(slot);
+}
+
+void Generator::make_room(size_t slots) {
+  sequences_.reserve(slots);
   stepping_.reserve(slots);
   rows_.reserve(slots);
   ids_.reserve(slots);
   sampling_.reserve(slots);
-  if (embeddings_.empty() || embeddings_.shape()[0] < static_cast<int64_t>(slots)) {
-    embeddings_ = Tensor(DType::kF32, {static_cast<int64_t>(slots), model_->decoder().hidden()},
-                         stream_->device());
-  }
-  return key;
+  const auto count = static_cast<int64_t>(slots);
+  if (!embeddings_.empty() && embeddings_.shape()[0] >= count) return;
+  embeddings_ = Tensor(DType::kF32, {count, model_->decoder().hidden()}, stream_->device());
 }
 
 void Generator::resume(int key, GenerationRequest request, OnText on_text) {

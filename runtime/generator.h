@@ -92,6 +92,8 @@ class Generator {
   struct Sequence;
 
   Sequence& at(int key) const { return *sequences_[static_cast<size_t>(key)]; }
+  /// What a step of `slots` sequences needs, so that an admitted one cannot want for memory.
+  void make_room(size_t slots);
   void prepare(Sequence& sequence);
   void prefill(Sequence& sequence, int64_t first);
   void accept(Sequence& sequence, int32_t token);

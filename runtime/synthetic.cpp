@@ -155,6 +155,23 @@ nlohmann::json synthetic_config(std::string_view text) {
   return config_of(*choice.shape, choice.layers);
 }
 
+size_t synthetic_weight_bytes(std::string_view text, DType dtype) {
+  const Choice choice = parse_choice(text);
+  const DecoderShape& shape = *choice.shape;
+  const auto hidden = static_cast<size_t>(shape.hidden);
+  const size_t kv_width =
+      hidden / static_cast<size_t>(shape.q_heads) * static_cast<size_t>(shape.kv_heads);
+  const size_t layer =
+      hidden * (2 * hidden + 2 * kv_width + 3 * static_cast<size_t>(shape.intermediate));
+  const size_t decoder =
+      static_cast<size_t>(choice.layers) * layer + 2 * hidden * static_cast<size_t>(shape.vocab);
+  // CLIP ViT-L/14 of 336 pixels, whose last layer is not used, and a projector of two layers.
+  constexpr size_t kTower = 1024;
+  const size_t tower = 23 * (4 * kTower * kTower + 2 * kTower * 4096) + kTower * 3 * 14 * 14;
+  const size_t projector = kTower * hidden + hidden * hidden;
+  return dtype_bytes(dtype) * (decoder + tower + projector);
+}
+
 ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream) {
   ModelSource source;
   source.name = fmt::format("synthetic:{}", text);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/base/buffer.h"
+#include "kernels/base/driver_facts.h"
 #include "kernels/base/error.h"
 #include "kernels/cuda/status.h"
 
@@ -21,11 +22,15 @@ void check(cudaError_t status, std::string_view what) {
   if (status == cudaErrorMemoryAllocation) {
     size_t free = 0;
     size_t total = 0;
-    static_cast<void>(cudaMemGetInfo(&free, &total));
+    const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;  // not without a context
+    static_cast<void>(cudaGetLastError());
     throw Error(ErrorCode::kOutOfMemory,
-                fmt::format("{}: the GPU has {} of {} bytes free, which is not enough; use a "
-                            "smaller model, batch or cache",
-                            what, free, total));
+                known ? fmt::format("{}: the GPU has {} of {} bytes free, which is not enough; use "
+                                    "a smaller model, batch or cache",
+                                    what, free, total)
+                      : fmt::format("{}: the GPU has too little memory left to start on; wait for "
+                                    "what else runs there, or use --device cpu",
+                                    what));
   }
   throw Error(ErrorCode::kDevice,
               fmt::format("{}: the GPU reports \"{}\"; what ran on it is lost, start again", what,
@@ -42,20 +47,15 @@ int device_count() noexcept {
 }
 
 std::string why_none() {
-  int driver = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-    return "no CUDA driver is installed";
-  }
+  DriverFacts facts;
+  if (cudaDriverGetVersion(&facts.driver) != cudaSuccess) facts.driver = 0;
+  facts.needed = CUDART_VERSION;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   static_cast<void>(cudaGetLastError());
-  if (status == cudaErrorInsufficientDriver) {
-    return fmt::format("the driver serves CUDA {}.{} and this program needs {}.{}; update it",
-                       driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-                       CUDART_VERSION % 1000 / 10);
-  }
-  return status == cudaSuccess ? "the driver shows no GPU"
-                               : fmt::format("the driver says \"{}\"", cudaGetErrorString(status));
+  facts.too_old = status == cudaErrorInsufficientDriver;
+  if (status != cudaSuccess) facts.failure = cudaGetErrorString(status);
+  return why_none(facts);
 }
 
 namespace {

@@ -91,6 +91,8 @@ TEST_F(CheckpointTest, ReadsShards) {
   write_shards(good_map());
   Checkpoint checkpoint = open();
   EXPECT_EQ(checkpoint.weight_bytes(), 48u);
+  EXPECT_EQ(checkpoint.weight_bytes(DType::kF32), 3u * 24);
+  EXPECT_EQ(checkpoint.weight_bytes(DType::kF16), 3u * 12);
   EXPECT_THAT(checkpoint.warnings(), IsEmpty());
   expect_three(checkpoint.take_weights());
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,10 @@ class RecordingModel final : public Model {
   };
 
   std::vector<Pass>& passes() noexcept { return decoder_.passes; }
+  /// Called with the step of every forward pass before it runs; may throw in its place.
+  void set_before(std::function<void(const DecoderStep& step)> before) {
+    decoder_.before = std::move(before);
+  }
   int encoded() const noexcept { return encoded_; }
 
   std::string_view name() const noexcept override { return model_->name(); }
@@ -61,6 +66,7 @@ class RecordingModel final : public Model {
     }
     TensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
                        const Tap& tap) override {
+      if (before) before(step);
       const TensorView logits = decoder->forward(step, cache, stream, tap);
       int64_t row = 0;
       for (const StepRows& rows : step.sequences) {
@@ -75,6 +81,7 @@ class RecordingModel final : public Model {
 
     Decoder* decoder;
     std::vector<Pass> passes;
+    std::function<void(const DecoderStep& step)> before;
   };
 
   Model* model_;

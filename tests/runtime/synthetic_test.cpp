@@ -143,6 +143,23 @@ TEST(Synthetic, WeightsAreWhatAFreshModelHas) {
   }
 }
 
+/// Known before any weight is made: all of a model but its vectors, which are a thousandth at most.
+TEST(Synthetic, WeightBytesAreKnownBeforehand) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  constexpr const char* kName = "llava-tinyllama-1.1b,layers=2";
+  ModelSource source = synthetic_source(kName, DType::kBF16, stream);
+  const Family& family = family_of(source.config, source.name);
+  const auto model = family.load(std::move(source), LoadOptions(), stream);
+  const auto known = static_cast<double>(synthetic_weight_bytes(kName, DType::kBF16));
+  EXPECT_LE(known, static_cast<double>(model->weight_bytes()));
+  EXPECT_GE(known, 0.995 * static_cast<double>(model->weight_bytes()));
+  EXPECT_EQ(synthetic_weight_bytes("internvl2.5-26b", DType::kF32),
+            2 * synthetic_weight_bytes("internvl2.5-26b", DType::kF16));
+  EXPECT_NEAR(static_cast<double>(synthetic_weight_bytes("llava-1.5-7b", DType::kF16)), 14.1e9,
+              0.01e9);
+}
+
 /// A synthetic model of a small shape answers a prompt with a picture, end to end.
 TEST(Synthetic, ModelsRunWithoutAnyFile) {
   ThreadPool pool(1);

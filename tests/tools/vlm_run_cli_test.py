@@ -372,6 +372,26 @@ class Requests(VlmRun):
                 result = run("-m", MODEL, "--image", picture, "-p", "what is it?")
                 self.assert_refused(result, 1, [name, *words])
 
+    def test_a_gpu_that_is_not_there_is_refused_before_the_model_is_read(self):
+        hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        for device in ("cuda", "cuda:0", "cuda:7"):
+            result = run("-m", self.folder / "nowhere", "--image", PICTURE, "--device", device,
+                         env=hidden)
+            self.assert_refused(result, 1, ["--device cpu", "CUDA"])
+        self.assert_sound(run("-m", MODEL, "--image", PICTURE, "-n", 2, "--device", "auto",
+                              env=hidden))
+        bench = PROGRAM.with_name("vlm-bench")
+        if bench.is_file():
+            for command in ("latency", "throughput", "kernels"):
+                result = subprocess.run(
+                    [bench, command, "--device", "cuda",
+                     *(["--batch", "1"] if command == "throughput" else [])],
+                    capture_output=True, timeout=TIMEOUT_S, text=True, env=hidden)
+                self.assertEqual((result.returncode, result.stdout), (1, ""), result.stderr)
+                self.assertTrue(result.stderr.startswith("vlm-bench: "), result.stderr)
+                self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+                self.assertIn("--device cpu", result.stderr)
+
     def test_a_full_disk_under_stdout_is_reported(self):
         with open("/dev/full", "wb") as full:
             result = subprocess.run(

@@ -15,6 +15,7 @@
 #include "runtime/synthetic.h"
 #include "tools/common/model_shape.h"
 #include "tools/common/program.h"
+#include "tools/common/room.h"
 
 namespace kvlm {
 
@@ -64,6 +65,11 @@ struct Session::State {
   double load_ms = 0;
 };
 
+Session::Session(const SessionOptions& options, std::unique_ptr<Model> model)
+    : state_(std::make_unique<State>(options, parse_device(options.device))) {
+  state_->model = std::move(model);
+}
+
 Session::Session(const SessionOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   if (options.threads < 0 || options.threads > 1024) {
@@ -77,12 +83,20 @@ Session::Session(const SessionOptions& options) {
   if (const auto reason = unsupported(state_->spec, shape)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
+  const auto require = [&](size_t weight_bytes) {
+    if (state_->device.kind == DeviceKind::kCpu) return;  // files are mapped, not read as a whole
+    require_room({options.model, weight_bytes, options.cache_bytes}, state_->device,
+                 cuda::device_facts(state_->device.index));
+  };
   ModelSource source;
   if (options.model.starts_with(kSynthetic)) {
-    source = synthetic_source(std::string_view(options.model).substr(kSynthetic.size()),
-                              load.dtype.value_or(DType::kBF16), state_->stream);
+    const std::string_view name = std::string_view(options.model).substr(kSynthetic.size());
+    const DType dtype = load.dtype.value_or(DType::kBF16);
+    require(synthetic_weight_bytes(name, dtype));
+    source = synthetic_source(name, dtype, state_->stream);
   } else {
     state_->checkpoint.emplace(find_model(options.model, bundled_models(), &environment));
+    require(state_->checkpoint->weight_bytes(load.dtype));
     source = open_source(*state_->checkpoint, options.model);
   }
   const Family& family = family_of(source.config, options.model);

@@ -20,14 +20,18 @@ struct SessionOptions {
   std::string dtype = "auto";
   std::string image_backend = "torchvision";
   std::string image_aspect = "auto";
-  int threads = 0;  ///< 0: one per core
+  size_t cache_bytes = 0;  ///< that a cache is known to take; 0 if it depends on the prompts
+  int threads = 0;         ///< 0: one per core
 };
 
 /// A loaded model with the threads, stream and checkpoint that it lives on.
 class Session {
  public:
-  /// Finds and loads the model; the cache spec is checked first, before any weight is read.
+  /// Finds and loads the model. Before any weight is read, the cache spec is checked, and whether a
+  /// GPU has room for weights and cache.
   explicit Session(const SessionOptions& options);
+  /// A session of a model that somebody else put together, with its weights on options.device.
+  Session(const SessionOptions& options, std::unique_ptr<Model> model);
   ~Session();
 
   Model& model() noexcept;

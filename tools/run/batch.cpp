@@ -339,6 +339,7 @@ class Batch {
       running_.push_back({key, &record});
       ++next_;
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::kDevice) throw;  // lost for the records that follow, too
       if (error.code() == ErrorCode::kOutOfMemory && !running_.empty()) {
         limit_ = running_.size();  // the cache holds no more at a time; wait for one to leave
         return;

@@ -11,6 +11,7 @@ namespace kvlm {
 /// --out has no answer to yet, and gives the exit status: 1 if any record failed, 130 if
 /// interrupted. `options` must outlive it.
 /// Throws Error{kCorruptFile} if a file cannot be used, or --out holds anything but records.
+/// What runs them throws Error{kDevice} when the device is lost; what was finished is in --out.
 std::function<int(Session&)> prepare_batch(const RunOptions& options);
 
 }  // namespace kvlm

@@ -138,6 +138,7 @@ int run_chat(const RunOptions& options, Session& session) {
       if (!obey(chat, line)) return 0;
     } catch (const Error& error) {  // the conversation goes on
       fmt::print(stderr, "vlm-run: {}\n", error.what());
+      if (error.code() == ErrorCode::kDevice) return kExitFailed;  // but not without its device
       if (!terminal) return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
     }
   }

@@ -128,7 +128,9 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Cache policy, for example kivi,bits=2 (see vlm-kv list), or @FILE.json")
       ->capture_default_str();
   app.add_option("--kv-memory", "Bytes for the cache, for example 500MB; default: what is needed")
-      ->each([&](const std::string& text) { options.kv_memory = parse_bytes(text); });
+      ->each([&](const std::string& text) {
+        options.kv_memory = options.session.cache_bytes = parse_bytes(text);
+      });
   app.add_option("--device", options.session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
   app.add_option("-t,--threads", options.session.threads, "CPU threads; 0 is one per core")

@@ -1,0 +1,144 @@
+// Batches of records over a model that fails when it is told to.
+#include "tools/run/batch.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <sstream>
+
+#include "kernels/base/error.h"
+#include "tests/runtime/golden.h"
+#include "tests/runtime/recording_model.h"
+#include "tools/common/program.h"
+
+namespace kvlm {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::RecordingModel;
+
+constexpr const char* kLost = "the queue: the GPU reports \"lost\"; start again";
+
+class BatchFailures : public testing::Test {
+ protected:
+  BatchFailures() {
+    std::string pattern = (fs::temp_directory_path() / "kvlm-batch-XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+    options_.session.device = device_name(test::test_device());
+    options_.session.kv = "f32";
+    options_.quiet = true;
+    options_.max_tokens = 4;
+    options_.batch_in = (folder_ / "in.jsonl").string();
+    options_.batch_out = (folder_ / "out.jsonl").string();
+    std::ofstream in(options_.batch_in);
+    for (int i = 0; i < kRecords; ++i) {
+      in << json{{"id", i}, {"prompt", fmt::format("what is {}?", i)}}.dump() << "\n";
+    }
+  }
+  ~BatchFailures() override { fs::remove_all(folder_); }
+
+  /// Runs the batch; `before` is called before every forward pass. Returns the exit status.
+  int run(std::function<void(const DecoderStep&)> before) {
+    const test::LoadedModel loaded(test::golden_root() / "llava_gqa");
+    auto model = std::make_unique<RecordingModel>(*loaded);
+    model->set_before(std::move(before));
+    Session session(options_.session, std::move(model));
+    return prepare_batch(options_)(session);
+  }
+
+  /// The records of --out, which must be whole lines.
+  std::vector<json> written() const {
+    const std::string text = test::read_file(options_.batch_out);
+    EXPECT_TRUE(text.empty() || text.back() == '\n');
+    std::vector<json> records;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line));
+    return records;
+  }
+  /// The ids of those that were answered, in order of the file.
+  std::vector<int> answered() const {
+    std::vector<int> ids;
+    for (const json& record : written()) {
+      if (record.contains("text")) ids.push_back(record.at("id"));
+    }
+    return ids;
+  }
+
+  /// A program with this body ends with status 1 and one sentence.
+  void expect_lost(const std::function<void(const DecoderStep&)>& before) {
+    testing::internal::CaptureStderr();
+    const int status = run_program("vlm-run", [&] { return run(before); });
+    EXPECT_EQ(status, kExitFailed);
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), fmt::format("vlm-run: {}\n", kLost));
+  }
+
+  static constexpr int kRecords = 6;
+  fs::path folder_;
+  RunOptions options_;
+};
+
+TEST_F(BatchFailures, ALostDeviceEndsTheRunAndKeepsWhatIsFinished) {
+  for (const bool in_prompt : {true, false}) {
+    for (const int batch_size : {1, 2, 4}) {
+      fs::remove(options_.batch_out);
+      options_.batch_size = batch_size;
+      int prompts = 0;
+      expect_lost([&](const DecoderStep& step) {
+        const bool prompt = step.sequences.front().prompt;
+        prompts += prompt ? 1 : 0;
+        if (prompts >= 5 && prompt == in_prompt) throw Error(ErrorCode::kDevice, kLost);
+      });
+      EXPECT_EQ(written().size(), answered().size()) << "what is lost is no record's failure";
+      EXPECT_EQ(answered(), (std::vector<int>{0, 1, 2, 3}));
+      EXPECT_EQ(run({}), 0);
+      const std::vector<int> all = answered();
+      EXPECT_EQ(all.size(), static_cast<size_t>(kRecords));
+      EXPECT_EQ(std::set<int>(all.begin(), all.end()).size(), all.size());
+    }
+  }
+}
+
+/// The prefill of a record that finds no memory beside the others is tried again when one of them
+/// has left.
+TEST_F(BatchFailures, ARecordWaitsForMemory) {
+  options_.batch_size = 4;
+  ASSERT_EQ(run({}), 0);
+  const std::vector<json> expected = written();
+  fs::remove(options_.batch_out);
+  int prompts = 0;
+  EXPECT_EQ(run([&](const DecoderStep& step) {
+              if (step.sequences.front().prompt) {
+                if (++prompts == 3) throw Error(ErrorCode::kOutOfMemory, "no memory");
+              } else if (prompts == 3) {
+                EXPECT_EQ(step.sequences.size(), 2u) << "the third waits";
+              }
+            }),
+            0);
+  EXPECT_EQ(prompts, kRecords + 1);
+  ASSERT_EQ(written().size(), expected.size());
+  for (const json& record : written()) {
+    ASSERT_FALSE(record.contains("error")) << record;
+    EXPECT_EQ(record.at("tokens"), expected.at(record.at("id").get<size_t>()).at("tokens"));
+  }
+}
+
+TEST_F(BatchFailures, ARecordThatFindsNoMemoryAloneFailsByItself) {
+  int prompts = 0;
+  EXPECT_EQ(run([&](const DecoderStep& step) {
+              if (step.sequences.front().prompt && ++prompts == 3) {
+                throw Error(ErrorCode::kOutOfMemory, "no memory");
+              }
+            }),
+            kExitFailed);
+  EXPECT_EQ(answered(), (std::vector<int>{0, 1, 3, 4, 5}));
+  EXPECT_EQ(written().at(2), (json{{"id", 2}, {"error", "no memory"}}));
+}
+
+}  // namespace
+}  // namespace kvlm

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+
+#include "kernels/base/device.h"
+#include "kernels/base/queue.h"
+
+namespace kvlm {
+
+/// What a program is going to take of a device at least, known before any weight is read.
+struct Demand {
+  std::string model;
+  size_t weight_bytes = 0;
+  size_t cache_bytes = 0;  ///< 0 if nobody has said yet
+};
+
+/// Throws Error{kOutOfMemory} with the figures if what is free on a GPU cannot hold that.
+void require_room(const Demand& demand, Device device, const cuda::DeviceFacts& facts);
+
+}  // namespace kvlm
