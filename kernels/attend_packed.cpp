@@ -197,7 +197,7 @@ struct PackedBatch::State {
   std::unique_ptr<cuda::LaneTable> table;  // on CUDA; else what follows
   const float* q = nullptr;
   const float* out = nullptr;
-  bool kept = false;
+  bool grows_rows = false;
   std::vector<PackedLane> lanes;
   std::vector<SlotRun> runs;  // of all lanes
   std::vector<ScoreRemap> remaps;
@@ -249,19 +249,19 @@ void PackedBatch::describe(std::span<PackedLane> lanes, int q_per_kv, int head_d
   for (const PackedLane& lane : lanes) check_lane("PackedBatch", lane, head_dim);
   state_->q_per_kv = q_per_kv;
   state_->head_dim = head_dim;
-  keep = keep && std::all_of(lanes.begin(), lanes.end(), State::grows);
+  const bool grows = keep && std::all_of(lanes.begin(), lanes.end(), State::grows);
   if (state_->table != nullptr) {
-    return state_->table->describe(lanes, q_per_kv, head_dim, q, out, keep, stream);
+    return state_->table->describe(lanes, q_per_kv, head_dim, q, out, keep, grows, stream);
   }
   state_->q = q;
   state_->out = out;
-  state_->kept = keep;
+  state_->grows_rows = grows;
   state_->take(lanes);
 }
 
 int PackedBatch::room() const noexcept {
   if (state_->table != nullptr) return state_->table->room();
-  return state_->kept ? std::numeric_limits<int>::max() : 0;
+  return state_->grows_rows ? std::numeric_limits<int>::max() : 0;
 }
 
 void PackedBatch::append(const float* k, const float* v, Stream& stream) {

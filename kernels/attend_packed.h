@@ -57,8 +57,10 @@ struct PackedLane {
   std::span<const SlotRun> values;  ///< the same slots in the same order, however partitioned
   std::span<const ScoreRemap> remaps;
   int slots = 0;
-  /// (q_per_kv, slots) workspace. On return the softmax weights, each row summing to 1.
+  /// (q_per_kv, slots) workspace. On return the softmax weights, each row summing to 1, if they are
+  /// wanted; else anything.
   float* weights = nullptr;
+  bool weights_wanted = true;
   float* out = nullptr;    ///< (q_per_kv, head_dim); overwritten; may not overlap q
   int guarded_remaps = 0;  ///< returned: how many (query head, remap) had their slope clamped
 };
@@ -83,9 +85,9 @@ class PackedBatch {
   PackedBatch& operator=(PackedBatch&&) noexcept;
 
   /// Takes the lanes as attend_packed() does. `q` and `out` are the bases from which theirs are
-  /// counted. What runs and blocks point to must stay as it is while the lanes are kept, which is
-  /// until the next describe(); only then need `keep` be set. Allocates nothing once it has seen
-  /// batches as large.
+  /// counted. Lanes that are to `keep` serve any number of attend() until the next describe(), and
+  /// what their runs and blocks point to must stay; others serve the next one only. Allocates
+  /// nothing once it has seen batches as large.
   void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
                 const float* out, bool keep, Stream& stream);
   /// Rows that may still be appended; 0 unless every lane ends with full rows and is kept.

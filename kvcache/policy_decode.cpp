@@ -174,6 +174,7 @@ void PolicyCache::describe_lane(Lane& lane, int layer, size_t index) {
   const bool plain = visual.full_alike() && rest.full_alike() && lane.weights == nullptr;
   packed.slots = plain ? 0 : lane.slots();
   packed.guarded_remaps = 0;
+  packed.weights_wanted = lane.weights != nullptr;
   if (plain) return;
   RunList runs(runs_.data() + runs_taken_);
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {

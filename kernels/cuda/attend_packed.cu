@@ -533,6 +533,7 @@ template <int kHeld>
 __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) {
   __shared__ float parts[kNormaliseThreads / 32];
   const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
+  if (lane.late) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   float held[kHeld];
@@ -585,6 +586,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) 
 __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan plan) {
   __shared__ float parts[kNormaliseThreads / 32];
   const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
+  if (lane.late) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   const auto step = static_cast<int>(blockDim.x);
@@ -737,15 +739,62 @@ __global__ void add_values(DevicePlan plan) {
   }
 }
 
+/// How the scores of a late lane are weighed, from the ends of its pieces: a warp a query head. Its
+/// greatest weight is 1.
+__global__ void weigh_lanes(DevicePlan plan) {
+  const auto index = static_cast<int>(blockIdx.x);
+  const DeviceLane lane = plan.lanes[index];
+  if (!lane.late) return;
+  constexpr float kLog2e = 1.4426950408889634f;
+  const int thread = static_cast<int>(threadIdx.x) % 32;
+  for (int query = static_cast<int>(threadIdx.x) / 32; query < plan.q_per_kv;
+       query += static_cast<int>(blockDim.x) / 32) {
+    float most = -INFINITY;
+    for (int range = 0; range <= lane.remaps; ++range) {
+      float low = INFINITY;
+      float high = -INFINITY;
+      for (int r = lane.first_keys; r <= lane.last_keys; ++r) {
+        const DeviceRun& run = plan.runs[r];
+        if (run.range != range) continue;
+        for (int piece = thread; piece < run.pieces; piece += 32) {
+          const float2 ends =
+              plan.ends[static_cast<int64_t>(run.first_part + piece) * plan.q_per_kv + query];
+          low = fminf(low, ends.x);
+          high = fmaxf(high, ends.y);
+        }
+      }
+      low = -warp_max(-low);
+      high = warp_max(high);
+      Weighing made{kLog2e, high, high * kLog2e};
+      if (range > 0 && high >= low) {
+        const ScoreRemap remap = plan.remaps[lane.first_remap + range - 1];
+        const float slope = remap_slope(remap, low, high);
+        // The largest remapped score is that of the greatest, of the least if the slope falls.
+        const float top = slope >= 0 ? high : low;
+        made = {slope * kLog2e, top, (slope * (top - low) + low - remap.tau_low) * kLog2e};
+      }
+      if (high >= low) most = fmaxf(most, made.level);
+      if (thread == 0) weighings_of(plan, index, range)[query] = made;
+    }
+    __syncwarp();
+    for (int range = thread; range <= lane.remaps; range += 32) {
+      weighings_of(plan, index, range)[query].level -= most;
+    }
+  }
+}
+
 __global__ void sum_parts(DevicePlan plan) {
   const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
   const int elements = plan.q_per_kv * plan.head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
     float sum = 0;
+    float mass = 0;
     for (int part = 0; part < lane.parts; ++part) {
-      sum += plan.parts[static_cast<int64_t>(lane.first_part + part) * elements + i];
+      const int64_t at = lane.first_part + part;
+      sum += plan.parts[at * elements + i];
+      if (lane.late) mass += plan.masses[at * plan.q_per_kv + i / plan.head_dim];
     }
-    lane.out[i] = sum;
+    lane.out[i] = lane.late ? sum / mass : sum;
   }
 }
 
@@ -773,20 +822,46 @@ struct Launches {
   std::array<Pieces, kCodeKernels + 1> keys{}, values{};
   unsigned lanes = 0;
   int most_slots = 0;
-  int value_parts = 0;
+  int key_parts = 0, value_parts = 0;
+  int ranges = 0;
+  int late = 0;  // lanes
   int channels = 0;
   int q_per_kv = 0;
   int head_dim = 0;
 };
 
+/// Says to which remap runs [first, end) belong; false if one belongs to several, or to one in
+/// part.
+bool find_ranges(Plan& plan, std::span<const ScoreRemap> remaps, size_t first, size_t end) {
+  for (size_t i = first; i < end; ++i) {
+    DeviceRun& run = plan.runs[i];
+    for (size_t r = 0; r < remaps.size(); ++r) {
+      const int from = std::max(run.first_slot, remaps[r].first);
+      const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
+      if (from >= to) continue;
+      if (to - from != run.slots) return false;
+      run.range = static_cast<int16_t>(r + 1);
+    }
+  }
+  return true;
+}
+
+/// Whether a lane's scores may become weights as late as that: all its runs are served by kernels
+/// that can, and nobody wants the weights.
+bool is_late(Plan& plan, const PackedLane& lane, size_t first, size_t end) {
+  if (lane.weights_wanted || lane.slots == 0) return false;
+  for (size_t i = first; i < end; ++i) {
+    if (plan.kernels[i] == kCodeKernels) return false;
+  }
+  return find_ranges(plan, lane.remaps, first, end);
+}
+
 /// The runs of a lane that gain its new rows.
-void mark_growing(Plan& plan, size_t lane, size_t first, size_t values, size_t end) {
-  plan.lanes[lane].last_keys = static_cast<int>(values) - 1;
-  plan.lanes[lane].last_values = static_cast<int>(end) - 1;
+void mark_growing(Plan& plan, size_t first, size_t values, size_t end) {
   plan.runs[values - 1].grows = plan.runs[end - 1].grows = first < values && values < end;
 }
 
-Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept* kept,
+Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept* kept, bool grows,
                   Stream& stream) {
   if (head_dim > 1024) {
     throw Error(ErrorCode::kUnsupported, "attend_packed: head_dim " + std::to_string(head_dim) +
@@ -819,7 +894,13 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     const size_t end = values + lanes[i].values.size();
     plan.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, first);
     plan.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, values);
-    if (kept != nullptr) mark_growing(plan, i, first, values, end);
+    if (grows) mark_growing(plan, first, values, end);
+    DeviceLane& of_lane = plan.lanes[i];
+    of_lane.first_keys = static_cast<int>(first);
+    of_lane.last_keys = static_cast<int>(values) - 1;
+    of_lane.last_values = static_cast<int>(end) - 1;
+    of_lane.late = is_late(plan, lanes[i], first, end);
+    made.late += of_lane.late ? 1 : 0;
     plan.cut_runs(first, values, plan.keys);
     plan.lanes[i].first_part = plan.values.parts;
     plan.lanes[i].parts = plan.cut_runs(values, end, plan.values);
@@ -840,7 +921,9 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
   made.base = packet.upload(stream);
   if (kept != nullptr) made.base = kept->place(Kept::kPlan, made.base, packet.bytes(), stream);
   made.lanes = static_cast<unsigned>(lanes.size());
+  made.key_parts = plan.keys.parts;
   made.value_parts = plan.values.parts;
+  made.ranges = static_cast<int>(plan.remaps.size() + lanes.size());
   made.q_per_kv = q_per_kv;
   made.head_dim = made.channels = head_dim;
   for (const PackedFormat& format : plan.formats) {
@@ -861,12 +944,31 @@ DevicePlan plan_of(const Launches& launches) {
   return plan;
 }
 
+/// What kernels of a layer tell each other.
+void place_workspace(const Launches& launches, DevicePlan& device, Stream& stream) {
+  const auto queries = static_cast<size_t>(launches.q_per_kv);
+  const size_t parts = static_cast<size_t>(launches.value_parts) + 1;
+  size_t bytes = 0;
+  const auto room = [&](size_t size) {
+    const size_t at = bytes;
+    bytes += (size + 255) / 256 * 256;
+    return at;
+  };
+  const size_t sums =
+      room(parts * queries * static_cast<size_t>(launches.head_dim) * sizeof(float));
+  const size_t masses = room(parts * queries * sizeof(float));
+  const size_t ends = room(static_cast<size_t>(launches.key_parts) * queries * sizeof(float2));
+  const size_t weighings = room(static_cast<size_t>(launches.ranges) * queries * sizeof(Weighing));
+  std::byte* base = stream.queue().scratch(kLaneParts, bytes);
+  device.parts = reinterpret_cast<float*>(base + sums);
+  device.masses = reinterpret_cast<float*>(base + masses);
+  device.ends = reinterpret_cast<float2*>(base + ends);
+  device.weighings = reinterpret_cast<Weighing*>(base + weighings);
+}
+
 void launch(const Launches& launches, DevicePlan device, float scale, Stream& stream) {
-  const auto elements =
-      static_cast<size_t>(launches.q_per_kv) * static_cast<size_t>(launches.head_dim);
   device.scale = scale;
-  device.parts = reinterpret_cast<float*>(stream.queue().scratch(
-      kLaneParts, (static_cast<size_t>(launches.value_parts) + 1) * elements * sizeof(float)));
+  place_workspace(launches, device, stream);
   const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(launches.channels);
   const auto serving = [&](size_t at) {
     DevicePlan some = device;
@@ -881,7 +983,13 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
     score_items<<<dim3(pieces.runs, pieces.most), kThreads, shared, native(stream)>>>(
         serving(launches.keys_at[kCodeKernels]));
   }
-  launch_normalise(device, launches.lanes, launches.most_slots + device.grown, stream);
+  if (launches.late > 0) {
+    const auto warps = static_cast<unsigned>(std::min(launches.q_per_kv, 8));
+    weigh_lanes<<<launches.lanes, 32 * warps, 0, native(stream)>>>(device);
+  }
+  if (static_cast<unsigned>(launches.late) < launches.lanes) {
+    launch_normalise(device, launches.lanes, launches.most_slots + device.grown, stream);
+  }
   for (size_t i = 0; i < kCodeKernels; ++i) {
     if (launches.values[i].runs == 0) continue;
     add_codes(static_cast<CodeKernel>(i), serving(launches.values_at[i]), launches.values[i],
@@ -922,7 +1030,7 @@ __global__ void append_rows(DevicePlan plan, const float* k, const float* v) {
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream) {
   if (lanes.empty()) return;
-  const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, stream);
+  const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, false, stream);
   launch(launches, plan_of(launches), scale, stream);
 }
 
@@ -948,17 +1056,17 @@ LaneTable::LaneTable(Device device) : state_(std::make_unique<State>(device)) {}
 LaneTable::~LaneTable() = default;
 
 void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
-                         const float* out, bool keep, Stream& stream) {
+                         const float* out, bool keep, bool grows, Stream& stream) {
   State& state = *state_;
   state.q = q;
   state.out = out;
   state.grown = 0;
-  state.room = keep && !lanes.empty() ? kRoom : 0;
+  state.room = grows && !lanes.empty() ? kRoom : 0;
   for (const PackedLane& lane : lanes) state.room = std::min(state.room, room_of(lane.slots));
-  Kept* kept = state.room > 0 ? &state.kept : nullptr;
+  Kept* kept = keep ? &state.kept : nullptr;
   state.launches = {};
   if (!lanes.empty()) {
-    state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, stream);
+    state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, state.room > 0, stream);
   }
 }
 

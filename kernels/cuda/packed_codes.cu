@@ -31,9 +31,37 @@ __device__ bool goes_to_one_warp(const DeviceBlock& block) { return block.rows <
 
 /// Tiles whose codes a thread holds at once.
 template <int kBits>
-constexpr int kTilesHeld = kBits <= 2   ? 4
-                           : kBits == 4 ? 2
+constexpr int kTilesHeld = kBits == 1   ? 4
+                           : kBits <= 4 ? 2
                                         : 1;
+
+/// The least and greatest score of an item, of the queries of its groups.
+template <int kGroups>
+__device__ void write_ends(const DevicePlan& plan, const Item& item, int first_query,
+                           const Place& place, const float (&least)[kGroups],
+                           const float (&greatest)[kGroups]) {
+  __shared__ float2 of_warps[kWarps][kGroups * kGroupQueries];
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float low = least[group];
+    float high = greatest[group];
+#pragma unroll
+    for (int offset = 16; offset >= 4; offset /= 2) {  // threads of one quarter
+      low = fminf(low, __shfl_xor_sync(kAll, low, offset));
+      high = fmaxf(high, __shfl_xor_sync(kAll, high, offset));
+    }
+    if (place.row == 0) of_warps[place.warp][group * kGroupQueries + place.quarter] = {low, high};
+  }
+  __syncthreads();
+  const auto query = static_cast<int>(threadIdx.x);
+  if (query >= kGroups * kGroupQueries || first_query + query >= plan.q_per_kv) return;
+  float2 ends = of_warps[0][query];
+  for (int warp = 1; warp < kWarps; ++warp) {
+    ends.x = fminf(ends.x, of_warps[warp][query].x);
+    ends.y = fmaxf(ends.y, of_warps[warp][query].y);
+  }
+  plan.ends[static_cast<int64_t>(item.part) * plan.q_per_kv + first_query + query] = ends;
+}
 
 /// Scores of the keys of an item: a thread has a quarter of the channels of two rows of a tile.
 template <int kBits, int kGroups>
@@ -42,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
   constexpr bool kRows = kBits == 16;
   constexpr int kRowBytes = kDim * kBits / 8;
   constexpr int kHeld = kTilesHeld<kBits>;
+  constexpr int kBuffers = kGroups == 1 && kBits <= 2 ? 2 : 1;
   __shared__ RaisedQueries<kBits, kGroups> raised;
   Item item;
   if (!find_item(plan, item)) return;
@@ -54,6 +83,13 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
   raised.fill(run.q != nullptr ? run.q : lane.q, plan.q_per_kv, first_query, plan.scale);
   FoldedQueries<kBits, kGroups> folded;
   if (axis != ScaleAxis::kChannel) folded.fold(raised, place);
+  float least[kGroups];
+  float greatest[kGroups];
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    least[group] = INFINITY;
+    greatest[group] = -INFINITY;
+  }
 
   for (int index = 0; index < blocks; ++index) {
     const DeviceBlock block =
@@ -71,9 +107,7 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
     float* scores = lane.weights + static_cast<int64_t>(first_query + place.quarter) * lane.slots +
                     block.first_slot + place.row;
 
-    for (int tile = first_tile; tile < tiles; tile += tile_step) {
-      uint32_t words[kHeld][2][kBits];
-      const int first = tile * kTileSlots;
+    const auto load = [&](uint32_t(&words)[kHeld][2][kBits], int first) {
       if (first + kHeld * kTileSlots <= block.rows) {
         const std::byte* from = codes + static_cast<int64_t>(first) * kRowBytes;
 #pragma unroll
@@ -87,6 +121,9 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
           load_words<kBits>(codes + static_cast<int64_t>(row) * kRowBytes, words[i / 2][i % 2]);
         }
       }
+    };
+    const auto score = [&](const uint32_t(&words)[kHeld][2][kBits], int tile) {
+      const int first = tile * kTileSlots;
 #pragma unroll
       for (int held = 0; held < kHeld; ++held) {
         if (held > 0 && tile + held >= tiles) break;
@@ -116,13 +153,33 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
             if (first_query + group * kGroupQueries + place.quarter >= plan.q_per_kv) continue;
             const float product =
                 (products[group][2 * side] + products[group][2 * side + 1]) * folded.unit[group];
-            scores[static_cast<int64_t>(group) * kGroupQueries * lane.slots + row] =
-                a.x * product + a.y * folded.bias[group];
+            const float x = a.x * product + a.y * folded.bias[group];
+            scores[static_cast<int64_t>(group) * kGroupQueries * lane.slots + row] = x;
+            least[group] = fminf(least[group], x);
+            greatest[group] = fmaxf(greatest[group], x);
           }
         }
       }
+    };
+    uint32_t words[kBuffers][kHeld][2][kBits];
+    load(words[0], first_tile * kTileSlots);
+    for (int tile = first_tile; tile < tiles;) {
+#pragma unroll
+      for (int i = 0; i < kBuffers; ++i) {
+        if (tile >= tiles) break;
+        const int next = tile + tile_step;
+        if (kBuffers == 1) {
+          score(words[0], tile);
+          if (next < tiles) load(words[0], next * kTileSlots);
+        } else {
+          if (next < tiles) load(words[1 - i], next * kTileSlots);
+          score(words[i], tile);
+        }
+        tile = next;
+      }
     }
   }
+  if (lane.late) write_ends<kGroups>(plan, item, first_query, place, least, greatest);
 }
 
 // ----------------------------------------------------------------------------------------- values
@@ -144,12 +201,14 @@ struct ValueTile {
   float weights[kGroups][4];
   uint32_t scales[4][(kScales + 1) / 2];
   uint32_t zeros[4][(kScales + 1) / 2];
+  int slots;  // of the tile, from the thread's first on, that are there
 
   /// Slots `first` + quarter + 4 i of the block, whose weights for `group` start at weights[group].
   /// Slots from block.rows on weigh nothing.
   __device__ void load(const DeviceBlock& block, const float* const (&weights_of)[kGroups],
                        int first, const Place& place) {
     const int slot = first + place.quarter;
+    slots = block.rows - slot;
     if (first + kTileSlots <= block.rows) {
       const std::byte* from = block.codes + static_cast<int64_t>(slot) * kRowBytes;
 #pragma unroll
@@ -175,6 +234,19 @@ struct ValueTile {
     }
   }
 
+  /// Makes weights of scores.
+  __device__ void weigh(const Weighing (&weighing)[kGroups], float (&mass)[kGroups]) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float weight = weighing[group](weights[group][i]);
+        weights[group][i] = 4 * i < slots ? weight : 0.0f;
+        mass[group] += weights[group][i];
+      }
+    }
+  }
+
   __device__ void load_scales(const DeviceBlock& block, int row, int i) {
     if (kKind == ValueScales::kChannels32) {
       const uint2 s = __ldg(reinterpret_cast<const uint2*>(block.scales) + row);
@@ -192,6 +264,28 @@ struct ValueTile {
     return j % 2 == 0 ? x.x : x.y;
   }
 };
+
+/// The sums of the weights of an item.
+template <int kGroups>
+__device__ void write_masses(const DevicePlan& plan, const Item& item, int first_query,
+                             const Place& place, const float (&mass)[kGroups]) {
+  __shared__ float of_warps[kWarps][kGroups * kGroupQueries];
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float sum = mass[group];
+    sum += __shfl_xor_sync(kAll, sum, 1);
+    sum += __shfl_xor_sync(kAll, sum, 2);
+    if (place.quarter == 0 && !place.lower) {
+      of_warps[place.warp][group * kGroupQueries + place.asked] = sum;
+    }
+  }
+  __syncthreads();
+  const auto query = static_cast<int>(threadIdx.x);
+  if (query >= kGroups * kGroupQueries || first_query + query >= plan.q_per_kv) return;
+  float sum = 0;
+  for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][query];
+  plan.masses[static_cast<int64_t>(item.part) * plan.q_per_kv + first_query + query] = sum;
+}
 
 /// Weighted sums of the values of an item: a thread has 16 channels of four slots of a tile.
 template <int kBits, ValueScales kKind, int kGroups>
@@ -225,10 +319,18 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   }
   __syncthreads();
 
+  Weighing weighing[kGroups];
+  float mass[kGroups] = {};
+#pragma unroll
+  for (int group = 0; lane.late && group < kGroups; ++group) {
+    const int query = first_query + group * kGroupQueries + place.asked;
+    weighing[group] = weighings_of(plan, item.lane, run.range)[min(query, plan.q_per_kv - 1)];
+  }
+
   // Weights are at most 1; the scales of tokens are as large as they are.
   Raise raise{1 << 15, 1.0f / (1 << 15)};
   if (by_token) {
-    float weight = 0;
+    float weight = lane.late ? 1 : 0;
     float scale = 0;
     for (int index = 0; index < item.count; ++index) {
       const DeviceBlock block = block_of(plan.blocks, run, item.first + index);
@@ -237,7 +339,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
           lane.weights + static_cast<int64_t>(first_query) * lane.slots + block.first_slot;
       for (int row = static_cast<int>(threadIdx.x) % 32; row < block.rows; row += 32) {
 #pragma unroll
-        for (int i = 0; i < kGroups * kGroupQueries; ++i) {
+        for (int i = 0; i < kGroups * kGroupQueries && !lane.late; ++i) {
           if (first_query + i >= plan.q_per_kv) break;
           weight = fmaxf(weight, __ldg(weights + static_cast<int64_t>(i) * lane.slots + row));
         }
@@ -289,7 +391,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
     }
   };
 
-  const auto add = [&](const Tile& tile) {
+  const auto add = [&](Tile& tile) {
+    if (lane.late) tile.weigh(weighing, mass);
     uint32_t b[kGroups][kScales][2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -336,23 +439,22 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
     }
     const int step = (alone ? 1 : kWarps) * kTileSlots;
     int first = alone ? 0 : place.warp * kTileSlots;
-    Tile now;
-    if constexpr (kGrouped) {
-      for (; first < block.rows; first += step) {
-        now.load(block, weights, first, place);
-        add(now);
-      }
-      continue;
+    // The next tiles are on their way while one is added.
+    constexpr int kAhead = kGrouped ? 1 : kBits <= 2 ? 3 : 2;
+    Tile tiles[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i * step < block.rows) tiles[i].load(block, weights, first + i * step, place);
     }
-    // The next tile is on its way while one is added.
-    if (first < block.rows) now.load(block, weights, first, place);
     while (first < block.rows) {
-      const int next = first + step;
-      Tile then;
-      if (next < block.rows) then.load(block, weights, next, place);
-      add(now);
-      now = then;
-      first = next;
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (first >= block.rows) break;
+        add(tiles[i]);
+        const int next = first + kAhead * step;
+        if (next < block.rows) tiles[i].load(block, weights, next, place);
+        first += step;
+      }
     }
     if (!by_token && !kRows) finish(block);
   }
@@ -367,6 +469,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
     for (int warp = 0; warp < kWarps; ++warp) sum += shared[warp][i / kDim][i % kDim];
     part[i] = sum;
   }
+  if (lane.late) write_masses<kGroups>(plan, item, first_query, place, mass);
 }
 
 // ---------------------------------------------------------------------------------------- choices

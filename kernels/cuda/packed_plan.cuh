@@ -42,7 +42,8 @@ struct DeviceRun {
   int16_t format;
   DType dtype;
   bool selected_bit;
-  bool grows;  // gains the rows that were appended since it was described
+  bool grows;     // gains the rows that were appended since it was described
+  int16_t range;  // of a late lane: 0, or 1 + the remap that all its slots belong to
 };
 
 struct DeviceLane {
@@ -51,8 +52,23 @@ struct DeviceLane {
   float* out;
   int slots;
   int first_remap, remaps;
-  int first_part, parts;       // partial outputs
-  int last_keys, last_values;  // runs
+  int first_part, parts;                   // partial outputs
+  int first_keys, last_keys, last_values;  // runs
+  // Scores become weights when values are added, not by a pass of their own.
+  bool late;
+};
+
+/// Scores s of a range of slots weigh 2^(slope (s - top) + level).
+struct Weighing {
+  float slope;
+  float top;
+  float level;
+
+  __device__ float operator()(float score) const {
+    float weight;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(weight) : "f"(fmaf(slope, score - top, level)));
+    return weight;
+  }
 };
 
 /// A piece of a run: units [first, first + count).
@@ -71,8 +87,11 @@ struct DevicePlan {
   const DeviceBlock* blocks;
   const PackedFormat* formats;
   const ScoreRemap* remaps;
-  const int* served;  // the runs of a launch
-  float* parts;       // (pieces of values, q_per_kv, head_dim)
+  const int* served;    // the runs of a launch
+  float* parts;         // (pieces of values, q_per_kv, head_dim)
+  float* masses;        // (pieces of values, q_per_kv) sums of weights, of late lanes
+  float2* ends;         // (pieces of keys, q_per_kv) least and greatest score, of late lanes
+  Weighing* weighings;  // (lanes' ranges, q_per_kv)
   int q_per_kv;
   int head_dim;
   float scale;
@@ -87,6 +106,12 @@ __device__ inline DeviceLane lane_of(const DevicePlan& plan, int index) {
   lane.q += plan.q_moved;
   lane.out += plan.out_moved;
   return lane;
+}
+
+/// How the scores of a run of a late lane are weighed, by query head.
+__device__ inline Weighing* weighings_of(const DevicePlan& plan, int lane, int range) {
+  return plan.weighings +
+         static_cast<int64_t>(plan.lanes[lane].first_remap + lane + range) * plan.q_per_kv;
 }
 
 __device__ inline DeviceRun run_of(const DevicePlan& plan, int index) {

@@ -9,7 +9,7 @@ void attend_packed(std::span<PackedLane>, int, int, float, Stream&) { refuse("at
 struct LaneTable::State {};
 LaneTable::LaneTable(Device) { refuse("PackedBatch"); }
 LaneTable::~LaneTable() = default;
-void LaneTable::describe(std::span<PackedLane>, int, int, const float*, const float*, bool,
+void LaneTable::describe(std::span<PackedLane>, int, int, const float*, const float*, bool, bool,
                          Stream&) {
   refuse("PackedBatch::describe");
 }
