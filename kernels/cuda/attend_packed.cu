@@ -59,7 +59,7 @@ struct Side {
 
 /// Slots of a piece of a lane of `slots`: it depends on nothing else, so that a lane's sums do not
 /// depend on its company.
-int piece_slots(int slots) { return slots >= 4096 ? 1024 : slots >= 1024 ? 512 : 256; }
+int piece_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256; }
 
 /// Rows that a lane may gain until its pieces would be cut otherwise.
 int room_of(int slots) {

@@ -122,11 +122,13 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
         }
       }
     };
-    const auto score = [&](const uint32_t(&words)[kHeld][2][kBits], int tile) {
+    // Where all rows are there, nothing is asked, so that tiles are multiplied side by side.
+    const auto score_some = [&](const uint32_t(&words)[kHeld][2][kBits], int tile,
+                                const bool whole) {
       const int first = tile * kTileSlots;
 #pragma unroll
       for (int held = 0; held < kHeld; ++held) {
-        if (held > 0 && tile + held >= tiles) break;
+        if (!whole && held > 0 && tile + held >= tiles) break;
         float products[kGroups][4] = {};
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
           const int row = first + held * kTileSlots + 8 * side;  // from place.row on
-          if (row + place.row >= block.rows) continue;
+          if (!whole && row + place.row >= block.rows) continue;
           float2 a = of_block;
           if (!kRows && axis == ScaleAxis::kToken) a = one_affine(block, row + place.row);
 #pragma unroll
@@ -159,6 +161,13 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
             greatest[group] = fmaxf(greatest[group], x);
           }
         }
+      }
+    };
+    const auto score = [&](const uint32_t(&words)[kHeld][2][kBits], int tile) {
+      if ((tile + kHeld) * kTileSlots <= block.rows) {
+        score_some(words, tile, true);
+      } else {
+        score_some(words, tile, false);
       }
     };
     uint32_t words[kBuffers][kHeld][2][kBits];
@@ -427,6 +436,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
     }
   };
 
+  constexpr int kTilesSummed = 8;
+  int added = 0;
   DeviceBlock block{};
   for (int index = 0; index < blocks; ++index) {
     block = kRows ? rows_of(run, item) : block_of(plan.blocks, run, item.first + index);
@@ -451,6 +462,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
       for (int i = 0; i < kAhead; ++i) {
         if (first >= block.rows) break;
         add(tiles[i]);
+        // Sums of large codes, of which zero points take most away again, stay short.
+        if (kBits == 8 && ++added % kTilesSummed == 0) finish(block);
         const int next = first + kAhead * step;
         if (next < block.rows) tiles[i].load(block, weights, next, place);
         first += step;

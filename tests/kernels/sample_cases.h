@@ -95,7 +95,7 @@ struct SampleInput {
         row.temperature = temperatures[random() % std::size(temperatures)];
         row.top_k = top_ks[random() % std::size(top_ks)];
         row.top_p = top_ps[random() % std::size(top_ps)];
-        if (random() % 8 == 0) row.uniform = random() % 2 == 0 ? 0 : 1 - 0x1p-53;
+        if (random() % 8 == 0) row.uniform = random() % 2 == 0 ? 0 : 1 - 0x1p-20;
       }
       row.repetition_penalty = random() % 2 == 0 ? 1.0f : random() % 2 == 0 ? 1.3f : 0.6f;
       if (random() % 4 != 0) row.seen = seen.data() + i * words;
