@@ -138,7 +138,7 @@ struct PackedFormat {
 /// Where the packed rows of a block are. The pointers of a block that shares codes lead to the
 /// other layer's codes.
 struct PackedBlock {
-  const std::byte* codes = nullptr;
+  const std::byte* codes = nullptr;  ///< readable (CUDA) up to the next multiple of 4 behind them
   const std::byte* scales = nullptr;
   const std::byte* zeros = nullptr;  ///< null if no section stores them
   int rows = 0;                      ///< rows present, dead ones included

@@ -1,4 +1,5 @@
 #include <bit>
+#include <cmath>
 #include <type_traits>
 
 #include "kernels/cuda/packed_codes.h"
@@ -13,6 +14,33 @@ namespace {
 __device__ float2 one_affine(const DeviceBlock& block, int i) {
   return {__half2float(reinterpret_cast<const __half*>(block.scales)[i]),
           __half2float(reinterpret_cast<const __half*>(block.zeros)[i])};
+}
+
+/// The same of a block whose codes have a meaning of their own.
+__device__ float2 one_affine(const DeviceBlock& block, const Meaning& meaning, int i) {
+  const float scale = __half2float(reinterpret_cast<const __half*>(block.scales)[i]);
+  return {meaning.slope * scale, meaning.zero_stored
+                                     ? __half2float(reinterpret_cast<const __half*>(block.zeros)[i])
+                                     : meaning.offset * scale};
+}
+
+/// The 32 channels of a quarter of a row whose first half has codes of 2 bits and the other codes
+/// of 1 bit, as 2 bits each.
+__device__ void load_mixed(const std::byte* row, int quarter, uint32_t (&to)[2]) {
+  if (quarter < 2) {
+    const uint2 x = __ldg(reinterpret_cast<const uint2*>(row) + quarter);
+    to[0] = x.x, to[1] = x.y;
+  } else {
+    to[0] = __ldg(reinterpret_cast<const uint32_t*>(row) + 2 + quarter);
+  }
+}
+
+/// 16 bits with a zero behind each.
+__device__ uint32_t spread(uint32_t x) {
+  x = (x | x << 8) & 0x00ff00ffu;
+  x = (x | x << 4) & 0x0f0f0f0fu;
+  x = (x | x << 2) & 0x33333333u;
+  return (x | x << 1) & 0x55555555u;
 }
 
 /// The block of an item of full rows.
@@ -64,11 +92,11 @@ __device__ void write_ends(const DevicePlan& plan, const Item& item, int first_q
 }
 
 /// Scores of the keys of an item: a thread has a quarter of the channels of two rows of a tile.
-template <int kBits, int kGroups>
+template <int kBits, int kGroups, bool kMixed = false>
 __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(DevicePlan plan) {
   using Pairs = CodePairs<kBits>;
   constexpr bool kRows = kBits == 16;
-  constexpr int kRowBytes = kDim * kBits / 8;
+  constexpr int kRowBytes = kMixed ? kDim / 2 * 3 / 8 : kDim * kBits / 8;
   constexpr int kHeld = kTilesHeld<kBits>;
   constexpr int kBuffers = kGroups == 1 && kBits <= 2 ? 2 : 1;
   __shared__ RaisedQueries<kBits, kGroups> raised;
@@ -81,6 +109,8 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
   const Place place;
   const int blocks = kRows ? 1 : item.count;
   raised.fill(run.q != nullptr ? run.q : lane.q, plan.q_per_kv, first_query, plan.scale);
+  Meaning meaning;
+  if (kMixed) meaning = Meaning(plan.formats[run.format].section[place.quarter / 2]);
   FoldedQueries<kBits, kGroups> folded;
   if (axis != ScaleAxis::kChannel) folded.fold(raised, place);
   float least[kGroups];
@@ -100,25 +130,33 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
     const int first_tile = alone ? 0 : place.warp * kHeld;
     const int tile_step = alone ? kHeld : kWarps * kHeld;
     if (first_tile >= tiles) continue;
-    if (!kRows && axis == ScaleAxis::kChannel) folded.fold(raised, block, place);
+    if (!kRows && axis == ScaleAxis::kChannel) folded.fold(raised, block, meaning, place);
     float2 of_block{1, kRows ? 0.0f : 1.0f};
     if (!kRows && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
-    const std::byte* codes = block.codes + place.row * kRowBytes + place.quarter * (kRowBytes / 4);
+    const std::byte* codes =
+        block.codes + place.row * kRowBytes + (kMixed ? 0 : place.quarter * (kRowBytes / 4));
     float* scores = lane.weights + static_cast<int64_t>(first_query + place.quarter) * lane.slots +
                     block.first_slot + place.row;
 
+    const auto load_row = [&](const std::byte* from, uint32_t(&to)[kBits]) {
+      if constexpr (kMixed) {
+        load_mixed(from, place.quarter, to);
+      } else {
+        load_words<kBits>(from, to);
+      }
+    };
     const auto load = [&](uint32_t(&words)[kHeld][2][kBits], int first) {
       if (first + kHeld * kTileSlots <= block.rows) {
         const std::byte* from = codes + static_cast<int64_t>(first) * kRowBytes;
 #pragma unroll
         for (int i = 0; i < 2 * kHeld; ++i) {
-          load_words<kBits>(from + 8 * i * kRowBytes, words[i / 2][i % 2]);
+          load_row(from + 8 * i * kRowBytes, words[i / 2][i % 2]);
         }
       } else {
 #pragma unroll
         for (int i = 0; i < 2 * kHeld; ++i) {
           const int row = min(first + 8 * i + place.row, block.rows - 1) - place.row;
-          load_words<kBits>(codes + static_cast<int64_t>(row) * kRowBytes, words[i / 2][i % 2]);
+          load_row(codes + static_cast<int64_t>(row) * kRowBytes, words[i / 2][i % 2]);
         }
       }
     };
@@ -129,6 +167,17 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
 #pragma unroll
       for (int held = 0; held < kHeld; ++held) {
         if (!whole && held > 0 && tile + held >= tiles) break;
+        uint32_t rows[2][kBits];
+#pragma unroll
+        for (int i = 0; i < 2 * kBits; ++i)
+          rows[i / kBits][i % kBits] = words[held][i / kBits][i % kBits];
+        if (kMixed && place.quarter >= 2) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            rows[i][kMixed ? 1 : 0] = spread(words[held][i][0] >> 16);
+            rows[i][0] = spread(words[held][i][0] & 0xffffu);
+          }
+        }
         float products[kGroups][4] = {};
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
@@ -136,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int reg = 2 * step + i / 2;
-            a[i] = Pairs::halves(words[held][i % 2][reg / Pairs::kPairs], reg % Pairs::kPairs);
+            a[i] = Pairs::halves(rows[i % 2][reg / Pairs::kPairs], reg % Pairs::kPairs);
           }
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
@@ -196,17 +245,35 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
 /// How values are scaled.
 enum class ValueScales {
   kBlock,       ///< by the block, per channel or all alike; or not at all
+  kTrits,       ///< the same, of ternary digits, five to a byte
   kToken,       ///< by one number a token
   kChannels32,  ///< by one number for each 32 channels of a token
 };
+
+/// Whether one number, or some, of each token scale its values.
+constexpr bool scaled_by_token(ValueScales kind) {
+  return kind == ValueScales::kToken || kind == ValueScales::kChannels32;
+}
+
+/// The five digits of a byte as codes of 2 bits.
+__device__ void list_trits(uint16_t (&table)[256]) {
+  for (int i = static_cast<int>(threadIdx.x); i < 256; i += kThreads) {
+    int codes = 0;
+    for (int digit = 0, rest = i; digit < 5; ++digit, rest /= 3) codes |= rest % 3 << 2 * digit;
+    table[i] = static_cast<uint16_t>(codes);
+  }
+}
 
 /// What a thread reads of a tile: the codes of four slots, their weights and scales.
 template <int kBits, ValueScales kKind, int kGroups>
 struct ValueTile {
   static constexpr bool kGrouped = kKind == ValueScales::kChannels32;
   static constexpr int kScales = kGrouped ? kChannelGroups : 1;  // of a token
-  static constexpr int kRowBytes = kDim * kBits / 8;
+  static constexpr bool kTrits = kKind == ValueScales::kTrits;
+  static constexpr int kRowBytes = kTrits ? (kDim + 4) / 5 : kDim * kBits / 8;
   SlotCodes<kBits, kGrouped> codes[4];
+  uint32_t behind[4];  // of trits: the word behind `codes`, both from an address that words have
+  int from_byte[4];    // in them
   float weights[kGroups][4];
   uint32_t scales[4][(kScales + 1) / 2];
   uint32_t zeros[4][(kScales + 1) / 2];
@@ -222,7 +289,7 @@ struct ValueTile {
       const std::byte* from = block.codes + static_cast<int64_t>(slot) * kRowBytes;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        codes[i].load(from + 4 * i * kRowBytes, place.row);
+        load_codes(from + 4 * i * kRowBytes, place.row, i);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           weights[group][i] = __ldg(weights_of[group] + slot + 4 * i);
@@ -234,12 +301,40 @@ struct ValueTile {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = min(slot + 4 * i, block.rows - 1);
-      codes[i].load(block.codes + static_cast<int64_t>(row) * kRowBytes, place.row);
+      load_codes(block.codes + static_cast<int64_t>(row) * kRowBytes, place.row, i);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         weights[group][i] = slot + 4 * i < block.rows ? __ldg(weights_of[group] + row) : 0.0f;
       }
       load_scales(block, row, i);
+    }
+  }
+
+  /// The 16 channels of a part of a row; of trits, the four bytes that have them.
+  __device__ void load_codes(const std::byte* row, int part, int i) {
+    if constexpr (kTrits) {
+      const auto at = reinterpret_cast<uintptr_t>(row) + static_cast<uintptr_t>(part * 16 / 5);
+      const auto* words = reinterpret_cast<const uint32_t*>(at / 4 * 4);
+      codes[i].words[0] = __ldg(words);
+      // Two bytes of the four may be all that is left of the block's codes.
+      behind[i] = at % 4 == 0 ? 0 : __ldg(words + 1);
+      from_byte[i] = static_cast<int>(at % 4);
+    } else {
+      codes[i].load(row, part);
+    }
+  }
+
+  /// Makes 2-bit codes of trits.
+  __device__ void decode(const uint16_t (&table)[256], int part) {
+    if constexpr (kTrits) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t bytes = __funnelshift_r(codes[i].words[0], behind[i], 8 * from_byte[i]);
+        const uint32_t last = table[bytes >> 24];
+        const uint32_t low = table[bytes & 255] | table[bytes >> 8 & 255] << 10 |
+                             table[bytes >> 16 & 255] << 20 | last << 30;
+        codes[i].words[0] = __funnelshift_r(low, last >> 2, 2 * (part * 16 % 5));
+      }
     }
   }
 
@@ -301,7 +396,7 @@ template <int kBits, ValueScales kKind, int kGroups>
 __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan plan) {
   using Tile = ValueTile<kBits, kKind, kGroups>;
   constexpr bool kGrouped = Tile::kGrouped;
-  constexpr bool by_token = kKind != ValueScales::kBlock;
+  constexpr bool by_token = scaled_by_token(kKind);
   constexpr bool kRows = kBits == 16;
   constexpr int kScales = Tile::kScales;
   __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
@@ -321,6 +416,9 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
     query_at[group] = static_cast<int64_t>(min(query, plan.q_per_kv - 1)) * lane.slots;
   }
 
+  __shared__ uint16_t trits[Tile::kTrits ? 256 : 1];
+  if constexpr (Tile::kTrits) list_trits(trits);
+
 #pragma unroll
   for (int i = static_cast<int>(threadIdx.x); i < kWarps * kGroups * kGroupQueries * kDim;
        i += kThreads) {
@@ -328,6 +426,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   }
   __syncthreads();
 
+  Meaning meaning;
+  if (!kRows && !by_token) meaning = Meaning(plan.formats[run.format].section[0]);
   Weighing weighing[kGroups];
   float mass[kGroups] = {};
 #pragma unroll
@@ -387,7 +487,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
       for (int channel = 0; channel < 16; ++channel) {
         float2 a = of_block;
         if (!kRows && !kGrouped && axis == ScaleAxis::kChannel) {
-          a = one_affine(block, place.row * 16 + channel);
+          a = one_affine(block, meaning, place.row * 16 + channel);
         }
         float(&four)[4] = products[group][channel / 2];
         const int side = channel % 2;
@@ -402,6 +502,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
 
   const auto add = [&](Tile& tile) {
     if (lane.late) tile.weigh(weighing, mass);
+    if constexpr (Tile::kTrits) tile.decode(trits, place.row);
     uint32_t b[kGroups][kScales][2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -451,7 +552,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
     const int step = (alone ? 1 : kWarps) * kTileSlots;
     int first = alone ? 0 : place.warp * kTileSlots;
     // The next tiles are on their way while one is added.
-    constexpr int kAhead = kGrouped ? 1 : kBits <= 2 ? 3 : 2;
+    constexpr int kAhead = kGrouped || Tile::kTrits ? 1 : kBits <= 2 ? 3 : 2;
     Tile tiles[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -489,9 +590,9 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
 
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
-template <int kBits, int kGroups>
+template <int kBits, int kGroups, bool kMixed = false>
 void launch_scores(const DevicePlan& plan, dim3 grid, Stream& stream) {
-  score_tiles<kBits, kGroups><<<grid, kThreads, 0, native(stream)>>>(plan);
+  score_tiles<kBits, kGroups, kMixed><<<grid, kThreads, 0, native(stream)>>>(plan);
 }
 
 template <int kBits, ValueScales kKind, int kGroups>
@@ -514,6 +615,28 @@ void with_groups(const DevicePlan& plan, Pieces pieces, const Launch& launch) {
 
 }  // namespace
 
+namespace {
+
+bool is_mixed(const PackedFormat& format) {
+  return format.sections == 2 && format.section[0].code == CodeFormat::kBits2 &&
+         format.section[0].channels == kDim / 2 && format.section[1].code == CodeFormat::kBits1 &&
+         format.section[1].channels == kDim / 2;
+}
+
+/// Whether Meaning can say what codes of a section mean. Zero points that are not stored are those
+/// of channels.
+bool has_meaning(const PackedSection& section, ScaleAxis axis) {
+  if (section.zero_stored) return section.slope == 1;
+  const auto simple = [](float x) {
+    int exponent = 0;
+    return x == 0 || std::frexp(std::abs(x), &exponent) == 0.5f;
+  };
+  return axis == ScaleAxis::kChannel && section.split >= section.channels &&
+         simple(section.slope) && simple(section.offset);
+}
+
+}  // namespace
+
 int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   if (head_dim != kDim || run.selection != nullptr || !aligned(run.q, 16)) return -1;
   if (run.format == nullptr) {
@@ -521,10 +644,17 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   }
   const PackedFormat& format = *run.format;
   const PackedSection& section = format.section[0];
+  const bool mixed = is_mixed(format);
+  const bool trits = !keys && section.code == CodeFormat::kTrit5;
   const int bits = code_bits(section.code);
-  if (format.sections != 1 || section.channels != kDim || bits == 0 || 8 % bits != 0 ||
-      !section.zero_stored || section.slope != 1 || format.meta != DType::kF16) {
+  if (format.channels() != kDim || format.meta != DType::kF16 || (mixed && !keys) ||
+      (!mixed && format.sections != 1) || (!trits && (bits == 0 || 8 % bits != 0))) {
     return -1;
+  }
+  for (int i = 0; i < format.sections; ++i) {
+    const PackedSection& part = format.section[static_cast<size_t>(i)];
+    const bool plain = part.zero_stored && part.slope == 1;
+    if (!plain && (!has_meaning(part, format.axis) || (keys && !mixed))) return -1;
   }
   const bool by_token = format.axis == ScaleAxis::kToken;
   const bool grouped = by_token && format.group_size == kChannelGroup;
@@ -537,6 +667,8 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
     if (run.code_stride != 0) break;  // they lie evenly: all are alike
   }
   if (run.code_stride % 16 != 0 || run.scale_stride % 16 != 0) return -1;
+  if (mixed) return kCodes21;
+  if (trits) return kTrits;
   const int width = std::countr_zero(static_cast<unsigned>(bits));
   if (keys || !by_token) return kCodes1 + width;
   return (grouped ? kGrouped1 : kToken1) + width;
@@ -550,6 +682,7 @@ void score_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Strea
     if (kernel == kCodes4) launch_scores<4, kGroups>(plan, grid, stream);
     if (kernel == kCodes8) launch_scores<8, kGroups>(plan, grid, stream);
     if (kernel == kHalfRows) launch_scores<16, kGroups>(plan, grid, stream);
+    if (kernel == kCodes21) launch_scores<2, kGroups, true>(plan, grid, stream);
   });
 }
 
@@ -564,6 +697,7 @@ void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream&
     if (kernel == kCodes4) launch_values<4, kBlock, kGroups>(plan, grid, stream);
     if (kernel == kCodes8) launch_values<8, kBlock, kGroups>(plan, grid, stream);
     if (kernel == kHalfRows) launch_values<16, kBlock, kGroups>(plan, grid, stream);
+    if (kernel == kTrits) launch_values<2, ValueScales::kTrits, kGroups>(plan, grid, stream);
     if (kernel == kToken1) launch_values<1, kToken, kGroups>(plan, grid, stream);
     if (kernel == kToken2) launch_values<2, kToken, kGroups>(plan, grid, stream);
     if (kernel == kToken4) launch_values<4, kToken, kGroups>(plan, grid, stream);

@@ -12,6 +12,10 @@ enum CodeKernel : int {
   kCodes4,
   kCodes8,
   kHalfRows,
+  // Keys of 64 channels of 2 bits, then 64 of 1 bit (VidKV).
+  kCodes21,
+  // Values of ternary digits, five to a byte.
+  kTrits,
   // Values with one scale for all channels of a token.
   kToken1,
   kToken2,

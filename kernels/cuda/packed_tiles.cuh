@@ -38,6 +38,18 @@ __device__ inline float2 two_floats(uint32_t halves) {
   return __half22float2(*reinterpret_cast<const __half2*>(&halves));
 }
 
+/// What codes of a section mean beside their stored scales and zero points: x = slope * s * c + z,
+/// z = offset * s if none is stored. Both are powers of two, or 0.
+struct Meaning {
+  float slope = 1;
+  float offset = 0;
+  bool zero_stored = true;
+
+  __device__ Meaning() {}
+  __device__ explicit Meaning(const PackedSection& section)
+      : slope(section.slope), offset(section.offset), zero_stored(section.zero_stored) {}
+};
+
 /// Where a thread stands in an operand.
 struct Place {
   int warp = static_cast<int>(threadIdx.x) / 32;
@@ -135,16 +147,28 @@ struct FoldedQueries {
   }
 
   /// The queries times the scales of a block's channels; bias is the sum of query * zero point.
-  __device__ void fold(const Raised& raised, const DeviceBlock& block, const Place& place) {
+  __device__ void fold(const Raised& raised, const DeviceBlock& block, const Meaning& meaning,
+                       const Place& place) {
     uint4 scales[4];
     uint4 zeros[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       scales[i] = __ldg(reinterpret_cast<const uint4*>(block.scales) + place.quarter * 4 + i);
-      zeros[i] = __ldg(reinterpret_cast<const uint4*>(block.zeros) + place.quarter * 4 + i);
+      if (meaning.zero_stored) {
+        zeros[i] = __ldg(reinterpret_cast<const uint4*>(block.zeros) + place.quarter * 4 + i);
+      }
     }
     auto* s = reinterpret_cast<__half2*>(scales);
-    const auto* z = reinterpret_cast<const uint32_t*>(zeros);
+    auto* z = reinterpret_cast<uint32_t*>(zeros);
+    if (!meaning.zero_stored) {
+      const __half2 offset = __float2half2_rn(meaning.offset);
+      const __half2 slope = __float2half2_rn(meaning.slope);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        reinterpret_cast<__half2*>(zeros)[i] = __hmul2(s[i], offset);
+        s[i] = __hmul2(s[i], slope);
+      }
+    }
     // Scales are brought below 1 by a power of two: queries times them stay halves.
     __half2 most = __habs2(s[0]);
 #pragma unroll

@@ -50,7 +50,7 @@ struct Packed {
 class PackedCuda : public Cuda {
  protected:
   static Tensor bytes(size_t count, Device device) {
-    return {DType::kU8, {static_cast<int64_t>(count) + 1}, device};
+    return {DType::kU8, {static_cast<int64_t>(count) / 16 * 16 + 16}, device};
   }
   static Packed room(const PackedFormat& format, int rows, Device device) {
     return {bytes(static_cast<size_t>(rows) * format.row_bytes(), device),
