@@ -8,8 +8,10 @@
 
 namespace kvlm {
 
-void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
-            Stream& stream) {
+namespace {
+
+void check_linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias,
+                  Stream& stream) {
   constexpr std::string_view kOp = "linear";
   check::rank(kOp, "x", x, 2, "(rows, in)");
   check::rank(kOp, "w", w, 2, "(out, in)");
@@ -30,9 +32,24 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
     check::dtype(kOp, "bias", bias, DType::kF32);
     check::on_stream(kOp, "bias", bias, stream);
   }
-  if (rows == 0 || out == 0) return;
+}
+
+}  // namespace
+
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+            Stream& stream) {
+  check_linear(y, x, w, bias, stream);
+  if (y.empty()) return;
   if (stream.device().kind == DeviceKind::kCuda) return cuda::linear(y, x, w, bias, add, stream);
   cpu::linear(y, x, w, bias, add, stream);
+}
+
+void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream) {
+  for (const LinearPart& part : parts) check_linear(part.y, x, part.w, part.bias, stream);
+  if (stream.device().kind == DeviceKind::kCuda && !x.empty()) {
+    return cuda::linears(parts, x, stream);
+  }
+  for (const LinearPart& part : parts) linear(part.y, x, part.w, part.bias, false, stream);
 }
 
 }  // namespace kvlm

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "kernels/base/tensor.h"
 
 namespace kvlm {
@@ -16,6 +18,16 @@ namespace kvlm {
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream);
+
+/// One of several products of the same x.
+struct LinearPart {
+  TensorView y;          ///< (rows, out)
+  ConstTensorView w;     ///< (out, in)
+  ConstTensorView bias;  ///< (out,); may be empty()
+};
+
+/// linear() of every part, without add: the same bits, in fewer passes over x and fewer launches.
+void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
 
 /// Up to this many rows `linear` streams the weights once and computes each row as it would alone;
 /// above it uses the library's matrix product.

@@ -177,9 +177,10 @@ void Llama::attention_block(int index, TensorView x, TensorView normed, ConstTen
   const TensorView v = v_.rows(rows, {config_.kv_heads, config_.head_dim});
 
   rms_norm(normed, x, layer.input_norm, config_.rms_eps, stream);
-  linear(q.reshape({rows, q_width}), normed, layer.q.weight, layer.q.bias, false, stream);
-  linear(k.reshape({rows, kv_width}), normed, layer.k.weight, layer.k.bias, false, stream);
-  linear(v.reshape({rows, kv_width}), normed, layer.v.weight, layer.v.bias, false, stream);
+  const LinearPart qkv[] = {{q.reshape({rows, q_width}), layer.q.weight, layer.q.bias},
+                            {k.reshape({rows, kv_width}), layer.k.weight, layer.k.bias},
+                            {v.reshape({rows, kv_width}), layer.v.weight, layer.v.bias}};
+  linears(qkv, normed, stream);
   rotate(q, cos, sin, stream);
   rotate(k, cos, sin, stream);
   cache.attend(index, q, k, v, q, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);
@@ -191,8 +192,9 @@ void Llama::mlp_block(const Layer& layer, TensorView x, TensorView normed, Strea
   const TensorView gate = gate_.rows(rows, {config_.intermediate});
   const TensorView up = up_.rows(rows, {config_.intermediate});
   rms_norm(normed, x, layer.attention_norm, config_.rms_eps, stream);
-  linear(gate, normed, layer.gate.weight, layer.gate.bias, false, stream);
-  linear(up, normed, layer.up.weight, layer.up.bias, false, stream);
+  const LinearPart both[] = {{gate, layer.gate.weight, layer.gate.bias},
+                             {up, layer.up.weight, layer.up.bias}};
+  linears(both, normed, stream);
   activate_gate(gate, up, Activation::kSilu, stream);
   linear(x, gate, layer.down.weight, layer.down.bias, /*add=*/true, stream);
 }

@@ -173,9 +173,10 @@ void ClipVit::run(const Layer& layer, Stream& stream) {
   const int head_dim = config_.hidden / config_.heads;
   const Shape by_head{rows, config_.heads, head_dim};
   layer_norm(normed_, x_, layer.norm1.weight, layer.norm1.bias, config_.eps, stream);
-  linear(q_, normed_, layer.q.weight, layer.q.bias, false, stream);
-  linear(k_, normed_, layer.k.weight, layer.k.bias, false, stream);
-  linear(v_, normed_, layer.v.weight, layer.v.bias, false, stream);
+  const LinearPart qkv[] = {{q_, layer.q.weight, layer.q.bias},
+                            {k_, layer.k.weight, layer.k.bias},
+                            {v_, layer.v.weight, layer.v.bias}};
+  linears(qkv, normed_, stream);
   attention(q_.view().reshape(by_head), q_.view().reshape(by_head), k_.view().reshape(by_head),
             v_.view().reshape(by_head), {}, /*causal=*/false,
             1.0f / std::sqrt(static_cast<float>(head_dim)), layer.q.weight.dtype(), stream);

@@ -1,5 +1,6 @@
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -155,16 +156,31 @@ struct Chunk<__half> : HalfChunk<__half> {};
 template <>
 struct Chunk<__nv_bfloat16> : HalfChunk<__nv_bfloat16> {};
 
+constexpr int kMostParts = 3;
+
+/// Products of the same x, their outputs side by side.
+template <class T>
+struct FewParts {
+  const T* w[kMostParts];
+  float* y[kMostParts];
+  const float* bias[kMostParts];
+  int64_t out[kMostParts];
+};
+
 /// One warp an output: it reads its row of w once for all kRows rows of x.
 template <class T, int kRows>
 __global__ void __launch_bounds__(32 * kWarps)
-    few_rows(float* y, const float* x, const T* w, const float* bias, int64_t in, int64_t out,
-             bool add) {
+    few_rows(FewParts<T> parts, const float* x, int64_t in, bool add) {
   constexpr int kSize = Chunk<T>::kSize;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  int64_t column = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  int at = 0;
+  while (at + 1 < kMostParts && column >= parts.out[at]) column -= parts.out[at++];
+  const int64_t out = parts.out[at];
   if (column >= out) return;
-  const T* weights = w + column * in;
+  const T* weights = parts.w[at] + column * in;
+  float* y = parts.y[at];
+  const float* bias = parts.bias[at];
   float sums[kRows] = {};
   int64_t i = lane * kSize;
   constexpr int kUnroll = kRows <= 4 ? 4 : 2;
@@ -232,34 +248,102 @@ void launch_odd(float* y, int64_t stride, const float* x, const T* w, const floa
 }
 
 template <class T, int kRows>
-void launch_few(float* y, const float* x, const T* w, const float* bias, int64_t in, int64_t out,
-                bool add, Stream& stream) {
+void launch_few(FewParts<T>& parts, const float* x, int64_t in, bool add, Stream& stream) {
+  int64_t out = 0;
+  for (const int64_t part : parts.out) out += part;
   few_rows<T, kRows>
-      <<<static_cast<unsigned>(ceil_div(out, kWarps)), 32 * kWarps, 0, native(stream)>>>(
-          y, x, w, bias, in, out, add);
+      <<<static_cast<unsigned>(ceil_div(out, kWarps)), 32 * kWarps, 0, native(stream)>>>(parts, x,
+                                                                                         in, add);
+  for (int i = 0; i < kMostParts; ++i) {
+    if (parts.out[i] > 0) parts.y[i] += kRows * parts.out[i];
+  }
 }
 
 /// Above this many rows of half-precision weights the tensor cores are faster.
 constexpr int64_t kFewRows = 4;
 
 template <class T>
-void multiply_few(float* y, const float* x, const T* w, const float* bias, int64_t rows, int64_t in,
-                  int64_t out, bool add, Stream& stream) {
+void multiply_few(FewParts<T> parts, const float* x, int64_t rows, int64_t in, bool add,
+                  Stream& stream) {
   for (int64_t row = 0; row < rows;) {
     const float* from = x + row * in;
-    float* to = y + row * out;
     const int64_t left = rows - row;
     if (left >= 4) {
-      launch_few<T, 4>(to, from, w, bias, in, out, add, stream);
+      launch_few<T, 4>(parts, from, in, add, stream);
       row += 4;
     } else if (left >= 2) {
-      launch_few<T, 2>(to, from, w, bias, in, out, add, stream);
+      launch_few<T, 2>(parts, from, in, add, stream);
       row += 2;
     } else {
-      launch_few<T, 1>(to, from, w, bias, in, out, add, stream);
+      launch_few<T, 1>(parts, from, in, add, stream);
       row += 1;
     }
   }
+}
+
+bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+/// Whether rows can be read in chunks; any number of outputs: vocabularies are odd.
+bool is_regular(const LinearPart& part, ConstTensorView x) {
+  const int64_t chunk = part.w.dtype() == DType::kF32 ? 4 : 8;
+  return x.shape()[1] % chunk == 0 && aligned(part.w.data(), 16) && aligned(x.data(), 16) &&
+         aligned(part.y.data(), 16) && (part.bias.empty() || aligned(part.bias.data(), 16));
+}
+
+template <class T>
+FewParts<T> few_parts(std::span<const LinearPart> parts) {
+  FewParts<T> made{};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    made.w[i] = reinterpret_cast<const T*>(parts[i].w.data());
+    made.y[i] = parts[i].y.as<float>();
+    made.bias[i] = parts[i].bias.empty() ? nullptr : parts[i].bias.as<float>();
+    made.out[i] = parts[i].w.shape()[0];
+  }
+  return made;
+}
+
+/// x as the tensor cores take it: both operands in the weights' format.
+const void* operand_of(ConstTensorView x, DType dtype, Stream& stream) {
+  if (dtype == DType::kF32) return x.data();
+  std::byte* rounded = stream.queue().scratch(kGemmOperand, static_cast<size_t>(x.elements()) * 2);
+  cuda::convert(TensorView(rounded, dtype, x.shape(), x.device()), x, stream);
+  return rounded;
+}
+
+/// A product of many regular rows.
+void multiply_many(const LinearPart& part, ConstTensorView x, const void* operand, bool add,
+                   Stream& stream) {
+  const ConstTensorView w = part.w;
+  const int64_t rows = x.shape()[0];
+  const int64_t in = x.shape()[1];
+  const int64_t out = w.shape()[0];
+  const float* bias = part.bias.empty() ? nullptr : part.bias.as<float>();
+  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
+  // Results of an odd width are made several times slower: the last few columns are made apart.
+  constexpr int64_t kWidth = 16;
+  const int64_t even = add ? out : out / kWidth * kWidth;
+  auto* result = part.y.as<float>();
+  if (even == 0 || even == out) {
+    Products::of(stream.device().index)
+        .get(w.dtype(), rows, in, out, bias != nullptr, add)
+        .run(result, operand, w.data(), bias, workspace, native(stream));
+    return;
+  }
+  const auto row_bytes = static_cast<size_t>(even) * sizeof(float);
+  std::byte* even_part = stream.queue().scratch(kGemmResult, static_cast<size_t>(rows) * row_bytes);
+  Products::of(stream.device().index)
+      .get(w.dtype(), rows, in, even, bias != nullptr, add)
+      .run(reinterpret_cast<float*>(even_part), operand, w.data(), bias, workspace, native(stream));
+  check(cudaMemcpy2DAsync(result, static_cast<size_t>(out) * sizeof(float), even_part, row_bytes,
+                          row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
+                          native(stream)),
+        "linear");
+  with_type(w.dtype(), [&](auto* type) {
+    using T = typename TypeOf<decltype(type)>::Type;
+    const T* rest = reinterpret_cast<const T*>(w.data()) + even * in;
+    launch_odd(result + even, out, x.as<float>(), rest, bias == nullptr ? nullptr : bias + even,
+               rows, in, out - even, false, stream);
+  });
 }
 
 }  // namespace
@@ -299,67 +383,49 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
 
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream) {
+  const LinearPart part{y, w, bias};
   const int64_t rows = x.shape()[0];
   const int64_t in = x.shape()[1];
-  const int64_t out = w.shape()[0];
-  const float* bias_data = bias.empty() ? nullptr : bias.as<float>();
-  const auto aligned = [](const void* p, size_t bytes) {
-    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
-  };
-  const int64_t chunk = w.dtype() == DType::kF32 ? 4 : 8;
-  // Any number of outputs: vocabularies are odd.
-  const bool regular = in % chunk == 0 && aligned(w.data(), 16) && aligned(x.data(), 16) &&
-                       aligned(y.data(), 16) && (bias_data == nullptr || aligned(bias_data, 16));
-  if (!regular || rows <= kFewRows) {
+  const bool regular = is_regular(part, x);
+  if (regular && rows > kFewRows) {
+    multiply_many(part, x, operand_of(x, w.dtype(), stream), add, stream);
+  } else {
     with_type(w.dtype(), [&](auto* type) {
       using T = typename TypeOf<decltype(type)>::Type;
-      const T* weights = reinterpret_cast<const T*>(w.data());
+      const FewParts<T> parts = few_parts<T>({&part, 1});
       if (regular) {
-        multiply_few(y.as<float>(), x.as<float>(), weights, bias_data, rows, in, out, add, stream);
+        multiply_few(parts, x.as<float>(), rows, in, add, stream);
       } else {
-        launch_odd(y.as<float>(), out, x.as<float>(), weights, bias_data, rows, in, out, add,
-                   stream);
+        launch_odd(parts.y[0], parts.out[0], x.as<float>(), parts.w[0], parts.bias[0], rows, in,
+                   parts.out[0], add, stream);
       }
     });
-    return check_launch("linear");
   }
-  const void* operand = x.data();
-  if (w.dtype() != DType::kF32) {
-    // The tensor cores take both operands in the weights' format.
-    std::byte* rounded =
-        stream.queue().scratch(kGemmOperand, static_cast<size_t>(x.elements()) * 2);
-    cuda::convert(TensorView(rounded, w.dtype(), x.shape(), x.device()), x, stream);
-    operand = rounded;
-  }
-  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  // Vocabularies are odd, and results of an odd width are made several times slower: the last few
-  // columns are made apart.
-  constexpr int64_t kWidth = 16;
-  const int64_t even = add ? out : out / kWidth * kWidth;
-  auto* result = y.as<float>();
-  if (even == 0 || even == out) {
-    Products::of(stream.device().index)
-        .get(w.dtype(), rows, in, out, bias_data != nullptr, add)
-        .run(result, operand, w.data(), bias_data, workspace, native(stream));
+  check_launch("linear");
+}
+
+void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream) {
+  const int64_t rows = x.shape()[0];
+  const DType dtype = parts.empty() ? DType::kF32 : parts[0].w.dtype();
+  const bool alike = std::all_of(parts.begin(), parts.end(), [&](const LinearPart& part) {
+    return is_regular(part, x) && part.w.dtype() == dtype && !part.y.empty();
+  });
+  if (!alike || (rows <= kFewRows && parts.size() > kMostParts)) {
+    for (const LinearPart& part : parts) {
+      if (!part.y.empty()) cuda::linear(part.y, x, part.w, part.bias, false, stream);
+    }
     return;
   }
-  const auto row_bytes = static_cast<size_t>(even) * sizeof(float);
-  std::byte* part = stream.queue().scratch(kGemmResult, static_cast<size_t>(rows) * row_bytes);
-  Products::of(stream.device().index)
-      .get(w.dtype(), rows, in, even, bias_data != nullptr, add)
-      .run(reinterpret_cast<float*>(part), operand, w.data(), bias_data, workspace, native(stream));
-  check(cudaMemcpy2DAsync(result, static_cast<size_t>(out) * sizeof(float), part, row_bytes,
-                          row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
-                          native(stream)),
-        "linear");
-  with_type(w.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
-    const T* rest = reinterpret_cast<const T*>(w.data()) + even * in;
-    launch_odd(result + even, out, x.as<float>(), rest,
-               bias_data == nullptr ? nullptr : bias_data + even, rows, in, out - even, false,
-               stream);
-  });
-  check_launch("linear");
+  if (rows > kFewRows) {
+    const void* operand = operand_of(x, dtype, stream);
+    for (const LinearPart& part : parts) multiply_many(part, x, operand, false, stream);
+  } else {
+    with_type(dtype, [&](auto* type) {
+      using T = typename TypeOf<decltype(type)>::Type;
+      multiply_few(few_parts<T>(parts), x.as<float>(), rows, x.shape()[1], false, stream);
+    });
+  }
+  check_launch("linears");
 }
 
 }  // namespace kvlm::cuda

@@ -2,6 +2,7 @@
 
 #include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
+#include "kernels/gemm.h"
 
 // The CUDA implementation of kernels/gemm.h, which has checked the arguments; a build without CUDA
 // links no_cuda/gemm.cpp instead, which throws Error{kUnsupported}.
@@ -9,6 +10,8 @@ namespace kvlm::cuda {
 
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream);
+
+void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
 
 /// kvlm::measure_matrix_rate() on a GPU.
 double measure_matrix_rate(int size, DType dtype, Stream& stream);

@@ -8,6 +8,8 @@ void linear(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, bool,
   refuse("linear");
 }
 
+void linears(std::span<const LinearPart>, ConstTensorView, Stream&) { refuse("linears"); }
+
 double measure_matrix_rate(int, DType, Stream&) { refuse("measure_matrix_rate"); }
 
 }  // namespace kvlm::cuda

@@ -61,6 +61,33 @@ TEST_F(Cuda, Linear) {
   }
 }
 
+/// Several products of one x have the bits that each has alone.
+TEST_F(Cuda, LinearsEqualLinear) {
+  for (const int64_t rows : {1, 2, 3, 4, 5, 7, 40}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      for (const int64_t in : {64, 88, 50}) {
+        const Tensor x = on_gpu(normal_tensor(DType::kF32, {rows, in}, 1));
+        const int64_t widths[] = {128, 31, 64};
+        std::vector<Tensor> w, bias, together, alone;
+        std::vector<LinearPart> parts;
+        for (uint32_t i = 0; i < 3; ++i) {
+          w.push_back(on_gpu(normal_tensor(dtype, {widths[i], in}, 2 + i, 0.1f)));
+          bias.push_back(i == 1 ? Tensor()
+                                : on_gpu(normal_tensor(DType::kF32, {widths[i]}, 9 + i)));
+          together.emplace_back(DType::kF32, Shape{rows, widths[i]}, kGpu);
+          alone.emplace_back(DType::kF32, Shape{rows, widths[i]}, kGpu);
+          linear(alone[i], x, w[i], bias[i], false, *gpu_);
+        }
+        for (size_t i = 0; i < 3; ++i) parts.push_back({together[i], w[i], bias[i]});
+        linears(parts, x, *gpu_);
+        for (size_t i = 0; i < 3; ++i) {
+          EXPECT_EQ(error(together[i], on_host(alone[i])), 0) << rows << " x " << in << ", " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(Cuda, NormsActivationsAndElements) {
   for (const int64_t dim : {1, 7, 64, 1000, 4096}) {
     for (const int64_t rows : {1, 3, 577}) {
