@@ -294,11 +294,12 @@ void PackedBatch::attend(const float* q, float* out, float scale, Stream& stream
   state_->q = q;
   state_->out = out;
   cpu::attend_packed(state_->lanes, state_->q_per_kv, state_->head_dim, scale, stream);
-  state_->guarded_remaps = 0;
   for (const PackedLane& lane : state_->lanes) state_->guarded_remaps += lane.guarded_remaps;
 }
 
-int64_t PackedBatch::guarded_remaps() const noexcept { return state_->guarded_remaps; }
+int64_t PackedBatch::guarded_remaps() const {
+  return state_->table != nullptr ? state_->table->guarded_remaps() : state_->guarded_remaps;
+}
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
                    Stream& stream) {

@@ -61,8 +61,10 @@ struct PackedLane {
   /// wanted; else anything.
   float* weights = nullptr;
   bool weights_wanted = true;
-  float* out = nullptr;    ///< (q_per_kv, head_dim); overwritten; may not overlap q
-  int guarded_remaps = 0;  ///< returned: how many (query head, remap) had their slope clamped
+  float* out = nullptr;  ///< (q_per_kv, head_dim); overwritten; may not overlap q
+  /// Returned (CPU; PackedBatch counts on CUDA too): how many (query head, remap) had their slope
+  /// clamped.
+  int guarded_remaps = 0;
 };
 
 /// out = softmax(remap(scale * q . K)) . V of every lane, read straight from packed blocks: scales
@@ -98,8 +100,9 @@ class PackedBatch {
   void append(const float* k, const float* v, Stream& stream);
   /// attend_packed() of the lanes as they are now.
   void attend(const float* q, float* out, float scale, Stream& stream);
-  /// How many slopes the last attend() has clamped (PackedLane.guarded_remaps); 0 on CUDA.
-  int64_t guarded_remaps() const noexcept;
+  /// How many slopes have been clamped so far (PackedLane.guarded_remaps), by every attend() that
+  /// is done. Throws Error{kDevice} if the GPU does not answer.
+  int64_t guarded_remaps() const;
 
  private:
   struct State;

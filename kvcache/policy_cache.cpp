@@ -416,7 +416,11 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
                    parts_.rows, parts_.share);
   // Times the share of tokens kept.
   report.nominal_bits = bits * report.slots / sequence.rows;
-  report.guarded_remaps = guarded_remaps_;
+  try {
+    for (const PackedBatch& batch : batches_) report.guarded_remaps += batch.guarded_remaps();
+  } catch (const Error&) {
+    // A GPU that is lost says so at the next step.
+  }
   return report;
 }
 

@@ -398,7 +398,6 @@ class PolicyCache final : public KvCache {
   bool keep_ = false;                     // this step's lanes are kept
   bool goes_on_ = false;                  // this step takes up the last one's
   std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
-  int64_t guarded_remaps_ = 0;
 };
 
 std::unique_ptr<KvCache> make_policy_cache(CacheParts parts, const CacheShape& shape,

@@ -260,7 +260,6 @@ void PolicyCache::run_packed(std::span<PackedLane> lanes, int layer, const float
   PackedBatch& batch = batches_[static_cast<size_t>(layer)];
   batch.describe(lanes, shape_.q_per_kv(), shape_.head_dim, q, out, !kept_batch_.empty(), stream);
   batch.attend(q, out, scale, stream);
-  guarded_remaps_ += batch.guarded_remaps();
   slot_sums_.clear();
   for (size_t i = 0; i < lanes.size(); ++i) {
     const Lane& lane = *packed_lanes_[i];

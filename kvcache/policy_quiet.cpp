@@ -115,7 +115,6 @@ void PolicyCache::decode_on(int layer, const float* q, ConstTensorView k, ConstT
   PackedBatch& batch = batches_[at];
   batch.append(k.as<float>(), v.as<float>(), stream);
   batch.attend(q, out.as<float>(), scale, stream);
-  guarded_remaps_ += batch.guarded_remaps();
 }
 
 }  // namespace kvlm

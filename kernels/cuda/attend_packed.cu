@@ -521,10 +521,14 @@ __device__ float block_reduce(float x, bool maximum, float* parts) {
 
 constexpr int kNormaliseThreads = 512;
 
-__device__ float remap_slope(const ScoreRemap& remap, float low, float high) {
+/// `counts`: this thread is the one of its query head that counts clamped slopes.
+__device__ float remap_slope(const DevicePlan& plan, const ScoreRemap& remap, float low, float high,
+                             bool counts) {
   if (!(high > low)) return 0;
   const float slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
-  return remap.guarded ? fmaxf(slope, 0.0f) : slope;
+  if (!remap.guarded || slope >= 0) return slope;
+  if (counts && plan.guarded != nullptr) atomicAdd(plan.guarded, 1ull);
+  return 0;
 }
 
 /// Remaps and normalises the scores of one query head of one lane of at most kHeld *
@@ -556,7 +560,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) 
     }
     low = -block_reduce(-low, true, parts);
     high = block_reduce(high, true, parts);
-    const float slope = remap_slope(remap, low, high);
+    const float slope = remap_slope(plan, remap, low, high, threadIdx.x == 0);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int at = first + i * kNormaliseThreads - remap.first;
@@ -601,7 +605,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan p
     }
     low = -block_reduce(-low, true, parts);
     high = block_reduce(high, true, parts);
-    const float slope = remap_slope(remap, low, high);
+    const float slope = remap_slope(plan, remap, low, high, threadIdx.x == 0);
     for (int i = first; i < remap.slots; i += step) {
       float& score = scores[remap.first + i];
       score = slope * (score - low) + low - remap.tau_low;
@@ -768,7 +772,7 @@ __global__ void weigh_lanes(DevicePlan plan) {
       Weighing made{kLog2e, high, high * kLog2e};
       if (range > 0 && high >= low) {
         const ScoreRemap remap = plan.remaps[lane.first_remap + range - 1];
-        const float slope = remap_slope(remap, low, high);
+        const float slope = remap_slope(plan, remap, low, high, thread == 0);
         // The largest remapped score is that of the greatest, of the least if the slope falls.
         const float top = slope >= 0 ? high : low;
         made = {slope * kLog2e, top, (slope * (top - low) + low - remap.tau_low) * kLog2e};
@@ -1035,9 +1039,13 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
 }
 
 struct LaneTable::State {
-  explicit State(Device device) : kept(device) {}
+  explicit State(Device device) : kept(device), guarded(device, sizeof(unsigned long long)) {
+    constexpr unsigned long long kNone = 0;
+    copy_now(guarded.data(), &kNone, sizeof kNone);
+  }
   Launches launches;
   Kept kept;
+  Buffer guarded;
   const float* q = nullptr;
   const float* out = nullptr;
   int room = 0;
@@ -1048,6 +1056,8 @@ struct LaneTable::State {
     plan.grown = grown;
     plan.q_moved = q_now - q;
     plan.out_moved = out_now - out;
+    plan.guarded = const_cast<unsigned long long*>(
+        reinterpret_cast<const unsigned long long*>(guarded.data()));
     return plan;
   }
 };
@@ -1068,6 +1078,12 @@ void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim
   if (!lanes.empty()) {
     state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, state.room > 0, stream);
   }
+}
+
+int64_t LaneTable::guarded_remaps() const {
+  unsigned long long count = 0;
+  copy_now(&count, state_->guarded.data(), sizeof count);
+  return static_cast<int64_t>(count);
 }
 
 int LaneTable::room() const noexcept { return state_->room - state_->grown; }

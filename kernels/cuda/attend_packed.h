@@ -23,6 +23,7 @@ class LaneTable {
   int room() const noexcept;
   void append(const float* k, const float* v, Stream& stream);
   void attend(const float* q, float* out, float scale, Stream& stream);
+  int64_t guarded_remaps() const;
 
  private:
   struct State;

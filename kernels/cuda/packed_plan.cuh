@@ -92,6 +92,7 @@ struct DevicePlan {
   float* masses;        // (pieces of values, q_per_kv) sums of weights, of late lanes
   float2* ends;         // (pieces of keys, q_per_kv) least and greatest score, of late lanes
   Weighing* weighings;  // (lanes' ranges, q_per_kv)
+  unsigned long long* guarded;  // counts slopes that were clamped; null: nobody asks
   int q_per_kv;
   int head_dim;
   float scale;

@@ -82,6 +82,9 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
       if (testing::Test::HasFatalFailure()) return;
     }
     ASSERT_EQ(on_gpu->bytes(), on_cpu->bytes()) << "round " << round;
+    ASSERT_EQ(on_gpu->report(inputs[0].id).guarded_remaps,
+              on_cpu->report(inputs[0].id).guarded_remaps)
+        << "round " << round;
     for (const Feeder::Input& input : inputs) {
       const int layer = round % shape.layers;
       const size_t head = static_cast<size_t>(round / shape.layers % shape.kv_heads);
