@@ -110,7 +110,8 @@ int Plane::room_behind() const noexcept {
 }
 
 size_t Plane::ring_offset(int i) const noexcept {
-  return static_cast<size_t>((ring_first_ + i) % ring_rows_) * layout_.row_bytes();
+  const int place = ring_first_ + i;  // no division: this is done for every lane of a step
+  return static_cast<size_t>(place < ring_rows_ ? place : place - ring_rows_) * layout_.row_bytes();
 }
 
 const std::byte* Plane::full_row(int i) const noexcept {
@@ -126,7 +127,8 @@ std::byte* Plane::full_row(int i) noexcept {
 void Plane::pop_rows(int rows) noexcept {
   assert(rows <= full_);
   if (rows == 0) return;
-  ring_first_ = full_ == rows ? 0 : (ring_first_ + rows) % ring_rows_;
+  ring_first_ = full_ == rows ? 0 : ring_first_ + rows;
+  if (ring_first_ >= ring_rows_) ring_first_ -= ring_rows_;
   full_ -= rows;
   bytes_ -= static_cast<size_t>(rows) * layout_.row_bytes();
 }
@@ -201,15 +203,16 @@ void Plane::clear_packed() noexcept {
   even_ = true;
 }
 
-bool Plane::lies_evenly() const noexcept {
+bool Plane::lies_evenly() noexcept {
   const size_t n = blocks_.size();
   if (n < 2) return true;
-  const auto stride = [&](const std::byte* PackedBlock::*part, size_t i) {
-    return blocks_[i].*part - blocks_[i - 1].*part;
-  };
-  return blocks_[n - 2].rows == blocks_[0].rows &&
-         stride(&PackedBlock::codes, n - 1) == stride(&PackedBlock::codes, 1) &&
-         stride(&PackedBlock::scales, n - 1) == stride(&PackedBlock::scales, 1);
+  const std::ptrdiff_t codes = blocks_[n - 1].codes - blocks_[n - 2].codes;
+  const std::ptrdiff_t scales = blocks_[n - 1].scales - blocks_[n - 2].scales;
+  if (n == 2) {
+    code_stride_ = codes;
+    scale_stride_ = scales;
+  }
+  return blocks_[n - 2].rows == blocks_[0].rows && codes == code_stride_ && scales == scale_stride_;
 }
 
 RowGap Plane::evict(int slot) noexcept {
@@ -276,8 +279,8 @@ void Plane::add_runs(RunList& runs) const noexcept {
     run.format = &layout_.plan->format;
     run.blocks = blocks_;
     if (even_ && blocks_.size() > 1) {
-      run.code_stride = blocks_[1].codes - blocks_[0].codes;
-      run.scale_stride = blocks_[1].scales - blocks_[0].scales;
+      run.code_stride = code_stride_;
+      run.scale_stride = scale_stride_;
     }
   }
   const int first = full_before_wrap();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -29,7 +30,7 @@ class RunList {
   explicit RunList(SlotRun* memory) : begin_(memory) {}
   int size() const noexcept { return size_; }
   SlotRun& operator[](int i) noexcept { return begin_[i]; }
-  SlotRun& add() noexcept { return begin_[size_++] = SlotRun(); }
+  SlotRun& add() noexcept { return *std::construct_at(begin_ + size_++); }
   void insert(int at, const SlotRun& run) noexcept {
     for (int i = size_++; i > at; --i) begin_[i] = begin_[i - 1];
     begin_[at] = run;
@@ -48,15 +49,15 @@ class RunList {
 /// newest rows in full precision. Slots are counted over live rows, oldest first. Everything it
 /// stores lies in memory that it is given; bookkeeping is reserved by place(), so that nothing
 /// allocates afterwards.
-class Plane {
+class alignas(64) Plane {
  public:
   /// What rows are and how they are packed; the same for all planes of a layer and part.
   struct Layout {
-    DType dtype = DType::kF16;  ///< of full rows
-    int head_dim = 0;
     const PartPlan* plan = nullptr;  ///< null: rows are never packed
-    bool once = false;               ///< packed once, a prompt at a time, in blocks of any size
-    bool shared = false;             ///< codes are another plane's; only scales are stored
+    int head_dim = 0;
+    DType dtype = DType::kF16;  ///< of full rows
+    bool once = false;          ///< packed once, a prompt at a time, in blocks of any size
+    bool shared = false;        ///< codes are another plane's; only scales are stored
 
     /// Rows of a full block; blocks of once-packed planes have no such size.
     int block_rows() const noexcept;
@@ -117,13 +118,20 @@ class Plane {
   /// Brings what decode reads of this plane into the processor's cache, and then its blocks: what
   /// thousands of lanes say of themselves lies all over memory.
   void prefetch() const noexcept {
-    const auto* bytes = reinterpret_cast<const std::byte*>(this);
-    for (size_t at = 0; at < sizeof *this; at += 64) __builtin_prefetch(bytes + at, 1);
+    __builtin_prefetch(this, 1);
+    __builtin_prefetch(&blocks_, 1);
   }
   void prefetch_blocks() const noexcept {
     if (!blocks_.empty()) {
       __builtin_prefetch(blocks_.data());
-      __builtin_prefetch(&blocks_.back());
+      __builtin_prefetch(&blocks_.back(), 1);
+    }
+  }
+  /// The same of what push_packed() needs.
+  void prefetch_newest_block() const noexcept {
+    if (!blocks_.empty()) {
+      __builtin_prefetch(&blocks_.back(), 1);
+      __builtin_prefetch(&places_.back());
     }
   }
 
@@ -141,25 +149,31 @@ class Plane {
 
   size_t ring_offset(int i) const noexcept;
   /// Whether blocks_ still lie evenly (SlotRun), after one was added.
-  bool lies_evenly() const noexcept;
+  bool lies_evenly() noexcept;
   Place new_place(int rows) noexcept;
 
+  // In three lines of the processor's cache: those that most steps need, those about blocks, and
+  // the rest.
   Layout layout_;
-  std::byte* packed_memory_ = nullptr;
   std::byte* ring_ = nullptr;
-  const Plane* owner_ = nullptr;
   int ring_rows_ = 0;
   int ring_first_ = 0;
   int full_ = 0;
   int packed_ = 0;
   size_t bytes_ = 0;
-  bool even_ = true;  // SlotRun.code_stride can be given
-  size_t bump_ = 0;   // bytes of packed_memory_ taken, if packed once
+  size_t bump_ = 0;     // bytes of packed_memory_ taken, if packed once
+  int live_words_ = 0;  // per block
+  bool even_ = true;    // blocks lie evenly, at the strides that follow
+
   std::vector<PackedBlock> blocks_;
-  std::vector<Place> places_;    // of each block
+  std::vector<Place> places_;  // of each block
+  std::ptrdiff_t code_stride_ = 0;
+  std::ptrdiff_t scale_stride_ = 0;
+
   std::vector<int> free_slots_;  // stack
   std::vector<uint64_t> live_;   // words of all slots, made live on the first eviction
-  int live_words_ = 0;           // per block
+  std::byte* packed_memory_ = nullptr;
+  const Plane* owner_ = nullptr;
 };
 
 }  // namespace kvlm

@@ -31,7 +31,22 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       query_jobs_(static_cast<size_t>(shape.layers)),
       mean_weights_(device),
       queries_of_(static_cast<size_t>(shape.layers)) {
-  for (int layer = 0; layer < shape.layers; ++layer) batches_.emplace_back(device);
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    batches_.emplace_back(device);
+    LayerPlan& plan = plans_.emplace_back();
+    plan.protects = layouts_.protected_values(layer).plan != nullptr;
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      const Quantizer* quantizer = layouts_.quantizer(store, layer);
+      if (quantizer == nullptr) continue;
+      const bool turns = quantizer->key_basis() != nullptr;
+      plan.turns |= turns;
+      if (quantizer->visual_only()) continue;
+      for (const Part part : {Part::kKeys, Part::kValues}) {
+        plan.windows.push_back(
+            {store, part, &quantizer->plan(part, layer), quantizer->repacks(part) || turns});
+      }
+    }
+  }
 }
 
 CacheNeeds PolicyCache::needs() const noexcept {
@@ -142,7 +157,7 @@ void PolicyCache::reserve_workspace() {
   grow(new_keys_, lanes);
   grow(new_values_, lanes);
   settling_.reserve(lanes / heads());
-  flushed_.reserve(kFlushedTogether);
+  flushed_.reserve(lanes / heads());
   kept_batch_.reserve(lanes / heads());
   grow(runs_, lanes * kRunsPerLane);
   past_.reserve(2 * heads());
@@ -150,7 +165,7 @@ void PolicyCache::reserve_workspace() {
   queries_.grow(3 * lanes * queries * dim());
   if (parts_.retention != nullptr) {
     const size_t all = lanes * static_cast<size_t>(shape_.layers);
-    gaps_.reserve(all / std::max<size_t>(lanes / heads(), 1) * 3);
+    gaps_.reserve(kGapsTogether + all / std::max<size_t>(lanes / heads(), 1) * 3);
     grow(dropped_, static_cast<size_t>(shape_.layers));
     if (layouts_.keeps_weights()) {
       const size_t kept =
@@ -165,7 +180,6 @@ void PolicyCache::reserve_workspace() {
   }
   size_t flushed = 0;  // rows on their way into blocks at a time
   size_t turned = 0;   // those whose basis changes, or that are packed again
-  const size_t together = std::min(lanes, kFlushedTogether * heads());
   for (int layer = 0; layer < shape_.layers; ++layer) {
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const Quantizer* quantizer = layouts_.quantizer(store, layer);
@@ -183,12 +197,14 @@ void PolicyCache::reserve_workspace() {
         const auto added = static_cast<size_t>(quantizer->plan(part, layer).flush.rows);
         if (quantizer->repacks(part) || quantizer->key_basis() != nullptr) {
           turned = std::max(turned, heads() * (quantizer->repacks(part) ? most + added : added));
-        } else {
-          flushed = std::max(flushed, together * added);
+          continue;
         }
+        const size_t some = std::max(kFlushedTogether * heads() * added, kRowsTogether);
+        flushed = std::max(flushed, std::min(lanes * added, some));
       }
     }
   }
+  grow(flush_jobs_, flushed);
   flushed = std::max(flushed, turned);
   floats_.grow(flushed * dim());
   basis_.grow(turned * dim());
@@ -208,6 +224,7 @@ void PolicyCache::close(SequenceId id) noexcept {
 }
 
 void PolicyCache::begin(std::span<const StepRows> step) {
+  const CacheNeeds needs = this->needs();
   for (const StepRows& rows : step) {
     Sequence& sequence = at(rows.sequence);
     assert(sequence.open);
@@ -218,14 +235,14 @@ void PolicyCache::begin(std::span<const StepRows> step) {
           fmt::format("a sequence of {} tokens cannot take {} more: {} were reserved for it",
                       sequence.rows, rows.rows, sequence.size.max_rows));
     }
-    if (sequence.prompted && rows.prompt && needs().one_prompt) {
+    if (sequence.prompted && rows.prompt && needs.one_prompt) {
       throw Error(
           ErrorCode::kUnsupported,
           fmt::format("--kv {} takes no second prompt: its layers share codes and drop rows; "
                       "prefill the conversation anew",
                       parts_.spec));
     }
-    if (sequence.prompted && needs().pictures_first &&
+    if (sequence.prompted && needs.pictures_first &&
         std::any_of(rows.modality.begin(), rows.modality.end(),
                     [](int16_t tag) { return tag != kTextRow; })) {
       throw Error(ErrorCode::kUnsupported,
@@ -301,13 +318,15 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   int64_t row = 0;
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
+    if (!rows.prompt) {
+      generated_.push_back({&sequence, row++, nullptr});
+      continue;
+    }
     const ConstTensorView q_rows = q.empty() ? q : q.slice(row, rows.rows);
     const ConstTensorView k_rows = k.slice(row, rows.rows);
     const ConstTensorView v_rows = v.slice(row, rows.rows);
     const TensorView out_rows = out.empty() ? out : out.slice(row, rows.rows);
-    if (!rows.prompt) {
-      generated_.push_back({&sequence, row, nullptr});
-    } else if (sequence.prompted) {
+    if (sequence.prompted) {
       attend_later_prompt(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
     } else {
       attend_first_prompt(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
@@ -354,19 +373,32 @@ void PolicyCache::end(Stream& stream) {
     }
     sequence.rows += rows.rows;
     sequence.quiet = std::max(0, sequence.quiet - rows.rows);
+    if (rows.prompt) count_planes(sequence);
     account(sequence);
   }
   step_ = {};
 }
 
-void PolicyCache::account(Sequence& sequence) noexcept {
-  size_t bytes = 0;
-  for (const LayerState& state : sequence.layers) {
-    for (const size_t mask : state.mask_bytes) bytes += mask;
+void PolicyCache::count_planes(Sequence& sequence) noexcept {
+  for (LayerState& state : sequence.layers) {
+    state.plane_bytes = 0;
     for (const Lane& lane : state.lanes) {
       for (const StorePlanes& store : lane.stores) {
-        bytes += store.keys.bytes() + store.values.bytes() + store.protected_values.bytes();
+        state.plane_bytes +=
+            store.keys.bytes() + store.values.bytes() + store.protected_values.bytes();
       }
+    }
+  }
+}
+
+void PolicyCache::account(Sequence& sequence) noexcept {
+  const bool weighs = layouts_.keeps_weights();
+  size_t bytes = 0;
+  for (const LayerState& state : sequence.layers) {
+    bytes += state.plane_bytes;
+    for (const size_t mask : state.mask_bytes) bytes += mask;
+    for (size_t head = 0; weighs && head < state.lanes.size(); ++head) {
+      const Lane& lane = state.lanes[head];
       if (lane.weights != nullptr) bytes += sizeof(float) * static_cast<size_t>(lane.slots());
     }
     for (int i = 0; i < state.protection_bitmaps; ++i) {

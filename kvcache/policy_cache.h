@@ -62,9 +62,10 @@ struct StorePlanes {
   Plane values;
   Plane protected_values;  ///< VidKV: packed values of protected rows
 
-  /// Nothing is packed, and row by row keys and values are in the same places of their rings.
-  bool full_alike() const noexcept {
-    return keys.packed() + values.packed() + protected_values.packed() == 0 &&
+  /// Nothing is packed (`protects`: nor could be on protected_values), and row by row keys and
+  /// values are in the same places of their rings.
+  bool full_alike(bool protects) const noexcept {
+    return keys.packed() + values.packed() == 0 && (!protects || protected_values.packed() == 0) &&
            keys.full_before_wrap() == values.full_before_wrap();
   }
 };
@@ -92,7 +93,10 @@ struct Lane {
 /// One layer of one sequence.
 struct LayerState {
   std::vector<Lane> lanes;  ///< (kv_heads,)
-  int kept = 0;             ///< slots when the first prompt had ended
+  /// Lanes whose window of a store and part is full, since a row was appended last.
+  std::array<std::array<int, 2>, kStores> due{};
+  size_t plane_bytes = 0;  ///< of all planes
+  int kept = 0;            ///< slots when the first prompt had ended
   double forget = 0;
   std::array<std::byte*, kStores> masks{};   ///< of facts, in the arena
   std::array<size_t, kStores> mask_bytes{};  ///< in use
@@ -230,8 +234,34 @@ class PolicyCache final : public KvCache {
   };
   /// A lane has keys and values of two stores, each in at most three runs, and protected values.
   static constexpr size_t kRunsPerLane = 13;
-  /// Sequences whose full windows are packed in one call: they share the floats on the way.
+  /// Rows whose windows are full and that are packed in one call, as far as memory for their floats
+  /// goes; of at least some sequences.
+  static constexpr size_t kRowsTogether = 8192;
   static constexpr size_t kFlushedTogether = 32;
+  /// Gaps that are closed in one call, at least; those of a sequence at a time join them.
+  static constexpr size_t kGapsTogether = 4096;
+  /// Lanes of a step from which on the stream's threads share the bookkeeping: below, waking them
+  /// takes longer. What they do does not depend on who does it.
+  static constexpr size_t kSharedLanes = 1024;
+  /// Rows that are packed in decode when enough of them have come.
+  struct Window {
+    size_t store;
+    Part part;
+    const PartPlan* plan;
+    bool anew;  // with old rows, or in another basis
+  };
+  /// What never changes about a layer, for loops over its lanes.
+  struct LayerPlan {
+    std::vector<Window> windows;  // in the order in which they are flushed
+    bool protects = false;        // some packed values lie apart
+    bool turns = false;           // keys are packed in a basis of their own
+  };
+  /// A layer of a sequence whose windows are flushed, and where in the workspace.
+  struct Flushed {
+    LayerState* state;
+    size_t row = 0;   // of row_sources_, flush_jobs_ and floats_
+    size_t jobs = 0;  // made
+  };
   /// Float rows of every kv_head, (rows, head_dim) on the cache's device.
   using HeadRows = std::vector<std::span<float>>;
 
@@ -243,8 +273,21 @@ class PolicyCache final : public KvCache {
   StoreIndex store_of(int16_t tag) const noexcept {
     return parts_.split && tag != kTextRow ? kVisual : kRest;
   }
+  size_t first_store() const noexcept { return parts_.split ? kVisual : kRest; }
+  const LayerPlan& plan_of(int layer) const noexcept { return plans_[static_cast<size_t>(layer)]; }
   void reserve_workspace();
+  /// Calls body(begin, end) for ranges that make up [0, count), where a sequence is some work for
+  /// each of its lanes.
+  template <class Body>
+  void for_sequences(size_t count, Stream& stream, const Body& body) const {
+    const auto threads = static_cast<size_t>(stream.pool().threads());
+    if (threads == 1 || count * heads() < kSharedLanes) return body(size_t{0}, count);
+    const size_t ranges = std::min(count, 2 * threads);  // some threads come late
+    stream.pool().parallel_for(
+        ranges, [&](size_t i, int) { body(count * i / ranges, count * (i + 1) / ranges); });
+  }
   void account(Sequence& sequence) noexcept;
+  void count_planes(Sequence& sequence) noexcept;
   size_t kept_row_bytes() const noexcept {  // of a generated row, in all layers
     return static_cast<size_t>(shape_.layers) * 2 * heads() * row_bytes();
   }
@@ -293,13 +336,14 @@ class PolicyCache final : public KvCache {
   void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
 
   // policy_decode.cpp
-  void append_row(LayerState& state, int16_t tag, size_t first_lane);
+  void append_row(LayerState& state, int layer, int16_t tag, size_t first_lane);
   void add_plain(const PackedLane& packed, const Lane& lane);
   void store_new(ConstTensorView k, ConstTensorView v, size_t first_lane, Stream& stream);
   void decode(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
-  void describe_lane(Lane& lane, int layer, size_t index);
-  void prefetch_generated(size_t i, int layer) const noexcept;
+  size_t describe_lanes(size_t first, size_t last, int layer, const float* q, float* out);
+  size_t describe_lane(Lane& lane, int layer, size_t index, SlotRun* memory);
+  void prefetch_generated(size_t i, size_t last, int layer, size_t head) const noexcept;
   void add_value_runs(const Lane& lane, RunList& runs) const;
   void add_key_runs(const Lane& lane, size_t store, int layer, size_t index, RunList& runs);
   std::span<const ScoreRemap> remaps_of(const StorePlanes& visual, int layer, size_t index);
@@ -307,16 +351,18 @@ class PolicyCache final : public KvCache {
                   Stream& stream);
   void settle(Stream& stream);
   void flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream);
-  void flush(std::span<LayerState* const> states, int layer, size_t store, Part part,
-             Stream& stream);
-  void flush_anew(LayerState& state, int layer, size_t store, Part part, Stream& stream);
+  void flush(const Window& window, Stream& stream);
+  void flush_some(std::span<Flushed> some, size_t rows, const Window& window, Stream& stream);
+  void take_rows(std::span<Flushed> next, const Window& window);
+  static int& due(LayerState& state, const Window& window) noexcept;
+  void flush_anew(LayerState& state, int layer, const Window& window, Stream& stream);
   static Plane& plane_of(Lane& lane, size_t store, Part part) noexcept;
   void evict_layer(Sequence& sequence, int layer, int newer, Stream& stream);
   void evict(Sequence& sequence, int layer, int step, Stream& stream);
   bool chooses(int layer, size_t head) const noexcept;
   void collect_weights(std::span<Sequence* const> sequences, int first, int last, Stream& stream);
   static float& newest_weight(Lane& lane, size_t store) noexcept;
-  int evict_slot(Lane& lane, int slot) noexcept;
+  int evict_slot(LayerState& state, Lane& lane, int slot) noexcept;
   std::span<const float> next_weights(const Lane& lane) noexcept;
   void turn_sinks(LayerState& state, int sinks, int by, Stream& stream);
   void copy_to_arena(std::byte* to, const void* from, size_t bytes, Stream& stream);
@@ -325,6 +371,8 @@ class PolicyCache final : public KvCache {
              std::span<const float* const> keys, int rows, Stream& stream);
   /// Packs `rows` rows x into blocks of `plane`, whose layout's plan they follow: queues jobs.
   void add_jobs(Plane& plane, const float* x, int rows);
+  template <class Body>
+  void for_jobs(Plane& plane, const float* x, int rows, const Body& body);
   void run_jobs(const PartPlan& plan, Stream& stream);
   /// The live packed rows of a plane as floats, oldest first; `basis` undoes its change of basis.
   void unpack_packed(const Plane& plane, const LaneFacts& facts, const KeyBasis* basis, float* out,
@@ -339,6 +387,7 @@ class PolicyCache final : public KvCache {
   CacheParts parts_;
   CacheShape shape_;
   Layouts layouts_;
+  std::vector<LayerPlan> plans_;  // (layers,)
   Arena arena_;
   std::vector<Sequence> sequences_;
   std::span<const StepRows> step_;
@@ -348,7 +397,7 @@ class PolicyCache final : public KvCache {
   std::vector<std::byte*> new_keys_;          // (rows of a step, kv_heads)
   std::vector<std::byte*> new_values_;
   std::vector<Sequence*> settling_;
-  std::vector<LayerState*> flushed_;
+  std::vector<Flushed> flushed_;
   std::vector<KeyValueRows> past_;
   RowAttention plain_;
   /// A generated row, while a layer attends.
@@ -361,14 +410,14 @@ class PolicyCache final : public KvCache {
   // By number of the generated row times kv_heads, plus the kv_head; then those of packed lanes.
   std::vector<PackedLane> packed_;
   std::vector<Lane*> packed_lanes_;
-  std::vector<SlotRun> runs_;  // of the lanes described so far
-  size_t runs_taken_ = 0;
+  std::vector<SlotRun> runs_;       // of these lanes, with gaps
   std::vector<ScoreRemap> remaps_;  // (lanes, remaps_per_lane_)
   size_t remaps_per_lane_ = 0;
   FloatSpace weights_;
   FloatSpace queries_;  // copies of a pass's queries, then those that were turned
   size_t queries_copied_ = 0;
   std::vector<PackJob> jobs_;
+  std::vector<PackJob> flush_jobs_;  // (rows that are flushed together,)
   std::vector<const std::byte*> row_sources_;
   std::vector<std::byte*> row_targets_;
   FloatSpace floats_;                   // rows on their way into blocks

@@ -1,6 +1,7 @@
 // What a cache of policies does in decode: append, attend from packed blocks, flush, evict (specs
 // 1.9, 10.3). Allocates nothing.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cassert>
 #include <cstring>
@@ -37,12 +38,18 @@ void erase_bit(uint64_t* bits, int i, int n) noexcept {
 }  // namespace
 
 /// Makes room for one row in every lane of a layer: store_new() fills it.
-void PolicyCache::append_row(LayerState& state, int16_t tag, size_t first_lane) {
+void PolicyCache::append_row(LayerState& state, int layer, int16_t tag, size_t first_lane) {
   const size_t store = store_of(tag);
+  state.due = {};
+  state.plane_bytes += 2 * heads() * row_bytes();
   for (size_t head = 0; head < heads(); ++head) {
     Lane& lane = state.lanes[head];
     new_keys_[first_lane + head] = lane.stores[store].keys.push_row();
     new_values_[first_lane + head] = lane.stores[store].values.push_row();
+    for (const Window& window : plan_of(layer).windows) {
+      const Plane& plane = plane_of(lane, window.store, window.part);
+      if (plane.full() >= window.plan->flush.trigger) ++due(state, window);
+    }
     if (parts_.retention == nullptr) continue;
     lane.tags.push_back(tag);
     if (lane.weights == nullptr || store == kRest) continue;
@@ -75,29 +82,21 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
   const size_t lanes = generated_.size() * heads();
   assert(lanes <= packed_.size());
   const auto queries = static_cast<size_t>(shape_.q_per_kv());
-  const size_t row_elements = static_cast<size_t>(shape_.q_heads) * dim();
   float* weights = weights_.data();
   for (Generated& generated : generated_) {
     generated.weights = weights;
     weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
-  runs_taken_ = 0;
   for (std::vector<BasisJob>& jobs : query_jobs_[static_cast<size_t>(layer)]) jobs.clear();
   queries_of_[static_cast<size_t>(layer)] = q;
-  for (size_t i = 0; i < generated_.size(); ++i) {
-    prefetch_generated(i, layer);
-    const Generated& generated = generated_[i];
-    LayerState& state = generated.sequence->layers[static_cast<size_t>(layer)];
-    append_row(state, kTextRow, i * heads());
-    const size_t room = queries * static_cast<size_t>(generated.sequence->size.max_rows);
-    for (size_t head = 0; head < heads(); ++head) {
-      PackedLane& packed = packed_[i * heads() + head];
-      const size_t at = static_cast<size_t>(generated.row) * row_elements + head * queries * dim();
-      packed.q = q + at;
-      packed.out = out.as<float>() + at;
-      packed.weights = generated.weights + head * room;
-      describe_lane(state.lanes[head], layer, i * heads() + head);
-    }
+  std::atomic<size_t> plain{0};
+  const auto describe = [&](size_t begin, size_t end) {
+    plain += describe_lanes(begin, end, layer, q, out.as<float>());
+  };
+  if (plan_of(layer).turns) {
+    describe(0, generated_.size());  // the queries that are turned are listed
+  } else {
+    for_sequences(generated_.size(), stream, describe);
   }
   // Rows that follow each other are stored together.
   for (size_t first = 0; first < generated_.size();) {
@@ -109,21 +108,52 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     first = end;
   }
   // Lanes that hold nothing packed are attended like plain rows.
-  plain_.clear();
-  size_t kept = 0;
-  for (size_t i = 0; i < lanes; ++i) {
-    const PackedLane& packed = packed_[i];
-    if (packed.slots > 0) {
-      packed_lanes_[kept] = packed_lanes_[i];
-      packed_[kept++] = packed;
-      continue;
+  size_t kept = lanes;
+  if (plain > 0) {
+    plain_.clear();
+    kept = 0;
+    for (size_t i = 0; i < lanes; ++i) {
+      const PackedLane& packed = packed_[i];
+      if (packed.slots > 0) {
+        packed_lanes_[kept] = packed_lanes_[i];
+        packed_[kept++] = packed;
+        continue;
+      }
+      add_plain(packed, *packed_lanes_[i]);
     }
-    add_plain(packed, *packed_lanes_[i]);
+    plain_.run(shape_, scale, stream);
+    kept_batch_.clear();
   }
-  plain_.run(shape_, scale, stream);
-  if (kept < lanes) kept_batch_.clear();
   turn_queries(layer, stream);
   run_packed(std::span(packed_).first(kept), layer, q, out.as<float>(), scale, stream);
+}
+
+/// Appends a row to the lanes of generated rows [first, last) and describes them. Returns how many
+/// hold plain rows only.
+size_t PolicyCache::describe_lanes(size_t first, size_t last, int layer, const float* q,
+                                   float* out) {
+  const auto queries = static_cast<size_t>(shape_.q_per_kv());
+  const size_t row_elements = static_cast<size_t>(shape_.q_heads) * dim();
+  SlotRun* runs = runs_.data() + first * heads() * kRunsPerLane;
+  size_t plain = 0;
+  for (size_t i = first; i < last; ++i) {
+    const Generated& generated = generated_[i];
+    LayerState& state = generated.sequence->layers[static_cast<size_t>(layer)];
+    append_row(state, layer, kTextRow, i * heads());
+    const size_t room = queries * static_cast<size_t>(generated.sequence->size.max_rows);
+    for (size_t head = 0; head < heads(); ++head) {
+      prefetch_generated(i, last, layer, head);
+      const size_t index = i * heads() + head;
+      PackedLane& packed = packed_[index];
+      const size_t at = static_cast<size_t>(generated.row) * row_elements + head * queries * dim();
+      packed.q = q + at;
+      packed.out = out + at;
+      packed.weights = generated.weights + head * room;
+      runs += describe_lane(state.lanes[head], layer, index, runs);
+      if (packed.slots == 0) ++plain;
+    }
+  }
+  return plain;
 }
 
 /// A lane of full rows only: a ring's may lie in two runs.
@@ -142,18 +172,17 @@ void PolicyCache::add_plain(const PackedLane& packed, const Lane& lane) {
   plain_.add(packed.q, std::span(rows).first(count), packed.out, shape_);
 }
 
-/// Fetches what the next few generated rows will need, each step of the way one row earlier.
-void PolicyCache::prefetch_generated(size_t i, int layer) const noexcept {
+/// Fetches what a kv_head of the next few generated rows before `last` will need, each step of the
+/// way one row earlier.
+void PolicyCache::prefetch_generated(size_t i, size_t last, int layer, size_t head) const noexcept {
   const auto state = [&](size_t ahead) -> const LayerState* {
-    if (i + ahead >= generated_.size()) return nullptr;
+    if (i + ahead >= last) return nullptr;
     return &generated_[i + ahead].sequence->layers[static_cast<size_t>(layer)];
   };
   const auto for_planes = [&](const LayerState& of, const auto& body) {
-    for (const Lane& lane : of.lanes) {
-      for (size_t store = parts_.split ? kVisual : kRest; store < kStores; ++store) {
-        body(lane.stores[store].keys);
-        body(lane.stores[store].values);
-      }
+    for (size_t store = first_store(); store < kStores; ++store) {
+      body(of.lanes[head].stores[store].keys);
+      body(of.lanes[head].stores[store].values);
     }
   };
   if (const LayerState* far = state(3)) __builtin_prefetch(far);
@@ -166,27 +195,36 @@ void PolicyCache::prefetch_generated(size_t i, int layer) const noexcept {
 }
 
 /// What packed attention has to know of lane number `index`; 0 slots if it holds plain rows only.
-void PolicyCache::describe_lane(Lane& lane, int layer, size_t index) {
+/// Returns how many runs it has put to `memory`.
+size_t PolicyCache::describe_lane(Lane& lane, int layer, size_t index, SlotRun* memory) {
   PackedLane& packed = packed_[index];
   packed_lanes_[index] = &lane;
   const StorePlanes& visual = lane.stores[kVisual];
   const StorePlanes& rest = lane.stores[kRest];
-  const bool plain = visual.full_alike() && rest.full_alike() && lane.weights == nullptr;
-  packed.slots = plain ? 0 : lane.slots();
+  // Planes that are empty whatever happens are not looked at: each costs a miss.
+  const bool protects = plan_of(layer).protects;
+  const bool plain = (!parts_.split || visual.full_alike(/*protects=*/false)) &&
+                     rest.full_alike(protects) && lane.weights == nullptr;
+  packed.slots = 0;
   packed.guarded_remaps = 0;
   packed.weights_wanted = lane.weights != nullptr;
-  if (plain) return;
-  RunList runs(runs_.data() + runs_taken_);
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+  if (plain) return 0;
+  RunList runs(memory);
+  for (size_t store = first_store(); store < kStores; ++store) {
+    packed.slots += lane.stores[store].keys.slots();
     add_key_runs(lane, store, layer, index, runs);
   }
   packed.keys = runs.from(0);
-  visual.values.add_runs(runs);
-  add_value_runs(lane, runs);
-  runs_taken_ += static_cast<size_t>(runs.size());
-  assert(runs_taken_ <= runs_.size());
+  if (parts_.split) visual.values.add_runs(runs);
+  if (protects) {
+    add_value_runs(lane, runs);
+  } else {
+    rest.values.add_runs(runs);
+  }
+  assert(static_cast<size_t>(runs.size()) <= kRunsPerLane);
   packed.values = runs.from(static_cast<int>(packed.keys.size()));
   packed.remaps = remaps_of(visual, layer, index);
+  return static_cast<size_t>(runs.size());
 }
 
 /// The keys of a store, with the queries in their basis.
@@ -195,8 +233,9 @@ void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, size_t
   const Plane& keys = lane.stores[store].keys;
   const int first = runs.size();
   keys.add_runs(runs);
+  if (!plan_of(layer).turns || keys.packed() == 0) return;
   const Quantizer* packer = layouts_.quantizer(store, layer);
-  if (packer == nullptr || packer->key_basis() == nullptr || keys.packed() == 0) return;
+  if (packer == nullptr || packer->key_basis() == nullptr) return;
   const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
   float* turned = queries_.data() + queries_copied_ + (kStores * index + store) * elements;
   query_jobs_[static_cast<size_t>(layer)][store].push_back(
@@ -260,6 +299,7 @@ void PolicyCache::run_packed(std::span<PackedLane> lanes, int layer, const float
   PackedBatch& batch = batches_[static_cast<size_t>(layer)];
   batch.describe(lanes, shape_.q_per_kv(), shape_.head_dim, q, out, !kept_batch_.empty(), stream);
   batch.attend(q, out, scale, stream);
+  if (!layouts_.keeps_weights()) return;
   slot_sums_.clear();
   for (size_t i = 0; i < lanes.size(); ++i) {
     const Lane& lane = *packed_lanes_[i];
@@ -277,17 +317,13 @@ void PolicyCache::settle(Stream& stream) {
   for (const StepRows& rows : step_) {
     if (!rows.prompt) settling_.push_back(&at(rows.sequence));
   }
-  for (size_t first = 0; first < settling_.size(); first += kFlushedTogether) {
-    const size_t count = std::min(kFlushedTogether, settling_.size() - first);
-    for (int layer = 0; layer < shape_.layers; ++layer) {
-      flush_full(std::span(settling_).subspan(first, count), layer, stream);
-    }
-  }
+  for (int layer = 0; layer < shape_.layers; ++layer) flush_full(settling_, layer, stream);
   if (parts_.retention == nullptr || settling_.empty()) return;
   if (layouts_.keeps_weights()) collect_weights(settling_, 0, shape_.layers, stream);
   for (Sequence* sequence : settling_) {
     const int step = sequence->rows + 1 - sequence->prompt_rows;
     for (int layer = 0; layer < shape_.layers; ++layer) evict(*sequence, layer, step, stream);
+    if (gaps_.size() < kGapsTogether && sequence != settling_.back()) continue;
     close_gaps(gaps_, stream);
     gaps_.clear();
   }
@@ -302,23 +338,28 @@ void PolicyCache::evict_layer(Sequence& sequence, int layer, int newer, Stream& 
   gaps_.clear();
 }
 
-/// Packs the oldest rows of a layer's planes whose windows are full.
+/// Packs the oldest rows of a layer's planes whose windows are full, after a row was appended.
 void PolicyCache::flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream) {
-  flushed_.clear();
-  for (Sequence* sequence : sequences) {
-    flushed_.push_back(&sequence->layers[static_cast<size_t>(layer)]);
-  }
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    const Quantizer* quantizer = layouts_.quantizer(store, layer);
-    if (quantizer == nullptr || quantizer->visual_only()) continue;
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      if (!quantizer->repacks(part) && quantizer->key_basis() == nullptr) {
-        flush(flushed_, layer, store, part, stream);
-        continue;
+  for (const Window& window : plan_of(layer).windows) {
+    flushed_.clear();
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      constexpr size_t kAhead = 8;
+      if (i + kAhead < sequences.size()) {
+        __builtin_prefetch(&sequences[i + kAhead]->layers[static_cast<size_t>(layer)]);
       }
-      for (LayerState* state : flushed_) flush_anew(*state, layer, store, part, stream);
+      LayerState& state = sequences[i]->layers[static_cast<size_t>(layer)];
+      if (due(state, window) > 0) flushed_.push_back({&state});
     }
+    if (!window.anew) {
+      flush(window, stream);
+      continue;
+    }
+    for (const Flushed& flushed : flushed_) flush_anew(*flushed.state, layer, window, stream);
   }
+}
+
+int& PolicyCache::due(LayerState& state, const Window& window) noexcept {
+  return state.due[window.store][window.part == Part::kKeys ? 0 : 1];
 }
 
 Plane& PolicyCache::plane_of(Lane& lane, size_t store, Part part) noexcept {
@@ -326,42 +367,77 @@ Plane& PolicyCache::plane_of(Lane& lane, size_t store, Part part) noexcept {
   return part == Part::kKeys ? planes.keys : planes.values;
 }
 
-/// Packs the oldest rows of every plane whose window is full, of all sequences at once.
-void PolicyCache::flush(std::span<LayerState* const> states, int layer, size_t store, Part part,
-                        Stream& stream) {
-  const PartPlan& plan = layouts_.quantizer(store, layer)->plan(part, layer);
-  const float* x = floats_.data();
-  row_sources_.clear();
-  for (LayerState* state : states) {
-    for (Lane& lane : state->lanes) {
-      Plane& plane = plane_of(lane, store, part);
-      if (plane.full() < plan.flush.trigger) continue;
-      for (int row = 0; row < plan.flush.rows; ++row) row_sources_.push_back(plane.full_row(row));
-      add_jobs(plane, x, plan.flush.rows);
-      x += static_cast<size_t>(plan.flush.rows) * dim();
+/// Packs the oldest rows of every plane of flushed_ whose window is full, as many at once as there
+/// is room for.
+void PolicyCache::flush(const Window& window, Stream& stream) {
+  const auto added = static_cast<size_t>(window.plan->flush.rows);
+  for (size_t first = 0; first < flushed_.size();) {
+    size_t rows = 0;
+    size_t end = first;
+    for (; end < flushed_.size(); ++end) {
+      const size_t more = static_cast<size_t>(due(*flushed_[end].state, window)) * added;
+      if (rows + more > flush_jobs_.size()) break;
+      flushed_[end].row = rows;
+      rows += more;
     }
-  }
-  if (row_sources_.empty()) return;
-  widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
-  run_jobs(plan, stream);
-  for (LayerState* state : states) {
-    for (Lane& lane : state->lanes) {
-      Plane& plane = plane_of(lane, store, part);
-      if (plane.full() >= plan.flush.trigger) plane.pop_rows(plan.flush.rows);
-    }
+    assert(end > first);
+    flush_some(std::span(flushed_).subspan(first, end - first), rows, window, stream);
+    first = end;
   }
 }
 
-/// The same of one sequence, for a quantizer that packs old rows again or turns keys.
-void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part part,
+void PolicyCache::flush_some(std::span<Flushed> some, size_t rows, const Window& window,
                              Stream& stream) {
+  row_sources_.resize(rows);
+  for_sequences(some.size(), stream, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) take_rows(some.subspan(i, end - i), window);
+  });
+  size_t jobs = 0;
+  for (const Flushed& flushed : some) {  // a job may be many rows
+    if (jobs < flushed.row) {
+      std::copy_n(flush_jobs_.data() + flushed.row, flushed.jobs, flush_jobs_.data() + jobs);
+    }
+    jobs += flushed.jobs;
+  }
+  widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
+  pack(window.plan->format, window.plan->rules, std::span(flush_jobs_).first(jobs), stream);
+}
+
+/// Moves the oldest rows of full windows of the first of `next` to packed blocks: lists the rows
+/// and the jobs that will do it.
+void PolicyCache::take_rows(std::span<Flushed> next, const Window& window) {
+  Flushed& flushed = next[0];
+  const int added = window.plan->flush.rows;
+  const std::byte** source = row_sources_.data() + flushed.row;
+  const float* x = floats_.data() + flushed.row * dim();
+  PackJob* job = flush_jobs_.data() + flushed.row;
+  for (size_t head = 0; head < heads(); ++head) {
+    const auto ahead = [&](size_t sequences) -> const Plane& {
+      return plane_of(next[sequences].state->lanes[head], window.store, window.part);
+    };
+    if (next.size() > 2) ahead(2).prefetch();
+    if (next.size() > 1) ahead(1).prefetch_newest_block();
+    Plane& plane = plane_of(flushed.state->lanes[head], window.store, window.part);
+    if (plane.full() < window.plan->flush.trigger) continue;
+    flushed.state->plane_bytes -= plane.bytes();
+    for (int row = 0; row < added; ++row) *source++ = plane.full_row(row);
+    for_jobs(plane, x, added, [&](const PackJob& made) { *job++ = made; });
+    plane.pop_rows(added);
+    flushed.state->plane_bytes += plane.bytes();
+    x += static_cast<size_t>(added) * dim();
+  }
+  flushed.jobs = static_cast<size_t>(job - flush_jobs_.data()) - flushed.row;
+}
+
+/// The same of one sequence, for a quantizer that packs old rows again or turns keys.
+void PolicyCache::flush_anew(LayerState& state, int layer, const Window& window, Stream& stream) {
+  const size_t store = window.store;
+  const Part part = window.part;
+  const PartPlan& plan = *window.plan;
   const Quantizer& quantizer = *layouts_.quantizer(store, layer);
-  const PartPlan& plan = quantizer.plan(part, layer);
   const auto due = [&](Lane& lane) {
     return plane_of(lane, store, part).full() >= plan.flush.trigger;
   };
-  if (std::none_of(state.lanes.begin(), state.lanes.end(), due)) return;
-
   const bool repacks = quantizer.repacks(part);
   const KeyBasis* basis = part == Part::kKeys ? quantizer.key_basis() : nullptr;
   const auto added = static_cast<size_t>(plan.flush.rows);
@@ -373,6 +449,7 @@ void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part pa
     Plane& plane = plane_of(state.lanes[head], store, part);
     pointers_[head] = x;
     if (!due(state.lanes[head])) continue;
+    state.plane_bytes -= plane.bytes();
     if (repacks) {
       unpack_packed(plane, state.lanes[head].facts[store], basis, x, stream);
       rows = static_cast<size_t>(plane.packed()) + added;
@@ -407,7 +484,10 @@ void PolicyCache::flush_anew(LayerState& state, int layer, size_t store, Part pa
   if (basis != nullptr) change_basis(*basis, BasisChange::kKey, key_jobs_, stream);
   run_jobs(plan, stream);
   for (Lane& lane : state.lanes) {
-    if (due(lane)) plane_of(lane, store, part).pop_rows(plan.flush.rows);
+    if (!due(lane)) continue;
+    Plane& plane = plane_of(lane, store, part);
+    plane.pop_rows(plan.flush.rows);
+    state.plane_bytes += plane.bytes();
   }
 }
 
@@ -427,15 +507,20 @@ void PolicyCache::learn(const Quantizer& quantizer, LayerState& state, size_t st
   state.mask_bytes[store] = quantizer.facts_bytes(shape_.kv_heads);
 }
 
-void PolicyCache::add_jobs(Plane& plane, const float* x, int rows) {
+template <class Body>
+void PolicyCache::for_jobs(Plane& plane, const float* x, int rows, const Body& body) {
+  const int block = plane.layout().once ? rows : plane.layout().block_rows();
   while (rows > 0) {
-    const int block = plane.layout().once ? rows : plane.layout().block_rows();
     PackJob job = plane.push_packed(std::min(rows, block));
     job.x = x;
-    jobs_.push_back(job);
+    body(job);
     x += static_cast<size_t>(job.rows) * dim();
     rows -= job.rows;
   }
+}
+
+void PolicyCache::add_jobs(Plane& plane, const float* x, int rows) {
+  for_jobs(plane, x, rows, [&](const PackJob& job) { jobs_.push_back(job); });
 }
 
 void PolicyCache::run_jobs(const PartPlan& plan, Stream& stream) {
@@ -613,7 +698,7 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream)
       }
     }
     if (slot < 0) return;
-    packed_value = evict_slot(lane, slot);
+    packed_value = evict_slot(state, lane, slot);
     if (packed_value >= 0 && layouts_.per_head()) {
       erase_bit(lane.protected_bits, packed_value, lane.packed_values() + 1);
     }
@@ -626,7 +711,7 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream)
 
 /// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
 /// values lie on two planes, else -1.
-int PolicyCache::evict_slot(Lane& lane, int slot) noexcept {
+int PolicyCache::evict_slot(LayerState& state, Lane& lane, int slot) noexcept {
   const size_t store = store_of(lane.tags[static_cast<size_t>(slot)]);
   int at = slot;
   if (parts_.split) {
@@ -641,7 +726,9 @@ int PolicyCache::evict_slot(Lane& lane, int slot) noexcept {
                      lane.slots(), before + at, /*from_front=*/false});
   }
   const auto evict_from = [&](Plane& plane, int row) {
+    state.plane_bytes -= plane.bytes();
     const RowGap gap = plane.evict(row);
+    state.plane_bytes += plane.bytes();
     if (gap.ring != nullptr) gaps_.push_back(gap);
   };
   evict_from(planes.keys, at);

@@ -519,7 +519,7 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   }
   for (int row = 0; row < rows.rows; ++row) {
     const int16_t tag = rows.modality.empty() ? kTextRow : rows.modality[static_cast<size_t>(row)];
-    append_row(state, tag, 0);
+    append_row(state, layer, tag, 0);
     store_new(k.slice(row, 1), v.slice(row, 1), 0, stream);
     for (size_t head = 0; head < heads() && columns > 0; ++head) {
       const size_t first = columns - static_cast<size_t>(rows.rows);

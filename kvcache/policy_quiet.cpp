@@ -45,6 +45,7 @@ void PolicyCache::keep_batch() {
 void PolicyCache::catch_up(Sequence& sequence) noexcept {
   if (sequence.uncounted == 0) return;
   for (LayerState& state : sequence.layers) {
+    state.plane_bytes += static_cast<size_t>(sequence.uncounted) * 2 * heads() * row_bytes();
     for (Lane& lane : state.lanes) {
       lane.stores[kRest].keys.count_rows(sequence.uncounted);
       lane.stores[kRest].values.count_rows(sequence.uncounted);

@@ -306,38 +306,43 @@ TEST_P(EverySpec, CompanyChangesNothing) {
   EXPECT_EQ(cache.bytes(), 0u);
 }
 
-TEST_P(EverySpec, DecodeAllocatesNothing) {
+/// How often the second half of some decode steps asks for memory.
+size_t allocations_of_decode(const char* spec, const CacheShape& shape, int sequences, int steps) {
   const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
-  const int steps = 120;
   const SequenceSize size = size_of(prompt, steps);
-  const auto cache = make(GetParam(), kSmall, size);
+  const auto cache = make(spec, shape, size, sequences);
   ThreadPool pool(2);
   Stream stream(pool);
-  Feeder feeder(kSmall);
-  const SequenceId id = cache->open(size, "s");
-  feeder.pass(*cache, {{'s', id, 0, prompt, true}});
-  std::vector<float> q(static_cast<size_t>(kSmall.q_heads) * static_cast<size_t>(kSmall.head_dim),
-                       0.5f);
-  std::vector<float> k(static_cast<size_t>(kSmall.kv_heads * kSmall.head_dim), 0.25f);
+  Feeder feeder(shape);
+  std::vector<StepRows> step(static_cast<size_t>(sequences));
+  for (StepRows& rows : step) {
+    rows.sequence = cache->open(size, "s");
+    rows.rows = 1;
+    feeder.pass(*cache, {{'s', rows.sequence, 0, prompt, true}});
+  }
+  const auto row = static_cast<size_t>(sequences) * static_cast<size_t>(shape.head_dim);
+  std::vector<float> q(row * static_cast<size_t>(shape.q_heads), 0.5f);
+  std::vector<float> k(row * static_cast<size_t>(shape.kv_heads), 0.25f);
   const auto view = [&](std::vector<float>& x, int heads) {
-    return TensorView(x.data(), DType::kF32, {1, heads, kSmall.head_dim});
+    return TensorView(x.data(), DType::kF32, {sequences, heads, shape.head_dim});
   };
-  StepRows rows;
-  rows.sequence = id;
-  rows.rows = 1;
   size_t before = 0;
-  for (int step = 0; step < steps; ++step) {
+  for (int i = 0; i < steps; ++i) {
     // The first flush of a window sizes the scratch of the workers.
-    if (step == steps / 2) before = allocations();
-    cache->begin({&rows, 1});
-    for (int layer = 0; layer < kSmall.layers; ++layer) {
-      k[static_cast<size_t>(step) % k.size()] += 0.5f;
-      cache->attend(layer, view(q, kSmall.q_heads), view(k, kSmall.kv_heads),
-                    view(k, kSmall.kv_heads), view(q, kSmall.q_heads), 0.25f, stream);
+    if (i == steps / 2) before = allocations();
+    cache->begin(step);
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      k[static_cast<size_t>(i) % k.size()] += 0.5f;
+      cache->attend(layer, view(q, shape.q_heads), view(k, shape.kv_heads), view(k, shape.kv_heads),
+                    view(q, shape.q_heads), 0.25f, stream);
     }
     cache->end(stream);
   }
-  EXPECT_EQ(allocations() - before, 0u);
+  return allocations() - before;
+}
+
+TEST_P(EverySpec, DecodeAllocatesNothing) {
+  EXPECT_EQ(allocations_of_decode(GetParam(), kSmall, 1, 120), 0u);
 }
 
 /// A size that was refused changes nothing, and what reserved_bytes() says is enough.
@@ -363,6 +368,82 @@ TEST_P(EverySpec, ReservesWhatItNeeds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, EverySpec, testing::ValuesIn(kSpecs), name_of_spec);
+
+class ManyLanes : public testing::TestWithParam<const char*> {};
+
+/// From some thousand lanes on, threads share the bookkeeping (PolicyCache::kSharedLanes): outputs,
+/// slots and bytes are those of one thread, and of sequences by themselves, to the bit.
+TEST_P(ManyLanes, ThreadsChangeNothing) {
+  const CacheShape shape = shape_of(2, 8, 1, 8);
+  constexpr int kSequences = 140;
+  constexpr int kSteps = 20;
+  const auto prompt_of = [](int s) { return PromptShape{2, {6 + s % 13}, 3 + s % 7}.modality(); };
+  size_t bytes = 0;
+  for (int s = 0; s < kSequences; ++s) {
+    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(GetParam()), shape, nullptr), shape,
+                                         size_of(prompt_of(s), kSteps));
+  }
+  PolicyCache alone(parts_of(parse_spec(GetParam()), shape, nullptr), shape, bytes, {});
+  PolicyCache one(parts_of(parse_spec(GetParam()), shape, nullptr), shape, bytes, {});
+  PolicyCache many(parts_of(parse_spec(GetParam()), shape, nullptr), shape, bytes, {});
+  Feeder feeder(shape, 1);
+  Feeder threads(shape, 4);
+  const auto pass = [&](const std::vector<Feeder::Input>& inputs, const std::string& where) {
+    std::vector<std::vector<float>> expected(static_cast<size_t>(shape.layers));
+    for (const Feeder::Input& input : inputs) {
+      const auto rows = feeder.pass(alone, {input});
+      for (size_t layer = 0; layer < rows.size(); ++layer) {
+        expected[layer].insert(expected[layer].end(), rows[layer].begin(), rows[layer].end());
+      }
+    }
+    ASSERT_EQ(feeder.pass(one, inputs), expected) << where;
+    ASSERT_EQ(threads.pass(many, inputs), expected) << where;
+    ASSERT_EQ(one.bytes(), alone.bytes()) << where;
+    ASSERT_EQ(many.bytes(), alone.bytes()) << where;
+  };
+  std::vector<Feeder::Input> step;
+  for (int s = 0; s < kSequences; ++s) {
+    const SequenceId id = alone.open(size_of(prompt_of(s), kSteps), "s");
+    ASSERT_EQ(one.open(size_of(prompt_of(s), kSteps), "s"), id);
+    ASSERT_EQ(many.open(size_of(prompt_of(s), kSteps), "s"), id);
+    const char name = static_cast<char>(s);
+    pass({{name, id, 0, prompt_of(s), true}}, fmt::format("prompt {}", s));
+    step.push_back({name, id, static_cast<int>(prompt_of(s).size()), {kTextRow}, false});
+  }
+  for (int i = 0; i < kSteps; ++i) {
+    pass(step, fmt::format("step {}", i));
+    if (HasFatalFailure()) return;
+    for (Feeder::Input& input : step) ++input.first;
+    if (i == kSteps / 2) {  // still enough without some
+      for (int s = 0; s < 10; ++s) {
+        const auto gone = step.begin() + 9 * s;
+        for (PolicyCache* cache : {&alone, &one, &many}) cache->close(gone->id);
+        step.erase(gone);
+      }
+    }
+  }
+  for (const Feeder::Input& input : step) {
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      for (size_t head = 0; head < 8; ++head) {
+        ASSERT_EQ(many.layer(input.id, layer).lanes[head].slots(),
+                  alone.layer(input.id, layer).lanes[head].slots());
+      }
+    }
+  }
+}
+
+TEST_P(ManyLanes, DecodeAllocatesNothing) {
+  EXPECT_EQ(allocations_of_decode(GetParam(), shape_of(2, 8, 1, 8), 130, 40), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, ManyLanes,
+                         testing::Values("kivi,group=4,residual=8", "int4",
+                                         "calibquant + int4,scope=text", "vidkv,group=4,residual=8",
+                                         "vidkv,group=4,residual=8,protect=0.2",
+                                         "prefixkv,keep=0.7 + kivi,group=4,residual=8",
+                                         "h2o,keep=0.7 + kivi,group=4,residual=8",
+                                         "kivi,group=4,residual=8 + share=codes"),
+                         name_of_spec);
 
 /// bytes() is what the closed formulas of specs 11 say, after the prompt and each of 300 steps.
 TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
