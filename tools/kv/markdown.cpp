@@ -68,7 +68,7 @@ take turns by layer in one scope.
 2. A line in the table of `kvcache/registry.cpp`, and the source in `kvcache/CMakeLists.txt`.
 3. `tests/kvcache/quantizers/x_test.cpp` or `tests/kvcache/retention/x_test.cpp`: the paper's own examples; a round-trip error within
    its bound; the identity setting equal to the plain cache bit for bit; bytes equal to `kvcache/formula.h`.
-4. Parity on CPU and CUDA, or `unsupported()` says no and why.
+4. Its specs in `kSpecs` of `tests/kvcache/feeder.h`: held against the reference on the CPU and against the CPU on CUDA.
 5. A benchmark against `f16` and against the nearest neighbour.
 6. `vlm-kv list --markdown > docs/policies.md`.
 )";
