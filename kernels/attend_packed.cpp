@@ -205,9 +205,10 @@ struct PackedBatch::State {
   int64_t guarded_remaps = 0;
 
   /// The last runs of a lane, whose memory its new rows go to.
-  static bool grows(const PackedLane& lane) {
+  static bool grows(const PackedLane& lane, DType rows) {
     return !lane.keys.empty() && lane.keys.back().format == nullptr && !lane.values.empty() &&
-           lane.values.back().format == nullptr;
+           lane.values.back().format == nullptr && lane.keys.back().dtype == rows &&
+           lane.values.back().dtype == rows;
   }
   /// Copies lanes, whose runs and remaps the caller will write over.
   void take(std::span<const PackedLane> from) {
@@ -249,7 +250,10 @@ void PackedBatch::describe(std::span<PackedLane> lanes, int q_per_kv, int head_d
   for (const PackedLane& lane : lanes) check_lane("PackedBatch", lane, head_dim);
   state_->q_per_kv = q_per_kv;
   state_->head_dim = head_dim;
-  const bool grows = keep && std::all_of(lanes.begin(), lanes.end(), State::grows);
+  const bool grows =
+      keep && std::all_of(lanes.begin(), lanes.end(), [&](const PackedLane& lane) {
+        return !lanes[0].keys.empty() && State::grows(lane, lanes[0].keys.back().dtype);
+      });
   if (state_->table != nullptr) {
     return state_->table->describe(lanes, q_per_kv, head_dim, q, out, keep, grows, stream);
   }

@@ -89,10 +89,11 @@ class PackedBatch {
   /// Takes the lanes as attend_packed() does. `q` and `out` are the bases from which theirs are
   /// counted. Lanes that are to `keep` serve any number of attend() until the next describe(), and
   /// what their runs and blocks point to must stay; others serve the next one only. Allocates
-  /// nothing once it has seen batches as large.
+  /// nothing once it has seen batches as large. Throws like attend_packed().
   void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
                 const float* out, bool keep, Stream& stream);
-  /// Rows that may still be appended; 0 unless every lane ends with full rows and is kept.
+  /// Rows that may still be appended as far as the description goes; whether there is memory behind
+  /// the last runs the caller must know. 0 unless every lane ends with full rows and is kept.
   int room() const noexcept;
   /// A row more for each lane, behind its last in the same memory, rounded to that run's dtype.
   ///   k, v  (lanes, head_dim) f32

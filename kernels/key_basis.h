@@ -35,7 +35,8 @@ struct BasisJob {
 };
 
 /// Changes the basis of rows, each dot product in eight sums side by side: the same bits on every
-/// device. dim is at most 1024. Asynchronous on CUDA.
+/// device. dim is at most 1024. Asynchronous on CUDA. Throws Error{kInvalidArgument} for another
+/// dim or a matrix that is not square.
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream);
 
@@ -44,7 +45,7 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
 ///   x          arrays of (rows, dim) f32
 ///   low, high  (arrays, dim) on the host
 ///
-/// Waits for the result on CUDA.
+/// Waits for the result on CUDA. Throws Error{kInvalidArgument} if sizes do not agree.
 void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,
                   std::span<float> high, Stream& stream);
 

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "kernels/base/error.h"
 #include "kernels/cpu/merge_rows.h"
 #include "kernels/cuda/merge_rows.h"
@@ -9,11 +12,14 @@
 namespace kvlm {
 
 void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
-  if (merge.kept.empty() || merge.kept.front() < 0 || merge.kept.back() >= merge.rows ||
-      merge.dim < 1) {
+  const bool ascending = std::adjacent_find(merge.kept.begin(), merge.kept.end(),
+                                            std::greater_equal<>()) == merge.kept.end();
+  if (!ascending || merge.keys == nullptr || merge.values == nullptr ||
+      merge.merged_keys == nullptr || merge.merged_values == nullptr || merge.kept.empty() ||
+      merge.kept.front() < 0 || merge.kept.back() >= merge.rows || merge.dim < 1) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("merge_rows: {} of {} rows of {} channels are kept, expected at least "
-                            "one, ascending, all below the number of rows",
+                            "one, ascending, all below the number of rows, and memory",
                             merge.kept.size(), merge.rows, merge.dim));
   }
   if (stream.device().kind == DeviceKind::kCuda) return cuda::merge_rows(rule, merge, stream);

@@ -25,7 +25,7 @@ struct RowMerge {
 /// position (ties: the earlier), or whose key has the largest cosine with its own (ties: the
 /// earlier); a kept row becomes the mean of itself and those that joined it, in keys and values
 /// alike, summed in double in the order of the rows. kNone: kept rows stay as they are.
-/// Asynchronous on CUDA.
+/// Asynchronous on CUDA. Throws Error{kInvalidArgument} if `kept` is empty or no ascending rows.
 /// Source: PrefixKV 4.3 (specs 8.6); the paper leaves open whether values match anew: they do not.
 void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream);
 

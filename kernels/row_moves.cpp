@@ -48,8 +48,9 @@ void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const f
 void close_gaps(std::span<const RowGap> gaps, Stream& stream) {
   if (gaps.empty()) return;
   for (const RowGap& gap : gaps) {
-    if (gap.rows < 1 || gap.rows > gap.ring_rows || gap.gap < 0 || gap.gap >= gap.rows ||
-        gap.first < 0 || gap.first >= gap.ring_rows || gap.row_bytes % 2 != 0) {
+    if (gap.ring == nullptr || gap.rows < 1 || gap.rows > gap.ring_rows || gap.gap < 0 ||
+        gap.gap >= gap.rows || gap.first < 0 || gap.first >= gap.ring_rows ||
+        gap.row_bytes % 2 != 0) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("close_gaps: row {} of {} in a ring of {} from place {}, rows of {} "
                               "bytes; expected a row of the ring and an even size",

@@ -34,7 +34,8 @@ struct RowGap {
   bool from_front = false;
 };
 
-/// Closes the gaps, of which no two may lie in one ring.
+/// Closes the gaps, of which no two may lie in one ring. Asynchronous on CUDA. Throws
+/// Error{kInvalidArgument} for a row that is not in its ring.
 void close_gaps(std::span<const RowGap> gaps, Stream& stream);
 
 /// A rotated row and where it goes.

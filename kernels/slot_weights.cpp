@@ -11,12 +11,12 @@ namespace kvlm {
 void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& stream) {
   if (lanes.empty()) return;
   for (const SlotWeights& lane : lanes) {
-    if (lane.weights == nullptr || lane.sums == nullptr || lane.known < 0 ||
+    if (q_per_kv < 1 || lane.weights == nullptr || lane.sums == nullptr || lane.known < 0 ||
         lane.known > lane.slots) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("add_slot_weights: {} of {} slots have a sum, expected memory for "
-                              "weights and sums and at most all slots",
-                              lane.known, lane.slots));
+                  fmt::format("add_slot_weights: {} of {} slots of {} queries have a sum, expected "
+                              "queries, memory for weights and sums, and at most all slots",
+                              lane.known, lane.slots, q_per_kv));
     }
   }
   if (stream.device().kind == DeviceKind::kCuda) {
@@ -29,13 +29,14 @@ void mean_arrays(std::span<const float* const> arrays, std::span<const MeanJob> 
                  Stream& stream) {
   if (jobs.empty()) return;
   for (const MeanJob& job : jobs) {
-    const bool there = job.first >= 0 && job.arrays > 0 &&
-                       static_cast<size_t>(job.first + job.arrays) <= arrays.size();
+    const bool there =
+        job.first >= 0 && job.arrays > 0 &&
+        static_cast<size_t>(job.first) + static_cast<size_t>(job.arrays) <= arrays.size();
     if (!there || job.out == nullptr) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("mean_arrays: arrays {} to {} of {}, expected some of the list and "
                               "memory for the mean",
-                              job.first, job.first + job.arrays, arrays.size()));
+                              job.first, int64_t{job.first} + job.arrays, arrays.size()));
     }
   }
   if (stream.device().kind == DeviceKind::kCuda) return cuda::mean_arrays(arrays, jobs, stream);

@@ -15,6 +15,7 @@ struct SlotWeights {
 };
 
 /// sums[j] += mean over the q_per_kv query heads of weights[., j]. Asynchronous on CUDA.
+/// Throws Error{kInvalidArgument} without memory or queries.
 void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& stream);
 
 /// The mean of arrays of one length.
@@ -26,6 +27,7 @@ struct MeanJob {
 };
 
 /// out[i] = mean of the job's arrays at i, summed in their order. Asynchronous on CUDA.
+/// Throws Error{kInvalidArgument} for arrays that are not in the list.
 void mean_arrays(std::span<const float* const> arrays, std::span<const MeanJob> jobs,
                  Stream& stream);
 

@@ -88,6 +88,8 @@ struct CacheReport {
 ///
 ///   begin(step); for each layer: attend(layer, ...); end();
 ///
+/// A sequence whose pass has failed between begin() and end() is good for close() only.
+///
 /// with the rows of all sequences of the step side by side, in the step's order. Sequences are
 /// ragged, also per layer. All bytes come from one arena; begin, attend and end allocate nothing in
 /// decode. One thread at a time.

@@ -130,7 +130,17 @@ SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
   sequence.importance.clear();
   sequence.sparsity.clear();
   sequence.protection.clear();
-  reserve_workspace();
+  try {
+    reserve_workspace();
+  } catch (const std::exception&) {
+    close(static_cast<SequenceId>(slot));
+    reserve_workspace();  // what the others need is there again
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("{} does not fit: the workspace to attend to {} tokens of {} cache finds "
+                    "no memory beside what is held; use a smaller batch or fewer tokens",
+                    who, size.max_rows, parts_.spec));
+  }
   return static_cast<SequenceId>(slot);
 }
 
@@ -270,8 +280,13 @@ void PolicyCache::begin(std::span<const StepRows> step) {
     }
   }
   step_ = step;
+  if (in_step_) kept_batch_.clear();  // the last step has failed half way
+  in_step_ = true;
   goes_on_ = goes_on();
-  if (!goes_on_) keep_batch();
+  if (!goes_on_) {
+    kept_batch_.clear();
+    keep_ = can_keep();
+  }
   for (const StepRows& rows : step) {
     Sequence& sequence = at(rows.sequence);
     if (sequence.prompted) continue;
@@ -306,10 +321,13 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const float* queries = q.as<float>();
   const bool decodes =
       std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
-  if (decodes && out.data() == q.data()) {
-    // Packed attention reads queries to its end, and its output takes their place.
+  if (decodes) {
+    // Behind the copies, needed or not, lie queries that kept lanes know by their address.
     queries_copied_ = static_cast<size_t>(q.elements());
     queries_.grow(3 * queries_copied_);
+  }
+  if (decodes && out.data() == q.data()) {
+    // Packed attention reads queries to its end, and its output takes their place.
     copy(TensorView(queries_.data(), DType::kF32, q.shape(), q.device()), q, stream);
     queries = queries_.data();
   }
@@ -337,6 +355,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
 }
 
 void PolicyCache::end(Stream& stream) {
+  in_step_ = false;
   if (goes_on_) {
     for (const StepRows& rows : step_) {
       Sequence& sequence = at(rows.sequence);
@@ -375,6 +394,9 @@ void PolicyCache::end(Stream& stream) {
     sequence.quiet = std::max(0, sequence.quiet - rows.rows);
     if (rows.prompt) count_planes(sequence);
     account(sequence);
+  }
+  for (const StepRows& rows : step_) {
+    if (keep_) kept_batch_.push_back(rows.sequence);
   }
   step_ = {};
 }
@@ -449,7 +471,10 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   // Times the share of tokens kept.
   report.nominal_bits = bits * report.slots / sequence.rows;
   try {
-    for (const PackedBatch& batch : batches_) report.guarded_remaps += batch.guarded_remaps();
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      if (remap(layer) == nullptr) continue;
+      report.guarded_remaps += batches_[static_cast<size_t>(layer)].guarded_remaps();
+    }
   } catch (const Error&) {
     // A GPU that is lost says so at the next step.
   }

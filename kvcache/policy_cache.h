@@ -27,6 +27,7 @@ class FloatSpace {
   void grow(size_t count) {
     if (count <= size_) return;
     memory_ = Buffer();  // first, so that not both are held
+    size_ = 0;           // should there be no room
     memory_ = Buffer(device_, count * sizeof(float));
     size_ = count;
   }
@@ -294,7 +295,8 @@ class PolicyCache final : public KvCache {
 
   // policy_quiet.cpp
   bool goes_on() const noexcept;
-  void keep_batch();
+  bool can_keep();
+  bool is_plain(const Lane& lane, int layer) const noexcept;
   void catch_up(Sequence& sequence) noexcept;
   int quiet_rows(const Sequence& sequence) const noexcept;
   int rows_until_eviction(const Sequence& sequence, int most) const noexcept;
@@ -444,8 +446,9 @@ class PolicyCache final : public KvCache {
   std::vector<PackedBatch> batches_;      // (layers,)
   std::vector<SequenceId> kept_batch_;    // whose they are; empty: none are kept
   std::vector<const float*> queries_of_;  // (layers,) the base of queries when jobs were made
-  bool keep_ = false;                     // this step's lanes are kept
+  bool keep_ = false;                     // this step's lanes are kept, once it has ended
   bool goes_on_ = false;                  // this step takes up the last one's
+  bool in_step_ = false;                  // begin() has been, end() has not
   std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
 };
 

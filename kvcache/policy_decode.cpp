@@ -122,7 +122,7 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
       add_plain(packed, *packed_lanes_[i]);
     }
     plain_.run(shape_, scale, stream);
-    kept_batch_.clear();
+    keep_ = false;
   }
   turn_queries(layer, stream);
   run_packed(std::span(packed_).first(kept), layer, q, out.as<float>(), scale, stream);
@@ -194,6 +194,14 @@ void PolicyCache::prefetch_generated(size_t i, size_t last, int layer, size_t he
   }
 }
 
+/// Nothing is packed, and nobody asks for weights. Planes that are empty whatever happens are not
+/// looked at: each costs a miss.
+bool PolicyCache::is_plain(const Lane& lane, int layer) const noexcept {
+  return lane.weights == nullptr &&
+         (!parts_.split || lane.stores[kVisual].full_alike(/*protects=*/false)) &&
+         lane.stores[kRest].full_alike(plan_of(layer).protects);
+}
+
 /// What packed attention has to know of lane number `index`; 0 slots if it holds plain rows only.
 /// Returns how many runs it has put to `memory`.
 size_t PolicyCache::describe_lane(Lane& lane, int layer, size_t index, SlotRun* memory) {
@@ -201,10 +209,8 @@ size_t PolicyCache::describe_lane(Lane& lane, int layer, size_t index, SlotRun* 
   packed_lanes_[index] = &lane;
   const StorePlanes& visual = lane.stores[kVisual];
   const StorePlanes& rest = lane.stores[kRest];
-  // Planes that are empty whatever happens are not looked at: each costs a miss.
   const bool protects = plan_of(layer).protects;
-  const bool plain = (!parts_.split || visual.full_alike(/*protects=*/false)) &&
-                     rest.full_alike(protects) && lane.weights == nullptr;
+  const bool plain = is_plain(lane, layer);
   packed.slots = 0;
   packed.guarded_remaps = 0;
   packed.weights_wanted = lane.weights != nullptr;
@@ -297,7 +303,7 @@ void PolicyCache::run_packed(std::span<PackedLane> lanes, int layer, const float
                              float scale, Stream& stream) {
   if (lanes.empty()) return;
   PackedBatch& batch = batches_[static_cast<size_t>(layer)];
-  batch.describe(lanes, shape_.q_per_kv(), shape_.head_dim, q, out, !kept_batch_.empty(), stream);
+  batch.describe(lanes, shape_.q_per_kv(), shape_.head_dim, q, out, keep_, stream);
   batch.attend(q, out, scale, stream);
   if (!layouts_.keeps_weights()) return;
   slot_sums_.clear();

@@ -1,5 +1,7 @@
-// Steps in which nothing happens but that every sequence gains a row: most of them. Lanes are then
-// described once and kept, planes count their rows later, and the host has next to nothing to do.
+// Steps in which nothing happens but that every sequence gains a row: most of them where text stays
+// in full rows or is packed many rows at a time (where rows are packed one by one, as values of
+// KIVI are, there is none). Lanes are then described once and kept, planes count their rows later,
+// and the host has next to nothing to do.
 #include <algorithm>
 
 #include "kvcache/policy_cache.h"
@@ -26,9 +28,8 @@ bool PolicyCache::goes_on() const noexcept {
                      [](const PackedBatch& batch) { return batch.room() > 0; });
 }
 
-/// Makes planes count the rows they have, and finds out whether keeping this step's lanes pays.
-void PolicyCache::keep_batch() {
-  kept_batch_.clear();
+/// Makes planes count the rows they have, and says whether keeping this step's lanes pays.
+bool PolicyCache::can_keep() {
   bool keep = !layouts_.keeps_weights();
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
@@ -38,8 +39,7 @@ void PolicyCache::keep_batch() {
     sequence.quiet = quiet_rows(sequence);
     keep = sequence.quiet > 1;
   }
-  if (!keep) return;
-  for (const StepRows& rows : step_) kept_batch_.push_back(rows.sequence);
+  return keep;
 }
 
 void PolicyCache::catch_up(Sequence& sequence) noexcept {
@@ -65,6 +65,7 @@ int PolicyCache::quiet_rows(const Sequence& sequence) const noexcept {
     const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
     const bool flushes = quantizer != nullptr && !quantizer->visual_only();
     for (const Lane& lane : sequence.layers[static_cast<size_t>(layer)].lanes) {
+      if (is_plain(lane, layer)) return 0;  // plain rows are attended apart
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const StorePlanes& planes = lane.stores[kRest];
         const Plane& plane = part == Part::kKeys ? planes.keys : planes.values;

@@ -32,9 +32,7 @@ Sampler::Sampler(const SamplerOptions& options, int vocab_size)
     : options_(options),
       vocab_size_(vocab_size),
       random_(options.seed),
-      seen_((static_cast<size_t>(vocab_size) + 31) / 32) {
-  if (choice_of(options).draws()) order_.resize(static_cast<size_t>(vocab_size));
-}
+      seen_((static_cast<size_t>(vocab_size) + 31) / 32) {}
 
 void Sampler::mark(int32_t id) noexcept {
   if (id < 0 || id >= vocab_size_) return;
@@ -82,6 +80,7 @@ int32_t Sampler::sample(std::span<float> logits) {
   assert(static_cast<int>(logits.size()) == vocab_size_);
   RowSampling row = choice();
   row.seen = seen_.data();
+  if (row.draws()) order_.resize(static_cast<size_t>(vocab_size_));
   const int32_t id = sample_row(logits, row, order_);
   check_chosen(id);
   return id;

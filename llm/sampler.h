@@ -27,8 +27,9 @@ struct SamplerOptions {
 ///   sample_rows(ids, logits, rows, stream);
 ///   samplers[i].accept(ids[i]);
 ///
-/// Allocates nothing after construction but, for a penalty on a GPU, in the first next().
-/// Source of the penalty: Keskar et al. 2019, "CTRL", sec. 4.1; of top-p: Holtzman et al. 2020.
+/// Allocates nothing after construction but, for a penalty on a GPU, in the first next(), and in
+/// the first sample() that draws. Source of the penalty: Keskar et al. 2019, "CTRL", sec. 4.1; of
+/// top-p: Holtzman et al. 2020.
 class Sampler {
  public:
   Sampler(const SamplerOptions& options, int vocab_size);

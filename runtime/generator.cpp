@@ -262,6 +262,7 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   sequence.request = std::move(request);
   sequence.on_text = std::move(on_text);
   const size_t pictures_before = sequence.images.size();
+  bool prefilling = false;
   try {
     prepare(sequence);
     auto first = static_cast<int64_t>(sequence.cached_ids.size());
@@ -275,13 +276,21 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
       size.max_rows = session_rows_;
       sequence.cache_id = cache_->open(size, sequence.request.id);
     }
+    prefilling = true;
     prefill(sequence, first);
   } catch (...) {
+    if (prefilling) forget(sequence);
     sequence.images.erase(sequence.images.begin() + static_cast<std::ptrdiff_t>(pictures_before),
                           sequence.images.end());
     sequence.done = sequence.flushed = true;
     throw;
   }
+}
+
+/// Layers of a cache whose pass has failed may hold different rows.
+void Generator::forget(Sequence& sequence) noexcept {
+  if (sequence.cache_id) cache_->close(*std::exchange(sequence.cache_id, std::nullopt));
+  sequence.cached_ids.clear();
 }
 
 void Generator::accept(Sequence& sequence, int32_t token) {
@@ -311,12 +320,21 @@ void Generator::step() {
     rows_.push_back({*sequence->cache_id, 1, false, false, std::span(&sequence->position, 1), {}});
   }
   if (stepping_.empty()) return;
-  const TensorView embeddings = embeddings_.view().slice(0, static_cast<int64_t>(ids_.size()));
-  model_->decoder().embed(ids_, embeddings, *stream_);
-  const TensorView logits =
-      model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
-  for (Sequence* sequence : stepping_) sampling_.push_back(sequence->sampler->next(*stream_));
-  sample_rows(ids_, logits, sampling_, *stream_);
+  try {
+    const TensorView embeddings = embeddings_.view().slice(0, static_cast<int64_t>(ids_.size()));
+    model_->decoder().embed(ids_, embeddings, *stream_);
+    const TensorView logits =
+        model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
+    for (Sequence* sequence : stepping_) sampling_.push_back(sequence->sampler->next(*stream_));
+    sample_rows(ids_, logits, sampling_, *stream_);
+  } catch (...) {
+    for (Sequence* sequence : stepping_) {
+      forget(*sequence);
+      sequence->done = true;
+      sequence->finish_reason = "error";
+    }
+    throw;
+  }
   for (size_t i = 0; i < stepping_.size(); ++i) {
     stepping_[i]->cached_ids.push_back(stepping_[i]->tokens.back());
     accept(*stepping_[i], ids_[i]);

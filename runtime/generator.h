@@ -96,6 +96,7 @@ class Generator {
   void make_room(size_t slots);
   void prepare(Sequence& sequence);
   void prefill(Sequence& sequence, int64_t first);
+  void forget(Sequence& sequence) noexcept;
   void accept(Sequence& sequence, int32_t token);
 
   Model* model_;

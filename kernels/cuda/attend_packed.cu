@@ -14,8 +14,10 @@
 #include "kernels/cuda/packed_plan.cuh"
 #include "kernels/quantize.h"
 
-// Four launches a layer: scores of all keys, softmax with remaps, partial outputs of all values,
-// their sums. Work is cut into items of some hundred slots; a warp takes 32 rows of a block.
+// Launches of a layer: scores of all keys; how late lanes weigh them, the softmax of others;
+// partial outputs of all values; their sums. Runs are cut into pieces of 256 to 2048 slots. The
+// kernels here serve every format, a warp taking 32 rows of a block; packed_codes.cu has the fast
+// ones.
 namespace kvlm::cuda {
 
 using namespace packed;
@@ -843,7 +845,7 @@ bool find_ranges(Plan& plan, std::span<const ScoreRemap> remaps, size_t first, s
       const int from = std::max(run.first_slot, remaps[r].first);
       const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
       if (from >= to) continue;
-      if (to - from != run.slots) return false;
+      if (to - from != run.slots || run.range != 0) return false;
       run.range = static_cast<int16_t>(r + 1);
     }
   }

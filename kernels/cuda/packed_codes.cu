@@ -644,7 +644,9 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   }
   const PackedFormat& format = *run.format;
   const PackedSection& section = format.section[0];
-  const bool mixed = is_mixed(format);
+  // Zero points that are stored lie side by side: the second section's behind the first one's.
+  const bool mixed =
+      is_mixed(format) && (format.section[0].zero_stored || !format.section[1].zero_stored);
   const bool trits = !keys && section.code == CodeFormat::kTrit5;
   const int bits = code_bits(section.code);
   if (format.channels() != kDim || format.meta != DType::kF16 || (mixed && !keys) ||
@@ -662,13 +664,16 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   // Dead rows keep their place among codes but not among slots.
   for (const PackedBlock& block : run.blocks) {
     if (block.live != nullptr || !aligned(block.codes, 16)) return -1;
-    if (format.axis != ScaleAxis::kHead && (!aligned(block.scales, 16) || !aligned(block.zeros, 8)))
+    const size_t zeros = keys && format.axis == ScaleAxis::kChannel ? 16 : 8;
+    if (format.axis != ScaleAxis::kHead &&
+        (!aligned(block.scales, 16) || !aligned(block.zeros, zeros))) {
       return -1;
+    }
     if (run.code_stride != 0) break;  // they lie evenly: all are alike
   }
   if (run.code_stride % 16 != 0 || run.scale_stride % 16 != 0) return -1;
   if (mixed) return kCodes21;
-  if (trits) return kTrits;
+  if (trits) return by_token ? -1 : static_cast<int>(kTrits);
   const int width = std::countr_zero(static_cast<unsigned>(bits));
   if (keys || !by_token) return kCodes1 + width;
   return (grouped ? kGrouped1 : kToken1) + width;
