@@ -891,7 +891,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     plan.first_runs.push_back(run_count);
     run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
-    made.most_slots = std::max(made.most_slots, lane.slots);
+    made.most_slots = std::max(made.most_slots, lane.slots + (grows ? kRoom : 0));
   }
   plan.resize_runs(run_count);
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -994,7 +994,7 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
     weigh_lanes<<<launches.lanes, 32 * warps, 0, native(stream)>>>(device);
   }
   if (static_cast<unsigned>(launches.late) < launches.lanes) {
-    launch_normalise(device, launches.lanes, launches.most_slots + device.grown, stream);
+    launch_normalise(device, launches.lanes, launches.most_slots, stream);
   }
   for (size_t i = 0; i < kCodeKernels; ++i) {
     if (launches.values[i].runs == 0) continue;
@@ -1010,12 +1010,23 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
   check_launch("attend_packed");
 }
 
-/// The newest rows of lanes that have grown; a block has a lane.
-__global__ void append_rows(DevicePlan plan, const float* k, const float* v) {
+/// What a LaneTable counts on the GPU.
+struct Growth {
+  int rows;              // that every lane has gained since it was described
+  unsigned int readers;  // blocks of append_rows that have read `rows`
+};
+struct Counts {
+  Growth growth;
+  unsigned long long guarded;  // slopes that were clamped
+};
+
+/// A row more for every lane, and for the count that it is one more: the block that is the last to
+/// have read the old one writes it. A block has a lane.
+__global__ void append_rows(DevicePlan plan, Growth* growth, const float* k, const float* v) {
   const DeviceLane& lane = plan.lanes[blockIdx.x];
   for (const bool keys : {true, false}) {
     const DeviceRun run = run_of(plan, keys ? lane.last_keys : lane.last_values);
-    const int64_t row = static_cast<int64_t>(run.units - 1) * plan.head_dim;
+    const int64_t row = static_cast<int64_t>(run.units) * plan.head_dim;
     const float* from = (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * plan.head_dim;
     auto* to = const_cast<std::byte*>(run.rows);
     for (int i = static_cast<int>(threadIdx.x); i < plan.head_dim;
@@ -1029,6 +1040,11 @@ __global__ void append_rows(DevicePlan plan, const float* k, const float* v) {
       }
     }
   }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x != 0 || atomicAdd(&growth->readers, 1u) != gridDim.x - 1) return;
+  growth->readers = 0;
+  ++growth->rows;
 }
 
 }  // namespace
@@ -1041,25 +1057,25 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
 }
 
 struct LaneTable::State {
-  explicit State(Device device) : kept(device), guarded(device, sizeof(unsigned long long)) {
-    constexpr unsigned long long kNone = 0;
-    copy_now(guarded.data(), &kNone, sizeof kNone);
+  explicit State(Device device) : kept(device), counts(device, sizeof(Counts)) {
+    const Counts none{};
+    copy_now(counts.data(), &none, sizeof none);
   }
   Launches launches;
   Kept kept;
-  Buffer guarded;
+  Buffer counts;  // Counts
   const float* q = nullptr;
   const float* out = nullptr;
   int room = 0;
-  int grown = 0;
+  int grown = 0;  // as counted on the GPU when all is done
 
-  DevicePlan plan(const float* q_now, const float* out_now) const {
+  Counts* on_gpu() { return reinterpret_cast<Counts*>(counts.data()); }
+  DevicePlan plan(const float* q_now, const float* out_now) {
     DevicePlan plan = plan_of(launches);
-    plan.grown = grown;
+    plan.grown_at = room > 0 ? &on_gpu()->growth.rows : nullptr;
     plan.q_moved = q_now - q;
     plan.out_moved = out_now - out;
-    plan.guarded = const_cast<unsigned long long*>(
-        reinterpret_cast<const unsigned long long*>(guarded.data()));
+    plan.guarded = &on_gpu()->guarded;
     return plan;
   }
 };
@@ -1075,6 +1091,10 @@ void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim
   state.grown = 0;
   state.room = grows && !lanes.empty() ? kRoom : 0;
   for (const PackedLane& lane : lanes) state.room = std::min(state.room, room_of(lane.slots));
+  if (state.room > 0) {
+    check(cudaMemsetAsync(&state.on_gpu()->growth, 0, sizeof(Growth), native(stream)),
+          "PackedBatch::describe");
+  }
   Kept* kept = keep ? &state.kept : nullptr;
   state.launches = {};
   if (!lanes.empty()) {
@@ -1084,7 +1104,7 @@ void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim
 
 int64_t LaneTable::guarded_remaps() const {
   unsigned long long count = 0;
-  copy_now(&count, state_->guarded.data(), sizeof count);
+  copy_now(&count, &state_->on_gpu()->guarded, sizeof count);
   return static_cast<int64_t>(count);
 }
 
@@ -1093,8 +1113,8 @@ int LaneTable::room() const noexcept { return state_->room - state_->grown; }
 void LaneTable::append(const float* k, const float* v, Stream& stream) {
   State& state = *state_;
   ++state.grown;
-  append_rows<<<state.launches.lanes, 128, 0, native(stream)>>>(state.plan(state.q, state.out), k,
-                                                                v);
+  append_rows<<<state.launches.lanes, 128, 0, native(stream)>>>(state.plan(state.q, state.out),
+                                                                &state.on_gpu()->growth, k, v);
   check_launch("PackedBatch::append");
 }
 

@@ -96,14 +96,17 @@ struct DevicePlan {
   int q_per_kv;
   int head_dim;
   float scale;
-  int grown;          // rows that every lane has gained since it was described
-  int64_t q_moved;    // floats from where queries were
-  int64_t out_moved;  // and outputs
+  const int* grown_at;  // rows that every lane has gained since it was described; null: none
+  int64_t q_moved;      // floats from where queries were
+  int64_t out_moved;    // and outputs
+
+  /// Counted on the GPU, so that launches of a step serve the next one unchanged.
+  __device__ int grown() const { return grown_at != nullptr ? *grown_at : 0; }
 };
 
 __device__ inline DeviceLane lane_of(const DevicePlan& plan, int index) {
   DeviceLane lane = plan.lanes[index];
-  lane.slots += plan.grown;
+  lane.slots += plan.grown();
   lane.q += plan.q_moved;
   lane.out += plan.out_moved;
   return lane;
@@ -118,8 +121,8 @@ __device__ inline Weighing* weighings_of(const DevicePlan& plan, int lane, int r
 __device__ inline DeviceRun run_of(const DevicePlan& plan, int index) {
   DeviceRun run = plan.runs[index];
   if (run.grows) {
-    run.units += plan.grown;
-    run.slots += plan.grown;
+    run.units += plan.grown();
+    run.slots += plan.grown();
   }
   return run;
 }
@@ -133,7 +136,7 @@ __device__ inline bool find_item(const DevicePlan& plan, Item& item) {
   item.lane = run.lane;
   item.first = piece * run.step;
   // A run that grows has pieces that may be empty yet.
-  item.count = max(0, min(run.step, run.units + (run.grows ? plan.grown : 0) - item.first));
+  item.count = max(0, min(run.step, run.units + (run.grows ? plan.grown() : 0) - item.first));
   item.part = run.first_part + piece;
   return true;
 }
