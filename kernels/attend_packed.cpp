@@ -288,6 +288,10 @@ void PackedBatch::append(const float* k, const float* v, Stream& stream) {
   }
 }
 
+void PackedBatch::appended() noexcept {
+  if (state_->table != nullptr) state_->table->appended();
+}
+
 void PackedBatch::attend(const float* q, float* out, float scale, Stream& stream) {
   check_call("PackedBatch", state_->q_per_kv, state_->head_dim, scale);
   if (state_->table != nullptr) return state_->table->attend(q, out, scale, stream);

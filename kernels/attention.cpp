@@ -95,8 +95,8 @@ void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim
       refuse("{}: piece {} lacks its query or its state", kOp, i);
     }
   }
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::attend_rows(pieces, q_per_kv, head_dim, scale, stream);
+  if (stream.device().kind != DeviceKind::kCpu) {
+    refuse("{}: a stream of {}, expected one of the CPU", kOp, device_name(stream.device()));
   }
   cpu::attend_rows(pieces, q_per_kv, head_dim, scale, stream);
 }
@@ -131,10 +131,7 @@ void merge_on_host(float* out, std::span<const SoftmaxState> parts, int queries,
 
 }  // namespace
 
-void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim, Stream& stream) {
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::merge_states(jobs, queries, head_dim, stream);
-  }
+void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim) {
   for (const MergeJob& job : jobs) merge_on_host(job.out, job.parts, queries, head_dim);
 }
 

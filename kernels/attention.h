@@ -52,12 +52,12 @@ struct DecodePiece {
   SoftmaxState state;  // overwritten; may not overlap q or another piece's state
 };
 
-/// Computes the state of every piece: state.max = max_j s_j, sum = sum_j exp(s_j - max),
-/// out = sum_j exp(s_j - max) V_j with s_j = scale * q . K_j. One launch for the whole batch;
-/// pieces are independent, so the result of one depends neither on the others nor on the threads.
+/// On the CPU (RowBatch serves both devices): computes the state of every piece: state.max = max_j
+/// s_j, sum = sum_j exp(s_j - max), out = sum_j exp(s_j - max) V_j with s_j = scale * q . K_j.
+/// Pieces are independent, so the result of one depends neither on the others nor on the threads.
 /// cached.rows may be 0 (an empty state). Every cached byte is read once for all q_per_kv queries.
-/// Allocates nothing. Asynchronous on CUDA.
-/// Throws Error{kInvalidArgument} on a dtype other than f32, f16 and bf16, or a missing pointer.
+/// Allocates nothing. Throws Error{kInvalidArgument} on a dtype other than f32, f16 and bf16, a
+/// missing pointer or a stream of another device.
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream);
 
@@ -67,9 +67,9 @@ struct MergeJob {
   std::span<const SoftmaxState> parts;
 };
 
-/// Merges the parts of every job in order and normalises: out[r,:] = sum_p w_p out_p[r,:] /
-/// sum_p w_p sum_p[r] with w_p = exp(max_p - max). An empty state has no weight; a row that no part
-/// has seen becomes 0. Allocates nothing. Asynchronous on CUDA; on the CPU by the calling thread.
-void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim, Stream& stream);
+/// On the CPU: merges the parts of every job in order and normalises: out[r,:] = sum_p w_p
+/// out_p[r,:] / sum_p w_p sum_p[r] with w_p = exp(max_p - max). An empty state has no weight; a row
+/// that no part has seen becomes 0. By the calling thread; allocates nothing.
+void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim);
 
 }  // namespace kvlm

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -73,6 +74,18 @@ struct CacheNeeds {
   bool one_prompt = false;
 };
 
+/// Which steps of a cache are alike for its device.
+struct Repetition {
+  uint64_t id = 0;  ///< of steps whose attend() calls launch the same; 0: of this one only
+  int left = 0;     ///< steps that can be expected to have this number, the present one included
+
+  /// A number that no other cache has given.
+  static uint64_t new_id() noexcept {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
+};
+
 /// What a sequence (or the whole cache) occupies.
 struct CacheReport {
   size_t bytes = 0;            ///< handed out by the arena
@@ -127,6 +140,13 @@ class KvCache {
   /// are stored and packed, and nobody attends. For filling a cache with rows that are made up.
   virtual void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                       TensorView out, float scale, Stream& stream) = 0;
+
+  /// After begin(): whether the step's attend() calls, given rows at the same addresses, launch on
+  /// a GPU what those of an earlier step have. One such step may be recorded
+  /// (kernels/base/recording.h) and run again; repeated() then takes the place of all attend()
+  /// calls.
+  virtual Repetition repetition() const noexcept { return {}; }
+  virtual void repeated() noexcept {}
 
   /// Completes the pass: policies pack after a prompt, flush residual windows and evict.
   virtual void end(Stream& stream) = 0;

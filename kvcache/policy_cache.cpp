@@ -18,7 +18,6 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       layouts_(parts_, shape_),
       arena_(device, arena_bytes),
       destinations_(static_cast<size_t>(shape.kv_heads)),
-      plain_(device),
       weights_(device),
       queries_(device),
       floats_(device),
@@ -30,9 +29,11 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       ends_(2 * static_cast<size_t>(shape.kv_heads) * static_cast<size_t>(shape.head_dim)),
       query_jobs_(static_cast<size_t>(shape.layers)),
       mean_weights_(device),
+      all_plain_(static_cast<size_t>(shape.layers)),
       queries_of_(static_cast<size_t>(shape.layers)) {
   for (int layer = 0; layer < shape.layers; ++layer) {
     batches_.emplace_back(device);
+    plain_.emplace_back(device);
     LayerPlan& plan = plans_.emplace_back();
     plan.protects = layouts_.protected_values(layer).plan != nullptr;
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
@@ -160,7 +161,9 @@ void PolicyCache::reserve_workspace() {
   const auto grow = [](auto& buffer, size_t size) {
     if (buffer.size() < size) buffer.resize(size);
   };
-  plain_.reserve(shape_, 2 * kStores * lanes, rows);
+  for (RowBatch& batch : plain_) {
+    batch.reserve(shape_.q_per_kv(), shape_.head_dim, lanes, 2 * kStores * lanes, rows);
+  }
   grow(packed_, lanes);
   grow(packed_lanes_, lanes);
   generated_.reserve(lanes / heads());
@@ -395,6 +398,7 @@ void PolicyCache::end(Stream& stream) {
     if (rows.prompt) count_planes(sequence);
     account(sequence);
   }
+  kept_number_ = Repetition::new_id();
   for (const StepRows& rows : step_) {
     if (keep_) kept_batch_.push_back(rows.sequence);
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/base/buffer.h"
+#include "kernels/row_batch.h"
 #include "kernels/row_moves.h"
 #include "kernels/slot_weights.h"
 #include "kernels/store_rows.h"
@@ -16,7 +17,6 @@
 #include "kvcache/plane.h"
 #include "kvcache/quantizer.h"
 #include "kvcache/retention.h"
-#include "kvcache/row_attention.h"
 
 namespace kvlm {
 
@@ -181,6 +181,8 @@ class PolicyCache final : public KvCache {
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;
+  Repetition repetition() const noexcept override;
+  void repeated() noexcept override;
   void end(Stream& stream) override;
 
   int tokens(SequenceId sequence) const noexcept override { return at(sequence).rows; }
@@ -295,6 +297,7 @@ class PolicyCache final : public KvCache {
 
   // policy_quiet.cpp
   bool goes_on() const noexcept;
+  int room(size_t layer) const noexcept;
   bool can_keep();
   bool is_plain(const Lane& lane, int layer) const noexcept;
   void catch_up(Sequence& sequence) noexcept;
@@ -339,7 +342,7 @@ class PolicyCache final : public KvCache {
 
   // policy_decode.cpp
   void append_row(LayerState& state, int layer, int16_t tag, size_t first_lane);
-  void add_plain(const PackedLane& packed, const Lane& lane);
+  void add_plain(const PackedLane& packed, const Lane& lane, RowBatch& batch) const;
   void store_new(ConstTensorView k, ConstTensorView v, size_t first_lane, Stream& stream);
   void decode(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
@@ -401,7 +404,6 @@ class PolicyCache final : public KvCache {
   std::vector<Sequence*> settling_;
   std::vector<Flushed> flushed_;
   std::vector<KeyValueRows> past_;
-  RowAttention plain_;
   /// A generated row, while a layer attends.
   struct Generated {
     Sequence* sequence;
@@ -444,8 +446,11 @@ class PolicyCache final : public KvCache {
   std::vector<TurnedRow> turned_;
   // The lanes of the last generated rows, which the next step takes up again if it can.
   std::vector<PackedBatch> batches_;      // (layers,)
+  std::vector<RowBatch> plain_;           // (layers,) those of them that hold nothing packed
+  std::vector<uint8_t> all_plain_;        // (layers,) 1: these are all
   std::vector<SequenceId> kept_batch_;    // whose they are; empty: none are kept
   std::vector<const float*> queries_of_;  // (layers,) the base of queries when jobs were made
+  uint64_t kept_number_ = 0;              // of these lanes
   bool keep_ = false;                     // this step's lanes are kept, once it has ended
   bool goes_on_ = false;                  // this step takes up the last one's
   bool in_step_ = false;                  // begin() has been, end() has not

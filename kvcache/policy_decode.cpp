@@ -109,8 +109,11 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
   }
   // Lanes that hold nothing packed are attended like plain rows.
   size_t kept = lanes;
+  all_plain_[static_cast<size_t>(layer)] = plain == lanes ? 1 : 0;
   if (plain > 0) {
-    plain_.clear();
+    if (plain < lanes) keep_ = false;
+    RowBatch& batch = plain_[static_cast<size_t>(layer)];
+    batch.start(shape_.q_per_kv(), shape_.head_dim);
     kept = 0;
     for (size_t i = 0; i < lanes; ++i) {
       const PackedLane& packed = packed_[i];
@@ -119,10 +122,10 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
         packed_[kept++] = packed;
         continue;
       }
-      add_plain(packed, *packed_lanes_[i]);
+      add_plain(packed, *packed_lanes_[i], batch);
     }
-    plain_.run(shape_, scale, stream);
-    keep_ = false;
+    batch.describe(q, out.as<float>(), keep_, stream);
+    batch.attend(q, out.as<float>(), scale, stream);
   }
   turn_queries(layer, stream);
   run_packed(std::span(packed_).first(kept), layer, q, out.as<float>(), scale, stream);
@@ -157,7 +160,7 @@ size_t PolicyCache::describe_lanes(size_t first, size_t last, int layer, const f
 }
 
 /// A lane of full rows only: a ring's may lie in two runs.
-void PolicyCache::add_plain(const PackedLane& packed, const Lane& lane) {
+void PolicyCache::add_plain(const PackedLane& packed, const Lane& lane, RowBatch& batch) const {
   std::array<KeyValueRows, 2 * kStores> rows;
   size_t count = 0;
   for (const StorePlanes& planes : lane.stores) {
@@ -169,7 +172,7 @@ void PolicyCache::add_plain(const PackedLane& packed, const Lane& lane) {
                        size};
     }
   }
-  plain_.add(packed.q, std::span(rows).first(count), packed.out, shape_);
+  batch.add(packed.q, std::span(rows).first(count), packed.out);
 }
 
 /// Fetches what a kv_head of the next few generated rows before `last` will need, each step of the

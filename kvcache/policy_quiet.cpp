@@ -24,8 +24,39 @@ bool PolicyCache::goes_on() const noexcept {
       return false;
     }
   }
-  return std::all_of(batches_.begin(), batches_.end(),
-                     [](const PackedBatch& batch) { return batch.room() > 0; });
+  for (size_t layer = 0; layer < batches_.size(); ++layer) {
+    if (room(layer) == 0) return false;
+  }
+  return true;
+}
+
+/// Rows that the lanes of a layer may gain as far as they were described.
+int PolicyCache::room(size_t layer) const noexcept {
+  return all_plain_[layer] != 0 ? plain_[layer].room() : batches_[layer].room();
+}
+
+Repetition PolicyCache::repetition() const noexcept {
+  if (!goes_on_ || arena_.device().kind == DeviceKind::kCpu) return {};
+  Repetition found{kept_number_, kMostQuietRows};
+  for (size_t layer = 0; layer < batches_.size(); ++layer) {
+    found.left = std::min(found.left, room(layer));
+    // Queries that are turned are listed anew at every step.
+    for (const std::vector<BasisJob>& jobs : query_jobs_[layer]) {
+      if (!jobs.empty()) return {};
+    }
+  }
+  for (const StepRows& rows : step_) found.left = std::min(found.left, at(rows.sequence).quiet);
+  return found;
+}
+
+void PolicyCache::repeated() noexcept {
+  for (size_t layer = 0; layer < batches_.size(); ++layer) {
+    if (all_plain_[layer] != 0) {
+      plain_[layer].appended();
+    } else {
+      batches_[layer].appended();
+    }
+  }
 }
 
 /// Makes planes count the rows they have, and says whether keeping this step's lanes pays.
@@ -65,7 +96,6 @@ int PolicyCache::quiet_rows(const Sequence& sequence) const noexcept {
     const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
     const bool flushes = quantizer != nullptr && !quantizer->visual_only();
     for (const Lane& lane : sequence.layers[static_cast<size_t>(layer)].lanes) {
-      if (is_plain(lane, layer)) return 0;  // plain rows are attended apart
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const StorePlanes& planes = lane.stores[kRest];
         const Plane& plane = part == Part::kKeys ? planes.keys : planes.values;
@@ -114,6 +144,10 @@ void PolicyCache::decode_on(int layer, const float* q, ConstTensorView k, ConstT
   }
   queries_of_[at] = q;
   turn_queries(layer, stream);
+  if (all_plain_[at] != 0) {
+    plain_[at].append(k.as<float>(), v.as<float>(), stream);
+    return plain_[at].attend(q, out.as<float>(), scale, stream);
+  }
   PackedBatch& batch = batches_[at];
   batch.append(k.as<float>(), v.as<float>(), stream);
   batch.attend(q, out.as<float>(), scale, stream);

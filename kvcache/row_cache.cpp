@@ -8,10 +8,10 @@
 
 #include "kernels/attention.h"
 #include "kernels/base/error.h"
+#include "kernels/row_batch.h"
 #include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
-#include "kvcache/row_attention.h"
 
 namespace kvlm {
 
@@ -30,8 +30,9 @@ class RowCache final : public KvCache {
         shape_(shape),
         spec_(dtype_name(format)),
         arena_(device, arena_bytes),
-        destinations_(static_cast<size_t>(shape.kv_heads)),
-        decode_(device) {}
+        destinations_(static_cast<size_t>(shape.kv_heads)) {
+    for (int layer = 0; layer < shape.layers; ++layer) batches_.emplace_back(device);
+  }
 
   const CacheShape& shape() const noexcept override { return shape_; }
   const std::string& spec() const noexcept override { return spec_; }
@@ -43,6 +44,8 @@ class RowCache final : public KvCache {
   void give_embeddings(ConstTensorView, Stream&) override {}
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;
+  Repetition repetition() const noexcept override;
+  void repeated() noexcept override;
   void end(Stream& stream) override;
 
   int tokens(SequenceId sequence) const noexcept override { return at(sequence).rows; }
@@ -74,6 +77,9 @@ class RowCache final : public KvCache {
   void append(Sequence& sequence, int layer, ConstTensorView k, ConstTensorView v, Stream& stream);
   void append_row(Sequence& sequence, int layer);
   void store_new(ConstTensorView k, ConstTensorView v, Stream& stream);
+  bool goes_on() const noexcept;
+  void attend_step(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                   TensorView out, float scale, Stream& stream);
   void attend_prompt(const Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k,
                      ConstTensorView v, TensorView out, float scale, Stream& stream);
 
@@ -89,7 +95,13 @@ class RowCache final : public KvCache {
   std::vector<KeyValueRows> past_;            // (kv_heads,)
   std::vector<std::byte*> new_keys_;          // (rows of a step, kv_heads)
   std::vector<std::byte*> new_values_;
-  RowAttention decode_;
+  std::vector<RowBatch> batches_;  // (layers,) generated rows
+
+  // A step with a row more for each sequence of the last one finds its lanes described.
+  std::vector<SequenceId> kept_batch_;  // empty: none are
+  uint64_t kept_number_ = 0;            // of these lanes
+  bool goes_on_ = false;
+  bool in_step_ = false;
 };
 
 SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
@@ -125,7 +137,10 @@ SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
     lanes += kv_heads;
     rows += kv_heads * static_cast<size_t>(s.max_rows);
   }
-  decode_.reserve(shape_, lanes, rows);
+  for (RowBatch& batch : batches_) {
+    batch.reserve(shape_.q_per_kv(), shape_.head_dim, lanes, lanes, rows);
+  }
+  kept_batch_.reserve(lanes / kv_heads);
   past_.reserve(kv_heads);
   new_keys_.reserve(lanes);
   new_values_.reserve(lanes);
@@ -134,6 +149,9 @@ SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
 
 void RowCache::close(SequenceId id) noexcept {
   Sequence& sequence = at(id);
+  if (std::find(kept_batch_.begin(), kept_batch_.end(), id) != kept_batch_.end()) {
+    kept_batch_.clear();
+  }
   sequence.layers.clear();
   sequence.rows = 0;
   sequence.open = false;
@@ -152,6 +170,20 @@ void RowCache::begin(std::span<const StepRows> step) {
     }
   }
   step_ = step;
+  if (in_step_) kept_batch_.clear();  // the last step has failed half way
+  in_step_ = true;
+  goes_on_ = goes_on();
+  if (!goes_on_) kept_batch_.clear();
+}
+
+/// Whether this step is the last one with a row more for each of its sequences.
+bool RowCache::goes_on() const noexcept {
+  if (kept_batch_.empty() || kept_batch_.size() != step_.size()) return false;
+  for (size_t i = 0; i < step_.size(); ++i) {
+    if (step_[i].prompt || step_[i].sequence != kept_batch_[i]) return false;
+  }
+  return std::all_of(batches_.begin(), batches_.end(),
+                     [](const RowBatch& batch) { return batch.room() > 0; });
 }
 
 void RowCache::append(Sequence& sequence, int layer, ConstTensorView k, ConstTensorView v,
@@ -203,7 +235,18 @@ void RowCache::attend_prompt(const Sequence& sequence, int layer, ConstTensorVie
 
 void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                       TensorView out, float scale, Stream& stream) {
-  decode_.clear();
+  if (!goes_on_) return attend_step(layer, q, k, v, out, scale, stream);
+  RowBatch& batch = batches_[static_cast<size_t>(layer)];
+  batch.append(k.as<float>(), v.as<float>(), stream);
+  batch.attend(q.as<float>(), out.as<float>(), scale, stream);
+}
+
+/// attend() of a step that is not the last one's repetition.
+void RowCache::attend_step(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                           TensorView out, float scale, Stream& stream) {
+  RowBatch& batch = batches_[static_cast<size_t>(layer)];
+  batch.start(shape_.q_per_kv(), shape_.head_dim);
+  bool keep = true;
   int64_t row = 0;
   int64_t first_new = 0;  // generated rows that follow each other are stored together
   const auto store_rows_before = [&](int64_t end) {
@@ -212,6 +255,7 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
   };
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
+    keep = keep && !rows.prompt;
     if (rows.prompt) store_rows_before(row);
     const ConstTensorView k_rows = k.slice(row, rows.rows);
     const ConstTensorView v_rows = v.slice(row, rows.rows);
@@ -230,17 +274,48 @@ void RowCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTens
             static_cast<size_t>(head * shape_.q_per_kv()) * static_cast<size_t>(shape_.head_dim);
         const KeyValueRows held{rows_of(sequence, layer, 0, head),
                                 rows_of(sequence, layer, 1, head), format_, sequence.rows + 1};
-        decode_.add(q_row + offset, {&held, 1}, out_row + offset, shape_);
+        batch.add(q_row + offset, {&held, 1}, out_row + offset);
       }
     }
     row += rows.rows;
   }
   store_rows_before(row);
-  decode_.run(shape_, scale, stream);
+  if (step_.empty() ||
+      std::all_of(step_.begin(), step_.end(), [](const StepRows& rows) { return rows.prompt; })) {
+    return;
+  }
+  batch.describe(q.as<float>(), out.as<float>(), keep, stream);
+  batch.attend(q.as<float>(), out.as<float>(), scale, stream);
+}
+
+Repetition RowCache::repetition() const noexcept {
+  if (!goes_on_ || arena_.device().kind == DeviceKind::kCpu) return {};
+  int left = batches_[0].room();
+  for (const StepRows& rows : step_) {
+    const Sequence& sequence = at(rows.sequence);
+    left = std::min(left, sequence.max_rows - sequence.rows);
+  }
+  return {kept_number_, left};
+}
+
+void RowCache::repeated() noexcept {
+  for (RowBatch& batch : batches_) batch.appended();
 }
 
 void RowCache::end(Stream&) {
-  for (const StepRows& rows : step_) at(rows.sequence).rows += rows.rows;
+  in_step_ = false;
+  const bool generated =
+      std::none_of(step_.begin(), step_.end(), [](const StepRows& rows) { return rows.prompt; });
+  if (!goes_on_) kept_number_ = Repetition::new_id();
+  for (const StepRows& rows : step_) {
+    Sequence& sequence = at(rows.sequence);
+    sequence.rows += rows.rows;
+    if (generated && !goes_on_) kept_batch_.push_back(rows.sequence);
+    if (!goes_on_) continue;
+    for (ArenaExtent& layer : sequence.layers) {
+      layer.set_used(layer_bytes(format_, shape_, sequence.rows));
+    }
+  }
   step_ = {};
 }
 

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "kernels/activation.h"
+#include "kernels/base/recording.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
@@ -31,9 +33,11 @@ struct Layer {
 /// A tensor that is made longer when a step needs more rows than any before.
 class RowBuffer {
  public:
-  explicit RowBuffer(Device device) : device_(device) {}
+  /// Sets `moved` whenever its rows move.
+  RowBuffer(Device device, bool& moved) : device_(device), moved_(&moved) {}
   TensorView rows(int64_t count, Shape row) {
     if (count * row.elements() > capacity_) {
+      *moved_ = true;
       capacity_ = 0;  // as long as there may be no memory for more
       tensor_ = Tensor();
       tensor_ = Tensor(DType::kF32, {count * row.elements()}, device_);
@@ -46,6 +50,7 @@ class RowBuffer {
 
  private:
   Device device_;
+  bool* moved_;
   Tensor tensor_;
   int64_t capacity_ = 0;
 };
@@ -75,8 +80,12 @@ class Llama final : public Decoder {
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
   void fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin,
                    Stream& stream);
-  void attention_block(int index, TensorView x, TensorView normed, ConstTensorView cos,
-                       ConstTensorView sin, KvCache& cache, Stream& stream);
+  void attention_block(int index, bool generates, TensorView x, TensorView normed,
+                       ConstTensorView cos, ConstTensorView sin, KvCache& cache, Stream& stream);
+  TensorView layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
+                    KvCache& cache, Stream& stream, const Tap& tap);
+  TensorView repeated_layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
+                             KvCache& cache, Stream& stream);
   void mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream);
   TensorView head(const DecoderStep& step, TensorView normed, Stream& stream);
 
@@ -91,10 +100,22 @@ class Llama final : public Decoder {
   std::vector<Layer> layers_;
 
   Device device_;
-  RowBuffer normed_{device_}, q_{device_}, k_{device_}, v_{device_}, gate_{device_}, up_{device_};
-  RowBuffer cos_{device_}, sin_{device_}, last_{device_}, logits_{device_};
-  RowBuffer host_cos_{Device{}}, host_sin_{Device{}};  // angles are made on the host
+  bool moved_ = false;  // a buffer has
+  RowBuffer normed_{device_, moved_}, q_{device_, moved_}, k_{device_, moved_}, v_{device_, moved_};
+  RowBuffer attended_{device_, moved_}, gate_{device_, moved_}, up_{device_, moved_};
+  RowBuffer cos_{device_, moved_}, sin_{device_, moved_}, last_{device_, moved_};
+  RowBuffer logits_{device_, moved_};
+  RowBuffer host_cos_{Device{}, moved_}, host_sin_{Device{}, moved_};  // made on the host
+
+  // A pass that the cache can repeat, and of which step it was made.
+  Recording recording_;
+  uint64_t recorded_ = 0;  // Repetition::id
+  const void* recorded_x_ = nullptr;
+  TensorView recorded_logits_;
 };
+
+/// Steps that must be left for a recording to pay.
+constexpr int kWorthRecording = 8;
 
 Linear Llama::take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias) {
   Linear linear;
@@ -166,8 +187,9 @@ void Llama::fill_angles(std::span<const StepRows> sequences, TensorView cos, Ten
   copy(sin, host_sin, stream);
 }
 
-void Llama::attention_block(int index, TensorView x, TensorView normed, ConstTensorView cos,
-                            ConstTensorView sin, KvCache& cache, Stream& stream) {
+void Llama::attention_block(int index, bool generates, TensorView x, TensorView normed,
+                            ConstTensorView cos, ConstTensorView sin, KvCache& cache,
+                            Stream& stream) {
   const Layer& layer = layers_[static_cast<size_t>(index)];
   const int64_t rows = x.shape()[0];
   const int64_t q_width = int64_t{config_.q_heads} * config_.head_dim;
@@ -176,6 +198,9 @@ void Llama::attention_block(int index, TensorView x, TensorView normed, ConstTen
   const TensorView k = k_.rows(rows, {config_.kv_heads, config_.head_dim});
   const TensorView v = v_.rows(rows, {config_.kv_heads, config_.head_dim});
 
+  // Where prompts are long, memory is dear; generated rows spare the cache a copy of the queries.
+  const TensorView out = generates ? attended_.rows(rows, {config_.q_heads, config_.head_dim}) : q;
+
   rms_norm(normed, x, layer.input_norm, config_.rms_eps, stream);
   const LinearPart qkv[] = {{q.reshape({rows, q_width}), layer.q.weight, layer.q.bias},
                             {k.reshape({rows, kv_width}), layer.k.weight, layer.k.bias},
@@ -183,8 +208,8 @@ void Llama::attention_block(int index, TensorView x, TensorView normed, ConstTen
   linears(qkv, normed, stream);
   rotate(q, cos, sin, stream);
   rotate(k, cos, sin, stream);
-  cache.attend(index, q, k, v, q, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);
-  linear(x, q.reshape({rows, q_width}), layer.o.weight, layer.o.bias, /*add=*/true, stream);
+  cache.attend(index, q, k, v, out, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);
+  linear(x, out.reshape({rows, q_width}), layer.o.weight, layer.o.bias, /*add=*/true, stream);
 }
 
 void Llama::mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream) {
@@ -223,18 +248,48 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
   const int half = config_.rope.rotary_dim / 2;
   const TensorView cos = cos_.rows(rows, {half});
   const TensorView sin = sin_.rows(rows, {half});
-  const TensorView normed = normed_.rows(rows, {config_.hidden});
   fill_angles(step.sequences, cos, sin, stream);
 
   cache.begin(step.sequences);
   if (cache.needs().prompt_embeddings) cache.give_embeddings(x, stream);
+  const TensorView logits = tap ? layers(step, cos, sin, cache, stream, tap)
+                                : repeated_layers(step, cos, sin, cache, stream);
+  cache.end(stream);
+  return logits;
+}
+
+/// layers(), by a recording where the cache can repeat its part.
+TensorView Llama::repeated_layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
+                                  KvCache& cache, Stream& stream) {
+  if (std::exchange(moved_, false)) recording_.clear();
+  const Repetition repetition = cache.repetition();
+  const auto run = [&] { return layers(step, cos, sin, cache, stream, {}); };
+  if (repetition.id == 0) return run();
+  if (repetition.id == recorded_ && step.embeddings.data() == recorded_x_ &&
+      recording_.fits(stream)) {
+    cache.repeated();
+  } else {
+    if (repetition.left < kWorthRecording) return run();
+    recording_.make(stream, [&] { recorded_logits_ = run(); });
+    recorded_ = repetition.id;
+    recorded_x_ = step.embeddings.data();
+  }
+  recording_.run(stream);
+  return recorded_logits_;
+}
+
+/// Everything between the embeddings and the logits.
+TensorView Llama::layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
+                         KvCache& cache, Stream& stream, const Tap& tap) {
+  const TensorView x = step.embeddings;
+  const bool generates = std::none_of(step.sequences.begin(), step.sequences.end(),
+                                      [](const StepRows& sequence) { return sequence.prompt; });
+  const TensorView normed = normed_.rows(x.shape()[0], {config_.hidden});
   for (int i = 0; i < config_.layers; ++i) {
-    attention_block(i, x, normed, cos, sin, cache, stream);
+    attention_block(i, generates, x, normed, cos, sin, cache, stream);
     mlp_block(layers_[static_cast<size_t>(i)], x, normed, stream);
     if (tap) tap(fmt::format("llm.layer.{}", i), x);
   }
-  cache.end(stream);
-
   rms_norm(normed, x, norm_, config_.rms_eps, stream);
   if (tap) tap("llm.norm", normed);
   return head(step, normed, stream);

@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
 #include "kernels/cuda/attend_packed.h"
+#include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_codes.h"
 #include "kernels/cuda/packed_plan.cuh"
@@ -28,7 +28,6 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kItemSlots = 256;
 constexpr int kQueries = 4;  // of one pass over codes
-constexpr int kRoom = 128;   // rows that kept lanes may gain
 
 // ----------------------------------------------------------------- what the host says of a layer
 
@@ -65,7 +64,7 @@ int piece_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 
 
 /// Rows that a lane may gain until its pieces would be cut otherwise.
 int room_of(int slots) {
-  int room = kRoom;
+  int room = kLaneRoom;
   for (const int limit : {1024, 4096}) {
     if (slots < limit) room = std::min(room, limit - 1 - slots);
   }
@@ -95,25 +94,9 @@ class Packet {
 };
 
 /// What stays on the GPU of a description.
-class Kept {
- public:
-  enum What : size_t { kBits, kPlan };
-  explicit Kept(Device device) : device_(device) {}
-  /// Copies bytes that were uploaded to where they stay. Memory is taken with a margin, so that a
-  /// batch that grows by a sequence at a time seldom takes any.
-  const std::byte* place(What what, const std::byte* uploaded, size_t bytes, Stream& stream) {
-    Buffer& memory = memory_[what];
-    if (memory.bytes() < bytes) {
-      memory = Buffer();
-      memory = Buffer(device_, bytes + bytes / 2);
-    }
-    stream.queue().copy(memory.data(), true, uploaded, true, bytes);
-    return memory.data();
-  }
-
- private:
-  Device device_;
-  std::array<Buffer, 2> memory_;
+struct Kept {
+  explicit Kept(Device device) : bits(device), plan(device) {}
+  KeptBytes bits, plan;
 };
 
 /// The host's side of a layer, kept between calls so that decode allocates nothing.
@@ -185,7 +168,7 @@ struct Plan {
   void place_bits(Kept* kept, Stream& stream) {
     if (bits.empty()) return;
     const std::byte* at = stream.queue().upload(bits.data(), bits.size() * sizeof(uint64_t));
-    if (kept != nullptr) at = kept->place(Kept::kBits, at, bits.size() * sizeof(uint64_t), stream);
+    if (kept != nullptr) at = kept->bits.place(at, bits.size() * sizeof(uint64_t), stream);
     const auto* placed = reinterpret_cast<const uint64_t*>(at);
     for (const auto& [block, word] : live) blocks[block].live = placed + word;
     for (const auto& [run, word] : selections) runs[run].selection = placed + word;
@@ -239,7 +222,7 @@ struct Plan {
                     any ? kItemSlots : piece_slots(lanes[static_cast<size_t>(run.lane)].slots),
                     run);
       }
-      run.pieces = static_cast<int>(ceil_div(run.units + (run.grows ? kRoom : 0), run.step));
+      run.pieces = static_cast<int>(ceil_div(run.units + (run.grows ? kLaneRoom : 0), run.step));
       run.first_part = side.parts;
       side.parts += run.pieces;
       if (run.pieces > 0) {
@@ -891,7 +874,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     plan.first_runs.push_back(run_count);
     run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
-    made.most_slots = std::max(made.most_slots, lane.slots + (grows ? kRoom : 0));
+    made.most_slots = std::max(made.most_slots, lane.slots + (grows ? kLaneRoom : 0));
   }
   plan.resize_runs(run_count);
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -925,7 +908,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     made.values[i] = plan.values.served[i].pieces;
   }
   made.base = packet.upload(stream);
-  if (kept != nullptr) made.base = kept->place(Kept::kPlan, made.base, packet.bytes(), stream);
+  if (kept != nullptr) made.base = kept->plan.place(made.base, packet.bytes(), stream);
   made.lanes = static_cast<unsigned>(lanes.size());
   made.key_parts = plan.keys.parts;
   made.value_parts = plan.values.parts;
@@ -1011,40 +994,20 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
 }
 
 /// What a LaneTable counts on the GPU.
-struct Growth {
-  int rows;              // that every lane has gained since it was described
-  unsigned int readers;  // blocks of append_rows that have read `rows`
-};
 struct Counts {
   Growth growth;
   unsigned long long guarded;  // slopes that were clamped
 };
 
-/// A row more for every lane, and for the count that it is one more: the block that is the last to
-/// have read the old one writes it. A block has a lane.
+/// A row more for every lane; a block has a lane.
 __global__ void append_rows(DevicePlan plan, Growth* growth, const float* k, const float* v) {
   const DeviceLane& lane = plan.lanes[blockIdx.x];
   for (const bool keys : {true, false}) {
     const DeviceRun run = run_of(plan, keys ? lane.last_keys : lane.last_values);
-    const int64_t row = static_cast<int64_t>(run.units) * plan.head_dim;
-    const float* from = (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * plan.head_dim;
-    auto* to = const_cast<std::byte*>(run.rows);
-    for (int i = static_cast<int>(threadIdx.x); i < plan.head_dim;
-         i += static_cast<int>(blockDim.x)) {
-      if (run.dtype == DType::kF16) {
-        reinterpret_cast<__half*>(to)[row + i] = store_float<__half>(from[i]);
-      } else if (run.dtype == DType::kBF16) {
-        reinterpret_cast<__nv_bfloat16*>(to)[row + i] = store_float<__nv_bfloat16>(from[i]);
-      } else {
-        reinterpret_cast<float*>(to)[row + i] = from[i];
-      }
-    }
+    store_row(const_cast<std::byte*>(run.rows), run.dtype, run.units, plan.head_dim,
+              (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * plan.head_dim);
   }
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x != 0 || atomicAdd(&growth->readers, 1u) != gridDim.x - 1) return;
-  growth->readers = 0;
-  ++growth->rows;
+  growth->count_row();
 }
 
 }  // namespace
@@ -1089,7 +1052,7 @@ void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim
   state.q = q;
   state.out = out;
   state.grown = 0;
-  state.room = grows && !lanes.empty() ? kRoom : 0;
+  state.room = grows && !lanes.empty() ? kLaneRoom : 0;
   for (const PackedLane& lane : lanes) state.room = std::min(state.room, room_of(lane.slots));
   if (state.room > 0) {
     check(cudaMemsetAsync(&state.on_gpu()->growth, 0, sizeof(Growth), native(stream)),
@@ -1117,6 +1080,8 @@ void LaneTable::append(const float* k, const float* v, Stream& stream) {
                                                                 &state.on_gpu()->growth, k, v);
   check_launch("PackedBatch::append");
 }
+
+void LaneTable::appended() noexcept { ++state_->grown; }
 
 void LaneTable::attend(const float* q, float* out, float scale, Stream& stream) {
   if (state_->launches.lanes == 0) return;

@@ -22,6 +22,7 @@ class LaneTable {
                 const float* out, bool keep, bool grows, Stream& stream);
   int room() const noexcept;
   void append(const float* k, const float* v, Stream& stream);
+  void appended() noexcept;
   void attend(const float* q, float* out, float scale, Stream& stream);
   int64_t guarded_remaps() const;
 

@@ -12,9 +12,4 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
                std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
                Stream& stream);
 
-void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
-                 Stream& stream);
-
-void merge_states(std::span<const MergeJob> jobs, int queries, int head_dim, Stream& stream);
-
 }  // namespace kvlm::cuda

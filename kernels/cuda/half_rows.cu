@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 
 void attend_half_rows(const PieceLaunch& launch, Stream& stream) {
   const int groups = launch.q_per_kv <= kGroupQueries ? 1 : 2;
-  const dim3 grid(launch.count, launch.splits,
+  const dim3 grid(launch.count, launch.parts,
                   static_cast<unsigned>(ceil_div(launch.q_per_kv, groups * kGroupQueries)));
   if (groups == 1) {
     attend_tiles<1><<<grid, kThreads, 0, native(stream)>>>(launch);

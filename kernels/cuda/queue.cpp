@@ -193,6 +193,8 @@ struct Queue::State {
 
   int index;
   int multiprocessors = 0;
+  bool recording = false;
+  uint64_t memory_version = 0;
   cudaStream_t stream = nullptr;
   std::array<Buffer, kScratchSlots> scratch;
   Ring ring;
@@ -219,7 +221,9 @@ int Queue::multiprocessors() const noexcept { return state_->multiprocessors; }
 std::byte* Queue::scratch(int slot, size_t bytes) {
   Buffer& buffer = state_->scratch[static_cast<size_t>(slot)];
   if (buffer.bytes() < bytes) {
+    refuse_while_recording("more scratch memory");
     synchronize();
+    ++state_->memory_version;
     buffer = Buffer();  // first, so that not both are held
     buffer = Buffer({DeviceKind::kCuda, state_->index}, bytes);
   }
@@ -232,6 +236,7 @@ const std::byte* Queue::upload(const void* from, size_t bytes) {
 }
 
 const std::byte* Queue::upload(std::span<const UploadPart> parts, size_t bytes) {
+  refuse_while_recording("an upload");
   State::Ring& ring = state_->ring;
   const size_t taken = (bytes + kUploadAlignment - 1) / kUploadAlignment * kUploadAlignment;
   if (taken > ring.half_bytes) state_->make_ring(2 * taken);  // waits: earlier uploads are used
@@ -254,6 +259,7 @@ const std::byte* Queue::upload(std::span<const UploadPart> parts, size_t bytes) 
 
 void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes) {
   if (bytes == 0) return;
+  if (!to_gpu || !from_gpu) refuse_while_recording("a copy from or to the host");
   if (to_gpu && !from_gpu && bytes <= state_->ring.half_bytes / 4) {  // small: do not wait
     from = upload(from, bytes);
     from_gpu = true;
@@ -265,6 +271,37 @@ void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t 
   if (!to_gpu || !from_gpu) synchronize();
 }
 
-void Queue::synchronize() { check(cudaStreamSynchronize(state_->stream), "the queue"); }
+void Queue::refuse_while_recording(std::string_view what) const {
+  if (!state_->recording) return;
+  throw Error(ErrorCode::kDevice,
+              fmt::format("{}: not while work is recorded to be run again; this is an error of the "
+                          "program, report it",
+                          what));
+}
+
+void Queue::start_recording() {
+  check(cudaStreamBeginCapture(state_->stream, cudaStreamCaptureModeThreadLocal), "recording");
+  state_->recording = true;
+}
+
+void* Queue::end_recording(bool wanted) {
+  state_->recording = false;
+  cudaGraph_t graph = nullptr;
+  const cudaError_t status = cudaStreamEndCapture(state_->stream, &graph);
+  if (wanted) {
+    check(status, "recording");
+    return graph;
+  }
+  if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+  static_cast<void>(cudaGetLastError());
+  return nullptr;
+}
+
+uint64_t Queue::memory_version() const noexcept { return state_->memory_version; }
+
+void Queue::synchronize() {
+  refuse_while_recording("waiting");
+  check(cudaStreamSynchronize(state_->stream), "the queue");
+}
 
 }  // namespace kvlm::cuda

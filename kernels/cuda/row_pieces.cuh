@@ -6,43 +6,54 @@
 // Decode attention over pieces of full rows: what its kernels share.
 namespace kvlm::cuda {
 
-/// Rows of a piece that one block serves; the parts of a longer piece are joined afterwards.
+/// Rows of a piece that one block serves: a part.
 constexpr int kMaxPieceRows = 256;
+
+/// A run of a lane, with the lane's query, cut into parts.
+struct DevicePiece {
+  const float* q;
+  KeyValueRows cached;  // as described
+  int first_part;
+  int parts;
+  bool grows;  // gains the rows that were appended since
+};
 
 /// The pieces of a call, as the launches of its types need them.
 struct PieceLaunch {
-  const DecodePiece* pieces;  // on the GPU
-  unsigned count, splits;
+  const DevicePiece* pieces;  // on the GPU
+  unsigned count;
+  unsigned parts;  // most of a piece
   int q_per_kv, head_dim;
   float scale;
-  float* split_states;  // null: no piece is split
+  float* states;        // of all parts, each max, sum (q_per_kv), out (q_per_kv, head_dim)
+  const int* grown_at;  // rows that pieces that grow have gained; null: none
+  int64_t q_moved;      // floats from where queries were
 };
 
-/// The state of one of the `splits` parts of a piece, side by side.
-__device__ inline SoftmaxState split_state(float* states, unsigned piece, unsigned split,
-                                           unsigned splits, int q_per_kv, int head_dim) {
-  float* state = states + (static_cast<int64_t>(piece) * splits + split) * q_per_kv *
-                              (2 + static_cast<int64_t>(head_dim));
-  return {state, state + q_per_kv, state + 2 * q_per_kv};
+__device__ inline SoftmaxState state_of(const PieceLaunch& l, int part) {
+  float* state = l.states + static_cast<int64_t>(part) * l.q_per_kv * (2 + l.head_dim);
+  return {state, state + l.q_per_kv, state + 2 * l.q_per_kv};
 }
 
-/// Part blockIdx.y of piece blockIdx.x with the place of its state; rows are -1 if there is no such
-/// part.
+__device__ inline int64_t rows_of(const PieceLaunch& l, const DevicePiece& piece) {
+  return piece.cached.rows + (piece.grows && l.grown_at != nullptr ? *l.grown_at : 0);
+}
+
+/// Part blockIdx.y of piece blockIdx.x; rows are -1 if there is no such part.
 __device__ inline DecodePiece part_of(const PieceLaunch& l, int element_bytes) {
-  DecodePiece piece = l.pieces[blockIdx.x];
-  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kMaxPieceRows;
-  if (blockIdx.y > 0 && first_row >= piece.cached.rows) {
-    piece.cached.rows = -1;
-    return piece;
+  const DevicePiece& piece = l.pieces[blockIdx.x];
+  const auto part = static_cast<int>(blockIdx.y);
+  DecodePiece made{piece.q + l.q_moved, piece.cached, state_of(l, piece.first_part + part)};
+  if (part >= piece.parts) {
+    made.cached.rows = -1;
+    return made;
   }
-  piece.cached.keys += first_row * l.head_dim * element_bytes;
-  piece.cached.values += first_row * l.head_dim * element_bytes;
-  piece.cached.rows = min(piece.cached.rows - first_row, static_cast<int64_t>(kMaxPieceRows));
-  if (l.split_states != nullptr) {
-    piece.state =
-        split_state(l.split_states, blockIdx.x, blockIdx.y, l.splits, l.q_per_kv, l.head_dim);
-  }
-  return piece;
+  const int64_t first_row = static_cast<int64_t>(part) * kMaxPieceRows;
+  const int64_t skipped = first_row * l.head_dim * element_bytes;
+  made.cached.keys += skipped;
+  made.cached.values += skipped;
+  made.cached.rows = max(int64_t{0}, min(rows_of(l, piece) - first_row, int64_t{kMaxPieceRows}));
+  return made;
 }
 
 /// Serves the pieces of f16 rows of 128 channels on the tensor cores.

@@ -9,8 +9,4 @@ void attention(TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
   refuse("attention");
 }
 
-void attend_rows(std::span<const DecodePiece>, int, int, float, Stream&) { refuse("attend_rows"); }
-
-void merge_states(std::span<const MergeJob>, int, int, Stream&) { refuse("merge_states"); }
-
 }  // namespace kvlm::cuda

@@ -46,4 +46,8 @@ void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 
 void Queue::synchronize() { refuse(); }
 
+void Queue::start_recording() { refuse(); }
+void* Queue::end_recording(bool) { refuse(); }
+uint64_t Queue::memory_version() const noexcept { return 0; }
+
 }  // namespace kvlm::cuda

@@ -10,11 +10,13 @@
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/base/queue.h"
+#include "kernels/base/recording.h"
 #include "kernels/elementwise.h"
 #include "kernels/fill.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "kernels/row_batch.h"
 #include "kernels/store_rows.h"
 #include "tests/cuda/fixture.h"
 
@@ -240,38 +242,36 @@ TEST_F(Cuda, PromptAttention) {
   }
 }
 
-TEST_F(Cuda, RowAttentionMergesItsPieces) {
+TEST_F(Cuda, RowBatchMergesItsRuns) {
   for (const HeadShape& s :
        {HeadShape{1, 1, 32}, HeadShape{1, 4, 64}, HeadShape{1, 7, 80}, HeadShape{1, 5, 96},
         HeadShape{1, 16, 128}, HeadShape{1, 3, 256}, HeadShape{1, 2, 20}}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      // Pieces of one lane: a full one, a ragged one, an empty one, one row, one that is split.
-      const std::vector<int64_t> lengths = {256, 131, 0, 1, 900};
+      // Lanes of one run and of several: full parts, ragged ones, empty ones, one row, many parts.
+      const std::vector<std::vector<int64_t>> lanes = {{256, 131, 0, 1}, {900}, {}, {1}, {257, 3}};
+      const auto count = static_cast<int64_t>(lanes.size());
       const Tensor k = normal_tensor(dtype, {1300, s.head_dim}, 18);
       const Tensor v = normal_tensor(dtype, {1300, s.head_dim}, 19);
-      const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 20);
-      const auto run = [&](ConstTensorView q_rows, ConstTensorView k_rows, ConstTensorView v_rows,
+      const Tensor q = normal_tensor(DType::kF32, {count, s.q_per_kv, s.head_dim}, 20);
+      const auto run = [&](ConstTensorView queries, ConstTensorView k_rows, ConstTensorView v_rows,
                            Device device, Stream& stream) {
-        const auto per_state = static_cast<int64_t>(s.q_per_kv) * (2 + s.head_dim);
-        Tensor states(DType::kF32, {static_cast<int64_t>(lengths.size()), per_state}, device);
-        Tensor out(DType::kF32, q_rows.shape(), device);
-        std::vector<DecodePiece> pieces;
-        std::vector<SoftmaxState> parts;
-        int64_t first = 0;
-        for (size_t i = 0; i < lengths.size(); ++i) {
-          float* state = states.view().slice(static_cast<int64_t>(i), 1).as<float>();
-          DecodePiece piece;
-          piece.q = q_rows.as<float>();
-          piece.cached = {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype,
-                          lengths[i]};
-          piece.state = {state, state + s.q_per_kv, state + 2 * s.q_per_kv};
-          pieces.push_back(piece);
-          parts.push_back(piece.state);
-          first += lengths[i];
+        Tensor out(DType::kF32, queries.shape(), device);
+        RowBatch batch(device);
+        batch.start(s.q_per_kv, s.head_dim);
+        for (int64_t lane = 0; lane < count; ++lane) {
+          std::vector<KeyValueRows> runs;
+          int64_t first = 7 * lane;
+          for (const int64_t rows : lanes[static_cast<size_t>(lane)]) {
+            runs.push_back(
+                {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype, rows});
+            first += rows;
+          }
+          batch.add(queries.slice(lane, 1).as<float>(), runs,
+                    out.view().slice(lane, 1).as<float>());
         }
-        attend_rows(pieces, s.q_per_kv, s.head_dim, 0.3f, stream);
-        const MergeJob job{out.as<float>(), parts};
-        merge_states({&job, 1}, s.q_per_kv, s.head_dim, stream);
+        batch.describe(queries.as<float>(), out.as<float>(), /*keep=*/false, stream);
+        EXPECT_EQ(batch.room(), 0);
+        batch.attend(queries.as<float>(), out.as<float>(), 0.3f, stream);
         stream.synchronize();
         return out;
       };
@@ -284,6 +284,85 @@ TEST_F(Cuda, RowAttentionMergesItsPieces) {
           << s.q_per_kv << " x " << s.head_dim << " " << dtype_name(dtype);
     }
   }
+}
+
+/// Kept lanes that gain rows, bit for bit as lanes that are described with them.
+TEST_F(Cuda, RowBatchGrowsAsIfDescribedAnew) {
+  for (const HeadShape& s : {HeadShape{1, 1, 64}, HeadShape{1, 4, 128}, HeadShape{1, 3, 20}}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      const std::vector<int64_t> lengths = {1, 250, 511};
+      const auto count = static_cast<int64_t>(lengths.size());
+      constexpr int64_t kMost = 700;
+      const Tensor rows = normal_tensor(dtype, {2 * count * kMost, s.head_dim}, 21);
+      const Tensor grown = on_gpu(rows);
+      const Tensor q = on_gpu(normal_tensor(DType::kF32, {count, s.q_per_kv, s.head_dim}, 22));
+      const auto run_of = [&](int64_t lane, int64_t held) {
+        return KeyValueRows{grown.view().slice(2 * lane * kMost, 1).data(),
+                            grown.view().slice((2 * lane + 1) * kMost, 1).data(), dtype, held};
+      };
+      const auto describe = [&](RowBatch& batch, Tensor& out, int64_t more, bool keep) {
+        batch.start(s.q_per_kv, s.head_dim);
+        for (int64_t lane = 0; lane < count; ++lane) {
+          const KeyValueRows run = run_of(lane, lengths[static_cast<size_t>(lane)] + more);
+          batch.add(q.view().slice(lane, 1).as<float>(), {&run, 1},
+                    out.view().slice(lane, 1).as<float>());
+        }
+        batch.describe(q.view().as<float>(), out.as<float>(), keep, *gpu_);
+      };
+      RowBatch kept(kGpu);
+      RowBatch anew(kGpu);
+      Tensor found(DType::kF32, q.shape(), kGpu);
+      Tensor expected(DType::kF32, q.shape(), kGpu);
+      describe(kept, found, 0, true);
+      const int room = kept.room();
+      ASSERT_GE(room, 64);
+      for (int more = 1; more <= room; ++more) {
+        const Tensor k = on_gpu(normal_tensor(DType::kF32, {count, s.head_dim}, 100u + more));
+        const Tensor v = on_gpu(normal_tensor(DType::kF32, {count, s.head_dim}, 500u + more));
+        kept.append(k.view().as<float>(), v.view().as<float>(), *gpu_);
+        kept.attend(q.view().as<float>(), found.as<float>(), 0.3f, *gpu_);
+        if (more % 9 != 1 && more != room) continue;
+        describe(anew, expected, more, false);
+        anew.attend(q.view().as<float>(), expected.as<float>(), 0.3f, *gpu_);
+        ASSERT_EQ(error(found, on_host(expected)), 0)
+            << s.head_dim << " " << dtype_name(dtype) << " " << more;
+      }
+      EXPECT_EQ(kept.room(), 0);
+      EXPECT_THROW(kept.append(q.view().as<float>(), q.view().as<float>(), *gpu_), Error);
+    }
+  }
+}
+
+TEST_F(Cuda, ARecordingRunsAgainOnWhatIsThereThen) {
+  const Shape shape{3, 5};
+  const auto of = [&](float x) {
+    return make_tensor(DType::kF32, shape, std::vector<float>(15, x));
+  };
+  Tensor sum = on_gpu(of(1));
+  Tensor step = on_gpu(of(2));
+  Recording recording;
+  EXPECT_FALSE(recording.fits(*gpu_));
+  recording.make(*gpu_, [&] { add(sum, step, *gpu_); });
+  EXPECT_TRUE(recording.fits(*gpu_));
+  EXPECT_EQ(error(sum, of(1)), 0) << "nothing runs while it is recorded";
+  recording.run(*gpu_);
+  recording.run(*gpu_);
+  EXPECT_EQ(error(sum, of(5)), 0);
+  copy(step, of(10), *gpu_);
+  recording.run(*gpu_);
+  EXPECT_EQ(error(sum, of(15)), 0);
+
+  // What cannot be run again is refused, and the stream serves on.
+  EXPECT_THROW(recording.make(*gpu_, [&] { copy(step, of(0), *gpu_); }), Error);
+  EXPECT_FALSE(recording.fits(*gpu_));
+  EXPECT_THROW(recording.make(*gpu_, [&] { gpu_->synchronize(); }), Error);
+  EXPECT_EQ(error(step, of(10)), 0);
+  recording.make(*gpu_, [&] { add(sum, sum, *gpu_); });
+  recording.run(*gpu_);
+  EXPECT_EQ(error(sum, of(30)), 0);
+  gpu_->queue().scratch(0, size_t{1} << 20);
+  EXPECT_FALSE(recording.fits(*gpu_)) << "scratch memory may have moved";
+  EXPECT_THROW(recording.make(cpu_, [] {}), Error);
 }
 
 TEST_F(Cuda, MoreMemoryThanThereIsIsRefused) {

@@ -18,10 +18,8 @@ namespace kvlm {
 namespace {
 
 void merge_one(float* out, std::span<const SoftmaxState> parts, int queries, int head_dim) {
-  ThreadPool pool(1);
-  Stream stream(pool);
   const MergeJob job{out, parts};
-  merge_states({&job, 1}, queries, head_dim, stream);
+  merge_states({&job, 1}, queries, head_dim);
 }
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -15,7 +15,7 @@
 #include "kernels/base/tensor.h"
 #include "kernels/elementwise.h"
 #include "kernels/roofline.h"
-#include "kvcache/row_attention.h"
+#include "kernels/row_batch.h"
 #include "tools/bench/statistics.h"
 #include "tools/common/program.h"
 
@@ -160,7 +160,7 @@ class FullStep {
         heads_(static_cast<size_t>(heads)),
         rows_(rows),
         cache_(DType::kF16, {int64_t{layers} * heads, 2, rows, kHeadDim}, stream.device()),
-        attention_(stream.device()) {
+        batch_(stream.device()) {
     Tensor numbers(DType::kF16, {1, 2, rows, kHeadDim});
     Random random;
     for (int64_t i = 0; i < numbers.shape().elements(); ++i) {
@@ -170,21 +170,17 @@ class FullStep {
   }
 
   void operator()(Heads& heads, int q_per_kv, Stream& stream) {
-    CacheShape shape;
-    shape.kv_heads = static_cast<int>(heads_);
-    shape.q_heads = shape.kv_heads * q_per_kv;
-    shape.head_dim = kHeadDim;
-    attention_.reserve(shape, heads_, heads_ * static_cast<size_t>(rows_));
     const auto half = static_cast<size_t>(rows_) * kHeadDim * sizeof(f16);
     for (size_t layer = 0; layer < static_cast<size_t>(layers_); ++layer) {
-      attention_.clear();
+      batch_.start(q_per_kv, kHeadDim);
       for (size_t head = 0; head < heads_; ++head) {
         const std::byte* p =
             cache_.view().slice(static_cast<int64_t>(layer * heads_ + head), 1).data();
         const KeyValueRows held{p, p + half, DType::kF16, rows_};
-        attention_.add(heads.q_of(head), {&held, 1}, heads.out_of(head), shape);
+        batch_.add(heads.q_of(head), {&held, 1}, heads.out_of(head));
       }
-      attention_.run(shape, kScale, stream);
+      batch_.describe(heads.q_of(0), heads.out_of(0), /*keep=*/false, stream);
+      batch_.attend(heads.q_of(0), heads.out_of(0), kScale, stream);
     }
     stream.synchronize();
   }
@@ -194,7 +190,7 @@ class FullStep {
   size_t heads_;
   int rows_;
   Tensor cache_;
-  RowAttention attention_;
+  RowBatch batch_;
 };
 
 /// One decode step over packed rows of all layers.

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "kernels/base/device.h"
+
+namespace kvlm {
+
+/// What a stream was given once, kept by its GPU to be run again: a CUDA graph. The addresses,
+/// sizes and numbers are those of the recording; what differs from run to run must be read from the
+/// GPU's memory.
+class Recording {
+ public:
+  Recording();
+  ~Recording();
+  Recording(Recording&&) noexcept;
+  Recording& operator=(Recording&&) noexcept;
+
+  /// Calls `body`, which gives work to `stream`; none of it runs before run(). Nothing may be
+  /// allocated, copied from or to the host or waited for meanwhile. If it throws there is no
+  /// recording. Throws Error{kDevice}, Error{kUnsupported} on the CPU.
+  void make(Stream& stream, const std::function<void()>& body);
+  /// There is one, and the scratch memory of `stream` is still where it was.
+  bool fits(Stream& stream) const noexcept;
+  void run(Stream& stream);
+  void clear() noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvlm

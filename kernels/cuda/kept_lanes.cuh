@@ -1,0 +1,64 @@
+#pragma once
+
+#include "kernels/base/buffer.h"
+#include "kernels/cuda/launch.cuh"
+
+// What descriptions of lanes that stay on the GPU have in common.
+namespace kvlm::cuda {
+
+/// Rows that kept lanes may gain until they are described anew.
+constexpr int kLaneRoom = 128;
+
+/// Bytes that stay on the GPU.
+class KeptBytes {
+ public:
+  explicit KeptBytes(Device device) : device_(device) {}
+  /// Copies bytes that were uploaded to where they stay. Memory is taken with a margin, so that a
+  /// batch that grows by a sequence at a time seldom takes any.
+  const std::byte* place(const std::byte* uploaded, size_t bytes, Stream& stream) {
+    if (memory_.bytes() < bytes) {
+      memory_ = Buffer();
+      memory_ = Buffer(device_, bytes + bytes / 2);
+    }
+    stream.queue().copy(memory_.data(), true, uploaded, true, bytes);
+    return memory_.data();
+  }
+
+ private:
+  Device device_;
+  Buffer memory_;
+};
+
+/// The rows that every lane of a batch has gained since it was described, counted on the GPU, so
+/// that launches of a step serve the next one unchanged.
+struct Growth {
+  int rows;
+  unsigned int readers;  // blocks that have read `rows` and are done
+
+  /// A row more: every block of a launch calls this once it has read `rows`, and the last one
+  /// counts.
+  __device__ void count_row() {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x != 0 || atomicAdd(&readers, 1u) != gridDim.x - 1) return;
+    readers = 0;
+    ++rows;
+  }
+};
+
+/// Writes row `row` of `rows` (..., head_dim) with the threads of a block.
+__device__ inline void store_row(std::byte* rows, DType dtype, int64_t row, int head_dim,
+                                 const float* from) {
+  const int64_t first = row * head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < head_dim; i += static_cast<int>(blockDim.x)) {
+    if (dtype == DType::kF16) {
+      reinterpret_cast<__half*>(rows)[first + i] = store_float<__half>(from[i]);
+    } else if (dtype == DType::kBF16) {
+      reinterpret_cast<__nv_bfloat16*>(rows)[first + i] = store_float<__nv_bfloat16>(from[i]);
+    } else {
+      reinterpret_cast<float*>(rows)[first + i] = from[i];
+    }
+  }
+}
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,72 @@
+#include "kernels/base/recording.h"
+
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "kernels/cuda/status.h"
+
+namespace kvlm {
+
+struct Recording::State {
+  cudaGraphExec_t graph = nullptr;
+  uint64_t memory_version = 0;
+  bool there = false;  // `graph` may be an old one, of use to make the next
+
+  ~State() {
+    if (graph != nullptr) static_cast<void>(cudaGraphExecDestroy(graph));
+    static_cast<void>(cudaGetLastError());
+  }
+  /// A recording that differs from the last in its numbers only is made from it.
+  void take(cudaGraph_t made) {
+    if (graph != nullptr) {
+      cudaGraphExecUpdateResultInfo info{};
+      if (cudaGraphExecUpdate(graph, made, &info) == cudaSuccess) return;
+      static_cast<void>(cudaGetLastError());
+      static_cast<void>(cudaGraphExecDestroy(std::exchange(graph, nullptr)));
+    }
+    cuda::check(cudaGraphInstantiate(&graph, made, 0), "recording");
+  }
+};
+
+Recording::Recording() : state_(std::make_unique<State>()) {}
+Recording::~Recording() = default;
+Recording::Recording(Recording&&) noexcept = default;
+Recording& Recording::operator=(Recording&&) noexcept = default;
+
+void Recording::make(Stream& stream, const std::function<void()>& body) {
+  if (stream.device().kind != DeviceKind::kCuda) {
+    throw Error(ErrorCode::kUnsupported, "only a GPU's work can be recorded");
+  }
+  clear();
+  cuda::Queue& queue = stream.queue();
+  queue.start_recording();
+  try {
+    body();
+  } catch (...) {
+    static_cast<void>(queue.end_recording(false));
+    throw;
+  }
+  auto* made = static_cast<cudaGraph_t>(queue.end_recording(true));
+  try {
+    state_->take(made);
+  } catch (...) {
+    static_cast<void>(cudaGraphDestroy(made));
+    throw;
+  }
+  static_cast<void>(cudaGraphDestroy(made));
+  state_->memory_version = queue.memory_version();
+  state_->there = true;
+}
+
+bool Recording::fits(Stream& stream) const noexcept {
+  return state_->there && stream.device().kind == DeviceKind::kCuda &&
+         state_->memory_version == stream.queue().memory_version();
+}
+
+void Recording::run(Stream& stream) {
+  cuda::check(cudaGraphLaunch(state_->graph, cuda::native(stream)), "a recorded pass");
+}
+
+void Recording::clear() noexcept { state_->there = false; }
+
+}  // namespace kvlm

@@ -1,0 +1,443 @@
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/cuda/kept_lanes.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/row_batch.h"
+#include "kernels/cuda/row_pieces.cuh"
+
+// Launches of a layer: the softmax states of all parts of all runs, then each lane's output.
+namespace kvlm::cuda {
+
+namespace {
+
+constexpr int kPieceThreads = 128;
+constexpr int kQueries = 4;  // of one pass over a piece's rows
+
+/// A group of lanes reads a row, 16 bytes each.
+template <class T>
+struct RowChunk {
+  static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  static __device__ void load(const T* from, float (&to)[kSize]) {
+    const uint4 x = *reinterpret_cast<const uint4*>(from);
+    T values[kSize];
+    *reinterpret_cast<uint4*>(values) = x;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = load_float(values[i]);
+  }
+};
+
+/// One block kMaxPieceRows rows of a piece: scores, softmax, values. kLanes lanes read a
+/// row, kSize channels each (head_dim <= kLanes * kSize, a multiple of kSize).
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch) {
+  constexpr int kSize = RowChunk<T>::kSize;
+  constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
+  __shared__ float scores[kQueries][kMaxPieceRows];
+  __shared__ float parts[kQueries][kPieceThreads / 32];
+  extern __shared__ float sums_out[];  // (kGroups, kQueries, head_dim)
+
+  const DecodePiece piece = part_of(launch, sizeof(T));
+  constexpr DType kDtype = sizeof(T) == 4              ? DType::kF32
+                           : std::is_same_v<T, __half> ? DType::kF16
+                                                       : DType::kBF16;
+  if (piece.cached.rows < 0 || piece.cached.dtype != kDtype) return;  // another launch serves it
+  const int q_per_kv = launch.q_per_kv;
+  const int head_dim = launch.head_dim;
+  const float scale = launch.scale;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kLanes;
+  const int group = thread / kLanes;
+  const int rows = static_cast<int>(piece.cached.rows);
+  const int channel = lane * kSize;
+  const bool reads = channel < head_dim;
+  const T* keys = reinterpret_cast<const T*>(piece.cached.keys);
+  const T* values = reinterpret_cast<const T*>(piece.cached.values);
+
+  for (int first = 0; first < q_per_kv; first += kQueries) {
+    const int queries = min(kQueries, q_per_kv - first);
+    float q[kQueries][kSize];
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        q[j][i] = j < queries && reads ? piece.q[(first + j) * head_dim + channel + i] * scale : 0;
+      }
+    }
+    float maxima[kQueries];
+#pragma unroll
+    for (float& maximum : maxima) maximum = -INFINITY;
+    constexpr int kUnroll = 4;
+    for (int base = group; base - group < rows; base += kUnroll * kGroups) {  // a warp as one
+      float k[kUnroll][kSize] = {};
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+        if (at < rows && reads) RowChunk<T>::load(keys + at * head_dim + channel, k[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+#pragma unroll
+        for (int j = 0; j < kQueries; ++j) {
+          if (j >= queries) break;
+          float dot = 0;
+#pragma unroll
+          for (int i = 0; i < kSize; ++i) dot += q[j][i] * k[u][i];
+#pragma unroll
+          for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+            dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+          }
+          if (at >= rows) continue;
+          if (lane == 0) scores[j][at] = dot;
+          maxima[j] = fmaxf(maxima[j], dot);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      const float maximum = warp_max(maxima[j]);
+      if (thread % 32 == 0) parts[j][thread / 32] = maximum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      float maximum = parts[j][0];
+      for (int i = 1; i < kPieceThreads / 32; ++i) maximum = fmaxf(maximum, parts[j][i]);
+      maxima[j] = maximum;
+    }
+    __syncthreads();
+    float sums[kQueries] = {};
+    for (int row = thread; row < rows; row += kPieceThreads) {
+#pragma unroll
+      for (int j = 0; j < kQueries; ++j) {
+        if (j >= queries) break;
+        const float weight = __expf(scores[j][row] - maxima[j]);
+        scores[j][row] = weight;
+        sums[j] += weight;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      const float sum = warp_sum(sums[j]);
+      if (thread % 32 == 0) parts[j][thread / 32] = sum;
+    }
+    __syncthreads();
+    float out[kQueries][kSize] = {};
+    for (int base = group; base < rows; base += kUnroll * kGroups) {
+      float v[kUnroll][kSize] = {};
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+        if (at < rows && reads) RowChunk<T>::load(values + at * head_dim + channel, v[u]);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = base + u * kGroups;
+        if (at >= rows) break;
+#pragma unroll
+        for (int j = 0; j < kQueries; ++j) {
+          if (j >= queries) break;
+          const float weight = scores[j][at];
+#pragma unroll
+          for (int i = 0; i < kSize; ++i) out[j][i] += weight * v[u][i];
+        }
+      }
+    }
+    if (reads) {
+#pragma unroll
+      for (int j = 0; j < kQueries; ++j) {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) {
+          sums_out[(group * kQueries + j) * head_dim + channel + i] = out[j][i];
+        }
+      }
+    }
+    __syncthreads();
+    for (int i = thread; i < queries * head_dim; i += kPieceThreads) {
+      float sum = 0;
+      for (int g = 0; g < kGroups; ++g) sum += sums_out[g * kQueries * head_dim + i];
+      piece.state.out[first * head_dim + i] = sum;
+    }
+    if (thread < queries) {
+      float sum = 0;
+      for (int i = 0; i < kPieceThreads / 32; ++i) sum += parts[thread][i];
+      piece.state.sum[first + thread] = sum;
+    }
+#pragma unroll
+    for (int j = 0; j < kQueries; ++j) {
+      if (thread == 0 && j < queries) piece.state.max[first + j] = maxima[j];
+    }
+    __syncthreads();
+  }
+}
+
+/// Pieces of odd shapes: any head_dim, any alignment; they have one part. One warp a query.
+__global__ void attend_odd_piece(PieceLaunch launch) {
+  const DevicePiece& piece = launch.pieces[blockIdx.x];
+  const int q_per_kv = launch.q_per_kv;
+  const int head_dim = launch.head_dim;
+  const int64_t rows = rows_of(launch, piece);
+  const SoftmaxState state = state_of(launch, piece.first_part);
+  const int query = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (query >= q_per_kv) return;
+  const float* q = piece.q + launch.q_moved + query * head_dim;
+  const int64_t row_bytes =
+      static_cast<int64_t>(head_dim) * (piece.cached.dtype == DType::kF32 ? 4 : 2);
+  float maximum = -INFINITY;
+  float sum = 0;
+  float* out = state.out + query * head_dim;
+  for (int i = lane; i < head_dim; i += 32) out[i] = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    float dot = 0;
+    for (int i = lane; i < head_dim; i += 32) {
+      dot += q[i] * element(piece.cached.keys + row * row_bytes, piece.cached.dtype, i);
+    }
+    const float score = warp_sum(dot) * launch.scale;
+    const float larger = fmaxf(maximum, score);
+    const float shrink = maximum == -INFINITY ? 0.0f : expf(maximum - larger);
+    const float weight = expf(score - larger);
+    sum = sum * shrink + weight;
+    maximum = larger;
+    for (int i = lane; i < head_dim; i += 32) {
+      out[i] = out[i] * shrink +
+               weight * element(piece.cached.values + row * row_bytes, piece.cached.dtype, i);
+    }
+  }
+  if (lane == 0) {
+    state.max[query] = maximum;
+    state.sum[query] = sum;
+  }
+}
+
+struct DeviceRowLane {
+  float* out;
+  int first_part, parts;
+  int last_piece;
+};
+
+/// Merges the parts of a lane, whether of one run or several: a block a lane and query. Empty ones
+/// have no weight.
+__global__ void join_parts(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
+  const DeviceRowLane lane = lanes[blockIdx.x];
+  const int query = static_cast<int>(blockIdx.y);
+  const int head_dim = launch.head_dim;
+  const auto state = [&](int part) { return state_of(launch, lane.first_part + part); };
+  float maximum = -INFINITY;
+  for (int i = 0; i < lane.parts; ++i) maximum = fmaxf(maximum, state(i).max[query]);
+  float sum = 0;
+  for (int i = 0; i < lane.parts; ++i) {
+    const float top = state(i).max[query];
+    if (top > -INFINITY) sum += __expf(top - maximum) * state(i).sum[query];
+  }
+  for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += static_cast<int>(blockDim.x)) {
+    float out = 0;
+    for (int i = 0; i < lane.parts; ++i) {
+      const float top = state(i).max[query];
+      if (top > -INFINITY) out += __expf(top - maximum) * state(i).out[query * head_dim + c];
+    }
+    lane.out[out_moved + query * head_dim + c] = sum > 0 ? out / sum : 0.0f;
+  }
+}
+
+/// A row more for every lane; a block has a lane.
+__global__ void append_rows(const DeviceRowLane* lanes, const DevicePiece* pieces, Growth* growth,
+                            int head_dim, const float* k, const float* v) {
+  const KeyValueRows run = pieces[lanes[blockIdx.x].last_piece].cached;
+  const int64_t row = run.rows + growth->rows;
+  const int64_t from = static_cast<int64_t>(blockIdx.x) * head_dim;
+  store_row(const_cast<std::byte*>(run.keys), run.dtype, row, head_dim, k + from);
+  store_row(const_cast<std::byte*>(run.values), run.dtype, row, head_dim, v + from);
+  growth->count_row();
+}
+
+template <class T, int kLanes>
+void launch_pieces(const PieceLaunch& l, Stream& stream) {
+  const size_t shared =
+      sizeof(float) * (kPieceThreads / kLanes) * kQueries * static_cast<size_t>(l.head_dim);
+  attend_piece<T, kLanes><<<dim3(l.count, l.parts), kPieceThreads, shared, native(stream)>>>(l);
+}
+
+template <class T>
+void launch_pieces(const PieceLaunch& l, Stream& stream) {
+  const int chunks = l.head_dim / RowChunk<T>::kSize;
+  if (chunks <= 4) return launch_pieces<T, 4>(l, stream);
+  if (chunks <= 8) return launch_pieces<T, 8>(l, stream);
+  if (chunks <= 16) return launch_pieces<T, 16>(l, stream);
+  launch_pieces<T, 32>(l, stream);
+}
+
+// ------------------------------------------------------------------------------------ the host
+
+/// The host's side of a description, kept between calls so that decode allocates nothing.
+struct RowPlan {
+  std::vector<DevicePiece> pieces;
+  std::vector<DeviceRowLane> lanes;
+};
+
+constexpr size_t kAlignment = 16;
+
+size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+struct RowTable::State {
+  explicit State(Device device) : kept(device), growth_memory(device, sizeof(Growth)) {}
+
+  KeptBytes kept;
+  Buffer growth_memory;
+  const std::byte* base = nullptr;  // pieces, then lanes
+  size_t lanes_at = 0;
+  unsigned pieces = 0;
+  unsigned lanes = 0;
+  unsigned most_parts = 1;
+  int parts = 0;  // of all pieces
+  std::array<bool, 3> types{};
+  bool odd = false;
+  int q_per_kv = 0;
+  int head_dim = 0;
+  const float* q = nullptr;
+  const float* out = nullptr;
+  int room = 0;
+  int grown = 0;  // as counted on the GPU when all is done
+
+  Growth* growth() { return reinterpret_cast<Growth*>(growth_memory.data()); }
+  const DevicePiece* device_pieces() const { return reinterpret_cast<const DevicePiece*>(base); }
+  const DeviceRowLane* device_lanes() const {
+    return reinterpret_cast<const DeviceRowLane*>(base + lanes_at);
+  }
+
+  /// Whether a run needs the kernel for any shape.
+  bool is_odd(const KeyValueRows& run) const {
+    const auto address =
+        reinterpret_cast<uintptr_t>(run.keys) | reinterpret_cast<uintptr_t>(run.values);
+    return head_dim % 8 != 0 || head_dim > 256 || address % 16 != 0 ||
+           (run.dtype == DType::kF32 && head_dim > 128);
+  }
+  void cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs, bool grows,
+           RowPlan& plan);
+  PieceLaunch launch(const float* q_now, float scale, Stream& stream);
+};
+
+void RowTable::State::cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs,
+                          bool grows, RowPlan& plan) {
+  plan.pieces.clear();
+  plan.lanes.clear();
+  types = {};
+  most_parts = 1;
+  parts = 0;
+  odd = std::any_of(runs.begin(), runs.end(),
+                    [this](const KeyValueRows& run) { return is_odd(run); });
+  for (const RowLane& lane : from) {
+    const int first_part = parts;
+    for (size_t i = 0; i < lane.runs; ++i) {
+      const KeyValueRows& run = runs[lane.first_run + i];
+      types[static_cast<size_t>(run.dtype)] = true;
+      const bool growing = grows && i + 1 == lane.runs;
+      const int64_t most = run.rows + (growing ? kLaneRoom : 0);
+      const int count = odd ? 1 : static_cast<int>(ceil_div(most, kMaxPieceRows));
+      plan.pieces.push_back({lane.q, run, parts, count, growing});
+      parts += count;
+      most_parts = std::max(most_parts, static_cast<unsigned>(count));
+    }
+    plan.lanes.push_back(
+        {lane.out, first_part, parts - first_part, static_cast<int>(plan.pieces.size()) - 1});
+  }
+}
+
+RowTable::RowTable(Device device) : state_(std::make_unique<State>(device)) {}
+RowTable::~RowTable() = default;
+
+void RowTable::describe(std::span<const RowLane> lanes, std::span<const KeyValueRows> runs,
+                        int q_per_kv, int head_dim, const float* q, const float* out, bool keep,
+                        bool grows, Stream& stream) {
+  State& state = *state_;
+  state.q = q;
+  state.out = out;
+  state.q_per_kv = q_per_kv;
+  state.head_dim = head_dim;
+  state.grown = 0;
+  state.room = grows ? kLaneRoom : 0;
+  state.lanes = state.pieces = 0;
+  static thread_local RowPlan plan;
+  state.cut(lanes, runs, grows, plan);
+  if (lanes.empty()) return;
+  if (state.odd && (q_per_kv > 32 || head_dim > 1024)) {
+    throw Error(ErrorCode::kUnsupported,
+                "RowBatch: head_dim " + std::to_string(head_dim) + " with " +
+                    std::to_string(q_per_kv) +
+                    " queries a kv_head is not served on CUDA, which takes up to 256, or 1024 with "
+                    "up to 32 queries; use --device cpu");
+  }
+  const size_t piece_bytes = plan.pieces.size() * sizeof(DevicePiece);
+  const size_t lane_bytes = plan.lanes.size() * sizeof(DeviceRowLane);
+  state.lanes_at = padded(piece_bytes);
+  const size_t bytes = state.lanes_at + lane_bytes;
+  const std::array<UploadPart, 2> packet{UploadPart{plan.pieces.data(), piece_bytes, 0},
+                                         UploadPart{plan.lanes.data(), lane_bytes, state.lanes_at}};
+  state.base = stream.queue().upload(packet, bytes);
+  if (keep) state.base = state.kept.place(state.base, bytes, stream);
+  if (grows) {
+    check(cudaMemsetAsync(state.growth(), 0, sizeof(Growth), native(stream)), "RowBatch::describe");
+  }
+  state.pieces = static_cast<unsigned>(plan.pieces.size());
+  state.lanes = static_cast<unsigned>(plan.lanes.size());
+}
+
+int RowTable::room() const noexcept { return state_->room - state_->grown; }
+
+void RowTable::append(const float* k, const float* v, Stream& stream) {
+  State& state = *state_;
+  ++state.grown;
+  append_rows<<<state.lanes, 128, 0, native(stream)>>>(state.device_lanes(), state.device_pieces(),
+                                                       state.growth(), state.head_dim, k, v);
+  check_launch("RowBatch::append");
+}
+
+void RowTable::appended() noexcept { ++state_->grown; }
+
+PieceLaunch RowTable::State::launch(const float* q_now, float scale, Stream& stream) {
+  PieceLaunch launch{};
+  launch.pieces = device_pieces();
+  launch.count = pieces;
+  launch.parts = most_parts;
+  launch.q_per_kv = q_per_kv;
+  launch.head_dim = head_dim;
+  launch.scale = scale;
+  launch.grown_at = room > 0 ? &growth()->rows : nullptr;
+  launch.q_moved = q_now - q;
+  const size_t floats = static_cast<size_t>(parts) * static_cast<size_t>(q_per_kv) *
+                        (2 + static_cast<size_t>(head_dim));
+  launch.states =
+      reinterpret_cast<float*>(stream.queue().scratch(kAttentionParts, floats * sizeof(float)));
+  return launch;
+}
+
+void RowTable::attend(const float* q, float* out, float scale, Stream& stream) {
+  State& state = *state_;
+  if (state.lanes == 0) return;
+  const PieceLaunch launch = state.launch(q, scale, stream);
+  if (state.odd) {
+    attend_odd_piece<<<launch.count, static_cast<unsigned>(32 * launch.q_per_kv), 0,
+                       native(stream)>>>(launch);
+  } else if (launch.count > 0) {
+    if (state.types[static_cast<size_t>(DType::kF32)]) launch_pieces<float>(launch, stream);
+    if (state.types[static_cast<size_t>(DType::kBF16)]) {
+      launch_pieces<__nv_bfloat16>(launch, stream);
+    }
+    if (state.types[static_cast<size_t>(DType::kF16)] && launch.head_dim == 128) {
+      attend_half_rows(launch, stream);
+    } else if (state.types[static_cast<size_t>(DType::kF16)]) {
+      launch_pieces<__half>(launch, stream);
+    }
+  }
+  const dim3 grid(state.lanes, static_cast<unsigned>(launch.q_per_kv));
+  join_parts<<<grid, 128, 0, native(stream)>>>(launch, state.device_lanes(), out - state.out);
+  check_launch("RowBatch::attend");
+}
+
+}  // namespace kvlm::cuda
