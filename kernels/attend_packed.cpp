@@ -210,6 +210,10 @@ struct PackedBatch::State {
            lane.values.back().format == nullptr && lane.keys.back().dtype == rows &&
            lane.values.back().dtype == rows;
   }
+  static bool changes(std::span<const SlotRun> of) {
+    return std::any_of(of.begin(), of.end(),
+                       [](const SlotRun& run) { return run.change != RunChange::kNone; });
+  }
   /// Copies lanes, whose runs and remaps the caller will write over.
   void take(std::span<const PackedLane> from) {
     lanes.assign(from.begin(), from.end());
@@ -259,7 +263,9 @@ void PackedBatch::describe(std::span<PackedLane> lanes, int q_per_kv, int head_d
   }
   state_->q = q;
   state_->out = out;
-  state_->grows_rows = grows;
+  state_->grows_rows = grows && std::none_of(lanes.begin(), lanes.end(), [](const auto& lane) {
+                         return State::changes(lane.keys) || State::changes(lane.values);
+                       });
   state_->take(lanes);
 }
 

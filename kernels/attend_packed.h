@@ -10,6 +10,16 @@
 
 namespace kvlm {
 
+/// What becomes of a run of a kept lane with every row that the lane gains (PackedBatch). Runs that
+/// pack take the oldest row of the rows behind them, which lie in a ring of as many places: those
+/// up to its end, which shrink, and those from its begin, which gain.
+enum class RunChange : uint8_t {
+  kNone,     ///< nothing, unless it is the last of a lane's keys or values: that one gains
+  kPacks,    ///< a packed row more at its end, in blocks that lie evenly
+  kShrinks,  ///< its oldest row is in the run before
+  kReplaces  ///< its only row is packed, and the new one takes its place
+};
+
 /// Slots that follow each other in a lane and whose keys (or whose values) are stored alike: rows
 /// of a float type, or packed blocks. Dead rows of blocks are no slots.
 struct SlotRun {
@@ -26,6 +36,8 @@ struct SlotRun {
   /// and last block only.
   std::ptrdiff_t code_stride = 0;
   std::ptrdiff_t scale_stride = 0;
+  RunChange change = RunChange::kNone;
+  int block_rows = 0;  ///< kPacks: rows of a full block
   /// Packed keys only: (q_per_kv, channels) the queries in the basis in which these keys were
   /// packed; null: the lane's own.
   const float* q = nullptr;
@@ -93,7 +105,8 @@ class PackedBatch {
   void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
                 const float* out, bool keep, Stream& stream);
   /// Rows that may still be appended as far as the description goes; whether there is memory behind
-  /// the last runs the caller must know. 0 unless every lane ends with full rows and is kept.
+  /// the last runs the caller must know. 0 unless every lane ends with full rows and is kept. On
+  /// the CPU 0 too if a run changes in another way than that it gains.
   int room() const noexcept;
   /// A row more for each lane, behind its last in the same memory, rounded to that run's dtype.
   ///   k, v  (lanes, head_dim) f32

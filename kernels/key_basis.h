@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -39,6 +40,26 @@ struct BasisJob {
 /// dim or a matrix that is not square.
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream);
+
+/// change_basis() of the same jobs at every step, described once: what a step then gives to a GPU
+/// is always the same, so that it can be recorded (kernels/base/recording.h).
+class BasisBatch {
+ public:
+  explicit BasisBatch(Device device);
+  ~BasisBatch();
+  BasisBatch(BasisBatch&&) noexcept;
+  BasisBatch& operator=(BasisBatch&&) noexcept;
+
+  /// Takes jobs whose rows are counted from `from`; `basis` and their channels must stay. Throws
+  /// like change_basis().
+  void describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
+                const float* from, Stream& stream);
+  void run(const float* from, Stream& stream);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// The smallest and largest number of each channel over the rows of an array.
 ///

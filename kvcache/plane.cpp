@@ -109,6 +109,51 @@ int Plane::room_behind() const noexcept {
   return next < ring_first_ ? ring_first_ - next : ring_rows_ - next;
 }
 
+int Plane::slide_room() const noexcept {
+  if (layout_.plan == nullptr || layout_.once || layout_.plan->format.axis != ScaleAxis::kToken ||
+      packed_ == 0 || !even_ || full_ + 1 != ring_rows_) {
+    return 0;
+  }
+  if (blocks_.size() > 1 &&
+      (code_stride_ != code_block_stride() || scale_stride_ != block_stride())) {
+    return 0;
+  }
+  constexpr int kFar = 1 << 20;
+  int room = layout_.block_rows() - blocks_.back().rows;
+  int next = places_.back().slot;
+  for (size_t i = free_slots_.size(); i-- > 0 && room < kFar && free_slots_[i] == ++next;) {
+    room += layout_.block_rows();
+  }
+  if (layout_.shared) room = std::min(room, owner_->slide_room());
+  // The rows up to the ring's end become fewer; then those from its begin are all.
+  return ring_rows_ == 1 ? room : std::min(room, 1 + ring_rows_ - ring_first_);
+}
+
+PackedRing Plane::ring() const noexcept {
+  assert(full_ == ring_rows_ && packed_ > 0);
+  PackedRing ring;
+  ring.rows = ring_;
+  ring.places = ring_rows_;
+  ring.oldest = (ring_first_ + 1) % ring_rows_;
+  ring.codes = layout_.shared ? nullptr : places_[0].codes;
+  ring.scales = places_[0].scales;
+  const PackedFormat& format = layout_.plan->format;
+  const int rows = layout_.block_rows();
+  if (format.zeros(rows) > 0) {
+    ring.zeros = ring.scales + format.scales(rows) * dtype_bytes(format.meta);
+  }
+  ring.code_stride = code_block_stride();
+  ring.scale_stride = block_stride();
+  ring.block_rows = rows;
+  ring.packed = packed_ + 1;
+  return ring;
+}
+
+void Plane::slide(int rows) noexcept {
+  ring_first_ = (ring_first_ + rows) % ring_rows_;
+  while (rows > 0) rows -= push_packed(rows).rows;
+}
+
 size_t Plane::ring_offset(int i) const noexcept {
   const int place = ring_first_ + i;  // no division: this is done for every lane of a step
   return static_cast<size_t>(place < ring_rows_ ? place : place - ring_rows_) * layout_.row_bytes();
@@ -272,7 +317,7 @@ RowGap Plane::evict(int slot) noexcept {
   }
 }
 
-void Plane::add_runs(RunList& runs) const noexcept {
+void Plane::add_runs(RunList& runs, bool slides) const noexcept {
   if (packed_ > 0) {
     SlotRun& run = runs.add();
     run.slots = packed_;
@@ -282,6 +327,25 @@ void Plane::add_runs(RunList& runs) const noexcept {
       run.code_stride = code_stride_;
       run.scale_stride = scale_stride_;
     }
+    if (slides) {
+      run.change = RunChange::kPacks;
+      run.code_stride = code_block_stride();
+      run.scale_stride = block_stride();
+      run.block_rows = layout_.block_rows();
+    }
+  }
+  if (slides) {
+    SlotRun& oldest = runs.add();
+    oldest.slots = full_before_wrap();
+    oldest.rows = full_row(0);
+    oldest.dtype = layout_.dtype;
+    oldest.change = ring_rows_ == 1 ? RunChange::kReplaces : RunChange::kShrinks;
+    if (ring_rows_ == 1) return;
+    SlotRun& newest = runs.add();
+    newest.slots = full_ - oldest.slots;
+    newest.rows = ring_;
+    newest.dtype = layout_.dtype;
+    return;
   }
   const int first = full_before_wrap();
   for (const auto& [begin, count] : {std::pair(0, first), std::pair(first, full_ - first)}) {

@@ -98,6 +98,14 @@ class alignas(64) Plane {
   /// Rows that can follow the next one pushed side by side with it and those before it, that one
   /// included.
   int room_behind() const noexcept;
+  /// A ring that one more row fills can take row after row while the oldest is packed each time, by
+  /// itself: how often, the next row included, before it has to be described anew (SlotRun's
+  /// RunChange). 0: not at all.
+  int slide_room() const noexcept;
+  /// Of a full ring: what packs its rows from the second oldest on.
+  PackedRing ring() const noexcept;
+  /// Counts `rows` more rows that have been stored, each after the oldest was packed.
+  void slide(int rows) noexcept;
   /// Full row i, 0 the oldest.
   const std::byte* full_row(int i) const noexcept;
   std::byte* full_row(int i) noexcept;
@@ -135,8 +143,9 @@ class alignas(64) Plane {
     }
   }
 
-  /// Appends the runs of this plane, oldest slots first, to `runs` (at most three).
-  void add_runs(RunList& runs) const noexcept;
+  /// Appends the runs of this plane, oldest slots first, to `runs` (at most three). `slides`: its
+  /// ring is full and will slide().
+  void add_runs(RunList& runs, bool slides = false) const noexcept;
 
  private:
   /// Where a block lies.
@@ -148,6 +157,13 @@ class alignas(64) Plane {
   };
 
   size_t ring_offset(int i) const noexcept;
+  /// Bytes from a full block's begin to the next one's, where blocks follow each other.
+  std::ptrdiff_t block_stride() const noexcept {
+    return static_cast<std::ptrdiff_t>(layout_.block_bytes(layout_.block_rows()));
+  }
+  std::ptrdiff_t code_block_stride() const noexcept {
+    return layout_.shared ? owner_->block_stride() : block_stride();
+  }
   /// Whether blocks_ still lie evenly (SlotRun), after one was added.
   bool lies_evenly() noexcept;
   Place new_place(int rows) noexcept;

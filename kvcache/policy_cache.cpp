@@ -30,10 +30,12 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       query_jobs_(static_cast<size_t>(shape.layers)),
       mean_weights_(device),
       all_plain_(static_cast<size_t>(shape.layers)),
-      queries_of_(static_cast<size_t>(shape.layers)) {
+      packs_(static_cast<size_t>(shape.layers)) {
   for (int layer = 0; layer < shape.layers; ++layer) {
     batches_.emplace_back(device);
     plain_.emplace_back(device);
+    turned_queries_.push_back({BasisBatch(device), BasisBatch(device)});
+    packers_.push_back({RingPacker(device), RingPacker(device)});
     LayerPlan& plan = plans_.emplace_back();
     plan.protects = layouts_.protected_values(layer).plan != nullptr;
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
@@ -172,6 +174,7 @@ void PolicyCache::reserve_workspace() {
   settling_.reserve(lanes / heads());
   flushed_.reserve(lanes / heads());
   kept_batch_.reserve(lanes / heads());
+  rings_.reserve(lanes);
   grow(runs_, lanes * kRunsPerLane);
   past_.reserve(2 * heads());
   weights_.grow(queries * rows);
@@ -365,7 +368,7 @@ void PolicyCache::end(Stream& stream) {
       ++sequence.rows;
       ++sequence.uncounted;
       --sequence.quiet;
-      sequence.memory.set_used(sequence.memory.used() + kept_row_bytes());
+      sequence.memory.set_used(sequence.memory.used() + sequence.quiet_bytes);
     }
     step_ = {};
     return;

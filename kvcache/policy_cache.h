@@ -219,10 +219,11 @@ class PolicyCache final : public KvCache {
     bool open = false;
     bool prompted = false;  // the first prompt has ended
     SequenceSize size;
-    int rows = 0;         // tokens fed, complete in every layer
-    int uncounted = 0;    // the newest of them, which planes do not count yet
-    int quiet = 0;        // rows that can follow before anything is packed or dropped
-    int prompt_rows = 0;  // of the first prompt
+    int rows = 0;            // tokens fed, complete in every layer
+    int uncounted = 0;       // the newest of them, which planes do not count yet
+    int quiet = 0;           // rows that can follow before anything happens but to rings that slide
+    size_t quiet_bytes = 0;  // that each of them adds
+    int prompt_rows = 0;     // of the first prompt
     ArenaExtent memory;
     size_t placed = 0;  // bytes of `memory` that layers have been given
     std::vector<LayerState> layers;
@@ -291,13 +292,15 @@ class PolicyCache final : public KvCache {
   }
   void account(Sequence& sequence) noexcept;
   void count_planes(Sequence& sequence) noexcept;
-  size_t kept_row_bytes() const noexcept {  // of a generated row, in all layers
-    return static_cast<size_t>(shape_.layers) * 2 * heads() * row_bytes();
-  }
 
   // policy_quiet.cpp
   bool goes_on() const noexcept;
   int room(size_t layer) const noexcept;
+  bool one_packs(const Plane& plane, Part part, int layer) const noexcept;
+  bool will_slide(const Plane& plane, Part part, int layer) const noexcept;
+  size_t quiet_row_bytes(const Sequence& sequence) const noexcept;
+  void describe_rings(int layer, Stream& stream);
+  void pack_oldest(size_t layer, Stream& stream);
   bool can_keep();
   bool is_plain(const Lane& lane, int layer) const noexcept;
   void catch_up(Sequence& sequence) noexcept;
@@ -305,7 +308,7 @@ class PolicyCache final : public KvCache {
   int rows_until_eviction(const Sequence& sequence, int most) const noexcept;
   void decode_on(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
                  float scale, Stream& stream);
-  void turn_queries(int layer, Stream& stream);
+  void turn_queries(int layer, const float* q, Stream& stream);
 
   // policy_prompt.cpp
   std::byte* staged_rows(const Sequence& sequence, int layer, Part part,
@@ -433,6 +436,7 @@ class PolicyCache final : public KvCache {
   std::vector<LaneFacts> facts_;        // (kv_heads,)
   std::vector<float> ends_;             // (2, kv_heads, head_dim) of channels
   std::vector<std::array<std::vector<BasisJob>, kStores>> query_jobs_;  // (layers,)
+  std::vector<std::array<BasisBatch, kStores>> turned_queries_;         // (layers,)
   std::vector<BasisJob> key_jobs_;
   // Evictions: (sequences, layers, kv_heads) at most of each.
   std::vector<SlotWeights> slot_sums_;
@@ -445,15 +449,17 @@ class PolicyCache final : public KvCache {
   std::vector<RowGap> gaps_;
   std::vector<TurnedRow> turned_;
   // The lanes of the last generated rows, which the next step takes up again if it can.
-  std::vector<PackedBatch> batches_;      // (layers,)
-  std::vector<RowBatch> plain_;           // (layers,) those of them that hold nothing packed
-  std::vector<uint8_t> all_plain_;        // (layers,) 1: these are all
-  std::vector<SequenceId> kept_batch_;    // whose they are; empty: none are kept
-  std::vector<const float*> queries_of_;  // (layers,) the base of queries when jobs were made
-  uint64_t kept_number_ = 0;              // of these lanes
-  bool keep_ = false;                     // this step's lanes are kept, once it has ended
-  bool goes_on_ = false;                  // this step takes up the last one's
-  bool in_step_ = false;                  // begin() has been, end() has not
+  std::vector<PackedBatch> batches_;  // (layers,)
+  std::vector<RowBatch> plain_;       // (layers,) those of them that hold nothing packed
+  std::vector<uint8_t> all_plain_;    // (layers,) 1: these are all
+  std::vector<std::array<RingPacker, 2>> packers_;  // (layers, keys and values) of rings that slide
+  std::vector<std::array<uint8_t, 2>> packs_;       // 1: there are some
+  std::vector<PackedRing> rings_;
+  std::vector<SequenceId> kept_batch_;  // whose they are; empty: none are kept
+  uint64_t kept_number_ = 0;            // of these lanes
+  bool keep_ = false;                   // this step's lanes are kept, once it has ended
+  bool goes_on_ = false;                // this step takes up the last one's
+  bool in_step_ = false;                // begin() has been, end() has not
   std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
 };
 

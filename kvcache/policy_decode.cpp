@@ -88,7 +88,6 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
   for (std::vector<BasisJob>& jobs : query_jobs_[static_cast<size_t>(layer)]) jobs.clear();
-  queries_of_[static_cast<size_t>(layer)] = q;
   std::atomic<size_t> plain{0};
   const auto describe = [&](size_t begin, size_t end) {
     plain += describe_lanes(begin, end, layer, q, out.as<float>());
@@ -127,8 +126,9 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     batch.describe(q, out.as<float>(), keep_, stream);
     batch.attend(q, out.as<float>(), scale, stream);
   }
-  turn_queries(layer, stream);
+  turn_queries(layer, q, stream);
   run_packed(std::span(packed_).first(kept), layer, q, out.as<float>(), scale, stream);
+  if (keep_) describe_rings(layer, stream);
 }
 
 /// Appends a row to the lanes of generated rows [first, last) and describes them. Returns how many
@@ -228,7 +228,7 @@ size_t PolicyCache::describe_lane(Lane& lane, int layer, size_t index, SlotRun* 
   if (protects) {
     add_value_runs(lane, runs);
   } else {
-    rest.values.add_runs(runs);
+    rest.values.add_runs(runs, will_slide(rest.values, Part::kValues, layer));
   }
   assert(static_cast<size_t>(runs.size()) <= kRunsPerLane);
   packed.values = runs.from(static_cast<int>(packed.keys.size()));
@@ -241,7 +241,7 @@ void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, size_t
                                RunList& runs) {
   const Plane& keys = lane.stores[store].keys;
   const int first = runs.size();
-  keys.add_runs(runs);
+  keys.add_runs(runs, store == kRest && will_slide(keys, Part::kKeys, layer));
   if (!plan_of(layer).turns || keys.packed() == 0) return;
   const Quantizer* packer = layouts_.quantizer(store, layer);
   if (packer == nullptr || packer->key_basis() == nullptr) return;

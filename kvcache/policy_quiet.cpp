@@ -1,7 +1,6 @@
-// Steps in which nothing happens but that every sequence gains a row: most of them where text stays
-// in full rows or is packed many rows at a time (where rows are packed one by one, as values of
-// KIVI are, there is none). Lanes are then described once and kept, planes count their rows later,
-// and the host has next to nothing to do.
+// Steps in which nothing happens but that every sequence gains a row, and on a GPU that each row
+// packs another one (values of KIVI): most of them. Lanes are then described once and kept, planes
+// count their rows later, and the host has next to nothing to do.
 #include <algorithm>
 
 #include "kvcache/policy_cache.h"
@@ -40,10 +39,6 @@ Repetition PolicyCache::repetition() const noexcept {
   Repetition found{kept_number_, kMostQuietRows};
   for (size_t layer = 0; layer < batches_.size(); ++layer) {
     found.left = std::min(found.left, room(layer));
-    // Queries that are turned are listed anew at every step.
-    for (const std::vector<BasisJob>& jobs : query_jobs_[layer]) {
-      if (!jobs.empty()) return {};
-    }
   }
   for (const StepRows& rows : step_) found.left = std::min(found.left, at(rows.sequence).quiet);
   return found;
@@ -69,6 +64,7 @@ bool PolicyCache::can_keep() {
     if (!keep) continue;
     sequence.quiet = quiet_rows(sequence);
     keep = sequence.quiet > 1;
+    if (keep) sequence.quiet_bytes = quiet_row_bytes(sequence);
   }
   return keep;
 }
@@ -76,16 +72,85 @@ bool PolicyCache::can_keep() {
 void PolicyCache::catch_up(Sequence& sequence) noexcept {
   if (sequence.uncounted == 0) return;
   for (LayerState& state : sequence.layers) {
-    state.plane_bytes += static_cast<size_t>(sequence.uncounted) * 2 * heads() * row_bytes();
+    const auto layer = static_cast<int>(&state - sequence.layers.data());
     for (Lane& lane : state.lanes) {
-      lane.stores[kRest].keys.count_rows(sequence.uncounted);
-      lane.stores[kRest].values.count_rows(sequence.uncounted);
+      for (const Part part : {Part::kKeys, Part::kValues}) {
+        Plane& plane = plane_of(lane, kRest, part);
+        state.plane_bytes -= plane.bytes();
+        if (one_packs(plane, part, layer)) {
+          plane.slide(sequence.uncounted);
+        } else {
+          plane.count_rows(sequence.uncounted);
+        }
+        state.plane_bytes += plane.bytes();
+      }
       if (parts_.retention != nullptr) {
         lane.tags.insert(lane.tags.end(), static_cast<size_t>(sequence.uncounted), kTextRow);
       }
     }
   }
   sequence.uncounted = 0;
+}
+
+/// Whether the next row makes a window of one row full: from then on each row packs one.
+bool PolicyCache::one_packs(const Plane& plane, Part part, int layer) const noexcept {
+  const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
+  if (quantizer == nullptr || quantizer->visual_only()) return false;
+  const FlushRule& flush = quantizer->plan(part, layer).flush;
+  return flush.rows == 1 && plane.full() == flush.trigger - 1;
+}
+
+/// Bytes that a row adds while its sequence is quiet.
+size_t PolicyCache::quiet_row_bytes(const Sequence& sequence) const noexcept {
+  size_t bytes = 0;
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (const Lane& lane : sequence.layers[static_cast<size_t>(layer)].lanes) {
+      for (const Part part : {Part::kKeys, Part::kValues}) {
+        const Plane& plane =
+            part == Part::kKeys ? lane.stores[kRest].keys : lane.stores[kRest].values;
+        bytes += one_packs(plane, part, layer) ? plane.layout().packed_bytes(1)
+                                               : plane.layout().row_bytes();
+      }
+    }
+  }
+  return bytes;
+}
+
+/// Whether a full ring will take row after row while these lanes are kept, after the next row was
+/// appended.
+bool PolicyCache::will_slide(const Plane& plane, Part part, int layer) const noexcept {
+  if (!keep_ || plane.packed() == 0) return false;
+  const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
+  if (quantizer == nullptr || quantizer->visual_only()) return false;
+  const FlushRule& flush = quantizer->plan(part, layer).flush;
+  return flush.rows == 1 && plane.full() == flush.trigger;
+}
+
+/// Lists the rings of a layer's lanes that slide.
+void PolicyCache::describe_rings(int layer, Stream& stream) {
+  const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    rings_.clear();
+    for (const Generated& generated : generated_) {
+      for (Lane& lane : generated.sequence->layers[static_cast<size_t>(layer)].lanes) {
+        const Plane& plane = plane_of(lane, kRest, part);
+        if (will_slide(plane, part, layer)) rings_.push_back(plane.ring());
+      }
+    }
+    const size_t index = part == Part::kKeys ? 0 : 1;
+    packs_[static_cast<size_t>(layer)][index] = rings_.empty() ? 0 : 1;
+    if (rings_.empty()) continue;
+    const PartPlan& plan = quantizer->plan(part, layer);
+    packers_[static_cast<size_t>(layer)][index].describe(plan.format, plan.rules, parts_.rows,
+                                                         rings_, stream);
+  }
+}
+
+/// Packs the oldest row of rings that slide.
+void PolicyCache::pack_oldest(size_t layer, Stream& stream) {
+  for (const size_t part : {size_t{0}, size_t{1}}) {
+    if (packs_[layer][part] != 0) packers_[layer][part].run(stream);
+  }
 }
 
 /// Rows that can be generated one after the other, the next included, without that a window is
@@ -95,10 +160,16 @@ int PolicyCache::quiet_rows(const Sequence& sequence) const noexcept {
   for (int layer = 0; layer < shape_.layers && quiet > 0; ++layer) {
     const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
     const bool flushes = quantizer != nullptr && !quantizer->visual_only();
+    // On the CPU, describing lanes anew costs little beside attending to them.
+    const bool slides = arena_.device().kind == DeviceKind::kCuda && !plan_of(layer).turns;
     for (const Lane& lane : sequence.layers[static_cast<size_t>(layer)].lanes) {
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const StorePlanes& planes = lane.stores[kRest];
         const Plane& plane = part == Part::kKeys ? planes.keys : planes.values;
+        if (one_packs(plane, part, layer)) {
+          quiet = std::min(quiet, slides ? plane.slide_room() : 0);
+          continue;
+        }
         quiet = std::min(quiet, plane.room_behind());
         if (!flushes) continue;
         quiet = std::min(quiet, quantizer->plan(part, layer).flush.trigger - 1 - plane.full());
@@ -126,12 +197,16 @@ int PolicyCache::rows_until_eviction(const Sequence& sequence, int most) const n
   return most;
 }
 
-/// Brings this layer's queries into the bases of packed keys.
-void PolicyCache::turn_queries(int layer, Stream& stream) {
+/// Brings this layer's queries, which lie from `q` on, into the bases of packed keys.
+void PolicyCache::turn_queries(int layer, const float* q, Stream& stream) {
+  const auto at = static_cast<size_t>(layer);
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    const auto& jobs = query_jobs_[static_cast<size_t>(layer)][store];
+    const auto& jobs = query_jobs_[at][store];
     if (jobs.empty()) continue;
-    change_basis(*layouts_.quantizer(store, layer)->key_basis(), BasisChange::kQuery, jobs, stream);
+    BasisBatch& batch = turned_queries_[at][store];
+    batch.describe(*layouts_.quantizer(store, layer)->key_basis(), BasisChange::kQuery, jobs, q,
+                   stream);
+    batch.run(q, stream);
   }
 }
 
@@ -139,11 +214,9 @@ void PolicyCache::turn_queries(int layer, Stream& stream) {
 void PolicyCache::decode_on(int layer, const float* q, ConstTensorView k, ConstTensorView v,
                             TensorView out, float scale, Stream& stream) {
   const auto at = static_cast<size_t>(layer);
-  for (std::vector<BasisJob>& jobs : query_jobs_[at]) {
-    for (BasisJob& job : jobs) job.from = q + (job.from - queries_of_[at]);
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    if (!query_jobs_[at][store].empty()) turned_queries_[at][store].run(q, stream);
   }
-  queries_of_[at] = q;
-  turn_queries(layer, stream);
   if (all_plain_[at] != 0) {
     plain_[at].append(k.as<float>(), v.as<float>(), stream);
     return plain_[at].attend(q, out.as<float>(), scale, stream);
@@ -151,6 +224,7 @@ void PolicyCache::decode_on(int layer, const float* q, ConstTensorView k, ConstT
   PackedBatch& batch = batches_[at];
   batch.append(k.as<float>(), v.as<float>(), stream);
   batch.attend(q, out.as<float>(), scale, stream);
+  pack_oldest(at, stream);
 }
 
 }  // namespace kvlm

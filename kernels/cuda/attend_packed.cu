@@ -222,7 +222,7 @@ struct Plan {
                     any ? kItemSlots : piece_slots(lanes[static_cast<size_t>(run.lane)].slots),
                     run);
       }
-      run.pieces = static_cast<int>(ceil_div(run.units + (run.grows ? kLaneRoom : 0), run.step));
+      run.pieces = static_cast<int>(ceil_div(most_units(run), run.step));
       run.first_part = side.parts;
       side.parts += run.pieces;
       if (run.pieces > 0) {
@@ -230,6 +230,13 @@ struct Plan {
       }
     }
     return side.parts - before;
+  }
+
+  /// Units of a run when its lane has gained all it may.
+  static int most_units(const DeviceRun& run) {
+    if (run.gained <= 0) return run.units;
+    if (run.rows != nullptr) return run.units + kLaneRoom;
+    return static_cast<int>(ceil_div(run.packed_rows + kLaneRoom, run.block_rows));
   }
 
   static void advance(const SlotRun& run, int& slot, int& selected) {
@@ -249,10 +256,10 @@ struct Plan {
                         nullptr,     first.rows,   made.first_slot};
     made.code_stride = static_cast<int>(run.code_stride);
     made.scale_stride = static_cast<int>(run.scale_stride);
-    made.block_rows = first.rows;
+    made.block_rows = run.change == RunChange::kPacks ? run.block_rows : first.rows;
     made.packed_rows = run.slots;
     made.units = static_cast<int>(run.blocks.size());
-    made.step = std::max(1, most / first.rows);
+    made.step = std::max(1, most / made.block_rows);
   }
 
   /// One block of many rows, as blocks of `most` rows that have scales in common unless they are
@@ -845,12 +852,28 @@ bool is_late(Plan& plan, const PackedLane& lane, size_t first, size_t end) {
   return find_ranges(plan, lane.remaps, first, end);
 }
 
-/// The runs of a lane that gain its new rows.
-void mark_growing(Plan& plan, size_t first, size_t values, size_t end) {
-  plan.runs[values - 1].grows = plan.runs[end - 1].grows = first < values && values < end;
+/// Says of the keys, or the values, of a lane, runs [first, end), how they change with its rows.
+/// Returns how many rows it may gain as far as they know.
+int mark_growing(Plan& plan, size_t first, size_t end) {
+  int room = kLaneRoom;
+  int8_t passed = 0;
+  for (size_t i = first; i < end; ++i) {
+    DeviceRun& run = plan.runs[i];
+    const RunChange change = plan.sources[i]->change;
+    run.passed = passed;
+    if (change == RunChange::kPacks) run.gained = 1;
+    if (change == RunChange::kShrinks) {
+      run.gained = -1;
+      room = std::min(room, run.slots);
+    }
+    if (change == RunChange::kNone && i + 1 == end) run.gained = 1;
+    passed = static_cast<int8_t>(passed + run.gained);
+  }
+  return room;
 }
 
-Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept* kept, bool grows,
+/// `room`: 0, or what lanes may gain; less if their runs leave less.
+Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept* kept, int& room,
                   Stream& stream) {
   if (head_dim > 1024) {
     throw Error(ErrorCode::kUnsupported, "attend_packed: head_dim " + std::to_string(head_dim) +
@@ -874,7 +897,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     plan.first_runs.push_back(run_count);
     run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
-    made.most_slots = std::max(made.most_slots, lane.slots + (grows ? kLaneRoom : 0));
+    made.most_slots = std::max(made.most_slots, lane.slots + room);
   }
   plan.resize_runs(run_count);
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -883,7 +906,8 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     const size_t end = values + lanes[i].values.size();
     plan.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, first);
     plan.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, values);
-    if (grows) mark_growing(plan, first, values, end);
+    if (room > 0) room = std::min(room, mark_growing(plan, first, values));
+    if (room > 0) room = std::min(room, mark_growing(plan, values, end));
     DeviceLane& of_lane = plan.lanes[i];
     of_lane.first_keys = static_cast<int>(first);
     of_lane.last_keys = static_cast<int>(values) - 1;
@@ -1004,7 +1028,8 @@ __global__ void append_rows(DevicePlan plan, Growth* growth, const float* k, con
   const DeviceLane& lane = plan.lanes[blockIdx.x];
   for (const bool keys : {true, false}) {
     const DeviceRun run = run_of(plan, keys ? lane.last_keys : lane.last_values);
-    store_row(const_cast<std::byte*>(run.rows), run.dtype, run.units, plan.head_dim,
+    const int row = run.gained > 0 ? run.units : 0;
+    store_row(const_cast<std::byte*>(run.rows), run.dtype, row, plan.head_dim,
               (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * plan.head_dim);
   }
   growth->count_row();
@@ -1015,7 +1040,8 @@ __global__ void append_rows(DevicePlan plan, Growth* growth, const float* k, con
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream) {
   if (lanes.empty()) return;
-  const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, false, stream);
+  int room = 0;
+  const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, room, stream);
   launch(launches, plan_of(launches), scale, stream);
 }
 
@@ -1054,14 +1080,14 @@ void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim
   state.grown = 0;
   state.room = grows && !lanes.empty() ? kLaneRoom : 0;
   for (const PackedLane& lane : lanes) state.room = std::min(state.room, room_of(lane.slots));
-  if (state.room > 0) {
-    check(cudaMemsetAsync(&state.on_gpu()->growth, 0, sizeof(Growth), native(stream)),
-          "PackedBatch::describe");
-  }
   Kept* kept = keep ? &state.kept : nullptr;
   state.launches = {};
   if (!lanes.empty()) {
-    state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, state.room > 0, stream);
+    state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, state.room, stream);
+  }
+  if (state.room > 0) {
+    check(cudaMemsetAsync(&state.on_gpu()->growth, 0, sizeof(Growth), native(stream)),
+          "PackedBatch::describe");
   }
 }
 

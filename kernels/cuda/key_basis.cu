@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <vector>
 
+#include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/key_basis.h"
 #include "kernels/cuda/launch.cuh"
 
@@ -34,14 +36,14 @@ __device__ float product(const float* matrix, const float* x, int n) {
 /// A block takes some rows of a job; a thread makes a channel of them.
 __global__ void __launch_bounds__(kThreads)
     change_rows(const DeviceJob* jobs, const uint16_t* lists, const float* matrix, int dim,
-                int first, bool back) {
+                int first, bool back, int64_t moved) {
   extern __shared__ float row[];  // (dim,) in the order of the basis
   const DeviceJob job = jobs[blockIdx.x];
   const uint16_t* channels = lists + static_cast<int64_t>(job.channels) * dim;
   const int begin = static_cast<int>(blockIdx.y) * kRowsPerBlock;
   const int n = dim - first;
   for (int r = begin; r < min(begin + kRowsPerBlock, job.rows); ++r) {
-    const float* from = job.from + static_cast<int64_t>(r) * dim;
+    const float* from = job.from + moved + static_cast<int64_t>(r) * dim;
     float* to = job.to + static_cast<int64_t>(r) * dim;
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) {
@@ -86,16 +88,31 @@ __global__ void __launch_bounds__(256)
   high[static_cast<int64_t>(blockIdx.x) * dim + channel] = large;
 }
 
-}  // namespace
+/// Jobs as the GPU finds them.
+struct BasisLaunch {
+  const DeviceJob* jobs = nullptr;
+  const uint16_t* lists = nullptr;
+  const float* matrix = nullptr;
+  unsigned count = 0;
+  int most = 0;  // rows of a job
+  int dim = 0;
+  int first = 0;
+  bool back = false;
+};
 
-void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
-                  Stream& stream) {
+/// Uploads jobs, their orders of channels and the matrix; what is `kept` stays.
+BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
+                          KeptBytes* kept, Stream& stream) {
   static thread_local std::vector<DeviceJob> described;
   static thread_local std::vector<uint16_t> lists;
   described.clear();
   lists.clear();
   const auto dim = static_cast<size_t>(basis.dim);
-  int most = 0;
+  BasisLaunch made;
+  made.count = static_cast<unsigned>(jobs.size());
+  made.dim = basis.dim;
+  made.first = basis.first;
+  made.back = change == BasisChange::kBack;
   for (const BasisJob& job : jobs) {
     const size_t last = lists.size() - std::min(lists.size(), dim);
     // Heads of a layer often have one order in common.
@@ -104,25 +121,61 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
       lists.insert(lists.end(), job.channels, job.channels + dim);
     }
     described.push_back({job.from, job.to, job.rows, static_cast<int>(lists.size() / dim) - 1});
-    most = std::max(most, job.rows);
+    made.most = std::max(made.most, job.rows);
   }
-  if (most == 0) return;
-  Queue& queue = stream.queue();
-  const auto* channels = reinterpret_cast<const uint16_t*>(
-      queue.upload(lists.data(), lists.size() * sizeof(uint16_t)));
-  const auto* on_device = reinterpret_cast<const DeviceJob*>(
-      queue.upload(described.data(), described.size() * sizeof(DeviceJob)));
+  if (made.most == 0) return made;
   const std::vector<float>& matrix = basis.matrix[static_cast<size_t>(change)];
-  const float* table = nullptr;
-  if (!matrix.empty()) {
-    table =
-        reinterpret_cast<const float*>(queue.upload(matrix.data(), matrix.size() * sizeof(float)));
+  std::array<UploadPart, 3> parts{
+      UploadPart{described.data(), described.size() * sizeof(DeviceJob), 0},
+      UploadPart{matrix.data(), matrix.size() * sizeof(float), 0},
+      UploadPart{lists.data(), lists.size() * sizeof(uint16_t), 0}};
+  size_t bytes = 0;
+  for (UploadPart& part : parts) {
+    part.at = bytes;
+    bytes += (part.bytes + 15) / 16 * 16;
   }
-  const dim3 grid(static_cast<unsigned>(jobs.size()),
-                  static_cast<unsigned>(ceil_div(most, kRowsPerBlock)));
-  change_rows<<<grid, kThreads, dim * sizeof(float), native(stream)>>>(
-      on_device, channels, table, basis.dim, basis.first, change == BasisChange::kBack);
+  const std::byte* base = stream.queue().upload(parts, bytes);
+  if (kept != nullptr) base = kept->place(base, bytes, stream);
+  made.jobs = reinterpret_cast<const DeviceJob*>(base);
+  if (!matrix.empty()) made.matrix = reinterpret_cast<const float*>(base + parts[1].at);
+  made.lists = reinterpret_cast<const uint16_t*>(base + parts[2].at);
+  return made;
+}
+
+void launch(const BasisLaunch& l, int64_t moved, Stream& stream) {
+  if (l.most == 0) return;
+  const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kRowsPerBlock)));
+  const size_t shared = static_cast<size_t>(l.dim) * sizeof(float);
+  change_rows<<<grid, kThreads, shared, native(stream)>>>(l.jobs, l.lists, l.matrix, l.dim, l.first,
+                                                          l.back, moved);
   check_launch("change_basis");
+}
+
+}  // namespace
+
+struct BasisTable::State {
+  explicit State(Device device) : kept(device) {}
+  KeptBytes kept;
+  BasisLaunch launch;
+  const float* from = nullptr;
+};
+
+BasisTable::BasisTable(Device device) : state_(std::make_unique<State>(device)) {}
+BasisTable::~BasisTable() = default;
+
+void BasisTable::describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
+                          const float* from, Stream& stream) {
+  state_->launch = describe_jobs(basis, change, jobs, &state_->kept, stream);
+  state_->from = from;
+}
+
+void BasisTable::run(const float* from, Stream& stream) {
+  launch(state_->launch, from - state_->from, stream);
+}
+
+void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
+                  Stream& stream) {
+  launch(describe_jobs(basis, change, jobs, nullptr, stream), 0, stream);
 }
 
 void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.h"
 #include "kernels/quantize.h"
@@ -236,7 +237,85 @@ __global__ void pack_rows(const DeviceJob* jobs, PackedFormat format) {
   }
 }
 
+/// The oldest row of a ring, by a warp.
+__global__ void pack_oldest(const PackedRing* rings, PackedFormat format, Rules rules, DType dtype,
+                            Growth* growth) {
+  extern __shared__ float x[];  // (channels,), then a byte each of codes
+  const PackedRing ring = rings[blockIdx.x];
+  const int channels = format.channels();
+  auto* bytes = reinterpret_cast<uint8_t*>(x + channels);
+  const int step = growth->rows;
+  const int64_t from = static_cast<int64_t>((ring.oldest + step) % ring.places) * channels;
+  const std::byte* row = ring.rows + from * (dtype == DType::kF32 ? 4 : 2);
+  for (int i = static_cast<int>(threadIdx.x); i < channels; i += 32) x[i] = element(row, dtype, i);
+  __syncwarp();
+
+  const int groups = format.groups();
+  const int block = (ring.packed + step) / ring.block_rows;
+  const int at = (ring.packed + step) % ring.block_rows;
+  std::byte* scales = ring.scales + block * ring.scale_stride;
+  std::byte* zeros = ring.zeros == nullptr ? nullptr : ring.zeros + block * ring.scale_stride;
+  for (int i = 0; i < groups; ++i) {
+    const int first = i * format.group_size;
+    const Group group{x + first, bytes + first, min(format.group_size, channels - first), 1};
+    const auto index = static_cast<size_t>(at) * static_cast<size_t>(groups) + i;
+    pack_affine(group, rules.rule[0], format.section[0].code, format.meta, scales, index, zeros,
+                index);
+  }
+  __syncwarp();
+  if (ring.codes != nullptr) {
+    auto* codes = reinterpret_cast<uint8_t*>(ring.codes + block * ring.code_stride) +
+                  at * static_cast<int64_t>(format.row_bytes());
+    const CodeFormat code = format.section[0].code;
+    // Eight codes of any number of bits take whole bytes.
+    const int some = code == CodeFormat::kTrit5 ? channels : 8;
+    for (int i = static_cast<int>(threadIdx.x) * some; i < channels; i += 32 * some) {
+      quantize::pack_row(codes + i / 8 * code_bits(code), code, bytes + i, min(some, channels - i));
+    }
+  }
+  growth->count_row();
+}
+
 }  // namespace
+
+struct RingTable::State {
+  explicit State(Device device) : kept(device), growth_memory(device, sizeof(Growth)) {}
+  KeptBytes kept;
+  Buffer growth_memory;
+  const PackedRing* rings = nullptr;
+  unsigned count = 0;
+  PackedFormat format;
+  Rules rules;
+  DType dtype = DType::kF16;
+
+  Growth* growth() { return reinterpret_cast<Growth*>(growth_memory.data()); }
+};
+
+RingTable::RingTable(Device device) : state_(std::make_unique<State>(device)) {}
+RingTable::~RingTable() = default;
+
+void RingTable::describe(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+                         DType dtype, std::span<const PackedRing> rings, Stream& stream) {
+  State& state = *state_;
+  state.format = format;
+  state.rules = {{rules[0], rules[1]}};
+  state.dtype = dtype;
+  state.count = static_cast<unsigned>(rings.size());
+  if (rings.empty()) return;
+  const std::byte* uploaded = stream.queue().upload(rings.data(), rings.size_bytes());
+  state.rings =
+      reinterpret_cast<const PackedRing*>(state.kept.place(uploaded, rings.size_bytes(), stream));
+  check(cudaMemsetAsync(state.growth(), 0, sizeof(Growth), native(stream)), "RingPacker");
+}
+
+void RingTable::run(Stream& stream) {
+  State& state = *state_;
+  if (state.count == 0) return;
+  const size_t shared = static_cast<size_t>(state.format.channels()) * (sizeof(float) + 1);
+  pack_oldest<<<state.count, 32, shared, native(stream)>>>(state.rings, state.format, state.rules,
+                                                           state.dtype, state.growth());
+  check_launch("RingPacker");
+}
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream) {

@@ -42,7 +42,9 @@ struct DeviceRun {
   int16_t format;
   DType dtype;
   bool selected_bit;
-  bool grows;     // gains the rows that were appended since it was described
+  // With every row that the lane has gained since it was described:
+  int8_t gained;  // slots more of this run: -1, 0 or 1
+  int8_t passed;  // slots more before it
   int16_t range;  // of a late lane: 0, or 1 + the remap that all its slots belong to
 };
 
@@ -118,11 +120,23 @@ __device__ inline Weighing* weighings_of(const DevicePlan& plan, int lane, int r
          static_cast<int64_t>(plan.lanes[lane].first_remap + lane + range) * plan.q_per_kv;
 }
 
+/// Units of a run whose lane has gained `grown` rows.
+__device__ inline int units_of(const DeviceRun& run, int grown) {
+  const int more = run.gained * grown;
+  if (run.rows != nullptr || more == 0) return run.units + more;
+  return (run.packed_rows + more + run.block_rows - 1) / run.block_rows;
+}
+
 __device__ inline DeviceRun run_of(const DevicePlan& plan, int index) {
   DeviceRun run = plan.runs[index];
-  if (run.grows) {
-    run.units += plan.grown();
-    run.slots += plan.grown();
+  if (plan.grown_at == nullptr || (run.gained == 0 && run.passed == 0)) return run;
+  const int grown = plan.grown();
+  run.units = units_of(run, grown);
+  run.slots += run.gained * grown;
+  run.packed_rows += run.gained * grown;
+  run.first_slot += run.passed * grown;
+  if (run.gained < 0) {  // its oldest rows have gone
+    run.rows += static_cast<int64_t>(grown) * plan.head_dim * (run.dtype == DType::kF32 ? 4 : 2);
   }
   return run;
 }
@@ -135,8 +149,9 @@ __device__ inline bool find_item(const DevicePlan& plan, Item& item) {
   if (piece >= run.pieces) return false;
   item.lane = run.lane;
   item.first = piece * run.step;
-  // A run that grows has pieces that may be empty yet.
-  item.count = max(0, min(run.step, run.units + (run.grows ? plan.grown() : 0) - item.first));
+  // A run that gains rows has pieces that may be empty yet.
+  const int units = run.gained == 0 ? run.units : units_of(run, plan.grown());
+  item.count = max(0, min(run.step, units - item.first));
   item.part = run.first_part + piece;
   return true;
 }

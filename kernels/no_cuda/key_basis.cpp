@@ -8,6 +8,15 @@ void change_basis(const KeyBasis&, BasisChange, std::span<const BasisJob>, Strea
   refuse("change_basis");
 }
 
+struct BasisTable::State {};
+BasisTable::BasisTable(Device) { refuse("BasisBatch"); }
+BasisTable::~BasisTable() = default;
+void BasisTable::describe(const KeyBasis&, BasisChange, std::span<const BasisJob>, const float*,
+                          Stream&) {
+  refuse("BasisBatch");
+}
+void BasisTable::run(const float*, Stream&) { refuse("BasisBatch"); }
+
 void channel_ends(std::span<const float* const>, int, int, std::span<float>, std::span<float>,
                   Stream&) {
   refuse("channel_ends");
