@@ -47,7 +47,9 @@ void add_latency(CLI::App& app, Options& options) {
   command.callback([&] { options.run = [](const Options& o) { return run_latency(o.latency); }; });
   add_session(command, latency.session);
   command.add_option("--kv", latency.specs, "Cache policy; repeatable")->capture_default_str();
-  command.add_option("--prompt-tokens", latency.prompt_tokens, "Rows of the prefill")
+  command
+      .add_option("--prompt-tokens", latency.prompt_tokens,
+                  "Rows of the prefill: a picture's, the last 32 text")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command.add_option("--tokens", latency.tokens, "Decode steps")

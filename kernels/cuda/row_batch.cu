@@ -220,27 +220,67 @@ struct DeviceRowLane {
   int last_piece;
 };
 
+constexpr int kJoinThreads = 128;
+constexpr int kJoinedParts = 1024;  // weights of so many are held at once
+
 /// Merges the parts of a lane, whether of one run or several: a block a lane and query. Empty ones
 /// have no weight.
-__global__ void join_parts(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
+__global__ void __launch_bounds__(kJoinThreads)
+    join_parts(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
+  __shared__ float weights[kJoinedParts];
+  __shared__ float of_warps[kJoinThreads / 32];
   const DeviceRowLane lane = lanes[blockIdx.x];
   const int query = static_cast<int>(blockIdx.y);
+  const int thread = static_cast<int>(threadIdx.x);
   const int head_dim = launch.head_dim;
   const auto state = [&](int part) { return state_of(launch, lane.first_part + part); };
+  const auto all_warps = [&](float of_warp, const auto& combine) {
+    __syncthreads();
+    if (thread % 32 == 0) of_warps[thread / 32] = of_warp;
+    __syncthreads();
+    float all = of_warps[0];
+    for (int i = 1; i < kJoinThreads / 32; ++i) all = combine(all, of_warps[i]);
+    return all;
+  };
   float maximum = -INFINITY;
-  for (int i = 0; i < lane.parts; ++i) maximum = fmaxf(maximum, state(i).max[query]);
-  float sum = 0;
-  for (int i = 0; i < lane.parts; ++i) {
-    const float top = state(i).max[query];
-    if (top > -INFINITY) sum += __expf(top - maximum) * state(i).sum[query];
+  for (int i = thread; i < lane.parts; i += kJoinThreads) {
+    maximum = fmaxf(maximum, state(i).max[query]);
   }
-  for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += static_cast<int>(blockDim.x)) {
-    float out = 0;
-    for (int i = 0; i < lane.parts; ++i) {
-      const float top = state(i).max[query];
-      if (top > -INFINITY) out += __expf(top - maximum) * state(i).out[query * head_dim + c];
+  maximum = all_warps(warp_max(maximum), [](float a, float b) { return fmaxf(a, b); });
+
+  constexpr int kChannels = 8;  // of a thread, at most
+  float out[kChannels] = {};
+  float sum = 0;
+  for (int first = 0; first < lane.parts; first += kJoinedParts) {
+    const int count = min(kJoinedParts, lane.parts - first);
+    __syncthreads();
+    for (int i = thread; i < count; i += kJoinThreads) {
+      const float top = state(first + i).max[query];
+      const float weight = top > -INFINITY ? __expf(top - maximum) : 0.0f;
+      weights[i] = weight;
+      if (weight > 0) sum += weight * state(first + i).sum[query];
     }
-    lane.out[out_moved + query * head_dim + c] = sum > 0 ? out / sum : 0.0f;
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kChannels; ++j) {
+      const int channel = thread + j * kJoinThreads;
+      if (channel >= head_dim) break;
+      const float* from = state(first).out + query * head_dim + channel;
+      const int64_t stride = static_cast<int64_t>(launch.q_per_kv) * (2 + head_dim);
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        const float weight = weights[i];
+        if (weight > 0) out[j] += weight * from[i * stride];
+      }
+    }
+  }
+  sum = all_warps(warp_sum(sum), [](float a, float b) { return a + b; });
+#pragma unroll
+  for (int j = 0; j < kChannels; ++j) {
+    const int channel = thread + j * kJoinThreads;
+    if (channel < head_dim) {
+      lane.out[out_moved + query * head_dim + channel] = sum > 0 ? out[j] / sum : 0.0f;
+    }
   }
 }
 
@@ -436,7 +476,8 @@ void RowTable::attend(const float* q, float* out, float scale, Stream& stream) {
     }
   }
   const dim3 grid(state.lanes, static_cast<unsigned>(launch.q_per_kv));
-  join_parts<<<grid, 128, 0, native(stream)>>>(launch, state.device_lanes(), out - state.out);
+  join_parts<<<grid, kJoinThreads, 0, native(stream)>>>(launch, state.device_lanes(),
+                                                        out - state.out);
   check_launch("RowBatch::attend");
 }
 

@@ -65,6 +65,8 @@ class LatencyBench {
     positions_.resize(static_cast<size_t>(options.prompt_tokens) +
                       static_cast<size_t>(options.tokens));
     std::iota(positions_.begin(), positions_.end(), 0);
+    modality_.assign(static_cast<size_t>(options.prompt_tokens), kTextRow);
+    std::fill_n(modality_.begin(), options.prompt_tokens - text_rows(), int16_t{0});
   }
 
   Samples run(const std::string& text) {
@@ -92,8 +94,9 @@ class LatencyBench {
     stream.synchronize();
     const double vision_s = seconds_since(start);
 
-    const SequenceId id = cache.open(
-        {options_.prompt_tokens, 0, options_.prompt_tokens + options_.tokens}, "the benchmark");
+    const SequenceId id = cache.open({options_.prompt_tokens, options_.prompt_tokens - text_rows(),
+                                      options_.prompt_tokens + options_.tokens},
+                                     "the benchmark");
     start = Clock::now();
     prefill(cache, id);
     const double prefill_s = seconds_since(start);
@@ -143,8 +146,8 @@ class LatencyBench {
   void prefill(KvCache& cache, SequenceId id) {
     copy(embeddings_, numbers_, session_.stream());
     const auto rows = static_cast<size_t>(options_.prompt_tokens);
-    const StepRows step{id, options_.prompt_tokens, true, true, std::span(positions_).first(rows),
-                        {}};
+    const StepRows step{
+        id, options_.prompt_tokens, true, true, std::span(positions_).first(rows), modality_};
     session_.model().decoder().forward({std::span(&step, 1), embeddings_, false}, cache,
                                        session_.stream(), {});
     session_.stream().synchronize();
@@ -160,6 +163,8 @@ class LatencyBench {
     session_.stream().synchronize();
   }
 
+  /// Of a prompt, behind the rows of a picture.
+  int text_rows() const { return std::min(options_.prompt_tokens, kLatencyTextRows); }
   bool on_gpu() const { return session_.device().kind == DeviceKind::kCuda; }
   static size_t probe_bytes(const Session& session) {
     return session.device().kind == DeviceKind::kCuda ? kGpuReadBytes : kReadBytes;
@@ -171,6 +176,7 @@ class LatencyBench {
   Tensor numbers_;     // (prompt_tokens, hidden), on the host
   Tensor embeddings_;  // the same on the model's device; a pass uses them up
   std::vector<int32_t> positions_;
+  std::vector<int16_t> modality_;  // of a prompt
 };
 
 /// One figure of the report: name, unit, what it is divided by for display.

@@ -7,6 +7,9 @@
 
 namespace kvlm {
 
+/// The last rows of a prompt are text; those before them are one picture's.
+inline constexpr int kLatencyTextRows = 32;
+
 /// The command line of `vlm-bench latency`.
 struct LatencyOptions {
   SessionOptions session;
