@@ -9,13 +9,15 @@
 
 namespace kvlm {
 
-void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream) {
+namespace {
+
+void check_rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream) {
   constexpr std::string_view kOp = "rotate";
   check::rank(kOp, "x", x, 3, "(rows, heads, head_dim)");
   check::rank(kOp, "cos", cos, 2, "(rows, rotary / 2)");
   check::shape(kOp, "cos", cos, {x.shape()[0], cos.shape()[1]}, "one row of angles per row of x");
   check::shape(kOp, "sin", sin, cos.shape(), "the shape of cos");
-  check::activation(kOp, "x", x);
+  check::dtype(kOp, "x", x, DType::kF32);
   check::dtype(kOp, "cos", cos, DType::kF32);
   check::dtype(kOp, "sin", sin, DType::kF32);
   check::on_stream(kOp, "x", x, stream);
@@ -27,9 +29,22 @@ void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stre
                             "give at most head_dim / 2 angles",
                             cos.shape()[1], 2 * cos.shape()[1], x.shape()[2]));
   }
-  if (x.elements() == 0 || cos.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::rotate(x, cos, sin, stream);
-  cpu::rotate(x, cos, sin, stream);
+}
+
+}  // namespace
+
+void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream) {
+  rotate(std::span(&x, 1), cos, sin, stream);
+}
+
+void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView sin,
+            Stream& stream) {
+  for (const TensorView& x : xs) check_rotate(x, cos, sin, stream);
+  if (cos.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::rotate(xs, cos, sin, stream);
+  for (const TensorView& x : xs) {
+    if (x.elements() > 0) cpu::rotate(x, cos, sin, stream);
+  }
 }
 
 }  // namespace kvlm

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "kernels/base/tensor.h"
 
 namespace kvlm {
@@ -9,11 +11,15 @@ namespace kvlm {
 ///   x'[i + rotary/2] = x[i + rotary/2] cos[i] + x[i] sin[i]
 /// where rotary = 2 * cos.shape()[1] <= head_dim; channels from rotary on stay.
 ///
-///   x         (rows, heads, head_dim)  f32 (CUDA also f16 | bf16)
+///   x         (rows, heads, head_dim)  f32
 ///   cos, sin  (rows, rotary / 2)       f32
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
 /// Source: Su et al. 2021, "RoFormer", in the half-split order of the Hugging Face checkpoints.
 void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream);
+
+/// rotate() of each x by the same angles: of queries and keys, in one launch.
+void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView sin,
+            Stream& stream);
 
 }  // namespace kvlm

@@ -64,6 +64,8 @@ class Queue {
   /// cudaStream_t.
   void* native() const noexcept;
   int multiprocessors() const noexcept;
+  /// Whether a kernel may start while the one before it ends: from Hopper on.
+  bool overlaps_kernels() const noexcept;
   /// Scratch number `slot`, grown as needed; its contents are lost when it grows. What was queued
   /// before may still be using the same bytes, in order.
   std::byte* scratch(int slot, size_t bytes);

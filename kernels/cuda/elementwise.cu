@@ -20,22 +20,39 @@ __device__ int64_t first_element() {
 
 __device__ int64_t grid_size() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
-template <class To, class From>
+/// kWidth elements at a time, as add_elements.
+template <class To, class From, int kWidth>
 __global__ void convert_elements(To* to, const From* from, int64_t count) {
-  for (int64_t i = first_element(); i < count; i += grid_size()) {
-    to[i] = store_float<To>(load_float(from[i]));
+  let_next_start();
+  wait_for_earlier();
+  for (int64_t i = first_element() * kWidth; i < count; i += grid_size() * kWidth) {
+    float values[kWidth];
+    load_group(from + i, values);
+    store_group(to + i, values);
   }
 }
 
 template <class T>
 __global__ void gather(float* y, const T* table, const int32_t* ids, int64_t dim, int64_t count) {
+  let_next_start();
+  wait_for_earlier();
   for (int64_t i = first_element(); i < count; i += grid_size()) {
     y[i] = load_float(table[ids[i / dim] * dim + i % dim]);
   }
 }
 
+template <int kWidth>
 __global__ void add_elements(float* y, const float* x, int64_t count) {
-  for (int64_t i = first_element(); i < count; i += grid_size()) y[i] += x[i];
+  let_next_start();
+  wait_for_earlier();
+  for (int64_t i = first_element() * kWidth; i < count; i += grid_size() * kWidth) {
+    float sums[kWidth], values[kWidth];
+    load_group(y + i, sums);
+    load_group(x + i, values);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sums[j] += values[j];
+    store_group(y + i, sums);
+  }
 }
 
 __global__ void place_columns(float* y, const float* x, int64_t width, int64_t columns,
@@ -43,6 +60,11 @@ __global__ void place_columns(float* y, const float* x, int64_t width, int64_t c
   for (int64_t i = first_element(); i < count; i += grid_size()) {
     y[i / columns * width + i % columns] = x[i];
   }
+}
+
+/// Whether elements can be read and written 4 at a time.
+bool in_groups(ConstTensorView y, ConstTensorView x) {
+  return y.elements() % 4 == 0 && is_aligned(x.data(), 16) && is_aligned(y.data(), 16);
 }
 
 }  // namespace
@@ -53,11 +75,10 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
       reinterpret_cast<const int32_t*>(stream.queue().upload(ids.data(), ids.size_bytes()));
   with_type(table.dtype(), [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
-    gather<<<blocks_for(y.elements()), kThreads, 0, native(stream)>>>(
-        y.as<float>(), reinterpret_cast<const T*>(table.data()), device_ids, y.shape()[1],
-        y.elements());
+    launch_early("gather_rows", gather<T>, blocks_for(y.elements()), kThreads, stream,
+                 y.as<float>(), reinterpret_cast<const T*>(table.data()), device_ids, y.shape()[1],
+                 y.elements());
   });
-  check_launch("gather_rows");
 }
 
 void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream) {
@@ -67,21 +88,24 @@ void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream
 }
 
 void add(TensorView y, ConstTensorView x, Stream& stream) {
-  add_elements<<<blocks_for(y.elements()), kThreads, 0, native(stream)>>>(
-      y.as<float>(), x.as<float>(), y.elements());
-  check_launch("add");
+  const bool grouped = in_groups(y, x);
+  launch_early("add", grouped ? add_elements<4> : add_elements<1>,
+               blocks_for(y.elements() / (grouped ? 4 : 1)), kThreads, stream, y.as<float>(),
+               x.as<float>(), y.elements());
 }
 
 void convert(TensorView y, ConstTensorView x, Stream& stream) {
+  const bool grouped = in_groups(y, x);
   with_type(y.dtype(), [&](auto* to) {
     using To = typename TypeOf<decltype(to)>::Type;
     with_type(x.dtype(), [&](auto* from) {
       using From = typename TypeOf<decltype(from)>::Type;
-      convert_elements<<<blocks_for(y.elements()), kThreads, 0, native(stream)>>>(
-          reinterpret_cast<To*>(y.data()), reinterpret_cast<const From*>(x.data()), y.elements());
+      const auto kernel = grouped ? convert_elements<To, From, 4> : convert_elements<To, From, 1>;
+      launch_early("convert", kernel, blocks_for(y.elements() / (grouped ? 4 : 1)), kThreads,
+                   stream, reinterpret_cast<To*>(y.data()), reinterpret_cast<const From*>(x.data()),
+                   y.elements());
     });
   });
-  check_launch("convert");
 }
 
 }  // namespace kvlm::cuda

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <string_view>
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/status.h"
@@ -45,6 +46,38 @@ __device__ inline __nv_bfloat16 store_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+/// kWidth elements side by side as floats; 4 of them lie at a multiple of their size.
+template <int kWidth, class T>
+__device__ inline void load_group(const T* from, float (&to)[kWidth]) {
+  if constexpr (kWidth == 1) {
+    to[0] = load_float(*from);
+  } else if constexpr (sizeof(T) == sizeof(float)) {
+    *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+  } else {
+    alignas(8) T group[4];
+    *reinterpret_cast<uint2*>(group) = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = load_float(group[i]);
+  }
+}
+template <int kWidth, class T>
+__device__ inline void store_group(T* to, const float (&from)[kWidth]) {
+  if constexpr (kWidth == 1) {
+    *to = store_float<T>(from[0]);
+  } else if constexpr (sizeof(T) == sizeof(float)) {
+    *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+  } else {
+    alignas(8) T group[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) group[i] = store_float<T>(from[i]);
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(group);
+  }
+}
+
+inline bool is_aligned(const void* p, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+}
+
 /// Calls `body` with a null pointer of the device's own type for `dtype`.
 template <class Body>
 void with_type(DType dtype, const Body& body) {
@@ -77,6 +110,38 @@ __device__ inline float warp_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
   }
   return x;
+}
+
+/// Lets kernels that launch_early() queues behind this one start as soon as there is room.
+__device__ inline void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/// Waits until all that was queued earlier is done and seen. In a kernel of launch_early() every
+/// thread calls it before it reads what earlier kernels write, and before it writes.
+__device__ inline void wait_for_earlier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+/// Queues a kernel that may start while the one before it ends, where the GPU can do that; captured
+/// into a graph as well. Throws like check_launch().
+template <class... Params, class... Args>
+void launch_early(std::string_view op, void (*kernel)(Params...), dim3 grid, int threads,
+                  Stream& stream, Args... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = native(stream);
+  config.attrs = &early;
+  config.numAttrs = stream.queue().overlaps_kernels() ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
 }
 
 }  // namespace kvlm::cuda

@@ -193,6 +193,7 @@ struct Queue::State {
 
   int index;
   int multiprocessors = 0;
+  int generation = 0;  // the major number of the compute capability
   bool recording = false;
   uint64_t memory_version = 0;
   cudaStream_t stream = nullptr;
@@ -206,6 +207,8 @@ Queue::Queue(int index) : state_(std::make_unique<State>(index)) {
   check(cudaStreamCreateWithFlags(&state_->stream, cudaStreamNonBlocking), "cudaStreamCreate");
   check(cudaDeviceGetAttribute(&state_->multiprocessors, cudaDevAttrMultiProcessorCount, index),
         "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&state_->generation, cudaDevAttrComputeCapabilityMajor, index),
+        "cudaDeviceGetAttribute");
   for (cudaEvent_t& event : state_->ring.left) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   }
@@ -217,6 +220,8 @@ Queue::~Queue() = default;
 void* Queue::native() const noexcept { return state_->stream; }
 
 int Queue::multiprocessors() const noexcept { return state_->multiprocessors; }
+
+bool Queue::overlaps_kernels() const noexcept { return state_->generation >= 9; }
 
 std::byte* Queue::scratch(int slot, size_t bytes) {
   Buffer& buffer = state_->scratch[static_cast<size_t>(slot)];

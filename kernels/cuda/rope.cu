@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rope.h"
 
@@ -5,34 +7,76 @@ namespace kvlm::cuda {
 
 namespace {
 
-__global__ void rotate_rows(float* x, const float* cos, const float* sin, int heads, int head_dim,
-                            int half, int64_t pairs) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= pairs) return;
-  const auto channel = static_cast<int>(i % half);
-  const int64_t head = i / half;  // of all rows
-  const int64_t row = head / heads;
-  float* low = x + head * head_dim + channel;
+constexpr int kThreads = 256;
+constexpr int kMostParts = 4;
+
+/// Heads of one row, of several tensors.
+struct Parts {
+  float* x[kMostParts];
+  int heads[kMostParts];
+};
+
+/// Part of row blockIdx.x: kWidth pairs of channels a thread.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    rotate_rows(Parts parts, const float* cos, const float* sin, int head_dim, int half) {
+  let_next_start();
+  wait_for_earlier();
+  const int64_t row = blockIdx.x;
+  const int groups = half / kWidth;
+  const int i = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  int head = i / groups;
+  int part = 0;
+  while (part < kMostParts && head >= parts.heads[part]) head -= parts.heads[part++];
+  if (part == kMostParts) return;
+  const int channel = i % groups * kWidth;
+  float* low = parts.x[part] + (row * parts.heads[part] + head) * head_dim + channel;
   float* high = low + half;
-  const float c = cos[row * half + channel];
-  const float s = sin[row * half + channel];
-  const float a = *low;
-  const float b = *high;
-  *low = a * c - b * s;
-  *high = b * c + a * s;
+  float a[kWidth], b[kWidth], c[kWidth], s[kWidth];
+  load_group(low, a);
+  load_group(high, b);
+  load_group(cos + row * half + channel, c);
+  load_group(sin + row * half + channel, s);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float turned = a[j] * c[j] - b[j] * s[j];
+    b[j] = b[j] * c[j] + a[j] * s[j];
+    a[j] = turned;
+  }
+  store_group(low, a);
+  store_group(high, b);
 }
 
 }  // namespace
 
-void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream) {
-  constexpr int kThreads = 256;
+void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView sin,
+            Stream& stream) {
   const auto half = static_cast<int>(cos.shape()[1]);
-  const int64_t pairs = x.shape()[0] * x.shape()[1] * half;
-  if (pairs == 0) return;
-  rotate_rows<<<static_cast<unsigned>(ceil_div(pairs, kThreads)), kThreads, 0, native(stream)>>>(
-      x.as<float>(), cos.as<float>(), sin.as<float>(), static_cast<int>(x.shape()[1]),
-      static_cast<int>(x.shape()[2]), half, pairs);
-  check_launch("rotate");
+  while (!xs.empty()) {
+    // Tensors of one launch, of equal head_dim.
+    const auto head_dim = static_cast<int>(xs[0].shape()[2]);
+    Parts parts{};
+    int heads = 0;
+    size_t count = 0;
+    bool grouped = half % 4 == 0 && head_dim % 4 == 0 && is_aligned(cos.data(), 16) &&
+                   is_aligned(sin.data(), 16);
+    for (; count < std::min<size_t>(xs.size(), kMostParts); ++count) {
+      const TensorView& x = xs[count];
+      if (x.shape()[2] != head_dim) break;
+      parts.x[count] = x.as<float>();
+      parts.heads[count] = x.elements() == 0 ? 0 : static_cast<int>(x.shape()[1]);
+      heads += parts.heads[count];
+      grouped = grouped && is_aligned(x.data(), 16);
+    }
+    const int64_t threads = int64_t{heads} * half / (grouped ? 4 : 1);
+    const dim3 grid(static_cast<unsigned>(cos.shape()[0]),
+                    static_cast<unsigned>(ceil_div(threads, kThreads)));
+    if (threads > 0) {
+      launch_early("rotate", grouped ? rotate_rows<4> : rotate_rows<1>, grid, kThreads, stream,
+                   parts, cos.as<float>(), sin.as<float>(), head_dim, half);
+    }
+    xs = xs.subspan(count);
+  }
 }
 
 }  // namespace kvlm::cuda

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
 
@@ -7,6 +9,7 @@
 // links no_cuda/rope.cpp instead, which throws Error{kUnsupported}.
 namespace kvlm::cuda {
 
-void rotate(TensorView x, ConstTensorView cos, ConstTensorView sin, Stream& stream);
+void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView sin,
+            Stream& stream);
 
 }  // namespace kvlm::cuda

@@ -15,6 +15,8 @@ struct Destinations {
 template <class T>
 __global__ void store(Destinations destinations, const float* x, int heads, int first_head,
                       int count, int head_dim, int64_t rows) {
+  let_next_start();
+  wait_for_earlier();
   const int64_t elements = rows * count * head_dim;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elements;
@@ -46,10 +48,9 @@ void store_rows(std::span<const RowDestination> destinations, DType dtype, Const
         static_cast<unsigned>(std::min<int64_t>(ceil_div(rows * count * head_dim, kThreads), 4096));
     with_type(dtype, [&](auto* type) {
       using T = typename TypeOf<decltype(type)>::Type;
-      store<T><<<blocks, kThreads, 0, native(stream)>>>(to, x.as<float>(), heads, first, count,
-                                                        head_dim, rows);
+      launch_early("store_rows", store<T>, blocks, kThreads, stream, to, x.as<float>(), heads,
+                   first, count, head_dim, rows);
     });
-    check_launch("store_rows");
   }
 }
 

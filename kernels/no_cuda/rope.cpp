@@ -4,6 +4,8 @@
 
 namespace kvlm::cuda {
 
-void rotate(TensorView, ConstTensorView, ConstTensorView, Stream&) { refuse("rotate"); }
+void rotate(std::span<const TensorView>, ConstTensorView, ConstTensorView, Stream&) {
+  refuse("rotate");
+}
 
 }  // namespace kvlm::cuda
