@@ -6,26 +6,39 @@
 
 namespace kvlm {
 
-void activate(TensorView x, Activation activation, Stream& stream) {
-  check::activation("activate", "x", x);
-  check::on_stream("activate", "x", x, stream);
-  if (x.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::activate(x, activation, stream);
-  cpu::activate(x, activation, stream);
+namespace {
+
+void check_elements(std::string_view op, std::string_view name, const TensorView& y,
+                    const ConstTensorView& x, Stream& stream) {
+  check::dtype(op, name, x, DType::kF32);
+  check::shape(op, "y", y, x.shape(), "the shape of the values");
+  check::activation(op, "y", y);
+  check::on_stream(op, name, x, stream);
+  check::on_stream(op, "y", y, stream);
+  if (y.dtype() != x.dtype() || y.data() != x.data()) check::disjoint(op, "y", y, name, x);
 }
 
-void activate_gate(TensorView gate, ConstTensorView up, Activation activation, Stream& stream) {
+}  // namespace
+
+void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream) {
+  check_elements("activate", "x", y, x, stream);
+  if (x.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::activate(y, x, activation, stream);
+  cpu::activate(y, x, activation, stream);
+}
+
+void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activation activation,
+                   Stream& stream) {
   constexpr std::string_view kOp = "activate_gate";
+  check_elements(kOp, "gate", y, gate, stream);
   check::shape(kOp, "up", up, gate.shape(), "the shape of gate");
-  check::activation(kOp, "gate", gate);
-  check::dtype(kOp, "up", up, gate.dtype());
-  check::on_stream(kOp, "gate", gate, stream);
+  check::dtype(kOp, "up", up, DType::kF32);
   check::on_stream(kOp, "up", up, stream);
   if (gate.elements() == 0) return;
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::activate_gate(gate, up, activation, stream);
+    return cuda::activate_gate(y, gate, up, activation, stream);
   }
-  cpu::activate_gate(gate, up, activation, stream);
+  cpu::activate_gate(y, gate, up, activation, stream);
 }
 
 }  // namespace kvlm

@@ -11,17 +11,22 @@ enum class Activation : uint8_t {
   kSilu,       ///< x * sigmoid(x)
 };
 
-/// x = activation(x), element by element, in place, to 2 ulp-ish of the float formula (relative
-/// 1e-6).
+/// y = activation(x), element by element, to 2 ulp-ish of the float formula (relative 1e-6).
 ///
-///   x  any shape, f32 (CUDA also f16 | bf16)
-void activate(TensorView x, Activation activation, Stream& stream);
-
-/// gate = activation(gate) * up, element by element, in place.
-///
-///   gate, up  equal shape, f32 (CUDA also f16 | bf16)
+///   x  any shape, f32
+///   y  the same shape, f32 (CUDA also f16 | bf16, rounded to nearest even); may be x if f32
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
-void activate_gate(TensorView gate, ConstTensorView up, Activation activation, Stream& stream);
+void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream);
+
+/// y = activation(gate) * up, element by element.
+///
+///   gate, up  equal shape, f32
+///   y         the same shape, f32 (CUDA also f16 | bf16, rounded to nearest even); may be gate if
+///             f32, and may overlap no operand otherwise
+///
+/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
+void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activation activation,
+                   Stream& stream);
 
 }  // namespace kvlm

@@ -12,10 +12,11 @@ void check_rows(std::string_view op, const TensorView& y, const ConstTensorView&
                 Stream& stream) {
   check::rank(op, "x", x, 2, "(rows, dim)");
   check::shape(op, "y", y, x.shape(), "the shape of x");
-  check::activation(op, "x", x);
-  check::dtype(op, "y", y, x.dtype());
+  check::dtype(op, "x", x, DType::kF32);
+  check::activation(op, "y", y);
   check::on_stream(op, "x", x, stream);
   check::on_stream(op, "y", y, stream);
+  if (y.dtype() != x.dtype()) check::disjoint(op, "y", y, "x", x);
 }
 
 void check_vector(std::string_view op, std::string_view name, const ConstTensorView& vector,

@@ -6,7 +6,8 @@ namespace kvlm {
 
 /// y[r,:] = x[r,:] * weight / sqrt(mean(x[r,:]^2) + eps), accumulated in float.
 ///
-///   x, y    (rows, dim)  f32 (CUDA also f16 | bf16); y may alias x
+///   x       (rows, dim)  f32
+///   y       (rows, dim)  f32 (CUDA also f16 | bf16, rounded to nearest even); may be x if f32
 ///   weight  (dim,)       f32
 ///   eps     added to the mean square, unitless
 ///
@@ -17,8 +18,9 @@ void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps
 /// y[r,:] = (x[r,:] - mean) / sqrt(var + eps) * weight + bias, biased variance, accumulated in
 /// float.
 ///
-///   x, y          (rows, dim)  f32 (CUDA also f16 | bf16); y may alias x
-///   weight, bias  (dim,)       f32
+///   x             (rows, dim)  f32
+///   y             (rows, dim)  f32 (CUDA also f16 | bf16, rounded to nearest even); may be x if
+///   f32 weight, bias  (dim,)       f32
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
 /// Source: Ba, Kiros & Hinton 2016, "Layer Normalization".

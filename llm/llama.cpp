@@ -220,7 +220,7 @@ void Llama::mlp_block(const Layer& layer, TensorView x, TensorView normed, Strea
   const LinearPart both[] = {{gate, layer.gate.weight, layer.gate.bias},
                              {up, layer.up.weight, layer.up.bias}};
   linears(both, normed, stream);
-  activate_gate(gate, up, Activation::kSilu, stream);
+  activate_gate(gate, gate, up, Activation::kSilu, stream);
   linear(x, gate, layer.down.weight, layer.down.bias, /*add=*/true, stream);
 }
 

@@ -184,7 +184,7 @@ void ClipVit::run(const Layer& layer, Stream& stream) {
 
   layer_norm(normed_, x_, layer.norm2.weight, layer.norm2.bias, config_.eps, stream);
   linear(inner_, normed_, layer.fc1.weight, layer.fc1.bias, false, stream);
-  activate(inner_, config_.activation, stream);
+  activate(inner_, inner_, config_.activation, stream);
   linear(x_, inner_, layer.fc2.weight, layer.fc2.bias, /*add=*/true, stream);
 }
 

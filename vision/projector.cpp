@@ -24,7 +24,7 @@ Tensor MlpProjector::project(ConstTensorView features, Stream& stream) const {
   Tensor inner(DType::kF32, {rows, width}, stream.device());
   Tensor out(DType::kF32, {rows, width}, stream.device());
   linear(inner, features, weight1_, bias1_, false, stream);
-  activate(inner, activation_, stream);
+  activate(inner, inner, activation_, stream);
   linear(out, inner, weight2_, bias2_, false, stream);
   return out;
 }

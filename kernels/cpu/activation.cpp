@@ -76,56 +76,57 @@ struct Gelu {
 };
 
 template <class F>
-HWY_INLINE void apply(float* x, size_t count, const F& f) {
+HWY_INLINE void apply(float* y, const float* x, size_t count, const F& f) {
   const D d;
   size_t i = 0;
   for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
-    hn::StoreU(f(hn::LoadU(d, x + i)), d, x + i);
+    hn::StoreU(f(hn::LoadU(d, x + i)), d, y + i);
   }
   if (i == count) return;
   float last[hn::MaxLanes(d)] = {};
   for (size_t j = i; j < count; ++j) last[j - i] = x[j];
   hn::StoreU(f(hn::LoadU(d, last)), d, last);
-  for (size_t j = i; j < count; ++j) x[j] = last[j - i];
+  for (size_t j = i; j < count; ++j) y[j] = last[j - i];
 }
 
 template <class F>
-HWY_INLINE void apply_gate(float* gate, const float* up, size_t count, const F& f) {
+HWY_INLINE void apply_gate(float* y, const float* gate, const float* up, size_t count, const F& f) {
   const D d;
   size_t i = 0;
   for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
-    hn::StoreU(hn::Mul(f(hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, gate + i);
+    hn::StoreU(hn::Mul(f(hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, y + i);
   }
   if (i == count) return;
   float last[hn::MaxLanes(d)] = {};
   for (size_t j = i; j < count; ++j) last[j - i] = gate[j];
   hn::StoreU(f(hn::LoadU(d, last)), d, last);
-  for (size_t j = i; j < count; ++j) gate[j] = last[j - i] * up[j];
+  for (size_t j = i; j < count; ++j) y[j] = last[j - i] * up[j];
 }
 
-void activate_span(float* x, size_t count, Activation activation) {
+void activate_span(float* y, const float* x, size_t count, Activation activation) {
   switch (activation) {
     case Activation::kQuickGelu:
-      return apply(x, count, QuickGelu());
+      return apply(y, x, count, QuickGelu());
     case Activation::kGelu:
-      return apply(x, count, Gelu());
+      return apply(y, x, count, Gelu());
     case Activation::kGeluTanh:
-      return apply(x, count, GeluTanh());
+      return apply(y, x, count, GeluTanh());
     case Activation::kSilu:
-      return apply(x, count, Silu());
+      return apply(y, x, count, Silu());
   }
 }
 
-void activate_gate_span(float* gate, const float* up, size_t count, Activation activation) {
+void activate_gate_span(float* y, const float* gate, const float* up, size_t count,
+                        Activation activation) {
   switch (activation) {
     case Activation::kQuickGelu:
-      return apply_gate(gate, up, count, QuickGelu());
+      return apply_gate(y, gate, up, count, QuickGelu());
     case Activation::kGelu:
-      return apply_gate(gate, up, count, Gelu());
+      return apply_gate(y, gate, up, count, Gelu());
     case Activation::kGeluTanh:
-      return apply_gate(gate, up, count, GeluTanh());
+      return apply_gate(y, gate, up, count, GeluTanh());
     case Activation::kSilu:
-      return apply_gate(gate, up, count, Silu());
+      return apply_gate(y, gate, up, count, Silu());
   }
 }
 
@@ -138,18 +139,21 @@ namespace kvlm::cpu {
 HWY_EXPORT(activate_span);
 HWY_EXPORT(activate_gate_span);
 
-void activate(TensorView x, Activation activation, Stream& stream) {
+void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream) {
   constexpr size_t kCost = 2;  // elements of an addition that one activation is worth
   for_blocks(stream, static_cast<size_t>(x.elements()), kCost, [&](size_t begin, size_t end) {
-    HWY_DYNAMIC_DISPATCH(activate_span)(x.as<float>() + begin, end - begin, activation);
+    HWY_DYNAMIC_DISPATCH(activate_span)
+    (y.as<float>() + begin, x.as<float>() + begin, end - begin, activation);
   });
 }
 
-void activate_gate(TensorView gate, ConstTensorView up, Activation activation, Stream& stream) {
+void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activation activation,
+                   Stream& stream) {
   constexpr size_t kCost = 2;
   for_blocks(stream, static_cast<size_t>(gate.elements()), kCost, [&](size_t begin, size_t end) {
     HWY_DYNAMIC_DISPATCH(activate_gate_span)
-    (gate.as<float>() + begin, up.as<float>() + begin, end - begin, activation);
+    (y.as<float>() + begin, gate.as<float>() + begin, up.as<float>() + begin, end - begin,
+     activation);
   });
 }
 

@@ -6,8 +6,9 @@
 // The CPU's implementation of kernels/activation.h, which has checked the arguments.
 namespace kvlm::cpu {
 
-void activate(TensorView x, Activation activation, Stream& stream);
+void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream);
 
-void activate_gate(TensorView gate, ConstTensorView up, Activation activation, Stream& stream);
+void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activation activation,
+                   Stream& stream);
 
 }  // namespace kvlm::cpu

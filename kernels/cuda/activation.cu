@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/launch.cuh"
 
@@ -9,58 +10,67 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-template <Activation kKind>
-__device__ float apply(float x) {
-  if constexpr (kKind == Activation::kQuickGelu) return x * sigmoid(1.702f * x);
-  if constexpr (kKind == Activation::kGelu) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-  if constexpr (kKind == Activation::kGeluTanh) {
-    return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-  }
-  return x * sigmoid(x);
-}
-
-/// x = activation(x), times `up` where there is one.
-template <Activation kKind>
-__global__ void activate_elements(float* x, const float* up, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+/// y = activation(x), times `up` where there is one; kWidth elements at a time.
+template <Activation kKind, class T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    activate_elements(T* y, const float* x, const float* up, int64_t count) {
+  let_next_start();
+  wait_for_earlier();
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kWidth;
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kWidth; i < count;
        i += step) {
-    const float y = apply<kKind>(x[i]);
-    x[i] = up != nullptr ? y * up[i] : y;
+    float values[kWidth];
+    load_group(x + i, values);
+#pragma unroll
+    for (float& value : values) value = activated<kKind>(value);
+    if (up != nullptr) {
+      float factors[kWidth];
+      load_group(up + i, factors);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] *= factors[j];
+    }
+    store_group(y + i, values);
   }
 }
 
 template <Activation kKind>
-void launch(float* x, const float* up, int64_t count, Stream& stream) {
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(count, kThreads), 8192));
-  activate_elements<kKind><<<blocks, kThreads, 0, native(stream)>>>(x, up, count);
-  check_launch("activate");
+void launch(TensorView y, ConstTensorView x, const float* up, Stream& stream) {
+  const int64_t count = x.elements();
+  const bool grouped =
+      count % 4 == 0 && is_aligned(x.data(), 16) && is_aligned(y.data(), 16) && is_aligned(up, 16);
+  const int64_t blocks = ceil_div(count, kThreads * (grouped ? 4 : 1));
+  with_type(y.dtype(), [&](auto* type) {
+    using T = typename TypeOf<decltype(type)>::Type;
+    const auto kernel = grouped ? activate_elements<kKind, T, 4> : activate_elements<kKind, T, 1>;
+    launch_early("activate", kernel, static_cast<unsigned>(std::min<int64_t>(blocks, 8192)),
+                 kThreads, stream, reinterpret_cast<T*>(y.data()), x.as<float>(), up, count);
+  });
 }
 
-void launch(Activation activation, float* x, const float* up, int64_t count, Stream& stream) {
-  if (count == 0) return;
+void launch(Activation activation, TensorView y, ConstTensorView x, const float* up,
+            Stream& stream) {
+  if (x.elements() == 0) return;
   switch (activation) {
     case Activation::kQuickGelu:
-      return launch<Activation::kQuickGelu>(x, up, count, stream);
+      return launch<Activation::kQuickGelu>(y, x, up, stream);
     case Activation::kGelu:
-      return launch<Activation::kGelu>(x, up, count, stream);
+      return launch<Activation::kGelu>(y, x, up, stream);
     case Activation::kGeluTanh:
-      return launch<Activation::kGeluTanh>(x, up, count, stream);
+      return launch<Activation::kGeluTanh>(y, x, up, stream);
     case Activation::kSilu:
-      return launch<Activation::kSilu>(x, up, count, stream);
+      return launch<Activation::kSilu>(y, x, up, stream);
   }
 }
 
 }  // namespace
 
-void activate(TensorView x, Activation activation, Stream& stream) {
-  launch(activation, x.as<float>(), nullptr, x.elements(), stream);
+void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream) {
+  launch(activation, y, x, nullptr, stream);
 }
 
-void activate_gate(TensorView gate, ConstTensorView up, Activation activation, Stream& stream) {
-  launch(activation, gate.as<float>(), up.as<float>(), gate.elements(), stream);
+void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activation activation,
+                   Stream& stream) {
+  launch(activation, y, gate, up.as<float>(), stream);
 }
 
 }  // namespace kvlm::cuda

@@ -7,8 +7,9 @@
 // CUDA links no_cuda/activation.cpp instead, which throws Error{kUnsupported}.
 namespace kvlm::cuda {
 
-void activate(TensorView x, Activation activation, Stream& stream);
+void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream);
 
-void activate_gate(TensorView gate, ConstTensorView up, Activation activation, Stream& stream);
+void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activation activation,
+                   Stream& stream);
 
 }  // namespace kvlm::cuda

@@ -4,8 +4,10 @@
 
 namespace kvlm::cuda {
 
-void activate(TensorView, Activation, Stream&) { refuse("activate"); }
+void activate(TensorView, ConstTensorView, Activation, Stream&) { refuse("activate"); }
 
-void activate_gate(TensorView, ConstTensorView, Activation, Stream&) { refuse("activate_gate"); }
+void activate_gate(TensorView, ConstTensorView, ConstTensorView, Activation, Stream&) {
+  refuse("activate_gate");
+}
 
 }  // namespace kvlm::cuda

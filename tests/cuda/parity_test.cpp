@@ -114,11 +114,11 @@ TEST_F(Cuda, NormsActivationsAndElements) {
            {Activation::kQuickGelu, Activation::kGelu, Activation::kGeluTanh, Activation::kSilu}) {
         copy(y, x, cpu_);
         copy(gpu_y, gpu_x, *gpu_);
-        activate(y, kind, cpu_);
-        activate(gpu_y, kind, *gpu_);
+        activate(y, y, kind, cpu_);
+        activate(gpu_y, gpu_y, kind, *gpu_);
         EXPECT_LE(error(gpu_y, y), 4e-6);
-        activate_gate(y, x, kind, cpu_);
-        activate_gate(gpu_y, gpu_x, kind, *gpu_);
+        activate_gate(y, y, x, kind, cpu_);
+        activate_gate(gpu_y, gpu_y, gpu_x, kind, *gpu_);
         EXPECT_LE(error(gpu_y, y), 4e-6);
       }
     }

@@ -35,7 +35,7 @@ TEST(Activate, EqualsTheFormulaInBothTails) {
   for (const Activation activation : kAll) {
     const Shape shape{static_cast<int64_t>(values.size())};
     Tensor x = make_tensor(DType::kF32, shape, values);
-    activate(x, activation, stream);
+    activate(x, x, activation, stream);
     double worst = 0;
     double worst_at = 0;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -64,7 +64,7 @@ TEST(Activate, EqualsTheFormulaForEveryLength) {
     for (int64_t count = 1; count <= 70; ++count) {
       std::vector<float> values = testing::normal_values(static_cast<size_t>(count) + 1, 8);
       Tensor x = make_tensor(DType::kF32, {count + 1}, values);
-      activate(x.view().slice(0, count), activation, stream);
+      activate(x.view().slice(0, count), x.view().slice(0, count), activation, stream);
       for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
         const double want = reference::activation(static_cast<double>(values[i]), activation);
         EXPECT_NEAR(static_cast<double>(x.as<float>()[i]), want, 1e-6 * std::abs(want) + 1e-12);
@@ -86,7 +86,7 @@ TEST(Activate, KeepsNanAndTheLimits) {
       const float kinds[] = {kNan, kInf, 3e38f, -3e38f};
       for (size_t i = 0; i < values.size(); ++i) values[i] = kinds[i % 4];
       Tensor x = make_tensor(DType::kF32, {count * 4}, values);
-      activate(x, activation, stream);
+      activate(x, x, activation, stream);
       for (size_t i = 0; i < values.size(); i += 4) {
         EXPECT_TRUE(std::isnan(x.as<float>()[i]));
         EXPECT_EQ(x.as<float>()[i + 1], kInf);
@@ -106,7 +106,7 @@ TEST(ActivateGate, MultipliesByTheOtherBranch) {
       const Tensor up = normal_tensor(DType::kF32, {3, dim}, 10);
       const auto before = values_of(gate.view());
       const auto factor = values_of(up);
-      activate_gate(gate, up, activation, stream);
+      activate_gate(gate, gate, up, activation, stream);
       for (size_t i = 0; i < before.size(); ++i) {
         const double want = reference::activation(before[i], activation) * factor[i];
         ASSERT_NEAR(static_cast<double>(gate.as<float>()[i]), want, 2e-6 * std::abs(want) + 1e-12);
@@ -123,13 +123,23 @@ TEST(Activate, SaysWhatDoesNotFit) {
       message_of(
           ErrorCode::kInvalidArgument,
           [&] {
-            activate_gate(x, normal_tensor(DType::kF32, {2, 9}, 1), Activation::kSilu, stream);
+            activate_gate(x, x, normal_tensor(DType::kF32, {2, 9}, 1), Activation::kSilu, stream);
           }),
       HasSubstr("activate_gate: up has shape (2, 9), expected (2, 8)"));
-  Tensor half(DType::kF16, {4});
-  EXPECT_THAT(
-      message_of(ErrorCode::kInvalidArgument, [&] { activate(half, Activation::kGelu, stream); }),
-      HasSubstr("x holds f16, but activations on cpu are f32"));
+  Tensor half(DType::kF16, {2, 8});
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
+                         [&] { activate(half, half, Activation::kGelu, stream); }),
+              HasSubstr("activate: x holds f16, expected f32"));
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
+                         [&] { activate_gate(half, x, x, Activation::kGelu, stream); }),
+              HasSubstr("activate_gate: y holds f16, but activations on cpu are f32"));
+  Tensor long_x = normal_tensor(DType::kF32, {3, 8}, 1);
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
+                         [&] {
+                           activate(long_x.view().slice(1, 2), long_x.view().slice(0, 2),
+                                    Activation::kGelu, stream);
+                         }),
+              HasSubstr("activate: y and x overlap"));
 }
 
 }  // namespace

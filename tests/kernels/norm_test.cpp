@@ -104,6 +104,9 @@ TEST(Norm, SaysWhatDoesNotFit) {
               HasSubstr("weight holds f16"));
   EXPECT_THAT(message_of(code, [&] { rms_norm(y.view().slice(0, 1), x, weight, 1e-5f, stream); }),
               HasSubstr("y has shape (1, 8)"));
+  Tensor half(DType::kF16, {2, 8});
+  EXPECT_THAT(message_of(code, [&] { rms_norm(half, x, weight, 1e-5f, stream); }),
+              HasSubstr("rms_norm: y holds f16, but activations on cpu are f32"));
   EXPECT_THAT(message_of(code, [&] { layer_norm(y, x, weight, {}, 1e-5f, stream); }),
               HasSubstr("layer_norm: bias has shape ()"));
 }
