@@ -21,7 +21,7 @@ void check_linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTenso
   check::shape(kOp, "w", w, {out, in}, "(out, in) for the rows of x");
   check::shape(kOp, "y", y, {rows, out}, "(rows, out) of x and w");
   check::activation(kOp, "x", x);
-  check::dtype(kOp, "y", y, x.dtype());
+  check::dtype(kOp, "y", y, DType::kF32);
   check::floating(kOp, "w", w);
   check::on_stream(kOp, "x", x, stream);
   check::on_stream(kOp, "w", w, stream);
@@ -50,6 +50,30 @@ void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& strea
     return cuda::linears(parts, x, stream);
   }
   for (const LinearPart& part : parts) linear(part.y, x, part.w, part.bias, false, stream);
+}
+
+DType operand_dtype(ConstTensorView w, int64_t rows) {
+  return w.device().kind == DeviceKind::kCuda ? cuda::operand_dtype(w, rows) : DType::kF32;
+}
+
+void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+                   Activation activation, ConstTensorView x, Stream& stream) {
+  constexpr std::string_view kOp = "gated_linears";
+  for (const LinearPart* part : {&gate, &up}) {
+    check_linear(part->y, x, part->w, part->bias, stream);
+  }
+  check::shape(kOp, "up.w", up.w, gate.w.shape(), "the shape of gate.w");
+  check::shape(kOp, "y", y, gate.y.shape(), "the shape of gate.y");
+  check::activation(kOp, "y", y);
+  check::on_stream(kOp, "y", y, stream);
+  check::disjoint(kOp, "y", y, "x", x);
+  check::disjoint(kOp, "y", y, "up.y", up.y);
+  if (y.elements() > 0 && stream.device().kind == DeviceKind::kCuda) {
+    return cuda::gated_linears(y, gate, up, activation, x, stream);
+  }
+  const LinearPart both[] = {gate, up};
+  linears(both, x, stream);
+  activate_gate(y, gate.y, up.y, activation, stream);
 }
 
 }  // namespace kvlm

@@ -2,16 +2,20 @@
 
 #include <span>
 
+#include "kernels/activation.h"
 #include "kernels/base/tensor.h"
 
 namespace kvlm {
 
 /// y[r,:] = x[r,:] * W^T + bias   or, with add, y[r,:] += x[r,:] * W^T + bias.
 ///
-///   x     (rows, in)    f32 (CUDA also f16 | bf16, as y)
+///   x     (rows, in)    f32 (CUDA also f16 | bf16; operand_dtype() is taken as it is)
 ///   w     (out, in)     f32 | f16 | bf16, read in its own format, accumulated in f32
 ///   bias  (out,)        f32; may be empty()
-///   y     (rows, out)   as x; may not alias x
+///   y     (rows, out)   f32; may not alias x
+///
+/// On CUDA w and bias may be read before what is queued ahead is done, so only copies, or work that
+/// the host has waited for, may have written them.
 ///
 /// A row of y depends on its row of x alone, bit for bit: not on `rows` while rows <=
 /// kMaxDecodeRows, and never on the number of threads. Asynchronous on CUDA.
@@ -28,6 +32,22 @@ struct LinearPart {
 
 /// linear() of every part, without add: the same bits, in fewer passes over x and fewer launches.
 void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
+
+/// The dtype in which linear() takes `rows` rows of x for `w` as they are: on CUDA that of w where
+/// many rows are multiplied in it, otherwise f32. Rows that are rounded to it beforehand give the
+/// bits that f32 rows give.
+DType operand_dtype(ConstTensorView w, int64_t rows);
+
+/// y = activation(gate.y) * up.y of two products of the same x. On CUDA a few rows take one launch.
+///
+///   x         (rows, in)   as linear()
+///   gate, up  equal sizes; their y are workspace, (rows, out) f32: the contents are lost
+///   y         (rows, out)  f32 (CUDA also f16 | bf16, rounded to nearest even); may be gate.y, and
+///             may overlap no operand otherwise
+///
+/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
+void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+                   Activation activation, ConstTensorView x, Stream& stream);
 
 /// Up to this many rows `linear` streams the weights once and computes each row as it would alone;
 /// above it uses the library's matrix product.

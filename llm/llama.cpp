@@ -35,24 +35,24 @@ class RowBuffer {
  public:
   /// Sets `moved` whenever its rows move.
   RowBuffer(Device device, bool& moved) : device_(device), moved_(&moved) {}
-  TensorView rows(int64_t count, Shape row) {
-    if (count * row.elements() > capacity_) {
+  TensorView rows(int64_t count, Shape row, DType dtype = DType::kF32) {
+    const int64_t bytes = count * row.elements() * static_cast<int64_t>(dtype_bytes(dtype));
+    if (bytes > capacity_) {
       *moved_ = true;
       capacity_ = 0;  // as long as there may be no memory for more
       tensor_ = Tensor();
-      tensor_ = Tensor(DType::kF32, {count * row.elements()}, device_);
-      capacity_ = count * row.elements();
+      tensor_ = Tensor(DType::kU8, {bytes}, device_);
+      capacity_ = bytes;
     }
-    float* data = tensor_.as<float>();
     const Shape shape = row.rank() == 1 ? Shape{count, row[0]} : Shape{count, row[0], row[1]};
-    return {data, DType::kF32, shape, device_};
+    return {tensor_.view().data(), dtype, shape, device_};
   }
 
  private:
   Device device_;
   bool* moved_;
   Tensor tensor_;
-  int64_t capacity_ = 0;
+  int64_t capacity_ = 0;  // bytes
 };
 
 class Llama final : public Decoder {
@@ -80,14 +80,17 @@ class Llama final : public Decoder {
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
   void fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin,
                    Stream& stream);
-  void attention_block(int index, bool generates, TensorView x, TensorView normed,
-                       ConstTensorView cos, ConstTensorView sin, KvCache& cache, Stream& stream);
+  /// rms_norm() of x, in the dtype in which a product with `product` takes it.
+  ConstTensorView normed(ConstTensorView x, ConstTensorView norm, ConstTensorView product,
+                         Stream& stream);
+  void attention_block(int index, bool generates, TensorView x, ConstTensorView cos,
+                       ConstTensorView sin, KvCache& cache, Stream& stream);
   TensorView layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
                     KvCache& cache, Stream& stream, const Tap& tap);
   TensorView repeated_layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
                              KvCache& cache, Stream& stream);
-  void mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream);
-  TensorView head(const DecoderStep& step, TensorView normed, Stream& stream);
+  void mlp_block(const Layer& layer, TensorView x, Stream& stream);
+  TensorView head(const DecoderStep& step, TensorView x, Stream& stream);
 
   LlamaConfig config_;
   RopeAngles angles_;
@@ -103,6 +106,7 @@ class Llama final : public Decoder {
   bool moved_ = false;  // a buffer has
   RowBuffer normed_{device_, moved_}, q_{device_, moved_}, k_{device_, moved_}, v_{device_, moved_};
   RowBuffer attended_{device_, moved_}, gate_{device_, moved_}, up_{device_, moved_};
+  RowBuffer gated_{device_, moved_};  // where it cannot take the place of gate_
   RowBuffer cos_{device_, moved_}, sin_{device_, moved_}, last_{device_, moved_};
   RowBuffer logits_{device_, moved_};
   RowBuffer host_cos_{Device{}, moved_}, host_sin_{Device{}, moved_};  // made on the host
@@ -187,9 +191,16 @@ void Llama::fill_angles(std::span<const StepRows> sequences, TensorView cos, Ten
   copy(sin, host_sin, stream);
 }
 
-void Llama::attention_block(int index, bool generates, TensorView x, TensorView normed,
-                            ConstTensorView cos, ConstTensorView sin, KvCache& cache,
-                            Stream& stream) {
+ConstTensorView Llama::normed(ConstTensorView x, ConstTensorView norm, ConstTensorView product,
+                              Stream& stream) {
+  const int64_t rows = x.shape()[0];
+  const TensorView y = normed_.rows(rows, {config_.hidden}, operand_dtype(product, rows));
+  rms_norm(y, x, norm, config_.rms_eps, stream);
+  return y;
+}
+
+void Llama::attention_block(int index, bool generates, TensorView x, ConstTensorView cos,
+                            ConstTensorView sin, KvCache& cache, Stream& stream) {
   const Layer& layer = layers_[static_cast<size_t>(index)];
   const int64_t rows = x.shape()[0];
   const int64_t q_width = int64_t{config_.q_heads} * config_.head_dim;
@@ -201,44 +212,41 @@ void Llama::attention_block(int index, bool generates, TensorView x, TensorView 
   // Where prompts are long, memory is dear; generated rows spare the cache a copy of the queries.
   const TensorView out = generates ? attended_.rows(rows, {config_.q_heads, config_.head_dim}) : q;
 
-  rms_norm(normed, x, layer.input_norm, config_.rms_eps, stream);
   const LinearPart qkv[] = {{q.reshape({rows, q_width}), layer.q.weight, layer.q.bias},
                             {k.reshape({rows, kv_width}), layer.k.weight, layer.k.bias},
                             {v.reshape({rows, kv_width}), layer.v.weight, layer.v.bias}};
-  linears(qkv, normed, stream);
-  rotate(q, cos, sin, stream);
-  rotate(k, cos, sin, stream);
+  linears(qkv, normed(x, layer.input_norm, layer.q.weight, stream), stream);
+  const TensorView turned[] = {q, k};
+  rotate(turned, cos, sin, stream);
   cache.attend(index, q, k, v, out, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);
   linear(x, out.reshape({rows, q_width}), layer.o.weight, layer.o.bias, /*add=*/true, stream);
 }
 
-void Llama::mlp_block(const Layer& layer, TensorView x, TensorView normed, Stream& stream) {
+void Llama::mlp_block(const Layer& layer, TensorView x, Stream& stream) {
   const int64_t rows = x.shape()[0];
-  const TensorView gate = gate_.rows(rows, {config_.intermediate});
-  const TensorView up = up_.rows(rows, {config_.intermediate});
-  rms_norm(normed, x, layer.attention_norm, config_.rms_eps, stream);
-  const LinearPart both[] = {{gate, layer.gate.weight, layer.gate.bias},
-                             {up, layer.up.weight, layer.up.bias}};
-  linears(both, normed, stream);
-  activate_gate(gate, gate, up, Activation::kSilu, stream);
-  linear(x, gate, layer.down.weight, layer.down.bias, /*add=*/true, stream);
+  const Shape width{config_.intermediate};
+  const LinearPart gate{gate_.rows(rows, width), layer.gate.weight, layer.gate.bias};
+  const LinearPart up{up_.rows(rows, width), layer.up.weight, layer.up.bias};
+  const DType dtype = operand_dtype(layer.down.weight, rows);
+  const TensorView gated = dtype == DType::kF32 ? gate.y : gated_.rows(rows, width, dtype);
+  gated_linears(gated, gate, up, Activation::kSilu,
+                normed(x, layer.attention_norm, layer.gate.weight, stream), stream);
+  linear(x, gated, layer.down.weight, layer.down.bias, /*add=*/true, stream);
 }
 
-TensorView Llama::head(const DecoderStep& step, TensorView normed, Stream& stream) {
+TensorView Llama::head(const DecoderStep& step, TensorView x, Stream& stream) {
   const auto sequences = static_cast<int64_t>(step.sequences.size());
-  if (step.all_logits || normed.shape()[0] == sequences) {
-    const TensorView logits = logits_.rows(normed.shape()[0], {config_.vocab_size});
-    linear(logits, normed, lm_head_, {}, false, stream);
-    return logits;
+  TensorView wanted = x;
+  if (!step.all_logits && x.shape()[0] != sequences) {
+    wanted = last_.rows(sequences, {config_.hidden});
+    int64_t row = 0;
+    for (int64_t i = 0; i < sequences; ++i) {
+      row += step.sequences[static_cast<size_t>(i)].rows;
+      convert(wanted.slice(i, 1), x.slice(row - 1, 1), stream);
+    }
   }
-  const TensorView last = last_.rows(sequences, {config_.hidden});
-  int64_t row = 0;
-  for (int64_t i = 0; i < sequences; ++i) {
-    row += step.sequences[static_cast<size_t>(i)].rows;
-    convert(last.slice(i, 1), normed.slice(row - 1, 1), stream);
-  }
-  const TensorView logits = logits_.rows(sequences, {config_.vocab_size});
-  linear(logits, last, lm_head_, {}, false, stream);
+  const TensorView logits = logits_.rows(wanted.shape()[0], {config_.vocab_size});
+  linear(logits, normed(wanted, norm_, lm_head_, stream), lm_head_, {}, false, stream);
   return logits;
 }
 
@@ -284,15 +292,17 @@ TensorView Llama::layers(const DecoderStep& step, ConstTensorView cos, ConstTens
   const TensorView x = step.embeddings;
   const bool generates = std::none_of(step.sequences.begin(), step.sequences.end(),
                                       [](const StepRows& sequence) { return sequence.prompt; });
-  const TensorView normed = normed_.rows(x.shape()[0], {config_.hidden});
   for (int i = 0; i < config_.layers; ++i) {
-    attention_block(i, generates, x, normed, cos, sin, cache, stream);
-    mlp_block(layers_[static_cast<size_t>(i)], x, normed, stream);
+    attention_block(i, generates, x, cos, sin, cache, stream);
+    mlp_block(layers_[static_cast<size_t>(i)], x, stream);
     if (tap) tap(fmt::format("llm.layer.{}", i), x);
   }
-  rms_norm(normed, x, norm_, config_.rms_eps, stream);
-  if (tap) tap("llm.norm", normed);
-  return head(step, normed, stream);
+  if (tap) {
+    const TensorView all = normed_.rows(x.shape()[0], {config_.hidden});
+    rms_norm(all, x, norm_, config_.rms_eps, stream);
+    tap("llm.norm", all);
+  }
+  return head(step, x, stream);
 }
 
 }  // namespace

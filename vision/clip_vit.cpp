@@ -75,11 +75,13 @@ class ClipVit final : public VisionEncoder {
   Affine pre_norm_;
   std::vector<Layer> layers_;
 
-  Tensor patch_rows_;              // (patches, 3 * patch * patch), cut on the host
-  Tensor placed_rows_;             // the same on the model's device, where that is another
-  Tensor x_, normed_, q_, k_, v_;  // (patches + 1, hidden)
-  Tensor inner_;                   // (patches + 1, intermediate)
-  Tensor features_;                // (tokens, width)
+  Tensor patch_rows_;     // (patches, 3 * patch * patch), cut on the host
+  Tensor placed_rows_;    // the same on the model's device, where that is another
+  Tensor x_, q_, k_, v_;  // (patches + 1, hidden)
+  Tensor normed_;         // the same, as products take it
+  Tensor inner_;          // (patches + 1, intermediate)
+  Tensor activated_;      // the same, where products do not take f32
+  Tensor features_;       // (tokens, width)
 };
 
 Affine ClipVit::take(WeightMap& weights, const std::string& name, Shape shape) {
@@ -143,10 +145,17 @@ ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string
   if (device.kind != DeviceKind::kCpu) {
     placed_rows_ = Tensor(DType::kF32, {patches_, 3 * patch * patch}, device);
   }
-  for (Tensor* tensor : {&x_, &normed_, &q_, &k_, &v_}) {
+  for (Tensor* tensor : {&x_, &q_, &k_, &v_}) {
     *tensor = Tensor(DType::kF32, {rows, hidden}, device);
   }
+  const auto taken_by = [&](const Affine Layer::*affine) {
+    return layers_.empty() ? DType::kF32 : operand_dtype((layers_[0].*affine).weight, rows);
+  };
+  normed_ = Tensor(taken_by(&Layer::q), {rows, hidden}, device);
   inner_ = Tensor(DType::kF32, {rows, config.intermediate}, device);
+  if (const DType dtype = taken_by(&Layer::fc2); dtype != DType::kF32) {
+    activated_ = Tensor(dtype, inner_.shape(), device);
+  }
   features_ = Tensor(DType::kF32, {tokens(), width()}, device);
 }
 
@@ -184,8 +193,9 @@ void ClipVit::run(const Layer& layer, Stream& stream) {
 
   layer_norm(normed_, x_, layer.norm2.weight, layer.norm2.bias, config_.eps, stream);
   linear(inner_, normed_, layer.fc1.weight, layer.fc1.bias, false, stream);
-  activate(inner_, inner_, config_.activation, stream);
-  linear(x_, inner_, layer.fc2.weight, layer.fc2.bias, /*add=*/true, stream);
+  const TensorView activated = activated_.empty() ? inner_.view() : activated_.view();
+  activate(activated, inner_, config_.activation, stream);
+  linear(x_, activated, layer.fc2.weight, layer.fc2.bias, /*add=*/true, stream);
 }
 
 void ClipVit::select(int state, Stream& stream) {

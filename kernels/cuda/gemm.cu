@@ -8,6 +8,8 @@
 #include <tuple>
 
 #include "kernels/base/error.h"
+#include "kernels/cuda/activation.cuh"
+#include "kernels/cuda/activation.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/launch.cuh"
@@ -127,36 +129,31 @@ class Products {
 
 // ------------------------------------------------------------------------------------ a few rows
 
-constexpr int kWarps = 8;
-
-template <class T>
-struct Chunk;
-/// 16 bytes of weights as floats.
-template <>
-struct Chunk<float> {
-  static constexpr int kSize = 4;
-  static __device__ void load(const float* from, float (&to)[4]) {
-    const float4 x = __ldcs(reinterpret_cast<const float4*>(from));
-    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-  }
-};
-template <class T>
-struct HalfChunk {
-  static constexpr int kSize = 8;
-  static __device__ void load(const T* from, float (&to)[8]) {
-    const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from));
-    T halves[8];
-    *reinterpret_cast<uint4*>(halves) = x;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = load_float(halves[i]);
-  }
-};
-template <>
-struct Chunk<__half> : HalfChunk<__half> {};
-template <>
-struct Chunk<__nv_bfloat16> : HalfChunk<__nv_bfloat16> {};
-
 constexpr int kMostParts = 3;
+
+/// How few_rows divides its work.
+struct FewPlan {
+  int columns;  // rows of weights that a warp reads side by side
+  int ahead;    // steps by which it reads ahead
+  int warps;    // of a block
+  int split;    // warps that share their rows of weights
+};
+
+/// As measured on an H100. `split` orders the sums: rows have the same bits in any company.
+constexpr FewPlan few_plan(bool gated) { return gated ? FewPlan{4, 4, 4, 4} : FewPlan{4, 2, 8, 2}; }
+
+template <class T>
+constexpr int kChunk = 16 / sizeof(T);  // weights that are loaded at once
+
+/// 16 bytes of weights, which nobody needs again soon.
+template <class T>
+__device__ uint4 load_chunk(const T* from) {
+  uint4 chunk;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
+               : "l"(from));
+  return chunk;
+}
 
 /// Products of the same x, their outputs side by side.
 template <class T>
@@ -167,72 +164,157 @@ struct FewParts {
   int64_t out[kMostParts];
 };
 
-/// One warp an output: it reads its row of w once for all kRows rows of x.
-template <class T, int kRows>
-__global__ void __launch_bounds__(32 * kWarps)
-    few_rows(FewParts<T> parts, const float* x, int64_t in, bool add) {
-  constexpr int kSize = Chunk<T>::kSize;
+/// The other arguments of few_rows.
+struct FewRows {
+  const float* x;  // (kRows, in)
+  int in;
+  bool add;
+  Activation activation;
+};
+
+/// Outputs of warps that share their rows of weights.
+constexpr int few_outputs(bool gated) { return few_plan(gated).columns / (gated ? 2 : 1); }
+
+/// y = x w^T, or with `add` y += x w^T; kGated: y of the first part becomes activation(first part)
+/// * second part.
+///
+/// Warps read some rows of weights once for all kRows rows of x. The order of a sum does not depend
+/// on kRows. The weights are there from the start, so reading them begins before earlier kernels
+/// have ended.
+template <class T, int kRows, bool kGated>
+__global__ void __launch_bounds__(32 * few_plan(kGated).warps)
+    few_rows(FewParts<T> parts, FewRows args) {
+  constexpr int kColumns = few_plan(kGated).columns;
+  constexpr int kAhead = few_plan(kGated).ahead;
+  constexpr int kWarps = few_plan(kGated).warps;
+  constexpr int kSplit = few_plan(kGated).split;
+  constexpr int kOuts = few_outputs(kGated);
+  constexpr int kSize = kChunk<T>;
+  __shared__ float shared[kWarps][kColumns][kRows];  // the warps' sums
+  let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32);
-  int64_t column = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  int at = 0;
-  while (at + 1 < kMostParts && column >= parts.out[at]) column -= parts.out[at++];
-  const int64_t out = parts.out[at];
-  if (column >= out) return;
-  const T* weights = parts.w[at] + column * in;
-  float* y = parts.y[at];
-  const float* bias = parts.bias[at];
-  float sums[kRows] = {};
-  int64_t i = lane * kSize;
-  constexpr int kUnroll = kRows <= 4 ? 4 : 2;
-  for (; i + (kUnroll - 1) * 32 * kSize < in / kSize * kSize; i += kUnroll * 32 * kSize) {
-    float values[kUnroll][kSize];
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  int64_t unit = static_cast<int64_t>(blockIdx.x) * (kWarps / kSplit) + warp / kSplit;
+  const T* w = parts.w[0];
+  float* y = parts.y[0];
+  const float* bias = parts.bias[0];
+  int64_t out = parts.out[0];
+  if constexpr (!kGated) {
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) Chunk<T>::load(weights + i + u * 32 * kSize, values[u]);
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        const float* from = x + row * in + i + u * 32 * kSize;
-#pragma unroll
-        for (int j = 0; j < kSize; j += 4) {
-          const float4 part = *reinterpret_cast<const float4*>(from + j);
-          sums[row] += values[u][j] * part.x + values[u][j + 1] * part.y +
-                       values[u][j + 2] * part.z + values[u][j + 3] * part.w;
-        }
-      }
+    for (int i = 1; i < kMostParts; ++i) {
+      const int64_t units = (out + kOuts - 1) / kOuts;
+      if (unit < units) continue;
+      unit -= units;
+      w = parts.w[i], y = parts.y[i], bias = parts.bias[i], out = parts.out[i];
     }
   }
-  for (; i < in; i += 32 * kSize) {
-    float values[kSize];
-    Chunk<T>::load(weights + i, values);
+  const int64_t column = unit * kOuts;
+  const int chunks = column < out ? args.in / kSize : 0;
+  const T* weights[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const T* of = kGated ? parts.w[c % 2] : w;
+    const int64_t wanted = column + (kGated ? c / 2 : c);
+    weights[c] = of + min(wanted, out - 1) * args.in;
+  }
+  // Steps that every lane takes part in; what is left is less than one.
+  constexpr int kStep = 32 * kSplit;
+  const int steps = chunks / kStep;
+  const int first = warp % kSplit * 32 + lane;
+  uint4 coming[kAhead][kColumns];
+#pragma unroll
+  for (int u = 0; u < kAhead; ++u) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (u < steps) coming[u][c] = load_chunk(weights[c] + (first + u * kStep) * kSize);
+    }
+  }
+  wait_for_earlier();
+
+  float sums[kColumns][kRows] = {};
+  const auto add_chunk = [&](const uint4(&loaded)[kColumns], int element) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
+      float values[kSize];
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) sums[row] += values[j] * x[row * in + i + j];
+      for (int j = 0; j < kSize; j += 4) {
+        *reinterpret_cast<float4*>(values + j) =
+            *reinterpret_cast<const float4*>(args.x + row * args.in + element + j);
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const T* factors = reinterpret_cast<const T*>(&loaded[c]);
+#pragma unroll
+        for (int j = 0; j < kSize; ++j) sums[c][row] += load_float(factors[j]) * values[j];
+      }
+    }
+  };
+  for (int k = 0; k < steps; k += kAhead) {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      if (k + u >= steps) break;
+      uint4 loaded[kColumns];
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        loaded[c] = coming[u][c];
+        if (k + u + kAhead < steps) {
+          coming[u][c] = load_chunk(weights[c] + (first + (k + u + kAhead) * kStep) * kSize);
+        }
+      }
+      add_chunk(loaded, (first + (k + u) * kStep) * kSize);
     }
   }
+  const int last = first + steps * kStep;
+  if (last < chunks) {
+    uint4 loaded[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) loaded[c] = load_chunk(weights[c] + last * kSize);
+    add_chunk(loaded, last * kSize);
+  }
+
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
-    float sum = warp_sum(sums[row]);
-    if (lane == 0) {
-      if (bias != nullptr) sum += bias[column];
-      float* to = y + row * out + column;
-      *to = add ? *to + sum : sum;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float sum = warp_sum(sums[c][row]);
+      if (lane == 0) shared[warp][c][row] = sum;
     }
+  }
+  __syncthreads();
+  // A lane an output of a row.
+  const int output = lane / kRows;
+  const int row = lane % kRows;
+  if (warp % kSplit != 0 || output >= kOuts || column + output >= out) return;
+  const auto result = [&](int c, const float* biases) {
+    float sum = 0;
+    for (int i = 0; i < kSplit; ++i) sum += shared[warp + i][c][row];
+    return biases == nullptr ? sum : sum + biases[column + output];
+  };
+  float* to = y + row * out + column + output;
+  if constexpr (kGated) {
+    *to = activated(args.activation, result(2 * output, bias)) *
+          result(2 * output + 1, parts.bias[1]);
+  } else {
+    const float sum = result(output, bias);
+    *to = args.add ? *to + sum : sum;
   }
 }
 
+constexpr int kOddWarps = 8;
+
 /// Any alignment and width: one warp an output. Rows of y begin `stride` floats apart.
-template <class T>
-__global__ void __launch_bounds__(32 * kWarps)
-    odd_rows(float* y, int64_t stride, const float* x, const T* w, const float* bias, int64_t in,
+template <class T, class X>
+__global__ void __launch_bounds__(32 * kOddWarps)
+    odd_rows(float* y, int64_t stride, const X* x, const T* w, const float* bias, int64_t in,
              int64_t out, bool add) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t column = static_cast<int64_t>(blockIdx.y) * kWarps + threadIdx.x / 32;
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * kOddWarps + threadIdx.x / 32;
   const int64_t row = blockIdx.x;
   if (column >= out) return;
   float sum = 0;
-  for (int64_t i = lane; i < in; i += 32) sum += load_float(w[column * in + i]) * x[row * in + i];
+  for (int64_t i = lane; i < in; i += 32) {
+    sum += load_float(w[column * in + i]) * load_float(x[row * in + i]);
+  }
   sum = warp_sum(sum);
   if (lane != 0) return;
   if (bias != nullptr) sum += bias[column];
@@ -240,77 +322,113 @@ __global__ void __launch_bounds__(32 * kWarps)
   *to = add ? *to + sum : sum;
 }
 
-template <class T>
-void launch_odd(float* y, int64_t stride, const float* x, const T* w, const float* bias,
-                int64_t rows, int64_t in, int64_t out, bool add, Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(out, kWarps)));
-  odd_rows<T><<<grid, 32 * kWarps, 0, native(stream)>>>(y, stride, x, w, bias, in, out, add);
-}
-
-template <class T, int kRows>
-void launch_few(FewParts<T>& parts, const float* x, int64_t in, bool add, Stream& stream) {
-  int64_t out = 0;
-  for (const int64_t part : parts.out) out += part;
-  few_rows<T, kRows>
-      <<<static_cast<unsigned>(ceil_div(out, kWarps)), 32 * kWarps, 0, native(stream)>>>(parts, x,
-                                                                                         in, add);
-  for (int i = 0; i < kMostParts; ++i) {
-    if (parts.out[i] > 0) parts.y[i] += kRows * parts.out[i];
-  }
+/// Columns [first, out) of any product.
+void multiply_odd(const LinearPart& part, ConstTensorView x, int64_t first, bool add,
+                  Stream& stream) {
+  const int64_t in = x.shape()[1];
+  const int64_t out = part.w.shape()[0];
+  const dim3 grid(static_cast<unsigned>(x.shape()[0]),
+                  static_cast<unsigned>(ceil_div(out - first, kOddWarps)));
+  const float* bias = part.bias.empty() ? nullptr : part.bias.as<float>() + first;
+  with_type(part.w.dtype(), [&](auto* type) {
+    using T = typename TypeOf<decltype(type)>::Type;
+    with_type(x.dtype(), [&](auto* x_type) {
+      using X = typename TypeOf<decltype(x_type)>::Type;
+      odd_rows<T, X><<<grid, 32 * kOddWarps, 0, native(stream)>>>(
+          part.y.as<float>() + first, out, reinterpret_cast<const X*>(x.data()),
+          reinterpret_cast<const T*>(part.w.data()) + first * in, bias, in, out - first, add);
+    });
+  });
+  check_launch("linear");
 }
 
 /// Above this many rows of half-precision weights the tensor cores are faster.
 constexpr int64_t kFewRows = 4;
 
-template <class T>
-void multiply_few(FewParts<T> parts, const float* x, int64_t rows, int64_t in, bool add,
-                  Stream& stream) {
-  for (int64_t row = 0; row < rows;) {
-    const float* from = x + row * in;
-    const int64_t left = rows - row;
-    if (left >= 4) {
-      launch_few<T, 4>(parts, from, in, add, stream);
-      row += 4;
-    } else if (left >= 2) {
-      launch_few<T, 2>(parts, from, in, add, stream);
-      row += 2;
-    } else {
-      launch_few<T, 1>(parts, from, in, add, stream);
-      row += 1;
-    }
-  }
-}
-
-bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+/// Offsets in a few rows of x shorter than this are ints.
+constexpr int64_t kLongest = int64_t{1} << 28;
 
 /// Whether rows can be read in chunks; any number of outputs: vocabularies are odd.
 bool is_regular(const LinearPart& part, ConstTensorView x) {
   const int64_t chunk = part.w.dtype() == DType::kF32 ? 4 : 8;
-  return x.shape()[1] % chunk == 0 && aligned(part.w.data(), 16) && aligned(x.data(), 16) &&
-         aligned(part.y.data(), 16) && (part.bias.empty() || aligned(part.bias.data(), 16));
+  return x.shape()[1] % chunk == 0 && x.shape()[1] < kLongest && is_aligned(part.w.data(), 16) &&
+         is_aligned(x.data(), 16) && is_aligned(part.y.data(), 16) &&
+         (part.bias.empty() || is_aligned(part.bias.data(), 16));
 }
 
-template <class T>
-FewParts<T> few_parts(std::span<const LinearPart> parts) {
-  FewParts<T> made{};
-  for (size_t i = 0; i < parts.size(); ++i) {
-    made.w[i] = reinterpret_cast<const T*>(parts[i].w.data());
-    made.y[i] = parts[i].y.as<float>();
-    made.bias[i] = parts[i].bias.empty() ? nullptr : parts[i].bias.as<float>();
-    made.out[i] = parts[i].w.shape()[0];
-  }
-  return made;
+/// Whether all parts can be multiplied with x together.
+bool are_alike(std::span<const LinearPart> parts, ConstTensorView x) {
+  return std::all_of(parts.begin(), parts.end(), [&](const LinearPart& part) {
+    return is_regular(part, x) && part.w.dtype() == parts[0].w.dtype() && !part.y.empty();
+  });
+}
+
+/// What multiply_few makes of its sums.
+struct FewWork {
+  bool add = false;
+  float* gated = nullptr;  // (rows, out): activation(first part) * second part
+  Activation activation = Activation::kSilu;
+};
+
+/// 1 to kFewRows regular rows of f32.
+void multiply_few(std::span<const LinearPart> parts, ConstTensorView x, const FewWork& work,
+                  Stream& stream) {
+  const bool gated = work.gated != nullptr;
+  const FewPlan plan = few_plan(gated);
+  const FewRows args{x.as<float>(), static_cast<int>(x.shape()[1]), work.add, work.activation};
+  with_type(parts[0].w.dtype(), [&](auto* type) {
+    using T = typename TypeOf<decltype(type)>::Type;
+    FewParts<T> made{};
+    int64_t groups = 0;  // of warps that share their rows of weights
+    for (size_t i = 0; i < parts.size(); ++i) {
+      made.w[i] = reinterpret_cast<const T*>(parts[i].w.data());
+      made.y[i] = gated ? work.gated : parts[i].y.as<float>();
+      made.bias[i] = parts[i].bias.empty() ? nullptr : parts[i].bias.as<float>();
+      made.out[i] = parts[i].w.shape()[0];
+      if (!gated || i == 0) groups += ceil_div(made.out[i], few_outputs(gated));
+    }
+    const auto start = [&](auto kernel) {
+      launch_early("linear", kernel,
+                   static_cast<unsigned>(ceil_div(groups * plan.split, plan.warps)),
+                   32 * plan.warps, stream, made, args);
+    };
+    switch (x.shape()[0]) {
+      case 1:
+        return start(gated ? few_rows<T, 1, true> : few_rows<T, 1, false>);
+      case 2:
+        return start(gated ? few_rows<T, 2, true> : few_rows<T, 2, false>);
+      case 3:
+        return start(gated ? few_rows<T, 3, true> : few_rows<T, 3, false>);
+      default:
+        return start(gated ? few_rows<T, 4, true> : few_rows<T, 4, false>);
+    }
+  });
+}
+
+/// A few rows of halves as floats.
+ConstTensorView widened(ConstTensorView x, Stream& stream) {
+  if (x.dtype() == DType::kF32) return x;
+  std::byte* wide =
+      stream.queue().scratch(kGemmOperand, static_cast<size_t>(x.elements()) * sizeof(float));
+  const TensorView result(wide, DType::kF32, x.shape(), x.device());
+  cuda::convert(result, x, stream);
+  return result;
 }
 
 /// x as the tensor cores take it: both operands in the weights' format.
 const void* operand_of(ConstTensorView x, DType dtype, Stream& stream) {
-  if (dtype == DType::kF32) return x.data();
-  std::byte* rounded = stream.queue().scratch(kGemmOperand, static_cast<size_t>(x.elements()) * 2);
+  if (dtype == x.dtype()) return x.data();
+  std::byte* rounded =
+      stream.queue().scratch(kGemmOperand, static_cast<size_t>(x.elements()) * dtype_bytes(dtype));
   cuda::convert(TensorView(rounded, dtype, x.shape(), x.device()), x, stream);
   return rounded;
 }
 
-/// A product of many regular rows.
+/// Results of an odd width are made several times slower: the columns beyond a multiple of this are
+/// made apart.
+constexpr int64_t kEvenColumns = 16;
+
+/// A product of many regular rows; `operand` is x in the weights' format.
 void multiply_many(const LinearPart& part, ConstTensorView x, const void* operand, bool add,
                    Stream& stream) {
   const ConstTensorView w = part.w;
@@ -319,9 +437,7 @@ void multiply_many(const LinearPart& part, ConstTensorView x, const void* operan
   const int64_t out = w.shape()[0];
   const float* bias = part.bias.empty() ? nullptr : part.bias.as<float>();
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  // Results of an odd width are made several times slower: the last few columns are made apart.
-  constexpr int64_t kWidth = 16;
-  const int64_t even = add ? out : out / kWidth * kWidth;
+  const int64_t even = add ? out : out / kEvenColumns * kEvenColumns;
   auto* result = part.y.as<float>();
   if (even == 0 || even == out) {
     Products::of(stream.device().index)
@@ -338,12 +454,7 @@ void multiply_many(const LinearPart& part, ConstTensorView x, const void* operan
                           row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                           native(stream)),
         "linear");
-  with_type(w.dtype(), [&](auto* type) {
-    using T = typename TypeOf<decltype(type)>::Type;
-    const T* rest = reinterpret_cast<const T*>(w.data()) + even * in;
-    launch_odd(result + even, out, x.as<float>(), rest, bias == nullptr ? nullptr : bias + even,
-               rows, in, out - even, false, stream);
-  });
+  multiply_odd(part, x, even, false, stream);
 }
 
 }  // namespace
@@ -384,48 +495,44 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream) {
   const LinearPart part{y, w, bias};
-  const int64_t rows = x.shape()[0];
-  const int64_t in = x.shape()[1];
-  const bool regular = is_regular(part, x);
-  if (regular && rows > kFewRows) {
+  if (!is_regular(part, x)) {
+    multiply_odd(part, x, 0, add, stream);
+  } else if (x.shape()[0] > kFewRows) {
     multiply_many(part, x, operand_of(x, w.dtype(), stream), add, stream);
   } else {
-    with_type(w.dtype(), [&](auto* type) {
-      using T = typename TypeOf<decltype(type)>::Type;
-      const FewParts<T> parts = few_parts<T>({&part, 1});
-      if (regular) {
-        multiply_few(parts, x.as<float>(), rows, in, add, stream);
-      } else {
-        launch_odd(parts.y[0], parts.out[0], x.as<float>(), parts.w[0], parts.bias[0], rows, in,
-                   parts.out[0], add, stream);
-      }
-    });
+    multiply_few({&part, 1}, widened(x, stream), {.add = add}, stream);
   }
-  check_launch("linear");
 }
 
 void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream) {
-  const int64_t rows = x.shape()[0];
-  const DType dtype = parts.empty() ? DType::kF32 : parts[0].w.dtype();
-  const bool alike = std::all_of(parts.begin(), parts.end(), [&](const LinearPart& part) {
-    return is_regular(part, x) && part.w.dtype() == dtype && !part.y.empty();
-  });
-  if (!alike || (rows <= kFewRows && parts.size() > kMostParts)) {
+  const bool few = x.shape()[0] <= kFewRows;
+  if (parts.empty() || !are_alike(parts, x) || (few && parts.size() > kMostParts)) {
     for (const LinearPart& part : parts) {
       if (!part.y.empty()) cuda::linear(part.y, x, part.w, part.bias, false, stream);
     }
-    return;
-  }
-  if (rows > kFewRows) {
-    const void* operand = operand_of(x, dtype, stream);
-    for (const LinearPart& part : parts) multiply_many(part, x, operand, false, stream);
+  } else if (few) {
+    multiply_few(parts, widened(x, stream), {}, stream);
   } else {
-    with_type(dtype, [&](auto* type) {
-      using T = typename TypeOf<decltype(type)>::Type;
-      multiply_few(few_parts<T>(parts), x.as<float>(), rows, x.shape()[1], false, stream);
-    });
+    const void* operand = operand_of(x, parts[0].w.dtype(), stream);
+    for (const LinearPart& part : parts) multiply_many(part, x, operand, false, stream);
   }
-  check_launch("linears");
+}
+
+DType operand_dtype(ConstTensorView w, int64_t rows) {
+  // Columns beyond a multiple of kEvenColumns are made of x as it comes.
+  const bool even = w.shape()[0] % kEvenColumns == 0 && w.shape()[1] % 8 == 0;
+  return rows > kFewRows && even && is_aligned(w.data(), 16) ? w.dtype() : DType::kF32;
+}
+
+void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+                   Activation activation, ConstTensorView x, Stream& stream) {
+  const LinearPart both[] = {gate, up};
+  if (x.shape()[0] <= kFewRows && y.dtype() == DType::kF32 && are_alike(both, x)) {
+    return multiply_few(both, widened(x, stream),
+                        {.gated = y.as<float>(), .activation = activation}, stream);
+  }
+  cuda::linears(both, x, stream);
+  cuda::activate_gate(y, gate.y, up.y, activation, stream);
 }
 
 }  // namespace kvlm::cuda

@@ -13,6 +13,11 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
 
 void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
 
+DType operand_dtype(ConstTensorView w, int64_t rows);
+
+void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+                   Activation activation, ConstTensorView x, Stream& stream);
+
 /// kvlm::measure_matrix_rate() on a GPU.
 double measure_matrix_rate(int size, DType dtype, Stream& stream);
 

@@ -10,6 +10,13 @@ void linear(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, bool,
 
 void linears(std::span<const LinearPart>, ConstTensorView, Stream&) { refuse("linears"); }
 
+DType operand_dtype(ConstTensorView, int64_t) { refuse("operand_dtype"); }
+
+void gated_linears(TensorView, const LinearPart&, const LinearPart&, Activation, ConstTensorView,
+                   Stream&) {
+  refuse("gated_linears");
+}
+
 double measure_matrix_rate(int, DType, Stream&) { refuse("measure_matrix_rate"); }
 
 }  // namespace kvlm::cuda

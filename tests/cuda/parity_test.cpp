@@ -90,6 +90,201 @@ TEST_F(Cuda, LinearsEqualLinear) {
   }
 }
 
+TEST_F(Cuda, GatedLinears) {
+  for (const int64_t rows : {1, 2, 3, 4, 5, 17}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      for (const int64_t in : {8, 50, 88, 512, 1288, 4096}) {
+        for (const int64_t out : {1, 31, 144}) {
+          for (const bool biased : {false, true}) {
+            SCOPED_TRACE(::testing::Message() << rows << " x " << in << " to " << out << ", "
+                                              << dtype_name(dtype) << ", biased " << biased);
+            const Tensor x = normal_tensor(DType::kF32, {rows, in}, 1);
+            const Tensor gpu_x = on_gpu(x);
+            const Tensor w[] = {normal_tensor(dtype, {out, in}, 2, 0.1f),
+                                normal_tensor(dtype, {out, in}, 3, 0.1f)};
+            const Tensor bias[] = {normal_tensor(DType::kF32, {out}, 4),
+                                   normal_tensor(DType::kF32, {out}, 5)};
+            const Tensor gpu_w[] = {on_gpu(w[0]), on_gpu(w[1])};
+            const Tensor gpu_bias[] = {on_gpu(bias[0]), on_gpu(bias[1])};
+            Tensor gate = poisoned({rows, out});
+            Tensor up = poisoned({rows, out});
+            Tensor gpu_gate = on_gpu(gate);
+            Tensor gpu_up = on_gpu(up);
+            const auto part = [&](Tensor& y, const Tensor& weights, const Tensor& biases) {
+              return LinearPart{y, weights, biased ? ConstTensorView(biases) : ConstTensorView()};
+            };
+            const LinearPart gpu_parts[] = {part(gpu_gate, gpu_w[0], gpu_bias[0]),
+                                            part(gpu_up, gpu_w[1], gpu_bias[1])};
+            gated_linears(gate, part(gate, w[0], bias[0]), part(up, w[1], bias[1]),
+                          Activation::kSilu, x, cpu_);
+            Tensor y = on_gpu(poisoned({rows, out}));
+            gated_linears(y, gpu_parts[0], gpu_parts[1], Activation::kSilu, gpu_x, *gpu_);
+            // Tensor cores take rows rounded to the weights' format.
+            const double gate_error = dtype == DType::kF32 || rows <= 4 ? 1e-5
+                                      : dtype == DType::kF16            ? 2e-3
+                                                                        : 1.2e-2;
+            EXPECT_LE(error(y, gate), gate_error);
+
+            Tensor half(DType::kBF16, {rows, out}, kGpu);
+            Tensor rounded(DType::kBF16, {rows, out}, kGpu);
+            gated_linears(half, gpu_parts[0], gpu_parts[1], Activation::kSilu, gpu_x, *gpu_);
+            convert(rounded, y, *gpu_);
+            EXPECT_LE(error(half, on_host(rounded)), rows <= 4 ? 4e-3 : 0);
+            gated_linears(gpu_gate, gpu_parts[0], gpu_parts[1], Activation::kSilu, gpu_x, *gpu_);
+            EXPECT_EQ(error(gpu_gate, on_host(y)), 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// A row among few has the bits that it has alone.
+TEST_F(Cuda, FewRowsDoNotDependOnTheirCompany) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const int64_t in : {88, 1024, 4096}) {
+      const Tensor w = on_gpu(normal_tensor(dtype, {63, in}, 2, 0.1f));
+      const Tensor up = on_gpu(normal_tensor(dtype, {63, in}, 3, 0.1f));
+      const Tensor x = on_gpu(normal_tensor(DType::kF32, {4, in}, 1));
+      const auto run = [&](int64_t first, int64_t rows, bool gated) {
+        Tensor y(DType::kF32, {rows, 63}, kGpu);
+        Tensor other(DType::kF32, {rows, 63}, kGpu);
+        const ConstTensorView from = x.view().slice(first, rows);
+        if (gated) {
+          gated_linears(y, {y, w, {}}, {other, up, {}}, Activation::kSilu, from, *gpu_);
+        } else {
+          linear(y, from, w, {}, false, *gpu_);
+        }
+        return on_host(y);
+      };
+      for (const bool gated : {false, true}) {
+        for (const int64_t rows : {2, 3, 4}) {
+          const Tensor together = run(0, rows, gated);
+          for (int64_t row = 0; row < rows; ++row) {
+            const Tensor alone = run(row, 1, gated);
+            EXPECT_TRUE(testing::same_bits(alone.view(), together.view().slice(row, 1)))
+                << dtype_name(dtype) << ", in " << in << ", row " << row << " of " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// What is written in the weights' type is what a conversion afterwards would have made, so
+/// products of many rows keep their bits.
+TEST_F(Cuda, HalfOperandsKeepTheBits) {
+  for (const int64_t rows : {1, 5, 17, 130}) {
+    for (const DType dtype : {DType::kF16, DType::kBF16}) {
+      for (const int64_t in : {64, 50, 1288}) {
+        const Tensor x = on_gpu(normal_tensor(DType::kF32, {rows, in}, 1, 3.0f));
+        const Tensor up = on_gpu(normal_tensor(DType::kF32, {rows, in}, 2));
+        const Tensor weight = on_gpu(normal_tensor(DType::kF32, {in}, 3));
+        const Tensor bias = on_gpu(normal_tensor(DType::kF32, {in}, 4));
+        Tensor wide(DType::kF32, {rows, in}, kGpu);
+        Tensor rounded(dtype, {rows, in}, kGpu);
+        Tensor half(dtype, {rows, in}, kGpu);
+        const auto expect_same = [&](const char* op) {
+          convert(rounded, wide, *gpu_);
+          EXPECT_TRUE(testing::same_bits(on_host(half).view(), on_host(rounded).view()))
+              << op << ", " << rows << " x " << in << ", " << dtype_name(dtype);
+        };
+        layer_norm(wide, x, weight, bias, 1e-5f, *gpu_);
+        layer_norm(half, x, weight, bias, 1e-5f, *gpu_);
+        expect_same("layer_norm");
+        activate(wide, x, Activation::kGelu, *gpu_);
+        activate(half, x, Activation::kGelu, *gpu_);
+        expect_same("activate");
+        activate_gate(wide, x, up, Activation::kSilu, *gpu_);
+        activate_gate(half, x, up, Activation::kSilu, *gpu_);
+        expect_same("activate_gate");
+        rms_norm(wide, x, weight, 1e-5f, *gpu_);
+        rms_norm(half, x, weight, 1e-5f, *gpu_);
+        expect_same("rms_norm");
+
+        for (const int64_t out : {96, 31}) {
+          const Tensor w = on_gpu(normal_tensor(dtype, {out, in}, 5, 0.1f));
+          const bool many = rows > 4 && in % 8 == 0 && out % 16 == 0;
+          EXPECT_EQ(operand_dtype(w, rows), many ? dtype : DType::kF32);
+          // Elsewhere halves are taken too, as the floats that they are.
+          if (!many) convert(wide, rounded, *gpu_);
+          Tensor y = on_gpu(normal_tensor(DType::kF32, {rows, out}, 6));
+          Tensor same = on_gpu(on_host(y));
+          for (const bool add : {true, false}) {
+            linear(y, wide, w, {}, add, *gpu_);
+            linear(same, half, w, {}, add, *gpu_);
+            EXPECT_TRUE(testing::same_bits(on_host(same).view(), on_host(y).view()))
+                << rows << " x " << in << " to " << out << ", " << dtype_name(dtype);
+          }
+          const LinearPart part{same, w, {}};
+          linears({&part, 1}, half, *gpu_);
+          EXPECT_TRUE(testing::same_bits(on_host(same).view(), on_host(y).view()));
+        }
+      }
+    }
+  }
+}
+
+/// Kernels that are started before those ahead of them have ended wait for what those write, also
+/// when they are recorded.
+TEST_F(Cuda, KernelsThatStartEarlyWait) {
+  constexpr int64_t kWidth = 1024;
+  const Tensor square = on_gpu(normal_tensor(DType::kBF16, {kWidth, kWidth}, 1, 0.03f));
+  const Tensor weight = on_gpu(normal_tensor(DType::kF32, {kWidth}, 2));
+  const Tensor cos = on_gpu(normal_tensor(DType::kF32, {4, 32}, 3));
+  const Tensor sin = on_gpu(normal_tensor(DType::kF32, {4, 32}, 4));
+  enum class Mode : uint8_t { kWaiting, kQueued, kRecorded };
+  for (const int64_t rows : {1, 4}) {
+    const auto run = [&](Mode mode) {
+      Tensor x = on_gpu(normal_tensor(DType::kF32, {rows, kWidth}, 5));
+      Tensor a(DType::kF32, {rows, kWidth}, kGpu);
+      Tensor b(DType::kF32, {rows, kWidth}, kGpu);
+      Tensor copied(DType::kF32, {rows, kWidth}, kGpu);
+      const LinearPart part{a, square, {}};
+      const LinearPart other{b, square, {}};
+      const TensorView heads[] = {a.view().reshape({rows, 16, 64})};
+      const auto done = [&] {
+        if (mode == Mode::kWaiting) gpu_->synchronize();
+      };
+      const auto round = [&] {
+        linears({&part, 1}, x, *gpu_);
+        done();
+        rotate(heads, cos.view().slice(0, rows), sin.view().slice(0, rows), *gpu_);
+        done();
+        linear(x, a, square, {}, /*add=*/true, *gpu_);
+        done();
+        rms_norm(x, x, weight, 1e-5f, *gpu_);
+        done();
+        gated_linears(a, part, other, Activation::kGelu, x, *gpu_);
+        done();
+        add(x, a, *gpu_);
+        done();
+        convert(copied, x, *gpu_);
+        done();
+        activate_gate(x, x, copied, Activation::kQuickGelu, *gpu_);
+        done();
+        layer_norm(x, x, weight, weight, 1e-5f, *gpu_);
+        done();
+      };
+      constexpr int kRounds = 100;
+      if (mode == Mode::kRecorded) {
+        Recording recording;
+        recording.make(*gpu_, round);
+        for (int i = 0; i < kRounds; ++i) recording.run(*gpu_);
+        return on_host(x);
+      }
+      for (int i = 0; i < kRounds; ++i) round();
+      return on_host(x);
+    };
+    const Tensor expected = run(Mode::kWaiting);
+    EXPECT_FALSE(std::isnan(expected.as<float>()[0]));
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(testing::same_bits(run(Mode::kQueued).view(), expected.view())) << rows;
+      EXPECT_TRUE(testing::same_bits(run(Mode::kRecorded).view(), expected.view())) << rows;
+    }
+  }
+}
+
 TEST_F(Cuda, NormsActivationsAndElements) {
   for (const int64_t dim : {1, 7, 64, 1000, 4096}) {
     for (const int64_t rows : {1, 3, 577}) {
@@ -175,6 +370,28 @@ TEST_F(Cuda, Rotate) {
       rotate(x, cos, sin, cpu_);
       rotate(gpu_x, gpu_cos, gpu_sin, *gpu_);
       EXPECT_LE(error(gpu_x, x), 1e-7);
+    }
+  }
+}
+
+/// One launch turns several tensors as each alone.
+TEST_F(Cuda, RotateTakesAList) {
+  for (const int half : {16, 10, 3}) {
+    std::vector<Tensor> alone, together;
+    std::vector<TensorView> list;
+    const Tensor cos = on_gpu(normal_tensor(DType::kF32, {5, half}, 11));
+    const Tensor sin = on_gpu(normal_tensor(DType::kF32, {5, half}, 12));
+    for (const int64_t heads : {7, 1, 32, 3, 2}) {
+      const int64_t head_dim = heads == 2 ? 40 : 36;
+      const Tensor x = normal_tensor(DType::kF32, {5, heads, head_dim}, 10);
+      alone.push_back(on_gpu(x));
+      together.push_back(on_gpu(x));
+      rotate(alone.back(), cos, sin, *gpu_);
+    }
+    for (Tensor& x : together) list.emplace_back(x);
+    rotate(list, cos, sin, *gpu_);
+    for (size_t i = 0; i < list.size(); ++i) {
+      EXPECT_TRUE(testing::same_bits(on_host(together[i]).view(), on_host(alone[i]).view())) << i;
     }
   }
 }

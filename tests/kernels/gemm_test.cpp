@@ -197,6 +197,57 @@ TEST(Linear, NoRowsAreNoWork) {
   linear(y, Tensor(DType::kF32, {0, 4}), normal_tensor(DType::kF32, {3, 4}, 1), {}, true, stream);
 }
 
+TEST(Linear, AGatedProductIsItsParts) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  for (const int64_t rows : {1, 3, 17}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const Tensor x = normal_tensor(DType::kF32, {rows, 50}, 1);
+      const Tensor w = normal_tensor(dtype, {31, 50}, 3);
+      const Tensor up = normal_tensor(dtype, {31, 50}, 4);
+      const Tensor bias = normal_tensor(DType::kF32, {31}, 5);
+      EXPECT_EQ(operand_dtype(w, rows), DType::kF32);
+      Tensor a(DType::kF32, {rows, 31});
+      Tensor b(DType::kF32, {rows, 31});
+      linear(a, x, w, bias, false, stream);
+      linear(b, x, up, {}, false, stream);
+      activate_gate(a, a, b, Activation::kSilu, stream);
+
+      Tensor gate_y(DType::kF32, {rows, 31});
+      Tensor up_y(DType::kF32, {rows, 31});
+      Tensor y(DType::kF32, {rows, 31});
+      const LinearPart gate_part{gate_y, w, bias};
+      const LinearPart up_part{up_y, up, {}};
+      gated_linears(y, gate_part, up_part, Activation::kSilu, x, stream);
+      EXPECT_TRUE(same_bits(y.view(), a.view()));
+      gated_linears(gate_y, gate_part, up_part, Activation::kSilu, x, stream);
+      EXPECT_TRUE(same_bits(gate_y.view(), a.view()));
+    }
+  }
+}
+
+TEST(Linear, AGatedProductSaysWhatDoesNotFit) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Tensor x = normal_tensor(DType::kF32, {2, 8}, 1);
+  const Tensor w = normal_tensor(DType::kF16, {5, 8}, 3);
+  Tensor gate(DType::kF32, {2, 5});
+  Tensor other(DType::kF32, {2, 5});
+  const auto refused = [&](TensorView to, const LinearPart& up) {
+    return message_of(ErrorCode::kInvalidArgument, [&] {
+      gated_linears(to, {gate, w, {}}, up, Activation::kSilu, x, stream);
+    });
+  };
+  Tensor wide(DType::kF32, {2, 6});
+  const Tensor wide_w = normal_tensor(DType::kF16, {6, 8}, 3);
+  EXPECT_THAT(refused(gate, {wide, wide_w, {}}), HasSubstr("up.w has shape (6, 8)"));
+  EXPECT_THAT(refused(wide, {other, w, {}}), HasSubstr("y has shape (2, 6)"));
+  EXPECT_THAT(refused(other, {other, w, {}}), HasSubstr("y and up.y overlap"));
+  Tensor rounded(DType::kBF16, {2, 5});
+  EXPECT_THAT(refused(rounded, {other, w, {}}),
+              HasSubstr("gated_linears: y holds bf16, but activations on cpu are f32"));
+}
+
 TEST(Linear, SaysWhatDoesNotFit) {
   ThreadPool pool(1);
   Stream stream(pool);
