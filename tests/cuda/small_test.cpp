@@ -1,0 +1,586 @@
+// Every kernel that shares memory between threads, on tens of rows: what a race checker can watch
+// in a minute (compute-sanitizer --tool racecheck cuda_tests --gtest_filter='Small*').
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/attend_packed.h"
+#include "kernels/attention.h"
+#include "kernels/column_sums.h"
+#include "kernels/key_basis.h"
+#include "kernels/merge_rows.h"
+#include "kernels/norm.h"
+#include "kernels/pack.h"
+#include "kernels/row_moves.h"
+#include "kernels/sample.h"
+#include "kernels/slot_weights.h"
+#include "tests/cuda/fixture.h"
+
+namespace kvlm {
+namespace {
+
+using testing::kGpu;
+using testing::normal_tensor;
+
+class SmallShapes : public testing::Cuda {
+ protected:
+  /// Equal to the last bit.
+  bool same(const Tensor& gpu, const Tensor& cpu) {
+    return testing::same_bits(on_host(gpu).view(), cpu.view());
+  }
+};
+
+// ------------------------------------------------------------------------------ packed attention
+
+/// Codes of one section, or of two: half of the channels in 2 bits, the others as signs.
+struct Codes {
+  CodeFormat code = CodeFormat::kBits2;
+  ScaleAxis axis = ScaleAxis::kChannel;
+  int group_size = 0;
+  bool mixed = false;
+
+  PackedFormat format(int channels) const {
+    PackedFormat made;
+    made.axis = axis;
+    made.group_size = group_size;
+    made.section[0].code = code;
+    made.section[0].channels = channels;
+    if (code == CodeFormat::kTrit5) {
+      made.section[0].zero_stored = false;
+      made.section[0].offset = -1;
+    }
+    if (mixed) {
+      made.sections = 2;
+      made.section[0].channels = channels / 2;
+      made.section[1] = {CodeFormat::kBits1, channels / 2, false, 2, -1, 1 << 30, 0};
+    }
+    return made;
+  }
+  std::array<PackRule, 2> rules() const {
+    std::array<PackRule, 2> made{};
+    if (code == CodeFormat::kTrit5) made[0].rule = CodeRule::kTernary;
+    made[1].rule = CodeRule::kSign;
+    return made;
+  }
+};
+
+/// A lane on one device: packed blocks, then full rows.
+class SmallLane {
+ public:
+  struct Shape {
+    Codes keys, values;
+    int head_dim = 128;
+    int q_per_kv = 4;
+    bool weights_wanted = false;
+    bool remapped = false;
+    std::vector<int> blocks = {};  // rows of each
+    int full = 19;
+    bool dead_rows = false;
+    DType dtype = DType::kF16;  // of full rows
+  };
+
+  SmallLane(const Shape& shape, Device device, Stream& stream)
+      : shape_(shape), device_(device), stream_(stream) {
+    add(shape.keys, 0);
+    add(shape.values, 1);
+    q_ = placed(normal_tensor(DType::kF32, {shape.q_per_kv, shape.head_dim}, 3));
+    weights_ = Tensor(DType::kF32, {shape.q_per_kv, slots_[0]}, device);
+    out_ = Tensor(DType::kF32, q_.shape(), device);
+  }
+
+  Tensor attend() {
+    PackedLane lane;
+    lane.q = q_.as<float>();
+    lane.keys = runs_[0];
+    lane.values = runs_[1];
+    const ScoreRemap remap{0, slots_[0] - shape_.full, 0.2f, 1.5f, true};
+    if (shape_.remapped) lane.remaps = {&remap, 1};
+    lane.slots = slots_[0];
+    lane.weights = weights_.as<float>();
+    lane.weights_wanted = shape_.weights_wanted;
+    lane.out = out_.as<float>();
+    attend_packed({&lane, 1}, shape_.q_per_kv, shape_.head_dim, 0.1f, stream_);
+    Tensor host(DType::kF32, out_.shape());
+    copy(host, out_, stream_);
+    return host;
+  }
+
+ private:
+  Tensor placed(const Tensor& x) {
+    Tensor made(x.dtype(), x.shape(), device_);
+    copy(made, x, stream_);
+    return made;
+  }
+  void add(const Codes& codes, size_t side) {
+    formats_[side] = codes.format(shape_.head_dim);
+    const PackedFormat& format = formats_[side];
+    const auto room = [&](size_t bytes) {
+      memory_.emplace_back(DType::kU8, kvlm::Shape{static_cast<int64_t>(bytes) / 16 * 16 + 16},
+                           device_);
+      return memory_.back().view().data();
+    };
+    uint32_t seed = static_cast<uint32_t>(side);
+    for (const int rows : shape_.blocks) {
+      const Tensor x = placed(normal_tensor(DType::kF32, {rows, shape_.head_dim}, seed += 10));
+      const PackJob job{x.as<float>(), rows, room(static_cast<size_t>(rows) * format.row_bytes()),
+                        room(format.scales(rows) * dtype_bytes(format.meta)),
+                        room(format.scales(rows) * dtype_bytes(format.meta))};
+      pack(format, codes.rules(), {&job, 1}, stream_);
+      PackedBlock block{job.codes, job.scales, job.zeros, rows, rows, nullptr};
+      if (shape_.dead_rows) {
+        block.live = &kLive;
+        block.live_rows = std::popcount(kLive & ((uint64_t{1} << rows) - 1));
+      }
+      blocks_[side].push_back(block);
+      slots_[side] += block.live_rows;
+      stream_.synchronize();
+    }
+    SlotRun packed;
+    packed.slots = slots_[side];
+    packed.format = &format;
+    packed.blocks = blocks_[side];
+    if (!shape_.blocks.empty()) runs_[side].push_back(packed);
+    memory_.push_back(
+        placed(normal_tensor(shape_.dtype, {shape_.full, shape_.head_dim}, seed + 5)));
+    SlotRun rows;
+    rows.slots = shape_.full;
+    rows.rows = memory_.back().view().data();
+    rows.dtype = shape_.dtype;
+    runs_[side].push_back(rows);
+    slots_[side] += shape_.full;
+  }
+
+  static constexpr uint64_t kLive = 0xf0f0123456789abfu;
+  Shape shape_;
+  Device device_;
+  Stream& stream_;
+  std::vector<Tensor> memory_;
+  PackedFormat formats_[2];
+  std::vector<PackedBlock> blocks_[2];
+  std::vector<SlotRun> runs_[2];
+  int slots_[2] = {};
+  Tensor q_, weights_, out_;
+};
+
+class SmallPacked : public SmallShapes {
+ protected:
+  void expect_parity(const SmallLane::Shape& shape) {
+    const Tensor expected = SmallLane(shape, {}, cpu_).attend();
+    const Tensor found = SmallLane(shape, kGpu, *gpu_).attend();
+    EXPECT_LE(error(found, expected), 2e-5)
+        << fmt::format("codes {} and {}, {} x {}{}", static_cast<int>(shape.keys.code),
+                       static_cast<int>(shape.values.code), shape.q_per_kv, shape.head_dim,
+                       shape.weights_wanted ? ", weights" : "");
+  }
+};
+
+TEST_F(SmallPacked, CodesOfTheTensorCores) {
+  using enum ScaleAxis;
+  const std::vector<int> blocks = {32, 70, 1};
+  for (const CodeFormat code :
+       {CodeFormat::kBits1, CodeFormat::kBits2, CodeFormat::kBits4, CodeFormat::kBits8}) {
+    for (const int q_per_kv : {3, 7}) {
+      for (const Codes& values : {Codes{code, kChannel}, Codes{code, kHead},
+                                  Codes{code, kToken, 128}, Codes{code, kToken, 32}}) {
+        const Codes keys{code, values.axis == kHead ? kHead : kChannel};
+        expect_parity({.keys = keys, .values = values, .q_per_kv = q_per_kv, .blocks = blocks});
+      }
+      expect_parity({.keys = {code, kToken, 128},
+                     .values = {code, kChannel},
+                     .q_per_kv = q_per_kv,
+                     .remapped = true,
+                     .blocks = blocks});
+    }
+  }
+  const Codes mixed{CodeFormat::kBits2, kChannel, 0, true};
+  for (const int q_per_kv : {1, 4, 12}) {
+    expect_parity({.keys = mixed,
+                   .values = {CodeFormat::kTrit5, kChannel},
+                   .q_per_kv = q_per_kv,
+                   .blocks = blocks});
+    expect_parity({.keys = mixed, .values = mixed, .q_per_kv = q_per_kv});  // full rows alone
+  }
+}
+
+TEST_F(SmallPacked, EveryOtherFormat) {
+  using enum ScaleAxis;
+  for (const int head_dim : {20, 128}) {
+    for (const bool dead_rows : {false, true}) {
+      for (const bool weights_wanted : {false, true}) {
+        const auto check = [&](const Codes& keys, const Codes& values, DType dtype) {
+          expect_parity({.keys = keys,
+                         .values = values,
+                         .head_dim = head_dim,
+                         .q_per_kv = 5,
+                         .weights_wanted = weights_wanted,
+                         .remapped = true,
+                         .blocks = {33, 7, 63},
+                         .dead_rows = dead_rows,
+                         .dtype = dtype});
+        };
+        check({CodeFormat::kBits3, kChannel}, {CodeFormat::kBits5, kHead}, DType::kF32);
+        check({CodeFormat::kTrit5, kChannel}, {CodeFormat::kTrit5, kChannel}, DType::kBF16);
+        check({CodeFormat::kBits2, kToken, 32}, {CodeFormat::kBits6, kToken, 32}, DType::kF16);
+      }
+    }
+  }
+}
+
+TEST_F(SmallPacked, SoftmaxesOfEveryLength) {
+  const Codes codes;
+  for (const int full : {40, 1100, 4200, 17000}) {
+    expect_parity({.keys = codes,
+                   .values = codes,
+                   .head_dim = 8,
+                   .q_per_kv = 1,
+                   .weights_wanted = true,
+                   .remapped = true,
+                   .blocks = {33},
+                   .full = full});
+  }
+}
+
+TEST_F(SmallPacked, RowsAppendedToKeptLanes) {
+  constexpr int kRows = 21;
+  constexpr int kLanes = 3;
+  const Tensor rows = normal_tensor(DType::kF16, {2 * kLanes, kRows + 2, 128}, 1);
+  const Tensor q = normal_tensor(DType::kF32, {kLanes, 4, 128}, 2);
+  const Tensor k = normal_tensor(DType::kF32, {kLanes, 128}, 3);
+  const Tensor v = normal_tensor(DType::kF32, {kLanes, 128}, 4);
+  const auto run = [&](Device device, Stream& stream) {
+    const auto place = [&](const Tensor& x) {
+      Tensor made(x.dtype(), x.shape(), device);
+      copy(made, x, stream);
+      return made;
+    };
+    Tensor held = place(rows);
+    Tensor queries = place(q);
+    const Tensor new_k = place(k);
+    const Tensor new_v = place(v);
+    Tensor weights(DType::kF32, {kLanes, 4, kRows + 2}, device);
+    Tensor out(DType::kF32, q.shape(), device);
+    std::vector<SlotRun> runs(2 * kLanes);
+    std::vector<PackedLane> lanes(kLanes);
+    for (int64_t i = 0; i < kLanes; ++i) {
+      PackedLane& lane = lanes[static_cast<size_t>(i)];
+      for (int64_t part = 0; part < 2; ++part) {
+        SlotRun& made = runs[static_cast<size_t>(2 * i + part)];
+        made.slots = kRows;
+        made.rows = held.view().slice(2 * i + part, 1).data();
+        (part == 0 ? lane.keys : lane.values) = {&made, 1};
+      }
+      lane.q = queries.view().slice(i, 1).as<float>();
+      lane.slots = kRows;
+      lane.weights = weights.view().slice(i, 1).as<float>();
+      lane.weights_wanted = false;
+      lane.out = out.view().slice(i, 1).as<float>();
+    }
+    PackedBatch batch(device);
+    batch.describe(lanes, 4, 128, queries.as<float>(), out.as<float>(), true, stream);
+    for (int step = 0; step < 2; ++step) {
+      batch.append(new_k.as<float>(), new_v.as<float>(), stream);
+      batch.attend(queries.as<float>(), out.as<float>(), 0.1f, stream);
+    }
+    Tensor host(DType::kF32, out.shape());
+    copy(host, out, stream);
+    return host;
+  };
+  EXPECT_LE(error(run(kGpu, *gpu_), run({}, cpu_)), 2e-5);
+}
+
+TEST_F(SmallPacked, PackingByEveryRule) {
+  using enum ScaleAxis;
+  struct Case {
+    Codes codes;
+    PackRule rule;
+  };
+  const Case cases[] = {{{CodeFormat::kBits2, kChannel}, {}},
+                        {{CodeFormat::kBits3, kToken, 8}, {}},
+                        {{CodeFormat::kBits1, kHead}, {.alpha = 0.1f}},
+                        {{CodeFormat::kBits2, kToken, 20}, {.alpha = 0.2f}},
+                        {{CodeFormat::kBits4, kChannel}, {.alpha = 0.05f, .eta = 0.1f}},
+                        {{CodeFormat::kTrit5, kChannel},
+                         {.rule = CodeRule::kTernary, .ternary_scale = TernaryScale::kNonZero}},
+                        {{CodeFormat::kBits2, kChannel, 0, true}, {}}};
+  for (const Case& c : cases) {
+    const PackedFormat format = c.codes.format(20);
+    std::array<PackRule, 2> rules = c.codes.rules();
+    rules[0] = c.rule;
+    constexpr int kRows = 45;
+    const Tensor x = normal_tensor(DType::kF32, {kRows, 20}, 9);
+    const auto run = [&](Device device, Stream& stream) {
+      Tensor placed(DType::kF32, x.shape(), device);
+      copy(placed, x, stream);
+      // Codes, scales and zero points side by side, zeros where nothing is written.
+      constexpr int64_t kBytes = 4096;
+      Tensor zeros(DType::kU8, {3 * kBytes});
+      std::fill_n(zeros.as<uint8_t>(), 3 * kBytes, uint8_t{0});
+      std::fill_n(zeros.view().data(), 0, std::byte{0});
+      Tensor packed(DType::kU8, {3 * kBytes}, device);
+      copy(packed, zeros, stream);
+      std::byte* to = packed.view().data();
+      const PackJob job{placed.as<float>(), kRows, to, to + kBytes,
+                        format.zeros(kRows) > 0 ? to + 2 * kBytes : nullptr};
+      pack(format, rules, {&job, 1}, stream);
+      Tensor host(DType::kU8, packed.shape());
+      copy(host, packed, stream);
+      return host;
+    };
+    EXPECT_TRUE(testing::same_bits(run(kGpu, *gpu_).view(), run({}, cpu_).view()))
+        << "codes " << static_cast<int>(format.section[0].code) << ", axis "
+        << static_cast<int>(format.axis);
+  }
+}
+
+// --------------------------------------------------------------------------------- full attention
+
+TEST_F(SmallShapes, PiecesOfFullRows) {
+  struct Case {
+    int q_per_kv, head_dim;
+  };
+  for (const Case& c : {Case{1, 20}, Case{3, 32}, Case{5, 64}, Case{1, 128}, Case{4, 128},
+                        Case{7, 128}, Case{2, 200}}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      const std::vector<int64_t> lengths = {0, 1, 37, 262};  // the last one is split
+      const Tensor k = normal_tensor(dtype, {300, c.head_dim}, 1);
+      const Tensor v = normal_tensor(dtype, {300, c.head_dim}, 2);
+      const Tensor q = normal_tensor(DType::kF32, {c.q_per_kv, c.head_dim}, 3);
+      const auto run = [&](ConstTensorView q_rows, ConstTensorView k_rows, ConstTensorView v_rows,
+                           Device device, Stream& stream) {
+        const int64_t per_state = int64_t{c.q_per_kv} * (2 + c.head_dim);
+        const auto count = static_cast<int64_t>(lengths.size());
+        Tensor states(DType::kF32, {count, per_state}, device);
+        Tensor out(DType::kF32, q_rows.shape(), device);
+        std::vector<DecodePiece> pieces;
+        std::vector<SoftmaxState> parts;
+        int64_t first = 0;
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t rows = lengths[static_cast<size_t>(i)];
+          float* state = states.view().slice(i, 1).as<float>();
+          parts.push_back({state, state + c.q_per_kv, state + 2 * c.q_per_kv});
+          pieces.push_back(
+              {q_rows.as<float>(),
+               {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype, rows},
+               parts.back()});
+          first += rows;
+        }
+        attend_rows(pieces, c.q_per_kv, c.head_dim, 0.3f, stream);
+        const MergeJob job{out.as<float>(), parts};
+        merge_states({&job, 1}, c.q_per_kv, c.head_dim, stream);
+        stream.synchronize();
+        return out;
+      };
+      const Tensor gpu_q = on_gpu(q);
+      const Tensor gpu_k = on_gpu(k);
+      const Tensor gpu_v = on_gpu(v);
+      EXPECT_LE(error(run(gpu_q, gpu_k, gpu_v, kGpu, *gpu_), run(q, k, v, {}, cpu_)), 3e-6)
+          << c.q_per_kv << " x " << c.head_dim << " " << dtype_name(dtype);
+    }
+  }
+}
+
+TEST_F(SmallShapes, Prompts) {
+  for (const int head_dim : {30, 64, 80, 128, 256}) {
+    for (const DType multiply : {DType::kF32, DType::kF16, DType::kBF16}) {
+      constexpr int64_t kRows = 70;
+      const Tensor q = normal_tensor(DType::kF32, {kRows, 2, head_dim}, 1);
+      const Tensor k = normal_tensor(DType::kF32, {kRows, 1, head_dim}, 2);
+      const Tensor v = normal_tensor(DType::kF32, {kRows, 1, head_dim}, 3);
+      const Tensor past = normal_tensor(DType::kF16, {2, 9, head_dim}, 4);
+      const Tensor gpu_past = on_gpu(past);
+      const auto run_of = [&](const Tensor& rows) {
+        return KeyValueRows{rows.view().slice(0, 1).data(), rows.view().slice(1, 1).data(),
+                            DType::kF16, 9};
+      };
+      const KeyValueRows run = run_of(past);
+      const KeyValueRows gpu_run = run_of(gpu_past);
+      Tensor out(DType::kF32, q.shape());
+      Tensor gpu_out(DType::kF32, q.shape(), kGpu);
+      const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
+      attention(out, q, k, v, {&run, 1}, true, scale, DType::kF32, cpu_);
+      attention(gpu_out, on_gpu(q), on_gpu(k), on_gpu(v), {&gpu_run, 1}, true, scale, multiply,
+                *gpu_);
+      const double gate = multiply == DType::kF32 ? 2e-6 : multiply == DType::kF16 ? 2e-3 : 1.5e-2;
+      EXPECT_LE(error(gpu_out, out), gate) << head_dim << ", " << dtype_name(multiply);
+    }
+  }
+  // As many blocks as take two tiles of rows each.
+  const Tensor q = normal_tensor(DType::kF32, {130, 270, 32}, 1);
+  const Tensor k = normal_tensor(DType::kF32, {130, 1, 32}, 2);
+  Tensor out(DType::kF32, q.shape());
+  Tensor gpu_out(DType::kF32, q.shape(), kGpu);
+  attention(out, q, k, k, {}, false, 0.2f, DType::kF32, cpu_);
+  const Tensor gpu_k = on_gpu(k);
+  attention(gpu_out, on_gpu(q), gpu_k, gpu_k, {}, false, 0.2f, DType::kF16, *gpu_);
+  EXPECT_LE(error(gpu_out, out), 2e-3);
+}
+
+TEST_F(SmallShapes, SumsOfColumns) {
+  for (const int head_dim : {20, 128}) {
+    const Tensor q = normal_tensor(DType::kF32, {67, 6, head_dim}, 1);
+    const Tensor k = normal_tensor(DType::kF32, {67, 2, head_dim}, 2);
+    const Tensor gpu_q = on_gpu(q);
+    const Tensor gpu_k = on_gpu(k);
+    std::vector<double> sums(134);
+    std::vector<double> gpu_sums(134);
+    std::vector<double> small(6);
+    std::vector<double> gpu_small(6);
+    column_sums({sums, small}, q, k, {}, 3, 0.2f, cpu_);
+    column_sums({gpu_sums, gpu_small}, gpu_q, gpu_k, {}, 3, 0.2f, *gpu_);
+    for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(gpu_sums[i], sums[i], 1e-4) << i;
+    for (size_t i = 0; i < small.size(); ++i) EXPECT_NEAR(gpu_small[i], small[i], 1) << i;
+  }
+}
+
+// ------------------------------------------------------------------------------------ stored rows
+
+TEST_F(SmallShapes, BasesOfKeys) {
+  constexpr int kDim = 20;
+  constexpr int kRows = 11;
+  KeyBasis basis;
+  basis.dim = kDim;
+  basis.first = 8;
+  for (size_t i = 0; i < 3; ++i) {
+    basis.matrix[i] = testing::normal_values(12 * 12, static_cast<uint32_t>(i));
+  }
+  std::vector<uint16_t> channels(kDim);
+  std::iota(channels.rbegin(), channels.rend(), uint16_t{0});
+  const Tensor x = normal_tensor(DType::kF32, {kRows, kDim}, 5);
+  const Tensor gpu_x = on_gpu(x);
+  for (const BasisChange change : {BasisChange::kKey, BasisChange::kQuery, BasisChange::kBack}) {
+    Tensor y(DType::kF32, x.shape());
+    Tensor gpu_y(DType::kF32, x.shape(), kGpu);
+    const BasisJob job{x.as<float>(), y.as<float>(), kRows, channels.data()};
+    const BasisJob gpu_job{gpu_x.as<float>(), gpu_y.as<float>(), kRows, channels.data()};
+    change_basis(basis, change, {&job, 1}, cpu_);
+    change_basis(basis, change, {&gpu_job, 1}, *gpu_);
+    EXPECT_TRUE(same(gpu_y, y)) << static_cast<int>(change);
+  }
+  std::vector<float> low(kDim), high(kDim), gpu_low(kDim), gpu_high(kDim);
+  const float* const arrays[] = {x.as<float>()};
+  const float* const gpu_arrays[] = {gpu_x.as<float>()};
+  channel_ends(arrays, kRows, kDim, low, high, cpu_);
+  channel_ends(gpu_arrays, kRows, kDim, gpu_low, gpu_high, *gpu_);
+  EXPECT_EQ(gpu_low, low);
+  EXPECT_EQ(gpu_high, high);
+}
+
+TEST_F(SmallShapes, MergedRows) {
+  constexpr int kRows = 41;
+  constexpr int kDim = 20;
+  const Tensor keys = normal_tensor(DType::kF32, {kRows, kDim}, 1);
+  const Tensor values = normal_tensor(DType::kF32, {kRows, kDim}, 2);
+  const std::vector<int32_t> kept = {0, 3, 4, 17, 40};
+  for (const MergeRule rule : {MergeRule::kPosition, MergeRule::kFeature}) {
+    const auto run = [&](const Tensor& k, const Tensor& v, Device device, Stream& stream) {
+      Tensor merged(DType::kF32, {2, 5, kDim}, device);
+      merge_rows(rule,
+                 {k.as<float>(), v.as<float>(), kRows, kDim, kept,
+                  merged.view().slice(0, 1).as<float>(), merged.view().slice(1, 1).as<float>()},
+                 stream);
+      stream.synchronize();
+      return merged;
+    };
+    const Tensor found = run(on_gpu(keys), on_gpu(values), kGpu, *gpu_);
+    EXPECT_TRUE(same(found, run(keys, values, {}, cpu_))) << static_cast<int>(rule);
+  }
+}
+
+TEST_F(SmallShapes, WeightsOfSlots) {
+  const Tensor weights = normal_tensor(DType::kF32, {3, 50}, 1);
+  const Tensor gpu_weights = on_gpu(weights);
+  Tensor sums = normal_tensor(DType::kF32, {50}, 2);
+  Tensor gpu_sums = on_gpu(sums);
+  const SlotWeights lane{weights.as<float>(), sums.as<float>(), 50, 33};
+  const SlotWeights gpu_lane{gpu_weights.as<float>(), gpu_sums.as<float>(), 50, 33};
+  add_slot_weights({&lane, 1}, 3, cpu_);
+  add_slot_weights({&gpu_lane, 1}, 3, *gpu_);
+  EXPECT_LE(error(gpu_sums, sums), 1e-6);
+  const float* const arrays[] = {weights.as<float>(), weights.as<float>() + 50};
+  const float* const gpu_arrays[] = {gpu_weights.as<float>(), gpu_weights.as<float>() + 50};
+  const MeanJob job{0, 2, 50, sums.as<float>()};
+  const MeanJob gpu_job{0, 2, 50, gpu_sums.as<float>()};
+  mean_arrays(arrays, {&job, 1}, cpu_);
+  mean_arrays(gpu_arrays, {&gpu_job, 1}, *gpu_);
+  EXPECT_LE(error(gpu_sums, sums), 1e-6);
+}
+
+TEST_F(SmallShapes, MovedRows) {
+  constexpr int kPlaces = 13;
+  // Rows of 16, of 4 and of 2 bytes at a time.
+  for (const int64_t width : {40, 6, 5}) {
+    for (const bool from_front : {false, true}) {
+      Tensor ring = normal_tensor(DType::kF16, {kPlaces, width}, 1);
+      Tensor gpu_ring = on_gpu(ring);
+      const auto gap_of = [&](Tensor& of) {
+        return RowGap{of.view().data(), static_cast<size_t>(2 * width), kPlaces, 9, 11, 4,
+                      from_front};
+      };
+      const RowGap gap = gap_of(ring);
+      const RowGap gpu_gap = gap_of(gpu_ring);
+      close_gaps({&gap, 1}, cpu_);
+      close_gaps({&gpu_gap, 1}, *gpu_);
+      const Tensor host = on_host(gpu_ring);
+      const int first = from_front ? 10 : 9;  // of the ten rows that are left
+      for (int row = 0; row < 10; ++row) {
+        const int64_t place = (first + row) % kPlaces;
+        EXPECT_TRUE(testing::same_bits(host.view().slice(place, 1), ring.view().slice(place, 1)))
+            << "row " << row << " of " << width;
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------- other kernels
+
+TEST_F(SmallShapes, Norms) {
+  for (const int64_t dim : {7, 300}) {
+    const Tensor x = normal_tensor(DType::kF32, {3, dim}, 1);
+    const Tensor weight = normal_tensor(DType::kF32, {dim}, 2);
+    const Tensor gpu_x = on_gpu(x);
+    const Tensor gpu_weight = on_gpu(weight);
+    Tensor y(DType::kF32, x.shape());
+    Tensor gpu_y(DType::kF32, x.shape(), kGpu);
+    rms_norm(y, x, weight, 1e-5f, cpu_);
+    rms_norm(gpu_y, gpu_x, gpu_weight, 1e-5f, *gpu_);
+    EXPECT_LE(error(gpu_y, y), 4e-6);
+    layer_norm(y, x, weight, weight, 1e-5f, cpu_);
+    layer_norm(gpu_y, gpu_x, gpu_weight, gpu_weight, 1e-5f, *gpu_);
+    EXPECT_LE(error(gpu_y, y), 2e-6);
+  }
+}
+
+TEST_F(SmallShapes, Sampling) {
+  constexpr int64_t kVocab = 5000;  // several blocks find a maximum
+  std::vector<RowSampling> rows(5);
+  rows[1] = {.temperature = 1, .uniform = 0.4};
+  rows[2] = {.temperature = 0.7, .top_p = 0.9, .uniform = 0.8};
+  rows[3] = {.temperature = 1, .top_k = 40, .top_p = 0.5, .uniform = 0.3};
+  rows[4] = {.temperature = 2, .top_k = 3, .uniform = 0.999};
+  Tensor logits = normal_tensor(DType::kF32, {5, kVocab}, 1, 2);
+  for (int64_t i = 0; i < kVocab; ++i) {  // ties
+    logits.as<float>()[3 * kVocab + i] = std::round(logits.as<float>()[3 * kVocab + i]);
+  }
+  std::vector<uint32_t> seen((kVocab + 31) / 32, 0x11111111u);
+  const auto words = static_cast<int64_t>(seen.size());
+  Tensor gpu_seen = on_gpu(ConstTensorView(seen.data(), DType::kI32, {words}));
+  rows[2].repetition_penalty = 1.3f;
+  std::vector<RowSampling> gpu_rows = rows;
+  rows[2].seen = seen.data();
+  gpu_rows[2].seen = reinterpret_cast<uint32_t*>(gpu_seen.view().data());
+  Tensor gpu_logits = on_gpu(logits);
+  std::vector<int32_t> ids(5);
+  std::vector<int32_t> gpu_ids(5);
+  sample_rows(ids, logits, rows, cpu_);
+  sample_rows(gpu_ids, gpu_logits, gpu_rows, *gpu_);
+  EXPECT_EQ(gpu_ids, ids);
+}
+
+}  // namespace
+}  // namespace kvlm
