@@ -10,20 +10,6 @@ namespace kvlm::cuda::packed {
 
 namespace {
 
-/// Scale and zero point that serve all channels: of a block, or of row i.
-__device__ float2 one_affine(const DeviceBlock& block, int i) {
-  return {__half2float(reinterpret_cast<const __half*>(block.scales)[i]),
-          __half2float(reinterpret_cast<const __half*>(block.zeros)[i])};
-}
-
-/// The same of a block whose codes have a meaning of their own.
-__device__ float2 one_affine(const DeviceBlock& block, const Meaning& meaning, int i) {
-  const float scale = __half2float(reinterpret_cast<const __half*>(block.scales)[i]);
-  return {meaning.slope * scale, meaning.zero_stored
-                                     ? __half2float(reinterpret_cast<const __half*>(block.zeros)[i])
-                                     : meaning.offset * scale};
-}
-
 /// The 32 channels of a quarter of a row whose first half has codes of 2 bits and the other codes
 /// of 1 bit, as 2 bits each.
 __device__ void load_mixed(const std::byte* row, int quarter, uint32_t (&to)[2]) {
@@ -43,15 +29,6 @@ __device__ uint32_t spread(uint32_t x) {
   return (x | x << 1) & 0x55555555u;
 }
 
-/// The block of an item of full rows.
-__device__ DeviceBlock rows_of(const DeviceRun& run, const Item& item) {
-  DeviceBlock block{};
-  block.codes = run.rows + static_cast<int64_t>(item.first) * kDim * 2;
-  block.rows = item.count;
-  block.first_slot = run.first_slot + item.first;
-  return block;
-}
-
 /// Blocks of few rows go to one warp, the tiles of long ones to all.
 __device__ bool goes_to_one_warp(const DeviceBlock& block) { return block.rows <= 2 * kTileSlots; }
 
@@ -62,6 +39,9 @@ template <int kBits>
 constexpr int kTilesHeld = kBits == 1   ? 4
                            : kBits <= 4 ? 2
                                         : 1;
+/// Blocks that share a multiprocessor.
+template <int kBits, int kGroups, bool kMixed>
+constexpr int kScoreBlocks = kGroups == 2 || (kBits <= 2 && !kMixed) ? 4 : 5;
 
 /// The least and greatest score of an item, of the queries of its groups.
 template <int kGroups>
@@ -93,13 +73,19 @@ __device__ void write_ends(const DevicePlan& plan, const Item& item, int first_q
 
 /// Scores of the keys of an item: a thread has a quarter of the channels of two rows of a tile.
 template <int kBits, int kGroups, bool kMixed = false>
-__global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(DevicePlan plan) {
+__global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>)
+    score_tiles(DevicePlan plan) {
   using Pairs = CodePairs<kBits>;
   constexpr bool kRows = kBits == 16;
   constexpr int kRowBytes = kMixed ? kDim / 2 * 3 / 8 : kDim * kBits / 8;
+  constexpr int kRowPieces = kRowBytes / 16;
   constexpr int kHeld = kTilesHeld<kBits>;
-  constexpr int kBuffers = kGroups == 1 && kBits <= 2 ? 2 : 1;
+  constexpr bool kStaged = !kMixed && !kRows;
+  constexpr int kStages = 3;
+  constexpr int kStageBytes = kHeld * kTileSlots * kRowBytes;
   __shared__ RaisedQueries<kBits, kGroups> raised;
+  __shared__ alignas(128)
+      std::byte staged[kStaged ? kWarps : 1][kStaged ? kStages * kStageBytes : 16];
   Item item;
   if (!find_item(plan, item)) return;
   const DeviceLane lane = lane_of(plan, item.lane);
@@ -113,10 +99,13 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
   if (kMixed) meaning = Meaning(plan.formats[run.format].section[place.quarter / 2]);
   FoldedQueries<kBits, kGroups> folded;
   if (axis != ScaleAxis::kChannel) folded.fold(raised, place);
+  const bool by_token = !kRows && axis == ScaleAxis::kToken;
+  bool asked[kGroups];
   float least[kGroups];
   float greatest[kGroups];
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
+    asked[group] = first_query + group * kGroupQueries + place.quarter < plan.q_per_kv;
     least[group] = INFINITY;
     greatest[group] = -INFINITY;
   }
@@ -133,6 +122,13 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
     if (!kRows && axis == ScaleAxis::kChannel) folded.fold(raised, block, meaning, place);
     float2 of_block{1, kRows ? 0.0f : 1.0f};
     if (!kRows && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
+    float unit[kGroups];
+    float bias[kGroups];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unit[group] = of_block.x * folded.unit[group];
+      bias[group] = of_block.y * folded.bias[group];
+    }
     const std::byte* codes =
         block.codes + place.row * kRowBytes + (kMixed ? 0 : place.quarter * (kRowBytes / 4));
     float* scores = lane.weights + static_cast<int64_t>(first_query + place.quarter) * lane.slots +
@@ -160,13 +156,14 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
         }
       }
     };
-    // Where all rows are there, nothing is asked, so that tiles are multiplied side by side.
+    // Where all rows are there and scaled alike, nothing is asked, so that tiles are multiplied
+    // side by side.
     const auto score_some = [&](const uint32_t(&words)[kHeld][2][kBits], int tile,
-                                const bool whole) {
+                                const bool plain) {
       const int first = tile * kTileSlots;
 #pragma unroll
       for (int held = 0; held < kHeld; ++held) {
-        if (!whole && held > 0 && tile + held >= tiles) break;
+        if (!plain && held > 0 && tile + held >= tiles) break;
         uint32_t rows[2][kBits];
 #pragma unroll
         for (int i = 0; i < 2 * kBits; ++i)
@@ -196,16 +193,16 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
           const int row = first + held * kTileSlots + 8 * side;  // from place.row on
-          if (!whole && row + place.row >= block.rows) continue;
-          float2 a = of_block;
-          if (!kRows && axis == ScaleAxis::kToken) a = one_affine(block, row + place.row);
+          if (!plain && row + place.row >= block.rows) continue;
+          float2 a{1, 1};
+          if (!plain && by_token) a = one_affine(block, row + place.row);
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
-            if (first_query + group * kGroupQueries + place.quarter >= plan.q_per_kv) continue;
-            const float product =
-                (products[group][2 * side] + products[group][2 * side + 1]) * folded.unit[group];
-            const float x = a.x * product + a.y * folded.bias[group];
-            scores[static_cast<int64_t>(group) * kGroupQueries * lane.slots + row] = x;
+            const float product = products[group][2 * side] + products[group][2 * side + 1];
+            const float x = a.x * unit[group] * product + a.y * bias[group];
+            if (asked[group]) {
+              scores[static_cast<int64_t>(group) * kGroupQueries * lane.slots + row] = x;
+            }
             least[group] = fminf(least[group], x);
             greatest[group] = fmaxf(greatest[group], x);
           }
@@ -213,28 +210,73 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 5 : 4) score_tiles(De
       }
     };
     const auto score = [&](const uint32_t(&words)[kHeld][2][kBits], int tile) {
-      if ((tile + kHeld) * kTileSlots <= block.rows) {
+      if (!by_token && (tile + kHeld) * kTileSlots <= block.rows) {
         score_some(words, tile, true);
       } else {
         score_some(words, tile, false);
       }
     };
-    uint32_t words[kBuffers][kHeld][2][kBits];
-    load(words[0], first_tile * kTileSlots);
-    for (int tile = first_tile; tile < tiles;) {
-#pragma unroll
-      for (int i = 0; i < kBuffers; ++i) {
-        if (tile >= tiles) break;
-        const int next = tile + tile_step;
-        if (kBuffers == 1) {
-          score(words[0], tile);
-          if (next < tiles) load(words[0], next * kTileSlots);
-        } else {
-          if (next < tiles) load(words[1 - i], next * kTileSlots);
-          score(words[i], tile);
-        }
-        tile = next;
+    uint32_t words[kHeld][2][kBits];
+    if (alone || !kStaged) {
+      load(words, first_tile * kTileSlots);
+      for (int tile = first_tile; tile < tiles; tile += tile_step) {
+        score(words, tile);
+        if (tile + tile_step < tiles) load(words, (tile + tile_step) * kTileSlots);
       }
+      continue;
+    }
+    // Codes of long blocks come to shared memory, of which each warp has its own.
+    const int thread = static_cast<int>(threadIdx.x) % 32;
+    const std::byte* stages = staged[place.warp];
+    const auto at = [](int row, int piece) {  // neighbouring rows of 8 bits in other banks
+      return row * kRowBytes + (kBits == 8 ? piece ^ (row & 1) : piece) * 16;
+    };
+    const auto copy = [&](int tile, const std::byte* stage) {
+      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(stage));
+      const int first = tile * kTileSlots;
+#pragma unroll
+      for (int i = 0; i < kStageBytes / 16 / 32; ++i) {
+        const int piece = i * 32 + thread;
+        const int row = piece / kRowPieces;
+        if (first + row >= block.rows) continue;
+        copy_async(to + at(row, piece % kRowPieces),
+                   block.codes + static_cast<int64_t>(first) * kRowBytes + piece * 16);
+      }
+      end_copies();
+    };
+    __syncwarp();  // what was there has been read
+#pragma unroll
+    for (int i = 0; i + 1 < kStages; ++i) {
+      copy(first_tile + i * tile_step, stages + i * kStageBytes);
+    }
+    int now = 0;
+    int free = (kStages - 1) * kStageBytes;
+    for (int tile = first_tile; tile < tiles; tile += tile_step) {
+      await_copies<kStages - 2>();
+      __syncwarp();
+      copy(tile + (kStages - 1) * tile_step, stages + free);
+#pragma unroll
+      for (int i = 0; i < 2 * kHeld; ++i) {
+        const int row = 8 * i + place.row;
+#pragma unroll
+        for (int j = 0; j < kBits; j += 4) {
+          const std::byte* from = stages + now;
+          if constexpr (kBits >= 4) {
+            const uint4 x = *reinterpret_cast<const uint4*>(
+                from + at(row, place.quarter * (kRowPieces / 4) + j / 4));
+            words[i / 2][i % 2][j] = x.x, words[i / 2][i % 2][j + 1] = x.y;
+            words[i / 2][i % 2][j + 2] = x.z, words[i / 2][i % 2][j + 3] = x.w;
+          } else {
+            const auto* word =
+                reinterpret_cast<const uint32_t*>(from + row * kRowBytes) + place.quarter * kBits;
+            words[i / 2][i % 2][0] = word[0];
+            if constexpr (kBits == 2) words[i / 2][i % 2][1] = word[1];
+          }
+        }
+      }
+      score(words, tile);
+      free = now;
+      now = now + kStageBytes == kStages * kStageBytes ? 0 : now + kStageBytes;
     }
   }
   if (lane.late) write_ends<kGroups>(plan, item, first_query, place, least, greatest);
@@ -397,17 +439,15 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   using Tile = ValueTile<kBits, kKind, kGroups>;
   constexpr bool kGrouped = Tile::kGrouped;
   constexpr bool by_token = scaled_by_token(kKind);
-  constexpr bool kRows = kBits == 16;
   constexpr int kScales = Tile::kScales;
   __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
   Item item;
   if (!find_item(plan, item)) return;
   const DeviceLane lane = lane_of(plan, item.lane);
   const DeviceRun run = run_of(plan, item.run);
-  const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
+  const ScaleAxis axis = plan.formats[run.format].axis;
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const Place place;
-  const int blocks = kRows ? 1 : item.count;
   // Threads of queries beyond the last read the last one's weights; nobody reads what they add.
   int64_t query_at[kGroups];
 #pragma unroll
@@ -427,7 +467,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   __syncthreads();
 
   Meaning meaning;
-  if (!kRows && !by_token) meaning = Meaning(plan.formats[run.format].section[0]);
+  if (!by_token) meaning = Meaning(plan.formats[run.format].section[0]);
   Weighing weighing[kGroups];
   float mass[kGroups] = {};
 #pragma unroll
@@ -470,8 +510,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
 
   // Adds products and totals, which share their scales, to what a thread has in `shared`.
   const auto finish = [&](const DeviceBlock& block) {
-    float2 of_block{1, kRows ? 0.0f : 1.0f};
-    if (!kRows && !kGrouped && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
+    float2 of_block{1, 1};
+    if (!kGrouped && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       float total[kScales];
@@ -486,7 +526,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
 #pragma unroll
       for (int channel = 0; channel < 16; ++channel) {
         float2 a = of_block;
-        if (!kRows && !kGrouped && axis == ScaleAxis::kChannel) {
+        if (!kGrouped && axis == ScaleAxis::kChannel) {
           a = one_affine(block, meaning, place.row * 16 + channel);
         }
         float(&four)[4] = products[group][channel / 2];
@@ -540,9 +580,9 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   constexpr int kTilesSummed = 8;
   int added = 0;
   DeviceBlock block{};
-  for (int index = 0; index < blocks; ++index) {
-    block = kRows ? rows_of(run, item) : block_of(plan.blocks, run, item.first + index);
-    const bool alone = !kRows && goes_to_one_warp(block);
+  for (int index = 0; index < item.count; ++index) {
+    block = block_of(plan.blocks, run, item.first + index);
+    const bool alone = goes_to_one_warp(block);
     if (alone && index % kWarps != place.warp) continue;
     const float* weights[kGroups];
 #pragma unroll
@@ -570,9 +610,9 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
         first += step;
       }
     }
-    if (!by_token && !kRows) finish(block);
+    if (!by_token) finish(block);
   }
-  if (by_token || kRows) finish(block);
+  if (by_token) finish(block);
 
   __syncthreads();
   const int queries = min(kGroups * kGroupQueries, plan.q_per_kv - first_query);
@@ -600,22 +640,11 @@ void launch_values(const DevicePlan& plan, dim3 grid, Stream& stream) {
   add_tiles<kBits, kKind, kGroups><<<grid, kThreads, 0, native(stream)>>>(plan);
 }
 
-/// Calls launch(groups, grid) with how many groups of queries a block serves, as a constant.
-template <class Launch>
-void with_groups(const DevicePlan& plan, Pieces pieces, const Launch& launch) {
-  const int groups = plan.q_per_kv <= kGroupQueries ? 1 : 2;
-  const dim3 grid(pieces.runs, pieces.most,
-                  static_cast<unsigned>(ceil_div(plan.q_per_kv, groups * kGroupQueries)));
-  if (groups == 1) {
-    launch(std::integral_constant<int, 1>{}, grid);
-  } else {
-    launch(std::integral_constant<int, 2>{}, grid);
-  }
-}
-
 }  // namespace
 
 namespace {
+
+constexpr int kShortBlock = 64;  // rows of blocks that are worth a warp each
 
 bool is_mixed(const PackedFormat& format) {
   return format.sections == 2 && format.section[0].code == CodeFormat::kBits2 &&
@@ -640,7 +669,8 @@ bool has_meaning(const PackedSection& section, ScaleAxis axis) {
 int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   if (head_dim != kDim || run.selection != nullptr || !aligned(run.q, 16)) return -1;
   if (run.format == nullptr) {
-    return run.dtype == DType::kF16 && aligned(run.rows, 16) ? kHalfRows : -1;
+    if (run.dtype != DType::kF16 || !aligned(run.rows, 16)) return -1;
+    return keys ? kHalfRows : kLongRows;
   }
   const PackedFormat& format = *run.format;
   const PackedSection& section = format.section[0];
@@ -675,6 +705,7 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   if (mixed) return kCodes21;
   if (trits) return by_token ? -1 : static_cast<int>(kTrits);
   const int width = std::countr_zero(static_cast<unsigned>(bits));
+  if (!keys && !by_token && run.blocks[0].rows > kShortBlock) return kLong1 + width;
   if (keys || !by_token) return kCodes1 + width;
   return (grouped ? kGrouped1 : kToken1) + width;
 }
@@ -692,6 +723,7 @@ void score_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Strea
 }
 
 void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream) {
+  if (kernel >= kLong1) return add_long_blocks(kernel, plan, pieces, stream);
   with_groups(plan, pieces, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
     constexpr ValueScales kBlock = ValueScales::kBlock;
@@ -701,7 +733,6 @@ void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream&
     if (kernel == kCodes2) launch_values<2, kBlock, kGroups>(plan, grid, stream);
     if (kernel == kCodes4) launch_values<4, kBlock, kGroups>(plan, grid, stream);
     if (kernel == kCodes8) launch_values<8, kBlock, kGroups>(plan, grid, stream);
-    if (kernel == kHalfRows) launch_values<16, kBlock, kGroups>(plan, grid, stream);
     if (kernel == kTrits) launch_values<2, ValueScales::kTrits, kGroups>(plan, grid, stream);
     if (kernel == kToken1) launch_values<1, kToken, kGroups>(plan, grid, stream);
     if (kernel == kToken2) launch_values<2, kToken, kGroups>(plan, grid, stream);

@@ -26,6 +26,12 @@ enum CodeKernel : int {
   kGrouped2,
   kGrouped4,
   kGrouped8,
+  // Values of long blocks that have scales in common, or none.
+  kLong1,
+  kLong2,
+  kLong4,
+  kLong8,
+  kLongRows,
   kCodeKernels
 };
 
@@ -42,5 +48,7 @@ struct Pieces {
 /// Scores of the keys of the runs in plan.served, or partial sums of their values.
 void score_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
 void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
+/// add_codes() of kLong1 to kLongRows.
+void add_long_blocks(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/packed_codes.h"
 #include "kernels/cuda/packed_mma.cuh"
 #include "kernels/cuda/packed_plan.cuh"
 
@@ -34,6 +37,20 @@ __device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
   }
 }
 
+/// Copies 16 bytes to shared memory while the thread goes on.
+__device__ inline void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+/// Ends a group of copies.
+__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until all but the last kAhead groups of this thread's copies are there.
+template <int kAhead>
+__device__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
+}
+
 __device__ inline float2 two_floats(uint32_t halves) {
   return __half22float2(*reinterpret_cast<const __half2*>(&halves));
 }
@@ -49,6 +66,29 @@ struct Meaning {
   __device__ explicit Meaning(const PackedSection& section)
       : slope(section.slope), offset(section.offset), zero_stored(section.zero_stored) {}
 };
+
+/// Scale and zero point that serve all channels: of a block, or of row i.
+__device__ inline float2 one_affine(const DeviceBlock& block, int i) {
+  return {__half2float(reinterpret_cast<const __half*>(block.scales)[i]),
+          __half2float(reinterpret_cast<const __half*>(block.zeros)[i])};
+}
+
+/// The same of a block whose codes have a meaning of their own.
+__device__ inline float2 one_affine(const DeviceBlock& block, const Meaning& meaning, int i) {
+  const float scale = __half2float(reinterpret_cast<const __half*>(block.scales)[i]);
+  return {meaning.slope * scale, meaning.zero_stored
+                                     ? __half2float(reinterpret_cast<const __half*>(block.zeros)[i])
+                                     : meaning.offset * scale};
+}
+
+/// The block of an item of full rows.
+__device__ inline DeviceBlock rows_of(const DeviceRun& run, const Item& item) {
+  DeviceBlock block{};
+  block.codes = run.rows + static_cast<int64_t>(item.first) * kDim * 2;
+  block.rows = item.count;
+  block.first_slot = run.first_slot + item.first;
+  return block;
+}
 
 /// Where a thread stands in an operand.
 struct Place {
@@ -275,6 +315,19 @@ constexpr __device__ int channel_exponent(int channel) {
 template <bool kGrouped>
 __device__ int channel_at(int part, int channel) {
   return kGrouped ? channel / 4 * kChannelGroup + part * 4 + channel % 4 : part * 16 + channel;
+}
+
+/// Calls launch(groups, grid) with how many groups of queries a block serves, as a constant.
+template <class Launch>
+void with_groups(const DevicePlan& plan, Pieces pieces, const Launch& launch) {
+  const int groups = plan.q_per_kv <= kGroupQueries ? 1 : 2;
+  const dim3 grid(pieces.runs, pieces.most,
+                  static_cast<unsigned>(ceil_div(plan.q_per_kv, groups * kGroupQueries)));
+  if (groups == 1) {
+    launch(std::integral_constant<int, 1>{}, grid);
+  } else {
+    launch(std::integral_constant<int, 2>{}, grid);
+  }
 }
 
 }  // namespace kvlm::cuda::packed
