@@ -21,6 +21,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   __shared__ float weights[kQueries][kMaxPieceRows];
   __shared__ float sums[kWarps][kQueries][kDim];
 
+  let_next_start();
+  wait_for_earlier();
   const DecodePiece piece = part_of(launch, 2);
   if (piece.cached.rows < 0 || piece.cached.dtype != DType::kF16) return;
   const int rows = static_cast<int>(piece.cached.rows);
@@ -163,9 +165,9 @@ void attend_half_rows(const PieceLaunch& launch, Stream& stream) {
   const dim3 grid(launch.count, launch.parts,
                   static_cast<unsigned>(ceil_div(launch.q_per_kv, groups * kGroupQueries)));
   if (groups == 1) {
-    attend_tiles<1><<<grid, kThreads, 0, native(stream)>>>(launch);
+    launch_early("RowBatch::attend", attend_tiles<1>, grid, kThreads, stream, launch);
   } else {
-    attend_tiles<2><<<grid, kThreads, 0, native(stream)>>>(launch);
+    launch_early("RowBatch::attend", attend_tiles<2>, grid, kThreads, stream, launch);
   }
 }
 

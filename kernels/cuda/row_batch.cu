@@ -229,6 +229,8 @@ __global__ void __launch_bounds__(kJoinThreads)
     join_parts(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
   __shared__ float weights[kJoinedParts];
   __shared__ float of_warps[kJoinThreads / 32];
+  let_next_start();
+  wait_for_earlier();
   const DeviceRowLane lane = lanes[blockIdx.x];
   const int query = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
@@ -287,6 +289,8 @@ __global__ void __launch_bounds__(kJoinThreads)
 /// A row more for every lane; a block has a lane.
 __global__ void append_rows(const DeviceRowLane* lanes, const DevicePiece* pieces, Growth* growth,
                             int head_dim, const float* k, const float* v) {
+  let_next_start();
+  wait_for_earlier();
   const KeyValueRows run = pieces[lanes[blockIdx.x].last_piece].cached;
   const int64_t row = run.rows + growth->rows;
   const int64_t from = static_cast<int64_t>(blockIdx.x) * head_dim;
@@ -433,9 +437,8 @@ int RowTable::room() const noexcept { return state_->room - state_->grown; }
 void RowTable::append(const float* k, const float* v, Stream& stream) {
   State& state = *state_;
   ++state.grown;
-  append_rows<<<state.lanes, 128, 0, native(stream)>>>(state.device_lanes(), state.device_pieces(),
-                                                       state.growth(), state.head_dim, k, v);
-  check_launch("RowBatch::append");
+  launch_early("RowBatch::append", append_rows, dim3(state.lanes), 128, stream,
+               state.device_lanes(), state.device_pieces(), state.growth(), state.head_dim, k, v);
 }
 
 void RowTable::appended() noexcept { ++state_->grown; }
@@ -476,9 +479,9 @@ void RowTable::attend(const float* q, float* out, float scale, Stream& stream) {
     }
   }
   const dim3 grid(state.lanes, static_cast<unsigned>(launch.q_per_kv));
-  join_parts<<<grid, kJoinThreads, 0, native(stream)>>>(launch, state.device_lanes(),
-                                                        out - state.out);
   check_launch("RowBatch::attend");
+  launch_early("RowBatch::attend", join_parts, grid, kJoinThreads, stream, launch,
+               state.device_lanes(), out - state.out);
 }
 
 }  // namespace kvlm::cuda
