@@ -89,6 +89,22 @@ int64_t check_even_blocks(std::string_view op, const PackedFormat& format,
   return static_cast<int64_t>(blocks.size() - 1) * first + last;
 }
 
+/// Runs that change in other ways than that the last one gains.
+void check_changes(std::string_view op, std::span<const SlotRun> runs) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const SlotRun& run = runs[i];
+    if (run.change == RunChange::kNone) continue;
+    if (run.change == RunChange::kPacks) {
+      if (run.format == nullptr || run.format->axis != ScaleAxis::kToken || run.code_stride == 0 ||
+          run.scale_stride == 0 || run.blocks.empty() || run.block_rows < run.blocks[0].rows) {
+        refuse("{}: a run that packs rows one by one lacks blocks that lie evenly", op);
+      }
+    } else if (run.format != nullptr || i == 0 || runs[i - 1].change != RunChange::kPacks) {
+      refuse("{}: a run whose oldest row is packed does not follow one that packs", op);
+    }
+  }
+}
+
 void check_run(std::string_view op, const SlotRun& run) {
   if (run.slots < 0) refuse("{}: a run of {} slots", op, run.slots);
   if (run.format != nullptr) {
@@ -113,6 +129,8 @@ void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
       (lane.slots > 0 && (lane.q == nullptr || lane.weights == nullptr))) {
     refuse("{}: a lane of {} slots lacks its query, weights or output", op, lane.slots);
   }
+  check_changes(op, lane.keys);
+  check_changes(op, lane.values);
   int64_t slots = 0;
   for (const SlotRun& run : lane.keys) {
     check_run(op, run);

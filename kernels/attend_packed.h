@@ -112,7 +112,8 @@ class PackedBatch {
   ///   k, v  (lanes, head_dim) f32
   /// Throws Error{kInvalidArgument} without room.
   void append(const float* k, const float* v, Stream& stream);
-  /// append() has been done by a recording that was run again (kernels/base/recording.h).
+  /// append() is done by a recording that is run (kernels/base/recording.h): while that is made,
+  /// append() does not count.
   void appended() noexcept;
   /// attend_packed() of the lanes as they are now.
   void attend(const float* q, float* out, float scale, Stream& stream);

@@ -55,6 +55,8 @@ BasisBatch::~BasisBatch() = default;
 BasisBatch::BasisBatch(BasisBatch&&) noexcept = default;
 BasisBatch& BasisBatch::operator=(BasisBatch&&) noexcept = default;
 
+void BasisBatch::reserve(size_t jobs) { state_->jobs.reserve(jobs); }
+
 void BasisBatch::describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                           const float* from, Stream& stream) {
   check_basis(basis, change);

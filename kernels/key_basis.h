@@ -50,6 +50,8 @@ class BasisBatch {
   BasisBatch(BasisBatch&&) noexcept;
   BasisBatch& operator=(BasisBatch&&) noexcept;
 
+  /// Room for so many jobs: within it describe() allocates nothing on the CPU.
+  void reserve(size_t jobs);
   /// Takes jobs whose rows are counted from `from`; `basis` and their channels must stay. Throws
   /// like change_basis().
   void describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,

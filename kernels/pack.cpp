@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
 #include <vector>
 
 #include "kernels/base/error.h"
@@ -13,49 +14,51 @@ namespace kvlm {
 
 namespace {
 
-[[noreturn]] void refuse_rings(const std::string& why) {
-  throw Error(ErrorCode::kInvalidArgument, "RingPacker: " + why);
+[[noreturn]] void refuse(std::string_view op, std::string_view why) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", op, why));
+}
+
+void check_rules(std::string_view op, const PackedFormat& format,
+                 const std::array<PackRule, 2>& rules) {
+  if (format.sections < 1 || format.sections > 2 ||
+      (format.sections == 2 && format.axis != ScaleAxis::kChannel)) {
+    refuse(op, "a format has one section, or two with a scale per channel");
+  }
+  if (format.meta != DType::kF16 && format.meta != DType::kF32) {
+    refuse(op, fmt::format("scales are f16 or f32, not {}", dtype_name(format.meta)));
+  }
+  if (format.axis == ScaleAxis::kToken && format.group_size < 1) {
+    refuse(op, "scales per token need a group size of at least 1");
+  }
+  for (int i = 0; i < format.sections; ++i) {
+    const PackedSection& section = format.section[static_cast<size_t>(i)];
+    const PackRule& rule = rules[static_cast<size_t>(i)];
+    const bool trits = section.code == CodeFormat::kTrit5 || section.code == CodeFormat::kTrit2b;
+    if (section.channels < 1) refuse(op, "a section without channels");
+    if ((rule.rule == CodeRule::kTernary) != trits) {
+      refuse(op, "ternary codes and the ternary rule go together");
+    }
+    if ((rule.rule == CodeRule::kAffine) != section.zero_stored) {
+      refuse(op, "zero points are stored for affine codes, and only for them");
+    }
+    if (rule.rule == CodeRule::kSign && section.code != CodeFormat::kBits1) {
+      refuse(op, "signs take one bit");
+    }
+    if (rule.rule != CodeRule::kAffine && format.axis != ScaleAxis::kChannel) {
+      refuse(op, "signs and ternary codes have a scale per channel");
+    }
+  }
 }
 
 }  // namespace
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream) {
-  const auto refuse = [](const std::string& why) {
-    throw Error(ErrorCode::kInvalidArgument, "pack: " + why);
-  };
-  if (format.sections < 1 || format.sections > 2 ||
-      (format.sections == 2 && format.axis != ScaleAxis::kChannel)) {
-    refuse("a format has one section, or two with a scale per channel");
-  }
-  if (format.meta != DType::kF16 && format.meta != DType::kF32) {
-    refuse(fmt::format("scales are f16 or f32, not {}", dtype_name(format.meta)));
-  }
-  if (format.axis == ScaleAxis::kToken && format.group_size < 1) {
-    refuse("scales per token need a group size of at least 1");
-  }
-  for (int i = 0; i < format.sections; ++i) {
-    const PackedSection& section = format.section[static_cast<size_t>(i)];
-    const PackRule& rule = rules[static_cast<size_t>(i)];
-    const bool trits = section.code == CodeFormat::kTrit5 || section.code == CodeFormat::kTrit2b;
-    if (section.channels < 1) refuse("a section without channels");
-    if ((rule.rule == CodeRule::kTernary) != trits) {
-      refuse("ternary codes and the ternary rule go together");
-    }
-    if ((rule.rule == CodeRule::kAffine) != section.zero_stored) {
-      refuse("zero points are stored for affine codes, and only for them");
-    }
-    if (rule.rule == CodeRule::kSign && section.code != CodeFormat::kBits1) {
-      refuse("signs take one bit");
-    }
-    if (rule.rule != CodeRule::kAffine && format.axis != ScaleAxis::kChannel) {
-      refuse("signs and ternary codes have a scale per channel");
-    }
-  }
+  check_rules("pack", format, rules);
   for (const PackJob& job : jobs) {
     if (job.rows < 1 || job.x == nullptr || job.scales == nullptr ||
         (job.zeros == nullptr && format.zeros(1) > 0)) {
-      refuse(fmt::format("a job of {} rows lacks its rows or a place to go", job.rows));
+      refuse("pack", fmt::format("a job of {} rows lacks its rows or a place to go", job.rows));
     }
   }
   if (stream.device().kind == DeviceKind::kCuda) return cuda::pack(format, rules, jobs, stream);
@@ -112,14 +115,19 @@ RingPacker& RingPacker::operator=(RingPacker&&) noexcept = default;
 
 void RingPacker::describe(const PackedFormat& format, const std::array<PackRule, 2>& rules,
                           DType dtype, std::span<const PackedRing> rings, Stream& stream) {
-  if (format.axis != ScaleAxis::kToken || format.sections != 1) {
-    refuse_rings("rows that are packed one by one have scales of their own (kToken)");
+  constexpr std::string_view kOp = "RingPacker";
+  check_rules(kOp, format, rules);
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+    refuse(kOp, fmt::format("rows hold {}, expected f32, f16 or bf16", dtype_name(dtype)));
+  }
+  if (format.axis != ScaleAxis::kToken) {
+    refuse(kOp, "rows that are packed one by one have scales of their own (kToken)");
   }
   for (const PackedRing& ring : rings) {
     if (ring.rows == nullptr || ring.places < 1 || ring.oldest < 0 || ring.oldest >= ring.places ||
         ring.scales == nullptr || ring.block_rows < 1 || ring.packed < 0 ||
         (ring.zeros == nullptr && format.zeros(1) > 0)) {
-      refuse_rings(fmt::format("a ring of {} places lacks its rows or a place to go", ring.places));
+      refuse(kOp, fmt::format("a ring of {} places lacks its rows or a place to go", ring.places));
     }
   }
   if (state_->table != nullptr) return state_->table->describe(format, rules, dtype, rings, stream);

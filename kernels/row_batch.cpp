@@ -161,6 +161,7 @@ void RowBatch::start(int q_per_kv, int head_dim) {
 }
 
 void RowBatch::add(const float* q, std::span<const KeyValueRows> runs, float* out) {
+  if (q == nullptr || out == nullptr) refuse("RowBatch: a lane lacks its query or its output");
   for (const KeyValueRows& run : runs) check_run(run);
   state_->lanes.push_back({q, out, state_->runs.size(), runs.size()});
   state_->runs.insert(state_->runs.end(), runs.begin(), runs.end());

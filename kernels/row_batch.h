@@ -42,10 +42,11 @@ class RowBatch {
   void start(int q_per_kv, int head_dim);
   /// A lane that is `runs` of rows one after the other.
   ///   q, out  (q_per_kv, head_dim) f32; out may be q
+  /// Throws Error{kInvalidArgument} for a lane without q or out, a run without memory or of other
+  /// types than f32, f16 and bf16.
   void add(const float* q, std::span<const KeyValueRows> runs, float* out);
   /// No lane follows. `q` and `out` are the bases from which those of lanes are counted. What the
   /// runs of lanes that are to `keep` point to must stay until start().
-  /// Throws Error{kInvalidArgument} for a run without memory or of other types than f32, f16, bf16.
   void describe(const float* q, const float* out, bool keep, Stream& stream);
 
   /// Rows that may still be appended as far as the description goes; whether there is memory behind
@@ -56,7 +57,8 @@ class RowBatch {
   ///   k, v  (lanes, head_dim) f32
   /// Throws Error{kInvalidArgument} without room.
   void append(const float* k, const float* v, Stream& stream);
-  /// append() has been done by a recording that was run again.
+  /// append() is done by a recording that is run (kernels/base/recording.h): while that is made,
+  /// append() does not count.
   void appended() noexcept;
   void attend(const float* q, float* out, float scale, Stream& stream);
 

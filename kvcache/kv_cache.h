@@ -143,8 +143,8 @@ class KvCache {
 
   /// After begin(): whether the step's attend() calls, given rows at the same addresses, launch on
   /// a GPU what those of an earlier step have. One such step may be recorded
-  /// (kernels/base/recording.h) and run again; repeated() then takes the place of all attend()
-  /// calls.
+  /// (kernels/base/recording.h) and run, once or again; repeated() takes the place of all attend()
+  /// calls, also of those that were recorded.
   virtual Repetition repetition() const noexcept { return {}; }
   virtual void repeated() noexcept {}
 

@@ -207,6 +207,7 @@ void PolicyCache::reserve_workspace() {
       if (quantizer->visual_only()) continue;
       if (quantizer->key_basis() != nullptr) {
         query_jobs_[static_cast<size_t>(layer)][store].reserve(lanes);
+        turned_queries_[static_cast<size_t>(layer)][store].reserve(lanes);
         key_jobs_.reserve(heads());
       }
       for (const Part part : {Part::kKeys, Part::kValues}) {

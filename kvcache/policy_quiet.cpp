@@ -131,8 +131,10 @@ void PolicyCache::describe_rings(int layer, Stream& stream) {
   const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
   for (const Part part : {Part::kKeys, Part::kValues}) {
     rings_.clear();
-    for (const Generated& generated : generated_) {
-      for (Lane& lane : generated.sequence->layers[static_cast<size_t>(layer)].lanes) {
+    const bool one_by_one = quantizer != nullptr && !quantizer->visual_only() &&
+                            quantizer->plan(part, layer).flush.rows == 1;
+    for (size_t i = 0; one_by_one && i < generated_.size(); ++i) {
+      for (Lane& lane : generated_[i].sequence->layers[static_cast<size_t>(layer)].lanes) {
         const Plane& plane = plane_of(lane, kRest, part);
         if (will_slide(plane, part, layer)) rings_.push_back(plane.ring());
       }

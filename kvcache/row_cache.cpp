@@ -171,6 +171,8 @@ void RowCache::begin(std::span<const StepRows> step) {
   }
   step_ = step;
   if (in_step_) kept_batch_.clear();  // the last step has failed half way
+  new_keys_.clear();
+  new_values_.clear();
   in_step_ = true;
   goes_on_ = goes_on();
   if (!goes_on_) kept_batch_.clear();

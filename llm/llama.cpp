@@ -113,7 +113,9 @@ class Llama final : public Decoder {
 
   // A pass that the cache can repeat, and of which step it was made.
   Recording recording_;
-  uint64_t recorded_ = 0;  // Repetition::id
+  bool records_ = true;
+  uint64_t last_pass_ = 0;  // Repetition::id of the step before
+  uint64_t recorded_ = 0;   // Repetition::id
   const void* recorded_x_ = nullptr;
   TensorView recorded_logits_;
 };
@@ -272,16 +274,18 @@ TensorView Llama::repeated_layers(const DecoderStep& step, ConstTensorView cos, 
   if (std::exchange(moved_, false)) recording_.clear();
   const Repetition repetition = cache.repetition();
   const auto run = [&] { return layers(step, cos, sin, cache, stream, {}); };
-  if (repetition.id == 0) return run();
-  if (repetition.id == recorded_ && step.embeddings.data() == recorded_x_ &&
-      recording_.fits(stream)) {
-    cache.repeated();
-  } else {
-    if (repetition.left < kWorthRecording) return run();
-    recording_.make(stream, [&] { recorded_logits_ = run(); });
+  const bool again = std::exchange(last_pass_, repetition.id) == repetition.id;
+  if (repetition.id == 0 || !again) return run();
+  if (repetition.id != recorded_ || step.embeddings.data() != recorded_x_ ||
+      !recording_.fits(stream)) {
+    // Where there is no room for a recording, none is tried again.
+    if (repetition.left < kWorthRecording || !records_) return run();
+    records_ = recording_.make(stream, [&] { recorded_logits_ = run(); });
+    if (!records_) return run();
     recorded_ = repetition.id;
     recorded_x_ = step.embeddings.data();
   }
+  cache.repeated();
   recording_.run(stream);
   return recorded_logits_;
 }

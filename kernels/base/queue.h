@@ -5,7 +5,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 
 // GPUs and their queues. A build without CUDA links no_cuda/queue.cpp instead, where there is no
 // GPU and everything else throws Error{kUnsupported}.
@@ -82,14 +81,13 @@ class Queue {
 
   /// What is queued from now on is kept instead (kernels/base/recording.h).
   void start_recording();
+  bool is_recording() const noexcept;
   /// Ends that. Returns a cudaGraph_t, which the caller must destroy; null if it is not `wanted`.
   void* end_recording(bool wanted);
   /// Changes whenever scratch memory moves, so that what was recorded must not be run again.
   uint64_t memory_version() const noexcept;
 
  private:
-  void refuse_while_recording(std::string_view what) const;
-
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -18,10 +18,11 @@ class Recording {
   Recording& operator=(Recording&&) noexcept;
 
   /// Calls `body`, which gives work to `stream`; none of it runs before run(). Nothing may be
-  /// allocated, copied from or to the host or waited for meanwhile. If it throws there is no
-  /// recording. Throws Error{kDevice}, Error{kUnsupported} on the CPU.
-  void make(Stream& stream, const std::function<void()>& body);
-  /// There is one, and the scratch memory of `stream` is still where it was.
+  /// allocated, copied from or to the host or waited for meanwhile. False if the GPU has no memory
+  /// for the recording; then, and if `body` throws, there is none and nothing has happened.
+  /// Throws Error{kDevice}, Error{kUnsupported} on the CPU.
+  bool make(Stream& stream, const std::function<void()>& body);
+  /// There is one, of this stream, whose scratch memory is still where it was.
   bool fits(Stream& stream) const noexcept;
   void run(Stream& stream);
   void clear() noexcept;

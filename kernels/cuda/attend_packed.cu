@@ -1101,7 +1101,7 @@ int LaneTable::room() const noexcept { return state_->room - state_->grown; }
 
 void LaneTable::append(const float* k, const float* v, Stream& stream) {
   State& state = *state_;
-  ++state.grown;
+  if (!stream.queue().is_recording()) ++state.grown;
   append_rows<<<state.launches.lanes, 128, 0, native(stream)>>>(state.plan(state.q, state.out),
                                                                 &state.on_gpu()->growth, k, v);
   check_launch("PackedBatch::append");

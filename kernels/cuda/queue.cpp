@@ -111,6 +111,17 @@ void select(int index) {
 }
 
 constexpr size_t kUploadBytes = size_t{8} << 20;  // of each half of the ring
+
+/// A queue of this thread records: what it is given is to be run again.
+thread_local bool recording = false;
+
+void refuse_while(bool recorded, std::string_view what) {
+  if (!recorded) return;
+  throw Error(ErrorCode::kDevice,
+              fmt::format("{}: not while work is recorded to be run again; this is an error of the "
+                          "program, report it",
+                          what));
+}
 constexpr size_t kUploadAlignment = 256;
 
 }  // namespace
@@ -134,6 +145,7 @@ DeviceUse device_use(int index) {
 }
 
 std::byte* allocate(int index, size_t bytes) {
+  refuse_while(recording, "an allocation");
   select(index);
   if (bytes == 0) return nullptr;
   void* data = nullptr;
@@ -226,7 +238,7 @@ bool Queue::overlaps_kernels() const noexcept { return state_->generation >= 9; 
 std::byte* Queue::scratch(int slot, size_t bytes) {
   Buffer& buffer = state_->scratch[static_cast<size_t>(slot)];
   if (buffer.bytes() < bytes) {
-    refuse_while_recording("more scratch memory");
+    refuse_while(state_->recording, "more scratch memory");
     synchronize();
     ++state_->memory_version;
     buffer = Buffer();  // first, so that not both are held
@@ -241,7 +253,7 @@ const std::byte* Queue::upload(const void* from, size_t bytes) {
 }
 
 const std::byte* Queue::upload(std::span<const UploadPart> parts, size_t bytes) {
-  refuse_while_recording("an upload");
+  refuse_while(state_->recording, "an upload");
   State::Ring& ring = state_->ring;
   const size_t taken = (bytes + kUploadAlignment - 1) / kUploadAlignment * kUploadAlignment;
   if (taken > ring.half_bytes) state_->make_ring(2 * taken);  // waits: earlier uploads are used
@@ -264,7 +276,7 @@ const std::byte* Queue::upload(std::span<const UploadPart> parts, size_t bytes) 
 
 void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes) {
   if (bytes == 0) return;
-  if (!to_gpu || !from_gpu) refuse_while_recording("a copy from or to the host");
+  if (!to_gpu || !from_gpu) refuse_while(state_->recording, "a copy from or to the host");
   if (to_gpu && !from_gpu && bytes <= state_->ring.half_bytes / 4) {  // small: do not wait
     from = upload(from, bytes);
     from_gpu = true;
@@ -276,21 +288,15 @@ void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t 
   if (!to_gpu || !from_gpu) synchronize();
 }
 
-void Queue::refuse_while_recording(std::string_view what) const {
-  if (!state_->recording) return;
-  throw Error(ErrorCode::kDevice,
-              fmt::format("{}: not while work is recorded to be run again; this is an error of the "
-                          "program, report it",
-                          what));
-}
-
 void Queue::start_recording() {
   check(cudaStreamBeginCapture(state_->stream, cudaStreamCaptureModeThreadLocal), "recording");
-  state_->recording = true;
+  state_->recording = recording = true;
 }
 
+bool Queue::is_recording() const noexcept { return state_->recording; }
+
 void* Queue::end_recording(bool wanted) {
-  state_->recording = false;
+  state_->recording = recording = false;
   cudaGraph_t graph = nullptr;
   const cudaError_t status = cudaStreamEndCapture(state_->stream, &graph);
   if (wanted) {
@@ -305,7 +311,7 @@ void* Queue::end_recording(bool wanted) {
 uint64_t Queue::memory_version() const noexcept { return state_->memory_version; }
 
 void Queue::synchronize() {
-  refuse_while_recording("waiting");
+  refuse_while(state_->recording, "waiting");
   check(cudaStreamSynchronize(state_->stream), "the queue");
 }
 

@@ -9,6 +9,7 @@ namespace kvlm {
 
 struct Recording::State {
   cudaGraphExec_t graph = nullptr;
+  const cuda::Queue* queue = nullptr;
   uint64_t memory_version = 0;
   bool there = false;  // `graph` may be an old one, of use to make the next
 
@@ -16,15 +17,23 @@ struct Recording::State {
     if (graph != nullptr) static_cast<void>(cudaGraphExecDestroy(graph));
     static_cast<void>(cudaGetLastError());
   }
-  /// A recording that differs from the last in its numbers only is made from it.
-  void take(cudaGraph_t made) {
+  /// A recording that differs from the last in its numbers only is made from it. False if there is
+  /// no memory for another.
+  bool take(cudaGraph_t made) {
     if (graph != nullptr) {
       cudaGraphExecUpdateResultInfo info{};
-      if (cudaGraphExecUpdate(graph, made, &info) == cudaSuccess) return;
+      if (cudaGraphExecUpdate(graph, made, &info) == cudaSuccess) return true;
       static_cast<void>(cudaGetLastError());
       static_cast<void>(cudaGraphExecDestroy(std::exchange(graph, nullptr)));
     }
-    cuda::check(cudaGraphInstantiate(&graph, made, 0), "recording");
+    const cudaError_t status = cudaGraphInstantiate(&graph, made, 0);
+    if (status == cudaErrorMemoryAllocation) {
+      static_cast<void>(cudaGetLastError());
+      graph = nullptr;
+      return false;
+    }
+    cuda::check(status, "recording");
+    return true;
   }
 };
 
@@ -33,7 +42,7 @@ Recording::~Recording() = default;
 Recording::Recording(Recording&&) noexcept = default;
 Recording& Recording::operator=(Recording&&) noexcept = default;
 
-void Recording::make(Stream& stream, const std::function<void()>& body) {
+bool Recording::make(Stream& stream, const std::function<void()>& body) {
   if (stream.device().kind != DeviceKind::kCuda) {
     throw Error(ErrorCode::kUnsupported, "only a GPU's work can be recorded");
   }
@@ -48,18 +57,20 @@ void Recording::make(Stream& stream, const std::function<void()>& body) {
   }
   auto* made = static_cast<cudaGraph_t>(queue.end_recording(true));
   try {
-    state_->take(made);
+    state_->there = state_->take(made);
   } catch (...) {
     static_cast<void>(cudaGraphDestroy(made));
     throw;
   }
   static_cast<void>(cudaGraphDestroy(made));
+  state_->queue = &queue;
   state_->memory_version = queue.memory_version();
-  state_->there = true;
+  return state_->there;
 }
 
 bool Recording::fits(Stream& stream) const noexcept {
   return state_->there && stream.device().kind == DeviceKind::kCuda &&
+         state_->queue == &stream.queue() &&
          state_->memory_version == stream.queue().memory_version();
 }
 

@@ -436,7 +436,7 @@ int RowTable::room() const noexcept { return state_->room - state_->grown; }
 
 void RowTable::append(const float* k, const float* v, Stream& stream) {
   State& state = *state_;
-  ++state.grown;
+  if (!stream.queue().is_recording()) ++state.grown;
   launch_early("RowBatch::append", append_rows, dim3(state.lanes), 128, stream,
                state.device_lanes(), state.device_pieces(), state.growth(), state.head_dim, k, v);
 }

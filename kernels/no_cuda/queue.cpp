@@ -47,6 +47,7 @@ void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 void Queue::synchronize() { refuse(); }
 
 void Queue::start_recording() { refuse(); }
+bool Queue::is_recording() const noexcept { return false; }
 void* Queue::end_recording(bool) { refuse(); }
 uint64_t Queue::memory_version() const noexcept { return 0; }
 

@@ -11,7 +11,7 @@ Recording::~Recording() = default;
 Recording::Recording(Recording&&) noexcept = default;
 Recording& Recording::operator=(Recording&&) noexcept = default;
 
-void Recording::make(Stream&, const std::function<void()>&) { cuda::refuse("Recording"); }
+bool Recording::make(Stream&, const std::function<void()>&) { cuda::refuse("Recording"); }
 bool Recording::fits(Stream&) const noexcept { return false; }
 void Recording::run(Stream&) { cuda::refuse("Recording"); }
 void Recording::clear() noexcept {}

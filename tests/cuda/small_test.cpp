@@ -17,10 +17,12 @@
 #include "kernels/merge_rows.h"
 #include "kernels/norm.h"
 #include "kernels/pack.h"
+#include "kernels/row_batch.h"
 #include "kernels/row_moves.h"
 #include "kernels/sample.h"
 #include "kernels/slot_weights.h"
 #include "tests/cuda/fixture.h"
+#include "tests/kernels/ring_cases.h"
 
 namespace kvlm {
 namespace {
@@ -340,39 +342,36 @@ TEST_F(SmallPacked, PackingByEveryRule) {
 
 // --------------------------------------------------------------------------------- full attention
 
-TEST_F(SmallShapes, PiecesOfFullRows) {
+TEST_F(SmallShapes, LanesOfFullRows) {
   struct Case {
     int q_per_kv, head_dim;
   };
   for (const Case& c : {Case{1, 20}, Case{3, 32}, Case{5, 64}, Case{1, 128}, Case{4, 128},
                         Case{7, 128}, Case{2, 200}}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      const std::vector<int64_t> lengths = {0, 1, 37, 262};  // the last one is split
-      const Tensor k = normal_tensor(dtype, {300, c.head_dim}, 1);
-      const Tensor v = normal_tensor(dtype, {300, c.head_dim}, 2);
-      const Tensor q = normal_tensor(DType::kF32, {c.q_per_kv, c.head_dim}, 3);
+      // Lanes of a run, of two, of none; the last one is cut into parts.
+      const std::vector<std::vector<int64_t>> lengths = {{37}, {1, 20}, {}, {262}};
+      const Tensor k = normal_tensor(dtype, {320, c.head_dim}, 1);
+      const Tensor v = normal_tensor(dtype, {320, c.head_dim}, 2);
+      const auto count = static_cast<int64_t>(lengths.size());
+      const Tensor q = normal_tensor(DType::kF32, {count, c.q_per_kv, c.head_dim}, 3);
       const auto run = [&](ConstTensorView q_rows, ConstTensorView k_rows, ConstTensorView v_rows,
                            Device device, Stream& stream) {
-        const int64_t per_state = int64_t{c.q_per_kv} * (2 + c.head_dim);
-        const auto count = static_cast<int64_t>(lengths.size());
-        Tensor states(DType::kF32, {count, per_state}, device);
         Tensor out(DType::kF32, q_rows.shape(), device);
-        std::vector<DecodePiece> pieces;
-        std::vector<SoftmaxState> parts;
+        RowBatch batch(device);
+        batch.start(c.q_per_kv, c.head_dim);
         int64_t first = 0;
         for (int64_t i = 0; i < count; ++i) {
-          const int64_t rows = lengths[static_cast<size_t>(i)];
-          float* state = states.view().slice(i, 1).as<float>();
-          parts.push_back({state, state + c.q_per_kv, state + 2 * c.q_per_kv});
-          pieces.push_back(
-              {q_rows.as<float>(),
-               {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype, rows},
-               parts.back()});
-          first += rows;
+          std::vector<KeyValueRows> runs;
+          for (const int64_t rows : lengths[static_cast<size_t>(i)]) {
+            runs.push_back(
+                {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype, rows});
+            first += rows;
+          }
+          batch.add(q_rows.slice(i, 1).as<float>(), runs, out.view().slice(i, 1).as<float>());
         }
-        attend_rows(pieces, c.q_per_kv, c.head_dim, 0.3f, stream);
-        const MergeJob job{out.as<float>(), parts};
-        merge_states({&job, 1}, c.q_per_kv, c.head_dim, stream);
+        batch.describe(q_rows.as<float>(), out.as<float>(), /*keep=*/false, stream);
+        batch.attend(q_rows.as<float>(), out.as<float>(), 0.3f, stream);
         stream.synchronize();
         return out;
       };
@@ -469,6 +468,12 @@ TEST_F(SmallShapes, BasesOfKeys) {
   channel_ends(gpu_arrays, kRows, kDim, gpu_low, gpu_high, *gpu_);
   EXPECT_EQ(gpu_low, low);
   EXPECT_EQ(gpu_high, high);
+}
+
+TEST_F(SmallShapes, RingsThatPack) {
+  for (const testing::RingCase& c : testing::ring_cases()) {
+    EXPECT_EQ(c.one_by_one(2, kGpu, *gpu_), c.one_by_one(2, {}, cpu_)) << c.bits << " bits";
+  }
 }
 
 TEST_F(SmallShapes, MergedRows) {

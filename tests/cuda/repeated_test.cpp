@@ -1,0 +1,167 @@
+// Passes of a decoder that a GPU repeats from a recording, against a decoder that never records.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/queue.h"
+#include "kvcache/registry.h"
+#include "llm/llama.h"
+#include "tests/cuda/fixture.h"
+#include "tests/reference/random_weights.h"
+
+namespace kvlm {
+namespace {
+
+using testing::kGpu;
+
+LlamaConfig small_config() {
+  LlamaConfig config;
+  config.layers = 2;
+  config.hidden = 64;
+  config.intermediate = 96;
+  config.q_heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 128;
+  config.vocab_size = 53;
+  config.max_positions = 512;
+  config.rms_eps = 1e-5f;
+  config.rope.rotary_dim = 128;
+  config.rope.max_positions = 512;
+  return config;
+}
+
+reference::RandomWeights make_weights(const LlamaConfig& config) {
+  reference::RandomWeights weights(DType::kF16);
+  const int q_width = config.q_heads * config.head_dim;
+  const int kv_width = config.kv_heads * config.head_dim;
+  for (int i = 0; i < config.layers; ++i) {
+    const std::string layer = fmt::format("layers.{}.", i);
+    weights.vector(layer + "input_layernorm.weight", config.hidden, 1);
+    weights.vector(layer + "post_attention_layernorm.weight", config.hidden, 1);
+    weights.matrix(layer + "self_attn.q_proj.weight", {q_width, config.hidden});
+    weights.matrix(layer + "self_attn.k_proj.weight", {kv_width, config.hidden});
+    weights.matrix(layer + "self_attn.v_proj.weight", {kv_width, config.hidden});
+    weights.matrix(layer + "self_attn.o_proj.weight", {config.hidden, q_width});
+    weights.matrix(layer + "mlp.gate_proj.weight", {config.intermediate, config.hidden});
+    weights.matrix(layer + "mlp.up_proj.weight", {config.intermediate, config.hidden});
+    weights.matrix(layer + "mlp.down_proj.weight", {config.hidden, config.intermediate});
+  }
+  weights.vector("norm.weight", config.hidden, 1);
+  weights.add("embed_tokens.weight", {config.vocab_size, config.hidden}, 0, 1);
+  weights.add("lm_head.weight", {config.vocab_size, config.hidden}, 0, 0.4f);
+  return weights;
+}
+
+class RepeatedPasses : public testing::Cuda {
+ protected:
+  void SetUp() override {
+    Cuda::SetUp();
+    if (IsSkipped()) return;
+    const LlamaConfig config = small_config();
+    const reference::RandomWeights weights = make_weights(config);
+    for (std::unique_ptr<Decoder>* decoder : {&repeats_, &never_}) {
+      WeightMap map = weights.map();
+      map.place_on(kGpu);
+      *decoder = make_llama(config, map, "");
+    }
+  }
+
+  /// Two caches of one spec: one for each decoder, fed alike.
+  struct Twins {
+    std::unique_ptr<KvCache> repeated, plain;
+    std::vector<SequenceId> ids;
+    std::vector<int32_t> fed;
+  };
+  Twins twins(const std::string& spec) {
+    Twins made;
+    for (std::unique_ptr<KvCache>* cache : {&made.repeated, &made.plain}) {
+      *cache = make_cache(parse_spec(spec), repeats_->cache_shape(), size_t{16} << 20, kGpu);
+    }
+    return made;
+  }
+  void open(Twins& t, int rows) {
+    const SequenceSize size{rows, rows / 2, rows + 300};
+    t.ids.push_back(t.repeated->open(size, "s"));
+    ASSERT_EQ(t.plain->open(size, "s"), t.ids.back());
+    std::vector<int16_t> tags(static_cast<size_t>(rows), kTextRow);
+    std::fill_n(tags.begin(), rows / 2, int16_t{0});
+    std::vector<int32_t> positions(static_cast<size_t>(rows));
+    for (int i = 0; i < rows; ++i) positions[static_cast<size_t>(i)] = i;
+    const StepRows step{t.ids.back(), rows, true, true, positions, tags};
+    pass(t, {&step, 1}, rows);
+    t.fed.push_back(rows);
+  }
+  /// A token more for every sequence.
+  void step(Twins& t) {
+    std::vector<StepRows> rows;
+    for (size_t i = 0; i < t.ids.size(); ++i) {
+      rows.push_back({t.ids[i], 1, false, false, std::span(&t.fed[i], 1), {}});
+    }
+    pass(t, rows, static_cast<int64_t>(rows.size()));
+    for (int32_t& fed : t.fed) ++fed;
+  }
+  void pass(Twins& t, std::span<const StepRows> rows, int64_t count) {
+    const Tensor numbers = testing::normal_tensor(DType::kF32, {count, 64}, ++seed_);
+    const auto run = [&](Decoder& decoder, KvCache& cache, Tensor& x, const Tap& tap) {
+      const TensorView own = x.view().slice(0, count);
+      copy(own, numbers, *gpu_);
+      return on_host(decoder.forward({rows, own, false}, cache, *gpu_, tap));
+    };
+    const Tensor expected = run(*never_, *t.plain, x_[0], [](std::string_view, ConstTensorView) {});
+    const Tensor found = run(*repeats_, *t.repeated, x_[1], {});
+    ASSERT_EQ(testing::values_of(found), testing::values_of(expected)) << "pass " << seed_;
+  }
+
+  std::unique_ptr<Decoder> repeats_, never_;
+  Tensor x_[2] = {device_rows(), device_rows()};
+  uint32_t seed_ = 0;
+
+ private:
+  static Tensor device_rows() {
+    return cuda::device_count() == 0 ? Tensor() : Tensor(DType::kF32, {256, 64}, kGpu);
+  }
+};
+
+/// Sequences join, prompts move buffers, another cache takes its turns, scratch memory grows.
+TEST_F(RepeatedPasses, GiveTheSameLogits) {
+  for (const char* spec :
+       {"f16", "kivi,group=16,residual=32", "calibquant,bits=2", "int4",
+        "vidkv,group=16,residual=32", "prefixkv,keep=0.5", "calibquant,bits=2 + int4,scope=text"}) {
+    SCOPED_TRACE(spec);
+    Twins first = twins(spec);
+    Twins second = twins(spec);
+    open(first, 70);
+    for (int i = 0; i < 40; ++i) step(first);
+    open(first, 131);
+    for (int i = 0; i < 30; ++i) step(first);
+    gpu_->queue().scratch(0, (size_t{1} << 20) << (seed_ % 8));
+    for (int i = 0; i < 12; ++i) step(first);
+    open(second, 33);
+    for (int i = 0; i < 12; ++i) {
+      step(first);
+      step(second);
+    }
+    for (int i = 0; i < 90; ++i) step(second);
+    if (HasFatalFailure()) return;
+    EXPECT_EQ(first.repeated->bytes(), first.plain->bytes());
+    EXPECT_EQ(second.repeated->bytes(), second.plain->bytes());
+  }
+}
+
+/// A step that fails leaves a cache whose other sequences can be served on.
+TEST_F(RepeatedPasses, GoOnAfterOneHasFailed) {
+  Twins t = twins("f16");
+  open(t, 40);
+  for (int i = 0; i < 20; ++i) step(t);
+  const StepRows too_far{t.ids[0], 1, false, false, std::span(&t.fed[0], 1), {}};
+  for (KvCache* cache : {t.repeated.get(), t.plain.get()}) {
+    cache->begin({&too_far, 1});  // and nothing more
+  }
+  for (int i = 0; i < 20; ++i) step(t);
+}
+
+}  // namespace
+}  // namespace kvlm
