@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <type_traits>
@@ -705,7 +706,8 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   if (mixed) return kCodes21;
   if (trits) return by_token ? -1 : static_cast<int>(kTrits);
   const int width = std::countr_zero(static_cast<unsigned>(bits));
-  if (!keys && !by_token && run.blocks[0].rows > kShortBlock) return kLong1 + width;
+  const bool long_blocks = std::max(run.blocks[0].rows, run.block_rows) > kShortBlock;
+  if (!keys && !by_token && long_blocks) return kLong1 + width;
   if (keys || !by_token) return kCodes1 + width;
   return (grouped ? kGrouped1 : kToken1) + width;
 }
