@@ -124,8 +124,9 @@ void merge_on_host(float* out, std::span<const SoftmaxState> parts, int queries,
       }
       first = false;
     }
-    const float inverse = sum > 0 ? 1 / sum : 0.0f;
-    for (size_t d = 0; d < dim; ++d) out_row[d] *= inverse;
+    const float inverse = 1 / sum;
+    // Without a part, nothing was written yet.
+    for (size_t d = 0; d < dim; ++d) out_row[d] = sum > 0 ? out_row[d] * inverse : 0.0f;
   }
 }
 

@@ -559,6 +559,10 @@ TEST(MergeStates, IgnoresEmptyStates) {
   std::vector<float> merged(2, std::nanf(""));
   merge_one(merged.data(), parts, 1, 2);
   EXPECT_THAT(merged, testing::ElementsAre(2.0f, 3.0f));
+  // No part at all.
+  merged.assign(2, std::nanf(""));
+  merge_one(merged.data(), {}, 1, 2);
+  EXPECT_THAT(merged, testing::ElementsAre(0.0f, 0.0f));
   // Nothing seen at all.
   merge_one(merged.data(), std::span(parts).first(1), 1, 2);
   EXPECT_THAT(merged, testing::ElementsAre(0.0f, 0.0f));
