@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
   __shared__ RaisedQueries<kBits, kGroups> raised;
   __shared__ alignas(128)
       std::byte staged[kStaged ? kWarps : 1][kStaged ? kStages * kStageBytes : 16];
+  let_next_start();
   Item item;
   if (!find_item(plan, item)) return;
   const DeviceLane lane = lane_of(plan, item.lane);

@@ -158,9 +158,12 @@ class ChunkWeights {
     for (int group = 0; group < kGroups; ++group) {
       if (!there_[group]) break;
       const float* from = from_[group] + block.first_slot + slot;
-      if (whole_) {
+      if (whole_ && reinterpret_cast<uintptr_t>(from) % sizeof(float2) == 0) {
 #pragma unroll
-        for (int i = 0; i < 2 * kPairs; ++i) x_[group][i] = __ldg(from + i / 2 * 64 + i % 2);
+        for (int i = 0; i < kPairs; ++i) {
+          const float2 pair = __ldg(reinterpret_cast<const float2*>(from + i * 64));
+          x_[group][2 * i] = pair.x, x_[group][2 * i + 1] = pair.y;
+        }
       } else {
 #pragma unroll
         for (int i = 0; i < 2 * kPairs; ++i) {
@@ -279,6 +282,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
     block = block_at(0);
     begin(block);
   }
+  wait_for_earlier();
   const DeviceLane lane = lane_of(plan, item.lane);
   ChunkWeights<kBits, kGroups> weights(plan, lane, item, run.range, first_query);
   Channels channels(place);
@@ -401,12 +405,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
 void add_long_blocks(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream) {
   with_groups(plan, pieces, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
-    const auto queue = native(stream);
-    if (kernel == kLong1) add_chunks<1, kGroups><<<grid, kThreads, 0, queue>>>(plan);
-    if (kernel == kLong2) add_chunks<2, kGroups><<<grid, kThreads, 0, queue>>>(plan);
-    if (kernel == kLong4) add_chunks<4, kGroups><<<grid, kThreads, 0, queue>>>(plan);
-    if (kernel == kLong8) add_chunks<8, kGroups><<<grid, kThreads, 0, queue>>>(plan);
-    if (kernel == kLongRows) add_chunks<16, kGroups><<<grid, kThreads, 0, queue>>>(plan);
+    if (kernel == kLong1)
+      launch_early("attend_packed", add_chunks<1, kGroups>, grid, kThreads, stream, plan);
+    if (kernel == kLong2)
+      launch_early("attend_packed", add_chunks<2, kGroups>, grid, kThreads, stream, plan);
+    if (kernel == kLong4)
+      launch_early("attend_packed", add_chunks<4, kGroups>, grid, kThreads, stream, plan);
+    if (kernel == kLong8)
+      launch_early("attend_packed", add_chunks<8, kGroups>, grid, kThreads, stream, plan);
+    if (kernel == kLongRows)
+      launch_early("attend_packed", add_chunks<16, kGroups>, grid, kThreads, stream, plan);
   });
 }
 
