@@ -115,13 +115,18 @@ class Llama final : public Decoder {
   Recording recording_;
   bool records_ = true;
   uint64_t last_pass_ = 0;  // Repetition::id of the step before
+  int alike_ = 0;           // steps before with that number
   uint64_t recorded_ = 0;   // Repetition::id
   const void* recorded_x_ = nullptr;
   TensorView recorded_logits_;
 };
 
-/// Steps that must be left for a recording to pay.
-constexpr int kWorthRecording = 8;
+/// Steps that must be left for a recording to pay, and that must have been alike before: batches
+/// that sequences join and leave change too often. To record a pass takes an H100's host 1 to 3 ms
+/// for a few rows, and 8 where the library multiplies many.
+constexpr int kWorthRecording = 16;
+constexpr int kFewRows = 4;
+constexpr int kAlikeBefore = 8;
 
 Linear Llama::take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias) {
   Linear linear;
@@ -274,8 +279,9 @@ TensorView Llama::repeated_layers(const DecoderStep& step, ConstTensorView cos, 
   if (std::exchange(moved_, false)) recording_.clear();
   const Repetition repetition = cache.repetition();
   const auto run = [&] { return layers(step, cos, sin, cache, stream, {}); };
-  const bool again = std::exchange(last_pass_, repetition.id) == repetition.id;
-  if (repetition.id == 0 || !again) return run();
+  alike_ = std::exchange(last_pass_, repetition.id) == repetition.id ? alike_ + 1 : 0;
+  const int64_t wait = step.embeddings.shape()[0] <= kFewRows ? 1 : kAlikeBefore;
+  if (repetition.id == 0 || alike_ < wait) return run();
   if (repetition.id != recorded_ || step.embeddings.data() != recorded_x_ ||
       !recording_.fits(stream)) {
     // Where there is no room for a recording, none is tried again.

@@ -58,22 +58,9 @@ struct Side {
   }
 };
 
-/// Whether few rows have scales in common, so that a row costs more than what a block does before
-/// its first one.
-bool has_many_scales(const SlotRun& run) {
-  if (run.format == nullptr) return false;
-  if (run.format->axis == ScaleAxis::kToken) return true;
-  constexpr int kFew = 128;
-  return !run.blocks.empty() && run.blocks[0].rows <= kFew;
-}
-
-/// Slots of a piece of a run of a lane of `slots`: it depends on nothing else, so that a lane's
-/// sums do not depend on its company. Long pieces are dear for one short sequence alone: few
-/// multiprocessors work.
-int piece_slots(int slots, const SlotRun& run) {
-  if (slots >= 4096) return 2048;
-  return slots >= 1024 && !has_many_scales(run) ? 1024 : 256;
-}
+/// Slots of a piece of a lane of `slots`: it depends on nothing else, so that a lane's sums do not
+/// depend on its company.
+int piece_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256; }
 
 /// Rows that a lane may gain until its pieces would be cut otherwise.
 int room_of(int slots) {
@@ -203,7 +190,7 @@ struct Plan {
       made.q = run.q;
       const int kernel = code_kernel(run, are_keys, head_dim);
       const int most =
-          kernel < 0 ? kItemSlots : piece_slots(lanes[static_cast<size_t>(lane)].slots, run);
+          kernel < 0 ? kItemSlots : piece_slots(lanes[static_cast<size_t>(lane)].slots);
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
@@ -231,10 +218,9 @@ struct Plan {
       if (source.format != nullptr) run.format = format_of(*source.format);
       if (run.step == 0) {
         const bool any = kernels[i] == kCodeKernels;
-        list_blocks(
-            source,
-            any ? kItemSlots : piece_slots(lanes[static_cast<size_t>(run.lane)].slots, source),
-            run);
+        list_blocks(source,
+                    any ? kItemSlots : piece_slots(lanes[static_cast<size_t>(run.lane)].slots),
+                    run);
       }
       run.pieces = static_cast<int>(ceil_div(most_units(run), run.step));
       run.first_part = side.parts;

@@ -11,21 +11,16 @@ struct Recording::State {
   cudaGraphExec_t graph = nullptr;
   const cuda::Queue* queue = nullptr;
   uint64_t memory_version = 0;
-  bool there = false;  // `graph` may be an old one, of use to make the next
+  bool there = false;
 
   ~State() {
     if (graph != nullptr) static_cast<void>(cudaGraphExecDestroy(graph));
     static_cast<void>(cudaGetLastError());
   }
-  /// A recording that differs from the last in its numbers only is made from it. False if there is
-  /// no memory for another.
+  /// False if there is no memory for it. The last recording is not brought up to date instead:
+  /// that is refused where kernels start early.
   bool take(cudaGraph_t made) {
-    if (graph != nullptr) {
-      cudaGraphExecUpdateResultInfo info{};
-      if (cudaGraphExecUpdate(graph, made, &info) == cudaSuccess) return true;
-      static_cast<void>(cudaGetLastError());
-      static_cast<void>(cudaGraphExecDestroy(std::exchange(graph, nullptr)));
-    }
+    if (graph != nullptr) static_cast<void>(cudaGraphExecDestroy(std::exchange(graph, nullptr)));
     const cudaError_t status = cudaGraphInstantiate(&graph, made, 0);
     if (status == cudaErrorMemoryAllocation) {
       static_cast<void>(cudaGetLastError());

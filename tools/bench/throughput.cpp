@@ -29,11 +29,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kWarmUpSteps = 2;
+constexpr int kWarmUpSteps = 12;                  // until steps that are alike have been recorded
 constexpr size_t kReadBytes = size_t{512} << 20;  // past every cache that a CPU has
 constexpr size_t kGpuReadBytes = size_t{4} << 30;
 constexpr int kReadPasses = 4;
-constexpr int kTrialSteps = 4;
 constexpr size_t kTrialSequences = 32;  // by which a second trial is larger than the first
 
 /// How a batch is chosen.
@@ -208,7 +207,7 @@ size_t ThroughputBench::trial(const CacheSpec& spec, const Reservation& each, in
   Filled filled = fill(spec, each, batch);
   if (filled.ids.empty()) return 0;  // interrupted
   // Steps that are alike are recorded, which takes memory too.
-  for (int i = 0; i < std::min(options_.tokens, kTrialSteps); ++i) {
+  for (int i = 0; i < kWarmUpSteps; ++i) {
     step(filled, static_cast<int>(filled.ids.size()));
   }
   const size_t known = session_.model().weight_bytes() + filled.arena_bytes;
