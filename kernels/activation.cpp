@@ -34,6 +34,7 @@ void activate_gate(TensorView y, ConstTensorView gate, ConstTensorView up, Activ
   check::shape(kOp, "up", up, gate.shape(), "the shape of gate");
   check::dtype(kOp, "up", up, DType::kF32);
   check::on_stream(kOp, "up", up, stream);
+  check::disjoint(kOp, "y", y, "up", up);
   if (gate.elements() == 0) return;
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::activate_gate(y, gate, up, activation, stream);

@@ -20,7 +20,7 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
   check::shape(kOp, "y", y, {static_cast<int64_t>(ids.size()), table.shape()[1]},
                "a row of the table per id");
   check::floating(kOp, "table", table);
-  check::activation(kOp, "y", y);
+  check::dtype(kOp, "y", y, DType::kF32);
   check::on_stream(kOp, "table", table, stream);
   check::on_stream(kOp, "y", y, stream);
   for (size_t row = 0; row < ids.size(); ++row) {
@@ -70,7 +70,7 @@ void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream
 
 void add(TensorView y, ConstTensorView x, Stream& stream) {
   check::shape("add", "x", x, y.shape(), "the shape of y");
-  check::activation("add", "y", y);
+  check::dtype("add", "y", y, DType::kF32);
   check::dtype("add", "x", x, y.dtype());
   check::on_stream("add", "y", y, stream);
   check::on_stream("add", "x", x, stream);

@@ -10,7 +10,7 @@ namespace kvlm {
 ///
 ///   table  (entries, dim)  f32 | f16 | bf16
 ///   ids    (rows,)         each in [0, entries)
-///   y      (rows, dim)     f32 (CUDA also f16 | bf16)
+///   y      (rows, dim)     f32
 ///
 /// Throws Error{kInvalidArgument} on a mismatch or an id outside the table.
 void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids, Stream& stream);
@@ -25,7 +25,7 @@ void copy(TensorView to, ConstTensorView from, Stream& stream);
 ///   x  (rows, columns)  f32
 void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream);
 
-/// y += x, element by element; equal shapes, f32 (CUDA also f16 | bf16).
+/// y += x, element by element; equal shapes, f32.
 void add(TensorView y, ConstTensorView x, Stream& stream);
 
 /// y = x, converted to y's dtype with round-to-nearest-even; f32 | f16 | bf16, equal shapes.

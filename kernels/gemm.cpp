@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kernels/check.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cuda/gemm.h"
@@ -52,8 +54,15 @@ void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& strea
   for (const LinearPart& part : parts) linear(part.y, x, part.w, part.bias, false, stream);
 }
 
-DType operand_dtype(ConstTensorView w, int64_t rows) {
-  return w.device().kind == DeviceKind::kCuda ? cuda::operand_dtype(w, rows) : DType::kF32;
+DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows) {
+  const auto taken = [rows](ConstTensorView w) {
+    return w.device().kind == DeviceKind::kCuda ? cuda::operand_dtype(w, rows) : DType::kF32;
+  };
+  if (ws.size() == 0) return DType::kF32;
+  const DType first = taken(*ws.begin());
+  const bool alike =
+      std::all_of(ws.begin(), ws.end(), [&](ConstTensorView w) { return taken(w) == first; });
+  return alike ? first : DType::kF32;
 }
 
 void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
@@ -68,6 +77,10 @@ void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
   check::on_stream(kOp, "y", y, stream);
   check::disjoint(kOp, "y", y, "x", x);
   check::disjoint(kOp, "y", y, "up.y", up.y);
+  check::disjoint(kOp, "gate.y", gate.y, "up.y", up.y);
+  if (y.dtype() != DType::kF32 || y.data() != gate.y.data()) {
+    check::disjoint(kOp, "y", y, "gate.y", gate.y);
+  }
   if (y.elements() > 0 && stream.device().kind == DeviceKind::kCuda) {
     return cuda::gated_linears(y, gate, up, activation, x, stream);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <span>
 
 #include "kernels/activation.h"
@@ -18,8 +19,9 @@ namespace kvlm {
 /// the host has waited for, may have written them.
 ///
 /// A row of y depends on its row of x alone, bit for bit: not on `rows` while rows <=
-/// kMaxDecodeRows, and never on the number of threads. Asynchronous on CUDA.
-/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
+/// kMaxDecodeRows (on CUDA up to 4, and above in half precision), and never on the number of
+/// threads. Asynchronous on CUDA. Throws Error{kInvalidArgument} on a shape, dtype or device
+/// mismatch.
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream);
 
@@ -33,10 +35,10 @@ struct LinearPart {
 /// linear() of every part, without add: the same bits, in fewer passes over x and fewer launches.
 void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
 
-/// The dtype in which linear() takes `rows` rows of x for `w` as they are: on CUDA that of w where
-/// many rows are multiplied in it, otherwise f32. Rows that are rounded to it beforehand give the
-/// bits that f32 rows give.
-DType operand_dtype(ConstTensorView w, int64_t rows);
+/// The dtype in which products with all of `ws` take `rows` rows of x as they are: on CUDA that of
+/// the weights where many rows are multiplied in it, otherwise, and where they differ, f32. Rows
+/// that are rounded to it beforehand give the bits that f32 rows give.
+DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows);
 
 /// y = activation(gate.y) * up.y of two products of the same x. On CUDA a few rows take one launch.
 ///

@@ -19,8 +19,8 @@ void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps
 /// float.
 ///
 ///   x             (rows, dim)  f32
-///   y             (rows, dim)  f32 (CUDA also f16 | bf16, rounded to nearest even); may be x if
-///   f32 weight, bias  (dim,)       f32
+///   y             (rows, dim)  f32 (CUDA also f16 | bf16, to nearest even); may be x if f32
+///   weight, bias  (dim,)       f32
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
 /// Source: Ba, Kiros & Hinton 2016, "Layer Normalization".

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -80,9 +81,9 @@ class Llama final : public Decoder {
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
   void fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin,
                    Stream& stream);
-  /// rms_norm() of x, in the dtype in which a product with `product` takes it.
-  ConstTensorView normed(ConstTensorView x, ConstTensorView norm, ConstTensorView product,
-                         Stream& stream);
+  /// rms_norm() of x, in the dtype in which its products with `products` take it.
+  ConstTensorView normed(ConstTensorView x, ConstTensorView norm,
+                         std::initializer_list<ConstTensorView> products, Stream& stream);
   void attention_block(int index, bool generates, TensorView x, ConstTensorView cos,
                        ConstTensorView sin, KvCache& cache, Stream& stream);
   TensorView layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
@@ -198,10 +199,10 @@ void Llama::fill_angles(std::span<const StepRows> sequences, TensorView cos, Ten
   copy(sin, host_sin, stream);
 }
 
-ConstTensorView Llama::normed(ConstTensorView x, ConstTensorView norm, ConstTensorView product,
-                              Stream& stream) {
+ConstTensorView Llama::normed(ConstTensorView x, ConstTensorView norm,
+                              std::initializer_list<ConstTensorView> products, Stream& stream) {
   const int64_t rows = x.shape()[0];
-  const TensorView y = normed_.rows(rows, {config_.hidden}, operand_dtype(product, rows));
+  const TensorView y = normed_.rows(rows, {config_.hidden}, operand_dtype(products, rows));
   rms_norm(y, x, norm, config_.rms_eps, stream);
   return y;
 }
@@ -222,7 +223,9 @@ void Llama::attention_block(int index, bool generates, TensorView x, ConstTensor
   const LinearPart qkv[] = {{q.reshape({rows, q_width}), layer.q.weight, layer.q.bias},
                             {k.reshape({rows, kv_width}), layer.k.weight, layer.k.bias},
                             {v.reshape({rows, kv_width}), layer.v.weight, layer.v.bias}};
-  linears(qkv, normed(x, layer.input_norm, layer.q.weight, stream), stream);
+  linears(qkv,
+          normed(x, layer.input_norm, {layer.q.weight, layer.k.weight, layer.v.weight}, stream),
+          stream);
   const TensorView turned[] = {q, k};
   rotate(turned, cos, sin, stream);
   cache.attend(index, q, k, v, out, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);
@@ -234,10 +237,11 @@ void Llama::mlp_block(const Layer& layer, TensorView x, Stream& stream) {
   const Shape width{config_.intermediate};
   const LinearPart gate{gate_.rows(rows, width), layer.gate.weight, layer.gate.bias};
   const LinearPart up{up_.rows(rows, width), layer.up.weight, layer.up.bias};
-  const DType dtype = operand_dtype(layer.down.weight, rows);
+  const DType dtype = operand_dtype({layer.down.weight}, rows);
   const TensorView gated = dtype == DType::kF32 ? gate.y : gated_.rows(rows, width, dtype);
   gated_linears(gated, gate, up, Activation::kSilu,
-                normed(x, layer.attention_norm, layer.gate.weight, stream), stream);
+                normed(x, layer.attention_norm, {layer.gate.weight, layer.up.weight}, stream),
+                stream);
   linear(x, gated, layer.down.weight, layer.down.bias, /*add=*/true, stream);
 }
 
@@ -253,7 +257,7 @@ TensorView Llama::head(const DecoderStep& step, TensorView x, Stream& stream) {
     }
   }
   const TensorView logits = logits_.rows(wanted.shape()[0], {config_.vocab_size});
-  linear(logits, normed(wanted, norm_, lm_head_, stream), lm_head_, {}, false, stream);
+  linear(logits, normed(wanted, norm_, {lm_head_}, stream), lm_head_, {}, false, stream);
   return logits;
 }
 
@@ -280,19 +284,19 @@ TensorView Llama::repeated_layers(const DecoderStep& step, ConstTensorView cos, 
   const Repetition repetition = cache.repetition();
   const auto run = [&] { return layers(step, cos, sin, cache, stream, {}); };
   alike_ = std::exchange(last_pass_, repetition.id) == repetition.id ? alike_ + 1 : 0;
-  const int64_t wait = step.embeddings.shape()[0] <= kFewRows ? 1 : kAlikeBefore;
-  if (repetition.id == 0 || alike_ < wait) return run();
+  if (repetition.id == 0) return run();
   if (repetition.id != recorded_ || step.embeddings.data() != recorded_x_ ||
       !recording_.fits(stream)) {
     // Where there is no room for a recording, none is tried again.
-    if (repetition.left < kWorthRecording || !records_) return run();
+    const int wait = step.embeddings.shape()[0] <= kFewRows ? 1 : kAlikeBefore;
+    if (alike_ < wait || repetition.left < kWorthRecording || !records_) return run();
     records_ = recording_.make(stream, [&] { recorded_logits_ = run(); });
     if (!records_) return run();
     recorded_ = repetition.id;
     recorded_x_ = step.embeddings.data();
   }
-  cache.repeated();
   recording_.run(stream);
+  cache.repeated();
   return recorded_logits_;
 }
 

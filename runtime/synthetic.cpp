@@ -106,6 +106,7 @@ std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& 
   auto tensor = std::make_shared<Tensor>(dtype, shape, stream.device(), MemoryUse::kWeights);
   const int64_t inputs = shape.elements() / shape[0];
   fill_random(*tensor, seed_of(name), std::sqrt(3.0f / static_cast<float>(inputs)), stream);
+  stream.synchronize();  // products may read weights before what is queued ahead is done
   return tensor;
 }
 

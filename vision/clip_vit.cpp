@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "kernels/attention.h"
 #include "kernels/base/error.h"
@@ -148,12 +149,22 @@ ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string
   for (Tensor* tensor : {&x_, &q_, &k_, &v_}) {
     *tensor = Tensor(DType::kF32, {rows, hidden}, device);
   }
-  const auto taken_by = [&](const Affine Layer::*affine) {
-    return layers_.empty() ? DType::kF32 : operand_dtype((layers_[0].*affine).weight, rows);
+  // The dtype in which all of these products, in all layers, take their rows.
+  const auto taken_by = [&](std::initializer_list<const Affine Layer::*> products) {
+    if (layers_.empty()) return DType::kF32;
+    const Layer& first = layers_[0];
+    const DType dtype = operand_dtype({(first.*(*products.begin())).weight}, rows);
+    for (const Layer& layer : layers_) {
+      for (const Affine Layer::*product : products) {
+        if (operand_dtype({(layer.*product).weight}, rows) != dtype) return DType::kF32;
+      }
+    }
+    return dtype;
   };
-  normed_ = Tensor(taken_by(&Layer::q), {rows, hidden}, device);
+  normed_ =
+      Tensor(taken_by({&Layer::q, &Layer::k, &Layer::v, &Layer::fc1}), {rows, hidden}, device);
   inner_ = Tensor(DType::kF32, {rows, config.intermediate}, device);
-  if (const DType dtype = taken_by(&Layer::fc2); dtype != DType::kF32) {
+  if (const DType dtype = taken_by({&Layer::fc2}); dtype != DType::kF32) {
     activated_ = Tensor(dtype, inner_.shape(), device);
   }
   features_ = Tensor(DType::kF32, {tokens(), width()}, device);

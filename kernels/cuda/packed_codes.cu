@@ -87,7 +87,6 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
   __shared__ RaisedQueries<kBits, kGroups> raised;
   __shared__ alignas(128)
       std::byte staged[kStaged ? kWarps : 1][kStaged ? kStages * kStageBytes : 16];
-  let_next_start();
   Item item;
   if (!find_item(plan, item)) return;
   const DeviceLane lane = lane_of(plan, item.lane);
@@ -674,6 +673,7 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
     if (run.dtype != DType::kF16 || !aligned(run.rows, 16)) return -1;
     return keys ? kHalfRows : kLongRows;
   }
+  if (run.blocks.empty()) return -1;
   const PackedFormat& format = *run.format;
   const PackedSection& section = format.section[0];
   // Zero points that are stored lie side by side: the second section's behind the first one's.

@@ -277,6 +277,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
       copy_chunk(block, i * Of::kSlots, stages + i * Of::kBytes);
     }
   };
+  // Before it waits, a block reads descriptions, counts and codes, though they are no constants:
+  // the kernel ahead makes weights, was not started early itself, and came after all that write
+  // those.
   DeviceBlock block{};
   if (blocks > 0) {
     block = block_at(0);

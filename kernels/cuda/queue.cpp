@@ -233,7 +233,9 @@ void* Queue::native() const noexcept { return state_->stream; }
 
 int Queue::multiprocessors() const noexcept { return state_->multiprocessors; }
 
-bool Queue::overlaps_kernels() const noexcept { return state_->generation >= 9; }
+bool Queue::overlaps_kernels() const noexcept {
+  return KVLM_EARLY_STARTS != 0 && state_->generation >= 9;
+}
 
 std::byte* Queue::scratch(int slot, size_t bytes) {
   Buffer& buffer = state_->scratch[static_cast<size_t>(slot)];

@@ -205,7 +205,9 @@ TEST_F(Cuda, HalfOperandsKeepTheBits) {
         for (const int64_t out : {96, 31}) {
           const Tensor w = on_gpu(normal_tensor(dtype, {out, in}, 5, 0.1f));
           const bool many = rows > 4 && in % 8 == 0 && out % 16 == 0;
-          EXPECT_EQ(operand_dtype(w, rows), many ? dtype : DType::kF32);
+          EXPECT_EQ(operand_dtype({w}, rows), many ? dtype : DType::kF32);
+          const Tensor wide_w = on_gpu(normal_tensor(DType::kF32, {out, in}, 5, 0.1f));
+          EXPECT_EQ(operand_dtype({w, wide_w}, rows), DType::kF32) << "they differ";
           // Elsewhere halves are taken too, as the floats that they are.
           if (!many) convert(wide, rounded, *gpu_);
           Tensor y = on_gpu(normal_tensor(DType::kF32, {rows, out}, 6));

@@ -133,6 +133,10 @@ TEST(Activate, SaysWhatDoesNotFit) {
   EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
                          [&] { activate_gate(half, x, x, Activation::kGelu, stream); }),
               HasSubstr("activate_gate: y holds f16, but activations on cpu are f32"));
+  Tensor up = normal_tensor(DType::kF32, {2, 8}, 1);
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
+                         [&] { activate_gate(up, x, up, Activation::kGelu, stream); }),
+              HasSubstr("activate_gate: y and up overlap"));
   Tensor long_x = normal_tensor(DType::kF32, {3, 8}, 1);
   EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
                          [&] {

@@ -206,7 +206,7 @@ TEST(Linear, AGatedProductIsItsParts) {
       const Tensor w = normal_tensor(dtype, {31, 50}, 3);
       const Tensor up = normal_tensor(dtype, {31, 50}, 4);
       const Tensor bias = normal_tensor(DType::kF32, {31}, 5);
-      EXPECT_EQ(operand_dtype(w, rows), DType::kF32);
+      EXPECT_EQ(operand_dtype({w}, rows), DType::kF32);
       Tensor a(DType::kF32, {rows, 31});
       Tensor b(DType::kF32, {rows, 31});
       linear(a, x, w, bias, false, stream);
@@ -243,6 +243,14 @@ TEST(Linear, AGatedProductSaysWhatDoesNotFit) {
   EXPECT_THAT(refused(gate, {wide, wide_w, {}}), HasSubstr("up.w has shape (6, 8)"));
   EXPECT_THAT(refused(wide, {other, w, {}}), HasSubstr("y has shape (2, 6)"));
   EXPECT_THAT(refused(other, {other, w, {}}), HasSubstr("y and up.y overlap"));
+  EXPECT_THAT(refused(other, {gate, w, {}}), HasSubstr("gate.y and up.y overlap"));
+  Tensor both(DType::kF32, {3, 5});
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
+                         [&] {
+                           gated_linears(both.view().slice(1, 2), {both.view().slice(0, 2), w, {}},
+                                         {other, w, {}}, Activation::kSilu, x, stream);
+                         }),
+              HasSubstr("y and gate.y overlap"));
   Tensor rounded(DType::kBF16, {2, 5});
   EXPECT_THAT(refused(rounded, {other, w, {}}),
               HasSubstr("gated_linears: y holds bf16, but activations on cpu are f32"));

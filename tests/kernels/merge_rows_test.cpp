@@ -18,8 +18,7 @@ void merge(MergeRule rule, const std::vector<int32_t>& kept, int rows, int dim,
   std::vector<float> merged_keys(kept.size() * static_cast<size_t>(dim));
   std::vector<float> merged_values(merged_keys.size());
   merge_rows(
-      rule,
-      {keys.data(), values.data(), rows, dim, kept, merged_keys.data(), merged_values.data()},
+      rule, {keys.data(), values.data(), rows, dim, kept, merged_keys.data(), merged_values.data()},
       stream);
   keys = merged_keys;
   values = merged_values;
