@@ -1,0 +1,77 @@
+#include "kvcache/plane.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace kvlm {
+namespace {
+
+/// A plane of rows that are packed one by one, behind a ring of `places` rows.
+struct OneByOne {
+  explicit OneByOne(int places) {
+    plan.format.axis = ScaleAxis::kToken;
+    plan.format.group_size = 8;
+    plan.format.section[0] = {.code = CodeFormat::kBits4, .channels = 8};
+    layout.plan = &plan;
+    layout.head_dim = 8;
+    const PlaneCapacity capacity = Plane::capacity(layout, 1, 400, 1, places);
+    memory.resize(capacity.bytes());
+    plane.place(layout, capacity, memory.data(), nullptr);
+    for (int i = 0; i + 1 < places; ++i) plane.push_row();
+  }
+  /// A row comes, the oldest is packed.
+  void step() {
+    plane.push_row();
+    plane.push_packed(1);
+    plane.pop_rows(1);
+  }
+  std::ptrdiff_t offset(const std::byte* p) const { return p - memory.data(); }
+
+  PartPlan plan;
+  Plane::Layout layout;
+  std::vector<std::byte> memory;
+  Plane plane;
+};
+
+/// What slide() counts at once is what rows count one by one, across blocks of 32 and ring ends.
+TEST(PlaneTest, SlidesAsRowByRow) {
+  for (const int places : {1, 5, 33}) {
+    for (const int before : {1, 31, 32, 40}) {
+      for (const int rows : {1, 2, 31, 33}) {
+        OneByOne slow(places);
+        OneByOne fast(places);
+        for (int i = 0; i < before; ++i) slow.step(), fast.step();
+        const int room = fast.plane.slide_room();
+        ASSERT_GE(room, 1);
+        if (rows > room) continue;
+        for (int i = 0; i < rows; ++i) slow.step();
+        fast.plane.slide(rows);
+        EXPECT_EQ(fast.plane.packed(), before + rows);
+        EXPECT_EQ(fast.plane.full(), slow.plane.full());
+        EXPECT_EQ(fast.plane.bytes(), slow.plane.bytes());
+        ASSERT_EQ(fast.plane.blocks().size(), slow.plane.blocks().size());
+        for (size_t i = 0; i < fast.plane.blocks().size(); ++i) {
+          EXPECT_EQ(fast.offset(fast.plane.blocks()[i].codes),
+                    slow.offset(slow.plane.blocks()[i].codes));
+          EXPECT_EQ(fast.plane.blocks()[i].rows, slow.plane.blocks()[i].rows);
+        }
+        // The next row of both goes to the same place.
+        EXPECT_EQ(fast.offset(fast.plane.push_row()), slow.offset(slow.plane.push_row()));
+      }
+    }
+  }
+}
+
+TEST(PlaneTest, DoesNotSlideBeforeItHasPackedAndWhereRowsWereDropped) {
+  OneByOne fresh(5);
+  EXPECT_EQ(fresh.plane.slide_room(), 0);
+  OneByOne dropped(5);
+  for (int i = 0; i < 40; ++i) dropped.step();
+  EXPECT_GT(dropped.plane.slide_room(), 0);
+  static_cast<void>(dropped.plane.evict(3));
+  EXPECT_EQ(dropped.plane.slide_room(), 0);
+}
+
+}  // namespace
+}  // namespace kvlm
