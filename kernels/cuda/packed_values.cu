@@ -150,6 +150,8 @@ class ChunkWeights {
     }
   }
 
+  /// Plain loads: this kernel may have started before the weights were written, so they are not
+  /// read-only to it, as __ldg() asks.
   __device__ void load(const DeviceBlock& block, int first) {
     const int slot = first + 2 * lane();
     left_ = block.rows - slot;
@@ -161,14 +163,14 @@ class ChunkWeights {
       if (whole_ && reinterpret_cast<uintptr_t>(from) % sizeof(float2) == 0) {
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-          const float2 pair = __ldg(reinterpret_cast<const float2*>(from + i * 64));
+          const float2 pair = *reinterpret_cast<const float2*>(from + i * 64);
           x_[group][2 * i] = pair.x, x_[group][2 * i + 1] = pair.y;
         }
       } else {
 #pragma unroll
         for (int i = 0; i < 2 * kPairs; ++i) {
           const int at = i / 2 * 64 + i % 2;
-          x_[group][i] = slot + at < block.rows ? __ldg(from + at) : 0.0f;
+          x_[group][i] = slot + at < block.rows ? from[at] : 0.0f;
         }
       }
     }
