@@ -50,7 +50,7 @@ int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
 }  // namespace
 
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream) {
   constexpr std::string_view kOp = "column_sums";
   check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
@@ -83,10 +83,13 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
   if (first_row < 0 || first_row > n) {
     refuse("first_row is {}, expected 0 to {}, the rows of q", first_row, n);
   }
+  if (multiply != DType::kF32 && multiply != DType::kF16 && multiply != DType::kBF16) {
+    refuse("multiply is {}, expected f32, f16 or bf16", dtype_name(multiply));
+  }
   if (!std::isfinite(scale)) refuse("scale is {}, expected a finite number", scale);
   if (first_row == n) return;
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::column_sums(result, q, k, past, first_row, scale, stream);
+    return cuda::column_sums(result, q, k, past, first_row, scale, multiply, stream);
   }
   cpu::column_sums(result, q, k, past, first_row, scale, stream);
 }

@@ -20,9 +20,11 @@ struct ColumnSums {
 
 /// Adds to `result` the causal attention A = softmax(scale * q . K) of rows [first_row, n).
 ///
-///   q       (n, q_heads, head_dim)   f32
-///   k       (n, kv_heads, head_dim)  f32, the rows that belong to the queries
-///   past    kv_heads * runs entries as in attention(): keys before k; values are not read
+///   q         (n, q_heads, head_dim)   f32
+///   k         (n, kv_heads, head_dim)  f32, the rows that belong to the queries
+///   past      kv_heads * runs entries as in attention(): keys before k; values are not read
+///   multiply  f32 | f16 | bf16: as in attention(), so that what is summed is what that attends with;
+///             heads of more than 256 channels are multiplied in f32
 ///
 /// Accumulated in f32 over a tile of rows and in f64 over tiles, in an order that depends on the
 /// shapes only. Memory: on the CPU a tile of rows times all columns per worker, on CUDA at most 17
@@ -30,7 +32,7 @@ struct ColumnSums {
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
 /// Source: specs 2.2; Dao et al. 2022 for the tiling.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream);
 
 }  // namespace kvlm

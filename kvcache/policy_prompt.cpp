@@ -99,7 +99,7 @@ void PolicyCache::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
   std::vector<double> sums(heads() * columns);
   std::vector<double> small(needs.sparsity ? static_cast<size_t>(shape_.q_heads) : 0);
   const int64_t first_row = std::max(0, first - sequence.staged);
-  column_sums({sums, small}, q, k, past_, first_row, scale, stream);
+  column_sums({sums, small}, q, k, past_, first_row, scale, shape_.multiply, stream);
   for (size_t head = 0; head < heads(); ++head) {
     for (size_t j = 0; j < columns; ++j) {
       importance[head * prompt + j] += sums[head * columns + j];
@@ -510,7 +510,7 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
     const auto past = static_cast<size_t>(state.lanes[0].slots());
     columns = past + static_cast<size_t>(rows.rows);
     sums.resize(heads() * columns);
-    column_sums({sums, {}}, q, k, past_, 0, scale, stream);
+    column_sums({sums, {}}, q, k, past_, 0, scale, shape_.multiply, stream);
     for (size_t head = 0; head < heads(); ++head) {
       for (size_t j = 0; j < past; ++j) {
         state.lanes[head].weights[j] += static_cast<float>(sums[head * columns + j]);

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "kernels/cuda/column_sums.h"
+#include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/prompt_rows.cuh"
 
@@ -9,9 +10,9 @@ namespace kvlm::cuda {
 
 namespace {
 
-// A row is a (query, head) pair of one kv_head, query by query. The first kernel finds the softmax
-// of every row, the second computes the scores again and adds the weights to the columns. Sizes
-// alone decide what a block does and in which order parts are added.
+// In f32, without matrix units. A row is a (query, head) pair of one kv_head, query by query. The
+// first kernel finds the softmax of every row, the second computes the scores again and adds the
+// weights to the columns. Sizes alone decide what a block does and in which order parts are added.
 
 constexpr int kTile = 64;      // rows, and columns, of a tile
 constexpr int kThreads = 256;  // kSide x kSide, each of 4 rows by 4 columns
@@ -289,55 +290,73 @@ std::vector<T> fetch(const T* from, size_t count, Stream& stream) {
 }  // namespace
 
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream) {
-  Job job{};
-  job.q = q.as<float>();
-  job.keys = prompt_rows(k, {}, past, stream);
-  const int64_t kv_heads = job.keys.kv_heads;
+  const PromptRows keys = prompt_rows(k, {}, past, stream);
+  const int64_t kv_heads = keys.kv_heads;
   const int64_t n = q.shape()[0];
   const int64_t q_heads = q.shape()[1];
-  job.q_per_kv = static_cast<int>(q_heads / kv_heads);
-  job.first_row = static_cast<int>(first_row);
-  job.columns = static_cast<int>(job.keys.past_rows + n);
-  job.rows = static_cast<int>((n - first_row) * job.q_per_kv);
-  job.row_tiles = static_cast<int>(ceil_div(job.rows, kTile));
-  job.scale = scale;
-  const int64_t column_tiles = ceil_div(job.columns, kTile);
-  job.splits = splits_of(column_tiles, job.row_tiles * kv_heads);
-  const int row_splits = splits_of(job.row_tiles, column_tiles * kv_heads);
+  const int64_t columns = keys.past_rows + n;
+  const bool tiles = multiply != DType::kF32 && keys.head_dim <= 256;
+  Job job{};
+  ColumnTilesJob tiles_job{q, keys, first_row, scale, multiply, nullptr};
+  int row_splits = 0;
+  if (tiles) {
+    row_splits = column_tile_parts(tiles_job);
+  } else {
+    job.q = q.as<float>();
+    job.keys = keys;
+    job.q_per_kv = static_cast<int>(q_heads / kv_heads);
+    job.first_row = static_cast<int>(first_row);
+    job.columns = static_cast<int>(columns);
+    job.rows = static_cast<int>((n - first_row) * job.q_per_kv);
+    job.row_tiles = static_cast<int>(ceil_div(job.rows, kTile));
+    job.scale = scale;
+    const int64_t column_tiles = ceil_div(columns, kTile);
+    job.splits = splits_of(column_tiles, job.row_tiles * kv_heads);
+    row_splits = splits_of(job.row_tiles, column_tiles * kv_heads);
+  }
 
   // sums, parts, counts, states
-  const auto sum_count = static_cast<size_t>(kv_heads * job.columns);
+  const auto sum_count = static_cast<size_t>(kv_heads * columns);
   const size_t part_count = sum_count * static_cast<size_t>(row_splits);
   const size_t state_count = static_cast<size_t>(kv_heads * job.splits * job.row_tiles) * kTile;
   const size_t bytes = (sum_count + part_count) * sizeof(double) +
                        static_cast<size_t>(q_heads) * sizeof(unsigned long long) +
                        state_count * sizeof(RowState);
   auto* sums = reinterpret_cast<double*>(stream.queue().scratch(kColumnParts, bytes));
-  job.parts = sums + sum_count;
-  auto* counts = reinterpret_cast<unsigned long long*>(job.parts + part_count);
-  job.states = reinterpret_cast<RowState*>(counts + q_heads);
-  if (!result.small_entries.empty()) {
-    job.small = counts;
+  double* parts = sums + sum_count;
+  auto* counts = reinterpret_cast<unsigned long long*>(parts + part_count);
+  const bool counting = !result.small_entries.empty();
+  if (counting) {
     check(
         cudaMemsetAsync(counts, 0, static_cast<size_t>(q_heads) * sizeof(*counts), native(stream)),
         "column_sums");
   }
-
   const auto heads = static_cast<unsigned>(kv_heads);
-  find_states<<<dim3(static_cast<unsigned>(job.row_tiles), heads,
-                     static_cast<unsigned>(job.splits)),
-                kThreads, 0, native(stream)>>>(job);
-  add_columns<<<dim3(static_cast<unsigned>(column_tiles), heads, static_cast<unsigned>(row_splits)),
-                kThreads, 0, native(stream)>>>(job);
-  join_parts<<<dim3(static_cast<unsigned>(ceil_div(job.columns, kThreads)), heads), kThreads, 0,
-               native(stream)>>>(job.parts, row_splits, job.columns, 1.0 / job.q_per_kv, sums);
+  if (tiles) {
+    tiles_job.small = counting ? counts : nullptr;
+    sum_column_tiles(tiles_job, parts, stream);
+  } else {
+    job.parts = parts;
+    job.small = counting ? counts : nullptr;
+    job.states = reinterpret_cast<RowState*>(counts + q_heads);
+    find_states<<<dim3(static_cast<unsigned>(job.row_tiles), heads,
+                       static_cast<unsigned>(job.splits)),
+                  kThreads, 0, native(stream)>>>(job);
+    add_columns<<<dim3(static_cast<unsigned>(ceil_div(columns, kTile)), heads,
+                       static_cast<unsigned>(row_splits)),
+                  kThreads, 0, native(stream)>>>(job);
+  }
+  join_parts<<<dim3(static_cast<unsigned>(ceil_div(columns, kThreads)), heads), kThreads, 0,
+               native(stream)>>>(parts, row_splits, columns,
+                                 static_cast<double>(kv_heads) / static_cast<double>(q_heads),
+                                 sums);
   check_launch("column_sums");
 
   const std::vector<double> found = fetch(sums, sum_count, stream);
   for (size_t i = 0; i < sum_count; ++i) result.sums[i] += found[i];
-  if (job.small == nullptr) return;
+  if (!counting) return;
   const auto small = fetch(counts, static_cast<size_t>(q_heads), stream);
   for (size_t head = 0; head < small.size(); ++head) {
     result.small_entries[head] += static_cast<double>(small[head]);

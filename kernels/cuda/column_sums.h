@@ -6,7 +6,7 @@ namespace kvlm::cuda {
 
 /// kvlm::column_sums on checked arguments.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream);
 
 }  // namespace kvlm::cuda

@@ -29,6 +29,7 @@ enum ScratchSlot : int {
   kPackParts,
   kPromptRows,
   kColumnParts,
+  kColumnRows,
   kChannelEnds,
   kMergeGroups,
   kSampleParts,

@@ -5,7 +5,7 @@
 namespace kvlm::cuda {
 
 void column_sums(const ColumnSums&, ConstTensorView, ConstTensorView, std::span<const KeyValueRows>,
-                 int64_t, float, Stream&) {
+                 int64_t, float, DType, Stream&) {
   refuse("column_sums");
 }
 

@@ -1,6 +1,7 @@
 // Prompt attention on the tensor cores and the sums of its columns, against the CPU in f32.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -179,7 +180,28 @@ class ColumnSumsOnGpu : public PromptOnGpu {
   struct Sums {
     std::vector<double> sums, small;
   };
-  static Sums run(const Prompt& p, const Operands& on, int64_t first_row, Stream& stream) {
+
+  /// The same with numbers that f16 and bf16 hold exactly.
+  static Tensor coarse(const Tensor& x) {
+    std::vector<float> values;
+    for (const double value : testing::values_of(x)) {
+      values.push_back(static_cast<float>(std::clamp(std::round(value * 32) / 32, -7.0, 7.0)));
+    }
+    return make_tensor(x.dtype(), x.shape(), values);
+  }
+  static Operands coarse_operands(const Prompt& p) {
+    Operands made = operands(p);
+    made.q = coarse(made.q);
+    made.k = coarse(made.k);
+    for (Tensor& run : made.runs) run = coarse(run);
+    describe(made);
+    return made;
+  }
+  /// A scale that turns them into such numbers, of which powers of two are taken.
+  static float coarse_scale() { return 0.125f * std::log(2.0f); }
+
+  static Sums run(const Prompt& p, const Operands& on, int64_t first_row, float scale,
+                  DType multiply, Stream& stream) {
     int64_t columns = p.n;
     for (size_t i = 0; i < on.past.size() / static_cast<size_t>(p.kv_heads); ++i) {
       columns += on.past[i].rows;
@@ -187,30 +209,34 @@ class ColumnSumsOnGpu : public PromptOnGpu {
     // Sums are added to what is there.
     Sums found{std::vector<double>(static_cast<size_t>(p.kv_heads * columns), 0.5),
                std::vector<double>(static_cast<size_t>(p.kv_heads * p.q_per_kv), 3.0)};
-    column_sums({found.sums, found.small}, on.q, on.k, on.past, first_row, p.scale(), stream);
+    column_sums({found.sums, found.small}, on.q, on.k, on.past, first_row, scale, multiply, stream);
     return found;
   }
 
-  void expect_parity(const Prompt& p, int64_t first_row) {
-    const Operands host = operands(p);
+  void expect_parity(const Prompt& p, int64_t first_row, DType multiply = DType::kF32) {
+    const bool rounds = multiply != DType::kF32;
+    const Operands host = rounds ? coarse_operands(p) : operands(p);
+    const float scale = rounds ? coarse_scale() : p.scale();
     const Operands gpu = placed(host);
-    const Sums expected = run(p, host, first_row, cpu_);
-    const Sums found = run(p, gpu, first_row, *gpu_);
+    const Sums expected = run(p, host, first_row, scale, multiply, cpu_);
+    const Sums found = run(p, gpu, first_row, scale, multiply, *gpu_);
     double difference = 0;
     double norm = 0;
     for (size_t i = 0; i < expected.sums.size(); ++i) {
       difference += std::pow(found.sums[i] - expected.sums[i], 2);
       norm += std::pow(expected.sums[i] - 0.5, 2);
     }
-    EXPECT_LE(std::sqrt(difference / norm), 1e-5) << p.name() << ", from row " << first_row;
+    const std::string name = p.name() + ", from row " + std::to_string(first_row) +
+                             ", multiplied in " + std::string(dtype_name(multiply));
+    EXPECT_LE(std::sqrt(difference / norm), 1e-5) << name;
     for (size_t head = 0; head < expected.small.size(); ++head) {
       // Entries at the threshold may fall on either side.
       EXPECT_NEAR(found.small[head], expected.small[head], 1 + 1e-4 * expected.small[head])
-          << p.name() << ", head " << head;
+          << name << ", head " << head;
     }
-    const Sums again = run(p, gpu, first_row, *gpu_);
-    EXPECT_EQ(again.sums, found.sums);
-    EXPECT_EQ(again.small, found.small);
+    const Sums again = run(p, gpu, first_row, scale, multiply, *gpu_);
+    EXPECT_EQ(again.sums, found.sums) << name;
+    EXPECT_EQ(again.small, found.small) << name;
   }
 };
 
@@ -228,18 +254,64 @@ TEST_F(ColumnSumsOnGpu, EqualTheCpus) {
   }
 }
 
+TEST_F(ColumnSumsOnGpu, EqualTheCpusOnTheTensorCores) {
+  for (const int head_dim : {20, 32, 64, 80, 128, 130, 256}) {
+    for (const int q_per_kv : {1, 4, 7}) {
+      for (const int64_t n : {1, 31, 33, 64, 129, 300}) {
+        for (const bool past : {false, true}) {
+          for (const int64_t first_row : {int64_t{0}, n / 2, n - 1}) {
+            const DType multiply = n % 2 == 0 ? DType::kBF16 : DType::kF16;
+            expect_parity({n, 2, q_per_kv, head_dim, true, past}, first_row, multiply);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ColumnSumsOnGpu, EqualTheCpusForLongPrompts) {
-  expect_parity({1500, 2, 4, 128, true, true}, 0);
-  expect_parity({1500, 2, 4, 128, true, true}, 1468);
+  for (const DType multiply : {DType::kF32, DType::kF16, DType::kBF16}) {
+    expect_parity({1500, 2, 4, 128, true, true}, 0, multiply);
+    expect_parity({1500, 2, 4, 128, true, true}, 1468, multiply);
+  }
+}
+
+TEST_F(ColumnSumsOnGpu, RoundWhatAttentionRounds) {
+  // What is summed is what attention() weighs values with: values of 1 in one row, 0 in others.
+  const Prompt p{.n = 70, .head_dim = 128};
+  constexpr int64_t kColumn = 9;
+  Operands host = operands(p);
+  for (int64_t row = 0; row < p.n; ++row) {
+    for (int64_t channel = 0; channel < p.head_dim; ++channel) {
+      host.v.as<float>()[row * p.head_dim + channel] = row == kColumn ? 1.0f : 0.0f;
+    }
+  }
+  const Operands gpu = placed(host);
+  for (const DType multiply : {DType::kF16, DType::kBF16}) {
+    Tensor out(DType::kF32, p.q_shape(), kGpu);
+    attention(out, gpu.q, gpu.k, gpu.v, {}, true, p.scale(), multiply, *gpu_);
+    const Tensor weights = on_host(out);
+    double expected = 0;
+    for (int64_t row = 0; row < p.n; ++row) {
+      expected += static_cast<double>(weights.view().as<float>()[row * p.head_dim]);
+    }
+    const Sums found = run(p, gpu, 0, p.scale(), multiply, *gpu_);
+    const double exact = run(p, host, 0, p.scale(), DType::kF32, cpu_).sums[kColumn];
+    const double difference = found.sums[kColumn] - 0.5 - expected;
+    EXPECT_LE(std::abs(difference), 2e-3 * expected);
+    EXPECT_NE(found.sums[kColumn], exact);
+  }
 }
 
 TEST_F(ColumnSumsOnGpu, MayLeaveOutSmallEntries) {
   const Prompt p{.n = 90, .q_per_kv = 2};
   const Operands gpu = placed(operands(p));
-  const Sums counted = run(p, gpu, 0, *gpu_);
-  std::vector<double> sums(90, 0.5);
-  column_sums({sums, {}}, gpu.q, gpu.k, {}, 0, p.scale(), *gpu_);
-  EXPECT_EQ(sums, counted.sums);
+  for (const DType multiply : {DType::kF32, DType::kF16}) {
+    const Sums counted = run(p, gpu, 0, p.scale(), multiply, *gpu_);
+    std::vector<double> sums(90, 0.5);
+    column_sums({sums, {}}, gpu.q, gpu.k, {}, 0, p.scale(), multiply, *gpu_);
+    EXPECT_EQ(sums, counted.sums);
+  }
 }
 
 }  // namespace

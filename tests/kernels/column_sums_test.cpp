@@ -63,7 +63,8 @@ class Prompt {
     ThreadPool pool(threads);
     Stream stream(pool);
     Sums result = empty();
-    column_sums({result.sums, result.small}, q, k, past, shape.first_row, scale, stream);
+    column_sums({result.sums, result.small}, q, k, past, shape.first_row, scale, DType::kF32,
+                stream);
     return result;
   }
 
@@ -192,7 +193,7 @@ TEST(ColumnSums, CountSmallEntriesOfPeakedRows) {
   ThreadPool pool(1);
   Stream stream(pool);
   Sums uncounted = prompt.empty();
-  column_sums({uncounted.sums, {}}, prompt.q, prompt.k, {}, 0, prompt.scale, stream);
+  column_sums({uncounted.sums, {}}, prompt.q, prompt.k, {}, 0, prompt.scale, DType::kF32, stream);
   EXPECT_EQ(uncounted.sums, got.sums);
 }
 
@@ -209,7 +210,7 @@ TEST(ColumnSums, SumTheRowsOfTheWorkedExample) {
   std::vector<double> sums(3);
   std::vector<double> small(1);
   column_sums({sums, small}, make_tensor(DType::kF32, shape, q), make_tensor(DType::kF32, shape, k),
-              {}, 0, 1, stream);
+              {}, 0, 1, DType::kF32, stream);
   EXPECT_NEAR(sums[0], 1.45, 1e-6);
   EXPECT_NEAR(sums[1], 1.05, 1e-6);
   EXPECT_NEAR(sums[2], 0.5, 1e-6);
@@ -222,7 +223,8 @@ TEST(ColumnSums, AreAddedToWhatIsThere) {
   Stream stream(pool);
   const Sums once = prompt.run();
   Sums twice = once;
-  column_sums({twice.sums, twice.small}, prompt.q, prompt.k, prompt.past, 0, prompt.scale, stream);
+  column_sums({twice.sums, twice.small}, prompt.q, prompt.k, prompt.past, 0, prompt.scale,
+              DType::kF32, stream);
   for (size_t j = 0; j < once.sums.size(); ++j) EXPECT_EQ(twice.sums[j], 2 * once.sums[j]);
   for (size_t h = 0; h < once.small.size(); ++h) EXPECT_EQ(twice.small[h], 2 * once.small[h]);
 }
@@ -236,11 +238,11 @@ TEST(ColumnSums, AreTheSameInPieces) {
   std::vector<double> first(50);
   std::vector<double> all(90);
   column_sums({first, {}}, whole.q.view().slice(0, 50), whole.k.view().slice(0, 50), {}, 0,
-              whole.scale, stream);
+              whole.scale, DType::kF32, stream);
   std::copy(first.begin(), first.end(), all.begin());
   const KeyValueRows past{whole.k.view().data(), nullptr, DType::kF32, 50};
   column_sums({all, {}}, whole.q.view().slice(50, 40), whole.k.view().slice(50, 40), {&past, 1}, 0,
-              whole.scale, stream);
+              whole.scale, DType::kF32, stream);
   for (size_t j = 0; j < 90; ++j) EXPECT_NEAR(all[j], want.sums[j], 1e-5);
 }
 
@@ -259,10 +261,11 @@ TEST(ColumnSums, RefuseWhatDoesNotFit) {
   const Prompt good({.n = 5, .kv_heads = 2, .q_per_kv = 2, .head_dim = 8, .past_rows = {3}});
   Sums out = good.empty();
   const auto message = [&](ConstTensorView q, ConstTensorView k, std::span<const KeyValueRows> past,
-                           int64_t first_row, size_t sums, size_t small, float scale = 1) {
+                           int64_t first_row, size_t sums, size_t small, float scale = 1,
+                           DType multiply = DType::kF32) {
     return message_of(ErrorCode::kInvalidArgument, [&] {
       column_sums({std::span(out.sums).first(sums), std::span(out.small).first(small)}, q, k, past,
-                  first_row, scale, stream);
+                  first_row, scale, multiply, stream);
     });
   };
   const Tensor other = normal_tensor(DType::kF32, {4, 2, 8}, 1);
@@ -278,6 +281,8 @@ TEST(ColumnSums, RefuseWhatDoesNotFit) {
   EXPECT_THAT(message(good.q, good.k, std::span(good.past).first(1), 0, 16, 4),
               HasSubstr("1 past runs"));
   EXPECT_THAT(message(good.q, good.k, good.past, 0, 16, 4, HUGE_VALF), HasSubstr("scale"));
+  EXPECT_THAT(message(good.q, good.k, good.past, 0, 16, 4, 1, DType::kI32),
+              HasSubstr("multiply is i32"));
   std::vector<KeyValueRows> bad = good.past;
   bad[1].rows = 2;
   EXPECT_THAT(message(good.q, good.k, bad, 0, 16, 4), HasSubstr("kv head 1 has 2 past rows"));
