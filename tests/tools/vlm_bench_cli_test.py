@@ -92,8 +92,16 @@ class Throughput(unittest.TestCase):
     def test_batches_can_be_given(self):
         found = rows("--batch", "1,5,2", "--kv", "f16")
         self.assertEqual([row["batch"] for row in found], [1, 5, 2])
-        for row in found:  # as many rows a sequence: prompt, text and all steps until then
-            self.assertEqual(row["kv_bytes"] % row["batch"], 0)
+        sizes = {row["kv_bytes"] / row["batch"] for row in found}
+        self.assertEqual(len(sizes), 1)  # prompt, text and steps, as many for each
+
+    def test_a_budget_is_measured_as_if_it_were_the_only_one(self):
+        arguments = ["--kv", "calibquant", "--kv", "uniform,keep=0.5"]
+        together = rows(*arguments, "--kv-memory", "400K,200K")
+        alone = rows(*arguments, "--kv-memory", "200K")
+        for found, expected in zip(together[1::2], alone, strict=True):
+            for name in ("batch", "sequence_bytes", "kv_bytes", "stored_bits"):
+                self.assertEqual(found[name], expected[name])
 
     def test_a_released_shape(self):
         found = rows("--kv-memory", "64M", "--kv", "int4",

@@ -50,7 +50,7 @@ struct Row {
   std::string error;  ///< why there is nothing else, or empty
   Reservation reservation;
   int batch = 0;
-  double fill_s = 0;  ///< of all sequences that share the fill
+  double fill_s = 0;  ///< of the batch's prompts
   double stored_bits = 0;
   size_t kv_bytes = 0;      ///< of the batch, after the last step
   size_t weight_bytes = 0;  ///< that a step reads
@@ -92,7 +92,7 @@ class ThroughputBench {
         shape_(decoder_.cache_shape()) {
     size_.visual_rows = options.prompt_tokens;
     size_.prompt_rows = options.prompt_tokens + options.text_tokens;
-    size_.max_rows = max_rows(options, budgets_.size());
+    size_.max_rows = max_rows(options);
     positions_.resize(static_cast<size_t>(size_.prompt_rows));
     std::iota(positions_.begin(), positions_.end(), 0);
     modality_.assign(positions_.size(), kTextRow);
@@ -103,11 +103,10 @@ class ThroughputBench {
     values_ = Tensor(DType::kF32, kv, device);
   }
 
-  /// Rows of a sequence that every budget's steps are appended to.
-  static int max_rows(const ThroughputOptions& options, size_t budgets) {
+  /// Rows of a sequence after the last step.
+  static int max_rows(const ThroughputOptions& options) {
     const int64_t steps = kWarmUpSteps + int64_t{options.tokens} * options.repeats;
-    const int64_t rows = int64_t{options.prompt_tokens} + options.text_tokens +
-                         static_cast<int64_t>(budgets) * steps;
+    const int64_t rows = int64_t{options.prompt_tokens} + options.text_tokens + steps;
     return static_cast<int>(std::min<int64_t>(rows, INT32_MAX));
   }
 
@@ -124,7 +123,7 @@ class ThroughputBench {
   Filled fill(const CacheSpec& spec, const Reservation& each, int batch);
   void fill_one(KvCache& cache, SequenceId id);
   double step(Filled& filled, int batch);
-  void decode(Filled& filled, Row& row);
+  void measure(const CacheSpec& spec, Row& row);
 
   const ThroughputOptions& options_;
   std::vector<Budget> budgets_;
@@ -274,8 +273,13 @@ double ThroughputBench::step(Filled& filled, int batch) {
   return seconds_since(start);
 }
 
-void ThroughputBench::decode(Filled& filled, Row& row) {
+/// Fills a cache with the batch of `row` and decodes; leaves `row` without bytes when interrupted.
+void ThroughputBench::measure(const CacheSpec& spec, Row& row) {
   Stream& stream = session_.stream();
+  const Clock::time_point fill_start = Clock::now();
+  Filled filled = fill(spec, row.reservation, row.batch);
+  row.fill_s = seconds_since(fill_start);
+  if (interrupted()) return;
   for (int i = 0; i < kWarmUpSteps; ++i) {
     step(filled, row.batch);
     stream.synchronize();
@@ -304,57 +308,37 @@ void ThroughputBench::decode(Filled& filled, Row& row) {
 std::vector<Row> ThroughputBench::run(const std::string& text) {
   const CacheSpec spec = read_spec(text);
   workspaces_.reset();
-  std::vector<Row> rows(budgets_.size());
-  std::vector<size_t> order;  // of what is to be measured, the largest batch first
-  const auto fail = [&](Row& row, const Error& error) {
-    if (error.code() == ErrorCode::kDevice) throw error;
-    row.error = error.what();
-  };
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i].spec = text;
-    rows[i].budget = budgets_[i].text;
+  std::vector<Row> rows;
+  std::optional<double> rate;
+  int largest = 0;  // batch so far: what it took of the device beside the cache stays taken
+  for (const Budget& budget : budgets_) {
+    if (interrupted()) break;
+    Row row;
+    row.spec = text;
+    row.budget = budget.text;
     try {
-      rows[i].reservation = reservation(spec, shape_, size_);
+      row.reservation = reservation(spec, shape_, size_);
       if (const auto reason = unsupported(spec, shape_)) {
         throw Error(ErrorCode::kUnsupported, *reason);
       }
-      rows[i].batch = batch_of(budgets_[i], spec, rows[i].reservation);
-      order.push_back(i);
-    } catch (const Error& error) {
-      fail(rows[i], error);
-    }
-  }
-  std::ranges::stable_sort(order,
-                           [&](size_t a, size_t b) { return rows[a].batch > rows[b].batch; });
-  const double rate = order.empty() ? 0 : read_rate();
-  // The first batch that the device holds is filled once; smaller ones decode its first sequences.
-  std::optional<Filled> filled;
-  double fill_s = 0;
-  for (const size_t i : order) {
-    Row& row = rows[i];
-    try {
-      const Clock::time_point start = Clock::now();
-      if (!filled) {
-        filled = fill(spec, row.reservation, row.batch);
-        fill_s = seconds_since(start);
-      }
-      if (interrupted()) break;
-      row.read_rate = rate;
-      row.fill_s = fill_s;
-      decode(*filled, row);
-      if (budgets_[i].kind == Budget::Kind::kDevice && i == order.front() &&
-          row.used_bytes > budgets_[i].size) {
+      row.batch = batch_of(budget, spec, row.reservation);
+      if (!rate) rate = read_rate();
+      row.read_rate = *rate;
+      measure(spec, row);
+      largest = std::max(largest, row.batch);
+      if (budget.kind == Budget::Kind::kDevice && row.batch == largest &&
+          row.used_bytes > budget.size) {
         row.error = fmt::format(
             "{}: a batch of {} made the device use {} bytes, more than was foreseen; "
             "give {} by --batch instead",
             row.budget, row.batch, row.used_bytes, row.batch - 1);
       }
     } catch (const Error& error) {
-      fail(row, error);
-      filled.reset();
+      if (error.code() == ErrorCode::kDevice) throw;
+      row.error = error.what();
     }
+    if (!row.error.empty() || row.kv_bytes > 0) rows.push_back(std::move(row));
   }
-  std::erase_if(rows, [](const Row& row) { return row.error.empty() && row.kv_bytes == 0; });
   return rows;
 }
 
@@ -468,14 +452,14 @@ std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
   return budgets;
 }
 
-void check_context(const ThroughputOptions& options, size_t budgets, int context) {
-  const int rows = ThroughputBench::max_rows(options, budgets);
+void check_context(const ThroughputOptions& options, int context) {
+  const int rows = ThroughputBench::max_rows(options);
   if (rows <= context) return;
-  refuse(fmt::format(
-      "--prompt-tokens {}, --text-tokens {} and {} x ({} + {} x {}) steps make {} rows, "
-      "more than the context of {}; ask for fewer",
-      options.prompt_tokens, options.text_tokens, budgets, kWarmUpSteps, options.tokens,
-      options.repeats, rows, context));
+  refuse(
+      fmt::format("--prompt-tokens {}, --text-tokens {} and {} + {} x {} steps make {} rows, "
+                  "more than the context of {}; ask for fewer",
+                  options.prompt_tokens, options.text_tokens, kWarmUpSteps, options.tokens,
+                  options.repeats, rows, context));
 }
 
 }  // namespace
@@ -488,7 +472,7 @@ int run_throughput(const ThroughputOptions& options) {
     refuse("--memory counts what a GPU says is in use; on the CPU give --kv-memory or --batch");
   }
   Session session(options.session);
-  check_context(options, budgets.size(), session.model().decoder().max_positions());
+  check_context(options, session.model().decoder().max_positions());
   ThroughputBench bench(options, std::move(budgets), session);
   if (options.csv) fmt::print("{}\n", kCsvHead);
   if (!options.csv && !options.json) print_table_head(options, session);
