@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "kernels/base/error.h"
@@ -66,14 +67,6 @@ std::vector<double> head_mean(std::span<const double> scores, int kv_heads) {
   return mean;
 }
 
-std::vector<int32_t> rank(std::span<const double> scores) {
-  std::vector<int32_t> order = all_rows(static_cast<int>(scores.size()));
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
-  });
-  return order;
-}
-
 std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sinks, int last) {
   const auto n = static_cast<int>(scores.size());
   if (kept >= n) return all_rows(n);
@@ -81,13 +74,20 @@ std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sin
   sinks = std::min(sinks, kept - last);
   std::vector<int32_t> slots(static_cast<size_t>(sinks));
   std::iota(slots.begin(), slots.end(), 0);
-  const std::vector<int32_t> order =
-      rank(scores.subspan(static_cast<size_t>(sinks), static_cast<size_t>(n - last - sinks)));
-  for (const int32_t j : std::span(order).first(static_cast<size_t>(kept - sinks - last))) {
-    slots.push_back(sinks + j);
+  if (const int best = kept - sinks - last; best > 0) {
+    const std::span<const double> others =
+        scores.subspan(static_cast<size_t>(sinks), static_cast<size_t>(n - last - sinks));
+    std::vector<double> sorted(others.begin(), others.end());
+    const auto least = sorted.begin() + (best - 1);
+    std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
+    // All above the least score that stays, and the first of those that equal it.
+    auto equal = 1 + std::count(sorted.begin(), least, *least);
+    for (size_t j = 0; j < others.size(); ++j) {
+      if (others[j] < *least || (others[j] == *least && --equal < 0)) continue;
+      slots.push_back(sinks + static_cast<int32_t>(j));
+    }
   }
   for (int j = n - last; j < n; ++j) slots.push_back(j);
-  std::sort(slots.begin(), slots.end());
   return slots;
 }
 

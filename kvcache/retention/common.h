@@ -19,11 +19,9 @@ std::vector<double> normalised(std::span<const double> scores);
 /// Mean over kv_heads: (kv_heads, n) to (n,).
 std::vector<double> head_mean(std::span<const double> scores, int kv_heads);
 
-/// Indices by descending score, ties by the smaller index (specs 2.3).
-std::vector<int32_t> rank(std::span<const double> scores);
-
-/// The `kept` rows that stay, ascending: the first `sinks`, the last `last` and the best others by
-/// rank(). Where protected rows alone exceed `kept`, the newest go first to safety.
+/// The `kept` rows that stay, ascending: the first `sinks`, the last `last` and the best others,
+/// ties by the smaller index (specs 2.3); scores are finite. Where protected rows alone exceed
+/// `kept`, the newest go first to safety.
 std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sinks, int last);
 
 /// 0..n-1.

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "tests/kvcache/retention/rules.h"
@@ -15,16 +17,23 @@ using ::testing::ElementsAre;
 // Column sums of rows [1], [.25, .75], [.2, .3, .5] (specs 2.1).
 const std::vector<double> kColumnSums = {1.45, 1.05, .5};
 
-TEST(Rank, IsByScoreThenByIndex) {
-  EXPECT_THAT(rank(std::vector<double>{1, 3, 2, 3, 1}), ElementsAre(1, 3, 2, 0, 4));
+TEST(KeepBest, IsByScoreThenByIndex) {
+  const std::vector<double> few = {1, 3, 2, 3, 1};
+  EXPECT_THAT(keep_best(few, 1, 0, 0), ElementsAre(1));
+  EXPECT_THAT(keep_best(few, 3, 0, 0), ElementsAre(1, 2, 3));
+  EXPECT_THAT(keep_best(few, 4, 0, 0), ElementsAre(0, 1, 2, 3));
   std::mt19937 rng(1);
   std::vector<double> scores;
   for (int i = 0; i < 500; ++i) scores.push_back(static_cast<double>(rng() % 20));
-  const std::vector<int32_t> order = rank(scores);
-  for (size_t i = 1; i < order.size(); ++i) {
-    const double before = scores[static_cast<size_t>(order[i - 1])];
-    const double here = scores[static_cast<size_t>(order[i])];
-    EXPECT_TRUE(before > here || (before == here && order[i - 1] < order[i]));
+  std::vector<int32_t> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+  });
+  for (size_t kept = 0; kept <= scores.size(); ++kept) {
+    std::vector<int32_t> best(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept));
+    std::sort(best.begin(), best.end());
+    EXPECT_EQ(keep_best(scores, static_cast<int>(kept), 0, 0), best);
   }
 }
 
