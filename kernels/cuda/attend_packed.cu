@@ -15,9 +15,10 @@
 #include "kernels/quantize.h"
 
 // Launches of a layer: scores of all keys; how late lanes weigh them, the softmax of others;
-// partial outputs of all values; their sums. Runs are cut into pieces of 256 to 2048 slots. The
-// kernels here serve every format, a warp taking 32 rows of a block; packed_codes.cu has the fast
-// ones.
+// partial outputs of all values; their sums. Runs are cut into pieces of 256 to 2048 slots: those
+// of values by the length of the lane, those of keys, whose scores stand alone, so that there are
+// blocks for every multiprocessor. The kernels here serve every format, a warp taking 32 rows of a
+// block; packed_codes.cu has the fast ones.
 namespace kvlm::cuda {
 
 using namespace packed;
@@ -58,9 +59,17 @@ struct Side {
   }
 };
 
-/// Slots of a piece of a lane of `slots`: it depends on nothing else, so that a lane's sums do not
-/// depend on its company.
+/// Most slots of a piece of a lane of `slots`, and those of a piece of values: it depends on
+/// nothing else, so that a lane's sums do not depend on its company.
 int piece_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256; }
+
+/// Slots of a piece of keys, at most, where lanes have `slots` in all.
+int key_piece_slots(int64_t slots, Stream& stream) {
+  const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
+  int piece = kItemSlots;
+  while (piece < 2048 && slots > piece * wanted) piece *= 2;
+  return piece;
+}
 
 /// Rows that a lane may gain until its pieces would be cut otherwise.
 int room_of(int slots) {
@@ -111,6 +120,7 @@ struct Plan {
   std::vector<const PackedFormat*> known;  // where formats came from
   std::vector<ScoreRemap> remaps;
   Side keys, values;
+  int key_slots = 0;                                  // of a piece of keys, at most
   std::vector<uint64_t> bits;                         // bitmaps
   std::vector<std::pair<size_t, size_t>> live;        // block, its first word in `bits`
   std::vector<std::pair<size_t, size_t>> selections;  // the same of runs
@@ -189,8 +199,7 @@ struct Plan {
       made.selected_bit = run.selected_bit;
       made.q = run.q;
       const int kernel = code_kernel(run, are_keys, head_dim);
-      const int most =
-          kernel < 0 ? kItemSlots : piece_slots(lanes[static_cast<size_t>(lane)].slots);
+      const int most = kernel < 0 ? kItemSlots : most_slots(run, lane, are_keys);
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
@@ -218,9 +227,7 @@ struct Plan {
       if (source.format != nullptr) run.format = format_of(*source.format);
       if (run.step == 0) {
         const bool any = kernels[i] == kCodeKernels;
-        list_blocks(source,
-                    any ? kItemSlots : piece_slots(lanes[static_cast<size_t>(run.lane)].slots),
-                    run);
+        list_blocks(source, any ? kItemSlots : most_slots(source, run.lane, &side == &keys), run);
       }
       run.pieces = static_cast<int>(ceil_div(most_units(run), run.step));
       run.first_part = side.parts;
@@ -230,6 +237,14 @@ struct Plan {
       }
     }
     return side.parts - before;
+  }
+
+  /// Slots of a piece of a run. Blocks that lie evenly are not cut for the sake of small pieces.
+  int most_slots(const SlotRun& run, int lane, bool are_keys) const {
+    const int most = piece_slots(lanes[static_cast<size_t>(lane)].slots);
+    if (!are_keys) return most;
+    const int whole = run.code_stride != 0 ? run.blocks[0].rows : 0;
+    return std::min(most, std::max(key_slots, whole));
   }
 
   /// Units of a run when its lane has gained all it may.
@@ -740,6 +755,8 @@ __global__ void add_values(DevicePlan plan) {
 __global__ void weigh_lanes(DevicePlan plan) {
   const auto index = static_cast<int>(blockIdx.x);
   const DeviceLane lane = plan.lanes[index];
+  wait_for_earlier();
+  let_next_start();  // whose codes have been written before the scores
   if (!lane.late) return;
   constexpr float kLog2e = 1.4426950408889634f;
   const int thread = static_cast<int>(threadIdx.x) % 32;
@@ -782,6 +799,7 @@ __global__ void weigh_lanes(DevicePlan plan) {
 __global__ void sum_parts(DevicePlan plan) {
   const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
   const int elements = plan.q_per_kv * plan.head_dim;
+  wait_for_earlier();
   for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
     float sum = 0;
     float mass = 0;
@@ -884,6 +902,9 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
   plan.clear();
   Launches made;
   size_t run_count = 0;
+  int64_t slots = 0;
+  for (const PackedLane& lane : lanes) slots += lane.slots;
+  plan.key_slots = key_piece_slots(slots, stream);
   for (PackedLane& lane : lanes) {
     DeviceLane of_lane{};
     of_lane.q = lane.q;
@@ -998,7 +1019,8 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
   }
   if (launches.late > 0) {
     const auto warps = static_cast<unsigned>(std::min(launches.q_per_kv, 8));
-    weigh_lanes<<<launches.lanes, 32 * warps, 0, native(stream)>>>(device);
+    launch_early("attend_packed", weigh_lanes, launches.lanes, static_cast<int>(32 * warps), stream,
+                 device);
   }
   if (static_cast<unsigned>(launches.late) < launches.lanes) {
     launch_normalise(device, launches.lanes, launches.most_slots, stream);
@@ -1013,7 +1035,7 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
     add_values<<<dim3(pieces.runs, pieces.most), threads, 0, native(stream)>>>(
         serving(launches.values_at[kCodeKernels]));
   }
-  sum_parts<<<launches.lanes, 256, 0, native(stream)>>>(device);
+  launch_early("attend_packed", sum_parts, launches.lanes, 256, stream, device);
   check_launch("attend_packed");
 }
 

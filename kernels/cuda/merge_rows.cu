@@ -59,14 +59,19 @@ __global__ void __launch_bounds__(kThreads)
   groups[row] = place;
 }
 
-/// A block sums the rows of a group, a thread a channel.
-__global__ void mean_of_groups(const int32_t* groups, int rows, int dim, const float* x,
-                               float* out) {
+/// A block sums the rows of a group, a thread a channel. Groups `by_position` lie between the
+/// kept rows before and behind theirs.
+__global__ void mean_of_groups(const int32_t* groups, const int32_t* kept, bool by_position,
+                               int rows, int dim, const float* x, float* out) {
   const auto group = static_cast<int32_t>(blockIdx.x);
+  const bool first = !by_position || group == 0;
+  const bool last = !by_position || blockIdx.x + 1 == gridDim.x;
+  const int begin = first ? 0 : kept[group - 1] + 1;
+  const int end = last ? rows : kept[group + 1];
   for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) {
     double sum = 0;
     double members = 0;
-    for (int row = 0; row < rows; ++row) {
+    for (int row = begin; row < end; ++row) {
       if (groups[row] != group) continue;
       members += 1;
       sum += static_cast<double>(x[static_cast<int64_t>(row) * dim + i]);
@@ -86,20 +91,21 @@ void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
   auto* groups = reinterpret_cast<int32_t*>(scratch);
   queue.copy(groups, true, placed.data(), false, bytes);
   const auto count = static_cast<int>(merge.kept.size());
+  const auto* kept =
+      reinterpret_cast<const int32_t*>(queue.upload(merge.kept.data(), merge.kept.size_bytes()));
   if (rule == MergeRule::kFeature) {
     auto* norms = reinterpret_cast<double*>(scratch + norms_at);
-    const auto* kept =
-        reinterpret_cast<const int32_t*>(queue.upload(merge.kept.data(), merge.kept.size_bytes()));
     find_norms<<<static_cast<unsigned>(ceil_div(count, kThreads)), kThreads, 0, native(stream)>>>(
         merge.keys, kept, count, merge.dim, norms);
     find_nearest<<<static_cast<unsigned>(merge.rows), kThreads,
                    static_cast<size_t>(merge.dim) * sizeof(float), native(stream)>>>(
         merge.keys, kept, norms, count, merge.dim, groups);
   }
-  mean_of_groups<<<static_cast<unsigned>(count), kThreads, 0, native(stream)>>>(
-      groups, merge.rows, merge.dim, merge.keys, merge.merged_keys);
-  mean_of_groups<<<static_cast<unsigned>(count), kThreads, 0, native(stream)>>>(
-      groups, merge.rows, merge.dim, merge.values, merge.merged_values);
+  for (const bool keys : {true, false}) {
+    mean_of_groups<<<static_cast<unsigned>(count), kThreads, 0, native(stream)>>>(
+        groups, kept, rule == MergeRule::kPosition, merge.rows, merge.dim,
+        keys ? merge.keys : merge.values, keys ? merge.merged_keys : merge.merged_values);
+  }
   check_launch("merge_rows");
 }
 

@@ -241,7 +241,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
   __shared__ Operands<kBits, kGroups> operands;
   __shared__ float totals[kGroups * kGroupQueries];
   Item item;
-  if (!find_item(plan, item)) return;
+  if (!find_item(plan, item)) {
+    wait_for_earlier();  // the next kernel relies on it that all before are done when this one is
+    return;
+  }
   const DeviceRun run = run_of(plan, item.run);
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const Place place;
@@ -280,14 +283,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
     }
   };
   // Before it waits, a block reads descriptions, counts and codes, though they are no constants:
-  // the kernel ahead makes weights, was not started early itself, and came after all that write
-  // those.
+  // the kernel ahead makes weights or sums, and lets this one start only when it has waited for all
+  // that write those.
   DeviceBlock block{};
   if (blocks > 0) {
     block = block_at(0);
     begin(block);
   }
   wait_for_earlier();
+  let_next_start();
   const DeviceLane lane = lane_of(plan, item.lane);
   ChunkWeights<kBits, kGroups> weights(plan, lane, item, run.range, first_query);
   Channels channels(place);

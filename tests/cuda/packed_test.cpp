@@ -138,7 +138,100 @@ struct LaneShape {
   bool weights_wanted = true;
 };
 
-TEST_F(PackedCuda, AttentionOverEveryFormat) {
+class PackedLanes : public PackedCuda {
+ protected:
+  struct Found {
+    Tensor out;                  // (q_per_kv, head_dim)
+    std::vector<float> weights;  // (q_per_kv, slots)
+  };
+
+  /// A lane of blocks of `lengths` rows, some with dead rows, then full rows, with remaps over some
+  /// slots; beside `company` others of the same rows.
+  static Found attend(const char* spec, const LaneShape& s, const std::vector<int>& lengths,
+                      int company, Device device, Stream& stream) {
+    const std::vector<uint64_t> live = {
+        0xf0f0f0f0f0f0f0f0u, 0x123456789abcdef0u, ~uint64_t{0}, 0x7fu, 0xffffffff00000000u, 1};
+    constexpr int kFull = 37;
+    const auto made = quantizer(spec, shape_of(4, 1, s.head_dim));
+    std::vector<Tensor> keep;  // what the lanes point into
+    std::vector<Packed> packed;
+    packed.reserve(2 * lengths.size());
+    std::vector<PackedBlock> blocks[2];
+    std::vector<SlotRun> runs[2];
+    int slots = 0;
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      const PartPlan& plan = made->plan(part, 0);
+      const auto side = static_cast<size_t>(part);
+      int held = 0;
+      for (size_t b = 0; b < lengths.size(); ++b) {
+        const int rows = lengths[b];
+        const Tensor x = normal_tensor(DType::kF32, {rows, plan.format.channels()},
+                                       static_cast<uint32_t>(40 + 10 * b + side));
+        keep.push_back(Tensor(DType::kF32, x.shape(), device));
+        copy(keep.back(), x, stream);
+        packed.push_back(room(plan.format, rows, device));
+        const PackJob one = job(packed.back(), keep.back(), rows);
+        pack(plan.format, plan.rules, {&one, 1}, stream);
+        const bool dies = s.dead_rows && b % 2 == 1;
+        int alive = rows;
+        if (dies) {
+          alive = 0;
+          for (int i = 0; i < rows; ++i) {
+            alive += static_cast<int>(live[static_cast<size_t>(i) / 64] >> (i % 64) & 1);
+          }
+        }
+        blocks[side].push_back(packed.back().block(rows, dies ? live.data() : nullptr, alive));
+        held += alive;
+      }
+      SlotRun run_of_blocks;
+      run_of_blocks.slots = held;
+      run_of_blocks.format = &plan.format;
+      run_of_blocks.blocks = blocks[side];
+      const Tensor rows =
+          normal_tensor(DType::kF16, {kFull, s.head_dim}, static_cast<uint32_t>(90 + side));
+      keep.push_back(Tensor(DType::kF16, rows.shape(), device));
+      copy(keep.back(), rows, stream);
+      SlotRun run_of_rows;
+      run_of_rows.slots = kFull;
+      run_of_rows.rows = keep.back().view().data();
+      runs[side] = {run_of_blocks, run_of_rows};
+      slots = held + kFull;
+    }
+    const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);
+    Tensor placed(DType::kF32, q.shape(), device);
+    copy(placed, q, stream);
+    const int64_t lane_count = company + 1;
+    Tensor weights(DType::kF32, {lane_count, s.q_per_kv, slots}, device);
+    Tensor out(DType::kF32, {lane_count, s.q_per_kv, s.head_dim}, device);
+    // Where nobody wants weights, a remap of whole runs, whose slope falls for few queries.
+    const ScoreRemap remaps[] = {{0, 100, 0, 3, true}, {120, 60, 1, 2, false}};
+    const ScoreRemap of_run[] = {{0, slots - kFull, 0.2f, s.q_per_kv == 7 ? 9.0f : 1, false}};
+    std::vector<PackedLane> lanes;
+    for (int64_t i = 0; i < lane_count; ++i) {
+      PackedLane& lane = lanes.emplace_back();
+      lane.q = placed.as<float>();
+      lane.keys = runs[0];
+      lane.values = runs[1];
+      lane.slots = slots;
+      lane.weights = weights.view().slice(i, 1).as<float>();
+      lane.out = out.view().slice(i, 1).as<float>();
+      lane.weights_wanted = s.weights_wanted;
+      lane.remaps = remaps;
+      if (!s.weights_wanted) lane.remaps = of_run;
+    }
+    attend_packed(lanes, s.q_per_kv, s.head_dim, 0.1f, stream);
+    // Of the last lane.
+    Tensor host_weights(DType::kF32, {1, s.q_per_kv, slots});
+    copy(host_weights, weights.view().slice(company, 1), stream);
+    Found found{Tensor(DType::kF32, {1, s.q_per_kv, s.head_dim}), {}};
+    copy(found.out, out.view().slice(company, 1), stream);
+    found.weights.assign(host_weights.as<float>(),
+                         host_weights.as<float>() + host_weights.shape().elements());
+    return found;
+  }
+};
+
+TEST_F(PackedLanes, AttentionOverEveryFormat) {
   for (const char* spec : kSpecs) {
     for (const LaneShape& s :
          {LaneShape{32, 1}, LaneShape{64, 4}, LaneShape{80, 7}, LaneShape{96, 2}, LaneShape{128, 8},
@@ -147,97 +240,40 @@ TEST_F(PackedCuda, AttentionOverEveryFormat) {
           LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
           LaneShape{128, 7, false, false}, LaneShape{128, 12, false, false},
           LaneShape{64, 4, false, false}}) {
-      const auto made = quantizer(spec, shape_of(4, 1, s.head_dim));
-      // Blocks of awkward lengths, some with dead rows, then full rows; a remap over some slots.
-      // Without dead rows, what the tensor cores serve.
+      // Blocks of awkward lengths. Without dead rows, what the tensor cores serve.
       const std::vector<int> lengths = {32, 300, 1, 45, 1100};
-      const std::vector<uint64_t> live = {
-          0xf0f0f0f0f0f0f0f0u, 0x123456789abcdef0u, ~uint64_t{0}, 0x7fu, 0xffffffff00000000u, 1};
-      constexpr int kFull = 37;
-      const auto run = [&](Device device, Stream& stream, std::vector<float>* weights) {
-        std::vector<Tensor> keep;  // what the lane points into
-        std::vector<Packed> packed;
-        packed.reserve(2 * lengths.size());
-        std::vector<PackedBlock> blocks[2];
-        std::vector<SlotRun> runs[2];
-        int slots = 0;
-        for (const Part part : {Part::kKeys, Part::kValues}) {
-          const PartPlan& plan = made->plan(part, 0);
-          const auto side = static_cast<size_t>(part);
-          int held = 0;
-          for (size_t b = 0; b < lengths.size(); ++b) {
-            const int rows = lengths[b];
-            const Tensor x = normal_tensor(DType::kF32, {rows, plan.format.channels()},
-                                           static_cast<uint32_t>(40 + 10 * b + side));
-            keep.push_back(Tensor(DType::kF32, x.shape(), device));
-            copy(keep.back(), x, stream);
-            packed.push_back(room(plan.format, rows, device));
-            const PackJob one = job(packed.back(), keep.back(), rows);
-            pack(plan.format, plan.rules, {&one, 1}, stream);
-            const bool dies = s.dead_rows && b % 2 == 1;
-            int alive = rows;
-            if (dies) {
-              alive = 0;
-              for (int i = 0; i < rows; ++i) {
-                alive += static_cast<int>(live[static_cast<size_t>(i) / 64] >> (i % 64) & 1);
-              }
-            }
-            blocks[side].push_back(packed.back().block(rows, dies ? live.data() : nullptr, alive));
-            held += alive;
-          }
-          SlotRun run_of_blocks;
-          run_of_blocks.slots = held;
-          run_of_blocks.format = &plan.format;
-          run_of_blocks.blocks = blocks[side];
-          const Tensor rows =
-              normal_tensor(DType::kF16, {kFull, s.head_dim}, static_cast<uint32_t>(90 + side));
-          keep.push_back(Tensor(DType::kF16, rows.shape(), device));
-          copy(keep.back(), rows, stream);
-          SlotRun run_of_rows;
-          run_of_rows.slots = kFull;
-          run_of_rows.rows = keep.back().view().data();
-          runs[side] = {run_of_blocks, run_of_rows};
-          slots = held + kFull;
-        }
-        const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);
-        Tensor placed(DType::kF32, q.shape(), device);
-        copy(placed, q, stream);
-        Tensor room_for_weights(DType::kF32, {s.q_per_kv, slots}, device);
-        Tensor out(DType::kF32, q.shape(), device);
-        PackedLane lane;
-        lane.q = placed.as<float>();
-        lane.keys = runs[0];
-        lane.values = runs[1];
-        lane.slots = slots;
-        lane.weights = room_for_weights.as<float>();
-        lane.out = out.as<float>();
-        // Where nobody wants weights, a remap of whole runs, whose slope falls for few queries.
-        const ScoreRemap remaps[] = {{0, 100, 0, 3, true}, {120, 60, 1, 2, false}};
-        const ScoreRemap of_run[] = {{0, slots - kFull, 0.2f, s.q_per_kv == 7 ? 9.0f : 1, false}};
-        lane.weights_wanted = s.weights_wanted;
-        lane.remaps = remaps;
-        if (!s.weights_wanted) lane.remaps = of_run;
-        attend_packed({&lane, 1}, s.q_per_kv, s.head_dim, 0.1f, stream);
-        Tensor host(DType::kF32, room_for_weights.shape());
-        copy(host, room_for_weights, stream);
-        weights->assign(host.as<float>(), host.as<float>() + host.shape().elements());
-        Tensor host_out(DType::kF32, q.shape());
-        copy(host_out, out, stream);
-        return host_out;
-      };
-      std::vector<float> weights;
-      std::vector<float> gpu_weights;
-      const Tensor expected = run({}, cpu_, &weights);
-      const Tensor found = run(kGpu, *gpu_, &gpu_weights);
+      const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
+      const Found found = attend(spec, s, lengths, 0, kGpu, *gpu_);
       const std::string name = fmt::format("{} {} x {}", spec, s.q_per_kv, s.head_dim);
       // Each is within 1e-5 of the truth.
-      EXPECT_LE(error(found, expected), 2e-5) << name;
+      EXPECT_LE(error(found.out, expected.out), 2e-5) << name;
       double difference = 0;
-      for (size_t i = 0; s.weights_wanted && i < weights.size(); ++i) {
-        difference = std::max(difference, std::abs(static_cast<double>(weights[i]) -
-                                                   static_cast<double>(gpu_weights[i])));
+      for (size_t i = 0; s.weights_wanted && i < expected.weights.size(); ++i) {
+        difference = std::max(difference, std::abs(static_cast<double>(expected.weights[i]) -
+                                                   static_cast<double>(found.weights[i])));
       }
       EXPECT_LE(difference, 1e-5) << name;
+    }
+  }
+}
+
+TEST_F(PackedLanes, CompanyChangesNoBit) {
+  // Enough lanes that each is cut into fewer pieces.
+  constexpr int kCompany = 420;
+  for (const char* spec : kSpecs) {
+    for (const LaneShape& s : {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
+                               LaneShape{128, 4, false, true}, LaneShape{64, 2, true, true}}) {
+      for (const std::vector<int>& lengths :
+           {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}}) {
+        const Found alone = attend(spec, s, lengths, 0, kGpu, *gpu_);
+        const Found beside = attend(spec, s, lengths, kCompany, kGpu, *gpu_);
+        const std::string name =
+            fmt::format("{} {} x {}, {} blocks", spec, s.q_per_kv, s.head_dim, lengths.size());
+        EXPECT_EQ(error(beside.out, alone.out), 0) << name;
+        if (s.weights_wanted) {
+          EXPECT_EQ(beside.weights, alone.weights) << name;
+        }
+      }
     }
   }
 }
