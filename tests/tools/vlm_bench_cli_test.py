@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs `vlm-bench throughput` as a person would, on the CPU with tiny models: its accounting, its
+"""Runs `vlm-bench throughput` and `latency` as a person would, on the CPU with tiny models: its accounting, its
 columns, and one sentence for what it cannot do.
 
 KVLM_BUILD is the build folder.
@@ -28,8 +28,8 @@ def setUpModule():
         raise unittest.SkipTest(f"{PROGRAM} is not built")
 
 
-def run(*arguments, model=MODEL):
-    return subprocess.run([PROGRAM, "throughput", "--device", "cpu", "-m", model,
+def run(*arguments, model=MODEL, command="throughput"):
+    return subprocess.run([PROGRAM, command, "--device", "cpu", "-m", model,
                            *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
                           timeout=TIMEOUT_S, text=True)
 
@@ -54,6 +54,20 @@ WRONG = [
     (["--batch", "2", "--kv", "kiwi"], ['"kiwi"', "did you mean kivi?"]),
     (["--batch", "2", "--json", "--csv"], ["--csv"]),
 ]
+
+
+class Latency(unittest.TestCase):
+    def test_every_kind_of_policy_runs(self):
+        specs = ["f16", "int4", "kivi", "calibquant", "xquant", "vidkv", "uniform,keep=0.5",
+                 "prefixkv,keep=0.5", "h2o,keep=0.5", "snapkv,keep=0.5", "vlcache,keep=0.5",
+                 "elastic,keep=0.5", "prefixkv,keep=0.5 + calibquant,bits=2 + int4,scope=text"]
+        result = run("--prompt-tokens", 90, "--tokens", 3, "--repeats", 1, "--json",
+                     *[word for spec in specs for word in ("--kv", spec)], command="latency")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        found = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual(len(found), len(specs))
+        for spec, row in zip(specs, found, strict=True):
+            self.assertGreater(row["decode"]["median"], 0, spec)
 
 
 class Throughput(unittest.TestCase):

@@ -71,10 +71,9 @@ class LatencyBench {
 
   Samples run(const std::string& text) {
     const CacheSpec spec = read_spec(text);
-    const int rows = options_.prompt_tokens + options_.tokens;
     const CacheShape shape = session_.model().decoder().cache_shape();
     const auto cache =
-        make_cache(spec, shape, reserved_bytes(spec, shape, {rows, 0, rows}), session_.device());
+        make_cache(spec, shape, reserved_bytes(spec, shape, size()), session_.device());
     Samples samples;
     repeat(*cache, nullptr);  // warms caches and workspaces
     for (int i = 0; i < options_.repeats && !interrupted(); ++i) repeat(*cache, &samples);
@@ -94,9 +93,7 @@ class LatencyBench {
     stream.synchronize();
     const double vision_s = seconds_since(start);
 
-    const SequenceId id = cache.open({options_.prompt_tokens, options_.prompt_tokens - text_rows(),
-                                      options_.prompt_tokens + options_.tokens},
-                                     "the benchmark");
+    const SequenceId id = cache.open(size(), "the benchmark");
     start = Clock::now();
     prefill(cache, id);
     const double prefill_s = seconds_since(start);
@@ -163,6 +160,10 @@ class LatencyBench {
     session_.stream().synchronize();
   }
 
+  SequenceSize size() const {
+    return {options_.prompt_tokens, options_.prompt_tokens - text_rows(),
+            options_.prompt_tokens + options_.tokens};
+  }
   /// Of a prompt, behind the rows of a picture.
   int text_rows() const { return std::min(options_.prompt_tokens, kLatencyTextRows); }
   bool on_gpu() const { return session_.device().kind == DeviceKind::kCuda; }
