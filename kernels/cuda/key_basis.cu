@@ -10,8 +10,16 @@ namespace kvlm::cuda {
 
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kRowsPerBlock = 8;
+// A block makes kTile rows of kTile channels from tiles of rows and matrix, kDepth channels deep; a
+// thread makes a few rows of a few channels.
+constexpr int kTile = 32;
+constexpr int kDepth = 64;
+constexpr int kPitch = kDepth + 4;  // neighbouring rows begin in other banks
+constexpr int kColumns = 2;         // channels of a thread
+constexpr int kRows = 4;
+constexpr int kAcross = kTile / kColumns;
+constexpr int kThreads = kAcross * kTile / kRows;
+static_assert(kDepth % 8 == 0);
 
 struct DeviceJob {
   const float* from;
@@ -20,59 +28,132 @@ struct DeviceJob {
   int channels;  // which list
 };
 
-/// Eight sums side by side, added as on the CPU.
-__device__ float product(const float* matrix, const float* x, int n) {
-  float sum[8] = {};
-  int j = 0;
-  for (; j + 8 <= n; j += 8) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] += matrix[j + i] * x[j + i];
-  }
-  float rest = 0;
-  for (; j < n; ++j) rest += matrix[j] * x[j];
-  return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7])) + rest;
-}
+/// Dot products of a thread, each in eight sums side by side, added as on the CPU.
+struct Products {
+  float sum[kRows][kColumns][8] = {};
+  float rest[kRows][kColumns] = {};
 
-/// A block takes some rows of a job; a thread makes a channel of them.
+  __device__ float product(int r, int c) const {
+    const float(&s)[8] = sum[r][c];
+    return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7])) + rest[r][c];
+  }
+  /// Adds `depth` channels; those behind the last eight only at the end.
+  __device__ void add(const float (&rows)[kTile][kPitch], const float (&weights)[kTile][kPitch],
+                      int row, int column, int depth) {
+    int j = 0;
+    for (; j + 8 <= depth; j += 8) {
+#pragma unroll
+      for (int half = 0; half < 8; half += 4) {
+        float x[kRows][4];
+        float w[kColumns][4];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          load_group<4>(&rows[row + r * (kTile / kRows)][j + half], x[r]);
+        }
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          load_group<4>(&weights[column + c * kAcross][j + half], w[c]);
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[r][c][half + i] += w[c][i] * x[r][i];
+          }
+        }
+      }
+    }
+    for (; j < depth; ++j) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          rest[r][c] += weights[column + c * kAcross][j] * rows[row + r * (kTile / kRows)][j];
+        }
+      }
+    }
+  }
+};
+
+/// Block (job, rows, channels behind `first`). Channels before it are the first such block's.
 __global__ void __launch_bounds__(kThreads)
     change_rows(const DeviceJob* jobs, const uint16_t* lists, const float* matrix, int dim,
                 int first, bool back, int64_t moved) {
-  extern __shared__ float row[];  // (dim,) in the order of the basis
+  __shared__ alignas(16) float rows[kTile][kPitch];
+  __shared__ alignas(16) float weights[kTile][kPitch];
   const DeviceJob job = jobs[blockIdx.x];
   const uint16_t* channels = lists + static_cast<int64_t>(job.channels) * dim;
-  const int begin = static_cast<int>(blockIdx.y) * kRowsPerBlock;
+  const int64_t begin = static_cast<int64_t>(blockIdx.y) * kTile;
+  if (begin >= job.rows) return;
+  const int count = static_cast<int>(min(int64_t{kTile}, job.rows - begin));
+  const float* from = job.from + moved + begin * dim;
+  float* to = job.to + begin * dim;
+  const int thread = static_cast<int>(threadIdx.x);
+  // The model's channel of channel i of the basis is read or written.
+  const auto source = [&](int i) { return back ? i : int{channels[i]}; };
+  const auto target = [&](int i) { return back ? int{channels[i]} : i; };
+  if (blockIdx.z == 0) {
+    for (int i = thread; i < count * first; i += kThreads) {
+      const int row = i / first * dim;
+      to[row + target(i % first)] = from[row + source(i % first)];
+    }
+  }
+
   const int n = dim - first;
-  for (int r = begin; r < min(begin + kRowsPerBlock, job.rows); ++r) {
-    const float* from = job.from + moved + static_cast<int64_t>(r) * dim;
-    float* to = job.to + static_cast<int64_t>(r) * dim;
+  const int made = static_cast<int>(blockIdx.z) * kTile;
+  const int row = thread / kAcross;
+  const int column = thread % kAcross;
+  Products products;
+  for (int at = 0; at < n; at += kDepth) {
+    const int depth = min(kDepth, n - at);
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) {
-      row[i] = from[back ? i : channels[i]];
+    for (int i = thread; i < kTile * kDepth; i += kThreads) {
+      const int r = i / kDepth;
+      const int j = i % kDepth;
+      const bool present = j < depth;
+      rows[r][j] = present && r < count ? from[r * dim + source(first + at + j)] : 0;
+      weights[r][j] =
+          present && made + r < n ? matrix[static_cast<int64_t>(made + r) * n + at + j] : 0;
     }
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) {
-      const float made =
-          i < first || matrix == nullptr
-              ? row[i]
-              : product(matrix + static_cast<int64_t>(i - first) * n, row + first, n);
-      to[back ? channels[i] : i] = made;
+    products.add(rows, weights, row, column, depth);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int at = row + r * (kTile / kRows);
+      const int channel = made + column + c * kAcross;
+      if (at < count && channel < n) {
+        to[at * dim + target(first + channel)] = products.product(r, c);
+      }
     }
   }
 }
 
-/// A block has 32 channels of an array; a warp every eighth row.
-__global__ void __launch_bounds__(256)
-    find_ends(const float* const* arrays, int rows, int dim, float* low, float* high) {
-  __shared__ float least[8][32];
-  __shared__ float most[8][32];
+constexpr int kEndWarps = 8;
+constexpr int kEndRows = 16;  // of a warp
+
+/// The ends of 32 channels of some rows of an array: block (array, channels, rows).
+///
+///   ends  (parts, 2, arrays, dim)
+__global__ void __launch_bounds__(kEndWarps * 32)
+    find_ends(const float* const* arrays, int rows, int dim, float* ends) {
+  __shared__ float least[kEndWarps][32];
+  __shared__ float most[kEndWarps][32];
   const float* x = arrays[blockIdx.x];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int channel = static_cast<int>(blockIdx.y) * 32 + lane;
+  const int first = (static_cast<int>(blockIdx.z) * kEndWarps + warp) * kEndRows;
   float small = INFINITY;
   float large = -INFINITY;
-  for (int row = warp; channel < dim && row < rows; row += 8) {
-    const float value = x[static_cast<int64_t>(row) * dim + channel];
+#pragma unroll
+  for (int i = 0; i < kEndRows; ++i) {
+    const int row = first + i;
+    const float value =
+        row < rows && channel < dim ? x[static_cast<int64_t>(row) * dim + channel] : NAN;
     small = fminf(small, value);
     large = fmaxf(large, value);
   }
@@ -80,12 +161,26 @@ __global__ void __launch_bounds__(256)
   most[warp][lane] = large;
   __syncthreads();
   if (warp != 0 || channel >= dim) return;
-  for (int i = 1; i < 8; ++i) {
+  for (int i = 1; i < kEndWarps; ++i) {
     small = fminf(small, least[i][lane]);
     large = fmaxf(large, most[i][lane]);
   }
-  low[static_cast<int64_t>(blockIdx.x) * dim + channel] = small;
-  high[static_cast<int64_t>(blockIdx.x) * dim + channel] = large;
+  const int64_t size = static_cast<int64_t>(gridDim.x) * dim;
+  float* to = ends + int64_t{blockIdx.z} * 2 * size + int64_t{blockIdx.x} * dim + channel;
+  to[0] = small;
+  to[size] = large;
+}
+
+/// Joins all parts in the first one: `size` smallest numbers and as many largest.
+__global__ void join_ends(float* ends, int parts, int64_t size) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= 2 * size) return;
+  float end = ends[i];
+  for (int part = 1; part < parts; ++part) {
+    const float other = ends[part * 2 * size + i];
+    end = i < size ? fminf(end, other) : fmaxf(end, other);
+  }
+  ends[i] = end;
 }
 
 /// Jobs as the GPU finds them.
@@ -144,10 +239,11 @@ BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<c
 
 void launch(const BasisLaunch& l, int64_t moved, Stream& stream) {
   if (l.most == 0) return;
-  const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kRowsPerBlock)));
-  const size_t shared = static_cast<size_t>(l.dim) * sizeof(float);
-  change_rows<<<grid, kThreads, shared, native(stream)>>>(l.jobs, l.lists, l.matrix, l.dim, l.first,
-                                                          l.back, moved);
+  const int first = l.matrix == nullptr ? l.dim : l.first;
+  const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kTile)),
+                  static_cast<unsigned>(std::max<int64_t>(1, ceil_div(l.dim - first, kTile))));
+  change_rows<<<grid, kThreads, 0, native(stream)>>>(l.jobs, l.lists, l.matrix, l.dim, first,
+                                                     l.back, moved);
   check_launch("change_basis");
 }
 
@@ -183,9 +279,16 @@ void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<
   Queue& queue = stream.queue();
   const auto* arrays =
       reinterpret_cast<const float* const*>(queue.upload(x.data(), x.size_bytes()));
-  auto* ends = reinterpret_cast<float*>(queue.scratch(kChannelEnds, 2 * low.size_bytes()));
-  const dim3 grid(static_cast<unsigned>(x.size()), static_cast<unsigned>(ceil_div(dim, 32)));
-  find_ends<<<grid, 256, 0, native(stream)>>>(arrays, rows, dim, ends, ends + low.size());
+  const auto parts = static_cast<unsigned>(ceil_div(rows, kEndWarps * kEndRows));
+  auto* ends =
+      reinterpret_cast<float*>(queue.scratch(kChannelEnds, size_t{parts} * 2 * low.size_bytes()));
+  const dim3 grid(static_cast<unsigned>(x.size()), static_cast<unsigned>(ceil_div(dim, 32)), parts);
+  find_ends<<<grid, kEndWarps * 32, 0, native(stream)>>>(arrays, rows, dim, ends);
+  const auto size = static_cast<int64_t>(low.size());
+  if (parts > 1) {
+    join_ends<<<static_cast<unsigned>(ceil_div(2 * size, 256)), 256, 0, native(stream)>>>(
+        ends, static_cast<int>(parts), size);
+  }
   check_launch("channel_ends");
   queue.copy(low.data(), false, ends, true, low.size_bytes());
   queue.copy(high.data(), false, ends + low.size(), true, high.size_bytes());

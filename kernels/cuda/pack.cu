@@ -6,8 +6,9 @@
 #include "kernels/cuda/pack.h"
 #include "kernels/quantize.h"
 
-// Compiled without fused multiply-adds: codes must equal the CPU's. One block makes the metadata
-// and the codes (a byte each) of a group; then a thread packs the bytes of a row.
+// Compiled without fused multiply-adds: codes must equal the CPU's. Groups of a channel, or of a
+// head, are cut into parts of rows, so that a few long ones fill a GPU; what a part's elements come
+// to depends on nothing but the part, so that a job gives the same whatever else is packed with it.
 namespace kvlm::cuda {
 
 namespace {
@@ -15,22 +16,27 @@ namespace {
 using quantize::AffineMeta;
 using quantize::AffineRange;
 
+constexpr unsigned kAll = 0xffffffffu;
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kHeld = 16;  // elements of a thread
+constexpr int kPartRows = kWarps * kHeld;
+
 struct DeviceJob {
   const float* x;
-  uint8_t* bytes;  // (rows, channels) codes, a byte each
-  std::byte* codes;
+  uint8_t* codes;
   std::byte* scales;
   std::byte* zeros;
   int rows;
+  int64_t first_part;  // of all jobs' parts
 };
 
-/// The elements of one group of one job: `count` of them, `stride` apart.
-struct Group {
-  const float* x;
-  uint8_t* bytes;
-  int64_t count;
-  int64_t stride;
+struct Rules {
+  PackRule rule[2];
 };
+
+__device__ int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
 
 /// Orders floats as integers; NaN comes last.
 __device__ uint32_t order_of(float x) {
@@ -43,236 +49,560 @@ __device__ float number_of(uint32_t order) {
   return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
 
-template <class T, class Combine>
-__device__ T block_all(T x, const Combine& combine) {
-  __shared__ T parts[32];
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x = combine(x, __shfl_xor_sync(0xffffffffu, x, offset));
+/// Where a quantile lies among `numbers` sorted ones.
+struct Place {
+  uint32_t below;
+  uint32_t above;
+  double part;  // of the way between them
+
+  __device__ Place(uint32_t numbers, float alpha) {
+    const double at = static_cast<double>(numbers - 1) * static_cast<double>(alpha);
+    below = static_cast<uint32_t>(floor(at));
+    above = min(below + 1, numbers - 1);
+    part = at - static_cast<double>(below);
   }
+  /// From the numbers at both places.
+  __device__ float between(float low, float high) const {
+    return above == below ? low : low + static_cast<float>(part) * (high - low);
+  }
+};
+
+__device__ void store_range(const AffineRange& range, const PackRule& rule, DType meta,
+                            std::byte* scales, size_t scale_at, std::byte* zeros, size_t zero_at) {
+  const AffineMeta made = quantize::affine_meta(range, rule);
+  quantize::store_meta(scales, meta, scale_at, made.scale);
+  quantize::store_meta(zeros, meta, zero_at, made.zero);
+}
+
+/// So many codes take whole bytes, whatever the format.
+constexpr int unit_codes(CodeFormat code) { return code == CodeFormat::kTrit5 ? 5 : 8; }
+
+/// Packs unit `unit` of `count` codes of a section, a byte each, to where its row begins.
+__device__ void pack_unit(uint8_t* row, CodeFormat code, const uint8_t* codes, int count,
+                          int unit) {
+  const int some = unit_codes(code);
+  codes += unit * some;
+  const int n = min(some, count - unit * some);
+  if (code == CodeFormat::kTrit5) return quantize::pack_row(row + unit, code, codes, n);
+  const int bits = code_bits(code);
+  uint64_t word = 0;
+  for (int i = 0; i < n; ++i) word |= static_cast<uint64_t>(codes[i]) << (i * bits);
+  row += unit * bits;
+  for (int byte = 0; byte * 8 < n * bits; ++byte)
+    row[byte] = static_cast<uint8_t>(word >> byte * 8);
+}
+
+// ------------------------------------------------------------------------------ groups of channels
+
+/// What elements come to: the smallest and the largest of them, or two sums.
+struct Pair {
+  double a;
+  double b;
+};
+
+/// Of no elements.
+__device__ Pair nothing(bool ends) { return ends ? Pair{INFINITY, -INFINITY} : Pair{0, 0}; }
+
+__device__ Pair joined(const Pair& x, const Pair& y, bool ends) {
+  if (ends) return {y.a < x.a ? y.a : x.a, y.b > x.b ? y.b : x.b};
+  return {x.a + y.a, x.b + y.b};
+}
+
+/// Joins the pairs of every lane over the warps.
+__device__ Pair block_joined(const Pair& mine, bool ends) {
+  __shared__ Pair of_warps[kWarps][32];
   __syncthreads();
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  of_warps[warp_id()][lane_id()] = mine;
   __syncthreads();
-  T all = parts[0];
-  for (unsigned i = 1; i < blockDim.x / 32; ++i) all = combine(all, parts[i]);
+  Pair all = of_warps[0][lane_id()];
+  for (int i = 1; i < kWarps; ++i) all = joined(all, of_warps[i][lane_id()], ends);
   return all;
 }
 
-__device__ double block_sum(double x) {
-  return block_all(x, [](double a, double b) { return a + b; });
-}
-
-/// Number `rank` of the sorted elements, from 0: four passes over their bytes, highest first.
-__device__ float ranked(const Group& group, int64_t rank) {
-  __shared__ unsigned histogram[256];
-  __shared__ uint32_t prefix_shared;
-  __shared__ unsigned long long rank_shared;
-  uint32_t prefix = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) histogram[i] = 0;
-    __syncthreads();
-    const uint32_t mask = shift == 24 ? 0 : 0xffffffffu << (shift + 8);
-    for (int64_t i = threadIdx.x; i < group.count; i += blockDim.x) {
-      const uint32_t order = order_of(group.x[i * group.stride]);
-      if ((order & mask) == prefix) atomicAdd(&histogram[order >> shift & 255], 1u);
+/// The ends of elements, or the sum of their magnitudes; NaN is passed over.
+__device__ Pair pair_of(const float (&x)[kHeld], bool ends) {
+  if (ends) {
+    float low = INFINITY;
+    float high = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      low = x[i] < low ? x[i] : low;
+      high = x[i] > high ? x[i] : high;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      unsigned digit = 0;
-      auto left = static_cast<unsigned long long>(rank);
-      while (left >= histogram[digit]) left -= histogram[digit++];
-      prefix_shared = prefix | digit << shift;
-      rank_shared = left;
-    }
-    __syncthreads();
-    prefix = prefix_shared;
-    rank = static_cast<int64_t>(rank_shared);
+    return {low, high};
   }
-  return number_of(prefix);
+  double sum = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) sum += isnan(x[i]) ? 0 : static_cast<double>(fabsf(x[i]));
+  return {sum, 0};
 }
 
-/// Element number p of the `numbers` sorted ones, p between two of them interpolated linearly.
-__device__ float quantile(const Group& group, int64_t numbers, float alpha) {
-  const double at = static_cast<double>(numbers - 1) * static_cast<double>(alpha);
-  const auto below = static_cast<int64_t>(floor(at));
-  const float low = ranked(group, below);
-  if (below + 1 >= numbers) return low;
-  const float high = ranked(group, below + 1);
-  return low + static_cast<float>(at - static_cast<double>(below)) * (high - low);
+/// Neighbouring channels of a section, one a lane, whose codes take whole bytes.
+struct Strip {
+  int section;
+  int first;     // of all channels
+  int channels;  // 32 or fewer
+  size_t byte;   // of a row
+};
+
+constexpr int strip_channels(CodeFormat code) { return 32 / unit_codes(code) * unit_codes(code); }
+
+constexpr int strips_of(const PackedSection& section) {
+  return static_cast<int>(ceil_div(section.channels, strip_channels(section.code)));
 }
 
-__device__ AffineRange range_of(const Group& group, const PackRule& rule, int levels) {
+__device__ Strip strip_of(const PackedFormat& format, int index) {
+  const int before = strips_of(format.section[0]);
+  const int s = index < before ? 0 : 1;
+  const PackedSection& section = format.section[s];
+  const int width = strip_channels(section.code);
+  const int first = (index - s * before) * width;
+  return {s, first + (s == 0 ? 0 : format.section[0].channels),
+          min(width, section.channels - first),
+          code_row_bytes(section.code, first) + (s == 0 ? 0 : format.section[0].row_bytes())};
+}
+
+__device__ const PackRule& rule_of(const PackedFormat& format, const Rules& rules, int channel) {
+  return rules.rule[channel < format.section[0].channels ? 0 : 1];
+}
+
+__host__ __device__ bool has_quantiles(ScaleAxis axis, const PackRule& rule) {
+  return axis == ScaleAxis::kHead || (rule.rule == CodeRule::kAffine && rule.alpha != 0);
+}
+
+__host__ __device__ bool scales_beyond(const PackRule& rule) {
+  return rule.rule == CodeRule::kTernary && rule.ternary_scale == TernaryScale::kNonZero;
+}
+
+/// What is done to a part of a strip.
+enum class Step : uint8_t {
+  kWhole,  ///< everything: jobs are a part each
+  kPairs,  ///< it is joined to a pair
+  kCodes,  ///< it is coded by the pairs of all parts
+};
+
+/// Pairs of the parts of jobs, (parts, channels).
+struct Pairs {
+  Pair* ends;    // joined over a group, in its first part, where quantiles are its ends
+  Pair* beyond;  // of ternary codes that are not 0: their magnitudes and how many
+};
+
+/// Block (strip, part, job).
+__global__ void __launch_bounds__(kThreads, 4)
+    pack_channels(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
+                  const __grid_constant__ Rules rules, Step step, Pairs pairs) {
+  __shared__ uint8_t codes[kPartRows][32];
+  const DeviceJob job = jobs[blockIdx.z];
+  const int part = static_cast<int>(blockIdx.y);
+  const int rows = min(kPartRows, job.rows - part * kPartRows);
+  if (rows <= 0) return;
+  const Strip strip = strip_of(format, static_cast<int>(blockIdx.x));
+  const PackRule& rule = rules.rule[strip.section];
+  const PackedSection& section = format.section[strip.section];
+  const int width = format.channels();
+  const int lane = lane_id();
+  const int warp = warp_id();
+  const bool ends = rule.rule == CodeRule::kAffine;
+  const bool quantiles = has_quantiles(format.axis, rule);
+  const bool of_head = format.axis == ScaleAxis::kHead;
+  // A lane without a channel does as the last one that has one, and stores nothing.
+  const int channel = strip.first + min(lane, strip.channels - 1);
+  const bool stores = warp == 0 && lane < strip.channels;
+  const int64_t pair_at = job.first_part * width + (of_head ? 0 : channel);
+  if (step == Step::kPairs && quantiles) return;
+
+  float x[kHeld];
+  const float* from = job.x + static_cast<int64_t>(part) * kPartRows * width + channel;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int row = warp + kWarps * i;
+    x[i] = row < rows ? from[static_cast<int64_t>(row) * width] : NAN;
+  }
+  Pair all;
+  if (step != Step::kCodes) {
+    all = block_joined(pair_of(x, ends), ends);
+    if (step == Step::kPairs) {
+      if (stores) pairs.ends[pair_at + static_cast<int64_t>(part) * width] = all;
+      return;
+    }
+  } else if (quantiles) {
+    all = pairs.ends[pair_at];
+  } else {
+    all = nothing(ends);
+    for (int i = warp; i * kPartRows < job.rows; i += kWarps) {
+      all = joined(all, pairs.ends[pair_at + static_cast<int64_t>(i) * width], ends);
+    }
+    all = block_joined(all, ends);
+  }
+
+  const auto at = static_cast<size_t>(of_head ? 0 : channel);
+  const bool stores_scale = stores && part == 0 && (!of_head || channel == 0);
+  switch (rule.rule) {
+    case CodeRule::kAffine: {
+      const auto low = static_cast<float>(all.a);
+      const auto high = static_cast<float>(all.b);
+      const int levels = max_code(section.code);
+      const AffineRange range = low > high ? quantize::affine_range(0, 0, levels, 1)
+                                           : quantize::affine_range(low, high, levels, rule.kappa);
+      if (stores_scale) {
+        // Zero points of affine sections lie side by side.
+        const bool skips = strip.section == 1 && rules.rule[0].rule != CodeRule::kAffine;
+        const auto skipped = static_cast<size_t>(skips ? format.section[0].channels : 0);
+        store_range(range, rule, format.meta, job.scales, at, job.zeros, at - skipped);
+      }
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int row = warp + kWarps * i;
+        if (row < rows) codes[row][lane] = static_cast<uint8_t>(range.code(x[i], rule.rounding));
+      }
+      break;
+    }
+    case CodeRule::kTernary: {
+      const auto mean = static_cast<float>(all.a / static_cast<double>(job.rows));
+      const float threshold = rule.gamma * mean;
+      Pair beyond = nothing(false);
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int digit = quantize::ternary_digit(x[i], threshold);
+        codes[warp + kWarps * i][lane] = static_cast<uint8_t>(digit);
+        if (digit != 1) beyond = joined(beyond, {static_cast<double>(fabsf(x[i])), 1}, false);
+      }
+      float scale = rule.ternary_scale == TernaryScale::kUnit ? 1 : mean;
+      if (scales_beyond(rule)) {
+        beyond = block_joined(beyond, false);
+        if (step == Step::kCodes && stores) {
+          pairs.beyond[pair_at + static_cast<int64_t>(part) * width] = beyond;
+        }
+        scale = beyond.b == 0 ? 0 : static_cast<float>(beyond.a / beyond.b);
+      }
+      if (stores_scale) quantize::store_meta(job.scales, format.meta, at, scale);
+      break;
+    }
+    case CodeRule::kSign:
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) codes[warp + kWarps * i][lane] = x[i] >= 0 ? 1 : 0;
+      if (stores_scale) {
+        quantize::store_meta(job.scales, format.meta, at,
+                             static_cast<float>(all.a / static_cast<double>(job.rows)));
+      }
+      break;
+  }
+
+  if (job.codes == nullptr) return;
+  __syncthreads();
+  const int units = static_cast<int>(ceil_div(strip.channels, unit_codes(section.code)));
+  const size_t row_bytes = format.row_bytes();
+  uint8_t* to = job.codes + static_cast<size_t>(part) * kPartRows * row_bytes + strip.byte;
+  for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += kThreads) {
+    const int row = i / units;
+    pack_unit(to + static_cast<size_t>(row) * row_bytes, section.code, codes[row], strip.channels,
+              i % units);
+  }
+}
+
+/// Scales that are means of the ternary codes that are not 0, from all parts: a thread each. Block
+/// (channels, job).
+__global__ void store_means(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
+                            const __grid_constant__ Rules rules, Pairs pairs) {
+  const DeviceJob job = jobs[blockIdx.y];
+  const int width = format.channels();
+  const int channel = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (channel >= width || !scales_beyond(rule_of(format, rules, channel))) return;
+  Pair all = nothing(false);
+  for (int i = 0; i * kPartRows < job.rows; ++i) {
+    all = joined(all, pairs.beyond[(job.first_part + i) * width + channel], false);
+  }
+  quantize::store_meta(job.scales, format.meta, static_cast<size_t>(channel),
+                       all.b == 0 ? 0 : static_cast<float>(all.a / all.b));
+}
+
+// --------------------------------------------------------------------- quantiles of channels
+
+// Ranked numbers are found digit by digit, highest first: a launch counts the digits of the numbers
+// that begin like a target, over any number of blocks, and the next one goes on from the counts.
+constexpr int kTargets = 4;   // the numbers below and above both quantiles
+constexpr int kDigits = 256;  // of a byte
+constexpr int kPasses = 4;
+constexpr int kColumns = kWarps;   // of a block, whose warps go on with one each
+constexpr int kColumnRows = 1024;  // of a block
+
+struct Search {
+  uint32_t prefix[kTargets];  // as far as it is known, zeros behind it
+  uint32_t rank[kTargets];    // among the numbers that begin like it
+  uint32_t numbers;           // of the group
+
+  /// The first target that begins like this one: its digits count for both.
+  __device__ int like(int target) const {
+    int first = 0;
+    while (prefix[first] != prefix[target]) ++first;
+    return first;
+  }
+};
+
+/// Searches of all groups, and their counts.
+struct Searches {
+  Search* states;    // (groups, kPasses), before each pass
+  unsigned* counts;  // (groups, kPasses, kTargets, kDigits)
+};
+
+/// Makes the state before `pass` of that before the last one and its counts, by a warp.
+__device__ void go_on(Search& search, const Searches& searches, int64_t group, int pass,
+                      float alpha) {
+  const int lane = lane_id();
+  const unsigned* counts = searches.counts + (group * kPasses + pass - 1) * kTargets * kDigits;
+  if (pass == 1) {
+    unsigned numbers = 0;
+    for (int i = lane; i < kDigits; i += 32) numbers += counts[i];
+    numbers = __reduce_add_sync(kAll, numbers);
+    const Place low(numbers, alpha);
+    const Place high(numbers, 1 - alpha);
+    if (lane == 0) search = {{}, {low.below, low.above, high.below, high.above}, numbers};
+  } else if (lane == 0) {
+    search = searches.states[group * kPasses + pass - 1];
+  }
+  __syncwarp();
+  uint32_t prefix[kTargets];
+  uint32_t rank[kTargets];
+#pragma unroll
+  for (int t = 0; t < kTargets; ++t) {
+    unsigned bins[kDigits / 32];
+    const unsigned* from = counts + search.like(t) * kDigits + lane * (kDigits / 32);
+    unsigned sum = 0;
+    for (int i = 0; i < kDigits / 32; ++i) sum += bins[i] = from[i];
+    unsigned end = sum;  // with those of lower lanes
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const unsigned lower = __shfl_up_sync(kAll, end, offset);
+      if (lane >= offset) end += lower;
+    }
+    unsigned left = search.rank[t] - (end - sum);
+    unsigned digit = lane * (kDigits / 32);
+    for (int i = 0; i < kDigits / 32 - 1 && left >= bins[i]; ++i, ++digit) left -= bins[i];
+    const int holder =
+        max(__ffs(static_cast<int>(__ballot_sync(kAll, search.rank[t] < end))), 1) - 1;
+    prefix[t] = search.prefix[t] | __shfl_sync(kAll, digit, holder) << (32 - 8 * pass);
+    rank[t] = __shfl_sync(kAll, left, holder);
+  }
+  __syncwarp();
+  if (lane == 0) {
+    for (int t = 0; t < kTargets; ++t) {
+      search.prefix[t] = prefix[t];
+      search.rank[t] = rank[t];
+    }
+  }
+  __syncwarp();
+}
+
+/// Counts digits number `pass`. Block (columns, rows, job). The elements of a head are as good as
+/// rows of kColumns.
+__global__ void __launch_bounds__(kThreads)
+    count_digits(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
+                 const __grid_constant__ Rules rules, Searches searches, int pass) {
+  __shared__ unsigned counts[kColumns][kTargets * kDigits + 4];  // neighbours in other banks
+  __shared__ Search found[kColumns];
+  const DeviceJob job = jobs[blockIdx.z];
+  const int width = format.channels();
+  const bool of_head = format.axis == ScaleAxis::kHead;
+  const int stride = of_head ? kColumns : width;
+  const int groups = of_head ? 1 : width;
+  const int first = static_cast<int>(blockIdx.x) * kColumns;
+  const int64_t first_group = static_cast<int64_t>(blockIdx.z) * groups + first;
+  const int64_t elements = static_cast<int64_t>(job.rows) * width;
+  const int64_t begin = static_cast<int64_t>(blockIdx.y) * kColumnRows;
+  if (begin * stride >= elements) return;
+
+  for (int i = static_cast<int>(threadIdx.x); i < kTargets * kDigits; i += kThreads) {
+    for (int column = 0; column < kColumns; ++column) counts[column][i] = 0;
+  }
+  if (const int column = warp_id(); pass == 0) {
+    if (lane_id() == 0) found[column] = {};
+  } else if (first + column < groups) {
+    go_on(found[column], searches, first_group + column, pass,
+          rule_of(format, rules, first + column).alpha);
+    if (blockIdx.y == 0 && lane_id() == 0) {
+      searches.states[(first_group + column) * kPasses + pass] = found[column];
+    }
+  }
+  __syncthreads();
+
+  const int column = static_cast<int>(threadIdx.x) % kColumns;
+  const Search& search = found[of_head ? 0 : column];
+  uint32_t prefix[kTargets];
+  bool counted[kTargets];
+#pragma unroll
+  for (int t = 0; t < kTargets; ++t) {
+    prefix[t] = search.prefix[t];
+    counted[t] = search.like(t) == t;
+  }
+  const int shift = 24 - 8 * pass;
+  const uint32_t mask = pass == 0 ? 0 : kAll << (shift + 8);
+  constexpr int kStep = kThreads / kColumns;
+  const int64_t end = min(begin + kColumnRows, ceil_div(elements, stride));
+  for (int64_t row = begin + static_cast<int>(threadIdx.x) / kColumns; row < end;
+       row += kStep * kColumns) {
+    float x[kColumns];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int64_t at = (row + i * kStep) * stride + first + column;
+      const bool present = row + i * kStep < end && at < elements && first + column < stride;
+      x[i] = present ? job.x[at] : NAN;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      if (isnan(x[i])) continue;
+      const uint32_t order = order_of(x[i]);
+#pragma unroll
+      for (int t = 0; t < kTargets; ++t) {
+        if (counted[t] && (order & mask) == prefix[t]) {
+          atomicAdd(&counts[column][t * kDigits + (order >> shift & 255)], 1u);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kTargets * kDigits; i += kThreads) {
+    unsigned sum = 0;
+    for (int c = 0; c < kColumns; ++c) {
+      sum += counts[c][i];
+      if ((of_head && c + 1 < kColumns) || sum == 0) continue;
+      const int64_t group = first_group + (of_head ? 0 : c);
+      atomicAdd(searches.counts + (group * kPasses + pass) * kTargets * kDigits + i, sum);
+      sum = 0;
+    }
+  }
+}
+
+/// Quantiles of the numbers that were found, a warp for each group. Block (groups, job).
+__global__ void __launch_bounds__(kThreads)
+    make_quantiles(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
+                   const __grid_constant__ Rules rules, Searches searches, Pairs pairs) {
+  __shared__ Search found[kWarps];
+  const DeviceJob job = jobs[blockIdx.y];
+  const int width = format.channels();
+  const int groups = format.axis == ScaleAxis::kHead ? 1 : width;
+  const int group = static_cast<int>(blockIdx.x) * kWarps + warp_id();
+  if (group >= groups) return;
+  const float alpha = rule_of(format, rules, group).alpha;
+  Search& search = found[warp_id()];
+  go_on(search, searches, static_cast<int64_t>(blockIdx.y) * groups + group, kPasses, alpha);
+  if (lane_id() != 0) return;
+  Pair made = nothing(true);
+  if (search.numbers != 0) {
+    float ends[2];
+    for (int i = 0; i < 2; ++i) {
+      const Place place(search.numbers, i == 0 ? alpha : 1 - alpha);
+      const float low = number_of(search.prefix[2 * i]);
+      ends[i] = alpha == 0 ? low : place.between(low, number_of(search.prefix[2 * i + 1]));
+    }
+    made = {ends[0], ends[1]};
+  }
+  pairs.ends[job.first_part * width + group] = made;
+}
+
+// --------------------------------------------------------------------------------- groups of a row
+
+/// Number `rank` of a warp's sorted elements, from 0: bit by bit, highest first.
+__device__ float ranked(const float* x, int count, uint32_t rank) {
+  uint32_t found = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t middle = found | 1u << bit;
+    unsigned below = 0;
+    for (int i = lane_id(); i < count; i += 32) below += order_of(x[i]) < middle ? 1 : 0;
+    if (__reduce_add_sync(kAll, below) <= rank) found = middle;
+  }
+  return number_of(found);
+}
+
+__device__ float quantile(const float* x, int count, uint32_t numbers, float alpha) {
+  const Place place(numbers, alpha);
+  return place.between(ranked(x, count, place.below), ranked(x, count, place.above));
+}
+
+/// The range of a warp's elements.
+__device__ AffineRange range_of(const float* x, int count, const PackRule& rule, int levels) {
   float low = INFINITY;
   float high = -INFINITY;
-  double numbers = 0;
-  for (int64_t i = threadIdx.x; i < group.count; i += blockDim.x) {
-    const float x = group.x[i * group.stride];
-    low = x < low ? x : low;
-    high = x > high ? x : high;
-    if (!isnan(x)) numbers += 1;
+  unsigned numbers = 0;
+  for (int i = lane_id(); i < count; i += 32) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+    numbers += isnan(x[i]) ? 0 : 1;
   }
-  low = block_all(low, [](float a, float b) { return fminf(a, b); });
-  high = block_all(high, [](float a, float b) { return fmaxf(a, b); });
-  numbers = block_sum(numbers);
+  low = -warp_max(-low);
+  high = warp_max(high);
   if (!(low <= high)) return quantize::affine_range(0, 0, levels, 1);
   if (rule.alpha != 0) {
-    low = quantile(group, static_cast<int64_t>(numbers), rule.alpha);
-    high = quantile(group, static_cast<int64_t>(numbers), 1 - rule.alpha);
+    numbers = __reduce_add_sync(kAll, numbers);
+    low = quantile(x, count, numbers, rule.alpha);
+    high = quantile(x, count, numbers, 1 - rule.alpha);
   }
   return quantize::affine_range(low, high, levels, rule.kappa);
 }
 
-__device__ void pack_affine(const Group& group, const PackRule& rule, CodeFormat code, DType meta,
-                            std::byte* scale, size_t scale_at, std::byte* zero, size_t zero_at) {
-  const AffineRange range = range_of(group, rule, max_code(code));
-  if (threadIdx.x == 0) {
-    const AffineMeta made = quantize::affine_meta(range, rule);
-    quantize::store_meta(scale, meta, scale_at, made.scale);
-    quantize::store_meta(zero, meta, zero_at, made.zero);
-  }
-  for (int64_t i = threadIdx.x; i < group.count; i += blockDim.x) {
-    group.bytes[i * group.stride] =
-        static_cast<uint8_t>(range.code(group.x[i * group.stride], rule.rounding));
-  }
+/// Bytes that a warp needs for a row: its floats, and a byte for each code.
+constexpr size_t row_room(int channels) {
+  return (static_cast<size_t>(channels) * (sizeof(float) + 1) + 15) / 16 * 16;
 }
 
-__device__ double mean_magnitude(const Group& group) {
-  double sum = 0;
-  for (int64_t i = threadIdx.x; i < group.count; i += blockDim.x) {
-    const float x = group.x[i * group.stride];
-    sum += isnan(x) ? 0 : static_cast<double>(fabsf(x));
-  }
-  return block_sum(sum) / static_cast<double>(group.count);
-}
-
-__device__ void pack_ternary(const Group& group, const PackRule& rule, DType meta, std::byte* scale,
-                             size_t at) {
-  const auto mean = static_cast<float>(mean_magnitude(group));
-  const float threshold = rule.gamma * mean;
-  double beyond = 0;
-  double count = 0;
-  for (int64_t i = threadIdx.x; i < group.count; i += blockDim.x) {
-    const float x = group.x[i * group.stride];
-    const int digit = quantize::ternary_digit(x, threshold);
-    group.bytes[i * group.stride] = static_cast<uint8_t>(digit);
-    if (digit != 1) {
-      beyond += static_cast<double>(fabsf(x));
-      count += 1;
+/// Packs row number `at` of a block, that lies in a warp's room, with scales of its own.
+__device__ void pack_row(float* x, const PackedFormat& format, const PackRule& rule,
+                         std::byte* scales, std::byte* zeros, size_t at, uint8_t* to) {
+  const PackedSection& section = format.section[0];
+  const int channels = section.channels;
+  const int groups = format.groups();
+  auto* codes = reinterpret_cast<uint8_t*>(x + channels);
+  for (int group = 0; group < groups; ++group) {
+    const int first = group * format.group_size;
+    const int count = min(format.group_size, channels - first);
+    const AffineRange range = range_of(x + first, count, rule, max_code(section.code));
+    if (lane_id() == 0) {
+      const size_t index = at * static_cast<size_t>(groups) + static_cast<size_t>(group);
+      store_range(range, rule, format.meta, scales, index, zeros, index);
+    }
+    for (int i = first + lane_id(); i < first + count; i += 32) {
+      codes[i] = static_cast<uint8_t>(range.code(x[i], rule.rounding));
     }
   }
-  beyond = block_sum(beyond);
-  count = block_sum(count);
-  float made = mean;
-  if (rule.ternary_scale == TernaryScale::kUnit) made = 1;
-  if (rule.ternary_scale == TernaryScale::kNonZero) {
-    made = count == 0 ? 0 : static_cast<float>(beyond / count);
-  }
-  if (threadIdx.x == 0) quantize::store_meta(scale, meta, at, made);
+  __syncwarp();
+  if (to == nullptr) return;
+  to += at * section.row_bytes();
+  const int units = static_cast<int>(ceil_div(channels, unit_codes(section.code)));
+  for (int i = lane_id(); i < units; i += 32) pack_unit(to, section.code, codes, channels, i);
 }
 
-__device__ void pack_signs(const Group& group, DType meta, std::byte* scale, size_t at) {
-  const double mean = mean_magnitude(group);
-  for (int64_t i = threadIdx.x; i < group.count; i += blockDim.x) {
-    group.bytes[i * group.stride] = group.x[i * group.stride] >= 0 ? 1 : 0;
-  }
-  if (threadIdx.x == 0) quantize::store_meta(scale, meta, at, static_cast<float>(mean));
-}
+constexpr int kRowWarps = 4;
 
-struct Rules {
-  PackRule rule[2];
-};
-
-/// Block (group, job).
-__global__ void make_groups(const DeviceJob* jobs, PackedFormat format, Rules rules) {
+/// Rows with scales of their own, a warp each. Block (rows, job).
+__global__ void __launch_bounds__(kRowWarps * 32)
+    pack_tokens(const DeviceJob* jobs, PackedFormat format, Rules rules) {
+  extern __shared__ float rooms[];
   const DeviceJob job = jobs[blockIdx.y];
-  const int width = format.channels();
-  const auto index = static_cast<int64_t>(blockIdx.x);
-  if (format.axis == ScaleAxis::kHead) {
-    const Group group{job.x, job.bytes, static_cast<int64_t>(job.rows) * width, 1};
-    return pack_affine(group, rules.rule[0], format.section[0].code, format.meta, job.scales, 0,
-                       job.zeros, 0);
-  }
-  if (format.axis == ScaleAxis::kToken) {
-    const int groups = format.groups();
-    const int64_t row = index / groups;
-    if (row >= job.rows) return;
-    const int64_t first = row * width + index % groups * format.group_size;
-    const auto count =
-        min(format.group_size, width - static_cast<int>(index % groups) * format.group_size);
-    const Group group{job.x + first, job.bytes + first, count, 1};
-    return pack_affine(group, rules.rule[0], format.section[0].code, format.meta, job.scales,
-                       static_cast<size_t>(index), job.zeros, static_cast<size_t>(index));
-  }
-  const Group group{job.x + index, job.bytes + index, job.rows, width};
-  const int first = format.section[0].channels;
-  const int s = index < first ? 0 : 1;
-  const PackRule& rule = rules.rule[s];
-  const auto at = static_cast<size_t>(index);
-  switch (rule.rule) {
-    case CodeRule::kAffine: {
-      // Zero points of affine sections lie side by side.
-      const bool skips = s == 1 && rules.rule[0].rule != CodeRule::kAffine;
-      const size_t zero = at - static_cast<size_t>(skips ? first : 0);
-      return pack_affine(group, rule, format.section[s].code, format.meta, job.scales, at,
-                         job.zeros, zero);
-    }
-    case CodeRule::kTernary:
-      return pack_ternary(group, rule, format.meta, job.scales, at);
-    case CodeRule::kSign:
-      return pack_signs(group, format.meta, job.scales, at);
-  }
-}
-
-/// A thread packs a row.
-__global__ void pack_rows(const DeviceJob* jobs, PackedFormat format) {
-  const DeviceJob job = jobs[blockIdx.y];
-  const auto row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (row >= job.rows || job.codes == nullptr) return;
-  auto* to = reinterpret_cast<uint8_t*>(job.codes) + row * static_cast<int64_t>(format.row_bytes());
-  const uint8_t* from = job.bytes + row * format.channels();
-  for (int s = 0; s < format.sections; ++s) {
-    const PackedSection& section = format.section[s];
-    quantize::pack_row(to, section.code, from, section.channels);
-    to += section.row_bytes();
-    from += section.channels;
-  }
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + warp_id();
+  if (row >= job.rows) return;
+  const int channels = format.channels();
+  float* x = rooms + static_cast<size_t>(warp_id()) * row_room(channels) / sizeof(float);
+  for (int i = lane_id(); i < channels; i += 32) x[i] = job.x[row * channels + i];
+  __syncwarp();
+  pack_row(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row), job.codes);
 }
 
 /// The oldest row of a ring, by a warp.
 __global__ void pack_oldest(const PackedRing* rings, PackedFormat format, Rules rules, DType dtype,
                             Growth* growth) {
-  extern __shared__ float x[];  // (channels,), then a byte each of codes
+  extern __shared__ float rooms[];
   const PackedRing ring = rings[blockIdx.x];
   const int channels = format.channels();
-  auto* bytes = reinterpret_cast<uint8_t*>(x + channels);
   const int step = growth->rows;
   const int64_t from = static_cast<int64_t>((ring.oldest + step) % ring.places) * channels;
   const std::byte* row = ring.rows + from * (dtype == DType::kF32 ? 4 : 2);
-  for (int i = static_cast<int>(threadIdx.x); i < channels; i += 32) x[i] = element(row, dtype, i);
+  for (int i = lane_id(); i < channels; i += 32) rooms[i] = element(row, dtype, i);
   __syncwarp();
 
-  const int groups = format.groups();
   const int block = (ring.packed + step) / ring.block_rows;
   const int at = (ring.packed + step) % ring.block_rows;
-  std::byte* scales = ring.scales + block * ring.scale_stride;
+  std::byte* codes = ring.codes == nullptr ? nullptr : ring.codes + block * ring.code_stride;
   std::byte* zeros = ring.zeros == nullptr ? nullptr : ring.zeros + block * ring.scale_stride;
-  for (int i = 0; i < groups; ++i) {
-    const int first = i * format.group_size;
-    const Group group{x + first, bytes + first, min(format.group_size, channels - first), 1};
-    const auto index = static_cast<size_t>(at) * static_cast<size_t>(groups) + i;
-    pack_affine(group, rules.rule[0], format.section[0].code, format.meta, scales, index, zeros,
-                index);
-  }
-  __syncwarp();
-  if (ring.codes != nullptr) {
-    auto* codes = reinterpret_cast<uint8_t*>(ring.codes + block * ring.code_stride) +
-                  at * static_cast<int64_t>(format.row_bytes());
-    const CodeFormat code = format.section[0].code;
-    // Eight codes of any number of bits take whole bytes.
-    const int some = code == CodeFormat::kTrit5 ? channels : 8;
-    for (int i = static_cast<int>(threadIdx.x) * some; i < channels; i += 32 * some) {
-      quantize::pack_row(codes + i / 8 * code_bits(code), code, bytes + i, min(some, channels - i));
-    }
-  }
+  pack_row(rooms, format, rules.rule[0], ring.scales + block * ring.scale_stride, zeros,
+           static_cast<size_t>(at), reinterpret_cast<uint8_t*>(codes));
   growth->count_row();
 }
 
@@ -311,47 +641,118 @@ void RingTable::describe(const PackedFormat& format, const std::array<PackRule, 
 void RingTable::run(Stream& stream) {
   State& state = *state_;
   if (state.count == 0) return;
-  const size_t shared = static_cast<size_t>(state.format.channels()) * (sizeof(float) + 1);
-  pack_oldest<<<state.count, 32, shared, native(stream)>>>(state.rings, state.format, state.rules,
-                                                           state.dtype, state.growth());
+  pack_oldest<<<state.count, 32, row_room(state.format.channels()), native(stream)>>>(
+      state.rings, state.format, state.rules, state.dtype, state.growth());
   check_launch("RingPacker");
 }
 
-void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-          std::span<const PackJob> jobs, Stream& stream) {
-  if (jobs.empty()) return;
+namespace {
+
+constexpr int64_t kJobs = 32768;         // of one launch
+constexpr int64_t kSearchGroups = 4096;  // of one launch: 16 KiB of counts each
+
+/// Jobs as the GPU finds them.
+struct PackLaunch {
+  const DeviceJob* jobs;
+  unsigned count;
+  int most;  // rows of a job
+  int64_t parts;
+};
+
+PackLaunch describe_jobs(std::span<const PackJob> jobs, Stream& stream) {
   static thread_local std::vector<DeviceJob> made;
   made.clear();
-  size_t bytes = 0;
-  int most = 0;
+  PackLaunch launch{nullptr, static_cast<unsigned>(jobs.size()), 0, 0};
   for (const PackJob& job : jobs) {
-    made.push_back({job.x, nullptr, job.codes, job.scales, job.zeros, job.rows});
-    bytes += static_cast<size_t>(job.rows) * static_cast<size_t>(format.channels());
-    most = std::max(most, job.rows);
+    made.push_back({job.x, reinterpret_cast<uint8_t*>(job.codes), job.scales, job.zeros, job.rows,
+                    launch.parts});
+    launch.parts += ceil_div(job.rows, kPartRows);
+    launch.most = std::max(launch.most, job.rows);
   }
-  if (most == 0) return;
-  auto* scratch = reinterpret_cast<uint8_t*>(stream.queue().scratch(kPackParts, bytes));
-  for (DeviceJob& job : made) {
-    job.bytes = scratch;
-    scratch += static_cast<size_t>(job.rows) * static_cast<size_t>(format.channels());
+  launch.jobs = reinterpret_cast<const DeviceJob*>(
+      stream.queue().upload(made.data(), made.size() * sizeof(DeviceJob)));
+  return launch;
+}
+
+/// Groups of a job that are channels, or the only one.
+int64_t channel_groups(const PackedFormat& format) {
+  return format.axis == ScaleAxis::kHead ? 1 : format.channels();
+}
+
+unsigned grid_size(int64_t all, int64_t of_block) {
+  return static_cast<unsigned>(ceil_div(all, of_block));
+}
+
+void find_quantiles(const PackedFormat& format, const Rules& rules, const PackLaunch& launch,
+                    const Searches& searches, const Pairs& pairs, Stream& stream) {
+  const int64_t groups = channel_groups(format);
+  const size_t bytes =
+      static_cast<size_t>(groups) * launch.count * kPasses * kTargets * kDigits * sizeof(unsigned);
+  check(cudaMemsetAsync(searches.counts, 0, bytes, native(stream)), "pack");
+  const int64_t rows = format.axis == ScaleAxis::kHead
+                           ? ceil_div(int64_t{launch.most} * format.channels(), kColumns)
+                           : launch.most;
+  const dim3 grid(grid_size(groups, kColumns), grid_size(rows, kColumnRows), launch.count);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    count_digits<<<grid, kThreads, 0, native(stream)>>>(launch.jobs, format, rules, searches, pass);
   }
+  make_quantiles<<<dim3(grid_size(groups, kWarps), launch.count), kThreads, 0, native(stream)>>>(
+      launch.jobs, format, rules, searches, pairs);
+}
+
+/// Groups of channels or heads.
+void pack_groups(const PackedFormat& format, const Rules& rules, bool quantiles,
+                 const PackLaunch& launch, Stream& stream) {
+  const auto width = static_cast<size_t>(format.channels());
+  int strips = 0;
+  for (int i = 0; i < format.sections; ++i) strips += strips_of(format.section[i]);
+  const dim3 grid(static_cast<unsigned>(strips), grid_size(launch.most, kPartRows), launch.count);
+  const auto run = [&](Step step, const Pairs& pairs) {
+    pack_channels<<<grid, kThreads, 0, native(stream)>>>(launch.jobs, format, rules, step, pairs);
+  };
+  if (launch.most <= kPartRows && !quantiles) return run(Step::kWhole, {});
+
+  const size_t pairs_bytes = static_cast<size_t>(launch.parts) * width * sizeof(Pair);
+  const auto states = static_cast<size_t>(channel_groups(format)) * launch.count * kPasses;
+  const size_t counts_bytes = states * kTargets * kDigits * sizeof(unsigned);
+  std::byte* scratch = stream.queue().scratch(
+      kPackParts, 2 * pairs_bytes + (quantiles ? counts_bytes + states * sizeof(Search) : 0));
+  const Pairs pairs{reinterpret_cast<Pair*>(scratch),
+                    reinterpret_cast<Pair*>(scratch + pairs_bytes)};
+  if (format.axis == ScaleAxis::kChannel) run(Step::kPairs, pairs);
+  if (quantiles) {
+    scratch += 2 * pairs_bytes;
+    const Searches searches{reinterpret_cast<Search*>(scratch + counts_bytes),
+                            reinterpret_cast<unsigned*>(scratch)};
+    find_quantiles(format, rules, launch, searches, pairs, stream);
+  }
+  run(Step::kCodes, pairs);
+  if (scales_beyond(rules.rule[0]) || scales_beyond(rules.rule[1])) {
+    store_means<<<dim3(grid_size(format.channels(), kThreads), launch.count), kThreads, 0,
+                  native(stream)>>>(launch.jobs, format, rules, pairs);
+  }
+}
+
+}  // namespace
+
+void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+          std::span<const PackJob> jobs, Stream& stream) {
   const Rules both{{rules[0], rules[1]}};
-  constexpr size_t kJobs = 32768;  // of one launch
-  for (size_t first = 0; first < made.size(); first += kJobs) {
-    const auto count = static_cast<unsigned>(std::min(kJobs, made.size() - first));
-    const auto* on_device = reinterpret_cast<const DeviceJob*>(
-        stream.queue().upload(made.data() + first, count * sizeof(DeviceJob)));
-    int64_t groups = 1;
-    if (format.axis == ScaleAxis::kChannel) groups = format.channels();
-    if (format.axis == ScaleAxis::kToken) groups = int64_t{most} * format.groups();
-    const unsigned threads = format.axis == ScaleAxis::kHead    ? 1024
-                             : format.axis == ScaleAxis::kToken ? 32
-                             : most <= 64                       ? 32
-                                                                : 256;
-    make_groups<<<dim3(static_cast<unsigned>(groups), count), threads, 0, native(stream)>>>(
-        on_device, format, both);
-    pack_rows<<<dim3(static_cast<unsigned>(ceil_div(most, 128)), count), 128, 0, native(stream)>>>(
-        on_device, format);
+  const bool quantiles = has_quantiles(format.axis, rules[0]) ||
+                         (format.sections > 1 && has_quantiles(format.axis, rules[1]));
+  const auto most = static_cast<size_t>(
+      quantiles ? std::max<int64_t>(1, kSearchGroups / channel_groups(format)) : kJobs);
+  while (!jobs.empty()) {
+    const std::span<const PackJob> some = jobs.first(std::min(jobs.size(), most));
+    jobs = jobs.subspan(some.size());
+    const PackLaunch launch = describe_jobs(some, stream);
+    if (format.axis == ScaleAxis::kToken) {
+      const dim3 grid(grid_size(launch.most, kRowWarps), launch.count);
+      pack_tokens<<<grid, kRowWarps * 32, kRowWarps * row_room(format.channels()),
+                    native(stream)>>>(launch.jobs, format, both);
+    } else {
+      pack_groups(format, both, quantiles, launch, stream);
+    }
   }
   check_launch("pack");
 }

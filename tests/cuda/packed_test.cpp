@@ -132,6 +132,53 @@ TEST_F(PackedCuda, NumbersThatAreNone) {
   EXPECT_EQ(differences(gpu.scales, cpu.scales, 64), 0);
 }
 
+/// Groups over several blocks beside such as fit into one, ties and NaN among their numbers.
+TEST_F(PackedCuda, LongAndShortJobsTogether) {
+  for (const char* spec :
+       {"kivi", "calibquant,bits=4", "head_quantile", "head_quantile,alpha=0,bits=2",
+        "head_quantile,bits=5,group_axes=channel", "head_quantile,bits=3,group_axes=token", "vidkv",
+        "vidkv,scale=twn,trits=trit2b"}) {
+    const auto made = quantizer(spec, shape_of(4, 1, 80));
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      const PartPlan& plan = made->plan(part, 0);
+      std::vector<Tensor> keep;
+      std::vector<Packed> cpu, gpu;
+      std::vector<PackJob> cpu_jobs, gpu_jobs;
+      const std::vector<int> lengths = {3001, 5, 130};
+      for (const int rows : lengths) {
+        Tensor x = normal_tensor(DType::kF32, {rows, 80}, 17, 2.0f);
+        for (int row = 0; row < rows; ++row) {
+          float* at = x.as<float>() + row * 80;
+          for (int i = 0; i < 40; ++i) at[i] = std::round(at[i] * 4) / 4;
+          at[row % 7] = std::nanf("");
+        }
+        cpu.push_back(room(plan.format, rows, {}));
+        gpu.push_back(room(plan.format, rows, kGpu));
+        keep.push_back(on_gpu(x));
+        gpu_jobs.push_back(job(gpu.back(), keep.back(), rows));
+        keep.push_back(std::move(x));
+        cpu_jobs.push_back(job(cpu.back(), keep.back(), rows));
+      }
+      pack(plan.format, plan.rules, cpu_jobs, cpu_);
+      pack(plan.format, plan.rules, gpu_jobs, *gpu_);
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        const int rows = lengths[i];
+        const size_t meta = dtype_bytes(plan.format.meta);
+        const std::string name =
+            fmt::format("{} {}, {} rows", spec, part == Part::kKeys ? "keys" : "values", rows);
+        EXPECT_EQ(differences(gpu[i].codes, cpu[i].codes,
+                              static_cast<size_t>(rows) * plan.format.row_bytes()),
+                  0)
+            << name;
+        EXPECT_EQ(differences(gpu[i].scales, cpu[i].scales, plan.format.scales(rows) * meta), 0)
+            << name;
+        EXPECT_EQ(differences(gpu[i].zeros, cpu[i].zeros, plan.format.zeros(rows) * meta), 0)
+            << name;
+      }
+    }
+  }
+}
+
 struct LaneShape {
   int head_dim, q_per_kv;
   bool dead_rows = true;

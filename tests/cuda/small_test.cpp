@@ -314,29 +314,30 @@ TEST_F(SmallPacked, PackingByEveryRule) {
     const PackedFormat format = c.codes.format(20);
     std::array<PackRule, 2> rules = c.codes.rules();
     rules[0] = c.rule;
-    constexpr int kRows = 45;
-    const Tensor x = normal_tensor(DType::kF32, {kRows, 20}, 9);
-    const auto run = [&](Device device, Stream& stream) {
-      Tensor placed(DType::kF32, x.shape(), device);
-      copy(placed, x, stream);
-      // Codes, scales and zero points side by side, zeros where nothing is written.
-      constexpr int64_t kBytes = 4096;
-      Tensor zeros(DType::kU8, {3 * kBytes});
-      std::fill_n(zeros.as<uint8_t>(), 3 * kBytes, uint8_t{0});
-      std::fill_n(zeros.view().data(), 0, std::byte{0});
-      Tensor packed(DType::kU8, {3 * kBytes}, device);
-      copy(packed, zeros, stream);
-      std::byte* to = packed.view().data();
-      const PackJob job{placed.as<float>(), kRows, to, to + kBytes,
-                        format.zeros(kRows) > 0 ? to + 2 * kBytes : nullptr};
-      pack(format, rules, {&job, 1}, stream);
-      Tensor host(DType::kU8, packed.shape());
-      copy(host, packed, stream);
-      return host;
-    };
-    EXPECT_TRUE(testing::same_bits(run(kGpu, *gpu_).view(), run({}, cpu_).view()))
-        << "codes " << static_cast<int>(format.section[0].code) << ", axis "
-        << static_cast<int>(format.axis);
+    for (const int rows : {45, 300}) {
+      const Tensor x = normal_tensor(DType::kF32, {rows, 20}, 9);
+      const auto run = [&](Device device, Stream& stream) {
+        Tensor placed(DType::kF32, x.shape(), device);
+        copy(placed, x, stream);
+        // Codes, scales and zero points side by side, zeros where nothing is written.
+        constexpr int64_t kBytes = 4096;
+        Tensor zeros(DType::kU8, {3 * kBytes});
+        std::fill_n(zeros.as<uint8_t>(), 3 * kBytes, uint8_t{0});
+        std::fill_n(zeros.view().data(), 0, std::byte{0});
+        Tensor packed(DType::kU8, {3 * kBytes}, device);
+        copy(packed, zeros, stream);
+        std::byte* to = packed.view().data();
+        const PackJob job{placed.as<float>(), rows, to, to + kBytes,
+                          format.zeros(rows) > 0 ? to + 2 * kBytes : nullptr};
+        pack(format, rules, {&job, 1}, stream);
+        Tensor host(DType::kU8, packed.shape());
+        copy(host, packed, stream);
+        return host;
+      };
+      EXPECT_TRUE(testing::same_bits(run(kGpu, *gpu_).view(), run({}, cpu_).view()))
+          << "codes " << static_cast<int>(format.section[0].code) << ", axis "
+          << static_cast<int>(format.axis) << ", " << rows << " rows";
+    }
   }
 }
 
@@ -446,34 +447,39 @@ TEST_F(SmallShapes, SumsOfColumns) {
 // ------------------------------------------------------------------------------------ stored rows
 
 TEST_F(SmallShapes, BasesOfKeys) {
-  constexpr int kDim = 20;
-  constexpr int kRows = 11;
-  KeyBasis basis;
-  basis.dim = kDim;
-  basis.first = 8;
-  for (size_t i = 0; i < 3; ++i) {
-    basis.matrix[i] = testing::normal_values(12 * 12, static_cast<uint32_t>(i));
+  struct Case {
+    int dim, first, rows;
+  };
+  for (const auto& [dim, first, rows] : {Case{20, 8, 11}, Case{150, 7, 300}}) {
+    KeyBasis basis;
+    basis.dim = dim;
+    basis.first = first;
+    const int n = dim - first;
+    for (size_t i = 0; i < 3; ++i) {
+      basis.matrix[i] = testing::normal_values(n * n, static_cast<uint32_t>(i));
+    }
+    const auto width = static_cast<size_t>(dim);
+    std::vector<uint16_t> channels(width);
+    std::iota(channels.rbegin(), channels.rend(), uint16_t{0});
+    const Tensor x = normal_tensor(DType::kF32, {rows, dim}, 5);
+    const Tensor gpu_x = on_gpu(x);
+    for (const BasisChange change : {BasisChange::kKey, BasisChange::kQuery, BasisChange::kBack}) {
+      Tensor y(DType::kF32, x.shape());
+      Tensor gpu_y(DType::kF32, x.shape(), kGpu);
+      const BasisJob job{x.as<float>(), y.as<float>(), rows, channels.data()};
+      const BasisJob gpu_job{gpu_x.as<float>(), gpu_y.as<float>(), rows, channels.data()};
+      change_basis(basis, change, {&job, 1}, cpu_);
+      change_basis(basis, change, {&gpu_job, 1}, *gpu_);
+      EXPECT_TRUE(same(gpu_y, y)) << static_cast<int>(change);
+    }
+    std::vector<float> low(width), high(width), gpu_low(width), gpu_high(width);
+    const float* const arrays[] = {x.as<float>()};
+    const float* const gpu_arrays[] = {gpu_x.as<float>()};
+    channel_ends(arrays, rows, dim, low, high, cpu_);
+    channel_ends(gpu_arrays, rows, dim, gpu_low, gpu_high, *gpu_);
+    EXPECT_EQ(gpu_low, low);
+    EXPECT_EQ(gpu_high, high);
   }
-  std::vector<uint16_t> channels(kDim);
-  std::iota(channels.rbegin(), channels.rend(), uint16_t{0});
-  const Tensor x = normal_tensor(DType::kF32, {kRows, kDim}, 5);
-  const Tensor gpu_x = on_gpu(x);
-  for (const BasisChange change : {BasisChange::kKey, BasisChange::kQuery, BasisChange::kBack}) {
-    Tensor y(DType::kF32, x.shape());
-    Tensor gpu_y(DType::kF32, x.shape(), kGpu);
-    const BasisJob job{x.as<float>(), y.as<float>(), kRows, channels.data()};
-    const BasisJob gpu_job{gpu_x.as<float>(), gpu_y.as<float>(), kRows, channels.data()};
-    change_basis(basis, change, {&job, 1}, cpu_);
-    change_basis(basis, change, {&gpu_job, 1}, *gpu_);
-    EXPECT_TRUE(same(gpu_y, y)) << static_cast<int>(change);
-  }
-  std::vector<float> low(kDim), high(kDim), gpu_low(kDim), gpu_high(kDim);
-  const float* const arrays[] = {x.as<float>()};
-  const float* const gpu_arrays[] = {gpu_x.as<float>()};
-  channel_ends(arrays, kRows, kDim, low, high, cpu_);
-  channel_ends(gpu_arrays, kRows, kDim, gpu_low, gpu_high, *gpu_);
-  EXPECT_EQ(gpu_low, low);
-  EXPECT_EQ(gpu_high, high);
 }
 
 TEST_F(SmallShapes, RingsThatPack) {
