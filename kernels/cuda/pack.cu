@@ -86,10 +86,13 @@ __device__ void pack_unit(uint8_t* row, CodeFormat code, const uint8_t* codes, i
   if (code == CodeFormat::kTrit5) return quantize::pack_row(row + unit, code, codes, n);
   const int bits = code_bits(code);
   uint64_t word = 0;
-  for (int i = 0; i < n; ++i) word |= static_cast<uint64_t>(codes[i]) << (i * bits);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) word |= static_cast<uint64_t>(i < n ? codes[i] : 0) << (i * bits);
   row += unit * bits;
-  for (int byte = 0; byte * 8 < n * bits; ++byte)
-    row[byte] = static_cast<uint8_t>(word >> byte * 8);
+#pragma unroll
+  for (int byte = 0; byte < 8; ++byte) {
+    if (byte * 8 < n * bits) row[byte] = static_cast<uint8_t>(word >> byte * 8);
+  }
 }
 
 // ------------------------------------------------------------------------------ groups of channels
@@ -115,7 +118,8 @@ __device__ Pair block_joined(const Pair& mine, bool ends) {
   of_warps[warp_id()][lane_id()] = mine;
   __syncthreads();
   Pair all = of_warps[0][lane_id()];
-  for (int i = 1; i < kWarps; ++i) all = joined(all, of_warps[i][lane_id()], ends);
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  for (int i = 1; i < warps; ++i) all = joined(all, of_warps[i][lane_id()], ends);
   return all;
 }
 
@@ -166,11 +170,13 @@ __device__ const PackRule& rule_of(const PackedFormat& format, const Rules& rule
   return rules.rule[channel < format.section[0].channels ? 0 : 1];
 }
 
-__host__ __device__ bool has_quantiles(ScaleAxis axis, const PackRule& rule) {
-  return axis == ScaleAxis::kHead || (rule.rule == CodeRule::kAffine && rule.alpha != 0);
+/// Whether the ends of groups that are not of a row are searched for.
+VLM_HD inline bool has_quantiles(ScaleAxis axis, const PackRule& rule) {
+  return axis == ScaleAxis::kHead ||
+         (axis == ScaleAxis::kChannel && rule.rule == CodeRule::kAffine && rule.alpha != 0);
 }
 
-__host__ __device__ bool scales_beyond(const PackRule& rule) {
+VLM_HD inline bool scales_beyond(const PackRule& rule) {
   return rule.rule == CodeRule::kTernary && rule.ternary_scale == TernaryScale::kNonZero;
 }
 
@@ -187,7 +193,8 @@ struct Pairs {
   Pair* beyond;  // of ternary codes that are not 0: their magnitudes and how many
 };
 
-/// Block (strip, part, job).
+/// Block (strip, part, job), of as many warps as the longest part has rows for: those that a
+/// shorter one lacks change nothing.
 __global__ void __launch_bounds__(kThreads, 4)
     pack_channels(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
                   const __grid_constant__ Rules rules, Step step, Pairs pairs) {
@@ -215,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const float* from = job.x + static_cast<int64_t>(part) * kPartRows * width + channel;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    const int row = warp + kWarps * i;
+    const int row = warp * kHeld + i;
     x[i] = row < rows ? from[static_cast<int64_t>(row) * width] : NAN;
   }
   Pair all;
@@ -242,8 +249,9 @@ __global__ void __launch_bounds__(kThreads, 4)
       const auto low = static_cast<float>(all.a);
       const auto high = static_cast<float>(all.b);
       const int levels = max_code(section.code);
-      const AffineRange range = low > high ? quantize::affine_range(0, 0, levels, 1)
-                                           : quantize::affine_range(low, high, levels, rule.kappa);
+      const bool empty = low == INFINITY && high == -INFINITY;
+      const AffineRange range = empty ? quantize::affine_range(0, 0, levels, 1)
+                                      : quantize::affine_range(low, high, levels, rule.kappa);
       if (stores_scale) {
         // Zero points of affine sections lie side by side.
         const bool skips = strip.section == 1 && rules.rule[0].rule != CodeRule::kAffine;
@@ -252,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       }
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
-        const int row = warp + kWarps * i;
+        const int row = warp * kHeld + i;
         if (row < rows) codes[row][lane] = static_cast<uint8_t>(range.code(x[i], rule.rounding));
       }
       break;
@@ -264,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         const int digit = quantize::ternary_digit(x[i], threshold);
-        codes[warp + kWarps * i][lane] = static_cast<uint8_t>(digit);
+        codes[warp * kHeld + i][lane] = static_cast<uint8_t>(digit);
         if (digit != 1) beyond = joined(beyond, {static_cast<double>(fabsf(x[i])), 1}, false);
       }
       float scale = rule.ternary_scale == TernaryScale::kUnit ? 1 : mean;
@@ -280,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     case CodeRule::kSign:
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) codes[warp + kWarps * i][lane] = x[i] >= 0 ? 1 : 0;
+      for (int i = 0; i < kHeld; ++i) codes[warp * kHeld + i][lane] = x[i] >= 0 ? 1 : 0;
       if (stores_scale) {
         quantize::store_meta(job.scales, format.meta, at,
                              static_cast<float>(all.a / static_cast<double>(job.rows)));
@@ -293,7 +301,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int units = static_cast<int>(ceil_div(strip.channels, unit_codes(section.code)));
   const size_t row_bytes = format.row_bytes();
   uint8_t* to = job.codes + static_cast<size_t>(part) * kPartRows * row_bytes + strip.byte;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < rows * units; i += static_cast<int>(blockDim.x)) {
     const int row = i / units;
     pack_unit(to + static_cast<size_t>(row) * row_bytes, section.code, codes[row], strip.channels,
               i % units);
@@ -436,18 +444,19 @@ __global__ void __launch_bounds__(kThreads)
   const int shift = 24 - 8 * pass;
   const uint32_t mask = pass == 0 ? 0 : kAll << (shift + 8);
   constexpr int kStep = kThreads / kColumns;
+  constexpr int kAhead = 8;  // numbers on their way to a thread
   const int64_t end = min(begin + kColumnRows, ceil_div(elements, stride));
   for (int64_t row = begin + static_cast<int>(threadIdx.x) / kColumns; row < end;
-       row += kStep * kColumns) {
-    float x[kColumns];
+       row += kStep * kAhead) {
+    float x[kAhead];
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       const int64_t at = (row + i * kStep) * stride + first + column;
       const bool present = row + i * kStep < end && at < elements && first + column < stride;
       x[i] = present ? job.x[at] : NAN;
     }
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       if (isnan(x[i])) continue;
       const uint32_t order = order_of(x[i]);
 #pragma unroll
@@ -500,42 +509,62 @@ __global__ void __launch_bounds__(kThreads)
 
 // --------------------------------------------------------------------------------- groups of a row
 
-/// Number `rank` of a warp's sorted elements, from 0: bit by bit, highest first.
-__device__ float ranked(const float* x, int count, uint32_t rank) {
+/// Elements of a group, and the lanes of a warp that share them: neighbours, a power of two.
+struct RowGroup {
+  const float* x;
+  int count;
+  int lanes;
+  int lane;
+
+  template <class T, class Combine>
+  __device__ T joined(T x, const Combine& combine) const {
+    for (int i = lanes / 2; i > 0; i /= 2) x = combine(x, __shfl_xor_sync(kAll, x, i));
+    return x;
+  }
+  __device__ unsigned sum(unsigned x) const {
+    return joined(x, [](unsigned a, unsigned b) { return a + b; });
+  }
+};
+
+/// Number `rank` of the sorted elements, from 0: bit by bit, highest first.
+__device__ float ranked(const RowGroup& group, uint32_t rank) {
   uint32_t found = 0;
   for (int bit = 31; bit >= 0; --bit) {
     const uint32_t middle = found | 1u << bit;
     unsigned below = 0;
-    for (int i = lane_id(); i < count; i += 32) below += order_of(x[i]) < middle ? 1 : 0;
-    if (__reduce_add_sync(kAll, below) <= rank) found = middle;
+    for (int i = group.lane; i < group.count; i += group.lanes) {
+      below += order_of(group.x[i]) < middle ? 1 : 0;
+    }
+    if (group.sum(below) <= rank) found = middle;
   }
   return number_of(found);
 }
 
-__device__ float quantile(const float* x, int count, uint32_t numbers, float alpha) {
+__device__ float quantile(const RowGroup& group, uint32_t numbers, float alpha) {
   const Place place(numbers, alpha);
-  return place.between(ranked(x, count, place.below), ranked(x, count, place.above));
+  return place.between(ranked(group, place.below), ranked(group, place.above));
 }
 
-/// The range of a warp's elements.
-__device__ AffineRange range_of(const float* x, int count, const PackRule& rule, int levels) {
+__device__ AffineRange range_of(const RowGroup& group, const PackRule& rule, int levels) {
   float low = INFINITY;
   float high = -INFINITY;
   unsigned numbers = 0;
-  for (int i = lane_id(); i < count; i += 32) {
-    low = x[i] < low ? x[i] : low;
-    high = x[i] > high ? x[i] : high;
-    numbers += isnan(x[i]) ? 0 : 1;
+  for (int i = group.lane; i < group.count; i += group.lanes) {
+    const float x = group.x[i];
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+    numbers += isnan(x) ? 0 : 1;
   }
-  low = -warp_max(-low);
-  high = warp_max(high);
-  if (!(low <= high)) return quantize::affine_range(0, 0, levels, 1);
+  low = group.joined(low, [](float a, float b) { return fminf(a, b); });
+  high = group.joined(high, [](float a, float b) { return fmaxf(a, b); });
+  const bool empty = !(low <= high);
   if (rule.alpha != 0) {
-    numbers = __reduce_add_sync(kAll, numbers);
-    low = quantile(x, count, numbers, rule.alpha);
-    high = quantile(x, count, numbers, 1 - rule.alpha);
+    numbers = group.sum(numbers);
+    low = quantile(group, numbers, rule.alpha);
+    high = quantile(group, numbers, 1 - rule.alpha);
   }
-  return quantize::affine_range(low, high, levels, rule.kappa);
+  return empty ? quantize::affine_range(0, 0, levels, 1)
+               : quantize::affine_range(low, high, levels, rule.kappa);
 }
 
 /// Bytes that a warp needs for a row: its floats, and a byte for each code.
@@ -544,22 +573,26 @@ constexpr size_t row_room(int channels) {
 }
 
 /// Packs row number `at` of a block, that lies in a warp's room, with scales of its own.
-__device__ void pack_row(float* x, const PackedFormat& format, const PackRule& rule,
-                         std::byte* scales, std::byte* zeros, size_t at, uint8_t* to) {
+__device__ void pack_token(float* x, const PackedFormat& format, const PackRule& rule,
+                           std::byte* scales, std::byte* zeros, size_t at, uint8_t* to) {
   const PackedSection& section = format.section[0];
   const int channels = section.channels;
   const int groups = format.groups();
   auto* codes = reinterpret_cast<uint8_t*>(x + channels);
-  for (int group = 0; group < groups; ++group) {
-    const int first = group * format.group_size;
-    const int count = min(format.group_size, channels - first);
-    const AffineRange range = range_of(x + first, count, rule, max_code(section.code));
-    if (lane_id() == 0) {
-      const size_t index = at * static_cast<size_t>(groups) + static_cast<size_t>(group);
-      store_range(range, rule, format.meta, scales, index, zeros, index);
+  int lanes = 32;  // of a group, all groups side by side if they can be
+  while (lanes > 1 && lanes * groups > 32) lanes /= 2;
+  for (int done = 0; done < groups; done += 32 / lanes) {
+    const int index = done + lane_id() / lanes;
+    const int first = min(index * format.group_size, channels);
+    const RowGroup group{x + first, min(format.group_size, channels - first), lanes,
+                         lane_id() % lanes};
+    const AffineRange range = range_of(group, rule, max_code(section.code));
+    if (group.lane == 0 && index < groups) {
+      const size_t scale = at * static_cast<size_t>(groups) + static_cast<size_t>(index);
+      store_range(range, rule, format.meta, scales, scale, zeros, scale);
     }
-    for (int i = first + lane_id(); i < first + count; i += 32) {
-      codes[i] = static_cast<uint8_t>(range.code(x[i], rule.rounding));
+    for (int i = group.lane; i < group.count; i += lanes) {
+      codes[first + i] = static_cast<uint8_t>(range.code(group.x[i], rule.rounding));
     }
   }
   __syncwarp();
@@ -582,7 +615,7 @@ __global__ void __launch_bounds__(kRowWarps * 32)
   float* x = rooms + static_cast<size_t>(warp_id()) * row_room(channels) / sizeof(float);
   for (int i = lane_id(); i < channels; i += 32) x[i] = job.x[row * channels + i];
   __syncwarp();
-  pack_row(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row), job.codes);
+  pack_token(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row), job.codes);
 }
 
 /// The oldest row of a ring, by a warp.
@@ -601,8 +634,8 @@ __global__ void pack_oldest(const PackedRing* rings, PackedFormat format, Rules 
   const int at = (ring.packed + step) % ring.block_rows;
   std::byte* codes = ring.codes == nullptr ? nullptr : ring.codes + block * ring.code_stride;
   std::byte* zeros = ring.zeros == nullptr ? nullptr : ring.zeros + block * ring.scale_stride;
-  pack_row(rooms, format, rules.rule[0], ring.scales + block * ring.scale_stride, zeros,
-           static_cast<size_t>(at), reinterpret_cast<uint8_t*>(codes));
+  pack_token(rooms, format, rules.rule[0], ring.scales + block * ring.scale_stride, zeros,
+             static_cast<size_t>(at), reinterpret_cast<uint8_t*>(codes));
   growth->count_row();
 }
 
@@ -649,7 +682,7 @@ void RingTable::run(Stream& stream) {
 namespace {
 
 constexpr int64_t kJobs = 32768;         // of one launch
-constexpr int64_t kSearchGroups = 4096;  // of one launch: 16 KiB of counts each
+constexpr int64_t kSearchGroups = 1024;  // of one launch: 16 KiB of counts each
 
 /// Jobs as the GPU finds them.
 struct PackLaunch {
@@ -707,8 +740,9 @@ void pack_groups(const PackedFormat& format, const Rules& rules, bool quantiles,
   int strips = 0;
   for (int i = 0; i < format.sections; ++i) strips += strips_of(format.section[i]);
   const dim3 grid(static_cast<unsigned>(strips), grid_size(launch.most, kPartRows), launch.count);
+  const unsigned threads = 32 * std::min<unsigned>(kWarps, grid_size(launch.most, kHeld));
   const auto run = [&](Step step, const Pairs& pairs) {
-    pack_channels<<<grid, kThreads, 0, native(stream)>>>(launch.jobs, format, rules, step, pairs);
+    pack_channels<<<grid, threads, 0, native(stream)>>>(launch.jobs, format, rules, step, pairs);
   };
   if (launch.most <= kPartRows && !quantiles) return run(Step::kWhole, {});
 
