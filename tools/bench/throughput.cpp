@@ -139,6 +139,7 @@ class ThroughputBench {
   Tensor embeddings_;                     // (largest batch, hidden)
   std::optional<Workspaces> workspaces_;  // of the spec that runs
   std::optional<Workspaces> first_workspaces_;  // of the first spec
+  std::optional<double> read_rate_;
   uint64_t seed_ = 0;
 };
 
@@ -148,8 +149,9 @@ size_t ThroughputBench::used_bytes() const {
   return facts.total_bytes - facts.free_bytes;
 }
 
-/// The memory is given back: the next cache may need it.
+/// Measured before the first cache is made; its memory is given back.
 double ThroughputBench::read_rate() {
+  if (read_rate_) return *read_rate_;
   Buffer probe(session_.device(), on_gpu() ? kGpuReadBytes : kReadBytes);
   if (!on_gpu()) std::fill_n(probe.data(), probe.bytes(), std::byte{1});
   std::vector<double> rates;
@@ -157,7 +159,8 @@ double ThroughputBench::read_rate() {
     const double rate = measure_memory_rate({probe.data(), probe.bytes()}, session_.stream());
     if (i >= kReadPasses) rates.push_back(rate);
   }
-  return spread_of(rates).median;
+  read_rate_ = spread_of(rates).median;
+  return *read_rate_;
 }
 
 /// Sequences that fit, at least one. Prompts are read one after the other, so that what one needs
@@ -309,7 +312,6 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
   const CacheSpec spec = read_spec(text);
   workspaces_.reset();
   std::vector<Row> rows;
-  std::optional<double> rate;
   int largest = 0;  // batch so far: what it took of the device beside the cache stays taken
   for (const Budget& budget : budgets_) {
     if (interrupted()) break;
@@ -321,9 +323,8 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
       if (const auto reason = unsupported(spec, shape_)) {
         throw Error(ErrorCode::kUnsupported, *reason);
       }
+      row.read_rate = read_rate();
       row.batch = batch_of(budget, spec, row.reservation);
-      if (!rate) rate = read_rate();
-      row.read_rate = *rate;
       measure(spec, row);
       largest = std::max(largest, row.batch);
       if (budget.kind == Budget::Kind::kDevice && row.batch == largest &&
