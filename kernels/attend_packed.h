@@ -101,7 +101,8 @@ class PackedBatch {
   /// Takes the lanes as attend_packed() does. `q` and `out` are the bases from which theirs are
   /// counted. Lanes that are to `keep` serve any number of attend() until the next describe(), and
   /// what their runs and blocks point to must stay; others serve the next one only. Allocates
-  /// nothing once it has seen batches as large. Throws like attend_packed().
+  /// nothing once it has seen batches as large; on CUDA a smaller one may be cut into more pieces
+  /// and take more scratch memory. Throws like attend_packed().
   void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
                 const float* out, bool keep, Stream& stream);
   /// Rows that may still be appended as far as the description goes; whether there is memory behind

@@ -50,6 +50,24 @@ void check_rules(std::string_view op, const PackedFormat& format,
   }
 }
 
+/// What the kernels of a GPU do not serve.
+void check_served(const PackedFormat& format, const std::array<PackRule, 2>& rules) {
+  constexpr int kWidest = 2048;
+  if (format.axis == ScaleAxis::kToken && format.channels() > kWidest) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("pack: rows of {} channels with scales of their own are not served on "
+                            "CUDA, which takes up to {}; use --device cpu",
+                            format.channels(), kWidest));
+  }
+  const auto affine = [&](size_t i) { return rules[i].rule == CodeRule::kAffine; };
+  const bool quantiles = (affine(0) && rules[0].alpha != 0) || (affine(1) && rules[1].alpha != 0);
+  if (format.sections == 2 && quantiles && !(affine(0) && affine(1))) {
+    throw Error(ErrorCode::kUnsupported,
+                "pack: quantiles of some channels beside signs or ternary codes of others are not "
+                "served on CUDA; use --device cpu");
+  }
+}
+
 }  // namespace
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
@@ -61,7 +79,10 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
       refuse("pack", fmt::format("a job of {} rows lacks its rows or a place to go", job.rows));
     }
   }
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::pack(format, rules, jobs, stream);
+  if (stream.device().kind == DeviceKind::kCuda) {
+    check_served(format, rules);
+    return cuda::pack(format, rules, jobs, stream);
+  }
   cpu::pack(format, rules, jobs, stream);
 }
 

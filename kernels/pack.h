@@ -51,8 +51,11 @@ struct PackJob {
 
 /// Packs every job as `format` says, section i by rules[i]. NaN counts as the start of its range; a
 /// group whose range is empty gets codes 0, scale 0 and its value as zero point. Jobs are
-/// independent. Asynchronous on CUDA.
-/// Throws Error{kInvalidArgument} for rules that the format cannot express.
+/// independent. Ends and quantiles of ranges are the same on every device; means, which signs and
+/// ternary codes are scaled by, are added in f64 in another order on CUDA. Asynchronous there.
+/// Throws Error{kInvalidArgument} for rules that the format cannot express, kUnsupported on CUDA
+/// for rows of more than 2048 channels with scales of their own and for quantiles of some channels
+/// beside signs or ternary codes of others.
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream);
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs `vlm-bench throughput` and `latency` as a person would, on the CPU with tiny models: its accounting, its
-columns, and one sentence for what it cannot do.
+"""Runs `vlm-bench throughput` and `latency` as a person would, on the CPU with tiny models: its
+accounting, its columns, and one sentence for what it cannot do.
 
 KVLM_BUILD is the build folder.
 """

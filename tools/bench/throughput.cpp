@@ -325,8 +325,8 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
       }
       row.read_rate = read_rate();
       row.batch = batch_of(budget, spec, row.reservation);
-      measure(spec, row);
       largest = std::max(largest, row.batch);
+      measure(spec, row);
       if (budget.kind == Budget::Kind::kDevice && row.batch == largest &&
           row.used_bytes > budget.size) {
         row.error = fmt::format(
