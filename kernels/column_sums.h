@@ -23,15 +23,15 @@ struct ColumnSums {
 ///   q         (n, q_heads, head_dim)   f32
 ///   k         (n, kv_heads, head_dim)  f32, the rows that belong to the queries
 ///   past      kv_heads * runs entries as in attention(): keys before k; values are not read
-///   multiply  f32 | f16 | bf16: as in attention(), so that what is summed is what that attends
-///   with.
-///             The CPU always multiplies in f32
+///   multiply  f32 | f16 | bf16: as in attention(), whose weights are summed; the CPU always
+///             multiplies in f32
 ///
 /// Accumulated in f32 over a tile of rows and in f64 over tiles, in an order that depends on the
 /// shapes only. Memory: on the CPU a tile of rows times all columns per worker, on CUDA at most 17
 /// rows of sums and 17 states of every row, and where `multiply` is f16 or bf16 the queries and
-/// keys once more in that type. Waits for the result on CUDA. Throws Error{kInvalidArgument} on a
-/// shape, dtype or device mismatch. Source: specs 2.2; Dao et al. 2022 for the tiling.
+/// keys once more in that type. Waits for the result on CUDA.
+/// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
+/// Source: specs 2.2; Dao et al. 2022 for the tiling.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream);

@@ -77,11 +77,11 @@ std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sin
   if (const int best = kept - sinks - last; best > 0) {
     const std::span<const double> others =
         scores.subspan(static_cast<size_t>(sinks), static_cast<size_t>(n - last - sinks));
-    std::vector<double> sorted(others.begin(), others.end());
-    const auto least = sorted.begin() + (best - 1);
-    std::nth_element(sorted.begin(), least, sorted.end(), std::greater<>());
+    std::vector<double> parted(others.begin(), others.end());
+    const auto least = parted.begin() + (best - 1);
+    std::nth_element(parted.begin(), least, parted.end(), std::greater<>());
     // All above the least score that stays, and the first of those that equal it.
-    auto equal = 1 + std::count(sorted.begin(), least, *least);
+    auto equal = 1 + std::count(parted.begin(), least, *least);
     for (size_t j = 0; j < others.size(); ++j) {
       if (others[j] < *least || (others[j] == *least && --equal < 0)) continue;
       slots.push_back(sinks + static_cast<int32_t>(j));
