@@ -19,8 +19,6 @@ constexpr int kThreads = 256;  // kSide x kSide, each of 4 rows by 4 columns
 constexpr int kSide = 16;
 constexpr int kChannels = 32;  // in shared memory at a time
 constexpr int kStride = kChannels + 4;
-constexpr int64_t kWantedBlocks = 1024;
-constexpr int64_t kMaxSplits = 16;
 
 /// Largest score of a row and the sum of exp(score - max), of some columns.
 struct RowState {
@@ -240,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 2) add_columns(Job job) {
       for (int l = 0; l < 4; ++l) {
         if (scores[j][l] == -INFINITY) continue;
         const float weight = expf(scores[j][l] - state.max);
-        small[j] += weight < 0.01f ? 1 : 0;
+        small[j] += weight < kSmallWeight ? 1 : 0;
         sums[l] += weight * factor;
       }
     }
@@ -272,12 +270,6 @@ __global__ void join_parts(const double* parts, int splits, int64_t columns, dou
     sum += parts[(kv_head * splits + split) * columns + column];
   }
   sums[kv_head * columns + column] = sum * share;
-}
-
-/// In how many parts `tiles` are taken where `blocks` of them run beside each other.
-int splits_of(int64_t tiles, int64_t blocks) {
-  return static_cast<int>(
-      std::clamp(kWantedBlocks / blocks, int64_t{1}, std::min(tiles, kMaxSplits)));
 }
 
 template <class T>
@@ -313,8 +305,8 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
     job.row_tiles = static_cast<int>(ceil_div(job.rows, kTile));
     job.scale = scale;
     const int64_t column_tiles = ceil_div(columns, kTile);
-    job.splits = splits_of(column_tiles, job.row_tiles * kv_heads);
-    row_splits = splits_of(job.row_tiles, column_tiles * kv_heads);
+    job.splits = sum_splits(column_tiles, job.row_tiles * kv_heads);
+    row_splits = sum_splits(job.row_tiles, column_tiles * kv_heads);
   }
 
   // sums, parts, counts, states

@@ -12,10 +12,6 @@ namespace kvlm::cuda {
 
 namespace {
 
-constexpr float kSmall = 0.01f;  // of the largest weight of a row
-constexpr int64_t kWantedBlocks = 1024;
-constexpr int64_t kMostSplits = 16;
-
 /// How a block divides its work: kWarps warps hold kHeld rows each, against kStreamed rows at a
 /// time of which kChunk are multiplied at once. Rows of shared memory are 16 bytes longer than
 /// kDim, so that eight of them start in different banks.
@@ -237,7 +233,7 @@ class ColumnWeights {
           const float weight =
               exp2_of(scores[i / 2][j][i % 2 * 2 + e] - (e == 0 ? both.x : both.z));
           sums[i] += weight * (e == 0 ? both.y : both.w);
-          small_ += weight < kSmall ? 1 : 0;
+          small_ += weight < kSmallWeight ? 1 : 0;
         }
       }
     }
@@ -368,12 +364,6 @@ __global__ void round_queries(const float* q, int64_t first_row, int rows, int q
 
 int block_rows(int dim) { return dim > 128 ? Tiling<256>::kBlockRows : Tiling<128>::kBlockRows; }
 
-/// In how many parts `tiles` are taken where `blocks` of them run beside each other.
-int splits_of(int64_t tiles, int64_t blocks) {
-  return static_cast<int>(
-      std::clamp(kWantedBlocks / blocks, int64_t{1}, std::min(tiles, kMostSplits)));
-}
-
 /// Sizes of a job in blocks of held rows.
 struct Sizes {
   explicit Sizes(const ColumnTilesJob& job)
@@ -384,9 +374,9 @@ struct Sizes {
         columns(job.keys.past_rows + job.q.shape()[0]),
         row_blocks(ceil_div(rows, held)),
         column_blocks(ceil_div(columns, held)),
-        row_splits(splits_of(2 * row_blocks * (q_heads / job.keys.kv_heads),
-                             column_blocks * job.keys.kv_heads)),
-        column_splits(splits_of(2 * column_blocks, row_blocks * q_heads)) {}
+        row_splits(sum_splits(2 * row_blocks * (q_heads / job.keys.kv_heads),
+                              column_blocks * job.keys.kv_heads)),
+        column_splits(sum_splits(2 * column_blocks, row_blocks * q_heads)) {}
   int dim;
   int64_t held, q_heads, rows, columns, row_blocks, column_blocks;
   int row_splits, column_splits;
@@ -456,6 +446,13 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
 }
 
 }  // namespace
+
+int sum_splits(int64_t tiles, int64_t blocks) {
+  constexpr int64_t kWantedBlocks = 1024;
+  constexpr int64_t kMostSplits = 16;
+  return static_cast<int>(
+      std::clamp(kWantedBlocks / blocks, int64_t{1}, std::min(tiles, kMostSplits)));
+}
 
 int column_tile_parts(const ColumnTilesJob& job) { return Sizes(job).row_splits; }
 

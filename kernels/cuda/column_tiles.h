@@ -15,6 +15,12 @@ struct ColumnTilesJob {
   unsigned long long* small;  // (q_heads,) that gain what the sums' small_entries are, or null
 };
 
+/// What ColumnSums::small_entries counts: weights below this share of the largest of their row.
+inline constexpr float kSmallWeight = 0.01f;
+
+/// In how many parts `tiles` are taken where `blocks` of them run beside each other.
+int sum_splits(int64_t tiles, int64_t blocks);
+
 /// In how many parts sum_column_tiles() adds the rows up.
 int column_tile_parts(const ColumnTilesJob& job);
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/matrix_units.cuh"
+
 // Codes as operands of the tensor cores. A shift and a mask make two halves of a pair of codes:
 // bits left in the mantissa of a half, with an exponent of zero, are the subnormal number code *
 // 2^(p - 24) for a code that starts at bit p. The tensor cores align products by the exponents of
@@ -11,18 +13,6 @@
 // single bit may stand in the exponent too, where it is another power of two. The powers of two are
 // folded into what the codes are multiplied with.
 namespace kvlm::cuda {
-
-/// d (16 x 8) += a (16 x 16) b (16 x 8), halves in, floats out. With row = lane / 4 and
-/// quarter = lane % 4, a thread holds a[0], a[2]: columns (2 quarter, + 1) and 8 further of `row`,
-/// a[1], a[3]: the same of row + 8; b0, b1: the same, of column `row`; d[0], d[1]: columns
-/// (2 quarter, + 1) of `row`, d[2], d[3]: of row + 8.
-__device__ inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                           uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 /// How codes of kBits lie in a 32-bit word of two 16-bit halves: pair i is code i of each half.
 /// 16 bits are halves already.

@@ -32,14 +32,6 @@ struct Chunk {
   }
 };
 
-/// Four matrices of 8 rows of 16 bytes, whose addresses the lanes have, by columns: a lane gets
-/// 16-bit column `lane / 4` of rows 2 quarter and 2 quarter + 1 of each.
-__device__ void load_columns(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from));
-}
-
 /// The four channels of a thread, of 32 of its warp: pairs of two slots as halves.
 template <int kBits>
 class WarpChannels {

@@ -47,12 +47,6 @@ struct Tiling {
   static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
 };
 
-__device__ void load_transposed(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from));
-}
-
 /// Copies tiles of keys and values to a stage, kCopies parts a tile, so that the copies can be
 /// queued between other work.
 template <class Tiles, class T>
@@ -256,7 +250,7 @@ class WarpState {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         uint32_t b[4];
-        load_transposed(b, values + 2 * (step * 16 * Tiles::kStride + j * 16));
+        load_columns(b, values + 2 * (step * 16 * Tiles::kStride + j * 16));
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
           Multiplier<T>::mma(out_[r][2 * j], a[r], b[0], b[1]);

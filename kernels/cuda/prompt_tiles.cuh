@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/matrix_units.cuh"
 #include "kernels/cuda/prompt_rows.cuh"
 
 // What the kernels that multiply queries and keys of a prompt on the tensor cores have in common.
@@ -23,10 +24,7 @@ struct Multiplier<__half> {
     return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
   }
   static __device__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    cuda::mma(d, a[0], a[1], a[2], a[3], b0, b1);
   }
 };
 
@@ -79,13 +77,6 @@ __device__ uint4 round_eight(const float (&x)[8]) {
 
 __device__ inline void copy_16_bytes(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
-
-/// Four 8 x 8 matrices of 16-bit elements, one row address a lane.
-__device__ inline void load_matrices(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from));
 }
 
 __device__ inline float exp2_of(float x) {
