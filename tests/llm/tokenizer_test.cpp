@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels/base/error.h"
+#include "tests/source_folder.h"
 
 namespace kvlm {
 namespace {
@@ -24,7 +25,7 @@ using nlohmann::json;
 using Ids = std::vector<int32_t>;
 
 std::string read_data(const std::string& name) {
-  std::ifstream file(KVLM_SOURCE_DIR "/tests/llm/data/" + name, std::ios::binary);
+  std::ifstream file(test::source_folder() / "tests/llm/data" / name, std::ios::binary);
   if (!file) throw std::runtime_error("no " + name);
   std::ostringstream text;
   text << file.rdbuf();

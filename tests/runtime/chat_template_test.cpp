@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/error.h"
+#include "tests/source_folder.h"
 
 namespace kvlm {
 namespace {
@@ -19,7 +20,7 @@ using testing::HasSubstr;
 
 const json& golden() {
   static const json kGolden = [] {
-    std::ifstream file(KVLM_SOURCE_DIR "/tests/runtime/data/chat_templates.json");
+    std::ifstream file(test::source_folder() / "tests/runtime/data/chat_templates.json");
     return json::parse(file);
   }();
   return kGolden;

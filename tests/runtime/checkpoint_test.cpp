@@ -9,6 +9,7 @@
 
 #include "runtime/weight_names.h"
 #include "tests/runtime/safetensors_writer.h"
+#include "tests/source_folder.h"
 
 namespace kvlm {
 namespace {
@@ -303,7 +304,7 @@ TEST_F(CheckpointTest, UnlistedTensorsAreIgnoredWithAWarning) {
 
 /// Checkpoints that transformers and safetensors wrote, not this test.
 Checkpoint open_golden(const std::string& name) {
-  return Checkpoint(fs::path(KVLM_SOURCE_DIR "/tests/golden") / name);
+  return Checkpoint(test::source_folder() / "tests/golden" / name);
 }
 
 TEST(GoldenCheckpoint, ShardsHoldTheSameBytesAsTheSingleFile) {

@@ -21,13 +21,14 @@
 #include "runtime/family.h"
 #include "runtime/generator.h"
 #include "runtime/safetensors.h"
+#include "tests/source_folder.h"
 
 namespace kvlm::test {
 
 /// Where the folders of checkpoints and goldens are: KVLM_TEST_GOLDEN_DIR, or those of this tree.
 inline std::filesystem::path golden_root() {
   if (const char* folder = std::getenv("KVLM_TEST_GOLDEN_DIR")) return folder;
-  return std::filesystem::path(KVLM_SOURCE_DIR) / "tests" / "golden";
+  return test::source_folder() / "tests/golden";
 }
 
 /// Where models run: KVLM_TEST_DEVICE=cuda holds the goldens against a GPU.

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/source_folder.h"
+
 namespace kvlm {
 namespace {
 
@@ -79,7 +81,7 @@ TEST(CanonicalLlavaName, MapsEverySpellingOfEveryKind) {
 
 /// The spellings that transformers itself wrote, recorded by tools/golden.
 TEST(CanonicalLlavaName, MapsTheSpellingsOfTheGoldenCheckpoint) {
-  std::ifstream file(KVLM_SOURCE_DIR "/tests/golden/llava_gqa/names.json");
+  std::ifstream file(test::source_folder() / "tests/golden/llava_gqa/names.json");
   const nlohmann::json spellings = nlohmann::json::parse(file)["spellings"];
   ASSERT_GE(spellings.size(), 4u);
   for (const auto& [version, names] : spellings.items()) {

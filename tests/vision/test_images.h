@@ -14,14 +14,13 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "tests/source_folder.h"
 #include "vision/image.h"
 
 namespace kvlm::test {
 
 /// tests/vision/data, written by tests/vision/make_data.py.
-inline std::filesystem::path data_folder() {
-  return std::filesystem::path(KVLM_SOURCE_DIR) / "tests" / "vision" / "data";
-}
+inline std::filesystem::path data_folder() { return test::source_folder() / "tests/vision/data"; }
 
 /// zlib's CRC-32.
 inline uint32_t crc32(const void* data, size_t bytes) {
