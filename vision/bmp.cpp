@@ -136,6 +136,11 @@ bool masks_are_known(const BmpHeader& header) noexcept {
 
 }  // namespace
 
+ImageHeader read_bmp_header(std::span<const std::byte> bytes, const std::string& name) {
+  const BmpHeader header = read_header(LittleEndian(bytes, name), name);
+  return {.height = header.height, .width = header.width};
+}
+
 DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& name) {
   const LittleEndian file(bytes, name);
   const BmpHeader header = read_header(file, name);
@@ -146,8 +151,7 @@ DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& nam
   if ((bits == 16 || bits == 32) && !masks_are_known(header)) {
     throw_unsupported("a BMP with an unusual order of bits", name);
   }
-  DecodedImage result;
-  result.image = allocate_image(header.height, header.width, bytes.size(), kFormat, name);
+  check_size(header.height, header.width, kFormat, name);
   const auto height = static_cast<size_t>(header.height);
   const auto width = static_cast<size_t>(header.width);
   const size_t used_bytes = (width * bits + 7) / 8;
@@ -158,6 +162,8 @@ DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& nam
     throw_truncated(kFormat, name);
   }
 
+  DecodedImage result;
+  result.image = allocate_image(header.height, header.width, name);
   std::array<std::array<uint8_t, 3>, 256> palette{};
   if (bits <= 8) palette = read_palette(file, header);
   for (size_t y = 0; y < height; ++y) {

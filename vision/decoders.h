@@ -1,29 +1,62 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "vision/image.h"
 
 namespace kvlm {
 
-/// Private to vision/image.cpp: one function per file format. `bytes` starts with the format's
-/// signature; `name` is only used in messages. They throw what decode_image says.
-struct DecodedImage {
-  Image image;
-  int orientation = 1;  // EXIF, 1 to 8; not applied yet
+/// Private to vision/image.cpp: how a file format is recognised, measured and decoded. `bytes`
+/// begins as the format does and `name` is fit for messages; what throws, throws what decode_image
+/// says.
+
+/// What stands before the pixels.
+struct ImageHeader {
+  int64_t height = 0;
+  int64_t width = 0;
+  int orientation = 1;  // EXIF, 1 to 8; other values mean 1
 };
 
+struct DecodedImage {
+  Image image;
+  int orientation = 1;  // as in ImageHeader; not applied yet
+};
+
+ImageHeader read_jpeg_header(std::span<const std::byte> bytes, const std::string& name);
 DecodedImage decode_jpeg(std::span<const std::byte> bytes, const std::string& name);
+ImageHeader read_png_header(std::span<const std::byte> bytes, const std::string& name);
 DecodedImage decode_png(std::span<const std::byte> bytes, const std::string& name);
+ImageHeader read_bmp_header(std::span<const std::byte> bytes, const std::string& name);
 DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& name);
 
-/// An image of that size, zeroed. Throws Error{kCorruptFile} before any allocation if a side is not
-/// positive, or the pixels are more than 2^28 or more than `file_bytes` could describe in `format`.
-Image allocate_image(int64_t height, int64_t width, size_t file_bytes, const char* format,
-                     const std::string& name);
+/// The bytes as text.
+inline std::string_view as_text(std::span<const std::byte> bytes) noexcept {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// A name as messages show it: printable, and only the end of one that is very long.
+std::string shown_name(std::string_view name);
+
+/// Throws unless the sides are positive and within the limits of decode_image.
+void check_size(int64_t height, int64_t width, const char* format, const std::string& name);
+
+/// Throws unless a file of that many bytes, in a format that packs at most `pixels_per_byte` pixels
+/// into one of them, can hold the picture.
+void check_file_bytes(int64_t height, int64_t width, size_t file_bytes, int64_t pixels_per_byte,
+                      const char* format, const std::string& name);
+
+/// An image of a size that was checked, zeroed. Throws Error{kOutOfMemory}.
+Image allocate_image(int64_t height, int64_t width, const std::string& name);
+
+/// Makes every pixel of the colour `key` white. So does the reference with a picture that declares
+/// one colour transparent: its loader drops the transparency but not the note of the colour, its
+/// image processor reads the note and puts white behind (convert_to_rgb, transformers 5.23).
+void whiten(Image& image, std::array<uint8_t, 3> key) noexcept;
 
 /// Throws Error{kCorruptFile}: the file is not whole.
 [[noreturn]] void throw_truncated(const char* format, const std::string& name);
@@ -32,5 +65,8 @@ Image allocate_image(int64_t height, int64_t width, size_t file_bytes, const cha
                                 const std::string& detail);
 /// Throws Error{kUnsupported}: `detail` says which kind of file it is.
 [[noreturn]] void throw_unsupported(const std::string& detail, const std::string& name);
+
+/// Throws if bytes that begin like `head` are no picture that is known here: see decode_image.
+void check_kind(std::span<const std::byte> head, const std::string& name);
 
 }  // namespace kvlm

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <new>
+#include <stdexcept>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "vision/decoders.h"
 
 namespace kvlm {
@@ -20,10 +20,7 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr int64_t kMaxPixels = int64_t{1} << 28;
-// No format packs more pixels into a byte of file: deflate shrinks at most 1032:1 and a PNG byte
-// holds up to 8 pixels; a Huffman-coded JPEG needs a bit for at most 32 x 32 pixels.
-constexpr int64_t kMaxPixelsPerByte = int64_t{1032} * 8;
-constexpr size_t kMaxFileBytes = size_t{1} << 31;
+constexpr int64_t kMaxSide = 65535;  // JPEG's; a picture of a few pixels by millions helps nobody
 constexpr char kCure[] = "convert it to PNG or JPEG";
 
 /// A kind of file that is told by the bytes at `offset` and that is not decoded here.
@@ -59,10 +56,6 @@ constexpr std::array kForeign = {
     Foreign{"a PDF"sv, 0, "%PDF-"sv},
 };
 
-std::string_view as_text(std::span<const std::byte> bytes) noexcept {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 bool is_netpbm(std::string_view head) noexcept {
   return head.size() > 2 && head[0] == 'P' && head[1] >= '1' && head[1] <= '7' &&
          (head[2] == '\n' || head[2] == ' ' || head[2] == '\r' || head[2] == '\t');
@@ -88,33 +81,67 @@ bool looks_like_text(std::string_view head) noexcept {
   if (looks_like_text(head)) {
     if (head.find("<svg") != std::string_view::npos) throw_unsupported("an SVG file", name);
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is text, not an image; give a PNG, JPEG or BMP file", name));
+                fmt::format("image {} is text, not an image; give a PNG or JPEG file", name));
   }
   throw Error(
       ErrorCode::kCorruptFile,
-      fmt::format("image {} is no image that is known here; give a PNG, JPEG or BMP file", name));
+      fmt::format("image {} is no image that is known here; give a PNG or JPEG file", name));
 }
 
-DecodedImage decode_any(std::span<const std::byte> bytes, const std::string& name) {
+bool is_jpeg(std::string_view head) noexcept { return head.starts_with("\xff\xd8\xff"sv); }
+
+bool is_png(std::string_view head) noexcept { return head.starts_with("\x89PNG\r\n\x1a\n"sv); }
+
+bool is_bmp(std::string_view head) noexcept {
+  // "BM" alone may begin a text; the reserved bytes of a picture are zero.
+  return head.starts_with("BM"sv) && (head.size() < 10 || head.substr(6, 4) == "\0\0\0\0"sv ||
+                                      !looks_like_text(head.substr(0, 64)));
+}
+
+struct Format {
+  const char* name;
+  bool (*matches)(std::string_view head) noexcept;
+  ImageHeader (*read_header)(std::span<const std::byte> bytes, const std::string& name);
+  DecodedImage (*decode)(std::span<const std::byte> bytes, const std::string& name);
+};
+
+constexpr std::array kFormats = {
+    Format{"JPEG", is_jpeg, read_jpeg_header, decode_jpeg},
+    Format{"PNG", is_png, read_png_header, decode_png},
+    Format{"BMP", is_bmp, read_bmp_header, decode_bmp},
+};
+
+const Format& format_of(std::span<const std::byte> bytes, const std::string& name) {
   if (bytes.empty()) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is empty (zero bytes); give a PNG, JPEG or BMP file", name));
+                fmt::format("image {} is empty (zero bytes); give a PNG or JPEG file", name));
   }
-  const std::string_view text = as_text(bytes);
-  if (text.starts_with("\xff\xd8\xff"sv)) return decode_jpeg(bytes, name);
-  if (text.starts_with("\x89PNG\r\n\x1a\n"sv)) return decode_png(bytes, name);
-  // "BM" alone may begin a text; the reserved bytes of a picture are zero.
-  if (text.starts_with("BM"sv) && (text.size() < 10 || text.substr(6, 4) == "\0\0\0\0"sv ||
-                                   !looks_like_text(text.substr(0, 64)))) {
-    return decode_bmp(bytes, name);
+  for (const Format& format : kFormats) {
+    if (format.matches(as_text(bytes))) return format;
   }
   refuse(bytes, name);
+}
+
+bool is_transposed(int orientation) noexcept { return orientation >= 5 && orientation <= 8; }
+
+/// What `action` returns; that the memory does not hold it becomes an Error that names the picture.
+template <class Action>
+auto with_memory(const std::string& name, Action&& action) {
+  try {
+    return action();
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {
+  }
+  throw Error(ErrorCode::kOutOfMemory,
+              fmt::format("image {} needs more memory than there is to be decoded; scale it down "
+                          "first",
+                          name));
 }
 
 /// Turns and mirrors a picture as EXIF's orientation says; one outside 2 to 8 changes nothing.
 Image apply_orientation(Image image, int orientation) {
   if (orientation < 2 || orientation > 8) return image;
-  const bool transposed = orientation >= 5;
+  const bool transposed = is_transposed(orientation);
   // Seen from the upright picture: does the stored one run backwards along its own axis?
   const bool flip_rows =
       orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
@@ -151,48 +178,43 @@ Image apply_orientation(Image image, int orientation) {
   return upright;
 }
 
-std::vector<std::byte> read_file(const std::filesystem::path& path, const std::string& name) {
-  const auto fail = [&name](const char* what) {
-    return Error(ErrorCode::kCorruptFile,
-                 fmt::format("image {} {}; give the path of a PNG, JPEG or BMP file", name, what));
-  };
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (status.type() == std::filesystem::file_type::not_found) throw fail("does not exist");
-  if (std::filesystem::is_directory(status)) throw fail("is a directory");
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw fail("cannot be opened for reading");
-  // By pieces, for a pipe has no size to ask for.
-  std::vector<std::byte> bytes;
-  size_t filled = 0;
-  while (in) {
-    bytes.resize(std::max(bytes.size() * 2, size_t{1} << 16));
-    in.read(reinterpret_cast<char*>(bytes.data() + filled),
-            static_cast<std::streamsize>(bytes.size() - filled));
-    filled += static_cast<size_t>(in.gcount());
-    if (filled > kMaxFileBytes) throw fail("is larger than 2 GiB");
-  }
-  if (in.bad()) throw fail("cannot be read");
-  bytes.resize(filled);
-  return bytes;
-}
-
 }  // namespace
 
-Image allocate_image(int64_t height, int64_t width, size_t file_bytes, const char* format,
-                     const std::string& name) {
+std::string shown_name(std::string_view name) {
+  constexpr size_t kLimit = 120;
+  if (name.size() <= kLimit) return printable(name);
+  // A path's end tells more than its beginning. Not from within a letter.
+  name.remove_prefix(name.size() - kLimit);
+  while (!name.empty() && (static_cast<unsigned char>(name[0]) & 0xc0u) == 0x80) {
+    name.remove_prefix(1);
+  }
+  return "..." + printable(name);
+}
+
+void check_kind(std::span<const std::byte> head, const std::string& name) {
+  static_cast<void>(format_of(head, name));
+}
+
+void check_size(int64_t height, int64_t width, const char* format, const std::string& name) {
   if (height < 1 || width < 1) {
     throw_damaged(format, name, fmt::format("its size is {} x {}", width, height));
   }
-  if (height > kMaxPixels / width) {
+  if (height > kMaxSide || width > kMaxSide || height > kMaxPixels / width) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is a {} of {} x {} pixels, more than the {} that are "
-                            "decoded; scale it down first",
-                            name, format, width, height, kMaxPixels));
+                fmt::format("image {} is a {} of {} x {} pixels, more than the {} (or {} on a "
+                            "side) that are decoded; scale it down first",
+                            name, format, width, height, kMaxPixels, kMaxSide));
   }
-  if (height * width / kMaxPixelsPerByte > static_cast<int64_t>(file_bytes)) {
+}
+
+void check_file_bytes(int64_t height, int64_t width, size_t file_bytes, int64_t pixels_per_byte,
+                      const char* format, const std::string& name) {
+  if (height * width / pixels_per_byte > static_cast<int64_t>(file_bytes)) {
     throw_truncated(format, name);
   }
+}
+
+Image allocate_image(int64_t height, int64_t width, const std::string& name) {
   Image image;
   image.height = static_cast<int>(height);
   image.width = static_cast<int>(width);
@@ -206,6 +228,12 @@ Image allocate_image(int64_t height, int64_t width, size_t file_bytes, const cha
                             name, width, height, bytes));
   }
   return image;
+}
+
+void whiten(Image& image, std::array<uint8_t, 3> key) noexcept {
+  for (auto pixel = image.rgb.begin(); pixel != image.rgb.end(); pixel += 3) {
+    if (std::equal(key.begin(), key.end(), pixel)) std::fill_n(pixel, 3, uint8_t{255});
+  }
 }
 
 void throw_truncated(const char* format, const std::string& name) {
@@ -227,17 +255,30 @@ void throw_unsupported(const std::string& detail, const std::string& name) {
 
 Image decode_image(std::span<const std::byte> bytes, const std::string& name,
                    Orientation orientation) {
-  DecodedImage decoded = decode_any(bytes, name);
-  Image image = orientation == Orientation::kIgnore
-                    ? std::move(decoded.image)
-                    : apply_orientation(std::move(decoded.image), decoded.orientation);
-  image.name = name;
-  return image;
+  const std::string shown = shown_name(name);
+  return with_memory(shown, [&] {
+    DecodedImage decoded = format_of(bytes, shown).decode(bytes, shown);
+    if (orientation == Orientation::kApply) {
+      decoded.image = apply_orientation(std::move(decoded.image), decoded.orientation);
+    }
+    decoded.image.name = shown;
+    return std::move(decoded.image);
+  });
 }
 
-Image load_image(const std::filesystem::path& path, Orientation orientation) {
-  const std::string name = path.string();
-  return decode_image(read_file(path, name), name, orientation);
+ImageInfo probe_image(std::span<const std::byte> bytes, const std::string& name,
+                      Orientation orientation) {
+  const std::string shown = shown_name(name);
+  return with_memory(shown, [&] {
+    const Format& format = format_of(bytes, shown);
+    const ImageHeader header = format.read_header(bytes, shown);
+    check_size(header.height, header.width, format.name, shown);
+    ImageInfo info{static_cast<int>(header.height), static_cast<int>(header.width), format.name};
+    if (orientation == Orientation::kApply && is_transposed(header.orientation)) {
+      std::swap(info.height, info.width);
+    }
+    return info;
+  });
 }
 
 }  // namespace kvlm

@@ -22,9 +22,13 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr char kFormat[] = "JPEG";
-// A progressive file needs some 10 scans; each one costs a pass over the whole picture, so a small
-// file with thousands of them is an attack.
-constexpr int kMaxScans = 200;
+// A progressive file needs some 10 scans; each one costs a pass over the whole picture, however few
+// bytes it takes, so many of them in a large picture are an attack.
+constexpr int64_t kMaxScans = 200;
+constexpr int64_t kScansOfAnySize = 20;
+constexpr int64_t kMaxScannedPixels = int64_t{1} << 32;
+// A Huffman-coded JPEG needs a bit for at most 32 x 32 pixels.
+constexpr int64_t kPixelsPerByte = int64_t{32} * 32 * 8;
 
 /// libjpeg's state and what its callbacks report. libjpeg leaves a failing call by longjmp, which
 /// must not pass over destructors: only the functions below marked "guarded" call libjpeg; they
@@ -85,10 +89,14 @@ void print_nothing(j_common_ptr) {}
 
 void limit_scans(j_common_ptr codec) {
   const auto* decompress = reinterpret_cast<j_decompress_ptr>(codec);
-  if (decompress->input_scan_number <= kMaxScans) return;
+  const int64_t pixels =
+      std::max(int64_t{decompress->image_width} * int64_t{decompress->image_height}, int64_t{1});
+  const int64_t most = std::clamp(kMaxScannedPixels / pixels, kScansOfAnySize, kMaxScans);
+  if (decompress->input_scan_number <= most) return;
   JpegReader& reader = reader_of(codec);
   reader.error_code = JERR_BAD_PROGRESSION;
-  std::snprintf(reader.message.data(), reader.message.size(), "more than %d scans", kMaxScans);
+  std::snprintf(reader.message.data(), reader.message.size(), "more than %d scans",
+                static_cast<int>(most));
   std::longjmp(reader.on_error, 1);
 }
 
@@ -182,25 +190,42 @@ int find_orientation(const jpeg_decompress_struct& codec) {
   return orientation.value_or(1);
 }
 
-}  // namespace
-
-DecodedImage decode_jpeg(std::span<const std::byte> bytes, const std::string& name) {
-  JpegReader reader;
+/// Reads up to the first scan and refuses what is not decoded. Throws.
+void open_file(JpegReader& reader, std::span<const std::byte> bytes, const std::string& name) {
   if (!read_header(reader, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size())) {
     throw_failure(reader, name);
   }
-  jpeg_decompress_struct& codec = reader.codec;
-  const int channels = codec.num_components;
+  const int channels = reader.codec.num_components;
   if (channels != 1 && channels != 3 && channels != 4) {
     throw_unsupported("a JPEG with " + std::to_string(channels) + " channels", name);
   }
-  codec.out_color_space = channels == 4 ? JCS_CMYK : JCS_RGB;
+}
 
+}  // namespace
+
+ImageHeader read_jpeg_header(std::span<const std::byte> bytes, const std::string& name) {
+  JpegReader reader;
+  open_file(reader, bytes, name);
+  return {.height = reader.codec.image_height,
+          .width = reader.codec.image_width,
+          .orientation = find_orientation(reader.codec)};
+}
+
+DecodedImage decode_jpeg(std::span<const std::byte> bytes, const std::string& name) {
+  JpegReader reader;
+  open_file(reader, bytes, name);
+  jpeg_decompress_struct& codec = reader.codec;
+  const bool cmyk = codec.num_components == 4;
+  codec.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
+
+  check_size(codec.image_height, codec.image_width, kFormat, name);
+  check_file_bytes(codec.image_height, codec.image_width, bytes.size(), kPixelsPerByte, kFormat,
+                   name);
   DecodedImage result;
-  result.image = allocate_image(codec.image_height, codec.image_width, bytes.size(), kFormat, name);
+  result.image = allocate_image(codec.image_height, codec.image_width, name);
   result.orientation = find_orientation(codec);
-  std::vector<unsigned char> row(channels == 4 ? size_t{codec.image_width} * 4 : 0);
-  if (!read_rows(reader, result.image.rgb.data(), row.empty() ? nullptr : row.data())) {
+  std::vector<unsigned char> row(cmyk ? size_t{codec.image_width} * 4 : 0);
+  if (!read_rows(reader, result.image.rgb.data(), cmyk ? row.data() : nullptr)) {
     throw_failure(reader, name);
   }
   if (reader.ends_early) throw_truncated(kFormat, name);

@@ -6,17 +6,17 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
-#include <string_view>
-#include <vector>
 
 #include "vision/decoders.h"
-#include "vision/exif.h"
+#include "vision/png_chunks.h"
 
 namespace kvlm {
 
 namespace {
 
 constexpr char kFormat[] = "PNG";
+// Deflate shrinks at most 1032:1, and a byte holds up to 8 pixels.
+constexpr int64_t kPixelsPerByte = int64_t{1032} * 8;
 
 /// libpng's state and what its callbacks report. libpng leaves a failing call by longjmp, which
 /// must not pass over destructors: only the functions below marked "guarded" call what can fail;
@@ -24,13 +24,12 @@ constexpr char kFormat[] = "PNG";
 struct PngReader {
   png_structp codec = nullptr;
   png_infop info = nullptr;
-  png_infop end_info = nullptr;
   std::span<const std::byte> rest;  // not read yet
   std::array<char, 128> message{};
   bool ends_early = false;
 
   PngReader() noexcept = default;
-  ~PngReader() { png_destroy_read_struct(&codec, &info, &end_info); }
+  ~PngReader() { png_destroy_read_struct(&codec, &info, nullptr); }
   PngReader(const PngReader&) = delete;
   PngReader& operator=(const PngReader&) = delete;
 };
@@ -60,14 +59,13 @@ bool read_header(PngReader& reader) {
   if (reader.codec == nullptr) return false;
   if (setjmp(png_jmpbuf(reader.codec)) != 0) return false;
   reader.info = png_create_info_struct(reader.codec);
-  reader.end_info = png_create_info_struct(reader.codec);
-  if (reader.info == nullptr || reader.end_info == nullptr) return false;
+  if (reader.info == nullptr) return false;
   png_set_read_fn(reader.codec, &reader, read_bytes);
-  // What is wrong beside the pixels (profiles, text, time) does not make the picture unusable.
+  // What is wrong beside the pixels (profiles, text, time) does not make the picture unusable, and
+  // libpng shall not spend memory or time on it, however much a chunk says it has.
   png_set_benign_errors(reader.codec, 1);
+  png_set_keep_unknown_chunks(reader.codec, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
   png_set_user_limits(reader.codec, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
-  png_set_chunk_malloc_max(reader.codec, 16u << 20);
-  png_set_chunk_cache_max(reader.codec, 128);
   png_read_info(reader.codec, reader.info);
   return true;
 }
@@ -88,11 +86,15 @@ bool choose_conversion(PngReader& reader, bool grey16) {
   return true;
 }
 
-/// Guarded. Decodes the pixels, and reads what follows them up to the end mark.
-bool read_rows(PngReader& reader, png_bytepp rows) {
+/// Guarded. Decodes the pixels, `stride` bytes from row to row, and reads up to the end mark.
+bool read_rows(PngReader& reader, png_bytep pixels, size_t stride) {
   if (setjmp(png_jmpbuf(reader.codec)) != 0) return false;
-  png_read_image(reader.codec, rows);
-  png_read_end(reader.codec, reader.end_info);
+  const int passes = png_set_interlace_handling(reader.codec);
+  const png_uint_32 rows = png_get_image_height(reader.codec, reader.info);
+  for (int pass = 0; pass < passes; ++pass) {
+    for (png_uint_32 y = 0; y < rows; ++y) png_read_row(reader.codec, pixels + y * stride, nullptr);
+  }
+  png_read_end(reader.codec, nullptr);
   return true;
 }
 
@@ -101,91 +103,91 @@ bool read_rows(PngReader& reader, png_bytepp rows) {
   throw_damaged(kFormat, name, reader.message.data());
 }
 
-/// The EXIF block that ImageMagick writes as text: a name, a length and hexadecimal digits, one
-/// line each.
-std::vector<std::byte> parse_raw_profile(std::string_view text) {
-  for (int line = 0; line < 3; ++line) {
-    const size_t end = text.find('\n');
-    if (end == std::string_view::npos) return {};
-    text.remove_prefix(end + 1);
+/// The colour that the reference takes for transparent: that of the only entry of a palette that is
+/// so, when all others are opaque; grey and colour keys as Pillow reads them, whatever the depth.
+std::optional<std::array<uint8_t, 3>> transparent_colour(const PngReader& reader) {
+  png_bytep alphas = nullptr;
+  int alpha_count = 0;
+  png_color_16p key = nullptr;
+  if (png_get_tRNS(reader.codec, reader.info, &alphas, &alpha_count, &key) == 0) {
+    return std::nullopt;
   }
-  std::vector<std::byte> block;
-  int high = -1;
-  for (const char c : text) {
-    int digit = -1;
-    if (c >= '0' && c <= '9') digit = c - '0';
-    if (c >= 'a' && c <= 'f') digit = c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') digit = c - 'A' + 10;
-    if (digit < 0) continue;
-    if (high >= 0) block.push_back(static_cast<std::byte>(high * 16 + digit));
-    high = high >= 0 ? -1 : digit;
+  const int color_type = png_get_color_type(reader.codec, reader.info);
+  if (color_type == PNG_COLOR_TYPE_PALETTE) {
+    const std::span entries(alphas, static_cast<size_t>(alpha_count));
+    const auto clear = std::ranges::find(entries, png_byte{0});
+    const auto opaque = std::ranges::count(entries, png_byte{255});
+    if (clear == entries.end() || opaque != alpha_count - 1) return std::nullopt;
+    png_colorp palette = nullptr;
+    int colours = 0;
+    png_get_PLTE(reader.codec, reader.info, &palette, &colours);
+    const png_color& entry = palette[clear - entries.begin()];
+    return std::array{entry.red, entry.green, entry.blue};
   }
-  return block;
+  const auto low_byte = [](png_uint_16 value) { return static_cast<uint8_t>(value & 0xff); };
+  if (color_type == PNG_COLOR_TYPE_RGB) {
+    return std::array{low_byte(key->red), low_byte(key->green), low_byte(key->blue)};
+  }
+  if (png_get_bit_depth(reader.codec, reader.info) == 16) {
+    // Pillow compares the red sample with the key and the others with zero.
+    if (low_byte(key->gray) != 0) return std::nullopt;
+    return std::array<uint8_t, 3>{};
+  }
+  const auto grey = static_cast<uint8_t>(std::min<png_uint_16>(key->gray, 255));
+  return std::array{grey, grey, grey};
 }
 
-/// The orientation by the eXIf chunk, else ImageMagick's text, else XMP, wherever they stand.
-int find_orientation(const PngReader& reader) {
-  std::optional<int> by_chunk;
-  std::optional<int> by_profile;
-  std::optional<int> by_xmp;
-  for (const png_infop info : {reader.info, reader.end_info}) {
-    png_uint_32 count = 0;
-    png_bytep block = nullptr;
-    if (png_get_eXIf_1(reader.codec, info, &count, &block) != 0) {
-      by_chunk = exif_orientation(std::as_bytes(std::span(block, count)));
-    }
-    png_textp texts = nullptr;
-    const int text_count = png_get_text(reader.codec, info, &texts, nullptr);
-    for (int i = 0; i < text_count; ++i) {
-      const png_text& text = texts[i];
-      const std::string_view key = text.key;
-      const std::string_view value(text.text, std::max(text.text_length, text.itxt_length));
-      if (key == "Raw profile type exif") by_profile = exif_orientation(parse_raw_profile(value));
-      if (key == "XML:com.adobe.xmp") by_xmp = xmp_orientation(std::as_bytes(std::span(value)));
+/// Widens rows of 16-bit grey, each of which stands at the beginning of a row of RGB, in place.
+/// Pillow clips such samples at 255 instead of scaling them, so most such pictures come out white;
+/// the models' own loaders do the same.
+void widen_grey16(Image& image) noexcept {
+  const auto width = static_cast<size_t>(image.width);
+  for (auto row = image.rgb.begin(); row != image.rgb.end();
+       row += static_cast<std::ptrdiff_t>(3 * width)) {
+    for (size_t x = width; x-- > 0;) {  // from the end, where nothing unread is overwritten
+      const auto sample = row + static_cast<std::ptrdiff_t>(2 * x);
+      const uint8_t grey = sample[0] != 0 ? uint8_t{255} : sample[1];
+      std::fill_n(row + static_cast<std::ptrdiff_t>(3 * x), 3, grey);
     }
   }
-  if (by_chunk) return *by_chunk;
-  if (by_profile) return *by_profile;
-  return by_xmp.value_or(1);
-}
-
-/// Where each row goes in a dense buffer.
-std::vector<png_bytep> row_pointers(uint8_t* data, size_t rows, size_t row_bytes) {
-  std::vector<png_bytep> pointers(rows);
-  for (size_t y = 0; y < rows; ++y) pointers[y] = data + y * row_bytes;
-  return pointers;
 }
 
 }  // namespace
+
+ImageHeader read_png_header(std::span<const std::byte> bytes, const std::string& name) {
+  PngReader reader;
+  reader.rest = bytes;
+  if (!read_header(reader)) throw_failure(reader, name);
+  return {.height = png_get_image_height(reader.codec, reader.info),
+          .width = png_get_image_width(reader.codec, reader.info),
+          .orientation = png_orientation(bytes)};
+}
 
 DecodedImage decode_png(std::span<const std::byte> bytes, const std::string& name) {
   PngReader reader;
   reader.rest = bytes;
   if (!read_header(reader)) throw_failure(reader, name);
-  const size_t height = png_get_image_height(reader.codec, reader.info);
-  const size_t width = png_get_image_width(reader.codec, reader.info);
-  DecodedImage result;
-  result.image = allocate_image(static_cast<int64_t>(height), static_cast<int64_t>(width),
-                                bytes.size(), kFormat, name);
-  std::vector<uint8_t>& rgb = result.image.rgb;
+  const int64_t height = png_get_image_height(reader.codec, reader.info);
+  const int64_t width = png_get_image_width(reader.codec, reader.info);
+  check_size(height, width, kFormat, name);
+  check_file_bytes(height, width, bytes.size(), kPixelsPerByte, kFormat, name);
 
   const bool grey16 = png_get_color_type(reader.codec, reader.info) == PNG_COLOR_TYPE_GRAY &&
                       png_get_bit_depth(reader.codec, reader.info) == 16;
+  const auto key = transparent_colour(reader);
   if (!choose_conversion(reader, grey16)) throw_failure(reader, name);
-  const size_t row_bytes = width * (grey16 ? 2 : 3);
+  const size_t row_bytes = static_cast<size_t>(width) * (grey16 ? 2 : 3);
   if (png_get_rowbytes(reader.codec, reader.info) != row_bytes) {
     throw_damaged(kFormat, name, "its pixels are of an unknown kind");
   }
-  std::vector<uint8_t> samples(grey16 ? height * row_bytes : 0);
-  auto rows = row_pointers(grey16 ? samples.data() : rgb.data(), height, row_bytes);
-  if (!read_rows(reader, rows.data())) throw_failure(reader, name);
-  for (size_t i = 0; i < samples.size() / 2; ++i) {
-    // Pillow clips 16-bit grey at 255 instead of scaling it, so most such pictures come out white;
-    // the models' own loaders do the same.
-    const uint8_t grey = samples[2 * i] != 0 ? uint8_t{255} : samples[2 * i + 1];
-    std::fill_n(rgb.begin() + static_cast<std::ptrdiff_t>(3 * i), 3, grey);
+  DecodedImage result;
+  result.image = allocate_image(height, width, name);
+  if (!read_rows(reader, result.image.rgb.data(), static_cast<size_t>(width) * 3)) {
+    throw_failure(reader, name);
   }
-  result.orientation = find_orientation(reader);
+  if (grey16) widen_grey16(result.image);
+  if (key) whiten(result.image, *key);
+  result.orientation = png_orientation(bytes);
   return result;
 }
 

@@ -5,7 +5,7 @@ transformers), never from kvlm itself. All inputs come from fixed formulas, so a
 same library versions changes nothing. Needs: numpy, Pillow 13, torch, torchvision, transformers 5.
 
 goldens.txt has one case a line; "#" begins a comment:
-  decode FILE WIDTH HEIGHT CRC              pixels after EXIF rotation and convert("RGB")
+  decode FILE WIDTH HEIGHT CRC              the RGB of a file; make_pictures.py writes it
   resize BACKEND FILTER KIND H W H2 W2 CRC  test picture KIND of H x W, resized to H2 x W2
   pixels BACKEND KIND H W EDGE CROP CRC V0 .. V7  CLIPImageProcessor's pixel_values; CRC of the
                                             float32 bytes, and eight of them, evenly spaced
@@ -16,9 +16,6 @@ CRC is zlib.crc32 in hexadecimal.
 from __future__ import annotations
 
 import argparse
-import io
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +23,8 @@ import torch
 import torchvision
 import torchvision.transforms.v2.functional as tvf
 import transformers
-from PIL import Image, ImageOps
+from make_pictures import DATA, crc, decode_cases, picture
+from PIL import Image
 from torchvision.transforms import InterpolationMode
 from transformers import CLIPImageProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -40,297 +38,6 @@ TORCH_FILTERS = {
     "bilinear": InterpolationMode.BILINEAR,
     "bicubic": InterpolationMode.BICUBIC,
 }
-
-
-def picture(kind: str, height: int, width: int) -> np.ndarray:
-    """The test picture that tests/vision/test_images.h makes, too: uint8 (height, width, 3)."""
-    y, x, c = np.meshgrid(
-        np.arange(height, dtype=np.uint32),
-        np.arange(width, dtype=np.uint32),
-        np.arange(3, dtype=np.uint32),
-        indexing="ij",
-    )
-    mixed = y * np.uint32(73856093) ^ x * np.uint32(19349663) ^ c * np.uint32(83492791)
-    mixed = (mixed ^ mixed >> np.uint32(13)) * np.uint32(2654435761)
-    noise = (mixed >> np.uint32(24)).astype(np.uint8)
-    if kind == "noise":
-        return noise
-    if kind == "extremes":  # only 0 and 255: makes filters overshoot
-        return np.where(noise >= 128, 255, 0).astype(np.uint8)
-    if kind == "smooth":
-        return ((y * 5 + x * 3 + c * 60 + (y * x) // 16) // 2 % 256).astype(np.uint8)
-    raise ValueError(kind)
-
-
-def crc(data: bytes) -> str:
-    """zlib's CRC as goldens.txt spells it."""
-    return f"{zlib.crc32(data):08x}"
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    """One PNG chunk."""
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def raw_png(
-    size: tuple[int, int],
-    depth: int,
-    color_type: int,
-    rows: list[bytes],
-    before: bytes = b"",
-    after: bytes = b"",
-) -> bytes:
-    """A PNG of exactly this kind; Pillow cannot write all of them."""
-    header = struct.pack(">IIBBBBB", *size, depth, color_type, 0, 0, 0)
-    data = zlib.compress(b"".join(b"\0" + row for row in rows), 9)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + before
-        + chunk(b"IDAT", data)
-        + after
-        + chunk(b"IEND", b"")
-    )
-
-
-def interlaced_png(pixels: np.ndarray) -> bytes:
-    """An Adam7 RGB PNG."""
-    height, width, _ = pixels.shape
-    data = b""
-    for x0, y0, dx, dy in (
-        (0, 0, 8, 8),
-        (4, 0, 8, 8),
-        (0, 4, 4, 8),
-        (2, 0, 4, 4),
-        (0, 2, 2, 4),
-        (1, 0, 2, 2),
-        (0, 1, 1, 2),
-    ):
-        part = pixels[y0::dy, x0::dx]
-        if part.size:
-            data += b"".join(b"\0" + row.tobytes() for row in part)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 1)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(data, 9))
-        + chunk(b"IEND", b"")
-    )
-
-
-def pack(values: np.ndarray, depth: int) -> list[bytes]:
-    """Rows of samples below 2^depth, packed as PNG and BMP want them."""
-    bits = np.unpackbits(values.astype(np.uint8)[..., None], axis=-1)[..., 8 - depth :]
-    return [row.tobytes() for row in np.packbits(bits.reshape(len(values), -1), axis=-1)]
-
-
-def raw_bmp(
-    size: tuple[int, int],
-    bits: int,
-    rows: list[bytes],
-    palette: bytes = b"",
-    masks: tuple[int, ...] = (),
-    top_down: bool = False,
-    os2: bool = False,
-) -> bytes:
-    """A BMP of exactly this kind; `rows` from top to bottom."""
-    width, height = size
-    if os2:
-        info = struct.pack("<IHHHH", 12, width, height, 1, bits)
-    else:
-        info = struct.pack(
-            "<IiiHHIIiiII",
-            40,
-            width,
-            -height if top_down else height,
-            1,
-            bits,
-            3 if masks else 0,
-            0,
-            2835,
-            2835,
-            len(palette) // 4,
-            0,
-        )
-    info += b"".join(struct.pack("<I", mask) for mask in masks) + palette
-    body = b"".join(
-        row + b"\0" * (-len(row) % 4) for row in (rows if top_down else reversed(rows))
-    )
-    offset = 14 + len(info)
-    return b"BM" + struct.pack("<IHHI", offset + len(body), 0, 0, offset) + info + body
-
-
-def encode(image: Image.Image, kind: str, **options: object) -> bytes:
-    """Pillow's own file."""
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()
-
-
-def orientation_exif(value: int, big_endian: bool = False) -> bytes:
-    """An EXIF block with one tag."""
-    order = ">" if big_endian else "<"
-    return (
-        b"Exif\0\0"
-        + (b"MM" if big_endian else b"II")
-        + struct.pack(order + "HIHHHIHHI", 42, 8, 1, 274, 3, 1, value, 0, 0)
-    )
-
-
-def png_files() -> dict[str, bytes]:
-    """PNG of every colour type and depth."""
-    rng = np.random.default_rng(1)
-    width, height = 13, 7
-    size = (width, height)
-    grey = picture("smooth", height, width)[..., 0]
-    rgb = picture("smooth", height, width)
-    rgba = np.dstack([rgb, picture("noise", height, width)[..., 0]])
-    wide = rng.integers(0, 65536, (height, width, 4)).astype(">u2")
-    palette = picture("noise", 1, 16).tobytes()
-    trns_rgb = chunk(b"tRNS", struct.pack(">HHH", *(int(v) for v in rgb[0, 0])))
-    files = {}
-    for depth in (1, 2, 4):
-        samples = (grey >> (8 - depth)).astype(np.uint8)
-        files[f"grey{depth}.png"] = raw_png(size, depth, 0, pack(samples, depth))
-        files[f"palette{depth}.png"] = raw_png(
-            size, depth, 3, pack(samples, depth), chunk(b"PLTE", palette[: 3 << depth])
-        )
-    rows = [row.tobytes() for row in grey]
-    files["grey8.png"] = raw_png(size, 8, 0, rows)
-    files["grey8_trns.png"] = raw_png(
-        size, 8, 0, rows, chunk(b"tRNS", struct.pack(">H", int(grey[0, 0])))
-    )
-    files["palette8_short.png"] = raw_png(size, 8, 3, rows, chunk(b"PLTE", palette))
-    files["palette8_trns.png"] = raw_png(
-        size,
-        8,
-        3,
-        [(row % 16).tobytes() for row in grey],
-        chunk(b"PLTE", palette) + chunk(b"tRNS", bytes(range(0, 160, 10))),
-    )
-    low = np.arange(width * height).reshape(height, width) * 4 % 300
-    files["grey16.png"] = raw_png(size, 16, 0, [r.tobytes() for r in low.astype(">u2")])
-    files["grey16_noise.png"] = raw_png(size, 16, 0, [r.tobytes() for r in wide[..., 0]])
-    files["grey_alpha8.png"] = raw_png(
-        size, 8, 4, [r.tobytes() for r in np.ascontiguousarray(rgba[..., 2:])]
-    )
-    files["grey_alpha16.png"] = raw_png(size, 16, 4, [r.tobytes() for r in wide[..., :2]])
-    files["rgb8.png"] = raw_png(size, 8, 2, [r.tobytes() for r in rgb])
-    files["rgb8_trns.png"] = raw_png(size, 8, 2, [r.tobytes() for r in rgb], trns_rgb)
-    files["rgb8_gamma.png"] = raw_png(
-        size, 8, 2, [r.tobytes() for r in rgb], chunk(b"gAMA", struct.pack(">I", 100000))
-    )
-    files["rgb16.png"] = raw_png(size, 16, 2, [r.tobytes() for r in wide[..., :3]])
-    files["rgba8.png"] = raw_png(size, 8, 6, [r.tobytes() for r in rgba])
-    files["rgba16.png"] = raw_png(size, 16, 6, [r.tobytes() for r in wide])
-    files["interlaced.png"] = interlaced_png(rgb)
-    files["filtered.png"] = encode(Image.fromarray(picture("smooth", 61, 45)), "PNG")
-    files["one_pixel.png"] = raw_png((1, 1), 8, 2, [bytes([10, 20, 30])])
-    rows = [r.tobytes() for r in rgb]
-    exif = orientation_exif(6)[6:]
-    profile = b"\nexif\n%8d\n" % len(exif) + exif.hex().encode() + b"\n"
-    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
-    files["exif.png"] = raw_png(size, 8, 2, rows, chunk(b"eXIf", exif))
-    files["exif_after.png"] = raw_png(size, 8, 2, rows, after=chunk(b"eXIf", exif))
-    files["exif_profile.png"] = raw_png(
-        size,
-        8,
-        2,
-        rows,
-        chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(profile)),
-    )
-    files["xmp.png"] = raw_png(
-        size, 8, 2, rows, chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp)
-    )
-    return files
-
-
-def jpeg_files() -> dict[str, bytes]:
-    """JPEG of every kind that Pillow decodes, and the eight orientations."""
-    image = Image.fromarray(picture("smooth", 45, 61))
-    files = {
-        "baseline.jpg": encode(image, "JPEG", quality=85),
-        "progressive.jpg": encode(image, "JPEG", quality=85, progressive=True),
-        "full_chroma.jpg": encode(image, "JPEG", quality=95, subsampling=0),
-        "half_chroma.jpg": encode(image, "JPEG", quality=70, subsampling=1),
-        "grey.jpg": encode(image.convert("L"), "JPEG", quality=85),
-        "rgb.jpg": encode(image, "JPEG", quality=85, keep_rgb=True),
-        "cmyk.jpg": encode(image.convert("CMYK"), "JPEG", quality=85),
-        "restarts.jpg": encode(image, "JPEG", quality=85, restart_marker_blocks=2),
-        "one_pixel.jpg": encode(image.crop((20, 20, 21, 21)), "JPEG"),
-    }
-    # YCCK: the same file with Adobe's transform code 2 instead of 0.
-    adobe = files["cmyk.jpg"].index(b"Adobe")
-    ycck = bytearray(files["cmyk.jpg"])
-    ycck[adobe + 11] = 2
-    files["ycck.jpg"] = bytes(ycck)
-    # Without Adobe's marker; Pillow inverts the inks all the same.
-    start = adobe - 4
-    length = struct.unpack(">H", files["cmyk.jpg"][adobe - 2 : adobe])[0]
-    files["cmyk_plain.jpg"] = files["cmyk.jpg"][:start] + files["cmyk.jpg"][start + 2 + length :]
-    files["stray_bytes.jpg"] = files["baseline.jpg"] + b"\0" * 5
-    small = Image.fromarray(picture("smooth", 10, 23))
-    for value in range(1, 9):
-        exif = orientation_exif(value, big_endian=value % 2 == 0)
-        files[f"orientation{value}.jpg"] = encode(small, "JPEG", quality=90, exif=exif)
-    files["orientation_bad.jpg"] = encode(small, "JPEG", quality=90, exif=orientation_exif(9))
-    xmp = b"<x:xmpmeta><tiff:Orientation>3</tiff:Orientation></x:xmpmeta>"
-    files["orientation_xmp.jpg"] = encode(small, "JPEG", quality=90, xmp=xmp)
-    return files
-
-
-def bmp_files() -> dict[str, bytes]:
-    """BMP of every depth."""
-    width, height = 13, 7
-    size = (width, height)
-    grey = picture("noise", height, width)[..., 0]
-    rgb = picture("noise", height, width)
-    bgr_rows = [row.tobytes() for row in rgb[..., ::-1]]
-    words = picture("noise", height, width * 2)[..., 0]
-    palette = picture("noise", 1, 1024)[0, :, 0].tobytes()
-    no_offset = bytearray(raw_bmp(size, 8, [r.tobytes() for r in grey], palette))
-    no_offset[10:14] = bytes(4)
-    files = {
-        "rgb24.bmp": raw_bmp(size, 24, bgr_rows),
-        "rgb24_top_down.bmp": raw_bmp(size, 24, bgr_rows, top_down=True),
-        "rgb24_os2.bmp": raw_bmp(size, 24, bgr_rows, os2=True),
-        "rgb32.bmp": raw_bmp(size, 32, [r.tobytes() for r in np.dstack([rgb, grey])]),
-        "rgb32_masks.bmp": raw_bmp(
-            size,
-            32,
-            [r.tobytes() for r in np.dstack([grey, rgb])],
-            masks=(0xFF000000, 0xFF0000, 0xFF00),
-        ),
-        "rgb555.bmp": raw_bmp(size, 16, [r.tobytes() for r in words]),
-        "rgb565.bmp": raw_bmp(
-            size, 16, [r.tobytes() for r in words], masks=(0xF800, 0x7E0, 0x1F)
-        ),
-        "rgb555_masks.bmp": raw_bmp(
-            size, 16, [r.tobytes() for r in words], masks=(0x7C00, 0x3E0, 0x1F)
-        ),
-        "palette8_os2.bmp": raw_bmp(size, 8, [r.tobytes() for r in grey], palette[:768], os2=True),
-        "palette8.bmp": raw_bmp(size, 8, [r.tobytes() for r in grey], palette),
-        "one_pixel.bmp": raw_bmp((1, 1), 24, [bytes([1, 2, 3])]),
-        "no_offset.bmp": bytes(no_offset),
-        "pillow_l.bmp": encode(Image.fromarray(grey), "BMP"),
-        "pillow_1.bmp": encode(Image.fromarray(grey).convert("1"), "BMP"),
-        "pillow_rgba.bmp": encode(Image.fromarray(np.dstack([rgb, grey])), "BMP"),
-    }
-    for depth in (1, 4):
-        rows = pack(grey >> (8 - depth), depth)
-        files[f"palette{depth}.bmp"] = raw_bmp(size, depth, rows, palette[: 4 << depth])
-    return files
-
-
-def decode_cases(folder: Path) -> list[str]:
-    """Writes the pictures and returns what transformers' load_image makes of them."""
-    lines = []
-    for name, data in {**png_files(), **jpeg_files(), **bmp_files()}.items():
-        (folder / name).write_bytes(data)
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-        pixels = np.asarray(image)
-        lines.append(f"decode {name} {image.width} {image.height} {crc(pixels.tobytes())}")
-    return lines
 
 
 def torch_resize(pixels: np.ndarray, height: int, width: int, name: str) -> np.ndarray:
@@ -469,7 +176,7 @@ def main() -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path(__file__).resolve().parent / "data",
+        default=DATA,
         help="folder to write to (default: data/ beside this script)",
     )
     args = parser.parse_args()
