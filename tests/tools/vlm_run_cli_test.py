@@ -6,39 +6,19 @@ on stdout, exit status 1 (a file, a device, memory) or 2 (usage), and no finding
 The checkpoints are damaged copies of a tiny golden one. KVLM_BUILD is the build folder.
 """
 
-import contextlib
 import json
 import os
-import re
-import resource
 import shutil
-import signal
 import struct
 import subprocess
 import sys
-import tempfile
-import time
 import unittest
 import zlib
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools/vlm-run"
-MODEL = ROOT / "tests/golden/llava_gqa"
+from vlm_run_case import MODEL, PICTURE, PROGRAM, ROOT, TIMEOUT_S, VlmRun, run
+
 SHARDED = ROOT / "tests/golden/llava_gqa_sharded"
-PICTURE = MODEL / "image0.png"
 JPEG = ROOT / "tests/vision/data/rgb.jpg"
-TIMEOUT_S = 120
-
-
-def setUpModule():
-    if not PROGRAM.is_file():
-        raise unittest.SkipTest(f"{PROGRAM} is not built")
-
-
-def run(*arguments, **options):
-    return subprocess.run([PROGRAM, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, timeout=TIMEOUT_S, **options)
 
 
 # ---- what is done to a checkpoint or a file; each takes the path it damages ----
@@ -315,38 +295,6 @@ BAD_REQUESTS = [
 ]
 
 
-class VlmRun(unittest.TestCase):
-    def setUp(self):
-        scratch = tempfile.TemporaryDirectory(prefix="kvlm-cli-")
-        self.addCleanup(scratch.cleanup)
-        self.folder = Path(scratch.name)
-
-    def checkpoint(self, source):
-        """A copy that may be damaged, without the tensors that only the golden test reads."""
-        shutil.rmtree(self.folder / "model", ignore_errors=True)
-        return Path(shutil.copytree(source, self.folder / "model",
-                                    ignore=shutil.ignore_patterns("golden.safetensors")))
-
-    def assert_refused(self, result, status, words):
-        """One sentence; status None: 1 or 2."""
-        stderr = result.stderr.decode("utf-8", "replace")
-        self.assertNotIn("Sanitizer", stderr)
-        self.assertNotIn("runtime error", stderr)
-        self.assertIn(result.returncode, (1, 2) if status is None else (status,), stderr)
-        self.assertTrue(stderr.startswith("vlm-run: "), stderr)
-        self.assertTrue(stderr.endswith("\n"), stderr)
-        self.assertEqual(len(stderr.splitlines()), 1, stderr)
-        self.assertLess(len(stderr), 1000, "a message is a sentence")
-        for word in words:
-            self.assertIn(word, stderr)
-        self.assertEqual(result.stdout, b"")
-
-    def assert_sound(self, result, status=0):
-        stderr = result.stderr.decode("utf-8", "replace")
-        self.assertNotIn("Sanitizer", stderr)
-        self.assertEqual(result.returncode, status, stderr)
-
-
 class Requests(VlmRun):
     def test_the_golden_model_answers(self):
         result = run("-m", MODEL, "--image", PICTURE, "-p", "what is in the scene?", "-n", 4)
@@ -494,205 +442,6 @@ class Chats(VlmRun):
     def test_a_first_question_is_a_question(self):
         result = self.chat(["/quit"], "-p", "what")
         self.assertEqual((result.returncode, len(result.stdout.splitlines())), (0, 1))
-
-
-class Batches(VlmRun):
-    def setUp(self):
-        super().setUp()
-        self.input = self.folder / "in.jsonl"
-        self.output = self.folder / "out.jsonl"
-
-    def write_input(self, records, extra=()):
-        lines = [json.dumps({"id": i, "image": str(PICTURE), "prompt": "what is it?"})
-                 for i in range(records)]
-        for at, line in extra:
-            lines.insert(at, line)
-        self.input.write_text("\n".join(lines) + "\n")
-
-    def batch(self, tokens=4, **options):
-        return run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", tokens,
-                   **options)
-
-    def records(self):
-        """The whole lines of the output; every one must be JSON."""
-        lines = self.output.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines[:-1]]
-
-    def ids(self):
-        return sorted(record["id"] for record in self.records() if "text" in record)
-
-    def test_a_malformed_line_is_reported_and_the_others_are_done(self):
-        for line in ['{"id": 99, "image": ', "[1, 2]", '{"image": "x.png"}', "\xff not JSON"]:
-            with self.subTest(line):
-                self.output.unlink(missing_ok=True)
-                self.write_input(3, [(1, line)])
-                result = self.batch()
-                self.assert_sound(result, 1)
-                self.assertEqual(self.ids(), [0, 1, 2])
-                self.assertIn("2", result.stderr.decode() + self.output.read_text())
-
-    def test_a_record_that_fails_says_so_and_the_others_are_done(self):
-        lost = json.dumps({"id": "lost", "image": str(self.folder / "gone.png")})
-        self.write_input(2, [(1, lost)])
-        self.assert_sound(self.batch(), 1)
-        self.assertEqual(self.ids(), [0, 1])
-        (failed,) = [record for record in self.records() if "error" in record]
-        self.assertEqual(failed["id"], "lost")
-        self.assertIn("gone.png", failed["error"])
-
-    def test_a_second_start_skips_what_is_done(self):
-        self.write_input(3)
-        self.assert_sound(self.batch())
-        done = self.output.read_bytes()
-        self.assert_sound(self.batch())
-        self.assertEqual(self.output.read_bytes(), done)
-        self.write_input(5)
-        self.assert_sound(self.batch())
-        self.assertTrue(self.output.read_bytes().startswith(done))
-        self.assertEqual(self.ids(), [0, 1, 2, 3, 4])
-
-    def test_a_file_that_is_not_ours_is_refused_and_kept(self):
-        self.write_input(1)
-        for text in ('[{"annotation": "precious"}]', "notes", '{"a": 1}\n', '{"annotation": 2}',
-                     '{"id": 5, "caption": "precious"}', '{"id":5,"caption":"precious"}',
-                     '{"id":5,"text":"x"}\n{"id":6,"caption":"precious"}', "\0" * 64):
-            with self.subTest(text=text):
-                self.output.write_text(text)
-                result = self.batch()
-                self.assert_sound(result, 1)
-                self.assertIn(b"no record of a batch", result.stderr)
-                self.assertEqual(self.output.read_text(), text)
-
-    def test_a_whole_last_line_without_an_end_is_kept(self):
-        line = '{"id": "mine", "text": "an answer"}'
-        self.write_input(1)
-        self.output.write_text(line)
-        self.assert_sound(self.batch())
-        self.assertEqual(self.output.read_text().splitlines()[0], line)
-        self.assertEqual(len(self.records()), 2)
-
-    def test_failed_records_are_tried_again(self):
-        picture = self.folder / "later.png"
-        record = json.dumps({"id": "late", "image": str(picture)})
-        self.write_input(1, [(1, record)])
-        self.assert_sound(self.batch(), 1)
-        self.assert_sound(self.batch(), 1)
-        picture.write_bytes(PICTURE.read_bytes())
-        result = self.batch()
-        self.assert_sound(result)
-        self.assertIn(b"1 record of", result.stderr)
-        self.assertIn("text", self.records()[-1])
-        done = self.output.read_bytes()
-        result = self.batch()
-        self.assert_sound(result)
-        self.assertNotIn(b"tried again", result.stderr, "its later line counts")
-        self.assertEqual(self.output.read_bytes(), done)
-
-    def test_a_failed_record_is_named_once(self):
-        records = [{"id": "long", "prompt": "what is it? " * 600},
-                   {"id": "mismatch", "image": str(PICTURE), "prompt": "<image> <image>"},
-                   {"id": "gone", "image": "gone.png"}]
-        self.write_input(0, [(i, json.dumps(record)) for i, record in enumerate(records)] +
-                         [(3, "{}")])
-        result = self.batch()
-        self.assert_sound(result, 1)
-        said = [line for line in result.stderr.decode().splitlines() if line.startswith("vlm-run")]
-        self.assertEqual(len(said), 4, said)
-        for line, name in zip(said, ("long", "mismatch", "gone", "line 4")):
-            self.assertEqual(line.count(name), 1 if name != "gone" else 2, line)
-            self.assertNotIn("null", line)
-        self.assertNotIn(b"\r", result.stderr)
-        self.assertNotIn(b"\033", result.stderr)
-
-    def test_an_output_that_is_no_file_is_refused(self):
-        self.write_input(1)
-        os.mkfifo(self.output)
-        self.assert_refused(self.batch(), 1, [str(self.output), "regular file"])
-
-    def test_a_cache_for_no_more_sequences_than_records(self):
-        if re.search(rb"__[at]san_init", PROGRAM.read_bytes()):
-            self.skipTest("a sanitizer maps more memory than any limit that could show this")
-        self.write_input(1)
-        for size in (1, 4000):
-            self.output.unlink(missing_ok=True)
-            limit = 2**31
-            result = run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 400,
-                         "--batch-size", size, "--kv", "f32", preexec_fn=lambda: resource.setrlimit(
-                             resource.RLIMIT_DATA, (limit, limit)))
-            self.assert_sound(result)
-
-    def test_two_writers_of_one_file(self):
-        import fcntl
-        self.write_input(1)
-        with self.output.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            result = self.batch()
-        self.assert_sound(result, 1)
-        self.assertIn(b"written by another vlm-run", result.stderr)
-
-    def test_a_common_question(self):
-        self.input.write_text(json.dumps({"id": 0, "image": str(PICTURE)}) + "\n")
-        first = run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 4, "-p", "abc")
-        self.assert_sound(first)
-        asked = self.records()[0]
-        alone = run("-m", MODEL, "--image", PICTURE, "-n", 4, "-p", "abc", "--json")
-        self.assertEqual(asked["tokens"], json.loads(alone.stdout)["tokens"])
-
-    def test_a_torn_last_line_is_repaired(self):
-        self.write_input(4)
-        self.assert_sound(self.batch())
-        whole = self.output.read_bytes()
-        for torn in (whole[:-1], whole[:-10], whole[:len(whole) // 2]):
-            with self.subTest(length=len(torn)):
-                self.output.write_bytes(torn)
-                self.assert_sound(self.batch())
-                self.assertEqual(self.ids(), [0, 1, 2, 3])
-                self.assertEqual(len(self.records()), 4)
-
-    def test_a_full_disk_keeps_what_was_finished(self):
-        self.write_input(40)
-        limit = 2000  # bytes a file may have; writing on fails as on a full disk
-
-        def full_disk():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-        result = self.batch(preexec_fn=full_disk)
-        self.assert_sound(result, 1)
-        self.assertIn("out.jsonl", result.stderr.decode())
-        self.assertLessEqual(self.output.stat().st_size, limit)
-        kept = self.ids()
-        self.assertGreaterEqual(len(kept), 1)
-        self.assertEqual(kept, sorted(set(kept)))
-        self.assert_sound(self.batch())  # room again
-        self.assertEqual(self.ids(), list(range(40)))
-
-    def interrupt(self, number):
-        self.write_input(5000)
-        process = subprocess.Popen(
-            [PROGRAM, "-m", MODEL, "--batch", self.input, "--out", self.output, "-n", "300"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            deadline = time.monotonic() + TIMEOUT_S
-            while time.monotonic() < deadline and process.poll() is None:
-                with contextlib.suppress(FileNotFoundError):
-                    if b"\n" in self.output.read_bytes():
-                        break
-                time.sleep(0.02)
-            process.send_signal(number)
-            _, stderr = process.communicate(timeout=TIMEOUT_S)
-        finally:
-            process.kill()
-            process.wait()
-        self.assertNotIn(b"Sanitizer", stderr)
-        self.assertEqual(process.returncode, 130, stderr.decode())
-        self.assertTrue(self.output.read_bytes().endswith(b"\n"))
-        kept = self.ids()
-        self.assertGreaterEqual(len(kept), 1)
-        self.assertLess(len(kept), 5000)
-
-    def test_an_interrupt_keeps_what_was_finished(self):
-        self.interrupt(signal.SIGINT)
 
 
 if __name__ == "__main__":
