@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "runtime/prompt.h"
+#include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/session.h"
 #include "tools/run/batch.h"
@@ -52,7 +53,7 @@ int run_once(const RunOptions& options, Session& session, std::vector<Image> ima
   } else {
     fmt::print("\n");
     std::fflush(stdout);
-    if (!options.quiet) fmt::print(stderr, "{}", summary(result, session, model, cache->spec()));
+    if (!options.quiet) print_message("{}", summary(result, session, model, cache->spec()));
   }
   return interrupted() ? kExitInterrupted : 0;
 }

@@ -214,7 +214,10 @@ class Batches(VlmRun):
         self.assertLess(len(kept), 5000)
 
     def test_an_interrupt_keeps_what_was_finished(self):
-        self.interrupt(signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(number):
+                self.interrupt(number)
+                self.output.unlink()
 
 
 if __name__ == "__main__":

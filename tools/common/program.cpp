@@ -1,11 +1,13 @@
 #include "tools/common/program.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
@@ -15,6 +17,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/queue.h"
 #include "kernels/cpu_target.h"
+#include "tools/common/messages.h"
 #include "tools/common/version.h"
 
 namespace kvlm {
@@ -28,20 +31,33 @@ void on_interrupt(int) {
   if (interrupts.fetch_add(1) > 0) _exit(kExitInterrupted);
 }
 
-void report(std::string_view program, std::string_view message) {
+void report(std::string_view program, std::string_view message) noexcept {
   std::fflush(stdout);
-  fmt::print(stderr, "{}: {}\n", program, message);
+  print_message("{}: {}\n", program, message);
+}
+
+constexpr const char* kLostOutput =
+    "standard output cannot be written; free space on its disk or redirect elsewhere";
+
+/// A program can be started with 0, 1 or 2 closed. The next file opened would get that number, and
+/// messages would be written into it; /dev/null takes the place, opened the wrong way round, so
+/// that using it fails as before.
+void fill_standard_streams() noexcept {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
+    if (fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
+    static_cast<void>(open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY));
+  }
 }
 
 }  // namespace
 
 int run_program(std::string_view program, const std::function<int()>& body) {
+  fill_standard_streams();
   try {
     const int status = body();
     const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
     if (lost && status == 0) {
-      report(program,
-             "standard output cannot be written; free space on its disk or redirect elsewhere");
+      report(program, kLostOutput);
       return kExitFailed;
     }
     return status;
@@ -52,7 +68,11 @@ int run_program(std::string_view program, const std::function<int()>& body) {
     report(program, "the machine is out of memory; use a smaller model, batch or cache");
     return kExitFailed;
   } catch (const std::exception& error) {
-    report(program, fmt::format("unexpected failure: {}; please report it", error.what()));
+    if (std::ferror(stdout) != 0) {  // fmt::print() throws where a write fails
+      report(program, kLostOutput);
+    } else {
+      print_message("{}: unexpected failure: {}; please report it\n", program, error.what());
+    }
     return kExitFailed;
   }
 }
@@ -61,9 +81,11 @@ void catch_interrupts() {
   struct sigaction action {};
   action.sa_handler = on_interrupt;  // no SA_RESTART: a read at a prompt returns
   sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;  // a closed pipe is reported by the write, not by death
   sigaction(SIGPIPE, &ignore, nullptr);
+  sigaction(SIGXFSZ, &ignore, nullptr);  // nor is a limit on the size of files
 }
 
 bool interrupted() noexcept { return interrupts.load() > 0; }

@@ -1,10 +1,8 @@
 #include "tools/common/progress.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstdio>
 
+#include "tools/common/messages.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
@@ -30,24 +28,22 @@ void Progress::draw(size_t done, std::string_view note) {
   if (terminal_) {
     constexpr size_t kWidth = 28;
     const auto filled = static_cast<size_t>(share * kWidth);
-    fmt::print(stderr, "\r{} [{}{}] {}/{} {:.0f} s left {}\033[K", title_, std::string(filled, '#'),
-               std::string(kWidth - filled, '.'), done, total_, left, note);
-    std::fflush(stderr);
+    print_message("\r{} [{}{}] {}/{} {:.0f} s left {}\033[K", title_, std::string(filled, '#'),
+                  std::string(kWidth - filled, '.'), done, total_, left, note);
     drawn_ = true;
   } else {
-    fmt::print(stderr, "{} {}/{}, {:.0f} s left {}\n", title_, done, total_, left, note);
+    print_message("{} {}/{}, {:.0f} s left {}\n", title_, done, total_, left, note);
   }
 }
 
 void Progress::clear() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\033[K");
-  std::fflush(stderr);
+  print_message("\r\033[K");
   drawn_ = false;
 }
 
 void Progress::finish() {
-  if (drawn_) fmt::print(stderr, "\n");
+  if (drawn_) print_message("\n");
   drawn_ = false;
 }
 

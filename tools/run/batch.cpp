@@ -21,6 +21,7 @@
 #include "kvcache/registry.h"
 #include "runtime/config.h"
 #include "runtime/prompt.h"
+#include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/run/report.h"
@@ -276,8 +277,7 @@ class Batch {
     }
     progress_.finish();
     if (!options_.quiet) {
-      fmt::print(stderr, "batch: {} of {} records done, {} failed\n", done_, records_.size(),
-                 failed_);
+      print_message("batch: {} of {} records done, {} failed\n", done_, records_.size(), failed_);
     }
     if (interrupted()) return kExitInterrupted;
     return failed_ > 0 ? kExitFailed : 0;
@@ -379,7 +379,7 @@ class Batch {
     if (!options_.quiet) {
       progress_.clear();
       const std::string who = name_of(record);  // which some messages start with already
-      fmt::print(stderr, "vlm-run: {}{}\n", message.starts_with(who) ? "" : who + ": ", message);
+      print_message("vlm-run: {}{}\n", message.starts_with(who) ? "" : who + ": ", message);
     }
     ++failed_;
     count();
@@ -413,18 +413,18 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
     if (output->repaired()) {
-      fmt::print(stderr, "batch: cut off a torn last line of {}\n", options.batch_out);
+      print_message("batch: cut off a torn last line of {}\n", options.batch_out);
     }
     if (records.size() < all) {
-      fmt::print(stderr, "batch: {} of {} records are in {} already\n", all - records.size(), all,
-                 options.batch_out);
+      print_message("batch: {} of {} records are in {} already\n", all - records.size(), all,
+                    options.batch_out);
     }
     const auto again = std::count_if(records.begin(), records.end(), [&](const Record& record) {
       return output->failed_before(record);
     });
     if (again > 0) {
-      fmt::print(stderr, "batch: {} record{} of {} failed before and {} tried again\n", again,
-                 again == 1 ? "" : "s", options.batch_out, again == 1 ? "is" : "are");
+      print_message("batch: {} record{} of {} failed before and {} tried again\n", again,
+                    again == 1 ? "" : "s", options.batch_out, again == 1 ? "is" : "are");
     }
   }
   return [&options, output, records = std::move(records)](Session& session) {

@@ -9,6 +9,7 @@
 
 #include "kernels/base/error.h"
 #include "runtime/prompt.h"
+#include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "vision/image.h"
 
@@ -84,8 +85,8 @@ class Chat {
   /// A question that was refused leaves the conversation as it was, without its pictures.
   void forget_fresh_images() {
     if (fresh_images_ > 0) {
-      fmt::print(stderr, "vlm-run: the {} given since the last answer {} left out\n",
-                 fresh_images_ == 1 ? "picture" : "pictures", fresh_images_ == 1 ? "is" : "are");
+      print_message("vlm-run: the {} given since the last answer {} left out\n",
+                    fresh_images_ == 1 ? "picture" : "pictures", fresh_images_ == 1 ? "is" : "are");
     }
     images_.resize(images_.size() - static_cast<size_t>(fresh_images_));
     fresh_images_ = 0;
@@ -126,7 +127,7 @@ bool obey(Chat& chat, const std::string& line) {
 int run_chat(const RunOptions& options, Session& session) {
   Chat chat(options, session);
   const bool terminal = is_terminal(0) && is_terminal(1);
-  if (terminal && !options.quiet) fmt::print(stderr, "{}\n", kHelp);
+  if (terminal && !options.quiet) print_message("{}\n", kHelp);
   std::string line = options.prompt;  // -p is the first question
   for (bool first = !line.empty(); !interrupted(); first = false) {
     if (terminal && !first) {
@@ -137,7 +138,7 @@ int run_chat(const RunOptions& options, Session& session) {
     try {
       if (!obey(chat, line)) return 0;
     } catch (const Error& error) {  // the conversation goes on
-      fmt::print(stderr, "vlm-run: {}\n", error.what());
+      print_message("vlm-run: {}\n", error.what());
       if (error.code() == ErrorCode::kDevice) return kExitFailed;  // but not without its device
       if (!terminal) return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
     }
