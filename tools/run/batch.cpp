@@ -1,29 +1,18 @@
 #include "tools/run/batch.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
 #include <optional>
-#include <set>
-#include <sstream>
 
 #include "kernels/base/error.h"
-#include "kernels/base/printable.h"
 #include "kvcache/registry.h"
-#include "runtime/config.h"
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
+#include "tools/run/output.h"
+#include "tools/run/records.h"
 #include "tools/run/report.h"
 #include "vision/image.h"
 
@@ -32,226 +21,6 @@ namespace kvlm {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// One line of the input, read but not judged: what is wrong with it becomes its result.
-struct Record {
-  size_t line = 0;
-  Json id;  // null if the line has none
-  std::vector<std::string> images;
-  std::string prompt;
-  std::string error;
-};
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  if (!file || file.bad() || std::filesystem::is_directory(path)) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("--batch {} cannot be read: {}; give a file with one JSON record a line", path,
-                    std::strerror(errno == 0 ? EIO : errno)));
-  }
-  return text.str();
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    lines.push_back(std::move(line));
-  }
-  return lines;
-}
-
-/// A relative path is relative to the records' own folder.
-std::string resolve(const std::filesystem::path& folder, const std::string& path) {
-  return std::filesystem::path(path).is_absolute() ? path : (folder / path).string();
-}
-
-void parse_into(Record& record, const std::string& line, const std::filesystem::path& folder) {
-  const nlohmann::json json = parse_json(line, fmt::format("line {}", record.line));
-  const ConfigReader reader(json, fmt::format("line {}", record.line));
-  const nlohmann::json& id = reader.raw("id");
-  if (!id.is_string() && !id.is_number_integer()) reader.fail("id", "a string or an integer");
-  record.id = id;
-  if (reader.has("video")) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("line {}: videos are not built in for this model; give its frames as "
-                            "images",
-                            record.line));
-  }
-  if (reader.has("image")) record.images.push_back(reader.required_string("image"));
-  const nlohmann::json& images = reader.raw("images");
-  if (!images.is_null() && !images.is_array()) reader.fail("images", "a list of file names");
-  for (const nlohmann::json& image : images) {
-    if (!image.is_string()) reader.fail("images", "a list of file names");
-    record.images.push_back(image.get<std::string>());
-  }
-  for (std::string& image : record.images) image = resolve(folder, image);
-  record.prompt = reader.string("prompt", "");
-  if (record.images.empty() && record.prompt.empty()) {
-    reader.fail("image", "a file name, or images, or a prompt");
-  }
-}
-
-std::vector<Record> read_records(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::vector<Record> records;
-  std::map<std::string, size_t> seen;
-  size_t number = 0;
-  for (const std::string& line : lines_of(read_file(path))) {
-    ++number;
-    if (line.find_first_not_of(" \t") == std::string::npos) continue;
-    Record record;
-    record.line = number;
-    try {
-      parse_into(record, line, folder);
-      const auto [first, inserted] = seen.emplace(record.id.dump(), number);
-      if (!inserted) {
-        record.error =
-            fmt::format("line {}: id {} is that of line {} too; give each record its own", number,
-                        record.id.dump(), first->second);
-        record.id = nullptr;
-      }
-    } catch (const Error& error) {
-      record.error = error.what();
-    }
-    records.push_back(std::move(record));
-  }
-  return records;
-}
-
-/// How every record that this program writes begins.
-constexpr std::string_view kRecordStart = R"({"id":)";
-
-/// The output file: every finished record is one complete line, or is not there.
-class Output {
- public:
-  /// Opens for appending, cuts off a torn last record, and notes what is there already. A file that
-  /// holds anything but records is refused and left as it is.
-  explicit Output(const std::string& path) : path_(path) {
-    descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (descriptor_ < 0)
-      fail("opened for writing", "give a file in a folder that you may write to");
-    struct stat status {};
-    if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-      throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("--out {} is not a regular file, so a later start could not see what "
-                              "is done; give a file, and read it with tail -f",
-                              path));
-    }
-    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("--out {} is being written by another vlm-run; wait for it or give "
-                              "another file",
-                              path));
-    }
-    read_existing();
-  }
-  ~Output() { close(descriptor_); }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
-
-  bool has(const Record& record) const {
-    return !record.id.is_null() && ids_.contains(record.id.dump());
-  }
-  bool repaired() const noexcept { return repaired_; }
-  /// Whether an earlier start could not serve it; it is tried again, and the later line counts.
-  bool failed_before(const Record& record) const {
-    return !has(record) && failed_.contains(record.id.is_null() ? Json(record.line) : record.id);
-  }
-
-  /// Appends one line; on failure what was written of it is cut off again.
-  void append(const Json& json) {
-    const std::string line = json_line(json) + "\n";
-    size_t written = 0;
-    while (written < line.size()) {
-      const ssize_t count = pwrite(descriptor_, line.data() + written, line.size() - written,
-                                   size_ + static_cast<off_t>(written));
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) {
-        const int reason = errno;
-        static_cast<void>(ftruncate(descriptor_, size_));
-        errno = reason;
-        fail("written", "the finished records are kept, start again with free space");
-      }
-      written += static_cast<size_t>(count);
-    }
-    size_ += static_cast<off_t>(line.size());
-  }
-
- private:
-  [[noreturn]] void fail(const char* what, const char* cure) const {
-    throw Error(ErrorCode::kCorruptFile, fmt::format("--out {} cannot be {}: {}; {}", path_, what,
-                                                     std::strerror(errno), cure));
-  }
-
-  void read_existing() {
-    std::string text;
-    char block[65536];
-    for (ssize_t count;
-         (count = pread(descriptor_, block, sizeof block, static_cast<off_t>(text.size()))) != 0;) {
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) fail("read", "give a file that you may read");
-      text.append(block, static_cast<size_t>(count));
-    }
-    size_t good = 0;
-    for (size_t begin = 0; begin < text.size(); begin = good) {
-      const size_t end = text.find('\n', begin);
-      if (end == std::string::npos) break;
-      if (!note(text.substr(begin, end - begin))) refuse(text.substr(begin, end - begin));
-      good = end + 1;
-    }
-    size_ = static_cast<off_t>(good);
-    if (good == text.size()) return;
-    // A last line without an end: whole, or torn when a run was killed, or not ours.
-    const std::string tail = text.substr(good);
-    if (note(tail)) {
-      size_ = static_cast<off_t>(text.size());
-      if (pwrite(descriptor_, "\n", 1, size_) != 1) fail("repaired", kRepair);
-      ++size_;
-    } else if (!Json::accept(tail) &&
-               kRecordStart.starts_with(tail.substr(0, kRecordStart.size()))) {
-      repaired_ = true;
-      if (ftruncate(descriptor_, size_) != 0) fail("repaired", kRepair);
-    } else {
-      refuse(tail);
-    }
-  }
-
-  [[noreturn]] void refuse(const std::string& line) const {
-    throw Error(ErrorCode::kCorruptFile,
-                fmt::format("--out {} holds a line that is no record of a batch: \"{:.40}\"; give "
-                            "another file or remove that line",
-                            path_, printable(line)));
-  }
-
-  /// Notes a line's record; whether it is one. A record that failed counts as not there.
-  bool note(const std::string& line) {
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_discarded() || !json.is_object() || !json.contains("id") ||
-        (!json.contains("text") && !json.contains("error"))) {
-      return false;
-    }
-    if (json.contains("error")) {
-      failed_.insert(json["id"].is_null() ? json.value("line", Json()) : json["id"]);
-    } else if (!json["id"].is_null()) {
-      ids_.insert(json["id"].dump());
-    }
-    return true;
-  }
-
-  static constexpr const char* kRepair = "start again with a writable file and free space";
-
-  std::string path_;
-  int descriptor_ = -1;
-  off_t size_ = 0;
-  bool repaired_ = false;
-  std::set<std::string> ids_;  // of records that were served
-  std::set<Json> failed_;      // ids, or lines without one, of those that were not
-};
 
 /// All records through one generator, up to batch_size of them at a time.
 class Batch {
