@@ -62,9 +62,8 @@ void check_life_cycle(const LifeCycle& c) {
   const std::vector<int16_t> prompt = c.prompt.modality();
   const SequenceSize size = size_of(prompt, c.steps + c.later_prompt);
   const auto cache = make(c.spec, c.shape, size);
-  const CacheParts parts = parts_of(parse_spec(c.spec), c.shape, nullptr);
   Feeder feeder(c.shape);
-  reference::PolicySequence expected(parts, c.shape, feeder.stream());
+  reference::PolicySequence expected(c.spec, c.shape);
   const SequenceId id = cache->open(size, "s");
   int fed = 0;
   for (int step = 0; step <= c.steps; ++step) {
@@ -75,8 +74,12 @@ void check_life_cycle(const LifeCycle& c) {
                true};
     }
     if (step == 0 && cache->needs().prompt_embeddings) {
-      expected.set_protection(parts.packers[kRest][0]->protection_scores(
-          feeder.embeddings({input}).view(), input.modality));
+      const std::vector<float> all = feeder.values(input, 0, 3, kHidden);
+      reference::Rows embeddings;
+      for (auto row = all.begin(); row != all.end(); row += kHidden) {
+        embeddings.emplace_back(row, row + kHidden);
+      }
+      expected.see_embeddings(embeddings, input.modality);
     }
     const auto outputs = feeder.pass(*cache, {input});
     for (int layer = 0; layer < c.shape.layers; ++layer) {

@@ -5,28 +5,64 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "kernels/attend_packed.h"
-#include "kernels/merge_rows.h"
-#include "kernels/pack.h"
-#include "kvcache/policy_cache.h"
-#include "tests/reference/basis.h"
-#include "tests/reference/row_cache.h"
+#include "kvcache/composition.h"
+#include "kvcache/registry.h"
+#include "tests/reference/half.h"
+#include "tests/reference/merge.h"
+#include "tests/reference/quantize.h"
+#include "tests/reference/retention.h"
+#include "tests/reference/schemes.h"
+#include "tests/reference/vidkv.h"
 
+// Independent: attention, importance, windows, blocks, dead rows, shared codes, bytes; and, in the
+// headers that it includes, codes and scales, merges, VidKV's channels and spectra, which rows stay
+// and which slot goes. Not independent: how a spec's text is parsed, which of its parts serves
+// which slots (Composition), and the values of its options (OptionValues); they have tests of their
+// own in tests/kvcache/. Pairs of layers, windows and thresholds are made here from those values.
 namespace kvlm::reference {
 
 /// One sequence of a cache of policies, the slow and plain way: every slot is a list entry with its
-/// key and value as attention sees them, dequantized; attention is in double. Shares with the cache
-/// the policies themselves (quantizers, retention) and the packing of one block, which have tests
-/// of their own; nothing of how rows, blocks, bitmaps, rings and bytes are kept.
+/// key and value as attention sees them, dequantized; attention is in double. Computes nothing with
+/// the code under test.
 class PolicySequence {
  public:
-  PolicySequence(const CacheParts& parts, const CacheShape& shape, Stream& stream)
-      : parts_(&parts), shape_(shape), stream_(&stream) {
+  PolicySequence(const std::string& text, const CacheShape& shape) : shape_(shape) {
     layers_.resize(static_cast<size_t>(shape.layers));
     for (Layer& layer : layers_) layer.lanes.resize(kv_heads());
+    const CacheSpec spec = parse_spec(text);
+    const Composition parts = compose(spec);
+    full_ = parts.rows;
+    split_ = parts.split;
+    if (parts.retention != nullptr) {
+      const OptionValues options(find_retention(parts.retention->name)->info, *parts.retention);
+      if (options.real("keep") < 1) rule_.emplace(options, parts.packs());
+    }
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      const int visual = split_ ? parts.packer(Scope::kVisual, layer) : -1;
+      const int rest = parts.packer(split_ ? Scope::kText : Scope::kAll, layer);
+      for (const auto& [store, part] : {std::pair(kVisual, visual), std::pair(kRest, rest)}) {
+        packers_[store].emplace_back();
+        if (part < 0) continue;
+        const SpecPart& words = *parts.packers[static_cast<size_t>(part)].part;
+        const OptionValues options(find_quantizer(words.name)->info, words);
+        packers_[store].back() = packer_of(options, shape, layer, rule_.has_value());
+        if (words.name == "xquant") {
+          const XQuantLayers thresholds(options, shape.layers);
+          sharing_ = sharing_from(thresholds.km, thresholds.vm, shape.layers);
+        }
+      }
+    }
+    if (parts.sharing != nullptr) {
+      const OptionValues options(*find_policy(parts.sharing->name), *parts.sharing);
+      const auto [keys, values] = options.start_layers("from");
+      sharing_ = sharing_from(keys, values, shape.layers);
+    }
+    if (rule_ && !rule_->same_in_all_layers()) tie_pairs();
   }
 
   size_t rows() const noexcept { return rows_; }
@@ -51,11 +87,8 @@ class PolicySequence {
     std::vector<std::vector<double>> out(rows);
     added_ = rows;
     if (prompt && !prompted_) {
-      modality_ = modality;
-      state.importance.assign(kv_heads() * rows, 0.0);
-      std::vector<std::vector<double>> weights;
-      const auto [first, last] = summed_rows(rows, modality);
-      summed_ = {static_cast<int32_t>(first), static_cast<int32_t>(last)};
+      state.scores.importance.assign(kv_heads(), std::vector<double>(rows));
+      const auto [first, last] = rule_ ? rule_->summed(modality) : std::pair(size_t{0}, size_t{0});
       double small = 0;
       double entries = 0;
       for (size_t r = 0; r < rows; ++r) {
@@ -68,19 +101,19 @@ class PolicySequence {
           if (r < first || r >= last) continue;
           const double top = *std::max_element(weight.begin(), weight.end());
           for (size_t j = 0; j <= r; ++j) {
-            state.importance[head / q_per_kv() * rows + j] +=
+            state.scores.importance[head / q_per_kv()][j] +=
                 weight[j] / static_cast<double>(q_per_kv());
             small += weight[j] < 0.01 * top ? 1 : 0;
             entries += 1;
           }
         }
       }
-      state.sparsity = entries > 0 ? small / entries : 0;
+      state.scores.sparsity = entries > 0 ? small / entries : 0;
       for (size_t head = 0; head < kv_heads(); ++head) {
         for (size_t j = 0; j < rows; ++j) {
           Slot slot = given(k, v, j, head);
-          for (float& x : slot.k) x = stored(x, parts_->rows);
-          for (float& x : slot.v) x = stored(x, parts_->rows);
+          for (float& x : slot.k) x = stored(x, full_);
+          for (float& x : slot.v) x = stored(x, full_);
           slot.token = static_cast<int>(j);
           slot.visual = modality[j] != kTextRow;
           slot.image = modality[j];
@@ -117,8 +150,8 @@ class PolicySequence {
       const bool visual = prompt && modality[r] != kTextRow;
       for (size_t head = 0; head < kv_heads(); ++head) {
         Slot slot = given(k, v, r, head);
-        for (float& x : slot.k) x = stored(x, parts_->rows);
-        for (float& x : slot.v) x = stored(x, parts_->rows);
+        for (float& x : slot.k) x = stored(x, full_);
+        for (float& x : slot.v) x = stored(x, full_);
         slot.token = static_cast<int>(rows_ + r);
         slot.visual = visual;
         if (prompt) slot.weight = sums[head][sums[head].size() - rows + r];
@@ -161,31 +194,28 @@ class PolicySequence {
     size_t sum = 0;
     for (int l = 0; l < shape_.layers; ++l) {
       const Layer& layer = layers_[static_cast<size_t>(l)];
-      for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-        const Quantizer* q = quantizer(store, l);
-        if (q != nullptr && layer.learned[store]) sum += q->facts_bytes(shape_.kv_heads);
+      for (const size_t store : {kVisual, kRest}) {
+        const std::optional<Packer>& packer = packers_[store][static_cast<size_t>(l)];
+        if (!packer || !layer.learned[store]) continue;
+        sum += (dim() + 7) / 8 * (packer->order_per_head ? kv_heads() : 1);
       }
-      const bool per_head = parts_->retention != nullptr && parts_->retention->per_head();
+      const std::optional<Packer>& rest = packers_[kRest][static_cast<size_t>(l)];
       for (size_t head = 0; head < kv_heads(); ++head) {
         const Lane& lane = layer.lanes[head];
         size_t bits = 0;
         for (const Slot& slot : lane.slots) {
-          const size_t full = dim() * dtype_bytes(parts_->rows);
+          const size_t full = dim() * (full_ == DType::kF32 ? 4 : 2);
           if (slot.k_block < 0) sum += full;
           if (slot.v_block < 0) sum += full;
-          if (slot.v_block >= 0 && (!parts_->split || !slot.visual)) ++bits;
+          if (slot.v_block >= 0 && store_of(slot) == kRest) ++bits;
         }
         for (const Block& block : lane.blocks) {
           if (block.live == 0) continue;
-          const PackedFormat& format = block.plan->format;
-          sum += format.meta_bytes(block.rows);
-          if (!block.shared) sum += static_cast<size_t>(block.rows) * format.row_bytes();
+          sum += block.scheme->meta_bytes(block.rows);
+          if (!block.shared) sum += block.rows * block.scheme->row_bytes();
         }
-        if (parts_->retention != nullptr && parts_->retention->needs().decode_weights) {
-          sum += 4 * lane.slots.size();
-        }
-        if (quantizer(kRest, l) != nullptr && quantizer(kRest, l)->protected_values() != nullptr &&
-            (head == 0 || per_head)) {
+        if (rule_ && rule_->sums_in_decode()) sum += 4 * lane.slots.size();
+        if (rest && rest->protect > 0 && (head == 0 || (rule_ && rule_->per_head()))) {
           sum += (bits + 7) / 8;
         }
       }
@@ -202,27 +232,26 @@ class PolicySequence {
     int k_block = -1;  // of the lane's blocks; -1: full precision
     int v_block = -1;
     double weight = 0;
-    std::vector<std::byte> k_codes, v_codes;
+    std::vector<int> k_codes, v_codes;
   };
   struct Block {
-    const PartPlan* plan;
-    int rows;
-    int live;
+    const Scheme* scheme;
+    size_t rows;
+    size_t live;
     bool shared;
     bool open;  // tokens may still be added (scales per token)
-    Part part;
+    bool keys;
     size_t store;
     bool apart;
   };
   struct Lane {
     std::vector<Slot> slots;  // in the order of the tokens
     std::vector<Block> blocks;
-    std::array<LaneFacts, kStores> facts;
+    std::array<std::vector<size_t>, 2> order;  // of each store's key channels (VidKV)
   };
   struct Layer {
     std::vector<Lane> lanes;
-    std::vector<double> importance;
-    double sparsity = 0;
+    LayerScores scores;
     int kept = 0;
     double forget = 0;
     std::array<bool, 2> learned{};
@@ -236,10 +265,20 @@ class PolicySequence {
   size_t q_heads() const { return static_cast<size_t>(shape_.q_heads); }
   size_t q_per_kv() const { return static_cast<size_t>(shape_.q_per_kv()); }
   size_t dim() const { return static_cast<size_t>(shape_.head_dim); }
-  const Quantizer* quantizer(size_t store, int layer) const {
-    return parts_->packers[store][static_cast<size_t>(layer)];
+  const Packer& packer(size_t store, int layer) const {
+    return *packers_[store][static_cast<size_t>(layer)];
   }
-  size_t store_of(const Slot& slot) const { return parts_->split && slot.visual ? kVisual : kRest; }
+  size_t store_of(const Slot& slot) const { return split_ && slot.visual ? kVisual : kRest; }
+
+  /// Layers that share codes keep the same slots (specs 10.4).
+  void tie_pairs() {
+    bool shares = false;
+    for (size_t l = 0; l < sharing_.keys.size(); ++l) {
+      pairs_.push_back(std::min(sharing_.keys[l], sharing_.values[l]));
+      shares = shares || pairs_.back() != static_cast<int>(l);
+    }
+    if (!shares) pairs_.clear();
+  }
   Slot given(const float* k, const float* v, size_t row, size_t head) const {
     Slot slot;
     const size_t at = (row * kv_heads() + head) * dim();
@@ -251,23 +290,6 @@ class PolicySequence {
     to.insert(to.end(), from.begin(), from.end());
   }
 
-  std::pair<size_t, size_t> summed_rows(size_t rows, const std::vector<int16_t>& modality) const {
-    if (parts_->retention == nullptr) return {0, 0};
-    const ImportanceNeeds needs = parts_->retention->needs();
-    if (needs.rows == ImportanceNeeds::Rows::kNone) return {0, 0};
-    size_t first = 0;
-    if (needs.rows == ImportanceNeeds::Rows::kLast) {
-      const auto window = static_cast<size_t>(needs.last_rows);
-      first = rows > window ? rows - window : 0;
-    } else if (needs.rows == ImportanceNeeds::Rows::kPostVision) {
-      for (size_t j = 0; j < rows; ++j) {
-        if (modality[j] != kTextRow) first = j + 1;
-      }
-      if (first == 0 || first == rows) first = rows > 32 ? rows - 32 : 0;
-    }
-    return {first, rows};
-  }
-
   std::vector<double> attend_slots(const float* q, const std::vector<Slot>& slots, double scale,
                                    int layer, bool remapped, std::vector<double>& weight) const {
     weight.assign(slots.size(), 0);
@@ -276,11 +298,10 @@ class PolicySequence {
         weight[j] += scale * static_cast<double>(q[d]) * static_cast<double>(slots[j].k[d]);
       }
     }
-    const RemapRule* rule = remapped && quantizer(kVisual, layer) != nullptr
-                                ? quantizer(kVisual, layer)->remap(layer)
-                                : nullptr;
-    if (rule != nullptr) {
-      const int images = quantizer(kVisual, layer)->per_image() ? 64 : 1;
+    const std::optional<Packer>& visual = packers_[kVisual][static_cast<size_t>(layer)];
+    if (remapped && visual && visual->remap) {
+      const Remap& rule = *visual->remap;
+      const int images = visual->per_image ? 64 : 1;
       for (int image = 0; image < images; ++image) {
         double lo = std::numeric_limits<double>::infinity();
         double hi = -lo;
@@ -293,15 +314,10 @@ class PolicySequence {
           lo = std::min(lo, weight[j]);
           hi = std::max(hi, weight[j]);
         }
-        double slope = hi > lo ? (hi - lo + static_cast<double>(rule->tau_low) -
-                                  static_cast<double>(rule->tau_high)) /
-                                     (hi - lo)
-                               : 0;
-        if (rule->guarded) slope = std::max(slope, 0.0);
+        double slope = hi > lo ? (hi - lo + rule.low - rule.high) / (hi - lo) : 0;
+        if (rule.guarded) slope = std::max(slope, 0.0);
         for (size_t j = 0; j < slots.size(); ++j) {
-          if (member(j)) {
-            weight[j] = slope * (weight[j] - lo) + lo - static_cast<double>(rule->tau_low);
-          }
+          if (member(j)) weight[j] = slope * (weight[j] - lo) + lo - rule.low;
         }
       }
     }
@@ -318,83 +334,54 @@ class PolicySequence {
 
   void finish() {
     const auto n = static_cast<int>(added_);
-    std::vector<LayerSelection> selections;
-    if (parts_->retention != nullptr) {
-      PromptView view;
-      view.shape = &shape_;
-      view.rows = n;
-      view.modality = modality_;
-      view.summed_rows = summed_;
-      const bool joint = parts_->retention->joint() || !parts_->pairs.empty();
-      std::vector<double> importance;
-      std::vector<double> sparsity;
-      for (int layer = 0; layer < shape_.layers; ++layer) {
-        const Layer& state = layers_[static_cast<size_t>(layer)];
-        if (!joint) {
-          view.layer = layer;
-          view.importance = state.importance;
-          view.sparsity = {&state.sparsity, 1};
-          selections.push_back(parts_->retention->select(view, parts_->pairs)[0]);
-        }
-        importance.insert(importance.end(), state.importance.begin(), state.importance.end());
-        sparsity.push_back(state.sparsity);
-      }
-      if (joint) {
-        view.importance = importance;
-        view.sparsity = sparsity;
-        selections = parts_->retention->select(view, parts_->pairs);
-      }
+    std::vector<Selection> selections;
+    if (rule_) {
+      std::vector<LayerScores> scores;
+      for (const Layer& layer : layers_) scores.push_back(layer.scores);
+      selections = rule_->select(scores, n, pairs_);
     }
     for (int layer = 0; layer < shape_.layers; ++layer) {
       Layer& state = layers_[static_cast<size_t>(layer)];
       state.kept = n;
-      if (parts_->retention != nullptr) keep(state, selections[static_cast<size_t>(layer)], n);
-      for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-        if (quantizer(store, layer) != nullptr) pack_prompt(layer, state, store);
+      if (rule_) keep(state, selections[static_cast<size_t>(layer)], n);
+      for (const size_t store : {kVisual, kRest}) {
+        if (packers_[store][static_cast<size_t>(layer)]) pack_prompt(layer, state, store);
       }
     }
   }
 
-  void keep(Layer& state, const LayerSelection& selection, int n) {
-    state.kept = selection.kept();
+  void keep(Layer& state, const Selection& selection, int n) {
+    state.kept = static_cast<int>(selection.slots[0].size());
     state.forget = selection.forget;
     for (size_t head = 0; head < kv_heads(); ++head) {
       Lane& lane = state.lanes[head];
-      const std::vector<int32_t>& kept = selection.slots[selection.slots.size() > 1 ? head : 0];
-      if (parts_->retention->merge() != MergeRule::kNone && selection.kept() < n) {
-        std::vector<float> k;
-        std::vector<float> v;
+      const std::vector<int>& kept = selection.slots[selection.slots.size() > 1 ? head : 0];
+      if (rule_->merge() != Merge::kNone && state.kept < n) {
+        Rows k;
+        Rows v;
         for (const Slot& slot : lane.slots) {
-          k.insert(k.end(), slot.k.begin(), slot.k.end());
-          v.insert(v.end(), slot.v.begin(), slot.v.end());
+          k.push_back(slot.k);
+          v.push_back(slot.v);
         }
-        std::vector<float> merged_k(kept.size() * dim());
-        std::vector<float> merged_v(merged_k.size());
-        merge_rows(parts_->retention->merge(),
-                   {k.data(), v.data(), n, static_cast<int>(dim()), kept, merged_k.data(),
-                    merged_v.data()},
-                   *stream_);
-        k = merged_k;
-        v = merged_v;
-        for (size_t i = 0; i < kept.size(); ++i) {
-          Slot& slot = lane.slots[static_cast<size_t>(kept[i])];
+        const std::vector<size_t> targets = merge_targets(rule_->merge(), k, kept);
+        merge_into(targets, k);
+        merge_into(targets, v);
+        for (size_t i = 0; i < lane.slots.size(); ++i) {
+          Slot& slot = lane.slots[i];
           for (size_t d = 0; d < dim(); ++d) {
-            slot.k[d] = k[i * dim() + d];
-            slot.v[d] = v[i * dim() + d];
-            slot.k[d] = stored(slot.k[d], parts_->rows);
-            slot.v[d] = stored(slot.v[d], parts_->rows);
+            slot.k[d] = stored(k[i][d], full_);
+            slot.v[d] = stored(v[i][d], full_);
           }
         }
       }
       std::vector<Slot> slots;
-      for (const int32_t j : kept) {
-        slots.push_back(lane.slots[static_cast<size_t>(j)]);
-        slots.back().weight =
-            state.importance[head * static_cast<size_t>(n) + static_cast<size_t>(j)];
+      for (const int row : kept) {
+        slots.push_back(lane.slots[static_cast<size_t>(row)]);
+        slots.back().weight = state.scores.importance[head][static_cast<size_t>(row)];
       }
       lane.slots = std::move(slots);
     }
-    if (parts_->retention->rerotates() && state.kept < n) {
+    if (rule_->rerotates() && state.kept < n) {
       int sinks = 0;
       while (sinks < state.kept && selection.slots[0][static_cast<size_t>(sinks)] == sinks) ++sinks;
       turn(state, sinks, n - state.kept);
@@ -421,10 +408,9 @@ class PolicySequence {
           const double angle = state.turned * static_cast<double>(shape_.rope_frequencies[f]);
           const double a = static_cast<double>(from[f]);
           const double b = static_cast<double>(from[f + half]);
-          to[f] =
-              stored(static_cast<float>(a * std::cos(angle) - b * std::sin(angle)), parts_->rows);
+          to[f] = stored(static_cast<float>(a * std::cos(angle) - b * std::sin(angle)), full_);
           to[f + half] =
-              stored(static_cast<float>(b * std::cos(angle) + a * std::sin(angle)), parts_->rows);
+              stored(static_cast<float>(b * std::cos(angle) + a * std::sin(angle)), full_);
         }
       }
     }
@@ -440,55 +426,51 @@ class PolicySequence {
   }
 
   void pack_prompt(int layer, Layer& state, size_t store) {
-    const Quantizer& q = *quantizer(store, layer);
-    if (q.visual_only()) {
+    const Packer& how = packer(store, layer);
+    if (how.visual_only) {
       for (size_t head = 0; head < kv_heads(); ++head) {
-        Lane& lane = state.lanes[head];
-        const std::vector<Slot*> all = of_store(lane, store);
+        const std::vector<Slot*> all = of_store(state.lanes[head], store);
         for (size_t first = 0; first < all.size();) {
           size_t end = all.size();
-          if (q.per_image()) {
+          if (how.per_image) {
             end = first;
             while (end < all.size() && all[end]->image == all[first]->image) ++end;
           }
           const std::vector<Slot*> span(all.begin() + static_cast<std::ptrdiff_t>(first),
                                         all.begin() + static_cast<std::ptrdiff_t>(end));
-          for (const Part part : {Part::kKeys, Part::kValues}) {
-            pack_slots(lane, owner_lane(layer, part, head), span, q, q.plan(part, layer), part,
-                       store, layer, static_cast<int>(span.size()), false);
+          for (const bool keys : {true, false}) {
+            pack_slots(layer, head, span, keys ? how.keys : how.values, keys, store, false);
           }
           first = end;
         }
       }
       return;
     }
-    for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (const bool keys : {true, false}) {
+      const Scheme& scheme = keys ? how.keys : how.values;
       std::vector<int> counts;
       for (Lane& lane : state.lanes) {
-        counts.push_back(
-            q.plan(part, layer)
-                .flush.packed_after_prompt(static_cast<int>(of_store(lane, store).size())));
+        const auto rows = static_cast<int>(of_store(lane, store).size());
+        counts.push_back(std::max(0, rows - scheme.hold) / scheme.unit * scheme.unit);
       }
-      flush_rows(layer, state, store, part, counts);
+      flush_rows(layer, state, store, keys, counts);
     }
   }
 
-  void flush_rows(int layer, Layer& state, size_t store, Part part,
+  void flush_rows(int layer, Layer& state, size_t store, bool keys,
                   const std::vector<int>& counts) {
-    const Quantizer& q = *quantizer(store, layer);
-    const PartPlan& plan = q.plan(part, layer);
+    const Packer& how = packer(store, layer);
+    const bool repacks = keys ? how.repacks_keys : how.repacks_values;
     if (*std::max_element(counts.begin(), counts.end()) == 0) return;
-    const bool first_flush = !prompted_;
     // The rows of each lane that are packed now; with repacking also those that were before.
     std::vector<std::vector<Slot*>> rows(kv_heads());
     for (size_t head = 0; head < kv_heads(); ++head) {
       Lane& lane = state.lanes[head];
       int left = counts[head];
       for (Slot* slot : of_store(lane, store)) {
-        int& block = part == Part::kKeys ? slot->k_block : slot->v_block;
+        const int block = keys ? slot->k_block : slot->v_block;
         if (block >= 0) {
-          const bool apart = lane.blocks[static_cast<size_t>(block)].apart;
-          if (!q.repacks(part) || apart) continue;
+          if (!repacks || lane.blocks[static_cast<size_t>(block)].apart) continue;
           lane.blocks[static_cast<size_t>(block)].live = 0;
           rows[head].push_back(slot);
         } else if (left > 0) {
@@ -497,125 +479,90 @@ class PolicySequence {
         }
       }
     }
-    if (part == Part::kKeys && q.key_basis() != nullptr &&
-        (!state.learned[store] || q.repacks(part))) {
-      std::vector<std::vector<float>> keys(kv_heads());
-      std::vector<const float*> pointers;
-      std::vector<LaneFacts> facts(kv_heads());
-      for (size_t head = 0; head < kv_heads(); ++head) {
-        for (const Slot* slot : rows[head]) {
-          keys[head].insert(keys[head].end(), slot->k.begin(), slot->k.end());
-        }
-        pointers.push_back(keys[head].data());
-      }
-      learn_keys(q, pointers, static_cast<int>(rows[0].size()), facts);
-      for (size_t head = 0; head < kv_heads(); ++head) state.lanes[head].facts[store] = facts[head];
-      state.learned[store] = true;
+    if (keys && how.reorders_keys && (!state.learned[store] || repacks)) {
+      order_channels(how, state, store, rows);
     }
     for (size_t head = 0; head < kv_heads(); ++head) {
-      Lane& lane = state.lanes[head];
       std::vector<Slot*> plain = rows[head];
-      if (part == Part::kValues && store == kRest && q.protected_values() != nullptr &&
-          first_flush) {
-        std::vector<float> scores;
-        std::vector<int16_t> modality;
-        const std::vector<Slot*> all = of_store(lane, store);
+      if (!keys && store == kRest && how.protect > 0 && !prompted_) {
+        std::vector<double> scores;
+        std::vector<bool> visual;
+        const std::vector<Slot*> all = of_store(state.lanes[head], store);
         for (const Slot* slot : all) {
           scores.push_back(protection_[static_cast<size_t>(slot->token)]);
-          modality.push_back(modality_[static_cast<size_t>(slot->token)]);
+          visual.push_back(slot->visual);
         }
         std::vector<Slot*> special;
-        for (const int32_t i : q.protect(scores, modality)) {
-          Slot* slot = all[static_cast<size_t>(i)];
-          const auto at = std::find(plain.begin(), plain.end(), slot);
+        for (const size_t i :
+             protected_rows(scores, visual, how.protect, how.protects_as_published)) {
+          const auto at = std::find(plain.begin(), plain.end(), all[i]);
           if (at == plain.end()) continue;
           plain.erase(at);
-          special.push_back(slot);
+          special.push_back(all[i]);
         }
-        pack_blocks(lane, state, special, q, *q.protected_values(), part, store, layer, head, true);
+        pack_blocks(layer, head, special, how.protected_values, keys, store, true);
       }
-      pack_blocks(lane, state, plain, q, plan, part, store, layer, head, false);
+      pack_blocks(layer, head, plain, keys ? how.keys : how.values, keys, store, false);
     }
   }
 
-  void pack_blocks(Lane& lane, Layer& state, const std::vector<Slot*>& slots, const Quantizer& q,
-                   const PartPlan& plan, Part part, size_t store, int layer, size_t head,
-                   bool apart) {
-    static_cast<void>(state);
-    const size_t block =
-        plan.format.axis == ScaleAxis::kToken ? 1 : static_cast<size_t>(plan.format.block_rows);
-    Lane& owner = owner_lane(layer, part, head);
+  /// VidKV's order of channels from the keys that are about to be packed.
+  void order_channels(const Packer& how, Layer& state, size_t store,
+                      const std::vector<std::vector<Slot*>>& rows) {
+    std::vector<Rows> keys(kv_heads());
+    for (size_t head = 0; head < kv_heads(); ++head) {
+      for (const Slot* slot : rows[head]) keys[head].push_back(slot->k);
+    }
+    for (size_t head = 0; head < kv_heads(); ++head) {
+      state.lanes[head].order[store] =
+          channel_order(how.order_per_head ? std::vector<Rows>{keys[head]} : keys, how.finer);
+    }
+    state.learned[store] = true;
+  }
+
+  void pack_blocks(int layer, size_t head, const std::vector<Slot*>& slots, const Scheme& scheme,
+                   bool keys, size_t store, bool apart) {
+    const size_t block = scheme.axis == Axis::kToken ? 1 : scheme.group;
     for (size_t first = 0; first < slots.size(); first += block) {
       const size_t end = std::min(first + block, slots.size());
       const std::vector<Slot*> span(slots.begin() + static_cast<std::ptrdiff_t>(first),
                                     slots.begin() + static_cast<std::ptrdiff_t>(end));
-      pack_slots(lane, owner, span, q, plan, part, store, layer, static_cast<int>(span.size()),
-                 apart);
+      pack_slots(layer, head, span, scheme, keys, store, apart);
     }
-  }
-
-  Lane& owner_lane(int layer, Part part, size_t head) {
-    int from = layer;
-    if (parts_->share.any()) {
-      from = (part == Part::kKeys ? parts_->share.key_owner
-                                  : parts_->share.value_owner)[static_cast<size_t>(layer)];
-    }
-    return layers_[static_cast<size_t>(from)].lanes[head];
   }
 
   /// Packs slots as one block and replaces their keys or values by what comes out of it.
-  void pack_slots(Lane& lane, Lane& owner, const std::vector<Slot*>& slots, const Quantizer& q,
-                  const PartPlan& plan, Part part, size_t store, int layer, int rows, bool apart) {
-    static_cast<void>(layer);
-    if (rows == 0) return;
-    const bool keys = part == Part::kKeys;
-    const bool basis = keys && q.key_basis() != nullptr;
-    std::vector<float> x;
-    for (const Slot* slot : slots) {
-      const std::vector<float>& row = keys ? slot->k : slot->v;
-      x.insert(x.end(), row.begin(), row.end());
+  void pack_slots(int layer, size_t head, const std::vector<Slot*>& slots, const Scheme& scheme,
+                  bool keys, size_t store, bool apart) {
+    if (slots.empty()) return;
+    const auto at = static_cast<size_t>(layer);
+    const Packer& how = packer(store, layer);
+    Lane& lane = layers_[at].lanes[head];
+    Rows x;
+    for (const Slot* slot : slots) x.push_back(keys ? slot->k : slot->v);
+    std::optional<Spectrum> spectrum;
+    if (keys && how.fft) spectrum.emplace(dim() - how.finer);
+    const Spectrum* turn = spectrum ? &*spectrum : nullptr;
+    const bool reorders = keys && how.reorders_keys;
+    if (reorders) to_packed_channels(lane.order[store], turn, how.finer, x);
+    // A layer that shares finds codes by token: the owner has packed the same tokens before.
+    const std::vector<int>& owners = keys ? sharing_.keys : sharing_.values;
+    const bool shared = !owners.empty() && owners[at] != layer;
+    CodeRows codes;
+    for (size_t i = 0; i < slots.size() && shared; ++i) {
+      const Lane& owner = layers_[static_cast<size_t>(owners[at])].lanes[head];
+      const auto other = std::find_if(owner.slots.begin(), owner.slots.end(),
+                                      [&](const Slot& s) { return s.token == slots[i]->token; });
+      codes.push_back(keys ? other->k_codes : other->v_codes);
     }
-    std::vector<float> turned(x.size());
-    if (basis) {
-      change_rows(q, BasisChange::kKey, lane.facts[store], x.data(), rows, turned.data());
-      x = turned;
-    }
-    const PackedFormat& format = plan.format;
-    const auto count = static_cast<size_t>(rows);
-    std::vector<std::byte> codes(count * format.row_bytes());
-    std::vector<std::byte> scales(format.scales(rows) * dtype_bytes(format.meta));
-    std::vector<std::byte> zeros(format.zeros(rows) * dtype_bytes(format.meta));
-    const PackJob job{x.data(), rows, codes.data(), scales.data(),
-                      zeros.empty() ? nullptr : zeros.data()};
-    pack(format, plan.rules, {&job, 1}, *stream_);
-    const bool shared = &owner != &lane;
-    // Codes are found by token: the owner has packed the same tokens before.
-    for (size_t i = 0; i < count; ++i) {
-      auto& mine = keys ? slots[i]->k_codes : slots[i]->v_codes;
-      if (shared) {
-        const auto other =
-            std::find_if(owner.slots.begin(), owner.slots.end(),
-                         [&](const Slot& slot) { return slot.token == slots[i]->token; });
-        const auto& theirs = keys ? other->k_codes : other->v_codes;
-        std::copy(theirs.begin(), theirs.end(),
-                  codes.begin() + static_cast<std::ptrdiff_t>(i * format.row_bytes()));
-      }
-      mine.assign(codes.begin() + static_cast<std::ptrdiff_t>(i * format.row_bytes()),
-                  codes.begin() + static_cast<std::ptrdiff_t>((i + 1) * format.row_bytes()));
-    }
-    const PackedBlock block{codes.data(), scales.data(), zeros.empty() ? nullptr : zeros.data(),
-                            rows,         rows,          nullptr};
-    unpack_blocks(format, {&block, 1}, x.data(), *stream_);
-    if (basis) {
-      change_rows(q, BasisChange::kBack, lane.facts[store], x.data(), rows, turned.data());
-      x = turned;
-    }
+    pack_block(scheme, x, codes);
+    if (reorders) from_packed_channels(lane.order[store], turn, how.finer, x);
     // Scales of each token: 32 tokens are one block for the accounting of dead rows.
     int index = -1;
-    if (format.axis == ScaleAxis::kToken && !q.visual_only()) {
+    if (scheme.axis == Axis::kToken && !how.visual_only) {
       for (size_t b = 0; b < lane.blocks.size(); ++b) {
         const Block& other = lane.blocks[b];
-        if (other.part == part && other.store == store && other.apart == apart && other.rows < 32 &&
+        if (other.keys == keys && other.store == store && other.apart == apart && other.rows < 32 &&
             other.live > 0 && other.open) {
           index = static_cast<int>(b);
         }
@@ -623,69 +570,57 @@ class PolicySequence {
     }
     if (index < 0) {
       for (Block& other : lane.blocks) {
-        if (other.part == part && other.store == store && other.apart == apart) other.open = false;
+        if (other.keys == keys && other.store == store && other.apart == apart) other.open = false;
       }
       index = static_cast<int>(lane.blocks.size());
-      lane.blocks.push_back({&plan, 0, 0, shared, true, part, store, apart});
+      lane.blocks.push_back({&scheme, 0, 0, shared, true, keys, store, apart});
     }
-    lane.blocks[static_cast<size_t>(index)].rows += rows;
-    lane.blocks[static_cast<size_t>(index)].live += rows;
-    for (size_t i = 0; i < count; ++i) {
-      std::vector<float>& row = keys ? slots[i]->k : slots[i]->v;
-      row.assign(x.begin() + static_cast<std::ptrdiff_t>(i * dim()),
-                 x.begin() + static_cast<std::ptrdiff_t>((i + 1) * dim()));
+    lane.blocks[static_cast<size_t>(index)].rows += slots.size();
+    lane.blocks[static_cast<size_t>(index)].live += slots.size();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      (keys ? slots[i]->k_codes : slots[i]->v_codes) = codes[i];
+      (keys ? slots[i]->k : slots[i]->v) = x[i];
       (keys ? slots[i]->k_block : slots[i]->v_block) = index;
     }
   }
 
   void flush_full(int layer) {
     Layer& state = layers_[static_cast<size_t>(layer)];
-    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      const Quantizer* q = quantizer(store, layer);
-      if (q == nullptr || q->visual_only()) continue;
-      for (const Part part : {Part::kKeys, Part::kValues}) {
-        const FlushRule& rule = q->plan(part, layer).flush;
+    for (const size_t store : {kVisual, kRest}) {
+      const std::optional<Packer>& how = packers_[store][static_cast<size_t>(layer)];
+      if (!how || how->visual_only) continue;
+      for (const bool keys : {true, false}) {
+        const Scheme& scheme = keys ? how->keys : how->values;
         std::vector<int> counts;
         for (Lane& lane : state.lanes) {
           int full = 0;
           for (const Slot* slot : of_store(lane, store)) {
-            if ((part == Part::kKeys ? slot->k_block : slot->v_block) < 0) ++full;
+            if ((keys ? slot->k_block : slot->v_block) < 0) ++full;
           }
-          counts.push_back(full >= rule.trigger ? rule.rows : 0);
+          counts.push_back(full >= scheme.trigger ? scheme.rows : 0);
         }
-        flush_rows(layer, state, store, part, counts);
+        flush_rows(layer, state, store, keys, counts);
       }
     }
   }
 
   void evict(int layer, int step) {
-    if (parts_->retention == nullptr) return;
+    if (!rule_) return;
     Layer& state = layers_[static_cast<size_t>(layer)];
-    const int pair = parts_->pairs.empty() ? layer : parts_->pairs[static_cast<size_t>(layer)];
-    DecodeView view;
-    view.layer = layer;
-    view.prompt_rows = prompt_rows_;
-    view.step = step;
-    view.kept = state.kept;
-    view.forget = state.forget;
+    const int pair = pairs_.empty() ? layer : pairs_[static_cast<size_t>(layer)];
     int slot = -1;
-    std::vector<float> weights;
     for (size_t head = 0; head < kv_heads(); ++head) {
       Lane& lane = state.lanes[head];
-      view.rows = static_cast<int>(lane.slots.size());
-      if (head == 0 || parts_->retention->per_head()) {
-        weights.clear();
-        if (parts_->retention->needs().decode_weights) {
-          weights.resize(lane.slots.size());
-          for (size_t i = 0; i < weights.size(); ++i) {
-            weights[i] = static_cast<float>(slot_weight(pair, head, i));
-          }
+      if (head == 0 || rule_->per_head()) {
+        std::vector<double> weights;
+        for (size_t i = 0; i < lane.slots.size() && rule_->sums_in_decode(); ++i) {
+          weights.push_back(slot_weight(pair, head, i));
         }
-        view.weights = weights;
-        slot = pair == layer ? parts_->retention->evict(view)
+        slot = pair == layer ? rule_->evict(static_cast<int>(lane.slots.size()), prompt_rows_, step,
+                                            state.kept, state.forget, weights)
                              : layers_[static_cast<size_t>(pair)].dropped;
         state.dropped = slot;
-        if (slot >= 0 && head == 0 && parts_->retention->rerotates()) {
+        if (slot >= 0 && head == 0 && rule_->rerotates()) {
           turn(state, state.sinks == 0 ? slot : state.sinks, 1);
         }
       }
@@ -701,13 +636,13 @@ class PolicySequence {
   /// Of a lane, or the mean of all lanes that hold the same slots: of a layer (specs 9.3,
   /// head_shared), of all layers of a pair (10.4, tied).
   double slot_weight(int pair, size_t head, size_t i) const {
-    if (parts_->retention->per_head()) {
+    if (rule_->per_head()) {
       return layers_[static_cast<size_t>(pair)].lanes[head].slots[i].weight;
     }
     double sum = 0;
     int lanes = 0;
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
-      const int here = parts_->pairs.empty() ? static_cast<int>(layer) : parts_->pairs[layer];
+      const int here = pairs_.empty() ? static_cast<int>(layer) : pairs_[layer];
       if (here != pair) continue;
       for (const Lane& lane : layers_[layer].lanes) {
         sum += lane.slots[i].weight;
@@ -718,17 +653,26 @@ class PolicySequence {
   }
 
  public:
-  /// Protection scores of the first prompt's rows.
-  void set_protection(std::vector<float> scores) { protection_ = std::move(scores); }
+  /// What the first prompt's rows are before the first layer (VidKV's protection).
+  void see_embeddings(const Rows& embeddings, const std::vector<int16_t>& modality) {
+    std::vector<bool> visual;
+    for (const int16_t tag : modality) visual.push_back(tag != kTextRow);
+    protection_ = protection_scores(embeddings, visual);
+  }
 
  private:
-  const CacheParts* parts_;
+  static constexpr size_t kVisual = 0;
+  static constexpr size_t kRest = 1;
+
   CacheShape shape_;
-  Stream* stream_;
+  DType full_ = DType::kF16;  // of rows that are not packed
+  bool split_ = false;        // visual slots and others are packed apart
+  std::optional<Rule> rule_;
+  std::array<std::vector<std::optional<Packer>>, 2> packers_;  // of each store, by layer
+  Sharing sharing_;
+  std::vector<int> pairs_;
   std::vector<Layer> layers_;
-  std::vector<int16_t> modality_;
-  std::array<int32_t, 2> summed_{};
-  std::vector<float> protection_;
+  std::vector<double> protection_;
   bool prompted_ = false;
   int prompt_rows_ = 0;
   size_t rows_ = 0;

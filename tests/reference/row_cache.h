@@ -4,17 +4,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/base/dtype.h"
 #include "tests/reference/attention.h"
+#include "tests/reference/half.h"
 
 namespace kvlm::reference {
-
-/// A value as a cache of `format` gives it back.
-inline float stored(float x, DType format) {
-  if (format == DType::kF16) return to_float(to_f16(x));
-  if (format == DType::kBF16) return to_float(to_bf16(x));
-  return x;
-}
 
 /// One layer of one sequence of the plain cache, in scalar double: what attend() must compute.
 class RowLayer {

@@ -11,8 +11,8 @@
 
 #include "kernels/attend_packed.h"
 #include "kernels/pack.h"
+#include "tests/kvcache/quantizers/basis.h"
 #include "tests/kvcache/quantizers/make.h"
-#include "tests/reference/basis.h"
 
 namespace kvlm {
 namespace {
@@ -209,9 +209,9 @@ std::vector<std::pair<double, double>> passes(const char* spec) {
   const auto rows = static_cast<int>(x.size()) / kChannels;
   for (int pass = 0; pass < 3; ++pass) {
     std::vector<float> turned(x.size());
-    reference::change_rows(*made, BasisChange::kKey, facts, now.data(), rows, turned.data());
+    test::change_rows(*made, BasisChange::kKey, facts, now.data(), rows, turned.data());
     const std::vector<float> packed = through(made->plan(Part::kKeys, 0), turned, kChannels, 32);
-    reference::change_rows(*made, BasisChange::kBack, facts, packed.data(), rows, now.data());
+    test::change_rows(*made, BasisChange::kBack, facts, packed.data(), rows, now.data());
     errors.emplace_back(mean_square(now, x), correlation(now, x));
   }
   return errors;

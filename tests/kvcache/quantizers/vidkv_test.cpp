@@ -6,8 +6,8 @@
 #include <random>
 
 #include "kernels/attend_packed.h"
+#include "tests/kvcache/quantizers/basis.h"
 #include "tests/kvcache/quantizers/make.h"
-#include "tests/reference/basis.h"
 
 namespace kvlm {
 namespace {
@@ -54,18 +54,18 @@ TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // specs 7.8
   std::copy(ranges, ranges + 8, keys.begin() + 8);
   const float* heads[] = {keys.data()};
   std::vector<LaneFacts> facts(1);
-  reference::learn_keys(*made, heads, 2, facts);
+  test::learn_keys(*made, heads, 2, facts);
   EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 6, 7, 0, 2, 4, 5));
   // Ranges are pooled over heads unless each has its own mask.
   std::vector<float> other(16);
   other[13] = 100;
   const float* both[] = {keys.data(), other.data()};
   facts.assign(2, {});
-  reference::learn_keys(*made, both, 2, facts);
+  test::learn_keys(*made, both, 2, facts);
   EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 5, 6, 0, 2, 4, 7));
   EXPECT_EQ(facts[0].key_channels, facts[1].key_channels);
   const auto apart = quantizer("vidkv,mask_scope=head", shape_of(1, 2, 8));
-  reference::learn_keys(*apart, both, 2, facts);
+  test::learn_keys(*apart, both, 2, facts);
   EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 6, 7, 0, 2, 4, 5));
   EXPECT_THAT(facts[1].key_channels, ElementsAre(0, 1, 2, 5, 3, 4, 6, 7));
   EXPECT_EQ(made->facts_bytes(2), 1u);
@@ -76,7 +76,7 @@ TEST(VidKvKeys, SpectrumOfTheSpec) {
   const auto made = quantizer("vidkv,key_bits=1", shape_of(1, 1, 4));
   const std::vector<float> x{1, 2, 3, 4};
   std::vector<float> spectrum(4);
-  reference::change_rows(*made, BasisChange::kKey, in_order(4), x.data(), 1, spectrum.data());
+  test::change_rows(*made, BasisChange::kKey, in_order(4), x.data(), 1, spectrum.data());
   EXPECT_THAT(spectrum, Pointwise(FloatNear(1e-6f), {10.0f, -2.0f, -2.0f, 2.0f}));
 }
 
@@ -88,9 +88,9 @@ TEST(VidKvKeys, SpectraComeBackAndKeepProducts) {
     std::vector<float> spectrum(k.size());
     std::vector<float> back(k.size());
     std::vector<float> query(k.size());
-    reference::change_rows(*made, BasisChange::kKey, in_order(n), k.data(), 1, spectrum.data());
-    reference::change_rows(*made, BasisChange::kBack, in_order(n), spectrum.data(), 1, back.data());
-    reference::change_rows(*made, BasisChange::kQuery, in_order(n), q.data(), 1, query.data());
+    test::change_rows(*made, BasisChange::kKey, in_order(n), k.data(), 1, spectrum.data());
+    test::change_rows(*made, BasisChange::kBack, in_order(n), spectrum.data(), 1, back.data());
+    test::change_rows(*made, BasisChange::kQuery, in_order(n), q.data(), 1, query.data());
     double direct = 0;
     double turned = 0;
     float top = 0;
@@ -111,7 +111,7 @@ std::vector<float> through(const Quantizer& made, const std::vector<float>& rows
   const PartPlan& plan = made.plan(Part::kKeys, 0);
   const int count = static_cast<int>(rows.size()) / n;
   std::vector<float> turned(rows.size());
-  reference::change_rows(made, BasisChange::kKey, in_order(n), rows.data(), count, turned.data());
+  test::change_rows(made, BasisChange::kKey, in_order(n), rows.data(), count, turned.data());
   std::vector<std::byte> codes(static_cast<size_t>(count) * plan.format.row_bytes());
   std::vector<std::byte> scales(plan.format.scales(count) * dtype_bytes(plan.format.meta));
   std::vector<std::byte> zeros(plan.format.zeros(count) * dtype_bytes(plan.format.meta) + 1);
@@ -120,7 +120,7 @@ std::vector<float> through(const Quantizer& made, const std::vector<float>& rows
   const PackedBlock block{codes.data(), scales.data(), zeros.data(), count, count, nullptr};
   unpack_blocks(plan.format, {&block, 1}, turned.data(), stream);
   std::vector<float> out(rows.size());
-  reference::change_rows(made, BasisChange::kBack, in_order(n), turned.data(), count, out.data());
+  test::change_rows(made, BasisChange::kBack, in_order(n), turned.data(), count, out.data());
   return out;
 }
 

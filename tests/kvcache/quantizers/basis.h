@@ -6,7 +6,7 @@
 #include "kernels/key_basis.h"
 #include "kvcache/quantizer.h"
 
-namespace kvlm::reference {
+namespace kvlm::test {
 
 /// Rows in another basis, on the CPU.
 inline void change_rows(const Quantizer& quantizer, BasisChange change, const LaneFacts& facts,
@@ -29,4 +29,4 @@ inline void learn_keys(const Quantizer& quantizer, std::span<const float* const>
   quantizer.learn(low, high, facts);
 }
 
-}  // namespace kvlm::reference
+}  // namespace kvlm::test

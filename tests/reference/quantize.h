@@ -1,0 +1,236 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "tests/reference/half.h"
+
+// Independent: codes, scales and zero points of a block of rows, written from the specification
+// (1.3-1.7, 3.1, 4.3, 5.3, 6.4, 7.3, 7.4) with codes as integers: nothing here knows of bits, bytes
+// or kernels. Codes are made in float where the specification says fp32, because a code is a
+// rounding; means are in double.
+namespace kvlm::reference {
+
+/// Which elements share a scale.
+enum class Axis { kHead, kChannel, kToken };
+
+/// Channels that are coded alike.
+struct Section {
+  enum class Kind { kAffine, kTernary, kSign };
+  enum class Scale { kMean, kNonZero, kUnit };
+
+  Kind kind = Kind::kAffine;
+  size_t channels = 0;
+  // kAffine: b bits in [kappa Q_alpha, kappa Q_{1-alpha}], end levels moved inwards by eta.
+  int bits = 0;
+  float alpha = 0;
+  float kappa = 1;
+  float eta = 0;
+  bool eta_of_step = false;
+  bool floor = false;
+  // kTernary
+  float gamma = 0;
+  Scale scale = Scale::kMean;
+  bool five_to_a_byte = true;
+  // kSign: codes 0 and 1 stand for these multiples of the scale, from channel `split` on for the
+  // other two.
+  float low = 0, high = 0;
+  size_t split = 0;
+  float low_after = 0, high_after = 0;
+
+  size_t row_bytes() const {
+    if (kind == Kind::kSign) return (channels + 7) / 8;
+    if (kind == Kind::kAffine) return (channels * static_cast<size_t>(bits) + 7) / 8;
+    return five_to_a_byte ? (channels + 4) / 5 : (2 * channels + 7) / 8;
+  }
+  /// What `code` of a channel means under a scale and a zero point.
+  float value(size_t channel, int code, float scale_of_group, float zero) const {
+    switch (kind) {
+      case Kind::kTernary:
+        return scale_of_group * static_cast<float>(code - 1);
+      case Kind::kSign:
+        if (channel < split) return scale_of_group * (code == 0 ? low : high);
+        return scale_of_group * (code == 0 ? low_after : high_after);
+      case Kind::kAffine:
+        break;
+    }
+    return static_cast<float>(static_cast<double>(scale_of_group) * code +
+                              static_cast<double>(zero));
+  }
+};
+
+/// How the keys or the values of a layer are packed, and when.
+struct Scheme {
+  Axis axis = Axis::kToken;
+  size_t group = 0;  ///< kToken: channels, else rows that share a scale; 0: all rows of a block
+  bool f32_meta = false;
+  std::vector<Section> sections;
+  /// After a prompt of n rows floor((n - hold) / unit) units are packed; in decode `rows` rows,
+  /// once `trigger` are not.
+  int unit = 1, hold = 0, trigger = 1, rows = 1;
+
+  size_t channels() const {
+    size_t sum = 0;
+    for (const Section& section : sections) sum += section.channels;
+    return sum;
+  }
+  size_t row_bytes() const {
+    size_t sum = 0;
+    for (const Section& section : sections) sum += section.row_bytes();
+    return sum;
+  }
+  /// Bytes of the scales and zero points of a block; only affine codes have zero points.
+  size_t meta_bytes(size_t block_rows) const {
+    const size_t each = f32_meta ? 4 : 2;
+    if (axis == Axis::kHead) return 2 * each;
+    if (axis == Axis::kToken) return 2 * each * block_rows * ((channels() + group - 1) / group);
+    size_t numbers = 0;
+    for (const Section& section : sections) {
+      numbers += section.channels * (section.kind == Section::Kind::kAffine ? 2 : 1);
+    }
+    return numbers * each;
+  }
+};
+
+/// Codes of elements that share a scale.
+struct Group {
+  std::vector<int> codes;
+  float scale = 0;
+  float zero = 0;
+};
+
+/// The value at place (n - 1) alpha of the sorted ones, between two of them in proportion.
+inline double quantile(std::vector<float> x, double alpha) {
+  std::sort(x.begin(), x.end());
+  const double place = static_cast<double>(x.size() - 1) * alpha;
+  const auto below = static_cast<size_t>(place);
+  const size_t above = std::min(below + 1, x.size() - 1);
+  const auto low = static_cast<double>(x[below]);
+  return low + (place - static_cast<double>(below)) * (static_cast<double>(x[above]) - low);
+}
+
+inline Group affine_group(const Section& section, const std::vector<float>& x) {
+  float a = *std::min_element(x.begin(), x.end());
+  float b = *std::max_element(x.begin(), x.end());
+  if (section.alpha > 0) {
+    a = static_cast<float>(quantile(x, static_cast<double>(section.alpha)));
+    b = static_cast<float>(quantile(x, 1 - static_cast<double>(section.alpha)));
+  }
+  a *= section.kappa;
+  b *= section.kappa;
+  const auto levels = static_cast<float>((1 << section.bits) - 1);
+  const float step = (b - a) / levels;
+  Group group;
+  for (const float value : x) {
+    if (step == 0) {
+      group.codes.push_back(0);
+      continue;
+    }
+    const float place = (value - a) / step;
+    const float whole = section.floor ? std::floor(place) : std::nearbyint(place);
+    group.codes.push_back(static_cast<int>(std::clamp(whole, 0.0f, levels)));
+  }
+  group.scale = (1 - 2 * section.eta) * step;
+  group.zero = a + section.eta * (section.eta_of_step ? 1 : levels) * step;
+  return group;
+}
+
+inline Group ternary_group(const Section& section, const std::vector<float>& x) {
+  double sum = 0;
+  for (const float value : x) sum += static_cast<double>(std::abs(value));
+  const auto mean = static_cast<float>(sum / static_cast<double>(x.size()));
+  Group group;
+  double beyond = 0;
+  int count = 0;
+  for (const float value : x) {
+    const bool zero = std::abs(value) <= section.gamma * mean;
+    group.codes.push_back(zero ? 1 : value > 0 ? 2 : 0);
+    if (zero) continue;
+    beyond += static_cast<double>(std::abs(value));
+    ++count;
+  }
+  group.scale = mean;
+  if (section.scale == Section::Scale::kUnit) group.scale = 1;
+  if (section.scale == Section::Scale::kNonZero) {
+    group.scale = count == 0 ? 0 : static_cast<float>(beyond / count);
+  }
+  return group;
+}
+
+inline Group sign_group(const std::vector<float>& x) {
+  Group group;
+  double sum = 0;
+  for (const float value : x) {
+    group.codes.push_back(value < 0 ? 0 : 1);
+    sum += static_cast<double>(std::abs(value));
+  }
+  group.scale = static_cast<float>(sum / static_cast<double>(x.size()));
+  return group;
+}
+
+/// The codes of a group, and its scale and zero point as they are stored.
+inline Group pack_group(const Section& section, bool f32_meta, const std::vector<float>& x) {
+  Group group = section.kind == Section::Kind::kAffine    ? affine_group(section, x)
+                : section.kind == Section::Kind::kTernary ? ternary_group(section, x)
+                                                          : sign_group(x);
+  if (!f32_meta) {
+    group.scale = as_f16(group.scale);
+    group.zero = as_f16(group.zero);
+  }
+  return group;
+}
+
+using Rows = std::vector<std::vector<float>>;    // (rows, channels)
+using CodeRows = std::vector<std::vector<int>>;  // (rows, channels)
+
+/// Packs rows as one block and replaces them by what comes out of it. `codes` are the block's own,
+/// or those of another layer if they are given: then only scales and zero points are made.
+inline void pack_block(const Scheme& scheme, Rows& rows, CodeRows& codes) {
+  const bool shared = !codes.empty();
+  if (!shared) codes.assign(rows.size(), std::vector<int>(scheme.channels()));
+  using Places = std::vector<std::pair<size_t, size_t>>;
+  const auto pack = [&](const Section& section, size_t first, const Places& places) {
+    std::vector<float> x;
+    for (const auto& [row, channel] : places) x.push_back(rows[row][channel]);
+    const Group group = pack_group(section, scheme.f32_meta, x);
+    for (size_t i = 0; i < places.size(); ++i) {
+      const auto& [row, channel] = places[i];
+      int& code = codes[row][channel];
+      if (!shared) code = group.codes[i];
+      rows[row][channel] = section.value(channel - first, code, group.scale, group.zero);
+    }
+  };
+  if (scheme.axis == Axis::kHead) {
+    Places all;
+    for (size_t row = 0; row < rows.size(); ++row) {
+      for (size_t channel = 0; channel < scheme.channels(); ++channel)
+        all.push_back({row, channel});
+    }
+    return pack(scheme.sections[0], 0, all);
+  }
+  if (scheme.axis == Axis::kToken) {
+    for (size_t row = 0; row < rows.size(); ++row) {
+      for (size_t first = 0; first < scheme.channels(); first += scheme.group) {
+        Places group;
+        const size_t end = std::min(first + scheme.group, scheme.channels());
+        for (size_t channel = first; channel < end; ++channel) group.push_back({row, channel});
+        pack(scheme.sections[0], 0, group);
+      }
+    }
+    return;
+  }
+  size_t first = 0;
+  for (const Section& section : scheme.sections) {
+    for (size_t channel = first; channel < first + section.channels; ++channel) {
+      Places column;
+      for (size_t row = 0; row < rows.size(); ++row) column.push_back({row, channel});
+      pack(section, first, column);
+    }
+    first += section.channels;
+  }
+}
+
+}  // namespace kvlm::reference

@@ -1,0 +1,364 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvcache/policy.h"
+#include "tests/reference/merge.h"
+
+// Independent: which rows a prompt leaves and which slot a step drops, written from the
+// specification (2, 8, 9, 10.4) by sorting and counting, in double. Not independent: the values of
+// options are read from the parser's tables (OptionValues). Options that no life in
+// tests/kvcache/feeder.h uses are refused.
+namespace kvlm::reference {
+
+/// Rows that a layer keeps, ascending: one list, or one for each kv_head; and the share that it
+/// forgets.
+struct Selection {
+  std::vector<std::vector<int>> slots;
+  double forget = 0;
+};
+
+/// A layer of a prompt's attention: importance (kv_heads, n) and the share of small entries.
+struct LayerScores {
+  std::vector<std::vector<double>> importance;
+  double sparsity = 0;
+};
+
+/// The `kept` rows that stay: `last` at the end, `sinks` at the beginning (the end has precedence),
+/// then the best, ties to the smaller row.
+inline std::vector<int> best_rows(const std::vector<double>& scores, int kept, int sinks,
+                                  int last) {
+  const auto n = static_cast<int>(scores.size());
+  std::vector<int> order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  last = std::min(last, kept);
+  sinks = std::min(sinks, kept - last);
+  const auto rank = [&](int row) { return row >= n - last ? 0 : row < sinks ? 1 : 2; };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    if (rank(a) != rank(b)) return rank(a) < rank(b);
+    return rank(a) == 2 && scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+  });
+  order.resize(static_cast<size_t>(std::min(kept, n)));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+/// Scores in proportion, so that they sum to 1.
+inline std::vector<double> in_proportion(std::vector<double> scores) {
+  const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
+  for (double& x : scores) x /= sum;
+  return scores;
+}
+
+/// Budgets of PrefixKV and VL-Cache (specs 8.3): rows are added one at a time to the layer that has
+/// the smallest share of its attention, and taken from the one that has the largest.
+class Budgets {
+ public:
+  /// `scores` of layers or of pairs of them, which count `weights` times.
+  Budgets(const std::vector<std::vector<double>>& scores, std::vector<int> weights)
+      : weights_(std::move(weights)) {
+    for (std::vector<double> sorted : scores) {
+      std::sort(sorted.rbegin(), sorted.rend());
+      std::vector<double> held(1, 0.0);
+      for (const double x : sorted) held.push_back(held.back() + x);
+      held.back() = 1;
+      held_.push_back(std::move(held));
+    }
+    rows.assign(scores.size(), 0);
+  }
+
+  std::vector<int> rows;
+
+  void clamp(int least) {
+    for (int& m : rows) m = std::clamp(m, std::min(least, n()), n());
+  }
+  void add_up_to(int64_t total) {
+    for (;;) {
+      size_t to = rows.size();
+      for (size_t l = 0; l < rows.size(); ++l) {
+        if (rows[l] == n() || sum() + weights_[l] > total) continue;
+        if (to == rows.size() || share(l) < share(to)) to = l;
+      }
+      if (to == rows.size()) return;
+      ++rows[to];
+    }
+  }
+  void take_down_to(int64_t total, int least) {
+    while (sum() > total) {
+      size_t from = rows.size();
+      for (size_t l = 0; l < rows.size(); ++l) {
+        if (rows[l] <= std::min(least, n())) continue;
+        if (from == rows.size() || share(l) >= share(from)) from = l;
+      }
+      if (from == rows.size()) return;
+      --rows[from];
+    }
+  }
+
+ private:
+  int n() const { return static_cast<int>(held_.front().size()) - 1; }
+  double share(size_t l) const { return std::min(1.0, held_[l][static_cast<size_t>(rows[l])]); }
+  int64_t sum() const {
+    int64_t all = 0;
+    for (size_t l = 0; l < rows.size(); ++l) all += int64_t{weights_[l]} * rows[l];
+    return all;
+  }
+
+  std::vector<std::vector<double>> held_;  // by the k best rows, k = 0..n
+  std::vector<int> weights_;
+};
+
+/// One rule with its options.
+class Rule {
+ public:
+  Rule(const OptionValues& options, bool quantized)
+      : name_(options.info().name), keep_(options.real("keep")) {
+    const auto text = [&](const char* key, const char* otherwise) {
+      return std::string(options.has(key) ? options.text(key) : otherwise);
+    };
+    const auto number = [&](const char* key) {
+      return options.has(key) ? options.integer(key) : 0;
+    };
+    sinks_ = number("sinks");
+    last_ = number("last");
+    window_ = number("window");
+    kernel_ = number("kernel");
+    distance_ = number("distance");
+    evict_ = text("evict", "none");
+    if (evict_ == "auto") evict_ = quantized ? "sliding" : "fixed_index";
+    head_shared_ = text("head_shared", "off") == "on";
+    proportional_ = text("budget", "window") == "proportional";
+    rerotates_ = text("rerotate", "off") == "on";
+    if (options.has("beta")) beta_ = options.real("beta");
+    if (options.has("recent")) recent_ = options.real("recent");
+    if (text("merge", "none") == "position" || name_ == "elastic") merge_ = Merge::kPosition;
+    if (text("merge", "none") == "feature") merge_ = Merge::kFeature;
+    for (const auto& [key, value] : {std::pair("fit", "greedy"), std::pair("protect", "inside"),
+                                     std::pair("prefill_only", "off"), std::pair("colmean", "off"),
+                                     std::pair("no_floor", "off")}) {
+      if (text(key, value) != value) {
+        throw std::logic_error("the reference has no " + name_ + "," + key + "=" + text(key, ""));
+      }
+    }
+    const auto known = {"uniform", "elastic",   "prefixkv", "streaming", "h2o",
+                        "snapkv",  "pyramidkv", "vlcache",  "tova"};
+    if (std::find(known.begin(), known.end(), name_) == known.end()) {
+      throw std::logic_error("the reference has no rule " + name_);
+    }
+  }
+
+  bool per_head() const {
+    return !head_shared_ && (name_ == "h2o" || name_ == "snapkv" || name_ == "pyramidkv");
+  }
+  bool same_in_all_layers() const { return name_ == "streaming"; }
+  bool sums_in_decode() const { return name_ == "h2o"; }
+  bool rerotates() const { return rerotates_; }
+  Merge merge() const { return merge_; }
+
+  /// The rows [first, last) of a prompt whose attention is summed.
+  std::pair<size_t, size_t> summed(const std::vector<int16_t>& modality) const {
+    const size_t n = modality.size();
+    const auto newest = [&](size_t rows) { return std::pair(n > rows ? n - rows : 0, n); };
+    if (name_ == "streaming") return {0, 0};
+    if (name_ == "tova") return newest(1);
+    if (window_ > 0) return newest(static_cast<size_t>(window_));
+    if (name_ != "vlcache") return {0, n};
+    size_t after = 0;  // rows behind the last visual one
+    for (size_t j = 0; j < n; ++j) {
+      if (modality[j] >= 0) after = j + 1;
+    }
+    return after == 0 || after == n ? newest(32) : std::pair(after, n);
+  }
+
+  /// What every layer keeps of n rows. Layers of one number in `pairs` count as one; empty: none.
+  std::vector<Selection> select(const std::vector<LayerScores>& layers, int n,
+                                const std::vector<int>& pairs) const {
+    std::vector<std::vector<size_t>> units;
+    for (size_t l = 0; l < layers.size(); ++l) {
+      const auto mate = [&](const auto& unit) { return pairs[unit[0]] == pairs[l]; };
+      const auto unit =
+          pairs.empty() ? units.end() : std::find_if(units.begin(), units.end(), mate);
+      if (unit == units.end()) {
+        units.push_back({l});
+      } else {
+        unit->push_back(l);
+      }
+    }
+    std::vector<std::vector<std::vector<double>>> scores;  // (units, 1 or kv_heads, n)
+    for (const auto& unit : units) scores.push_back(unit_scores(layers, unit));
+    const std::vector<int> kept = budgets(layers, units, scores, n);
+    std::vector<Selection> selections(layers.size());
+    for (size_t u = 0; u < units.size(); ++u) {
+      Selection selection;
+      for (const auto& of_head : scores[u]) selection.slots.push_back(chosen(of_head, kept[u]));
+      const bool by_layer = name_ == "prefixkv" || name_ == "vlcache" || name_ == "pyramidkv";
+      selection.forget = by_layer ? 1 - static_cast<double>(kept[u]) / n : 1 - keep_;
+      for (const size_t layer : units[u]) selections[layer] = selection;
+    }
+    return selections;
+  }
+
+  /// The slot that goes after step t, when a layer of N prompt rows that kept m has n rows; -1:
+  /// none.
+  int evict(int n, int prompt_rows, int step, int kept, double forget,
+            const std::vector<double>& weights) const {
+    if (name_ == "streaming") {
+      const int most = proportional_ ? std::max(kept, streaming_rows(prompt_rows + step)) : kept;
+      return n > std::max(most, sinks_ + 1) ? sinks_ : -1;
+    }
+    if (name_ == "h2o") {
+      if (n <= kept) return -1;
+      int least = 0;
+      for (int j = 0; j < n - (kept + 1) / 2; ++j) {
+        if (weights[static_cast<size_t>(j)] <= weights[static_cast<size_t>(least)]) least = j;
+      }
+      return least;
+    }
+    if (evict_ == "none") return -1;
+    const double budget = std::max<double>(kept, (prompt_rows + step) * (1 - forget));
+    if (std::floor(n - budget + 1e-6) < 1) return -1;
+    int slot = (evict_ == "sliding" ? n : kept) - distance_;
+    if (slot < 1) slot = kept / 2;
+    return std::min(std::max(slot, sinks_), n - 2);
+  }
+
+ private:
+  std::vector<std::vector<double>> unit_scores(const std::vector<LayerScores>& layers,
+                                               const std::vector<size_t>& unit) const {
+    const size_t heads = per_head() ? layers[0].importance.size() : 1;
+    const size_t n = layers[0].importance[0].size();
+    std::vector<std::vector<double>> scores(heads, std::vector<double>(n));
+    if (name_ == "streaming") return scores;
+    for (size_t h = 0; h < heads; ++h) {
+      for (const size_t layer : unit) {
+        std::vector<double> of_layer(n);
+        for (size_t head = 0; head < layers[layer].importance.size(); ++head) {
+          if (per_head() && head != h) continue;
+          for (size_t j = 0; j < n; ++j) of_layer[j] += layers[layer].importance[head][j];
+        }
+        of_layer = in_proportion(of_layer);
+        for (size_t j = 0; j < n; ++j) scores[h][j] += of_layer[j];
+      }
+      scores[h] = in_proportion(scores[h]);
+    }
+    return scores;
+  }
+
+  std::vector<int> budgets(const std::vector<LayerScores>& layers,
+                           const std::vector<std::vector<size_t>>& units,
+                           const std::vector<std::vector<std::vector<double>>>& scores,
+                           int n) const {
+    const double wanted = keep_ * n;
+    const int floored = static_cast<int>(std::floor(wanted + 1e-9));
+    const int nearest = static_cast<int>(std::nearbyint(wanted));
+    std::vector<int> kept(units.size(), n);
+    if (name_ == "prefixkv" || name_ == "vlcache") {
+      std::vector<std::vector<double>> curves;
+      std::vector<int> weights;
+      for (size_t u = 0; u < units.size(); ++u) {
+        curves.push_back(scores[u][0]);
+        weights.push_back(static_cast<int>(units[u].size()));
+      }
+      const auto total =
+          static_cast<int64_t>(std::nearbyint(keep_ * static_cast<double>(layers.size()) * n));
+      Budgets split(curves, weights);
+      const int least = name_ == "prefixkv" ? sinks_ + last_ + 1 : 1;
+      if (name_ == "prefixkv") {
+        split.add_up_to(total);
+      } else {
+        split.rows = by_density(layers, units, n);
+      }
+      split.clamp(least);
+      split.take_down_to(total, least);
+      split.add_up_to(total);
+      return split.rows;
+    }
+    for (size_t u = 0; u < units.size(); ++u) {
+      int rows = std::max(nearest, sinks_ + last_ + 1);  // uniform, elastic
+      if (name_ == "streaming") rows = streaming_rows(n);
+      if (name_ == "h2o" || name_ == "tova") rows = std::max(floored, 1);
+      if (name_ == "snapkv") rows = std::max(floored, window_);
+      if (name_ == "pyramidkv") {
+        double sum = 0;
+        for (const size_t layer : units[u]) sum += on_the_line(layer, layers.size(), n);
+        rows = static_cast<int>(std::nearbyint(sum / static_cast<double>(units[u].size())));
+      }
+      kept[u] = std::min(n, rows);
+    }
+    return kept;
+  }
+
+  int streaming_rows(int tokens) const {
+    return std::max(static_cast<int>(std::floor(keep_ * tokens + 1e-9)), sinks_ + 1);
+  }
+
+  /// PyramidKV's rows of a layer (specs 9.5).
+  int on_the_line(size_t layer, size_t layers, int n) const {
+    const double mean = keep_ * n;
+    double most = 2 * mean - mean / beta_;
+    if (most >= n - window_) most = n - window_;
+    const double least = 2 * mean - most;
+    if (layers < 2 || most > n || least > most || least < window_) {
+      return std::min(n, std::max(static_cast<int>(std::nearbyint(mean)), window_));
+    }
+    return static_cast<int>(std::nearbyint(most - static_cast<double>(layer) * (most - least) /
+                                                      static_cast<double>(layers - 1)));
+  }
+
+  /// VL-Cache's rows before they are brought to the total (specs 9.7).
+  std::vector<int> by_density(const std::vector<LayerScores>& layers,
+                              const std::vector<std::vector<size_t>>& units, int n) const {
+    double all = 0;
+    for (const LayerScores& layer : layers) all += 1 - layer.sparsity;
+    std::vector<int> rows;
+    for (const auto& unit : units) {
+      double mean = 0;
+      for (const size_t layer : unit) {
+        mean += (1 - layers[layer].sparsity) / static_cast<double>(unit.size());
+      }
+      const double share = mean / all * keep_ * static_cast<double>(layers.size());
+      rows.push_back(static_cast<int>(std::nearbyint(std::clamp(share, 0.01, 1.0) * n)));
+    }
+    return rows;
+  }
+
+  /// The rows of one head that stay.
+  std::vector<int> chosen(const std::vector<double>& scores, int kept) const {
+    const auto n = static_cast<int>(scores.size());
+    if (name_ == "streaming") return best_rows(scores, kept, sinks_, kept - sinks_);
+    if (name_ == "tova") return best_rows(scores, kept, 0, 1);
+    if (name_ == "h2o") return best_rows(scores, kept, 0, (kept + 1) / 2);
+    if (name_ == "vlcache") {
+      return best_rows(scores, kept, 0,
+                       std::max(1, static_cast<int>(std::ceil(recent_ * kept - 1e-9))));
+    }
+    if (window_ == 0) return best_rows(scores, kept, sinks_, last_);
+    // Slots before the window, averaged over their neighbours there; beyond the ends lie zeros.
+    std::vector<double> pooled(scores.size());
+    for (int j = 0; j < n - window_; ++j) {
+      for (int i = j - kernel_ / 2; i <= j + kernel_ / 2; ++i) {
+        if (i < 0 || i >= n - window_) continue;
+        pooled[static_cast<size_t>(j)] += scores[static_cast<size_t>(i)] / kernel_;
+      }
+    }
+    return best_rows(pooled, kept, 0, window_);
+  }
+
+  std::string name_;
+  double keep_;
+  int sinks_ = 0, last_ = 0, window_ = 0, kernel_ = 0, distance_ = 0;
+  std::string evict_;
+  bool head_shared_ = false, proportional_ = false, rerotates_ = false;
+  double beta_ = 0, recent_ = 0;
+  Merge merge_ = Merge::kNone;
+};
+
+}  // namespace kvlm::reference
