@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """What every cache policy does to the bundled model: captions and documents of the held-out sets, scored, beside bits.
 
-    tools/eval/policies.py --out OUT [--kv SPEC ...] [--images 200] [--fidelity 40]
+    tools/eval/policies.py --out OUT [--kv SPEC ...] [--images 200] [--fidelity 100] [--jobs N] [--device cuda]
+    tools/eval/orderings.py --out OUT      which of the papers' orderings these answers carry
 
-Runs `vlm-run --batch` over the held-out captions and documents once for every spec, and `vlm-kv fidelity` over some of
-the captions, scores the answers with tools/pocket/score.py, and prints a Markdown table. A second start goes on where
-the first stopped. Standard library only.
+Runs `vlm-run --batch` over the held-out captions and documents once for every spec, and `vlm-kv fidelity` over captions,
+scores the answers with tools/pocket/score.py, and prints a Markdown table with 95 % intervals (bootstrap over images).
+Stored bits are those of fidelity's forced text, the same rows for every spec, so that an answer's own length moves no
+figure. A second start goes on where the first stopped. Standard library only.
 """
 
 import argparse
+import concurrent.futures
 import json
 import re
 import statistics
@@ -19,9 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 POCKET = ROOT / "tools" / "pocket"
 sys.path.insert(0, str(POCKET))
+import paired  # noqa: E402
 import score  # noqa: E402
 
-# Every policy at its paper's setting, then by width or by share of tokens kept, then compositions.
+RESAMPLES = 10_000
+SEED = 1
+
+# Every policy at its paper's setting, then by width or by share of tokens kept, then compositions. What stands beside a
+# published setting differs from it in one thing, so that orderings.py can compare them.
 SPECS = """
 f16
 int8
@@ -29,11 +37,16 @@ int4
 kivi,bits=8
 kivi,bits=4
 kivi
+kivi,residual=32
 kivi,bits=1
 asymkv
 head_quantile,bits=8
+head_quantile,bits=8,alpha=0.2
 head_quantile,bits=4
 head_quantile,bits=2
+head_quantile,bits=2,group_axes=channel
+head_quantile,bits=2,alpha=0
+head_quantile,bits=2,alpha=0,group_axes=channel
 head_quantile
 head_quantile,round=floor
 head_quantile,alpha=0
@@ -42,20 +55,29 @@ calibquant,bits=4
 calibquant,bits=2
 calibquant
 calibquant,tau=0:0
+calibquant,shrink=none
+calibquant,shrink=none,tau=0:0
 calibquant,profile=official
-calibquant,profile=paper
 xquant
 xquant,eta1=0,eta2=0
 vidkv,key_bits=2,value_bits=2
+vidkv,key_bits=2,value_bits=2,residual=32
 vidkv,value_bits=2
 vidkv,fft=off,value_bits=2
 vidkv
 vidkv,fft=off
+vidkv,scale=unit
 vidkv,key_bits=1.25
 vidkv,protect=0.2
 vidkv,profile=official
-kivi,key_bits=8,value_bits=1
-kivi,key_bits=1,value_bits=8
+kivi,key_bits=8,value_bits=1,residual=32
+kivi,key_bits=1,value_bits=8,residual=32
+kivi,key_bits=4,value_bits=2,residual=32
+kivi,key_bits=2,value_bits=4,residual=32
+random,keep=0.9
+random,keep=0.5
+random,keep=0.5,seed=1
+random,keep=0.2
 uniform,keep=0.9
 uniform,keep=0.5
 uniform,keep=0.2
@@ -73,9 +95,12 @@ snapkv,keep=0.5
 snapkv,keep=0.2
 pyramidkv,keep=0.5
 pyramidkv,keep=0.2
+pyramidkv,keep=0.2,no_floor=on,evict=fixed_index
+tova,keep=0.5
 elastic,keep=0.5
 elastic,keep=0.2
 vlcache,keep=0.5
+vlcache,keep=0.28
 vlcache,keep=0.2
 calibquant,bits=2 + int4,scope=text
 calibquant,bits=4 + int4,scope=text
@@ -89,62 +114,111 @@ prefixkv,keep=0.5 + xquant
 int4 + share=codes
 """
 
+SETS = ("captions", "documents")
+
+
+def all_specs() -> list[str]:
+    return [line for line in SPECS.splitlines() if line]
+
 
 def slug(spec: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "_", spec.lower()).strip("_")
 
 
-def requests(name: str, images: int, folder: Path) -> Path:
-    """The first `images` requests of a held-out set, with full paths."""
-    path = folder / f"{name}.{images}.jsonl"
-    if not path.exists():
-        lines = (POCKET / "heldout" / f"{name}.jsonl").read_text().splitlines()[:images]
+class Evaluation:
+    """Answers and figures of specs in one folder, made when they are missing."""
+
+    def __init__(self, folder: Path, images: int, forced: int, build: Path | None = None, flags: tuple[str, ...] = ()):
+        self.folder, self.images, self.forced, self.flags = folder, images, forced, flags
+        self.tools = (build or ROOT / "build" / "release") / "tools"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def requests(self, name: str, count: int) -> Path:
+        """The first `count` requests of a held-out set, with full paths."""
+        path = self.folder / f"{name}.{count}.jsonl"
+        if path.exists():
+            return path
+        lines = (POCKET / "heldout" / f"{name}.jsonl").read_text().splitlines()[:count]
         records = [json.loads(line) for line in lines]
         for record in records:
             record["image"] = str(POCKET / "heldout" / record["image"])
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+        return path
 
+    def answer(self, spec: str, name: str) -> None:
+        command = [self.tools / "vlm-run", "-q", "--batch", self.requests(name, self.images)]
+        command += ["--out", self._answers(spec, name), "--kv", spec, *self.flags]
+        self._run(command, f"answers of {spec}")
 
-def run(program: Path, spec: str, name: str, images: int, folder: Path, flags: list[str]) -> list[dict]:
-    out = folder / f"{slug(spec)}.{name}.{images}.jsonl"
-    command = [program, "-q", "--batch", requests(name, images, folder), "--out", out, "--batch-size", "8"]
-    subprocess.run([*map(str, command), "--kv", spec, *flags], check=True)
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    def measure(self, spec: str) -> None:
+        """`vlm-kv fidelity` over captions: KL, top-1 and bits on forced text."""
+        path = self._fidelity(spec)
+        if path.exists():
+            return
+        command = [self.tools / "vlm-kv", "fidelity", "--kv", spec, "--json", "-t", "1"]
+        command += ["--data", self.requests("captions", self.forced)]
+        path.write_text(self._run(command, f"fidelity of {spec}"))
 
-
-def scored(records: list[dict], name: str) -> dict[str, float]:
-    """score.py's figures over the images that were asked for, not over the whole set."""
-    texts = {record["id"]: record.get("text", "") for record in records}
-    heldout = POCKET / "heldout"
-    if name == "captions":
-        facts = json.loads((heldout / "scene_facts.json").read_text())
-        coco = json.loads((heldout / "captions_heldout.json").read_text())
-        keys = {image["id"]: Path(image["file_name"]).stem for image in coco["images"]}
-        accepted: dict[str, list[str]] = {}
-        for note in coco["annotations"]:
-            accepted.setdefault(keys[note["image_id"]], []).append(note["caption"])
-        told = [score.slots(text, facts[key]) for key, text in texts.items()]
-        return {
-            "exact": sum(text.strip() in accepted[key] for key, text in texts.items()) / len(texts),
-            "slots": sum(right for right, _ in told) / sum(total for _, total in told),
-        }
-    data = json.loads((heldout / f"{name}_heldout.json").read_text())["data"]
-    answers = {Path(record["image"]).stem: record["answers"] for record in data}
-    return {"anls": statistics.mean(score.anls(text, answers[key]) for key, text in texts.items())}
-
-
-def fidelity(program: Path, specs: list[str], images: int, folder: Path) -> dict[str, dict]:
-    """`vlm-kv fidelity` of every spec that has not been measured yet."""
-    results = {}
-    for spec in specs:
-        path = folder / f"{slug(spec)}.fidelity.{images}.json"
+    def texts(self, spec: str, name: str) -> dict[str, str]:
+        path = self._answers(spec, name)
         if not path.exists():
-            command = [program, "fidelity", "--kv", spec, "--data", requests("captions", images, folder), "--json"]
-            done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-            path.write_text(done.stdout)
-        results[spec] = json.loads(path.read_text())
-    return results
+            raise SystemExit(f"{path} is missing; run tools/eval/policies.py --out {self.folder} --kv '{spec}' first")
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return {record["id"]: record.get("text", "") for record in records}
+
+    def fidelity(self, spec: str) -> dict | None:
+        path = self._fidelity(spec)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def _answers(self, spec: str, name: str) -> Path:
+        return self.folder / f"{slug(spec)}.{name}.{self.images}.jsonl"
+
+    def _fidelity(self, spec: str) -> Path:
+        return self.folder / f"{slug(spec)}.fidelity.{self.forced}.json"
+
+    def _run(self, command: list, what: str) -> str:
+        if not Path(command[0]).is_file():
+            raise SystemExit(f"{command[0]} is not built; run tools/demo.sh, or name the build folder with --build")
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"{what}: status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+
+def caption_scores(texts: dict[str, str]) -> dict[str, tuple[bool, int, int]]:
+    """Of every caption: exactly right, slots told rightly, slots in all."""
+    heldout = POCKET / "heldout"
+    facts = json.loads((heldout / "scene_facts.json").read_text())
+    coco = json.loads((heldout / "captions_heldout.json").read_text())
+    keys = {image["id"]: Path(image["file_name"]).stem for image in coco["images"]}
+    accepted: dict[str, list[str]] = {}
+    for note in coco["annotations"]:
+        accepted.setdefault(keys[note["image_id"]], []).append(note["caption"])
+    return {key: (text.strip() in accepted[key], *score.slots(text, facts[key])) for key, text in texts.items()}
+
+
+def document_scores(texts: dict[str, str]) -> dict[str, float]:
+    """The ANLS of every document's answer."""
+    data = json.loads((POCKET / "heldout" / "documents_heldout.json").read_text())["data"]
+    answers = {Path(record["image"]).stem: record["answers"] for record in data}
+    return {key: score.anls(text, answers[key]) for key, text in texts.items()}
+
+
+def row(work: Evaluation, spec: str) -> str:
+    captions = caption_scores(work.texts(spec, "captions"))
+    exact = sum(right for right, _, _ in captions.values())
+    told = [(right, total) for _, right, total in captions.values()]
+    slots = sum(right for right, _ in told) / sum(total for _, total in told)
+    low, high = paired.bootstrap_ratio(told, RESAMPLES, SEED)
+    anls = statistics.mean(document_scores(work.texts(spec, "documents")).values())
+    found = work.fidelity(spec)
+    cells = [f"`{spec}`", f"{exact}", f"{100 * slots:.1f} ({100 * low:.1f} to {100 * high:.1f})", f"{anls:.3f}"]
+    if found:
+        kl = f"{found['kl_mean']:.4f}" if found["kl_mean"] >= 5e-5 else "< 0.0001" if found["kl_mean"] else "0"
+        cells += [kl, f"{100 * found['top1']:.1f}", f"{found['stored_bits']:.2f}", f"{found['nominal_bits']:.2f}"]
+    else:
+        cells += ["-"] * 4
+    return "| " + " | ".join(cells) + " |"
 
 
 def main() -> int:
@@ -152,30 +226,32 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for answers and figures")
     parser.add_argument("--kv", action="append", help="a spec; repeatable; all of SPECS if none is given")
     parser.add_argument("--images", type=int, default=200, help="images of each set")
-    parser.add_argument("--fidelity", type=int, default=40, help="captions for KL and top-1; 0 leaves them out")
+    parser.add_argument("--fidelity", type=int, default=100, help="captions for KL, top-1 and bits; 0 leaves them out")
+    parser.add_argument("--jobs", type=int, default=1, help="specs at a time")
+    parser.add_argument("--device", default="auto", help="as vlm-run's --device")
+    parser.add_argument("--batch-size", type=int, default=8, help="as vlm-run's --batch-size")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="build folder")
     parser.add_argument("flags", nargs="*", help="further flags of vlm-run, after --")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    specs = options.kv or [line for line in SPECS.splitlines() if line]
-    tools = options.build / "tools"
-    measured = fidelity(tools / "vlm-kv", specs, options.fidelity, options.out) if options.fidelity else {}
-    print("| spec | exact | slots | ANLS | KL | top-1 | stored bits | nominal |")
+    flags = ("--device", options.device, "--batch-size", str(options.batch_size), *options.flags)
+    work = Evaluation(options.out, options.images, options.fidelity, options.build, flags)
+    specs = options.kv or all_specs()
+    for name in SETS:  # before threads ask for them
+        work.requests(name, options.images)
+    work.requests("captions", options.fidelity)
+
+    def make(spec: str) -> str:
+        for name in SETS:
+            work.answer(spec, name)
+        if options.fidelity:
+            work.measure(spec)
+        return row(work, spec)
+
+    print("| spec | exact | slots, % (95 %) | ANLS | KL | top-1 | stored bits | nominal |")
     print("|---|---|---|---|---|---|---|---|")
-    for spec in specs:
-        captions = run(tools / "vlm-run", spec, "captions", options.images, options.out, options.flags)
-        documents = run(tools / "vlm-run", spec, "documents", options.images, options.out, options.flags)
-        figures = scored(captions, "captions") | scored(documents, "documents")
-        stored = statistics.mean(record["kv"]["stored_bits"] for record in captions)
-        nominal = statistics.mean(record["kv"]["nominal_bits"] for record in captions)
-        found = measured.get(spec)
-        kl = f"{found['kl_mean']:.4f}" if found else "-"
-        top = f"{100 * found['top1']:.1f}" if found else "-"
-        print(
-            f"| `{spec}` | {100 * figures['exact']:.1f} | {100 * figures['slots']:.1f} | {figures['anls']:.3f} | {kl} | {top} "
-            f"| {stored:.2f} | {nominal:.2f} |",
-            flush=True,
-        )
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for line in pool.map(make, specs):
+            print(line, flush=True)
     return 0
 
 
