@@ -289,6 +289,7 @@ void PolicyCache::begin(std::span<const StepRows> step) {
   step_ = step;
   if (in_step_) kept_batch_.clear();  // the last step has failed half way
   in_step_ = true;
+  attended_ = 0;
   goes_on_ = goes_on();
   if (!goes_on_) {
     kept_batch_.clear();
@@ -296,11 +297,11 @@ void PolicyCache::begin(std::span<const StepRows> step) {
   }
   for (const StepRows& rows : step) {
     Sequence& sequence = at(rows.sequence);
-    if (sequence.prompted) continue;
-    for (int i = 0; i < rows.rows; ++i) {
-      sequence.modality.push_back(rows.modality.empty() ? kTextRow
-                                                        : rows.modality[static_cast<size_t>(i)]);
-    }
+    if (!rows.prompt || (sequence.prompted && parts_.retention != nullptr)) continue;
+    // Rows that were generated since the last prompt are text.
+    sequence.modality.resize(static_cast<size_t>(sequence.rows), kTextRow);
+    sequence.modality.insert(sequence.modality.end(), rows.modality.begin(), rows.modality.end());
+    sequence.modality.resize(static_cast<size_t>(sequence.rows + rows.rows), kTextRow);
   }
 }
 
@@ -338,6 +339,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     copy(TensorView(queries_.data(), DType::kF32, q.shape(), q.device()), q, stream);
     queries = queries_.data();
   }
+  attended_ = layer + 1;
   if (goes_on_) return decode_on(layer, queries, k, v, out, scale, stream);
   generated_.clear();
   int64_t row = 0;
@@ -394,7 +396,7 @@ void PolicyCache::end(Stream& stream) {
         sequence.importance = {};
         sequence.sparsity = {};
         sequence.protection = {};
-        sequence.modality = {};
+        if (parts_.retention != nullptr) sequence.modality = {};
       }
     }
     sequence.rows += rows.rows;
@@ -480,7 +482,8 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   report.nominal_bits = bits * report.slots / sequence.rows;
   try {
     for (int layer = 0; layer < shape_.layers; ++layer) {
-      if (remap(layer) == nullptr) continue;
+      const Quantizer* packer = layouts_.quantizer(kVisual, layer);
+      if (packer == nullptr || packer->remap(layer) == nullptr) continue;
       report.guarded_remaps += batches_[static_cast<size_t>(layer)].guarded_remaps();
     }
   } catch (const Error&) {

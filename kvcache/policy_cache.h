@@ -109,6 +109,13 @@ struct LayerState {
   int turned = 0;
 };
 
+/// What attention reads of one kv_head of a layer, visual slots first where they are stored apart.
+struct LaneRows {
+  std::vector<float> keys, values;  ///< (slots, head_dim)
+  std::vector<int16_t> tags;        ///< (slots,) modality
+  std::vector<ScoreRemap> remaps;   ///< of scores, before the softmax
+};
+
 /// The sizes that follow from a cache's parts: of planes, of a sequence's memory, of its bytes.
 class Layouts {
  public:
@@ -198,21 +205,14 @@ class PolicyCache final : public KvCache {
                               const SequenceSize& size);
   /// Arena bytes of any sequence of at most max_rows tokens.
   static size_t session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows);
-  /// The state of a layer, for tests and tools.
+  /// The state of a layer, between steps. For tests and tools.
   const LayerState& layer(SequenceId sequence, int layer) noexcept {
     catch_up(at(sequence));
     return at(sequence).layers[static_cast<size_t>(layer)];
   }
-  /// The remap of visual scores in a layer, or null.
-  const RemapRule* remap(int layer) const noexcept {
-    const Quantizer* packer = layouts_.quantizer(kVisual, layer);
-    return packer == nullptr ? nullptr : packer->remap(layer);
-  }
-  /// Keys and values of one kv_head as attention sees them, (slots, head_dim) f32, in the order of
-  /// Lane: visual slots first where they are stored apart. For tests and tools: nothing that serves
-  /// a request reads keys.
-  void inspect(SequenceId sequence, int layer, size_t head, std::vector<float>& keys,
-               std::vector<float>& values, Stream& stream);
+  /// What the newest attend() of `layer` has read for one kv_head: in a step, with its row. For
+  /// tests and tools: nothing that serves a request reads keys.
+  LaneRows inspect(SequenceId sequence, int layer, size_t head, Stream& stream);
 
  private:
   struct Sequence {
@@ -227,10 +227,12 @@ class PolicyCache final : public KvCache {
     ArenaExtent memory;
     size_t placed = 0;  // bytes of `memory` that layers have been given
     std::vector<LayerState> layers;
+    // (rows,) tags up to the end of the newest prompt: what follows is text. With retention, of the
+    // first prompt while it is under way; lanes have their own afterwards.
+    std::vector<int16_t> modality;
     // Of the first prompt, while it is under way.
     ArenaExtent staging;
-    int staged = 0;  // rows complete in every layer
-    std::vector<int16_t> modality;
+    int staged = 0;                  // rows complete in every layer
     std::vector<double> importance;  // (layers, kv_heads, prompt rows); one layer unless joint
     std::vector<double> sparsity;    // (layers,)
     std::array<int32_t, 2> summed_rows{};
@@ -304,6 +306,8 @@ class PolicyCache final : public KvCache {
   bool can_keep();
   bool is_plain(const Lane& lane, int layer) const noexcept;
   void catch_up(Sequence& sequence) noexcept;
+  void count_rows(Lane& lane, int layer, int rows);
+  bool holds_uncounted_row(SequenceId sequence, int layer) const noexcept;
   int quiet_rows(const Sequence& sequence) const noexcept;
   int rows_until_eviction(const Sequence& sequence, int most) const noexcept;
   void decode_on(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
@@ -354,7 +358,7 @@ class PolicyCache final : public KvCache {
   void prefetch_generated(size_t i, size_t last, int layer, size_t head) const noexcept;
   void add_value_runs(const Lane& lane, RunList& runs) const;
   void add_key_runs(const Lane& lane, size_t store, int layer, size_t index, RunList& runs);
-  std::span<const ScoreRemap> remaps_of(const StorePlanes& visual, int layer, size_t index);
+  size_t make_remaps(const StorePlanes& visual, int layer, ScoreRemap* remaps) const;
   void run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out, float scale,
                   Stream& stream);
   void settle(Stream& stream);
@@ -460,6 +464,7 @@ class PolicyCache final : public KvCache {
   bool keep_ = false;                   // this step's lanes are kept, once it has ended
   bool goes_on_ = false;                // this step takes up the last one's
   bool in_step_ = false;                // begin() has been, end() has not
+  int attended_ = 0;                    // layers that this step has passed
   std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
 };
 

@@ -232,7 +232,8 @@ size_t PolicyCache::describe_lane(Lane& lane, int layer, size_t index, SlotRun* 
   }
   assert(static_cast<size_t>(runs.size()) <= kRunsPerLane);
   packed.values = runs.from(static_cast<int>(packed.keys.size()));
-  packed.remaps = remaps_of(visual, layer, index);
+  ScoreRemap* remaps = remaps_.data() + index * remaps_per_lane_;
+  packed.remaps = {remaps, make_remaps(visual, layer, remaps)};
   return static_cast<size_t>(runs.size());
 }
 
@@ -275,14 +276,13 @@ void PolicyCache::add_value_runs(const Lane& lane, RunList& runs) const {
   runs.insert(first + 1, apart);
 }
 
-/// CalibQuant's remap of visual scores: over all of them, or picture by picture.
-std::span<const ScoreRemap> PolicyCache::remaps_of(const StorePlanes& visual, int layer,
-                                                   size_t index) {
+/// CalibQuant's remap of visual scores: over all of them, or picture by picture. Returns how many
+/// it has put to `remaps`, remaps_per_lane_ at most.
+size_t PolicyCache::make_remaps(const StorePlanes& visual, int layer, ScoreRemap* remaps) const {
   const Quantizer* quantizer = layouts_.quantizer(kVisual, layer);
-  if (quantizer == nullptr || visual.keys.packed() == 0) return {};
+  if (quantizer == nullptr || visual.keys.packed() == 0) return 0;
   const RemapRule* rule = quantizer->remap(layer);
-  if (rule == nullptr) return {};
-  ScoreRemap* remaps = remaps_.data() + index * remaps_per_lane_;
+  if (rule == nullptr) return 0;
   ScoreRemap remap;
   remap.tau_low = rule->tau_low;
   remap.tau_high = rule->tau_high;
@@ -290,7 +290,7 @@ std::span<const ScoreRemap> PolicyCache::remaps_of(const StorePlanes& visual, in
   if (!quantizer->per_image()) {
     remap.slots = visual.keys.packed();
     *remaps = remap;
-    return {remaps, 1};
+    return 1;
   }
   size_t count = 0;
   for (const PackedBlock& block : visual.keys.blocks()) {
@@ -299,7 +299,7 @@ std::span<const ScoreRemap> PolicyCache::remaps_of(const StorePlanes& visual, in
     remap.first += block.live_rows;
   }
   assert(count <= remaps_per_lane_);
-  return {remaps, count};
+  return count;
 }
 
 void PolicyCache::run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out,
@@ -599,21 +599,31 @@ void PolicyCache::unpack_lane(const Lane& lane, int layer, float* keys, float* v
   }
 }
 
-void PolicyCache::inspect(SequenceId id, int layer, size_t head, std::vector<float>& keys,
-                          std::vector<float>& values, Stream& stream) {
-  catch_up(at(id));
-  const Lane& lane = at(id).layers[static_cast<size_t>(layer)].lanes[head];
-  const size_t elements = static_cast<size_t>(lane.slots()) * dim();
+LaneRows PolicyCache::inspect(SequenceId id, int layer, size_t head, Stream& stream) {
+  Sequence& sequence = at(id);
+  catch_up(sequence);
+  Lane lane = sequence.layers[static_cast<size_t>(layer)].lanes[head];
+  if (holds_uncounted_row(id, layer)) count_rows(lane, layer, 1);
+  const auto slots = static_cast<size_t>(lane.slots());
+  const size_t elements = slots * dim();
   inspected_.grow(2 * elements);
   unpack_lane(lane, layer, inspected_.data(), inspected_.data() + elements, stream);
+  LaneRows rows;
   const auto fetch = [&](std::vector<float>& to, size_t first) {
     to.resize(elements);
     const Shape shape{static_cast<int64_t>(elements)};
     copy(TensorView(to.data(), DType::kF32, shape),
          ConstTensorView(inspected_.data() + first, DType::kF32, shape, arena_.device()), stream);
   };
-  fetch(keys, 0);
-  fetch(values, elements);
+  fetch(rows.keys, 0);
+  fetch(rows.values, elements);
+  rows.tags = parts_.retention != nullptr ? lane.tags : sequence.modality;
+  rows.tags.resize(slots, kTextRow);
+  std::stable_partition(rows.tags.begin(), rows.tags.end(),
+                        [&](int16_t tag) { return store_of(tag) == kVisual; });
+  rows.remaps.resize(remaps_per_lane_);
+  rows.remaps.resize(make_remaps(lane.stores[kVisual], layer, rows.remaps.data()));
+  return rows;
 }
 
 /// Whether the rule is asked for a slot of this lane: the others follow.

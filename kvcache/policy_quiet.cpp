@@ -52,6 +52,7 @@ void PolicyCache::repeated() noexcept {
       batches_[layer].appended();
     }
   }
+  attended_ = shape_.layers;
 }
 
 /// Makes planes count the rows they have, and says whether keeping this step's lanes pays.
@@ -74,22 +75,35 @@ void PolicyCache::catch_up(Sequence& sequence) noexcept {
   for (LayerState& state : sequence.layers) {
     const auto layer = static_cast<int>(&state - sequence.layers.data());
     for (Lane& lane : state.lanes) {
-      for (const Part part : {Part::kKeys, Part::kValues}) {
-        Plane& plane = plane_of(lane, kRest, part);
-        state.plane_bytes -= plane.bytes();
-        if (one_packs(plane, part, layer)) {
-          plane.slide(sequence.uncounted);
-        } else {
-          plane.count_rows(sequence.uncounted);
-        }
-        state.plane_bytes += plane.bytes();
-      }
-      if (parts_.retention != nullptr) {
-        lane.tags.insert(lane.tags.end(), static_cast<size_t>(sequence.uncounted), kTextRow);
-      }
+      const StorePlanes& rest = lane.stores[kRest];
+      state.plane_bytes -= rest.keys.bytes() + rest.values.bytes();
+      count_rows(lane, layer, sequence.uncounted);
+      state.plane_bytes += rest.keys.bytes() + rest.values.bytes();
     }
   }
   sequence.uncounted = 0;
+}
+
+/// Counts rows that quiet steps have stored.
+void PolicyCache::count_rows(Lane& lane, int layer, int rows) {
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    Plane& plane = plane_of(lane, kRest, part);
+    if (one_packs(plane, part, layer)) {
+      plane.slide(rows);
+    } else {
+      plane.count_rows(rows);
+    }
+  }
+  if (parts_.retention != nullptr) {
+    lane.tags.insert(lane.tags.end(), static_cast<size_t>(rows), kTextRow);
+  }
+}
+
+/// Whether a layer has stored a row in this step that its planes will count later.
+bool PolicyCache::holds_uncounted_row(SequenceId sequence, int layer) const noexcept {
+  return in_step_ && goes_on_ && layer < attended_ &&
+         std::any_of(step_.begin(), step_.end(),
+                     [&](const StepRows& rows) { return rows.sequence == sequence; });
 }
 
 /// Whether the next row makes a window of one row full: from then on each row packs one.

@@ -90,11 +90,10 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
       if (round % every != 0) break;
       const int layer = round / every % shape.layers;
       const size_t head = static_cast<size_t>(round / every / shape.layers % shape.kv_heads);
-      std::vector<float> floats[4];
-      on_cpu->inspect(input.id, layer, head, floats[0], floats[1], cpu.stream());
-      on_gpu->inspect(input.id, layer, head, floats[2], floats[3], gpu.stream());
-      ASSERT_EQ(floats[0], floats[2]) << "keys, round " << round << ", layer " << layer;
-      ASSERT_EQ(floats[1], floats[3]) << "values, round " << round << ", layer " << layer;
+      const LaneRows want = on_cpu->inspect(input.id, layer, head, cpu.stream());
+      const LaneRows have = on_gpu->inspect(input.id, layer, head, gpu.stream());
+      ASSERT_EQ(have.keys, want.keys) << "keys, round " << round << ", layer " << layer;
+      ASSERT_EQ(have.values, want.values) << "values, round " << round << ", layer " << layer;
     }
     for (const Feeder::Input& input : inputs) {
       const size_t s = static_cast<size_t>(input.name - 'a');

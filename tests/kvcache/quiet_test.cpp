@@ -1,4 +1,6 @@
 // Steps that take up the lanes of the last one, against a cache that describes them anew each time.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -135,6 +137,56 @@ TEST_P(QuietSteps, EqualStepsThatDescribeTheirLanes) {
       twins.step(who);
       if (HasFatalFailure()) return;
     }
+  }
+}
+
+/// What is seen of a cache in the middle of a step is what its attention has just read.
+TEST_P(QuietSteps, ShowTheirRowsAsStepsThatDescribeTheirLanes) {
+  const CacheShape shape = shape_of(2, 2, 2, 16);
+  Feeder feeder(shape);
+  const bool drops = parts_of(parse_spec(GetParam()), shape, nullptr).retention != nullptr;
+  PolicyCache kept(parts_of(parse_spec(GetParam()), shape, nullptr), shape, 4 << 20, Device{});
+  PolicyCache anew(parts_of(parse_spec(GetParam()), shape, nullptr), shape, 4 << 20, Device{});
+  const std::vector<int16_t> prompt = PromptShape{5, {23, 19}, 9}.modality();
+  const int steps = 60;
+  const SequenceId id = kept.open(size_of(prompt, steps), "s");
+  ASSERT_EQ(anew.open(size_of(prompt, steps), "s"), id);
+  Feeder::Input input{'a', id, 0, prompt, true};
+  feeder.pass(kept, {input});
+  feeder.pass(anew, {input});
+  input = {'a', id, static_cast<int>(prompt.size()), {kTextRow}, false};
+  for (; input.first < static_cast<int>(prompt.size()) + steps; ++input.first) {
+    anew.close(anew.open({1, 0, 1}, "forgotten"));
+    const StepRows rows{id, 1, false, false, {}, {}};
+    kept.begin({&rows, 1});
+    anew.begin({&rows, 1});
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      for (PolicyCache* cache : {&kept, &anew}) {
+        std::vector<float> x[3] = {feeder.q(input, layer), feeder.k(input, layer),
+                                   feeder.v(input, layer)};
+        const TensorView q(x[0].data(), DType::kF32, {1, shape.q_heads, shape.head_dim});
+        const Shape lanes{1, shape.kv_heads, shape.head_dim};
+        cache->attend(layer, q, TensorView(x[1].data(), DType::kF32, lanes),
+                      TensorView(x[2].data(), DType::kF32, lanes), q, feeder.scale(),
+                      feeder.stream());
+      }
+      for (size_t head = 0; head < static_cast<size_t>(shape.kv_heads); ++head) {
+        SCOPED_TRACE(fmt::format("token {}, layer {}, head {}", input.first, layer, head));
+        const LaneRows seen = kept.inspect(id, layer, head, feeder.stream());
+        const LaneRows expected = anew.inspect(id, layer, head, feeder.stream());
+        ASSERT_EQ(seen.keys, expected.keys);
+        ASSERT_EQ(seen.values, expected.values);
+        ASSERT_EQ(seen.tags, expected.tags);
+        ASSERT_EQ(seen.keys.size(), seen.tags.size() * static_cast<size_t>(shape.head_dim));
+        ASSERT_EQ(seen.tags.back(), kTextRow) << "the row of this step";
+        if (drops) continue;
+        std::vector<int16_t> tags = prompt;
+        tags.resize(static_cast<size_t>(input.first) + 1, kTextRow);
+        ASSERT_THAT(seen.tags, ::testing::UnorderedElementsAreArray(tags));
+      }
+    }
+    kept.end(feeder.stream());
+    anew.end(feeder.stream());
   }
 }
 

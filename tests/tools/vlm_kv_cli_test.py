@@ -182,5 +182,74 @@ class VlmKv(unittest.TestCase):
         self.assertEqual(shown["layers"][30]["bytes"], 327155712 // 32)
 
 
+class Fidelity(unittest.TestCase):
+    """vlm-kv fidelity: figures of caches against plain f16 rows."""
+
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="kvlm-kv-")))
+        self.data = self.folder / "data.jsonl"
+
+    def records(self, *records):
+        self.data.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def measure(self, *arguments, model=MODEL):
+        result = run("fidelity", "-m", model, "--data", self.data, *arguments, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def assert_no_error(self, measured):
+        self.assertEqual((measured["kl_mean"], measured["kl_p99"], measured["top1"]), (0, 0, 1))
+        self.assertEqual(measured["perplexity"], measured["f16_perplexity"])
+        self.assertEqual((measured["stored_bits"], measured["nominal_bits"]), (16, 16))
+        for layer in measured["layers"]:
+            for part in ("error", "visual_error", "text_error"):
+                self.assertEqual(layer[part], 0, part)
+        scores = measured["visual_scores"]
+        self.assertGreater(sum(scores["exact"]), 0)
+        self.assertEqual(scores["exact"], scores["quantized"])
+        self.assertEqual(scores["exact"], scores["calibrated"])
+
+    def test_f16_has_no_error_in_any_column(self):
+        pictures = [str(MODEL / f"image{i}.png") for i in range(2)]
+        text = "two pictures and forty words of no sense at all " * 4
+        self.records({"id": 1, "image": pictures[0], "prompt": "What?", "text": text},
+                     {"id": 2, "images": pictures, "prompt": "Which?"})
+        measured = self.measure("--kv", "f16", "-n", 40)[0]
+        self.assert_no_error(measured)
+        self.assertGreater(measured["tokens"], 39)
+        # The rows of the prompt, half of what was generated and the row itself.
+        self.assertGreater(measured["layers"][0]["slots"], 16 + 20)
+        table = run("fidelity", "-m", MODEL, "--data", self.data, "--kv", "f16").stdout
+        self.assertRegex(table, r"f16 +0\.00000 +0\.0000 100\.00%")
+        self.assertRegex(table, r"16\.000 +16\.000 +0\.0000 +0\.0000 +0\.0000\n")
+
+    def test_f16_has_no_error_on_the_bundled_model(self):
+        self.data = ROOT / "tools/pocket/heldout/captions.jsonl"
+        self.assert_no_error(self.measure("--kv", "f16", "--records", 1, "-n", 24,
+                                          model="pocket")[0])
+
+    def test_every_policy_is_measured(self):
+        pictures = [str(MODEL / f"image{i}.png") for i in range(3)]
+        self.records({"id": "a", "images": pictures, "prompt": "Which of them?"})
+        specs = ["visual=calibquant,span=per_image text=int4", "prefixkv + kivi + share=codes",
+                 "@" + str(self.folder / "kv.json")]
+        (self.folder / "kv.json").write_text('{"default": "int4", "layers": {"1": "f16"}}')
+        for policy in json.loads(run("list", "--json").stdout)["policies"]:
+            if policy["kind"] != "sharing":
+                specs += [policy["name"]]
+            if policy["kind"] == "quantizer" and not policy["plain"]:
+                specs += [policy["name"] + ",profile=paper"]
+        measured = self.measure(*(word for spec in specs for word in ("--kv", spec)), "-n", 12)
+        self.assertEqual(len(measured), len(specs))
+        for spec, figures in zip(specs, measured):
+            with self.subTest(spec=spec):
+                self.assertEqual(figures["records"], 1)
+                self.assertGreater(figures["bytes"], 0)
+                self.assertGreaterEqual(figures["kl_mean"], 0)
+                for layer in figures["layers"]:
+                    self.assertLess(layer["error"], 10)
+                    self.assertGreater(layer["slots"], 1)
+
+
 if __name__ == "__main__":
     unittest.main()

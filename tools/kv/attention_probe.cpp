@@ -13,41 +13,41 @@ struct Parts {
   std::vector<double> scores, remapped;  ///< (slots,) before the softmax
 };
 
-/// scores are remapped as CalibQuant does, over its packed visual slots.
-Parts attend_parts(const float* q, size_t dim, const std::vector<float>& keys,
-                   const std::vector<float>& values, std::span<const int16_t> tags, float scale,
-                   const RemapRule* remap, size_t remapped) {
-  const size_t slots = keys.size() / dim;
+/// Maps the scores of some slots as CalibQuant does (eqs. 7, 8).
+void apply_remap(const ScoreRemap& remap, std::vector<double>& scores) {
+  const auto begin = scores.begin() + remap.first;
+  const auto end = begin + remap.slots;
+  if (begin == end) return;
+  const auto [lowest, highest] = std::minmax_element(begin, end);
+  const double low = *lowest;
+  const double range = *highest - low;
+  const auto tau_low = static_cast<double>(remap.tau_low);
+  const auto tau_high = static_cast<double>(remap.tau_high);
+  double slope = range > 0 ? (range + tau_low - tau_high) / range : 0;
+  if (remap.guarded) slope = std::max(slope, 0.0);
+  std::transform(begin, end, begin,
+                 [&](double score) { return slope * (score - low) + low - tau_low; });
+}
+
+Parts attend_parts(const float* q, size_t dim, const LaneRows& rows, float scale) {
+  const size_t slots = rows.tags.size();
   std::vector<double> weight(slots);
   for (size_t j = 0; j < slots; ++j) {
     for (size_t d = 0; d < dim; ++d) {
-      weight[j] += static_cast<double>(q[d]) * static_cast<double>(keys[j * dim + d]);
+      weight[j] += static_cast<double>(q[d]) * static_cast<double>(rows.keys[j * dim + d]);
     }
     weight[j] *= static_cast<double>(scale);
   }
   Parts parts{std::vector<double>(dim), std::vector<double>(dim), weight, {}};
-  if (remap != nullptr && remapped > 0) {
-    const auto [low, high] =
-        std::minmax_element(weight.begin(), weight.begin() + static_cast<std::ptrdiff_t>(remapped));
-    const double lo = *low;
-    const double hi = *high;
-    double slope = hi > lo ? (hi - lo + static_cast<double>(remap->tau_low) -
-                              static_cast<double>(remap->tau_high)) /
-                                 (hi - lo)
-                           : 0;
-    if (remap->guarded) slope = std::max(slope, 0.0);
-    for (size_t j = 0; j < remapped; ++j) {
-      weight[j] = slope * (weight[j] - lo) + lo - static_cast<double>(remap->tau_low);
-    }
-  }
+  for (const ScoreRemap& remap : rows.remaps) apply_remap(remap, weight);
   parts.remapped = weight;
   const double top = *std::max_element(weight.begin(), weight.end());
   double sum = 0;
   for (double& w : weight) sum += w = std::exp(w - top);
   for (size_t j = 0; j < slots; ++j) {
-    std::vector<double>& part = tags[j] == kTextRow ? parts.text : parts.visual;
+    std::vector<double>& part = rows.tags[j] == kTextRow ? parts.text : parts.visual;
     for (size_t d = 0; d < dim; ++d) {
-      part[d] += weight[j] / sum * static_cast<double>(values[j * dim + d]);
+      part[d] += weight[j] / sum * static_cast<double>(rows.values[j * dim + d]);
     }
   }
   return parts;
@@ -81,11 +81,7 @@ CacheNeeds AttentionProbe::needs() const noexcept {
 
 SequenceId AttentionProbe::open(const SequenceSize& size, const std::string& who) {
   for (size_t i = 0; i < policies_.size(); ++i) ids_[i] = policies_[i]->open(size, who);
-  for (Rows& rows : rows_) {
-    rows.keys.assign(static_cast<size_t>(shape().kv_heads), {});
-    rows.values.assign(static_cast<size_t>(shape().kv_heads), {});
-  }
-  tags_.clear();
+  for (auto& heads : rows_) heads.assign(static_cast<size_t>(shape().kv_heads), {});
   return reference_->open(size, who);
 }
 
@@ -101,10 +97,6 @@ void AttentionProbe::begin(std::span<const StepRows> step) {
     for (StepRows& rows : steps_[i]) rows.sequence = ids_[i];
     policies_[i]->begin(steps_[i]);
   }
-  for (int row = 0; row < step[0].rows; ++row) {
-    tags_.push_back(step[0].modality.empty() ? kTextRow
-                                             : step[0].modality[static_cast<size_t>(row)]);
-  }
   reference_->begin(step);
 }
 
@@ -116,75 +108,69 @@ void AttentionProbe::give_embeddings(ConstTensorView embeddings, Stream& stream)
 
 void AttentionProbe::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                             TensorView out, float scale, Stream& stream) {
-  const auto elements = static_cast<size_t>(q.elements());
-  query_.assign(q.as<float>(), q.as<float>() + elements);
-  output_.resize(policies_.size() * elements);
-  const auto dim = static_cast<size_t>(shape().head_dim);
-  const auto heads = static_cast<size_t>(shape().kv_heads);
-  Rows& rows = rows_[static_cast<size_t>(layer)];
-  for (size_t row = 0; row < static_cast<size_t>(k.shape()[0]); ++row) {
-    for (size_t head = 0; head < heads; ++head) {
-      for (size_t d = 0; d < dim; ++d) {
-        const size_t at = (row * heads + head) * dim + d;
-        rows.keys[head].push_back(to_float(to_f16(k.as<float>()[at])));
-        rows.values[head].push_back(to_float(to_f16(v.as<float>()[at])));
-      }
-    }
-  }
+  keep_rows(layer, k, v);
+  // `out` may be where the queries lie.
+  const std::vector<float> queries(q.as<float>(), q.as<float>() + q.elements());
+  outputs_.resize(policies_.size());
   for (size_t i = 0; i < policies_.size(); ++i) {
-    TensorView mine(output_.data() + i * elements, DType::kF32,
-                    {q.shape()[0], q.shape()[1], q.shape()[2]});
-    policies_[i]->attend(layer, q, k, v, mine, scale, stream);
+    if (outputs_[i].shape() != q.shape()) outputs_[i] = Tensor(DType::kF32, q.shape());
+    policies_[i]->attend(layer, q, k, v, outputs_[i], scale, stream);
   }
   reference_->attend(layer, q, k, v, out, scale, stream);
   if (step_[0].prompt) return;  // exact for every policy
-  for (size_t i = 0; i < policies_.size(); ++i) {
-    note(i, layer, query_.data(), output_.data() + i * elements, out.as<float>(), scale, stream);
+  const std::span<const float> exact(out.as<float>(), queries.size());
+  for (size_t i = 0; i < policies_.size(); ++i) note(i, layer, queries, exact, scale, stream);
+}
+
+/// Notes rows as plain f16 rows give them back.
+void AttentionProbe::keep_rows(int layer, ConstTensorView k, ConstTensorView v) {
+  const auto dim = static_cast<size_t>(shape().head_dim);
+  std::vector<LaneRows>& heads = rows_[static_cast<size_t>(layer)];
+  for (size_t row = 0; row < static_cast<size_t>(k.shape()[0]); ++row) {
+    const auto& tags = step_[0].modality;
+    for (size_t head = 0; head < heads.size(); ++head) {
+      heads[head].tags.push_back(tags.empty() ? kTextRow : tags[row]);
+      for (size_t d = 0; d < dim; ++d) {
+        const size_t at = (row * heads.size() + head) * dim + d;
+        heads[head].keys.push_back(to_float(to_f16(k.as<float>()[at])));
+        heads[head].values.push_back(to_float(to_f16(v.as<float>()[at])));
+      }
+    }
   }
 }
 
-void AttentionProbe::note(size_t policy, int layer, const float* q, const float* got,
-                          const float* expected, float scale, Stream& stream) {
+void AttentionProbe::note(size_t policy, int layer, std::span<const float> q,
+                          std::span<const float> expected, float scale, Stream& stream) {
   AttentionError& error = errors_[policy][static_cast<size_t>(layer)];
+  ScoreHistogram& scores = scores_[policy];
   const auto dim = static_cast<size_t>(shape().head_dim);
   const auto queries = static_cast<size_t>(shape().q_per_kv());
-  const LayerState& state = policies_[policy]->layer(ids_[policy], layer);
-  const Rows& rows = rows_[static_cast<size_t>(layer)];
-  std::vector<float> keys;
-  std::vector<float> values;
   for (size_t head = 0; head < static_cast<size_t>(shape().kv_heads); ++head) {
-    policies_[policy]->inspect(ids_[policy], layer, head, keys, values, stream);
-    // In the order of the lane: visual slots first where they are stored apart.
-    std::vector<int16_t> tags = state.lanes[head].tags;
-    const auto apart = static_cast<size_t>(state.lanes[head].stores[kVisual].keys.slots());
-    if (apart > 0) {
-      std::stable_partition(tags.begin(), tags.end(), [](int16_t tag) { return tag != kTextRow; });
-    }
-    const RemapRule* remap = policies_[policy]->remap(layer);
+    const LaneRows& rows = rows_[static_cast<size_t>(layer)][head];
+    const LaneRows held = policies_[policy]->inspect(ids_[policy], layer, head, stream);
+    if (head == 0) error.slots += static_cast<double>(held.tags.size());
     for (size_t query = 0; query < queries; ++query) {
-      const size_t at = (head * queries + query) * dim;
-      const Parts exact =
-          attend_parts(q + at, dim, rows.keys[head], rows.values[head], tags_, scale, nullptr, 0);
-      const Parts mine = attend_parts(q + at, dim, keys, values, tags, scale, remap, apart);
-      ScoreHistogram& scores = scores_[policy];
+      const float* own = q.data() + (head * queries + query) * dim;
+      const Parts exact = attend_parts(own, dim, rows, scale);
+      const Parts mine = attend_parts(own, dim, held, scale);
       for (size_t j = 0; j < exact.scores.size(); ++j) {
-        if (tags_[j] != kTextRow) ++scores.exact[ScoreHistogram::bin(exact.scores[j])];
+        if (rows.tags[j] != kTextRow) ++scores.exact[ScoreHistogram::bin(exact.scores[j])];
       }
       for (size_t j = 0; j < mine.scores.size(); ++j) {
-        if (tags[j] == kTextRow) continue;
+        if (held.tags[j] == kTextRow) continue;
         ++scores.quantized[ScoreHistogram::bin(mine.scores[j])];
         ++scores.calibrated[ScoreHistogram::bin(mine.remapped[j])];
       }
       error.visual_difference += squared_distance(mine.visual, exact.visual);
       error.text_difference += squared_distance(mine.text, exact.text);
-      for (size_t d = 0; d < dim; ++d) {
-        const double x = static_cast<double>(expected[at + d]);
-        error.difference += std::pow(static_cast<double>(got[at + d]) - x, 2);
-        error.reference += x * x;
-      }
     }
   }
-  error.slots += state.lanes[0].slots();
+  const float* got = outputs_[policy].view().as<float>();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto x = static_cast<double>(expected[i]);
+    error.difference += std::pow(static_cast<double>(got[i]) - x, 2);
+    error.reference += x * x;
+  }
   ++error.steps;
 }
 

@@ -74,11 +74,8 @@ class AttentionProbe final : public KvCache {
   const std::vector<ScoreHistogram>& scores() const noexcept { return scores_; }
 
  private:
-  /// Rows of one layer of the sequence, as plain f16 rows give them back.
-  struct Rows {
-    std::vector<std::vector<float>> keys, values;  // (kv_heads,)(slots * head_dim)
-  };
-  void note(size_t policy, int layer, const float* q, const float* got, const float* expected,
+  void keep_rows(int layer, ConstTensorView k, ConstTensorView v);
+  void note(size_t policy, int layer, std::span<const float> q, std::span<const float> expected,
             float scale, Stream& stream);
 
   std::unique_ptr<KvCache> reference_;
@@ -86,11 +83,10 @@ class AttentionProbe final : public KvCache {
   std::vector<SequenceId> ids_;
   std::vector<std::vector<StepRows>> steps_;
   std::span<const StepRows> step_;
-  std::vector<Rows> rows_;     // (layers,)
-  std::vector<int16_t> tags_;  // of the sequence's tokens
+  std::vector<std::vector<LaneRows>> rows_;  // (layers, kv_heads) as plain f16 rows
+  std::vector<Tensor> outputs_;              // (policies,) of the newest attend()
   std::vector<std::vector<AttentionError>> errors_;
   std::vector<ScoreHistogram> scores_;
-  std::vector<float> query_, output_;
 };
 
 }  // namespace kvlm

@@ -1,0 +1,227 @@
+#include "tools/kv/attention_probe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kvcache/policy.h"
+#include "kvcache/registry.h"
+#include "tests/kvcache/feeder.h"
+
+namespace kvlm {
+namespace {
+
+using namespace testlife;
+
+constexpr size_t kArena = size_t{4} << 20;
+const CacheShape kShape = shape_of(2, 2, 2, 16);
+
+std::unique_ptr<PolicyCache> policy(const std::string& spec) {
+  return std::make_unique<PolicyCache>(parts_of(parse_spec(spec), kShape, nullptr), kShape, kArena,
+                                       Device{});
+}
+
+AttentionProbe probe_of(const std::string& spec) {
+  std::vector<std::unique_ptr<PolicyCache>> policies;
+  policies.push_back(policy(spec));
+  return {make_cache(parse_spec("f16"), kShape, kArena, Device{}), std::move(policies)};
+}
+
+/// Feeds a prompt and `steps` generated rows.
+void feed(KvCache& cache, Feeder& feeder, const std::vector<int16_t>& prompt, int steps) {
+  const SequenceId id = cache.open(size_of(prompt, steps), "s");
+  feeder.pass(cache, {{'a', id, 0, prompt, true}});
+  for (int step = 0; step < steps; ++step) {
+    feeder.pass(cache, {{'a', id, static_cast<int>(prompt.size()) + step, {kTextRow}, false}});
+  }
+  cache.close(id);
+}
+
+TEST(AttentionProbe, PlainRowsHaveNoErrorAtAll) {
+  Feeder feeder(kShape);
+  AttentionProbe probe = probe_of("f16");
+  const std::vector<int16_t> prompt = PromptShape{5, {23, 19}, 9}.modality();
+  feed(probe, feeder, prompt, 40);
+  for (const AttentionError& error : probe.errors()[0]) {
+    EXPECT_EQ(error.difference, 0);
+    EXPECT_EQ(error.visual_difference, 0);
+    EXPECT_EQ(error.text_difference, 0);
+    EXPECT_GT(error.reference, 0);
+    EXPECT_EQ(error.steps, 40);
+    EXPECT_EQ(error.slots / error.steps, static_cast<double>(prompt.size()) + 20.5);
+  }
+  EXPECT_EQ(probe.scores()[0].quantized, probe.scores()[0].exact);
+  EXPECT_EQ(probe.scores()[0].calibrated, probe.scores()[0].exact);
+}
+
+class AnyPolicy : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(AnyPolicy, IsMeasured) {
+  Feeder feeder(kShape);
+  AttentionProbe probe = probe_of(GetParam());
+  feed(probe, feeder, PromptShape{5, {23, 19}, 9}.modality(), 40);
+  for (const AttentionError& error : probe.errors()[0]) {
+    EXPECT_GT(error.difference, 0);
+    EXPECT_LT(error.difference, 10 * error.reference);
+    EXPECT_TRUE(std::isfinite(error.visual_difference + error.text_difference));
+    EXPECT_GT(error.slots, 40);
+    EXPECT_LE(error.slots / error.steps, 57 + 20.5);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, AnyPolicy, ::testing::ValuesIn(kSpecs), name_of_spec);
+
+/// An onlooker whose stored rows are looked at, and the parts of its attention found anew: with the
+/// scores of each picture remapped by themselves, in the order of the tokens.
+class PicturesOnTheirOwn final : public KvCache {
+ public:
+  explicit PicturesOnTheirOwn(const std::string& spec) : cache_(policy(spec)) {}
+  const CacheShape& shape() const noexcept override { return cache_->shape(); }
+  const std::string& spec() const noexcept override { return cache_->spec(); }
+  CacheNeeds needs() const noexcept override { return cache_->needs(); }
+  SequenceId open(const SequenceSize& size, const std::string& who) override {
+    return cache_->open(size, who);
+  }
+  void close(SequenceId sequence) noexcept override { cache_->close(sequence); }
+  void begin(std::span<const StepRows> step) override {
+    for (const StepRows& rows : step) {
+      if (rows.prompt) tags_.assign(rows.modality.begin(), rows.modality.end());
+      if (!rows.prompt) tags_.push_back(kTextRow);
+      decodes_ = !rows.prompt;
+      id_ = rows.sequence;
+    }
+    cache_->begin(step);
+  }
+  void give_embeddings(ConstTensorView, Stream&) override {}
+  void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
+              float scale, Stream& stream) override {
+    const std::vector<float> queries(q.as<float>(), q.as<float>() + q.elements());
+    cache_->attend(layer, q, k, v, out, scale, stream);
+    if (!decodes_) return;
+    const size_t dim = 16;
+    for (size_t head = 0; head < 4; ++head) {
+      const LaneRows rows = cache_->inspect(id_, layer, head / 2, stream);
+      // Pictures come first, in the order of the prompt.
+      std::vector<int16_t> tags;
+      for (const int16_t image : {int16_t{0}, int16_t{1}}) {
+        tags.insert(tags.end(), std::count(tags_.begin(), tags_.end(), image), image);
+      }
+      tags.insert(tags.end(), std::count(tags_.begin(), tags_.end(), kTextRow), kTextRow);
+      std::vector<double> scores(tags.size());
+      for (size_t j = 0; j < tags.size(); ++j) {
+        for (size_t d = 0; d < dim; ++d) {
+          scores[j] += static_cast<double>(queries[head * dim + d]) *
+                       static_cast<double>(rows.keys[j * dim + d]) * static_cast<double>(scale);
+        }
+      }
+      for (const int16_t image :
+           {int16_t{0}, int16_t{1}}) {  // tau=1:2: [low, high] becomes [low - 1, high - 2]
+        double low = 1e9;
+        double high = -1e9;
+        for (size_t j = 0; j < tags.size(); ++j) {
+          if (tags[j] != image) continue;
+          low = std::min(low, scores[j]);
+          high = std::max(high, scores[j]);
+        }
+        const double slope = std::max(0.0, (high - 2 - (low - 1)) / (high - low));
+        for (size_t j = 0; j < tags.size(); ++j) {
+          if (tags[j] == image) scores[j] = (low - 1) + slope * (scores[j] - low);
+        }
+      }
+      double sum = 0;
+      for (double& score : scores) sum += score = std::exp(score);
+      for (size_t d = 0; d < dim; ++d) {
+        double visual = 0;
+        double text = 0;
+        for (size_t j = 0; j < tags.size(); ++j) {
+          (tags[j] == kTextRow ? text : visual) +=
+              scores[j] / sum * static_cast<double>(rows.values[j * dim + d]);
+        }
+        visual_.push_back(visual);
+        text_.push_back(text);
+        // What the cache itself has made of the same rows.
+        ASSERT_NEAR(out.as<float>()[head * dim + d], visual + text, 1e-4);
+      }
+    }
+  }
+  void end(Stream& stream) override { cache_->end(stream); }
+  int tokens(SequenceId sequence) const noexcept override { return cache_->tokens(sequence); }
+  size_t bytes() const noexcept override { return cache_->bytes(); }
+  CacheReport report(SequenceId sequence) const noexcept override {
+    return cache_->report(sequence);
+  }
+  /// Of every generated row, layer, query head and channel.
+  const std::vector<double>& visual() const { return visual_; }
+  const std::vector<double>& text() const { return text_; }
+
+ private:
+  std::unique_ptr<PolicyCache> cache_;
+  SequenceId id_{};
+  bool decodes_ = false;
+  std::vector<int16_t> tags_;
+  std::vector<double> visual_, text_;
+};
+
+TEST(AttentionProbe, RemapsEachPictureByItselfWhereThePolicyDoes) {
+  const char* spec = "calibquant,bits=2,span=per_image,tau=1:2";
+  const std::vector<int16_t> prompt = PromptShape{5, {23, 19}, 9}.modality();
+  Feeder feeder(kShape);
+  AttentionProbe probe = probe_of(spec);
+  feed(probe, feeder, prompt, 20);
+  PicturesOnTheirOwn own(spec);
+  feed(own, feeder, prompt, 20);
+
+  // The same of plain rows: the exact parts.
+  const auto kept = [&](const Feeder::Input& input, int layer) {
+    std::pair both{feeder.k(input, layer), feeder.v(input, layer)};
+    for (float& x : both.first) x = to_float(to_f16(x));
+    for (float& x : both.second) x = to_float(to_f16(x));
+    return both;
+  };
+  std::vector<double> visual_difference(2);
+  std::vector<double> text_difference(2);
+  size_t at = 0;
+  for (int step = 0; step < 20; ++step) {
+    std::vector<int16_t> tags = prompt;
+    tags.resize(prompt.size() + static_cast<size_t>(step) + 1, kTextRow);
+    const Feeder::Input all{'a', {}, 0, tags, false};
+    const Feeder::Input newest{'a', {}, static_cast<int>(tags.size()) - 1, {kTextRow}, false};
+    for (int layer = 0; layer < 2; ++layer) {
+      const auto [k, v] = kept(all, layer);
+      const std::vector<float> q = feeder.q(newest, layer);
+      for (size_t head = 0; head < 4; ++head) {
+        const auto row = [&](size_t j) { return (j * 2 + head / 2) * 16; };
+        std::vector<double> weight(tags.size());
+        double sum = 0;
+        for (size_t j = 0; j < tags.size(); ++j) {
+          double score = 0;
+          for (size_t d = 0; d < 16; ++d) {
+            score += static_cast<double>(q[head * 16 + d]) * static_cast<double>(k[row(j) + d]);
+          }
+          sum += weight[j] = std::exp(score * static_cast<double>(feeder.scale()));
+        }
+        for (size_t d = 0; d < 16; ++d, ++at) {
+          double visual = 0;
+          double text = 0;
+          for (size_t j = 0; j < tags.size(); ++j) {
+            (tags[j] == kTextRow ? text : visual) +=
+                weight[j] / sum * static_cast<double>(v[row(j) + d]);
+          }
+          visual_difference[static_cast<size_t>(layer)] += std::pow(own.visual()[at] - visual, 2);
+          text_difference[static_cast<size_t>(layer)] += std::pow(own.text()[at] - text, 2);
+        }
+      }
+    }
+  }
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const AttentionError& error = probe.errors()[0][layer];
+    EXPECT_GT(visual_difference[layer], 0.1);
+    EXPECT_NEAR(error.visual_difference, visual_difference[layer], 1e-9);
+    EXPECT_NEAR(error.text_difference, text_difference[layer], 1e-9);
+  }
+}
+
+}  // namespace
+}  // namespace kvlm
