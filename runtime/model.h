@@ -72,6 +72,9 @@ class Model {
   virtual std::string_view image_token() const noexcept = 0;
   virtual int32_t image_id() const noexcept = 0;
 
+  /// The fewest visual tokens that one picture can become; a family whose pictures all become as
+  /// many says how many.
+  virtual int min_image_tokens() const noexcept { return 1; }
   /// The most visual tokens that one picture can become.
   virtual int max_image_tokens() const noexcept = 0;
   /// Resizes, crops and normalises as the family's image processor does.

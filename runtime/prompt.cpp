@@ -19,26 +19,44 @@ ChatMessage user_message(std::string text, int images, std::string_view image_to
   return message;
 }
 
-Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
-                   std::span<const int> image_tokens) {
+namespace {
+
+/// The conversation's ids with one placeholder a picture; there are as many as `images`.
+std::vector<int32_t> encode_conversation(const Model& model,
+                                         const std::vector<ChatMessage>& messages, size_t images) {
   const std::string text = model.render(messages);
   const Tokenizer& tokenizer = model.tokenizer();
   Tokenizer::EncodeOptions options;
   if (const auto bos = tokenizer.bos_id()) {
     options.add_special_tokens = !text.starts_with(tokenizer.token_of(*bos));
   }
-  const std::vector<int32_t> ids = tokenizer.encode(text, options);
+  std::vector<int32_t> ids = tokenizer.encode(text, options);
 
   const auto placeholders =
       static_cast<size_t>(std::count(ids.begin(), ids.end(), model.image_id()));
-  if (placeholders != image_tokens.size()) {
+  if (placeholders != images) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the prompt has {} {} placeholder{} and {} image{} given; give one --image "
                     "for each placeholder",
-                    placeholders, model.image_token(), placeholders == 1 ? "" : "s",
-                    image_tokens.size(), image_tokens.size() == 1 ? " is" : "s are"));
+                    placeholders, model.image_token(), placeholders == 1 ? "" : "s", images,
+                    images == 1 ? " is" : "s are"));
   }
+  return ids;
+}
+
+}  // namespace
+
+int64_t prompt_rows(const Model& model, const std::vector<ChatMessage>& messages, size_t images,
+                    int image_tokens) {
+  const std::vector<int32_t> ids = encode_conversation(model, messages, images);
+  return static_cast<int64_t>(ids.size()) +
+         static_cast<int64_t>(images) * (static_cast<int64_t>(image_tokens) - 1);
+}
+
+Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
+                   std::span<const int> image_tokens) {
+  const std::vector<int32_t> ids = encode_conversation(model, messages, image_tokens.size());
   Prompt prompt;
   int16_t image = 0;
   for (const int32_t id : ids) {

@@ -28,6 +28,11 @@ ChatMessage user_message(std::string text, int images, std::string_view image_to
 Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
                    std::span<const int> image_tokens);
 
+/// Rows of the prompt that make_prompt() makes of a conversation with `images` pictures of
+/// `image_tokens` visual tokens each, without opening a picture. Throws like make_prompt().
+int64_t prompt_rows(const Model& model, const std::vector<ChatMessage>& messages, size_t images,
+                    int image_tokens);
+
 /// Embeds rows [first, first + rows.shape()[0]) of the prompt and splices in visual tokens: rows is
 /// (rows, hidden) f32, pictures[i] (image_tokens[i], hidden) f32.
 void embed_prompt(Model& model, const Prompt& prompt, int64_t first,

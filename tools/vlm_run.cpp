@@ -10,6 +10,7 @@
 #include "tools/common/session.h"
 #include "tools/run/batch.h"
 #include "tools/run/chat.h"
+#include "tools/run/context.h"
 #include "tools/run/options.h"
 #include "tools/run/report.h"
 #include "vision/image.h"
@@ -17,23 +18,33 @@
 namespace kvlm {
 namespace {
 
-/// One conversation turn about the given pictures: the program's main job.
+std::vector<Image> load_images(const std::vector<std::string>& paths) {
+  std::vector<Image> images;
+  for (const std::string& path : paths) images.push_back(load_image(path));
+  return images;
+}
+
+/// One conversation turn about the pictures of the command line: the program's main job. `images`
+/// are those that are decoded already: all, or none.
 int run_once(const RunOptions& options, Session& session, std::vector<Image> images) {
   Model& model = session.model();
+  const size_t pictures = options.images.size();
   GenerationRequest request = base_request(options, model);
   request.id = "the request";
   request.messages = opening(options);
   request.messages.push_back(
       user_message(options.prompt.empty() ? std::string(model.caption_prompt()) : options.prompt,
-                   static_cast<int>(images.size()), model.image_token()));
-  request.images = std::move(images);
-  const auto max_tokens = static_cast<size_t>(request.max_tokens);
+                   static_cast<int>(pictures), model.image_token()));
+  fewest_prompt_rows(model, request.messages, pictures, request.id,
+                     pictures > 1 ? "give fewer pictures, or ask about each by itself: --batch "
+                                    "FOLDER --out OUT.jsonl"
+                                  : "give a shorter prompt");
+  request.images = images.empty() ? load_images(options.images) : std::move(images);
 
   // Room for this prompt and its answer, and not a byte more.
-  const std::vector<int> image_tokens(request.images.size(), model.max_image_tokens());
-  const size_t prompt_rows = make_prompt(model, request.messages, image_tokens).ids.size();
-  const size_t rows =
-      std::min(prompt_rows + max_tokens, static_cast<size_t>(model.decoder().max_positions()));
+  const int64_t rows = std::min(
+      prompt_rows(model, request.messages, pictures, model.max_image_tokens()) + request.max_tokens,
+      static_cast<int64_t>(model.decoder().max_positions()));
   const auto cache = session.make_cache(1, static_cast<int>(rows), options.kv_memory);
   Generator generator(model, *cache, session.stream());
   const int key = generator.admit(std::move(request), [&](std::string_view piece) {
@@ -62,10 +73,10 @@ int run(int argc, char** argv) {
   RunOptions options;
   if (const auto status = parse_options(argc, argv, options)) return *status;
   catch_interrupts();
-  std::vector<Image> images;  // first, because a wrong path is the cheapest mistake to report
-  if (!options.chat) {
-    for (const std::string& path : options.images) images.push_back(load_image(path));
-  }
+  // A wrong picture is the cheapest mistake to report, so it comes first; but of many, whether the
+  // context holds them.
+  std::vector<Image> images;
+  if (!options.chat && options.images.size() == 1) images = load_images(options.images);
   // Mistakes in files are found before the model is read.
   std::function<int(Session&)> batch;
   if (!options.batch_in.empty()) batch = prepare_batch(options);

@@ -78,6 +78,7 @@ class Llava15 final : public Model {
   std::string_view image_token() const noexcept override { return kImageToken; }
   int32_t image_id() const noexcept override { return image_id_; }
 
+  int min_image_tokens() const noexcept override { return tower_->tokens(); }
   int max_image_tokens() const noexcept override { return tower_->tokens(); }
   ImageInput prepare(const Image& image) const override {
     return {preprocess(image, preprocess_), tower_->tokens()};

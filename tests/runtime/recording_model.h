@@ -40,6 +40,7 @@ class RecordingModel final : public Model {
   std::string_view caption_prompt() const noexcept override { return model_->caption_prompt(); }
   std::string_view image_token() const noexcept override { return model_->image_token(); }
   int32_t image_id() const noexcept override { return model_->image_id(); }
+  int min_image_tokens() const noexcept override { return model_->min_image_tokens(); }
   int max_image_tokens() const noexcept override { return model_->max_image_tokens(); }
   ImageInput prepare(const Image& image) const override { return model_->prepare(image); }
   Tensor encode(const ImageInput& image, Stream& stream, const Tap& tap) override {

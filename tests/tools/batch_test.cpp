@@ -8,8 +8,10 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <new>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 
 #include "kernels/base/error.h"
 #include "tests/runtime/golden.h"
@@ -138,6 +140,55 @@ TEST_F(BatchFailures, ARecordThatFindsNoMemoryAloneFailsByItself) {
             kExitFailed);
   EXPECT_EQ(answered(), (std::vector<int>{0, 1, 3, 4, 5}));
   EXPECT_EQ(written().at(2), (json{{"id", 2}, {"error", "no memory"}}));
+}
+
+/// Whatever one record throws is its own error, but for a lost device.
+TEST_F(BatchFailures, ARecordThatThrowsFailsByItself) {
+  const std::vector<std::pair<std::function<void()>, std::string>> failures{
+      {[] { throw std::bad_alloc(); }, "no memory"},
+      {[] { throw std::length_error("vector::reserve"); }, "unexpected failure: vector::reserve"},
+      {[] { throw std::runtime_error("odd"); }, "unexpected failure: odd"}};
+  for (const auto& [fail, words] : failures) {
+    fs::remove(options_.batch_out);
+    int prompts = 0;
+    EXPECT_EQ(run([&](const DecoderStep& step) {
+                if (step.sequences.front().prompt && ++prompts == 3) fail();
+              }),
+              kExitFailed);
+    EXPECT_EQ(answered(), (std::vector<int>{0, 1, 3, 4, 5}));
+    EXPECT_THAT(written().at(2).at("error").get<std::string>(), testing::HasSubstr(words));
+  }
+}
+
+/// A record that the machine's memory does not hold beside the others waits like one that the cache
+/// does not hold.
+TEST_F(BatchFailures, ARecordWaitsForTheMachine) {
+  options_.batch_size = 4;
+  int prompts = 0;
+  EXPECT_EQ(run([&](const DecoderStep& step) {
+              if (step.sequences.front().prompt && ++prompts == 3) throw std::bad_alloc();
+            }),
+            0);
+  EXPECT_EQ(prompts, kRecords + 1);
+  EXPECT_EQ(answered().size(), static_cast<size_t>(kRecords));
+}
+
+/// The context is looked at before anything runs, and one prompt too long is one record's error.
+TEST_F(BatchFailures, APromptThatCannotBeServedFailsByItself) {
+  std::ofstream(options_.batch_in, std::ios::app)
+      << json{{"id", 6}, {"prompt", std::string(30'000'000, 'a')}}.dump() << "\n"
+      << json{{"id", 7}, {"prompt", std::string(6'000, 'a')}}.dump() << "\n"
+      << json{{"id", 8}, {"images", std::vector<std::string>(400, "gone.png")}}.dump() << "\n"
+      << json{{"id", 9}, {"image", "gone.png"}, {"prompt", "<image> or <image>?"}}.dump() << "\n";
+  EXPECT_EQ(run({}), kExitFailed);
+  EXPECT_EQ(answered(), (std::vector<int>{0, 1, 2, 3, 4, 5}));
+  const std::vector<json> records = written();
+  ASSERT_EQ(records.size(), 10u);
+  EXPECT_THAT(records[7].at("error").get<std::string>(), testing::HasSubstr("a context of"));
+  EXPECT_THAT(
+      records[8].at("error").get<std::string>(),
+      testing::AllOf(testing::HasSubstr("with 400 pictures"), testing::HasSubstr("a context of")));
+  EXPECT_THAT(records[9].at("error").get<std::string>(), testing::HasSubstr("2 <image>"));
 }
 
 }  // namespace

@@ -280,6 +280,7 @@ BAD_REQUESTS = [
     (["-p", "<image>\nwhat is it?"], None, ["image"]),
     ([*IMAGE, *IMAGE, "-p", "<image>\nwhat is it?"], None, ["image", "2", "1"]),
     ([*IMAGE, "-p", "what is in the scene? " * 200], None, ["512"]),
+    (["--image", "{notes}"] * 300, 2, ["300 pictures", "512", "--batch FOLDER"]),
     (["--image", "{folder}"], 1, ["{folder}", "director"]),
     (["--image", "{folder}/gone.png"], 1, ["{folder}/gone.png"]),
     (["--image", ""], 2, ["--image is empty"]),
@@ -304,7 +305,10 @@ class Requests(VlmRun):
     def test_a_wrong_request_is_refused_in_one_sentence(self):
         batch = self.folder / "batch.jsonl"
         batch.write_text(json.dumps({"id": 1, "image": str(PICTURE)}) + "\n")
-        names = {"folder": str(self.folder), "picture": str(PICTURE), "batch": str(batch)}
+        notes = self.folder / "notes.png"
+        notes.write_text("no picture")
+        names = {"folder": str(self.folder), "picture": str(PICTURE), "batch": str(batch),
+                 "notes": str(notes)}
         for arguments, status, words in BAD_REQUESTS:
             with self.subTest(" ".join(arguments)[:80]):
                 arguments = [argument.format(**names) for argument in arguments]

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <optional>
 
 #include "kernels/base/error.h"
@@ -11,6 +13,7 @@
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
+#include "tools/run/context.h"
 #include "tools/run/output.h"
 #include "tools/run/records.h"
 #include "tools/run/report.h"
@@ -21,6 +24,30 @@ namespace kvlm {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr const char* kNoMemory =
+    "the machine has no memory for it; scale its pictures down or use a smaller batch";
+
+bool is_out_of_memory(const std::exception& exception) {
+  if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) return true;
+  const auto* error = dynamic_cast<const Error*>(&exception);
+  return error != nullptr && error->code() == ErrorCode::kOutOfMemory;
+}
+
+/// The exception being handled, as the error of one record. Passes on a device that is lost, for it
+/// is lost for the records that follow, too.
+std::string error_of_record() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kDevice) throw;
+    return error.what();
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  } catch (const std::exception& error) {
+    return fmt::format("unexpected failure: {}; please report it", error.what());
+  }
+}
 
 /// All records through one generator, up to batch_size of them at a time.
 class Batch {
@@ -58,23 +85,33 @@ class Batch {
     const Record* record;
   };
 
-  /// An upper bound of the tokens of any record, without opening a picture.
+  /// An upper bound of the tokens of any record that can be served, without opening a picture. The
+  /// others get their error.
   int rows_of_longest() {
-    Model& model = session_.model();
-    const int context = model.decoder().max_positions();
-    const int max_tokens = options_.max_tokens.value_or(model.defaults().max_tokens);
-    size_t longest = 1;
-    for (const Record& record : records_) {
+    const int max_tokens = options_.max_tokens.value_or(session_.model().defaults().max_tokens);
+    int64_t longest = 1;
+    for (Record& record : records_) {
       if (!record.error.empty()) continue;
-      const std::vector<ChatMessage> messages =
-          conversation(question(record), record.images.size());
-      const size_t text_rows = model.tokenizer().encode(model.render(messages)).size();
-      longest = std::max(longest,
-                         text_rows +
-                             record.images.size() * static_cast<size_t>(model.max_image_tokens()) +
-                             static_cast<size_t>(max_tokens));
+      try {
+        longest = std::max(longest, prompt_rows_of(record) + max_tokens);
+      } catch (const std::exception&) {
+        record.error = error_of_record();
+      }
     }
-    return static_cast<int>(std::min<size_t>(longest, static_cast<size_t>(context)));
+    const int context = session_.model().decoder().max_positions();
+    return static_cast<int>(std::min<int64_t>(longest, context));
+  }
+
+  /// The most rows that a record's prompt can have. Throws Error if the context cannot hold even
+  /// the fewest.
+  int64_t prompt_rows_of(const Record& record) {
+    Model& model = session_.model();
+    const size_t images = record.images.size();
+    const int64_t fewest =
+        fewest_prompt_rows(model, conversation(question(record), images), images, name_of(record),
+                           "give the record fewer pictures or a shorter prompt");
+    return fewest +
+           static_cast<int64_t>(images) * (model.max_image_tokens() - model.min_image_tokens());
   }
 
   /// What a record asks: its own prompt, else -p, else for a caption.
@@ -104,18 +141,18 @@ class Batch {
       request.messages = conversation(question(record), record.images.size());
       for (const std::string& image : record.images) request.images.push_back(load_image(image));
       const int key = generator_.admit(std::move(request), {});
-      generator_.deliver();
       running_.push_back({key, &record});
       ++next_;
-    } catch (const Error& error) {
-      if (error.code() == ErrorCode::kDevice) throw;  // lost for the records that follow, too
-      if (error.code() == ErrorCode::kOutOfMemory && !running_.empty()) {
-        limit_ = running_.size();  // the cache holds no more at a time; wait for one to leave
+    } catch (const std::exception& exception) {
+      if (is_out_of_memory(exception) && !running_.empty()) {
+        limit_ = running_.size();  // there is room for no more at a time; wait for one to leave
         return;
       }
       ++next_;
-      write_error(record, error.what());
+      write_error(record, error_of_record());
+      return;
     }
+    generator_.deliver();
     collect();
   }
 
