@@ -1,0 +1,78 @@
+#include "runtime/captioner.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "kvcache/registry.h"
+#include "runtime/checkpoint.h"
+#include "runtime/family.h"
+#include "runtime/generator.h"
+#include "runtime/prompt.h"
+#include "runtime/spec_file.h"
+
+namespace kvlm {
+
+struct Captioner::State {
+  State(const std::filesystem::path& folder, const CaptionerOptions& options)
+      : pool(options.threads),
+        stream(pool, options.device),
+        spec(read_spec(options.kv)),
+        checkpoint(folder) {
+    ModelSource source = open_source(checkpoint, folder.string());
+    const Family& family = family_of(source.config, source.name);
+    // Before any weight is read.
+    if (const auto reason = unsupported(spec, family.cache_shape(source.config))) {
+      throw Error(ErrorCode::kUnsupported, *reason);
+    }
+    model = family.load(std::move(source), options.load, stream);
+  }
+
+  ThreadPool pool;
+  Stream stream;
+  CacheSpec spec;
+  Checkpoint checkpoint;
+  std::unique_ptr<Model> model;
+};
+
+Captioner::Captioner(const std::filesystem::path& checkpoint, const CaptionerOptions& options)
+    : state_(std::make_unique<State>(checkpoint, options)) {}
+
+Captioner::~Captioner() = default;
+
+Model& Captioner::model() noexcept { return *state_->model; }
+Stream& Captioner::stream() noexcept { return state_->stream; }
+
+std::string Captioner::describe(Image picture, std::string_view question, int max_tokens,
+                                const OnText& on_text) {
+  Model& model = *state_->model;
+  GenerationRequest request;
+  request.id = picture.name.empty() ? "the picture" : picture.name;
+  request.messages.push_back(user_message(
+      std::string(question.empty() ? model.caption_prompt() : question), 1, model.image_token()));
+  request.images.push_back(std::move(picture));
+  request.sampling = model.defaults().sampling;
+  request.sampling.temperature = 0;
+  request.max_tokens = max_tokens > 0 ? max_tokens : model.defaults().max_tokens;
+
+  const std::array image_tokens{model.max_image_tokens()};
+  const size_t rows = std::min(make_prompt(model, request.messages, image_tokens).ids.size() +
+                                   static_cast<size_t>(request.max_tokens),
+                               static_cast<size_t>(model.decoder().max_positions()));
+  const CacheShape shape = model.decoder().cache_shape();
+  const auto cache =
+      make_cache(state_->spec, shape, session_bytes(state_->spec, shape, static_cast<int>(rows)),
+                 state_->stream.device());
+  Generator generator(model, *cache, state_->stream);
+  const int key = generator.admit(
+      std::move(request), on_text ? on_text : [](std::string_view) {});
+  generator.deliver();
+  while (!generator.finished(key)) {
+    generator.step();
+    generator.deliver();
+  }
+  return generator.take(key).text;
+}
+
+}  // namespace kvlm

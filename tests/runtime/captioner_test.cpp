@@ -1,0 +1,78 @@
+// The short way through the library says what the long way says, on the tiny checkpoint llava_gqa.
+#include "runtime/captioner.h"
+
+#include <gmock/gmock.h>
+
+#include "kernels/base/error.h"
+#include "tests/runtime/golden.h"
+#include "tests/runtime/safetensors_writer.h"
+
+namespace kvlm {
+namespace {
+
+using test::error_of;
+using test::generate;
+using test::LoadedModel;
+using testing::HasSubstr;
+
+std::filesystem::path folder() { return test::golden_root() / "llava_gqa"; }
+Image picture() { return load_image(folder() / "image0.png"); }
+
+std::string long_way(const std::string& question, int max_tokens) {
+  LoadedModel loaded(folder(), {}, 1);
+  GenerationRequest request;
+  request.id = "long";
+  request.messages = {user_message(question, 1, "<image>")};
+  request.images.push_back(picture());
+  request.max_tokens = max_tokens;
+  return generate(loaded, "f16", std::move(request)).text;
+}
+
+TEST(Captioner, SaysWhatAGeneratorSays) {
+  Captioner captioner(folder(), {.threads = 1});
+  const std::string text = captioner.describe(picture(), "What is this?", 9);
+  EXPECT_NE(text, "");
+  EXPECT_EQ(text, long_way("What is this?", 9));
+  EXPECT_EQ(captioner.describe(picture(), "What is this?", 9), text);  // nothing is left over
+}
+
+TEST(Captioner, AsksForACaptionWithoutAQuestion) {
+  Captioner captioner(folder(), {.threads = 1});
+  EXPECT_EQ(captioner.describe(picture(), "", 7),
+            long_way(std::string(captioner.model().caption_prompt()), 7));
+}
+
+TEST(Captioner, GivesTheTextWhileItIsMade) {
+  Captioner captioner(folder(), {.threads = 1});
+  std::string pieces;
+  int calls = 0;
+  const std::string text =
+      captioner.describe(picture(), "Name it", 12, [&](std::string_view piece) {
+        pieces += piece;
+        ++calls;
+      });
+  EXPECT_EQ(pieces, text);
+  EXPECT_GT(calls, 1);
+}
+
+TEST(Captioner, TakesAPolicy) {
+  Captioner captioner(folder(), {.kv = "f32", .threads = 1});
+  EXPECT_NE(captioner.describe(picture(), "", 4), "");
+}
+
+TEST(Captioner, RefusesBeforeAnyWeightIsRead) {
+  EXPECT_THAT(error_of([] { Captioner("/nowhere"); }).what(), HasSubstr("/nowhere"));
+  EXPECT_THAT(error_of([] { Captioner(folder(), {.kv = "kiwi"}); }).what(), HasSubstr("kiwi"));
+  EXPECT_THAT(error_of([] { Captioner(folder(), {.kv = "kivi,group=33"}); }).what(),
+              HasSubstr("kivi"));
+}
+
+TEST(Captioner, APictureThatCannotBeServedLeavesTheNextAlone) {
+  Captioner captioner(folder(), {.threads = 1});
+  EXPECT_THAT(error_of([&] { captioner.describe(picture(), "<image><image>", 4); }).what(),
+              HasSubstr("2"));
+  EXPECT_NE(captioner.describe(picture(), "", 4), "");
+}
+
+}  // namespace
+}  // namespace kvlm
