@@ -1,0 +1,71 @@
+# bash completion of vlm-run, vlm-kv and vlm-bench. Subcommands, options and policies are what the
+# programs themselves list, so this file knows only which options take which kind of value.
+
+# __kvlm_options PROGRAM [SUBCOMMAND]: the long and short options that --help lists.
+__kvlm_options() {
+  "$@" --help 2>/dev/null | sed -n 's/^  \(-[^ ]*\).*/\1/p' | tr ',' '\n'
+}
+
+# __kvlm_subcommands PROGRAM: the names under "Subcommands:".
+__kvlm_subcommands() {
+  "$1" --help 2>/dev/null | sed -n '/^Subcommands:/,/^$/s/^  \([a-z][a-z0-9-]*\) .*/\1/p'
+}
+
+# __kvlm_policies: every part that a --kv sentence may start with.
+__kvlm_policies() {
+  vlm-kv list --json 2>/dev/null | tr '{' '\n' | sed -n 's/^"name":"\([^"]*\)".*/\1/p'
+}
+
+# __kvlm_words WORD...: completes the current word among these.
+__kvlm_words() {
+  mapfile -t COMPREPLY < <(compgen -W "$*" -- "$current")
+}
+
+__kvlm_files() {
+  compopt -o filenames 2>/dev/null
+  mapfile -t COMPREPLY < <(compgen -f -- "$current")
+}
+
+__kvlm() {
+  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+  local program=$1 subcommand='' known word
+  # An option and its value may be one word: --device=cpu arrives as --device, =, cpu.
+  if [[ $current == = ]]; then current=''; fi
+  if [[ $previous == = ]] && ((COMP_CWORD > 1)); then previous=${COMP_WORDS[COMP_CWORD - 2]}; fi
+  COMPREPLY=()
+
+  known=$(__kvlm_subcommands "$program")
+  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    if grep -qxF -e "$word" <<<"$known"; then
+      subcommand=$word
+      break
+    fi
+  done
+
+  case $previous in
+    --kv) __kvlm_words "$(__kvlm_policies)" ;;
+    --device) __kvlm_words auto cpu cuda cuda:0 ;;
+    --dtype) __kvlm_words auto f32 f16 bf16 ;;
+    --image-backend) __kvlm_words torchvision pil ;;
+    --image-aspect) __kvlm_words auto crop pad ;;
+    --policy) __kvlm_words prefixkv calibquant head_quantile xquant ;;
+    -m | --model)
+      __kvlm_files
+      mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -W pocket -- "$current")
+      ;;
+    --image | --batch | --out | --data | --plot | --kv-profile) __kvlm_files ;;
+    *)
+      if [[ $current == -* ]]; then
+        __kvlm_words "$(__kvlm_options "$program" ${subcommand:+"$subcommand"})"
+      elif [[ $known && ! $subcommand ]]; then
+        __kvlm_words "$known"
+      elif [[ $subcommand == explain ]]; then
+        __kvlm_words "$(__kvlm_policies)"
+      else
+        __kvlm_files
+      fi
+      ;;
+  esac
+}
+
+complete -F __kvlm vlm-run vlm-kv vlm-bench
