@@ -166,6 +166,9 @@ class Evaluation:
         records = [json.loads(line) for line in path.read_text().splitlines()]
         return {record["id"]: record.get("text", "") for record in records}
 
+    def answered(self, spec: str) -> bool:
+        return all(self._answers(spec, name).exists() for name in SETS)
+
     def fidelity(self, spec: str) -> dict | None:
         path = self._fidelity(spec)
         return json.loads(path.read_text()) if path.exists() else None
