@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -327,27 +328,62 @@ TEST(Pack, SignsOfTheSpec) {  // the packed spectra of specs 7.8
               ElementsAre(5.75f, 0, 0, 1, 0, 1.75f, 4.25f, -1));
 }
 
+/// Of the element's own group, specs 1.3: s/2, and what f16 scales and zero points lose.
 TEST(Pack, ErrorsAreAtMostHalfAStep) {
+  constexpr size_t kRows = 33;
+  constexpr size_t kGroup = 32;
   for (const DType meta : {DType::kF16, DType::kF32}) {
     for (int bits = 1; bits <= 8; ++bits) {
-      for (const int width : {1, 7, 32, 80}) {
-        const std::vector<float> x = normal(33 * static_cast<size_t>(width), 7);
+      for (const size_t width : {size_t{1}, size_t{7}, size_t{32}, size_t{80}}) {
+        std::vector<float> x = normal(kRows * width, 7);
+        // Groups differ in size a thousandfold, so that no group passes by another's step.
+        for (size_t i = 0; i < x.size(); ++i) {
+          x[i] *= std::pow(
+              10.0f, static_cast<float>(i / width % 4) - static_cast<float>(i % width / kGroup));
+        }
         for (const ScaleAxis axis : {ScaleAxis::kHead, ScaleAxis::kChannel, ScaleAxis::kToken}) {
-          PackedFormat format = channels(bits, width, meta);
+          PackedFormat format = channels(bits, static_cast<int>(width), meta);
           format.axis = axis;
-          format.group_size = 32;
-          const Block block = packed(format, {rule()}, x);
-          const std::vector<float> y = block.unpacked();
-          const auto [low, high] = std::minmax_element(x.begin(), x.end());
-          const float step = (*high - *low) / static_cast<float>((1 << bits) - 1);
-          const float rounding = meta == DType::kF16 ? 0x1p-10f * (*high - *low) : 1e-5f;
+          format.group_size = kGroup;
+          const std::vector<float> y = packed(format, {rule()}, x).unpacked();
+          const auto group_of = [&](size_t i) {
+            const size_t row = i / width;
+            const size_t channel = i % width;
+            if (axis == ScaleAxis::kHead) return size_t{0};
+            return axis == ScaleAxis::kChannel ? channel : row * 100 + channel / kGroup;
+          };
+          std::map<size_t, std::pair<double, double>> ends;
           for (size_t i = 0; i < x.size(); ++i) {
-            ASSERT_NEAR(x[i], y[i], step / 2 + rounding) << bits << " bits, element " << i;
+            const auto value = static_cast<double>(x[i]);
+            const auto [at, added] = ends.try_emplace(group_of(i), value, value);
+            at->second.first = std::min(at->second.first, value);
+            at->second.second = std::max(at->second.second, value);
+          }
+          for (size_t i = 0; i < x.size(); ++i) {
+            const auto [low, high] = ends.at(group_of(i));
+            const double step = (high - low) / ((1 << bits) - 1);
+            const double lost =
+                (meta == DType::kF16 ? 0x1p-11 : 0x1p-22) * (high - low + std::abs(low));
+            ASSERT_NEAR(static_cast<double>(x[i]), static_cast<double>(y[i]),
+                        step / 2 + 1.001 * lost + 0x1p-24)
+                << bits << " bits, element " << i;
           }
         }
       }
     }
   }
+}
+
+/// Codes come from the range as it is, not as f16 gives its ends back (specs 1.3, decision D2).
+TEST(Pack, CodesAreMadeInTheExactRange) {
+  // 1.0003 is 1 in f16. 0.5001 lies below the middle of 0 and 1.0003, and above that of 0 and 1.
+  const Block step = packed(one_group(1, 3, DType::kF16), {rule()}, {0, 1.0003f, 0.5001f});
+  EXPECT_THAT(step.integers(), ElementsAre(0, 1, 0));
+  EXPECT_THAT(step.unpacked(), ElementsAre(0, 1, 0));
+  // Next to 1000 f16 has halves: 1000.3 is 1000.5, and 1000.9 would be nearer to it than to 1001.5.
+  const Block start = packed(one_group(1, 3, DType::kF16), {rule()}, {1000.3f, 1001.3f, 1000.9f});
+  EXPECT_THAT(start.integers(), ElementsAre(0, 1, 1));
+  EXPECT_THAT(start.zero(), ElementsAre(1000.5f));
 }
 
 TEST(Pack, EmptyRangesAndNan) {

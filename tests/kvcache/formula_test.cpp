@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -95,44 +94,6 @@ TEST(ReferenceBytes, OfUniformRetention) {
   EXPECT_EQ(kept(kB, 0.5), 120422400u);
   EXPECT_EQ(kept(kA, 0.2), 65536000u);
   EXPECT_EQ(kept(kB, 0.2), 48168960u);
-}
-
-/// VidKV as its repository lays it out (specs 7.7): 1-bit channels as two pseudo-channels with
-/// scale and zero point each, ternary values as 2-bit codes with scale and zero point. No option
-/// builds it; the formula knows what it would take.
-class RepositoryLayout final : public Quantizer {
- public:
-  explicit RepositoryLayout(int head_dim) : head_dim_(head_dim) {
-    PartPlan plan;
-    plan.format.axis = ScaleAxis::kChannel;
-    plan.format.block_rows = 32;
-    plan.flush = {.prompt_unit = 32, .hold = 0, .trigger = 128, .rows = 128};
-    values_ = keys_ = plan;
-    keys_.format.sections = 2;
-    keys_.format.section[0] = {.code = CodeFormat::kBits2, .channels = head_dim / 2};
-    keys_.format.section[1] = {.code = CodeFormat::kBits1, .channels = head_dim};
-    values_.format.section[0] = {.code = CodeFormat::kTrit2b, .channels = head_dim};
-  }
-  const PartPlan& plan(Part part, int) const noexcept override {
-    return part == Part::kKeys ? keys_ : values_;
-  }
-  size_t facts_bytes(int) const noexcept override { return static_cast<size_t>(head_dim_ + 7) / 8; }
-
- private:
-  int head_dim_;
-  PartPlan keys_;
-  PartPlan values_;
-};
-
-TEST(ReferenceBytes, OfVidKvInItsRepositorysLayout) {
-  const CacheSpec spec = parse_spec("vidkv");
-  const Composition composition = compose(spec);
-  for (const auto& [prompt, bytes] : {std::pair(kA, 73138688u), std::pair(kB, 49287616u)}) {
-    ComposedParts parts;
-    parts.quantizers.push_back(std::make_unique<RepositoryLayout>(prompt.shape.head_dim));
-    const std::vector<LayerCounts> counts(static_cast<size_t>(prompt.shape.layers), prompt.counts);
-    EXPECT_EQ(sum(formula(composition, parts, prompt.shape, counts)).total(), bytes);
-  }
 }
 
 TEST(Formula, SaysWhereTheBytesAre) {

@@ -119,7 +119,8 @@ TEST_P(PolicyLife, EqualsTheReferenceStepByStep) {
 
 INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), name_of_spec);
 
-/// The plain cache's outputs of the same passes, to the bit.
+/// The plain cache's outputs of the same passes, to the bit, from rules that are run and drop
+/// nothing: their budget rounds to every row (at keep=1 there would be no rule at all).
 class Identity : public testing::TestWithParam<const char*> {};
 
 TEST_P(Identity, EqualsThePlainCacheBitForBit) {
@@ -128,6 +129,7 @@ TEST_P(Identity, EqualsThePlainCacheBitForBit) {
     const std::string spec = fmt::format("{} + {}", rows, GetParam());
     const SequenceSize size = size_of(prompt, 40);
     CacheParts parts = parts_of(parse_spec(spec), kSmall, nullptr);
+    ASSERT_NE(parts.retention, nullptr) << "no rule is run";
     const size_t bytes = PolicyCache::reserved_bytes(parts, kSmall, size);
     PolicyCache cache(std::move(parts), kSmall, bytes, {});
     const auto plain =
@@ -148,10 +150,22 @@ TEST_P(Identity, EqualsThePlainCacheBitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, Identity,
-                         testing::Values("uniform,keep=1", "prefixkv,keep=1", "streaming,keep=1",
-                                         "h2o,keep=1", "snapkv,keep=1", "pyramidkv,keep=1",
-                                         "elastic,keep=1", "vlcache,keep=1"));
+INSTANTIATE_TEST_SUITE_P(
+    Rules, Identity,
+    testing::Values("uniform,keep=0.999999999999", "prefixkv,keep=0.999999999999",
+                    "prefixkv,keep=0.999999999999,merge=feature",
+                    "streaming,keep=0.999999999999,budget=proportional",
+                    "streaming,keep=0.999999999999,budget=proportional,"
+                    "rerotate=on",
+                    "h2o,keep=0.999999999999,prefill_only=on", "snapkv,keep=0.999999999999",
+                    "pyramidkv,keep=0.999999999999", "elastic,keep=0.999999999999",
+                    "vlcache,keep=0.999999999999", "tova,keep=0.999999999999"));
+
+/// keep=1 makes no rule, whichever is named.
+TEST_P(Identity, KeepOneMakesNoRule) {
+  const std::string name(GetParam(), std::string_view(GetParam()).find(','));
+  EXPECT_EQ(parts_of(parse_spec(name + ",keep=1"), kSmall, nullptr).retention, nullptr);
+}
 
 class EverySpec : public testing::TestWithParam<const char*> {};
 

@@ -49,20 +49,27 @@ TEST(VidKvKeys, WidthsAreExactFractions) {  // specs 7.3
 
 TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // specs 7.8
   const auto made = quantizer("vidkv", shape_of(1, 1, 8));
+  // Channels start at different places: neither the largest numbers nor the largest magnitudes are
+  // in the widest channels.
   const float ranges[] = {1, 9, 2, 9, 3, 0, 5, 4};
+  const float starts[] = {20, -10, 7, -30, 12, 40, -6, -5};
   std::vector<float> keys(16);
-  std::copy(ranges, ranges + 8, keys.begin() + 8);
+  for (size_t d = 0; d < 8; ++d) {
+    keys[d] = starts[d];
+    keys[8 + d] = starts[d] + ranges[d];
+  }
   const float* heads[] = {keys.data()};
   std::vector<LaneFacts> facts(1);
   test::learn_keys(*made, heads, 2, facts);
   EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 6, 7, 0, 2, 4, 5));
-  // Ranges are pooled over heads unless each has its own mask.
+  // Ranges are pooled over heads unless each has its own mask: from the least of both, here 0 or
+  // the start, to the greatest of both they are 21, 10, 9, 30, 15, 100, 6, 5.
   std::vector<float> other(16);
   other[13] = 100;
   const float* both[] = {keys.data(), other.data()};
   facts.assign(2, {});
   test::learn_keys(*made, both, 2, facts);
-  EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 5, 6, 0, 2, 4, 7));
+  EXPECT_THAT(facts[0].key_channels, ElementsAre(0, 3, 4, 5, 1, 2, 6, 7));
   EXPECT_EQ(facts[0].key_channels, facts[1].key_channels);
   const auto apart = quantizer("vidkv,mask_scope=head", shape_of(1, 2, 8));
   test::learn_keys(*apart, both, 2, facts);

@@ -9,15 +9,24 @@ namespace {
 using namespace kvlm::testing;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
 
-TEST(Elastic, IsUniformThatMergesByPosition) {
-  const Prompt prompt = random_prompt(4, 2, 90, 3);
-  const auto uniform = make_rule(retention::uniform, {{"keep", "0.3"}});
-  const auto elastic = make_rule(retention::elastic, {{"keep", "0.3"}});
-  const auto expected = testing::select(*uniform, prompt);
-  const auto selections = testing::select(*elastic, prompt);
-  for (size_t l = 0; l < 4; ++l) EXPECT_EQ(selections[l].slots, expected[l].slots);
-  EXPECT_EQ(elastic->merge(), MergeRule::kPosition);
-  EXPECT_EQ(uniform->merge(), MergeRule::kNone);
+/// Anchors are the most attended rows, and every row is averaged into the nearest: the example of
+/// specs 8.6, with importance that makes rows 0, 2 and 5 the anchors.
+TEST(Elastic, AveragesRowsIntoTheNearestAnchor) {
+  const auto rule = make_rule(retention::elastic, {{"keep", "0.5"}, {"sinks", "1"}, {"last", "1"}});
+  const auto selection = testing::select(*rule, prompt_of({{3, 1, 5, 2, 0, 1}}))[0];
+  ASSERT_THAT(selection.slots, ElementsAre(ElementsAre(0, 2, 5)));
+  const std::vector<float> keys{1, 2, 3, 4, 5, 6};
+  const std::vector<float> values{10, 20, 30, 40, 50, 60};
+  std::vector<float> merged_keys(3);
+  std::vector<float> merged_values(3);
+  ThreadPool pool(1);
+  Stream stream(pool);
+  merge_rows(rule->merge(),
+             {keys.data(), values.data(), 6, 1, selection.slots[0], merged_keys.data(),
+              merged_values.data()},
+             stream);
+  EXPECT_THAT(merged_keys, ElementsAre(1.5f, 3.5f, 5.5f));
+  EXPECT_THAT(merged_values, ElementsAre(15, 35, 55));
 }
 
 TEST(Elastic, EvictsAtAFixedIndex) {

@@ -56,6 +56,8 @@ const std::vector<Rule>& rules() {
       {&retention::elastic, {}},
       {&retention::vlcache, {}},
       {&retention::vlcache, {{"recent", "0"}, {"evict", "sliding"}}},
+      {&retention::tova, {}},
+      {&retention::tova, {{"evict", "sliding"}}},
   };
   return kRules;
 }
@@ -272,7 +274,8 @@ TEST(EveryRule, SurvivesScoresThatAreNotNumbers) {
 TEST(EveryRule, NamesLegalValuesInItsTable) {
   for (const RetentionEntry* entry :
        {&retention::elastic, &retention::h2o, &retention::prefixkv, &retention::pyramidkv,
-        &retention::snapkv, &retention::streaming, &retention::uniform, &retention::vlcache}) {
+        &retention::snapkv, &retention::streaming, &retention::tova, &retention::uniform,
+        &retention::vlcache}) {
     EXPECT_EQ(entry->info.kind, PartKind::kRetention);
     for (const OptionInfo& option : entry->info.options) {
       for (const std::string_view value : {option.standard, option.official, option.paper}) {
