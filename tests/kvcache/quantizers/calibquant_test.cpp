@@ -14,7 +14,7 @@ using testing::FloatNear;
 
 const CacheShape kShape = shape_of(2, 2, 64);
 
-/// The two levels of a channel that reaches from 1 to 3, as keys or as values.
+/// What becomes of 1 and 3, the ends of a channel, as keys or as values.
 std::vector<float> levels(const std::string& spec, Part part) {
   const auto made = quantizer(spec, shape_of(1, 1, 1));
   const PackedFormat& format = made->plan(part, 0).format;
@@ -40,9 +40,10 @@ TEST(CalibQuant, LevelsOfTheSpec) {  // specs 5.5, 5.7; metadata is f16
   // Towards the middle by a quarter of the range, values by .35.
   EXPECT_THAT(levels("calibquant", Part::kKeys), are(1.5f, 2.5f));
   EXPECT_THAT(levels("calibquant", Part::kValues), are(1.7f, 2.3f));
-  // Both ends times a half, values times .3.
+  // Both ends times a half; 1 is the tie in the middle and goes down.
   EXPECT_THAT(levels("calibquant,profile=official", Part::kKeys), are(0.5f, 1.5f));
-  EXPECT_THAT(levels("calibquant,profile=official", Part::kValues), are(0.3f, 0.9f));
+  // Both ends times .3: from .3 to .9, which all of the channel is nearer to (specs 5.5).
+  EXPECT_THAT(levels("calibquant,profile=official", Part::kValues), are(0.9f, 0.9f));
   // As they are.
   EXPECT_THAT(levels("calibquant,profile=paper", Part::kKeys), are(1, 3));
   EXPECT_THAT(levels("calibquant,profile=paper", Part::kValues), are(1, 3));
