@@ -40,6 +40,10 @@ class Batches(VlmRun):
         lines = self.output.read_bytes().split(b"\n")
         return [json.loads(line) for line in lines[:-1]]
 
+    def append(self, text):
+        with self.output.open("a") as file:
+            file.write(text)
+
     def ids(self):
         return sorted(record["id"] for record in self.records() if "text" in record)
 
@@ -92,6 +96,123 @@ class Batches(VlmRun):
         self.assert_sound(self.batch())
         self.assertEqual(self.output.read_text().splitlines()[0], line)
         self.assertEqual(len(self.records()), 2)
+
+    def test_answers_of_other_settings_do_not_mix(self):
+        self.write_input(2)
+        cases = [(["--kv", "f16"], ["--kv", "int8"], ["--kv f16", "--kv int8"]),
+                 (["-n", 2], ["-n", 3], ["--max-tokens 2", "--max-tokens 3"]),
+                 (["-n", 2], [], ["--max-tokens 2", "no --max-tokens"]),
+                 ([], ["-p", "abc"], ["no --prompt", "--prompt abc"]),
+                 ([], ["--system", "be brief"], ["no --system", "--system be brief"]),
+                 ([], ["--dtype", "f16"], ["no --dtype", "--dtype f16"]),
+                 (["--temp", 0.5, "--seed", 1], ["--temp", 0.5, "--seed", 2], ["--seed 1"]),
+                 (["--stop", "a"], ["--stop", "b"], ['--stop ["a"]', '--stop ["b"]']),
+                 (["--system", "x" * 300], ["--system", "x" * 299], ["300 bytes", "299 bytes"]),
+                 ([], ["--image-aspect", "pad"], ["--image-aspect pad"])]
+        for before, now, words in cases:
+            with self.subTest(f"{before} {now}"[:80]):
+                self.output.unlink(missing_ok=True)
+                command = ["-m", MODEL, "--batch", self.input, "--out", self.output]
+                self.assert_sound(run(*command, *before))
+                done = self.output.read_bytes()
+                self.assert_refused(run(*command, *now), 2,
+                                    [str(self.output), "record 0", "another --out", *words])
+                self.assertEqual(self.output.read_bytes(), done)
+                self.assert_sound(run(*command, *before))
+                self.assertEqual(self.output.read_bytes(), done)
+
+    def test_a_policy_is_the_same_however_it_is_spelt(self):
+        self.write_input(1)
+        for before, now in (("kivi,bits=2,group=8,residual=8", "kivi,residual=8,group=8,bits=2"),
+                            ("prefixkv,keep=0.5 + int4", "int4 + prefixkv,keep=0.50"),
+                            ("f16", "f16")):
+            self.output.unlink(missing_ok=True)
+            command = ["-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 2, "--kv"]
+            self.assert_sound(run(*command, before))
+            self.assert_sound(run(*command, now, "--batch-size", 3, "-t", 1))
+
+    def test_another_model_is_refused_and_another_name_of_it_is_not(self):
+        self.write_input(1)
+        self.assert_sound(self.batch())
+        other = self.checkpoint(MODEL)
+        command = ["--batch", self.input, "--out", self.output, "-n", 4]
+        self.assert_refused(run("-m", other, *command), 2, ["--model", str(other), str(MODEL)])
+        (self.folder / "link").symlink_to(MODEL)
+        self.assert_sound(run("-m", self.folder / "link", *command))
+
+    def test_an_output_of_an_earlier_version_is_gone_on_with(self):
+        self.write_input(3)
+        self.assert_sound(self.batch())
+        lines = []
+        for record in self.records()[:2]:
+            del record["settings"]
+            lines.append(json.dumps(record) + "\n")
+        self.output.write_text("".join(lines))
+        result = self.batch()
+        self.assert_sound(result)
+        self.assertIn(b"2 answers", result.stderr)
+        self.assertEqual(self.ids(), [0, 1, 2])
+        self.assert_refused(run("-m", MODEL, "--batch", self.input, "--out", self.output,
+                                "--kv", "int4"), 2, ["--kv int4"])
+
+    def test_a_failed_record_is_in_the_output_once(self):
+        lost = [json.dumps({"id": "lost", "image": "gone.png"}), "no record"]
+        self.write_input(2, enumerate(lost))
+        for _ in range(3):
+            self.assert_sound(self.batch(), 1)
+            self.assertEqual(self.ids(), [0, 1])
+            failed = [record for record in self.records() if "error" in record]
+            self.assertEqual([record["id"] for record in failed], ["lost", None])
+        # What an earlier version left: an error that was answered later, and one of another input.
+        answered = '{"id":1,"error":"odd"}\n'
+        foreign = '{"id":"elsewhere","error":"odd"}\n'
+        self.output.write_text(answered + foreign + self.output.read_text())
+        self.output.chmod(0o640)
+        self.assert_sound(self.batch(), 1)
+        self.assertEqual(len(self.records()), 5)
+        self.assertIn(foreign, self.output.read_text())
+        self.assertNotIn(answered, self.output.read_text())
+        self.assertEqual(self.output.stat().st_mode & 0o777, 0o640)
+        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["in.jsonl", "out.jsonl"])
+
+    def test_a_link_stays_a_link(self):
+        self.write_input(1, [(0, json.dumps({"id": "lost", "image": "gone.png"}))])
+        target = self.folder / "elsewhere.jsonl"
+        self.output.symlink_to(target)
+        self.assert_sound(self.batch(), 1)
+        self.assert_sound(self.batch(), 1)
+        self.assertTrue(self.output.is_symlink())
+        self.assertEqual(len(target.read_text().splitlines()), 2)
+
+    def test_an_output_that_another_program_changes_is_left_as_it_is(self):
+        def changes():
+            line = '{"id": "mine", "text": "by hand"}\n'
+            yield "written to", lambda: self.append(line)
+            yield "cut short", lambda: os.truncate(self.output, 0)
+            yield "deleted or replaced", lambda: self.output.unlink()
+            yield "deleted or replaced", lambda: other.replace(self.output)
+        other = self.folder / "other"
+        for words, change in changes():
+            with self.subTest(words):
+                other.write_text("")
+                self.output.unlink(missing_ok=True)
+                self.write_input(5000)
+                process = subprocess.Popen(
+                    [PROGRAM, "-m", MODEL, "--batch", self.input, "--out", self.output, "-n",
+                     "300", "-q"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                try:
+                    self.wait_for_a_record(process)
+                    change()
+                    kept = self.output.read_bytes() if self.output.exists() else None
+                    _, stderr = process.communicate(timeout=TIMEOUT_S)
+                finally:
+                    process.kill()
+                    process.wait()
+                self.assertEqual(process.returncode, 1, stderr)
+                self.assertIn(words, stderr)
+                if kept is not None:  # one record may have been on its way
+                    self.assertTrue(self.output.read_bytes().startswith(kept))
+                self.assertEqual(self.output.exists(), kept is not None)
 
     def test_failed_records_are_tried_again(self):
         picture = self.folder / "later.png"
@@ -189,18 +310,21 @@ class Batches(VlmRun):
         self.assert_sound(self.batch())  # room again
         self.assertEqual(self.ids(), list(range(40)))
 
+    def wait_for_a_record(self, process):
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(FileNotFoundError):
+                if b"\n" in self.output.read_bytes():
+                    break
+            time.sleep(0.02)
+
     def interrupt(self, number):
         self.write_input(5000)
         process = subprocess.Popen(
             [PROGRAM, "-m", MODEL, "--batch", self.input, "--out", self.output, "-n", "300"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            deadline = time.monotonic() + TIMEOUT_S
-            while time.monotonic() < deadline and process.poll() is None:
-                with contextlib.suppress(FileNotFoundError):
-                    if b"\n" in self.output.read_bytes():
-                        break
-                time.sleep(0.02)
+            self.wait_for_a_record(process)
             process.send_signal(number)
             _, stderr = process.communicate(timeout=TIMEOUT_S)
         finally:

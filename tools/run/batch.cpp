@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "kvcache/registry.h"
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"
@@ -17,6 +18,7 @@
 #include "tools/run/output.h"
 #include "tools/run/records.h"
 #include "tools/run/report.h"
+#include "tools/run/settings.h"
 #include "vision/image.h"
 
 namespace kvlm {
@@ -52,8 +54,10 @@ std::string error_of_record() {
 /// All records through one generator, up to batch_size of them at a time.
 class Batch {
  public:
-  Batch(const RunOptions& options, Session& session, std::vector<Record> records, Output& output)
+  Batch(const RunOptions& options, const BatchSettings& settings, Session& session,
+        std::vector<Record> records, Output& output)
       : options_(options),
+        settings_(settings),
         session_(session),
         records_(std::move(records)),
         output_(output),
@@ -165,6 +169,7 @@ class Batch {
       const GenerationResult result = generator_.take(entry->key);
       Json json{{"id", entry->record->id}};
       json.update(result_json(result, session_, session_.model(), cache_->spec()));
+      json["settings"] = settings_.flags;
       output_.append(json);
       entry = running_.erase(entry);
       count();
@@ -197,6 +202,7 @@ class Batch {
   }
 
   const RunOptions& options_;
+  const BatchSettings& settings_;
   Session& session_;
   std::vector<Record> records_;
   Output& output_;
@@ -213,28 +219,29 @@ class Batch {
 }  // namespace
 
 std::function<int(Session&)> prepare_batch(const RunOptions& options) {
+  const BatchSettings settings = batch_settings(options);
   std::vector<Record> records = read_records(options.batch_in);
-  const auto output = std::make_shared<Output>(options.batch_out);
+  const auto output = std::make_shared<Output>(options.batch_out, settings);
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
-    if (output->repaired()) {
-      print_message("batch: cut off a torn last line of {}\n", options.batch_out);
-    }
+    const std::string name = printable(options.batch_out);
+    if (output->repaired()) print_message("batch: cut off a torn last line of {}\n", name);
     if (records.size() < all) {
-      print_message("batch: {} of {} records are in {} already\n", all - records.size(), all,
-                    options.batch_out);
+      print_message("batch: {} of {} records are in {} already\n", all - records.size(), all, name);
     }
-    const auto again = std::count_if(records.begin(), records.end(), [&](const Record& record) {
-      return output->failed_before(record);
-    });
-    if (again > 0) {
-      print_message("batch: {} record{} of {} failed before and {} tried again\n", again,
-                    again == 1 ? "" : "s", options.batch_out, again == 1 ? "is" : "are");
+    if (output->unsettled() > 0) {
+      print_message("batch: {} answer{} in {} do not say with which flags; taken as of these\n",
+                    output->unsettled(), output->unsettled() == 1 ? "" : "s", name);
     }
   }
-  return [&options, output, records = std::move(records)](Session& session) {
-    return Batch(options, session, records, *output).run();
+  return [&options, output, settings, records = std::move(records)](Session& session) {
+    const size_t again = output->retry(records);
+    if (again > 0 && !options.quiet) {
+      print_message("batch: {} record{} of {} failed before and {} tried again\n", again,
+                    again == 1 ? "" : "s", printable(options.batch_out), again == 1 ? "is" : "are");
+    }
+    return Batch(options, settings, session, records, *output).run();
   };
 }
 

@@ -6,11 +6,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "llm/strict_json.h"
 #include "tools/run/report.h"
 
 namespace kvlm {
@@ -23,70 +27,140 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kRecordStart = R"({"id":)";
 constexpr const char* kRepair = "start again with a writable file and free space";
 
+std::string string_of(const nlohmann::json& json, const char* key) {
+  const auto place = json.find(key);
+  return place != json.end() && place->is_string() ? place->get<std::string>() : std::string();
+}
+
+/// A line that this program may have written, else nothing.
+std::optional<OutputLine> parse_line(std::string_view text) {
+  nlohmann::json json;
+  try {
+    json = parse_json(text, "a line");
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  const auto id = json.is_object() ? json.find("id") : json.end();
+  if (id == json.end() || !(id->is_null() || id->is_string() || id->is_number_integer()) ||
+      (!json.contains("text") && !json.contains("error"))) {
+    return std::nullopt;
+  }
+  OutputLine line;
+  line.id = *id;
+  line.failed = json.contains("error");
+  if (const auto place = json.find("line"); place != json.end() && place->is_number_integer()) {
+    line.input_line = place->get<int64_t>();
+  }
+  line.settings.model = string_of(json, "model");
+  if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object()) {
+    line.settings.spec = string_of(*kv, "spec");
+  }
+  if (const auto flags = json.find("settings"); flags != json.end() && flags->is_object()) {
+    line.settings.flags = *flags;
+  }
+  return line;
+}
+
+/// Bytes that a kill or a full disk may have left of a record.
+bool is_torn(std::string_view tail) {
+  return !Json::accept(tail) && kRecordStart.starts_with(tail.substr(0, kRecordStart.size()));
+}
+
+bool same_file(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 }  // namespace
 
-Output::Output(const std::string& path) : path_(path) {
-  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) {
-    fail("opened for writing", "give a file in a folder that you may write to");
-  }
-  struct stat status {};
-  if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw Error(ErrorCode::kCorruptFile,
-                fmt::format("--out {} is not a regular file, so a later start could not see what "
-                            "is done; give a file, and read it with tail -f",
-                            path));
-  }
-  if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    throw Error(ErrorCode::kCorruptFile,
-                fmt::format("--out {} is being written by another vlm-run; wait for it or give "
-                            "another file",
-                            path));
-  }
-  read_existing();
-}
-
-Output::~Output() { close(descriptor_); }
-
-bool Output::has(const Record& record) const {
-  return !record.id.is_null() && ids_.contains(record.id.dump());
-}
-
-bool Output::failed_before(const Record& record) const {
-  return !has(record) && failed_.contains(record.id.is_null() ? Json(record.line) : record.id);
-}
-
-void Output::append(const Json& json) {
-  const std::string line = json_line(json) + "\n";
-  size_t written = 0;
-  while (written < line.size()) {
-    const ssize_t count = pwrite(descriptor_, line.data() + written, line.size() - written,
-                                 size_ + static_cast<off_t>(written));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      const int reason = errno;
-      static_cast<void>(ftruncate(descriptor_, size_));
-      errno = reason;
-      fail("written", "the finished records are kept, start again with free space");
+OutputText parse_output(std::string_view text, const std::string& name) {
+  OutputText output;
+  while (output.good_bytes < text.size()) {
+    const size_t begin = output.good_bytes;
+    const size_t end = text.find('\n', begin);
+    const std::string_view content = text.substr(begin, end - begin);
+    std::optional<OutputLine> line = parse_line(content);
+    if (!line && end == std::string_view::npos && is_torn(content)) break;
+    if (!line) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("--out {} holds a line that is no record of a batch: \"{:.40}\"; "
+                              "give another file or remove that line",
+                              name, printable(content)));
     }
-    written += static_cast<size_t>(count);
+    output.open_end = end == std::string_view::npos;
+    line->offset = begin;
+    line->length = content.size() + (output.open_end ? 0 : 1);
+    output.good_bytes += line->length;
+    output.lines.push_back(std::move(*line));
   }
-  size_ += static_cast<off_t>(line.size());
+  return output;
 }
 
-void Output::fail(const char* what, const char* cure) const {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("--out {} cannot be {}: {}; {}", path_, what,
-                                                   std::strerror(errno), cure));
+Output::Output(const std::string& path, const BatchSettings& settings) : path_(path) {
+  try {
+    open_locked();
+    const std::string text = read_all();
+    OutputText output = parse_output(text, path);
+    for (OutputLine& line : output.lines) {
+      if (line.failed) {
+        failures_.push_back(std::move(line));
+        continue;
+      }
+      if (const auto differs = difference(line.settings, settings)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("--out {} has an answer to record {} {}; give another --out, so "
+                                "that answers of both do not mix, or the earlier setting",
+                                path, printable(json_line(line.id)), *differs));
+      }
+      unsettled_ += line.settings.flags.is_null() ? 1 : 0;
+      if (!line.id.is_null()) answered_.insert(json_line(line.id));
+    }
+    size_ = static_cast<off_t>(output.good_bytes);
+    repaired_ = output.good_bytes < text.size();
+    if (repaired_ && ftruncate(descriptor_, size_) != 0) fail("repaired", kRepair);
+    if (output.open_end) {
+      write_all(descriptor_, "\n");
+      ++size_;
+    }
+  } catch (...) {
+    close_file();
+    throw;
+  }
 }
 
-void Output::refuse(const std::string& line) const {
-  throw Error(ErrorCode::kCorruptFile,
-              fmt::format("--out {} holds a line that is no record of a batch: \"{:.40}\"; give "
-                          "another file or remove that line",
-                          path_, printable(line)));
+Output::~Output() { close_file(); }
+
+void Output::close_file() noexcept {
+  if (descriptor_ >= 0) close(descriptor_);
+  descriptor_ = -1;
 }
 
-void Output::read_existing() {
+void Output::open_locked() {
+  for (;;) {
+    descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (descriptor_ < 0) {
+      fail("opened for writing", "give a file in a folder that you may write to");
+    }
+    struct stat opened {};
+    if (fstat(descriptor_, &opened) != 0 || !S_ISREG(opened.st_mode)) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("--out {} is not a regular file, so a later start could not see "
+                              "what is done; give a file, and read it with tail -f",
+                              path_));
+    }
+    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("--out {} is being written by another vlm-run; wait for it or give "
+                              "another file",
+                              path_));
+    }
+    // Between the two calls another program's retry() may have put a new file in its place.
+    struct stat named {};
+    if (stat(path_.c_str(), &named) == 0 && same_file(opened, named)) return;
+    close_file();
+  }
+}
+
+std::string Output::read_all() const {
   std::string text;
   char block[65536];
   for (ssize_t count;
@@ -95,41 +169,121 @@ void Output::read_existing() {
     if (count < 0) fail("read", "give a file that you may read");
     text.append(block, static_cast<size_t>(count));
   }
-  size_t good = 0;
-  for (size_t begin = 0; begin < text.size(); begin = good) {
-    const size_t end = text.find('\n', begin);
-    if (end == std::string::npos) break;
-    if (!note(text.substr(begin, end - begin))) refuse(text.substr(begin, end - begin));
-    good = end + 1;
+  return text;
+}
+
+bool Output::has(const Record& record) const {
+  return !record.id.is_null() && answered_.contains(json_line(record.id));
+}
+
+size_t Output::retry(const std::vector<Record>& records) {
+  std::set<std::string> ids;
+  std::set<int64_t> lines;
+  for (const Record& record : records) {
+    if (record.id.is_null()) lines.insert(static_cast<int64_t>(record.line));
+    ids.insert(json_line(record.id));
   }
-  size_ = static_cast<off_t>(good);
-  if (good == text.size()) return;
-  // A last line without an end: whole, or torn when a run was killed, or not ours.
-  const std::string tail = text.substr(good);
-  if (note(tail)) {
-    size_ = static_cast<off_t>(text.size());
-    if (pwrite(descriptor_, "\n", 1, size_) != 1) fail("repaired", kRepair);
-    ++size_;
-  } else if (!Json::accept(tail) && kRecordStart.starts_with(tail.substr(0, kRecordStart.size()))) {
-    repaired_ = true;
-    if (ftruncate(descriptor_, size_) != 0) fail("repaired", kRepair);
-  } else {
-    refuse(tail);
+  std::set<std::string> again;
+  std::vector<OutputLine> dropped;
+  for (const OutputLine& line : failures_) {
+    const std::string id = json_line(line.id);
+    const bool wanted = line.id.is_null() ? lines.contains(line.input_line) : ids.contains(id);
+    const bool answered = !line.id.is_null() && answered_.contains(id);
+    if (wanted && !answered)
+      again.insert(line.id.is_null() ? fmt::format("line {}", line.input_line) : id);
+    if (wanted || answered) dropped.push_back(line);
+  }
+  if (dropped.empty()) return 0;
+  const std::string text = read_all();
+  std::string kept;
+  size_t next = 0;
+  for (const OutputLine& line : dropped) {
+    kept.append(text, next, line.offset - next);
+    next = std::min(line.offset + line.length, text.size());
+  }
+  kept.append(text, next);
+  if (replace(kept)) failures_.clear();
+  return again.size();
+}
+
+bool Output::replace(const std::string& text) {
+  // Through symbolic links, so that what they point to is replaced and not they.
+  std::error_code unknown;
+  const std::string target = std::filesystem::canonical(path_, unknown).string();
+  std::string name = (unknown ? path_ : target) + ".XXXXXX";
+  struct stat before {};
+  const int fresh =
+      fstat(descriptor_, &before) == 0 ? mkostemp(name.data(), O_APPEND | O_CLOEXEC) : -1;
+  if (fresh < 0) return false;
+  const auto give_up = [&] {
+    const int reason = errno;
+    close(fresh);
+    unlink(name.c_str());
+    errno = reason;
+  };
+  try {
+    write_all(fresh, text);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  const bool same_owner = fchown(fresh, before.st_uid, before.st_gid) == 0;
+  if (!same_owner || fchmod(fresh, before.st_mode & 07777) != 0 || fsync(fresh) != 0 ||
+      flock(fresh, LOCK_EX | LOCK_NB) != 0 ||
+      rename(name.c_str(), (unknown ? path_ : target).c_str()) != 0) {
+    give_up();
+    return false;
+  }
+  close_file();
+  descriptor_ = fresh;
+  size_ = static_cast<off_t>(text.size());
+  return true;
+}
+
+void Output::append(const Json& json) {
+  require_unchanged();
+  const std::string line = json_line(json) + "\n";
+  write_all(descriptor_, line);
+  size_ += static_cast<off_t>(line.size());
+}
+
+void Output::require_unchanged() const {
+  struct stat now {};
+  if (fstat(descriptor_, &now) != 0) fail("looked at", kRepair);
+  if (now.st_nlink > 0 && now.st_size == size_) return;
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("--out {} was {} by another program while the batch ran; what it holds "
+                          "is left as it is, see to it and start again",
+                          path_,
+                          now.st_nlink == 0     ? "deleted or replaced"
+                          : now.st_size < size_ ? "cut short"
+                                                : "written to"));
+}
+
+void Output::write_all(int descriptor, std::string_view text) const {
+  struct stat before {};
+  if (fstat(descriptor, &before) != 0) fail("looked at", kRepair);
+  size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t count = write(descriptor, text.data() + written, text.size() - written);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      const int reason = errno;
+      struct stat now {};
+      if (fstat(descriptor, &now) == 0 &&
+          now.st_size == before.st_size + static_cast<off_t>(written)) {
+        static_cast<void>(ftruncate(descriptor, before.st_size));
+      }
+      errno = reason;
+      fail("written", "the finished records are kept, start again with free space");
+    }
+    written += static_cast<size_t>(count);
   }
 }
 
-bool Output::note(const std::string& line) {
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object() || !json.contains("id") ||
-      (!json.contains("text") && !json.contains("error"))) {
-    return false;
-  }
-  if (json.contains("error")) {
-    failed_.insert(json["id"].is_null() ? json.value("line", Json()) : json["id"]);
-  } else if (!json["id"].is_null()) {
-    ids_.insert(json["id"].dump());
-  }
-  return true;
+void Output::fail(const char* what, const char* cure) const {
+  throw Error(ErrorCode::kCorruptFile, fmt::format("--out {} cannot be {}: {}; {}", path_, what,
+                                                   std::strerror(errno), cure));
 }
 
 }  // namespace kvlm

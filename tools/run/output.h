@@ -3,44 +3,84 @@
 #include <sys/types.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tools/run/records.h"
+#include "tools/run/settings.h"
 
 namespace kvlm {
 
-/// The output file: every finished record is one complete line, or is not there.
+/// What one line of an output file says.
+struct OutputLine {
+  size_t offset = 0;          ///< of its first byte in the file
+  size_t length = 0;          ///< with the newline, if it has one
+  nlohmann::ordered_json id;  ///< null for a line of the input that had none
+  int64_t input_line = 0;     ///< which that was
+  bool failed = false;        ///< it has an error in place of an answer
+  BatchSettings settings;     ///< as far as it says
+};
+
+/// The lines of an output file.
+struct OutputText {
+  std::vector<OutputLine> lines;
+  size_t good_bytes = 0;  ///< behind which a torn last line begins, if there is one
+  bool open_end = false;  ///< the last line is whole but for its newline
+};
+
+/// Reads an output file. A last line that is torn, as a kill leaves it, is left out. Throws
+/// Error{kCorruptFile}, naming `name`, if it holds anything but records of a batch.
+OutputText parse_output(std::string_view text, const std::string& name);
+
+/// The output file of a batch: every finished record is one complete line, or is not there. One
+/// program at a time writes it.
 class Output {
  public:
-  /// Opens for appending, cuts off a torn last record, and notes what is there already. A file that
-  /// holds anything but records is refused and left as it is.
-  explicit Output(const std::string& path);
+  /// Opens or creates the file and cuts off a torn last line. Throws Error, leaving it as it is:
+  /// kCorruptFile if it is no regular file, cannot be written, is being written by another program,
+  /// or holds anything but records; kInvalidArgument if it has answers of other settings.
+  Output(const std::string& path, const BatchSettings& settings);
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
+  /// Whether the record has an answer.
   bool has(const Record& record) const;
+  /// Whether a torn last line was cut off.
   bool repaired() const noexcept { return repaired_; }
-  /// Whether an earlier start could not serve it; it is tried again, and the later line counts.
-  bool failed_before(const Record& record) const;
+  /// Answers that do not say under which settings they were given.
+  size_t unsettled() const noexcept { return unsettled_; }
 
-  /// Appends one line; on failure what was written of it is cut off again.
+  /// Takes the errors of these records out of the file, which is replaced as a whole, so that each
+  /// is tried again and written once; returns how many records had one. In a folder that takes no
+  /// new file they stay, and the later line of a record counts.
+  size_t retry(const std::vector<Record>& records);
+
+  /// Appends one line; on failure what was written of it is cut off again. Throws
+  /// Error{kCorruptFile} if it cannot be written, or another program changed the file meanwhile.
   void append(const nlohmann::ordered_json& json);
 
  private:
+  void open_locked();
+  void close_file() noexcept;
+  std::string read_all() const;
+  /// Appends all of it, or nothing.
+  void write_all(int descriptor, std::string_view text) const;
+  /// Puts a file with this text in the place of the output; false if the folder takes no new file.
+  bool replace(const std::string& text);
+  void require_unchanged() const;
   [[noreturn]] void fail(const char* what, const char* cure) const;
-  [[noreturn]] void refuse(const std::string& line) const;
-  void read_existing();
-  /// Notes a line's record; whether it is one. A record that failed counts as not there.
-  bool note(const std::string& line);
 
   std::string path_;
   int descriptor_ = -1;
   off_t size_ = 0;
   bool repaired_ = false;
-  std::set<std::string> ids_;                // of records that were served
-  std::set<nlohmann::ordered_json> failed_;  // ids, or lines without one, of those that were not
+  size_t unsettled_ = 0;
+  std::set<std::string> answered_;  // ids, as JSON
+  std::vector<OutputLine> failures_;
 };
 
 }  // namespace kvlm

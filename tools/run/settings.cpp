@@ -1,0 +1,98 @@
+#include "tools/run/settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "kernels/base/printable.h"
+#include "kvcache/spec.h"
+#include "runtime/spec_file.h"
+#include "tools/run/report.h"
+
+namespace kvlm {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kLongestText = 200;
+constexpr size_t kBeginning = 60;
+
+/// A text that every record carries: whole, or its beginning with a hash (FNV-1a) of all of it.
+std::string brief(const std::string& text) {
+  if (text.size() <= kLongestText) return text;
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return fmt::format("{}... ({} bytes, {:016x})", printable(text.substr(0, kBeginning)),
+                     text.size(), hash);
+}
+
+std::string flag_text(const std::string& name, const Json& value) {
+  std::string flag = "--" + name;
+  std::ranges::replace(flag, '_', '-');
+  if (value.is_null()) return "no " + flag;
+  const std::string text = value.is_string() ? value.get<std::string>() : json_line(value);
+  return fmt::format("{} {}", flag, printable(text));
+}
+
+bool same_model(const std::string& a, const std::string& b) {
+  std::error_code none;
+  return a == b || std::filesystem::equivalent(a, b, none);
+}
+
+}  // namespace
+
+BatchSettings batch_settings(const RunOptions& options) {
+  const SessionOptions& session = options.session;
+  const SessionOptions defaults;
+  Json flags = Json::object();
+  const auto put = [&](const char* name, const auto& value, bool given) {
+    if (given) flags[name] = value;
+  };
+  const auto put_text = [&](const char* name, const std::string& value,
+                            const std::string& otherwise) {
+    if (value != otherwise) flags[name] = brief(value);
+  };
+  put_text("dtype", session.dtype, defaults.dtype);
+  put_text("image_backend", session.image_backend, defaults.image_backend);
+  put_text("image_aspect", session.image_aspect, defaults.image_aspect);
+  put_text("kv_profile", session.kv_profile, defaults.kv_profile);
+  put_text("prompt", options.prompt, "");
+  put_text("system", options.system, "");
+  put("max_tokens", options.max_tokens.value_or(0), options.max_tokens.has_value());
+  put("temp", options.temperature.value_or(0), options.temperature.value_or(0) != 0);
+  put("top_k", options.top_k.value_or(0), options.top_k.has_value());
+  put("top_p", options.top_p.value_or(0), options.top_p.has_value());
+  put("repeat_penalty", options.repeat_penalty.value_or(0), options.repeat_penalty.has_value());
+  put("seed", options.seed, options.seed != 0);
+  put("stop", options.stop, !options.stop.empty());
+  // As it is read back: bytes that are not UTF-8 are written as U+FFFD.
+  return {Json::parse(json_line(session.model)).get<std::string>(),
+          canonical(read_spec(session.kv)), Json::parse(json_line(flags))};
+}
+
+std::optional<std::string> difference(const BatchSettings& earlier, const BatchSettings& now) {
+  const auto differ = [](const std::string& before, const std::string& after) {
+    return fmt::format("with {}, and this start has {}", before, after);
+  };
+  if (!earlier.model.empty() && !same_model(earlier.model, now.model)) {
+    return differ(flag_text("model", earlier.model), flag_text("model", now.model));
+  }
+  if (!earlier.spec.empty() && earlier.spec != now.spec) {
+    return differ(flag_text("kv", earlier.spec), flag_text("kv", now.spec));
+  }
+  if (earlier.flags.is_null()) return std::nullopt;
+  for (const auto& [name, value] : now.flags.items()) {
+    const Json before = earlier.flags.value(name, Json());
+    if (before != value) return differ(flag_text(name, before), flag_text(name, value));
+  }
+  for (const auto& [name, value] : earlier.flags.items()) {
+    if (!now.flags.contains(name)) return differ(flag_text(name, value), flag_text(name, Json()));
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvlm
