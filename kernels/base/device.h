@@ -42,6 +42,10 @@ class Stream {
 
   Device device() const noexcept { return device_; }
   ThreadPool& pool() const noexcept { return *pool_; }
+  /// Who follows what is done here, or null. The host's loops ask it through pool(); what is queued
+  /// on a GPU already is not given up.
+  Watch* watch() const noexcept { return pool_->watch(); }
+  void set_watch(Watch* watch) noexcept { pool_->set_watch(watch); }
   /// The device's own handle (a cudaStream_t on CUDA, null on the CPU).
   void* native() const noexcept;
   /// What a stream has on a GPU; only on CUDA.
@@ -59,6 +63,21 @@ class Stream {
   ThreadPool* pool_;
   std::unique_ptr<cuda::Queue> queue_;
   std::unique_ptr<Scratch> scratch_;
+};
+
+/// While it lives, `watch` follows a stream in the place of whoever did.
+class WatchScope {
+ public:
+  WatchScope(Stream& stream, Watch* watch) noexcept : stream_(stream), outer_(stream.watch()) {
+    stream.set_watch(watch);
+  }
+  ~WatchScope() { stream_.set_watch(outer_); }
+  WatchScope(const WatchScope&) = delete;
+  WatchScope& operator=(const WatchScope&) = delete;
+
+ private:
+  Stream& stream_;
+  Watch* outer_;
 };
 
 }  // namespace kvlm

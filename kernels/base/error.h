@@ -12,6 +12,7 @@ enum class ErrorCode {
   kUnsupported,      ///< a valid request that this build, device or family does not serve
   kOutOfMemory,      ///< a reservation that does not fit, with both figures in the message
   kDevice,           ///< the device or its driver failed
+  kCancelled,        ///< nothing went wrong: whoever follows the work wants no more (watch.h)
 };
 
 /// The only exception this project throws. what() is one sentence a user can act on: it names the

@@ -56,6 +56,7 @@ struct ThreadPool::State {
   size_t tasks = 0;
   void (*body)(void*, size_t, int) = nullptr;
   void* context = nullptr;
+  Watch* watch = nullptr;
 
   std::mutex mutex;
   std::condition_variable wake;  // untaken became more than 0, or stop
@@ -85,6 +86,7 @@ struct ThreadPool::State {
                                               std::memory_order_relaxed));
       size_t finished = 1;
       try {
+        give_up_if_cancelled(watch);
         const InsideTask inside(this);
         body(context, tasks - left, worker);
       } catch (...) {
@@ -137,6 +139,10 @@ ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::threads() const noexcept { return static_cast<int>(state_->workers.size()) + 1; }
 
+void ThreadPool::set_watch(Watch* watch) noexcept { state_->watch = watch; }
+
+Watch* ThreadPool::watch() const noexcept { return state_->watch; }
+
 void ThreadPool::run(size_t tasks, void (*body)(void*, size_t, int), void* context) {
   State& state = *state_;
   assert(inside_task_of != &state && "a loop inside a task of the same pool");
@@ -144,7 +150,10 @@ void ThreadPool::run(size_t tasks, void (*body)(void*, size_t, int), void* conte
   const std::lock_guard turn(state.turn);
   if (state.workers.empty() || tasks == 1) {
     const InsideTask inside(&state);
-    for (size_t task = 0; task < tasks; ++task) body(context, task, 0);
+    for (size_t task = 0; task < tasks; ++task) {
+      give_up_if_cancelled(state.watch);
+      body(context, task, 0);
+    }
     return;
   }
   state.tasks = tasks;

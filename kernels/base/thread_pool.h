@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/base/watch.h"
+
 namespace kvlm {
 
 /// Persistent worker threads for parallel loops. The calling thread works too, so a pool of one
@@ -17,6 +19,11 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int threads() const noexcept;
+
+  /// From now on `watch`, or nobody for null, is asked before every task whether to go on; if not,
+  /// tasks that have not begun are left out and run() throws Error{kCancelled}. Not during run().
+  void set_watch(Watch* watch) noexcept;
+  Watch* watch() const noexcept;
 
   /// Calls body(context, task, worker) once for every task in [0, tasks), spread over the threads,
   /// worker in [0, threads()), and returns when all are done. Which worker runs a task is not

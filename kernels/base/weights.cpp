@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -11,6 +12,8 @@
 namespace kvlm {
 
 namespace {
+
+constexpr std::string_view kPhase = "loading";
 
 bool is_float(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
@@ -28,19 +31,25 @@ float element(const ConstTensorView& view, int64_t i) {
 }
 
 template <class T>
-void convert_into(Tensor& to, const ConstTensorView& from) {
+void convert_into(Tensor& to, const ConstTensorView& from, const Watch* watch) {
+  constexpr int64_t kBlock = int64_t{1} << 22;  // some milliseconds
   T* out = to.as<T>();
-  for (int64_t i = 0; i < from.elements(); ++i) out[i] = from_float<T>(element(from, i));
+  const int64_t count = from.elements();
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    give_up_if_cancelled(watch);
+    const int64_t end = std::min(count, begin + kBlock);
+    for (int64_t i = begin; i < end; ++i) out[i] = from_float<T>(element(from, i));
+  }
 }
 
-std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype) {
+std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype, const Watch* watch) {
   auto tensor = std::make_shared<Tensor>(dtype, view.shape(), Device{}, MemoryUse::kWeights);
   if (dtype == DType::kF16) {
-    convert_into<f16>(*tensor, view);
+    convert_into<f16>(*tensor, view, watch);
   } else if (dtype == DType::kBF16) {
-    convert_into<bf16>(*tensor, view);
+    convert_into<bf16>(*tensor, view, watch);
   } else {
-    convert_into<float>(*tensor, view);
+    convert_into<float>(*tensor, view, watch);
   }
   return tensor;
 }
@@ -78,12 +87,24 @@ ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
   return placed(take_unplaced(name, shape, /*wide=*/false));
 }
 
+ConstTensorView WeightMap::owned(std::shared_ptr<Tensor> tensor) {
+  const ConstTensorView view = std::as_const(*tensor).view();
+  owners_.push_back(std::move(tensor));
+  return view;
+}
+
 ConstTensorView WeightMap::placed(ConstTensorView view) {
-  if (view.device() == device_) return view;
-  auto tensor = std::make_shared<Tensor>(view.dtype(), view.shape(), device_, MemoryUse::kWeights);
-  cuda::copy_now(tensor->view().data(), view.data(), view.bytes());
-  owners_.push_back(tensor);
-  return std::as_const(*tensor).view();
+  if (view.device() != device_) {
+    auto tensor =
+        std::make_shared<Tensor>(view.dtype(), view.shape(), device_, MemoryUse::kWeights);
+    cuda::copy_now(tensor->view().data(), view.data(), view.bytes());
+    view = owned(std::move(tensor));
+  }
+  if (total_bytes_ == 0) return view;
+  // Short of the whole: some of it may be taken by nobody, and whoever loads ends the phase.
+  loaded_bytes_ = std::min(loaded_bytes_ + view.bytes(), total_bytes_ - 1);
+  report_progress(watch_, kPhase, loaded_bytes_, total_bytes_);
+  return view;
 }
 
 bool WeightMap::same(std::string_view a, std::string_view b) const {
@@ -98,11 +119,7 @@ bool WeightMap::same(std::string_view a, std::string_view b) const {
 
 ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& shape, bool wide) {
   const auto place = tensors_.find(name);
-  if (place == tensors_.end() && make_) {
-    std::shared_ptr<Tensor> made = make_(name, shape, wide);
-    owners_.push_back(made);
-    return std::as_const(*made).view();
-  }
+  if (place == tensors_.end() && make_) return owned(make_(name, shape, wide));
   if (place == tensors_.end()) {
     throw Error(
         ErrorCode::kCorruptFile,
@@ -127,13 +144,14 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
                     name, view.shape().str(), shape.str()));
   }
   tensors_.erase(place);
-  return view;
+  if (!convert_to_ || view.dtype() == *convert_to_) return view;
+  return owned(converted(view, *convert_to_, watch_));
 }
 
 ConstTensorView WeightMap::take_f32(std::string_view name, const Shape& shape) {
   const ConstTensorView view = take_unplaced(name, shape, /*wide=*/true);
   if (view.dtype() == DType::kF32) return placed(view);
-  auto tensor = converted(view, DType::kF32);
+  auto tensor = converted(view, DType::kF32, watch_);
   const ConstTensorView wide = std::as_const(*tensor).view();
   if (wide.device() == device_) owners_.push_back(tensor);
   return placed(wide);
@@ -160,14 +178,11 @@ void WeightMap::rename(const std::function<std::string(std::string_view)>& rule)
   tensors_ = std::move(renamed);
 }
 
-void WeightMap::convert(DType dtype) {
-  for (auto& [name, entry] : tensors_) {
-    ConstTensorView& view = entry.view;
-    if (view.empty() || view.dtype() == dtype || !is_float(view.dtype())) continue;
-    auto tensor = converted(view, dtype);
-    view = std::as_const(*tensor).view();
-    owners_.push_back(std::move(tensor));
-  }
+void WeightMap::follow(Watch* watch, size_t total_bytes) {
+  watch_ = watch;
+  total_bytes_ = total_bytes;
+  loaded_bytes_ = 0;
+  report_progress(watch_, kPhase, 0, total_bytes_);
 }
 
 }  // namespace kvlm

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/base/tensor.h"
+#include "kernels/base/watch.h"
 
 namespace kvlm {
 
@@ -58,15 +59,21 @@ class WeightMap {
   /// From now on take() copies what it returns to `device`, in memory that the map then owns.
   void place_on(Device device) { device_ = device; }
   Device device() const noexcept { return device_; }
-  /// Whether two tensors that nobody took yet hold the same numbers of the same dtype.
+  /// Whether two tensors that nobody took yet hold the same numbers of the same dtype, before
+  /// convert().
   bool same(std::string_view a, std::string_view b) const;
+
+  /// From now on take() tells `watch`, which may be null, how much of `total_bytes` is there, as
+  /// phase "loading", and throws Error{kCancelled} once it wants no more.
+  void follow(Watch* watch, size_t total_bytes);
 
   /// Everything that keeps taken views alive; a model stores it beside its views.
   std::vector<std::shared_ptr<const void>> owners() const { return owners_; }
 
-  /// Converts every remaining f32, f16 and bf16 tensor to `dtype`, one of these, in memory that the
-  /// map then owns. Without effect on tensors that have it already.
-  void convert(DType dtype);
+  /// From now on take() converts f32, f16 and bf16 tensors to `dtype`, one of these, in memory that
+  /// the map then owns. Without effect on tensors that have it already, and on those that a Maker
+  /// makes.
+  void convert(DType dtype) { convert_to_ = dtype; }
 
  private:
   struct Entry {
@@ -77,11 +84,16 @@ class WeightMap {
   void insert(std::string name, Entry entry);
   ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide);
   ConstTensorView placed(ConstTensorView view);
+  ConstTensorView owned(std::shared_ptr<Tensor> tensor);
 
   std::map<std::string, Entry, std::less<>> tensors_;
   std::vector<std::shared_ptr<const void>> owners_;
   Maker make_;
   Device device_{};
+  std::optional<DType> convert_to_;
+  Watch* watch_ = nullptr;
+  size_t loaded_bytes_ = 0;
+  size_t total_bytes_ = 0;
 };
 
 }  // namespace kvlm

@@ -89,5 +89,61 @@ TEST(WeightMap, ConvertsWhatIsLeft) {
   EXPECT_THAT(map.remaining(), ElementsAre("ids"));
 }
 
+/// Cancels after `patience` questions.
+class Follower final : public Watch {
+ public:
+  explicit Follower(int patience) : patience_(patience) {}
+  void progress(std::string_view phase, size_t done, size_t total) override {
+    EXPECT_EQ(phase, "loading");
+    EXPECT_EQ(total, 166u);
+    told.push_back(done);
+  }
+  bool cancelled() const noexcept override { return patience_-- <= 0; }
+
+  std::vector<size_t> told;
+
+ private:
+  mutable int patience_;
+};
+
+TEST(WeightMap, TellsWhatIsLoadedInTheTypeThatItLoads) {
+  WeightMap map;
+  add_tensor(map, "a", DType::kF32, {40});
+  add_tensor(map, "b", DType::kBF16, {3});
+  Follower follower(100);
+  map.convert(DType::kBF16);
+  map.follow(&follower, 166);
+  map.take("a", {40});
+  map.take_f32("b", {3});
+  EXPECT_THAT(follower.told, ElementsAre(0, 80, 92));
+}
+
+TEST(WeightMap, TheEndOfThePhaseIsLeftToWhoeverLoads) {
+  WeightMap map;
+  add_tensor(map, "a", DType::kF32, {40});
+  add_tensor(map, "b", DType::kF32, {40});
+  Follower follower(100);
+  map.follow(&follower, 166);
+  map.take("a", {40});
+  map.take("b", {40});
+  EXPECT_THAT(follower.told, ElementsAre(0, 160, 165));
+}
+
+TEST(WeightMap, GivesUpWhereTheFollowerWantsNoMore) {
+  for (const int patience : {0, 1, 2}) {  // at the start, while converting, after a tensor
+    WeightMap map;
+    add_tensor(map, "a", DType::kF32, {40});
+    Follower follower(patience);
+    map.convert(DType::kBF16);
+    try {
+      map.follow(&follower, 166);
+      map.take("a", {40});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCancelled);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvlm
