@@ -92,6 +92,11 @@ class Llama final : public Decoder {
                              KvCache& cache, Stream& stream);
   void mlp_block(const Layer& layer, TensorView x, Stream& stream);
   TensorView head(const DecoderStep& step, TensorView x, Stream& stream);
+  /// Layers of a prompt that are done; one more when the cache has made its own of them.
+  void report_prefill(int done, Stream& stream) const {
+    report_progress(stream.watch(), "prefill", static_cast<size_t>(done),
+                    static_cast<size_t>(config_.layers) + 1);
+  }
 
   LlamaConfig config_;
   RopeAngles angles_;
@@ -121,6 +126,12 @@ class Llama final : public Decoder {
   const void* recorded_x_ = nullptr;
   TensorView recorded_logits_;
 };
+
+/// A step without rows of a prompt.
+bool is_decode(const DecoderStep& step) {
+  return std::none_of(step.sequences.begin(), step.sequences.end(),
+                      [](const StepRows& sequence) { return sequence.prompt; });
+}
 
 /// Steps that must be left for a recording to pay, and that must have been alike before: batches
 /// that sequences join and leave change too often. To record a pass takes an H100's host 1 to 3 ms
@@ -273,7 +284,9 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
   if (cache.needs().prompt_embeddings) cache.give_embeddings(x, stream);
   const TensorView logits = tap ? layers(step, cos, sin, cache, stream, tap)
                                 : repeated_layers(step, cos, sin, cache, stream);
+  if (!is_decode(step)) report_prefill(config_.layers, stream);
   cache.end(stream);
+  if (!is_decode(step)) report_prefill(config_.layers + 1, stream);
   return logits;
 }
 
@@ -304,9 +317,9 @@ TensorView Llama::repeated_layers(const DecoderStep& step, ConstTensorView cos, 
 TensorView Llama::layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
                          KvCache& cache, Stream& stream, const Tap& tap) {
   const TensorView x = step.embeddings;
-  const bool generates = std::none_of(step.sequences.begin(), step.sequences.end(),
-                                      [](const StepRows& sequence) { return sequence.prompt; });
+  const bool generates = is_decode(step);
   for (int i = 0; i < config_.layers; ++i) {
+    if (!generates) report_prefill(i, stream);
     attention_block(i, generates, x, cos, sin, cache, stream);
     mlp_block(layers_[static_cast<size_t>(i)], x, stream);
     if (tap) tap(fmt::format("llm.layer.{}", i), x);

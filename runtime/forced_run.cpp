@@ -12,12 +12,16 @@ EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messag
   std::vector<ImageInput> inputs;
   std::vector<int> tokens;
   for (const Image& image : images) {
+    give_up_if_cancelled(stream.watch());
     inputs.push_back(model.prepare(image));
     tokens.push_back(inputs.back().tokens);
   }
   encoded.prompt = make_prompt(model, messages, tokens);
-  for (const ImageInput& input : inputs)
-    encoded.pictures.push_back(model.encode(input, stream, {}));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    PieceWatch piece(stream.watch(), i, inputs.size());
+    const WatchScope scope(stream, &piece);
+    encoded.pictures.push_back(model.encode(inputs[i], stream, {}));
+  }
   return encoded;
 }
 

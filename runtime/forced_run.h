@@ -17,11 +17,13 @@ struct EncodedPrompt {
 };
 
 /// Prepares and encodes the pictures of a conversation, in the order of their placeholders.
-/// Throws Error{kInvalidArgument} if pictures and placeholders do not match.
+/// Throws Error{kInvalidArgument} if pictures and placeholders do not match, Error{kCancelled} if
+/// the stream's watch wants no more.
 EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
                             std::span<const Image> images, Stream& stream);
 
 /// One sequence that is fed tokens chosen beforehand, for comparing logits rather than generating.
+/// A pass that the stream's watch cancels throws Error{kCancelled}; the run is of no use then.
 class ForcedRun {
  public:
   /// Prefills. Throws Error{kOutOfMemory} if `cache` has no room for the prompt and max_tokens.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -89,6 +90,33 @@ bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
          std::all_of(rest, prompt.modality.end(), [](int16_t tag) { return tag == kTextRow; });
 }
 
+/// Whether a failure is that whoever follows the stream wants no more.
+bool is_cancellation(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kCancelled;
+  } catch (...) {
+    return false;
+  }
+}
+
+/// Whoever follows a step of decode: a short one is finished, because sequences lose their cache
+/// with a pass that is given up.
+class StepWatch final : public Watch {
+ public:
+  explicit StepWatch(const Watch* outer) noexcept : outer_(outer) {}
+  void progress(std::string_view, size_t, size_t) override {}
+  bool cancelled() const noexcept override {
+    return outer_ != nullptr && outer_->cancelled() && Clock::now() - start_ > kShortStep;
+  }
+
+ private:
+  static constexpr auto kShortStep = std::chrono::milliseconds(300);
+  const Watch* outer_;
+  Clock::time_point start_ = Clock::now();
+};
+
 }  // namespace
 
 struct Generator::Sequence {
@@ -139,6 +167,7 @@ void Generator::prepare(Sequence& sequence) {
   sequence.timings = {};
   const Clock::time_point start = Clock::now();
   for (size_t i = sequence.images.size(); i < request.images.size(); ++i) {
+    give_up_if_cancelled(stream_->watch());
     sequence.images.push_back(model_->prepare(request.images[i]));
   }
   sequence.timings.vision_ms = milliseconds(start, Clock::now());
@@ -174,17 +203,21 @@ void Generator::prepare(Sequence& sequence) {
 
 void Generator::prefill(Sequence& sequence, int64_t first) {
   const Clock::time_point vision_start = Clock::now();
-  std::vector<Tensor> pictures;
-  for (size_t i = 0; i < sequence.images.size(); ++i) {
+  std::vector<Tensor> pictures(sequence.images.size());
+  std::vector<size_t> wanted;  // not in the cache yet
+  for (size_t i = 0; i < pictures.size(); ++i) {
     const auto begin = sequence.prompt.modality.begin() + first;
-    const bool wanted = std::find(begin, sequence.prompt.modality.end(), static_cast<int16_t>(i)) !=
-                        sequence.prompt.modality.end();
-    if (!wanted) {  // in the cache already
-      pictures.emplace_back();
-      continue;
+    if (std::find(begin, sequence.prompt.modality.end(), static_cast<int16_t>(i)) !=
+        sequence.prompt.modality.end()) {
+      wanted.push_back(i);
     }
-    if (tap_) tap_("pixel_values", sequence.images[i].pixels);
-    pictures.push_back(model_->encode(sequence.images[i], *stream_, tap_));
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    PieceWatch piece(stream_->watch(), i, wanted.size());
+    const WatchScope scope(*stream_, &piece);
+    const ImageInput& image = sequence.images[wanted[i]];
+    if (tap_) tap_("pixel_values", image.pixels);
+    pictures[wanted[i]] = model_->encode(image, *stream_, tap_);
   }
   stream_->synchronize();
   const Clock::time_point prefill_start = Clock::now();
@@ -226,19 +259,19 @@ int Generator::admit(GenerationRequest request, OnText on_text) {
   sequence->started = Clock::now();
   sequence->request = std::move(request);
   sequence->on_text = std::move(on_text);
-  prepare(*sequence);
-
   const auto slot = static_cast<size_t>(std::find(sequences_.begin(), sequences_.end(), nullptr) -
                                         sequences_.begin());
   make_room(std::max(sequences_.size(), slot + 1));
-  SequenceSize size = size_of(sequence->prompt);
-  size.max_rows = std::max(size.prompt_rows + sequence->max_tokens, session_rows_);
-  sequence->cache_id = cache_->open(size, sequence->request.id);
   try {
+    prepare(*sequence);
+    SequenceSize size = size_of(sequence->prompt);
+    size.max_rows = std::max(size.prompt_rows + sequence->max_tokens, session_rows_);
+    sequence->cache_id = cache_->open(size, sequence->request.id);
     prefill(*sequence, 0);
   } catch (...) {
-    cache_->close(*sequence->cache_id);
-    throw;
+    forget(*sequence);
+    if (!is_cancellation(std::current_exception())) throw;
+    end_unanswered(*sequence);
   }
   if (slot == sequences_.size()) sequences_.emplace_back();
   sequences_[slot] = std::move(sequence);
@@ -283,8 +316,16 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
     sequence.images.erase(sequence.images.begin() + static_cast<std::ptrdiff_t>(pictures_before),
                           sequence.images.end());
     sequence.done = sequence.flushed = true;
-    throw;
+    if (!is_cancellation(std::current_exception())) throw;
+    end_unanswered(sequence);
   }
+}
+
+void Generator::end_unanswered(Sequence& sequence) {
+  sequence.tokens.clear();
+  sequence.text.clear();
+  sequence.finish_reason = "cancelled";
+  sequence.done = sequence.flushed = true;
 }
 
 /// Layers of a cache whose pass has failed may hold different rows.
@@ -320,6 +361,8 @@ void Generator::step() {
     rows_.push_back({*sequence->cache_id, 1, false, false, std::span(&sequence->position, 1), {}});
   }
   if (stepping_.empty()) return;
+  StepWatch watch(stream_->watch());
+  const WatchScope scope(*stream_, &watch);
   try {
     const TensorView embeddings = embeddings_.view().slice(0, static_cast<int64_t>(ids_.size()));
     model_->decoder().embed(ids_, embeddings, *stream_);
@@ -328,11 +371,13 @@ void Generator::step() {
     for (Sequence* sequence : stepping_) sampling_.push_back(sequence->sampler->next(*stream_));
     sample_rows(ids_, logits, sampling_, *stream_);
   } catch (...) {
+    const bool cancelled = is_cancellation(std::current_exception());
     for (Sequence* sequence : stepping_) {
       forget(*sequence);
       sequence->done = true;
-      sequence->finish_reason = "error";
+      sequence->finish_reason = cancelled ? "cancelled" : "error";
     }
+    if (cancelled) return;
     throw;
   }
   for (size_t i = 0; i < stepping_.size(); ++i) {

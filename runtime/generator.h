@@ -47,6 +47,10 @@ struct GenerationResult {
 /// Prefill and decode of many sequences over one model and one cache; sequences join and leave
 /// between steps. Owns all their state. One thread at a time.
 ///
+/// When the stream's watch cancels, the call that is at work returns within one layer, and the
+/// sequences of its pass are finished as "cancelled", with the tokens made before; a step of decode
+/// is given up only where it takes long.
+///
 ///   const int key = generator.admit(request, on_text);
 ///   while (!generator.finished(key)) { generator.step(); generator.deliver(); }
 ///   GenerationResult result = generator.take(key);
@@ -97,6 +101,7 @@ class Generator {
   void prepare(Sequence& sequence);
   void prefill(Sequence& sequence, int64_t first);
   void forget(Sequence& sequence) noexcept;
+  static void end_unanswered(Sequence& sequence);
   void accept(Sequence& sequence, int32_t token);
 
   Model* model_;

@@ -226,14 +226,18 @@ ConstTensorView ClipVit::encode(ConstTensorView pixels, Stream& stream, const Vi
                             "preprocessor_config.json and config.json do not belong together",
                             expected.str(), pixels.shape().str()));
   }
+  const size_t total = layers_.size() + 1;  // the patches are the first
+  report_progress(stream.watch(), "vision", 0, total);
   embed(pixels, stream, tap);
   select(0, stream);
   for (size_t i = 0; i < layers_.size(); ++i) {
+    report_progress(stream.watch(), "vision", i + 1, total);
     run(layers_[i], stream);
     if (tap) tap(fmt::format("vision.layer.{}", i), x_);
     select(static_cast<int>(i) + 1, stream);
   }
   if (tap) tap("vision.selected", features_);
+  report_progress(stream.watch(), "vision", total, total);
   return features_;
 }
 

@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <map>
 #include <set>
+#include <string>
+#include <thread>
 
 #include "kernels/base/error.h"
 #include "tests/allocations.h"
@@ -301,6 +304,129 @@ TEST(Generator, CancelledSequencesKeepWhatTheyHave) {
   EXPECT_EQ(shown, result.text);
   generator.cancel(b);  // it has ended by itself
   EXPECT_EQ(generator.take(b).finish_reason, "length");
+}
+
+/// Cancels when it is asked for the `patience`-th time; counts how often it was.
+class Canceller final : public Watch {
+ public:
+  explicit Canceller(int patience) : patience_(patience) {}
+  void progress(std::string_view phase, size_t done, size_t total) override {
+    if (done == total) ended.insert(std::string(phase));
+  }
+  bool cancelled() const noexcept override { return ++asked >= patience_; }
+
+  std::set<std::string> ended;
+  mutable int asked = 0;
+
+ private:
+  int patience_;
+};
+
+class GeneratorCancelled : public testing::TestWithParam<const char*> {};
+
+TEST_P(GeneratorCancelled, APromptGivenUpAnywhereLeavesTheCacheToTheNext) {
+  const LoadedModel model = load();
+  const auto cache = model.cache(GetParam(), 160, 2);
+  Generator generator(*model, *cache, model.stream());
+  const GenerationRequest request = golden_request("case0");
+  Canceller patient(1 << 30);
+  std::vector<int32_t> expected;
+  {
+    const WatchScope scope(model.stream(), &patient);
+    const int key = generator.admit(request, {});
+    run(generator);
+    expected = generator.take(key).tokens;
+  }
+  EXPECT_THAT(patient.ended, testing::UnorderedElementsAre("vision", "prefill"));
+  const size_t bytes = cache->bytes();
+  int given_up = 0;
+  for (int patience = 1; patience <= patient.asked; patience += 1 + patience / 8) {
+    Canceller canceller(patience);
+    int key = -1;
+    {
+      const WatchScope scope(model.stream(), &canceller);
+      key = generator.admit(request, {});
+    }
+    if (generator.result(key).finish_reason != "cancelled") {  // its prompt was done before
+      generator.take(key);
+      continue;
+    }
+    ++given_up;
+    EXPECT_TRUE(generator.finished(key));
+    EXPECT_EQ(generator.active(), 0);
+    EXPECT_TRUE(generator.take(key).tokens.empty());
+    ASSERT_EQ(cache->bytes(), bytes) << "after " << patience;
+    const int next = generator.admit(request, {});
+    run(generator);
+    ASSERT_EQ(generator.take(next).tokens, expected) << "after " << patience;
+  }
+  EXPECT_GT(given_up, 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, GeneratorCancelled,
+                         testing::Values("f16", "kivi,bits=2", "prefixkv,keep=0.5 + int4",
+                                         "calibquant,bits=2", "xquant", "vidkv"));
+
+TEST(Generator, ATurnGivenUpIsAskedAgainAsIfItHadNeverBeen) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f16", 300);
+  Generator generator(*model, *cache, model.stream());
+  generator.set_session_rows(300);
+  GenerationRequest first = golden_request("case0");
+  const int key = generator.admit(first, {});
+  run(generator);
+  GenerationRequest second = first;
+  second.messages.push_back(
+      {"assistant", {{ContentItem::Kind::kText, generator.result(key).text}}});
+  second.messages.push_back(user_message("Why?", 0, "<image>"));
+  {
+    Canceller canceller(3);
+    const WatchScope scope(model.stream(), &canceller);
+    generator.resume(key, second, {});
+  }
+  EXPECT_TRUE(generator.finished(key));
+  EXPECT_EQ(generator.result(key).finish_reason, "cancelled");
+  EXPECT_EQ(generator.result(key).text, "");
+  generator.resume(key, second, {});
+  run(generator);
+  const auto fresh_cache = model.cache("f16", 300);
+  Generator fresh(*model, *fresh_cache, model.stream());
+  fresh.set_session_rows(300);
+  const int again = fresh.admit(second, {});
+  run(fresh);
+  EXPECT_EQ(generator.result(key).tokens, fresh.result(again).tokens);
+}
+
+TEST(Generator, AShortStepIsFinishedAlthoughItsWatchCancels) {
+  const LoadedModel model = load();
+  const auto cache = model.cache("f16");
+  Generator generator(*model, *cache, model.stream());
+  const int key = generator.admit(golden_request("case0"), {});
+  Canceller canceller(1);
+  const WatchScope scope(model.stream(), &canceller);
+  generator.step();
+  EXPECT_EQ(generator.result(key).tokens.size(), 2u);
+  EXPECT_EQ(generator.active(), 1);
+}
+
+TEST(Generator, ALongStepIsGivenUpWithWhatWasMadeBefore) {
+  const LoadedModel model = load();
+  RecordingModel slow(*model);
+  const auto cache = model.cache("f16");
+  Generator generator(slow, *cache, model.stream());
+  const int key = generator.admit(golden_request("case0"), {});
+  const size_t bytes = cache->bytes();
+  slow.set_before(
+      [](const DecoderStep&) { std::this_thread::sleep_for(std::chrono::milliseconds(400)); });
+  Canceller canceller(1);
+  const WatchScope scope(model.stream(), &canceller);
+  generator.step();
+  generator.deliver();
+  EXPECT_TRUE(generator.finished(key));
+  EXPECT_LT(cache->bytes(), bytes);  // a pass that is given up costs the sequence its cache
+  const GenerationResult result = generator.take(key);
+  EXPECT_EQ(result.finish_reason, "cancelled");
+  EXPECT_EQ(result.tokens.size(), 1u);
 }
 
 TEST(Generator, TextIsTheDecodingOfAllTokens) {
