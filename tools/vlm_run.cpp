@@ -7,6 +7,7 @@
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
+#include "tools/common/progress.h"
 #include "tools/common/session.h"
 #include "tools/run/batch.h"
 #include "tools/run/chat.h"
@@ -26,7 +27,8 @@ std::vector<Image> load_images(const std::vector<std::string>& paths) {
 
 /// One conversation turn about the pictures of the command line: the program's main job. `images`
 /// are those that are decoded already: all, or none.
-int run_once(const RunOptions& options, Session& session, std::vector<Image> images) {
+int run_once(const RunOptions& options, Session& session, std::vector<Image> images,
+             TerminalWatch& watch) {
   Model& model = session.model();
   const size_t pictures = options.images.size();
   GenerationRequest request = base_request(options, model);
@@ -52,6 +54,7 @@ int run_once(const RunOptions& options, Session& session, std::vector<Image> ima
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
   });
+  watch.clear();
   generator.deliver();
   while (!generator.finished(key)) {
     if (interrupted()) generator.cancel(key);
@@ -80,11 +83,12 @@ int run(int argc, char** argv) {
   // Mistakes in files are found before the model is read.
   std::function<int(Session&)> batch;
   if (!options.batch_in.empty()) batch = prepare_batch(options);
-  Session session(options.session);
+  TerminalWatch watch(options.quiet);
+  Session session(options.session, &watch);
   if (interrupted()) return kExitInterrupted;
   if (batch) return batch(session);
   if (options.chat) return run_chat(options, session);
-  return run_once(options, session, std::move(images));
+  return run_once(options, session, std::move(images), watch);
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ int run_program(std::string_view program, const std::function<int()>& body) {
     return status;
   } catch (const Error& error) {
     report(program, error.what());
+    if (error.code() == ErrorCode::kCancelled) return kExitInterrupted;
     return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
   } catch (const std::bad_alloc&) {
     report(program, "the machine is out of memory; use a smaller model, batch or cache");
@@ -89,6 +90,8 @@ void catch_interrupts() {
 }
 
 bool interrupted() noexcept { return interrupts.load() > 0; }
+
+void forget_interrupts() noexcept { interrupts.store(0); }
 
 std::optional<std::string> environment(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());

@@ -70,13 +70,15 @@ Session::Session(const SessionOptions& options, std::unique_ptr<Model> model)
   state_->model = std::move(model);
 }
 
-Session::Session(const SessionOptions& options) {
+Session::Session(const SessionOptions& options, Watch* watch) {
   const auto start = std::chrono::steady_clock::now();
   if (options.threads < 0 || options.threads > 1024) {
     refuse("--threads", fmt::format("{}", options.threads), "1 to 1024, or 0 for one per core");
   }
   const LoadOptions load = load_options(options);
   state_ = std::make_unique<State>(options, parse_device(options.device));
+
+  state_->stream.set_watch(watch);
 
   // What the spec asks for is checked before any weight is looked at.
   const CacheShape shape = model_shape(options.model);
@@ -89,18 +91,23 @@ Session::Session(const SessionOptions& options) {
                  cuda::device_facts(state_->device.index));
   };
   ModelSource source;
+  size_t weight_bytes = 0;
   if (options.model.starts_with(kSynthetic)) {
     const std::string_view name = std::string_view(options.model).substr(kSynthetic.size());
     const DType dtype = load.dtype.value_or(DType::kBF16);
-    require(synthetic_weight_bytes(name, dtype));
+    weight_bytes = synthetic_weight_bytes(name, dtype);
+    require(weight_bytes);
     source = synthetic_source(name, dtype, state_->stream);
   } else {
     state_->checkpoint.emplace(find_model(options.model, bundled_models(), &environment));
-    require(state_->checkpoint->weight_bytes(load.dtype));
+    weight_bytes = state_->checkpoint->weight_bytes(load.dtype);
+    require(weight_bytes);
     source = open_source(*state_->checkpoint, options.model);
   }
   const Family& family = family_of(source.config, options.model);
+  source.weights.follow(watch, weight_bytes);
   state_->model = family.load(std::move(source), load, state_->stream);
+  report_progress(watch, "loading", weight_bytes, weight_bytes);
   state_->load_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }

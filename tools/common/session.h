@@ -28,8 +28,9 @@ struct SessionOptions {
 class Session {
  public:
   /// Finds and loads the model. Before any weight is read, the cache spec is checked, and whether a
-  /// GPU has room for weights and cache.
-  explicit Session(const SessionOptions& options);
+  /// GPU has room for weights and cache. `watch`, which may be null and must outlive the session,
+  /// follows the loading and all that its stream does. Throws Error{kCancelled} if it cancels.
+  explicit Session(const SessionOptions& options, Watch* watch = nullptr);
   /// A session of a model that somebody else put together, with its weights on options.device.
   Session(const SessionOptions& options, std::unique_ptr<Model> model);
   ~Session();

@@ -133,7 +133,8 @@ int run_fidelity(const FidelityOptions& options) {
   if (options.records > 0 && records.size() > static_cast<size_t>(options.records)) {
     records.resize(static_cast<size_t>(options.records));
   }
-  Session session(options.session);
+  TerminalWatch watch(/*quiet=*/false);
+  Session session(options.session, &watch);
   const CacheShape shape = session.model().decoder().cache_shape();
   for (const FidelityMeter::Policy& policy : policies) {
     if (const auto reason = unsupported(policy.spec, shape)) {
@@ -143,7 +144,7 @@ int run_fidelity(const FidelityOptions& options) {
   Progress progress("fidelity", records.size(), false);
   const std::vector<Fidelity> results =
       FidelityMeter(session, options.max_tokens).run(records, policies, true, [&](size_t done) {
-        progress.update(done, "");
+        progress.update({done, 0, 0}, "");
         return !interrupted();
       });
   progress.finish();

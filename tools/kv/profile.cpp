@@ -71,7 +71,7 @@ class Profiler {
             (1 - kept / static_cast<double>(encoded.prompt.ids.size())) /
             static_cast<double>(records_.size());
       }
-      progress.update(i + 1, "");
+      progress.update({i + 1, 0, 0}, "");
     }
     progress.finish();
     return mean;
@@ -86,7 +86,7 @@ class Profiler {
     Progress progress(what, records_.size(), false);
     const std::vector<Fidelity> results = FidelityMeter(session_, options_.max_tokens)
                                               .run(records_, policies, false, [&](size_t done) {
-                                                progress.update(done, "");
+                                                progress.update({done, 0, 0}, "");
                                                 return !interrupted();
                                               });
     progress.finish();
@@ -124,7 +124,8 @@ int run_profile(const ProfileOptions& options) {
   std::ofstream file(options.out, std::ios::app);  // refused before anything is measured
   if (!file) refuse_out(options.out);
   file.close();
-  Session session(options.session);
+  TerminalWatch watch(/*quiet=*/false);
+  Session session(options.session, &watch);
   Profiler profiler(options, session, std::move(records));
   PolicyProfile profile;
   const auto wanted = [&](const char* policy) {

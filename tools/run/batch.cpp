@@ -68,12 +68,15 @@ class Batch {
         progress_("batch", records_.size(), options.quiet) {}
 
   int run() {
+    show_progress();
     while (!interrupted()) {
       while (!interrupted() && next_ < records_.size() && running_.size() < limit_) start_next();
       if (running_.empty()) break;
       generator_.step();
       generator_.deliver();
+      for (Running& entry : running_) ++entry.tokens;
       collect();
+      show_progress();
     }
     progress_.finish();
     if (!options_.quiet) {
@@ -87,6 +90,7 @@ class Batch {
   struct Running {
     int key;
     const Record* record;
+    size_t tokens = 1;  // made, the prefill's included
   };
 
   /// An upper bound of the tokens of any record that can be served, without opening a picture. The
@@ -145,7 +149,7 @@ class Batch {
       request.messages = conversation(question(record), record.images.size());
       for (const std::string& image : record.images) request.images.push_back(load_image(image));
       const int key = generator_.admit(std::move(request), {});
-      running_.push_back({key, &record});
+      running_.push_back({key, &record, 1});
       ++next_;
     } catch (const std::exception& exception) {
       if (is_out_of_memory(exception) && !running_.empty()) {
@@ -167,12 +171,18 @@ class Batch {
         continue;
       }
       const GenerationResult result = generator_.take(entry->key);
+      if (result.finish_reason == "cancelled") {  // the next start does it
+        entry = running_.erase(entry);
+        continue;
+      }
       Json json{{"id", entry->record->id}};
       json.update(result_json(result, session_, session_.model(), cache_->spec()));
       json["settings"] = settings_.flags;
       output_.append(json);
       entry = running_.erase(entry);
-      count();
+      served_tokens_ += result.tokens.size();
+      ++done_;
+      show_progress();
       limit_ = static_cast<size_t>(options_.batch_size);  // its memory is free: try again
     }
   }
@@ -193,12 +203,24 @@ class Batch {
       print_message("vlm-run: {}{}\n", message.starts_with(who) ? "" : who + ": ", message);
     }
     ++failed_;
-    count();
+    ++done_;
+    show_progress();
   }
 
-  void count() {
-    ++done_;
-    progress_.update(done_, fmt::format("({} running)", running_.size()));
+  void show_progress() {
+    size_t tokens = 0;
+    double under_way = 0;  // of records as long as those that were served
+    const size_t served = done_ - failed_;
+    for (const Running& entry : running_) {
+      tokens += entry.tokens;
+      if (served == 0 || served_tokens_ == 0) continue;
+      const double mean = static_cast<double>(served_tokens_) / static_cast<double>(served);
+      under_way += std::min(1.0, static_cast<double>(entry.tokens) / mean);
+    }
+    progress_.update({done_, failed_, under_way},
+                     running_.empty()
+                         ? std::string()
+                         : fmt::format("{} running, {} tokens", running_.size(), tokens));
   }
 
   const RunOptions& options_;
@@ -214,6 +236,7 @@ class Batch {
   size_t next_ = 0;
   size_t done_ = 0;
   size_t failed_ = 0;
+  size_t served_tokens_ = 0;
 };
 
 }  // namespace
