@@ -1,9 +1,10 @@
-# Every dependency is an installed package, found here and nowhere else. tools/setup.sh installs them.
+# Every dependency of the libraries is an installed package, found here and nowhere else;
+# tools/setup.sh installs them. The installed package kvlm reads this file too, since who links the
+# static libraries needs what they need. Those of the programs alone are in program_dependencies.cmake.
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(hwy REQUIRED)
 find_package(nlohmann_json REQUIRED)
-find_package(CLI11 REQUIRED)
 find_package(JPEG REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(PNG REQUIRED)
@@ -15,7 +16,9 @@ pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 # BLIS has no CMake package. Its serial flavour first: kvlm brings its own threads.
 find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis-serial blis REQUIRED)
 find_library(BLIS_LIBRARY blis PATH_SUFFIXES blis-serial REQUIRED)
-add_library(BLIS::BLIS UNKNOWN IMPORTED)
-set_target_properties(BLIS::BLIS PROPERTIES
-  IMPORTED_LOCATION ${BLIS_LIBRARY}
-  INTERFACE_INCLUDE_DIRECTORIES ${BLIS_INCLUDE_DIR})
+if(NOT TARGET BLIS::BLIS)
+  add_library(BLIS::BLIS UNKNOWN IMPORTED)
+  set_target_properties(BLIS::BLIS PROPERTIES
+    IMPORTED_LOCATION ${BLIS_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${BLIS_INCLUDE_DIR})
+endif()

@@ -17,6 +17,7 @@ const char* const kCommit = \"${commit}\";
 const char* const kCompiler = \"${COMPILER}\";
 const char* const kCudaVersion = \"${CUDA}\";
 const char* const kSourceFolder = \"${SOURCE}\";
+const char* const kInstalledData = \"${DATA}\";
 }  // namespace kvlm
 ")
 set(old "")

@@ -209,7 +209,8 @@ fs::path find_bundled(std::string_view name, const fs::path& bundled) {
   }
   fail(fmt::format("the bundled model {} is not at {}; {}", name, folder.string(),
                    present.empty()
-                       ? std::string("no bundled model is, so check where kvlm is installed")
+                       ? std::string("set KVLM_HOME to the folder that holds pocket/ (share/kvlm "
+                                     "of an installed copy, tools of a checkout)")
                        : fmt::format("there are {}", fmt::join(present, ", "))));
 }
 

@@ -100,12 +100,15 @@ std::optional<std::string> environment(std::string_view name) {
 }
 
 std::filesystem::path bundled_models() {
+  if (const auto home = environment("KVLM_HOME")) return std::filesystem::path(*home) / "pocket";
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) {  // <root>/build/<preset>/tools/vlm-run
-    const std::filesystem::path beside =
-        (program.parent_path() / "../../../tools/pocket").lexically_normal();
-    if (std::filesystem::is_directory(beside, error)) return beside;
+  if (!error) {
+    for (const char* data : {kInstalledData, "../../../tools"}) {  // <root>/build/<preset>/tools
+      const std::filesystem::path models =
+          (program.parent_path() / data / "pocket").lexically_normal();
+      if (std::filesystem::is_directory(models, error)) return models;
+    }
   }
   return std::filesystem::path(kSourceFolder) / "tools/pocket";
 }

@@ -29,12 +29,13 @@ inline constexpr int kExitInterrupted = 130;
 /// The process's environment, for find_model().
 std::optional<std::string> environment(std::string_view name);
 
-/// Where the bundled models are: beside the build tree that the program runs from, else where it
-/// was built.
+/// Where the bundled models are: KVLM_HOME/pocket if that variable is set, whatever is there; else
+/// share/kvlm/pocket of the prefix that the program is installed in, else tools/pocket of the tree
+/// that it runs in, else of the one that it was built in.
 std::filesystem::path bundled_models();
 
-/// Runs a Python script of tools/, named relative to it, with the project's tools beside the
-/// bundled models. Throws Error{kUnsupported} with its exit status if it fails, having said why.
+/// Runs a Python script of tools/, named relative to it; an installed one is found as the bundled
+/// models are. Throws Error{kUnsupported} with its exit status if it fails, having said why.
 void run_script(const std::string& script, const std::vector<std::string>& arguments);
 
 /// Commit, compiler, CPU target and CUDA version, as --version prints them and --json carries them.

@@ -8,5 +8,7 @@ extern const char* const kCommit;
 extern const char* const kCompiler;
 extern const char* const kCudaVersion;
 extern const char* const kSourceFolder;
+/// Where an installed program's data is, relative to its own folder: "../share/kvlm".
+extern const char* const kInstalledData;
 
 }  // namespace kvlm

@@ -1,0 +1,35 @@
+# What `cmake --install` puts where: programs, man pages and completion, bundled models, headers,
+# libraries, and the package that find_package(kvlm) reads. The prefix may be moved afterwards.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvlm)
+set(data_dir ${CMAKE_INSTALL_DATADIR}/kvlm)
+
+if(TARGET vlm-run)
+  set_target_properties(vlm-run vlm-kv vlm-bench PROPERTIES
+    INSTALL_RPATH_USE_LINK_PATH ON)  # the serial BLIS is in a folder of its own
+  install(TARGETS vlm-run vlm-kv vlm-bench)
+  install(DIRECTORY tools/pocket/pocket-llava tools/pocket/heldout DESTINATION ${data_dir}/pocket)
+  install(FILES tools/kv/plot.py DESTINATION ${data_dir}/kv)
+  foreach(program vlm-run vlm-kv vlm-bench)  # found by the name of the command
+    install(FILES tools/completion/kvlm.bash RENAME ${program}
+      DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  endforeach()
+  if(KVLM_HELP2MAN AND NOT KVLM_SANITIZE)
+    install(DIRECTORY ${KVLM_MAN_PAGES}/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  endif()
+endif()
+
+install(TARGETS kvlm kvlm_runtime kvlm_vision kvlm_llm kvlm_kvcache kvlm_kernels kvlm_options
+  EXPORT kvlm)
+install(FILES kvlm/kvlm.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvlm)
+install(DIRECTORY kernels kvcache vision llm runtime DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvlm
+  FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE
+  PATTERN "no_cuda" EXCLUDE)
+install(EXPORT kvlm NAMESPACE kvlm:: FILE kvlmTargets.cmake DESTINATION ${package_dir})
+configure_package_config_file(cmake/kvlmConfig.cmake.in ${PROJECT_BINARY_DIR}/kvlmConfig.cmake
+  INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvlmConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES cmake/dependencies.cmake ${PROJECT_BINARY_DIR}/kvlmConfig.cmake
+  ${PROJECT_BINARY_DIR}/kvlmConfigVersion.cmake DESTINATION ${package_dir})
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,0 +1,9 @@
+#pragma once
+
+// What another project includes, linked by kvlm::kvlm: Captioner, the shortest way from a
+// checkpoint and a picture to words, and what it is made of, for those who need more.
+#include "kernels/base/error.h"
+#include "runtime/captioner.h"
+#include "runtime/generator.h"
+#include "runtime/model_path.h"
+#include "vision/image.h"

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Installs the build, moves it, and uses it as somebody without the checkout would: the programs find their models and
+scripts, the man pages are complete, and another project finds the package and captions a picture with it.
+
+KVLM_BUILD is the build folder.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release"))
+PROGRAMS = ("vlm-run", "vlm-kv", "vlm-bench")
+SCENE = "pocket/heldout/scenes/scene_000.png"
+TIMEOUT_S = 170
+
+# Of the project's own targets; another project's are not compiled with them.
+PRIVATE_FLAGS = ("-Werror", "-Wconversion", "-Wshadow", "-Wold-style-cast")
+
+
+def setUpModule():
+    if os.environ.get("KVLM_SANITIZE"):
+        raise unittest.SkipTest("what is installed is a release build")
+    if not (BUILD / "CMakeCache.txt").is_file():
+        raise unittest.SkipTest(f"{BUILD} is not a build folder")
+
+
+def run(*command, **options):
+    options.setdefault("env", {k: v for k, v in os.environ.items() if k != "KVLM_HOME"})
+    return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=TIMEOUT_S, **options)
+
+
+def succeed(*command, **options):
+    result = run(*command, **options)
+    assert result.returncode == 0, f"{command}: {result.stdout[-2000:]}{result.stderr[-4000:]}"
+    return result.stdout
+
+
+def expected_caption():
+    """What transformers says of SCENE."""
+    reference = json.loads((ROOT / "tools/pocket/reference/greedy_fp32.json").read_text())
+    return next(entry["text"].strip() for entry in reference
+                if entry["image"] == "scenes/scene_000.png")
+
+
+def compile_flags(build, source):
+    commands = json.loads((build / "compile_commands.json").read_text())
+    return next(entry["command"] for entry in commands if entry["file"].endswith(source))
+
+
+class Installed(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        succeed("cmake", "--install", BUILD, "--prefix", cls.folder / "first")
+        cls.prefix = cls.folder / "moved prefix"  # it can be moved, and its path may hold a blank
+        (cls.folder / "first").rename(cls.prefix)
+        cls.data = cls.prefix / "share/kvlm"
+
+    def test_a_caption(self):
+        out = succeed(self.prefix / "bin/vlm-run", "-q", "--image", self.data / SCENE)
+        self.assertEqual(out.strip(), expected_caption())
+
+    def test_models_are_those_of_the_prefix(self):
+        model = self.data / "pocket/pocket-llava"
+        hidden = self.folder / "hidden"
+        model.rename(hidden)
+        try:
+            result = run(self.prefix / "bin/vlm-run", "-p", "hello")
+        finally:
+            hidden.rename(model)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(f"not at {model};", result.stderr)
+        self.assertIn("KVLM_HOME", result.stderr)
+
+    def test_a_program_alone_takes_the_models_of_kvlm_home(self):
+        alone = self.folder / "alone"
+        shutil.copy(self.prefix / "bin/vlm-run", alone)
+        for home, status in ((self.data, 0), (self.folder / "nowhere", 1)):
+            result = run(alone, "-q", "--image", self.data / SCENE,
+                         env={**os.environ, "KVLM_HOME": str(home)})
+            self.assertEqual(result.returncode, status, result.stderr)
+            if status == 0:
+                self.assertEqual(result.stdout.strip(), expected_caption())
+            else:
+                self.assertIn(f"not at {home}/pocket/pocket-llava; set KVLM_HOME", result.stderr)
+
+    def test_scripts_are_those_of_the_prefix(self):
+        python = self.folder / "bin/python3"  # stands in for one with matplotlib
+        python.parent.mkdir()
+        python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$1" >>"$SEEN"\n')
+        python.chmod(0o755)
+        seen = self.folder / "seen"
+        succeed(self.prefix / "bin/vlm-kv", "fidelity", "--kv", "uniform,keep=0.5", "--records", "1", "-n", "2",
+                "--data", self.data / "pocket/heldout/captions.jsonl", "--plot", self.folder / "plots",
+                env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "SEEN": str(seen)})
+        self.assertEqual(seen.read_text().splitlines()[-1], str(self.data / "kv/plot.py"))
+        self.assertTrue((self.data / "kv/plot.py").is_file())
+
+    def test_every_program_and_subcommand_has_a_man_page(self):
+        if shutil.which("help2man") is None:
+            self.skipTest("help2man is not installed")
+        pages = {path.name for path in (self.prefix / "share/man/man1").iterdir()}
+        expected = set()
+        for program in PROGRAMS:
+            text = succeed(self.prefix / "bin" / program, "--help")
+            listed = re.search(r"^Subcommands:\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+            names = re.findall(r"^  ([a-z][a-z-]*)", listed[1], re.MULTILINE) if listed else []
+            expected |= {f"{program}.1", *(f"{program}-{name}.1" for name in names)}
+        self.assertEqual(pages, expected)
+        page = (self.prefix / "share/man/man1/vlm-kv-explain.1").read_text()
+        for words in (".TH VLM-KV-EXPLAIN ", "\\-\\-visual", "Tokens of the prompt", "EXAMPLES"):
+            self.assertIn(words, page)
+
+    def test_completion_is_where_bash_looks(self):
+        for program in PROGRAMS:
+            text = (self.prefix / "share/bash-completion/completions" / program).read_text()
+            self.assertIn(f" {program}", re.search(r"^complete .*$", text, re.MULTILINE)[0] + " ")
+
+    def test_the_example_captions_a_picture(self):
+        build = self.folder / "example"
+        succeed("cmake", "-S", ROOT / "examples", "-B", build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+                f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+        succeed("cmake", "--build", build)
+        out = succeed(build / "caption", self.data / "pocket/pocket-llava", self.data / SCENE)
+        self.assertEqual(out.strip(), expected_caption())
+        refused = run(build / "caption", self.folder / "nowhere", self.data / SCENE)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("there is no such folder", refused.stderr)
+        for flag in ("-Wconversion", "-Wshadow", "-Wold-style-cast"):
+            self.assertNotIn(flag, compile_flags(build, "caption.cpp"))
+
+    def test_no_installed_file_names_the_checkout(self):
+        for path in self.prefix.rglob("*"):
+            if path.is_file() and path.suffix in (".cmake", ".h", ".1", ".py"):
+                self.assertNotIn(str(ROOT), path.read_text(), path)
+
+
+class Subproject(unittest.TestCase):
+    def test_warnings_and_tests_stay_private(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "CMakeLists.txt").write_text(
+                "cmake_minimum_required(VERSION 3.25)\nproject(other CXX C)\n"
+                "set(CMAKE_EXPORT_COMPILE_COMMANDS ON)\n"
+                f"add_subdirectory({ROOT} kvlm)\nadd_executable(other other.cpp)\n"
+                "target_link_libraries(other PRIVATE kvlm::kvlm)\n"
+                f"get_property(tests DIRECTORY {ROOT} PROPERTY TESTS)\n"
+                'message(STATUS "build type \\"${CMAKE_BUILD_TYPE}\\", tests \\"${tests}\\"")\n')
+            (folder / "other.cpp").write_text("#include <kvlm/kvlm.h>\nint main() {}\n")
+            out = succeed("cmake", "-S", folder, "-B", folder / "build", "-G", "Ninja")
+            self.assertIn('build type "", tests ""', out)
+            command = compile_flags(folder / "build", "other.cpp")
+            for flag in PRIVATE_FLAGS:
+                self.assertNotIn(flag, command)
+            self.assertIn("-Wconversion", compile_flags(folder / "build", "kvcache/spec.cpp"))
+            targets = succeed("ninja", "-C", folder / "build", "-t", "targets", "all")
+            self.assertNotIn("tests/", targets)
+            self.assertNotIn("vlm-run", targets)
+            commands = json.loads((folder / "build/compile_commands.json").read_text())
+            other = next(entry for entry in commands if entry["file"].endswith("other.cpp"))
+            subprocess.run(other["command"] + " -fsyntax-only", shell=True, check=True,
+                           cwd=other["directory"], timeout=TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    unittest.main()
