@@ -1,0 +1,332 @@
+"""What documented_test.py runs, in this order and in one folder (see Workshop there), and what has to come out.
+
+A new command in a document, or a new example of --help, is a line of DOCUMENTED, or of ELSEWHERE with the reason why it is
+not run. A new option is used by a line of OPTIONS. A rule of RULES serves all commands that look alike.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Callable
+
+
+@dataclass
+class Outcome:
+    """What a command left behind. `facts` is what the workshop knows: captions, paths, ROOT."""
+
+    status: int
+    out: str
+    err: str
+    folder: object
+    facts: dict
+
+    def rows(self):
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def file_rows(self, name):
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+
+@dataclass
+class Case:
+    """A command, exactly as documented; `changes` are texts replaced before it runs (smaller sizes, a model that is here);
+    `checks` take the Outcome and return what is wrong, or nothing."""
+
+    command: str
+    checks: list[Callable]
+    changes: dict = field(default_factory=dict)
+    status: int = 0
+    stdin: str = ""
+
+    def line(self):
+        text = self.command
+        for old, new in self.changes.items():
+            assert old in text, f"{old!r} is not in {text!r}"
+            text = text.replace(old, new)
+        return text
+
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+
+def says(key):
+    """Standard output is this text of the facts."""
+    return lambda o: None if o.out.strip() == o.facts[key] else f"expected {o.facts[key]!r}"
+
+
+def prints(*texts):
+    return lambda o: [text for text in texts if text not in o.out] or None
+
+
+def matches(*patterns):
+    return lambda o: [pattern for pattern in patterns if not re.search(pattern, o.out)] or None
+
+
+def reports(*texts):
+    """In the summary on stderr."""
+    return lambda o: [text for text in texts if text not in o.err] or None
+
+
+def complains(*texts):
+    """One sentence on stderr with these words, nothing on stdout."""
+    def check(o):
+        wrong = [text for text in texts if text not in o.err]
+        return wrong or (o.out != "" and "printed something") or (o.err.count("\n") != 1 and "not one line") or None
+    return check
+
+
+def answers(o):
+    """One line that is not empty."""
+    return None if o.out.strip() and o.out.count("\n") == 1 else "expected an answer of one line"
+
+
+def silent(o):
+    return o.err and f"stderr is not empty: {o.err!r}"
+
+
+def one(condition):
+    """The only JSON object printed meets the condition."""
+    return lambda o: None if len(o.rows()) == 1 and condition(o.rows()[0]) else "the object is not as expected"
+
+
+def each(count, condition):
+    return lambda o: None if len(o.rows()) == count and all(map(condition, o.rows())) else "the rows are not as expected"
+
+
+def answered(name, count):
+    """A file of answers: as many records, captions of the bundled model, none failed."""
+    def check(o):
+        rows = o.file_rows(name)
+        if len(rows) != count or any("error" in row for row in rows):
+            return f"{len(rows)} rows: {rows}"
+        texts = {row["id"]: row["text"].strip() for row in rows}
+        return texts.get("scene_000", o.facts["caption"]) != o.facts["caption"] and texts
+    return check
+
+
+def refuses_a_gpu(o):
+    """Every word of the command is understood; what is missing is the GPU."""
+    wanted = re.compile(r"this build has no CUDA; use --device cpu|there is no GPU: .*; use --device cpu")
+    return None if wanted.search(o.err) and o.err.count("\n") == 1 else "expected the sentence on the missing GPU"
+
+
+def plotted(*names):
+    """Pictures, or where matplotlib is missing one sentence that says so; which of the two, the workshop knows."""
+    def check(o):
+        if not o.facts["matplotlib"]:
+            return None if "matplotlib" in o.err else "expected a word on matplotlib"
+        missing = [name for name in names if not (o.folder / name).is_file()]
+        return missing and f"missing {missing}"
+    return check
+
+
+def exact(o):
+    """f16 rows against f16 rows: nothing differs, in any column."""
+    for row in o.rows():
+        found = {key: row[key] for key in ("kl_mean", "kl_p99") if row[key] != 0}
+        for layer in row["layers"]:
+            found |= {f"layer {layer['layer']} {key}": layer[key] for key in layer if "error" in key and layer[key] != 0}
+        if found or row["top1"] != 1 or row["stored_bits"] != 16:
+            return f"not exact: {found or row}"
+    return None
+
+
+def sound(*specs):
+    """A row for each spec, in order, with figures that can be: attention differs, by a share, in every kind of row."""
+    def check(o):
+        found = [re.split(r"[, ]", row["spec"])[0] for row in o.rows()]
+        if found != list(specs):
+            return f"specs {found}"
+        for row in o.rows():
+            for name in ("error", "visual_error", "text_error"):
+                errors = [layer[name] for layer in row["layers"]]
+                if not (min(errors) >= 0 and 0 < max(errors) < 10):
+                    return f"{row['spec']}: {name} {errors}"
+            if not (row["kl_mean"] > 0 and 0 <= row["top1"] <= 1 and 0 < row["stored_bits"] < 16):
+                return f"{row['spec']}: {row}"
+        return None
+    return check
+
+
+def measured(*columns):
+    """JSON rows in which every figure named is positive."""
+    def check(o):
+        for row in o.rows():
+            for column in columns:
+                value = row[column]["median"] if isinstance(row[column], dict) else row[column]
+                if not value > 0:
+                    return f"{column} is {value}"
+        return None if o.rows() else "no row"
+    return check
+
+
+def page_is_current(o):
+    return o.out != (o.facts["root"] / "docs/policies.md").read_text() and "differs from docs/policies.md"
+
+
+def has_policies(o):
+    names = [line.split()[0] for line in o.out.splitlines() if line and not line.startswith(" ")]
+    return {"f16", "kivi", "calibquant", "prefixkv", "share=codes"} - set(names) or None
+
+
+# ---- every command of a document, every example of a --help -----------------------------------------------------------
+
+RELEASED = "synthetic:llava-tinyllama-1.1b"  # the smallest; one layer of it is what fits into seconds
+
+DOCUMENTED = [
+    # vlm-run --help, README.md
+    Case("vlm-run --help", [prints("Usage:", "Examples:")]),
+    Case('build/release/tools/vlm-run --image cat.png -p "What is this?"', [answers]),
+    Case("vlm-run --image cat.png", [says("caption")]),
+    Case("vlm-run --image photo.jpg", [says("caption")]),
+    Case('vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"', [answers, reports("llava-hf/llava-1.5-7b-hf")]),
+    Case("vlm-run --image a.png --chat", [prints("seven")], stdin="How many objects are there?\n/quit\n"),
+    Case("vlm-run --image a.png --json", [one(lambda row: row["visual_tokens"] == 576 and row["kv"]["spec"] == "f16")]),
+    Case("vlm-run --batch in.jsonl --out out.jsonl --batch-size 8", [answered("out.jsonl", 2)]),
+    Case("vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png",
+         [reports(f"{RELEASED},layers=1", "answer   2 tokens")],
+         {"synthetic:llava-1.5-7b,layers=4": f"{RELEASED},layers=1 -n 2"}),
+    # vlm-kv --help, docs/policies.md
+    Case("vlm-kv list", [has_policies]),
+    Case("vlm-kv list --markdown", [page_is_current]),
+    Case("vlm-kv list --markdown > docs/policies.md",
+         [lambda o: (o.folder / "docs/policies.md").read_text() != (o.facts["root"] / "docs/policies.md").read_text()]),
+    Case("vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576",
+         [prints("8 layers, 2 kv_heads, head_dim 64", "878,592 bytes", "key codes", "5.500 stored bits")]),
+    Case("vlm-kv explain SPEC -m MODEL --tokens N --visual M", [prints("2,555,904 bytes, 100.0 % of f16's")],
+         {"SPEC": "f16", "MODEL": "pocket", "tokens N": "tokens 624", "visual M": "visual 576"}),
+    Case('vlm-kv explain "visual=calibquant text=kivi" -m synthetic:llava-1.5-7b --tokens 4096 --json',
+         [one(lambda row: row["kv_heads"] == 32 and 0 < row["bytes"] < row["f16_bytes"] == 4096 * 32 * 32 * 128 * 4)]),
+    Case("vlm-kv fidelity --kv kivi --kv vidkv --data captions.jsonl --plot plots",
+         [plotted("plots/layer_error.png", "plots/retained.png", "plots/bits.png", "plots/scores.png")]),
+    Case("vlm-kv profile -m pocket --data captions.jsonl --out pocket.profile.json",
+         [prints("pocket.profile.json"),
+          lambda o: set(json.loads((o.folder / "pocket.profile.json").read_text())) !=
+          {"model", "prefixkv", "calibquant", "head_quantile", "xquant"}],
+         {"captions.jsonl": "captions.jsonl -n 3"}),
+    # vlm-bench --help
+    Case("vlm-bench latency -m synthetic:llava-tinyllama-1.1b", [prints("prefill", "decode", "GB/s")],
+         {"1.1b": "1.1b,layers=1 --repeats 1 --tokens 2 --prompt-tokens 40"}),
+    Case("vlm-bench latency -m pocket --kv f16 --kv kivi --json", [each(2, lambda row: row["decode"]["median"] > 0)],
+         {"--json": "--json --repeats 1 --tokens 2"}),
+    Case('vlm-bench kernels --only "2 bits" -t 1', [prints("kivi 2 bits", "calibquant 2 bits", " x (")],
+         {"-t 1": "-t 1 --rows 256 --repeats 1"}),
+    # tools/*/README.md and docs/: the bundled sets, three of each
+    Case("for set in captions documents questions; do vlm-run --batch heldout/$set.jsonl --out $set.pred.jsonl "
+         "--batch-size 8; done", [answered("captions.pred.jsonl", 3), answered("documents.pred.jsonl", 3),
+                                  answered("questions.pred.jsonl", 3)], {"heldout/": "few/"}),
+    Case("python3 score.py captions.pred.jsonl documents.pred.jsonl questions.pred.jsonl --gate",
+         [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")], {"score.py": "tools/pocket/score.py"}, status=1),
+    Case("tools/eval/policies.py --out OUT --images 100 --fidelity 6", [prints("| f16 |", "| kivi |", "| h2o |")],
+         {"--images 100 --fidelity 6": "--images 2 --fidelity 1 --kv f16 --kv kivi --kv h2o --build build/release"}),
+]
+
+# Not run here, and why.
+ELSEWHERE = {
+    "tools/demo.sh": "builds the tree; Demo in documented_test.py runs it with a build that is done",
+    "tools/test.sh": "runs this test",
+    "tools/test.sh --lint": "runs this test",
+    "cmake --preset cuda": "builds the tree; tools/test.sh does where nvcc is",
+    "llama-bench -t 2 -p 640 -n 0 -r 2": "a program of llama.cpp",
+    "python -m venv venv && venv/bin/pip install -r tools/golden/requirements.txt": "downloads torch",
+    "python3 -m pip install torch transformers tokenizers sentencepiece pillow matplotlib": "downloads torch",
+}
+
+_TORCH = "needs torch and transformers"
+_OTHER_TEST = "a test of its own in this suite"
+
+
+def _elsewhere(reason):
+    return lambda command: reason
+
+
+def _on_a_gpu(command):
+    """Without a GPU it is refused by the sentence on the GPU and no other, so all of its words are known."""
+    return Case(command, [refuses_a_gpu], {" ...": " f16"} if command.endswith(" ...") else {}, status=1)
+
+
+def _small_bench(command):
+    """Any further command of vlm-bench: one layer of a released shape, few rows and steps."""
+    subcommand = command.split()[1]
+    case = Case(command, [measured({"latency": "decode", "throughput": "tokens_per_s",
+                                    "kernels": "packed_ns_per_row"}[subcommand])])
+    sizes = {"latency": "--prompt-tokens 40 --tokens 2 --repeats 1", "kernels": "--rows 256 --repeats 1",
+             "throughput": "--prompt-tokens 40 --text-tokens 8 --tokens 2 --repeats 1"}[subcommand]
+    kept = re.sub(r" --(?:prompt-tokens|text-tokens|tokens|repeats|rows) \d+| --(?:json|csv)(?= |$)", "", command)
+    kept = re.sub(r"(-m synthetic:)[^ ]+", rf"\1{RELEASED.split(':')[1]},layers=1", kept)
+    case.changes = {command: f"{kept} {sizes} --json"}
+    return case
+
+
+# (pattern of the whole command, what makes a Case or a reason of it); the first that matches.
+RULES = [
+    (r"vlm-(run|bench) .*--device cuda\b.*", _on_a_gpu),
+    (r"vlm-bench (latency|kernels|throughput) .*", _small_bench),
+    (r"venv/bin/python tools/golden/export\.py.*", _elsewhere(_TORCH)),
+    (r".*\bvenv/bin/python tests/tools/full_size_test\.py", _elsewhere(_TORCH)),
+    (r"python3 (tokenizer|train|export|heldout)\.py .*", _elsewhere(_TORCH)),
+    (r"(for .*)?python3 evaluate\.py .*", _elsewhere(_TORCH)),
+    (r"KVLM_TEST_DEVICE=cuda .*|cuda_tests .*", _elsewhere("needs a GPU")),
+    (r"(python3 )?tests/tools/[a-z_]+_test\.py", _elsewhere(_OTHER_TEST)),
+    (r"[a-z]+_tests .*", _elsewhere(_OTHER_TEST)),
+]
+
+
+# ---- every option ------------------------------------------------------------------------------------------------------
+
+SMALL = "--prompt-tokens 40 --text-tokens 8 --tokens 2 --repeats 1"
+
+OPTIONS = [
+    Case("vlm-run --version", [prints("kvlm ", "commit", "CPU target")]),
+    Case("vlm-kv --version", [prints("kvlm ")]),
+    Case("vlm-bench --version", [prints("kvlm ")]),
+    Case("vlm-kv --help", [prints("Subcommands:")]),
+    Case("vlm-bench --help", [prints("Subcommands:")]),
+    *(Case(f"{name} --help", [prints("Options:", "--")])
+      for name in ("vlm-kv list", "vlm-kv explain", "vlm-kv fidelity", "vlm-kv profile", "vlm-bench latency",
+                   "vlm-bench throughput", "vlm-bench kernels")),
+
+    Case("vlm-run --image a.png -q -m pocket --device cpu -t 1", [says("caption"), silent]),
+    Case("vlm-run --image a.png --image b.png --json -n 2", [one(lambda row: row["visual_tokens"] == 2 * 576)]),
+    Case('vlm-run --image a.png -p "How many objects are there?" -q', [says("count")]),
+    Case('vlm-run --image a.png --system "Be brief." --json -n 2', [one(lambda row: row["prompt_tokens"] > 590)]),
+    Case("vlm-run --image a.png --chat -q", [prints("seven", "one")],
+         stdin="How many objects are there?\n/clear\n/image b.png\nHow many objects are there?\n/quit\n"),
+    Case("vlm-run --image a.png --max-tokens 3 --json",
+         [one(lambda row: len(row["tokens"]) == 3 and row["finish_reason"] == "length")]),
+    Case("vlm-run --image a.png --temp 1.5 --top-k 1 -q", [says("caption")]),  # the likeliest is all there is
+    Case("vlm-run --image a.png --temp 5 --top-p 0.000001 --seed 7 -q", [says("caption")]),
+    Case("vlm-run --image a.png --temp 50 --seed 7 -n 12 -q", [lambda o: o.out.strip() == o.facts["caption"]]),
+    Case("vlm-run --image a.png --repeat-penalty 100 -n 12 --json",
+         [one(lambda row: len(set(row["tokens"])) == len(row["tokens"]) == 12)]),
+    Case('vlm-run --image a.png --stop " objects" --json',
+         [one(lambda row: row["text"].strip() == "There are seven" and row["finish_reason"] == "stop")]),
+    Case("vlm-run --image a.png --kv prefixkv,keep=0.5 --kv-profile pocket.profile.json -n 4 --json",
+         [one(lambda row: row["kv"]["spec"].startswith("prefixkv") and row["kv"]["slots"] < 0.6 * 590)]),
+    Case("vlm-run --image a.png --kv-memory 10MB -q", [says("caption")]),
+    Case("vlm-run --image a.png --kv-memory 10KB -q", [complains("does not fit", "cache memory")], status=1),
+    Case("vlm-run --image a.png --device cuda", [refuses_a_gpu], status=1),
+    Case("vlm-run --image a.png --dtype f32 --json",
+         [one(lambda row: row["memory"]["weights_bytes"] > 40e6), lambda o: o.rows()[0]["text"].strip() != o.facts["caption"]]),
+    Case("vlm-run --image a.png --image-backend pil -q", [says("caption")]),
+    Case("vlm-run --image wide.png --image-aspect pad -n 4 --json", [one(lambda row: row["visual_tokens"] == 576)]),
+
+    Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
+    Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
+    Case("vlm-kv fidelity -m pocket --kv kivi --kv calibquant --kv vidkv --kv h2o --kv prefixkv --data captions.jsonl "
+         "--kv-profile pocket.profile.json -n 8 --records 1 -t 2 --json",
+         [sound("kivi", "calibquant", "vidkv", "h2o", "prefixkv")]),
+    Case("vlm-kv profile -m pocket --data captions.jsonl --out small.json --policy prefixkv --keep 0.3 --records 1 -n 2 -t 1 "
+         "--json", [lambda o: json.loads(o.out)["prefixkv"]["keep"] != 0.3,
+                    lambda o: json.loads(o.out) != json.loads((o.folder / "small.json").read_text())]),
+
+    Case("vlm-bench latency -m pocket --device cpu --dtype f32 -t 1 --kv int4 --prompt-tokens 40 --tokens 2 --repeats 1 --csv",
+         [lambda o: o.out.splitlines()[0] != "spec,figure,unit,median,min,max,stored_bits,device,threads",
+          lambda o: not all(float(line.split(",")[3]) > 0 for line in o.out.splitlines()[1:])]),
+    Case("vlm-bench kernels --device cpu --batch 2 --rows 128 --repeats 1 --only kivi -t 1 --json",
+         [measured("packed_ns_per_row"), lambda o: not all(row["batch"] == 2 and row["rows"] == 128 for row in o.rows())]),
+    Case(f"vlm-bench throughput -m pocket --device cpu --dtype f32 -t 1 --kv f16 --kv kivi --kv-memory 2M {SMALL} --json",
+         [each(2, lambda row: row["batch"] > 0 and row["kv_bytes"] <= 2e6)]),
+    Case(f"vlm-bench throughput --batch 1,2 {SMALL} --csv", [lambda o: len(o.out.splitlines()) != 3]),
+    Case(f"vlm-bench throughput --memory 1G {SMALL}", [complains("--memory", "--kv-memory")], status=2),
+]
