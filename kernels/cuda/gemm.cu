@@ -1,5 +1,3 @@
-#include <cublasLt.h>
-
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -10,6 +8,7 @@
 #include "kernels/base/error.h"
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/activation.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/launch.cuh"
@@ -22,7 +21,7 @@ namespace {
 void check_blas(cublasStatus_t status, std::string_view what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   throw Error(status == CUBLAS_STATUS_ALLOC_FAILED ? ErrorCode::kOutOfMemory : ErrorCode::kDevice,
-              std::string(what) + ": cuBLASLt reports \"" + cublasLtGetStatusString(status) +
+              std::string(what) + ": cuBLASLt reports \"" + cublaslt().status_string(status) +
                   "\"; start again, with a smaller batch if the GPU's memory is full");
 }
 
@@ -43,7 +42,7 @@ class Product {
           bool add)
       : handle_(handle), beta_(add ? 1.0f : 0.0f) {
     const cudaDataType_t type = blas_type(dtype);
-    check_blas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
+    check_blas(blas_.desc_create(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
     if (bias) {
@@ -53,26 +52,26 @@ class Product {
     const auto m = static_cast<uint64_t>(out);
     const auto n = static_cast<uint64_t>(rows);
     const auto k = static_cast<uint64_t>(in);
-    check_blas(cublasLtMatrixLayoutCreate(&w_, type, k, m, in), "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&x_, type, k, n, in), "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&y_, CUDA_R_32F, m, n, out), "linear");
+    check_blas(blas_.layout_create(&w_, type, k, m, in), "linear");
+    check_blas(blas_.layout_create(&x_, type, k, n, in), "linear");
+    check_blas(blas_.layout_create(&y_, CUDA_R_32F, m, n, out), "linear");
     cublasLtMatmulPreference_t preference = nullptr;
-    check_blas(cublasLtMatmulPreferenceCreate(&preference), "linear");
+    check_blas(blas_.preference_create(&preference), "linear");
     const size_t workspace = kWorkspaceBytes;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                         &workspace, sizeof workspace);
+    blas_.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                         sizeof workspace);
     int found = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, operation_, w_, x_, y_, y_,
-                                                                 preference, 1, &plan_, &found);
-    cublasLtMatmulPreferenceDestroy(preference);
+    const cublasStatus_t status =
+        blas_.heuristic(handle, operation_, w_, x_, y_, y_, preference, 1, &plan_, &found);
+    blas_.preference_destroy(preference);
     check_blas(status, "linear");
     if (found == 0) check_blas(CUBLAS_STATUS_NOT_SUPPORTED, "linear");
   }
   ~Product() {
-    cublasLtMatrixLayoutDestroy(y_);
-    cublasLtMatrixLayoutDestroy(x_);
-    cublasLtMatrixLayoutDestroy(w_);
-    cublasLtMatmulDescDestroy(operation_);
+    blas_.layout_destroy(y_);
+    blas_.layout_destroy(x_);
+    blas_.layout_destroy(w_);
+    blas_.desc_destroy(operation_);
   }
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
@@ -81,18 +80,18 @@ class Product {
            cudaStream_t stream) {
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     constexpr float kAlpha = 1;
-    check_blas(cublasLtMatmul(handle_, operation_, &kAlpha, w, w_, x, x_, &beta_, y, y_, y, y_,
-                              &plan_.algo, workspace, kWorkspaceBytes, stream),
+    check_blas(blas_.matmul(handle_, operation_, &kAlpha, w, w_, x, x_, &beta_, y, y_, y, y_,
+                            &plan_.algo, workspace, kWorkspaceBytes, stream),
                "linear");
   }
 
  private:
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
-    check_blas(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof value),
-               "linear");
+    check_blas(blas_.desc_set(operation_, attribute, &value, sizeof value), "linear");
   }
 
+  const CublasLt& blas_ = cublaslt();
   cublasLtHandle_t handle_;
   float beta_;
   cublasLtMatmulDesc_t operation_ = nullptr;
@@ -113,7 +112,7 @@ class Products {
   }
 
   Product& get(DType dtype, int64_t rows, int64_t in, int64_t out, bool bias, bool add) {
-    if (handle_ == nullptr) check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
+    if (handle_ == nullptr) check_blas(cublaslt().create(&handle_), "cublasLtCreate");
     // Prompts come in every length: old plans go before there are too many.
     if (plans_.size() > 4096) plans_.clear();
     return plans_

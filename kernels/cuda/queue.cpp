@@ -12,6 +12,7 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/driver_facts.h"
 #include "kernels/base/error.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/status.h"
 
 namespace kvlm::cuda {
@@ -216,6 +217,7 @@ struct Queue::State {
 
 Queue::Queue(int index) : state_(std::make_unique<State>(index)) {
   select(index);
+  static_cast<void>(cublaslt());  // products need it; refused here, before anything is read
   check(cudaStreamCreateWithFlags(&state_->stream, cudaStreamNonBlocking), "cudaStreamCreate");
   check(cudaDeviceGetAttribute(&state_->multiprocessors, cudaDevAttrMultiProcessorCount, index),
         "cudaDeviceGetAttribute");
