@@ -13,6 +13,7 @@
 #include "tools/run/chat.h"
 #include "tools/run/context.h"
 #include "tools/run/options.h"
+#include "tools/run/pictures.h"
 #include "tools/run/report.h"
 #include "vision/image.h"
 
@@ -21,7 +22,7 @@ namespace {
 
 std::vector<Image> load_images(const std::vector<std::string>& paths) {
   std::vector<Image> images;
-  for (const std::string& path : paths) images.push_back(load_image(path));
+  for (const std::string& path : paths) images.push_back(read_picture(path));
   return images;
 }
 
@@ -76,8 +77,10 @@ int run(int argc, char** argv) {
   RunOptions options;
   if (const auto status = parse_options(argc, argv, options)) return *status;
   catch_interrupts();
+  options.prompt = read_prompt(options.prompt);
   // A wrong picture is the cheapest mistake to report, so it comes first; but of many, whether the
   // context holds them.
+  for (const std::string& path : options.images) require_picture(path);
   std::vector<Image> images;
   if (!options.chat && options.images.size() == 1) images = load_images(options.images);
   // Mistakes in files are found before the model is read.

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,67 @@ class Batches(VlmRun):
 
     def ids(self):
         return sorted(record["id"] for record in self.records() if "text" in record)
+
+    def test_a_folder_or_a_pattern_is_a_batch(self):
+        pictures = self.folder / "pictures"
+        for name in ("b.png", "a.PNG", "c.png", "deep/b.png"):
+            (pictures / name).parent.mkdir(exist_ok=True, parents=True)
+            shutil.copy(PICTURE, pictures / name)
+        (pictures / "notes.txt").write_text("none")
+        (pictures / "d.gif").write_bytes(b"GIF99a")
+        output = pictures / "out.jsonl"
+        for batch, expected, failed in (
+                (pictures, ["a.PNG", "b.png", "c.png"], ["d.gif"]),
+                (f"{pictures}/", ["a.PNG", "b.png", "c.png"], ["d.gif"]),
+                (pictures / "*.png", ["b.png", "c.png"], []),
+                (pictures / "[bc]*", ["b.png", "c.png"], []),
+                (f"{self.folder}/*/deep/?.png", ["pictures/deep/b.png"], []),
+                (f"{pictures}/*", ["a.PNG", "b.png", "c.png"], ["d.gif", "notes.txt"])):
+            with self.subTest(str(batch)):
+                output.unlink(missing_ok=True)
+                command = ["-m", MODEL, "--batch", batch, "--out", output, "-n", 2, "-p", "what?"]
+                for _ in range(2):
+                    self.assert_sound(run(*command), 1 if failed else 0)
+                    records = [json.loads(line) for line in output.read_text().splitlines()]
+                    self.assertEqual([r["id"] for r in records if "text" in r], expected)
+                    self.assertEqual([r["id"] for r in records if "error" in r], failed)
+
+    def test_a_name_that_is_not_utf_8_fails_by_itself(self):
+        for name in (b"a\xff.png", b"b.png"):
+            shutil.copy(PICTURE, os.fsencode(self.folder) + b"/" + name)
+        result = run("-m", MODEL, "--batch", self.folder, "--out", self.output, "-n", 2)
+        self.assert_sound(result, 1)
+        self.assertEqual(self.ids(), ["b.png"])
+        self.assertIn(b"not UTF-8", result.stderr)
+
+    def test_records_come_from_standard_input(self):
+        self.write_input(2)
+        with self.input.open("rb") as file:
+            self.assert_sound(run("-m", MODEL, "--batch", "-", "--out", self.output, "-n", 2,
+                                  stdin=file))
+        self.assertEqual(self.ids(), [0, 1])
+
+    def test_what_is_wrong_with_a_record_is_named(self):
+        os.mkfifo(self.folder / "pipe")
+        cases = [('{"id": 1, "image": "a.png", "promt": "x"}', ['"promt"', 'mean "prompt"']),
+                 ('{"id": 1, "imagess": ["a.png"]}', ['mean "images"', "id, image, images"]),
+                 ('{"id": 1, "image": "a.png\\u0000.txt"}', ["a.png\\x00.txt", "no name of a file"]),
+                 ('{"id": 1, "image": ""}', ["no name of a file"]),
+                 ('{"id": 1, "image": "pipe"}', ["pipe is not a regular file"]),
+                 ('{"id": 1, "image": "/dev/zero"}', ["/dev/zero is not a regular file"]),
+                 ('{"id": 1, "image": "http://a.org/b.png"}', ["address"]),
+                 ('{"id": 1, "video": "a.mp4"}', ["videos"]),
+                 ('{"id": 1, "id": 2}', ["twice", 'write it like {"id"']),
+                 ("not json", ["line 1", 'write it like {"id"'])]
+        for line, words in cases:
+            with self.subTest(line):
+                self.output.unlink(missing_ok=True)
+                self.input.write_text(line + "\n")
+                self.assert_sound(self.batch(), 1)
+                (record,) = self.records()
+                for word in words:
+                    self.assertIn(word, record["error"])
+                self.assertNotIn("download it again", record["error"])
 
     def test_a_malformed_line_is_reported_and_the_others_are_done(self):
         for line in ['{"id": 99, "image": ', "[1, 2]", '{"image": "x.png"}', "\xff not JSON"]:

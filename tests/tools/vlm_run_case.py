@@ -15,8 +15,8 @@ TIMEOUT_S = 120
 
 
 def run(*arguments, **options):
-    return subprocess.run([PROGRAM, *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          capture_output=True, timeout=TIMEOUT_S, **options)
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": TIMEOUT_S} | options
+    return subprocess.run([PROGRAM, *map(str, arguments)], **options)
 
 
 class VlmRun(unittest.TestCase):

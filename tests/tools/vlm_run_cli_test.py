@@ -284,8 +284,26 @@ BAD_REQUESTS = [
     (["--image", "{folder}"], 1, ["{folder}", "director"]),
     (["--image", "{folder}/gone.png"], 1, ["{folder}/gone.png"]),
     (["--image", ""], 2, ["--image is empty"]),
+    ([*IMAGE, "-n", ""], 2, ["--max-tokens is empty"]),
+    ([*IMAGE, "--temp="], 2, ["--temp"]),
+    ([*IMAGE, "-p", ""], 2, ["--prompt is empty"]),
+    ([*IMAGE, "--kv-memory", ""], 2, ['""']),
+    (["--image", "{folder}", "-p", "what?"], 1, ["{folder}", "--batch {folder} --out"]),
+    (["--image", "https://example.org/a.png"], 1, ["address", "download it"]),
+    (["--image", "data:image/png;base64,AAAA"], 1, ["data URI"]),
+    (["--image", "file://{folder}/gone%20.png"], 1, ["gone"]),
+    (["--image", "-", "-p", "-"], 2, ["--image - and -p -", "standard input"]),
+    (["--image", "-", "--image", "-"], 2, ["standard input is read once"]),
+    (["--batch", "-", "--out", "{folder}/out.jsonl", "-p", "-"], 2, ["-p - and --batch -"]),
+    (["--image", "-", "--chat"], 2, ["--image - and --chat"]),
+    (["--image", "-"], 1, ["standard input", "empty"]),
+    ([*IMAGE, "-p", "-"], 1, ["-p - is empty"]),
+    ([*IMAGE, "-p", "@{folder}/gone.txt"], 1, ["gone.txt", "@@TEXT"]),
+    ([*IMAGE, "-p", "@/dev/zero"], 1, ["/dev/zero has more than"]),
+    (["--batch", "/dev/zero", "--out", "{folder}/out.jsonl"], 1, ["/dev/zero has more than"]),
+    (["--batch", "{folder}/*.tga", "--out", "{folder}/out.jsonl"], 1, ["*.tga matches no file"]),
     (["--batch", "{folder}/gone.jsonl", "--out", "{folder}/out.jsonl"], 1, ["{folder}/gone.jsonl"]),
-    (["--batch", "{folder}", "--out", "{folder}/out.jsonl"], 1, ["{folder}"]),
+    (["--batch", "{empty}", "--out", "{folder}/out.jsonl"], 1, ["{empty} has no file that is named"]),
     (["--batch", "{batch}", "--out", "{folder}/no/such/out.jsonl"], 1,
      ["{folder}/no/such", "give a file in a folder"]),
     (["--batch", "{batch}", "--out", "{folder}"], 1, ["{folder}"]),
@@ -308,13 +326,39 @@ class Requests(VlmRun):
         notes = self.folder / "notes.png"
         notes.write_text("no picture")
         names = {"folder": str(self.folder), "picture": str(PICTURE), "batch": str(batch),
-                 "notes": str(notes)}
+                 "notes": str(notes), "empty": str(self.folder / "empty")}
+        (self.folder / "empty").mkdir()
         for arguments, status, words in BAD_REQUESTS:
             with self.subTest(" ".join(arguments)[:80]):
                 arguments = [argument.format(**names) for argument in arguments]
                 result = run("-m", MODEL, *arguments)
                 self.assert_refused(result, status, [word.format(**names) for word in words])
         self.assertEqual(json.loads(batch.read_text())["id"], 1, "the input was overwritten")
+
+    def answer(self, *arguments, **options):
+        result = run("-m", MODEL, "-n", 3, "--json", *arguments, **options)
+        self.assert_sound(result)
+        return json.loads(result.stdout)["tokens"]
+
+    def test_a_picture_comes_from_standard_input_or_a_file_address(self):
+        expected = self.answer("--image", PICTURE)
+        with PICTURE.open("rb") as file:
+            self.assertEqual(self.answer("--image", "-", stdin=file), expected)
+        named = self.folder / "a picture.png"
+        shutil.copy(PICTURE, named)
+        address = f"file://{self.folder}/a%20picture.png"
+        self.assertEqual(self.answer("--image", address), expected)
+
+    def test_a_question_comes_from_standard_input_or_a_file(self):
+        expected = self.answer("--image", PICTURE, "-p", "what is\nit?")
+        question = self.folder / "question.txt"
+        question.write_text("what is\nit?\n")
+        self.assertEqual(self.answer("--image", PICTURE, "-p", f"@{question}"), expected)
+        with question.open("rb") as file:
+            self.assertEqual(self.answer("--image", PICTURE, "-p", "-", stdin=file), expected)
+        question.write_text("@home\r\n")
+        self.assertEqual(self.answer("--image", PICTURE, "-p", f"@{question}"),
+                         self.answer("--image", PICTURE, "-p", "@@home"))
 
     def test_a_bad_picture_is_refused_in_one_sentence(self):
         for what, name, content, words in BAD_PICTURES:

@@ -16,6 +16,7 @@
 #include "tools/common/progress.h"
 #include "tools/run/context.h"
 #include "tools/run/output.h"
+#include "tools/run/pictures.h"
 #include "tools/run/records.h"
 #include "tools/run/report.h"
 #include "tools/run/settings.h"
@@ -147,7 +148,8 @@ class Batch {
       GenerationRequest request = base_request(options_, session_.model());
       request.id = name_of(record);
       request.messages = conversation(question(record), record.images.size());
-      for (const std::string& image : record.images) request.images.push_back(load_image(image));
+      for (const std::string& image : record.images)
+        request.images.push_back(read_record_picture(image));
       const int key = generator_.admit(std::move(request), {});
       running_.push_back({key, &record, 1});
       ++next_;
@@ -243,7 +245,7 @@ class Batch {
 
 std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   const BatchSettings settings = batch_settings(options);
-  std::vector<Record> records = read_records(options.batch_in);
+  std::vector<Record> records = read_records(options.batch_in, options.batch_out);
   const auto output = std::make_shared<Output>(options.batch_out, settings);
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });

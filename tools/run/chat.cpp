@@ -11,6 +11,7 @@
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
+#include "tools/run/pictures.h"
 #include "vision/image.h"
 
 namespace kvlm {
@@ -42,7 +43,7 @@ class Chat {
   }
 
   void add_image(const std::string& path) {
-    images_.push_back(load_image(path));
+    images_.push_back(read_picture(path));
     ++fresh_images_;
   }
 

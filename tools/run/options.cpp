@@ -7,12 +7,15 @@
 #include <filesystem>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "tools/common/input_text.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
 
 namespace {
 
+constexpr size_t kMaxPromptBytes = size_t{1} << 24;
 constexpr const char* kExamples = R"(Examples:
   vlm-run --image photo.jpg                                  caption a picture with the bundled model
   vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"
@@ -26,6 +29,17 @@ std::string sentence(const std::string& message) {
   std::string line = message.substr(0, message.find('\n'));
   while (!line.empty() && (line.back() == '.' || line.back() == ' ')) line.pop_back();
   return line + "; see vlm-run --help";
+}
+
+/// An empty value is what an unset variable of a shell leaves, not the default.
+void refuse_empty_values(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& value : option->results()) {
+      if (!value.empty()) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} is empty; give it a value or leave it out", option->get_name()));
+    }
+  }
 }
 
 void check(const RunOptions& options) {
@@ -78,8 +92,18 @@ void check(const RunOptions& options) {
   if (!options.batch_in.empty() && (options.chat || !options.images.empty())) {
     refuse("--batch takes its images from the records; drop --image and --chat");
   }
+  std::vector<const char*> readers;
   for (const std::string& image : options.images) {
-    if (image.empty()) refuse("--image is empty; give the path of a PNG, JPEG or BMP file");
+    if (image == kStandardInput) readers.push_back("--image -");
+  }
+  if (options.prompt == kStandardInput) readers.push_back("-p -");
+  if (options.batch_in == kStandardInput) readers.push_back("--batch -");
+  if (options.chat) readers.push_back("--chat");
+  if (readers.size() > 1) {
+    refuse(
+        fmt::format("standard input is read once, and {} and {} both want it; give one of them "
+                    "a file",
+                    readers[0], readers[1]));
   }
   if (options.chat && options.json) refuse("--chat answers in a terminal; drop --json");
   if (!options.chat && options.batch_in.empty() && options.images.empty() &&
@@ -158,8 +182,26 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     throw Error(ErrorCode::kInvalidArgument, sentence(error.what()));
   }
+  refuse_empty_values(app);
   check(options);
   return std::nullopt;
+}
+
+std::string read_prompt(const std::string& given) {
+  if (given.starts_with("@@")) return given.substr(1);
+  if (given != kStandardInput && !given.starts_with('@')) return given;
+  const std::string path = given == kStandardInput ? given : given.substr(1);
+  constexpr const char* kExpected =
+      "a file with the question, or @@TEXT for a text that starts "
+      "with @";
+  std::string text = read_input(path, kMaxPromptBytes, "-p " + given, kExpected);
+  if (text.ends_with('\n')) text.pop_back();
+  if (text.ends_with('\r')) text.pop_back();
+  if (text.empty() && !interrupted()) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("-p {} is empty; give {}", printable(given), kExpected));
+  }
+  return text;
 }
 
 GenerationRequest base_request(const RunOptions& options, const Model& model) {

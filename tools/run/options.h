@@ -15,7 +15,7 @@ namespace kvlm {
 struct RunOptions {
   SessionOptions session;
   std::vector<std::string> images;
-  std::string prompt;  ///< empty: the model's captioning prompt
+  std::string prompt;  ///< as given, see read_prompt(); empty: the model's captioning prompt
   std::string system;
   bool chat = false;
   std::optional<int> max_tokens;
@@ -36,6 +36,11 @@ struct RunOptions {
 /// Parses the command line. Returns the exit status if the program is done (--help, --version,
 /// usage errors, reported here).
 std::optional<int> parse_options(int argc, char** argv, RunOptions& options);
+
+/// The text of -p: "-" is standard input, "@FILE" a file, both without the newline at their end,
+/// and
+/// "@@TEXT" is "@TEXT". Throws Error{kCorruptFile} if it cannot be read, or is empty.
+std::string read_prompt(const std::string& given);
 
 /// A request with everything but the conversation: sampling flags over the model's own defaults.
 GenerationRequest base_request(const RunOptions& options, const Model& model);

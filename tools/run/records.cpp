@@ -1,61 +1,74 @@
 #include "tools/run/records.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <glob.h>
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <algorithm>
+#include <array>
 #include <map>
-#include <sstream>
+#include <system_error>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "kvcache/words.h"
 #include "runtime/config.h"
+#include "tools/common/input_text.h"
+#include "tools/run/pictures.h"
+#include "tools/run/report.h"
 
 namespace kvlm {
 
 namespace {
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  if (!file || file.bad() || std::filesystem::is_directory(path)) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("--batch {} cannot be read: {}; give a file with one JSON record a line", path,
-                    std::strerror(errno == 0 ? EIO : errno)));
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxBytes = size_t{1} << 29;
+constexpr size_t kMaxLineBytes = size_t{1} << 26;
+constexpr std::array<std::string_view, 4> kKeys = {"id", "image", "images", "prompt"};
+constexpr const char* kExample = R"({"id": 1, "image": "a.png", "prompt": "What is this?"})";
+
+[[noreturn]] void fail(size_t line, const std::string& defect, const std::string& cure) {
+  throw Error(ErrorCode::kCorruptFile, fmt::format("line {}: {}; {}", line, defect, cure));
+}
+
+/// parse_json(), which speaks of files that are downloaded, with the advice for one's own.
+nlohmann::json parse_line(std::string_view text, size_t line) {
+  try {
+    return parse_json(text, "no JSON");
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    fail(line, message.substr(0, message.rfind("; ")), fmt::format("write it like {}", kExample));
   }
-  return text.str();
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    lines.push_back(std::move(line));
+void require_known_keys(const nlohmann::json& json, size_t line) {
+  for (const auto& [key, value] : json.items()) {
+    if (key == "video" || key == "videos") {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("line {}: videos are not built in for this model; give its frames as "
+                              "images",
+                              line));
+    }
+    if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
+    fail(line,
+         fmt::format("has the key \"{}\"; did you mean \"{}\"?", printable(key),
+                     nearest_spelling(key, {kKeys.begin(), kKeys.end()})),
+         fmt::format("the keys of a record are {}", fmt::join(kKeys, ", ")));
   }
-  return lines;
 }
 
-/// A relative path is relative to the records' own folder.
-std::string resolve(const std::filesystem::path& folder, const std::string& path) {
-  return std::filesystem::path(path).is_absolute() ? path : (folder / path).string();
-}
-
-void parse_into(Record& record, const std::string& line, const std::filesystem::path& folder) {
-  const nlohmann::json json = parse_json(line, fmt::format("line {}", record.line));
+void parse_into(Record& record, std::string_view text, const fs::path& folder) {
+  if (text.size() > kMaxLineBytes) {
+    fail(record.line, fmt::format("has {} bytes", text.size()),
+         fmt::format("a record has at most {}", kMaxLineBytes));
+  }
+  const nlohmann::json json = parse_line(text, record.line);
   const ConfigReader reader(json, fmt::format("line {}", record.line));
   const nlohmann::json& id = reader.raw("id");
   if (!id.is_string() && !id.is_number_integer()) reader.fail("id", "a string or an integer");
   record.id = id;
-  if (reader.has("video")) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("line {}: videos are not built in for this model; give its frames as "
-                            "images",
-                            record.line));
-  }
+  require_known_keys(json, record.line);
   if (reader.has("image")) record.images.push_back(reader.required_string("image"));
   const nlohmann::json& images = reader.raw("images");
   if (!images.is_null() && !images.is_array()) reader.fail("images", "a list of file names");
@@ -63,40 +76,143 @@ void parse_into(Record& record, const std::string& line, const std::filesystem::
     if (!image.is_string()) reader.fail("images", "a list of file names");
     record.images.push_back(image.get<std::string>());
   }
-  for (std::string& image : record.images) image = resolve(folder, image);
+  for (std::string& image : record.images) image = (folder / picture_path(image)).string();
   record.prompt = reader.string("prompt", "");
   if (record.images.empty() && record.prompt.empty()) {
     reader.fail("image", "a file name, or images, or a prompt");
   }
 }
 
+/// Gives a record an error if an earlier one has its id.
+class Ids {
+ public:
+  void see(Record& record) {
+    if (record.id.is_null()) return;
+    const auto [first, inserted] = seen_.emplace(json_line(record.id), record.line);
+    if (inserted) return;
+    record.error = fmt::format("line {}: id {} is that of line {} too; give each record its own",
+                               record.line, printable(first->first), first->second);
+    record.id = nullptr;
+  }
+
+ private:
+  std::map<std::string, size_t> seen_;
+};
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+bool is_pattern(const std::string& path) {
+  std::error_code ignored;
+  return path.find_first_of("*?[") != std::string::npos && !fs::exists(path, ignored);
+}
+
+std::vector<std::string> pictures_in(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string path = it->path().string();
+    if (is_picture_name(path) && !is_folder(path)) paths.push_back(path);
+  }
+  if (error) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("--batch {} cannot be read: {}; give a folder that you may read",
+                            printable(folder), error.message()));
+  }
+  std::ranges::sort(paths);
+  return paths;
+}
+
+std::vector<std::string> matches_of(const std::string& pattern) {
+  glob_t found{};
+  std::vector<std::string> paths;
+  if (glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0) {
+    for (size_t i = 0; i < found.gl_pathc; ++i) {
+      if (!is_folder(found.gl_pathv[i])) paths.emplace_back(found.gl_pathv[i]);
+    }
+  }
+  globfree(&found);
+  std::ranges::sort(paths);
+  return paths;
+}
+
+/// The part of a pattern that names one folder: all before the first piece with a wildcard.
+std::string folder_of(const std::string& pattern) {
+  const size_t slash = pattern.rfind('/', pattern.find_first_of("*?["));
+  return slash == std::string::npos ? std::string() : pattern.substr(0, slash + 1);
+}
+
 }  // namespace
 
-std::vector<Record> read_records(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+std::vector<Record> parse_records(std::string_view text, const fs::path& folder) {
   std::vector<Record> records;
-  std::map<std::string, size_t> seen;
+  Ids ids;
   size_t number = 0;
-  for (const std::string& line : lines_of(read_file(path))) {
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
     ++number;
-    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    if (line.back() == '\r') line.remove_suffix(1);
     Record record;
     record.line = number;
     try {
       parse_into(record, line, folder);
-      const auto [first, inserted] = seen.emplace(record.id.dump(), number);
-      if (!inserted) {
-        record.error =
-            fmt::format("line {}: id {} is that of line {} too; give each record its own", number,
-                        record.id.dump(), first->second);
-        record.id = nullptr;
-      }
     } catch (const Error& error) {
       record.error = error.what();
+    }
+    ids.see(record);
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+std::vector<Record> picture_records(const std::vector<std::string>& paths, const fs::path& folder) {
+  std::vector<Record> records;
+  for (const std::string& path : paths) {
+    Record record;
+    record.line = records.size() + 1;
+    record.images.push_back(path);
+    const std::string name =
+        folder.empty() ? path : fs::path(path).lexically_relative(folder).string();
+    if (nlohmann::json::parse(json_line(name)) == name) {  // bytes that are not UTF-8 change
+      record.id = name;
+    } else {
+      record.error = fmt::format(
+          "image {} has a name that is not UTF-8, so it can be no id; rename "
+          "it, or name it in a record",
+          printable(path));
     }
     records.push_back(std::move(record));
   }
   return records;
+}
+
+std::vector<Record> read_records(const std::string& batch, const std::string& output) {
+  const bool folder = is_folder(batch);
+  if (!folder && !is_pattern(batch)) {
+    return parse_records(read_input(batch, kMaxBytes, "--batch " + batch,
+                                    "a file with one JSON record a line, a folder of pictures, or "
+                                    "a pattern such as 'pictures/*.png'"),
+                         fs::path(batch).parent_path());
+  }
+  std::vector<std::string> paths = folder ? pictures_in(batch) : matches_of(batch);
+  std::erase_if(paths, [&](const std::string& path) {
+    std::error_code ignored;
+    return fs::equivalent(path, output, ignored);
+  });
+  if (paths.empty()) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("--batch {} {}; give a folder with pictures in it, a pattern that "
+                            "matches some, or a file of records",
+                            printable(batch),
+                            folder ? "has no file that is named like a picture (.png, .jpg, ...)"
+                                   : "matches no file"));
+  }
+  return picture_records(paths, folder ? batch : folder_of(batch));
 }
 
 }  // namespace kvlm

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "vision/image.h"
+
+namespace kvlm {
+
+/// Whether a file's name ends as one of a picture, of a format that is read here or not.
+bool is_picture_name(std::string_view name);
+
+/// The path that a picture's name stands for: itself, or what follows file://. Throws
+/// Error{kUnsupported} for addresses of the network and for data URIs, Error{kInvalidArgument} for
+/// a name with a NUL byte or without a byte.
+std::string picture_path(const std::string& name);
+
+/// Throws Error{kCorruptFile} if a picture named on the command line does not exist or is a folder;
+/// nothing is opened.
+void require_picture(const std::string& name);
+
+/// The picture of a name on the command line; "-" is standard input. Throws like decode_image().
+Image read_picture(const std::string& name);
+
+/// The picture of a name in a record: a regular file, since reading anything else may not end.
+Image read_record_picture(const std::string& path);
+
+}  // namespace kvlm
