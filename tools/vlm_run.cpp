@@ -13,6 +13,7 @@
 #include "tools/run/chat.h"
 #include "tools/run/context.h"
 #include "tools/run/options.h"
+#include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
 #include "tools/run/report.h"
 #include "vision/image.h"
@@ -32,6 +33,8 @@ int run_once(const RunOptions& options, Session& session, std::vector<Image> ima
              TerminalWatch& watch) {
   Model& model = session.model();
   const size_t pictures = options.images.size();
+  PictureHint hint(options);
+  for (const std::string& path : options.images) hint.see(path);
   GenerationRequest request = base_request(options, model);
   request.id = "the request";
   request.messages = opening(options);

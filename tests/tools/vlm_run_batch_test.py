@@ -109,6 +109,21 @@ class Batches(VlmRun):
                     self.assertIn(word, record["error"])
                 self.assertNotIn("download it again", record["error"])
 
+    def test_the_end_tells_the_totals(self):
+        self.write_input(3, [(1, json.dumps({"id": "lost", "image": "gone.png"}))])
+        for size in (1, 2):
+            self.output.unlink(missing_ok=True)
+            result = run("-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 4,
+                         "--batch-size", size)
+            self.assert_sound(result, 1)
+            last = result.stderr.decode().splitlines()[-1]
+            answers = [record for record in self.records() if "text" in record]
+            tokens = sum(record["generated_tokens"] for record in answers)
+            self.assertRegex(last, rf"^batch: 4 of 4 records done, 1 failed; {tokens} tokens in "
+                                   r"[\d.]+ s \([\d.]+ tokens/s\), cache at most [\d.]+ .?B$")
+            for record in answers:  # a rate that others share is none
+                self.assertEqual("decode_tps" in record["timings"], size == 1)
+
     def test_a_malformed_line_is_reported_and_the_others_are_done(self):
         for line in ['{"id": 99, "image": ', "[1, 2]", '{"image": "x.png"}', "\xff not JSON"]:
             with self.subTest(line):

@@ -16,6 +16,8 @@ TIMEOUT_S = 120
 
 def run(*arguments, **options):
     options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": TIMEOUT_S} | options
+    if "input" in options:
+        del options["stdin"]
     return subprocess.run([PROGRAM, *map(str, arguments)], **options)
 
 

@@ -397,6 +397,50 @@ class Requests(VlmRun):
         self.assert_refused(result, 1, [])
 
 
+class Help(VlmRun):
+    def test_help_fits_a_terminal(self):
+        result = run("--help")
+        self.assert_sound(result)
+        for line in result.stdout.decode().splitlines():
+            self.assertLessEqual(len(line), 80, line)
+        self.assertIn(b'{"id": 1, "image": "a.png"', result.stdout)
+        self.assertIn(b"--kv-memory BYTES", result.stdout)
+
+
+class Hints(VlmRun):
+    """The bundled model answers anything, so a person must be told what it knows."""
+
+    NOTE = b"note: the bundled model knows only drawn scenes and documents"
+
+    def setUp(self):
+        super().setUp()
+        self.bundled = ROOT / "tools/pocket/heldout/scenes/scene_000.png"
+        self.own = shutil.copy(self.bundled, self.folder / "own.png")
+
+    def notes(self, *arguments, **options):
+        result = run("-n", 2, *arguments, **options)
+        self.assert_sound(result)
+        return result.stderr.count(self.NOTE)
+
+    def test_a_picture_of_ones_own_gets_a_note_once(self):
+        self.assertEqual(self.notes("--image", self.own), 1)
+        with open(self.own, "rb") as file:
+            self.assertEqual(self.notes("--image", "-", stdin=file), 1)
+        lines = f"/image {self.own}\nwhat?\n/image {self.own}\nwhat?\n".encode()
+        self.assertEqual(self.notes("--chat", input=lines), 1)
+        records = self.folder / "in.jsonl"
+        records.write_text("".join(json.dumps({"id": i, "image": str(self.own)}) + "\n"
+                                   for i in range(3)))
+        self.assertEqual(self.notes("--batch", records, "--out", self.folder / "out.jsonl"), 1)
+
+    def test_nothing_else_gets_one(self):
+        self.assertEqual(self.notes("--image", self.own, "-q"), 0)
+        self.assertEqual(self.notes("--image", self.bundled), 0)
+        self.assertEqual(self.notes("--image", os.path.relpath(self.bundled)), 0)
+        self.assertEqual(self.notes("--image", self.own, "-m", MODEL), 0)
+        self.assertEqual(self.notes("-p", "what?"), 0)
+
+
 class Models(VlmRun):
     def refused(self, folder, words):
         result = run("-m", folder, "--image", PICTURE, "-p", "what is it?", "-n", 2)

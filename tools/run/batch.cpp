@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <new>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "tools/common/progress.h"
 #include "tools/run/context.h"
 #include "tools/run/output.h"
+#include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
 #include "tools/run/records.h"
 #include "tools/run/report.h"
@@ -37,13 +39,13 @@ bool is_out_of_memory(const std::exception& exception) {
   return error != nullptr && error->code() == ErrorCode::kOutOfMemory;
 }
 
-/// The exception being handled, as the error of one record. Passes on a device that is lost, for it
-/// is lost for the records that follow, too.
+/// The exception being handled, as the error of one record. Passes on what ends the run: a device
+/// that is lost is lost for the records that follow, too.
 std::string error_of_record() {
   try {
     throw;
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kDevice) throw;
+    if (error.code() == ErrorCode::kDevice || error.code() == ErrorCode::kCancelled) throw;
     return error.what();
   } catch (const std::bad_alloc&) {
     return kNoMemory;
@@ -74,20 +76,21 @@ class Batch {
       while (!interrupted() && next_ < records_.size() && running_.size() < limit_) start_next();
       if (running_.empty()) break;
       generator_.step();
+      note_memory();
       generator_.deliver();
       for (Running& entry : running_) ++entry.tokens;
       collect();
       show_progress();
     }
     progress_.finish();
-    if (!options_.quiet) {
-      print_message("batch: {} of {} records done, {} failed\n", done_, records_.size(), failed_);
-    }
+    if (!options_.quiet) say_totals();
     if (interrupted()) return kExitInterrupted;
     return failed_ > 0 ? kExitFailed : 0;
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Running {
     int key;
     const Record* record;
@@ -148,9 +151,12 @@ class Batch {
       GenerationRequest request = base_request(options_, session_.model());
       request.id = name_of(record);
       request.messages = conversation(question(record), record.images.size());
-      for (const std::string& image : record.images)
+      for (const std::string& image : record.images) {
+        hint_about(image);
         request.images.push_back(read_record_picture(image));
+      }
       const int key = generator_.admit(std::move(request), {});
+      note_memory();
       running_.push_back({key, &record, 1});
       ++next_;
     } catch (const std::exception& exception) {
@@ -166,6 +172,12 @@ class Batch {
     collect();
   }
 
+  void hint_about(const std::string& image) {
+    if (!hint_.wants(image)) return;
+    progress_.clear();
+    hint_.say();
+  }
+
   void collect() {
     for (auto entry = running_.begin(); entry != running_.end();) {
       if (!generator_.finished(entry->key)) {
@@ -179,6 +191,8 @@ class Batch {
       }
       Json json{{"id", entry->record->id}};
       json.update(result_json(result, session_, session_.model(), cache_->spec()));
+      // Steps are shared, so that the rate of one record would be no rate of anything.
+      if (options_.batch_size > 1) json["timings"].erase("decode_tps");
       json["settings"] = settings_.flags;
       output_.append(json);
       entry = running_.erase(entry);
@@ -189,9 +203,21 @@ class Batch {
     }
   }
 
+  void say_totals() const {
+    const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+    const auto tokens = static_cast<double>(served_tokens_);
+    print_message(
+        "batch: {} of {} records done, {} failed; {} tokens in {:.1f} s ({:.1f} tokens/s), cache "
+        "at most {}\n",
+        done_, records_.size(), failed_, served_tokens_, seconds,
+        seconds > 0 ? tokens / seconds : 0, human_bytes(peak_bytes_));
+  }
+
+  void note_memory() { peak_bytes_ = std::max(peak_bytes_, cache_->bytes()); }
+
   static std::string name_of(const Record& record) {
     return record.id.is_null() ? fmt::format("line {}", record.line)
-                               : fmt::format("record {}", record.id.dump());
+                               : fmt::format("record {}", printable(record.id.dump()));
   }
 
   void write_error(const Record& record, const std::string& message) {
@@ -239,6 +265,9 @@ class Batch {
   size_t done_ = 0;
   size_t failed_ = 0;
   size_t served_tokens_ = 0;
+  size_t peak_bytes_ = 0;
+  PictureHint hint_{options_};
+  Clock::time_point started_ = Clock::now();
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
+#include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
 #include "vision/image.h"
 
@@ -27,6 +28,7 @@ class Chat {
   Chat(const RunOptions& options, Session& session)
       : options_(options),
         session_(session),
+        hint_(options),
         cache_(session.make_cache(1, session_rows(), options.kv_memory)),
         generator_(session.model(), *cache_, session.stream()) {
     generator_.set_session_rows(session_rows());
@@ -44,6 +46,7 @@ class Chat {
 
   void add_image(const std::string& path) {
     images_.push_back(read_picture(path));
+    hint_.see(path);
     ++fresh_images_;
   }
 
@@ -99,6 +102,7 @@ class Chat {
 
   const RunOptions& options_;
   Session& session_;
+  PictureHint hint_;
   std::unique_ptr<KvCache> cache_;
   Generator generator_;
   int key_ = -1;

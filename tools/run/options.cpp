@@ -5,9 +5,11 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <filesystem>
+#include <memory>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "tools/common/help.h"
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
 
@@ -17,12 +19,21 @@ namespace {
 
 constexpr size_t kMaxPromptBytes = size_t{1} << 24;
 constexpr const char* kExamples = R"(Examples:
-  vlm-run --image photo.jpg                                  caption a picture with the bundled model
+  vlm-run --image drawing.png          caption a picture with the bundled model
   vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"
-  vlm-run --image a.png --chat                               ask follow-up questions
-  vlm-run --image a.png --json                               one JSON object with every figure
-  vlm-run --batch in.jsonl --out out.jsonl --batch-size 8    many pictures; start again to resume
-  vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png   speed of a released shape, no download)";
+  vlm-run --image a.png --chat         ask follow-up questions
+  vlm-run --image - -p @question.txt   picture and question from elsewhere
+  vlm-run --image a.png --json         one JSON object with every figure
+  vlm-run --batch FOLDER --out out.jsonl -p "What is this?"
+  vlm-run --batch in.jsonl --out out.jsonl --batch-size 8
+  vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png
+
+A line of in.jsonl; image may be images (a list), prompt may be left out:
+  {"id": 1, "image": "a.png", "prompt": "What is this?"}
+A line of out.jsonl, in the order in which answers are finished:
+  {"id": 1, "text": "a cat", "tokens": [...], ...} or {"id": 1, "error": "..."}
+Start the same command again to go on where a batch ended; what failed is tried
+again.)";
 
 /// CLI11's message as one sentence, with the way out.
 std::string sentence(const std::string& message) {
@@ -118,13 +129,16 @@ void check(const RunOptions& options) {
 std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   CLI::App app{"vlm-run: captions, answers and chat about pictures with a vision-language model"};
   app.footer(kExamples);
+  app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
   app.add_option("-m,--model", options.session.model,
                  "Checkpoint folder, org/name in the Hugging Face cache, pocket (bundled), or "
                  "synthetic:NAME[,layers=N]")
       ->capture_default_str();
-  app.add_option("--image", options.images, "Picture (PNG, JPEG, BMP); repeatable");
-  app.add_option("-p,--prompt", options.prompt, "Question; default: the model's captioning prompt");
+  app.add_option("--image", options.images, "Picture file, or - for standard input; repeatable");
+  app.add_option("-p,--prompt", options.prompt,
+                 "Question; @FILE reads one, - standard input, @@TEXT is @TEXT; default: the "
+                 "model's captioning prompt");
   app.add_option("--system", options.system, "System message");
   app.add_flag("--chat", options.chat, "Ask in turns: /image FILE, /clear, /quit");
   app.add_option("-n,--max-tokens", options.max_tokens,
@@ -152,6 +166,7 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Cache policy, for example kivi,bits=2 (see vlm-kv list), or @FILE.json")
       ->capture_default_str();
   app.add_option("--kv-memory", "Bytes for the cache, for example 500MB; default: what is needed")
+      ->type_name("BYTES")
       ->each([&](const std::string& text) {
         options.kv_memory = options.session.cache_bytes = parse_bytes(text);
       });
@@ -170,10 +185,14 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       ->capture_default_str();
   app.add_flag("--json", options.json, "One JSON object on stdout");
   app.add_flag("-q,--quiet", options.quiet, "No summary and no progress on stderr");
-  app.add_option("--batch", options.batch_in,
-                 "Records {id, image|images, prompt?}, one JSON a line");
-  app.add_option("--out", options.batch_out,
-                 "Where --batch appends {id, text, ...} or {id, error}");
+  app.add_option(
+      "--batch", options.batch_in,
+      "File with a JSON record a line, or - for standard input; or a folder of pictures, or "
+      "'PATTERN'");
+  app.add_option(
+      "--out", options.batch_out,
+      "File that --batch appends its answers to, one JSON a line; holds those of one model, "
+      "policy and set of flags");
   app.add_option("--batch-size", options.batch_size, "Sequences decoded together")
       ->capture_default_str();
   try {
