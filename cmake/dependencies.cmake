@@ -11,6 +11,7 @@ find_package(PNG REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp libwebpdemux)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 
 # BLIS has no CMake package. Its serial flavour first: kvlm brings its own threads.
@@ -21,4 +22,11 @@ if(NOT TARGET BLIS::BLIS)
   set_target_properties(BLIS::BLIS PROPERTIES
     IMPORTED_LOCATION ${BLIS_LIBRARY}
     INTERFACE_INCLUDE_DIRECTORIES ${BLIS_INCLUDE_DIR})
+endif()
+
+# stb has no CMake package either; its headers are all of it.
+find_path(STB_INCLUDE_DIR stb_image.h PATH_SUFFIXES stb REQUIRED)
+if(NOT TARGET STB::STB)
+  add_library(STB::STB INTERFACE IMPORTED)
+  set_target_properties(STB::STB PROPERTIES INTERFACE_INCLUDE_DIRECTORIES ${STB_INCLUDE_DIR})
 endif()

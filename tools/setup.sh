@@ -14,7 +14,8 @@ packages=(
   libblis-serial-dev       # CPU matrix products
   nlohmann-json3-dev       # checkpoint and config files
   libcli11-dev             # command lines
-  libjpeg-dev libpng-dev   # JPEG, PNG
+  libjpeg-dev libpng-dev libwebp-dev # JPEG, PNG, WebP
+  libstb-dev               # GIF, TGA
   libsentencepiece-dev     # LLaMA tokenizers
   libpcre2-dev libutf8proc-dev          # byte-level BPE tokenizers
   libgtest-dev libgmock-dev libbenchmark-dev

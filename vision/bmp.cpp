@@ -9,6 +9,8 @@ namespace kvlm {
 
 namespace {
 
+// Read here, because stb_image differs from Pillow in 16-bit pixels (it repeats the upper bits of a
+// channel where Pillow scales) and in files that give no offset of their pixels.
 constexpr char kFormat[] = "BMP";
 constexpr size_t kFileHeaderBytes = 14;
 constexpr uint32_t kRaw = 0;

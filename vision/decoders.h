@@ -33,6 +33,16 @@ ImageHeader read_png_header(std::span<const std::byte> bytes, const std::string&
 DecodedImage decode_png(std::span<const std::byte> bytes, const std::string& name);
 ImageHeader read_bmp_header(std::span<const std::byte> bytes, const std::string& name);
 DecodedImage decode_bmp(std::span<const std::byte> bytes, const std::string& name);
+ImageHeader read_webp_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_webp(std::span<const std::byte> bytes, const std::string& name);
+ImageHeader read_gif_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_gif(std::span<const std::byte> bytes, const std::string& name);
+bool is_pnm(std::string_view head) noexcept;
+ImageHeader read_pnm_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_pnm(std::span<const std::byte> bytes, const std::string& name);
+bool is_tga(std::string_view head) noexcept;
+ImageHeader read_tga_header(std::span<const std::byte> bytes, const std::string& name);
+DecodedImage decode_tga(std::span<const std::byte> bytes, const std::string& name);
 
 /// The bytes as text.
 inline std::string_view as_text(std::span<const std::byte> bytes) noexcept {

@@ -31,9 +31,6 @@ struct Foreign {
 };
 
 constexpr std::array kForeign = {
-    Foreign{"a GIF"sv, 0, "GIF87a"sv},
-    Foreign{"a GIF"sv, 0, "GIF89a"sv},
-    Foreign{"a WebP"sv, 8, "WEBP"sv},
     Foreign{"a TIFF"sv, 0, "II*\0"sv},
     Foreign{"a TIFF"sv, 0, "MM\0*"sv},
     Foreign{"a TIFF"sv, 0, "II+\0"sv},
@@ -56,11 +53,6 @@ constexpr std::array kForeign = {
     Foreign{"a PDF"sv, 0, "%PDF-"sv},
 };
 
-bool is_netpbm(std::string_view head) noexcept {
-  return head.size() > 2 && head[0] == 'P' && head[1] >= '1' && head[1] <= '7' &&
-         (head[2] == '\n' || head[2] == ' ' || head[2] == '\r' || head[2] == '\t');
-}
-
 /// Whether the beginning of a file reads as text in ASCII or an extension of it.
 bool looks_like_text(std::string_view head) noexcept {
   return std::ranges::all_of(head, [](char c) {
@@ -77,7 +69,6 @@ bool looks_like_text(std::string_view head) noexcept {
     }
   }
   const std::string_view head = text.substr(0, 512);
-  if (is_netpbm(head)) throw_unsupported("a PNM file", name);
   if (looks_like_text(head)) {
     if (head.find("<svg") != std::string_view::npos) throw_unsupported("an SVG file", name);
     throw Error(ErrorCode::kCorruptFile,
@@ -98,6 +89,14 @@ bool is_bmp(std::string_view head) noexcept {
                                       !looks_like_text(head.substr(0, 64)));
 }
 
+bool is_webp(std::string_view head) noexcept {
+  return head.starts_with("RIFF"sv) && head.size() >= 12 && head.substr(8, 4) == "WEBP"sv;
+}
+
+bool is_gif(std::string_view head) noexcept {
+  return head.starts_with("GIF87a"sv) || head.starts_with("GIF89a"sv);
+}
+
 struct Format {
   const char* name;
   bool (*matches)(std::string_view head) noexcept;
@@ -108,7 +107,11 @@ struct Format {
 constexpr std::array kFormats = {
     Format{"JPEG", is_jpeg, read_jpeg_header, decode_jpeg},
     Format{"PNG", is_png, read_png_header, decode_png},
+    Format{"WebP", is_webp, read_webp_header, decode_webp},
+    Format{"GIF", is_gif, read_gif_header, decode_gif},
     Format{"BMP", is_bmp, read_bmp_header, decode_bmp},
+    Format{"PNM", is_pnm, read_pnm_header, decode_pnm},
+    Format{"TGA", is_tga, read_tga_header, decode_tga},
 };
 
 const Format& format_of(std::span<const std::byte> bytes, const std::string& name) {

@@ -29,16 +29,17 @@ struct ImageInfo {
 /// as image loaders of the reference do, or left alone, as PIL.Image.open does.
 enum class Orientation : uint8_t { kApply, kIgnore };
 
-/// Decodes PNG (1, 2, 4, 8, 16 bit; grey, palette, alpha, interlaced), JPEG (baseline, progressive,
-/// grey, CMYK) and BMP (1 to 32 bit, not run-length coded) to RGB as the reference's loader and
-/// image processor do (transformers 5.23 on Pillow 13): grey is replicated, alpha dropped without
+/// Decodes to RGB as the reference's loader and image processor do (transformers 5.23 on Pillow
+/// 13), bit for bit: PNG (1, 2, 4, 8, 16 bit; grey, palette, alpha, interlaced), JPEG (baseline,
+/// progressive, grey, CMYK), WebP and GIF (of an animation the first picture), BMP (1 to 32 bit,
+/// not run-length coded), PNM (P5 and P6) and TGA. Grey is replicated, alpha dropped without
 /// blending, 16-bit colour samples keep their high byte, and 16-bit grey without alpha is clipped
 /// at 255, not scaled; what a palette or a key colour declares fully transparent is white. The
 /// format is told from the bytes, not from the name.
 ///
 /// `name` is only used in messages, which show it without controls and without the beginning of a
 /// very long one. Throws Error{kCorruptFile}: empty, not an image, truncated (a JPEG that ends
-/// early included), damaged, larger than 2^28 pixels or 65535 pixels on a side;
+/// early included), damaged, larger than 2^28 pixels (a GIF: 2^26) or 65535 pixels on a side;
 /// Error{kOutOfMemory}; Error{kUnsupported} for a picture format or variant that is recognised
 /// (TIFF, HEIC, ...) but not built in, naming it.
 Image decode_image(std::span<const std::byte> bytes, const std::string& name,

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -50,6 +51,7 @@ class TemporaryFolder {
 /// Runs `action` in a child process that can take only `bytes` more memory, and ends it: status 0
 /// if the action throws an Error, whose message goes to stderr.
 [[noreturn]] void with_little_memory(size_t bytes, const std::function<void()>& action) {
+  malloc_trim(0);  // what is free but not given back would not count
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const rlim_t limit = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) + bytes;

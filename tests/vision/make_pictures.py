@@ -338,6 +338,190 @@ def bmp_files() -> dict[str, bytes]:
     return files
 
 
+def webp_files() -> dict[str, bytes]:
+    """WebP of every kind; an animation is its first picture."""
+    rgb = picture("smooth", 45, 61)
+    alpha = picture("noise", 45, 61)[..., :1]
+    image = Image.fromarray(rgb)
+    clear = Image.fromarray(np.dstack([rgb, np.where(alpha < 128, 0, alpha)]))
+    small = Image.fromarray(picture("smooth", 10, 23))
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
+    frames = [Image.fromarray(picture(kind, 20, 30)) for kind in ("smooth", "noise")]
+    files = {
+        "lossy.webp": encode(image, "WEBP", quality=80),
+        "lossy_alpha.webp": encode(clear, "WEBP", quality=80),
+        "lossless.webp": encode(image, "WEBP", lossless=True),
+        "lossless_alpha.webp": encode(clear, "WEBP", lossless=True),
+        "lossless_exact.webp": encode(clear, "WEBP", lossless=True, exact=True),
+        "one_pixel.webp": encode(image.crop((20, 20, 21, 21)), "WEBP"),
+        "animated.webp": encode(
+            frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True
+        ),
+        "orientation6.webp": encode(small, "WEBP", exif=orientation_exif(6)),
+        "orientation_xmp.webp": encode(small, "WEBP", xmp=xmp),
+    }
+    # A first picture that leaves some of the canvas: Pillow writes none, so it is put together.
+    frame = files["lossless.webp"][12:]
+    header = b"".join(v.to_bytes(3, "little") for v in (6 // 2, 4 // 2, 60, 44, 100)) + b"\0"
+    chunks = (
+        riff(b"VP8X", b"\x12\0\0\0" + (79).to_bytes(3, "little") + (59).to_bytes(3, "little"))
+        + riff(b"ANIM", b"\x20\x40\x60\xff\0\0")
+        + riff(b"ANMF", header + frame)
+    )
+    files["animated_part.webp"] = riff(b"RIFF", b"WEBP" + chunks)
+    return files
+
+
+def riff(kind: bytes, data: bytes) -> bytes:
+    """One RIFF chunk."""
+    return kind + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
+
+
+def lzw(indices: bytes, bits: int, end: bool = True) -> bytes:
+    """GIF's codes of these indices, with a clear code so often that their length never changes."""
+    clear = 1 << bits
+    codes = []
+    for i, index in enumerate(indices):
+        if i % (clear - 2) == 0:
+            codes.append(clear)
+        codes.append(index)
+    if end:
+        codes.append(clear + 1)
+    value = sum(code << (bits + 1) * i for i, code in enumerate(codes))
+    data = value.to_bytes(((bits + 1) * len(codes) + 7) // 8, "little")
+    pieces = [data[i : i + 255] for i in range(0, len(data), 255)]
+    return bytes([bits]) + b"".join(bytes([len(piece)]) + piece for piece in pieces) + b"\0"
+
+
+def raw_gif(
+    canvas: tuple[int, int],
+    frame: tuple[int, int, int, int],
+    indices: bytes,
+    bits: int,
+    palette: bytes = b"",
+    local: bytes = b"",
+    transparent: int | None = None,
+    background: int = 0,
+    interlaced: bool = False,
+) -> bytes:
+    """A GIF of exactly this kind, with a comment in it."""
+
+    def flags(colours: bytes) -> int:
+        return 0x80 | (len(colours) // 3).bit_length() - 2 if colours else 0
+
+    data = b"GIF89a" + struct.pack("<HHBBB", *canvas, flags(palette), background, 0) + palette
+    data += b"!\xfe\x05hello\0"
+    if transparent is not None:
+        data += b"!\xf9\x04\x01\0\0" + bytes([transparent]) + b"\0"
+    data += b"," + struct.pack("<HHHHB", *frame, flags(local) | (0x40 if interlaced else 0)) + local
+    return data + lzw(indices, bits) + b";"
+
+
+def gif_files() -> dict[str, bytes]:
+    """GIF with palettes of every kind, pictures beside the canvas, and what is transparent."""
+    noise = picture("noise", 9, 17)[..., 0]
+    colours = picture("noise", 1, 256).tobytes()
+    whole = (0, 0, 17, 9)
+    size = (17, 9)
+    image = Image.fromarray(picture("smooth", 45, 61))
+    frames = [Image.fromarray(picture(kind, 20, 30)) for kind in ("noise", "smooth")]
+    low = (noise % 8).tobytes()
+    twice = colours[:9] + colours[:3] + colours[12:24]
+    ramp = bytes(v for v in range(8) for _ in range(3))
+    return {
+        "pillow.gif": encode(image, "GIF"),
+        "pillow_interlaced.gif": encode(image, "GIF", interlace=1),
+        "pillow_grey.gif": encode(image.convert("L"), "GIF"),
+        "animated.gif": encode(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        "global.gif": raw_gif(size, whole, noise.tobytes(), 8, colours),
+        "interlaced.gif": raw_gif(size, whole, low, 3, colours[:24], interlaced=True),
+        "local.gif": raw_gif(size, whole, low, 3, colours[:24], colours[24:48]),
+        "no_palette.gif": raw_gif(size, whole, noise.tobytes(), 8),
+        "short_palette.gif": raw_gif(size, whole, noise.tobytes(), 8, colours[:24]),
+        "short_local.gif": raw_gif(size, whole, noise.tobytes(), 8, colours, colours[:24]),
+        "ramp.gif": raw_gif(size, whole, noise.tobytes(), 8, colours, ramp),
+        "transparent.gif": raw_gif(size, whole, low, 3, colours[:24], transparent=5),
+        "transparent_twice.gif": raw_gif(size, whole, low, 3, twice, transparent=3),
+        "transparent_grey.gif": raw_gif(size, whole, noise.tobytes(), 8, transparent=noise[0, 0]),
+        "part.gif": raw_gif((23, 14), (3, 2, 17, 9), low, 3, colours[:24], background=2),
+        "part_transparent.gif": raw_gif(
+            (23, 14), (3, 2, 17, 9), low, 3, colours[:24], transparent=4
+        ),
+        "beyond.gif": raw_gif((10, 20), (3, 2, 17, 9), low, 3, colours[:24]),
+    }
+
+
+def pnm_files() -> dict[str, bytes]:
+    """PNM of bytes and words, and greatest values that are none of these."""
+    rgb = picture("noise", 7, 13)
+    grey = rgb[..., 0]
+    words = grey.astype(np.uint16) * 5 + 3
+    colour_words = rgb.astype(np.uint16) * 257
+    return {
+        "grey.pgm": b"P5\n# a comment\n13 7\n255\n" + grey.tobytes(),
+        "rgb.ppm": b"P6 13\t7\r\n# a comment\n255\n" + rgb.tobytes(),
+        "grey_short.pgm": b"P5\n13 7\n100\n" + grey.tobytes(),
+        "rgb_short.ppm": b"P6\n13 7\n31\n" + (rgb // 8).tobytes(),
+        "grey16.pgm": b"P5\n13 7\n65535\n" + words.astype(">u2").tobytes(),
+        "grey12.pgm": b"P5\n13 7\n4095\n" + (words // 256).astype(">u2").tobytes(),
+        "rgb16.ppm": b"P6\n13 7\n65535\n" + colour_words.astype(">u2").tobytes(),
+        "rgb10.ppm": b"P6\n13 7\n1023\n" + (colour_words // 64).astype(">u2").tobytes(),
+        "one_pixel.ppm": b"P6 1 1 255 abc",
+    }
+
+
+def raw_tga(
+    kind: int,
+    bits: int,
+    size: tuple[int, int],
+    data: bytes,
+    flags: int = 0,
+    palette: tuple[int, int, bytes] = (0, 0, b""),
+    name: bytes = b"",
+) -> bytes:
+    """A TGA of exactly this kind; `palette` is its first index, bits an entry, and entries."""
+    first, depth, entries = palette
+    count = len(entries) * 8 // depth if depth else 0
+    return (
+        struct.pack("<BBB", len(name), 1 if depth else 0, kind)
+        + struct.pack("<HHB", first, count, depth)
+        + struct.pack("<HHHHBB", 0, 0, *size, bits, flags)
+        + name
+        + entries
+        + data
+    )
+
+
+def tga_files() -> dict[str, bytes]:
+    """TGA of every kind and orientation."""
+    size = (13, 7)
+    rgb = picture("noise", 7, 13)
+    grey = np.ascontiguousarray(rgb[..., 0])
+    indices = grey % 16
+    words = picture("noise", 7, 26)[..., 0]
+    colours = picture("noise", 1, 64)[0, :, 0].tobytes()
+    image = Image.fromarray(picture("smooth", 21, 300) // 64 * 64)
+    files = {
+        "rgb24.tga": raw_tga(2, 24, size, rgb.tobytes()),
+        "rgba32.tga": raw_tga(2, 32, size, np.dstack([rgb, grey]).tobytes(), name=b"a name"),
+        "rgb16.tga": raw_tga(2, 16, size, words.tobytes()),
+        "grey.tga": raw_tga(3, 8, size, grey.tobytes()),
+        "grey_alpha.tga": raw_tga(3, 16, size, words.tobytes()),
+        "palette24.tga": raw_tga(1, 8, size, indices.tobytes(), palette=(0, 24, colours[:48])),
+        "palette32.tga": raw_tga(1, 8, size, indices.tobytes(), palette=(0, 32, colours)),
+        "palette_first.tga": raw_tga(1, 8, size, indices.tobytes(), palette=(3, 24, colours[:48])),
+        "palette_short.tga": raw_tga(1, 8, size, grey.tobytes(), palette=(0, 24, colours[:48])),
+        "pillow.tga": encode(image, "TGA"),
+        "pillow_rle.tga": encode(image, "TGA", compression="tga_rle"),
+        "pillow_rle_grey.tga": encode(image.convert("L"), "TGA", compression="tga_rle"),
+        "pillow_rle_palette.tga": encode(image.quantize(16), "TGA", compression="tga_rle"),
+        "pillow_rle_rgba.tga": encode(image.convert("RGBA"), "TGA", compression="tga_rle"),
+    }
+    for flags in (0x10, 0x20, 0x30):
+        files[f"turned{flags:x}.tga"] = raw_tga(2, 24, size, rgb.tobytes(), flags)
+    return files
+
+
 def reference_pixels(data: bytes) -> np.ndarray:
     """What transformers makes of a file: its load_image, then the RGB of its image processors."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
@@ -347,7 +531,8 @@ def reference_pixels(data: bytes) -> np.ndarray:
 def decode_cases(folder: Path) -> list[str]:
     """Writes the pictures and returns their lines of goldens.txt."""
     lines = []
-    for name, data in {**png_files(), **jpeg_files(), **bmp_files()}.items():
+    groups = (png_files, jpeg_files, bmp_files, webp_files, gif_files, pnm_files, tga_files)
+    for name, data in (item for group in groups for item in group().items()):
         (folder / name).write_bytes(data)
         pixels = reference_pixels(data)
         height, width, _ = pixels.shape
