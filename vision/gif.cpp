@@ -13,7 +13,6 @@ namespace kvlm {
 namespace {
 
 constexpr char kFormat[] = "GIF";
-constexpr size_t kScreenBytes = 13;  // signature and logical screen
 // stb_image holds nine bytes a pixel, besides the three of the result.
 constexpr int64_t kMaxPixels = int64_t{1} << 26;
 // A code of 12 bits stands for at most 4096 pixels.
