@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -214,7 +216,14 @@ Tensor preprocess(const Image& image, const PreprocessSpec& spec) {
   } catch (const Error& error) {
     if (image.name.empty()) throw;
     throw Error(error.code(), fmt::format("{}: {}", image.name, error.what()));
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {  // more than a vector ever holds
   }
+  throw Error(
+      ErrorCode::kOutOfMemory,
+      fmt::format("image {} of {} x {} pixels needs more memory than there is to be resized; "
+                  "scale it down first",
+                  image.name, image.width, image.height));
 }
 
 }  // namespace kvlm

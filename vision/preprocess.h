@@ -82,7 +82,8 @@ Tensor normalize(const Image& image, const PreprocessSpec& spec);
 std::optional<std::array<int, 2>> preprocessed_size(const PreprocessSpec& spec);
 
 /// pad, resize, crop, rescale and normalise as the spec says: pixel values (3, height, width) f32.
-/// Throws Error{kInvalidArgument}, naming the picture, if a step cannot be done to it.
+/// Throws, naming the picture, Error{kInvalidArgument} if a step cannot be done to it and
+/// Error{kOutOfMemory}.
 Tensor preprocess(const Image& image, const PreprocessSpec& spec);
 
 }  // namespace kvlm
