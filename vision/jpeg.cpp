@@ -26,7 +26,7 @@ constexpr char kFormat[] = "JPEG";
 // bytes it takes, so many of them in a large picture are an attack.
 constexpr int64_t kMaxScans = 200;
 constexpr int64_t kScansOfAnySize = 20;
-constexpr int64_t kMaxScannedPixels = int64_t{1} << 32;
+constexpr int64_t kMaxScannedPixels = int64_t{1} << 31;
 // A Huffman-coded JPEG needs a bit for at most 32 x 32 pixels.
 constexpr int64_t kPixelsPerByte = int64_t{32} * 32 * 8;
 

@@ -279,7 +279,7 @@ TEST(Image, UnusualJpegIsNamed) {
 }
 
 /// A whole JPEG of that size, of one colour.
-std::vector<std::byte> large_jpeg(unsigned width, unsigned height) {
+std::vector<std::byte> large_jpeg(unsigned width, unsigned height, bool progressive = false) {
   jpeg_compress_struct codec{};
   jpeg_error_mgr errors{};
   codec.err = jpeg_std_error(&errors);
@@ -292,6 +292,7 @@ std::vector<std::byte> large_jpeg(unsigned width, unsigned height) {
   codec.input_components = 3;
   codec.in_color_space = JCS_RGB;
   jpeg_set_defaults(&codec);
+  if (progressive) jpeg_simple_progression(&codec);
   jpeg_start_compress(&codec, TRUE);
   std::vector<unsigned char> row(size_t{width} * 3, 128);
   unsigned char* rows = row.data();
@@ -315,6 +316,20 @@ TEST(Image, ALargePhotographIsQuick) {
   EXPECT_EQ(image.rgb.back(), 128);
   RecordProperty("seconds", std::to_string(seconds.count()));
   EXPECT_LT(seconds.count(), 20.0);  // some 0.3 s; sanitizers and a busy machine are slower
+}
+
+TEST(Image, ScansAreBoundedByTheSize) {
+  const auto bytes = large_jpeg(8192, 8192, true);
+  const Image image = decode_image(bytes, "progressive");
+  EXPECT_EQ(image.rgb.front(), 128);
+  // The last scan again and again, each of which is a pass over all of the picture.
+  const std::array start{std::byte{0xff}, std::byte{0xda}};
+  const auto last = std::find_end(bytes.begin(), bytes.end(), start.begin(), start.end());
+  const std::vector<std::byte> scan(last, bytes.end() - 2);
+  std::vector<std::byte> hostile(bytes.begin(), bytes.end() - 2);
+  for (int i = 0; i < 50; ++i) hostile.insert(hostile.end(), scan.begin(), scan.end());
+  hostile.insert(hostile.end(), bytes.end() - 2, bytes.end());
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, hostile), HasSubstr("more than 32 scans"));
 }
 
 }  // namespace
