@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "kernels/base/error.h"
+#include "kvcache/composition.h"
+#include "kvcache/formula.h"
 #include "tests/allocations.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/recording_model.h"
@@ -216,6 +218,18 @@ TEST(Generator, StepAllocatesNothingFor300Steps) {
   }
 }
 
+/// Bytes of a sequence of `request` after `steps` decode steps, by the closed formula.
+size_t expected_bytes(const CacheSpec& spec, const CacheShape& shape,
+                      const GenerationResult& result, int images, int steps) {
+  const Composition composition = compose(spec);
+  const ComposedParts parts = make_parts(composition, shape, nullptr);
+  const LayerCounts counts{result.prompt_tokens, result.visual_tokens, images, steps};
+  const std::vector<LayerCounts> layers(static_cast<size_t>(shape.layers), counts);
+  size_t sum = 0;
+  for (const PartBytes& layer : formula(composition, parts, shape, layers)) sum += layer.total();
+  return sum;
+}
+
 class GeneratorBytes : public testing::TestWithParam<const char*> {};
 
 /// bytes() equals the formula after the prefill and after each of 300 decode steps.
@@ -223,7 +237,8 @@ TEST_P(GeneratorBytes, CacheBytesEqualTheFormulaAtEveryStep) {
   const CacheSpec spec = parse_spec(GetParam());
   const LoadedModel model = load();
   const CacheShape shape = model->decoder().cache_shape();
-  const auto cache = model.cache(GetParam(), 400, 2);
+  const auto cache =
+      make_cache(spec, shape, 2 * session_bytes(spec, shape, 400), test::test_device());
   Generator generator(*model, *cache, model.stream());
   const auto admit = [&](const char* name) {
     GenerationRequest request = golden_request(name);
@@ -231,31 +246,42 @@ TEST_P(GeneratorBytes, CacheBytesEqualTheFormulaAtEveryStep) {
     request.ignore_eos = true;
     return generator.admit(request, {});
   };
-  const int a = admit("case0");
-  int rows_a = generator.result(a).prompt_tokens;
-  EXPECT_EQ(cache->bytes(), formula_bytes(spec, shape, rows_a));
-  const int b = admit("case2");
-  int rows_b = generator.result(b).prompt_tokens;
-  for (int step = 0; step < 300; ++step) {
+  const int a = admit("case0");  // a picture
+  const auto bytes_a = [&](int steps) {
+    return expected_bytes(spec, shape, generator.result(a), 1, steps);
+  };
+  EXPECT_EQ(cache->bytes(), bytes_a(0));
+  const int b = admit("case2");  // text alone
+  const auto bytes_b = [&](int steps) {
+    return expected_bytes(spec, shape, generator.result(b), 0, steps);
+  };
+  for (int step = 1; step <= 300; ++step) {
     generator.step();
-    ++rows_a;
-    ++rows_b;
-    ASSERT_EQ(cache->bytes(),
-              formula_bytes(spec, shape, rows_a) + formula_bytes(spec, shape, rows_b))
-        << "step " << step;
-    ASSERT_EQ(generator.result(a).cache.bytes, formula_bytes(spec, shape, rows_a));
+    ASSERT_EQ(cache->bytes(), bytes_a(step) + bytes_b(step)) << "step " << step;
+    ASSERT_EQ(generator.result(a).cache.bytes, bytes_a(step));
   }
+  const int rows_a = generator.result(a).prompt_tokens + 300;
   const CacheReport report = generator.result(a).cache;
   EXPECT_EQ(report.f16_bytes, formula_bytes(parse_spec("f16"), shape, rows_a));
   EXPECT_EQ(report.slots, rows_a);
+  const size_t left = bytes_b(300);
   generator.take(a);
-  EXPECT_EQ(cache->bytes(), formula_bytes(spec, shape, rows_b));
+  EXPECT_EQ(cache->bytes(), left);
   generator.take(b);
   EXPECT_EQ(cache->bytes(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(, GeneratorBytes, testing::Values("f32", "f16", "bf16"),
-                         [](const auto& param) { return std::string(param.param); });
+INSTANTIATE_TEST_SUITE_P(, GeneratorBytes,
+                         testing::Values("f32", "f16", "bf16", "kivi,group=8,residual=16",
+                                         "vidkv,group=8,residual=16",
+                                         "calibquant + int4,scope=text"),
+                         [](const auto& tested) {
+                           std::string name(tested.param);
+                           std::replace_if(
+                               name.begin(), name.end(),
+                               [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+                           return name;
+                         });
 
 TEST(Generator, FinishReasons) {
   const LoadedModel model = load();

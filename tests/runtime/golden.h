@@ -12,6 +12,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -52,7 +53,6 @@ class GoldenTensors {
         header_(parse_safetensors(std::as_bytes(std::span(bytes_)), file.string())) {}
 
   const std::vector<SafetensorsEntry>& entries() const noexcept { return header_.entries; }
-  bool has(const std::string& name) const noexcept { return find(name) != nullptr; }
   std::vector<int64_t> shape(const std::string& name) const { return at(name, {}).shape; }
   std::vector<float> floats(const std::string& name) const { return read<float>(name, "F32"); }
   std::vector<int64_t> integers(const std::string& name) const {
@@ -149,6 +149,56 @@ struct GoldenCase {
     return entry.value("same_inputs_as", name()) + "." + what;
   }
 
+  /// The reference's pictures and vision taps; not of a second turn, nor of folders about RoPE.
+  bool holds_pictures() const {
+    return !about_rope() && kind() != "two_turns" && !entry.at("images").empty();
+  }
+  /// The reference's decoder taps.
+  bool holds_decoder_taps() const { return !about_rope() && kind() != "eos"; }
+  bool holds(const std::string& tap) const {
+    const auto starts = [&](std::string_view with) { return tap.starts_with(with); };
+    if (starts("vision.") || starts("projector_") || starts("pixel_values")) {
+      return holds_pictures();
+    }
+    return starts("llm.") || starts("inputs_embeds") ? holds_decoder_taps() : true;
+  }
+  /// Names of all tensors of the case (tests/golden/README.md).
+  std::set<std::string> tensors() const {
+    const bool half = goldens.filename().string().ends_with("f16");  // bf16 too
+    std::set<std::string> names;
+    const auto add = [&](const std::string& what) { names.insert(tensor(what)); };
+    for (const char* what :
+         {"prompt", "input_ids", "greedy_ids", "greedy_logits", "text_out", "text_out_special"}) {
+      add(what);
+    }
+    if (kind() == "repetition_penalty") add("greedy_scores");
+    for (const char* what : {"forced_logits", "half.forced_logits"}) {
+      if (half) add(what);
+    }
+    if (entry.contains("same_inputs_as")) return names;
+    add("attention_mask");
+    add("position_ids");
+    for (const char* tap :
+         {"vision.patch_embed", "vision.embeddings", "vision.pre_norm", "vision.layer.0",
+          "vision.layer.1", "vision.layer.2", "vision.selected", "projector_in", "projector_out",
+          "inputs_embeds", "llm.layer.0", "llm.layer.1", "llm.norm", "logits_prefill"}) {
+      if (!holds(tap)) continue;
+      add(tap);
+      if (half) add(std::string("half.") + tap);
+    }
+    if (!holds_pictures()) return names;
+    for (const char* what :
+         {"image_sizes", "pixel_values.pil", "pixel_values.torchvision", "logits_last_pil"}) {
+      add(what);
+    }
+    for (size_t i = 0; i < entry.at("images").size(); ++i) {
+      for (const char* what : {"image_u8.", "resized_u8.pil.", "resized_u8.torchvision."}) {
+        add(what + std::to_string(i));
+      }
+    }
+    return names;
+  }
+
   std::vector<Image> images() const {
     std::vector<Image> images;
     for (const std::string file : entry.at("images")) images.push_back(load_image(goldens / file));
@@ -192,6 +242,9 @@ struct GoldenCase {
     request.max_tokens = entry.at("max_new_tokens");
     return request;
   }
+
+ private:
+  bool about_rope() const { return goldens.filename().string().starts_with("llava_rope"); }
 };
 
 /// An edit that lets a file of the checkpoint read as `content`, or as missing if it is null.
