@@ -60,6 +60,7 @@ class Feeder {
     int first;  ///< tokens fed before
     std::vector<int16_t> modality;
     bool prompt;
+    bool ends_prompt = true;  ///< of a prompt: no more of it follows
   };
 
   Stream& stream() { return stream_; }
@@ -110,7 +111,8 @@ class Feeder {
       StepRows rows;
       rows.sequence = input.id;
       rows.rows = static_cast<int>(input.modality.size());
-      rows.prompt = rows.ends_prompt = input.prompt;
+      rows.prompt = input.prompt;
+      rows.ends_prompt = input.prompt && input.ends_prompt;
       rows.modality = input.modality;
       step.push_back(rows);
     }

@@ -493,6 +493,59 @@ TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
   }
 }
 
+/// A first prompt in several passes is what it is in one, for policies that wait for all of it: the
+/// same outputs, slots and bytes. Others refuse it.
+TEST(PolicyCacheTest, PromptsMayComeInChunks) {
+  const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
+  const SequenceSize size = size_of(prompt, 40);
+  for (const char* spec : {"f32 + prefixkv,keep=0.4", "f32 + prefixkv,keep=0.5,evict=sliding",
+                           "f32 + prefixkv,keep=0.5,merge=position"}) {
+    const auto whole = make(spec, kSmall, size);
+    const auto chunked = make(spec, kSmall, size);
+    Feeder feeder(kSmall);
+    const SequenceId a = whole->open(size, "a");
+    const SequenceId b = chunked->open(size, "b");
+    const auto expected = feeder.pass(*whole, {{'s', a, 0, prompt, true}});
+    const auto close = [&](const std::vector<std::vector<float>>& got,
+                           const std::vector<std::vector<float>>& from, size_t first) {
+      for (size_t layer = 0; layer < got.size(); ++layer) {
+        for (size_t i = 0; i < got[layer].size(); ++i) {
+          ASSERT_NEAR(got[layer][i], from[layer][first + i], 1e-5) << spec << ", layer " << layer;
+        }
+      }
+    };
+    size_t at = 0;
+    for (const size_t end : {size_t{1}, size_t{20}, size_t{39}, prompt.size()}) {
+      const std::vector<int16_t> chunk(prompt.begin() + static_cast<std::ptrdiff_t>(at),
+                                       prompt.begin() + static_cast<std::ptrdiff_t>(end));
+      close(feeder.pass(*chunked, {{'s', b, static_cast<int>(at), chunk, true,
+                                    /*ends_prompt=*/end == prompt.size()}}),
+            expected, at * static_cast<size_t>(kSmall.q_heads * kSmall.head_dim));
+      at = end;
+    }
+    for (int step = 0; step < 40; ++step) {
+      const int fed = size.prompt_rows + step;
+      for (size_t layer = 0; layer < 2; ++layer) {
+        for (size_t head = 0; head < 2; ++head) {
+          ASSERT_EQ(chunked->layer(b, static_cast<int>(layer)).lanes[head].slots(),
+                    whole->layer(a, static_cast<int>(layer)).lanes[head].slots());
+        }
+      }
+      ASSERT_EQ(chunked->bytes(), whole->bytes()) << spec << ", step " << step;
+      close(feeder.pass(*chunked, {{'s', b, fed, {kTextRow}, false}}),
+            feeder.pass(*whole, {{'s', a, fed, {kTextRow}, false}}), 0);
+    }
+  }
+  for (const char* spec : {"kivi,group=8,residual=16", "uniform,keep=0.5", "vlcache,keep=0.5"}) {
+    const auto cache = make(spec, kSmall, size);
+    Feeder feeder(kSmall);
+    const SequenceId id = cache->open(size, "s");
+    const std::vector<int16_t> chunk(prompt.begin(), prompt.begin() + 20);
+    EXPECT_THROW(feeder.pass(*cache, {{'s', id, 0, chunk, true, /*ends_prompt=*/false}}), Error)
+        << spec;
+  }
+}
+
 /// With q_per_kv query heads for each kv_head, keys and values copied once for each query head give
 /// the same outputs (specs 10.5): scales belong to a kv_head, and nothing else changes.
 TEST(PolicyCacheTest, GroupedQueriesEqualCopiedHeads) {
