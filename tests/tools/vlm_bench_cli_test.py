@@ -67,7 +67,29 @@ class Latency(unittest.TestCase):
         found = [json.loads(line) for line in result.stdout.splitlines()]
         self.assertEqual(len(found), len(specs))
         for spec, row in zip(specs, found, strict=True):
-            self.assertGreater(row["decode"]["median"], 0, spec)
+            with self.subTest(spec):
+                self.check_figures(row)
+        # keys and values x layers x kv_heads x head_dim x 2 bytes, of 90 tokens and 3 steps
+        text = json.loads((MODEL / "config.json").read_text())["text_config"]
+        token = 2 * 2 * text["num_hidden_layers"] * text["num_key_value_heads"] * text["head_dim"]
+        self.assertEqual(found[0]["kv_bytes"], 93 * token)
+        self.assertEqual(found[0]["stored_bits"], 16)
+        for row in found[1:]:
+            self.assertAlmostEqual(row["stored_bits"], 16 * row["kv_bytes"] / (93 * token))
+
+    def check_figures(self, row):
+        """Figures of one repeat that follow from each other."""
+        figures = {name: row[name]["median"] for name in row if isinstance(row[name], dict)
+                   and "median" in row[name]}
+        for name, median in figures.items():
+            self.assertEqual((row[name]["min"], row[name]["max"]), (median, median), name)
+            self.assertGreater(median, 0, name)
+        step_bytes = row["kv_bytes"] / (row["kv_share_percent"] / 100)  # weights and cache
+        self.assertAlmostEqual(figures["decode_rate"] * 1e9 / (figures["decode"] * step_bytes), 1)
+        self.assertAlmostEqual(figures["decode_of_roof"] / 100 * figures["memory_roof"] /
+                               figures["decode_rate"], 1)
+        self.assertAlmostEqual(figures["prefill_of_library"] / 100 * figures["library_product"] /
+                               figures["prefill_rate"], 1)
 
 
 class Throughput(unittest.TestCase):
