@@ -42,7 +42,8 @@ nlohmann::ordered_json result_json(const GenerationResult& result, const Session
                 {"f16_bytes", result.cache.f16_bytes},
                 {"stored_bits", result.cache.stored_bits},
                 {"nominal_bits", result.cache.nominal_bits},
-                {"slots", result.cache.slots}};
+                {"slots", result.cache.slots},
+                {"guarded_remaps", result.cache.guarded_remaps}};
   json["memory"] = memory_json(session.device(), model);
   json["version"] = version_line();
   return json;
