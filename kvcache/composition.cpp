@@ -341,15 +341,6 @@ std::optional<std::string> conflict(const Composition& composition, const Compos
         "need one set of slots: did you mean {}?",
         shared, part_text(*retention), cure.value_or("uniform"));
   }
-  if (parts.retention != nullptr && sharing != nullptr) {
-    const std::string* pair = sharing->find("pair");
-    if (pair != nullptr && *pair != "tied") {
-      return fmt::format(
-          "has share=codes,pair={} beside {}, which is not built; did you mean "
-          "share=codes,pair=tied?",
-          *pair, retention->name);
-    }
-  }
   for (const Part part : {Part::kKeys, Part::kValues}) {
     const bool keys = part == Part::kKeys;
     const std::vector<int>& owners = keys ? parts.share.key_owner : parts.share.value_owner;

@@ -65,10 +65,6 @@ constexpr OptionInfo kShareOptions[] = {
      .standard = "0:0",
      .help = "first layer of keys and of values: odd layers from there on use the codes of the "
              "layer below"},
-    {.key = "pair",
-     .choices = "tied|subset_map|off",
-     .standard = "tied",
-     .help = "with retention: layers of a pair keep the same slots"},
 };
 
 constexpr PolicyInfo kShare{

@@ -52,7 +52,7 @@ constexpr std::string_view kComposition = R"(
 | retention | quantizers | sharing (`share=codes`, `xquant`) |
 |---|---|---|
 | none, or the same slots in all layers (`streaming`) | all | yes |
-| other slots in each layer | all | the two layers of a pair keep the same slots (`pair=tied`) |
+| other slots in each layer | all | the two layers of a pair keep the same slots |
 | other slots in each kv_head | all | refused |
 | keys turned again (`rerotate`) | none: packed keys cannot be turned | refused |
 
