@@ -1,7 +1,8 @@
 """The bundled model through vlm-run: the gates over the whole held-out sets, and parity with transformers.
 
 KVLM_BUILD names the build folder, KVLM_TEST_DEVICE=cuda the GPU, on which f16 and bf16 weights both have to pass.
-Under a sanitizer (KVLM_SANITIZE) a step takes tens of times as long: then three images are compared with
+KVLM_TEST_SMALL=1, as in tools/test.sh, takes a fifth of each set and of the references: a minute would be minutes. Under a
+sanitizer (KVLM_SANITIZE) a step takes tens of times as long: then three images are compared with
 transformers, and the gates are left to the release build. Standard library only.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 POCKET = ROOT / "tools" / "pocket"
+SMALL = os.environ.get("KVLM_TEST_SMALL") == "1"
 SANITIZED = bool(os.environ.get("KVLM_SANITIZE"))
 DEVICE = os.environ.get("KVLM_TEST_DEVICE", "cpu")
 PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release")) / "tools" / "vlm-run"
@@ -31,6 +33,28 @@ def answers(requests: Path, folder: Path, *flags: str) -> dict:
     return {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
 
 
+def held_out(folder: Path, count: int) -> Path:
+    """The first `count` pages of each held-out set, with their annotations and requests."""
+    source = POCKET / "heldout"
+    folder.mkdir()
+    captions = json.loads((source / "captions_heldout.json").read_text())
+    captions["images"] = captions["images"][:count]
+    shown = {image["id"] for image in captions["images"]}
+    captions["annotations"] = [note for note in captions["annotations"] if note["image_id"] in shown]
+    (folder / "captions_heldout.json").write_text(json.dumps(captions))
+    (folder / "scene_facts.json").symlink_to(source / "scene_facts.json")
+    for name in ("documents", "questions"):
+        data = json.loads((source / f"{name}_heldout.json").read_text())
+        data["data"] = data["data"][:count]
+        (folder / f"{name}_heldout.json").write_text(json.dumps(data))
+    for name in ("scenes", "documents", "questions"):
+        (folder / name).symlink_to(source / name)
+    for name in ("captions", "documents", "questions"):
+        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)[:count]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder
+
+
 class PocketGates(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -39,15 +63,17 @@ class PocketGates(unittest.TestCase):
 
     @unittest.skipIf(SANITIZED, "the gates are measured on the release build")
     def test_held_out_sets_pass_the_gates(self):
+        count = 40 if SMALL else 200
+        heldout = held_out(self.path / "heldout", count)
         for dtype in ("f16", "bf16") if DEVICE == "cuda" else ("auto",):
             files = []
             for name in ("captions", "documents", "questions"):
                 (self.path / f"{name}.out.jsonl").unlink(missing_ok=True)
-                records = answers(POCKET / "heldout" / f"{name}.jsonl", self.path, "--dtype", dtype)
-                self.assertEqual(len(records), 200)
+                records = answers(heldout / f"{name}.jsonl", self.path, "--dtype", dtype)
+                self.assertEqual(len(records), count)
                 files.append(self.path / f"{name}.out.jsonl")
             score = subprocess.run(
-                [sys.executable, POCKET / "score.py", *files, "--gate"], capture_output=True, text=True
+                [sys.executable, POCKET / "score.py", *files, "--gate", "--heldout", heldout], capture_output=True, text=True
             )
             print(dtype, "\n".join(score.stdout.splitlines()[:8]), file=sys.stderr)
             self.assertEqual(score.returncode, 0, score.stdout[:2000])
@@ -57,6 +83,8 @@ class PocketGates(unittest.TestCase):
         self.assertEqual(len(reference), 50)
         if SANITIZED:
             reference = reference[::20]
+        elif SMALL:
+            reference = reference[::5]
         requests = self.path / "reference.jsonl"
         with requests.open("w") as file:
             for entry in reference:

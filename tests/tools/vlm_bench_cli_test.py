@@ -140,11 +140,11 @@ class Throughput(unittest.TestCase):
                 self.assertEqual(found[name], expected[name])
 
     def test_a_released_shape(self):
-        found = rows("--kv-memory", "64M", "--kv", "int4",
+        found = rows("--kv-memory", "300K", "--kv", "int4",  # some twenty sequences
                      model="synthetic:llava-tinyllama-1.1b,layers=1")
-        self.assertEqual(found[0]["batch"], 64_000_000 // found[0]["sequence_bytes"]
-                         if found[0]["staging_bytes"] == 0 else
-                         (64_000_000 - found[0]["staging_bytes"]) // found[0]["sequence_bytes"])
+        free = 300_000 - found[0]["staging_bytes"]
+        self.assertEqual(found[0]["batch"], free // found[0]["sequence_bytes"])
+        self.assertGreater(found[0]["batch"], 1)
 
     def test_what_does_not_fit_is_a_row(self):
         found = rows("--kv", "f16", "--kv", "int4", "--kv-memory", "100,300K", status=1)
