@@ -19,6 +19,7 @@ packages=(
   libsentencepiece-dev     # LLaMA tokenizers
   libpcre2-dev libutf8proc-dev          # byte-level BPE tokenizers
   libgtest-dev libgmock-dev libbenchmark-dev
+  help2man                 # man pages
 )
 lint_packages=(clang-format clang-tidy shellcheck)
 

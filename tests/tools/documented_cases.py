@@ -226,6 +226,10 @@ ELSEWHERE = {
     "tools/demo.sh": "builds the tree; Demo in documented_test.py runs it with a build that is done",
     "tools/test.sh": "runs this test",
     "tools/test.sh --lint": "runs this test",
+    "cmake --install build/release --prefix PREFIX": "tests/install_test.py does it",
+    "cmake --build --preset release": "builds the tree",
+    "cmake -S examples -B build/examples -DCMAKE_PREFIX_PATH=PREFIX && cmake --build build/examples":
+        "tests/install_test.py does it",
     "cmake --preset cuda": "builds the tree; tools/test.sh does where nvcc is",
     "llama-bench -t 2 -p 640 -n 0 -r 2": "a program of llama.cpp",
     "python -m venv venv && venv/bin/pip install -r tools/golden/requirements.txt": "downloads torch",
