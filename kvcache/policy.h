@@ -94,12 +94,28 @@ class OptionValues {
 
 /// What `vlm-kv profile` measured on a model and --kv-profile gives back.
 struct PolicyProfile {
-  std::vector<double> forget;                    ///< PrefixKV: forget ratio of each layer
-  double forget_keep = 0;                        ///< the kept fraction those were fitted for
-  std::optional<std::pair<double, double>> tau;  ///< CalibQuant
-  std::optional<double> alpha;                   ///< 1BitVKV
-  std::optional<std::pair<double, double>> eta;  ///< XQuant: 1 bit, 2 bit
+  std::string model;  ///< on which it was measured
+  /// PrefixKV: the forget ratio of each layer, by the score that it was fitted on (score=).
+  std::map<std::string, std::vector<double>, std::less<>> forget;
+  double forget_keep = 0;  ///< the kept fraction those were fitted for
+  /// As forget: Gini coefficients of the scores (specs 8.3), for people.
+  std::map<std::string, std::vector<double>, std::less<>> gini;
+
+  // By the bits that they were fitted at. A policy of another width has its own default: what is
+  // best at 1 bit ruins 8.
+  std::map<int, std::pair<double, double>> tau;  ///< CalibQuant
+  std::map<int, double> alpha;                   ///< 1BitVKV
+  std::map<int, double> eta;                     ///< XQuant
 };
+
+/// What a profile has for a width, or null; `profile` may be null.
+template <class Value>
+const Value* fitted(const PolicyProfile* profile, std::map<int, Value> PolicyProfile::*of,
+                    int bits) {
+  if (profile == nullptr) return nullptr;
+  const auto found = (profile->*of).find(bits);
+  return found == (profile->*of).end() ? nullptr : &found->second;
+}
 
 /// What surrounds a part when it is made.
 struct PolicyContext {

@@ -81,6 +81,9 @@ struct Lane {
   uint64_t* protected_bits = nullptr;
   /// The modality tag of each slot, in the order of the tokens.
   std::vector<int16_t> tags;
+  /// LayerSelection.scores of the prompt's rows that are still held, where evict() is asked about
+  /// this lane and goes by them. On the host.
+  std::vector<float> scores;
   /// (slots,) attention weights summed over steps; null: not wanted (H2O).
   float* weights = nullptr;
 

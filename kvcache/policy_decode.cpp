@@ -709,6 +709,7 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream)
       slot = dropped_[static_cast<size_t>(pair)];
     } else if (chooses(layer, head)) {
       if (lane.weights != nullptr) view.weights = next_weights(lane);
+      view.scores = lane.scores;
       slot = parts_.retention->evict(view);
       if (head == 0 && paired) dropped_[static_cast<size_t>(layer)] = slot;
       if (slot < 0) continue;
@@ -738,6 +739,9 @@ int PolicyCache::evict_slot(LayerState& state, Lane& lane, int slot) noexcept {
                                         [&](int16_t tag) { return store_of(tag) == store; }));
   }
   lane.tags.erase(lane.tags.begin() + slot);
+  if (static_cast<size_t>(slot) < lane.scores.size()) {
+    lane.scores.erase(lane.scores.begin() + slot);
+  }
   StorePlanes& planes = lane.stores[store];
   if (lane.weights != nullptr) {
     const int before = store == kRest ? lane.stores[kVisual].keys.slots() : 0;

@@ -153,6 +153,9 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
       counts[head][store] = static_cast<int>(slots[store][head].size());
     }
   }
+  for (size_t list = 0; list < selection.scores.size(); ++list) {
+    state.lanes[list].scores = selection.scores[list];
+  }
   place_layer(sequence, layer, counts, selection.forget);
   const auto n = static_cast<int>(sequence.modality.size());
   if (parts_.retention != nullptr && selection.kept() < n) {

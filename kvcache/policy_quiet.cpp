@@ -204,6 +204,7 @@ int PolicyCache::rows_until_eviction(const Sequence& sequence, int most) const n
     view.layer = layer;
     view.kept = state.kept;
     view.forget = state.forget;
+    view.scores = state.lanes[0].scores;
     for (int rows = 1; rows <= most; ++rows) {
       view.rows = state.lanes[0].slots() + rows;
       view.step = sequence.rows + rows - sequence.prompt_rows;

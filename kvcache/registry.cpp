@@ -130,10 +130,11 @@ std::optional<DType> find_format(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape) {
+std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
+                                       const PolicyProfile* profile) {
   const Composition composition = compose(spec);
   try {
-    if (auto reason = conflict(composition, make_parts(composition, shape, nullptr), shape)) {
+    if (auto reason = conflict(composition, make_parts(composition, shape, profile), shape)) {
       return fmt::format("--kv \"{}\" {}", canonical(spec), *reason);
     }
   } catch (const Error& error) {
@@ -195,7 +196,7 @@ size_t session_bytes(const CacheSpec& spec, const CacheShape& shape, int max_row
 std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,
                                     size_t arena_bytes, Device device,
                                     const PolicyProfile* profile) {
-  if (const auto reason = unsupported(spec, shape)) {
+  if (const auto reason = unsupported(spec, shape, profile)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   CacheParts parts = parts_of(spec, shape, profile);

@@ -27,9 +27,10 @@ const RetentionEntry* find_retention(std::string_view name) noexcept;
 /// The element type of a plain format, or nothing if `name` is not one.
 std::optional<DType> find_format(std::string_view name) noexcept;
 
-/// Why `spec` cannot serve a decoder of this shape; nothing if it can. Asked at
-/// load, before any weight is read.
-std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape);
+/// Why `spec` cannot serve a decoder of this shape, with what `profile` (may be null) has; nothing
+/// if it can. Asked at load, before any weight is read.
+std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
+                                       const PolicyProfile* profile = nullptr);
 
 /// Bytes that a sequence of `tokens` takes under `spec`: the formula of specs 11, in closed form
 /// and independent of the cache's code.

@@ -41,6 +41,8 @@ struct LayerSelection {
   std::vector<std::vector<int32_t>> slots;
   /// Share of rows that the layer forgets, steering decode; 1 - kept / n as the rule defines it.
   double forget = 0;
+  /// As slots: what each was chosen by, for rules whose decode goes by it; else empty.
+  std::vector<std::vector<float>> scores = {};
   int kept() const noexcept { return static_cast<int>(slots.front().size()); }
 };
 
@@ -52,6 +54,8 @@ struct DecodeView {
   int step = 0;         ///< t: 1 for the first row after the prompt
   int kept = 0;         ///< m_l: rows kept when the prompt ended
   double forget = 0;    ///< LayerSelection.forget
+  /// (prompt rows that are still held,) LayerSelection.scores of those; empty where there are none.
+  std::span<const float> scores = {};
   /// (n,) summed weights of the slots of one kv_head, or their mean over kv_heads if not per_head()
   /// (H2O); empty if not asked for.
   std::span<const float> weights;

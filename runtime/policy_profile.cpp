@@ -1,37 +1,136 @@
 #include "runtime/policy_profile.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "runtime/config.h"
 
 namespace kvlm {
 
 namespace {
 
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr double kLargestTau = 1000;
+constexpr double kLargestShare = 0.4999;
+
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile,
-              fmt::format("--kv-profile {}: {}; make it with vlm-kv profile", path, what));
+  throw Error(
+      ErrorCode::kCorruptFile,
+      fmt::format("--kv-profile {}: {}; make it with vlm-kv profile", printable(path), what));
 }
 
-double number(const nlohmann::json& json, double low, double high, const std::string& path,
-              const std::string& name) {
-  if (!json.is_number() || !(json.get<double>() >= low && json.get<double>() <= high)) {
-    fail(path,
-         fmt::format("{} is {}, expected a number from {} to {}", name, json.dump(), low, high));
+/// Found text, no longer than a message bears.
+std::string found(const Json& json) {
+  constexpr size_t kLongest = 60;
+  std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return printable(text);
+}
+
+double number(const Json& json, double high, const std::string& path, const std::string& name) {
+  if (!json.is_number() || !(json.get<double>() >= 0 && json.get<double>() <= high)) {
+    fail(path, fmt::format("{} is {}, expected a number from 0 to {}", name, found(json), high));
   }
   return json.get<double>();
 }
 
-std::pair<double, double> pair_of(const nlohmann::json& json, double high, const std::string& path,
-                                  const std::string& name) {
-  if (!json.is_array() || json.size() != 2) {
-    fail(path, fmt::format("{} is {}, expected two numbers", name, json.dump()));
+std::vector<double> numbers(const Json& json, const std::string& path, const std::string& name) {
+  if (!json.is_array() || json.empty()) {
+    fail(path, fmt::format("{} is {}, expected a list of numbers", name, found(json)));
   }
-  return {number(json[0], 0, high, path, name), number(json[1], 0, high, path, name)};
+  std::vector<double> list;
+  for (const Json& item : json) list.push_back(number(item, 1, path, name));
+  return list;
+}
+
+/// Lists of a number for each layer, by the score that they belong to.
+std::map<std::string, std::vector<double>, std::less<>> by_score(const Json& json,
+                                                                 const std::string& path,
+                                                                 const std::string& name) {
+  if (json.is_array()) return {{"sums", numbers(json, path, name)}};
+  std::map<std::string, std::vector<double>, std::less<>> lists;
+  if (!json.is_object()) {
+    fail(path, fmt::format("{} is {}, expected lists called means and sums", name, found(json)));
+  }
+  for (const auto& [score, list] : json.items()) {
+    if (score != "means" && score != "sums") {
+      fail(path, fmt::format("{} has {}, expected means and sums", name, printable(score)));
+    }
+    lists[score] = numbers(list, path, name + "." + score);
+  }
+  return lists;
+}
+
+/// Values by the width that they were fitted at, each read by `read(json, name)`.
+template <class Value, class Read>
+std::map<int, Value> by_bits(const Json& json, const std::string& path, const std::string& name,
+                             const Read& read) {
+  if (!json.is_object()) {
+    fail(path, fmt::format("{} is {} and does not say for how many bits, expected {{\"1\": ...}}",
+                           name, found(json)));
+  }
+  std::map<int, Value> values;
+  for (const auto& [bits, value] : json.items()) {
+    if (bits.size() != 1 || bits[0] < '1' || bits[0] > '8') {
+      fail(path, fmt::format("{} has a value for {} bits, expected 1 to 8", name, printable(bits)));
+    }
+    values[bits[0] - '0'] = read(value, fmt::format("{} at {} bits", name, bits));
+  }
+  return values;
+}
+
+PolicyProfile parsed(const Json& json, const std::string& path) {
+  if (!json.is_object()) fail(path, "it is not a JSON object");
+  PolicyProfile profile;
+  const auto share = [&](const Json& value, const std::string& name) {
+    return number(value, kLargestShare, path, name);
+  };
+  const auto pair = [&](const Json& value, const std::string& name) {
+    if (!value.is_array() || value.size() != 2) {
+      fail(path, fmt::format("{} is {}, expected two numbers", name, found(value)));
+    }
+    return std::pair(number(value[0], kLargestTau, path, name),
+                     number(value[1], kLargestTau, path, name));
+  };
+  for (const auto& [name, part] : json.items()) {
+    if (name == "model") {
+      if (part.is_string()) profile.model = part.get<std::string>();
+      continue;
+    }
+    if (!part.is_object()) fail(path, fmt::format("{} is not an object", printable(name)));
+    const auto of = [&part = part](const char* key) { return part.value(key, Json()); };
+    if (name == "prefixkv") {
+      profile.forget_keep = number(of("keep"), 1, path, "prefixkv.keep");
+      profile.forget = by_score(of("forget"), path, "prefixkv.forget");
+      if (part.contains("gini")) profile.gini = by_score(of("gini"), path, "prefixkv.gini");
+    } else if (name == "calibquant") {
+      profile.tau = by_bits<std::pair<double, double>>(of("tau"), path, "calibquant.tau", pair);
+    } else if (name == "head_quantile") {
+      profile.alpha = by_bits<double>(of("alpha"), path, "head_quantile.alpha", share);
+    } else if (name == "xquant") {
+      profile.eta = by_bits<double>(of("eta"), path, "xquant.eta", share);
+    } else {
+      fail(path, fmt::format("there is no policy {} to profile", printable(name)));
+    }
+  }
+  return profile;
+}
+
+[[noreturn]] void refuse_target(const std::string& path, const std::string& why) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("--out {} {}", printable(path), why));
+}
+
+/// Where a profile is written until it is whole: beside its place, so that renaming suffices.
+fs::path place_beside(const std::string& path) {
+  return path + fmt::format(".{}.part", static_cast<int>(getpid()));
 }
 
 }  // namespace
@@ -40,43 +139,71 @@ PolicyProfile read_profile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(path, "it cannot be read");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const nlohmann::json json = parse_json(text, path);
-  if (!json.is_object()) fail(path, "it is not a JSON object");
+  return parsed(parse_json(text, path), path);
+}
+
+std::string profile_text(const PolicyProfile& profile) {
+  nlohmann::ordered_json json{{"model", profile.model}};
+  const auto by_width = [](const auto& values) {
+    nlohmann::ordered_json object;
+    for (const auto& [bits, value] : values) object[fmt::format("{}", bits)] = value;
+    return object;
+  };
+  if (!profile.forget.empty()) {
+    json["prefixkv"] = {{"keep", profile.forget_keep}, {"forget", profile.forget}};
+    if (!profile.gini.empty()) json["prefixkv"]["gini"] = profile.gini;
+  }
+  if (!profile.tau.empty()) json["calibquant"]["tau"] = by_width(profile.tau);
+  if (!profile.alpha.empty()) json["head_quantile"]["alpha"] = by_width(profile.alpha);
+  if (!profile.eta.empty()) json["xquant"]["eta"] = by_width(profile.eta);
+  return json.dump(1) + "\n";
+}
+
+PolicyProfile profile_to_extend(const std::string& path, const std::string& model) {
   PolicyProfile profile;
-  for (const auto& [name, part] : json.items()) {
-    if (name == "model") continue;
-    if (!part.is_object()) fail(path, fmt::format("{} is not an object", name));
-    if (name == "prefixkv") {
-      profile.forget_keep =
-          number(part.value("keep", nlohmann::json()), 0, 1, path, "prefixkv.keep");
-      const nlohmann::json forget = part.value("forget", nlohmann::json::array());
-      if (!forget.is_array() || forget.empty()) fail(path, "prefixkv.forget is not a list");
-      for (const nlohmann::json& ratio : forget) {
-        profile.forget.push_back(number(ratio, 0, 1, path, "prefixkv.forget"));
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status)) {
+    if (!fs::is_regular_file(status)) {
+      refuse_target(path, "is not a regular file; give the name of a file");
+    }
+    if (access(path.c_str(), W_OK) != 0) {
+      refuse_target(path, "cannot be written; give a file in a folder that can");
+    }
+    if (fs::file_size(path, error) > 0) {
+      try {
+        profile = read_profile(path);
+      } catch (const Error&) {
+        refuse_target(path,
+                      "exists and is not a profile that this version writes; give another name, or "
+                      "remove it first");
       }
-    } else if (name == "calibquant") {
-      profile.tau = pair_of(part.value("tau", nlohmann::json()), 1000, path, "calibquant.tau");
-    } else if (name == "head_quantile") {
-      profile.alpha =
-          number(part.value("alpha", nlohmann::json()), 0, 0.4999, path, "head_quantile.alpha");
-    } else if (name == "xquant") {
-      profile.eta = pair_of(part.value("eta", nlohmann::json()), 0.4999, path, "xquant.eta");
-    } else {
-      fail(path, fmt::format("there is no policy {} to profile", name));
+      if (profile.model != model) {
+        refuse_target(path, fmt::format("is the profile of {}, not of {}; give another name",
+                                        printable(profile.model), printable(model)));
+      }
     }
   }
+  profile.model = model;
+  const fs::path part = place_beside(path);
+  const bool opens = std::ofstream(part, std::ios::trunc).is_open();
+  fs::remove(part, error);
+  if (!opens) refuse_target(path, "cannot be written; give a file in a folder that can");
   return profile;
 }
 
-std::string profile_text(const PolicyProfile& profile, const std::string& model) {
-  nlohmann::ordered_json json{{"model", model}};
-  if (!profile.forget.empty()) {
-    json["prefixkv"] = {{"keep", profile.forget_keep}, {"forget", profile.forget}};
+void write_profile(const PolicyProfile& profile, const std::string& path) {
+  const fs::path part = place_beside(path);
+  std::error_code error;
+  std::ofstream file(part, std::ios::trunc);
+  file << profile_text(profile);
+  file.close();
+  // Through a link to what it names: the link stays.
+  if (file) fs::rename(part, fs::weakly_canonical(path), error);
+  if (!file || error) {
+    fs::remove(part, error);
+    refuse_target(path, "cannot be written; give a file in a folder that can");
   }
-  if (profile.tau) json["calibquant"] = {{"tau", {profile.tau->first, profile.tau->second}}};
-  if (profile.alpha) json["head_quantile"] = {{"alpha", *profile.alpha}};
-  if (profile.eta) json["xquant"] = {{"eta", {profile.eta->first, profile.eta->second}}};
-  return json.dump(1) + "\n";
 }
 
 }  // namespace kvlm

@@ -1,5 +1,8 @@
-#include <tuple>
+#include <fmt/format.h>
 
+#include <utility>
+
+#include "kernels/base/error.h"
 #include "kvcache/quantizers/common.h"
 
 namespace kvlm::quantizers {
@@ -10,7 +13,9 @@ namespace {
 /// visual scores that pulls down the peaks that few bits inflate. Source: CalibQuant sections
 /// 4.1-4.3, eqs. 3-8, algs. 1-2 (specs 5). Departures: at 1 bit the end levels move towards the
 /// middle of the range (shrink=eta), not towards zero as in its code (shrink=kappa) or not at all
-/// as in its text (shrink=none); the remap's slope is kept from turning negative (guard=clamp0).
+/// as in its text (shrink=none); the remap's slope is kept from turning negative (guard=clamp0);
+/// tau is the code's unless a profile of this width has one, where the paper searches 0..3 for each
+/// model (profile=paper: refused without).
 class CalibQuant final : public PlannedQuantizer {
  public:
   CalibQuant(const OptionValues& options, const PolicyContext& context)
@@ -40,12 +45,10 @@ class CalibQuant final : public PlannedQuantizer {
     };
     keys_ = {plan("eta_k", "kappa_k")};
     values_ = {plan("eta_v", "kappa_v")};
-    auto [low, high] = options.real_pair("tau");
-    if (context.profile != nullptr && context.profile->tau && !options.given("tau")) {
-      std::tie(low, high) = *context.profile->tau;
-    }
+    if (bits > options.integer("calib_bits")) return;
+    const auto [low, high] = tau_of(options, context, bits);
     remap_ = {static_cast<float>(low), static_cast<float>(high), options.text("guard") == "clamp0"};
-    remaps_ = bits <= options.integer("calib_bits") && (low != 0 || high != 0);
+    remaps_ = low != 0 || high != 0;
   }
 
   bool visual_only() const noexcept override { return true; }
@@ -53,6 +56,21 @@ class CalibQuant final : public PlannedQuantizer {
   const RemapRule* remap(int) const noexcept override { return remaps_ ? &remap_ : nullptr; }
 
  private:
+  static std::pair<double, double> tau_of(const OptionValues& options, const PolicyContext& context,
+                                          int bits) {
+    if (options.given("tau")) return options.real_pair("tau");
+    if (const auto* tau = fitted(context.profile, &PolicyProfile::tau, bits)) return *tau;
+    if (options.text("profile") == "paper") {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("--kv calibquant,profile=paper takes the tau that a search on the "
+                              "model finds, and no profile has one for {} bits; make it with "
+                              "vlm-kv profile --policy calibquant --bits {} and give it with "
+                              "--kv-profile, or write tau=A:B",
+                              bits, bits));
+    }
+    return options.real_pair("tau");
+  }
+
   bool per_image_;
   RemapRule remap_;
   bool remaps_ = false;
@@ -112,7 +130,8 @@ constexpr std::array kOptions{
                .low = 0,
                .high = 1000,
                .standard = "0:3",
-               .help = "the smallest and largest score move down by these"},
+               .help = "the smallest and largest score move down by these; unless given, those of "
+                       "--kv-profile at this width; profile=paper has no others"},
 };
 
 }  // namespace

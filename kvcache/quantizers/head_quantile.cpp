@@ -11,8 +11,9 @@ constexpr double kGaussianTails[9] = {0,       0.2,     0.0676,  0.0201, 0.00597
 
 /// Visual keys and values with one range per head, between two quantiles of their values. Source:
 /// "From 16-Bit to 1-Bit: Visual KV Cache Quantization", sections 3.3-3.4, eqs. 3-9 (specs 4).
-/// Departures: unless it is given, alpha at more than 1 bit is that of kGaussianTails, because 0.2
-/// clips so much that 8 bits are no better than 1. Rounds to nearest (the paper floors, which
+/// Departures: unless it is given, or in a profile of this width, alpha at more than 1 bit is that
+/// of kGaussianTails, because 0.2 clips so much that 8 bits are no better than 1 (profile=paper: 0,
+/// the paper's quantiles are for 1 bit). Rounds to nearest (the paper floors, which
 /// leaves most codes 0: round=floor), a range per sequence, alpha 0.2 (the paper gives none).
 class HeadQuantile final : public PlannedQuantizer {
  public:
@@ -24,15 +25,7 @@ class HeadQuantile final : public PlannedQuantizer {
                                                : ScaleAxis::kToken;
     PartPlan plan = plan_of(axis, options.integer("bits"), axis == ScaleAxis::kToken ? dim : 0, dim,
                             meta_of(options));
-    double alpha = options.real("alpha");
-    if (!options.given("alpha")) {
-      if (context.profile != nullptr && context.profile->alpha) {
-        alpha = *context.profile->alpha;
-      } else if (options.integer("bits") > 1) {
-        alpha = kGaussianTails[options.integer("bits")];
-      }
-    }
-    plan.rules[0].alpha = static_cast<float>(alpha);
+    plan.rules[0].alpha = static_cast<float>(alpha_of(options, context, options.integer("bits")));
     plan.rules[0].rounding =
         options.text("round") == "floor" ? Rounding::kFloor : Rounding::kNearestEven;
     keys_ = {plan};
@@ -40,6 +33,15 @@ class HeadQuantile final : public PlannedQuantizer {
   }
 
   bool visual_only() const noexcept override { return true; }
+
+ private:
+  static double alpha_of(const OptionValues& options, const PolicyContext& context, int bits) {
+    if (options.given("alpha")) return options.real("alpha");
+    // Eqs. 8-9 are written for codes of 1 bit; wider ones have the whole range (eqs. 3-6).
+    if (options.text("profile") == "paper" && bits > 1) return 0;
+    if (const double* alpha = fitted(context.profile, &PolicyProfile::alpha, bits)) return *alpha;
+    return bits > 1 ? kGaussianTails[bits] : options.real("alpha");
+  }
 };
 
 constexpr std::array kOptions{
@@ -49,8 +51,8 @@ constexpr std::array kOptions{
                .high = 0.5,
                .open_high = true,
                .standard = "0.2",
-               .help = "share of values beyond either end of the range; unless given, 0.2 at 1 bit "
-                       "and less at more"},
+               .help = "share of values beyond either end of the range; unless given, that of "
+                       "--kv-profile at this width, or 0.2 at 1 bit and less at more (paper: 0)"},
     OptionInfo{.key = "bits",
                .type = OptionInfo::Type::kInteger,
                .low = 1,

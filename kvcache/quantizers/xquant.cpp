@@ -32,12 +32,12 @@ class XQuant final : public PlannedQuantizer {
     const int vm = threshold("vm", 16);
     check_pairs("kq", kq, "km", km, shape.layers);
     check_pairs("vq", vq, "vm", vm, shape.layers);
-    double eta1 = options.real("eta1");
-    double eta2 = options.real("eta2");
-    if (context.profile != nullptr && context.profile->eta) {
-      if (!options.given("eta1")) eta1 = context.profile->eta->first;
-      if (!options.given("eta2")) eta2 = context.profile->eta->second;
-    }
+    const auto eta_of = [&](const char* key, int bits) {
+      const double* eta = fitted(context.profile, &PolicyProfile::eta, bits);
+      return eta != nullptr && !options.given(key) ? *eta : options.real(key);
+    };
+    const double eta1 = eta_of("eta1", 1);
+    const double eta2 = eta_of("eta2", 2);
     const int group = options.integer("group");
     const int residual = options.integer("residual");
     const int tail_keep = tail_keep_of(options, context);

@@ -19,16 +19,20 @@ constexpr double kSlack = 1e-9;
 /// The same for a comparison with a budget, as the rule of specs 8.5 states it.
 constexpr double kBudgetSlack = 1e-6;
 
-std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_head) {
+std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_head, Score score) {
   const auto n = static_cast<size_t>(prompt.rows);
   const auto kv_heads = static_cast<size_t>(prompt.shape->kv_heads);
   std::vector<double> sum(n, 0.0);
   for (const int row : unit.rows) {
     const std::span<const double> layer =
         prompt.importance.subspan(static_cast<size_t>(row) * kv_heads * n, kv_heads * n);
-    const std::vector<double> scores =
+    std::vector<double> scores =
         kv_head < 0 ? normalised(head_mean(layer, prompt.shape->kv_heads))
                     : normalised(layer.subspan(static_cast<size_t>(kv_head) * n, n));
+    if (score == Score::kMeans) {
+      for (size_t j = 0; j < n; ++j) scores[j] /= static_cast<double>(n - j);
+      scores = normalised(scores);
+    }
     for (size_t j = 0; j < n; ++j) sum[j] += scores[j];
   }
   return normalised(sum);
@@ -110,6 +114,10 @@ std::vector<double> pooled(std::span<const double> scores, int kernel) {
   return result;
 }
 
+Score score_from(const OptionValues& options) {
+  return options.text(kScore.key) == "means" ? Score::kMeans : Score::kSums;
+}
+
 int kernel_from(const OptionValues& options) {
   const int kernel = options.integer("kernel");
   if (kernel % 2 == 0) {
@@ -148,12 +156,12 @@ std::vector<Unit> units_of(const PromptView& prompt, std::span<const int> pairs)
   return units;
 }
 
-std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit) {
-  return summed(prompt, unit, -1);
+std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, Score score) {
+  return summed(prompt, unit, -1, score);
 }
 
 std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, int kv_head) {
-  return summed(prompt, unit, kv_head);
+  return summed(prompt, unit, kv_head, Score::kSums);
 }
 
 std::vector<LayerSelection> by_layer(const PromptView& prompt, std::span<const Unit> units,
@@ -175,19 +183,44 @@ std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_h
   return std::vector<LayerSelection>(static_cast<size_t>(layers), all);
 }
 
+void PlacedRule::add_best(LayerSelection& selection, std::span<const double> scores, int kept,
+                          int tail) const {
+  const Ends& ends = eviction_.ends;
+  std::vector<int32_t> slots = keep_best(scores, kept, ends.sinks, std::max(tail, ends.tail(kept)));
+  if (eviction_.scored()) {
+    std::vector<float> of_slots;
+    for (const int32_t slot : slots) {
+      of_slots.push_back(static_cast<float>(scores[static_cast<size_t>(slot)]));
+    }
+    selection.scores.push_back(std::move(of_slots));
+  }
+  selection.slots.push_back(std::move(slots));
+}
+
 int growing_peak(int kept, int prompt_rows, int max_rows) noexcept {
   return kept + std::max(0, max_rows - prompt_rows);
+}
+
+Ends Ends::from(const OptionValues& options) {
+  Ends ends;
+  if (options.has(kSinks.key)) ends.sinks = options.integer(kSinks.key);
+  if (options.has(kLast.key)) ends.last = options.integer(kLast.key);
+  return ends;
 }
 
 PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyContext& context) {
   const std::string_view name = options.text("evict");
   PlaceEviction eviction;
   if (name == "none") eviction.rule = Rule::kNone;
-  if (name == "sliding" || (name == "auto" && context.with_quantizer)) {
-    eviction.rule = Rule::kSliding;
+  if (name == "sliding") eviction.rule = Rule::kSliding;
+  // With a quantizer, so that what was packed stays (specs 10.3).
+  if (name == "window" || (name == "auto" && context.with_quantizer)) {
+    eviction.rule = Rule::kWindow;
+  } else if (name == "score" || name == "auto") {
+    eviction.rule = Rule::kScore;
   }
   eviction.distance = options.integer("distance");
-  if (options.has(kSinks.key)) eviction.sinks = options.integer(kSinks.key);
+  eviction.ends = Ends::from(options);
   return eviction;
 }
 
@@ -195,9 +228,28 @@ int PlaceEviction::evict(const DecodeView& view) const noexcept {
   if (rule == Rule::kNone) return -1;
   const double budget = budget_at(view.kept, view.forget, view.prompt_rows, view.step);
   if (static_cast<double>(view.rows) - budget + kBudgetSlack < 1) return -1;
+  if (scored()) return spared(view);
   int index = (rule == Rule::kSliding ? view.rows : view.kept) - distance;
   if (index < 1) index = view.kept / 2;
-  return std::min(std::max(index, sinks), view.rows - 2);  // the newest row stays
+  return std::min(std::max(index, ends.sinks), view.rows - 2);  // the newest row stays
+}
+
+/// The slot that goes where both ends of the prompt are spared.
+int PlaceEviction::spared(const DecodeView& view) const noexcept {
+  const auto prompt = static_cast<int>(view.scores.size());  // rows of it that are left
+  const int tail = prompt - std::min(ends.tail(view.kept), prompt);
+  if (rule == Rule::kScore && tail > ends.sinks) {
+    int least = ends.sinks;
+    for (int j = least + 1; j < tail; ++j) {
+      if (view.scores[static_cast<size_t>(j)] <= view.scores[static_cast<size_t>(least)]) least = j;
+    }
+    return least;
+  }
+  int index = std::max(view.rows - distance, ends.sinks);
+  if (index >= tail && index < prompt) index = prompt;
+  if (index <= view.rows - 2) return index;
+  // Only the prompt and the newest row are left, which stays.
+  return tail > ends.sinks ? tail - 1 : std::min(ends.sinks, view.rows - 2);
 }
 
 int PlaceEviction::peak_rows(int kept, double forget, int prompt_rows,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,6 +24,20 @@ std::vector<double> head_mean(std::span<const double> scores, int kv_heads);
 /// ties by the smaller index (specs 2.3); scores are finite. Where protected rows alone exceed
 /// `kept`, the newest go first to safety.
 std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sinks, int last);
+
+/// The ends of a prompt, which stay whatever their scores: inside the budget, never on top of it.
+struct Ends {
+  int sinks = 0;  ///< first rows
+  int last = 1;   ///< last rows, at most half of what is kept, so that the others have a share
+
+  /// From the options sinks and last.
+  static Ends from(const OptionValues& options);
+
+  /// Rows of the tail where `kept` rows stay.
+  int tail(int kept) const noexcept { return std::clamp(kept / 2, 1, last); }
+  /// No layer keeps fewer rows, if it has them: the sinks, the last row and one by its score.
+  int least() const noexcept { return sinks + 2; }
+};
 
 /// 0..n-1.
 std::vector<int32_t> all_rows(int n);
@@ -52,9 +67,16 @@ struct Unit {
 };
 std::vector<Unit> units_of(const PromptView& prompt, std::span<const int> pairs);
 
+/// How attention summed over all rows of a prompt becomes a score.
+enum class Score : uint8_t {
+  kSums,   ///< as it is, which favours early rows: more rows can look at them
+  kMeans,  ///< divided by the rows that can look
+};
+
 /// (n,) scores of a unit: each layer's mean over kv_heads, normalised to sum 1, summed over the
 /// unit's layers and normalised again (specs 10.4).
-std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit);
+std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit,
+                                Score score = Score::kSums);
 /// The same of one kv_head.
 std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, int kv_head);
 
@@ -70,27 +92,37 @@ std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_h
 /// Most rows of a layer that drops nothing in decode.
 int growing_peak(int kept, int prompt_rows, int max_rows) noexcept;
 
-/// Eviction by place (specs 8.5): after step t a layer of n rows holds n - max(kept, (N + t)(1 -
+/// Eviction to a budget (specs 8.5): after step t a layer of n rows holds n - max(kept, (N + t)(1 -
 /// forget)) rows too many; if that is at least 1, exactly one goes. Departure: never below the rows
 /// kept when the prompt ended (clamped budgets would shrink again), and never a sink, which the
 /// fallback of a layer with few rows could hit [S].
+///
+/// Which one, is the rule's. Published rules go by place alone; so they drop the end of the prompt,
+/// the question, among the first. Ours spare both ends of the prompt (specs 8.5).
 struct PlaceEviction {
   enum class Rule : uint8_t {
     kNone,
+    kScore,       ///< the prompt's row of least score, then as kWindow
+    kWindow,      ///< the oldest of the newest `distance` rows
     kFixedIndex,  ///< index kept - distance: the published code
     kSliding,     ///< index n - distance: the paper; distance to the newest row is constant
   };
   Rule rule = Rule::kFixedIndex;
   int distance = 25;
-  int sinks = 0;
+  Ends ends;
 
-  /// From the options evict, distance and, where there is one, sinks.
+  /// From the options evict, distance and, where there are such, sinks and last.
   static PlaceEviction from(const OptionValues& options, const PolicyContext& context);
 
+  /// Selections must have scores.
+  bool scored() const noexcept { return rule == Rule::kScore || rule == Rule::kWindow; }
   int evict(const DecodeView& view) const noexcept;
   int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept;
   /// Upper bound over all splits of `total` kept rows over layers that forget 1 - kept / N each.
   int64_t peak_rows_total(int64_t total, int layers, int prompt_rows, int max_rows) const noexcept;
+
+ private:
+  int spared(const DecodeView& view) const noexcept;
 };
 
 // ---------------------------------------------------------------------------------------- options
@@ -107,22 +139,47 @@ inline constexpr OptionInfo kSinks{.key = "sinks",
                                    .high = 1024,
                                    .standard = "1",
                                    .help = "first rows of the prompt that always stay"};
+/// sinks= of a rule that was published without.
+inline constexpr OptionInfo kOurSinks{.key = "sinks",
+                                      .type = OptionInfo::Type::kInteger,
+                                      .low = 0,
+                                      .high = 1024,
+                                      .standard = "1",
+                                      .official = "0",
+                                      .paper = "0",
+                                      .help = kSinks.help};
 inline constexpr OptionInfo kLast{.key = "last",
                                   .type = OptionInfo::Type::kInteger,
                                   .low = 1,
                                   .high = 1024,
-                                  .standard = "1",
-                                  .help = "last rows of the prompt that stay when it ends"};
+                                  .standard = "16",
+                                  .official = "1",
+                                  .paper = "1",
+                                  .help =
+                                      "last rows of the prompt that always stay, up to half "
+                                      "of what is kept"};
+inline constexpr OptionInfo kScore{
+    .key = "score",
+    .choices = "means|sums",
+    .standard = "means",
+    .official = "sums",
+    .paper = "sums",
+    .help =
+        "attention that a row got, by the rows that can look at it or in all; sums favour "
+        "early rows"};
 inline constexpr OptionInfo kEvict{
     .key = "evict",
-    .choices = "auto|fixed_index|sliding|none",
+    .choices = "auto|score|window|fixed_index|sliding|none",
     .standard = "auto",
     .official = "fixed_index",
     .paper = "sliding",
-    .help = "row that goes in decode; auto: sliding with a quantizer, else fixed_index"};
+    .help =
+        "row that goes in decode: the prompt's row of least score, the oldest within distance "
+        "of the end, both but for sinks and last; one at a place, as published; auto: window "
+        "with a quantizer, else score"};
 inline constexpr OptionInfo kEvictIfAsked{
     .key = "evict",
-    .choices = "none|fixed_index|sliding",
+    .choices = "none|score|window|fixed_index|sliding",
     .standard = "none",
     .help = "row that goes in decode as in prefixkv, to compare at equal sizes; none as published"};
 inline constexpr OptionInfo kDistance{.key = "distance",
@@ -150,6 +207,8 @@ inline constexpr OptionInfo kHeadShared{
     .standard = "off",
     .help = "one set of rows for all heads of a layer instead of one per kv head"};
 
+/// The value of kScore.
+Score score_from(const OptionValues& options);
 /// The value of kKernel; throws Error{kInvalidArgument} if it is even.
 int kernel_from(const OptionValues& options);
 
@@ -169,6 +228,10 @@ class PlacedRule : public Retention {
 
  protected:
   bool identity() const noexcept { return keeps_everything(keep_); }
+  /// Adds the rows that a kv_head, or all of them, keep: both ends of the prompt, of which the tail
+  /// has at least `tail` rows, and those of the best scores.
+  void add_best(LayerSelection& selection, std::span<const double> scores, int kept,
+                int tail = 1) const;
   double keep() const noexcept { return keep_; }
   const PlaceEviction& eviction() const noexcept { return eviction_; }
 

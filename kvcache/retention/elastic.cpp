@@ -7,14 +7,13 @@ namespace kvlm::retention {
 
 namespace {
 
-constexpr std::array kOptions = {kKeep, kSinks, kLast, kEvict, kDistance};
+constexpr std::array kOptions = {kKeep, kScore, kSinks, kLast, kEvict, kDistance};
 
 /// Elastic Cache: the most attended rows are anchors, equally many in every layer, and every other
 /// row is averaged, key and value, into the anchor that is nearest by position (specs 8.6); decode
-/// evicts by place (specs 8.5).
+/// evicts to the budget (specs 8.5), the published rule being fixed_index.
 ///
-/// As PrefixKV's paper describes it; its own code was not read [G]. evict=auto is sliding with a
-/// quantizer, so that what was packed stays; the published rule is fixed_index.
+/// As PrefixKV's paper describes it; its own code was not read [G].
 ///
 /// Source: Liu et al. 2024, "Efficient Inference of Vision Instruction-Following Models with
 /// Elastic Cache" [G]; specs 9.6.
@@ -27,7 +26,7 @@ class Elastic final : public Uniform {
 };
 
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
-  return std::make_unique<Elastic>(options.real("keep"), options.integer("last"),
+  return std::make_unique<Elastic>(options.real("keep"), score_from(options),
                                    PlaceEviction::from(options, context));
 }
 

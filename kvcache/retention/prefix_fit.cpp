@@ -148,18 +148,15 @@ std::vector<int> fit_rescale(std::span<const LayerDemand> demands, const FitRule
   return rows;
 }
 
-std::vector<double> forget_ratios(std::span<const double> importance, int layers, int kv_heads,
-                                  double keep, int least) {
-  const size_t stride = importance.size() / static_cast<size_t>(layers);
+std::vector<double> forget_ratios(std::span<const std::vector<double>> scores, double keep,
+                                  int least) {
   std::vector<LayerDemand> demands;
-  for (size_t l = 0; l < static_cast<size_t>(layers); ++l) {
-    demands.push_back(
-        {lorenz_curve(retention::head_mean(importance.subspan(l * stride, stride), kv_heads))});
-  }
+  for (const std::vector<double>& layer : scores) demands.push_back({lorenz_curve(layer)});
   const int n = rows_of(demands.front());
+  const FitRules rules{.total = retention::total_rows(keep, static_cast<int>(scores.size()), n),
+                       .least = least};
   std::vector<double> ratios;
-  for (const int rows :
-       fit_greedy(demands, {retention::total_rows(keep, layers, n), least, /*extra=*/0})) {
+  for (const int rows : fit_greedy(demands, rules)) {
     ratios.push_back(1 - static_cast<double>(rows) / n);
   }
   return ratios;

@@ -49,11 +49,12 @@ void repair(std::span<const LayerDemand> demands, const FitRules& rules, std::ve
 /// down. Keeps at most one row a layer above `total`, or the least rows of all.
 std::vector<int> fit_rescale(std::span<const LayerDemand> demands, const FitRules& rules);
 
-/// PrefixKV's offline profile of one prompt: 1 - rows / n of each layer under fit_greedy().
+/// PrefixKV's offline profile of one prompt: 1 - rows / n of each layer under fit_greedy(), for a
+/// budget of round(keep * layers * n) rows, at least `least` in each layer.
 ///
-///   importance  (layers, kv_heads, n) as ColumnSums.sums over all rows
-std::vector<double> forget_ratios(std::span<const double> importance, int layers, int kv_heads,
-                                  double keep, int least);
+///   scores  (layers, n) of each layer, as retention::unit_scores() has them
+std::vector<double> forget_ratios(std::span<const std::vector<double>> scores, double keep,
+                                  int least);
 
 /// The mean over prompts: what --kv-profile keeps. All of one length.
 std::vector<double> mean_ratios(std::span<const std::vector<double>> prompts);

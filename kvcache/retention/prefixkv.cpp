@@ -17,6 +17,7 @@ using Type = OptionInfo::Type;
 
 constexpr std::array kOptions = {
     kKeep,
+    kScore,
     kSinks,
     kLast,
     OptionInfo{.key = "mode",
@@ -25,7 +26,7 @@ constexpr std::array kOptions = {
                .official = "profile",
                .paper = "profile",
                .help = "budgets fitted to each prompt, or those of --kv-profile; auto: the profile "
-                       "if it was made for this keep and decoder"},
+                       "if it was made for this keep, score and decoder"},
     OptionInfo{.key = "fit",
                .choices = "greedy|rescale",
                .standard = "greedy",
@@ -55,16 +56,12 @@ enum class Fit : uint8_t { kGreedy, kRescale };
 
 struct Settings {
   double keep = 1;
-  int sinks = 1;
-  int last = 1;
+  Score score = Score::kMeans;
   std::vector<double> forget;  ///< (layers,) of the offline profile; empty: fitted online
   Fit fit = Fit::kGreedy;
   bool protect_on_top = false;
   MergeRule merge = MergeRule::kNone;
   bool positions_from_layer0 = false;
-
-  /// No layer keeps fewer rows, if it has them.
-  int least() const noexcept { return sinks + last + 1; }
 };
 
 /// Keeps in every layer the most attended rows, as few as hold a share p of its attention, with one
@@ -73,13 +70,14 @@ struct Settings {
 /// Budgets are fitted to each prompt (mode=online), or come from `vlm-kv profile`, which averages
 /// them over a few prompts, by way of --kv-profile (mode=profile): then a layer is compacted as
 /// soon as its own prompt has ended. mode=auto takes the profile if it is for this many layers and
-/// this keep, else fits. Decode evicts by place (specs 8.5) with the forget ratio of
-/// the profile, or 1 - m / N of the fit.
+/// this keep, else fits. The last rows of the prompt stay, at most half of a layer's; the published
+/// rule, last=1, drops the question, to which the fewest rows attend. Decode evicts to the budget
+/// (specs 8.5) with the forget ratio of the profile, or 1 - m / N of the fit.
 ///
 /// Departures from the published code, each an option: the fit is exact (fit=rescale: within 5
 /// rows, then scaled; its search is cut at 64 steps because it need not end), protected rows are
 /// inside the budget (protect=official), the position of a new token is the number of tokens fed
-/// (pos=layer0_len). At least sinks + last + 1 rows stay in every layer [S]; the code asserts.
+/// (pos=layer0_len). At least sinks + 2 rows stay in every layer [S]; the code asserts.
 /// Merging is in the paper only (4.3, Table 12); that values follow the keys' assignment is [S].
 ///
 /// Source: Wang et al., "PrefixKV", 3.2-3.3, eq. 1, alg. 1 [P]; prefixkv.py [C]; specs 8.
@@ -102,15 +100,14 @@ class PrefixKv final : public PlacedRule {
     if (identity()) return keep_everything(prompt);
     const std::vector<Unit> units = units_of(prompt, pairs);
     std::vector<std::vector<double>> scores;
-    for (const Unit& unit : units) scores.push_back(unit_scores(prompt, unit));
+    for (const Unit& unit : units) scores.push_back(unit_scores(prompt, unit, settings_.score));
     const std::vector<Budget> budgets = settings_.forget.empty()
                                             ? fitted(units, scores, prompt.shape->layers)
                                             : profiled(units, prompt.rows);
     std::vector<LayerSelection> selections;
     for (size_t u = 0; u < units.size(); ++u) {
-      selections.push_back(
-          {{keep_best(scores[u], budgets[u].kept, settings_.sinks, settings_.last)},
-           budgets[u].forget});
+      selections.push_back({{}, budgets[u].forget});
+      add_best(selections.back(), scores[u], budgets[u].kept);
     }
     return by_layer(prompt, units, std::move(selections));
   }
@@ -121,7 +118,7 @@ class PrefixKv final : public PlacedRule {
     if (!settings_.forget.empty()) return std::min(all, profiled_peak(prompt_rows, max_rows));
     int64_t total = total_rows(keep(), layers, prompt_rows);
     if (settings_.fit == Fit::kRescale) total += layers;
-    total = std::max(total, int64_t{layers} * std::min(settings_.least(), prompt_rows));
+    total = std::max(total, int64_t{layers} * std::min(ends().least(), prompt_rows));
     total = std::min(total, int64_t{layers} * prompt_rows);
     return std::min(all, eviction().peak_rows_total(total, layers, prompt_rows, max_rows));
   }
@@ -140,8 +137,8 @@ class PrefixKv final : public PlacedRule {
     }
     const auto n = static_cast<int>(scores.front().size());
     const FitRules rules{.total = total_rows(keep(), layers, n),
-                         .least = settings_.least(),
-                         .extra = settings_.protect_on_top ? settings_.sinks + settings_.last : 0};
+                         .least = ends().least(),
+                         .extra = settings_.protect_on_top ? ends().sinks + ends().last : 0};
     std::vector<Budget> budgets;
     for (const int kept :
          settings_.fit == Fit::kGreedy ? fit_greedy(demands, rules) : fit_rescale(demands, rules)) {
@@ -157,7 +154,7 @@ class PrefixKv final : public PlacedRule {
       for (const int layer : unit.layers) forget += settings_.forget[static_cast<size_t>(layer)];
       forget /= unit.size();
       const int kept = n - rounded_rows(forget, n);
-      budgets.push_back({std::min(n, std::max(kept, settings_.least())), forget});
+      budgets.push_back({std::min(n, std::max(kept, ends().least())), forget});
     }
     return budgets;
   }
@@ -170,13 +167,15 @@ class PrefixKv final : public PlacedRule {
     const int tokens = growing ? prompt_rows : prompt_rows + steps - 1;
     double rows = 0;
     for (const double forget : settings_.forget) {
-      rows += std::max<double>(settings_.least(), tokens * (1 - forget));
+      rows += std::max<double>(ends().least(), tokens * (1 - forget));
     }
     // Rounding adds at most half a row to what is kept and less than one to a budget; the newest
     // row adds another.
     const auto whole = static_cast<int64_t>(std::floor(rows + 1e-6));
     return whole + layers * (growing ? 1 + int64_t{steps} : 2);
   }
+
+  const Ends& ends() const noexcept { return eviction().ends; }
 
   Settings settings_;
 };
@@ -186,19 +185,22 @@ std::vector<double> profiled_forget(const OptionValues& options, const PolicyCon
                                     double keep) {
   const std::string_view mode = options.text("mode");
   if (mode == "online") return {};
-  // Only who wrote mode=profile is refused; profile=official alone takes one where there is one.
   const auto refuse = [&](const std::string& found) {
-    if (mode == "auto" || !options.given("mode")) return std::vector<double>();
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("--kv prefixkv,mode=profile needs the forget ratios of {} layers for "
-                            "keep={}, but {}; make them with vlm-kv profile and give them with "
-                            "--kv-profile, or use mode=online",
-                            context.shape->layers, keep, found));
+    if (mode == "auto") return std::vector<double>();
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("--kv prefixkv,{} needs the forget ratios of {} layers for keep={}, but "
+                    "{}; make them with vlm-kv profile --policy prefixkv --keep {} and give "
+                    "them with --kv-profile, or write mode=online to fit every prompt",
+                    options.given("mode") ? "mode=profile"
+                                          : fmt::format("profile={}", options.text("profile")),
+                    context.shape->layers, keep, found, keep));
   };
-  if (context.profile == nullptr || context.profile->forget.empty()) {
-    return refuse("no profile has any");
+  const std::string_view score = options.text(kScore.key);
+  if (context.profile == nullptr || !context.profile->forget.contains(score)) {
+    return refuse(fmt::format("no profile has any by score={}", score));
   }
-  const std::vector<double>& forget = context.profile->forget;
+  const std::vector<double>& forget = context.profile->forget.find(score)->second;
   if (static_cast<int>(forget.size()) != context.shape->layers) {
     return refuse(fmt::format("the profile has {} layers", forget.size()));
   }
@@ -219,11 +221,10 @@ std::vector<double> profiled_forget(const OptionValues& options, const PolicyCon
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
   Settings settings;
   settings.keep = options.real("keep");
-  settings.sinks = options.integer("sinks");
-  settings.last = options.integer("last");
   if (!keeps_everything(settings.keep)) {
     settings.forget = profiled_forget(options, context, settings.keep);
   }
+  settings.score = score_from(options);
   settings.fit = options.text("fit") == "greedy" ? Fit::kGreedy : Fit::kRescale;
   settings.protect_on_top = options.text("protect") == "official";
   if (options.text("merge") == "position") settings.merge = MergeRule::kPosition;

@@ -8,7 +8,7 @@ namespace kvlm::retention {
 
 namespace {
 
-constexpr std::array kOptions = {kKeep, kEvictIfAsked, kDistance};
+constexpr std::array kOptions = {kKeep, kOurSinks, kLast, kEvictIfAsked, kDistance};
 
 /// Keeps the rows that the prompt's last row looks at, floor(r N) of them, and that row itself: one
 /// set of rows for all heads of a layer. Nothing is evicted in decode unless asked for.
@@ -32,8 +32,8 @@ class Tova final : public PlacedRule {
     const std::vector<Unit> units = units_of(prompt, pairs);
     std::vector<LayerSelection> selections;
     for (const Unit& unit : units) {
-      const std::vector<double> scores = unit_scores(prompt, unit);
-      selections.push_back({{keep_best(scores, kept(prompt.rows), 0, 1)}, 1 - keep()});
+      selections.push_back({{}, 1 - keep()});
+      add_best(selections.back(), unit_scores(prompt, unit), kept(prompt.rows));
     }
     return by_layer(prompt, units, std::move(selections));
   }

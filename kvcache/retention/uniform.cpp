@@ -9,10 +9,10 @@ namespace kvlm::retention {
 
 namespace {
 
-constexpr std::array kOptions = {kKeep, kSinks, kLast, kEvict, kDistance};
+constexpr std::array kOptions = {kKeep, kScore, kSinks, kLast, kEvict, kDistance};
 
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
-  return std::make_unique<Uniform>(options.real("keep"), options.integer("last"),
+  return std::make_unique<Uniform>(options.real("keep"), score_from(options),
                                    PlaceEviction::from(options, context));
 }
 
@@ -28,9 +28,8 @@ std::vector<LayerSelection> Uniform::select(const PromptView& prompt,
   const std::vector<Unit> units = units_of(prompt, pairs);
   std::vector<LayerSelection> selections;
   for (const Unit& unit : units) {
-    selections.push_back(
-        {{keep_best(unit_scores(prompt, unit), kept(prompt.rows), eviction().sinks, last_)},
-         1 - keep()});
+    selections.push_back({{}, 1 - keep()});
+    add_best(selections.back(), unit_scores(prompt, unit, score_), kept(prompt.rows));
   }
   return by_layer(prompt, units, std::move(selections));
 }
@@ -40,7 +39,7 @@ int64_t Uniform::peak_rows_total(int layers, int prompt_rows, int max_rows) cons
 }
 
 int Uniform::kept(int n) const noexcept {
-  return std::min(n, std::max(rounded_rows(keep(), n), eviction().sinks + last_ + 1));
+  return std::min(n, std::max(rounded_rows(keep(), n), eviction().ends.least()));
 }
 
 const RetentionEntry uniform{

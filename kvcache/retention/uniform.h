@@ -7,16 +7,16 @@ namespace kvlm::retention {
 /// PrefixKV's importance with the same number of rows in every layer: the "baseline" row of its
 /// Table 4, and what every adaptive budget is to be compared with.
 ///
-/// Keeps round(r N) rows of each layer, ties to even, but at least sinks + last + 1 [S]: the first
-/// `sinks`, the last `last` and those that got most attention over all rows and heads. Decode
-/// evicts by place (specs 8.5) with the forget ratio 1 - r.
+/// Keeps round(r N) rows of each layer, ties to even, but at least sinks + 2 [S]: the first
+/// `sinks`, the last `last` (at most half) and those that got most attention from the
+/// rows that can look at them, over all heads (score=sums: from all rows, as published). Decode
+/// evicts to the budget (specs 8.5) with the forget ratio 1 - r.
 ///
 /// Source: Wang et al., "PrefixKV", Table 4 [P]; specs 9.1.
 class Uniform : public PlacedRule {
  public:
-  /// Eviction keeps eviction.sinks, as selection does.
-  Uniform(double keep, int last, const PlaceEviction& eviction)
-      : PlacedRule(keep, eviction), last_(last) {}
+  Uniform(double keep, Score score, const PlaceEviction& eviction)
+      : PlacedRule(keep, eviction), score_(score) {}
 
   ImportanceNeeds needs() const noexcept override;
   bool joint() const noexcept override { return false; }
@@ -27,7 +27,7 @@ class Uniform : public PlacedRule {
  private:
   int kept(int n) const noexcept;
 
-  int last_;
+  Score score_;
 };
 
 }  // namespace kvlm::retention

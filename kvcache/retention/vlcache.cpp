@@ -18,6 +18,8 @@ constexpr std::array kOptions = {
                .high = 1,
                .standard = "0.1",
                .help = "share of a layer's budget that its newest rows take"},
+    kOurSinks,
+    kLast,
     kEvict,
     kDistance,
 };
@@ -61,8 +63,8 @@ class VlCache final : public PlacedRule {
     std::vector<LayerSelection> selections;
     for (size_t u = 0; u < units.size(); ++u) {
       const int newest = std::max(1, static_cast<int>(std::ceil(recent_ * kept[u] - 1e-9)));
-      selections.push_back({{keep_best(scores[u], kept[u], /*sinks=*/0, newest)},
-                            1 - static_cast<double>(kept[u]) / n});
+      selections.push_back({{}, 1 - static_cast<double>(kept[u]) / n});
+      add_best(selections.back(), scores[u], kept[u], newest);
     }
     return by_layer(prompt, units, std::move(selections));
   }

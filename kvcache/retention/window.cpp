@@ -6,14 +6,15 @@ namespace kvlm::retention {
 
 namespace {
 
-std::vector<int32_t> chosen(std::span<const double> scores, int kept,
-                            const WindowRule::Settings& settings) {
+/// Pooled scores of the rows before the window; the window's own are not looked at, but above them.
+std::vector<double> pooled_before(std::span<const double> scores,
+                                  const WindowRule::Settings& settings) {
   const auto n = static_cast<int>(scores.size());
   const int before = std::max(0, n - settings.window);
-  // Pooling stops where the window begins: its own scores are not looked at.
   std::vector<double> pool = pooled(scores.first(static_cast<size_t>(before)), settings.kernel);
-  pool.resize(static_cast<size_t>(n));
-  return keep_best(pool, kept, /*sinks=*/0, settings.window);
+  const double most = pool.empty() ? 0 : *std::max_element(pool.begin(), pool.end());
+  pool.resize(static_cast<size_t>(n), most + 1);
+  return pool;
 }
 
 }  // namespace
@@ -38,12 +39,13 @@ std::vector<LayerSelection> WindowRule::select(const PromptView& prompt,
   for (const Unit& unit : units) {
     const LayerBudget of_unit = budget(unit.layers, prompt.shape->layers, prompt.rows);
     LayerSelection selection{{}, of_unit.forget};
+    const auto add = [&](std::span<const double> scores) {
+      add_best(selection, pooled_before(scores, settings_), of_unit.kept, settings_.window);
+    };
     if (settings_.head_shared) {
-      selection.slots.push_back(chosen(unit_scores(prompt, unit), of_unit.kept, settings_));
+      add(unit_scores(prompt, unit));
     } else {
-      for (int h = 0; h < prompt.shape->kv_heads; ++h) {
-        selection.slots.push_back(chosen(unit_scores(prompt, unit, h), of_unit.kept, settings_));
-      }
+      for (int h = 0; h < prompt.shape->kv_heads; ++h) add(unit_scores(prompt, unit, h));
     }
     selections.push_back(std::move(selection));
   }

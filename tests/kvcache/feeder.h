@@ -187,7 +187,7 @@ inline constexpr const char* kSpecs[] = {
     "calibquant,bits=2",
     "calibquant,span=per_image",
     "calibquant,profile=official",
-    "calibquant,profile=paper",
+    "calibquant,profile=paper,tau=0:3",
     "calibquant,bits=4 + kivi,scope=text,group=8,residual=16",
     "xquant,group=8,residual=16",
     "xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0",
@@ -242,6 +242,9 @@ inline constexpr const char* kSpecs[] = {
     "snapkv,keep=0.5,window=8 + vidkv,group=8,residual=16,flush=requant_key",
     "tova,keep=0.5",
     "tova,keep=0.5 + kivi,group=8,residual=16",
+    "prefixkv,keep=0.5,profile=paper,mode=online",
+    "snapkv,keep=0.5,window=8,evict=score",
+    "uniform,keep=0.3,evict=score + kivi,group=4,residual=8,tail_keep=0 + share=codes",
 };
 
 inline std::string name_of_spec(const ::testing::TestParamInfo<const char*>& tested) {

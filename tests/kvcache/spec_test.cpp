@@ -283,10 +283,10 @@ TEST(RefusedSpec, RetentionThatCannotBe) {
       "--kv prefixkv has no keep=50%; did you mean keep=0.5? (legal: a number from 0.001 to 1)");
   EXPECT_EQ(refusal("uniform,layers=0-3"),
             "--kv uniform has no option layers; only quantizers serve some slots or layers (its "
-            "options are keep, sinks, last, evict, distance, profile)");
+            "options are keep, score, sinks, last, evict, distance, profile)");
   EXPECT_EQ(refusal("text=uniform"),
             "--kv uniform has no option scope; only quantizers serve some slots or layers (its "
-            "options are keep, sinks, last, evict, distance, profile)");
+            "options are keep, score, sinks, last, evict, distance, profile)");
   EXPECT_EQ(refusal("snapkv,kernel=4"),
             "--kv snapkv has kernel=4, expected an odd number; try kernel=5");
 }

@@ -232,6 +232,8 @@ class PolicySequence {
     int k_block = -1;  // of the lane's blocks; -1: full precision
     int v_block = -1;
     double weight = 0;
+    double score = 0;  // of the prompt's rows: what decode goes by
+    bool of_prompt = false;
     std::vector<int> k_codes, v_codes;
   };
   struct Block {
@@ -377,7 +379,11 @@ class PolicySequence {
       std::vector<Slot> slots;
       for (const int row : kept) {
         slots.push_back(lane.slots[static_cast<size_t>(row)]);
-        slots.back().weight = state.scores.importance[head][static_cast<size_t>(row)];
+        Slot& slot = slots.back();
+        slot.weight = state.scores.importance[head][static_cast<size_t>(row)];
+        slot.of_prompt = true;
+        slot.score =
+            selection.scores[selection.slots.size() > 1 ? head : 0][static_cast<size_t>(row)];
       }
       lane.slots = std::move(slots);
     }
@@ -616,8 +622,12 @@ class PolicySequence {
         for (size_t i = 0; i < lane.slots.size() && rule_->sums_in_decode(); ++i) {
           weights.push_back(slot_weight(pair, head, i));
         }
+        std::vector<double> scores;
+        for (const Slot& held : lane.slots) {
+          if (held.of_prompt) scores.push_back(held.score);
+        }
         slot = pair == layer ? rule_->evict(static_cast<int>(lane.slots.size()), prompt_rows_, step,
-                                            state.kept, state.forget, weights)
+                                            state.kept, state.forget, weights, scores)
                              : layers_[static_cast<size_t>(pair)].dropped;
         state.dropped = slot;
         if (slot >= 0 && head == 0 && rule_->rerotates()) {

@@ -23,6 +23,7 @@ namespace kvlm::reference {
 /// forgets.
 struct Selection {
   std::vector<std::vector<int>> slots;
+  std::vector<std::vector<double>> scores;  ///< for each list, of all rows: what decode goes by
   double forget = 0;
 };
 
@@ -128,12 +129,14 @@ class Rule {
       return options.has(key) ? options.integer(key) : 0;
     };
     sinks_ = number("sinks");
-    last_ = number("last");
+    last_ = options.has("last") ? options.integer("last") : 1;
+    means_ = text("score", "sums") == "means";
+    seed_ = static_cast<uint64_t>(number("seed"));
     window_ = number("window");
     kernel_ = number("kernel");
     distance_ = number("distance");
     evict_ = text("evict", "none");
-    if (evict_ == "auto") evict_ = quantized ? "sliding" : "fixed_index";
+    if (evict_ == "auto") evict_ = quantized ? "window" : "score";
     head_shared_ = text("head_shared", "off") == "on";
     proportional_ = text("budget", "window") == "proportional";
     rerotates_ = text("rerotate", "off") == "on";
@@ -149,14 +152,15 @@ class Rule {
       }
     }
     const auto known = {"uniform", "elastic",   "prefixkv", "streaming", "h2o",
-                        "snapkv",  "pyramidkv", "vlcache",  "tova"};
+                        "snapkv",  "pyramidkv", "vlcache",  "tova",      "random"};
     if (std::find(known.begin(), known.end(), name_) == known.end()) {
       throw std::logic_error("the reference has no rule " + name_);
     }
   }
 
   bool per_head() const {
-    return !head_shared_ && (name_ == "h2o" || name_ == "snapkv" || name_ == "pyramidkv");
+    return !head_shared_ &&
+           (name_ == "h2o" || name_ == "snapkv" || name_ == "pyramidkv" || name_ == "random");
   }
   bool same_in_all_layers() const { return name_ == "streaming"; }
   bool sums_in_decode() const { return name_ == "h2o"; }
@@ -167,7 +171,7 @@ class Rule {
   std::pair<size_t, size_t> summed(const std::vector<int16_t>& modality) const {
     const size_t n = modality.size();
     const auto newest = [&](size_t rows) { return std::pair(n > rows ? n - rows : 0, n); };
-    if (name_ == "streaming") return {0, 0};
+    if (name_ == "streaming" || name_ == "random") return {0, 0};
     if (name_ == "tova") return newest(1);
     if (window_ > 0) return newest(static_cast<size_t>(window_));
     if (name_ != "vlcache") return {0, n};
@@ -198,7 +202,10 @@ class Rule {
     std::vector<Selection> selections(layers.size());
     for (size_t u = 0; u < units.size(); ++u) {
       Selection selection;
-      for (const auto& of_head : scores[u]) selection.slots.push_back(chosen(of_head, kept[u]));
+      for (const auto& of_head : scores[u]) {
+        selection.slots.push_back(chosen(of_head, kept[u]));
+        selection.scores.push_back(window_ > 0 ? pooled(of_head) : of_head);
+      }
       const bool by_layer = name_ == "prefixkv" || name_ == "vlcache" || name_ == "pyramidkv";
       selection.forget = by_layer ? 1 - static_cast<double>(kept[u]) / n : 1 - keep_;
       for (const size_t layer : units[u]) selections[layer] = selection;
@@ -206,10 +213,10 @@ class Rule {
     return selections;
   }
 
-  /// The slot that goes after step t, when a layer of N prompt rows that kept m has n rows; -1:
-  /// none.
+  /// The slot that goes after step t, `scores` being those of the prompt's rows that are left, when
+  /// a layer of N prompt rows that kept m has n rows; -1: none.
   int evict(int n, int prompt_rows, int step, int kept, double forget,
-            const std::vector<double>& weights) const {
+            const std::vector<double>& weights, const std::vector<double>& scores) const {
     if (name_ == "streaming") {
       const int most = proportional_ ? std::max(kept, streaming_rows(prompt_rows + step)) : kept;
       return n > std::max(most, sinks_ + 1) ? sinks_ : -1;
@@ -225,18 +232,61 @@ class Rule {
     if (evict_ == "none") return -1;
     const double budget = std::max<double>(kept, (prompt_rows + step) * (1 - forget));
     if (std::floor(n - budget + 1e-6) < 1) return -1;
+    if (evict_ == "score" || evict_ == "window") return spared(n, kept, scores);
     int slot = (evict_ == "sliding" ? n : kept) - distance_;
     if (slot < 1) slot = kept / 2;
     return std::min(std::max(slot, sinks_), n - 2);
   }
 
  private:
+  /// Rows at the end of the prompt that always stay: at most half of those that are kept.
+  int tail(int kept) const { return std::min(last_, std::max(1, kept / 2)); }
+
+  /// Eviction that spares both ends of the prompt (specs 8.5).
+  int spared(int n, int kept, const std::vector<double>& scores) const {
+    const auto prompt = static_cast<int>(scores.size());
+    std::vector<int> free;  // of the prompt, neither sinks nor tail
+    for (int j = sinks_; j < prompt - tail(kept); ++j) free.push_back(j);
+    if (evict_ == "score" && !free.empty()) {
+      return *std::min_element(free.begin(), free.end(), [&](int a, int b) {
+        const auto score = [&](int j) {
+          return static_cast<float>(scores[static_cast<size_t>(j)]);
+        };
+        return score(a) != score(b) ? score(a) < score(b) : a > b;
+      });
+    }
+    for (int j = std::max(n - distance_, sinks_); j < n - 1; ++j) {
+      if (j < prompt - tail(kept) || j >= prompt) return j;
+    }
+    return free.empty() ? std::min(sinks_, n - 2) : free.back();
+  }
+
+  /// Specs 9.10: what splitmix64 gives after `state`.
+  static uint64_t mix(uint64_t state) {
+    uint64_t z = state + UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+  }
+  std::vector<double> drawn(size_t layer, size_t head, size_t n) const {
+    std::vector<double> numbers;
+    for (size_t j = 0; j < n; ++j) {
+      numbers.push_back(
+          std::ldexp(static_cast<double>(mix(mix(mix(mix(seed_) ^ layer) ^ head) ^ j) >> 11), -53));
+    }
+    return numbers;
+  }
+
   std::vector<std::vector<double>> unit_scores(const std::vector<LayerScores>& layers,
                                                const std::vector<size_t>& unit) const {
     const size_t heads = per_head() ? layers[0].importance.size() : 1;
     const size_t n = layers[0].importance[0].size();
     std::vector<std::vector<double>> scores(heads, std::vector<double>(n));
     if (name_ == "streaming") return scores;
+    if (name_ == "random") {
+      for (size_t h = 0; h < heads; ++h) scores[h] = drawn(unit[0], h, n);
+      return scores;
+    }
     for (size_t h = 0; h < heads; ++h) {
       for (const size_t layer : unit) {
         std::vector<double> of_layer(n);
@@ -245,6 +295,8 @@ class Rule {
           for (size_t j = 0; j < n; ++j) of_layer[j] += layers[layer].importance[head][j];
         }
         of_layer = in_proportion(of_layer);
+        for (size_t j = 0; j < n && means_; ++j) of_layer[j] /= static_cast<double>(n - j);
+        if (means_) of_layer = in_proportion(of_layer);
         for (size_t j = 0; j < n; ++j) scores[h][j] += of_layer[j];
       }
       scores[h] = in_proportion(scores[h]);
@@ -270,7 +322,7 @@ class Rule {
       const auto total =
           static_cast<int64_t>(std::nearbyint(keep_ * static_cast<double>(layers.size()) * n));
       Budgets split(curves, weights);
-      const int least = name_ == "prefixkv" ? sinks_ + last_ + 1 : 1;
+      const int least = name_ == "prefixkv" ? sinks_ + 2 : 1;
       if (name_ == "prefixkv") {
         split.add_up_to(total);
       } else {
@@ -282,7 +334,7 @@ class Rule {
       return split.rows;
     }
     for (size_t u = 0; u < units.size(); ++u) {
-      int rows = std::max(nearest, sinks_ + last_ + 1);  // uniform, elastic
+      int rows = std::max(nearest, sinks_ + 2);  // uniform, elastic, random
       if (name_ == "streaming") rows = streaming_rows(n);
       if (name_ == "h2o" || name_ == "tova") rows = std::max(floored, 1);
       if (name_ == "snapkv") rows = std::max(floored, window_);
@@ -334,28 +386,37 @@ class Rule {
   std::vector<int> chosen(const std::vector<double>& scores, int kept) const {
     const auto n = static_cast<int>(scores.size());
     if (name_ == "streaming") return best_rows(scores, kept, sinks_, kept - sinks_);
-    if (name_ == "tova") return best_rows(scores, kept, 0, 1);
+    if (name_ == "tova") return best_rows(scores, kept, sinks_, tail(kept));
     if (name_ == "h2o") return best_rows(scores, kept, 0, (kept + 1) / 2);
     if (name_ == "vlcache") {
-      return best_rows(scores, kept, 0,
-                       std::max(1, static_cast<int>(std::ceil(recent_ * kept - 1e-9))));
+      return best_rows(scores, kept, sinks_,
+                       std::max(tail(kept), static_cast<int>(std::ceil(recent_ * kept - 1e-9))));
     }
-    if (window_ == 0) return best_rows(scores, kept, sinks_, last_);
-    // Slots before the window, averaged over their neighbours there; beyond the ends lie zeros.
-    std::vector<double> pooled(scores.size());
+    if (window_ == 0) return best_rows(scores, kept, sinks_, tail(kept));
+    return best_rows(pooled(scores), kept, 0, window_);
+  }
+
+  /// Slots before the window, averaged over their neighbours there; beyond the ends lie zeros. The
+  /// window is above them all.
+  std::vector<double> pooled(const std::vector<double>& scores) const {
+    const auto n = static_cast<int>(scores.size());
+    std::vector<double> pool(scores.size());
     for (int j = 0; j < n - window_; ++j) {
       for (int i = j - kernel_ / 2; i <= j + kernel_ / 2; ++i) {
         if (i < 0 || i >= n - window_) continue;
-        pooled[static_cast<size_t>(j)] += scores[static_cast<size_t>(i)] / kernel_;
+        pool[static_cast<size_t>(j)] += scores[static_cast<size_t>(i)] / kernel_;
       }
     }
-    return best_rows(pooled, kept, 0, window_);
+    for (int j = std::max(0, n - window_); j < n; ++j) pool[static_cast<size_t>(j)] = 2;
+    return pool;
   }
 
   std::string name_;
   double keep_;
   int sinks_ = 0, last_ = 0, window_ = 0, kernel_ = 0, distance_ = 0;
   std::string evict_;
+  uint64_t seed_ = 0;
+  bool means_ = false;
   bool head_shared_ = false, proportional_ = false, rerotates_ = false;
   double beta_ = 0, recent_ = 0;
   Merge merge_ = Merge::kNone;

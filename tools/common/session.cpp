@@ -82,7 +82,7 @@ Session::Session(const SessionOptions& options, Watch* watch) {
 
   // What the spec asks for is checked before any weight is looked at.
   const CacheShape shape = model_shape(options.model);
-  if (const auto reason = unsupported(state_->spec, shape)) {
+  if (const auto reason = unsupported(state_->spec, shape, &state_->profile)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   const auto require = [&](size_t weight_bytes) {

@@ -102,6 +102,8 @@ elastic,keep=0.2
 vlcache,keep=0.5
 vlcache,keep=0.28
 vlcache,keep=0.2
+tova,keep=0.5
+tova,keep=0.2
 calibquant,bits=2 + int4,scope=text
 calibquant,bits=4 + int4,scope=text
 head_quantile,bits=4 + int4,scope=text

@@ -23,11 +23,14 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
   const ImportanceNeeds needs = retention.needs();
   const bool joint = retention.joint() || !pairs.empty();
   const auto layers = static_cast<size_t>(joint ? shape.layers : 1);
-  const std::vector<double> importance(
-      needs.rows == ImportanceNeeds::Rows::kNone
-          ? 0
-          : layers * static_cast<size_t>(shape.kv_heads) * modality.size(),
-      1.0);
+  std::vector<double> importance;
+  for (size_t lane = 0; lane < layers * static_cast<size_t>(shape.kv_heads); ++lane) {
+    if (needs.rows == ImportanceNeeds::Rows::kNone) break;
+    // Summed over all rows, a token has the attention of those that can look at it.
+    for (int j = 0; j < rows; ++j) {
+      importance.push_back(needs.rows == ImportanceNeeds::Rows::kAll ? rows - j : 1);
+    }
+  }
   const std::vector<double> sparsity(needs.sparsity ? layers : 0, 0.5);
   const int32_t summed[2] = {
       needs.rows == ImportanceNeeds::Rows::kLast ? std::max(0, rows - needs.last_rows) : 0, rows};

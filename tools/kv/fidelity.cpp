@@ -137,7 +137,7 @@ int run_fidelity(const FidelityOptions& options) {
   Session session(options.session, &watch);
   const CacheShape shape = session.model().decoder().cache_shape();
   for (const FidelityMeter::Policy& policy : policies) {
-    if (const auto reason = unsupported(policy.spec, shape)) {
+    if (const auto reason = unsupported(policy.spec, shape, &policy.profile)) {
       throw Error(ErrorCode::kUnsupported, *reason);
     }
   }

@@ -26,7 +26,9 @@ What `--kv` takes. This page is printed by `vlm-kv list --markdown`; a test comp
   `NAME,scope=visual + NAME,scope=text`. Slots that nothing packs are plain rows, 16-bit floats unless `bf16` or `f32` says otherwise.
 - **Layers**: a quantizer with `layers=0-1/30` serves these layers, one of the same scope without `layers` serves the others.
 - **Profiles**: `profile=official` takes the values of the published code, defects included, `profile=paper` those of the text;
-  an option that is written wins over the profile.
+  an option that is written wins over the profile. What is found by a search on the model (PrefixKV's budgets, the paper's tau of
+  CalibQuant) comes from `--kv-profile FILE`, measured by `vlm-kv profile`, and is refused without.
+- **Fitted values**: alpha, tau and eta are stored by width; a policy uses what was fitted at its own width, else its default.
 - **Canonical text**: printing a spec gives one spelling, and parsing that gives the same spec. Options are printed as written,
   numbers as short as they are exact; a scope or profile that is the policy's usual one is not printed.
 - **Refusals**: an unknown name, key or value and an impossible combination are refused before any weight is read, with the

@@ -2,14 +2,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
+#include <filesystem>
+#include <map>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "kvcache/registry.h"
+#include "kvcache/retention/common.h"
+#include "kvcache/retention/prefix_fit.h"
 #include "runtime/forced_run.h"
 #include "runtime/policy_profile.h"
 #include "tools/common/program.h"
@@ -28,6 +31,7 @@ struct ProfileOptions {
   std::string data;
   std::string out;
   double keep = 0.5;
+  std::vector<int> bits = {1, 2};
   int records = 10;
   bool json = false;
   int max_tokens = 64;
@@ -39,20 +43,56 @@ struct Candidate {
   std::string label;
 };
 
+/// PrefixKV's scores of every layer of a prompt, (layers, n).
+using LayerScores = std::vector<std::vector<double>>;
+
+constexpr std::pair<const char*, retention::Score> kScores[] = {{"means", retention::Score::kMeans},
+                                                                {"sums", retention::Score::kSums}};
+
+/// Keeps every row and notes how the prompt attends, as PrefixKV's rule sees it.
+class ScoreProbe final : public Retention {
+ public:
+  explicit ScoreProbe(std::map<std::string, LayerScores>& scores) : scores_(&scores) {}
+
+  ImportanceNeeds needs() const noexcept override { return {.rows = ImportanceNeeds::Rows::kAll}; }
+  bool joint() const noexcept override { return true; }
+  std::vector<LayerSelection> select(const PromptView& prompt,
+                                     std::span<const int> pairs) const override {
+    scores_->clear();
+    for (const auto& [name, score] : kScores) {
+      for (const retention::Unit& unit : retention::units_of(prompt, pairs)) {
+        (*scores_)[name].push_back(retention::unit_scores(prompt, unit, score));
+      }
+    }
+    return retention::keep_everything(prompt);
+  }
+  int peak_rows(int kept, double, int prompt_rows, int max_rows) const noexcept override {
+    return retention::growing_peak(kept, prompt_rows, max_rows);
+  }
+  int64_t peak_rows_total(int layers, int, int max_rows) const noexcept override {
+    return int64_t{layers} * max_rows;
+  }
+
+ private:
+  std::map<std::string, LayerScores>* scores_;
+};
+
 class Profiler {
  public:
   Profiler(const ProfileOptions& options, Session& session, std::vector<ForcedRecord> records)
       : options_(options), session_(session), records_(std::move(records)) {}
 
-  /// The forget ratio of every layer that PrefixKV fits to a prompt, averaged over the records
-  /// (specs 8.4).
-  std::vector<double> forget_ratios() {
+  /// PrefixKV's forget ratios (specs 8.4) and the Gini coefficients of its scores, of every layer,
+  /// averaged over the records.
+  void fit_budgets(PolicyProfile& profile) {
     Model& model = session_.model();
     const CacheShape shape = model.decoder().cache_shape();
-    const CacheSpec spec = parse_spec(fmt::format("prefixkv,mode=online,keep={}", options_.keep));
-    std::vector<double> mean(static_cast<size_t>(shape.layers));
+    const CacheSpec spec = parse_spec("prefixkv,mode=online");
+    std::map<std::string, LayerScores> scores;
+    std::map<std::string, LayerScores> forget;  // (records, layers)
+    std::map<std::string, LayerScores> gini;
     Progress progress("prefixkv", records_.size(), false);
-    for (size_t i = 0; i < records_.size(); ++i) {
+    for (size_t i = 0; i < records_.size() && !interrupted(); ++i) {
       std::vector<Image> images;
       for (const std::string& path : records_[i].images) images.push_back(load_image(path));
       std::string prompt = records_[i].prompt;
@@ -62,19 +102,33 @@ class Profiler {
           images, session_.stream());
       const auto rows = static_cast<int>(encoded.prompt.ids.size()) + 1;
       CacheParts parts = parts_of(spec, shape, nullptr);
+      parts.retention = std::make_unique<ScoreProbe>(scores);
       const size_t bytes = PolicyCache::session_bytes(parts, shape, rows);
       PolicyCache cache(std::move(parts), shape, bytes, session_.device());
       const ForcedRun run(model, cache, encoded, 1, session_.stream());
-      for (int layer = 0; layer < shape.layers; ++layer) {
-        const double kept = cache.layer(run.id(), layer).kept;
-        mean[static_cast<size_t>(layer)] +=
-            (1 - kept / static_cast<double>(encoded.prompt.ids.size())) /
-            static_cast<double>(records_.size());
+      for (const auto& [name, layers] : scores) {
+        forget[name].push_back(forget_ratios(layers, options_.keep, retention::Ends{1, 1}.least()));
+        gini[name].emplace_back();
+        for (const std::vector<double>& layer : layers) {
+          gini[name].back().push_back(kvlm::gini(lorenz_curve(layer)));
+        }
       }
       progress.update({i + 1, 0, 0}, "");
     }
     progress.finish();
-    return mean;
+    profile.forget_keep = options_.keep;
+    for (const auto& [name, score] : kScores) {
+      profile.forget[name] = mean_ratios(forget[name]);
+      profile.gini[name] = mean_ratios(gini[name]);
+    }
+    if (options_.json || interrupted()) return;
+    for (size_t layer = 0; layer < profile.forget["means"].size(); ++layer) {
+      fmt::print(
+          "prefixkv       layer {:<6} keeps {:.3f} by means, {:.3f} by sums; gini {:.3f}, "
+          "{:.3f}\n",
+          layer, 1 - profile.forget["means"][layer], 1 - profile.forget["sums"][layer],
+          profile.gini["means"][layer], profile.gini["sums"][layer]);
+    }
   }
 
   /// The candidate whose mean KL over the records is smallest; prints all.
@@ -93,11 +147,11 @@ class Profiler {
     size_t best = 0;
     for (size_t i = 0; i < results.size(); ++i) {
       if (!options_.json)
-        fmt::print("{:<14} {:<12} KL {:.5f}  top-1 {:.2f} %\n", what, candidates[i].label,
+        fmt::print("{:<14} {:<24} KL {:.5f}  top-1 {:.2f} %\n", what, candidates[i].label,
                    results[i].mean_kl(), 100 * results[i].top1());
       if (results[i].mean_kl() < results[best].mean_kl()) best = i;
     }
-    if (!options_.json) fmt::print("{:<14} {:<12} chosen\n", what, candidates[best].label);
+    if (!options_.json) fmt::print("{:<14} {:<24} chosen\n", what, candidates[best].label);
     return best;
   }
 
@@ -107,79 +161,125 @@ class Profiler {
   std::vector<ForcedRecord> records_;
 };
 
-constexpr double kAlphas[] = {0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25};  // specs 4.5
+constexpr double kAlphas[] = {0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25};  // specs 4.5, 1 bit
+constexpr double kAlphaFactors[] = {0, 0.25, 0.5, 1, 2, 4};          // of the default, at more
 constexpr double kEta1[] = {0, 1.0 / 6, 0.25, 2.0 / 6};              // specs 6.6
 constexpr double kEta2[] = {0, 0.045, 0.09};
 
-[[noreturn]] void refuse_out(const std::string& path) {
-  throw Error(ErrorCode::kCorruptFile,
-              fmt::format("--out {} cannot be written; give a file in a folder that can", path));
+/// Widths at which a policy has a value to fit: CalibQuant remaps scores, and XQuant moves levels,
+/// at 1 and 2 bits.
+int widest(std::string_view policy) { return policy == "head_quantile" ? 8 : 2; }
+
+void fit_tau(Profiler& profiler, int bits, PolicyProfile& profile) {
+  std::vector<Candidate> candidates;
+  std::vector<std::pair<double, double>> taus;
+  for (int low = 0; low <= 3; ++low) {
+    for (int high = 0; high <= 3; ++high) {
+      taus.emplace_back(low, high);
+      candidates.push_back({fmt::format("calibquant,bits={},tau={}:{}", bits, low, high),
+                            fmt::format("{} bits, tau {}:{}", bits, low, high)});
+    }
+  }
+  profile.tau[bits] = taus[profiler.best_of("calibquant", candidates)];
+}
+
+void fit_alpha(Profiler& profiler, const CacheShape& shape, int bits, PolicyProfile& profile) {
+  std::vector<double> alphas(std::begin(kAlphas), std::end(kAlphas));
+  if (bits > 1) {
+    const std::string spec = fmt::format("head_quantile,bits={}", bits);
+    const CacheParts parts = parts_of(parse_spec(spec), shape, nullptr);
+    const double standard =
+        static_cast<double>(parts.quantizers.front()->plan(Part::kKeys, 0).rules[0].alpha);
+    alphas.clear();
+    for (const double factor : kAlphaFactors) alphas.push_back(factor * standard);
+  }
+  std::vector<Candidate> candidates;
+  for (const double alpha : alphas) {
+    candidates.push_back({fmt::format("head_quantile,bits={},alpha={:.6f}", bits, alpha),
+                          fmt::format("{} bits, alpha {:.6f}", bits, alpha)});
+  }
+  profile.alpha[bits] = alphas[profiler.best_of("head_quantile", candidates)];
+}
+
+/// Both widths at once: a layer's keys and values may have one each.
+void fit_eta(Profiler& profiler, bool one, bool two, PolicyProfile& profile) {
+  const std::vector<double> defaults = {-1};
+  const std::vector<double> ones =
+      one ? std::vector<double>(std::begin(kEta1), std::end(kEta1)) : defaults;
+  const std::vector<double> twos =
+      two ? std::vector<double>(std::begin(kEta2), std::end(kEta2)) : defaults;
+  std::vector<Candidate> candidates;
+  std::vector<std::pair<double, double>> etas;
+  for (const double eta1 : ones) {
+    for (const double eta2 : twos) {
+      Candidate candidate{"xquant", "eta"};
+      if (one) {
+        candidate.spec += fmt::format(",eta1={}", eta1);
+        candidate.label += fmt::format(" {:.3f} at 1 bit", eta1);
+      }
+      if (two) {
+        candidate.spec += fmt::format(",eta2={}", eta2);
+        candidate.label += fmt::format(" {:.3f} at 2", eta2);
+      }
+      candidates.push_back(candidate);
+      etas.emplace_back(eta1, eta2);
+    }
+  }
+  const auto [eta1, eta2] = etas[profiler.best_of("xquant", candidates)];
+  if (one) profile.eta[1] = eta1;
+  if (two) profile.eta[2] = eta2;
+}
+
+void check_options(const ProfileOptions& options) {
+  std::error_code error;
+  if (std::filesystem::equivalent(options.data, options.out, error)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--out {} is the file of --data; give another name", printable(options.out)));
+  }
+  const int least = *std::min_element(options.bits.begin(), options.bits.end());
+  for (const std::string& policy : options.policies) {
+    if (policy != "prefixkv" && least > widest(policy)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("--policy {} has nothing to fit at {} bits; add --bits 1 or 2",
+                              policy, least));
+    }
+  }
 }
 
 int run_profile(const ProfileOptions& options) {
+  check_options(options);
   std::vector<ForcedRecord> records = read_forced_records(options.data);
   if (records.size() > static_cast<size_t>(options.records)) {
     records.resize(static_cast<size_t>(options.records));
   }
-  std::ofstream file(options.out, std::ios::app);  // refused before anything is measured
-  if (!file) refuse_out(options.out);
-  file.close();
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
+  // Refused before anything is measured.
+  PolicyProfile profile = profile_to_extend(options.out, std::string(session.model().name()));
   Profiler profiler(options, session, std::move(records));
-  PolicyProfile profile;
   const auto wanted = [&](const char* policy) {
     return !interrupted() &&
            (options.policies.empty() || std::find(options.policies.begin(), options.policies.end(),
                                                   policy) != options.policies.end());
   };
-  if (wanted("prefixkv")) {
-    profile.forget = profiler.forget_ratios();
-    profile.forget_keep = options.keep;
-    for (size_t layer = 0; layer < profile.forget.size() && !options.json; ++layer) {
-      fmt::print("prefixkv       layer {:<6} keeps {:.3f}\n", layer, 1 - profile.forget[layer]);
+  const auto width = [&](int bits) {
+    return !interrupted() &&
+           std::find(options.bits.begin(), options.bits.end(), bits) != options.bits.end();
+  };
+  if (wanted("prefixkv")) profiler.fit_budgets(profile);
+  for (int bits = 1; bits <= 8; ++bits) {
+    if (!width(bits)) continue;
+    if (wanted("calibquant") && bits <= widest("calibquant")) fit_tau(profiler, bits, profile);
+    if (wanted("head_quantile")) {
+      fit_alpha(profiler, session.model().decoder().cache_shape(), bits, profile);
     }
   }
-  if (wanted("calibquant")) {
-    std::vector<Candidate> candidates;
-    std::vector<std::pair<double, double>> taus;
-    for (int low = 0; low <= 3; ++low) {
-      for (int high = 0; high <= 3; ++high) {
-        taus.emplace_back(low, high);
-        candidates.push_back(
-            {fmt::format("calibquant,tau={}:{}", low, high), fmt::format("tau {}:{}", low, high)});
-      }
-    }
-    profile.tau = taus[profiler.best_of("calibquant", candidates)];
-  }
-  if (wanted("head_quantile")) {
-    std::vector<Candidate> candidates;
-    for (const double alpha : kAlphas) {
-      candidates.push_back(
-          {fmt::format("head_quantile,alpha={}", alpha), fmt::format("alpha {}", alpha)});
-    }
-    profile.alpha = kAlphas[profiler.best_of("head_quantile", candidates)];
-  }
-  if (wanted("xquant")) {
-    std::vector<Candidate> candidates;
-    std::vector<std::pair<double, double>> etas;
-    for (const double one : kEta1) {
-      for (const double two : kEta2) {
-        etas.emplace_back(one, two);
-        candidates.push_back({fmt::format("xquant,eta1={},eta2={}", one, two),
-                              fmt::format("eta {:.3f}:{:.3f}", one, two)});
-      }
-    }
-    profile.eta = etas[profiler.best_of("xquant", candidates)];
-  }
+  if (wanted("xquant") && (width(1) || width(2))) fit_eta(profiler, width(1), width(2), profile);
   if (interrupted()) return kExitInterrupted;
-  const std::string text = profile_text(profile, std::string(session.model().name()));
-  file.open(options.out, std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) refuse_out(options.out);
+  write_profile(profile, options.out);
   if (options.json) {
-    fmt::print("{}\n", text);
+    fmt::print("{}\n", profile_text(profile));
   } else {
     fmt::print("wrote {}; give it to vlm-run --kv-profile\n", options.out);
   }
@@ -194,12 +294,21 @@ std::function<int()> add_profile(CLI::App& app) {
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
       ->required();
-  app.add_option("--out", options->out, "File for what was measured")->required();
+  app.add_option(
+         "--out", options->out,
+         "File for what was measured; a profile of this model that is there keeps its other "
+         "parts")
+      ->required();
   app.add_flag("--json", options->json, "The file's text on stdout too, instead of lines");
   app.add_option("--policy", options->policies, "Only these; repeatable")
       ->check(CLI::IsMember({"prefixkv", "calibquant", "head_quantile", "xquant"}));
   app.add_option("--keep", options->keep, "Share of tokens that PrefixKV keeps")
       ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  app.add_option("--bits", options->bits,
+                 "Widths to fit calibquant, head_quantile and xquant at; repeatable. A policy uses "
+                 "what was fitted at its own width only")
+      ->check(CLI::Range(1, 8))
       ->capture_default_str();
   app.add_option("--records", options->records, "First records of the data")
       ->check(CLI::Range(1, 1 << 20))

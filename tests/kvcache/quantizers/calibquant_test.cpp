@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/attend_packed.h"
+#include "kernels/base/error.h"
 #include "tests/kvcache/quantizers/make.h"
 
 namespace kvlm {
@@ -45,8 +46,8 @@ TEST(CalibQuant, LevelsOfTheSpec) {  // specs 5.5, 5.7; metadata is f16
   // Both ends times .3: from .3 to .9, which all of the channel is nearer to (specs 5.5).
   EXPECT_THAT(levels("calibquant,profile=official", Part::kValues), are(0.9f, 0.9f));
   // As they are.
-  EXPECT_THAT(levels("calibquant,profile=paper", Part::kKeys), are(1, 3));
-  EXPECT_THAT(levels("calibquant,profile=paper", Part::kValues), are(1, 3));
+  EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", Part::kKeys), are(1, 3));
+  EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", Part::kValues), are(1, 3));
 }
 
 TEST(CalibQuant, RemapsOfItsProfiles) {  // specs 5.5
@@ -69,9 +70,31 @@ TEST(CalibQuant, ConstantsBelongToOneBit) {
   EXPECT_EQ(quantizer("calibquant,bits=4", kShape)->remap(0), nullptr);
   EXPECT_EQ(quantizer("calibquant,tau=0:0", kShape)->remap(0), nullptr);
   PolicyProfile profile;
-  profile.tau = {1, 2};
+  profile.tau[1] = {1, 2};
   EXPECT_EQ(quantizer("calibquant", kShape, &profile)->remap(0)->tau_low, 1);
   EXPECT_EQ(quantizer("calibquant,tau=0:3", kShape, &profile)->remap(0)->tau_low, 0);
+  // A value of 1 bit is none of 2.
+  EXPECT_EQ(quantizer("calibquant,bits=2", kShape, &profile)->remap(0)->tau_low, 0);
+  EXPECT_EQ(quantizer("calibquant,bits=2", kShape, &profile)->remap(0)->tau_high, 3);
+}
+
+/// The paper searches tau on the model (4.2); the constants of its code are not put in its place.
+TEST(CalibQuant, ThePapersTauComesFromASearch) {
+  PolicyProfile profile;
+  profile.tau[1] = {1, 2};
+  EXPECT_EQ(quantizer("calibquant,profile=paper", kShape, &profile)->remap(0)->tau_high, 2);
+  EXPECT_NE(quantizer("calibquant,profile=paper,bits=8", kShape), nullptr);  // has no remap
+  for (const char* spec : {"calibquant,profile=paper", "calibquant,profile=paper,bits=2"}) {
+    const PolicyProfile* given = std::string_view(spec).ends_with("2") ? &profile : nullptr;
+    try {
+      quantizer(spec, kShape, given);
+      ADD_FAILURE() << spec;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("vlm-kv profile --policy calibquant --bits"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("tau=A:B"));
+    }
+  }
 }
 
 }  // namespace

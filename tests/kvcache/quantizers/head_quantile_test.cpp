@@ -69,5 +69,36 @@ TEST(HeadQuantile, TailsAreTheGaussianOptimum) {
   EXPECT_EQ(given->plan(Part::kKeys, 0).format.axis, ScaleAxis::kHead);
 }
 
+/// What was fitted at 1 bit clips so much that 8 bits are no better: it is for 1 bit alone.
+TEST(HeadQuantile, AProfilesAlphaIsForItsWidth) {
+  PolicyProfile profile;
+  profile.alpha = {{1, 0.25}, {4, 0.01}};
+  const auto alpha = [&](const std::string& spec) {
+    return quantizer(spec, kShape, &profile)->plan(Part::kValues, 1).rules[0].alpha;
+  };
+  const auto own = [](const std::string& spec) {
+    return quantizer(spec, kShape)->plan(Part::kValues, 1).rules[0].alpha;
+  };
+  EXPECT_FLOAT_EQ(alpha("head_quantile"), 0.25f);
+  EXPECT_FLOAT_EQ(alpha("head_quantile,bits=4"), 0.01f);
+  EXPECT_FLOAT_EQ(alpha("head_quantile,alpha=0.1"), 0.1f);
+  for (const char* spec : {"head_quantile,bits=2", "head_quantile,bits=8"}) {
+    EXPECT_FLOAT_EQ(alpha(spec), own(spec)) << spec;
+  }
+}
+
+/// Eqs. 8-9 are for 1 bit; codes of more have the whole range (eqs. 3-6).
+TEST(HeadQuantile, ThePaperHasQuantilesAtOneBitOnly) {
+  PolicyProfile profile;
+  profile.alpha[4] = 0.01;
+  const auto alpha = [&](const std::string& spec) {
+    return quantizer(spec, kShape, &profile)->plan(Part::kKeys, 0).rules[0].alpha;
+  };
+  EXPECT_FLOAT_EQ(alpha("head_quantile,profile=paper"), 0.2f);
+  EXPECT_EQ(alpha("head_quantile,bits=2,profile=paper"), 0);
+  EXPECT_EQ(alpha("head_quantile,bits=4,profile=paper"), 0);
+  EXPECT_FLOAT_EQ(alpha("head_quantile,bits=4,profile=paper,alpha=0.05"), 0.05f);
+}
+
 }  // namespace
 }  // namespace kvlm

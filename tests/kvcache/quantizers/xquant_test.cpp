@@ -50,10 +50,14 @@ TEST(XQuant, LevelsMoveByWidth) {
   EXPECT_FLOAT_EQ(made->plan(Part::kKeys, 2).rules[0].eta, 1.0f / 6);
   EXPECT_FLOAT_EQ(made->plan(Part::kValues, 0).rules[0].eta, 1.0f / 6);
   PolicyProfile profile;
-  profile.eta = {0.25, 0.09};
+  profile.eta = {{1, 0.25}, {2, 0.09}};
   const auto fitted = quantizer(spec(2, 0, 4, 4), shape_of(4, 1, 32), &profile);
   EXPECT_FLOAT_EQ(fitted->plan(Part::kKeys, 0).rules[0].eta, 0.09f);
   EXPECT_FLOAT_EQ(fitted->plan(Part::kValues, 0).rules[0].eta, 0.25f);
+  profile.eta.erase(2);  // fitted at 1 bit alone: 2 bits have their own
+  const auto half = quantizer(spec(2, 0, 4, 4), shape_of(4, 1, 32), &profile);
+  EXPECT_FLOAT_EQ(half->plan(Part::kKeys, 0).rules[0].eta, 0.045f);
+  EXPECT_FLOAT_EQ(half->plan(Part::kValues, 0).rules[0].eta, 0.25f);
 }
 
 TEST(XQuant, RefusesAPairOfTwoWidths) {  // specs 6.3

@@ -98,6 +98,19 @@ TEST(Units, SumNormalisedScores) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(scores[i], want[i], 1e-12);
 }
 
+/// Column sums of the rows [1], [.25 .75], [.2 .3 .5] (specs 2.1): by means the ranking changes.
+TEST(Units, DivideByTheRowsThatSee) {
+  const testing::Prompt prompt = testing::prompt_of({{1.45, 1.05, .5}});
+  const Unit unit{{0}, {0}};
+  const std::vector<double> sums = unit_scores(prompt.view(), unit, Score::kSums);
+  const std::vector<double> means = unit_scores(prompt.view(), unit, Score::kMeans);
+  const std::vector<double> want = {1.45 / 3, 1.05 / 2, .5};
+  for (size_t j = 0; j < 3; ++j) {
+    EXPECT_NEAR(sums[j], prompt.importance[j] / 3, 1e-12);
+    EXPECT_NEAR(means[j], want[j] / (want[0] + want[1] + want[2]), 1e-12);
+  }
+}
+
 TEST(PlaceEviction, FixedIndexRemovesWhatWasLastInThePrompt) {
   const auto rule = testing::make_rule(uniform, {{"evict", "fixed_index"}});
   // N = 100, forgetting half: kept 50, index 25.
@@ -132,7 +145,7 @@ TEST(PlaceEviction, SlidingKeepsItsDistance) {
 
 TEST(PlaceEviction, ForgivesRoundingOfAWholeBudget) {
   // 1 - .7 is above .3 in f64: a budget of 30 rows would be 30 + 4e-15.
-  const auto seventy = testing::make_rule(uniform, {});
+  const auto seventy = testing::make_rule(uniform, {{"evict", "fixed_index"}});
   testing::DecodingLayer layer(*seventy, 90, 27, .7);
   for (int t = 1, rows = 27; t <= 300; ++t) {
     ++rows;
@@ -143,7 +156,7 @@ TEST(PlaceEviction, ForgivesRoundingOfAWholeBudget) {
 }
 
 TEST(PlaceEviction, FollowsTheBudgetOfTheWorkedExample) {
-  for (const char* evict : {"fixed_index", "sliding"}) {
+  for (const char* evict : {"score", "window", "fixed_index", "sliding"}) {
     const auto rule = testing::make_rule(uniform, {{"evict", evict}});
     std::vector<int> steps;
     for (const auto& [step, label] :
@@ -158,7 +171,7 @@ TEST(PlaceEviction, StaysBelowTheBudgetPlusOne) {
   for (const double forget : {.05, .3, .5, .77, .9}) {
     for (const int n : {10, 77, 100, 624}) {
       const int kept = n - rounded_rows(forget, n);
-      for (const char* evict : {"fixed_index", "sliding"}) {
+      for (const char* evict : {"score", "window", "fixed_index", "sliding"}) {
         const auto rule = testing::make_rule(uniform, {{"evict", evict}, {"sinks", "0"}});
         testing::DecodingLayer layer(*rule, n, kept, forget);
         for (int t = 1; t <= 300; ++t) {
@@ -172,7 +185,7 @@ TEST(PlaceEviction, StaysBelowTheBudgetPlusOne) {
 
 TEST(PlaceEviction, HalvesTheIndexOfAShortLayerAndSparesSinks) {
   // Three rows kept: index 3 - 25 falls back to 1.
-  const auto one = testing::make_rule(uniform, {{"sinks", "1"}});
+  const auto one = testing::make_rule(uniform, {{"sinks", "1"}, {"evict", "fixed_index"}});
   testing::DecodingLayer layer(*one, 100, 3, .99);
   EXPECT_EQ(layer.step(), 1);
   EXPECT_EQ(layer.last_slot(), 1);
@@ -186,9 +199,43 @@ TEST(PlaceEviction, HalvesTheIndexOfAShortLayerAndSparesSinks) {
     EXPECT_EQ(short_layer.last_slot(), 10) << evict;
   }
   // Six rows kept with four sinks: index 3 is a sink, 4 goes.
-  const auto four = testing::make_rule(uniform, {{"sinks", "4"}});
+  const auto four = testing::make_rule(uniform, {{"sinks", "4"}, {"evict", "fixed_index"}});
   testing::DecodingLayer sinks(*four, 100, 6, .95);
   EXPECT_EQ(sinks.step(), 4);
+}
+
+/// Rows 0 and 1 are sinks, 7, 8 and 9 the tail: the others go by their scores, ties the newer one;
+/// then the generated rows, the oldest that is within the distance.
+TEST(PlaceEviction, ByScoreSparesBothEnds) {
+  const auto rule = testing::make_rule(
+      uniform, {{"evict", "score"}, {"sinks", "2"}, {"last", "3"}, {"distance", "4"}});
+  testing::DecodingLayer layer(*rule, 1000, 10, .999);
+  layer.scores() = {0, 0, 5, 3, 4, 3, 7, 0, 0, 0};
+  std::vector<int> gone;
+  for (int t = 1; t <= 9; ++t) gone.push_back(layer.step());
+  EXPECT_THAT(gone, ElementsAre(5, 3, 4, 2, 6, 12, 13, 14, 15));
+  EXPECT_THAT(layer.labels(), ElementsAre(0, 1, 7, 8, 9, 10, 11, 16, 17, 18));
+}
+
+/// With nothing but sinks and the tail beside the newest row, a sink's neighbour goes: the newest
+/// row stays in any case.
+TEST(PlaceEviction, KeepsTheNewestRowWhereEverythingIsProtected) {
+  const auto rule = testing::make_rule(uniform, {{"evict", "score"}, {"sinks", "5"}});
+  testing::DecodingLayer layer(*rule, 1000, 7, .999);
+  for (int t = 1; t <= 30; ++t) {
+    EXPECT_NE(layer.step(), 7 + t - 1);
+    EXPECT_THAT(std::span(layer.labels()).first(5), ElementsAre(0, 1, 2, 3, 4));
+  }
+}
+
+/// What a quantizer may have packed, further than the distance from the end, stays.
+TEST(PlaceEviction, WindowSkipsTheTail) {
+  const auto rule =
+      testing::make_rule(uniform, {{"last", "3"}, {"distance", "5"}}, {.with_quantizer = true});
+  testing::DecodingLayer layer(*rule, 1000, 10, .999);
+  std::vector<int> gone;
+  for (int t = 1; t <= 6; ++t) gone.push_back(layer.step());
+  EXPECT_THAT(gone, ElementsAre(6, 10, 11, 12, 13, 14));
 }
 
 TEST(PlaceEviction, EvictsNothingIfNone) {

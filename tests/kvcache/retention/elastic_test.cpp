@@ -29,8 +29,8 @@ TEST(Elastic, AveragesRowsIntoTheNearestAnchor) {
   EXPECT_THAT(merged_values, ElementsAre(15, 35, 55));
 }
 
-TEST(Elastic, EvictsAtAFixedIndex) {
-  const auto rule = make_rule(retention::elastic, {});
+TEST(Elastic, EvictsAtAFixedIndexAsPublished) {
+  const auto rule = make_rule(retention::elastic, {{"profile", "official"}});
   EXPECT_THAT(first_removals(DecodingLayer(*rule, 100, 50, .5), 3),
               ElementsAre(std::pair(2, 25), std::pair(4, 26), std::pair(6, 27)));
 }

@@ -215,14 +215,8 @@ TEST(FitRescale, EndsOnTies) {
 }
 
 TEST(Profile, IsTheMeanOfForgetRatios) {
-  // (layers 2, kv_heads 2, n 5): heads average to the worked example.
-  std::vector<double> importance;
-  for (const auto& layer : {kFirst, kSecond}) {
-    for (const double factor : {.5, 1.5}) {
-      for (const double x : layer) importance.push_back(x * factor * 7);
-    }
-  }
-  const std::vector<double> ratios = forget_ratios(importance, 2, 2, .6, 1);
+  const std::vector<std::vector<double>> scores = {kFirst, kSecond};
+  const std::vector<double> ratios = forget_ratios(scores, .6, 1);
   ASSERT_EQ(ratios.size(), 2u);
   EXPECT_DOUBLE_EQ(ratios[0], .6);  // R = (.4, .8)
   EXPECT_DOUBLE_EQ(ratios[1], 1 - .8);

@@ -21,7 +21,9 @@ const std::vector<double> kPublished7b = {
 
 PolicyProfile profile_of(const std::vector<double>& keep, double of) {
   PolicyProfile profile;
-  for (const double r : keep) profile.forget.push_back(1 - r);
+  for (const char* score : {"means", "sums"}) {
+    for (const double r : keep) profile.forget[score].push_back(1 - r);
+  }
   profile.forget_keep = of;
   return profile;
 }
@@ -36,7 +38,8 @@ CacheShape shape_of(size_t layers) {
 
 TEST(PrefixKv, SplitsTheWorkedExample) {
   const Prompt prompt = prompt_of({kFirst, kSecond});
-  const auto rule = make_rule(retention::prefixkv, {{"keep", "0.6"}, {"sinks", "0"}});
+  const auto rule = make_rule(retention::prefixkv,
+                              {{"keep", "0.6"}, {"last", "1"}, {"score", "sums"}, {"sinks", "0"}});
   EXPECT_TRUE(rule->joint());
   const auto selections = testing::select(*rule, prompt);
   EXPECT_THAT(kept(selections), ElementsAre(2, 4));
@@ -45,8 +48,8 @@ TEST(PrefixKv, SplitsTheWorkedExample) {
   // The last row takes a place; the best others have the rest.
   EXPECT_THAT(selections[0].slots, ElementsAre(ElementsAre(0, 4)));
   EXPECT_THAT(selections[1].slots, ElementsAre(ElementsAre(0, 1, 2, 4)));
-  // Sinks + last + 1 rows of each layer are more than the first one's share.
-  const auto clamped = make_rule(retention::prefixkv, {{"keep", "0.6"}});
+  // Sinks, the last row and another of each layer are more than the first one's share.
+  const auto clamped = make_rule(retention::prefixkv, {{"keep", "0.6"}, {"score", "sums"}});
   EXPECT_THAT(kept(testing::select(*clamped, prompt)), ElementsAre(3, 3));
   const Prompt ties = prompt_of({{.4, .3, .2, .1}, {.4, .3, .2, .1}});
   const auto three = make_rule(retention::prefixkv, {{"keep", "0.375"}, {"sinks", "0"}});
@@ -65,7 +68,7 @@ TEST(PrefixKv, MeetsTheTotalAndProtectsBothEnds) {
                 std::lround(std::stod(keep) * 7 * 150));
       for (const LayerSelection& selection : selections) {
         const std::vector<int32_t>& slots = selection.slots.at(0);
-        EXPECT_GE(slots.size(), 6u);
+        EXPECT_GE(slots.size(), 5u);
         EXPECT_THAT(std::vector<int32_t>(slots.begin(), slots.begin() + 3), ElementsAre(0, 1, 2));
         EXPECT_THAT(std::vector<int32_t>(slots.end() - 2, slots.end()), ElementsAre(148, 149));
       }
@@ -82,7 +85,8 @@ TEST(PrefixKv, SplitsAlikeLayersEvenly) {
 
 TEST(PrefixKv, CountsProtectedRowsOnTopIfOfficial) {
   const Prompt prompt = random_prompt(6, 1, 400, 5);
-  const auto rule = make_rule(retention::prefixkv, {{"keep", "0.3"}, {"profile", "official"}});
+  const auto rule = make_rule(retention::prefixkv,
+                              {{"keep", "0.3"}, {"mode", "online"}, {"profile", "official"}});
   const std::vector<int> rows = kept(testing::select(*rule, prompt));
   const int sum = std::accumulate(rows.begin(), rows.end(), 0);
   EXPECT_GE(sum, 720);
@@ -93,10 +97,10 @@ TEST(PrefixKv, TakesTheProfileMadeForItsBudget) {
   const CacheShape shape = shape_of(32);
   PolicyProfile profile = profile_of(kPublished7b, .5);
   double mean = 0;
-  for (const double forget : profile.forget) mean += forget / 32;
+  const std::vector<double>& ratios = profile.forget.at("means");
+  for (const double forget : ratios) mean += forget / 32;
   EXPECT_NEAR(mean, .4990, 5e-4);
-  EXPECT_EQ(std::max_element(profile.forget.begin(), profile.forget.end()),
-            profile.forget.begin() + 21);
+  EXPECT_EQ(std::max_element(ratios.begin(), ratios.end()), ratios.begin() + 21);
 
   const PolicyContext context{.shape = &shape, .profile = &profile};
   const auto rule = make_rule(retention::prefixkv, {}, context);
@@ -105,14 +109,17 @@ TEST(PrefixKv, TakesTheProfileMadeForItsBudget) {
   const auto selections = testing::select(*rule, prompt);
   EXPECT_EQ(selections[0].kept(), 553);   // 624 - round(.114 * 624)
   EXPECT_EQ(selections[21].kept(), 147);  // 624 - round(.765 * 624)
-  EXPECT_DOUBLE_EQ(selections[21].forget, profile.forget[21]);
+  EXPECT_DOUBLE_EQ(selections[21].forget, ratios[21]);
 
   EXPECT_TRUE(make_rule(retention::prefixkv, {{"mode", "online"}}, context)->joint());
   // auto falls back to fitting where the profile is for another budget or decoder.
   EXPECT_TRUE(make_rule(retention::prefixkv, {{"keep", "0.4"}}, context)->joint());
   const CacheShape other = shape_of(28);
   EXPECT_TRUE(make_rule(retention::prefixkv, {}, {.shape = &other, .profile = &profile})->joint());
-  EXPECT_TRUE(make_rule(retention::prefixkv, {{"profile", "official"}})->joint());
+  // The published rule takes what was fitted on its own score.
+  EXPECT_FALSE(make_rule(retention::prefixkv, {{"profile", "official"}}, context)->joint());
+  profile.forget.erase("sums");
+  EXPECT_THROW(make_rule(retention::prefixkv, {{"profile", "official"}}, context), Error);
 }
 
 TEST(PrefixKv, RefusesAProfileThatDoesNotFit) {
@@ -128,6 +135,14 @@ TEST(PrefixKv, RefusesAProfileThatDoesNotFit) {
     }
     return "nothing was thrown";
   };
+  // The published budgets come from a profile; nothing else is put in its place in silence.
+  for (const char* name : {"official", "paper"}) {
+    const std::string told =
+        refusal(ErrorCode::kUnsupported, {{"profile", name}}, {.shape = &shape});
+    EXPECT_THAT(told, HasSubstr(std::string("prefixkv,profile=") + name));
+    EXPECT_THAT(told, HasSubstr("vlm-kv profile --policy prefixkv --keep 0.5"));
+    EXPECT_THAT(told, HasSubstr("mode=online"));
+  }
   const Options options = {{"mode", "profile"}, {"keep", "0.3"}};
   EXPECT_THAT(refusal(ErrorCode::kUnsupported, options, {.shape = &shape}),
               HasSubstr("--kv-profile"));
@@ -137,7 +152,7 @@ TEST(PrefixKv, RefusesAProfileThatDoesNotFit) {
   EXPECT_THAT(refusal(ErrorCode::kUnsupported, {{"mode", "profile"}},
                       {.shape = &other, .profile = &profile}),
               HasSubstr("the profile has 32 layers"));
-  profile.forget[3] = 1.5;
+  profile.forget["means"][3] = 1.5;
   EXPECT_THAT(refusal(ErrorCode::kCorruptFile, {}, {.shape = &shape, .profile = &profile}),
               HasSubstr("forget ratio of 1.5"));
 }
@@ -150,7 +165,7 @@ TEST(PrefixKv, ClampsShortLayersOfAProfile) {
   const Prompt prompt = random_prompt(2, 1, 100, 1);
   const auto selections = testing::select(*rule, prompt);
   EXPECT_THAT(kept(selections), ElementsAre(19, 3));
-  // Index 3 / 2 goes, and three rows stay until the budget has caught up.
+  // The one that is no sink and no tail goes, and three stay until the budget has caught up.
   DecodingLayer layer(*rule, prompt, selections[1]);
   EXPECT_EQ(layer.step(), 1);
   EXPECT_EQ(layer.last_slot(), 1);
@@ -178,14 +193,14 @@ TEST(PrefixKv, HasTheOptionsOfPaperAndCode) {
     const auto rule = make_rule(retention::prefixkv, options, {.with_quantizer = quantized});
     return first_removals(DecodingLayer(*rule, 100, 50, .5), 1)[0].second;
   };
-  EXPECT_EQ(first({}), 25);
+  EXPECT_EQ(first({}), 33);
   EXPECT_EQ(first({}, /*quantized=*/true), 27);
-  EXPECT_EQ(first({{"profile", "official"}}, /*quantized=*/true), 25);
-  EXPECT_EQ(first({{"profile", "paper"}}), 27);
+  EXPECT_EQ(first({{"mode", "online"}, {"profile", "official"}}, /*quantized=*/true), 25);
+  EXPECT_EQ(first({{"mode", "online"}, {"profile", "paper"}}), 27);
   const auto rule = [](const Options& options) { return make_rule(retention::prefixkv, options); };
   EXPECT_FALSE(rule({})->positions_from_layer0());
   EXPECT_TRUE(rule({{"pos", "layer0_len"}})->positions_from_layer0());
-  EXPECT_TRUE(rule({{"profile", "official"}})->positions_from_layer0());
+  EXPECT_TRUE(rule({{"mode", "online"}, {"profile", "official"}})->positions_from_layer0());
   EXPECT_EQ(rule({})->merge(), MergeRule::kNone);
   EXPECT_EQ(rule({{"merge", "position"}})->merge(), MergeRule::kPosition);
   EXPECT_EQ(rule({{"merge", "feature"}})->merge(), MergeRule::kFeature);

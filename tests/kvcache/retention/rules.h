@@ -119,9 +119,12 @@ class DecodingLayer {
     labels_.resize(static_cast<size_t>(kept));
     std::iota(labels_.begin(), labels_.end(), 0);
     weights_.assign(static_cast<size_t>(kept), 1.0f);
+    scores_.assign(static_cast<size_t>(kept), 1.0f);
   }
   DecodingLayer(const Retention& rule, const Prompt& prompt, const LayerSelection& selection)
-      : DecodingLayer(rule, prompt.rows, selection.kept(), selection.forget) {}
+      : DecodingLayer(rule, prompt.rows, selection.kept(), selection.forget) {
+    scores_ = selection.scores.empty() ? std::vector<float>() : selection.scores.front();
+  }
 
   /// Feeds one row, of `weight`; returns the label of the row that goes, or -1.
   int step(float weight = 1.0f) {
@@ -135,12 +138,14 @@ class DecodingLayer {
                                    .step = step_,
                                    .kept = kept_,
                                    .forget = forget_,
+                                   .scores = scores_,
                                    .weights = weights_});
     last_slot_ = slot;
     if (slot < 0) return -1;
     const int label = labels_.at(static_cast<size_t>(slot));
     labels_.erase(labels_.begin() + slot);
     weights_.erase(weights_.begin() + slot);
+    if (static_cast<size_t>(slot) < scores_.size()) scores_.erase(scores_.begin() + slot);
     return label;
   }
 
@@ -149,6 +154,8 @@ class DecodingLayer {
   int last_slot() const { return last_slot_; }
   const std::vector<int>& labels() const { return labels_; }
   std::vector<float>& weights() { return weights_; }
+  /// Of the prompt's rows that are left.
+  std::vector<float>& scores() { return scores_; }
   /// Steps since the row with this label was fed.
   int age(int label) const { return step_ - (label - kept_ + 1); }
 
@@ -162,6 +169,7 @@ class DecodingLayer {
   int last_slot_ = -1;
   std::vector<int> labels_;
   std::vector<float> weights_;
+  std::vector<float> scores_;
 };
 
 /// (step, label) of the first `count` rows that go.

@@ -18,7 +18,8 @@ TEST(Tova, WatchesTheLastRow) {
 
 TEST(Tova, KeepsWhatTheLastRowLooksAt) {
   const Prompt prompt = prompt_of({{.1, .3, .05, .2, .25, .1}, {.3, .1, .1, .1, .1, .3}});
-  const auto selections = testing::select(*make_rule(retention::tova, {{"keep", "0.5"}}), prompt);
+  const auto selections = testing::select(
+      *make_rule(retention::tova, {{"keep", "0.5"}, {"profile", "official"}}), prompt);
   EXPECT_THAT(selections[0].slots.at(0), ElementsAre(1, 4, 5));
   EXPECT_THAT(selections[1].slots.at(0), ElementsAre(0, 1, 5));  // ties: the earlier
 }
@@ -28,7 +29,7 @@ TEST(Tova, HeadsVoteTogether) {
   prompt.shape.kv_heads = 2;
   prompt.importance = {0.6, 0,   0.3, 0.1,  //
                        0,   0.5, 0.4, 0.1};
-  const auto rule = make_rule(retention::tova, {{"keep", "0.5"}});
+  const auto rule = make_rule(retention::tova, {{"keep", "0.5"}, {"profile", "official"}});
   EXPECT_THAT(testing::select(*rule, prompt)[0].slots.at(0), ElementsAre(2, 3));
 }
 

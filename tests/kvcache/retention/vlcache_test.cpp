@@ -48,7 +48,8 @@ TEST(VlCache, KeepsATenthRecentRows) {
   for (int j = 0; j < 20; ++j) falling.push_back(20 - j);
   const Prompt prompt = prompt_of({falling, falling});
   const auto rows = [&](const char* recent) {
-    const auto rule = make_rule(retention::vlcache, {{"recent", recent}});
+    const auto rule =
+        make_rule(retention::vlcache, {{"recent", recent}, {"last", "1"}, {"sinks", "0"}});
     return testing::select(*rule, prompt)[0].slots.at(0);
   };
   EXPECT_THAT(rows("0.1"), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 19));
