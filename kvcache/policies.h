@@ -23,6 +23,7 @@ extern const RetentionEntry elastic;
 extern const RetentionEntry h2o;
 extern const RetentionEntry prefixkv;
 extern const RetentionEntry pyramidkv;
+extern const RetentionEntry random;
 extern const RetentionEntry snapkv;
 extern const RetentionEntry streaming;
 extern const RetentionEntry tova;

@@ -48,9 +48,9 @@ constexpr std::array kQuantizers = {
 };
 
 constexpr std::array kRetentions = {
-    &retention::uniform, &retention::prefixkv, &retention::streaming,
-    &retention::h2o,     &retention::snapkv,   &retention::pyramidkv,
-    &retention::elastic, &retention::vlcache,  &retention::tova,
+    &retention::uniform, &retention::prefixkv,  &retention::streaming, &retention::h2o,
+    &retention::snapkv,  &retention::pyramidkv, &retention::elastic,   &retention::vlcache,
+    &retention::tova,    &retention::random,
 };
 
 constexpr OptionInfo kShareOptions[] = {

@@ -159,7 +159,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "rerotate=on",
                     "h2o,keep=0.999999999999,prefill_only=on", "snapkv,keep=0.999999999999",
                     "pyramidkv,keep=0.999999999999", "elastic,keep=0.999999999999",
-                    "vlcache,keep=0.999999999999", "tova,keep=0.999999999999"));
+                    "vlcache,keep=0.999999999999", "tova,keep=0.999999999999",
+                    "random,keep=0.999999999999"));
 
 /// keep=1 makes no rule, whichever is named.
 TEST_P(Identity, KeepOneMakesNoRule) {

@@ -102,8 +102,8 @@ elastic,keep=0.2
 vlcache,keep=0.5
 vlcache,keep=0.28
 vlcache,keep=0.2
-tova,keep=0.5
-tova,keep=0.2
+random,keep=0.5,head_shared=on
+random,keep=0.2,head_shared=on
 calibquant,bits=2 + int4,scope=text
 calibquant,bits=4 + int4,scope=text
 head_quantile,bits=4 + int4,scope=text

@@ -29,6 +29,7 @@ What `--kv` takes. This page is printed by `vlm-kv list --markdown`; a test comp
   an option that is written wins over the profile. What is found by a search on the model (PrefixKV's budgets, the paper's tau of
   CalibQuant) comes from `--kv-profile FILE`, measured by `vlm-kv profile`, and is refused without.
 - **Fitted values**: alpha, tau and eta are stored by width; a policy uses what was fitted at its own width, else its default.
+- **Floor**: `random` is what a retention rule has to beat at equal bits; it has the options of `uniform`, and `seed=`.
 - **Canonical text**: printing a spec gives one spelling, and parsing that gives the same spec. Options are printed as written,
   numbers as short as they are exact; a scope or profile that is the policy's usual one is not printed.
 - **Refusals**: an unknown name, key or value and an impossible combination are refused before any weight is read, with the

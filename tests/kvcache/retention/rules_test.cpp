@@ -66,6 +66,10 @@ const std::vector<Rule>& rules() {
       {&retention::tova, {{"evict", "sliding"}}},
       {&retention::tova, {{"evict", "score"}}},
       {&retention::tova, {{"evict", "fixed_index"}, {"sinks", "3"}}},
+      {&retention::random, {}},
+      {&retention::random, {}, /*quantized=*/true},
+      {&retention::random, {{"head_shared", "on"}, {"seed", "7"}}},
+      {&retention::random, {{"evict", "none"}}},
   };
   return kRules;
 }
@@ -226,8 +230,8 @@ TEST(EveryRule, SparesBothEndsOfThePromptByDefault) {
 
 /// Protected rows are inside the budget: they do not change how many rows stay.
 TEST(EveryRule, KeepsAsManyRowsWhateverIsProtected) {
-  for (const RetentionEntry* entry : {&retention::elastic, &retention::prefixkv, &retention::tova,
-                                      &retention::uniform, &retention::vlcache}) {
+  for (const RetentionEntry* entry : {&retention::elastic, &retention::prefixkv, &retention::random,
+                                      &retention::tova, &retention::uniform, &retention::vlcache}) {
     for (const std::string keep : kKeeps) {
       for (const int n : {9, 40, 100, 600}) {
         const Prompt prompt = random_prompt(4, 2, n, static_cast<unsigned>(n) + 3);
@@ -345,8 +349,8 @@ TEST(EveryRule, SurvivesScoresThatAreNotNumbers) {
 TEST(EveryRule, NamesLegalValuesInItsTable) {
   for (const RetentionEntry* entry :
        {&retention::elastic, &retention::h2o, &retention::prefixkv, &retention::pyramidkv,
-        &retention::snapkv, &retention::streaming, &retention::tova, &retention::uniform,
-        &retention::vlcache}) {
+        &retention::random, &retention::snapkv, &retention::streaming, &retention::tova,
+        &retention::uniform, &retention::vlcache}) {
     EXPECT_EQ(entry->info.kind, PartKind::kRetention);
     for (const OptionInfo& option : entry->info.options) {
       for (const std::string_view value : {option.standard, option.official, option.paper}) {

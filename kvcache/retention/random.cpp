@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <array>
+
+#include "kvcache/policies.h"
+#include "kvcache/retention/common.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+constexpr std::array kOptions = {
+    kKeep,
+    OptionInfo{.key = "seed",
+               .type = OptionInfo::Type::kInteger,
+               .low = 0,
+               .high = 2147483647,
+               .standard = "0",
+               .help = "another number, other rows"},
+    kHeadShared,
+    kSinks,
+    kLast,
+    kEvict,
+    kDistance,
+};
+
+/// The output of splitmix64 after `state` (Steele et al. 2014, "Fast Splittable Pseudorandom Number
+/// Generators", fig. 17).
+uint64_t mixed(uint64_t state) noexcept {
+  state += 0x9e3779b97f4a7c15u;
+  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
+  state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
+  return state ^ (state >> 31);
+}
+
+/// Keeps rows by chance: what every rule that looks at attention has to beat at equal bytes.
+///
+/// As uniform in all but the score: round(r N) rows of each layer, ties to even, but at least sinks
+/// + 2; the first `sinks`, the last `last` (at most half), and others at random, anew for every
+/// layer and kv_head (head_shared=on: for every layer). Decode evicts to the budget by the same
+/// numbers, in a random order with evict=score.
+///
+/// A row's number depends on the seed, the layer, the kv_head and its index in the prompt alone: a
+/// request has the same answer in every batch and on every device, and another seed is another
+/// draw. Layers that share codes use the first one's.
+///
+/// Source: our own baseline, in the spirit of NVIDIA/kvpress's RandomPress; specs 9.10.
+class Random final : public PlacedRule {
+ public:
+  Random(double keep, uint64_t seed, bool head_shared, const PlaceEviction& eviction)
+      : PlacedRule(keep, eviction), seed_(seed), head_shared_(head_shared) {}
+
+  ImportanceNeeds needs() const noexcept override { return {}; }
+  bool per_head() const noexcept override { return !head_shared_ && !identity(); }
+  bool joint() const noexcept override { return false; }
+
+  std::vector<LayerSelection> select(const PromptView& prompt,
+                                     std::span<const int> pairs) const override {
+    if (identity()) return keep_everything(prompt);
+    const std::vector<Unit> units = units_of(prompt, pairs);
+    std::vector<LayerSelection> selections;
+    for (const Unit& unit : units) {
+      LayerSelection selection{{}, 1 - keep()};
+      for (int h = 0; h < (head_shared_ ? 1 : prompt.shape->kv_heads); ++h) {
+        add_best(selection, numbers(unit.layers.front(), h, prompt.rows), kept(prompt.rows));
+      }
+      selections.push_back(std::move(selection));
+    }
+    return by_layer(prompt, units, std::move(selections));
+  }
+
+  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
+    return int64_t{layers} * peak_rows(kept(prompt_rows), 1 - keep(), prompt_rows, max_rows);
+  }
+
+ private:
+  int kept(int n) const noexcept {
+    return std::min(n, std::max(rounded_rows(keep(), n), eviction().ends.least()));
+  }
+
+  /// (n,) one of [0, 1) for every row.
+  std::vector<double> numbers(int layer, int kv_head, int n) const {
+    uint64_t stream = mixed(seed_);
+    for (const int index : {layer, kv_head}) stream = mixed(stream ^ static_cast<uint64_t>(index));
+    std::vector<double> result;
+    for (int j = 0; j < n; ++j) {
+      const uint64_t number = mixed(stream ^ static_cast<uint64_t>(j));
+      result.push_back(static_cast<double>(number >> 11) * 0x1p-53);
+    }
+    return result;
+  }
+
+  uint64_t seed_;
+  bool head_shared_;
+};
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<Random>(
+      options.real("keep"), static_cast<uint64_t>(options.integer("seed")),
+      options.text("head_shared") == "on", PlaceEviction::from(options, context));
+}
+
+}  // namespace
+
+const RetentionEntry random{{.name = "random",
+                             .kind = PartKind::kRetention,
+                             .source = "a baseline of our own",
+                             .stores = "random rows, equally many in every layer, per kv head",
+                             .composes = "any quantizer; sharing only with head_shared=on",
+                             .options = kOptions},
+                            make};
+
+}  // namespace kvlm::retention
