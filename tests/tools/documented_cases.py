@@ -320,9 +320,11 @@ OPTIONS = [
     Case("vlm-kv fidelity -m pocket --kv kivi --kv calibquant --kv vidkv --kv h2o --kv prefixkv --data captions.jsonl "
          "--kv-profile pocket.profile.json -n 8 --records 1 -t 2 --json",
          [sound("kivi", "calibquant", "vidkv", "h2o", "prefixkv")]),
-    Case("vlm-kv profile -m pocket --data captions.jsonl --out small.json --policy prefixkv --keep 0.3 --records 1 -n 2 -t 1 "
-         "--json", [lambda o: json.loads(o.out)["prefixkv"]["keep"] != 0.3,
-                    lambda o: json.loads(o.out) != json.loads((o.folder / "small.json").read_text())]),
+    Case("vlm-kv profile -m pocket --data captions.jsonl --out small.json --policy prefixkv --policy head_quantile "
+         "--bits 4 --keep 0.3 --records 1 -n 2 -t 1 --json",
+         [lambda o: json.loads(o.out)["prefixkv"]["keep"] != 0.3,
+          lambda o: set(json.loads(o.out)["head_quantile"]["alpha"]) != {"4"},
+          lambda o: json.loads(o.out) != json.loads((o.folder / "small.json").read_text())]),
 
     Case("vlm-bench latency -m pocket --device cpu --dtype f32 -t 1 --kv int4 --prompt-tokens 40 --tokens 2 --repeats 1 --csv",
          [lambda o: o.out.splitlines()[0] != "spec,figure,unit,median,min,max,stored_bits,device,threads",

@@ -243,7 +243,8 @@ class Fidelity(unittest.TestCase):
             if policy["kind"] != "sharing":
                 specs += [policy["name"]]
             if policy["kind"] == "quantizer" and not policy["plain"]:
-                specs += [policy["name"] + ",profile=paper"]
+                searched = ",tau=0:3" if policy["name"] == "calibquant" else ""
+                specs += [policy["name"] + ",profile=paper" + searched]
         measured = self.measure(*(word for spec in specs for word in ("--kv", spec)), "-n", 12)
         self.assertEqual(len(measured), len(specs))
         for spec, figures in zip(specs, measured):

@@ -78,6 +78,9 @@ random,keep=0.9
 random,keep=0.5
 random,keep=0.5,seed=1
 random,keep=0.2
+random,head_shared=on,keep=0.9
+random,head_shared=on,keep=0.5
+random,head_shared=on,keep=0.2
 uniform,keep=0.9
 uniform,keep=0.5
 uniform,keep=0.2
@@ -95,15 +98,13 @@ snapkv,keep=0.5
 snapkv,keep=0.2
 pyramidkv,keep=0.5
 pyramidkv,keep=0.2
-pyramidkv,keep=0.2,no_floor=on,evict=fixed_index
+pyramidkv,keep=0.2,no_floor=on,evict=score
 tova,keep=0.5
 elastic,keep=0.5
 elastic,keep=0.2
 vlcache,keep=0.5
 vlcache,keep=0.28
 vlcache,keep=0.2
-random,keep=0.5,head_shared=on
-random,keep=0.2,head_shared=on
 calibquant,bits=2 + int4,scope=text
 calibquant,bits=4 + int4,scope=text
 head_quantile,bits=4 + int4,scope=text
