@@ -249,8 +249,9 @@ BAD_PICTURES = [
     ("PNG of 10^10 pixels", "huge.png", huge_png, []),
     ("JPEG cut", "cut.jpg", lambda: JPEG.read_bytes()[:len(JPEG.read_bytes()) * 6 // 10], []),
     ("JPEG of three bytes", "head.jpg", lambda: b"\xff\xd8\xff", []),
-    ("GIF", "still.gif", lambda: GIF, ["GIF"]),
-    ("WebP", "photo.webp", lambda: b"RIFF\x24\0\0\0WEBPVP8 " + bytes(40), ["WebP"]),
+    ("GIF cut", "still.gif", lambda: GIF[:-4], ["GIF", "truncated"]),
+    ("TIFF", "scan.tif", lambda: b"II*\0\x08\0\0\0", ["TIFF", "PNG or JPEG"]),
+    ("WebP damaged", "photo.webp", lambda: b"RIFF\x24\0\0\0WEBPVP8 " + bytes(40), ["WebP"]),
 ]
 
 # (arguments, status, words): a request that is wrong in itself, None: with status 1 or 2.
