@@ -67,6 +67,9 @@ StbPixels stb_decode(const StbFile& file, const std::string& name) {
     const char* reason = stbi_failure_reason();
     const std::string detail = reason != nullptr ? reason : "its pixels cannot be decoded";
     if (detail == "outofmem") throw std::bad_alloc();
+    if (detail == "too many codes") {  // valid, and some tools that make GIFs small do so
+      throw_unsupported("a GIF that uses one table of codes for longer than stb_image reads", name);
+    }
     throw_damaged(file.format, name, detail);
   }
   if (width != file.width || height != file.height) {

@@ -27,7 +27,8 @@ struct StbFile {
 
 /// Decodes through stb_image, which is used for GIF (the first picture) and TGA. It is lenient
 /// where a file ends early, so callers check first that all of it is there; they also bound the
-/// size. Throws Error{kCorruptFile}, or std::bad_alloc.
+/// size. Throws Error{kCorruptFile}, Error{kUnsupported} for a GIF that has not started its table
+/// of codes anew 4096 codes after it was full, or std::bad_alloc.
 StbPixels stb_decode(const StbFile& file, const std::string& name);
 
 }  // namespace kvlm

@@ -248,6 +248,41 @@ TEST(Image, GifSizesThatMakeNoSense) {
               HasSubstr("codes end before its pixels"));
 }
 
+/// An 8-bit grey GIF of that many rows of 100 pixels, whose table of codes is never started anew.
+std::string gif_of_one_table(size_t rows) {
+  std::string codes;
+  unsigned bits = 0;
+  unsigned count = 0;
+  unsigned width = 9;
+  const auto put = [&](unsigned code) {
+    bits |= code << count;
+    for (count += width; count >= 8; count -= 8, bits >>= 8) codes += static_cast<char>(bits);
+  };
+  put(256);
+  for (size_t i = 0; i < 100 * rows; ++i) {
+    put(static_cast<unsigned>(i * 7 % 256));  // each of which makes an entry but the first
+    if (258 + i == size_t{1} << width && width < 12) ++width;
+  }
+  put(257);
+  width = 8;
+  put(0);
+  std::string file = "GIF89a\x64\0"s + static_cast<char>(rows) + "\0\0\0\0,\0\0\0\0\x64\0"s +
+                     static_cast<char>(rows) + "\0\0\x08"s;
+  for (size_t at = 0; at < codes.size(); at += 255) {
+    const std::string piece = codes.substr(at, 255);
+    file += static_cast<char>(piece.size()) + piece;
+  }
+  return file + "\0;"s;
+}
+
+TEST(Image, AGifMayKeepItsTableForAWhile) {
+  const std::string file = gif_of_one_table(70);
+  const Image image = decode_image(std::as_bytes(std::span(file)), "one table");
+  for (size_t i = 0; i < 7000; ++i) ASSERT_EQ(image.rgb[3 * i], i * 7 % 256) << i;
+  EXPECT_THAT(message_of(ErrorCode::kUnsupported, gif_of_one_table(90)),
+              AllOf(HasSubstr("one table of codes"), EndsWith("convert it to PNG or JPEG")));
+}
+
 TEST(Image, TgaOfColoursPassesOverItsPalette) {
   auto plain = data_file("rgb24.tga");
   auto with = plain;
