@@ -107,12 +107,14 @@ def main():
     # An end by a signal puts the file back too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
-    tests = sorted({test for mutant in chosen for test in mutant["tests"]})
-    programs = sorted({program_and_filter(test)[0] for test in tests})
-    if words := build(arguments.build, programs):
+    filters = {}  # of each program, all of them
+    for test in sorted({test for mutant in chosen for test in mutant["tests"]}):
+        program, wanted = program_and_filter(test)
+        filters.setdefault(program, []).append(wanted)
+    if words := build(arguments.build, filters):
         sys.exit(f"run.py: the tree does not build:\n{words}")
-    for test in tests:
-        if names := failures(arguments.build, test):
+    for program, wanted in filters.items():
+        if names := failures(arguments.build, f"{program}:{':'.join(wanted)}"):
             sys.exit(f"run.py: {', '.join(names)} fail without a mutant")
     if arguments.markdown:
         print("| mutant | file | noticed by |\n|---|---|---|")
@@ -134,7 +136,7 @@ def main():
             print(f'| {mutant["name"]} | `{mutant["file"]}` | {noticed} |', flush=True)
         else:
             print(f'{"killed  " if names else "SURVIVED"} {mutant["name"]}: {noticed}', flush=True)
-    build(arguments.build, sorted({program_and_filter(test)[0] for test in tests}))
+    build(arguments.build, filters)
     sys.exit(1 if survived else 0)
 
 
