@@ -18,6 +18,7 @@ packages=(
   libstb-dev               # GIF, TGA
   libsentencepiece-dev     # LLaMA tokenizers
   libpcre2-dev libutf8proc-dev          # byte-level BPE tokenizers
+  libedit-dev              # keys and history in a chat
   libgtest-dev libgmock-dev libbenchmark-dev
   help2man                 # man pages
 )

@@ -93,7 +93,7 @@ int run(int argc, char** argv) {
   Session session(options.session, &watch);
   if (interrupted()) return kExitInterrupted;
   if (batch) return batch(session);
-  if (options.chat) return run_chat(options, session);
+  if (options.chat) return run_chat(options, session, watch);
   return run_once(options, session, std::move(images), watch);
 }
 

@@ -16,6 +16,7 @@
 #include "tools/bench/statistics.h"
 #include "tools/common/memory.h"
 #include "tools/common/program.h"
+#include "tools/common/progress.h"
 
 namespace kvlm {
 
@@ -55,8 +56,11 @@ void fill(TensorView rows) {
 
 class LatencyBench {
  public:
-  LatencyBench(const LatencyOptions& options, Session& session)
-      : options_(options), session_(session), probe_(session.device(), probe_bytes(session)) {
+  LatencyBench(const LatencyOptions& options, Session& session, TerminalWatch& watch)
+      : options_(options),
+        session_(session),
+        watch_(watch),
+        probe_(session.device(), probe_bytes(session)) {
     if (!on_gpu()) std::memset(probe_.data(), 1, probe_.bytes());
     Decoder& decoder = session.model().decoder();
     numbers_ = Tensor(DType::kF32, {options.prompt_tokens, decoder.hidden()});
@@ -75,8 +79,17 @@ class LatencyBench {
     const auto cache =
         make_cache(spec, shape, reserved_bytes(spec, shape, size()), session_.device());
     Samples samples;
-    repeat(*cache, nullptr);  // warms caches and workspaces
-    for (int i = 0; i < options_.repeats && !interrupted(); ++i) repeat(*cache, &samples);
+    const std::string phase = fmt::format("latency {}", text);
+    const auto repeats = static_cast<size_t>(options_.repeats);
+    try {
+      for (size_t i = 0; i <= repeats && !interrupted(); ++i) {
+        watch_.progress(phase, i, repeats + 1);
+        repeat(*cache, i == 0 ? nullptr : &samples);  // the first warms caches and workspaces
+      }
+    } catch (const Error& error) {  // what was measured until then is shown
+      if (error.code() != ErrorCode::kCancelled) throw;
+    }
+    watch_.clear();
     return samples;
   }
 
@@ -173,6 +186,7 @@ class LatencyBench {
 
   const LatencyOptions& options_;
   Session& session_;
+  TerminalWatch& watch_;
   Buffer probe_;
   Tensor numbers_;     // (prompt_tokens, hidden), on the host
   Tensor embeddings_;  // the same on the model's device; a pass uses them up
@@ -247,7 +261,8 @@ nlohmann::ordered_json to_json(const std::string& spec, const Samples& samples, 
 int run_latency(const LatencyOptions& options) {
   std::vector<std::string> specs;
   for (const std::string& text : options.specs) specs.push_back(canonical(read_spec(text)));
-  Session session(options.session);
+  TerminalWatch watch(/*quiet=*/false);
+  Session session(options.session, &watch);
   const int context = session.model().decoder().max_positions();
   if (options.prompt_tokens + options.tokens > context) {
     throw Error(
@@ -256,7 +271,9 @@ int run_latency(const LatencyOptions& options) {
                     "for fewer",
                     options.prompt_tokens, options.tokens, context));
   }
-  LatencyBench bench(options, session);
+  TerminalWatch timed(/*quiet=*/true);  // drawing is no part of what is measured
+  const WatchScope scope(session.stream(), &timed);
+  LatencyBench bench(options, session, watch);
   if (options.csv) {
     fmt::print("spec,figure,unit,median,min,max,stored_bits,device,threads\n");
   }

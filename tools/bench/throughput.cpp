@@ -18,6 +18,7 @@
 #include "tools/bench/statistics.h"
 #include "tools/common/memory.h"
 #include "tools/common/program.h"
+#include "tools/common/progress.h"
 
 namespace kvlm {
 
@@ -84,10 +85,12 @@ struct Filled {
 
 class ThroughputBench {
  public:
-  ThroughputBench(const ThroughputOptions& options, std::vector<Budget> budgets, Session& session)
+  ThroughputBench(const ThroughputOptions& options, std::vector<Budget> budgets, Session& session,
+                  TerminalWatch& watch)
       : options_(options),
         budgets_(std::move(budgets)),
         session_(session),
+        watch_(watch),
         decoder_(session.model().decoder()),
         shape_(decoder_.cache_shape()) {
     size_.visual_rows = options.prompt_tokens;
@@ -128,6 +131,7 @@ class ThroughputBench {
   const ThroughputOptions& options_;
   std::vector<Budget> budgets_;
   Session& session_;
+  TerminalWatch& watch_;
   Decoder& decoder_;
   CacheShape shape_;
   SequenceSize size_;
@@ -221,10 +225,12 @@ Filled ThroughputBench::fill(const CacheSpec& spec, const Reservation& each, int
   filled.arena_bytes = static_cast<size_t>(batch) * each.kept + each.staging;
   filled.cache = make_cache(spec, shape_, filled.arena_bytes, session_.device());
   for (int i = 0; i < batch && !interrupted(); ++i) {
+    watch_.progress("prompts", static_cast<size_t>(i), static_cast<size_t>(batch));
     filled.ids.push_back(filled.cache->open(size_, fmt::format("sequence {} of {}", i + 1, batch)));
     fill_one(*filled.cache, filled.ids.back());
   }
   session_.stream().synchronize();
+  watch_.clear();
   return filled;
 }
 
@@ -289,13 +295,16 @@ void ThroughputBench::measure(const CacheSpec& spec, Row& row) {
   }
   std::vector<double> step_ms;
   std::vector<double> host_ms;
-  for (int i = 0; i < options_.tokens * options_.repeats && !interrupted(); ++i) {
+  const int steps = options_.tokens * options_.repeats;
+  for (int i = 0; i < steps && !interrupted(); ++i) {
+    watch_.progress("steps", static_cast<size_t>(i), static_cast<size_t>(steps));
     const double host_s = step(filled, row.batch);
     const Clock::time_point start = Clock::now();
     stream.synchronize();
     step_ms.push_back(1000 * (host_s + seconds_since(start)));
     host_ms.push_back(1000 * host_s);
   }
+  watch_.clear();
   if (step_ms.empty()) return;
   row.step_ms = spread_of(step_ms);
   row.host_ms = spread_of(host_ms);
@@ -336,6 +345,7 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
       }
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kDevice) throw;
+      if (error.code() == ErrorCode::kCancelled) break;
       row.error = error.what();
     }
     if (!row.error.empty() || row.kv_bytes > 0) rows.push_back(std::move(row));
@@ -472,15 +482,20 @@ int run_throughput(const ThroughputOptions& options) {
   if (!options.memory.empty() && parse_device(options.session.device).kind == DeviceKind::kCpu) {
     refuse("--memory counts what a GPU says is in use; on the CPU give --kv-memory or --batch");
   }
-  Session session(options.session);
+  TerminalWatch watch(/*quiet=*/false);
+  Session session(options.session, &watch);
   check_context(options, session.model().decoder().max_positions());
-  ThroughputBench bench(options, std::move(budgets), session);
+  TerminalWatch timed(/*quiet=*/true);  // drawing is no part of what is measured
+  const WatchScope scope(session.stream(), &timed);
+  ThroughputBench bench(options, std::move(budgets), session, watch);
   if (options.csv) fmt::print("{}\n", kCsvHead);
   if (!options.csv && !options.json) print_table_head(options, session);
   bool failed = false;
   for (const std::string& spec : specs) {
     if (interrupted()) break;
-    for (const Row& row : bench.run(spec)) {
+    const std::vector<Row> rows = bench.run(spec);
+    watch.clear();
+    for (const Row& row : rows) {
       failed |= !row.error.empty();
       if (options.json) {
         fmt::print("{}\n", to_json(row, options, session).dump());

@@ -27,7 +27,10 @@ namespace {
 // Written by the signal handler, read by the loops.
 std::atomic<int> interrupts{0};
 
-void on_interrupt(int) {
+std::atomic<bool> told_to_end{false};
+
+void on_interrupt(int signal) {
+  if (signal != SIGINT) told_to_end = true;
   if (interrupts.fetch_add(1) > 0) _exit(kExitInterrupted);
 }
 
@@ -91,7 +94,10 @@ void catch_interrupts() {
 
 bool interrupted() noexcept { return interrupts.load() > 0; }
 
-void forget_interrupts() noexcept { interrupts.store(0); }
+bool forget_interrupts() noexcept {
+  if (!told_to_end) interrupts = 0;
+  return !told_to_end;
+}
 
 std::optional<std::string> environment(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());

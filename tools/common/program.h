@@ -20,8 +20,9 @@ int run_program(std::string_view program, const std::function<int()>& body);
 /// ends it at once. A closed pipe and a limit on the size of files become failed writes.
 void catch_interrupts();
 bool interrupted() noexcept;
-/// Makes the next Ctrl+C the first again, for a program that has obeyed and goes on.
-void forget_interrupts() noexcept;
+/// Makes the next Ctrl+C the first again, for a program that has obeyed and goes on. Not after
+/// SIGTERM: then false.
+bool forget_interrupts() noexcept;
 
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitInterrupted = 130;

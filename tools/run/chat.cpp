@@ -5,12 +5,17 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <string>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
+#include "tools/common/progress.h"
+#include "tools/run/chat_line.h"
+#include "tools/run/line_editor.h"
 #include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
 #include "vision/image.h"
@@ -20,14 +25,14 @@ namespace kvlm {
 namespace {
 
 constexpr int kSessionRows = 4096;  // tokens that one conversation may hold
-constexpr const char* kHelp = "/image FILE adds a picture, /clear starts over, /quit ends";
 
 /// One conversation and what it has in the cache.
 class Chat {
  public:
-  Chat(const RunOptions& options, Session& session)
+  Chat(const RunOptions& options, Session& session, TerminalWatch& watch)
       : options_(options),
         session_(session),
+        watch_(watch),
         hint_(options),
         cache_(session.make_cache(1, session_rows(), options.kv_memory)),
         generator_(session.model(), *cache_, session.stream()) {
@@ -48,6 +53,9 @@ class Chat {
     images_.push_back(read_picture(path));
     hint_.see(path);
     ++fresh_images_;
+    if (options_.quiet) return;
+    print_message("picture {}: {}, {} x {}\n", images_.size(), printable(path),
+                  images_.back().width, images_.back().height);
   }
 
   void ask(const std::string& text) {
@@ -71,18 +79,24 @@ class Chat {
       forget_fresh_images();
       throw;
     }
+    watch_.clear();
     generator_.deliver();
     while (!generator_.finished(key_)) {
       if (interrupted()) generator_.cancel(key_);
       generator_.step();
       generator_.deliver();
     }
+    const GenerationResult result = generator_.result(key_);
+    if (result.tokens.empty()) {  // given up before its first word: as if never asked
+      if (!options_.quiet) print_message("(stopped; the question is left out)\n");
+      return;
+    }
     std::fputc('\n', stdout);
     std::fflush(stdout);
+    if (result.finish_reason == "cancelled" && !options_.quiet) print_message("(stopped)\n");
     messages_ = asked;
     fresh_images_ = 0;
-    std::string answer = generator_.result(key_).text;
-    messages_.push_back({"assistant", {{ContentItem::Kind::kText, std::move(answer)}}});
+    messages_.push_back({"assistant", {{ContentItem::Kind::kText, result.text}}});
   }
 
  private:
@@ -102,6 +116,7 @@ class Chat {
 
   const RunOptions& options_;
   Session& session_;
+  TerminalWatch& watch_;
   PictureHint hint_;
   std::unique_ptr<KvCache> cache_;
   Generator generator_;
@@ -113,42 +128,77 @@ class Chat {
 
 /// Runs one line; false ends the chat.
 bool obey(Chat& chat, const std::string& line) {
-  if (line == "/quit" || line == "/exit") return false;
-  if (line.empty()) return true;
-  if (line == "/clear") {
-    chat.clear();
-  } else if (line.starts_with("/image ")) {
-    chat.add_image(line.substr(7));
-  } else if (line[0] == '/') {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} is not a command; {}", line, kHelp));
-  } else {
-    chat.ask(line);
+  const ChatLine wanted = parse_chat_line(line);
+  switch (wanted.kind) {
+    case ChatLine::Kind::kQuit:
+      return false;
+    case ChatLine::Kind::kClear:
+      chat.clear();
+      break;
+    case ChatLine::Kind::kImage:
+      chat.add_image(wanted.text);
+      break;
+    case ChatLine::Kind::kQuestion:
+      chat.ask(wanted.text);
+      break;
+    case ChatLine::Kind::kNothing:
+      break;
   }
   return true;
 }
 
-}  // namespace
+/// obey(), with mistakes reported; the exit status if the chat is over.
+std::optional<int> obey_or_report(Chat& chat, const std::string& line, bool terminal) {
+  try {
+    if (!obey(chat, line)) return 0;
+  } catch (const Error& error) {  // the conversation goes on
+    print_message("vlm-run: {}\n", error.what());
+    if (error.code() == ErrorCode::kDevice) return kExitFailed;  // but not without its device
+    if (!terminal) return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
+  }
+  return std::nullopt;
+}
 
-int run_chat(const RunOptions& options, Session& session) {
-  Chat chat(options, session);
-  const bool terminal = is_terminal(0) && is_terminal(1);
-  if (terminal && !options.quiet) print_message("{}\n", kHelp);
-  std::string line = options.prompt;  // -p is the first question
-  for (bool first = !line.empty(); !interrupted(); first = false) {
-    if (terminal && !first) {
-      fmt::print("> ");
-      std::fflush(stdout);
-    }
-    if (!first && !std::getline(std::cin, line)) break;
-    try {
-      if (!obey(chat, line)) return 0;
-    } catch (const Error& error) {  // the conversation goes on
-      print_message("vlm-run: {}\n", error.what());
-      if (error.code() == ErrorCode::kDevice) return kExitFailed;  // but not without its device
-      if (!terminal) return error.code() == ErrorCode::kInvalidArgument ? 2 : kExitFailed;
+/// A conversation with somebody at the keys: Ctrl+C stops an answer or clears the line, and only a
+/// second one in a row ends the chat.
+int converse(Chat& chat, const RunOptions& options) {
+  if (!options.quiet) print_message("{}\n", kChatHelp);
+  if (!options.prompt.empty()) {
+    if (const auto status = obey_or_report(chat, options.prompt, true)) return *status;
+    if (interrupted() && !forget_interrupts()) return kExitInterrupted;
+  }
+  LineEditor editor("> ", &complete_chat_line);
+  std::string line;
+  for (bool once = false;;) {
+    switch (editor.read(line)) {
+      case LineEditor::End::kClosed:
+        fmt::print("\n");
+        return 0;
+      case LineEditor::End::kInterrupted:
+        fmt::print("\n");
+        std::fflush(stdout);
+        if (once || !forget_interrupts()) return kExitInterrupted;
+        once = true;
+        if (!options.quiet) print_message("(Ctrl+C again, Ctrl+D or /quit leaves)\n");
+        break;
+      case LineEditor::End::kLine:
+        once = false;
+        if (const auto status = obey_or_report(chat, line, true)) return *status;
+        if (interrupted() && !forget_interrupts()) return kExitInterrupted;
     }
   }
-  if (terminal) fmt::print("\n");
+}
+
+}  // namespace
+
+int run_chat(const RunOptions& options, Session& session, TerminalWatch& watch) {
+  Chat chat(options, session, watch);
+  if (is_terminal(0) && is_terminal(1)) return converse(chat, options);
+  std::string line = options.prompt;  // -p is the first question
+  for (bool first = !line.empty(); !interrupted(); first = false) {
+    if (!first && !std::getline(std::cin, line)) break;
+    if (const auto status = obey_or_report(chat, line, false)) return *status;
+  }
   return interrupted() ? kExitInterrupted : 0;
 }
 

@@ -1,0 +1,120 @@
+#include "tools/run/chat_line.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Kind = ChatLine::Kind;
+
+std::string refusal_of(std::string_view line) {
+  try {
+    static_cast<void>(parse_chat_line(line));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  ADD_FAILURE() << line << " was taken";
+  return {};
+}
+
+std::string image_of(std::string_view line) {
+  const ChatLine wanted = parse_chat_line(line);
+  EXPECT_EQ(wanted.kind, Kind::kImage);
+  return wanted.text;
+}
+
+TEST(ChatLineTest, CommandsAndQuestions) {
+  EXPECT_EQ(parse_chat_line("").kind, Kind::kNothing);
+  EXPECT_EQ(parse_chat_line("  ").kind, Kind::kNothing);
+  EXPECT_EQ(parse_chat_line("/clear ").kind, Kind::kClear);
+  EXPECT_EQ(parse_chat_line("/quit").kind, Kind::kQuit);
+  EXPECT_EQ(parse_chat_line("/exit").kind, Kind::kQuit);
+  const ChatLine question = parse_chat_line("what is / this");
+  EXPECT_EQ(question.kind, Kind::kQuestion);
+  EXPECT_EQ(question.text, "what is / this");
+}
+
+TEST(ChatLineTest, UnknownCommandsAreToldTheNearest) {
+  EXPECT_THAT(refusal_of("/imgae x.png"), HasSubstr("did you mean /image?"));
+  EXPECT_THAT(refusal_of("/claer"), HasSubstr("did you mean /clear?"));
+  EXPECT_THAT(refusal_of("/x\x1b[2J"), HasSubstr("\\u001b"));
+}
+
+TEST(ChatLineTest, CommandsSayHowTheyAreUsed) {
+  EXPECT_THAT(refusal_of("/image"), AllOf(HasSubstr("FILE"), HasSubstr("/image cat.png")));
+  EXPECT_THAT(refusal_of("/clear all"), AllOf(HasSubstr("/clear"), HasSubstr("\"all\"")));
+}
+
+/// A folder of its own to be in, with HOME beside it.
+class ChatFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(testing::TempDir()) / ("chat_line_" + std::to_string(getpid()));
+    std::filesystem::create_directories(folder_ / "pics");
+    for (const char* name : {"two  blanks.png", "it's.png", "cat.png", "car.png", "pics/été.png",
+                             "pics/étoile.png", ".hidden"}) {
+      std::ofstream(folder_ / name) << "x";
+    }
+    before_ = std::filesystem::current_path();
+    std::filesystem::current_path(folder_);
+    setenv("HOME", folder_.c_str(), 1);
+  }
+  void TearDown() override {
+    std::filesystem::current_path(before_);
+    std::filesystem::remove_all(folder_);
+  }
+
+  std::filesystem::path folder_, before_;
+};
+
+TEST_F(ChatFiles, PathsAreReadAsAPersonWritesThem) {
+  EXPECT_EQ(image_of("/image   cat.png "), "cat.png");
+  EXPECT_EQ(image_of("/image two  blanks.png"), "two  blanks.png");
+  EXPECT_EQ(image_of("/image two\\ \\ blanks.png"), "two  blanks.png");
+  EXPECT_EQ(image_of("/image 'two  blanks.png'"), "two  blanks.png");
+  EXPECT_EQ(image_of("/image \"two  blanks.png\""), "two  blanks.png");
+  EXPECT_EQ(image_of("/image it's.png"), "it's.png");
+  EXPECT_EQ(image_of("/image ~/cat.png"), (folder_ / "cat.png").string());
+}
+
+TEST_F(ChatFiles, TabCompletesFiles) {
+  EXPECT_EQ(complete_chat_line("/image cat").insert, ".png");
+  EXPECT_EQ(complete_chat_line("/image ca").insert, "");
+  EXPECT_THAT(complete_chat_line("/image ca").choices, ElementsAre("car.png", "cat.png"));
+  EXPECT_EQ(complete_chat_line("/image two").insert, "\\ \\ blanks.png");
+  EXPECT_EQ(complete_chat_line("/image 'two").insert, "  blanks.png'");
+  EXPECT_EQ(complete_chat_line("/image pi").insert, "cs/");
+  EXPECT_EQ(complete_chat_line("/image pics/").insert, "ét");
+  EXPECT_EQ(complete_chat_line("/image pics/étoi").insert, "le.png");
+  EXPECT_EQ(complete_chat_line("/image ~/pi").insert, "cs/");
+  EXPECT_EQ(complete_chat_line("/image .hi").insert, "dden");
+  EXPECT_EQ(complete_chat_line("/image none").insert, "");
+  EXPECT_EQ(complete_chat_line("what is ca").insert, "");
+}
+
+TEST_F(ChatFiles, WhatTabMadeIsRead) {
+  for (const std::string typed : {"/image two", "/image it", "/image 'two", "/image ~/cat"}) {
+    const std::string line = typed + complete_chat_line(typed).insert;
+    EXPECT_TRUE(std::filesystem::exists(image_of(line))) << line;
+  }
+}
+
+TEST(CompleteChatLine, CompletesCommands) {
+  EXPECT_EQ(complete_chat_line("/i").insert, "mage ");
+  EXPECT_EQ(complete_chat_line("/c").insert, "lear");
+  EXPECT_THAT(complete_chat_line("/").choices, ElementsAre("/image", "/clear", "/quit", "/exit"));
+}
+
+}  // namespace
+}  // namespace kvlm

@@ -1,0 +1,177 @@
+#include "tools/run/chat_line.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "kvcache/words.h"
+#include "tools/common/program.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr std::string_view kBlanks = " \t";
+constexpr std::string_view kImage = "/image";
+
+struct Command {
+  std::string_view name;
+  ChatLine::Kind kind;
+};
+
+constexpr std::array kCommands = {
+    Command{kImage, ChatLine::Kind::kImage}, Command{"/clear", ChatLine::Kind::kClear},
+    Command{"/quit", ChatLine::Kind::kQuit}, Command{"/exit", ChatLine::Kind::kQuit}};
+
+std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
+/// As a shell reads it: without quotes, and backslashes outside of single ones.
+std::string unquoted(std::string_view text) {
+  std::string out;
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char letter = text[i];
+    if (letter == '\\' && quote != '\'' && i + 1 < text.size()) {
+      out += text[++i];
+    } else if (quote != 0 ? letter == quote : letter == '\'' || letter == '"') {
+      quote = quote != 0 ? '\0' : letter;
+    } else {
+      out += letter;
+    }
+  }
+  return out;
+}
+
+std::string with_home(std::string path) {
+  if (path != "~" && !path.starts_with("~/")) return path;
+  const auto home = environment("HOME");
+  return home ? *home + path.substr(1) : path;
+}
+
+std::string read_path(std::string_view text) {
+  // A name with blanks, quotes or backslashes of its own is taken as it is.
+  std::string plain = with_home(std::string(text));
+  std::error_code error;
+  if (std::filesystem::exists(plain, error)) return plain;
+  return with_home(unquoted(text));
+}
+
+/// How a name goes on a line behind what `start` has: as it is within quotes, else with
+/// backslashes.
+std::string escaped(std::string_view name, char quote) {
+  std::string out;
+  for (const char letter : name) {
+    const bool special = quote == 0 ? std::string_view(" \t'\"\\").find(letter) != std::string::npos
+                                    : quote == '"' && (letter == '"' || letter == '\\');
+    if (special) out += '\\';
+    out += letter;
+  }
+  return out;
+}
+
+std::string common_start(const std::vector<std::string>& names) {
+  std::string start = names.front();
+  for (const std::string& name : names) {
+    const auto end = std::mismatch(start.begin(), start.end(), name.begin(), name.end()).first;
+    start.erase(end, start.end());
+  }
+  // Not in the middle of a letter.
+  while (!start.empty() && start.size() < names.front().size() &&
+         (static_cast<unsigned char>(names.front()[start.size()]) & 0xC0) == 0x80) {
+    start.pop_back();
+  }
+  return start;
+}
+
+Completion complete_file(std::string_view typed) {
+  typed.remove_prefix(std::min(typed.find_first_not_of(kBlanks), typed.size()));
+  const char quote = typed.starts_with('\'') || typed.starts_with('"') ? typed[0] : '\0';
+  const std::string path = unquoted(typed);
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const std::string start = slash == std::string::npos ? path : path.substr(slash + 1);
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(with_home(folder), error), end;
+       !error && entry != end; entry.increment(error)) {
+    std::string name = entry->path().filename().string();
+    if (!name.starts_with(start) || (start.empty() && name.starts_with('.'))) continue;
+    std::error_code unknown;
+    if (entry->is_directory(unknown)) name += '/';
+    names.push_back(std::move(name));
+  }
+  if (names.empty()) return {};
+  std::sort(names.begin(), names.end());
+  const std::string common = common_start(names);
+  Completion completion{escaped(std::string_view(common).substr(start.size()), quote), {}};
+  if (names.size() == 1 && !common.ends_with('/') && quote != 0) completion.insert += quote;
+  if (names.size() > 1 && completion.insert.empty()) completion.choices = std::move(names);
+  return completion;
+}
+
+}  // namespace
+
+ChatLine parse_chat_line(std::string_view line) {
+  line = trimmed(line);
+  if (line.empty()) return {};
+  if (line[0] != '/') return {ChatLine::Kind::kQuestion, std::string(line)};
+  const size_t end = std::min(line.find_first_of(kBlanks), line.size());
+  const std::string_view name = line.substr(0, end);
+  const std::string_view rest = trimmed(line.substr(end));
+  const auto command = std::find_if(kCommands.begin(), kCommands.end(),
+                                    [&](const Command& entry) { return entry.name == name; });
+  if (command == kCommands.end()) {
+    std::vector<std::string_view> names;
+    for (const Command& entry : kCommands) names.push_back(entry.name);
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} is not a command; did you mean {}? ({})", printable(name),
+                            nearest_spelling(name, names), kChatHelp));
+  }
+  if (command->kind == ChatLine::Kind::kImage) {
+    if (rest.empty()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "/image needs the FILE of a picture; for example /image cat.png, and Tab "
+                  "completes its name");
+    }
+    return {command->kind, read_path(rest)};
+  }
+  if (!rest.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} takes nothing, found \"{}\"; write {} alone", name, printable(rest), name));
+  }
+  return {command->kind, {}};
+}
+
+Completion complete_chat_line(std::string_view before_cursor) {
+  if (!before_cursor.starts_with('/')) return {};
+  const size_t end = before_cursor.find_first_of(kBlanks);
+  if (end != std::string_view::npos) {
+    if (before_cursor.substr(0, end) != kImage) return {};
+    return complete_file(before_cursor.substr(end));
+  }
+  std::vector<std::string> names;
+  for (const Command& command : kCommands) {
+    if (command.name.starts_with(before_cursor)) names.emplace_back(command.name);
+  }
+  if (names.empty()) return {};
+  if (names.size() == 1) {
+    const bool takes_file = names[0] == kImage;
+    return {names[0].substr(before_cursor.size()) + (takes_file ? " " : ""), {}};
+  }
+  const std::string common = common_start(names);
+  if (common.size() > before_cursor.size()) return {common.substr(before_cursor.size()), {}};
+  return {{}, std::move(names)};
+}
+
+}  // namespace kvlm
