@@ -287,7 +287,11 @@ void PolicyCache::begin(std::span<const StepRows> step) {
     }
   }
   step_ = step;
-  if (in_step_) kept_batch_.clear();  // the last step has failed half way
+  if (in_step_) {  // the last step has failed half way
+    kept_batch_.clear();
+    jobs_.clear();
+    gaps_.clear();
+  }
   in_step_ = true;
   attended_ = 0;
   goes_on_ = goes_on();
