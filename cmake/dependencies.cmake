@@ -13,7 +13,6 @@ pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp libwebpdemux)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
-pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)
 
 # BLIS has no CMake package. Its serial flavour first: kvlm brings its own threads.
 find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis-serial blis REQUIRED)

@@ -18,7 +18,7 @@ TEST(FormatProgress, WideTerminalsShowEverything) {
 }
 
 TEST(FormatProgress, FortyColumnsShowTheBarAndTheTime) {
-  EXPECT_EQ(format_progress(batch_line(), 40), "batch [##............] 3/15, 20 s left");
+  EXPECT_EQ(format_progress(batch_line(), 40), "batch [###............] 3/15, 20 s left");
 }
 
 TEST(FormatProgress, NeverFillsALineOfAnyWidth) {
@@ -30,7 +30,7 @@ TEST(FormatProgress, NeverFillsALineOfAnyWidth) {
 
 TEST(FormatProgress, WideLettersCountTwice) {
   const ProgressLine line{"漢字漢字漢字", 0.5, "50 %", {}, ""};
-  EXPECT_EQ(format_progress(line, 30), "漢字漢字漢字 [####....] 50 %");
+  EXPECT_EQ(format_progress(line, 30), "漢字漢字漢字 [####.....] 50 %");
   EXPECT_EQ(format_progress(line, 8), "漢字漢");
 }
 

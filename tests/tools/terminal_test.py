@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs vlm-run at a terminal, as a person does: phases, Ctrl+C in each of them, and a chat.
+"""Runs the programs at a terminal, as a person does: phases, Ctrl+C in each of them, and a chat.
 
 The terminal is a pseudo terminal of 40 columns. Phases are those of a released shape cut to two
 layers, which take seconds; the chat is with a tiny golden checkpoint. How long Ctrl+C may take is
@@ -37,16 +37,16 @@ def setUpModule():
 
 
 class Terminal:
-    """vlm-run with a terminal for its stdin, stdout and stderr."""
+    """A program with a terminal for its stdin, stdout and stderr."""
 
-    def __init__(self, *arguments, columns=COLUMNS, folder=ROOT, **environment):
+    def __init__(self, *arguments, columns=COLUMNS, folder=ROOT, program=PROGRAM, **environment):
         self.text = ""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
             os.environ.update(TERM="xterm", **environment)
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-            os.execv(PROGRAM, [str(PROGRAM), *map(str, arguments)])
+            os.execv(program, [str(program), *map(str, arguments)])
 
     def __enter__(self):
         return self
@@ -247,6 +247,27 @@ class ChatTest(unittest.TestCase):
             terminal.wait_for(r"> $", at)
             terminal.type("/quit\r")
             self.assertEqual(terminal.status(), 0)
+
+
+class OtherProgramsTest(unittest.TestCase):
+    def test_fidelity_keeps_the_records_that_were_done(self):
+        data = ROOT / "tools/pocket/heldout/captions.jsonl"
+        with Terminal("fidelity", "--kv", "int4", "--data", data, "-t", "1", "-n", "30", "--json",
+                      columns=80, program=PROGRAM.with_name("vlm-kv")) as terminal:
+            terminal.wait_for(r"fidelity \[[#.]+\] 1/")
+            terminal.type("\x03")
+            self.assertEqual(terminal.status(), 130)
+            self.assertRegex(terminal.text, r'"records":[1-9]')
+
+    def test_a_measurement_that_is_given_up_shows_nothing_half_done(self):
+        with Terminal("latency", "-m", SLOW[1], "-t", "1", "--kv", "f16", "--repeats", "1",
+                      program=PROGRAM.with_name("vlm-bench")) as terminal:
+            terminal.wait_for(r"latency f16 \[")
+            start = time.monotonic()
+            terminal.type("\x03")
+            self.assertEqual(terminal.status(), 130)
+            self.assertLess(time.monotonic() - start, OBEYED_S)
+            self.assertNotIn("decode_of_roof", terminal.text)
 
 
 if __name__ == "__main__":

@@ -104,106 +104,118 @@ double Fidelity::reference_perplexity() const {
 std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& records,
                                          const std::vector<Policy>& policies, bool layers,
                                          const std::function<bool(size_t)>& progress) {
-  Model& model = session_.model();
-  Stream& stream = session_.stream();
-  const CacheShape shape = model.decoder().cache_shape();
-  const CacheSpec plain = parse_spec("f16");
+  const auto layer_count = static_cast<size_t>(session_.model().decoder().cache_shape().layers);
   std::vector<Fidelity> results(policies.size());
   for (size_t i = 0; i < policies.size(); ++i) {
     results[i].spec = canonical(policies[i].spec);
-    results[i].layers.resize(layers ? static_cast<size_t>(shape.layers) : 0);
+    results[i].layers.resize(layers ? layer_count : 0);
   }
   for (size_t number = 0; number < records.size(); ++number) {
-    const ForcedRecord& record = records[number];
-    std::vector<Image> images;
-    for (const std::string& path : record.images) {
-      try {
-        images.push_back(load_image(path));
-      } catch (const Error& error) {
-        throw Error(error.code(), fmt::format("record {} of --data: {}", number + 1, error.what()));
-      }
-    }
-    std::string prompt = record.prompt;
-    if (prompt.empty()) prompt = model.caption_prompt();
-    const EncodedPrompt encoded = encode_prompt(
-        model, {user_message(prompt, static_cast<int>(images.size()), model.image_token())}, images,
-        stream);
-    std::vector<int32_t> tokens;
-    if (!record.text.empty()) {
-      tokens = model.tokenizer().encode(record.text, {.add_special_tokens = false});
-      tokens.resize(std::min(tokens.size(), static_cast<size_t>(max_tokens_)));
-    }
-    const bool forced = !tokens.empty();
-    const auto rows = static_cast<int>(encoded.prompt.ids.size()) + max_tokens_;
-
-    // Plain rows, with every policy looking on.
-    std::vector<std::unique_ptr<PolicyCache>> onlookers;
-    std::vector<size_t> onlooker_of;
-    for (size_t i = 0; i < policies.size() && layers; ++i) {
-      CacheParts parts = parts_of(policies[i].spec, shape, &policies[i].profile);
-      const size_t bytes = PolicyCache::session_bytes(parts, shape, rows);
-      onlookers.push_back(
-          std::make_unique<PolicyCache>(std::move(parts), shape, bytes, session_.device()));
-    }
-    AttentionProbe probe(
-        make_cache(plain, shape, session_bytes(plain, shape, rows), session_.device()),
-        std::move(onlookers));
-    std::vector<std::vector<float>> expected;
-    {
-      ForcedRun reference(model, probe, encoded, max_tokens_, stream);
-      const std::vector<int32_t>& eos = model.defaults().eos_ids;
-      const size_t most = forced ? tokens.size() : static_cast<size_t>(max_tokens_);
-      for (size_t i = 0; i < most; ++i) {
-        expected.emplace_back(reference.logits().begin(), reference.logits().end());
-        if (!forced) tokens.push_back(best(expected.back()));
-        const bool ended = std::find(eos.begin(), eos.end(), tokens[i]) != eos.end();
-        if (ended || i + 1 == most) break;
-        reference.feed(tokens[i]);
-      }
-    }
-    for (size_t i = 0; i < policies.size(); ++i) {
-      if (layers) results[i].scores.add(probe.scores()[i]);
-      for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
-        const AttentionError& error = probe.errors()[i][layer];
-        AttentionError& sum = results[i].layers[layer];
-        sum.difference += error.difference;
-        sum.visual_difference += error.visual_difference;
-        sum.text_difference += error.text_difference;
-        sum.reference += error.reference;
-        sum.slots += error.slots;
-        sum.steps += error.steps;
-      }
-    }
-    for (size_t i = 0; i < policies.size(); ++i) {
-      Fidelity& result = results[i];
-      const auto cache =
-          make_cache(policies[i].spec, shape,
-                     session_bytes(policies[i].spec, shape, rows, &policies[i].profile),
-                     session_.device(), &policies[i].profile);
-      ForcedRun run(model, *cache, encoded, max_tokens_, stream);
-      for (size_t t = 1; t < expected.size(); ++t) {
-        run.feed(tokens[t - 1]);
-        const std::vector<double> p = log_softmax(expected[t]);
-        const std::vector<double> q = log_softmax(run.logits());
-        double kl = 0;
-        for (size_t j = 0; j < p.size(); ++j) {
-          if (p[j] > -700) kl += std::exp(p[j]) * (p[j] - q[j]);
-        }
-        result.kl.push_back(std::max(kl, 0.0));
-        result.agreements += best(expected[t]) == best(run.logits()) ? 1 : 0;
-        const auto token = static_cast<size_t>(tokens[t]);
-        result.log_probability += q[token];
-        result.reference_log_probability += p[token];
-      }
-      const CacheReport report = run.report();
-      result.stored_bits += report.stored_bits;
-      result.nominal_bits += report.nominal_bits;
-      result.bytes += report.bytes;
-      ++result.records;
+    const std::vector<Fidelity> before = results;
+    try {
+      measure(records[number], number, policies, layers, results);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCancelled || number == 0) throw;
+      return before;  // a record counts for every policy or for none
     }
     if (!progress(number + 1)) break;
   }
   return results;
+}
+
+/// Adds one record, number `number` of the data, to the results of every policy.
+void FidelityMeter::measure(const ForcedRecord& record, size_t number,
+                            const std::vector<Policy>& policies, bool layers,
+                            std::vector<Fidelity>& results) {
+  Model& model = session_.model();
+  Stream& stream = session_.stream();
+  const CacheShape shape = model.decoder().cache_shape();
+  const CacheSpec plain = parse_spec("f16");
+  std::vector<Image> images;
+  for (const std::string& path : record.images) {
+    try {
+      images.push_back(load_image(path));
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("record {} of --data: {}", number + 1, error.what()));
+    }
+  }
+  std::string prompt = record.prompt;
+  if (prompt.empty()) prompt = model.caption_prompt();
+  const EncodedPrompt encoded = encode_prompt(
+      model, {user_message(prompt, static_cast<int>(images.size()), model.image_token())}, images,
+      stream);
+  std::vector<int32_t> tokens;
+  if (!record.text.empty()) {
+    tokens = model.tokenizer().encode(record.text, {.add_special_tokens = false});
+    tokens.resize(std::min(tokens.size(), static_cast<size_t>(max_tokens_)));
+  }
+  const bool forced = !tokens.empty();
+  const auto rows = static_cast<int>(encoded.prompt.ids.size()) + max_tokens_;
+
+  // Plain rows, with every policy looking on.
+  std::vector<std::unique_ptr<PolicyCache>> onlookers;
+  std::vector<size_t> onlooker_of;
+  for (size_t i = 0; i < policies.size() && layers; ++i) {
+    CacheParts parts = parts_of(policies[i].spec, shape, &policies[i].profile);
+    const size_t bytes = PolicyCache::session_bytes(parts, shape, rows);
+    onlookers.push_back(
+        std::make_unique<PolicyCache>(std::move(parts), shape, bytes, session_.device()));
+  }
+  AttentionProbe probe(
+      make_cache(plain, shape, session_bytes(plain, shape, rows), session_.device()),
+      std::move(onlookers));
+  std::vector<std::vector<float>> expected;
+  {
+    ForcedRun reference(model, probe, encoded, max_tokens_, stream);
+    const std::vector<int32_t>& eos = model.defaults().eos_ids;
+    const size_t most = forced ? tokens.size() : static_cast<size_t>(max_tokens_);
+    for (size_t i = 0; i < most; ++i) {
+      expected.emplace_back(reference.logits().begin(), reference.logits().end());
+      if (!forced) tokens.push_back(best(expected.back()));
+      const bool ended = std::find(eos.begin(), eos.end(), tokens[i]) != eos.end();
+      if (ended || i + 1 == most) break;
+      reference.feed(tokens[i]);
+    }
+  }
+  for (size_t i = 0; i < policies.size(); ++i) {
+    if (layers) results[i].scores.add(probe.scores()[i]);
+    for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
+      const AttentionError& error = probe.errors()[i][layer];
+      AttentionError& sum = results[i].layers[layer];
+      sum.difference += error.difference;
+      sum.visual_difference += error.visual_difference;
+      sum.text_difference += error.text_difference;
+      sum.reference += error.reference;
+      sum.slots += error.slots;
+      sum.steps += error.steps;
+    }
+  }
+  for (size_t i = 0; i < policies.size(); ++i) {
+    Fidelity& result = results[i];
+    const auto cache = make_cache(
+        policies[i].spec, shape, session_bytes(policies[i].spec, shape, rows, &policies[i].profile),
+        session_.device(), &policies[i].profile);
+    ForcedRun run(model, *cache, encoded, max_tokens_, stream);
+    for (size_t t = 1; t < expected.size(); ++t) {
+      run.feed(tokens[t - 1]);
+      const std::vector<double> p = log_softmax(expected[t]);
+      const std::vector<double> q = log_softmax(run.logits());
+      double kl = 0;
+      for (size_t j = 0; j < p.size(); ++j) {
+        if (p[j] > -700) kl += std::exp(p[j]) * (p[j] - q[j]);
+      }
+      result.kl.push_back(std::max(kl, 0.0));
+      result.agreements += best(expected[t]) == best(run.logits()) ? 1 : 0;
+      const auto token = static_cast<size_t>(tokens[t]);
+      result.log_probability += q[token];
+      result.reference_log_probability += p[token];
+    }
+    const CacheReport report = run.report();
+    result.stored_bits += report.stored_bits;
+    result.nominal_bits += report.nominal_bits;
+    result.bytes += report.bytes;
+    ++result.records;
+  }
 }
 
 }  // namespace kvlm

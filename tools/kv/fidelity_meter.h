@@ -58,11 +58,16 @@ class FidelityMeter {
 
   /// Measures every policy over the records; `progress` is told how many are done, and ends the
   /// measurement early by returning false. With `layers` the attention error of every layer too.
+  /// When the session's watch cancels, the results are those of the records that were done; throws
+  /// Error{kCancelled} if there is none.
   std::vector<Fidelity> run(const std::vector<ForcedRecord>& records,
                             const std::vector<Policy>& policies, bool layers,
                             const std::function<bool(size_t)>& progress);
 
  private:
+  void measure(const ForcedRecord& record, size_t number, const std::vector<Policy>& policies,
+               bool layers, std::vector<Fidelity>& results);
+
   Session& session_;
   int max_tokens_;
 };
