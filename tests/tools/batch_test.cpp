@@ -32,6 +32,7 @@ class BatchFailures : public testing::Test {
   BatchFailures() {
     std::string pattern = (fs::temp_directory_path() / "kvlm-batch-XXXXXX").string();
     folder_ = mkdtemp(pattern.data());
+    options_.session.model = "llava_gqa";  // the name that its records carry
     options_.session.device = device_name(test::test_device());
     options_.session.kv = "f32";
     options_.quiet = true;
