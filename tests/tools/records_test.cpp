@@ -1,0 +1,58 @@
+#include "tools/run/records.h"
+
+#include <gmock/gmock.h>
+
+namespace kvlm {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(Records, PicturesAreRelativeToTheirFolder) {
+  const std::vector<Record> records = parse_records(
+      "{\"id\": \"a\", \"image\": \"x.png\", \"images\": [\"/y.png\", \"file:///z%20%.png\"]}\r\n"
+      "\n \t\n{\"id\": 2, \"prompt\": \"@what?\"}",
+      "in");
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].error, "");
+  EXPECT_THAT(records[0].images, ElementsAre("in/x.png", "/y.png", "/z %.png"));
+  EXPECT_EQ(records[1].line, 4u);
+  EXPECT_EQ(records[1].prompt, "@what?") << "only the command line reads files of questions";
+}
+
+TEST(Records, AnIdIsUsedOnce) {
+  const std::vector<Record> records = parse_records(
+      R"({"id": 1, "prompt": "a"}
+{"id": 1, "prompt": "b"}
+{"id": "1", "prompt": "c"})",
+      "");
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[0].error, "");
+  EXPECT_THAT(records[1].error, HasSubstr("id 1 is that of line 1 too"));
+  EXPECT_TRUE(records[1].id.is_null());
+  EXPECT_EQ(records[2].error, "");
+}
+
+TEST(Records, ALineTooLongIsOneRecordsError) {
+  const std::string text = R"({"id": 1, "prompt": "a"})" + std::string("\n") +
+                           std::string((size_t{1} << 26) + 1, 'x') + "\n" +
+                           R"({"id": 2, "prompt": "b"})";
+  const std::vector<Record> records = parse_records(text, "");
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[0].error, "");
+  EXPECT_EQ(records[1].error, "line 2: has 67108865 bytes; a record has at most 67108864");
+  EXPECT_EQ(records[2].error, "");
+}
+
+TEST(Records, AListOfPicturesIsNamedBelowItsFolder) {
+  const std::vector<Record> records =
+      picture_records({"in/a.png", "in/deep/b.png", "in/c\xff.png"}, "in/");
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[0].id, "a.png");
+  EXPECT_EQ(records[1].id, "deep/b.png");
+  EXPECT_THAT(records[1].images, ElementsAre("in/deep/b.png"));
+  EXPECT_THAT(records[2].error, HasSubstr("not UTF-8"));
+}
+
+}  // namespace
+}  // namespace kvlm
