@@ -384,7 +384,6 @@ class Rule {
 
   /// The rows of one head that stay.
   std::vector<int> chosen(const std::vector<double>& scores, int kept) const {
-    const auto n = static_cast<int>(scores.size());
     if (name_ == "streaming") return best_rows(scores, kept, sinks_, kept - sinks_);
     if (name_ == "tova") return best_rows(scores, kept, sinks_, tail(kept));
     if (name_ == "h2o") return best_rows(scores, kept, 0, (kept + 1) / 2);
