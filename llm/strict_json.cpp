@@ -16,6 +16,9 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;
+/// Twice what the largest published tokenizer.json holds. A value takes up to 100 times the memory
+/// of its text, as in "[],".
+constexpr size_t kMaxValues = size_t{1} << 22;
 
 [[noreturn]] void fail_json(const std::string& name, const std::string& defect) {
   throw Error(ErrorCode::kCorruptFile,
@@ -86,6 +89,10 @@ class StrictBuilder {
   };
 
   json* place(json&& value) {
+    if (++values_ > kMaxValues) {
+      fail_json(name_, fmt::format("holds more than {} values, which no file of a model does",
+                                   kMaxValues));
+    }
     if (levels_.empty()) {
       root_ = std::move(value);
       return &root_;
@@ -135,6 +142,7 @@ class StrictBuilder {
   const std::string& name_;
   json root_;
   json* value_of_key_ = nullptr;
+  size_t values_ = 0;
   std::vector<Level> levels_;
 };
 

@@ -6,7 +6,8 @@
 
 namespace kvlm {
 
-/// Parses JSON strictly: valid UTF-8, one value, no duplicate keys, nesting at most 64.
+/// Parses JSON strictly: valid UTF-8, one value, no duplicate keys, nesting at most 64, at most
+/// 4194304 values.
 /// Throws Error{kCorruptFile} naming `name` and the place.
 nlohmann::json parse_json(std::string_view text, const std::string& name);
 

@@ -34,7 +34,9 @@ static_assert(std::endian::native == std::endian::little, "tensors are used as t
 
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
-constexpr size_t kMaxTextBytes = size_t{1} << 30;
+// The largest published vocabularies and indices are some 35 MB, configurations some hundred kB.
+constexpr size_t kMaxTextBytes = size_t{128} << 20;
+constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorCode::kCorruptFile, message);
@@ -82,6 +84,27 @@ bool has_entry(const fs::path& path) {
 
 std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+size_t max_bytes_of(std::string_view name) {
+  return name.starts_with("tokenizer.") || name == kIndexFile ? kMaxTextBytes : kMaxConfigBytes;
+}
+
+/// A file that is read as a whole, or nothing if it does not exist.
+std::shared_ptr<const MappedFile> open_text(const fs::path& folder, const std::string& name) {
+  if (!has_entry(folder / name)) return nullptr;
+  auto file = map_file(folder, name);
+  if (file->bytes().size() > max_bytes_of(name)) {
+    fail(fmt::format("{}: {} bytes long, where at most {} are read; download it again",
+                     (folder / name).string(), file->bytes().size(), max_bytes_of(name)));
+  }
+  return file;
+}
+
+/// Null if there is no such file.
+Json read_json(const fs::path& folder, const std::string& name) {
+  const auto file = open_text(folder, name);
+  return file ? parse_json(text_of(*file), (folder / name).string()) : Json();
 }
 
 /// The DType of the file's word, or nothing for those that no kernel reads.
@@ -211,22 +234,6 @@ struct Checkpoint::State {
   size_t weight_bytes = 0;
   bool are_weights_taken = false;
 
-  /// The file's bytes, or nothing if it does not exist.
-  std::shared_ptr<const MappedFile> open_text(const std::string& name) const {
-    if (!has_entry(folder / name)) return nullptr;
-    auto file = map_file(folder, name);
-    if (file->bytes().size() > kMaxTextBytes) {
-      fail(fmt::format("{}: {} bytes long; at most {} are read", (folder / name).string(),
-                       file->bytes().size(), kMaxTextBytes));
-    }
-    return file;
-  }
-
-  Json read_json(const std::string& name) const {
-    const auto file = open_text(name);
-    return file ? parse_json(text_of(*file), (folder / name).string()) : Json();
-  }
-
   void open_weights();
   void open_sharded();
   void check_against_index(const std::map<std::string, std::string>& shard_of_tensor,
@@ -258,7 +265,7 @@ void Checkpoint::State::open_weights() {
 
 void Checkpoint::State::open_sharded() {
   const std::string index_path = (folder / kIndexFile).string();
-  const Json index = read_json(std::string(kIndexFile));
+  const Json index = read_json(folder, std::string(kIndexFile));
   const Json* map = nullptr;
   if (index.is_object() && index.contains("weight_map")) map = &index["weight_map"];
   if (map == nullptr || !map->is_object() || map->empty()) {
@@ -342,13 +349,17 @@ void Checkpoint::State::check_against_index(
   }
 }
 
-Checkpoint::Checkpoint(fs::path folder) : state_(std::make_unique<State>(std::move(folder))) {
-  check_folder(state_->folder);
-  state_->config = state_->read_json("config.json");
-  if (!state_->config.is_object()) {
-    fail(fmt::format("{}: is not an object; download it again",
-                     (state_->folder / "config.json").string()));
+nlohmann::json read_config(const fs::path& folder) {
+  check_folder(folder);
+  Json config = read_json(folder, "config.json");
+  if (!config.is_object()) {
+    fail(fmt::format("{}: is not an object; download it again", (folder / "config.json").string()));
   }
+  return config;
+}
+
+Checkpoint::Checkpoint(fs::path folder) : state_(std::make_unique<State>(std::move(folder))) {
+  state_->config = read_config(state_->folder);
   state_->open_weights();
 }
 
@@ -373,12 +384,12 @@ void check_plain(const std::string& file_name) {
 
 nlohmann::json Checkpoint::json(const std::string& file_name) const {
   check_plain(file_name);
-  return state_->read_json(file_name);
+  return read_json(state_->folder, file_name);
 }
 
 std::optional<std::string> Checkpoint::text(const std::string& file_name) const {
   check_plain(file_name);
-  const auto file = state_->open_text(file_name);
+  const auto file = open_text(state_->folder, file_name);
   if (!file) return std::nullopt;
   return std::string(text_of(*file));
 }

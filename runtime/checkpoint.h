@@ -11,6 +11,10 @@
 
 namespace kvlm {
 
+/// config.json of a model folder, which needs no weights. Throws Error{kCorruptFile} naming the
+/// file and the defect, larger than 16 MiB among them.
+nlohmann::json read_config(const std::filesystem::path& folder);
+
 /// A model folder as published on the Hugging Face hub: config files, tokenizer files and
 /// safetensors weights, single or sharded. Every byte of it is treated as hostile.
 class Checkpoint {
@@ -36,7 +40,7 @@ class Checkpoint {
   nlohmann::json json(const std::string& file_name) const;
   /// The bytes of a further file of the folder, or nothing if it does not exist.
   /// Throws Error{kInvalidArgument} if `file_name` is not a plain name, Error{kCorruptFile} if the
-  /// file is unreadable, a Git LFS pointer or larger than 1 GiB.
+  /// file is unreadable, a Git LFS pointer or too large (16 MiB; vocabularies and the index 128).
   std::optional<std::string> text(const std::string& file_name) const;
   /// All tensors under their names on disk; views into the mapping, which the map keeps alive. A
   /// view is aligned to its element type, not more: a tensor that the file left unaligned is

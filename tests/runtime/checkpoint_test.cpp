@@ -194,6 +194,20 @@ TEST_F(CheckpointTest, RefusesDamagedConfigs) {
   EXPECT_THAT(failure(), HasSubstr("line 1, column 1"));
 }
 
+TEST_F(CheckpointTest, BoundsTheSizeOfEveryText) {
+  write("model.safetensors", safetensors({}));
+  write("tokenizer.json", " ");
+  fs::resize_file(folder_ / "tokenizer.json", (128 << 20) + 1);  // sparse
+  EXPECT_THAT(error_of([&] { open().text("tokenizer.json"); }).what(),
+              AllOf(HasSubstr("tokenizer.json: 134217729 bytes"), HasSubstr("134217728")));
+  fs::resize_file(folder_ / "tokenizer.json", 64 << 20);
+  EXPECT_EQ(open().text("tokenizer.json")->size(), size_t{64} << 20);
+  fs::resize_file(folder_ / "config.json", (16 << 20) + 1);
+  EXPECT_THAT(failure(), AllOf(HasSubstr("config.json: 16777217 bytes"), HasSubstr("16777216")));
+  EXPECT_THAT(error_of([&] { read_config(folder_.path()); }).what(),
+              HasSubstr("config.json: 16777217 bytes"));
+}
+
 TEST_F(CheckpointTest, RecognisesGitLfsPointers) {
   const std::string pointer =
       "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4992\n";

@@ -50,6 +50,17 @@ TEST(ParseJson, RefusesDuplicateKeysAndNamesThePlace) {
   EXPECT_THAT(parse_failure(R"({"a":1,"\u0061":2})"), HasSubstr("appears twice"));
 }
 
+/// Every value takes some 20 bytes or more of memory for its two of text.
+TEST(ParseJson, BoundsTheNumberOfValues) {
+  const auto list = [](size_t values) {
+    std::string text = "[";
+    for (size_t i = 1; i < values; ++i) text += "0,";
+    return text + "0]";
+  };
+  EXPECT_EQ(parse_json(list(100'000), "x.json").size(), 100'000u);
+  EXPECT_THAT(parse_failure(list(5'000'000)), HasSubstr("holds more than 4194304 values"));
+}
+
 TEST(ParseJson, BoundsNesting) {
   const auto nested = [](size_t depth) {
     return std::string(depth, '[') + std::string(depth, ']');
