@@ -20,41 +20,34 @@ uint64_t pair_key(int32_t left, int32_t right) {
 }
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: model: {}", name, printable(what)));
-}
-
-/// Absent and null read as the fallback.
-template <class T>
-T value_or(const nlohmann::json& object, const char* key, T fallback) {
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? fallback : found->template get<T>();
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{}: model: {}; download the file again", name, printable(what)));
 }
 
 }  // namespace
 
-Bpe::Bpe(const nlohmann::json& model, const std::string& name) {
+Bpe::Bpe(const JsonPart& model) {
+  const std::string& name = model.file();
   // Old files leave the type out; what they hold is BPE if it has merges.
-  const auto type = value_or<std::string>(model, "type", "BPE");
-  if (type != "BPE" || !model.contains("merges")) {
+  const std::string type = model.at("type").text("BPE");
+  if (type != "BPE" || model.at("merges").is_null()) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("{}: model type {} is not built; this runtime reads BPE", name,
                             type == "BPE" ? "without merges" : printable(type)));
   }
-  if (const auto dropout = model.find("dropout"); dropout != model.end() && !dropout->is_null()) {
-    if (dropout->get<double>() != 0) {
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{}: model: dropout {} would make encoding random; expected null",
-                              name, dropout->get<double>()));
-    }
+  if (const double dropout = model.at("dropout").number(0); dropout != 0) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{}: model.dropout {} would make encoding random; set it to null", name,
+                            dropout));
   }
-  prefix_ = value_or<std::string>(model, "continuing_subword_prefix", "");
-  suffix_ = value_or<std::string>(model, "end_of_word_suffix", "");
-  fuse_unk_ = value_or(model, "fuse_unk", false);
-  ignore_merges_ = value_or(model, "ignore_merges", false);
-  byte_fallback_ = value_or(model, "byte_fallback", false);
-  read_vocab(model.at("vocab"), name);
-  read_merges(model.at("merges"), name);
-  if (const auto unk = value_or<std::string>(model, "unk_token", ""); !unk.empty()) {
+  prefix_ = model.at("continuing_subword_prefix").text("");
+  suffix_ = model.at("end_of_word_suffix").text("");
+  fuse_unk_ = model.at("fuse_unk").flag(false);
+  ignore_merges_ = model.at("ignore_merges").flag(false);
+  byte_fallback_ = model.at("byte_fallback").flag(false);
+  read_vocab(model.at("vocab"));
+  read_merges(model.at("merges"));
+  if (const auto unk = model.at("unk_token").text(""); !unk.empty()) {
     unk_id_ = id_of(unk);
     if (!unk_id_) corrupt(name, fmt::format("unk_token \"{}\" is not in the vocabulary", unk));
   }
@@ -63,10 +56,11 @@ Bpe::Bpe(const nlohmann::json& model, const std::string& name) {
   }
 }
 
-void Bpe::read_vocab(const nlohmann::json& vocab, const std::string& name) {
-  if (!vocab.is_object()) corrupt(name, "vocab is not an object");
-  ids_.reserve(vocab.size());
-  for (const auto& [token, value] : vocab.items()) {
+void Bpe::read_vocab(const JsonPart& vocab) {
+  if (!vocab.value().is_object()) vocab.fail("an object");
+  const std::string& name = vocab.file();
+  ids_.reserve(vocab.value().size());
+  for (const auto& [token, value] : vocab.value().items()) {
     const int64_t id = value.is_number_integer() ? value.get<int64_t>() : -1;
     if (id < 0 || id > kMaxTokenId) {
       corrupt(name, fmt::format("vocab[\"{}\"] is {}; expected an id from 0 to {}", token,
@@ -82,12 +76,13 @@ void Bpe::read_vocab(const nlohmann::json& vocab, const std::string& name) {
   }
 }
 
-void Bpe::read_merges(const nlohmann::json& merges, const std::string& name) {
-  if (!merges.is_array()) corrupt(name, "merges is not an array");
-  merges_.reserve(merges.size());
+void Bpe::read_merges(const JsonPart& merges) {
+  if (!merges.value().is_array()) merges.fail("a list");
+  const std::string& name = merges.file();
+  merges_.reserve(merges.value().size());
   int32_t rank = 0;
   std::string joined;
-  for (const auto& merge : merges) {
+  for (const auto& merge : merges.value()) {
     std::string_view left;
     std::string_view right;
     if (merge.is_string()) {
@@ -99,7 +94,8 @@ void Bpe::read_merges(const nlohmann::json& merges, const std::string& name) {
       }
       left = both.substr(0, space);
       right = both.substr(space + 1);
-    } else if (merge.is_array() && merge.size() == 2) {
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+               merge[1].is_string()) {
       left = merge[0].get_ref<const std::string&>();
       right = merge[1].get_ref<const std::string&>();
     } else {

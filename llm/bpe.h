@@ -2,12 +2,13 @@
 
 #include <array>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "llm/json_part.h"
 
 namespace kvlm {
 
@@ -21,8 +22,8 @@ constexpr int64_t kMaxTokenId = (1 << 22) - 1;
 /// Machine Translation of Rare Words with Subword Units", section 3.2.
 class Bpe {
  public:
-  /// Throws Error{kCorruptFile | kUnsupported}; may throw nlohmann's exceptions on wrong types.
-  Bpe(const nlohmann::json& model, const std::string& name);
+  /// The member "model" of a tokenizer.json. Throws Error{kCorruptFile | kUnsupported}.
+  explicit Bpe(const JsonPart& model);
 
   /// Appends the ids of `piece` (valid UTF-8). No merge results in an id that is set in `barred`.
   void encode(std::string_view piece, const std::vector<bool>& barred,
@@ -49,8 +50,8 @@ class Bpe {
     using is_transparent = void;
   };
 
-  void read_vocab(const nlohmann::json& vocab, const std::string& name);
-  void read_merges(const nlohmann::json& merges, const std::string& name);
+  void read_vocab(const JsonPart& vocab);
+  void read_merges(const JsonPart& merges);
   std::vector<Symbol> symbols_of(std::string_view piece) const;
   void merge_all(std::vector<Symbol>& symbols, const std::vector<bool>& barred) const;
 

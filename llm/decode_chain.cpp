@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "llm/find_text.h"
 #include "llm/unicode.h"
 
 namespace kvlm {
@@ -104,7 +105,7 @@ class DecodeChain::Replace final : public Stage {
   void write(std::string_view text) override {
     held_ += text;
     size_t done = 0;
-    for (size_t found; (found = held_.find(from_, done)) != std::string::npos;) {
+    for (size_t found; (found = find_text(held_, from_, done)) != std::string::npos;) {
       pass(std::string_view(held_).substr(done, found - done));
       pass(to_);
       done = found + from_.size();

@@ -14,6 +14,8 @@
 #include "llm/added_tokens.h"
 #include "llm/bpe.h"
 #include "llm/decode_chain.h"
+#include "llm/find_text.h"
+#include "llm/json_part.h"
 #include "llm/strict_json.h"
 #include "llm/tokenizer.h"
 #include "llm/unicode.h"
@@ -25,29 +27,59 @@ namespace {
 using nlohmann::json;
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable(what)));
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{}: {}; download the file again", name, printable(what)));
 }
 
 [[noreturn]] void unsupported(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kUnsupported, fmt::format("{}: {} is not built", name, printable(what)));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("{}: {} is not built; use a model whose tokenizer has BPE and the steps of "
+                  "LLaMA's or Qwen's",
+                  name, printable(what)));
 }
 
-template <class T>
-T value_or(const json& object, const char* key, T fallback) {
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? fallback : found->template get<T>();
-}
+/// Bounds what the steps of one part of the pipeline can make of a text, from the file alone: a
+/// few kilobytes of steps that each double it would take all memory at the first word.
+class Growth {
+ public:
+  Growth(std::string part, std::string name) : part_(std::move(part)), name_(std::move(name)) {}
 
-std::string type_of(const json& component) { return component.at("type").get<std::string>(); }
-
-/// A string of exactly one scalar.
-std::string scalar_field(const json& object, const char* key, const std::string& name) {
-  const auto text = object.at(key).get<std::string>();
-  if (text.empty() || utf8_step(text, 0).bytes != text.size()) {
-    corrupt(name, fmt::format("{} is \"{}\"; expected one character", key, text));
+  /// A step that makes up to `ratio` bytes of each, and `more` bytes of none.
+  void step(double ratio, size_t more = 0) {
+    constexpr int kMaxSteps = 64;
+    constexpr double kMaxRatio = 64;
+    constexpr size_t kMaxMore = 4096;
+    if (++steps_ > kMaxSteps) {
+      refuse(fmt::format("has more than {0} steps; at most {0} are", kMaxSteps));
+    }
+    ratio_ *= std::max(ratio, 1.0);
+    more_ += more;
+    if (ratio_ > kMaxRatio) {
+      refuse(fmt::format("can make a text {:.0f} times as long; at most {} times is", ratio_,
+                         kMaxRatio));
+    }
+    if (more_ > kMaxMore) {
+      refuse(fmt::format("prepends {} bytes; at most {} is", more_, kMaxMore));
+    }
   }
-  return text;
-}
+  void replace(const std::string& from, const std::string& to) {
+    step(static_cast<double>(to.size()) / static_cast<double>(from.size()));
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{}: the {} {} served; use the tokenizer.json of the model's page",
+                            name_, part_, what));
+  }
+
+  std::string part_;
+  std::string name_;
+  int steps_ = 0;
+  double ratio_ = 1;
+  size_t more_ = 0;
+};
 
 /// Part of the text between two added tokens.
 struct Piece {
@@ -68,7 +100,8 @@ struct NormalizeStep {
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;
   size_t done = 0;
-  for (size_t found; (found = text.find(from, done)) != text.npos; done = found + from.size()) {
+  for (size_t found; (found = find_text(text, from, done)) != text.npos;
+       done = found + from.size()) {
     out += text.substr(done, found - done);
     out += to;
   }
@@ -89,33 +122,35 @@ std::string NormalizeStep::apply(const std::string& text) const {
 }
 
 /// The literal of a pattern {"String": ...}; a regex is refused.
-std::string literal_pattern(const json& component, const std::string& what,
-                            const std::string& name) {
-  const json& pattern = component.at("pattern");
-  const auto literal = pattern.find("String");
-  if (literal == pattern.end()) unsupported(name, what + " with a pattern that is not a String");
-  auto text = literal->get<std::string>();
-  if (text.empty()) unsupported(name, what + " of the empty string");
+std::string literal_pattern(const JsonPart& component, const std::string& what) {
+  const JsonPart literal = component.at("pattern").at("String");
+  if (literal.is_null())
+    unsupported(component.file(), what + " with a pattern that is not a String");
+  std::string text = literal.text();
+  if (text.empty()) unsupported(component.file(), what + " of the empty string");
   return text;
 }
 
-void read_normalizer(const json& component, const std::string& name,
-                     std::vector<NormalizeStep>& steps) {
+void read_normalizer(const JsonPart& component, Growth& growth, std::vector<NormalizeStep>& steps) {
   if (component.is_null()) return;
-  const std::string type = type_of(component);
+  const std::string type = component.at("type").text();
   if (type == "Sequence") {
-    for (const json& inner : component.at("normalizers")) read_normalizer(inner, name, steps);
+    for (const JsonPart& inner : component.at("normalizers").entries()) {
+      read_normalizer(inner, growth, steps);
+    }
   } else if (type == "Prepend") {
-    steps.push_back(
-        {NormalizeStep::Kind::kPrepend, "", component.at("prepend").get<std::string>()});
+    steps.push_back({NormalizeStep::Kind::kPrepend, "", component.at("prepend").text()});
+    growth.step(1, steps.back().to.size());
   } else if (type == "Replace") {
     steps.push_back({NormalizeStep::Kind::kReplace,
-                     literal_pattern(component, "normalizer Replace", name),
-                     component.at("content").get<std::string>()});
+                     literal_pattern(component, "normalizer Replace"),
+                     component.at("content").text()});
+    growth.replace(steps.back().from, steps.back().to);
   } else if (type == "NFC") {
     steps.push_back({NormalizeStep::Kind::kNfc, "", ""});
+    growth.step(1);  // what it makes is not made longer by another
   } else {
-    unsupported(name, "normalizer " + type);
+    unsupported(component.file(), "normalizer " + type);
   }
 }
 
@@ -249,10 +284,10 @@ void split_isolated(const Regex& regex, const Piece& piece, std::vector<Piece>& 
 
 class SplitPreTokenizer final : public PreTokenizer {
  public:
-  SplitPreTokenizer(const json& component, const std::string& name)
-      : regex_(pattern_of(component, name), name) {
-    const auto behavior = component.at("behavior").get<std::string>();
-    if (behavior != "Isolated") unsupported(name, "pre_tokenizer Split with behavior " + behavior);
+  SplitPreTokenizer(const JsonPart& component) : regex_(pattern_of(component), component.file()) {
+    const std::string behavior = component.at("behavior").text();
+    if (behavior != "Isolated")
+      unsupported(component.file(), "pre_tokenizer Split with behavior " + behavior);
     // With Isolated, invert only swaps what is a match and what is not; the cuts are the same.
   }
   void apply(Piece piece, std::vector<Piece>& out) const override {
@@ -260,23 +295,22 @@ class SplitPreTokenizer final : public PreTokenizer {
   }
 
  private:
-  static std::string pattern_of(const json& component, const std::string& name) {
-    const json& pattern = component.at("pattern");
-    const auto regex = pattern.find("Regex");
-    if (regex == pattern.end()) unsupported(name, "pre_tokenizer Split without a Regex");
-    return regex->get<std::string>();
+  static std::string pattern_of(const JsonPart& component) {
+    const JsonPart regex = component.at("pattern").at("Regex");
+    if (regex.is_null()) unsupported(component.file(), "pre_tokenizer Split without a Regex");
+    return regex.text();
   }
   Regex regex_;
 };
 
 class ByteLevelPreTokenizer final : public PreTokenizer {
  public:
-  ByteLevelPreTokenizer(const json& component, const std::string& name)
-      : add_prefix_space_(value_or(component, "add_prefix_space", true)) {
-    if (!value_or(component, "use_regex", true)) return;
+  ByteLevelPreTokenizer(const JsonPart& component)
+      : add_prefix_space_(component.at("add_prefix_space").flag(true)) {
+    if (!component.at("use_regex").flag(true)) return;
     // Radford et al. 2019 (GPT-2), the expression of its encoder.
     regex_.emplace(R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
-                   name);
+                   component.file());
   }
   void apply(Piece piece, std::vector<Piece>& out) const override {
     if (add_prefix_space_ && !piece.text.starts_with(' ')) piece.text.insert(0, 1, ' ');
@@ -303,21 +337,21 @@ class ByteLevelPreTokenizer final : public PreTokenizer {
 enum class PrependScheme : uint8_t { kAlways, kFirst, kNever };
 
 /// Old files say add_prefix_space where new ones have prepend_scheme.
-PrependScheme prepend_scheme(const json& component, const std::string& name) {
-  const auto scheme = value_or<std::string>(component, "prepend_scheme", "always");
-  if (!value_or(component, "add_prefix_space", true)) return PrependScheme::kNever;
+PrependScheme prepend_scheme(const JsonPart& component) {
+  const auto scheme = component.at("prepend_scheme").text("always");
+  if (!component.at("add_prefix_space").flag(true)) return PrependScheme::kNever;
   if (scheme == "always") return PrependScheme::kAlways;
   if (scheme == "first") return PrependScheme::kFirst;
   if (scheme == "never") return PrependScheme::kNever;
-  unsupported(name, "Metaspace with prepend_scheme " + scheme);
+  unsupported(component.file(), "Metaspace with prepend_scheme " + scheme);
 }
 
 class MetaspacePreTokenizer final : public PreTokenizer {
  public:
-  MetaspacePreTokenizer(const json& component, const std::string& name)
-      : replacement_(scalar_field(component, "replacement", name)),
-        scheme_(prepend_scheme(component, name)),
-        split_(value_or(component, "split", true)) {}
+  MetaspacePreTokenizer(const JsonPart& component)
+      : replacement_(component.at("replacement").character()),
+        scheme_(prepend_scheme(component)),
+        split_(component.at("split").flag(true)) {}
 
   void apply(Piece piece, std::vector<Piece>& out) const override {
     piece.text = replace_all(piece.text, " ", replacement_);
@@ -342,20 +376,25 @@ class MetaspacePreTokenizer final : public PreTokenizer {
   bool split_;
 };
 
-void read_pre_tokenizer(const json& component, const std::string& name,
+void read_pre_tokenizer(const JsonPart& component, Growth& growth,
                         std::vector<std::unique_ptr<PreTokenizer>>& steps) {
   if (component.is_null()) return;
-  const std::string type = type_of(component);
+  const std::string type = component.at("type").text();
   if (type == "Sequence") {
-    for (const json& inner : component.at("pretokenizers")) read_pre_tokenizer(inner, name, steps);
+    for (const JsonPart& inner : component.at("pretokenizers").entries()) {
+      read_pre_tokenizer(inner, growth, steps);
+    }
   } else if (type == "Split") {
-    steps.push_back(std::make_unique<SplitPreTokenizer>(component, name));
+    growth.step(1);
+    steps.push_back(std::make_unique<SplitPreTokenizer>(component));
   } else if (type == "ByteLevel") {
-    steps.push_back(std::make_unique<ByteLevelPreTokenizer>(component, name));
+    growth.step(4);  // a space before a piece of one byte, and two bytes for each
+    steps.push_back(std::make_unique<ByteLevelPreTokenizer>(component));
   } else if (type == "Metaspace") {
-    steps.push_back(std::make_unique<MetaspacePreTokenizer>(component, name));
+    growth.step(8);  // four bytes before a piece of one, and four in its place
+    steps.push_back(std::make_unique<MetaspacePreTokenizer>(component));
   } else {
-    unsupported(name, "pre_tokenizer " + type);
+    unsupported(component.file(), "pre_tokenizer " + type);
   }
 }
 
@@ -366,68 +405,67 @@ struct Affixes {
   std::vector<int32_t> after;
 };
 
-void read_template(const json& component, const std::string& name, Affixes& affixes) {
-  const json& specials = component.at("special_tokens");
+void read_template(const JsonPart& component, Affixes& affixes) {
+  const JsonPart specials = component.at("special_tokens");
   std::vector<int32_t> before;
   std::vector<int32_t> after;
   bool seen_text = false;
-  for (const json& part : component.at("single")) {
-    if (part.contains("Sequence")) {
-      if (seen_text || part["Sequence"].at("id") != "A") {
-        corrupt(name, "post_processor TemplateProcessing: single is not one text A");
-      }
+  const JsonPart single = component.at("single");
+  for (const JsonPart& part : single.entries()) {
+    if (const JsonPart sequence = part.at("Sequence"); !sequence.is_null()) {
+      if (seen_text || sequence.at("id").text() != "A") part.fail("one text A");
       seen_text = true;
       continue;
     }
-    const auto token = part.at("SpecialToken").at("id").get<std::string>();
-    for (const json& id : specials.at(token).at("ids")) {
-      const int64_t value = id.is_number_integer() ? id.get<int64_t>() : -1;
-      if (value < 0 || value > kMaxTokenId) {
-        corrupt(name, fmt::format("post_processor: \"{}\" has id {}", token, id.dump()));
-      }
-      (seen_text ? after : before).push_back(static_cast<int32_t>(value));
+    const std::string token = part.at("SpecialToken").at("id").text();
+    for (const JsonPart& id : specials.at(token).at("ids").entries()) {
+      (seen_text ? after : before).push_back(static_cast<int32_t>(id.integer(0, kMaxTokenId)));
     }
   }
-  if (!seen_text) corrupt(name, "post_processor TemplateProcessing: single has no text A");
+  if (!seen_text) single.fail("one text A among its entries");
   affixes.before.insert(affixes.before.begin(), before.begin(), before.end());
   affixes.after.insert(affixes.after.end(), after.begin(), after.end());
 }
 
-void read_post_processor(const json& component, const std::string& name, Affixes& affixes) {
+void read_post_processor(const JsonPart& component, Affixes& affixes) {
   if (component.is_null()) return;
-  const std::string type = type_of(component);
+  const std::string type = component.at("type").text();
   if (type == "Sequence") {
-    for (const json& inner : component.at("processors")) read_post_processor(inner, name, affixes);
+    for (const JsonPart& inner : component.at("processors").entries())
+      read_post_processor(inner, affixes);
   } else if (type == "TemplateProcessing") {
-    read_template(component, name, affixes);
+    read_template(component, affixes);
   } else if (type != "ByteLevel") {  // which only moves offsets
-    unsupported(name, "post_processor " + type);
+    unsupported(component.file(), "post_processor " + type);
   }
 }
 
 // --- decoder -------------------------------------------------------------------------------------
 
-void read_decoder(const json& component, const std::string& name, std::vector<DecodeStep>& steps) {
-  const std::string type = type_of(component);
+void read_decoder(const JsonPart& component, Growth& growth, std::vector<DecodeStep>& steps) {
+  const std::string type = component.at("type").text();
   using Kind = DecodeStep::Kind;
   if (type == "Sequence") {
-    for (const json& inner : component.at("decoders")) read_decoder(inner, name, steps);
-  } else if (type == "Replace") {
+    for (const JsonPart& inner : component.at("decoders").entries())
+      read_decoder(inner, growth, steps);
+    return;
+  }
+  if (type != "Replace") growth.step(1);
+  if (type == "Replace") {
     steps.push_back({.kind = Kind::kReplace,
-                     .from = literal_pattern(component, "decoder Replace", name),
-                     .to = component.at("content").get<std::string>()});
+                     .from = literal_pattern(component, "decoder Replace"),
+                     .to = component.at("content").text()});
+    growth.replace(steps.back().from, steps.back().to);
   } else if (type == "ByteFallback") {
     steps.push_back({.kind = Kind::kByteFallback, .from = "", .to = ""});
   } else if (type == "Fuse") {
     steps.push_back({.kind = Kind::kFuse, .from = "", .to = ""});
   } else if (type == "Strip") {
     const auto count = [&](const char* key) {
-      const json& value = component.at(key);
-      if (!value.is_number_unsigned()) corrupt(name, fmt::format("decoder Strip: bad {}", key));
-      return value.get<size_t>();
+      return static_cast<size_t>(component.at(key).integer(0, kMaxTokenId));
     };
     steps.push_back({.kind = Kind::kStrip,
-                     .from = scalar_field(component, "content", name),
+                     .from = component.at("content").character(),
                      .to = "",
                      .left = count("start"),
                      .right = count("stop")});
@@ -435,11 +473,11 @@ void read_decoder(const json& component, const std::string& name, std::vector<De
     steps.push_back({.kind = Kind::kByteLevel, .from = "", .to = ""});
   } else if (type == "Metaspace") {
     steps.push_back({.kind = Kind::kMetaspace,
-                     .from = scalar_field(component, "replacement", name),
+                     .from = component.at("replacement").character(),
                      .to = "",
-                     .strip_first = prepend_scheme(component, name) != PrependScheme::kNever});
+                     .strip_first = prepend_scheme(component) != PrependScheme::kNever});
   } else {
-    unsupported(name, "decoder " + type);
+    unsupported(component.file(), "decoder " + type);
   }
 }
 
@@ -447,17 +485,21 @@ void read_decoder(const json& component, const std::string& name, std::vector<De
 
 class JsonTokenizer final : public Tokenizer {
  public:
-  JsonTokenizer(const json& file, const TokenizerConfig& config, const std::string& name)
-      : name_(name), bpe_(file.at("model"), name) {
-    read_normalizer(value_or(file, "normalizer", json()), name, normalizer_);
-    read_pre_tokenizer(value_or(file, "pre_tokenizer", json()), name, pre_tokenizer_);
-    read_post_processor(value_or(file, "post_processor", json()), name, affixes_);
-    if (const json decoder = value_or(file, "decoder", json()); !decoder.is_null()) {
-      read_decoder(decoder, name, decoder_);
+  JsonTokenizer(const JsonPart& file, const TokenizerConfig& config)
+      : name_(file.file()), bpe_(file.at("model")) {
+    Growth normal("normalizer", name_);
+    read_normalizer(file.at("normalizer"), normal, normalizer_);
+    Growth pieces("pre_tokenizer", name_);
+    read_pre_tokenizer(file.at("pre_tokenizer"), pieces, pre_tokenizer_);
+    read_post_processor(file.at("post_processor"), affixes_);
+    if (const JsonPart decoder = file.at("decoder"); !decoder.is_null()) {
+      Growth shown("decoder", name_);
+      read_decoder(decoder, shown, decoder_);
     } else {
       decoder_.push_back({.kind = DecodeStep::Kind::kJoinSpaces, .from = "", .to = ""});
     }
-    read_added_tokens(value_or(file, "added_tokens", json::array()), config);
+    read_added_tokens(file.at("added_tokens"), config);
+    read_truncation(file.at("truncation"));
     const auto id_of_token = [this](const std::optional<std::string>& token) {
       return token ? id_of(*token) : std::nullopt;
     };
@@ -485,6 +527,13 @@ class JsonTokenizer final : public Tokenizer {
     }
     if (options.add_special_tokens) {
       ids.insert(ids.end(), affixes_.after.begin(), affixes_.after.end());
+    }
+    if (max_length_ && ids.size() > *max_length_) {
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("{}: cuts texts after {} tokens (truncation.max_length), which is not "
+                      "built in, and this one has {}; shorten it, or set truncation to null",
+                      name_, *max_length_, ids.size()));
     }
     return ids;
   }
@@ -532,24 +581,25 @@ class JsonTokenizer final : public Tokenizer {
   std::optional<int32_t> eos_id() const noexcept override { return eos_id_; }
 
  private:
-  void read_added_tokens(const json& list, const TokenizerConfig& config) {
-    if (!list.is_array()) corrupt(name_, "added_tokens is not an array");
-    for (const json& value : list) {
-      AddedToken token;
-      const json& id = value.at("id");
-      const int64_t number = id.is_number_integer() ? id.get<int64_t>() : -1;
-      token.content = value.at("content").get<std::string>();
-      if (number < 0 || number > kMaxTokenId) {
-        corrupt(name_, fmt::format("added token \"{}\" has id {}; expected 0 to {}", token.content,
-                                   id.dump(), kMaxTokenId));
+  /// The reference cuts what is longer, on the side that the file says.
+  void read_truncation(const JsonPart& truncation) {
+    if (truncation.is_null()) return;
+    max_length_ = static_cast<size_t>(truncation.at("max_length").integer(0, kMaxTokenId));
+  }
+
+  void read_added_tokens(const JsonPart& list, const TokenizerConfig& config) {
+    if (!list.is_null()) {
+      for (const JsonPart& value : list.entries()) {
+        AddedToken token;
+        token.content = value.at("content").text();
+        token.id = static_cast<int32_t>(value.at("id").integer(0, kMaxTokenId));
+        token.special = value.at("special").flag(false);
+        token.normalized = value.at("normalized").flag(!token.special);
+        token.lstrip = value.at("lstrip").flag(false);
+        token.rstrip = value.at("rstrip").flag(false);
+        token.single_word = value.at("single_word").flag(false);
+        add(token, false);
       }
-      token.id = static_cast<int32_t>(number);
-      token.special = value_or(value, "special", false);
-      token.normalized = value_or(value, "normalized", !token.special);
-      token.lstrip = value_or(value, "lstrip", false);
-      token.rstrip = value_or(value, "rstrip", false);
-      token.single_word = value_or(value, "single_word", false);
-      add(token, false);
     }
     for (const AddedToken& token : config.added_tokens) add(token, true);
     // Special tokens win where two have the same text to match, as in the reference.
@@ -648,6 +698,7 @@ class JsonTokenizer final : public Tokenizer {
   std::vector<bool> barred_;                // by id: special
   std::optional<int32_t> bos_id_;
   std::optional<int32_t> eos_id_;
+  std::optional<size_t> max_length_;
 };
 
 }  // namespace
@@ -655,12 +706,7 @@ class JsonTokenizer final : public Tokenizer {
 std::unique_ptr<Tokenizer> make_json_tokenizer(std::string_view text, const TokenizerConfig& config,
                                                const std::string& name) {
   const json file = parse_json(text, name);
-  if (!file.is_object()) corrupt(name, "expected a JSON object");
-  try {
-    return std::make_unique<JsonTokenizer>(file, config, name);
-  } catch (const json::exception& error) {
-    corrupt(name, error.what());
-  }
+  return std::make_unique<JsonTokenizer>(JsonPart(file, "", name), config);
 }
 
 }  // namespace kvlm

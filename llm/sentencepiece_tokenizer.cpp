@@ -24,7 +24,8 @@ constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581 stands for a spac
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable(what)));
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{}: {}; download the file again", name, printable(what)));
 }
 
 /// Reads protobuf's wire format, field by field.
@@ -116,7 +117,7 @@ class SentencepieceTokenizer final : public Tokenizer {
       bytes += std::string_view("\x1A\x02\x18\x00", 4);
     }
     const auto status = processor_.LoadFromSerializedProto(bytes);
-    if (!status.ok()) corrupt(name, "not a sentencepiece model: " + status.ToString());
+    if (!status.ok()) corrupt(name, "not a sentencepiece model that its library reads");
     pieces_ = processor_.GetPieceSize();
     read_added_tokens(config, name);
     if (!legacy_) {

@@ -53,7 +53,8 @@ class WholeTextStream final : public TextStream {
 };
 
 [[noreturn]] void corrupt(const std::string& name, const std::string& what) {
-  throw Error(ErrorCode::kCorruptFile, fmt::format("{}: {}", name, printable(what)));
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{}: {}; download the file again", name, printable(what)));
 }
 
 bool flag(const json& object, const char* key, bool fallback, const std::string& name) {
@@ -131,6 +132,23 @@ std::map<std::string, json> special_tokens(const json& config, const json& map) 
   return specials;
 }
 
+/// Every key that ends in _token, and those of extra_special_tokens where it gives names.
+std::map<std::string, std::string> named_tokens(const json& config, const json& map) {
+  std::map<std::string, std::string> tokens;
+  const auto note = [&](const std::string& key, const json& value) {
+    if (const auto text = token_text(value)) tokens.try_emplace(key, *text);
+  };
+  for (const json* file : {&config, &map}) {
+    for (const auto& [key, value] : file->items()) {
+      if (key.ends_with("_token")) note(key, value);
+    }
+    const auto extra = file->find("extra_special_tokens");
+    if (extra == file->end() || !extra->is_object()) continue;
+    for (const auto& [key, value] : extra->items()) note(key, value);
+  }
+  return tokens;
+}
+
 }  // namespace
 
 std::unique_ptr<TextStream> Tokenizer::stream(bool skip_special) const {
@@ -154,6 +172,7 @@ TokenizerConfig parse_tokenizer_config(std::string_view tokenizer_config,
   result.bos_token = named_token("bos_token");
   result.eos_token = named_token("eos_token");
   result.unk_token = named_token("unk_token");
+  result.named_tokens = named_tokens(config, map);
   result.add_bos_token = flag(config, "add_bos_token", true, name);
   result.add_eos_token = flag(config, "add_eos_token", false, name);
   result.legacy = flag(config, "legacy", true, name);

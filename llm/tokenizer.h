@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -74,6 +75,9 @@ struct TokenizerConfig {
   std::optional<std::string> bos_token;
   std::optional<std::string> eos_token;
   std::optional<std::string> unk_token;
+  /// Every token with a name of its own ("pad_token", "image_token"), bos_token and so on included;
+  /// a chat template knows them by these names.
+  std::map<std::string, std::string> named_tokens;
   bool add_bos_token = true;     ///< sentencepiece only: tokenizer.json has its post-processor
   bool add_eos_token = false;    ///< likewise
   bool legacy = true;            ///< sentencepiece only (models.md 8.4)

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
+#include <tuple>
 
 #include "kernels/base/error.h"
 #include "tests/source_folder.h"
@@ -230,6 +231,91 @@ TEST(JsonTokenizer, NamesWhatIsNotBuilt) {
   }
 }
 
+/// A file of a few kilobytes must not make gigabytes of a word, nor of a token.
+TEST(JsonTokenizer, RefusesTextThatGrowsWithoutBound) {
+  const json twice = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+  const json prepend = {{"type", "Prepend"}, {"prepend", std::string(10000, 'p')}};
+  const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  const auto sequence = [](const char* list, const json& step, size_t times) {
+    return json{{"type", "Sequence"}, {list, json(times, step)}};
+  };
+  for (const auto& [pointer, value] : std::vector<std::pair<json::json_pointer, json>>{
+           {json::json_pointer("/normalizer"), sequence("normalizers", twice, 40)},
+           {json::json_pointer("/normalizer"),
+            sequence("normalizers", {{"type", "Prepend"}, {"prepend", "p"}}, 10000)},
+           {json::json_pointer("/normalizer"), prepend},
+           {json::json_pointer("/normalizer"), sequence("normalizers", {{"type", "NFC"}}, 100000)},
+           {json::json_pointer("/pre_tokenizer"), sequence("pretokenizers", byte_level, 40)},
+           {json::json_pointer("/decoder"), sequence("decoders", twice, 1040)},
+           {json::json_pointer("/decoder"), sequence("decoders", twice, 7)}}) {
+    json file = small_file();
+    file[pointer] = value;
+    const Error error = error_of([&] { make(file); });
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << pointer;
+    EXPECT_THAT(error.what(), HasSubstr("tokenizer.json: ")) << pointer;
+    EXPECT_THAT(error.what(), HasSubstr(pointer.back())) << pointer;
+    EXPECT_THAT(error.what(), HasSubstr("at most")) << pointer;
+  }
+  json file = small_file();
+  file["normalizer"] = sequence("normalizers", twice, 6);
+  file["decoder"] = sequence("decoders", twice, 6);
+  EXPECT_EQ(make(file)->encode("a").size(), 64u);
+  EXPECT_EQ(make(file)->decode(Ids{1}, true).size(), 1u);
+}
+
+/// What is said of a damaged file: where, what was found, what was expected, what to do.
+TEST(JsonTokenizer, NamesThePlaceOfDamage) {
+  for (const auto& [pointer, value, words] :
+       std::vector<std::tuple<const char*, json, const char*>>{
+           {"/normalizer", 1, "normalizer is 1; expected an object"},
+           {"/normalizer",
+            {{"type", "Prepend"}},
+            "normalizer.prepend is missing; expected a string"},
+           {"/normalizer",
+            {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", 3}}}}},
+            "normalizer.normalizers[1].type is 3; expected a string"},
+           {"/pre_tokenizer",
+            {{"type", "Sequence"}, {"pretokenizers", json::object()}},
+            "pre_tokenizer.pretokenizers is an object; expected a list"},
+           {"/decoder",
+            {{"type", "Strip"}, {"content", "ab"}, {"start", 1}, {"stop", 1}},
+            "decoder.content is \"ab\"; expected one character"},
+           {"/decoder",
+            {{"type", "Strip"}, {"content", "a"}, {"start", -1}, {"stop", 1}},
+            "decoder.start is -1; expected an integer from 0"},
+           {"/post_processor",
+            {{"type", "TemplateProcessing"},
+             {"special_tokens", json::object()},
+             {"single", {{{"SpecialToken", {{"id", "<s>"}}}}}}},
+            "post_processor.special_tokens.<s> is missing; expected an object"},
+           {"/added_tokens/0/id", json::object(), "added_tokens[0].id is an object"},
+           {"/added_tokens/0/special", "yes", "added_tokens[0].special is \"yes\""},
+           {"/model", 1, "model is 1; expected an object"},
+           {"/model/vocab", json::array(), "model.vocab is a list of 0; expected an object"},
+           {"/model/byte_fallback", "yes", "model.byte_fallback is \"yes\""},
+           {"/truncation", {{"max_length", "x"}}, "truncation.max_length is \"x\""}}) {
+    json file = small_file();
+    file[json::json_pointer(pointer)] = value;
+    const Error error = error_of([&] { make(file); });
+    EXPECT_EQ(error.code(), ErrorCode::kCorruptFile) << pointer;
+    EXPECT_THAT(error.what(), HasSubstr(words)) << pointer;
+    EXPECT_THAT(error.what(), HasSubstr("tokenizer.json: ")) << pointer;
+    EXPECT_THAT(error.what(), HasSubstr("download the file again")) << pointer;
+  }
+}
+
+/// The reference cuts a text without a picture there: a text that fits is encoded, others refused.
+TEST(JsonTokenizer, RefusesTextsThatTheReferenceWouldCut) {
+  json file = small_file();
+  file["truncation"] = {{"max_length", 4}, {"direction", "Right"}, {"stride", 0}};
+  const size_t short_text = make(file)->encode("aa").size();
+  EXPECT_LE(short_text, 4u);
+  EXPECT_EQ(make(small_file())->encode("aa").size(), short_text);
+  const Error error = error_of([&] { make(file)->encode("a a a a a a a"); });
+  EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(error.what(), HasSubstr("cuts texts after 4 tokens"));
+}
+
 TEST(JsonTokenizer, RefusesDamage) {
   const std::vector<std::pair<json::json_pointer, json>> changes = {
       {json::json_pointer("/model/vocab/a"), 1},
@@ -323,6 +409,10 @@ TEST(SentencepieceTokenizer, RefusesDamage) {
         model.substr(0, model.size() / 2), bad_length}) {
     EXPECT_EQ(error_of([&] { make_sentencepiece_tokenizer(bytes, {}, "m"); }).code(),
               ErrorCode::kCorruptFile);
+    const std::string message =
+        error_of([&] { make_sentencepiece_tokenizer(bytes, {}, "tokenizer.model"); }).what();
+    EXPECT_THAT(message, HasSubstr("download the file again"));
+    EXPECT_EQ(message.find("./src/"), std::string::npos) << message;
   }
   TokenizerConfig config = llama_config(true);
   config.added_tokens[0].content = "</s>";
