@@ -33,6 +33,10 @@ bool is_white_space(char32_t c);
 /// The word characters of UTS 18: alphabetic, marks, decimal digits, connectors, joiners.
 bool is_word_char(char32_t c);
 
+/// Python's str.isprintable() for one character: no control, format, unassigned or private one, and
+/// no separator but the space.
+bool is_printable(char32_t c);
+
 /// Simple case mapping: one character to one.
 char32_t upper_case(char32_t c);
 char32_t lower_case(char32_t c);

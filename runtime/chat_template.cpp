@@ -60,7 +60,8 @@ std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
       {"tools", Value()},
       {"documents", Value()},
   };
-  // A tokenizer without the token leaves the name undefined.
+  // A tokenizer without a token leaves its name undefined.
+  for (const auto& [key, text] : context.named_tokens) variables.emplace_back(key, text);
   if (!context.bos_token.empty()) variables.emplace_back("bos_token", context.bos_token);
   if (!context.eos_token.empty()) variables.emplace_back("eos_token", context.eos_token);
   return jinja::render(program_->block, std::move(variables), program_->name);

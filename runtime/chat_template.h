@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,9 +35,11 @@ class ChatTemplate {
     std::string bos_token;
     std::string eos_token;
     bool add_generation_prompt = true;
+    /// Further variables: "pad_token", "image_token" and whatever the tokenizer's files name so.
+    std::map<std::string, std::string> named_tokens = {};
   };
   /// The prompt text. Throws Error{kInvalidArgument} with the template's own words when it calls
-  /// raise_exception.
+  /// raise_exception, or like the constructor for a fault that shows only now.
   std::string render(const std::vector<ChatMessage>& messages, const Context& context) const;
 
  private:

@@ -12,6 +12,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "llm/find_text.h"
 #include "llm/unicode.h"
 #include "runtime/jinja/lexer.h"
 #include "runtime/jinja/text.h"
@@ -29,6 +30,11 @@ constexpr size_t kMaxOutputBytes = size_t{64} << 20;
 
 constexpr auto kFunctions =
     std::to_array<std::string_view>({"namespace", "range", "raise_exception"});
+
+/// Names that the reference defines as functions, whether or not they are built here.
+constexpr auto kGlobals =
+    std::to_array<std::string_view>({"namespace", "range", "raise_exception", "strftime_now",
+                                     "dict", "lipsum", "cycler", "joiner", "self"});
 
 constexpr auto kMethods = std::to_array<std::string_view>(
     {"upper", "lower", "strip", "lstrip", "rstrip", "split", "startswith", "endswith", "title",
@@ -78,15 +84,17 @@ class Evaluator {
     steps_ += static_cast<int64_t>(std::min<size_t>(steps, kMaxSteps + 1));
     if (steps_ > kMaxSteps) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: the template takes more than {} steps", name_, line_,
-                              kMaxSteps));
+                  fmt::format("{} line {}: the template takes more than {} steps; shorten the "
+                              "conversation, or the template if it is short",
+                              name_, line_, kMaxSteps));
     }
   }
   void charge_bytes(size_t bytes) { charge(bytes / 16 + 1); }
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} line {}: {}", name_, line_, printable(what)));
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{} line {}: {}; repair the template or download it again", name_,
+                            line_, printable(what)));
   }
   [[noreturn]] void undefined(const Value& value) const {
     fail(fmt::format("'{}' is undefined", value.undefined()->name));
@@ -117,8 +125,8 @@ class Evaluator {
     charge_bytes(text.size());
     if (out.size() + text.size() > kMaxOutputBytes) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: the prompt is longer than {} bytes", name_, line_,
-                              kMaxOutputBytes));
+                  fmt::format("{} line {}: the prompt is longer than {} bytes; shorten it", name_,
+                              line_, kMaxOutputBytes));
     }
     out += text;
   }
@@ -236,6 +244,12 @@ class Evaluator {
   Value lookup(const std::string& name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
       if (const auto found = scope->find(name); found != scope->end()) return found->second;
+    }
+    if (contains(kGlobals, name)) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{} line {}: the name {} without a call is not built into this "
+                              "template engine; write the template without it",
+                              name_, line_, name));
     }
     return Undefined{name};
   }
@@ -369,7 +383,9 @@ class Evaluator {
     if (a.list() && b.list()) {
       const auto& left = a.list()->items;
       const auto& right = b.list()->items;
-      if (a.list()->tuple != b.list()->tuple || left.size() != right.size()) return false;
+      const bool alike =
+          a.list()->tuple == b.list()->tuple && a.list()->range.empty() == b.list()->range.empty();
+      if (!alike || left.size() != right.size()) return false;
       for (size_t i = 0; i < left.size(); ++i) {
         if (!equal(left[i], right[i])) return false;
       }
@@ -415,8 +431,8 @@ class Evaluator {
     if (container.text()) {
       if (item.is_undefined()) undefined(item);
       if (!item.text()) fail(fmt::format("{} in a str", item.type_name()));
-      charge_bytes(container.text()->size());
-      return container.text()->find(*item.text()) != std::string::npos;
+      charge_bytes(container.text()->size() + item.text()->size());
+      return find_text(*container.text(), *item.text()) != std::string::npos;
     }
     if (container.dict()) return find_key(*container.dict(), item) != nullptr;
     if (container.list()) {
@@ -442,6 +458,9 @@ class Evaluator {
       charge_bytes(left.text()->size() + right.text()->size());
       return text_value(*left.text() + *right.text());
     }
+    for (const Value* value : {&left, &right}) {
+      if (value->list() && !value->list()->range.empty()) return arithmetic(op, left, right);
+    }
     if (op == "+" && left.list() && right.list() && left.list()->tuple == right.list()->tuple) {
       std::vector<Value> items = left.list()->items;
       items.insert(items.end(), right.list()->items.begin(), right.list()->items.end());
@@ -454,10 +473,10 @@ class Evaluator {
       return repeat(right, left.as_integer());
     }
     if (op == "%" && left.text()) {
-      throw Error(
-          ErrorCode::kUnsupported,
-          fmt::format("{} line {}: formatting with % is not built into this template engine", name_,
-                      line_));
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{} line {}: formatting with % is not built into this template "
+                              "engine; write the template without it",
+                              name_, line_));
     }
     return arithmetic(op, left, right);
   }
@@ -589,6 +608,12 @@ class Evaluator {
     if (!object.list() && !object.text()) {
       fail(fmt::format("cannot slice {}", object.type_name()));
     }
+    if (object.list() && !object.list()->range.empty()) {
+      throw Error(ErrorCode::kUnsupported,
+                  fmt::format("{} line {}: a slice of a range is not built into this template "
+                              "engine; make a list of it first",
+                              name_, line_));
+    }
     std::vector<std::string_view> chars;
     if (object.text()) chars = characters(*object.text());
     const auto size =
@@ -701,7 +726,11 @@ class Evaluator {
       items.emplace_back(i);
       if (__builtin_add_overflow(i, step, &i)) break;
     }
-    return list_value(std::move(items));
+    auto range = std::make_shared<List>();
+    range->items = std::move(items);
+    range->range = step == 1 ? fmt::format("range({}, {})", start, stop)
+                             : fmt::format("range({}, {}, {})", start, stop, step);
+    return Value(std::shared_ptr<const List>(std::move(range)));
   }
 
   Value method(const Expr& expr, const Value& object, const std::vector<Value>& args) {
@@ -753,15 +782,15 @@ class Evaluator {
       if (given && separator->empty()) fail("split by an empty separator");
       const int64_t times = args.size() > 1 ? integer_argument(expr, args[1]) : -1;
       std::vector<Value> parts;
-      for (std::string& part : split(text, separator, times)) {
-        parts.push_back(text_value(std::move(part)));
-      }
+      split(text, separator, times,
+            [&](std::string_view part) { parts.push_back(text_value(std::string(part))); });
       return list_value(std::move(parts));
     }
     if (name == "startswith" || name == "endswith") {
       count(expr, args, 1, 1);
       const auto matches = [&](const Value& affix) {
         const std::string& part = text_argument(expr, affix);
+        charge_bytes(part.size());
         return name == "startswith" ? text.starts_with(part) : text.ends_with(part);
       };
       if (args[0].list() && args[0].list()->tuple) {
@@ -776,7 +805,7 @@ class Evaluator {
     }
     if (name == "find") {
       count(expr, args, 1, 1);
-      const size_t found = text.find(text_argument(expr, args[0]));
+      const size_t found = find_text(text, text_argument(expr, args[0]));
       if (found == std::string::npos) return Value(int64_t{-1});
       return Value(static_cast<int64_t>(characters(text.substr(0, found)).size()));
     }
@@ -794,7 +823,9 @@ class Evaluator {
     size_t count = text.size() + 1;  // how often at most
     if (!from.empty()) {
       count = 0;
-      for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += from.size()) {
+      charge_bytes(text.size() + from.size());
+      for (size_t at = 0; (at = find_text(text, from, at)) != std::string::npos;
+           at += from.size()) {
         ++count;
       }
     }
@@ -816,7 +847,7 @@ class Evaluator {
       if (std::ranges::find(allowed, name) == allowed.end()) {
         throw Error(ErrorCode::kUnsupported,
                     fmt::format("{} line {}: the argument {} of the filter {} is not built into "
-                                "this template engine",
+                                "this template engine; write the template without it",
                                 name_, line_, printable(name), expr.text));
       }
     }
@@ -910,7 +941,8 @@ class Evaluator {
     }
     count(expr, args, 0, 0);
     if (name == "length" || name == "count") return length(object);
-    if (name == "upper" || name == "lower" || name == "title" || name == "capitalize") {
+    if (name == "title") return text_value(to_title_words(to_text(object)));
+    if (name == "upper" || name == "lower" || name == "capitalize") {
       return change_case(name, to_text(object));
     }
     if (name == "list") return list_value(iterate(object));
@@ -1002,12 +1034,13 @@ class Evaluator {
   Value follow(const Value& object, const Value& path) {
     if (!path.text()) return subscript(object, path);
     Value value = object;
-    for (const std::string& step : split(*path.text(), &kDot, -1)) {
+    split(*path.text(), &kDot, -1, [&](std::string_view step) {
+      charge_bytes(step.size());
       int64_t index = 0;
       const auto [end, status] = std::from_chars(step.data(), step.data() + step.size(), index);
       const bool number = status == std::errc() && end == step.data() + step.size();
-      value = number ? subscript(value, Value(index)) : subscript(value, Value(step));
-    }
+      value = subscript(value, number ? Value(index) : Value(std::string(step)));
+    });
     return value;
   }
 
@@ -1022,7 +1055,8 @@ class Evaluator {
     if (next < args.size()) test_name = text_argument(expr, args[next++]);
     if (test_name && !is_test(*test_name)) {
       throw Error(ErrorCode::kUnsupported,
-                  fmt::format("{} line {}: the test {} is not built into this template engine",
+                  fmt::format("{} line {}: the test {} is not built into this template engine; "
+                              "write the template without it",
                               name_, line_, printable(*test_name)));
     }
     const std::vector<Value> rest(args.begin() + static_cast<std::ptrdiff_t>(next), args.end());
@@ -1056,7 +1090,7 @@ class Evaluator {
     if (!is_filter(name) || !expr.named.empty()) {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("{} line {}: map with the filter {} is not built into this template "
-                              "engine",
+                              "engine; write the template without it",
                               name_, line_, printable(name)));
     }
     for (const Value& item : iterate(object)) {
@@ -1126,6 +1160,10 @@ class Evaluator {
       out += quoted(*value.text());
     } else if (value.list()) {
       const List& list = *value.list();
+      if (!list.range.empty()) {
+        out += list.range;
+        return;
+      }
       out += list.tuple ? '(' : '[';
       for (size_t i = 0; i < list.items.size(); ++i) {
         if (i > 0) out += ", ";
@@ -1175,6 +1213,7 @@ class Evaluator {
     if (value.text()) {
       out += json_quoted(*value.text());
     } else if (value.list()) {
+      if (!value.list()->range.empty()) fail("range in tojson");
       const auto& items = value.list()->items;
       out += '[';
       for (size_t i = 0; i < items.size(); ++i) {

@@ -86,7 +86,8 @@ class Lexer {
  private:
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("{} line {}: {}", name_, line_, printable(what)));
+                fmt::format("{} line {}: {}; repair the template or download it again", name_,
+                            line_, printable(what)));
   }
 
   std::string_view view(size_t start, size_t end) const {
@@ -350,11 +351,12 @@ std::vector<Token> tokenize(std::string_view source, const std::string& name) {
   constexpr size_t kMaxBytes = 1 << 20;
   if (source.size() > kMaxBytes) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("{}: the template has {} bytes; expected at most {}", name,
-                            source.size(), kMaxBytes));
+                fmt::format("{}: the template has {} bytes; expected at most {}; download it again",
+                            name, source.size(), kMaxBytes));
   }
   if (!is_valid_utf8(source)) {
-    throw Error(ErrorCode::kCorruptFile, fmt::format("{}: the template is not UTF-8", name));
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("{}: the template is not UTF-8; save it as UTF-8", name));
   }
   return Lexer(normalize_newlines(source), name).run();
 }

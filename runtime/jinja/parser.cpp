@@ -57,15 +57,18 @@ class Parser {
 
   [[noreturn]] void fail(int line, const std::string& what) const {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("{} line {}: {}", name_, line, printable(what)));
+                fmt::format("{} line {}: {}; repair the template or download it again", name_, line,
+                            printable(what)));
   }
   [[noreturn]] void fail_here(const std::string& what) const {
     fail(current().line, fmt::format("{}, found \"{}\"", what, current().text));
   }
   [[noreturn]] void unsupported(int line, const std::string& what) const {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{} line {}: {} is not built into this template engine", name_, line,
-                            printable(what)));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "{} line {}: {} is not built into this template engine; write the template without it",
+            name_, line, printable(what)));
   }
 
   bool is_operator(std::string_view text) const {

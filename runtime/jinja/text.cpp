@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <set>
 
+#include "llm/find_text.h"
 #include "llm/unicode.h"
 #include "runtime/jinja/lexer.h"
 
@@ -59,6 +61,23 @@ std::string to_title(std::string_view text) {
   return out;
 }
 
+std::string to_title_words(std::string_view text) {
+  std::string out;
+  bool inside = false;
+  for_each_char(text, [&](char32_t c, std::string_view) {
+    const bool border =
+        is_python_space(c) || (c < 0x80 && std::string_view("-({[<").find(static_cast<char>(c)) !=
+                                               std::string_view::npos);
+    if (inside) {
+      append_utf8(out, lower_case(c));
+    } else {
+      append_upper(out, c);
+    }
+    inside = !border;
+  });
+  return out;
+}
+
 std::string to_capitalized(std::string_view text) {
   std::string out;
   for_each_char(text, [&](char32_t c, std::string_view) {
@@ -68,9 +87,13 @@ std::string to_capitalized(std::string_view text) {
 }
 
 std::string strip(std::string_view text, const std::string* chars, bool left, bool right) {
+  std::set<char32_t> set;
+  if (chars != nullptr) {
+    for_each_char(*chars, [&](char32_t c, std::string_view) { set.insert(c); });
+  }
   const auto goes = [&](std::string_view c) {
-    if (chars == nullptr) return is_python_space(utf8_step(c, 0).value);
-    return chars->find(c) != std::string::npos;
+    const char32_t value = utf8_step(c, 0).value;
+    return chars == nullptr ? is_python_space(value) : set.contains(value);
   };
   while (left && !text.empty()) {
     const std::string_view first = text.substr(0, utf8_step(text, 0).bytes);
@@ -85,23 +108,24 @@ std::string strip(std::string_view text, const std::string* chars, bool left, bo
   return std::string(text);
 }
 
-std::vector<std::string> split(std::string_view text, const std::string* separator, int64_t times) {
-  std::vector<std::string> parts;
-  const auto may_cut = [&] { return times < 0 || static_cast<int64_t>(parts.size()) < times; };
+void split(std::string_view text, const std::string* separator, int64_t times,
+           const std::function<void(std::string_view)>& visit) {
+  int64_t cuts = 0;
+  const auto may_cut = [&] { return times < 0 || cuts < times; };
   if (separator != nullptr) {
-    for (size_t at; may_cut() && (at = text.find(*separator)) != text.npos;) {
-      parts.emplace_back(text.substr(0, at));
+    for (size_t at; may_cut() && (at = find_text(text, *separator)) != text.npos; ++cuts) {
+      visit(text.substr(0, at));
       text.remove_prefix(at + separator->size());
     }
-    parts.emplace_back(text);
-    return parts;
+    visit(text);
+    return;
   }
-  std::string rest = strip(text, nullptr, true, false);
+  const std::string rest = strip(text, nullptr, true, false);
   text = rest;
-  while (!text.empty()) {
+  for (; !text.empty(); ++cuts) {
     if (!may_cut()) {
-      parts.emplace_back(text);
-      break;
+      visit(text);
+      return;
     }
     size_t end = 0;
     size_t next = text.size();
@@ -118,10 +142,9 @@ std::vector<std::string> split(std::string_view text, const std::string* separat
       }
       pos += step.bytes;
     }
-    parts.emplace_back(text.substr(0, found ? end : text.size()));
+    visit(text.substr(0, found ? end : text.size()));
     text.remove_prefix(next);
   }
-  return parts;
 }
 
 std::string replaced(std::string_view text, std::string_view from, std::string_view to,
@@ -137,7 +160,8 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
     return out;
   }
   size_t done = 0;
-  for (size_t at; (at = text.find(from, done)) != text.npos && again(); done = at + from.size()) {
+  for (size_t at; (at = find_text(text, from, done)) != text.npos && again();
+       done = at + from.size()) {
     out += text.substr(done, at - done);
     out += to;
   }
@@ -159,8 +183,11 @@ std::string quoted(std::string_view text) {
     } else if (c == '\\' || c == static_cast<unsigned char>(quote)) {
       out += '\\';
       out += bytes;
-    } else if (c < 0x20 || (c >= 0x7F && c <= 0xA0) || c == 0xAD) {
-      out += fmt::format("\\x{:02x}", static_cast<uint32_t>(c));
+    } else if (!is_printable(c)) {
+      const auto code = static_cast<uint32_t>(c);
+      out += c < 0x100     ? fmt::format("\\x{:02x}", code)
+             : c < 0x10000 ? fmt::format("\\u{:04x}", code)
+                           : fmt::format("\\U{:08x}", code);
     } else {
       out += bytes;
     }

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace kvlm::jinja {
 
@@ -12,13 +12,17 @@ namespace kvlm::jinja {
 std::string to_upper(std::string_view text);
 std::string to_lower(std::string_view text);
 std::string to_title(std::string_view text);
+/// The filter of that name: words start after white space and - ( { [ <, not after an apostrophe.
+std::string to_title_words(std::string_view text);
 std::string to_capitalized(std::string_view text);
 
 /// Without the white space at its ends, or the characters of *chars if not null.
 std::string strip(std::string_view text, const std::string* chars, bool left, bool right);
 
-/// At most `times` cuts, all if negative; at runs of white space if separator is null.
-std::vector<std::string> split(std::string_view text, const std::string* separator, int64_t times);
+/// Calls visit(part) for each part: at most `times` cuts, all if negative; at runs of white space
+/// if separator is null.
+void split(std::string_view text, const std::string* separator, int64_t times,
+           const std::function<void(std::string_view)>& visit);
 
 /// The first `times` occurrences of `from` replaced, all if negative; an empty `from` stands
 /// between all characters.

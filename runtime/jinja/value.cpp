@@ -8,13 +8,16 @@ namespace kvlm::jinja {
 
 namespace {
 
+constexpr const char* kInside =
+    "a namespace inside another value is not built; write the template without it";
+
 int checked_depth(int inner, const Value& item) {
   if (item.name_space() != nullptr) {
-    throw Error(ErrorCode::kUnsupported, "a namespace inside another value is not built");
+    throw Error(ErrorCode::kUnsupported, kInside);
   }
   const int depth = std::max(inner, item.depth() + 1);
   if (depth > kMaxValueDepth) {
-    throw Error(ErrorCode::kUnsupported, "a value is nested too deep");
+    throw Error(ErrorCode::kUnsupported, "a value is nested too deep; simplify the template");
   }
   return depth;
 }
@@ -36,7 +39,7 @@ std::string_view Value::type_name() const {
   if (integer()) return "int";
   if (real()) return "float";
   if (text()) return "str";
-  if (list()) return list()->tuple ? "tuple" : "list";
+  if (list()) return !list()->range.empty() ? "range" : list()->tuple ? "tuple" : "list";
   if (dict()) return "dict";
   if (name_space()) return "namespace";
   if (loop()) return "loop";
@@ -58,20 +61,15 @@ const Value* Dict::find(std::string_view key) const {
 }
 
 const Value* Namespace::find(std::string_view key) const {
-  const auto found = std::ranges::find(items, key, &std::pair<std::string, Value>::first);
+  const auto found = items.find(key);
   return found == items.end() ? nullptr : &found->second;
 }
 
 void Namespace::set(std::string_view key, Value value) {
   if (value.name_space() != nullptr) {
-    throw Error(ErrorCode::kUnsupported, "a namespace inside another value is not built");
+    throw Error(ErrorCode::kUnsupported, kInside);
   }
-  const auto found = std::ranges::find(items, key, &std::pair<std::string, Value>::first);
-  if (found == items.end()) {
-    items.emplace_back(key, std::move(value));
-  } else {
-    found->second = std::move(value);
-  }
+  items.insert_or_assign(std::string(key), std::move(value));
 }
 
 Value Loop::attribute(std::string_view name) const {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -90,6 +92,7 @@ struct List {
   std::vector<Value> items;
   bool tuple = false;
   int depth = 1;
+  std::string range;  ///< how Python prints it, of what range() gives; else empty
 };
 
 /// In order of insertion.
@@ -103,7 +106,7 @@ struct Dict {
 /// namespace(): the one thing that can change. It is never inside another value, so that no value
 /// can contain itself.
 struct Namespace {
-  std::vector<std::pair<std::string, Value>> items;
+  std::map<std::string, Value, std::less<>> items;
 
   const Value* find(std::string_view key) const;
   void set(std::string_view key, Value value);

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -191,6 +192,42 @@ TEST(ChatTemplate, StopsHostileTemplates) {
   }
 }
 
+/// What takes quadratic time when it is searched place by place: half a megabyte in a whole one.
+TEST(ChatTemplate, SearchesInLinearTime) {
+  const std::string texts =
+      "{% set u = 'a' * 1000 %}{% set x = u * 1000 %}{% set y = u * 500 ~ 'b' %}";
+  const std::clock_t start = std::clock();
+  EXPECT_EQ(render(texts + "{{ y in x }}"), "False");
+  EXPECT_EQ(render(texts + "{{ y not in x }}"), "True");
+  EXPECT_EQ(render(texts + "{{ x.find(y) }}"), "-1");
+  EXPECT_EQ(render(texts + "{{ x.replace(y, '') == x }}"), "True");
+  EXPECT_EQ(render(texts + "{{ x | replace(y, '') == x }}"), "True");
+  EXPECT_EQ(render(texts + "{{ x.split(y) | length }}"), "1");
+  const std::string other = "{% set x = 'a' * 100000 %}{% set y = 'b' * 100000 ~ 'a' %}";
+  EXPECT_EQ(render(other + "{{ x.strip(y) }}{{ x | trim(y) }}"), "");
+  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 5);
+}
+
+TEST(ChatTemplate, ManyNamesTakeNoLongerEach) {
+  std::string names = "{% set ns = namespace(";
+  for (int i = 0; i < 30000; ++i) names.append("n").append(std::to_string(i)).append("=1,");
+  names += ") %}";
+  const std::clock_t start = std::clock();
+  EXPECT_EQ(render(names + "{% for i in range(20000) %}{% set ns.n29999 = ns.n29999 + 1 %}"
+                           "{% endfor %}{{ ns.n29999 }}"),
+            "20001");
+  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 5);
+}
+
+/// Work that makes nothing counts too: 10,000 comparisons of 8 MB.
+TEST(ChatTemplate, ChargesForWhatIsOnlyLookedAt) {
+  const Error error = error_of(
+      "{% set u = 'a' * 1000 %}{% set x = u * 8000 %}{% set parts = (x ~ 'b',) * 10000 %}"
+      "{{ (x ~ 'c').startswith(parts) }}");
+  EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(error.what(), HasSubstr("steps"));
+}
+
 TEST(ChatTemplate, CanBeMovedAndUsedAgain) {
   ChatTemplate first("{{ messages | length }}", "t");
   ChatTemplate second = std::move(first);
@@ -198,6 +235,68 @@ TEST(ChatTemplate, CanBeMovedAndUsedAgain) {
   EXPECT_EQ(second.render(chat("none"), {}), "0");
   first = std::move(second);
   EXPECT_EQ(first.render(chat("one"), {}), "1");
+}
+
+/// As transformers 5.23 with Jinja2 3.1.6 gives them.
+TEST(ChatTemplate, PrintsWhatPythonPrints) {
+  for (const auto& [source, text] : std::vector<std::pair<std::string, std::string>>{
+           {"{{ 'they\\'re o\\'neil a-b (c d'.title() }}", "They'Re O'Neil A-B (C D"},
+           {"{{ 'they\\'re o\\'neil a-b (c d  <e {f [g 2nd x\ty \xC3\x89"
+            "COLE \xC3\x9F"
+            "a' | title }}",
+            "They're O'neil A-B (C D  <E {F [G 2nd X\tY \xC3\x89"
+            "cole SSa"},
+           {"{{ range(3) }} {{ range(1, 9, 2) }} {{ [range(2)] }}",
+            "range(0, 3) range(1, 9, 2) [range(0, 2)]"},
+           {"{{ range(3) | list }} {{ range(3) == range(0, 3) }} {{ range(3) == [0, 1, 2] }}",
+            "[0, 1, 2] True False"},
+           {"{{ range(5)[2] }} {{ range(3) | length }} {{ range(4) | reverse | list }} "
+            "{{ 1 in range(3) }}",
+            "2 3 [3, 2, 1, 0] True"},
+           {"{{ ['\xE2\x80\x8B \xC2\xAD \xE2\x80\xA8 \xC3\xA9 \xEE\x80\x80 \xF0\x9F\x98\x80 "
+            "\xE3\x80\x80 "
+            "\xEF\xBB\xBF \xF3\xA0\x80\x81 \xCC\x81'] }}",
+            "['\\u200b \\xad \\u2028 \xC3\xA9 \\ue000 \xF0\x9F\x98\x80 \\u3000 \\ufeff \\U000e0001 "
+            "\xCC\x81']"}}) {
+    EXPECT_EQ(render(source), text) << source;
+  }
+  for (const char* source :
+       {"{{ range(3) + [1] }}", "{{ range(3) * 2 }}", "{{ range(3) | tojson }}"}) {
+    EXPECT_EQ(error_of(source).code(), ErrorCode::kCorruptFile) << source;
+  }
+}
+
+/// The reference has them whether or not they are called; here they would silently be undefined.
+TEST(ChatTemplate, RefusesFunctionsOfTheReferenceByName) {
+  for (const std::string name : {"lipsum", "cycler", "joiner", "dict", "strftime_now", "range",
+                                 "namespace", "raise_exception", "self"}) {
+    const Error error = error_of("\n{{ " + name + " is defined }}");
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << name;
+    EXPECT_THAT(error.what(), HasSubstr("line 2: the name " + name + " without a call"));
+  }
+  EXPECT_EQ(render("{% set cycler = 3 %}{{ cycler }}"), "3");
+}
+
+/// What shows only in rendering is the file's fault too, and is said with what to do.
+TEST(ChatTemplate, FaultsOfTheFileAreTheFiles) {
+  for (const char* source : {"{{ 1 // 0 }}", "{{ nothing.at.all }}", "{{ 'a' < 1 }}", "{{ 1 2 }}",
+                             "{{ 'a }}", "{% if %}"}) {
+    const Error error = error_of(source);
+    EXPECT_EQ(error.code(), ErrorCode::kCorruptFile) << source;
+    EXPECT_THAT(error.what(), HasSubstr("; repair the template")) << source;
+  }
+  EXPECT_THAT(error_of("{{ 2 ** 3 }}").what(), HasSubstr("; write the template without it"));
+  EXPECT_THAT(error_of("{% for a in range(100000000) %}{% endfor %}").what(),
+              HasSubstr("; shorten the conversation"));
+}
+
+TEST(ChatTemplate, KnowsEveryNamedToken) {
+  const ChatTemplate text("{{ pad_token }}{{ image_token }}{{ bos_token }}{{ unk_token }}", "t");
+  EXPECT_EQ(text.render({}, {.bos_token = "<s>",
+                             .eos_token = "",
+                             .add_generation_prompt = true,
+                             .named_tokens = {{"pad_token", "<pad>"}, {"image_token", "<i>"}}}),
+            "<pad><i><s>");
 }
 
 TEST(ChatTemplate, LeavesMissingTokensUndefined) {
