@@ -15,8 +15,9 @@ inline constexpr int32_t kNoToken = -1;
 /// How the token of one row of logits is chosen, in the order of the reference: repetition penalty,
 /// temperature, top-k, top-p, draw.
 struct RowSampling {
-  double temperature = 0;        ///< 0 or less is greedy: the first maximum
-  int top_k = 0;                 ///< keep the k largest, of equal ones the first; 0 keeps all
+  double temperature = 0;  ///< 0 or less is greedy: the first maximum
+  /// Keep the k largest, and all that equal the k-th; 0 keeps all, 1 is greedy.
+  int top_k = 0;
   double top_p = 1;              ///< keep the smallest set of the largest that reaches this share
   double uniform = 0;            ///< in [0, 1): decides the draw
   float repetition_penalty = 1;  ///< logits of seen ids: divided by it if positive, else multiplied

@@ -18,8 +18,15 @@ int32_t draw(std::span<float> logits, const RowSampling& row, std::span<int32_t>
   };
   size_t kept = order.size();
   if (row.top_k > 0) kept = std::min(kept, static_cast<size_t>(row.top_k));
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
-                    larger);
+  const auto rest = order.begin() + static_cast<std::ptrdiff_t>(kept);
+  std::partial_sort(order.begin(), rest, order.end(), larger);
+  if (kept < order.size()) {  // what equals the last one is kept too
+    const float least = logits[static_cast<size_t>(order[kept - 1])];
+    const auto tied = std::partition(
+        rest, order.end(), [&](int32_t id) { return logits[static_cast<size_t>(id)] == least; });
+    std::sort(rest, tied);
+    kept = static_cast<size_t>(tied - order.begin());
+  }
 
   // Unnormalised probabilities, in place of the logits of the kept ids.
   const double max = static_cast<double>(logits[static_cast<size_t>(order[0])]);

@@ -159,24 +159,20 @@ class Draw {
     const int kept = how.top_k > 0 ? min(how.top_k, vocab_) : vocab_;
     const float largest = number_of(static_cast<uint32_t>(max >> 32));
     const bool finite = !isinf(largest);
-    Key cut = 0;  // logits that equal the last kept one, but come after it
     if (kept < vocab_ || !finite) {
       add_leading(Ones{});
       const Place last = place_of(static_cast<Key>(kept) - 1, Ones{});
       // Probabilities are no numbers then: the CPU takes the first of top-p, else the last of all.
       if (!finite) {
-        return how.top_p < 1 ? id_of(max)
-                             : nth_of(last.order, static_cast<Key>(kept) - 1 - last.before);
+        return how.top_p < 1 ? id_of(max) : nth_of(last.order, last.here - 1);
       }
       least_ = last.order;
-      cut = last.before + last.here - static_cast<Key>(kept);
     }
 
     // vocab_ times the largest is less than 2^63.
     const Probabilities weigh{static_cast<double>(largest), how.temperature, 31 + __clz(vocab_)};
     add_leading(weigh);
     Key total = sum_of_leading();
-    if (cut > 0) total -= cut * weigh(number_of(least_));
     if (how.top_p < 1) {
       // The first token at which the sum is at least top_p * total.
       const double wanted = ceil(how.top_p * static_cast<double>(total));

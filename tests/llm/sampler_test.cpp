@@ -153,11 +153,12 @@ TEST(Sampler, TopKKeepsExactlyTheKLargest) {
   expect_distribution(draw_counts(options, logits_of(kWeights)), kWeights);
 }
 
-TEST(Sampler, TopKOfEqualLogitsKeepsTheFirst) {
+/// As the reference's `scores < topk[-1]` does.
+TEST(Sampler, TopKKeepsAllThatEqualTheLast) {
   SamplerOptions options;
   options.temperature = 1;
   options.top_k = 2;
-  expect_distribution(draw_counts(options, {1, 2, 2, 2, 1}), {0, 1, 1, 0, 0});
+  expect_distribution(draw_counts(options, {1, 2, 2, 2, 1}), {0, 1, 1, 1, 0});
 }
 
 /// Shares of 40, 24, 20, 10, 5 and 1 percent: the smallest set of the largest that reaches top_p.
