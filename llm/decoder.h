@@ -34,6 +34,11 @@ class Decoder {
   virtual int vocab_size() const noexcept = 0;
   /// Positions that the model was made for (max_position_embeddings).
   virtual int max_positions() const noexcept = 0;
+  /// The sliding window that limits max_positions(), or 0.
+  virtual int sliding_window() const noexcept { return 0; }
+  /// The rows of a sequence of up to this length are rotated alike however it goes on; those of a
+  /// longer one depend on its length when they are read (dynamic RoPE).
+  virtual int settled_positions() const noexcept { return max_positions(); }
   /// The type its matrices are stored in.
   virtual DType weight_dtype() const noexcept = 0;
   /// Bytes of its weights, and of those that one decode step reads.

@@ -68,6 +68,13 @@ class Llama final : public Decoder {
   int hidden() const noexcept override { return config_.hidden; }
   int vocab_size() const noexcept override { return config_.vocab_size; }
   int max_positions() const noexcept override { return config_.max_positions; }
+  int sliding_window() const noexcept override {
+    return config_.max_positions == config_.sliding_window ? config_.sliding_window : 0;
+  }
+  int settled_positions() const noexcept override {
+    return config_.rope.type == RopeConfig::Type::kDynamic ? config_.rope.max_positions
+                                                           : config_.max_positions;
+  }
   DType weight_dtype() const noexcept override { return lm_head_.dtype(); }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
   size_t step_weight_bytes() const noexcept override { return step_weight_bytes_; }

@@ -20,6 +20,7 @@ struct LlamaConfig {
   int head_dim = 128;
   int vocab_size = 32000;
   int max_positions = 2048;
+  int sliding_window = 0;  ///< rows that a row attends to; 0: all. max_positions is no larger
   float rms_eps = 1e-6f;
   bool qkv_bias = false;
   bool output_bias = false;  ///< attention_bias of LLaMA gives o_proj a bias too

@@ -34,8 +34,14 @@ float yarn(const RopeConfig& config, float inverse, int index) {
     return dim * std::log(config.original_max_positions / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(config.theta));
   };
-  const double low = std::max(std::floor(correction(config.beta_fast)), 0.0);
-  double high = std::min(std::ceil(correction(config.beta_slow)), dim - 1);
+  double low = correction(config.beta_fast);
+  double high = correction(config.beta_slow);
+  if (config.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
   if (low == high) high += 0.001;
   const double ramp = std::clamp((index - low) / (high - low), 0.0, 1.0);
   const double interpolated = static_cast<double>(inverse) / config.factor;

@@ -21,6 +21,7 @@ struct RopeConfig {
   int original_max_positions = 0;  ///< llama3, yarn
   double beta_fast = 32;           ///< yarn
   double beta_slow = 1;            ///< yarn
+  bool truncate = true;            ///< yarn: the ramp starts and ends at whole channels
   double attention_factor = 0;     ///< yarn; 0 means 0.1 ln(factor) + 1
 };
 
