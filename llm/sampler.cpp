@@ -32,16 +32,23 @@ Sampler::Sampler(const SamplerOptions& options, int vocab_size)
     : options_(options),
       vocab_size_(vocab_size),
       random_(options.seed),
-      seen_((static_cast<size_t>(vocab_size) + 31) / 32) {}
+      seen_((static_cast<size_t>(vocab_size) + 31) / 32) {
+  if (!options_.rules.empty()) rules_.emplace(options_.rules, vocab_size);
+}
 
 void Sampler::mark(int32_t id) noexcept {
   if (id < 0 || id >= vocab_size_) return;
   seen_[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
 }
 
-void Sampler::see(std::span<const int32_t> ids) {
+void Sampler::see(std::span<const int32_t> ids, int max_tokens) {
+  if (rules_) rules_->start(ids, max_tokens);
   for (const int32_t id : ids) mark(id);
   placed_is_current_ = false;
+}
+
+void Sampler::restrict(TensorView row, Stream& stream) {
+  if (rules_) rules_->apply(row, stream);
 }
 
 RowSampling Sampler::choice() {
@@ -74,10 +81,12 @@ RowSampling Sampler::next(Stream& stream) {
 void Sampler::accept(int32_t id) {
   check_chosen(id);
   mark(id);
+  if (rules_) rules_->accept(id);
 }
 
 int32_t Sampler::sample(std::span<float> logits) {
   assert(static_cast<int>(logits.size()) == vocab_size_);
+  if (rules_) rules_->apply(logits);
   RowSampling row = choice();
   row.seen = seen_.data();
   if (row.draws()) order_.resize(static_cast<size_t>(vocab_size_));
