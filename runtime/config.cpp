@@ -66,6 +66,12 @@ const nlohmann::json& ConfigReader::raw(std::string_view key) const {
   return place == members.end() ? kNull : place->second;
 }
 
+bool ConfigReader::is_null(std::string_view key) const {
+  const auto& members = object_->get_ref<const json::object_t&>();
+  const auto place = members.find(key);
+  return place != members.end() && place->second.is_null();
+}
+
 bool ConfigReader::has(std::string_view key) const { return !raw(key).is_null(); }
 
 int64_t ConfigReader::integer(std::string_view key, int64_t fallback, int64_t min,
@@ -80,8 +86,11 @@ int64_t ConfigReader::required_integer(std::string_view key, int64_t min, int64_
 }
 
 double ConfigReader::number(std::string_view key, double fallback, double min, double max) const {
+  return has(key) ? required_number(key, min, max) : fallback;
+}
+
+double ConfigReader::required_number(std::string_view key, double min, double max) const {
   const json& value = raw(key);
-  if (value.is_null()) return fallback;
   const double number = value.is_number() ? value.get<double>() : 0;
   if (!value.is_number() || !(number >= min && number <= max)) {
     fail(key, fmt::format("a number from {} to {}", min, max));

@@ -20,9 +20,12 @@ class ConfigReader {
   ConfigReader(const nlohmann::json& object, std::string path);
 
   bool has(std::string_view key) const;
+  /// The file says null, which for a few keys means another thing than their absence.
+  bool is_null(std::string_view key) const;
   int64_t integer(std::string_view key, int64_t fallback, int64_t min, int64_t max) const;
   int64_t required_integer(std::string_view key, int64_t min, int64_t max) const;
   double number(std::string_view key, double fallback, double min, double max) const;
+  double required_number(std::string_view key, double min, double max) const;
   bool boolean(std::string_view key, bool fallback) const;
   std::string string(std::string_view key, std::string_view fallback) const;
   std::string required_string(std::string_view key) const;

@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "kernels/base/printable.h"
 #include "runtime/config.h"
 #include "runtime/families/llava15.h"
 #include "runtime/family.h"
@@ -31,7 +32,7 @@ const Family& family_of(const nlohmann::json& config, const std::string& name) {
       ErrorCode::kUnsupported,
       fmt::format("{}: config.json has model_type \"{}\", which is not built in; built in are "
                   "{}",
-                  name, model_type, fmt::join(known, ", ")));
+                  printable(name), printable(model_type), fmt::join(known, ", ")));
 }
 
 ModelSource open_source(Checkpoint& checkpoint, const std::string& name) {

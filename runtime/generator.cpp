@@ -78,9 +78,17 @@ SequenceSize size_of(const Prompt& prompt) {
   return size;
 }
 
+/// Says why a context is shorter than the model's configuration tells elsewhere.
+std::string_view window_note(const Decoder& decoder, int context) {
+  if (decoder.sliding_window() != context) return "";
+  return " (its sliding window, beyond which it is not built in)";
+}
+
 /// A cache that holds `cached` can take the rest of the prompt, instead of all of it anew.
-bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
-                  const CacheNeeds& needs) {
+bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached, const CacheNeeds& needs,
+                  int settled_positions) {
+  // The reference reads the conversation at once, with the angles of its whole length.
+  if (std::cmp_greater(prompt.ids.size(), settled_positions)) return false;
   if (needs.one_prompt || cached.size() >= prompt.ids.size() ||
       !std::equal(cached.begin(), cached.end(), prompt.ids.begin())) {
     return false;
@@ -166,31 +174,40 @@ void Generator::prepare(Sequence& sequence) {
   const GenerationRequest& request = sequence.request;
   sequence.timings = {};
   const Clock::time_point start = Clock::now();
-  for (size_t i = sequence.images.size(); i < request.images.size(); ++i) {
-    give_up_if_cancelled(stream_->watch());
-    sequence.images.push_back(model_->prepare(request.images[i]));
-  }
-  sequence.timings.vision_ms = milliseconds(start, Clock::now());
-  std::vector<int> image_tokens;
-  sequence.visual_tokens = 0;
-  for (const ImageInput& image : sequence.images) {
-    image_tokens.push_back(image.tokens);
-    sequence.visual_tokens += image.tokens;
-  }
-  sequence.prompt = make_prompt(*model_, request.messages, image_tokens);
   const int context = session_rows_ > 0 ? std::min(session_rows_, model_->decoder().max_positions())
                                         : model_->decoder().max_positions();
+  std::vector<int> image_tokens;
+  sequence.visual_tokens = 0;
+  for (size_t i = 0; i < request.images.size(); ++i) {
+    if (i == sequence.images.size()) {
+      give_up_if_cancelled(stream_->watch());
+      sequence.images.push_back(model_->prepare(request.images[i]));
+    }
+    image_tokens.push_back(sequence.images[i].tokens);
+    sequence.visual_tokens += sequence.images[i].tokens;
+    if (sequence.visual_tokens >= context) {  // the rest need not be made ready
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: the first {} of its {} images are {} tokens, but {} has a context of "
+                      "{}{}; use fewer images",
+                      request.id, i + 1, request.images.size(), sequence.visual_tokens,
+                      model_->name(), context, window_note(model_->decoder(), context)));
+    }
+  }
+  sequence.timings.vision_ms = milliseconds(start, Clock::now());
+  sequence.prompt = make_prompt(*model_, request.messages, image_tokens);
   const int prompt_rows = static_cast<int>(sequence.prompt.ids.size());
   if (prompt_rows >= context) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: the prompt has {} tokens, but {} has a context of {}; use fewer images "
+        fmt::format("{}: the prompt has {} tokens, but {} has a context of {}{}; use fewer images "
                     "or a shorter prompt",
-                    request.id, prompt_rows, model_->name(), context));
+                    request.id, prompt_rows, model_->name(), context,
+                    window_note(model_->decoder(), context)));
   }
   sequence.max_tokens = std::min(request.max_tokens, context - prompt_rows);
   sequence.sampler.emplace(request.sampling, model_->decoder().vocab_size());
-  sequence.sampler->see(sequence.prompt.ids);
+  sequence.sampler->see(sequence.prompt.ids, sequence.max_tokens);
   sequence.text_of.emplace(model_->tokenizer());
   sequence.gate.emplace(request.stop);
   sequence.tokens.clear();
@@ -244,10 +261,11 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
   sequence.position_shift =
       sequence.prompt.positions.back() + 1 - static_cast<int32_t>(sequence.prompt.ids.size());
 
+  const TensorView last = logits.slice(logits.shape()[0] - 1, 1);
+  sequence.sampler->restrict(last, *stream_);
   const RowSampling sampling = sequence.sampler->next(*stream_);
   int32_t token = kNoToken;
-  sample_rows(std::span(&token, 1), logits.slice(logits.shape()[0] - 1, 1), std::span(&sampling, 1),
-              *stream_);
+  sample_rows(std::span(&token, 1), last, std::span(&sampling, 1), *stream_);
   sequence.first_token = Clock::now();
   sequence.timings.prefill_ms = milliseconds(prefill_start, sequence.first_token);
   sequence.timings.ttft_ms = milliseconds(sequence.started, sequence.first_token);
@@ -299,8 +317,8 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   try {
     prepare(sequence);
     auto first = static_cast<int64_t>(sequence.cached_ids.size());
-    if (!sequence.cache_id ||
-        !can_continue(sequence.prompt, sequence.cached_ids, cache_->needs())) {
+    if (!sequence.cache_id || !can_continue(sequence.prompt, sequence.cached_ids, cache_->needs(),
+                                            model_->decoder().settled_positions())) {
       // Closed for good, also if there is no room to open it anew.
       if (sequence.cache_id) cache_->close(*std::exchange(sequence.cache_id, std::nullopt));
       sequence.cached_ids.clear();
@@ -368,7 +386,10 @@ void Generator::step() {
     model_->decoder().embed(ids_, embeddings, *stream_);
     const TensorView logits =
         model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
-    for (Sequence* sequence : stepping_) sampling_.push_back(sequence->sampler->next(*stream_));
+    for (size_t i = 0; i < stepping_.size(); ++i) {
+      stepping_[i]->sampler->restrict(logits.slice(static_cast<int64_t>(i), 1), *stream_);
+      sampling_.push_back(stepping_[i]->sampler->next(*stream_));
+    }
     sample_rows(ids_, logits, sampling_, *stream_);
   } catch (...) {
     const bool cancelled = is_cancellation(std::current_exception());

@@ -10,6 +10,25 @@
 
 namespace kvlm {
 
+namespace {
+
+/// The pictures that a conversation has a place for, before it is rendered.
+size_t asked_for(const std::vector<ChatMessage>& messages, std::string_view image_token) {
+  size_t count = 0;
+  for (const ChatMessage& message : messages) {
+    for (const ContentItem& item : message.content) {
+      if (item.kind == ContentItem::Kind::kImage) ++count;
+      for (size_t at = 0; (at = item.text.find(image_token, at)) != std::string::npos;
+           at += image_token.size()) {
+        ++count;
+      }
+    }
+  }
+  return count;
+}
+
+}  // namespace
+
 ChatMessage user_message(std::string text, int images, std::string_view image_token) {
   ChatMessage message{"user", {}};
   if (text.find(image_token) == std::string::npos) {
@@ -24,6 +43,11 @@ namespace {
 /// The conversation's ids with one placeholder a picture; there are as many as `images`.
 std::vector<int32_t> encode_conversation(const Model& model,
                                          const std::vector<ChatMessage>& messages, size_t images) {
+  if (images > kMaxPictures) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the prompt has {} images; at most {} are told apart, use fewer",
+                            images, kMaxPictures));
+  }
   const std::string text = model.render(messages);
   const Tokenizer& tokenizer = model.tokenizer();
   Tokenizer::EncodeOptions options;
@@ -35,6 +59,14 @@ std::vector<int32_t> encode_conversation(const Model& model,
   const auto placeholders =
       static_cast<size_t>(std::count(ids.begin(), ids.end(), model.image_id()));
   if (placeholders != images) {
+    if (asked_for(messages, model.image_token()) == images) {
+      throw Error(
+          ErrorCode::kCorruptFile,
+          fmt::format("the chat template of {} makes {} {} placeholder{} of {} image{}; use "
+                      "the template of the model's page",
+                      model.name(), placeholders, model.image_token(), placeholders == 1 ? "" : "s",
+                      images, images == 1 ? "" : "s"));
+    }
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the prompt has {} {} placeholder{} and {} image{} given; give one --image "
@@ -58,12 +90,13 @@ Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
                    std::span<const int> image_tokens) {
   const std::vector<int32_t> ids = encode_conversation(model, messages, image_tokens.size());
   Prompt prompt;
-  int16_t image = 0;
+  size_t image = 0;
   for (const int32_t id : ids) {
     const bool picture = id == model.image_id();
-    const auto copies = picture ? static_cast<size_t>(image_tokens[static_cast<size_t>(image)]) : 1;
+    const auto copies = picture ? static_cast<size_t>(image_tokens[image]) : 1;
     prompt.ids.insert(prompt.ids.end(), copies, id);
-    prompt.modality.insert(prompt.modality.end(), copies, picture ? image : kTextRow);
+    prompt.modality.insert(prompt.modality.end(), copies,
+                           picture ? static_cast<int16_t>(image) : kTextRow);
     if (picture) ++image;
   }
   prompt.positions.resize(prompt.ids.size());

@@ -11,6 +11,9 @@
 
 namespace kvlm {
 
+/// The most pictures of one prompt: as many as there are tags of 16 bits from 0.
+inline constexpr size_t kMaxPictures = 32768;
+
 /// A tokenised prompt with every picture's placeholder expanded to its visual tokens.
 struct Prompt {
   std::vector<int32_t> ids;        // (rows,) placeholders repeated
@@ -24,7 +27,8 @@ ChatMessage user_message(std::string text, int images, std::string_view image_to
 
 /// Renders, tokenises and expands a conversation. image_tokens[i] is the number of visual tokens of
 /// the i-th picture. A rendered text that starts with BOS is not given a second one.
-/// Throws Error{kInvalidArgument} with both numbers if pictures and placeholders do not match.
+/// Throws Error{kInvalidArgument} with both numbers if pictures and placeholders do not match, and
+/// for more than kMaxPictures of them.
 Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
                    std::span<const int> image_tokens);
 

@@ -12,7 +12,7 @@ namespace kvlm {
 // of models.md 2.3, because hub files store differences from them.
 
 /// A text_config of model_type llama or mistral. Throws Error{kUnsupported} for another one, for an
-/// unknown rope type and for a sliding window shorter than the context.
+/// unknown rope type. A sliding window limits max_positions.
 LlamaConfig parse_llama_config(const ConfigReader& text);
 
 /// A vision_config of a CLIP tower; feature layers and strategy come from the model's own level.
@@ -28,13 +28,17 @@ PreprocessSpec parse_preprocess(const ConfigReader& processor, const LoadOptions
 /// generation_config.json; eos ids fall back to the model's config. Sampling only if do_sample.
 GenerationDefaults parse_generation(const ConfigReader& generation, const ConfigReader& model);
 
+/// tokenizer_config.json and its companions; what is not there takes its default.
+TokenizerConfig read_tokenizer_config(const ModelSource& source);
+
 /// The tokenizer of a checkpoint: tokenizer.json as written, else tokenizer.model with the added
 /// tokens of its companions. A tokenizer.model knows no `placeholder`; unless a companion gives it
 /// an id, it has the one of config.json.
-std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source, const AddedToken& placeholder);
+std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source, TokenizerConfig config,
+                                          const AddedToken& placeholder);
 
-/// The chat template of a checkpoint (models.md 2.1: chat_template.jinja, chat_template.json,
-/// tokenizer_config.json), or `builtin` if it has none.
+/// The chat template of a checkpoint (models.md 2.1: processor_config.json,
+/// chat_template.json, chat_template.jinja, tokenizer_config.json), or `builtin` if it has none.
 ChatTemplate load_chat_template(const ModelSource& source, std::string_view builtin);
 
 }  // namespace kvlm

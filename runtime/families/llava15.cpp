@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <map>
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "llm/llama.h"
 #include "runtime/submodel_config.h"
 #include "runtime/weight_names.h"
@@ -44,7 +46,7 @@ LlavaConfig parse(const ConfigReader& config) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("{} is of the original LLaVA repository, whose vision tower {} is "
                             "published apart; use the Hugging Face conversion (llava-hf/...)",
-                            config.path(), config.string("mm_vision_tower", "")));
+                            config.path(), printable(config.string("mm_vision_tower", ""))));
   }
   LlavaConfig llava;
   llava.text = parse_llama_config(config.object("text_config"));
@@ -93,6 +95,7 @@ class Llava15 final : public Model {
   PreprocessSpec preprocess_;
   GenerationDefaults defaults_;
   std::unique_ptr<Tokenizer> tokenizer_;
+  std::map<std::string, std::string> named_tokens_;
   std::unique_ptr<ChatTemplate> template_;
   std::unique_ptr<VisionEncoder> tower_;
   std::unique_ptr<MlpProjector> projector_;
@@ -165,7 +168,9 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream& stream)
   preprocess_ = read_preprocess(source, options);
   const nlohmann::json generation = read_json(source, "generation_config.json");
   defaults_ = parse_generation(ConfigReader(generation, "generation_config.json"), config);
-  tokenizer_ = load_tokenizer(source, {image_id_, std::string(kImageToken)});
+  const TokenizerConfig tokens = read_tokenizer_config(source);
+  named_tokens_ = tokens.named_tokens;
+  tokenizer_ = load_tokenizer(source, tokens, {image_id_, std::string(kImageToken)});
   check_image_id(*tokenizer_, image_id_);
   template_ = std::make_unique<ChatTemplate>(load_chat_template(source, kTemplate));
 
@@ -192,6 +197,7 @@ Tensor Llava15::encode(const ImageInput& image, Stream& stream, const Tap& tap) 
 
 std::string Llava15::render(const std::vector<ChatMessage>& messages) const {
   ChatTemplate::Context context;
+  context.named_tokens = named_tokens_;
   if (const auto bos = tokenizer_->bos_id()) context.bos_token = tokenizer_->token_of(*bos);
   if (const auto eos = tokenizer_->eos_id()) context.eos_token = tokenizer_->token_of(*eos);
   return template_->render(messages, context);

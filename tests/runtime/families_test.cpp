@@ -241,8 +241,8 @@ TEST(LlavaFiles, GenerationConfigIsOptional) {
   EXPECT_EQ(own->defaults().sampling.temperature, 1);
 }
 
-/// models.md 2.1: chat_template.jinja, then chat_template.json, then tokenizer_config.json, then
-/// the prompt of the Hugging Face conversions.
+/// models.md 2.1: processor_config.json, chat_template.json, chat_template.jinja,
+/// tokenizer_config.json, then the prompt of the Hugging Face conversions.
 TEST(LlavaFiles, ChatTemplateIsTheFirstThatExists) {
   const std::vector<ChatMessage> messages = {user_message("hi", 0, "<image>")};
   const auto rendered = [&](const char* jinja, const char* template_json, const char* tokenizer) {
@@ -264,7 +264,8 @@ TEST(LlavaFiles, ChatTemplateIsTheFirstThatExists) {
   const char* in_tokenizer = R"("from tokenizer")";
   const char* in_list =
       R"([{"name": "rag", "template": "no"}, {"name": "default", "template": "from list"}])";
-  EXPECT_EQ(rendered("from jinja", in_json, in_tokenizer), "from jinja");
+  EXPECT_EQ(rendered("from jinja", in_json, in_tokenizer), "from json");
+  EXPECT_EQ(rendered("from jinja", nullptr, in_tokenizer), "from jinja");
   EXPECT_EQ(rendered(nullptr, in_json, in_tokenizer), "from json");
   EXPECT_EQ(rendered(nullptr, nullptr, in_tokenizer), "from tokenizer");
   EXPECT_EQ(rendered(nullptr, nullptr, in_list), "from list");
@@ -275,6 +276,35 @@ TEST(LlavaFiles, ChatTemplateIsTheFirstThatExists) {
                 rendered(nullptr, nullptr, R"([{"name": "rag", "template": "no"}])");
               }).what(),
               AllOf(HasSubstr("tokenizer_config.json"), HasSubstr("default")));
+}
+
+TEST(LlavaFiles, ChatTemplateOfTheProcessorComesFirst) {
+  const LoadedModel model = load("llava_gqa", [](ModelSource& source) {
+    json processor =
+        json::parse(test::read_file(golden_root() / "llava_gqa" / "processor_config.json"));
+    processor["chat_template"] = "from processor";
+    source.file = [text = processor.dump(), inner = source.file](const std::string& name) {
+      if (name == "chat_template.json") return std::optional<std::string>("{}");  // not looked at
+      return name == "processor_config.json" ? std::optional(text) : inner(name);
+    };
+  });
+  EXPECT_EQ(model->render({user_message("hi", 0, "<image>")}), "from processor");
+}
+
+TEST(LlavaFiles, TemplatesKnowTheTokenizersNames) {
+  const LoadedModel model = load("llava_gqa", [](ModelSource& source) {
+    json config =
+        json::parse(test::read_file(golden_root() / "llava_gqa" / "tokenizer_config.json"));
+    config["pad_token"] = "<pad!>";
+    config["unk_token"] = {{"content", "<unk>"}};
+    config["extra_special_tokens"] = {{"image_token", "<image>"}};
+    with_file("chat_template.jinja",
+              "{{ pad_token }}{{ unk_token }}{{ image_token }}{{ bos_token }}")(source);
+    source.file = [text = config.dump(), inner = source.file](const std::string& name) {
+      return name == "tokenizer_config.json" ? std::optional(text) : inner(name);
+    };
+  });
+  EXPECT_EQ(model->render({}), "<pad!><unk><image><s>");
 }
 
 TEST(LlavaFiles, BuiltInTemplateRendersWhatThePublishedOneDoes) {
@@ -301,6 +331,21 @@ TEST(LlavaFiles, SentencepieceModelServesWithoutTokenizerJson) {
 }
 
 // ---------------------------------------------------------------------------------------- config
+
+TEST(LlavaConfig, NamesOfTheFileArePrintable) {
+  for (const json& config : std::vector<json>{
+           {{"model_type", "llava\x1b[2J\n"}},
+           {{"model_type", "llava"}, {"mm_vision_tower", "\x1b[2J\n"}},
+           {{"model_type", "llava"}, {"text_config", {{"model_type", "\x1b[2J\n"}}}},
+           {{"model_type", "llava"}, {"vision_config", {{"model_type", "\x1b[2J\n"}}}},
+           {{"model_type", "llava"},
+            {"text_config", {{"rope_scaling", {{"type", "\x1b[2J\n"}}}}}}}) {
+    const Error error = error_of([&] { family_of(config, "m").cache_shape(config); });
+    const std::string message = error.what();
+    EXPECT_EQ(message.find_first_of("\x1b\n"), std::string::npos) << config;
+    EXPECT_THAT(message, HasSubstr("\\x1b[2J")) << config;
+  }
+}
 
 TEST(LlavaConfig, CheckpointsOfTheOriginalRepositoryAreRefusedWithTheCure) {
   const json config = {{"model_type", "llava"}, {"mm_vision_tower", "openai/clip-vit-large"}};

@@ -595,6 +595,26 @@ TEST(Generator, RefusesAPromptLongerThanTheContextByBothNumbers) {
   EXPECT_EQ(generator.take(key).tokens, generate(model, "f16", text_request("a", 20)).tokens);
 }
 
+/// A picture takes 1.4 MB once it is ready for a tower of 336 x 336; those that the context cannot
+/// hold are not made ready.
+TEST(Generator, RefusesMorePicturesThanTheContextHoldsBeforeTheyArePrepared) {
+  const LoadedModel model = load();
+  test::RecordingModel recorded(*model);
+  const auto cache = model.cache("f16", 512);
+  Generator generator(recorded, *cache, model.stream());
+  GenerationRequest request = golden_request("case0");
+  ASSERT_FALSE(request.images.empty());
+  request.id = "record-9";
+  request.images.assign(2000, request.images.front());
+  request.messages = {user_message("what?", 2000, recorded.image_token())};
+  const Error error = error_of([&] { generator.admit(request, {}); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("record-9"), HasSubstr("of its 2000 images"),
+                                  HasSubstr("context of 512")));
+  EXPECT_LT(recorded.prepared(), 200);
+  EXPECT_EQ(cache->bytes(), 0u);
+}
+
 TEST(Generator, SessionRowsAreTheContext) {
   const LoadedModel model = load();
   const auto cache = model.cache("f16", 64);
@@ -700,6 +720,93 @@ TEST(Generator, ResumedTurnsEqualAFreshConversation) {
   fed = turn("something else", "why?").at(0).rows;
   EXPECT_EQ(fed, generator.result(key).prompt_tokens);
   EXPECT_EQ(cache->bytes(), generator.result(key).cache.bytes) << "the old rows are gone";
+}
+
+/// Dynamic RoPE turns the rows of a long sequence by its length when they are read: the reference
+/// reads the whole conversation at every turn.
+TEST(Generator, TurnsBeyondTheSettledPositionsAreReadAnew) {
+  const LoadedModel model(test::golden_root() / "llava_rope_dynamic");
+  ASSERT_EQ(model->decoder().settled_positions(), 48);
+  ASSERT_EQ(model->decoder().max_positions(), 96);
+  RecordingModel recording(*model);
+  const auto cache = model.cache("f32", 96);
+  Generator generator(recording, *cache, model.stream());
+  generator.set_session_rows(96);
+  GenerationRequest request = text_request("one two", 1);
+  const int key = generator.admit(request, {});
+  run(generator);
+  const int first = generator.result(key).prompt_tokens;
+  ASSERT_LT(first, 30);
+
+  std::vector<int> fed;
+  std::vector<int> lengths;
+  for (const char* question : {"a", "what is in this picture, and where is it?"}) {
+    request.messages.push_back(says("assistant", "b"));
+    request.messages.push_back(says("user", question));
+    recording.passes().clear();
+    generator.resume(key, request, {});
+    run(generator);
+    fed.push_back(recording.passes().at(0).rows);
+    lengths.push_back(generator.result(key).prompt_tokens);
+    RecordingModel fresh(*model);
+    const auto own = model.cache("f32", 96);
+    generate(fresh, *own, model.stream(), request);
+    EXPECT_EQ(recording.passes()[0].logits.size(), fresh.passes()[0].logits.size());
+    for (size_t i = 0; i < fresh.passes()[0].logits.size(); ++i) {
+      ASSERT_NEAR(recording.passes()[0].logits[i], fresh.passes()[0].logits[i], 1e-5) << question;
+    }
+  }
+  ASSERT_LE(lengths[0], 48);
+  ASSERT_GT(lengths[1], 48);
+  EXPECT_EQ(fed[0], lengths[0] - first) << "short: what the cache holds stays";
+  EXPECT_EQ(fed[1], lengths[1]);
+}
+
+TEST(Generator, APromptBeyondTheSlidingWindowIsRefusedOnesWithinAreServed) {
+  const LoadedModel whole = load();
+  const LoadedModel model(test::golden_root() / kFolder, {}, 1, [](ModelSource& source) {
+    source.config["text_config"]["model_type"] = "mistral";
+    source.config["text_config"]["sliding_window"] = 40;
+  });
+  const auto cache = model.cache("f32", 100);
+  Generator generator(*model, *cache, model.stream());
+  const Error error = error_of([&] { generator.admit(text_request(words(60)), {}); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("a context of 40 (its sliding window"));
+  const GenerationResult result = generate(model, "f32", text_request("one two", 100));
+  EXPECT_EQ(static_cast<int>(result.tokens.size()) + result.prompt_tokens, 40);
+  std::vector<int32_t> expected = generate(whole, "f32", text_request("one two", 100)).tokens;
+  expected.resize(result.tokens.size());
+  EXPECT_EQ(result.tokens, expected);
+}
+
+/// The rules of generation_config.json reach the tokens, alone and in company.
+TEST(Generator, RulesDecideWhatMayComeNext) {
+  const LoadedModel model = load();
+  const std::vector<int32_t> plain = generate(model, "f16", text_request("a", 6)).tokens;
+  GenerationRequest suppressed = text_request("a", 6);
+  suppressed.sampling.rules.suppress_tokens = {plain[0]};
+  GenerationRequest forced = text_request("a", 6);
+  forced.sampling.rules.forced_eos_token = 2;
+  GenerationRequest unique = text_request("a", 6);
+  unique.sampling.rules.no_repeat_ngram_size = 1;
+
+  const auto cache = model.cache("f16", 160, 4);
+  Generator generator(*model, *cache, model.stream());
+  std::vector<int> keys;
+  for (const GenerationRequest& request : {text_request("a", 6), suppressed, forced, unique}) {
+    keys.push_back(generator.admit(request, {}));
+  }
+  run(generator);
+  std::vector<std::vector<int32_t>> tokens;
+  for (const int key : keys) tokens.push_back(generator.take(key).tokens);
+  EXPECT_EQ(tokens[0], plain);
+  EXPECT_EQ(std::count(tokens[1].begin(), tokens[1].end(), plain[0]), 0);
+  EXPECT_EQ(tokens[1], generate(model, "f16", suppressed).tokens);
+  ASSERT_EQ(tokens[2].size(), 6u);
+  EXPECT_EQ(tokens[2].back(), 2);
+  EXPECT_TRUE(std::equal(tokens[2].begin(), tokens[2].end() - 1, plain.begin()));
+  EXPECT_EQ(std::set<int32_t>(tokens[3].begin(), tokens[3].end()).size(), tokens[3].size());
 }
 
 TEST(Generator, RefusedTurnLeavesTheSequenceToBeTakenOrResumed) {

@@ -69,6 +69,24 @@ TEST(MakePrompt, ExpandsEveryPlaceholderToItsOwnTokens) {
   EXPECT_EQ(prompt.positions, positions);
 }
 
+/// Rows are told apart by 16-bit tags.
+TEST(MakePrompt, RefusesMorePicturesThanThereAreTags) {
+  const LoadedModel model = load();
+  constexpr int kMost = 32768;
+  std::vector<int> tokens(kMost, 1);
+  const Prompt prompt = make_prompt(*model, {user_message("x", kMost, "<image>")}, tokens);
+  EXPECT_EQ(std::count(prompt.ids.begin(), prompt.ids.end(), kImage), kMost);
+  EXPECT_EQ(*std::max_element(prompt.modality.begin(), prompt.modality.end()), kMost - 1);
+  for (const int images : {kMost + 1, 40000}) {
+    tokens.resize(static_cast<size_t>(images), 1);
+    const Error error =
+        error_of([&] { make_prompt(*model, {user_message("x", images, "<image>")}, tokens); });
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr(fmt::format("{} images", images)));
+    EXPECT_THAT(error.what(), HasSubstr("at most 32768"));
+  }
+}
+
 TEST(MakePrompt, TextAroundAPictureDoesNotDependOnItsSize) {
   const LoadedModel model = load();
   const std::vector<ChatMessage> messages = {user_message("what is it?", 1, "<image>")};
@@ -127,6 +145,16 @@ TEST(MakePrompt, StartsWithBosOnce) {
 
 /// Row r of the embedding is row r of the prompt, also when the prompt is embedded from some row on
 /// and that row lies within a picture.
+/// The request has a place for its picture; the template does not.
+TEST(MakePrompt, ATemplateWithoutPlaceholdersIsTheFilesFault) {
+  const LoadedModel model = load(test::with_file("chat_template.jinja", "hello"));
+  const int tokens = 3;
+  const Error error = error_of(
+      [&] { make_prompt(*model, {user_message("x", 1, "<image>")}, std::span(&tokens, 1)); });
+  EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
+  EXPECT_THAT(error.what(), HasSubstr("makes 0 <image> placeholders of 1 image"));
+}
+
 TEST(EmbedPrompt, SplicesPicturesIntoTheText) {
   const LoadedModel model = load();
   const std::vector<int> tokens = {3, 4};

@@ -29,6 +29,7 @@ class RecordingModel final : public Model {
     decoder_.before = std::move(before);
   }
   int encoded() const noexcept { return encoded_; }
+  int prepared() const noexcept { return prepared_; }
 
   std::string_view name() const noexcept override { return model_->name(); }
   std::string_view family() const noexcept override { return model_->family(); }
@@ -42,7 +43,10 @@ class RecordingModel final : public Model {
   int32_t image_id() const noexcept override { return model_->image_id(); }
   int min_image_tokens() const noexcept override { return model_->min_image_tokens(); }
   int max_image_tokens() const noexcept override { return model_->max_image_tokens(); }
-  ImageInput prepare(const Image& image) const override { return model_->prepare(image); }
+  ImageInput prepare(const Image& image) const override {
+    ++prepared_;
+    return model_->prepare(image);
+  }
   Tensor encode(const ImageInput& image, Stream& stream, const Tap& tap) override {
     ++encoded_;
     return model_->encode(image, stream, tap);
@@ -59,6 +63,8 @@ class RecordingModel final : public Model {
     int hidden() const noexcept override { return decoder->hidden(); }
     int vocab_size() const noexcept override { return decoder->vocab_size(); }
     int max_positions() const noexcept override { return decoder->max_positions(); }
+    int sliding_window() const noexcept override { return decoder->sliding_window(); }
+    int settled_positions() const noexcept override { return decoder->settled_positions(); }
     DType weight_dtype() const noexcept override { return decoder->weight_dtype(); }
     size_t weight_bytes() const noexcept override { return decoder->weight_bytes(); }
     size_t step_weight_bytes() const noexcept override { return decoder->step_weight_bytes(); }
@@ -88,6 +94,7 @@ class RecordingModel final : public Model {
   Model* model_;
   RecordingDecoder decoder_;
   int encoded_ = 0;
+  mutable int prepared_ = 0;
 };
 
 }  // namespace kvlm::test

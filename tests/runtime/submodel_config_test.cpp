@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/base/error.h"
@@ -76,7 +78,8 @@ TEST(LlamaConfig, MissingFieldsTakeTheClassDefaultsOfMistral) {
   EXPECT_EQ(config.q_heads, 32);
   EXPECT_EQ(config.kv_heads, 8);
   EXPECT_EQ(config.head_dim, 128);
-  EXPECT_EQ(config.max_positions, 131072);
+  EXPECT_EQ(config.max_positions, 4096) << "of the sliding window";
+  EXPECT_EQ(config.rope.max_positions, 131072);
   EXPECT_EQ(config.rms_eps, 1e-6f);
   EXPECT_FALSE(config.tie_embeddings);
   EXPECT_EQ(config.rope.theta, 1e4);
@@ -173,7 +176,6 @@ TEST(LlamaConfig, ReadsEveryRopeType) {
   EXPECT_EQ(yarn.type, RopeConfig::Type::kYarn);
   EXPECT_EQ(yarn.beta_fast, 32);
   EXPECT_EQ(yarn.beta_slow, 1);
-  EXPECT_EQ(yarn.attention_factor, 0) << "0.1 ln(factor) + 1";
   EXPECT_EQ(yarn.original_max_positions, 32768);
 }
 
@@ -214,9 +216,14 @@ TEST(LlamaConfig, RefusesRopeItDoesNotKnow) {
               HasSubstr("factor is -2"));
   EXPECT_THAT(llama_failure({{"rope_theta", 0}}), HasSubstr("rope_theta is 0"));
   EXPECT_THAT(llama_failure({{"rope_scaling", {{"type", "llama3"}, {"factor", 8}}}}),
-              HasSubstr("original_max_position_embeddings is missing"));
+              HasSubstr("low_freq_factor is missing"));
+  for (const char* type : {"linear", "dynamic", "llama3", "yarn"}) {
+    EXPECT_THAT(llama_failure({{"rope_scaling", {{"type", type}}}}),
+                HasSubstr("factor is missing"));
+  }
   EXPECT_THAT(llama_failure({{"rope_scaling",
                               {{"type", "llama3"},
+                               {"factor", 8},
                                {"low_freq_factor", 4},
                                {"high_freq_factor", 4},
                                {"original_max_position_embeddings", 8192}}}}),
@@ -245,15 +252,77 @@ TEST(LlamaConfig, RefusesHeadsThatDoNotDivide) {
       << "3 channels cannot be paired";
 }
 
-TEST(LlamaConfig, RefusesASlidingWindowInsideTheContext) {
-  EXPECT_EQ(llama({{"model_type", "mistral"}, {"sliding_window", nullptr}}).max_positions, 131072);
-  EXPECT_EQ(
-      llama(
-          {{"model_type", "mistral"}, {"sliding_window", 4096}, {"max_position_embeddings", 4096}})
-          .max_positions,
-      4096);
-  EXPECT_THAT(llama_failure({{"model_type", "mistral"}, {"sliding_window", 4096}}),
-              AllOf(HasSubstr("sliding_window is 4096"), HasSubstr("not built in")));
+/// What fits into a window sees all of it; null, not absence, is no window.
+TEST(LlamaConfig, ASlidingWindowLimitsTheContext) {
+  const auto mistral = [](json text) {
+    text["model_type"] = "mistral";
+    return llama(text);
+  };
+  EXPECT_EQ(mistral({{"sliding_window", nullptr}}).max_positions, 131072);
+  EXPECT_EQ(mistral({{"sliding_window", nullptr}}).sliding_window, 0);
+  EXPECT_EQ(mistral(json::object()).max_positions, 4096) << "the default of the class";
+  EXPECT_EQ(mistral(json::object()).sliding_window, 4096);
+  EXPECT_EQ(mistral({{"sliding_window", 100}}).max_positions, 100);
+  EXPECT_EQ(mistral({{"sliding_window", 4096}, {"max_position_embeddings", 2048}}).max_positions,
+            2048);
+  // Scaling lengthens the context, not the window.
+  for (const json& scaling : std::vector<json>{{{"type", "linear"}, {"factor", 4}},
+                                               {{"type", "dynamic"}, {"factor", 4}},
+                                               {{"type", "yarn"}, {"factor", 4}}}) {
+    const LlamaConfig config = mistral(
+        {{"sliding_window", 4096}, {"max_position_embeddings", 4096}, {"rope_scaling", scaling}});
+    EXPECT_EQ(config.max_positions, 4096) << scaling;
+    EXPECT_EQ(config.rope.max_positions, 4096) << scaling;
+  }
+  EXPECT_THAT(llama_failure({{"model_type", "mistral"}, {"sliding_window", 0}}),
+              HasSubstr("sliding_window is 0"));
+  EXPECT_EQ(llama({{"sliding_window", 7}}).max_positions, 2048) << "no key of LLaMA";
+}
+
+/// transformers 5.23: _compute_yarn_parameters, standardize_rope_params.
+TEST(LlamaConfig, ReadsYarnAsTheReference) {
+  const auto yarn = [](json scaling, json text = json::object()) {
+    scaling["type"] = "yarn";
+    text["rope_scaling"] = scaling;
+    return llama(text).rope;
+  };
+  EXPECT_DOUBLE_EQ(yarn({{"factor", 4}}).attention_factor, 0.1 * std::log(4.0) + 1);
+  EXPECT_DOUBLE_EQ(yarn({{"factor", 0.5}}).attention_factor, 1);
+  EXPECT_DOUBLE_EQ(yarn({{"factor", 4}, {"attention_factor", 0.7}}).attention_factor, 0.7);
+  EXPECT_DOUBLE_EQ(yarn({{"factor", 4}, {"mscale", 0.5}, {"mscale_all_dim", 2}}).attention_factor,
+                   (0.05 * std::log(4.0) + 1) / (0.2 * std::log(4.0) + 1));
+  EXPECT_DOUBLE_EQ(yarn({{"factor", 4}, {"mscale", 0.5}}).attention_factor, 0.1 * std::log(4.0) + 1)
+      << "both or none";
+  EXPECT_TRUE(yarn({{"factor", 4}}).truncate);
+  EXPECT_FALSE(yarn({{"factor", 4}, {"truncate", false}}).truncate);
+  EXPECT_FALSE(yarn({{"factor", 4}, {"truncate", nullptr}}).truncate);
+  EXPECT_EQ(yarn({{"factor", 4}, {"beta_fast", 0}, {"beta_slow", nullptr}}).beta_fast, 32);
+  const RopeConfig ratio = yarn({{"factor", nullptr}, {"original_max_position_embeddings", 512}},
+                                {{"max_position_embeddings", 2048}});
+  EXPECT_EQ(ratio.factor, 4);
+  const json beside = {{"original_max_position_embeddings", 256}};
+  EXPECT_EQ(yarn({{"factor", 4}}, beside).original_max_positions, 256);
+  EXPECT_EQ(yarn({{"factor", 4}, {"original_max_position_embeddings", 512}}, beside)
+                .original_max_positions,
+            256)
+      << "the text's own key comes first";
+  EXPECT_THAT(llama_failure({{"rope_scaling", {{"type", "yarn"}}}}),
+              HasSubstr("factor is missing"));
+}
+
+TEST(LlamaConfig, RopeScalingComesBeforeRopeParameters) {
+  const json parameters = {{"rope_type", "linear"}, {"factor", 2}, {"rope_theta", 5e5}};
+  const RopeConfig both = llama({{"rope_scaling", {{"type", "linear"}, {"factor", 3}}},
+                                 {"rope_parameters", parameters}})
+                              .rope;
+  EXPECT_EQ(both.factor, 3);
+  EXPECT_EQ(both.theta, 1e4);
+  EXPECT_EQ(llama({{"rope_scaling", json::object()}, {"rope_parameters", parameters}}).rope.factor,
+            2)
+      << "an empty one is none";
+  EXPECT_EQ(llama({{"rope_scaling", nullptr}, {"rope_parameters", parameters}}).rope.theta, 5e5);
+  EXPECT_THAT(llama_failure({{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}),
+              HasSubstr("partial_rotary_factor is 0.5"));
 }
 
 TEST(LlamaConfig, RefusesAnotherActivation) {
@@ -449,6 +518,8 @@ TEST(ParsePreprocess, RefusesWhatCannotBeDone) {
            {{{"size", {{"shortest_edge", -3}}}}, "shortest_edge is -3"},
            {{{"size", {{"height", 30}}}}, "width is missing"},
            {{{"size", "big"}}, "size is \"big\""},
+           {{{"size", {{"shortest_edge", 224}, {"longest_edge", 400}}}}, "longest_edge is 400"},
+           {{{"size", {{"max_height", 224}, {"max_width", 400}}}}, "max_height is 224"},
            {{{"size", {{"shortest_edge", 1000000}}}}, "shortest_edge is 1000000"},
            {{{"crop_size", {{"height", 0}}}}, "height is 0"},
            {{{"resample", 9}}, "resample is 9"},
@@ -461,6 +532,50 @@ TEST(ParsePreprocess, RefusesWhatCannotBeDone) {
     EXPECT_THAT(failure([&config = config] { preprocess_spec(config); }),
                 AllOf(HasSubstr("preprocessor_config.json"), HasSubstr(word)));
   }
+}
+
+/// What a file leaves out is different for each processor.
+TEST(ParsePreprocess, KnowsTheProcessorsType) {
+  for (const char* type : {"CLIPImageProcessor", "CLIPImageProcessorFast", "CLIPImageProcessorPil",
+                           "LlavaImageProcessor", "LlavaImageProcessorFast"}) {
+    EXPECT_EQ(preprocess_spec({{"image_processor_type", type}}).mean[0], 0.48145466) << type;
+  }
+  EXPECT_NO_THROW(preprocess_spec({{"feature_extractor_type", "CLIPFeatureExtractor"}}));
+  for (const json& config :
+       std::vector<json>{{{"image_processor_type", "ConvNextImageProcessor"}},
+                         {{"image_processor_type", "SiglipImageProcessor"}},
+                         {{"image_processor_type", "ViTImageProcessorFast"}},
+                         {{"image_processor_type", "\x1b[2J"}},
+                         {{"feature_extractor_type", "ConvNextFeatureExtractor"}}}) {
+    const std::string message = failure([&] { preprocess_spec(config); }, ErrorCode::kUnsupported);
+    EXPECT_THAT(message, AllOf(HasSubstr("image_processor_type is \""),
+                               HasSubstr("CLIPImageProcessor and LlavaImageProcessor")));
+    EXPECT_EQ(message.find('\x1b'), std::string::npos);
+  }
+}
+
+/// do_pad is a square before the resize for LLaVA's processor, padding after the crop for CLIP's.
+TEST(ParsePreprocess, PaddingIsWhatTheProcessorMeans) {
+  const auto pads = [](const char* type) {
+    return preprocess_spec({{"do_pad", true}, {"image_processor_type", type}}).do_pad;
+  };
+  EXPECT_TRUE(pads("LlavaImageProcessor"));
+  EXPECT_FALSE(pads("CLIPImageProcessor"));
+  LoadOptions options;
+  options.pad_to_square = true;
+  EXPECT_TRUE(preprocess_spec({{"image_processor_type", "CLIPImageProcessor"}}, options).do_pad);
+  EXPECT_THAT(failure([] {
+                preprocess_spec({{"do_pad", true},
+                                 {"image_processor_type", "CLIPImageProcessor"},
+                                 {"pad_size", {{"height", 400}, {"width", 400}}}});
+              }),
+              HasSubstr("pad_size"));
+}
+
+TEST(ParsePreprocess, OneMeanIsThatOfAllChannels) {
+  EXPECT_THAT(preprocess_spec({{"image_mean", 0.5}}).mean, ElementsAre(0.5, 0.5, 0.5));
+  EXPECT_THAT(preprocess_spec({{"image_std", 1}}).std, ElementsAre(1, 1, 1));
+  EXPECT_THAT(failure([] { preprocess_spec({{"image_std", 0}}); }), HasSubstr("image_std"));
 }
 
 // ------------------------------------------------------------------------------------ generation
@@ -508,6 +623,82 @@ TEST(ParseGeneration, SamplesOnlyIfTheFileSaysSo) {
     EXPECT_THAT(failure([&key = key, &value = value] {
                   generation({{"do_sample", true}, {key, value}});
                 }),
+                HasSubstr(key));
+  }
+}
+
+TEST(ParseGeneration, ReadsTheRulesOfWhatMayComeNext) {
+  const LogitRuleOptions rules = generation({{"eos_token_id", {7, 8}},
+                                             {"min_new_tokens", 3},
+                                             {"min_length", 20},
+                                             {"suppress_tokens", {1, 2}},
+                                             {"begin_suppress_tokens", 4},
+                                             {"no_repeat_ngram_size", 2},
+                                             {"bad_words_ids", {{5}, {6, 7}}},
+                                             {"forced_eos_token_id", {8}}})
+                                     .sampling.rules;
+  EXPECT_EQ(rules.min_new_tokens, 3);
+  EXPECT_EQ(rules.min_length, 20);
+  EXPECT_THAT(rules.eos_ids, ElementsAre(7, 8));
+  EXPECT_THAT(rules.suppress_tokens, ElementsAre(1, 2));
+  EXPECT_THAT(rules.begin_suppress_tokens, ElementsAre(4));
+  EXPECT_EQ(rules.no_repeat_ngram_size, 2);
+  EXPECT_THAT(rules.bad_words, ElementsAre(ElementsAre(5), ElementsAre(6, 7)));
+  EXPECT_EQ(rules.forced_eos_token, 8);
+  EXPECT_TRUE(generation({{"eos_token_id", 7}, {"max_length", 9}}).sampling.rules.empty());
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, json>>{{"bad_words_ids", {5, 6}},
+                                                 {"bad_words_ids", {{5}, json::array()}},
+                                                 {"bad_words_ids", {{-1}}},
+                                                 {"suppress_tokens", {"a"}},
+                                                 {"min_new_tokens", -1},
+                                                 {"no_repeat_ngram_size", 1.5},
+                                                 {"forced_eos_token_id", {1, 2}}}) {
+    EXPECT_THAT(failure([&key = key, &value = value] {
+                  generation({{key, value}});
+                }),
+                HasSubstr(key))
+        << value;
+  }
+}
+
+TEST(ParseGeneration, RefusesByNameWhatWouldChangeTheAnswer) {
+  for (const auto& [key, value, neutral] : std::vector<std::tuple<const char*, json, json>>{
+           {"num_beams", 4, 1},
+           {"num_beam_groups", 2, 1},
+           {"num_return_sequences", 3, 1},
+           {"encoder_repetition_penalty", 1.5, 1.0},
+           {"encoder_no_repeat_ngram_size", 2, 0},
+           {"guidance_scale", 1.5, nullptr},
+           {"penalty_alpha", 0.6, nullptr},
+           {"diversity_penalty", 0.5, 0.0},
+           {"exponential_decay_length_penalty", {10, 1.1}, nullptr},
+           {"sequence_bias", {{{1}, 2.0}}, nullptr},
+           {"constraints", {1}, nullptr},
+           {"force_words_ids", {{1}}, nullptr},
+           {"watermarking_config", json::object(), nullptr},
+           {"dola_layers", "low", nullptr},
+           {"stop_strings", {"x"}, nullptr},
+           {"max_time", 3, nullptr},
+           {"token_healing", true, false},
+           {"cache_implementation", "quantized", "static"}}) {
+    const std::string message = failure(
+        [&key = key, &value = value] {
+          generation({{key, value}});
+        },
+        ErrorCode::kUnsupported);
+    EXPECT_THAT(message, AllOf(HasSubstr("generation_config.json: "), HasSubstr(key),
+                               HasSubstr("remove the key")));
+    EXPECT_NO_THROW(generation({{key, neutral}})) << key;
+  }
+  // Only where tokens are drawn.
+  for (const char* key : {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff", "min_p"}) {
+    EXPECT_NO_THROW(generation({{key, 0.5}})) << key;
+    EXPECT_THAT(failure(
+                    [&] {
+                      generation({{key, 0.5}, {"do_sample", true}});
+                    },
+                    ErrorCode::kUnsupported),
                 HasSubstr(key));
   }
 }
