@@ -13,6 +13,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "runtime/family.h"
 
 namespace kvlm {
 
@@ -25,6 +26,16 @@ constexpr std::array<std::string_view, 3> kBundled = {"pocket-llava", "pocket-in
 
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorCode::kCorruptFile, message);
+}
+
+/// A path for a message: HF_HOME may hold anything. Segment by segment, as printable() shortens.
+std::string shown(const fs::path& path) {
+  std::string text;
+  for (const fs::path& segment : path) {
+    if (!text.empty() && !text.ends_with('/')) text += '/';
+    text += printable(segment.string());
+  }
+  return text;
 }
 
 bool is_folder(const fs::path& path) {
@@ -132,6 +143,30 @@ std::string download_command(const HubName& hub) {
              : fmt::format("hf download {} --revision {}", hub.str(), hub.revision);
 }
 
+/// What is said of a name before 16 GB of it are fetched. A name alone does not tell the family,
+/// but those of other families usually say so.
+std::string family_advice(const HubName& hub) {
+  std::string name = hub.model;
+  std::ranges::transform(name, name.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  std::vector<std::string_view> built_in;
+  for (const Family& family : families()) built_in.push_back(family.name);
+  constexpr auto kOthers = std::to_array<std::string_view>(
+      {"qwen", "internvl", "onevision", "llava-v1.6", "llava-next", "llama3-llava", "smolvlm",
+       "idefics", "paligemma", "pixtral", "minicpm", "molmo"});
+  const auto other = std::ranges::find_if(
+      kOthers, [&](std::string_view word) { return name.find(word) != std::string::npos; });
+  if (other != kOthers.end()) {
+    return fmt::format(
+        "its name says {}, a family that is not built in; built in are {} (such as "
+        "llava-hf/llava-1.5-7b-hf)",
+        *other, fmt::join(built_in, ", "));
+  }
+  return fmt::format("if it is of a family that is built in ({}), fetch it with `{}`",
+                     fmt::join(built_in, ", "), download_command(hub));
+}
+
 /// The commit that a file of refs/ names, or nothing if there is no such file. The content becomes
 /// a part of a path, so anything but a commit is refused.
 std::optional<std::string> read_ref(const fs::path& path) {
@@ -146,7 +181,7 @@ std::optional<std::string> read_ref(const fs::path& path) {
   content.erase(0, std::min(content.find_first_not_of(kSpace), content.size()));
   if (!is_commit(content)) {
     fail(fmt::format("{}: holds \"{}\", which is not a commit; download the model again",
-                     path.string(), printable(content)));
+                     shown(path), printable(content)));
   }
   return content;
 }
@@ -163,7 +198,7 @@ std::string choose_snapshot(const fs::path& repository, const HubName& hub) {
     fail(
         fmt::format("{}: there is no refs/main to choose among its {} snapshots; name one of them: "
                     "{}@{}",
-                    repository.string(), snapshots.size(), hub.str(),
+                    shown(repository), snapshots.size(), hub.str(),
                     fmt::join(snapshots, fmt::format(", {}@", hub.str()))));
   }
   return snapshots.empty() ? "" : snapshots.front();
@@ -183,13 +218,13 @@ fs::path find_snapshot(const fs::path& repository, const HubName& hub) {
     fail(
         fmt::format("{}: the download is incomplete, {} files are unfinished ({}); finish it with "
                     "`{}`",
-                    repository.string(), unfinished.size(), printable(unfinished.front()),
+                    shown(repository), unfinished.size(), printable(unfinished.front()),
                     download_command(hub)));
   }
   if (snapshot.empty() || !is_folder(folder)) {
     const std::vector<std::string> snapshots = subfolders(repository / "snapshots");
     fail(fmt::format(
-        "{}: holds no snapshot of revision {}{}; fetch it with `{}`", repository.string(),
+        "{}: holds no snapshot of revision {}{}; fetch it with `{}`", shown(repository),
         hub.revision.empty() ? "main" : hub.revision,
         snapshots.empty() ? std::string() : fmt::format(", only {}", fmt::join(snapshots, ", ")),
         download_command(hub)));
@@ -197,7 +232,7 @@ fs::path find_snapshot(const fs::path& repository, const HubName& hub) {
   fail(
       fmt::format("{}: the snapshot has no config.json, so the download is incomplete; finish it "
                   "with `{}`",
-                  folder.string(), download_command(hub)));
+                  shown(folder), download_command(hub)));
 }
 
 fs::path find_bundled(std::string_view name, const fs::path& bundled) {
@@ -227,7 +262,8 @@ std::filesystem::path find_model(const std::string& name, const std::filesystem:
   }
   if (is_folder(name)) return name;
   if (is_present(name)) {
-    fail(fmt::format("{}: a file; give the folder that holds config.json and the weights", name));
+    fail(fmt::format("{}: a file; give the folder that holds config.json and the weights",
+                     shown(name)));
   }
   const std::optional<HubName> hub = parse_hub_name(name);
   if (!hub) {
@@ -241,10 +277,10 @@ std::filesystem::path find_model(const std::string& name, const std::filesystem:
     const fs::path repository =
         cache / fmt::format("models--{}--{}", hub->organisation, hub->model);
     if (is_folder(repository)) return find_snapshot(repository, *hub);
-    looked_at.push_back(repository.string());
+    looked_at.push_back(shown(repository));
   }
-  fail(fmt::format("there is no model {}: looked for the folders {}; fetch it with `{}`",
-                   printable(name), fmt::join(looked_at, ", "), download_command(*hub)));
+  fail(fmt::format("there is no model {}: looked for the folders {}; {}", printable(name),
+                   fmt::join(looked_at, ", "), family_advice(*hub)));
 }
 
 }  // namespace kvlm

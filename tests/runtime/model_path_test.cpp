@@ -100,6 +100,27 @@ TEST_F(FindModel, RefusesAHostileRef) {
   }
 }
 
+TEST_F(FindModel, ShowsNothingRawOfTheEnvironment) {
+  variables_ = {{"HF_HOME", "/tmp/\x1b[2J\n/hf"}};
+  const std::string message = failure("org/na.me_1");
+  EXPECT_EQ(message.find_first_of("\x1b\n"), std::string::npos) << message;
+  EXPECT_THAT(message, HasSubstr("/tmp/\\x1b[2J\\x0a/hf/hub/models--org--na.me_1"));
+}
+
+/// 16 GB are not to be fetched for a family that does not load.
+TEST_F(FindModel, AdvisesDownloadsForFamiliesThatLoad) {
+  EXPECT_THAT(
+      failure("llava-hf/llava-1.5-7b-hf"),
+      AllOf(HasSubstr("built in (llava-1.5)"), HasSubstr("hf download llava-hf/llava-1.5-7b-hf")));
+  for (const char* name :
+       {"Qwen/Qwen2.5-VL-7B-Instruct", "OpenGVLab/InternVL2_5-8B",
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-v1.6-mistral-7b-hf"}) {
+    const std::string message = failure(name);
+    EXPECT_THAT(message, HasSubstr("not built in; built in are llava-1.5")) << name;
+    EXPECT_EQ(message.find("hf download"), std::string::npos) << name;
+  }
+}
+
 TEST_F(FindModel, RefusesHostileNames) {
   for (const char* name :
        {"org/../x", "../x/y", "/nowhere/x", "org/na@../x", "org/na@/etc", "org/na@a//b", "org/na@",
