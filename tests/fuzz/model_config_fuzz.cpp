@@ -1,0 +1,78 @@
+// The parts of config.json and preprocessor_config.json that become shapes: every number that comes
+// out is one that sizes can be computed from, or the file is refused in one readable sentence.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "kernels/base/error.h"
+#include "llm/unicode.h"
+#include "runtime/submodel_config.h"
+
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+template <class Read>
+void attempt(const Read& read) {
+  try {
+    read();
+  } catch (const kvlm::Error& error) {
+    using enum kvlm::ErrorCode;
+    require(error.code() == kCorruptFile || error.code() == kUnsupported);
+    const std::string_view message = error.what();
+    require(kvlm::is_valid_utf8(message) && message.size() < 20'000);
+    for (const char c : message) require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
+  }
+}
+
+void require_llama(const kvlm::LlamaConfig& llama) {
+  constexpr int64_t kMost = int64_t{1} << 28;
+  for (const int64_t value :
+       {llama.layers, llama.hidden, llama.intermediate, llama.q_heads, llama.kv_heads,
+        llama.head_dim, llama.vocab_size, llama.max_positions}) {
+    require(value > 0 && value < kMost);
+  }
+  require(llama.q_heads % llama.kv_heads == 0 && llama.head_dim % 2 == 0);
+  require(llama.sliding_window == 0 || llama.max_positions <= llama.sliding_window);
+  const kvlm::RopeConfig& rope = llama.rope;
+  for (const double value : {rope.theta, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+                             rope.beta_fast, rope.beta_slow}) {
+    require(std::isfinite(value) && value > 0);
+  }
+  require(std::isfinite(rope.attention_factor) && rope.attention_factor >= 0);
+  require(rope.rotary_dim == llama.head_dim && rope.max_positions > 0);
+}
+
+void require_clip(const kvlm::ClipConfig& clip) {
+  require(clip.hidden > 0 && clip.layers > 0 && clip.heads > 0 && clip.intermediate > 0);
+  require(clip.hidden % clip.heads == 0);
+  require(clip.patch_size > 0 && clip.patch_size <= clip.image_size && clip.image_size <= 16384);
+  require(!clip.feature_layers.empty());
+}
+
+void require_preprocess(const kvlm::PreprocessSpec& spec) {
+  require(spec.shortest_edge > 0 || (spec.resize_height > 0 && spec.resize_width > 0));
+  require(spec.crop_height > 0 && spec.crop_width > 0);
+  require(std::isfinite(spec.rescale_factor));
+  for (const double value : spec.std) require(value > 0);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  attempt([&] {
+    const nlohmann::json file = kvlm::parse_json(text, "config.json");
+    const kvlm::ConfigReader config(file, "config.json");
+    attempt([&] { require_llama(kvlm::parse_llama_config(config)); });
+    attempt([&] { require_llama(kvlm::parse_llama_config(config.object("text_config"))); });
+    attempt([&] { require_clip(kvlm::parse_clip_config(config.object("vision_config"), config)); });
+    attempt([&] { require_preprocess(kvlm::parse_preprocess(config, {})); });
+  });
+  return 0;
+}
