@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "runtime/prompt.h"
+#include "tools/common/input_text.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
@@ -81,11 +82,17 @@ int run(int argc, char** argv) {
   if (const auto status = parse_options(argc, argv, options)) return *status;
   catch_interrupts();
   options.prompt = read_prompt(options.prompt);
-  // A wrong picture is the cheapest mistake to report, so it comes first; but of many, whether the
-  // context holds them.
+  // A wrong picture is the cheapest mistake to report, so it comes first. Of many only the headers
+  // are read, until it is known that the context holds them.
   for (const std::string& path : options.images) require_picture(path);
   std::vector<Image> images;
-  if (!options.chat && options.images.size() == 1) images = load_images(options.images);
+  if (options.images.size() == 1 && !options.chat) {
+    images = load_images(options.images);
+  } else {
+    for (const std::string& path : options.images) {
+      if (path != kStandardInput) static_cast<void>(probe_image(picture_path(path)));
+    }
+  }
   // Mistakes in files are found before the model is read.
   std::function<int(Session&)> batch;
   if (!options.batch_in.empty()) batch = prepare_batch(options);

@@ -176,9 +176,17 @@ RELEASED = "synthetic:llava-tinyllama-1.1b"  # the smallest; one layer of it is 
 DOCUMENTED = [
     # vlm-run --help, README.md
     Case("vlm-run --help", [prints("Usage:", "Examples:")]),
-    Case('build/release/tools/vlm-run --image cat.png -p "What is this?"', [answers]),
-    Case("vlm-run --image cat.png", [says("caption")]),
-    Case("vlm-run --image photo.jpg", [says("caption")]),
+    Case("build/release/tools/vlm-run --image tools/pocket/heldout/scenes/scene_000.png", [says("caption")]),
+    Case("build/release/tools/vlm-run --image tools/pocket/heldout/questions/question_001.png -p "
+         '"Which letter is on the yellow circle?"', [prints("V")]),
+    Case("build/release/tools/vlm-run --batch tools/pocket/heldout/scenes --out scenes.jsonl",
+         [answered("scenes.jsonl", 2)], {"heldout/scenes": "heldout/scenes/scene_00[01].png"}),
+    Case("vlm-run --image a.png", [says("caption")]),
+    Case("vlm-run --image - -p @question.txt", [says("count")],
+         {"vlm-run": "echo 'How many objects are there?' >question.txt; vlm-run", "@question.txt": "@question.txt <a.png"}),
+    Case('vlm-run --batch FOLDER --out answers.jsonl -p "What is this?"',
+         [lambda o: [row["id"] for row in o.file_rows("answers.jsonl")] != ["a.png", "b.png"] and "not two answers"],
+         {"FOLDER": "'[ab].png'"}),
     Case('vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"', [answers, reports("llava-hf/llava-1.5-7b-hf")]),
     Case("vlm-run --image a.png --chat", [prints("seven")], stdin="How many objects are there?\n/quit\n"),
     Case("vlm-run --image a.png --json", [one(lambda row: row["visual_tokens"] == 576 and row["kv"]["spec"] == "f16")]),

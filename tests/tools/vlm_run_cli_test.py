@@ -281,7 +281,7 @@ BAD_REQUESTS = [
     (["-p", "<image>\nwhat is it?"], None, ["image"]),
     ([*IMAGE, *IMAGE, "-p", "<image>\nwhat is it?"], None, ["image", "2", "1"]),
     ([*IMAGE, "-p", "what is in the scene? " * 200], None, ["512"]),
-    (["--image", "{notes}"] * 300, 2, ["300 pictures", "512", "--batch FOLDER"]),
+    (["--image", "{cut}"] * 300, 2, ["300 pictures", "512", "--batch FOLDER"]),
     (["--image", "{folder}"], 1, ["{folder}", "director"]),
     (["--image", "{folder}/gone.png"], 1, ["{folder}/gone.png"]),
     (["--image", ""], 2, ["--image is empty"]),
@@ -326,8 +326,10 @@ class Requests(VlmRun):
         batch.write_text(json.dumps({"id": 1, "image": str(PICTURE)}) + "\n")
         notes = self.folder / "notes.png"
         notes.write_text("no picture")
+        shortened = self.folder / "cut.png"  # whose headers are whole
+        shortened.write_bytes(PICTURE.read_bytes()[:2000])
         names = {"folder": str(self.folder), "picture": str(PICTURE), "batch": str(batch),
-                 "notes": str(notes), "empty": str(self.folder / "empty")}
+                 "notes": str(notes), "cut": str(shortened), "empty": str(self.folder / "empty")}
         (self.folder / "empty").mkdir()
         for arguments, status, words in BAD_REQUESTS:
             with self.subTest(" ".join(arguments)[:80]):
@@ -335,6 +337,12 @@ class Requests(VlmRun):
                 result = run("-m", MODEL, *arguments)
                 self.assert_refused(result, status, [word.format(**names) for word in words])
         self.assertEqual(json.loads(batch.read_text())["id"], 1, "the input was overwritten")
+
+    def test_a_bad_picture_among_many_is_found_before_the_model(self):
+        notes = self.folder / "notes.png"
+        notes.write_text("no picture")
+        result = run("-m", self.folder / "no-model", "--image", PICTURE, "--image", notes)
+        self.assert_refused(result, 1, [str(notes), "text"])
 
     def answer(self, *arguments, **options):
         result = run("-m", MODEL, "-n", 3, "--json", *arguments, **options)

@@ -153,7 +153,7 @@ class Batch {
       request.messages = conversation(question(record), record.images.size());
       for (const std::string& image : record.images) {
         hint_about(image);
-        request.images.push_back(read_record_picture(image));
+        request.images.push_back(load_image(image));
       }
       const int key = generator_.admit(std::move(request), {});
       note_memory();

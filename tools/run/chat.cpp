@@ -50,7 +50,7 @@ class Chat {
   }
 
   void add_image(const std::string& path) {
-    images_.push_back(read_picture(path));
+    images_.push_back(read_picture_file(path));
     hint_.see(path);
     ++fresh_images_;
     if (options_.quiet) return;

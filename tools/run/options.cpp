@@ -19,12 +19,12 @@ namespace {
 
 constexpr size_t kMaxPromptBytes = size_t{1} << 24;
 constexpr const char* kExamples = R"(Examples:
-  vlm-run --image drawing.png          caption a picture with the bundled model
+  vlm-run --image a.png                caption a picture with the bundled model
   vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"
   vlm-run --image a.png --chat         ask follow-up questions
   vlm-run --image - -p @question.txt   picture and question from elsewhere
   vlm-run --image a.png --json         one JSON object with every figure
-  vlm-run --batch FOLDER --out out.jsonl -p "What is this?"
+  vlm-run --batch FOLDER --out answers.jsonl -p "What is this?"
   vlm-run --batch in.jsonl --out out.jsonl --batch-size 8
   vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png
 

@@ -42,12 +42,14 @@ bool PictureHint::wants(const std::string& picture) {
   return false;
 }
 
-void PictureHint::say() noexcept {
+void PictureHint::say() {
   said_ = true;
+  std::error_code ignored;
+  const fs::path examples = bundled_models() / "heldout";  // not part of an installation
   print_message(
-      "note: the bundled model knows only drawn scenes and documents such as those in {}; for "
-      "photographs give -m a LLaVA-1.5 checkpoint\n",
-      (bundled_models() / "heldout").string());
+      "note: the bundled model knows only drawn scenes and documents{}; for photographs give -m a "
+      "LLaVA-1.5 checkpoint\n",
+      fs::is_directory(examples, ignored) ? " such as those in " + examples.string() : "");
 }
 
 }  // namespace kvlm

@@ -15,7 +15,7 @@ class PictureHint {
   /// Whether asking the model about this picture, named as in read_picture(), deserves the hint:
   /// the model is a bundled one, the picture is not, and nothing has been said yet.
   bool wants(const std::string& picture);
-  void say() noexcept;
+  void say();
   /// Both.
   void see(const std::string& picture) {
     if (wants(picture)) say();

@@ -6,7 +6,6 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <span>
 #include <system_error>
 
 #include "kernels/base/error.h"
@@ -19,10 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxPictureBytes = size_t{1} << 30;
-constexpr std::array<std::string_view, 15> kSuffixes = {".png",  ".jpg", ".jpeg", ".bmp",  ".webp",
-                                                        ".gif",  ".tif", ".tiff", ".heic", ".heif",
-                                                        ".avif", ".jp2", ".jxl",  ".jfif", ".dib"};
+// Of formats that are not read, too: such a file is named, not passed over.
+constexpr std::array<std::string_view, 21> kSuffixes = {
+    ".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif",  ".bmp",  ".dib",  ".pbm", ".pgm", ".ppm",
+    ".pnm", ".pam", ".tga",  ".tif",  ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl"};
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -79,6 +78,10 @@ std::string picture_path(const std::string& name) {
   return path;
 }
 
+std::string picture_file_path(const std::string& name) {
+  return name == kStandardInput ? "./-" : picture_path(name);
+}
+
 void require_picture(const std::string& name) {
   if (name == kStandardInput) return;
   std::error_code error;
@@ -94,20 +97,8 @@ void require_picture(const std::string& name) {
   }
 }
 
-Image read_picture(const std::string& name) {
-  if (name != kStandardInput) return load_image(picture_path(name));
-  const std::string bytes = read_input(name, kMaxPictureBytes, "--image -", "a picture");
-  return decode_image(std::as_bytes(std::span(bytes)), "of standard input");
-}
+Image read_picture(const std::string& name) { return load_image(picture_path(name)); }
 
-Image read_record_picture(const std::string& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status)) {
-    refuse(ErrorCode::kCorruptFile, path,
-           "is not a regular file, and reading it may not end; give the path of a picture");
-  }
-  return load_image(path);
-}
+Image read_picture_file(const std::string& name) { return load_image(picture_file_path(name)); }
 
 }  // namespace kvlm

@@ -15,14 +15,17 @@ bool is_picture_name(std::string_view name);
 /// a name with a NUL byte or without a byte.
 std::string picture_path(const std::string& name);
 
+/// picture_path() of a name that comes from elsewhere than the command line: "-" is a file.
+std::string picture_file_path(const std::string& name);
+
 /// Throws Error{kCorruptFile} if a picture named on the command line does not exist or is a folder;
 /// nothing is opened.
 void require_picture(const std::string& name);
 
-/// The picture of a name on the command line; "-" is standard input. Throws like decode_image().
+/// The picture of a name on the command line; "-" is standard input. Throws like load_image().
 Image read_picture(const std::string& name);
 
-/// The picture of a name in a record: a regular file, since reading anything else may not end.
-Image read_record_picture(const std::string& path);
+/// The picture of a name from elsewhere, where "-" is a file like any other.
+Image read_picture_file(const std::string& name);
 
 }  // namespace kvlm

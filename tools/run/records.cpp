@@ -76,7 +76,7 @@ void parse_into(Record& record, std::string_view text, const fs::path& folder) {
     if (!image.is_string()) reader.fail("images", "a list of file names");
     record.images.push_back(image.get<std::string>());
   }
-  for (std::string& image : record.images) image = (folder / picture_path(image)).string();
+  for (std::string& image : record.images) image = (folder / picture_file_path(image)).string();
   record.prompt = reader.string("prompt", "");
   if (record.images.empty() && record.prompt.empty()) {
     reader.fail("image", "a file name, or images, or a prompt");
@@ -175,7 +175,7 @@ std::vector<Record> picture_records(const std::vector<std::string>& paths, const
   for (const std::string& path : paths) {
     Record record;
     record.line = records.size() + 1;
-    record.images.push_back(path);
+    record.images.push_back(path == kStandardInput ? picture_file_path(path) : path);
     const std::string name =
         folder.empty() ? path : fs::path(path).lexically_relative(folder).string();
     if (nlohmann::json::parse(json_line(name)) == name) {  // bytes that are not UTF-8 change
