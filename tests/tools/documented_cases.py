@@ -181,6 +181,7 @@ DOCUMENTED = [
          '"Which letter is on the yellow circle?"', [prints("V")]),
     Case("build/release/tools/vlm-run --batch tools/pocket/heldout/scenes --out scenes.jsonl",
          [answered("scenes.jsonl", 2)], {"heldout/scenes": "heldout/scenes/scene_00[01].png"}),
+    Case("vlm-run --image cat.png", [says("caption")]),
     Case("vlm-run --image a.png", [says("caption")]),
     Case("vlm-run --image - -p @question.txt", [says("count")],
          {"vlm-run": "echo 'How many objects are there?' >question.txt; vlm-run", "@question.txt": "@question.txt <a.png"}),
