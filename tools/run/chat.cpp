@@ -76,6 +76,7 @@ class Chat {
         generator_.resume(key_, std::move(request), print);
       }
     } catch (const Error&) {
+      watch_.clear();
       forget_fresh_images();
       throw;
     }
