@@ -76,8 +76,6 @@ constexpr PolicyInfo kShare{
     "layer",
     kShareOptions};
 
-DType format_of(const CacheSpec& spec) { return compose(spec).rows; }
-
 /// Nothing is dropped and nothing packed.
 bool is_plain(const CacheParts& parts) {
   return parts.quantizers.empty() && parts.retention == nullptr;
@@ -141,10 +139,6 @@ std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& 
     return error.what();
   }
   return std::nullopt;
-}
-
-size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens) {
-  return shape.elements_per_token() * static_cast<size_t>(tokens) * dtype_bytes(format_of(spec));
 }
 
 CacheParts parts_of(const CacheSpec& spec, const CacheShape& shape, const PolicyProfile* profile) {

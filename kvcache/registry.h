@@ -32,10 +32,6 @@ std::optional<DType> find_format(std::string_view name) noexcept;
 std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
                                        const PolicyProfile* profile = nullptr);
 
-/// Bytes that a sequence of `tokens` takes under `spec`: the formula of specs 11, in closed form
-/// and independent of the cache's code.
-size_t formula_bytes(const CacheSpec& spec, const CacheShape& shape, int tokens);
-
 /// What a cache of `spec` is made of for a decoder of `shape`; `profile`, what `vlm-kv profile`
 /// measured, may be null. Throws Error{kUnsupported} with the reason and the cure for what specs 10
 /// forbids or what does not fit the shape.

@@ -78,11 +78,6 @@ bool WeightMap::contains(std::string_view name) const noexcept {
   return tensors_.find(name) != tensors_.end();
 }
 
-std::optional<ConstTensorView> WeightMap::take_if(std::string_view name, const Shape& shape) {
-  if (!contains(name)) return std::nullopt;
-  return take(name, shape);
-}
-
 ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
   return placed(take_unplaced(name, shape, /*wide=*/false));
 }

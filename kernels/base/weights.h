@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,8 +43,6 @@ class WeightMap {
   /// Error{kUnsupported} if it holds another dtype.
   /// The bytes stay valid as long as owners() is kept.
   ConstTensorView take(std::string_view name, const Shape& shape);
-  /// take(), or nothing when the name is absent.
-  std::optional<ConstTensorView> take_if(std::string_view name, const Shape& shape);
   /// take() of a vector, widened to f32: norm weights and biases, which are small and always read
   /// in f32.
   ConstTensorView take_f32(std::string_view name, const Shape& shape);

@@ -54,23 +54,14 @@ TEST(Registry, DescribesEveryPartAndEveryOption) {
   }
 }
 
-TEST(Registry, FormulaCountsKeysAndValuesOfEveryLayerAndKvHead) {
-  // 2 (K and V) x 3 layers x 2 kv heads x 12 channels x 5 tokens
-  EXPECT_EQ(formula_bytes(parse_spec("f16"), kShape, 5), 720u * 2);
-  EXPECT_EQ(formula_bytes(parse_spec("bf16"), kShape, 5), 720u * 2);
-  EXPECT_EQ(formula_bytes(parse_spec("f32"), kShape, 5), 720u * 4);
-  EXPECT_EQ(formula_bytes(parse_spec("f16"), kShape, 0), 0u);
-}
-
-TEST(Registry, FormulaPassesThirtyTwoBits) {
-  const CacheShape big{80, 64, 64, 128, {}};
-  EXPECT_EQ(formula_bytes(parse_spec("f32"), big, 131072), size_t{4} * 2 * 80 * 64 * 128 * 131072);
-}
-
 TEST(Registry, ReservesWholeCacheLinesPerLayer) {
   // One layer: 2 x 2 x 12 x 5 x 2 bytes = 480, rounded up to 512.
   EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, {1, 0, 5}), 3u * 512);
   EXPECT_EQ(reserved_bytes(parse_spec("f16"), kShape, {5, 0, 5}), 3u * 512);
+  // More than 32 bits: keys and values of 80 layers x 64 heads x 128 channels x 131072 rows.
+  const CacheShape big{80, 64, 64, 128, {}};
+  EXPECT_EQ(reserved_bytes(parse_spec("f32"), big, {1, 0, 131072}),
+            size_t{4} * 2 * 80 * 64 * 128 * 131072);
 }
 
 /// What reserved_bytes() says is exactly enough.
