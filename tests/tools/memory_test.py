@@ -47,16 +47,19 @@ def reserved(row):
 
 
 def weights_read(folder):
-    """Bytes of the tensors of a checkpoint that the model uses: all but the last vision block, whose
-    output reaches nobody, and the norm behind it."""
+    """Bytes of the weights that products read: of every tensor of a checkpoint but the last vision block,
+    whose output reaches nobody, and what is too small to be counted: norms, the class embedding and the
+    projector's biases."""
     vision = json.loads((folder / "config.json").read_text())["vision_config"]
-    unused = (f"encoder.layers.{vision['num_hidden_layers'] - 1}.", "post_layernorm.")
+    left_out = (f".encoder.layers.{vision['num_hidden_layers'] - 1}.", "norm",
+                "class_embedding")
     with open(folder / "model.safetensors", "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
     return sum(tensor["data_offsets"][1] - tensor["data_offsets"][0]
                for name, tensor in header.items()
-               if not ("vision" in name and any(part in name for part in unused)))
+               if not any(part in name for part in left_out)
+               and not ("projector" in name and name.endswith(".bias")))
 
 
 class Memory(unittest.TestCase):
