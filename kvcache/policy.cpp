@@ -138,8 +138,14 @@ std::string nearest_value(const OptionInfo& option, std::string_view value) {
       return shortest(std::clamp(std::nearbyint(*number), option.low, option.high));
     }
     case Type::kReal: {
-      const std::optional<double> number = real_number(value);
-      if (!number || (option.open_high && *number >= option.high)) return fallback;
+      // A share that was meant as percent.
+      const bool percent = value.ends_with('%');
+      const std::optional<double> number = real_number(value.substr(0, value.size() - percent));
+      if (number && option.high == 1 && (percent || *number > 1) && *number <= 100 &&
+          *number / 100 >= option.low && !(option.open_high && *number == 100)) {
+        return shortest(*number / 100);
+      }
+      if (!number || percent || (option.open_high && *number >= option.high)) return fallback;
       return shortest(std::clamp(*number, option.low, option.high));
     }
     case Type::kLayers:

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <span>
+#include <string>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -90,13 +92,34 @@ SpecPart words_of(std::string_view text, std::string_view whole) {
   return part;
 }
 
+/// What other programs call formats, and what comes closest here.
+constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
+    {"q8_0", "int8"},     {"q8", "int8"},       {"8bit", "int8"},     {"fp8", "int8"},
+    {"fp8_e4m3", "int8"}, {"fp8_e5m2", "int8"}, {"q5_0", "int8"},     {"q5_1", "int8"},
+    {"q4_0", "int4"},     {"q4_1", "int4"},     {"q4", "int4"},       {"4bit", "int4"},
+    {"iq4_nl", "int4"},   {"fp4", "int4"},      {"nf4", "int4"},      {"fp16", "f16"},
+    {"float16", "f16"},   {"half", "f16"},      {"bfloat16", "bf16"}, {"fp32", "f32"},
+    {"float32", "f32"},   {"float", "f32"},     {"int2", "kivi"},     {"2bit", "kivi"},
+};
+
+std::string_view nearest_policy(std::string_view name, const std::vector<std::string_view>& names) {
+  std::string lower(name);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char letter) {
+    return static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
+  });
+  for (const auto& [other, ours] : kElsewhere) {
+    if (lower == other) return ours;
+  }
+  return nearest_spelling(lower, names);
+}
+
 /// Checks the names and spells the values canonically.
 SpecPart checked_part(SpecPart part) {
   const PolicyInfo* info = find_policy(part.name);
   if (info == nullptr) {
     const std::vector<std::string_view> names = part_names();
     refuse(fmt::format("has no policy \"{}\"; did you mean {}? (built are {})",
-                       printable(part.name), nearest_spelling(part.name, names),
+                       printable(part.name), nearest_policy(part.name, names),
                        fmt::join(names, ", ")));
   }
   std::sort(part.options.begin(), part.options.end());
@@ -124,6 +147,20 @@ SpecPart parse_part(std::string_view text, std::string_view whole) {
   return checked_part(words_of(text, whole));
 }
 
+/// "kivi bits=2": what follows the name of a policy is its options.
+void refuse_blanks_for_commas(const std::vector<std::string_view>& words, std::string_view whole) {
+  const std::string_view name = words[0].substr(0, words[0].find(','));
+  const bool options = find_policy(name) != nullptr &&
+                       std::all_of(words.begin() + 1, words.end(), [](std::string_view word) {
+                         return word.find('=') != std::string_view::npos &&
+                                !is_scope(word.substr(0, word.find('=')));
+                       });
+  if (!options) return;
+  const std::string meant = fmt::format("{}", fmt::join(words, ","));
+  refuse(fmt::format("\"{}\" has options after a blank; did you mean {}?", printable(whole),
+                     printable(meant)));
+}
+
 /// One element of a spec: a part, or several words visual=NAME text=NAME.
 void parse_parts(std::string_view text, std::string_view whole, std::vector<SpecPart>& parts) {
   if (text.find(' ') == std::string_view::npos) {
@@ -131,6 +168,7 @@ void parse_parts(std::string_view text, std::string_view whole, std::vector<Spec
     return;
   }
   const std::vector<std::string_view> words = split_words(text, ' ');
+  refuse_blanks_for_commas(words, whole);
   for (const std::string_view word : words) {
     if (!is_scope(word.substr(0, word.find('=')))) {
       refuse(fmt::format("\"{}\" has \"{}\" after a blank; join parts by '+', as in {} + {}",

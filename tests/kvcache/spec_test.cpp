@@ -94,6 +94,35 @@ TEST(RefusedSpec, OptionsThatAreNotKeyEqualsValue) {
   EXPECT_EQ(refusal("f16,scope = "), form("scope="));
 }
 
+TEST(RefusedSpec, BlanksWhereCommasAreDue) {
+  EXPECT_EQ(refusal("kivi bits=2"),
+            "--kv \"kivi bits=2\" has options after a blank; did you mean kivi,bits=2?");
+  EXPECT_EQ(refusal("kivi,group=16 bits=2 residual=64"),
+            "--kv \"kivi,group=16 bits=2 residual=64\" has options after a blank; did you mean "
+            "kivi,group=16,bits=2,residual=64?");
+  EXPECT_THAT(refusal("prefixkv,keep=0.5 + kivi bits=2"), HasSubstr("did you mean kivi,bits=2?"));
+  EXPECT_THAT(refusal("kivi vidkv"), HasSubstr("join parts by '+', as in kivi + vidkv"));
+  EXPECT_THAT(refusal("kivi text=vidkv"), HasSubstr("join parts by '+', as in kivi + text=vidkv"));
+}
+
+TEST(RefusedSpec, NamesOfOtherPrograms) {
+  for (const auto& [name, meant] :
+       {std::pair("KIVI", "kivi"), std::pair("PrefixKV", "prefixkv"), std::pair("F16", "f16"),
+        std::pair("q8_0", "int8"), std::pair("Q4_0", "int4"), std::pair("fp8", "int8"),
+        std::pair("fp8_e4m3", "int8"), std::pair("nf4", "int4"), std::pair("fp16", "f16"),
+        std::pair("bfloat16", "bf16"), std::pair("float32", "f32")}) {
+    EXPECT_THAT(refusal(name), HasSubstr(fmt::format("did you mean {}? ", meant))) << name;
+  }
+}
+
+TEST(RefusedSpec, SharesThatWereMeantAsPercent) {
+  EXPECT_THAT(refusal("prefixkv,keep=50"), HasSubstr("did you mean keep=0.5?"));
+  EXPECT_THAT(refusal("prefixkv,keep=20%"), HasSubstr("did you mean keep=0.2?"));
+  EXPECT_THAT(refusal("prefixkv,keep=0.01%"), HasSubstr("did you mean keep=0.5?"));
+  EXPECT_THAT(refusal("prefixkv,keep=1000"), HasSubstr("did you mean keep=1?"));
+  EXPECT_THAT(refusal("prefixkv,keep=-1"), HasSubstr("did you mean keep=0.001?"));
+}
+
 TEST(RefusedSpec, WordsInTheWrongPlace) {
   EXPECT_EQ(refusal("f16 f32"),
             "--kv \"f16 f32\" has \"f32\" after a blank; join parts by '+', as in f16 + f32");
