@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
 
 namespace kvlm {
 
@@ -85,9 +86,9 @@ ArenaExtent Arena::reserve(size_t bytes, const std::string& who) {
   extent.reserved_ = 0;
   throw Error(
       ErrorCode::kOutOfMemory,
-      fmt::format("{} needs {} bytes of cache, but {} of {} are reserved and no free range is "
+      fmt::format("{} needs {} of cache, but {} of {} are reserved and no free range is "
                   "that long; use a smaller batch, fewer tokens or more cache memory",
-                  who, wanted, reserved_, capacity()));
+                  who, human_bytes(wanted), human_bytes(reserved_), human_bytes(capacity())));
 }
 
 bool Arena::fits(size_t bytes, size_t count) const noexcept {

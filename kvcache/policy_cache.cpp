@@ -6,6 +6,7 @@
 #include <cassert>
 
 #include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
 #include "kernels/elementwise.h"
 #include "kvcache/nominal.h"
 
@@ -100,11 +101,12 @@ SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
   const auto refuse = [&] {
     throw Error(
         ErrorCode::kOutOfMemory,
-        fmt::format("{} does not fit: {} tokens of {} cache take up to {} bytes, {} more while the "
-                    "prompt is read, and {} of {} bytes are free; use a smaller batch, fewer "
+        fmt::format("{} does not fit: {} tokens of {} cache take up to {}, {} more while the "
+                    "prompt is read, and {} of {} are free; use a smaller batch, fewer "
                     "tokens or more cache memory",
-                    who, size.max_rows, parts_.spec, memory, staging,
-                    arena_.capacity() - arena_.reserved(), arena_.capacity()));
+                    who, size.max_rows, parts_.spec, human_bytes(memory), human_bytes(staging),
+                    human_bytes(arena_.capacity() - arena_.reserved()),
+                    human_bytes(arena_.capacity())));
   };
   if (!arena_.fits(memory, 1)) refuse();
   ArenaExtent kept = arena_.reserve(memory, who);

@@ -8,6 +8,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
 #include "kernels/row_batch.h"
 #include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
@@ -112,10 +113,11 @@ SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
   if (!arena_.fits(bytes, layers)) {
     throw Error(
         ErrorCode::kOutOfMemory,
-        fmt::format("{} does not fit: {} tokens of {} cache take {} bytes, and {} of {} bytes "
-                    "are free; use a smaller batch, fewer tokens or more cache memory",
-                    who, max_rows, spec_, layers * Arena::rounded(bytes),
-                    arena_.capacity() - arena_.reserved(), arena_.capacity()));
+        fmt::format("{} does not fit: {} tokens of {} cache take {}, and {} of {} are free; "
+                    "use a smaller batch, fewer tokens or more cache memory",
+                    who, max_rows, spec_, human_bytes(layers * Arena::rounded(bytes)),
+                    human_bytes(arena_.capacity() - arena_.reserved()),
+                    human_bytes(arena_.capacity())));
   }
   size_t slot = 0;
   while (slot < sequences_.size() && sequences_[slot].open) ++slot;

@@ -312,8 +312,8 @@ TEST(RowCache, RefusesByNameAndFigureAndChangesNothing) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("record-17"), HasSubstr("6 tokens of f16"), HasSubstr("1536 bytes"),
-                      HasSubstr("1280 of 6400 bytes are free")));
+                AllOf(HasSubstr("record-17"), HasSubstr("6 tokens of f16"),
+                      HasSubstr("take 1.5 kB"), HasSubstr("1.3 kB of 6.4 kB are free")));
   }
   EXPECT_EQ(driver.cache().bytes(), bytes);
   EXPECT_EQ(driver.cache().tokens(driver.id('A')), 11);

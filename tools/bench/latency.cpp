@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
 #include "kernels/elementwise.h"
 #include "kernels/roofline.h"
 #include "kvcache/registry.h"

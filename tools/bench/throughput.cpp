@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
 #include "kernels/base/queue.h"
 #include "kernels/fill.h"
 #include "kernels/roofline.h"

@@ -168,13 +168,6 @@ size_t parse_bytes(const std::string& text) {
   return static_cast<size_t>(value * factor);
 }
 
-std::string human_bytes(size_t bytes) {
-  const auto value = static_cast<double>(bytes);
-  if (value >= 1e9) return fmt::format("{:.2f} GB", value / 1e9);
-  if (value >= 1e6) return fmt::format("{:.2f} MB", value / 1e6);
-  return fmt::format("{:.1f} kB", value / 1e3);
-}
-
 bool is_terminal(int descriptor) noexcept { return isatty(descriptor) == 1; }
 
 void run_script(const std::string& script, const std::vector<std::string>& arguments) {

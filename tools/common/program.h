@@ -50,9 +50,6 @@ Device parse_device(const std::string& text);
 /// Error{kInvalidArgument}.
 size_t parse_bytes(const std::string& text);
 
-/// "12.3 MB" (1e6).
-std::string human_bytes(size_t bytes);
-
 /// Whether a stream is a terminal: 1 stdout, 2 stderr, 0 stdin.
 bool is_terminal(int descriptor) noexcept;
 

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
 #include "kernels/base/printable.h"
 #include "kvcache/registry.h"
 #include "runtime/prompt.h"

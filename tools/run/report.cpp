@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/base/human_bytes.h"
 #include "tools/common/memory.h"
 #include "tools/common/program.h"
 
