@@ -68,6 +68,14 @@ def needs_torch(test):
                            f"{sys.executable} has no torch to fill the GPU with")(test)
 
 
+SIZE = r"(\d+\.\d+ [kMG]B)"
+
+
+def bytes_of(size):
+    number, unit = size.split()
+    return float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+
+
 class GpuLimits(unittest.TestCase):
     def assert_refused(self, result, *words):
         print(result.stderr.strip(), file=sys.stderr)
@@ -81,10 +89,9 @@ class GpuLimits(unittest.TestCase):
         start = time.monotonic()
         result = run("--image", PICTURE, "-n", 2, *arguments)
         self.assertLess(time.monotonic() - start, AT_ONCE_S)
-        self.assert_refused(result, "does not fit on cuda:0", "bytes are free")
-        needed, free = map(int, re.search(r"take (\d+) bytes.*?(\d+) of \d+ bytes are free",
-                                          result.stderr).groups())
-        return needed, free
+        self.assert_refused(result, "does not fit on cuda:0", "are free")
+        needed, free = re.search(rf"take {SIZE}.*?{SIZE} of {SIZE} are free", result.stderr).group(1, 2)
+        return bytes_of(needed), bytes_of(free)
 
     def test_a_model_larger_than_the_card_is_refused_before_it_is_made(self):
         # 80.8 GB in f32, and a cache that is asked for; where they fit, there is nothing to see.
@@ -127,7 +134,7 @@ class GpuLimits(unittest.TestCase):
 
     def memory(self):
         result = run("-m", "pocket", "--image", PICTURE, "--kv-memory", "900000GB")
-        return int(re.search(r"of (\d+) bytes are free", result.stderr)[1])
+        return bytes_of(re.search(rf"of {SIZE} are free", result.stderr)[1])
 
     def setUp(self):
         scratch = tempfile.TemporaryDirectory(prefix="kvlm-limits-")

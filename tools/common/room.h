@@ -14,6 +14,14 @@ struct Demand {
   size_t cache_bytes = 0;  ///< 0 if nobody has said yet
 };
 
+/// Throws Error{kOutOfMemory} with the figures if `total` bytes, which is what the CPU's programs
+/// have, cannot hold that.
+void require_memory(const Demand& demand, size_t total);
+
+/// Bytes of memory that this process can have at most: the machine's, or less where a limit of the
+/// process or of its control group says so.
+size_t memory_limit();
+
 /// Throws Error{kOutOfMemory} with the figures if what is free on a GPU cannot hold that.
 void require_room(const Demand& demand, Device device, const cuda::DeviceFacts& facts);
 

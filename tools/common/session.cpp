@@ -86,7 +86,11 @@ Session::Session(const SessionOptions& options, Watch* watch) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   const auto require = [&](size_t weight_bytes) {
-    if (state_->device.kind == DeviceKind::kCpu) return;  // files are mapped, not read as a whole
+    if (state_->device.kind == DeviceKind::kCpu) {
+      const bool made = options.model.starts_with(kSynthetic);  // files are mapped
+      require_memory({options.model, made ? weight_bytes : 0, options.cache_bytes}, memory_limit());
+      return;
+    }
     require_room({options.model, weight_bytes, options.cache_bytes}, state_->device,
                  cuda::device_facts(state_->device.index));
   };
