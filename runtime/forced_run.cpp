@@ -17,6 +17,7 @@ EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messag
     tokens.push_back(inputs.back().tokens);
   }
   encoded.prompt = make_prompt(model, messages, tokens);
+  require_context(encoded.prompt, "", model, model.decoder().max_positions());
   for (size_t i = 0; i < inputs.size(); ++i) {
     PieceWatch piece(stream.watch(), i, inputs.size());
     const WatchScope scope(stream, &piece);

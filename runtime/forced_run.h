@@ -17,8 +17,8 @@ struct EncodedPrompt {
 };
 
 /// Prepares and encodes the pictures of a conversation, in the order of their placeholders.
-/// Throws Error{kInvalidArgument} if pictures and placeholders do not match, Error{kCancelled} if
-/// the stream's watch wants no more.
+/// Throws Error{kInvalidArgument} if pictures and placeholders do not match, or if the model has no
+/// positions for the prompt and a token; Error{kCancelled} if the stream's watch wants no more.
 EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
                             std::span<const Image> images, Stream& stream);
 

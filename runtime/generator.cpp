@@ -78,12 +78,6 @@ SequenceSize size_of(const Prompt& prompt) {
   return size;
 }
 
-/// Says why a context is shorter than the model's configuration tells elsewhere.
-std::string_view window_note(const Decoder& decoder, int context) {
-  if (decoder.sliding_window() != context) return "";
-  return " (its sliding window, beyond which it is not built in)";
-}
-
 /// A cache that holds `cached` can take the rest of the prompt, instead of all of it anew.
 bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached, const CacheNeeds& needs,
                   int settled_positions) {
@@ -191,20 +185,13 @@ void Generator::prepare(Sequence& sequence) {
           fmt::format("{}: the first {} of its {} images are {} tokens, but {} has a context of "
                       "{}{}; use fewer images",
                       request.id, i + 1, request.images.size(), sequence.visual_tokens,
-                      model_->name(), context, window_note(model_->decoder(), context)));
+                      model_->name(), context, window_note(*model_, context)));
     }
   }
   sequence.timings.vision_ms = milliseconds(start, Clock::now());
   sequence.prompt = make_prompt(*model_, request.messages, image_tokens);
   const int prompt_rows = static_cast<int>(sequence.prompt.ids.size());
-  if (prompt_rows >= context) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: the prompt has {} tokens, but {} has a context of {}{}; use fewer images "
-                    "or a shorter prompt",
-                    request.id, prompt_rows, model_->name(), context,
-                    window_note(model_->decoder(), context)));
-  }
+  require_context(sequence.prompt, request.id, *model_, context);
   sequence.max_tokens = std::min(request.max_tokens, context - prompt_rows);
   sequence.sampler.emplace(request.sampling, model_->decoder().vocab_size());
   sequence.sampler->see(sequence.prompt.ids, sequence.max_tokens);

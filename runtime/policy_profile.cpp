@@ -5,11 +5,12 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <span>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "runtime/config.h"
+#include "runtime/mapped_file.h"
 
 namespace kvlm {
 
@@ -18,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
+constexpr size_t kMaxBytes = size_t{1} << 20;
 constexpr double kLargestTau = 1000;
 constexpr double kLargestShare = 0.4999;
 
@@ -136,10 +138,14 @@ fs::path place_beside(const std::string& path) {
 }  // namespace
 
 PolicyProfile read_profile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(path, "it cannot be read");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  return parsed(parse_json(text, path), path);
+  const std::string name = "--kv-profile " + printable(path);
+  const MappedFile file(path, name);
+  const std::span<const std::byte> bytes = file.bytes();
+  if (bytes.size() > kMaxBytes) {
+    fail(path, fmt::format("it has {} bytes, and a profile at most {}", bytes.size(), kMaxBytes));
+  }
+  return parsed(parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, name),
+                path);
 }
 
 std::string profile_text(const PolicyProfile& profile) {
@@ -156,7 +162,8 @@ std::string profile_text(const PolicyProfile& profile) {
   if (!profile.tau.empty()) json["calibquant"]["tau"] = by_width(profile.tau);
   if (!profile.alpha.empty()) json["head_quantile"]["alpha"] = by_width(profile.alpha);
   if (!profile.eta.empty()) json["xquant"]["eta"] = by_width(profile.eta);
-  return json.dump(1) + "\n";
+  // A folder's name need not be UTF-8.
+  return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 PolicyProfile profile_to_extend(const std::string& path, const std::string& model) {

@@ -104,6 +104,21 @@ Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
   return prompt;
 }
 
+std::string_view window_note(Model& model, int context) {
+  if (model.decoder().sliding_window() != context) return "";
+  return " (its sliding window, beyond which it is not built in)";
+}
+
+void require_context(const Prompt& prompt, std::string_view who, Model& model, int context) {
+  if (prompt.ids.size() < static_cast<size_t>(std::max(context, 0))) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}{}the prompt has {} tokens, but {} has a context of {}{}; use fewer images or "
+                  "a shorter prompt",
+                  who, who.empty() ? "" : ": ", prompt.ids.size(), model.name(), context,
+                  window_note(model, context)));
+}
+
 void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
                   std::span<const Tensor> pictures, TensorView rows, Stream& stream) {
   const int64_t count = rows.shape()[0];

@@ -37,6 +37,13 @@ Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
 int64_t prompt_rows(const Model& model, const std::vector<ChatMessage>& messages, size_t images,
                     int image_tokens);
 
+/// Says why a context is shorter than the model's configuration tells elsewhere; else empty.
+std::string_view window_note(Model& model, int context);
+
+/// Throws Error{kInvalidArgument} unless a context of that many tokens holds the prompt and one
+/// more token; `who` starts the message if it is not empty.
+void require_context(const Prompt& prompt, std::string_view who, Model& model, int context);
+
 /// Embeds rows [first, first + rows.shape()[0]) of the prompt and splices in visual tokens: rows is
 /// (rows, hidden) f32, pictures[i] (image_tokens[i], hidden) f32.
 void embed_prompt(Model& model, const Prompt& prompt, int64_t first,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/elementwise.h"
+
 namespace kvlm {
 
 namespace {
@@ -51,6 +53,13 @@ Parts attend_parts(const float* q, size_t dim, const LaneRows& rows, float scale
     }
   }
   return parts;
+}
+
+/// f32 of any device.
+std::vector<float> floats(ConstTensorView from, Stream& stream) {
+  std::vector<float> to(static_cast<size_t>(from.elements()));
+  copy(TensorView(to.data(), DType::kF32, from.shape()), from, stream);
+  return to;
 }
 
 double squared_distance(const std::vector<double>& a, const std::vector<double>& b) {
@@ -108,32 +117,31 @@ void AttentionProbe::give_embeddings(ConstTensorView embeddings, Stream& stream)
 
 void AttentionProbe::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                             TensorView out, float scale, Stream& stream) {
-  keep_rows(layer, k, v);
-  // `out` may be where the queries lie.
-  const std::vector<float> queries(q.as<float>(), q.as<float>() + q.elements());
+  keep_rows(layer, floats(k, stream), floats(v, stream));
+  const std::vector<float> queries = floats(q, stream);  // `out` may be where they lie
   outputs_.resize(policies_.size());
   for (size_t i = 0; i < policies_.size(); ++i) {
-    if (outputs_[i].shape() != q.shape()) outputs_[i] = Tensor(DType::kF32, q.shape());
+    if (outputs_[i].shape() != q.shape()) outputs_[i] = Tensor(DType::kF32, q.shape(), q.device());
     policies_[i]->attend(layer, q, k, v, outputs_[i], scale, stream);
   }
   reference_->attend(layer, q, k, v, out, scale, stream);
   if (step_[0].prompt) return;  // exact for every policy
-  const std::span<const float> exact(out.as<float>(), queries.size());
+  const std::vector<float> exact = floats(out, stream);
   for (size_t i = 0; i < policies_.size(); ++i) note(i, layer, queries, exact, scale, stream);
 }
 
 /// Notes rows as plain f16 rows give them back.
-void AttentionProbe::keep_rows(int layer, ConstTensorView k, ConstTensorView v) {
+void AttentionProbe::keep_rows(int layer, std::span<const float> k, std::span<const float> v) {
   const auto dim = static_cast<size_t>(shape().head_dim);
   std::vector<LaneRows>& heads = rows_[static_cast<size_t>(layer)];
-  for (size_t row = 0; row < static_cast<size_t>(k.shape()[0]); ++row) {
+  for (size_t row = 0; row < static_cast<size_t>(step_[0].rows); ++row) {
     const auto& tags = step_[0].modality;
     for (size_t head = 0; head < heads.size(); ++head) {
       heads[head].tags.push_back(tags.empty() ? kTextRow : tags[row]);
       for (size_t d = 0; d < dim; ++d) {
         const size_t at = (row * heads.size() + head) * dim + d;
-        heads[head].keys.push_back(to_float(to_f16(k.as<float>()[at])));
-        heads[head].values.push_back(to_float(to_f16(v.as<float>()[at])));
+        heads[head].keys.push_back(to_float(to_f16(k[at])));
+        heads[head].values.push_back(to_float(to_f16(v[at])));
       }
     }
   }
@@ -165,12 +173,13 @@ void AttentionProbe::note(size_t policy, int layer, std::span<const float> q,
       error.text_difference += squared_distance(mine.text, exact.text);
     }
   }
-  const float* got = outputs_[policy].view().as<float>();
+  const std::vector<float> got = floats(outputs_[policy], stream);
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto x = static_cast<double>(expected[i]);
     error.difference += std::pow(static_cast<double>(got[i]) - x, 2);
     error.reference += x * x;
   }
+  error.tokens += static_cast<double>(rows_[static_cast<size_t>(layer)][0].tags.size());
   ++error.steps;
 }
 

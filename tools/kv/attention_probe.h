@@ -40,8 +40,19 @@ struct AttentionError {
   double visual_difference = 0;  ///< of the part of the output that visual slots contribute
   double text_difference = 0;
   double reference = 0;
-  double slots = 0;  ///< summed over steps
+  double slots = 0;   ///< summed over steps
+  double tokens = 0;  ///< fed so far, summed over steps
   int steps = 0;
+
+  void add(const AttentionError& other) {
+    difference += other.difference;
+    visual_difference += other.visual_difference;
+    text_difference += other.text_difference;
+    reference += other.reference;
+    slots += other.slots;
+    tokens += other.tokens;
+    steps += other.steps;
+  }
 };
 
 /// Stands in for a plain cache and answers as it does, and shows the same queries, keys and values
@@ -74,7 +85,7 @@ class AttentionProbe final : public KvCache {
   const std::vector<ScoreHistogram>& scores() const noexcept { return scores_; }
 
  private:
-  void keep_rows(int layer, ConstTensorView k, ConstTensorView v);
+  void keep_rows(int layer, std::span<const float> k, std::span<const float> v);
   void note(size_t policy, int layer, std::span<const float> q, std::span<const float> expected,
             float scale, Stream& stream);
 

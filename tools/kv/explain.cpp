@@ -82,7 +82,8 @@ void print_json(const ExplainOptions& options, const CacheSpec& spec, const Cach
                               {"parts", json_of(made.layers[layer])}});
   }
   json["version"] = version_line();
-  fmt::print("{}\n", json.dump());
+  // A folder's name need not be UTF-8.
+  fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 bool alike(const Estimate& made, size_t a, size_t b) {

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "kvcache/registry.h"
 #include "runtime/config.h"
 #include "runtime/forced_run.h"
+#include "tools/common/lines.h"
 #include "vision/image.h"
 
 namespace kvlm {
@@ -34,44 +35,49 @@ int32_t best(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+constexpr size_t kMostRecords = size_t{1} << 20;
+
 std::string resolved(const std::filesystem::path& folder, const std::string& path) {
   return std::filesystem::path(path).is_absolute() ? path : (folder / path).string();
 }
 
+ForcedRecord parse_record(std::string_view line, const std::string& where,
+                          const std::filesystem::path& folder) {
+  const nlohmann::json json = parse_json(line, where);
+  const ConfigReader reader(json, where);
+  ForcedRecord record;
+  record.where = where;
+  if (reader.has("image")) record.images.push_back(reader.required_string("image"));
+  const nlohmann::json& images = reader.raw("images");
+  if (!images.is_null() && !images.is_array()) reader.fail("images", "a list of file names");
+  for (const nlohmann::json& image : images) {
+    if (!image.is_string()) reader.fail("images", "a list of file names");
+    record.images.push_back(image.get<std::string>());
+  }
+  for (std::string& image : record.images) image = resolved(folder, image);
+  record.prompt = reader.string("prompt", "");
+  record.text = reader.string("text", "");
+  return record;
+}
+
 }  // namespace
 
-std::vector<ForcedRecord> read_forced_records(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("--data {} cannot be read; give a file of JSON lines with id and image", path));
-  }
+std::vector<ForcedRecord> read_forced_records(const std::string& path, int most) {
+  const std::string name = "--data " + printable(path);
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::vector<ForcedRecord> records;
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    const std::string where = fmt::format("{} line {}", path, number);
-    const nlohmann::json json = parse_json(line, where);
-    const ConfigReader reader(json, where);
-    ForcedRecord record;
-    record.id = reader.has("id") ? reader.raw("id").dump() : fmt::format("line {}", number);
-    if (reader.has("image")) record.images.push_back(reader.required_string("image"));
-    const nlohmann::json& images = reader.raw("images");
-    if (!images.is_null() && !images.is_array()) reader.fail("images", "a list of file names");
-    for (const nlohmann::json& image : images) {
-      if (!image.is_string()) reader.fail("images", "a list of file names");
-      record.images.push_back(image.get<std::string>());
+  for_each_line(path, name, [&](int number, std::string_view line) {
+    if (line.find_first_not_of(" \t") == std::string_view::npos) return true;
+    if (most == 0 && records.size() == kMostRecords) {
+      throw Error(ErrorCode::kCorruptFile,
+                  fmt::format("{} has more than {} records; give fewer", name, kMostRecords));
     }
-    for (std::string& image : record.images) image = resolved(folder, image);
-    record.prompt = reader.string("prompt", "");
-    record.text = reader.string("text", "");
-    records.push_back(std::move(record));
-  }
+    records.push_back(parse_record(line, fmt::format("{} line {}", name, number), folder));
+    return records.size() != static_cast<size_t>(most);
+  });
   if (records.empty()) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("--data {} has no records; give JSON lines with id and image", path));
+                fmt::format("{} has no records; give JSON lines with id and image", name));
   }
   return records;
 }
@@ -79,6 +85,22 @@ std::vector<ForcedRecord> read_forced_records(const std::string& path) {
 double Fidelity::mean_kl() const {
   if (kl.empty()) return 0;
   return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
+}
+
+double Fidelity::kl_standard_error() const {
+  if (kl.size() < 2) return 0;
+  const double mean = mean_kl();
+  const double squares = std::accumulate(kl.begin(), kl.end(), 0.0, [&](double sum, double x) {
+    return sum + (x - mean) * (x - mean);
+  });
+  const auto n = static_cast<double>(kl.size());
+  return std::sqrt(squares / (n - 1) / n);
+}
+
+AttentionError Fidelity::attention() const {
+  AttentionError sum;
+  for (const AttentionError& layer : layers) sum.add(layer);
+  return sum;
 }
 
 double Fidelity::kl_quantile(double share) const {
@@ -101,6 +123,21 @@ double Fidelity::reference_perplexity() const {
   return kl.empty() ? 1 : std::exp(-reference_log_probability / static_cast<double>(kl.size()));
 }
 
+EncodedPrompt encode_record(Session& session, const ForcedRecord& record) {
+  try {
+    Model& model = session.model();
+    std::vector<Image> images;
+    for (const std::string& path : record.images) images.push_back(load_image(path));
+    std::string prompt = record.prompt;
+    if (prompt.empty()) prompt = model.caption_prompt();
+    return encode_prompt(
+        model, {user_message(prompt, static_cast<int>(images.size()), model.image_token())}, images,
+        session.stream());
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", record.where, error.what()));
+  }
+}
+
 std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& records,
                                          const std::vector<Policy>& policies, bool layers,
                                          const std::function<bool(size_t)>& progress) {
@@ -113,7 +150,7 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
   for (size_t number = 0; number < records.size(); ++number) {
     const std::vector<Fidelity> before = results;
     try {
-      measure(records[number], number, policies, layers, results);
+      measure(records[number], policies, layers, results);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kCancelled || number == 0) throw;
       return before;  // a record counts for every policy or for none
@@ -123,34 +160,24 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
   return results;
 }
 
-/// Adds one record, number `number` of the data, to the results of every policy.
-void FidelityMeter::measure(const ForcedRecord& record, size_t number,
-                            const std::vector<Policy>& policies, bool layers,
-                            std::vector<Fidelity>& results) {
+/// Adds one record to the results of every policy.
+void FidelityMeter::measure(const ForcedRecord& record, const std::vector<Policy>& policies,
+                            bool layers, std::vector<Fidelity>& results) {
   Model& model = session_.model();
   Stream& stream = session_.stream();
   const CacheShape shape = model.decoder().cache_shape();
   const CacheSpec plain = parse_spec("f16");
-  std::vector<Image> images;
-  for (const std::string& path : record.images) {
-    try {
-      images.push_back(load_image(path));
-    } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("record {} of --data: {}", number + 1, error.what()));
-    }
-  }
-  std::string prompt = record.prompt;
-  if (prompt.empty()) prompt = model.caption_prompt();
-  const EncodedPrompt encoded = encode_prompt(
-      model, {user_message(prompt, static_cast<int>(images.size()), model.image_token())}, images,
-      stream);
+  const EncodedPrompt encoded = encode_record(session_, record);
+  // As a generation would, the text ends where the model's positions do.
+  const int prompt_rows = static_cast<int>(encoded.prompt.ids.size());
+  const int max_tokens = std::min(max_tokens_, model.decoder().max_positions() - prompt_rows);
   std::vector<int32_t> tokens;
   if (!record.text.empty()) {
     tokens = model.tokenizer().encode(record.text, {.add_special_tokens = false});
-    tokens.resize(std::min(tokens.size(), static_cast<size_t>(max_tokens_)));
+    tokens.resize(std::min(tokens.size(), static_cast<size_t>(max_tokens)));
   }
   const bool forced = !tokens.empty();
-  const auto rows = static_cast<int>(encoded.prompt.ids.size()) + max_tokens_;
+  const int rows = prompt_rows + max_tokens;
 
   // Plain rows, with every policy looking on.
   std::vector<std::unique_ptr<PolicyCache>> onlookers;
@@ -166,9 +193,9 @@ void FidelityMeter::measure(const ForcedRecord& record, size_t number,
       std::move(onlookers));
   std::vector<std::vector<float>> expected;
   {
-    ForcedRun reference(model, probe, encoded, max_tokens_, stream);
+    ForcedRun reference(model, probe, encoded, max_tokens, stream);
     const std::vector<int32_t>& eos = model.defaults().eos_ids;
-    const size_t most = forced ? tokens.size() : static_cast<size_t>(max_tokens_);
+    const size_t most = forced ? tokens.size() : static_cast<size_t>(max_tokens);
     for (size_t i = 0; i < most; ++i) {
       expected.emplace_back(reference.logits().begin(), reference.logits().end());
       if (!forced) tokens.push_back(best(expected.back()));
@@ -180,14 +207,7 @@ void FidelityMeter::measure(const ForcedRecord& record, size_t number,
   for (size_t i = 0; i < policies.size(); ++i) {
     if (layers) results[i].scores.add(probe.scores()[i]);
     for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
-      const AttentionError& error = probe.errors()[i][layer];
-      AttentionError& sum = results[i].layers[layer];
-      sum.difference += error.difference;
-      sum.visual_difference += error.visual_difference;
-      sum.text_difference += error.text_difference;
-      sum.reference += error.reference;
-      sum.slots += error.slots;
-      sum.steps += error.steps;
+      results[i].layers[layer].add(probe.errors()[i][layer]);
     }
   }
   for (size_t i = 0; i < policies.size(); ++i) {
@@ -195,7 +215,7 @@ void FidelityMeter::measure(const ForcedRecord& record, size_t number,
     const auto cache = make_cache(
         policies[i].spec, shape, session_bytes(policies[i].spec, shape, rows, &policies[i].profile),
         session_.device(), &policies[i].profile);
-    ForcedRun run(model, *cache, encoded, max_tokens_, stream);
+    ForcedRun run(model, *cache, encoded, max_tokens, stream);
     for (size_t t = 1; t < expected.size(); ++t) {
       run.feed(tokens[t - 1]);
       const std::vector<double> p = log_softmax(expected[t]);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvcache/policy.h"
+#include "runtime/forced_run.h"
 #include "tools/common/session.h"
 #include "tools/kv/attention_probe.h"
 
@@ -13,15 +14,19 @@ namespace kvlm {
 
 /// A picture and a question, and the text that a model is made to say about them.
 struct ForcedRecord {
-  std::string id;
+  std::string where;  ///< file and line, for messages
   std::vector<std::string> images;
   std::string prompt;  ///< empty: the model's captioning prompt
   std::string text;    ///< empty: what the model says greedily over its own f16 cache
 };
 
 /// Reads {"id", "image" | "images", "prompt"?, "text"?} lines. Paths are relative to the file.
-/// Throws Error{kCorruptFile} naming the line.
-std::vector<ForcedRecord> read_forced_records(const std::string& path);
+/// Reads the first `most` of them; 0 is all. Throws Error{kCorruptFile} naming the line.
+std::vector<ForcedRecord> read_forced_records(const std::string& path, int most = 0);
+
+/// The conversation of a record, its pictures read and encoded. Throws Error that starts with the
+/// record's place, also if the model has no positions for it.
+EncodedPrompt encode_record(Session& session, const ForcedRecord& record);
 
 /// How a policy's next-token distributions differ from those over plain f16 rows, on the same
 /// forced text, from its second token on (the first is exact for every policy).
@@ -39,6 +44,10 @@ struct Fidelity {
   ScoreHistogram scores;
 
   double mean_kl() const;
+  /// Of the mean, as if tokens were independent of each other.
+  double kl_standard_error() const;
+  /// Summed over layers.
+  AttentionError attention() const;
   /// The value that `share` of the tokens do not exceed.
   double kl_quantile(double share) const;
   double top1() const;
@@ -65,8 +74,8 @@ class FidelityMeter {
                             const std::function<bool(size_t)>& progress);
 
  private:
-  void measure(const ForcedRecord& record, size_t number, const std::vector<Policy>& policies,
-               bool layers, std::vector<Fidelity>& results);
+  void measure(const ForcedRecord& record, const std::vector<Policy>& policies, bool layers,
+               std::vector<Fidelity>& results);
 
   Session& session_;
   int max_tokens_;

@@ -290,7 +290,7 @@ int run_profile(const ProfileOptions& options) {
 
 std::function<int()> add_profile(CLI::App& app) {
   const auto options = std::make_shared<ProfileOptions>();
-  options->session.device = "cpu";  // what caches hold is looked at on the host
+  options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
       ->required();
@@ -315,6 +315,8 @@ std::function<int()> add_profile(CLI::App& app) {
       ->capture_default_str();
   app.add_option("-n,--max-tokens", options->max_tokens, "Forced tokens of a record at most")
       ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
   return [options] {
