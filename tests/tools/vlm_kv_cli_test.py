@@ -4,6 +4,9 @@
 KVLM_BUILD is the build folder. docs/policies.md is what `vlm-kv list --markdown` prints.
 """
 
+import csv
+import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -90,6 +93,15 @@ class VlmKv(unittest.TestCase):
             self.assertIn("kv", result.stdout)
         self.assertIn("explain", run("--help").stdout)
         self.assertIn("--visual", run("explain", "--help").stdout)
+
+    def test_help_fits_a_terminal_and_its_subcommand(self):
+        commands = ("list", "explain", "fidelity", "profile")
+        for command in (None, *commands):
+            text = run(*(word for word in (command, "--help") if word)).stdout
+            for line in text.splitlines():
+                self.assertLessEqual(len(line), 80, line)
+            for other in commands:
+                self.assertEqual(f"vlm-kv {other} " in text, other == command, text)
 
     def test_the_page_is_what_list_prints(self):
         result = run("list", "--markdown")
@@ -232,6 +244,131 @@ class Fidelity(unittest.TestCase):
         self.data = ROOT / "tools/pocket/heldout/captions.jsonl"
         self.assert_no_error(self.measure("--kv", "f16", "--records", 1, "-n", 24,
                                           model="pocket")[0])
+
+    def refused(self, *arguments, model=MODEL, status=1):
+        result = run("fidelity", "-m", model, "--kv", "f16", "--data", self.data, *arguments)
+        self.assertEqual(result.returncode, status, result.stderr)
+        message = result.stderr.splitlines(keepends=True)[-1]  # behind what was measured before
+        self.assertTrue(message.startswith("vlm-kv: "), result.stderr)
+        self.assertNotIn("unexpected", message)
+        return message
+
+    def test_what_the_model_has_no_positions_for(self):
+        picture = str(MODEL / "image0.png")
+        context = json.loads((MODEL / "config.json").read_text())["text_config"][
+            "max_position_embeddings"]
+        self.records({"image": picture, "prompt": "What?"},
+                     {"image": picture, "prompt": "word " * context})
+        self.assertRegex(self.refused(status=2),
+                         rf"data.jsonl line 2: the prompt has \d+ tokens, but \S+ has a context of "
+                         rf"{context}; use fewer images or a shorter prompt\n$")
+        # A text that ends where the positions do.
+        self.records({"image": picture, "prompt": "What?"})
+        short = self.measure("--kv", "f16", "-n", context)[0]
+        self.assertEqual(short["records"], 1)
+        self.records({"image": picture, "prompt": "What?", "text": "word " * context})
+        forced = self.measure("--kv", "f16", "-n", 4 * context)[0]
+        self.assertLess(forced["tokens"], context)
+        self.assertGreater(forced["tokens"], context // 2)
+
+    def test_data_that_never_ends(self):
+        self.data = Path("/dev/zero")
+        self.assertIn("--data /dev/zero line 1 is longer than", self.refused())
+        self.data = self.folder
+        self.assertIn("cannot be read: Is a directory", self.refused())
+
+    def test_a_picture_that_is_not_there_is_told_with_its_line(self):
+        self.records({"image": str(MODEL / "image0.png")}, {"image": "gone.png"})
+        message = self.refused("-n", 2)
+        self.assertIn("data.jsonl line 2: ", message)
+        self.assertIn("gone.png", message)
+
+    def test_a_device_can_be_chosen(self):
+        self.records({"image": str(MODEL / "image0.png")})
+        self.assert_no_error(self.measure("--kv", "f16", "--device", "cpu", "-n", 4)[0])
+        self.assertIn("--device", self.refused("--device", "tpu", status=2))
+        result = run("profile", "--data", self.data, "--out", self.folder / "p.json", "--device",
+                     "tpu")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn('--device is "tpu"', result.stderr)
+
+    def test_a_folder_whose_name_is_not_utf8(self):
+        model = os.fsencode(self.folder) + b"/\xff"
+        os.symlink(os.fsencode(MODEL), model)
+        self.records({"image": str(MODEL / "image0.png"), "prompt": "What?"})
+        command = [PROGRAM, "explain", "kivi", "--tokens", "9", "--json", "-m", model]
+        shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        self.assertTrue(shown["model"].endswith("\ufffd"), shown["model"])
+        command = [PROGRAM, "fidelity", "--kv", "kivi", "--data", self.data, "-n", "3", "--json",
+                   "-m", model]
+        shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        self.assertTrue(shown["model"].endswith("\ufffd"), shown["model"])
+        out = self.folder / "profile.json"
+        command = [PROGRAM, "profile", "--policy", "calibquant", "--data", self.data, "-n", "3",
+                   "--out", out, "-m", model]
+        subprocess.run(command, capture_output=True, check=True)
+        self.assertTrue(json.loads(out.read_text())["model"].endswith("\ufffd"))
+
+    def test_a_profile_that_is_no_file(self):
+        self.records({"image": str(MODEL / "image0.png")})
+        for path in (self.folder, "/dev/zero"):
+            self.assertIn(f"--kv-profile {path}: not a regular file",
+                          self.refused("--kv-profile", path))
+        (self.folder / "large.json").write_text("[" + " " * (1 << 20) + "]")
+        self.assertIn("a profile at most 1048576",
+                      self.refused("--kv-profile", self.folder / "large.json"))
+
+    def test_csv_has_the_same_figures(self):
+        self.records({"image": str(MODEL / "image0.png"), "prompt": "What?"})
+        specs = ("--kv", "f16", "--kv", "prefixkv + kivi", "-n", 6)
+        rows = list(csv.DictReader(io.StringIO(
+            run("fidelity", "-m", MODEL, "--data", self.data, *specs, "--csv").stdout)))
+        measured = self.measure(*specs)
+        self.assertEqual([row["spec"] for row in rows], [m["spec"] for m in measured])
+        for row, figures in zip(rows, measured):
+            self.assertEqual(row["data"], str(self.data))
+            for key in ("records", "tokens", "kl_mean", "kl_std_error", "top1", "stored_bits", "bytes"):
+                self.assertAlmostEqual(float(row[key]), figures[key], places=12, msg=key)
+            for key in ("error", "visual_error", "text_error", "share"):
+                self.assertGreaterEqual(float(row[key]), 0)
+        self.assertEqual(float(rows[0]["error"]), 0)
+        self.assertEqual(float(rows[0]["share"]), 1)
+        self.assertLess(float(rows[1]["share"]), 1)
+
+    def test_slots_are_a_share_of_the_tokens(self):
+        self.records({"image": str(MODEL / "image0.png"), "prompt": "What?"})
+        full, half = self.measure("--kv", "f16", "--kv", "uniform,keep=0.5", "-n", 30)
+        for layer in full["layers"]:
+            self.assertEqual(layer["share"], 1)
+        for layer, whole in zip(half["layers"], full["layers"]):
+            self.assertAlmostEqual(layer["share"], layer["slots"] / whole["slots"])
+            self.assertLess(layer["share"], 0.7)
+
+    def test_a_missing_matplotlib_is_found_before_anything_is_measured(self):
+        (self.folder / "matplotlib.py").write_text("raise ImportError('none')")
+        self.records({"image": str(MODEL / "image0.png"), "prompt": "What?"})
+        plots = self.folder / "plots"
+        result = subprocess.run([PROGRAM, "fidelity", "-m", MODEL, "--data", self.data, "--kv",
+                                 "f16", "--plot", plots], stdin=subprocess.DEVNULL, text=True,
+                                env={**os.environ, "PYTHONPATH": str(self.folder)},
+                                capture_output=True, timeout=TIMEOUT_S)
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stdout, "")
+        self.assertNotIn("fidelity 1/1", result.stderr)
+        self.assertIn("matplotlib", result.stderr)
+        self.assertRegex(result.stderr, r"python3 \S*kv/plot.py FIGURES.jsonl \S*plots")
+
+    def test_plots_are_drawn(self):
+        if importlib.util.find_spec("matplotlib") is None:
+            self.skipTest("matplotlib is not installed")
+        self.records({"image": str(MODEL / "image0.png"), "prompt": "What?"})
+        plots = self.folder / "plots"
+        self.measure("--kv", "f16", "--kv", "kivi", "--kv", "prefixkv", "-n", 8, "--plot", plots)
+        names = {path.name for path in plots.iterdir()}
+        for name in ("layer_error", "retained", "bits", "scores"):
+            for kind in ("png", "svg"):
+                self.assertIn(f"{name}.{kind}", names)
+        self.assertEqual(len((plots / "fidelity.jsonl").read_text().splitlines()), 3)
 
     def test_every_policy_is_measured(self):
         pictures = [str(MODEL / f"image{i}.png") for i in range(3)]

@@ -15,6 +15,7 @@
 #include "kvcache/registry.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
+#include "tools/common/csv.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/kv/commands.h"
@@ -33,17 +34,35 @@ struct FidelityOptions {
   int max_tokens = 128;
   int records = 0;
   bool json = false;
+  bool csv = false;
 };
 
-double share(double part, double whole) { return whole > 0 ? std::sqrt(part / whole) : 0; }
+/// Where the figures are from.
+struct Origin {
+  std::string model;
+  std::string data;
+  std::string device;
+};
 
-nlohmann::ordered_json json_of(const Fidelity& result, const std::string& model) {
+double relative(double squared_error, double squared_reference) {
+  return squared_reference > 0 ? std::sqrt(squared_error / squared_reference) : 0;
+}
+
+/// Of the tokens fed, how many a layer holds.
+double share_held(const AttentionError& error) {
+  return error.tokens > 0 ? error.slots / error.tokens : 0;
+}
+
+nlohmann::ordered_json json_of(const Fidelity& result, const Origin& origin) {
   const double records = std::max(result.records, 1);
   nlohmann::ordered_json json{{"spec", result.spec},
-                              {"model", model},
+                              {"model", origin.model},
+                              {"data", origin.data},
+                              {"device", origin.device},
                               {"records", result.records},
                               {"tokens", result.kl.size()},
                               {"kl_mean", result.mean_kl()},
+                              {"kl_std_error", result.kl_standard_error()},
                               {"kl_p99", result.kl_quantile(0.99)},
                               {"top1", result.top1()},
                               {"perplexity", result.perplexity()},
@@ -55,10 +74,11 @@ nlohmann::ordered_json json_of(const Fidelity& result, const std::string& model)
   for (size_t layer = 0; layer < result.layers.size(); ++layer) {
     const AttentionError& error = result.layers[layer];
     json["layers"].push_back({{"layer", layer},
-                              {"error", share(error.difference, error.reference)},
-                              {"visual_error", share(error.visual_difference, error.reference)},
-                              {"text_error", share(error.text_difference, error.reference)},
-                              {"slots", error.steps > 0 ? error.slots / error.steps : 0}});
+                              {"error", relative(error.difference, error.reference)},
+                              {"visual_error", relative(error.visual_difference, error.reference)},
+                              {"text_error", relative(error.text_difference, error.reference)},
+                              {"slots", error.steps > 0 ? error.slots / error.steps : 0},
+                              {"share", share_held(error)}});
   }
   if (!result.layers.empty()) {
     json["visual_scores"] = {{"low", ScoreHistogram::kLow},
@@ -71,6 +91,11 @@ nlohmann::ordered_json json_of(const Fidelity& result, const std::string& model)
   return json;
 }
 
+/// One line. A folder's name need not be UTF-8.
+std::string text_of(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 void print_table(const std::vector<Fidelity>& results) {
   size_t width = 4;
   for (const Fidelity& result : results) width = std::max(width, result.spec.size());
@@ -79,36 +104,51 @@ void print_table(const std::vector<Fidelity>& results) {
              "visual", "text");
   for (const Fidelity& result : results) {
     const double records = std::max(result.records, 1);
-    AttentionError sum;
-    for (const AttentionError& error : result.layers) {
-      sum.difference += error.difference;
-      sum.visual_difference += error.visual_difference;
-      sum.text_difference += error.text_difference;
-      sum.reference += error.reference;
-    }
+    const AttentionError sum = result.attention();
     fmt::print(
         "{:<{}} {:>9.5f} {:>9.4f} {:>6.2f}% {:>8.4f} {:>8.4f} {:>7.3f} {:>7.3f} {:>9.4f} "
         "{:>8.4f} {:>8.4f}\n",
         result.spec, width, result.mean_kl(), result.kl_quantile(0.99), 100 * result.top1(),
         result.perplexity(), result.reference_perplexity(), result.stored_bits / records,
-        result.nominal_bits / records, share(sum.difference, sum.reference),
-        share(sum.visual_difference, sum.reference), share(sum.text_difference, sum.reference));
+        result.nominal_bits / records, relative(sum.difference, sum.reference),
+        relative(sum.visual_difference, sum.reference),
+        relative(sum.text_difference, sum.reference));
   }
 }
 
+void print_csv(const std::vector<Fidelity>& results, const Origin& origin) {
+  fmt::print(
+      "spec,model,data,device,records,tokens,kl_mean,kl_std_error,kl_p99,top1,perplexity,"
+      "f16_perplexity,stored_bits,nominal_bits,bytes,error,visual_error,text_error,share\n");
+  for (const Fidelity& result : results) {
+    const double records = std::max(result.records, 1);
+    const AttentionError sum = result.attention();
+    fmt::print("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", csv_field(result.spec),
+               csv_field(origin.model), csv_field(origin.data), origin.device, result.records,
+               result.kl.size(), result.mean_kl(), result.kl_standard_error(),
+               result.kl_quantile(0.99), result.top1(), result.perplexity(),
+               result.reference_perplexity(), result.stored_bits / records,
+               result.nominal_bits / records, static_cast<double>(result.bytes) / records,
+               relative(sum.difference, sum.reference),
+               relative(sum.visual_difference, sum.reference),
+               relative(sum.text_difference, sum.reference), share_held(sum));
+  }
+}
+
+constexpr const char* kPlotScript = "kv/plot.py";
+
 /// Writes the figures to DIR/fidelity.jsonl and draws them with the plotting script.
-void plot(const std::string& folder, const std::vector<Fidelity>& results,
-          const std::string& model) {
+void plot(const std::string& folder, const std::vector<Fidelity>& results, const Origin& origin) {
   const std::string path = (std::filesystem::path(folder) / "fidelity.jsonl").string();
   std::ofstream file(path);
-  for (const Fidelity& result : results) file << json_of(result, model).dump() << '\n';
+  for (const Fidelity& result : results) file << text_of(json_of(result, origin)) << '\n';
   file.close();
   if (!file) {
     throw Error(
         ErrorCode::kCorruptFile,
         fmt::format("--plot {}: {} cannot be written; give a folder that can", folder, path));
   }
-  run_script("kv/plot.py", {path, folder});
+  run_script(kPlotScript, {path, folder});
 }
 
 void make_plot_folder(const std::string& folder) {
@@ -122,17 +162,17 @@ void make_plot_folder(const std::string& folder) {
 }
 
 int run_fidelity(const FidelityOptions& options) {
-  if (!options.plot.empty()) make_plot_folder(options.plot);
+  if (!options.plot.empty()) {
+    make_plot_folder(options.plot);
+    run_script(kPlotScript, {"--check", options.plot});  // what it needs, before the measurement
+  }
   std::vector<FidelityMeter::Policy> policies;
   for (const std::string& text : options.specs) {
     FidelityMeter::Policy policy{read_spec(text), {}};
     if (!options.profile.empty()) policy.profile = read_profile(options.profile);
     policies.push_back(std::move(policy));
   }
-  std::vector<ForcedRecord> records = read_forced_records(options.data);
-  if (options.records > 0 && records.size() > static_cast<size_t>(options.records)) {
-    records.resize(static_cast<size_t>(options.records));
-  }
+  const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
   const CacheShape shape = session.model().decoder().cache_shape();
@@ -148,13 +188,16 @@ int run_fidelity(const FidelityOptions& options) {
         return !interrupted();
       });
   progress.finish();
-  const std::string model(session.model().name());
+  const Origin origin{std::string(session.model().name()), options.data,
+                      device_name(session.device())};
   if (options.json) {
-    for (const Fidelity& result : results) fmt::print("{}\n", json_of(result, model).dump());
+    for (const Fidelity& result : results) fmt::print("{}\n", text_of(json_of(result, origin)));
+  } else if (options.csv) {
+    print_csv(results, origin);
   } else {
     print_table(results);
   }
-  if (!options.plot.empty()) plot(options.plot, results, model);
+  if (!options.plot.empty()) plot(options.plot, results, origin);
   return interrupted() ? kExitInterrupted : 0;
 }
 
@@ -162,7 +205,7 @@ int run_fidelity(const FidelityOptions& options) {
 
 std::function<int()> add_fidelity(CLI::App& app) {
   const auto options = std::make_shared<FidelityOptions>();
-  options->session.device = "cpu";  // what caches hold is looked at on the host
+  options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--kv", options->specs, "Cache policy, or @FILE; repeatable")->required();
   app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
@@ -174,8 +217,11 @@ std::function<int()> add_fidelity(CLI::App& app) {
   app.add_option("--records", options->records, "First records of the data only; 0 is all")
       ->check(CLI::Range(0, 1 << 20));
   app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
+  app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
+      ->capture_default_str();
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
   app.add_flag("--json", options->json, "One JSON object a spec");
+  app.add_flag("--csv", options->csv, "Comma-separated values, a line a spec")->excludes("--json");
   return [options] {
     catch_interrupts();
     return run_fidelity(*options);

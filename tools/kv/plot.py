@@ -1,113 +1,186 @@
 #!/usr/bin/env python3
-"""Draws what `vlm-kv fidelity --json` measured: attention error, retained share and bits against quality.
+"""Draws what `vlm-kv fidelity --json` measured.
 
-    tools/kv/plot.py FIDELITY.jsonl FOLDER
+    tools/kv/plot.py FIGURES.jsonl FOLDER      draws
+    tools/kv/plot.py --check FOLDER            says whether it could, before anything is measured
 
-Writes layer_error.png, retained.png, bits.png and scores.png. Needs matplotlib.
+Writes layer_error (error of the attention output by layer), retained (share of the tokens that each layer holds), bits (KL
+against bits) and scores (scores of visual slots), each as .png and .svg; what does not fit on a page of a picture goes on
+in NAME-2 and so on. A spec has one colour and number in all of them. Needs matplotlib.
 """
 
-import json
 import sys
 from pathlib import Path
 
-try:
-    import matplotlib
+from plot_data import (KL_FLOOR, curve, equal_curves, error_bar, floored, group_label, origin, panels, pareto,
+                       read_results, score_shares, shortened, with_changed_scores)
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-except ImportError:
-    sys.exit("plot.py: matplotlib is not installed; apt install python3-matplotlib, or pip install matplotlib")
-
-
-def finish(figure, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+ROWS_A_PAGE = 4
+SCORES_A_PAGE = 12
+LEGEND_ROWS = 34
 
 
-def layer_error(results: list[dict], folder: Path) -> None:
-    """Relative error of the attention output in each layer; below, what visual slots contribute to it."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
-    for axis, key, title in ((axes[0], "error", "whole output"), (axes[1], "visual_error", "part from visual slots")):
-        for result in results:
-            layers = [entry["layer"] for entry in result["layers"]]
-            axis.plot(layers, [entry[key] for entry in result["layers"]], marker="o", ms=3, label=result["spec"])
-        axis.set_xlabel("layer")
-        axis.set_title(title)
-        axis.grid(alpha=0.3)
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    axes[0].set_ylabel("relative error of attention output")
-    axes[0].legend(fontsize=7)
-    finish(figure, folder / "layer_error.png")
+def import_matplotlib(folder: str):
+    try:
+        import matplotlib
+        import matplotlib.pyplot
+
+        matplotlib.use("Agg")
+        matplotlib.rcParams.update({"font.size": 8, "svg.hashsalt": "kvlm", "axes.grid": True, "grid.alpha": 0.3})
+        return matplotlib.pyplot
+    except ImportError:
+        sys.exit("plot.py: matplotlib is not installed; apt install python3-matplotlib, or measure without --plot, with "
+                 f"--json >FIGURES.jsonl, and draw later: python3 {Path(__file__).resolve()} FIGURES.jsonl {folder}")
 
 
-def retained(results: list[dict], folder: Path) -> None:
-    """Slots that each layer holds, as a share of the tokens fed (PrefixKV, figure 4)."""
-    dropping = [r for r in results if len({round(e["slots"], 3) for e in r["layers"]}) > 1] or results
-    figure, axis = plt.subplots(figsize=(6.5, 4))
-    for result in dropping:
-        layers = [entry["layer"] for entry in result["layers"]]
-        most = max(entry["slots"] for r in results for entry in r["layers"])
-        axis.plot(layers, [entry["slots"] / most for entry in result["layers"]], marker="o", ms=3, label=result["spec"])
-    axis.set_xlabel("layer")
-    axis.set_ylabel("share of slots held in decode")
-    axis.set_ylim(0, 1.05)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    finish(figure, folder / "retained.png")
+class Plotter:
+    """Pictures of one file of results."""
 
+    def __init__(self, plt, results: list[dict], folder: Path):
+        self.plt, self.results, self.folder = plt, results, folder
+        self.written: list[str] = []
+        self.number = {result["spec"]: i + 1 for i, result in enumerate(results)}
+        hues = plt.get_cmap("tab10").colors
+        self.color = {spec: hues[(i - 1) % 10] for spec, i in self.number.items()}
+        # A hue comes again with another line and marker.
+        self.style = {spec: ("-", "--", ":", "-.")[(i - 1) // 10 % 4] for spec, i in self.number.items()}
+        self.marker = {spec: "osD^<>P"[(i - 1) // 10 % 7] for spec, i in self.number.items()}
 
-def bits(results: list[dict], folder: Path) -> None:
-    """Mean KL against stored bits (full) and nominal bits (hollow)."""
-    figure, axis = plt.subplots(figsize=(6.5, 4.5))
-    for result in results:
-        kl = max(result["kl_mean"], 1e-6)
-        (point,) = axis.plot(result["stored_bits"], kl, "o", label=result["spec"])
-        axis.plot(result["nominal_bits"], kl, "o", mfc="none", color=point.get_color())
-        axis.plot([result["nominal_bits"], result["stored_bits"]], [kl, kl], lw=0.6, color=point.get_color())
-    axis.set_yscale("log")
-    axis.set_xlabel("bits an element: stored (full), nominal (hollow)")
-    axis.set_ylabel("mean KL against f16 (nats)")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
-    finish(figure, folder / "bits.png")
+    def label(self, group: list[dict]) -> str:
+        return f"{self.number[group[0]['spec']]}  {group_label(group)}"
 
+    def line(self, axis, group: list[dict], key: str) -> None:
+        spec = group[0]["spec"]
+        layers = [entry["layer"] for entry in group[0]["layers"]]
+        axis.plot(layers, curve(group[0], key), color=self.color[spec], ls=self.style[spec], marker=self.marker[spec], ms=3,
+                  lw=1, label=self.label(group))
 
-def scores(results: list[dict], folder: Path) -> None:
-    """Scores of visual slots: exact, with the policy's keys, and after its remap (CalibQuant, figure 1)."""
-    packed = [r for r in results if "visual_scores" in r and r["visual_scores"]["exact"] != r["visual_scores"]["quantized"]]
-    if not packed:
-        return
-    figure, axes = plt.subplots(len(packed), 1, figsize=(7, 2.4 * len(packed)), squeeze=False, sharex=True)
-    for axis, result in zip(axes[:, 0], packed):
-        histogram = result["visual_scores"]
-        edges = [histogram["low"] + histogram["width"] * (i + 0.5) for i in range(len(histogram["exact"]))]
-        for key in ("exact", "quantized", "calibrated"):
-            if key == "calibrated" and histogram[key] == histogram["quantized"]:
-                continue
-            total = sum(histogram[key])
-            axis.plot(edges, [count / total for count in histogram[key]], label=key)
-        axis.set_title(result["spec"], fontsize=9)
+    def finish(self, figure, name: str, page: int, pages: int, title: str) -> None:
+        name = name if page == 0 else f"{name}-{page + 1}"
+        if pages > 1:
+            title += f" (page {page + 1} of {pages})"
+        figure.suptitle(f"{title}\n{origin(self.results)}", fontsize=9)
+        for kind in ("png", "svg"):
+            figure.savefig(self.folder / f"{name}.{kind}", dpi=120, bbox_inches="tight",
+                           metadata={"Date": None} if kind == "svg" else None)
+        self.plt.close(figure)
+        self.written.append(name)
+
+    def rows_of_panels(self, name: str, title: str, groups: list[list[dict]], columns: list[tuple[str, str]], ylabel: str,
+                       top: float | None = None) -> None:
+        """A row of panels, one a column, for every few curves, with their names beside."""
+        rows = panels(groups)
+        pages = panels(rows, ROWS_A_PAGE)
+        highest = max(max(curve(group[0], key), default=0) for group in groups for key, _ in columns)
+        for page, shown in enumerate(pages):
+            figure, axes = self.plt.subplots(len(shown), len(columns), figsize=(4 * len(columns) + 4.5, 2.6 * len(shown) + 0.6),
+                                             squeeze=False, sharex=True, sharey=True, layout="constrained")
+            for row, some in zip(axes, shown):
+                for axis, (key, heading) in zip(row, columns):
+                    for group in some:
+                        self.line(axis, group, key)
+                    if axis in axes[0]:
+                        axis.set_title(heading, fontsize=8)
+                    axis.set_ylim(0, top or 1.05 * highest or 1)
+                    axis.xaxis.get_major_locator().set_params(integer=True)
+                row[0].set_ylabel(ylabel)
+                row[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+            for axis in axes[-1]:
+                axis.set_xlabel("layer")
+            self.finish(figure, name, page, len(pages), title)
+
+    def layer_error(self) -> None:
+        groups = equal_curves(self.results, "error", "visual_error")
+        self.rows_of_panels("layer_error", "Error of the attention output by layer; equal curves are one line", groups,
+                            [("error", "whole output"), ("visual_error", "part from visual slots")], "relative error")
+
+    def retained(self) -> None:
+        """As PrefixKV's figure 4."""
+        self.rows_of_panels("retained", "Tokens that a layer holds in decode; equal curves are one line",
+                            equal_curves(self.results, "share"), [("share", "")], "share of the tokens fed", top=1.05)
+
+    def bits(self) -> None:
+        columns = -(-len(self.results) // LEGEND_ROWS)
+        figure, axis = self.plt.subplots(figsize=(7 + 3.5 * columns, 5.5), layout="constrained")
+        front = pareto(self.results)
+        chosen = {result["spec"] for result in front}
+        axis.step([r["stored_bits"] for r in front], [floored(r["kl_mean"])[0] for r in front], where="post", color="0.6",
+                  lw=1, zorder=0, label="no other has both fewer bits and less KL")
+        for result in self.results:
+            spec = result["spec"]
+            kl, below = floored(result["kl_mean"])
+            color = self.color[spec]
+            axis.errorbar(result["stored_bits"], kl, yerr=[[reach] for reach in error_bar(result)], color=color, elinewidth=0.7,
+                          marker="v" if below else self.marker[spec], ms=5, ls="",
+                          label=f"{self.number[spec]}  {shortened(spec, 64)}{' *' if spec in chosen else ''}")
+            axis.plot([result["nominal_bits"], result["stored_bits"]], [kl, kl], lw=0.5, color=color)
+            axis.plot(result["nominal_bits"], kl, marker="|", ms=4, color=color)
+            axis.annotate(str(self.number[spec]), (result["stored_bits"], kl), xytext=(3, 3), textcoords="offset points",
+                          fontsize=6, color=color)
         axis.set_yscale("log")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    axes[-1, 0].set_xlabel("score of a visual slot before the softmax")
-    finish(figure, folder / "scores.png")
+        axis.set_ylim(bottom=KL_FLOOR / 2)
+        axis.axhline(KL_FLOOR, color="0.6", lw=0.6, ls=":")
+        axis.annotate(f"triangles: below {KL_FLOOR:g}", (0.01, KL_FLOOR), xycoords=("axes fraction", "data"), xytext=(0, -8),
+                      textcoords="offset points", fontsize=6, color="0.4")
+        axis.set_xlabel("bits an element: stored (marker), nominal (tick)")
+        axis.set_ylabel("mean KL against f16 (nats), 1.96 standard errors over tokens")
+        axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=6.5, frameon=False, ncol=columns,
+                    title="* on the grey line", title_fontsize=6.5)
+        self.finish(figure, "bits", 0, 1, "Divergence against memory")
+
+    def scores(self) -> None:
+        """As CalibQuant's figure 1."""
+        pages = panels(with_changed_scores(self.results), SCORES_A_PAGE)
+        for page, shown in enumerate(pages):
+            columns = min(3, len(shown))
+            rows = -(-len(shown) // columns)
+            figure, axes = self.plt.subplots(rows, columns, figsize=(4 * columns, 2.3 * rows + 0.8), squeeze=False, sharex=True,
+                                             sharey=True, layout="constrained")
+            for axis in axes.flat[len(shown):]:
+                axis.set_visible(False)
+            for axis, result in zip(axes.flat, shown):
+                self.score_panel(axis, result)
+            for row in axes:
+                row[0].set_ylabel("share of scores")
+            for column in axes.T:
+                bottom = [axis for axis in column if axis.get_visible()][-1]
+                bottom.set_xlabel("score before the softmax")
+                bottom.tick_params(labelbottom=True)
+            self.finish(figure, "scores", page, len(pages), "Scores of the visual slots that are held")
+
+    def score_panel(self, axis, result: dict) -> None:
+        histogram = result["visual_scores"]
+        spec = result["spec"]
+        curves = [("exact", "exact, of all slots", "black", "-"), ("quantized", "as held", self.color[spec], "-")]
+        if histogram["calibrated"] != histogram["quantized"]:
+            curves.append(("calibrated", "as held, remapped", self.color[spec], "--"))
+        for key, label, color, style in curves:
+            scores, shares, beyond = score_shares(histogram, key)
+            if beyond > 0:
+                label += f" ({100 * beyond:.2g} % beyond)"
+            axis.plot(scores, [share or float("nan") for share in shares], color=color, ls=style, lw=1, label=label)
+        axis.set_title(f"{self.number[spec]}  {shortened(spec, 52)}", fontsize=7)
+        axis.set_yscale("log")
+        axis.legend(fontsize=6, frameon=False)
 
 
 def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
         return 2
-    results = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines() if line.strip()]
+    plt = import_matplotlib(sys.argv[2])
+    if sys.argv[1] == "--check":
+        return 0
+    results = read_results(Path(sys.argv[1]))
     folder = Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
-    layer_error(results, folder)
-    retained(results, folder)
-    bits(results, folder)
-    scores(results, folder)
-    print(f"wrote layer_error.png, retained.png, bits.png and scores.png to {folder}", file=sys.stderr)
+    plotter = Plotter(plt, results, folder)
+    if all(result["layers"] for result in results):
+        plotter.layer_error()
+        plotter.retained()
+    plotter.bits()
+    plotter.scores()
+    print(f"wrote {', '.join(plotter.written)} (.png and .svg) to {folder}", file=sys.stderr)
     return 0
 
 
