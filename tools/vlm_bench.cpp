@@ -1,30 +1,40 @@
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <optional>
 
 #include "kernels/base/error.h"
 #include "tools/bench/kernels.h"
 #include "tools/bench/latency.h"
 #include "tools/bench/throughput.h"
+#include "tools/common/help.h"
 #include "tools/common/program.h"
 
 namespace kvlm {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kLatencyExamples = R"(Examples:
   vlm-bench latency -m synthetic:llava-tinyllama-1.1b
-  vlm-bench latency -m pocket --kv f16 --kv kivi --json
-  vlm-bench throughput -m synthetic:internvl2.5-8b --device cuda --kv f16 --kv kivi --kv-memory 5G,30G
+  vlm-bench latency -m pocket --kv f16 --kv kivi --json)";
+
+constexpr const char* kThroughputExamples = R"(Examples:
+  vlm-bench throughput -m synthetic:internvl2.5-8b --kv-memory 5G,30G --dry-run
+  vlm-bench throughput -m synthetic:internvl2.5-8b --device cuda --kv-memory 5G)";
+
+constexpr const char* kKernelsExamples = R"(Examples:
   vlm-bench kernels --only "2 bits" -t 1
   vlm-bench kernels --device cuda --batch 32 --rows 8192)";
 
 constexpr const char* kThroughputHelp =
     "Decode steps of as many sequences as a memory budget holds.\n"
+    "\n"
     "Prompts are random keys and values that the cache is given layer by layer, without running "
-    "the "
-    "decoder: how fast a step is does not depend on them. The timed steps run the whole decoder. "
-    "Of the models named synthetic:internvl2.5-*, qwen2.5-vl-7b and llava-onevision-7b only the "
-    "decoder has the released shape; the vision tower is LLaVA-1.5's until theirs are built. "
-    "Sizes: 5G is 5e9 bytes, 5Gi is 5 * 2^30.";
+    "the decoder: how fast a step is does not depend on them. The timed steps run the whole "
+    "decoder. Of the models named synthetic:internvl2.5-*, qwen2.5-vl-7b and llava-onevision-7b "
+    "only the decoder has the released shape; the vision tower is LLaVA-1.5's until theirs are "
+    "built.\n"
+    "\n"
+    "A SIZE is 500M (1e6), 5G (1e9), 5Gi (2^30), or bytes. --dry-run says which batch a policy "
+    "reaches in how much memory, within seconds.";
 
 /// The command line of every subcommand, and which was given.
 struct Options {
@@ -44,6 +54,7 @@ void add_session(CLI::App& command, SessionOptions& session) {
 void add_latency(CLI::App& app, Options& options) {
   LatencyOptions& latency = options.latency;
   CLI::App& command = *app.add_subcommand("latency", "One sequence: vision, prefill and decode");
+  command.footer(kLatencyExamples);
   command.callback([&] { options.run = [](const Options& o) { return run_latency(o.latency); }; });
   add_session(command, latency.session);
   command.add_option("--kv", latency.specs, "Cache policy; repeatable")->capture_default_str();
@@ -65,6 +76,7 @@ void add_latency(CLI::App& app, Options& options) {
 void add_throughput(CLI::App& app, Options& options) {
   ThroughputOptions& throughput = options.throughput;
   CLI::App& command = *app.add_subcommand("throughput", kThroughputHelp);
+  command.footer(kThroughputExamples);
   command.callback(
       [&] { options.run = [](const Options& o) { return run_throughput(o.throughput); }; });
   add_session(command, throughput.session);
@@ -72,13 +84,19 @@ void add_throughput(CLI::App& app, Options& options) {
   command.add_option("--kv", throughput.specs, "Cache policy; repeatable")->capture_default_str();
   command
       .add_option("--kv-memory", throughput.kv_memory,
-                  "Memory of the cache alone, in bytes or as 5G, 64M, 4Gi; a list")
+                  "Memory of the cache alone; several, joined by commas")
+      ->type_name("SIZE")
       ->delimiter(',');
   command
-      .add_option("--memory", throughput.memory,
-                  "Memory of weights, workspaces (as the GPU reports them) and cache; a list")
+      .add_option(
+          "--memory", throughput.memory,
+          "Memory of weights, workspaces (as the GPU reports them) and cache; several, joined "
+          "by commas")
+      ->type_name("SIZE")
       ->delimiter(',');
-  command.add_option("--batch", throughput.batches, "Sequences, instead of a budget; a list")
+  command
+      .add_option("--batch", throughput.batches,
+                  "Sequences, instead of a budget; several, joined by commas")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--prompt-tokens", throughput.prompt_tokens, "Visual rows of a prompt")
@@ -93,6 +111,8 @@ void add_throughput(CLI::App& app, Options& options) {
   command.add_option("--repeats", throughput.repeats, "Repetitions")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  command.add_flag("--dry-run", throughput.dry_run,
+                   "Only batches and bytes, from the model's configuration; nothing is loaded");
   command.add_flag("--json", throughput.json, "One JSON object a row");
   command.add_flag("--csv", throughput.csv, "Comma-separated values")->excludes("--json");
 }
@@ -101,6 +121,7 @@ void add_kernels(CLI::App& app, Options& options) {
   KernelsOptions& kernels = options.kernels;
   CLI::App& command =
       *app.add_subcommand("kernels", "Decode attention over packed rows against f16 rows");
+  command.footer(kKernelsExamples);
   command.callback([&] { options.run = [](const Options& o) { return run_kernels(o.kernels); }; });
   command.add_option("-t,--threads", kernels.threads, "CPU threads; 0 is one per core");
   command.add_option("--device", kernels.device, "auto, cpu or cuda[:N]")->capture_default_str();
@@ -119,7 +140,8 @@ void add_kernels(CLI::App& app, Options& options) {
 
 std::optional<int> parse(int argc, char** argv, Options& options) {
   CLI::App app{"vlm-bench: measures what the runtime does against what the machine can do"};
-  app.footer(kExamples);
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.footer("vlm-bench SUBCOMMAND --help shows options and examples.");
   app.set_version_flag("--version", version_line());
   app.require_subcommand(1);
   add_latency(app, options);

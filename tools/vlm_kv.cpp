@@ -3,12 +3,15 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "tools/common/help.h"
 #include "tools/common/program.h"
 #include "tools/kv/commands.h"
 
@@ -16,27 +19,30 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kCommands = {
-    KvCommand{"list", "Every policy, what it stores, and its options", &add_list},
-    KvCommand{"explain", "What a policy takes of a prompt, by part and layer", &add_explain},
-    KvCommand{"fidelity", "How far a policy's answers are from plain f16 rows", &add_fidelity},
-    KvCommand{"profile", "Fits what policies leave open to a model", &add_profile},
+    KvCommand{"list", "Every policy, what it stores, and its options", "  vlm-kv list", &add_list},
+    KvCommand{"explain", "What a policy takes of a prompt, by part and layer",
+              "  vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576\n"
+              "  vlm-kv explain \"visual=calibquant text=kivi\" --tokens 4096 --json",
+              &add_explain},
+    KvCommand{"fidelity", "How far a policy's answers are from plain f16 rows",
+              "  vlm-kv fidelity --kv kivi --kv vidkv --data captions.jsonl --plot plots\n"
+              "  vlm-kv fidelity --kv int4 --data captions.jsonl --records 10 --csv",
+              &add_fidelity},
+    KvCommand{"profile", "Fits what policies leave open to a model",
+              "  vlm-kv profile -m pocket --data captions.jsonl --out pocket.profile.json",
+              &add_profile},
 };
-
-constexpr const char* kExamples = R"(Examples:
-  vlm-kv list
-  vlm-kv explain kivi,bits=2 -m pocket --tokens 624 --visual 576
-  vlm-kv fidelity --kv kivi --kv vidkv --data captions.jsonl --plot plots
-  vlm-kv profile -m pocket --data captions.jsonl --out pocket.profile.json
-  vlm-kv explain "visual=calibquant text=kivi" -m synthetic:llava-1.5-7b --tokens 4096 --json)";
 
 int run(int argc, char** argv) {
   CLI::App app{"vlm-kv: looks at cache policies"};
-  app.footer(kExamples);
+  app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
   app.require_subcommand(1);
+  app.footer("vlm-kv SUBCOMMAND --help shows options and examples.");
   std::vector<std::pair<CLI::App*, std::function<int()>>> commands;
   for (const KvCommand& command : kCommands) {
     CLI::App* subcommand = app.add_subcommand(command.name, command.what);
+    subcommand->footer(std::string("Examples:\n") + command.examples);
     commands.emplace_back(subcommand, command.add(*subcommand));
   }
   if (argc > 1 && argv[1][0] != '-' &&

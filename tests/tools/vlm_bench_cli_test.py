@@ -9,6 +9,8 @@ import csv
 import io
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import time
@@ -53,10 +55,18 @@ WRONG = [
     (["--batch", "2", "--prompt-tokens", "1000000"], ["--prompt-tokens 1000000", "context"]),
     (["--batch", "2", "--kv", "kiwi"], ['"kiwi"', "did you mean kivi?"]),
     (["--batch", "2", "--json", "--csv"], ["--csv"]),
+    (["--dry-run"], ["none of --kv-memory"]),
+    (["--dry-run", "--memory", "5G"], ["--memory", "--dry-run", "--kv-memory"]),
+    (["--dry-run", "--batch", "2", "--kv", "kivi bits=2"], ["did you mean kivi,bits=2?"]),
 ]
 
 
 class Latency(unittest.TestCase):
+    def test_a_share_beyond_the_roof_is_explained(self):
+        table = run("--prompt-tokens", 40, "--tokens", 8, "--repeats", 1, command="latency").stdout
+        share = float(re.search(r"decode_of_roof +([0-9.]+) %", table)[1])
+        self.assertEqual("stays in the processor's cache" in table, share > 100, table)
+
     def test_every_kind_of_policy_runs(self):
         specs = ["f16", "int4", "kivi", "calibquant", "xquant", "vidkv", "uniform,keep=0.5",
                  "prefixkv,keep=0.5", "h2o,keep=0.5", "snapkv,keep=0.5", "vlcache,keep=0.5",
@@ -151,7 +161,7 @@ class Throughput(unittest.TestCase):
         self.assertEqual(["error" in row for row in found], [True, False, True, False])
         for row in found[::2]:
             self.assertIn("100 does not hold one sequence", row["error"])
-            self.assertIn(str(row["sequence_bytes"]), row["error"])
+            self.assertIn(f"it takes {row['sequence_bytes'] / 1e3:.1f} kB", row["error"])
             self.assertNotIn("batch", row)
 
     def test_table_and_csv_have_every_column(self):
@@ -171,6 +181,54 @@ class Throughput(unittest.TestCase):
             self.assertNotIn(None, row)  # as many fields as names
             self.assertNotIn(None, row.values())
 
+    def test_a_dry_run_finds_the_same_batches(self):
+        arguments = ["--kv-memory", "200K,400K", "--kv", "f16", "--kv", "calibquant + int4,scope=text",
+                     "--kv", "h2o,keep=0.5"]
+        measured = rows(*arguments)
+        planned = rows(*arguments, "--dry-run")
+        self.assertEqual(len(planned), 6)
+        for plan, row in zip(planned, measured):
+            for name in ("spec", "budget", "batch", "sequence_bytes", "staging_bytes"):
+                self.assertEqual(plan[name], row[name])
+            self.assertEqual(plan["reserved_bytes"],
+                             plan["batch"] * plan["sequence_bytes"] + plan["staging_bytes"])
+            self.assertNotIn("step_ms", plan)
+
+    def test_a_dry_run_makes_no_weights(self):
+        """A model of 8e9 parameters; the budget is of the cache alone."""
+        big = "synthetic:internvl2.5-8b"
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        result = run("--kv-memory", "20G,1K", "--kv", "f16", "--kv", "kivi", "--dry-run", model=big)
+        self.assertEqual(result.returncode, 1, result.stderr)  # 1K holds nothing
+        after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        self.assertLess(after, max(before, 512 << 10))  # KiB
+        self.assertIn(big, result.stdout)
+        for word in ("batch", "sequence", "staging", "reserved", "error: 1K does not hold one"):
+            self.assertIn(word, result.stdout)
+        found = list(csv.DictReader(io.StringIO(run(
+            "--kv-memory", "20G,1K", "--kv", "f16", "--kv", "kivi", "--dry-run", "--csv",
+            model=big).stdout)))
+        self.assertEqual([row["batch"] == "" for row in found], [False, True, False, True])
+        self.assertGreater(int(found[2]["batch"]), 3 * int(found[0]["batch"]))
+
+    def test_what_the_machine_cannot_hold_is_refused_before_it_is_made(self):
+        start = time.monotonic()
+        result = run("--kv-memory", "900000G", model="synthetic:internvl2.5-8b")
+        self.assertLess(time.monotonic() - start, 30)
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, r"does not fit in memory: its weights take \d+\.\d+ GB and "
+                         r"--kv-memory 900000\.00 GB, and there are \d+\.\d+ GB in all")
+
+    def test_help_fits_a_terminal_and_its_subcommand(self):
+        for command in (None, "latency", "throughput", "kernels"):
+            words = [word for word in (command, "--help") if word]
+            text = subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=True).stdout
+            for line in text.splitlines():
+                self.assertLessEqual(len(line), 80, line)
+            for other in ("latency", "throughput", "kernels"):
+                self.assertEqual(f"vlm-bench {other} " in text, other == command, text)
+        self.assertIn("--kv-memory SIZE", run("--help").stdout)
+
     def test_an_interrupt_ends_it(self):
         with subprocess.Popen([PROGRAM, "throughput", "--device", "cpu", "-m", MODEL, "--batch",
                                "4", *SMALL[:4], "--tokens", "60", "--repeats", "1", "--kv", "f16",
@@ -184,7 +242,7 @@ class Throughput(unittest.TestCase):
 
     def test_help_says_what_is_made_up(self):
         text = " ".join(run("--help").stdout.split())
-        for words in ("random keys and values", "only the decoder has the released shape", "5e9"):
+        for words in ("random keys and values", "only the decoder has the released shape", "5G (1e9)"):
             self.assertIn(words, text)
 
 

@@ -233,6 +233,11 @@ void print_table(const std::string& spec, const Samples& samples, Session& sessi
     fmt::print("  {:<20} {:>10.1f} {:<9} ({:.1f} to {:.1f})\n", figure.name, spread.median,
                figure.unit, spread.min, spread.max);
   }
+  if (spread_of(samples.decode_share).median > 100) {
+    fmt::print(
+        "  beyond the roof: what a step reads stays in the processor's cache, which is faster\n"
+        "  than the memory that memory_roof measures\n");
+  }
 }
 
 nlohmann::ordered_json to_json(const std::string& spec, const Samples& samples, Session& session,

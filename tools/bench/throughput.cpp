@@ -17,6 +17,8 @@
 #include "kvcache/registry.h"
 #include "runtime/spec_file.h"
 #include "tools/bench/statistics.h"
+#include "tools/bench/throughput_plan.h"
+#include "tools/common/csv.h"
 #include "tools/common/memory.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
@@ -31,19 +33,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kWarmUpSteps = 12;                  // until steps that are alike have been recorded
 constexpr size_t kReadBytes = size_t{512} << 20;  // past every cache that a CPU has
 constexpr size_t kGpuReadBytes = size_t{4} << 30;
 constexpr int kReadPasses = 4;
 constexpr size_t kTrialSequences = 32;  // by which a second trial is larger than the first
-
-/// How a batch is chosen.
-struct Budget {
-  enum class Kind { kBatch, kCache, kDevice };
-  Kind kind;
-  std::string text;  ///< as on the command line
-  size_t size;       ///< sequences, or bytes
-};
 
 /// One line of the report.
 struct Row {
@@ -71,12 +64,6 @@ struct Row {
   double roof_percent() const { return 100 * bytes_per_s() / read_rate; }
 };
 
-/// Device memory beside weights and cache.
-struct Workspaces {
-  size_t fixed = 0;
-  size_t per_sequence = 0;
-};
-
 /// A cache with its sequences.
 struct Filled {
   std::unique_ptr<KvCache> cache;
@@ -93,10 +80,8 @@ class ThroughputBench {
         session_(session),
         watch_(watch),
         decoder_(session.model().decoder()),
-        shape_(decoder_.cache_shape()) {
-    size_.visual_rows = options.prompt_tokens;
-    size_.prompt_rows = options.prompt_tokens + options.text_tokens;
-    size_.max_rows = max_rows(options);
+        shape_(decoder_.cache_shape()),
+        size_(sequence_size(options)) {
     positions_.resize(static_cast<size_t>(size_.prompt_rows));
     std::iota(positions_.begin(), positions_.end(), 0);
     modality_.assign(positions_.size(), kTextRow);
@@ -107,13 +92,6 @@ class ThroughputBench {
     values_ = Tensor(DType::kF32, kv, device);
   }
 
-  /// Rows of a sequence after the last step.
-  static int max_rows(const ThroughputOptions& options) {
-    const int64_t steps = kWarmUpSteps + int64_t{options.tokens} * options.repeats;
-    const int64_t rows = int64_t{options.prompt_tokens} + options.text_tokens + steps;
-    return static_cast<int>(std::min<int64_t>(rows, INT32_MAX));
-  }
-
   /// The rows of one spec, in the order of the budgets; fewer when interrupted.
   std::vector<Row> run(const std::string& text);
 
@@ -121,7 +99,7 @@ class ThroughputBench {
   bool on_gpu() const { return session_.device().kind == DeviceKind::kCuda; }
   size_t used_bytes() const;
   double read_rate();
-  int batch_of(const Budget& budget, const CacheSpec& spec, const Reservation& each);
+  int batch_for(const Budget& budget, const CacheSpec& spec, const Reservation& each);
   Workspaces workspaces(const CacheSpec& spec, const Reservation& each);
   size_t trial(const CacheSpec& spec, const Reservation& each, int batch);
   Filled fill(const CacheSpec& spec, const Reservation& each, int batch);
@@ -168,30 +146,11 @@ double ThroughputBench::read_rate() {
   return *read_rate_;
 }
 
-/// Sequences that fit, at least one. Prompts are read one after the other, so that what one needs
-/// more meanwhile is counted once.
-int ThroughputBench::batch_of(const Budget& budget, const CacheSpec& spec,
-                              const Reservation& each) {
-  if (budget.kind == Budget::Kind::kBatch) return static_cast<int>(budget.size);
-  size_t taken = each.staging;
-  size_t per_sequence = each.kept;
-  std::string beside = "";
-  if (budget.kind == Budget::Kind::kDevice) {
-    if (!workspaces_) workspaces_ = workspaces(spec, each);
-    taken += session_.model().weight_bytes() + workspaces_->fixed;
-    per_sequence += workspaces_->per_sequence;
-    beside =
-        fmt::format(" beside {} of weights and {} of workspaces",
-                    human_bytes(session_.model().weight_bytes()), human_bytes(workspaces_->fixed));
-  }
-  if (budget.size < taken + per_sequence) {
-    throw Error(
-        ErrorCode::kOutOfMemory,
-        fmt::format("{} does not hold one sequence of {} rows{}: it takes {} bytes, and {} more "
-                    "while its prompt is read; give more memory or a shorter prompt",
-                    budget.text, size_.max_rows, beside, per_sequence, each.staging));
-  }
-  return static_cast<int>(std::min<size_t>((budget.size - taken) / per_sequence, INT32_MAX));
+int ThroughputBench::batch_for(const Budget& budget, const CacheSpec& spec,
+                               const Reservation& each) {
+  if (budget.kind != Budget::Kind::kDevice) return batch_of(budget, size_.max_rows, each);
+  if (!workspaces_) workspaces_ = workspaces(spec, each);
+  return batch_of(budget, size_.max_rows, each, session_.model().weight_bytes(), *workspaces_);
 }
 
 /// Two trials tell what grows with the batch. The decoder's part grows in the first spec's only,
@@ -334,7 +293,7 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
         throw Error(ErrorCode::kUnsupported, *reason);
       }
       row.read_rate = read_rate();
-      row.batch = batch_of(budget, spec, row.reservation);
+      row.batch = batch_for(budget, spec, row.reservation);
       largest = std::max(largest, row.batch);
       measure(spec, row);
       if (budget.kind == Budget::Kind::kDevice && row.batch == largest &&
@@ -425,10 +384,8 @@ constexpr const char* kCsvHead =
 
 void print_csv(const Row& row) {
   if (!row.error.empty()) {
-    std::string quoted;
-    for (const char letter : row.error) quoted += letter == '"' ? "\"\"" : std::string(1, letter);
-    fmt::print("\"{}\",{},,{},{},,,,,,,,,,,,\"{}\"\n", row.spec, row.budget, row.reservation.kept,
-               row.reservation.staging, quoted);
+    fmt::print("\"{}\",{},,{},{},,,,,,,,,,,,{}\n", row.spec, row.budget, row.reservation.kept,
+               row.reservation.staging, csv_field(row.error));
     return;
   }
   fmt::print("\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\n", row.spec, row.budget,
@@ -438,53 +395,25 @@ void print_csv(const Row& row) {
              row.roof_percent());
 }
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(ErrorCode::kInvalidArgument, message);
-}
-
-std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
-  const int kinds = (options.kv_memory.empty() ? 0 : 1) + (options.memory.empty() ? 0 : 1) +
-                    (options.batches.empty() ? 0 : 1);
-  if (kinds != 1) {
-    refuse(
-        fmt::format("vlm-bench throughput was given {} of --kv-memory, --memory and --batch; "
-                    "give one of them",
-                    kinds == 0 ? "none" : "several"));
-  }
-  std::vector<Budget> budgets;
-  for (const std::string& text : options.kv_memory) {
-    budgets.push_back({Budget::Kind::kCache, text, parse_bytes(text)});
-  }
-  for (const std::string& text : options.memory) {
-    budgets.push_back({Budget::Kind::kDevice, text, parse_bytes(text)});
-  }
-  for (const int batch : options.batches) {
-    budgets.push_back({Budget::Kind::kBatch, fmt::format("{}", batch), static_cast<size_t>(batch)});
-  }
-  return budgets;
-}
-
-void check_context(const ThroughputOptions& options, int context) {
-  const int rows = ThroughputBench::max_rows(options);
-  if (rows <= context) return;
-  refuse(
-      fmt::format("--prompt-tokens {}, --text-tokens {} and {} + {} x {} steps make {} rows, "
-                  "more than the context of {}; ask for fewer",
-                  options.prompt_tokens, options.text_tokens, kWarmUpSteps, options.tokens,
-                  options.repeats, rows, context));
-}
-
 }  // namespace
 
 int run_throughput(const ThroughputOptions& options) {
+  if (options.dry_run) return plan_throughput(options);
   std::vector<Budget> budgets = parse_budgets(options);
   std::vector<std::string> specs;
   for (const std::string& text : options.specs) specs.push_back(canonical(read_spec(text)));
   if (!options.memory.empty() && parse_device(options.session.device).kind == DeviceKind::kCpu) {
-    refuse("--memory counts what a GPU says is in use; on the CPU give --kv-memory or --batch");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "--memory counts what a GPU says is in use; on the CPU give --kv-memory or --batch");
+  }
+  SessionOptions session_options = options.session;
+  for (const Budget& budget : budgets) {
+    if (budget.kind != Budget::Kind::kCache) continue;
+    session_options.cache_bytes = std::max(session_options.cache_bytes, budget.size);
   }
   TerminalWatch watch(/*quiet=*/false);
-  Session session(options.session, &watch);
+  Session session(session_options, &watch);
   check_context(options, session.model().decoder().max_positions());
   TerminalWatch timed(/*quiet=*/true);  // drawing is no part of what is measured
   const WatchScope scope(session.stream(), &timed);

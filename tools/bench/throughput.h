@@ -22,6 +22,7 @@ struct ThroughputOptions {
   int repeats = 3;
   bool json = false;
   bool csv = false;
+  bool dry_run = false;  ///< batches and bytes only; no weights are made
 };
 
 /// Decode at the largest batch that fits, for every spec and budget: tokens per second beside the

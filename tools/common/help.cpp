@@ -1,6 +1,7 @@
 #include "tools/common/help.h"
 
 #include <sstream>
+#include <utility>
 
 namespace kvlm {
 
@@ -28,15 +29,33 @@ std::string wrapped(const std::string& text, size_t width, size_t indent) {
   return out;
 }
 
-std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
+/// A name in the left column and its description beside it.
+std::string HelpFormatter::entry(std::string name, const std::string& text) const {
   const size_t indent = get_column_width();
-  std::string line = "  " + make_option_name(option, is_positional) + make_option_opts(option);
-  const std::string text = wrapped(make_option_desc(option), kColumns - indent, indent);
-  if (text.empty()) return line + "\n";
+  std::string line = "  " + std::move(name);
+  const std::string lines = wrapped(text, kColumns - indent, indent);
+  if (lines.empty()) return line + "\n";
   // A name that leaves no blank before the description has a line of its own.
   line += line.size() < indent ? std::string(indent - line.size(), ' ')
                                : "\n" + std::string(indent, ' ');
-  return line + text + "\n";
+  return line + lines + "\n";
+}
+
+std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
+  return entry(make_option_name(option, is_positional) + make_option_opts(option),
+               make_option_desc(option));
+}
+
+std::string HelpFormatter::make_description(const CLI::App* app) const {
+  std::istringstream paragraphs(app->get_description());
+  std::string out;
+  for (std::string line; std::getline(paragraphs, line);) out += wrapped(line, kColumns, 0) + "\n";
+  return out;
+}
+
+std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
+  const std::string text = command->get_description();
+  return entry(command->get_name(), text.substr(0, text.find('\n')));
 }
 
 }  // namespace kvlm

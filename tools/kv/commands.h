@@ -12,6 +12,7 @@ namespace kvlm {
 struct KvCommand {
   const char* name;
   const char* what;
+  const char* examples;
   std::function<int()> (*add)(CLI::App& app);
 };
 

@@ -1,0 +1,195 @@
+#include "tools/bench/throughput_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/error.h"
+#include "kernels/base/human_bytes.h"
+#include "runtime/spec_file.h"
+#include "tools/common/csv.h"
+#include "tools/common/model_shape.h"
+#include "tools/common/program.h"
+
+namespace kvlm {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+/// One line of --dry-run.
+struct PlannedRow {
+  std::string spec;
+  std::string budget;
+  std::string error;  ///< why there is no batch, or empty
+  Reservation each;
+  int batch = 0;
+
+  size_t reserved() const { return static_cast<size_t>(batch) * each.kept + each.staging; }
+};
+
+PlannedRow planned(const std::string& spec, const Budget& budget, const CacheShape& shape,
+                   const SequenceSize& size) {
+  PlannedRow row{canonical(read_spec(spec)), budget.text, "", {}, 0};
+  try {
+    const CacheSpec parsed = read_spec(spec);
+    if (const auto reason = unsupported(parsed, shape)) {
+      throw Error(ErrorCode::kUnsupported, *reason);
+    }
+    row.each = reservation(parsed, shape, size);
+    row.batch = batch_of(budget, size.max_rows, row.each);
+  } catch (const Error& error) {
+    row.error = error.what();
+  }
+  return row;
+}
+
+void print_table(const std::vector<PlannedRow>& rows, const ThroughputOptions& options,
+                 const SequenceSize& size) {
+  fmt::print(
+      "{}: cache of prompts of {} visual and {} text rows, {} rows after the last step\n"
+      "reserved: batch x sequence, and staging once, while a prompt is read\n",
+      options.session.model, options.prompt_tokens, options.text_tokens, size.max_rows);
+  size_t width = 4;
+  for (const PlannedRow& row : rows) width = std::max(width, row.spec.size());
+  fmt::print("{:<{}} {:>8} {:>7} {:>12} {:>12} {:>12}\n", "spec", width, "budget", "batch",
+             "sequence", "staging", "reserved");
+  for (const PlannedRow& row : rows) {
+    if (!row.error.empty()) {
+      fmt::print("{:<{}} {:>8} error: {}\n", row.spec, width, row.budget, row.error);
+      continue;
+    }
+    fmt::print("{:<{}} {:>8} {:>7} {:>12} {:>12} {:>12}\n", row.spec, width, row.budget, row.batch,
+               human_bytes(row.each.kept), human_bytes(row.each.staging),
+               human_bytes(row.reserved()));
+  }
+}
+
+void print_json(const PlannedRow& row, const ThroughputOptions& options, const SequenceSize& size) {
+  nlohmann::ordered_json json{{"model", options.session.model},
+                              {"prompt_tokens", options.prompt_tokens},
+                              {"text_tokens", options.text_tokens},
+                              {"rows", size.max_rows},
+                              {"spec", row.spec},
+                              {"budget", row.budget}};
+  if (!row.error.empty()) {
+    json["error"] = row.error;
+  } else {
+    json.update({{"batch", row.batch},
+                 {"sequence_bytes", row.each.kept},
+                 {"staging_bytes", row.each.staging},
+                 {"reserved_bytes", row.reserved()}});
+  }
+  json["version"] = version_line();
+  fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+void print_csv(const std::vector<PlannedRow>& rows) {
+  fmt::print("spec,budget,batch,sequence_bytes,staging_bytes,reserved_bytes,error\n");
+  for (const PlannedRow& row : rows) {
+    if (!row.error.empty()) {
+      fmt::print("{},{},,,,,{}\n", csv_field(row.spec), row.budget, csv_field(row.error));
+    } else {
+      fmt::print("{},{},{},{},{},{},\n", csv_field(row.spec), row.budget, row.batch, row.each.kept,
+                 row.each.staging, row.reserved());
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
+  const int kinds = (options.kv_memory.empty() ? 0 : 1) + (options.memory.empty() ? 0 : 1) +
+                    (options.batches.empty() ? 0 : 1);
+  if (kinds != 1) {
+    refuse(
+        fmt::format("vlm-bench throughput was given {} of --kv-memory, --memory and --batch; "
+                    "give one of them",
+                    kinds == 0 ? "none" : "several"));
+  }
+  std::vector<Budget> budgets;
+  for (const std::string& text : options.kv_memory) {
+    budgets.push_back({Budget::Kind::kCache, text, parse_bytes(text)});
+  }
+  for (const std::string& text : options.memory) {
+    budgets.push_back({Budget::Kind::kDevice, text, parse_bytes(text)});
+  }
+  for (const int batch : options.batches) {
+    budgets.push_back({Budget::Kind::kBatch, fmt::format("{}", batch), static_cast<size_t>(batch)});
+  }
+  return budgets;
+}
+
+SequenceSize sequence_size(const ThroughputOptions& options) {
+  const int64_t steps = kWarmUpSteps + int64_t{options.tokens} * options.repeats;
+  const int64_t rows = int64_t{options.prompt_tokens} + options.text_tokens + steps;
+  SequenceSize size;
+  size.visual_rows = options.prompt_tokens;
+  size.prompt_rows = options.prompt_tokens + options.text_tokens;
+  size.max_rows = static_cast<int>(std::min<int64_t>(rows, INT32_MAX));
+  return size;
+}
+
+void check_context(const ThroughputOptions& options, int context) {
+  const int rows = sequence_size(options).max_rows;
+  if (rows <= context) return;
+  refuse(
+      fmt::format("--prompt-tokens {}, --text-tokens {} and {} + {} x {} steps make {} rows, "
+                  "more than the context of {}; ask for fewer",
+                  options.prompt_tokens, options.text_tokens, kWarmUpSteps, options.tokens,
+                  options.repeats, rows, context));
+}
+
+int batch_of(const Budget& budget, int rows, const Reservation& each, size_t weight_bytes,
+             const Workspaces& workspaces) {
+  if (budget.kind == Budget::Kind::kBatch) return static_cast<int>(budget.size);
+  size_t taken = each.staging;
+  size_t per_sequence = each.kept;
+  std::string beside;
+  if (budget.kind == Budget::Kind::kDevice) {
+    taken += weight_bytes + workspaces.fixed;
+    per_sequence += workspaces.per_sequence;
+    beside = fmt::format(" beside {} of weights and {} of workspaces", human_bytes(weight_bytes),
+                         human_bytes(workspaces.fixed));
+  }
+  if (budget.size < taken + per_sequence) {
+    throw Error(
+        ErrorCode::kOutOfMemory,
+        fmt::format("{} does not hold one sequence of {} rows{}: it takes {}, and {} more while "
+                    "its prompt is read; give more memory or a shorter prompt",
+                    budget.text, rows, beside, human_bytes(per_sequence),
+                    human_bytes(each.staging)));
+  }
+  return static_cast<int>(std::min<size_t>((budget.size - taken) / per_sequence, INT32_MAX));
+}
+
+int plan_throughput(const ThroughputOptions& options) {
+  const std::vector<Budget> budgets = parse_budgets(options);
+  if (!options.memory.empty()) {
+    refuse(
+        "--memory counts workspaces, which --dry-run does not measure; give --kv-memory or "
+        "--batch");
+  }
+  const CacheShape shape = model_shape(options.session.model);
+  const SequenceSize size = sequence_size(options);
+  std::vector<PlannedRow> rows;
+  for (const std::string& spec : options.specs) {
+    for (const Budget& budget : budgets) rows.push_back(planned(spec, budget, shape, size));
+  }
+  if (options.json) {
+    for (const PlannedRow& row : rows) print_json(row, options, size);
+  } else if (options.csv) {
+    print_csv(rows);
+  } else {
+    print_table(rows, options, size);
+  }
+  const bool all =
+      std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.error.empty(); });
+  return all ? 0 : kExitFailed;
+}
+
+}  // namespace kvlm

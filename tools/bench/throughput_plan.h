@@ -1,0 +1,47 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kvcache/registry.h"
+#include "tools/bench/throughput.h"
+
+namespace kvlm {
+
+/// Steps before the timed ones: until steps that are alike have been recorded.
+inline constexpr int kWarmUpSteps = 12;
+
+/// How a batch is chosen.
+struct Budget {
+  enum class Kind { kBatch, kCache, kDevice };
+  Kind kind;
+  std::string text;  ///< as on the command line
+  size_t size;       ///< sequences, or bytes
+};
+
+/// Device memory beside weights and cache.
+struct Workspaces {
+  size_t fixed = 0;
+  size_t per_sequence = 0;
+};
+
+/// Throws Error{kInvalidArgument} unless one kind of budget is given.
+std::vector<Budget> parse_budgets(const ThroughputOptions& options);
+
+/// Rows of a sequence: of its prompt, and after the last step.
+SequenceSize sequence_size(const ThroughputOptions& options);
+
+/// Throws Error{kInvalidArgument} if a sequence has more rows than the model has positions.
+void check_context(const ThroughputOptions& options, int context);
+
+/// Sequences of `rows` rows that fit, at least one, beside weights and workspaces (of a kDevice
+/// budget). Prompts are read one after the other, so that what one needs more meanwhile is counted
+/// once. Throws Error{kOutOfMemory} if there is no room for one.
+int batch_of(const Budget& budget, int rows, const Reservation& each, size_t weight_bytes = 0,
+             const Workspaces& workspaces = {});
+
+/// --dry-run: the batch and the bytes of every spec and budget, from the model's configuration
+/// alone. Returns the exit status, 1 if anything does not fit.
+int plan_throughput(const ThroughputOptions& options);
+
+}  // namespace kvlm
