@@ -245,7 +245,7 @@ inline constexpr const char* kSpecs[] = {
     "random,keep=0.4",
     "random,keep=0.5,head_shared=on,seed=3 + kivi,group=8,residual=16 + share=codes",
     "random,keep=0.4,evict=score + calibquant",
-    "prefixkv,keep=0.5,profile=paper,mode=online",
+    "prefixkv,keep=0.5,profile=paper,mode=online,fit=greedy",
     "snapkv,keep=0.5,window=8,evict=score",
     "uniform,keep=0.3,evict=score + kivi,group=4,residual=8,tail_keep=0 + share=codes",
 };
