@@ -58,7 +58,7 @@ TEST_F(FindModel, BundledNames) {
   EXPECT_THAT(failure("pocket-qwen"), AllOf(HasSubstr("bundled model pocket-qwen is not at"),
                                             HasSubstr("there are pocket-llava")));
   fs::remove_all(folder_ / "bundled");
-  EXPECT_THAT(failure("pocket"), HasSubstr("no bundled model is"));
+  EXPECT_THAT(failure("pocket"), HasSubstr("set KVLM_HOME to the folder"));
 }
 
 TEST_F(FindModel, RefsMainNamesTheSnapshot) {

