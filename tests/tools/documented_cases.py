@@ -232,7 +232,7 @@ DOCUMENTED = [
                                   answered("questions.pred.jsonl", 3)], {"heldout/": "few/"}),
     Case("python3 score.py captions.pred.jsonl documents.pred.jsonl questions.pred.jsonl --gate",
          [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")], {"score.py": "tools/pocket/score.py"}, status=1),
-    Case("tools/eval/policies.py --out OUT --images 100 --fidelity 6", [prints("| f16 |", "| kivi |", "| h2o |")],
+    Case("tools/eval/policies.py --out OUT --images 100 --fidelity 6", [prints("| `f16` | 2 | 100.0 ", "| `kivi` | ", "| `h2o` | ")],
          {"--images 100 --fidelity 6": "--images 2 --fidelity 1 --kv f16 --kv kivi --kv h2o --build build/release"}),
 ]
 
