@@ -101,7 +101,7 @@ class VlmKv(unittest.TestCase):
             for line in text.splitlines():
                 self.assertLessEqual(len(line), 80, line)
             for other in commands:
-                self.assertEqual(f"vlm-kv {other} " in text, other == command, text)
+                self.assertEqual(f"\n  vlm-kv {other}" in text, other == command, text)
 
     def test_the_page_is_what_list_prints(self):
         result = run("list", "--markdown")
