@@ -44,7 +44,13 @@ std::vector<Share> shares(std::vector<float> logits, const RowSampling& row) {
   std::ranges::stable_sort(order, [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
   const bool greedy = row.temperature <= 0;
   const size_t top_k = greedy ? 1 : static_cast<size_t>(row.top_k);
-  if (top_k > 0) order.resize(std::min(order.size(), top_k));
+  if (top_k > 0 && top_k < order.size()) {
+    size_t kept = top_k;  // and all that equal the last of them
+    while (top_k > 1 && kept < order.size() && logit(order[kept]) == logit(order[top_k - 1])) {
+      ++kept;
+    }
+    order.resize(kept);
+  }
   std::vector<double> weights;
   for (const int32_t id : order) {
     weights.push_back(greedy ? 1 : std::exp((logit(id) - logit(order[0])) / row.temperature));
@@ -145,7 +151,7 @@ TEST(SampleRows, InfiniteMaximaHaveTheirTokenToo) {
   EXPECT_EQ(sample({-kInfinity, -kInfinity, -kInfinity}, row), 2);
   EXPECT_EQ(sample({3, kInfinity, 1, 2}, row), 2);
   row.top_k = 2;
-  EXPECT_EQ(sample({-kInfinity, -kInfinity, -kInfinity}, row), 1);
+  EXPECT_EQ(sample({-kInfinity, -kInfinity, -kInfinity}, row), 2);  // which all equal the second
   EXPECT_EQ(sample({3, kInfinity, 1, 2}, row), 0);
   row.top_p = 0.9;
   EXPECT_EQ(sample({-kInfinity, -kInfinity, -kInfinity}, row), 0);

@@ -36,7 +36,8 @@ class ModelShape : public testing::Test {
 };
 
 TEST_F(ModelShape, NeedsTheConfigurationAlone) {
-  write(R"({"model_type":"llava","text_config":{"num_hidden_layers":3,"num_attention_heads":4,
+  write(
+      R"({"model_type":"llava","image_token_index":5,"text_config":{"num_hidden_layers":3,"num_attention_heads":4,
             "hidden_size":64}})");
   const CacheShape shape = model_shape(folder_.string());
   EXPECT_EQ(shape.layers, 3);

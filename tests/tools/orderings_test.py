@@ -42,43 +42,58 @@ class Orderings(unittest.TestCase):
         figures = {"stored_bits": bits, "nominal_bits": bits, "kl_mean": 0.0, "top1": 1.0}
         (self.work.folder / f"{policies.slug(spec)}.fidelity.{IMAGES}.json").write_text(json.dumps(figures))
 
-    def verdict(self, better, worse, bits=(2.0, 2.0)) -> list[str]:
+    def compared(self, better, worse, bits=(2.0, 2.0)) -> orderings.Comparison:
         self.write("a", better, bits[0])
         self.write("b", worse, bits[1])
-        return orderings.compare(self.work, orderings.Claim("claim", "a", "b", "all"))
+        return orderings.compare(self.work, "a", "b")
 
     def test_the_interval_decides(self):
         right = right_captions()
         wrong = {key: "nothing" for key in right}
-        self.assertEqual(self.verdict(right, wrong)[-1], "**holds**")
-        self.assertEqual(self.verdict(wrong, right)[-1], "**does not**")
-        self.assertEqual(self.verdict(right, right)[-1], "**not decided**")
+        self.assertEqual(self.compared(right, wrong).verdict, "holds")
+        self.assertEqual(self.compared(wrong, right).verdict, "does not")
+        self.assertEqual(self.compared(right, right).verdict, "not decided")
         one_wrong = right | {next(iter(right)): "nothing"}
-        self.assertEqual(self.verdict(right, one_wrong)[-1], "**not decided**")
+        self.assertEqual(self.compared(right, one_wrong).verdict, "not decided")
 
     def test_exact_captions_and_their_p(self):
         right = right_captions()
         wrong = {key: "nothing" for key in right}
-        self.assertIn(f"{IMAGES}, 0 (p {2 / 2**IMAGES:.2g})", self.verdict(right, wrong))
+        self.assertEqual(self.compared(right, wrong).cells()[1], f"{IMAGES}, 0 (p {2 / 2**IMAGES:.2g})")
 
     def test_more_bytes_are_named(self):
         right = right_captions()
         wrong = {key: "nothing" for key in right}
-        self.assertEqual(self.verdict(right, wrong, (2.1, 2.0))[-1], "**holds, with more bytes**")
-        self.assertEqual(self.verdict(right, wrong, (1.5, 2.0))[-1], "**holds**")
-        self.assertEqual(self.verdict(wrong, right, (1.5, 2.0))[-1], "**does not, with more bytes**")
+        self.assertEqual(self.compared(right, wrong, (2.1, 2.0)).verdict, "holds, with more bytes")
+        self.assertEqual(self.compared(right, wrong, (1.5, 2.0)).verdict, "holds")
+        self.assertEqual(self.compared(wrong, right, (1.5, 2.0)).verdict, "does not, with more bytes")
+
+    def test_figures_that_point_two_ways_decide_nothing(self):
+        found = self.compared(right_captions(), right_captions())
+        found.slots_interval, found.exact, found.p = (0.01, 0.05), (3, 9), 0.01
+        self.assertEqual(found.verdict, "not decided: slots for it, exact captions the other way")
+        found.p = 0.2
+        self.assertEqual(found.verdict, "holds")
+        found.anls_interval = (-0.2, -0.1)
+        self.assertEqual(found.verdict, "not decided: slots for it, documents the other way")
+
+    def test_chance_is_asked_twice(self):
+        chance = orderings.Claim("c", "uniform,keep=0.5", "random,keep=0.5", "the rule")
+        self.assertEqual(chance.others, ["random,keep=0.5", "random,keep=0.5,seed=1"])
+        self.assertEqual(orderings.judge(["holds", "holds"]), "holds")
+        self.assertEqual(orderings.judge(["holds", "not decided"]), "not decided: holds; not decided")
 
     def test_other_images_are_refused(self):
         right = right_captions()
         fewer = dict(list(right.items())[1:])
         with self.assertRaisesRegex(SystemExit, "one of the specs only"):
-            self.verdict(right, fewer)
+            self.compared(right, fewer)
 
     def test_every_claim_compares_specs_that_are_run(self):
         run = set(policies.all_specs())
         for claim in orderings.CLAIMS:
-            self.assertIn(claim.better, run, claim.text)
-            self.assertIn(claim.worse, run, claim.text)
+            for spec in (claim.better, *claim.others):
+                self.assertIn(spec, run, claim.text)
 
 
 if __name__ == "__main__":

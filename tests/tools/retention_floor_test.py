@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools/vlm-run"
+BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release"))
 sys.path.insert(0, str(ROOT / "tools/eval"))
 import policies  # noqa: E402
 
@@ -21,17 +21,19 @@ IMAGES = 20
 
 
 def setUpModule():
-    if not PROGRAM.is_file():
-        raise unittest.SkipTest(f"{PROGRAM} is not built")
+    if not (BUILD / "tools/vlm-run").is_file():
+        raise unittest.SkipTest(f"{BUILD}/tools/vlm-run is not built")
 
 
 class Floor(unittest.TestCase):
     def measure(self, spec):
         """Share of caption slots that are right, and stored bits."""
         with tempfile.TemporaryDirectory(prefix="kvlm-floor-") as folder:
-            records = policies.run(PROGRAM, spec, "captions", IMAGES, Path(folder), [])
-        bits = statistics.mean(record["kv"]["stored_bits"] for record in records)
-        return policies.scored(records, "captions")["slots"], bits
+            work = policies.Evaluation(Path(folder), IMAGES, 0, BUILD)
+            work.answer(spec, "captions")
+            told = policies.caption_scores(work.texts(spec, "captions")).values()
+            bits = statistics.mean(work.answer_bits(spec, "captions"))
+        return sum(right for _, right, _ in told) / sum(total for _, _, total in told), bits
 
     def test_nine_tenths_of_the_rows_suffice(self):
         self.assertGreater(self.measure("prefixkv,keep=0.9")[0], 0.95)

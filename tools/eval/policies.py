@@ -79,8 +79,11 @@ random,keep=0.5
 random,keep=0.5,seed=1
 random,keep=0.2
 random,head_shared=on,keep=0.9
+random,head_shared=on,keep=0.9,seed=1
 random,head_shared=on,keep=0.5
+random,head_shared=on,keep=0.5,seed=1
 random,head_shared=on,keep=0.2
+random,head_shared=on,keep=0.2,seed=1
 uniform,keep=0.9
 uniform,keep=0.5
 uniform,keep=0.2
@@ -168,6 +171,11 @@ class Evaluation:
             raise SystemExit(f"{path} is missing; run tools/eval/policies.py --out {self.folder} --kv '{spec}' first")
         records = [json.loads(line) for line in path.read_text().splitlines()]
         return {record["id"]: record.get("text", "") for record in records}
+
+    def answer_bits(self, spec: str, name: str) -> list[float]:
+        """Stored bits at the end of every answer; an answer's length moves them."""
+        records = map(json.loads, self._answers(spec, name).read_text().splitlines())
+        return [record["kv"]["stored_bits"] for record in records if "kv" in record]
 
     def answered(self, spec: str) -> bool:
         return all(self._answers(spec, name).exists() for name in SETS)
