@@ -2,6 +2,7 @@
 # Installs what building and testing needs and is missing, from Debian's packages (Debian 12).
 #
 #   tools/setup.sh          compiler, libraries, test framework
+#   tools/setup.sh --test   and matplotlib, so that the plots are tested too
 #   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
 #
 # Does nothing, quickly, when all is there. Needs root or sudo only if something is missing.
@@ -22,13 +23,15 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
   help2man                 # man pages
 )
+test_packages=(python3-matplotlib)
 lint_packages=(clang-format clang-tidy shellcheck)
 
 for argument in "$@"; do
   case $argument in
+    --test) packages+=("${test_packages[@]}") ;;
     --lint) packages+=("${lint_packages[@]}") ;;
     *)
-      echo "setup.sh: unknown argument '$argument'; the only one is --lint" >&2
+      echo "setup.sh: unknown argument '$argument'; there are --test and --lint" >&2
       exit 2
       ;;
   esac

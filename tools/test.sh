@@ -57,7 +57,7 @@ build() { # build PRESET
   step "build ($1)" cmake --build --preset "$1" -j "$jobs"
 }
 
-step "install what is missing" tools/setup.sh ${lint:+--lint}
+step "install what is missing" tools/setup.sh --test ${lint:+--lint}
 
 check_format() { sources '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 clang-format --dry-run -Werror; }
 check_shell() { sources '*.sh' .ci/run | xargs -0 shellcheck; }

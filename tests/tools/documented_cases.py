@@ -180,7 +180,7 @@ DOCUMENTED = [
     Case("build/release/tools/vlm-run --image tools/pocket/heldout/questions/question_001.png -p "
          '"Which letter is on the yellow circle?"', [prints("V")]),
     Case("build/release/tools/vlm-run --batch tools/pocket/heldout/scenes --out scenes.jsonl",
-         [answered("scenes.jsonl", 2)], {"heldout/scenes": "heldout/scenes/scene_00[01].png"}),
+         [answered("scenes.jsonl", 2)], {"tools/pocket/heldout/scenes": "'tools/pocket/heldout/scenes/scene_00[01].png'"}),
     Case("vlm-run --image cat.png", [says("caption")]),
     Case("vlm-run --image a.png", [says("caption")]),
     Case("vlm-run --image - -p @question.txt", [says("count")],
@@ -230,8 +230,10 @@ DOCUMENTED = [
                                   answered("questions.pred.jsonl", 3)], {"heldout/": "few/"}),
     Case("python3 score.py captions.pred.jsonl documents.pred.jsonl questions.pred.jsonl --gate",
          [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")], {"score.py": "tools/pocket/score.py"}, status=1),
-    Case("tools/eval/policies.py --out OUT --images 100 --fidelity 6", [prints("| `f16` | 2 | 100.0 ", "| `kivi` | ", "| `h2o` | ")],
-         {"--images 100 --fidelity 6": "--images 2 --fidelity 1 --kv f16 --kv kivi --kv h2o --build build/release"}),
+    Case("tools/eval/policies.py --out OUT --device cuda --batch-size 64 --jobs 8 && tools/eval/orderings.py --out OUT",
+         [prints("| `f16` | 2 | 100.0 ", "| `xquant` | ", "| moved end levels help (XQuant, eta) |")],
+         {"--device cuda --batch-size 64 --jobs 8": "--images 2 --fidelity 1 --kv f16 --kv xquant --kv xquant,eta1=0,eta2=0 "
+          "--jobs 2 --build build/release", "orderings.py --out OUT": "orderings.py --out OUT --images 2 --fidelity 1"}),
 ]
 
 # Not run here, and why.
@@ -243,6 +245,7 @@ ELSEWHERE = {
     "cmake --build --preset release": "builds the tree",
     "cmake -S examples -B build/examples -DCMAKE_PREFIX_PATH=PREFIX && cmake --build build/examples":
         "tests/install_test.py does it",
+    "python3 tests/mutants/run.py": "builds and tests the tree once a mutant; list_test.py keeps its list applicable",
     "cmake --preset cuda": "builds the tree; tools/test.sh does where nvcc is",
     "llama-bench -t 2 -p 640 -n 0 -r 2": "a program of llama.cpp",
     "python -m venv venv && venv/bin/pip install -r tools/golden/requirements.txt": "downloads torch",

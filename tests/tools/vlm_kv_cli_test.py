@@ -57,7 +57,7 @@ WRONG = [
     (["explain", "@", "--tokens", "5"], 2, ["@FILE.json"]),
     (["explain", "@{folder}/twice.json", "--tokens", "5"], 1, ["twice.json", "appears twice"]),
     (["explain", "@{folder}/layers.json", "--tokens", "5"], 1, ["layers.json", 'layers "0-x"']),
-    (["explain", "f16", "--tokens", "5", "-m", "{folder}"], 1, ["{folder}/config.json"]),
+    (["explain", "f16", "--tokens", "5", "-m", "{folder}"], 1, ["{folder}", "has no config.json"]),
     (["explain", "f16", "--tokens", "5", "-m", "synthetic:llava-2-7b"], 2, ["llava-1.5-7b"]),
     (["explain", "f16", "--tokens", "5", "-m", "no/such-model"], 1, ["no/such-model"]),
 ]
