@@ -103,9 +103,12 @@ struct PolicyProfile {
 
   // By the bits that they were fitted at. A policy of another width has its own default: what is
   // best at 1 bit ruins 8.
-  std::map<int, std::pair<double, double>> tau;  ///< CalibQuant
-  std::map<int, double> alpha;                   ///< 1BitVKV
-  std::map<int, double> eta;                     ///< XQuant
+  // And for the setting that they were fitted in: ranges as this project shrinks them or as they
+  // are, values rounded to the nearest in a range a head. profile=official takes none of them.
+  std::map<int, std::pair<double, double>> tau;           ///< CalibQuant, shrink=eta
+  std::map<int, std::pair<double, double>> tau_unshrunk;  ///< CalibQuant, shrink=none
+  std::map<int, double> alpha;                            ///< 1BitVKV
+  std::map<int, double> eta;                              ///< XQuant
 };
 
 /// What a profile has for a width, or null; `profile` may be null.

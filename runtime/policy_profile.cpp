@@ -115,6 +115,10 @@ PolicyProfile parsed(const Json& json, const std::string& path) {
       if (part.contains("gini")) profile.gini = by_score(of("gini"), path, "prefixkv.gini");
     } else if (name == "calibquant") {
       profile.tau = by_bits<std::pair<double, double>>(of("tau"), path, "calibquant.tau", pair);
+      if (part.contains("tau_unshrunk")) {
+        profile.tau_unshrunk = by_bits<std::pair<double, double>>(of("tau_unshrunk"), path,
+                                                                  "calibquant.tau_unshrunk", pair);
+      }
     } else if (name == "head_quantile") {
       profile.alpha = by_bits<double>(of("alpha"), path, "head_quantile.alpha", share);
     } else if (name == "xquant") {
@@ -124,6 +128,16 @@ PolicyProfile parsed(const Json& json, const std::string& path) {
     }
   }
   return profile;
+}
+
+/// Whether two names are of one model, however its folder is spelled.
+bool same_model(std::string_view a, std::string_view b) {
+  const auto last = [](std::string_view name) {
+    while (name.ends_with('/')) name.remove_suffix(1);
+    const std::string_view part = name.substr(name.rfind('/') + 1);
+    return part == "pocket" ? std::string_view("pocket-llava") : part;
+  };
+  return last(a) == last(b);
 }
 
 [[noreturn]] void refuse_target(const std::string& path, const std::string& why) {
@@ -148,6 +162,15 @@ PolicyProfile read_profile(const std::string& path) {
                 path);
 }
 
+void require_profile_of(const PolicyProfile& profile, const std::string& model) {
+  if (profile.model.empty() || same_model(profile.model, model)) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--kv-profile was measured on {}, not on {}; make one with vlm-kv profile "
+                  "-m {}",
+                  printable(profile.model), printable(model), printable(model)));
+}
+
 std::string profile_text(const PolicyProfile& profile) {
   nlohmann::ordered_json json{{"model", profile.model}};
   const auto by_width = [](const auto& values) {
@@ -160,6 +183,9 @@ std::string profile_text(const PolicyProfile& profile) {
     if (!profile.gini.empty()) json["prefixkv"]["gini"] = profile.gini;
   }
   if (!profile.tau.empty()) json["calibquant"]["tau"] = by_width(profile.tau);
+  if (!profile.tau_unshrunk.empty()) {
+    json["calibquant"]["tau_unshrunk"] = by_width(profile.tau_unshrunk);
+  }
   if (!profile.alpha.empty()) json["head_quantile"]["alpha"] = by_width(profile.alpha);
   if (!profile.eta.empty()) json["xquant"]["eta"] = by_width(profile.eta);
   // A folder's name need not be UTF-8.
@@ -185,7 +211,7 @@ PolicyProfile profile_to_extend(const std::string& path, const std::string& mode
                       "exists and is not a profile that this version writes; give another name, or "
                       "remove it first");
       }
-      if (profile.model != model) {
+      if (!same_model(profile.model, model)) {
         refuse_target(path, fmt::format("is the profile of {}, not of {}; give another name",
                                         printable(profile.model), printable(model)));
       }

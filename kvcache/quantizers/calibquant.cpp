@@ -59,14 +59,22 @@ class CalibQuant final : public PlannedQuantizer {
   static std::pair<double, double> tau_of(const OptionValues& options, const PolicyContext& context,
                                           int bits) {
     if (options.given("tau")) return options.real_pair("tau");
-    if (const auto* tau = fitted(context.profile, &PolicyProfile::tau, bits)) return *tau;
+    const std::string_view shrink = options.text("shrink");
+    const auto* tau = shrink == "eta" ? fitted(context.profile, &PolicyProfile::tau, bits)
+                      : shrink == "none"
+                          ? fitted(context.profile, &PolicyProfile::tau_unshrunk, bits)
+                          : nullptr;  // the published code has its own
+    if (tau != nullptr && options.text("profile") != "official") return *tau;
     if (options.text("profile") == "paper") {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("--kv calibquant,profile=paper takes the tau that a search on the "
-                              "model finds, and no profile has one for {} bits; make it with "
-                              "vlm-kv profile --policy calibquant --bits {} and give it with "
-                              "--kv-profile, or write tau=A:B",
-                              bits, bits));
+                              "model finds, and no profile has one for {} bits; {}write tau=A:B",
+                              bits,
+                              bits > 2 ? std::string()
+                                       : fmt::format("make it with vlm-kv profile --policy "
+                                                     "calibquant --bits {} and give it with "
+                                                     "--kv-profile, or ",
+                                                     bits)));
     }
     return options.real_pair("tau");
   }

@@ -39,7 +39,11 @@ class HeadQuantile final : public PlannedQuantizer {
     if (options.given("alpha")) return options.real("alpha");
     // Eqs. 8-9 are written for codes of 1 bit; wider ones have the whole range (eqs. 3-6).
     if (options.text("profile") == "paper" && bits > 1) return 0;
-    if (const double* alpha = fitted(context.profile, &PolicyProfile::alpha, bits)) return *alpha;
+    const bool as_fitted = options.text("profile") != "official" &&
+                           options.text("group_axes") == "head" &&
+                           options.text("round") == "nearest";
+    const double* alpha = fitted(context.profile, &PolicyProfile::alpha, bits);
+    if (alpha != nullptr && as_fitted) return *alpha;
     return bits > 1 ? kGaussianTails[bits] : options.real("alpha");
   }
 };

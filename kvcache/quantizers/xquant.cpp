@@ -34,7 +34,9 @@ class XQuant final : public PlannedQuantizer {
     check_pairs("vq", vq, "vm", vm, shape.layers);
     const auto eta_of = [&](const char* key, int bits) {
       const double* eta = fitted(context.profile, &PolicyProfile::eta, bits);
-      return eta != nullptr && !options.given(key) ? *eta : options.real(key);
+      const bool as_fitted =
+          options.text("profile") != "official" && options.text("calib") != "alg2";
+      return eta != nullptr && as_fitted && !options.given(key) ? *eta : options.real(key);
     };
     const double eta1 = eta_of("eta1", 1);
     const double eta2 = eta_of("eta2", 2);

@@ -248,7 +248,7 @@ int PlaceEviction::spared(const DecodeView& view) const noexcept {
   int index = std::max(view.rows - distance, ends.sinks);
   if (index >= tail && index < prompt) index = prompt;
   if (index <= view.rows - 2) return index;
-  // Only the prompt and the newest row are left, which stays.
+  // Nothing generated is that old: a row of the prompt goes, as the newest row stays.
   return tail > ends.sinks ? tail - 1 : std::min(ends.sinks, view.rows - 2);
 }
 

@@ -21,7 +21,7 @@ class WindowRule : public PlacedRule {
   };
 
   WindowRule(const Settings& settings, const PlaceEviction& eviction)
-      : PlacedRule(settings.keep, eviction), settings_(settings) {}
+      : PlacedRule(settings.keep, sparing(eviction, settings.window)), settings_(settings) {}
 
   ImportanceNeeds needs() const noexcept override;
   bool per_head() const noexcept override { return !settings_.head_shared && !identity(); }
@@ -39,6 +39,12 @@ class WindowRule : public PlacedRule {
   const Settings& settings() const noexcept { return settings_; }
 
  private:
+  /// What eviction spares of a prompt's end is the window.
+  static PlaceEviction sparing(PlaceEviction eviction, int window) noexcept {
+    eviction.ends.last = window;
+    return eviction;
+  }
+
   Settings settings_;
 };
 

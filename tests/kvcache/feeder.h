@@ -247,6 +247,7 @@ inline constexpr const char* kSpecs[] = {
     "random,keep=0.4,evict=score + calibquant",
     "prefixkv,keep=0.5,profile=paper,mode=online,fit=greedy",
     "snapkv,keep=0.5,window=8,evict=score",
+    "snapkv,keep=0.5,window=8,evict=window,distance=6",
     "uniform,keep=0.3,evict=score + kivi,group=4,residual=8,tail_keep=0 + share=codes",
 };
 

@@ -129,10 +129,10 @@ class Rule {
       return options.has(key) ? options.integer(key) : 0;
     };
     sinks_ = number("sinks");
-    last_ = options.has("last") ? options.integer("last") : 1;
     means_ = text("score", "sums") == "means";
     seed_ = static_cast<uint64_t>(number("seed"));
-    window_ = number("window");
+    window_ = number("window");  // the end of the prompt that window rules spare
+    last_ = options.has("last") ? options.integer("last") : std::max(1, window_);
     kernel_ = number("kernel");
     distance_ = number("distance");
     evict_ = text("evict", "none");

@@ -155,6 +155,21 @@ TEST_F(PolicyProfileFile, NeverOverwritesWhatIsNoProfileOfThisModel) {
   EXPECT_THAT(told(path("no/such.json"), "m"), HasSubstr("cannot be written"));
 }
 
+TEST_F(PolicyProfileFile, IsUsedOnItsModelAlone) {
+  PolicyProfile profile;
+  EXPECT_NO_THROW(require_profile_of(profile, "anything"));
+  profile.model = "llava-hf/llava-1.5-7b-hf";
+  EXPECT_NO_THROW(require_profile_of(profile, "/models/llava-1.5-7b-hf/"));
+  try {
+    require_profile_of(profile, "pocket");
+    FAIL() << "expected an Error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("llava-hf/llava-1.5-7b-hf, not on pocket"));
+  }
+  profile.model = "pocket";
+  EXPECT_NO_THROW(require_profile_of(profile, "tools/pocket/pocket-llava"));
+}
+
 TEST_F(PolicyProfileFile, IsWrittenThroughALink) {
   fs::create_symlink(path(), path("link"));
   put("");

@@ -226,6 +226,12 @@ class Fidelity(unittest.TestCase):
         self.assertEqual(scores["exact"], scores["quantized"])
         self.assertEqual(scores["exact"], scores["calibrated"])
 
+    def test_a_text_of_one_token_compares_nothing(self):
+        self.records({"id": 1, "prompt": "What?", "text": "a"})
+        result = run("fidelity", "-m", MODEL, "--data", self.data, "--kv", "int4")
+        self.assertEqual(result.returncode, 2, result.stdout)
+        self.assertIn("nothing was compared", result.stderr)
+
     def test_f16_has_no_error_in_any_column(self):
         pictures = [str(MODEL / f"image{i}.png") for i in range(2)]
         text = "two pictures and forty words of no sense at all " * 4

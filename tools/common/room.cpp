@@ -21,6 +21,9 @@ bool fits(const Demand& demand, size_t bytes) {
 
 /// "its weights take 2.00 GB and --kv-memory 1.00 GB"
 std::string figures(const Demand& demand) {
+  if (demand.weight_bytes == 0) {  // those of a file that is mapped
+    return fmt::format("--kv-memory takes {}", human_bytes(demand.cache_bytes));
+  }
   return fmt::format("its weights take {}{}", human_bytes(demand.weight_bytes),
                      demand.cache_bytes == 0
                          ? ""

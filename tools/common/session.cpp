@@ -52,7 +52,9 @@ LoadOptions load_options(const SessionOptions& options) {
 struct Session::State {
   State(const SessionOptions& options, Device at)
       : device(at), pool(options.threads), stream(pool, at), spec(read_spec(options.kv)) {
-    if (!options.kv_profile.empty()) profile = read_profile(options.kv_profile);
+    if (options.kv_profile.empty()) return;
+    profile = read_profile(options.kv_profile);
+    require_profile_of(profile, options.model);
   }
 
   Device device;
@@ -85,10 +87,10 @@ Session::Session(const SessionOptions& options, Watch* watch) {
   if (const auto reason = unsupported(state_->spec, shape, &state_->profile)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
-  const auto require = [&](size_t weight_bytes) {
+  const auto require = [&](size_t weight_bytes, size_t mapped_bytes) {
     if (state_->device.kind == DeviceKind::kCpu) {
-      const bool made = options.model.starts_with(kSynthetic);  // files are mapped
-      require_memory({options.model, made ? weight_bytes : 0, options.cache_bytes}, memory_limit());
+      require_memory({options.model, weight_bytes - mapped_bytes, options.cache_bytes},
+                     memory_limit());
       return;
     }
     require_room({options.model, weight_bytes, options.cache_bytes}, state_->device,
@@ -100,12 +102,15 @@ Session::Session(const SessionOptions& options, Watch* watch) {
     const std::string_view name = std::string_view(options.model).substr(kSynthetic.size());
     const DType dtype = load.dtype.value_or(DType::kBF16);
     weight_bytes = synthetic_weight_bytes(name, dtype);
-    require(weight_bytes);
+    require(weight_bytes, 0);
     source = synthetic_source(name, dtype, state_->stream);
   } else {
     state_->checkpoint.emplace(find_model(options.model, bundled_models(), &environment));
     weight_bytes = state_->checkpoint->weight_bytes(load.dtype);
-    require(weight_bytes);
+    // A file is mapped unless it is converted; a type of the same width is not told from the
+    // file's.
+    const bool mapped = weight_bytes == state_->checkpoint->weight_bytes(std::nullopt);
+    require(weight_bytes, mapped ? weight_bytes : 0);
     source = open_source(*state_->checkpoint, options.model);
   }
   const Family& family = family_of(source.config, options.model);

@@ -48,12 +48,13 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
 
 }  // namespace
 
-Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt) {
+Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt,
+                  const PolicyProfile* profile) {
   if (const auto reason = unsupported(spec, shape)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   const Composition composition = compose(spec);
-  const ComposedParts parts = make_parts(composition, shape, nullptr);
+  const ComposedParts parts = make_parts(composition, shape, profile);
   const auto layers = static_cast<size_t>(shape.layers);
 
   Estimate made;
@@ -63,7 +64,7 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
     CacheShape one_head = shape;
     one_head.q_heads = shape.q_per_kv();
     one_head.kv_heads = 1;
-    const ComposedParts small = make_parts(composition, one_head, nullptr);
+    const ComposedParts small = make_parts(composition, one_head, profile);
     std::vector<int16_t> modality(static_cast<size_t>(prompt.tokens), kTextRow);
     std::fill_n(modality.begin() + (prompt.tokens - prompt.visual) / 2, prompt.visual, int16_t{0});
     const auto selections = select_evenly(*small.retention, one_head, modality, small.pairs);

@@ -27,6 +27,7 @@ struct Estimate {
 };
 
 /// Throws Error{kUnsupported} if `spec` cannot serve a decoder of this shape.
-Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt);
+Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt,
+                  const PolicyProfile* profile = nullptr);
 
 }  // namespace kvlm

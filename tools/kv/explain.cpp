@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/common/model_shape.h"
 #include "tools/common/program.h"
@@ -21,6 +22,7 @@ namespace {
 
 struct ExplainOptions {
   std::string spec;
+  std::string profile;
   std::string model = "pocket";
   PromptSize prompt;
   bool json = false;
@@ -145,7 +147,12 @@ int run_explain(const ExplainOptions& options) {
                             options.prompt.visual, options.prompt.tokens));
   }
   const CacheShape shape = model_shape(options.model);
-  const Estimate made = estimate(spec, shape, options.prompt);
+  PolicyProfile profile;
+  if (!options.profile.empty()) {
+    profile = read_profile(options.profile);
+    require_profile_of(profile, options.model);
+  }
+  const Estimate made = estimate(spec, shape, options.prompt, &profile);
   if (options.json) {
     print_json(options, spec, shape, made);
   } else {
@@ -168,6 +175,7 @@ std::function<int()> add_explain(CLI::App& app) {
   app.add_option("--visual", options->prompt.visual, "Visual tokens among them")
       ->check(CLI::Range(0, kMaxTokens))
       ->capture_default_str();
+  app.add_option("--kv-profile", options->profile, "What vlm-kv profile measured on the model");
   app.add_flag("--json", options->json, "One JSON object");
   return [options] { return run_explain(*options); };
 }

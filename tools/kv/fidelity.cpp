@@ -169,7 +169,10 @@ int run_fidelity(const FidelityOptions& options) {
   std::vector<FidelityMeter::Policy> policies;
   for (const std::string& text : options.specs) {
     FidelityMeter::Policy policy{read_spec(text), {}};
-    if (!options.profile.empty()) policy.profile = read_profile(options.profile);
+    if (!options.profile.empty()) {
+      policy.profile = read_profile(options.profile);
+      require_profile_of(policy.profile, options.session.model);
+    }
     policies.push_back(std::move(policy));
   }
   const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);

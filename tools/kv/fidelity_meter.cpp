@@ -157,6 +157,13 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
     }
     if (!progress(number + 1)) break;
   }
+  const bool compared = results.empty() || !results.front().kl.empty() || records.empty();
+  if (!compared) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "nothing was compared: every text has one token, and the first is exact under every "
+        "policy; give longer texts");
+  }
   return results;
 }
 

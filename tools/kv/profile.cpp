@@ -170,17 +170,20 @@ constexpr double kEta2[] = {0, 0.045, 0.09};
 /// at 1 and 2 bits.
 int widest(std::string_view policy) { return policy == "head_quantile" ? 8 : 2; }
 
-void fit_tau(Profiler& profiler, int bits, PolicyProfile& profile) {
+void fit_tau(Profiler& profiler, int bits, bool shrunk, PolicyProfile& profile) {
   std::vector<Candidate> candidates;
   std::vector<std::pair<double, double>> taus;
   for (int low = 0; low <= 3; ++low) {
     for (int high = 0; high <= 3; ++high) {
       taus.emplace_back(low, high);
-      candidates.push_back({fmt::format("calibquant,bits={},tau={}:{}", bits, low, high),
-                            fmt::format("{} bits, tau {}:{}", bits, low, high)});
+      candidates.push_back(
+          {fmt::format("calibquant,bits={}{},tau={}:{}", bits, shrunk ? "" : ",profile=paper", low,
+                       high),
+           fmt::format("{} bits{}, tau {}:{}", bits, shrunk ? "" : " (paper)", low, high)});
     }
   }
-  profile.tau[bits] = taus[profiler.best_of("calibquant", candidates)];
+  (shrunk ? profile.tau : profile.tau_unshrunk)[bits] =
+      taus[profiler.best_of("calibquant", candidates)];
 }
 
 void fit_alpha(Profiler& profiler, const CacheShape& shape, int bits, PolicyProfile& profile) {
@@ -270,7 +273,10 @@ int run_profile(const ProfileOptions& options) {
   if (wanted("prefixkv")) profiler.fit_budgets(profile);
   for (int bits = 1; bits <= 8; ++bits) {
     if (!width(bits)) continue;
-    if (wanted("calibquant") && bits <= widest("calibquant")) fit_tau(profiler, bits, profile);
+    if (wanted("calibquant") && bits <= widest("calibquant")) {
+      fit_tau(profiler, bits, /*shrunk=*/true, profile);
+      fit_tau(profiler, bits, /*shrunk=*/false, profile);
+    }
     if (wanted("head_quantile")) {
       fit_alpha(profiler, session.model().decoder().cache_shape(), bits, profile);
     }
@@ -303,7 +309,7 @@ std::function<int()> add_profile(CLI::App& app) {
   app.add_option("--policy", options->policies, "Only these; repeatable")
       ->check(CLI::IsMember({"prefixkv", "calibquant", "head_quantile", "xquant"}));
   app.add_option("--keep", options->keep, "Share of tokens that PrefixKV keeps")
-      ->check(CLI::Range(0.01, 1.0))
+      ->check(CLI::Range(0.001, 1.0))
       ->capture_default_str();
   app.add_option("--bits", options->bits,
                  "Widths to fit calibquant, head_quantile and xquant at; repeatable. A policy uses "

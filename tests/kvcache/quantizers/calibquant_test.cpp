@@ -73,6 +73,8 @@ TEST(CalibQuant, ConstantsBelongToOneBit) {
   profile.tau[1] = {1, 2};
   EXPECT_EQ(quantizer("calibquant", kShape, &profile)->remap(0)->tau_low, 1);
   EXPECT_EQ(quantizer("calibquant,tau=0:3", kShape, &profile)->remap(0)->tau_low, 0);
+  // The published code's own, whatever was fitted.
+  EXPECT_EQ(quantizer("calibquant,profile=official", kShape, &profile)->remap(0)->tau_low, 0);
   // A value of 1 bit is none of 2.
   EXPECT_EQ(quantizer("calibquant,bits=2", kShape, &profile)->remap(0)->tau_low, 0);
   EXPECT_EQ(quantizer("calibquant,bits=2", kShape, &profile)->remap(0)->tau_high, 3);
@@ -81,8 +83,11 @@ TEST(CalibQuant, ConstantsBelongToOneBit) {
 /// The paper searches tau on the model (4.2); the constants of its code are not put in its place.
 TEST(CalibQuant, ThePapersTauComesFromASearch) {
   PolicyProfile profile;
-  profile.tau[1] = {1, 2};
+  profile.tau[1] = {1, 3};  // fitted to shrunk ranges, which the paper has not
+  profile.tau_unshrunk[1] = {1, 2};
   EXPECT_EQ(quantizer("calibquant,profile=paper", kShape, &profile)->remap(0)->tau_high, 2);
+  EXPECT_EQ(quantizer("calibquant,shrink=none", kShape, &profile)->remap(0)->tau_high, 2);
+  EXPECT_EQ(quantizer("calibquant", kShape, &profile)->remap(0)->tau_high, 3);
   EXPECT_NE(quantizer("calibquant,profile=paper,bits=8", kShape), nullptr);  // has no remap
   for (const char* spec : {"calibquant,profile=paper", "calibquant,profile=paper,bits=2"}) {
     const PolicyProfile* given = std::string_view(spec).ends_with("2") ? &profile : nullptr;

@@ -95,6 +95,10 @@ TEST(HeadQuantile, ThePaperHasQuantilesAtOneBitOnly) {
     return quantizer(spec, kShape, &profile)->plan(Part::kKeys, 0).rules[0].alpha;
   };
   EXPECT_FLOAT_EQ(alpha("head_quantile,profile=paper"), 0.2f);
+  // Fitted to the nearest level of a range a head, and used there only.
+  EXPECT_FLOAT_EQ(alpha("head_quantile,bits=4"), 0.01f);
+  EXPECT_NE(alpha("head_quantile,bits=4,round=floor"), 0.01f);
+  EXPECT_NE(alpha("head_quantile,bits=4,group_axes=channel"), 0.01f);
   EXPECT_EQ(alpha("head_quantile,bits=2,profile=paper"), 0);
   EXPECT_EQ(alpha("head_quantile,bits=4,profile=paper"), 0);
   EXPECT_FLOAT_EQ(alpha("head_quantile,bits=4,profile=paper,alpha=0.05"), 0.05f);

@@ -65,6 +65,23 @@ TEST(SnapKv, EvictsNothingUnlessAsked) {
               ElementsAre(std::pair(2, 25), std::pair(4, 26)));
 }
 
+TEST(SnapKv, EvictionSparesTheWindow) {
+  const auto rule =
+      make_rule(retention::snapkv,
+                {{"keep", "0.5"}, {"window", "8"}, {"evict", "window"}, {"distance", "4"}});
+  // 20 rows of the prompt are left, the last 8 of them the window, and 2 generated: the row at the
+  // distance is the window's, so the oldest generated one goes.
+  const std::vector<float> scores(20, 1.0f);
+  DecodeView view;
+  view.rows = 22;
+  view.kept = 20;
+  view.prompt_rows = 40;
+  view.forget = 0.5;
+  view.step = 2;
+  view.scores = scores;
+  EXPECT_EQ(rule->evict(view), 20);
+}
+
 TEST(SnapKv, RefusesAnEvenKernel) {
   try {
     make_rule(retention::snapkv, {{"kernel", "4"}});
