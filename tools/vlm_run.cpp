@@ -95,7 +95,10 @@ int run(int argc, char** argv) {
   }
   // Mistakes in files are found before the model is read.
   std::function<int(Session&)> batch;
-  if (!options.batch_in.empty()) batch = prepare_batch(options);
+  if (!options.batch_in.empty()) {
+    batch = prepare_batch(options);
+    if (!batch) return 0;
+  }
   TerminalWatch watch(options.quiet);
   Session session(options.session, &watch);
   if (interrupted()) return kExitInterrupted;

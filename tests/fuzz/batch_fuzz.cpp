@@ -42,6 +42,7 @@ void read_records(std::string_view text) {
       continue;
     }
     require(!record.id.is_null() && (!record.images.empty() || !record.prompt.empty()));
+    require(!kvlm::difference_of_asked(kvlm::asked_of(record), kvlm::asked_of(record)));
     for (const std::string& image : record.images) {
       require(!image.empty() && image.find('\0') == std::string::npos);
     }
@@ -49,7 +50,7 @@ void read_records(std::string_view text) {
 }
 
 void require_same(const OutputLine& a, const OutputLine& b) {
-  require(a.offset == b.offset && a.id == b.id && a.failed == b.failed);
+  require(a.offset == b.offset && a.id == b.id && a.failed == b.failed && a.asked == b.asked);
   require(!kvlm::difference(a.settings, b.settings) || a.settings.flags.is_null());
 }
 
@@ -61,6 +62,10 @@ void read_output(std::string_view text) {
     end += line.length;
     const BatchSettings other{"m", "f16", {{"seed", 7}}};
     if (const auto differs = kvlm::difference(line.settings, other)) require_sentence(*differs);
+    const nlohmann::ordered_json asked{{"images", {"/a"}}, {"prompt", "b"}};
+    if (const auto differs = kvlm::difference_of_asked(line.asked, asked)) {
+      require_sentence(*differs);
+    }
   }
   require(end == output.good_bytes && end <= text.size());
 

@@ -34,12 +34,22 @@ TEST(OutputText, LinesSayWhatTheyAre) {
   EXPECT_EQ(first.settings.model, "m");
   EXPECT_EQ(first.settings.spec, "f16");
   EXPECT_EQ(first.settings.flags, (ordered_json{{"seed", 1}}));
+  EXPECT_EQ(first.asked, ordered_json::object()) << "an earlier version wrote it";
   const OutputLine& second = output.lines[1];
   EXPECT_TRUE(second.id.is_null());
   EXPECT_TRUE(second.failed);
-  EXPECT_EQ(second.input_line, 7);
   EXPECT_EQ(second.offset, answer.size() + 1);
   EXPECT_EQ(second.offset + second.length, text.size());
+}
+
+TEST(OutputText, AnAnswerSaysWhatWasAsked) {
+  const auto asked = [](const std::string& rest) {
+    return parse_output(R"({"id":1,"text":"x")" + rest + "}\n", "out.jsonl").lines.at(0).asked;
+  };
+  EXPECT_EQ(asked(R"(,"images":["/a"],"prompt":"b")"),
+            (ordered_json{{"images", {"/a"}}, {"prompt", "b"}}));
+  EXPECT_EQ(asked(R"(,"prompt":"b")"), (ordered_json{{"prompt", "b"}}));
+  EXPECT_EQ(asked(R"(,"images":[1],"prompt":{})"), ordered_json::object());
 }
 
 TEST(OutputText, OnlyItsOwnTornEndIsCutOff) {
@@ -70,6 +80,20 @@ TEST(BatchSettings, DifferencesAreNamed) {
             "with no --max-tokens, and this start has --max-tokens 4");
   EXPECT_EQ(difference({"m", "f16", {{"max_tokens", 4}, {"stop", {"a"}}}}, now),
             "with --stop [\"a\"], and this start has no --stop");
+}
+
+TEST(BatchSettings, AProfileIsWhatItsFileSays) {
+  const auto with = [](const ordered_json& profile) {
+    return BatchSettings{"m", "f16", {{"kv_profile", profile}}};
+  };
+  const BatchSettings now = with({{"file", "a.json"}, {"hash", "1"}});
+  EXPECT_FALSE(difference(with({{"file", "b.json"}, {"hash", "1"}}), now));
+  EXPECT_FALSE(difference(with("a.json"), now)) << "an earlier version wrote the name";
+  EXPECT_TRUE(difference(with("b.json"), now));
+  EXPECT_TRUE(difference(BatchSettings{"m", "f16", ordered_json::object()}, now));
+  EXPECT_EQ(difference(with({{"file", "a.json"}, {"hash", "2"}}), now),
+            "with --kv-profile a.json (of content 2), and this start has --kv-profile a.json (of "
+            "content 1)");
 }
 
 TEST(BatchSettings, OnlyWhatDecidesAnswersCounts) {

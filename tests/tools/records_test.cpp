@@ -54,5 +54,35 @@ TEST(Records, AListOfPicturesIsNamedBelowItsFolder) {
   EXPECT_THAT(records[2].error, HasSubstr("not UTF-8"));
 }
 
+std::optional<std::string> difference(const char* earlier, const char* now,
+                                      const char* folder = "in") {
+  return difference_of_asked(asked_of(parse_records(earlier, "in").at(0)),
+                             asked_of(parse_records(now, folder).at(0)));
+}
+
+TEST(Records, WhatIsAskedIsTheSameHoweverItIsSpelt) {
+  const char* record = R"({"id": 1, "image": "a.png", "prompt": "b"})";
+  const nlohmann::ordered_json asked = asked_of(parse_records(record, "/in").at(0));
+  EXPECT_EQ(asked, (nlohmann::ordered_json{{"images", {"/in/a.png"}}, {"prompt", "b"}}));
+  EXPECT_FALSE(difference(record, R"({"id": 1, "images": ["a.png"], "prompt": "b"})"));
+  EXPECT_FALSE(difference(record, record, "./x/../in/"));
+  EXPECT_FALSE(difference(record, record, std::filesystem::absolute("in").c_str()));
+  EXPECT_FALSE(difference_of_asked(nlohmann::ordered_json::object(), asked)) << "nothing is known";
+}
+
+TEST(Records, WhatIsAskedOtherwiseIsNamed) {
+  const char* record = R"({"id": 1, "image": "/a.png", "prompt": "b"})";
+  EXPECT_EQ(difference(record, R"({"id": 1, "image": "/b.png", "prompt": "b"})"),
+            "about /a.png, and this start asks about /b.png");
+  EXPECT_EQ(difference(record, R"({"id": 1, "images": ["/a.png", "/b.png"], "prompt": "b"})"),
+            "about 1 picture, and this start asks about /b.png");
+  EXPECT_EQ(difference(record, R"({"id": 1, "prompt": "b"})"),
+            "about /a.png, and this start asks about 0 pictures");
+  EXPECT_EQ(difference(record, R"({"id": 1, "image": "/a.png", "prompt": "c"})"),
+            "with the prompt \"b\", and this start has the prompt \"c\"");
+  EXPECT_EQ(difference(record, R"({"id": 1, "image": "/a.png"})"),
+            "with the prompt \"b\", and this start has no prompt of its own");
+}
+
 }  // namespace
 }  // namespace kvlm

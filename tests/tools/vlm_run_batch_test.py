@@ -72,6 +72,65 @@ class Batches(VlmRun):
                     self.assertEqual([r["id"] for r in records if "text" in r], expected)
                     self.assertEqual([r["id"] for r in records if "error" in r], failed)
 
+    def test_a_second_folder_is_not_the_first(self):
+        for name in ("a", "b"):
+            (self.folder / name).mkdir()
+            shutil.copy(PICTURE, self.folder / name / "x.png")
+        command = ["-m", MODEL, "--out", self.output, "-n", 2, "--batch"]
+        self.assert_sound(run(*command, self.folder / "a"))
+        done = self.output.read_bytes()
+        (record,) = self.records()
+        self.assertEqual(record["images"], [str(self.folder / "a/x.png")])
+        for batch in (self.folder / "b", f"{self.folder}/b/*.png"):
+            self.assert_refused(run(*command, batch), 2, [
+                "x.png", f"{self.folder}/a/x.png", f"{self.folder}/b/x.png", "another --out"])
+        (self.folder / "link").symlink_to("a")
+        for batch in (f"{self.folder}/b/../a/", f"{self.folder}/a/*", self.folder / "link", "a"):
+            self.assert_sound(run(*command, batch, cwd=self.folder))
+        self.assertEqual(self.output.read_bytes(), done)
+
+    def test_an_id_asks_one_thing(self):
+        other = self.folder / "other.png"
+        shutil.copy(PICTURE, other)
+        picture = {"id": 1, "image": str(PICTURE)}
+        for before, now, words in (
+                (picture, {"id": 1, "image": str(other)}, ["image0.png", "other.png"]),
+                (picture, {"id": 1, "images": [str(PICTURE)] * 2}, ["1 picture"]),
+                (picture, picture | {"prompt": "why?"}, ["no prompt", "why?"]),
+                ({"id": 1, "prompt": "what?"}, {"id": 1, "prompt": "why?"}, ["what?", "why?"])):
+            with self.subTest(now):
+                self.output.unlink(missing_ok=True)
+                self.input.write_text(json.dumps(before) + "\n")
+                self.assert_sound(self.batch())
+                done = self.output.read_bytes()
+                self.input.write_text(json.dumps(now) + "\n")
+                self.assert_refused(self.batch(), 2, ["record 1", "another id", *words])
+                self.assertEqual(self.output.read_bytes(), done)
+                self.input.write_text(json.dumps(now | {"id": 2}) + "\n")
+                self.assert_sound(self.batch())
+                self.assertEqual(self.ids(), [1, 2])
+
+    def test_hidden_files_are_no_part_of_a_folder(self):
+        for name in (".a.png", "b.png", "c.pbm", "d.pam"):
+            shutil.copy(PICTURE, self.folder / name)
+        self.assert_sound(run("-m", MODEL, "--batch", self.folder, "--out", self.output, "-n", 2))
+        self.assertEqual(self.ids(), ["b.png"])
+
+    def test_a_picture_is_no_file_of_records(self):
+        cut = self.folder / "cut.png"
+        cut.write_bytes(PICTURE.read_bytes()[:9])
+        tiff = self.folder / "scan"
+        tiff.write_bytes(b"II*\0")
+        for picture in (PICTURE, cut, tiff):
+            self.assert_refused(run("-m", MODEL, "--batch", picture, "--out", self.output), 1,
+                                [picture.name, "--image", "folder", "quoted pattern"])
+        shutil.copy(PICTURE, self.folder / "b.png")
+        for rest in ([self.folder / "b.png"], [self.folder / "b.png", PICTURE]):
+            self.assert_refused(run("-m", MODEL, "--out", self.output, "--batch", PICTURE, *rest),
+                                2, ["b.png", "in quotes"])
+        self.assert_refused(run("-m", MODEL, "--batch", PICTURE, "typo"), 2, ["not expected"])
+        self.assertFalse(self.output.exists())
+
     def test_a_name_that_is_not_utf_8_fails_by_itself(self):
         for name in (b"a\xff.png", b"b.png"):
             shutil.copy(PICTURE, os.fsencode(self.folder) + b"/" + name)
@@ -79,6 +138,8 @@ class Batches(VlmRun):
         self.assert_sound(result, 1)
         self.assertEqual(self.ids(), ["b.png"])
         self.assertIn(b"not UTF-8", result.stderr)
+        self.assertIn(b"picture 1", result.stderr)
+        self.assertNotIn(b"line 1", result.stderr)
 
     def test_records_come_from_standard_input(self):
         self.write_input(2)
@@ -148,7 +209,10 @@ class Batches(VlmRun):
         self.write_input(3)
         self.assert_sound(self.batch())
         done = self.output.read_bytes()
-        self.assert_sound(self.batch())
+        result = self.batch()
+        self.assert_sound(result)
+        self.assertEqual(result.stderr.decode(), f"batch: 3 of 3 records are in {self.output} "
+                                                 "already; nothing is left to do\n")
         self.assertEqual(self.output.read_bytes(), done)
         self.write_input(5)
         self.assert_sound(self.batch())
@@ -223,7 +287,8 @@ class Batches(VlmRun):
         self.assert_sound(self.batch())
         lines = []
         for record in self.records()[:2]:
-            del record["settings"]
+            for key in ("settings", "images", "prompt"):
+                del record[key]
             lines.append(json.dumps(record) + "\n")
         self.output.write_text("".join(lines))
         result = self.batch()
@@ -252,6 +317,43 @@ class Batches(VlmRun):
         self.assertNotIn(answered, self.output.read_text())
         self.assertEqual(self.output.stat().st_mode & 0o777, 0o640)
         self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["in.jsonl", "out.jsonl"])
+
+    def test_an_error_without_an_id_leaves_with_its_line(self):
+        self.write_input(1, [(1, "no record")])
+        self.assert_sound(self.batch(), 1)
+        self.assertEqual([record["id"] for record in self.records()], [0, None])
+        self.write_input(2)
+        self.assert_sound(self.batch())
+        self.assertEqual([record["id"] for record in self.records()], [0, 1])
+        self.append('{"id":null,"line":9,"error":"odd"}\n')
+        self.assert_sound(self.batch())  # with nothing left to do
+        self.assertEqual([record["id"] for record in self.records()], [0, 1])
+
+    def test_a_failed_record_is_there_once_in_a_folder_that_takes_no_new_file(self):
+        self.output = self.folder / ("x" * 254)  # so that no file beside it can be named after it
+        self.write_input(3, [(1, json.dumps({"id": "lost", "image": "gone.png"})),
+                             (3, json.dumps({"id": "gone", "image": "gone.png"}))])
+        for _ in range(3):
+            self.assert_sound(self.batch(), 1)
+            self.assertEqual(self.ids(), [0, 1, 2])
+            self.assertEqual([record["id"] for record in self.records() if "error" in record],
+                             ["lost", "gone"])
+        shutil.copy(PICTURE, self.folder / "gone.png")
+        self.assert_sound(self.batch())
+        self.assertEqual(len(self.records()), 5)
+
+    def test_a_profile_is_what_its_file_says(self):
+        self.write_input(1)
+        profile = self.folder / "profile.json"
+        command = ["-m", MODEL, "--batch", self.input, "--out", self.output, "-n", 2,
+                   "--kv-profile"]
+        profile.write_text('{"xquant": {"eta": {"2": 0.25}}}')
+        self.assert_sound(run(*command, profile))
+        renamed = self.folder / "renamed.json"
+        shutil.copy(profile, renamed)
+        self.assert_sound(run(*command, renamed))
+        profile.write_text('{"xquant": {"eta": {"2": 0.125}}}')
+        self.assert_refused(run(*command, profile), 2, ["--kv-profile", "profile.json"])
 
     def test_a_link_stays_a_link(self):
         self.write_input(1, [(0, json.dumps({"id": "lost", "image": "gone.png"}))])

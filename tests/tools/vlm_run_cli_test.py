@@ -443,6 +443,14 @@ class Hints(VlmRun):
         self.assertEqual(self.notes("--batch", records, "--out", self.folder / "out.jsonl"), 1)
 
     def test_nothing_else_gets_one(self):
+        elsewhere = self.folder / "pocket/heldout/scenes/a.png"  # as of another installation
+        elsewhere.parent.mkdir(parents=True)
+        shutil.copy(self.bundled, elsewhere)
+        self.assertEqual(self.notes("--image", elsewhere), 0)
+        records = self.folder / "in.jsonl"
+        records.write_text('{"id": 1, "image": "gone.png"}\n')
+        result = run("-n", 2, "--batch", records, "--out", self.folder / "out.jsonl")
+        self.assertEqual((result.returncode, result.stderr.count(self.NOTE)), (1, 0))
         self.assertEqual(self.notes("--image", self.own, "-q"), 0)
         self.assertEqual(self.notes("--image", self.bundled), 0)
         self.assertEqual(self.notes("--image", os.path.relpath(self.bundled)), 0)

@@ -194,6 +194,7 @@ class Batch {
       json.update(result_json(result, session_, session_.model(), cache_->spec()));
       // Steps are shared, so that the rate of one record would be no rate of anything.
       if (options_.batch_size > 1) json["timings"].erase("decode_tps");
+      json.update(asked_of(*entry->record));
       json["settings"] = settings_.flags;
       output_.append(json);
       entry = running_.erase(entry);
@@ -217,13 +218,13 @@ class Batch {
   void note_memory() { peak_bytes_ = std::max(peak_bytes_, cache_->bytes()); }
 
   static std::string name_of(const Record& record) {
-    return record.id.is_null() ? fmt::format("line {}", record.line)
-                               : fmt::format("record {}", printable(record.id.dump()));
+    if (!record.id.is_null()) return fmt::format("record {}", printable(record.id.dump()));
+    return fmt::format("{} {}", record.listed ? "picture" : "line", record.line);
   }
 
   void write_error(const Record& record, const std::string& message) {
     Json json{{"id", record.id}};
-    if (record.id.is_null()) json["line"] = record.line;
+    if (record.id.is_null()) json[record.listed ? "picture" : "line"] = record.line;
     json["error"] = message;
     output_.append(json);
     if (!options_.quiet) {
@@ -282,13 +283,19 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   if (!options.quiet) {
     const std::string name = printable(options.batch_out);
     if (output->repaired()) print_message("batch: cut off a torn last line of {}\n", name);
+    if (all == 0) print_message("batch: no record in {}\n", printable(options.batch_in));
     if (records.size() < all) {
-      print_message("batch: {} of {} records are in {} already\n", all - records.size(), all, name);
+      print_message("batch: {} of {} records are in {} already{}\n", all - records.size(), all,
+                    name, records.empty() ? "; nothing is left to do" : "");
     }
     if (output->unsettled() > 0) {
       print_message("batch: {} answer{} in {} do not say with which flags; taken as of these\n",
                     output->unsettled(), output->unsettled() == 1 ? "" : "s", name);
     }
+  }
+  if (records.empty()) {
+    output->retry({});
+    return {};
   }
   return [&options, output, settings, records = std::move(records)](Session& session) {
     const size_t again = output->retry(records);

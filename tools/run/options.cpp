@@ -42,6 +42,20 @@ std::string sentence(const std::string& message) {
   return line + "; see vlm-run --help";
 }
 
+/// What a pattern that was not quoted leaves: the files behind the first of those it matches.
+std::string advice_on_pattern(const CLI::App& app) {
+  const std::vector<std::string> rest = app.remaining();
+  std::error_code unknown;
+  if (app.get_option("--batch")->empty() || rest.empty() ||
+      !std::filesystem::exists(rest.front(), unknown)) {
+    return "";
+  }
+  return fmt::format(
+      "--batch takes one value, and {} is another; put a pattern in quotes, for example --batch "
+      "'*.png', so that it is not expanded by the shell",
+      printable(rest.front()));
+}
+
 /// An empty value is what an unset variable of a shell leaves, not the default.
 void refuse_empty_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
@@ -199,7 +213,9 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    throw Error(ErrorCode::kInvalidArgument, sentence(error.what()));
+    const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    const std::string advice = extra ? advice_on_pattern(app) : std::string();
+    throw Error(ErrorCode::kInvalidArgument, advice.empty() ? sentence(error.what()) : advice);
   }
   refuse_empty_values(app);
   check(options);

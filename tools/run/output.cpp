@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -48,8 +49,13 @@ std::optional<OutputLine> parse_line(std::string_view text) {
   OutputLine line;
   line.id = *id;
   line.failed = json.contains("error");
-  if (const auto place = json.find("line"); place != json.end() && place->is_number_integer()) {
-    line.input_line = place->get<int64_t>();
+  if (const auto images = json.find("images");
+      images != json.end() && images->is_array() &&
+      std::ranges::all_of(*images, [](const auto& image) { return image.is_string(); })) {
+    line.asked["images"] = *images;
+  }
+  if (const std::string prompt = string_of(json, "prompt"); !prompt.empty()) {
+    line.asked["prompt"] = prompt;
   }
   line.settings.model = string_of(json, "model");
   if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object()) {
@@ -112,7 +118,7 @@ Output::Output(const std::string& path, const BatchSettings& settings) : path_(p
                                 path, printable(json_line(line.id)), *differs));
       }
       unsettled_ += line.settings.flags.is_null() ? 1 : 0;
-      if (!line.id.is_null()) answered_.insert(json_line(line.id));
+      if (!line.id.is_null()) answered_[json_line(line.id)] = std::move(line.asked);
     }
     size_ = static_cast<off_t>(output.good_bytes);
     repaired_ = output.good_bytes < text.size();
@@ -173,25 +179,30 @@ std::string Output::read_all() const {
 }
 
 bool Output::has(const Record& record) const {
-  return !record.id.is_null() && answered_.contains(json_line(record.id));
+  const auto place = answered_.find(json_line(record.id));
+  if (place == answered_.end()) return false;
+  if (!record.error.empty()) return true;
+  if (const auto differs = difference_of_asked(place->second, asked_of(record))) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--out {} has an answer to record {} {}; give another --out, or the "
+                            "record another id",
+                            path_, printable(place->first), *differs));
+  }
+  return true;
 }
 
 size_t Output::retry(const std::vector<Record>& records) {
   std::set<std::string> ids;
-  std::set<int64_t> lines;
   for (const Record& record : records) {
-    if (record.id.is_null()) lines.insert(static_cast<int64_t>(record.line));
-    ids.insert(json_line(record.id));
+    if (!record.id.is_null()) ids.insert(json_line(record.id));
   }
   std::set<std::string> again;
   std::vector<OutputLine> dropped;
   for (const OutputLine& line : failures_) {
     const std::string id = json_line(line.id);
-    const bool wanted = line.id.is_null() ? lines.contains(line.input_line) : ids.contains(id);
-    const bool answered = !line.id.is_null() && answered_.contains(id);
-    if (wanted && !answered)
-      again.insert(line.id.is_null() ? fmt::format("line {}", line.input_line) : id);
-    if (wanted || answered) dropped.push_back(line);
+    const bool answered = answered_.contains(id);
+    if (ids.contains(id) && !answered) again.insert(id);
+    if (ids.contains(id) || answered || line.id.is_null()) dropped.push_back(line);
   }
   if (dropped.empty()) return 0;
   const std::string text = read_all();
@@ -202,8 +213,28 @@ size_t Output::retry(const std::vector<Record>& records) {
     next = std::min(line.offset + line.length, text.size());
   }
   kept.append(text, next);
-  if (replace(kept)) failures_.clear();
+  if (!replace(kept)) rewrite(kept, std::min(dropped.front().offset, kept.size()));
+  failures_.clear();
   return again.size();
+}
+
+void Output::rewrite(const std::string& text, size_t from) {
+  constexpr const char* kCure = "make its folder writable and start again";
+  const int flags = fcntl(descriptor_, F_GETFL);
+  if (flags < 0 || fcntl(descriptor_, F_SETFL, flags & ~O_APPEND) != 0) fail("rewritten", kCure);
+  // Bytes only move towards the beginning and the end is cut last: a kill loses no answer.
+  for (size_t at = from; at < text.size();) {
+    const ssize_t count =
+        pwrite(descriptor_, text.data() + at, text.size() - at, static_cast<off_t>(at));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail("rewritten", kCure);
+    at += static_cast<size_t>(count);
+  }
+  if (ftruncate(descriptor_, static_cast<off_t>(text.size())) != 0 ||
+      fcntl(descriptor_, F_SETFL, flags) != 0) {
+    fail("rewritten", kCure);
+  }
+  size_ = static_cast<off_t>(text.size());
 }
 
 bool Output::replace(const std::string& text) {

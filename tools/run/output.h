@@ -2,9 +2,9 @@
 
 #include <sys/types.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,9 +19,9 @@ struct OutputLine {
   size_t offset = 0;          ///< of its first byte in the file
   size_t length = 0;          ///< with the newline, if it has one
   nlohmann::ordered_json id;  ///< null for a line of the input that had none
-  int64_t input_line = 0;     ///< which that was
   bool failed = false;        ///< it has an error in place of an answer
   BatchSettings settings;     ///< as far as it says
+  nlohmann::ordered_json asked = nlohmann::ordered_json::object();  ///< asked_of(), likewise
 };
 
 /// The lines of an output file.
@@ -47,16 +47,17 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  /// Whether the record has an answer.
+  /// Whether the record has an answer. Throws Error{kInvalidArgument} if it was asked something
+  /// else then.
   bool has(const Record& record) const;
   /// Whether a torn last line was cut off.
   bool repaired() const noexcept { return repaired_; }
   /// Answers that do not say under which settings they were given.
   size_t unsettled() const noexcept { return unsettled_; }
 
-  /// Takes the errors of these records out of the file, which is replaced as a whole, so that each
-  /// is tried again and written once; returns how many records had one. In a folder that takes no
-  /// new file they stay, and the later line of a record counts.
+  /// Takes the errors of these records out of the file, so that each is tried again and written
+  /// once, and those without an id, which the input gives again. Returns how many of the records
+  /// had one. The file is replaced as a whole, or rewritten in a folder that takes no new file.
   size_t retry(const std::vector<Record>& records);
 
   /// Appends one line; on failure what was written of it is cut off again. Throws
@@ -71,6 +72,8 @@ class Output {
   void write_all(int descriptor, std::string_view text) const;
   /// Puts a file with this text in the place of the output; false if the folder takes no new file.
   bool replace(const std::string& text);
+  /// Writes what follows the first `from` bytes anew, in place.
+  void rewrite(const std::string& text, size_t from);
   void require_unchanged() const;
   [[noreturn]] void fail(const char* what, const char* cure) const;
 
@@ -79,7 +82,7 @@ class Output {
   off_t size_ = 0;
   bool repaired_ = false;
   size_t unsettled_ = 0;
-  std::set<std::string> answered_;  // ids, as JSON
+  std::map<std::string, nlohmann::ordered_json> answered_;  // what was asked, by id as JSON
   std::vector<OutputLine> failures_;
 };
 

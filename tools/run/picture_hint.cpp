@@ -1,6 +1,7 @@
 #include "tools/run/picture_hint.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <system_error>
 
@@ -17,16 +18,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_bundled(const fs::path& path) {
+/// Whether a picture is one that comes with the model, of this installation or of another.
+bool is_held_out(const fs::path& picture) {
+  constexpr std::array kFolders = {"pocket", "heldout"};
   std::error_code error;
-  const fs::path folder = fs::weakly_canonical(bundled_models(), error);
-  const fs::path file = fs::weakly_canonical(path, error);
-  return !error && std::ranges::mismatch(folder, file).in1 == folder.end();
+  const fs::path folder = fs::weakly_canonical(picture, error).parent_path();
+  return !error && !std::ranges::search(folder, kFolders).empty();
 }
 
 bool is_bundled_model(const std::string& model) {
   try {
-    return is_bundled(find_model(model, bundled_models(), &environment));
+    std::error_code error;
+    const fs::path bundled = fs::weakly_canonical(bundled_models(), error);
+    const fs::path folder =
+        fs::weakly_canonical(find_model(model, bundled_models(), &environment), error);
+    return !error && std::ranges::mismatch(bundled, folder).in1 == bundled.end();
   } catch (const Error&) {  // random weights, which nobody takes at their word
     return false;
   }
@@ -36,7 +42,11 @@ bool is_bundled_model(const std::string& model) {
 
 bool PictureHint::wants(const std::string& picture) {
   if (said_ || options_.quiet) return false;
-  if (picture != kStandardInput && is_bundled(picture_path(picture))) return false;
+  if (picture != kStandardInput) {
+    const fs::path path = picture_path(picture);
+    std::error_code ignored;
+    if (!fs::exists(path, ignored) || is_held_out(path)) return false;
+  }
   if (is_bundled_model(options_.session.model)) return true;
   said_ = true;  // nor for any other picture
   return false;
@@ -45,7 +55,7 @@ bool PictureHint::wants(const std::string& picture) {
 void PictureHint::say() {
   said_ = true;
   std::error_code ignored;
-  const fs::path examples = bundled_models() / "heldout";  // not part of an installation
+  const fs::path examples = bundled_models() / "heldout";  // KVLM_HOME may hold models alone
   print_message(
       "note: the bundled model knows only drawn scenes and documents{}; for photographs give -m a "
       "LLaVA-1.5 checkpoint\n",

@@ -13,7 +13,8 @@ class PictureHint {
   explicit PictureHint(const RunOptions& options) : options_(options) {}
 
   /// Whether asking the model about this picture, named as in read_picture(), deserves the hint:
-  /// the model is a bundled one, the picture is not, and nothing has been said yet.
+  /// the model is a bundled one, the picture is there and none of the bundled ones, and nothing has
+  /// been said yet.
   bool wants(const std::string& picture);
   void say();
   /// Both.

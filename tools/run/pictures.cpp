@@ -19,9 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of formats that are not read, too: such a file is named, not passed over.
-constexpr std::array<std::string_view, 21> kSuffixes = {
-    ".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif",  ".bmp",  ".dib",  ".pbm", ".pgm", ".ppm",
-    ".pnm", ".pam", ".tga",  ".tif",  ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl"};
+constexpr std::array<std::string_view, 19> kSuffixes = {
+    ".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif",  ".bmp",  ".dib", ".pgm", ".ppm",
+    ".pnm", ".tga", ".tif",  ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl"};
 
 std::string lower(std::string_view text) {
   std::string out(text);

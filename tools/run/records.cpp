@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <span>
 #include <system_error>
 
 #include "kernels/base/error.h"
@@ -16,12 +17,14 @@
 #include "tools/common/input_text.h"
 #include "tools/run/pictures.h"
 #include "tools/run/report.h"
+#include "vision/image.h"
 
 namespace kvlm {
 
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxBytes = size_t{1} << 29;
 constexpr size_t kMaxLineBytes = size_t{1} << 26;
@@ -109,12 +112,52 @@ bool is_pattern(const std::string& path) {
   return path.find_first_of("*?[") != std::string::npos && !fs::exists(path, ignored);
 }
 
+bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
+
+/// Refuses what was to be a file of records and is a picture, of a format that is read or not.
+void require_no_picture(std::string_view text, const std::string& name) {
+  const size_t start = text.find_first_not_of(" \t\r\n");
+  if (start == std::string_view::npos || text[start] == '{') return;
+  bool picture = is_picture_name(name);
+  try {
+    probe_image(std::as_bytes(std::span(text)), name);
+    picture = true;
+  } catch (const Error& error) {
+    picture = picture || error.code() == ErrorCode::kUnsupported;
+  }
+  if (!picture) return;
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("--batch {0} is a picture, not a file of records; give --image {0}, or "
+                          "for many a folder or a quoted pattern such as 'pictures/*.png'",
+                          printable(name)));
+}
+
+std::string absolute_path(const std::string& path) {
+  std::error_code unknown;
+  const fs::path absolute = fs::absolute(path, unknown);
+  return (unknown ? fs::path(path) : absolute).lexically_normal().string();
+}
+
+/// For messages: a path's end tells more than its beginning.
+std::string end_of_path(const std::string& path) {
+  constexpr size_t kLimit = 100;
+  if (path.size() <= kLimit) return printable(path);
+  size_t start = path.size() - kLimit;
+  while (start < path.size() && (static_cast<unsigned char>(path[start]) & 0xc0u) == 0x80) ++start;
+  return "..." + printable(path.substr(start));
+}
+
+bool same_path(const Json& a, const Json& b) {
+  std::error_code unknown;
+  return a == b || fs::equivalent(a.get<std::string>(), b.get<std::string>(), unknown);
+}
+
 std::vector<std::string> pictures_in(const std::string& folder) {
   std::vector<std::string> paths;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string path = it->path().string();
-    if (is_picture_name(path) && !is_folder(path)) paths.push_back(path);
+    if (is_picture_name(path) && !is_hidden(path) && !is_folder(path)) paths.push_back(path);
   }
   if (error) {
     throw Error(ErrorCode::kCorruptFile,
@@ -146,6 +189,37 @@ std::string folder_of(const std::string& pattern) {
 
 }  // namespace
 
+Json asked_of(const Record& record) {
+  Json asked = Json::object();
+  for (const std::string& image : record.images) asked["images"].push_back(absolute_path(image));
+  if (!record.prompt.empty()) asked["prompt"] = record.prompt;
+  return Json::parse(json_line(asked));  // as it is read back
+}
+
+std::optional<std::string> difference_of_asked(const Json& earlier, const Json& now) {
+  if (earlier.empty()) return std::nullopt;
+  const Json none = Json::array();
+  const Json before = earlier.value("images", none);
+  const Json after = now.value("images", none);
+  if (!std::ranges::equal(before, after, same_path)) {
+    const auto place = std::ranges::mismatch(before, after, same_path);
+    const auto name = [](const Json& images, auto at) {
+      return at == images.end()
+                 ? fmt::format("{} picture{}", images.size(), images.size() == 1 ? "" : "s")
+                 : end_of_path(at->template get<std::string>());
+    };
+    return fmt::format("about {}, and this start asks about {}", name(before, place.in1),
+                       name(after, place.in2));
+  }
+  const auto prompt = [](const Json& asked) {
+    return asked.contains("prompt")
+               ? fmt::format("the prompt \"{}\"", printable(asked["prompt"].get<std::string>()))
+               : std::string("no prompt of its own");
+  };
+  if (earlier.value("prompt", "") == now.value("prompt", "")) return std::nullopt;
+  return fmt::format("with {}, and this start has {}", prompt(earlier), prompt(now));
+}
+
 std::vector<Record> parse_records(std::string_view text, const fs::path& folder) {
   std::vector<Record> records;
   Ids ids;
@@ -175,6 +249,7 @@ std::vector<Record> picture_records(const std::vector<std::string>& paths, const
   for (const std::string& path : paths) {
     Record record;
     record.line = records.size() + 1;
+    record.listed = true;
     record.images.push_back(path == kStandardInput ? picture_file_path(path) : path);
     const std::string name =
         folder.empty() ? path : fs::path(path).lexically_relative(folder).string();
@@ -194,10 +269,11 @@ std::vector<Record> picture_records(const std::vector<std::string>& paths, const
 std::vector<Record> read_records(const std::string& batch, const std::string& output) {
   const bool folder = is_folder(batch);
   if (!folder && !is_pattern(batch)) {
-    return parse_records(read_input(batch, kMaxBytes, "--batch " + batch,
-                                    "a file with one JSON record a line, a folder of pictures, or "
-                                    "a pattern such as 'pictures/*.png'"),
-                         fs::path(batch).parent_path());
+    const std::string text = read_input(batch, kMaxBytes, "--batch " + batch,
+                                        "a file with one JSON record a line, a folder of pictures, "
+                                        "or a pattern such as 'pictures/*.png'");
+    require_no_picture(text, batch);
+    return parse_records(text, fs::path(batch).parent_path());
   }
   std::vector<std::string> paths = folder ? pictures_in(batch) : matches_of(batch);
   std::erase_if(paths, [&](const std::string& path) {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,11 +12,21 @@ namespace kvlm {
 /// One request of a batch, read but not judged: what is wrong with it becomes its result.
 struct Record {
   size_t line = 0;            ///< in the file, from 1; of a picture its place in the list
+  bool listed = false;        ///< a picture of a folder or of a pattern, not a line of a file
   nlohmann::ordered_json id;  ///< a string or an integer; null if the line has none
   std::vector<std::string> images;
   std::string prompt;
   std::string error;
 };
+
+/// What a record asks for by itself, as its answer carries it: {"images": [absolute paths],
+/// "prompt": text}, each only if it has some.
+nlohmann::ordered_json asked_of(const Record& record);
+
+/// "about a.png, and this start asks about b.png", if an answer to what was asked `earlier` is none
+/// to what is asked `now`; nothing is known of an empty object.
+std::optional<std::string> difference_of_asked(const nlohmann::ordered_json& earlier,
+                                               const nlohmann::ordered_json& now);
 
 /// The records of a text, one JSON object a line; blank lines are none. A relative picture is
 /// relative to `folder`. A line that is no record, or has the id of an earlier one, is a record
@@ -27,8 +38,8 @@ std::vector<Record> picture_records(const std::vector<std::string>& paths,
                                     const std::filesystem::path& folder);
 
 /// What --batch names, in order: the records of a file or of standard input ("-"), the pictures of
-/// a folder, or those that a pattern with *, ? or [] matches, sorted by name and without
-/// `output`. Throws Error{kCorruptFile} if it cannot be read or has no picture.
+/// a folder, or those that a pattern with *, ? or [] matches, sorted by name, without hidden ones
+/// and `output`. Throws Error{kCorruptFile} if it cannot be read, is a picture itself, or has none.
 std::vector<Record> read_records(const std::string& batch, const std::string& output);
 
 }  // namespace kvlm

@@ -9,6 +9,7 @@
 
 #include "kernels/base/printable.h"
 #include "kvcache/spec.h"
+#include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/run/report.h"
 
@@ -21,21 +22,41 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kLongestText = 200;
 constexpr size_t kBeginning = 60;
 
-/// A text that every record carries: whole, or its beginning with a hash (FNV-1a) of all of it.
+std::string hash_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return fmt::format("{:016x}", hash);
+}
+
+/// A text that every record carries: whole, or its beginning with a hash of all of it.
 std::string brief(const std::string& text) {
   if (text.size() <= kLongestText) return text;
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return fmt::format("{}... ({} bytes, {:016x})", printable(text.substr(0, kBeginning)),
-                     text.size(), hash);
+  return fmt::format("{}... ({} bytes, {})", printable(text.substr(0, kBeginning)), text.size(),
+                     hash_of(text));
+}
+
+/// A file that every record carries by its name, and by the hash of what it says.
+Json profile_flag(const std::string& path) {
+  return {{"file", brief(path)}, {"hash", hash_of(profile_text(read_profile(path)))}};
+}
+
+/// Whether a flag decided the same; of a file an earlier version wrote the name only.
+bool same_flag(const Json& before, const Json& now) {
+  if (!now.is_object()) return before == now;
+  const char* key = before.is_object() ? "hash" : "file";
+  return (before.is_object() ? before.value(key, Json()) : before) == now.value(key, Json());
 }
 
 std::string flag_text(const std::string& name, const Json& value) {
   std::string flag = "--" + name;
   std::ranges::replace(flag, '_', '-');
   if (value.is_null()) return "no " + flag;
-  const std::string text = value.is_string() ? value.get<std::string>() : json_line(value);
-  return fmt::format("{} {}", flag, printable(text));
+  const auto text = [](const Json& json) {
+    return printable(json.is_string() ? json.get<std::string>() : json_line(json));
+  };
+  if (!value.is_object()) return fmt::format("{} {}", flag, text(value));
+  return fmt::format("{} {} (of content {})", flag, text(value.value("file", Json())),
+                     text(value.value("hash", Json())));
 }
 
 bool same_model(const std::string& a, const std::string& b) {
@@ -59,7 +80,7 @@ BatchSettings batch_settings(const RunOptions& options) {
   put_text("dtype", session.dtype, defaults.dtype);
   put_text("image_backend", session.image_backend, defaults.image_backend);
   put_text("image_aspect", session.image_aspect, defaults.image_aspect);
-  put_text("kv_profile", session.kv_profile, defaults.kv_profile);
+  if (!session.kv_profile.empty()) flags["kv_profile"] = profile_flag(session.kv_profile);
   put_text("prompt", options.prompt, "");
   put_text("system", options.system, "");
   put("max_tokens", options.max_tokens.value_or(0), options.max_tokens.has_value());
@@ -87,7 +108,7 @@ std::optional<std::string> difference(const BatchSettings& earlier, const BatchS
   if (earlier.flags.is_null()) return std::nullopt;
   for (const auto& [name, value] : now.flags.items()) {
     const Json before = earlier.flags.value(name, Json());
-    if (before != value) return differ(flag_text(name, before), flag_text(name, value));
+    if (!same_flag(before, value)) return differ(flag_text(name, before), flag_text(name, value));
   }
   for (const auto& [name, value] : earlier.flags.items()) {
     if (!now.flags.contains(name)) return differ(flag_text(name, value), flag_text(name, Json()));

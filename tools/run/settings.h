@@ -16,8 +16,8 @@ struct BatchSettings {
   nlohmann::ordered_json flags;  ///< those given, by name: {"max_tokens": 8, "temp": 0.7}
 };
 
-/// Leaves out what does not change an answer: device, threads, batch size, memory. Throws Error if
-/// --kv is no policy.
+/// Leaves out what does not change an answer: device, threads, batch size, memory. Of --kv-profile
+/// it has a hash of what the file says. Throws Error if --kv is no policy or that no profile.
 BatchSettings batch_settings(const RunOptions& options);
 
 /// "with --kv f16, and this start has --kv kivi", if answers that `earlier` gave are not those that
