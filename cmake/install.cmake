@@ -9,7 +9,7 @@ if(TARGET vlm-run)
     INSTALL_RPATH_USE_LINK_PATH ON)  # the serial BLIS is in a folder of its own
   install(TARGETS vlm-run vlm-kv vlm-bench)
   install(DIRECTORY tools/pocket/pocket-llava tools/pocket/heldout DESTINATION ${data_dir}/pocket)
-  install(FILES tools/kv/plot.py DESTINATION ${data_dir}/kv)
+  install(FILES tools/kv/plot.py tools/kv/plot_data.py DESTINATION ${data_dir}/kv)
   foreach(program vlm-run vlm-kv vlm-bench)  # found by the name of the command
     install(FILES tools/completion/kvlm.bash RENAME ${program}
       DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -100,11 +101,24 @@ class Installed(unittest.TestCase):
         python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$1" >>"$SEEN"\n')
         python.chmod(0o755)
         seen = self.folder / "seen"
-        succeed(self.prefix / "bin/vlm-kv", "fidelity", "--kv", "uniform,keep=0.5", "--records", "1", "-n", "2",
-                "--data", self.data / "pocket/heldout/captions.jsonl", "--plot", self.folder / "plots",
-                env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "SEEN": str(seen)})
-        self.assertEqual(seen.read_text().splitlines()[-1], str(self.data / "kv/plot.py"))
-        self.assertTrue((self.data / "kv/plot.py").is_file())
+        models_alone = self.folder / "models"
+        models_alone.mkdir()
+        (models_alone / "pocket").symlink_to(self.data / "pocket")
+        for home in (self.data, models_alone):
+            seen.unlink(missing_ok=True)
+            succeed(self.prefix / "bin/vlm-kv", "fidelity", "--kv", "uniform,keep=0.5", "--records", "1", "-n", "2",
+                    "--data", self.data / "pocket/heldout/captions.jsonl", "--plot", self.folder / "plots",
+                    env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "SEEN": str(seen),
+                         "KVLM_HOME": str(home)})
+            self.assertEqual(set(seen.read_text().splitlines()), {str(self.data / "kv/plot.py")})
+
+    def test_scripts_find_the_modules_that_they_import(self):
+        for script in (self.data / "kv").glob("*.py"):
+            for module in re.findall(r"^ *(?:from|import) (\w+)", script.read_text(), re.MULTILINE):
+                if (ROOT / f"tools/kv/{module}.py").is_file():
+                    self.assertTrue((script.parent / f"{module}.py").is_file(), f"{script.name} imports {module}")
+        usage = run(sys.executable, "-B", self.data / "kv/plot.py", "x")  # imports, then refuses
+        self.assertEqual(usage.returncode, 2, usage.stderr)
 
     def test_every_program_and_subcommand_has_a_man_page(self):
         if shutil.which("help2man") is None:
@@ -128,7 +142,7 @@ class Installed(unittest.TestCase):
 
     def test_the_example_captions_a_picture(self):
         build = self.folder / "example"
-        succeed("cmake", "-S", ROOT / "examples", "-B", build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        succeed("cmake", "-G", "Ninja", "-S", ROOT / "examples", "-B", build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
                 f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
         succeed("cmake", "--build", build)
         out = succeed(build / "caption", self.data / "pocket/pocket-llava", self.data / SCENE)

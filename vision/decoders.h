@@ -15,6 +15,9 @@ namespace kvlm {
 /// begins as the format does and `name` is fit for messages; what throws, throws what decode_image
 /// says.
 
+/// What to give in place of a file that is no picture.
+inline constexpr char kReadableKinds[] = "a PNG, JPEG, WebP, GIF, BMP, PNM or TGA file";
+
 /// What stands before the pixels.
 struct ImageHeader {
   int64_t height = 0;

@@ -72,11 +72,11 @@ bool looks_like_text(std::string_view head) noexcept {
   if (looks_like_text(head)) {
     if (head.find("<svg") != std::string_view::npos) throw_unsupported("an SVG file", name);
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is text, not an image; give a PNG or JPEG file", name));
+                fmt::format("image {} is text, not an image; give {}", name, kReadableKinds));
   }
   throw Error(
       ErrorCode::kCorruptFile,
-      fmt::format("image {} is no image that is known here; give a PNG or JPEG file", name));
+      fmt::format("image {} is no image that is known here; give {}", name, kReadableKinds));
 }
 
 bool is_jpeg(std::string_view head) noexcept { return head.starts_with("\xff\xd8\xff"sv); }
@@ -117,7 +117,7 @@ constexpr std::array kFormats = {
 const Format& format_of(std::span<const std::byte> bytes, const std::string& name) {
   if (bytes.empty()) {
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is empty (zero bytes); give a PNG or JPEG file", name));
+                fmt::format("image {} is empty (zero bytes); give {}", name, kReadableKinds));
   }
   for (const Format& format : kFormats) {
     if (format.matches(as_text(bytes))) return format;

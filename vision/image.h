@@ -54,7 +54,8 @@ ImageInfo probe_image(std::span<const std::byte> bytes, const std::string& name,
 /// The bytes of a picture file, or of standard input for the path "-" (which can be read once).
 /// Refuses with Error{kCorruptFile} what is missing, no regular file (a pipe or a device could make
 /// it wait or read for ever), unreadable, longer than 1 GiB, or does not begin like a picture;
-/// with Error{kInvalidArgument} a path that holds a NUL. Never waits but for standard input.
+/// with Error{kInvalidArgument} a path that holds a NUL. Never waits but for standard input, where
+/// a signal whose handler was installed without SA_RESTART ends the wait: Error{kCancelled}.
 std::vector<std::byte> read_image(const std::filesystem::path& path);
 
 /// How messages call the picture of that path.

@@ -23,7 +23,7 @@ constexpr char kStandardInput[] = "-";
 
 [[noreturn]] void fail(const std::string& name, std::string_view what) {
   throw Error(ErrorCode::kCorruptFile,
-              fmt::format("image {} {}; give the path of a PNG or JPEG file", name, what));
+              fmt::format("image {} {}; give the path of {}", name, what, kReadableKinds));
 }
 
 /// A descriptor that is closed again, but for that of standard input.
@@ -76,7 +76,7 @@ std::vector<std::byte> read_all(int descriptor, size_t expected, const std::stri
       bytes.resize(std::min(std::max(least, filled * 2), kMaxFileBytes + 1));
     }
     const ssize_t count = ::read(descriptor, bytes.data() + filled, bytes.size() - filled);
-    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EINTR) throw Error(ErrorCode::kCancelled, "interrupted");
     if (count < 0) fail(name, fmt::format("cannot be read ({})", std::strerror(errno)));
     if (count == 0) break;
     const bool first = filled < kFirstPiece;

@@ -82,6 +82,17 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text.encode())
 
+    def wait_until_it_reads(self):
+        """Until the program catches Ctrl+C and sleeps, before it shows anything."""
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+            if "Name:\tvlm-" in status and caught >> signal.SIGINT - 1 & 1 and "State:\tS" in status:
+                return
+            time.sleep(0.01)
+        raise AssertionError("does not read")
+
     def status(self):
         """Reads to the end; the exit status."""
         end = time.monotonic() + TIMEOUT_S
@@ -138,6 +149,14 @@ class PhasesTest(unittest.TestCase):
                 self.assertLess(took, OBEYED_S)
                 # What came after the interrupt is not more of the phase.
                 self.assertNotIn("100 %", terminal.text)
+
+    def test_ctrl_c_is_obeyed_while_standard_input_is_awaited(self):
+        for arguments in (("--image", "-"), ("-p", "-"), ("--batch", "-", "--out", os.devnull)):
+            with self.subTest(arguments), Terminal("-m", MODEL, *arguments) as terminal:
+                terminal.wait_until_it_reads()
+                terminal.type("\x03")
+                self.assertEqual(terminal.status(), 130)
+                self.assertIn("vlm-run: interrupted", terminal.text)  # the first one is enough
 
     def test_ctrl_c_is_obeyed_while_it_answers(self):
         with Terminal("-m", MODEL, "--image", PICTURE, "-n", "400", "-t", "1", "--json",

@@ -57,11 +57,12 @@ std::string read_input(const std::string& path, size_t limit, const std::string&
       text.resize(std::min(std::max(size_t{1} << 16, filled * 2), limit + 1));
     }
     const ssize_t count = read(file.get(), text.data() + filled, text.size() - filled);
-    if (count < 0 && errno == EINTR && !interrupted()) continue;
-    if (count < 0 && errno != EINTR) {
-      refuse(fmt::format("cannot be read: {}", std::strerror(errno)));
+    if (count < 0 && errno == EINTR) {
+      if (interrupted()) throw Error(ErrorCode::kCancelled, "interrupted");
+      continue;
     }
-    if (count <= 0) break;
+    if (count < 0) refuse(fmt::format("cannot be read: {}", std::strerror(errno)));
+    if (count == 0) break;
     filled += static_cast<size_t>(count);
     if (filled > limit) refuse_size();
   }

@@ -52,6 +52,19 @@ void fill_standard_streams() noexcept {
   }
 }
 
+/// What is shipped with the program under that name, in the first of the places that has it.
+std::filesystem::path shipped(std::string_view name) {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    for (const char* data : {kInstalledData, "../../../tools"}) {  // <root>/build/<preset>/tools
+      std::filesystem::path path = (program.parent_path() / data / name).lexically_normal();
+      if (std::filesystem::exists(path, error)) return path;
+    }
+  }
+  return std::filesystem::path(kSourceFolder) / "tools" / name;
+}
+
 }  // namespace
 
 int run_program(std::string_view program, const std::function<int()>& body) {
@@ -107,16 +120,7 @@ std::optional<std::string> environment(std::string_view name) {
 
 std::filesystem::path bundled_models() {
   if (const auto home = environment("KVLM_HOME")) return std::filesystem::path(*home) / "pocket";
-  std::error_code error;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    for (const char* data : {kInstalledData, "../../../tools"}) {  // <root>/build/<preset>/tools
-      const std::filesystem::path models =
-          (program.parent_path() / data / "pocket").lexically_normal();
-      if (std::filesystem::is_directory(models, error)) return models;
-    }
-  }
-  return std::filesystem::path(kSourceFolder) / "tools/pocket";
+  return shipped("pocket");
 }
 
 std::string version_line() {
@@ -171,7 +175,7 @@ size_t parse_bytes(const std::string& text) {
 bool is_terminal(int descriptor) noexcept { return isatty(descriptor) == 1; }
 
 void run_script(const std::string& script, const std::vector<std::string>& arguments) {
-  const std::string path = (bundled_models().parent_path() / script).string();
+  const std::string path = shipped(script).string();
   std::vector<std::string> words{"python3", path};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;

@@ -35,8 +35,9 @@ std::optional<std::string> environment(std::string_view name);
 /// that it runs in, else of the one that it was built in.
 std::filesystem::path bundled_models();
 
-/// Runs a Python script of tools/, named relative to it; an installed one is found as the bundled
-/// models are. Throws Error{kUnsupported} with its exit status if it fails, having said why.
+/// Runs a Python script of tools/, named relative to it. It is looked for where the bundled models
+/// are, but whatever KVLM_HOME is: it goes with the program. Throws Error{kUnsupported} with its
+/// exit status if it fails, having said why.
 void run_script(const std::string& script, const std::vector<std::string>& arguments);
 
 /// Commit, compiler, CPU target and CUDA version, as --version prints them and --json carries them.
