@@ -243,7 +243,7 @@ ELSEWHERE = {
     "tools/test.sh --lint": "runs this test",
     "cmake --install build/release --prefix PREFIX": "tests/install_test.py does it",
     "cmake --build --preset release": "builds the tree",
-    "cmake -S examples -B build/examples -DCMAKE_PREFIX_PATH=PREFIX && cmake --build build/examples":
+    "cmake -G Ninja -S examples -B build/examples -DCMAKE_PREFIX_PATH=PREFIX && cmake --build build/examples":
         "tests/install_test.py does it",
     "python3 tests/mutants/run.py": "builds and tests the tree once a mutant; list_test.py keeps its list applicable",
     "cmake --preset cuda": "builds the tree; tools/test.sh does where nvcc is",
@@ -316,13 +316,17 @@ OPTIONS = [
          [one(lambda row: len(row["tokens"]) == 3 and row["finish_reason"] == "length")]),
     Case("vlm-run --image a.png --temp 1.5 --top-k 1 -q", [says("caption")]),  # the likeliest is all there is
     Case("vlm-run --image a.png --temp 5 --top-p 0.000001 --seed 7 -q", [says("caption")]),
-    Case("vlm-run --image a.png --temp 50 --seed 7 -n 12 -q", [lambda o: o.out.strip() == o.facts["caption"]]),
+    Case("vlm-run --image a.png --temp 50 --seed 7 -n 4 -q && vlm-run --image a.png --temp 50 --seed 8 -n 4 -q",
+         [lambda o: (lines := o.out.split("\n"))[0] == lines[1] and "two seeds draw the same",
+          lambda o: o.facts["caption"].startswith(o.out.split("\n")[0].strip()) and "as greedy"]),
     Case("vlm-run --image a.png --repeat-penalty 100 -n 12 --json",
          [one(lambda row: len(set(row["tokens"])) == len(row["tokens"]) == 12)]),
     Case('vlm-run --image a.png --stop " objects" --json',
          [one(lambda row: row["text"].strip() == "There are seven" and row["finish_reason"] == "stop")]),
     Case("vlm-run --image a.png --kv prefixkv,keep=0.5 --kv-profile pocket.profile.json -n 4 --json",
          [one(lambda row: row["kv"]["spec"].startswith("prefixkv") and row["kv"]["slots"] < 0.6 * 590)]),
+    Case("vlm-kv explain prefixkv,profile=official -m pocket --tokens 600 --visual 576 --kv-profile pocket.profile.json",
+         [prints("prefixkv", "600 tokens")]),
     Case("vlm-run --image a.png --kv-memory 10MB -q", [says("caption")]),
     Case("vlm-run --image a.png --kv-memory 10KB -q", [complains("does not fit", "cache memory")], status=1),
     Case("vlm-run --image a.png --device cuda", [refuses_a_gpu], status=1),

@@ -82,12 +82,22 @@ class Orderings(unittest.TestCase):
         self.assertEqual(chance.others, ["random,keep=0.5", "random,keep=0.5,seed=1"])
         self.assertEqual(orderings.judge(["holds", "holds"]), "holds")
         self.assertEqual(orderings.judge(["holds", "not decided"]), "not decided: holds; not decided")
+        self.assertEqual(orderings.judge(["holds", "holds, with more bytes"]), "holds, with more bytes")
 
     def test_other_images_are_refused(self):
         right = right_captions()
         fewer = dict(list(right.items())[1:])
-        with self.assertRaisesRegex(SystemExit, "one of the specs only"):
+        with self.assertRaisesRegex(SystemExit, f"{IMAGES - 1} of {IMAGES} requests"):
             self.compared(right, fewer)
+        with self.assertRaisesRegex(SystemExit, "one of the specs only"):
+            self.compared(right, fewer | {"scene_199": "nothing"})
+
+    def test_an_image_without_an_answer_is_refused(self):
+        self.write("a", right_captions(), 2.0)
+        path = next(self.work.folder.glob("a.captions.*"))
+        path.write_text(path.read_text().replace('"text"', '"error"', 1))
+        with self.assertRaisesRegex(SystemExit, "has no answer"):
+            self.work.texts("a", "captions")
 
     def test_every_claim_compares_specs_that_are_run(self):
         run = set(policies.all_specs())

@@ -75,13 +75,13 @@ CLAIMS = [
     Claim("PrefixKV above chance, at 0.9", "prefixkv,keep=0.9", "random,head_shared=on,keep=0.9", "score and budgets"),
     Claim("PrefixKV above chance, at 0.5", "prefixkv,keep=0.5", "random,head_shared=on,keep=0.5", "score and budgets"),
     Claim("PrefixKV above chance, at 0.2", "prefixkv,keep=0.2", "random,head_shared=on,keep=0.2", "score and budgets"),
-    Claim("H2O above chance, at 0.5", "h2o,keep=0.5", "random,keep=0.5", "the rule"),
-    Claim("SnapKV above chance, at 0.5", "snapkv,keep=0.5", "random,keep=0.5", "the rule"),
-    Claim("PyramidKV above chance, at 0.5", "pyramidkv,keep=0.5", "random,keep=0.5", "the rule"),
-    Claim("TOVA above chance, at 0.5", "tova,keep=0.5", "random,head_shared=on,keep=0.5", "the rule"),
-    Claim("VL-Cache above chance, at 0.5", "vlcache,keep=0.5", "random,head_shared=on,keep=0.5", "the rule"),
-    Claim("Elastic above chance, at 0.5", "elastic,keep=0.5", "random,head_shared=on,keep=0.5", "the rule"),
-    Claim("StreamingLLM above chance, at 0.5", "streaming,keep=0.5", "random,head_shared=on,keep=0.5", "the rule"),
+    Claim("H2O above chance, at 0.5", "h2o,keep=0.5", "random,keep=0.5", "rule, eviction and bits"),
+    Claim("SnapKV above chance, at 0.5", "snapkv,keep=0.5", "random,keep=0.5", "rule, eviction and bits"),
+    Claim("PyramidKV above chance, at 0.5", "pyramidkv,keep=0.5", "random,keep=0.5", "rule, eviction and bits"),
+    Claim("TOVA above chance, at 0.5", "tova,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
+    Claim("VL-Cache above chance, at 0.5", "vlcache,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
+    Claim("Elastic above chance, at 0.5", "elastic,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
+    Claim("StreamingLLM above chance, at 0.5", "streaming,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
     Claim("packing all rows beats dropping some at equal bytes", "int4", "vlcache,keep=0.28",
           "4.5 bits of all rows, or 16 bits of 28 %"),
 ]
@@ -164,8 +164,10 @@ def compare(work: Evaluation, better: str, worse: str) -> Comparison:
 
 
 def judge(verdicts: list[str]) -> str:
-    """One verdict of several comparisons: theirs if they agree."""
-    return verdicts[0] if len(set(verdicts)) == 1 else f"not decided: {'; '.join(verdicts)}"
+    """One verdict of several comparisons: theirs if they agree, with whatever any of them adds."""
+    if len({verdict.split(",")[0] for verdict in verdicts}) == 1:
+        return max(verdicts, key=len)
+    return f"not decided: {'; '.join(verdicts)}"
 
 
 def row(work: Evaluation, claim: Claim) -> str:
@@ -182,6 +184,7 @@ def main() -> int:
     parser.add_argument("--fidelity", type=int, default=100, help="as policies.py had it")
     options = parser.parse_args()
     work = Evaluation(options.out, options.images, options.fidelity)
+    print(f"{options.images} images of each set, {options.fidelity} captions for bits and KL.\n")
     print("| claim | specs | they differ in | stored bits | exact | slots, % (difference) | ANLS (difference) | KL | |")
     print("|---|---|---|---|---|---|---|---|---|")
     claims = [claim for claim in CLAIMS if all(work.answered(spec) for spec in (claim.better, *claim.others))]

@@ -5,7 +5,7 @@
     tools/eval/orderings.py --out OUT      which of the papers' orderings these answers carry
 
 Runs `vlm-run --batch` over the held-out captions and documents once for every spec, and `vlm-kv fidelity` over captions,
-scores the answers with tools/pocket/score.py, and prints a Markdown table with 95 % intervals (bootstrap over images).
+on the CPU, scores the answers with tools/pocket/score.py, and prints a Markdown table with 95 % intervals (bootstrap over images).
 Stored bits are those of fidelity's forced text, the same rows for every spec, so that an answer's own length moves no
 figure. A second start goes on where the first stopped. Standard library only.
 """
@@ -170,7 +170,13 @@ class Evaluation:
         if not path.exists():
             raise SystemExit(f"{path} is missing; run tools/eval/policies.py --out {self.folder} --kv '{spec}' first")
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        return {record["id"]: record.get("text", "") for record in records}
+        for record in records:
+            if "text" not in record:
+                raise SystemExit(f"{path}: {record['id']} has no answer ({record.get('error')}); mend that and run again")
+        texts = {record["id"]: record["text"] for record in records}
+        if len(texts) != self.images:
+            raise SystemExit(f"{path} has answers to {len(texts)} of {self.images} requests; run policies.py to its end")
+        return texts
 
     def answer_bits(self, spec: str, name: str) -> list[float]:
         """Stored bits at the end of every answer; an answer's length moves them."""
