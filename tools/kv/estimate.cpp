@@ -50,7 +50,7 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
 
 Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt,
                   const PolicyProfile* profile) {
-  if (const auto reason = unsupported(spec, shape)) {
+  if (const auto reason = unsupported(spec, shape, profile)) {
     throw Error(ErrorCode::kUnsupported, *reason);
   }
   const Composition composition = compose(spec);
