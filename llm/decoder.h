@@ -50,8 +50,9 @@ class Decoder {
 
   /// Runs cache.begin(), all layers and cache.end(), and tells stream.watch() of every layer of
   /// prompts, as phase "prefill". Throws Error{kCancelled} when it wants no more: layers may hold
-  /// different rows then, and the step's sequences must be closed. The returned view, (sequences, vocab) or with
-  /// all_logits (rows, vocab), f32, is valid until the next call; the caller may overwrite it.
+  /// different rows then, and the step's sequences must be closed. The returned view, (sequences,
+  /// vocab) or with all_logits (rows, vocab), f32, is valid until the next call; the caller may
+  /// overwrite it.
   virtual TensorView forward(const DecoderStep& step, KvCache& cache, Stream& stream,
                              const Tap& tap) = 0;
 };

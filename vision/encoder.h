@@ -24,7 +24,8 @@ class VisionEncoder {
 
   /// (3, height, width) f32 pixel values to (tokens, width) f32 features, valid until the next
   /// call. Tells stream.watch() of every layer, as phase "vision". Throws Error{kInvalidArgument}
-  /// if the picture has another size than the tower's, Error{kCancelled} if the watch wants no more.
+  /// if the picture has another size than the tower's, Error{kCancelled} if the watch wants no
+  /// more.
   virtual ConstTensorView encode(ConstTensorView pixels, Stream& stream, const VisionTap& tap) = 0;
 };
 
