@@ -108,6 +108,9 @@ LineEditor::~LineEditor() {
 LineEditor::End LineEditor::read(std::string& line) {
   int count = 0;
   el_resize(state_->editor);  // the user may have changed the terminal's size
+  // Before the prompt: who sees it may type any key, and Ctrl+D means nothing to raw input when it
+  // was typed before that.
+  el_set(state_->editor, EL_PREP_TERM, 1);
   const char* text = el_gets(state_->editor, &count);
   if (text == nullptr || count <= 0) {
     el_reset(state_->editor);
