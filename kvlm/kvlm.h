@@ -5,5 +5,5 @@
 #include "kernels/base/error.h"
 #include "runtime/captioner.h"
 #include "runtime/generator.h"
-#include "runtime/model_path.h"
+#include "runtime/loading/model_path.h"
 #include "vision/image.h"

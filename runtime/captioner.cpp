@@ -6,9 +6,9 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/registry.h"
-#include "runtime/checkpoint.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
+#include "runtime/loading/checkpoint.h"
 #include "runtime/prompt.h"
 #include "runtime/spec_file.h"
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kernels/base/device.h"
+#include "runtime/loading/source.h"
 #include "runtime/model.h"
 #include "vision/image.h"
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "kernels/base/printable.h"
-#include "runtime/config.h"
 #include "runtime/families/llava15.h"
 #include "runtime/family.h"
+#include "runtime/loading/config.h"
 
 namespace kvlm {
 
@@ -33,15 +33,6 @@ const Family& family_of(const nlohmann::json& config, const std::string& name) {
       fmt::format("{}: config.json has model_type \"{}\", which is not built in; built in are "
                   "{}",
                   printable(name), printable(model_type), fmt::join(known, ", ")));
-}
-
-ModelSource open_source(Checkpoint& checkpoint, const std::string& name) {
-  ModelSource source;
-  source.name = name;
-  source.config = checkpoint.config();
-  source.file = [&checkpoint](const std::string& file) { return checkpoint.text(file); };
-  source.weights = checkpoint.take_weights();
-  return source;
 }
 
 }  // namespace kvlm

@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "runtime/checkpoint.h"
+#include "runtime/loading/source.h"
 #include "runtime/model.h"
 
 namespace kvlm {
@@ -27,8 +27,5 @@ std::span<const Family> families();
 
 /// The family of a config.json. Throws Error{kUnsupported} listing what is built in.
 const Family& family_of(const nlohmann::json& config, const std::string& name);
-
-/// A checkpoint folder as a source; its weights are mapped, not read.
-ModelSource open_source(Checkpoint& checkpoint, const std::string& name);
 
 }  // namespace kvlm

@@ -2,54 +2,24 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "kernels/base/weights.h"
+#include "kernels/base/tensor.h"
 #include "llm/decoder.h"
-#include "llm/sampler.h"
 #include "llm/tokenizer.h"
 #include "runtime/chat_template.h"
+#include "runtime/loading/generation_config.h"
 #include "vision/image.h"
-#include "vision/preprocess.h"
 
 namespace kvlm {
-
-/// What a model is assembled from: a checkpoint on disk, or random weights of the same shape.
-struct ModelSource {
-  std::string name;
-  nlohmann::json config;  ///< config.json
-  /// The bytes of a further file of the checkpoint, or nothing if it has none of that name.
-  std::function<std::optional<std::string>(const std::string& file_name)> file;
-  WeightMap weights;
-};
-
-/// How a model is to be loaded.
-struct LoadOptions {
-  /// Weights are converted to this type; nothing keeps the checkpoint's own.
-  std::optional<DType> dtype;
-  /// Whose image processor is followed to the bit; the reference's default is torchvision.
-  ResizeBackend image_backend = ResizeBackend::kTorchvision;
-  /// Pad to a square (the original LLaVA code) or crop; nothing follows preprocessor_config.json.
-  std::optional<bool> pad_to_square;
-};
 
 /// A picture ready for the vision tower.
 struct ImageInput {
   Tensor pixels;   ///< (3, height, width) f32
   int tokens = 0;  ///< visual tokens it becomes
-};
-
-/// What generation_config.json says.
-struct GenerationDefaults {
-  std::vector<int32_t> eos_ids;
-  SamplerOptions sampling;
-  int max_tokens = 128;
 };
 
 /// One vision-language model, put together: everything between a picture and logits. Built by a

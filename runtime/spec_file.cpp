@@ -11,8 +11,8 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "runtime/config.h"
-#include "runtime/mapped_file.h"
+#include "runtime/loading/config.h"
+#include "runtime/loading/mapped_file.h"
 
 namespace kvlm {
 

@@ -11,7 +11,7 @@
 #include "kernels/base/error.h"
 #include "kernels/fill.h"
 #include "kvcache/spec.h"
-#include "runtime/config.h"
+#include "runtime/loading/config.h"
 
 namespace kvlm {
 

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/model.h"
+#include "runtime/loading/source.h"
 
 namespace kvlm {
 

@@ -10,8 +10,12 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "llm/llama.h"
-#include "runtime/submodel_config.h"
-#include "runtime/weight_names.h"
+#include "runtime/loading/clip_config.h"
+#include "runtime/loading/decoder_config.h"
+#include "runtime/loading/fields.h"
+#include "runtime/loading/image_processor.h"
+#include "runtime/loading/tokenizer_files.h"
+#include "runtime/loading/weight_names.h"
 #include "vision/projector.h"
 
 namespace kvlm {
@@ -20,6 +24,8 @@ namespace {
 
 constexpr std::string_view kCaptionPrompt = "Describe the image.";
 constexpr std::string_view kImageToken = "<image>";
+/// Tower layers after the last one whose output is used.
+constexpr std::array<std::string_view, 1> kUnreadTensors = {"model.vision_tower.encoder.layers."};
 
 /// The prompt of the Hugging Face conversions, for checkpoints that carry no template of their own:
 /// "USER: <image>\nQUESTION ASSISTANT:" (models.md 9.2).
@@ -102,64 +108,6 @@ class Llava15 final : public Model {
   std::unique_ptr<Decoder> decoder_;
 };
 
-/// A JSON file of the source; absent reads as an empty object.
-nlohmann::json read_json(const ModelSource& source, const std::string& file) {
-  const auto text = source.file(file);
-  return text ? parse_json(*text, file) : nlohmann::json::object();
-}
-
-PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& options) {
-  const nlohmann::json processor = read_json(source, "processor_config.json");
-  const ConfigReader outer(processor, "processor_config.json");
-  if (outer.has("image_processor")) {
-    return parse_preprocess(outer.object("image_processor"), options);
-  }
-  const nlohmann::json image_processor = read_json(source, "preprocessor_config.json");
-  if (image_processor.empty()) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("{} has no preprocessor_config.json, which says how pictures are resized "
-                    "and normalised; download it from the model's page",
-                    source.name));
-  }
-  return parse_preprocess(ConfigReader(image_processor, "preprocessor_config.json"), options);
-}
-
-/// The tower takes pictures of one size; every other one would fail only when it is fed.
-void check_picture_size(const PreprocessSpec& preprocess, int image_size) {
-  const auto size = preprocessed_size(preprocess);
-  if (size == std::array{image_size, image_size}) return;
-  throw Error(
-      ErrorCode::kCorruptFile,
-      fmt::format("preprocessor_config.json makes pictures of {}, but the tower of config.json "
-                  "takes {} x {} (vision_config.image_size); the two files do not belong together",
-                  size ? fmt::format("{} x {}", (*size)[0], (*size)[1]) : "any size", image_size,
-                  image_size));
-}
-
-/// The template writes <image>, the tokenizer makes an id of it, and config.json says which.
-void check_image_id(const Tokenizer& tokenizer, int32_t expected) {
-  const auto id = tokenizer.id_of(kImageToken);
-  if (id == expected) return;
-  throw Error(ErrorCode::kCorruptFile,
-              fmt::format("config.json says that pictures stand for token {} (image_token_index), "
-                          "but the tokenizer's {} is {}; the two files do not belong together",
-                          expected, kImageToken, id ? fmt::format("token {}", *id) : "no token"));
-}
-
-/// Tensors that nobody took mean a checkpoint of another shape, except tower layers after the last
-/// one whose output is used.
-void refuse_leftovers(const WeightMap& weights) {
-  for (const std::string& name : weights.remaining()) {
-    if (name.starts_with("model.vision_tower.encoder.layers.")) continue;
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("the weights hold tensor {}, which config.json has no place for; the weights "
-                    "and the configuration do not belong together",
-                    name));
-  }
-}
-
 Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream& stream)
     : name_(source.name) {
   const ConfigReader config(source.config, "config.json");
@@ -170,8 +118,9 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream& stream)
   defaults_ = parse_generation(ConfigReader(generation, "generation_config.json"), config);
   const TokenizerConfig tokens = read_tokenizer_config(source);
   named_tokens_ = tokens.named_tokens;
-  tokenizer_ = load_tokenizer(source, tokens, {image_id_, std::string(kImageToken)});
-  check_image_id(*tokenizer_, image_id_);
+  const AddedToken placeholder{image_id_, std::string(kImageToken)};
+  tokenizer_ = load_tokenizer(source, tokens, placeholder);
+  check_placeholder(*tokenizer_, placeholder, "image_token_index");
   template_ = std::make_unique<ChatTemplate>(load_chat_template(source, kTemplate));
 
   WeightMap& weights = source.weights;
@@ -184,7 +133,7 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream& stream)
                                      llava.projector_bias, weights, "model.multi_modal_projector.");
   decoder_ = make_llama(llava.text, weights, "model.language_model.");
   dtype_ = options.dtype.value_or(decoder_->weight_dtype());
-  refuse_leftovers(weights);
+  refuse_leftovers(weights, kUnreadTensors);
   check_picture_size(preprocess_, llava.vision.image_size);
 }
 

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "kvcache/kv_cache.h"
+#include "runtime/loading/source.h"
 #include "runtime/model.h"
 
 namespace kvlm {

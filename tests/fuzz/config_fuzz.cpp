@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "kernels/base/error.h"
-#include "runtime/config.h"
+#include "runtime/loading/config.h"
 
 namespace {
 

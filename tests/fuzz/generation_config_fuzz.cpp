@@ -9,7 +9,7 @@
 
 #include "kernels/base/error.h"
 #include "llm/unicode.h"
-#include "runtime/submodel_config.h"
+#include "runtime/loading/generation_config.h"
 
 namespace {
 

@@ -9,7 +9,9 @@
 
 #include "kernels/base/error.h"
 #include "llm/unicode.h"
-#include "runtime/submodel_config.h"
+#include "runtime/loading/clip_config.h"
+#include "runtime/loading/decoder_config.h"
+#include "runtime/loading/image_processor.h"
 
 namespace {
 

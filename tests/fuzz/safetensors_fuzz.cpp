@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/safetensors.h"
+#include "runtime/loading/safetensors.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include "runtime/family.h"
 #include "runtime/synthetic.h"
 #include "tests/runtime/golden.h"
-#include "tests/runtime/safetensors_writer.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 
 namespace kvlm {
 namespace {

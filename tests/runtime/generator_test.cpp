@@ -16,8 +16,8 @@
 #include "kvcache/formula.h"
 #include "tests/allocations.h"
 #include "tests/runtime/golden.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 #include "tests/runtime/recording_model.h"
-#include "tests/runtime/safetensors_writer.h"
 
 namespace kvlm {
 namespace {

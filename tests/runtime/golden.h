@@ -21,7 +21,8 @@
 #include "kvcache/registry.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
-#include "runtime/safetensors.h"
+#include "runtime/loading/checkpoint.h"
+#include "runtime/loading/safetensors.h"
 #include "tests/source_folder.h"
 
 namespace kvlm::test {

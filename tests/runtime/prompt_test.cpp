@@ -7,7 +7,7 @@
 
 #include "kernels/base/error.h"
 #include "tests/runtime/golden.h"
-#include "tests/runtime/safetensors_writer.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 
 namespace kvlm {
 namespace {

@@ -10,9 +10,9 @@
 #include "kernels/base/error.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
-#include "runtime/submodel_config.h"
+#include "runtime/loading/checkpoint.h"
 #include "tests/runtime/golden.h"
-#include "tests/runtime/safetensors_writer.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 
 namespace kvlm {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/checkpoint.h"
 #include "runtime/family.h"
-#include "runtime/model_path.h"
+#include "runtime/loading/checkpoint.h"
+#include "runtime/loading/model_path.h"
 #include "runtime/synthetic.h"
 #include "tools/common/program.h"
 

@@ -7,9 +7,9 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/registry.h"
-#include "runtime/checkpoint.h"
 #include "runtime/family.h"
-#include "runtime/model_path.h"
+#include "runtime/loading/checkpoint.h"
+#include "runtime/loading/model_path.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "runtime/synthetic.h"

@@ -10,8 +10,8 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "kvcache/registry.h"
-#include "runtime/config.h"
 #include "runtime/forced_run.h"
+#include "runtime/loading/config.h"
 #include "tools/common/lines.h"
 #include "vision/image.h"
 

@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "kernels/base/error.h"
-#include "runtime/model_path.h"
+#include "runtime/loading/model_path.h"
 #include "tools/common/input_text.h"
 #include "tools/common/messages.h"
 #include "tools/common/program.h"

@@ -13,7 +13,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "kvcache/words.h"
-#include "runtime/config.h"
+#include "runtime/loading/config.h"
 #include "tools/common/input_text.h"
 #include "tools/run/pictures.h"
 #include "tools/run/report.h"

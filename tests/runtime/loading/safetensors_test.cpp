@@ -1,10 +1,10 @@
-#include "runtime/safetensors.h"
+#include "runtime/loading/safetensors.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/runtime/safetensors_writer.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 
 namespace kvlm {
 namespace {

@@ -1,6 +1,11 @@
-#include "runtime/weight_names.h"
+#include "runtime/loading/weight_names.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
+
+#include "kernels/base/error.h"
 
 namespace kvlm {
 
@@ -70,6 +75,20 @@ std::string canonical_llava_name(std::string_view name) {
   apply(kNestedTower, canonical);
   apply(kTowerModel, canonical);
   return is_ignorable(canonical) ? std::string() : canonical;
+}
+
+void refuse_leftovers(const WeightMap& weights, std::span<const std::string_view> unread) {
+  for (const std::string& name : weights.remaining()) {
+    if (std::any_of(unread.begin(), unread.end(),
+                    [&](std::string_view prefix) { return name.starts_with(prefix); })) {
+      continue;
+    }
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("the weights hold tensor {}, which config.json has no place for; the weights "
+                    "and the configuration do not belong together",
+                    name));
+  }
 }
 
 }  // namespace kvlm

@@ -1,4 +1,4 @@
-#include "runtime/checkpoint.h"
+#include "runtime/loading/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "runtime/weight_names.h"
-#include "tests/runtime/safetensors_writer.h"
+#include "runtime/loading/weight_names.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 #include "tests/source_folder.h"
 
 namespace kvlm {

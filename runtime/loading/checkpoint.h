@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/base/weights.h"
+#include "runtime/loading/source.h"
 
 namespace kvlm {
 
@@ -56,5 +57,8 @@ class Checkpoint {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// A checkpoint folder as a source; its weights are mapped, not read.
+ModelSource open_source(Checkpoint& checkpoint, const std::string& name);
 
 }  // namespace kvlm

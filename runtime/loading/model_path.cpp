@@ -1,4 +1,4 @@
-#include "runtime/model_path.h"
+#include "runtime/loading/model_path.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

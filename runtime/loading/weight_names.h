@@ -1,7 +1,10 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
+
+#include "kernels/base/weights.h"
 
 namespace kvlm {
 
@@ -18,5 +21,10 @@ namespace kvlm {
 /// Returns "" for tensors that no model reads: rotary caches, position_ids, and the towers'
 /// post_layernorm, pooling head and visual_projection. Fits WeightMap::rename.
 std::string canonical_llava_name(std::string_view name);
+
+/// Tensors that nobody took mean a checkpoint of another shape: throws Error{kCorruptFile} naming
+/// one, unless its name starts with one of `unread` (tower layers after the last whose output is
+/// used).
+void refuse_leftovers(const WeightMap& weights, std::span<const std::string_view> unread);
 
 }  // namespace kvlm

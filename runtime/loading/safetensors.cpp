@@ -1,4 +1,4 @@
-#include "runtime/safetensors.h"
+#include "runtime/loading/safetensors.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "runtime/config.h"
+#include "runtime/loading/config.h"
 
 namespace kvlm {
 

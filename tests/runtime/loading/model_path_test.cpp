@@ -1,11 +1,11 @@
-#include "runtime/model_path.h"
+#include "runtime/loading/model_path.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 
-#include "tests/runtime/safetensors_writer.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 
 namespace kvlm {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/config.h"
+#include "runtime/loading/config.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/checkpoint.h"
+#include "runtime/loading/checkpoint.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,9 +19,9 @@
 #include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "runtime/config.h"
-#include "runtime/mapped_file.h"
-#include "runtime/safetensors.h"
+#include "runtime/loading/config.h"
+#include "runtime/loading/mapped_file.h"
+#include "runtime/loading/safetensors.h"
 
 namespace kvlm {
 
@@ -437,5 +437,14 @@ size_t Checkpoint::weight_bytes(std::optional<DType> dtype) const noexcept {
 }
 
 const std::vector<std::string>& Checkpoint::warnings() const noexcept { return state_->warnings; }
+
+ModelSource open_source(Checkpoint& checkpoint, const std::string& name) {
+  ModelSource source;
+  source.name = name;
+  source.config = checkpoint.config();
+  source.file = [&checkpoint](const std::string& file) { return checkpoint.text(file); };
+  source.weights = checkpoint.take_weights();
+  return source;
+}
 
 }  // namespace kvlm

@@ -1,4 +1,4 @@
-#include "runtime/weight_names.h"
+#include "runtime/loading/weight_names.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/mapped_file.h"
+#include "runtime/loading/mapped_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,11 +1,11 @@
-#include "runtime/config.h"
+#include "runtime/loading/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "tests/runtime/safetensors_writer.h"
+#include "tests/runtime/loading/safetensors_writer.h"
 
 namespace kvlm {
 namespace {

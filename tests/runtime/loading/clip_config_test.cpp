@@ -1,0 +1,134 @@
+#include "runtime/loading/clip_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/base/error.h"
+#include "tests/runtime/loading/safetensors_writer.h"
+
+namespace kvlm {
+namespace {
+
+using nlohmann::json;
+using test::error_of;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+ClipConfig clip(const json& config) {
+  const ConfigReader reader(config, "config.json");
+  return parse_clip_config(reader.object("vision_config"), reader);
+}
+
+template <class Parse>
+std::string failure(Parse&& parse, ErrorCode code = ErrorCode::kCorruptFile) {
+  const Error error = error_of(parse);
+  EXPECT_EQ(error.code(), code) << error.what();
+  return error.what();
+}
+
+TEST(ClipConfig, MissingVisionConfigIsTheTowerOfLlava) {
+  for (const json& config : {json::object(), json{{"vision_config", nullptr}}}) {
+    const ClipConfig tower = clip(config);
+    EXPECT_EQ(tower.hidden, 1024);
+    EXPECT_EQ(tower.intermediate, 4096);
+    EXPECT_EQ(tower.layers, 24);
+    EXPECT_EQ(tower.heads, 16);
+    EXPECT_EQ(tower.image_size, 336);
+    EXPECT_EQ(tower.patch_size, 14);
+    EXPECT_EQ(tower.eps, 1e-5f);
+    EXPECT_EQ(tower.activation, Activation::kQuickGelu);
+    EXPECT_THAT(tower.feature_layers, ElementsAre(-2));
+    EXPECT_FALSE(tower.keep_class_token);
+  }
+}
+
+TEST(ClipConfig, MissingFieldsTakeTheClassDefaultsOfClip) {
+  for (const json& vision : {json::object(), json{{"model_type", "clip_vision_model"}}}) {
+    const ClipConfig tower = clip({{"vision_config", vision}});
+    EXPECT_EQ(tower.hidden, 768);
+    EXPECT_EQ(tower.intermediate, 3072);
+    EXPECT_EQ(tower.layers, 12);
+    EXPECT_EQ(tower.heads, 12);
+    EXPECT_EQ(tower.image_size, 224);
+    EXPECT_EQ(tower.patch_size, 32);
+    EXPECT_EQ(tower.eps, 1e-5f);
+    EXPECT_EQ(tower.activation, Activation::kQuickGelu);
+  }
+}
+
+TEST(ClipConfig, ReadsWhatTheFileSays) {
+  const ClipConfig tower = clip({{"vision_config",
+                                  {{"hidden_size", 32},
+                                   {"intermediate_size", 64},
+                                   {"num_hidden_layers", 3},
+                                   {"num_attention_heads", 2},
+                                   {"image_size", 56},
+                                   {"patch_size", 14},
+                                   {"layer_norm_eps", 1e-6},
+                                   {"hidden_act", "gelu"}}},
+                                 {"vision_feature_layer", -1},
+                                 {"vision_feature_select_strategy", "full"}});
+  EXPECT_EQ(tower.hidden, 32);
+  EXPECT_EQ(tower.intermediate, 64);
+  EXPECT_EQ(tower.layers, 3);
+  EXPECT_EQ(tower.heads, 2);
+  EXPECT_EQ(tower.image_size, 56);
+  EXPECT_EQ(tower.patch_size, 14);
+  EXPECT_EQ(tower.eps, 1e-6f);
+  EXPECT_EQ(tower.activation, Activation::kGelu);
+  EXPECT_THAT(tower.feature_layers, ElementsAre(-1));
+  EXPECT_TRUE(tower.keep_class_token);
+}
+
+TEST(ClipConfig, FeatureLayersMayBeAList) {
+  EXPECT_THAT(clip({{"vision_feature_layer", {-2, -5, 3}}}).feature_layers, ElementsAre(-2, -5, 3));
+  EXPECT_THAT(clip({{"vision_feature_layer", {7}}}).feature_layers, ElementsAre(7));
+  for (const json& value :
+       {json::array(), json::array({1.5}), json::array({"a"}), json::array({nullptr}), json("-2"),
+        json(5000), json(-5000), json(1.5)}) {
+    EXPECT_THAT(failure([&] {
+                  clip({{"vision_feature_layer", value}});
+                }),
+                HasSubstr("vision_feature_layer"))
+        << value;
+  }
+  // Far outside, it must not come back into range: the tower refuses it by its layers.
+  const ClipConfig far = clip({{"vision_feature_layer", {int64_t{1} << 40, -(int64_t{1} << 40)}}});
+  EXPECT_GT(far.feature_layers[0], 1024);
+  EXPECT_LT(far.feature_layers[1], -1024);
+}
+
+TEST(ClipConfig, RefusesWhatNoTowerHas) {
+  const auto vision_failure = [](const json& vision) {
+    return failure([&] { clip({{"vision_config", vision}}); });
+  };
+  for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers",
+                          "num_attention_heads", "image_size", "patch_size"}) {
+    for (const json& value : {json(0), json(-14), json(int64_t{1} << 33), json("x"), json(2.5)}) {
+      EXPECT_THAT(vision_failure({{key, value}}),
+                  AllOf(HasSubstr("vision_config."), HasSubstr(key)))
+          << value;
+    }
+  }
+  EXPECT_THAT(vision_failure({{"hidden_size", 100}, {"num_attention_heads", 3}}),
+              AllOf(HasSubstr("hidden_size is 100"), HasSubstr("num_attention_heads 3")));
+  EXPECT_THAT(vision_failure({{"image_size", 28}, {"patch_size", 29}}),
+              AllOf(HasSubstr("patch_size is 29"), HasSubstr("image_size 28")));
+  EXPECT_THAT(vision_failure({{"hidden_act", "relu"}}), HasSubstr("\"relu\""));
+  EXPECT_THAT(failure([] {
+                clip({{"vision_feature_select_strategy", "some"}});
+              }),
+              AllOf(HasSubstr("\"some\""), HasSubstr("default or full")));
+  EXPECT_THAT(failure(
+                  [] {
+                    clip({{"vision_config", {{"model_type", "siglip_vision_model"}}}});
+                  },
+                  ErrorCode::kUnsupported),
+              AllOf(HasSubstr("siglip_vision_model"), HasSubstr("clip_vision_model")));
+}
+
+}  // namespace
+}  // namespace kvlm
