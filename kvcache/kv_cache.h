@@ -54,8 +54,6 @@ struct StepRows {
   bool prompt = false;
   /// The last rows of the prompt: policies select, merge, pack and share after this pass.
   bool ends_prompt = false;
-  /// (rows,) logical positions, the ids that RoPE saw; slots and positions part ways on eviction.
-  std::span<const int32_t> positions;
   /// (rows,) modality tags; empty means all text.
   std::span<const int16_t> modality;
 };

@@ -7,6 +7,7 @@
 
 #include "kernels/base/tensor.h"
 #include "kvcache/kv_cache.h"
+#include "llm/position.h"
 
 namespace kvlm {
 
@@ -14,13 +15,25 @@ namespace kvlm {
 /// reference tap by tap. Empty in production.
 using Tap = std::function<void(std::string_view, ConstTensorView)>;
 
+/// What is added to some rows of a pass after one of its layers: a tower's features of an earlier
+/// layer, for the rows of a picture (Qwen3-VL's deepstack, models.md 7.2).
+struct AddedRows {
+  int layer = 0;           ///< after which
+  int64_t row = 0;         ///< the first of them, in the pass
+  ConstTensorView values;  ///< (rows, hidden) f32
+};
+
 /// The rows of one forward pass: those of all sequences side by side, in the order of `sequences`.
 struct DecoderStep {
   std::span<const StepRows> sequences;
+  /// (rows,) where they stand; a decoder of one axis reads `time`.
+  std::span<const Position> positions;
   /// (rows, hidden) f32: embedded text with visual tokens spliced in. Destroyed by the pass.
   TensorView embeddings;
   /// Compute the logits of every row instead of each sequence's last.
   bool all_logits = false;
+  /// Prompts only.
+  std::span<const AddedRows> added = {};
 };
 
 /// Embeddings to logits. Owns its weights and workspaces; a step of at most as many rows as an

@@ -86,8 +86,7 @@ class Llama final : public Decoder {
 
  private:
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
-  void fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin,
-                   Stream& stream);
+  void fill_angles(const DecoderStep& step, TensorView cos, TensorView sin, Stream& stream);
   /// rms_norm() of x, in the dtype in which its products with `products` take it.
   ConstTensorView normed(ConstTensorView x, ConstTensorView norm,
                          std::initializer_list<ConstTensorView> products, Stream& stream);
@@ -199,16 +198,19 @@ Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& p
   owners_ = weights.owners();
 }
 
-void Llama::fill_angles(std::span<const StepRows> sequences, TensorView cos, TensorView sin,
-                        Stream& stream) {
+void Llama::fill_angles(const DecoderStep& step, TensorView cos, TensorView sin, Stream& stream) {
   const bool here = device_.kind == DeviceKind::kCpu;
   const Shape width{cos.shape()[1]};
   const TensorView host_cos = here ? cos : host_cos_.rows(cos.shape()[0], width);
   const TensorView host_sin = here ? sin : host_sin_.rows(sin.shape()[0], width);
+  assert(std::cmp_equal(step.positions.size(), cos.shape()[0]));
   int64_t row = 0;
-  for (const StepRows& rows : sequences) {
-    const int32_t last = *std::max_element(rows.positions.begin(), rows.positions.end());
-    angles_.fill(rows.positions, int64_t{last} + 1, host_cos.slice(row, rows.rows),
+  for (const StepRows& rows : step.sequences) {
+    const auto positions =
+        step.positions.subspan(static_cast<size_t>(row), static_cast<size_t>(rows.rows));
+    int32_t last = 0;
+    for (const Position& position : positions) last = std::max(last, position.largest());
+    angles_.fill(positions, int64_t{last} + 1, host_cos.slice(row, rows.rows),
                  host_sin.slice(row, rows.rows));
     row += rows.rows;
   }
@@ -285,7 +287,7 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
   const int half = config_.rope.rotary_dim / 2;
   const TensorView cos = cos_.rows(rows, {half});
   const TensorView sin = sin_.rows(rows, {half});
-  fill_angles(step.sequences, cos, sin, stream);
+  fill_angles(step, cos, sin, stream);
 
   cache.begin(step.sequences);
   if (cache.needs().prompt_embeddings) cache.give_embeddings(x, stream);
@@ -329,6 +331,9 @@ TensorView Llama::layers(const DecoderStep& step, ConstTensorView cos, ConstTens
     if (!generates) report_prefill(i, stream);
     attention_block(i, generates, x, cos, sin, cache, stream);
     mlp_block(layers_[static_cast<size_t>(i)], x, stream);
+    for (const AddedRows& added : step.added) {
+      if (added.layer == i) add(x.slice(added.row, added.values.shape()[0]), added.values, stream);
+    }
     if (tap) tap(fmt::format("llm.layer.{}", i), x);
   }
   if (tap) {
@@ -342,8 +347,11 @@ TensorView Llama::layers(const DecoderStep& step, ConstTensorView cos, ConstTens
 }  // namespace
 
 CacheShape llama_cache_shape(const LlamaConfig& config) {
-  return {config.layers, config.q_heads, config.kv_heads, config.head_dim,
-          RopeAngles(config.rope).inverse_frequencies(config.rope.max_positions)};
+  CacheShape shape{config.layers, config.q_heads, config.kv_heads, config.head_dim, {}};
+  if (config.rope.axes() == 1) {
+    shape.rope_frequencies = RopeAngles(config.rope).inverse_frequencies(config.rope.max_positions);
+  }
+  return shape;
 }
 
 std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,

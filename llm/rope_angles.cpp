@@ -48,6 +48,19 @@ float yarn(const RopeConfig& config, float inverse, int index) {
   return static_cast<float>(interpolated * ramp + static_cast<double>(inverse) * (1 - ramp));
 }
 
+/// What a frequency turns by. Source: Wang et al. 2024, "Qwen2-VL", sec. 2.1.
+const int32_t Position::*axis_of(const RopeConfig& config, int index) {
+  const auto& [time, height, width] = config.sections;
+  if (config.axes() == 1) return &Position::time;
+  if (config.interleaved) {
+    if (index % 3 == 1 && index < 3 * height) return &Position::height;
+    if (index % 3 == 2 && index < 3 * width) return &Position::width;
+    return &Position::time;
+  }
+  if (index < time) return &Position::time;
+  return index < time + height ? &Position::height : &Position::width;
+}
+
 }  // namespace
 
 RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
@@ -59,6 +72,7 @@ RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
   }
   for (int i = 0; i < config.rotary_dim / 2; ++i) {
     base_.push_back(inverse_frequency(i, config.max_positions));
+    axes_.push_back(axis_of(config, i));
   }
 }
 
@@ -92,7 +106,7 @@ std::vector<float> RopeAngles::inverse_frequencies(int64_t sequence_length) cons
   return inverse;
 }
 
-void RopeAngles::fill(std::span<const int32_t> positions, int64_t sequence_length, TensorView cos,
+void RopeAngles::fill(std::span<const Position> positions, int64_t sequence_length, TensorView cos,
                       TensorView sin) const {
   const int half = config_.rotary_dim / 2;
   assert(cos.shape() == Shape({static_cast<int64_t>(positions.size()), half}));
@@ -101,8 +115,9 @@ void RopeAngles::fill(std::span<const int32_t> positions, int64_t sequence_lengt
   for (int i = 0; i < half; ++i) {
     const float inverse =
         stretched ? inverse_frequency(i, sequence_length) : base_[static_cast<size_t>(i)];
+    const auto axis = axes_[static_cast<size_t>(i)];
     for (size_t row = 0; row < positions.size(); ++row) {
-      const float angle = static_cast<float>(positions[row]) * inverse;
+      const float angle = static_cast<float>(positions[row].*axis) * inverse;
       const size_t place = row * static_cast<size_t>(half) + static_cast<size_t>(i);
       cos.as<float>()[place] = std::cos(angle) * magnitude_;
       sin.as<float>()[place] = std::sin(angle) * magnitude_;

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "kernels/base/tensor.h"
+#include "llm/position.h"
 
 namespace kvlm {
 
@@ -23,6 +25,14 @@ struct RopeConfig {
   double beta_slow = 1;            ///< yarn
   bool truncate = true;            ///< yarn: the ramp starts and ends at whole channels
   double attention_factor = 0;     ///< yarn; 0 means 0.1 ln(factor) + 1
+  /// M-RoPE: how many frequencies turn by time, by height and by width; their sum is rotary_dim /
+  /// 2, or 0 where positions have one axis. In this order (Qwen2-VL), or, interleaved (Qwen3-VL),
+  /// frequencies 1, 4, ... below 3 * sections[1] by height, 2, 5, ... below 3 * sections[2] by
+  /// width, all others by time (models.md 3.7, 7.2).
+  std::array<int, 3> sections = {0, 0, 0};
+  bool interleaved = false;
+
+  int axes() const noexcept { return sections == std::array{0, 0, 0} ? 1 : 3; }
 };
 
 /// The angles of RoPE, as cos and sin per row.
@@ -33,7 +43,7 @@ class RopeAngles {
   /// Fills cos and sin (rows, rotary_dim / 2) f32 for the rows' positions. sequence_length is the
   /// largest position of the sequence plus one: the dynamic type scales theta by it. Allocates
   /// nothing.
-  void fill(std::span<const int32_t> positions, int64_t sequence_length, TensorView cos,
+  void fill(std::span<const Position> positions, int64_t sequence_length, TensorView cos,
             TensorView sin) const;
 
   /// Inverse frequencies for a sequence of this length, (rotary_dim / 2,).
@@ -43,8 +53,9 @@ class RopeAngles {
   float inverse_frequency(int index, int64_t sequence_length) const;
 
   RopeConfig config_;
-  std::vector<float> base_;  // inverse frequencies up to max_positions
-  float magnitude_ = 1;      // multiplies cos and sin (yarn)
+  std::vector<float> base_;                      // inverse frequencies up to max_positions
+  std::vector<const int32_t Position::*> axes_;  // what each frequency turns by
+  float magnitude_ = 1;                          // multiplies cos and sin (yarn)
 };
 
 }  // namespace kvlm

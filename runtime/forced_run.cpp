@@ -37,8 +37,8 @@ ForcedRun::ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded,
     embedding_ = Tensor(DType::kF32, {1, model.decoder().hidden()}, stream.device());
     Tensor all(DType::kF32, {rows, model.decoder().hidden()}, stream.device());
     embed_prompt(model, prompt, 0, encoded.pictures, all, stream);
-    position_shift_ = prompt.positions.back() + 1 - rows;
-    forward({id_, rows, true, true, prompt.positions, prompt.modality}, all);
+    position_shift_ = prompt.next_position - rows;
+    forward({id_, rows, true, true, prompt.modality}, prompt.positions, all);
   } catch (...) {
     cache.close(id_);
     throw;
@@ -48,14 +48,15 @@ ForcedRun::ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded,
 ForcedRun::~ForcedRun() { cache_->close(id_); }
 
 void ForcedRun::feed(int32_t token) {
-  const int32_t position = cache_->next_position(id_) + position_shift_;
+  const Position position = Position::on_every_axis(cache_->next_position(id_) + position_shift_);
   model_->decoder().embed(std::span(&token, 1), embedding_, *stream_);
-  forward({id_, 1, false, false, std::span(&position, 1), {}}, embedding_);
+  forward({id_, 1, false, false, {}}, std::span(&position, 1), embedding_);
 }
 
-void ForcedRun::forward(const StepRows& step, Tensor& embeddings) {
-  const ConstTensorView row =
-      model_->decoder().forward({std::span(&step, 1), embeddings, false}, *cache_, *stream_, {});
+void ForcedRun::forward(const StepRows& step, std::span<const Position> positions,
+                        Tensor& embeddings) {
+  const ConstTensorView row = model_->decoder().forward(
+      {std::span(&step, 1), positions, embeddings}, *cache_, *stream_, {});
   logits_.resize(static_cast<size_t>(model_->decoder().vocab_size()));
   copy(TensorView(logits_.data(), DType::kF32, row.shape()), row, *stream_);
 }

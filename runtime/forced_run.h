@@ -40,7 +40,7 @@ class ForcedRun {
   CacheReport report() const noexcept { return cache_->report(id_); }
 
  private:
-  void forward(const StepRows& step, Tensor& embeddings);
+  void forward(const StepRows& step, std::span<const Position> positions, Tensor& embeddings);
 
   Model* model_;
   KvCache* cache_;

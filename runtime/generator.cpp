@@ -136,8 +136,7 @@ struct Generator::Sequence {
   std::vector<int32_t> tokens;
   size_t delivered = 0;  // tokens already turned into text
   std::string text;
-  int32_t position = 0;        // of the next row, kept here because StepRows borrows it
-  int32_t position_shift = 0;  // positions of the prompt minus its rows (M-RoPE)
+  int32_t position_shift = 0;  // the position after the prompt minus its rows (M-RoPE)
   bool done = false;
   bool flushed = false;
   std::string finish_reason;
@@ -232,21 +231,20 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
   embed_prompt(*model_, sequence.prompt, first, pictures, embeddings, *stream_);
   if (tap_) tap_("inputs_embeds", embeddings);
   const auto skipped = static_cast<size_t>(first);
-  const StepRows step{*sequence.cache_id,
-                      static_cast<int>(rows),
+  const StepRows step{*sequence.cache_id, static_cast<int>(rows),
                       /*prompt=*/true,
-                      /*ends_prompt=*/true,
-                      std::span(sequence.prompt.positions).subspan(skipped),
-                      std::span(sequence.prompt.modality).subspan(skipped)};
+                      /*ends_prompt=*/true, std::span(sequence.prompt.modality).subspan(skipped)};
   const TensorView logits = model_->decoder().forward(
-      {std::span(&step, 1), embeddings, static_cast<bool>(tap_)}, *cache_, *stream_, tap_);
+      {std::span(&step, 1), std::span(sequence.prompt.positions).subspan(skipped), embeddings,
+       static_cast<bool>(tap_)},
+      *cache_, *stream_, tap_);
   if (tap_) tap_("logits_prefill", logits);
   stream_->synchronize();
   sequence.cached_ids = sequence.prompt.ids;
   sequence.cached_ids.reserve(sequence.prompt.ids.size() +
                               static_cast<size_t>(sequence.max_tokens));
   sequence.position_shift =
-      sequence.prompt.positions.back() + 1 - static_cast<int32_t>(sequence.prompt.ids.size());
+      sequence.prompt.next_position - static_cast<int32_t>(sequence.prompt.ids.size());
 
   const TensorView last = logits.slice(logits.shape()[0] - 1, 1);
   sequence.sampler->restrict(last, *stream_);
@@ -287,6 +285,7 @@ void Generator::make_room(size_t slots) {
   sequences_.reserve(slots);
   stepping_.reserve(slots);
   rows_.reserve(slots);
+  positions_.reserve(slots);
   ids_.reserve(slots);
   sampling_.reserve(slots);
   const auto count = static_cast<int64_t>(slots);
@@ -356,14 +355,16 @@ void Generator::accept(Sequence& sequence, int32_t token) {
 void Generator::step() {
   stepping_.clear();
   rows_.clear();
+  positions_.clear();
   ids_.clear();
   sampling_.clear();
   for (const std::unique_ptr<Sequence>& sequence : sequences_) {
     if (sequence == nullptr || sequence->done) continue;
     stepping_.push_back(sequence.get());
     ids_.push_back(sequence->tokens.back());
-    sequence->position = cache_->next_position(*sequence->cache_id) + sequence->position_shift;
-    rows_.push_back({*sequence->cache_id, 1, false, false, std::span(&sequence->position, 1), {}});
+    positions_.push_back(Position::on_every_axis(cache_->next_position(*sequence->cache_id) +
+                                                 sequence->position_shift));
+    rows_.push_back({*sequence->cache_id, 1, false, false, {}});
   }
   if (stepping_.empty()) return;
   StepWatch watch(stream_->watch());
@@ -372,7 +373,7 @@ void Generator::step() {
     const TensorView embeddings = embeddings_.view().slice(0, static_cast<int64_t>(ids_.size()));
     model_->decoder().embed(ids_, embeddings, *stream_);
     const TensorView logits =
-        model_->decoder().forward({rows_, embeddings, false}, *cache_, *stream_, {});
+        model_->decoder().forward({rows_, positions_, embeddings}, *cache_, *stream_, {});
     for (size_t i = 0; i < stepping_.size(); ++i) {
       stepping_[i]->sampler->restrict(logits.slice(static_cast<int64_t>(i), 1), *stream_);
       sampling_.push_back(stepping_[i]->sampler->next(*stream_));

@@ -113,6 +113,7 @@ class Generator {
   // Of one decode step, kept between steps.
   std::vector<Sequence*> stepping_;
   std::vector<StepRows> rows_;
+  std::vector<Position> positions_;
   std::vector<int32_t> ids_;  // that go in, then those that come out
   std::vector<RowSampling> sampling_;
   Tensor embeddings_;  // (sequences, hidden)

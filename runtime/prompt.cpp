@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
@@ -99,8 +98,8 @@ Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
                            picture ? static_cast<int16_t>(image) : kTextRow);
     if (picture) ++image;
   }
-  prompt.positions.resize(prompt.ids.size());
-  std::iota(prompt.positions.begin(), prompt.positions.end(), 0);
+  prompt.positions = following_positions(0, prompt.ids.size());
+  prompt.next_position = static_cast<int32_t>(prompt.ids.size());
   return prompt;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/base/tensor.h"
+#include "llm/position.h"
 #include "runtime/model.h"
 
 namespace kvlm {
@@ -16,9 +17,10 @@ inline constexpr size_t kMaxPictures = 32768;
 
 /// A tokenised prompt with every picture's placeholder expanded to its visual tokens.
 struct Prompt {
-  std::vector<int32_t> ids;        // (rows,) placeholders repeated
-  std::vector<int16_t> modality;   // (rows,) kTextRow or the picture's index
-  std::vector<int32_t> positions;  // (rows,) logical positions
+  std::vector<int32_t> ids;         // (rows,) placeholders repeated
+  std::vector<int16_t> modality;    // (rows,) kTextRow or the picture's index
+  std::vector<Position> positions;  // (rows,)
+  int32_t next_position = 0;        // of the first generated token
 };
 
 /// One user turn: the pictures first, then the text, as the templates put them; or, when the text

@@ -88,27 +88,28 @@ class RepeatedPasses : public testing::Cuda {
     ASSERT_EQ(t.plain->open(size, "s"), t.ids.back());
     std::vector<int16_t> tags(static_cast<size_t>(rows), kTextRow);
     std::fill_n(tags.begin(), rows / 2, int16_t{0});
-    std::vector<int32_t> positions(static_cast<size_t>(rows));
-    for (int i = 0; i < rows; ++i) positions[static_cast<size_t>(i)] = i;
-    const StepRows step{t.ids.back(), rows, true, true, positions, tags};
-    pass(t, {&step, 1}, rows);
+    const StepRows step{t.ids.back(), rows, true, true, tags};
+    pass(t, {&step, 1}, following_positions(0, static_cast<size_t>(rows)));
     t.fed.push_back(rows);
   }
   /// A token more for every sequence.
   void step(Twins& t) {
     std::vector<StepRows> rows;
+    std::vector<Position> positions;
     for (size_t i = 0; i < t.ids.size(); ++i) {
-      rows.push_back({t.ids[i], 1, false, false, std::span(&t.fed[i], 1), {}});
+      rows.push_back({t.ids[i], 1, false, false, {}});
+      positions.push_back(Position::on_every_axis(t.fed[i]));
     }
-    pass(t, rows, static_cast<int64_t>(rows.size()));
+    pass(t, rows, positions);
     for (int32_t& fed : t.fed) ++fed;
   }
-  void pass(Twins& t, std::span<const StepRows> rows, int64_t count) {
+  void pass(Twins& t, std::span<const StepRows> rows, std::span<const Position> positions) {
+    const auto count = static_cast<int64_t>(positions.size());
     const Tensor numbers = testing::normal_tensor(DType::kF32, {count, 64}, ++seed_);
     const auto run = [&](Decoder& decoder, KvCache& cache, Tensor& x, const Tap& tap) {
       const TensorView own = x.view().slice(0, count);
       copy(own, numbers, *gpu_);
-      return on_host(decoder.forward({rows, own, false}, cache, *gpu_, tap));
+      return on_host(decoder.forward({rows, positions, own}, cache, *gpu_, tap));
     };
     const Tensor expected = run(*never_, *t.plain, x_[0], [](std::string_view, ConstTensorView) {});
     const Tensor found = run(*repeats_, *t.repeated, x_[1], {});
@@ -156,7 +157,7 @@ TEST_F(RepeatedPasses, GoOnAfterOneHasFailed) {
   Twins t = twins("f16");
   open(t, 40);
   for (int i = 0; i < 20; ++i) step(t);
-  const StepRows too_far{t.ids[0], 1, false, false, std::span(&t.fed[0], 1), {}};
+  const StepRows too_far{t.ids[0], 1, false, false, {}};
   for (KvCache* cache : {t.repeated.get(), t.plain.get()}) {
     cache->begin({&too_far, 1});  // and nothing more
   }

@@ -61,7 +61,7 @@ class Twins {
   void give_up() {
     std::vector<StepRows> rows;
     for (const Life& s : sequences_) {
-      if (s.fed < s.most) rows.push_back({s.id, 1, false, false, {}, {}});
+      if (s.fed < s.most) rows.push_back({s.id, 1, false, false, {}});
     }
     kept_->begin(rows);
   }
@@ -157,7 +157,7 @@ TEST_P(QuietSteps, ShowTheirRowsAsStepsThatDescribeTheirLanes) {
   input = {'a', id, static_cast<int>(prompt.size()), {kTextRow}, false};
   for (; input.first < static_cast<int>(prompt.size()) + steps; ++input.first) {
     anew.close(anew.open({1, 0, 1}, "forgotten"));
-    const StepRows rows{id, 1, false, false, {}, {}};
+    const StepRows rows{id, 1, false, false, {}};
     kept.begin({&rows, 1});
     anew.begin({&rows, 1});
     for (int layer = 0; layer < shape.layers; ++layer) {

@@ -61,19 +61,10 @@ class Driver {
   std::vector<float> step(const std::vector<Part>& parts, bool check = false) {
     const auto width = static_cast<size_t>(shape_.q_heads) * static_cast<size_t>(shape_.head_dim);
     rows_.clear();
-    positions_.clear();
     int total = 0;
     for (const Part& part : parts) total += part.rows;
-    positions_.reserve(static_cast<size_t>(total));
     for (const Part& part : parts) {
-      const size_t first = positions_.size();
-      for (int r = 0; r < part.rows; ++r) positions_.push_back(fed_.at(part.sequence) + r);
-      rows_.push_back({ids_.at(part.sequence),
-                       part.rows,
-                       part.prompt,
-                       part.prompt,
-                       std::span(positions_).subspan(first),
-                       {}});
+      rows_.push_back({ids_.at(part.sequence), part.rows, part.prompt, part.prompt, {}});
     }
     std::vector<float> outputs;
     cache_->begin(rows_);
@@ -146,7 +137,6 @@ class Driver {
   std::map<char, int> fed_;
   std::map<char, std::vector<reference::RowLayer>> reference_;
   std::vector<StepRows> rows_;
-  std::vector<int32_t> positions_;
   std::vector<float> q_, k_, v_;
 };
 
@@ -375,10 +365,8 @@ TEST(RowCache, DecodeAllocatesNothing) {
     std::vector<float> q(kSequences * 4 * 16, 0.5f);
     std::vector<float> kv(kSequences * 2 * 16, 0.25f);
     std::vector<StepRows> rows(kSequences);
-    const auto decode = [&](int32_t position) {
-      for (size_t i = 0; i < kSequences; ++i) {
-        rows[i] = {ids[i], 1, false, false, std::span(&position, 1), {}};
-      }
+    const auto decode = [&] {
+      for (size_t i = 0; i < kSequences; ++i) rows[i] = {ids[i], 1, false, false, {}};
       const auto n = static_cast<int64_t>(kSequences);
       const TensorView q_view(q.data(), DType::kF32, {n, 4, 16});
       const TensorView kv_view(kv.data(), DType::kF32, {n, 2, 16});
@@ -388,9 +376,9 @@ TEST(RowCache, DecodeAllocatesNothing) {
       }
       cache->end(stream);
     };
-    decode(0);
+    decode();
     const size_t before = allocations();
-    for (int32_t step = 1; step <= 300; ++step) decode(step);
+    for (int32_t step = 1; step <= 300; ++step) decode();
     EXPECT_EQ(allocations() - before, 0u) << threads << " threads";
   }
 }

@@ -4,10 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/base/error.h"
@@ -168,25 +173,24 @@ class Passes {
   };
   /// One pass; the logits as (rows, vocab). One id is a decode row, more are a prompt.
   std::vector<std::vector<float>> step(const std::vector<Feed>& feeds, bool all = false,
-                                       const Tap& tap = {}) {
+                                       const Tap& tap = {}, std::span<const AddedRows> added = {}) {
     std::vector<int32_t> ids;
-    std::vector<std::vector<int32_t>> positions;
+    std::vector<Position> positions;
     std::vector<StepRows> rows;
     for (const Feed& feed : feeds) {
       Sequence& sequence = sequences_[feed.sequence];
-      positions.emplace_back(feed.ids.size());
-      std::iota(positions.back().begin(), positions.back().end(),
-                static_cast<int32_t>(sequence.ids.size()));
+      for (size_t i = 0; i < feed.ids.size(); ++i) {
+        positions.push_back(Position::on_every_axis(static_cast<int32_t>(sequence.ids.size() + i)));
+      }
       const bool prompt = feed.ids.size() > 1;
-      rows.push_back(
-          {sequence.id, static_cast<int>(feed.ids.size()), prompt, prompt, positions.back(), {}});
+      rows.push_back({sequence.id, static_cast<int>(feed.ids.size()), prompt, prompt, {}});
       ids.insert(ids.end(), feed.ids.begin(), feed.ids.end());
       sequence.ids.insert(sequence.ids.end(), feed.ids.begin(), feed.ids.end());
     }
     Tensor embeddings(DType::kF32, {static_cast<int64_t>(ids.size()), decoder_->hidden()});
     decoder_->embed(ids, embeddings, stream_);
     const ConstTensorView logits =
-        decoder_->forward({rows, embeddings, all}, *cache_, stream_, tap);
+        decoder_->forward({rows, positions, embeddings, all, added}, *cache_, stream_, tap);
     std::vector<std::vector<float>> result;
     for (int64_t row = 0; row < logits.shape()[0]; ++row) {
       const float* values = logits.slice(row, 1).as<float>();
@@ -240,6 +244,58 @@ std::vector<Variant> variants() {
   all.push_back({"f16", biases.config, DType::kF16});
   all.push_back({"bf16", biases.config, DType::kBF16});
   return all;
+}
+
+/// Keys cannot be turned to another place where places are three numbers.
+TEST(Llama, GivesACacheItsFrequenciesOnOneAxisOnly) {
+  LlamaConfig config = small_config();
+  EXPECT_EQ(llama_cache_shape(config).rope_frequencies.size(),
+            static_cast<size_t>(config.rope.rotary_dim) / 2);
+  config.rope.sections = {1, 1, config.rope.rotary_dim / 2 - 2};
+  EXPECT_TRUE(llama_cache_shape(config).rope_frequencies.empty());
+}
+
+/// Deepstack (models.md 7.2): after their layer, on their rows, nowhere else; in a pass of several
+/// sequences too, and with the rows that a chunk of a prompt holds.
+TEST(Llama, AddsRowsAfterTheirLayer) {
+  const LlamaConfig config = small_config();
+  const RandomWeights weights = make_weights(config, DType::kF32);
+  Tensor values(DType::kF32, {3, config.hidden});
+  for (int64_t i = 0; i < 3 * config.hidden; ++i) {
+    values.as<float>()[i] = std::sin(static_cast<float>(i));
+  }
+  const auto states = [&](std::span<const AddedRows> added) {
+    Passes run(config, weights.map());
+    const size_t a = run.open();
+    const size_t b = run.open();
+    std::map<std::string, std::vector<float>, std::less<>> seen;
+    run.step(
+        {{a, {1, 2, 3, 4}}, {b, {5, 6, 7, 8, 9}}}, true,
+        [&](std::string_view name, ConstTensorView x) {
+          seen.emplace(name, std::vector<float>(x.as<float>(), x.as<float>() + x.elements()));
+        },
+        added);
+    return seen;
+  };
+  const AddedRows rows{0, 5, values};
+  const auto plain = states({});
+  const auto added = states({&rows, 1});
+  const auto width = static_cast<size_t>(config.hidden);
+  for (size_t i = 0; i < plain.at("llm.layer.0").size(); ++i) {
+    const size_t row = i / width;
+    const bool ours = row >= 5 && row < 8;
+    const float expected =
+        plain.at("llm.layer.0")[i] + (ours ? values.as<float>()[i - 5 * width] : 0.0f);
+    ASSERT_EQ(added.at("llm.layer.0")[i], expected) << "row " << row;
+  }
+  // Layer 1 of the other sequence and of earlier rows knows nothing of it; later rows do.
+  const auto same = [&](size_t row) {
+    const auto at = static_cast<std::ptrdiff_t>(row * width);
+    const auto& a = plain.at("llm.layer.1");
+    const auto& b = added.at("llm.layer.1");
+    return std::equal(a.begin() + at, a.begin() + at + config.hidden, b.begin() + at);
+  };
+  for (size_t row = 0; row < 9; ++row) EXPECT_EQ(same(row), row < 5) << row;
 }
 
 class LlamaParity : public testing::TestWithParam<Variant> {};
@@ -430,12 +486,14 @@ TEST(Llama, DecodeAllocatesNothing) {
     const TensorView rows_of_step = embeddings;
     std::vector<StepRows> rows(kSequences);
     const Tap no_tap;
+    std::vector<Position> positions(kSequences);
     const auto decode = [&](int32_t position) {
       for (size_t i = 0; i < rows.size(); ++i) {
-        rows[i] = {sequences[i], 1, false, false, std::span(&position, 1), {}};
+        rows[i] = {sequences[i], 1, false, false, {}};
+        positions[i] = Position::on_every_axis(position);
       }
       run.decoder().embed(ids, rows_of_step, run.stream());
-      run.decoder().forward({rows, rows_of_step, false}, run.cache(), run.stream(), no_tap);
+      run.decoder().forward({rows, positions, rows_of_step}, run.cache(), run.stream(), no_tap);
     };
     decode(0);
     const size_t before = allocations();

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -259,7 +258,9 @@ TEST_P(RopeReference, CosAndSinEqualTransformers) {
   const RopeAngles angles(reference.config);
   const auto half = static_cast<int64_t>(reference.cos.size());
   // Between other rows, so that a row finds its place.
-  const std::vector<int32_t> positions = {0, reference.position, 1};
+  const std::vector<Position> positions = {Position::on_every_axis(0),
+                                           Position::on_every_axis(reference.position),
+                                           Position::on_every_axis(1)};
   Tensor cos(DType::kF32, {3, half});
   Tensor sin(DType::kF32, {3, half});
   angles.fill(positions, reference.length, cos, sin);
@@ -296,7 +297,8 @@ TEST(RopeAngles, DynamicFollowsTheLengthStepByStep) {
   std::vector<float> previous = start;
   for (int32_t position = 40; position < 100; ++position) {
     const std::vector<float> inverse = angles.inverse_frequencies(position + 1);
-    angles.fill(std::span(&position, 1), position + 1, cos, sin);
+    const Position row = Position::on_every_axis(position);
+    angles.fill(std::span(&row, 1), position + 1, cos, sin);
     for (size_t i = 0; i < 6; ++i) {
       const float angle = static_cast<float>(position) * inverse[i];
       EXPECT_EQ(cos.as<float>()[i], std::cos(angle)) << position;
@@ -315,13 +317,52 @@ TEST(RopeAngles, DynamicFollowsTheLengthStepByStep) {
 
 TEST(RopeAngles, RowsOfAPromptShareTheLengthOfTheSequence) {
   const RopeAngles angles(dynamic());
-  std::vector<int32_t> positions(65);
-  std::iota(positions.begin(), positions.end(), 0);
   Tensor cos(DType::kF32, {65, 6});
   Tensor sin(DType::kF32, {65, 6});
-  angles.fill(positions, 65, cos, sin);
+  angles.fill(following_positions(0, 65), 65, cos, sin);
   const std::vector<float> inverse = angles.inverse_frequencies(65);
   EXPECT_EQ(sin.as<float>()[7 * 6 + 3], std::sin(7 * inverse[3]));
+}
+
+/// models.md 3.7 and 7.2: sections in a row, and interleaved.
+TEST(RopeAngles, EveryFrequencyTurnsByItsAxis) {
+  RopeConfig config;
+  config.rotary_dim = 16;
+  const std::vector<float> inverse = RopeAngles(config).inverse_frequencies(1);
+  const Position row{3, 50, 700};
+  Tensor cos(DType::kF32, {1, 8});
+  Tensor sin(DType::kF32, {1, 8});
+  const auto expect_turns = [&](const std::vector<int32_t>& by) {
+    RopeAngles(config).fill(std::span(&row, 1), 701, cos, sin);
+    for (size_t i = 0; i < 8; ++i) {
+      const float angle = static_cast<float>(by[i]) * inverse[i];
+      EXPECT_EQ(cos.as<float>()[i], std::cos(angle)) << i;
+      EXPECT_EQ(sin.as<float>()[i], std::sin(angle)) << i;
+    }
+  };
+  expect_turns({3, 3, 3, 3, 3, 3, 3, 3});
+  config.sections = {2, 3, 3};
+  expect_turns({3, 3, 50, 50, 50, 700, 700, 700});
+  config.interleaved = true;
+  config.sections = {4, 2, 2};
+  expect_turns({3, 50, 700, 3, 50, 700, 3, 3});
+  config.sections = {2, 3, 3};  // overwritten up to 3 x 3 = 9
+  expect_turns({3, 50, 700, 3, 50, 700, 3, 50});
+}
+
+TEST(RopeAngles, TextTurnsAlikeOnOneAxisAndOnThree) {
+  RopeConfig config;
+  config.rotary_dim = 16;
+  RopeConfig sections = config;
+  sections.sections = {2, 3, 3};
+  Tensor one(DType::kF32, {9, 8}), one_sin(DType::kF32, {9, 8});
+  Tensor three(DType::kF32, {9, 8}), three_sin(DType::kF32, {9, 8});
+  RopeAngles(config).fill(following_positions(5, 9), 14, one, one_sin);
+  RopeAngles(sections).fill(following_positions(5, 9), 14, three, three_sin);
+  for (int64_t i = 0; i < one.view().elements(); ++i) {
+    EXPECT_EQ(one.as<float>()[i], three.as<float>()[i]);
+    EXPECT_EQ(one_sin.as<float>()[i], three_sin.as<float>()[i]);
+  }
 }
 
 TEST(RopeAngles, FillAllocatesNothing) {
@@ -335,7 +376,8 @@ TEST(RopeAngles, FillAllocatesNothing) {
     const TensorView sin_view = sin;
     const size_t before = allocations();
     for (int32_t position = 0; position < 100; ++position) {
-      angles.fill(std::span(&position, 1), position + 1, cos_view, sin_view);
+      const Position row = Position::on_every_axis(position);
+      angles.fill(std::span(&row, 1), position + 1, cos_view, sin_view);
     }
     EXPECT_EQ(allocations(), before);
   }

@@ -143,20 +143,22 @@ std::vector<std::vector<float>> forced_logits(const LoadedModel& model, KvCache&
   const auto rows = static_cast<int>(prompt.ids.size());
   const SequenceId id = cache.open({rows, 0, rows + static_cast<int>(ids.size())}, "forced");
   std::vector<std::vector<float>> logits;
-  const auto run = [&](const StepRows& step, Tensor& embeddings) {
+  const auto run = [&](const StepRows& step, std::span<const Position> positions,
+                       Tensor& embeddings) {
     const ConstTensorView row =
-        decoder.forward({std::span(&step, 1), embeddings, false}, cache, model.stream(), {});
+        decoder.forward({std::span(&step, 1), positions, embeddings}, cache, model.stream(), {});
     logits.emplace_back(static_cast<size_t>(decoder.vocab_size()));
     copy(TensorView(logits.back().data(), DType::kF32, row.shape()), row, model.stream());
   };
   Tensor all(DType::kF32, {rows, decoder.hidden()}, test::test_device());
   embed_prompt(*model, prompt, 0, pictures, all, model.stream());
-  run({id, rows, true, true, prompt.positions, prompt.modality}, all);
+  run({id, rows, true, true, prompt.modality}, prompt.positions, all);
   Tensor one(DType::kF32, {1, decoder.hidden()}, test::test_device());
   for (size_t i = 0; i + 1 < ids.size(); ++i) {
-    const int32_t position = rows + static_cast<int32_t>(i);
+    const Position position =
+        Position::on_every_axis(prompt.next_position + static_cast<int32_t>(i));
     decoder.embed(ids.subspan(i, 1), one, model.stream());
-    run({id, 1, false, false, std::span(&position, 1), {}}, one);
+    run({id, 1, false, false, {}}, std::span(&position, 1), one);
   }
   cache.close(id);
   return logits;
@@ -179,7 +181,9 @@ TEST_P(Golden, TokenAndPositionIdsEqualTheReference) {
   EXPECT_EQ(prompt.ids.size(), golden_.entry.at("prompt_tokens"));
   EXPECT_EQ(std::count(prompt.ids.begin(), prompt.ids.end(), model_->image_id()),
             golden_.entry.value("image_tokens", 0));
-  EXPECT_EQ(prompt.positions, narrow(tensors_.integers(golden_.tapped("position_ids"))));
+  std::vector<int32_t> positions;
+  for (const Position& position : prompt.positions) positions.push_back(position.time);
+  EXPECT_EQ(positions, narrow(tensors_.integers(golden_.tapped("position_ids"))));
   EXPECT_THAT(tensors_.integers(golden_.tapped("attention_mask")), testing::Each(1));
   // Which picture a row belongs to: the reference counts placeholders in order.
   int next = 0;

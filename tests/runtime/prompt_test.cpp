@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <numeric>
-
 #include "kernels/base/error.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/loading/safetensors_writer.h"
@@ -64,9 +62,8 @@ TEST(MakePrompt, ExpandsEveryPlaceholderToItsOwnTokens) {
     ++rows[static_cast<size_t>(next)];
   }
   EXPECT_EQ(rows, tokens);
-  std::vector<int32_t> positions(prompt.ids.size());
-  std::iota(positions.begin(), positions.end(), 0);
-  EXPECT_EQ(prompt.positions, positions);
+  EXPECT_EQ(prompt.positions, following_positions(0, prompt.ids.size()));
+  EXPECT_EQ(prompt.next_position, static_cast<int32_t>(prompt.ids.size()));
 }
 
 /// Rows are told apart by 16-bit tags.

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
@@ -67,9 +66,8 @@ class LatencyBench {
     numbers_ = Tensor(DType::kF32, {options.prompt_tokens, decoder.hidden()});
     fill(numbers_);
     embeddings_ = Tensor(DType::kF32, numbers_.shape(), session.device());
-    positions_.resize(static_cast<size_t>(options.prompt_tokens) +
-                      static_cast<size_t>(options.tokens));
-    std::iota(positions_.begin(), positions_.end(), 0);
+    positions_ = following_positions(
+        0, static_cast<size_t>(options.prompt_tokens) + static_cast<size_t>(options.tokens));
     modality_.assign(static_cast<size_t>(options.prompt_tokens), kTextRow);
     std::fill_n(modality_.begin(), options.prompt_tokens - text_rows(), int16_t{0});
   }
@@ -157,20 +155,20 @@ class LatencyBench {
   void prefill(KvCache& cache, SequenceId id) {
     copy(embeddings_, numbers_, session_.stream());
     const auto rows = static_cast<size_t>(options_.prompt_tokens);
-    const StepRows step{
-        id, options_.prompt_tokens, true, true, std::span(positions_).first(rows), modality_};
-    session_.model().decoder().forward({std::span(&step, 1), embeddings_, false}, cache,
-                                       session_.stream(), {});
+    const StepRows step{id, options_.prompt_tokens, true, true, modality_};
+    session_.model().decoder().forward(
+        {std::span(&step, 1), std::span(positions_).first(rows), embeddings_}, cache,
+        session_.stream(), {});
     session_.stream().synchronize();
   }
 
   void step(KvCache& cache, SequenceId id, int position) {
     const TensorView row = embeddings_.view().slice(0, 1);
     copy(row, numbers_.view().slice(0, 1), session_.stream());
-    const StepRows rows{
-        id, 1, false, false, std::span(positions_).subspan(static_cast<size_t>(position), 1), {}};
-    session_.model().decoder().forward({std::span(&rows, 1), row, false}, cache, session_.stream(),
-                                       {});
+    const StepRows rows{id, 1, false, false, {}};
+    session_.model().decoder().forward(
+        {std::span(&rows, 1), std::span(positions_).subspan(static_cast<size_t>(position), 1), row},
+        cache, session_.stream(), {});
     session_.stream().synchronize();
   }
 
@@ -191,7 +189,7 @@ class LatencyBench {
   Buffer probe_;
   Tensor numbers_;     // (prompt_tokens, hidden), on the host
   Tensor embeddings_;  // the same on the model's device; a pass uses them up
-  std::vector<int32_t> positions_;
+  std::vector<Position> positions_;
   std::vector<int16_t> modality_;  // of a prompt
 };
 

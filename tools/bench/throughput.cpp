@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -82,9 +81,7 @@ class ThroughputBench {
         decoder_(session.model().decoder()),
         shape_(decoder_.cache_shape()),
         size_(sequence_size(options)) {
-    positions_.resize(static_cast<size_t>(size_.prompt_rows));
-    std::iota(positions_.begin(), positions_.end(), 0);
-    modality_.assign(positions_.size(), kTextRow);
+    modality_.assign(static_cast<size_t>(size_.prompt_rows), kTextRow);
     std::fill_n(modality_.begin(), options.prompt_tokens, int16_t{0});
     const Device device = session.device();
     const Shape kv{size_.prompt_rows, shape_.kv_heads, shape_.head_dim};
@@ -114,7 +111,6 @@ class ThroughputBench {
   Decoder& decoder_;
   CacheShape shape_;
   SequenceSize size_;
-  std::vector<int32_t> positions_;  // of a prompt
   std::vector<int16_t> modality_;
   Tensor keys_, values_;                  // (prompt_rows, kv_heads, head_dim)
   Tensor queries_;                        // (prompt_rows, q_heads, head_dim), if a cache wants them
@@ -202,7 +198,7 @@ void ThroughputBench::fill_one(KvCache& cache, SequenceId id) {
     fill_random(tensor, ++seed_, 1, stream);
     return tensor.view();
   };
-  const StepRows rows{id, size_.prompt_rows, true, true, positions_, modality_};
+  const StepRows rows{id, size_.prompt_rows, true, true, modality_};
   const CacheNeeds needs = cache.needs();
   cache.begin({&rows, 1});
   if (needs.prompt_embeddings) {
@@ -228,17 +224,17 @@ double ThroughputBench::step(Filled& filled, int batch) {
   if (embeddings_.empty() || embeddings_.shape()[0] < batch) {
     embeddings_ = Tensor(DType::kF32, {batch, decoder_.hidden()}, session_.device());
   }
-  std::vector<int32_t> positions(count);
+  std::vector<Position> positions(count);
   std::vector<StepRows> rows;
   for (size_t i = 0; i < count; ++i) {
-    positions[i] = filled.cache->next_position(filled.ids[i]);
-    rows.push_back({filled.ids[i], 1, false, false, std::span(positions).subspan(i, 1), {}});
+    positions[i] = Position::on_every_axis(filled.cache->next_position(filled.ids[i]));
+    rows.push_back({filled.ids[i], 1, false, false, {}});
   }
   const TensorView x = embeddings_.view().slice(0, batch);
   fill_random(x, ++seed_, 1, session_.stream());
   session_.stream().synchronize();
   const Clock::time_point start = Clock::now();
-  decoder_.forward({rows, x, false}, *filled.cache, session_.stream(), {});
+  decoder_.forward({rows, positions, x}, *filled.cache, session_.stream(), {});
   return seconds_since(start);
 }
 

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace kvlm {
+
+/// Where a row stands for RoPE: on one axis, where all three numbers are the same, or on the three
+/// of M-RoPE, where a visual row has a time, a height and a width of its own (models.md 3.7).
+struct Position {
+  int32_t time = 0;
+  int32_t height = 0;
+  int32_t width = 0;
+
+  /// Of a row of text, and of any row of a model with one axis.
+  static constexpr Position on_every_axis(int32_t position) noexcept {
+    return {position, position, position};
+  }
+  constexpr int32_t largest() const noexcept { return std::max({time, height, width}); }
+  bool operator==(const Position&) const = default;
+};
+
+/// first, first + 1, ... on every axis.
+inline std::vector<Position> following_positions(int32_t first, size_t count) {
+  std::vector<Position> positions(count);
+  for (size_t i = 0; i < count; ++i) {
+    positions[i] = Position::on_every_axis(first + static_cast<int32_t>(i));
+  }
+  return positions;
+}
+
+}  // namespace kvlm
