@@ -11,6 +11,7 @@
 #include "kernels/attention.h"
 #include "kernels/base/queue.h"
 #include "kernels/base/recording.h"
+#include "kernels/blend_rows.h"
 #include "kernels/elementwise.h"
 #include "kernels/fill.h"
 #include "kernels/gemm.h"
@@ -342,6 +343,27 @@ TEST_F(Cuda, GatherConvertAndColumnsAreExact) {
     copy_columns(wide, 3, y, cpu_);
     copy_columns(gpu_wide, 3, gpu_y, *gpu_);
     EXPECT_EQ(error(gpu_wide, wide), 0);
+  }
+}
+
+TEST_F(Cuda, BlendRowsIsExact) {
+  for (const int terms : {1, 2, 3, 4}) {
+    for (const int64_t dim : {1, 37, 256, 1152}) {
+      for (const int64_t rows : {1, 5, 3000}) {
+        const Tensor x = normal_tensor(DType::kF32, {29, dim}, 8);
+        RowBlend blend;
+        blend.terms = terms;
+        blend.weights = testing::normal_values(static_cast<size_t>(rows * terms), 9);
+        for (size_t i = 0; i < blend.weights.size(); ++i) {
+          blend.indices.push_back(static_cast<int32_t>(i * 11 % 29));
+        }
+        Tensor y = poisoned({rows, dim});
+        Tensor gpu_y = on_gpu(y);
+        blend_rows(y, x, blend, cpu_);
+        blend_rows(gpu_y, on_gpu(x), blend, *gpu_);
+        EXPECT_TRUE(testing::same_bits(on_host(gpu_y), y)) << rows << " x " << dim << ", " << terms;
+      }
+    }
   }
 }
 

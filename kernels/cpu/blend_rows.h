@@ -1,0 +1,11 @@
+#pragma once
+
+#include "kernels/base/device.h"
+#include "kernels/blend_rows.h"
+
+// The CPU's implementation of kernels/blend_rows.h, which has checked the arguments.
+namespace kvlm::cpu {
+
+void blend_rows(TensorView y, ConstTensorView x, const RowBlend& blend, Stream& stream);
+
+}  // namespace kvlm::cpu
