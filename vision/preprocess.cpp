@@ -11,46 +11,13 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "vision/normalization.h"
 
 namespace kvlm {
 
 namespace {
 
 constexpr int64_t kMaxPixels = int64_t{1} << 28;
-
-/// What each of the 256 values of a channel becomes; every float path is a function of the byte.
-std::array<float, 256> normalization_table(const PreprocessSpec& spec, size_t channel) {
-  auto mean = static_cast<float>(spec.mean[channel]);
-  auto std = static_cast<float>(spec.std[channel]);
-  const bool torch_fuses = spec.normalize_backend == NormalizeBackend::kTorchvision &&
-                           spec.do_rescale && spec.do_normalize;
-  if (torch_fuses) {  // torch scales the two constants instead of every pixel
-    const auto inverse = static_cast<float>(1.0 / spec.rescale_factor);
-    mean *= inverse;
-    std *= inverse;
-  }
-
-  std::array<float, 256> table;
-  for (int value = 0; value < 256; ++value) {
-    auto y = static_cast<float>(value);
-    if (spec.do_rescale && !torch_fuses) {
-      switch (spec.normalize_backend) {
-        case NormalizeBackend::kPil:
-          y = static_cast<float>(value * spec.rescale_factor);
-          break;
-        case NormalizeBackend::kTorchvision:
-          y *= static_cast<float>(spec.rescale_factor);
-          break;
-        case NormalizeBackend::kToTensor:
-          y /= 255.0f;
-          break;
-      }
-    }
-    if (spec.do_normalize) y = (y - mean) / std;
-    table[static_cast<size_t>(value)] = y;
-  }
-  return table;
-}
 
 void check_not_empty(const Image& image) {
   if (image.height > 0 && image.width > 0) return;
@@ -149,21 +116,12 @@ Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill) {
 
 Tensor normalize(const Image& image, const PreprocessSpec& spec) {
   check_not_empty(image);
-  if (spec.do_rescale && !(spec.rescale_factor > 0.0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("rescale_factor is {}; expected a positive number, usually 1/255",
-                            spec.rescale_factor));
-  }
+  const NormalizationTable tables = normalization_table(spec);
   Tensor out(DType::kF32, {3, image.height, image.width});
   const size_t pixels = static_cast<size_t>(image.height) * static_cast<size_t>(image.width);
   float* to = out.as<float>();
   for (size_t channel = 0; channel < 3; ++channel) {
-    if (spec.do_normalize && !(spec.std[channel] > 0.0)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("image_std of channel {} is {}; expected a positive number", channel,
-                              spec.std[channel]));
-    }
-    const std::array<float, 256> table = normalization_table(spec, channel);
+    const std::array<float, 256>& table = tables[channel];
     const uint8_t* from = image.rgb.data() + channel;
     for (size_t i = 0; i < pixels; ++i) *to++ = table[from[3 * i]];
   }
@@ -180,13 +138,7 @@ Tensor preprocess_unnamed(const Image& image, const PreprocessSpec& spec) {
     changed = std::move(next);
     current = &changed;
   };
-  if (spec.do_pad) {
-    std::array<uint8_t, 3> fill{};
-    std::ranges::transform(spec.mean, fill.begin(), [](double mean) {
-      return static_cast<uint8_t>(std::clamp(mean * 255.0, 0.0, 255.0));
-    });
-    become(pad_to_square(*current, fill));
-  }
+  if (spec.do_pad) become(pad_to_square(*current, mean_colour(spec.mean)));
   if (spec.do_resize) {
     const auto [height, width] =
         spec.shortest_edge > 0
