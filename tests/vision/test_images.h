@@ -55,14 +55,15 @@ inline Image picture(std::string_view kind, int height, int width) {
   return image;
 }
 
-/// The lines of goldens.txt that begin with `word`, without it.
-inline std::vector<std::istringstream> goldens(const std::string& word) {
+/// The lines of a file of test data that begin with `word`, without it.
+inline std::vector<std::istringstream> goldens(const std::string& word,
+                                               const std::string& file = "goldens.txt") {
   std::vector<std::istringstream> cases;
-  std::ifstream in(data_folder() / "goldens.txt");
+  std::ifstream in(data_folder() / file);
   for (std::string line; std::getline(in, line);) {
     if (line.starts_with(word + " ")) cases.emplace_back(line.substr(word.size() + 1));
   }
-  EXPECT_FALSE(cases.empty()) << "no line \"" << word << "\" in goldens.txt";
+  EXPECT_FALSE(cases.empty()) << "no line \"" << word << "\" in " << file;
   return cases;
 }
 
