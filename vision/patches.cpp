@@ -1,0 +1,93 @@
+#include "vision/patches.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include "kernels/base/error.h"
+#include "vision/smart_resize.h"
+
+namespace kvlm {
+
+namespace {
+
+void check_frames(std::span<const Image> frames) {
+  if (frames.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "a clip without frames has no patches");
+  }
+  const Image& first = frames.front();
+  for (const Image& frame : frames) {
+    if (frame.height == first.height && frame.width == first.width) continue;
+    const auto named = [](const Image& image) {
+      return image.name.empty() ? std::string("a frame") : image.name;
+    };
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} is {} x {} pixels, but {} before it {} x {}; expected the frames of "
+                    "a clip to be of one size",
+                    named(frame), frame.width, frame.height, named(first), first.width,
+                    first.height));
+  }
+}
+
+/// Writes one channel of one patch, of which the first byte is at `from`.
+float* write_square(const uint8_t* from, size_t line_bytes, size_t patch,
+                    const std::array<float, 256>& table, float* to) {
+  for (size_t dy = 0; dy < patch; ++dy, from += line_bytes) {
+    for (size_t dx = 0; dx < patch; ++dx) to[dx] = table[from[3 * dx]];
+    to += patch;
+  }
+  return to;
+}
+
+}  // namespace
+
+PatchGrid patches_of(int frames, int height, int width, const PatchLayout& layout) {
+  const PatchGrid grid = patch_grid(frames, height, width, layout.patch, layout.depth);
+  check_merge(grid, layout.merge);
+  return grid;
+}
+
+void write_patches(TensorView rows, std::span<const Image> frames, const PatchLayout& layout,
+                   const NormalizationTable& table) {
+  check_frames(frames);
+  const int height = frames.front().height;
+  const int width = frames.front().width;
+  const PatchGrid grid = patches_of(static_cast<int>(frames.size()), height, width, layout);
+  const int64_t columns = int64_t{3} * layout.depth * layout.patch * layout.patch;
+  const Shape shape{grid.patches(), columns};
+  if (rows.shape() != shape || rows.dtype() != DType::kF32 ||
+      rows.device().kind != DeviceKind::kCpu) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the patches of {} pictures of {} x {} pixels have shape {} in f32 on "
+                            "the CPU, found room for {}",
+                            frames.size(), width, height, shape.str(), rows.shape().str()));
+  }
+
+  const auto patch = static_cast<size_t>(layout.patch);
+  const size_t line_bytes = static_cast<size_t>(width) * 3;
+  const size_t square = patch * patch;
+  const auto depth = static_cast<size_t>(layout.depth);
+  float* to = rows.as<float>();
+  for (size_t slice = 0; slice < static_cast<size_t>(grid.slices); ++slice) {
+    for_each_place(grid, layout.merge, [&](int row, int column) {
+      const size_t at =
+          static_cast<size_t>(row) * patch * line_bytes + static_cast<size_t>(column) * patch * 3;
+      for (size_t channel = 0; channel < 3; ++channel) {
+        for (size_t deep = 0; deep < depth; ++deep, to += square) {
+          const size_t frame = slice * depth + deep;
+          if (frame >= frames.size() && deep > 0) {
+            std::copy_n(to - square, square, to);
+            continue;
+          }
+          write_square(frames[frame].rgb.data() + at + channel, line_bytes, patch, table[channel],
+                       to);
+        }
+      }
+    });
+  }
+}
+
+}  // namespace kvlm

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/tensor.h"
+#include "vision/normalization.h"
+#include "vision/patch_order.h"
+
+namespace kvlm {
+
+/// How pictures become the rows that a tower's first product takes.
+struct PatchLayout {
+  int patch = 14;  ///< side of a patch, pixels
+  int merge = 1;   ///< rows go block by block of merge x merge patches; 1: raster order
+  int depth = 1;   ///< frames a patch is deep
+};
+
+/// The patches of `frames` pictures of a size; pixels right of and below the last whole patch are
+/// left out. Throws as patch_grid(), and as patch_places() where `merge` does not divide the grid.
+PatchGrid patches_of(int frames, int height, int width, const PatchLayout& layout);
+
+/// Normalises bytes and cuts them to patch rows in one go, with the values that normalize() gives.
+///
+///   frames  one size, in order; the last is repeated until `depth` divides them, so a still
+///           picture fills every frame of its patches
+///   rows    (patches, 3 * depth * patch * patch) f32 on the CPU, in the order of patch_places();
+///           columns (channel, frame, dy, dx)
+///
+/// Throws Error{kInvalidArgument} for frames of different sizes, naming the two, and rows of
+/// another shape; and as patches_of(). Source: transformers, Qwen2VLImageProcessor.patchify and
+/// Qwen2VLVideoProcessor.patchify; with merge and depth 1, a convolution of stride `patch` written
+/// as a product.
+void write_patches(TensorView rows, std::span<const Image> frames, const PatchLayout& layout,
+                   const NormalizationTable& table);
+
+}  // namespace kvlm
