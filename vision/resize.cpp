@@ -72,105 +72,12 @@ int torch_precision(double largest_weight) noexcept {
   return bits;
 }
 
-uint8_t clamp_to_u8(int32_t x) noexcept { return static_cast<uint8_t>(std::clamp(x, 0, 255)); }
-
 Image blank(int height, int width) {
   Image image;
   image.height = height;
   image.width = width;
   image.rgb.resize(static_cast<size_t>(height) * static_cast<size_t>(width) * 3);
   return image;
-}
-
-/// The weights of an axis as 16-bit integers: high * 2^11 + low, for which every processor has a
-/// fast sum of products. Rows are padded with zeros to `stride`, a multiple of 8.
-struct SplitWeights {
-  static constexpr int kLowBits = 11;
-  size_t stride = 0;
-  std::vector<int16_t> low;
-  std::vector<int16_t> high;  // empty if the low part holds every weight
-};
-
-SplitWeights split_weights(const ResizeAxis& axis) {
-  SplitWeights split;
-  const auto taps = static_cast<size_t>(axis.max_taps);
-  split.stride = (taps + 7) / 8 * 8;
-  split.low.resize(axis.first.size() * split.stride);
-  // A large reduction spreads the weight over so many taps that one part is enough, and its sums
-  // stay within 32 bits; with two parts, there are fewer than 2^12 taps.
-  const bool needs_high = std::ranges::any_of(
-      axis.weights, [](int32_t weight) { return weight != static_cast<int16_t>(weight); });
-  if (needs_high) split.high.resize(split.low.size());
-  for (size_t i = 0; i < axis.weights.size(); ++i) {
-    const size_t to = i / taps * split.stride + i % taps;
-    int32_t low = axis.weights[i];
-    if (needs_high) {
-      const int32_t high = low >> SplitWeights::kLowBits;
-      split.high[to] = static_cast<int16_t>(high);
-      low -= high * (1 << SplitWeights::kLowBits);
-    }
-    split.low[to] = static_cast<int16_t>(low);
-  }
-  return split;
-}
-
-/// Sum of a[i] * b[i]; `count` is a multiple of 8.
-int32_t dot(const int16_t* a, const int16_t* b, size_t count) noexcept {
-  int32_t sum = 0;
-  for (size_t i = 0; i < count; i += 8) {
-    for (size_t lane = 0; lane < 8; ++lane) sum += a[i + lane] * b[i + lane];
-  }
-  return sum;
-}
-
-Image resize_rows(const Image& in, int width, Resample resample, ResizeBackend backend) {
-  const ResizeAxis axis = make_resize_axis(in.width, width, resample, backend);
-  const SplitWeights weights = split_weights(axis);
-  const int32_t half = 1 << (axis.shift - 1);
-  Image out = blank(in.height, width);
-  const auto in_width = static_cast<size_t>(in.width);
-  const size_t plane_stride = in_width + weights.stride;  // the last taps reach past the end
-  std::vector<int16_t> planes(3 * plane_stride);
-  const uint8_t* from = in.rgb.data();
-  uint8_t* to = out.rgb.data();
-  for (int y = 0; y < in.height; ++y) {
-    for (size_t x = 0; x < in_width; ++x, from += 3) {
-      for (size_t c = 0; c < 3; ++c) planes[c * plane_stride + x] = from[c];
-    }
-    for (size_t x = 0; x < axis.first.size(); ++x) {
-      const size_t at = x * weights.stride;
-      for (size_t c = 0; c < 3; ++c) {
-        const int16_t* samples = planes.data() + c * plane_stride + axis.first[x];
-        int32_t sum = half + dot(samples, weights.low.data() + at, weights.stride);
-        if (!weights.high.empty()) {
-          sum += dot(samples, weights.high.data() + at, weights.stride) *
-                 (1 << SplitWeights::kLowBits);
-        }
-        *to++ = clamp_to_u8(sum >> axis.shift);
-      }
-    }
-  }
-  return out;
-}
-
-Image resize_columns(const Image& in, int height, Resample resample, ResizeBackend backend) {
-  const ResizeAxis axis = make_resize_axis(in.height, height, resample, backend);
-  const int32_t half = 1 << (axis.shift - 1);
-  Image out = blank(height, in.width);
-  const size_t row_bytes = static_cast<size_t>(in.width) * 3;
-  std::vector<int32_t> sums(row_bytes);
-  for (size_t y = 0; y < axis.first.size(); ++y) {
-    std::ranges::fill(sums, half);
-    const int32_t* weights = axis.weights.data() + y * static_cast<size_t>(axis.max_taps);
-    for (int t = 0; t < axis.taps[y]; ++t) {
-      const uint8_t* row = in.rgb.data() + static_cast<size_t>(axis.first[y] + t) * row_bytes;
-      const int32_t weight = weights[t];
-      for (size_t i = 0; i < row_bytes; ++i) sums[i] += row[i] * weight;
-    }
-    uint8_t* to = out.rgb.data() + y * row_bytes;
-    for (size_t i = 0; i < row_bytes; ++i) to[i] = clamp_to_u8(sums[i] >> axis.shift);
-  }
-  return out;
 }
 
 /// The source sample of every output sample without a filter.
@@ -285,12 +192,16 @@ Image resize(const Image& image, int height, int width, Resample resample, Resiz
                     "backend",
                     static_cast<int>(resample), resample == Resample::kBox ? "box" : "hamming"));
   }
-  if (width == image.width) return resize_columns(image, height, resample, backend);
-  if (height == image.height) return resize_rows(image, width, resample, backend);
-  if (columns_first(image, height, width, backend)) {
-    return resize_rows(resize_columns(image, height, resample, backend), width, resample, backend);
-  }
-  return resize_columns(resize_rows(image, width, resample, backend), height, resample, backend);
+  const auto rows_of = [&](const Image& in) {
+    return resize_rows(in, make_resize_axis(in.width, width, resample, backend));
+  };
+  const auto columns_of = [&](const Image& in) {
+    return resize_columns(in, make_resize_axis(in.height, height, resample, backend));
+  };
+  if (width == image.width) return columns_of(image);
+  if (height == image.height) return rows_of(image);
+  if (columns_first(image, height, width, backend)) return rows_of(columns_of(image));
+  return columns_of(rows_of(image));
 }
 
 }  // namespace kvlm

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <chrono>
 #include <map>
@@ -77,7 +78,14 @@ TEST(Resize, TestVectorPrecisions) {
   }
 }
 
-TEST(Resize, EqualsTheLibrariesBitForBit) {
+/// Whichever instructions the processor has.
+class EveryTarget : public ::testing::TestWithParam<int64_t> {
+ protected:
+  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
+  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+};
+
+TEST_P(EveryTarget, ResizeEqualsTheLibrariesBitForBit) {
   for (auto& in : test::goldens("resize")) {
     std::string backend, filter, kind;
     int height, width, to_height, to_width;
@@ -91,6 +99,10 @@ TEST(Resize, EqualsTheLibrariesBitForBit) {
     EXPECT_EQ(crc32(result), expected) << in.str();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Resize, EveryTarget,
+                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                         [](const auto& test) { return hwy::TargetName(test.param); });
 
 TEST(Resize, AnUnchangedSizeIsACopy) {
   const Image image = picture("noise", 7, 5);
