@@ -33,13 +33,12 @@ void check_frames(std::span<const Image> frames) {
 }
 
 /// Writes one channel of one patch, of which the first byte is at `from`.
-float* write_square(const uint8_t* from, size_t line_bytes, size_t patch,
-                    const std::array<float, 256>& table, float* to) {
+void write_square(const uint8_t* from, size_t line_bytes, size_t patch,
+                  const std::array<float, 256>& table, float* to) {
   for (size_t dy = 0; dy < patch; ++dy, from += line_bytes) {
     for (size_t dx = 0; dx < patch; ++dx) to[dx] = table[from[3 * dx]];
     to += patch;
   }
-  return to;
 }
 
 }  // namespace
