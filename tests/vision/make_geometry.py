@@ -10,6 +10,7 @@ One case a line; "#" begins a comment, "-" stands for a refusal:
       rows and columns of LLaVA-NeXT's feature map; of LLaVA-OneVision's; the sides in cells of 28
       that Qwen2.5-VL resizes it to; the sides in cells of 32 of a Qwen3-VL clip of
       2 + (7 H + W) % 31 frames
+  budget H W MIN MAX  RH RW         Qwen2.5-VL's size within a budget of pixels
   canvas H W  CH CW  PH PW          LLaVA-NeXT's canvas and the picture's size on it
   cap KIND FRAMES H W  RH RW        a clip's size with cap_pixels_per_frame (KIND: qwen2, qwen3)
   tiles FAMILY BACKEND KIND H W  COUNT CRC   pixel_values of all tiles of test picture KIND
@@ -80,7 +81,7 @@ def map_size(height: int, width: int, kind: str) -> tuple[int, int]:
 def sizes() -> list[tuple[int, int]]:
     """Awkward sizes, then random ones: by magnitude, then as photographs are."""
     drawn = [(1, 1), (1, 7), (7, 1), (1, 200), (1, 201), (1, 4000), (4000, 1), (448, 448)]
-    drawn += [(336, 336), (384, 384), (28, 28), (42, 70), (997, 1009), (14, 14), (4000, 4000)]
+    drawn += [(336, 336), (384, 384), (28, 28), (42, 70), (997, 1009), (14, 14), (861, 328)]
     random.seed(13)
     while len(drawn) < 1300:
         drawn.append(tuple(int(math.exp(random.uniform(0, math.log(5000)))) for _ in range(2)))
@@ -116,6 +117,15 @@ def size_cases() -> list[str]:
         )
         numbers = (*twelve, *six, *map_size(height, width, "next"), *map_size(height, width, "ov"))
         lines.append(f"size {height} {width} {' '.join(map(str, numbers))} {qwen} {clip}")
+    # Where the order in which it divides shows.
+    for height, width, most in (
+        (3600, 500, 1003520),
+        (4902, 1634, 602112),
+        (2584, 3230, 1003520),
+        (1278, 1704, 602112),
+    ):
+        sides = smart_resize(height, width, 28, 3136, most)
+        lines.append(f"budget {height} {width} 3136 {most} {sides[0]} {sides[1]}")
     for height, width in sizes()[::20]:
         canvas = select_best_resolution((height, width), NEXT)
         image = np.zeros((3, height, width), dtype=np.uint8)
@@ -285,6 +295,7 @@ def position_cases() -> list[str]:
         (48, 1, 34, 46, 2),
         (48, 3, 48, 48, 2),
         (48, 2, 60, 94, 2),
+        (48, 1, 200, 142, 2),
         (5, 1, 1, 7, 1),
         (7, 2, 9, 6, 3),
         (1, 1, 4, 4, 2),

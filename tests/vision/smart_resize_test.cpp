@@ -64,6 +64,17 @@ TEST(SmartResize, EqualsTheReferenceOnManySizes) {
   EXPECT_GT(refused, 20);
 }
 
+TEST(SmartResize, DividesInTheReferencesOrder) {
+  for (auto& in : test::goldens("budget", "geometry.txt")) {
+    int height, width;
+    PixelBudget budget;
+    std::array<int, 2> expected;
+    in >> height >> width >> budget.min_pixels >> budget.max_pixels >> expected[0] >> expected[1];
+    ASSERT_TRUE(in);
+    EXPECT_EQ(smart_resize(height, width, 28, budget), expected) << in.str();
+  }
+}
+
 TEST(SmartResize, CappedBudgetsEqualTheReference) {
   for (auto& in : test::goldens("cap", "geometry.txt")) {
     std::string kind;
