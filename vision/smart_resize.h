@@ -10,8 +10,8 @@ namespace kvlm {
 /// How many pixels a picture may have after it has been resized; size.shortest_edge and
 /// size.longest_edge of a Qwen preprocessor file, or its older min_pixels and max_pixels.
 struct PixelBudget {
-  int64_t min_pixels = 56 * 56;
-  int64_t max_pixels = 28 * 28 * 1280;
+  int64_t min_pixels = 3136;
+  int64_t max_pixels = 1003520;
 };
 
 /// The size, {height, width}, to which the Qwen families resize a picture: multiples of `factor`
