@@ -32,50 +32,84 @@ void check_rows(std::string_view op, size_t index, const KeyValueRows& rows) {
   }
 }
 
+/// What both kinds of attention ask of their operands.
+void check_attention(std::string_view op, ConstTensorView out, ConstTensorView q, ConstTensorView k,
+                     ConstTensorView v, float scale, DType multiply, const Stream& stream) {
+  check::rank(op, "q", q, 3, "(n, q_heads, head_dim)");
+  check::rank(op, "k", k, 3, "(n, kv_heads, head_dim)");
+  const int64_t q_heads = q.shape()[1];
+  const int64_t kv_heads = k.shape()[1];
+  check::shape(op, "k", k, {q.shape()[0], kv_heads, q.shape()[2]}, "(n, kv_heads, head_dim) of q");
+  check::shape(op, "v", v, k.shape(), "the shape of k");
+  check::shape(op, "out", out, q.shape(), "the shape of q");
+  if (q.elements() == 0 || k.elements() == 0) {
+    refuse("{}: q has shape {} and k {}, expected at least one number in each", op, q.shape().str(),
+           k.shape().str());
+  }
+  if (q_heads % kv_heads != 0) {
+    refuse("{}: {} query heads cannot share {} kv heads evenly", op, q_heads, kv_heads);
+  }
+  check::dtype(op, "q", q, DType::kF32);
+  check::dtype(op, "k", k, q.dtype());
+  check::dtype(op, "v", v, q.dtype());
+  check::dtype(op, "out", out, q.dtype());
+  check::on_stream(op, "q", q, stream);
+  check::on_stream(op, "k", k, stream);
+  check::on_stream(op, "v", v, stream);
+  check::on_stream(op, "out", out, stream);
+  check::disjoint(op, "out", out, "k", k);
+  check::disjoint(op, "out", out, "v", v);
+  if (out.data() != q.data()) check::disjoint(op, "out", out, "q", q);
+  if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", op, scale);
+  if (multiply != DType::kF32 && multiply != DType::kF16 && multiply != DType::kBF16) {
+    refuse("{}: multiply is {}, expected f32, f16 or bf16", op, dtype_name(multiply));
+  }
+}
+
 }  // namespace
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
                Stream& stream) {
   constexpr std::string_view kOp = "attention";
-  check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
-  check::rank(kOp, "k", k, 3, "(n, kv_heads, head_dim)");
-  const int64_t q_heads = q.shape()[1];
+  check_attention(kOp, out, q, k, v, scale, multiply, stream);
   const int64_t kv_heads = k.shape()[1];
-  check::shape(kOp, "k", k, {q.shape()[0], kv_heads, q.shape()[2]}, "(n, kv_heads, head_dim) of q");
-  check::shape(kOp, "v", v, k.shape(), "the shape of k");
-  check::shape(kOp, "out", out, q.shape(), "the shape of q");
-  if (q.elements() == 0 || k.elements() == 0) {
-    refuse("{}: q has shape {} and k {}, expected at least one number in each", kOp,
-           q.shape().str(), k.shape().str());
-  }
-  if (q_heads % kv_heads != 0) {
-    refuse("{}: {} query heads cannot share {} kv heads evenly", kOp, q_heads, kv_heads);
-  }
-  check::dtype(kOp, "q", q, DType::kF32);
-  check::dtype(kOp, "k", k, q.dtype());
-  check::dtype(kOp, "v", v, q.dtype());
-  check::dtype(kOp, "out", out, q.dtype());
-  check::on_stream(kOp, "q", q, stream);
-  check::on_stream(kOp, "k", k, stream);
-  check::on_stream(kOp, "v", v, stream);
-  check::on_stream(kOp, "out", out, stream);
-  check::disjoint(kOp, "out", out, "k", k);
-  check::disjoint(kOp, "out", out, "v", v);
-  if (out.data() != q.data()) check::disjoint(kOp, "out", out, "q", q);
   if (past.size() % static_cast<size_t>(kv_heads) != 0) {
     refuse("{}: {} past runs are not the same number for each of {} kv heads", kOp, past.size(),
            kv_heads);
   }
   for (size_t i = 0; i < past.size(); ++i) check_rows(kOp, i, past[i]);
-  if (!std::isfinite(scale)) refuse("{}: scale is {}, expected a finite number", kOp, scale);
-  if (multiply != DType::kF32 && multiply != DType::kF16 && multiply != DType::kBF16) {
-    refuse("{}: multiply is {}, expected f32, f16 or bf16", kOp, dtype_name(multiply));
-  }
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::attention(out, q, k, v, past, causal, scale, multiply, stream);
   }
   cpu::attention(out, q, k, v, past, causal, scale, stream);
+}
+
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       std::span<const int32_t> bounds, float scale, DType multiply,
+                       Stream& stream) {
+  constexpr std::string_view kOp = "segment_attention";
+  check_attention(kOp, out, q, k, v, scale, multiply, stream);
+  if (bounds.size() < 2 || bounds.front() != 0 || bounds.back() != q.shape()[0]) {
+    refuse("{}: {} bounds from {} to {}, expected at least two, from 0 to the {} rows", kOp,
+           bounds.size(), bounds.empty() ? 0 : bounds.front(), bounds.empty() ? 0 : bounds.back(),
+           q.shape()[0]);
+  }
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    if (bounds[i] <= bounds[i - 1]) {
+      refuse("{}: bound {} is {} after {}, expected a larger one", kOp, i, bounds[i],
+             bounds[i - 1]);
+    }
+  }
+  if (stream.device().kind == DeviceKind::kCpu) {
+    return cpu::segment_attention(out, q, k, v, bounds, scale, stream);
+  }
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    const int64_t first = bounds[i - 1];
+    const int64_t rows = bounds[i] - first;
+    cuda::attention(out.slice(first, rows), q.slice(first, rows), k.slice(first, rows),
+                    v.slice(first, rows), {}, /*causal=*/false, scale, multiply, stream);
+  }
 }
 
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,

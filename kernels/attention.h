@@ -35,6 +35,18 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
                std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
                Stream& stream);
 
+/// attention() of rows that see all rows of their own segment and no others: the pictures of a
+/// batch, the frames of a clip, the windows of a picture. Segment i is the rows [bounds[i],
+/// bounds[i + 1]); each is, bit for bit, what attention() makes of it alone.
+///
+///   q, k, v, out  as of attention()
+///   bounds        the first is 0, the last n, and each is larger than the one before
+///
+/// Throws and is asynchronous as attention() is. On CUDA every segment is a launch.
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       std::span<const int32_t> bounds, float scale, DType multiply,
+                       Stream& stream);
+
 /// The running softmax of `queries` query rows of one kv_head: what two parts of a cache must know
 /// of each other to be merged. sum and out are relative to exp(max); an empty state has max = -inf,
 /// sum = 0, out = 0.

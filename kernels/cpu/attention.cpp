@@ -312,53 +312,98 @@ class QueryTile {
   float* factor_;  // (kPanel,) what the output so far is multiplied by
 };
 
+/// Rows that attend to each other, and who else is seen by all of them.
+struct Attention {
+  TensorView out;
+  ConstTensorView q, k, v;
+  std::span<const KeyValueRows> past;
+  bool causal;
+  float scale;
+
+  size_t rows() const { return static_cast<size_t>(q.shape()[0]); }
+  size_t q_heads() const { return static_cast<size_t>(q.shape()[1]); }
+  size_t kv_heads() const { return static_cast<size_t>(k.shape()[1]); }
+  size_t q_per_kv() const { return q_heads() / kv_heads(); }
+  /// Of the queries of one kv_head.
+  size_t tiles() const { return (rows() * q_per_kv() + kQueryRows - 1) / kQueryRows; }
+
+  void run(size_t head, size_t tile, std::byte* scratch) const;
+};
+
+void Attention::run(size_t head, size_t tile, std::byte* scratch) const {
+  const auto head_dim = static_cast<size_t>(q.shape()[2]);
+  const size_t n = rows();
+  const size_t per_kv = q_per_kv();
+  const size_t runs = past.size() / kv_heads();
+  const size_t begin = tile * kQueryRows;
+  const size_t count = std::min(kQueryRows, n * per_kv - begin);
+  // Row r of the tile; those past the last are the last once more, which wastes lanes only.
+  const auto query_of = [&](size_t r) { return (begin + std::min(r, count - 1)) / per_kv; };
+  const auto offset_of = [&](size_t r) {
+    const size_t within = (begin + std::min(r, count - 1)) % per_kv;
+    return (query_of(r) * q_heads() + head * per_kv + within) * head_dim;
+  };
+  QueryTile block(scratch, head_dim, count);
+  const size_t lanes = hwy::RoundUpTo(count, kLanes);
+  for (size_t r = 0; r < lanes; r += kGroup) {
+    const float* row[kGroup];
+    size_t query[kGroup];
+    for (size_t i = 0; i < kGroup; ++i) {
+      row[i] = q.as<float>() + offset_of(r + i);
+      query[i] = query_of(r + i);
+    }
+    block.set_queries(r, row, query, scale);
+  }
+  for (const KeyValueRows& run : past.subspan(head * runs, runs)) {
+    block.attend(StridedRows{run.keys, run.values, head_dim * dtype_bytes(run.dtype), run.dtype,
+                             static_cast<size_t>(run.rows)},
+                 false);
+  }
+  const size_t offset_bytes = head * head_dim * sizeof(float);
+  block.attend(StridedRows{k.data() + offset_bytes, v.data() + offset_bytes,
+                           kv_heads() * head_dim * sizeof(float), DType::kF32, n},
+               causal);
+  for (size_t r = 0; r < count; r += kGroup) {
+    float* row[kGroup];
+    for (size_t i = 0; i < kGroup; ++i) row[i] = out.as<float>() + offset_of(r + i);
+    block.get_outputs(r, row);
+  }
+}
+
 }  // namespace
 
 void attention_kernel(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                       std::span<const KeyValueRows> past, bool causal, float scale,
                       Stream& stream) {
-  const auto n = static_cast<size_t>(q.shape()[0]);
-  const auto q_heads = static_cast<size_t>(q.shape()[1]);
+  const Attention all{out, q, k, v, past, causal, scale};
   const auto head_dim = static_cast<size_t>(q.shape()[2]);
-  const auto kv_heads = static_cast<size_t>(k.shape()[1]);
-  const size_t q_per_kv = q_heads / kv_heads;
-  const size_t runs = past.size() / kv_heads;
-  const size_t tiles = (n * q_per_kv + kQueryRows - 1) / kQueryRows;
-  stream.pool().parallel_for(kv_heads * tiles, [&](size_t task, int worker) HWY_ATTR {
-    const size_t head = task % kv_heads;
-    const size_t tile = tiles - 1 - task / kv_heads;  // the longest first: late queries see most
-    const size_t begin = tile * kQueryRows;
-    const size_t rows = std::min(kQueryRows, n * q_per_kv - begin);
-    // Row r of the tile; those past the last are the last once more, which wastes lanes only.
-    const auto query_of = [&](size_t r) { return (begin + std::min(r, rows - 1)) / q_per_kv; };
-    const auto offset_of = [&](size_t r) {
-      const size_t within = (begin + std::min(r, rows - 1)) % q_per_kv;
-      return (query_of(r) * q_heads + head * q_per_kv + within) * head_dim;
-    };
-    QueryTile block(stream.scratch(worker, QueryTile::scratch_bytes(head_dim)), head_dim, rows);
-    const size_t lanes = hwy::RoundUpTo(rows, kLanes);
-    for (size_t r = 0; r < lanes; r += kGroup) {
-      const float* row[kGroup];
-      size_t query[kGroup];
-      for (size_t i = 0; i < kGroup; ++i) {
-        row[i] = q.as<float>() + offset_of(r + i);
-        query[i] = query_of(r + i);
-      }
-      block.set_queries(r, row, query, scale);
-    }
-    for (const KeyValueRows& run : past.subspan(head * runs, runs)) {
-      block.attend(StridedRows{run.keys, run.values, head_dim * dtype_bytes(run.dtype), run.dtype,
-                               static_cast<size_t>(run.rows)},
-                   false);
-    }
-    const size_t offset_bytes = head * head_dim * sizeof(float);
-    block.attend(StridedRows{k.data() + offset_bytes, v.data() + offset_bytes,
-                             kv_heads * head_dim * sizeof(float), DType::kF32, n},
-                 causal);
-    for (size_t r = 0; r < rows; r += kGroup) {
-      float* row[kGroup];
-      for (size_t i = 0; i < kGroup; ++i) row[i] = out.as<float>() + offset_of(r + i);
-      block.get_outputs(r, row);
+  const size_t tiles = all.tiles();
+  const size_t heads = all.kv_heads();
+  stream.pool().parallel_for(heads * tiles, [&](size_t task, int worker) {
+    // The longest first: late queries see most.
+    all.run(task % heads, tiles - 1 - task / heads,
+            stream.scratch(worker, QueryTile::scratch_bytes(head_dim)));
+  });
+}
+
+void segment_attention_kernel(TensorView out, ConstTensorView q, ConstTensorView k,
+                              ConstTensorView v, std::span<const int32_t> bounds, float scale,
+                              Stream& stream) {
+  const auto head_dim = static_cast<size_t>(q.shape()[2]);
+  const auto heads = static_cast<size_t>(k.shape()[1]);
+  stream.pool().parallel_for(heads * (bounds.size() - 1), [&](size_t task, int worker) {
+    const int64_t first = bounds[task / heads];
+    const int64_t rows = bounds[task / heads + 1] - first;
+    const Attention segment{out.slice(first, rows),
+                            q.slice(first, rows),
+                            k.slice(first, rows),
+                            v.slice(first, rows),
+                            {},
+                            false,
+                            scale};
+    std::byte* scratch = stream.scratch(worker, QueryTile::scratch_bytes(head_dim));
+    for (size_t tile = 0; tile < segment.tiles(); ++tile) {
+      segment.run(task % heads, tile, scratch);
     }
   });
 }
@@ -385,11 +430,18 @@ HWY_AFTER_NAMESPACE();
 namespace kvlm::cpu {
 
 HWY_EXPORT(attention_kernel);
+HWY_EXPORT(segment_attention_kernel);
 HWY_EXPORT(attend_rows_kernel);
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream) {
   HWY_DYNAMIC_DISPATCH(attention_kernel)(out, q, k, v, past, causal, scale, stream);
+}
+
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       std::span<const int32_t> bounds, float scale, Stream& stream) {
+  if (bounds.size() == 2) return attention(out, q, k, v, {}, /*causal=*/false, scale, stream);
+  HWY_DYNAMIC_DISPATCH(segment_attention_kernel)(out, q, k, v, bounds, scale, stream);
 }
 
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,

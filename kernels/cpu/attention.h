@@ -10,6 +10,9 @@ namespace kvlm::cpu {
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                std::span<const KeyValueRows> past, bool causal, float scale, Stream& stream);
 
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       std::span<const int32_t> bounds, float scale, Stream& stream);
+
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,
                  Stream& stream);
 

@@ -579,6 +579,75 @@ TEST(MergeStates, KeepsDistantMaximaApart) {
   EXPECT_THAT(merged, testing::ElementsAre(2.0f, 3.0f));
 }
 
+/// Windows and pictures of every size, alone and in company, on one thread and on several.
+TEST(SegmentAttention, MakesOfASegmentWhatAttentionMakesOfItAlone) {
+  constexpr int64_t kHeads = 3;
+  for (const int64_t head_dim : {5, 16, 80}) {
+    for (const std::vector<int32_t>& bounds : {std::vector<int32_t>{0, 1},
+                                               {0, 150},
+                                               {0, 1, 2, 3},
+                                               {0, 64, 96, 160, 176},
+                                               {0, 7, 208, 209, 300}}) {
+      const int64_t n = bounds.back();
+      const Shape shape{n, kHeads, head_dim};
+      const auto count = static_cast<size_t>(shape.elements());
+      std::vector<float> q = normal_values(count, 1);
+      std::vector<float> k = normal_values(count, 2);
+      std::vector<float> v = normal_values(count, 3);
+      const auto view = [&](std::vector<float>& x) {
+        return TensorView(x.data(), DType::kF32, shape);
+      };
+      std::vector<float> expected(count);
+      ThreadPool one(1);
+      Stream alone(one);
+      for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+        const int64_t rows = bounds[i + 1] - bounds[i];
+        const auto slice = [&](std::vector<float>& x) { return view(x).slice(bounds[i], rows); };
+        attention(slice(expected), slice(q), slice(k), slice(v), {}, false, 0.3f, DType::kF32,
+                  alone);
+      }
+      for (const int threads : {1, 3}) {
+        ThreadPool pool(threads);
+        Stream stream(pool);
+        std::vector<float> out(count);
+        segment_attention(view(out), view(q), view(k), view(v), bounds, 0.3f, DType::kF32, stream);
+        EXPECT_EQ(out, expected) << "head_dim " << head_dim << ", " << n << " rows";
+        std::vector<float> in_place = q;
+        segment_attention(view(in_place), view(in_place), view(k), view(v), bounds, 0.3f,
+                          DType::kF32, stream);
+        EXPECT_EQ(in_place, expected) << "in place";
+      }
+    }
+  }
+}
+
+TEST(SegmentAttention, RefusesBoundsThatDoNotCutTheRows) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  std::vector<float> data(64);
+  std::vector<float> result(64);
+  const Shape shape{4, 2, 8};
+  const ConstTensorView view(data.data(), DType::kF32, shape);
+  const auto refusal = [&](const std::vector<int32_t>& bounds) {
+    try {
+      segment_attention(TensorView(result.data(), DType::kF32, shape), view, view, view, bounds, 1,
+                        DType::kF32, stream);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(refusal({0, 1, 4}), "no error");
+  EXPECT_THAT(refusal({}), testing::HasSubstr("0 bounds"));
+  EXPECT_THAT(refusal({0}), testing::HasSubstr("1 bounds from 0 to 0"));
+  EXPECT_THAT(refusal({1, 4}), testing::HasSubstr("from 1 to 4"));
+  EXPECT_THAT(refusal({0, 3}), testing::HasSubstr("to the 4 rows"));
+  EXPECT_THAT(refusal({0, 5}), testing::HasSubstr("from 0 to 5"));
+  EXPECT_THAT(refusal({0, 2, 2, 4}), testing::HasSubstr("bound 2 is 2 after 2"));
+  EXPECT_THAT(refusal({0, 3, 1, 4}), testing::HasSubstr("bound 2 is 1 after 3"));
+}
+
 // ------------------------------------------------------------------------------- instruction sets
 
 class AttentionOnEveryTarget : public ::testing::TestWithParam<int64_t> {
