@@ -16,7 +16,7 @@ packages=(
   nlohmann-json3-dev       # checkpoint and config files
   libcli11-dev             # command lines
   libjpeg-dev libpng-dev libwebp-dev # JPEG, PNG, WebP
-  libstb-dev               # GIF, TGA
+  libstb-dev               # TGA
   libsentencepiece-dev     # LLaMA tokenizers
   libpcre2-dev libutf8proc-dev          # byte-level BPE tokenizers
   libedit-dev              # keys and history in a chat

@@ -39,7 +39,7 @@ enum class Orientation : uint8_t { kApply, kIgnore };
 ///
 /// `name` is only used in messages, which show it without controls and without the beginning of a
 /// very long one. Throws Error{kCorruptFile}: empty, not an image, truncated (a JPEG that ends
-/// early included), damaged, larger than 2^28 pixels (a GIF: 2^26) or 65535 pixels on a side;
+/// early included), damaged, larger than 2^28 pixels or 65535 pixels on a side;
 /// Error{kOutOfMemory}; Error{kUnsupported} for a picture format or variant that is recognised
 /// (TIFF, HEIC, ...) but not built in, naming it.
 Image decode_image(std::span<const std::byte> bytes, const std::string& name,

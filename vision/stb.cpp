@@ -1,7 +1,6 @@
 // The one place where stb_image is compiled, with the formats that it is used for and no others.
 #define STB_IMAGE_IMPLEMENTATION
 #define STB_IMAGE_STATIC
-#define STBI_ONLY_GIF
 #define STBI_ONLY_TGA
 #define STBI_NO_STDIO
 #define STBI_MAX_DIMENSIONS 65535
@@ -67,9 +66,6 @@ StbPixels stb_decode(const StbFile& file, const std::string& name) {
     const char* reason = stbi_failure_reason();
     const std::string detail = reason != nullptr ? reason : "its pixels cannot be decoded";
     if (detail == "outofmem") throw std::bad_alloc();
-    if (detail == "too many codes") {  // valid, and some tools that make GIFs small do so
-      throw_unsupported("a GIF that uses one table of codes for longer than stb_image reads", name);
-    }
     throw_damaged(file.format, name, detail);
   }
   if (width != file.width || height != file.height) {

@@ -25,10 +25,9 @@ struct StbFile {
   int channels;  // wanted: 3 or 4; samples are (height, width, channels)
 };
 
-/// Decodes through stb_image, which is used for GIF (the first picture) and TGA. It is lenient
-/// where a file ends early, so callers check first that all of it is there; they also bound the
-/// size. Throws Error{kCorruptFile}, Error{kUnsupported} for a GIF that has not started its table
-/// of codes anew 4096 codes after it was full, or std::bad_alloc.
+/// Decodes through stb_image, which is used for TGA. It is lenient where a file ends early, so
+/// callers check first that all of it is there; they also bound the size. Throws
+/// Error{kCorruptFile} or std::bad_alloc.
 StbPixels stb_decode(const StbFile& file, const std::string& name);
 
 }  // namespace kvlm

@@ -242,8 +242,6 @@ TEST(Image, GifSizesThatMakeNoSense) {
   std::fill_n(wide.begin() + 6, 4, std::byte{0xff});  // the canvas
   EXPECT_THAT(message_of(ErrorCode::kCorruptFile, wide),
               AllOf(HasSubstr("a GIF of 65535 x 65535 pixels"), HasSubstr("scale it down")));
-  wide[7] = wide[9] = std::byte{0x2f};  // 12287 x 12287: fewer than other formats may have
-  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, wide), HasSubstr("67108864"));
   auto hollow = data_file("global.gif");
   hollow[hollow.size() - 178] = std::byte{0};  // the length of its only piece of codes
   EXPECT_THAT(message_of(ErrorCode::kCorruptFile, hollow),
@@ -277,12 +275,13 @@ std::string gif_of_one_table(size_t rows) {
   return file + "\0;"s;
 }
 
-TEST(Image, AGifMayKeepItsTableForAWhile) {
-  const std::string file = gif_of_one_table(70);
-  const Image image = decode_image(std::as_bytes(std::span(file)), "one table");
-  for (size_t i = 0; i < 7000; ++i) ASSERT_EQ(image.rgb[3 * i], i * 7 % 256) << i;
-  EXPECT_THAT(message_of(ErrorCode::kUnsupported, gif_of_one_table(90)),
-              AllOf(HasSubstr("one table of codes"), EndsWith("convert it to PNG or JPEG")));
+TEST(Image, AGifMayKeepItsTable) {
+  for (const size_t rows : {70u, 255u}) {
+    const std::string file = gif_of_one_table(rows);
+    const Image image = decode_image(std::as_bytes(std::span(file)), "one table");
+    ASSERT_EQ(image.height, static_cast<int>(rows));
+    for (size_t i = 0; i < 100 * rows; ++i) ASSERT_EQ(image.rgb[3 * i], i * 7 % 256) << i;
+  }
 }
 
 TEST(Image, TgaOfColoursPassesOverItsPalette) {
