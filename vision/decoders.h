@@ -11,9 +11,9 @@
 
 namespace kvlm {
 
-/// Private to vision/image.cpp: how a file format is recognised, measured and decoded. `bytes`
-/// begins as the format does and `name` is fit for messages; what throws, throws what decode_image
-/// says.
+/// Private to vision/image.cpp and the kinds of video: how a file format is recognised, measured
+/// and decoded. `bytes` begins as the format does and `name` is fit for messages; what throws,
+/// throws what decode_image says.
 
 /// What to give in place of a file that is no picture.
 inline constexpr char kReadableKinds[] = "a PNG, JPEG, WebP, GIF, BMP, PNM or TGA file";
@@ -78,6 +78,14 @@ void whiten(Image& image, std::array<uint8_t, 3> key) noexcept;
                                 const std::string& detail);
 /// Throws Error{kUnsupported}: `detail` says which kind of file it is.
 [[noreturn]] void throw_unsupported(const std::string& detail, const std::string& name);
+
+/// Turns and mirrors a picture as EXIF's orientation says; one outside 2 to 8 changes nothing.
+Image apply_orientation(Image image, int orientation);
+/// Whether that swaps height and width.
+bool is_transposed(int orientation) noexcept;
+
+/// "PNG", "GIF", ... of bytes that begin like a picture that is known here; empty otherwise.
+std::string_view picture_format(std::span<const std::byte> head) noexcept;
 
 /// Throws if bytes that begin like `head` are no picture that is known here: see decode_image.
 void check_kind(std::span<const std::byte> head, const std::string& name);

@@ -125,8 +125,6 @@ const Format& format_of(std::span<const std::byte> bytes, const std::string& nam
   refuse(bytes, name);
 }
 
-bool is_transposed(int orientation) noexcept { return orientation >= 5 && orientation <= 8; }
-
 /// What `action` returns; that the memory does not hold it becomes an Error that names the picture.
 template <class Action>
 auto with_memory(const std::string& name, Action&& action) {
@@ -141,7 +139,19 @@ auto with_memory(const std::string& name, Action&& action) {
                           name));
 }
 
-/// Turns and mirrors a picture as EXIF's orientation says; one outside 2 to 8 changes nothing.
+}  // namespace
+
+std::string shown_name(std::string_view name) {
+  constexpr size_t kLimit = 120;
+  if (name.size() <= kLimit) return printable(name);
+  // A path's end tells more than its beginning. Not from within a letter.
+  name.remove_prefix(name.size() - kLimit);
+  while (!name.empty() && (static_cast<unsigned char>(name[0]) & 0xc0u) == 0x80) {
+    name.remove_prefix(1);
+  }
+  return "..." + printable(name);
+}
+
 Image apply_orientation(Image image, int orientation) {
   if (orientation < 2 || orientation > 8) return image;
   const bool transposed = is_transposed(orientation);
@@ -181,17 +191,13 @@ Image apply_orientation(Image image, int orientation) {
   return upright;
 }
 
-}  // namespace
+bool is_transposed(int orientation) noexcept { return orientation >= 5 && orientation <= 8; }
 
-std::string shown_name(std::string_view name) {
-  constexpr size_t kLimit = 120;
-  if (name.size() <= kLimit) return printable(name);
-  // A path's end tells more than its beginning. Not from within a letter.
-  name.remove_prefix(name.size() - kLimit);
-  while (!name.empty() && (static_cast<unsigned char>(name[0]) & 0xc0u) == 0x80) {
-    name.remove_prefix(1);
+std::string_view picture_format(std::span<const std::byte> head) noexcept {
+  for (const Format& format : kFormats) {
+    if (format.matches(as_text(head))) return format.name;
   }
-  return "..." + printable(name);
+  return {};
 }
 
 void check_kind(std::span<const std::byte> head, const std::string& name) {

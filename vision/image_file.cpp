@@ -1,17 +1,17 @@
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "vision/decoders.h"
 #include "vision/image.h"
+#include "vision/regular_file.h"
 
 namespace kvlm {
 
@@ -26,42 +26,14 @@ constexpr char kStandardInput[] = "-";
               fmt::format("image {} {}; give the path of {}", name, what, kReadableKinds));
 }
 
-/// A descriptor that is closed again, but for that of standard input.
-class Descriptor {
- public:
-  Descriptor(int number, bool owned) noexcept : number_(number), owned_(owned) {}
-  ~Descriptor() {
-    if (owned_) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int number() const noexcept { return number_; }
-
- private:
-  int number_;
-  bool owned_;
-};
-
-/// Opens a regular file and nothing else. Not blocking, for a FIFO would wait for its writer.
-int open_regular(const std::filesystem::path& path, const std::string& name) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-  if (descriptor < 0) {
-    if (errno == ENOENT || errno == ENOTDIR) fail(name, "does not exist");
-    if (errno == ENXIO) fail(name, "is a socket, not a file");
-    fail(name, fmt::format("cannot be opened for reading ({})", std::strerror(errno)));
-  }
-  return descriptor;
-}
-
-void check_regular(const struct stat& status, const std::string& name) {
-  if (S_ISDIR(status.st_mode)) fail(name, "is a directory");
-  if (S_ISFIFO(status.st_mode)) {
+/// Opens a regular file and nothing else.
+RegularFile open_regular(const std::filesystem::path& path, const std::string& name) {
+  return RegularFile(path, [&name](std::string_view found, bool pipe) {
+    if (!pipe) fail(name, found);
     throw Error(ErrorCode::kCorruptFile,
-                fmt::format("image {} is a pipe, which may never end; give a file, or the picture "
-                            "on standard input as \"-\"",
-                            name));
-  }
-  if (!S_ISREG(status.st_mode)) fail(name, "is a device, not a file");
+                fmt::format("image {} {}; give a file, or the picture on standard input as \"-\"",
+                            name, found));
+  });
 }
 
 std::vector<std::byte> read_all(int descriptor, size_t expected, const std::string& name) {
@@ -102,19 +74,12 @@ std::vector<std::byte> read_image(const std::filesystem::path& path) {
                             "without it",
                             name));
   }
-  const bool standard_input = path == kStandardInput;
-  const Descriptor descriptor(standard_input ? STDIN_FILENO : open_regular(path, name),
-                              !standard_input);
-  struct stat status {};
-  if (::fstat(descriptor.number(), &status) != 0) {
-    fail(name, fmt::format("cannot be read ({})", std::strerror(errno)));
-  }
-  if (!standard_input) check_regular(status, name);
-  const bool has_size = S_ISREG(status.st_mode) && status.st_size > 0;
-  const size_t expected = has_size ? static_cast<size_t>(status.st_size) : 0;
+  std::optional<RegularFile> file;
+  if (path != kStandardInput) file.emplace(open_regular(path, name));
+  const size_t expected = file ? static_cast<size_t>(file->bytes()) : 0;
   if (expected > kMaxFileBytes) fail(name, "is longer than 1 GiB");
   try {
-    return read_all(descriptor.number(), expected, name);
+    return read_all(file ? file->descriptor() : STDIN_FILENO, expected, name);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kOutOfMemory,
                 fmt::format("image {} needs more memory than there is to be read; free some, or "

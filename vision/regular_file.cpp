@@ -1,0 +1,70 @@
+#include "vision/regular_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace kvlm {
+
+namespace {
+
+std::string failure(const char* what) {
+  return fmt::format("cannot be {} ({})", what, std::strerror(errno));
+}
+
+}  // namespace
+
+RegularFile::RegularFile(const std::filesystem::path& path, RefuseFile refuse)
+    // Not blocking, for a FIFO would wait for its writer.
+    : descriptor_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)),
+      refuse_(std::move(refuse)) {
+  if (descriptor_ < 0) {
+    if (errno == ENOENT || errno == ENOTDIR) refuse_("does not exist", false);
+    if (errno == ENXIO) refuse_("is a socket, not a file", false);
+    refuse_(failure("opened for reading"), false);
+  }
+  try {
+    struct stat status {};
+    if (::fstat(descriptor_, &status) != 0) refuse_(failure("read"), false);
+    if (S_ISDIR(status.st_mode)) refuse_("is a directory", false);
+    if (S_ISFIFO(status.st_mode)) refuse_("is a pipe, which may never end", true);
+    if (!S_ISREG(status.st_mode)) refuse_("is a device, not a file", false);
+    bytes_ = status.st_size;
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+RegularFile::~RegularFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+RegularFile::RegularFile(RegularFile&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      bytes_(other.bytes_),
+      refuse_(std::move(other.refuse_)) {}
+
+std::vector<std::byte> RegularFile::read(int64_t offset, size_t count) const {
+  const int64_t left = std::max<int64_t>(bytes_ - offset, 0);
+  std::vector<std::byte> bytes(std::min(count, static_cast<size_t>(left)));
+  size_t filled = 0;
+  while (filled < bytes.size()) {
+    const ssize_t got = ::pread(descriptor_, bytes.data() + filled, bytes.size() - filled,
+                                offset + static_cast<int64_t>(filled));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse_(failure("read"), false);
+    if (got == 0) break;  // it has become shorter
+    filled += static_cast<size_t>(got);
+  }
+  bytes.resize(filled);
+  return bytes;
+}
+
+}  // namespace kvlm
