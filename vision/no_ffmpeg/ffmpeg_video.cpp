@@ -1,0 +1,11 @@
+#include "vision/video_sources.h"
+
+namespace kvlm {
+
+std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile, const std::string& name) {
+  throw_video(ErrorCode::kUnsupported, name,
+              "is no animated GIF or WebP, and this build was made without FFmpeg, which reads "
+              "other kinds; run tools/setup.sh --video and build anew, or give a folder of frames");
+}
+
+}  // namespace kvlm

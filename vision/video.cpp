@@ -1,0 +1,167 @@
+#include "vision/video.h"
+
+#include <fmt/format.h>
+
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "vision/decoders.h"
+#include "vision/video_sources.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr size_t kHeadBytes = 4096;
+constexpr int64_t kMaxAnimationBytes = int64_t{1} << 30;
+constexpr int64_t kMaxReadPixels = int64_t{1} << 30;
+
+/// What `action` returns; that the memory does not hold it becomes an Error that names the video.
+template <class Action>
+auto with_memory(const std::string& name, Action&& action) {
+  try {
+    return action();
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {
+  }
+  throw_video(ErrorCode::kOutOfMemory, name,
+              "needs more memory than there is to be decoded; take fewer frames, or scale it down "
+              "first");
+}
+
+void check_numbers(std::span<const int64_t> frames, const VideoInfo& info) {
+  for (size_t i = 0; i < frames.size(); ++i) {
+    if (frames[i] < 0 || frames[i] >= info.frames) {
+      throw_video(
+          ErrorCode::kInvalidArgument, info.name,
+          fmt::format("has no frame number {}; it has {}, counted from 0", frames[i], info.frames));
+    }
+    if (i > 0 && frames[i] < frames[i - 1]) {
+      throw_video(ErrorCode::kInvalidArgument, info.name,
+                  fmt::format("is read forwards, and frame {} was asked for after frame {}; ask "
+                              "in ascending order",
+                              frames[i], frames[i - 1]));
+    }
+  }
+}
+
+std::unique_ptr<VideoFile> open_file(const std::filesystem::path& path, const std::string& name) {
+  RegularFile file(path, [name](std::string_view found, bool) {
+    throw_video(ErrorCode::kCorruptFile, name,
+                fmt::format("{}; give the path of a video file or of a folder of frames", found));
+  });
+  const std::vector<std::byte> head = file.read(0, kHeadBytes);
+  if (head.empty()) {
+    throw_video(ErrorCode::kCorruptFile, name,
+                "is empty (zero bytes) and so has no frame; give a video");
+  }
+  const std::string_view picture = picture_format(head);
+  if (picture != "GIF" && picture != "WebP") {
+    // The letters that begin a PNM or TGA may begin anything.
+    if (picture.empty() || picture == "PNM" || picture == "TGA") {
+      return open_ffmpeg_video(std::move(file), name);
+    }
+    throw_video(ErrorCode::kCorruptFile, name,
+                fmt::format("is a picture ({}), not a video; give a video, or a folder of frames",
+                            picture));
+  }
+  if (file.bytes() > kMaxAnimationBytes) {
+    throw_video(ErrorCode::kCorruptFile, name,
+                fmt::format("is a {} longer than 1 GiB; cut or scale it down first", picture));
+  }
+  std::vector<std::byte> bytes = file.read(0, static_cast<size_t>(file.bytes()));
+  return picture == "GIF" ? open_gif_video(std::move(bytes), name)
+                          : open_webp_video(std::move(bytes), name);
+}
+
+}  // namespace
+
+void throw_video(ErrorCode code, const std::string& name, std::string_view found) {
+  throw Error(code, fmt::format("video {} {}", name, found));
+}
+
+void throw_no_frame(const std::string& name, std::string_view format) {
+  throw_video(ErrorCode::kCorruptFile, name,
+              fmt::format("is a {} without a frame; give a video of one frame or more", format));
+}
+
+void check_frame_count(int64_t frames, const std::string& name, int64_t most) {
+  if (frames > most) {
+    throw_video(
+        ErrorCode::kCorruptFile, name,
+        fmt::format("has more than the {} frames that are read of its kind; cut it first", most));
+  }
+}
+
+void check_animation_pixels(int64_t pixels, const std::string& name) {
+  if (pixels > kMaxAnimationPixels) {
+    throw_video(ErrorCode::kCorruptFile, name,
+                fmt::format("has more than the {} pixels, in all of its frames, that an animation "
+                            "may have; cut or scale it down first",
+                            kMaxAnimationPixels));
+  }
+}
+
+double animation_delay_s(int64_t delay_ms) noexcept {
+  return static_cast<double>(delay_ms < 20 ? 100 : delay_ms) / 1000;
+}
+
+void VideoFile::decode(std::span<const int64_t> frames, const std::function<void(Image)>& take) {
+  check_numbers(frames, info_);
+  std::vector<int64_t> distinct;
+  for (const int64_t frame : frames) {
+    if (distinct.empty() || distinct.back() != frame) distinct.push_back(frame);
+  }
+  size_t next = 0;  // in `frames`
+  with_memory(info_.name, [&] {
+    decode_frames(distinct, [&](Image image) {
+      const int64_t number = frames[next];
+      if (image.height != info_.height || image.width != info_.width) {
+        throw_video(ErrorCode::kCorruptFile, info_.name,
+                    fmt::format("has a frame of another size: frame {} is {} x {}, the first is "
+                                "{} x {}; scale all to one size first",
+                                number, image.width, image.height, info_.width, info_.height));
+      }
+      image.name = fmt::format("{} (frame {})", info_.name, number);
+      for (++next; next < frames.size() && frames[next] == number; ++next) take(image);
+      take(std::move(image));
+    });
+  });
+}
+
+Video VideoFile::read(std::span<const int64_t> frames) {
+  const int64_t pixels = int64_t{info_.height} * info_.width;
+  if (static_cast<int64_t>(frames.size()) > kMaxReadPixels / pixels) {
+    throw_video(ErrorCode::kOutOfMemory, info_.name,
+                fmt::format("is {} x {}, and {} frames of that are more than the {} pixels that "
+                            "are held at once; take fewer frames, or scale it down first",
+                            info_.width, info_.height, frames.size(), kMaxReadPixels));
+  }
+  Video video;
+  video.name = info_.name;
+  video.fps = info_.fps;
+  decode(frames, [&](Image image) { video.frames.push_back(std::move(image)); });
+  if (!times_s_.empty()) {
+    for (const int64_t frame : frames) {
+      video.times_s.push_back(times_s_[static_cast<size_t>(frame)]);
+    }
+  }
+  return video;
+}
+
+std::unique_ptr<VideoFile> open_video(const std::filesystem::path& path) {
+  const std::string name = shown_name(path.string());
+  if (path.native().find('\0') != std::string::npos) {
+    throw_video(ErrorCode::kInvalidArgument, name,
+                "has a NUL in its name, which no file has; give its path without it");
+  }
+  return with_memory(name, [&] {
+    std::error_code unknown;
+    return std::filesystem::is_directory(path, unknown) ? open_frame_folder(path, name)
+                                                        : open_file(path, name);
+  });
+}
+
+}  // namespace kvlm

@@ -1,0 +1,89 @@
+#include <fmt/format.h>
+#include <webp/demux.h>
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "vision/decoders.h"
+#include "vision/video_sources.h"
+#include "vision/webp_container.h"
+
+namespace kvlm {
+
+namespace {
+
+// libwebp looks for every frame from the first on.
+constexpr int64_t kMaxFrames = int64_t{1} << 15;
+
+struct AnimationDeleter {
+  void operator()(WebPAnimDecoder* decoder) const noexcept { WebPAnimDecoderDelete(decoder); }
+};
+using Animation = std::unique_ptr<WebPAnimDecoder, AnimationDeleter>;
+
+class WebpVideo : public VideoFile {
+ public:
+  WebpVideo(VideoInfo info, std::vector<double> times_s, std::vector<std::byte> bytes,
+            const ImageHeader& canvas)
+      : VideoFile(std::move(info), std::move(times_s)), bytes_(std::move(bytes)), canvas_(canvas) {}
+
+ private:
+  void decode_frames(std::span<const int64_t> frames,
+                     const std::function<void(Image)>& take) override {
+    const WebPData file{reinterpret_cast<const uint8_t*>(bytes_.data()), bytes_.size()};
+    const Animation animation(WebPAnimDecoderNew(&file, nullptr));
+    if (animation == nullptr) throw std::bad_alloc();  // its container was read before
+    int64_t drawn = 0;
+    uint8_t* rgba = nullptr;  // the decoder's
+    for (const int64_t frame : frames) {
+      for (; drawn <= frame; ++drawn) {
+        int end_ms = 0;
+        if (WebPAnimDecoderGetNext(animation.get(), &rgba, &end_ms) == 0) {
+          throw_damaged(kWebpFormat, info().name, fmt::format("frame {} cannot be decoded", drawn));
+        }
+      }
+      take(picture(rgba));
+    }
+  }
+
+  Image picture(const uint8_t* rgba) const {
+    Image image = allocate_image(canvas_.height, canvas_.width, info().name);
+    for (auto out = image.rgb.begin(); out != image.rgb.end(); out += 3, rgba += 4) {
+      std::copy_n(rgba, 3, out);  // alpha is dropped, as from other formats
+    }
+    return apply_orientation(std::move(image), canvas_.orientation);
+  }
+
+  std::vector<std::byte> bytes_;
+  ImageHeader canvas_;  // as stored
+};
+
+}  // namespace
+
+std::unique_ptr<VideoFile> open_webp_video(std::vector<std::byte> bytes, const std::string& name) {
+  const WebpDemuxer demuxer = open_webp(bytes, name);
+  const ImageHeader canvas = read_webp_canvas(demuxer.get());
+  check_size(canvas.height, canvas.width, kWebpFormat, name);
+  check_frame_count(WebPDemuxGetI(demuxer.get(), WEBP_FF_FRAME_COUNT), name, kMaxFrames);
+  VideoInfo info{.name = name, .format = kWebpFormat};
+  std::vector<double> times_s;
+  WebPIterator frame;
+  for (int more = WebPDemuxGetFrame(demuxer.get(), 1, &frame); more != 0;
+       more = WebPDemuxNextFrame(&frame)) {
+    times_s.push_back(info.duration_s);
+    info.duration_s += animation_delay_s(frame.duration);
+    ++info.frames;
+  }
+  WebPDemuxReleaseIterator(&frame);
+  if (info.frames == 0) throw_no_frame(name, kWebpFormat);
+  // The decoder goes over the whole canvas for every frame.
+  check_animation_pixels(info.frames * canvas.height * canvas.width, name);
+  info.height = static_cast<int>(canvas.height);
+  info.width = static_cast<int>(canvas.width);
+  if (is_transposed(canvas.orientation)) std::swap(info.height, info.width);
+  info.fps = static_cast<double>(info.frames) / info.duration_s;
+  return std::make_unique<WebpVideo>(std::move(info), std::move(times_s), std::move(bytes), canvas);
+}
+
+}  // namespace kvlm
