@@ -13,6 +13,14 @@ pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp libwebpdemux)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+# Optional: what reads videos that are no pictures.
+if(KVLM_FFMPEG)
+  pkg_check_modules(ffmpeg ${KVLM_FFMPEG_REQUIRED} IMPORTED_TARGET
+    libavformat libavcodec libswscale libavutil)
+  if(NOT ffmpeg_FOUND)
+    message(STATUS "Video files are not read; tools/setup.sh --video installs what that needs")
+  endif()
+endif()
 
 # BLIS has no CMake package. Its serial flavour first: kvlm brings its own threads.
 find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis-serial blis REQUIRED)

@@ -24,8 +24,13 @@ install(TARGETS kvlm kvlm_runtime kvlm_vision kvlm_llm kvlm_kvcache kvlm_kernels
 install(FILES kvlm/kvlm.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvlm)
 install(DIRECTORY kernels kvcache vision llm runtime DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvlm
   FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "cuda" EXCLUDE
-  PATTERN "no_cuda" EXCLUDE)
+  PATTERN "no_cuda" EXCLUDE PATTERN "ffmpeg" EXCLUDE PATTERN "no_ffmpeg" EXCLUDE)
 install(EXPORT kvlm NAMESPACE kvlm:: FILE kvlmTargets.cmake DESTINATION ${package_dir})
+if(TARGET PkgConfig::ffmpeg)
+  set(KVLM_READS_VIDEOS ON)
+else()
+  set(KVLM_READS_VIDEOS OFF)
+endif()
 configure_package_config_file(cmake/kvlmConfig.cmake.in ${PROJECT_BINARY_DIR}/kvlmConfig.cmake
   INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvlmConfigVersion.cmake

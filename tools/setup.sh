@@ -2,6 +2,7 @@
 # Installs what building and testing needs and is missing, from Debian's packages (Debian 12).
 #
 #   tools/setup.sh          compiler, libraries, test framework
+#   tools/setup.sh --video  and FFmpeg's libraries, so that video files are read
 #   tools/setup.sh --test   and matplotlib, so that the plots are tested too
 #   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
 #
@@ -23,15 +24,17 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
   help2man                 # man pages
 )
+video_packages=(libavformat-dev libavcodec-dev libswscale-dev libavutil-dev)
 test_packages=(python3-matplotlib)
 lint_packages=(clang-format clang-tidy shellcheck)
 
 for argument in "$@"; do
   case $argument in
+    --video) packages+=("${video_packages[@]}") ;;
     --test) packages+=("${test_packages[@]}") ;;
     --lint) packages+=("${lint_packages[@]}") ;;
     *)
-      echo "setup.sh: unknown argument '$argument'; there are --test and --lint" >&2
+      echo "setup.sh: unknown argument '$argument'; there are --video, --test and --lint" >&2
       exit 2
       ;;
   esac

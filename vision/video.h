@@ -67,6 +67,9 @@ class VideoFile {
   std::vector<double> times_s_;
 };
 
+/// Whether this build reads video files through FFmpeg's libraries.
+bool reads_video_files() noexcept;
+
 /// Opens a video and counts its frames:
 ///
 /// - a folder: its picture files in natural order (frame2 before frame10), each as decode_image

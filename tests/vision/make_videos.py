@@ -1,12 +1,14 @@
 """Writes the clips that the tests of video decode, and what Pillow makes of their frames.
 
 Every expected value comes from Pillow, never from kvlm itself, and all clips from fixed formulas, so
-a second run with the same versions changes nothing. Needs: numpy, Pillow 13, transformers 5 (no
-torch: make_pictures.py, whose helpers this uses, asks for it).
+a second run with the same versions changes nothing. Needs: numpy, Pillow 13, PyAV 18 (whose own
+FFmpeg encodes), transformers 5 (no torch: make_pictures.py, whose helpers this uses, asks for it).
 
 data/video/goldens.txt has one case a line; "#" begins a comment:
   frames FILE WIDTH HEIGHT DELAY:CRC ...  of every frame its delay in ms as stored, and the CRC of
                                           its RGB, which is zlib.crc32 in hexadecimal
+  coded FILE FPS COUNT                    a clip that FFmpeg reads; frame i is the picture
+                                          numbered(i), without loss
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ import argparse
 import io
 import random
 import struct
+from fractions import Fraction
 from pathlib import Path
 
+import av
+import numpy as np
 import PIL
 from make_pictures import DATA, crc, encode, lzw, picture, riff
 from PIL import Image, ImageOps, ImageSequence
@@ -172,6 +177,157 @@ def webp_files() -> dict[str, bytes]:
     return files
 
 
+def numbered(number: int) -> np.ndarray:
+    """The frame that tests/vision/test_videos.h makes, too: 16 x 24, no two alike."""
+    frame = picture("smooth", 16, 24)
+    frame[:8, :8] = picture("noise", 8, 8 * (number + 1))[:, 8 * number :]
+    return frame
+
+
+def coded(
+    file_format: str,
+    codec: str,
+    pixels: str,
+    frames: list[np.ndarray],
+    fps: int = 10,
+    times: list[int] | None = None,
+    options: dict[str, str] | None = None,
+    seen_as: dict[str, int] | None = None,
+    size: tuple[int, int] = (24, 16),
+) -> bytes:
+    """A video of these frames; `times` are in ms, and `seen_as` are fields of the stream."""
+    out = io.BytesIO()
+    with av.open(out, "w", format=file_format, options={"fflags": "+bitexact"}) as container:
+        stream = container.add_stream(codec, rate=fps, options=options or {})
+        stream.codec_context.flags |= av.codec.context.Flags.bitexact
+        stream.width, stream.height = size
+        stream.pix_fmt = pixels
+        if times:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for key, value in (seen_as or {}).items():
+            setattr(stream.codec_context, key, value)
+        container.start_encoding()
+        for i, rgb in enumerate(frames):
+            frame = rgb if isinstance(rgb, av.VideoFrame) else av.VideoFrame.from_ndarray(rgb)
+            frame.pts = times[i] if times else i
+            frame.time_base = Fraction(1, 1000) if times else Fraction(1, fps)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return out.getvalue()
+
+
+def turned(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
+    """An MP4 whose track states another matrix (a, b, c, d)."""
+    at = data.index(b"tkhd") + 4 + 40
+    a, b, c, d = (v << 16 for v in matrix)
+    return data[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + data[at + 36 :]
+
+
+def ffmpeg_files() -> dict[str, bytes]:
+    """What is read through FFmpeg: in order and not, with and without times, turned, empty."""
+    frames = [numbered(i) for i in range(12)]
+    rgb = {"qp": "0", "bf": "3", "g": "5", "x264-params": "b-adapt=0:scenecut=0:open-gop=0:threads=1"}
+    open_gop = rgb | {"x264-params": "b-adapt=0:scenecut=0:open-gop=1:threads=1"}
+    mp4 = coded("mp4", "libx264rgb", "rgb24", frames, options=rgb)
+    files = {
+        "reordered.mp4": mp4,
+        "open_gop.mkv": coded("matroska", "libx264rgb", "rgb24", frames, options=open_gop),
+        "ffv1.mkv": coded("matroska", "ffv1", "bgr0", frames[:5], fps=25),
+        "raw.avi": coded("avi", "rawvideo", "bgr24", frames[:4], fps=2),
+        "no_times.h264": coded("h264", "libx264rgb", "rgb24", frames, options=rgb),
+        "uneven.mkv": coded(
+            "matroska", "ffv1", "bgr0", frames[:4], times=[0, 40, 500, 1250], fps=25
+        ),
+    }
+    for name, matrix in (("6", (0, 1, -1, 0)), ("3", (-1, 0, 0, -1)), ("5", (0, 1, 1, 0))):
+        files[f"turned{name}.mp4"] = turned(
+            coded("mp4", "libx264rgb", "rgb24", frames[:1], options=rgb), matrix
+        )
+    return files
+
+
+def colour_files() -> dict[str, bytes]:
+    """One flat frame of Y 81, U 90, V 240 by every matrix and range, without loss."""
+    files = {}
+    for name, colorspace, full in (("none", 2, 0), ("bt709", 1, 1), ("bt601", 5, 1), ("full", 1, 2)):
+        frame = av.VideoFrame(24, 16, "yuv420p")
+        for plane, value in zip(frame.planes, (81, 90, 240)):
+            plane.update(bytes([value]) * plane.buffer_size)
+        fields = {"colorspace": colorspace, "color_range": full}
+        files[f"colour_{name}.mkv"] = coded("matroska", "ffv1", "yuv420p", [frame], seen_as=fields)
+    return files
+
+
+def odd_files() -> dict[str, bytes]:
+    """Files that are refused, or counted in another way."""
+    flat = [np.full((16, 24, 3), 10 * i + 5, np.uint8) for i in range(24)]
+    files = {
+        "hidden.webm": hidden_frames(flat),
+        "sizes.ts": two_sizes(),
+        "no_frame.avi": coded("avi", "rawvideo", "bgr24", []),
+    }
+    out = io.BytesIO()
+    with av.open(out, "w", format="matroska", options={"fflags": "+bitexact"}) as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 80), np.int16), layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    files["sound.mkv"] = out.getvalue()
+    return files
+
+
+def hidden_frames(frames: list[np.ndarray]) -> bytes:
+    """VP8 in which packets that are not shown stand between others: every third is made so."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="webm", options={"fflags": "+bitexact"}) as container:
+        stream = container.add_stream("libvpx", rate=10, options={"deadline": "best", "crf": "4"})
+        stream.width, stream.height, stream.pix_fmt = 24, 16, "yuv420p"
+        stream.codec_context.bit_rate = 1000000
+        for i, rgb in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(rgb)
+            frame.pts, frame.time_base = i, Fraction(1, 10)
+            for packet in stream.encode(frame):
+                if i % 3 == 1:  # the bit of a VP8 header that says whether it is shown
+                    data = bytearray(bytes(packet))
+                    data[0] &= ~0x10
+                    hidden = av.Packet(bytes(data))
+                    hidden.pts, hidden.dts = packet.pts, packet.dts
+                    hidden.time_base, hidden.stream = packet.time_base, stream
+                    packet = hidden
+                container.mux(packet)
+    return out.getvalue()
+
+
+def two_sizes() -> bytes:
+    """A stream whose pictures become larger, as broadcasts' do."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="mpegts", options={"fflags": "+bitexact"}) as container:
+        stream = container.add_stream("libx264", rate=10, options={"qp": "30", "bf": "0"})
+        stream.width, stream.height, stream.pix_fmt = 24, 16, "yuv420p"
+        number = 0
+        for size in ((24, 16), (32, 16)):
+            encoder = av.CodecContext.create("libx264", "w")
+            encoder.width, encoder.height = size
+            encoder.pix_fmt, encoder.time_base = "yuv420p", Fraction(1, 10)
+            encoder.options = {"qp": "30", "bf": "0", "x264-params": "repeat-headers=1:threads=1"}
+            for packet in [
+                p
+                for i in range(3)
+                for p in encoder.encode(av.VideoFrame(*size, "yuv420p"))
+            ] + list(encoder.encode()):
+                copy = av.Packet(bytes(packet))
+                copy.pts = copy.dts = number
+                copy.time_base, copy.stream, copy.is_keyframe = (
+                    Fraction(1, 10),
+                    stream,
+                    packet.is_keyframe,
+                )
+                container.mux(copy)
+                number += 1
+    return out.getvalue()
+
+
 def frames_line(name: str, data: bytes) -> str:
     """The line of goldens.txt: what Pillow shows of every frame."""
     image = Image.open(io.BytesIO(data))
@@ -195,6 +351,15 @@ def main() -> None:
     for name, data in (item for group in (gif_files, webp_files) for item in group().items()):
         (folder / name).write_bytes(data)
         lines.append(frames_line(name, data))
+    for name, data in ffmpeg_files().items():
+        (folder / name).write_bytes(data)
+        with av.open(io.BytesIO(data)) as container:  # what was meant is what is in it
+            shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+            assert all(np.array_equal(frame, numbered(i)) for i, frame in enumerate(shown)), name
+        rate = {"ffv1.mkv": 25, "uneven.mkv": 25, "raw.avi": 2}.get(name, 10)
+        lines.append(f"coded {name} {rate} {len(shown)}")
+    for name, data in (colour_files() | odd_files()).items():
+        (folder / name).write_bytes(data)
     (folder / "goldens.txt").write_text("\n".join(lines) + "\n")
 
 

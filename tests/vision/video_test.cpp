@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,7 @@ namespace kvlm {
 namespace {
 
 using namespace std::string_literals;
+using test::all_of;
 using test::crc32;
 using test::data_folder;
 using test::error_of;
@@ -29,12 +29,6 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-std::vector<int64_t> all_of(const VideoFile& video) {
-  std::vector<int64_t> frames(static_cast<size_t>(video.info().frames));
-  std::iota(frames.begin(), frames.end(), 0);
-  return frames;
-}
 
 /// One line of goldens.txt.
 struct Clip {

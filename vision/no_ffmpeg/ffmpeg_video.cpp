@@ -2,6 +2,8 @@
 
 namespace kvlm {
 
+bool reads_video_files() noexcept { return false; }
+
 std::unique_ptr<VideoFile> open_ffmpeg_video(RegularFile, const std::string& name) {
   throw_video(ErrorCode::kUnsupported, name,
               "is no animated GIF or WebP, and this build was made without FFmpeg, which reads "

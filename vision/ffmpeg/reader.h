@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+extern "C" {
+#include <libavcodec/avcodec.h>
+#include <libavformat/avformat.h>
+}
+
+#include "vision/regular_file.h"
+
+namespace kvlm {
+
+/// Calls FFmpeg's function that frees what a pointer points to.
+template <auto kFree>
+struct FfmpegFree {
+  template <class T>
+  void operator()(T* object) const noexcept {
+    kFree(&object);
+  }
+};
+using FramePointer = std::unique_ptr<AVFrame, FfmpegFree<av_frame_free>>;
+struct FfmpegFreeIo {
+  void operator()(AVIOContext* io) const noexcept {
+    av_freep(&io->buffer);
+    avio_context_free(&io);
+  }
+};
+using PacketPointer = std::unique_ptr<AVPacket, FfmpegFree<av_packet_free>>;
+
+/// Reads the first video stream of a file from its beginning, packet by packet or frame by frame.
+/// FFmpeg sees the bytes of that file and nothing else: no other file, no network, no format that
+/// refers to such.
+class FfmpegReader {
+ public:
+  /// `file` and `name` must outlive the reader. Throws what open_video says.
+  FfmpegReader(const RegularFile& file, const std::string& name);
+  ~FfmpegReader() = default;
+  FfmpegReader(const FfmpegReader&) = delete;
+  FfmpegReader& operator=(const FfmpegReader&) = delete;
+
+  const AVStream& stream() const noexcept { return *format_->streams[stream_]; }
+  /// As FFmpeg calls it: "matroska,webm".
+  const char* format_name() const noexcept { return format_->iformat->name; }
+
+  /// The next packet of the stream, valid until the next call; null at the end. Throws for one that
+  /// the container shows to be damaged.
+  const AVPacket* next_packet();
+  /// The next frame in the order of showing, valid until the next call; null at the end. What
+  /// cannot be decoded is passed over.
+  const AVFrame* next_frame();
+  /// Goes to a key frame at or before `pts`; whether that can be done.
+  bool seek(int64_t pts);
+
+ private:
+  struct Source {
+    int descriptor;
+    int64_t position;
+    int64_t bytes;
+  };
+
+  static int read_some(void* source, uint8_t* buffer, int count) noexcept;
+  static int64_t seek_to(void* source, int64_t offset, int whence) noexcept;
+  void open_container();
+  void open_decoder();
+
+  const std::string& name_;
+  Source source_;
+  std::unique_ptr<AVIOContext, FfmpegFreeIo> io_;
+  std::unique_ptr<AVFormatContext, FfmpegFree<avformat_close_input>> format_;
+  std::unique_ptr<AVCodecContext, FfmpegFree<avcodec_free_context>> decoder_;
+  unsigned stream_ = 0;
+  PacketPointer packet_;
+  FramePointer frame_;
+  bool drained_ = false;
+};
+
+}  // namespace kvlm
