@@ -83,8 +83,7 @@ class GifCanvas {
     for (int y = 0; y < frame.area.height; ++y) {
       uint8_t* out = row(frame.area.top + y, frame.area.left);
       for (int x = 0; x < frame.area.width; ++x, ++index, out += 3) {
-        // The first picture shows the colour of what is transparent in it.
-        if (drawn_ == 0 || frame.transparent != *index) std::ranges::copy(colours[*index], out);
+        if (frame.transparent != *index) std::ranges::copy(colours[*index], out);
       }
     }
   }

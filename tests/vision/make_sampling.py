@@ -111,6 +111,7 @@ def cases() -> list[str]:
             fps = generator.choice((24, 25, 29.97, 30, 12.5))
             requests.append((total, fps, generator.randrange(2, 40), None))
             requests.append((total, fps, None, generator.choice((0.2, 0.3))))
+        requests += [(t, 60, n, None) for t in (4194301, 2999999, 1000003) for n in (6, 10, 38)]
         for total, fps, count, wanted in requests:
             if name == "original" and count is None:
                 continue

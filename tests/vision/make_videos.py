@@ -226,22 +226,24 @@ def turned(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
 def ffmpeg_files() -> dict[str, bytes]:
     """What is read through FFmpeg: in order and not, with and without times, turned, empty."""
     frames = [numbered(i) for i in range(12)]
-    rgb = {"qp": "0", "bf": "3", "g": "5", "x264-params": "b-adapt=0:scenecut=0:open-gop=0:threads=1"}
-    open_gop = rgb | {"x264-params": "b-adapt=0:scenecut=0:open-gop=1:threads=1"}
-    mp4 = coded("mp4", "libx264rgb", "rgb24", frames, options=rgb)
+    # x264 has no bidirectional frames without loss.
+    gop = "lossless=1:keyint=5:bframes=2:b-adapt=0:scenecut=0:pools=none:frame-threads=1:info=0"
+    rgb = {"x265-params": gop + ":open-gop=0:repeat-headers=1"}
+    open_gop = {"x265-params": gop + ":open-gop=1"}
+    mp4 = coded("mp4", "libx265", "gbrp", frames, options=rgb)
     files = {
         "reordered.mp4": mp4,
-        "open_gop.mkv": coded("matroska", "libx264rgb", "rgb24", frames, options=open_gop),
+        "open_gop.mkv": coded("matroska", "libx265", "gbrp", frames, options=open_gop),
         "ffv1.mkv": coded("matroska", "ffv1", "bgr0", frames[:5], fps=25),
         "raw.avi": coded("avi", "rawvideo", "bgr24", frames[:4], fps=2),
-        "no_times.h264": coded("h264", "libx264rgb", "rgb24", frames, options=rgb),
+        "no_times.hevc": coded("hevc", "libx265", "gbrp", frames, options=rgb),
         "uneven.mkv": coded(
             "matroska", "ffv1", "bgr0", frames[:4], times=[0, 40, 500, 1250], fps=25
         ),
     }
     for name, matrix in (("6", (0, 1, -1, 0)), ("3", (-1, 0, 0, -1)), ("5", (0, 1, 1, 0))):
         files[f"turned{name}.mp4"] = turned(
-            coded("mp4", "libx264rgb", "rgb24", frames[:1], options=rgb), matrix
+            coded("mp4", "libx265", "gbrp", frames[:1], options=rgb), matrix
         )
     return files
 
