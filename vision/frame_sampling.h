@@ -21,9 +21,9 @@ struct SamplingRequest {
 // processors do (`sample_frames`, transformers 5.23). N is the number of all frames, n that of
 // those taken.
 //
-// They throw Error{kInvalidArgument} for a request of both, of no frame, of more than 32768, or of a
-// rate that is not positive; for more frames than there are, where the reference refuses that; and
-// for a rate where that of the video is unknown, unless the reference assumes one.
+// They throw Error{kInvalidArgument} for a request of both, of no frame, of more than 32768, or of
+// a rate that is not positive; for more frames than there are, where the reference refuses that;
+// and for a rate where that of the video is unknown, unless the reference assumes one.
 
 /// Neither fps nor frames: all. fps: n = max(1, trunc(N / video fps * fps)). Frame i is
 /// floor(i * N / n). LLaVA-OneVision, and any family whose processor has no rule of its own.

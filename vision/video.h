@@ -82,8 +82,8 @@ bool reads_video_files() noexcept;
 /// - any other file through FFmpeg's libraries, where the build has them: the first video stream.
 ///   Frame i is the i-th that is shown, whatever the order in the file. Colours become RGB by the
 ///   matrix and range that the stream states (BT.601, limited, where it states none), chroma
-///   bilinear; turned as the container says; pixels as stored where they are not square. Damage that
-///   the decoder conceals or does not see is decoded as it does.
+///   bilinear; turned as the container says; pixels as stored where they are not square. Damage
+///   that the decoder conceals or does not see is decoded as it does.
 ///
 /// Throws Error{kCorruptFile}: missing, no regular file or folder, without a frame, truncated or
 /// damaged where that shows without decoding, of more than 2^22 frames (WebP: 2^15), or of larger

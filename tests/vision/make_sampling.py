@@ -137,7 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(main)))
     parser.add_argument("--out", type=Path, default=DATA, help="folder (default: data/video/)")
     folder = parser.parse_args().out
-    head = f"# Made by tests/vision/make_sampling.py, which explains it, with transformers {transformers.__version__}."
+    head = "# Made by tests/vision/make_sampling.py, which explains it, with transformers "
+    head += transformers.__version__ + "."
     (folder / "sampling.txt").write_text("\n".join([head, *cases()]) + "\n")
 
 

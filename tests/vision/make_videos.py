@@ -1,7 +1,7 @@
 """Writes the clips that the tests of video decode, and what Pillow makes of their frames.
 
 Every expected value comes from Pillow, never from kvlm itself, and all clips from fixed formulas, so
-a second run with the same versions changes nothing. Needs: numpy, Pillow 13, PyAV 18 (whose own
+a second run with the same versions gives the same frames. Needs: numpy, Pillow 13, PyAV 18 (whose own
 FFmpeg encodes), transformers 5 (no torch: make_pictures.py, whose helpers this uses, asks for it).
 
 data/video/goldens.txt has one case a line; "#" begins a comment:
@@ -243,7 +243,7 @@ def ffmpeg_files() -> dict[str, bytes]:
     }
     for name, matrix in (("6", (0, 1, -1, 0)), ("3", (-1, 0, 0, -1)), ("5", (0, 1, 1, 0))):
         files[f"turned{name}.mp4"] = turned(
-            coded("mp4", "libx265", "gbrp", frames[:1], options=rgb), matrix
+            coded("mp4", "libx264rgb", "rgb24", frames[:1], options={"qp": "0"}), matrix
         )
     return files
 
@@ -349,7 +349,8 @@ def main() -> None:
     )
     folder = parser.parse_args().out
     folder.mkdir(exist_ok=True)
-    lines = [f"# Made by tests/vision/make_videos.py, which explains it, with Pillow {PIL.__version__}."]
+    made = f"Made by tests/vision/make_videos.py, which explains it, with Pillow {PIL.__version__}"
+    lines = [f"# {made}, PyAV {av.__version__}."]
     for name, data in (item for group in (gif_files, webp_files) for item in group().items()):
         (folder / name).write_bytes(data)
         lines.append(frames_line(name, data))
