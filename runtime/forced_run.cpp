@@ -9,7 +9,7 @@ namespace kvlm {
 EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
                             std::span<const Image> images, Stream& stream) {
   EncodedPrompt encoded;
-  std::vector<ImageInput> inputs;
+  std::vector<VisualInput> inputs;
   std::vector<int> tokens;
   for (const Image& image : images) {
     give_up_if_cancelled(stream.watch());
@@ -18,11 +18,9 @@ EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messag
   }
   encoded.prompt = make_prompt(model, messages, tokens);
   require_context(encoded.prompt, "", model, model.decoder().max_positions());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    PieceWatch piece(stream.watch(), i, inputs.size());
-    const WatchScope scope(stream, &piece);
-    encoded.pictures.push_back(model.encode(inputs[i], stream, {}));
-  }
+  std::vector<const VisualInput*> pictures;
+  for (const VisualInput& input : inputs) pictures.push_back(&input);
+  if (!pictures.empty()) encoded.visual = model.encode(pictures, stream, {});
   return encoded;
 }
 
@@ -36,7 +34,7 @@ ForcedRun::ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded,
   try {
     embedding_ = Tensor(DType::kF32, {1, model.decoder().hidden()}, stream.device());
     Tensor all(DType::kF32, {rows, model.decoder().hidden()}, stream.device());
-    embed_prompt(model, prompt, 0, encoded.pictures, all, stream);
+    embed_prompt(model, prompt, 0, encoded.visual.pictures, all, stream);
     position_shift_ = prompt.next_position - rows;
     forward({id_, rows, true, true, prompt.modality}, prompt.positions, all);
   } catch (...) {

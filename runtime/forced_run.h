@@ -13,7 +13,7 @@ namespace kvlm {
 /// A conversation ready for a decoder: its tokens, and its pictures as visual tokens.
 struct EncodedPrompt {
   Prompt prompt;
-  std::vector<Tensor> pictures;  // (tokens, hidden) f32 each
+  VisualRows visual;
 };
 
 /// Prepares and encodes the pictures of a conversation, in the order of their placeholders.

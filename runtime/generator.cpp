@@ -128,7 +128,7 @@ struct Generator::Sequence {
   int max_tokens = 0;  // what the context leaves of request.max_tokens
   std::optional<SequenceId> cache_id;
   std::vector<int32_t> cached_ids;  // what the cache holds, in order
-  std::vector<ImageInput> images;   // request.images, ready for the tower
+  std::vector<VisualInput> images;  // request.images, ready for the tower
 
   std::optional<Sampler> sampler;
   std::optional<StreamDecoder> text_of;
@@ -206,22 +206,21 @@ void Generator::prepare(Sequence& sequence) {
 
 void Generator::prefill(Sequence& sequence, int64_t first) {
   const Clock::time_point vision_start = Clock::now();
-  std::vector<Tensor> pictures(sequence.images.size());
+  std::vector<ConstTensorView> pictures(sequence.images.size());
   std::vector<size_t> wanted;  // not in the cache yet
+  std::vector<const VisualInput*> inputs;
   for (size_t i = 0; i < pictures.size(); ++i) {
     const auto begin = sequence.prompt.modality.begin() + first;
     if (std::find(begin, sequence.prompt.modality.end(), static_cast<int16_t>(i)) !=
         sequence.prompt.modality.end()) {
       wanted.push_back(i);
+      inputs.push_back(&sequence.images[i]);
+      if (tap_) tap_("pixel_values", inputs.back()->patches.rows);
     }
   }
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    PieceWatch piece(stream_->watch(), i, wanted.size());
-    const WatchScope scope(*stream_, &piece);
-    const ImageInput& image = sequence.images[wanted[i]];
-    if (tap_) tap_("pixel_values", image.pixels);
-    pictures[wanted[i]] = model_->encode(image, *stream_, tap_);
-  }
+  VisualRows visual;
+  if (!inputs.empty()) visual = model_->encode(inputs, *stream_, tap_);
+  for (size_t i = 0; i < wanted.size(); ++i) pictures[wanted[i]] = visual.pictures[i];
   stream_->synchronize();
   const Clock::time_point prefill_start = Clock::now();
   sequence.timings.vision_ms += milliseconds(vision_start, prefill_start);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,13 +14,20 @@
 #include "runtime/chat_template.h"
 #include "runtime/loading/generation_config.h"
 #include "vision/image.h"
+#include "vision/patches.h"
 
 namespace kvlm {
 
 /// A picture ready for the vision tower.
-struct ImageInput {
-  Tensor pixels;   ///< (3, height, width) f32
+struct VisualInput {
+  VisualPatches patches;
   int tokens = 0;  ///< visual tokens it becomes
+};
+
+/// What pictures become: rows of the decoder's input.
+struct VisualRows {
+  Tensor all;                             ///< (rows, hidden) f32, of all of them
+  std::vector<ConstTensorView> pictures;  ///< those of each, (tokens, hidden)
 };
 
 /// One vision-language model, put together: everything between a picture and logits. Built by a
@@ -48,9 +56,10 @@ class Model {
   /// The most visual tokens that one picture can become.
   virtual int max_image_tokens() const noexcept = 0;
   /// Resizes, crops and normalises as the family's image processor does.
-  virtual ImageInput prepare(const Image& image) const = 0;
-  /// Visual tokens (image.tokens, hidden) f32 in the decoder's space.
-  virtual Tensor encode(const ImageInput& image, Stream& stream, const Tap& tap) = 0;
+  virtual VisualInput prepare(const Image& image) const = 0;
+  /// Tower and projector, of all pictures together; at least one.
+  virtual VisualRows encode(std::span<const VisualInput* const> pictures, Stream& stream,
+                            const Tap& tap) = 0;
   /// The prompt text of a conversation, ready for the assistant's next words.
   virtual std::string render(const std::vector<ChatMessage>& messages) const = 0;
 };

@@ -119,7 +119,7 @@ void require_context(const Prompt& prompt, std::string_view who, Model& model, i
 }
 
 void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
-                  std::span<const Tensor> pictures, TensorView rows, Stream& stream) {
+                  std::span<const ConstTensorView> pictures, TensorView rows, Stream& stream) {
   const int64_t count = rows.shape()[0];
   model.decoder().embed(
       std::span(prompt.ids).subspan(static_cast<size_t>(first), static_cast<size_t>(count)), rows,
@@ -137,8 +137,7 @@ void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
     if (tag != kTextRow) {
       const auto picture = static_cast<size_t>(tag);
       if (row >= first) {
-        copy(rows.slice(row - first, run), pictures[picture].view().slice(next[picture], run),
-             stream);
+        copy(rows.slice(row - first, run), pictures[picture].slice(next[picture], run), stream);
       }
       next[picture] += run;
     }

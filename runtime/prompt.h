@@ -47,8 +47,9 @@ std::string_view window_note(Model& model, int context);
 void require_context(const Prompt& prompt, std::string_view who, Model& model, int context);
 
 /// Embeds rows [first, first + rows.shape()[0]) of the prompt and splices in visual tokens: rows is
-/// (rows, hidden) f32, pictures[i] (image_tokens[i], hidden) f32.
+/// (rows, hidden) f32, pictures[i] (image_tokens[i], hidden) f32; one whose rows lie before `first`
+/// may be empty.
 void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
-                  std::span<const Tensor> pictures, TensorView rows, Stream& stream);
+                  std::span<const ConstTensorView> pictures, TensorView rows, Stream& stream);
 
 }  // namespace kvlm

@@ -29,9 +29,10 @@ struct ClipConfig {
 
 /// A CLIP tower from canonical names (models.md 11.1): `prefix` + "embeddings.class_embedding",
 /// "embeddings.patch_embedding.weight", "pre_layrnorm.weight" (sic), "encoder.layers.N...". Layers
-/// beyond the last one needed are neither taken nor evaluated.
+/// beyond the last one needed are neither taken nor evaluated. `workspace_bytes`, see
+/// tower_workspace_bytes().
 /// Source: Radford et al. 2021, "CLIP", sec. 2.4; Dosovitskiy et al. 2021, "ViT".
 std::unique_ptr<VisionEncoder> make_clip_vit(const ClipConfig& config, WeightMap& weights,
-                                             const std::string& prefix);
+                                             const std::string& prefix, size_t workspace_bytes);
 
 }  // namespace kvlm

@@ -89,4 +89,22 @@ void write_patches(TensorView rows, std::span<const Image> frames, const PatchLa
   }
 }
 
+VisualPatches cut_tiles(std::span<const Image> tiles, const PatchLayout& layout,
+                        const NormalizationTable& table) {
+  VisualPatches cut;
+  int64_t rows = 0;
+  for (const Image& tile : tiles) {
+    cut.grids.push_back(patches_of(1, tile.height, tile.width, layout));
+    rows += cut.grids.back().patches();
+  }
+  cut.rows = Tensor(DType::kF32, {rows, int64_t{3} * layout.patch * layout.patch});
+  int64_t row = 0;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const int64_t patches = cut.grids[i].patches();
+    write_patches(cut.rows.view().slice(row, patches), tiles.subspan(i, 1), layout, table);
+    row += patches;
+  }
+  return cut;
+}
+
 }  // namespace kvlm

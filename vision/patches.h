@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/base/tensor.h"
 #include "vision/normalization.h"
@@ -14,6 +15,12 @@ struct PatchLayout {
   int patch = 14;  ///< side of a patch, pixels
   int merge = 1;   ///< rows go block by block of merge x merge patches; 1: raster order
   int depth = 1;   ///< frames a patch is deep
+};
+
+/// What a tower takes of a picture or clip: its patches, cut and normalised, on the host.
+struct VisualPatches {
+  Tensor rows;                   ///< (patches, columns) f32, see write_patches()
+  std::vector<PatchGrid> grids;  ///< of its tiles, or of the whole; their patches follow each other
 };
 
 /// The patches of `frames` pictures of a size; pixels right of and below the last whole patch are
@@ -33,5 +40,10 @@ PatchGrid patches_of(int frames, int height, int width, const PatchLayout& layou
 /// as a product.
 void write_patches(TensorView rows, std::span<const Image> frames, const PatchLayout& layout,
                    const NormalizationTable& table);
+
+/// The patches of every tile, each a grid of its own. `layout.depth` is 1. Throws as
+/// write_patches().
+VisualPatches cut_tiles(std::span<const Image> tiles, const PatchLayout& layout,
+                        const NormalizationTable& table);
 
 }  // namespace kvlm

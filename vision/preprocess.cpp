@@ -130,7 +130,7 @@ Tensor normalize(const Image& image, const PreprocessSpec& spec) {
 
 namespace {
 
-Tensor preprocess_unnamed(const Image& image, const PreprocessSpec& spec) {
+Image fit_unnamed(const Image& image, const PreprocessSpec& spec) {
   check_not_empty(image);
   Image changed;
   const Image* current = &image;
@@ -149,12 +149,12 @@ Tensor preprocess_unnamed(const Image& image, const PreprocessSpec& spec) {
   if (spec.do_center_crop) {
     become(center_crop(*current, spec.crop_height, spec.crop_width, spec.resize_backend));
   }
-  return normalize(*current, spec);
+  return current == &image ? image : std::move(changed);
 }
 
 }  // namespace
 
-std::optional<std::array<int, 2>> preprocessed_size(const PreprocessSpec& spec) {
+std::optional<std::array<int, 2>> fitted_size(const PreprocessSpec& spec) {
   if (spec.do_center_crop) return std::array{spec.crop_height, spec.crop_width};
   if (!spec.do_resize) return std::nullopt;
   if (spec.shortest_edge == 0) return std::array{spec.resize_height, spec.resize_width};
@@ -162,9 +162,9 @@ std::optional<std::array<int, 2>> preprocessed_size(const PreprocessSpec& spec) 
   return std::nullopt;
 }
 
-Tensor preprocess(const Image& image, const PreprocessSpec& spec) {
+Image fit(const Image& image, const PreprocessSpec& spec) {
   try {
-    return preprocess_unnamed(image, spec);
+    return fit_unnamed(image, spec);
   } catch (const Error& error) {
     if (image.name.empty()) throw;
     throw Error(error.code(), fmt::format("{}: {}", image.name, error.what()));

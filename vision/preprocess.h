@@ -78,12 +78,11 @@ Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill);
 /// Throws Error{kInvalidArgument} if rescale_factor or a std that is used is not positive.
 Tensor normalize(const Image& image, const PreprocessSpec& spec);
 
-/// {height, width} of what preprocess() returns if it is the same for every picture.
-std::optional<std::array<int, 2>> preprocessed_size(const PreprocessSpec& spec);
+/// {height, width} of what fit() returns if it is the same for every picture.
+std::optional<std::array<int, 2>> fitted_size(const PreprocessSpec& spec);
 
-/// pad, resize, crop, rescale and normalise as the spec says: pixel values (3, height, width) f32.
-/// Throws, naming the picture, Error{kInvalidArgument} if a step cannot be done to it and
-/// Error{kOutOfMemory}.
-Tensor preprocess(const Image& image, const PreprocessSpec& spec);
+/// pads, resizes and crops as the spec says. Throws, naming the picture, Error{kInvalidArgument} if
+/// a step cannot be done to it and Error{kOutOfMemory}.
+Image fit(const Image& image, const PreprocessSpec& spec);
 
 }  // namespace kvlm

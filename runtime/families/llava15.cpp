@@ -16,6 +16,7 @@
 #include "runtime/loading/image_processor.h"
 #include "runtime/loading/tokenizer_files.h"
 #include "runtime/loading/weight_names.h"
+#include "vision/normalization.h"
 #include "vision/projector.h"
 
 namespace kvlm {
@@ -86,19 +87,21 @@ class Llava15 final : public Model {
   std::string_view image_token() const noexcept override { return kImageToken; }
   int32_t image_id() const noexcept override { return image_id_; }
 
-  int min_image_tokens() const noexcept override { return tower_->tokens(); }
-  int max_image_tokens() const noexcept override { return tower_->tokens(); }
-  ImageInput prepare(const Image& image) const override {
-    return {preprocess(image, preprocess_), tower_->tokens()};
-  }
-  Tensor encode(const ImageInput& image, Stream& stream, const Tap& tap) override;
+  int min_image_tokens() const noexcept override { return image_tokens_; }
+  int max_image_tokens() const noexcept override { return image_tokens_; }
+  VisualInput prepare(const Image& image) const override;
+  VisualRows encode(std::span<const VisualInput* const> pictures, Stream& stream,
+                    const Tap& tap) override;
   std::string render(const std::vector<ChatMessage>& messages) const override;
 
  private:
   std::string name_;
   DType dtype_ = DType::kF32;
   int32_t image_id_ = 0;
+  int image_tokens_ = 0;
   PreprocessSpec preprocess_;
+  NormalizationTable normalization_;
+  PatchLayout patches_;
   GenerationDefaults defaults_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::map<std::string, std::string> named_tokens_;
@@ -127,7 +130,8 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream& stream)
   weights.rename(&canonical_llava_name);
   if (options.dtype) weights.convert(*options.dtype);
   weights.place_on(stream.device());
-  tower_ = make_clip_vit(llava.vision, weights, "model.vision_tower.");
+  tower_ = make_clip_vit(llava.vision, weights, "model.vision_tower.",
+                         tower_workspace_bytes(stream.device()));
   projector_ =
       std::make_unique<MlpProjector>(tower_->width(), llava.text.hidden, llava.projector_activation,
                                      llava.projector_bias, weights, "model.multi_modal_projector.");
@@ -135,13 +139,28 @@ Llava15::Llava15(ModelSource source, const LoadOptions& options, Stream& stream)
   dtype_ = options.dtype.value_or(decoder_->weight_dtype());
   refuse_leftovers(weights, kUnreadTensors);
   check_picture_size(preprocess_, llava.vision.image_size);
+  normalization_ = normalization_table(preprocess_);
+  patches_ = {.patch = llava.vision.patch_size, .merge = 1, .depth = 1};
+  image_tokens_ = static_cast<int>(
+      tower_->tokens(patches_of(1, llava.vision.image_size, llava.vision.image_size, patches_)));
 }
 
-Tensor Llava15::encode(const ImageInput& image, Stream& stream, const Tap& tap) {
-  const ConstTensorView features = tower_->encode(image.pixels, stream, tap);
-  Tensor tokens = projector_->project(features, stream);
-  if (tap) tap("projector_out", tokens);
-  return tokens;
+VisualInput Llava15::prepare(const Image& image) const {
+  const Image fitted = fit(image, preprocess_);
+  return {cut_tiles({&fitted, 1}, patches_, normalization_), image_tokens_};
+}
+
+VisualRows Llava15::encode(std::span<const VisualInput* const> pictures, Stream& stream,
+                           const Tap& tap) {
+  std::vector<const VisualPatches*> patches;
+  for (const VisualInput* picture : pictures) patches.push_back(&picture->patches);
+  VisualRows visual;
+  visual.all = projector_->project(tower_->encode(patches, stream, tap), stream);
+  if (tap) tap("projector_out", visual.all);
+  for (int64_t i = 0; i < std::ssize(pictures); ++i) {
+    visual.pictures.push_back(visual.all.view().slice(i * image_tokens_, image_tokens_));
+  }
+  return visual;
 }
 
 std::string Llava15::render(const std::vector<ChatMessage>& messages) const {

@@ -135,7 +135,7 @@ PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& opt
 }
 
 void check_picture_size(const PreprocessSpec& preprocess, int image_size) {
-  const auto size = preprocessed_size(preprocess);
+  const auto size = fitted_size(preprocess);
   if (size == std::array{image_size, image_size}) return;
   throw Error(
       ErrorCode::kCorruptFile,

@@ -481,16 +481,17 @@ TEST(LlavaModel, PicturesArePreparedAsTheOptionsSay) {
   const LoadedModel cropped = load("llava_gqa");
   const LoadedModel padded = load("llava_gqa", {}, pad);
   Image wide{20, 80, std::vector<uint8_t>(20 * 80 * 3, 200)};
-  const ImageInput a = cropped->prepare(wide);
-  const ImageInput b = padded->prepare(wide);
+  const VisualInput a = cropped->prepare(wide);
+  const VisualInput b = padded->prepare(wide);
   EXPECT_EQ(a.tokens, 16);
-  EXPECT_EQ(a.pixels.shape(), Shape({3, 56, 56}));
-  EXPECT_EQ(b.pixels.shape(), Shape({3, 56, 56}));
-  const float inside = a.pixels.as<float>()[0];
+  const Shape patches{16, 3 * 14 * 14};
+  EXPECT_EQ(a.patches.rows.shape(), patches);
+  EXPECT_EQ(b.patches.rows.shape(), patches);
+  const float inside = a.patches.rows.as<float>()[0];
   EXPECT_NEAR(inside, (200 / 255.0f - 0.48145466f) / 0.26862954f, 1e-5f);
-  EXPECT_NEAR(b.pixels.as<float>()[0], (122 / 255.0f - 0.48145466f) / 0.26862954f, 1e-5f)
+  EXPECT_NEAR(b.patches.rows.as<float>()[0], (122 / 255.0f - 0.48145466f) / 0.26862954f, 1e-5f)
       << "the mean's colour above the picture";
-  EXPECT_NEAR(b.pixels.as<float>()[28 * 56 + 28], inside, 1e-5f);
+  EXPECT_NEAR(b.patches.rows.as<float>()[10 * 3 * 14 * 14], inside, 1e-5f);
 }
 
 /// Crop and tower sizes that differ are found at the first picture.

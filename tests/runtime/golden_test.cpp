@@ -85,6 +85,31 @@ Tap collect(Taps& taps) {
   };
 }
 
+/// Pictures (N, 3, height, width) of the goldens as the rows that our tower takes: patch by patch,
+/// columns (channel, dy, dx).
+std::vector<float> patches_of_pixels(const GoldenTensors& tensors, const std::string& name) {
+  constexpr int64_t kPatch = 14;
+  const std::vector<int64_t> shape = tensors.shape(name);
+  const std::vector<float> pixels = tensors.floats(name);
+  const int64_t height = shape[2];
+  const int64_t width = shape[3];
+  std::vector<float> rows;
+  for (int64_t picture = 0; picture < shape[0]; ++picture) {
+    for (int64_t y = 0; y < height / kPatch; ++y) {
+      for (int64_t x = 0; x < width / kPatch; ++x) {
+        for (int64_t channel = 0; channel < 3; ++channel) {
+          for (int64_t dy = 0; dy < kPatch; ++dy) {
+            const int64_t line = (picture * 3 + channel) * height + y * kPatch + dy;
+            const auto from = pixels.begin() + line * width + x * kPatch;
+            rows.insert(rows.end(), from, from + kPatch);
+          }
+        }
+      }
+    }
+  }
+  return rows;
+}
+
 /// One tap, in the order in which a forward pass produces them.
 struct TapGate {
   std::string golden;
@@ -114,7 +139,7 @@ std::vector<TapGate> tap_gates() {
 
 /// The prompt of a case with its pictures prepared.
 struct Prepared {
-  std::vector<ImageInput> images;
+  std::vector<VisualInput> images;
   Prompt prompt;
 };
 
@@ -136,10 +161,10 @@ std::vector<std::vector<float>> forced_logits(const LoadedModel& model, KvCache&
   const Prepared prepared = prepare(*model, golden);
   const Prompt& prompt = prepared.prompt;
   Decoder& decoder = model->decoder();
-  std::vector<Tensor> pictures;
-  for (const ImageInput& image : prepared.images) {
-    pictures.push_back(model->encode(image, model.stream(), {}));
-  }
+  std::vector<const VisualInput*> inputs;
+  for (const VisualInput& image : prepared.images) inputs.push_back(&image);
+  VisualRows visual;
+  if (!inputs.empty()) visual = model->encode(inputs, model.stream(), {});
   const auto rows = static_cast<int>(prompt.ids.size());
   const SequenceId id = cache.open({rows, 0, rows + static_cast<int>(ids.size())}, "forced");
   std::vector<std::vector<float>> logits;
@@ -151,7 +176,7 @@ std::vector<std::vector<float>> forced_logits(const LoadedModel& model, KvCache&
     copy(TensorView(logits.back().data(), DType::kF32, row.shape()), row, model.stream());
   };
   Tensor all(DType::kF32, {rows, decoder.hidden()}, test::test_device());
-  embed_prompt(*model, prompt, 0, pictures, all, model.stream());
+  embed_prompt(*model, prompt, 0, visual.pictures, all, model.stream());
   run({id, rows, true, true, prompt.modality}, prompt.positions, all);
   Tensor one(DType::kF32, {1, decoder.hidden()}, test::test_device());
   for (size_t i = 0; i + 1 < ids.size(); ++i) {
@@ -227,11 +252,11 @@ TEST_P(PictureGolden, PixelValuesOfBothBackendsEqualTheReference) {
     options.image_backend = backend;
     const LoadedModel model(golden_.folder, options);
     std::vector<float> pixels;
-    for (const ImageInput& image : prepare(*model, golden_).images) {
-      const float* values = image.pixels.as<float>();
-      pixels.insert(pixels.end(), values, values + image.pixels.shape().elements());
+    for (const VisualInput& image : prepare(*model, golden_).images) {
+      const Tensor& rows = image.patches.rows;
+      pixels.insert(pixels.end(), rows.as<float>(), rows.as<float>() + rows.shape().elements());
     }
-    EXPECT_TRUE(within(tensor, pixels, tensors_.floats(tensor), kPixelGate));
+    EXPECT_TRUE(within(tensor, pixels, patches_of_pixels(tensors_, tensor), kPixelGate));
   }
 }
 
@@ -252,7 +277,9 @@ TEST_P(Golden, EveryTapEqualsTheReference) {
   generator.admit(golden_.request(), {});
   for (const TapGate& gate : tap_gates()) {
     if (!golden_.holds(gate.golden)) continue;
-    const std::vector<float> reference = tensors_.floats(golden_.tapped(gate.golden));
+    const std::string name = golden_.tapped(gate.golden);
+    const std::vector<float> reference =
+        gate.ours == "pixel_values" ? patches_of_pixels(tensors_, name) : tensors_.floats(name);
     const double scale = gate.relative ? std::max(1.0, deviation(reference)) : 1.0;
     ASSERT_TRUE(within(gate.ours, taps[gate.ours], reference, gate.gate * scale))
         << "first tap that differs: " << gate.ours << " of " << golden_.folder.filename() << " "

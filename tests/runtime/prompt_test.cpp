@@ -168,7 +168,8 @@ TEST(EmbedPrompt, SplicesPicturesIntoTheText) {
   const auto rows = static_cast<int64_t>(prompt.ids.size());
   for (int64_t first = 0; first < rows; ++first) {
     Tensor ours(DType::kF32, {rows - first, static_cast<int64_t>(width)});
-    embed_prompt(*model, prompt, first, pictures, ours, model.stream());
+    const std::vector<ConstTensorView> views(pictures.begin(), pictures.end());
+    embed_prompt(*model, prompt, first, views, ours, model.stream());
     std::vector<size_t> next(2);
     for (int64_t row = 0; row < rows; ++row) {
       const int16_t tag = prompt.modality[static_cast<size_t>(row)];

@@ -43,13 +43,14 @@ class RecordingModel final : public Model {
   int32_t image_id() const noexcept override { return model_->image_id(); }
   int min_image_tokens() const noexcept override { return model_->min_image_tokens(); }
   int max_image_tokens() const noexcept override { return model_->max_image_tokens(); }
-  ImageInput prepare(const Image& image) const override {
+  VisualInput prepare(const Image& image) const override {
     ++prepared_;
     return model_->prepare(image);
   }
-  Tensor encode(const ImageInput& image, Stream& stream, const Tap& tap) override {
-    ++encoded_;
-    return model_->encode(image, stream, tap);
+  VisualRows encode(std::span<const VisualInput* const> pictures, Stream& stream,
+                    const Tap& tap) override {
+    encoded_ += static_cast<int>(pictures.size());
+    return model_->encode(pictures, stream, tap);
   }
   std::string render(const std::vector<ChatMessage>& messages) const override {
     return model_->render(messages);

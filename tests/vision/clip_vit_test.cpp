@@ -68,9 +68,9 @@ RandomWeights make_weights(const ClipConfig& config, DType dtype = DType::kF32) 
   return weights;
 }
 
-Tensor random_pixels(int size) {
+Tensor random_pixels(int size, unsigned seed = 3) {
   Tensor pixels(DType::kF32, {3, size, size});
-  std::mt19937 rng(3);
+  std::mt19937 rng(seed);
   std::normal_distribution<float> normal;
   for (int64_t i = 0; i < pixels.shape().elements(); ++i) pixels.as<float>()[i] = normal(rng);
   return pixels;
@@ -149,18 +149,48 @@ std::vector<std::vector<Row>> reference_states(const ClipConfig& config,
   return states;
 }
 
+/// Pixels (3, size, size) as a tower of 4 x 4 patches takes them.
+VisualPatches cut(const Tensor& pixels) {
+  constexpr int64_t kPatch = 4;
+  const int64_t size = pixels.shape()[1];
+  const int64_t grid = size / kPatch;
+  VisualPatches picture{Tensor(DType::kF32, {grid * grid, 3 * kPatch * kPatch}),
+                        {{1, static_cast<int>(grid), static_cast<int>(grid)}}};
+  float* to = picture.rows.as<float>();
+  for (int64_t patch = 0; patch < grid * grid; ++patch) {
+    for (int64_t i = 0; i < 3 * kPatch * kPatch; ++i) {
+      const int64_t channel = i / (kPatch * kPatch);
+      const int64_t y = patch / grid * kPatch + i / kPatch % kPatch;
+      const int64_t x = patch % grid * kPatch + i % kPatch;
+      *to++ = pixels.as<float>()[(channel * size + y) * size + x];
+    }
+  }
+  return picture;
+}
+
 class Tower {
  public:
-  Tower(const ClipConfig& config, WeightMap weights, int threads = 1)
-      : pool_(threads), stream_(pool_), encoder_(make_clip_vit(config, weights, kPrefix)) {
+  Tower(const ClipConfig& config, WeightMap weights, int threads = 1, size_t workspace_bytes = 0)
+      : pool_(threads),
+        stream_(pool_),
+        encoder_(make_clip_vit(config, weights, kPrefix, workspace_bytes)) {
     remaining_ = weights.remaining();
   }
   VisionEncoder& operator*() { return *encoder_; }
   const std::vector<std::string>& remaining() const { return remaining_; }
   std::vector<float> encode(const Tensor& pixels, const VisionTap& tap = {}) {
-    const ConstTensorView features = encoder_->encode(pixels, stream_, tap);
-    EXPECT_EQ(features.shape(), Shape({encoder_->tokens(), encoder_->width()}));
-    return {features.as<float>(), features.as<float>() + features.elements()};
+    const VisualPatches picture = cut(pixels);
+    return encode({&picture}, tap);
+  }
+  std::vector<float> encode(const std::vector<const VisualPatches*>& pictures,
+                            const VisionTap& tap = {}) {
+    const Tensor features = encoder_->encode(pictures, stream_, tap);
+    int64_t rows = 0;
+    for (const VisualPatches* picture : pictures) {
+      for (const PatchGrid& grid : picture->grids) rows += encoder_->tokens(grid);
+    }
+    EXPECT_EQ(features.shape(), Shape({rows, encoder_->width()}));
+    return {features.as<float>(), features.as<float>() + features.shape().elements()};
   }
 
  private:
@@ -199,7 +229,7 @@ TEST_P(ClipSelection, FeaturesEqualTheScalarReference) {
   config.keep_class_token = class_token;
   const RandomWeights weights = make_weights(config);
   Tower tower(config, weights.map());
-  EXPECT_EQ((*tower).tokens(), class_token ? 10 : 9);
+  EXPECT_EQ((*tower).tokens({1, 3, 3}), class_token ? 10 : 9);
   EXPECT_EQ((*tower).width(), 24 * static_cast<int>(selection.layers.size()));
   const Tensor pixels = random_pixels(13);
   const auto states = reference_states(config, weights, pixels);
@@ -234,6 +264,61 @@ TEST(ClipVit, ThreadsDoNotChangeOneBit) {
   for (const int threads : {2, 3, 5}) {
     EXPECT_EQ(Tower(config, weights.map(), threads).encode(pixels), alone) << threads;
   }
+}
+
+/// Pictures of one tile and of several, in one piece and in pieces of every size.
+TEST(ClipVit, CompanyChangesNoBit) {
+  for (const bool class_token : {false, true}) {
+    ClipConfig config = small_config();
+    config.feature_layers = {-2, 1};
+    config.keep_class_token = class_token;
+    const RandomWeights weights = make_weights(config);
+    std::vector<VisualPatches> pictures;
+    std::vector<float> expected;
+    for (unsigned seed = 1; seed <= 5; ++seed) {
+      pictures.push_back(cut(random_pixels(13, seed)));
+      const std::vector<float> alone = Tower(config, weights.map()).encode(random_pixels(13, seed));
+      expected.insert(expected.end(), alone.begin(), alone.end());
+    }
+    VisualPatches tiles{Tensor(DType::kF32, {18, 48}), {{1, 3, 3}, {1, 3, 3}}};
+    for (int64_t i = 0; i < 9 * 48; ++i) {
+      tiles.rows.as<float>()[i] = pictures[1].rows.as<float>()[i];
+      tiles.rows.as<float>()[9 * 48 + i] = pictures[2].rows.as<float>()[i];
+    }
+    const std::vector<const VisualPatches*> batch = {&pictures[0], &tiles, &pictures[3],
+                                                     &pictures[4]};
+    Tower one_by_one(config, weights.map(), 2, tower_workspace_bytes({}));
+    EXPECT_EQ(one_by_one.encode(batch), expected);
+    EXPECT_EQ(one_by_one.encode(batch), expected) << "again";
+    for (const size_t workspace : {size_t{15'000}, size_t{25'000}, size_t{1} << 20}) {
+      Tower tower(config, weights.map(), 2, workspace);
+      const std::vector<float> together = tower.encode(batch);
+      ASSERT_EQ(together.size(), expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_NEAR(together[i], expected[i], 1e-5f) << workspace;
+      }
+    }
+  }
+}
+
+TEST(ClipVit, WorkspacesAreBounded) {
+  const ClipConfig config = small_config();
+  const VisualPatches picture = cut(random_pixels(13));
+  const std::vector<const VisualPatches*> batch(50, &picture);
+  // Rows of a tile: four of the hidden width and one normed, one of the inner width, in f32.
+  const size_t tile = sizeof(float) * 10 * (5 * 24 + 36);
+  const auto widest = [&](size_t bytes) {
+    Tower tower(config, make_weights(config).map(), 1, bytes);
+    int64_t rows = 0;
+    tower.encode(batch, [&](std::string_view name, ConstTensorView view) {
+      if (name == "vision.layer.0") rows = std::max(rows, view.shape()[0]);
+    });
+    return rows / 10;
+  };
+  EXPECT_EQ(widest(0), 1);
+  EXPECT_EQ(widest(tile), 1);
+  EXPECT_EQ(widest(7 * tile + 1), 7);
+  EXPECT_EQ(widest(100 * tile), 50);
 }
 
 TEST(ClipVit, LeavesLayersBeyondTheLastOneNeeded) {
@@ -272,14 +357,16 @@ TEST(ClipVit, RefusesAPictureOfAnotherSize) {
   const ClipConfig config = small_config();
   Tower tower(config, make_weights(config).map());
   try {
-    tower.encode(random_pixels(12));
+    tower.encode(random_pixels(16));
     FAIL() << "expected an Error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr(Shape({3, 13, 13}).str()), HasSubstr(Shape({3, 12, 12}).str()),
-                      HasSubstr("preprocessor_config.json")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("3 x 3 patches"), HasSubstr("1 slices of 4 x 4"),
+                                    HasSubstr("preprocessor_config.json")));
   }
+  VisualPatches narrow = cut(random_pixels(13));
+  narrow.rows = Tensor(DType::kF32, {9, 47});
+  EXPECT_THROW(tower.encode({&narrow}), Error);
 }
 
 TEST(ClipVit, RefusesAFeatureLayerOutsideTheTower) {

@@ -180,7 +180,7 @@ TEST(ImageLimits, WhatTheMemoryDoesNotHoldResizedNamesThePicture) {
   image.name = "wide.png";
   PreprocessSpec spec;
   spec.do_center_crop = false;
-  EXPECT_EXIT(with_little_memory(80 * kMiB, [&] { preprocess(image, spec); }),
+  EXPECT_EXIT(with_little_memory(80 * kMiB, [&] { fit(image, spec); }),
               ::testing::ExitedWithCode(0), "wide.png.*9000 x 20.*memory.*scale it down");
 }
 

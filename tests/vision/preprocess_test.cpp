@@ -51,7 +51,7 @@ TEST(Preprocess, EqualsTheProcessorBitForBit) {
     PreprocessSpec spec = spec_for(backend);
     spec.shortest_edge = edge;
     spec.crop_height = spec.crop_width = crop;
-    const Tensor pixels = preprocess(picture(kind, height, width), spec);
+    const Tensor pixels = normalize(fit(picture(kind, height, width), spec), spec);
     ASSERT_EQ(pixels.shape(), (Shape{3, crop, crop}));
     const int64_t count = pixels.shape().elements();
     for (int64_t i = 0; i < 8; ++i) {  // says how far off it is, should the checksum differ
@@ -86,7 +86,7 @@ TEST(Preprocess, WithoutAnyStepThePixelsAreTheBytes) {
   PreprocessSpec spec;
   spec.do_resize = spec.do_center_crop = spec.do_rescale = spec.do_normalize = false;
   const Image image = ramp(2, 3);
-  const Tensor pixels = preprocess(image, spec);
+  const Tensor pixels = normalize(fit(image, spec), spec);
   ASSERT_EQ(pixels.shape(), (Shape{3, 2, 3}));
   for (int i = 0; i < 18; ++i) EXPECT_EQ(pixels.as<float>()[i], static_cast<float>(i % 6 + 1));
 }
@@ -95,7 +95,7 @@ TEST(Preprocess, PadsWithTheMeanColourFirst) {
   PreprocessSpec spec;
   spec.do_pad = true;
   spec.do_resize = spec.do_center_crop = spec.do_rescale = spec.do_normalize = false;
-  const Tensor pixels = preprocess(ramp(1, 4), spec);
+  const Tensor pixels = normalize(fit(ramp(1, 4), spec), spec);
   ASSERT_EQ(pixels.shape(), (Shape{3, 4, 4}));
   const float* p = pixels.as<float>();
   EXPECT_EQ(p[0], 122);
@@ -110,7 +110,7 @@ TEST(Preprocess, FixedSizeWinsWithoutAShortestEdge) {
   spec.resize_height = 5;
   spec.resize_width = 9;
   spec.do_center_crop = false;
-  EXPECT_EQ(preprocess(picture("noise", 20, 20), spec).shape(), (Shape{3, 5, 9}));
+  EXPECT_EQ(normalize(fit(picture("noise", 20, 20), spec), spec).shape(), (Shape{3, 5, 9}));
 }
 
 TEST(ShortestEdge, TruncatesTheLongerSide) {
@@ -174,7 +174,7 @@ TEST(Normalize, RefusesConstantsThatDivideByZero) {
   spec = {};
   spec.rescale_factor = std::numeric_limits<double>::quiet_NaN();
   error_of(ErrorCode::kInvalidArgument, [&] { normalize(ramp(1, 1), spec); });
-  error_of(ErrorCode::kInvalidArgument, [] { preprocess(Image{}, PreprocessSpec{}); });
+  error_of(ErrorCode::kInvalidArgument, [] { fit(Image{}, PreprocessSpec{}); });
 }
 
 }  // namespace

@@ -101,7 +101,9 @@ class LatencyBench {
 
     Image image{480, 640, std::vector<uint8_t>(size_t{480} * 640 * 3, 128)};
     Clock::time_point start = Clock::now();
-    model.encode(model.prepare(image), stream, {});
+    const VisualInput input = model.prepare(image);
+    const VisualInput* pictures[] = {&input};
+    model.encode(pictures, stream, {});
     stream.synchronize();
     const double vision_s = seconds_since(start);
 
