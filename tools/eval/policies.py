@@ -173,7 +173,8 @@ class Evaluation:
         for record in records:
             if "text" not in record:
                 raise SystemExit(f"{path}: {record['id']} has no answer ({record.get('error')}); mend that and run again")
-        texts = {record["id"]: record["text"] for record in records}
+        # In one order, whatever the order in which they were answered: the bootstrap draws by index.
+        texts = {record["id"]: record["text"] for record in sorted(records, key=lambda record: str(record["id"]))}
         if len(texts) != self.images:
             raise SystemExit(f"{path} has answers to {len(texts)} of {self.images} requests; run policies.py to its end")
         return texts
