@@ -13,12 +13,13 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # before export.py hides them
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # before common.py hides them
 
 import torch
 import transformers
 
-import export
+import common
+import llava15
 
 KEPT_TAPS = frozenset(
     ["position_ids", "projector_in", "projector_out", "inputs_embeds", "logits_prefill"]
@@ -27,7 +28,7 @@ KEPT_TAPS = frozenset(
 )
 
 SHAPES = {
-    "llava-1.5-7b": export.LlavaShape(
+    "llava-1.5-7b": llava15.LlavaShape(
         vision={
             "hidden_size": 1024,
             "intermediate_size": 4096,
@@ -51,9 +52,9 @@ SHAPES = {
         picture=(640, 480),
         taps=KEPT_TAPS,
     ),
-    "small": export.LlavaShape(
-        vision=export.TINY.vision | {"num_hidden_layers": 5, "image_size": 84},
-        text=export.TINY.text | {"num_hidden_layers": 4},
+    "small": llava15.LlavaShape(
+        vision=llava15.TINY.vision | {"num_hidden_layers": 5, "image_size": 84},
+        text=llava15.TINY.text | {"num_hidden_layers": 4},
         image_id=1000,
         vocab_size=1032,
         picture=(160, 120),
@@ -75,7 +76,7 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     name = arguments.shape.replace("-", "_").replace(".", "") + "_f16"
-    spec = export.LlavaSpec(
+    spec = llava15.LlavaSpec(
         name,
         f"random weights of the shape of {arguments.shape}, in f16",
         21,
@@ -83,8 +84,8 @@ def main() -> int:
     )
     try:
         (arguments.out / name).mkdir(parents=True)
-        export.llava_half(arguments.out, spec, torch.float16, arguments.device)
-    except (export.ExportError, OSError) as error:
+        llava15.llava_half(arguments.out, spec, torch.float16, arguments.device)
+    except (common.ExportError, OSError) as error:
         print(f"full_size.py: {error}", file=sys.stderr)
         return 1
     return 0
