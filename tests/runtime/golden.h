@@ -267,16 +267,22 @@ inline nlohmann::json golden_manifest(const std::filesystem::path& folder) {
   return nlohmann::json::parse(read_file(folder / "manifest.json"));
 }
 
-/// Every case of every golden folder, sorted by folder.
-inline std::vector<GoldenCase> golden_cases() {
+/// Every golden folder, sorted.
+inline std::vector<std::filesystem::path> golden_folders() {
   std::vector<std::filesystem::path> folders;
   for (const auto& entry : std::filesystem::directory_iterator(golden_root())) {
     if (entry.is_directory()) folders.push_back(entry.path());
   }
   std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+/// Every case of every golden folder of a family (the manifest's word), sorted by folder.
+inline std::vector<GoldenCase> golden_cases(std::string_view family = "llava") {
   std::vector<GoldenCase> cases;
-  for (const std::filesystem::path& folder : folders) {
+  for (const std::filesystem::path& folder : golden_folders()) {
     const nlohmann::json own = golden_manifest(folder);
+    if (own.value("family", "llava") != family) continue;
     const std::filesystem::path goldens =
         own.contains("goldens_of") ? golden_root() / own.at("goldens_of") : folder;
     const nlohmann::json manifest = golden_manifest(goldens);

@@ -1,0 +1,509 @@
+"""Running a saved checkpoint of any family and recording its cases.
+
+A family describes what it makes (a model, a processor, requests) and which modules of its tower are
+tapped; the prefill, the greedy run, the checks and the tensor names are the same for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import safetensors.torch
+import torch
+import transformers
+from common import (
+    GREEDY_LOGIT_STEPS,
+    GREEDY_STEPS,
+    MIN_GAP,
+    Golden,
+    Greedy,
+    first_usable,
+    greedy,
+    json_text,
+    require,
+    reset_rope,
+    synthetic_image,
+    usable,
+    utf8,
+)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.normalizers import NFC
+from transformers import AutoProcessor, PreTrainedTokenizerFast
+from transformers.video_utils import VideoMetadata
+
+# ---------------------------------------------------------------- tokenizer
+
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# What the tiny byte-level vocabularies are trained on: the words of the prompts and of the answers.
+BYTE_LEVEL_CORPUS = [
+    "what is in the scene? is the small circle red or not? how are they different?",
+    "You are a helpful assistant.",
+    "system\nYou are a helpful assistant.\nuser\nassistant\n",
+    "Frame1: Frame2: Picture 1: Picture 2: Video 1: <1.0 seconds><2.5 seconds>",
+    "tell me the colours in the scene and this is the other, then describe the video",
+]
+
+
+def byte_level_tokenizer(
+    size: int, specials: list[str], plain: Iterable[str] = ()
+) -> PreTrainedTokenizerFast:
+    """A Qwen2 pipeline (NFC, its split, byte-level BPE) of `size` entries, then added tokens.
+
+    specials: added tokens that decoding may skip; plain: added tokens that it may not.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        BYTE_LEVEL_CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=size,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
+    require(
+        tokenizer.get_vocab_size() == size,
+        f"the corpus gives {tokenizer.get_vocab_size()} of {size} byte-level entries.",
+    )
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in specials])
+    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in plain])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+# ---------------------------------------------------------------- requests
+
+
+@dataclasses.dataclass
+class Video:
+    """Frames of one size, and how many of them a second has."""
+
+    folder: str  # of the frames, frame00.png upward, below the checkpoint
+    frames: np.ndarray  # (frames, height, width, 3) u8
+    fps: float | None
+
+
+@dataclasses.dataclass
+class Request:
+    """One prompt with its pictures and clips, in the order of their placeholders."""
+
+    messages: list[dict[str, Any]]
+    images: list[tuple[str, np.ndarray]] = dataclasses.field(default_factory=list)
+    videos: list[Video] = dataclasses.field(default_factory=list)
+    template: dict[str, Any] = dataclasses.field(default_factory=dict)  # more template variables
+    prompt: str | None = None  # instead of what the template renders
+
+
+def metadata_of(video: Video) -> VideoMetadata:
+    """What is known of a clip besides its frames."""
+    count = len(video.frames)
+    return VideoMetadata(
+        total_num_frames=count, fps=video.fps, frames_indices=list(range(count))
+    )
+
+
+def turn(*items: str, role: str = "user") -> dict[str, Any]:
+    """A message; the items "<image>" and "<video>" stand for a picture and a clip."""
+    kinds = {"<image>": "image", "<video>": "video"}
+    return {
+        "role": role,
+        "content": [
+            {"type": kinds[item]} if item in kinds else {"type": "text", "text": item}
+            for item in items
+        ],
+    }
+
+
+def synthetic_clip(width: int, height: int, frames: int, seed: int) -> np.ndarray:
+    """A square that moves over a still picture: (frames, height, width, 3) u8."""
+    still = synthetic_image(width, height, seed)
+    side = max(3, min(width, height) // 3)
+    clip = np.stack([still] * frames)
+    for k in range(frames):
+        x = (width - side) * k // max(frames - 1, 1)
+        y = (height - side) * ((k + seed) % 3) // 2
+        clip[k, y : y + side, x : x + side] = (250 - 40 * (k % 3), 30 * k % 256, 20)
+    return clip
+
+
+# ---------------------------------------------------------------- running
+
+
+@dataclasses.dataclass
+class Tap:
+    """A module whose output is recorded, and how it is reshaped."""
+
+    module: torch.nn.Module
+    name: str
+    shape: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+
+
+class Run:
+    """A saved checkpoint loaded back, with what is needed to record its cases."""
+
+    def __init__(self, folder: Path, model_class: type, taps: Callable[[Any], list[Tap]]) -> None:
+        self.folder = folder
+        self.model, report = model_class.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            require(not report[what], f"{folder.name} has {what} {sorted(report[what])}.")
+        self.model.eval()
+        self.processor = AutoProcessor.from_pretrained(folder)
+        name = type(self.processor.image_processor).__name__
+        pil = getattr(transformers, name.removesuffix("Fast") + "Pil")
+        self.image_processors = {
+            "torchvision": self.processor.image_processor,
+            "pil": pil.from_pretrained(folder),
+        }
+        self.module_taps = taps(self.model.model)
+        eos = self.model.generation_config.eos_token_id
+        self.eos_ids = eos if isinstance(eos, list) else [eos]
+
+    def prompt(self, request: Request) -> str:
+        """The prompt before its placeholders are expanded."""
+        if request.prompt is not None:
+            return request.prompt
+        return self.processor.apply_chat_template(
+            request.messages, add_generation_prompt=True, tokenize=False, **request.template
+        )
+
+    def inputs(self, request: Request, backend: str = "torchvision") -> dict[str, Any]:
+        """The processor's output, with pictures by the named backend."""
+        arguments: dict[str, Any] = {}
+        if request.images:
+            arguments["images"] = self.pictures(request)
+        if request.videos:
+            arguments["videos"] = [video.frames for video in request.videos]
+            arguments["video_metadata"] = [metadata_of(video) for video in request.videos]
+        self.processor.image_processor = self.image_processors[backend]
+        try:
+            inputs = dict(
+                self.processor(text=[self.prompt(request)], return_tensors="pt", **arguments)
+            )
+        finally:
+            self.processor.image_processor = self.image_processors["torchvision"]
+        inputs.pop("video_metadata", None)
+        inputs.pop("token_type_ids", None)
+        return inputs
+
+    def taken(self, video: Video) -> list[int]:
+        """The frames that the processor takes: all, unless its file lets it sample."""
+        processor = self.processor.video_processor
+        if not processor.do_sample_frames:
+            return list(range(len(video.frames)))
+        indices = processor.sample_frames(
+            metadata_of(video), num_frames=processor.num_frames, fps=processor.fps
+        )
+        return [int(i) for i in indices]
+
+    def pictures(self, request: Request) -> Any:
+        """The pictures in the form that the processor takes."""
+        return [PIL.Image.fromarray(image) for _, image in request.images]
+
+    def greedy(self, inputs: dict[str, Any], **options: Any) -> Greedy:
+        """The reference's greedy generation from a fresh state."""
+        if hasattr(self.model.model, "rope_deltas"):
+            self.model.model.rope_deltas = None
+        return greedy(self.model, inputs, **options)
+
+    def taps(self, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Runs one prefill with hooks and returns the activation at every tap.
+
+        The tower runs once for the pictures and once for the clips; taps of the second run are
+        called video.<name>.
+        """
+        model, decoder = self.model.model, self.model.model.language_model
+        runs = [""] * ("pixel_values" in inputs) + ["video."] * ("pixel_values_videos" in inputs)
+        kept: dict[str, list[torch.Tensor]] = {}
+        out: dict[str, torch.Tensor] = {}
+        handles = []
+
+        def keep(tap: Tap) -> None:
+            def hook(_module: torch.nn.Module, _args: Any, result: Any) -> None:
+                value = result[0] if isinstance(result, tuple) else result
+                kept.setdefault(tap.name, []).append(tap.shape(value))
+
+            handles.append(tap.module.register_forward_hook(hook))
+
+        for tap in self.module_taps:
+            keep(tap)
+        for k, layer in enumerate(decoder.layers):
+            keep(Tap(layer, f"llm.layer.{k}", lambda t: t[0]))
+        keep(Tap(decoder.norm, "llm.norm", lambda t: t[0]))
+
+        def decoder_input(_module: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+            out["inputs_embeds"] = kwargs["inputs_embeds"][0]
+
+        def rotary_input(_module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+            out["position_ids"] = positions[:, 0] if positions.dim() == 3 else positions
+
+        reset_rope(self.model)
+        if hasattr(model, "rope_deltas"):
+            model.rope_deltas = None
+        handles.append(decoder.register_forward_pre_hook(decoder_input, with_kwargs=True))
+        handles.append(decoder.rotary_emb.register_forward_pre_hook(rotary_input, with_kwargs=True))
+        try:
+            with torch.no_grad():
+                result = self.model(**inputs, use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, values in kept.items():
+            if name.startswith("llm."):
+                out[name] = values[0]
+                continue
+            require(len(values) == len(runs), f"the tap {name} was passed {len(values)} times.")
+            for prefix, value in zip(runs, values, strict=True):
+                out[prefix + name] = value
+        if getattr(model, "rope_deltas", None) is not None:
+            out["rope_delta"] = model.rope_deltas.flatten()
+        out["logits_prefill"] = result.logits[0]
+        return out
+
+
+# ---------------------------------------------------------------- recording
+
+# Outputs of the processor that are recorded as they are, without the axis of the batch.
+KEPT_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "num_patches")
+
+
+def attempt(run: Run, request: Request, **options: Any) -> Greedy | None:
+    """The greedy answer if it is fit to be a golden and the same with both picture backends."""
+    want_eos = options.pop("want_eos", False)
+    result = run.greedy(run.inputs(request), **options)
+    if not fit(run, result, want_eos=want_eos):
+        return None
+    if request.images:
+        other = run.greedy(run.inputs(request, "pil"), **options)
+        if other.ids != result.ids or other.min_gap <= MIN_GAP:
+            return None
+    return result
+
+
+def fit(run: Run, result: Greedy, *, want_eos: bool = False) -> bool:
+    """usable() for a family with several eos ids."""
+    if want_eos:
+        ended = result.ids[-1] in run.eos_ids and 4 <= len(result.ids) < GREEDY_STEPS
+        return result.min_gap > MIN_GAP and ended
+    return usable(result, eos_id=run.eos_ids[0]) and not set(result.ids) & set(run.eos_ids)
+
+
+def search(
+    run: Run,
+    what: str,
+    seed: int,
+    make: Callable[[int], Request],
+    accept: Callable[[Request, Greedy], bool] | None = None,
+    **options: Any,
+) -> tuple[Request, Greedy]:
+    """The first request made from a number at or after `seed` whose answer is fit and accepted."""
+
+    def try_one(number: int) -> tuple[Request, Greedy] | None:
+        request = make(number)
+        result = attempt(run, request, **options)
+        if result is None or (accept is not None and not accept(request, result)):
+            return None
+        return request, result
+
+    return first_usable(what, range(seed, seed + 400), try_one)[1]
+
+
+def write_inputs(folder: Path, request: Request) -> None:
+    """Writes the pictures and the frames of a request as PNG files."""
+    for name, image in request.images:
+        PIL.Image.fromarray(image).save(folder / name)
+    for video in request.videos:
+        (folder / video.folder).mkdir(exist_ok=True)
+        for k, frame in enumerate(video.frames):
+            PIL.Image.fromarray(frame).save(folder / video.folder / f"frame{k:02}.png")
+
+
+def describe_videos(run: Run, request: Request) -> list[dict[str, Any]]:
+    """The manifest's list of clips, with the frames that the processor took."""
+    return [
+        {
+            "folder": video.folder,
+            "frames": len(video.frames),
+            "size": [int(n) for n in video.frames.shape[1:3]],
+            "fps": video.fps,
+            "taken": run.taken(video),
+        }
+        for video in request.videos
+    ]
+
+
+def record(
+    golden: Golden,
+    run: Run,
+    kind: str,
+    request: Request,
+    result: Greedy,
+    *,
+    repetition_penalty: float = 1.0,
+    same_inputs_as: str | None = None,
+    vision: bool = True,
+    decoder: bool = True,
+    logits: bool = True,
+    extra: Callable[[dict[str, Any], dict[str, torch.Tensor]], None] | None = None,
+) -> str:
+    """Records one case and returns its prefix.
+
+    same_inputs_as: the case that holds the inputs and prefill of this one; only generation is kept.
+    vision, decoder, logits: keep the taps of the tower, the decoder's hidden states, the logits of
+    every row of the prompt (greedy_logits has those of the last).
+    extra: adds or removes taps, from the processor's output and the taps.
+    """
+    case = f"case{len(golden.manifest['cases'])}"
+    inputs = run.inputs(request)
+    videos = describe_videos(run, request)
+    config, tokenizer = run.model.config, run.processor.tokenizer
+    ids = inputs["input_ids"][0]
+    text = tokenizer.decode(result.ids, skip_special_tokens=True)
+    text_special = tokenizer.decode(result.ids, skip_special_tokens=False)
+    video_id = getattr(config, "video_token_id", None)
+    entry = {
+        "name": case,
+        "kind": kind,
+        "prompt": run.prompt(request),
+        "messages": request.messages if request.prompt is None else None,
+        "images": [name for name, _ in request.images],
+        "image_sizes": [[int(n) for n in image.shape[:2]] for _, image in request.images],
+        "videos": videos,
+        "prompt_tokens": len(ids),
+        "image_tokens": int((ids == config.image_token_id).sum()),
+        "video_tokens": int((ids == video_id).sum()) if video_id is not None else 0,
+        "max_new_tokens": GREEDY_STEPS,
+        "repetition_penalty": repetition_penalty,
+        "eos_token_id": run.eos_ids,
+        "stopped_by_eos": result.ids[-1] in run.eos_ids,
+        "text_out": text,
+        "text_out_special": text_special,
+        "min_gap": round(result.min_gap, 6),
+    }
+    if request.template:
+        entry["template"] = request.template
+    if same_inputs_as:
+        entry["same_inputs_as"] = same_inputs_as
+    golden.manifest["cases"].append(entry)
+    golden.add(f"{case}.prompt", utf8(entry["prompt"]))
+    golden.add(f"{case}.text_out", utf8(text))
+    golden.add(f"{case}.text_out_special", utf8(text_special))
+    golden.add(f"{case}.greedy_ids", torch.tensor(result.ids))
+    golden.add(f"{case}.greedy_logits", result.logits[:GREEDY_LOGIT_STEPS])
+    if repetition_penalty != 1.0:
+        golden.add(f"{case}.greedy_scores", result.scores[:GREEDY_LOGIT_STEPS])
+    golden.add(f"{case}.input_ids", ids)
+    if same_inputs_as:
+        return case
+
+    taps = run.taps(inputs)
+    sigma = float(taps["logits_prefill"].std())
+    require(
+        1.0 <= sigma <= 6.0,
+        f"{golden.folder.name} {case} has a logit deviation of {sigma:.2f}, outside 1 to 6.",
+    )
+    require(
+        bool((taps["logits_prefill"][-1] - result.logits[0]).abs().max() < 1e-4),
+        f"{golden.folder.name} {case} differs between the prefill and the first greedy step.",
+    )
+    entry["logit_sigma"] = round(sigma, 4)
+    golden.add(f"{case}.attention_mask", inputs["attention_mask"][0])
+    for name in KEPT_INPUTS:
+        if name in inputs:
+            golden.add(f"{case}.{name}", torch.as_tensor(inputs[name]))
+    if request.images:
+        golden.add(f"{case}.image_sizes", torch.tensor(entry["image_sizes"]))
+    if extra is not None:
+        extra(inputs, taps)
+    if vision:
+        for name in ("pixel_values", "pixel_values_videos"):
+            if name in inputs:
+                golden.add(f"{case}.{name}.torchvision", inputs[name])
+    for name, tensor in taps.items():
+        bare = name.removeprefix("video.")
+        is_vision = bare.startswith(("vision.", "projector", "packed_features", "deepstack"))
+        if name == "logits_prefill":
+            wanted = logits
+        elif name in ("position_ids", "rope_delta"):
+            wanted = True
+        else:
+            wanted = vision if is_vision else decoder
+        if wanted:
+            golden.add(f"{case}.{name}", tensor)
+    write_inputs(golden.folder, request)
+    return case
+
+
+def check_uncached(run: Run, request: Request, result: Greedy) -> None:
+    """Generation without a cache must give the same tokens."""
+    other = run.greedy(run.inputs(request), use_cache=False)
+    require(other.ids == result.ids, "generation with and without a cache differ.")
+
+
+def check_pictures_matter(run: Run, request: Request, result: Greedy) -> None:
+    """Other pixels must change the first logits."""
+    other = dataclasses.replace(
+        request,
+        images=[(name, 255 - image) for name, image in request.images],
+        videos=[dataclasses.replace(v, frames=255 - v.frames) for v in request.videos],
+    )
+    logits = run.taps(run.inputs(other))["logits_prefill"][-1]
+    require(
+        bool((logits - result.logits[0]).abs().max() > 0.1),
+        "the pictures hardly change the logits.",
+    )
+
+
+def write_names(folder: Path, model: torch.nn.Module) -> None:
+    """Writes names.json: the names in the file and the canonical ones, per canonical name."""
+    saved = safetensors.torch.load_file(folder / "model.safetensors")
+    canonical = {name: t for name, t in model.state_dict().items() if name_is_saved(model, name)}
+    by_bytes = {t.numpy().tobytes(): name for name, t in saved.items()}
+    require(
+        len(by_bytes) == len(canonical) == len(saved),
+        "two tensors are equal, so names cannot be matched.",
+    )
+    spellings = {
+        "saved": {n: by_bytes[t.contiguous().numpy().tobytes()] for n, t in canonical.items()},
+        "canonical": {name: name for name in canonical},
+    }
+    ordered = {spelling: dict(sorted(names.items())) for spelling, names in spellings.items()}
+    (folder / "names.json").write_text(
+        json_text({"model_file_spelling": "saved", "spellings": ordered})
+    )
+
+
+def name_is_saved(model: torch.nn.Module, name: str) -> bool:
+    """Whether a tensor is one of its own, not tied to another."""
+    return name in {n for n, _ in model.named_parameters()}
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """A JSON file of one object."""
+    return json.loads(path.read_text(encoding="utf-8"))

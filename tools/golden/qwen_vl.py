@@ -1,0 +1,522 @@
+"""Golden folders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import templates
+import torch
+from cases import (
+    Request,
+    Run,
+    Tap,
+    Video,
+    attempt,
+    byte_level_tokenizer,
+    check_pictures_matter,
+    check_uncached,
+    load_json,
+    record,
+    search,
+    synthetic_clip,
+    turn,
+    write_names,
+)
+from common import Golden, json_text, record_tokenizer, redraw, require, synthetic_image
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+from transformers.vision_utils import (
+    get_vision_cu_seqlens,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
+
+BYTE_LEVEL_SIZE, VOCAB_SIZE = 320, 336
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+IDS = {token: BYTE_LEVEL_SIZE + i for i, token in enumerate(SPECIALS)}
+ROOT_IDS = {
+    "vision_start_token_id": IDS["<|vision_start|>"],
+    "vision_end_token_id": IDS["<|vision_end|>"],
+    "image_token_id": IDS["<|image_pad|>"],
+    "video_token_id": IDS["<|video_pad|>"],
+}
+PATCH, MERGE = 4, 2
+TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+TEXT_IDS = {"bos_token_id": IDS["<|endoftext|>"], "eos_token_id": IDS["<|im_end|>"]}
+PATCHES = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
+
+
+@dataclasses.dataclass
+class QwenSpec:
+    """One checkpoint: its classes, its configuration and how its files are laid out."""
+
+    name: str
+    description: str
+    seed: int
+    model_class: type
+    config_class: type
+    processor_class: type
+    vision: dict[str, Any]
+    text: dict[str, Any]
+    rope: dict[str, Any]
+    tied: bool = False
+    published: bool = True  # files and keys as on the hub; otherwise as transformers 5 saves
+    template: str = templates.QWEN2_VL
+    min_pixels: int = 256
+    max_pixels: int = 1024
+    fps: float = 2.5
+    cases: frozenset[str] = frozenset()  # kinds that are recorded; none: all of them
+
+
+def qwen_config(spec: QwenSpec) -> Any:
+    """The configuration in the form of transformers 5."""
+    rope = {"rope_type": "default"} | spec.rope
+    return spec.config_class(
+        text_config=TEXT | TEXT_IDS | spec.text | {"rope_parameters": rope},
+        vision_config=spec.vision,
+        tie_word_embeddings=spec.tied,
+        **ROOT_IDS,
+    )
+
+
+def published_config(spec: QwenSpec) -> dict[str, Any]:
+    """config.json as the hub has it: Qwen2-VL and 2.5 flat, Qwen3-VL nested."""
+    head = {"architectures": [spec.model_class.__name__]}
+    theta = spec.rope["rope_theta"]
+    sections = spec.rope["mrope_section"]
+    vision = dict(spec.vision)
+    text = TEXT | TEXT_IDS | spec.text
+    common = {
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "rope_theta": theta,
+        "use_cache": True,
+    }
+    model_type = spec.config_class.model_type
+    if model_type == "qwen3_vl":
+        scaling = {"mrope_interleaved": True, "mrope_section": sections, "rope_type": "default"}
+        nested = {"model_type": "qwen3_vl_text", "attention_bias": False, "dtype": "float32"}
+        return head | {
+            "image_token_id": ROOT_IDS["image_token_id"],
+            "model_type": model_type,
+            "text_config": nested | text | common | {"rope_scaling": scaling},
+            "tie_word_embeddings": spec.tied,
+            "transformers_version": "4.57.0.dev0",
+            "video_token_id": ROOT_IDS["video_token_id"],
+            "vision_config": {"model_type": "qwen3_vl", "in_channels": 3} | vision,
+            "vision_end_token_id": ROOT_IDS["vision_end_token_id"],
+            "vision_start_token_id": ROOT_IDS["vision_start_token_id"],
+        }
+    vision |= {"in_chans": 3, "spatial_patch_size": PATCH}
+    inert = {"max_window_layers": 2, "sliding_window": 32768, "use_sliding_window": False}
+    return head | TEXT_IDS | ROOT_IDS | {"vision_token_id": IDS["<|vision_pad|>"]} | text | common | inert | {
+        "model_type": model_type,
+        "tie_word_embeddings": spec.tied,
+        "torch_dtype": "float32",
+        "transformers_version": "4.41.2",
+        "vision_config": vision,
+        "rope_scaling": {"type": "mrope", "mrope_section": sections},
+    }
+
+
+def save_qwen(folder: Path, spec: QwenSpec) -> Any:
+    """Writes weights, configuration, tokenizer and processor, and returns the model."""
+    torch.manual_seed(spec.seed)
+    model = spec.model_class(qwen_config(spec)).eval()
+    redraw(
+        model,
+        spec.seed,
+        quiet_rows=sorted({*range(BYTE_LEVEL_SIZE, VOCAB_SIZE)} - {IDS["<|im_end|>"]}),
+        loud_row=IDS["<|im_end|>"],
+    )
+    generation = model.generation_config
+    generation.do_sample, generation.repetition_penalty = False, 1.0
+    generation.bos_token_id = generation.pad_token_id = IDS["<|endoftext|>"]
+    generation.eos_token_id = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
+    model.save_pretrained(folder, max_shard_size="4GB")
+
+    tokenizer = byte_level_tokenizer(BYTE_LEVEL_SIZE, SPECIALS)
+    require(tokenizer.convert_tokens_to_ids(SPECIALS) == list(IDS.values()), "a special id moved.")
+    qwen3 = spec.config_class is Qwen3VLConfig
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if qwen3 else {}
+    size = {"shortest_edge": spec.min_pixels, "longest_edge": spec.max_pixels}
+    image = Qwen2VLImageProcessor(**PATCHES, **half, size=size)
+    if qwen3:
+        video = Qwen3VLVideoProcessor(**PATCHES, size={"shortest_edge": 1024, "longest_edge": 2800})
+    else:
+        video = Qwen2VLVideoProcessor(**PATCHES, size=size)
+    processor = spec.processor_class(
+        image_processor=image,
+        tokenizer=tokenizer,
+        video_processor=video,
+        chat_template=spec.template,
+    )
+    processor.save_pretrained(folder)
+    if spec.published:
+        publish(folder, spec, image, video)
+    else:
+        image.save_pretrained(folder)
+    return model
+
+
+def publish(folder: Path, spec: QwenSpec, image: Any, video: Any) -> None:
+    """Rewrites configuration, processor and template files in the layout of the hub."""
+    (folder / "config.json").write_text(json_text(published_config(spec)))
+    (folder / "processor_config.json").unlink()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json_text({"chat_template": spec.template}))
+    name = spec.processor_class.__name__
+    if spec.config_class is Qwen3VLConfig:
+        kept = {"size": {"longest_edge": spec.max_pixels, "shortest_edge": spec.min_pixels}}
+        video_file = {"size": {"longest_edge": 2800, "shortest_edge": 1024}} | PATCHES
+        video_file |= {"image_mean": list(video.image_mean), "image_std": list(video.image_std)}
+        video_file |= {"processor_class": name, "video_processor_type": "Qwen3VLVideoProcessor"}
+        (folder / "video_preprocessor_config.json").write_text(json_text(video_file))
+        kept |= PATCHES
+        image_type = "Qwen2VLImageProcessorFast"
+    else:
+        kept = {"min_pixels": spec.min_pixels, "max_pixels": spec.max_pixels} | PATCHES
+        image_type = "Qwen2VLImageProcessor"
+    kept |= {"image_mean": list(image.image_mean), "image_std": list(image.image_std)}
+    kept |= {"image_processor_type": image_type, "processor_class": name}
+    (folder / "preprocessor_config.json").write_text(json_text(kept))
+    tokenizer = load_json(folder / "tokenizer_config.json")
+    tokenizer |= {"chat_template": spec.template, "tokenizer_class": "Qwen2Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json_text(tokenizer))
+
+
+def qwen_taps(model: Any) -> list[Tap]:
+    """The tower's taps; blocks are in the order in which the tower has them (window order)."""
+    tower = model.visual
+    taps = [Tap(tower.patch_embed, "vision.patch_embed")]
+    taps += [Tap(block, f"vision.layer.{k}") for k, block in enumerate(tower.blocks)]
+    taps += [Tap(tower.merger, "projector_out")]
+    for k, merger in enumerate(getattr(tower, "deepstack_merger_list", [])):
+        taps.append(Tap(merger, f"deepstack.{k}"))
+    return taps
+
+
+class QwenCases:
+    """Records the cases of one folder."""
+
+    def __init__(self, folder: Path, spec: QwenSpec) -> None:
+        self.spec = spec
+        self.run = Run(folder, spec.model_class, qwen_taps)
+        self.golden = Golden(folder, spec.description, spec.seed)
+        self.golden.manifest["family"] = spec.config_class.model_type
+
+    def add_grids(self, prefix: str, grid: torch.Tensor, taps: dict[str, torch.Tensor]) -> None:
+        """Adds what follows from a grid: coordinates, segments, windows; undoes the window order."""
+        config = self.run.model.config.vision_config
+        taps[f"{prefix}vision_pos_ids"] = get_vision_position_ids(grid, MERGE)
+        taps[f"{prefix}cu_seqlens"] = get_vision_cu_seqlens(grid)
+        if not hasattr(config, "window_size"):
+            return
+        index, bounds = get_vision_window_index(
+            grid,
+            spatial_merge_size=MERGE,
+            window_size=config.window_size,
+            patch_size=config.patch_size,
+        )
+        taps[f"{prefix}window_index"] = index
+        taps[f"{prefix}cu_window_seqlens"] = bounds.unique_consecutive()
+        # The merger's rows are in window order; the features are not.
+        taps[f"{prefix}projector_out"] = taps[f"{prefix}projector_out"][index.argsort()]
+
+    def record(
+        self, kind: str, request: Request, result: Any, *, pixels: bool = False, **options: Any
+    ) -> str:
+        """Records one case; `pixels` keeps the normalised patches, else their bytes do."""
+        case = f"case{len(self.golden.manifest['cases'])}"
+        vision, run = options.get("vision", True), self.run
+
+        def extra(inputs: dict[str, Any], taps: dict[str, torch.Tensor]) -> None:
+            for prefix, which in (("", "image"), ("video.", "video")):
+                grid = inputs.get(f"{which}_grid_thw")
+                if grid is not None and vision:
+                    self.add_grids(prefix, grid, taps)
+                    for name in list(taps):
+                        if name.startswith(prefix) and name.endswith(
+                            ("vision_pos_ids", "cu_seqlens", "window_index", "cu_window_seqlens")
+                        ):
+                            self.golden.add(f"{case}.{name}", taps.pop(name))
+            last = len(run.model.model.visual.blocks) - 1
+            for prefix in ("", "video."):
+                if f"{prefix}vision.layer.{last}" in taps:
+                    taps[f"{prefix}vision.selected"] = taps[f"{prefix}vision.layer.{last}"]
+                    if not pixels:  # the first tap that differs tells enough here
+                        for k in range(last + 1):
+                            del taps[f"{prefix}vision.layer.{k}"]
+            if vision:
+                self.add_bytes(case, request, inputs)
+            if not pixels:
+                inputs.pop("pixel_values", None)
+                inputs.pop("pixel_values_videos", None)
+            self.golden.add(f"{case}.mm_token_type_ids", inputs["mm_token_type_ids"][0])
+
+        return record(self.golden, run, kind, request, result, extra=extra, **options)
+
+    def add_bytes(self, case: str, request: Request, inputs: dict[str, Any]) -> None:
+        """Adds the resized pixels as bytes, in the patch order of the model's input."""
+        run = self.run
+        if request.images:
+            raw = run.processor.image_processor(
+                run.pictures(request), do_rescale=False, do_normalize=False, return_tensors="pt"
+            )["pixel_values"]
+            self.golden.add(f"{case}.patches_u8.torchvision", raw.to(torch.uint8))
+        if request.videos:
+            clips = [video.frames[run.taken(video)] for video in request.videos]
+            raw = run.processor.video_processor(
+                clips,
+                do_rescale=False,
+                do_normalize=False,
+                do_sample_frames=False,
+                return_tensors="pt",
+            )["pixel_values_videos"]
+            require(
+                raw.shape == inputs["pixel_values_videos"].shape,
+                f"{case} does not say which frames were taken.",
+            )
+            self.golden.add(f"{case}.video.patches_u8.torchvision", raw.to(torch.uint8))
+
+    def picture(self, number: int, seed: int, width: int, height: int) -> tuple[str, Any]:
+        return f"image{number}.png", synthetic_image(width, height, seed)
+
+    def one(self, seed: int) -> Request:
+        """One picture, neither enlarged nor shrunk; the grid is no multiple of a window."""
+        return Request(
+            [turn("<image>", "what is in the scene?")], [self.picture(0, seed, 43, 27)]
+        )
+
+    def two(self, seed: int) -> Request:
+        """A picture below the smallest and one above the largest area, with text between."""
+        pictures = [self.picture(1, seed, 12, 9), self.picture(2, seed + 1, 70, 90)]
+        return Request(
+            [turn("this is the small one ", "<image>", " and the other ", "<image>", "?")],
+            pictures,
+        )
+
+    def clip(self, number: int, seed: int, frames: int) -> Video:
+        return Video(f"video{number}", synthetic_clip(35, 21, frames, seed), self.spec.fps)
+
+    def unwrapped(self, video: Request) -> None:
+        """The clip's prompt as transformers before 5.10 expands it.
+
+        Those replaced the template's pair around the clip as well, later ones keep it around the
+        frames' own pairs.
+        """
+        pair = "<|vision_start|><|video_pad|><|vision_end|>"
+        prompt = self.run.prompt(video)
+        require(pair in prompt, "the template put no pair around the clip.")
+        request = dataclasses.replace(video, prompt=prompt.replace(pair, "<|video_pad|>"))
+        result = attempt(self.run, request)
+        require(result is not None, "the unwrapped video is not fit; change the seed.")
+        self.record("video_unwrapped", request, result, vision=False, decoder=False, logits=False)
+
+    def wants(self, kind: str) -> bool:
+        return not self.spec.cases or kind in self.spec.cases
+
+    def all(self) -> None:
+        """Every case of a folder."""
+        run, seed = self.run, self.spec.seed * 1000
+
+        def changed_by_penalty(request: Request, result: Any) -> bool:
+            other = attempt(run, request, repetition_penalty=1.05)
+            return other is not None and other.ids != result.ids
+
+        first, result = search(
+            run,
+            "one image",
+            seed,
+            self.one,
+            accept=changed_by_penalty if self.wants("repetition_penalty") else None,
+        )
+        check_uncached(run, first, result)
+        check_pictures_matter(run, first, result)
+        case0 = self.record("one_image", first, result, pixels=True)
+        if self.wants("repetition_penalty"):
+            result = attempt(run, first, repetition_penalty=1.05)
+            self.record(
+                "repetition_penalty", first, result, repetition_penalty=1.05, same_inputs_as=case0
+            )
+        if self.wants("two_images"):
+            request, result = search(run, "two images", seed, self.two)
+            self.record("two_images", request, result, decoder=False)
+
+        frames = 7 if self.spec.config_class is Qwen3VLConfig else 5
+
+        def described(s: int) -> Request:
+            return Request(
+                [turn("<video>", "describe the video")], videos=[self.clip(0, s, frames)]
+            )
+
+        video, result = search(run, "a video", seed, described)
+        check_pictures_matter(run, video, result)
+        self.record("video", video, result, decoder=False)
+        if self.spec.config_class is Qwen3VLConfig:
+            self.unwrapped(video)
+
+        def mixed(s: int) -> Request:
+            message = turn("<video>", "is it ", "<image>", f"{s - seed}?")
+            return Request([message], first.images, video.videos)
+
+        def text(s: int) -> Request:
+            return Request([turn(f"tell me {s - seed} colours in the scene")])
+
+        def turns(s: int) -> Request:
+            return Request(
+                [
+                    turn("be brief", role="system"),
+                    turn("<image>", "what is it?"),
+                    turn("A circle.", role="assistant"),
+                    turn(f"and {s - seed} others?"),
+                ],
+                first.images,
+                template={"add_vision_id": True},
+            )
+
+        def end(s: int) -> Request:
+            return Request([turn(f"is it small? {s - seed}")])
+
+        for kind, make in (
+            ("image_and_video", mixed),
+            ("text_only", text),
+            ("two_turns", turns),
+            ("eos", end),
+        ):
+            if self.wants(kind):
+                request, result = search(run, kind, seed, make, want_eos=kind == "eos")
+                self.record(kind, request, result, vision=False, decoder=False, logits=False)
+        record_tokenizer(self.golden, run)
+        self.golden.write()
+
+
+QWEN2_5_VL = QwenSpec(
+    "qwen2_5_vl",
+    "Qwen2.5-VL in the layout of the hub: windows of 2 x 2 cells, full attention in block 1",
+    31,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLProcessor,
+    vision={
+        "depth": 3,
+        "hidden_act": "silu",
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 48,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+        "tokens_per_second": 2,
+    },
+    text={},
+    rope={"rope_theta": 1000000.0, "mrope_section": [1, 2, 3]},
+)
+
+
+QWEN2_VL = QwenSpec(
+    "qwen2_vl",
+    "Qwen2-VL as transformers 5 saves it: an own lm_head, full attention in every block",
+    32,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLProcessor,
+    vision={
+        "depth": 2,
+        "embed_dim": 24,
+        "hidden_size": 48,
+        "mlp_ratio": 2,
+        "num_heads": 2,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+    },
+    text={},
+    rope={"rope_theta": 1000000.0, "mrope_section": [1, 2, 3]},
+    published=False,
+    cases=frozenset(["one_image", "two_images", "video", "image_and_video"]),
+)
+QWEN2_VL_TIED = dataclasses.replace(
+    QWEN2_VL,
+    name="qwen2_vl_tied",
+    description="Qwen2-VL in the layout of the hub, lm_head tied to the embeddings and absent",
+    seed=33,
+    tied=True,
+    published=True,
+    cases=frozenset(["one_image", "video", "text_only", "two_turns", "eos"]),
+)
+QWEN3_VL = QwenSpec(
+    "qwen3_vl",
+    "Qwen3-VL in the layout of the hub: deepstack after two layers, a video with timestamps",
+    34,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLProcessor,
+    vision={
+        "deepstack_visual_indexes": [0, 2],
+        "depth": 4,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "num_position_embeddings": 36,
+        "out_hidden_size": 48,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+    },
+    text={"head_dim": 16, "num_hidden_layers": 3},
+    rope={"rope_theta": 5000000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+    template=templates.QWEN3_VL,
+)
+SPECS = [QWEN2_5_VL, QWEN2_VL, QWEN2_VL_TIED, QWEN3_VL]
+
+
+def qwen_folder(root: Path, spec: QwenSpec) -> None:
+    """One folder with every case."""
+    folder = root / spec.name
+    model = save_qwen(folder, spec)
+    write_names(folder, model)
+    QwenCases(folder, spec).all()
+
+
+def folders() -> dict[str, Callable[[Path], None]]:
+    """The folders of the family: name -> function that writes it below a root."""
+    return {spec.name: (lambda root, spec=spec: qwen_folder(root, spec)) for spec in SPECS}
