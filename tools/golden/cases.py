@@ -26,6 +26,7 @@ from common import (
     first_usable,
     greedy,
     json_text,
+    record_tokenizer,
     require,
     reset_rope,
     synthetic_image,
@@ -157,10 +158,13 @@ class Tap:
     module: torch.nn.Module
     name: str
     shape: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    before: bool = False  # the module's input instead of its output
 
 
 class Run:
     """A saved checkpoint loaded back, with what is needed to record its cases."""
+
+    backend = "torchvision"  # whose pixels are recorded
 
     def __init__(self, folder: Path, model_class: type, taps: Callable[[Any], list[Tap]]) -> None:
         self.folder = folder
@@ -192,21 +196,21 @@ class Run:
             request.messages, add_generation_prompt=True, tokenize=False, **request.template
         )
 
-    def inputs(self, request: Request, backend: str = "torchvision") -> dict[str, Any]:
-        """The processor's output, with pictures by the named backend."""
+    def inputs(self, request: Request, backend: str | None = None) -> dict[str, Any]:
+        """The processor's output, with pictures by the named backend (default: the run's)."""
         arguments: dict[str, Any] = {}
         if request.images:
             arguments["images"] = self.pictures(request)
         if request.videos:
             arguments["videos"] = [video.frames for video in request.videos]
             arguments["video_metadata"] = [metadata_of(video) for video in request.videos]
-        self.processor.image_processor = self.image_processors[backend]
+        self.processor.image_processor = self.image_processors[backend or self.backend]
         try:
             inputs = dict(
                 self.processor(text=[self.prompt(request)], return_tensors="pt", **arguments)
             )
         finally:
-            self.processor.image_processor = self.image_processors["torchvision"]
+            self.processor.image_processor = self.image_processors[self.backend]
         inputs.pop("video_metadata", None)
         inputs.pop("token_type_ids", None)
         return inputs
@@ -244,11 +248,13 @@ class Run:
         handles = []
 
         def keep(tap: Tap) -> None:
-            def hook(_module: torch.nn.Module, _args: Any, result: Any) -> None:
-                value = result[0] if isinstance(result, tuple) else result
+            def hook(_module: torch.nn.Module, args: Any, result: Any = None) -> None:
+                value = args if tap.before else result
+                value = value[0] if isinstance(value, tuple) else value
                 kept.setdefault(tap.name, []).append(tap.shape(value))
 
-            handles.append(tap.module.register_forward_hook(hook))
+            register = tap.module.register_forward_pre_hook
+            handles.append((register if tap.before else tap.module.register_forward_hook)(hook))
 
         for tap in self.module_taps:
             keep(tap)
@@ -293,6 +299,19 @@ class Run:
 KEPT_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "num_patches")
 
 
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """Which tensors of a case are kept besides ids, positions and the greedy run."""
+
+    vision: bool = True  # taps of the tower, and the pixels as bytes
+    decoder: bool = True  # the decoder's hidden states
+    logits: bool = True  # of every row of the prompt; greedy_logits has those of the last
+    pixels: bool = False  # normalised pixels, and every block of the tower instead of the last
+
+
+IDS_ONLY = Keep(vision=False, decoder=False, logits=False)
+
+
 def attempt(run: Run, request: Request, **options: Any) -> Greedy | None:
     """The greedy answer if it is fit to be a golden and the same with both picture backends."""
     want_eos = options.pop("want_eos", False)
@@ -300,7 +319,8 @@ def attempt(run: Run, request: Request, **options: Any) -> Greedy | None:
     if not fit(run, result, want_eos=want_eos):
         return None
     if request.images:
-        other = run.greedy(run.inputs(request, "pil"), **options)
+        name = "pil" if run.backend == "torchvision" else "torchvision"
+        other = run.greedy(run.inputs(request, name), **options)
         if other.ids != result.ids or other.min_gap <= MIN_GAP:
             return None
     return result
@@ -358,25 +378,31 @@ def describe_videos(run: Run, request: Request) -> list[dict[str, Any]]:
     ]
 
 
+def drop_blocks(taps: dict[str, torch.Tensor], keep: Keep) -> None:
+    """Names the last block vision.selected where no family has, and drops blocks not kept."""
+    for prefix in ("", "video."):
+        blocks = [name for name in taps if name.startswith(f"{prefix}vision.layer.")]
+        if blocks:
+            taps.setdefault(f"{prefix}vision.selected", taps[blocks[-1]])
+        for name in blocks if not keep.pixels else []:
+            del taps[name]
+
+
 def record(
     golden: Golden,
     run: Run,
     kind: str,
     request: Request,
     result: Greedy,
+    keep: Keep,
     *,
     repetition_penalty: float = 1.0,
     same_inputs_as: str | None = None,
-    vision: bool = True,
-    decoder: bool = True,
-    logits: bool = True,
     extra: Callable[[dict[str, Any], dict[str, torch.Tensor]], None] | None = None,
 ) -> str:
     """Records one case and returns its prefix.
 
     same_inputs_as: the case that holds the inputs and prefill of this one; only generation is kept.
-    vision, decoder, logits: keep the taps of the tower, the decoder's hidden states, the logits of
-    every row of the prompt (greedy_logits has those of the last).
     extra: adds or removes taps, from the processor's output and the taps.
     """
     case = f"case{len(golden.manifest['cases'])}"
@@ -441,19 +467,20 @@ def record(
         golden.add(f"{case}.image_sizes", torch.tensor(entry["image_sizes"]))
     if extra is not None:
         extra(inputs, taps)
-    if vision:
+    drop_blocks(taps, keep)
+    if keep.pixels:
         for name in ("pixel_values", "pixel_values_videos"):
             if name in inputs:
-                golden.add(f"{case}.{name}.torchvision", inputs[name])
+                golden.add(f"{case}.{name}.{run.backend}", inputs[name])
     for name, tensor in taps.items():
         bare = name.removeprefix("video.")
         is_vision = bare.startswith(("vision.", "projector", "packed_features", "deepstack"))
         if name == "logits_prefill":
-            wanted = logits
+            wanted = keep.logits
         elif name in ("position_ids", "rope_delta"):
             wanted = True
         else:
-            wanted = vision if is_vision else decoder
+            wanted = keep.vision if is_vision else keep.decoder
         if wanted:
             golden.add(f"{case}.{name}", tensor)
     write_inputs(golden.folder, request)
@@ -507,3 +534,140 @@ def name_is_saved(model: torch.nn.Module, name: str) -> bool:
 def load_json(path: Path) -> dict[str, Any]:
     """A JSON file of one object."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+# ---------------------------------------------------------------- the cases of a folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What the pictures and clips of a family's cases are like: widths and heights in pixels."""
+
+    one: tuple[int, int]
+    two: tuple[tuple[int, int], tuple[int, int]]
+    clip: tuple[int, int] = (35, 21)
+    frames: int = 5
+    fps: float | None = 2.5
+
+
+class Cases:
+    """Searches and records the cases of one folder; a family overrides what differs."""
+
+    def __init__(
+        self, run: Run, golden: Golden, seed: int, inputs: Inputs, kinds: frozenset[str]
+    ) -> None:
+        """kinds: the cases that are recorded; none: all of them. one_image always is."""
+        self.run, self.golden, self.seed = run, golden, seed * 1000
+        self.inputs, self.kinds = inputs, kinds
+
+    def extra(
+        self,
+        case: str,
+        request: Request,
+        inputs: dict[str, Any],
+        taps: dict[str, torch.Tensor],
+        keep: Keep,
+    ) -> None:
+        """Adds tensors of this family and drops what is not kept."""
+
+    def after_video(self, request: Request) -> None:
+        """Records more of the clip."""
+
+    def template_options(self) -> dict[str, Any]:
+        """Variables for the template of the conversation."""
+        return {}
+
+    def record(self, kind: str, request: Request, result: Greedy, keep: Keep, **more: Any) -> str:
+        """Records one case and returns its prefix."""
+        case = f"case{len(self.golden.manifest['cases'])}"
+
+        def extra(inputs: dict[str, Any], taps: dict[str, torch.Tensor]) -> None:
+            self.extra(case, request, inputs, taps, keep)
+
+        return record(self.golden, self.run, kind, request, result, keep, extra=extra, **more)
+
+    def wants(self, kind: str) -> bool:
+        """Whether the folder has this case."""
+        return not self.kinds or kind in self.kinds
+
+    def picture(self, number: int, seed: int, size: tuple[int, int]) -> tuple[str, np.ndarray]:
+        """A picture and its file's name."""
+        return f"image{number}.png", synthetic_image(*size, seed)
+
+    def one(self, seed: int) -> Request:
+        """One picture and a question."""
+        picture = self.picture(0, seed, self.inputs.one)
+        return Request([turn("<image>", "what is in the scene?")], [picture])
+
+    def two(self, seed: int) -> Request:
+        """Two pictures of different size with text between."""
+        pictures = [self.picture(k + 1, seed + k, self.inputs.two[k]) for k in range(2)]
+        message = turn("this is the small one ", "<image>", " and the other ", "<image>", "?")
+        return Request([message], pictures)
+
+    def described(self, seed: int) -> Request:
+        """One clip and what to do with it."""
+        clip = synthetic_clip(*self.inputs.clip, self.inputs.frames, seed)
+        message = turn("<video>", "describe the video")
+        return Request([message], videos=[Video("video0", clip, self.inputs.fps)])
+
+    def mixed(self, number: int, first: Request, clip: Request) -> Request:
+        """The picture and the clip of other cases."""
+        message = turn("<video>", "is it ", "<image>", f"{number}?")
+        return Request([message], first.images, clip.videos)
+
+    def text(self, number: int) -> Request:
+        """No picture."""
+        return Request([turn(f"tell me {number} colours in the scene")])
+
+    def turns(self, number: int, first: Request) -> Request:
+        """A system text and two turns about the picture of another case."""
+        messages = [
+            turn("be brief", role="system"),
+            turn("<image>", "what is it?"),
+            turn("A circle.", role="assistant"),
+            turn(f"and {number} others?"),
+        ]
+        return Request(messages, first.images, template=self.template_options())
+
+    def end(self, number: int) -> Request:
+        """A question whose answer ends by itself."""
+        return Request([turn(f"is it small? {number}")])
+
+    def all(self) -> None:
+        """Searches and records every case, and writes the folder's goldens."""
+        run, seed = self.run, self.seed
+
+        def changed_by_penalty(request: Request, result: Greedy) -> bool:
+            other = attempt(run, request, repetition_penalty=1.05)
+            return other is not None and other.ids != result.ids
+
+        accept = changed_by_penalty if self.wants("repetition_penalty") else None
+        first, result = search(run, "one image", seed, self.one, accept=accept)
+        check_uncached(run, first, result)
+        check_pictures_matter(run, first, result)
+        case0 = self.record("one_image", first, result, Keep(pixels=True))
+        if self.wants("repetition_penalty"):
+            result = attempt(run, first, repetition_penalty=1.05)
+            more = {"repetition_penalty": 1.05, "same_inputs_as": case0}
+            self.record("repetition_penalty", first, result, Keep(), **more)
+        if self.wants("two_images"):
+            request, result = search(run, "two images", seed, self.two)
+            self.record("two_images", request, result, Keep(decoder=False))
+        clip = None
+        if self.wants("video"):
+            clip, result = search(run, "a video", seed, self.described)
+            check_pictures_matter(run, clip, result)
+            self.record("video", clip, result, Keep(decoder=False))
+            self.after_video(clip)
+        makers: list[tuple[str, Callable[[int], Request]]] = [
+            ("image_and_video", lambda s: self.mixed(s - seed, first, clip)),
+            ("text_only", lambda s: self.text(s - seed)),
+            ("two_turns", lambda s: self.turns(s - seed, first)),
+            ("eos", lambda s: self.end(s - seed)),
+        ]
+        for kind, make in makers:
+            if self.wants(kind):
+                request, result = search(run, kind, seed, make, want_eos=kind == "eos")
+                self.record(kind, request, result, IDS_ONLY)
+        record_tokenizer(self.golden, run)
+        self.golden.write()

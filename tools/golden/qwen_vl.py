@@ -10,22 +10,19 @@ from typing import Any
 import templates
 import torch
 from cases import (
+    IDS_ONLY,
+    Cases,
+    Inputs,
+    Keep,
     Request,
     Run,
     Tap,
-    Video,
     attempt,
     byte_level_tokenizer,
-    check_pictures_matter,
-    check_uncached,
     load_json,
-    record,
-    search,
-    synthetic_clip,
-    turn,
     write_names,
 )
-from common import Golden, json_text, record_tokenizer, redraw, require, synthetic_image
+from common import Golden, json_text, redraw, require
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -98,7 +95,6 @@ class QwenSpec:
     template: str = templates.QWEN2_VL
     min_pixels: int = 256
     max_pixels: int = 1024
-    fps: float = 2.5
     cases: frozenset[str] = frozenset()  # kinds that are recorded; none: all of them
 
 
@@ -230,16 +226,23 @@ def qwen_taps(model: Any) -> list[Tap]:
     return taps
 
 
-class QwenCases:
-    """Records the cases of one folder."""
+GRID_NAMES = ("vision_pos_ids", "cu_seqlens", "window_index", "cu_window_seqlens")
+
+
+class QwenCases(Cases):
+    """The cases of one folder: grids, windows, and a picture below and one above the areas."""
 
     def __init__(self, folder: Path, spec: QwenSpec) -> None:
         self.spec = spec
-        self.run = Run(folder, spec.model_class, qwen_taps)
-        self.golden = Golden(folder, spec.description, spec.seed)
-        self.golden.manifest["family"] = spec.config_class.model_type
+        golden = Golden(folder, spec.description, spec.seed)
+        golden.manifest["family"] = spec.config_class.model_type
+        run = Run(folder, spec.model_class, qwen_taps)
+        # The first picture is neither enlarged nor shrunk and its grid is no multiple of a window.
+        frames = 7 if spec.config_class is Qwen3VLConfig else 5
+        inputs = Inputs(one=(43, 27), two=((12, 9), (70, 90)), frames=frames)
+        super().__init__(run, golden, spec.seed, inputs, spec.cases)
 
-    def add_grids(self, prefix: str, grid: torch.Tensor, taps: dict[str, torch.Tensor]) -> None:
+    def grid_taps(self, prefix: str, grid: torch.Tensor, taps: dict[str, torch.Tensor]) -> None:
         """Adds what follows from a grid: coordinates, segments, windows; undoes the window order."""
         config = self.run.model.config.vision_config
         taps[f"{prefix}vision_pos_ids"] = get_vision_position_ids(grid, MERGE)
@@ -257,38 +260,26 @@ class QwenCases:
         # The merger's rows are in window order; the features are not.
         taps[f"{prefix}projector_out"] = taps[f"{prefix}projector_out"][index.argsort()]
 
-    def record(
-        self, kind: str, request: Request, result: Any, *, pixels: bool = False, **options: Any
-    ) -> str:
-        """Records one case; `pixels` keeps the normalised patches, else their bytes do."""
-        case = f"case{len(self.golden.manifest['cases'])}"
-        vision, run = options.get("vision", True), self.run
-
-        def extra(inputs: dict[str, Any], taps: dict[str, torch.Tensor]) -> None:
-            for prefix, which in (("", "image"), ("video.", "video")):
-                grid = inputs.get(f"{which}_grid_thw")
-                if grid is not None and vision:
-                    self.add_grids(prefix, grid, taps)
-                    for name in list(taps):
-                        if name.startswith(prefix) and name.endswith(
-                            ("vision_pos_ids", "cu_seqlens", "window_index", "cu_window_seqlens")
-                        ):
-                            self.golden.add(f"{case}.{name}", taps.pop(name))
-            last = len(run.model.model.visual.blocks) - 1
-            for prefix in ("", "video."):
-                if f"{prefix}vision.layer.{last}" in taps:
-                    taps[f"{prefix}vision.selected"] = taps[f"{prefix}vision.layer.{last}"]
-                    if not pixels:  # the first tap that differs tells enough here
-                        for k in range(last + 1):
-                            del taps[f"{prefix}vision.layer.{k}"]
-            if vision:
-                self.add_bytes(case, request, inputs)
-            if not pixels:
-                inputs.pop("pixel_values", None)
-                inputs.pop("pixel_values_videos", None)
-            self.golden.add(f"{case}.mm_token_type_ids", inputs["mm_token_type_ids"][0])
-
-        return record(self.golden, run, kind, request, result, extra=extra, **options)
+    def extra(
+        self,
+        case: str,
+        request: Request,
+        inputs: dict[str, Any],
+        taps: dict[str, torch.Tensor],
+        keep: Keep,
+    ) -> None:
+        """Adds grids and bytes."""
+        self.golden.add(f"{case}.mm_token_type_ids", inputs["mm_token_type_ids"][0])
+        if not keep.vision:
+            return
+        for prefix, which in (("", "image"), ("video.", "video")):
+            grid = inputs.get(f"{which}_grid_thw")
+            if grid is not None:
+                self.grid_taps(prefix, grid, taps)
+                for name in GRID_NAMES:
+                    if prefix + name in taps:
+                        self.golden.add(f"{case}.{prefix}{name}", taps.pop(prefix + name))
+        self.add_bytes(case, request, inputs)
 
     def add_bytes(self, case: str, request: Request, inputs: dict[str, Any]) -> None:
         """Adds the resized pixels as bytes, in the patch order of the model's input."""
@@ -313,116 +304,25 @@ class QwenCases:
             )
             self.golden.add(f"{case}.video.patches_u8.torchvision", raw.to(torch.uint8))
 
-    def picture(self, number: int, seed: int, width: int, height: int) -> tuple[str, Any]:
-        return f"image{number}.png", synthetic_image(width, height, seed)
+    def template_options(self) -> dict[str, Any]:
+        """Numbers for the pictures."""
+        return {"add_vision_id": True}
 
-    def one(self, seed: int) -> Request:
-        """One picture, neither enlarged nor shrunk; the grid is no multiple of a window."""
-        return Request(
-            [turn("<image>", "what is in the scene?")], [self.picture(0, seed, 43, 27)]
-        )
-
-    def two(self, seed: int) -> Request:
-        """A picture below the smallest and one above the largest area, with text between."""
-        pictures = [self.picture(1, seed, 12, 9), self.picture(2, seed + 1, 70, 90)]
-        return Request(
-            [turn("this is the small one ", "<image>", " and the other ", "<image>", "?")],
-            pictures,
-        )
-
-    def clip(self, number: int, seed: int, frames: int) -> Video:
-        return Video(f"video{number}", synthetic_clip(35, 21, frames, seed), self.spec.fps)
-
-    def unwrapped(self, video: Request) -> None:
-        """The clip's prompt as transformers before 5.10 expands it.
+    def after_video(self, video: Request) -> None:
+        """Qwen3-VL: the clip's prompt as transformers before 5.10 expands it.
 
         Those replaced the template's pair around the clip as well, later ones keep it around the
         frames' own pairs.
         """
+        if self.spec.config_class is not Qwen3VLConfig:
+            return
         pair = "<|vision_start|><|video_pad|><|vision_end|>"
         prompt = self.run.prompt(video)
         require(pair in prompt, "the template put no pair around the clip.")
         request = dataclasses.replace(video, prompt=prompt.replace(pair, "<|video_pad|>"))
         result = attempt(self.run, request)
         require(result is not None, "the unwrapped video is not fit; change the seed.")
-        self.record("video_unwrapped", request, result, vision=False, decoder=False, logits=False)
-
-    def wants(self, kind: str) -> bool:
-        return not self.spec.cases or kind in self.spec.cases
-
-    def all(self) -> None:
-        """Every case of a folder."""
-        run, seed = self.run, self.spec.seed * 1000
-
-        def changed_by_penalty(request: Request, result: Any) -> bool:
-            other = attempt(run, request, repetition_penalty=1.05)
-            return other is not None and other.ids != result.ids
-
-        first, result = search(
-            run,
-            "one image",
-            seed,
-            self.one,
-            accept=changed_by_penalty if self.wants("repetition_penalty") else None,
-        )
-        check_uncached(run, first, result)
-        check_pictures_matter(run, first, result)
-        case0 = self.record("one_image", first, result, pixels=True)
-        if self.wants("repetition_penalty"):
-            result = attempt(run, first, repetition_penalty=1.05)
-            self.record(
-                "repetition_penalty", first, result, repetition_penalty=1.05, same_inputs_as=case0
-            )
-        if self.wants("two_images"):
-            request, result = search(run, "two images", seed, self.two)
-            self.record("two_images", request, result, decoder=False)
-
-        frames = 7 if self.spec.config_class is Qwen3VLConfig else 5
-
-        def described(s: int) -> Request:
-            return Request(
-                [turn("<video>", "describe the video")], videos=[self.clip(0, s, frames)]
-            )
-
-        video, result = search(run, "a video", seed, described)
-        check_pictures_matter(run, video, result)
-        self.record("video", video, result, decoder=False)
-        if self.spec.config_class is Qwen3VLConfig:
-            self.unwrapped(video)
-
-        def mixed(s: int) -> Request:
-            message = turn("<video>", "is it ", "<image>", f"{s - seed}?")
-            return Request([message], first.images, video.videos)
-
-        def text(s: int) -> Request:
-            return Request([turn(f"tell me {s - seed} colours in the scene")])
-
-        def turns(s: int) -> Request:
-            return Request(
-                [
-                    turn("be brief", role="system"),
-                    turn("<image>", "what is it?"),
-                    turn("A circle.", role="assistant"),
-                    turn(f"and {s - seed} others?"),
-                ],
-                first.images,
-                template={"add_vision_id": True},
-            )
-
-        def end(s: int) -> Request:
-            return Request([turn(f"is it small? {s - seed}")])
-
-        for kind, make in (
-            ("image_and_video", mixed),
-            ("text_only", text),
-            ("two_turns", turns),
-            ("eos", end),
-        ):
-            if self.wants(kind):
-                request, result = search(run, kind, seed, make, want_eos=kind == "eos")
-                self.record(kind, request, result, vision=False, decoder=False, logits=False)
-        record_tokenizer(self.golden, run)
-        self.golden.write()
+        self.record("video_unwrapped", request, result, IDS_ONLY)
 
 
 QWEN2_5_VL = QwenSpec(
