@@ -158,7 +158,7 @@ TOKENIZER_TEXTS = [
 ]
 
 
-def train_sentencepiece() -> bytes:
+def train_sentencepiece(add_dummy_prefix: bool = True) -> bytes:
     """Trains the tiny sentencepiece BPE model with byte fallback and returns its protobuf bytes."""
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -169,7 +169,7 @@ def train_sentencepiece() -> bytes:
         character_coverage=1.0,
         byte_fallback=True,
         normalization_rule_name="identity",
-        add_dummy_prefix=True,
+        add_dummy_prefix=add_dummy_prefix,
         remove_extra_whitespaces=False,
         unk_id=0,
         bos_id=1,
