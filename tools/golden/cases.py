@@ -201,6 +201,9 @@ class Run:
     def inputs(self, request: Request, backend: str | None = None) -> dict[str, Any]:
         """The processor's output, with pictures by the named backend (default: the run's)."""
         arguments: dict[str, Any] = {}
+        prompt, bos = self.prompt(request), self.processor.tokenizer.bos_token
+        if bos and prompt.startswith(bos):  # the library adds no second one
+            arguments["add_special_tokens"] = False
         if request.images:
             arguments["images"] = self.pictures(request)
         if request.videos:
@@ -208,9 +211,7 @@ class Run:
             arguments["video_metadata"] = [metadata_of(video) for video in request.videos]
         self.processor.image_processor = self.image_processors[backend or self.backend]
         try:
-            inputs = dict(
-                self.processor(text=[self.prompt(request)], return_tensors="pt", **arguments)
-            )
+            inputs = dict(self.processor(text=[prompt], return_tensors="pt", **arguments))
         finally:
             self.processor.image_processor = self.image_processors[self.backend]
         inputs.pop("video_metadata", None)
@@ -308,7 +309,7 @@ class Keep:
     vision: bool = True  # taps of the tower, and the pixels as bytes
     decoder: bool = True  # the decoder's hidden states
     logits: bool = True  # of every row of the prompt; greedy_logits has those of the last
-    pixels: bool = False  # normalised pixels, and every block of the tower instead of the last
+    pixels: bool = False  # normalised pixels, and the tower from the patches on
 
 
 IDS_ONLY = Keep(vision=False, decoder=False, logits=False)
@@ -380,14 +381,18 @@ def describe_videos(run: Run, request: Request) -> list[dict[str, Any]]:
     ]
 
 
+EARLY_TAPS = ("patch_embed", "embeddings", "pre_norm")
+
+
 def drop_blocks(taps: dict[str, torch.Tensor], keep: Keep) -> None:
-    """Names the last block vision.selected where no family has, and drops blocks not kept."""
+    """Names the last block vision.selected where no family has, and drops what is not kept."""
     for prefix in ("", "video."):
         blocks = [name for name in taps if name.startswith(f"{prefix}vision.layer.")]
         if blocks:
             taps.setdefault(f"{prefix}vision.selected", taps[blocks[-1]])
-        for name in blocks if not keep.pixels else []:
-            del taps[name]
+        if not keep.pixels:
+            for name in [*blocks, *(f"{prefix}vision.{tap}" for tap in EARLY_TAPS)]:
+                taps.pop(name, None)
 
 
 def record(
@@ -556,6 +561,9 @@ class Cases:
     """Searches and records the cases of one folder; a family overrides what differs."""
 
     first = Keep(pixels=True)  # of the case with one picture
+    second = Keep(decoder=False, logits=False)  # of the case with two pictures
+    clip = Keep(decoder=False)  # of the case with a clip
+    tokenizer = True  # whether tokenizer_cases.json is written
 
     def __init__(
         self, run: Run, golden: Golden, seed: int, inputs: Inputs, kinds: frozenset[str]
@@ -573,6 +581,13 @@ class Cases:
         keep: Keep,
     ) -> None:
         """Adds tensors of this family and drops what is not kept."""
+
+    def after_first(self, request: Request) -> None:
+        """Records more cases with a picture."""
+
+    def accepts_clip(self, request: Request, result: Greedy) -> bool:
+        """Whether the clip will also do for what after_video records."""
+        return True
 
     def after_video(self, request: Request) -> None:
         """Records more of the clip."""
@@ -659,12 +674,13 @@ class Cases:
             self.record("repetition_penalty", first, result, Keep(), **more)
         if self.wants("two_images"):
             request, result = search(run, "two images", seed, self.two)
-            self.record("two_images", request, result, Keep(decoder=False))
+            self.record("two_images", request, result, self.second)
+        self.after_first(first)
         clip = None
         if self.wants("video"):
-            clip, result = search(run, "a video", seed, self.described)
+            clip, result = search(run, "a video", seed, self.described, self.accepts_clip)
             check_pictures_matter(run, clip, result)
-            self.record("video", clip, result, Keep(decoder=False))
+            self.record("video", clip, result, self.clip)
             self.after_video(clip)
         makers: list[tuple[str, Callable[[int], Request]]] = [
             ("image_and_video", lambda s: self.mixed(s - seed, first, clip)),
@@ -676,5 +692,6 @@ class Cases:
             if self.wants(kind):
                 request, result = search(run, kind, seed, make, want_eos=kind == "eos")
                 self.record(kind, request, result, IDS_ONLY)
-        record_tokenizer(self.golden, run)
+        if self.tokenizer:
+            record_tokenizer(self.golden, run)
         self.golden.write()

@@ -29,7 +29,7 @@ from common import ExportError, require
 FOLDER_LIMIT_BYTES = 2 << 20
 
 # Modules with a function folders() -> {folder name: function that writes it below a root}.
-FAMILIES = ["llava15", "qwen_vl", "internvl"]
+FAMILIES = ["llava15", "qwen_vl", "internvl", "llava_next", "llava_onevision"]
 
 
 # ---------------------------------------------------------------- command line

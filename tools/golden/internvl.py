@@ -57,8 +57,8 @@ TOKEN_NAMES = {
     "video_token": "<video>",
 }
 VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 24,
+    "intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "image_size": [SIDE, SIDE],
@@ -71,7 +71,7 @@ VISION = {
 VISION_6B = VISION | {"attention_bias": False, "norm_type": "rms_norm", "use_qk_norm": True}
 TEXT = {
     "hidden_size": 48,
-    "intermediate_size": 56,
+    "intermediate_size": 40,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -651,7 +651,9 @@ def internvl_folder(root: Path, spec: InternVLSpec) -> None:
     golden = Golden(folder, spec.description, spec.seed)
     golden.manifest["family"] = "internvl"
     run = Run(folder, InternVLForConditionalGeneration, internvl_taps)
-    InternVLCases(run, golden, spec.seed, spec.cases).all()
+    cases = InternVLCases(run, golden, spec.seed, spec.cases)
+    cases.tokenizer = spec is not INTERNVL_QWEN3  # it has the first folder's
+    cases.all()
     if spec is INTERNVL_26B:
         lengths = {case["kind"]: case["prompt_tokens"] for case in golden.manifest["cases"]}
         require(
@@ -675,8 +677,9 @@ def original_folder(root: Path, spec: OriginalSpec) -> None:
         cases = InternVLCases(
             OriginalRun(folder, spec, hf_folder), golden, spec.of.seed, spec.cases
         )
-        if spec.system is None:  # the template's own system text is long
-            cases.first = Keep(decoder=False, logits=False, pixels=True)
+        # The decoder's rows are those of the -hf folder; only prompts and pixels differ.
+        cases.first = Keep(decoder=False, logits=False, pixels=True)
+        cases.clip = cases.second
         cases.all()
     finally:
         shutil.rmtree(hf_folder)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import safetensors.torch
-import sentencepiece
 import torch
 from common import (
     GREEDY_LOGIT_STEPS,
@@ -24,6 +23,7 @@ from common import (
     first_usable,
     greedy,
     json_text,
+    llama_tokenizer,
     record_tokenizer,
     redraw,
     require,
@@ -33,15 +33,7 @@ from common import (
     usable,
     utf8,
 )
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import Tokenizer
 from transformers import (
     CLIPImageProcessor,
     CLIPImageProcessorPil,
@@ -54,65 +46,6 @@ from transformers import (
 )
 
 IMAGE_ID, PAD_ID, VOCAB_SIZE = 300, 301, 320
-
-
-def llama_tokenizer(model_proto: bytes, legacy: bool, image_id: int = IMAGE_ID) -> Tokenizer:
-    """The tokenizer.json pipeline of a LLaMA checkpoint, built from a sentencepiece model.
-
-    Ids between its pieces and image_id belong to words that no text becomes. legacy: a Prepend
-    normalizer puts U+2581 before every piece between special tokens; otherwise a Metaspace
-    pre-tokenizer puts it at the start of the text only.
-    """
-    sp = sentencepiece.SentencePieceProcessor(model_proto=model_proto)
-    pieces = [sp.id_to_piece(i) for i in range(sp.get_piece_size())]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    merges = []
-    for piece in pieces[3 + 256 :]:  # in order of falling score
-        splits = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
-        merges += [(a, b) for a, b in splits if a in vocab and b in vocab]
-    vocab |= {f"\u2581word{i}": i for i in range(len(pieces), image_id)}
-
-    tokenizer = Tokenizer(
-        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
-    if legacy:
-        tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-        )
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-            "\u2581", prepend_scheme="first", split=False
-        )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
-    )
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(t, normalized=False, special=True)
-            for t in ("<unk>", "<s>", "</s>", "<image>", "<pad>")
-        ]
-    )
-    require(
-        [tokenizer.token_to_id(token) for token in ("<image>", "<pad>")] == [image_id, image_id + 1],
-        f"the special tokens <image> and <pad> did not get ids {image_id} and {image_id + 1}.",
-    )
-    if legacy:  # the two implementations must agree wherever no special token occurs
-        for text in TOKENIZER_TEXTS:
-            if "<" not in text:
-                ours = tokenizer.encode(text, add_special_tokens=False).ids
-                require(
-                    ours == sp.encode(text),
-                    f"tokenizer.json and tokenizer.model disagree on {text!r}.",
-                )
-    return tokenizer
 
 
 # The prompt format of LLaVA-1.5: upper-cased role, images before text, a space after every text.
