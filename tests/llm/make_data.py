@@ -9,12 +9,15 @@ so these are small stand-ins with the same pipelines: what is tested is the pipe
 
 import json
 import pathlib
+import random
 import tempfile
+import unicodedata
 
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as spm_proto
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
                         processors, trainers)
+from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
 OUT = pathlib.Path(__file__).parent / "data"
@@ -136,6 +139,59 @@ QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{
 LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
+WORDS = """\
+hello World teST café naïve Übergröße señor ÇELİK ſtraße ﬁnance ǅungla Ελληνικά ΣΊΣΥΦΟΣ Привет ЁЖИК Україна мир ქართული
+Հայերեն שָׁלוֹם עִבְרִית مرحبا اَلْعَرَبِيَّة فارسی اردو हिन्दी नमस्ते বাংলা ગુજરાતી ਪੰਜਾਬੀ தமிழ் తెలుగు ಕನ್ನಡ മലയാളം සිංහල ไทยสวัสดี ປະເທດລາວ
+བོད་སྐད မြန်မာ ភាសាខ្មែរ አማርኛ ᏣᎳᎩ ᠮᠣᠩᠭᠣᠯ ᐃᓄᒃᑎᑐᑦ 中文測試 生活的真谛 日本語テスト ひらがな カタカナ ｶﾀｶﾅ ㍿ 한국어 안녕하세요 한글 𠀀𠀁 𝒳𝟙𝟚 Ⅷ ½ ² ① ٣٤٥ १२३ ๑๒๓ １２３
+😊 👍🏽 👩\u200d🚀 👨\u200d👩\u200d👧\u200d👦 🇫🇷🇯🇵 ❤\ufe0f 1\ufe0f\u20e3 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f ← ∑ ≠ ░▒▓ ♞ € ₹ ™ © … – — “quoted” «guillemets»
+don't IT'S we'Ll they'RE I'd 'twas rock'n'roll x'y it’s 'S 's 'ſ 3.14159 1,000,000 2024-01-31 0x1F 1e-9 v2.10.3 12345678 007 $9.99 50%
+foo_bar camelCase HTTPServer snake__case --flag a+b=c if(x){return;} //comment /*c*/ #include<io> <div class="a"> https://ex.ample/p?q=1&r=%20 me@ex.ample \\n C:\\dir""".split()
+SPACES = [" ", " ", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n", "\n ", "\r", "\v", "\f", "\x85", "\u00a0",
+          "\u1680", "\u2000", "\u2009", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000", "\u200b", "\ufeff",
+          "\u2060", "\u180e", ""]
+MARKS = "\u0300\u0301\u0302\u0308\u030a\u0323\u0327\u0328\u0338\u0345\u05b0\u064e\u093c\u0e48\u20dd\u3099\u309a"
+COMPOSED = ("\u212b\u2126\u1e9b\u0323\u0958\u09dc\u0fb2\u0f71\u0f80\u0344\u0374\u037e\u0387\u2000\ufb1d\ufb2a\u2adc"
+            "\uf900\U0002f800\u1100\u1161\u11a8\uac00\u11a7\u11a8\u0041\u030a\u1e63\u0307\u1fed")
+SPECIALS = ["<s>", "</s>", "<unk>", "<image>", "<pad>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>",
+            "<|vision_start|>", "<|begin_of_text|>", "<|eot_id|>", "<s", "s>", "<|im_", "|>", "<0x0A>", "\u2581", "\u0120"]
+
+
+def strings(count=2000):
+    """Texts in many scripts, with odd spaces, marks in every form, controls, specials and runs."""
+    draw = random.Random(20)
+    assigned = [chr(c) for c in range(0x20, 0x2fa20) if not 0xd800 <= c < 0xe000
+                and unicodedata.category(chr(c)) not in ("Cn", "Co")]
+    word = lambda: draw.choice(WORDS)
+    space = lambda: draw.choice(SPACES)
+    marked = lambda: draw.choice("aeoACzσи가カक") + "".join(draw.choices(MARKS, k=draw.randint(1, 3)))
+    control = lambda: chr(draw.choice([*range(0x20), *range(0x7f, 0xa0), 0x200d, 0x202e, 0xfffd, 0xfffe, 0xe000]))
+    run = lambda: draw.choice(["a", " ", "\n", "1", "!", "あ", "é", "'", "😊", "\t", "ab", " a", "=-", "\r\n"]) * draw.choice(
+        [3, 7, 16, 17, 33, 64])
+    pieces = [(word, 40), (space, 34), (marked, 5), (control, 2), (run, 2),
+              (lambda: draw.choice(SPECIALS), 6), (lambda: draw.choice(COMPOSED), 4),
+              (lambda: draw.choice(assigned), 5), (lambda: str(draw.randint(0, 10**draw.randint(1, 9))), 4)]
+    makers, weights = zip(*pieces)
+    texts = [""] + [c * n for c in ("a", " ", "\n", "生", "!", "7", "\u0301", "👩\u200d🚀", "<s>", "ab ") for n in (200, 400)]
+    seen = set(texts)
+    while len(texts) < count:
+        text = "".join(make() for make in draw.choices(makers, weights, k=draw.randint(1, 9)))
+        form = draw.choice(["NFC", "NFD", None, None])
+        text = unicodedata.normalize(form, text) if form else text
+        if text not in seen:
+            seen.add(text)
+            texts.append(text)
+    return texts
+
+
+STRINGS = strings()
+
+
+def dump_strings(name, encode):
+    """Ids of every string: a line each, so that a difference is seen."""
+    lines = ",\n".join(json.dumps(encode(text), separators=(",", ":")) for text in STRINGS)
+    (OUT / f"{name}.strings.json").write_text("[\n" + lines + "\n]\n", encoding="utf-8")
+
+
 def dump(name, value):
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     (OUT / name).write_text(text + "\n", encoding="utf-8")
@@ -176,10 +232,17 @@ def decodes_of(decode, size):
     return cases
 
 
-def save(name, tokenizer, value=None):
+def save(name, tokenizer, value=None, reference=None):
+    """Writes the pipeline and its goldens; with `reference`, a class of transformers that is built
+    from the pipeline, also the ids of the 2,000 strings."""
     value = value or json.loads(tokenizer.to_str())
     tokenizer = Tokenizer.from_str(json.dumps(value))
     dump(f"{name}.tokenizer.json", value)
+    if reference is not None:
+        library = reference(tokenizer)
+        for text in STRINGS:
+            assert library(text)["input_ids"] == tokenizer.encode(text).ids, text
+        dump_strings(name, lambda text: tokenizer.encode(text).ids)
     size = tokenizer.get_vocab_size()
     dump(f"{name}.golden.json", {
         "cases": cases_of(tokenizer),
@@ -188,7 +251,7 @@ def save(name, tokenizer, value=None):
     })
 
 
-def train_sentencepiece():
+def train_sentencepiece(add_dummy_prefix=True):
     with tempfile.TemporaryDirectory() as folder:
         corpus = pathlib.Path(folder) / "corpus.txt"
         corpus.write_text("\n".join(CORPUS), encoding="utf-8")
@@ -196,7 +259,7 @@ def train_sentencepiece():
             input=str(corpus), model_prefix=f"{folder}/llama", model_type="bpe", vocab_size=700,
             byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
             split_digits=True, allow_whitespace_only_pieces=True, character_coverage=0.98,
-            add_dummy_prefix=True, minloglevel=2, num_threads=1)
+            add_dummy_prefix=add_dummy_prefix, minloglevel=2, num_threads=1)
         proto = spm_proto.ModelProto.FromString((pathlib.Path(folder) / "llama.model").read_bytes())
     proto.trainer_spec.input[:] = []
     proto.trainer_spec.model_prefix = ""
@@ -234,7 +297,7 @@ def llama_json(proto, metaspace):
     return tokenizer
 
 
-def sentencepiece_goldens(proto, legacy):
+def sentencepiece_goldens(proto, legacy, name):
     """The slow LlamaTokenizer, on top of the library's sentencepiece backend."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "tokenizer.model"
@@ -291,7 +354,7 @@ def sentencepiece_goldens(proto, legacy):
         ids = [1] + plain
         cases.append({"text": text, "ids": ids, "plain": plain, "decoded": decode(ids, False),
                       "skipped": decode(ids, True)})
-    name = "sentencepiece_legacy" if legacy else "sentencepiece"
+    dump_strings(name, lambda text: [1] + encode(text))
     dump(f"{name}.golden.json", {"cases": cases, "decodes": decodes_of(decode, 705)})
 
 
@@ -348,16 +411,25 @@ def main():
     OUT.mkdir(exist_ok=True)
     proto = train_sentencepiece()
     (OUT / "llama.tokenizer.model").write_bytes(proto.SerializeToString())
-    sentencepiece_goldens(proto, legacy=True)
-    sentencepiece_goldens(proto, legacy=False)
+    dump("strings.json", STRINGS)
+    sentencepiece_goldens(proto, True, "sentencepiece_legacy")
+    sentencepiece_goldens(proto, False, "sentencepiece")
+    # InternLM2: cut at special tokens like the legacy one, and nothing put before a piece.
+    internlm2 = train_sentencepiece(add_dummy_prefix=False)
+    (OUT / "internlm2.tokenizer.model").write_bytes(internlm2.SerializeToString())
+    sentencepiece_goldens(internlm2, True, "internlm2")
+    fast = lambda tokenizer: PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     legacy = llama_json(proto, metaspace=False)
-    save("llama_legacy", legacy, string_merges(legacy))
-    save("llama_metaspace", llama_json(proto, metaspace=True))
+    save("llama_legacy", legacy, string_merges(legacy), fast)
+    same = OUT / "sentencepiece_legacy.strings.json"  # the test reads llama_legacy's instead
+    assert same.read_bytes() == (OUT / "llama_legacy.strings.json").read_bytes()
+    same.unlink()
+    save("llama_metaspace", llama_json(proto, metaspace=True), None, fast)
     save("qwen2", byte_level(QWEN2, True, False, [
         "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
-        "<|image_pad|>"]))
+        "<|image_pad|>"]), None, fast)
     save("llama3", byte_level(LLAMA3, False, True, ["<|begin_of_text|>", "<|eot_id|>", "<image>"],
-                              bos="<|begin_of_text|>"))
+                              bos="<|begin_of_text|>"), None, fast)
     odd_corners(proto)
     print(sum(f.stat().st_size for f in OUT.iterdir()), "bytes")
 

@@ -54,6 +54,10 @@ std::unique_ptr<Tokenizer> load(const std::string& name) {
                                         llama_config(name == "sentencepiece_legacy"),
                                         "tokenizer.model");
   }
+  if (name == "internlm2") {
+    return make_sentencepiece_tokenizer(read_data("internlm2.tokenizer.model"), llama_config(true),
+                                        "tokenizer.model");
+  }
   return make_json_tokenizer(read_data(name + ".tokenizer.json"), {}, "tokenizer.json");
 }
 
@@ -181,7 +185,37 @@ TEST_P(TokenizerGolden, IsSharedBetweenThreads) {
 
 INSTANTIATE_TEST_SUITE_P(All, TokenizerGolden,
                          testing::Values("llama_legacy", "llama_metaspace", "sentencepiece_legacy",
-                                         "sentencepiece", "qwen2", "llama3", "odd", "no_decoder"),
+                                         "sentencepiece", "internlm2", "qwen2", "llama3", "odd",
+                                         "no_decoder"),
+                         [](const auto& test) { return std::string(test.param); });
+
+/// A kind of tokenizer on texts in many scripts, with odd white space, marks in every normal form,
+/// controls, special tokens and long runs.
+class TokenizerStrings : public testing::TestWithParam<const char*> {};
+
+TEST_P(TokenizerStrings, EncodesTwoThousandAsTheReference) {
+  const auto tokenizer = load(GetParam());
+  const json strings = json::parse(read_data("strings.json"));
+  const std::string kind = GetParam();
+  const std::string file = kind == "sentencepiece_legacy" ? "llama_legacy" : kind;
+  const json ids = json::parse(read_data(file + ".strings.json"));
+  ASSERT_EQ(strings.size(), 2000u);
+  ASSERT_EQ(ids.size(), strings.size());
+  int wrong = 0;
+  for (size_t i = 0; i < strings.size(); ++i) {
+    const auto text = strings[i].get<std::string>();
+    if (tokenizer->encode(text) == ids[i].get<Ids>()) continue;
+    if (++wrong <= 5) {
+      ADD_FAILURE() << "string " << i << ": " << strings[i] << " gives "
+                    << json(tokenizer->encode(text)) << " instead of " << ids[i];
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TokenizerStrings,
+                         testing::Values("llama_legacy", "llama_metaspace", "sentencepiece_legacy",
+                                         "sentencepiece", "internlm2", "qwen2", "llama3"),
                          [](const auto& test) { return std::string(test.param); });
 
 /// A small sound file, for tests that change one thing about it.
