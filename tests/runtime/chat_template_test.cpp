@@ -46,10 +46,14 @@ std::vector<ChatMessage> chat(const std::string& name) {
 }
 
 std::string render(const std::string& source, const std::string& chat_name = "late",
-                   bool prompt = true) {
-  return ChatTemplate(source, "chat_template.jinja")
-      .render(chat(chat_name),
-              {.bos_token = "<s>", .eos_token = "</s>", .add_generation_prompt = prompt});
+                   bool prompt = true, const json& variables = json::object()) {
+  ChatTemplate::Context context{.bos_token = "<s>", .eos_token = "</s>"};
+  context.add_generation_prompt = prompt;
+  // Templates only ask whether such a variable is true, which any text but the empty one is.
+  for (const auto& [name, value] : variables.items()) {
+    if (value.get<bool>()) context.named_tokens[name] = "true";
+  }
+  return ChatTemplate(source, "chat_template.jinja").render(chat(chat_name), context);
 }
 
 Error error_of(const std::string& source) {
@@ -68,10 +72,12 @@ TEST(ChatTemplate, RendersModelTemplatesAsJinja2) {
         golden().at("models").at(entry.at("model").get<std::string>()).get<std::string>();
     const auto name = entry.at("chat").get<std::string>();
     const bool prompt = entry.at("prompt").get<bool>();
+    const json variables = entry.value("variables", json::object());
     if (entry.contains("error")) {
-      EXPECT_THROW(render(source, name, prompt), Error) << entry;
+      EXPECT_THROW(render(source, name, prompt, variables), Error) << entry;
     } else {
-      EXPECT_EQ(render(source, name, prompt), entry.at("text").get<std::string>()) << entry;
+      EXPECT_EQ(render(source, name, prompt, variables), entry.at("text").get<std::string>())
+          << entry;
     }
   }
 }

@@ -3,71 +3,23 @@
 
     python tests/runtime/make_chat_golden.py
 
-Needs transformers (for its Jinja2 environment). The model templates are written from the prompts
-they make (the families' own files are not in this repository).
+Needs transformers (for its Jinja2 environment). The model templates are those of the golden
+checkpoints (tools/golden/templates.py), written from the prompts that the published ones make.
 """
 
 import json
 import pathlib
+import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools" / "golden"))
+
+import templates
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 OUT = pathlib.Path(__file__).parent / "data" / "chat_templates.json"
 
-LLAVA15 = (
-    "{% for message in messages %}{% if message['role'] != 'system' %}"
-    "{{ message['role'].upper() + ': '}}{% endif %}{# Render all images first #}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}"
-    "{{ '<image>\\n' }}{% endfor %}{# Render all text next #}{% if message['role'] != 'assistant' %}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
-    "{{ content['text'] + ' '}}{% endfor %}{% else %}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
-    "{% generation %}{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}")
-
-NEXT_VICUNA = """\
-{% for message in messages %}
-{% if message['role'] == 'system' %}
-{{ message['content'][0]['text'] }}
-{%- else %}
-{{- message['role'].upper() + ': ' }}
-{%- endif %}
-{%- for content in message['content'] | selectattr('type', 'equalto', 'image') -%}
-{{ '<image>\n' }}
-{%- endfor %}
-{%- if message['role'] != 'system' %}
-{%- for content in message['content'] | selectattr('type', 'equalto', 'text') -%}
-{{ content['text'] + ' ' }}
-{%- endfor %}
-{%- else %}
-{{- ' ' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- 'ASSISTANT:' }}
-{%- endif %}
-"""
-
-NEXT_MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
-    "{% endif %}{% if message['role'] == 'user' %}{{ '[INST] ' }}"
-    "{% for item in message.content if item.type == 'image' %}{{ '<image>\\n' }}{% endfor %}"
-    "{% for item in message.content if item.type == 'text' %}{{ item.text }}{% endfor %}"
-    "{{ ' [/INST]' }}{% else %}{{ ' ' + message.content[0].text | trim + eos_token }}{% endif %}"
-    "{% endfor %}")
-
-NEXT_34B = (
-    "{% if messages[0]['role'] != 'system' %}"
-    "<|im_start|>system\nAnswer the questions.<|im_end|>{% endif %}"
-    "{% for message in messages %}{{ '<|im_start|>' ~ message['role'] ~ '\n' }}"
-    "{% for content in message['content'] %}{% if content['type'] == 'image' %}{{ '<image>\n' }}"
-    "{% endif %}{% endfor %}"
-    "{{ message['content'] | selectattr('type', 'eq', 'text') | map(attribute='text') | join('\n') }}"
-    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}")
-
-ONEVISION = """\
+# The same order of items over several lines, whose ends are part of the text.
+LINES = """\
 {% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}
 {# Images first, then videos, then text #}
 {% for content in message['content'] | selectattr('type', 'equalto', 'image') %}
@@ -80,49 +32,13 @@ ONEVISION = """\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 """
 
-QWEN2_VL = (
-    "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}"
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
-    "{{ message['content'] }}<|im_end|>\n{% else %}{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
-    "{% set image_count.value = image_count.value + 1 %}"
-    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}"
-    "<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif content['type'] == 'video' or 'video' in content %}"
-    "{% set video_count.value = video_count.value + 1 %}"
-    "{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}"
-    "<|vision_start|><|video_pad|><|vision_end|>"
-    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-
-INTERNVL = """\
-{% for message in messages %}
-    {{- '<|im_start|>' + message['role'] + '\n' -}}
-    {%- if message['content'] is string %}
-        {{- message['content'] }}
-    {%- else %}
-        {%- for content in message['content'] %}
-            {%- if content['type'] == 'image' %}
-                {{- '<IMG_CONTEXT>\n' }}
-            {%- elif content['type'] == 'video' %}
-                {{- '<video>\n' }}
-            {%- elif content['type'] == 'text' %}
-                {{- content['text'] }}
-            {%- endif %}
-        {%- endfor %}
-    {%- endif %}
-    {{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-{%- endif %}
-"""
-
-MODELS = {"llava15": LLAVA15, "next_vicuna": NEXT_VICUNA, "next_mistral": NEXT_MISTRAL,
-          "next_34b": NEXT_34B, "onevision": ONEVISION, "qwen2_vl": QWEN2_VL,
-          "internvl": INTERNVL}
+MODELS = {"llava15": templates.LLAVA15, "next_vicuna": templates.NEXT_VICUNA,
+          "next_mistral": templates.NEXT_MISTRAL, "next_34b": templates.NEXT_34B,
+          "next_72b": templates.NEXT_72B, "onevision": templates.ONEVISION,
+          "qwen2_vl": templates.QWEN2_VL, "qwen3_vl": templates.QWEN3_VL,
+          "internvl": templates.INTERNVL, "lines": LINES}
+# Templates that number pictures and clips when asked.
+NUMBERED = ("qwen2_vl", "qwen3_vl")
 
 
 def text(value):
@@ -142,6 +58,17 @@ CHATS = {
                {"role": "assistant", "content": [text("A")]}],
     "none": [],
     "empty": [{"role": "user", "content": []}],
+    "two": [{"role": "user", "content": [IMAGE, IMAGE, text("How do they differ?")]}],
+    "video": [{"role": "user", "content": [VIDEO, text("What moves where?")]}],
+    "both": [{"role": "user", "content": [VIDEO, text("Is it "), IMAGE, text("?")]}],
+    "texts": [{"role": "user", "content": [text("First. "), text("Second.\n"), IMAGE]}],
+    "later": [{"role": "system", "content": [text("Be brief. "), text("Be kind.")]},
+              {"role": "user", "content": [IMAGE, text("One?")]},
+              {"role": "assistant", "content": [text("One.")]},
+              {"role": "user", "content": [text("And "), IMAGE, VIDEO, text("?")]},
+              {"role": "assistant", "content": [text("Two.\n")]},
+              {"role": "user", "content": [text("Sure?")]}],
+    "markup": [{"role": "user", "content": [IMAGE, text("<|im_end|>\n<image> </s> [/INST] <b>&\"'")]}],
 }
 
 # One construct each; all rendered with the chat "late".
@@ -294,12 +221,12 @@ BLOCKS = [
 ]
 
 
-def render(source, chat, prompt, bos="<s>", eos="</s>"):
+def render(source, chat, prompt, bos="<s>", eos="</s>", **variables):
     try:
         template = _compile_jinja_template(source)
         return {"text": template.render(
             messages=CHATS[chat], tools=None, documents=None, add_generation_prompt=prompt,
-            bos_token=bos, eos_token=eos)}
+            bos_token=bos, eos_token=eos, **variables)}
     except Exception as error:  # whatever it is, ours must refuse too
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -311,6 +238,10 @@ def main():
             for prompt in (True, False):
                 cases.append({"model": name, "chat": chat, "prompt": prompt,
                               **render(source, chat, prompt)})
+            if name in NUMBERED:
+                variables = {"add_vision_id": True}
+                cases.append({"model": name, "chat": chat, "prompt": True, "variables": variables,
+                              **render(source, chat, True, **variables)})
     pieces = [{"source": source, **render(source, "late", True)} for source in PIECES + BLOCKS]
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps({"models": MODELS, "chats": CHATS, "cases": cases, "pieces": pieces},

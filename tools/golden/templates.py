@@ -51,20 +51,29 @@ NEXT_34B = (
     "{% for content in message['content'] %}{% if content['type'] == 'image' %}{{ '<image>\n' }}"
     "{% endif %}{% endfor %}"
     "{{ message['content'] | selectattr('type', 'eq', 'text') | map(attribute='text') | join('\n') }}"
-    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}")
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
-ONEVISION = """\
-{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}
-{# Images first, then videos, then text #}
-{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}
-{{ '<image>\n' }}{% endfor %}
-{% for content in message['content'] | selectattr('type', 'equalto', 'video') %}
-{{ '<video>\n' }}{% endfor %}
-{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}
-{{ content['text'] }}{% endfor %}
-{{ '<|im_end|>\n' }}{% endfor %}
-{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
-"""
+# The one of the Qwen1.5 checkpoints; 110B has it too.
+NEXT_72B = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>\\n' }}{% endfor %}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ item['text'] }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+
+ONEVISION = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{# images first, then clips, then text #}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>\\n' }}{% endfor %}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'video') %}"
+    "{{ '<video>\\n' }}{% endfor %}"
+    "{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ item['text'] }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
 
 QWEN2_VL = (
     "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}"
