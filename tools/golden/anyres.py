@@ -38,7 +38,9 @@ class AnyresCases(Cases):
             golden.add(f"{case}.num_patches", torch.tensor(counts))
             if keep.vision:
                 raw = run.processor.image_processor(
-                    run.pictures(request), do_rescale=False, do_normalize=False,
+                    run.pictures(request),
+                    do_rescale=False,
+                    do_normalize=False,
                     return_tensors="pt",
                 )["pixel_values"]
                 self.add_bytes(f"{case}.tiles_u8", unpadded(raw, counts))

@@ -121,9 +121,7 @@ class Request:
 def metadata_of(video: Video) -> VideoMetadata:
     """What is known of a clip besides its frames."""
     count = len(video.frames)
-    return VideoMetadata(
-        total_num_frames=count, fps=video.fps, frames_indices=list(range(count))
-    )
+    return VideoMetadata(total_num_frames=count, fps=video.fps, frames_indices=list(range(count)))
 
 
 def turn(*items: str, role: str = "user") -> dict[str, Any]:
@@ -541,6 +539,7 @@ def name_is_saved(model: torch.nn.Module, name: str) -> bool:
 def load_json(path: Path) -> dict[str, Any]:
     """A JSON file of one object."""
     return json.loads(path.read_text(encoding="utf-8"))
+
 
 # ---------------------------------------------------------------- the cases of a folder
 

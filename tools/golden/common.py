@@ -69,9 +69,7 @@ def generator(seed: int, label: str, device: torch.device) -> torch.Generator:
 POSITION_TABLES = ("class_embedding", "position_embedding", "cls_token", "pos_embed.")
 
 
-def redraw(
-    model: torch.nn.Module, seed: int, quiet_rows: Iterable[int], loud_row: int = 2
-) -> None:
+def redraw(model: torch.nn.Module, seed: int, quiet_rows: Iterable[int], loud_row: int = 2) -> None:
     """Draws every parameter anew, so that no bias, norm or position table is trivial.
 
     Matrices N(0, 1.2^2 / fan_in), biases and norm biases N(0, 0.1^2), norm weights 1 + N(0, 0.2^2),
@@ -235,7 +233,8 @@ def llama_tokenizer(model_proto: bytes, legacy: bool, image_id: int) -> Tokenize
         ]
     )
     require(
-        [tokenizer.token_to_id(token) for token in ("<image>", "<pad>")] == [image_id, image_id + 1],
+        [tokenizer.token_to_id(token) for token in ("<image>", "<pad>")]
+        == [image_id, image_id + 1],
         f"the special tokens <image> and <pad> did not get ids {image_id} and {image_id + 1}.",
     )
     if legacy:  # the two implementations must agree wherever no special token occurs

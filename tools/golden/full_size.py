@@ -15,11 +15,10 @@ from pathlib import Path
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # before common.py hides them
 
-import torch
-import transformers
-
 import common
 import llava15
+import torch
+import transformers
 
 KEPT_TAPS = frozenset(
     ["position_ids", "projector_in", "projector_out", "inputs_embeds", "logits_prefill"]

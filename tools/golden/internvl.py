@@ -218,9 +218,7 @@ def save_internvl(folder: Path, spec: InternVLSpec) -> InternVLForConditionalGen
     )
     pixels = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
     pixels |= {"size": {"height": SIDE, "width": SIDE}}
-    image = GotOcr2ImageProcessor(
-        **pixels, crop_to_patches=True, min_patches=1, max_patches=TILES
-    )
+    image = GotOcr2ImageProcessor(**pixels, crop_to_patches=True, min_patches=1, max_patches=TILES)
     processor = InternVLProcessor(
         image_processor=image,
         tokenizer=tokenizer,
@@ -277,8 +275,11 @@ class InternVLCases(Cases):
         tiles = []
         if request.images:
             out = run.image_processors[run.backend](
-                run.pictures(request), do_rescale=False, do_normalize=False,
-                crop_to_patches=True, return_tensors="pt",
+                run.pictures(request),
+                do_rescale=False,
+                do_normalize=False,
+                crop_to_patches=True,
+                return_tensors="pt",
             )
             tiles.append(out["pixel_values"])
             self.golden.add(f"{case}.num_patches", torch.as_tensor(out["num_patches"]))
@@ -564,9 +565,7 @@ class OriginalRun(Run):
     def inputs(self, request: Request, backend: str | None = None) -> dict[str, Any]:
         """The processor's output; the original tokenizer must give the same ids."""
         prompt = self.prompt(request)
-        expanded = dataclasses.replace(
-            request, prompt=prompt.replace("<image>", "<IMG_CONTEXT>")
-        )
+        expanded = dataclasses.replace(request, prompt=prompt.replace("<image>", "<IMG_CONTEXT>"))
         self.prompt, render = (lambda r: r.prompt), self.prompt  # type: ignore[method-assign]
         try:
             inputs = super().inputs(expanded, backend)

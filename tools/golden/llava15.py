@@ -17,7 +17,6 @@ from common import (
     GREEDY_LOGIT_STEPS,
     GREEDY_STEPS,
     MIN_GAP,
-    TOKENIZER_TEXTS,
     Golden,
     Greedy,
     first_usable,

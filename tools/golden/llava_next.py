@@ -91,9 +91,7 @@ def save_next(folder: Path, spec: NextSpec) -> LlavaNextForConditionalGeneration
     generation.do_sample, generation.repetition_penalty = False, 1.0
     generation.bos_token_id, generation.eos_token_id = 1, 2
     generation.pad_token_id = PAD_ID
-    model.save_pretrained(
-        folder, max_shard_size="4GB", save_original_format=not spec.canonical
-    )
+    model.save_pretrained(folder, max_shard_size="4GB", save_original_format=not spec.canonical)
     proto = train_sentencepiece()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=llama_tokenizer(proto, True, IMAGE_ID),

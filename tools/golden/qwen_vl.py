@@ -139,14 +139,23 @@ def published_config(spec: QwenSpec) -> dict[str, Any]:
         }
     vision |= {"in_chans": 3, "spatial_patch_size": PATCH}
     inert = {"max_window_layers": 2, "sliding_window": 32768, "use_sliding_window": False}
-    return head | TEXT_IDS | ROOT_IDS | {"vision_token_id": IDS["<|vision_pad|>"]} | text | common | inert | {
-        "model_type": model_type,
-        "tie_word_embeddings": spec.tied,
-        "torch_dtype": "float32",
-        "transformers_version": "4.41.2",
-        "vision_config": vision,
-        "rope_scaling": {"type": "mrope", "mrope_section": sections},
-    }
+    return (
+        head
+        | TEXT_IDS
+        | ROOT_IDS
+        | {"vision_token_id": IDS["<|vision_pad|>"]}
+        | text
+        | common
+        | inert
+        | {
+            "model_type": model_type,
+            "tie_word_embeddings": spec.tied,
+            "torch_dtype": "float32",
+            "transformers_version": "4.41.2",
+            "vision_config": vision,
+            "rope_scaling": {"type": "mrope", "mrope_section": sections},
+        }
+    )
 
 
 def save_qwen(folder: Path, spec: QwenSpec) -> Any:
@@ -243,7 +252,7 @@ class QwenCases(Cases):
         super().__init__(run, golden, spec.seed, inputs, spec.cases)
 
     def grid_taps(self, prefix: str, grid: torch.Tensor, taps: dict[str, torch.Tensor]) -> None:
-        """Adds what follows from a grid: coordinates, segments, windows; undoes the window order."""
+        """Adds what follows from a grid (places, segments, windows); undoes the window order."""
         config = self.run.model.config.vision_config
         taps[f"{prefix}vision_pos_ids"] = get_vision_position_ids(grid, MERGE)
         taps[f"{prefix}cu_seqlens"] = get_vision_cu_seqlens(grid)

@@ -4,12 +4,14 @@ LLAVA15 = (
     "{% for message in messages %}{% if message['role'] != 'system' %}"
     "{{ message['role'].upper() + ': '}}{% endif %}{# Render all images first #}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}"
-    "{{ '<image>\\n' }}{% endfor %}{# Render all text next #}{% if message['role'] != 'assistant' %}"
+    "{{ '<image>\\n' }}{% endfor %}{# Render all text next #}"
+    "{% if message['role'] != 'assistant' %}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{{ content['text'] + ' '}}{% endfor %}{% else %}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{% generation %}{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}")
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
 
 NEXT_VICUNA = """\
 {% for message in messages %}
@@ -42,7 +44,8 @@ NEXT_MISTRAL = (
     "{% for item in message.content if item.type == 'image' %}{{ '<image>\\n' }}{% endfor %}"
     "{% for item in message.content if item.type == 'text' %}{{ item.text }}{% endfor %}"
     "{{ ' [/INST]' }}{% else %}{{ ' ' + message.content[0].text | trim + eos_token }}{% endif %}"
-    "{% endfor %}")
+    "{% endfor %}"
+)
 
 NEXT_34B = (
     "{% if messages[0]['role'] != 'system' %}"
@@ -50,8 +53,10 @@ NEXT_34B = (
     "{% for message in messages %}{{ '<|im_start|>' ~ message['role'] ~ '\n' }}"
     "{% for content in message['content'] %}{% if content['type'] == 'image' %}{{ '<image>\n' }}"
     "{% endif %}{% endfor %}"
-    "{{ message['content'] | selectattr('type', 'eq', 'text') | map(attribute='text') | join('\n') }}"
-    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    "{{ message['content'] | selectattr('type', 'eq', 'text') | map(attribute='text')"
+    " | join('\n') }}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 # The one of the Qwen1.5 checkpoints; 110B has it too.
 NEXT_72B = (
@@ -62,7 +67,8 @@ NEXT_72B = (
     "{{ '<image>\\n' }}{% endfor %}"
     "{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{{ item['text'] }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 ONEVISION = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -73,7 +79,8 @@ ONEVISION = (
     "{{ '<video>\\n' }}{% endfor %}"
     "{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{{ item['text'] }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 QWEN2_VL = (
     "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}"
@@ -90,7 +97,8 @@ QWEN2_VL = (
     "{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}"
     "<|vision_start|><|video_pad|><|vision_end|>"
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 INTERNVL = """\
 {% for message in messages %}
