@@ -28,6 +28,7 @@ struct Linear {
 struct Layer {
   ConstTensorView input_norm;      // (hidden,) f32
   ConstTensorView attention_norm;  // (hidden,) f32, post_attention_layernorm
+  ConstTensorView q_norm, k_norm;  // (head_dim,) f32 or empty
   Linear q, k, v, o, gate, up, down;
 };
 
@@ -164,6 +165,10 @@ Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& p
     Layer layer;
     layer.input_norm = weights.take_f32(name + "input_layernorm.weight", {hidden});
     layer.attention_norm = weights.take_f32(name + "post_attention_layernorm.weight", {hidden});
+    if (config.qk_norm) {
+      layer.q_norm = weights.take_f32(name + "self_attn.q_norm.weight", {config.head_dim});
+      layer.k_norm = weights.take_f32(name + "self_attn.k_norm.weight", {config.head_dim});
+    }
     layer.q = take_linear(weights, name + "self_attn.q_proj", q_width, hidden, config.qkv_bias);
     layer.k = take_linear(weights, name + "self_attn.k_proj", kv_width, hidden, config.qkv_bias);
     layer.v = take_linear(weights, name + "self_attn.v_proj", kv_width, hidden, config.qkv_bias);
@@ -246,6 +251,14 @@ void Llama::attention_block(int index, bool generates, TensorView x, ConstTensor
   linears(qkv,
           normed(x, layer.input_norm, {layer.q.weight, layer.k.weight, layer.v.weight}, stream),
           stream);
+  const auto norm_heads = [&](TensorView of, ConstTensorView norm) {
+    const TensorView heads = of.reshape({of.shape()[0] * of.shape()[1], config_.head_dim});
+    rms_norm(heads, heads, norm, config_.rms_eps, stream);
+  };
+  if (config_.qk_norm) {
+    norm_heads(q, layer.q_norm);
+    norm_heads(k, layer.k_norm);
+  }
   const TensorView turned[] = {q, k};
   rotate(turned, cos, sin, stream);
   cache.attend(index, q, k, v, out, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);

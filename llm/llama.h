@@ -10,7 +10,7 @@
 namespace kvlm {
 
 /// The shape of a LLaMA-type decoder (LLaMA, Vicuna, Mistral, Yi, InternLM2 once unpacked; with
-/// qkv_bias Qwen2).
+/// qkv_bias Qwen2; with qk_norm Qwen3).
 struct LlamaConfig {
   int layers = 32;
   int hidden = 4096;
@@ -25,6 +25,7 @@ struct LlamaConfig {
   bool qkv_bias = false;
   bool output_bias = false;  ///< attention_bias of LLaMA gives o_proj a bias too
   bool mlp_bias = false;
+  bool qk_norm = false;  ///< rms_norm of every head of q and of k before they are turned (Qwen3)
   bool tie_embeddings = false;
   RopeConfig rope;
 };
@@ -34,7 +35,7 @@ CacheShape llama_cache_shape(const LlamaConfig& config);
 
 /// A LLaMA-type decoder from canonical names (models.md 11.1): `prefix` + "embed_tokens.weight",
 /// "layers.N...", "norm.weight", and "lm_head.weight". Takes what it needs out of `weights`.
-/// Source: Touvron et al. 2023, "LLaMA"; the layer order of models.md 3.4.
+/// Source: Touvron et al. 2023, "LLaMA"; the layer order of models.md 3.4, Qwen3's of 7.2.
 std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,
                                     const std::string& prefix);
 

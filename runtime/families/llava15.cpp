@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::string_view kCaptionPrompt = "Describe the image.";
 constexpr std::string_view kImageToken = "<image>";
+constexpr std::array kDecoders = {DecoderType::kLlama, DecoderType::kMistral};
 /// Tower layers after the last one whose output is used.
 constexpr std::array<std::string_view, 1> kUnreadTensors = {"model.vision_tower.encoder.layers."};
 
@@ -56,7 +57,8 @@ LlavaConfig parse(const ConfigReader& config) {
                             config.path(), printable(config.string("mm_vision_tower", ""))));
   }
   LlavaConfig llava;
-  llava.text = parse_llama_config(config.object("text_config"));
+  const ConfigReader text = config.object("text_config");
+  llava.text = parse_decoder_config(text, decoder_type(text, kDecoders));
   if (config.boolean("tie_word_embeddings", false)) llava.text.tie_embeddings = true;
   llava.vision = parse_clip_config(config.object("vision_config"), config);
   llava.projector_activation = parse_activation(config, "projector_hidden_act", "gelu");

@@ -1,9 +1,14 @@
 #include "runtime/loading/decoder_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -12,6 +17,71 @@
 namespace kvlm {
 
 namespace {
+
+/// What the class of a decoder has where its configuration is silent (models.md 2.3).
+struct Defaults {
+  std::array<std::string_view, 2> names;  ///< model_type
+  int vocab_size, hidden, intermediate, layers, q_heads;
+  int kv_heads;  ///< 0: as many as q_heads
+  int head_dim;  ///< 0: hidden / q_heads
+  int max_positions;
+  double rms_eps;
+  double theta;
+};
+
+const Defaults& defaults_of(DecoderType type) {
+  static constexpr Defaults kLlama{{"llama"}, 32000, 4096, 11008, 32, 32, 0, 0, 2048, 1e-6, 1e4};
+  static constexpr Defaults kMistral{{"mistral"}, 32000, 4096,   14336, 32, 32,
+                                     8,           0,     131072, 1e-6,  1e4};
+  static constexpr Defaults kQwen2{{"qwen2"}, 151936, 4096, 22016, 32, 32, 32, 0, 32768, 1e-6, 1e4};
+  static constexpr Defaults kQwen3{{"qwen3"}, 151936, 4096,  22016, 32, 32,
+                                   32,        128,    32768, 1e-6,  1e4};
+  static constexpr Defaults kQwen2Vl{
+      {"qwen2_vl_text", "qwen2_5_vl_text"}, 152064, 8192, 29568, 80, 64, 8, 0, 32768, 1e-5, 1e6};
+  static constexpr Defaults kQwen3Vl{
+      {"qwen3_vl_text"}, 151936, 4096, 22016, 32, 32, 32, 128, 128000, 1e-6, 5e5};
+  static constexpr Defaults kInternLm2{{"internlm2"}, 103168, 4096, 11008, 32, 32, 0, 0,
+                                       2048,          1e-6,   1e4};
+  switch (type) {
+    case DecoderType::kLlama:
+      return kLlama;
+    case DecoderType::kMistral:
+      return kMistral;
+    case DecoderType::kQwen2:
+      return kQwen2;
+    case DecoderType::kQwen3:
+      return kQwen3;
+    case DecoderType::kQwen2Vl:
+      return kQwen2Vl;
+    case DecoderType::kQwen3Vl:
+      return kQwen3Vl;
+    case DecoderType::kInternLm2:
+      return kInternLm2;
+  }
+  return kLlama;
+}
+
+/// Which products have biases: for Qwen2 that is no option.
+void read_biases(const ConfigReader& text, DecoderType type, LlamaConfig& llama) {
+  switch (type) {
+    case DecoderType::kLlama:
+      llama.mlp_bias = text.boolean("mlp_bias", false);
+      [[fallthrough]];
+    case DecoderType::kQwen3:
+    case DecoderType::kQwen3Vl:
+      llama.qkv_bias = llama.output_bias = text.boolean("attention_bias", false);
+      return;
+    case DecoderType::kQwen2:
+    case DecoderType::kQwen2Vl:
+      llama.qkv_bias = true;
+      return;
+    case DecoderType::kInternLm2:
+      if (text.boolean("bias", true)) text.fail("bias", "false, as in every released InternLM2");
+      return;
+    case DecoderType::kMistral:
+      return;
+  }
+}
 
 /// What the positions were before they were scaled: the text's own key comes before the scaling's,
 /// and without either it is max_position_embeddings.
@@ -52,13 +122,38 @@ void parse_yarn(const ConfigReader& text, const ConfigReader& scaling, RopeConfi
   rope.attention_factor = yarn_magnitude(scaling, rope.factor);
 }
 
+/// The sections of M-RoPE. Released Qwen2-VL files have them; Qwen3-VL's class has a default.
+void read_sections(const ConfigReader& scaling, DecoderType decoder, RopeConfig& rope) {
+  constexpr std::string_view kKey = "mrope_section";
+  rope.interleaved = decoder == DecoderType::kQwen3Vl;
+  const nlohmann::json& value = scaling.raw(kKey);
+  if (value.is_null() && rope.interleaved) {
+    rope.sections = {24, 20, 20};
+  } else {
+    const auto is_count = [](const nlohmann::json& entry) {
+      return entry.is_number_integer() && entry.get<int64_t>() >= 0 &&
+             entry.get<int64_t>() <= kMaxWidth;
+    };
+    if (!value.is_array() || value.size() != 3 ||
+        !std::all_of(value.begin(), value.end(), is_count)) {
+      scaling.fail(kKey, "three numbers: how many frequencies turn by time, height and width");
+    }
+    for (size_t i = 0; i < 3; ++i) rope.sections[i] = value[i].get<int>();
+  }
+  const int64_t sum = int64_t{rope.sections[0]} + rope.sections[1] + rope.sections[2];
+  if (sum != rope.rotary_dim / 2) {
+    scaling.fail(kKey, fmt::format("numbers that add up to {}, half of head_dim {}",
+                                   rope.rotary_dim / 2, rope.rotary_dim));
+  }
+}
+
 /// rope_theta + rope_scaling (older), which the reference prefers where a file has both, or
 /// rope_parameters (newer); models.md 2.2.
-RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama) {
+RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama, DecoderType decoder) {
   RopeConfig rope;
   rope.rotary_dim = llama.head_dim;
   rope.max_positions = llama.max_positions;
-  rope.theta = text.number("rope_theta", 1e4, 1, 1e12);
+  rope.theta = text.number("rope_theta", defaults_of(decoder).theta, 1, 1e12);
   const bool older = text.has("rope_scaling") && !text.raw("rope_scaling").empty();
   const ConfigReader scaling = text.object(older ? "rope_scaling" : "rope_parameters");
   rope.theta = scaling.number("rope_theta", rope.theta, 1, 1e12);
@@ -69,7 +164,11 @@ RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama) {
   }
   const std::string type = scaling.string("rope_type", scaling.string("type", "default"));
   const auto read_factor = [&] { rope.factor = scaling.required_number("factor", 1e-6, 1e6); };
-  if (type == "default") {
+  if (decoder == DecoderType::kQwen2Vl || decoder == DecoderType::kQwen3Vl) {
+    read_sections(scaling, decoder, rope);
+  }
+  // "mrope" is the older name of the default with sections.
+  if (type == "default" || (type == "mrope" && rope.axes() == 3)) {
     rope.type = RopeConfig::Type::kDefault;
   } else if (type == "linear") {
     rope.type = RopeConfig::Type::kLinear;
@@ -114,54 +213,64 @@ int context_of(const RopeConfig& rope) {
 
 }  // namespace
 
-LlamaConfig parse_llama_config(const ConfigReader& text) {
-  const std::string type = text.string("model_type", "llama");
-  const bool mistral = type == "mistral";
-  if (type != "llama" && !mistral) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("{}: model_type is \"{}\"; the decoders built in for this family are llama "
-                    "and mistral",
-                    text.path(), printable(type)));
+DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> built_in) {
+  const std::string name = text.string("model_type", "llama");
+  std::vector<std::string_view> names;
+  for (const DecoderType type : built_in) {
+    for (const std::string_view known : defaults_of(type).names) {
+      if (known == name) return type;
+      if (!known.empty()) names.push_back(known);
+    }
   }
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: model_type is \"{}\"; the decoders built in for this family are {}",
+                          text.path(), printable(name), fmt::join(names, ", ")));
+}
+
+LlamaConfig parse_decoder_config(const ConfigReader& text, DecoderType type) {
+  const Defaults& absent = defaults_of(type);
   LlamaConfig llama;
-  llama.vocab_size = field(text, "vocab_size", 32000, kMaxVocab);
-  llama.hidden = field(text, "hidden_size", 4096, kMaxWidth);
-  llama.intermediate = field(text, "intermediate_size", mistral ? 14336 : 11008, kMaxWidth);
-  llama.layers = field(text, "num_hidden_layers", 32, kMaxLayers);
-  llama.q_heads = field(text, "num_attention_heads", 32, kMaxWidth);
-  llama.kv_heads = field(text, "num_key_value_heads", mistral ? 8 : llama.q_heads, kMaxWidth);
+  llama.vocab_size = field(text, "vocab_size", absent.vocab_size, kMaxVocab);
+  llama.hidden = field(text, "hidden_size", absent.hidden, kMaxWidth);
+  llama.intermediate = field(text, "intermediate_size", absent.intermediate, kMaxWidth);
+  llama.layers = field(text, "num_hidden_layers", absent.layers, kMaxLayers);
+  llama.q_heads = field(text, "num_attention_heads", absent.q_heads, kMaxWidth);
+  llama.kv_heads = field(text, "num_key_value_heads",
+                         absent.kv_heads > 0 ? absent.kv_heads : llama.q_heads, kMaxWidth);
   if (llama.q_heads % llama.kv_heads != 0) {
     text.fail("num_key_value_heads",
               fmt::format("a divisor of num_attention_heads {}", llama.q_heads));
   }
-  if (!text.has("head_dim") && llama.hidden % llama.q_heads != 0) {
+  const bool divides = absent.head_dim == 0 && !text.has("head_dim");
+  if (divides && llama.hidden % llama.q_heads != 0) {
     text.fail("hidden_size", fmt::format("a multiple of num_attention_heads {}", llama.q_heads));
   }
-  llama.head_dim = field(text, "head_dim", std::max(1, llama.hidden / llama.q_heads), 4096);
+  llama.head_dim =
+      field(text, "head_dim", divides ? std::max(1, llama.hidden / llama.q_heads) : absent.head_dim,
+            4096);
   if (llama.head_dim % 2 != 0) text.fail("head_dim", "an even number");
   if (int64_t{llama.q_heads} * llama.head_dim > kMaxWidth) {
     text.fail("head_dim", fmt::format("at most {}, with num_attention_heads {}",
                                       kMaxWidth / llama.q_heads, llama.q_heads));
   }
-  llama.max_positions =
-      field(text, "max_position_embeddings", mistral ? 131072 : 2048, kMaxPositions);
-  llama.rms_eps = static_cast<float>(text.number("rms_norm_eps", 1e-6, 0, 1));
+  llama.max_positions = field(text, "max_position_embeddings", absent.max_positions, kMaxPositions);
+  llama.rms_eps = static_cast<float>(text.number("rms_norm_eps", absent.rms_eps, 0, 1));
   llama.tie_embeddings = text.boolean("tie_word_embeddings", false);
-  if (!mistral) {
-    llama.qkv_bias = llama.output_bias = text.boolean("attention_bias", false);
-    llama.mlp_bias = text.boolean("mlp_bias", false);
-  }
+  read_biases(text, type, llama);
+  llama.qk_norm = type == DecoderType::kQwen3 || type == DecoderType::kQwen3Vl;
   if (parse_activation(text, "hidden_act", "silu") != Activation::kSilu) {
     text.fail("hidden_act", "silu");
   }
-  llama.rope = parse_rope(text, llama);
+  llama.rope = parse_rope(text, llama, type);
   llama.max_positions = context_of(llama.rope);
-  if (mistral && !text.is_null("sliding_window")) {
+  if (type == DecoderType::kMistral && !text.is_null("sliding_window")) {
     // Every row of a sequence that fits into the window sees all before it; a longer one is not
     // served.
     llama.sliding_window = static_cast<int>(text.integer("sliding_window", 4096, 1, kMaxPositions));
     llama.max_positions = std::min(llama.max_positions, llama.sliding_window);
+  }
+  if (text.boolean("use_sliding_window", false)) {
+    text.fail("use_sliding_window", "false: windows of some layers are not built in");
   }
   return llama;
 }

@@ -1,13 +1,33 @@
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "llm/llama.h"
 #include "runtime/loading/config.h"
 
 namespace kvlm {
 
-/// A text_config of model_type llama or mistral; absent fields take the class defaults of models.md
-/// 2.3, because hub files store differences from them. Throws Error{kUnsupported} for another type
-/// and for an unknown rope type. A sliding window limits max_positions.
-LlamaConfig parse_llama_config(const ConfigReader& text);
+/// Decoders whose layers are LLaMA's (models.md 3.4); what a configuration leaves out is different
+/// for each.
+enum class DecoderType : uint8_t {
+  kLlama,
+  kMistral,
+  kQwen2,
+  kQwen3,
+  kQwen2Vl,  ///< of Qwen2-VL and Qwen2.5-VL
+  kQwen3Vl,
+  kInternLm2,
+};
+
+/// The decoder that a text_config's model_type names, LLaMA where it names none. Throws
+/// Error{kUnsupported} listing `built_in`, those that the family has been published with, for any
+/// other.
+DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> built_in);
+
+/// The fields of a decoder; absent ones take the class defaults of models.md 2.3, because hub files
+/// store differences from them. A sliding window limits max_positions. Throws Error{kCorruptFile}
+/// naming the field, Error{kUnsupported} for an unknown rope type.
+LlamaConfig parse_decoder_config(const ConfigReader& text, DecoderType type);
 
 }  // namespace kvlm

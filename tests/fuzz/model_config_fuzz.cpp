@@ -1,6 +1,7 @@
 // The parts of config.json and preprocessor_config.json that become shapes: every number that comes
 // out is one that sizes can be computed from, or the file is refused in one readable sentence.
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,11 @@ void attempt(const Read& read) {
     for (const char c : message) require(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
   }
 }
+
+constexpr std::array kDecoders = {kvlm::DecoderType::kLlama,    kvlm::DecoderType::kMistral,
+                                  kvlm::DecoderType::kQwen2,    kvlm::DecoderType::kQwen3,
+                                  kvlm::DecoderType::kQwen2Vl,  kvlm::DecoderType::kQwen3Vl,
+                                  kvlm::DecoderType::kInternLm2};
 
 void require_llama(const kvlm::LlamaConfig& llama) {
   constexpr int64_t kMost = int64_t{1} << 28;
@@ -71,8 +77,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   attempt([&] {
     const nlohmann::json file = kvlm::parse_json(text, "config.json");
     const kvlm::ConfigReader config(file, "config.json");
-    attempt([&] { require_llama(kvlm::parse_llama_config(config)); });
-    attempt([&] { require_llama(kvlm::parse_llama_config(config.object("text_config"))); });
+    for (const kvlm::ConfigReader& decoder : {config, config.object("text_config")}) {
+      for (const kvlm::DecoderType type : kDecoders) {
+        attempt([&] { require_llama(kvlm::parse_decoder_config(decoder, type)); });
+      }
+      attempt([&] { static_cast<void>(kvlm::decoder_type(decoder, kDecoders)); });
+    }
     attempt([&] { require_clip(kvlm::parse_clip_config(config.object("vision_config"), config)); });
     attempt([&] { require_preprocess(kvlm::parse_preprocess(config, {})); });
   });

@@ -62,6 +62,10 @@ RandomWeights make_weights(const LlamaConfig& config, DType dtype = DType::kF32)
     const std::string layer = fmt::format("{}layers.{}.", prefix, i);
     weights.vector(layer + "input_layernorm.weight", config.hidden, 1);
     weights.vector(layer + "post_attention_layernorm.weight", config.hidden, 1);
+    if (config.qk_norm) {
+      weights.vector(layer + "self_attn.q_norm.weight", config.head_dim, 1);
+      weights.vector(layer + "self_attn.k_norm.weight", config.head_dim, 1);
+    }
     linear(layer + "self_attn.q_proj", q_width, config.hidden, config.qkv_bias);
     linear(layer + "self_attn.k_proj", kv_width, config.hidden, config.qkv_bias);
     linear(layer + "self_attn.v_proj", kv_width, config.hidden, config.qkv_bias);
@@ -100,6 +104,14 @@ std::vector<Row> reference_logits(const LlamaConfig& config, const RandomWeights
       }
     }
   };
+  const auto norm_heads = [&](const std::string& name, Row& x) {
+    for (size_t first = 0; first < x.size(); first += head_dim) {
+      const auto at = x.begin() + static_cast<std::ptrdiff_t>(first);
+      const Row normed = reference::rms_norm(Row(at, at + config.head_dim), weights[name],
+                                             static_cast<double>(config.rms_eps));
+      std::copy(normed.begin(), normed.end(), at);
+    }
+  };
   const std::span<const float> table = weights.find(prefix + "embed_tokens.weight").empty()
                                            ? weights["lm_head.weight"]
                                            : weights[prefix + "embed_tokens.weight"];
@@ -119,6 +131,10 @@ std::vector<Row> reference_logits(const LlamaConfig& config, const RandomWeights
       queries.push_back(project(layer + "self_attn.q_proj", normed));
       keys.push_back(project(layer + "self_attn.k_proj", normed));
       values.push_back(project(layer + "self_attn.v_proj", normed));
+      if (config.qk_norm) {
+        norm_heads(layer + "self_attn.q_norm.weight", queries.back());
+        norm_heads(layer + "self_attn.k_norm.weight", keys.back());
+      }
       rotate(queries.back(), row);
       rotate(keys.back(), row);
     }
@@ -241,6 +257,10 @@ std::vector<Variant> variants() {
   Variant qkv{"qkv_bias_only", small_config()};
   qkv.config.qkv_bias = true;
   all.push_back(qkv);
+  Variant norms{"norms_of_heads", small_config()};
+  norms.config.qk_norm = true;
+  norms.config.head_dim = norms.config.rope.rotary_dim = 10;  // Qwen3's is not hidden / heads
+  all.push_back(norms);
   all.push_back({"f16", biases.config, DType::kF16});
   all.push_back({"bf16", biases.config, DType::kBF16});
   return all;

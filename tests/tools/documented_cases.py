@@ -239,6 +239,7 @@ DOCUMENTED = [
 # Not run here, and why.
 ELSEWHERE = {
     "tools/demo.sh": "builds the tree; Demo in documented_test.py runs it with a build that is done",
+    "tools/setup.sh --video": "installs packages of the system",
     "tools/test.sh": "runs this test",
     "tools/test.sh --lint": "runs this test",
     "cmake --install build/release --prefix PREFIX": "tests/install_test.py does it",

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -16,11 +17,16 @@ namespace {
 using nlohmann::json;
 using test::error_of;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 LlamaConfig llama(const json& text) {
   const json config = {{"text_config", text}};
-  return parse_llama_config(ConfigReader(config, "config.json").object("text_config"));
+  const ConfigReader reader = ConfigReader(config, "config.json").object("text_config");
+  constexpr std::array kDecoders = {
+      DecoderType::kLlama,   DecoderType::kMistral, DecoderType::kQwen2,    DecoderType::kQwen3,
+      DecoderType::kQwen2Vl, DecoderType::kQwen3Vl, DecoderType::kInternLm2};
+  return parse_decoder_config(reader, decoder_type(reader, kDecoders));
 }
 
 template <class Parse>
@@ -221,10 +227,110 @@ TEST(LlamaConfig, RefusesRopeItDoesNotKnow) {
 
 // ---------------------------------------------------------------------------------------- errors
 
-TEST(LlamaConfig, RefusesAnotherDecoder) {
-  EXPECT_THAT(llama_failure({{"model_type", "qwen2"}}, ErrorCode::kUnsupported),
-              AllOf(HasSubstr("config.json: text_config"), HasSubstr("\"qwen2\""),
-                    HasSubstr("llama and mistral")));
+TEST(LlamaConfig, RefusesADecoderThatTheFamilyHasNot) {
+  const json config = {{"model_type", "qwen2"}};
+  const ConfigReader reader(config, "config.json: text_config");
+  constexpr std::array kTwo = {DecoderType::kLlama, DecoderType::kMistral};
+  EXPECT_EQ(failure([&] { decoder_type(reader, kTwo); }, ErrorCode::kUnsupported),
+            "config.json: text_config: model_type is \"qwen2\"; the decoders built in for this "
+            "family are llama, mistral");
+  EXPECT_THAT(llama_failure({{"model_type", "qwen3_moe"}}, ErrorCode::kUnsupported),
+              AllOf(HasSubstr("qwen3_moe"), HasSubstr("qwen2_5_vl_text")));
+}
+
+/// transformers 5.23.0: Qwen2Config(), Qwen3Config(), Qwen2VLTextConfig(), Qwen3VLTextConfig().
+TEST(DecoderConfig, MissingFieldsTakeTheClassDefaultsOfQwen) {
+  const LlamaConfig qwen2 = llama({{"model_type", "qwen2"}});
+  EXPECT_EQ(qwen2.vocab_size, 151936);
+  EXPECT_EQ(qwen2.hidden, 4096);
+  EXPECT_EQ(qwen2.intermediate, 22016);
+  EXPECT_EQ(qwen2.layers, 32);
+  EXPECT_EQ(qwen2.q_heads, 32);
+  EXPECT_EQ(qwen2.kv_heads, 32);
+  EXPECT_EQ(qwen2.head_dim, 128);
+  EXPECT_EQ(qwen2.max_positions, 32768);
+  EXPECT_EQ(qwen2.rms_eps, 1e-6f);
+  EXPECT_EQ(qwen2.rope.theta, 1e4);
+  EXPECT_EQ(qwen2.rope.axes(), 1);
+  EXPECT_TRUE(qwen2.qkv_bias);
+  EXPECT_FALSE(qwen2.output_bias);
+  EXPECT_FALSE(qwen2.mlp_bias);
+  EXPECT_FALSE(qwen2.qk_norm);
+  EXPECT_FALSE(qwen2.tie_embeddings);
+
+  const LlamaConfig qwen3 = llama({{"model_type", "qwen3"}, {"hidden_size", 1024}});
+  EXPECT_EQ(qwen3.head_dim, 128) << "not hidden / heads";
+  EXPECT_EQ(qwen3.kv_heads, 32);
+  EXPECT_EQ(qwen3.max_positions, 32768);
+  EXPECT_TRUE(qwen3.qk_norm);
+  EXPECT_FALSE(qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.rope.theta, 1e4);
+
+  for (const char* type : {"qwen2_vl_text", "qwen2_5_vl_text"}) {
+    const LlamaConfig vl =
+        llama({{"model_type", type},
+               {"rope_scaling", {{"type", "mrope"}, {"mrope_section", {16, 24, 24}}}}});
+    EXPECT_EQ(vl.vocab_size, 152064);
+    EXPECT_EQ(vl.hidden, 8192);
+    EXPECT_EQ(vl.intermediate, 29568);
+    EXPECT_EQ(vl.layers, 80);
+    EXPECT_EQ(vl.q_heads, 64);
+    EXPECT_EQ(vl.kv_heads, 8);
+    EXPECT_EQ(vl.head_dim, 128);
+    EXPECT_EQ(vl.rms_eps, 1e-5f);
+    EXPECT_EQ(vl.rope.theta, 1e6);
+    EXPECT_EQ(vl.rope.type, RopeConfig::Type::kDefault);
+    EXPECT_THAT(vl.rope.sections, ElementsAre(16, 24, 24));
+    EXPECT_FALSE(vl.rope.interleaved);
+    EXPECT_TRUE(vl.qkv_bias);
+  }
+
+  const LlamaConfig qwen3_vl = llama({{"model_type", "qwen3_vl_text"}});
+  EXPECT_EQ(qwen3_vl.max_positions, 128000);
+  EXPECT_EQ(qwen3_vl.rope.theta, 5e5);
+  EXPECT_THAT(qwen3_vl.rope.sections, ElementsAre(24, 20, 20));
+  EXPECT_TRUE(qwen3_vl.rope.interleaved);
+  EXPECT_TRUE(qwen3_vl.qk_norm);
+}
+
+TEST(DecoderConfig, ReadsSectionsInEverySpelling) {
+  const json sizes = {{"model_type", "qwen2_vl_text"},
+                      {"hidden_size", 48},
+                      {"num_attention_heads", 4},
+                      {"num_key_value_heads", 2}};
+  for (const json& scaling :
+       {json{{"type", "mrope"}, {"mrope_section", {1, 2, 3}}},
+        json{{"type", "default"}, {"rope_type", "default"}, {"mrope_section", {1, 2, 3}}}}) {
+    json text = sizes;
+    text["rope_scaling"] = scaling;
+    EXPECT_THAT(llama(text).rope.sections, ElementsAre(1, 2, 3)) << scaling;
+  }
+  json text = sizes;
+  text["rope_parameters"] = {
+      {"rope_type", "default"}, {"mrope_section", {1, 2, 3}}, {"rope_theta", 1e5}};
+  EXPECT_THAT(llama(text).rope.sections, ElementsAre(1, 2, 3));
+  EXPECT_EQ(llama(text).rope.theta, 1e5);
+  for (const json& wrong : {json(nullptr), json({1, 2}), json({1, 2, 4}), json({-1, 3, 4}),
+                            json({1, 2, "3"}), json(6), json({1.0, 2, 3})}) {
+    text["rope_parameters"]["mrope_section"] = wrong;
+    EXPECT_THAT(llama_failure(text), HasSubstr("mrope_section")) << wrong;
+  }
+  // Sections mean nothing to a decoder of one axis, and then mrope is no type.
+  EXPECT_THAT(llama_failure({{"model_type", "qwen2"}, {"rope_scaling", {{"type", "mrope"}}}},
+                            ErrorCode::kUnsupported),
+              HasSubstr("mrope"));
+}
+
+TEST(DecoderConfig, InternLm2HasNoBiases) {
+  const LlamaConfig internlm2 = llama({{"model_type", "internlm2"}, {"bias", false}});
+  EXPECT_EQ(internlm2.vocab_size, 103168);
+  EXPECT_FALSE(internlm2.qkv_bias);
+  EXPECT_THAT(llama_failure({{"model_type", "internlm2"}}), HasSubstr("bias"));
+}
+
+TEST(DecoderConfig, RefusesWindowsOfSomeLayers) {
+  EXPECT_THAT(llama_failure({{"model_type", "qwen2"}, {"use_sliding_window", true}}),
+              HasSubstr("use_sliding_window is true"));
 }
 
 TEST(LlamaConfig, RefusesHeadsThatDoNotDivide) {
