@@ -79,6 +79,23 @@ void add(TensorView y, ConstTensorView x, Stream& stream) {
   cpu::add(y, x, stream);
 }
 
+void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& stream) {
+  constexpr std::string_view kOp = "add_scaled";
+  check::rank(kOp, "y", y, 2, "(rows, dim)");
+  check::shape(kOp, "x", x, y.shape(), "the shape of y");
+  check::shape(kOp, "scale", scale, {y.shape()[1]}, "(dim,) of y");
+  check::dtype(kOp, "y", y, DType::kF32);
+  check::dtype(kOp, "x", x, y.dtype());
+  check::dtype(kOp, "scale", scale, y.dtype());
+  check::on_stream(kOp, "y", y, stream);
+  check::on_stream(kOp, "x", x, stream);
+  check::on_stream(kOp, "scale", scale, stream);
+  check::disjoint(kOp, "y", y, "scale", scale);
+  if (y.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::add_scaled(y, x, scale, stream);
+  cpu::add_scaled(y, x, scale, stream);
+}
+
 void convert(TensorView y, ConstTensorView x, Stream& stream) {
   check::shape("convert", "x", x, y.shape(), "the shape of y");
   check::floating("convert", "y", y);

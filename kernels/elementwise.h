@@ -28,6 +28,14 @@ void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream
 /// y += x, element by element; equal shapes, f32.
 void add(TensorView y, ConstTensorView x, Stream& stream);
 
+/// y[r,:] += x[r,:] * scale.
+///
+///   x, y   (rows, dim)  f32
+///   scale  (dim,)       f32
+///
+/// Source: Touvron et al. 2021, "Going deeper with Image Transformers" (LayerScale), eq. 4.
+void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& stream);
+
 /// y = x, converted to y's dtype with round-to-nearest-even; f32 | f16 | bf16, equal shapes.
 void convert(TensorView y, ConstTensorView x, Stream& stream);
 

@@ -1,318 +1,46 @@
 #include "vision/clip_vit.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
-#include <initializer_list>
-
-#include "kernels/attention.h"
-#include "kernels/base/error.h"
-#include "kernels/elementwise.h"
-#include "kernels/gemm.h"
-#include "kernels/norm.h"
-
 namespace kvlm {
 
 namespace {
 
-struct Affine {
-  ConstTensorView weight;
-  ConstTensorView bias;  // (out,) f32
+constexpr VitNames kNames = {
+    .patch = "embeddings.patch_embedding",
+    .class_token = "embeddings.class_embedding",
+    .positions = "embeddings.position_embedding.weight",
+    .pre_norm = "pre_layrnorm",  // sic
+    .layer = "encoder.layers",
+    .norm1 = "layer_norm1",
+    .norm2 = "layer_norm2",
+    .q = "self_attn.q_proj",
+    .k = "self_attn.k_proj",
+    .v = "self_attn.v_proj",
+    .out = "self_attn.out_proj",
+    .q_norm = {},
+    .k_norm = {},
+    .scale1 = {},
+    .fc1 = "mlp.fc1",
+    .fc2 = "mlp.fc2",
+    .scale2 = {},
 };
-
-struct Layer {
-  Affine norm1, norm2;
-  Affine q, k, v, out, fc1, fc2;
-};
-
-class ClipVit final : public VisionEncoder {
- public:
-  ClipVit(const ClipConfig& config, WeightMap& weights, const std::string& prefix,
-          size_t workspace_bytes);
-
-  int64_t tokens(const PatchGrid& grid) const noexcept override {
-    return grid.patches() + (config_.keep_class_token ? 1 : 0);
-  }
-  int width() const noexcept override {
-    return config_.hidden * static_cast<int>(selected_.size());
-  }
-  size_t weight_bytes() const noexcept override { return weight_bytes_; }
-  Tensor encode(std::span<const VisualPatches* const> pictures, Stream& stream,
-                const VisionTap& tap) override;
-
- private:
-  Affine take(WeightMap& weights, const std::string& name, Shape shape);
-  Affine take_norm(WeightMap& weights, const std::string& name);
-  void check(const VisualPatches& picture) const;
-  /// Makes room for this many tiles.
-  void reserve(int64_t tiles);
-  size_t bytes_per_tile() const;
-  /// Encodes tiles, each (patches, columns), into rows of `features`.
-  void encode_piece(std::span<const ConstTensorView> tiles, TensorView features, Stream& stream,
-                    const VisionTap& tap);
-  void embed(std::span<const ConstTensorView> tiles, Stream& stream, const VisionTap& tap);
-  void run(const Layer& layer, int64_t tiles, Stream& stream);
-  /// Copies hidden state `state` into its columns of `features`, if it is one of the selected.
-  void select(int state, int64_t tiles, TensorView features, Stream& stream);
-  int64_t rows_per_tile() const noexcept { return patches_ + 1; }
-  TensorView used(Tensor& tensor, int64_t tiles) const {
-    return tensor.view().slice(0, tiles * rows_per_tile());
-  }
-
-  ClipConfig config_;
-  size_t workspace_bytes_;     // at most, if one tile does not need more
-  int64_t patches_;            // of a tile
-  std::vector<int> selected_;  // hidden states to return, 0-based, in order
-  std::vector<std::shared_ptr<const void>> owners_;
-  size_t weight_bytes_ = 0;
-  ConstTensorView patch_weight_;     // (hidden, 3 * patch * patch)
-  ConstTensorView class_embedding_;  // (hidden,) f32
-  ConstTensorView positions_;        // (patches + 1, hidden) f32
-  Affine pre_norm_;
-  std::vector<Layer> layers_;
-  Device device_;
-  DType normed_dtype_ = DType::kF32;     // in which products take rows of normed_
-  DType activated_dtype_ = DType::kF32;  // and of activated_
-
-  // Rows of a tile: its class token, then its patches.
-  int64_t reserved_ = 0;  // tiles
-  Tensor placed_;         // (patches, 3 * patch * patch) of one tile, where the device is no CPU
-  Tensor x_, q_, k_, v_;  // (tiles * (patches + 1), hidden)
-  Tensor normed_;         // the same, as products take it
-  Tensor inner_;          // (tiles * (patches + 1), intermediate)
-  Tensor activated_;      // the same, where products do not take f32
-  std::vector<int32_t> bounds_;  // of the tiles, in rows
-};
-
-Affine ClipVit::take(WeightMap& weights, const std::string& name, Shape shape) {
-  Affine affine{weights.take(name + ".weight", shape),
-                weights.take_f32(name + ".bias", {shape[0]})};
-  weight_bytes_ += affine.weight.bytes() + affine.bias.bytes();
-  return affine;
-}
-
-Affine ClipVit::take_norm(WeightMap& weights, const std::string& name) {
-  return {weights.take_f32(name + ".weight", {config_.hidden}),
-          weights.take_f32(name + ".bias", {config_.hidden})};
-}
-
-ClipVit::ClipVit(const ClipConfig& config, WeightMap& weights, const std::string& prefix,
-                 size_t workspace_bytes)
-    : config_(config), workspace_bytes_(workspace_bytes) {
-  const int grid = config.image_size / config.patch_size;
-  patches_ = int64_t{grid} * grid;
-  int needed = 0;
-  for (const int layer : config.feature_layers) {
-    const int state = layer < 0 ? config.layers + 1 + layer : layer;
-    if (state < 0 || state > config.layers) {
-      throw Error(
-          ErrorCode::kCorruptFile,
-          fmt::format("config.json: vision_feature_layer is {}; expected {} to {} for a tower "
-                      "of {} layers",
-                      layer, -config.layers - 1, config.layers, config.layers));
-    }
-    selected_.push_back(state);
-    needed = std::max(needed, state);
-  }
-
-  const int hidden = config.hidden;
-  const int64_t patch = config.patch_size;
-  patch_weight_ =
-      weights.take(prefix + "embeddings.patch_embedding.weight", {hidden, 3, patch, patch})
-          .reshape({hidden, 3 * patch * patch});
-  class_embedding_ = weights.take_f32(prefix + "embeddings.class_embedding", {hidden});
-  positions_ =
-      weights.take_f32(prefix + "embeddings.position_embedding.weight", {patches_ + 1, hidden});
-  pre_norm_ = take_norm(weights, prefix + "pre_layrnorm");
-  for (int i = 0; i < needed; ++i) {
-    const std::string name = fmt::format("{}encoder.layers.{}.", prefix, i);
-    Layer layer;
-    layer.norm1 = take_norm(weights, name + "layer_norm1");
-    layer.norm2 = take_norm(weights, name + "layer_norm2");
-    layer.q = take(weights, name + "self_attn.q_proj", {hidden, hidden});
-    layer.k = take(weights, name + "self_attn.k_proj", {hidden, hidden});
-    layer.v = take(weights, name + "self_attn.v_proj", {hidden, hidden});
-    layer.out = take(weights, name + "self_attn.out_proj", {hidden, hidden});
-    layer.fc1 = take(weights, name + "mlp.fc1", {config.intermediate, hidden});
-    layer.fc2 = take(weights, name + "mlp.fc2", {hidden, config.intermediate});
-    layers_.push_back(layer);
-  }
-  weight_bytes_ += patch_weight_.bytes() + positions_.bytes();
-  owners_ = weights.owners();
-
-  device_ = weights.device();
-  // The dtype in which all of these products, in all layers, take rows of one tile; more rows are
-  // taken so too.
-  const auto taken_by = [&](std::initializer_list<const Affine Layer::*> products) {
-    if (layers_.empty()) return DType::kF32;
-    const Layer& first = layers_[0];
-    const DType dtype = operand_dtype({(first.*(*products.begin())).weight}, rows_per_tile());
-    for (const Layer& layer : layers_) {
-      for (const Affine Layer::*product : products) {
-        if (operand_dtype({(layer.*product).weight}, rows_per_tile()) != dtype) return DType::kF32;
-      }
-    }
-    return dtype;
-  };
-  normed_dtype_ = taken_by({&Layer::q, &Layer::k, &Layer::v, &Layer::fc1});
-  activated_dtype_ = taken_by({&Layer::fc2});
-}
-
-size_t ClipVit::bytes_per_tile() const {
-  const auto hidden = static_cast<size_t>(config_.hidden);
-  const auto intermediate = static_cast<size_t>(config_.intermediate);
-  size_t row = sizeof(float) * (4 * hidden + intermediate) + dtype_bytes(normed_dtype_) * hidden;
-  if (activated_dtype_ != DType::kF32) row += dtype_bytes(activated_dtype_) * intermediate;
-  return row * static_cast<size_t>(rows_per_tile());
-}
-
-void ClipVit::reserve(int64_t tiles) {
-  if (tiles <= reserved_) return;
-  reserved_ = 0;  // as long as there may be no memory for more
-  const int64_t rows = tiles * rows_per_tile();
-  for (Tensor* tensor : {&x_, &q_, &k_, &v_}) {
-    *tensor = Tensor(DType::kF32, {rows, config_.hidden}, device_);
-  }
-  normed_ = Tensor(normed_dtype_, {rows, config_.hidden}, device_);
-  inner_ = Tensor(DType::kF32, {rows, config_.intermediate}, device_);
-  if (activated_dtype_ != DType::kF32) {
-    activated_ = Tensor(activated_dtype_, inner_.shape(), device_);
-  }
-  if (device_.kind != DeviceKind::kCpu) {
-    placed_ = Tensor(DType::kF32, {patches_, patch_weight_.shape()[1]}, device_);
-  }
-  bounds_.clear();
-  for (int64_t i = 0; i <= tiles; ++i) {
-    bounds_.push_back(static_cast<int32_t>(i * rows_per_tile()));
-  }
-  reserved_ = tiles;
-}
-
-void ClipVit::embed(std::span<const ConstTensorView> tiles, Stream& stream, const VisionTap& tap) {
-  const TensorView x = used(x_, std::ssize(tiles));
-  const ConstTensorView class_row = class_embedding_.reshape({1, config_.hidden});
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    ConstTensorView rows = tiles[i];
-    if (!placed_.empty()) {
-      copy(placed_, rows, stream);
-      rows = placed_;
-    }
-    const TensorView tile = x.slice(static_cast<int64_t>(i) * rows_per_tile(), rows_per_tile());
-    linear(tile.slice(1, patches_), rows, patch_weight_, {}, false, stream);
-    if (tap) tap("vision.patch_embed", tile.slice(1, patches_));
-    copy(tile.slice(0, 1), class_row, stream);
-    add(tile, positions_, stream);
-  }
-  if (tap) tap("vision.embeddings", x);
-  layer_norm(x, x, pre_norm_.weight, pre_norm_.bias, config_.eps, stream);
-  if (tap) tap("vision.pre_norm", x);
-}
-
-void ClipVit::run(const Layer& layer, int64_t tiles, Stream& stream) {
-  const int head_dim = config_.hidden / config_.heads;
-  const TensorView x = used(x_, tiles);
-  const TensorView q = used(q_, tiles);
-  const TensorView k = used(k_, tiles);
-  const TensorView v = used(v_, tiles);
-  const TensorView normed = used(normed_, tiles);
-  const Shape by_head{x.shape()[0], config_.heads, head_dim};
-  layer_norm(normed, x, layer.norm1.weight, layer.norm1.bias, config_.eps, stream);
-  const LinearPart qkv[] = {{q, layer.q.weight, layer.q.bias},
-                            {k, layer.k.weight, layer.k.bias},
-                            {v, layer.v.weight, layer.v.bias}};
-  linears(qkv, normed, stream);
-  segment_attention(q.reshape(by_head), q.reshape(by_head), k.reshape(by_head), v.reshape(by_head),
-                    std::span(bounds_).first(static_cast<size_t>(tiles) + 1),
-                    1.0f / std::sqrt(static_cast<float>(head_dim)), layer.q.weight.dtype(), stream);
-  linear(x, q, layer.out.weight, layer.out.bias, /*add=*/true, stream);
-
-  layer_norm(normed, x, layer.norm2.weight, layer.norm2.bias, config_.eps, stream);
-  const TensorView inner = used(inner_, tiles);
-  linear(inner, normed, layer.fc1.weight, layer.fc1.bias, false, stream);
-  const TensorView activated = activated_.empty() ? inner : used(activated_, tiles);
-  activate(activated, inner, config_.activation, stream);
-  linear(x, activated, layer.fc2.weight, layer.fc2.bias, /*add=*/true, stream);
-}
-
-void ClipVit::select(int state, int64_t tiles, TensorView features, Stream& stream) {
-  const int64_t skipped = config_.keep_class_token ? 0 : 1;
-  const int64_t kept = rows_per_tile() - skipped;
-  for (size_t i = 0; i < selected_.size(); ++i) {
-    if (selected_[i] != state) continue;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      copy_columns(features.slice(tile * kept, kept), static_cast<int64_t>(i) * config_.hidden,
-                   x_.view().slice(tile * rows_per_tile() + skipped, kept), stream);
-    }
-  }
-}
-
-void ClipVit::encode_piece(std::span<const ConstTensorView> tiles, TensorView features,
-                           Stream& stream, const VisionTap& tap) {
-  const size_t total = layers_.size() + 1;  // the patches are the first
-  const int64_t count = std::ssize(tiles);
-  reserve(count);
-  report_progress(stream.watch(), "vision", 0, total);
-  embed(tiles, stream, tap);
-  select(0, count, features, stream);
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    report_progress(stream.watch(), "vision", i + 1, total);
-    run(layers_[i], count, stream);
-    if (tap) tap(fmt::format("vision.layer.{}", i), used(x_, count));
-    select(static_cast<int>(i) + 1, count, features, stream);
-  }
-  if (tap) tap("vision.selected", features);
-  report_progress(stream.watch(), "vision", total, total);
-}
-
-void ClipVit::check(const VisualPatches& picture) const {
-  const int grid = config_.image_size / config_.patch_size;
-  for (const PatchGrid& found : picture.grids) {
-    if (found == PatchGrid{1, grid, grid}) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the vision tower takes tiles of {} x {} patches, found {} slices of "
-                            "{} x {}; preprocessor_config.json and config.json do not belong "
-                            "together",
-                            grid, grid, found.slices, found.rows, found.columns));
-  }
-  const Shape expected{std::ssize(picture.grids) * patches_, patch_weight_.shape()[1]};
-  if (picture.rows.shape() == expected) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the vision tower takes {} tiles as patches of shape {}, found {}",
-                          picture.grids.size(), expected.str(), picture.rows.shape().str()));
-}
-
-Tensor ClipVit::encode(std::span<const VisualPatches* const> pictures, Stream& stream,
-                       const VisionTap& tap) {
-  std::vector<ConstTensorView> tiles;
-  for (const VisualPatches* picture : pictures) {
-    check(*picture);
-    for (int64_t i = 0; i < std::ssize(picture->grids); ++i) {
-      tiles.push_back(picture->rows.view().slice(i * patches_, patches_));
-    }
-  }
-  const int64_t kept = patches_ + (config_.keep_class_token ? 1 : 0);
-  Tensor features(DType::kF32, {std::ssize(tiles) * kept, width()}, device_);
-  const size_t most = std::max<size_t>(1, workspace_bytes_ / bytes_per_tile());
-  const size_t pieces = (tiles.size() + most - 1) / most;
-  for (size_t piece = 0; piece < pieces; ++piece) {
-    PieceWatch watch(stream.watch(), piece, pieces);
-    const WatchScope scope(stream, &watch);
-    const size_t first = piece * most;
-    const size_t count = std::min(most, tiles.size() - first);
-    encode_piece(std::span(tiles).subspan(first, count),
-                 features.view().slice(static_cast<int64_t>(first) * kept,
-                                       static_cast<int64_t>(count) * kept),
-                 stream, tap);
-  }
-  return features;
-}
 
 }  // namespace
 
 std::unique_ptr<VisionEncoder> make_clip_vit(const ClipConfig& config, WeightMap& weights,
                                              const std::string& prefix, size_t workspace_bytes) {
-  return std::make_unique<ClipVit>(config, weights, prefix, workspace_bytes);
+  VitConfig vit;
+  vit.hidden = config.hidden;
+  vit.intermediate = config.intermediate;
+  vit.layers = config.layers;
+  vit.heads = config.heads;
+  vit.image_size = config.image_size;
+  vit.patch_size = config.patch_size;
+  vit.eps = config.eps;
+  vit.activation = config.activation;
+  vit.pre_norm = true;
+  vit.feature_layers = config.feature_layers;
+  vit.keep_class_token = config.keep_class_token;
+  return make_vit(vit, kNames, weights, prefix, workspace_bytes);
 }
 
 }  // namespace kvlm

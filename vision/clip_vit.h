@@ -6,7 +6,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/base/weights.h"
-#include "vision/encoder.h"
+#include "vision/vit.h"
 
 namespace kvlm {
 

@@ -1,6 +1,7 @@
 #include "kernels/cpu/elementwise.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/blocks.h"
@@ -53,6 +54,16 @@ void convert_span(const std::byte* from, DType from_dtype, std::byte* to, DType 
   }
 }
 
+void add_scaled_span(float* y, const float* x, const float* scale, size_t count) {
+  const hn::ScalableTag<float> d;
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, scale + i), hn::LoadU(d, y + i)), d,
+               y + i);
+  }
+  for (; i < count; ++i) y[i] = std::fma(x[i], scale[i], y[i]);
+}
+
 void add_span(float* y, const float* x, size_t count) {
   const hn::ScalableTag<float> d;
   size_t i = 0;
@@ -70,6 +81,7 @@ namespace kvlm::cpu {
 
 HWY_EXPORT(convert_span);
 HWY_EXPORT(add_span);
+HWY_EXPORT(add_scaled_span);
 
 void convert_elements(std::byte* to, DType to_dtype, const std::byte* from, DType from_dtype,
                       size_t count) {
@@ -97,6 +109,16 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
 void add(TensorView y, ConstTensorView x, Stream& stream) {
   for_blocks(stream, static_cast<size_t>(y.elements()), 1, [&](size_t begin, size_t end) {
     HWY_DYNAMIC_DISPATCH(add_span)(y.as<float>() + begin, x.as<float>() + begin, end - begin);
+  });
+}
+
+void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& stream) {
+  const auto dim = static_cast<size_t>(y.shape()[1]);
+  for_blocks(stream, static_cast<size_t>(y.shape()[0]), dim, [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) {
+      HWY_DYNAMIC_DISPATCH(add_scaled_span)
+      (y.as<float>() + row * dim, x.as<float>() + row * dim, scale.as<float>(), dim);
+    }
   });
 }
 

@@ -14,6 +14,8 @@ void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream
 
 void add(TensorView y, ConstTensorView x, Stream& stream);
 
+void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& stream);
+
 void convert(TensorView y, ConstTensorView x, Stream& stream);
 
 /// to[i] = from[i] for `count` elements of the float formats `from_dtype` and `to_dtype`, rounded

@@ -55,6 +55,15 @@ __global__ void add_elements(float* y, const float* x, int64_t count) {
   }
 }
 
+__global__ void add_scaled_elements(float* y, const float* x, const float* scale, int64_t dim,
+                                    int64_t count) {
+  let_next_start();
+  wait_for_earlier();
+  for (int64_t i = first_element(); i < count; i += grid_size()) {
+    y[i] = __fmaf_rn(x[i], scale[i % dim], y[i]);
+  }
+}
+
 __global__ void place_columns(float* y, const float* x, int64_t width, int64_t columns,
                               int64_t count) {
   for (int64_t i = first_element(); i < count; i += grid_size()) {
@@ -92,6 +101,11 @@ void add(TensorView y, ConstTensorView x, Stream& stream) {
   launch_early("add", grouped ? add_elements<4> : add_elements<1>,
                blocks_for(y.elements() / (grouped ? 4 : 1)), kThreads, stream, y.as<float>(),
                x.as<float>(), y.elements());
+}
+
+void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& stream) {
+  launch_early("add_scaled", add_scaled_elements, blocks_for(y.elements()), kThreads, stream,
+               y.as<float>(), x.as<float>(), scale.as<float>(), y.shape()[1], y.elements());
 }
 
 void convert(TensorView y, ConstTensorView x, Stream& stream) {

@@ -15,6 +15,8 @@ void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream
 
 void add(TensorView y, ConstTensorView x, Stream& stream);
 
+void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& stream);
+
 void convert(TensorView y, ConstTensorView x, Stream& stream);
 
 }  // namespace kvlm::cuda

@@ -12,6 +12,8 @@ void copy_columns(TensorView, int64_t, ConstTensorView, Stream&) { refuse("copy_
 
 void add(TensorView, ConstTensorView, Stream&) { refuse("add"); }
 
+void add_scaled(TensorView, ConstTensorView, ConstTensorView, Stream&) { refuse("add_scaled"); }
+
 void convert(TensorView, ConstTensorView, Stream&) { refuse("convert"); }
 
 }  // namespace kvlm::cuda

@@ -308,6 +308,9 @@ TEST_F(Cuda, NormsActivationsAndElements) {
       add(y, x, cpu_);
       add(gpu_y, gpu_x, *gpu_);
       EXPECT_LE(error(gpu_y, y), 2e-6);
+      add_scaled(y, x, weight, cpu_);
+      add_scaled(gpu_y, gpu_x, gpu_weight, *gpu_);
+      EXPECT_LE(error(gpu_y, y), 2e-6);
       for (const Activation kind :
            {Activation::kQuickGelu, Activation::kGelu, Activation::kGeluTanh, Activation::kSilu}) {
         copy(y, x, cpu_);

@@ -77,6 +77,31 @@ TEST(Add, AddsEveryElementOnce) {
       HasSubstr("add: x has shape (5), expected (4)"));
 }
 
+TEST(AddScaled, ScalesEveryColumnByItsOwn) {
+  ThreadPool pool(3);
+  Stream stream(pool);
+  for (const int64_t rows : {1, 3, 700}) {
+    for (const int64_t dim : {1, 15, 16, 17, 100, 1024}) {
+      Tensor y = normal_tensor(DType::kF32, {rows, dim}, 2);
+      const Tensor x = normal_tensor(DType::kF32, {rows, dim}, 3);
+      const Tensor scale = normal_tensor(DType::kF32, {dim}, 4);
+      const std::vector<float> before(y.as<float>(), y.as<float>() + rows * dim);
+      add_scaled(y, x, scale, stream);
+      for (int64_t i = 0; i < rows * dim; ++i) {
+        const double expected =
+            static_cast<double>(before[static_cast<size_t>(i)]) +
+            static_cast<double>(x.as<float>()[i]) * static_cast<double>(scale.as<float>()[i % dim]);
+        ASSERT_NEAR(static_cast<double>(y.as<float>()[i]), expected, 1e-6) << i;
+      }
+    }
+  }
+  Tensor y = normal_tensor(DType::kF32, {4, 6}, 2);
+  const Tensor x = normal_tensor(DType::kF32, {4, 6}, 3);
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
+                         [&] { add_scaled(y, x, Tensor(DType::kF32, {4}), stream); }),
+              HasSubstr("add_scaled: scale has shape (4), expected (6)"));
+}
+
 /// Floats that try every rounding: all halves and bfloat16s, the points midway between neighbours
 /// and the floats on either side of those, and special values.
 std::vector<float> telling_floats() {

@@ -96,6 +96,31 @@ class GoldenTensors {
   SafetensorsHeader header_;
 };
 
+/// Pictures (N, 3, height, width) of the goldens as the rows that a tower takes: patch by patch,
+/// columns (channel, dy, dx); pixels beyond the last whole patch are left out.
+inline std::vector<float> patches_of_pixels(const GoldenTensors& tensors, const std::string& name,
+                                            int64_t patch) {
+  const std::vector<int64_t> shape = tensors.shape(name);
+  const std::vector<float> pixels = tensors.floats(name);
+  const int64_t height = shape[2];
+  const int64_t width = shape[3];
+  std::vector<float> rows;
+  for (int64_t picture = 0; picture < shape[0]; ++picture) {
+    for (int64_t y = 0; y < height / patch; ++y) {
+      for (int64_t x = 0; x < width / patch; ++x) {
+        for (int64_t channel = 0; channel < 3; ++channel) {
+          for (int64_t dy = 0; dy < patch; ++dy) {
+            const int64_t line = (picture * 3 + channel) * height + y * patch + dy;
+            const auto from = pixels.begin() + line * width + x * patch;
+            rows.insert(rows.end(), from, from + patch);
+          }
+        }
+      }
+    }
+  }
+  return rows;
+}
+
 /// A model of a checkpoint folder, with all that it borrows.
 class LoadedModel {
  public:

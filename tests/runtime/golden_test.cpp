@@ -85,31 +85,6 @@ Tap collect(Taps& taps) {
   };
 }
 
-/// Pictures (N, 3, height, width) of the goldens as the rows that our tower takes: patch by patch,
-/// columns (channel, dy, dx).
-std::vector<float> patches_of_pixels(const GoldenTensors& tensors, const std::string& name) {
-  constexpr int64_t kPatch = 14;
-  const std::vector<int64_t> shape = tensors.shape(name);
-  const std::vector<float> pixels = tensors.floats(name);
-  const int64_t height = shape[2];
-  const int64_t width = shape[3];
-  std::vector<float> rows;
-  for (int64_t picture = 0; picture < shape[0]; ++picture) {
-    for (int64_t y = 0; y < height / kPatch; ++y) {
-      for (int64_t x = 0; x < width / kPatch; ++x) {
-        for (int64_t channel = 0; channel < 3; ++channel) {
-          for (int64_t dy = 0; dy < kPatch; ++dy) {
-            const int64_t line = (picture * 3 + channel) * height + y * kPatch + dy;
-            const auto from = pixels.begin() + line * width + x * kPatch;
-            rows.insert(rows.end(), from, from + kPatch);
-          }
-        }
-      }
-    }
-  }
-  return rows;
-}
-
 /// One tap, in the order in which a forward pass produces them.
 struct TapGate {
   std::string golden;
@@ -256,7 +231,7 @@ TEST_P(PictureGolden, PixelValuesOfBothBackendsEqualTheReference) {
       const Tensor& rows = image.patches.rows;
       pixels.insert(pixels.end(), rows.as<float>(), rows.as<float>() + rows.shape().elements());
     }
-    EXPECT_TRUE(within(tensor, pixels, patches_of_pixels(tensors_, tensor), kPixelGate));
+    EXPECT_TRUE(within(tensor, pixels, test::patches_of_pixels(tensors_, tensor, 14), kPixelGate));
   }
 }
 
@@ -278,8 +253,9 @@ TEST_P(Golden, EveryTapEqualsTheReference) {
   for (const TapGate& gate : tap_gates()) {
     if (!golden_.holds(gate.golden)) continue;
     const std::string name = golden_.tapped(gate.golden);
-    const std::vector<float> reference =
-        gate.ours == "pixel_values" ? patches_of_pixels(tensors_, name) : tensors_.floats(name);
+    const std::vector<float> reference = gate.ours == "pixel_values"
+                                             ? test::patches_of_pixels(tensors_, name, 14)
+                                             : tensors_.floats(name);
     const double scale = gate.relative ? std::max(1.0, deviation(reference)) : 1.0;
     ASSERT_TRUE(within(gate.ours, taps[gate.ours], reference, gate.gate * scale))
         << "first tap that differs: " << gate.ours << " of " << golden_.folder.filename() << " "

@@ -1,0 +1,59 @@
+#include "vision/shuffle_projector.h"
+
+#include "kernels/activation.h"
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+
+namespace kvlm {
+
+namespace {
+
+constexpr float kEps = 1e-5f;  // not the tower's 1e-6
+
+}  // namespace
+
+ShuffleProjector::ShuffleProjector(int in, int out, int merge, bool columns_first,
+                                   WeightMap& weights, const std::string& prefix)
+    : merge_(merge), columns_first_(columns_first) {
+  const int wide = in * merge * merge;
+  norm_ = weights.take_f32(prefix + "layer_norm.weight", {wide});
+  norm_bias_ = weights.take_f32(prefix + "layer_norm.bias", {wide});
+  weight1_ = weights.take(prefix + "linear_1.weight", {out, wide});
+  bias1_ = weights.take_f32(prefix + "linear_1.bias", {out});
+  weight2_ = weights.take(prefix + "linear_2.weight", {out, out});
+  bias2_ = weights.take_f32(prefix + "linear_2.bias", {out});
+  owners_ = weights.owners();
+}
+
+size_t ShuffleProjector::weight_bytes() const noexcept {
+  return weight1_.bytes() + weight2_.bytes();
+}
+
+Tensor ShuffleProjector::project(ConstTensorView features, std::span<const PatchGrid> grids,
+                                 Stream& stream) const {
+  std::vector<int32_t> order;
+  for (const PatchGrid& grid : grids) {
+    const std::vector<int32_t> in_slice =
+        merge_block_order(grid.rows, grid.columns, merge_, columns_first_);
+    for (int slice = 0; slice < grid.slices; ++slice) {
+      const auto first = static_cast<int32_t>(order.size());
+      for (const int32_t patch : in_slice) order.push_back(first + patch);
+    }
+  }
+  const int64_t cells = std::ssize(order) / (int64_t{merge_} * merge_);
+  const Device device = stream.device();
+  Tensor gathered(DType::kF32, features.shape(), device);
+  gather_rows(gathered, features, order, stream);
+  const TensorView wide = gathered.view().reshape({cells, norm_.shape()[0]});
+  layer_norm(wide, wide, norm_, norm_bias_, kEps, stream);
+  const int64_t width = weight1_.shape()[0];
+  Tensor inner(DType::kF32, {cells, width}, device);
+  Tensor out(DType::kF32, {cells, width}, device);
+  linear(inner, wide, weight1_, bias1_, false, stream);
+  activate(inner, inner, Activation::kGelu, stream);
+  linear(out, inner, weight2_, bias2_, false, stream);
+  return out;
+}
+
+}  // namespace kvlm

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/activation.h"
+#include "kernels/base/weights.h"
+#include "vision/encoder.h"
+
+namespace kvlm {
+
+/// A vision transformer over tiles of one size: what CLIP, SigLIP and InternViT have and have not.
+///
+///   x = patches . W (+ b); x = [class ; x] + positions; x = norm(x) if pre_norm
+///   x += scale1 * out(attention(norm1(x))); x += scale2 * fc2(act(fc1(norm2(x))))   each layer
+struct VitConfig {
+  int hidden = 768;
+  int intermediate = 3072;
+  int layers = 12;
+  int heads = 12;
+  int image_size = 224;
+  int patch_size = 32;
+  float eps = 1e-5f;
+  Activation activation = Activation::kQuickGelu;
+  enum class Norm : uint8_t { kLayer, kRms };
+  Norm norm = Norm::kLayer;
+  bool class_token = true;
+  bool patch_bias = false;
+  bool pre_norm = false;
+  bool qkv_bias = true;
+  bool qk_norm = false;      ///< rms_norm of q and of k, over all heads together
+  bool layer_scale = false;  ///< scale1 and scale2; without them, 1
+  /// Which hidden states are returned, side by side on the channel axis: 0 is the input of the
+  /// first layer, i the output of layer i; negative counts from the end.
+  std::vector<int> feature_layers = {-1};
+  /// The class token's row comes first among a tile's features; else it is left out.
+  bool keep_class_token = false;
+};
+
+/// What a tower's tensors are called: those of layer i are `layer`.i.NAME. Norms and products have
+/// .weight and .bias; tables and scales have their names alone.
+struct VitNames {
+  std::string_view patch, class_token, positions, pre_norm, layer;
+  std::string_view norm1, norm2, q, k, v, out, q_norm, k_norm, scale1, fc1, fc2, scale2;
+  bool batched_tables = false;  ///< the class token is (1, 1, hidden), positions (1, rows, hidden)
+};
+
+/// Takes the tensors below `prefix` that the selected states need. `workspace_bytes`, see
+/// tower_workspace_bytes(). Throws Error{kCorruptFile} for a feature layer outside the tower.
+/// Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words"; models.md 5.1 to 5.3.
+std::unique_ptr<VisionEncoder> make_vit(const VitConfig& config, const VitNames& names,
+                                        WeightMap& weights, const std::string& prefix,
+                                        size_t workspace_bytes);
+
+}  // namespace kvlm
