@@ -1,0 +1,97 @@
+#include "llm/mrope_positions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace kvlm {
+namespace {
+
+using testing::ElementsAre;
+
+std::vector<int32_t> axis(const MropePositions& positions, int32_t Position::*axis) {
+  std::vector<int32_t> values;
+  for (const Position& position : positions.rows) values.push_back(position.*axis);
+  return values;
+}
+
+int32_t delta(const MropePositions& positions) {
+  return positions.next - static_cast<int32_t>(positions.rows.size());
+}
+
+/// models.md 14.7: text 3, picture of 4 x 6 patches, text 2.
+TEST(MropePositions, OfAPictureBetweenTexts) {
+  const PositionRun runs[] = {{3, {}, 0, 0}, {0, {0}, 2, 3}, {2, {}, 0, 0}};
+  for (const MropeAdvance advance : {MropeAdvance::kLongestSide, MropeAdvance::kLargestPosition}) {
+    const MropePositions found = mrope_positions(runs, advance);
+    EXPECT_THAT(axis(found, &Position::time), ElementsAre(0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7));
+    EXPECT_THAT(axis(found, &Position::height), ElementsAre(0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7));
+    EXPECT_THAT(axis(found, &Position::width), ElementsAre(0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7));
+    EXPECT_EQ(delta(found), -3);
+  }
+}
+
+/// The same: text 2, clip of 3 slices of 4 x 4 patches, text 2.
+TEST(MropePositions, OfAClipBetweenTexts) {
+  struct Expected {
+    std::vector<int32_t> times;
+    MropeAdvance advance;
+    std::vector<int32_t> time_axis;
+    int32_t delta;
+  };
+  const Expected cases[] = {
+      {{0, 2, 4}, MropeAdvance::kLongestSide, {0, 1, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6, 4, 5}, -9},
+      {{0, 2, 4},
+       MropeAdvance::kLargestPosition,
+       {0, 1, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6, 7, 8},
+       -7},
+      {{0, 0, 0},
+       MropeAdvance::kLongestSide,
+       {0, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4, 5},
+       -10},
+      {{0, 0, 0},
+       MropeAdvance::kLargestPosition,
+       {0, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4, 5},
+       -10},
+      {{0, 1, 2},
+       MropeAdvance::kLongestSide,
+       {0, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5},
+       -10},
+      {{0, 1, 2},
+       MropeAdvance::kLargestPosition,
+       {0, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 6},
+       -9},
+  };
+  for (const Expected& expected : cases) {
+    const PositionRun runs[] = {{2, {}, 0, 0}, {0, expected.times, 2, 2}, {2, {}, 0, 0}};
+    const MropePositions found = mrope_positions(runs, expected.advance);
+    EXPECT_EQ(axis(found, &Position::time), expected.time_axis);
+    EXPECT_EQ(delta(found), expected.delta);
+    const std::vector<int32_t> heights = axis(found, &Position::height);
+    const std::vector<int32_t> widths = axis(found, &Position::width);
+    for (size_t slice = 0; slice < 3; ++slice) {
+      const auto at = static_cast<std::ptrdiff_t>(2 + 4 * slice);
+      EXPECT_THAT(std::vector<int32_t>(heights.begin() + at, heights.begin() + at + 4),
+                  ElementsAre(2, 2, 3, 3));
+      EXPECT_THAT(std::vector<int32_t>(widths.begin() + at, widths.begin() + at + 4),
+                  ElementsAre(2, 3, 2, 3));
+    }
+  }
+}
+
+TEST(MropePositions, OfTextAndOfNothing) {
+  const PositionRun text[] = {{3, {}, 0, 0}, {2, {}, 0, 0}};
+  EXPECT_EQ(mrope_positions(text, MropeAdvance::kLongestSide).rows, following_positions(0, 5));
+  EXPECT_EQ(mrope_positions(text, MropeAdvance::kLongestSide).next, 5);
+  EXPECT_TRUE(mrope_positions({}, MropeAdvance::kLongestSide).rows.empty());
+  EXPECT_EQ(mrope_positions({}, MropeAdvance::kLongestSide).next, 0);
+}
+
+TEST(ClipTimes, RoundEverySliceDown) {
+  EXPECT_THAT(clip_times(3, 2, 1), ElementsAre(0, 2, 4));
+  EXPECT_THAT(clip_times(3, 2, 0.8), ElementsAre(0, 1, 3));
+  EXPECT_THAT(clip_times(4, 2, 0.5), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(clip_times(0, 2, 0.5), ElementsAre());
+}
+
+}  // namespace
+}  // namespace kvlm
