@@ -248,8 +248,7 @@ ELSEWHERE = {
         "tests/install_test.py does it",
     "python3 tests/mutants/run.py": "builds and tests the tree once a mutant; list_test.py keeps its list applicable",
     "cmake --preset fuzz && nice ninja -C build/fuzz image_fuzz": "builds with clang; the corpus is replayed by ctest",
-    "mkdir -p /tmp/new && build/fuzz/tests/fuzz/image_fuzz -max_total_time=600 /tmp/new tests/fuzz/corpus/image":
-        "takes ten minutes",
+    "ctest -L fuzz": "ctest runs those tests too",
     "cmake --preset cuda": "builds the tree; tools/test.sh does where nvcc is",
     "llama-bench -t 2 -p 640 -n 0 -r 2": "a program of llama.cpp",
     "python -m venv venv && venv/bin/pip install -r tools/golden/requirements.txt": "downloads torch",
