@@ -27,7 +27,7 @@ struct VisualPatches {
 /// left out. Throws as patch_grid(), and as patch_places() where `merge` does not divide the grid.
 PatchGrid patches_of(int frames, int height, int width, const PatchLayout& layout);
 
-/// Normalises bytes and cuts them to patch rows in one go, with the values that normalize() gives.
+/// Normalises bytes and cuts them to patch rows in one go, with the values of the table.
 ///
 ///   frames  one size, in order; the last is repeated until `depth` divides them, so a still
 ///           picture fills every frame of its patches

@@ -114,20 +114,6 @@ Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill) {
   return place(image, side, side, (side - image.height) / 2, (side - image.width) / 2, fill);
 }
 
-Tensor normalize(const Image& image, const PreprocessSpec& spec) {
-  check_not_empty(image);
-  const NormalizationTable tables = normalization_table(spec);
-  Tensor out(DType::kF32, {3, image.height, image.width});
-  const size_t pixels = static_cast<size_t>(image.height) * static_cast<size_t>(image.width);
-  float* to = out.as<float>();
-  for (size_t channel = 0; channel < 3; ++channel) {
-    const std::array<float, 256>& table = tables[channel];
-    const uint8_t* from = image.rgb.data() + channel;
-    for (size_t i = 0; i < pixels; ++i) *to++ = table[from[3 * i]];
-  }
-  return out;
-}
-
 namespace {
 
 Image fit_unnamed(const Image& image, const PreprocessSpec& spec) {

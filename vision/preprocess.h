@@ -74,10 +74,6 @@ Image center_crop(const Image& image, int height, int width, ResizeBackend backe
 /// Pads the shorter axis to a square with one colour, centred; an odd pixel goes after the image.
 Image pad_to_square(const Image& image, std::array<uint8_t, 3> fill);
 
-/// Rescales and normalises to (3, height, width) f32, bit-exact to spec.normalize_backend.
-/// Throws Error{kInvalidArgument} if rescale_factor or a std that is used is not positive.
-Tensor normalize(const Image& image, const PreprocessSpec& spec);
-
 /// {height, width} of what fit() returns if it is the same for every picture.
 std::optional<std::array<int, 2>> fitted_size(const PreprocessSpec& spec);
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/vision/normalize.h"
 #include "tests/vision/test_images.h"
 #include "vision/preprocess.h"
 #include "vision/smart_resize.h"

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/vision/normalize.h"
 #include "tests/vision/test_images.h"
 
 namespace kvlm {

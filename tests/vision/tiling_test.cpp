@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tests/vision/normalize.h"
 #include "tests/vision/test_images.h"
 #include "vision/normalization.h"
 
