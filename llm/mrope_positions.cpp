@@ -4,15 +4,15 @@
 
 namespace kvlm {
 
-MropePositions mrope_positions(std::span<const PositionRun> runs, MropeAdvance advance) {
-  MropePositions positions;
+PromptPositions mrope_positions(std::span<const PositionRun> runs, MropeAdvance advance) {
+  PromptPositions positions;
   int32_t current = 0;
   for (const PositionRun& run : runs) {
     if (run.times.empty()) {
       const std::vector<Position> text =
           following_positions(current, static_cast<size_t>(run.rows));
       positions.rows.insert(positions.rows.end(), text.begin(), text.end());
-      current += run.rows;
+      current += static_cast<int32_t>(run.rows);
       positions.next = std::max(positions.next, current);
       continue;
     }

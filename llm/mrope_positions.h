@@ -8,30 +8,16 @@
 
 namespace kvlm {
 
-/// Rows of a prompt that follow each other: text, or the merged cells of a picture or clip, slice
-/// by slice and row by row.
-struct PositionRun {
-  int rows = 0;                ///< of text
-  std::vector<int32_t> times;  ///< of each slice of a picture or clip, from its first; empty: text
-  int height = 0;              ///< in cells
-  int width = 0;
-};
-
 /// Where text goes on behind a picture or clip.
 enum class MropeAdvance : uint8_t {
   kLongestSide,      ///< max(height, width) behind its first: transformers from 5.3
   kLargestPosition,  ///< one behind the largest position so far: before
 };
 
-struct MropePositions {
-  std::vector<Position> rows;
-  int32_t next = 0;  ///< of the first generated token: one behind the largest
-};
-
 /// Positions of three axes: text has the same on all, a cell its slice's time, its row and its
-/// column, all from where the run begins.
+/// column, all from where the run begins. Next is one behind the largest.
 /// Source: Wang et al. 2024, "Qwen2-VL", sec. 2.1; models.md 6.5.4.
-MropePositions mrope_positions(std::span<const PositionRun> runs, MropeAdvance advance);
+PromptPositions mrope_positions(std::span<const PositionRun> runs, MropeAdvance advance);
 
 /// Times of a clip's slices: `tokens_per_second` positions a second, rounded down slice by slice,
 /// as transformers 5.23 does for Qwen2.5-VL (from 4.52 to 5.2, whole seconds a slice counted).

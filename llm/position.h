@@ -21,6 +21,23 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
+/// Rows of a prompt that follow each other: text, or the cells of a picture or clip, slice by slice
+/// and row by row.
+struct PositionRun {
+  int64_t rows = 0;
+  std::vector<int32_t> times = {};  ///< of each slice of cells, from its first; empty: no cells
+  int height = 0;                   ///< in cells
+  int width = 0;
+
+  friend bool operator==(const PositionRun&, const PositionRun&) = default;
+};
+
+/// Where the rows of a prompt stand.
+struct PromptPositions {
+  std::vector<Position> rows;
+  int32_t next = 0;  ///< of the first generated token
+};
+
 /// first, first + 1, ... on every axis.
 inline std::vector<Position> following_positions(int32_t first, size_t count) {
   std::vector<Position> positions(count);

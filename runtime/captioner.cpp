@@ -1,7 +1,7 @@
 #include "runtime/captioner.h"
 
 #include <algorithm>
-#include <array>
+#include <span>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -51,15 +51,15 @@ std::string Captioner::describe(Image picture, std::string_view question, int ma
   request.id = picture.name.empty() ? "the picture" : picture.name;
   request.messages.push_back(user_message(
       std::string(question.empty() ? model.caption_prompt() : question), 1, model.image_token()));
+  const PromptOutline outline =
+      outline_prompt(model, request.messages, visual_texts(model, std::span(&picture, 1), {}));
   request.images.push_back(std::move(picture));
   request.sampling = model.defaults().sampling;
   request.sampling.temperature = 0;
   request.max_tokens = max_tokens > 0 ? max_tokens : model.defaults().max_tokens;
 
-  const std::array image_tokens{model.max_image_tokens()};
-  const size_t rows = std::min(make_prompt(model, request.messages, image_tokens).ids.size() +
-                                   static_cast<size_t>(request.max_tokens),
-                               static_cast<size_t>(model.decoder().max_positions()));
+  const int64_t rows =
+      std::min<int64_t>(outline.rows + request.max_tokens, model.decoder().max_positions());
   const CacheShape shape = model.decoder().cache_shape();
   const auto cache =
       make_cache(state_->spec, shape, session_bytes(state_->spec, shape, static_cast<int>(rows)),

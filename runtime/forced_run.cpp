@@ -1,26 +1,25 @@
 #include "runtime/forced_run.h"
 
-#include <algorithm>
-
 #include "kernels/elementwise.h"
 
 namespace kvlm {
 
 EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
-                            std::span<const Image> images, Stream& stream) {
+                            std::span<const Image> images, std::span<const DecodedClip> clips,
+                            Stream& stream) {
+  const PromptOutline outline = outline_prompt(model, messages, visual_texts(model, images, clips));
+  require_context(outline, "", model, model.decoder().max_positions());
   EncodedPrompt encoded;
+  encoded.prompt = make_prompt(model, outline);
   std::vector<VisualInput> inputs;
-  std::vector<int> tokens;
-  for (const Image& image : images) {
+  for (const VisualPlace& place : outline.visuals) {
     give_up_if_cancelled(stream.watch());
-    inputs.push_back(model.prepare(image));
-    tokens.push_back(inputs.back().tokens);
+    inputs.push_back(place.clip ? model.prepare_clip(clips[place.index])
+                                : model.prepare(images[place.index], images.size()));
   }
-  encoded.prompt = make_prompt(model, messages, tokens);
-  require_context(encoded.prompt, "", model, model.decoder().max_positions());
-  std::vector<const VisualInput*> pictures;
-  for (const VisualInput& input : inputs) pictures.push_back(&input);
-  if (!pictures.empty()) encoded.visual = model.encode(pictures, stream, {});
+  std::vector<const VisualInput*> visuals;
+  for (const VisualInput& input : inputs) visuals.push_back(&input);
+  if (!visuals.empty()) encoded.visual = model.encode(visuals, stream, {});
   return encoded;
 }
 
@@ -29,14 +28,15 @@ ForcedRun::ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded,
     : model_(&model), cache_(&cache), stream_(&stream) {
   const Prompt& prompt = encoded.prompt;
   const auto rows = static_cast<int>(prompt.ids.size());
-  const auto text = std::count(prompt.modality.begin(), prompt.modality.end(), kTextRow);
-  id_ = cache.open({rows, rows - static_cast<int>(text), rows + max_tokens}, "the forced text");
+  id_ = cache.open({rows, static_cast<int>(prompt.visual_rows()), rows + max_tokens},
+                   "the forced text");
   try {
     embedding_ = Tensor(DType::kF32, {1, model.decoder().hidden()}, stream.device());
     Tensor all(DType::kF32, {rows, model.decoder().hidden()}, stream.device());
-    embed_prompt(model, prompt, 0, encoded.visual.pictures, all, stream);
+    const std::vector<AddedRows> added =
+        embed_prompt(model, prompt, 0, encoded.visual.each, all, stream);
     position_shift_ = prompt.next_position - rows;
-    forward({id_, rows, true, true, prompt.modality}, prompt.positions, all);
+    forward({id_, rows, true, true, prompt.modality}, prompt.positions, all, added);
   } catch (...) {
     cache.close(id_);
     throw;
@@ -52,9 +52,9 @@ void ForcedRun::feed(int32_t token) {
 }
 
 void ForcedRun::forward(const StepRows& step, std::span<const Position> positions,
-                        Tensor& embeddings) {
+                        Tensor& embeddings, std::span<const AddedRows> added) {
   const ConstTensorView row = model_->decoder().forward(
-      {std::span(&step, 1), positions, embeddings}, *cache_, *stream_, {});
+      {std::span(&step, 1), positions, embeddings, false, added}, *cache_, *stream_, {});
   logits_.resize(static_cast<size_t>(model_->decoder().vocab_size()));
   copy(TensorView(logits_.data(), DType::kF32, row.shape()), row, *stream_);
 }

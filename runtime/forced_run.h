@@ -10,17 +10,19 @@
 
 namespace kvlm {
 
-/// A conversation ready for a decoder: its tokens, and its pictures as visual tokens.
+/// A conversation ready for a decoder: its tokens, and its pictures and clips as visual rows.
 struct EncodedPrompt {
   Prompt prompt;
   VisualRows visual;
 };
 
-/// Prepares and encodes the pictures of a conversation, in the order of their placeholders.
-/// Throws Error{kInvalidArgument} if pictures and placeholders do not match, or if the model has no
-/// positions for the prompt and a token; Error{kCancelled} if the stream's watch wants no more.
+/// Prepares and encodes the pictures and clips of a conversation, each in the order of their
+/// placeholders. Throws Error{kInvalidArgument} if they and placeholders do not match, or if the
+/// model has no positions for the prompt and a token; Error{kCancelled} if the stream's watch wants
+/// no more.
 EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messages,
-                            std::span<const Image> images, Stream& stream);
+                            std::span<const Image> images, std::span<const DecodedClip> clips,
+                            Stream& stream);
 
 /// One sequence that is fed tokens chosen beforehand, for comparing logits rather than generating.
 /// A pass that the stream's watch cancels throws Error{kCancelled}; the run is of no use then.
@@ -40,7 +42,8 @@ class ForcedRun {
   CacheReport report() const noexcept { return cache_->report(id_); }
 
  private:
-  void forward(const StepRows& step, std::span<const Position> positions, Tensor& embeddings);
+  void forward(const StepRows& step, std::span<const Position> positions, Tensor& embeddings,
+               std::span<const AddedRows> added = {});
 
   Model* model_;
   KvCache* cache_;

@@ -72,9 +72,7 @@ class TextGate {
 SequenceSize size_of(const Prompt& prompt) {
   SequenceSize size;
   size.prompt_rows = size.max_rows = static_cast<int>(prompt.ids.size());
-  size.visual_rows =
-      size.prompt_rows -
-      static_cast<int>(std::count(prompt.modality.begin(), prompt.modality.end(), kTextRow));
+  size.visual_rows = static_cast<int>(prompt.visual_rows());
   return size;
 }
 
@@ -127,8 +125,8 @@ struct Generator::Sequence {
   Prompt prompt;
   int max_tokens = 0;  // what the context leaves of request.max_tokens
   std::optional<SequenceId> cache_id;
-  std::vector<int32_t> cached_ids;  // what the cache holds, in order
-  std::vector<VisualInput> images;  // request.images, ready for the tower
+  std::vector<int32_t> cached_ids;   // what the cache holds, in order
+  std::vector<VisualInput> visuals;  // those of prompt.visuals, ready for the tower
 
   std::optional<Sampler> sampler;
   std::optional<StreamDecoder> text_of;
@@ -169,28 +167,27 @@ void Generator::prepare(Sequence& sequence) {
   const Clock::time_point start = Clock::now();
   const int context = session_rows_ > 0 ? std::min(session_rows_, model_->decoder().max_positions())
                                         : model_->decoder().max_positions();
-  std::vector<int> image_tokens;
-  sequence.visual_tokens = 0;
-  for (size_t i = 0; i < request.images.size(); ++i) {
-    if (i == sequence.images.size()) {
-      give_up_if_cancelled(stream_->watch());
-      sequence.images.push_back(model_->prepare(request.images[i]));
-    }
-    image_tokens.push_back(sequence.images[i].tokens);
-    sequence.visual_tokens += sequence.images[i].tokens;
-    if (sequence.visual_tokens >= context) {  // the rest need not be made ready
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: the first {} of its {} images are {} tokens, but {} has a context of "
-                      "{}{}; use fewer images",
-                      request.id, i + 1, request.images.size(), sequence.visual_tokens,
-                      model_->name(), context, window_note(*model_, context)));
+  const PromptVisuals texts = visual_texts(*model_, request.images, request.videos);
+  const PromptOutline outline = outline_prompt(*model_, request.messages, texts);
+  require_context(outline, request.id, *model_, context);
+  sequence.prompt = make_prompt(*model_, outline);
+  for (size_t i = 0; i < outline.visuals.size(); ++i) {
+    const auto [clip, index] = outline.visuals[i];
+    const int64_t rows = (clip ? texts.clips : texts.pictures)[index].rows();
+    // One of several pictures may be cut otherwise than one alone.
+    if (i < sequence.visuals.size() && sequence.visuals[i].rows == rows) continue;
+    give_up_if_cancelled(stream_->watch());
+    VisualInput input = clip ? model_->prepare_clip(request.videos[index])
+                             : model_->prepare(request.images[index], request.images.size());
+    if (i < sequence.visuals.size()) {
+      sequence.visuals[i] = std::move(input);
+    } else {
+      sequence.visuals.push_back(std::move(input));
     }
   }
+  sequence.visual_tokens = static_cast<int>(outline.visual_rows);
   sequence.timings.vision_ms = milliseconds(start, Clock::now());
-  sequence.prompt = make_prompt(*model_, request.messages, image_tokens);
   const int prompt_rows = static_cast<int>(sequence.prompt.ids.size());
-  require_context(sequence.prompt, request.id, *model_, context);
   sequence.max_tokens = std::min(request.max_tokens, context - prompt_rows);
   sequence.sampler.emplace(request.sampling, model_->decoder().vocab_size());
   sequence.sampler->see(sequence.prompt.ids, sequence.max_tokens);
@@ -206,28 +203,29 @@ void Generator::prepare(Sequence& sequence) {
 
 void Generator::prefill(Sequence& sequence, int64_t first) {
   const Clock::time_point vision_start = Clock::now();
-  std::vector<ConstTensorView> pictures(sequence.images.size());
+  std::vector<VisualFeatures> features(sequence.visuals.size());
   std::vector<size_t> wanted;  // not in the cache yet
   std::vector<const VisualInput*> inputs;
-  for (size_t i = 0; i < pictures.size(); ++i) {
+  for (size_t i = 0; i < features.size(); ++i) {
     const auto begin = sequence.prompt.modality.begin() + first;
     if (std::find(begin, sequence.prompt.modality.end(), static_cast<int16_t>(i)) !=
         sequence.prompt.modality.end()) {
       wanted.push_back(i);
-      inputs.push_back(&sequence.images[i]);
+      inputs.push_back(&sequence.visuals[i]);
       if (tap_) tap_("pixel_values", inputs.back()->patches.rows);
     }
   }
   VisualRows visual;
   if (!inputs.empty()) visual = model_->encode(inputs, *stream_, tap_);
-  for (size_t i = 0; i < wanted.size(); ++i) pictures[wanted[i]] = visual.pictures[i];
+  for (size_t i = 0; i < wanted.size(); ++i) features[wanted[i]] = visual.each[i];
   stream_->synchronize();
   const Clock::time_point prefill_start = Clock::now();
   sequence.timings.vision_ms += milliseconds(vision_start, prefill_start);
 
   const auto rows = static_cast<int64_t>(sequence.prompt.ids.size()) - first;
   Tensor embeddings(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());
-  embed_prompt(*model_, sequence.prompt, first, pictures, embeddings, *stream_);
+  const std::vector<AddedRows> added =
+      embed_prompt(*model_, sequence.prompt, first, features, embeddings, *stream_);
   if (tap_) tap_("inputs_embeds", embeddings);
   const auto skipped = static_cast<size_t>(first);
   const StepRows step{*sequence.cache_id, static_cast<int>(rows),
@@ -235,7 +233,7 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
                       /*ends_prompt=*/true, std::span(sequence.prompt.modality).subspan(skipped)};
   const TensorView logits = model_->decoder().forward(
       {std::span(&step, 1), std::span(sequence.prompt.positions).subspan(skipped), embeddings,
-       static_cast<bool>(tap_)},
+       static_cast<bool>(tap_), added},
       *cache_, *stream_, tap_);
   if (tap_) tap_("logits_prefill", logits);
   stream_->synchronize();
@@ -297,7 +295,7 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   sequence.started = Clock::now();
   sequence.request = std::move(request);
   sequence.on_text = std::move(on_text);
-  const size_t pictures_before = sequence.images.size();
+  const size_t visuals_before = sequence.visuals.size();
   bool prefilling = false;
   try {
     prepare(sequence);
@@ -316,8 +314,7 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
     prefill(sequence, first);
   } catch (...) {
     if (prefilling) forget(sequence);
-    sequence.images.erase(sequence.images.begin() + static_cast<std::ptrdiff_t>(pictures_before),
-                          sequence.images.end());
+    if (sequence.visuals.size() > visuals_before) sequence.visuals.resize(visuals_before);
     sequence.done = sequence.flushed = true;
     if (!is_cancellation(std::current_exception())) throw;
     end_unanswered(sequence);

@@ -19,7 +19,8 @@ namespace kvlm {
 struct GenerationRequest {
   std::string id;  ///< names the sequence in messages
   std::vector<ChatMessage> messages;
-  std::vector<Image> images;  ///< in the order of their placeholders
+  std::vector<Image> images;        ///< in the order of their placeholders
+  std::vector<DecodedClip> videos;  ///< in the order of theirs
   SamplerOptions sampling;
   int max_tokens = 128;
   std::vector<std::string> stop;  ///< texts that end the generation and are not returned
@@ -68,7 +69,7 @@ class Generator {
   int admit(GenerationRequest request, OnText on_text);
   /// A further turn of a sequence that has finished: it keeps its cache where the new conversation
   /// starts with the tokens that it holds, else it is prefilled anew. `request` holds the whole
-  /// conversation; its pictures start with those of the turns before.
+  /// conversation; its pictures and videos start with those of the turns before.
   void resume(int key, GenerationRequest request, OnText on_text);
 
   /// One token for every unfinished sequence, in one forward pass. Allocates nothing.

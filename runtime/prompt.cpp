@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
@@ -11,96 +12,206 @@ namespace kvlm {
 
 namespace {
 
-/// The pictures that a conversation has a place for, before it is rendered.
-size_t asked_for(const std::vector<ChatMessage>& messages, std::string_view image_token) {
+size_t count_text(std::string_view text, std::string_view part) {
+  size_t count = 0;
+  if (part.empty()) return 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string_view::npos; at += part.size()) {
+    ++count;
+  }
+  return count;
+}
+
+/// Pictures or clips of a prompt, for matching them with placeholders.
+struct VisualKind {
+  std::string_view token;  // its placeholder
+  std::string_view noun;   // "image"
+  std::string_view flag;   // "--image"
+  ContentItem::Kind item;
+  const std::vector<VisualText>* given;
+
+  std::string some(size_t count) const {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+  }
+};
+
+/// Those that a conversation has a place for, before it is rendered.
+size_t asked_for(const std::vector<ChatMessage>& messages, const VisualKind& kind) {
   size_t count = 0;
   for (const ChatMessage& message : messages) {
     for (const ContentItem& item : message.content) {
-      if (item.kind == ContentItem::Kind::kImage) ++count;
-      for (size_t at = 0; (at = item.text.find(image_token, at)) != std::string::npos;
-           at += image_token.size()) {
-        ++count;
-      }
+      count += item.kind == kind.item ? 1 : count_text(item.text, kind.token);
     }
   }
   return count;
 }
 
+void require_match(const Model& model, const std::vector<ChatMessage>& messages,
+                   const VisualKind& kind, size_t placeholders) {
+  const size_t given = kind.given->size();
+  if (placeholders == given) return;
+  const std::string_view plural = placeholders == 1 ? "" : "s";
+  if (asked_for(messages, kind) == given) {
+    throw Error(ErrorCode::kCorruptFile,
+                fmt::format("the chat template of {} makes {} {} placeholder{} of {}; use the "
+                            "template of the model's page",
+                            model.name(), placeholders, kind.token, plural, kind.some(given)));
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("the prompt has {} {} placeholder{} and {} {} given; give one {} for "
+                          "each placeholder",
+                          placeholders, kind.token, plural, kind.some(given),
+                          given == 1 ? "is" : "are", kind.flag));
+}
+
+/// The rendered text with what stands for each picture and clip in place of its placeholder, and
+/// their order.
+struct ExpandedText {
+  std::string text;
+  std::vector<VisualPlace> visuals;
+};
+
+ExpandedText expand_placeholders(const std::string& text, std::span<const VisualKind> kinds) {
+  ExpandedText expanded;
+  std::vector<size_t> next(kinds.size(), 0);
+  for (size_t at = 0;;) {
+    size_t found = std::string::npos;
+    size_t kind = 0;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      if (kinds[i].token.empty()) continue;
+      const size_t place = text.find(kinds[i].token, at);
+      if (place < found) {
+        found = place;
+        kind = i;
+      }
+    }
+    if (found == std::string::npos) {
+      expanded.text += text.substr(at);
+      return expanded;
+    }
+    expanded.text.append(text, at, found - at);
+    const size_t index = next[kind]++;
+    expanded.text += (*kinds[kind].given)[index].text;
+    expanded.visuals.push_back({kinds[kind].item == ContentItem::Kind::kVideo, index});
+    at = found + kinds[kind].token.size();
+  }
+}
+
 }  // namespace
 
-ChatMessage user_message(std::string text, int images, std::string_view image_token) {
+ChatMessage user_message(std::string text, size_t images, std::string_view image_token,
+                         size_t videos, std::string_view video_token) {
   ChatMessage message{"user", {}};
-  if (text.find(image_token) == std::string::npos) {
-    message.content.resize(static_cast<size_t>(images), {ContentItem::Kind::kImage, {}});
-  }
+  const auto add = [&](ContentItem::Kind kind, size_t count, std::string_view token) {
+    if (count_text(text, token) > 0) return;
+    message.content.resize(message.content.size() + count, {kind, {}});
+  };
+  add(ContentItem::Kind::kImage, images, image_token);
+  add(ContentItem::Kind::kVideo, videos, video_token);
   message.content.push_back({ContentItem::Kind::kText, std::move(text)});
   return message;
 }
 
-namespace {
+PromptVisuals visual_texts(const Model& model, std::span<const Image> images,
+                           std::span<const DecodedClip> clips) {
+  std::vector<PictureShape> shapes;
+  for (const Image& image : images) shapes.push_back({image.height, image.width, image.name});
+  PromptVisuals visuals = visual_texts(model, shapes, {});
+  for (const DecodedClip& clip : clips) visuals.clips.push_back(model.clip_text(clip.clip));
+  return visuals;
+}
 
-/// The conversation's ids with one placeholder a picture; there are as many as `images`.
-std::vector<int32_t> encode_conversation(const Model& model,
-                                         const std::vector<ChatMessage>& messages, size_t images) {
-  if (images > kMaxPictures) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the prompt has {} images; at most {} are told apart, use fewer",
-                            images, kMaxPictures));
+PromptVisuals visual_texts(const Model& model, std::span<const PictureShape> images,
+                           std::span<const Clip> clips) {
+  PromptVisuals visuals;
+  for (const PictureShape& shape : images) {
+    visuals.pictures.push_back(model.picture_text(shape, images.size()));
   }
-  const std::string text = model.render(messages);
+  for (const Clip& clip : clips) visuals.clips.push_back(model.clip_text(clip));
+  return visuals;
+}
+
+PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>& messages,
+                             const PromptVisuals& visuals) {
+  const VisualKind kinds[] = {
+      {model.image_token(), "image", "--image", ContentItem::Kind::kImage, &visuals.pictures},
+      {model.video_token(), "video", "--video", ContentItem::Kind::kVideo, &visuals.clips}};
+  const size_t given = visuals.pictures.size() + visuals.clips.size();
+  if (given > kMaxVisuals) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the prompt has {} images and videos; at most {} are told apart, use "
+                            "fewer",
+                            given, kMaxVisuals));
+  }
+  const std::string rendered = model.render(messages);
+  for (const VisualKind& kind : kinds) {
+    require_match(model, messages, kind, count_text(rendered, kind.token));
+  }
+  ExpandedText expanded = expand_placeholders(rendered, kinds);
+
+  PromptOutline outline;
+  outline.visuals = std::move(expanded.visuals);
+  for (size_t tag = 0; tag < outline.visuals.size(); ++tag) {
+    const VisualPlace& place = outline.visuals[tag];
+    const VisualText& visual = (place.clip ? visuals.clips : visuals.pictures)[place.index];
+    outline.runs.insert(outline.runs.end(), visual.runs.begin(), visual.runs.end());
+    outline.run_visuals.insert(outline.run_visuals.end(), visual.runs.size(), tag);
+    outline.visual_rows += visual.rows();
+  }
+
   const Tokenizer& tokenizer = model.tokenizer();
   Tokenizer::EncodeOptions options;
   if (const auto bos = tokenizer.bos_id()) {
-    options.add_special_tokens = !text.starts_with(tokenizer.token_of(*bos));
+    options.add_special_tokens = !rendered.starts_with(tokenizer.token_of(*bos));
   }
-  std::vector<int32_t> ids = tokenizer.encode(text, options);
-
-  const auto placeholders =
-      static_cast<size_t>(std::count(ids.begin(), ids.end(), model.image_id()));
-  if (placeholders != images) {
-    if (asked_for(messages, model.image_token()) == images) {
-      throw Error(
-          ErrorCode::kCorruptFile,
-          fmt::format("the chat template of {} makes {} {} placeholder{} of {} image{}; use "
-                      "the template of the model's page",
-                      model.name(), placeholders, model.image_token(), placeholders == 1 ? "" : "s",
-                      images, images == 1 ? "" : "s"));
-    }
+  outline.ids = tokenizer.encode(expanded.text, options);
+  const auto tokens = static_cast<size_t>(std::count_if(
+      outline.ids.begin(), outline.ids.end(), [&](int32_t id) { return model.is_visual(id); }));
+  if (tokens != outline.runs.size()) {
+    const auto stray = std::find_if(outline.ids.begin(), outline.ids.end(),
+                                    [&](int32_t id) { return model.is_visual(id); });
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the prompt has {} {} placeholder{} and {} image{} given; give one --image "
-                    "for each placeholder",
-                    placeholders, model.image_token(), placeholders == 1 ? "" : "s", images,
-                    images == 1 ? " is" : "s are"));
+        fmt::format("the prompt has {} visual tokens where its pictures and videos make "
+                    "{}; leave {} out of the text",
+                    tokens, outline.runs.size(),
+                    stray == outline.ids.end() ? "special tokens" : tokenizer.token_of(*stray)));
   }
-  return ids;
+  outline.rows =
+      static_cast<int64_t>(outline.ids.size() - outline.runs.size()) + outline.visual_rows;
+  return outline;
 }
 
-}  // namespace
-
-int64_t prompt_rows(const Model& model, const std::vector<ChatMessage>& messages, size_t images,
-                    int image_tokens) {
-  const std::vector<int32_t> ids = encode_conversation(model, messages, images);
-  return static_cast<int64_t>(ids.size()) +
-         static_cast<int64_t>(images) * (static_cast<int64_t>(image_tokens) - 1);
-}
-
-Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
-                   std::span<const int> image_tokens) {
-  const std::vector<int32_t> ids = encode_conversation(model, messages, image_tokens.size());
+Prompt make_prompt(const Model& model, const PromptOutline& outline) {
   Prompt prompt;
-  size_t image = 0;
-  for (const int32_t id : ids) {
-    const bool picture = id == model.image_id();
-    const auto copies = picture ? static_cast<size_t>(image_tokens[image]) : 1;
+  prompt.visuals = outline.visuals;
+  const auto rows = static_cast<size_t>(outline.rows);
+  prompt.ids.reserve(rows);
+  prompt.modality.reserve(rows);
+  std::vector<PositionRun> runs;
+  size_t run = 0;
+  for (const int32_t id : outline.ids) {
+    const bool visual = model.is_visual(id);
+    if (visual) {
+      runs.push_back(outline.runs[run]);
+    } else if (!runs.empty() && runs.back().times.empty() && prompt.modality.back() == kTextRow) {
+      ++runs.back().rows;
+    } else {
+      runs.push_back({.rows = 1});
+    }
+    const auto copies = visual ? static_cast<size_t>(runs.back().rows) : 1;
     prompt.ids.insert(prompt.ids.end(), copies, id);
     prompt.modality.insert(prompt.modality.end(), copies,
-                           picture ? static_cast<int16_t>(image) : kTextRow);
-    if (picture) ++image;
+                           visual ? static_cast<int16_t>(outline.run_visuals[run]) : kTextRow);
+    run += visual ? 1 : 0;
   }
-  prompt.positions = following_positions(0, prompt.ids.size());
-  prompt.next_position = static_cast<int32_t>(prompt.ids.size());
+  PromptPositions positions = model.positions(runs);
+  prompt.positions = std::move(positions.rows);
+  prompt.next_position = positions.next;
   return prompt;
+}
+
+int64_t Prompt::visual_rows() const noexcept {
+  return std::ssize(modality) - std::count(modality.begin(), modality.end(), kTextRow);
 }
 
 std::string_view window_note(Model& model, int context) {
@@ -108,24 +219,31 @@ std::string_view window_note(Model& model, int context) {
   return " (its sliding window, beyond which it is not built in)";
 }
 
-void require_context(const Prompt& prompt, std::string_view who, Model& model, int context) {
-  if (prompt.ids.size() < static_cast<size_t>(std::max(context, 0))) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{}{}the prompt has {} tokens, but {} has a context of {}{}; use fewer images or "
-                  "a shorter prompt",
-                  who, who.empty() ? "" : ": ", prompt.ids.size(), model.name(), context,
-                  window_note(model, context)));
+void require_context(const PromptOutline& outline, std::string_view who, Model& model, int context,
+                     std::string_view cure) {
+  if (outline.rows < context) return;
+  const std::string visual =
+      outline.visuals.empty()
+          ? ""
+          : fmt::format(", {} of them of its {} image{}{}", outline.visual_rows,
+                        outline.visuals.size(), outline.visuals.size() == 1 ? "" : "s",
+                        model.video_token().empty() ? "" : " and videos");
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}{}the prompt has {} tokens{}, but {} has a context of {}{}; {}", who,
+                          who.empty() ? "" : ": ", outline.rows, visual, model.name(), context,
+                          window_note(model, context), cure));
 }
 
-void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
-                  std::span<const ConstTensorView> pictures, TensorView rows, Stream& stream) {
+std::vector<AddedRows> embed_prompt(Model& model, const Prompt& prompt, int64_t first,
+                                    std::span<const VisualFeatures> visuals, TensorView rows,
+                                    Stream& stream) {
   const int64_t count = rows.shape()[0];
   model.decoder().embed(
       std::span(prompt.ids).subspan(static_cast<size_t>(first), static_cast<size_t>(count)), rows,
       stream);
   // Rows of one picture that follow each other are copied together.
-  std::vector<int64_t> next(pictures.size(), 0);  // row of each picture that comes next
+  std::vector<AddedRows> added;
+  std::vector<int64_t> next(prompt.visuals.size(), 0);  // row of each visual that comes next
   for (int64_t row = 0; row < first + count;) {
     const int16_t tag = prompt.modality[static_cast<size_t>(row)];
     int64_t end = row + 1;
@@ -135,14 +253,20 @@ void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
     }
     const int64_t run = end - row;
     if (tag != kTextRow) {
-      const auto picture = static_cast<size_t>(tag);
+      int64_t& from = next[static_cast<size_t>(tag)];
       if (row >= first) {
-        copy(rows.slice(row - first, run), pictures[picture].slice(next[picture], run), stream);
+        const VisualFeatures& features = visuals[static_cast<size_t>(tag)];
+        copy(rows.slice(row - first, run), features.rows.slice(from, run), stream);
+        for (size_t layer = 0; layer < features.added.size(); ++layer) {
+          added.push_back(
+              {static_cast<int>(layer), row - first, features.added[layer].slice(from, run)});
+        }
       }
-      next[picture] += run;
+      from += run;
     }
     row = end;
   }
+  return added;
 }
 
 }  // namespace kvlm

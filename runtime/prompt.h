@@ -12,44 +12,80 @@
 
 namespace kvlm {
 
-/// The most pictures of one prompt: as many as there are tags of 16 bits from 0.
-inline constexpr size_t kMaxPictures = 32768;
+/// The most pictures and clips of one prompt: as many as there are tags of 16 bits from 0.
+inline constexpr size_t kMaxVisuals = 32768;
 
-/// A tokenised prompt with every picture's placeholder expanded to its visual tokens.
-struct Prompt {
-  std::vector<int32_t> ids;         // (rows,) placeholders repeated
-  std::vector<int16_t> modality;    // (rows,) kTextRow or the picture's index
-  std::vector<Position> positions;  // (rows,)
-  int32_t next_position = 0;        // of the first generated token
+/// One user turn: the pictures first, then the videos, then the text, as the templates put them;
+/// where the text itself holds placeholders of a kind, those stay where it wants them.
+ChatMessage user_message(std::string text, size_t images, std::string_view image_token,
+                         size_t videos = 0, std::string_view video_token = {});
+
+/// What stands for the pictures and for the clips of a conversation, each in the order of their
+/// placeholders.
+struct PromptVisuals {
+  std::vector<VisualText> pictures;
+  std::vector<VisualText> clips;
 };
 
-/// One user turn: the pictures first, then the text, as the templates put them; or, when the text
-/// itself holds placeholders, the text as it is with the pictures where it wants them.
-ChatMessage user_message(std::string text, int images, std::string_view image_token);
+/// What stands for pictures and clips that are in memory. Throws as Model::picture_text() and
+/// Model::clip_text().
+PromptVisuals visual_texts(const Model& model, std::span<const Image> images,
+                           std::span<const DecodedClip> clips);
+/// The same before they are decoded.
+PromptVisuals visual_texts(const Model& model, std::span<const PictureShape> images,
+                           std::span<const Clip> clips);
 
-/// Renders, tokenises and expands a conversation. image_tokens[i] is the number of visual tokens of
-/// the i-th picture. A rendered text that starts with BOS is not given a second one.
-/// Throws Error{kInvalidArgument} with both numbers if pictures and placeholders do not match, and
-/// for more than kMaxPictures of them.
-Prompt make_prompt(const Model& model, const std::vector<ChatMessage>& messages,
-                   std::span<const int> image_tokens);
+/// Picture or clip `index` of a conversation.
+struct VisualPlace {
+  bool clip = false;
+  size_t index = 0;
 
-/// Rows of the prompt that make_prompt() makes of a conversation with `images` pictures of
-/// `image_tokens` visual tokens each, without opening a picture. Throws like make_prompt().
-int64_t prompt_rows(const Model& model, const std::vector<ChatMessage>& messages, size_t images,
-                    int image_tokens);
+  friend bool operator==(const VisualPlace&, const VisualPlace&) = default;
+};
+
+/// A tokenised conversation whose visual rows are counted, not laid out: what a request needs room
+/// for, before a picture is decoded.
+struct PromptOutline {
+  std::vector<int32_t> ids;          ///< one visual token for each of `runs`
+  std::vector<PositionRun> runs;     ///< in the order of the prompt
+  std::vector<size_t> run_visuals;   ///< which of `visuals` a run belongs to
+  std::vector<VisualPlace> visuals;  ///< in the order of the prompt
+  int64_t rows = 0;                  ///< of the prompt
+  int64_t visual_rows = 0;           ///< of them
+};
+
+/// Renders and tokenises a conversation. A rendered text that starts with BOS is not given a second
+/// one. Throws Error{kInvalidArgument} with both numbers if placeholders and pictures or videos do
+/// not match, for more than kMaxVisuals of them, and for text that holds visual tokens of its own.
+PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>& messages,
+                             const PromptVisuals& visuals);
+
+/// A tokenised prompt with every visual token expanded to its rows.
+struct Prompt {
+  std::vector<int32_t> ids;          // (rows,) visual tokens repeated
+  std::vector<int16_t> modality;     // (rows,) kTextRow or the place of the picture or clip
+  std::vector<Position> positions;   // (rows,)
+  int32_t next_position = 0;         // of the first generated token
+  std::vector<VisualPlace> visuals;  // by tag
+
+  int64_t visual_rows() const noexcept;
+};
+
+Prompt make_prompt(const Model& model, const PromptOutline& outline);
 
 /// Says why a context is shorter than the model's configuration tells elsewhere; else empty.
 std::string_view window_note(Model& model, int context);
 
 /// Throws Error{kInvalidArgument} unless a context of that many tokens holds the prompt and one
-/// more token; `who` starts the message if it is not empty.
-void require_context(const Prompt& prompt, std::string_view who, Model& model, int context);
+/// more token; `who` starts the message if it is not empty, `cure` ends it.
+void require_context(const PromptOutline& outline, std::string_view who, Model& model, int context,
+                     std::string_view cure = "use fewer images or a shorter prompt");
 
-/// Embeds rows [first, first + rows.shape()[0]) of the prompt and splices in visual tokens: rows is
-/// (rows, hidden) f32, pictures[i] (image_tokens[i], hidden) f32; one whose rows lie before `first`
-/// may be empty.
-void embed_prompt(Model& model, const Prompt& prompt, int64_t first,
-                  std::span<const ConstTensorView> pictures, TensorView rows, Stream& stream);
+/// Embeds rows [first, first + rows.shape()[0]) of the prompt and splices in visual rows: rows is
+/// (rows, hidden) f32, visuals[tag] those of the whole picture or clip; one that is not among these
+/// rows may be empty. Returns what is to be added to rows after decoder layers.
+std::vector<AddedRows> embed_prompt(Model& model, const Prompt& prompt, int64_t first,
+                                    std::span<const VisualFeatures> visuals, TensorView rows,
+                                    Stream& stream);
 
 }  // namespace kvlm

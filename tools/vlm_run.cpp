@@ -22,18 +22,10 @@
 namespace kvlm {
 namespace {
 
-std::vector<Image> load_images(const std::vector<std::string>& paths) {
-  std::vector<Image> images;
-  for (const std::string& path : paths) images.push_back(read_picture(path));
-  return images;
-}
-
-/// One conversation turn about the pictures of the command line: the program's main job. `images`
-/// are those that are decoded already: all, or none.
-int run_once(const RunOptions& options, Session& session, std::vector<Image> images,
+/// One conversation turn about the pictures of the command line: the program's main job.
+int run_once(const RunOptions& options, Session& session, std::vector<OpenPicture> pictures,
              TerminalWatch& watch) {
   Model& model = session.model();
-  const size_t pictures = options.images.size();
   PictureHint hint(options);
   for (const std::string& path : options.images) hint.see(path);
   GenerationRequest request = base_request(options, model);
@@ -41,18 +33,17 @@ int run_once(const RunOptions& options, Session& session, std::vector<Image> ima
   request.messages = opening(options);
   request.messages.push_back(
       user_message(options.prompt.empty() ? std::string(model.caption_prompt()) : options.prompt,
-                   static_cast<int>(pictures), model.image_token()));
-  fewest_prompt_rows(model, request.messages, pictures, request.id,
-                     pictures > 1 ? "give fewer pictures, or ask about each by itself: --batch "
-                                    "FOLDER --out OUT.jsonl"
-                                  : "give a shorter prompt");
-  request.images = images.empty() ? load_images(options.images) : std::move(images);
+                   pictures.size(), model.image_token()));
+  const int rows =
+      request_rows(model, request.messages, visual_texts(model, shapes_of(pictures), {}),
+                   request.max_tokens, request.id,
+                   pictures.size() > 1 ? "give fewer pictures, or ask about each by itself: "
+                                         "--batch FOLDER --out OUT.jsonl"
+                                       : "give a shorter prompt");
+  request.images = take_pictures(std::move(pictures));
 
   // Room for this prompt and its answer, and not a byte more.
-  const int64_t rows = std::min(
-      prompt_rows(model, request.messages, pictures, model.max_image_tokens()) + request.max_tokens,
-      static_cast<int64_t>(model.decoder().max_positions()));
-  const auto cache = session.make_cache(1, static_cast<int>(rows), options.kv_memory);
+  const auto cache = session.make_cache(1, rows, options.kv_memory);
   Generator generator(model, *cache, session.stream());
   const int key = generator.admit(std::move(request), [&](std::string_view piece) {
     if (options.json) return;
@@ -85,13 +76,9 @@ int run(int argc, char** argv) {
   // A wrong picture is the cheapest mistake to report, so it comes first. Of many only the headers
   // are read, until it is known that the context holds them.
   for (const std::string& path : options.images) require_picture(path);
-  std::vector<Image> images;
-  if (options.images.size() == 1 && !options.chat) {
-    images = load_images(options.images);
-  } else {
-    for (const std::string& path : options.images) {
-      if (path != kStandardInput) static_cast<void>(probe_image(picture_path(path)));
-    }
+  std::vector<OpenPicture> pictures;
+  for (const std::string& path : options.images) {
+    pictures.push_back(open_picture(path, options.images.size() == 1 && !options.chat));
   }
   // Mistakes in files are found before the model is read.
   std::function<int(Session&)> batch;
@@ -104,7 +91,7 @@ int run(int argc, char** argv) {
   if (interrupted()) return kExitInterrupted;
   if (batch) return batch(session);
   if (options.chat) return run_chat(options, session, watch);
-  return run_once(options, session, std::move(images), watch);
+  return run_once(options, session, std::move(pictures), watch);
 }
 
 }  // namespace

@@ -32,6 +32,18 @@ struct Video {
   std::string name;             ///< fit for messages
 };
 
+/// The frames taken of a video, before they are decoded: how long a prompt becomes follows from it.
+struct Clip {
+  VideoInfo info;
+  std::vector<int64_t> frames;  ///< their numbers, see VideoFile::decode()
+};
+
+/// A clip with its pictures.
+struct DecodedClip {
+  Clip clip;
+  std::vector<Image> frames;  ///< one for each of clip.frames, of one size
+};
+
 /// A video whose frames are decoded when they are asked for, so that one of hours costs no more
 /// memory than what is taken of it. One thread at a time.
 class VideoFile {

@@ -95,8 +95,8 @@ void parse_crop(const ConfigReader& processor, PreprocessSpec& spec) {
 
 PreprocessSpec parse_preprocess(const ConfigReader& processor, const LoadOptions& options) {
   PreprocessSpec spec;
-  spec.resize_backend = options.image_backend;
-  spec.normalize_backend = options.image_backend == ResizeBackend::kPil
+  spec.resize_backend = options.image_backend.value_or(ResizeBackend::kTorchvision);
+  spec.normalize_backend = spec.resize_backend == ResizeBackend::kPil
                                ? NormalizeBackend::kPil
                                : NormalizeBackend::kTorchvision;
   spec.do_resize = processor.boolean("do_resize", true);

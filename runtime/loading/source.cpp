@@ -1,5 +1,8 @@
 #include "runtime/loading/source.h"
 
+#include <fmt/format.h>
+
+#include "kernels/base/error.h"
 #include "runtime/loading/config.h"
 
 namespace kvlm {
@@ -7,6 +10,18 @@ namespace kvlm {
 nlohmann::json read_json(const ModelSource& source, const std::string& file) {
   const auto text = source.file(file);
   return text ? parse_json(*text, file) : nlohmann::json::object();
+}
+
+void refuse_unused(const LoadOptions& options, std::string_view family, UnusedOptions unused) {
+  const auto refuse = [&](std::string_view option, std::string_view whose) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} is for {} models, and this one is {}; leave it out", option, whose,
+                            family));
+  };
+  if (unused.aspect && options.pad_to_square) refuse("--image-aspect", "LLaVA-1.5");
+  if (unused.tiles && options.max_tiles) refuse("--tiles", "InternVL");
+  if (unused.pixels && options.min_pixels) refuse("--min-pixels", "Qwen-VL");
+  if (unused.pixels && options.max_pixels) refuse("--max-pixels", "Qwen-VL");
 }
 
 }  // namespace kvlm

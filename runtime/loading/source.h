@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "kernels/base/weights.h"
 #include "vision/preprocess.h"
@@ -23,11 +24,26 @@ struct ModelSource {
 struct LoadOptions {
   /// Weights are converted to this type; nothing keeps the checkpoint's own.
   std::optional<DType> dtype;
-  /// Whose image processor is followed to the bit; the reference's default is torchvision.
-  ResizeBackend image_backend = ResizeBackend::kTorchvision;
+  /// Whose image processor is followed to the bit; nothing is what the family's reference takes.
+  std::optional<ResizeBackend> image_backend;
   /// Pad to a square (the original LLaVA code) or crop; nothing follows preprocessor_config.json.
   std::optional<bool> pad_to_square;
+  /// The most tiles that a picture is cut into, its thumbnail not counted (InternVL).
+  std::optional<int> max_tiles;
+  /// The fewest and the most pixels of a resized picture (Qwen-VL).
+  std::optional<int64_t> min_pixels;
+  std::optional<int64_t> max_pixels;
 };
+
+/// Options of pictures that a family has no use for.
+struct UnusedOptions {
+  bool aspect = false;
+  bool tiles = false;
+  bool pixels = false;
+};
+
+/// Throws Error{kInvalidArgument} naming the option if one of `unused` is given.
+void refuse_unused(const LoadOptions& options, std::string_view family, UnusedOptions unused);
 
 /// A JSON file of the source; absent reads as an empty object.
 nlohmann::json read_json(const ModelSource& source, const std::string& file);

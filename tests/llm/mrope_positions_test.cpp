@@ -8,13 +8,13 @@ namespace {
 
 using testing::ElementsAre;
 
-std::vector<int32_t> axis(const MropePositions& positions, int32_t Position::*axis) {
+std::vector<int32_t> axis(const PromptPositions& positions, int32_t Position::*axis) {
   std::vector<int32_t> values;
   for (const Position& position : positions.rows) values.push_back(position.*axis);
   return values;
 }
 
-int32_t delta(const MropePositions& positions) {
+int32_t delta(const PromptPositions& positions) {
   return positions.next - static_cast<int32_t>(positions.rows.size());
 }
 
@@ -22,7 +22,7 @@ int32_t delta(const MropePositions& positions) {
 TEST(MropePositions, OfAPictureBetweenTexts) {
   const PositionRun runs[] = {{3, {}, 0, 0}, {0, {0}, 2, 3}, {2, {}, 0, 0}};
   for (const MropeAdvance advance : {MropeAdvance::kLongestSide, MropeAdvance::kLargestPosition}) {
-    const MropePositions found = mrope_positions(runs, advance);
+    const PromptPositions found = mrope_positions(runs, advance);
     EXPECT_THAT(axis(found, &Position::time), ElementsAre(0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7));
     EXPECT_THAT(axis(found, &Position::height), ElementsAre(0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7));
     EXPECT_THAT(axis(found, &Position::width), ElementsAre(0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7));
@@ -63,7 +63,7 @@ TEST(MropePositions, OfAClipBetweenTexts) {
   };
   for (const Expected& expected : cases) {
     const PositionRun runs[] = {{2, {}, 0, 0}, {0, expected.times, 2, 2}, {2, {}, 0, 0}};
-    const MropePositions found = mrope_positions(runs, expected.advance);
+    const PromptPositions found = mrope_positions(runs, expected.advance);
     EXPECT_EQ(axis(found, &Position::time), expected.time_axis);
     EXPECT_EQ(delta(found), expected.delta);
     const std::vector<int32_t> heights = axis(found, &Position::height);

@@ -321,7 +321,7 @@ TEST(LlavaFiles, SentencepieceModelServesWithoutTokenizerJson) {
     if (golden.folder.filename() != "llava_mha") continue;
     const GoldenTensors tensors(golden.goldens / "golden.safetensors");
     const std::vector<int> pictures(golden.images().size(), 16);
-    const Prompt prompt = make_prompt(*model, golden.messages(), pictures);
+    const Prompt prompt = test::prompt_of(*model, golden.messages(), pictures);
     const std::vector<int64_t> expected = tensors.integers(golden.tensor("input_ids"));
     EXPECT_EQ(prompt.ids, std::vector<int32_t>(expected.begin(), expected.end())) << golden.name();
   }
@@ -355,13 +355,12 @@ TEST(LlavaConfig, CheckpointsOfTheOriginalRepositoryAreRefusedWithTheCure) {
 }
 
 TEST(LlavaConfig, ImageIdHasTwoSpellings) {
-  EXPECT_EQ(load("llava_gqa")->image_id(), 300);
-  EXPECT_EQ(load("llava_gqa", with_config([](json& config) {
-                   config.erase("image_token_index");
-                   config["image_token_id"] = 300;
-                 }))
-                ->image_id(),
-            300);
+  EXPECT_TRUE(load("llava_gqa")->is_visual(300));
+  EXPECT_TRUE(load("llava_gqa", with_config([](json& config) {
+                     config.erase("image_token_index");
+                     config["image_token_id"] = 300;
+                   }))
+                  ->is_visual(300));
   EXPECT_THAT(load_failure("llava_gqa",
                            with_config([](json& config) { config["image_token_index"] = 320; })),
               HasSubstr("image_token_index is 320"));
@@ -409,7 +408,7 @@ TEST(LlavaConfig, FullStrategyKeepsTheClassToken) {
   const LoadedModel full =
       load("llava_gqa",
            with_config([](json& config) { config["vision_feature_select_strategy"] = "full"; }));
-  EXPECT_EQ(full->max_image_tokens(), 17);
+  EXPECT_EQ(full->picture_text({}, 1).rows(), 17);
   const auto result = test::generate(full, "f32", golden_case("llava_gqa", "case0").request());
   EXPECT_EQ(result.prompt_tokens, 48);
   EXPECT_EQ(result.visual_tokens, 17);
@@ -470,7 +469,7 @@ TEST(LlavaModel, SaysWhatItIs) {
   EXPECT_EQ(model->family(), "llava-1.5");
   EXPECT_EQ(model->dtype(), DType::kF32);
   EXPECT_EQ(model->image_token(), "<image>");
-  EXPECT_EQ(model->max_image_tokens(), 16);
+  EXPECT_EQ(model->picture_text({}, 1).rows(), 16);
   EXPECT_FALSE(model->caption_prompt().empty());
   EXPECT_EQ(model->decoder().max_positions(), 512);
 }
@@ -481,9 +480,9 @@ TEST(LlavaModel, PicturesArePreparedAsTheOptionsSay) {
   const LoadedModel cropped = load("llava_gqa");
   const LoadedModel padded = load("llava_gqa", {}, pad);
   Image wide{20, 80, std::vector<uint8_t>(20 * 80 * 3, 200)};
-  const VisualInput a = cropped->prepare(wide);
-  const VisualInput b = padded->prepare(wide);
-  EXPECT_EQ(a.tokens, 16);
+  const VisualInput a = cropped->prepare(wide, 1);
+  const VisualInput b = padded->prepare(wide, 1);
+  EXPECT_EQ(a.rows, 16);
   const Shape patches{16, 3 * 14 * 14};
   EXPECT_EQ(a.patches.rows.shape(), patches);
   EXPECT_EQ(b.patches.rows.shape(), patches);

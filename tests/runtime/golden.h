@@ -243,7 +243,7 @@ struct GoldenCase {
       }
       return {user_message(
           prompt.substr(kBefore.size(), prompt.size() - kBefore.size() - kAfter.size()),
-          static_cast<int>(entry.at("images").size()), "<image>")};
+          entry.at("images").size(), "<image>")};
     }
     for (const nlohmann::json& from : entry.at("messages")) {
       ChatMessage message{from.at("role"), {}};
@@ -335,6 +335,19 @@ inline GoldenCase golden_case(const std::string& folder, const std::string& name
     if (entry.folder.filename() == folder && entry.name() == name) return std::move(entry);
   }
   throw std::runtime_error("no golden " + folder + " " + name);
+}
+
+/// What stands for pictures of LLaVA-1.5 of so many rows each.
+inline PromptVisuals pictures_of(std::span<const int> rows) {
+  PromptVisuals visuals;
+  for (const int count : rows) visuals.pictures.push_back({"<image>", {{.rows = count}}});
+  return visuals;
+}
+
+/// The prompt of a conversation with such pictures.
+inline Prompt prompt_of(const Model& model, const std::vector<ChatMessage>& messages,
+                        std::span<const int> rows = {}) {
+  return make_prompt(model, outline_prompt(model, messages, pictures_of(rows)));
 }
 
 /// Generates one request to its end, alone.

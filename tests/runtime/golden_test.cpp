@@ -120,12 +120,12 @@ struct Prepared {
 
 Prepared prepare(Model& model, const GoldenCase& golden) {
   Prepared prepared;
-  std::vector<int> tokens;
-  for (const Image& image : golden.images()) {
-    prepared.images.push_back(model.prepare(image));
-    tokens.push_back(prepared.images.back().tokens);
+  const std::vector<Image> images = golden.images();
+  for (const Image& image : images) {
+    prepared.images.push_back(model.prepare(image, images.size()));
   }
-  prepared.prompt = make_prompt(model, golden.messages(), tokens);
+  const PromptVisuals visuals = visual_texts(model, images, {});
+  prepared.prompt = make_prompt(model, outline_prompt(model, golden.messages(), visuals));
   return prepared;
 }
 
@@ -151,7 +151,7 @@ std::vector<std::vector<float>> forced_logits(const LoadedModel& model, KvCache&
     copy(TensorView(logits.back().data(), DType::kF32, row.shape()), row, model.stream());
   };
   Tensor all(DType::kF32, {rows, decoder.hidden()}, test::test_device());
-  embed_prompt(*model, prompt, 0, visual.pictures, all, model.stream());
+  embed_prompt(*model, prompt, 0, visual.each, all, model.stream());
   run({id, rows, true, true, prompt.modality}, prompt.positions, all);
   Tensor one(DType::kF32, {1, decoder.hidden()}, test::test_device());
   for (size_t i = 0; i + 1 < ids.size(); ++i) {
@@ -179,8 +179,7 @@ TEST_P(Golden, TokenAndPositionIdsEqualTheReference) {
   const Prompt prompt = prepare(*model_, golden_).prompt;
   EXPECT_EQ(prompt.ids, narrow(tensors_.integers(golden_.tensor("input_ids"))));
   EXPECT_EQ(prompt.ids.size(), golden_.entry.at("prompt_tokens"));
-  EXPECT_EQ(std::count(prompt.ids.begin(), prompt.ids.end(), model_->image_id()),
-            golden_.entry.value("image_tokens", 0));
+  EXPECT_EQ(prompt.visual_rows(), golden_.entry.value("image_tokens", 0));
   std::vector<int32_t> positions;
   for (const Position& position : prompt.positions) positions.push_back(position.time);
   EXPECT_EQ(positions, narrow(tensors_.integers(golden_.tapped("position_ids"))));
@@ -188,9 +187,9 @@ TEST_P(Golden, TokenAndPositionIdsEqualTheReference) {
   // Which picture a row belongs to: the reference counts placeholders in order.
   int next = 0;
   for (size_t row = 0; row < prompt.ids.size(); ++row) {
-    const bool visual = prompt.ids[row] == model_->image_id();
+    const bool visual = model_->is_visual(prompt.ids[row]);
     const int16_t expected =
-        visual ? static_cast<int16_t>(next++ / model_->max_image_tokens()) : kTextRow;
+        visual ? static_cast<int16_t>(next++ / model_->picture_text({}, 1).rows()) : kTextRow;
     ASSERT_EQ(prompt.modality[row], expected) << "row " << row;
   }
 }

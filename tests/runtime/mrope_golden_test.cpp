@@ -67,14 +67,14 @@ TEST_P(MropeGolden, PositionsEqualTheReference) {
       while (end < types.size() && types[end] == types[row]) ++end;
       const auto type = static_cast<size_t>(types[row]);
       if (type == 0) {
-        runs.push_back({static_cast<int>(end - row), {}, 0, 0});
+        runs.push_back({static_cast<int64_t>(end - row), {}, 0, 0});
       } else {
         ASSERT_LT(next[type], visual[type].size()) << name;
         runs.push_back(visual[type][next[type]++]);
       }
       row = end;
     }
-    const MropePositions found = mrope_positions(runs, MropeAdvance::kLongestSide);
+    const PromptPositions found = mrope_positions(runs, MropeAdvance::kLongestSide);
     const std::vector<int64_t> expected = tensors.integers(name + "position_ids");
     ASSERT_EQ(found.rows.size() * 3, expected.size()) << name;
     for (size_t row = 0; row < found.rows.size(); ++row) {

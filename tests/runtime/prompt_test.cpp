@@ -12,6 +12,7 @@ namespace {
 
 using test::error_of;
 using test::LoadedModel;
+using test::prompt_of;
 using testing::HasSubstr;
 
 constexpr int32_t kImage = 300;  // <image> of the golden checkpoints
@@ -50,7 +51,7 @@ TEST(MakePrompt, ExpandsEveryPlaceholderToItsOwnTokens) {
   const LoadedModel model = load();
   const std::vector<int> tokens = {3, 1, 5};
   const Prompt prompt =
-      make_prompt(*model, {user_message("<image>a<image>b<image>", 3, "<image>")}, tokens);
+      prompt_of(*model, {user_message("<image>a<image>b<image>", 3, "<image>")}, tokens);
   std::vector<int> rows(3);
   int next = 0;
   for (size_t row = 0; row < prompt.ids.size(); ++row) {
@@ -69,17 +70,17 @@ TEST(MakePrompt, ExpandsEveryPlaceholderToItsOwnTokens) {
 /// Rows are told apart by 16-bit tags.
 TEST(MakePrompt, RefusesMorePicturesThanThereAreTags) {
   const LoadedModel model = load();
-  constexpr int kMost = 32768;
+  constexpr size_t kMost = 32768;
   std::vector<int> tokens(kMost, 1);
-  const Prompt prompt = make_prompt(*model, {user_message("x", kMost, "<image>")}, tokens);
-  EXPECT_EQ(std::count(prompt.ids.begin(), prompt.ids.end(), kImage), kMost);
-  EXPECT_EQ(*std::max_element(prompt.modality.begin(), prompt.modality.end()), kMost - 1);
-  for (const int images : {kMost + 1, 40000}) {
-    tokens.resize(static_cast<size_t>(images), 1);
+  const Prompt prompt = prompt_of(*model, {user_message("x", kMost, "<image>")}, tokens);
+  EXPECT_EQ(std::count(prompt.ids.begin(), prompt.ids.end(), kImage), int64_t{kMost});
+  EXPECT_EQ(*std::max_element(prompt.modality.begin(), prompt.modality.end()), int64_t{kMost} - 1);
+  for (const size_t images : {kMost + 1, size_t{40000}}) {
+    tokens.resize(images, 1);
     const Error error =
-        error_of([&] { make_prompt(*model, {user_message("x", images, "<image>")}, tokens); });
+        error_of([&] { prompt_of(*model, {user_message("x", images, "<image>")}, tokens); });
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr(fmt::format("{} images", images)));
+    EXPECT_THAT(error.what(), HasSubstr(fmt::format("{} images and videos", images)));
     EXPECT_THAT(error.what(), HasSubstr("at most 32768"));
   }
 }
@@ -88,7 +89,7 @@ TEST(MakePrompt, TextAroundAPictureDoesNotDependOnItsSize) {
   const LoadedModel model = load();
   const std::vector<ChatMessage> messages = {user_message("what is it?", 1, "<image>")};
   const auto without_pictures = [&](int tokens) {
-    std::vector<int32_t> ids = make_prompt(*model, messages, std::span(&tokens, 1)).ids;
+    std::vector<int32_t> ids = prompt_of(*model, messages, std::span(&tokens, 1)).ids;
     EXPECT_EQ(std::count(ids.begin(), ids.end(), kImage), tokens);
     std::erase(ids, kImage);
     return ids;
@@ -102,7 +103,7 @@ TEST(MakePrompt, NamesBothNumbersWhenPicturesAndPlaceholdersDiffer) {
     ChatMessage message{"user", {}};
     message.content.resize(static_cast<size_t>(placeholders), {ContentItem::Kind::kImage, {}});
     message.content.push_back({ContentItem::Kind::kText, text});
-    const Error error = error_of([&] { make_prompt(*model, {message}, pictures); });
+    const Error error = error_of([&] { prompt_of(*model, {message}, pictures); });
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     return std::string(error.what());
   };
@@ -120,23 +121,23 @@ TEST(MakePrompt, NamesBothNumbersWhenPicturesAndPlaceholdersDiffer) {
 TEST(MakePrompt, StartsWithBosOnce) {
   const LoadedModel plain = load();
   const std::vector<ChatMessage> messages = {user_message("hi", 0, "<image>")};
-  const Prompt prompt = make_prompt(*plain, messages, {});
+  const Prompt prompt = prompt_of(*plain, messages);
   EXPECT_EQ(prompt.ids[0], kBos);
   EXPECT_NE(prompt.ids[1], kBos);
 
   const LoadedModel own = load(test::with_file(
       "chat_template.jinja", "{{ bos_token }}{{ messages[0]['content'][0]['text'] }}"));
   ASSERT_EQ(own->render(messages), "<s>hi");
-  const Prompt with_own = make_prompt(*own, messages, {});
+  const Prompt with_own = prompt_of(*own, messages);
   EXPECT_EQ(std::count(with_own.ids.begin(), with_own.ids.end(), kBos), 1);
   EXPECT_EQ(with_own.ids[0], kBos);
 
   const LoadedModel none =
       load(test::with_file("chat_template.jinja", "{{ messages[0]['content'][0]['text'] }}"));
-  const Prompt with_none = make_prompt(*none, messages, {});
+  const Prompt with_none = prompt_of(*none, messages);
   EXPECT_EQ(std::count(with_none.ids.begin(), with_none.ids.end(), kBos), 1);
   // A BOS that is not at the start is the text's own affair.
-  const Prompt inside = make_prompt(*none, {user_message("hi <s> there", 0, "<image>")}, {});
+  const Prompt inside = prompt_of(*none, {user_message("hi <s> there", 0, "<image>")});
   EXPECT_EQ(std::count(inside.ids.begin(), inside.ids.end(), kBos), 2);
 }
 
@@ -147,7 +148,7 @@ TEST(MakePrompt, ATemplateWithoutPlaceholdersIsTheFilesFault) {
   const LoadedModel model = load(test::with_file("chat_template.jinja", "hello"));
   const int tokens = 3;
   const Error error = error_of(
-      [&] { make_prompt(*model, {user_message("x", 1, "<image>")}, std::span(&tokens, 1)); });
+      [&] { prompt_of(*model, {user_message("x", 1, "<image>")}, std::span(&tokens, 1)); });
   EXPECT_EQ(error.code(), ErrorCode::kCorruptFile);
   EXPECT_THAT(error.what(), HasSubstr("makes 0 <image> placeholders of 1 image"));
 }
@@ -155,8 +156,7 @@ TEST(MakePrompt, ATemplateWithoutPlaceholdersIsTheFilesFault) {
 TEST(EmbedPrompt, SplicesPicturesIntoTheText) {
   const LoadedModel model = load();
   const std::vector<int> tokens = {3, 4};
-  const Prompt prompt =
-      make_prompt(*model, {user_message("a<image>b<image>", 2, "<image>")}, tokens);
+  const Prompt prompt = prompt_of(*model, {user_message("a<image>b<image>", 2, "<image>")}, tokens);
   const auto width = static_cast<size_t>(model->decoder().hidden());
   std::vector<Tensor> pictures;
   for (size_t picture = 0; picture < 2; ++picture) {
@@ -168,7 +168,8 @@ TEST(EmbedPrompt, SplicesPicturesIntoTheText) {
   const auto rows = static_cast<int64_t>(prompt.ids.size());
   for (int64_t first = 0; first < rows; ++first) {
     Tensor ours(DType::kF32, {rows - first, static_cast<int64_t>(width)});
-    const std::vector<ConstTensorView> views(pictures.begin(), pictures.end());
+    std::vector<VisualFeatures> views;
+    for (const Tensor& picture : pictures) views.push_back({picture.view(), {}});
     embed_prompt(*model, prompt, first, views, ours, model.stream());
     std::vector<size_t> next(2);
     for (int64_t row = 0; row < rows; ++row) {

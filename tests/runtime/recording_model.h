@@ -40,17 +40,31 @@ class RecordingModel final : public Model {
   const GenerationDefaults& defaults() const noexcept override { return model_->defaults(); }
   std::string_view caption_prompt() const noexcept override { return model_->caption_prompt(); }
   std::string_view image_token() const noexcept override { return model_->image_token(); }
-  int32_t image_id() const noexcept override { return model_->image_id(); }
-  int min_image_tokens() const noexcept override { return model_->min_image_tokens(); }
-  int max_image_tokens() const noexcept override { return model_->max_image_tokens(); }
-  VisualInput prepare(const Image& image) const override {
-    ++prepared_;
-    return model_->prepare(image);
+  std::string_view video_token() const noexcept override { return model_->video_token(); }
+  bool is_visual(int32_t id) const noexcept override { return model_->is_visual(id); }
+  VisualText picture_text(const PictureShape& shape, size_t pictures) const override {
+    return model_->picture_text(shape, pictures);
   }
-  VisualRows encode(std::span<const VisualInput* const> pictures, Stream& stream,
+  VisualInput prepare(const Image& image, size_t pictures) const override {
+    ++prepared_;
+    return model_->prepare(image, pictures);
+  }
+  std::vector<int64_t> sample_frames(const VideoInfo& info,
+                                     const SamplingRequest& request) const override {
+    return model_->sample_frames(info, request);
+  }
+  VisualText clip_text(const Clip& clip) const override { return model_->clip_text(clip); }
+  VisualInput prepare_clip(const DecodedClip& clip) const override {
+    ++prepared_;
+    return model_->prepare_clip(clip);
+  }
+  VisualRows encode(std::span<const VisualInput* const> visuals, Stream& stream,
                     const Tap& tap) override {
-    encoded_ += static_cast<int>(pictures.size());
-    return model_->encode(pictures, stream, tap);
+    encoded_ += static_cast<int>(visuals.size());
+    return model_->encode(visuals, stream, tap);
+  }
+  PromptPositions positions(std::span<const PositionRun> runs) const override {
+    return model_->positions(runs);
   }
   std::string render(const std::vector<ChatMessage>& messages) const override {
     return model_->render(messages);

@@ -175,7 +175,7 @@ TEST(Synthetic, ModelsRunWithoutAnyFile) {
   const Family& family = family_of(source.config, source.name);
   const auto model = family.load(std::move(source), LoadOptions(), stream);
   EXPECT_EQ(model->dtype(), DType::kBF16);
-  EXPECT_EQ(model->max_image_tokens(), 9);
+  EXPECT_EQ(model->picture_text({}, 1).rows(), 9);
   const CacheSpec spec = parse_spec("f16");
   const CacheShape shape = model->decoder().cache_shape();
   const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, {1, 0, 200}), {});

@@ -281,7 +281,7 @@ BAD_REQUESTS = [
     (["-p", "<image>\nwhat is it?"], None, ["image"]),
     ([*IMAGE, *IMAGE, "-p", "<image>\nwhat is it?"], None, ["image", "2", "1"]),
     ([*IMAGE, "-p", "what is in the scene? " * 200], None, ["512"]),
-    (["--image", "{cut}"] * 300, 2, ["300 pictures", "512", "--batch FOLDER"]),
+    (["--image", "{cut}"] * 300, 2, ["300 images", "512", "--batch FOLDER"]),
     (["--image", "{folder}"], 1, ["{folder}", "director"]),
     (["--image", "{folder}/gone.png"], 1, ["{folder}/gone.png"]),
     (["--image", ""], 2, ["--image is empty"]),

@@ -101,7 +101,7 @@ class LatencyBench {
 
     Image image{480, 640, std::vector<uint8_t>(size_t{480} * 640 * 3, 128)};
     Clock::time_point start = Clock::now();
-    const VisualInput input = model.prepare(image);
+    const VisualInput input = model.prepare(image, 1);
     const VisualInput* pictures[] = {&input};
     model.encode(pictures, stream, {});
     stream.synchronize();

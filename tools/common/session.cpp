@@ -36,8 +36,10 @@ LoadOptions load_options(const SessionOptions& options) {
   }
   if (options.image_backend == "pil") {
     load.image_backend = ResizeBackend::kPil;
-  } else if (options.image_backend != "torchvision") {
-    refuse("--image-backend", options.image_backend, "torchvision or pil");
+  } else if (options.image_backend == "torchvision") {
+    load.image_backend = ResizeBackend::kTorchvision;
+  } else if (options.image_backend != "auto") {
+    refuse("--image-backend", options.image_backend, "auto, torchvision or pil");
   }
   if (options.image_aspect == "pad" || options.image_aspect == "crop") {
     load.pad_to_square = options.image_aspect == "pad";

@@ -18,7 +18,7 @@ struct SessionOptions {
   std::string kv_profile;  ///< file of `vlm-kv profile`, or empty
   std::string device = "auto";
   std::string dtype = "auto";
-  std::string image_backend = "torchvision";
+  std::string image_backend = "auto";
   std::string image_aspect = "auto";
   size_t cache_bytes = 0;  ///< that a cache is known to take; 0 if it depends on the prompts
   int threads = 0;         ///< 0: one per core

@@ -46,7 +46,7 @@ __kvlm() {
     --kv) __kvlm_words "$(__kvlm_policies)" ;;
     --device) __kvlm_words auto cpu cuda cuda:0 ;;
     --dtype) __kvlm_words auto f32 f16 bf16 ;;
-    --image-backend) __kvlm_words torchvision pil ;;
+    --image-backend) __kvlm_words auto torchvision pil ;;
     --image-aspect) __kvlm_words auto crop pad ;;
     --policy) __kvlm_words prefixkv calibquant head_quantile xquant ;;
     -m | --model)

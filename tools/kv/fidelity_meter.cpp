@@ -131,7 +131,7 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record) {
     std::string prompt = record.prompt;
     if (prompt.empty()) prompt = model.caption_prompt();
     return encode_prompt(
-        model, {user_message(prompt, static_cast<int>(images.size()), model.image_token())}, images,
+        model, {user_message(prompt, images.size(), model.image_token())}, images, {},
         session.stream());
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", record.where, error.what()));

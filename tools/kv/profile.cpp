@@ -98,8 +98,8 @@ class Profiler {
       std::string prompt = records_[i].prompt;
       if (prompt.empty()) prompt = model.caption_prompt();
       const EncodedPrompt encoded = encode_prompt(
-          model, {user_message(prompt, static_cast<int>(images.size()), model.image_token())},
-          images, session_.stream());
+          model, {user_message(prompt, images.size(), model.image_token())},
+          images, {}, session_.stream());
       const auto rows = static_cast<int>(encoded.prompt.ids.size()) + 1;
       CacheParts parts = parts_of(spec, shape, nullptr);
       parts.retention = std::make_unique<ScoreProbe>(scores);

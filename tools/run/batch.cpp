@@ -98,33 +98,32 @@ class Batch {
     size_t tokens = 1;  // made, the prefill's included
   };
 
-  /// An upper bound of the tokens of any record that can be served, without opening a picture. The
-  /// others get their error.
+  /// The rows of the record that needs most, of those that can be served; the others get their
+  /// error. Only headers of pictures are read.
   int rows_of_longest() {
-    const int max_tokens = options_.max_tokens.value_or(session_.model().defaults().max_tokens);
-    int64_t longest = 1;
+    int longest = 1;
     for (Record& record : records_) {
       if (!record.error.empty()) continue;
       try {
-        longest = std::max(longest, prompt_rows_of(record) + max_tokens);
+        longest = std::max(longest, rows_of(record));
       } catch (const std::exception&) {
         record.error = error_of_record();
       }
     }
-    const int context = session_.model().decoder().max_positions();
-    return static_cast<int>(std::min<int64_t>(longest, context));
+    return longest;
   }
 
-  /// The most rows that a record's prompt can have. Throws Error if the context cannot hold even
-  /// the fewest.
-  int64_t prompt_rows_of(const Record& record) {
+  int rows_of(const Record& record) {
     Model& model = session_.model();
-    const size_t images = record.images.size();
-    const int64_t fewest =
-        fewest_prompt_rows(model, conversation(question(record), images), images, name_of(record),
-                           "give the record fewer pictures or a shorter prompt");
-    return fewest +
-           static_cast<int64_t>(images) * (model.max_image_tokens() - model.min_image_tokens());
+    std::vector<PictureShape> shapes;
+    for (const std::string& image : record.images) {
+      const ImageInfo info = probe_image(image);
+      shapes.push_back({info.height, info.width, image_name(image)});
+    }
+    return request_rows(model, conversation(question(record), shapes.size()),
+                        visual_texts(model, shapes, {}),
+                        options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
+                        "give the record fewer pictures or a shorter prompt");
   }
 
   /// What a record asks: its own prompt, else -p, else for a caption.
@@ -136,8 +135,7 @@ class Batch {
 
   std::vector<ChatMessage> conversation(const std::string& text, size_t images) {
     std::vector<ChatMessage> messages = opening(options_);
-    messages.push_back(
-        user_message(text, static_cast<int>(images), session_.model().image_token()));
+    messages.push_back(user_message(text, images, session_.model().image_token()));
     return messages;
   }
 

@@ -107,7 +107,7 @@ class Chat {
       print_message("vlm-run: the {} given since the last answer {} left out\n",
                     fresh_images_ == 1 ? "picture" : "pictures", fresh_images_ == 1 ? "is" : "are");
     }
-    images_.resize(images_.size() - static_cast<size_t>(fresh_images_));
+    images_.resize(images_.size() - fresh_images_);
     fresh_images_ = 0;
   }
 
@@ -124,7 +124,7 @@ class Chat {
   int key_ = -1;
   std::vector<ChatMessage> messages_;
   std::vector<Image> images_;
-  int fresh_images_ = 0;  // given since the last question
+  size_t fresh_images_ = 0;  // given since the last question
 };
 
 /// Runs one line; false ends the chat.

@@ -4,14 +4,15 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model.h"
+#include "runtime/prompt.h"
 
 namespace kvlm {
 
-/// The fewest rows that a conversation with `images` pictures can have, told before any is opened.
-/// Throws Error{kInvalidArgument}, starting with `who` and ending with `cure`, if the model's
-/// context does not hold them; and like make_prompt().
-int64_t fewest_prompt_rows(Model& model, const std::vector<ChatMessage>& messages, size_t images,
-                           const std::string& who, const std::string& cure);
+/// Rows that a request takes at most: its prompt and as many tokens as it may make, within the
+/// model's context. Throws Error{kInvalidArgument}, starting with `who` and ending with `cure`, if
+/// the context does not hold the prompt; and as outline_prompt().
+int request_rows(Model& model, const std::vector<ChatMessage>& messages,
+                 const PromptVisuals& visuals, int max_tokens, const std::string& who,
+                 const std::string& cure);
 
 }  // namespace kvlm

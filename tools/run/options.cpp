@@ -192,7 +192,8 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "Weights as auto (the file's type), f32, f16, bf16")
       ->capture_default_str();
   app.add_option("--image-backend", options.session.image_backend,
-                 "Whose resize to follow to the bit: torchvision or pil")
+                 "Whose resize to follow to the bit: auto (that of the family's reference), "
+                 "torchvision, pil")
       ->capture_default_str();
   app.add_option("--image-aspect", options.session.image_aspect,
                  "auto (the checkpoint's choice), crop, or pad to a square")

@@ -99,6 +99,31 @@ void require_picture(const std::string& name) {
 
 Image read_picture(const std::string& name) { return load_image(picture_path(name)); }
 
+OpenPicture open_picture(const std::string& name, bool decode) {
+  if (decode || name == kStandardInput) {
+    Image image = read_picture(name);
+    PictureShape shape{image.height, image.width, image.name};
+    return {name, std::move(shape), std::move(image)};
+  }
+  const std::string path = picture_path(name);
+  const ImageInfo info = probe_image(path);
+  return {name, {info.height, info.width, image_name(path)}, std::nullopt};
+}
+
+std::vector<PictureShape> shapes_of(const std::vector<OpenPicture>& pictures) {
+  std::vector<PictureShape> shapes;
+  for (const OpenPicture& picture : pictures) shapes.push_back(picture.shape);
+  return shapes;
+}
+
+std::vector<Image> take_pictures(std::vector<OpenPicture> pictures) {
+  std::vector<Image> images;
+  for (OpenPicture& picture : pictures) {
+    images.push_back(picture.pixels ? *std::move(picture.pixels) : read_picture(picture.name));
+  }
+  return images;
+}
+
 Image read_picture_file(const std::string& name) { return load_image(picture_file_path(name)); }
 
 }  // namespace kvlm

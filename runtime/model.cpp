@@ -1,0 +1,43 @@
+#include "runtime/model.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+
+namespace kvlm {
+
+namespace {
+
+[[noreturn]] void refuse_videos(const Model& model) {
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{} ({}) takes no videos; give pictures, or a model that does",
+                          printable(model.name()), model.family()));
+}
+
+int64_t rows_of(std::span<const PositionRun> runs) {
+  return std::accumulate(runs.begin(), runs.end(), int64_t{0},
+                         [](int64_t sum, const PositionRun& run) { return sum + run.rows; });
+}
+
+}  // namespace
+
+int64_t VisualText::rows() const noexcept { return rows_of(runs); }
+
+std::vector<int64_t> Model::sample_frames(const VideoInfo& /*info*/,
+                                          const SamplingRequest& /*request*/) const {
+  refuse_videos(*this);
+}
+
+VisualText Model::clip_text(const Clip& /*clip*/) const { refuse_videos(*this); }
+
+VisualInput Model::prepare_clip(const DecodedClip& /*clip*/) const { refuse_videos(*this); }
+
+PromptPositions Model::positions(std::span<const PositionRun> runs) const {
+  const auto rows = static_cast<size_t>(rows_of(runs));
+  return {following_positions(0, rows), static_cast<int32_t>(rows)};
+}
+
+}  // namespace kvlm
