@@ -24,6 +24,7 @@
 #include "runtime/loading/checkpoint.h"
 #include "runtime/loading/safetensors.h"
 #include "tests/source_folder.h"
+#include "vision/video.h"
 
 namespace kvlm::test {
 
@@ -225,6 +226,19 @@ struct GoldenCase {
     return names;
   }
 
+  /// The clips of the case: the frames that the reference took.
+  std::vector<DecodedClip> videos() const {
+    std::vector<DecodedClip> videos;
+    for (const nlohmann::json& entry_of : entry.value("videos", nlohmann::json::array())) {
+      const auto file = open_video(goldens / entry_of.at("folder").get<std::string>());
+      DecodedClip video{{file->info(), entry_of.at("taken")}, {}};
+      video.clip.info.fps = entry_of.at("fps").is_null() ? 0 : entry_of.at("fps").get<double>();
+      video.frames = file->read(video.clip.frames).frames;
+      videos.push_back(std::move(video));
+    }
+    return videos;
+  }
+
   std::vector<Image> images() const {
     std::vector<Image> images;
     for (const std::string file : entry.at("images")) images.push_back(load_image(goldens / file));
@@ -247,9 +261,16 @@ struct GoldenCase {
     }
     for (const nlohmann::json& from : entry.at("messages")) {
       ChatMessage message{from.at("role"), {}};
+      if (from.at("content").is_string()) {
+        message.content.push_back({ContentItem::Kind::kText, from.at("content")});
+        messages.push_back(std::move(message));
+        continue;
+      }
       for (const nlohmann::json& item : from.at("content")) {
         if (item.at("type") == "image") {
           message.content.push_back({ContentItem::Kind::kImage, {}});
+        } else if (item.at("type") == "video") {
+          message.content.push_back({ContentItem::Kind::kVideo, {}});
         } else {
           message.content.push_back({ContentItem::Kind::kText, item.at("text")});
         }
@@ -264,6 +285,7 @@ struct GoldenCase {
     request.id = name();
     request.messages = messages();
     request.images = images();
+    request.videos = videos();
     request.sampling.repetition_penalty = entry.at("repetition_penalty");
     request.max_tokens = entry.at("max_new_tokens");
     return request;

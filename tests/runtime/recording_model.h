@@ -12,7 +12,7 @@ namespace kvlm::test {
 
 /// A model that writes down what passes through it: the logits of every sequence of every forward
 /// pass, and how many pictures were encoded. Everything else is the model's own.
-class RecordingModel final : public Model {
+class RecordingModel : public Model {
  public:
   explicit RecordingModel(Model& model) : model_(&model), decoder_(model.decoder()) {}
 

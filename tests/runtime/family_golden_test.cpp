@@ -1,0 +1,316 @@
+// Every family against transformers, from messages to tokens (tests/golden/README.md), with the
+// gates of models.md 12.4. What is between a picture and the projector has tests of its own
+// (TowerGolden, QwenTower).
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "kernels/elementwise.h"
+#include "tests/runtime/gates.h"
+#include "tests/runtime/golden.h"
+#include "tests/runtime/recording_model.h"
+
+namespace kvlm {
+namespace {
+
+using test::collect;
+using test::deviation;
+using test::GoldenCase;
+using test::GoldenTensors;
+using test::kLogitGate;
+using test::kPixelGate;
+using test::LoadedModel;
+using test::narrow;
+using test::Taps;
+using test::within;
+
+constexpr double kFeatureGate = 1e-4;  // relative to max(1, deviation of the reference)
+
+/// A model whose conversation is written already: the case has template variables that a caller
+/// cannot set, or a prompt that no template makes.
+class WrittenPrompt final : public test::RecordingModel {
+ public:
+  WrittenPrompt(Model& model, std::string prompt)
+      : RecordingModel(model), prompt_(std::move(prompt)) {}
+  std::string render(const std::vector<ChatMessage>& /*messages*/) const override {
+    return prompt_;
+  }
+
+ private:
+  std::string prompt_;
+};
+
+class FamilyGolden : public testing::TestWithParam<GoldenCase> {
+ protected:
+  FamilyGolden() {
+    for (const SafetensorsEntry& entry : tensors_.entries()) names_.insert(entry.name);
+    if (!rendered()) {
+      written_.emplace(*loaded_, tensors_.text(golden_.tensor("prompt")));
+    }
+  }
+
+  Model& model() { return written_ ? static_cast<Model&>(*written_) : *loaded_; }
+  bool rendered() const {
+    return !golden_.entry.at("messages").is_null() && !golden_.entry.contains("template");
+  }
+  std::vector<ChatMessage> messages() const {
+    return golden_.entry.at("messages").is_null() ? std::vector<ChatMessage>() : golden_.messages();
+  }
+  /// OneVision cuts pictures otherwise if they are given as the list of one prompt.
+  size_t company() const { return golden_.entry.value("untiled", false) ? images_.size() : 1; }
+  bool has(const std::string& what) const { return names_.contains(golden_.tapped(what)); }
+  std::vector<float> floats(const std::string& what) const {
+    return tensors_.floats(golden_.tapped(what));
+  }
+  double feature_gate(std::span<const float> reference) const {
+    return kFeatureGate * std::max(1.0, deviation(reference));
+  }
+
+  Prompt prompt() {
+    PromptVisuals visuals;
+    for (const Image& image : images_) {
+      visuals.pictures.push_back(
+          model().picture_text({image.height, image.width, image.name}, company()));
+    }
+    for (const DecodedClip& video : videos_) {
+      visuals.clips.push_back(model().clip_text(video.clip));
+    }
+    return make_prompt(model(), outline_prompt(model(), messages(), visuals));
+  }
+  std::vector<VisualInput> inputs(const Prompt& prompt) {
+    std::vector<VisualInput> inputs;
+    for (const auto& [clip, index] : prompt.visuals) {
+      inputs.push_back(clip ? model().prepare_clip(videos_[index])
+                            : model().prepare(images_[index], company()));
+    }
+    return inputs;
+  }
+  VisualRows encode(const std::vector<VisualInput>& inputs, const Tap& tap) {
+    std::vector<const VisualInput*> visuals;
+    for (const VisualInput& input : inputs) visuals.push_back(&input);
+    return visuals.empty() ? VisualRows() : model().encode(visuals, loaded_.stream(), tap);
+  }
+  /// Logits at the last prompt row and after each of `ids` but the last, fed one by one.
+  std::vector<std::vector<float>> forced_logits(std::span<const int32_t> ids, Taps& taps) {
+    const Prompt prompt = this->prompt();
+    const VisualRows visual = encode(inputs(prompt), collect_on_host(taps));
+    Decoder& decoder = model().decoder();
+    const auto rows = static_cast<int>(prompt.ids.size());
+    const auto cache = loaded_.cache("f32", rows + static_cast<int>(ids.size()));
+    const SequenceId id = cache->open({rows, 0, rows + static_cast<int>(ids.size())}, "forced");
+    std::vector<std::vector<float>> logits;
+    const auto run = [&](const DecoderStep& step) {
+      const TensorView all = decoder.forward(step, *cache, loaded_.stream(),
+                                             step.all_logits ? collect_on_host(taps) : Tap());
+      const int64_t last = all.shape()[0] - 1;
+      if (step.all_logits) collect_on_host(taps)("logits_prefill", all);
+      logits.emplace_back(static_cast<size_t>(decoder.vocab_size()));
+      copy(TensorView(logits.back().data(), DType::kF32, {1, decoder.vocab_size()}),
+           all.slice(last, 1), loaded_.stream());
+    };
+    Tensor all(DType::kF32, {rows, decoder.hidden()}, test::test_device());
+    const std::vector<AddedRows> added =
+        embed_prompt(model(), prompt, 0, visual.each, all, loaded_.stream());
+    collect_on_host(taps)("inputs_embeds", all);
+    const StepRows first{id, rows, true, true, prompt.modality};
+    run({{&first, 1}, prompt.positions, all, true, added});
+    Tensor one(DType::kF32, {1, decoder.hidden()}, test::test_device());
+    for (size_t i = 0; i + 1 < ids.size(); ++i) {
+      const Position position =
+          Position::on_every_axis(prompt.next_position + static_cast<int32_t>(i));
+      decoder.embed(ids.subspan(i, 1), one, loaded_.stream());
+      const StepRows next{id, 1, false, false, {}};
+      run({{&next, 1}, {&position, 1}, one});
+    }
+    cache->close(id);
+    return logits;
+  }
+  /// Taps of a device as those of the host.
+  Tap collect_on_host(Taps& taps) {
+    return [tap = collect(taps), &stream = loaded_.stream()](std::string_view name,
+                                                             ConstTensorView view) {
+      Tensor copied(view.dtype(), view.shape());
+      copy(copied, view, stream);
+      stream.synchronize();
+      tap(name, copied);
+    };
+  }
+
+  const GoldenCase& golden_ = GetParam();
+  GoldenTensors tensors_{golden_.goldens / "golden.safetensors"};
+  std::set<std::string> names_;
+  LoadedModel loaded_{golden_.folder};
+  std::optional<WrittenPrompt> written_;
+  const std::vector<Image> images_ = golden_.images();
+  const std::vector<DecodedClip> videos_ = golden_.videos();
+};
+
+TEST_P(FamilyGolden, PromptTextEqualsTheReference) {
+  if (!rendered()) GTEST_SKIP() << "the caller cannot set this template variable";
+  EXPECT_EQ(model().render(golden_.messages()), tensors_.text(golden_.tensor("prompt")));
+}
+
+TEST_P(FamilyGolden, TokenAndPositionIdsEqualTheReference) {
+  const Prompt prompt = this->prompt();
+  EXPECT_EQ(prompt.ids, narrow(tensors_.integers(golden_.tensor("input_ids"))));
+  EXPECT_EQ(prompt.visual_rows(),
+            golden_.entry.value("image_tokens", 0) + golden_.entry.value("video_tokens", 0));
+  const std::vector<int64_t> expected = tensors_.integers(golden_.tapped("position_ids"));
+  const size_t rows = prompt.ids.size();
+  ASSERT_EQ(prompt.positions.size(), rows);
+  const bool axes = expected.size() == 3 * rows;
+  ASSERT_TRUE(axes || expected.size() == rows);
+  for (size_t row = 0; row < rows; ++row) {
+    const Position& position = prompt.positions[row];
+    EXPECT_EQ(position.time, expected[row]) << row;
+    EXPECT_EQ(position.height, expected[row + (axes ? rows : 0)]) << row;
+    EXPECT_EQ(position.width, expected[row + (axes ? 2 * rows : 0)]) << row;
+  }
+  if (has("rope_delta")) {
+    EXPECT_EQ(prompt.next_position - std::ssize(prompt.ids),
+              tensors_.integers(golden_.tapped("rope_delta"))[0]);
+  }
+  // The rows of one picture or clip have its tag, in the order of the prompt.
+  int16_t largest = kTextRow;
+  for (const int16_t tag : prompt.modality) {
+    if (tag == kTextRow) continue;
+    EXPECT_GE(tag, largest);
+    EXPECT_LE(tag, largest + 1);
+    largest = tag;
+  }
+  EXPECT_EQ(largest + 1, std::ssize(prompt.visuals));
+}
+
+TEST_P(FamilyGolden, PixelsEqualTheReference) {
+  const std::vector<VisualInput> inputs = this->inputs(prompt());
+  bool compared = false;
+  for (const char* backend : {"torchvision", "pil"}) {
+    const std::string tensor = fmt::format("pixel_values.{}", backend);
+    if (!has(tensor)) continue;
+    compared = true;
+    const auto shape = tensors_.shape(golden_.tapped(tensor));
+    std::vector<float> pixels;
+    for (const VisualInput& input : inputs) {
+      const auto* rows = input.patches.rows.as<float>();
+      pixels.insert(pixels.end(), rows, rows + input.patches.rows.shape().elements());
+    }
+    const std::vector<float> reference =
+        shape.size() == 2
+            ? floats(tensor)
+            : test::patches_of_pixels(tensors_, golden_.tapped(tensor),
+                                      shape[2] / inputs.front().patches.grids.front().rows);
+    EXPECT_TRUE(within(tensor, pixels, reference, kPixelGate));
+  }
+  if (golden_.kind() == "one_image") {
+    EXPECT_TRUE(compared);
+  }
+}
+
+TEST_P(FamilyGolden, FeaturesEqualTheReference) {
+  if (golden_.entry.contains("same_inputs_as")) GTEST_SKIP() << "the other case has them";
+  Taps taps;
+  const Prompt prompt = this->prompt();
+  const VisualRows visual = encode(inputs(prompt), collect_on_host(taps));
+  const std::string run = has("video.projector_out") ? "video." : "";
+  if (has(run + "projector_out")) {
+    const std::vector<float> reference = floats(run + "projector_out");
+    EXPECT_TRUE(within("projector_out", taps["projector_out"], reference, feature_gate(reference)));
+  }
+  Taps features;
+  for (size_t i = 0; i < visual.each.size(); ++i) {
+    const auto [clip, index] = prompt.visuals[i];
+    collect_on_host(features)(fmt::format("{}{}", clip ? "video." : "", index),
+                              visual.each[i].rows);
+    for (size_t layer = 0; layer < visual.each[i].added.size(); ++layer) {
+      collect_on_host(features)(fmt::format("deepstack.{}", layer), visual.each[i].added[layer]);
+    }
+    const std::string packed = fmt::format("{}packed_features.{}", clip ? "video." : "", index);
+    if (!has(packed)) continue;
+    const std::vector<float> reference = floats(packed);
+    EXPECT_TRUE(within(packed, features[fmt::format("{}{}", clip ? "video." : "", index)],
+                       reference, feature_gate(reference)));
+  }
+  for (int layer = 0; has(fmt::format("{}deepstack.{}", run, layer)); ++layer) {
+    const std::string name = fmt::format("deepstack.{}", layer);
+    const std::vector<float> reference = floats(run + name);
+    EXPECT_TRUE(within(name, features[name], reference, feature_gate(reference)));
+  }
+}
+
+/// Teacher-forced: every step is fed the reference's token, so one slip cannot hide the next.
+TEST_P(FamilyGolden, LogitsEqualTheReferenceTeacherForced) {
+  const std::vector<int32_t> ids = narrow(tensors_.integers(golden_.tensor("greedy_ids")));
+  Taps taps;
+  const auto logits = forced_logits(ids, taps);
+  for (const char* name :
+       {"inputs_embeds", "llm.layer.0", "llm.layer.1", "llm.layer.2", "llm.norm"}) {
+    if (!has(name) || golden_.entry.contains("same_inputs_as")) continue;
+    const std::vector<float> reference = floats(name);
+    EXPECT_TRUE(within(name, taps[name], reference, feature_gate(reference)));
+  }
+  if (has("logits_prefill") && !golden_.entry.contains("same_inputs_as")) {
+    EXPECT_TRUE(
+        within("logits_prefill", taps["logits_prefill"], floats("logits_prefill"), kLogitGate));
+  }
+  const std::vector<float> reference = tensors_.floats(golden_.tensor("greedy_logits"));
+  const auto vocab = static_cast<size_t>(model().decoder().vocab_size());
+  ASSERT_EQ(reference.size(), 4 * vocab);
+  for (size_t step = 0; step < 4; ++step) {
+    EXPECT_TRUE(within(fmt::format("greedy_logits[{}]", step), logits[step],
+                       std::span(reference).subspan(step * vocab, vocab), kLogitGate));
+  }
+  SamplerOptions options;
+  options.repetition_penalty = golden_.entry.at("repetition_penalty");
+  Sampler sampler(options, model().decoder().vocab_size());
+  sampler.see(prompt().ids);
+  for (size_t step = 0; step < ids.size(); ++step) {
+    std::vector<float> scores = logits[step];
+    ASSERT_EQ(sampler.sample(scores), ids[step]) << "step " << step;
+    sampler.see(std::span(ids).subspan(step, 1));
+  }
+}
+
+/// Free-running, with the cache in full precision and in the format that is the default.
+TEST_P(FamilyGolden, GreedyTokensEqualTheReference) {
+  if (golden_.entry.at("messages").is_null()) GTEST_SKIP() << "no conversation makes this prompt";
+  if (images_.size() > 1 && company() == 1 && loaded_->family() == "llava-onevision") {
+    GTEST_SKIP() << "a request of several pictures does not tile them";
+  }
+  std::vector<int32_t> expected = narrow(tensors_.integers(golden_.tensor("greedy_ids")));
+  // A context that ends earlier than the reference, which has no limit, cuts the answer.
+  const int64_t room =
+      model().decoder().max_positions() - golden_.entry.at("prompt_tokens").get<int64_t>();
+  if (room <= 0) GTEST_SKIP() << "the context does not hold the prompt";
+  const bool cut = room < std::ssize(expected);
+  if (cut) expected.resize(static_cast<size_t>(room));
+  for (const char* kv : {"f32", "f16"}) {
+    const auto cache = loaded_.cache(kv);
+    const GenerationResult result =
+        test::generate(model(), *cache, loaded_.stream(), golden_.request());
+    EXPECT_EQ(result.tokens, expected) << "--kv " << kv;
+    if (cut) continue;
+    EXPECT_EQ(result.finish_reason, golden_.entry.at("stopped_by_eos") ? "stop" : "length");
+    EXPECT_EQ(result.text, tensors_.text(golden_.tensor("text_out")));
+  }
+}
+
+/// Those of a family in full precision; HalfGolden has the gates of the others.
+std::vector<GoldenCase> cases_of(std::string_view family) {
+  std::vector<GoldenCase> cases = test::golden_cases(family);
+  std::erase_if(cases, [](const GoldenCase& golden) {
+    return golden.goldens.filename().string().ends_with("f16");  // bf16 too
+  });
+  return cases;
+}
+
+std::string case_name(const testing::TestParamInfo<GoldenCase>& info) {
+  return info.param.folder.filename().string() + "_" + info.param.name();
+}
+
+INSTANTIATE_TEST_SUITE_P(Llava, FamilyGolden, testing::ValuesIn(cases_of("llava")), case_name);
+
+}  // namespace
+}  // namespace kvlm
