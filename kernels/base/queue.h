@@ -72,7 +72,7 @@ class Queue {
   /// but a few. `from` may be reused at once.
   const std::byte* upload(const void* from, size_t bytes);
   /// The same of several parts, in `bytes` bytes side by side.
-  const std::byte* upload(std::span<const UploadPart> parts, size_t bytes);
+  const std::byte* upload_parts(std::span<const UploadPart> parts, size_t bytes);
   /// Copies between two addresses, of which at least one is on the GPU, in the queue's order. Host
   /// memory may be reused, or read, when it returns.
   void copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes);

@@ -229,7 +229,7 @@ BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<c
     part.at = bytes;
     bytes += (part.bytes + 15) / 16 * 16;
   }
-  const std::byte* base = stream.queue().upload(parts, bytes);
+  const std::byte* base = stream.queue().upload_parts(parts, bytes);
   if (kept != nullptr) base = kept->place(base, bytes, stream);
   made.jobs = reinterpret_cast<const DeviceJob*>(base);
   if (!matrix.empty()) made.matrix = reinterpret_cast<const float*>(base + parts[1].at);

@@ -253,10 +253,10 @@ std::byte* Queue::scratch(int slot, size_t bytes) {
 
 const std::byte* Queue::upload(const void* from, size_t bytes) {
   const UploadPart all{from, bytes, 0};
-  return upload({&all, 1}, bytes);
+  return upload_parts({&all, 1}, bytes);
 }
 
-const std::byte* Queue::upload(std::span<const UploadPart> parts, size_t bytes) {
+const std::byte* Queue::upload_parts(std::span<const UploadPart> parts, size_t bytes) {
   refuse_while(state_->recording, "an upload");
   State::Ring& ring = state_->ring;
   const size_t taken = (bytes + kUploadAlignment - 1) / kUploadAlignment * kUploadAlignment;

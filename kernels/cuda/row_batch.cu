@@ -423,7 +423,7 @@ void RowTable::describe(std::span<const RowLane> lanes, std::span<const KeyValue
   const size_t bytes = state.lanes_at + lane_bytes;
   const std::array<UploadPart, 2> packet{UploadPart{plan.pieces.data(), piece_bytes, 0},
                                          UploadPart{plan.lanes.data(), lane_bytes, state.lanes_at}};
-  state.base = stream.queue().upload(packet, bytes);
+  state.base = stream.queue().upload_parts(packet, bytes);
   if (keep) state.base = state.kept.place(state.base, bytes, stream);
   if (grows) {
     check(cudaMemsetAsync(state.growth(), 0, sizeof(Growth), native(stream)), "RowBatch::describe");

@@ -40,7 +40,7 @@ int Queue::multiprocessors() const noexcept { return 0; }
 std::byte* Queue::scratch(int, size_t) { refuse(); }
 
 const std::byte* Queue::upload(const void*, size_t) { refuse(); }
-const std::byte* Queue::upload(std::span<const UploadPart>, size_t) { refuse(); }
+const std::byte* Queue::upload_parts(std::span<const UploadPart>, size_t) { refuse(); }
 
 void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 

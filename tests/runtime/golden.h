@@ -176,6 +176,8 @@ struct GoldenCase {
     return entry.value("same_inputs_as", name()) + "." + what;
   }
 
+  /// Folders about RoPE hold nothing of pictures.
+  bool about_rope() const { return goldens.filename().string().starts_with("llava_rope"); }
   /// The reference's pictures and vision taps; not of a second turn, nor of folders about RoPE.
   bool holds_pictures() const {
     return !about_rope() && kind() != "two_turns" && !entry.at("images").empty();
@@ -290,9 +292,6 @@ struct GoldenCase {
     request.max_tokens = entry.at("max_new_tokens");
     return request;
   }
-
- private:
-  bool about_rope() const { return goldens.filename().string().starts_with("llava_rope"); }
 };
 
 /// An edit that lets a file of the checkpoint read as `content`, or as missing if it is null.
