@@ -93,45 +93,70 @@ void parse_crop(const ConfigReader& processor, PreprocessSpec& spec) {
 
 }  // namespace
 
-PreprocessSpec parse_preprocess(const ConfigReader& processor, const LoadOptions& options) {
-  PreprocessSpec spec;
+PreprocessSpec parse_pixel_values(const ConfigReader& processor, const PreprocessSpec& absent,
+                                  const LoadOptions& options) {
+  PreprocessSpec spec = absent;
   spec.resize_backend = options.image_backend.value_or(ResizeBackend::kTorchvision);
   spec.normalize_backend = spec.resize_backend == ResizeBackend::kPil
                                ? NormalizeBackend::kPil
                                : NormalizeBackend::kTorchvision;
-  spec.do_resize = processor.boolean("do_resize", true);
-  spec.do_center_crop = processor.boolean("do_center_crop", true);
-  spec.do_rescale = processor.boolean("do_rescale", true);
-  spec.do_normalize = processor.boolean("do_normalize", true);
-  const bool do_pad = pads_to_square(processor);
-  spec.do_pad = options.pad_to_square.value_or(do_pad);
-  parse_size(processor, spec);
-  parse_crop(processor, spec);
-  spec.resample = static_cast<Resample>(processor.integer("resample", 3, 0, 5));
-  spec.rescale_factor = processor.number("rescale_factor", spec.rescale_factor, 0, 1e6);
-  spec.mean = parse_triple(processor, "image_mean", spec.mean);
-  spec.std = parse_triple(processor, "image_std", spec.std);
+  spec.do_resize = processor.boolean("do_resize", absent.do_resize);
+  spec.do_rescale = processor.boolean("do_rescale", absent.do_rescale);
+  spec.do_normalize = processor.boolean("do_normalize", absent.do_normalize);
+  spec.resample = static_cast<Resample>(
+      processor.integer("resample", static_cast<int64_t>(absent.resample), 0, 5));
+  spec.rescale_factor = processor.number("rescale_factor", absent.rescale_factor, 0, 1e6);
+  spec.mean = parse_triple(processor, "image_mean", absent.mean);
+  spec.std = parse_triple(processor, "image_std", absent.std);
   if (std::any_of(spec.std.begin(), spec.std.end(), [](double value) { return !(value > 0); })) {
     processor.fail("image_std", "positive numbers");
   }
   return spec;
 }
 
-PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& options) {
-  const nlohmann::json processor = read_json(source, "processor_config.json");
-  const ConfigReader outer(processor, "processor_config.json");
-  if (outer.has("image_processor")) {
-    return parse_preprocess(outer.object("image_processor"), options);
+ProcessorFile read_image_processor(const ModelSource& source) {
+  const std::string outer_file = "processor_config.json";
+  nlohmann::json outer = read_json(source, outer_file);
+  const ConfigReader reader(outer, outer_file);
+  if (reader.has("image_processor")) {
+    return {reader.raw("image_processor"), outer_file + ": image_processor"};
   }
-  const nlohmann::json image_processor = read_json(source, "preprocessor_config.json");
-  if (image_processor.empty()) {
+  const std::string file = "preprocessor_config.json";
+  nlohmann::json object = read_json(source, file);
+  if (object.empty()) {
     throw Error(
         ErrorCode::kCorruptFile,
         fmt::format("{} has no preprocessor_config.json, which says how pictures are resized "
                     "and normalised; download it from the model's page",
                     source.name));
   }
-  return parse_preprocess(ConfigReader(image_processor, "preprocessor_config.json"), options);
+  return {std::move(object), file};
+}
+
+ProcessorFile read_video_processor(const ModelSource& source) {
+  const std::string outer_file = "processor_config.json";
+  nlohmann::json outer = read_json(source, outer_file);
+  const ConfigReader reader(outer, outer_file);
+  if (reader.has("video_processor")) {
+    return {reader.raw("video_processor"), outer_file + ": video_processor"};
+  }
+  const std::string file = "video_preprocessor_config.json";
+  nlohmann::json object = read_json(source, file);
+  return object.empty() ? read_image_processor(source) : ProcessorFile{std::move(object), file};
+}
+
+PreprocessSpec parse_preprocess(const ConfigReader& processor, const LoadOptions& options) {
+  PreprocessSpec spec = parse_pixel_values(processor, {}, options);
+  spec.do_center_crop = processor.boolean("do_center_crop", true);
+  const bool do_pad = pads_to_square(processor);
+  spec.do_pad = options.pad_to_square.value_or(do_pad);
+  parse_size(processor, spec);
+  parse_crop(processor, spec);
+  return spec;
+}
+
+PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& options) {
+  return parse_preprocess(read_image_processor(source).reader(), options);
 }
 
 void check_picture_size(const PreprocessSpec& preprocess, int image_size) {
