@@ -344,10 +344,10 @@ TensorView Llama::layers(const DecoderStep& step, ConstTensorView cos, ConstTens
     if (!generates) report_prefill(i, stream);
     attention_block(i, generates, x, cos, sin, cache, stream);
     mlp_block(layers_[static_cast<size_t>(i)], x, stream);
+    if (tap) tap(fmt::format("llm.layer.{}", i), x);
     for (const AddedRows& added : step.added) {
       if (added.layer == i) add(x.slice(added.row, added.values.shape()[0]), added.values, stream);
     }
-    if (tap) tap(fmt::format("llm.layer.{}", i), x);
   }
   if (tap) {
     const TensorView all = normed_.rows(x.shape()[0], {config_.hidden});

@@ -76,13 +76,18 @@ SequenceSize size_of(const Prompt& prompt) {
   return size;
 }
 
-/// A cache that holds `cached` can take the rest of the prompt, instead of all of it anew.
-bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached, const CacheNeeds& needs,
+/// A cache that holds `cached`, which stand at `positions`, can take the rest of the prompt,
+/// instead of all of it anew.
+bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
+                  const std::vector<Position>& positions, const CacheNeeds& needs,
                   int settled_positions) {
   // The reference reads the conversation at once, with the angles of its whole length.
   if (std::cmp_greater(prompt.ids.size(), settled_positions)) return false;
+  // An answer behind a long clip was generated behind its last time; as text of the conversation
+  // it follows the text before it.
   if (needs.one_prompt || cached.size() >= prompt.ids.size() ||
-      !std::equal(cached.begin(), cached.end(), prompt.ids.begin())) {
+      !std::equal(cached.begin(), cached.end(), prompt.ids.begin()) ||
+      !std::equal(positions.begin(), positions.end(), prompt.positions.begin())) {
     return false;
   }
   const auto rest = prompt.modality.begin() + static_cast<std::ptrdiff_t>(cached.size());
@@ -125,8 +130,9 @@ struct Generator::Sequence {
   Prompt prompt;
   int max_tokens = 0;  // what the context leaves of request.max_tokens
   std::optional<SequenceId> cache_id;
-  std::vector<int32_t> cached_ids;   // what the cache holds, in order
-  std::vector<VisualInput> visuals;  // those of prompt.visuals, ready for the tower
+  std::vector<int32_t> cached_ids;         // what the cache holds, in order
+  std::vector<Position> cached_positions;  // where each of them stands
+  std::vector<VisualInput> visuals;        // those of prompt.visuals, ready for the tower
 
   std::optional<Sampler> sampler;
   std::optional<StreamDecoder> text_of;
@@ -238,8 +244,10 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
   if (tap_) tap_("logits_prefill", logits);
   stream_->synchronize();
   sequence.cached_ids = sequence.prompt.ids;
-  sequence.cached_ids.reserve(sequence.prompt.ids.size() +
-                              static_cast<size_t>(sequence.max_tokens));
+  sequence.cached_positions = sequence.prompt.positions;
+  const size_t most = sequence.prompt.ids.size() + static_cast<size_t>(sequence.max_tokens);
+  sequence.cached_ids.reserve(most);
+  sequence.cached_positions.reserve(most);
   sequence.position_shift =
       sequence.prompt.next_position - static_cast<int32_t>(sequence.prompt.ids.size());
 
@@ -300,11 +308,13 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   try {
     prepare(sequence);
     auto first = static_cast<int64_t>(sequence.cached_ids.size());
-    if (!sequence.cache_id || !can_continue(sequence.prompt, sequence.cached_ids, cache_->needs(),
-                                            model_->decoder().settled_positions())) {
+    if (!sequence.cache_id ||
+        !can_continue(sequence.prompt, sequence.cached_ids, sequence.cached_positions,
+                      cache_->needs(), model_->decoder().settled_positions())) {
       // Closed for good, also if there is no room to open it anew.
       if (sequence.cache_id) cache_->close(*std::exchange(sequence.cache_id, std::nullopt));
       sequence.cached_ids.clear();
+      sequence.cached_positions.clear();
       first = 0;
       SequenceSize size = size_of(sequence.prompt);
       size.max_rows = session_rows_;
@@ -332,6 +342,7 @@ void Generator::end_unanswered(Sequence& sequence) {
 void Generator::forget(Sequence& sequence) noexcept {
   if (sequence.cache_id) cache_->close(*std::exchange(sequence.cache_id, std::nullopt));
   sequence.cached_ids.clear();
+  sequence.cached_positions.clear();
 }
 
 void Generator::accept(Sequence& sequence, int32_t token) {
@@ -387,6 +398,7 @@ void Generator::step() {
   }
   for (size_t i = 0; i < stepping_.size(); ++i) {
     stepping_[i]->cached_ids.push_back(stepping_[i]->tokens.back());
+    stepping_[i]->cached_positions.push_back(positions_[i]);
     accept(*stepping_[i], ids_[i]);
   }
 }
