@@ -6,6 +6,7 @@
 
 #include "kernels/base/printable.h"
 #include "runtime/families/llava15.h"
+#include "runtime/families/qwen_vl.h"
 #include "runtime/family.h"
 #include "runtime/loading/config.h"
 
@@ -15,6 +16,9 @@ namespace {
 
 constexpr std::array kFamilies = {
     Family{"llava-1.5", "llava", &llava15_cache_shape, &load_llava15},
+    Family{"qwen2-vl", "qwen2_vl", &qwen_vl_cache_shape, &load_qwen_vl},
+    Family{"qwen2.5-vl", "qwen2_5_vl", &qwen_vl_cache_shape, &load_qwen_vl},
+    Family{"qwen3-vl", "qwen3_vl", &qwen_vl_cache_shape, &load_qwen_vl},
 };
 
 }  // namespace

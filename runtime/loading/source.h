@@ -30,7 +30,8 @@ struct LoadOptions {
   std::optional<bool> pad_to_square;
   /// The most tiles that a picture is cut into, its thumbnail not counted (InternVL).
   std::optional<int> max_tiles;
-  /// The fewest and the most pixels of a resized picture (Qwen-VL).
+  /// The fewest and the most pixels of a resized picture, and of a frame of a Qwen2-VL or
+  /// Qwen2.5-VL clip; what a Qwen3-VL clip may have in all stays as its file says (Qwen-VL).
   std::optional<int64_t> min_pixels;
   std::optional<int64_t> max_pixels;
 };

@@ -315,6 +315,10 @@ std::string case_name(const testing::TestParamInfo<GoldenCase>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Llava, FamilyGolden, testing::ValuesIn(cases_of("llava")), case_name);
+INSTANTIATE_TEST_SUITE_P(Qwen2Vl, FamilyGolden, testing::ValuesIn(cases_of("qwen2_vl")), case_name);
+INSTANTIATE_TEST_SUITE_P(Qwen25Vl, FamilyGolden, testing::ValuesIn(cases_of("qwen2_5_vl")),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Qwen3Vl, FamilyGolden, testing::ValuesIn(cases_of("qwen3_vl")), case_name);
 
 }  // namespace
 }  // namespace kvlm

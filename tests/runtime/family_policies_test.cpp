@@ -97,6 +97,9 @@ std::string case_name(const testing::TestParamInfo<GoldenCase>& tested) {
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyPolicies, testing::ValuesIn(cases_of({"llava"})),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(QwenVl, FamilyPolicies,
+                         testing::ValuesIn(cases_of({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})),
+                         case_name);
 
 }  // namespace
 }  // namespace kvlm
