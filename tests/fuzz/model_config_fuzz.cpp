@@ -6,10 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "kernels/base/error.h"
 #include "llm/unicode.h"
+#include "runtime/families/qwen_vl_config.h"
+#include "runtime/families/qwen_vl_files.h"
 #include "runtime/loading/clip_config.h"
 #include "runtime/loading/decoder_config.h"
 #include "runtime/loading/image_processor.h"
@@ -63,11 +67,40 @@ void require_clip(const kvlm::ClipConfig& clip) {
   require(!clip.feature_layers.empty());
 }
 
+void require_qwen_vl(const kvlm::QwenVlConfig& qwen) {
+  require_llama(qwen.text);
+  constexpr int64_t kMost = int64_t{1} << 28;
+  const kvlm::QwenVitConfig& tower = qwen.vision;
+  for (const int64_t value :
+       {tower.hidden, tower.intermediate, tower.layers, tower.heads, tower.patch_size, tower.merge,
+        tower.depth, tower.out, qwen.token_side(), tower.hidden * tower.merge * tower.merge}) {
+    require(value > 0 && value <= kMost);
+  }
+  require(tower.window >= 0 && tower.position_side >= 0);
+  for (const auto* layers : {&tower.full_attention, &tower.deepstack}) {
+    for (const int layer : *layers) require(layer >= 0 && layer < tower.layers);
+  }
+  for (const int32_t id : {qwen.image_id, qwen.video_id}) {
+    require(id >= 0 && id < qwen.text.vocab_size);
+  }
+}
+
 void require_preprocess(const kvlm::PreprocessSpec& spec) {
   require(spec.shortest_edge > 0 || (spec.resize_height > 0 && spec.resize_width > 0));
   require(spec.crop_height > 0 && spec.crop_width > 0);
   require(std::isfinite(spec.rescale_factor));
   for (const double value : spec.std) require(value > 0);
+}
+
+void require_qwen_vl_files(const kvlm::QwenVlFiles& files) {
+  for (const kvlm::QwenVlPixels* pixels : {&files.pictures, &files.frames}) {
+    require(std::isfinite(pixels->spec.rescale_factor));
+    require(!pixels->spec.do_rescale || pixels->spec.rescale_factor > 0);
+    for (const double value : pixels->spec.std) require(value > 0);
+    require(pixels->budget.min_pixels > 0 && pixels->budget.max_pixels > 0);
+  }
+  require(files.clips.sampling.min_frames > 0 && files.clips.sampling.max_frames > 0);
+  require(files.clips.sampling.default_fps >= 0 && files.clips.max_tokens > 0);
 }
 
 }  // namespace
@@ -85,6 +118,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     attempt([&] { require_clip(kvlm::parse_clip_config(config.object("vision_config"), config)); });
     attempt([&] { require_preprocess(kvlm::parse_preprocess(config, {})); });
+    attempt([&] { require_qwen_vl(kvlm::parse_qwen_vl(config)); });
+    // The same text as the files of both processors.
+    kvlm::QwenVlConfig qwen;
+    for (const auto generation : {kvlm::QwenVlGeneration::kQwen2, kvlm::QwenVlGeneration::kQwen3}) {
+      qwen.generation = generation;
+      kvlm::ModelSource source;
+      source.file = [&](const std::string&) { return std::optional(std::string(text)); };
+      attempt([&] { require_qwen_vl_files(kvlm::read_qwen_vl_files(source, qwen, {})); });
+    }
   });
   return 0;
 }
