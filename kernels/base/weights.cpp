@@ -42,6 +42,24 @@ void convert_into(Tensor& to, const ConstTensorView& from, const Watch* watch) {
   }
 }
 
+Shape with_rows(const Shape& shape, int64_t rows) {
+  std::vector<int64_t> dims;
+  for (int axis = 0; axis < shape.rank(); ++axis) dims.push_back(axis == 0 ? rows : shape[axis]);
+  return Shape(dims);
+}
+
+/// Runs of rows as one tensor.
+std::shared_ptr<Tensor> put_together(std::span<const ConstTensorView> runs, const Shape& shape) {
+  auto tensor =
+      std::make_shared<Tensor>(runs.front().dtype(), shape, Device{}, MemoryUse::kWeights);
+  std::byte* to = tensor->view().data();
+  for (const ConstTensorView& run : runs) {
+    std::memcpy(to, run.data(), run.bytes());
+    to += run.bytes();
+  }
+  return tensor;
+}
+
 std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype, const Watch* watch) {
   auto tensor = std::make_shared<Tensor>(dtype, view.shape(), Device{}, MemoryUse::kWeights);
   if (dtype == DType::kF16) {
@@ -57,12 +75,12 @@ std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype, cons
 }  // namespace
 
 void WeightMap::add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner) {
-  insert(std::move(name), {view, {}});
+  insert(std::move(name), {.view = view, .unreadable_dtype = {}});
   if (owner && (owners_.empty() || owners_.back() != owner)) owners_.push_back(std::move(owner));
 }
 
 void WeightMap::add_unreadable(std::string name, std::string dtype) {
-  insert(std::move(name), {{}, std::move(dtype)});
+  insert(std::move(name), {.view = {}, .unreadable_dtype = std::move(dtype)});
 }
 
 void WeightMap::insert(std::string name, Entry entry) {
@@ -78,8 +96,43 @@ bool WeightMap::contains(std::string_view name) const noexcept {
   return tensors_.find(name) != tensors_.end();
 }
 
+void WeightMap::split(std::string_view name, int64_t groups, std::span<const Slice> slices) {
+  const auto place = tensors_.find(name);
+  if (place == tensors_.end()) return;  // whoever takes a slice says what is missing
+  const Entry packed = std::move(place->second);
+  tensors_.erase(place);
+  int64_t group_rows = 0;
+  for (const Slice& slice : slices) group_rows += slice.rows;
+  const bool readable = packed.unreadable_dtype.empty();
+  const Shape& shape = packed.view.shape();
+  if (readable && (shape.rank() == 0 || shape[0] != groups * group_rows)) {
+    throw Error(
+        ErrorCode::kCorruptFile,
+        fmt::format("tensor {} has shape {}, but config.json implies {} rows; the weights and the "
+                    "configuration do not belong together",
+                    name, shape.str(), groups * group_rows));
+  }
+  int64_t first = 0;
+  for (const Slice& slice : slices) {
+    Entry entry{.view = {}, .unreadable_dtype = packed.unreadable_dtype};
+    if (readable && groups == 1) entry.view = packed.view.slice(first, slice.rows);
+    for (int64_t group = 0; readable && groups > 1 && group < groups; ++group) {
+      entry.runs.push_back(packed.view.slice(group * group_rows + first, slice.rows));
+    }
+    insert(slice.name, std::move(entry));
+    first += slice.rows;
+  }
+}
+
 ConstTensorView WeightMap::take(std::string_view name, const Shape& shape) {
-  return placed(take_unplaced(name, shape, /*wide=*/false));
+  const size_t kept = owners_.size();
+  const ConstTensorView taken = take_unplaced(name, shape, /*wide=*/false);
+  const ConstTensorView view = placed(taken);
+  // What was made of it on the way to another device is not needed there.
+  if (view.device() != taken.device()) {
+    owners_.erase(owners_.begin() + static_cast<std::ptrdiff_t>(kept), owners_.end() - 1);
+  }
+  return view;
 }
 
 ConstTensorView WeightMap::owned(std::shared_ptr<Tensor> tensor) {
@@ -122,8 +175,9 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
                     "incomplete or of another architecture than its config.json says",
                     name, shape.str()));
   }
-  const ConstTensorView view = place->second.view;
-  const std::string& unreadable = place->second.unreadable_dtype;
+  const Entry& entry = place->second;
+  ConstTensorView view = entry.runs.empty() ? entry.view : entry.runs.front();
+  const std::string& unreadable = entry.unreadable_dtype;
   if (!unreadable.empty() || !is_float(view.dtype())) {
     const std::string_view found = unreadable.empty() ? dtype_name(view.dtype()) : unreadable;
     throw Error(ErrorCode::kUnsupported,
@@ -131,15 +185,22 @@ ConstTensorView WeightMap::take_unplaced(std::string_view name, const Shape& sha
                             "checkpoint that is not quantised",
                             name, found));
   }
-  if (view.shape() != shape) {
+  Shape found = view.shape();
+  if (!entry.runs.empty()) found = with_rows(found, found[0] * std::ssize(entry.runs));
+  if (found != shape) {
     throw Error(
         ErrorCode::kCorruptFile,
         fmt::format("tensor {} has shape {}, but config.json implies {}; the weights and the "
                     "configuration do not belong together",
-                    name, view.shape().str(), shape.str()));
+                    name, found.str(), shape.str()));
+  }
+  std::shared_ptr<Tensor> whole;
+  if (!entry.runs.empty()) {
+    whole = put_together(entry.runs, shape);
+    view = std::as_const(*whole).view();
   }
   tensors_.erase(place);
-  if (!convert_to_ || view.dtype() == *convert_to_) return view;
+  if (!convert_to_ || view.dtype() == *convert_to_) return whole ? owned(std::move(whole)) : view;
   return owned(converted(view, *convert_to_, watch_));
 }
 

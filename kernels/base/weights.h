@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,6 +54,17 @@ class WeightMap {
   /// Throws Error{kCorruptFile} if two names become one.
   void rename(const std::function<std::string(std::string_view)>& rule);
 
+  /// One of the tensors that a packed one becomes, and how many rows of each group are its own.
+  struct Slice {
+    std::string name;
+    int64_t rows;
+  };
+  /// Divides a tensor by rows (entries of its outermost dimension) into tensors of their own, which
+  /// take its place: its rows are `groups` groups alike, each holding the rows of all `slices` in
+  /// turn. Slices of one group stay views; others are put together once they are taken. Throws
+  /// Error{kCorruptFile} for another number of rows, and as rename().
+  void split(std::string_view name, int64_t groups, std::span<const Slice> slices);
+
   /// From now on take() copies what it returns to `device`, in memory that the map then owns.
   void place_on(Device device) { device_ = device; }
   Device device() const noexcept { return device_; }
@@ -74,8 +86,9 @@ class WeightMap {
 
  private:
   struct Entry {
-    ConstTensorView view;          // empty when the element type has no DType
-    std::string unreadable_dtype;  // its name then; otherwise empty
+    ConstTensorView view;                    // empty when the element type has no DType
+    std::string unreadable_dtype;            // its name then; otherwise empty
+    std::vector<ConstTensorView> runs = {};  // of rows; if there are any, they are the tensor
   };
 
   void insert(std::string name, Entry entry);

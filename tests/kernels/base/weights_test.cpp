@@ -52,6 +52,69 @@ TEST(WeightMap, RefusesTheWrongShapeTypeAndADoubleName) {
               HasSubstr("a is there twice"));
 }
 
+/// Numbers that tell rows apart, in (rows, 2).
+void add_rows(WeightMap& map, const char* name, int64_t rows) {
+  auto tensor = std::make_shared<Tensor>(DType::kF32, Shape{rows, 2});
+  for (int64_t i = 0; i < 2 * rows; ++i) tensor->as<float>()[i] = static_cast<float>(i);
+  map.add(name, std::as_const(*tensor).view(), tensor);
+}
+
+TEST(WeightMap, SplitsRowsIntoViews) {
+  WeightMap map;
+  add_rows(map, "qkv", 4);
+  const WeightMap::Slice slices[] = {{"q", 2}, {"k", 1}, {"v", 1}};
+  map.split("qkv", 1, slices);
+  EXPECT_THAT(map.remaining(), ElementsAre("k", "q", "v"));
+  const ConstTensorView q = map.take("q", {2, 2});
+  EXPECT_THAT(values_of(q), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(values_of(map.take("k", {1, 2})), ElementsAre(4, 5));
+  EXPECT_EQ(map.take("v", {1, 2}).data(), q.data() + 6 * sizeof(float));
+  EXPECT_EQ(map.owners().size(), 1u);  // nothing was copied
+  map.split("absent", 1, slices);
+  EXPECT_TRUE(map.remaining().empty());
+}
+
+TEST(WeightMap, PutsTheRowsOfGroupsTogether) {
+  const WeightMap::Slice slices[] = {{"q", 2}, {"k", 1}};
+  for (const bool convert : {false, true}) {
+    WeightMap map;
+    add_rows(map, "qk", 6);
+    map.split("qk", 2, slices);
+    if (convert) map.convert(DType::kBF16);
+    const ConstTensorView q = map.take("q", {4, 2});
+    const ConstTensorView k = map.take("k", {2, 2});
+    EXPECT_EQ(q.dtype(), convert ? DType::kBF16 : DType::kF32);
+    EXPECT_THAT(values_of(q), ElementsAre(0, 1, 2, 3, 6, 7, 8, 9));
+    EXPECT_THAT(values_of(k), ElementsAre(4, 5, 10, 11));
+  }
+}
+
+TEST(WeightMap, RefusesToSplitWhatHasOtherRows) {
+  const WeightMap::Slice slices[] = {{"q", 2}, {"k", 1}};
+  WeightMap map;
+  add_rows(map, "qk", 6);
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, [&] { map.split("qk", 3, slices); }),
+              HasSubstr("tensor qk has shape (6, 2), but config.json implies 9 rows"));
+  add_rows(map, "a", 6);
+  add_rows(map, "k", 1);
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile, [&] { map.split("a", 2, slices); }),
+              HasSubstr("k is there twice"));
+  map.add_unreadable("packed", "I32");
+  map.split("packed", 1, std::vector<WeightMap::Slice>{{"u", 2}, {"w", 1}});
+  EXPECT_THAT(message_of(ErrorCode::kUnsupported,
+                         [&] {
+                           map.take("u", {2, 2});
+                         }),
+              HasSubstr("tensor u holds I32"));
+  add_rows(map, "b", 6);
+  map.split("b", 2, std::vector<WeightMap::Slice>{{"x", 2}, {"y", 1}});
+  EXPECT_THAT(message_of(ErrorCode::kCorruptFile,
+                         [&] {
+                           map.take("x", {5, 2});
+                         }),
+              HasSubstr("tensor x has shape (4, 2), but config.json implies (5, 2)"));
+}
+
 TEST(WeightMap, WidensSmallVectors) {
   WeightMap map;
   add_tensor(map, "norm", DType::kF16, {33});
