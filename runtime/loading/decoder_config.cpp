@@ -214,7 +214,7 @@ int context_of(const RopeConfig& rope) {
 }  // namespace
 
 DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> built_in) {
-  const std::string name = text.string("model_type", "llama");
+  const std::string name = text.string("model_type", defaults_of(built_in.front()).names.front());
   std::vector<std::string_view> names;
   for (const DecoderType type : built_in) {
     for (const std::string_view known : defaults_of(type).names) {

@@ -20,9 +20,9 @@ enum class DecoderType : uint8_t {
   kInternLm2,
 };
 
-/// The decoder that a text_config's model_type names, LLaMA where it names none. Throws
-/// Error{kUnsupported} listing `built_in`, those that the family has been published with, for any
-/// other.
+/// The decoder that a text_config's model_type names, the first of `built_in` where it names none.
+/// Throws Error{kUnsupported} listing `built_in`, those that the family has been published with,
+/// for any other.
 DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> built_in);
 
 /// The fields of a decoder; absent ones take the class defaults of models.md 2.3, because hub files

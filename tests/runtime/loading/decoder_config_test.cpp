@@ -238,6 +238,15 @@ TEST(LlamaConfig, RefusesADecoderThatTheFamilyHasNot) {
               AllOf(HasSubstr("qwen3_moe"), HasSubstr("qwen2_5_vl_text")));
 }
 
+TEST(LlamaConfig, WithoutANameItIsTheFirstOfTheFamily) {
+  const json config = json::object();
+  const ConfigReader reader(config, "config.json: text_config");
+  EXPECT_EQ(decoder_type(reader, std::array{DecoderType::kQwen2, DecoderType::kLlama}),
+            DecoderType::kQwen2);
+  EXPECT_EQ(decoder_type(reader, std::array{DecoderType::kLlama, DecoderType::kQwen2}),
+            DecoderType::kLlama);
+}
+
 /// transformers 5.23.0: Qwen2Config(), Qwen3Config(), Qwen2VLTextConfig(), Qwen3VLTextConfig().
 TEST(DecoderConfig, MissingFieldsTakeTheClassDefaultsOfQwen) {
   const LlamaConfig qwen2 = llama({{"model_type", "qwen2"}});
