@@ -5,9 +5,14 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "llm/strict_json.h"
+#include "llm/unicode.h"
 #include "runtime/loading/config.h"
 
 namespace kvlm {
@@ -18,23 +23,76 @@ TokenizerConfig read_tokenizer_config(const ModelSource& source) {
                                 read("added_tokens.json"), "tokenizer_config.json");
 }
 
+namespace {
+
+/// vocab.json and merges.txt as the tokenizer.json that transformers makes of them. They do not say
+/// how a text is cut before it is merged; for Qwen2's class that is known (models.md 8.6).
+std::string json_of_vocab(const ModelSource& source, const std::string& vocab,
+                          const std::string& merges) {
+  const nlohmann::json tokenizer_config = read_json(source, "tokenizer_config.json");
+  const ConfigReader reader(tokenizer_config, "tokenizer_config.json");
+  const std::string type = reader.string("tokenizer_class", "");
+  if (type != "Qwen2Tokenizer" && type != "Qwen2TokenizerFast") {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "tokenizer_config.json: tokenizer_class is \"{}\"; of vocab.json and merges.txt "
+            "only Qwen2Tokenizer is built in: use a checkpoint that has tokenizer.json",
+            printable(type)));
+  }
+  if (!is_valid_utf8(merges)) {
+    throw Error(ErrorCode::kCorruptFile, "merges.txt is not UTF-8; download the file again");
+  }
+  std::vector<std::string> pairs;
+  for (size_t at = 0; at < merges.size();) {
+    const size_t end = std::min(merges.find('\n', at), merges.size());
+    std::string line = merges.substr(at, end - at);
+    if (line.ends_with('\r')) line.pop_back();
+    const bool version = at == 0 && line.starts_with("#version:");
+    if (!line.empty() && !version) pairs.push_back(std::move(line));
+    at = end + 1;
+  }
+  constexpr std::string_view kCuts =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+      R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  const nlohmann::json cut = {
+      {"type", "Split"}, {"pattern", {{"Regex", kCuts}}}, {"behavior", "Isolated"}};
+  const nlohmann::json bytes = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  const nlohmann::json tokenizer = {
+      {"normalizer", {{"type", "NFC"}}},
+      {"pre_tokenizer",
+       {{"type", "Sequence"}, {"pretokenizers", nlohmann::json::array({cut, bytes})}}},
+      {"decoder", {{"type", "ByteLevel"}}},
+      {"model", {{"type", "BPE"}, {"vocab", parse_json(vocab, "vocab.json")}, {"merges", pairs}}}};
+  return tokenizer.dump();
+}
+
+}  // namespace
+
 std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source, TokenizerConfig config,
-                                          const AddedToken& placeholder) {
+                                          const std::optional<AddedToken>& placeholder) {
   if (const auto json = source.file("tokenizer.json")) {
     return make_json_tokenizer(*json, config, "tokenizer.json");
   }
   if (const auto model = source.file("tokenizer.model")) {
     const bool known =
-        std::any_of(config.added_tokens.begin(), config.added_tokens.end(),
-                    [&](const AddedToken& token) { return token.content == placeholder.content; });
-    if (!known) config.added_tokens.push_back(placeholder);
+        !placeholder || std::ranges::any_of(config.added_tokens, [&](const AddedToken& token) {
+          return token.content == placeholder->content;
+        });
+    if (!known) config.added_tokens.push_back(*placeholder);
     return make_sentencepiece_tokenizer(*model, config, "tokenizer.model");
   }
-  throw Error(
-      ErrorCode::kCorruptFile,
-      fmt::format("{} has neither tokenizer.json nor tokenizer.model; download one of them from "
-                  "the model's page",
-                  source.name));
+  const auto vocab = source.file("vocab.json");
+  const auto merges = source.file("merges.txt");
+  if (vocab && merges) {
+    return make_json_tokenizer(json_of_vocab(source, *vocab, *merges), config,
+                               "vocab.json and merges.txt");
+  }
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{} has neither tokenizer.json nor tokenizer.model, nor vocab.json with "
+                          "merges.txt; download one of them from the model's page",
+                          source.name));
 }
 
 void check_placeholder(const Tokenizer& tokenizer, const AddedToken& placeholder,

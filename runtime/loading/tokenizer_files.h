@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "llm/tokenizer.h"
 #include "runtime/chat_template.h"
@@ -11,11 +12,12 @@ namespace kvlm {
 /// tokenizer_config.json and its companions; what is not there takes its default.
 TokenizerConfig read_tokenizer_config(const ModelSource& source);
 
-/// The tokenizer of a checkpoint: tokenizer.json as written, else tokenizer.model with the added
-/// tokens of its companions. A tokenizer.model knows no `placeholder`; unless a companion gives it
-/// an id, it has the one of config.json.
+/// The tokenizer of a checkpoint: tokenizer.json as written, else tokenizer.model or vocab.json
+/// with merges.txt, with the added tokens of their companions. A tokenizer.model knows no
+/// `placeholder`; unless a companion gives it an id, it has the one of config.json, if that has
+/// one.
 std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source, TokenizerConfig config,
-                                          const AddedToken& placeholder);
+                                          const std::optional<AddedToken>& placeholder);
 
 /// Throws Error{kCorruptFile} unless the tokenizer makes `placeholder` of its text: the template
 /// writes it, the tokenizer makes an id of it, and `key` of config.json says which.
