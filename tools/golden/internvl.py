@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import safetensors.torch
 import sentencepiece
 import templates
@@ -532,6 +534,30 @@ def save_original(folder: Path, spec: OriginalSpec, model: Any) -> None:
     (folder / "special_tokens_map.json").write_text(json_text(special))
 
 
+class PilFrames:
+    """The video processor of the original code, which reads frames as it does pictures."""
+
+    def __init__(self, frames: Any, pictures: Any) -> None:
+        self.frames, self.pictures = frames, pictures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.frames, name)
+
+    def __call__(self, videos: Any, **options: Any) -> dict[str, Any]:
+        """pixel_values_videos of clips of equal length."""
+        steps = {k: options[k] for k in ("do_rescale", "do_normalize") if k in options}
+        clips = [
+            self.pictures(
+                [PIL.Image.fromarray(np.asarray(frame)) for frame in video],
+                crop_to_patches=False,
+                return_tensors="pt",
+                **steps,
+            )["pixel_values"]
+            for video in videos
+        ]
+        return {"pixel_values_videos": torch.stack(clips)}
+
+
 class OriginalRun(Run):
     """The -hf model with the pictures, prompts and ids of the original code."""
 
@@ -541,6 +567,9 @@ class OriginalRun(Run):
         super().__init__(hf_folder, InternVLForConditionalGeneration, internvl_taps)
         self.folder, self.spec = folder, spec
         self.processor.image_processor = self.image_processors[self.backend]
+        self.processor.video_processor = PilFrames(
+            self.processor.video_processor, self.image_processors[self.backend]
+        )
         if not spec.of.internlm2:
             self.original_tokenizer = Qwen2Tokenizer.from_pretrained(folder)
 
