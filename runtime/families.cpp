@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/printable.h"
+#include "runtime/families/internvl.h"
 #include "runtime/families/llava15.h"
 #include "runtime/families/qwen_vl.h"
 #include "runtime/family.h"
@@ -15,6 +16,8 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kFamilies = {
+    Family{"internvl", "internvl", &internvl_cache_shape, &load_internvl},
+    Family{"internvl", "internvl_chat", &internvl_chat_cache_shape, &load_internvl_chat},
     Family{"llava-1.5", "llava", &llava15_cache_shape, &load_llava15},
     Family{"qwen2-vl", "qwen2_vl", &qwen_vl_cache_shape, &load_qwen_vl},
     Family{"qwen2.5-vl", "qwen2_5_vl", &qwen_vl_cache_shape, &load_qwen_vl},

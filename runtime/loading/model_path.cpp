@@ -151,11 +151,12 @@ std::string family_advice(const HubName& hub) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   });
   std::vector<std::string_view> built_in;
-  for (const Family& family : families()) built_in.push_back(family.name);
+  for (const Family& family : families()) {  // those of several spellings follow each other
+    if (built_in.empty() || built_in.back() != family.name) built_in.push_back(family.name);
+  }
   constexpr auto kOthers = std::to_array<std::string_view>(
-      {"qwen-vl", "omni", "30b-a3b", "235b-a22b", "internvl", "onevision", "llava-v1.6",
-       "llava-next", "llama3-llava", "smolvlm", "idefics", "paligemma", "pixtral", "minicpm",
-       "molmo"});
+      {"qwen-vl", "omni", "30b-a3b", "235b-a22b", "onevision", "llava-v1.6", "llava-next",
+       "llama3-llava", "smolvlm", "idefics", "paligemma", "pixtral", "minicpm", "molmo"});
   const auto other = std::ranges::find_if(
       kOthers, [&](std::string_view word) { return name.find(word) != std::string::npos; });
   if (other != kOthers.end()) {

@@ -12,6 +12,7 @@
 
 #include "kernels/base/error.h"
 #include "llm/unicode.h"
+#include "runtime/families/internvl/config.h"
 #include "runtime/families/qwen_vl_config.h"
 #include "runtime/families/qwen_vl_files.h"
 #include "runtime/loading/clip_config.h"
@@ -85,6 +86,18 @@ void require_qwen_vl(const kvlm::QwenVlConfig& qwen) {
   }
 }
 
+void require_internvl(const kvlm::InternVlConfig& model) {
+  require_llama(model.text);
+  const kvlm::InternVitConfig& vision = model.vision;
+  require(vision.hidden > 0 && vision.layers > 0 && vision.intermediate > 0);
+  require(vision.heads > 0 && vision.hidden % vision.heads == 0);
+  require(vision.patch_size > 0 && vision.patch_size <= vision.image_size);
+  require(vision.feature_layer >= -vision.layers - 1 && vision.feature_layer <= vision.layers);
+  const int patches = vision.image_size / vision.patch_size;
+  require(int64_t{vision.hidden} * model.merge * model.merge <= 1 << 20);
+  require(model.merge > 0 && patches % model.merge == 0 && model.tile_rows() > 0);
+}
+
 void require_preprocess(const kvlm::PreprocessSpec& spec) {
   require(spec.shortest_edge > 0 || (spec.resize_height > 0 && spec.resize_width > 0));
   require(spec.crop_height > 0 && spec.crop_width > 0);
@@ -117,6 +130,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       attempt([&] { static_cast<void>(kvlm::decoder_type(decoder, kDecoders)); });
     }
     attempt([&] { require_clip(kvlm::parse_clip_config(config.object("vision_config"), config)); });
+    attempt([&] {
+      const kvlm::InternVlHfConfig hf = kvlm::parse_internvl_config(config);
+      require_internvl(hf.model);
+      require(hf.image_id >= 0 && hf.image_id < hf.model.text.vocab_size);
+    });
+    attempt([&] {
+      const kvlm::InternVlChatConfig chat = kvlm::parse_internvl_chat_config(config);
+      require_internvl(chat.model);
+      require(chat.tiling.min_tiles >= 1 && chat.tiling.min_tiles <= chat.tiling.max_tiles);
+      require(chat.tiling.max_tiles <= 1024 && chat.tiling.tile == chat.model.vision.image_size);
+    });
     attempt([&] { require_preprocess(kvlm::parse_preprocess(config, {})); });
     attempt([&] { require_qwen_vl(kvlm::parse_qwen_vl(config)); });
     // The same text as the files of both processors.

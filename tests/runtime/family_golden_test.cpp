@@ -314,6 +314,8 @@ std::string case_name(const testing::TestParamInfo<GoldenCase>& info) {
   return info.param.folder.filename().string() + "_" + info.param.name();
 }
 
+INSTANTIATE_TEST_SUITE_P(InternVl, FamilyGolden, testing::ValuesIn(cases_of("internvl")),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Llava, FamilyGolden, testing::ValuesIn(cases_of("llava")), case_name);
 INSTANTIATE_TEST_SUITE_P(Qwen2Vl, FamilyGolden, testing::ValuesIn(cases_of("qwen2_vl")), case_name);
 INSTANTIATE_TEST_SUITE_P(Qwen25Vl, FamilyGolden, testing::ValuesIn(cases_of("qwen2_5_vl")),

@@ -95,6 +95,8 @@ std::string case_name(const testing::TestParamInfo<GoldenCase>& tested) {
   return tested.param.folder.filename().string() + "_" + tested.param.name();
 }
 
+INSTANTIATE_TEST_SUITE_P(InternVl, FamilyPolicies, testing::ValuesIn(cases_of({"internvl"})),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Families, FamilyPolicies, testing::ValuesIn(cases_of({"llava"})),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(QwenVl, FamilyPolicies,
