@@ -176,11 +176,12 @@ TEST_F(BatchFailures, ARecordWaitsForTheMachine) {
 
 /// The context is looked at before anything runs, and one prompt too long is one record's error.
 TEST_F(BatchFailures, APromptThatCannotBeServedFailsByItself) {
+  const std::string picture = (test::golden_root() / "llava_gqa" / "image0.png").string();
   std::ofstream(options_.batch_in, std::ios::app)
       << json{{"id", 6}, {"prompt", std::string(30'000'000, 'a')}}.dump() << "\n"
       << json{{"id", 7}, {"prompt", std::string(6'000, 'a')}}.dump() << "\n"
-      << json{{"id", 8}, {"images", std::vector<std::string>(400, "gone.png")}}.dump() << "\n"
-      << json{{"id", 9}, {"image", "gone.png"}, {"prompt", "<image> or <image>?"}}.dump() << "\n";
+      << json{{"id", 8}, {"images", std::vector<std::string>(400, picture)}}.dump() << "\n"
+      << json{{"id", 9}, {"image", picture}, {"prompt", "<image> or <image>?"}}.dump() << "\n";
   EXPECT_EQ(run({}), kExitFailed);
   EXPECT_EQ(answered(), (std::vector<int>{0, 1, 2, 3, 4, 5}));
   const std::vector<json> records = written();
@@ -188,7 +189,7 @@ TEST_F(BatchFailures, APromptThatCannotBeServedFailsByItself) {
   EXPECT_THAT(records[7].at("error").get<std::string>(), testing::HasSubstr("a context of"));
   EXPECT_THAT(
       records[8].at("error").get<std::string>(),
-      testing::AllOf(testing::HasSubstr("with 400 pictures"), testing::HasSubstr("a context of")));
+      testing::AllOf(testing::HasSubstr("of its 400 images"), testing::HasSubstr("a context of")));
   EXPECT_THAT(records[9].at("error").get<std::string>(), testing::HasSubstr("2 <image>"));
 }
 
