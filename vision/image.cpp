@@ -41,7 +41,6 @@ constexpr std::array kForeign = {
     Foreign{"a HEIC"sv, 4, "ftyphev"sv},
     Foreign{"a HEIC"sv, 4, "ftypmif1"sv},
     Foreign{"a HEIC"sv, 4, "ftypmsf1"sv},
-    Foreign{"a video (MP4)"sv, 4, "ftyp"sv},
     Foreign{"a JPEG 2000"sv, 0, "\0\0\0\x0cjP  \r\n\x87\n"sv},
     Foreign{"a JPEG 2000"sv, 0, "\xff\x4f\xff\x51"sv},
     Foreign{"a JPEG XL"sv, 0, "\0\0\0\x0cJXL \r\n\x87\n"sv},
@@ -52,6 +51,17 @@ constexpr std::array kForeign = {
     Foreign{"an icon (ICO)"sv, 0, "\0\0\x01\0"sv},
     Foreign{"a PDF"sv, 0, "%PDF-"sv},
 };
+
+constexpr std::array kVideos = {
+    // behind kForeign, of which some begin alike
+    Foreign{"MP4"sv, 4, "ftyp"sv},
+    Foreign{"Matroska"sv, 0, "\x1a\x45\xdf\xa3"sv},
+    Foreign{"AVI"sv, 8, "AVI LIST"sv},
+};
+
+bool is_of(const Foreign& foreign, std::string_view text) noexcept {
+  return text.size() > foreign.offset && text.substr(foreign.offset).starts_with(foreign.magic);
+}
 
 /// Whether the beginning of a file reads as text in ASCII or an extension of it.
 bool looks_like_text(std::string_view head) noexcept {
@@ -64,9 +74,15 @@ bool looks_like_text(std::string_view head) noexcept {
 [[noreturn]] void refuse(std::span<const std::byte> bytes, const std::string& name) {
   const std::string_view text = as_text(bytes);
   for (const Foreign& foreign : kForeign) {
-    if (text.size() > foreign.offset && text.substr(foreign.offset).starts_with(foreign.magic)) {
-      throw_unsupported(fmt::format("{} file", foreign.kind), name);
-    }
+    if (is_of(foreign, text)) throw_unsupported(fmt::format("{} file", foreign.kind), name);
+  }
+  for (const Foreign& video : kVideos) {
+    if (!is_of(video, text)) continue;
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("image {} is a video ({}), not a picture; give it as a video, or one of "
+                    "its frames",
+                    name, video.kind));
   }
   const std::string_view head = text.substr(0, 512);
   if (looks_like_text(head)) {

@@ -63,9 +63,10 @@ std::unique_ptr<VideoFile> open_file(const std::filesystem::path& path, const st
     if (picture.empty() || picture == "PNM" || picture == "TGA") {
       return open_ffmpeg_video(std::move(file), name);
     }
-    throw_video(ErrorCode::kCorruptFile, name,
-                fmt::format("is a picture ({}), not a video; give a video, or a folder of frames",
-                            picture));
+    throw_video(
+        ErrorCode::kCorruptFile, name,
+        fmt::format("is a picture ({}), not a video; give it as an image, or a folder of frames",
+                    picture));
   }
   if (file.bytes() > kMaxAnimationBytes) {
     throw_video(ErrorCode::kCorruptFile, name,

@@ -118,9 +118,6 @@ TEST(Image, OtherFormatsAreNamed) {
       {"\0\0\0\x18"
        "ftypavif\0\0\0\0"s,
        "an AVIF file"},
-      {"\0\0\0\x18"
-       "ftypisom\0\0\0\0"s,
-       "a video (MP4) file"},
       {"\0\0\0\x0cJXL \r\n\x87\n"s, "a JPEG XL file"},
       {"\0\0\0\x0cjP  \r\n\x87\n"s, "a JPEG 2000 file"},
       {"8BPS\0\1"s, "a Photoshop (PSD) file"},
@@ -132,6 +129,19 @@ TEST(Image, OtherFormatsAreNamed) {
     EXPECT_THAT(
         message_of(ErrorCode::kUnsupported, bytes),
         AllOf(StartsWith("image cat.png is " + kind), EndsWith("convert it to PNG or JPEG")));
+  }
+}
+
+TEST(Image, AVideoIsNamed) {
+  const std::vector<std::pair<std::string, std::string>> files = {
+      {"\0\0\0\x18"
+       "ftypisom\0\0\0\0"s,
+       "a video (MP4)"},
+      {"\x1a\x45\xdf\xa3\x01\0\0\0"s, "a video (Matroska)"},
+      {"RIFF\x10\0\0\0AVI LIST\0\0\0\0"s, "a video (AVI)"}};
+  for (const auto& [bytes, kind] : files) {
+    EXPECT_THAT(message_of(ErrorCode::kUnsupported, bytes),
+                AllOf(StartsWith("image cat.png is " + kind), HasSubstr("give it as a video")));
   }
 }
 
