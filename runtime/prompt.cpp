@@ -96,6 +96,16 @@ ExpandedText expand_placeholders(const std::string& text, std::span<const Visual
   }
 }
 
+/// "2 images and 1 video".
+std::string counted(const std::vector<VisualPlace>& visuals) {
+  const auto some = [](size_t count, const char* noun) {
+    return count == 0 ? std::string() : fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+  };
+  const auto clips = static_cast<size_t>(std::ranges::count(visuals, true, &VisualPlace::clip));
+  const std::string pictures = some(visuals.size() - clips, "image");
+  return pictures + (pictures.empty() || clips == 0 ? "" : " and ") + some(clips, "video");
+}
+
 }  // namespace
 
 ChatMessage user_message(std::string text, size_t images, std::string_view image_token,
@@ -225,9 +235,7 @@ void require_context(const PromptOutline& outline, std::string_view who, Model& 
   const std::string visual =
       outline.visuals.empty()
           ? ""
-          : fmt::format(", {} of them of its {} image{}{}", outline.visual_rows,
-                        outline.visuals.size(), outline.visuals.size() == 1 ? "" : "s",
-                        model.video_token().empty() ? "" : " and videos");
+          : fmt::format(", {} of them of its {}", outline.visual_rows, counted(outline.visuals));
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{}{}the prompt has {} tokens{}, but {} has a context of {}{}; {}", who,
                           who.empty() ? "" : ": ", outline.rows, visual, model.name(), context,

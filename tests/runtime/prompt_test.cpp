@@ -85,6 +85,24 @@ TEST(MakePrompt, RefusesMorePicturesThanThereAreTags) {
   }
 }
 
+TEST(RequireContext, CountsPicturesAndVideos) {
+  const LoadedModel model = load();
+  const auto refusal = [&](std::vector<VisualPlace> visuals) {
+    const PromptOutline outline{.ids = {},
+                                .runs = {},
+                                .run_visuals = {},
+                                .visuals = visuals,
+                                .rows = 900,
+                                .visual_rows = 850};
+    return std::string(
+        error_of([&] { require_context(outline, "it", *model, 512, "take fewer"); }).what());
+  };
+  EXPECT_THAT(refusal({{false, 0}}), HasSubstr("850 of them of its 1 image, but"));
+  EXPECT_THAT(refusal({{true, 0}, {true, 1}}), HasSubstr("850 of them of its 2 videos, but"));
+  EXPECT_THAT(refusal({{false, 0}, {true, 0}, {false, 1}}),
+              HasSubstr("850 of them of its 2 images and 1 video, but"));
+}
+
 TEST(MakePrompt, TextAroundAPictureDoesNotDependOnItsSize) {
   const LoadedModel model = load();
   const std::vector<ChatMessage> messages = {user_message("what is it?", 1, "<image>")};
