@@ -1,7 +1,6 @@
 #include "runtime/captioner.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -29,6 +28,10 @@ struct Captioner::State {
     model = family.load(std::move(source), options.load, stream);
   }
 
+  /// Answers `request`, which has its pictures and clips, to the question.
+  std::string answer(GenerationRequest request, std::string_view question, int max_tokens,
+                     const OnText& on_text);
+
   ThreadPool pool;
   Stream stream;
   CacheSpec spec;
@@ -46,25 +49,37 @@ Stream& Captioner::stream() noexcept { return state_->stream; }
 
 std::string Captioner::describe(Image picture, std::string_view question, int max_tokens,
                                 const OnText& on_text) {
-  Model& model = *state_->model;
   GenerationRequest request;
   request.id = picture.name.empty() ? "the picture" : picture.name;
-  request.messages.push_back(user_message(
-      std::string(question.empty() ? model.caption_prompt() : question), 1, model.image_token()));
-  const PromptOutline outline =
-      outline_prompt(model, request.messages, visual_texts(model, std::span(&picture, 1), {}));
   request.images.push_back(std::move(picture));
-  request.sampling = model.defaults().sampling;
+  return state_->answer(std::move(request), question, max_tokens, on_text);
+}
+
+std::string Captioner::describe(DecodedClip clip, std::string_view question, int max_tokens,
+                                const OnText& on_text) {
+  GenerationRequest request;
+  request.id = clip.clip.info.name.empty() ? "the video" : clip.clip.info.name;
+  request.videos.push_back(std::move(clip));
+  return state_->answer(std::move(request), question, max_tokens, on_text);
+}
+
+std::string Captioner::State::answer(GenerationRequest request, std::string_view question,
+                                     int max_tokens, const OnText& on_text) {
+  request.messages.push_back(user_message(
+      std::string(question.empty() ? model->caption_prompt() : question), request.images.size(),
+      model->image_token(), request.videos.size(), model->video_token()));
+  const PromptOutline outline = outline_prompt(
+      *model, request.messages, visual_texts(*model, request.images, request.videos));
+  request.sampling = model->defaults().sampling;
   request.sampling.temperature = 0;
-  request.max_tokens = max_tokens > 0 ? max_tokens : model.defaults().max_tokens;
+  request.max_tokens = max_tokens > 0 ? max_tokens : model->defaults().max_tokens;
 
   const int64_t rows =
-      std::min<int64_t>(outline.rows + request.max_tokens, model.decoder().max_positions());
-  const CacheShape shape = model.decoder().cache_shape();
+      std::min<int64_t>(outline.rows + request.max_tokens, model->decoder().max_positions());
+  const CacheShape shape = model->decoder().cache_shape();
   const auto cache =
-      make_cache(state_->spec, shape, session_bytes(state_->spec, shape, static_cast<int>(rows)),
-                 state_->stream.device());
-  Generator generator(model, *cache, state_->stream);
+      make_cache(spec, shape, session_bytes(spec, shape, static_cast<int>(rows)), stream.device());
+  Generator generator(*model, *cache, stream);
   const int key = generator.admit(
       std::move(request), on_text ? on_text : [](std::string_view) {});
   generator.deliver();

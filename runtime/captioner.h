@@ -20,9 +20,9 @@ struct CaptionerOptions {
   LoadOptions load{};
 };
 
-/// A loaded checkpoint that describes one picture at a time, greedily, with a cache just large
-/// enough: the shortest way from a folder to words. Generator serves batches, turns and sampling.
-/// One thread at a time.
+/// A loaded checkpoint that describes one picture or video at a time, greedily, with a cache just
+/// large enough: the shortest way from a folder to words. Generator serves batches, turns and
+/// sampling. One thread at a time.
 class Captioner {
  public:
   using OnText = std::function<void(std::string_view)>;
@@ -37,6 +37,10 @@ class Captioner {
   /// most `max_tokens` tokens; 0 is what the checkpoint asks for. `on_text` is given the text while
   /// it is made. Throws Error, and what on_text throws; the next picture is not affected.
   std::string describe(Image picture, std::string_view question = {}, int max_tokens = 0,
+                       const OnText& on_text = nullptr);
+
+  /// The same of a clip, which load_clip() reads. Throws also for a model that takes no videos.
+  std::string describe(DecodedClip clip, std::string_view question = {}, int max_tokens = 0,
                        const OnText& on_text = nullptr);
 
   Model& model() noexcept;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "kernels/base/error.h"
+#include "runtime/clip_file.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/loading/safetensors_writer.h"
 
@@ -34,6 +35,36 @@ TEST(Captioner, SaysWhatAGeneratorSays) {
   EXPECT_NE(text, "");
   EXPECT_EQ(text, long_way("What is this?", 9));
   EXPECT_EQ(captioner.describe(picture(), "What is this?", 9), text);  // nothing is left over
+}
+
+/// Frames in a folder, of a model that takes videos.
+TEST(Captioner, DescribesAClip) {
+  const std::filesystem::path checkpoint = test::golden_root() / "qwen2_5_vl";
+  Captioner captioner(checkpoint, {.threads = 1});
+  const LoadedModel loaded(checkpoint);
+  GenerationRequest request;
+  request.messages = {
+      user_message("what moves?", 0, loaded->image_token(), 1, loaded->video_token())};
+  request.videos.push_back(load_clip(*loaded, checkpoint / "video0", {.fps = {}, .frames = 4}));
+  EXPECT_EQ(request.videos[0].frames.size(), 4u);
+  request.max_tokens = 9;
+  const std::string expected = generate(loaded, "f16", std::move(request)).text;
+  const auto describe = [&] {
+    return captioner.describe(
+        load_clip(captioner.model(), checkpoint / "video0", {.fps = {}, .frames = 4}),
+        "what moves?", 9);
+  };
+  EXPECT_EQ(describe(), expected);
+  EXPECT_EQ(describe(), expected);
+}
+
+TEST(Captioner, AModelThatTakesNoVideosSaysSo) {
+  Captioner captioner(folder(), {.threads = 1});
+  DecodedClip clip;
+  clip.clip.frames = {0};
+  clip.frames = {picture()};
+  EXPECT_THAT(error_of([&] { captioner.describe(clip, "what?", 4); }).what(),
+              HasSubstr("takes no videos"));
 }
 
 TEST(Captioner, AsksForACaptionWithoutAQuestion) {
