@@ -17,30 +17,36 @@
 #include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
 #include "tools/run/report.h"
+#include "tools/run/videos.h"
 #include "vision/image.h"
 
 namespace kvlm {
 namespace {
 
-/// One conversation turn about the pictures of the command line: the program's main job.
+/// One conversation turn about the pictures and videos of the command line: the program's main job.
 int run_once(const RunOptions& options, Session& session, std::vector<OpenPicture> pictures,
-             TerminalWatch& watch) {
+             VideoFiles videos, TerminalWatch& watch) {
   Model& model = session.model();
+  const std::vector<OpenClip> open_clips =
+      choose_frames(model, std::move(videos), options.sampling);
+  const std::vector<Clip> clips = clips_of(open_clips);
   PictureHint hint(options);
   for (const std::string& path : options.images) hint.see(path);
+  for (const std::string& path : options.videos) hint.see(path);
   GenerationRequest request = base_request(options, model);
   request.id = "the request";
   request.messages = opening(options);
   request.messages.push_back(
       user_message(options.prompt.empty() ? std::string(model.caption_prompt()) : options.prompt,
-                   pictures.size(), model.image_token()));
+                   pictures.size(), model.image_token(), clips.size(), model.video_token()));
+  const char* cure = pictures.size() > 1 ? "give fewer pictures, or ask about each by itself: "
+                                           "--batch FOLDER --out OUT.jsonl"
+                                         : "give a shorter prompt";
   const int rows =
-      request_rows(model, request.messages, visual_texts(model, shapes_of(pictures), {}),
-                   request.max_tokens, request.id,
-                   pictures.size() > 1 ? "give fewer pictures, or ask about each by itself: "
-                                         "--batch FOLDER --out OUT.jsonl"
-                                       : "give a shorter prompt");
+      request_rows(model, request.messages, visual_texts(model, shapes_of(pictures), clips),
+                   request.max_tokens, request.id, cure_of_long_prompt(clips, cure));
   request.images = take_pictures(std::move(pictures));
+  request.videos = decode_clips(open_clips);
 
   // Room for this prompt and its answer, and not a byte more.
   const auto cache = session.make_cache(1, rows, options.kv_memory);
@@ -59,11 +65,11 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   }
   const GenerationResult result = generator.take(key);
   if (options.json) {
-    fmt::print("{}\n", json_line(result_json(result, session, model, cache->spec())));
+    fmt::print("{}\n", json_line(result_json(result, session, model, cache->spec(), clips)));
   } else {
     fmt::print("\n");
     std::fflush(stdout);
-    if (!options.quiet) print_message("{}", summary(result, session, model, cache->spec()));
+    if (!options.quiet) print_message("{}", summary(result, session, model, cache->spec(), clips));
   }
   return interrupted() ? kExitInterrupted : 0;
 }
@@ -80,6 +86,8 @@ int run(int argc, char** argv) {
   for (const std::string& path : options.images) {
     pictures.push_back(open_picture(path, options.images.size() == 1 && !options.chat));
   }
+  VideoFiles videos;
+  for (const std::string& path : options.videos) videos.push_back(open_named_video(path));
   // Mistakes in files are found before the model is read.
   std::function<int(Session&)> batch;
   if (!options.batch_in.empty()) {
@@ -90,8 +98,9 @@ int run(int argc, char** argv) {
   Session session(options.session, &watch);
   if (interrupted()) return kExitInterrupted;
   if (batch) return batch(session);
-  if (options.chat) return run_chat(options, session, watch);
-  return run_once(options, session, std::move(pictures), watch);
+  if (options.chat)
+    return run_chat(options, session, std::move(pictures), std::move(videos), watch);
+  return run_once(options, session, std::move(pictures), std::move(videos), watch);
 }
 
 }  // namespace

@@ -45,6 +45,12 @@ TEST(ChatLineTest, CommandsAndQuestions) {
   EXPECT_EQ(question.text, "what is / this");
 }
 
+TEST(ChatLineTest, AVideoIsAFile) {
+  const ChatLine wanted = parse_chat_line("/video  'a cat.mp4'");
+  EXPECT_EQ(wanted.kind, Kind::kVideo);
+  EXPECT_EQ(wanted.text, "a cat.mp4");
+}
+
 TEST(ChatLineTest, UnknownCommandsAreToldTheNearest) {
   EXPECT_THAT(refusal_of("/imgae x.png"), HasSubstr("did you mean /image?"));
   EXPECT_THAT(refusal_of("/claer"), HasSubstr("did you mean /clear?"));
@@ -53,6 +59,7 @@ TEST(ChatLineTest, UnknownCommandsAreToldTheNearest) {
 
 TEST(ChatLineTest, CommandsSayHowTheyAreUsed) {
   EXPECT_THAT(refusal_of("/image"), AllOf(HasSubstr("FILE"), HasSubstr("/image cat.png")));
+  EXPECT_THAT(refusal_of("/video "), AllOf(HasSubstr("FILE"), HasSubstr("/video cat.mp4")));
   EXPECT_THAT(refusal_of("/clear all"), AllOf(HasSubstr("/clear"), HasSubstr("\"all\"")));
 }
 
@@ -100,6 +107,8 @@ TEST_F(ChatFiles, TabCompletesFiles) {
   EXPECT_EQ(complete_chat_line("/image ~/pi").insert, "cs/");
   EXPECT_EQ(complete_chat_line("/image .hi").insert, "dden");
   EXPECT_EQ(complete_chat_line("/image none").insert, "");
+  EXPECT_EQ(complete_chat_line("/video pi").insert, "cs/");
+  EXPECT_EQ(complete_chat_line("/clear pi").insert, "");
   EXPECT_EQ(complete_chat_line("what is ca").insert, "");
 }
 
@@ -112,8 +121,10 @@ TEST_F(ChatFiles, WhatTabMadeIsRead) {
 
 TEST(CompleteChatLine, CompletesCommands) {
   EXPECT_EQ(complete_chat_line("/i").insert, "mage ");
+  EXPECT_EQ(complete_chat_line("/v").insert, "ideo ");
   EXPECT_EQ(complete_chat_line("/c").insert, "lear");
-  EXPECT_THAT(complete_chat_line("/").choices, ElementsAre("/image", "/clear", "/quit", "/exit"));
+  EXPECT_THAT(complete_chat_line("/").choices,
+              ElementsAre("/image", "/video", "/clear", "/quit", "/exit"));
 }
 
 }  // namespace

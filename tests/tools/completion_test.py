@@ -70,6 +70,7 @@ class Completion(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "my cat.png").touch()
             self.assertEqual(completed("vlm-run", "--image", "my", folder=folder), {"my cat.png"})
+            self.assertEqual(completed("vlm-run", "--video", "my", folder=folder), {"my cat.png"})
             self.assertEqual(completed("vlm-kv", "fidelity", "--data", "my", folder=folder), {"my cat.png"})
 
 

@@ -189,6 +189,8 @@ DOCUMENTED = [
          [lambda o: [row["id"] for row in o.file_rows("answers.jsonl")] != ["a.png", "b.png"] and "not two answers"],
          {"FOLDER": "'[ab].png'"}),
     Case('vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"', [answers, reports("llava-hf/llava-1.5-7b-hf")]),
+    Case('vlm-run -m MODEL --video a.mp4 --frames 8 -p "What happens?"', [reports("a.mp4: 4 of 6 frames", "qwen2.5-vl")],
+         {"MODEL": "golden/qwen2_5_vl", "--frames 8": "--frames 4"}),
     Case("vlm-run --image a.png --chat", [prints("seven")], stdin="How many objects are there?\n/quit\n"),
     Case("vlm-run --image a.png --json", [one(lambda row: row["visual_tokens"] == 576 and row["kv"]["spec"] == "f16")]),
     Case("vlm-run --batch in.jsonl --out out.jsonl --batch-size 8", [answered("out.jsonl", 2)]),
@@ -338,11 +340,29 @@ OPTIONS = [
     Case("vlm-run --image a.png --image-backend pil -q", [says("caption")]),
     Case("vlm-run --image wide.png --image-aspect pad -n 4 --json", [one(lambda row: row["visual_tokens"] == 576)]),
 
+    Case("vlm-run -m golden/qwen2_5_vl --video a.mp4 --video golden/qwen2_5_vl/video0 --frames 4 -n 2 --json",
+         [one(lambda row: [clip["of"] for clip in row["clips"]] == [6, 5])]),
+    Case("vlm-run -m golden/qwen2_5_vl --video a.mp4 --fps 10 -n 2 --json",
+         [one(lambda row: row["clips"] == [{"frames": 4, "of": 6, "fps": row["clips"][0]["fps"]}])]),
+    Case("vlm-run -m golden/qwen2_5_vl --chat --frames 4 -n 2", [reports("a.mp4: 4 of 6 frames")],
+         stdin="/video a.mp4\nWhat happens?\n/quit\n"),
+    Case("vlm-run --video a.mp4", [complains("takes no videos")], status=1),
+    Case("vlm-run -m golden/qwen2_5_vl --image wide.png --min-pixels 3000 --max-pixels 9000 -n 2 --json",
+         [one(lambda row: row["visual_tokens"] > 20)]),
+    Case("vlm-run --image a.png --tiles 4", [complains("--tiles is for InternVL")], status=2),
+
     Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
     Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
     Case("vlm-kv fidelity -m pocket --kv kivi --kv calibquant --kv vidkv --kv h2o --kv prefixkv --data captions.jsonl "
          "--kv-profile pocket.profile.json -n 8 --records 1 --device cpu -t 2 --json",
          [sound("kivi", "calibquant", "vidkv", "h2o", "prefixkv")]),
+    *(Case(f"vlm-kv fidelity -m golden/qwen2_5_vl --kv f16 --data videos.jsonl {options} -n 2 --json", [exact])
+      for options in ("--frames 4", "--fps 10 --min-pixels 800 --max-pixels 1024")),
+    Case("vlm-kv fidelity --kv f16 --data captions.jsonl --tiles 4", [complains("--tiles is for InternVL")], status=2),
+    Case("vlm-kv profile -m golden/qwen2_5_vl --data videos.jsonl --out clip.json --policy prefixkv -n 2 --min-pixels 800 "
+         "--max-pixels 1024 --frames 4 --json && vlm-kv profile -m golden/qwen2_5_vl --data videos.jsonl --out clip.json "
+         "--policy prefixkv -n 2 --fps 10 --json", [lambda o: o.out.count('"model": "golden/qwen2_5_vl"') != 2]),
+    Case("vlm-kv profile --data captions.jsonl --out none.json --tiles 4", [complains("--tiles is for InternVL")], status=2),
     Case("vlm-kv profile -m pocket --data captions.jsonl --out small.json --policy prefixkv --policy head_quantile "
          "--bits 4 --keep 0.3 --records 1 -n 2 --device cpu -t 1 --json",
          [lambda o: json.loads(o.out)["prefixkv"]["keep"] != 0.3,

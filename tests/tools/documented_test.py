@@ -46,7 +46,7 @@ def first_records(name, count):
 
 
 class Workshop:
-    """A folder in which the documents' file names mean something: photo.jpg, a.png, captions.jsonl, in.jsonl; a Hugging
+    """A folder in which the documents' file names mean something: photo.jpg, a.png, a.mp4, captions.jsonl, in.jsonl; a Hugging
     Face cache with the model that --help names; and the tree's own folders. Nothing is written to the tree."""
 
     def __init__(self, folder):
@@ -56,6 +56,8 @@ class Workshop:
             (folder / name).symlink_to(heldout / "scenes/scene_000.png")
         (folder / "b.png").symlink_to(heldout / "scenes/scene_001.png")
         (folder / "wide.png").symlink_to(ROOT / "tests/golden/llava_gqa/image1.png")
+        (folder / "a.mp4").symlink_to(ROOT / "tests/vision/data/video/lossless.webp")  # read without FFmpeg
+        (folder / "golden").symlink_to(ROOT / "tests/golden")
         (folder / "build").mkdir()
         (folder / "build/release").symlink_to(BUILD)
         (folder / "docs").mkdir()
@@ -70,6 +72,7 @@ class Workshop:
                                     for record in records))
         write(folder / "captions.jsonl", first_records("captions", 1))
         write(folder / "in.jsonl", first_records("captions", 2))
+        (folder / "videos.jsonl").write_text('{"id": 1, "video": "a.mp4"}\n')
         for name in ("captions", "documents", "questions"):
             write(folder / f"few/{name}.jsonl", first_records(name, 3))
 

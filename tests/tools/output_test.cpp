@@ -49,6 +49,8 @@ TEST(OutputText, AnAnswerSaysWhatWasAsked) {
   EXPECT_EQ(asked(R"(,"images":["/a"],"prompt":"b")"),
             (ordered_json{{"images", {"/a"}}, {"prompt", "b"}}));
   EXPECT_EQ(asked(R"(,"prompt":"b")"), (ordered_json{{"prompt", "b"}}));
+  EXPECT_EQ(asked(R"(,"images":["/a"],"videos":["/b"],"clips":[{"frames":4,"of":9}])"),
+            (ordered_json{{"images", {"/a"}}, {"videos", {"/b"}}}));
   EXPECT_EQ(asked(R"(,"images":[1],"prompt":{})"), ordered_json::object());
 }
 

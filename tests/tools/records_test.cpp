@@ -20,6 +20,22 @@ TEST(Records, PicturesAreRelativeToTheirFolder) {
   EXPECT_EQ(records[1].prompt, "@what?") << "only the command line reads files of questions";
 }
 
+TEST(Records, VideosStandBesidePictures) {
+  const std::vector<Record> records = parse_records(
+      R"({"id": 1, "video": "a.mp4", "videos": ["/frames", "-"], "image": "x.png"}
+{"id": 2, "video": "http://a.org/b.mp4"}
+{"id": 3, "videos": "a.mp4"}
+{"id": 4, "vidoe": "a.mp4"})",
+      "in");
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[0].error, "");
+  EXPECT_THAT(records[0].videos, ElementsAre("in/a.mp4", "/frames", "in/./-"));
+  EXPECT_THAT(records[0].images, ElementsAre("in/x.png"));
+  EXPECT_THAT(records[1].error, HasSubstr("video http://a.org/b.mp4 is an address"));
+  EXPECT_THAT(records[2].error, HasSubstr("a list of file names"));
+  EXPECT_THAT(records[3].error, HasSubstr("did you mean \"video\"?"));
+}
+
 TEST(Records, AnIdIsUsedOnce) {
   const std::vector<Record> records = parse_records(
       R"({"id": 1, "prompt": "a"}
@@ -68,6 +84,19 @@ TEST(Records, WhatIsAskedIsTheSameHoweverItIsSpelt) {
   EXPECT_FALSE(difference(record, record, "./x/../in/"));
   EXPECT_FALSE(difference(record, record, std::filesystem::absolute("in").c_str()));
   EXPECT_FALSE(difference_of_asked(nlohmann::ordered_json::object(), asked)) << "nothing is known";
+}
+
+TEST(Records, VideosAreAskedAbout) {
+  const char* record = R"({"id": 1, "video": "/a.mp4", "prompt": "b"})";
+  EXPECT_EQ(asked_of(parse_records(record, "").at(0)),
+            (nlohmann::ordered_json{{"videos", {"/a.mp4"}}, {"prompt", "b"}}));
+  EXPECT_FALSE(difference(record, R"({"id": 1, "videos": ["/a.mp4"], "prompt": "b"})"));
+  EXPECT_EQ(difference(record, R"({"id": 1, "video": "/b.mp4", "prompt": "b"})"),
+            "about /a.mp4, and this start asks about /b.mp4");
+  EXPECT_EQ(difference(record, R"({"id": 1, "prompt": "b"})"),
+            "about /a.mp4, and this start asks about 0 videos");
+  EXPECT_EQ(difference(record, R"({"id": 1, "image": "/a.mp4", "prompt": "b"})"),
+            "about 0 pictures, and this start asks about /a.mp4");
 }
 
 TEST(Records, WhatIsAskedOtherwiseIsNamed) {

@@ -158,7 +158,8 @@ class Batches(VlmRun):
                  ('{"id": 1, "image": "-"}', ["/- does not exist"]),
                  ('{"id": 1, "image": "/dev/zero"}', ["/dev/zero is a device"]),
                  ('{"id": 1, "image": "http://a.org/b.png"}', ["address"]),
-                 ('{"id": 1, "video": "a.mp4"}', ["videos"]),
+                 ('{"id": 1, "video": "a.mp4"}', ["video ", "a.mp4 does not exist"]),
+                 ('{"id": 1, "video": "-"}', ["/- does not exist"]),
                  ('{"id": 1, "id": 2}', ["twice", 'write it like {"id"']),
                  ("not json", ["line 1", 'write it like {"id"'])]
         for line, words in cases:

@@ -22,10 +22,19 @@ namespace kvlm {
 namespace {
 
 constexpr std::string_view kSynthetic = "synthetic:";
+constexpr int kMostTiles = 1024;
+constexpr int64_t kMostPixels = int64_t{1} << 28;  // of a picture that is decoded
 
 [[noreturn]] void refuse(const char* flag, const std::string& value, const char* expected) {
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{} is \"{}\"; expected {}", flag, value, expected));
+}
+
+std::optional<int64_t> pixels(const char* flag, std::optional<int64_t> count) {
+  if (count && (*count < 1 || *count > kMostPixels)) {
+    refuse(flag, fmt::format("{}", *count), "1 to 268435456");
+  }
+  return count;
 }
 
 LoadOptions load_options(const SessionOptions& options) {
@@ -45,6 +54,17 @@ LoadOptions load_options(const SessionOptions& options) {
     load.pad_to_square = options.image_aspect == "pad";
   } else if (options.image_aspect != "auto") {
     refuse("--image-aspect", options.image_aspect, "auto, pad or crop");
+  }
+  if (options.max_tiles && (*options.max_tiles < 1 || *options.max_tiles > kMostTiles)) {
+    refuse("--tiles", fmt::format("{}", *options.max_tiles), "1 to 1024");
+  }
+  load.max_tiles = options.max_tiles;
+  load.min_pixels = pixels("--min-pixels", options.min_pixels);
+  load.max_pixels = pixels("--max-pixels", options.max_pixels);
+  if (load.min_pixels && load.max_pixels && *load.min_pixels > *load.max_pixels) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--min-pixels is {} and --max-pixels {}; expected the least first",
+                            *load.min_pixels, *load.max_pixels));
   }
   return load;
 }

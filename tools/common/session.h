@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,9 @@ struct SessionOptions {
   std::string dtype = "auto";
   std::string image_backend = "auto";
   std::string image_aspect = "auto";
+  std::optional<int> max_tiles;       ///< as LoadOptions'
+  std::optional<int64_t> min_pixels;  ///< likewise
+  std::optional<int64_t> max_pixels;  ///< likewise
   size_t cache_bytes = 0;  ///< that a cache is known to take; 0 if it depends on the prompts
   int threads = 0;         ///< 0: one per core
 };

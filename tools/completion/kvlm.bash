@@ -53,7 +53,7 @@ __kvlm() {
       __kvlm_files
       mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -W pocket -- "$current")
       ;;
-    --image | --batch | --out | --data | --plot | --kv-profile) __kvlm_files ;;
+    --image | --video | --batch | --out | --data | --plot | --kv-profile) __kvlm_files ;;
     *)
       if [[ $current == -* ]]; then
         __kvlm_words "$(__kvlm_options "$program" ${subcommand:+"$subcommand"})"

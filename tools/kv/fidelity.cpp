@@ -18,6 +18,7 @@
 #include "tools/common/csv.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
+#include "tools/common/visual_options.h"
 #include "tools/kv/commands.h"
 #include "tools/kv/fidelity_meter.h"
 
@@ -27,6 +28,7 @@ namespace {
 
 struct FidelityOptions {
   SessionOptions session;
+  SamplingRequest sampling;
   std::vector<std::string> specs;
   std::string data;
   std::string profile;
@@ -162,6 +164,7 @@ void make_plot_folder(const std::string& folder) {
 }
 
 int run_fidelity(const FidelityOptions& options) {
+  check_sampling(options.sampling);
   if (!options.plot.empty()) {
     make_plot_folder(options.plot);
     run_script(kPlotScript, {"--check", options.plot});  // what it needs, before the measurement
@@ -185,11 +188,11 @@ int run_fidelity(const FidelityOptions& options) {
     }
   }
   Progress progress("fidelity", records.size(), false);
-  const std::vector<Fidelity> results =
-      FidelityMeter(session, options.max_tokens).run(records, policies, true, [&](size_t done) {
-        progress.update({done, 0, 0}, "");
-        return !interrupted();
-      });
+  const std::vector<Fidelity> results = FidelityMeter(session, options.max_tokens, options.sampling)
+                                            .run(records, policies, true, [&](size_t done) {
+                                              progress.update({done, 0, 0}, "");
+                                              return !interrupted();
+                                            });
   progress.finish();
   const Origin origin{std::string(session.model().name()), options.data,
                       device_name(session.device())};
@@ -211,7 +214,8 @@ std::function<int()> add_fidelity(CLI::App& app) {
   options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
   app.add_option("--kv", options->specs, "Cache policy, or @FILE; repeatable")->required();
-  app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
+  app.add_option("--data", options->data,
+                 "JSON lines: id, image or images, video or videos, prompt, text")
       ->required();
   app.add_option("--kv-profile", options->profile, "What vlm-kv profile measured");
   app.add_option("-n,--max-tokens", options->max_tokens, "Forced tokens of a record at most")
@@ -219,6 +223,8 @@ std::function<int()> add_fidelity(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--records", options->records, "First records of the data only; 0 is all")
       ->check(CLI::Range(0, 1 << 20));
+  add_sampling_options(app, options->sampling);
+  add_size_options(app, options->session);
   app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();

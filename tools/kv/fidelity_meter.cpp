@@ -10,6 +10,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "kvcache/registry.h"
+#include "runtime/clip_file.h"
 #include "runtime/forced_run.h"
 #include "runtime/loading/config.h"
 #include "tools/common/lines.h"
@@ -41,20 +42,29 @@ std::string resolved(const std::filesystem::path& folder, const std::string& pat
   return std::filesystem::path(path).is_absolute() ? path : (folder / path).string();
 }
 
+/// The paths under `one` and in the list under `many`.
+std::vector<std::string> read_paths(const ConfigReader& reader, const char* one, const char* many,
+                                    const std::filesystem::path& folder) {
+  std::vector<std::string> paths;
+  if (reader.has(one)) paths.push_back(reader.required_string(one));
+  const nlohmann::json& list = reader.raw(many);
+  if (!list.is_null() && !list.is_array()) reader.fail(many, "a list of file names");
+  for (const nlohmann::json& path : list) {
+    if (!path.is_string()) reader.fail(many, "a list of file names");
+    paths.push_back(path.get<std::string>());
+  }
+  for (std::string& path : paths) path = resolved(folder, path);
+  return paths;
+}
+
 ForcedRecord parse_record(std::string_view line, const std::string& where,
                           const std::filesystem::path& folder) {
   const nlohmann::json json = parse_json(line, where);
   const ConfigReader reader(json, where);
   ForcedRecord record;
   record.where = where;
-  if (reader.has("image")) record.images.push_back(reader.required_string("image"));
-  const nlohmann::json& images = reader.raw("images");
-  if (!images.is_null() && !images.is_array()) reader.fail("images", "a list of file names");
-  for (const nlohmann::json& image : images) {
-    if (!image.is_string()) reader.fail("images", "a list of file names");
-    record.images.push_back(image.get<std::string>());
-  }
-  for (std::string& image : record.images) image = resolved(folder, image);
+  record.images = read_paths(reader, "image", "images", folder);
+  record.videos = read_paths(reader, "video", "videos", folder);
   record.prompt = reader.string("prompt", "");
   record.text = reader.string("text", "");
   return record;
@@ -123,16 +133,22 @@ double Fidelity::reference_perplexity() const {
   return kl.empty() ? 1 : std::exp(-reference_log_probability / static_cast<double>(kl.size()));
 }
 
-EncodedPrompt encode_record(Session& session, const ForcedRecord& record) {
+EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
+                            const SamplingRequest& sampling) {
   try {
     Model& model = session.model();
     std::vector<Image> images;
     for (const std::string& path : record.images) images.push_back(load_image(path));
+    std::vector<DecodedClip> clips;
+    for (const std::string& path : record.videos) {
+      clips.push_back(load_clip(model, path, sampling));
+    }
     std::string prompt = record.prompt;
     if (prompt.empty()) prompt = model.caption_prompt();
-    return encode_prompt(
-        model, {user_message(prompt, images.size(), model.image_token())}, images, {},
-        session.stream());
+    return encode_prompt(model,
+                         {user_message(prompt, images.size(), model.image_token(), clips.size(),
+                                       model.video_token())},
+                         images, clips, session.stream());
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", record.where, error.what()));
   }
@@ -174,7 +190,7 @@ void FidelityMeter::measure(const ForcedRecord& record, const std::vector<Policy
   Stream& stream = session_.stream();
   const CacheShape shape = model.decoder().cache_shape();
   const CacheSpec plain = parse_spec("f16");
-  const EncodedPrompt encoded = encode_record(session_, record);
+  const EncodedPrompt encoded = encode_record(session_, record, sampling_);
   // As a generation would, the text ends where the model's positions do.
   const int prompt_rows = static_cast<int>(encoded.prompt.ids.size());
   const int max_tokens = std::min(max_tokens_, model.decoder().max_positions() - prompt_rows);

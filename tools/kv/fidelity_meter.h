@@ -12,21 +12,24 @@
 
 namespace kvlm {
 
-/// A picture and a question, and the text that a model is made to say about them.
+/// Pictures, videos and a question, and the text that a model is made to say about them.
 struct ForcedRecord {
   std::string where;  ///< file and line, for messages
   std::vector<std::string> images;
+  std::vector<std::string> videos;
   std::string prompt;  ///< empty: the model's captioning prompt
   std::string text;    ///< empty: what the model says greedily over its own f16 cache
 };
 
-/// Reads {"id", "image" | "images", "prompt"?, "text"?} lines. Paths are relative to the file.
-/// Reads the first `most` of them; 0 is all. Throws Error{kCorruptFile} naming the line.
+/// Reads {"id", "image" | "images", "video" | "videos", "prompt"?, "text"?} lines. Paths are
+/// relative to the file. Reads the first `most` of them; 0 is all. Throws Error{kCorruptFile}
+/// naming the line.
 std::vector<ForcedRecord> read_forced_records(const std::string& path, int most = 0);
 
-/// The conversation of a record, its pictures read and encoded. Throws Error that starts with the
-/// record's place, also if the model has no positions for it.
-EncodedPrompt encode_record(Session& session, const ForcedRecord& record);
+/// The conversation of a record, its pictures and what is taken of its videos read and encoded.
+/// Throws Error that starts with the record's place, also if the model has no positions for it.
+EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
+                            const SamplingRequest& sampling);
 
 /// How a policy's next-token distributions differ from those over plain f16 rows, on the same
 /// forced text, from its second token on (the first is exact for every policy).
@@ -63,7 +66,8 @@ class FidelityMeter {
     PolicyProfile profile;
   };
 
-  FidelityMeter(Session& session, int max_tokens) : session_(session), max_tokens_(max_tokens) {}
+  FidelityMeter(Session& session, int max_tokens, const SamplingRequest& sampling)
+      : session_(session), max_tokens_(max_tokens), sampling_(sampling) {}
 
   /// Measures every policy over the records; `progress` is told how many are done, and ends the
   /// measurement early by returning false. With `layers` the attention error of every layer too.
@@ -79,6 +83,7 @@ class FidelityMeter {
 
   Session& session_;
   int max_tokens_;
+  SamplingRequest sampling_;
 };
 
 }  // namespace kvlm

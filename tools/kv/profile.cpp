@@ -17,6 +17,7 @@
 #include "runtime/policy_profile.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
+#include "tools/common/visual_options.h"
 #include "tools/kv/commands.h"
 #include "tools/kv/fidelity_meter.h"
 #include "vision/image.h"
@@ -27,6 +28,7 @@ namespace {
 
 struct ProfileOptions {
   SessionOptions session;
+  SamplingRequest sampling;
   std::vector<std::string> policies;
   std::string data;
   std::string out;
@@ -93,13 +95,7 @@ class Profiler {
     std::map<std::string, LayerScores> gini;
     Progress progress("prefixkv", records_.size(), false);
     for (size_t i = 0; i < records_.size() && !interrupted(); ++i) {
-      std::vector<Image> images;
-      for (const std::string& path : records_[i].images) images.push_back(load_image(path));
-      std::string prompt = records_[i].prompt;
-      if (prompt.empty()) prompt = model.caption_prompt();
-      const EncodedPrompt encoded = encode_prompt(
-          model, {user_message(prompt, images.size(), model.image_token())},
-          images, {}, session_.stream());
+      const EncodedPrompt encoded = encode_record(session_, records_[i], options_.sampling);
       const auto rows = static_cast<int>(encoded.prompt.ids.size()) + 1;
       CacheParts parts = parts_of(spec, shape, nullptr);
       parts.retention = std::make_unique<ScoreProbe>(scores);
@@ -138,11 +134,12 @@ class Profiler {
       policies.push_back({parse_spec(candidate.spec), {}});
     }
     Progress progress(what, records_.size(), false);
-    const std::vector<Fidelity> results = FidelityMeter(session_, options_.max_tokens)
-                                              .run(records_, policies, false, [&](size_t done) {
-                                                progress.update({done, 0, 0}, "");
-                                                return !interrupted();
-                                              });
+    const std::vector<Fidelity> results =
+        FidelityMeter(session_, options_.max_tokens, options_.sampling)
+            .run(records_, policies, false, [&](size_t done) {
+              progress.update({done, 0, 0}, "");
+              return !interrupted();
+            });
     progress.finish();
     size_t best = 0;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -234,6 +231,7 @@ void fit_eta(Profiler& profiler, bool one, bool two, PolicyProfile& profile) {
 }
 
 void check_options(const ProfileOptions& options) {
+  check_sampling(options.sampling);
   std::error_code error;
   if (std::filesystem::equivalent(options.data, options.out, error)) {
     throw Error(
@@ -298,7 +296,8 @@ std::function<int()> add_profile(CLI::App& app) {
   const auto options = std::make_shared<ProfileOptions>();
   options->session.device = "cpu";
   app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
-  app.add_option("--data", options->data, "JSON lines: id, image or images, prompt, text")
+  app.add_option("--data", options->data,
+                 "JSON lines: id, image or images, video or videos, prompt, text")
       ->required();
   app.add_option(
          "--out", options->out,
@@ -319,6 +318,8 @@ std::function<int()> add_profile(CLI::App& app) {
   app.add_option("--records", options->records, "First records of the data")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  add_sampling_options(app, options->sampling);
+  add_size_options(app, options->session);
   app.add_option("-n,--max-tokens", options->max_tokens, "Forced tokens of a record at most")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();

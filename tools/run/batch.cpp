@@ -23,6 +23,7 @@
 #include "tools/run/records.h"
 #include "tools/run/report.h"
 #include "tools/run/settings.h"
+#include "tools/run/videos.h"
 #include "vision/image.h"
 
 namespace kvlm {
@@ -95,11 +96,12 @@ class Batch {
   struct Running {
     int key;
     const Record* record;
+    std::vector<Clip> clips;
     size_t tokens = 1;  // made, the prefill's included
   };
 
   /// The rows of the record that needs most, of those that can be served; the others get their
-  /// error. Only headers of pictures are read.
+  /// error. Of pictures and videos only headers are read.
   int rows_of_longest() {
     int longest = 1;
     for (Record& record : records_) {
@@ -120,10 +122,17 @@ class Batch {
       const ImageInfo info = probe_image(image);
       shapes.push_back({info.height, info.width, image_name(image)});
     }
-    return request_rows(model, conversation(question(record), shapes.size()),
-                        visual_texts(model, shapes, {}),
-                        options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
-                        "give the record fewer pictures or a shorter prompt");
+    const std::vector<Clip> clips = clips_of(choose_clips(record));
+    return request_rows(
+        model, conversation(record), visual_texts(model, shapes, clips),
+        options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
+        cure_of_long_prompt(clips, "give the record fewer pictures or a shorter prompt"));
+  }
+
+  std::vector<OpenClip> choose_clips(const Record& record) {
+    VideoFiles videos;
+    for (const std::string& video : record.videos) videos.push_back(open_video(video));
+    return choose_frames(session_.model(), std::move(videos), options_.sampling);
   }
 
   /// What a record asks: its own prompt, else -p, else for a caption.
@@ -133,9 +142,11 @@ class Batch {
     return std::string(session_.model().caption_prompt());
   }
 
-  std::vector<ChatMessage> conversation(const std::string& text, size_t images) {
+  std::vector<ChatMessage> conversation(const Record& record) {
+    const Model& model = session_.model();
     std::vector<ChatMessage> messages = opening(options_);
-    messages.push_back(user_message(text, images, session_.model().image_token()));
+    messages.push_back(user_message(question(record), record.images.size(), model.image_token(),
+                                    record.videos.size(), model.video_token()));
     return messages;
   }
 
@@ -149,14 +160,17 @@ class Batch {
     try {
       GenerationRequest request = base_request(options_, session_.model());
       request.id = name_of(record);
-      request.messages = conversation(question(record), record.images.size());
+      request.messages = conversation(record);
       for (const std::string& image : record.images) {
         hint_about(image);
         request.images.push_back(load_image(image));
       }
+      const std::vector<OpenClip> clips = choose_clips(record);
+      for (const std::string& video : record.videos) hint_about(video);
+      request.videos = decode_clips(clips);
       const int key = generator_.admit(std::move(request), {});
       note_memory();
-      running_.push_back({key, &record, 1});
+      running_.push_back({key, &record, clips_of(clips)});
       ++next_;
     } catch (const std::exception& exception) {
       if (is_out_of_memory(exception) && !running_.empty()) {
@@ -189,7 +203,7 @@ class Batch {
         continue;
       }
       Json json{{"id", entry->record->id}};
-      json.update(result_json(result, session_, session_.model(), cache_->spec()));
+      json.update(result_json(result, session_, session_.model(), cache_->spec(), entry->clips));
       // Steps are shared, so that the rate of one record would be no rate of anything.
       if (options_.batch_size > 1) json["timings"].erase("decode_tps");
       json.update(asked_of(*entry->record));
@@ -275,6 +289,13 @@ class Batch {
 std::function<int(Session&)> prepare_batch(const RunOptions& options) {
   const BatchSettings settings = batch_settings(options);
   std::vector<Record> records = read_records(options.batch_in, options.batch_out);
+  if ((options.sampling.fps || options.sampling.frames) &&
+      std::ranges::all_of(records, &std::vector<std::string>::empty, &Record::videos)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} is about videos, and no record of {} has one; drop it",
+                    options.sampling.fps ? "--fps" : "--frames", printable(options.batch_in)));
+  }
   const auto output = std::make_shared<Output>(options.batch_out, settings);
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });

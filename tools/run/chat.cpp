@@ -7,6 +7,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -17,28 +18,33 @@
 #include "tools/run/chat_line.h"
 #include "tools/run/line_editor.h"
 #include "tools/run/picture_hint.h"
-#include "tools/run/pictures.h"
 #include "vision/image.h"
 
 namespace kvlm {
 
 namespace {
 
-constexpr int kSessionRows = 4096;  // tokens that one conversation may hold
+constexpr int kSessionRows = 8192;  // tokens that one conversation may hold
+constexpr int kRowsOfTurns = 4096;  // of them at least for what comes after its beginning
 
 /// One conversation and what it has in the cache.
 class Chat {
  public:
-  Chat(const RunOptions& options, Session& session, TerminalWatch& watch)
+  Chat(const RunOptions& options, Session& session, std::vector<OpenPicture> pictures,
+       const std::vector<OpenClip>& clips, TerminalWatch& watch)
       : options_(options),
         session_(session),
         watch_(watch),
         hint_(options),
-        cache_(session.make_cache(1, session_rows(), options.kv_memory)),
+        rows_(rows_of_session(session.model(),
+                              visual_texts(session.model(), shapes_of(pictures), clips_of(clips)))),
+        cache_(session.make_cache(1, rows_, options.kv_memory)),
         generator_(session.model(), *cache_, session.stream()) {
-    generator_.set_session_rows(session_rows());
+    generator_.set_session_rows(rows_);
     clear();
-    for (const std::string& image : options.images) add_image(image);
+    std::vector<Image> images = take_pictures(std::move(pictures));
+    for (size_t i = 0; i < images.size(); ++i) add_image(options.images[i], std::move(images[i]));
+    for (size_t i = 0; i < clips.size(); ++i) add_clip(options.videos[i], clips[i]);
   }
 
   void clear() {
@@ -46,24 +52,24 @@ class Chat {
     key_ = -1;
     messages_ = opening(options_);
     images_.clear();
-    fresh_images_ = 0;
+    clips_.clear();
+    fresh_images_ = fresh_clips_ = 0;
   }
 
-  void add_image(const std::string& path) {
-    images_.push_back(read_picture_file(path));
-    hint_.see(path);
-    ++fresh_images_;
-    if (options_.quiet) return;
-    print_message("picture {}: {}, {} x {}\n", images_.size(), printable(path),
-                  images_.back().width, images_.back().height);
+  void add_image(const std::string& path) { add_image(path, read_picture_file(path)); }
+
+  void add_video(const std::string& path) {
+    add_clip(path,
+             choose_frames(session_.model(), open_video(video_file_path(path)), options_.sampling));
   }
 
   void ask(const std::string& text) {
     GenerationRequest request = base_request(options_, session_.model());
     request.id = "chat";
     request.messages = messages_;
-    request.messages.push_back(user_message(text, fresh_images_, session_.model().image_token()));
+    request.messages.push_back(next_message(text, fresh_clips_));
     request.images = images_;
+    request.videos = clips_;
     const std::vector<ChatMessage> asked = request.messages;
     const auto print = [](std::string_view piece) {
       std::fwrite(piece.data(), 1, piece.size(), stdout);
@@ -77,7 +83,7 @@ class Chat {
       }
     } catch (const Error&) {
       watch_.clear();
-      forget_fresh_images();
+      forget_fresh_visuals();
       throw;
     }
     watch_.clear();
@@ -96,35 +102,86 @@ class Chat {
     std::fflush(stdout);
     if (result.finish_reason == "cancelled" && !options_.quiet) print_message("(stopped)\n");
     messages_ = asked;
-    fresh_images_ = 0;
+    fresh_images_ = fresh_clips_ = 0;
     messages_.push_back({"assistant", {{ContentItem::Kind::kText, result.text}}});
   }
 
  private:
-  /// A question that was refused leaves the conversation as it was, without its pictures.
-  void forget_fresh_images() {
-    if (fresh_images_ > 0) {
-      print_message("vlm-run: the {} given since the last answer {} left out\n",
-                    fresh_images_ == 1 ? "picture" : "pictures", fresh_images_ == 1 ? "is" : "are");
-    }
-    images_.resize(images_.size() - fresh_images_);
-    fresh_images_ = 0;
+  /// Room for what the conversation begins with and for turns after it, within the context.
+  static int rows_of_session(Model& model, const PromptVisuals& visuals) {
+    int64_t rows = kRowsOfTurns;
+    for (const VisualText& picture : visuals.pictures) rows += picture.rows();
+    for (const VisualText& clip : visuals.clips) rows += clip.rows();
+    return static_cast<int>(
+        std::min<int64_t>(std::max<int64_t>(rows, kSessionRows), model.decoder().max_positions()));
   }
 
-  int session_rows() const {
-    return std::min(kSessionRows, session_.model().decoder().max_positions());
+  /// The user's next turn, with the pictures that are new to it and so many clips.
+  ChatMessage next_message(const std::string& text, size_t clips) const {
+    const Model& model = session_.model();
+    return user_message(text, fresh_images_, model.image_token(), clips, model.video_token());
+  }
+
+  void add_image(const std::string& path, Image image) {
+    images_.push_back(std::move(image));
+    hint_.see(path);
+    ++fresh_images_;
+    if (options_.quiet) return;
+    print_message("picture {}: {}, {} x {}\n", images_.size(), printable(path),
+                  images_.back().width, images_.back().height);
+  }
+
+  /// Its frames are decoded once it is known that the conversation holds them.
+  void add_clip(const std::string& path, const OpenClip& open) {
+    Model& model = session_.model();
+    std::vector<PictureShape> shapes;
+    for (const Image& image : images_) shapes.push_back({image.height, image.width, image.name});
+    std::vector<Clip> clips;
+    for (const DecodedClip& clip : clips_) clips.push_back(clip.clip);
+    clips.push_back(open.clip);
+    std::vector<ChatMessage> messages = messages_;
+    messages.push_back(next_message("", fresh_clips_ + 1));
+    require_context(
+        outline_prompt(model, messages, visual_texts(model, shapes, clips)), "chat", model, rows_,
+        cure_of_long_prompt({&open.clip, 1}, "start over with /clear, or give a shorter video"));
+    clips_.push_back(open.decode());
+    hint_.see(path);
+    ++fresh_clips_;
+    if (options_.quiet) return;
+    print_message("video {}: {}\n", clips_.size(), describe_clip(open.clip));
+  }
+
+  /// A question that was refused leaves the conversation as it was, without its pictures and
+  /// videos.
+  void forget_fresh_visuals() {
+    const auto some = [](size_t count, const char* noun) {
+      return count == 0 ? std::string() : fmt::format("{}{}", noun, count == 1 ? "" : "s");
+    };
+    const std::string pictures = some(fresh_images_, "picture");
+    const std::string videos = some(fresh_clips_, "video");
+    if (fresh_images_ + fresh_clips_ > 0) {
+      print_message("vlm-run: the {}{}{} given since the last answer {} left out\n", pictures,
+                    pictures.empty() || videos.empty() ? "" : " and ", videos,
+                    fresh_images_ + fresh_clips_ == 1 ? "is" : "are");
+    }
+    images_.resize(images_.size() - fresh_images_);
+    clips_.resize(clips_.size() - fresh_clips_);
+    fresh_images_ = fresh_clips_ = 0;
   }
 
   const RunOptions& options_;
   Session& session_;
   TerminalWatch& watch_;
   PictureHint hint_;
+  int rows_;  // that the conversation may hold
   std::unique_ptr<KvCache> cache_;
   Generator generator_;
   int key_ = -1;
   std::vector<ChatMessage> messages_;
   std::vector<Image> images_;
+  std::vector<DecodedClip> clips_;
   size_t fresh_images_ = 0;  // given since the last question
+  size_t fresh_clips_ = 0;   // likewise
 };
 
 /// Runs one line; false ends the chat.
@@ -138,6 +195,9 @@ bool obey(Chat& chat, const std::string& line) {
       break;
     case ChatLine::Kind::kImage:
       chat.add_image(wanted.text);
+      break;
+    case ChatLine::Kind::kVideo:
+      chat.add_video(wanted.text);
       break;
     case ChatLine::Kind::kQuestion:
       chat.ask(wanted.text);
@@ -192,8 +252,10 @@ int converse(Chat& chat, const RunOptions& options) {
 
 }  // namespace
 
-int run_chat(const RunOptions& options, Session& session, TerminalWatch& watch) {
-  Chat chat(options, session, watch);
+int run_chat(const RunOptions& options, Session& session, std::vector<OpenPicture> pictures,
+             VideoFiles videos, TerminalWatch& watch) {
+  Chat chat(options, session, std::move(pictures),
+            choose_frames(session.model(), std::move(videos), options.sampling), watch);
   if (is_terminal(0) && is_terminal(1)) return converse(chat, options);
   std::string line = options.prompt;  // -p is the first question
   for (bool first = !line.empty(); !interrupted(); first = false) {

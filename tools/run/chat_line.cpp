@@ -18,16 +18,28 @@ namespace kvlm {
 namespace {
 
 constexpr std::string_view kBlanks = " \t";
-constexpr std::string_view kImage = "/image";
 
 struct Command {
   std::string_view name;
   ChatLine::Kind kind;
+  /// What it says without the FILE that it needs; empty for one that takes nothing.
+  std::string_view usage = {};
 };
 
 constexpr std::array kCommands = {
-    Command{kImage, ChatLine::Kind::kImage}, Command{"/clear", ChatLine::Kind::kClear},
-    Command{"/quit", ChatLine::Kind::kQuit}, Command{"/exit", ChatLine::Kind::kQuit}};
+    Command{"/image", ChatLine::Kind::kImage,
+            "/image needs the FILE of a picture; for example /image cat.png, and Tab completes its "
+            "name"},
+    Command{"/video", ChatLine::Kind::kVideo,
+            "/video needs the FILE of a video; for example /video cat.mp4, and Tab completes its "
+            "name"},
+    Command{"/clear", ChatLine::Kind::kClear}, Command{"/quit", ChatLine::Kind::kQuit},
+    Command{"/exit", ChatLine::Kind::kQuit}};
+
+const Command* find_command(std::string_view name) noexcept {
+  const auto command = std::ranges::find(kCommands, name, &Command::name);
+  return command == kCommands.end() ? nullptr : &*command;
+}
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(kBlanks);
@@ -128,21 +140,16 @@ ChatLine parse_chat_line(std::string_view line) {
   const size_t end = std::min(line.find_first_of(kBlanks), line.size());
   const std::string_view name = line.substr(0, end);
   const std::string_view rest = trimmed(line.substr(end));
-  const auto command = std::find_if(kCommands.begin(), kCommands.end(),
-                                    [&](const Command& entry) { return entry.name == name; });
-  if (command == kCommands.end()) {
+  const Command* command = find_command(name);
+  if (command == nullptr) {
     std::vector<std::string_view> names;
     for (const Command& entry : kCommands) names.push_back(entry.name);
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} is not a command; did you mean {}? ({})", printable(name),
                             nearest_spelling(name, names), kChatHelp));
   }
-  if (command->kind == ChatLine::Kind::kImage) {
-    if (rest.empty()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "/image needs the FILE of a picture; for example /image cat.png, and Tab "
-                  "completes its name");
-    }
+  if (!command->usage.empty()) {
+    if (rest.empty()) throw Error(ErrorCode::kInvalidArgument, std::string(command->usage));
     return {command->kind, read_path(rest)};
   }
   if (!rest.empty()) {
@@ -157,7 +164,8 @@ Completion complete_chat_line(std::string_view before_cursor) {
   if (!before_cursor.starts_with('/')) return {};
   const size_t end = before_cursor.find_first_of(kBlanks);
   if (end != std::string_view::npos) {
-    if (before_cursor.substr(0, end) != kImage) return {};
+    const Command* command = find_command(before_cursor.substr(0, end));
+    if (command == nullptr || command->usage.empty()) return {};
     return complete_file(before_cursor.substr(end));
   }
   std::vector<std::string> names;
@@ -166,7 +174,7 @@ Completion complete_chat_line(std::string_view before_cursor) {
   }
   if (names.empty()) return {};
   if (names.size() == 1) {
-    const bool takes_file = names[0] == kImage;
+    const bool takes_file = !find_command(names[0])->usage.empty();
     return {names[0].substr(before_cursor.size()) + (takes_file ? " " : ""), {}};
   }
   const std::string common = common_start(names);

@@ -8,13 +8,13 @@ namespace kvlm {
 
 /// What a line of a chat asks for.
 struct ChatLine {
-  enum class Kind { kNothing, kQuestion, kImage, kClear, kQuit };
+  enum class Kind { kNothing, kQuestion, kImage, kVideo, kClear, kQuit };
   Kind kind = Kind::kNothing;
-  std::string text;  ///< the question, or the picture's path
+  std::string text;  ///< the question, or the path of the picture or video
 };
 
 inline constexpr std::string_view kChatHelp =
-    "/image FILE adds a picture, /clear starts over, /quit ends";
+    "/image FILE adds a picture, /video FILE a video, /clear starts over, /quit ends";
 
 /// Reads a line. A path may be in quotes, have its blanks behind backslashes or as they are, and
 /// start with ~/. Throws Error{kInvalidArgument} with the nearest command for one that is unknown,
@@ -27,7 +27,7 @@ struct Completion {
   std::vector<std::string> choices;  ///< to show where several go on differently
 };
 
-/// Completes commands, and behind /image the names of files, folders with a slash.
+/// Completes commands, and behind /image and /video the names of files, folders with a slash.
 Completion complete_chat_line(std::string_view before_cursor);
 
 }  // namespace kvlm

@@ -12,6 +12,7 @@
 #include "tools/common/help.h"
 #include "tools/common/input_text.h"
 #include "tools/common/program.h"
+#include "tools/common/visual_options.h"
 
 namespace kvlm {
 
@@ -22,13 +23,15 @@ constexpr const char* kExamples = R"(Examples:
   vlm-run --image a.png                caption a picture with the bundled model
   vlm-run -m llava-hf/llava-1.5-7b-hf --image a.png -p "What is this?"
   vlm-run --image a.png --chat         ask follow-up questions
+  vlm-run -m MODEL --video a.mp4 --frames 8 -p "What happens?"
   vlm-run --image - -p @question.txt   picture and question from elsewhere
   vlm-run --image a.png --json         one JSON object with every figure
   vlm-run --batch FOLDER --out answers.jsonl -p "What is this?"
   vlm-run --batch in.jsonl --out out.jsonl --batch-size 8
   vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png
 
-A line of in.jsonl; image may be images (a list), prompt may be left out:
+A line of in.jsonl; image may be images (a list), video or
+videos, prompt may be left out:
   {"id": 1, "image": "a.png", "prompt": "What is this?"}
 A line of out.jsonl, in the order in which answers are finished:
   {"id": 1, "text": "a cat", "tokens": [...], ...} or {"id": 1, "error": "..."}
@@ -114,8 +117,16 @@ void check(const RunOptions& options) {
         fmt::format("--batch and --out are the same file, {}; give the answers a file of their own",
                     options.batch_in));
   }
-  if (!options.batch_in.empty() && (options.chat || !options.images.empty())) {
-    refuse("--batch takes its images from the records; drop --image and --chat");
+  if (!options.batch_in.empty() &&
+      (options.chat || !options.images.empty() || !options.videos.empty())) {
+    refuse(
+        "--batch takes its images and videos from the records; drop --image, --video and --chat");
+  }
+  check_sampling(options.sampling);
+  if ((options.sampling.fps || options.sampling.frames) && options.videos.empty() &&
+      options.batch_in.empty() && !options.chat) {
+    refuse(fmt::format("{} is about videos, and there is none; add --video FILE or drop it",
+                       options.sampling.fps ? "--fps" : "--frames"));
   }
   std::vector<const char*> readers;
   for (const std::string& image : options.images) {
@@ -132,16 +143,18 @@ void check(const RunOptions& options) {
   }
   if (options.chat && options.json) refuse("--chat answers in a terminal; drop --json");
   if (!options.chat && options.batch_in.empty() && options.images.empty() &&
-      options.prompt.empty()) {
+      options.videos.empty() && options.prompt.empty()) {
     refuse(
-        "nothing to do: give --image FILE, or -p PROMPT, or --batch IN.jsonl (see vlm-run --help)");
+        "nothing to do: give --image FILE, --video FILE, -p PROMPT, or --batch IN.jsonl (see "
+        "vlm-run --help)");
   }
 }
 
 }  // namespace
 
 std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
-  CLI::App app{"vlm-run: captions, answers and chat about pictures with a vision-language model"};
+  CLI::App app{
+      "vlm-run: captions, answers and chat about pictures and videos with a vision-language model"};
   app.footer(kExamples);
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
@@ -150,11 +163,14 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "synthetic:NAME[,layers=N]")
       ->capture_default_str();
   app.add_option("--image", options.images, "Picture file, or - for standard input; repeatable");
+  app.add_option("--video", options.videos,
+                 "Video file, animated GIF or WebP, or folder of frames; repeatable");
+  add_sampling_options(app, options.sampling);
   app.add_option("-p,--prompt", options.prompt,
                  "Question; @FILE reads one, - standard input, @@TEXT is @TEXT; default: the "
                  "model's captioning prompt");
   app.add_option("--system", options.system, "System message");
-  app.add_flag("--chat", options.chat, "Ask in turns: /image FILE, /clear, /quit");
+  app.add_flag("--chat", options.chat, "Ask in turns: /image FILE, /video FILE, /clear, /quit");
   app.add_option("-n,--max-tokens", options.max_tokens,
                  "Tokens to generate at most; default: the checkpoint's choice, else 128");
   app.add_option("--temp", options.temperature, "Temperature; 0 is greedy");
@@ -198,6 +214,7 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   app.add_option("--image-aspect", options.session.image_aspect,
                  "auto (the checkpoint's choice), crop, or pad to a square")
       ->capture_default_str();
+  add_size_options(app, options.session);
   app.add_flag("--json", options.json, "One JSON object on stdout");
   app.add_flag("-q,--quiet", options.quiet, "No summary and no progress on stderr");
   app.add_option(

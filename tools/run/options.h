@@ -15,7 +15,9 @@ namespace kvlm {
 struct RunOptions {
   SessionOptions session;
   std::vector<std::string> images;
-  std::string prompt;  ///< as given, see read_prompt(); empty: the model's captioning prompt
+  std::vector<std::string> videos;
+  SamplingRequest sampling;  ///< of every video
+  std::string prompt;        ///< as given, see read_prompt(); empty: the model's captioning prompt
   std::string system;
   bool chat = false;
   std::optional<int> max_tokens;

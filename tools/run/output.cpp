@@ -49,10 +49,12 @@ std::optional<OutputLine> parse_line(std::string_view text) {
   OutputLine line;
   line.id = *id;
   line.failed = json.contains("error");
-  if (const auto images = json.find("images");
-      images != json.end() && images->is_array() &&
-      std::ranges::all_of(*images, [](const auto& image) { return image.is_string(); })) {
-    line.asked["images"] = *images;
+  for (const char* key : {"images", "videos"}) {
+    const auto files = json.find(key);
+    if (files != json.end() && files->is_array() &&
+        std::ranges::all_of(*files, [](const auto& file) { return file.is_string(); })) {
+      line.asked[key] = *files;
+    }
   }
   if (const std::string prompt = string_of(json, "prompt"); !prompt.empty()) {
     line.asked["prompt"] = prompt;

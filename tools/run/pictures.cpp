@@ -2,15 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <charconv>
 #include <filesystem>
 #include <system_error>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "tools/common/input_text.h"
+#include "tools/run/file_name.h"
 
 namespace kvlm {
 
@@ -18,82 +16,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of formats that are not read, too: such a file is named, not passed over.
-constexpr std::array<std::string_view, 19> kSuffixes = {
-    ".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif",  ".bmp",  ".dib", ".pgm", ".ppm",
-    ".pnm", ".tga", ".tif",  ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl"};
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return out;
-}
-
-/// Replaces %41 by A; a % that is not followed by two hex digits stays.
-std::string percent_decoded(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    int code = 0;
-    const char* digits = text.data() + i + 1;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(digits, digits + 2, code, 16).ptr == digits + 2) {
-      out += static_cast<char>(code);
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-[[noreturn]] void refuse(ErrorCode code, const std::string& name, const std::string& rest) {
-  throw Error(code, fmt::format("image {} {}", printable(name), rest));
-}
+constexpr const char* kKind = "image";
 
 }  // namespace
 
-bool is_picture_name(std::string_view name) {
-  const std::string suffix = lower(fs::path(name).extension().string());
-  return std::ranges::find(kSuffixes, suffix) != kSuffixes.end();
-}
+std::string picture_path(const std::string& name) { return path_of_name(name, kKind); }
 
-std::string picture_path(const std::string& name) {
-  std::string path = name;
-  const std::string start = lower(name.substr(0, 8));
-  if (start.starts_with("http:") || start.starts_with("https:") || start.starts_with("ftp:")) {
-    refuse(ErrorCode::kUnsupported, name,
-           "is an address, and nothing is fetched from a network; download it and give the file");
-  }
-  if (start.starts_with("data:")) {
-    refuse(ErrorCode::kUnsupported, name,
-           "is a data URI, which is not read; write the picture to a file and give that");
-  }
-  if (start.starts_with("file:///")) path = percent_decoded(name.substr(7));
-  if (path.empty() || path.find('\0') != std::string::npos) {
-    refuse(ErrorCode::kInvalidArgument, name.empty() ? "\"\"" : name,
-           "is no name of a file; give the path of a picture");
-  }
-  return path;
-}
-
-std::string picture_file_path(const std::string& name) {
-  return name == kStandardInput ? "./-" : picture_path(name);
-}
+std::string picture_file_path(const std::string& name) { return path_of_file_name(name, kKind); }
 
 void require_picture(const std::string& name) {
   if (name == kStandardInput) return;
   std::error_code error;
   const fs::file_status status = fs::status(picture_path(name), error);
   if (status.type() == fs::file_type::not_found) {
-    refuse(ErrorCode::kCorruptFile, name, "does not exist; give the path of a picture");
+    refuse_name(ErrorCode::kCorruptFile, kKind, name, "does not exist; give the path of a picture");
   }
   if (fs::is_directory(status)) {
-    refuse(ErrorCode::kCorruptFile, name,
-           fmt::format("is a directory; to ask about each picture in it, give --batch {} --out "
-                       "OUT.jsonl",
-                       printable(name)));
+    refuse_name(ErrorCode::kCorruptFile, kKind, name,
+                fmt::format("is a directory; to ask about each picture in it, give --batch {0} "
+                            "--out OUT.jsonl, or --video {0} if they are frames of a video",
+                            printable(name)));
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "runtime/model.h"
@@ -10,12 +9,7 @@
 
 namespace kvlm {
 
-/// Whether a file's name ends as one of a picture, of a format that is read here or not.
-bool is_picture_name(std::string_view name);
-
-/// The path that a picture's name stands for: itself, or what follows file://. Throws
-/// Error{kUnsupported} for addresses of the network and for data URIs, Error{kInvalidArgument} for
-/// a name with a NUL byte or without a byte.
+/// The path that a picture's name stands for, see path_of_name().
 std::string picture_path(const std::string& name);
 
 /// picture_path() of a name that comes from elsewhere than the command line: "-" is a file.

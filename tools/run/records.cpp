@@ -17,6 +17,8 @@
 #include "tools/common/input_text.h"
 #include "tools/run/pictures.h"
 #include "tools/run/report.h"
+#include "tools/run/videos.h"
+#include "vision/frame_folder.h"
 #include "vision/image.h"
 
 namespace kvlm {
@@ -28,7 +30,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxBytes = size_t{1} << 29;
 constexpr size_t kMaxLineBytes = size_t{1} << 26;
-constexpr std::array<std::string_view, 4> kKeys = {"id", "image", "images", "prompt"};
+constexpr std::array<std::string_view, 6> kKeys = {"id",    "image",  "images",
+                                                   "video", "videos", "prompt"};
 constexpr const char* kExample = R"({"id": 1, "image": "a.png", "prompt": "What is this?"})";
 
 [[noreturn]] void fail(size_t line, const std::string& defect, const std::string& cure) {
@@ -47,18 +50,25 @@ nlohmann::json parse_line(std::string_view text, size_t line) {
 
 void require_known_keys(const nlohmann::json& json, size_t line) {
   for (const auto& [key, value] : json.items()) {
-    if (key == "video" || key == "videos") {
-      throw Error(ErrorCode::kUnsupported,
-                  fmt::format("line {}: videos are not built in for this model; give its frames as "
-                              "images",
-                              line));
-    }
     if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
     fail(line,
          fmt::format("has the key \"{}\"; did you mean \"{}\"?", printable(key),
                      nearest_spelling(key, {kKeys.begin(), kKeys.end()})),
          fmt::format("the keys of a record are {}", fmt::join(kKeys, ", ")));
   }
+}
+
+/// The names under `one` and in the list under `many`.
+std::vector<std::string> read_names(const ConfigReader& reader, const char* one, const char* many) {
+  std::vector<std::string> names;
+  if (reader.has(one)) names.push_back(reader.required_string(one));
+  const nlohmann::json& list = reader.raw(many);
+  if (!list.is_null() && !list.is_array()) reader.fail(many, "a list of file names");
+  for (const nlohmann::json& name : list) {
+    if (!name.is_string()) reader.fail(many, "a list of file names");
+    names.push_back(name.get<std::string>());
+  }
+  return names;
 }
 
 void parse_into(Record& record, std::string_view text, const fs::path& folder) {
@@ -72,17 +82,13 @@ void parse_into(Record& record, std::string_view text, const fs::path& folder) {
   if (!id.is_string() && !id.is_number_integer()) reader.fail("id", "a string or an integer");
   record.id = id;
   require_known_keys(json, record.line);
-  if (reader.has("image")) record.images.push_back(reader.required_string("image"));
-  const nlohmann::json& images = reader.raw("images");
-  if (!images.is_null() && !images.is_array()) reader.fail("images", "a list of file names");
-  for (const nlohmann::json& image : images) {
-    if (!image.is_string()) reader.fail("images", "a list of file names");
-    record.images.push_back(image.get<std::string>());
-  }
+  record.images = read_names(reader, "image", "images");
   for (std::string& image : record.images) image = (folder / picture_file_path(image)).string();
+  record.videos = read_names(reader, "video", "videos");
+  for (std::string& video : record.videos) video = (folder / video_file_path(video)).string();
   record.prompt = reader.string("prompt", "");
-  if (record.images.empty() && record.prompt.empty()) {
-    reader.fail("image", "a file name, or images, or a prompt");
+  if (record.images.empty() && record.videos.empty() && record.prompt.empty()) {
+    reader.fail("image", "a file name, or images, a video, videos, or a prompt");
   }
 }
 
@@ -118,7 +124,7 @@ bool is_hidden(const fs::path& path) { return path.filename().string().starts_wi
 void require_no_picture(std::string_view text, const std::string& name) {
   const size_t start = text.find_first_not_of(" \t\r\n");
   if (start == std::string_view::npos || text[start] == '{') return;
-  bool picture = is_picture_name(name);
+  bool picture = has_picture_suffix(name);
   try {
     probe_image(std::as_bytes(std::span(text)), name);
     picture = true;
@@ -152,12 +158,26 @@ bool same_path(const Json& a, const Json& b) {
   return a == b || fs::equivalent(a.get<std::string>(), b.get<std::string>(), unknown);
 }
 
+/// What difference_of_asked() says of files, each of which is a `noun`.
+std::optional<std::string> difference_of_files(const Json& before, const Json& after,
+                                               const char* noun) {
+  if (std::ranges::equal(before, after, same_path)) return std::nullopt;
+  const auto place = std::ranges::mismatch(before, after, same_path);
+  const auto name = [noun](const Json& files, auto at) {
+    return at == files.end()
+               ? fmt::format("{} {}{}", files.size(), noun, files.size() == 1 ? "" : "s")
+               : end_of_path(at->template get<std::string>());
+  };
+  return fmt::format("about {}, and this start asks about {}", name(before, place.in1),
+                     name(after, place.in2));
+}
+
 std::vector<std::string> pictures_in(const std::string& folder) {
   std::vector<std::string> paths;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string path = it->path().string();
-    if (is_picture_name(path) && !is_hidden(path) && !is_folder(path)) paths.push_back(path);
+    if (has_picture_suffix(path) && !is_hidden(path) && !is_folder(path)) paths.push_back(path);
   }
   if (error) {
     throw Error(ErrorCode::kCorruptFile,
@@ -192,6 +212,7 @@ std::string folder_of(const std::string& pattern) {
 Json asked_of(const Record& record) {
   Json asked = Json::object();
   for (const std::string& image : record.images) asked["images"].push_back(absolute_path(image));
+  for (const std::string& video : record.videos) asked["videos"].push_back(absolute_path(video));
   if (!record.prompt.empty()) asked["prompt"] = record.prompt;
   return Json::parse(json_line(asked));  // as it is read back
 }
@@ -199,17 +220,9 @@ Json asked_of(const Record& record) {
 std::optional<std::string> difference_of_asked(const Json& earlier, const Json& now) {
   if (earlier.empty()) return std::nullopt;
   const Json none = Json::array();
-  const Json before = earlier.value("images", none);
-  const Json after = now.value("images", none);
-  if (!std::ranges::equal(before, after, same_path)) {
-    const auto place = std::ranges::mismatch(before, after, same_path);
-    const auto name = [](const Json& images, auto at) {
-      return at == images.end()
-                 ? fmt::format("{} picture{}", images.size(), images.size() == 1 ? "" : "s")
-                 : end_of_path(at->template get<std::string>());
-    };
-    return fmt::format("about {}, and this start asks about {}", name(before, place.in1),
-                       name(after, place.in2));
+  for (const auto& [key, noun] : {std::pair("images", "picture"), std::pair("videos", "video")}) {
+    const auto differs = difference_of_files(earlier.value(key, none), now.value(key, none), noun);
+    if (differs) return differs;
   }
   const auto prompt = [](const Json& asked) {
     return asked.contains("prompt")

@@ -15,12 +15,13 @@ struct Record {
   bool listed = false;        ///< a picture of a folder or of a pattern, not a line of a file
   nlohmann::ordered_json id;  ///< a string or an integer; null if the line has none
   std::vector<std::string> images;
+  std::vector<std::string> videos;
   std::string prompt;
   std::string error;
 };
 
 /// What a record asks for by itself, as its answer carries it: {"images": [absolute paths],
-/// "prompt": text}, each only if it has some.
+/// "videos": [likewise], "prompt": text}, each only if it has some.
 nlohmann::ordered_json asked_of(const Record& record);
 
 /// "about a.png, and this start asks about b.png", if an answer to what was asked `earlier` is none
@@ -28,9 +29,9 @@ nlohmann::ordered_json asked_of(const Record& record);
 std::optional<std::string> difference_of_asked(const nlohmann::ordered_json& earlier,
                                                const nlohmann::ordered_json& now);
 
-/// The records of a text, one JSON object a line; blank lines are none. A relative picture is
-/// relative to `folder`. A line that is no record, or has the id of an earlier one, is a record
-/// with an error.
+/// The records of a text, one JSON object a line; blank lines are none. A relative picture or
+/// video is relative to `folder`. A line that is no record, or has the id of an earlier one, is a
+/// record with an error.
 std::vector<Record> parse_records(std::string_view text, const std::filesystem::path& folder);
 
 /// One record for each of these files; its id is the path below `folder`.

@@ -5,6 +5,7 @@
 #include "kernels/base/human_bytes.h"
 #include "tools/common/memory.h"
 #include "tools/common/program.h"
+#include "tools/run/videos.h"
 
 namespace kvlm {
 
@@ -20,7 +21,8 @@ double decode_rate(const GenerationResult& result) {
 }  // namespace
 
 nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
-                                   const Model& model, const std::string& spec) {
+                                   const Model& model, const std::string& spec,
+                                   std::span<const Clip> clips) {
   const Timings& t = result.timings;
   nlohmann::ordered_json json;
   json["text"] = result.text;
@@ -30,6 +32,11 @@ nlohmann::ordered_json result_json(const GenerationResult& result, const Session
   json["device"] = device_name(session.device());
   json["prompt_tokens"] = result.prompt_tokens;
   json["visual_tokens"] = result.visual_tokens;
+  for (const Clip& clip : clips) {
+    nlohmann::ordered_json sampled{{"frames", clip.frames.size()}, {"of", clip.info.frames}};
+    if (clip.info.fps > 0) sampled["fps"] = clip.info.fps;
+    json["clips"].push_back(std::move(sampled));
+  }
   json["generated_tokens"] = result.tokens.size();
   json["timings"] = {{"load_ms", session.load_ms()},
                      {"vision_ms", t.vision_ms},
@@ -51,20 +58,23 @@ nlohmann::ordered_json result_json(const GenerationResult& result, const Session
 }
 
 std::string summary(const GenerationResult& result, const Session& session, const Model& model,
-                    const std::string& spec) {
+                    const std::string& spec, std::span<const Clip> clips) {
+  std::string videos;
+  for (const Clip& clip : clips) videos += fmt::format("video    {}\n", describe_clip(clip));
   const Timings& t = result.timings;
   return fmt::format(
       "model    {} ({}, {}), {} weights, loaded in {:.0f} ms, on {} with {} threads\n"
       "prompt   {} tokens, {} of them visual; vision {:.0f} ms, prefill {:.0f} ms ({:.0f} "
       "tokens/s), "
       "first token after {:.0f} ms\n"
+      "{}"
       "answer   {} tokens in {:.0f} ms ({:.1f} tokens/s), ended by {}\n"
       "kv cache {}: {} stored ({} as f16), {:.2f} bits per element, {:.0f} slots\n",
       model.name(), model.family(), dtype_name(model.dtype()), human_bytes(model.weight_bytes()),
       session.load_ms(), device_name(session.device()), session.threads(), result.prompt_tokens,
       result.visual_tokens, t.vision_ms, t.prefill_ms,
-      per_second(result.prompt_tokens, t.prefill_ms), t.ttft_ms, result.tokens.size(), t.decode_ms,
-      decode_rate(result), result.finish_reason, spec, human_bytes(result.cache.bytes),
+      per_second(result.prompt_tokens, t.prefill_ms), t.ttft_ms, videos, result.tokens.size(),
+      t.decode_ms, decode_rate(result), result.finish_reason, spec, human_bytes(result.cache.bytes),
       human_bytes(result.cache.f16_bytes), result.cache.stored_bits, result.cache.slots);
 }
 

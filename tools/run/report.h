@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 
 #include "runtime/generator.h"
@@ -9,13 +10,14 @@
 namespace kvlm {
 
 /// The object of design.md 2 that --json prints and a batch record carries, with what is held in
-/// memory at the time (tools/common/memory.h).
+/// memory at the time (tools/common/memory.h), and what was taken of each video.
 nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
-                                   const Model& model, const std::string& spec);
+                                   const Model& model, const std::string& spec,
+                                   std::span<const Clip> clips);
 
-/// The four lines that follow an answer on stderr.
+/// The four lines that follow an answer on stderr, and one for each video.
 std::string summary(const GenerationResult& result, const Session& session, const Model& model,
-                    const std::string& spec);
+                    const std::string& spec, std::span<const Clip> clips);
 
 /// One line of JSON; bytes that are not UTF-8 become U+FFFD.
 std::string json_line(const nlohmann::ordered_json& json);

@@ -80,6 +80,11 @@ BatchSettings batch_settings(const RunOptions& options) {
   put_text("dtype", session.dtype, defaults.dtype);
   put_text("image_backend", session.image_backend, defaults.image_backend);
   put_text("image_aspect", session.image_aspect, defaults.image_aspect);
+  put("tiles", session.max_tiles.value_or(0), session.max_tiles.has_value());
+  put("min_pixels", session.min_pixels.value_or(0), session.min_pixels.has_value());
+  put("max_pixels", session.max_pixels.value_or(0), session.max_pixels.has_value());
+  put("fps", options.sampling.fps.value_or(0), options.sampling.fps.has_value());
+  put("frames", options.sampling.frames.value_or(0), options.sampling.frames.has_value());
   if (!session.kv_profile.empty()) flags["kv_profile"] = profile_flag(session.kv_profile);
   put_text("prompt", options.prompt, "");
   put_text("system", options.system, "");

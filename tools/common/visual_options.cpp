@@ -1,0 +1,42 @@
+#include "tools/common/visual_options.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "kernels/base/error.h"
+
+namespace kvlm {
+
+void add_size_options(CLI::App& app, SessionOptions& options) {
+  app.add_option("--tiles", options.max_tiles,
+                 "Tiles that a picture is cut into at most, without its thumbnail (InternVL)");
+  app.add_option("--min-pixels", options.min_pixels,
+                 "Pixels that a smaller picture is enlarged to (Qwen-VL)");
+  app.add_option("--max-pixels", options.max_pixels,
+                 "Pixels that a larger picture is reduced to (Qwen-VL)");
+}
+
+void add_sampling_options(CLI::App& app, SamplingRequest& sampling) {
+  app.add_option("--fps", sampling.fps, "Frames a second that are taken of a video");
+  app.add_option("--frames", sampling.frames,
+                 "Frames that are taken of a video; default: as many as the model's family takes");
+}
+
+void check_sampling(const SamplingRequest& sampling) {
+  constexpr int64_t kMost = 32768;  // a prompt's pictures
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::kInvalidArgument, text);
+  };
+  if (sampling.fps && sampling.frames) {
+    refuse("--fps and --frames both say how many frames of a video are taken; give one of them");
+  }
+  if (sampling.fps && !(std::isfinite(*sampling.fps) && *sampling.fps > 0)) {
+    refuse(fmt::format("--fps is {}; expected a rate above 0, such as 2 or 0.5", *sampling.fps));
+  }
+  if (sampling.frames && (*sampling.frames < 1 || *sampling.frames > kMost)) {
+    refuse(fmt::format("--frames is {}; expected 1 to {}", *sampling.frames, kMost));
+  }
+}
+
+}  // namespace kvlm
