@@ -10,6 +10,7 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 #include "tools/common/session.h"
+#include "tools/common/visual_options.h"
 #include "tools/run/batch.h"
 #include "tools/run/chat.h"
 #include "tools/run/context.h"

@@ -18,15 +18,7 @@ DATA = ROOT / "tests/vision/data/video"
 CLIP = DATA / "mixed3.gif"  # 7 frames
 
 
-class Videos(VlmRun):
-    def ask(self, *arguments, **options):
-        return run("-m", QWEN, "-n", 4, *arguments, **options)
-
-    def answer(self, *arguments):
-        result = self.ask(*arguments, "--json")
-        self.assert_sound(result)
-        return json.loads(result.stdout)
-
+class LongVideo(VlmRun):
     def long_video(self, frames=400):
         """More frames than the context of 512 holds; all but the first are no pictures."""
         folder = self.folder / "long"
@@ -35,6 +27,16 @@ class Videos(VlmRun):
         for i in range(1, frames):
             (folder / f"f{i}.png").write_bytes(b"damaged")
         return folder
+
+
+class Videos(LongVideo):
+    def ask(self, *arguments, **options):
+        return run("-m", QWEN, "-n", 4, *arguments, **options)
+
+    def answer(self, *arguments):
+        result = self.ask(*arguments, "--json")
+        self.assert_sound(result)
+        return json.loads(result.stdout)
 
     def test_a_video_is_answered_about_and_told_of(self):
         answer = self.answer("--video", FRAMES)
@@ -207,7 +209,7 @@ class Videos(VlmRun):
         self.assertIn(b": 4 of 7 frames", result.stderr)
 
 
-class Fidelity(VlmRun):
+class Fidelity(LongVideo):
     """vlm-kv on records with videos."""
 
     def test_a_video_is_forced_like_a_picture(self):
@@ -236,6 +238,11 @@ class Fidelity(VlmRun):
                                  "2", "--policy", "prefixkv", "--frames", "4"], stdin=subprocess.DEVNULL,
                                 capture_output=True, timeout=120)
         self.assertEqual(result.returncode, 0, result.stderr)
+        data.write_text(json.dumps({"id": 3, "video": str(self.long_video())}) + "\n")
+        result = fidelity()
+        self.assertEqual(result.returncode, 2)
+        self.assertIn(b"data.jsonl line 1: the prompt has", result.stderr)
+        self.assertIn(b"fewer than 400 frames", result.stderr)
 
 
 if __name__ == "__main__":

@@ -39,4 +39,13 @@ void check_sampling(const SamplingRequest& sampling) {
   }
 }
 
+std::string cure_of_long_prompt(std::span<const Clip> clips, const std::string& otherwise) {
+  size_t frames = 0;
+  for (const Clip& clip : clips) frames += clip.frames.size();
+  if (frames <= clips.size()) return otherwise;
+  return clips.size() == 1
+             ? fmt::format("take fewer than {} frames of its video with --frames", frames)
+             : fmt::format("take fewer frames of its videos, now {} in all, with --frames", frames);
+}
+
 }  // namespace kvlm

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <span>
+#include <string>
 
 #include "tools/common/session.h"
 #include "vision/frame_sampling.h"
@@ -15,5 +17,9 @@ void add_sampling_options(CLI::App& app, SamplingRequest& sampling);
 
 /// Throws Error{kInvalidArgument} for both at once and for what no video can be sampled by.
 void check_sampling(const SamplingRequest& sampling);
+
+/// What makes a prompt with these clips fit: fewer frames, or `otherwise` where there are none to
+/// spare.
+std::string cure_of_long_prompt(std::span<const Clip> clips, const std::string& otherwise);
 
 }  // namespace kvlm

@@ -14,6 +14,7 @@
 #include "runtime/forced_run.h"
 #include "runtime/loading/config.h"
 #include "tools/common/lines.h"
+#include "tools/common/visual_options.h"
 #include "vision/image.h"
 
 namespace kvlm {
@@ -137,18 +138,30 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
                             const SamplingRequest& sampling) {
   try {
     Model& model = session.model();
-    std::vector<Image> images;
-    for (const std::string& path : record.images) images.push_back(load_image(path));
-    std::vector<DecodedClip> clips;
-    for (const std::string& path : record.videos) {
-      clips.push_back(load_clip(model, path, sampling));
-    }
     std::string prompt = record.prompt;
     if (prompt.empty()) prompt = model.caption_prompt();
-    return encode_prompt(model,
-                         {user_message(prompt, images.size(), model.image_token(), clips.size(),
-                                       model.video_token())},
-                         images, clips, session.stream());
+    const std::vector<ChatMessage> messages = {
+        user_message(prompt, record.images.size(), model.image_token(), record.videos.size(),
+                     model.video_token())};
+    std::vector<Image> images;
+    std::vector<PictureShape> shapes;
+    for (const std::string& path : record.images) {
+      images.push_back(load_image(path));
+      shapes.push_back({images.back().height, images.back().width, images.back().name});
+    }
+    std::vector<OpenClip> open_clips;
+    std::vector<Clip> clips;
+    for (const std::string& path : record.videos) {
+      open_clips.push_back(choose_frames(model, open_video(path), sampling));
+      clips.push_back(open_clips.back().clip);
+    }
+    // Before the frames are decoded, of which there may be many.
+    require_context(outline_prompt(model, messages, visual_texts(model, shapes, clips)), "", model,
+                    model.decoder().max_positions(),
+                    cure_of_long_prompt(clips, "use fewer images or a shorter prompt"));
+    std::vector<DecodedClip> decoded;
+    for (const OpenClip& open : open_clips) decoded.push_back(open.decode());
+    return encode_prompt(model, messages, images, decoded, session.stream());
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", record.where, error.what()));
   }

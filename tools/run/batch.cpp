@@ -16,6 +16,7 @@
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
+#include "tools/common/visual_options.h"
 #include "tools/run/context.h"
 #include "tools/run/output.h"
 #include "tools/run/picture_hint.h"

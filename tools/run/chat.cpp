@@ -15,6 +15,7 @@
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
+#include "tools/common/visual_options.h"
 #include "tools/run/chat_line.h"
 #include "tools/run/line_editor.h"
 #include "tools/run/picture_hint.h"

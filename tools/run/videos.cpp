@@ -56,13 +56,4 @@ std::string describe_clip(const Clip& clip) {
                      info.width, info.height);
 }
 
-std::string cure_of_long_prompt(std::span<const Clip> clips, const std::string& otherwise) {
-  size_t frames = 0;
-  for (const Clip& clip : clips) frames += clip.frames.size();
-  if (frames <= clips.size()) return otherwise;
-  return clips.size() == 1
-             ? fmt::format("take fewer than {} frames of its video with --frames", frames)
-             : fmt::format("take fewer frames of its videos, now {} in all, with --frames", frames);
-}
-
 }  // namespace kvlm

@@ -31,8 +31,4 @@ std::vector<DecodedClip> decode_clips(std::span<const OpenClip> clips);
 /// "clip.mp4: 8 of 120 frames, 25 a second, 640 x 480".
 std::string describe_clip(const Clip& clip);
 
-/// What makes a prompt with these clips fit: fewer frames, or `otherwise` where there are none to
-/// spare.
-std::string cure_of_long_prompt(std::span<const Clip> clips, const std::string& otherwise);
-
 }  // namespace kvlm
