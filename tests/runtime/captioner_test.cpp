@@ -39,19 +39,19 @@ TEST(Captioner, SaysWhatAGeneratorSays) {
 
 /// Frames in a folder, of a model that takes videos.
 TEST(Captioner, DescribesAClip) {
-  const std::filesystem::path checkpoint = test::golden_root() / "qwen2_5_vl";
+  const std::filesystem::path checkpoint = test::golden_root() / "internvl";
   Captioner captioner(checkpoint, {.threads = 1});
   const LoadedModel loaded(checkpoint);
   GenerationRequest request;
   request.messages = {
       user_message("what moves?", 0, loaded->image_token(), 1, loaded->video_token())};
-  request.videos.push_back(load_clip(*loaded, checkpoint / "video0", {.fps = {}, .frames = 4}));
-  EXPECT_EQ(request.videos[0].frames.size(), 4u);
+  request.videos.push_back(load_clip(*loaded, checkpoint / "video0", {.fps = {}, .frames = 2}));
+  EXPECT_EQ(request.videos[0].frames.size(), 2u);
   request.max_tokens = 9;
   const std::string expected = generate(loaded, "f16", std::move(request)).text;
   const auto describe = [&] {
     return captioner.describe(
-        load_clip(captioner.model(), checkpoint / "video0", {.fps = {}, .frames = 4}),
+        load_clip(captioner.model(), checkpoint / "video0", {.fps = {}, .frames = 2}),
         "what moves?", 9);
   };
   EXPECT_EQ(describe(), expected);

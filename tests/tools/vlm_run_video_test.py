@@ -11,9 +11,10 @@ import unittest
 
 from vlm_run_case import MODEL, PROGRAM, ROOT, VlmRun, run
 
+INTERNVL = ROOT / "tests/golden/internvl"
 QWEN = ROOT / "tests/golden/qwen2_5_vl"
 FRAMES = QWEN / "video0"  # 5 frames of 35 x 21
-PICTURE = QWEN / "image0.png"
+PICTURE = INTERNVL / "image0.png"
 DATA = ROOT / "tests/vision/data/video"
 CLIP = DATA / "mixed3.gif"  # 7 frames
 
@@ -31,7 +32,8 @@ class LongVideo(VlmRun):
 
 class Videos(LongVideo):
     def ask(self, *arguments, **options):
-        return run("-m", QWEN, "-n", 4, *arguments, **options)
+        model = [] if "-m" in arguments else ["-m", INTERNVL]
+        return run(*model, "-n", 4, *arguments, **options)
 
     def answer(self, *arguments):
         result = self.ask(*arguments, "--json")
@@ -45,6 +47,13 @@ class Videos(LongVideo):
         result = self.ask("--video", FRAMES, "--frames", 4)
         self.assert_sound(result)
         self.assertIn(b"video0: 4 of 5 frames, 35 x 21\n", result.stderr)
+
+    def test_every_family_that_takes_videos_takes_them_here(self):
+        for name in ("internvl", "internvl_original", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+            with self.subTest(name):
+                answer = self.answer("-m", ROOT / "tests/golden" / name, "--video", FRAMES, "--frames", 2)
+                self.assertEqual(answer["clips"], [{"frames": 2, "of": 5}])
+                self.assertGreater(answer["visual_tokens"], 0)
 
     def test_the_rate_and_the_number_of_frames_are_chosen(self):
         every = self.answer("--video", CLIP)
@@ -113,19 +122,25 @@ class Videos(LongVideo):
         video = self.long_video()
         self.assert_refused(self.ask("--video", video), 2,
                             ["of its 1 video", "a context of 512", "fewer than 400 frames", "--frames"])
-        self.assert_refused(self.ask("--video", video, "--frames", 4), 1, ["f100.png"])
+        self.assert_refused(self.ask("--video", video, "--frames", 4), 1, ["is text, not an image"])
 
     def test_the_size_of_pictures_is_chosen(self):
-        plain = self.answer("--image", PICTURE)["visual_tokens"]
-        self.assertGreater(self.answer("--image", PICTURE, "--min-pixels", 3000, "--max-pixels", 9000)["visual_tokens"],
-                           plain)
-        self.assertLess(self.answer("--image", PICTURE, "--max-pixels", 800)["visual_tokens"], plain)
-        for arguments, words in ((["--tiles", 4], ["--tiles is for InternVL models"]),
+        tokens = [self.answer("--image", PICTURE, "--tiles", count)["visual_tokens"] for count in (1, 2, 12)]
+        self.assertEqual(tokens, [4, 12, 36])
+        for arguments, words in ((["--max-pixels", 4000], ["--max-pixels is for Qwen-VL models"]),
                                  (["--tiles", 0], ["--tiles", "1 to 1024"]),
                                  (["--min-pixels", 0], ["--min-pixels", "1 to 268435456"]),
                                  (["--max-pixels", -1], ["--max-pixels"]),
                                  (["--min-pixels", 9, "--max-pixels", 8], ["--min-pixels is 9"])):
             self.assert_refused(self.ask("--image", PICTURE, *arguments), 2, words)
+
+    def test_pixels_bound_a_picture(self):
+        def tokens(*arguments):
+            result = run("-m", QWEN, "-n", 1, "--image", QWEN / "image0.png", "--json", *arguments)
+            self.assert_sound(result)
+            return json.loads(result.stdout)["visual_tokens"]
+        self.assertGreater(tokens("--min-pixels", 3000, "--max-pixels", 9000), tokens())
+        self.assertLess(tokens("--max-pixels", 800), tokens())
 
     # ---- batches ------------------------------------------------------------------------------------------------------
 
@@ -158,7 +173,7 @@ class Videos(LongVideo):
         self.assert_sound(self.batch(records, "--frames", 4))
         self.assert_refused(self.batch(records, "--frames", 2), 2, ["--frames 4", "--frames 2"])
         self.assert_refused(self.batch(records), 2, ["--frames 4", "no --frames"])
-        self.assert_refused(self.batch(records, "--frames", 4, "--max-pixels", 3000), 2, ["--max-pixels 3000"])
+        self.assert_refused(self.batch(records, "--frames", 4, "--tiles", 3), 2, ["--tiles 3"])
         self.assert_refused(self.batch([{"id": 1, "video": str(FRAMES)}], "--frames", 4), 2,
                             [CLIP.name, FRAMES.name, "another id"])
 
@@ -220,7 +235,7 @@ class Fidelity(LongVideo):
         kv = PROGRAM.with_name("vlm-kv")
 
         def fidelity(*arguments):
-            return subprocess.run([kv, "fidelity", "-m", QWEN, "--kv", "f16", "--data", data, "-n", "3", "--json",
+            return subprocess.run([kv, "fidelity", "-m", INTERNVL, "--kv", "f16", "--data", data, "-n", "3", "--json",
                                    *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
 
         rows = []
@@ -234,7 +249,7 @@ class Fidelity(LongVideo):
         result = fidelity("--fps", 1, "--frames", 2)
         self.assertEqual(result.returncode, 2)
         self.assertIn(b"give one of them", result.stderr)
-        result = subprocess.run([kv, "profile", "-m", QWEN, "--data", data, "--out", self.folder / "profile.json", "-n",
+        result = subprocess.run([kv, "profile", "-m", INTERNVL, "--data", data, "--out", self.folder / "profile.json", "-n",
                                  "2", "--policy", "prefixkv", "--frames", "4"], stdin=subprocess.DEVNULL,
                                 capture_output=True, timeout=120)
         self.assertEqual(result.returncode, 0, result.stderr)
