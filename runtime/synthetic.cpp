@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 
@@ -12,66 +11,78 @@
 #include "kernels/fill.h"
 #include "kvcache/spec.h"
 #include "runtime/loading/config.h"
+#include "runtime/synthetic_shapes.h"
 
 namespace kvlm {
 
 namespace {
 
-/// Shapes from models.md 1.2 to 1.4. Every decoder runs as LLaMA does: rotations of one angle a
-/// position where Qwen2.5-VL has three, and no scaling of them where InternLM2.5 scales beyond
-/// max_positions.
-struct DecoderShape {
-  std::string_view name;
-  int layers, hidden, intermediate, q_heads, kv_heads, vocab, max_positions;
-  double rope_theta = 1e4;
-  double rms_eps = 1e-5;
-};
+using nlohmann::json;
 
-constexpr std::array kShapes = {
-    DecoderShape{"llava-1.5-7b", 32, 4096, 11008, 32, 32, 32064, 4096},
-    DecoderShape{"llava-1.5-13b", 40, 5120, 13824, 40, 40, 32064, 4096},
-    // Not released: LLaVA-1.5's tower with the decoder of TinyLlama-1.1B, to measure small
-    // machines.
-    DecoderShape{"llava-tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32064, 2048},
-    // Decoders of families whose towers are not built yet: LLaVA-1.5's tower stands in. Those of
-    // Qwen2 also have biases on q, k and v, too small to measure, which these have not.
-    DecoderShape{"internvl2.5-8b", 32, 4096, 14336, 32, 8, 92553, 32768, 1e6},
-    DecoderShape{"internvl2.5-26b", 48, 6144, 16384, 48, 8, 92553, 32768, 1e6},
-    DecoderShape{"qwen2.5-vl-7b", 28, 3584, 18944, 28, 4, 152064, 128000, 1e6, 1e-6},
-    DecoderShape{"llava-onevision-7b", 28, 3584, 18944, 28, 4, 152128, 32768, 1e6, 1e-6},
-};
+size_t number(const json& config, const char* key) { return config.at(key).get<size_t>(); }
 
-nlohmann::json config_of(const DecoderShape& shape, int layers) {
-  return {{"model_type", "llava"},
-          {"image_token_index", 32000},
-          {"text_config",
-           {{"model_type", "llama"},
-            {"num_hidden_layers", layers},
-            {"hidden_size", shape.hidden},
-            {"intermediate_size", shape.intermediate},
-            {"num_attention_heads", shape.q_heads},
-            {"num_key_value_heads", shape.kv_heads},
-            {"vocab_size", shape.vocab},
-            {"max_position_embeddings", shape.max_positions},
-            {"rope_theta", shape.rope_theta},
-            {"rms_norm_eps", shape.rms_eps}}}};
+/// Elements of the matrices of transformer layers; a gated MLP has three.
+size_t layer_elements(size_t layers, size_t width, size_t attended, size_t inner, bool gated) {
+  return layers * (2 * width * attended + (gated ? 3 : 2) * width * inner);
 }
 
-constexpr std::string_view kPreprocessor =
-    R"({"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}})";
+/// Of a decoder of LLaMA's kind, embedding and head included.
+size_t decoder_elements(const json& text) {
+  const size_t hidden = number(text, "hidden_size");
+  const size_t heads = number(text, "num_attention_heads");
+  const size_t head_dim = text.value("head_dim", hidden / heads);
+  return layer_elements(number(text, "num_hidden_layers"), hidden,
+                        head_dim * (heads + number(text, "num_key_value_heads")),
+                        number(text, "intermediate_size"), true) +
+         2 * hidden * number(text, "vocab_size");
+}
+
+/// Of a tower and of what is between it and the decoder; position tables are left out.
+size_t tower_elements(const json& config) {
+  const json& vision = config.at("vision_config");
+  const size_t hidden = number(config.at("text_config"), "hidden_size");
+  const size_t width = number(vision, "hidden_size");
+  const size_t inner = number(vision, "intermediate_size");
+  const json& sides = vision.at("patch_size");
+  const size_t patch = sides.is_array() ? sides[0].get<size_t>() : sides.get<size_t>();
+  const size_t pixels = 3 * patch * patch * width;
+  if (vision.contains("depth")) {  // Qwen-VL: patches of two frames, mergers of four patches
+    const size_t mergers = 1 + vision.value("deepstack_visual_indexes", json::array()).size();
+    return layer_elements(number(vision, "depth"), width, 2 * width, inner,
+                          vision.at("hidden_act") == "silu") +
+           2 * pixels + mergers * (16 * width * width + 4 * width * hidden);
+  }
+  size_t layers = number(vision, "num_hidden_layers");
+  size_t rows = width;  // that the projector takes
+  if (config.at("model_type") == "internvl") {
+    rows *= 4;
+  } else if (config.value("vision_feature_layer", -2) == -2) {
+    --layers;  // the last is not used
+  }
+  return layer_elements(layers, width, 2 * width, inner, false) + pixels + rows * hidden +
+         hidden * hidden;
+}
 
 /// A byte-level vocabulary, so that a synthetic model can be prompted; its answers are noise.
-std::string byte_tokenizer(int image_id) {
-  nlohmann::json vocab = {{"<unk>", 0}, {"<s>", 1}, {"</s>", 2}};
+std::string byte_tokenizer(const json& more_tokens) {
+  json vocab = {{"<unk>", 0}, {"<s>", 1}, {"</s>", 2}};
   for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = 3 + byte;
-  const auto special = [](int id, const char* content) {
-    return nlohmann::json{{"id", id},        {"content", content}, {"single_word", false},
-                          {"lstrip", false}, {"rstrip", false},    {"normalized", false},
-                          {"special", true}};
+  json added = json::array();
+  const auto add = [&](int id, const std::string& content) {
+    added.push_back({{"id", id},
+                     {"content", content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
   };
+  add(0, "<unk>");
+  add(1, "<s>");
+  add(2, "</s>");
+  for (const json& token : more_tokens) add(token[0], token[1]);
   const nlohmann::json tokenizer = {
-      {"added_tokens",
-       {special(0, "<unk>"), special(1, "<s>"), special(2, "</s>"), special(image_id, "<image>")}},
+      {"added_tokens", added},
       {"normalizer", nullptr},
       {"pre_tokenizer", nullptr},
       {"post_processor", nullptr},
@@ -112,74 +123,66 @@ std::shared_ptr<Tensor> random_tensor(std::string_view name, const kvlm::Shape& 
 
 /// What `synthetic:TEXT` names.
 struct Choice {
-  const DecoderShape* shape;
-  int layers;
+  const SyntheticShape* shape;
+  json config;
 };
 
 Choice parse_choice(std::string_view text) {
   const size_t comma = text.find(',');
   const std::string_view name = text.substr(0, comma);
-  const auto shape = std::find_if(kShapes.begin(), kShapes.end(),
-                                  [&](const DecoderShape& entry) { return entry.name == name; });
-  if (shape == kShapes.end()) {
+  const auto shapes = synthetic_shapes();
+  const auto shape = std::find_if(shapes.begin(), shapes.end(),
+                                  [&](const SyntheticShape& entry) { return entry.name == name; });
+  if (shape == shapes.end()) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("synthetic:{} is not known; did you mean synthetic:{}? (built in are {})", name,
                     nearest_spelling(name, synthetic_names()), fmt::join(synthetic_names(), ", ")));
   }
-  int layers = shape->layers;
+  json config = json::parse(shape->config);
   if (comma != std::string_view::npos) {
     const std::string_view option = text.substr(comma + 1);
-    const std::string_view number = option.substr(std::min<size_t>(option.size(), 7));
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layers);
+    const std::string_view count = option.substr(std::min<size_t>(option.size(), 7));
+    int layers = 0;
+    const auto [end, error] = std::from_chars(count.data(), count.data() + count.size(), layers);
     if (!option.starts_with("layers=") || error != std::errc() ||
-        end != number.data() + number.size() || layers < 1 || layers > 1024) {
+        end != count.data() + count.size() || layers < 1 || layers > 1024) {
       throw Error(
           ErrorCode::kInvalidArgument,
           fmt::format("synthetic:{} has the option \"{}\"; write layers=N with N from 1 to 1024",
                       name, option));
     }
+    config["text_config"]["num_hidden_layers"] = layers;
   }
-  return {&*shape, layers};
+  return {&*shape, std::move(config)};
 }
 
 }  // namespace
 
 std::vector<std::string_view> synthetic_names() {
   std::vector<std::string_view> names;
-  for (const DecoderShape& shape : kShapes) names.push_back(shape.name);
+  for (const SyntheticShape& shape : synthetic_shapes()) names.push_back(shape.name);
   return names;
 }
 
-nlohmann::json synthetic_config(std::string_view text) {
-  const Choice choice = parse_choice(text);
-  return config_of(*choice.shape, choice.layers);
-}
+nlohmann::json synthetic_config(std::string_view text) { return parse_choice(text).config; }
 
 size_t synthetic_weight_bytes(std::string_view text, DType dtype) {
-  const Choice choice = parse_choice(text);
-  const DecoderShape& shape = *choice.shape;
-  const auto hidden = static_cast<size_t>(shape.hidden);
-  const size_t kv_width =
-      hidden / static_cast<size_t>(shape.q_heads) * static_cast<size_t>(shape.kv_heads);
-  const size_t layer =
-      hidden * (2 * hidden + 2 * kv_width + 3 * static_cast<size_t>(shape.intermediate));
-  const size_t decoder =
-      static_cast<size_t>(choice.layers) * layer + 2 * hidden * static_cast<size_t>(shape.vocab);
-  // CLIP ViT-L/14 of 336 pixels, whose last layer is not used, and a projector of two layers.
-  constexpr size_t kTower = 1024;
-  const size_t tower = 23 * (4 * kTower * kTower + 2 * kTower * 4096) + kTower * 3 * 14 * 14;
-  const size_t projector = kTower * hidden + hidden * hidden;
-  return dtype_bytes(dtype) * (decoder + tower + projector);
+  const json config = synthetic_config(text);
+  return dtype_bytes(dtype) * (decoder_elements(config.at("text_config")) + tower_elements(config));
 }
 
 ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream) {
+  Choice choice = parse_choice(text);
   ModelSource source;
   source.name = fmt::format("synthetic:{}", text);
-  source.config = synthetic_config(text);
-  source.file = [](const std::string& file) -> std::optional<std::string> {
-    if (file == "preprocessor_config.json") return std::string(kPreprocessor);
-    if (file == "tokenizer.json") return byte_tokenizer(32000);
+  source.config = std::move(choice.config);
+  source.file = [shape = choice.shape](const std::string& file) -> std::optional<std::string> {
+    if (file == "preprocessor_config.json") return std::string(shape->preprocessor);
+    if (file == "tokenizer.json") return byte_tokenizer(json::parse(shape->tokens));
+    if (file == "chat_template.jinja" && !shape->chat_template.empty()) {
+      return std::string(shape->chat_template);
+    }
     return std::nullopt;
   };
   source.weights.make_missing(

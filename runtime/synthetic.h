@@ -18,9 +18,9 @@ nlohmann::json synthetic_config(std::string_view text);
 /// Bytes of the matrices of `synthetic:TEXT` in type `dtype`. Throws like synthetic_config().
 size_t synthetic_weight_bytes(std::string_view text, DType dtype);
 
-/// Random weights of a released decoder's exact shape, of type `dtype`, for measuring speed and
+/// Random weights of a released model's exact shape, of type `dtype`, for measuring speed and
 /// memory; never for quality. Matrices are made on the device of `stream`, which must outlive the
-/// source. The vision tower and the projector are LLaVA-1.5's, whatever the decoder's family has.
+/// source.
 /// Throws like synthetic_config().
 ModelSource synthetic_source(std::string_view text, DType dtype, Stream& stream);
 

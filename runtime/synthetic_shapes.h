@@ -1,0 +1,21 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace kvlm {
+
+/// A released model without its weights: what its files say, as far as its shape depends on them.
+struct SyntheticShape {
+  std::string_view name;
+  std::string_view config;        ///< config.json
+  std::string_view preprocessor;  ///< preprocessor_config.json
+  /// The special tokens that the prompt needs, beside <unk>, <s> and </s>: [[id, text], ...].
+  std::string_view tokens;
+  std::string_view chat_template;  ///< empty: the family's own
+};
+
+/// Source: models.md 1.1 to 1.4, 7.2 and 7.3, and the configuration files of the checkpoints.
+std::span<const SyntheticShape> synthetic_shapes();
+
+}  // namespace kvlm
