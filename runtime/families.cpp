@@ -7,6 +7,8 @@
 #include "kernels/base/printable.h"
 #include "runtime/families/internvl.h"
 #include "runtime/families/llava15.h"
+#include "runtime/families/llava_next.h"
+#include "runtime/families/llava_onevision.h"
 #include "runtime/families/qwen_vl.h"
 #include "runtime/family.h"
 #include "runtime/loading/config.h"
@@ -19,6 +21,9 @@ constexpr std::array kFamilies = {
     Family{"internvl", "internvl", &internvl_cache_shape, &load_internvl},
     Family{"internvl", "internvl_chat", &internvl_chat_cache_shape, &load_internvl_chat},
     Family{"llava-1.5", "llava", &llava15_cache_shape, &load_llava15},
+    Family{"llava-next", "llava_next", &llava_next_cache_shape, &load_llava_next},
+    Family{"llava-onevision", "llava_onevision", &llava_onevision_cache_shape,
+           &load_llava_onevision},
     Family{"qwen2-vl", "qwen2_vl", &qwen_vl_cache_shape, &load_qwen_vl},
     Family{"qwen2.5-vl", "qwen2_5_vl", &qwen_vl_cache_shape, &load_qwen_vl},
     Family{"qwen3-vl", "qwen3_vl", &qwen_vl_cache_shape, &load_qwen_vl},

@@ -1,5 +1,7 @@
 #include "runtime/loading/fields.h"
 
+#include <fmt/format.h>
+
 #include <string>
 
 namespace kvlm {
@@ -12,6 +14,16 @@ Activation parse_activation(const ConfigReader& reader, std::string_view key,
   if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeluTanh;
   if (name == "silu" || name == "swish") return Activation::kSilu;
   reader.fail(key, "quick_gelu, gelu, gelu_pytorch_tanh or silu");
+}
+
+void check_tower(const ConfigReader& vision, int hidden, int heads, int image_size,
+                 int patch_size) {
+  if (hidden % heads != 0) {
+    vision.fail("hidden_size", fmt::format("a multiple of num_attention_heads {}", heads));
+  }
+  if (patch_size > image_size) {
+    vision.fail("patch_size", fmt::format("at most image_size {}", image_size));
+  }
 }
 
 }  // namespace kvlm

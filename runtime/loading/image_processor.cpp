@@ -1,9 +1,14 @@
 #include "runtime/loading/image_processor.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -28,11 +33,69 @@ std::array<double, 3> parse_triple(const ConfigReader& reader, std::string_view 
   return {value[0].get<double>(), value[1].get<double>(), value[2].get<double>()};
 }
 
-void parse_size(const ConfigReader& processor, PreprocessSpec& spec) {
+/// What a class has where its file is silent.
+struct Defaults {
+  ImageProcessor type;
+  std::string_view name;  ///< without "ImageProcessor" and what says whose arithmetic
+  int side;               ///< of `size`
+  bool square;            ///< `size` is that of both sides, not of the shorter one
+  bool crops;
+  bool pads_to_square;  ///< what do_pad means; else pictures are padded after all that is done here
+  std::array<double, 3> mean, std;
+};
+
+const Defaults& defaults_of(ImageProcessor type) {
+  constexpr std::array<double, 3> kClipMean = PreprocessSpec().mean;
+  constexpr std::array<double, 3> kClipStd = PreprocessSpec().std;
+  constexpr std::array<double, 3> kHalf{0.5, 0.5, 0.5};
+  static constexpr std::array kAll = {
+      Defaults{ImageProcessor::kLlava, "Llava", 224, false, true, true, kClipMean, kClipStd},
+      Defaults{ImageProcessor::kClip, "CLIP", 224, false, true, false, kClipMean, kClipStd},
+      Defaults{ImageProcessor::kSiglip, "Siglip", 224, true, false, false, kHalf, kHalf},
+      Defaults{ImageProcessor::kLlavaNext, "LlavaNext", 224, false, true, false, kClipMean,
+               kClipStd},
+      Defaults{ImageProcessor::kLlavaOnevision, "LlavaOnevision", 384, true, false, false,
+               kClipMean, kClipStd}};
+  return *std::find_if(kAll.begin(), kAll.end(),
+                       [&](const Defaults& entry) { return entry.type == type; });
+}
+
+/// What the file calls its class, of pictures or of videos, or by the older name.
+std::string class_name(const ConfigReader& processor) {
+  for (const char* key :
+       {"image_processor_type", "video_processor_type", "feature_extractor_type"}) {
+    if (std::string name = processor.string(key, ""); !name.empty()) return name;
+  }
+  return {};
+}
+
+/// Refuses classes that are not built in: what a file leaves out is different for each.
+const Defaults& class_of(const ConfigReader& processor, std::span<const ImageProcessor> built_in) {
+  const std::string type = class_name(processor);
+  if (type.empty()) return defaults_of(built_in.front());
+  std::string_view name = type;
+  for (const std::string_view suffix :
+       {"Fast", "Pil", "ImageProcessor", "VideoProcessor", "FeatureExtractor"}) {
+    if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
+  }
+  std::vector<std::string> names;
+  for (const ImageProcessor known : built_in) {
+    if (defaults_of(known).name == name) return defaults_of(known);
+    names.push_back(fmt::format("{}ImageProcessor", defaults_of(known).name));
+  }
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: image_processor_type is \"{}\"; built in for this family are {}",
+                          processor.path(), printable(type), fmt::join(names, ", ")));
+}
+
+void parse_size(const ConfigReader& processor, const Defaults& absent, PreprocessSpec& spec) {
+  const auto set = [&](int side) {
+    spec.shortest_edge = absent.square ? 0 : side;
+    if (absent.square) spec.resize_height = spec.resize_width = side;
+  };
   const nlohmann::json& size = processor.raw("size");
-  if (size.is_number()) {
-    spec.shortest_edge = static_cast<int>(processor.integer("size", 224, 1, kMaxEdge));
-    return;
+  if (size.is_number() || size.is_null()) {
+    return set(static_cast<int>(processor.integer("size", absent.side, 1, kMaxEdge)));
   }
   const ConfigReader reader = processor.object("size");
   if (reader.has("height") || reader.has("width")) {
@@ -49,34 +112,17 @@ void parse_size(const ConfigReader& processor, PreprocessSpec& spec) {
   spec.shortest_edge = static_cast<int>(reader.integer("shortest_edge", 224, 1, kMaxEdge));
 }
 
-/// Whether pictures are padded to a square before all else. That is what do_pad means to LLaVA's
-/// image processor, which also reads files without a type; to CLIP's it means padding pictures of
-/// different sizes afterwards, which the tower does not take. Refuses other processors: what a file
-/// leaves out is different for each.
-bool pads_to_square(const ConfigReader& processor) {
-  std::string type = processor.string("image_processor_type", "");
-  if (type.empty()) {  // the older name
-    type = processor.string("feature_extractor_type", "LlavaImageProcessor");
-    if (const size_t at = type.find("FeatureExtractor"); at != std::string::npos) {
-      type.replace(at, std::string_view("FeatureExtractor").size(), "ImageProcessor");
-    }
-  }
-  std::string_view name = type;
-  for (const std::string_view backend : {"Fast", "Pil"}) {
-    if (name.ends_with(backend)) name.remove_suffix(backend.size());
-  }
-  if (name != "CLIPImageProcessor" && name != "LlavaImageProcessor") {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("{}: image_processor_type is \"{}\"; built in for this family are "
-                            "CLIPImageProcessor and LlavaImageProcessor",
-                            processor.path(), printable(type)));
-  }
+/// Whether pictures are padded to a square before all else. do_pad means that to LLaVA's class; to
+/// the anyres ones that a batch is filled up with tiles, which none needs here; to the others that
+/// pictures of different sizes are padded afterwards, which the tower does not take.
+bool parse_pad(const ConfigReader& processor, const Defaults& absent) {
   const bool do_pad = processor.boolean("do_pad", false);
-  if (name == "LlavaImageProcessor") return do_pad;
-  if (do_pad && processor.has("pad_size")) {
+  const bool anyres =
+      absent.type == ImageProcessor::kLlavaNext || absent.type == ImageProcessor::kLlavaOnevision;
+  if (do_pad && !absent.pads_to_square && !anyres && processor.has("pad_size")) {
     processor.fail("pad_size", "null: padding after the crop is not built in");
   }
-  return false;
+  return do_pad && absent.pads_to_square;
 }
 
 void parse_crop(const ConfigReader& processor, PreprocessSpec& spec) {
@@ -89,6 +135,15 @@ void parse_crop(const ConfigReader& processor, PreprocessSpec& spec) {
   const ConfigReader reader = processor.object("crop_size");
   spec.crop_height = static_cast<int>(reader.integer("height", 224, 1, kMaxEdge));
   spec.crop_width = static_cast<int>(reader.integer("width", 224, 1, kMaxEdge));
+}
+
+/// A processor that newer checkpoints keep in one file with the others.
+std::optional<ProcessorFile> nested_processor(const ModelSource& source, const std::string& key) {
+  constexpr const char* kFile = "processor_config.json";
+  const nlohmann::json all = read_json(source, kFile);
+  const ConfigReader outer(all, kFile);
+  if (!outer.has(key)) return std::nullopt;
+  return ProcessorFile{outer.raw(key), outer.object(key).path()};
 }
 
 }  // namespace
@@ -115,48 +170,37 @@ PreprocessSpec parse_pixel_values(const ConfigReader& processor, const Preproces
 }
 
 ProcessorFile read_image_processor(const ModelSource& source) {
-  const std::string outer_file = "processor_config.json";
-  nlohmann::json outer = read_json(source, outer_file);
-  const ConfigReader reader(outer, outer_file);
-  if (reader.has("image_processor")) {
-    return {reader.raw("image_processor"), outer_file + ": image_processor"};
-  }
-  const std::string file = "preprocessor_config.json";
-  nlohmann::json object = read_json(source, file);
-  if (object.empty()) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("{} has no preprocessor_config.json, which says how pictures are resized "
-                    "and normalised; download it from the model's page",
-                    source.name));
-  }
-  return {std::move(object), file};
+  constexpr const char* kOwn = "preprocessor_config.json";
+  if (auto nested = nested_processor(source, "image_processor")) return std::move(*nested);
+  ProcessorFile file{read_json(source, kOwn), kOwn};
+  if (!file.content.empty()) return file;
+  throw Error(ErrorCode::kCorruptFile,
+              fmt::format("{} has no preprocessor_config.json, which says how pictures are resized "
+                          "and normalised; download it from the model's page",
+                          source.name));
 }
 
 ProcessorFile read_video_processor(const ModelSource& source) {
-  const std::string outer_file = "processor_config.json";
-  nlohmann::json outer = read_json(source, outer_file);
-  const ConfigReader reader(outer, outer_file);
-  if (reader.has("video_processor")) {
-    return {reader.raw("video_processor"), outer_file + ": video_processor"};
-  }
-  const std::string file = "video_preprocessor_config.json";
-  nlohmann::json object = read_json(source, file);
-  return object.empty() ? read_image_processor(source) : ProcessorFile{std::move(object), file};
+  constexpr const char* kOwn = "video_preprocessor_config.json";
+  if (auto nested = nested_processor(source, "video_processor")) return std::move(*nested);
+  ProcessorFile file{read_json(source, kOwn), kOwn};
+  return file.content.empty() ? read_image_processor(source) : file;
 }
 
-PreprocessSpec parse_preprocess(const ConfigReader& processor, const LoadOptions& options) {
-  PreprocessSpec spec = parse_pixel_values(processor, {}, options);
-  spec.do_center_crop = processor.boolean("do_center_crop", true);
-  const bool do_pad = pads_to_square(processor);
-  spec.do_pad = options.pad_to_square.value_or(do_pad);
-  parse_size(processor, spec);
+PreprocessSpec parse_preprocess(const ConfigReader& processor,
+                                std::span<const ImageProcessor> built_in,
+                                const LoadOptions& options) {
+  const Defaults& absent = class_of(processor, built_in);
+  PreprocessSpec silent;
+  silent.mean = absent.mean;
+  silent.std = absent.std;
+  PreprocessSpec spec = parse_pixel_values(processor, silent, options);
+  spec.do_center_crop = processor.boolean("do_center_crop", absent.crops);
+  spec.do_pad = parse_pad(processor, absent);
+  if (options.image_aspect) spec.do_pad = *options.image_aspect == ImageAspect::kPad;
+  parse_size(processor, absent, spec);
   parse_crop(processor, spec);
   return spec;
-}
-
-PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& options) {
-  return parse_preprocess(read_image_processor(source).reader(), options);
 }
 
 void check_picture_size(const PreprocessSpec& preprocess, int image_size) {

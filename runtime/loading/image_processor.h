@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 
 #include "runtime/loading/config.h"
@@ -14,7 +16,10 @@ namespace kvlm {
 PreprocessSpec parse_pixel_values(const ConfigReader& processor, const PreprocessSpec& absent,
                                   const LoadOptions& options);
 
-/// The object of a checkpoint's files that describes an image or video processor, and its path.
+/// The classes of image processors whose files read alike.
+enum class ImageProcessor : uint8_t { kLlava, kClip, kSiglip, kLlavaNext, kLlavaOnevision };
+
+/// What a processor's file says, and which file that is.
 struct ProcessorFile {
   nlohmann::json content;
   std::string path;
@@ -22,20 +27,19 @@ struct ProcessorFile {
   ConfigReader reader() const { return {content, path}; }
 };
 
-/// image_processor of processor_config.json, else preprocessor_config.json. Throws
-/// Error{kCorruptFile} if it has neither.
+/// The image_processor of processor_config.json, or preprocessor_config.json. Throws
+/// Error{kCorruptFile} if the checkpoint has neither.
 ProcessorFile read_image_processor(const ModelSource& source);
-
-/// video_processor of processor_config.json, else video_preprocessor_config.json, else what
-/// read_image_processor() gives: older checkpoints have one file for both.
+/// The video_processor of processor_config.json, or video_preprocessor_config.json, or what
+/// read_image_processor() finds: files of before transformers 4.53 have no other.
 ProcessorFile read_video_processor(const ModelSource& source);
 
-/// A CLIP-type preprocessor_config.json, or the image_processor of a processor_config.json.
-PreprocessSpec parse_preprocess(const ConfigReader& processor, const LoadOptions& options);
-
-/// What processor_config.json or preprocessor_config.json of a checkpoint says. Throws
-/// Error{kCorruptFile} if it has neither.
-PreprocessSpec read_preprocess(const ModelSource& source, const LoadOptions& options);
+/// What a file says of resizing and normalising; what it leaves out is different for each class.
+/// The class is the one that it names, or the first of `built_in`. Throws Error{kUnsupported}
+/// listing `built_in` for another.
+PreprocessSpec parse_preprocess(const ConfigReader& processor,
+                                std::span<const ImageProcessor> built_in,
+                                const LoadOptions& options);
 
 /// Throws Error{kCorruptFile} unless pictures become `image_size` x `image_size`: a tower that
 /// takes one size would fail only when it is fed.

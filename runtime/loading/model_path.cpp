@@ -155,8 +155,8 @@ std::string family_advice(const HubName& hub) {
     if (built_in.empty() || built_in.back() != family.name) built_in.push_back(family.name);
   }
   constexpr auto kOthers = std::to_array<std::string_view>(
-      {"qwen-vl", "omni", "30b-a3b", "235b-a22b", "onevision", "llava-v1.6", "llava-next",
-       "llama3-llava", "smolvlm", "idefics", "paligemma", "pixtral", "minicpm", "molmo"});
+      {"qwen-vl", "omni", "30b-a3b", "235b-a22b", "llava-next-video", "smolvlm", "idefics",
+       "paligemma", "pixtral", "minicpm", "molmo"});
   const auto other = std::ranges::find_if(
       kOthers, [&](std::string_view word) { return name.find(word) != std::string::npos; });
   if (other != kOthers.end()) {

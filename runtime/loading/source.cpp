@@ -18,7 +18,16 @@ void refuse_unused(const LoadOptions& options, std::string_view family, UnusedOp
                 fmt::format("{} is for {} models, and this one is {}; leave it out", option, whose,
                             family));
   };
-  if (unused.aspect && options.pad_to_square) refuse("--image-aspect", "LLaVA-1.5");
+  const auto aspect_is = [&](ImageAspect aspect, bool named) {
+    return (unused.aspect || named) && options.image_aspect == aspect;
+  };
+  if (aspect_is(ImageAspect::kCrop, unused.crop)) refuse("--image-aspect crop", "LLaVA-1.5");
+  if (aspect_is(ImageAspect::kPad, unused.pad)) {
+    refuse("--image-aspect pad", "LLaVA-1.5 and LLaVA-OneVision");
+  }
+  if (aspect_is(ImageAspect::kAnyres, unused.anyres)) {
+    refuse("--image-aspect anyres", "LLaVA-OneVision");
+  }
   if (unused.tiles && options.max_tiles) refuse("--tiles", "InternVL");
   if (unused.pixels && options.min_pixels) refuse("--min-pixels", "Qwen-VL");
   if (unused.pixels && options.max_pixels) refuse("--max-pixels", "Qwen-VL");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -20,14 +21,21 @@ struct ModelSource {
   WeightMap weights;
 };
 
+/// What becomes of a picture that is not square.
+enum class ImageAspect : uint8_t {
+  kCrop,   ///< its middle (LLaVA-1.5)
+  kPad,    ///< all of it, padded to a square (LLaVA-1.5, LLaVA-OneVision)
+  kAnyres  ///< tiles, whether it is alone in its prompt or not (LLaVA-OneVision)
+};
+
 /// How a model is to be loaded.
 struct LoadOptions {
   /// Weights are converted to this type; nothing keeps the checkpoint's own.
   std::optional<DType> dtype;
   /// Whose image processor is followed to the bit; nothing is what the family's reference takes.
   std::optional<ResizeBackend> image_backend;
-  /// Pad to a square (the original LLaVA code) or crop; nothing follows preprocessor_config.json.
-  std::optional<bool> pad_to_square;
+  /// Nothing follows preprocessor_config.json and the family's reference.
+  std::optional<ImageAspect> image_aspect;
   /// The most tiles that a picture is cut into, its thumbnail not counted (InternVL).
   std::optional<int> max_tiles;
   /// The fewest and the most pixels of a resized picture, and of a frame of a Qwen2-VL or
@@ -41,6 +49,9 @@ struct UnusedOptions {
   bool aspect = false;
   bool tiles = false;
   bool pixels = false;
+  bool crop = false;  ///< of the aspects
+  bool pad = false;
+  bool anyres = false;
 };
 
 /// Throws Error{kInvalidArgument} naming the option if one of `unused` is given.

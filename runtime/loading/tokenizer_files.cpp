@@ -143,7 +143,12 @@ ChatTemplate load_chat_template(const ModelSource& source, std::string_view buil
     return ChatTemplate(*jinja, "chat_template.jinja");
   }
   if (auto found = in_json("tokenizer_config.json")) return std::move(*found);
-  return ChatTemplate(builtin, "the built-in template");
+  if (!builtin.empty()) return ChatTemplate(builtin, "the built-in template");
+  throw Error(
+      ErrorCode::kCorruptFile,
+      fmt::format("{} has no chat template (chat_template.json, chat_template.jinja), which "
+                  "says how its prompts are written; download it from the model's page",
+                  source.name));
 }
 
 }  // namespace kvlm

@@ -17,7 +17,9 @@
 #include "runtime/families/qwen_vl_files.h"
 #include "runtime/loading/clip_config.h"
 #include "runtime/loading/decoder_config.h"
+#include "runtime/loading/feature_selection.h"
 #include "runtime/loading/image_processor.h"
+#include "runtime/loading/siglip_config.h"
 
 namespace {
 
@@ -43,6 +45,10 @@ constexpr std::array kDecoders = {kvlm::DecoderType::kLlama,    kvlm::DecoderTyp
                                   kvlm::DecoderType::kQwen2Vl,  kvlm::DecoderType::kQwen3Vl,
                                   kvlm::DecoderType::kInternLm2};
 
+constexpr std::array kProcessors = {kvlm::ImageProcessor::kLlava, kvlm::ImageProcessor::kClip,
+                                    kvlm::ImageProcessor::kSiglip, kvlm::ImageProcessor::kLlavaNext,
+                                    kvlm::ImageProcessor::kLlavaOnevision};
+
 void require_llama(const kvlm::LlamaConfig& llama) {
   constexpr int64_t kMost = int64_t{1} << 28;
   for (const int64_t value :
@@ -61,11 +67,12 @@ void require_llama(const kvlm::LlamaConfig& llama) {
   require(rope.rotary_dim == llama.head_dim && rope.max_positions > 0);
 }
 
-void require_clip(const kvlm::ClipConfig& clip) {
-  require(clip.hidden > 0 && clip.layers > 0 && clip.heads > 0 && clip.intermediate > 0);
-  require(clip.hidden % clip.heads == 0);
-  require(clip.patch_size > 0 && clip.patch_size <= clip.image_size && clip.image_size <= 16384);
-  require(!clip.feature_layers.empty());
+template <class Config>
+void require_tower(const Config& tower) {
+  require(tower.hidden > 0 && tower.layers > 0 && tower.heads > 0 && tower.intermediate > 0);
+  require(tower.hidden % tower.heads == 0);
+  require(tower.patch_size > 0 && tower.patch_size <= tower.image_size);
+  require(tower.image_size <= 16384);
 }
 
 void require_qwen_vl(const kvlm::QwenVlConfig& qwen) {
@@ -129,7 +136,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       attempt([&] { static_cast<void>(kvlm::decoder_type(decoder, kDecoders)); });
     }
-    attempt([&] { require_clip(kvlm::parse_clip_config(config.object("vision_config"), config)); });
+    const kvlm::ConfigReader vision = config.object("vision_config");
+    for (const bool absent : {false, true}) {
+      attempt([&] { require_tower(kvlm::parse_clip_config(vision, absent)); });
+      attempt([&] { require_tower(kvlm::parse_siglip_config(vision, absent)); });
+    }
+    attempt([&] { require(!kvlm::parse_feature_selection(config, -2, "default").layers.empty()); });
+    attempt([&] { require_preprocess(kvlm::parse_preprocess(config, kProcessors, {})); });
     attempt([&] {
       const kvlm::InternVlHfConfig hf = kvlm::parse_internvl_config(config);
       require_internvl(hf.model);
@@ -141,7 +154,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       require(chat.tiling.min_tiles >= 1 && chat.tiling.min_tiles <= chat.tiling.max_tiles);
       require(chat.tiling.max_tiles <= 1024 && chat.tiling.tile == chat.model.vision.image_size);
     });
-    attempt([&] { require_preprocess(kvlm::parse_preprocess(config, {})); });
     attempt([&] { require_qwen_vl(kvlm::parse_qwen_vl(config)); });
     // The same text as the files of both processors.
     kvlm::QwenVlConfig qwen;

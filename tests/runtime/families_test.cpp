@@ -476,7 +476,7 @@ TEST(LlavaModel, SaysWhatItIs) {
 
 TEST(LlavaModel, PicturesArePreparedAsTheOptionsSay) {
   LoadOptions pad;
-  pad.pad_to_square = true;
+  pad.image_aspect = ImageAspect::kPad;
   const LoadedModel cropped = load("llava_gqa");
   const LoadedModel padded = load("llava_gqa", {}, pad);
   Image wide{20, 80, std::vector<uint8_t>(20 * 80 * 3, 200)};

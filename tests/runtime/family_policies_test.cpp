@@ -99,6 +99,9 @@ INSTANTIATE_TEST_SUITE_P(InternVl, FamilyPolicies, testing::ValuesIn(cases_of({"
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Families, FamilyPolicies, testing::ValuesIn(cases_of({"llava"})),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Llavas, FamilyPolicies,
+    testing::ValuesIn(cases_of({"llava_interleave", "llava_next", "llava_onevision"})), case_name);
 INSTANTIATE_TEST_SUITE_P(QwenVl, FamilyPolicies,
                          testing::ValuesIn(cases_of({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})),
                          case_name);

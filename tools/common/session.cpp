@@ -50,10 +50,14 @@ LoadOptions load_options(const SessionOptions& options) {
   } else if (options.image_backend != "auto") {
     refuse("--image-backend", options.image_backend, "auto, torchvision or pil");
   }
-  if (options.image_aspect == "pad" || options.image_aspect == "crop") {
-    load.pad_to_square = options.image_aspect == "pad";
+  if (options.image_aspect == "pad") {
+    load.image_aspect = ImageAspect::kPad;
+  } else if (options.image_aspect == "crop") {
+    load.image_aspect = ImageAspect::kCrop;
+  } else if (options.image_aspect == "anyres") {
+    load.image_aspect = ImageAspect::kAnyres;
   } else if (options.image_aspect != "auto") {
-    refuse("--image-aspect", options.image_aspect, "auto, pad or crop");
+    refuse("--image-aspect", options.image_aspect, "auto, crop, pad or anyres");
   }
   if (options.max_tiles && (*options.max_tiles < 1 || *options.max_tiles > kMostTiles)) {
     refuse("--tiles", fmt::format("{}", *options.max_tiles), "1 to 1024");

@@ -47,7 +47,7 @@ __kvlm() {
     --device) __kvlm_words auto cpu cuda cuda:0 ;;
     --dtype) __kvlm_words auto f32 f16 bf16 ;;
     --image-backend) __kvlm_words auto torchvision pil ;;
-    --image-aspect) __kvlm_words auto crop pad ;;
+    --image-aspect) __kvlm_words auto crop pad anyres ;;
     --policy) __kvlm_words prefixkv calibquant head_quantile xquant ;;
     -m | --model)
       __kvlm_files

@@ -212,7 +212,8 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
                  "torchvision, pil")
       ->capture_default_str();
   app.add_option("--image-aspect", options.session.image_aspect,
-                 "auto (the checkpoint's choice), crop, or pad to a square")
+                 "auto (the checkpoint's choice), crop, pad to a square, or anyres: tiles of each "
+                 "of several pictures too (LLaVA-OneVision)")
       ->capture_default_str();
   add_size_options(app, options.session);
   app.add_flag("--json", options.json, "One JSON object on stdout");

@@ -432,7 +432,7 @@ TEST(QwenVlProcessor, OptionsOfOtherFamiliesAreRefused) {
   EXPECT_THAT(load_failure("qwen3_vl", {}, ErrorCode::kInvalidArgument, tiles),
               AllOf(HasSubstr("--tiles"), HasSubstr("Qwen-VL")));
   LoadOptions aspect;
-  aspect.pad_to_square = true;
+  aspect.image_aspect = ImageAspect::kPad;
   EXPECT_THAT(load_failure("qwen3_vl", {}, ErrorCode::kInvalidArgument, aspect),
               HasSubstr("--image-aspect"));
 }

@@ -14,12 +14,11 @@ namespace {
 using nlohmann::json;
 using test::error_of;
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 ClipConfig clip(const json& config) {
   const ConfigReader reader(config, "config.json");
-  return parse_clip_config(reader.object("vision_config"), reader);
+  return parse_clip_config(reader.object("vision_config"), !reader.has("vision_config"));
 }
 
 template <class Parse>
@@ -40,8 +39,6 @@ TEST(ClipConfig, MissingVisionConfigIsTheTowerOfLlava) {
     EXPECT_EQ(tower.patch_size, 14);
     EXPECT_EQ(tower.eps, 1e-5f);
     EXPECT_EQ(tower.activation, Activation::kQuickGelu);
-    EXPECT_THAT(tower.feature_layers, ElementsAre(-2));
-    EXPECT_FALSE(tower.keep_class_token);
   }
 }
 
@@ -68,9 +65,7 @@ TEST(ClipConfig, ReadsWhatTheFileSays) {
                                    {"image_size", 56},
                                    {"patch_size", 14},
                                    {"layer_norm_eps", 1e-6},
-                                   {"hidden_act", "gelu"}}},
-                                 {"vision_feature_layer", -1},
-                                 {"vision_feature_select_strategy", "full"}});
+                                   {"hidden_act", "gelu"}}}});
   EXPECT_EQ(tower.hidden, 32);
   EXPECT_EQ(tower.intermediate, 64);
   EXPECT_EQ(tower.layers, 3);
@@ -79,26 +74,6 @@ TEST(ClipConfig, ReadsWhatTheFileSays) {
   EXPECT_EQ(tower.patch_size, 14);
   EXPECT_EQ(tower.eps, 1e-6f);
   EXPECT_EQ(tower.activation, Activation::kGelu);
-  EXPECT_THAT(tower.feature_layers, ElementsAre(-1));
-  EXPECT_TRUE(tower.keep_class_token);
-}
-
-TEST(ClipConfig, FeatureLayersMayBeAList) {
-  EXPECT_THAT(clip({{"vision_feature_layer", {-2, -5, 3}}}).feature_layers, ElementsAre(-2, -5, 3));
-  EXPECT_THAT(clip({{"vision_feature_layer", {7}}}).feature_layers, ElementsAre(7));
-  for (const json& value :
-       {json::array(), json::array({1.5}), json::array({"a"}), json::array({nullptr}), json("-2"),
-        json(5000), json(-5000), json(1.5)}) {
-    EXPECT_THAT(failure([&] {
-                  clip({{"vision_feature_layer", value}});
-                }),
-                HasSubstr("vision_feature_layer"))
-        << value;
-  }
-  // Far outside, it must not come back into range: the tower refuses it by its layers.
-  const ClipConfig far = clip({{"vision_feature_layer", {int64_t{1} << 40, -(int64_t{1} << 40)}}});
-  EXPECT_GT(far.feature_layers[0], 1024);
-  EXPECT_LT(far.feature_layers[1], -1024);
 }
 
 TEST(ClipConfig, RefusesWhatNoTowerHas) {
@@ -118,16 +93,6 @@ TEST(ClipConfig, RefusesWhatNoTowerHas) {
   EXPECT_THAT(vision_failure({{"image_size", 28}, {"patch_size", 29}}),
               AllOf(HasSubstr("patch_size is 29"), HasSubstr("image_size 28")));
   EXPECT_THAT(vision_failure({{"hidden_act", "relu"}}), HasSubstr("\"relu\""));
-  EXPECT_THAT(failure([] {
-                clip({{"vision_feature_select_strategy", "some"}});
-              }),
-              AllOf(HasSubstr("\"some\""), HasSubstr("default or full")));
-  EXPECT_THAT(failure(
-                  [] {
-                    clip({{"vision_config", {{"model_type", "siglip_vision_model"}}}});
-                  },
-                  ErrorCode::kUnsupported),
-              AllOf(HasSubstr("siglip_vision_model"), HasSubstr("clip_vision_model")));
 }
 
 }  // namespace

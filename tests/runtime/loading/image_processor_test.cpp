@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/error.h"
@@ -18,8 +22,11 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-PreprocessSpec preprocess_spec(const json& config, const LoadOptions& options = {}) {
-  return parse_preprocess(ConfigReader(config, "preprocessor_config.json"), options);
+constexpr std::array kLlava15 = {ImageProcessor::kLlava, ImageProcessor::kClip};
+
+PreprocessSpec preprocess_spec(const json& config, const LoadOptions& options = {},
+                               std::span<const ImageProcessor> built_in = kLlava15) {
+  return parse_preprocess(ConfigReader(config, "preprocessor_config.json"), built_in, options);
 }
 
 template <class Parse>
@@ -63,9 +70,9 @@ TEST(ParsePreprocess, OptionsChooseBackendAndPadding) {
   EXPECT_EQ(preprocess_spec(json::object(), options).resize_backend, ResizeBackend::kPil);
   EXPECT_EQ(preprocess_spec(json::object(), options).normalize_backend, NormalizeBackend::kPil);
   EXPECT_TRUE(preprocess_spec({{"do_pad", true}}).do_pad);
-  options.pad_to_square = false;
+  options.image_aspect = ImageAspect::kCrop;
   EXPECT_FALSE(preprocess_spec({{"do_pad", true}}, options).do_pad);
-  options.pad_to_square = true;
+  options.image_aspect = ImageAspect::kPad;
   EXPECT_TRUE(preprocess_spec(json::object(), options).do_pad);
 }
 
@@ -106,7 +113,7 @@ TEST(ParsePreprocess, KnowsTheProcessorsType) {
                          {{"feature_extractor_type", "ConvNextFeatureExtractor"}}}) {
     const std::string message = failure([&] { preprocess_spec(config); }, ErrorCode::kUnsupported);
     EXPECT_THAT(message, AllOf(HasSubstr("image_processor_type is \""),
-                               HasSubstr("CLIPImageProcessor and LlavaImageProcessor")));
+                               HasSubstr("LlavaImageProcessor, CLIPImageProcessor")));
     EXPECT_EQ(message.find('\x1b'), std::string::npos);
   }
 }
@@ -119,7 +126,7 @@ TEST(ParsePreprocess, PaddingIsWhatTheProcessorMeans) {
   EXPECT_TRUE(pads("LlavaImageProcessor"));
   EXPECT_FALSE(pads("CLIPImageProcessor"));
   LoadOptions options;
-  options.pad_to_square = true;
+  options.image_aspect = ImageAspect::kPad;
   EXPECT_TRUE(preprocess_spec({{"image_processor_type", "CLIPImageProcessor"}}, options).do_pad);
   EXPECT_THAT(failure([] {
                 preprocess_spec({{"do_pad", true},
@@ -127,6 +134,69 @@ TEST(ParsePreprocess, PaddingIsWhatTheProcessorMeans) {
                                  {"pad_size", {{"height", 400}, {"width", 400}}}});
               }),
               HasSubstr("pad_size"));
+}
+
+/// Classes that squeeze pictures instead of cropping them, and those of tiles.
+TEST(ParsePreprocess, MissingFieldsTakeTheDefaultsOfTheirClass) {
+  const auto of = [](ImageProcessor type, const json& config = json::object()) {
+    return preprocess_spec(config, {}, {&type, 1});
+  };
+  const PreprocessSpec siglip = of(ImageProcessor::kSiglip);
+  EXPECT_THAT(siglip.mean, ElementsAre(0.5, 0.5, 0.5));
+  EXPECT_THAT(siglip.std, ElementsAre(0.5, 0.5, 0.5));
+  EXPECT_FALSE(siglip.do_center_crop);
+  EXPECT_EQ(siglip.shortest_edge, 0);
+  EXPECT_EQ(siglip.resize_height, 224);
+  EXPECT_EQ(siglip.resize_width, 224);
+  EXPECT_EQ(of(ImageProcessor::kSiglip, {{"size", 384}}).resize_width, 384);
+  const PreprocessSpec next = of(ImageProcessor::kLlavaNext);
+  EXPECT_EQ(next.shortest_edge, 224);
+  EXPECT_TRUE(next.do_center_crop);
+  EXPECT_EQ(next.mean[0], 0.48145466);
+  const PreprocessSpec onevision = of(ImageProcessor::kLlavaOnevision);
+  EXPECT_EQ(onevision.resize_height, 384);
+  EXPECT_EQ(onevision.mean[0], 0.48145466);
+  EXPECT_FALSE(onevision.do_center_crop);
+  // Batches are filled up with tiles, which is not a square.
+  EXPECT_FALSE(of(ImageProcessor::kLlavaNext, {{"do_pad", true}}).do_pad);
+  EXPECT_FALSE(of(ImageProcessor::kLlavaOnevision, {{"do_pad", true}}).do_pad);
+  for (const char* name : {"LlavaOnevisionImageProcessorFast", "LlavaOnevisionVideoProcessor"}) {
+    EXPECT_NO_THROW(of(ImageProcessor::kLlavaOnevision, {{"image_processor_type", name}}));
+    EXPECT_NO_THROW(of(ImageProcessor::kLlavaOnevision, {{"video_processor_type", name}}));
+  }
+}
+
+TEST(ReadProcessor, FilesAreTakenInTheirOrder) {
+  const auto source = [](std::map<std::string, std::string> files) {
+    ModelSource made;
+    made.name = "a-model";
+    made.file = [files = std::move(files)](const std::string& name) {
+      const auto found = files.find(name);
+      return found == files.end() ? std::nullopt : std::optional(found->second);
+    };
+    return made;
+  };
+  const char* all = R"({"image_processor": {"size": 1}, "video_processor": {"size": 2}})";
+  const ModelSource nested =
+      source({{"processor_config.json", all}, {"preprocessor_config.json", R"({"size": 3})"}});
+  EXPECT_EQ(read_image_processor(nested).content, (json{{"size", 1}}));
+  EXPECT_EQ(read_video_processor(nested).content, (json{{"size", 2}}));
+  EXPECT_EQ(read_video_processor(nested).path, "processor_config.json: video_processor");
+  const ModelSource own = source({{"preprocessor_config.json", R"({"size": 3})"},
+                                  {"video_preprocessor_config.json", R"({"size": 4})"}});
+  EXPECT_EQ(read_image_processor(own).content, (json{{"size", 3}}));
+  EXPECT_EQ(read_video_processor(own).content, (json{{"size", 4}}));
+  const ModelSource older = source({{"preprocessor_config.json", R"({"size": 3})"}});
+  EXPECT_EQ(read_video_processor(older).path, "preprocessor_config.json");
+  for (const auto& read : {read_image_processor, read_video_processor}) {
+    EXPECT_THAT(failure([&] { read(source({})); }),
+                HasSubstr("a-model has no preprocessor_config.json"));
+    EXPECT_THAT(failure([&] {
+                  read(source({{"processor_config.json",
+                                R"({"image_processor": 7, "video_processor": 7})"}}));
+                }),
+                HasSubstr("expected an object"));
+  }
 }
 
 TEST(ParsePreprocess, OneMeanIsThatOfAllChannels) {

@@ -109,14 +109,14 @@ TEST_F(FindModel, ShowsNothingRawOfTheEnvironment) {
 
 /// 16 GB are not to be fetched for a family that does not load.
 TEST_F(FindModel, AdvisesDownloadsForFamiliesThatLoad) {
-  for (const std::string name : {"llava-hf/llava-1.5-7b-hf", "Qwen/Qwen2.5-VL-7B-Instruct",
-                                 "OpenGVLab/InternVL2_5-8B"}) {
-    EXPECT_THAT(failure(name),
-                AllOf(HasSubstr("llava-1.5"), HasSubstr("hf download " + name)));
+  for (const std::string name :
+       {"llava-hf/llava-1.5-7b-hf", "llava-hf/llava-v1.6-mistral-7b-hf",
+        "llava-hf/llama3-llava-next-8b-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        "Qwen/Qwen2.5-VL-7B-Instruct", "OpenGVLab/InternVL2_5-8B"}) {
+    EXPECT_THAT(failure(name), AllOf(HasSubstr("llava-1.5"), HasSubstr("hf download " + name)));
   }
-  for (const char* name :
-       {"Qwen/Qwen-VL-Chat", "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen2.5-Omni-7B",
-        "llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-v1.6-mistral-7b-hf"}) {
+  for (const char* name : {"Qwen/Qwen-VL-Chat", "Qwen/Qwen3-VL-30B-A3B-Instruct",
+                           "Qwen/Qwen2.5-Omni-7B", "llava-hf/LLaVA-NeXT-Video-7B-hf"}) {
     const std::string message = failure(name);
     EXPECT_THAT(message, HasSubstr("not built in; built in are ")) << name;
     EXPECT_EQ(message.find("hf download"), std::string::npos) << name;
