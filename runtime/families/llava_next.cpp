@@ -1,5 +1,8 @@
 #include "runtime/families/llava_next.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -60,6 +63,10 @@ std::unique_ptr<Model> load_llava_next(ModelSource source, const LoadOptions& op
   const PreprocessSpec spec = parse_preprocess(file.reader(), kProcessors, options);
   const int tile = llava.image_size();
   check_picture_size(spec, tile);
+  // The whole picture is resized to `size`, the others are cut by `crop_size`.
+  if (std::max({spec.shortest_edge, spec.resize_height, spec.resize_width}) != tile) {
+    file.reader().fail("size", fmt::format("{} pixels, as crop_size", tile));
+  }
   AnyresTiling tiling;
   tiling.tile = tile;
   tiling.pinpoints = read_pinpoints(config, file.reader(), tile, default_pinpoints());

@@ -11,6 +11,7 @@
 #include "runtime/synthetic.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/loading/safetensors_writer.h"
+#include "tests/runtime/spellings.h"
 
 namespace kvlm {
 namespace {
@@ -24,8 +25,11 @@ using test::golden_root;
 using test::GoldenCase;
 using test::GoldenTensors;
 using test::LoadedModel;
+using test::logits;
+using test::read_tensors;
 using test::TempFolder;
 using test::with_file;
+using test::write_checkpoint;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -46,39 +50,6 @@ std::string load_failure(const char* folder, const Edit& edit,
   return error.what();
 }
 
-/// Logits of every row of a prompt.
-std::vector<float> logits(const LoadedModel& model, const GoldenCase& golden) {
-  std::vector<float> all;
-  const auto cache = model.cache("f32");
-  Generator generator(*model, *cache, model.stream());
-  generator.set_tap([&](std::string_view name, ConstTensorView view) {
-    if (name == "logits_prefill") {
-      all.assign(view.as<float>(), view.as<float>() + view.elements());
-    }
-  });
-  generator.admit(golden.request(), {});
-  return all;
-}
-
-std::vector<FileTensor> read_tensors(const fs::path& file) {
-  const GoldenTensors tensors(file);
-  std::vector<FileTensor> all;
-  for (const SafetensorsEntry& entry : tensors.entries()) {
-    all.push_back({entry.name, entry.dtype, entry.shape, tensors.raw(entry)});
-  }
-  return all;
-}
-
-/// A copy of a golden checkpoint with these tensors in one file.
-void write_checkpoint(const fs::path& from, const fs::path& to,
-                      const std::vector<FileTensor>& tensors) {
-  for (const auto& entry : fs::directory_iterator(from)) {
-    const std::string name = entry.path().filename().string();
-    if (name.find("safetensors") == std::string::npos) fs::copy_file(entry.path(), to / name);
-  }
-  test::write_file(to / "model.safetensors", test::safetensors(tensors));
-}
-
 // ------------------------------------------------------------------------------------- the table
 
 TEST(Families, KnowTheirModelType) {
@@ -91,10 +62,10 @@ TEST(Families, KnowTheirModelType) {
 }
 
 TEST(Families, UnknownModelTypeIsRefusedWithWhatIsBuiltIn) {
-  const Error error = error_of([] { family_of({{"model_type", "mamba"}}, "my-model"); });
+  const Error error = error_of([] { family_of({{"model_type", "llava_next_video"}}, "my-model"); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
   EXPECT_THAT(error.what(),
-              AllOf(HasSubstr("my-model"), HasSubstr("\"mamba\""), HasSubstr("llava")));
+              AllOf(HasSubstr("my-model"), HasSubstr("\"llava_next_video\""), HasSubstr("llava")));
   EXPECT_EQ(error_of([] { family_of(json::object(), "x"); }).code(), ErrorCode::kCorruptFile);
   EXPECT_THAT(error_of([] {
                 family_of({{"model_type", 7}}, "x");
@@ -119,26 +90,8 @@ TEST(Families, CacheShapeComesFromTheConfigAlone) {
 
 /// Every spelling under which published LLaVA weights are found gives the same bits.
 TEST(LlavaNames, EverySpellingLoadsToTheSameLogitsBitForBit) {
-  const fs::path folder = golden_root() / "llava_gqa";
-  const std::vector<FileTensor> saved = read_tensors(folder / "model.safetensors");
-  const json spellings = json::parse(test::read_file(folder / "names.json")).at("spellings");
-  const GoldenCase golden = golden_case("llava_gqa", "case0");
-  const std::vector<float> expected = logits(LoadedModel(folder), golden);
-  ASSERT_EQ(expected.size(), 47u * 320);
-  std::set<std::string> seen;
-  for (const auto& [spelling, names] : spellings.items()) {
-    std::map<std::string, std::string> from_saved;
-    for (const auto& [canonical, name] : spellings.at("saved").items()) {
-      from_saved[name] = names.at(canonical);
-    }
-    std::vector<FileTensor> tensors = saved;
-    for (FileTensor& tensor : tensors) tensor.name = from_saved.at(tensor.name);
-    TempFolder temp;
-    write_checkpoint(folder, temp.path(), tensors);
-    EXPECT_EQ(logits(LoadedModel(temp.path()), golden), expected) << spelling;
-    seen.insert(spelling);
-  }
-  EXPECT_THAT(seen, testing::UnorderedElementsAre("saved", "canonical", "v451", "original"));
+  test::expect_same_logits_of_every_spelling("llava_gqa",
+                                             {"saved", "canonical", "v451", "original"});
 }
 
 TEST(LlavaNames, ShardsGiveTheSameLogitsBitForBit) {
@@ -414,6 +367,21 @@ TEST(LlavaConfig, FullStrategyKeepsTheClassToken) {
   EXPECT_EQ(result.visual_tokens, 17);
 }
 
+TEST(LlavaConfig, TowersAreToldByTheirType) {
+  EXPECT_EQ(load("llava_interleave")->picture_text({}, 1).rows(), 16);
+  EXPECT_THAT(load_failure("llava_interleave", with_config([](json& config) {
+                             config.erase("vision_feature_select_strategy");
+                           })),
+              AllOf(HasSubstr("vision_feature_select_strategy is missing"),
+                    HasSubstr("full: a SigLIP tower")));
+  EXPECT_THAT(load_failure("llava_interleave", with_config([](json& config) {
+                             config["vision_config"]["model_type"] = "convnext";
+                           }),
+                           ErrorCode::kUnsupported),
+              AllOf(HasSubstr("\"convnext\""), HasSubstr("clip_vision_model"),
+                    HasSubstr("siglip_vision_model")));
+}
+
 TEST(LlavaConfig, RenamedKeysMeanTheSame) {
   const GoldenCase golden = golden_case("llava_gqa", "case0");
   const std::vector<float> expected = logits(load("llava_gqa"), golden);
@@ -491,6 +459,27 @@ TEST(LlavaModel, PicturesArePreparedAsTheOptionsSay) {
   EXPECT_NEAR(b.patches.rows.as<float>()[0], (122 / 255.0f - 0.48145466f) / 0.26862954f, 1e-5f)
       << "the mean's colour above the picture";
   EXPECT_NEAR(b.patches.rows.as<float>()[10 * 3 * 14 * 14], inside, 1e-5f);
+}
+
+/// SigLIP's processor squeezes a picture, so that there is nothing to crop; and no LLaVA-1.5 tiles.
+TEST(LlavaModel, AspectsThatMeanNothingAreRefused) {
+  const auto refusal = [](const char* folder, ImageAspect aspect) {
+    LoadOptions options;
+    options.image_aspect = aspect;
+    const Error error = error_of([&] { load(folder, {}, options); });
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return std::string(error.what());
+  };
+  EXPECT_THAT(refusal("llava_interleave", ImageAspect::kCrop), HasSubstr("--image-aspect crop"));
+  EXPECT_THAT(
+      refusal("llava_gqa", ImageAspect::kAnyres),
+      AllOf(HasSubstr("--image-aspect anyres is for LLaVA-OneVision"), HasSubstr("LLaVA-1.5")));
+  LoadOptions pad;
+  pad.image_aspect = ImageAspect::kPad;
+  const LoadedModel padded = load("llava_interleave", {}, pad);
+  const Image wide{20, 80, std::vector<uint8_t>(20 * 80 * 3, 200)};
+  EXPECT_NEAR(padded->prepare(wide, 1).patches.rows.as<float>()[0], 127 / 127.5f - 1, 1e-5f)
+      << "the mean's colour above the picture";
 }
 
 /// Crop and tower sizes that differ are found at the first picture.
