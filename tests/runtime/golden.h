@@ -323,18 +323,25 @@ inline std::vector<std::filesystem::path> golden_folders() {
   return folders;
 }
 
+/// Every case of a golden folder.
+inline std::vector<GoldenCase> golden_cases_of(const std::filesystem::path& folder) {
+  std::vector<GoldenCase> cases;
+  const nlohmann::json own = golden_manifest(folder);
+  const std::filesystem::path goldens =
+      own.contains("goldens_of") ? golden_root() / own.at("goldens_of") : folder;
+  const nlohmann::json manifest = golden_manifest(goldens);
+  for (const nlohmann::json& entry : manifest.at("cases")) {
+    cases.push_back({folder, goldens, entry});
+  }
+  return cases;
+}
+
 /// Every case of every golden folder of a family (the manifest's word), sorted by folder.
 inline std::vector<GoldenCase> golden_cases(std::string_view family = "llava") {
   std::vector<GoldenCase> cases;
   for (const std::filesystem::path& folder : golden_folders()) {
-    const nlohmann::json own = golden_manifest(folder);
-    if (own.value("family", "llava") != family) continue;
-    const std::filesystem::path goldens =
-        own.contains("goldens_of") ? golden_root() / own.at("goldens_of") : folder;
-    const nlohmann::json manifest = golden_manifest(goldens);
-    for (const nlohmann::json& entry : manifest.at("cases")) {
-      cases.push_back({folder, goldens, entry});
-    }
+    if (golden_manifest(folder).value("family", "llava") != family) continue;
+    for (GoldenCase& golden : golden_cases_of(folder)) cases.push_back(std::move(golden));
   }
   return cases;
 }
@@ -348,6 +355,13 @@ inline std::vector<std::string> half_folders() {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// On a GPU half-precision weights are multiplied with activations rounded alike: then the gates of
+/// half arithmetic apply (HalfGolden), not those of f32.
+inline bool rounds_activations(const std::filesystem::path& checkpoint) {
+  return test_device().kind == DeviceKind::kCuda &&
+         checkpoint.filename().string().ends_with("f16");  // bf16 too
 }
 
 /// The case of this name.

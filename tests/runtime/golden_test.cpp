@@ -34,10 +34,6 @@ using test::within;
 
 constexpr double kGapOverError = 20;  // below it a reference token may be a coin toss
 
-size_t first_maximum(std::span<const float> values) {
-  return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
-}
-
 /// One tap, in the order in which a forward pass produces them.
 struct TapGate {
   std::string golden;
@@ -187,16 +183,10 @@ TEST_P(PictureGolden, PixelValuesOfBothBackendsEqualTheReference) {
   }
 }
 
-/// On a GPU half-precision weights are multiplied with activations rounded alike: then the gates of
-/// half arithmetic apply (HalfGolden), not those of f32.
-bool rounds_activations(const std::filesystem::path& checkpoint) {
-  return test::test_device().kind == DeviceKind::kCuda &&
-         checkpoint.filename().string().ends_with("f16");  // bf16 too
-}
 constexpr const char* kHalfGates = "activations are rounded here: HalfGolden has their gates";
 
 TEST_P(Golden, EveryTapEqualsTheReference) {
-  if (rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
+  if (test::rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
   Taps taps;
   const auto cache = model_.cache("f32");
   Generator generator(*model_, *cache, model_.stream());
@@ -216,7 +206,7 @@ TEST_P(Golden, EveryTapEqualsTheReference) {
 }
 
 TEST_P(PictureGolden, LastLogitsOfThePilBackendEqualTheReference) {
-  if (rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
+  if (test::rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
   const std::string name = golden_.tapped("logits_last_pil");
   LoadOptions options;
   options.image_backend = ResizeBackend::kPil;
@@ -229,7 +219,7 @@ TEST_P(PictureGolden, LastLogitsOfThePilBackendEqualTheReference) {
 
 /// Teacher-forced: every step is fed the reference's token, so one slip cannot hide the next.
 TEST_P(Golden, StepLogitsEqualTheReferenceTeacherForced) {
-  if (rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
+  if (test::rounds_activations(golden_.folder)) GTEST_SKIP() << kHalfGates;
   const std::vector<int32_t> ids = narrow(tensors_.integers(golden_.tensor("greedy_ids")));
   ASSERT_GE(ids.size(), 16u);
   const auto cache = model_.cache("f32");
@@ -302,44 +292,6 @@ TEST_P(Golden, TextEqualsTheReference) {
   }
 }
 
-/// Steps compared with a reference: mean KL(reference || ours), how often the first maxima agree,
-/// and by how much the reference preferred its own where they do not.
-struct Agreement {
-  double mean_kl = 0;
-  double top1 = 0;
-  double worst_gap = 0;
-};
-
-Agreement agreement(const std::vector<std::vector<float>>& ours,
-                    const std::vector<std::vector<float>>& reference) {
-  const auto log_sum = [](std::span<const float> logits) {
-    const auto max = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
-    double sum = 0;
-    for (const float x : logits) sum += std::exp(static_cast<double>(x) - max);
-    return max + std::log(sum);
-  };
-  Agreement result;
-  const auto steps = static_cast<double>(reference.size());
-  for (size_t step = 0; step < reference.size(); ++step) {
-    const std::vector<float>& row = reference[step];
-    const double reference_sum = log_sum(row);
-    const double our_sum = log_sum(ours[step]);
-    for (size_t i = 0; i < row.size(); ++i) {
-      const double p = static_cast<double>(row[i]) - reference_sum;
-      const double q = static_cast<double>(ours[step][i]) - our_sum;
-      result.mean_kl += std::exp(p) * (p - q) / steps;
-    }
-    const size_t theirs = first_maximum(row);
-    const size_t chosen = first_maximum(ours[step]);
-    if (theirs == chosen) {
-      result.top1 += 1 / steps;
-    } else {
-      result.worst_gap = std::max(result.worst_gap, static_cast<double>(row[theirs] - row[chosen]));
-    }
-  }
-  return result;
-}
-
 std::vector<float> prefill_logits(const LoadedModel& model, const GoldenCase& golden) {
   Taps taps;
   const auto cache = model.cache("f32", golden.rows());
@@ -348,105 +300,6 @@ std::vector<float> prefill_logits(const LoadedModel& model, const GoldenCase& go
   generator.admit(golden.request(), {});
   return taps.at("logits_prefill");
 }
-
-class HalfGolden : public testing::TestWithParam<std::string> {};
-
-/// Weights in f16 and bf16: the CPU computes in f32, so there the tight gate is the reference's f32
-/// arithmetic on the rounded weights; the reference's own half arithmetic is met within
-/// models.md 12.4, over all steps of all cases, since one of 32 is already 3 %.
-TEST_P(HalfGolden, ForcedLogitsMeetTheirGates) {
-  const LoadedModel model(test::golden_root() / GetParam());
-  for (const char* kv : {"f32", "f16"}) {
-    std::vector<std::vector<float>> ours;
-    std::map<std::string, std::vector<std::vector<float>>> references;
-    for (const GoldenCase& golden : test::golden_cases()) {
-      if (golden.folder.filename() != GetParam()) continue;
-      const GoldenTensors tensors(golden.goldens / "golden.safetensors");
-      const std::vector<int32_t> ids = narrow(tensors.integers(golden.tensor("greedy_ids")));
-      const auto cache = model.cache(kv, golden.rows());
-      const auto logits = forced_logits(model, *cache, golden, ids);
-      ours.insert(ours.end(), logits.begin(), logits.end());
-      for (const char* name : {"forced_logits", "half.forced_logits"}) {
-        const std::vector<float> all = tensors.floats(golden.tensor(name));
-        const size_t vocab = logits[0].size();
-        ASSERT_EQ(all.size(), logits.size() * vocab);
-        for (size_t step = 0; step < logits.size(); ++step) {
-          const auto row = std::span(all).subspan(step * vocab, vocab);
-          references[name].emplace_back(row.begin(), row.end());
-          if (name != std::string_view("forced_logits") || kv != std::string_view("f32")) continue;
-          if (rounds_activations(golden.folder)) continue;
-          EXPECT_TRUE(within(fmt::format("{}[{}]", golden.tensor(name), step), logits[step], row,
-                             kLogitGate));
-        }
-      }
-    }
-    ASSERT_GE(ours.size(), 64u);
-    for (const auto& [name, reference] : references) {
-      const Agreement measured = agreement(ours, reference);
-      fmt::print("{} --kv {}: mean KL {:.2g}, top-1 {:.1f} %, largest gap {:.2g}\n", name, kv,
-                 measured.mean_kl, 100 * measured.top1, measured.worst_gap);
-      EXPECT_LE(measured.mean_kl, 1e-2) << name << ", --kv " << kv;
-      EXPECT_GE(measured.top1, 0.98) << name << ", --kv " << kv;
-      EXPECT_LT(measured.worst_gap, 0.1) << name << ", --kv " << kv;
-    }
-  }
-}
-
-/// The reference's half arithmetic at every tap: cosine per row, as models.md 12.4 has it.
-TEST_P(HalfGolden, TapsPointTheSameWay) {
-  const LoadedModel model(test::golden_root() / GetParam());
-  for (const GoldenCase& golden : test::golden_cases()) {
-    if (golden.folder.filename() != GetParam()) continue;
-    const GoldenTensors tensors(golden.goldens / "golden.safetensors");
-    Taps taps;
-    const auto cache = model.cache("f32", golden.rows());
-    Generator generator(*model, *cache, model.stream());
-    generator.set_tap(collect(taps));
-    generator.admit(golden.request(), {});
-    for (const TapGate& gate : tap_gates()) {
-      if (!golden.holds(gate.golden) || gate.ours == "pixel_values") continue;  // those are f32
-      const std::string name = golden.tensor("half." + gate.golden);
-      const std::vector<float> reference = tensors.floats(name);
-      const std::vector<float>& ours = taps[gate.ours];
-      ASSERT_EQ(ours.size(), reference.size()) << name;
-      const auto width = static_cast<size_t>(tensors.shape(name).back());
-      const double least = gate.ours.starts_with("vision.") ? 0.999 : 0.998;
-      for (size_t row = 0; row < ours.size(); row += width) {
-        double dot = 0;
-        double a = 0;
-        double b = 0;
-        for (size_t i = row; i < row + width; ++i) {
-          const auto x = static_cast<double>(ours[i]);
-          const auto y = static_cast<double>(reference[i]);
-          dot += x * y;
-          a += x * x;
-          b += y * y;
-        }
-        ASSERT_GE(dot / std::sqrt(a * b), least)
-            << "first tap that differs: " << name << ", row " << row / width;
-      }
-    }
-  }
-}
-
-/// The widened weights in f32, where the tight gate holds for every row of the prompt on either
-/// device.
-TEST_P(HalfGolden, WeightsWidenedToF32GiveTheReferencesLogits) {
-  LoadOptions options;
-  options.dtype = DType::kF32;
-  const LoadedModel model(test::golden_root() / GetParam(), options);
-  EXPECT_EQ(model->dtype(), DType::kF32);
-  for (const GoldenCase& golden : test::golden_cases()) {
-    if (golden.folder.filename() != GetParam()) continue;
-    const GoldenTensors tensors(golden.goldens / "golden.safetensors");
-    EXPECT_TRUE(within(fmt::format("{} {}", GetParam(), golden.name()),
-                       prefill_logits(model, golden),
-                       tensors.floats(golden.tensor("logits_prefill")), kLogitGate));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(, HalfGolden, testing::ValuesIn(test::half_folders()),
-                         [](const auto& param) { return param.param; });
 
 std::string name_of(const testing::TestParamInfo<GoldenCase>& tested) {
   return fmt::format("{}_{}_{}", tested.param.folder.filename().string(), tested.param.name(),
