@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A random checkpoint of LLaVA-1.5-7B's exact shape, saved by transformers in f16, against transformers.
+"""Random checkpoints of released models' exact widths, saved by transformers in f16, against transformers.
 
-tools/golden/full_size.py makes the checkpoint and its goldens in a temporary folder, then runtime_tests
-holds the runtime against them by the gates of half-precision goldens (tests/runtime/golden_test.cpp) and
-vlm-run answers a picture and a text. A small shape goes the same way on either device; the full one
-needs a GPU of 60 GB for the reference's f32 and 40 GB of disk in TMPDIR.
+tools/golden/full_size.py makes each checkpoint and its goldens in a temporary folder, then runtime_tests
+holds the runtime against them by the gates of half-precision goldens (tests/runtime/half_golden_test.cpp) and
+vlm-run answers a picture and a text. Small shapes of every family go the same way on either device; a full one
+needs a GPU for the reference's f32 and room in TMPDIR (LIMITS).
 
 KVLM_BUILD names the build folder, KVLM_TEST_DEVICE=cuda the GPU. Needs the packages of
 tools/golden/requirements.txt.
@@ -27,7 +27,13 @@ BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release"))
 VLM_RUN, RUNTIME_TESTS = BUILD / "tools/vlm-run", BUILD / "tests/runtime_tests"
 DEVICE = os.environ.get("KVLM_TEST_DEVICE", "cpu")
 NEEDED = ("torch", "torchvision", "transformers", "sentencepiece")
-GPU_BYTES, DISK_BYTES = 60e9, 40e9
+# Bytes of the GPU's memory and of TMPDIR that a full shape needs.
+LIMITS = {
+    "llava-1.5-7b": (60e9, 40e9),
+    "qwen2.5-vl-7b": (40e9, 8e9),
+    "qwen3-vl-8b": (40e9, 8e9),
+    "internvl3-8b": (40e9, 8e9),
+}
 TEST_CASES = 3  # of HalfGolden
 
 
@@ -40,20 +46,21 @@ def setUpModule():
             raise unittest.SkipTest(f"{program} is not built")
 
 
-def why_not_full_size():
+def why_not_full_size(shape):
     """Why the full shape cannot be tested here, or None."""
     if DEVICE != "cuda":
-        return "the full shape is tested on a GPU only (KVLM_TEST_DEVICE=cuda)"
+        return "full shapes are tested on a GPU only (KVLM_TEST_DEVICE=cuda)"
     import torch
 
     if not torch.cuda.is_available():
         return "torch sees no GPU"
+    gpu_bytes, disk_bytes = LIMITS[shape]
     memory = torch.cuda.get_device_properties(0).total_memory
-    if memory < GPU_BYTES:
-        return f"the GPU has {memory} bytes, and the reference needs {GPU_BYTES:.0f}"
+    if memory < gpu_bytes:
+        return f"the GPU has {memory} bytes, and the reference needs {gpu_bytes:.0f}"
     free = shutil.disk_usage(tempfile.gettempdir()).free
-    if free < DISK_BYTES:
-        return f"{tempfile.gettempdir()} has {free} bytes free, and {DISK_BYTES:.0f} are needed"
+    if free < disk_bytes:
+        return f"{tempfile.gettempdir()} has {free} bytes free, and {disk_bytes:.0f} are needed"
     return None
 
 
@@ -65,6 +72,15 @@ def tensor(path, name, code):
         file.seek(8 + length + begin)
         data = file.read(end - begin)
     return struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)
+
+
+def question(case):
+    """The text of the user's turn, which is all but the pictures."""
+    if case["messages"] is None:  # LLaVA-1.5's cases are prompts
+        text = case["prompt"].removeprefix("USER: ").removesuffix(" ASSISTANT:")
+        return text.removeprefix("<image>\n")
+    (message,) = case["messages"]
+    return "".join(item.get("text", "") for item in message["content"])
 
 
 class FullSize(unittest.TestCase):
@@ -102,11 +118,12 @@ class FullSize(unittest.TestCase):
         """vlm-run's greedy tokens; where they part, the reference must have been undecided."""
         manifest = json.loads((folder / "manifest.json").read_text())
         for case in manifest["cases"]:
-            # The prompts of these goldens are user turns of one text, after the picture.
-            text = case["prompt"].removeprefix("USER: ").removesuffix(" ASSISTANT:")
+            if case.get("videos"):
+                continue  # vlm-run would take other frames than the reference was given
+            text = question(case)
             pictures = [word for file in case["images"] for word in ("--image", folder / file)]
             result = subprocess.run(
-                [VLM_RUN, "-m", folder, *pictures, "-p", text.removeprefix("<image>\n"), "--json"]
+                [VLM_RUN, "-m", folder, *pictures, "-p", text, "--json"]
                 + ["-n", str(case["max_new_tokens"]), "--device", DEVICE],
                 stdout=subprocess.PIPE,
                 text=True,
@@ -133,14 +150,35 @@ class FullSize(unittest.TestCase):
         self.check_logits(folder)
         self.check_answers(folder)
 
-    def test_a_small_shape(self):
-        self.check("small")
-
-    def test_the_shape_of_llava_15_7b(self):
-        reason = why_not_full_size()
+    def check_full(self, shape):
+        reason = why_not_full_size(shape)
         if reason:
             self.skipTest(reason)
-        self.check("llava-1.5-7b")
+        self.check(shape)
+
+    def test_a_small_llava_15(self):
+        self.check("small-llava-1.5")
+
+    def test_a_small_internvl(self):
+        self.check("small-internvl")
+
+    def test_a_small_qwen25_vl(self):
+        self.check("small-qwen2.5-vl")
+
+    def test_a_small_qwen3_vl(self):
+        self.check("small-qwen3-vl")
+
+    def test_the_shape_of_llava_15_7b(self):
+        self.check_full("llava-1.5-7b")
+
+    def test_the_shape_of_internvl3_8b(self):
+        self.check_full("internvl3-8b")
+
+    def test_the_shape_of_qwen25_vl_7b(self):
+        self.check_full("qwen2.5-vl-7b")
+
+    def test_the_shape_of_qwen3_vl_8b(self):
+        self.check_full("qwen3-vl-8b")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from common import (
     require,
     train_sentencepiece,
 )
+from half import record_half
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoTokenizer,
@@ -92,17 +93,32 @@ class InternVLSpec:
     text: dict[str, Any]
     vision: dict[str, Any] = dataclasses.field(default_factory=lambda: VISION)
     internlm2: bool = False  # vocabulary of InternLM2 instead of Qwen2's
+    specials: list[str] = dataclasses.field(default_factory=lambda: QWEN_SPECIALS)  # of Qwen2's
+    words: int = 0  # entries of Qwen2's vocabulary that no text becomes
+    tiles: int = TILES
+    dtype: torch.dtype = torch.float32  # of the saved weights
+    inputs: Inputs | None = None  # none: those of the tiny checkpoints
     cases: frozenset[str] = frozenset()
 
     @property
     def vocab_size(self) -> int:
-        return INTERNLM_VOCAB if self.internlm2 else QWEN_VOCAB
+        return self.text.get("vocab_size", INTERNLM_VOCAB if self.internlm2 else QWEN_VOCAB)
+
+    @property
+    def side(self) -> int:
+        """Pixels of a tile."""
+        return self.vision["image_size"][0]
+
+    @property
+    def rows(self) -> int:
+        """Rows that a tile becomes."""
+        return (self.side // self.vision["patch_size"][0]) ** 2 // 4
 
     @property
     def ids(self) -> dict[str, int]:
         """Ids of the added tokens."""
-        base = INTERNLM_SIZE if self.internlm2 else QWEN_SIZE
-        tokens = INTERNLM_SPECIALS if self.internlm2 else QWEN_SPECIALS
+        base = INTERNLM_SIZE if self.internlm2 else QWEN_SIZE + self.words
+        tokens = INTERNLM_SPECIALS if self.internlm2 else self.specials
         return {token: base + i for i, token in enumerate([*tokens, "<video>"])}
 
     @property
@@ -174,7 +190,7 @@ def internlm2_ids(model_proto: bytes, text: str) -> list[int]:
 # ---------------------------------------------------------------- -hf
 
 
-def internvl_model(spec: InternVLSpec) -> InternVLForConditionalGeneration:
+def internvl_model(spec: InternVLSpec, device: str = "cpu") -> InternVLForConditionalGeneration:
     """A model with re-drawn weights, not yet saved."""
     torch.manual_seed(spec.seed)
     ids = spec.ids
@@ -185,42 +201,50 @@ def internvl_model(spec: InternVLSpec) -> InternVLForConditionalGeneration:
         | {"eos_token_id": ids["<|im_end|>"], "pad_token_id": spec.pad_id}
         | spec.text,
         image_token_id=ids["<IMG_CONTEXT>"],
-        image_seq_length=(SIDE // PATCH) ** 2 // 4,
+        image_seq_length=spec.rows,
         downsample_ratio=0.5,
         projector_hidden_act="gelu",
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         tie_word_embeddings=False,
     )
-    model = InternVLForConditionalGeneration(config).eval()
+    with torch.device(device):
+        model = InternVLForConditionalGeneration(config).eval()
     end = ids["<|im_end|>"]
-    quiet = {*ids.values(), *range(max(ids.values()), spec.vocab_size)} - {end}
+    quiet = {*range(min(ids.values()), spec.vocab_size)} - {end}
     quiet |= {0, 1, 2} if spec.internlm2 else set()
     redraw(model, spec.seed, quiet_rows=sorted(quiet), loud_row=end)
     generation = model.generation_config
     generation.do_sample, generation.repetition_penalty = False, 1.0
     generation.bos_token_id, generation.pad_token_id = spec.bos_id, spec.pad_id
     generation.eos_token_id = [end, spec.pad_id]
-    return model
+    return model.to(spec.dtype)
 
 
-def save_internvl(folder: Path, spec: InternVLSpec) -> InternVLForConditionalGeneration:
+def save_internvl(
+    folder: Path, spec: InternVLSpec, device: str = "cpu"
+) -> InternVLForConditionalGeneration:
     """Writes weights, configuration, tokenizer and processor, and returns the model."""
-    model = internvl_model(spec)
+    model = internvl_model(spec, device)
     model.save_pretrained(folder, max_shard_size="4GB")
     if spec.internlm2:
         tokenizer = internlm2_tokenizer(internlm2_sentencepiece(), spec)
     else:
         tokenizer = byte_level_tokenizer(
-            QWEN_SIZE, [*QWEN_SPECIALS, "<video>"], extra_special_tokens=TOKEN_NAMES
+            QWEN_SIZE,
+            [*spec.specials, "<video>"],
+            words=spec.words,
+            extra_special_tokens=TOKEN_NAMES,
         )
     require(
         tokenizer.convert_tokens_to_ids(list(spec.ids)) == list(spec.ids.values()),
         "an added token has another id.",
     )
     pixels = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
-    pixels |= {"size": {"height": SIDE, "width": SIDE}}
-    image = GotOcr2ImageProcessor(**pixels, crop_to_patches=True, min_patches=1, max_patches=TILES)
+    pixels |= {"size": {"height": spec.side, "width": spec.side}}
+    image = GotOcr2ImageProcessor(
+        **pixels, crop_to_patches=True, min_patches=1, max_patches=spec.tiles
+    )
     processor = InternVLProcessor(
         image_processor=image,
         tokenizer=tokenizer,
@@ -255,11 +279,19 @@ LONG_QUESTION = "what is in the scene, and is the small circle red or not? how a
 class InternVLCases(Cases):
     """The cases of one folder: tiles and thumbnails of pictures of several shapes."""
 
-    def __init__(self, run: Run, golden: Golden, seed: int, kinds: frozenset[str]) -> None:
-        # 2 x 1 tiles and a thumbnail; one tile; 1 x 3 tiles and a thumbnail.
-        inputs = Inputs(one=(83, 41), two=((33, 31), (29, 83)), frames=3, fps=None)
-        if run.model.config.text_config.rope_parameters["rope_type"] == "dynamic":
-            inputs = dataclasses.replace(inputs, question=LONG_QUESTION)
+    def __init__(
+        self,
+        run: Run,
+        golden: Golden,
+        seed: int,
+        kinds: frozenset[str],
+        inputs: Inputs | None = None,
+    ) -> None:
+        if inputs is None:
+            # 2 x 1 tiles and a thumbnail; one tile; 1 x 3 tiles and a thumbnail.
+            inputs = Inputs(one=(83, 41), two=((33, 31), (29, 83)), frames=3, fps=None)
+            if run.model.config.text_config.rope_parameters["rope_type"] == "dynamic":
+                inputs = dataclasses.replace(inputs, question=LONG_QUESTION)
         super().__init__(run, golden, seed, inputs, kinds)
 
     def extra(
@@ -688,6 +720,19 @@ def internvl_folder(root: Path, spec: InternVLSpec) -> None:
             lengths["one_image"] > 64 > lengths["text_only"] and lengths["text_only"] + 32 > 64,
             f"the prompts of {lengths} tokens do not straddle max_position_embeddings 64.",
         )
+
+
+def internvl_half(root: Path, spec: InternVLSpec, device: str = "cpu") -> None:
+    """An -hf folder with half-precision weights (half.py)."""
+    folder = root / spec.name
+    save_internvl(folder, spec, device)
+    golden = Golden(folder, spec.description, spec.seed)
+    golden.manifest["family"] = "internvl"
+    run, half = (
+        Run(folder, InternVLForConditionalGeneration, internvl_taps, dtype, device)
+        for dtype in (torch.float32, spec.dtype)
+    )
+    record_half(InternVLCases(run, golden, spec.seed, spec.cases, spec.inputs), half)
 
 
 def original_folder(root: Path, spec: OriginalSpec) -> None:

@@ -23,6 +23,7 @@ from cases import (
     write_names,
 )
 from common import Golden, json_text, redraw, require
+from half import record_half
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -54,13 +55,6 @@ SPECIALS = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
-IDS = {token: BYTE_LEVEL_SIZE + i for i, token in enumerate(SPECIALS)}
-ROOT_IDS = {
-    "vision_start_token_id": IDS["<|vision_start|>"],
-    "vision_end_token_id": IDS["<|vision_end|>"],
-    "image_token_id": IDS["<|image_pad|>"],
-    "video_token_id": IDS["<|video_pad|>"],
-}
 PATCH, MERGE = 4, 2
 TEXT = {
     "hidden_size": 48,
@@ -73,8 +67,15 @@ TEXT = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
 }
-TEXT_IDS = {"bos_token_id": IDS["<|endoftext|>"], "eos_token_id": IDS["<|im_end|>"]}
-PATCHES = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The tiny byte-level vocabulary, `words` entries that no text becomes, then added tokens."""
+
+    size: int  # rows of the embeddings
+    specials: list[str]
+    words: int = 0
 
 
 @dataclasses.dataclass
@@ -95,17 +96,46 @@ class QwenSpec:
     template: str = templates.QWEN2_VL
     min_pixels: int = 256
     max_pixels: int = 1024
+    video_pixels: tuple[int, int] = (1024, 2800)  # Qwen3-VL: of all frames together
+    vocabulary: Vocabulary = Vocabulary(VOCAB_SIZE, SPECIALS)
+    dtype: torch.dtype = torch.float32  # of the saved weights
+    inputs: Inputs | None = None  # none: those of the tiny checkpoints
     cases: frozenset[str] = frozenset()  # kinds that are recorded; none: all of them
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Ids of the added tokens."""
+        first = BYTE_LEVEL_SIZE + self.vocabulary.words
+        return {token: first + i for i, token in enumerate(self.vocabulary.specials)}
+
+    @property
+    def root_ids(self) -> dict[str, int]:
+        """Fields of the configuration."""
+        names = ("vision_start", "vision_end", "image", "video")
+        tokens = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+        return {f"{name}_token_id": self.ids[t] for name, t in zip(names, tokens, strict=True)}
+
+    @property
+    def text_fields(self) -> dict[str, Any]:
+        """Fields of the decoder's configuration, but for RoPE."""
+        ends = {"bos_token_id": self.ids["<|endoftext|>"], "eos_token_id": self.ids["<|im_end|>"]}
+        return TEXT | {"vocab_size": self.vocabulary.size} | ends | self.text
+
+    @property
+    def patches(self) -> dict[str, int]:
+        """Fields of the picture and clip processors."""
+        fields = {"patch_size": self.vision["patch_size"], "temporal_patch_size": 2}
+        return fields | {"merge_size": MERGE}
 
 
 def qwen_config(spec: QwenSpec) -> Any:
     """The configuration in the form of transformers 5."""
     rope = {"rope_type": "default"} | spec.rope
     return spec.config_class(
-        text_config=TEXT | TEXT_IDS | spec.text | {"rope_parameters": rope},
+        text_config=spec.text_fields | {"rope_parameters": rope},
         vision_config=spec.vision,
         tie_word_embeddings=spec.tied,
-        **ROOT_IDS,
+        **spec.root_ids,
     )
 
 
@@ -115,7 +145,8 @@ def published_config(spec: QwenSpec) -> dict[str, Any]:
     theta = spec.rope["rope_theta"]
     sections = spec.rope["mrope_section"]
     vision = dict(spec.vision)
-    text = TEXT | TEXT_IDS | spec.text
+    text, ids = spec.text_fields, spec.root_ids
+    dtype = str(spec.dtype).removeprefix("torch.")
     common = {
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
@@ -125,32 +156,32 @@ def published_config(spec: QwenSpec) -> dict[str, Any]:
     model_type = spec.config_class.model_type
     if model_type == "qwen3_vl":
         scaling = {"mrope_interleaved": True, "mrope_section": sections, "rope_type": "default"}
-        nested = {"model_type": "qwen3_vl_text", "attention_bias": False, "dtype": "float32"}
+        nested = {"model_type": "qwen3_vl_text", "attention_bias": False, "dtype": dtype}
         return head | {
-            "image_token_id": ROOT_IDS["image_token_id"],
+            "image_token_id": ids["image_token_id"],
             "model_type": model_type,
             "text_config": nested | text | common | {"rope_scaling": scaling},
             "tie_word_embeddings": spec.tied,
             "transformers_version": "4.57.0.dev0",
-            "video_token_id": ROOT_IDS["video_token_id"],
+            "video_token_id": ids["video_token_id"],
             "vision_config": {"model_type": "qwen3_vl", "in_channels": 3} | vision,
-            "vision_end_token_id": ROOT_IDS["vision_end_token_id"],
-            "vision_start_token_id": ROOT_IDS["vision_start_token_id"],
+            "vision_end_token_id": ids["vision_end_token_id"],
+            "vision_start_token_id": ids["vision_start_token_id"],
         }
-    vision |= {"in_chans": 3, "spatial_patch_size": PATCH}
+    vision |= {"in_chans": 3, "spatial_patch_size": spec.vision["patch_size"]}
     inert = {"max_window_layers": 2, "sliding_window": 32768, "use_sliding_window": False}
     return (
         head
-        | TEXT_IDS
-        | ROOT_IDS
-        | {"vision_token_id": IDS["<|vision_pad|>"]}
+        | {name: text[name] for name in ("bos_token_id", "eos_token_id")}
+        | ids
+        | {"vision_token_id": spec.ids["<|vision_pad|>"]}
         | text
         | common
         | inert
         | {
             "model_type": model_type,
             "tie_word_embeddings": spec.tied,
-            "torch_dtype": "float32",
+            "torch_dtype": dtype,
             "transformers_version": "4.41.2",
             "vision_config": vision,
             "rope_scaling": {"type": "mrope", "mrope_section": sections},
@@ -158,32 +189,37 @@ def published_config(spec: QwenSpec) -> dict[str, Any]:
     )
 
 
-def save_qwen(folder: Path, spec: QwenSpec) -> Any:
+def save_qwen(folder: Path, spec: QwenSpec, device: str = "cpu") -> Any:
     """Writes weights, configuration, tokenizer and processor, and returns the model."""
     torch.manual_seed(spec.seed)
-    model = spec.model_class(qwen_config(spec)).eval()
-    redraw(
-        model,
-        spec.seed,
-        quiet_rows=sorted({*range(BYTE_LEVEL_SIZE, VOCAB_SIZE)} - {IDS["<|im_end|>"]}),
-        loud_row=IDS["<|im_end|>"],
-    )
+    with torch.device(device):
+        model = spec.model_class(qwen_config(spec)).eval()
+    ids, vocabulary = spec.ids, spec.vocabulary
+    end = ids["<|im_end|>"]
+    quiet = {*range(ids["<|endoftext|>"], vocabulary.size)} - {end}
+    redraw(model, spec.seed, quiet_rows=sorted(quiet), loud_row=end)
     generation = model.generation_config
     generation.do_sample, generation.repetition_penalty = False, 1.0
-    generation.bos_token_id = generation.pad_token_id = IDS["<|endoftext|>"]
-    generation.eos_token_id = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
-    model.save_pretrained(folder, max_shard_size="4GB")
+    generation.bos_token_id = generation.pad_token_id = ids["<|endoftext|>"]
+    generation.eos_token_id = [end, ids["<|endoftext|>"]]
+    model.to(spec.dtype).save_pretrained(folder, max_shard_size="4GB")
 
-    tokenizer = byte_level_tokenizer(BYTE_LEVEL_SIZE, SPECIALS)
-    require(tokenizer.convert_tokens_to_ids(SPECIALS) == list(IDS.values()), "a special id moved.")
+    tokenizer = byte_level_tokenizer(BYTE_LEVEL_SIZE, vocabulary.specials, words=vocabulary.words)
+    require(
+        tokenizer.convert_tokens_to_ids(vocabulary.specials) == list(ids.values()),
+        "a special id moved.",
+    )
     qwen3 = spec.config_class is Qwen3VLConfig
     half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if qwen3 else {}
     size = {"shortest_edge": spec.min_pixels, "longest_edge": spec.max_pixels}
-    image = Qwen2VLImageProcessor(**PATCHES, **half, size=size)
+    image = Qwen2VLImageProcessor(**spec.patches, **half, size=size)
     if qwen3:
-        video = Qwen3VLVideoProcessor(**PATCHES, size={"shortest_edge": 1024, "longest_edge": 2800})
+        least, most = spec.video_pixels
+        video = Qwen3VLVideoProcessor(
+            **spec.patches, size={"shortest_edge": least, "longest_edge": most}
+        )
     else:
-        video = Qwen2VLVideoProcessor(**PATCHES, size=size)
+        video = Qwen2VLVideoProcessor(**spec.patches, size=size)
     processor = spec.processor_class(
         image_processor=image,
         tokenizer=tokenizer,
@@ -207,14 +243,16 @@ def publish(folder: Path, spec: QwenSpec, image: Any, video: Any) -> None:
     name = spec.processor_class.__name__
     if spec.config_class is Qwen3VLConfig:
         kept = {"size": {"longest_edge": spec.max_pixels, "shortest_edge": spec.min_pixels}}
-        video_file = {"size": {"longest_edge": 2800, "shortest_edge": 1024}} | PATCHES
+        least, most = spec.video_pixels
+        video_file = {"size": {"longest_edge": most, "shortest_edge": least}} | spec.patches
         video_file |= {"image_mean": list(video.image_mean), "image_std": list(video.image_std)}
         video_file |= {"processor_class": name, "video_processor_type": "Qwen3VLVideoProcessor"}
         (folder / "video_preprocessor_config.json").write_text(json_text(video_file))
-        kept |= PATCHES
+        kept |= spec.patches
         image_type = "Qwen2VLImageProcessorFast"
     else:
-        kept = {"min_pixels": spec.min_pixels, "max_pixels": spec.max_pixels} | PATCHES
+        kept = {"min_pixels": spec.min_pixels, "max_pixels": spec.max_pixels}
+        kept |= spec.patches
         image_type = "Qwen2VLImageProcessor"
     kept |= {"image_mean": list(image.image_mean), "image_std": list(image.image_std)}
     kept |= {"image_processor_type": image_type, "processor_class": name}
@@ -241,33 +279,45 @@ GRID_NAMES = ("vision_pos_ids", "cu_seqlens", "window_index", "cu_window_seqlens
 class QwenCases(Cases):
     """The cases of one folder: grids, windows, and a picture below and one above the areas."""
 
-    def __init__(self, folder: Path, spec: QwenSpec) -> None:
+    def __init__(self, folder: Path, spec: QwenSpec, device: str = "cpu") -> None:
         self.spec = spec
         golden = Golden(folder, spec.description, spec.seed)
         golden.manifest["family"] = spec.config_class.model_type
-        run = Run(folder, spec.model_class, qwen_taps)
+        run = Run(folder, spec.model_class, qwen_taps, device=device)
         # The first picture is neither enlarged nor shrunk and its grid is no multiple of a window.
         frames = 7 if spec.config_class is Qwen3VLConfig else 5
-        inputs = Inputs(one=(43, 27), two=((12, 9), (70, 90)), frames=frames)
+        inputs = spec.inputs or Inputs(one=(43, 27), two=((12, 9), (70, 90)), frames=frames)
         super().__init__(run, golden, spec.seed, inputs, spec.cases)
 
-    def grid_taps(self, prefix: str, grid: torch.Tensor, taps: dict[str, torch.Tensor]) -> None:
-        """Adds what follows from a grid (places, segments, windows); undoes the window order."""
+    def windows(self, grid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The order of the cells and the bounds of the windows, or None where there are none."""
         config = self.run.model.config.vision_config
-        taps[f"{prefix}vision_pos_ids"] = get_vision_position_ids(grid, MERGE)
-        taps[f"{prefix}cu_seqlens"] = get_vision_cu_seqlens(grid)
         if not hasattr(config, "window_size"):
-            return
-        index, bounds = get_vision_window_index(
+            return None
+        return get_vision_window_index(
             grid,
             spatial_merge_size=MERGE,
             window_size=config.window_size,
             patch_size=config.patch_size,
         )
-        taps[f"{prefix}window_index"] = index
-        taps[f"{prefix}cu_window_seqlens"] = bounds.unique_consecutive()
-        # The merger's rows are in window order; the features are not.
-        taps[f"{prefix}projector_out"] = taps[f"{prefix}projector_out"][index.argsort()]
+
+    def reorder(self, inputs: dict[str, Any], taps: dict[str, torch.Tensor]) -> None:
+        """The merger's rows are in window order; the features are not."""
+        for prefix, which in (("", "image"), ("video.", "video")):
+            grid = inputs.get(f"{which}_grid_thw")
+            windows = None if grid is None else self.windows(grid)
+            if windows is not None:
+                name = f"{prefix}projector_out"
+                taps[name] = taps[name][windows[0].argsort()]
+
+    def grid_taps(self, prefix: str, grid: torch.Tensor, taps: dict[str, torch.Tensor]) -> None:
+        """Adds what follows from a grid: places, segments, windows."""
+        taps[f"{prefix}vision_pos_ids"] = get_vision_position_ids(grid, MERGE)
+        taps[f"{prefix}cu_seqlens"] = get_vision_cu_seqlens(grid)
+        windows = self.windows(grid)
+        if windows is not None:
+            taps[f"{prefix}window_index"] = windows[0]
+            taps[f"{prefix}cu_window_seqlens"] = windows[1].unique_consecutive()
 
     def extra(
         self,
@@ -435,6 +485,14 @@ def qwen_folder(root: Path, spec: QwenSpec) -> None:
         cases.first = Keep(decoder=False, pixels=True)
         cases.clip = cases.second
     cases.all()
+
+
+def qwen_half(root: Path, spec: QwenSpec, device: str = "cpu") -> None:
+    """One folder with half-precision weights (half.py)."""
+    folder = root / spec.name
+    save_qwen(folder, spec, device)
+    cases = QwenCases(folder, spec, device)
+    record_half(cases, Run(folder, spec.model_class, qwen_taps, spec.dtype, device))
 
 
 def folders() -> dict[str, Callable[[Path], None]]:
