@@ -76,9 +76,7 @@ LlavaConfig parse_llava_config(const ConfigReader& config, const LlavaDefaults& 
   }
   LlavaConfig llava;
   const ConfigReader text = config.object("text_config");
-  const DecoderType decoder =
-      text.has("model_type") ? decoder_type(text, defaults.decoders) : defaults.decoders.front();
-  llava.text = parse_decoder_config(text, decoder);
+  llava.text = parse_decoder_config(text, decoder_type(text, defaults.decoders));
   if (config.boolean("tie_word_embeddings", false)) llava.text.tie_embeddings = true;
   llava.tower = parse_tower(config, defaults);
   llava.projector_activation = parse_activation(config, "projector_hidden_act", "gelu");
