@@ -301,13 +301,7 @@ TEST(Llama, AddsRowsAfterTheirLayer) {
   const auto plain = states({});
   const auto added = states({&rows, 1});
   const auto width = static_cast<size_t>(config.hidden);
-  for (size_t i = 0; i < plain.at("llm.layer.0").size(); ++i) {
-    const size_t row = i / width;
-    const bool ours = row >= 5 && row < 8;
-    const float expected =
-        plain.at("llm.layer.0")[i] + (ours ? values.as<float>()[i - 5 * width] : 0.0f);
-    ASSERT_EQ(added.at("llm.layer.0")[i], expected) << "row " << row;
-  }
+  EXPECT_EQ(added.at("llm.layer.0"), plain.at("llm.layer.0")) << "the tap is the layer's own";
   // Layer 1 of the other sequence and of earlier rows knows nothing of it; later rows do.
   const auto same = [&](size_t row) {
     const auto at = static_cast<std::ptrdiff_t>(row * width);
@@ -316,6 +310,31 @@ TEST(Llama, AddsRowsAfterTheirLayer) {
     return std::equal(a.begin() + at, a.begin() + at + config.hidden, b.begin() + at);
   };
   for (size_t row = 0; row < 9; ++row) EXPECT_EQ(same(row), row < 5) << row;
+
+  // What is added after the last layer is in what the last norm takes, and nowhere else.
+  const AddedRows last{config.layers - 1, 5, values};
+  const auto behind = states({&last, 1});
+  const auto& before = plain.at("llm.layer.1");
+  const auto magnitude = [&](const auto& value_of) {
+    double squares = 0;
+    for (size_t i = 0; i < width; ++i) squares += value_of(i) * value_of(i);
+    return std::sqrt(squares / static_cast<double>(width) + static_cast<double>(config.rms_eps));
+  };
+  for (size_t row = 0; row < 9; ++row) {
+    const auto was = [&](size_t i) { return static_cast<double>(before[row * width + i]); };
+    const auto is = [&](size_t i) {
+      const bool ours = row >= 5 && row < 8;
+      return was(i) + (ours ? static_cast<double>(values.as<float>()[(row - 5) * width + i]) : 0.0);
+    };
+    for (size_t i = 0; i < width; ++i) {
+      if (std::abs(was(i)) < 1e-2) continue;  // the norm's weight is found by dividing by it
+      const double expected = static_cast<double>(plain.at("llm.norm")[row * width + i]) / was(i) *
+                              magnitude(was) * is(i) / magnitude(is);
+      ASSERT_NEAR(behind.at("llm.norm")[row * width + i], expected,
+                  1e-4 * std::max(1.0, std::abs(expected)))
+          << "row " << row << ", " << i;
+    }
+  }
 }
 
 class LlamaParity : public testing::TestWithParam<Variant> {};
