@@ -29,9 +29,7 @@ constexpr const char* kThroughputHelp =
     "\n"
     "Prompts are random keys and values that the cache is given layer by layer, without running "
     "the decoder: how fast a step is does not depend on them. The timed steps run the whole "
-    "decoder. Of the models named synthetic:internvl2.5-*, qwen2.5-vl-7b and llava-onevision-7b "
-    "only the decoder has the released shape; the vision tower is LLaVA-1.5's until theirs are "
-    "built.\n"
+    "decoder.\n"
     "\n"
     "A SIZE is 500M (1e6), 5G (1e9), 5Gi (2^30), or bytes. --dry-run says which batch a policy "
     "reaches in how much memory, within seconds.";

@@ -10,7 +10,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
-#include "runtime/families/qwen_vl_config.h"
+#include "runtime/families/qwen_vl/config.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/loading/safetensors_writer.h"
 #include "tests/runtime/recording_model.h"

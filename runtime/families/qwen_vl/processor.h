@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/families/qwen_vl_config.h"
-#include "runtime/families/qwen_vl_files.h"
+#include "runtime/families/qwen_vl/config.h"
+#include "runtime/families/qwen_vl/files.h"
 #include "runtime/model.h"
 #include "vision/normalization.h"
 #include "vision/patches.h"

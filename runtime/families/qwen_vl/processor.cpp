@@ -1,4 +1,4 @@
-#include "runtime/families/qwen_vl_processor.h"
+#include "runtime/families/qwen_vl/processor.h"
 
 #include <fmt/format.h>
 

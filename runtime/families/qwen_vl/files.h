@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "runtime/families/qwen_vl_config.h"
+#include "runtime/families/qwen_vl/config.h"
 #include "runtime/loading/source.h"
 #include "vision/frame_sampling.h"
 #include "vision/preprocess.h"

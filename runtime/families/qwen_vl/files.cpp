@@ -1,4 +1,4 @@
-#include "runtime/families/qwen_vl_files.h"
+#include "runtime/families/qwen_vl/files.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "runtime/families/qwen_vl_config.h"
+#include "runtime/families/qwen_vl/config.h"
 
 #include <fmt/format.h>
 
