@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/elementwise.h"
 #include "kvcache/registry.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
@@ -370,6 +371,14 @@ inline GoldenCase golden_case(const std::string& folder, const std::string& name
     if (entry.folder.filename() == folder && entry.name() == name) return std::move(entry);
   }
   throw std::runtime_error("no golden " + folder + " " + name);
+}
+
+/// f32 values of any device.
+inline std::vector<float> floats_of(ConstTensorView view, Stream& stream) {
+  std::vector<float> values(static_cast<size_t>(view.elements()));
+  copy(TensorView(values.data(), DType::kF32, view.shape()), view, stream);
+  stream.synchronize();
+  return values;
 }
 
 /// What stands for pictures of LLaVA-1.5 of so many rows each.

@@ -76,8 +76,7 @@ Image picture(const char* folder) { return load_image(golden_root() / folder / "
 std::vector<float> features(const LoadedModel& model, const VisualInput& input) {
   const VisualInput* inputs[] = {&input};
   const VisualRows rows = model->encode(inputs, model.stream(), {});
-  const ConstTensorView view = rows.each[0].rows;
-  return {view.as<float>(), view.as<float>() + view.elements()};
+  return test::floats_of(rows.each[0].rows, model.stream());
 }
 
 /// Logits of every row of a prompt with one picture that is ready for the tower.
@@ -89,12 +88,12 @@ std::vector<float> logits(const LoadedModel& model, const Prompt& prompt,
   const auto rows = static_cast<int>(prompt.ids.size());
   const auto cache = model.cache("f32", rows);
   const SequenceId id = cache->open({rows, 0, rows}, "test");
-  Tensor all(DType::kF32, {rows, decoder.hidden()});
+  Tensor all(DType::kF32, {rows, decoder.hidden()}, test::test_device());
   embed_prompt(*model, prompt, 0, visual.each, all, model.stream());
   const StepRows step{id, rows, true, true, prompt.modality};
   const TensorView out =
       decoder.forward({{&step, 1}, prompt.positions, all, true}, *cache, model.stream(), {});
-  return {out.as<float>(), out.as<float>() + out.shape().elements()};
+  return test::floats_of(out, model.stream());
 }
 
 Prompt prompt_of(const LoadedModel& model, const Image& image) {

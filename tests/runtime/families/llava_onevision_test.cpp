@@ -148,10 +148,10 @@ TEST(LlavaOnevision, AClipIsAQuarterOfItsFramesAndANewline) {
   const VisualInput picture = model->prepare(grey(20, 40, 90), 2);
   const VisualInput* inputs[] = {&input, &picture};
   const VisualRows rows = model->encode(inputs, model.stream(), {});
-  const float* of_clip = rows.each.at(0).rows.as<float>();
-  const float* of_picture = rows.each.at(1).rows.as<float>();
-  const int64_t hidden = model->decoder().hidden();
-  for (int64_t i = 0; i < hidden; ++i) {
+  const std::vector<float> of_clip = test::floats_of(rows.each.at(0).rows, model.stream());
+  const std::vector<float> of_picture = test::floats_of(rows.each.at(1).rows, model.stream());
+  const auto hidden = static_cast<size_t>(model->decoder().hidden());
+  for (size_t i = 0; i < hidden; ++i) {
     EXPECT_NEAR(of_clip[i], of_clip[4 * hidden + i], 1e-5f);
     EXPECT_EQ(of_clip[12 * hidden + i], of_picture[kTile * hidden + i]);
   }
