@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+import clips
 import documents
 import scenes
 
@@ -43,6 +44,11 @@ SHAPE_BOX = 64
 RADIUS = {"small": 16.0, "large": 27.0}
 BADGE_BOX = 24
 BADGE_OFFSET = 54  # from the shape's box to the badge's, right and down
+OBJECT_EXTENT = 79  # a shape and its badge, and a pixel
+# A clip's frame: cells of 56 px, each with a small shape whose box starts 13 px outside and a badge at its lower right.
+FRAME = 224
+FRAME_CELL = FRAME // scenes.GRID
+FRAME_SHAPE, FRAME_BADGE = 13, 29
 
 # Classes of a patch's object: shape, colour, size, mark, row, column; 0 is no object.
 OBJECT_SIZES = (len(scenes.SHAPES), len(scenes.COLOURS), len(scenes.SIZES), len(CHARACTERS), scenes.GRID, scenes.GRID)
@@ -142,28 +148,73 @@ class Layout:
 FLAT, ACROSS, DOWN, STRIPES, CHECKER = range(5)
 
 
-def layout_scene(scene: scenes.Scene, rng: random.Random) -> Layout:
-    """Places a scene on a drawn background."""
+def _ground(rng: random.Random) -> list[float]:
+    """A drawn background: one colour, or two in a gradient, stripes or a chequer."""
     base = rng.uniform(110, 185)
     first = [min(max(base + rng.uniform(-22, 22), 90), 205) for _ in range(3)]
     kind = rng.choice((FLAT, ACROSS, DOWN, STRIPES, CHECKER))
     change = rng.choice((-1, 1)) * rng.uniform(10, 28)
     second = [min(max(c + change, 80), 215) for c in first]
-    page = Layout([kind, rng.randint(8, 40), *map(round, first), *map(round, second)], (15, 15, 15))
-    all_advances = advances()
+    return [kind, rng.randint(8, 40), *map(round, first), *map(round, second)]
+
+
+def _put_mark(page: Layout, mark: str, font: int, size_index: int, bx: int, by: int) -> None:
+    """A badge at (bx, by) with a mark on it."""
+    page.badges.append((bx, by))
+    c = CHARACTERS.index(mark)
+    left = round(bx + BADGE_BOX / 2 - advances()[font, size_index, c] / 2)
+    baseline = round(by + BADGE_BOX / 2 + 0.365 * FONT_SIZES[size_index])
+    page.glyphs.append((_glyph(font, size_index, c), left - GLYPH_LEFT, baseline - GLYPH_BASELINE))
+    page.characters.append((c, bx + BADGE_BOX / 2, by + BADGE_BOX / 2))
+
+
+def _sprite(size: str, shape: str) -> int:
+    return scenes.SIZES.index(size) * len(scenes.SHAPES) + scenes.SHAPES.index(shape)
+
+
+def layout_scene(scene: scenes.Scene, rng: random.Random, height: int = PAGE, width: int = PAGE) -> Layout:
+    """Places a scene on a drawn background; the cells of the grid share out the canvas."""
+    page = Layout(_ground(rng), (15, 15, 15))
+    down, across = height // scenes.GRID, width // scenes.GRID
     for thing in scene:
-        x = (thing.column - 1) * CELL + rng.randint(0, 5)
-        y = (thing.row - 1) * CELL + rng.randint(0, 5)
-        sprite = scenes.SIZES.index(thing.size) * len(scenes.SHAPES) + scenes.SHAPES.index(thing.shape)
-        page.shapes.append((sprite, scenes.COLOUR_NAMES.index(thing.colour), x, y))
-        bx, by = x + BADGE_OFFSET, y + BADGE_OFFSET
-        page.badges.append((bx, by))
+        x = (thing.column - 1) * across + rng.randint(0, across - OBJECT_EXTENT)
+        y = (thing.row - 1) * down + rng.randint(0, down - OBJECT_EXTENT)
+        page.shapes.append((_sprite(thing.size, thing.shape), scenes.COLOUR_NAMES.index(thing.colour), x, y))
         font, size_index = rng.randrange(len(FONTS)), rng.choice((3, 4))
-        size, c = FONT_SIZES[size_index], CHARACTERS.index(thing.mark)
-        left = round(bx + BADGE_BOX / 2 - all_advances[font, size_index, c] / 2)
-        baseline = round(by + BADGE_BOX / 2 + 0.365 * size)
-        page.glyphs.append((_glyph(font, size_index, c), left - GLYPH_LEFT, baseline - GLYPH_BASELINE))
-        page.characters.append((c, bx + BADGE_BOX / 2, by + BADGE_BOX / 2))
+        _put_mark(page, thing.mark, font, size_index, x + BADGE_OFFSET, y + BADGE_OFFSET)
+    return page
+
+
+def layout_clip(clip: clips.Clip, rng: random.Random) -> list[Layout]:
+    """The frames of a clip. Objects tremble by a few pixels, so that no two frames running are equal."""
+    ground = _ground(rng)
+    fonts = [(rng.randrange(len(FONTS)), rng.choice((3, 4))) for _ in clip.actors]
+    frames, last = [], None
+    for cells in clip.cells:
+        page = Layout(ground, (15, 15, 15))
+        while True:
+            tremble = [(rng.randint(0, 2), rng.randint(0, 2)) for _ in cells]
+            shown = [t for t, cell in zip(tremble, cells) if cell]
+            if shown != last:
+                break
+        last = shown
+        for actor, cell, (dx, dy), font in zip(clip.actors, cells, tremble, fonts):
+            if cell is None:
+                continue
+            x, y = (cell[1] - 1) * FRAME_CELL + dx, (cell[0] - 1) * FRAME_CELL + dy
+            colour = scenes.COLOUR_NAMES.index(actor.colour)
+            page.shapes.append((_sprite("small", actor.shape), colour, x - FRAME_SHAPE, y - FRAME_SHAPE))
+            _put_mark(page, actor.mark, *font, x + FRAME_BADGE, y + FRAME_BADGE)
+        frames.append(page)
+    return frames
+
+
+def shifted(page: Layout, dx: int, dy: int) -> Layout:
+    """The same marks further right and down, for a larger canvas."""
+    page.shapes = [(s, c, x + dx, y + dy) for s, c, x, y in page.shapes]
+    page.badges = [(x + dx, y + dy) for x, y in page.badges]
+    page.glyphs = [(g, x + dx, y + dy) for g, x, y in page.glyphs]
+    page.characters = [(c, x + dx, y + dy) for c, x, y in page.characters]
     return page
 
 
@@ -205,32 +256,36 @@ def layout_document(doc: documents.Document, rng: random.Random) -> Layout:
     return page
 
 
-def patch_labels(pages: list[Layout]) -> tuple[np.ndarray, np.ndarray]:
-    """What lies under each patch, for the warm-up loss of the vision tower; 0 is nothing.
+def patch_labels(
+    pages: list[Layout], rows: int = PATCHES, columns: int = PATCHES, height: int = PAGE, width: int = PAGE
+) -> tuple[np.ndarray, np.ndarray]:
+    """What lies under each of rows x columns patches of a canvas, for the warm-up loss of the vision tower; 0 is nothing.
 
     Returns characters (pages, patches, SLOTS) and objects (pages, patches, shape colour size mark row column), uint8.
     An object's facts are asked for under its shape and under its badge, which binds the two.
     """
-    characters = np.zeros((len(pages), PATCHES * PATCHES, SLOTS), np.uint8)
-    objects = np.zeros((len(pages), PATCHES * PATCHES, len(OBJECT_SIZES)), np.uint8)
-    grid = np.arange(PATCHES) * PATCH + PATCH / 2
+    characters = np.zeros((len(pages), rows * columns, SLOTS), np.uint8)
+    objects = np.zeros((len(pages), rows * columns, len(OBJECT_SIZES)), np.uint8)
+    tall, wide = height / rows, width / columns
+    ys, xs = (np.arange(rows) + 0.5) * tall, (np.arange(columns) + 0.5) * wide
+    down, across = height // scenes.GRID, width // scenes.GRID
     shapes = len(scenes.SHAPES)
     for i, page in enumerate(pages):
         used: dict[int, int] = {}
         for c, x, y in page.characters:
-            patch = int(y) // PATCH * PATCHES + int(x) // PATCH
+            patch = int(y / tall) * columns + int(x / wide)
             slot = used.get(patch, 0)
             if slot < SLOTS:
                 characters[i, patch, slot] = c + 1
                 used[patch] = slot + 1
-        square = objects[i].reshape(PATCHES, PATCHES, -1)
+        square = objects[i].reshape(rows, columns, -1)
         for (sprite, colour, x, y), (mark, bx, by) in zip(page.shapes, page.characters):
             radius = RADIUS[scenes.SIZES[sprite // shapes]]
             cx, cy = x + SHAPE_BOX / 2, y + SHAPE_BOX / 2
-            near = np.hypot(grid[None] - cx, grid[:, None] - cy) < radius
-            near |= np.maximum(abs(grid[None] - bx), abs(grid[:, None] - by)) < BADGE_BOX / 2
+            near = (xs[None] - cx) ** 2 + (ys[:, None] - cy) ** 2 < radius**2
+            near |= np.maximum(abs(xs[None] - bx), abs(ys[:, None] - by)) < BADGE_BOX / 2
             shape, size = sprite % shapes, sprite // shapes
-            square[near] = (shape + 1, colour + 1, size + 1, mark + 1, y // CELL + 1, x // CELL + 1)
+            square[near] = (shape + 1, colour + 1, size + 1, mark + 1, int(cy) // down + 1, int(cx) // across + 1)
     return characters, objects
 
 
@@ -256,12 +311,11 @@ class Painter:
         self.badge_cover = torch.from_numpy(cover).to(self.device).float() / 255
         self.badge_grey = torch.from_numpy(grey).to(self.device).float()
         self.colours = torch.tensor([scenes.COLOURS[c] for c in scenes.COLOUR_NAMES], device=self.device).float()
-        axis = torch.arange(PAGE, device=self.device, dtype=torch.float32)
-        self.y, self.x = axis[None, :, None], axis[None, None, :]
 
     @torch.no_grad()
-    def paint(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Paints `tables(...)` as tensors on this device: (pages, 3, PAGE, PAGE) float32, whole values 0..255."""
+    def paint(self, batch: dict[str, torch.Tensor], height: int = PAGE, width: int = PAGE) -> torch.Tensor:
+        """Paints `tables(...)` as tensors on this device: (pages, 3, height, width) float32, whole values 0..255."""
+        self.height, self.width = height, width
         image = self._background(batch["background"])
         pages = image.shape[0]
         shapes = batch["shapes"].long()
@@ -287,26 +341,29 @@ class Painter:
 
     def _background(self, rows: torch.Tensor) -> torch.Tensor:
         kind, period = rows[:, 0, None, None], rows[:, 1, None, None]
+        y = torch.arange(self.height, device=self.device, dtype=torch.float32)[None, :, None]
+        x = torch.arange(self.width, device=self.device, dtype=torch.float32)[None, None, :]
         zero = torch.zeros(1, device=self.device)
-        mix = torch.where(kind == ACROSS, self.x / (PAGE - 1), zero)
-        mix = torch.where(kind == DOWN, self.y / (PAGE - 1), mix)
-        mix = torch.where(kind == STRIPES, ((self.x + self.y) / period).floor() % 2, mix)
-        mix = torch.where(kind == CHECKER, ((self.x / period).floor() + (self.y / period).floor()) % 2, mix)
+        mix = torch.where(kind == ACROSS, x / (self.width - 1), zero)
+        mix = torch.where(kind == DOWN, y / (self.height - 1), mix)
+        mix = torch.where(kind == STRIPES, ((x + y) / period).floor() % 2, mix)
+        mix = torch.where(kind == CHECKER, ((x / period).floor() + (y / period).floor()) % 2, mix)
         first, second = rows[:, 2:5, None, None], rows[:, 5:8, None, None]
         return first + (second - first) * mix[:, None]
 
     def _paste(
         self, pages: int, page: torch.Tensor, x: torch.Tensor, y: torch.Tensor, sprites: torch.Tensor
     ) -> torch.Tensor:
-        """Sums sprites (count, box, box) into (pages, PAGE, PAGE) at their places; what falls outside is cut off."""
+        """Sums sprites (count, box, box) into (pages, height, width) at their places; what falls outside is cut off."""
         box = sprites.shape[-1]
         step = torch.arange(box, device=self.device)
         px, py = x[:, None, None] + step[None, None, :], y[:, None, None] + step[None, :, None]
-        inside = (px >= 0) & (px < PAGE) & (py >= 0) & (py < PAGE)
-        index = (page[:, None, None] * PAGE + py.clamp(0, PAGE - 1)) * PAGE + px.clamp(0, PAGE - 1)
-        canvas = torch.zeros(pages * PAGE * PAGE, device=self.device)
+        height, width = self.height, self.width
+        inside = (px >= 0) & (px < width) & (py >= 0) & (py < height)
+        index = (page[:, None, None] * height + py.clamp(0, height - 1)) * width + px.clamp(0, width - 1)
+        canvas = torch.zeros(pages * height * width, device=self.device)
         canvas.scatter_add_(0, index.reshape(-1), (sprites * inside).reshape(-1))
-        return canvas.view(pages, PAGE, PAGE)
+        return canvas.view(pages, height, width)
 
 
 def to_tensors(batch: dict[str, np.ndarray], device: str | torch.device) -> dict[str, torch.Tensor]:

@@ -12,16 +12,56 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
+import clips
 import documents
 import draw
 import scenes
 
 COUNT = 200
+CLIP_COUNT, DESCRIBED_CLIPS = 150, 50
 FIRST_SEEDS = {"scenes": 1_000, "documents": 2_000, "questions": 3_000}
+FIRST_CLIP_SEED = 4_000
+
+
+@dataclass
+class Record:
+    """A held-out page or clip, what is asked about it and the accepted answers, the trained one first."""
+
+    key: str
+    layouts: list[draw.Layout]  # one, or one for each frame
+    ask: str
+    answers: list[str]
+    facts: scenes.Scene | clips.Clip | None = None
+
+
+def record(name: str, i: int) -> Record:
+    """The i-th record of a set: "scenes", "documents", "questions" or "clips"."""
+    key = f"{name[:-1]}_{i:03d}"
+    if name == "clips":
+        rng = random.Random(FIRST_CLIP_SEED + i)
+        clip = clips.make_clip(rng)
+        layouts = draw.layout_clip(clip, rng)
+        if i < DESCRIBED_CLIPS:
+            return Record(key, layouts, clips.CAPTION_PROMPT, [clips.description(clip)], clip)
+        ((ask, answers),) = clips.questions(clip, rng, 1)
+        return Record(key, layouts, ask, answers, clip)
+    rng = random.Random(FIRST_SEEDS[name] + i)
+    if name == "documents":
+        doc = documents.make_document(rng)
+        page = draw.layout_document(doc, rng)
+        ask, answers = rng.choice(doc.questions)
+        return Record(key, [page], ask, answers)
+    scene = scenes.make_scene(rng)
+    page = draw.layout_scene(scene, rng)
+    if name == "scenes":
+        return Record(key, [page], scenes.CAPTION_PROMPT, scenes.captions(scene), scene)
+    ((ask, answers),) = scenes.questions(scene, rng, 1)
+    return Record(key, [page], ask, answers, scene)
 
 
 def write(out: Path, count: int) -> None:
@@ -30,29 +70,21 @@ def write(out: Path, count: int) -> None:
     requests: dict[str, list[dict]] = {name: [] for name in FIRST_SEEDS}
     images, annotations = [], []
     asked: dict[str, list[dict]] = {"documents": [], "questions": []}
-    for name, first_seed in FIRST_SEEDS.items():
+    for name in FIRST_SEEDS:
         for i in range(count):
-            rng = random.Random(first_seed + i)
-            key = f"{name[:-1]}_{i:03d}"
-            image = f"{name}/{key}.png"
-            if name == "documents":
-                doc = documents.make_document(rng)
-                pages[name].append(draw.layout_document(doc, rng))
-                ask, answers = rng.choice(doc.questions)
+            made = record(name, i)
+            image = f"{name}/{made.key}.png"
+            pages[name] += made.layouts
+            requests[name].append({"id": made.key, "image": image, "prompt": made.ask})
+            if made.facts:
+                facts[made.key] = [dict(vars(thing)) for thing in made.facts]
+            if name == "scenes":
+                images.append({"id": i, "file_name": image, "height": draw.PAGE, "width": draw.PAGE})
+                for caption in made.answers:
+                    annotations.append({"id": len(annotations), "image_id": i, "caption": caption})
             else:
-                scene = scenes.make_scene(rng)
-                pages[name].append(draw.layout_scene(scene, rng))
-                facts[key] = [dict(vars(thing)) for thing in scene]
-                if name == "scenes":
-                    ask = scenes.CAPTION_PROMPT
-                    images.append({"id": i, "file_name": image, "height": draw.PAGE, "width": draw.PAGE})
-                    for caption in scenes.captions(scene):
-                        annotations.append({"id": len(annotations), "image_id": i, "caption": caption})
-                else:
-                    ((ask, answers),) = scenes.questions(scene, rng, 1)
-            requests[name].append({"id": key, "image": image, "prompt": ask})
-            if name != "scenes":
-                asked[name].append({"questionId": i, "question": ask, "image": image, "docId": i, "answers": answers})
+                entry = {"questionId": i, "question": made.ask, "image": image, "docId": i, "answers": made.answers}
+                asked[name].append(entry)
     painter = draw.Painter("cpu")
     for name, layouts in pages.items():
         (out / name).mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,12 @@ def training_text(scene_count: int = 3000, document_count: int = 6000) -> list[s
         lines += [word.strip()] * 200
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.,:;!?$-/()'\"&%+#@*=_"
     lines += [" ".join(alphabet)] * 20
-    return [" ".join(_spell(word) for word in line.split(" ")) for line in lines]
+    return [spelled(line) for line in lines]
+
+
+def spelled(line: str) -> str:
+    """A line with its codes, numbers and runs of capitals put letter by letter."""
+    return " ".join(_spell(word) for word in line.split(" "))
 
 
 def _spell(word: str) -> str:

@@ -1,105 +1,80 @@
-"""Trains the pocket LLaVA from nothing on drawn pages, on one GPU, and writes the checkpoint.
+"""Trains pocket-internvl or pocket-qwen on drawn pages and clips, and writes its weights.
 
-    python3 tokenizer.py --out FOLDER && python3 train.py --tokenizer FOLDER --out CHECKPOINT --seconds 1300
+    python3 byte_level.py --family qwen --out FOLDER
+    python3 train.py qwen --tokenizer FOLDER --llava pocket-llava --out WEIGHTS --seconds 540
 
 Worker processes draw facts, conversations and page layouts; the GPU paints the pages on a stream of its own while the
-last step still runs. While training, two linear heads on the vision features are taught what lies under each patch
-(characters; the facts of an object), which makes reading emerge within minutes; they are dropped when
-saving. Matrices are optimised with Muon (orthogonalised momentum), the rest with AdamW; the learning rate is constant
-for the first part of the time given and then falls linearly to nothing. Scenes start with up to two objects, then four,
-then eight.
+last step still runs. While training, linear heads on the vision features are taught what lies under each patch
+(characters; the facts of an object), which makes reading emerge within minutes; they are dropped when saving. Matrices
+are optimised with Muon (orthogonalised momentum), the rest with AdamW; the learning rate is constant for the first part
+of the time given and then falls linearly to nothing. Scenes start with up to two objects, then four, then eight.
+
+`--seconds` counts from the start of the program. Several GPUs train one model when the program is started once for each
+with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as torchrun does.
 """
 
 from __future__ import annotations
 
+import time
+
+STARTED = time.time()
+
 import argparse
+import os
 import queue
 import sys
 import threading
-import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+import batches
 import draw
-import examples
-import export
-import model as pocket
+import internvl
+import qwen
 import scenes
+import weights
+from optimiser import Crew, Gradients, Muon
 
-
-class Muon:
-    """Momentum orthogonalised by five Newton-Schulz steps, for matrices; equal shapes are done in one batch."""
-
-    STEPS, A, B, C = 5, 3.4445, -4.7750, 2.0315
-
-    def __init__(self, parameters: list[torch.nn.Parameter], momentum: float = 0.95, weight_decay: float = 0.02):
-        self.momentum, self.weight_decay = momentum, weight_decay
-        shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
-        for p in parameters:
-            shapes.setdefault(p.shape, []).append(p)
-        self.groups = list(shapes.values())
-        self.buffers = [torch.zeros(len(g), *g[0].shape, device=g[0].device) for g in self.groups]
-
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        for group, buffer in zip(self.groups, self.buffers):
-            gradient = torch.stack([p.grad for p in group])
-            buffer.lerp_(gradient, 1 - self.momentum)
-            update = self.orthogonal(gradient.lerp(buffer, self.momentum))
-            rows, columns = group[0].shape
-            scale = lr * max(1.0, rows / columns) ** 0.5
-            torch._foreach_mul_(group, 1 - lr * self.weight_decay)
-            torch._foreach_add_(group, list(update.float().unbind()), alpha=-scale)
-
-    def orthogonal(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.shape[-2] <= x.shape[-1]
-        x = (x if wide else x.mT).bfloat16()
-        x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-        for _ in range(self.STEPS):
-            a = x @ x.mT
-            x = self.A * x + (self.B * a + self.C * a @ a) @ x
-        return x if wide else x.mT
+FAMILIES = {"internvl": internvl, "qwen": qwen}
 
 
 class PatchHeads(torch.nn.Module):
     """Linear readings of the vision features, for the warm-up loss only."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, objects: tuple[int, ...]):
         super().__init__()
-        self.sizes = [len(draw.CHARACTERS) + 1] * draw.SLOTS
-        self.sizes += [size + 1 for size in draw.OBJECT_SIZES]
+        self.sizes = [len(draw.CHARACTERS) + 1] * draw.SLOTS + list(objects)
         self.norm = torch.nn.LayerNorm(width)
         self.linear = torch.nn.Linear(width, sum(self.sizes))
 
     def forward(self, features: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype):
         """Losses (characters, objects) and the share of characters read rightly. labels (batch, patches, parts)."""
         h = self.norm(features).to(dtype)
-        logits = F.linear(h, self.linear.weight.to(dtype), self.linear.bias.to(dtype)).float().split(self.sizes, -1)
+        logits = F.linear(h, self.linear.weight.to(dtype), self.linear.bias.to(dtype)).flatten(0, 1).split(self.sizes, -1)
+        labels = labels.flatten(0, 1).long()
         losses, right, present = [], 0, 0
         for k, part in enumerate(logits):
-            label = labels[..., k]
+            label = labels[:, k]
             seen = (label > 0).float()
             weight = 0.05 + 0.95 * seen  # most patches show nothing
-            loss = F.cross_entropy(part.flatten(0, 1), label.flatten(), reduction="none").view_as(weight)
+            loss = F.cross_entropy(part.float(), label, reduction="none")
             losses.append((loss * weight).sum() / weight.sum())
             if k < draw.SLOTS:
                 right = right + ((part.argmax(-1) == label) * seen).sum()
                 present = present + seen.sum()
-        return sum(losses[: draw.SLOTS]), sum(losses[draw.SLOTS :]), right / present
+        return sum(losses[: draw.SLOTS]), sum(losses[draw.SLOTS :]), right / present.clamp(min=1)
 
 
 class Prefetch:
     """Takes batches from the feed, sends them to the device and paints them on a side stream, one step ahead."""
 
-    def __init__(self, feed: examples.Feed, device: torch.device, noise: bool = True):
-        self.feed, self.device, self.noise = feed, device, noise
+    def __init__(self, feed: batches.Feed, family, device: torch.device):
+        self.feed, self.family, self.device = feed, family, device
         self.painter = draw.Painter(device)
         self.cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream() if self.cuda else None
-        self.mean = torch.tensor(export.CLIP_MEAN, device=device)[:, None, None] * 255
-        self.std = torch.tensor(export.CLIP_STD, device=device)[:, None, None] * 255
         self.ready: queue.Queue = queue.Queue(maxsize=2)
         self.stopped = False
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -107,8 +82,14 @@ class Prefetch:
 
     def _run(self) -> None:
         try:
+            if self.cuda:
+                torch.cuda.set_device(self.device)
+            step = 0
             while not self.stopped:
-                item = self._prepare(self.feed.next())
+                made = self.feed.next(False)
+                others = self.feed.plan.others and step % self.feed.plan.often == 0
+                item = self._prepare(made, self.feed.next(True) if others else [])
+                step += 1
                 while not self.stopped:
                     try:
                         self.ready.put(item, timeout=0.2)
@@ -118,182 +99,250 @@ class Prefetch:
         except Exception as error:  # handed to the training loop, which raises it
             self.ready.put(error)
 
-    def _prepare(self, batch):
+    def _prepare(self, *parts):
         if not self.cuda:
-            return self._paint({k: torch.from_numpy(v) for k, v in batch.items()}), None
+            return [[self._paint(g, draw.to_tensors(b, self.device)) for g, b in part] for part in parts], None
         with torch.cuda.stream(self.stream):
-            tensors = {k: torch.from_numpy(v).pin_memory().to(self.device, non_blocking=True) for k, v in batch.items()}
-            out = self._paint(tensors)
+            out = [
+                [
+                    self._paint(
+                        g, {k: torch.from_numpy(v).pin_memory().to(self.device, non_blocking=True) for k, v in b.items()}
+                    )
+                    for g, b in part
+                ]
+                for part in parts
+            ]
             event = torch.cuda.Event()
             event.record()
         return out, event
 
     @torch.no_grad()
-    def _paint(self, batch):
-        pixels = self.painter.paint(batch)
-        if self.noise:  # half of the pages stay clean, as the held-out ones are
-            count = len(pixels)
-            level = (torch.rand(count, 1, 1, 1, device=self.device) * 12 - 6).clamp_(min=0)
-            pixels = pixels + level * torch.randn_like(pixels)
-        labels = torch.cat((batch["characters"], batch["objects"]), -1).long()
-        return (pixels - self.mean) / self.std, batch["ids"].long(), batch["labels"].long(), labels
+    def _paint(self, group: batches.Group, batch):
+        pixels = self.painter.paint(batch, group.height, group.width)
+        # Half of the pages stay clean, as the held-out ones are.
+        level = (torch.rand(len(pixels) // group.frames, 1, 1, 1, device=self.device) * 12 - 6).clamp_(min=0)
+        level = level.repeat_interleave(group.frames, 0)
+        pixels = pixels + level * torch.randn_like(pixels)
+        seen = self.family.labels(group, batch["characters"], batch["objects"])
+        return group, self.family.cut(group, pixels), batch["ids"].long(), batch["labels"].long(), seen
 
     def next(self):
-        item = self.ready.get()
+        item = self.ready.get(timeout=300)
         if isinstance(item, Exception):
             raise item
-        tensors, event = item
+        parts, event = item
         if event is not None:
             current = torch.cuda.current_stream()
             current.wait_event(event)
-            for t in tensors:
-                t.record_stream(current)
-        return tensors
+            for part in parts:
+                for _, *tensors in part:
+                    for t in tensors:
+                        t.record_stream(current)
+        return parts
 
     def close(self) -> None:
         self.stopped = True
 
 
-def split_parameters(model) -> tuple[list, list]:
-    """Matrices inside the layers and the projector (for Muon), and everything else that is trained (for AdamW)."""
-    vision = pocket.vision_parts(model)
-    unused = set(vision.encoder.layers[-1].parameters()) | set(vision.post_layernorm.parameters())
-    inner = [*vision.encoder.layers[:-1], *model.model.language_model.layers, model.model.multi_modal_projector]
-    matrices = [p for part in inner for p in part.parameters() if p.ndim == 2]
-    taken = set(matrices) | unused
-    return matrices, [p for p in model.parameters() if p not in taken]
+class Shown:
+    """Sums of the figures of the steps since the last line."""
+
+    def __init__(self):
+        self.sums: dict[str, torch.Tensor] = {}
+
+    def add(self, **figures: torch.Tensor) -> None:
+        for name, value in figures.items():
+            old = self.sums.get(name)
+            value = torch.stack([value.detach().float(), torch.ones((), device=value.device)])
+            self.sums[name] = value if old is None else old + value
+
+    def take(self) -> dict[str, float]:
+        out = {name: (v[0] / v[1]).item() for name, v in self.sums.items()}
+        self.sums = {}
+        return out
+
+
+def split_parameters(model, runner) -> tuple[list, list, list]:
+    """Matrices inside the vision layers and inside the decoder's (for Muon), and everything else (for AdamW)."""
+    vision, text = ([p for part in parts for p in part.parameters() if p.ndim == 2] for parts in runner.matrices())
+    taken = {*vision, *text}
+    return vision, text, [p for p in model.parameters() if p not in taken]
+
+
+def text_loss(groups, logits, labels, shown: Shown, other: bool):
+    """Sum of the losses of the taught tokens and their number; shows the shares of tokens that come out right."""
+    total, count = 0.0, 0
+    for group, l, wanted in zip(groups, logits, labels):
+        total = total + F.cross_entropy(l.flatten(0, 1), wanted.flatten(), ignore_index=batches.IGNORE, reduction="sum")
+        taught = wanted != batches.IGNORE
+        count = count + taught.sum()
+        with torch.no_grad():
+            right = (l.argmax(-1) == wanted) & taught
+            for kind, part in zip(("captions", "questions", "documents"), group.slices):
+                if part.stop > part.start:
+                    name = ("other_" if other else "") + ("clip_" if group.frames > 1 else "") + kind
+                    shown.add(**{name: right[part].sum() / taught[part].sum().clamp(min=1)})
+    return total, count
 
 
 def train(options: argparse.Namespace) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    mix = examples.Mix(*options.mix)
-    feed = examples.Feed(options.tokenizer, mix, options.workers, options.first_seed)
+    family = FAMILIES[options.family]
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    crew = Crew("nccl" if cuda else "gloo")
+    torch.manual_seed(crew.rank)
+    dtype = torch.bfloat16 if cuda else torch.float32
+    plan = family.TINY_PLAN if options.tiny else family.PLAN
+    first_seed = options.first_seed + crew.rank * 500_000_000
+    feed = batches.Feed(options.tokenizer, options.family, family.grid, plan, options.workers, first_seed)
+    encode = batches.Encoder(options.tokenizer, options.family)
+    model = family.build(options.tiny)
     if options.start:
-        model = pocket.LlavaForConditionalGeneration.from_pretrained(options.start, dtype=torch.float32)
-        feed.max_objects.value = scenes.MAX_OBJECTS
-    else:
-        model = pocket.build(options.tiny)
+        weights.load(model, options.start)
     model.to(device)
-    say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters on {device}")
-    runner = pocket.Runner(model, dtype, compiled=device.type == "cuda")
-    heads = PatchHeads(model.config.vision_config.hidden_size).to(device)
-    matrices, others = split_parameters(model)
-    muon = Muon(matrices)
-    adam = torch.optim.AdamW(
-        [*others, *heads.parameters()], lr=options.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"
-    )
-    prefix = torch.tensor([examples.Encoder(options.tokenizer).prefix()], device=device)
-    prefetch = Prefetch(feed, device)
-    shown = torch.zeros(7, device=device)
-    step, start, last_save, last_log = 0, time.time(), time.time(), time.time()
+    runner = family.Runner(model, dtype, compiled=cuda and not options.eager)
+    if options.llava and not options.start:
+        import decoder
+
+        decoder.warm(runner.decoder.text, runner.decoder.head, options.tokenizer / "tokenizer.json", options.llava)
+    heads = PatchHeads(runner.width, family.LABEL_SIZES).to(device)
+    vision, text, others = split_parameters(model, runner)
+    others += list(heads.parameters())
+    every = [*vision, *text, *others]
+    crew.share(every)
+    say(crew, f"{sum(p.numel() for p in model.parameters()) / 1e6:.3f} M parameters on {crew.size} x {device}")
+    gradients = Gradients(every)
+
+    def optimisers():
+        adam = torch.optim.AdamW(others, lr=options.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
+        return Muon(vision), Muon(text), adam
+
+    muon_vision, muon_text, adam = optimisers()
+    # A decoder that can talk already waits until there is something to be seen.
+    patience = 1500 if options.llava and not options.start else 1
+    prefix = torch.tensor([encode.prefix], device=device)
+    prefetch = Prefetch(feed, family, device)
+    feed.max_objects.value = scenes.MAX_OBJECTS if options.start else 2
+    shown = Shown()
+    warmup = 3 if options.tiny else 20
+    end = STARTED + options.seconds
+    begin = last_save = last_log = time.time()
+    step, spent, scale, kept = 0, 0.0, 1.0, weights.copy(model)
     while True:
-        if step == 20:  # compiling is not training
-            start = last_log = time.time()
-            shown.zero_()
-        spent = (time.time() - start) / options.seconds
-        if spent >= 1 and step > 20:
-            break
-        spent = min(spent, 1.0) if step >= 20 else 0.0
+        if step % 10 == 0:
+            spent = crew.agree((time.time() - begin) / max(end - begin, 1e-3), device) if step > warmup else 0.0
+            if spent >= 1:
+                break
+        if step == warmup:  # compiling is not training
+            begin = last_log = time.time()
+            shown.take()
+            say(crew, f"{begin - STARTED:.0f} s until the first {step} steps were done")
         if not options.start:
-            feed.max_objects.value = 2 if spent < 0.05 else 4 if spent < 0.12 else scenes.MAX_OBJECTS
-        decay = min(1.0, (step + 1) / 200, (1 - spent) / (1 - options.hold) + 0.002)
-        pixels, ids, labels, patches = prefetch.next()
-        features = runner.see(pixels)
-        characters, objects, read = heads(features, patches, dtype)
-        logits = runner.logits(runner.read(features, prefix, ids))
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=examples.IGNORE, reduction="none")
-        losses = losses.view_as(labels)
-        taught = labels != examples.IGNORE
-        text = losses.sum() / taught.sum()
+            feed.max_objects.value = 2 if spent < 0.04 else 4 if spent < 0.1 else scenes.MAX_OBJECTS
+        decay = scale * min(1.0, (step + 1) / 200, (1 - spent) / (1 - options.hold) + 0.002)
+        main, other = prefetch.next()
+        groups, parts, ids, labels, patches = (list(t) for t in zip(*main))
+        seen = runner.see(groups, parts)
+        visual, features = zip(*seen)
+        characters, objects, read = heads(torch.cat(features), torch.cat(patches), dtype)
+        total, count = text_loss(groups, runner.read(groups, visual, prefix, ids), labels, shown, False)
+        for group, part, asked, wanted, _ in other:
+            ((more, _),) = runner.see([group], [part], eager=True)
+            extra, n = text_loss([group], runner.read([group], [more], prefix, [asked], eager=True), [wanted], shown, True)
+            total, count = total + extra, count + n
+        text_mean = total / count
         aid = max(0.1, 1.0 - 2 * spent)
-        loss = text + aid * (0.5 * characters + 0.3 * objects)
-        adam.zero_grad(set_to_none=True)
-        for p in matrices:
-            p.grad = None
+        loss = text_mean + aid * (0.5 * characters + 0.3 * objects)
+        gradients.clear()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(others, 1.0)
-        muon.step(options.muon_lr * decay)
+        gradients.average(crew)
+        torch.nn.utils.clip_grad_norm_(others, 1.0)
+        muon_vision.step(options.muon_lr * decay)
+        muon_text.step(options.muon_lr * decay * min(1.0, 0.1 + step / patience))
         for group in adam.param_groups:
             group["lr"] = options.adam_lr * decay
         adam.step()
-        with torch.no_grad():
-            right = (logits.argmax(-1) == labels) & taught
-            shares = [right[k].sum() / taught[k].sum().clamp(min=1) for k in mix.slices]
-            shown += torch.stack([text.detach(), characters.detach(), objects.detach(), read, *shares])
+        shown.add(loss=text_mean, patches=characters, objects=objects, characters_read=read)
         step += 1
         if step % options.log_every == 0:
-            t, c, o, r, a, b, d = (shown / options.log_every).tolist()
-            shown.zero_()
-            now = time.time()
-            rate = options.log_every * mix.size / (now - last_log)
+            figures, now = shown.take(), time.time()
+            rate = options.log_every * plan.size * crew.size / (now - last_log)
             last_log = now
-            say(
-                f"{now - start:5.0f} s  step {step:6d}  loss {t:.4f}  patches {c:.3f} {o:.3f}  characters read {r:.3f}  "
-                f"tokens right: captions {a:.4f} questions {b:.4f} documents {d:.4f}  {rate:.0f} pages/s  lr x {decay:.3f}"
-            )
-            if not t == t:
-                raise SystemExit("pocket: the loss is not a number; lower --muon-lr")
-        if time.time() - last_save > options.save_every:
-            export.save(model, options.tokenizer, options.out)
-            last_save = time.time()
-    export.save(model, options.tokenizer, options.out)
-    say(f"done: {step} steps of {mix.size} pages in {time.time() - start:.0f} s")
+            told = "  ".join(f"{k} {v:.4f}" for k, v in figures.items())
+            say(crew, f"{now - STARTED:5.0f} s  step {step:6d}  {told}  {rate:.0f} pages/s  lr x {decay:.3f}")
+            if crew.any(not figures["loss"] < 20, device):
+                say(crew, "the loss left all bounds: back to the last checkpoint at half the learning rate")
+                weights.restore(model, kept)
+                (muon_vision, muon_text, adam), scale = optimisers(), scale / 2
+            elif crew.agree(float(now - last_save > options.save_every), device):
+                kept, last_save = weights.copy(model), now
+                if crew.rank == 0:
+                    weights.save(model, options.out)
+    if crew.rank == 0 and weights.is_finite(model):
+        weights.save(model, options.out)
+    say(crew, f"done: {step} steps of {plan.size * crew.size} pages in {time.time() - STARTED:.0f} s")
     prefetch.close()
     feed.close()
+    if crew.rank == 0 and options.evaluate:
+        import trial
+
+        trial.report(family, runner, encode, device, options.evaluate)
+    sys.stdout.flush()
+    os._exit(0)  # no waiting for threads that still paint or for the other process
 
 
-def say(line: str) -> None:
-    print(line, flush=True)
+def say(crew: Crew, line: str) -> None:
+    if crew.rank == 0:
+        print(line, flush=True)
 
 
+@torch.no_grad()
 def check(options: argparse.Namespace) -> None:
-    """Compares the lean forward pass with the module's own, in float32."""
+    """Compares the lean forward pass with the module's own, in float32, on each kind of group."""
+    family = FAMILIES[options.family]
     torch.manual_seed(1)
-    model = pocket.build(options.tiny).eval()
+    model = family.build(options.tiny).eval()
     for p in model.parameters():  # default initialisation would hide mistakes
         p.data += torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.1)
-    encode = examples.Encoder(options.tokenizer)
-    batch = examples.make_batch(encode, scenes.FIRST_TRAINING_SEED, examples.Mix(1, 1, 1), 8)
-    tensors = draw.to_tensors(batch, "cpu")
-    mean, std = (torch.tensor(v)[:, None, None] * 255 for v in (export.CLIP_MEAN, export.CLIP_STD))
-    pixels = (draw.Painter("cpu").paint(tensors) - mean) / std
-    prefix, ids = torch.tensor([encode.prefix()]), tensors["ids"].long()
-    runner = pocket.Runner(model, torch.float32, compiled=False)
-    with torch.no_grad():
-        ours = runner.logits(runner.read(runner.see(pixels), prefix, ids))
-        image = torch.full((len(ids), draw.PATCHES**2), model.config.image_token_id)
-        full = torch.cat((prefix.expand(len(ids), -1), image, ids), 1)
-        theirs = model(input_ids=full, pixel_values=pixels).logits[:, -ids.shape[1] :]
-    error = ((ours - theirs).norm() / theirs.norm()).item()
-    say(f"relative difference of the logits: {error:.2e}")
-    if not error < 1e-4:
-        raise SystemExit("pocket: the training forward pass departs from transformers; see model.py")
+    encode = batches.Encoder(options.tokenizer, options.family)
+    runner = family.Runner(model, torch.float32, compiled=False)
+    prefix, painter = torch.tensor([encode.prefix]), draw.Painter("cpu")
+    plan = family.TINY_PLAN
+    made = {}
+    for group in (*plan.always, *plan.others):
+        arrays = batches.make_group(encode, scenes.FIRST_TRAINING_SEED, group, family.grid(group), 8)
+        tensors = draw.to_tensors(arrays, "cpu")
+        made[group] = family.cut(group, painter.paint(tensors, group.height, group.width)), tensors["ids"].long()
+    for groups in (plan.always, *((g,) for g in plan.others)):
+        parts, ids = zip(*(made[g] for g in groups))
+        visual = [v for v, _ in runner.see(groups, parts)]
+        for group, ours in zip(groups, runner.read(groups, visual, prefix, ids)):
+            theirs = runner.reference(group, *made[group][:1], prefix, made[group][1])
+            error = ((ours - theirs).norm() / theirs.norm()).item()
+            print(f"{group}: relative difference of the logits {error:.2e}", flush=True)
+            if not error < 1e-4:
+                raise SystemExit("pocket: the training forward pass departs from transformers")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json and tokenizer.model")
-    parser.add_argument("--out", type=Path, help="folder to write the checkpoint to")
-    parser.add_argument("--start", type=Path, help="checkpoint to go on from instead of a fresh model")
-    parser.add_argument("--seconds", type=float, default=1300, help="training time after compiling")
-    parser.add_argument(
-        "--mix",
-        type=int,
-        nargs=3,
-        default=(32, 48, 48),
-        metavar=("CAPTIONS", "QUESTIONS", "DOCUMENTS"),
-        help="pages in a batch: scenes with captions, scenes with questions, documents",
-    )
-    parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--muon-lr", type=float, default=0.012)
+    parser.add_argument("family", choices=sorted(FAMILIES))
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
+    parser.add_argument("--out", type=Path, help="folder to write the weights to")
+    parser.add_argument("--start", type=Path, help="folder of weights to go on from instead of a fresh model")
+    parser.add_argument("--llava", type=Path, help="folder of pocket-llava, whose decoder a fresh model starts with")
+    parser.add_argument("--seconds", type=float, default=540, help="time from the start of the program to the last step")
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--adam-lr", type=float, default=0.0015)
-    parser.add_argument("--hold", type=float, default=0.45, help="part of the time before the learning rate falls")
+    parser.add_argument("--hold", type=float, default=0.5, help="part of the time before the learning rate falls")
     parser.add_argument("--first-seed", type=int, default=scenes.FIRST_TRAINING_SEED)
     parser.add_argument("--log-every", type=int, default=100)
-    parser.add_argument("--save-every", type=float, default=240, help="seconds between checkpoints")
+    parser.add_argument("--save-every", type=float, default=110, help="seconds between checkpoints")
+    parser.add_argument("--evaluate", type=int, default=0, help="held-out records of each set to answer at the end")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--tiny", action="store_true", help="a very small model, to try the code on a CPU")
     parser.add_argument("--check", action="store_true", help="compare the forward pass with transformers and stop")
     options = parser.parse_args()
@@ -302,7 +351,7 @@ def main() -> None:
     if options.check:
         check(options)
     elif options.out is None:
-        sys.exit("pocket: --out is missing; name the folder to write the checkpoint to")
+        sys.exit("pocket: --out is missing; name the folder to write the weights to")
     else:
         train(options)
 
