@@ -1,10 +1,10 @@
-"""Draws the held-out sets: 200 scenes to caption, 200 documents and 200 scenes to ask about.
+"""Draws the held-out sets: 200 scenes to caption, 200 documents, 200 scenes to ask about, and 150 clips.
 
     python3 heldout.py --out heldout
 
-The seeds lie below `scenes.FIRST_TRAINING_SEED`, which training starts from. Pages carry no noise. Written are the
-PNG files, annotations in COCO captions and DocVQA form, the facts of the scenes, and one request file per set, whose
-image paths are relative to the request file's own folder.
+The seeds lie below `scenes.FIRST_TRAINING_SEED`, which training starts from. Pages carry no noise. Written are PNG files
+and animated WebP files (lossless), annotations in COCO captions and DocVQA form, the facts of the scenes and clips, and
+one request file per set, whose paths are relative to the request file's own folder.
 """
 
 from __future__ import annotations
@@ -65,16 +65,22 @@ def record(name: str, i: int) -> Record:
 
 
 def write(out: Path, count: int) -> None:
+    painter = draw.Painter("cpu")
+    _write_pages(out, count, painter)
+    _write_clips(out, min(count, CLIP_COUNT), painter)
+
+
+def _write_pages(out: Path, count: int, painter: draw.Painter) -> None:
     facts: dict[str, list[dict]] = {}
-    pages: dict[str, list[draw.Layout]] = {name: [] for name in FIRST_SEEDS}
     requests: dict[str, list[dict]] = {name: [] for name in FIRST_SEEDS}
     images, annotations = [], []
     asked: dict[str, list[dict]] = {"documents": [], "questions": []}
     for name in FIRST_SEEDS:
+        (out / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):
             made = record(name, i)
             image = f"{name}/{made.key}.png"
-            pages[name] += made.layouts
+            _pictures(painter, made.layouts, draw.PAGE)[0].save(out / image, optimize=True)
             requests[name].append({"id": made.key, "image": image, "prompt": made.ask})
             if made.facts:
                 facts[made.key] = [dict(vars(thing)) for thing in made.facts]
@@ -85,20 +91,64 @@ def write(out: Path, count: int) -> None:
             else:
                 entry = {"questionId": i, "question": made.ask, "image": image, "docId": i, "answers": made.answers}
                 asked[name].append(entry)
-    painter = draw.Painter("cpu")
-    for name, layouts in pages.items():
-        (out / name).mkdir(parents=True, exist_ok=True)
-        for i, layout in enumerate(layouts):
-            pixels = painter.paint(draw.to_tensors(draw.tables([layout]), "cpu"))[0]
-            Image.fromarray(pixels.permute(1, 2, 0).byte().numpy()).save(out / requests[name][i]["image"], optimize=True)
     coco = {"info": {"description": "kvlm pocket scenes, held out"}, "images": images, "annotations": annotations}
     _write(out / "captions_heldout.json", coco)
     for name, data in asked.items():
-        header = {"dataset_name": f"kvlm pocket {name}", "dataset_version": "1.0", "dataset_split": "heldout"}
-        _write(out / f"{name}_heldout.json", {**header, "data": data})
+        _write(out / f"{name}_heldout.json", {**_header(name), "data": data})
     _write(out / "scene_facts.json", facts)
     for name, records in (("captions", requests["scenes"]), *((n, requests[n]) for n in asked)):
-        (out / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        _write_requests(out / f"{name}.jsonl", records)
+
+
+def _write_clips(out: Path, count: int, painter: draw.Painter) -> None:
+    requests, data = [], []
+    (out / "clips").mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        made = record("clips", i)
+        video = f"clips/{made.key}.webp"
+        first, *rest = _pictures(painter, made.layouts, draw.FRAME)
+        first.save(
+            out / video, save_all=True, append_images=rest, duration=1000 // clips.FRAMES_PER_SECOND, lossless=True,
+            quality=100, method=4, exact=True, minimize_size=True,
+        )  # fmt: skip
+        requests.append({"id": made.key, "video": video, "prompt": made.ask})
+        kind = "description" if i < DESCRIBED_CLIPS else "question"
+        entry = {"questionId": i, "kind": kind, "question": made.ask, "video": video, "answers": made.answers}
+        data.append({**entry, **clip_facts(made.facts)})
+    shape = {"frames": clips.FRAMES, "frames_per_second": clips.FRAMES_PER_SECOND, "height": draw.FRAME, "width": draw.FRAME}
+    lines = ",\n  ".join(map(json.dumps, data))  # a line for each clip
+    header = json.dumps({**_header("clips"), **shape}, indent=1)[:-2]
+    (out / "clips_heldout.json").write_text(f'{header},\n "data": [\n  {lines}\n ]\n}}\n')
+    _write_requests(out / "clips.jsonl", requests)
+
+
+def clip_facts(clip: clips.Clip) -> dict:
+    """The objects of a clip with their cells (row, column) frame by frame, null where they are not there; its events.
+
+    An event is seen from the frame at `time_s` on.
+    """
+    objects = [
+        {"colour": a.colour, "shape": a.shape, "mark": a.mark, "cells": [row[k] for row in clip.cells]}
+        for k, a in enumerate(clip.actors)
+    ]
+    events = [
+        {"time_s": e.frame / clips.FRAMES_PER_SECOND, "mark": clip.actors[e.actor].mark, "action": e.action}
+        for e in clip.events
+    ]
+    return {"objects": objects, "events": events}
+
+
+def _pictures(painter: draw.Painter, layouts: list[draw.Layout], side: int) -> list[Image.Image]:
+    pixels = painter.paint(draw.to_tensors(draw.tables(layouts), "cpu"), side, side)
+    return [Image.fromarray(page.permute(1, 2, 0).byte().numpy()) for page in pixels]
+
+
+def _header(name: str) -> dict:
+    return {"dataset_name": f"kvlm pocket {name}", "dataset_version": "1.0", "dataset_split": "heldout"}
+
+
+def _write_requests(path: Path, records: list[dict]) -> None:
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def _write(path: Path, value: object) -> None:
