@@ -22,6 +22,10 @@ TWO_TOLD = (
     "There are two objects: a small red circle marked K in row 1, column 2; "
     "a large blue ring marked 7 in row 2, column 4."
 )
+CLIP = (
+    "There are two objects: a red ring marked K in row 1, column 2; an orange cross marked 7 in row 2, column 4. "
+    "First K moves up; then 7 vanishes; then a blue ring marked B appears in row 3, column 1."
+)
 
 
 def perfect_answers() -> dict[str, str]:
@@ -35,6 +39,14 @@ def perfect_answers() -> dict[str, str]:
         for record in json.loads((HELDOUT / f"{name}_heldout.json").read_text())["data"]:
             answers[Path(record["image"]).stem] = record["answers"][0]
     return answers
+
+
+def held_out_clips() -> list[dict]:
+    return json.loads((HELDOUT / "clips_heldout.json").read_text())["data"]
+
+
+def perfect_clips() -> dict[str, str]:
+    return {Path(record["video"]).stem: record["answers"][0] for record in held_out_clips()}
 
 
 def run_score(answers: dict[str, str], *options: str) -> tuple[int, str, str]:
@@ -82,6 +94,51 @@ class Slots(unittest.TestCase):
             self.assertEqual(right, asked, note["caption"])
 
 
+class Descriptions(unittest.TestCase):
+    def test_objects_come_in_any_order_and_events_in_that_of_time(self):
+        self.assertEqual(score.description_facts(CLIP, CLIP), (6, 6))
+        first, second = "a red ring marked K in row 1, column 2", "an orange cross marked 7 in row 2, column 4"
+        self.assertEqual(score.description_facts(CLIP.replace(f"{first}; {second}", f"{second}; {first}"), CLIP), (6, 6))
+        other = CLIP.replace("K moves up; then 7 vanishes", "7 vanishes; then K moves up")
+        self.assertEqual(score.description_facts(other, CLIP), (4, 6))
+
+    def test_each_wrong_word_costs_its_fact(self):
+        for old, new in (
+            ("two", "three"), ("red", "green"), ("cross", "square"), ("marked K", "marked B"), ("row 1", "row 3"),
+            ("column 4", "column 1"), ("up", "down"), ("7 vanishes", "K vanishes"), ("vanishes", "moves left"),
+            ("blue", "white"), ("row 3", "row 4"), ("moves", "jumps"),
+        ):  # fmt: skip
+            self.assertEqual(score.description_facts(CLIP.replace(old, new), CLIP), (5, 6), new)
+
+    def test_missing_and_surplus_facts(self):
+        self.assertEqual(score.description_facts("", CLIP), (0, 6))
+        self.assertEqual(score.description_facts(CLIP.partition("; then a")[0] + ".", CLIP), (5, 6))
+        self.assertEqual(score.description_facts(CLIP[:-1] + "; then K vanishes.", CLIP), (6, 7))
+        twice = CLIP.replace(". First", "; an orange cross marked 7 in row 2, column 4. First")
+        self.assertEqual(score.description_facts(twice, CLIP), (6, 7))
+
+    def test_the_held_out_descriptions_say_what_the_annotations_do(self):
+        clips = [record for record in held_out_clips() if record["kind"] == "description"]
+        self.assertEqual(len(clips), 50)
+        for record in clips:
+            named = {thing["mark"]: thing for thing in record["objects"]}
+            number, objects, events = score.read_description(record["answers"][0])
+            there = [thing for thing in record["objects"] if thing["cells"][0]]
+            self.assertEqual(score.NUMBERS.index(number) + 1, len(there))
+            self.assertEqual(
+                objects, [(t["colour"], t["shape"], t["mark"], *map(str, t["cells"][0])) for t in there]
+            )  # fmt: skip
+            expected = []
+            for event in record["events"]:
+                thing = named[event["mark"]]
+                if event["action"] == "appear":
+                    cell = thing["cells"][round(event["time_s"] * 2)]
+                    expected.append((thing["colour"], thing["shape"], thing["mark"], "appear", *map(str, cell)))
+                else:
+                    expected.append((event["mark"], event["action"]))
+            self.assertEqual(events, expected)
+
+
 class Similarity(unittest.TestCase):
     def test_levenshtein(self):
         for a, b, distance in (("", "", 0), ("", "abc", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("ab", "ba", 2)):
@@ -109,6 +166,28 @@ class Program(unittest.TestCase):
         self.assertEqual(figures["captions"], 200)
         for name in score.GATES:
             self.assertEqual(figures[name], 1.0, name)
+
+    def test_clips_are_asked_for_by_name(self):
+        pictures, clips = perfect_answers(), perfect_clips()
+        status, out, _ = run_score(pictures, "--gate", "--clips", "--json")
+        self.assertEqual((status, json.loads(out)["below_gate"]), (1, list(score.CLIP_GATES)))
+        status, out, _ = run_score(pictures | clips, "--gate", "--clips", "--json")
+        self.assertEqual(status, 0)
+        figures = json.loads(out)["figures"]
+        self.assertEqual((figures["descriptions"], figures["clip_questions"]), (50, 100))
+        for name in score.CLIP_GATES:
+            self.assertEqual(figures[name], 1.0, name)
+
+    def test_wrong_answers_on_clips_fail_the_gate(self):
+        answers = perfect_answers() | perfect_clips()
+        for i in range(6):
+            answers[f"clip_{i:03d}"] = answers[f"clip_{i:03d}"].replace("First", "Then")
+            answers[f"clip_{50 + i:03d}"] = "no idea"
+        status, out, _ = run_score(answers, "--gate", "--json")
+        self.assertEqual((status, json.loads(out)["below_gate"]), (1, list(score.CLIP_GATES)))
+        figures = json.loads(out)["figures"]
+        self.assertAlmostEqual(figures["descriptions_exact"], 44 / 50)
+        self.assertAlmostEqual(figures["clip_questions_accuracy"], 94 / 100)
 
     def test_wrong_answers_fail_the_gate_and_are_listed(self):
         answers = perfect_answers()

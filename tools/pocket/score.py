@@ -1,9 +1,10 @@
 """Scores answers on the held-out sets.
 
-    python3 score.py PREDICTIONS.jsonl [MORE.jsonl ...] [--heldout FOLDER] [--json] [--gate]
+    python3 score.py PREDICTIONS.jsonl [MORE.jsonl ...] [--heldout FOLDER] [--json] [--gate] [--clips]
 
-Predictions are lines {"id": "scene_000", "text": "..."}, as asked for by captions.jsonl, documents.jsonl and
-questions.jsonl. A set is scored when any of its ids is predicted; its missing answers then count as wrong.
+Predictions are lines {"id": "scene_000", "text": "..."}, as asked for by captions.jsonl, documents.jsonl,
+questions.jsonl and clips.jsonl. A set is scored when any of its ids is predicted; its missing answers then count as
+wrong. The gate asks for the three sets of pictures and, with --clips, for the clips.
 
   captions exact   share of scenes whose text equals one of the five paraphrases, after trimming blanks
   slots            share of facts told rightly. A scene has one slot for the number of objects and six for each object
@@ -13,6 +14,10 @@ questions.jsonl. A set is scored when any of its ids is predicted; its missing a
   documents ANLS   average normalised Levenshtein similarity as in DocVQA: the best of the accepted answers, compared
                    without case and outer blanks; a similarity below 0.5 counts as 0
   answers          share of questions answered by one of the accepted answers, without case, outer blanks and a final stop
+  descriptions     of clips, compared as facts: the number of objects at the start; each of these objects (colour, shape,
+                   mark and place as one fact), in any order, for the pictures do not tell which comes first; each event,
+                   at its place in the order of time. "exact" is the share of clips of which all is told and nothing
+                   else; "facts" the share of facts told rightly, where what is told too much counts as wrong.
 
 Standard library only.
 """
@@ -23,9 +28,11 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 GATES = {"captions_exact": 0.90, "captions_slots": 0.99, "documents_anls": 0.90, "questions_accuracy": 0.95}
+CLIP_GATES = {"descriptions_exact": 0.90, "descriptions_facts": 0.99, "clip_questions_accuracy": 0.95}
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 ORDINALS = ("first", "second", "third", "fourth")
@@ -33,6 +40,11 @@ SIZES = ("small", "large")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "orange", "black", "white")
 SHAPES = ("circle", "square", "triangle", "ring", "cross", "diamond")
 SLOTS = ("size", "colour", "shape", "mark", "row", "column")
+
+OBJECT = rf"an? ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) marked ([A-Z0-9])"
+PLACE = r"in row (\d), column (\d)"
+EVENTS = (r"([A-Z0-9]) moves (left|right|up|down)", r"([A-Z0-9]) (vanish)es", rf"{OBJECT} (appear)s {PLACE}")
+Fact = tuple[str, ...]
 
 
 def levenshtein(a: str, b: str) -> int:
@@ -93,6 +105,54 @@ def slots(text: str, objects: list[dict]) -> tuple[int, int]:
     return right, 1 + len(SLOTS) * max(len(objects), len(found))
 
 
+def read_description(text: str) -> tuple[str | None, list[Fact], list[Fact]]:
+    """The number word of a clip's description, the objects at the start and the events; what is unclear as it stands."""
+    start, _, told = text.strip().removesuffix(".").partition(". First ")
+    head, _, listed = start.partition(": ")
+    number = re.fullmatch(rf"There (?:is|are) ({'|'.join(NUMBERS)}) objects?", head)
+
+    def read(part: str, patterns: tuple[str, ...]) -> Fact:
+        matches = (re.fullmatch(pattern, part) for pattern in patterns)
+        return next((m.groups() for m in matches if m), (part,))
+
+    objects = [read(part, (f"{OBJECT} {PLACE}",)) for part in listed.split("; ") if listed]
+    events = [read(part, EVENTS) for part in told.split("; then ") if told]
+    return (number[1] if number else None), objects, events
+
+
+def description_facts(text: str, answer: str) -> tuple[int, int]:
+    """Facts told rightly and facts in all, of one description of a clip."""
+    (number, objects, events), (true_number, true_objects, true_events) = map(read_description, (text, answer))
+    right = (number == true_number) + sum((Counter(objects) & Counter(true_objects)).values())
+    right += sum(told == true for told, true in zip(events, true_events))
+    return right, 1 + max(len(objects), len(true_objects)) + max(len(events), len(true_events))
+
+
+def score_clips(predictions: dict[str, str], records: list[dict]) -> tuple[dict[str, float], list[dict]]:
+    """Figures of the clips, and the answers that are not exactly right."""
+    found: dict[str, list[tuple[int, int]]] = {"description": [], "question": []}
+    failures = []
+    for record in records:
+        key = Path(record["video"]).stem
+        text, answers = predictions.get(key, ""), record["answers"]
+        if record["kind"] == "description":
+            right, asked = description_facts(text, answers[0])
+        else:
+            right, asked = int(is_answer(text, answers)), 1
+        found[record["kind"]].append((right, asked))
+        if right < asked:
+            failures.append({"id": key, "question": record["question"], "text": text, "expected": answers[0]})
+    figures: dict[str, float] = {}
+    if told := found["description"]:
+        figures["descriptions"] = len(told)
+        figures["descriptions_exact"] = sum(right == asked for right, asked in told) / len(told)
+        figures["descriptions_facts"] = sum(right for right, _ in told) / sum(asked for _, asked in told)
+    if asked := found["question"]:
+        figures["clip_questions"] = len(asked)
+        figures["clip_questions_accuracy"] = sum(right for right, _ in asked) / len(asked)
+    return figures, failures
+
+
 def score(predictions: dict[str, str], heldout: Path) -> tuple[dict[str, float], list[dict]]:
     """Figures of every set that is predicted, and the answers that are not exactly right."""
     figures: dict[str, float] = {}
@@ -132,6 +192,13 @@ def score(predictions: dict[str, str], heldout: Path) -> tuple[dict[str, float],
         figures |= {name: len(data), f"{name}_accuracy": accurate / len(data)}
         if name == "documents":
             figures["documents_anls"] = similar / len(data)
+    clips = json.loads((heldout / "clips_heldout.json").read_text())["data"]
+    names = {Path(record["video"]).stem for record in clips}
+    known |= names
+    if predictions.keys() & names:
+        more, wrong = score_clips(predictions, clips)
+        figures |= more
+        failures += wrong
     strange = sorted(predictions.keys() - known)
     if strange:
         raise ValueError(f"id {strange[0]!r} is in none of the held-out sets in {heldout}")
@@ -164,19 +231,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--heldout", type=Path, default=Path(__file__).parent / "heldout", help="folder of the sets")
     parser.add_argument("--json", action="store_true", help="print the figures and failures as JSON")
     parser.add_argument("--gate", action="store_true", help="exit 1 if a set is missing or below its gate")
+    parser.add_argument("--clips", action="store_true", help="the gate asks for the clips, too")
     options = parser.parse_args(arguments)
     try:
         figures, failures = score(read_predictions(options.predictions), options.heldout)
     except (OSError, ValueError) as error:
         print(f"score: {error}", file=sys.stderr)
         return 2
-    below = [name for name, least in GATES.items() if figures.get(name, 0.0) < least]
+    gates = GATES | (CLIP_GATES if options.clips or figures.keys() & CLIP_GATES.keys() else {})
+    below = [name for name, least in gates.items() if figures.get(name, 0.0) < least]
     if options.json:
         print(json.dumps({"figures": figures, "failures": failures, "below_gate": below}, indent=1))
     else:
         for name, value in figures.items():
-            gate = f"   (gate {GATES[name]:.0%})" if name in GATES else ""
-            print(f"{name:20s} {value:7d}" if isinstance(value, int) else f"{name:20s} {value:7.2%}{gate}")
+            gate = f"   (gate {gates[name]:.0%})" if name in gates else ""
+            print(f"{name:23s} {value:7d}" if isinstance(value, int) else f"{name:23s} {value:7.2%}{gate}")
         for failure in failures:
             print("wrong: " + ", ".join(f"{k} {v!r}" for k, v in failure.items()))
         if options.gate:
