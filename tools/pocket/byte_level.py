@@ -10,6 +10,7 @@ character. Vocabularies are filled up to VOCAB_SIZE rows, as published ones are.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from pathlib import Path
 
@@ -49,8 +50,54 @@ def training_text() -> list[str]:
     return lines + ["system\nYou are a helpful assistant.\nuser\nassistant\n"] * 200
 
 
+def _special(content: str) -> dict:
+    return {"content": content, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+
+
+def tokenizer_config(family: str) -> dict:
+    """tokenizer_config.json in the form of Qwen2's and, for InternVL, the names that its processor asks for."""
+    tokens = added_tokens(family)
+    named = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    return {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "added_tokens_decoder": {str(i): {**_special(t), "special": True} for t, i in tokens.items()},
+        "additional_special_tokens": list(tokens)[1:],
+        "bos_token": None,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END,
+        "errors": "replace",
+        **({"extra_special_tokens": named, **named} if family == "internvl" else {}),
+        "model_max_length": 2048,
+        "pad_token": END_OF_TEXT,
+        "processor_class": {"internvl": "InternVLProcessor", "qwen": "Qwen2_5_VLProcessor"}[family],
+        "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": None,
+    }
+
+
+def special_tokens_map(family: str) -> dict:
+    return {
+        "additional_special_tokens": list(added_tokens(family))[1:],
+        "eos_token": _special(END),
+        "pad_token": _special(END_OF_TEXT),
+    }
+
+
+def write_settings(out: Path, family: str) -> None:
+    """Writes tokenizer_config.json and special_tokens_map.json."""
+    for name, value in (("tokenizer_config", tokenizer_config(family)), ("special_tokens_map", special_tokens_map(family))):
+        (out / f"{name}.json").write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def train(out: Path, family: str) -> None:
-    """Writes tokenizer.json."""
+    """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     made = Tokenizer(models.BPE())
@@ -74,6 +121,7 @@ def train(out: Path, family: str) -> None:
         raise SystemExit("pocket: an added token has another id")
     out.mkdir(parents=True, exist_ok=True)
     made.save(str(out / "tokenizer.json"))
+    write_settings(out, family)
 
 
 if __name__ == "__main__":

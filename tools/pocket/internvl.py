@@ -36,6 +36,34 @@ TINY_PLAN = batches.Plan(
     often=2,
 )
 
+# The template of the checkpoints that transformers converted: pictures and texts as they come, a line break after a
+# picture.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\\n' }}"
+    "{% elif content['type'] == 'video' %}{{ '<video>\\n' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def processor_files() -> dict[str, dict]:
+    """What the checkpoint says on pictures and frames, by file name."""
+    pixels = pages.processor(pages.IMAGENET_MEAN, pages.IMAGENET_STD) | {"size": {"height": TILE, "width": TILE}}
+    tiling = {"crop_to_patches": True, "min_patches": 1, "max_patches": MAX_TILES}
+    named = {"processor_class": "InternVLProcessor"}
+    return {
+        "preprocessor_config.json": {"image_processor_type": "GotOcr2ImageProcessor", **named, **pixels, **tiling},
+        "video_preprocessor_config.json": {"video_processor_type": "InternVLVideoProcessor", **named, **pixels},
+        "processor_config.json": {**named, "image_seq_length": ROWS},
+    }
+
 
 def config(tiny: bool = False) -> InternVLConfig:
     """InternViT of the 300M kind in small, pixel shuffle, a Qwen2 decoder."""

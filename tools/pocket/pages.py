@@ -32,3 +32,17 @@ def normalise(pixels: torch.Tensor, mean: tuple, std: tuple) -> torch.Tensor:
     """Values 0 to 255 of (..., 3, h, w) to the tower's."""
     mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] * 255 for v in (mean, std))
     return (pixels - mean) / std
+
+
+def processor(mean: tuple, std: tuple) -> dict:
+    """Settings of an image processor of transformers that does the same, without those of its size."""
+    return {
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "resample": 3,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(mean),
+        "image_std": list(std),
+    }

@@ -38,6 +38,52 @@ LABEL_SIZES = tuple(size + 1 for size in draw.OBJECT_SIZES) * 2
 SHAPES = ((336, 448), (448, 336), (336, 504), (504, 336), (336, 672), (672, 336), (448, 448))
 LENGTHS = (4, 6, 10, 12)
 
+# The template of Qwen2.5-VL, without the numbering of pictures that it has as an option.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% elif content['type'] == 'video' or 'video' in content %}"
+    "{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
+    "{% elif 'text' in content %}{{ content['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def processor_files() -> dict[str, dict]:
+    """What the checkpoint says on pictures and frames, by file name. Clips are taken at the rate of the drawn ones."""
+    pixels = pages.processor(pages.CLIP_MEAN, pages.CLIP_STD)
+    patches = {"patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": TEMPORAL}
+    named = {"processor_class": "Qwen2_5_VLProcessor"}
+    video = {
+        "video_processor_type": "Qwen2VLVideoProcessor",
+        "size": {"shortest_edge": VIDEO_MIN_PIXELS, "longest_edge": MAX_PIXELS},
+        "do_sample_frames": True,
+        "fps": clips.FRAMES_PER_SECOND,
+        "min_frames": LENGTHS[0],
+        "max_frames": LENGTHS[-1],
+        "cap_pixels_per_frame": False,
+    }
+    return {
+        "preprocessor_config.json": {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            **named,
+            **pixels,
+            **patches,
+            "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
+        },
+        "video_preprocessor_config.json": {**named, **pixels, **patches, **video},
+        "processor_config.json": named,
+    }
+
 
 def _others(pages_each: int, clips_each: int) -> tuple[batches.Group, ...]:
     third = max(1, pages_each // 3)
