@@ -1,8 +1,6 @@
 """Training batches of pages and clips: pixels to be painted, conversations as token ids, and what lies where.
 
-A batch holds one or two groups; all pages of a group have one canvas, so that they have one number of visual tokens. A
-conversation is rendered as the chat template of the family does, with the placeholder rows between `prefix` (before
-the picture) and the text that make_group gives (after it).
+A batch holds one or two groups; all pages of a group have one canvas, so that they have one number of visual tokens.
 """
 
 from __future__ import annotations
@@ -17,108 +15,9 @@ import documents
 import draw
 import numpy as np
 import scenes
-from byte_level import END, END_OF_TEXT, START
-
-IGNORE = -100
-TEXT_LENGTH = 256  # ids after the visual rows
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a family's template surrounds a picture: texts before it and between it and the question."""
-
-    before: str
-    after: str
-
-
-STYLES = {
-    "internvl": Style(f"{START}user\n<img>", "</img>\n"),
-    "qwen": Style(
-        f"{START}system\nYou are a helpful assistant.{END}\n{START}user\n<|vision_start|>", "<|vision_end|>"
-    ),
-}
-
-
-class Encoder:
-    """Encodes text as the fast tokenizer does. No token crosses a space, so words are encoded once and kept."""
-
-    def __init__(self, folder: Path, family: str):
-        from tokenizers import Tokenizer
-
-        self.tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-        style = STYLES[family]
-        self.prefix, self.after = self.exactly(style.before), self.exactly(style.after)
-        self.answer = self.exactly(f"{END}\n{START}assistant\n")
-        self.again = self.exactly(f"\n{START}user\n")
-        self.end, self.pad = self.tokenizer.token_to_id(END), self.tokenizer.token_to_id(END_OF_TEXT)
-        self.words: dict[str, list[int]] = {}
-
-    def exactly(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def __call__(self, text: str) -> list[int]:
-        """Ids of a text without leading, trailing or double spaces or special tokens."""
-        ids: list[int] = []
-        for i, word in enumerate(text.split(" ")):
-            word = f" {word}" if i else word
-            known = self.words.get(word)
-            if known is None:
-                known = self.exactly(word)
-                if len(self.words) < 50_000:
-                    self.words[word] = known
-            ids += known
-        return ids
-
-    def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids)
-
-
-Turn = tuple[str, str]
-
-
-def caption_turns(scene: scenes.Scene, rng: random.Random) -> list[Turn]:
-    """A conversation that starts with the caption and goes on with questions."""
-    caption = rng.choices(scenes.captions(scene), weights=scenes.CAPTION_WEIGHTS)[0]
-    ask = scenes.CAPTION_PROMPT if rng.random() < 0.7 else rng.choice(scenes.CAPTION_PROMPTS)
-    return [(ask, caption), *question_turns(scene, rng, rng.randint(2, 6))]
-
-
-def question_turns(scene: scenes.Scene, rng: random.Random, count: int) -> list[Turn]:
-    """A conversation of questions alone, which must be answered from the image."""
-    return [(ask, answers[0]) for ask, answers in scenes.questions(scene, rng, count)]
-
-
-def document_turns(doc: documents.Document, rng: random.Random) -> list[Turn]:
-    """A conversation about a document: its questions in any order, sometimes its description first."""
-    turns = [(ask, answers[0]) for ask, answers in doc.questions]
-    rng.shuffle(turns)
-    if rng.random() < 0.08:
-        turns.insert(0, (scenes.CAPTION_PROMPT, doc.description))
-    return turns
-
-
-def clip_turns(clip: clips.Clip, rng: random.Random, described: bool) -> list[Turn]:
-    """A conversation about a clip: questions alone, or its description and some questions."""
-    turns = [(ask, answers[0]) for ask, answers in clips.questions(clip, rng, 3 if described else 10)]
-    if described:
-        ask = clips.CAPTION_PROMPT if rng.random() < 0.7 else rng.choice(clips.CAPTION_PROMPTS)
-        turns.insert(0, (ask, clips.description(clip)))
-    return turns
-
-
-def conversation(encode: Encoder, turns: list[Turn]) -> tuple[list[int], list[int]]:
-    """Ids after the visual rows and, for each position, the id to predict there (IGNORE where nothing is taught)."""
-    ids: list[int] = []
-    labels: list[int] = []
-    for ask, answer in turns:
-        prompt = [*(encode.again if ids else encode.after), *encode(ask), *encode.answer]
-        reply = [*encode(answer), encode.end]
-        if len(ids) + len(prompt) + len(reply) > TEXT_LENGTH:
-            continue
-        ids += prompt + reply
-        labels += [IGNORE] * (len(prompt) - 1) + reply + [IGNORE]
-    return ids, labels
-
+from conversations import (
+    IGNORE, TEXT_LENGTH, Encoder, Turn, caption_turns, clip_turns, conversation, document_turns, encoder, question_turns
+)  # fmt: skip
 
 @dataclass(frozen=True)
 class Group:
@@ -165,9 +64,10 @@ def make_group(
     labels = np.full((group.size, TEXT_LENGTH), IGNORE, np.int16)
     for i in range(group.size):
         kind = "captions" if i < group.captions else "questions" if i < group.captions + group.questions else "documents"
-        layouts, turns = one_page(group, kind, random.Random(first_seed + i), max_objects)
+        rng = random.Random(first_seed + i)
+        layouts, turns = one_page(group, kind, rng, max_objects)
         pages += layouts
-        text, wanted = conversation(encode, turns)
+        text, wanted = conversation(encode, turns, rng)
         ids[i, : len(text)] = text
         labels[i, : len(wanted)] = wanted
     characters, objects = draw.patch_labels(pages, *grid, group.height, group.width)
@@ -221,7 +121,7 @@ class Feed:
 
 
 def _work(folder, family, grid, plan: Plan, always, others, max_objects, first_seed: int, worker: int, workers: int):
-    encode = Encoder(folder, family)
+    encode = encoder(folder, family)
     number = worker
     while True:
         seed = first_seed + number * plan.seeds

@@ -1,4 +1,4 @@
-"""The Qwen2 decoder that pocket-internvl and pocket-qwen share: its shape, a lean forward pass, and its warm start.
+"""The decoder of the three models: its shape, a lean forward pass, and its warm start. LLaMA's is Qwen2's without biases.
 
 Training calls the functions here instead of the module's own forward: no attention mask, logits for the text only, few
 kernels when compiled. train.py --check measures how far they depart from the module's.
@@ -20,7 +20,7 @@ POSITIONS = 2048
 
 
 def text_config(tiny: bool, theta: float) -> dict:
-    """Settings of the decoder, without those of its rope sections."""
+    """Settings of the Qwen2 decoders, without those of their rope sections."""
     return {
         "vocab_size": byte_level.VOCAB_SIZE,
         "hidden_size": 256,
@@ -48,8 +48,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS))
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> torch.Tensor:
+    return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -57,16 +57,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
-def block(x, cos, sin, q_heads, kv_heads, dtype, ln1, qw, qb, kw, kb, vw, vb, ow, ln2, gate, up, down):
-    """One Qwen2 decoder layer on the residual x (batch, tokens, width) f32; products run in `dtype`."""
-    h = rms_norm(x, ln1).to(dtype)
+def block(x, cos, sin, q_heads, kv_heads, eps, dtype, ln1, qw, qb, kw, kb, vw, vb, ow, ln2, gate, up, down):
+    """One decoder layer on the residual x (batch, tokens, width) f32; products run in `dtype`."""
+    h = rms_norm(x, ln1, eps).to(dtype)
     q, k = heads(linear(h, qw, qb), q_heads), heads(linear(h, kw, kb), kv_heads)
     v = heads(linear(h, vw, vb), kv_heads)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     k, v = (t.repeat_interleave(q_heads // kv_heads, 1) for t in (k, v))
     h = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
     x = x + linear(h, ow).float()
-    h = rms_norm(x, ln2).to(dtype)
+    h = rms_norm(x, ln2, eps).to(dtype)
     return x + linear(F.silu(linear(h, gate)) * linear(h, up), down).float()
 
 
@@ -88,6 +88,7 @@ class Decoder:
         self.text, self.head, self.dtype, self.run = language_model, head, dtype, run
         config = language_model.config
         self.q_heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.eps = config.rms_norm_eps
         self.weights = []
         for l in language_model.layers:
             a = l.self_attn
@@ -101,8 +102,8 @@ class Decoder:
     def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, last: int, run=None) -> torch.Tensor:
         """Logits (batch, last, vocabulary) f32 of the last positions of the embeddings x (batch, tokens, width) f32."""
         for weights in self.weights:
-            x = (run or self.run)(x, cos, sin, self.q_heads, self.kv_heads, self.dtype, *weights)
-        x = rms_norm(x[:, -last:], self.text.norm.weight)
+            x = (run or self.run)(x, cos, sin, self.q_heads, self.kv_heads, self.eps, self.dtype, *weights)
+        x = rms_norm(x[:, -last:], self.text.norm.weight, self.eps)
         return linear(x.to(self.dtype), self.head.weight).float()
 
 

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import weights
 
@@ -22,6 +23,8 @@ def save(family, model: torch.nn.Module, tokenizer: Path, out: Path) -> None:
     """Writes weights (bf16, shards under 14 MB), configuration, tokenizer, processor and chat template."""
     out.mkdir(parents=True, exist_ok=True)
     model.to(device="cpu", dtype=torch.bfloat16).save_pretrained(out, max_shard_size=SHARD)
+    if hasattr(family, "hub_name"):
+        _rename(out, family.hub_name)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
             shutil.copyfile(tokenizer / name, out / name)
@@ -30,6 +33,16 @@ def save(family, model: torch.nn.Module, tokenizer: Path, out: Path) -> None:
     (out / "chat_template.jinja").write_text(family.CHAT_TEMPLATE)
     for path in out.iterdir():
         path.chmod(0o644)
+
+
+def _rename(out: Path, name_of) -> None:
+    """Gives the saved weights the names of released checkpoints."""
+    for path in sorted(out.glob("*.safetensors")):
+        save_file({name_of(k): v for k, v in load_file(path).items()}, path, metadata={"format": "pt"})
+    index = out / "model.safetensors.index.json"
+    value = json.loads(index.read_text())
+    value["weight_map"] = {name_of(k): v for k, v in sorted(value["weight_map"].items())}
+    index.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def main() -> None:

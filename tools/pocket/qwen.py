@@ -269,10 +269,10 @@ def vision_block(x, cos, sin, kinds, counts, segments, mask, heads, dtype, n1, q
     return x + linear(F.silu(linear(h, gw, gb)) * linear(h, uw, ub), dw, db).float()
 
 
-def text_block(x, cos, sin, q_heads, kv_heads, dtype, kinds, *weights):
+def text_block(x, cos, sin, q_heads, kv_heads, eps, dtype, kinds, *weights):
     """A decoder layer whose rows have positions by kind."""
     cos, sin = (spread(t, kinds)[:, None] for t in (cos, sin))
-    return decoder.block(x, cos, sin, q_heads, kv_heads, dtype, *weights)
+    return decoder.block(x, cos, sin, q_heads, kv_heads, eps, dtype, *weights)
 
 
 class Runner:
@@ -355,8 +355,8 @@ class Runner:
         cos, sin = (torch.stack(t) for t in zip(*ropes))
         block = text_block if eager else self.text_block
 
-        def run(x, cos, sin, q_heads, kv_heads, dtype, *weights):
-            return block(x, cos, sin, q_heads, kv_heads, dtype, kinds, *weights)
+        def run(x, cos, sin, q_heads, kv_heads, eps, dtype, *weights):
+            return block(x, cos, sin, q_heads, kv_heads, eps, dtype, kinds, *weights)
 
         return list(self.decoder(x, cos, sin, length, run).split(kinds))
 

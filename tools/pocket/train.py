@@ -1,4 +1,4 @@
-"""Trains pocket-internvl or pocket-qwen on drawn pages and clips, and writes its weights.
+"""Trains a pocket model on drawn pages and clips, and writes its weights; export.py makes a checkpoint of them.
 
     python3 byte_level.py --family qwen --out FOLDER
     python3 train.py qwen --tokenizer FOLDER --llava pocket-llava --out WEIGHTS --seconds 540
@@ -30,14 +30,17 @@ import torch
 import torch.nn.functional as F
 
 import batches
+import conversations
+import decoder
 import draw
 import internvl
+import llava
 import qwen
 import scenes
 import weights
 from optimiser import Crew, Gradients, Muon
 
-FAMILIES = {"internvl": internvl, "qwen": qwen}
+FAMILIES = {family.FAMILY: family for family in (llava, internvl, qwen)}
 
 
 class PatchHeads(torch.nn.Module):
@@ -173,8 +176,8 @@ def text_loss(groups, logits, labels, shown: Shown, other: bool):
     """Sum of the losses of the taught tokens and their number; shows the shares of tokens that come out right."""
     total, count = 0.0, 0
     for group, l, wanted in zip(groups, logits, labels):
-        total = total + F.cross_entropy(l.flatten(0, 1), wanted.flatten(), ignore_index=batches.IGNORE, reduction="sum")
-        taught = wanted != batches.IGNORE
+        total = total + F.cross_entropy(l.flatten(0, 1), wanted.flatten(), ignore_index=conversations.IGNORE, reduction="sum")
+        taught = wanted != conversations.IGNORE
         count = count + taught.sum()
         with torch.no_grad():
             right = (l.argmax(-1) == wanted) & taught
@@ -197,15 +200,13 @@ def train(options: argparse.Namespace) -> None:
     plan = family.TINY_PLAN if options.tiny else family.PLAN
     first_seed = options.first_seed + crew.rank * 500_000_000
     feed = batches.Feed(options.tokenizer, options.family, family.grid, plan, options.workers, first_seed)
-    encode = batches.Encoder(options.tokenizer, options.family)
+    encode = conversations.encoder(options.tokenizer, options.family)
     model = family.build(options.tiny)
     if options.start:
         weights.load(model, options.start)
     model.to(device)
     runner = family.Runner(model, dtype, compiled=cuda and not options.eager)
     if options.llava and not options.start:
-        import decoder
-
         decoder.warm(runner.decoder.text, runner.decoder.head, options.tokenizer / "tokenizer.json", options.llava)
     heads = PatchHeads(runner.width, family.LABEL_SIZES).to(device)
     vision, text, others = split_parameters(model, runner)
@@ -306,7 +307,7 @@ def check(options: argparse.Namespace) -> None:
     model = family.build(options.tiny).eval()
     for p in model.parameters():  # default initialisation would hide mistakes
         p.data += torch.randn_like(p) * (0.05 if p.ndim > 1 else 0.1)
-    encode = batches.Encoder(options.tokenizer, options.family)
+    encode = conversations.encoder(options.tokenizer, options.family)
     runner = family.Runner(model, torch.float32, compiled=False)
     prefix, painter = torch.tensor([encode.prefix]), draw.Painter("cpu")
     plan = family.TINY_PLAN
@@ -329,7 +330,7 @@ def check(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("family", choices=sorted(FAMILIES))
-    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer's files")
     parser.add_argument("--out", type=Path, help="folder to write the weights to")
     parser.add_argument("--start", type=Path, help="folder of weights to go on from instead of a fresh model")
     parser.add_argument("--llava", type=Path, help="folder of pocket-llava, whose decoder a fresh model starts with")
@@ -348,6 +349,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.first_seed < scenes.FIRST_TRAINING_SEED:
         sys.exit(f"pocket: --first-seed {options.first_seed} is held out; use {scenes.FIRST_TRAINING_SEED} or more")
+    if options.llava and options.family == "llava":
+        sys.exit("pocket: --llava names the decoder that another family starts with; use --start for pocket-llava")
     if options.check:
         check(options)
     elif options.out is None:

@@ -32,7 +32,7 @@ def answers(family, runner, encode, device, name: str, records: list[heldout.Rec
     tables = draw.to_tensors(draw.tables(layouts), device)
     parts = family.cut(group, draw.Painter(device).paint(tables, group.height, group.width))
     ((visual, _),) = runner.see([group], [parts], eager=True)
-    prompts = [[*encode.after, *encode(r.ask), *encode.answer] for r in records]
+    prompts = [encode.prompt(r.ask, first=True) for r in records]
     longest = max(map(len, prompts))
     ids = torch.full((len(records), longest + limit), encode.pad)
     for i, prompt in enumerate(prompts):
