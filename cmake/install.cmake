@@ -8,7 +8,8 @@ if(TARGET vlm-run)
   set_target_properties(vlm-run vlm-kv vlm-bench PROPERTIES
     INSTALL_RPATH_USE_LINK_PATH ON)  # the serial BLIS is in a folder of its own
   install(TARGETS vlm-run vlm-kv vlm-bench)
-  install(DIRECTORY tools/pocket/pocket-llava tools/pocket/heldout DESTINATION ${data_dir}/pocket)
+  install(DIRECTORY tools/pocket/pocket-llava tools/pocket/pocket-internvl tools/pocket/pocket-qwen
+    tools/pocket/heldout DESTINATION ${data_dir}/pocket)
   install(FILES tools/kv/plot.py tools/kv/plot_data.py DESTINATION ${data_dir}/kv)
   foreach(program vlm-run vlm-kv vlm-bench)  # found by the name of the command
     install(FILES tools/completion/kvlm.bash RENAME ${program}

@@ -44,11 +44,11 @@ def succeed(*command, **options):
     return result.stdout
 
 
-def expected_caption():
+def expected_caption(reference="greedy_fp32.json"):
     """What transformers says of SCENE."""
-    reference = json.loads((ROOT / "tools/pocket/reference/greedy_fp32.json").read_text())
-    return next(entry["text"].strip() for entry in reference
-                if entry["image"] == "scenes/scene_000.png")
+    entries = json.loads((ROOT / "tools/pocket/reference" / reference).read_text())
+    return next(entry["text"].strip() for entry in entries
+                if entry.get("image") == "scenes/scene_000.png")
 
 
 def compile_flags(build, source):
@@ -70,6 +70,15 @@ class Installed(unittest.TestCase):
     def test_a_caption(self):
         out = succeed(self.prefix / "bin/vlm-run", "-q", "--image", self.data / SCENE)
         self.assertEqual(out.strip(), expected_caption())
+
+    def test_every_bundled_model_is_there(self):
+        for family in ("internvl", "qwen"):
+            out = succeed(self.prefix / "bin/vlm-run", "-q", "-m", f"pocket-{family}", "--image", self.data / SCENE)
+            self.assertEqual(out.strip(), expected_caption(f"greedy_fp32_{family}.json"))
+        out = succeed(self.prefix / "bin/vlm-run", "-q", "-m", "pocket-qwen", "--video",
+                      self.data / "pocket/heldout/clips/clip_100.webp",
+                      "-p", "How many objects move?")
+        self.assertEqual(out.strip(), "one")
 
     def test_models_are_those_of_the_prefix(self):
         model = self.data / "pocket/pocket-llava"

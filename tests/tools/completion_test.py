@@ -64,7 +64,8 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("vlm-run", "--dtype", "=", "b"), {"bf16"})
         self.assertEqual(completed("vlm-run", "--image-backend", "="), {"auto", "torchvision", "pil"})
         self.assertIn("cuda", completed("vlm-bench", "latency", "--device", "c"))
-        self.assertEqual(completed("vlm-run", "-m", "poc"), {"pocket"})
+        bundled = {"pocket", "pocket-llava", "pocket-internvl", "pocket-qwen"}
+        self.assertEqual(completed("vlm-run", "-m", "poc"), bundled)
 
     def test_files(self):
         with tempfile.TemporaryDirectory() as folder:

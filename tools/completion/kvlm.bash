@@ -51,7 +51,7 @@ __kvlm() {
     --policy) __kvlm_words prefixkv calibquant head_quantile xquant ;;
     -m | --model)
       __kvlm_files
-      mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -W pocket -- "$current")
+      mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -W "pocket pocket-llava pocket-internvl pocket-qwen" -- "$current")
       ;;
     --image | --video | --batch | --out | --data | --plot | --kv-profile) __kvlm_files ;;
     *)

@@ -159,8 +159,8 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
   app.add_option("-m,--model", options.session.model,
-                 "Checkpoint folder, org/name in the Hugging Face cache, pocket (bundled), or "
-                 "synthetic:NAME[,layers=N]")
+                 "Checkpoint folder, org/name in the Hugging Face cache, pocket (pocket-llava), "
+                 "pocket-internvl or pocket-qwen (bundled), or synthetic:NAME[,layers=N]")
       ->capture_default_str();
   app.add_option("--image", options.images, "Picture file, or - for standard input; repeatable");
   app.add_option("--video", options.videos,
