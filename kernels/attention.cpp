@@ -11,6 +11,7 @@
 #include "kernels/check.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/elementwise.h"
 
 namespace kvlm {
 
@@ -66,6 +67,12 @@ void check_attention(std::string_view op, ConstTensorView out, ConstTensorView q
   }
 }
 
+void check_segments(std::string_view op, const Segments& segments, int64_t rows) {
+  if (segments.rows() != rows) {
+    refuse("{}: the segments have {} rows, expected the {} of q", op, segments.rows(), rows);
+  }
+}
+
 }  // namespace
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
@@ -85,15 +92,11 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
   cpu::attention(out, q, k, v, past, causal, scale, stream);
 }
 
-void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
-                       std::span<const int32_t> bounds, float scale, DType multiply,
-                       Stream& stream) {
-  constexpr std::string_view kOp = "segment_attention";
-  check_attention(kOp, out, q, k, v, scale, multiply, stream);
-  if (bounds.size() < 2 || bounds.front() != 0 || bounds.back() != q.shape()[0]) {
-    refuse("{}: {} bounds from {} to {}, expected at least two, from 0 to the {} rows", kOp,
-           bounds.size(), bounds.empty() ? 0 : bounds.front(), bounds.empty() ? 0 : bounds.back(),
-           q.shape()[0]);
+void Segments::assign(std::span<const int32_t> bounds, Stream& stream) {
+  constexpr std::string_view kOp = "Segments";
+  if (bounds.size() < 2 || bounds.front() != 0) {
+    refuse("{}: {} bounds from {} on, expected at least two, from 0 on", kOp, bounds.size(),
+           bounds.empty() ? 0 : bounds.front());
   }
   for (size_t i = 1; i < bounds.size(); ++i) {
     if (bounds[i] <= bounds[i - 1]) {
@@ -101,15 +104,76 @@ void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, Con
              bounds[i - 1]);
     }
   }
+  if (std::ranges::equal(bounds, bounds_)) return;
+  bounds_.assign(bounds.begin(), bounds.end());
+  if (stream.device().kind == DeviceKind::kCpu) return;
+  std::vector<Tile> tiles;
+  for (const int32_t size : {64, 128}) {
+    const size_t before = tiles.size();
+    for (size_t i = 1; i < bounds.size(); ++i) {
+      const int32_t rows = bounds[i] - bounds[i - 1];
+      for (int32_t first = 0; first < rows; first += size) {
+        tiles.push_back({bounds[i - 1], rows, first});
+      }
+    }
+    counts_[size == 64 ? 0 : 1] = static_cast<int64_t>(tiles.size() - before);
+  }
+  const Shape shape{std::ssize(tiles), 4};
+  if (tiles_.empty() || tiles_.shape()[0] < shape[0]) {
+    tiles_ = Tensor(DType::kI32, shape, stream.device());
+  }
+  copy(tiles_.view().slice(0, shape[0]), ConstTensorView(tiles.data(), DType::kI32, shape), stream);
+}
+
+const Segments::Tile* Segments::tiles(int size) const noexcept {
+  const auto* all = reinterpret_cast<const Tile*>(tiles_.view().data());
+  return size == 64 ? all : all + counts_[0];
+}
+
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       const Segments& segments, float scale, DType multiply, Stream& stream) {
+  constexpr std::string_view kOp = "segment_attention";
+  check_attention(kOp, out, q, k, v, scale, multiply, stream);
+  check_segments(kOp, segments, q.shape()[0]);
   if (stream.device().kind == DeviceKind::kCpu) {
-    return cpu::segment_attention(out, q, k, v, bounds, scale, stream);
+    return cpu::segment_attention(out, q, k, v, segments.bounds(), scale, stream);
   }
-  for (size_t i = 1; i < bounds.size(); ++i) {
-    const int64_t first = bounds[i - 1];
-    const int64_t rows = bounds[i] - first;
-    cuda::attention(out.slice(first, rows), q.slice(first, rows), k.slice(first, rows),
-                    v.slice(first, rows), {}, /*causal=*/false, scale, multiply, stream);
+  cuda::segment_attention(out, q, k, v, segments, scale, multiply, stream);
+}
+
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       std::span<const int32_t> bounds, float scale, DType multiply,
+                       Stream& stream) {
+  segment_attention(out, q, k, v, Segments(bounds, stream), scale, multiply, stream);
+}
+
+void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segments, float scale,
+                       Stream& stream) {
+  constexpr std::string_view kOp = "segment_attention";
+  check::rank(kOp, "qkv", qkv, 4, "(n, 3, heads, head_dim)");
+  const Shape& shape = qkv.shape();
+  check::shape(kOp, "qkv", qkv, {shape[0], 3, shape[2], shape[3]}, "(n, 3, heads, head_dim)");
+  check::shape(kOp, "out", out, {shape[0], shape[2], shape[3]}, "(n, heads, head_dim) of qkv");
+  check::on_stream(kOp, "qkv", qkv, stream);
+  check::on_stream(kOp, "out", out, stream);
+  if (qkv.dtype() != DType::kF16 && qkv.dtype() != DType::kBF16) {
+    refuse("{}: qkv holds {}, expected f16 or bf16", kOp, dtype_name(qkv.dtype()));
   }
+  check::dtype(kOp, "out", out, qkv.dtype());
+  check::disjoint(kOp, "out", out, "qkv", qkv);
+  if (shape[2] < 1 || shape[3] < 8 || shape[3] > 256 || shape[3] % 8 != 0) {
+    refuse("{}: {} heads of {}, expected at least one of a multiple of 8 up to 256", kOp, shape[2],
+           shape[3]);
+  }
+  if (!std::isfinite(scale) || scale <= 0) {
+    refuse("{}: scale is {}, expected a positive number", kOp, scale);
+  }
+  check_segments(kOp, segments, shape[0]);
+  if (stream.device().kind == DeviceKind::kCpu) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{}: the CPU attends in f32 only; give q, k and v apart", kOp));
+  }
+  cuda::segment_attention(out, qkv, segments, scale, stream);
 }
 
 void attend_rows(std::span<const DecodePiece> pieces, int q_per_kv, int head_dim, float scale,

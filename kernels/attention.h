@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <span>
+#include <vector>
 
 #include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
@@ -35,16 +37,62 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
                std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
                Stream& stream);
 
-/// attention() of rows that see all rows of their own segment and no others: the pictures of a
-/// batch, the frames of a clip, the windows of a picture. Segment i is the rows [bounds[i],
-/// bounds[i + 1]); each is, bit for bit, what attention() makes of it alone.
+/// Rows that see the rows of their own segment and no others: the pictures of a batch, the frames
+/// of a clip, the windows of a picture. Segment i is the rows [bounds[i], bounds[i + 1]). On a GPU
+/// it keeps what a launch over all segments has to know, so that the layers of a tower share it.
+class Segments {
+ public:
+  Segments() = default;
+  Segments(std::span<const int32_t> bounds, Stream& stream) { assign(bounds, stream); }
+
+  /// The first bound is 0, and each is larger than the one before; at least two. What was queued
+  /// before still sees the segments that were. Throws Error{kInvalidArgument}.
+  void assign(std::span<const int32_t> bounds, Stream& stream);
+
+  std::span<const int32_t> bounds() const noexcept { return bounds_; }
+  /// Of all segments.
+  int64_t rows() const noexcept { return bounds_.empty() ? 0 : bounds_.back(); }
+
+  /// Up to `size` queries of a segment, which a block attends for on a GPU.
+  struct Tile {
+    int32_t first = 0;    ///< row at which the segment begins
+    int32_t rows = 0;     ///< of the segment
+    int32_t queries = 0;  ///< the first query, counted from `first`
+    int32_t unused = 0;
+  };
+  /// The tiles of 64 or of 128 queries, on the GPU; `tile_count` says how many.
+  const Tile* tiles(int size) const noexcept;
+  int64_t tile_count(int size) const noexcept { return counts_[size == 64 ? 0 : 1]; }
+
+ private:
+  std::vector<int32_t> bounds_;
+  std::array<int64_t, 2> counts_{};  // of tiles of 64, of 128
+  Tensor tiles_;                     // (at least all counts, 4) i32, on the GPU
+};
+
+/// attention() of every segment: each is, bit for bit, what attention() makes of it alone.
 ///
-///   q, k, v, out  as of attention()
-///   bounds        the first is 0, the last n, and each is larger than the one before
+///   q, k, v, out  as of attention(), as many rows as the segments have
 ///
-/// Throws and is asynchronous as attention() is. On CUDA every segment is a launch.
+/// Throws and is asynchronous as attention() is. On CUDA one launch, and one more that rounds where
+/// `multiply` is a half format.
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       const Segments& segments, float scale, DType multiply, Stream& stream);
+
+/// The same for bounds as those of Segments that nobody else needs.
 void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                        std::span<const int32_t> bounds, float scale, DType multiply,
+                       Stream& stream);
+
+/// The same of operands that one product made, on a GPU: what is multiplied is in their format and
+/// the scale, which is positive, is applied to the scores.
+///
+///   qkv  (n, 3, heads, head_dim)  f16 | bf16; head_dim a multiple of 8 up to 256
+///   out  (n, heads, head_dim)     of the same dtype
+///
+/// One launch. Throws Error{kInvalidArgument} on a shape, dtype or device mismatch,
+/// Error{kUnsupported} on the CPU.
+void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segments, float scale,
                        Stream& stream);
 
 /// The running softmax of `queries` query rows of one kv_head: what two parts of a cache must know

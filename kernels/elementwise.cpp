@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
@@ -48,6 +49,46 @@ void copy(TensorView to, ConstTensorView from, Stream& stream) {
                    stream);
   stream.queue().copy(to.data(), to.device().kind == DeviceKind::kCuda, from.data(),
                       from.device().kind == DeviceKind::kCuda, to.bytes());
+}
+
+void upload_rows(TensorView to, ConstTensorView from, Stream& stream) {
+  constexpr std::string_view kOp = "upload_rows";
+  check::rank(kOp, "from", from, 2, "(rows, columns)");
+  check::rank(kOp, "to", to, 2, "(rows, columns or more)");
+  check::dtype(kOp, "from", from, DType::kF32);
+  check::floating(kOp, "to", to);
+  check::on_stream(kOp, "to", to, stream);
+  const int64_t columns = from.shape()[1];
+  if (to.shape()[0] != from.shape()[0] || to.shape()[1] < columns ||
+      to.device().kind == DeviceKind::kCpu || from.device().kind != DeviceKind::kCpu) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: rows of {} on {} do not go to {} on {}", kOp, from.shape().str(),
+                    device_name(from.device()), to.shape().str(), device_name(to.device())));
+  }
+  if (from.elements() == 0) return;
+  constexpr size_t kPieceBytes = size_t{2} << 20;  // the GPU copies one while we convert the next
+  constexpr int64_t kTaskRows = 64;
+  const size_t width = dtype_bytes(to.dtype());
+  const size_t row_bytes = static_cast<size_t>(to.shape()[1]) * width;
+  const size_t filled = static_cast<size_t>(columns) * width;
+  const auto in_piece = static_cast<int64_t>(std::max<size_t>(1, kPieceBytes / row_bytes));
+  for (int64_t first = 0; first < from.shape()[0]; first += in_piece) {
+    const int64_t rows = std::min(in_piece, from.shape()[0] - first);
+    std::byte* staged = stream.queue().stage(static_cast<size_t>(rows) * row_bytes);
+    const auto tasks = static_cast<size_t>((rows + kTaskRows - 1) / kTaskRows);
+    stream.pool().parallel_for(tasks, [&](size_t task, int) {
+      const int64_t begin = static_cast<int64_t>(task) * kTaskRows;
+      for (int64_t row = begin; row < std::min(rows, begin + kTaskRows); ++row) {
+        std::byte* at = staged + static_cast<size_t>(row) * row_bytes;
+        cpu::convert_elements(at, to.dtype(), from.slice(first + row, 1).data(), DType::kF32,
+                              static_cast<size_t>(columns));
+        std::memset(at + filled, 0, row_bytes - filled);
+      }
+    });
+    stream.queue().send(to.slice(first, rows).data(), staged,
+                        static_cast<size_t>(rows) * row_bytes);
+  }
 }
 
 void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream) {

@@ -19,6 +19,15 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
 /// the host may be reused, or read, when it returns.
 void copy(TensorView to, ConstTensorView from, Stream& stream);
 
+/// to[r,:] = from[r,:] from the host to a GPU, converted by the host's threads on the way; columns
+/// beyond those of `from` become zero. Memory of the host may be reused when it returns.
+///
+///   from  (rows, columns)      f32, on the host
+///   to    (rows, >= columns)   f32 | f16 | bf16, rounded to nearest even
+///
+/// Throws Error{kInvalidArgument} on a mismatch.
+void upload_rows(TensorView to, ConstTensorView from, Stream& stream);
+
 /// y[r, first : first + columns] = x[r,:]: some columns of rows.
 ///
 ///   y  (rows, width)    f32

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 
+#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/elementwise.h"
 
 namespace kvlm {
 
@@ -44,6 +46,82 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
   if (y.empty()) return;
   if (stream.device().kind == DeviceKind::kCuda) return cuda::linear(y, x, w, bias, add, stream);
   cpu::linear(y, x, w, bias, add, stream);
+}
+
+namespace {
+
+/// linear() with a tail on the CPU, of operations that there are anyway.
+void compose(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+             Stream& stream) {
+  const bool plain = tail.scale.empty() && !tail.gated;
+  if (plain && !(tail.add && tail.activation)) {
+    linear(y, x, w, tail.bias, tail.add, stream);
+    if (tail.activation) activate(y, y, *tail.activation, stream);
+    return;
+  }
+  const int64_t rows = x.shape()[0];
+  const int64_t columns = y.shape()[1];
+  Tensor product(DType::kF32, {rows, w.shape()[0]}, y.device());
+  linear(product, x, w, tail.bias, false, stream);
+  TensorView made = product;
+  Tensor paired;
+  if (tail.gated) {  // gates to the front, what they open behind them
+    paired = Tensor(DType::kF32, {2, rows, columns}, y.device());
+    const float* from = product.as<float>();
+    float* gate = paired.as<float>();
+    float* up = gate + rows * columns;
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      gate[i] = from[2 * i];
+      up[i] = from[2 * i + 1];
+    }
+    made = paired.view().slice(0, 1).reshape({rows, columns});
+    activate_gate(made, made, paired.view().slice(1, 1).reshape({rows, columns}), *tail.activation,
+                  stream);
+  } else if (tail.activation) {
+    activate(made, made, *tail.activation, stream);
+  }
+  if (!tail.add) std::fill_n(y.as<float>(), y.elements(), 0.0f);
+  if (tail.scale.empty()) return add(y, made, stream);
+  add_scaled(y, made, tail.scale, stream);
+}
+
+}  // namespace
+
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+            Stream& stream) {
+  constexpr std::string_view kOp = "linear";
+  check::rank(kOp, "x", x, 2, "(rows, in)");
+  check::rank(kOp, "w", w, 2, "(out, in)");
+  const int64_t rows = x.shape()[0];
+  const int64_t out = w.shape()[0];
+  const int64_t columns = tail.gated ? out / 2 : out;
+  check::shape(kOp, "w", w, {tail.gated ? 2 * columns : out, x.shape()[1]},
+               "(out, in) for the rows of x");
+  check::shape(kOp, "y", y, {rows, columns}, "the columns that the tail leaves");
+  check::activation(kOp, "x", x);
+  check::activation(kOp, "y", y);
+  check::floating(kOp, "w", w);
+  check::on_stream(kOp, "x", x, stream);
+  check::on_stream(kOp, "w", w, stream);
+  check::on_stream(kOp, "y", y, stream);
+  check::disjoint(kOp, "y", y, "x", x);
+  const auto vector = [&](std::string_view name, ConstTensorView of, int64_t length) {
+    if (of.empty()) return;
+    check::shape(kOp, name, of, {length}, "a number a column");
+    check::dtype(kOp, name, of, DType::kF32);
+    check::on_stream(kOp, name, of, stream);
+  };
+  vector("bias", tail.bias, out);
+  vector("scale", tail.scale, columns);
+  if ((tail.gated && !tail.activation) || (tail.add && y.dtype() != DType::kF32)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {}", kOp,
+                            tail.gated ? "a gated product has no activation; give one"
+                                       : "halves cannot be added to; give f32"));
+  }
+  if (y.elements() == 0) return;
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::linear(y, x, w, tail, stream);
+  compose(y, x, w, tail, stream);
 }
 
 void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <span>
 
 #include "kernels/activation.h"
@@ -23,6 +24,25 @@ namespace kvlm {
 /// threads. Asynchronous on CUDA. Throws Error{kInvalidArgument} on a shape, dtype or device
 /// mismatch.
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
+            Stream& stream);
+
+/// What becomes of a product p before it is stored, in this order.
+struct LinearTail {
+  ConstTensorView bias = {};                  ///< (out,) f32, added to p; may be empty
+  std::optional<Activation> activation = {};  ///< p = activation(p)
+  bool gated = false;                         ///< p[i] = activation(p[2 i]) * p[2 i + 1]
+  ConstTensorView scale = {};                 ///< (columns of y,) f32: p *= scale; may be empty
+  bool add = false;                           ///< y += p, else y = p
+};
+
+/// linear() with a tail; the columns of y are those of w's rows, or with `gated`, which needs an
+/// activation, half as many.
+///
+///   y  f32 (CUDA also f16 | bf16, rounded to nearest even, without add)
+///
+/// On CUDA, products of half-precision weights that are not stored at once are rounded to the
+/// weights' dtype in between. Otherwise as linear().
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
             Stream& stream);
 
 /// One of several products of the same x.

@@ -6,6 +6,7 @@
 #include "tools/bench/kernels.h"
 #include "tools/bench/latency.h"
 #include "tools/bench/throughput.h"
+#include "tools/bench/vision.h"
 #include "tools/common/help.h"
 #include "tools/common/program.h"
 
@@ -24,6 +25,10 @@ constexpr const char* kKernelsExamples = R"(Examples:
   vlm-bench kernels --only "2 bits" -t 1
   vlm-bench kernels --device cuda --batch 32 --rows 8192)";
 
+constexpr const char* kVisionExamples = R"(Examples:
+  vlm-bench vision -m pocket --size 240x320,960x1280
+  vlm-bench vision -m synthetic:llava-1.5-7b --device cuda --batch 16 --json)";
+
 constexpr const char* kThroughputHelp =
     "Decode steps of as many sequences as a memory budget holds.\n"
     "\n"
@@ -39,6 +44,7 @@ struct Options {
   LatencyOptions latency;
   ThroughputOptions throughput;
   KernelsOptions kernels;
+  VisionOptions vision;
   int (*run)(const Options& options) = nullptr;
 };
 
@@ -136,6 +142,27 @@ void add_kernels(CLI::App& app, Options& options) {
   command.add_flag("--json", kernels.json, "One JSON object a format");
 }
 
+void add_vision(CLI::App& app, Options& options) {
+  VisionOptions& vision = options.vision;
+  CLI::App& command = *app.add_subcommand(
+      "vision", "Pictures: cutting them, and the vision tower with its projector");
+  command.footer(kVisionExamples);
+  command.callback([&] { options.run = [](const Options& o) { return run_vision(o.vision); }; });
+  add_session(command, vision.session);
+  command
+      .add_option("--size", vision.sizes, "Size of the pictures, pixels; several, joined by commas")
+      ->type_name("HEIGHTxWIDTH")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--batch", vision.batch, "Pictures that are encoded together")
+      ->check(CLI::Range(1, 1 << 10))
+      ->capture_default_str();
+  command.add_option("--repeats", vision.repeats, "Repetitions")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_flag("--json", vision.json, "One JSON object a size");
+}
+
 std::optional<int> parse(int argc, char** argv, Options& options) {
   CLI::App app{"vlm-bench: measures what the runtime does against what the machine can do"};
   app.formatter(std::make_shared<HelpFormatter>());
@@ -145,6 +172,7 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
   add_latency(app, options);
   add_throughput(app, options);
   add_kernels(app, options);
+  add_vision(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -11,8 +11,7 @@
 #include "kernels/blend_rows.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
-#include "kernels/norm.h"
-#include "kernels/rope.h"
+#include "vision/blocks.h"
 #include "vision/patch_order.h"
 #include "vision/position_table.h"
 
@@ -23,17 +22,6 @@ namespace {
 constexpr float kEps = 1e-6f;
 constexpr double kTheta = 10000;
 
-struct Affine {
-  ConstTensorView weight;
-  ConstTensorView bias;  // (out,) f32, or empty
-};
-
-struct Layer {
-  Affine norm1, norm2;
-  Affine q, k, v, out;
-  Affine gate, up, down;  // gate is empty where the MLP has none
-};
-
 /// Cells to the decoder's width.
 struct Merger {
   Affine norm;
@@ -43,9 +31,9 @@ struct Merger {
 
 /// What the rows of a piece have in common with no other piece.
 struct Places {
-  Tensor cos, sin;               // (patches, head_dim / 2)
-  std::vector<int32_t> slices;   // bounds of attention
-  std::vector<int32_t> windows;  // likewise; empty where there are none
+  Tensor cos, sin;  // (patches, head_dim / 2)
+  Segments slices;
+  Segments windows;              // of no rows where there are none
   std::vector<int32_t> patches;  // the order of patches; empty: as they come
   std::vector<int32_t> cells;    // which row of the mergers is cell i; empty: i
 };
@@ -64,59 +52,41 @@ class QwenVit::Impl {
  private:
   int head_dim() const noexcept { return config_.hidden / config_.heads; }
   int64_t cell() const noexcept { return int64_t{config_.merge} * config_.merge; }
-  Affine take(WeightMap& weights, const std::string& name, int out, int in, bool bias = true);
-  Affine take_norm(WeightMap& weights, const std::string& name, int width, bool bias) const;
-  Merger take_merger(WeightMap& weights, const std::string& name, bool norm_of_cells);
+  Merger take_merger(const BlockTaker& taker, const std::string& name, bool norm_of_cells);
   void check(const VisualPatches& picture) const;
   size_t workspace_of(int64_t patches) const;
   Places places_of(std::span<const PatchGrid> grids, Stream& stream) const;
   /// Encodes pictures into rows of `features`, from `first` on.
   void encode_piece(std::span<const VisualPatches* const> pictures, QwenFeatures& features,
-                    int64_t first, Stream& stream, const VisionTap& tap) const;
+                    int64_t first, Stream& stream, const VisionTap& tap);
   Tensor embed(std::span<const VisualPatches* const> pictures, std::span<const PatchGrid> grids,
                const Places& places, Stream& stream, const VisionTap& tap) const;
-  void norm(TensorView y, ConstTensorView x, const Affine& norm, Stream& stream) const;
-  void attend(const Layer& layer, TensorView x, TensorView normed, const Places& places,
-              bool windows, Stream& stream) const;
-  void feed_forward(const Layer& layer, TensorView x, TensorView normed, Stream& stream) const;
   void merge(const Merger& merger, ConstTensorView x, const Places& places, TensorView out,
              Stream& stream) const;
 
   QwenVitConfig config_;
   size_t workspace_bytes_;
   size_t weight_bytes_ = 0;
-  Affine patch_;               // (hidden, 3 * depth * patch * patch)
+  Affine patch_;               // (hidden, 3 * depth * patch * patch), filled up on a GPU
+  int64_t columns_ = 0;        // 3 * depth * patch * patch
   ConstTensorView positions_;  // (side * side, hidden) f32, or empty
-  std::vector<Layer> layers_;
+  Blocks blocks_;
   Merger merger_;
   std::vector<Merger> deepstack_;  // as config_.deepstack
   std::vector<std::shared_ptr<const void>> owners_;
 };
 
-Affine QwenVit::Impl::take(WeightMap& weights, const std::string& name, int out, int in,
-                           bool bias) {
-  Affine affine{weights.take(name + ".weight", {out, in}), {}};
-  if (bias) affine.bias = weights.take_f32(name + ".bias", {out});
-  weight_bytes_ += affine.weight.bytes();
-  return affine;
-}
-
-Affine QwenVit::Impl::take_norm(WeightMap& weights, const std::string& name, int width,
-                                bool bias) const {
-  Affine norm{weights.take_f32(name + ".weight", {width}), {}};
-  if (bias) norm.bias = weights.take_f32(name + ".bias", {width});
-  return norm;
-}
-
-Merger QwenVit::Impl::take_merger(WeightMap& weights, const std::string& name, bool norm_of_cells) {
+Merger QwenVit::Impl::take_merger(const BlockTaker& taker, const std::string& name,
+                                  bool norm_of_cells) {
   const int wide = config_.hidden * static_cast<int>(cell());
   const bool renamed = config_.linear_names;
   Merger merger;
   merger.norm_of_cells = norm_of_cells;
-  merger.norm = take_norm(weights, name + (renamed ? ".norm" : ".ln_q"),
-                          norm_of_cells ? wide : config_.hidden, !config_.rms_norm);
-  merger.fc1 = take(weights, name + (renamed ? ".linear_fc1" : ".mlp.0"), wide, wide);
-  merger.fc2 = take(weights, name + (renamed ? ".linear_fc2" : ".mlp.2"), config_.out, wide);
+  merger.norm =
+      taker.norm(name + (renamed ? ".norm" : ".ln_q"), norm_of_cells ? wide : config_.hidden);
+  merger.fc1 = taker.product(name + (renamed ? ".linear_fc1" : ".mlp.0"), wide, wide);
+  merger.fc2 = taker.product(name + (renamed ? ".linear_fc2" : ".mlp.2"), config_.out, wide);
+  weight_bytes_ += merger.fc1.weight.bytes() + merger.fc2.weight.bytes();
   return merger;
 }
 
@@ -129,46 +99,49 @@ QwenVit::Impl::Impl(const QwenVitConfig& config, WeightMap& weights, const std::
                             "multiple of 4 channels, for angles of two axes",
                             config.hidden, config.heads));
   }
+  BlockShape shape;
+  shape.hidden = config.hidden;
+  shape.heads = config.heads;
+  shape.intermediate = config.intermediate;
+  shape.eps = kEps;
+  shape.rms_norm = config.rms_norm;
+  shape.activation = config.activation;
+  shape.gated_mlp = config.gated_mlp;
+  const BlockTaker taker(shape, weights);
+
   const int hidden = config.hidden;
-  const int64_t columns = int64_t{3} * config.depth * config.patch_size * config.patch_size;
-  patch_.weight = weights.take(prefix + "patch_embed.proj.weight", {hidden, columns});
-  if (config.patch_bias) patch_.bias = weights.take_f32(prefix + "patch_embed.proj.bias", {hidden});
+  columns_ = int64_t{3} * config.depth * config.patch_size * config.patch_size;
+  patch_ = taker.patches(prefix + "patch_embed.proj", {hidden, columns_}, config.patch_bias);
   weight_bytes_ += patch_.weight.bytes();
   if (config.position_side > 0) {
     positions_ = weights.take_f32(prefix + "pos_embed.weight",
                                   {int64_t{config.position_side} * config.position_side, hidden});
     weight_bytes_ += positions_.bytes();
   }
+  const std::string_view up = config.gated_mlp      ? "mlp.up_proj"
+                              : config.linear_names ? "mlp.linear_fc1"
+                                                    : "mlp.fc1";
+  const std::string_view down = config.gated_mlp      ? "mlp.down_proj"
+                                : config.linear_names ? "mlp.linear_fc2"
+                                                      : "mlp.fc2";
+  std::vector<BlockWeights> blocks;
   for (int i = 0; i < config.layers; ++i) {
     const std::string name = fmt::format("{}blocks.{}.", prefix, i);
-    Layer layer;
-    layer.norm1 = take_norm(weights, name + "norm1", hidden, !config.rms_norm);
-    layer.norm2 = take_norm(weights, name + "norm2", hidden, !config.rms_norm);
-    const Affine qkv = take(weights, name + "attn.qkv", 3 * hidden, hidden);
-    const auto third = [&](int part) {
-      return Affine{qkv.weight.slice(part * hidden, hidden), qkv.bias.slice(part * hidden, hidden)};
-    };
-    layer.q = third(0);
-    layer.k = third(1);
-    layer.v = third(2);
-    layer.out = take(weights, name + "attn.proj", hidden, hidden);
-    const std::string_view up = config.gated_mlp      ? "mlp.up_proj"
-                                : config.linear_names ? "mlp.linear_fc1"
-                                                      : "mlp.fc1";
-    const std::string_view down = config.gated_mlp      ? "mlp.down_proj"
-                                  : config.linear_names ? "mlp.linear_fc2"
-                                                        : "mlp.fc2";
-    if (config.gated_mlp) {
-      layer.gate = take(weights, name + "mlp.gate_proj", config.intermediate, hidden);
-    }
-    layer.up = take(weights, name + std::string(up), config.intermediate, hidden);
-    layer.down = take(weights, name + std::string(down), hidden, config.intermediate);
-    layers_.push_back(layer);
+    BlockWeights block;
+    block.norm1 = taker.norm(name + "norm1");
+    block.norm2 = taker.norm(name + "norm2");
+    taker.take_qkv(block, name + "attn.qkv", /*bias=*/true);
+    block.out = taker.product(name + "attn.proj", hidden, hidden);
+    taker.take_mlp(block, config.gated_mlp ? name + "mlp.gate_proj" : std::string(),
+                   name + std::string(up), name + std::string(down));
+    weight_bytes_ += kvlm::weight_bytes(block);
+    blocks.push_back(block);
   }
-  merger_ = take_merger(weights, prefix + "merger", false);
+  blocks_ = Blocks(shape, weights.device(), std::move(blocks));
+  merger_ = take_merger(taker, prefix + "merger", false);
   for (size_t i = 0; i < config.deepstack.size(); ++i) {
     deepstack_.push_back(
-        take_merger(weights, fmt::format("{}deepstack_merger_list.{}", prefix, i), true));
+        take_merger(taker, fmt::format("{}deepstack_merger_list.{}", prefix, i), true));
   }
   owners_ = weights.owners();
 }
@@ -179,7 +152,7 @@ void QwenVit::Impl::check(const VisualPatches& picture) const {
     check_merge(grid, config_.merge);
     patches += grid.patches();
   }
-  const Shape expected{patches, patch_.weight.shape()[1]};
+  const Shape expected{patches, columns_};
   if (picture.rows.shape() == expected) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("the vision tower takes the patches of a picture as {}, found {}; "
@@ -189,14 +162,12 @@ void QwenVit::Impl::check(const VisualPatches& picture) const {
 
 size_t QwenVit::Impl::workspace_of(int64_t patches) const {
   const auto hidden = static_cast<size_t>(config_.hidden);
-  const auto intermediate = static_cast<size_t>(config_.intermediate);
-  return static_cast<size_t>(patches) * sizeof(float) *
-         (6 * hidden + (config_.gated_mlp ? 2 : 1) * intermediate);
+  return static_cast<size_t>(patches) * (2 * sizeof(float) * hidden + blocks_.bytes_per_row());
 }
 
 Places QwenVit::Impl::places_of(std::span<const PatchGrid> grids, Stream& stream) const {
   Places places;
-  places.slices = slice_bounds(grids);
+  places.slices.assign(slice_bounds(grids), stream);
   std::vector<std::array<int32_t, 2>> at;
   for (const PatchGrid& grid : grids) {
     const auto of_grid = patch_places(grid, config_.merge);
@@ -204,7 +175,7 @@ Places QwenVit::Impl::places_of(std::span<const PatchGrid> grids, Stream& stream
   }
   if (config_.window > 0) {
     const WindowOrder order = window_order(grids, config_.merge, config_.window);
-    places.windows = order.bounds;
+    places.windows.assign(order.bounds, stream);
     places.cells = inverse_order(order.cells);
     for (const int32_t from : order.cells) {
       for (int32_t i = 0; i < cell(); ++i) {
@@ -250,19 +221,22 @@ Tensor QwenVit::Impl::embed(std::span<const VisualPatches* const> pictures,
                             const VisionTap& tap) const {
   const Device device = stream.device();
   Tensor x(DType::kF32, {places.cos.shape()[0], config_.hidden}, device);
+  Tensor placed;
+  if (device.kind != DeviceKind::kCpu) {
+    placed = Tensor(patch_.weight.dtype(), {x.shape()[0], patch_.weight.shape()[1]}, device);
+  }
   int64_t row = 0;
   for (const VisualPatches* picture : pictures) {
     const int64_t patches = picture->rows.shape()[0];
-    ConstTensorView rows = picture->rows;
-    Tensor placed;
-    if (device.kind != DeviceKind::kCpu) {
-      placed = Tensor(DType::kF32, rows.shape(), device);
-      copy(placed, rows, stream);
-      rows = placed;
+    if (placed.empty()) {
+      linear(x.view().slice(row, patches), picture->rows, patch_.weight, patch_.bias, false,
+             stream);
+    } else {
+      upload_rows(placed.view().slice(row, patches), picture->rows, stream);
     }
-    linear(x.view().slice(row, patches), rows, patch_.weight, patch_.bias, false, stream);
     row += patches;
   }
+  if (!placed.empty()) linear(x, placed, patch_.weight, patch_.bias, false, stream);
   if (tap) tap("vision.patch_embed", x);
   if (!positions_.empty()) {
     Tensor learned(DType::kF32, x.shape(), device);
@@ -280,62 +254,20 @@ Tensor QwenVit::Impl::embed(std::span<const VisualPatches* const> pictures,
   return moved;
 }
 
-void QwenVit::Impl::norm(TensorView y, ConstTensorView x, const Affine& norm,
-                         Stream& stream) const {
-  if (config_.rms_norm) return rms_norm(y, x, norm.weight, kEps, stream);
-  layer_norm(y, x, norm.weight, norm.bias, kEps, stream);
-}
-
-void QwenVit::Impl::attend(const Layer& layer, TensorView x, TensorView normed,
-                           const Places& places, bool windows, Stream& stream) const {
-  norm(normed, x, layer.norm1, stream);
-  Tensor q(DType::kF32, x.shape(), stream.device());
-  Tensor k(DType::kF32, x.shape(), stream.device());
-  Tensor v(DType::kF32, x.shape(), stream.device());
-  const LinearPart qkv[] = {{q, layer.q.weight, layer.q.bias},
-                            {k, layer.k.weight, layer.k.bias},
-                            {v, layer.v.weight, layer.v.bias}};
-  linears(qkv, normed, stream);
-  const Shape by_head{x.shape()[0], config_.heads, head_dim()};
-  const TensorView turned[] = {q.view().reshape(by_head), k.view().reshape(by_head)};
-  rotate(turned, places.cos, places.sin, stream);
-  segment_attention(turned[0], turned[0], turned[1], v.view().reshape(by_head),
-                    windows ? places.windows : places.slices,
-                    1.0f / std::sqrt(static_cast<float>(head_dim())), layer.q.weight.dtype(),
-                    stream);
-  linear(x, q, layer.out.weight, layer.out.bias, /*add=*/true, stream);
-}
-
-void QwenVit::Impl::feed_forward(const Layer& layer, TensorView x, TensorView normed,
-                                 Stream& stream) const {
-  norm(normed, x, layer.norm2, stream);
-  Tensor up(DType::kF32, {x.shape()[0], config_.intermediate}, stream.device());
-  if (config_.gated_mlp) {
-    Tensor gate(DType::kF32, up.shape(), stream.device());
-    const LinearPart gate_part{gate, layer.gate.weight, layer.gate.bias};
-    const LinearPart up_part{up, layer.up.weight, layer.up.bias};
-    gated_linears(gate, gate_part, up_part, config_.activation, normed, stream);
-    return linear(x, gate, layer.down.weight, layer.down.bias, /*add=*/true, stream);
-  }
-  linear(up, normed, layer.up.weight, layer.up.bias, false, stream);
-  activate(up, up, config_.activation, stream);
-  linear(x, up, layer.down.weight, layer.down.bias, /*add=*/true, stream);
-}
-
 void QwenVit::Impl::merge(const Merger& merger, ConstTensorView x, const Places& places,
                           TensorView out, Stream& stream) const {
   const int64_t cells = x.shape()[0] / cell();
   const int64_t wide = config_.hidden * cell();
   const Device device = stream.device();
-  Tensor normed(DType::kF32, {cells, wide}, device);
+  Tensor normed(blocks_.dtype(), {cells, wide}, device);
   if (merger.norm_of_cells) {
-    norm(normed, x.reshape({cells, wide}), merger.norm, stream);
+    blocks_.norm(normed, x.reshape({cells, wide}), merger.norm, stream);
   } else {
-    norm(normed.view().reshape(x.shape()), x, merger.norm, stream);
+    blocks_.norm(normed.view().reshape(x.shape()), x, merger.norm, stream);
   }
-  Tensor inner(DType::kF32, {cells, wide}, device);
-  linear(inner, normed, merger.fc1.weight, merger.fc1.bias, false, stream);
-  activate(inner, inner, Activation::kGelu, stream);
+  Tensor inner(blocks_.dtype(), {cells, wide}, device);
+  linear(inner, normed, merger.fc1.weight,
+         LinearTail{.bias = merger.fc1.bias, .activation = Activation::kGelu}, stream);
   if (places.cells.empty()) {
     return linear(out, inner, merger.fc2.weight, merger.fc2.bias, false, stream);
   }
@@ -346,25 +278,26 @@ void QwenVit::Impl::merge(const Merger& merger, ConstTensorView x, const Places&
 
 void QwenVit::Impl::encode_piece(std::span<const VisualPatches* const> pictures,
                                  QwenFeatures& features, int64_t first, Stream& stream,
-                                 const VisionTap& tap) const {
+                                 const VisionTap& tap) {
   std::vector<PatchGrid> grids;
   for (const VisualPatches* picture : pictures) {
     grids.insert(grids.end(), picture->grids.begin(), picture->grids.end());
   }
-  const size_t total = layers_.size() + 1;  // the patches are the first
+  const size_t total = blocks_.size() + 1;  // the patches are the first
   report_progress(stream.watch(), "vision", 0, total);
   const Places places = places_of(grids, stream);
   Tensor x = embed(pictures, grids, places, stream, tap);
-  Tensor normed(DType::kF32, x.shape(), stream.device());
+  const BlockAngles angles{places.cos, places.sin};
   const int64_t cells = x.shape()[0] / cell();
   for (int i = 0; i < config_.layers; ++i) {
     report_progress(stream.watch(), "vision", static_cast<size_t>(i) + 1, total);
-    const Layer& layer = layers_[static_cast<size_t>(i)];
     const bool windows = config_.window > 0 &&
                          std::find(config_.full_attention.begin(), config_.full_attention.end(),
                                    i) == config_.full_attention.end();
-    attend(layer, x, normed, places, windows, stream);
-    feed_forward(layer, x, normed, stream);
+    blocks_.run(static_cast<size_t>(i), x, windows ? places.windows : places.slices, angles,
+                stream);
+    const bool taken = std::ranges::find(config_.deepstack, i) != config_.deepstack.end();
+    if (tap || taken || i + 1 == config_.layers) blocks_.settle(x, stream);
     if (tap) tap(fmt::format("vision.layer.{}", i), x);
     for (size_t j = 0; j < deepstack_.size(); ++j) {
       if (config_.deepstack[j] != i) continue;

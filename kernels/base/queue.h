@@ -44,6 +44,11 @@ void release(int index, std::byte* data) noexcept;
 /// Copies between any two addresses of host or GPU and waits for it.
 void copy_now(void* to, const void* from, size_t bytes);
 
+/// copy_now() of rows of `bytes` bytes that follow each other, to rows `stride` bytes apart.
+void copy_rows_now(void* to, size_t stride, const void* from, size_t bytes, size_t rows);
+/// Makes bytes of a GPU zero and waits for it.
+void clear_now(void* data, size_t bytes);
+
 /// Host bytes, and where they go within an upload.
 struct UploadPart {
   const void* from = nullptr;
@@ -73,6 +78,11 @@ class Queue {
   const std::byte* upload(const void* from, size_t bytes);
   /// The same of several parts, in `bytes` bytes side by side.
   const std::byte* upload_parts(std::span<const UploadPart> parts, size_t bytes);
+  /// Host memory of `bytes` bytes that send() takes. What is in it stays until the next call but a
+  /// few, for which the host waits if it is still on its way.
+  std::byte* stage(size_t bytes);
+  /// Copies staged bytes to the GPU, in the queue's order, without waiting.
+  void send(std::byte* to, const std::byte* staged, size_t bytes);
   /// Copies between two addresses, of which at least one is on the GPU, in the queue's order. Host
   /// memory may be reused, or read, when it returns.
   void copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes);
@@ -89,6 +99,8 @@ class Queue {
 
  private:
   struct State;
+  /// Where in the ring for uploads `bytes` have room.
+  size_t take(size_t bytes);
   std::unique_ptr<State> state_;
 };
 

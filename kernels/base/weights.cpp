@@ -72,6 +72,25 @@ std::shared_ptr<Tensor> converted(const ConstTensorView& view, DType dtype, cons
   return tensor;
 }
 
+void clear_now(TensorView view) {
+  if (view.device().kind == DeviceKind::kCpu) {
+    std::memset(view.data(), 0, view.bytes());
+  } else {
+    cuda::clear_now(view.data(), view.bytes());
+  }
+}
+
+/// Rows of `from`, each `bytes` long, to rows that begin `stride` bytes apart.
+void copy_rows_now(std::byte* to, size_t stride, ConstTensorView from, size_t bytes, bool to_gpu) {
+  const auto rows = static_cast<size_t>(from.shape()[0]);
+  if (to_gpu || from.device().kind != DeviceKind::kCpu) {
+    return cuda::copy_rows_now(to, stride, from.data(), bytes, rows);
+  }
+  for (size_t row = 0; row < rows; ++row) {
+    std::memcpy(to + row * stride, from.data() + row * bytes, bytes);
+  }
+}
+
 }  // namespace
 
 void WeightMap::add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner) {
@@ -148,11 +167,53 @@ ConstTensorView WeightMap::placed(ConstTensorView view) {
     cuda::copy_now(tensor->view().data(), view.data(), view.bytes());
     view = owned(std::move(tensor));
   }
-  if (total_bytes_ == 0) return view;
-  // Short of the whole: some of it may be taken by nobody, and whoever loads ends the phase.
-  loaded_bytes_ = std::min(loaded_bytes_ + view.bytes(), total_bytes_ - 1);
-  report_progress(watch_, kPhase, loaded_bytes_, total_bytes_);
+  count(view.bytes());
   return view;
+}
+
+void WeightMap::count(size_t bytes) {
+  if (total_bytes_ == 0) return;
+  // Short of the whole: some of it may be taken by nobody, and whoever loads ends the phase.
+  loaded_bytes_ = std::min(loaded_bytes_ + bytes, total_bytes_ - 1);
+  report_progress(watch_, kPhase, loaded_bytes_, total_bytes_);
+}
+
+ConstTensorView WeightMap::take_together(const Shape& shape, std::span<const Part> parts) {
+  return joined(shape, parts, /*wide=*/false);
+}
+
+ConstTensorView WeightMap::take_together_f32(const Shape& shape, std::span<const Part> parts) {
+  return joined(shape, parts, /*wide=*/true);
+}
+
+ConstTensorView WeightMap::joined(const Shape& shape, std::span<const Part> parts, bool wide) {
+  // What is taken is needed until it is copied, and then by nobody.
+  const size_t kept = owners_.size();
+  std::vector<ConstTensorView> views;
+  for (const Part& part : parts) views.push_back(take_unplaced(part.name, part.shape, wide));
+  const DType first = views.front().dtype();
+  const bool alike = std::ranges::all_of(
+      views, [first](const ConstTensorView& view) { return view.dtype() == first; });
+  const DType dtype = wide || !alike ? DType::kF32 : first;
+  auto tensor = std::make_shared<Tensor>(dtype, shape, device_, MemoryUse::kWeights);
+  const auto columns = [](const Shape& of) { return of.rank() == 1 ? 1 : of.elements() / of[0]; };
+  const size_t row_bytes = static_cast<size_t>(columns(shape)) * dtype_bytes(dtype);
+  clear_now(tensor->view());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    ConstTensorView view = views[i];
+    std::shared_ptr<Tensor> changed;
+    if (view.dtype() != dtype) {
+      changed = converted(view, dtype, watch_);
+      view = std::as_const(*changed).view();
+    }
+    const size_t bytes = static_cast<size_t>(columns(view.shape())) * dtype_bytes(dtype);
+    copy_rows_now(tensor->view().data() + static_cast<size_t>(parts[i].first) * row_bytes,
+                  static_cast<size_t>(parts[i].step) * row_bytes, view, bytes,
+                  device_.kind != DeviceKind::kCpu);
+    count(view.bytes());
+  }
+  owners_.resize(kept);
+  return owned(std::move(tensor));
 }
 
 bool WeightMap::same(std::string_view a, std::string_view b) const {

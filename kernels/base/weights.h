@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +48,20 @@ class WeightMap {
   /// take() of a vector, widened to f32: norm weights and biases, which are small and always read
   /// in f32.
   ConstTensorView take_f32(std::string_view name, const Shape& shape);
+
+  /// Where a matrix that is taken into a larger one goes: row i to row first + i * step, from the
+  /// first column on. A vector is a matrix of one column.
+  struct Part {
+    std::string name;
+    Shape shape;
+    int64_t first = 0;
+    int64_t step = 1;
+  };
+  /// Takes matrices, or vectors, into one tensor of `shape` on the device of place_on(); what no
+  /// part fills is zero. Of the parts' dtype, or of f32 where they differ. Throws as take().
+  ConstTensorView take_together(const Shape& shape, std::span<const Part> parts);
+  /// The same, of take_f32()'s vectors.
+  ConstTensorView take_together_f32(const Shape& shape, std::span<const Part> parts);
 
   /// Names not taken yet, sorted.
   std::vector<std::string> remaining() const;
@@ -94,6 +109,8 @@ class WeightMap {
   void insert(std::string name, Entry entry);
   ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide);
   ConstTensorView placed(ConstTensorView view);
+  ConstTensorView joined(const Shape& shape, std::span<const Part> parts, bool wide);
+  void count(size_t bytes);
   ConstTensorView owned(std::shared_ptr<Tensor> tensor);
 
   std::map<std::string, Entry, std::less<>> tensors_;

@@ -7,6 +7,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/prompt_attention.h"
 #include "kernels/cuda/prompt_rows.cuh"
+#include "kernels/cuda/segment_attention.h"
 
 namespace kvlm::cuda {
 
@@ -32,7 +33,20 @@ struct Prompt {
   int q_heads;
   bool causal;
   float scale;
+  const Segments::Tile* tiles;  // one for every blockIdx.x, or null: all rows are one segment
 };
+
+/// The rows of a segment as a prompt of their own; `first_query` becomes the tile's.
+__device__ void cut_segment(Prompt& p, const Segments::Tile& tile, int64_t& first_query) {
+  const int64_t queries = static_cast<int64_t>(tile.first) * p.q_heads * p.rows.head_dim;
+  const int64_t rows = static_cast<int64_t>(tile.first) * p.rows.kv_heads * p.rows.head_dim;
+  p.q += queries;
+  p.out += queries;
+  p.rows.k += rows;
+  p.rows.v += rows;
+  p.n = tile.rows;
+  first_query = tile.queries;
+}
 
 /// Loads rows [first, first + kTile) of `columns` into tile[kTile][stride]; zeros beyond.
 template <int kDim>
@@ -64,7 +78,8 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
   const int head = static_cast<int>(blockIdx.y);
   const int kv_head = head / (p.q_heads / p.rows.kv_heads);
   // The longest tiles first.
-  const int64_t first_query = static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kTile;
+  int64_t first_query = static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kTile;
+  if (p.tiles != nullptr) cut_segment(p, p.tiles[blockIdx.x], first_query);
   const int tx = static_cast<int>(threadIdx.x) % kSide;
   const int ty = static_cast<int>(threadIdx.x) / kSide;
 
@@ -165,14 +180,23 @@ __global__ void __launch_bounds__(kThreads) prompt_attention(Prompt p) {
 }
 
 template <int kDim>
-void launch_prompt(const Prompt& p, Stream& stream) {
+void launch_prompt(const Prompt& p, int64_t tiles, Stream& stream) {
   constexpr size_t kShared = sizeof(float) * (2 * kTile * (kDim + 4) + kTile * (kTile + 4));
   check(cudaFuncSetAttribute(prompt_attention<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kShared)),
         "attention");
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.n, kTile)), static_cast<unsigned>(p.q_heads));
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(p.q_heads));
   prompt_attention<kDim><<<grid, kThreads, kShared, native(stream)>>>(p);
   check_launch("attention");
+}
+
+void launch_prompt(const Prompt& p, int64_t tiles, Stream& stream) {
+  const int head_dim = p.rows.head_dim;
+  if (head_dim <= 32) return launch_prompt<32>(p, tiles, stream);
+  if (head_dim <= 64) return launch_prompt<64>(p, tiles, stream);
+  if (head_dim <= 96) return launch_prompt<96>(p, tiles, stream);
+  if (head_dim <= 128) return launch_prompt<128>(p, tiles, stream);
+  launch_prompt<256>(p, tiles, stream);
 }
 
 }  // namespace
@@ -181,18 +205,33 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
                std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
                Stream& stream) {
   const PromptRows rows = prompt_rows(k, v, past, stream);
-  const int head_dim = rows.head_dim;
-  if (head_dim > 256) refuse_dim("attention", head_dim);
+  if (rows.head_dim > 256) refuse_dim("attention", rows.head_dim);
   if (multiply != DType::kF32) {
     return attend_prompt({out, q, rows, causal, scale, multiply}, stream);
   }
-  const Prompt p{out.as<float>(), q.as<float>(), rows, q.shape()[0], static_cast<int>(q.shape()[1]),
-                 causal,          scale};
-  if (head_dim <= 32) return launch_prompt<32>(p, stream);
-  if (head_dim <= 64) return launch_prompt<64>(p, stream);
-  if (head_dim <= 96) return launch_prompt<96>(p, stream);
-  if (head_dim <= 128) return launch_prompt<128>(p, stream);
-  launch_prompt<256>(p, stream);
+  const Prompt p{
+      out.as<float>(), q.as<float>(), rows,   q.shape()[0], static_cast<int>(q.shape()[1]),
+      causal,          scale,         nullptr};
+  launch_prompt(p, ceil_div(p.n, kTile), stream);
+}
+
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       const Segments& segments, float scale, DType multiply, Stream& stream) {
+  const PromptRows rows = prompt_rows(k, v, {}, stream);
+  if (rows.head_dim > 256) refuse_dim("segment_attention", rows.head_dim);
+  if (multiply != DType::kF32) {
+    return attend_rounded(out, q, k, v, segments, scale, multiply, stream);
+  }
+  static_assert(kTile == 64);
+  const Prompt p{out.as<float>(),
+                 q.as<float>(),
+                 rows,
+                 q.shape()[0],
+                 static_cast<int>(q.shape()[1]),
+                 /*causal=*/false,
+                 scale,
+                 segments.tiles(kTile)};
+  launch_prompt(p, segments.tile_count(kTile), stream);
 }
 
 }  // namespace kvlm::cuda

@@ -12,4 +12,10 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
                std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
                Stream& stream);
 
+void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                       const Segments& segments, float scale, DType multiply, Stream& stream);
+
+void segment_attention(TensorView out, ConstTensorView qkv, const Segments& segments, float scale,
+                       Stream& stream);
+
 }  // namespace kvlm::cuda

@@ -34,27 +34,42 @@ cudaDataType_t blas_type(DType dtype) {
   return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/// A product of one shape, planned once: y (rows, out) f32 = x (rows, in) w^T (out, in) + bias,
-/// which column-major BLAS sees as y^T = w x^T.
+/// What a product is made of, and into.
+struct ProductKind {
+  DType dtype;  // of x and w
+  DType made;   // of y, and of the bias
+  int64_t rows, in, out;
+  bool bias, add;
+  bool gelu = false;  // kGeluTanh of it
+
+  auto key() const { return std::tie(dtype, made, rows, in, out, bias, add, gelu); }
+  bool operator<(const ProductKind& other) const { return key() < other.key(); }
+};
+
+/// A product of one shape, planned once: y (rows, out) = x (rows, in) w^T (out, in) + bias, which
+/// column-major BLAS sees as y^T = w x^T.
 class Product {
  public:
-  Product(cublasLtHandle_t handle, DType dtype, int64_t rows, int64_t in, int64_t out, bool bias,
-          bool add)
-      : handle_(handle), beta_(add ? 1.0f : 0.0f) {
-    const cudaDataType_t type = blas_type(dtype);
+  Product(cublasLtHandle_t handle, const ProductKind& kind)
+      : handle_(handle), beta_(kind.add ? 1.0f : 0.0f) {
+    const cudaDataType_t type = blas_type(kind.dtype);
+    const cudaDataType_t made = blas_type(kind.made);
     check_blas(blas_.desc_create(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-    if (bias) {
-      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+    if (kind.bias) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE,
+          kind.gelu ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_BIAS);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, made);
+    } else if (kind.gelu) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_GELU);
     }
-    const auto m = static_cast<uint64_t>(out);
-    const auto n = static_cast<uint64_t>(rows);
-    const auto k = static_cast<uint64_t>(in);
-    check_blas(blas_.layout_create(&w_, type, k, m, in), "linear");
-    check_blas(blas_.layout_create(&x_, type, k, n, in), "linear");
-    check_blas(blas_.layout_create(&y_, CUDA_R_32F, m, n, out), "linear");
+    const auto m = static_cast<uint64_t>(kind.out);
+    const auto n = static_cast<uint64_t>(kind.rows);
+    const auto k = static_cast<uint64_t>(kind.in);
+    check_blas(blas_.layout_create(&w_, type, k, m, kind.in), "linear");
+    check_blas(blas_.layout_create(&x_, type, k, n, kind.in), "linear");
+    check_blas(blas_.layout_create(&y_, made, m, n, kind.out), "linear");
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(blas_.preference_create(&preference), "linear");
     const size_t workspace = kWorkspaceBytes;
@@ -76,7 +91,7 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  void run(float* y, const void* x, const void* w, const float* bias, std::byte* workspace,
+  void run(void* y, const void* x, const void* w, const void* bias, std::byte* workspace,
            cudaStream_t stream) {
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     constexpr float kAlpha = 1;
@@ -111,19 +126,16 @@ class Products {
     return all[device];
   }
 
-  Product& get(DType dtype, int64_t rows, int64_t in, int64_t out, bool bias, bool add) {
+  Product& get(const ProductKind& kind) {
     if (handle_ == nullptr) check_blas(cublaslt().create(&handle_), "cublasLtCreate");
     // Prompts come in every length: old plans go before there are too many.
     if (plans_.size() > 4096) plans_.clear();
-    return plans_
-        .try_emplace({dtype, rows, in, out, bias, add}, handle_, dtype, rows, in, out, bias, add)
-        .first->second;
+    return plans_.try_emplace(kind, handle_, kind).first->second;
   }
 
  private:
-  using Key = std::tuple<DType, int64_t, int64_t, int64_t, bool, bool>;
   cublasLtHandle_t handle_ = nullptr;
-  std::map<Key, Product> plans_;
+  std::map<ProductKind, Product> plans_;
 };
 
 // ------------------------------------------------------------------------------------ a few rows
@@ -440,20 +452,117 @@ void multiply_many(const LinearPart& part, ConstTensorView x, const void* operan
   auto* result = part.y.as<float>();
   if (even == 0 || even == out) {
     Products::of(stream.device().index)
-        .get(w.dtype(), rows, in, out, bias != nullptr, add)
+        .get({w.dtype(), DType::kF32, rows, in, out, bias != nullptr, add})
         .run(result, operand, w.data(), bias, workspace, native(stream));
     return;
   }
   const auto row_bytes = static_cast<size_t>(even) * sizeof(float);
   std::byte* even_part = stream.queue().scratch(kGemmResult, static_cast<size_t>(rows) * row_bytes);
   Products::of(stream.device().index)
-      .get(w.dtype(), rows, in, even, bias != nullptr, add)
+      .get({w.dtype(), DType::kF32, rows, in, even, bias != nullptr, add})
       .run(reinterpret_cast<float*>(even_part), operand, w.data(), bias, workspace, native(stream));
   check(cudaMemcpy2DAsync(result, static_cast<size_t>(out) * sizeof(float), even_part, row_bytes,
                           row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                           native(stream)),
         "linear");
   multiply_odd(part, x, even, false, stream);
+}
+
+// ------------------------------------------------------------------------------------------ tails
+
+constexpr int kTailThreads = 256;
+
+/// What remains to be done with a product that has its bias.
+struct TailWork {
+  const float* scale;  // (columns,) or null
+  int64_t columns;     // of y
+  int64_t count;       // of y's elements
+  Activation activation;
+  bool activates, gated, add;
+};
+
+/// y = tail(p), kWidth elements of y at a time.
+template <class P, class Y, int kWidth>
+__global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, TailWork work) {
+  let_next_start();
+  wait_for_earlier();
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kTailThreads * kWidth;
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kTailThreads + threadIdx.x) * kWidth;
+       i < work.count; i += step) {
+    float values[kWidth];
+    if (work.gated) {
+      float pairs[2][kWidth];
+      load_group(p + 2 * i, pairs[0]);
+      load_group(p + 2 * i + kWidth, pairs[1]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const float gate = pairs[2 * j / kWidth][2 * j % kWidth];
+        values[j] =
+            activated(work.activation, gate) * pairs[(2 * j + 1) / kWidth][(2 * j + 1) % kWidth];
+      }
+    } else {
+      load_group(p + i, values);
+      if (work.activates) {
+#pragma unroll
+        for (float& value : values) value = activated(work.activation, value);
+      }
+    }
+    if (work.scale != nullptr) {
+      float scales[kWidth];
+      load_group(work.scale + i % work.columns, scales);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] *= scales[j];
+    }
+    if (work.add) {
+      float before[kWidth];
+      load_group(y + i, before);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] += before[j];
+    }
+    store_group(y + i, values);
+  }
+}
+
+void finish(TensorView y, const void* product, DType made, const LinearTail& tail, Stream& stream) {
+  TailWork work{};
+  work.scale = tail.scale.empty() ? nullptr : tail.scale.as<float>();
+  work.columns = y.shape()[1];
+  work.count = y.elements();
+  work.activation = tail.activation.value_or(Activation::kSilu);
+  work.activates = tail.activation.has_value();
+  work.gated = tail.gated;
+  work.add = tail.add;
+  const bool grouped = work.columns % 4 == 0 && is_aligned(product, 16) &&
+                       is_aligned(y.data(), 16) && is_aligned(work.scale, 16);
+  const int64_t blocks =
+      std::min<int64_t>(ceil_div(work.count, kTailThreads * (grouped ? 4 : 1)), 8192);
+  with_type(made, [&](auto* from) {
+    using P = typename TypeOf<decltype(from)>::Type;
+    with_type(y.dtype(), [&](auto* to) {
+      using Y = typename TypeOf<decltype(to)>::Type;
+      launch_early("linear", grouped ? finish_rows<P, Y, 4> : finish_rows<P, Y, 1>,
+                   static_cast<unsigned>(blocks), kTailThreads, stream,
+                   reinterpret_cast<Y*>(y.data()), static_cast<const P*>(product), work);
+    });
+  });
+}
+
+/// The bias in the format of what is made.
+const void* bias_of(ConstTensorView bias, DType made, Stream& stream) {
+  if (bias.empty()) return nullptr;
+  if (made == DType::kF32) return bias.data();
+  std::byte* rounded =
+      stream.queue().scratch(kGemmBias, static_cast<size_t>(bias.elements()) * dtype_bytes(made));
+  cuda::convert(TensorView(rounded, made, bias.shape(), bias.device()), bias, stream);
+  return rounded;
+}
+
+/// Whether the library's products of halves and finish_rows take it as it is.
+bool is_even(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail) {
+  return w.dtype() != DType::kF32 && x.shape()[0] > kFewRows && w.shape()[1] % 8 == 0 &&
+         w.shape()[0] % kEvenColumns == 0 && y.shape()[1] % 4 == 0 && is_aligned(w.data(), 16) &&
+         is_aligned(x.data(), 16) && is_aligned(y.data(), 16) &&
+         (tail.scale.empty() || is_aligned(tail.scale.data(), 16));
 }
 
 }  // namespace
@@ -474,7 +583,8 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   cuda::convert(x, y, stream);
   cuda::convert(w, y, stream);
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  Product& product = Products::of(device.index).get(dtype, size, size, size, false, false);
+  Product& product =
+      Products::of(device.index).get({dtype, DType::kF32, size, size, size, false, false});
   const auto run = [&] {
     product.run(y.as<float>(), x.view().data(), w.view().data(), nullptr, workspace,
                 native(stream));
@@ -501,6 +611,37 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
   } else {
     multiply_few({&part, 1}, widened(x, stream), {.add = add}, stream);
   }
+}
+
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+            Stream& stream) {
+  const int64_t rows = x.shape()[0];
+  const int64_t out = w.shape()[0];
+  if (!is_even(y, x, w, tail)) {
+    std::byte* product =
+        stream.queue().scratch(kGemmResult, static_cast<size_t>(rows * out) * sizeof(float));
+    const TensorView made(product, DType::kF32, {rows, out}, y.device());
+    cuda::linear(made, x, w, tail.bias, false, stream);
+    return finish(y, product, DType::kF32, tail, stream);
+  }
+  const bool stored = tail.scale.empty() && !tail.gated;  // at once
+  const bool gelu = tail.activation == Activation::kGeluTanh;
+  const bool finished = stored && (!tail.activation || (gelu && !tail.add));
+  const DType made = finished ? y.dtype() : w.dtype();
+  void* product = stored && !tail.add ? y.data() : nullptr;
+  if (finished) product = y.data();
+  if (product == nullptr || made != y.dtype()) {
+    product =
+        stream.queue().scratch(kGemmResult, static_cast<size_t>(rows * out) * dtype_bytes(made));
+  }
+  const void* operand = operand_of(x, w.dtype(), stream);
+  const void* bias = bias_of(tail.bias, made, stream);
+  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
+  Products::of(stream.device().index)
+      .get({w.dtype(), made, rows, w.shape()[1], out, bias != nullptr, finished && tail.add,
+            finished && gelu})
+      .run(product, operand, w.data(), bias, workspace, native(stream));
+  if (!finished) finish(y, product, made, tail, stream);
 }
 
 void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream) {

@@ -11,6 +11,9 @@ namespace kvlm::cuda {
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream);
 
+void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+            Stream& stream);
+
 void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
 
 DType operand_dtype(ConstTensorView w, int64_t rows);

@@ -133,17 +133,25 @@ __device__ inline void wait_for_earlier() {
 /// into a graph as well. Throws like check_launch().
 template <class... Params, class... Args>
 void launch_early(std::string_view op, void (*kernel)(Params...), dim3 grid, int threads,
-                  Stream& stream, Args... args) {
+                  size_t shared_bytes, Stream& stream, Args... args) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = native(stream);
   config.attrs = &early;
   config.numAttrs = stream.queue().overlaps_kernels() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
+}
+
+/// The same without memory that the blocks share beyond what the kernel names.
+template <class... Params, class... Args>
+void launch_early(std::string_view op, void (*kernel)(Params...), dim3 grid, int threads,
+                  Stream& stream, Args... args) {
+  launch_early(op, kernel, grid, threads, size_t{0}, stream, args...);
 }
 
 }  // namespace kvlm::cuda

@@ -1,3 +1,4 @@
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm.h"
 
@@ -88,6 +89,92 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+constexpr int kRowThreads = 128;
+
+/// What add_norm reads beside its rows.
+struct AddNorm {
+  const float* scale;  // or null
+  const float* weight;
+  const float* bias;  // null: an rms norm
+  int dim;
+  float eps;
+};
+
+/// The sum over kRowThreads threads, in every one; `parts` as block_sum().
+__device__ float row_sum(float x, float* parts) {
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kRowThreads / 32; ++i) sum += parts[i];
+  return sum;
+}
+
+/// x += p * scale and y = norm(x) of row blockIdx.x, which the block holds meanwhile: kGroups
+/// groups of kWidth columns a thread. y may be null.
+template <class Y, class P, int kWidth, int kGroups>
+__global__ void __launch_bounds__(kRowThreads)
+    add_norm_rows(Y* y, float* x, const P* p, AddNorm args) {
+  __shared__ float parts[kRowThreads / 32];
+  let_next_start();
+  const int first = static_cast<int>(threadIdx.x) * kWidth;
+  constexpr int kStep = kRowThreads * kWidth;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * args.dim;
+  wait_for_earlier();
+  float held[kGroups][kWidth];
+  float sum = 0;
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const int i = first + group * kStep;
+    if (i >= args.dim) continue;
+    float added[kWidth];
+    load_group(x + row + i, held[group]);
+    load_group(p + row + i, added);
+    if (args.scale != nullptr) {
+      float scales[kWidth];
+      load_group(args.scale + i, scales);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) held[group][j] = fmaf(added[j], scales[j], held[group][j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) held[group][j] += added[j];
+    }
+    store_group(x + row + i, held[group]);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += held[group][j];
+  }
+  if (y == nullptr) return;
+  const auto dim = static_cast<float>(args.dim);
+  const float mean = args.bias == nullptr ? 0.0f : row_sum(sum, parts) / dim;
+  float squares = 0;
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    if (first + group * kStep >= args.dim) continue;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float d = held[group][j] - mean;
+      squares += d * d;
+    }
+  }
+  const float inverse = 1.0f / sqrtf(row_sum(squares, parts) / dim + args.eps);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const int i = first + group * kStep;
+    if (i >= args.dim) continue;
+    float weights[kWidth], biases[kWidth] = {};
+    load_group(args.weight + i, weights);
+    if (args.bias != nullptr) load_group(args.bias + i, biases);
+    float values[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      values[j] = (held[group][j] - mean) * inverse * weights[j] + biases[j];
+    }
+    store_group(y + row + i, values);
+  }
+}
+
 /// Whether every row can be read and written 4 elements at a time.
 bool in_groups(ConstTensorView y, ConstTensorView x, ConstTensorView weight, ConstTensorView bias) {
   return x.shape()[1] % 4 == 0 && is_aligned(x.data(), 16) && is_aligned(y.data(), 16) &&
@@ -117,6 +204,48 @@ void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTe
         in_groups(y, x, weight, bias) ? layer_norm_rows<T, 4> : layer_norm_rows<T, 1>;
     launch_early("layer_norm", kernel, rows, kThreads, stream, reinterpret_cast<T*>(y.data()),
                  x.as<float>(), weight.as<float>(), bias.as<float>(), x.shape()[1], eps);
+  });
+}
+
+void add_norm(TensorView y, TensorView x, ConstTensorView p, ConstTensorView scale,
+              ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream) {
+  const int64_t dim = x.shape()[1];
+  const AddNorm args{scale.empty() ? nullptr : scale.as<float>(),
+                     weight.empty() ? nullptr : weight.as<float>(),
+                     bias.empty() ? nullptr : bias.as<float>(), static_cast<int>(dim), eps};
+  const bool grouped =
+      in_groups(y, x, weight, bias) && is_aligned(p.data(), 16) && is_aligned(args.scale, 16);
+  constexpr int64_t kMost = int64_t{kRowThreads} * 4 * 8;
+  if (!grouped || dim > kMost) {  // rows that a block does not hold
+    if (p.dtype() != DType::kF32) {
+      std::byte* wide =
+          stream.queue().scratch(kGemmOperand, static_cast<size_t>(p.elements()) * sizeof(float));
+      const TensorView floats(wide, DType::kF32, p.shape(), p.device());
+      convert(floats, p, stream);
+      p = floats;
+    }
+    if (scale.empty()) {
+      add(x, p, stream);
+    } else {
+      add_scaled(x, p, scale, stream);
+    }
+    if (y.empty()) return;
+    if (bias.empty()) return rms_norm(y, x, weight, eps, stream);
+    return layer_norm(y, x, weight, bias, eps, stream);
+  }
+  const auto rows = static_cast<unsigned>(x.shape()[0]);
+  with_type(y.empty() ? DType::kF32 : y.dtype(), [&](auto* to) {
+    using Y = typename TypeOf<decltype(to)>::Type;
+    with_type(p.dtype(), [&](auto* from) {
+      using P = typename TypeOf<decltype(from)>::Type;
+      const auto start = [&](auto kernel) {
+        launch_early("add_norm", kernel, rows, kRowThreads, stream, reinterpret_cast<Y*>(y.data()),
+                     x.as<float>(), reinterpret_cast<const P*>(p.data()), args);
+      };
+      if (dim <= kMost / 4) return start(add_norm_rows<Y, P, 4, 2>);
+      if (dim <= kMost * 3 / 8) return start(add_norm_rows<Y, P, 4, 3>);
+      start(add_norm_rows<Y, P, 4, 8>);
+    });
   });
 }
 

@@ -12,4 +12,7 @@ void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps
 void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTensorView bias,
                 float eps, Stream& stream);
 
+void add_norm(TensorView y, TensorView x, ConstTensorView p, ConstTensorView scale,
+              ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream);
+
 }  // namespace kvlm::cuda

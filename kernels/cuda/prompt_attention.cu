@@ -1,15 +1,11 @@
 #include <string>
 
 #include "kernels/cuda/prompt_attention.h"
-#include "kernels/cuda/prompt_tiles.cuh"
+#include "kernels/cuda/warp_attention.cuh"
 
 namespace kvlm::cuda {
 
 namespace {
-
-/// The largest maximum that may be missed before sums are rescaled, in powers of two: a weight is
-/// then at most 2^8, far from the largest half, and after the first tiles rescaling is rare.
-constexpr float kSlack = 8.0f;
 
 /// Columns that are multiplied at a time.
 constexpr int columns_at_a_time(int padded_dim) { return padded_dim > 128 ? 32 : 64; }
@@ -109,207 +105,6 @@ __device__ void store_queries(const Launch& l, int first_query, int head, T* to)
   }
 }
 
-/// What a warp keeps of its queries from tile to tile. Of the 16 rows of row tile r, lane l holds
-/// rows l / 4 (half 0) and l / 4 + 8 (half 1), and of 8 columns or channels 2 * (l % 4) and the
-/// next.
-template <class Tiles, class T>
-class WarpState {
- public:
-  static constexpr int kRowTiles = Tiles::kRowTiles;
-  static constexpr int kScoreTiles = Tiles::kKeys / 8;
-  static constexpr int kOutTiles = Tiles::kDim / 8;
-  static constexpr int kProducts = Tiles::kKeys / 16 * (Tiles::kDim / 16);
-
-  __device__ WarpState() {
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        maxima_[r][half] = -INFINITY;
-        sums_[r][half] = 0;
-      }
-#pragma unroll
-      for (int j = 0; j < kOutTiles; ++j) {
-#pragma unroll
-        for (float& x : out_[r][j]) x = 0;
-      }
-    }
-  }
-
-  /// scores_ = queries . keys; addresses are this lane's rows of ldmatrix.
-  __device__ void score(uint32_t queries, uint32_t keys) {
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int j = 0; j < kScoreTiles; ++j) {
-#pragma unroll
-        for (float& x : scores_[r][j]) x = 0;
-      }
-    }
-#pragma unroll
-    for (int channel = 0; channel < Tiles::kDim; channel += 16) {
-      uint32_t a[kRowTiles][4];
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        load_matrices(a[r], queries + 2 * (r * 16 * Tiles::kStride + channel));
-      }
-#pragma unroll
-      for (int j = 0; j < kScoreTiles; j += 2) {
-        uint32_t b[4];
-        load_matrices(b, keys + 2 * (j * 8 * Tiles::kStride + channel));
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
-          Multiplier<T>::mma(scores_[r][j], a[r], b[0], b[1]);
-          Multiplier<T>::mma(scores_[r][j + 1], a[r], b[2], b[3]);
-        }
-      }
-    }
-  }
-
-  /// Hides what lies beyond column `last`, plus 1 for every further query if `causal`. `first` is
-  /// the tile's first column and `last` is the last one that row 0 of the warp sees.
-  __device__ void mask(int first, int last, int columns, bool causal) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = r * 16 + half * 8 + lane / 4;
-        const int seen = min(columns, causal ? last + row + 1 : columns) - first - lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < kScoreTiles; ++j) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (j * 8 + i >= seen) scores_[r][j][half * 2 + i] = -INFINITY;
-          }
-        }
-      }
-    }
-  }
-
-  /// Raises the maxima of rows that exceed theirs by more than kSlack, and rescales those rows.
-  /// What a row does depends on its own scores only.
-  __device__ void raise_maxima() {
-    float found[kRowTiles][2];
-    bool exceeds = false;
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float largest = fmaxf(scores_[r][0][half * 2], scores_[r][0][half * 2 + 1]);
-#pragma unroll
-        for (int j = 1; j < kScoreTiles; ++j) {
-          largest = fmaxf(largest, fmaxf(scores_[r][j][half * 2], scores_[r][j][half * 2 + 1]));
-        }
-        found[r][half] = largest;
-        exceeds = exceeds || largest > maxima_[r][half] + kSlack;
-      }
-    }
-    if (!__any_sync(0xffffffffu, exceeds)) return;
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float largest = quad_max(found[r][half]);
-        if (largest > maxima_[r][half] + kSlack) {
-          const float shrink = exp2_of(maxima_[r][half] - largest);
-          maxima_[r][half] = largest;
-          sums_[r][half] *= shrink;
-#pragma unroll
-          for (int j = 0; j < kOutTiles; ++j) {
-            out_[r][j][half * 2] *= shrink;
-            out_[r][j][half * 2 + 1] *= shrink;
-          }
-        }
-      }
-    }
-  }
-
-  /// out_ += exp2(scores_ - maxima_) . values, 16 keys at a time: the weights of the next 16 are
-  /// computed between the products with these. Calls between(i) after the i-th of kProducts groups
-  /// of products.
-  template <class Between>
-  __device__ void add_values(uint32_t values, const Between& between) {
-    constexpr int kSteps = Tiles::kKeys / 16;
-    constexpr int kPairs = kOutTiles / 2;
-    static_assert(kSteps * kPairs == kProducts);
-#pragma unroll
-    for (int part = 0; part < kPairs; ++part) weigh(0, part, kPairs);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t a[kRowTiles][4];
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        const auto& left = scores_[r][2 * step];
-        const auto& right = scores_[r][2 * step + 1];
-        a[r][0] = Multiplier<T>::pair(left[0], left[1]);
-        a[r][1] = Multiplier<T>::pair(left[2], left[3]);
-        a[r][2] = Multiplier<T>::pair(right[0], right[1]);
-        a[r][3] = Multiplier<T>::pair(right[2], right[3]);
-      }
-#pragma unroll
-      for (int j = 0; j < kPairs; ++j) {
-        uint32_t b[4];
-        load_columns(b, values + 2 * (step * 16 * Tiles::kStride + j * 16));
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
-          Multiplier<T>::mma(out_[r][2 * j], a[r], b[0], b[1]);
-          Multiplier<T>::mma(out_[r][2 * j + 1], a[r], b[2], b[3]);
-        }
-        if (step + 1 < kSteps) weigh(step + 1, j, kPairs);
-        between(step * kPairs + j);
-      }
-    }
-  }
-
-  /// Divides by the sums and writes rows [0, rows) of the warp; `out` is channel 0 of the first.
-  __device__ void finish(float* out, int64_t row_stride, int rows, int head_dim, bool pairs) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float inverse = 1 / quad_sum(sums_[r][half]);
-        const int row = r * 16 + half * 8 + lane / 4;
-        if (row >= rows) continue;
-#pragma unroll
-        for (int j = 0; j < kOutTiles; ++j) {
-          const int channel = j * 8 + lane % 4 * 2;
-          const float x = out_[r][j][half * 2] * inverse;
-          const float y = out_[r][j][half * 2 + 1] * inverse;
-          float* to = out + row * row_stride + channel;
-          if (pairs && channel < head_dim) {
-            *reinterpret_cast<float2*>(to) = {x, y};
-          } else {
-            if (channel < head_dim) to[0] = x;
-            if (channel + 1 < head_dim) to[1] = y;
-          }
-        }
-      }
-    }
-  }
-
- private:
-  /// Turns part `part` of `parts` of the scores of 16 keys into weights and adds them to the sums.
-  __device__ void weigh(int step, int part, int parts) {
-    constexpr int kScores = kRowTiles * 8;  // of a lane
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      if (i * parts / kScores != part) continue;
-      const int r = i / 8;
-      const int half = i / 2 % 2;
-      float& score = scores_[r][2 * step + i / 4 % 2][i % 4];
-      score = exp2_of(score - maxima_[r][half]);
-      sums_[r][half] += score;
-    }
-  }
-
-  float maxima_[kRowTiles][2];
-  float sums_[kRowTiles][2];  // of this lane's columns
-  float out_[kRowTiles][kOutTiles][4];
-  float scores_[kRowTiles][kScoreTiles][4];
-};
-
 /// kQueries queries of one head against all that they see, a block.
 template <class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(Launch l) {
@@ -347,7 +142,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(
   const int all = l.causal ? min(last + 1, l.columns) : l.columns;
   const int some = l.causal ? last + kWarpRows : l.columns;
 
-  WarpState<Tiles, T> state;
+  WarpState<Tiles, T> state(1.0f);  // queries are scaled already
   for (int tile = 0; tile < tiles; ++tile) {
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();

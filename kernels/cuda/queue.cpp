@@ -169,6 +169,15 @@ void copy_now(void* to, const void* from, size_t bytes) {
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
 }
 
+void copy_rows_now(void* to, size_t stride, const void* from, size_t bytes, size_t rows) {
+  check(cudaMemcpy2D(to, stride, from, bytes, bytes, rows, cudaMemcpyDefault), "copy");
+}
+
+void clear_now(void* data, size_t bytes) {
+  check(cudaMemset(data, 0, bytes), "clear");
+  check(cudaStreamSynchronize(nullptr), "clear");
+}
+
 struct Queue::State {
   /// Pinned host memory and its copy on the GPU, used in turn; a half is written again only when
   /// what was queued before it was left is done.
@@ -256,7 +265,7 @@ const std::byte* Queue::upload(const void* from, size_t bytes) {
   return upload_parts({&all, 1}, bytes);
 }
 
-const std::byte* Queue::upload_parts(std::span<const UploadPart> parts, size_t bytes) {
+size_t Queue::take(size_t bytes) {
   refuse_while(state_->recording, "an upload");
   State::Ring& ring = state_->ring;
   const size_t taken = (bytes + kUploadAlignment - 1) / kUploadAlignment * kUploadAlignment;
@@ -269,6 +278,12 @@ const std::byte* Queue::upload_parts(std::span<const UploadPart> parts, size_t b
   }
   const size_t at = static_cast<size_t>(ring.half) * ring.half_bytes + ring.used;
   ring.used += taken;
+  return at;
+}
+
+const std::byte* Queue::upload_parts(std::span<const UploadPart> parts, size_t bytes) {
+  const size_t at = take(bytes);
+  State::Ring& ring = state_->ring;
   for (const UploadPart& part : parts) {
     if (part.bytes > 0) std::memcpy(ring.host + at + part.at, part.from, part.bytes);
   }
@@ -276,6 +291,15 @@ const std::byte* Queue::upload_parts(std::span<const UploadPart> parts, size_t b
   check(cudaMemcpyAsync(placed, ring.host + at, bytes, cudaMemcpyHostToDevice, state_->stream),
         "upload");
   return placed;
+}
+
+std::byte* Queue::stage(size_t bytes) {
+  const size_t at = take(bytes);
+  return state_->ring.host + at;
+}
+
+void Queue::send(std::byte* to, const std::byte* staged, size_t bytes) {
+  check(cudaMemcpyAsync(to, staged, bytes, cudaMemcpyHostToDevice, state_->stream), "upload");
 }
 
 void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes) {

@@ -23,6 +23,7 @@ enum ScratchSlot : int {
   kGemmWorkspace,
   kGemmOperand,
   kGemmResult,
+  kGemmBias,
   kAttentionParts,
   kLaneParts,
   kLaneQueries,

@@ -9,4 +9,13 @@ void attention(TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
   refuse("attention");
 }
 
+void segment_attention(TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
+                       const Segments&, float, DType, Stream&) {
+  refuse("segment_attention");
+}
+
+void segment_attention(TensorView, ConstTensorView, const Segments&, float, Stream&) {
+  refuse("segment_attention");
+}
+
 }  // namespace kvlm::cuda

@@ -8,6 +8,10 @@ void linear(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, bool,
   refuse("linear");
 }
 
+void linear(TensorView, ConstTensorView, ConstTensorView, const LinearTail&, Stream&) {
+  refuse("linear");
+}
+
 void linears(std::span<const LinearPart>, ConstTensorView, Stream&) { refuse("linears"); }
 
 DType operand_dtype(ConstTensorView, int64_t) { refuse("operand_dtype"); }

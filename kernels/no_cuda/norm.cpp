@@ -10,4 +10,9 @@ void layer_norm(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, f
   refuse("layer_norm");
 }
 
+void add_norm(TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
+              ConstTensorView, float, Stream&) {
+  refuse("add_norm");
+}
+
 }  // namespace kvlm::cuda

@@ -27,6 +27,10 @@ void release(int, std::byte*) noexcept {}
 
 void copy_now(void*, const void*, size_t) { refuse(); }
 
+void copy_rows_now(void*, size_t, const void*, size_t, size_t) { refuse(); }
+
+void clear_now(void*, size_t) { refuse(); }
+
 struct Queue::State {};
 
 Queue::Queue(int) { refuse(); }
@@ -41,6 +45,10 @@ std::byte* Queue::scratch(int, size_t) { refuse(); }
 
 const std::byte* Queue::upload(const void*, size_t) { refuse(); }
 const std::byte* Queue::upload_parts(std::span<const UploadPart>, size_t) { refuse(); }
+
+std::byte* Queue::stage(size_t) { refuse(); }
+
+void Queue::send(std::byte*, const std::byte*, size_t) { refuse(); }
 
 void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 

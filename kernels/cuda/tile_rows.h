@@ -1,0 +1,15 @@
+#pragma once
+
+#include "kernels/base/tensor.h"
+
+// The CUDA implementation of kernels/tile_rows.h, which has checked the arguments; a build without
+// CUDA links no_cuda/tile_rows.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void place_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
+                 ConstTensorView positions, Stream& stream);
+
+void take_tiles(TensorView y, int64_t first, ConstTensorView x, int64_t rows_per_tile,
+                int64_t skipped, Stream& stream);
+
+}  // namespace kvlm::cuda
