@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
 #include "kernels/qkv.h"
@@ -134,7 +135,7 @@ size_t weight_bytes(const BlockWeights& block) noexcept {
   size_t bytes = 0;
   for (const Affine* affine : {&block.norm1, &block.norm2, &block.q, &block.k, &block.v, &block.out,
                                &block.gate, &block.up, &block.down}) {
-    bytes += affine->weight.bytes() + affine->bias.bytes();
+    bytes += weight_bytes(*affine);
   }
   for (const ConstTensorView& vector : {block.q_norm, block.k_norm, block.scale1, block.scale2}) {
     bytes += vector.bytes();
@@ -265,6 +266,14 @@ void Blocks::settle(TensorView x, Stream& stream) {
   waiting_ = {};
 }
 
+void Blocks::add_product(TensorView x, ConstTensorView rows, const Affine& affine,
+                         ConstTensorView scale, Stream& stream) {
+  if (scale.empty()) return linear(x, rows, affine.weight, affine.bias, /*add=*/true, stream);
+  const TensorView product = normed_.view().slice(0, x.shape()[0]);
+  linear(product, rows, affine.weight, affine.bias, /*add=*/false, stream);
+  add_scaled(x, product, scale, stream);
+}
+
 void Blocks::run(size_t i, TensorView x, const Segments& segments, const BlockAngles& angles,
                  Stream& stream) {
   const BlockWeights& block = blocks_[i];
@@ -275,8 +284,7 @@ void Blocks::run(size_t i, TensorView x, const Segments& segments, const BlockAn
   const TensorView normed = normed_.view().slice(0, rows);
   norm(normed, x, block.norm1, stream);
   const TensorView attended = attend(block, normed, segments, angles, stream);
-  linear(x, attended, block.out.weight,
-         LinearTail{.bias = block.out.bias, .scale = block.scale1, .add = true}, stream);
+  add_product(x, attended, block.out, block.scale1, stream);
 
   norm(normed, x, block.norm2, stream);
   const TensorView inner = part(rows, 0, intermediate_);
@@ -290,8 +298,7 @@ void Blocks::run(size_t i, TensorView x, const Segments& segments, const BlockAn
                .bias = block.up.bias, .activation = shape_.activation, .gated = shape_.gated_mlp},
            stream);
   }
-  linear(x, inner, block.down.weight,
-         LinearTail{.bias = block.down.bias, .scale = block.scale2, .add = true}, stream);
+  add_product(x, inner, block.down, block.scale2, stream);
 }
 
 }  // namespace kvlm

@@ -72,6 +72,9 @@ class BlockTaker {
   WeightMap& weights_;
 };
 
+inline size_t weight_bytes(const Affine& affine) noexcept {
+  return affine.weight.bytes() + affine.bias.bytes();
+}
 size_t weight_bytes(const BlockWeights& block) noexcept;
 
 /// Rotations of queries and keys by row; empty for none.
@@ -114,6 +117,9 @@ class Blocks {
                     const BlockAngles& angles, Stream& stream);
   TensorView attend_halves(const BlockWeights& block, ConstTensorView normed,
                            const Segments& segments, const BlockAngles& angles, Stream& stream);
+  /// x += scale * (product of `rows`), by way of normed_, which holds none of `rows`.
+  void add_product(TensorView x, ConstTensorView rows, const Affine& affine, ConstTensorView scale,
+                   Stream& stream);
   /// Part of the workspace: rows of `columns`, behind `before` columns of as many rows.
   TensorView part(int64_t rows, int64_t before, int64_t columns);
   int64_t wide() const noexcept;

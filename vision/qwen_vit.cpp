@@ -86,7 +86,9 @@ Merger QwenVit::Impl::take_merger(const BlockTaker& taker, const std::string& na
       taker.norm(name + (renamed ? ".norm" : ".ln_q"), norm_of_cells ? wide : config_.hidden);
   merger.fc1 = taker.product(name + (renamed ? ".linear_fc1" : ".mlp.0"), wide, wide);
   merger.fc2 = taker.product(name + (renamed ? ".linear_fc2" : ".mlp.2"), config_.out, wide);
-  weight_bytes_ += merger.fc1.weight.bytes() + merger.fc2.weight.bytes();
+  for (const Affine* affine : {&merger.norm, &merger.fc1, &merger.fc2}) {
+    weight_bytes_ += kvlm::weight_bytes(*affine);
+  }
   return merger;
 }
 
@@ -112,7 +114,7 @@ QwenVit::Impl::Impl(const QwenVitConfig& config, WeightMap& weights, const std::
   const int hidden = config.hidden;
   columns_ = int64_t{3} * config.depth * config.patch_size * config.patch_size;
   patch_ = taker.patches(prefix + "patch_embed.proj", {hidden, columns_}, config.patch_bias);
-  weight_bytes_ += patch_.weight.bytes();
+  weight_bytes_ += kvlm::weight_bytes(patch_);
   if (config.position_side > 0) {
     positions_ = weights.take_f32(prefix + "pos_embed.weight",
                                   {int64_t{config.position_side} * config.position_side, hidden});

@@ -134,7 +134,8 @@ Vit::Vit(const VitConfig& config, const VitNames& names, WeightMap& weights,
     weight_bytes_ += kvlm::weight_bytes(block);
     blocks.push_back(block);
   }
-  weight_bytes_ += patch_.weight.bytes() + positions_.bytes();
+  weight_bytes_ += kvlm::weight_bytes(patch_) + kvlm::weight_bytes(pre_norm_) +
+                   class_embedding_.bytes() + positions_.bytes();
   owners_ = weights.owners();
   device_ = weights.device();
   blocks_ = Blocks(shape, device_, std::move(blocks));

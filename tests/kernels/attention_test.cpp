@@ -640,10 +640,10 @@ TEST(SegmentAttention, RefusesBoundsThatDoNotCutTheRows) {
   };
   EXPECT_EQ(refusal({0, 1, 4}), "no error");
   EXPECT_THAT(refusal({}), testing::HasSubstr("0 bounds"));
-  EXPECT_THAT(refusal({0}), testing::HasSubstr("1 bounds from 0 to 0"));
-  EXPECT_THAT(refusal({1, 4}), testing::HasSubstr("from 1 to 4"));
-  EXPECT_THAT(refusal({0, 3}), testing::HasSubstr("to the 4 rows"));
-  EXPECT_THAT(refusal({0, 5}), testing::HasSubstr("from 0 to 5"));
+  EXPECT_THAT(refusal({0}), testing::HasSubstr("1 bounds from 0 on, expected at least two"));
+  EXPECT_THAT(refusal({1, 4}), testing::HasSubstr("2 bounds from 1 on"));
+  EXPECT_THAT(refusal({0, 3}), testing::HasSubstr("have 3 rows, expected the 4 of q"));
+  EXPECT_THAT(refusal({0, 5}), testing::HasSubstr("have 5 rows"));
   EXPECT_THAT(refusal({0, 2, 2, 4}), testing::HasSubstr("bound 2 is 2 after 2"));
   EXPECT_THAT(refusal({0, 3, 1, 4}), testing::HasSubstr("bound 2 is 1 after 3"));
 }

@@ -305,8 +305,9 @@ TEST(ClipVit, WorkspacesAreBounded) {
   const ClipConfig config = small_config();
   const VisualPatches picture = cut(random_pixels(13));
   const std::vector<const VisualPatches*> batch(50, &picture);
-  // Rows of a tile: four of the hidden width and one normed, one of the inner width, in f32.
-  const size_t tile = sizeof(float) * 10 * (5 * 24 + 36);
+  // Rows of a tile in f32: x, normed, and q, k and v, in whose place the narrower inside of the MLP
+  // comes later.
+  const size_t tile = sizeof(float) * 10 * (5 * 24);
   const auto widest = [&](size_t bytes) {
     Tower tower(config, make_weights(config).map(), 1, bytes);
     int64_t rows = 0;
@@ -411,9 +412,10 @@ TEST(ClipVit, CountsTheBytesOfItsWeights) {
   config.feature_layers = {1};
   const size_t matrices = 4 * 24 * 24 + 2 * 24 * 36;
   const size_t biases = 4 * 24 + 36 + 24;
-  const size_t tables = 24 * 3 * 4 * 4 + 10 * 24;
+  const size_t tables = 24 * 3 * 4 * 4 + 24 + 10 * 24;  // patches, class token, positions
+  const size_t norms = 3 * 2 * 24;
   EXPECT_EQ((*Tower(config, make_weights(config).map())).weight_bytes(),
-            4 * (matrices + biases + tables));
+            4 * (matrices + biases + tables + norms));
 }
 
 }  // namespace
