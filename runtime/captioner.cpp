@@ -66,8 +66,9 @@ std::string Captioner::describe(DecodedClip clip, std::string_view question, int
 std::string Captioner::State::answer(GenerationRequest request, std::string_view question,
                                      int max_tokens, const OnText& on_text) {
   request.messages.push_back(user_message(
-      std::string(question.empty() ? model->caption_prompt() : question), request.images.size(),
-      model->image_token(), request.videos.size(), model->video_token()));
+      question.empty() ? default_question(*model, request.images.size(), request.videos.size())
+                       : std::string(question),
+      request.images.size(), model->image_token(), request.videos.size(), model->video_token()));
   const PromptOutline outline = outline_prompt(
       *model, request.messages, visual_texts(*model, request.images, request.videos));
   request.sampling = model->defaults().sampling;

@@ -108,6 +108,10 @@ std::string counted(const std::vector<VisualPlace>& visuals) {
 
 }  // namespace
 
+std::string default_question(const Model& model, size_t images, size_t videos) {
+  return images == 0 && videos > 0 ? "Describe the video." : std::string(model.caption_prompt());
+}
+
 ChatMessage user_message(std::string text, size_t images, std::string_view image_token,
                          size_t videos, std::string_view video_token) {
   ChatMessage message{"user", {}};

@@ -20,6 +20,9 @@ inline constexpr size_t kMaxVisuals = 32768;
 ChatMessage user_message(std::string text, size_t images, std::string_view image_token,
                          size_t videos = 0, std::string_view video_token = {});
 
+/// What is asked where nobody gave words: for a caption, of videos alone for what they show.
+std::string default_question(const Model& model, size_t images, size_t videos);
+
 /// What stands for the pictures and for the clips of a conversation, each in the order of their
 /// placeholders.
 struct PromptVisuals {

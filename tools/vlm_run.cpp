@@ -38,7 +38,8 @@ int run_once(const RunOptions& options, Session& session, std::vector<OpenPictur
   request.id = "the request";
   request.messages = opening(options);
   request.messages.push_back(
-      user_message(options.prompt.empty() ? std::string(model.caption_prompt()) : options.prompt,
+      user_message(options.prompt.empty() ? default_question(model, pictures.size(), clips.size())
+                                          : options.prompt,
                    pictures.size(), model.image_token(), clips.size(), model.video_token()));
   const char* cure = pictures.size() > 1 ? "give fewer pictures, or ask about each by itself: "
                                            "--batch FOLDER --out OUT.jsonl"

@@ -249,6 +249,7 @@ Tensor QwenVit::Impl::embed(std::span<const VisualPatches* const> pictures,
       row += grid.patches();
     }
     add(x, learned, stream);
+    if (tap) tap("vision.embeddings", x);
   }
   if (places.patches.empty()) return x;
   Tensor moved(DType::kF32, x.shape(), device);

@@ -619,7 +619,7 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
   const int64_t out = w.shape()[0];
   if (!is_even(y, x, w, tail)) {
     std::byte* product =
-        stream.queue().scratch(kGemmResult, static_cast<size_t>(rows * out) * sizeof(float));
+        stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * sizeof(float));
     const TensorView made(product, DType::kF32, {rows, out}, y.device());
     cuda::linear(made, x, w, tail.bias, false, stream);
     return finish(y, product, DType::kF32, tail, stream);
@@ -632,7 +632,7 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
   if (finished) product = y.data();
   if (product == nullptr || made != y.dtype()) {
     product =
-        stream.queue().scratch(kGemmResult, static_cast<size_t>(rows * out) * dtype_bytes(made));
+        stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * dtype_bytes(made));
   }
   const void* operand = operand_of(x, w.dtype(), stream);
   const void* bias = bias_of(tail.bias, made, stream);

@@ -23,6 +23,7 @@ enum ScratchSlot : int {
   kGemmWorkspace,
   kGemmOperand,
   kGemmResult,
+  kTailProduct,  // what a product is before its tail; apart from what makes the product
   kGemmBias,
   kAttentionParts,
   kLaneParts,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/qkv.h"
 #include "kernels/rope.h"
@@ -370,6 +371,18 @@ double least_cosine(ConstTensorView a, ConstTensorView b) {
   return least;
 }
 
+/// What the taps of a tower see, in their order; of a device on the host.
+using Taps = std::vector<std::pair<std::string, Tensor>>;
+
+VisionTap collect(Taps& taps, Stream& stream) {
+  return [&taps, &stream](std::string_view name, ConstTensorView view) {
+    Tensor copied(view.dtype(), view.shape());
+    copy(copied, view, stream);
+    stream.synchronize();
+    taps.emplace_back(name, std::move(copied));
+  };
+}
+
 VisualPatches patches_of(std::vector<PatchGrid> grids, int64_t columns, uint32_t seed) {
   int64_t rows = 0;
   for (const PatchGrid& grid : grids) rows += grid.patches();
@@ -445,6 +458,21 @@ TEST_F(Towers, OfAnySizeAgreeWithTheCpu) {
       fill_weights(placed, dtype);
       placed.place_on(kGpu);
       QwenVit tower(config, placed, "", size_t{256} << 20);
+      // One picture, so that both encode it as one piece; the first tap that differs is named.
+      for (const VisualPatches* alone : both) {
+        Taps expected_taps;
+        Taps found_taps;
+        reference.encode({&alone, 1}, cpu_, collect(expected_taps, cpu_));
+        tower.encode({&alone, 1}, *gpu_, collect(found_taps, *gpu_));
+        ASSERT_EQ(found_taps.size(), expected_taps.size());
+        for (size_t i = 0; i < found_taps.size(); ++i) {
+          EXPECT_EQ(found_taps[i].first, expected_taps[i].first);
+          EXPECT_GE(least_cosine(found_taps[i].second, expected_taps[i].second),
+                    dtype == DType::kF32 ? 0.999999 : 0.999)
+              << dtype_name(dtype) << " " << found_taps[i].first << " of "
+              << alone->grids.front().patches() << " patches";
+        }
+      }
       const QwenFeatures found = tower.encode(both, *gpu_, {});
       const double least = dtype == DType::kF32 ? 0.999999 : 0.999;
       EXPECT_GE(least_cosine(on_host(found.rows), expected.rows), least) << dtype_name(dtype);

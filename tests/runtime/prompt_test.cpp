@@ -47,6 +47,14 @@ TEST(UserMessage, RendersAsTheTemplatePutsIt) {
             "USER: a <image> b ASSISTANT:");
 }
 
+TEST(DefaultQuestion, IsOfThePicturesOrOfTheVideo) {
+  const LoadedModel model = load();
+  EXPECT_EQ(default_question(*model, 1, 0), model->caption_prompt());
+  EXPECT_EQ(default_question(*model, 1, 1), model->caption_prompt());
+  EXPECT_EQ(default_question(*model, 0, 0), model->caption_prompt());
+  EXPECT_EQ(default_question(*model, 0, 2), "Describe the video.");
+}
+
 TEST(MakePrompt, ExpandsEveryPlaceholderToItsOwnTokens) {
   const LoadedModel model = load();
   const std::vector<int> tokens = {3, 1, 5};

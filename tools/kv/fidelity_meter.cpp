@@ -139,7 +139,9 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
   try {
     Model& model = session.model();
     std::string prompt = record.prompt;
-    if (prompt.empty()) prompt = model.caption_prompt();
+    if (prompt.empty()) {
+      prompt = default_question(model, record.images.size(), record.videos.size());
+    }
     const std::vector<ChatMessage> messages = {
         user_message(prompt, record.images.size(), model.image_token(), record.videos.size(),
                      model.video_token())};

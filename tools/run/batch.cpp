@@ -140,7 +140,7 @@ class Batch {
   std::string question(const Record& record) {
     if (!record.prompt.empty()) return record.prompt;
     if (!options_.prompt.empty()) return options_.prompt;
-    return std::string(session_.model().caption_prompt());
+    return default_question(session_.model(), record.images.size(), record.videos.size());
   }
 
   std::vector<ChatMessage> conversation(const Record& record) {
