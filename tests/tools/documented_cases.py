@@ -224,14 +224,18 @@ DOCUMENTED = [
          {"1.1b": "1.1b,layers=1 --repeats 1 --tokens 2 --prompt-tokens 40"}),
     Case("vlm-bench latency -m pocket --kv f16 --kv kivi --json", [each(2, lambda row: row["decode"]["median"] > 0)],
          {"--json": "--json --repeats 1 --tokens 2"}),
+    Case("vlm-bench vision -m pocket --size 240x320,960x1280",
+         [prints("240 x 320 pixels", "96 x 128 pixels", "prepare", "pictures/s")], {"960x1280": "96x128 --repeats 1"}),
     Case('vlm-bench kernels --only "2 bits" -t 1', [prints("kivi 2 bits", "calibquant 2 bits", " x (")],
          {"-t 1": "-t 1 --rows 256 --repeats 1"}),
     # tools/*/README.md and docs/: the bundled sets, three of each
-    Case("for set in captions documents questions; do vlm-run --batch heldout/$set.jsonl --out $set.pred.jsonl "
-         "--batch-size 8; done", [answered("captions.pred.jsonl", 3), answered("documents.pred.jsonl", 3),
-                                  answered("questions.pred.jsonl", 3)], {"heldout/": "few/"}),
-    Case("python3 score.py captions.pred.jsonl documents.pred.jsonl questions.pred.jsonl --gate",
-         [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")], {"score.py": "tools/pocket/score.py"}, status=1),
+    Case("for set in captions documents questions clips; do vlm-run -m pocket-qwen --batch heldout/$set.jsonl "
+         "--out $set.pred.jsonl --batch-size 8; done",
+         [answered(f"{name}.pred.jsonl", 3) for name in ("captions", "documents", "questions", "clips")],
+         {"heldout/": "few/"}),
+    Case("python3 score.py captions.pred.jsonl documents.pred.jsonl questions.pred.jsonl clips.pred.jsonl --gate --clips",
+         [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")],
+         {"score.py": "tools/pocket/score.py"}, status=1),
     Case("tools/eval/policies.py --out OUT --device cuda --batch-size 64 --jobs 8 && tools/eval/orderings.py --out OUT",
          [prints("| `f16` | 2 | 100.0 ", "| `xquant` | ", "| moved end levels help (XQuant, eta) |")],
          {"--device cuda --batch-size 64 --jobs 8": "--images 2 --fidelity 1 --kv f16 --kv xquant --kv xquant,eta1=0,eta2=0 "
@@ -289,7 +293,7 @@ RULES = [
     (r"vlm-bench (latency|kernels|throughput) .*", _small_bench),
     (r"venv/bin/python tools/golden/export\.py.*", _elsewhere(_TORCH)),
     (r".*\bvenv/bin/python tests/tools/full_size_test\.py", _elsewhere(_TORCH)),
-    (r"python3 (tokenizer|train|export|heldout)\.py .*", _elsewhere(_TORCH)),
+    (r"(python3 )?(tokenizer|byte_level|train|export|heldout)\.py .*", _elsewhere(_TORCH)),
     (r"(for .*)?python3 evaluate\.py .*", _elsewhere(_TORCH)),
     (r"KVLM_TEST_DEVICE=cuda .*|cuda_tests .*", _elsewhere("needs a GPU")),
     (r"(python3 )?tests/tools/[a-z_]+_test\.py", _elsewhere(_OTHER_TEST)),
@@ -309,7 +313,7 @@ OPTIONS = [
     Case("vlm-bench --help", [prints("Subcommands:")]),
     *(Case(f"{name} --help", [prints("Options:", "--")])
       for name in ("vlm-kv list", "vlm-kv explain", "vlm-kv fidelity", "vlm-kv profile", "vlm-bench latency",
-                   "vlm-bench throughput", "vlm-bench kernels")),
+                   "vlm-bench throughput", "vlm-bench kernels", "vlm-bench vision")),
 
     Case("vlm-run --image a.png -q -m pocket --device cpu -t 1", [says("caption"), silent]),
     Case("vlm-run --image a.png --image b.png --json -n 2", [one(lambda row: row["visual_tokens"] == 2 * 576)]),
@@ -351,6 +355,8 @@ OPTIONS = [
          [one(lambda row: row["visual_tokens"] > 20)]),
     Case("vlm-run -m golden/internvl --image a.png --tiles 1 -n 2 --json", [one(lambda row: row["visual_tokens"] == 4)]),
 
+    Case("vlm-bench vision -m golden/internvl --device cpu --dtype f32 -t 2 --size 30x60 --batch 2 --repeats 2 --json",
+         [one(lambda row: row["tokens"] == 12 and row["encode"]["median"] > 0)]),
     Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
     Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
     Case("vlm-kv fidelity -m pocket --kv kivi --kv calibquant --kv vidkv --kv h2o --kv prefixkv --data captions.jsonl "

@@ -68,12 +68,13 @@ class Workshop:
 
         def write(path, records):
             path.parent.mkdir(exist_ok=True)
-            path.write_text("".join(json.dumps({**record, "image": str(heldout / record["image"])}) + "\n"
+            kind = "video" if "video" in records[0] else "image"
+            path.write_text("".join(json.dumps({**record, kind: str(heldout / record[kind])}) + "\n"
                                     for record in records))
         write(folder / "captions.jsonl", first_records("captions", 1))
         write(folder / "in.jsonl", first_records("captions", 2))
         (folder / "videos.jsonl").write_text('{"id": 1, "video": "a.mp4"}\n')
-        for name in ("captions", "documents", "questions"):
+        for name in ("captions", "documents", "questions", "clips"):
             write(folder / f"few/{name}.jsonl", first_records(name, 3))
 
         reference = json.loads((POCKET / "reference/greedy_fp32.json").read_text())
