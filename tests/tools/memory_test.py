@@ -47,18 +47,18 @@ def reserved(row):
 
 
 def weights_read(folder):
-    """Bytes of the weights that products read: of every tensor of a checkpoint but the last vision block,
-    whose output reaches nobody, and what is too small to be counted: norms, the class embedding and the
+    """Bytes of the weights that are read: of every tensor of a checkpoint but the last vision block,
+    whose output reaches nobody, and what is too small to be counted: the decoder's norms and the
     projector's biases."""
     vision = json.loads((folder / "config.json").read_text())["vision_config"]
-    left_out = (f".encoder.layers.{vision['num_hidden_layers'] - 1}.", "norm",
-                "class_embedding")
+    last = f".encoder.layers.{vision['num_hidden_layers'] - 1}."
     with open(folder / "model.safetensors", "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     header.pop("__metadata__", None)
     return sum(tensor["data_offsets"][1] - tensor["data_offsets"][0]
                for name, tensor in header.items()
-               if not any(part in name for part in left_out)
+               if last not in name and "post_layernorm" not in name
+               and not ("norm" in name and "vision" not in name)
                and not ("projector" in name and name.endswith(".bias")))
 
 

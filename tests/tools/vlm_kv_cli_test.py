@@ -266,7 +266,7 @@ class Fidelity(unittest.TestCase):
         self.records({"image": picture, "prompt": "What?"},
                      {"image": picture, "prompt": "word " * context})
         self.assertRegex(self.refused(status=2),
-                         rf"data.jsonl line 2: the prompt has \d+ tokens, but \S+ has a context of "
+                         rf"data.jsonl line 2: the prompt has \d+ tokens, 16 of them of its 1 image, but \S+ has a context of "
                          rf"{context}; use fewer images or a shorter prompt\n$")
         # A text that ends where the positions do.
         self.records({"image": picture, "prompt": "What?"})
