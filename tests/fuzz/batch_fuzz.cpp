@@ -41,10 +41,13 @@ void read_records(std::string_view text) {
       require_sentence(record.error);
       continue;
     }
-    require(!record.id.is_null() && (!record.images.empty() || !record.prompt.empty()));
+    require(!record.id.is_null());
+    require(!record.images.empty() || !record.videos.empty() || !record.prompt.empty());
     require(!kvlm::difference_of_asked(kvlm::asked_of(record), kvlm::asked_of(record)));
-    for (const std::string& image : record.images) {
-      require(!image.empty() && image.find('\0') == std::string::npos);
+    for (const auto* files : {&record.images, &record.videos}) {
+      for (const std::string& file : *files) {
+        require(!file.empty() && file.find('\0') == std::string::npos);
+      }
     }
   }
 }
