@@ -94,7 +94,9 @@ class Packet {
     parts_.clear();
     bytes_ = 0;
   }
-  const std::byte* upload(Stream& stream) const { return stream.queue().upload_parts(parts_, bytes_); }
+  const std::byte* upload(Stream& stream) const {
+    return stream.queue().upload_parts(parts_, bytes_);
+  }
   size_t bytes() const { return bytes_; }
 
  private:

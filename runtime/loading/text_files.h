@@ -34,8 +34,8 @@ struct PlaceholderToken {
 };
 
 /// Reads generation_config.json, the tokenizer and its companions, and the chat template, or
-/// `builtin_template` if there is none (see load_chat_template()). Throws Error{kCorruptFile} unless
-/// the tokenizer makes each of `placeholders`, of which there is at least one, of its text.
+/// `builtin_template` if there is none (see load_chat_template()). Throws Error{kCorruptFile}
+/// unless the tokenizer makes each of `placeholders`, of which there is at least one, of its text.
 TextFiles read_text_files(const ModelSource& source, const ConfigReader& config,
                           std::span<const PlaceholderToken> placeholders,
                           std::string_view builtin_template);
