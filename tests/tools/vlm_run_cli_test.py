@@ -419,7 +419,7 @@ class Help(VlmRun):
 class Hints(VlmRun):
     """The bundled model answers anything, so a person must be told what it knows."""
 
-    NOTE = b"note: the bundled model knows only drawn scenes and documents"
+    NOTE = b"note: the bundled models know only drawn scenes and documents"
 
     def setUp(self):
         super().setUp()

@@ -57,8 +57,8 @@ void PictureHint::say() {
   std::error_code ignored;
   const fs::path examples = bundled_models() / "heldout";  // KVLM_HOME may hold models alone
   print_message(
-      "note: the bundled model knows only drawn scenes and documents{}; for photographs give -m a "
-      "LLaVA-1.5 checkpoint\n",
+      "note: the bundled models know only drawn scenes and documents{}; for photographs give -m a "
+      "published checkpoint\n",
       fs::is_directory(examples, ignored) ? " such as those in " + examples.string() : "");
 }
 
