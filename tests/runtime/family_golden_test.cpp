@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <optional>
 #include <memory>
+#include <optional>
 
 #include "tests/runtime/gates.h"
 #include "tests/runtime/golden_run.h"
@@ -179,7 +179,11 @@ TEST_P(FamilyGolden, GreedyTokensEqualTheReference) {
   // A context that ends earlier than the reference, which has no limit, cuts the answer.
   const int64_t room =
       model().decoder().max_positions() - golden_.entry.at("prompt_tokens").get<int64_t>();
-  if (room <= 0) GTEST_SKIP() << "the context does not hold the prompt";
+  if (room <= 0) {  // refused before anything is computed
+    const auto cache = loaded_.cache("f32");
+    EXPECT_THROW(test::generate(model(), *cache, loaded_.stream(), golden_.request()), Error);
+    return;
+  }
   const bool cut = room < std::ssize(expected);
   if (cut) expected.resize(static_cast<size_t>(room));
   for (const char* kv : {"f32", "f16"}) {
