@@ -185,9 +185,9 @@ PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>&
                                     [&](int32_t id) { return model.is_visual(id); });
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the prompt has {} visual tokens where its pictures and videos make "
+        fmt::format("the prompt has {} visual token{} where its pictures and videos make "
                     "{}; leave {} out of the text",
-                    tokens, outline.runs.size(),
+                    tokens, tokens == 1 ? "" : "s", outline.runs.size(),
                     stray == outline.ids.end() ? "special tokens" : tokenizer.token_of(*stray)));
   }
   outline.rows =

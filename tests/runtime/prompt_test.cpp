@@ -144,6 +144,16 @@ TEST(MakePrompt, NamesBothNumbersWhenPicturesAndPlaceholdersDiffer) {
   EXPECT_THAT(failure("an <image> of mine", 1, {16}), HasSubstr("--image"));
 }
 
+/// Where the placeholder is another text than the token that stands for rows.
+TEST(MakePrompt, RefusesVisualTokensOfTheTextsOwn) {
+  const LoadedModel model(test::golden_root() / "internvl_original");
+  const Error error =
+      error_of([&] { prompt_of(*model, {user_message("<IMG_CONTEXT>?", 0, "<image>")}); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("has 1 visual token where its pictures and videos make 0; "
+                                      "leave <IMG_CONTEXT> out of the text"));
+}
+
 TEST(MakePrompt, StartsWithBosOnce) {
   const LoadedModel plain = load();
   const std::vector<ChatMessage> messages = {user_message("hi", 0, "<image>")};
