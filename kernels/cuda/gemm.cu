@@ -524,6 +524,13 @@ __global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, Ta
 }
 
 void finish(TensorView y, const void* product, DType made, const LinearTail& tail, Stream& stream) {
+  const bool activates_alone =
+      tail.activation.has_value() && tail.scale.empty() && !tail.gated && !tail.add;
+  if (activates_alone && made == y.dtype() && made != DType::kF32 && y.elements() % 8 == 0 &&
+      is_aligned(product, 16) && is_aligned(y.data(), 16)) {
+    const ConstTensorView x(product, made, y.shape(), y.device());
+    return cuda::activate_halves(y, x, *tail.activation, stream);
+  }
   TailWork work{};
   work.scale = tail.scale.empty() ? nullptr : tail.scale.as<float>();
   work.columns = y.shape()[1];

@@ -1,31 +1,13 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/segment_attention.h"
 #include "kernels/cuda/warp_attention.cuh"
+#include "kernels/cuda/warpgroup_attention.h"
 
-// Attention inside segments on the tensor cores, all segments in one launch.
+// Attention inside segments on the tensor cores, all segments in one launch; where a GPU multiplies
+// by warpgroups, warpgroup_attention.cu takes the heads that it has a kernel for.
 namespace kvlm::cuda {
 
 namespace {
-
-/// Rows of heads: head h of row r begins at data + r * stride + h * length; `length` is a multiple
-/// of 8 elements, and every head lies at a multiple of 16 bytes.
-template <class T>
-struct HeadRows {
-  const T* data;
-  int64_t stride;
-};
-
-template <class T, class Out>
-struct Launch {
-  Out* out;  // (n, q_heads, head_dim)
-  HeadRows<T> q, k, v;
-  const Segments::Tile* tiles;
-  int q_heads, q_per_kv;
-  int length;    // of a head in q, k and v
-  int head_dim;  // of a head in out
-  bool pairs;    // out may be written two elements at a time
-  float scale;   // of scores, in powers of two
-};
 
 /// As prompt attention's: kWarps warps of kRowTiles * 16 queries against kKeys keys at a time.
 template <int kDim_, int kRowTiles_>
@@ -45,12 +27,6 @@ struct Tiling {
   static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
 };
 
-/// Queues the copy of 16 bytes, or of zeros unless they are `there`.
-__device__ inline void copy_or_clear(uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0));
-}
-
 /// Queues rows [first, first + kCount) of a head, zeros beyond `rows` and beyond `length`: part
 /// `part` of kCount * kChunks / kThreads.
 template <class Tiles, class T>
@@ -67,7 +43,7 @@ __device__ void copy_rows(uint32_t to, const T* from, int64_t stride, int first,
 /// The queries of one tile and head against all keys of their segment, a block.
 template <class Tiles, class T, class Out>
 __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
-    attend_segments(Launch<T, Out> l) {
+    attend_segments(SegmentLaunch<T, Out> l) {
   constexpr int kWarpRows = Tiles::kRowTiles * 16;
   constexpr int kQueryCopies = Tiles::kQueries * Tiles::kChunks / Tiles::kThreads;
   constexpr int kCopies = Tiles::kKeys * Tiles::kChunks / Tiles::kThreads;
@@ -143,7 +119,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
 
 /// launch_early() with memory beyond 48 KB.
 template <class Tiles, class T, class Out>
-void launch_tiles(Launch<T, Out> l, const Segments& segments, Stream& stream) {
+void launch_tiles(SegmentLaunch<T, Out> l, const Segments& segments, Stream& stream) {
   const auto kernel = attend_segments<Tiles, T, Out>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(Tiles::kSharedBytes)),
@@ -165,7 +141,7 @@ size_t most_shared_bytes() {
 }
 
 template <int kDim, class T, class Out>
-void launch_dim(const Launch<T, Out>& l, const Segments& segments, Stream& stream) {
+void launch_dim(const SegmentLaunch<T, Out>& l, const Segments& segments, Stream& stream) {
   if constexpr (kDim <= 128) {  // else two row tiles do not fit the registers
     using Large = Tiling<kDim, 2>;
     // Twice the rows a warp halve what is read of shared memory, where there are as many.
@@ -180,7 +156,10 @@ void launch_dim(const Launch<T, Out>& l, const Segments& segments, Stream& strea
 }
 
 template <class T, class Out>
-void launch(const Launch<T, Out>& l, const Segments& segments, Stream& stream) {
+void launch(const SegmentLaunch<T, Out>& l, const Segments& segments, Stream& stream) {
+  if constexpr (KVLM_WARPGROUPS != 0) {
+    if (attend_by_warpgroups(l, segments, stream)) return;
+  }
   if (l.length <= 32) return launch_dim<32>(l, segments, stream);
   if (l.length <= 64) return launch_dim<64>(l, segments, stream);
   if (l.length <= 80) return launch_dim<80>(l, segments, stream);
@@ -228,7 +207,7 @@ void attend_rounded_as(TensorView out, ConstTensorView q, ConstTensorView k, Con
     to += heads * length;
     return rows;
   };
-  Launch<T, float> l{};
+  SegmentLaunch<T, float> l{};
   l.out = out.as<float>();
   l.q = round(q, scale * kLog2E);
   l.k = round(k, 1);
@@ -249,7 +228,7 @@ void attend_product(TensorView out, ConstTensorView qkv, const Segments& segment
   const auto head_dim = static_cast<int>(qkv.shape()[3]);
   const auto* q = reinterpret_cast<const T*>(qkv.data());
   const int64_t width = int64_t{heads} * head_dim;
-  Launch<T, T> l{};
+  SegmentLaunch<T, T> l{};
   l.out = reinterpret_cast<T*>(out.data());
   l.q = {q, 3 * width};
   l.k = {q + width, 3 * width};

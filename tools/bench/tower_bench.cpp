@@ -77,18 +77,15 @@ class Bench {
     fmt::print("\n");
   }
 
-  void product(const std::string& name, int64_t rows, int64_t in, int64_t out, bool half,
-               std::optional<Activation> activation, bool gated, bool scaled) {
+  void product(const std::string& name, int64_t rows, int64_t in, int64_t out,
+               std::optional<Activation> activation, bool gated) {
     const DType dtype = options_.dtype;
     const Tensor x = random(dtype, {rows, in});
     const Tensor w = random(dtype, {out, in}, std::sqrt(3.0f / static_cast<float>(in)));
     const Tensor bias = random(DType::kF32, {out});
     const int64_t columns = gated ? out / 2 : out;
-    const Tensor scale = random(DType::kF32, {columns});
-    Tensor y(half ? dtype : DType::kF32, {rows, columns}, stream_.device());
-    fill_random(y, 1, 1, stream_);
-    LinearTail tail{.bias = bias, .activation = activation, .gated = gated, .add = !half};
-    if (scaled) tail.scale = scale;
+    Tensor y(dtype, {rows, columns}, stream_.device());
+    const LinearTail tail{.bias = bias, .activation = activation, .gated = gated};
     const double flops =
         2 * static_cast<double>(rows) * static_cast<double>(in) * static_cast<double>(out);
     time(name, flops, 0, 20, [&] { linear(y, x, w, tail, stream_); });
@@ -99,13 +96,15 @@ class Bench {
              const std::vector<std::pair<std::string, std::vector<int32_t>>>& cuts) {
     const int64_t hidden = int64_t{heads} * head_dim;
     const DType dtype = options_.dtype;
-    const Tensor x = random(DType::kF32, {rows, hidden});
+    Tensor x = random(DType::kF32, {rows, hidden});
     const Tensor weight = random(DType::kF32, {hidden});
     Tensor normed(dtype, x.shape(), stream_.device());
     const auto x_bytes = static_cast<double>(x.bytes());
-    time(name + " norm", 0, x_bytes + static_cast<double>(normed.bytes()), 20,
-         [&] { layer_norm(normed, x, weight, weight, 1e-6f, stream_); });
-    product(name + " qkv", rows, hidden, 3 * hidden, true, {}, false, false);
+    const Tensor added = random(dtype, {rows, hidden});
+    const ConstTensorView scale = scaled ? weight.view() : ConstTensorView();
+    time(name + " add and norm", 0, 2 * x_bytes + 2 * static_cast<double>(normed.bytes()), 20,
+         [&] { add_norm(normed, x, added, scale, weight, weight, 1e-6f, stream_); });
+    product(name + " qkv", rows, hidden, 3 * hidden, {}, false);
     Tensor qkv = random(dtype, {rows, 3, heads, head_dim});
     if (gated) {
       const Tensor angles = random(DType::kF32, {rows, head_dim / 2});
@@ -126,9 +125,9 @@ class Bench {
                                stream_);
            });
     }
-    product(name + " out", rows, hidden, hidden, false, {}, false, scaled);
-    product(name + " up", rows, hidden, gated ? 2 * inner : inner, true, activation, gated, false);
-    product(name + " down", rows, inner, hidden, false, {}, false, scaled);
+    product(name + " out", rows, hidden, hidden, {}, false);
+    product(name + " up", rows, hidden, gated ? 2 * inner : inner, activation, gated);
+    product(name + " down", rows, inner, hidden, {}, false);
   }
 
   WeightMap weights() {

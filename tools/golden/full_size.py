@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ import shapes
 import torch
 import transformers
 
+# Devices draw other weights from a seed, and not every model has clear winners at every step.
+ATTEMPTS = 4
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -43,13 +46,18 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     name = f"{arguments.shape}-{arguments.dtype}".replace("-", "_").replace(".", "")
     write = shapes.writers(DTYPES[arguments.dtype], arguments.device)[arguments.shape]
-    try:
-        (arguments.out / name).mkdir(parents=True)
-        write(arguments.out, name)
-    except (common.ExportError, OSError) as error:
-        print(f"full_size.py: {error}", file=sys.stderr)
-        return 1
-    return 0
+    for attempt in range(ATTEMPTS):
+        try:
+            (arguments.out / name).mkdir(parents=True)
+            write(arguments.out, name, 100 * attempt)
+            return 0
+        except OSError as error:
+            print(f"full_size.py: {error}", file=sys.stderr)
+            return 1
+        except common.ExportError as error:
+            print(f"full_size.py: attempt {attempt + 1} of {ATTEMPTS}: {error}", file=sys.stderr)
+            shutil.rmtree(arguments.out / name)
+    return 1
 
 
 if __name__ == "__main__":

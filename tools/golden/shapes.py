@@ -186,23 +186,27 @@ INTERNVL_SMALL = dataclasses.replace(
 KINDS = frozenset(["one_image", "video", "text_only"])
 
 
-def writers(dtype: torch.dtype, device: str) -> dict[str, Callable[[Path, str], None]]:
-    """A function of each shape that writes the folder of a name below a root."""
+# Writes the folder of a name below a root; the number is added to the seed of the weights.
+Writer = Callable[[Path, str, int], None]
 
-    def llava(shape: llava15.LlavaShape) -> Callable[[Path, str], None]:
-        def write(root: Path, name: str) -> None:
-            spec = llava15.LlavaSpec(name, "random weights", 21, shape=shape)
+
+def writers(dtype: torch.dtype, device: str) -> dict[str, Writer]:
+    """The writer of each shape."""
+
+    def llava(shape: llava15.LlavaShape) -> Writer:
+        def write(root: Path, name: str, more: int) -> None:
+            spec = llava15.LlavaSpec(name, "random weights", 21 + more, shape=shape)
             llava15.llava_half(root, spec, dtype, device)
 
         return write
 
     def spec_of(
         half: Callable[..., None], spec: qwen_vl.QwenSpec | internvl.InternVLSpec
-    ) -> Callable[[Path, str], None]:
-        def write(root: Path, name: str) -> None:
-            description = "random weights"
-            change = {"name": name, "description": description, "dtype": dtype, "cases": KINDS}
-            half(root, dataclasses.replace(spec, **change), device)
+    ) -> Writer:
+        def write(root: Path, name: str, more: int) -> None:
+            change = {"name": name, "description": "random weights", "seed": spec.seed + more}
+            kept = {"dtype": dtype, "cases": KINDS}
+            half(root, dataclasses.replace(spec, **change, **kept), device)
 
         return write
 
