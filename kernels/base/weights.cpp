@@ -80,6 +80,23 @@ void clear_now(TensorView view) {
   }
 }
 
+int64_t columns_of(const Shape& shape) {
+  return shape.rank() == 1 || shape[0] == 0 ? 1 : shape.elements() / shape[0];
+}
+
+/// Throws where a row of `part` would go beyond a tensor of `shape`.
+void check_fits(const WeightMap::Part& part, const Shape& shape) {
+  const int64_t last = part.first + (part.shape[0] - 1) * part.step;
+  if (part.first >= 0 && part.step >= 1 && last < shape[0] &&
+      columns_of(part.shape) <= columns_of(shape)) {
+    return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("take_together: {} of shape {} does not fit into {} from row {} in steps "
+                          "of {}",
+                          part.name, part.shape.str(), shape.str(), part.first, part.step));
+}
+
 /// Rows of `from`, each `bytes` long, to rows that begin `stride` bytes apart.
 void copy_rows_now(std::byte* to, size_t stride, ConstTensorView from, size_t bytes, bool to_gpu) {
   const auto rows = static_cast<size_t>(from.shape()[0]);
@@ -187,6 +204,7 @@ ConstTensorView WeightMap::take_together_f32(const Shape& shape, std::span<const
 }
 
 ConstTensorView WeightMap::joined(const Shape& shape, std::span<const Part> parts, bool wide) {
+  for (const Part& part : parts) check_fits(part, shape);
   // What is taken is needed until it is copied, and then by nobody.
   const size_t kept = owners_.size();
   std::vector<ConstTensorView> views;
@@ -196,8 +214,7 @@ ConstTensorView WeightMap::joined(const Shape& shape, std::span<const Part> part
       views, [first](const ConstTensorView& view) { return view.dtype() == first; });
   const DType dtype = wide || !alike ? DType::kF32 : first;
   auto tensor = std::make_shared<Tensor>(dtype, shape, device_, MemoryUse::kWeights);
-  const auto columns = [](const Shape& of) { return of.rank() == 1 ? 1 : of.elements() / of[0]; };
-  const size_t row_bytes = static_cast<size_t>(columns(shape)) * dtype_bytes(dtype);
+  const size_t row_bytes = static_cast<size_t>(columns_of(shape)) * dtype_bytes(dtype);
   clear_now(tensor->view());
   for (size_t i = 0; i < parts.size(); ++i) {
     ConstTensorView view = views[i];
@@ -206,7 +223,7 @@ ConstTensorView WeightMap::joined(const Shape& shape, std::span<const Part> part
       changed = converted(view, dtype, watch_);
       view = std::as_const(*changed).view();
     }
-    const size_t bytes = static_cast<size_t>(columns(view.shape())) * dtype_bytes(dtype);
+    const size_t bytes = static_cast<size_t>(columns_of(view.shape())) * dtype_bytes(dtype);
     copy_rows_now(tensor->view().data() + static_cast<size_t>(parts[i].first) * row_bytes,
                   static_cast<size_t>(parts[i].step) * row_bytes, view, bytes,
                   device_.kind != DeviceKind::kCpu);

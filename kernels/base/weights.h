@@ -58,7 +58,8 @@ class WeightMap {
     int64_t step = 1;
   };
   /// Takes matrices, or vectors, into one tensor of `shape` on the device of place_on(); what no
-  /// part fills is zero. Of the parts' dtype, or of f32 where they differ. Throws as take().
+  /// part fills is zero. Of the parts' dtype, or of f32 where they differ. At least one part.
+  /// Throws as take(), and Error{kInvalidArgument} for a part that does not fit into `shape`.
   ConstTensorView take_together(const Shape& shape, std::span<const Part> parts);
   /// The same, of take_f32()'s vectors.
   ConstTensorView take_together_f32(const Shape& shape, std::span<const Part> parts);

@@ -256,6 +256,121 @@ TEST(Linear, AGatedProductSaysWhatDoesNotFit) {
               HasSubstr("gated_linears: y holds bf16, but activations on cpu are f32"));
 }
 
+struct TailCase {
+  bool bias = false;
+  std::optional<Activation> activation = {};
+  bool gated = false;
+  bool scale = false;
+  bool add = false;
+};
+
+/// Every tail, so many rows by so many columns of a product over `in`, in plain double arithmetic.
+void expect_tails(DType dtype, int64_t rows, int64_t in, int64_t columns, Stream& stream) {
+  std::vector<TailCase> cases;
+  for (const bool bias : {false, true}) {
+    for (const bool scale : {false, true}) {
+      for (const bool add : {false, true}) {
+        cases.push_back({bias, {}, false, scale, add});
+        for (const Activation activation : {Activation::kQuickGelu, Activation::kGelu,
+                                            Activation::kGeluTanh, Activation::kSilu}) {
+          cases.push_back({bias, activation, false, scale, add});
+          cases.push_back({bias, activation, true, scale, add});
+        }
+      }
+    }
+  }
+  for (const TailCase& one : cases) {
+    SCOPED_TRACE(::testing::Message()
+                 << dtype_name(dtype) << " rows " << rows << " in " << in << " columns " << columns
+                 << " bias " << one.bias << " activation "
+                 << (one.activation ? static_cast<int>(*one.activation) : -1) << " gated "
+                 << one.gated << " scale " << one.scale << " add " << one.add);
+    const int64_t out = one.gated ? 2 * columns : columns;
+    const Tensor x = normal_tensor(DType::kF32, {rows, in}, 1);
+    const Tensor w = normal_tensor(dtype, {out, in}, 2, 0.3f);
+    const Tensor bias = normal_tensor(DType::kF32, {out}, 3);
+    const Tensor scale = normal_tensor(DType::kF32, {columns}, 4);
+    Tensor y = normal_tensor(DType::kF32, {rows, columns}, 5);
+    const reference::Values before = values_of(y.view());
+    if (!one.add) std::memset(y.view().data(), 0xff, y.bytes());  // NaN: not to be read
+
+    LinearTail tail{.activation = one.activation, .gated = one.gated, .add = one.add};
+    if (one.bias) tail.bias = bias;
+    if (one.scale) tail.scale = scale;
+    linear(y, x, w, tail, stream);
+
+    const auto product_of = [&](auto&& change) {
+      return reference::linear(change(values_of(x)), change(values_of(w)),
+                               change(one.bias ? values_of(bias) : reference::Values{}),
+                               static_cast<size_t>(rows), static_cast<size_t>(in),
+                               static_cast<size_t>(out));
+    };
+    const reference::Values product = product_of([](reference::Values same) { return same; });
+    const reference::Values size = product_of(magnitudes);  // what rounding is in proportion to
+    const reference::Values factor = values_of(scale);
+    const reference::Values got = values_of(y.view());
+    for (size_t i = 0; i < got.size(); ++i) {
+      double made = product[one.gated ? 2 * i : i];
+      double allowed = one.gated ? size[2 * i] * size[2 * i + 1] : size[i];
+      if (one.activation) made = reference::activation(made, *one.activation);
+      if (one.gated) made *= product[2 * i + 1];
+      const double by = one.scale ? factor[i % factor.size()] : 1;
+      const double there = one.add ? before[i] : 0;
+      allowed = 1e-6 * (allowed * std::abs(by) + std::abs(there));
+      ASSERT_NEAR(got[i], made * by + there, allowed) << i;
+    }
+  }
+}
+
+TEST(Linear, ATailIsWhatItSaysInThatOrder) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  for (const DType dtype : kWeightTypes) {
+    for (const int64_t rows : {1, 17}) {
+      for (const int64_t columns : {1, 7, 33}) {
+        expect_tails(dtype, rows, 41, columns, stream);
+      }
+    }
+  }
+}
+
+TEST(Linear, ATailSaysWhatDoesNotFit) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Tensor x = normal_tensor(DType::kF32, {3, 9}, 1);
+  const Tensor w = normal_tensor(DType::kBF16, {6, 9}, 2);
+  Tensor y(DType::kF32, {3, 6});
+  Tensor narrow(DType::kF32, {3, 3});
+  const auto refused = [&](TensorView to, ConstTensorView weights, const LinearTail& tail) {
+    return message_of(ErrorCode::kInvalidArgument, [&] { linear(to, x, weights, tail, stream); });
+  };
+  const Tensor six = normal_tensor(DType::kF32, {6}, 3);
+  const LinearTail gated{.activation = Activation::kSilu, .gated = true};
+  EXPECT_THAT(refused(y, w, gated), HasSubstr("y has shape (3, 6)"));
+  EXPECT_THAT(refused(narrow, w, {}), HasSubstr("y has shape (3, 3)"));
+  EXPECT_THAT(refused(narrow, normal_tensor(DType::kBF16, {7, 9}, 2), gated),
+              HasSubstr("w has shape (7, 9)"));
+  EXPECT_THAT(refused(y, normal_tensor(DType::kBF16, {6, 8}, 2), {}),
+              HasSubstr("w has shape (6, 8)"));
+  EXPECT_THAT(refused(narrow, w, {.gated = true}), HasSubstr("a gated product has no activation"));
+  LinearTail wide_scale = gated;
+  wide_scale.scale = six;
+  EXPECT_THAT(refused(narrow, w, wide_scale), HasSubstr("scale has shape (6)"));
+  const Tensor five = normal_tensor(DType::kF32, {5}, 3);
+  EXPECT_THAT(refused(y, w, {.bias = five}), HasSubstr("bias has shape (5)"));
+  const Tensor halves(DType::kF16, {6});
+  EXPECT_THAT(refused(y, w, {.bias = halves}), HasSubstr("bias holds f16"));
+  Tensor rounded(DType::kBF16, {3, 6});
+  EXPECT_THAT(refused(rounded, w, {}), HasSubstr("y holds bf16"));
+  Tensor both(DType::kF32, {3, 9});
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument,
+                         [&] {
+                           linear(both.view().reshape({27}).slice(0, 18).reshape({3, 6}), both, w,
+                                  LinearTail{}, stream);
+                         }),
+              HasSubstr("overlap"));
+}
+
 TEST(Linear, SaysWhatDoesNotFit) {
   ThreadPool pool(1);
   Stream stream(pool);

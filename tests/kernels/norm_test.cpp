@@ -11,6 +11,7 @@ namespace kvlm {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::make_tensor;
 using testing::message_of;
 using testing::normal_tensor;
 using testing::normalised_error;
@@ -89,6 +90,82 @@ TEST(Norm, ARowOfZerosStaysFiniteAndNanStaysInItsRow) {
     EXPECT_EQ(y.as<float>()[i], bias.as<float>()[i]);
     EXPECT_TRUE(std::isnan(y.as<float>()[40 + i]));
   }
+}
+
+/// What stands in x afterwards, and the norm of that, in plain double arithmetic.
+TEST(AddNorm, EqualsASumAndItsNorm) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  constexpr float kEps = 1e-5f;
+  for (const int64_t dim : {1, 3, 31, 33, 83, 257}) {
+    for (const int64_t rows : {1, 7, 130}) {
+      for (const bool scaled : {false, true}) {
+        for (const bool centred : {false, true}) {
+          if (centred && dim == 1) continue;  // a row less its mean is nothing but rounding
+          const Tensor p = normal_tensor(DType::kF32, {rows, dim}, 1);
+          const Tensor scale = normal_tensor(DType::kF32, {dim}, 2);
+          const Tensor weight = normal_tensor(DType::kF32, {dim}, 3);
+          const Tensor bias = normal_tensor(DType::kF32, {dim}, 4);
+          Tensor x = normal_tensor(DType::kF32, {rows, dim}, 5, 3.0f);
+          reference::Values sum = values_of(x.view());
+          const reference::Values added = values_of(p);
+          const reference::Values factor = values_of(scale);
+          for (size_t i = 0; i < sum.size(); ++i) {
+            sum[i] += added[i] * (scaled ? factor[i % factor.size()] : 1);
+          }
+          const auto eps = static_cast<double>(kEps);
+          const reference::Values want =
+              centred ? reference::layer_norm(sum, values_of(weight), values_of(bias), eps)
+                      : reference::rms_norm(sum, values_of(weight), eps);
+          Tensor y(DType::kF32, {rows, dim});
+          add_norm(y, x, p, scaled ? scale.view() : ConstTensorView(), weight,
+                   centred ? bias.view() : ConstTensorView(), kEps, stream);
+          SCOPED_TRACE(::testing::Message()
+                       << dim << " x " << rows << ", scaled " << scaled << ", centred " << centred);
+          EXPECT_LT(normalised_error(values_of(x.view()), sum), 3e-7);
+          EXPECT_LT(normalised_error(values_of(y.view()), want), 4e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST(AddNorm, AddsAloneWhereNoNormIsWanted) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Tensor p = make_tensor(DType::kF32, {2, 3}, {1, 2, 3, 4, 5, 6});
+  const Tensor scale = make_tensor(DType::kF32, {3}, {2, 0, -1});
+  Tensor x = make_tensor(DType::kF32, {2, 3}, {10, 20, 30, 40, 50, 60});
+  add_norm({}, x, p, {}, {}, {}, 1e-5f, stream);
+  EXPECT_EQ(values_of(x.view()), (reference::Values{11, 22, 33, 44, 55, 66}));
+  add_norm({}, x, p, scale, {}, {}, 1e-5f, stream);
+  EXPECT_EQ(values_of(x.view()), (reference::Values{13, 22, 30, 52, 55, 60}));
+}
+
+TEST(AddNorm, SaysWhatDoesNotFit) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Tensor p = normal_tensor(DType::kF32, {2, 8}, 1);
+  const Tensor weight = normal_tensor(DType::kF32, {8}, 2);
+  Tensor x = normal_tensor(DType::kF32, {2, 8}, 3);
+  Tensor y(DType::kF32, {2, 8});
+  const auto refused = [&](TensorView to, ConstTensorView added, ConstTensorView scale,
+                           ConstTensorView norm, ConstTensorView bias) {
+    return message_of(ErrorCode::kInvalidArgument,
+                      [&] { add_norm(to, x, added, scale, norm, bias, 1e-5f, stream); });
+  };
+  const Tensor nine(DType::kF32, {9});
+  EXPECT_THAT(refused(y, Tensor(DType::kF32, {2, 7}), {}, weight, {}),
+              HasSubstr("add_norm: p has shape (2, 7)"));
+  EXPECT_THAT(refused(y, Tensor(DType::kF16, {2, 8}), {}, weight, {}), HasSubstr("p holds f16"));
+  EXPECT_THAT(refused(y, p, nine, weight, {}), HasSubstr("scale has shape (9)"));
+  EXPECT_THAT(refused(y, p, {}, nine, {}), HasSubstr("weight has shape (9)"));
+  EXPECT_THAT(refused(y, p, {}, {}, {}), HasSubstr("weight has shape ()"));
+  EXPECT_THAT(refused(y, p, {}, weight, nine), HasSubstr("bias has shape (9)"));
+  EXPECT_THAT(refused(y.view().slice(0, 1), p, {}, weight, {}), HasSubstr("y has shape (1, 8)"));
+  EXPECT_THAT(refused(x, p, {}, weight, {}), HasSubstr("y and x overlap"));
+  EXPECT_THAT(refused(y, x, {}, weight, {}), HasSubstr("x and p overlap"));
+  EXPECT_THAT(refused(y, y, {}, weight, {}), HasSubstr("y and p overlap"));
 }
 
 TEST(Norm, SaysWhatDoesNotFit) {

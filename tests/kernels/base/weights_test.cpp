@@ -10,6 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::make_tensor;
 using testing::message_of;
 using testing::normal_tensor;
 using testing::same_bits;
@@ -113,6 +114,117 @@ TEST(WeightMap, RefusesToSplitWhatHasOtherRows) {
                            map.take("x", {5, 2});
                          }),
               HasSubstr("tensor x has shape (4, 2), but config.json implies (5, 2)"));
+}
+
+/// Numbers that tell elements apart, exact in every dtype.
+void add_counted(WeightMap& map, const char* name, DType dtype, const Shape& shape, float from) {
+  std::vector<float> values(static_cast<size_t>(shape.elements()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = from + static_cast<float>(i);
+  auto tensor = std::make_shared<Tensor>(make_tensor(dtype, shape, values));
+  map.add(name, std::as_const(*tensor).view(), tensor);
+}
+
+TEST(WeightMap, TakesMatricesIntoALargerOne) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const int64_t rows : {1, 3}) {
+      for (const int64_t columns : {1, 5}) {
+        for (const int64_t padding : {0, 3}) {
+          WeightMap map;
+          add_counted(map, "q", dtype, {rows, columns}, 1);
+          add_counted(map, "k", dtype, {rows, columns}, 101);
+          const WeightMap::Part parts[] = {{"q", {rows, columns}},
+                                           {"k", {rows, columns}, rows + 1}};
+          const Shape shape{2 * rows + 2, columns + padding};  // a row between and one behind
+          const ConstTensorView joined = map.take_together(shape, parts);
+          EXPECT_EQ(joined.dtype(), dtype);
+          EXPECT_EQ(joined.shape(), shape);
+          const std::vector<double> got = values_of(joined);
+          for (int64_t row = 0; row < shape[0]; ++row) {
+            for (int64_t i = 0; i < shape[1]; ++i) {
+              const bool in_q = row < rows;
+              const bool in_k = row > rows && row <= 2 * rows;
+              const int64_t own = in_q ? row : row - rows - 1;
+              const int64_t want =
+                  (in_q || in_k) && i < columns ? (in_q ? 1 : 101) + own * columns + i : 0;
+              ASSERT_EQ(got[static_cast<size_t>(row * shape[1] + i)], static_cast<double>(want))
+                  << rows << " x " << columns << " + " << padding << " at " << row << ", " << i;
+            }
+          }
+          EXPECT_TRUE(map.remaining().empty());
+        }
+      }
+    }
+  }
+}
+
+TEST(WeightMap, TakesRowsInSteps) {
+  WeightMap map;
+  add_counted(map, "gate", DType::kBF16, {3, 2}, 1);
+  add_counted(map, "up", DType::kBF16, {3, 2}, 11);
+  const WeightMap::Part parts[] = {{"gate", {3, 2}, 0, 2}, {"up", {3, 2}, 1, 2}};
+  EXPECT_THAT(values_of(map.take_together({8, 2}, parts)),
+              ElementsAre(1, 2, 11, 12, 3, 4, 13, 14, 5, 6, 15, 16, 0, 0, 0, 0));
+}
+
+/// A convolution's kernel is a matrix of one row an output, however many dimensions it has.
+TEST(WeightMap, PadsTheRowsOfAConvolution) {
+  WeightMap map;
+  add_counted(map, "patches", DType::kF32, {2, 3, 1, 1}, 1);
+  const WeightMap::Part part{"patches", {2, 3, 1, 1}};
+  EXPECT_THAT(values_of(map.take_together({2, 4}, {&part, 1})),
+              ElementsAre(1, 2, 3, 0, 4, 5, 6, 0));
+}
+
+TEST(WeightMap, TakesVectorsTogetherInF32) {
+  WeightMap map;
+  add_counted(map, "q", DType::kF16, {3}, 1);
+  add_counted(map, "k", DType::kF16, {2}, 11);
+  const WeightMap::Part parts[] = {{"q", {3}, 0, 2}, {"k", {2}, 1, 2}};
+  const ConstTensorView bias = map.take_together_f32({7}, parts);
+  EXPECT_EQ(bias.dtype(), DType::kF32);
+  EXPECT_THAT(values_of(bias), ElementsAre(1, 11, 2, 12, 3, 0, 0));
+}
+
+TEST(WeightMap, TakesUnlikeMatricesTogetherInF32) {
+  WeightMap map;
+  add_counted(map, "a", DType::kF16, {1, 2}, 1);
+  add_counted(map, "b", DType::kBF16, {1, 2}, 3);
+  const WeightMap::Part parts[] = {{"a", {1, 2}}, {"b", {1, 2}, 1}};
+  const ConstTensorView joined = map.take_together({2, 2}, parts);
+  EXPECT_EQ(joined.dtype(), DType::kF32);
+  EXPECT_THAT(values_of(joined), ElementsAre(1, 2, 3, 4));
+}
+
+TEST(WeightMap, KeepsNothingOfWhatItConvertedToTakeItTogether) {
+  WeightMap map;
+  add_counted(map, "a", DType::kF32, {1, 2}, 1);
+  add_counted(map, "b", DType::kF32, {1, 2}, 3);
+  map.convert(DType::kF16);
+  const size_t before = map.owners().size();
+  const WeightMap::Part parts[] = {{"a", {1, 2}}, {"b", {1, 2}, 1}};
+  const ConstTensorView joined = map.take_together({2, 2}, parts);
+  EXPECT_EQ(joined.dtype(), DType::kF16);
+  EXPECT_THAT(values_of(joined), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(map.owners().size(), before + 1);
+}
+
+TEST(WeightMap, RefusesToTakeTogetherWhatDoesNotFit) {
+  const auto refused = [](ErrorCode code, const Shape& shape, const WeightMap::Part& part) {
+    WeightMap map;
+    add_counted(map, "a", DType::kF32, {3, 2}, 1);
+    return message_of(code, [&] { map.take_together(shape, {&part, 1}); });
+  };
+  const auto corrupt = ErrorCode::kCorruptFile;
+  EXPECT_THAT(refused(corrupt, {3, 2}, {"a", {3, 1}}),
+              HasSubstr("tensor a has shape (3, 2), but config.json implies (3, 1)"));
+  EXPECT_THAT(refused(corrupt, {3, 2}, {"b", {3, 2}}), HasSubstr("no tensor b"));
+  const auto invalid = ErrorCode::kInvalidArgument;
+  EXPECT_THAT(refused(invalid, {3, 1}, {"a", {3, 2}}),
+              HasSubstr("a of shape (3, 2) does not fit into (3, 1)"));
+  EXPECT_THAT(refused(invalid, {3, 2}, {"a", {3, 2}, 1}), HasSubstr("from row 1 in steps of 1"));
+  EXPECT_THAT(refused(invalid, {4, 2}, {"a", {3, 2}, 0, 2}), HasSubstr("from row 0 in steps of 2"));
+  EXPECT_THAT(refused(invalid, {9, 2}, {"a", {3, 2}, -1}), HasSubstr("from row -1"));
+  EXPECT_THAT(refused(invalid, {9, 2}, {"a", {3, 2}, 0, 0}), HasSubstr("in steps of 0"));
 }
 
 TEST(WeightMap, WidensSmallVectors) {
