@@ -5,23 +5,8 @@ namespace kvlm {
 namespace {
 
 constexpr VitNames kNames = {
-    .patch = "embeddings.patch_embedding",
     .class_token = "embeddings.class_embedding",
-    .positions = "embeddings.position_embedding.weight",
     .pre_norm = "pre_layrnorm",  // sic
-    .layer = "encoder.layers",
-    .norm1 = "layer_norm1",
-    .norm2 = "layer_norm2",
-    .q = "self_attn.q_proj",
-    .k = "self_attn.k_proj",
-    .v = "self_attn.v_proj",
-    .out = "self_attn.out_proj",
-    .q_norm = {},
-    .k_norm = {},
-    .scale1 = {},
-    .fc1 = "mlp.fc1",
-    .fc2 = "mlp.fc2",
-    .scale2 = {},
 };
 
 }  // namespace

@@ -8,7 +8,6 @@ constexpr VitNames kNames = {
     .patch = "embeddings.patch_embeddings.projection",
     .class_token = "embeddings.cls_token",
     .positions = "embeddings.position_embeddings",
-    .pre_norm = {},
     .layer = "encoder.layer",
     .norm1 = "layernorm_before",
     .norm2 = "layernorm_after",
@@ -19,8 +18,6 @@ constexpr VitNames kNames = {
     .q_norm = "attention.q_norm",
     .k_norm = "attention.k_norm",
     .scale1 = "lambda_1",
-    .fc1 = "mlp.fc1",
-    .fc2 = "mlp.fc2",
     .scale2 = "lambda_2",
     .batched_tables = true,
 };

@@ -41,10 +41,21 @@ struct VitConfig {
 };
 
 /// What a tower's tensors are called: those of layer i are `layer`.i.NAME. Norms and products have
-/// .weight and .bias; tables and scales have their names alone.
+/// .weight and .bias; tables and scales have their names alone; what a tower has not is empty. As
+/// they stand, the names that CLIP and SigLIP have in common (models.md 11.1).
 struct VitNames {
-  std::string_view patch, class_token, positions, pre_norm, layer;
-  std::string_view norm1, norm2, q, k, v, out, q_norm, k_norm, scale1, fc1, fc2, scale2;
+  std::string_view patch = "embeddings.patch_embedding";
+  std::string_view class_token = {};
+  std::string_view positions = "embeddings.position_embedding.weight";
+  std::string_view pre_norm = {};
+  std::string_view layer = "encoder.layers";
+  std::string_view norm1 = "layer_norm1", norm2 = "layer_norm2";
+  std::string_view q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj";
+  std::string_view out = "self_attn.out_proj";
+  std::string_view q_norm = {}, k_norm = {};
+  std::string_view scale1 = {};
+  std::string_view fc1 = "mlp.fc1", fc2 = "mlp.fc2";
+  std::string_view scale2 = {};
   bool batched_tables = false;  ///< the class token is (1, 1, hidden), positions (1, rows, hidden)
 };
 
