@@ -140,6 +140,7 @@ Choice parse_choice(std::string_view text) {
                     nearest_spelling(name, synthetic_names()), fmt::join(synthetic_names(), ", ")));
   }
   json config = json::parse(shape->config);
+  config["vision_config"] = json::parse(shape->vision);
   if (comma != std::string_view::npos) {
     const std::string_view option = text.substr(comma + 1);
     const std::string_view count = option.substr(std::min<size_t>(option.size(), 7));
