@@ -19,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using test::error_of;
+using test::failure;
 using test::FileTensor;
 using test::golden_case;
 using test::golden_root;
@@ -45,9 +46,7 @@ Edit with_config(const std::function<void(json&)>& edit) {
 
 std::string load_failure(const char* folder, const Edit& edit,
                          ErrorCode code = ErrorCode::kCorruptFile) {
-  const Error error = error_of([&] { load(folder, edit); });
-  EXPECT_EQ(error.code(), code) << error.what();
-  return error.what();
+  return failure([&] { load(folder, edit); }, code);
 }
 
 // ------------------------------------------------------------------------------------- the table

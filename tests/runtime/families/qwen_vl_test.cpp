@@ -20,6 +20,7 @@ namespace {
 
 using nlohmann::json;
 using test::error_of;
+using test::failure;
 using test::golden_root;
 using test::GoldenCase;
 using test::LoadedModel;
@@ -56,9 +57,7 @@ Edit with_fields(const std::string& file, const std::function<void(json&)>& edit
 std::string load_failure(const std::string& folder, const Edit& edit,
                          ErrorCode code = ErrorCode::kCorruptFile,
                          const LoadOptions& options = {}) {
-  const Error error = error_of([&] { load(folder, edit, options); });
-  EXPECT_EQ(error.code(), code) << error.what();
-  return error.what();
+  return failure([&] { load(folder, edit, options); }, code);
 }
 
 GoldenCase case_of(const std::string& folder, std::string_view kind) {

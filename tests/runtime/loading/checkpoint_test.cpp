@@ -51,9 +51,7 @@ class CheckpointTest : public testing::Test {
   }
   Checkpoint open() { return Checkpoint(folder_.path()); }
   std::string failure(ErrorCode code = ErrorCode::kCorruptFile) {
-    const Error error = error_of([&] { open(); });
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
+    return test::failure([&] { open(); }, code);
   }
   /// Writes a and b to one shard, c to the other, and an index of `map`.
   void write_shards(const json& map) {

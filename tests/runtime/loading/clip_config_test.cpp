@@ -12,20 +12,13 @@ namespace kvlm {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
+using test::failure;
 using testing::AllOf;
 using testing::HasSubstr;
 
 ClipConfig clip(const json& config) {
   const ConfigReader reader(config, "config.json");
   return parse_clip_config(reader.object("vision_config"), !reader.has("vision_config"));
-}
-
-template <class Parse>
-std::string failure(Parse&& parse, ErrorCode code = ErrorCode::kCorruptFile) {
-  const Error error = error_of(parse);
-  EXPECT_EQ(error.code(), code) << error.what();
-  return error.what();
 }
 
 TEST(ClipConfig, MissingVisionConfigIsTheTowerOfLlava) {

@@ -15,7 +15,7 @@ namespace kvlm {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
+using test::failure;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -27,13 +27,6 @@ LlamaConfig llama(const json& text) {
       DecoderType::kLlama,   DecoderType::kMistral, DecoderType::kQwen2,    DecoderType::kQwen3,
       DecoderType::kQwen2Vl, DecoderType::kQwen3Vl, DecoderType::kInternLm2};
   return parse_decoder_config(reader, decoder_type(reader, kDecoders));
-}
-
-template <class Parse>
-std::string failure(Parse&& parse, ErrorCode code = ErrorCode::kCorruptFile) {
-  const Error error = error_of(parse);
-  EXPECT_EQ(error.code(), code) << error.what();
-  return error.what();
 }
 
 std::string llama_failure(const json& text, ErrorCode code = ErrorCode::kCorruptFile) {

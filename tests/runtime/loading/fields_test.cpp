@@ -12,16 +12,9 @@ namespace kvlm {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
+using test::failure;
 using testing::AllOf;
 using testing::HasSubstr;
-
-template <class Parse>
-std::string failure(Parse&& parse, ErrorCode code = ErrorCode::kCorruptFile) {
-  const Error error = error_of(parse);
-  EXPECT_EQ(error.code(), code) << error.what();
-  return error.what();
-}
 
 TEST(ParseActivation, KnowsEveryNameOfTheReference) {
   const auto parsed = [](const json& value) {

@@ -14,17 +14,10 @@ namespace kvlm {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
+using test::failure;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-template <class Parse>
-std::string failure(Parse&& parse, ErrorCode code = ErrorCode::kCorruptFile) {
-  const Error error = error_of(parse);
-  EXPECT_EQ(error.code(), code) << error.what();
-  return error.what();
-}
 
 GenerationDefaults generation(const json& file, const json& model = json::object()) {
   return parse_generation(ConfigReader(file, "generation_config.json"),

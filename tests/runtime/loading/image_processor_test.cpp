@@ -17,7 +17,7 @@ namespace kvlm {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
+using test::failure;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -27,13 +27,6 @@ constexpr std::array kLlava15 = {ImageProcessor::kLlava, ImageProcessor::kClip};
 PreprocessSpec preprocess_spec(const json& config, const LoadOptions& options = {},
                                std::span<const ImageProcessor> built_in = kLlava15) {
   return parse_preprocess(ConfigReader(config, "preprocessor_config.json"), built_in, options);
-}
-
-template <class Parse>
-std::string failure(Parse&& parse, ErrorCode code = ErrorCode::kCorruptFile) {
-  const Error error = error_of(parse);
-  EXPECT_EQ(error.code(), code) << error.what();
-  return error.what();
 }
 
 TEST(ParsePreprocess, MissingFieldsTakeTheClassDefaultsOfClip) {

@@ -11,7 +11,6 @@ namespace kvlm {
 namespace {
 
 namespace fs = std::filesystem;
-using test::error_of;
 using test::TempFolder;
 using test::write_file;
 using testing::AllOf;
@@ -29,9 +28,7 @@ class FindModel : public testing::Test {
     });
   }
   std::string failure(const std::string& name, ErrorCode code = ErrorCode::kCorruptFile) {
-    const Error error = error_of([&] { find(name); });
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
+    return test::failure([&] { find(name); }, code);
   }
   /// Puts a snapshot into the cache under HF_HUB_CACHE.
   fs::path add_snapshot(const std::string& commit) {

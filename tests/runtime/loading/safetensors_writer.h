@@ -110,4 +110,12 @@ Error error_of(Action&& action) {
   return {ErrorCode::kDevice, "nothing was thrown"};
 }
 
+/// The message of the Error that `action` throws; its code must be `code`.
+template <class Action>
+std::string failure(Action&& action, ErrorCode code = ErrorCode::kCorruptFile) {
+  const Error error = error_of(action);
+  EXPECT_EQ(error.code(), code) << error.what();
+  return error.what();
+}
+
 }  // namespace kvlm::test
