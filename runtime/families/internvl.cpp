@@ -203,7 +203,6 @@ TextFiles read_chat_text(const ModelSource& source, const ConfigReader& config,
   const ConfigReader generation(file, "generation_config.json");
   text.defaults = parse_generation(generation, config);
   std::vector<int32_t>& ends = text.defaults.eos_ids;
-  if (!generation.has("eos_token_id") && !config.has("eos_token_id")) ends.clear();
   const int32_t end = required_id(*text.tokenizer, kInternVlEnd, chat.model.text.vocab_size);
   if (std::ranges::find(ends, end) == ends.end()) ends.push_back(end);
   text.defaults.sampling.rules.eos_ids = ends;
@@ -238,8 +237,8 @@ std::unique_ptr<Model> load_internvl(ModelSource source, const LoadOptions& opti
   const InternVlHfConfig hf = parse_internvl_config(config);
   const PlaceholderToken image{{hf.image_id, std::string(kVisualToken)}, "image_token_id"};
   InternVlParts parts{hf.model, read_internvl_pixels(source, hf.model, options),
-                      read_text_files(source, config, {&image, 1}, kTemplate), kVisualToken,
-                      &sample_frames_internvl};
+                      read_text_files(source, config, hf.decoder, {&image, 1}, kTemplate),
+                      kVisualToken, &sample_frames_internvl};
   source.weights.rename(&canonical_llava_name);
   return assemble(source, std::move(parts), options, stream);
 }

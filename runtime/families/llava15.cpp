@@ -63,7 +63,7 @@ std::unique_ptr<Model> load_llava15(ModelSource source, const LoadOptions& optio
   refuse_unused(options, "LLaVA-1.5", {.tiles = true, .pixels = true, .anyres = true});
   const PlaceholderToken image{{llava.image_id, std::string(kLlavaImageToken)},
                                "image_token_index"};
-  TextFiles text = read_text_files(source, config, {&image, 1}, kTemplate);
+  TextFiles text = read_text_files(source, config, llava.decoder, {&image, 1}, kTemplate);
   const PreprocessSpec preprocess =
       parse_preprocess(read_image_processor(source).reader(), kProcessors, options);
   if (!preprocess.do_center_crop) {

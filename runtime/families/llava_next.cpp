@@ -58,7 +58,7 @@ std::unique_ptr<Model> load_llava_next(ModelSource source, const LoadOptions& op
   refuse_unused(options, "LLaVA-NeXT", {.aspect = true, .tiles = true, .pixels = true});
   const PlaceholderToken image{{llava.image_id, std::string(kLlavaImageToken)},
                                "image_token_index"};
-  TextFiles text = read_text_files(source, config, {&image, 1}, {});
+  TextFiles text = read_text_files(source, config, llava.decoder, {&image, 1}, {});
   const ProcessorFile file = read_image_processor(source);
   const PreprocessSpec spec = parse_preprocess(file.reader(), kProcessors, options);
   const int tile = llava.image_size();

@@ -199,7 +199,7 @@ std::unique_ptr<Model> load_llava_onevision(ModelSource source, const LoadOption
   const std::array placeholders = {
       PlaceholderToken{{llava.image_id, std::string(kLlavaImageToken)}, "image_token_index"},
       PlaceholderToken{{onevision.video_id, std::string(kVideoToken)}, "video_token_index"}};
-  TextFiles text = read_text_files(source, config, placeholders, {});
+  TextFiles text = read_text_files(source, config, llava.decoder, placeholders, {});
 
   LoadOptions plain = options;
   plain.image_aspect.reset();  // of pictures, not of tiles and frames

@@ -76,7 +76,8 @@ LlavaConfig parse_llava_config(const ConfigReader& config, const LlavaDefaults& 
   }
   LlavaConfig llava;
   const ConfigReader text = config.object("text_config");
-  llava.text = parse_decoder_config(text, decoder_type(text, defaults.decoders));
+  llava.decoder = decoder_type(text, defaults.decoders);
+  llava.text = parse_decoder_config(text, llava.decoder);
   if (config.boolean("tie_word_embeddings", false)) llava.text.tie_embeddings = true;
   llava.tower = parse_tower(config, defaults);
   llava.projector_activation = parse_activation(config, "projector_hidden_act", "gelu");

@@ -32,6 +32,7 @@ struct LlavaDefaults {
 
 /// config.json, checked.
 struct LlavaConfig {
+  DecoderType decoder;
   LlamaConfig text;
   std::variant<ClipConfig, SiglipConfig> tower;
   Activation projector_activation;

@@ -204,7 +204,7 @@ std::unique_ptr<Model> load_qwen_vl(ModelSource source, const LoadOptions& optio
       {{qwen.video_id, std::string(kVideoToken)}, "video_token_id"}};
   std::string builtin(kTemplate);
   if (qwen.generation != QwenVlGeneration::kQwen3) builtin.insert(0, kSystemTemplate);
-  TextFiles text = read_text_files(source, config, placeholders, builtin);
+  TextFiles text = read_text_files(source, config, qwen.decoder, placeholders, builtin);
   WeightMap& weights = source.weights;
   weights.rename(&canonical_qwen_vl_name);
   if (options.dtype) weights.convert(*options.dtype);

@@ -27,21 +27,33 @@ struct Defaults {
   int max_positions;
   double rms_eps;
   double theta;
+  int eos_id;  ///< 0: none
 };
 
 const Defaults& defaults_of(DecoderType type) {
-  static constexpr Defaults kLlama{{"llama"}, 32000, 4096, 11008, 32, 32, 0, 0, 2048, 1e-6, 1e4};
-  static constexpr Defaults kMistral{{"mistral"}, 32000, 4096,   14336, 32, 32,
-                                     8,           0,     131072, 1e-6,  1e4};
-  static constexpr Defaults kQwen2{{"qwen2"}, 151936, 4096, 22016, 32, 32, 32, 0, 32768, 1e-6, 1e4};
-  static constexpr Defaults kQwen3{{"qwen3"}, 151936, 4096,  22016, 32, 32,
-                                   32,        128,    32768, 1e-6,  1e4};
-  static constexpr Defaults kQwen2Vl{
-      {"qwen2_vl_text", "qwen2_5_vl_text"}, 152064, 8192, 29568, 80, 64, 8, 0, 32768, 1e-5, 1e6};
+  static constexpr Defaults kLlama{{"llama"}, 32000, 4096, 11008, 32, 32, 0, 0, 2048, 1e-6, 1e4, 2};
+  static constexpr Defaults kMistral{{"mistral"}, 32000, 4096,   14336, 32,  32,
+                                     8,           0,     131072, 1e-6,  1e4, 2};
+  static constexpr Defaults kQwen2{{"qwen2"}, 151936, 4096,  22016, 32,  32,
+                                   32,        0,      32768, 1e-6,  1e4, 0};
+  static constexpr Defaults kQwen3{{"qwen3"}, 151936, 4096,  22016, 32,  32,
+                                   32,        128,    32768, 1e-6,  1e4, 0};
+  static constexpr Defaults kQwen2Vl{{"qwen2_vl_text", "qwen2_5_vl_text"},
+                                     152064,
+                                     8192,
+                                     29568,
+                                     80,
+                                     64,
+                                     8,
+                                     0,
+                                     32768,
+                                     1e-5,
+                                     1e6,
+                                     151645};
   static constexpr Defaults kQwen3Vl{
-      {"qwen3_vl_text"}, 151936, 4096, 22016, 32, 32, 32, 128, 128000, 1e-6, 5e5};
+      {"qwen3_vl_text"}, 151936, 4096, 22016, 32, 32, 32, 128, 128000, 1e-6, 5e5, 0};
   static constexpr Defaults kInternLm2{{"internlm2"}, 103168, 4096, 11008, 32, 32, 0, 0,
-                                       2048,          1e-6,   1e4};
+                                       2048,          1e-6,   1e4,  2};
   switch (type) {
     case DecoderType::kLlama:
       return kLlama;
@@ -225,6 +237,11 @@ DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> 
   throw Error(ErrorCode::kUnsupported,
               fmt::format("{}: model_type is \"{}\"; the decoders built in for this family are {}",
                           text.path(), printable(name), fmt::join(names, ", ")));
+}
+
+std::optional<int32_t> default_eos_id(DecoderType type) {
+  const int id = defaults_of(type).eos_id;
+  return id > 0 ? std::optional<int32_t>(id) : std::nullopt;
 }
 
 LlamaConfig parse_decoder_config(const ConfigReader& text, DecoderType type) {

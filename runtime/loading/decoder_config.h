@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "llm/llama.h"
@@ -24,6 +25,10 @@ enum class DecoderType : uint8_t {
 /// Throws Error{kUnsupported} listing `built_in`, those that the family has been published with,
 /// for any other.
 DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> built_in);
+
+/// The end of an answer that the class of a decoder has where no file says one; nothing if the
+/// class has none.
+std::optional<int32_t> default_eos_id(DecoderType type);
 
 /// The fields of a decoder; absent ones take the class defaults of models.md 2.3, because hub files
 /// store differences from them. A sliding window limits max_positions. Throws Error{kCorruptFile}

@@ -113,7 +113,6 @@ GenerationDefaults parse_generation(const ConfigReader& generation, const Config
   if (defaults.eos_ids.empty()) {
     append_ids(model.object("text_config"), "eos_token_id", defaults.eos_ids);
   }
-  if (defaults.eos_ids.empty()) defaults.eos_ids = {2};
   defaults.max_tokens =
       static_cast<int>(generation.integer("max_new_tokens", defaults.max_tokens, 1, kMaxPositions));
   const bool samples = generation.boolean("do_sample", false);

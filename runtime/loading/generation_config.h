@@ -15,7 +15,8 @@ struct GenerationDefaults {
   int max_tokens = 128;
 };
 
-/// generation_config.json; eos ids fall back to the model's config. Sampling only if do_sample.
+/// generation_config.json; eos ids fall back to the model's config, and are empty where neither has
+/// any. Sampling only if do_sample.
 /// Throws Error{kUnsupported} naming a key that would change the answers and is not built.
 GenerationDefaults parse_generation(const ConfigReader& generation, const ConfigReader& model);
 

@@ -10,6 +10,7 @@
 #include "llm/tokenizer.h"
 #include "runtime/chat_template.h"
 #include "runtime/loading/config.h"
+#include "runtime/loading/decoder_config.h"
 #include "runtime/loading/generation_config.h"
 #include "runtime/loading/source.h"
 
@@ -35,9 +36,10 @@ struct PlaceholderToken {
 
 /// Reads generation_config.json, the tokenizer and its companions, and the chat template, or
 /// `builtin_template` if there is none (see load_chat_template()). Throws Error{kCorruptFile}
-/// unless the tokenizer makes each of `placeholders`, of which there is at least one, of its text.
+/// unless the tokenizer makes each of `placeholders`, of which there is at least one, of its text,
+/// and if nothing says which token ends an answer: a file, or the class of the decoder.
 TextFiles read_text_files(const ModelSource& source, const ConfigReader& config,
-                          std::span<const PlaceholderToken> placeholders,
+                          DecoderType decoder, std::span<const PlaceholderToken> placeholders,
                           std::string_view builtin_template);
 
 }  // namespace kvlm

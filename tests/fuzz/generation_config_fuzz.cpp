@@ -22,7 +22,7 @@ void require_ids(const std::vector<int32_t>& ids) {
 }
 
 void require_sound(const kvlm::GenerationDefaults& defaults) {
-  require(!defaults.eos_ids.empty() && defaults.max_tokens > 0);
+  require(defaults.max_tokens > 0);
   require_ids(defaults.eos_ids);
   const kvlm::SamplerOptions& sampling = defaults.sampling;
   require(std::isfinite(sampling.temperature) && sampling.temperature >= 0);

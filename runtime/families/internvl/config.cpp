@@ -183,7 +183,8 @@ InternVlHfConfig parse_internvl_config(const ConfigReader& config) {
   InternVlConfig& model = hf.model;
   const ConfigReader text = config.object("text_config");
   refuse_unbuilt(text, "model_type", text.string("model_type", ""));
-  model.text = parse_decoder_config(text, decoder_type(text, kDecoders));
+  hf.decoder = decoder_type(text, kDecoders);
+  model.text = parse_decoder_config(text, hf.decoder);
   // The class says tied, and whether lm_head is there decides (models.md 11.4).
   if (config.boolean("tie_word_embeddings", true)) model.text.tie_embeddings = true;
 

@@ -33,6 +33,7 @@ void check_tile_rows(const ConfigReader& config, const InternVlConfig& model);
 /// config.json with model_type "internvl", as transformers saves it (`-hf`).
 struct InternVlHfConfig {
   InternVlConfig model;
+  DecoderType decoder;
   int32_t image_id;  ///< of <IMG_CONTEXT>
 };
 

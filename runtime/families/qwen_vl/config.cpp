@@ -41,9 +41,7 @@ const Generation& generation_of(const ConfigReader& config) {
   config.fail("model_type", "qwen2_vl, qwen2_5_vl or qwen3_vl");
 }
 
-LlamaConfig parse_text(const ConfigReader& config, QwenVlGeneration generation) {
-  const DecoderType type =
-      generation == QwenVlGeneration::kQwen3 ? DecoderType::kQwen3Vl : DecoderType::kQwen2Vl;
+LlamaConfig parse_text(const ConfigReader& config, DecoderType type) {
   const bool nested = config.has("text_config");
   const ConfigReader text = nested ? config.object("text_config") : config;
   if (nested && text.has("model_type")) decoder_type(text, {&type, 1});
@@ -144,7 +142,8 @@ QwenVlConfig parse_qwen_vl(const ConfigReader& config) {
   QwenVlConfig qwen;
   qwen.generation = of.generation;
   qwen.family = of.family;
-  qwen.text = parse_text(config, of.generation);
+  if (of.generation == QwenVlGeneration::kQwen3) qwen.decoder = DecoderType::kQwen3Vl;
+  qwen.text = parse_text(config, qwen.decoder);
   const ConfigReader vision = config.object("vision_config");
   parse_common(vision, of, qwen.vision);
   switch (of.generation) {

@@ -5,6 +5,7 @@
 
 #include "llm/llama.h"
 #include "runtime/loading/config.h"
+#include "runtime/loading/decoder_config.h"
 #include "vision/qwen_vit.h"
 
 namespace kvlm {
@@ -15,6 +16,7 @@ enum class QwenVlGeneration : uint8_t { kQwen2, kQwen25, kQwen3 };
 struct QwenVlConfig {
   QwenVlGeneration generation = QwenVlGeneration::kQwen2;
   std::string_view family;  ///< "qwen2.5-vl"
+  DecoderType decoder = DecoderType::kQwen2Vl;
   LlamaConfig text;
   QwenVitConfig vision;
   double tokens_per_second = 0;  ///< positions that a second of a clip takes (Qwen2.5-VL); 0: none
