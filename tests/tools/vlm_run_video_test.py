@@ -108,6 +108,20 @@ class Videos(LongVideo):
             with self.subTest(arguments):
                 self.assert_refused(self.ask(*arguments), status, words)
 
+    def test_a_folder_has_no_rate_but_what_its_family_assumes(self):
+        for name in ("internvl", "internvl_original", "qwen2_vl", "qwen2_5_vl", "llava_onevision"):
+            with self.subTest(name):
+                result = self.ask("-m", ROOT / "tests/golden" / name, "--video", FRAMES, "--fps", 1)
+                self.assert_refused(result, 2, ["video0 has no frame rate (it is a folder of pictures)",
+                                                "give a number of frames"])
+        folder = self.folder / "second"  # at 24 frames a second
+        folder.mkdir()
+        for frame in range(24):
+            shutil.copy(FRAMES / "frame00.png", folder / f"frame{frame:02}.png")
+        qwen3 = ROOT / "tests/golden/qwen3_vl"
+        answer = self.answer("-m", qwen3, "--video", folder, "--fps", 6)
+        self.assertEqual(answer["clips"], [{"frames": 6, "of": 24}])
+
     def test_a_model_without_videos_says_so(self):
         self.assert_refused(run("-m", MODEL, "--video", FRAMES), 1, ["takes no videos", "llava-1.5"])
 
