@@ -186,7 +186,8 @@ std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_h
 void PlacedRule::add_best(LayerSelection& selection, std::span<const double> scores, int kept,
                           int tail) const {
   const Ends& ends = eviction_.ends;
-  std::vector<int32_t> slots = keep_best(scores, kept, ends.sinks, std::max(tail, ends.tail(kept)));
+  tail = std::min(std::max(tail, ends.tail(kept)), std::max(1, kept - ends.sinks));
+  std::vector<int32_t> slots = keep_best(scores, kept, ends.sinks, tail);
   if (eviction_.scored()) {
     std::vector<float> of_slots;
     for (const int32_t slot : slots) {

@@ -28,15 +28,21 @@ std::vector<int32_t> keep_best(std::span<const double> scores, int kept, int sin
 /// The ends of a prompt, which stay whatever their scores: inside the budget, never on top of it.
 struct Ends {
   int sinks = 0;  ///< first rows
-  int last = 1;   ///< last rows, at most half of what is kept, so that the others have a share
+  int last = 1;   ///< last rows: see tail()
 
   /// From the options sinks and last.
   static Ends from(const OptionValues& options);
 
-  /// Rows of the tail where `kept` rows stay.
-  int tail(int kept) const noexcept { return std::clamp(kept / 2, 1, last); }
+  /// Rows of the tail where `kept` rows stay: at most half, so that the others have a share, and in
+  /// no sink's place.
+  int tail(int kept) const noexcept {
+    return std::clamp(std::min(kept / 2, kept - sinks), 1, last);
+  }
   /// No layer keeps fewer rows, if it has them: the sinks, the last row and one by its score.
   int least() const noexcept { return sinks + 2; }
+  /// Rows of the sinks and the last row alone: the least of rules that were published without
+  /// sinks.
+  int alone() const noexcept { return sinks + 1; }
 };
 
 /// 0..n-1.
@@ -138,7 +144,9 @@ inline constexpr OptionInfo kSinks{.key = "sinks",
                                    .low = 0,
                                    .high = 1024,
                                    .standard = "1",
-                                   .help = "first rows of the prompt that always stay"};
+                                   .help =
+                                       "first rows of the prompt, which stay also where keep "
+                                       "is less"};
 /// sinks= of a rule that was published without.
 inline constexpr OptionInfo kOurSinks{.key = "sinks",
                                       .type = OptionInfo::Type::kInteger,

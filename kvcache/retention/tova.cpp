@@ -11,7 +11,8 @@ namespace {
 constexpr std::array kOptions = {kKeep, kOurSinks, kLast, kEvictIfAsked, kDistance};
 
 /// Keeps the rows that the prompt's last row looks at, floor(r N) of them, and that row itself: one
-/// set of rows for all heads of a layer. Nothing is evicted in decode unless asked for.
+/// set of rows for all heads of a layer. Nothing is evicted in decode unless asked for. At least
+/// sinks + 1 rows stay [S].
 ///
 /// Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (TOVA) [G], as in NVIDIA/kvpress
 /// [K]; specs 2.1 (last_row), 9.4. Departure: the original drops a row in every step, by that
@@ -43,7 +44,9 @@ class Tova final : public PlacedRule {
   }
 
  private:
-  int kept(int n) const noexcept { return std::min(n, std::max(floored_rows(keep(), n), 1)); }
+  int kept(int n) const noexcept {
+    return std::min(n, std::max(floored_rows(keep(), n), eviction().ends.alone()));
+  }
 };
 
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {

@@ -30,7 +30,8 @@ constexpr std::array kOptions = {
 /// shared by all heads. Layer sparsity g_l is the share of entries below a hundredth of their row's
 /// largest; a layer keeps (1 - g_l) / sum_k (1 - g_k) r L of its rows, 1 % to 100 %, then rows are
 /// added or taken one at a time, as in PrefixKV's fit, until the total is round(r L N). The newest
-/// ceil(recent m) rows stay, the others by score. Decode evicts by place (specs 8.5).
+/// ceil(recent m) rows stay, but for the sinks' places, the others by score. Decode evicts by place
+/// (specs 8.5). At least sinks + 1 rows of a layer stay [S].
 ///
 /// The papers at hand confirm only the score, the budgets by sparsity and matched memory; the rest
 /// is [G], and the repair is [S].
@@ -59,7 +60,9 @@ class VlCache final : public PlacedRule {
       demands.push_back({lorenz_curve(scores.back()), unit.size()});
     }
     std::vector<int> kept = rows_by_density(prompt, units);
-    repair(demands, {.total = total_rows(keep(), prompt.shape->layers, n)}, kept);
+    const FitRules rules{.total = total_rows(keep(), prompt.shape->layers, n),
+                         .least = eviction().ends.alone()};
+    repair(demands, rules, kept);
     std::vector<LayerSelection> selections;
     for (size_t u = 0; u < units.size(); ++u) {
       const int newest = std::max(1, static_cast<int>(std::ceil(recent_ * kept[u] - 1e-9)));
@@ -72,8 +75,9 @@ class VlCache final : public PlacedRule {
   int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
     const int64_t all = int64_t{layers} * std::max(prompt_rows, max_rows);
     if (identity()) return all;
+    const int least = std::min(eviction().ends.alone(), prompt_rows);
     const int64_t total =
-        std::max(total_rows(keep(), layers, prompt_rows), static_cast<int64_t>(layers));
+        std::max(total_rows(keep(), layers, prompt_rows), int64_t{layers} * least);
     return std::min(all, eviction().peak_rows_total(total, layers, prompt_rows, max_rows));
   }
 

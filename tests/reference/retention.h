@@ -240,7 +240,9 @@ class Rule {
 
  private:
   /// Rows at the end of the prompt that always stay: at most half of those that are kept.
-  int tail(int kept) const { return std::min(last_, std::max(1, kept / 2)); }
+  int tail(int kept) const {
+    return std::min(last_, std::max(1, std::min(kept / 2, kept - sinks_)));
+  }
 
   /// Eviction that spares both ends of the prompt (specs 8.5).
   int spared(int n, int kept, const std::vector<double>& scores) const {
@@ -322,7 +324,7 @@ class Rule {
       const auto total =
           static_cast<int64_t>(std::nearbyint(keep_ * static_cast<double>(layers.size()) * n));
       Budgets split(curves, weights);
-      const int least = name_ == "prefixkv" ? sinks_ + 2 : 1;
+      const int least = name_ == "prefixkv" ? sinks_ + 2 : sinks_ + 1;
       if (name_ == "prefixkv") {
         split.add_up_to(total);
       } else {
@@ -336,7 +338,8 @@ class Rule {
     for (size_t u = 0; u < units.size(); ++u) {
       int rows = std::max(nearest, sinks_ + 2);  // uniform, elastic, random
       if (name_ == "streaming") rows = streaming_rows(n);
-      if (name_ == "h2o" || name_ == "tova") rows = std::max(floored, 1);
+      if (name_ == "h2o") rows = std::max(floored, 1);
+      if (name_ == "tova") rows = std::max(floored, sinks_ + 1);
       if (name_ == "snapkv") rows = std::max(floored, window_);
       if (name_ == "pyramidkv") {
         double sum = 0;
@@ -388,8 +391,9 @@ class Rule {
     if (name_ == "tova") return best_rows(scores, kept, sinks_, tail(kept));
     if (name_ == "h2o") return best_rows(scores, kept, 0, (kept + 1) / 2);
     if (name_ == "vlcache") {
+      const int recent = static_cast<int>(std::ceil(recent_ * kept - 1e-9));
       return best_rows(scores, kept, sinks_,
-                       std::max(tail(kept), static_cast<int>(std::ceil(recent_ * kept - 1e-9))));
+                       std::min(std::max(tail(kept), recent), std::max(1, kept - sinks_)));
     }
     if (window_ == 0) return best_rows(scores, kept, sinks_, tail(kept));
     return best_rows(pooled(scores), kept, 0, window_);

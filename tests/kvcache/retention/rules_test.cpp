@@ -32,6 +32,7 @@ const std::vector<Rule>& rules() {
   static const std::vector<Rule> kRules = {
       {&retention::uniform, {}},
       {&retention::uniform, {{"sinks", "4"}, {"last", "7"}}},
+      {&retention::uniform, {{"sinks", "30"}, {"last", "40"}}},
       {&retention::uniform, {{"evict", "none"}}},
       {&retention::uniform, {{"evict", "window"}, {"sinks", "0"}, {"last", "40"}}},
       {&retention::uniform, {{"profile", "official"}}},
@@ -62,10 +63,12 @@ const std::vector<Rule>& rules() {
       {&retention::elastic, {}},
       {&retention::vlcache, {}},
       {&retention::vlcache, {{"recent", "0"}, {"evict", "sliding"}}},
+      {&retention::vlcache, {{"recent", "1"}, {"sinks", "30"}}},
       {&retention::tova, {}},
       {&retention::tova, {{"evict", "sliding"}}},
       {&retention::tova, {{"evict", "score"}}},
       {&retention::tova, {{"evict", "fixed_index"}, {"sinks", "3"}}},
+      {&retention::tova, {{"evict", "score"}, {"sinks", "30"}}},
       {&retention::random, {}},
       {&retention::random, {}, /*quantized=*/true},
       {&retention::random, {{"head_shared", "on"}, {"seed", "7"}}},
@@ -222,6 +225,43 @@ TEST(EveryRule, SparesBothEndsOfThePromptByDefault) {
           EXPECT_NE(label, 0) << t;
           EXPECT_FALSE(label >= selection.kept() - tail && label < selection.kept())
               << label << " at " << t;
+        }
+      }
+    }
+  }
+}
+
+/// sinks= beyond the budget raises it, in every rule that has the option: sinks and the last row
+/// stay when the prompt ends and in decode, whatever else is protected.
+TEST(EveryRule, KeepsItsSinksBeyondTheBudget) {
+  constexpr int kSinks = 30;
+  for (const RetentionEntry* entry :
+       {&retention::elastic, &retention::prefixkv, &retention::random, &retention::streaming,
+        &retention::tova, &retention::uniform, &retention::vlcache}) {
+    for (const char* evict : {"auto", "score", "window", "fixed_index", "sliding"}) {
+      for (const char* last : {"1", "16", "900"}) {
+        const bool streaming = entry == &retention::streaming;
+        Options options = {{"keep", "0.02"}, {"sinks", std::to_string(kSinks)}};
+        if (!streaming) options.insert(options.end(), {{"evict", evict}, {"last", last}});
+        if (entry == &retention::tova && options[2].second == "auto") options[2].second = "none";
+        if (entry == &retention::vlcache) options.emplace_back("recent", "1");
+        for (const int n : {kSinks + 1, kSinks + 2, 100, 600}) {
+          SCOPED_TRACE(::testing::Message() << entry->info.name << " evict " << evict << " last "
+                                            << last << " of " << n);
+          const Prompt prompt = random_prompt(4, 2, n, static_cast<unsigned>(n));
+          const auto rule = make_rule(*entry, options, {.shape = &prompt.shape});
+          for (const LayerSelection& selection : testing::select(*rule, prompt)) {
+            const std::vector<int32_t>& slots = selection.slots.at(0);
+            ASSERT_GE(selection.kept(), kSinks + 1);
+            EXPECT_LE(selection.kept(), kSinks + 2);
+            EXPECT_EQ(slots[kSinks - 1], kSinks - 1);
+            EXPECT_EQ(slots.back(), n - 1);
+            DecodingLayer layer(*rule, prompt, selection);
+            for (int t = 1; t <= 60; ++t) {
+              const int label = layer.step();
+              EXPECT_TRUE(label < 0 || label >= kSinks) << label << " at " << t;
+            }
+          }
         }
       }
     }

@@ -34,7 +34,7 @@ TEST(Tova, HeadsVoteTogether) {
 }
 
 TEST(Tova, KeepsTheLastRowAtLeast) {
-  const auto rule = make_rule(retention::tova, {{"keep", "0.01"}});
+  const auto rule = make_rule(retention::tova, {{"keep", "0.01"}, {"sinks", "0"}});
   EXPECT_THAT(testing::select(*rule, random_prompt(1, 2, 20, 1))[0].slots.at(0), ElementsAre(19));
   DecodeView view;
   view.rows = 30;
