@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = Path(os.environ.get("KVLM_BUILD", ROOT / "build/release")) / "tools"
 DATA = ROOT / "tools/pocket/heldout/captions.jsonl"
+MODEL = ROOT / "tests/golden/llava_gqa"
 PICTURE = ROOT / "tools/pocket/heldout/scenes/scene_000.png"
 TIMEOUT_S = 300
 
@@ -103,6 +104,28 @@ class Profile(unittest.TestCase):
                 if before is not None:
                     self.assertEqual(out.read_text(), before)
         self.assertEqual(len(list(self.folder.iterdir())), 3)
+
+    def test_a_bad_record_is_told_with_its_line(self):
+        data = self.folder / "records.jsonl"
+        good = json.dumps({"id": 1, "image": str(MODEL / "image0.png"), "prompt": "What?"})
+        for bad, words in (('{"image": "gone.png"}', "gone.png"), ('{"image": 3}', "image is 3"),
+                           ("{", "syntax error"),
+                           (json.dumps({"prompt": "word " * 3000}), "has a context of")):
+            data.write_text(f"{good}\n\n{bad}\n")
+            for policy in ("prefixkv", "head_quantile"):
+                with self.subTest(bad=bad[:30], policy=policy):
+                    arguments = ("profile", "-m", MODEL, "--data", data, "--out", self.out, "-n", 2, "--bits", 1,
+                                 "--policy", policy)
+                    result = run("vlm-kv", *arguments)
+                    self.assertNotEqual(result.returncode, 0)
+                    message = result.stderr.splitlines()[-1]
+                    self.assertIn("records.jsonl line 3: ", message)
+                    self.assertIn(words, message)
+                    self.assertFalse(self.out.exists())
+                    # What is not asked for is not read.
+                    result = run("vlm-kv", *arguments, "--records", 1)
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    self.out.unlink()
 
     def test_nothing_to_fit_is_said(self):
         result = self.profile("--policy", "calibquant", "--bits", 8)

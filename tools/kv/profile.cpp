@@ -250,10 +250,7 @@ void check_options(const ProfileOptions& options) {
 
 int run_profile(const ProfileOptions& options) {
   check_options(options);
-  std::vector<ForcedRecord> records = read_forced_records(options.data);
-  if (records.size() > static_cast<size_t>(options.records)) {
-    records.resize(static_cast<size_t>(options.records));
-  }
+  std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
   // Refused before anything is measured.
