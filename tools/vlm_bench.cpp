@@ -100,12 +100,15 @@ void add_throughput(CLI::App& app, Options& options) {
       ->delimiter(',');
   command
       .add_option("--batch", throughput.batches,
-                  "Sequences, instead of a budget; several, joined by commas")
+                  "Sequences, instead of a budget; several, joined by commas; 8 if no budget is "
+                  "given")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--prompt-tokens", throughput.prompt_tokens, "Visual rows of a prompt")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  command
+      .add_option("--prompt-tokens", throughput.prompt_tokens,
+                  "Visual rows of a prompt; not given, 3328 or what the model's context leaves "
+                  "(with --dry-run 3328)")
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--text-tokens", throughput.text_tokens, "Text rows after them")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();

@@ -57,5 +57,30 @@ TEST(SequenceSizeOf, CountsWarmUpAndTimedSteps) {
   EXPECT_THROW(check_context(options, size.max_rows - 1), Error);
 }
 
+TEST(PromptTokensOf, IsWhatTheContextLeaves) {
+  ThroughputOptions options;
+  options.text_tokens = 30;
+  options.tokens = 4;
+  options.repeats = 2;
+  const int steps = kWarmUpSteps + 8;
+  EXPECT_EQ(prompt_tokens_of(options, 32768), 3328);
+  EXPECT_EQ(prompt_tokens_of(options, 3328 + 30 + steps), 3328);
+  EXPECT_EQ(prompt_tokens_of(options, 3327 + 30 + steps), 3327);
+  EXPECT_EQ(prompt_tokens_of(options, 1), 1);  // and check_context() refuses it
+  options.prompt_tokens = 5000;
+  EXPECT_EQ(prompt_tokens_of(options, 1000), 5000);
+}
+
+TEST(ParseBudgets, ABatchWhereNoneIsGiven) {
+  ThroughputOptions options;
+  const std::vector<Budget> budgets = parse_budgets(options);
+  ASSERT_EQ(budgets.size(), 1u);
+  EXPECT_EQ(budgets[0].kind, Budget::Kind::kBatch);
+  EXPECT_EQ(budgets[0].size, 8u);
+  options.batches = {3};
+  options.kv_memory = {"1G"};
+  EXPECT_THROW(parse_budgets(options), Error);
+}
+
 }  // namespace
 }  // namespace kvlm

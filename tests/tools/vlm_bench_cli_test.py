@@ -44,7 +44,6 @@ def rows(*arguments, status=0, model=MODEL):
 
 # (arguments, words of the one sentence); the exit status is 2.
 WRONG = [
-    ([], ["none of --kv-memory, --memory and --batch"]),
     (["--kv-memory", "1G", "--memory", "2G"], ["several of --kv-memory, --memory and --batch"]),
     (["--kv-memory", "1G", "--batch", "2"], ["several of"]),
     (["--kv-memory", "5Q"], ['"5Q" is not a memory size']),
@@ -55,7 +54,6 @@ WRONG = [
     (["--batch", "2", "--prompt-tokens", "1000000"], ["--prompt-tokens 1000000", "context"]),
     (["--batch", "2", "--kv", "kiwi"], ['"kiwi"', "did you mean kivi?"]),
     (["--batch", "2", "--json", "--csv"], ["--csv"]),
-    (["--dry-run"], ["none of --kv-memory"]),
     (["--dry-run", "--memory", "5G"], ["--memory", "--dry-run", "--kv-memory"]),
     (["--dry-run", "--batch", "2", "--kv", "kivi bits=2"], ["did you mean kivi,bits=2?"]),
 ]
@@ -113,6 +111,19 @@ class Throughput(unittest.TestCase):
                 self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
                 for word in words:
                     self.assertIn(word, result.stderr)
+
+    def test_what_is_not_given_suits_the_model(self):
+        """A bare command works, also with a model whose context is short."""
+        result = run("--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        row = json.loads(result.stdout)
+        context = json.loads((MODEL / "config.json").read_text())["text_config"]["max_position_embeddings"]
+        self.assertEqual(row["batch"], 8)
+        steps = 12 + 16 * 3  # warm-up and timed
+        self.assertEqual(row["prompt_tokens"], context - 32 - steps)
+        planned = run("--dry-run", "--json")
+        self.assertEqual(planned.returncode, 0, planned.stderr)
+        self.assertEqual([json.loads(planned.stdout)[key] for key in ("batch", "prompt_tokens")], [8, 3328])
 
     def test_the_batch_is_what_the_memory_holds(self):
         specs = ["f16", "kivi,group=8,residual=8", "calibquant", "calibquant + int4,scope=text",

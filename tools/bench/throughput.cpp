@@ -393,8 +393,9 @@ void print_csv(const Row& row) {
 
 }  // namespace
 
-int run_throughput(const ThroughputOptions& options) {
-  if (options.dry_run) return plan_throughput(options);
+int run_throughput(const ThroughputOptions& asked) {
+  if (asked.dry_run) return plan_throughput(asked);
+  ThroughputOptions options = asked;
   std::vector<Budget> budgets = parse_budgets(options);
   std::vector<std::string> specs;
   for (const std::string& text : options.specs) specs.push_back(canonical(read_spec(text)));
@@ -410,7 +411,9 @@ int run_throughput(const ThroughputOptions& options) {
   }
   TerminalWatch watch(/*quiet=*/false);
   Session session(session_options, &watch);
-  check_context(options, session.model().decoder().max_positions());
+  const int context = session.model().decoder().max_positions();
+  options.prompt_tokens = prompt_tokens_of(asked, context);
+  check_context(options, context);
   TerminalWatch timed(/*quiet=*/true);  // drawing is no part of what is measured
   const WatchScope scope(session.stream(), &timed);
   ThroughputBench bench(options, std::move(budgets), session, watch);

@@ -8,7 +8,7 @@
 
 namespace kvlm {
 
-/// The command line of `vlm-bench throughput`. Exactly one of kv_memory, memory and batches is
+/// The command line of `vlm-bench throughput`. At most one of kv_memory, memory and batches is
 /// given.
 struct ThroughputOptions {
   SessionOptions session;
@@ -16,7 +16,7 @@ struct ThroughputOptions {
   std::vector<std::string> kv_memory;  ///< sizes, of the cache alone
   std::vector<std::string> memory;     ///< sizes, of weights, workspaces and cache
   std::vector<int> batches;            ///< sequences
-  int prompt_tokens = 3328;            ///< visual rows, of one picture
+  int prompt_tokens = 0;               ///< visual rows, of one picture; 0: see prompt_tokens_of()
   int text_tokens = 32;                ///< text rows after them
   int tokens = 16;                     ///< timed steps of a repetition
   int repeats = 3;

@@ -21,6 +21,10 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
+int64_t steps_of(const ThroughputOptions& options) {
+  return kWarmUpSteps + int64_t{options.tokens} * options.repeats;
+}
+
 /// One line of --dry-run.
 struct PlannedRow {
   std::string spec;
@@ -105,12 +109,12 @@ void print_csv(const std::vector<PlannedRow>& rows) {
 std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
   const int kinds = (options.kv_memory.empty() ? 0 : 1) + (options.memory.empty() ? 0 : 1) +
                     (options.batches.empty() ? 0 : 1);
-  if (kinds != 1) {
+  if (kinds > 1) {
     refuse(
-        fmt::format("vlm-bench throughput was given {} of --kv-memory, --memory and --batch; "
-                    "give one of them",
-                    kinds == 0 ? "none" : "several"));
+        "vlm-bench throughput was given several of --kv-memory, --memory and --batch; give one of "
+        "them");
   }
+  if (kinds == 0) return {{Budget::Kind::kBatch, "8", 8}};
   std::vector<Budget> budgets;
   for (const std::string& text : options.kv_memory) {
     budgets.push_back({Budget::Kind::kCache, text, parse_bytes(text)});
@@ -124,9 +128,15 @@ std::vector<Budget> parse_budgets(const ThroughputOptions& options) {
   return budgets;
 }
 
+int prompt_tokens_of(const ThroughputOptions& options, int context) {
+  constexpr int64_t kPromptTokens = 3328;
+  if (options.prompt_tokens > 0) return options.prompt_tokens;
+  const int64_t left = context - options.text_tokens - steps_of(options);
+  return static_cast<int>(std::clamp<int64_t>(left, 1, kPromptTokens));
+}
+
 SequenceSize sequence_size(const ThroughputOptions& options) {
-  const int64_t steps = kWarmUpSteps + int64_t{options.tokens} * options.repeats;
-  const int64_t rows = int64_t{options.prompt_tokens} + options.text_tokens + steps;
+  const int64_t rows = int64_t{options.prompt_tokens} + options.text_tokens + steps_of(options);
   SequenceSize size;
   size.visual_rows = options.prompt_tokens;
   size.prompt_rows = options.prompt_tokens + options.text_tokens;
@@ -167,7 +177,10 @@ int batch_of(const Budget& budget, int rows, const Reservation& each, size_t wei
   return static_cast<int>(std::min<size_t>((budget.size - taken) / per_sequence, INT32_MAX));
 }
 
-int plan_throughput(const ThroughputOptions& options) {
+int plan_throughput(const ThroughputOptions& asked) {
+  ThroughputOptions options = asked;
+  // Of a model that is not loaded no context is known.
+  options.prompt_tokens = prompt_tokens_of(asked, INT32_MAX);
   const std::vector<Budget> budgets = parse_budgets(options);
   if (!options.memory.empty()) {
     refuse(

@@ -25,8 +25,12 @@ struct Workspaces {
   size_t per_sequence = 0;
 };
 
-/// Throws Error{kInvalidArgument} unless one kind of budget is given.
+/// Without any, a batch of 8. Throws Error{kInvalidArgument} if several kinds are given.
 std::vector<Budget> parse_budgets(const ThroughputOptions& options);
+
+/// The visual rows of a prompt: those asked for, else 3328 (13 tiles of InternVL), or as many as a
+/// context of so many positions leaves beside text and steps, at least one.
+int prompt_tokens_of(const ThroughputOptions& options, int context);
 
 /// Rows of a sequence: of its prompt, and after the last step.
 SequenceSize sequence_size(const ThroughputOptions& options);
