@@ -167,38 +167,19 @@ void Generator::set_tap(Tap tap) {
   };
 }
 
-void Generator::prepare(Sequence& sequence) {
-  const GenerationRequest& request = sequence.request;
-  sequence.timings = {};
-  const Clock::time_point start = Clock::now();
-  const int context = session_rows_ > 0 ? std::min(session_rows_, model_->decoder().max_positions())
-                                        : model_->decoder().max_positions();
-  const PromptVisuals texts = visual_texts(*model_, request.images, request.videos);
-  const PromptOutline outline = outline_prompt(*model_, request.messages, texts);
-  require_context(outline, request.id, *model_, context);
-  sequence.prompt = make_prompt(*model_, outline);
-  for (size_t i = 0; i < outline.visuals.size(); ++i) {
-    const auto [clip, index] = outline.visuals[i];
-    const int64_t rows = (clip ? texts.clips : texts.pictures)[index].rows();
-    // One of several pictures may be cut otherwise than one alone.
-    if (i < sequence.visuals.size() && sequence.visuals[i].rows == rows) continue;
-    give_up_if_cancelled(stream_->watch());
-    VisualInput input = clip ? model_->prepare_clip(request.videos[index])
-                             : model_->prepare(request.images[index], request.images.size());
-    if (i < sequence.visuals.size()) {
-      sequence.visuals[i] = std::move(input);
-    } else {
-      sequence.visuals.push_back(std::move(input));
-    }
-  }
-  sequence.visual_tokens = static_cast<int>(outline.visual_rows);
-  sequence.timings.vision_ms = milliseconds(start, Clock::now());
+int Generator::context() const {
+  const int most = model_->decoder().max_positions();
+  return session_rows_ > 0 ? std::min(session_rows_, most) : most;
+}
+
+void Generator::begin(Sequence& sequence, int context) {
   const int prompt_rows = static_cast<int>(sequence.prompt.ids.size());
-  sequence.max_tokens = std::min(request.max_tokens, context - prompt_rows);
-  sequence.sampler.emplace(request.sampling, model_->decoder().vocab_size());
+  sequence.visual_tokens = static_cast<int>(sequence.prompt.visual_rows());
+  sequence.max_tokens = std::min(sequence.request.max_tokens, context - prompt_rows);
+  sequence.sampler.emplace(sequence.request.sampling, model_->decoder().vocab_size());
   sequence.sampler->see(sequence.prompt.ids, sequence.max_tokens);
   sequence.text_of.emplace(model_->tokenizer());
-  sequence.gate.emplace(request.stop);
+  sequence.gate.emplace(sequence.request.stop);
   sequence.tokens.clear();
   sequence.tokens.reserve(static_cast<size_t>(sequence.max_tokens));
   sequence.delivered = 0;
@@ -263,27 +244,59 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
 }
 
 int Generator::admit(GenerationRequest request, OnText on_text) {
-  auto sequence = std::make_unique<Sequence>();
-  sequence->started = Clock::now();
-  sequence->request = std::move(request);
-  sequence->on_text = std::move(on_text);
-  const auto slot = static_cast<size_t>(std::find(sequences_.begin(), sequences_.end(), nullptr) -
-                                        sequences_.begin());
-  make_room(std::max(sequences_.size(), slot + 1));
+  PreparedRequest prepared;
   try {
-    prepare(*sequence);
+    prepared = prepare_request(*model_, std::move(request), context(), stream_->watch());
+  } catch (...) {
+    if (!is_cancellation(std::current_exception())) throw;
+    auto sequence = std::make_unique<Sequence>();
+    end_unanswered(*sequence);
+    return keep(std::move(sequence));
+  }
+  return admit(std::move(prepared), std::move(on_text));
+}
+
+int Generator::admit(PreparedRequest&& prepared, OnText on_text) {
+  auto sequence = std::make_unique<Sequence>();
+  const bool taken = std::find(sequences_.begin(), sequences_.end(), nullptr) == sequences_.end();
+  make_room(sequences_.size() + (taken ? 1 : 0));
+  sequence->started =
+      Clock::now() - std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double, std::milli>(prepared.milliseconds));
+  sequence->timings.vision_ms = prepared.milliseconds;
+  sequence->on_text = std::move(on_text);
+  sequence->request = std::move(prepared.request);
+  sequence->prompt = std::move(prepared.prompt);
+  sequence->visuals = std::move(prepared.visuals);
+  try {
+    begin(*sequence, prepared.context);
     SequenceSize size = size_of(sequence->prompt);
     size.max_rows = std::max(size.prompt_rows + sequence->max_tokens, session_rows_);
     sequence->cache_id = cache_->open(size, sequence->request.id);
     prefill(*sequence, 0);
   } catch (...) {
     forget(*sequence);
-    if (!is_cancellation(std::current_exception())) throw;
+    if (!is_cancellation(std::current_exception())) {
+      prepared.request = std::move(sequence->request);
+      prepared.prompt = std::move(sequence->prompt);
+      prepared.visuals = std::move(sequence->visuals);
+      throw;
+    }
     end_unanswered(*sequence);
   }
-  if (slot == sequences_.size()) sequences_.emplace_back();
-  sequences_[slot] = std::move(sequence);
-  return static_cast<int>(slot);
+  if (session_rows_ == 0) sequence->visuals.clear();  // there will be no further turn
+  return keep(std::move(sequence));
+}
+
+int Generator::keep(std::unique_ptr<Sequence> sequence) {
+  const auto slot = std::find(sequences_.begin(), sequences_.end(), nullptr);
+  const int key = static_cast<int>(slot - sequences_.begin());
+  if (slot == sequences_.end()) {
+    sequences_.push_back(std::move(sequence));
+  } else {
+    *slot = std::move(sequence);
+  }
+  return key;
 }
 
 void Generator::make_room(size_t slots) {
@@ -306,7 +319,11 @@ void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   const size_t visuals_before = sequence.visuals.size();
   bool prefilling = false;
   try {
-    prepare(sequence);
+    sequence.timings = {};
+    sequence.prompt =
+        prepare_turn(*model_, sequence.request, context(), stream_->watch(), sequence.visuals);
+    sequence.timings.vision_ms = milliseconds(sequence.started, Clock::now());
+    begin(sequence, context());
     auto first = static_cast<int64_t>(sequence.cached_ids.size());
     if (!sequence.cache_id ||
         !can_continue(sequence.prompt, sequence.cached_ids, sequence.cached_positions,

@@ -11,21 +11,9 @@
 #include "kvcache/kv_cache.h"
 #include "llm/sampler.h"
 #include "runtime/model.h"
-#include "runtime/prompt.h"
+#include "runtime/request.h"
 
 namespace kvlm {
-
-/// What one sequence is asked to do.
-struct GenerationRequest {
-  std::string id;  ///< names the sequence in messages
-  std::vector<ChatMessage> messages;
-  std::vector<Image> images;        ///< in the order of their placeholders
-  std::vector<DecodedClip> videos;  ///< in the order of theirs
-  SamplerOptions sampling;
-  int max_tokens = 128;
-  std::vector<std::string> stop;  ///< texts that end the generation and are not returned
-  bool ignore_eos = false;        ///< go on to max_tokens; for measuring
-};
 
 /// Milliseconds, wall clock.
 struct Timings {
@@ -67,6 +55,8 @@ class Generator {
   /// and placeholder mismatch, longer than the context, no room in the cache); others go on
   /// undisturbed.
   int admit(GenerationRequest request, OnText on_text);
+  /// The same for one that was prepared already; after an Error `prepared` is what it was.
+  int admit(PreparedRequest&& prepared, OnText on_text);
   /// A further turn of a sequence that has finished: it keeps its cache where the new conversation
   /// starts with the tokens that it holds, else it is prefilled anew. `request` holds the whole
   /// conversation; its pictures and videos start with those of the turns before.
@@ -99,11 +89,16 @@ class Generator {
   Sequence& at(int key) const { return *sequences_[static_cast<size_t>(key)]; }
   /// What a step of `slots` sequences needs, so that an admitted one cannot want for memory.
   void make_room(size_t slots);
-  void prepare(Sequence& sequence);
+  /// Tokens of a prompt and its answer at most.
+  int context() const;
+  /// Ready for the first token of sequence.prompt's answer.
+  void begin(Sequence& sequence, int context);
   void prefill(Sequence& sequence, int64_t first);
   void forget(Sequence& sequence) noexcept;
   static void end_unanswered(Sequence& sequence);
   void accept(Sequence& sequence, int32_t token);
+  /// Where a sequence stands from now on.
+  int keep(std::unique_ptr<Sequence> sequence);
 
   Model* model_;
   KvCache* cache_;

@@ -59,7 +59,8 @@ struct VisualRows {
 };
 
 /// One vision-language model, put together: everything between a picture and logits. Built by a
-/// family (runtime/family.h). One thread at a time.
+/// family (runtime/family.h). One thread at a time; but what is const, of it and of its decoder and
+/// tokenizer, never changes and any thread may ask for it meanwhile.
 class Model {
  public:
   virtual ~Model() = default;
