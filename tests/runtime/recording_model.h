@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <utility>
@@ -109,7 +110,7 @@ class RecordingModel : public Model {
   Model* model_;
   RecordingDecoder decoder_;
   int encoded_ = 0;
-  mutable int prepared_ = 0;
+  mutable std::atomic<int> prepared_ = 0;
 };
 
 }  // namespace kvlm::test

@@ -18,9 +18,11 @@
 #include "tools/common/progress.h"
 #include "tools/common/visual_options.h"
 #include "tools/run/context.h"
+#include "tools/run/failure_kind.h"
 #include "tools/run/output.h"
 #include "tools/run/picture_hint.h"
 #include "tools/run/pictures.h"
+#include "tools/run/prepared_records.h"
 #include "tools/run/records.h"
 #include "tools/run/report.h"
 #include "tools/run/settings.h"
@@ -33,14 +35,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// Threads that prepare records beside a GPU, at most; fewer where --threads says so.
+constexpr int kMostPreparing = 16;
+/// Records, and pixels of their pictures and frames as decoded, that are prepared ahead at most. A
+/// pixel takes three bytes until its picture is cut, and then three floats if none was resized.
+constexpr size_t kMostAhead = 64;
+constexpr int64_t kMostPixelsAhead = int64_t{1} << 27;
+
 constexpr const char* kNoMemory =
     "the machine has no memory for it; scale its pictures down or use a smaller batch";
-
-bool is_out_of_memory(const std::exception& exception) {
-  if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) return true;
-  const auto* error = dynamic_cast<const Error*>(&exception);
-  return error != nullptr && error->code() == ErrorCode::kOutOfMemory;
-}
 
 /// The exception being handled, as the error of one record. Passes on what ends the run: a device
 /// that is lost is lost for the records that follow, too.
@@ -71,7 +74,11 @@ class Batch {
                                       records_.size(), 1, static_cast<size_t>(options.batch_size))),
                                   rows_of_longest(), options.kv_memory)),
         generator_(session.model(), *cache_, session.stream()),
-        progress_("batch", records_.size(), options.quiet) {}
+        progress_("batch", records_.size(), options.quiet),
+        prepared_(
+            std::move(pixels_),
+            [this](size_t record, const Watch& watch) { return prepare(records_[record], watch); },
+            prepare_limits(), session.stream().pool(), session.stream().watch()) {}
 
   int run() {
     show_progress();
@@ -102,13 +109,15 @@ class Batch {
   };
 
   /// The rows of the record that needs most, of those that can be served; the others get their
-  /// error. Of pictures and videos only headers are read.
+  /// error. Of pictures and videos only headers are read. Notes what each record decodes to.
   int rows_of_longest() {
     int longest = 1;
-    for (Record& record : records_) {
+    pixels_.assign(records_.size(), 0);
+    for (size_t i = 0; i < records_.size(); ++i) {
+      Record& record = records_[i];
       if (!record.error.empty()) continue;
       try {
-        longest = std::max(longest, rows_of(record));
+        longest = std::max(longest, rows_of(record, pixels_[i]));
       } catch (const std::exception&) {
         record.error = error_of_record();
       }
@@ -116,14 +125,18 @@ class Batch {
     return longest;
   }
 
-  int rows_of(const Record& record) {
+  int rows_of(const Record& record, int64_t& pixels) {
     Model& model = session_.model();
     std::vector<PictureShape> shapes;
     for (const std::string& image : record.images) {
       const ImageInfo info = probe_image(image);
       shapes.push_back({info.height, info.width, image_name(image)});
+      pixels += int64_t{info.height} * info.width;
     }
     const std::vector<Clip> clips = clips_of(choose_clips(record));
+    for (const Clip& clip : clips) {
+      pixels += int64_t{clip.info.height} * clip.info.width * std::ssize(clip.frames);
+    }
     return request_rows(
         model, conversation(record), visual_texts(model, shapes, clips),
         options_.max_tokens.value_or(model.defaults().max_tokens), name_of(record),
@@ -151,39 +164,78 @@ class Batch {
     return messages;
   }
 
+  /// On a GPU threads of their own prepare while it works; on the CPU a batch's own loops have all
+  /// of --threads, so records are prepared between them.
+  PrepareLimits prepare_limits() const {
+    const bool gpu = session_.device().kind != DeviceKind::kCpu;
+    const int threads = std::min(session_.threads(), kMostPreparing);
+    const size_t ahead = static_cast<size_t>(std::max(options_.batch_size, threads));
+    // One more than that: the record whose turn it is.
+    return {gpu ? threads : 0, std::min(ahead, kMostAhead) + 1, kMostPixelsAhead};
+  }
+
+  /// By any thread.
+  PreparedRecord prepare(const Record& record, const Watch& watch) {
+    if (!record.error.empty()) throw Error(ErrorCode::kInvalidArgument, record.error);
+    Model& model = session_.model();
+    GenerationRequest request = base_request(options_, model);
+    request.id = name_of(record);
+    request.messages = conversation(record);
+    for (const std::string& image : record.images) {
+      give_up_if_cancelled(&watch);
+      request.images.push_back(load_image(image));
+    }
+    const std::vector<OpenClip> clips = choose_clips(record);
+    for (const OpenClip& clip : clips) {
+      give_up_if_cancelled(&watch);
+      request.videos.push_back(clip.decode());
+    }
+    return {prepare_request(model, std::move(request), model.decoder().max_positions(), &watch),
+            clips_of(clips)};
+  }
+
   void start_next() {
     const Record& record = records_[next_];
-    if (!record.error.empty()) {
-      ++next_;
-      write_error(record, record.error);
-      return;
-    }
     try {
-      GenerationRequest request = base_request(options_, session_.model());
-      request.id = name_of(record);
-      request.messages = conversation(record);
-      for (const std::string& image : record.images) {
-        hint_about(image);
-        request.images.push_back(load_image(image));
-      }
-      const std::vector<OpenClip> clips = choose_clips(record);
-      for (const std::string& video : record.videos) hint_about(video);
-      request.videos = decode_clips(clips);
-      const int key = generator_.admit(std::move(request), {});
+      hint_about(record);
+      PreparedRecord& prepared = prepared_.front();
+      note_short_memory();
+      const int key = generator_.admit(std::move(prepared.request), {});
       note_memory();
-      running_.push_back({key, &record, clips_of(clips)});
-      ++next_;
-    } catch (const std::exception& exception) {
-      if (is_out_of_memory(exception) && !running_.empty()) {
+      running_.push_back({key, &record, std::move(prepared.clips)});
+    } catch (const std::exception&) {
+      if (interrupted() && is_cancellation(std::current_exception())) return;  // the next start's
+      if (is_out_of_memory(std::current_exception()) && !running_.empty()) {
         limit_ = running_.size();  // there is room for no more at a time; wait for one to leave
         return;
       }
-      ++next_;
-      write_error(record, error_of_record());
+      const std::string error = error_of_record();
+      next();
+      write_error(record, error);
       return;
     }
+    next();
     generator_.deliver();
     collect();
+  }
+
+  void next() {
+    ++next_;
+    prepared_.pop();
+  }
+
+  void note_short_memory() {
+    if (said_short_ || options_.quiet || !prepared_.one_at_a_time()) return;
+    said_short_ = true;
+    progress_.clear();
+    print_message(
+        "batch: there is no memory to prepare several records at once; from here on it is one\n");
+  }
+
+  void hint_about(const Record& record) {
+    if (!record.error.empty()) return;
+    for (const std::string& image : record.images) hint_about(image);
+    for (const std::string& video : record.videos) hint_about(video);
   }
 
   void hint_about(const std::string& image) {
@@ -270,6 +322,7 @@ class Batch {
   const BatchSettings& settings_;
   Session& session_;
   std::vector<Record> records_;
+  std::vector<int64_t> pixels_;  // of each, until prepared_ has them
   Output& output_;
   std::unique_ptr<KvCache> cache_;
   Generator generator_;
@@ -281,8 +334,10 @@ class Batch {
   size_t failed_ = 0;
   size_t served_tokens_ = 0;
   size_t peak_bytes_ = 0;
+  bool said_short_ = false;
   PictureHint hint_{options_};
   Clock::time_point started_ = Clock::now();
+  PreparedRecords prepared_;  // the last: its threads use the others
 };
 
 }  // namespace

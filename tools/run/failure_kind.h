@@ -1,0 +1,13 @@
+#pragma once
+
+#include <exception>
+
+namespace kvlm {
+
+/// Whether a failure is that there was no memory, of whatever kind.
+bool is_out_of_memory(const std::exception_ptr& failure);
+
+/// Whether a failure is that whoever follows the work wants no more.
+bool is_cancellation(const std::exception_ptr& failure);
+
+}  // namespace kvlm
