@@ -26,6 +26,7 @@
 #include "tools/run/records.h"
 #include "tools/run/report.h"
 #include "tools/run/settings.h"
+#include "tools/run/shard.h"
 #include "tools/run/videos.h"
 #include "vision/image.h"
 
@@ -340,6 +341,22 @@ class Batch {
   PreparedRecords prepared_;  // the last: its threads use the others
 };
 
+/// Leaves the records of options.shard, and says so.
+void take_part(std::vector<Record>& records, const RunOptions& options) {
+  const Shard& shard = options.shard;
+  if (shard.count == 1) return;
+  const size_t all = records.size();
+  std::vector<Record> part;
+  for (size_t place = 0; place < all; ++place) {
+    if (shard.has(place)) part.push_back(std::move(records[place]));
+  }
+  records = std::move(part);
+  if (options.quiet) return;
+  print_message("batch: shard {}/{}{}: {} of {} records, into {}\n", shard.index, shard.count,
+                options.shard_told ? " (of what started this process; --shard 1/1 is all)" : "",
+                records.size(), all, printable(shard_path(options.batch_out, shard)));
+}
+
 }  // namespace
 
 std::function<int(Session&)> prepare_batch(const RunOptions& options) {
@@ -352,13 +369,18 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
         fmt::format("{} is about videos, and no record of {} has one; drop it",
                     options.sampling.fps ? "--fps" : "--frames", printable(options.batch_in)));
   }
-  const auto output = std::make_shared<Output>(options.batch_out, settings);
+  if (records.empty() && !options.quiet) {
+    print_message("batch: no record in {}\n", printable(options.batch_in));
+  }
+  const std::string path = shard_path(options.batch_out, options.shard);
+  require_same_count(options.batch_out, options.shard);
+  take_part(records, options);
+  const auto output = std::make_shared<Output>(path, settings);
   const size_t all = records.size();
   std::erase_if(records, [&](const Record& record) { return output->has(record); });
   if (!options.quiet) {
-    const std::string name = printable(options.batch_out);
+    const std::string name = printable(path);
     if (output->repaired()) print_message("batch: cut off a torn last line of {}\n", name);
-    if (all == 0) print_message("batch: no record in {}\n", printable(options.batch_in));
     if (records.size() < all) {
       print_message("batch: {} of {} records are in {} already{}\n", all - records.size(), all,
                     name, records.empty() ? "; nothing is left to do" : "");
@@ -372,11 +394,11 @@ std::function<int(Session&)> prepare_batch(const RunOptions& options) {
     output->retry({});
     return {};
   }
-  return [&options, output, settings, records = std::move(records)](Session& session) {
+  return [&options, path, output, settings, records = std::move(records)](Session& session) {
     const size_t again = output->retry(records);
     if (again > 0 && !options.quiet) {
       print_message("batch: {} record{} of {} failed before and {} tried again\n", again,
-                    again == 1 ? "" : "s", printable(options.batch_out), again == 1 ? "is" : "are");
+                    again == 1 ? "" : "s", printable(path), again == 1 ? "is" : "are");
     }
     return Batch(options, settings, session, records, *output).run();
   };

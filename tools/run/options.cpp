@@ -36,7 +36,9 @@ videos, prompt may be left out:
 A line of out.jsonl, in the order in which answers are finished:
   {"id": 1, "text": "a cat", "tokens": [...], ...} or {"id": 1, "error": "..."}
 Start the same command again to go on where a batch ended; what failed is tried
-again.)";
+again. With srun, mpirun or as a Slurm array, each process does its part:
+  mpirun -n 4 vlm-run --batch in.jsonl --out out.jsonl
+  cat out.*-of-4.jsonl >all.jsonl)";
 
 /// CLI11's message as one sentence, with the way out.
 std::string sentence(const std::string& message) {
@@ -67,6 +69,27 @@ void refuse_empty_values(const CLI::App& app) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("{} is empty; give it a value or leave it out", option->get_name()));
     }
+  }
+}
+
+/// The part of the batch that --shard names, or what started this process.
+void take_shard(const std::string& given, RunOptions& options) {
+  if (!given.empty()) {
+    options.shard = parse_shard(given);
+    if (options.batch_in.empty()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "--shard is a part of a batch; give --batch in.jsonl --out out.jsonl");
+    }
+    return;
+  }
+  if (options.batch_in.empty()) return;
+  options.shard = shard_of(&environment);
+  options.shard_told = options.shard.count > 1;
+  if (options.shard_told && options.batch_in == kStandardInput) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--batch - is standard input, which not every process of {} may get; "
+                            "give a file, or --shard I/N",
+                            options.shard.count));
   }
 }
 
@@ -112,7 +135,9 @@ void check(const RunOptions& options) {
   }
   std::error_code unknown;
   if (!options.batch_in.empty() &&
-      std::filesystem::equivalent(options.batch_in, options.batch_out, unknown)) {
+      (std::filesystem::equivalent(options.batch_in, options.batch_out, unknown) ||
+       std::filesystem::equivalent(options.batch_in, shard_path(options.batch_out, options.shard),
+                                   unknown))) {
     refuse(
         fmt::format("--batch and --out are the same file, {}; give the answers a file of their own",
                     options.batch_in));
@@ -228,6 +253,12 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
       "policy and set of flags");
   app.add_option("--batch-size", options.batch_size, "Sequences decoded together")
       ->capture_default_str();
+  std::string shard;
+  app.add_option(
+         "--shard", shard,
+         "Every N-th record, from number I on, into OUT.I-of-N.jsonl; default: as Slurm and "
+         "Open MPI say, 1/1 is all")
+      ->type_name("I/N");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -237,6 +268,7 @@ std::optional<int> parse_options(int argc, char** argv, RunOptions& options) {
     throw Error(ErrorCode::kInvalidArgument, advice.empty() ? sentence(error.what()) : advice);
   }
   refuse_empty_values(app);
+  take_shard(shard, options);
   check(options);
   return std::nullopt;
 }

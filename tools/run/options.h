@@ -8,6 +8,7 @@
 
 #include "runtime/generator.h"
 #include "tools/common/session.h"
+#include "tools/run/shard.h"
 
 namespace kvlm {
 
@@ -32,6 +33,8 @@ struct RunOptions {
   std::string batch_in;
   std::string batch_out;
   int batch_size = 1;
+  Shard shard;              ///< of the batch
+  bool shard_told = false;  ///< by the environment, not by --shard
   std::optional<size_t> kv_memory;
 };
 

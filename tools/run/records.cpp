@@ -17,6 +17,7 @@
 #include "tools/common/input_text.h"
 #include "tools/run/pictures.h"
 #include "tools/run/report.h"
+#include "tools/run/shard.h"
 #include "tools/run/videos.h"
 #include "vision/frame_folder.h"
 #include "vision/image.h"
@@ -291,7 +292,7 @@ std::vector<Record> read_records(const std::string& batch, const std::string& ou
   std::vector<std::string> paths = folder ? pictures_in(batch) : matches_of(batch);
   std::erase_if(paths, [&](const std::string& path) {
     std::error_code ignored;
-    return fs::equivalent(path, output, ignored);
+    return is_shard_file(path, output) || fs::equivalent(path, output, ignored);
   });
   if (paths.empty()) {
     throw Error(ErrorCode::kCorruptFile,

@@ -40,7 +40,8 @@ std::vector<Record> picture_records(const std::vector<std::string>& paths,
 
 /// What --batch names, in order: the records of a file or of standard input ("-"), the pictures of
 /// a folder, or those that a pattern with *, ? or [] matches, sorted by name, without hidden ones
-/// and `output`. Throws Error{kCorruptFile} if it cannot be read, is a picture itself, or has none.
+/// and is_shard_file() of `output`. Throws Error{kCorruptFile} if it cannot be read, is a picture
+/// itself, or has none.
 std::vector<Record> read_records(const std::string& batch, const std::string& output);
 
 }  // namespace kvlm
