@@ -120,9 +120,10 @@ TEST(PreparedRequest, IsGivenUpBetweenPictures) {
     bool cancelled() const noexcept override { return true; }
   } canceller;
   const LoadedModel model(test::golden_root() / "llava_gqa");
-  EXPECT_EQ(
-      error_of([&] { prepare_request(*model, requests_of("llava_gqa")[0], 400, &canceller); }),
-      ErrorCode::kCancelled);
+  EXPECT_EQ(error_of([&] {
+              prepare_request(*model, requests_of("llava_gqa")[0], 400, &canceller);
+            }).code(),
+            ErrorCode::kCancelled);
 }
 
 }  // namespace
