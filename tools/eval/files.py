@@ -1,39 +1,206 @@
-"""Files of an evaluation, written whole or not at all. Standard library only."""
+"""Reads the standard files of COCO captions and DocVQA, and refuses wrong ones by the first id that is wrong.
+
+Our held-out sets (tools/pocket/heldout) have the same formats. Standard library only.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from errors import EvaluationError, printable
+from storage import read_json
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that is seen complete or not at all, whatever ends this program meanwhile.
-
-    It is written beside `path` and renamed, so what stood there before lives until the new text is on the disk. OSError
-    names the path.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}; what stood there is kept") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+CAPTIONS, DOCUMENTS = "captions", "documents"
 
 
-def write_json(path: Path, value: object) -> None:
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+@dataclass(frozen=True)
+class Item:
+    """One question about one picture: an image to caption, or a question of DocVQA."""
+
+    id: int
+    image: Path
+    references: list[str]  # captions, or accepted answers; none in a test split
+    question: str = ""  # of DocVQA
+    objects: int | None = None  # in the picture, where the set says so
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@dataclass(frozen=True)
+class Split:
+    """The records of one annotation file, in its order."""
+
+    task: str  # CAPTIONS or DOCUMENTS
+    name: str  # val2014, karpathy_test, val, heldout
+    path: Path
+    items: list[Item] = field(repr=False)
+    tuning: list[Item] = field(default_factory=list, repr=False)  # never scored
+
+    @property
+    def scored(self) -> bool:
+        return bool(self.items) and bool(self.items[0].references)
+
+    def part(self, limit: int | None, tune: int) -> Split:
+        """The first `limit` records to score; the last `tune` of the file are for settings and are scored never."""
+        if tune >= len(self.items):
+            raise EvaluationError(f"--tune {tune} leaves none of the {len(self.items)} records of {self.path} to score")
+        rest, tuning = self.items[: len(self.items) - tune], self.items[len(self.items) - tune :]
+        name = self.name + (f"-without-last-{tune}" if tune else "")
+        if limit is not None and limit < len(rest):
+            rest, name = rest[:limit], name + f"-first-{limit}"
+        return replace(self, name=name, items=rest, tuning=tuning)
+
+    def require_pictures(self) -> None:
+        what = "image" if self.task == CAPTIONS else "question"
+        for item in [*self.items, *self.tuning]:
+            if not item.image.is_file():
+                raise EvaluationError(
+                    f"{what} {item.id} of {self.path}: its picture {item.image} is not there; give the folder of the "
+                    "pictures with --images"
+                )
+
+
+def read_captions(path: Path, images: Path | None = None) -> Split:
+    """COCO annotations: {"images": [{"id", "file_name"?}], "annotations": [{"id", "image_id", "caption"}]}."""
+    data = read_json(path)
+    name = path.stem.removeprefix("captions_")
+    if "karpathy" in name:  # coco_karpathy_test_gt and its like
+        name = name.removeprefix("coco_").removesuffix("_gt")
+    pictures = _listed(data, "images", path)
+    if not isinstance(data.get("annotations"), list) or not data["annotations"]:
+        raise EvaluationError(f"{path} has no captions (\"annotations\"), as files of a test split have none; give one "
+                              "with captions, such as captions_val2014.json")
+    captions: dict[int, list[str]] = {}
+    for picture in pictures:
+        key = _id(picture, "id", "image", path)
+        if key in captions:
+            raise EvaluationError(f"image {key} comes twice in {path}; give a file in which every image is once")
+        captions[key] = []
+    seen: set[int] = set()
+    for note in data["annotations"]:
+        key = _id(note, "id", "annotation", path)
+        if key in seen:
+            raise EvaluationError(f"annotation {key} comes twice in {path}; give a file in which every caption is once")
+        seen.add(key)
+        image = note.get("image_id")
+        if not isinstance(image, int) or image not in captions:
+            raise EvaluationError(
+                f"annotation {key} of {path} is about image {printable(image)}, which is not among its images; give the "
+                "file as it was published"
+            )
+        if not isinstance(note.get("caption"), str):
+            raise EvaluationError(f"annotation {key} of {path} has no caption; instances and keypoints are other files")
+        captions[image].append(note["caption"])
+    for key, said in captions.items():
+        if not said:
+            raise EvaluationError(f"image {key} of {path} has no caption, so it cannot be scored; take it out of the file")
+    folder = _picture_folder(path, name) if images is None else images
+    objects = _objects_of_scenes(path)
+    items = []
+    for picture in pictures:
+        key = picture["id"]
+        file = folder / str(picture.get("file_name") or _picture_name(name, key))
+        items.append(Item(key, file, captions[key], objects=objects.get(file.stem)))
+    return Split(CAPTIONS, name, path, items)
+
+
+def read_documents(path: Path, images: Path | None = None) -> Split:
+    """DocVQA questions: {"data": [{"questionId", "question", "image", "answers"?}]}; a test split has no answers."""
+    data = read_json(path)
+    records = _listed(data, "data", path)
+    split = data.get("dataset_split")
+    name = split if isinstance(split, str) and re.fullmatch(r"[\w.-]+", split) else path.stem.split("_")[0]
+    folder = path.parent if images is None else images
+    seen: set[int] = set()
+    items: list[Item] = []
+    for record in records:
+        key = _id(record, "questionId", "question", path)
+        if key in seen:
+            raise EvaluationError(f"question {key} comes twice in {path}; give a file in which every question is once")
+        seen.add(key)
+        for field_name in ("question", "image"):
+            if not isinstance(record.get(field_name), str) or not record[field_name]:
+                raise EvaluationError(f"question {key} of {path} has no {field_name!r}; give DocVQA's own file")
+        answers = record.get("answers", [])
+        if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+            raise EvaluationError(f"question {key} of {path} has answers that are no list of strings")
+        if items and bool(answers) != bool(items[0].references):
+            raise EvaluationError(
+                f"question {key} of {path} has {'' if answers else 'no '}answers, unlike question {items[0].id}; a split "
+                "has them for all questions or for none"
+            )
+        items.append(Item(key, folder / record["image"], answers, record["question"]))
+    return Split(DOCUMENTS, name, path, items)
+
+
+def read_caption_results(path: Path, split: Split) -> dict[int, str]:
+    """Standard results, [{"image_id", "caption"}], one for every image of the split."""
+    return _read_results(path, split, "image_id", "caption", "image")
+
+
+def read_answer_results(path: Path, split: Split) -> dict[int, str]:
+    """A submission to DocVQA, [{"questionId", "answer"}], one for every question of the split."""
+    return _read_results(path, split, "questionId", "answer", "question")
+
+
+def caption_results(split: Split, texts: dict[int, str]) -> list[dict]:
+    return [{"image_id": item.id, "caption": texts[item.id]} for item in split.items]
+
+
+def answer_results(split: Split, texts: dict[int, str]) -> list[dict]:
+    return [{"questionId": item.id, "answer": texts[item.id]} for item in split.items]
+
+
+def _read_results(path: Path, split: Split, id_name: str, text_name: str, what: str) -> dict[int, str]:
+    rows = read_json(path)
+    if not isinstance(rows, list):
+        raise EvaluationError(f"{path} is no array of results; expected [{{\"{id_name}\": ..., \"{text_name}\": ...}}]")
+    known = {item.id for item in split.items}
+    texts: dict[int, str] = {}
+    for row in rows:
+        key = _id(row, id_name, "result", path)
+        if not isinstance(row.get(text_name), str):
+            raise EvaluationError(f"{what} {key} of {path} has no {text_name!r}; expected a string")
+        if key not in known:
+            raise EvaluationError(f"{what} {key} of {path} is not in {split.path}; give the results of this split")
+        if key in texts:
+            raise EvaluationError(f"{what} {key} comes twice in {path}; expected one result of each")
+        texts[key] = row[text_name]
+    missing = next((item.id for item in split.items if item.id not in texts), None)
+    if missing is not None:
+        raise EvaluationError(
+            f"{path} has {len(texts)} results and {split.name} has {len(known)}: {what} {missing} is missing; give the "
+            "results of this whole split"
+        )
+    return texts
+
+
+def _listed(data: object, name: str, path: Path) -> list[dict]:
+    if not isinstance(data, dict) or not isinstance(data.get(name), list) or not data[name]:
+        raise EvaluationError(f"{path} has no list {name!r}; expected the format in docs/evaluation.md")
+    return data[name]
+
+
+def _id(record: object, name: str, what: str, path: Path) -> int:
+    key = record.get(name) if isinstance(record, dict) else None
+    if not isinstance(key, int) or isinstance(key, bool):
+        raise EvaluationError(f"{path}: {what} {printable(record, 60)} has no whole number {name!r}")
+    return key
+
+
+def _picture_name(split: str, key: int) -> str:
+    """How COCO names a file where the annotations do not. Karpathy's splits are of val2014's files."""
+    year = "val2014" if "karpathy" in split else split
+    return f"COCO_{year}_{key:012d}.jpg" if year.endswith("2014") else f"{key:012d}.jpg"
+
+
+def _picture_folder(path: Path, split: str) -> Path:
+    """COCO's own layout has annotations/captions_val2014.json beside val2014/; else the annotations' folder."""
+    beside = path.parent.parent / ("val2014" if "karpathy" in split else split)
+    return beside if beside.is_dir() else path.parent
+
+
+def _objects_of_scenes(path: Path) -> dict[str, int]:
+    """Objects of every scene of our own set, by its name; of other sets nothing is known."""
+    facts = path.parent / "scene_facts.json"
+    return {name: len(objects) for name, objects in read_json(facts).items()} if facts.is_file() else {}

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-import files
+from storage import write_json
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Result:
     """Figures of (model, spec) on one split. A score is never read without `protocol`, `model` and the number of `items`.
 
     items            id -> metric -> value of that record, on the scale on which the corpus score is their mean (where it
-                     is one: CIDEr's and METEOR's corpus scores are, BLEU's is not)
+                     is one: ROUGE_L's and CIDEr's are; those of BLEU and METEOR are made of counts over the split)
     scores           metric -> value over the whole split
     clusters         id -> what records have in common (a video), for intervals; None: each stands alone
     stored_bits      bits a cached number takes, measured over the reference answers, the same text for every spec
@@ -72,7 +72,7 @@ class Result:
 
 
 def write_results(path: Path, results: list[Result]) -> None:
-    files.write_json(path, [result.to_json() for result in results])
+    write_json(path, [result.to_json() for result in results])
 
 
 def read_results(path: Path) -> list[Result]:

@@ -1,0 +1,66 @@
+"""The options that coco.py and docvqa.py share. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Callable
+
+import protocols
+from models import ROOT
+from shards import Shard, parse_shard, shard_of
+
+
+def parser(description: str, annotations: str, annotations_help: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Start the same command again to go on where a run ended. Files, protocols and shards: docs/evaluation.md.",
+    )  # fmt: skip
+    heldout = ROOT / "tools" / "pocket" / "heldout" / annotations
+    add = made.add_argument
+    add("--out", type=Path, required=True, help="folder for answers, results and scores; of one command's settings")
+    add("--annotations", type=Path, default=heldout, help=f"{annotations_help}; default: our own held-out set")
+    add("--images", type=Path, help="folder of the pictures; default: where the data set has it, beside the annotations")
+    add("--model", action="append", help="as vlm-run's -m; repeatable; default: pocket")
+    add("--kv", action="append", help="a cache policy; repeatable; default: f16")
+    add("--protocol", choices=protocols.NAMES,
+        help="prompts, limits and metrics of a harness; default: native for our own sets, lmms-eval for others")
+    add("--device", default="auto", help="as vlm-run's --device")
+    add("--limit", type=at_least(1), help="score the first records only")
+    add("--tune", type=at_least(0), default=0,
+        help="fit the policies' settings with vlm-kv profile on this many records from the end, which are never scored")
+    add("--fidelity", type=at_least(0), default=100,
+        help="records over whose references KL, top-1 and stored bits are measured; 0 leaves them out (default: 100)")
+    add("--batch-size", type=at_least(1), default=8, help="as vlm-run's; at 1 decoding's speed is told (default: 8)")
+    add("--threads", type=at_least(0), default=0, help="as vlm-run's")
+    add("--jobs", type=at_least(1), default=1, help="models and specs at a time (default: 1)")
+    add("--skip", action="append", default=[], metavar="NAME", help="leave out a scorer; repeatable")
+    add("--seed", type=at_least(0), default=1, help="of the intervals (default: 1)")
+    add("--shard", type=shard, metavar="I/N",
+        help="do part I of N; default: what Slurm or Open MPI say; the last part that ends merges them")
+    add("--merge", action="store_true", help="run nothing: merge the shards that are done, and score them")
+    add("--results", type=Path, help="run nothing: score this file of standard results")
+    add("--build", type=Path, default=Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release")), help="build folder")
+    return made
+
+
+def place(options: argparse.Namespace) -> Shard:
+    """Of --shard, else of the environment."""
+    return options.shard or shard_of(os.environ)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        return int(text)
+
+    return number
+
+
+def shard(text: str) -> Shard:
+    try:
+        return parse_shard(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

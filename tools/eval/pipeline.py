@@ -1,0 +1,213 @@
+"""Read, run, write, score: what coco.py and docvqa.py do with a split, for every model and spec."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import shlex
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import protocols
+import scorers
+import specs
+from arguments import place
+from errors import EvaluationError
+from files import Split
+from models import Model, find_model
+from protocols import Protocol
+from results import Result, write_results
+from runs import Folder, Plan, Programs, slug
+from shards import Shard
+from storage import Lock, read_json, sweep, write_json, write_lines
+
+
+@dataclass(frozen=True)
+class Task:
+    """What differs between the scripts: their standard result file."""
+
+    results_name: Callable[[Split, str], str]  # of a split and the name of what made it
+    results: Callable[[Split, dict[int, str]], list[dict]]
+    read_results: Callable[[Path, Split], dict[int, str]]
+
+
+def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Result]:
+    """The rows of every model and spec; none where this shard's part is done and others are not, or nothing is scored.
+
+    EvaluationError for whatever cannot be used, before a model runs where that can be.
+    """
+    split = split.part(options.limit, options.tune)
+    name = options.protocol or ("native" if protocols.is_our_own(split) else "lmms-eval")
+    if options.results:
+        return [_score_file(task, split, name, options)]
+    models = {model: find_model(model) for model in options.model or ["pocket"]}
+    ways = {model: protocols.find_protocol(name, split, models[model].family) for model in models}
+    jobs = [(models[model], spec) for model in models for spec in dict.fromkeys(options.kv or ["f16"])]
+    _refuse_namesakes(jobs)
+    metrics = _metrics(split, ways[jobs[0][0].name], options)
+    split.require_pictures()
+    shard = _shards_of(options.out) if options.merge else place(options)
+    plan = Plan(split, name, options.device, options.limit, options.tune, options.fidelity, shard,
+                options.threads, options.batch_size, options.jobs)  # fmt: skip
+    folder = Folder(options.out, plan, Programs(options.build), shlex.join(sys.argv))
+    try:
+        folder.open(whole=options.merge)
+        if not options.merge:
+            _run(folder, jobs, ways)
+            if shard.count > 1 and not _take_whole(folder, jobs):
+                return []
+        if shard.count == 1 or options.merge:
+            sweep(options.out)
+        return _merge(task, folder, jobs, ways, metrics, options)
+    finally:
+        folder.close()
+
+
+def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol]) -> None:
+    mine = folder.plan.shard.of(jobs)  # the fidelity of a spec is one shard's work
+
+    def work(job: tuple[Model, str]) -> None:
+        model, spec = job
+        profile = folder.profile(model, ways[model.name])
+        folder.answer(model, spec, ways[model.name], profile)
+        if job in mine:
+            folder.fidelity(model, spec, ways[model.name], profile)
+
+    count = folder.plan.shard.of(folder.plan.split.items)
+    part = f", shard {folder.plan.shard}" if folder.plan.shard.count > 1 else ""
+    with concurrent.futures.ThreadPoolExecutor(folder.plan.jobs) as pool:
+        waiting = {pool.submit(work, job): job for job in jobs}
+        for number, done in enumerate(concurrent.futures.as_completed(waiting), 1):
+            try:
+                done.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+            model, spec = waiting[done]
+            _say(f"{number} of {len(jobs)}: {model.name}, {spec}: {len(count)} records answered{part}")
+
+
+def _take_whole(folder: Folder, jobs: list[tuple[Model, str]]) -> bool:
+    """Whether this shard, having ended, is the one to merge: nobody else is at work and nothing is missing."""
+    shard = folder.plan.shard
+    folder.close()
+    try:
+        folder.open(whole=True)
+    except EvaluationError:
+        _say(f"shard {shard} is done; others are at work, and the last one merges")
+        return False
+    if all(folder.answered(model, spec) for model, spec in jobs):
+        return True
+    _say(f"shard {shard} is done; the last of {shard.count} merges")
+    return False
+
+
+def _merge(
+    task: Task, folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol], metrics: tuple[str, ...],
+    options: argparse.Namespace,
+) -> list[Result]:  # fmt: skip
+    split = folder.plan.split
+    policies = folder.programs.run("vlm-kv", ["list", "--json"])
+    scorer = scorers.Scorer(split, metrics)
+    rows = []
+    for model, spec in jobs:
+        found = folder.rows(model, spec)
+        texts = {key: row["text"].strip() for key, row in found.items()}
+        at = folder.spec(model, spec)
+        standard = at / task.results_name(split, f"{folder.model(model).name}-{slug(spec)}")
+        write_json(standard, task.results(split, texts))
+        if not split.scored:
+            _say(f"{split.path} has no answers, so nothing is scored; {standard} can be submitted")
+            continue
+        scores = scorer.score(texts)
+        write_lines(at / f"samples_{split.task}.jsonl", _samples(split, texts, scores))
+        profile = folder.profile(model, ways[model.name])
+        fidelity = folder.fidelity(model, spec, ways[model.name], profile) or {}
+        alone = options.batch_size == 1 and options.jobs == 1 and folder.plan.shard.count == 1
+        rows.append(_result(folder, model, spec, list(found.values()), scores, fidelity, alone, policies, options))
+    if rows:
+        write_results(folder.path / "results.json", rows)
+    return rows
+
+
+def _result(
+    folder: Folder, model: Model, spec: str, rows: list[dict], scores: scorers.Scores, fidelity: dict, alone: bool,
+    policies: str, options: argparse.Namespace,
+) -> Result:  # fmt: skip
+    split = folder.plan.split
+    layers = fidelity.get("layers", [])
+    decode_s = sum(row["timings"]["decode_ms"] for row in rows) / 1000
+    steps = sum(row["generated_tokens"] - 1 for row in rows)
+    counts = {str(item.id): item.objects for item in split.items if item.objects is not None}
+    return Result(
+        model=model.name, spec=spec, task=split.task, split=split.name, protocol=folder.plan.protocol,
+        items={str(key): value for key, value in scores.items.items()}, scores=scores.corpus,
+        stored_bits=fidelity.get("stored_bits"),
+        nominal_bits=fidelity.get("nominal_bits", statistics.fmean(row["kv"]["nominal_bits"] for row in rows)),
+        # Steps of a batch are shared, and programs side by side slow one another.
+        tokens_per_second=steps / decode_s if alone and decode_s > 0 else None,
+        prompt_tokens=statistics.fmean(row["prompt_tokens"] for row in rows),
+        kl=fidelity.get("kl_mean"), top1=fidelity.get("top1"),
+        retained=[layer["share"] for layer in layers] or None,
+        layer_error=[layer["error"] for layer in layers] or None,
+        objects=counts or None, residual=specs.residual(rows[0]["kv"]["spec"], policies),
+        device=", ".join(sorted({row["device"] for row in rows})),
+        versions={"kvlm": rows[0]["version"]} | scorers.versions(), command=folder.command, seed=options.seed,
+    )  # fmt: skip
+
+
+def _score_file(task: Task, split: Split, protocol: str, options: argparse.Namespace) -> Result:
+    """A file of standard results, made by whatever program."""
+    if not split.scored:
+        raise EvaluationError(f"{split.path} has no answers, so {options.results} cannot be scored")
+    metrics = _metrics(split, protocols.find_protocol(protocol, split, ""), options)
+    texts = task.read_results(options.results, split)
+    with Lock(options.out / ".lock"):
+        scores = scorers.Scorer(split, metrics).score(texts)
+        row = Result(
+            model=options.results.name, spec="-", task=split.task, split=split.name, protocol=protocol,
+            items={str(key): value for key, value in scores.items.items()}, scores=scores.corpus,
+            versions=scorers.versions(), command=shlex.join(sys.argv), seed=options.seed,
+        )  # fmt: skip
+        write_results(options.out / "results.json", [row])
+    return row
+
+
+def _metrics(split: Split, protocol: Protocol, options: argparse.Namespace) -> tuple[str, ...]:
+    if not split.scored:
+        return ()
+    return scorers.plan_metrics(protocol.metrics, options.skip, getattr(options, "spice", False))
+
+
+def _samples(split: Split, texts: dict[int, str], scores: scorers.Scores) -> list[dict]:
+    """Records under the names of lmms-eval's samples files."""
+    return [
+        {"doc_id": item.id, "target": item.references, "resps": [[texts[item.id]]], "filtered_resps": [texts[item.id]]}
+        | scores.items[item.id]
+        for item in split.items
+    ]
+
+
+def _refuse_namesakes(jobs: list[tuple[Model, str]]) -> None:
+    """Two models or specs of one folder name; their answers would mix."""
+    for what, names in (("--model", [m.name for m, _ in jobs]), ("--kv", [spec for _, spec in jobs])):
+        seen: dict[str, str] = {}
+        for name in dict.fromkeys(names):
+            short = slug(Path(name).name if Path(name).is_dir() else name)
+            if short in seen:
+                raise EvaluationError(f"{what} {name} and {seen[short]} would be written to one folder; give them two --out")
+            seen[short] = name
+
+
+def _shards_of(out: Path) -> Shard:
+    record = out / "run.json"
+    if not record.exists():
+        raise EvaluationError(f"--merge: {out} holds no run; start its shards first")
+    return Shard(1, read_json(record)["shards"])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

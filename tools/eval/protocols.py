@@ -1,0 +1,88 @@
+"""How a harness asks and scores: prompts, token limits, size of pictures, metrics. Scores of two protocols do not compare.
+
+Each is what the harness's own files do: lmms-eval at 75571cf, VLMEvalKit at e8e78f0, InternVL's evaluation at 2410d1d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from files import CAPTIONS, DOCUMENTS, Item, Split
+
+NAMES = ("native", "lmms-eval", "vlmevalkit", "internvl")
+
+# Metrics, by the names of their packages; the raw ones are on untokenised strings, times 100.
+COCO = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE_L", "CIDEr")
+COCO_RAW = tuple(f"raw {name}" for name in ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE_L", "CIDEr"))
+
+ONE_SENTENCE = "Provide a one-sentence caption for the provided image."
+SHORT = "\nAnswer the question using a single word or phrase."
+QWEN_PIXELS = ("--min-pixels", str(256 * 28 * 28), "--max-pixels", "1605632")
+VLMEVALKIT_TOKENS = {"internvl": 4096, "qwen3": 32768}  # others 2048
+VLMEVALKIT_SUFFIX = {
+    "internvl": SHORT,
+    "qwen2": "\nPlease try to answer the question with short words or phrases if possible.",
+    "qwen2_5": "\nPlease try to answer the question with short words or phrases if possible.",
+    "qwen3": "\nPlease answer concisely with short words or phrases when possible.",
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One harness's way with one task and one family of models."""
+
+    name: str
+    prompt: str | None  # {question} is the record's; None: the model's own captioning prompt
+    max_tokens: int | None  # None: the checkpoint's choice
+    flags: tuple[str, ...]  # of vlm-run, about the size of pictures
+    metrics: tuple[str, ...]
+    departs: str = ""  # what the harness does and these runs do not
+
+    def ask(self, item: Item) -> str | None:
+        return None if self.prompt is None else self.prompt.replace("{question}", item.question)
+
+
+def find_protocol(name: str, split: Split, family: str) -> Protocol:
+    """`name` is one of NAMES."""
+    if split.task == CAPTIONS:
+        return _captions(name, split, family)
+    assert split.task == DOCUMENTS, split.task
+    return _documents(name, split, family)
+
+
+def is_our_own(split: Split) -> bool:
+    """Whether it is a held-out set of tools/pocket, whose facts our own scorer knows."""
+    return split.path.name in ("captions_heldout.json", "documents_heldout.json", "questions_heldout.json")
+
+
+def _captions(name: str, split: Split, family: str) -> Protocol:
+    tiles = ("--tiles",) if family == "internvl" else ()
+    if name == "lmms-eval":
+        prompt = "Describe the image briefly." if "karpathy" in split.name else ONE_SENTENCE
+        return Protocol(name, prompt, 64, _qwen_pixels(family), COCO)
+    if name == "vlmevalkit":
+        prompt = (
+            "Please describe this image in general. Directly provide the description, do not include prefix like "
+            '"This image depicts". '
+        )
+        return Protocol(name, prompt, VLMEVALKIT_TOKENS.get(family, 2048), (*tiles, "6") if tiles else (), COCO_RAW)
+    if name == "internvl":
+        return Protocol(name, ONE_SENTENCE, 30, (*tiles, "12") if tiles else (), COCO,
+                        "answers may be shorter than 8 tokens")
+    return Protocol(name, None, None, (), (("exact", "slots") if is_our_own(split) else ()) + COCO)
+
+
+def _documents(name: str, split: Split, family: str) -> Protocol:
+    tiles = ("--tiles", "18") if family == "internvl" else ()
+    if name == "lmms-eval":
+        return Protocol(name, "{question}" + SHORT, 32, _qwen_pixels(family), ("ANLS",))
+    if name == "vlmevalkit":
+        return Protocol(name, "{question}" + VLMEVALKIT_SUFFIX.get(family, ""), VLMEVALKIT_TOKENS.get(family, 2048),
+                        tiles, ("ANLS",))
+    if name == "internvl":
+        return Protocol(name, "{question}" + SHORT, 100, tiles, ("ANLS",))
+    return Protocol(name, "{question}", None, (), ("ANLS", "answers") if is_our_own(split) else ("ANLS",))
+
+
+def _qwen_pixels(family: str) -> tuple[str, ...]:
+    return QWEN_PIXELS if family.startswith("qwen") else ()

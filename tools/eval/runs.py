@@ -1,0 +1,313 @@
+"""Runs the programs for an evaluation: one (model, spec, shard) is one `vlm-run --batch` into a folder of --out.
+
+    OUT/run.json                    what decides the answers: task, files, protocol, limits, shards; another's are refused
+    OUT/MODEL/requests.jsonl        what is asked; references.jsonl: what fidelity forces; tuning.jsonl, profile.json
+    OUT/MODEL/SPEC/answers.jsonl    vlm-run's own file, to which a second start adds what is missing
+    OUT/MODEL/SPEC/run.json         command, versions, device; written before the first answer
+    OUT/MODEL/SPEC/fidelity.json    KL, top-1 and stored bits, over the references
+
+With shards, requests, answers and run.json are x.I-of-N.jsonl. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from errors import EvaluationError, printable
+from files import Item, Split
+from models import ROOT, Model
+from protocols import Protocol
+from shards import Shard, without_shard
+from storage import Lock, digest, read_json, write_json, write_lines, write_text
+
+LIBC = ctypes.CDLL(None)  # loaded before there are threads
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+FORCED_TOKENS = 128
+DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The build folder's programs, started so that they end with this one."""
+
+    build: Path
+
+    @functools.cache
+    def version(self) -> str:
+        return self.run("vlm-run", ["--version"]).strip()
+
+    def run(self, name: str, arguments: list[str], *, locks: tuple[Lock, ...] = (), show: bool = False) -> str:
+        """Standard output. With `show`, its progress is seen; EvaluationError holds what it said last."""
+        program = self.build / "tools" / name
+        if not program.is_file():
+            raise EvaluationError(f"{program} is not built; run tools/demo.sh, or name the build folder with --build")
+        parent = os.getpid()
+
+        def end_with_parent() -> None:
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it ended before the call
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        done = subprocess.run(
+            [str(program), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=None if show else subprocess.PIPE, text=True, errors="replace", env=without_shard(),
+            pass_fds=[lock.fileno() for lock in locks], preexec_fn=end_with_parent,
+        )  # fmt: skip
+        if done.returncode == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        if done.returncode != 0:
+            said = (done.stderr or "").strip().splitlines()
+            how = (f"ended with status {done.returncode}" if done.returncode > 0
+                   else f"was ended by {signal.Signals(-done.returncode).name}")
+            raise EvaluationError(
+                f"{name} {how}" + (f": {printable(said[-1], 500)}" if said else "") + f" ({shlex.join(arguments)})"
+            )
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an output folder is about. Two starts with equal plans go on with one another's work."""
+
+    split: Split
+    protocol: str
+    device: str
+    limit: int | None
+    tune: int
+    forced: int  # records of fidelity
+    shard: Shard
+    threads: int = 0
+    batch_size: int = 1
+    jobs: int = 1
+
+    def describe(self) -> dict:
+        """Of everything that decides the answers. Sizes of batches and the like do not."""
+        return {
+            "task": self.split.task,
+            "annotations": self.split.path.name,
+            "content": digest(self.split.path.read_bytes()),
+            "split": self.split.name,
+            "protocol": self.protocol,
+            "--device": self.device,
+            "--limit": self.limit,
+            "--tune": self.tune,
+            "--fidelity": self.forced,
+            "shards": self.shard.count,
+        }
+
+
+def slug(text: str) -> str:
+    """A file name of a spec or model: short, plain, and another for another text."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "model"
+    return plain if len(plain) <= 80 else f"{plain[:70]}-{digest(text)[:9]}"
+
+
+@dataclass
+class Folder:
+    """An output folder, held by one run or by one run of each of its shards."""
+
+    path: Path
+    plan: Plan
+    programs: Programs
+    command: str
+    _locks: list[Lock] = field(default_factory=list)
+
+    def open(self, *, whole: bool = False) -> None:
+        """Takes the folder for this shard, or as a whole; EvaluationError if it is taken, or of another plan."""
+        shard = self.plan.shard
+        alone = whole or shard.count == 1
+        # A shard that has ended looks for a moment whether it is the last.
+        self._locks.append(Lock(self.path / ".lock", shared=not alone, wait_s=2 if alone else 60))
+        if not alone:
+            self._locks.append(Lock(shard.name(self.path / ".lock")))
+        record = self.path / "run.json"
+        with Lock(self.path / ".plan", wait_s=60):  # shards that start together
+            if record.exists():
+                refuse_other(record, self.plan.describe(), self.path)
+            else:
+                write_json(record, self.plan.describe())
+
+    def close(self) -> None:
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+
+    def model(self, model: Model) -> Path:
+        return self.path / slug(Path(model.name).name if Path(model.name).is_dir() else model.name)
+
+    def spec(self, model: Model, spec: str) -> Path:
+        return self.model(model) / slug(spec)
+
+    def answer(self, model: Model, spec: str, protocol: Protocol, profile: Path | None) -> None:
+        """Answers of this shard, those that are missing."""
+        shard, plan = self.plan.shard, self.plan
+        folder = self.spec(model, spec)
+        items = shard.of(plan.split.items)
+        requests = shard.name(self.model(model) / "requests.jsonl")
+        write_lines(requests, [request(item, protocol) for item in items])
+        answers = shard.name(folder / "answers.jsonl")
+        arguments = ["--model", self._name(model), "--kv", spec, "--device", plan.device, *protocol.flags]
+        arguments += ["--max-tokens", str(protocol.max_tokens)] if protocol.max_tokens else []
+        arguments += ["--kv-profile", str(profile)] if profile else []
+        decides = {
+            "model": model.name, "fingerprint": model.fingerprint, "spec": spec, "version": self.programs.version(),
+            "arguments": [word for word in arguments if not word.startswith(str(self.path))],
+            "profile": digest(profile.read_bytes()) if profile else None,
+        }  # fmt: skip
+        assert tuple(decides) == DECIDES
+        record = shard.name(folder / "run.json")
+        if record.exists():
+            refuse_other(record, decides, self.path)
+        arguments += ["--batch", str(requests), "--out", str(answers), "--batch-size", str(plan.batch_size)]
+        arguments += ["--threads", str(plan.threads)] if plan.threads else []
+        write_json(record, decides | {"command": self.command, "vlm-run": shlex.join(arguments), "records": len(items)})
+        show = sys.stderr.isatty() and plan.jobs == 1
+        try:
+            self.programs.run("vlm-run", arguments if show else ["-q", *arguments], locks=tuple(self._locks), show=show)
+        except EvaluationError as error:
+            failed = next((row for row in _rows(answers) if "error" in row), None)
+            if failed is None:
+                raise
+            raise EvaluationError(
+                f"{model.name}, {spec}: record {failed.get('id')} has no answer: {printable(failed['error'], 400)}; mend "
+                "that and start the same command again"
+            ) from error
+
+    def rows(self, model: Model, spec: str) -> dict[int, dict]:
+        """vlm-run's rows of all shards by id; EvaluationError for what is missing, strange or there twice."""
+        folder, plan = self.spec(model, spec), self.plan
+        found: dict[int, dict] = {}
+        first = plan.shard.all[0].name(folder / "run.json")
+        for shard in plan.shard.all:
+            path = shard.name(folder / "answers.jsonl")
+            record = shard.name(folder / "run.json")
+            if record.exists() and first.exists():  # parts of two builds are no whole
+                refuse_other(record, {key: read_json(first)[key] for key in DECIDES}, self.path)
+            mine = {item.id for item in shard.of(plan.split.items)}
+            for row in _rows(path):
+                key = row.get("id")
+                if key in found:
+                    raise EvaluationError(f"{path} has record {key}, which is answered already; remove that line")
+                if key not in mine:
+                    raise EvaluationError(f"{path} has record {printable(key)}, which is not of shard {shard}; remove it")
+                if "error" not in row:
+                    found[key] = row
+        for item in plan.split.items:
+            if item.id not in found:
+                at = next(shard for shard in plan.shard.all if item in shard.of(plan.split.items))
+                where = f"shard {at} " if plan.shard.count > 1 else "it "
+                raise EvaluationError(
+                    f"{model.name}, {spec}: {len(found)} of {len(plan.split.items)} records are answered, {item.id} is "
+                    f"missing; run {where}to its end, then merge"
+                )
+        return {item.id: found[item.id] for item in plan.split.items}
+
+    def answered(self, model: Model, spec: str) -> bool:
+        """Whether every shard has written as many answers as it was asked for."""
+        folder = self.spec(model, spec)
+        for shard in self.plan.shard.all:
+            path = shard.name(folder / "answers.jsonl")
+            ids = {row.get("id") for row in _rows(path) if "error" not in row}
+            if not ids.issuperset(item.id for item in shard.of(self.plan.split.items)):
+                return False
+        return True
+
+    def profile(self, model: Model, protocol: Protocol) -> Path | None:
+        """What `vlm-kv profile` fits on the tuning records, which are never scored; None without --tune."""
+        tuning = self.plan.split.tuning
+        if not tuning:
+            return None
+        folder = self.model(model)
+        path = folder / "profile.json"
+        with Lock(folder / ".profile", wait_s=24 * 3600):  # shards wait for the one that does it
+            if not path.exists():
+                write_lines(folder / "tuning.jsonl", [forced(item, protocol) for item in tuning])
+                part = folder / ".profile.part"
+                part.unlink(missing_ok=True)
+                self.programs.run("vlm-kv", [
+                    "profile", "--model", self._name(model), "--data", str(folder / "tuning.jsonl"), "--out", str(part),
+                    "--records", str(len(tuning)), "--device", self.plan.device, *protocol.flags, *self._threads(),
+                ], locks=tuple(self._locks))  # fmt: skip
+                write_text(path, part.read_text(encoding="utf-8"))
+                part.unlink()
+        return path
+
+    def fidelity(self, model: Model, spec: str, protocol: Protocol, profile: Path | None) -> dict | None:
+        """KL, top-1 and bits over the first records' references: the same text, of the same length, for every spec."""
+        if not self.plan.forced:
+            return None
+        path = self.spec(model, spec) / "fidelity.json"
+        with Lock(path.with_name(".fidelity"), wait_s=24 * 3600):  # as above
+            if not path.exists():
+                items = self.plan.split.items[: self.plan.forced]
+                data = self.model(model) / "references.jsonl"
+                write_lines(data, [forced(item, protocol) for item in items])
+                arguments = [
+                    "fidelity", "--model", self._name(model), "--kv", spec, "--data", str(data), "--json",
+                    "--max-tokens", str(FORCED_TOKENS), "--device", self.plan.device, *protocol.flags, *self._threads(),
+                ]  # fmt: skip
+                arguments += ["--kv-profile", str(profile)] if profile else []
+                write_text(path, self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)))
+        return read_json(path)
+
+    def _threads(self) -> list[str]:
+        return ["--threads", str(self.plan.threads)] if self.plan.threads else []
+
+    def _name(self, model: Model) -> str:
+        """A bundled model is this tree's, also with another tree's programs."""
+        return str(model.folder) if model.folder.is_relative_to(ROOT) else model.name
+
+
+def request(item: Item, protocol: Protocol) -> dict:
+    """A line for vlm-run --batch."""
+    record: dict = {"id": item.id, "image": str(item.image.resolve())}
+    prompt = protocol.ask(item)
+    return record if prompt is None else record | {"prompt": prompt}
+
+
+def forced(item: Item, protocol: Protocol) -> dict:
+    """A line for vlm-kv: the first reference is the text; where there is none, the model's own answer."""
+    record = request(item, protocol)
+    return record | {"text": item.references[0]} if item.references else record
+
+
+def refuse_other(path: Path, now: dict, folder: Path) -> None:
+    """EvaluationError that names the first thing in which a record of an earlier run differs from this one."""
+    before = read_json(path)
+    if not isinstance(before, dict):
+        raise EvaluationError(f"{path} is no record of a run; give another --out")
+    for key, value in now.items():
+        if before.get(key) != json.loads(json.dumps(value)):
+            raise EvaluationError(
+                f"{folder} holds results of another command: {key} was {printable(before.get(key))} and is "
+                f"{printable(value)} ({path}); give another --out"
+            )
+
+
+def _rows(path: Path) -> list[dict]:
+    """Lines of vlm-run's file; a torn last line, which its next start repairs, is none."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            row = json.loads(line) if line else None
+        except ValueError:
+            if number > text.count("\n"):
+                break
+            raise EvaluationError(f"{path}, line {number} is no record of vlm-run; remove that line") from None
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

@@ -1,0 +1,228 @@
+"""Scores of captions and answers, by the community's own packages where there are any.
+
+    BLEU-1..4, METEOR, ROUGE_L, CIDEr, SPICE   pycocoevalcap, after its PTB tokenizer (both need Java, as METEOR does)
+    raw BLEU-1..4, raw ROUGE_L, raw CIDEr      the same scorers on untokenised strings, times 100, as VLMEvalKit does
+    ANLS                                       as lmms-eval and VLMEvalKit compute it; see anls()
+    exact, slots, answers                      tools/pocket/score.py, on our own held-out sets
+
+Every scorer gives the corpus score and the values of the records. The standard library suffices for the last two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+
+from errors import EvaluationError, printable
+from files import Split
+from models import ROOT
+
+sys.path.append(str(ROOT / "tools" / "pocket"))
+import score as pocket  # noqa: E402
+
+Items = dict[int, dict[str, float]]
+JAVA = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE_L", "CIDEr", "SPICE")
+PACKAGE = "pycocoevalcap"
+
+# str.splitlines' breaks: the tokenizer is given a caption a line.
+LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
+
+
+@dataclass
+class Scores:
+    corpus: dict[str, float]
+    items: Items
+
+
+def plan_metrics(wanted: tuple[str, ...], skipped: list[str], spice: bool) -> tuple[str, ...]:
+    """The metrics to compute. EvaluationError, before any model has run, if one cannot be and is not skipped.
+
+    `skipped` has metrics, or the package's name for all that need it.
+    """
+    wanted += ("SPICE",) if spice and "CIDEr" in wanted else ()
+    unknown = [name for name in skipped if name != PACKAGE and name not in wanted]
+    if unknown:
+        raise EvaluationError(
+            f"--skip {printable(unknown[0])} is no scorer of this run; there are {', '.join([*wanted, PACKAGE])}"
+        )
+    metrics = tuple(name for name in wanted if name not in skipped and not (PACKAGE in skipped and _of_package(name)))
+    if not metrics:
+        raise EvaluationError(f"--skip leaves nothing to score; the scorers are {', '.join(wanted)}")
+    if needy := [name for name in metrics if _of_package(name)]:
+        if importlib.util.find_spec(PACKAGE) is None:
+            raise EvaluationError(
+                f"{', '.join(needy)} cannot be computed: this Python has no {PACKAGE}; run tools/eval/setup.sh and start "
+                f"with build/eval-venv/bin/python3, or leave them out with --skip {PACKAGE}"
+            )
+        if any(name in JAVA for name in needy) and shutil.which("java") is None:
+            raise EvaluationError(
+                f"{', '.join(needy)} cannot be computed: there is no java; install Debian's default-jre-headless, or "
+                f"leave them out with --skip {PACKAGE}"
+            )
+    return metrics
+
+
+def versions() -> dict[str, str]:
+    """Of what had a hand in the scores."""
+    found = {"python": sys.version.split()[0]}
+    for name in (PACKAGE, "pycocotools", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+class Scorer:
+    """Scores of one text a record, for as many specs as there are: references are tokenised and METEOR is started once."""
+
+    def __init__(self, split: Split, metrics: tuple[str, ...]):
+        self.split, self.metrics = split, metrics
+        self.references = {item.id: item.references for item in split.items}
+
+    def score(self, texts: dict[int, str]) -> Scores:
+        """EvaluationError names a scorer that fails."""
+        texts = {key: texts[key] for key in self.references}
+        result = Scores({}, {key: {} for key in texts})
+        if tokenized := [name for name in self.metrics if name in JAVA]:
+            said = tokenize({key: [text] for key, text in texts.items()})
+            self._run_package(result, self._tokenized_references, said, tokenized)
+        if raw := [name for name in self.metrics if name.startswith("raw ")]:
+            said = {key: [text] for key, text in texts.items()}
+            self._run_package(result, self.references, said, [name.removeprefix("raw ") for name in raw], "raw ", 100)
+        for name, of in (("exact", _exact), ("slots", _slots), ("ANLS", _anls), ("answers", _answers)):
+            if name in self.metrics:
+                values = of(self.split, texts)
+                for key, value in values.items():
+                    result.items[key][name] = float(value)
+                result.corpus[name] = sum(values.values()) / len(values)
+        result.corpus = {name: result.corpus[name] for name in self.metrics}
+        return result
+
+    @functools.cached_property
+    def _tokenized_references(self) -> dict[int, list[str]]:
+        return tokenize(self.references)
+
+    @functools.cached_property
+    def _meteor(self):
+        from pycocoevalcap.meteor.meteor import Meteor
+
+        return Meteor()
+
+    def _run_package(
+        self, result: Scores, references: dict, texts: dict, names: list[str], prefix: str = "", scale: float = 1
+    ) -> None:
+        from pycocoevalcap.bleu.bleu import Bleu
+        from pycocoevalcap.cider.cider import Cider
+        from pycocoevalcap.rouge.rouge import Rouge
+        from pycocoevalcap.spice.spice import Spice
+
+        bleu = tuple(f"BLEU-{n}" for n in range(1, 5))
+        for make, produced in (
+            (lambda: Bleu(4), bleu), (lambda: self._meteor, ("METEOR",)), (Rouge, ("ROUGE_L",)), (Cider, ("CIDEr",)),
+            (Spice, ("SPICE",)),
+        ):  # fmt: skip
+            if not set(produced) & set(names):
+                continue
+            with _quiet(next(name for name in produced if name in names)):
+                corpus, values = make().compute_score(references, texts)
+            if len(produced) == 1:
+                corpus, values = [corpus], [values]
+            for name, whole, each in zip(produced, corpus, values):
+                if name not in names:
+                    continue
+                result.corpus[prefix + name] = scale * float(whole)
+                keys = sorted(references) if name == "SPICE" else references
+                for key, value in zip(keys, each):
+                    result.items[key][prefix + name] = scale * float(value["All"]["f"] if name == "SPICE" else value)
+
+
+def tokenize(captions: dict[int, list[str]]) -> dict[int, list[str]]:
+    """As pycocoevalcap's PTB tokenizer has them, in the same order; EvaluationError if it loses a line."""
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    lines = {key: [{"caption": LINE_BREAKS.sub(" ", text)} for text in of] for key, of in captions.items()}
+    with _quiet(PACKAGE):
+        tokens = PTBTokenizer().tokenize(lines)
+    short = next((key for key, of in captions.items() if len(tokens.get(key, [])) != len(of)), None)
+    if short is not None:
+        raise EvaluationError(
+            f"the PTB tokenizer lost a caption of record {short}; see what Java says above, or leave its scorers out with "
+            f"--skip {PACKAGE}"
+        )
+    return tokens
+
+
+def anls(text: str, answers: list[str]) -> float:
+    """Average normalised Levenshtein similarity of one question, as lmms-eval and VLMEvalKit have it.
+
+    The best over the answers of 1 - distance / length, below 0.5 counted 0. The distance is of lower-cased strings with
+    white space collapsed; the length is that of the longer *raw* string, in upper case (where a sharp s is two letters).
+    Biten et al. 2019, eq. 1 divides by the length of what it compares. Two empty strings differ by 0 of 0, which both
+    harnesses take as 0: similarity 1.
+    """
+    def plain(s: str) -> str:
+        return " ".join(s.lower().split())
+
+    best = 0.0
+    for answer in answers:
+        longest = max(len(answer.upper()), len(text.upper()))
+        best = max(best, 1 - pocket.levenshtein(plain(answer), plain(text)) / longest if longest else 1.0)
+    return best if best >= 0.5 else 0.0
+
+
+def _of_package(name: str) -> bool:
+    return name in JAVA or name.startswith("raw ")
+
+
+def _anls(split: Split, texts: dict[int, str]) -> dict[int, float]:
+    return {item.id: anls(texts[item.id], item.references) for item in split.items}
+
+
+def _answers(split: Split, texts: dict[int, str]) -> dict[int, float]:
+    return {item.id: pocket.is_answer(texts[item.id], item.references) for item in split.items}
+
+
+def _exact(split: Split, texts: dict[int, str]) -> dict[int, float]:
+    return {item.id: texts[item.id].strip() in item.references for item in split.items}
+
+
+def _slots(split: Split, texts: dict[int, str]) -> dict[int, float]:
+    """Share of a caption's slots that are told rightly; the corpus score is the mean over captions."""
+    facts = json.loads((split.path.parent / "scene_facts.json").read_text(encoding="utf-8"))
+    shares = {}
+    for item in split.items:
+        right, asked = pocket.slots(texts[item.id], facts[item.image.stem])
+        shares[item.id] = right / asked
+    return shares
+
+
+@contextlib.contextmanager
+def _quiet(name: str):
+    """Keeps the packages' talk off standard output, and says which of them fails.
+
+    Java reads files in the locale's encoding, so that captions would be scored otherwise where it is not UTF-8.
+    """
+    before = os.environ.get("LC_ALL")
+    os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except EvaluationError:
+        raise
+    except Exception as error:
+        raise EvaluationError(
+            f"{name} failed ({type(error).__name__}: {printable(error, 300)}); mend that, or leave it out with --skip {name}"
+        ) from error
+    finally:
+        if before is None:
+            del os.environ["LC_ALL"]
+        else:
+            os.environ["LC_ALL"] = before

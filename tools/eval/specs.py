@@ -1,0 +1,25 @@
+"""What a spec says in words. Standard library only."""
+
+from __future__ import annotations
+
+import json
+
+
+def residual(spec: str, policies: str) -> int | None:
+    """Newest rows that a canonical spec keeps in full precision; None if it has no such window.
+
+    policies  what `vlm-kv list --json` prints: it has the defaults
+    """
+    defaults = {
+        policy["name"]: int(option["default"])
+        for policy in json.loads(policies)["policies"]
+        for option in policy["options"]
+        if option["key"] == "residual"
+    }
+    found = []
+    for part in spec.split("+"):
+        name, *options = (word.strip() for word in part.split(","))
+        said = dict(option.split("=", 1) for option in options if "=" in option)
+        if name in defaults:
+            found.append(int(said.get("residual", defaults[name])))
+    return max(found, default=None)
