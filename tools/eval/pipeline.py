@@ -179,7 +179,10 @@ def _score_file(task: Task, split: Split, protocol: str, options: argparse.Names
 def _metrics(split: Split, protocol: Protocol, options: argparse.Namespace) -> tuple[str, ...]:
     if not split.scored:
         return ()
-    return scorers.plan_metrics(protocol.metrics, options.skip, getattr(options, "spice", False))
+    metrics = scorers.plan_metrics(protocol.metrics, options.skip, getattr(options, "spice", False))
+    if left_out := [name for name in protocol.metrics if name not in metrics]:
+        _say(f"skipped: {', '.join(left_out)}")
+    return metrics
 
 
 def _samples(split: Split, texts: dict[int, str], scores: scorers.Scores) -> list[dict]:

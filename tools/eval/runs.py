@@ -96,11 +96,11 @@ class Plan:
             "task": self.split.task,
             "annotations": self.split.path.name,
             "content": digest(self.split.path.read_bytes()),
+            "--limit": self.limit,
+            "--tune": self.tune,
             "split": self.split.name,
             "protocol": self.protocol,
             "--device": self.device,
-            "--limit": self.limit,
-            "--tune": self.tune,
             "--fidelity": self.forced,
             "shards": self.shard.count,
         }

@@ -43,7 +43,7 @@ class Shard:
 
 def parse_shard(text: str) -> Shard:
     """`I/N`, 1 <= I <= N; ValueError otherwise."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise ValueError(f"--shard {printable(text)} is not I/N with I from 1 to N, such as 2/8")
     return Shard(int(found[1]), int(found[2]))
@@ -92,6 +92,6 @@ def _rank(environment: Mapping[str, str]) -> Shard:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     value = environment.get(name, "")
-    if not re.fullmatch(r"\d{1,9}", value):
+    if not re.fullmatch(r"[0-9]{1,9}", value):
         raise EvaluationError(f"{name} is {printable(value)!r}, not a number; say which part this is with --shard I/N")
     return int(value)

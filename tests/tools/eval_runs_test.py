@@ -1,0 +1,205 @@
+"""Runs of tools/eval that are killed, doubled, cut off by a full disk, changed, tuned: nothing is lost and nothing mixed."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from eval_case import HELDOUT, EvalCase, WithModel, results_of
+
+from errors import EvaluationError  # noqa: E402  (of tools/eval)
+from storage import Lock, write_text  # noqa: E402
+
+# All relative, so that two folders hold the same.
+COMMAND = ("docvqa.py", "--out", "out", "--limit", 4, "--kv", "int4", "--fidelity", 1, "--batch-size", 2, "--device", "cpu",
+           "--threads", 1)  # fmt: skip
+
+
+def contents(out):
+    """name -> what a file holds, without clocks and the order in which records were finished."""
+    found = {}
+    locks = (".lock", ".plan", ".profile", ".fidelity")
+    for path in sorted(path for path in out.rglob("*") if path.is_file() and not path.name.startswith(locks)):
+        name, text = str(path.relative_to(out)), path.read_text()
+        if path.name.startswith("answers"):
+            rows = [json.loads(line) for line in text.splitlines()]
+            text = sorted(({k: v for k, v in row.items() if k not in ("timings", "memory")} for row in rows),
+                          key=lambda row: row["id"])  # fmt: skip
+        found[name] = text
+    return found
+
+
+class Killed(WithModel):
+    def test_ten_kills_leave_the_files_of_an_uninterrupted_run(self):
+        whole = self.folder / "whole"
+        whole.mkdir()
+        start = time.monotonic()
+        table = self.run_well(*COMMAND, folder=whole)
+        lasts = time.monotonic() - start
+        expected = contents(whole / "out")
+        self.assertEqual(len([name for name in expected if name.endswith("answers.jsonl")]), 1)
+        draw = random.Random(14)
+        killed = number = 0
+        while killed < 10:
+            self.assertLess(number, 40, "hardly a run was killed")
+            folder = self.folder / f"run{number}"
+            folder.mkdir()
+            number += 1
+            for _ in range(3):  # of one folder, so that what a kill left is killed again
+                process = self.start(*COMMAND, folder=folder)
+                time.sleep(draw.uniform(0.02, 0.95 * lasts))
+                process.kill()
+                process.communicate(timeout=60)
+                killed += process.returncode == -signal.SIGKILL
+            self.assertEqual(self.run_well(*COMMAND, folder=folder), table)
+            self.assertEqual(contents(folder / "out"), expected)
+
+    def test_an_interrupted_run_says_how_to_go_on(self):
+        with self.start(*COMMAND, start_new_session=True) as process:
+            while not list((self.folder).glob("out/pocket/*/answers.jsonl")):
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertIn("start the same command again", err)
+        self.assertNotIn("Traceback", err)
+
+
+class Refused(WithModel):
+    def test_two_runs_on_one_folder(self):
+        with Lock(self.folder / "out/.lock"):
+            answer = self.run_script(*COMMAND)
+        self.assert_refused(answer, "out is being written by another run", f"process {os.getpid()}", "--out")
+        self.run_well(*COMMAND, "--skip", "answers")
+
+    def test_a_run_holds_its_folder_as_long_as_a_program_of_it_writes(self):
+        lock = Lock(self.folder / "lock")
+        child = subprocess.Popen(["sleep", "30"], pass_fds=[lock.fileno()])
+        lock.release()
+        with self.assertRaises(EvaluationError):
+            Lock(self.folder / "lock", wait_s=0)
+        child.kill()
+        child.wait()
+        Lock(self.folder / "lock", wait_s=0).release()
+
+    def test_another_command(self):
+        self.run_well(*COMMAND)
+        before = contents(self.folder / "out")
+        for words, changes in (
+            (("--limit", "was 4", "is 3"), ("--limit", 3)),
+            (("protocol", "was native", "is lmms-eval"), ("--protocol", "lmms-eval")),
+            (("task", "was documents"), ()),
+            (("--device", "was cpu", "is auto"), ("--device", "auto")),
+            (("shards", "was 1", "is 2"), ("--shard", "1/2")),
+            (("annotations",), ("--annotations", HELDOUT / "questions_heldout.json")),
+        ):
+            command = [*COMMAND, *changes] if changes else ["coco.py", *COMMAND[1:], "--skip", "pycocoevalcap"]
+            self.assert_refused(self.run_script(*command), "out holds results of another command", *words)
+        self.assertEqual(contents(self.folder / "out"), before)
+        # Another spec is more work of the same command.
+        self.assertIn("`kivi`", self.run_well(*COMMAND, "--kv", "kivi"))
+
+    def test_another_build(self):
+        self.run_well(*COMMAND)
+        record = self.folder / "out/pocket/int4/run.json"
+        record.write_text(record.read_text().replace("(commit ", "(commit 0"))
+        self.assert_refused(self.run_script(*COMMAND), "version was", "give another --out")
+
+    def test_a_record_without_an_answer(self):
+        annotations = {"dataset_split": "val", "data": [
+            {"questionId": n, "question": "What?", "image": image, "answers": ["x"]}
+            for n, image in ((1, str(HELDOUT / "documents/document_000.png")), (2, __file__))
+        ]}  # fmt: skip
+        answer = self.run_script("docvqa.py", "--out", "out", "--annotations", self.write("val.json", annotations))
+        self.assert_refused(answer, "record 2 has no answer", "start the same command again")
+
+    def test_specs_and_options_that_cannot_be(self):
+        self.assert_refused(self.run_script(*COMMAND, "--kv", "int5"), "int5")
+        self.assert_refused(self.run_script(*COMMAND, "--model", "nobody/nothing"), "nobody/nothing")
+        self.assert_refused(self.run_script("docvqa.py", "--out", "none", "--merge"), "none holds no run")
+        status, _, err = self.run_script(*COMMAND, "--shard", "3/2")
+        self.assertEqual((status, "3/2" in err), (2, True), err)
+
+
+class FullDisk(WithModel):
+    def test_what_was_finished_is_kept(self):
+        whole = self.folder / "whole"
+        whole.mkdir()
+        self.run_well(*COMMAND, folder=whole)
+        size = (whole / "out/pocket/int4/answers.jsonl").stat().st_size
+        for share in (0.4, 0.9):  # of what the answers take
+            limit = int(share * size)
+            folder = self.folder / f"cut{limit}"
+            folder.mkdir()
+            answer = self.run_script(*COMMAND, folder=folder,
+                                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+            self.assert_refused(answer)
+            self.run_well(*COMMAND, folder=folder)
+            self.assertEqual(contents(folder / "out"), contents(whole / "out"))
+
+    def test_a_file_is_replaced_whole_or_not_at_all(self):
+        path = self.folder / "x.json"
+        write_text(path, "before")
+        code = ("import resource, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from storage import *;"
+                "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); write_text(Path(sys.argv[2]), 'a' * 5000)")
+        done = subprocess.run([sys.executable, "-B", "-c", code, Path(sys.modules["storage"].__file__).parent, path],
+                              capture_output=True, text=True)  # fmt: skip
+        self.assertIn(f"EvaluationError: {path} cannot be written", done.stderr)
+        self.assertEqual(path.read_text(), "before")
+        self.assertEqual(list(self.folder.iterdir()), [path])
+
+
+class Tuned(WithModel):
+    def test_settings_come_from_records_that_are_never_scored(self):
+        self.run_well(*COMMAND, "--tune", 1)
+        out = self.folder / "out/pocket"
+        ids = {name: {json.loads(line)["id"] for line in (out / name).read_text().splitlines()}
+               for name in ("tuning.jsonl", "requests.jsonl", "references.jsonl")}  # fmt: skip
+        self.assertEqual(ids, {"tuning.jsonl": {199}, "requests.jsonl": {0, 1, 2, 3}, "references.jsonl": {0}})
+        answers = json.loads((HELDOUT / "documents_heldout.json").read_text())["data"][199]["answers"]
+        self.assertEqual(json.loads((out / "tuning.jsonl").read_text().splitlines()[0])["text"], answers[0])
+        profile = json.loads((out / "profile.json").read_text())
+        self.assertLessEqual({"prefixkv", "calibquant", "head_quantile", "xquant"}, set(profile))
+        self.assertIn("--kv-profile", json.loads((out / "int4/run.json").read_text())["vlm-run"])
+        row = results_of(self.folder / "out/results.json")[0]
+        self.assertEqual((row["split"], len(row["items"])), ("heldout-without-last-1-first-4", 4))
+
+
+class Smoke(WithModel):
+    """The bundled sets, without network and without pycocoevalcap."""
+
+    def test_results_have_all_that_the_report_reads(self):
+        self.run_well("coco.py", "--out", "c", "--limit", 2, "--kv", "f16", "--kv", "kivi,residual=32", "--fidelity", 2,
+                      "--batch-size", 1, "--skip", "pycocoevalcap", "--device", "cpu")  # fmt: skip
+        plain, packed = results_of(self.folder / "c/results.json")
+        raw = json.loads((self.folder / "c/results.json").read_text())
+        self.assertEqual(plain["scores"], {"exact": 1, "slots": 1})
+        self.assertEqual(plain["items"]["0"], {"exact": 1, "slots": 1})
+        self.assertEqual(plain["objects"], {"0": 7, "1": 1})
+        self.assertEqual((plain["stored_bits"], plain["kl"], plain["residual"]), (16, 0, None))
+        self.assertEqual((packed["nominal_bits"], packed["residual"]), (2, 32))
+        self.assertTrue(2 < packed["stored_bits"] < 16 and packed["kl"] > 0)
+        self.assertEqual(len(packed["retained"]), len(packed["layer_error"]), 8)
+        self.assertEqual((packed["protocol"], packed["device"]), ("native", "cpu"))
+        self.assertTrue(all(row["tokens_per_second"] > 0 and row["prompt_tokens"] > 576 for row in raw))
+        self.assertIn("commit", packed["versions"]["kvlm"])
+        standard = self.folder / "c/pocket/f16/captions_heldout-first-2_pocket-f16_results.json"
+        rows = json.loads(standard.read_text())
+        self.assertEqual([set(row) for row in rows], [{"image_id", "caption"}] * 2)
+        self.assertTrue(rows[0]["caption"].startswith("There are seven objects"))
+
+    def test_a_harness_s_prompt_reaches_the_model(self):
+        self.run_well("docvqa.py", "--out", "d", "--limit", 1, "--protocol", "lmms-eval", "--fidelity", 0, "--kv", "f16")
+        row = json.loads((self.folder / "d/pocket/f16/answers.jsonl").read_text())
+        self.assertTrue(row["prompt"].endswith("?\nAnswer the question using a single word or phrase."), row["prompt"])
+        self.assertEqual(row["settings"]["max_tokens"], 32)
+
+
+if __name__ == "__main__":
+    unittest.main()
