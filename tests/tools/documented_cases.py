@@ -173,6 +173,9 @@ def has_policies(o):
 
 RELEASED = "synthetic:llava-tinyllama-1.1b"  # the smallest; one layer of it is what fits into seconds
 
+_VENV = "build/eval-venv/bin/python3"
+_FEW = "--limit 2 --fidelity 1 --build build/release"
+
 DOCUMENTED = [
     # vlm-run --help, README.md
     Case("vlm-run --help", [prints("Usage:", "Examples:")]),
@@ -240,12 +243,31 @@ DOCUMENTED = [
          [prints("| `f16` | 2 | 100.0 ", "| `xquant` | ", "| moved end levels help (XQuant, eta) |")],
          {"--device cuda --batch-size 64 --jobs 8": "--images 2 --fidelity 1 --kv f16 --kv xquant --kv xquant,eta1=0,eta2=0 "
           "--jobs 2 --build build/release", "orderings.py --out OUT": "orderings.py --out OUT --images 2 --fidelity 1"}),
+    # docs/evaluation.md, docs/clusters.md: on our own sets, with what needs no package; eval_scores_test.py has the others
+    *(Case(f"{_VENV} tools/eval/{script} --out OUT --annotations {annotations} --model MODEL --kv f16 --kv kivi",
+           [matches(*(rf"\| pocket \| `{spec}` \| heldout-first-2 \| native \| 2 \| 1.0000 \|" for spec in ("f16", "kivi")))],
+           {_VENV: "python3", "OUT": script, f"--annotations {annotations} --model MODEL": _FEW + skip})
+      for script, annotations, skip in (("coco.py", "annotations/captions_val2014.json", " --skip pycocoevalcap"),
+                                        ("docvqa.py", "val_v1.0.json", ""))),
+    Case(f"{_VENV} tools/eval/coco.py --out OUT --annotations annotations/captions_val2014.json "
+         "--results captions_val2014_NAME_results.json", [prints("| native | 2 | 1.0000 | 1.0000 |")],
+         {_VENV: "python3", "OUT": "scored", "--annotations annotations/captions_val2014.json": _FEW + " --skip pycocoevalcap",
+          "captions_val2014_NAME_results.json":
+              "coco.py/pocket/f16/captions_heldout-first-2_pocket-f16_results.json"}),
+    Case("python3 tools/eval/coco.py --out OUT --limit 20 --kv f16 --kv kivi --skip pycocoevalcap",
+         [reports("skipped: BLEU-1"), prints("| native | 1 |")],
+         {"OUT": "smoke", "--limit 20": "--limit 1 --fidelity 0 --build build/release"}),
+    Case('python3 tools/eval/docvqa.py --out OUT --kv f16 --kv kivi --kv "prefixkv,keep=0.5 + int4"',
+         [prints("| `prefixkv,keep=0.5 + int4` | heldout-first-2 | native | 2 |")], {"OUT": f"documents {_FEW}"}),
+    Case(f"{_VENV} tools/eval/coco.py --out OUT --limit 14 --kv int4 --shard 3/7", [reports("shard 3/7 is done")],
+         {_VENV: "python3", "OUT": "shards --fidelity 0 --build build/release --skip pycocoevalcap"}),
 ]
 
 # Not run here, and why.
 ELSEWHERE = {
     "tools/demo.sh": "builds the tree; Demo in documented_test.py runs it with a build that is done",
     "tools/setup.sh --video": "installs packages of the system",
+    "tools/eval/setup.sh": "downloads packages",
     "tools/test.sh": "runs this test",
     "tools/test.sh --lint": "runs this test",
     "cmake --install build/release --prefix PREFIX": "tests/install_test.py does it",

@@ -11,7 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
-from eval_case import HELDOUT, EvalCase, WithModel, results_of
+from eval_case import HELDOUT, WithModel, results_of
 
 from errors import EvaluationError  # noqa: E402  (of tools/eval)
 from storage import Lock, write_text  # noqa: E402

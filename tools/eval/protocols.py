@@ -52,7 +52,9 @@ def find_protocol(name: str, split: Split, family: str) -> Protocol:
 
 def is_our_own(split: Split) -> bool:
     """Whether it is a held-out set of tools/pocket, whose facts our own scorer knows."""
-    return split.path.name in ("captions_heldout.json", "documents_heldout.json", "questions_heldout.json")
+    if split.task == CAPTIONS:
+        return split.path.name == "captions_heldout.json" and (split.path.parent / "scene_facts.json").is_file()
+    return split.path.name in ("documents_heldout.json", "questions_heldout.json")
 
 
 def _captions(name: str, split: Split, family: str) -> Protocol:

@@ -11,7 +11,7 @@ if (($# > 1)) || [[ ${1:-} == -* ]]; then
   echo "setup.sh: usage: tools/eval/setup.sh [FOLDER]" >&2
   exit 2
 fi
-venv=${1:-$here/../../build/eval-venv}
+venv=${1:-$(cd "$here/../.." && pwd)/build/eval-venv}
 stamp=$venv/kvlm-requirements.txt # copied when all of it is installed
 
 if ! cmp -s "$here/requirements.txt" "$stamp"; then
