@@ -35,6 +35,14 @@ def contents(out):
     return found
 
 
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
 class Killed(WithModel):
     def test_ten_kills_leave_the_files_of_an_uninterrupted_run(self):
         whole = self.folder / "whole"
@@ -60,10 +68,25 @@ class Killed(WithModel):
             self.assertEqual(self.run_well(*COMMAND, folder=folder), table)
             self.assertEqual(contents(folder / "out"), expected)
 
+    def test_the_programs_of_a_killed_run_end_with_it(self):
+        program = self.folder / "build/tools/vlm-run"
+        program.parent.mkdir(parents=True)
+        program.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo $$ >pid.part; mv pid.part pid; exec sleep 100; }\n')
+        program.chmod(0o755)
+        process = self.start(*COMMAND, "--build", "build")
+        try:
+            wait_for((self.folder / "pid").exists)
+            pid = int((self.folder / "pid").read_text())
+            os.kill(pid, 0)
+        finally:
+            process.kill()
+            process.communicate(timeout=60)
+        wait_for(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes())
+        Lock(self.folder / "out/.lock", wait_s=0).release()
+
     def test_an_interrupted_run_says_how_to_go_on(self):
         with self.start(*COMMAND, start_new_session=True) as process:
-            while not list((self.folder).glob("out/pocket/*/answers.jsonl")):
-                time.sleep(0.01)
+            wait_for(lambda: list(self.folder.glob("out/pocket/*/answers.jsonl")))
             os.killpg(process.pid, signal.SIGINT)
             _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, err)
