@@ -84,6 +84,20 @@ class Annotations(EvalCase):
         self.assertEqual([item.image for item in read.items], [Path("elsewhere/a.png"), Path("elsewhere/b.png")])
         self.assertEqual(read.items[1].references, [f"caption {n}" for n in range(5, 10)])
 
+    def test_objects_of_coco_s_instances(self):
+        split = files.read_captions(self.write("captions_val2014.json", captions()))
+        images = captions()["images"]
+        boxes = [{"id": n, "image_id": 12, "bbox": [0, 0, 1, 1]} for n in range(3)]
+        path = self.write("instances.json", {"images": images, "annotations": boxes})
+        self.assertEqual([item.objects for item in files.with_objects(split, path).items], [0, 3])
+        for words, value in (
+            ("annotation 7 .* no object", {"images": images, "annotations": [*boxes, {"id": 7, "image_id": 12}]}),
+            ("annotation 8 .* no object", {"images": images, "annotations": [{"id": 8, "image_id": 1, "bbox": []}]}),
+            ("image 11 .* is not in", {"images": images[1:], "annotations": boxes}),
+        ):
+            with self.assertRaisesRegex(EvaluationError, words):
+                files.with_objects(split, self.write("instances.json", value))
+
     def test_parts(self):
         split = files.read_captions(HELDOUT / "captions_heldout.json")
         part = split.part(limit=5, tune=3)

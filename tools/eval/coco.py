@@ -9,6 +9,7 @@ Asks `vlm-run --batch` once a spec, writes captions_<split>_<name>_results.json 
 """
 
 import sys
+from pathlib import Path
 
 import arguments
 import files
@@ -20,10 +21,13 @@ from table import table
 def main() -> int:
     parser = arguments.parser(__doc__, "captions_heldout.json", "COCO's captions_<split>.json")
     parser.add_argument("--spice", action="store_true", help="SPICE too, which downloads its models on its first run")
+    parser.add_argument("--instances", type=Path, help="COCO's instances_<split>.json: objects per picture, for the report")
     options = parser.parse_args()
     task = pipeline.Task(lambda split, name: f"captions_{split.name}_{name}_results.json", files.caption_results,
                          files.read_caption_results)  # fmt: skip
     split = files.read_captions(options.annotations, options.images)
+    if options.instances:
+        split = files.with_objects(split, options.instances)
     print(table(pipeline.evaluate(task, split, options)), end="")
     return 0
 

@@ -104,6 +104,21 @@ def read_captions(path: Path, images: Path | None = None) -> Split:
     return Split(CAPTIONS, name, path, items)
 
 
+def with_objects(split: Split, path: Path) -> Split:
+    """The split with the number of objects in each picture, of COCO's instances_<split>.json."""
+    data = read_json(path)
+    counts = {_id(picture, "id", "image", path): 0 for picture in _listed(data, "images", path)}
+    for note in _listed(data, "annotations", path):
+        if "bbox" not in note or note.get("image_id") not in counts:
+            raise EvaluationError(f"annotation {printable(note.get('id'))} of {path} is no object in one of its images; give "
+                                  "COCO's instances_<split>.json")
+        counts[note["image_id"]] += 1
+    missing = next((item.id for item in split.items if item.id not in counts), None)
+    if missing is not None:
+        raise EvaluationError(f"image {missing} of {split.path} is not in {path}; give the instances of this split")
+    return replace(split, items=[replace(item, objects=counts[item.id]) for item in split.items])
+
+
 def read_documents(path: Path, images: Path | None = None) -> Split:
     """DocVQA questions: {"data": [{"questionId", "question", "image", "answers"?}]}; a test split has no answers."""
     data = read_json(path)
