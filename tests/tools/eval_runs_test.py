@@ -85,13 +85,15 @@ class Killed(WithModel):
         Lock(self.folder / "out/.lock", wait_s=0).release()
 
     def test_an_interrupted_run_says_how_to_go_on(self):
-        with self.start(*COMMAND, start_new_session=True) as process:
+        command = (*COMMAND, "--limit", 200, "--kv", "kivi", "--kv", "int8")
+        with self.start(*command, start_new_session=True) as process:
             wait_for(lambda: list(self.folder.glob("out/pocket/*/answers.jsonl")))
             os.killpg(process.pid, signal.SIGINT)
             _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, err)
         self.assertIn("start the same command again", err)
         self.assertNotIn("Traceback", err)
+        self.assertEqual([path.name for path in (self.folder / "out/pocket").iterdir() if path.is_dir()], ["int4"])
 
 
 class Refused(WithModel):
@@ -144,6 +146,8 @@ class Refused(WithModel):
 
     def test_specs_and_options_that_cannot_be(self):
         self.assert_refused(self.run_script(*COMMAND, "--kv", "int5"), "int5")
+        (self.folder / "file").write_text("")
+        self.assert_refused(self.run_script(*COMMAND, "--out", "file"), "file cannot be written", "--out")
         self.assert_refused(self.run_script(*COMMAND, "--model", "nobody/nothing"), "nobody/nothing")
         self.assert_refused(self.run_script("docvqa.py", "--out", "none", "--merge"), "none holds no run")
         status, _, err = self.run_script(*COMMAND, "--shard", "3/2")

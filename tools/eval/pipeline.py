@@ -80,14 +80,14 @@ def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol
     part = f", shard {folder.plan.shard}" if folder.plan.shard.count > 1 else ""
     with concurrent.futures.ThreadPoolExecutor(folder.plan.jobs) as pool:
         waiting = {pool.submit(work, job): job for job in jobs}
-        for number, done in enumerate(concurrent.futures.as_completed(waiting), 1):
-            try:
+        try:
+            for number, done in enumerate(concurrent.futures.as_completed(waiting), 1):
                 done.result()
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
-            model, spec = waiting[done]
-            _say(f"{number} of {len(jobs)}: {model.name}, {spec}: {len(count)} records answered{part}")
+                model, spec = waiting[done]
+                _say(f"{number} of {len(jobs)}: {model.name}, {spec}: {len(count)} records answered{part}")
+        except BaseException:  # an interrupt, too, begins nothing more
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 def _take_whole(folder: Folder, jobs: list[tuple[Model, str]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -80,9 +81,12 @@ class Lock:
     """
 
     def __init__(self, path: Path, *, shared: bool = False, wait_s: float = 2):
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise EvaluationError(f"{path.parent} cannot be written: {error.strerror}; give a folder as --out") from None
         end = time.monotonic() + wait_s
         while True:
             try:
@@ -99,8 +103,9 @@ class Lock:
                     "give another --out"
                 ) from None
         if not shared:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # a full disk; the lock holds without a name
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def fileno(self) -> int:
         return self._fd
