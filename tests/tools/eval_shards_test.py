@@ -6,6 +6,7 @@ from eval_case import EvalCase, WithModel, results_of
 
 from errors import EvaluationError  # noqa: E402  (of tools/eval)
 from shards import Shard, parse_shard, shard_of, without_shard  # noqa: E402
+from storage import Lock  # noqa: E402
 
 COMMAND = ("coco.py", "--limit", 8, "--kv", "kivi,bits=1", "--skip", "pycocoevalcap", "--device", "cpu", "--fidelity", 1)
 
@@ -55,6 +56,16 @@ class Places(EvalCase):
         environment = array(2, 1, 3, 3) | {"SLURM_PROCID": "1", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
         self.assertEqual(without_shard(environment | {"SLURM_JOB_ID": "7"}), {"SLURM_JOB_ID": "7"})
         self.assertEqual(shard_of(without_shard(environment)), Shard())
+
+
+    def test_of_those_that_share_a_lock_the_last_gets_it(self):
+        path = self.folder / "lock"
+        first, second, third = (Lock(path, shared=True) for _ in range(3))
+        self.assertFalse(first.take_alone())
+        third.release()
+        self.assertTrue(second.take_alone())
+        with self.assertRaises(EvaluationError):
+            Lock(path, shared=True, wait_s=0)
 
 
 class Merged(WithModel):

@@ -59,8 +59,7 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
             _run(folder, jobs, ways)
             if shard.count > 1 and not _take_whole(folder, jobs):
                 return []
-        if shard.count == 1 or options.merge:
-            sweep(options.out)
+        sweep(options.out)
         return _merge(task, folder, jobs, ways, metrics, options)
     finally:
         folder.close()
@@ -93,16 +92,13 @@ def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol
 def _take_whole(folder: Folder, jobs: list[tuple[Model, str]]) -> bool:
     """Whether this shard, having ended, is the one to merge: nobody else is at work and nothing is missing."""
     shard = folder.plan.shard
-    folder.close()
-    try:
-        folder.open(whole=True)
-    except EvaluationError:
+    if not folder.take_whole():
         _say(f"shard {shard} is done; others are at work, and the last one merges")
         return False
-    if all(folder.answered(model, spec) for model, spec in jobs):
-        return True
-    _say(f"shard {shard} is done; the last of {shard.count} merges")
-    return False
+    if not all(folder.answered(model, spec) for model, spec in jobs):
+        _say(f"shard {shard} is done; the last of {shard.count} merges")
+        return False
+    return True
 
 
 def _merge(

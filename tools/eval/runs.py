@@ -137,6 +137,10 @@ class Folder:
             else:
                 write_json(record, self.plan.describe())
 
+    def take_whole(self) -> bool:
+        """Whether this shard is the last at work, which then has the folder to itself."""
+        return self._locks[0].take_alone()
+
     def close(self) -> None:
         for lock in self._locks:
             lock.release()

@@ -110,6 +110,17 @@ class Lock:
     def fileno(self) -> int:
         return self._fd
 
+    def take_alone(self) -> bool:
+        """Whether a lock that was shared is now this run's only; if not, it is lost.
+
+        In one call: of runs that share it and try, exactly one gets it, unless another holds on to it.
+        """
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
