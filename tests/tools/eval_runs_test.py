@@ -11,7 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
-from eval_case import HELDOUT, WithModel, results_of
+from eval_case import HELDOUT, WithModel, python_with_scorers, results_of
 
 from errors import EvaluationError  # noqa: E402  (of tools/eval)
 from storage import Lock, write_text  # noqa: E402
@@ -126,7 +126,16 @@ class Refused(WithModel):
         ):
             command = [*COMMAND, *changes] if changes else ["coco.py", *COMMAND[1:], "--skip", "pycocoevalcap"]
             self.assert_refused(self.run_script(*command), "out holds results of another command", *words)
+        own = self.folder / "own.json"
+        own.write_text((self.folder / "out/pocket/int4/docvqa_heldout-first-4_pocket-int4.json").read_text())
+        scored = ("docvqa.py", "--limit", 4, "--results", own)
+        self.assert_refused(self.run_script(*scored, "--out", "out"), "--results was None")
         self.assertEqual(contents(self.folder / "out"), before)
+        for _ in range(2):
+            self.assertIn("| own.json | `-` | heldout-first-4 | native | 4 | 1.0000 |", self.run_well(*scored, "--out", "own"))
+        own.write_text(own.read_text() + " ")
+        self.assert_refused(self.run_script(*scored, "--out", "own"), "own holds results of another command: content")
+        self.assert_refused(self.run_script(*COMMAND, "--out", "own"), "--results was")
         # Another spec is more work of the same command.
         self.assertIn("`kivi`", self.run_well(*COMMAND, "--kv", "kivi"))
 
@@ -220,6 +229,13 @@ class Smoke(WithModel):
         rows = json.loads(standard.read_text())
         self.assertEqual([set(row) for row in rows], [{"image_id", "caption"}] * 2)
         self.assertTrue(rows[0]["caption"].startswith("There are seven objects"))
+
+    def test_what_a_protocol_asks_and_these_runs_do_not_is_said(self):
+        status, out, err = self.run_script("docvqa.py", "--out", "d", "--limit", 1, "--protocol", "internvl", "--fidelity", 0)
+        self.assertEqual((status, "| internvl | 1 |" in out, "protocol internvl" in err), (0, True, False), err)
+        self.assertIn("protocol internvl: its least of 8 tokens", self.run_script(
+            "coco.py", "--out", "c", "--limit", 1, "--protocol", "internvl", "--build", "none", "--skip", "METEOR",
+            python=python_with_scorers() or self.skipTest("pycocoevalcap is not here"))[2])  # fmt: skip
 
     def test_a_harness_s_prompt_reaches_the_model(self):
         self.run_well("docvqa.py", "--out", "d", "--limit", 1, "--protocol", "lmms-eval", "--fidelity", 0, "--kv", "f16")

@@ -20,9 +20,9 @@ from files import Split
 from models import Model, find_model
 from protocols import Protocol
 from results import Result, write_results
-from runs import Folder, Plan, Programs, slug
+from runs import Folder, Plan, Programs, refuse_other, slug
 from shards import Shard
-from storage import Lock, read_json, sweep, write_json, write_lines
+from storage import Lock, digest, read_json, sweep, write_json, write_lines
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     _refuse_namesakes(jobs)
     metrics = _metrics(split, ways[jobs[0][0].name], options)
     split.require_pictures()
+    for departs in dict.fromkeys(way.departs for way in ways.values() if way.departs):
+        _say(f"protocol {name}: {departs}")
     shard = _shards_of(options.out) if options.merge else place(options)
     plan = Plan(split, name, options.device, options.limit, options.tune, options.fidelity, shard,
                 options.threads, options.batch_size, options.jobs)  # fmt: skip
@@ -162,6 +164,13 @@ def _score_file(task: Task, split: Split, protocol: str, options: argparse.Names
     metrics = _metrics(split, protocols.find_protocol(protocol, split, ""), options)
     texts = task.read_results(options.results, split)
     with Lock(options.out / ".lock"):
+        record, settings = options.out / "run.json", {
+            "--results": str(options.results), "content": digest(options.results.read_bytes()), "protocol": protocol,
+            "annotations": split.path.name, "split": split.name,
+        }  # fmt: skip
+        if record.exists():
+            refuse_other(record, settings, options.out)
+        write_json(record, settings)
         scores = scorers.Scorer(split, metrics).score(texts)
         row = Result(
             model=options.results.name, spec="-", task=split.task, split=split.name, protocol=protocol,
@@ -203,9 +212,10 @@ def _refuse_namesakes(jobs: list[tuple[Model, str]]) -> None:
 
 def _shards_of(out: Path) -> Shard:
     record = out / "run.json"
-    if not record.exists():
+    before = read_json(record) if record.exists() else {}
+    if not isinstance(before, dict) or not isinstance(before.get("shards"), int):
         raise EvaluationError(f"--merge: {out} holds no run; start its shards first")
-    return Shard(1, read_json(record)["shards"])
+    return Shard(1, before["shards"])
 
 
 def _say(text: str) -> None:

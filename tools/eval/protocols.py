@@ -70,7 +70,7 @@ def _captions(name: str, split: Split, family: str) -> Protocol:
         return Protocol(name, prompt, VLMEVALKIT_TOKENS.get(family, 2048), (*tiles, "6") if tiles else (), COCO_RAW)
     if name == "internvl":
         return Protocol(name, ONE_SENTENCE, 30, (*tiles, "12") if tiles else (), COCO,
-                        "answers may be shorter than 8 tokens")
+                        "its least of 8 tokens is not asked for, so that answers may be shorter")
     return Protocol(name, None, None, (), (("exact", "slots") if is_our_own(split) else ()) + COCO)
 
 

@@ -93,6 +93,7 @@ class Plan:
     def describe(self) -> dict:
         """Of everything that decides the answers. Sizes of batches and the like do not."""
         return {
+            "--results": None,
             "task": self.split.task,
             "annotations": self.split.path.name,
             "content": digest(self.split.path.read_bytes()),
