@@ -3,7 +3,7 @@
 #
 #   tools/setup.sh          compiler, libraries, test framework
 #   tools/setup.sh --video  and FFmpeg's libraries, so that video files are read
-#   tools/setup.sh --test   and matplotlib, so that the plots are tested too
+#   tools/setup.sh --test   and matplotlib and numpy, so that plots and intervals are tested too
 #   tools/setup.sh --lint   and clang-format, clang-tidy, shellcheck
 #
 # Does nothing, quickly, when all is there. Needs root or sudo only if something is missing.
@@ -25,7 +25,7 @@ packages=(
   help2man                 # man pages
 )
 video_packages=(libavformat-dev libavcodec-dev libswscale-dev libavutil-dev)
-test_packages=(python3-matplotlib)
+test_packages=(python3-matplotlib python3-numpy)
 lint_packages=(clang-format clang-tidy shellcheck)
 
 for argument in "$@"; do

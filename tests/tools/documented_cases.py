@@ -37,6 +37,7 @@ class Case:
     changes: dict = field(default_factory=dict)
     status: int = 0
     stdin: str = ""
+    needs: str = ""  # a Python module; where it is missing the command ends with 1 and says how it is had
 
     def line(self):
         text = self.command
@@ -240,9 +241,10 @@ DOCUMENTED = [
          [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")],
          {"score.py": "tools/pocket/score.py"}, status=1),
     Case("tools/eval/policies.py --out OUT --device cuda --batch-size 64 --jobs 8 && tools/eval/orderings.py --out OUT",
-         [prints("| `f16` | 2 | 100.0 ", "| `xquant` | ", "| moved end levels help (XQuant, eta) |")],
+         [prints("| `f16` | 2 | 100.0 ", "| `xquant` | ", "| moved end levels help (eta), 2 and 1 bits, shared |")],
          {"--device cuda --batch-size 64 --jobs 8": "--images 2 --fidelity 1 --kv f16 --kv xquant --kv xquant,eta1=0,eta2=0 "
-          "--jobs 2 --build build/release", "orderings.py --out OUT": "orderings.py --out OUT --images 2 --fidelity 1"}),
+          "--jobs 2 --build build/release", "orderings.py --out OUT": "orderings.py --out OUT --images 2 --fidelity 1"},
+         needs="numpy"),
     # docs/evaluation.md, docs/clusters.md: on our own sets, with what needs no package; eval_scores_test.py has the others
     *(Case(f"{_VENV} tools/eval/{script} --out OUT --annotations {annotations} --model MODEL --kv f16 --kv kivi",
            [matches(*(rf"\| pocket \| `{spec}` \| heldout-first-2 \| native \| 2 \| 1.0000 \|" for spec in ("f16", "kivi")))],

@@ -10,7 +10,7 @@ captions (p < 0.05) or documents (interval) lie on the other side, the row is "n
 compared with chance is compared with it under two seeds, and is decided only if both say the same: an interval over
 images knows nothing of the draw. Stored bits are fidelity's, over the same forced text for both; where they differ by
 more than 2 % in favour of the better one, the row says so. No correction is made for the number of rows: of forty, two
-may be decided by chance. Standard library only.
+may be decided by chance. Needs numpy.
 """
 
 import argparse
@@ -18,82 +18,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import paired
+import significance
+from claims import CLAIMS, Claim
+from errors import run_main
 from policies import RESAMPLES, SEED, Evaluation, caption_scores, document_scores
+from significance import Interval, McNemar
 
 
-@dataclass
-class Claim:
-    text: str  # what a paper, or this project, says
-    better: str
-    worse: str
-    apart: str  # the one thing in which they differ
-
-    @property
-    def others(self) -> list[str]:
-        """What `better` is compared with: chance under two seeds, anything else as it is."""
-        return [self.worse, self.worse + ",seed=1"] if self.worse.startswith("random") else [self.worse]
-
-
-CLAIMS = [
-    Claim("keys need more bits than values (1BitVKV, XQuant, VidKV)", "kivi,key_bits=8,value_bits=1,residual=32",
-          "kivi,key_bits=1,value_bits=8,residual=32", "which of the two has 8 bits and which 1"),
-    Claim("the same at 4 and 2 bits", "kivi,key_bits=4,value_bits=2,residual=32",
-          "kivi,key_bits=2,value_bits=4,residual=32", "which of the two has 4 bits and which 2"),
-    Claim("a range per channel beats one per head (CalibQuant)", "head_quantile,bits=2,alpha=0,group_axes=channel",
-          "head_quantile,bits=2,alpha=0", "the axis; minimum and maximum, 2 bits"),
-    Claim("the same under quantiles", "head_quantile,bits=2,group_axes=channel", "head_quantile,bits=2",
-          "the axis; quantiles, 2 bits"),
-    Claim("values per channel beat values per token (CalibQuant, VidKV)",
-          "vidkv,key_bits=2,value_bits=2,residual=32", "kivi,residual=32",
-          "the axis of the values; windows of 32 both"),
-    Claim("the remap of scores helps at 1 bit (CalibQuant), its own setting", "calibquant,shrink=none",
-          "calibquant,shrink=none,tau=0:0", "tau 0:3 or 0:0; ranges not shrunk"),
-    Claim("the same on shrunk ranges, this project's default", "calibquant", "calibquant,tau=0:0",
-          "tau 0:3 or 0:0; ranges shrunk"),
-    Claim("moved end levels help (XQuant, eta)", "xquant", "xquant,eta1=0,eta2=0", "eta"),
-    Claim("a spectrum for 1-bit keys helps (VidKV), values of 2 bits", "vidkv,value_bits=2",
-          "vidkv,fft=off,value_bits=2", "the transform"),
-    Claim("the same, ternary values", "vidkv", "vidkv,fft=off", "the transform"),
-    Claim("protecting tokens by meaning helps (VidKV, 20 %)", "vidkv,protect=0.2", "vidkv", "protected rows"),
-    Claim("quantiles beat minimum and maximum at 1 bit (1BitVKV)", "head_quantile", "head_quantile,alpha=0", "alpha"),
-    Claim("rounding to the nearest beats rounding down at 1 bit", "head_quantile", "head_quantile,round=floor",
-          "rounding"),
-    Claim("narrow tails beat alpha 0.2 at 8 bits", "head_quantile,bits=8", "head_quantile,bits=8,alpha=0.2", "alpha"),
-    Claim("a scale for ternary values beats none", "vidkv", "vidkv,scale=unit", "the scale"),
-    Claim("layers want budgets of their own (PrefixKV), at 0.9", "prefixkv,keep=0.9", "uniform,keep=0.9", "budgets"),
-    Claim("the same at 0.5", "prefixkv,keep=0.5", "uniform,keep=0.5", "budgets"),
-    Claim("the same at 0.2", "prefixkv,keep=0.2", "uniform,keep=0.2", "budgets"),
-    Claim("PrefixKV above PyramidKV, at 0.2", "prefixkv,keep=0.2", "pyramidkv,keep=0.2,no_floor=on,evict=score",
-          "budgets, and the score by which rows are chosen"),
-    Claim("VL-Cache above uniform budgets, at 0.5", "vlcache,keep=0.5", "uniform,keep=0.5",
-          "score, budgets and recent rows together"),
-    Claim("the same at 0.2", "vlcache,keep=0.2", "uniform,keep=0.2", "score, budgets and recent rows together"),
-    Claim("uniform above chance, at 0.9", "uniform,keep=0.9", "random,head_shared=on,keep=0.9", "the score"),
-    Claim("uniform above chance, at 0.5", "uniform,keep=0.5", "random,head_shared=on,keep=0.5", "the score"),
-    Claim("uniform above chance, at 0.2", "uniform,keep=0.2", "random,head_shared=on,keep=0.2", "the score"),
-    Claim("PrefixKV above chance, at 0.9", "prefixkv,keep=0.9", "random,head_shared=on,keep=0.9", "score and budgets"),
-    Claim("PrefixKV above chance, at 0.5", "prefixkv,keep=0.5", "random,head_shared=on,keep=0.5", "score and budgets"),
-    Claim("PrefixKV above chance, at 0.2", "prefixkv,keep=0.2", "random,head_shared=on,keep=0.2", "score and budgets"),
-    Claim("H2O above chance, at 0.5", "h2o,keep=0.5", "random,keep=0.5", "rule, eviction and bits"),
-    Claim("SnapKV above chance, at 0.5", "snapkv,keep=0.5", "random,keep=0.5", "rule, eviction and bits"),
-    Claim("PyramidKV above chance, at 0.5", "pyramidkv,keep=0.5", "random,keep=0.5", "rule, eviction and bits"),
-    Claim("TOVA above chance, at 0.5", "tova,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
-    Claim("VL-Cache above chance, at 0.5", "vlcache,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
-    Claim("Elastic above chance, at 0.5", "elastic,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
-    Claim("StreamingLLM above chance, at 0.5", "streaming,keep=0.5", "random,head_shared=on,keep=0.5", "rule, eviction and bits"),
-    Claim("packing all rows beats dropping some at equal bytes", "int4", "vlcache,keep=0.28",
-          "4.5 bits of all rows, or 16 bits of 28 %"),
-]
-
-
-def percent(interval: tuple[float, float]) -> str:
-    return f"{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}"
-
-
-def side(interval: tuple[float, float]) -> int:
-    """1 where all of an interval is above 0, -1 where it is below, else 0."""
-    return (interval[0] > 0) - (interval[1] < 0)
+def percent(interval: Interval) -> str:
+    return f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
 
 
 @dataclass
@@ -104,16 +37,16 @@ class Comparison:
     exact: tuple[int, int]
     p: float  # of the exact captions
     slots: tuple[float, float]
-    slots_interval: tuple[float, float]
+    slots_interval: Interval
     anls: tuple[float, float]
-    anls_interval: tuple[float, float]
+    anls_interval: Interval
     kl: tuple[float, float] | None
 
     @property
     def verdict(self) -> str:
-        told = side(self.slots_interval)
+        told = self.slots_interval.side
         exact = (self.exact[0] > self.exact[1]) - (self.exact[0] < self.exact[1]) if self.p < 0.05 else 0
-        others = {"exact captions": exact, "documents": side(self.anls_interval)}
+        others = {"exact captions": exact, "documents": self.anls_interval.side}
         if told == 0:
             return "not decided"
         against = [name for name, other in others.items() if other == -told]
@@ -130,7 +63,7 @@ class Comparison:
             pair(*(f"{x:.2f}" for x in self.bits)) if self.bits else "-",
             f"{pair(*self.exact)} (p {self.p:.2g})",
             f"{pair(*(f'{100 * x:.1f}' for x in self.slots))} ({percent(self.slots_interval)})",
-            f"{pair(*(f'{x:.3f}' for x in self.anls))} ({self.anls_interval[0]:+.3f} to {self.anls_interval[1]:+.3f})",
+            f"{pair(*(f'{x:.3f}' for x in self.anls))} ({self.anls_interval.low:+.3f} to {self.anls_interval.high:+.3f})",
             pair(*(f"{x:.4f}" for x in self.kl)) if self.kl else "-",
         ]
 
@@ -154,11 +87,11 @@ def compare(work: Evaluation, better: str, worse: str) -> Comparison:
     return Comparison(
         bits=tuple(of["stored_bits"] for of in found) if all(found) else None,
         exact=tuple(sum(of[key][0] for key in keys) for of in captions),
-        p=paired.mcnemar(*only),
+        p=McNemar(*only).p,
         slots=tuple(sum(r for r, _ in of) / sum(t for _, t in of) for of in slots),
-        slots_interval=paired.bootstrap_difference(*slots, RESAMPLES, SEED),
+        slots_interval=significance.of_difference(*slots, RESAMPLES, SEED),
         anls=tuple(sum(x for x, _ in of) / len(of) for of in answers),
-        anls_interval=paired.bootstrap_difference(*answers, RESAMPLES, SEED),
+        anls_interval=significance.of_difference(*answers, RESAMPLES, SEED),
         kl=tuple(of["kl_mean"] for of in found) if all(found) else None,
     )
 
@@ -174,7 +107,8 @@ def row(work: Evaluation, claim: Claim) -> str:
     found = [compare(work, claim.better, other) for other in claim.others]
     cells = ["<br>".join(parts) for parts in zip(*(of.cells() for of in found))]
     specs = f"`{claim.better}`, " + ", ".join(f"`{other}`" for other in claim.others)
-    return "| " + " | ".join([claim.text, specs, claim.apart, *cells, f"**{judge([of.verdict for of in found])}**"]) + " |"
+    text = ", ".join(filter(None, (claim.text, claim.at)))
+    return "| " + " | ".join([text, claim.source, specs, *cells, f"**{judge([of.verdict for of in found])}**"]) + " |"
 
 
 def main() -> int:
@@ -185,7 +119,7 @@ def main() -> int:
     options = parser.parse_args()
     work = Evaluation(options.out, options.images, options.fidelity)
     print(f"{options.images} images of each set, {options.fidelity} captions for bits and KL.\n")
-    print("| claim | specs | they differ in | stored bits | exact | slots, % (difference) | ANLS (difference) | KL | |")
+    print("| claim | source | specs | stored bits | exact | slots, % (difference) | ANLS (difference) | KL | |")
     print("|---|---|---|---|---|---|---|---|---|")
     claims = [claim for claim in CLAIMS if all(work.answered(spec) for spec in (claim.better, *claim.others))]
     for claim in claims:
@@ -197,4 +131,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("orderings.py", main))

@@ -7,7 +7,7 @@
 Runs `vlm-run --batch` over the held-out captions and documents once for every spec, and `vlm-kv fidelity` over captions,
 on the CPU, scores the answers with tools/pocket/score.py, and prints a Markdown table with 95 % intervals (bootstrap over images).
 Stored bits are those of fidelity's forced text, the same rows for every spec, so that an answer's own length moves no
-figure. A second start goes on where the first stopped. Standard library only.
+figure. A second start goes on where the first stopped. Needs numpy.
 """
 
 import argparse
@@ -22,11 +22,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 POCKET = ROOT / "tools" / "pocket"
 sys.path.insert(0, str(POCKET))
-import paired  # noqa: E402
+import claims  # noqa: E402
 import score  # noqa: E402
-
-RESAMPLES = 10_000
-SEED = 1
+import significance  # noqa: E402
+from errors import run_main  # noqa: E402
+from factors import normal  # noqa: E402
+from significance import RESAMPLES, SEED  # noqa: E402
 
 # Every policy at its paper's setting, then by width or by share of tokens kept, then compositions. What stands beside a
 # published setting differs from it in one thing, so that orderings.py can compare them.
@@ -124,7 +125,9 @@ SETS = ("captions", "documents")
 
 
 def all_specs() -> list[str]:
-    return [line for line in SPECS.splitlines() if line]
+    """Those above and what the claims compare, but for budgets that only a profile has."""
+    wanted = [normal(line) for line in SPECS.splitlines() if line] + claims.specs()
+    return [spec for spec in dict.fromkeys(wanted) if "mode=profile" not in spec]
 
 
 def slug(spec: str) -> str:
@@ -230,10 +233,10 @@ def row(work: Evaluation, spec: str) -> str:
     exact = sum(right for right, _, _ in captions.values())
     told = [(right, total) for _, right, total in captions.values()]
     slots = sum(right for right, _ in told) / sum(total for _, total in told)
-    low, high = paired.bootstrap_ratio(told, RESAMPLES, SEED)
+    ends = significance.of_quotient(told, RESAMPLES, SEED)
     anls = statistics.mean(document_scores(work.texts(spec, "documents")).values())
     found = work.fidelity(spec)
-    cells = [f"`{spec}`", f"{exact}", f"{100 * slots:.1f} ({100 * low:.1f} to {100 * high:.1f})", f"{anls:.3f}"]
+    cells = [f"`{spec}`", f"{exact}", f"{100 * slots:.1f} ({100 * ends.low:.1f} to {100 * ends.high:.1f})", f"{anls:.3f}"]
     if found:
         kl = f"{found['kl_mean']:.4f}" if found["kl_mean"] >= 5e-5 else "< 0.0001" if found["kl_mean"] else "0"
         cells += [kl, f"{100 * found['top1']:.1f}", f"{found['stored_bits']:.2f}", f"{found['nominal_bits']:.2f}"]
@@ -277,4 +280,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main("policies.py", main))

@@ -1,0 +1,321 @@
+"""Which results may be compared, and what of a comparison its interval carries.
+
+Results are compared within a setting (model, task, split, protocol) and over the same records. An ordering is decided at
+equal stored bytes, or along the frontier: what is better with no more bytes is better. What is better with more bytes
+decides nothing. Needs numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Iterable, NamedTuple
+
+import metrics
+import significance
+from claims import Claim
+from errors import EvaluationError, printable
+from factors import BUDGET, Catalogue, Factor, same
+from results import Result
+from significance import Interval, McNemar
+
+TOLERANCE = 0.02  # of stored bits; within it two specs store the same
+ALPHA = 0.05  # of McNemar's test
+
+HOLDS, DOES_NOT, NOT_DECIDED = "holds", "does not", "not decided"
+
+
+class NotComparable(EvaluationError):
+    """Results that must not stand in one table; says what differs and where first."""
+
+
+class Setting(NamedTuple):
+    """What a score is meaningless without."""
+
+    model: str
+    task: str
+    split: str
+    protocol: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score, with its interval where its records allow one."""
+
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """HOLDS, DOES_NOT or NOT_DECIDED, and why."""
+
+    word: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.reason}" if self.reason else self.word
+
+
+class Group:
+    """All results of a setting, over the same records; what two of them differ by is drawn together.
+
+    NotComparable names the first record that not all have, or the spec that is there twice.
+    """
+
+    def __init__(self, results: list[Result], resamples: int = significance.RESAMPLES, seed: int = significance.SEED):
+        settings = {setting_of(result) for result in results}
+        if len(settings) != 1:
+            first, second = sorted(settings)[:2] if settings else ("", "")
+            raise NotComparable(f"{first} and {second} are not one setting; compare results of one model, task, split and "
+                                "protocol" if settings else "there are no results to compare")
+        self.setting = settings.pop()
+        self.results = sorted(results, key=lambda x: (-(x.stored_bits or 0), x.spec))
+        self.ids = self._same_ids()
+        self._spec_once()
+        clusters = self._same_clusters()
+        self.clusters = len(set(clusters.values())) if clusters else None
+        self.bootstrap = significance.Bootstrap([clusters[key] if clusters else key for key in self.ids], resamples, seed)
+        self.scores = [metric for metric in dict.fromkeys(name for x in self.results for name in x.scores)
+                       if all(metric in x.scores for x in self.results)]
+        self.primary = metrics.primary(self.scores)
+        self._statistics = {(x.spec, metric): metrics.statistic(x, metric) for x in self.results for metric in self.scores}
+        self._drawn = self._draw()
+
+    def find(self, spec: str) -> Result | None:
+        """The result of a spec, however it is written."""
+        return next((result for result in self.results if same(result.spec, spec)), None)
+
+    @property
+    def plain(self) -> Result | None:
+        """That of f16 rows, which the others are measured against."""
+        return self.find("f16")
+
+    def estimate(self, result: Result, metric: str) -> Estimate:
+        drawn = self._drawn.get((result.spec, metric))
+        return Estimate(result.scores[metric], None if drawn is None else significance.interval(drawn))
+
+    def difference(self, a: Result, b: Result, metric: str) -> Estimate:
+        """a - b, paired over the records; positive is better for a, also where less of the metric is better."""
+        sign = -1 if metric in metrics.LOWER_IS_BETTER else 1
+        drawn = [self._drawn.get((x.spec, metric)) for x in (a, b)]
+        apart = None if any(values is None for values in drawn) else significance.interval(sign * (drawn[0] - drawn[1]))
+        return Estimate(sign * (a.scores[metric] - b.scores[metric]), apart)
+
+    def exactness(self, a: Result, b: Result, metric: str) -> McNemar | None:
+        """McNemar's test, where the metric is right or wrong for every record."""
+        if not all(metrics.is_right_or_wrong(x, metric) for x in (a, b)):
+            return None
+        pairs = [(a.items[key][metric], b.items[key][metric]) for key in self.ids]
+        return McNemar(sum(x > y for x, y in pairs), sum(x < y for x, y in pairs))
+
+    def why_no_interval(self, metric: str) -> str:
+        """For a page: why scores of this metric stand without one; empty where they do not."""
+        if all(self._statistics[x.spec, metric] for x in self.results):
+            return ""
+        return f"{metric} has no interval: the score of the split is not the mean of its records' values"
+
+    def _same_ids(self) -> list[str]:
+        first = self.results[0]
+        for other in self.results[1:]:
+            if strange := sorted(first.items.keys() ^ other.items.keys()):
+                has, lacks = (first, other) if strange[0] in first.items else (other, first)
+                raise NotComparable(f"{strange[0]!r} is a record of {has.spec!r} and not of {lacks.spec!r} "
+                                    f"({' / '.join(self.setting)}); give both the same records, or report them apart")
+        return sorted(first.items)
+
+    def _spec_once(self) -> None:
+        for i, result in enumerate(self.results):
+            if any(same(result.spec, other.spec) for other in self.results[:i]):
+                raise NotComparable(f"{result.spec!r} is there twice ({' / '.join(self.setting)}); give each result once")
+
+    def _same_clusters(self) -> dict[str, str] | None:
+        clusters = self.results[0].clusters
+        for other in self.results[1:]:
+            if other.clusters != clusters:
+                raise NotComparable(f"{self.results[0].spec!r} and {other.spec!r} have other clusters of the same records "
+                                    f"({' / '.join(self.setting)}); make both with the same annotations")
+        if clusters is not None and (missing := [key for key in self.ids if key not in clusters]):
+            raise NotComparable(f"{missing[0]!r} is in no cluster ({' / '.join(self.setting)}); expected one for every record")
+        return clusters
+
+    def _draw(self) -> dict:
+        """Scores over the resamples, by (spec, metric)."""
+        import numpy
+
+        wanted = [(key, way) for key, way in self._statistics.items() if way is not None]
+        if not wanted:
+            return {}
+        of_spec = {result.spec: result for result in self.results}
+        columns = numpy.concatenate([numpy.asarray(way.rows(of_spec[spec], self.ids)) for (spec, _), way in wanted], axis=1)
+        sums = self.bootstrap.sums(columns)
+        return {key: way.of_sums(sums[:, 2 * i : 2 * i + 2]) for i, (key, way) in enumerate(wanted)}
+
+
+def setting_of(result: Result) -> Setting:
+    return Setting(result.model, result.task, result.split, result.protocol)
+
+
+def grouped(results: Iterable[Result], **options) -> list[Group]:
+    """A group for every setting, in the order of their names; options as Group's."""
+    settings: dict[Setting, list[Result]] = {}
+    for result in results:
+        settings.setdefault(setting_of(result), []).append(result)
+    return [Group(settings[setting], **options) for setting in sorted(settings)]
+
+
+def excess(a: float | None, b: float | None) -> float | None:
+    """By what share a stores more than b; None where one was not measured."""
+    return None if not a or not b else a / b - 1
+
+
+def bytes_in_words(more: float | None) -> str:
+    if more is None:
+        return "stored bits were not measured"
+    if abs(more) <= TOLERANCE:
+        return "equal bytes"
+    return f"{abs(more):.1%} {'more' if more > 0 else 'fewer'} bytes"
+
+
+def decide(apart: Interval | None, bits_a: float | None, bits_b: float | None) -> Verdict:
+    """Whether a is better than b, by the interval of a - b (positive: a is better) and what both store."""
+    if apart is None:
+        return Verdict(NOT_DECIDED, "the score has no interval")
+    more = excess(bits_a, bits_b)
+    if more is None:
+        return Verdict(NOT_DECIDED, bytes_in_words(more))
+    if apart.side == 0:
+        return Verdict(NOT_DECIDED, "the interval holds 0")
+    if more * apart.side > TOLERANCE:
+        return Verdict(NOT_DECIDED, f"the better one stores {bytes_in_words(abs(more))}")
+    word = HOLDS if apart.side > 0 else DOES_NOT
+    return Verdict(word, "" if abs(more) <= TOLERANCE else f"with {bytes_in_words(-abs(more))}")
+
+
+def decide_comparable(apart: Interval | None, margin: float, bits_a: float | None, bits_b: float | None) -> Verdict:
+    """Whether a and b are within `margin` of each other (in the score's unit), at equal bytes."""
+    if apart is None:
+        return Verdict(NOT_DECIDED, "the score has no interval")
+    more = excess(bits_a, bits_b)
+    if more is None or abs(more) > TOLERANCE:
+        return Verdict(NOT_DECIDED, bytes_in_words(more))
+    if -margin <= apart.low and apart.high <= margin:
+        return Verdict(HOLDS, f"within {margin:.3g}")
+    if apart.high < -margin or apart.low > margin:
+        return Verdict(DOES_NOT, f"apart by more than {margin:.3g}")
+    return Verdict(NOT_DECIDED, f"the interval reaches beyond {margin:.3g}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results beside each other, by the metric that decides and with what the others say.
+
+    matched  options that only make the two alike, or their budgets equal, in words
+    against  other metrics that are decided the other way
+    """
+
+    a: Result
+    b: Result
+    metric: str
+    n: int
+    difference: Estimate
+    verdict: Verdict
+    factors: list[Factor]
+    matched: list[Factor] = field(default_factory=list)
+    exact: dict[str, McNemar] = field(default_factory=dict)
+    others: dict[str, Estimate] = field(default_factory=dict)
+
+    @property
+    def one_factor(self) -> bool:
+        return len(self.factors) == 1
+
+    @property
+    def more_bytes(self) -> float | None:
+        return excess(self.a.stored_bits, self.b.stored_bits)
+
+
+def compare(group: Group, a: Result, b: Result, catalogue: Catalogue, metric: str | None = None,
+            alike: tuple[str, ...] = (), margin: float | None = None) -> Comparison:
+    """a beside b. `alike` are options that one has so that it works as the other does; `margin` asks whether the two are
+    comparable rather than which is better. NotComparable where no metric decides."""
+    metric = metric or group.primary
+    if metric is None:
+        raise NotComparable(f"none of {', '.join(group.scores) or 'no scores'} decides {group.setting.task!r}; name the metric")
+    apart = group.difference(a, b, metric)
+    exact = {name: test for name in group.scores if (test := group.exactness(a, b, name)) is not None}
+    others = {name: group.difference(a, b, name) for name in group.scores if name != metric}
+    factors, matched = [], []
+    for factor in catalogue.differences(a.spec, b.spec):
+        is_alike = factor.name == BUDGET or factor.name.partition(" of ")[0] in alike
+        (matched if is_alike else factors).append(factor)
+    if margin is not None:
+        verdict = decide_comparable(apart.interval, margin, a.stored_bits, b.stored_bits)
+    else:
+        verdict = _unless_contradicted(decide(apart.interval, a.stored_bits, b.stored_bits), metric, exact, others)
+    return Comparison(a, b, metric, len(group.ids), apart, verdict, factors, matched, exact, others)
+
+
+def _unless_contradicted(verdict: Verdict, metric: str, exact: dict[str, McNemar], others: dict[str, Estimate]) -> Verdict:
+    """A verdict stands only where no other metric of the same answers is decided the other way, and where exactness that
+    decides is confirmed by its own test."""
+    if verdict.word == NOT_DECIDED:
+        return verdict
+    if metric in exact and exact[metric].p >= ALPHA:
+        return Verdict(NOT_DECIDED, f"McNemar's p is {exact[metric].p:.2g}")
+    side = 1 if verdict.word == HOLDS else -1
+    against = [name for name, other in others.items() if other.interval and other.interval.side == -side
+               and not (name in exact and exact[name].p >= ALPHA)]
+    if against:
+        return Verdict(NOT_DECIDED, f"{metric} {'for' if side > 0 else 'against'} it, {' and '.join(against)} the other way")
+    return verdict
+
+
+def judge(verdicts: list[Verdict]) -> Verdict:
+    """One verdict of several draws: theirs if they agree."""
+    words = {verdict.word for verdict in verdicts}
+    if len(words) == 1:
+        return Verdict(words.pop(), "; ".join(dict.fromkeys(filter(None, (verdict.reason for verdict in verdicts)))))
+    return Verdict(NOT_DECIDED, "; ".join(f"against draw {i}: {verdict}" for i, verdict in enumerate(verdicts)))
+
+
+@dataclass(frozen=True)
+class ClaimRow:
+    """A claim in one setting: a comparison for every draw, and what they say together."""
+
+    claim: Claim
+    comparisons: list[Comparison]
+    verdict: Verdict
+
+
+def weigh(group: Group, claim: Claim, catalogue: Catalogue) -> ClaimRow | None:
+    """None where the group lacks one of the specs."""
+    found = [group.find(spec) for spec in (claim.better, *claim.others)]
+    if any(result is None for result in found) or group.primary is None:
+        return None
+    margin = None
+    if claim.comparable is not None:
+        if group.plain is None:
+            return None
+        margin = claim.comparable * abs(group.plain.scores[group.primary])
+    rows = [compare(group, found[0], other, catalogue, alike=claim.alike, margin=margin) for other in found[1:]]
+    return ClaimRow(claim, rows, judge([row.verdict for row in rows]))
+
+
+def equal_bytes(group: Group) -> list[list[Result]]:
+    """Sets of two or more results that store the same, each within TOLERANCE of its smallest; fewest bits first."""
+    sets: list[list[Result]] = []
+    for result in sorted((x for x in group.results if x.stored_bits), key=lambda x: (x.stored_bits, x.spec)):
+        if sets and excess(result.stored_bits, sets[-1][0].stored_bits) <= TOLERANCE:
+            sets[-1].append(result)
+        else:
+            sets.append([result])
+    return [found for found in sets if len(found) > 1]
+
+
+def frontier(group: Group, metric: str) -> list[Result]:
+    """Results that no other is better than with no more bytes, by intervals; fewest bits first."""
+    measured = [x for x in group.results if x.stored_bits]
+
+    def beaten(result: Result) -> bool:
+        return any(decide(group.difference(other, result, metric).interval, other.stored_bits, result.stored_bits).word == HOLDS
+                   for other in measured if other is not result)
+    return sorted((x for x in measured if not beaten(x)), key=lambda x: (x.stored_bits, x.spec))
