@@ -42,7 +42,9 @@ class Differences(unittest.TestCase):
 
     def test_one_option(self):
         self.assertEqual(self.apart("kivi,bits=1", "kivi"), ["bits: 1 or 2"])
-        self.assertEqual(self.apart("calibquant,shrink=none", "calibquant,shrink=none,tau=0:0"), ["tau: 0:3 or 0:0"])
+        self.assertEqual(self.apart("calibquant,shrink=none", "calibquant,shrink=none,tau=0:0"), ["tau: left open or 0:0"])
+        # 0.2 is the default at 1 bit alone.
+        self.assertEqual(self.apart("head_quantile,bits=8", "head_quantile,alpha=0.2,bits=8"), ["alpha: left open or 0.2"])
 
     def test_one_part(self):
         self.assertEqual(self.apart("prefixkv,keep=0.2", "uniform,keep=0.2"), ["retention: prefixkv or uniform"])
@@ -68,7 +70,8 @@ class Differences(unittest.TestCase):
         self.assertEqual(self.apart("prefixkv", "prefixkv,evict=score"), [])
 
     def test_profiles_are_values(self):
-        self.assertEqual(self.apart("calibquant", "calibquant,profile=paper"), ["guard: clamp0 or none", "shrink: eta or none"])
+        self.assertEqual(self.apart("calibquant", "calibquant,profile=paper"), 
+                         ["guard: clamp0 or none", "shrink: eta or none", "tau: left open or 0:3"])
 
     def test_a_draw_of_chance_is_no_factor(self):
         self.assertEqual(self.apart("random,keep=0.5", "random,keep=0.5,seed=7"), [])

@@ -13,7 +13,7 @@ from typing import Iterable, NamedTuple
 import metrics
 import significance
 from claims import Claim
-from errors import EvaluationError, printable
+from errors import EvaluationError
 from factors import BUDGET, Catalogue, Factor, same
 from results import Result
 from significance import Interval, McNemar
@@ -59,10 +59,13 @@ class Verdict:
 class Group:
     """All results of a setting, over the same records; what two of them differ by is drawn together.
 
+    metrics_wanted  decide, in this order, before metrics.PRIMARY does
+
     NotComparable names the first record that not all have, or the spec that is there twice.
     """
 
-    def __init__(self, results: list[Result], resamples: int = significance.RESAMPLES, seed: int = significance.SEED):
+    def __init__(self, results: list[Result], resamples: int = significance.RESAMPLES, seed: int = significance.SEED,
+                 metrics_wanted: tuple[str, ...] = ()):
         settings = {setting_of(result) for result in results}
         if len(settings) != 1:
             first, second = sorted(settings)[:2] if settings else ("", "")
@@ -77,7 +80,7 @@ class Group:
         self.bootstrap = significance.Bootstrap([clusters[key] if clusters else key for key in self.ids], resamples, seed)
         self.scores = [metric for metric in dict.fromkeys(name for x in self.results for name in x.scores)
                        if all(metric in x.scores for x in self.results)]
-        self.primary = metrics.primary(self.scores)
+        self.primary = next((x for x in metrics_wanted if x in self.scores), None) or metrics.primary(self.scores)
         self._statistics = {(x.spec, metric): metrics.statistic(x, metric) for x in self.results for metric in self.scores}
         self._drawn = self._draw()
 
@@ -108,11 +111,25 @@ class Group:
         pairs = [(a.items[key][metric], b.items[key][metric]) for key in self.ids]
         return McNemar(sum(x > y for x, y in pairs), sum(x < y for x, y in pairs))
 
-    def why_no_interval(self, metric: str) -> str:
-        """For a page: why scores of this metric stand without one; empty where they do not."""
-        if all(self._statistics[x.spec, metric] for x in self.results):
-            return ""
-        return f"{metric} has no interval: the score of the split is not the mean of its records' values"
+    def has_interval(self, metric: str) -> bool:
+        """Whether the records of every result give its score again."""
+        return all(self._statistics[x.spec, metric] for x in self.results)
+
+    def estimates(self, metric: str, ids: list[str]) -> dict[str, Estimate]:
+        """Of every spec whose records give the metric, over some of the records alone."""
+        import numpy
+
+        rows = {x.spec: (way, way.rows(x, ids)) for x in self.results if (way := self._statistics[x.spec, metric])}
+        if not rows or not ids:
+            return {}
+        units = [self.results[0].clusters[key] if self.results[0].clusters else key for key in ids]
+        bootstrap = significance.Bootstrap(units, self.bootstrap.resamples, self.bootstrap.seed)
+        columns = numpy.concatenate([numpy.asarray(of) for _, of in rows.values()], axis=1)
+        sums = bootstrap.sums(columns)
+        whole = columns.sum(axis=0)
+        return {spec: Estimate(float(way.of_sums(whole[2 * i : 2 * i + 2])),
+                               significance.interval(way.of_sums(sums[:, 2 * i : 2 * i + 2])))
+                for i, (spec, (way, _)) in enumerate(rows.items())}
 
     def _same_ids(self) -> list[str]:
         first = self.results[0]
@@ -173,7 +190,7 @@ def bytes_in_words(more: float | None) -> str:
         return "stored bits were not measured"
     if abs(more) <= TOLERANCE:
         return "equal bytes"
-    return f"{abs(more):.1%} {'more' if more > 0 else 'fewer'} bytes"
+    return f"{100 * abs(more):.1f} % {'more' if more > 0 else 'fewer'} bytes"
 
 
 def decide(apart: Interval | None, bits_a: float | None, bits_b: float | None) -> Verdict:
@@ -209,7 +226,8 @@ def decide_comparable(apart: Interval | None, margin: float, bits_a: float | Non
 class Comparison:
     """Two results beside each other, by the metric that decides and with what the others say.
 
-    matched  options that only make the two alike, or their budgets equal, in words
+    factors  in what the two differ; None: one of them is no spec that can be read
+    matched  options that only make the two work alike, or store the same
     against  other metrics that are decided the other way
     """
 
@@ -219,14 +237,14 @@ class Comparison:
     n: int
     difference: Estimate
     verdict: Verdict
-    factors: list[Factor]
+    factors: list[Factor] | None
     matched: list[Factor] = field(default_factory=list)
     exact: dict[str, McNemar] = field(default_factory=dict)
     others: dict[str, Estimate] = field(default_factory=dict)
 
     @property
     def one_factor(self) -> bool:
-        return len(self.factors) == 1
+        return self.factors is not None and len(self.factors) == 1
 
     @property
     def more_bytes(self) -> float | None:
@@ -243,15 +261,23 @@ def compare(group: Group, a: Result, b: Result, catalogue: Catalogue, metric: st
     apart = group.difference(a, b, metric)
     exact = {name: test for name in group.scores if (test := group.exactness(a, b, name)) is not None}
     others = {name: group.difference(a, b, name) for name in group.scores if name != metric}
-    factors, matched = [], []
-    for factor in catalogue.differences(a.spec, b.spec):
-        is_alike = factor.name == BUDGET or factor.name.partition(" of ")[0] in alike
-        (matched if is_alike else factors).append(factor)
+    factors, matched = _factors(a.spec, b.spec, catalogue, alike)
     if margin is not None:
         verdict = decide_comparable(apart.interval, margin, a.stored_bits, b.stored_bits)
     else:
         verdict = _unless_contradicted(decide(apart.interval, a.stored_bits, b.stored_bits), metric, exact, others)
     return Comparison(a, b, metric, len(group.ids), apart, verdict, factors, matched, exact, others)
+
+
+def _factors(a: str, b: str, catalogue: Catalogue, alike: tuple[str, ...]) -> tuple[list[Factor] | None, list[Factor]]:
+    try:
+        apart = catalogue.differences(a, b)
+    except ValueError:
+        return None, []
+
+    def is_alike(factor: Factor) -> bool:
+        return factor.name == BUDGET and len(apart) > 1 or factor.name.partition(" of ")[0] in alike
+    return [x for x in apart if not is_alike(x)], [x for x in apart if is_alike(x)]
 
 
 def _unless_contradicted(verdict: Verdict, metric: str, exact: dict[str, McNemar], others: dict[str, Estimate]) -> Verdict:
@@ -315,7 +341,12 @@ def frontier(group: Group, metric: str) -> list[Result]:
     """Results that no other is better than with no more bytes, by intervals; fewest bits first."""
     measured = [x for x in group.results if x.stored_bits]
 
-    def beaten(result: Result) -> bool:
-        return any(decide(group.difference(other, result, metric).interval, other.stored_bits, result.stored_bits).word == HOLDS
-                   for other in measured if other is not result)
-    return sorted((x for x in measured if not beaten(x)), key=lambda x: (x.stored_bits, x.spec))
+    def is_beaten(result: Result) -> bool:
+        for other in measured:
+            if other is not result and excess(other.stored_bits, result.stored_bits) <= TOLERANCE:
+                apart = group.difference(other, result, metric).interval
+                if decide(apart, other.stored_bits, result.stored_bits).word == HOLDS:
+                    return True
+        return False
+
+    return sorted((x for x in measured if not is_beaten(x)), key=lambda x: (x.stored_bits, x.spec))

@@ -13,6 +13,8 @@ from pathlib import Path
 
 AUTO_OF_KEY = re.compile(r"\bauto: (\w+)$")
 AUTO_BESIDE = re.compile(r"\bauto: (\S+) (?:with a quantizer|beside retention), else (\S+)$")
+# Has another value at another width, or after `vlm-kv profile`, unless it is written.
+FITTED, LEFT_OPEN = "unless given", "left open"
 # Another number gives other random rows: a draw, not a factor.
 DRAW = "seed"
 # What is chosen so that two rules store the same.
@@ -177,7 +179,10 @@ class Catalogue:
         if row is None:
             return ""
         written = part.written(key)
-        return written if written is not None else row[part.written("profile") or "default"]
+        if written is not None:
+            return written
+        profile = part.written("profile")
+        return LEFT_OPEN if FITTED in row["help"] and not profile else row[profile or "default"]
 
     def _effective(self, part: Part, key: str, spec: list[Part]) -> str:
         """The value that an `auto` stands for, where its help says so."""

@@ -102,10 +102,10 @@ def interval(values: Sequence[float]) -> Interval:
     What is smaller than 1e-12 is the rounding of sums and is 0.
     """
     np = import_numpy()
-    ordered = np.sort(np.asarray(values, dtype=float))
-    last, tail = len(ordered) - 1, (1 - LEVEL) / 2
-    ends = ordered[math.floor(tail * last)], ordered[math.ceil((1 - tail) * last)]
-    return Interval(*(0.0 if abs(end) < 1e-12 else float(end) for end in ends))
+    last, tail = len(values) - 1, (1 - LEVEL) / 2
+    places = math.floor(tail * last), math.ceil((1 - tail) * last)
+    ordered = np.partition(np.asarray(values, dtype=float), places)
+    return Interval(*(0.0 if abs(ordered[i]) < 1e-12 else float(ordered[i]) for i in places))
 
 
 def of_quotient(pairs: Sequence[tuple[float, float]], resamples: int = RESAMPLES, seed: int = SEED) -> Interval:

@@ -1,0 +1,247 @@
+"""The pictures of a report, one file a page of a picture. Needs matplotlib, which is loaded when it is asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Callable
+
+from comparison import Estimate
+from errors import EvaluationError
+from summary import KINDS, Row, Summary
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "kv"))
+from plot_data import panels  # noqa: E402
+
+# Okabe and Ito's, told apart by the colour-blind, without yellow (pale on white); black is f16's.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
+MARKERS = "osD^vPX"
+STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
+SERIES_A_PANEL = len(COLORS)
+PANELS_A_PAGE = 4
+NAME_WIDTH = 46
+
+
+def import_matplotlib():
+    """pyplot without a display; EvaluationError says how it is had."""
+    try:
+        import matplotlib
+        import matplotlib.pyplot
+    except ImportError:
+        raise EvaluationError("pictures cannot be drawn: this Python has no matplotlib; run tools/eval/setup.sh and start with "
+                              "build/eval-venv/bin/python3, or leave them out with --skip plots") from None
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True,
+                                "axes.spines.top": False, "axes.spines.right": False, "font.family": ["DejaVu Sans"]})
+    return matplotlib.pyplot
+
+
+def draw(summaries: list[Summary], folder: Path, resamples: int, seed: int) -> dict[int, dict[str, list[str]]]:
+    """Draws every picture that there are figures for into `folder`; file names by what they show, by setting's number."""
+    plt = import_matplotlib()
+    return {summary.number: _Plotter(plt, summary, folder, resamples, seed).all() for summary in summaries}
+
+
+class _Plotter:
+    """Pictures of one setting."""
+
+    def __init__(self, plt, summary: Summary, folder: Path, resamples: int, seed: int):
+        self.plt, self.summary, self.folder, self.resamples, self.seed = plt, summary, folder, resamples, seed
+        self.written: dict[str, list[str]] = {}
+
+    def all(self) -> dict[str, list[str]]:
+        rows = self.summary.rows
+        if self.summary.metric is not None:
+            self.scores("bits", "stored bits a cached number, full rows and scales included", lambda row: row.result.stored_bits)
+            self.scores("speed", "tokens decoded a second", lambda row: row.result.tokens_per_second)
+        self.layers("retained", "share of the rows that are kept", "Rows that each layer keeps",
+                    {row.number: row.result.retained for row in rows if row.result.retained}, top=1.05)
+        self.layers("error", "relative error of attention's output", "Error of attention's output by layer",
+                    {row.number: row.result.layer_error for row in rows if row.result.layer_error})
+        self.objects()
+        return self.written
+
+    def scores(self, kind: str, label: str, where: Callable[[Row], float | None]) -> None:
+        """The score that decides against `where`; a curve joins one policy's widths or budgets, a panel a few policies."""
+        metric = self.summary.metric
+        plain = self.summary.plain
+        placed = [row for row in self.summary.rows if where(row) and row is not plain]
+        if not placed:
+            return
+        groups = []
+        for key, title in KINDS.items():
+            families: dict[str, list[Row]] = {}
+            for row in sorted((row for row in placed if row.kind == key), key=lambda row: (row.family, where(row))):
+                families.setdefault(row.family, []).append(row)
+            cut = panels(list(families.items()), SERIES_A_PANEL)
+            groups += [(f"{title} ({i + 1} of {len(cut)})" if len(cut) > 1 else title, some) for i, some in enumerate(cut)]
+        pages = panels(groups, PANELS_A_PAGE)
+        values = [x for row in [*placed, *([plain] if plain else [])] for x in _span(row.scores[metric])]
+        xs = [where(row) for row in [*placed, *([plain] if plain and where(plain) else [])]]
+        for page, shown in enumerate(pages):
+            figure, axes = self._figure(len(shown))
+            for axis, (title, families) in zip(axes, shown):
+                self._band(axis, plain, metric)
+                for i, (family, rows) in enumerate(families):
+                    found = [row.scores[metric] for row in rows]
+                    axis.errorbar([where(row) for row in rows], [x.value for x in found], yerr=_reach(found), color=COLORS[i],
+                                  marker=MARKERS[i], ls=STYLES[i] if len(rows) > 1 else "", ms=5, lw=1.1, elinewidth=1, capsize=2,
+                                  label=_name(family, rows))
+                if plain and where(plain):
+                    axis.plot([where(plain)], [plain.scores[metric].value], color="black", marker="*", ms=9, ls="")
+                axis.set_title(title, fontsize=9, loc="left")
+                axis.set_ylabel(_plain(metric))
+                _log2(axis, xs)
+                _limits(axis, values)
+                self._legend(axis)
+            axes[-1].set_xlabel(label)
+            title = f"{metric} against {'stored bits' if kind == 'bits' else 'speed of decoding'}"
+            self._finish(figure, kind, page, len(pages), title, interval=True)
+
+    def layers(self, kind: str, label: str, title: str, curves: dict[int, list[float]], top: float | None = None) -> None:
+        """A figure of each layer; specs whose curves are the same to four digits are one line."""
+        same: dict[tuple, list[int]] = {}
+        for number, curve in curves.items():
+            same.setdefault(tuple(float(f"{value:.4g}") for value in curve), []).append(number)
+        rows = panels(list(same.items()), SERIES_A_PANEL)
+        pages = panels(rows, PANELS_A_PAGE)
+        highest = max((max(curve) for curve in same), default=0)
+        for page, shown in enumerate(pages):
+            figure, axes = self._figure(len(shown))
+            for axis, some in zip(axes, shown):
+                for i, (curve, numbers) in enumerate(some):
+                    axis.plot(range(len(curve)), curve, color=COLORS[i], marker=MARKERS[i], ls=STYLES[i], ms=4, lw=1.2,
+                              label=self._names(numbers))
+                axis.set_ylabel(label)
+                axis.set_ylim(0, top or 1.05 * highest or 1)
+                axis.xaxis.get_major_locator().set_params(integer=True)
+                self._legend(axis)
+            axes[-1].set_xlabel("layer")
+            self._finish(figure, kind, page, len(pages), title + "; equal curves are one line")
+
+    def objects(self) -> None:
+        """As 1BitVKV's figure 1."""
+        objects = self.summary.objects
+        if not objects:
+            return
+        plain = self.summary.plain
+        rows = [row for row in self.summary.rows if row is not plain and any(row.result.spec in x.scores for x in objects)]
+        groups = panels(rows, SERIES_A_PANEL) or ([[]] if plain else [])
+        pages = panels(groups, PANELS_A_PAGE)
+        values = [end for x in objects for estimate in x.scores.values() for end in _span(estimate)]
+        for page, shown in enumerate(pages):
+            figure, axes = self._figure(len(shown))
+            for axis, some in zip(axes, shown):
+                if plain:
+                    self._by_count(axis, plain, 0, 1 + len(some), color="black", marker="*", ls="-", label=_name("f16", [plain]))
+                for i, row in enumerate(some):
+                    self._by_count(axis, row, i + 1, 1 + len(some), color=COLORS[i], marker=MARKERS[i], ls=STYLES[i],
+                                   label=_name(row.result.spec, [row]))
+                axis.set_ylabel(_plain(self.summary.metric))
+                _limits(axis, values)
+                axis.set_xticks([x.count for x in objects], [f"{x.count}\nn = {x.n}" for x in objects])
+                axis.tick_params(labelbottom=True)
+                self._legend(axis)
+            axes[-1].set_xlabel("objects in the picture")
+            self._finish(figure, "objects", page, len(pages), f"{self.summary.metric} by number of objects", interval=True)
+
+    def _by_count(self, axis, row: Row, place: int, places: int, **style) -> None:
+        """A curve, beside the others' so that no bar hides another."""
+        shown = [(x.count, x.scores[row.result.spec]) for x in self.summary.objects if row.result.spec in x.scores]
+        shift = 0.5 * ((place + 0.5) / places - 0.5)
+        axis.errorbar([count + shift for count, _ in shown], [x.value for _, x in shown], yerr=_reach([x for _, x in shown]),
+                      ms=5, lw=1.1, elinewidth=1, capsize=2, **style)
+
+    def _band(self, axis, plain: Row | None, metric: str) -> None:
+        if plain is None:
+            return
+        found = plain.scores[metric]
+        axis.axhline(found.value, color="black", lw=1, ls="--", label=f"({plain.number}) f16")
+        if found.interval:
+            axis.axhspan(found.interval.low, found.interval.high, color="black", alpha=0.08, lw=0)
+
+    def _names(self, numbers: list[int]) -> str:
+        of = {row.number: row.result.spec for row in self.summary.rows}
+        names = [_name(of[number], [], f"({number}) ") for number in numbers[:3]]
+        return "\n= ".join(names) + (f"\nand {len(numbers) - 3} more" if len(numbers) > 3 else "")
+
+    def _figure(self, count: int):
+        figure, axes = self.plt.subplots(count, 1, figsize=(10, 3.1 * count + 0.9), squeeze=False, sharex=True,
+                                         layout="constrained")
+        return figure, [row[0] for row in axes]
+
+    @staticmethod
+    def _legend(axis) -> None:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False, borderaxespad=0, labelspacing=0.6)
+
+    def _finish(self, figure, kind: str, page: int, pages: int, title: str, interval: bool = False) -> None:
+        summary, setting = self.summary, self.summary.group.setting
+        if pages > 1:
+            title += f" (page {page + 1} of {pages})"
+        length = f"{summary.prompt_tokens:.0f} prompt tokens" if summary.prompt_tokens is not None else "prompt length not known"
+        about = f"{setting.model}, {setting.task}, {setting.split}, protocol {setting.protocol}"
+        clusters = f" in {summary.group.clusters} clusters" if summary.group.clusters else ""
+        counts = f"n = {len(summary.group.ids)}{clusters}, {length}, seed {', '.join(map(str, summary.seeds))}"
+        if interval:
+            counts += f"; 95 % bootstrap intervals ({self.resamples} resamples, seed {self.seed})"
+        lines = [line for text in (about, counts) for line in textwrap.wrap(text, 110)]
+        figure.suptitle(_plain("\n".join([title, *lines])), fontsize=9, x=0.01, ha="left")
+        name = f"{summary.number:02}_{kind}{f'-{page + 1}' if page else ''}.png"
+        figure.savefig(self.folder / name, dpi=110, metadata={"Software": None})
+        self.plt.close(figure)
+        self.written.setdefault(kind, []).append(name)
+
+
+def _plain(text: str) -> str:
+    """Without matplotlib's formulas."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text).replace("$", r"\$")
+
+
+def _name(text: str, rows: list[Row], before: str = "") -> str:
+    """A legend's line: the numbers of the table, then the name, broken after a comma or space where it is long."""
+    if rows:
+        numbers = [str(row.number) for row in rows]
+        before = f"({', '.join(numbers) if len(numbers) < 5 else f'{numbers[0]} ... {numbers[-1]}'}) "
+    lines = [before]
+    for piece in re.findall(r"[^, ]*[, ]?", text):
+        while len(lines[-1]) + len(piece.rstrip()) > NAME_WIDTH and piece:
+            room = 0 if len(piece) <= NAME_WIDTH - 4 else NAME_WIDTH - len(lines[-1])
+            lines[-1] += piece[:room]
+            lines.append("    ")
+            piece = piece[room:]
+        lines[-1] += piece
+    return _plain("\n".join(lines[:3] + (["    ..."] if len(lines) > 3 else [])))
+
+
+def _span(estimate: Estimate) -> tuple[float, ...]:
+    return (estimate.interval.low, estimate.interval.high) if estimate.interval else (estimate.value,)
+
+
+def _reach(estimates: list[Estimate]) -> list[list[float]]:
+    """How far the bars go down and up; not at all without an interval."""
+    spans = [x.interval for x in estimates]
+    return [[max(0.0, x.value - span.low) if span else 0.0 for x, span in zip(estimates, spans)],
+            [max(0.0, span.high - x.value) if span else 0.0 for x, span in zip(estimates, spans)]]
+
+
+def _limits(axis, values: list[float]) -> None:
+    """The same in all panels, with some room; nothing that is measured is cut off."""
+    low, high = min(values), max(values)
+    room = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
+    axis.set_ylim(low - room, high + room)
+
+
+def _log2(axis, values: list[float]) -> None:
+    """Powers of two, so that halving is one step."""
+    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(min(values) / 1.08, max(values) * 1.08)
+    ticks = [2.0**power for power in range(low, high + 1)]
+    if len(ticks) < 4:
+        ticks = [2.0 ** (power / 2) for power in range(2 * low, 2 * high + 1)]
+    axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.tick_params(labelbottom=True)
