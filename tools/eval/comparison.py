@@ -182,7 +182,7 @@ def grouped(results: Iterable[Result], **options) -> list[Group]:
 
 def excess(a: float | None, b: float | None) -> float | None:
     """By what share a stores more than b; None where one was not measured."""
-    return None if not a or not b else a / b - 1
+    return None if not a or not b else round(a / b - 1, 9)  # the rounding of bits is no byte
 
 
 def bytes_in_words(more: float | None) -> str:
@@ -197,15 +197,14 @@ def decide(apart: Interval | None, bits_a: float | None, bits_b: float | None) -
     """Whether a is better than b, by the interval of a - b (positive: a is better) and what both store."""
     if apart is None:
         return Verdict(NOT_DECIDED, "the score has no interval")
-    more = excess(bits_a, bits_b)
+    more = excess(bits_a, bits_b) if apart.side >= 0 else excess(bits_b, bits_a)  # of the better one
     if more is None:
         return Verdict(NOT_DECIDED, bytes_in_words(more))
     if apart.side == 0:
         return Verdict(NOT_DECIDED, "the interval holds 0")
-    if more * apart.side > TOLERANCE:
-        return Verdict(NOT_DECIDED, f"the better one stores {bytes_in_words(abs(more))}")
-    word = HOLDS if apart.side > 0 else DOES_NOT
-    return Verdict(word, "" if abs(more) <= TOLERANCE else f"with {bytes_in_words(-abs(more))}")
+    if more > TOLERANCE:
+        return Verdict(NOT_DECIDED, f"the better one stores {bytes_in_words(more)}")
+    return Verdict(HOLDS if apart.side > 0 else DOES_NOT, "" if more >= -TOLERANCE else f"with {bytes_in_words(more)}")
 
 
 def decide_comparable(apart: Interval | None, margin: float, bits_a: float | None, bits_b: float | None) -> Verdict:
