@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from made_results import CATALOGUE, ROOT, needs_matplotlib, needs_numpy, result  # noqa: E402
+from eval_made import CATALOGUE, ROOT, needs_matplotlib, needs_numpy, result  # noqa: E402
 
 import comparison  # noqa: E402
 import page  # noqa: E402
@@ -83,6 +83,8 @@ class Page(unittest.TestCase):
         row = next(line for line in made.splitlines() if "`kivi,residual=32`" in line and "4.00" in line)
         self.assertRegex(row, r"^\| 4 \| `kivi,residual=32` \| 0\.413 \(0\.\d+ to 0\.\d+\) \| 0\.000 \(0\.000 to 0\.000\) \| "
                               r"-0\.500 \(-0\.\d+ to -0\.\d+\) \| 4\.00 \| 3\.00 \| 32 \| 0\.0100 \| 0\.9900 \| 104\.0 \| 610\.0 \|$")
+
+        self.assertRegex(made, r"\| 1 \| `f16` \| [^|]* \| [^|]* \| - \| 16\.00 ")  # not against itself
 
     def test_a_claim(self):
         made = made_page(two_settings())

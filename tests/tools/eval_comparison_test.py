@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from made_results import CATALOGUE, needs_numpy, result  # noqa: E402
+from eval_made import CATALOGUE, needs_numpy, result  # noqa: E402
 
 import claims  # noqa: E402
 import comparison  # noqa: E402
