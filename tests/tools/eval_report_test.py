@@ -201,6 +201,7 @@ class Script(unittest.TestCase):
         self.refused("--resamples 0 is too few", [[result("f16", GOOD)]], "--resamples", "0")
         self.refused("--seed -1 is no seed", [[result("f16", GOOD)]], "--seed=-1")
         self.refused("nowhere/tools/vlm-kv is not built", [[result("f16", GOOD)]], "--build", str(self.folder / "nowhere"))
+        self.refused("--metric CIDEr is no score of these results; there are ANLS", [[result("f16", GOOD)]], "--metric", "CIDEr")
         (self.folder / "bad.json").write_text("{")
         self.refused("bad.json is not a file of results", [], str(self.folder / "bad.json"))
         self.refused("No such file", [], str(self.folder / "none.json"))

@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -46,6 +47,7 @@ class Factor:
         return f"{self.name}: {self.a} or {self.b}"
 
 
+@functools.lru_cache(maxsize=None)
 def parse(spec: str) -> tuple[Part, ...]:
     """The parts of a spec, options sorted; ValueError where the text is no spec by itself (@FILE)."""
     text = re.sub(r"\b(visual|text)=([^\s+]+)", r"\2,scope=\1 +", spec).strip().rstrip("+")

@@ -50,7 +50,7 @@ def statistic(result: Result, metric: str) -> Statistic | None:
     """How `metric` is made of the records of `result`; None where they do not give its score again."""
     ways = [Statistic(metric, EXPONENTIALS[metric], True)] if metric in EXPONENTIALS else []
     for way in (*ways, Statistic(metric, (metric,))):
-        if all(part in item for item in result.items.values() for part in way.parts):
+        if all(item.get(part) is not None for item in result.items.values() for part in way.parts):
             sums = [sum(column) for column in zip(*way.rows(result, list(result.items)))]
             if not sums or sums[1] == 0:
                 continue

@@ -118,7 +118,7 @@ def _overview(summaries: list[Summary]) -> str:
                          *(row.verdict.word + _mark(row) if row else NONE for row in weighed)])
     missing = len(CLAIMS) - len(rows)
     left = f"{missing} of {len(CLAIMS)} claims are left out, since their specs are not among the results.\n" if missing else ""
-    letters = "".join(f"- {_letter(summary)}: {_name(summary)}, n = {len(summary.group.ids)}, by {text(summary.metric)}: "
+    letters = "".join(f"- {_letter(summary)}: {_name(summary)}, n = {len(summary.group.ids)}, by {text(summary.metric or 'nothing')}: "
                       f"{_counted(summary)}\n" for summary in summaries)
     if not rows:
         return f"## Claims\n\n{letters}\n{left}"
@@ -189,7 +189,8 @@ def _equal_bytes(summary: Summary) -> str:
         rows = [row for equal in summary.equal_bytes for row in _equal_rows(summary, equal)]
         head = ["stored bits", "best", "full rows", text(summary.metric), "beside", "full rows", text(summary.metric), "difference", "they differ in", ""]
         parts.append(table(head, rows))
-        parts.append(f"{_about(summary)}. The best by its score beside each that stores the same within {_percent(TOLERANCE)}.\n")
+        parts.append(f"{_about(summary)}. The best by its score beside each that "
+                     f"stores the same within {_percent(TOLERANCE)}; it was chosen by that score, which flatters its lead.\n")
     else:
         parts.append(f"No two specs store the same within {_percent(TOLERANCE)}.\n")
     if summary.frontier:

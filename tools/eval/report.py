@@ -21,7 +21,7 @@ import page
 import plots
 import significance
 from comparison import Comparison, Estimate
-from errors import EvaluationError, run_main
+from errors import EvaluationError, printable, run_main
 from factors import Catalogue
 from models import ROOT
 from results import Result, read_results
@@ -70,6 +70,9 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
                               "leave it out, or make it again")
     catalogue = Catalogue.from_program(build / "tools" / "vlm-kv")
     groups = comparison.grouped(results, resamples=resamples, seed=seed, metrics_wanted=wanted)
+    known = dict.fromkeys(metric for group in groups for metric in group.scores)
+    if strange := [metric for metric in wanted if metric not in known]:
+        raise EvaluationError(f"--metric {printable(strange[0])} is no score of these results; there are {', '.join(known)}")
     return [summarise(i, group, catalogue) for i, group in enumerate(groups, 1)]
 
 
