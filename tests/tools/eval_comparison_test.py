@@ -1,4 +1,4 @@
-"""tools/eval/comparison.py: what may be compared, and what an interval decides."""
+"""tools/eval/groups.py and comparison.py: what may be compared, and what an interval decides."""
 
 import math
 import sys
@@ -13,8 +13,9 @@ import comparison  # noqa: E402
 import factors  # noqa: E402
 import metrics  # noqa: E402
 from claims import Claim  # noqa: E402
-from comparison import DOES_NOT, HOLDS, NOT_DECIDED, Estimate, Group, NotComparable, Verdict, compare, decide  # noqa: E402
+from comparison import DOES_NOT, HOLDS, NOT_DECIDED, Verdict, compare, decide  # noqa: E402
 from errors import EvaluationError  # noqa: E402
+from groups import Estimate, Group, NotComparable  # noqa: E402
 from significance import Interval, McNemar  # noqa: E402
 
 GOOD, BAD = [0.9, 0.8, 1.0, 0.95] * 6, [0.4, 0.5, 0.3, 0.45] * 6
@@ -53,15 +54,24 @@ class Decide(unittest.TestCase):
     def test_comparable_is_within_the_margin(self):
         def about(low, high, bits=4.0):
             return comparison.decide_comparable(Interval(low, high), 0.02, bits, 4.0).word
-        self.assertEqual([about(-0.02, 0.02), about(-0.01, 0.03), about(0.03, 0.05), about(-0.05, -0.03)],
-                         [HOLDS, NOT_DECIDED, DOES_NOT, DOES_NOT])
+
+        self.assertEqual(
+            [about(-0.02, 0.02), about(-0.01, 0.03), about(0.03, 0.05), about(-0.05, -0.03)],
+            [HOLDS, NOT_DECIDED, DOES_NOT, DOES_NOT],
+        )
         self.assertEqual(about(0.0, 0.0, bits=5.0), NOT_DECIDED)
 
     def test_draws_have_to_agree(self):
-        holds, fewer, other = Verdict(HOLDS), Verdict(HOLDS, "with 9.0 % fewer bytes"), Verdict(NOT_DECIDED, "the interval holds 0")
+        holds, fewer, other = (
+            Verdict(HOLDS),
+            Verdict(HOLDS, "with 9.0 % fewer bytes"),
+            Verdict(NOT_DECIDED, "the interval holds 0"),
+        )
         self.assertEqual(comparison.judge([holds, fewer]), Verdict(HOLDS, "with 9.0 % fewer bytes"))
-        self.assertEqual(comparison.judge([holds, other]),
-                         Verdict(NOT_DECIDED, "against draw 0: holds; against draw 1: not decided: the interval holds 0"))
+        self.assertEqual(
+            comparison.judge([holds, other]),
+            Verdict(NOT_DECIDED, "against draw 0: holds; against draw 1: not decided: the interval holds 0"),
+        )
 
 
 class Pairing(unittest.TestCase):
@@ -78,13 +88,19 @@ class Pairing(unittest.TestCase):
         self.refused("no results")
 
     def test_the_first_record_that_differs_is_named(self):
-        self.refused("'r23' is a record of 'f16' and not of 'int4'.*pocket-llava / documents", result("f16", GOOD),
-                     result("int4", GOOD[:-1]))
+        self.refused(
+            "'r23' is a record of 'f16' and not of 'int4'.*pocket-llava / documents",
+            result("f16", GOOD),
+            result("int4", GOOD[:-1]),
+        )
         self.refused("'r23' is a record of 'int4' and not of 'f16'", result("f16", GOOD[:-1]), result("int4", GOOD))
 
     def test_a_spec_is_there_once(self):
-        self.refused("'kivi,residual=32,bits=1' is there twice|'kivi,bits=1,residual=32' is there twice",
-                     result("kivi,bits=1,residual=32", GOOD), result("kivi,residual=32,bits=1", GOOD))
+        self.refused(
+            "'kivi,residual=32,bits=1' is there twice|'kivi,bits=1,residual=32' is there twice",
+            result("kivi,bits=1,residual=32", GOOD),
+            result("kivi,residual=32,bits=1", GOOD),
+        )
 
     def test_clusters_are_the_same_and_complete(self):
         clusters = {f"r{i:02}": f"video {i // 6}" for i in range(24)}
@@ -116,10 +132,12 @@ class Scores(unittest.TestCase):
 
     def test_clusters_change_the_interval(self):
         values = [1.0] * 12 + [0.0] * 12
+
         def width(clusters):
             found = group(result("f16", values, clusters=clusters), resamples=2000)
             ends = found.estimate(found.plain, "ANLS").interval
             return ends.high - ends.low
+
         self.assertGreater(width({f"r{i:02}": f"video {i // 6}" for i in range(24)}), 1.5 * width(None))
 
     def test_a_score_that_is_no_mean_has_no_interval(self):
@@ -139,6 +157,7 @@ class Scores(unittest.TestCase):
                 item |= {"tokens": 10.0 + i, "nll": nll * (10.0 + i)}
             made.scores = {"perplexity": math.exp(nll)}
             return made
+
         made = group(forced("f16", 0.5), forced("int4", 0.75))
         found = made.estimate(made.plain, "perplexity")
         self.assertAlmostEqual(found.interval.low, math.exp(0.5))
@@ -175,7 +194,9 @@ class Compared(unittest.TestCase):
         self.assertFalse(two.one_factor)
 
     def test_budgets_that_match_bytes_are_no_factor(self):
-        made = group(result("prefixkv,keep=0.5", GOOD), result("uniform,keep=0.55", BAD), result("prefixkv,keep=0.9", BAD))
+        made = group(
+            result("prefixkv,keep=0.5", GOOD), result("uniform,keep=0.55", BAD), result("prefixkv,keep=0.9", BAD)
+        )
         one = compare(made, made.find("prefixkv,keep=0.5"), made.find("uniform,keep=0.55"), CATALOGUE)
         self.assertEqual([str(x) for x in one.factors], ["retention: prefixkv or uniform"])
         self.assertEqual([str(x) for x in one.matched], ["keep: 0.5 or 0.55"])
@@ -203,7 +224,9 @@ class Compared(unittest.TestCase):
 
     def test_exactness_is_confirmed_by_its_own_test(self):
         # 5 of 24 only the first: the bootstrap's interval leaves out 0, McNemar's p is 2 / 2^5.
-        made = group(result("kivi", [1] * 5 + [0] * 19, metric="exact"), result("kivi,bits=1", [0] * 24, metric="exact"))
+        made = group(
+            result("kivi", [1] * 5 + [0] * 19, metric="exact"), result("kivi,bits=1", [0] * 24, metric="exact")
+        )
         found = compare(made, made.find("kivi"), made.find("kivi,bits=1"), CATALOGUE)
         self.assertEqual(found.difference.interval.side, 1)
         self.assertEqual(found.verdict, Verdict(NOT_DECIDED, "McNemar's p is 0.062"))
@@ -220,7 +243,9 @@ class Weighed(unittest.TestCase):
     CHANCE = Claim("uniform is above chance", "paper", "uniform,keep=0.5", "random,keep=0.5", draws=2)
 
     def test_chance_is_asked_twice(self):
-        made = group(result("uniform,keep=0.5", GOOD), result("random,keep=0.5", BAD), result("random,keep=0.5,seed=1", GOOD))
+        made = group(
+            result("uniform,keep=0.5", GOOD), result("random,keep=0.5", BAD), result("random,keep=0.5,seed=1", GOOD)
+        )
         found = comparison.weigh(made, self.CHANCE, CATALOGUE)
         self.assertEqual([x.verdict.word for x in found.comparisons], [HOLDS, NOT_DECIDED])
         self.assertEqual(found.verdict.word, NOT_DECIDED)
@@ -230,20 +255,32 @@ class Weighed(unittest.TestCase):
         self.assertIsNone(comparison.weigh(made, self.CHANCE, CATALOGUE))
 
     def test_comparable_is_by_the_score_of_f16(self):
-        claim = Claim("offline is comparable", "paper", "prefixkv,mode=profile", "prefixkv,mode=online", comparable=0.02)
+        claim = Claim(
+            "offline is comparable", "paper", "prefixkv,mode=profile", "prefixkv,mode=online", comparable=0.02
+        )
         made = [result("prefixkv,mode=profile", GOOD), result("prefixkv,mode=online", [x + 0.001 for x in GOOD])]
         self.assertIsNone(comparison.weigh(group(*made), claim, CATALOGUE))  # no f16 to take a share of
         found = comparison.weigh(group(*made, result("f16", GOOD, bits=16.0)), claim, CATALOGUE)
         self.assertEqual(found.verdict, Verdict(HOLDS, "within 0.0182"))
 
     def test_sets_of_equal_bytes(self):
-        made = group(result("f16", GOOD, bits=16.0), result("kivi", GOOD, bits=4.0), result("kivi,bits=1", GOOD, bits=4.08),
-                     result("int4", GOOD, bits=4.1), result("kivi,bits=3", GOOD, bits=None))
+        made = group(
+            result("f16", GOOD, bits=16.0),
+            result("kivi", GOOD, bits=4.0),
+            result("kivi,bits=1", GOOD, bits=4.08),
+            result("int4", GOOD, bits=4.1),
+            result("kivi,bits=3", GOOD, bits=None),
+        )
         self.assertEqual([[x.spec for x in found] for found in comparison.equal_bytes(made)], [["kivi", "kivi,bits=1"]])
 
     def test_the_frontier_is_what_nothing_beats_with_no_more_bytes(self):
-        made = group(result("f16", GOOD, bits=16.0), result("kivi", BAD, bits=6.0), result("int4", [0.7] * 24, bits=4.5),
-                     result("kivi,bits=1", [0.2] * 24, bits=3.0), result("uniform", GOOD, bits=None))
+        made = group(
+            result("f16", GOOD, bits=16.0),
+            result("kivi", BAD, bits=6.0),
+            result("int4", [0.7] * 24, bits=4.5),
+            result("kivi,bits=1", [0.2] * 24, bits=3.0),
+            result("uniform", GOOD, bits=None),
+        )
         self.assertEqual([x.spec for x in comparison.frontier(made, "ANLS")], ["kivi,bits=1", "int4", "f16"])
 
 
@@ -259,8 +296,20 @@ class Claims(unittest.TestCase):
     def test_what_has_to_be_asked_is(self):
         texts = [claim.text for claim in claims.CLAIMS]
         self.assertEqual(texts.count("PrefixKV is above uniform budgets"), 9)
-        rules = {"uniform", "PrefixKV", "Elastic Cache", "VL-Cache", "StreamingLLM", "H2O (of the prompt)", "SnapKV", "PyramidKV", "TOVA"}
-        self.assertEqual({text.removesuffix(" is above chance") for text in texts if text.endswith("is above chance")}, rules)
+        rules = {
+            "uniform",
+            "PrefixKV",
+            "Elastic Cache",
+            "VL-Cache",
+            "StreamingLLM",
+            "H2O (of the prompt)",
+            "SnapKV",
+            "PyramidKV",
+            "TOVA",
+        }
+        self.assertEqual(
+            {text.removesuffix(" is above chance") for text in texts if text.endswith("is above chance")}, rules
+        )
         self.assertTrue(all(claim.draws == 2 for claim in claims.CLAIMS if claim.worse.startswith("random")))
 
 

@@ -12,7 +12,9 @@ from results import Result  # noqa: E402
 
 NUMPY = "numpy is not installed (tools/setup.sh --test)"
 needs_numpy = unittest.skipUnless(importlib.util.find_spec("numpy"), NUMPY)
-needs_matplotlib = unittest.skipUnless(importlib.util.find_spec("matplotlib"), "matplotlib is not installed (tools/setup.sh --test)")
+needs_matplotlib = unittest.skipUnless(
+    importlib.util.find_spec("matplotlib"), "matplotlib is not installed (tools/setup.sh --test)"
+)
 
 
 def option(key, default, words=""):
@@ -25,15 +27,26 @@ def policy(name, kind, *options, plain=False):
 
 
 # As `vlm-kv list --json` has it, with fewer policies.
-CATALOGUE = Catalogue.from_json({"policies": [
-    policy("f16", "quantizer", plain=True),
-    policy("int4", "quantizer"),
-    policy("kivi", "quantizer", option("bits", "2"), option("residual", "128")),
-    policy("uniform", "retention", option("keep", "0.5"), option("evict", "score")),
-    policy("prefixkv", "retention", option("keep", "0.5"), option("evict", "score"), option("mode", "auto")),
-    policy("snapkv", "retention", option("keep", "0.5"), option("evict", "none")),
-    policy("random", "retention", option("keep", "0.5"), option("seed", "0"), option("head_shared", "off"), option("evict", "score")),
-]})
+CATALOGUE = Catalogue.from_json(
+    {
+        "policies": [
+            policy("f16", "quantizer", plain=True),
+            policy("int4", "quantizer"),
+            policy("kivi", "quantizer", option("bits", "2"), option("residual", "128")),
+            policy("uniform", "retention", option("keep", "0.5"), option("evict", "score")),
+            policy("prefixkv", "retention", option("keep", "0.5"), option("evict", "score"), option("mode", "auto")),
+            policy("snapkv", "retention", option("keep", "0.5"), option("evict", "none")),
+            policy(
+                "random",
+                "retention",
+                option("keep", "0.5"),
+                option("seed", "0"),
+                option("head_shared", "off"),
+                option("evict", "score"),
+            ),
+        ]
+    }
+)
 
 
 def result(spec, values, bits=4.0, metric="ANLS", task="documents", exact=None, **others):
@@ -42,6 +55,14 @@ def result(spec, values, bits=4.0, metric="ANLS", task="documents", exact=None, 
     for item, right in zip(items.values(), exact or []):
         item["exact"] = float(right)
     scores = {name: sum(item[name] for item in items.values()) / len(items) for name in next(iter(items.values()))}
-    settings = {"model": "pocket-llava", "split": "heldout", "protocol": "native", "prompt_tokens": 610.0, "device": "cpu",
-                "versions": {"kvlm": "1.0"}, "command": "docvqa.py --out OUT", "seed": 7} | others
+    settings = {
+        "model": "pocket-llava",
+        "split": "heldout",
+        "protocol": "native",
+        "prompt_tokens": 610.0,
+        "device": "cpu",
+        "versions": {"kvlm": "1.0"},
+        "command": "docvqa.py --out OUT",
+        "seed": 7,
+    } | others
     return Result(spec=spec, task=task, items=items, scores=scores, stored_bits=bits, **settings)

@@ -14,7 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from eval_made import CATALOGUE, ROOT, needs_matplotlib, needs_numpy, result  # noqa: E402
 
-import comparison  # noqa: E402
+import groups  # noqa: E402
+import markup  # noqa: E402
 import page  # noqa: E402
 import summary  # noqa: E402
 from results import write_results  # noqa: E402
@@ -28,72 +29,121 @@ HEADINGS = ["Scores", "At equal stored bytes", "Claims", "Layers", "By number of
 
 def captions(spec, values, bits, **others):
     """With all that a result can have."""
-    return result(spec, values, bits, "slots", "captions", exact=[x > 0.85 for x in values],
-                  **({"objects": {f"r{i:02}": 1 + i % 3 for i in range(24)}, "retained": [1.0, 0.5], "layer_error": [0.1, 0.2],
-                      "kl": 0.01, "top1": 0.99, "tokens_per_second": 100 + (bits or 0), "nominal_bits": (bits or 1) - 1} | others))
+    return result(
+        spec,
+        values,
+        bits,
+        "slots",
+        "captions",
+        exact=[x > 0.85 for x in values],
+        **(
+            {
+                "objects": {f"r{i:02}": 1 + i % 3 for i in range(24)},
+                "retained": [1.0, 0.5],
+                "layer_error": [0.1, 0.2],
+                "kl": 0.01,
+                "top1": 0.99,
+                "tokens_per_second": 100 + (bits or 0),
+                "nominal_bits": (bits or 1) - 1,
+            }
+            | others
+        ),
+    )
 
 
 def two_settings():
-    return [captions("f16", GOOD, 16.0, layer_error=[0.0, 0.0]), captions("kivi,residual=32", BAD, 4.0, residual=32),
-            captions("prefixkv,keep=0.5", GOOD, 8.0), captions("uniform,keep=0.5", BAD, 8.0, retained=[0.5, 0.5]),
-            result("f16", GOOD, 16.0), result("kivi,residual=32", BAD, None, residual=32, prompt_tokens=None)]
+    return [
+        captions("f16", GOOD, 16.0, layer_error=[0.0, 0.0]),
+        captions("kivi,residual=32", BAD, 4.0, residual=32),
+        captions("prefixkv,keep=0.5", GOOD, 8.0),
+        captions("uniform,keep=0.5", BAD, 8.0, retained=[0.5, 0.5]),
+        result("f16", GOOD, 16.0),
+        result("kivi,residual=32", BAD, None, residual=32, prompt_tokens=None),
+    ]
 
 
 def made_page(results, pictures=None):
-    groups = comparison.grouped(results, resamples=200)
-    summaries = [summary.summarise(i, group, CATALOGUE) for i, group in enumerate(groups, 1)]
+    of_settings = groups.grouped(results, resamples=200)
+    summaries = [summary.summarise(i, group, CATALOGUE) for i, group in enumerate(of_settings, 1)]
     return page.page(summaries, 200, 1, pictures)
 
 
 class Markdown(unittest.TestCase):
     def test_foreign_text_stays_text(self):
-        self.assertEqual(page.text("a|b_c*[x](y)<z>"), r"a\|b\_c\*\[x\](y)\<z\>")
-        self.assertEqual(page.text("größer \n # 1\x1b[0m"), r"größer \\n \# 1\\x1b\[0m")
-        self.assertEqual(page.code("a|b"), r"`a\|b`")
-        self.assertEqual(page.code("a`b"), "``a`b``")
-        self.assertEqual(page.code("`a"), "`` `a ``")
+        self.assertEqual(markup.text("a|b_c*[x](y)<z>"), r"a\|b\_c\*\[x\](y)\<z\>")
+        self.assertEqual(markup.text("größer \n # 1\x1b[0m"), r"größer \\n \# 1\\x1b\[0m")
+        self.assertEqual(markup.code("a|b"), r"`a\|b`")
+        self.assertEqual(markup.code("a`b"), "``a`b``")
+        self.assertEqual(markup.code("`a"), "`` `a ``")
 
     def test_numbers(self):
-        self.assertEqual([page.number(x) for x in (None, 0.98765, 98.765)], ["-", "0.988", "98.77"])
-        self.assertEqual([page.small(x) for x in (0.0, 1e-9, 0.00005, 0.2)], ["0", "< 0.0001", "0.0001", "0.2000"])
-        self.assertEqual(page.gain(comparison.Estimate(-0.1, Interval(-0.2, 0.0))), "-0.100 (-0.200 to +0.000)")
-        self.assertEqual(page.gain(comparison.Estimate(0.1, None)), "+0.100 (no interval)")
+        self.assertEqual([markup.number(x) for x in (None, 0.98765, 98.765)], ["-", "0.988", "98.77"])
+        self.assertEqual([markup.small(x) for x in (0.0, 1e-9, 0.00005, 0.2)], ["0", "< 0.0001", "0.0001", "0.2000"])
+        self.assertEqual(markup.gain(groups.Estimate(-0.1, Interval(-0.2, 0.0))), "-0.100 (-0.200 to +0.000)")
+        self.assertEqual(markup.gain(groups.Estimate(0.1, None)), "+0.100 (no interval)")
 
 
 @needs_numpy
 class Page(unittest.TestCase):
     def test_every_setting_has_every_section_and_n_beside_every_table(self):
         made = made_page(two_settings())
-        self.assertEqual(re.findall(r"^## (.*)", made, re.M),
-                         ["Claims", "A. pocket-llava, captions, heldout, protocol native",
-                          "B. pocket-llava, documents, heldout, protocol native", "How it was made"])
+        self.assertEqual(
+            re.findall(r"^## (.*)", made, re.M),
+            [
+                "Claims",
+                "A. pocket-llava, captions, heldout, protocol native",
+                "B. pocket-llava, documents, heldout, protocol native",
+                "How it was made",
+            ],
+        )
         self.assertEqual(re.findall(r"^### (.*)", made, re.M), HEADINGS * 2)
         for setting in made.split("\n## ")[2:4]:
             for section in setting.split("\n### ")[1:]:
                 if "| --- |" in section:
-                    self.assertRegex(section, r"n = 24, (610 prompt tokens|prompt length not known), seed 7, pocket-llava")
+                    self.assertRegex(
+                        section, r"n = 24, (610 prompt tokens|prompt length not known), seed 7, pocket-llava"
+                    )
 
     def test_origin(self):
         made = made_page(two_settings()).split("## How it was made")[1]
-        for words in ("seed 7; device cpu; versions kvlm 1.0", "    docvqa.py --out OUT", "200 resamples, seed 1", "within 2 %"):
+        for words in (
+            "seed 7; device cpu; versions kvlm 1.0",
+            "    docvqa.py --out OUT",
+            "200 resamples, seed 1",
+            "within 2 %",
+        ):
             self.assertIn(words, made)
 
     def test_a_row_of_scores(self):
         made = made_page(two_settings())
         row = next(line for line in made.splitlines() if "`kivi,residual=32`" in line and "4.00" in line)
-        self.assertRegex(row, r"^\| 4 \| `kivi,residual=32` \| 0\.413 \(0\.\d+ to 0\.\d+\) \| 0\.000 \(0\.000 to 0\.000\) \| "
-                              r"-0\.500 \(-0\.\d+ to -0\.\d+\) \| 4\.00 \| 3\.00 \| 32 \| 0\.0100 \| 0\.9900 \| 104\.0 \| 610\.0 \|$")
+        self.assertRegex(
+            row,
+            r"^\| 4 \| `kivi,residual=32` \| 0\.413 \(0\.\d+ to 0\.\d+\) \| 0\.000 \(0\.000 to 0\.000\) \| "
+            r"-0\.500 \(-0\.\d+ to -0\.\d+\) \| 4\.00 \| 3\.00 \| 32 \| 0\.0100 \| 0\.9900 \| 104\.0 \| 610\.0 \|$",
+        )
 
         self.assertRegex(made, r"\| 1 \| `f16` \| [^|]* \| [^|]* \| - \| 16\.00 ")  # not against itself
 
     def test_a_claim(self):
         made = made_page(two_settings())
-        row = next(line for line in made.splitlines() if line.startswith("| PrefixKV is above uniform budgets") and "**" in line)
-        for words in ("PrefixKV 4.3, table 4", "retention `prefixkv` or `uniform`", "8.00, 8.00: equal bytes", "**holds**",
-                      "exact 18 only the first, 0 only the second (p < 0.0001)"):
+        row = next(
+            line
+            for line in made.splitlines()
+            if line.startswith("| PrefixKV is above uniform budgets") and "**" in line
+        )
+        for words in (
+            "PrefixKV 4.3, table 4",
+            "retention `prefixkv` or `uniform`",
+            "8.00, 8.00: equal bytes",
+            "**holds**",
+            "exact 18 only the first, 0 only the second (p < 0.0001)",
+        ):
             self.assertIn(words, row)
         self.assertNotIn(r"\*", row)
-        self.assertIn("| PrefixKV is above uniform budgets, 0.5 of the rows | PrefixKV 4.3, table 4 | holds | - |", made)
+        self.assertIn(
+            "| PrefixKV is above uniform budgets, 0.5 of the rows | PrefixKV 4.3, table 4 | holds | - |", made
+        )
         self.assertRegex(made, r"\d+ of \d+ claims are left out")
         self.assertIn("by slots: 1 hold, 0 do not, 0 not decided", made)
 
@@ -101,18 +151,30 @@ class Page(unittest.TestCase):
         made = made_page(two_settings())
         self.assertIn("| 8.00 | `prefixkv,keep=0.5` | - | 0.912 ", made)
         self.assertIn("No two specs store the same within 2 %.", made)
-        self.assertIn("No spec is better with no more bytes than any of these (stored bits): `kivi,residual=32` (4.00), "
-                      "`prefixkv,keep=0.5` (8.00), `f16` (16.00).", made)
+        self.assertIn(
+            "No spec is better with no more bytes than any of these (stored bits): `kivi,residual=32` (4.00), "
+            "`prefixkv,keep=0.5` (8.00), `f16` (16.00).",
+            made,
+        )
 
     def test_more_than_one_factor_is_marked(self):
         made = made_page([result("kivi", GOOD), result("kivi,bits=4,residual=32", BAD)])
         self.assertIn(r"bits `2` or `4`; residual `128` or `32` \*", made)
 
     def test_what_is_missing_is_said(self):
-        made = made_page([result("kivi,residual=32", BAD, None, prompt_tokens=None, device="", versions={}, command="")])
-        for words in ("note: f16 is not among the specs", "note: stored bits were not measured of (1)", "Layers were not measured",
-                      "The number of objects is not known", "No claim has all its specs here", "prompt length not known",
-                      "device not known; versions not known", "No two specs store the same"):
+        made = made_page(
+            [result("kivi,residual=32", BAD, None, prompt_tokens=None, device="", versions={}, command="")]
+        )
+        for words in (
+            "note: f16 is not among the specs",
+            "note: stored bits were not measured of (1)",
+            "Layers were not measured",
+            "The number of objects is not known",
+            "No claim has all its specs here",
+            "prompt length not known",
+            "device not known; versions not known",
+            "No two specs store the same",
+        ):
             self.assertIn(words, made)
 
     def test_scores_that_decide_nothing(self):
@@ -125,8 +187,14 @@ class Page(unittest.TestCase):
         self.assertIn("| 0.300 |", text)
 
     def test_mixed_origins_are_notes(self):
-        made = made_page([result("f16", GOOD), result("kivi", GOOD, device="cuda", versions={"kvlm": "2.0"}, prompt_tokens=500.0)])
-        for words in ("note: specs ran on several devices: cpu; cuda", "note: specs were made by several versions of kvlm: 1.0; 2.0", "note: prompts differ between specs: 500 to 610"):
+        made = made_page(
+            [result("f16", GOOD), result("kivi", GOOD, device="cuda", versions={"kvlm": "2.0"}, prompt_tokens=500.0)]
+        )
+        for words in (
+            "note: specs ran on several devices: cpu; cuda",
+            "note: specs were made by several versions of kvlm: 1.0; 2.0",
+            "note: prompts differ between specs: 500 to 610",
+        ):
             self.assertIn(words, made)
 
     def test_clusters_stand_beside_n(self):
@@ -140,7 +208,7 @@ class Page(unittest.TestCase):
         self.assertIn(r"    run 'a|b'\nrm", made)
 
     def test_records_that_differ_are_refused(self):
-        with self.assertRaisesRegex(comparison.NotComparable, "'r23' is a record of 'f16'"):
+        with self.assertRaisesRegex(groups.NotComparable, "'r23' is a record of 'f16'"):
             made_page([result("f16", GOOD), result("kivi", GOOD[:-1])])
 
 
@@ -154,8 +222,24 @@ class Script(unittest.TestCase):
         for i, rows in enumerate(results):
             paths.append(self.folder / f"{i}.json")
             write_results(paths[-1], rows)
-        return subprocess.run([sys.executable, SCRIPT, "--out", self.folder / out, "--build", BUILD, "--resamples", "200", *flags,
-                               *paths], capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **environment})
+        return subprocess.run(
+            [
+                sys.executable,
+                SCRIPT,
+                "--out",
+                self.folder / out,
+                "--build",
+                BUILD,
+                "--resamples",
+                "200",
+                *flags,
+                *paths,
+            ],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+        )
 
     def refused(self, words, results, *flags):
         done = self.run_script("out", results, "--skip", "plots", *flags)
@@ -168,13 +252,17 @@ class Script(unittest.TestCase):
         done = self.run_script("out", [two_settings()], "--skip", "plots")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         found = self.folder / "out"
-        self.assertEqual(sorted(path.name for path in found.iterdir()), ["claims.csv", "report.json", "report.md", "scores.csv"])
+        self.assertEqual(
+            sorted(path.name for path in found.iterdir()), ["claims.csv", "report.json", "report.md", "scores.csv"]
+        )
         self.assertNotIn("![", (found / "report.md").read_text())
         rows = list(csv.DictReader((found / "scores.csv").read_text().splitlines()))
         self.assertEqual(len(rows), 4 * 2 + 2)
         kivi = next(row for row in rows if row["spec"] == "kivi,residual=32" and row["metric"] == "slots")
-        self.assertEqual((kivi["n"], kivi["value"], kivi["stored_bits"], kivi["residual"], kivi["seed"], kivi["decides"]),
-                         ("24", "0.4125", "4.0", "32", "7", "True"))
+        self.assertEqual(
+            (kivi["n"], kivi["value"], kivi["stored_bits"], kivi["residual"], kivi["seed"], kivi["decides"]),
+            ("24", "0.4125", "4.0", "32", "7", "True"),
+        )
         told = json.loads((found / "report.json").read_text())
         self.assertEqual((told["resamples"], told["seed"], told["tolerance"]), (200, 1, 0.02))
         self.assertEqual(told["settings"][0]["claims"][0]["verdict"], "holds")
@@ -192,7 +280,9 @@ class Script(unittest.TestCase):
         self.assertNotEqual((self.folder / "a/report.md").read_text(), (self.folder / "c/report.md").read_text())
 
     def test_what_cannot_be_reported(self):
-        self.refused("'r23' is a record of 'f16' and not of 'kivi'", [[result("f16", GOOD)], [result("kivi", GOOD[:-1])]])
+        self.refused(
+            "'r23' is a record of 'f16' and not of 'kivi'", [[result("f16", GOOD)], [result("kivi", GOOD[:-1])]]
+        )
         self.refused("'f16' is there twice", [[result("f16", GOOD)], [result("f16", GOOD)]])
         self.refused("0.json has no results", [[]])
         empty = result("f16", GOOD)
@@ -200,8 +290,12 @@ class Script(unittest.TestCase):
         self.refused("'f16' .* has no scored records", [[empty]])
         self.refused("--resamples 0 is too few", [[result("f16", GOOD)]], "--resamples", "0")
         self.refused("--seed -1 is no seed", [[result("f16", GOOD)]], "--seed=-1")
-        self.refused("nowhere/tools/vlm-kv is not built", [[result("f16", GOOD)]], "--build", str(self.folder / "nowhere"))
-        self.refused("--metric CIDEr is no score of these results; there are ANLS", [[result("f16", GOOD)]], "--metric", "CIDEr")
+        self.refused(
+            "nowhere/tools/vlm-kv is not built", [[result("f16", GOOD)]], "--build", str(self.folder / "nowhere")
+        )
+        self.refused(
+            "--metric CIDEr is no score of these results; there are ANLS", [[result("f16", GOOD)]], "--metric", "CIDEr"
+        )
         (self.folder / "bad.json").write_text("{")
         self.refused("bad.json is not a file of results", [], str(self.folder / "bad.json"))
         self.refused("No such file", [], str(self.folder / "none.json"))
@@ -210,14 +304,22 @@ class Script(unittest.TestCase):
         (self.folder / "matplotlib.py").write_text("raise ImportError('none')")
         done = self.run_script("out", [two_settings()], PYTHONPATH=str(self.folder))
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, "no matplotlib; run tools/eval/setup.sh .* or leave them out with --skip plots\n$")
+        self.assertRegex(
+            done.stderr, "no matplotlib; run tools/eval/setup.sh .* or leave them out with --skip plots\n$"
+        )
         self.assertFalse((self.folder / "out").exists())
 
     @needs_matplotlib
     def test_pictures(self):
-        odd = [captions(f"kivi,bits={i},residual={j}", BAD, 1.0 + i, model="größe $x_1$|") for i in range(1, 9) for j in (32, 64, 96, 128)]
+        odd = [
+            captions(f"kivi,bits={i},residual={j}", BAD, 1.0 + i, model="größe $x_1$|")
+            for i in range(1, 9)
+            for j in (32, 64, 96, 128)
+        ]
         odd.append(captions("f16", GOOD, 16.0, model="größe $x_1$|"))
-        odd.append(captions("-", GOOD, None, model="größe $x_1$|", tokens_per_second=None, retained=None, layer_error=None))
+        odd.append(
+            captions("-", GOOD, None, model="größe $x_1$|", tokens_per_second=None, retained=None, layer_error=None)
+        )
         for out in ("a", "b"):
             done = self.run_script(out, [two_settings(), odd])
             self.assertEqual((done.returncode, done.stderr), (0, ""))

@@ -39,8 +39,10 @@ class ExactTest(unittest.TestCase):
 
 class Sides(unittest.TestCase):
     def test_an_end_at_0_is_not_beyond_it(self):
-        self.assertEqual([Interval(*ends).side for ends in ((0.1, 0.2), (0.0, 0.2), (-0.1, 0.2), (-0.1, 0.0), (-0.2, -0.1), (0, 0))],
-                         [1, 0, 0, 0, -1, 0])
+        self.assertEqual(
+            [Interval(*ends).side for ends in ((0.1, 0.2), (0.0, 0.2), (-0.1, 0.2), (-0.1, 0.0), (-0.2, -0.1), (0, 0))],
+            [1, 0, 0, 0, -1, 0],
+        )
         self.assertEqual(Interval(1, 2).scaled(-100), Interval(-200, -100))
 
 
@@ -98,10 +100,12 @@ class Percentiles(unittest.TestCase):
         source = random.Random(5)
         right = [float(source.random() < 0.5) for _ in range(20) for _ in range(1)]
         rows = [[right[i // 10], 1.0] for i in range(200)]
+
         def width(units):
             sums = Bootstrap(units, 4000, 1).sums(rows)
             found = significance.interval(sums[:, 0] / sums[:, 1])
             return found.high - found.low
+
         alone, together = width([str(i) for i in range(200)]), width([f"video {i // 10}" for i in range(200)])
         self.assertAlmostEqual(together / alone, math.sqrt(10), delta=0.35)
 
@@ -128,11 +132,13 @@ class Percentiles(unittest.TestCase):
 
 class WithoutNumpy(unittest.TestCase):
     def test_it_is_said_with_its_cure(self):
-        code = ("import sys; sys.modules['numpy'] = None; sys.path.insert(0, sys.argv[1])\n"
-                "import significance\n"
-                "print(significance.McNemar(5, 0).p)\n"
-                "try: significance.import_numpy()\n"
-                "except significance.EvaluationError as error: print(error)\n")
+        code = (
+            "import sys; sys.modules['numpy'] = None; sys.path.insert(0, sys.argv[1])\n"
+            "import significance\n"
+            "print(significance.McNemar(5, 0).p)\n"
+            "try: significance.import_numpy()\n"
+            "except significance.EvaluationError as error: print(error)\n"
+        )
         done = subprocess.run([sys.executable, "-c", code, EVAL], capture_output=True, text=True)
         self.assertIn("0.0625", done.stdout, done.stderr)
         self.assertIn("this Python has no numpy; run tools/eval/setup.sh", done.stdout)

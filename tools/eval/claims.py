@@ -51,35 +51,97 @@ PACK = "packing all rows beats dropping some"
 OWN = "this project"
 
 _OF_QUANTIZERS = [
-    Claim(KEYS, "1BitVKV 3.3, figure 3; XQuant, table 8", "kivi,key_bits=8,value_bits=1,residual=32",
-          "kivi,key_bits=1,value_bits=8,residual=32", "8 and 1 bits"),
-    Claim(KEYS, "1BitVKV 3.3, figure 3", "kivi,key_bits=4,value_bits=2,residual=32",
-          "kivi,key_bits=2,value_bits=4,residual=32", "4 and 2 bits"),
-    Claim(CHANNEL, "CalibQuant 5.5, table 4 (values)", "head_quantile,alpha=0,group_axes=channel", "head_quantile,alpha=0",
-          "1 bit, minimum and maximum"),
-    Claim(CHANNEL, "CalibQuant 4.1", "head_quantile,alpha=0,bits=2,group_axes=channel", "head_quantile,alpha=0,bits=2",
-          "2 bits, minimum and maximum"),
+    Claim(
+        KEYS,
+        "1BitVKV 3.3, figure 3; XQuant, table 8",
+        "kivi,key_bits=8,value_bits=1,residual=32",
+        "kivi,key_bits=1,value_bits=8,residual=32",
+        "8 and 1 bits",
+    ),
+    Claim(
+        KEYS,
+        "1BitVKV 3.3, figure 3",
+        "kivi,key_bits=4,value_bits=2,residual=32",
+        "kivi,key_bits=2,value_bits=4,residual=32",
+        "4 and 2 bits",
+    ),
+    Claim(
+        CHANNEL,
+        "CalibQuant 5.5, table 4 (values)",
+        "head_quantile,alpha=0,group_axes=channel",
+        "head_quantile,alpha=0",
+        "1 bit, minimum and maximum",
+    ),
+    Claim(
+        CHANNEL,
+        "CalibQuant 4.1",
+        "head_quantile,alpha=0,bits=2,group_axes=channel",
+        "head_quantile,alpha=0,bits=2",
+        "2 bits, minimum and maximum",
+    ),
     Claim(CHANNEL, "CalibQuant 4.1", "head_quantile,group_axes=channel", "head_quantile", "1 bit, quantiles"),
-    Claim(CHANNEL, "CalibQuant 4.1", "head_quantile,bits=2,group_axes=channel", "head_quantile,bits=2", "2 bits, quantiles"),
-    Claim("values per channel beat values per token", "VidKV 3.1, table 2 (video); CalibQuant 5.5",
-          "vidkv,key_bits=2,residual=32,value_bits=2", "kivi,residual=32", "2 bits"),
-    Claim(REMAP, "CalibQuant 5.5, table 4", "calibquant,shrink=none", "calibquant,shrink=none,tau=0:0",
-          "1 bit, the paper's setting"),
-    Claim(REMAP, "CalibQuant, its code", "calibquant,profile=official", "calibquant,profile=official,tau=0:0",
-          "1 bit, the code's shrink"),
+    Claim(
+        CHANNEL,
+        "CalibQuant 4.1",
+        "head_quantile,bits=2,group_axes=channel",
+        "head_quantile,bits=2",
+        "2 bits, quantiles",
+    ),
+    Claim(
+        "values per channel beat values per token",
+        "VidKV 3.1, table 2 (video); CalibQuant 5.5",
+        "vidkv,key_bits=2,residual=32,value_bits=2",
+        "kivi,residual=32",
+        "2 bits",
+    ),
+    Claim(
+        REMAP,
+        "CalibQuant 5.5, table 4",
+        "calibquant,shrink=none",
+        "calibquant,shrink=none,tau=0:0",
+        "1 bit, the paper's setting",
+    ),
+    Claim(
+        REMAP,
+        "CalibQuant, its code",
+        "calibquant,profile=official",
+        "calibquant,profile=official,tau=0:0",
+        "1 bit, the code's shrink",
+    ),
     Claim(REMAP, OWN, "calibquant", "calibquant,tau=0:0", "1 bit, ranges shrunk by eta"),
     Claim(REMAP, "CalibQuant 4.2", "calibquant,bits=2", "calibquant,bits=2,tau=0:0", "2 bits"),
-    Claim("CalibQuant is above KIVI on visual rows", "CalibQuant 5.1, table 1", "calibquant,bits=2",
-          "kivi,residual=32,scope=visual", "2 bits"),
-    Claim("CalibQuant is above KIVI on visual rows", "CalibQuant 5.1, table 1", "calibquant",
-          "kivi,bits=1,residual=32,scope=visual", "1 bit"),
-    Claim("moved end levels help (eta)", "XQuant 4.3, table 3", "xquant", "xquant,eta1=0,eta2=0", "2 and 1 bits, shared"),
-    Claim("moved end levels help (eta)", "XQuant, table 7", "xquant,km=1024,kq=1024,vm=1024,vq=1024",
-          "xquant,eta1=0,eta2=0,km=1024,kq=1024,vm=1024,vq=1024", "KIVI at 2 bits"),
+    Claim(
+        "CalibQuant is above KIVI on visual rows",
+        "CalibQuant 5.1, table 1",
+        "calibquant,bits=2",
+        "kivi,residual=32,scope=visual",
+        "2 bits",
+    ),
+    Claim(
+        "CalibQuant is above KIVI on visual rows",
+        "CalibQuant 5.1, table 1",
+        "calibquant",
+        "kivi,bits=1,residual=32,scope=visual",
+        "1 bit",
+    ),
+    Claim(
+        "moved end levels help (eta)", "XQuant 4.3, table 3", "xquant", "xquant,eta1=0,eta2=0", "2 and 1 bits, shared"
+    ),
+    Claim(
+        "moved end levels help (eta)",
+        "XQuant, table 7",
+        "xquant,km=1024,kq=1024,vm=1024,vq=1024",
+        "xquant,eta1=0,eta2=0,km=1024,kq=1024,vm=1024,vq=1024",
+        "KIVI at 2 bits",
+    ),
     Claim("XQuant is above AsymKV", "XQuant 4.2, tables 1 and 2", "xquant,residual=32", "asymkv,residual=32"),
-    Claim(SPECTRUM, "VidKV 5.3, table 3 (video)", "vidkv,value_bits=2", "vidkv,fft=off,value_bits=2", "values of 2 bits"),
+    Claim(
+        SPECTRUM, "VidKV 5.3, table 3 (video)", "vidkv,value_bits=2", "vidkv,fft=off,value_bits=2", "values of 2 bits"
+    ),
     Claim(SPECTRUM, "VidKV 5.3", "vidkv", "vidkv,fft=off", "ternary values"),
-    Claim("protecting a fifth of the tokens by meaning helps", "VidKV 5.3, table 2 (video)", "vidkv,protect=0.2", "vidkv"),
+    Claim(
+        "protecting a fifth of the tokens by meaning helps", "VidKV 5.3, table 2 (video)", "vidkv,protect=0.2", "vidkv"
+    ),
     Claim("a scale for ternary values beats none", OWN, "vidkv", "vidkv,scale=unit"),
     Claim("quantiles beat minimum and maximum", "1BitVKV 3.4", "head_quantile", "head_quantile,alpha=0", "1 bit"),
     Claim("rounding to the nearest beats rounding down", OWN, "head_quantile", "head_quantile,round=floor", "1 bit"),
@@ -90,15 +152,34 @@ _OF_QUANTIZERS = [
 def _prefix(rule: str, places: str, spec: str, keeps: dict[str, str] | None = None) -> list[Claim]:
     """PrefixKV above `rule`, at its nine budgets."""
     options = tuple(option.partition("=")[0] for option in spec.split(",")[1:])
-    return [Claim(f"PrefixKV is above {rule}", f"PrefixKV {places}", f"prefixkv,keep={keep}",
-                  f"{spec},keep={keeps[keep] if keeps else keep}", f"{keep} of the rows", alike=options) for keep in TENTHS]
+    return [
+        Claim(
+            f"PrefixKV is above {rule}",
+            f"PrefixKV {places}",
+            f"prefixkv,keep={keep}",
+            f"{spec},keep={keeps[keep] if keeps else keep}",
+            f"{keep} of the rows",
+            alike=options,
+        )
+        for keep in TENTHS
+    ]
 
 
 def _chance(rule: str, spec: str, chance: str) -> list[Claim]:
     """A rule against rows drawn at random that are held and let go as its own."""
     options = tuple(option.partition("=")[0] for half in (spec, chance) for option in half.split(",")[1:])
-    return [Claim(CHANCE.format(rule), "the floor of every rule", f"{spec},keep={keep}", f"{chance},keep={keep}",
-                  f"{keep} of the rows", alike=options, draws=2) for keep in ("0.2", "0.5", "0.9")]
+    return [
+        Claim(
+            CHANCE.format(rule),
+            "the floor of every rule",
+            f"{spec},keep={keep}",
+            f"{chance},keep={keep}",
+            f"{keep} of the rows",
+            alike=options,
+            draws=2,
+        )
+        for keep in ("0.2", "0.5", "0.9")
+    ]
 
 
 _OF_RETENTION = [
@@ -107,18 +188,52 @@ _OF_RETENTION = [
     *_prefix("H2O", "4.2, tables 1 and 2", "h2o", H2O),
     *_prefix("Elastic Cache", "4.2, tables 1 and 2", "elastic"),
     *_prefix("StreamingLLM (Local)", "4.2, tables 1 and 2", "streaming,budget=proportional"),
-    *(Claim("budgets found offline are comparable with those found online", "PrefixKV 4.3, table 6",
-            f"prefixkv,keep={keep},mode=profile", f"prefixkv,keep={keep},mode=online", f"{keep} of the rows", comparable=0.02)
-      for keep in ("0.2", "0.5")),
-    Claim("averaging dropped rows into kept ones helps", "PrefixKV 4.3", "prefixkv,keep=0.5,merge=position",
-          "prefixkv,keep=0.5", "by position, 0.5 of the rows"),
-    Claim("averaging dropped rows into kept ones helps", "PrefixKV 4.3", "prefixkv,keep=0.5,merge=feature",
-          "prefixkv,keep=0.5", "by feature, 0.5 of the rows"),
-    *(Claim("a pyramid of budgets beats equal ones (PyramidKV above SnapKV)", "PyramidKV, as in kvpress",
-            f"pyramidkv,keep={keep},no_floor=on", f"snapkv,keep={keep}", f"{keep} of the rows", alike=("no_floor",))
-      for keep in ("0.2", "0.5")),
-    *(Claim("VL-Cache is above uniform budgets", "VL-Cache, in its style", f"vlcache,keep={keep}", f"uniform,keep={keep}",
-            f"{keep} of the rows") for keep in ("0.2", "0.5")),
+    *(
+        Claim(
+            "budgets found offline are comparable with those found online",
+            "PrefixKV 4.3, table 6",
+            f"prefixkv,keep={keep},mode=profile",
+            f"prefixkv,keep={keep},mode=online",
+            f"{keep} of the rows",
+            comparable=0.02,
+        )
+        for keep in ("0.2", "0.5")
+    ),
+    Claim(
+        "averaging dropped rows into kept ones helps",
+        "PrefixKV 4.3",
+        "prefixkv,keep=0.5,merge=position",
+        "prefixkv,keep=0.5",
+        "by position, 0.5 of the rows",
+    ),
+    Claim(
+        "averaging dropped rows into kept ones helps",
+        "PrefixKV 4.3",
+        "prefixkv,keep=0.5,merge=feature",
+        "prefixkv,keep=0.5",
+        "by feature, 0.5 of the rows",
+    ),
+    *(
+        Claim(
+            "a pyramid of budgets beats equal ones (PyramidKV above SnapKV)",
+            "PyramidKV, as in kvpress",
+            f"pyramidkv,keep={keep},no_floor=on",
+            f"snapkv,keep={keep}",
+            f"{keep} of the rows",
+            alike=("no_floor",),
+        )
+        for keep in ("0.2", "0.5")
+    ),
+    *(
+        Claim(
+            "VL-Cache is above uniform budgets",
+            "VL-Cache, in its style",
+            f"vlcache,keep={keep}",
+            f"uniform,keep={keep}",
+            f"{keep} of the rows",
+        )
+        for keep in ("0.2", "0.5")
+    ),
     *_chance("uniform", "uniform", "random,head_shared=on"),
     *_chance("PrefixKV", "prefixkv", "random,head_shared=on"),
     *_chance("Elastic Cache", "elastic", "random,head_shared=on"),
@@ -136,11 +251,15 @@ _OF_BOTH = [
     Claim(PACK, "CalibQuant 5.1, table 1", "calibquant,bits=2", "vlcache,keep=0.247", "CalibQuant at 2 bits"),
     Claim(PACK, "CalibQuant 5.1, table 1", "calibquant", "vlcache,keep=0.193", "CalibQuant at 1 bit"),
     Claim(PACK, "1BitVKV 1, figure 1", "head_quantile", "vlcache,keep=0.19", "one range per head at 1 bit"),
-    Claim("more rows at 4 bits beat fewer at 16", "PrefixKV, table 17", "prefixkv,keep=0.7 + int4", "prefixkv,keep=0.23"),
+    Claim(
+        "more rows at 4 bits beat fewer at 16", "PrefixKV, table 17", "prefixkv,keep=0.7 + int4", "prefixkv,keep=0.23"
+    ),
 ]
 
-CLAIMS = [replace(claim, better=normal(claim.better), worse=normal(claim.worse))
-          for claim in _OF_QUANTIZERS + _OF_RETENTION + _OF_BOTH]
+CLAIMS = [
+    replace(claim, better=normal(claim.better), worse=normal(claim.worse))
+    for claim in _OF_QUANTIZERS + _OF_RETENTION + _OF_BOTH
+]
 
 
 def specs() -> list[str]:

@@ -1,20 +1,16 @@
-"""Which results may be compared, and what of a comparison its interval carries.
+"""What of a comparison its interval carries.
 
-Results are compared within a setting (model, task, split, protocol) and over the same records. An ordering is decided at
-equal stored bytes, or along the frontier: what is better with no more bytes is better. What is better with more bytes
-decides nothing. Needs numpy.
+An ordering is decided at equal stored bytes, or along the frontier: what is better with no more bytes is better. What is
+better with more bytes decides nothing. Needs numpy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterable, NamedTuple
 
-import metrics
-import significance
 from claims import Claim
-from errors import EvaluationError
-from factors import BUDGET, Catalogue, Factor, same
+from factors import BUDGET, Catalogue, Factor
+from groups import Estimate, Group, NotComparable
 from results import Result
 from significance import Interval, McNemar
 
@@ -22,27 +18,6 @@ TOLERANCE = 0.02  # of stored bits; within it two specs store the same
 ALPHA = 0.05  # of McNemar's test
 
 HOLDS, DOES_NOT, NOT_DECIDED = "holds", "does not", "not decided"
-
-
-class NotComparable(EvaluationError):
-    """Results that must not stand in one table; says what differs and where first."""
-
-
-class Setting(NamedTuple):
-    """What a score is meaningless without."""
-
-    model: str
-    task: str
-    split: str
-    protocol: str
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A score, with its interval where its records allow one."""
-
-    value: float
-    interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -54,130 +29,6 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.word}: {self.reason}" if self.reason else self.word
-
-
-class Group:
-    """All results of a setting, over the same records; what two of them differ by is drawn together.
-
-    metrics_wanted  decide, in this order, before metrics.PRIMARY does
-
-    NotComparable names the first record that not all have, or the spec that is there twice.
-    """
-
-    def __init__(self, results: list[Result], resamples: int = significance.RESAMPLES, seed: int = significance.SEED,
-                 metrics_wanted: tuple[str, ...] = ()):
-        settings = {setting_of(result) for result in results}
-        if len(settings) != 1:
-            first, second = sorted(settings)[:2] if settings else ("", "")
-            raise NotComparable(f"{first} and {second} are not one setting; compare results of one model, task, split and "
-                                "protocol" if settings else "there are no results to compare")
-        self.setting = settings.pop()
-        self.results = sorted(results, key=lambda x: (-(x.stored_bits or 0), x.spec))
-        self.ids = self._same_ids()
-        self._spec_once()
-        clusters = self._same_clusters()
-        self.clusters = len(set(clusters.values())) if clusters else None
-        self.bootstrap = significance.Bootstrap([clusters[key] if clusters else key for key in self.ids], resamples, seed)
-        self.scores = [metric for metric in dict.fromkeys(name for x in self.results for name in x.scores)
-                       if all(metric in x.scores for x in self.results)]
-        self.primary = next((x for x in metrics_wanted if x in self.scores), None) or metrics.primary(self.scores)
-        self._statistics = {(x.spec, metric): metrics.statistic(x, metric) for x in self.results for metric in self.scores}
-        self._drawn = self._draw()
-
-    def find(self, spec: str) -> Result | None:
-        """The result of a spec, however it is written."""
-        return next((result for result in self.results if same(result.spec, spec)), None)
-
-    @property
-    def plain(self) -> Result | None:
-        """That of f16 rows, which the others are measured against."""
-        return self.find("f16")
-
-    def estimate(self, result: Result, metric: str) -> Estimate:
-        drawn = self._drawn.get((result.spec, metric))
-        return Estimate(result.scores[metric], None if drawn is None else significance.interval(drawn))
-
-    def difference(self, a: Result, b: Result, metric: str) -> Estimate:
-        """a - b, paired over the records; positive is better for a, also where less of the metric is better."""
-        sign = -1 if metric in metrics.LOWER_IS_BETTER else 1
-        drawn = [self._drawn.get((x.spec, metric)) for x in (a, b)]
-        apart = None if any(values is None for values in drawn) else significance.interval(sign * (drawn[0] - drawn[1]))
-        return Estimate(sign * (a.scores[metric] - b.scores[metric]), apart)
-
-    def exactness(self, a: Result, b: Result, metric: str) -> McNemar | None:
-        """McNemar's test, where the metric is right or wrong for every record."""
-        if not all(metrics.is_right_or_wrong(x, metric) for x in (a, b)):
-            return None
-        pairs = [(a.items[key][metric], b.items[key][metric]) for key in self.ids]
-        return McNemar(sum(x > y for x, y in pairs), sum(x < y for x, y in pairs))
-
-    def has_interval(self, metric: str) -> bool:
-        """Whether the records of every result give its score again."""
-        return all(self._statistics[x.spec, metric] for x in self.results)
-
-    def estimates(self, metric: str, ids: list[str]) -> dict[str, Estimate]:
-        """Of every spec whose records give the metric, over some of the records alone."""
-        import numpy
-
-        rows = {x.spec: (way, way.rows(x, ids)) for x in self.results if (way := self._statistics[x.spec, metric])}
-        if not rows or not ids:
-            return {}
-        units = [self.results[0].clusters[key] if self.results[0].clusters else key for key in ids]
-        bootstrap = significance.Bootstrap(units, self.bootstrap.resamples, self.bootstrap.seed)
-        columns = numpy.concatenate([numpy.asarray(of) for _, of in rows.values()], axis=1)
-        sums = bootstrap.sums(columns)
-        whole = columns.sum(axis=0)
-        return {spec: Estimate(float(way.of_sums(whole[2 * i : 2 * i + 2])),
-                               significance.interval(way.of_sums(sums[:, 2 * i : 2 * i + 2])))
-                for i, (spec, (way, _)) in enumerate(rows.items())}
-
-    def _same_ids(self) -> list[str]:
-        first = self.results[0]
-        for other in self.results[1:]:
-            if strange := sorted(first.items.keys() ^ other.items.keys()):
-                has, lacks = (first, other) if strange[0] in first.items else (other, first)
-                raise NotComparable(f"{strange[0]!r} is a record of {has.spec!r} and not of {lacks.spec!r} "
-                                    f"({' / '.join(self.setting)}); give both the same records, or report them apart")
-        return sorted(first.items)
-
-    def _spec_once(self) -> None:
-        for i, result in enumerate(self.results):
-            if any(same(result.spec, other.spec) for other in self.results[:i]):
-                raise NotComparable(f"{result.spec!r} is there twice ({' / '.join(self.setting)}); give each result once")
-
-    def _same_clusters(self) -> dict[str, str] | None:
-        clusters = self.results[0].clusters
-        for other in self.results[1:]:
-            if other.clusters != clusters:
-                raise NotComparable(f"{self.results[0].spec!r} and {other.spec!r} have other clusters of the same records "
-                                    f"({' / '.join(self.setting)}); make both with the same annotations")
-        if clusters is not None and (missing := [key for key in self.ids if key not in clusters]):
-            raise NotComparable(f"{missing[0]!r} is in no cluster ({' / '.join(self.setting)}); expected one for every record")
-        return clusters
-
-    def _draw(self) -> dict:
-        """Scores over the resamples, by (spec, metric)."""
-        import numpy
-
-        wanted = [(key, way) for key, way in self._statistics.items() if way is not None]
-        if not wanted:
-            return {}
-        of_spec = {result.spec: result for result in self.results}
-        columns = numpy.concatenate([numpy.asarray(way.rows(of_spec[spec], self.ids)) for (spec, _), way in wanted], axis=1)
-        sums = self.bootstrap.sums(columns)
-        return {key: way.of_sums(sums[:, 2 * i : 2 * i + 2]) for i, (key, way) in enumerate(wanted)}
-
-
-def setting_of(result: Result) -> Setting:
-    return Setting(result.model, result.task, result.split, result.protocol)
-
-
-def grouped(results: Iterable[Result], **options) -> list[Group]:
-    """A group for every setting, in the order of their names; options as Group's."""
-    settings: dict[Setting, list[Result]] = {}
-    for result in results:
-        settings.setdefault(setting_of(result), []).append(result)
-    return [Group(settings[setting], **options) for setting in sorted(settings)]
 
 
 def excess(a: float | None, b: float | None) -> float | None:
@@ -250,13 +101,22 @@ class Comparison:
         return excess(self.a.stored_bits, self.b.stored_bits)
 
 
-def compare(group: Group, a: Result, b: Result, catalogue: Catalogue, metric: str | None = None,
-            alike: tuple[str, ...] = (), margin: float | None = None) -> Comparison:
+def compare(
+    group: Group,
+    a: Result,
+    b: Result,
+    catalogue: Catalogue,
+    metric: str | None = None,
+    alike: tuple[str, ...] = (),
+    margin: float | None = None,
+) -> Comparison:
     """a beside b. `alike` are options that one has so that it works as the other does; `margin` asks whether the two are
     comparable rather than which is better. NotComparable where no metric decides."""
     metric = metric or group.primary
     if metric is None:
-        raise NotComparable(f"none of {', '.join(group.scores) or 'no scores'} decides {group.setting.task!r}; name the metric")
+        raise NotComparable(
+            f"none of {', '.join(group.scores) or 'no scores'} decides {group.setting.task!r}; name the metric"
+        )
     apart = group.difference(a, b, metric)
     exact = {name: test for name in group.scores if (test := group.exactness(a, b, name)) is not None}
     others = {name: group.difference(a, b, name) for name in group.scores if name != metric}
@@ -276,10 +136,13 @@ def _factors(a: str, b: str, catalogue: Catalogue, alike: tuple[str, ...]) -> tu
 
     def is_alike(factor: Factor) -> bool:
         return factor.name == BUDGET and len(apart) > 1 or factor.name.partition(" of ")[0] in alike
+
     return [x for x in apart if not is_alike(x)], [x for x in apart if is_alike(x)]
 
 
-def _unless_contradicted(verdict: Verdict, metric: str, exact: dict[str, McNemar], others: dict[str, Estimate]) -> Verdict:
+def _unless_contradicted(
+    verdict: Verdict, metric: str, exact: dict[str, McNemar], others: dict[str, Estimate]
+) -> Verdict:
     """A verdict stands only where no other metric of the same answers is decided the other way, and where exactness that
     decides is confirmed by its own test."""
     if verdict.word == NOT_DECIDED:
@@ -287,10 +150,15 @@ def _unless_contradicted(verdict: Verdict, metric: str, exact: dict[str, McNemar
     if metric in exact and exact[metric].p >= ALPHA:
         return Verdict(NOT_DECIDED, f"McNemar's p is {exact[metric].p:.2g}")
     side = 1 if verdict.word == HOLDS else -1
-    against = [name for name, other in others.items() if other.interval and other.interval.side == -side
-               and not (name in exact and exact[name].p >= ALPHA)]
+    against = [
+        name
+        for name, other in others.items()
+        if other.interval and other.interval.side == -side and not (name in exact and exact[name].p >= ALPHA)
+    ]
     if against:
-        return Verdict(NOT_DECIDED, f"{metric} {'for' if side > 0 else 'against'} it, {' and '.join(against)} the other way")
+        return Verdict(
+            NOT_DECIDED, f"{metric} {'for' if side > 0 else 'against'} it, {' and '.join(against)} the other way"
+        )
     return verdict
 
 

@@ -62,8 +62,10 @@ def parse(spec: str) -> tuple[Part, ...]:
                 raise ValueError(f"{spec!r} is not a spec: {pair!r} is no KEY=VALUE of its own (see docs/policies.md)")
             options[key] = value
         if not re.fullmatch(r"\w+", name):
-            raise ValueError(f"{spec!r} is not a spec: {head!r} is no policy's name; a spec file has to be named by the "
-                             "text that vlm-run prints for it")
+            raise ValueError(
+                f"{spec!r} is not a spec: {head!r} is no policy's name; a spec file has to be named by the "
+                "text that vlm-run prints for it"
+            )
         found.append(Part(name, tuple(sorted(options.items()))))
     if not found:
         raise ValueError("a spec is empty; expected at least f16 (see docs/policies.md)")
@@ -128,8 +130,10 @@ class Catalogue:
 
     def family(self, spec: str) -> str:
         """The spec without its width and budget: what one curve over stored bits is of."""
-        kept = [Part(part.name, tuple((key, value) for key, value in part.options if key not in ("bits", BUDGET)))
-                for part in parse(spec)]
+        kept = [
+            Part(part.name, tuple((key, value) for key, value in part.options if key not in ("bits", BUDGET)))
+            for part in parse(spec)
+        ]
         return " + ".join(map(str, kept))
 
     def kind(self, spec: str) -> str:
@@ -205,7 +209,8 @@ class Catalogue:
             if key in (DRAW, "profile"):
                 continue
             if self._value(x, key) == self._value(y, key) == "auto" and not AUTO_BESIDE.search(
-                    self.options[x.name][key]["help"]):
+                self.options[x.name][key]["help"]
+            ):
                 continue
             found += _apart(key, self._effective(x, key, left), self._effective(y, key, right))
         return found
@@ -218,8 +223,9 @@ class Catalogue:
             if key in common:
                 found += _apart(key, self._effective(x, key, left), self._effective(y, key, right))
         for part, is_left in ((x, True), (y, False)):
-            stood_for = {match[1] for key in common
-                         if (match := AUTO_OF_KEY.search(self.options[part.name][key]["help"]))}
+            stood_for = {
+                match[1] for key in common if (match := AUTO_OF_KEY.search(self.options[part.name][key]["help"]))
+            }
             for key, value in part.options:
                 default = self.options[part.name][key]["default"]
                 if key in common or key in stood_for or key in ("profile", DRAW) or value == default:
@@ -234,4 +240,5 @@ def _apart(key: str, a: str, b: str) -> list[Factor]:
             return float(text)
         except ValueError:
             return text
+
     return [] if number(a) == number(b) else [Factor(key, a, b)]

@@ -2,65 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import significance
 from claims import CLAIMS
-from comparison import ALPHA, DOES_NOT, HOLDS, NOT_DECIDED, TOLERANCE, ClaimRow, Comparison, Estimate, bytes_in_words
+from comparison import ALPHA, DOES_NOT, HOLDS, NOT_DECIDED, TOLERANCE, ClaimRow, Comparison, bytes_in_words
 from errors import printable
 from factors import Factor
-from significance import Interval, McNemar
-from summary import EqualBytes, Row, Summary
-
-NONE = "-"
-SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
-
-
-def text(value: object) -> str:
-    """Foreign text that Markdown shows as it is, also within a table."""
-    return SPECIAL.sub(r"\\\1", printable(value, 400))
-
-
-def code(value: object) -> str:
-    """As code; a pipe would end the cell of a table, a backtick the code."""
-    shown = printable(value, 400).replace("|", "\\|")
-    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
-    fence = "`" * (longest + 1)
-    pad = " " if shown[:1] == "`" or shown[-1:] == "`" else ""
-    return f"{fence}{pad}{shown}{pad}{fence}" if shown else NONE
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    if value is None:
-        return NONE
-    return f"{value:.{digits if abs(value) < 10 else min(digits, 2)}f}"
-
-
-def small(value: float | None) -> str:
-    """A KL or p: what rounds to 0 is said to be less."""
-    if value is None:
-        return NONE
-    return "0" if value == 0 else f"{value:.4f}" if value >= 5e-5 else "< 0.0001"
-
-
-def ends(interval: Interval | None, sign: str = "") -> str:
-    if interval is None:
-        return "no interval"
-    digits = 3 if max(abs(interval.low), abs(interval.high)) < 10 else 2
-    return f"{interval.low:{sign}.{digits}f} to {interval.high:{sign}.{digits}f}"
-
-
-def score(estimate: Estimate) -> str:
-    return number(estimate.value) + (f" ({ends(estimate.interval)})" if estimate.interval else "")
-
-
-def gain(estimate: Estimate) -> str:
-    return f"{'+' if estimate.value >= 0 else ''}{number(estimate.value)} ({ends(estimate.interval, '+')})"
+from markup import NONE, code, exactness, gain, number, score, small, table, text
+from results import Result
+from summary import EqualBytes, Summary
 
 
 def _percent(share: float) -> str:
@@ -72,10 +21,21 @@ def page(summaries: list[Summary], resamples: int, seed: int, pictures: dict[int
     parts = ["# Quality against memory and speed\n", _preamble(summaries, resamples, seed), _overview(summaries)]
     for summary in summaries:
         shown = (pictures or {}).get(summary.number, {})
-        parts += [f"## {_letter(summary)}. {_name(summary)}\n", _facts(summary), "### Scores\n", _scores(summary),
-                  _pictures(summary, shown, "bits", "speed"), "### At equal stored bytes\n", _equal_bytes(summary),
-                  "### Claims\n", _claims(summary), "### Layers\n", _layers(summary, shown, pictures is not None),
-                  "### By number of objects\n", _objects(summary, shown)]
+        parts += [
+            f"## {_letter(summary)}. {_name(summary)}\n",
+            _facts(summary),
+            "### Scores\n",
+            _scores(summary),
+            _pictures(summary, shown, "bits", "speed"),
+            "### At equal stored bytes\n",
+            _equal_bytes(summary),
+            "### Claims\n",
+            _claims(summary),
+            "### Layers\n",
+            _layers(summary, shown, pictures is not None),
+            "### By number of objects\n",
+            _objects(summary, shown),
+        ]
     return "\n".join([*parts, "## How it was made\n", _origin(summaries, resamples, seed)])
 
 
@@ -95,16 +55,16 @@ def _name(summary: Summary) -> str:
 
 def _preamble(summaries: list[Summary], resamples: int, seed: int) -> str:
     return (
-        f"Intervals are {_percent(significance.LEVEL)} percentile intervals over {resamples} resamples of the records (seed {seed}); "
-        "where records share a video, videos are drawn. Differences are paired: each resample takes the same records for both "
-        "specs, and positive is better for the first. Stored bits count every byte of the cache, per cached number, over the same "
-        "forced text for every spec; nominal bits are codes alone.\n\n"
-        f"An ordering is decided at equal stored bytes (within {_percent(TOLERANCE)}), or by what is better with no more bytes. It "
-        "\"holds\" or \"does not\" where the interval of the difference leaves out 0 on one side, and is \"not decided\" else: "
-        "also where the better one stores more, where another score of the same answers is decided the other way, or where McNemar's "
-        f"exact p of a score that is right or wrong is {ALPHA} or more. Claims against chance are decided only if every draw agrees. "
-        "Nothing corrects for the number of rows: of forty, two may be decided by luck. Rows whose specs differ in more than one thing "
-        "are marked \\*.\n"
+        f"Intervals are {_percent(significance.LEVEL)} percentile intervals over {resamples} resamples of the records "
+        f"(seed {seed}); where records share a video, videos are drawn. Differences are paired: each resample takes the same "
+        "records for both specs, and positive is better for the first. Stored bits count every byte of the cache, per cached "
+        "number, over the same forced text for every spec; nominal bits are codes alone.\n\n"
+        f"An ordering is decided at equal stored bytes (within {_percent(TOLERANCE)}), or by what is better with no more "
+        'bytes. It "holds" or "does not" where the interval of the difference leaves out 0 on one side, and is "not decided" '
+        "else: also where the better one stores more, where another score of the same answers is decided the other way, or "
+        f"where McNemar's exact p of a score that is right or wrong is {ALPHA} or more. Claims against chance are decided only "
+        "if every draw agrees. Nothing corrects for the number of rows: of forty, two may be decided by luck. Rows whose specs "
+        "differ in more than one thing are marked \\*.\n"
     )
 
 
@@ -114,12 +74,24 @@ def _overview(summaries: list[Summary]) -> str:
     for claim in CLAIMS:
         weighed = [next((row for row in summary.claims if row.claim is claim), None) for summary in summaries]
         if any(weighed):
-            rows.append([text(claim.text) + (f", {text(claim.at)}" if claim.at else ""), text(claim.source),
-                         *(row.verdict.word + _mark(row) if row else NONE for row in weighed)])
+            rows.append(
+                [
+                    text(claim.text) + (f", {text(claim.at)}" if claim.at else ""),
+                    text(claim.source),
+                    *(row.verdict.word + _mark(row) if row else NONE for row in weighed),
+                ]
+            )
     missing = len(CLAIMS) - len(rows)
-    left = f"{missing} of {len(CLAIMS)} claims are left out, since their specs are not among the results.\n" if missing else ""
-    letters = "".join(f"- {_letter(summary)}: {_name(summary)}, n = {len(summary.group.ids)}, by {text(summary.metric or 'nothing')}: "
-                      f"{_counted(summary)}\n" for summary in summaries)
+    left = (
+        f"{missing} of {len(CLAIMS)} claims are left out, since their specs are not among the results.\n"
+        if missing
+        else ""
+    )
+    letters = "".join(
+        f"- {_letter(summary)}: {_name(summary)}, n = {len(summary.group.ids)}, by {text(summary.metric or 'nothing')}: "
+        f"{_counted(summary)}\n"
+        for summary in summaries
+    )
     if not rows:
         return f"## Claims\n\n{letters}\n{left}"
     return "\n".join(["## Claims\n", letters, table(["claim", "source", *map(_letter, summaries)], rows), left])
@@ -127,7 +99,8 @@ def _overview(summaries: list[Summary]) -> str:
 
 def _counted(summary: Summary) -> str:
     words = [row.verdict.word for row in summary.claims]
-    return ", ".join(f"{words.count(word)} {said}" for word, said in ((HOLDS, "hold"), (DOES_NOT, "do not"), (NOT_DECIDED, NOT_DECIDED)))
+    said = {HOLDS: "hold", DOES_NOT: "do not", NOT_DECIDED: NOT_DECIDED}
+    return ", ".join(f"{words.count(word)} {many}" for word, many in said.items())
 
 
 def _mark(row: ClaimRow) -> str:
@@ -140,44 +113,84 @@ def _clusters(summary: Summary) -> str:
 
 def _about(summary: Summary) -> str:
     """What stands beside every figure."""
-    length = f"{summary.prompt_tokens:.0f} prompt tokens" if summary.prompt_tokens is not None else "prompt length not known"
+    length = (
+        f"{summary.prompt_tokens:.0f} prompt tokens" if summary.prompt_tokens is not None else "prompt length not known"
+    )
     seeds = ", ".join(map(str, summary.seeds))
     return f"n = {len(summary.group.ids)}{_clusters(summary)}, {length}, seed {seeds}, {_name(summary)}"
 
 
 def _facts(summary: Summary) -> str:
     length = NONE if summary.prompt_tokens is None else f"{summary.prompt_tokens:.1f} tokens (mean)"
-    facts = [("records", f"{len(summary.group.ids)}{_clusters(summary)}"), ("prompt", length),
-             ("decided by", text(summary.metric) if summary.metric else "nothing"), ("seed", ", ".join(map(str, summary.seeds))),
-             ("device", text("; ".join(summary.devices)) or "not known")]
-    return "".join(f"- {name}: {value}\n" for name, value in facts) + "".join(f"- note: {text(note)}\n" for note in summary.notes)
+    facts = [
+        ("records", f"{len(summary.group.ids)}{_clusters(summary)}"),
+        ("prompt", length),
+        ("decided by", text(summary.metric) if summary.metric else "nothing"),
+        ("seed", ", ".join(map(str, summary.seeds))),
+        ("device", text("; ".join(summary.devices)) or "not known"),
+    ]
+    return "".join(f"- {name}: {value}\n" for name, value in facts) + "".join(
+        f"- note: {text(note)}\n" for note in summary.notes
+    )
 
 
 def _scores(summary: Summary) -> str:
     metrics = summary.group.scores
     versus = [f"{text(summary.metric)} - f16's"] if summary.metric and summary.plain else []
-    head = ["", "spec", *map(text, metrics), *versus, "stored bits", "nominal", "full rows", "KL", "top-1", "tokens/s", "prompt"]
+    head = [
+        "",
+        "spec",
+        *map(text, metrics),
+        *versus,
+        "stored bits",
+        "nominal",
+        "full rows",
+        "KL",
+        "top-1",
+        "tokens/s",
+        "prompt",
+    ]
     rows = []
     for row in summary.rows:
         result = row.result
-        against = ([gain(row.loss) if row.loss else NONE] if versus else [])
-        rows.append([str(row.number), code(result.spec), *(score(row.scores[metric]) for metric in metrics), *against,
-                     number(result.stored_bits, 2), number(result.nominal_bits, 2),
-                     NONE if result.residual is None else str(result.residual), small(result.kl), number(result.top1, 4),
-                     number(result.tokens_per_second, 1), number(result.prompt_tokens, 1)])
-    return (table(head, rows) + f"\n{_about(summary)}. Full rows: the newest ones that a residual window keeps as they are. KL in "
-            "nats a token, against f16. The prompt is in tokens.\n")
+        against = [gain(row.loss) if row.loss else NONE] if versus else []
+        rows.append(
+            [
+                str(row.number),
+                code(result.spec),
+                *(score(row.scores[metric]) for metric in metrics),
+                *against,
+                number(result.stored_bits, 2),
+                number(result.nominal_bits, 2),
+                _full(result),
+                small(result.kl),
+                number(result.top1, 4),
+                number(result.tokens_per_second, 1),
+                number(result.prompt_tokens, 1),
+            ]
+        )
+    return (
+        table(head, rows)
+        + f"\n{_about(summary)}. Full rows: the newest ones that a residual window keeps as they are. KL in "
+        "nats a token, against f16. The prompt is in tokens.\n"
+    )
 
 
 def _pictures(summary: Summary, shown: dict[str, list[str]], *kinds: str) -> str:
-    titles = {"bits": f"{summary.metric} against stored bits", "speed": f"{summary.metric} against tokens/s",
-              "retained": "Share of the rows that each layer keeps", "error": "Error of attention's output by layer",
-              "objects": f"{summary.metric} by number of objects"}
+    titles = {
+        "bits": f"{summary.metric} against stored bits",
+        "speed": f"{summary.metric} against tokens/s",
+        "retained": "Share of the rows that each layer keeps",
+        "error": "Error of attention's output by layer",
+        "objects": f"{summary.metric} by number of objects",
+    }
     found = []
     for kind in kinds:
         for i, name in enumerate(shown.get(kind, ())):
             page_of = f" ({i + 1} of {len(shown[kind])})" if len(shown[kind]) > 1 else ""
-            found.append(f"![{text(titles[kind])}{page_of}]({name})\n\n{text(titles[kind])}{page_of}: {_about(summary)}.\n")
+            found.append(
+                f"![{text(titles[kind])}{page_of}]({name})\n\n{text(titles[kind])}{page_of}: {_about(summary)}.\n"
+            )
     return "\n".join(found)
 
 
@@ -187,10 +200,23 @@ def _equal_bytes(summary: Summary) -> str:
     parts = []
     if summary.equal_bytes:
         rows = [row for equal in summary.equal_bytes for row in _equal_rows(summary, equal)]
-        head = ["stored bits", "best", "full rows", text(summary.metric), "beside", "full rows", text(summary.metric), "difference", "they differ in", ""]
+        head = [
+            "stored bits",
+            "best",
+            "full rows",
+            text(summary.metric),
+            "beside",
+            "full rows",
+            text(summary.metric),
+            "difference",
+            "they differ in",
+            "",
+        ]
         parts.append(table(head, rows))
-        parts.append(f"{_about(summary)}. The best by its score beside each that "
-                     f"stores the same within {_percent(TOLERANCE)}; it was chosen by that score, which flatters its lead.\n")
+        parts.append(
+            f"{_about(summary)}. The best by its score beside each that "
+            f"stores the same within {_percent(TOLERANCE)}; it was chosen by that score, which flatters its lead.\n"
+        )
     else:
         parts.append(f"No two specs store the same within {_percent(TOLERANCE)}.\n")
     if summary.frontier:
@@ -204,19 +230,31 @@ def _equal_rows(summary: Summary, equal: EqualBytes) -> list[list[str]]:
     found = []
     for other, compared in equal.others:
         told = "not told apart" if compared.verdict.word == NOT_DECIDED else "worse"
-        found.append([low if low == high else f"{low} to {high}", code(equal.best.result.spec), _full(equal.best),
-                      score(equal.best.scores[summary.metric]), code(other.result.spec), _full(other),
-                      score(other.scores[summary.metric]), gain(compared.difference), _factors(compared), told])
+        found.append(
+            [
+                low if low == high else f"{low} to {high}",
+                code(equal.best.result.spec),
+                _full(equal.best.result),
+                score(equal.best.scores[summary.metric]),
+                code(other.result.spec),
+                _full(other.result),
+                score(other.scores[summary.metric]),
+                gain(compared.difference),
+                _factors(compared),
+                told,
+            ]
+        )
     return found
 
 
-def _full(row: Row) -> str:
-    return NONE if row.result.residual is None else str(row.result.residual)
+def _full(result: Result) -> str:
+    return NONE if result.residual is None else str(result.residual)
 
 
 def _factors(compared: Comparison) -> str:
     def words(factors: list[Factor]) -> str:
         return "; ".join(f"{text(x.name)} {code(x.a)} or {code(x.b)}" for x in factors)
+
     if compared.factors is None:
         return "not known \\*"
     alike = f" (alike by {words(compared.matched)})" if compared.matched else ""
@@ -232,37 +270,68 @@ def _claims(summary: Summary) -> str:
         first = compared[0]
         said = text(row.claim.text) + (f", {text(row.claim.at)}" if row.claim.at else "")
         reason = f" ({text(row.verdict.reason)})" if row.verdict.reason else ""
-        rows.append([
-            said, text(row.claim.source), code(first.a.spec), "<br>".join(code(x.b.spec) for x in compared), _factors(first),
-            "<br>".join(f"{number(x.a.stored_bits, 2)}, {number(x.b.stored_bits, 2)}: {bytes_in_words(x.more_bytes)}" for x in compared),
-            "<br>".join(f"{NONE if x.a.residual is None else x.a.residual}, {NONE if x.b.residual is None else x.b.residual}" for x in compared),
-            "<br>".join(f"{number(x.a.scores[x.metric])}, {number(x.b.scores[x.metric])}" for x in compared),
-            "<br>".join(gain(x.difference) for x in compared), "<br>".join(_others(x) for x in compared),
-            f"**{row.verdict.word}**{reason}",
-        ])  # fmt: skip
-    head = ["claim", "source", "spec", "beside", "they differ in", "stored bits", "full rows", text(summary.metric), "difference",
-            "other scores", "verdict"]
+        columns = [
+            [code(x.b.spec) for x in compared],
+            [_factors(first)],
+            [
+                f"{number(x.a.stored_bits, 2)}, {number(x.b.stored_bits, 2)}: {bytes_in_words(x.more_bytes)}"
+                for x in compared
+            ],
+            [f"{_full(x.a)}, {_full(x.b)}" for x in compared],
+            [f"{number(x.a.scores[x.metric])}, {number(x.b.scores[x.metric])}" for x in compared],
+            [gain(x.difference) for x in compared],
+            [_others(x) for x in compared],
+        ]
+        rows.append(
+            [
+                said,
+                text(row.claim.source),
+                code(first.a.spec),
+                *map("<br>".join, columns),
+                f"**{row.verdict.word}**{reason}",
+            ]
+        )
+    head = [
+        "claim",
+        "source",
+        "spec",
+        "beside",
+        "they differ in",
+        "stored bits",
+        "full rows",
+        text(summary.metric),
+        "difference",
+        "other scores",
+        "verdict",
+    ]
     return table(head, rows) + f"\n{_about(summary)}.\n"
 
 
 def _others(compared: Comparison) -> str:
     """Exactness by counts and p; of the other scores, those whose interval leaves out 0."""
     found = [f"{text(name)} {exactness(test)}" for name, test in compared.exact.items()]
-    found += [f"{text(name)} {gain(other)}" for name, other in compared.others.items()
-              if name not in compared.exact and other.interval and other.interval.side]
+    found += [
+        f"{text(name)} {gain(other)}"
+        for name, other in compared.others.items()
+        if name not in compared.exact and other.interval and other.interval.side
+    ]
     return ", ".join(found) or NONE
-
-
-def exactness(test: McNemar) -> str:
-    return f"{test.only_a} only the first, {test.only_b} only the second (p {small(test.p)})"
 
 
 def _layers(summary: Summary, shown: dict[str, list[str]], drawn: bool) -> str:
     measured = [row for row in summary.rows if row.result.retained or row.result.layer_error]
     if not measured:
         return "Layers were not measured.\n"
-    rows = [[str(row.number), code(row.result.spec), _spread(row.result.retained), _spread(row.result.layer_error)] for row in measured]
-    head = ["", "spec", "share of rows kept: least, mean, most of a layer", "relative error of attention's output: the same"]
+    rows = [
+        [str(row.number), code(row.result.spec), _spread(row.result.retained), _spread(row.result.layer_error)]
+        for row in measured
+    ]
+    head = [
+        "",
+        "spec",
+        "share of rows kept: least, mean, most of a layer",
+        "relative error of attention's output: the same",
+    ]
     return "\n".join([_pictures(summary, shown, "retained", "error"), table(head, rows), f"{_about(summary)}.\n"])
 
 
@@ -280,17 +349,27 @@ def _objects(summary: Summary, shown: dict[str, list[str]]) -> str:
         if any(found):
             rows.append([str(row.number), code(row.result.spec), *(score(x) if x else NONE for x in found)])
     counted = sum(objects.n for objects in summary.objects)
-    return "\n".join([_pictures(summary, shown, "objects"), table(head, rows),
-                      f"{text(summary.metric)} over the records with so many objects ({counted} records); {_about(summary)}.\n"])
+    return "\n".join(
+        [
+            _pictures(summary, shown, "objects"),
+            table(head, rows),
+            f"{text(summary.metric)} over the records with so many objects ({counted} records); {_about(summary)}.\n",
+        ]
+    )
 
 
 def _origin(summaries: list[Summary], resamples: int, seed: int) -> str:
     lines = []
     for summary in summaries:
-        lines.append(f"{_letter(summary)}. {_name(summary)}: seed {', '.join(map(str, summary.seeds))}; "
-                     f"device {text('; '.join(summary.devices)) or 'not known'}; versions "
-                     + (", ".join(f"{text(name)} {text(' and '.join(found))}" for name, found in summary.versions.items()) or "not known")
-                     + ".\n")
+        lines.append(
+            f"{_letter(summary)}. {_name(summary)}: seed {', '.join(map(str, summary.seeds))}; "
+            f"device {text('; '.join(summary.devices)) or 'not known'}; versions "
+            + (
+                ", ".join(f"{text(name)} {text(' and '.join(found))}" for name, found in summary.versions.items())
+                or "not known"
+            )
+            + ".\n"
+        )
         lines += [f"    {printable(command, 4000)}" for command in summary.commands] + [""]
     lines.append(f"The report: {resamples} resamples, seed {seed}, stored bytes equal within {_percent(TOLERANCE)}.\n")
     return "\n".join(lines)

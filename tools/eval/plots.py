@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import Callable
 
-from comparison import Estimate
+from groups import Estimate
 from errors import EvaluationError
 from summary import KINDS, Row, Summary
 
@@ -31,11 +31,22 @@ def import_matplotlib():
         import matplotlib
         import matplotlib.pyplot
     except ImportError:
-        raise EvaluationError("pictures cannot be drawn: this Python has no matplotlib; run tools/eval/setup.sh and start with "
-                              "build/eval-venv/bin/python3, or leave them out with --skip plots") from None
+        raise EvaluationError(
+            "pictures cannot be drawn: this Python has no matplotlib; run tools/eval/setup.sh and start with "
+            "build/eval-venv/bin/python3, or leave them out with --skip plots"
+        ) from None
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True,
-                                "axes.spines.top": False, "axes.spines.right": False, "font.family": ["DejaVu Sans"]})
+    matplotlib.rcParams.update(
+        {
+            "font.size": 9,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "axes.axisbelow": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "font.family": ["DejaVu Sans"],
+        }
+    )
     return matplotlib.pyplot
 
 
@@ -55,12 +66,23 @@ class _Plotter:
     def all(self) -> dict[str, list[str]]:
         rows = self.summary.rows
         if self.summary.metric is not None:
-            self.scores("bits", "stored bits a cached number, full rows and scales included", lambda row: row.result.stored_bits)
+            self.scores(
+                "bits", "stored bits a cached number, full rows and scales included", lambda row: row.result.stored_bits
+            )
             self.scores("speed", "tokens decoded a second", lambda row: row.result.tokens_per_second)
-        self.layers("retained", "share of the rows that are kept", "Rows that each layer keeps",
-                    {row.number: row.result.retained for row in rows if row.result.retained}, top=1.05)
-        self.layers("error", "relative error of attention's output", "Error of attention's output by layer",
-                    {row.number: row.result.layer_error for row in rows if row.result.layer_error})
+        self.layers(
+            "retained",
+            "share of the rows that are kept",
+            "Rows that each layer keeps",
+            {row.number: row.result.retained for row in rows if row.result.retained},
+            top=1.05,
+        )
+        self.layers(
+            "error",
+            "relative error of attention's output",
+            "Error of attention's output by layer",
+            {row.number: row.result.layer_error for row in rows if row.result.layer_error},
+        )
         self.objects()
         return self.written
 
@@ -77,7 +99,9 @@ class _Plotter:
             for row in sorted((row for row in placed if row.kind == key), key=lambda row: (row.family, where(row))):
                 families.setdefault(row.family, []).append(row)
             cut = panels(list(families.items()), SERIES_A_PANEL)
-            groups += [(f"{title} ({i + 1} of {len(cut)})" if len(cut) > 1 else title, some) for i, some in enumerate(cut)]
+            groups += [
+                (f"{title} ({i + 1} of {len(cut)})" if len(cut) > 1 else title, some) for i, some in enumerate(cut)
+            ]
         pages = panels(groups, PANELS_A_PAGE)
         values = [x for row in [*placed, *([plain] if plain else [])] for x in _span(row.scores[metric])]
         xs = [where(row) for row in [*placed, *([plain] if plain and where(plain) else [])]]
@@ -87,9 +111,19 @@ class _Plotter:
                 self._band(axis, plain, metric)
                 for i, (family, rows) in enumerate(families):
                     found = [row.scores[metric] for row in rows]
-                    axis.errorbar([where(row) for row in rows], [x.value for x in found], yerr=_reach(found), color=COLORS[i],
-                                  marker=MARKERS[i], ls=STYLES[i] if len(rows) > 1 else "", ms=5, lw=1.1, elinewidth=1, capsize=2,
-                                  label=_name(family, rows))
+                    axis.errorbar(
+                        [where(row) for row in rows],
+                        [x.value for x in found],
+                        yerr=_reach(found),
+                        color=COLORS[i],
+                        marker=MARKERS[i],
+                        ls=STYLES[i] if len(rows) > 1 else "",
+                        ms=5,
+                        lw=1.1,
+                        elinewidth=1,
+                        capsize=2,
+                        label=_name(family, rows),
+                    )
                 if plain and where(plain):
                     axis.plot([where(plain)], [plain.scores[metric].value], color="black", marker="*", ms=9, ls="")
                 axis.set_title(title, fontsize=9, loc="left")
@@ -101,7 +135,9 @@ class _Plotter:
             title = f"{metric} against {'stored bits' if kind == 'bits' else 'speed of decoding'}"
             self._finish(figure, kind, page, len(pages), title, interval=True)
 
-    def layers(self, kind: str, label: str, title: str, curves: dict[int, list[float]], top: float | None = None) -> None:
+    def layers(
+        self, kind: str, label: str, title: str, curves: dict[int, list[float]], top: float | None = None
+    ) -> None:
         """A figure of each layer; specs whose curves are the same to four digits are one line."""
         same: dict[tuple, list[int]] = {}
         for number, curve in curves.items():
@@ -113,8 +149,16 @@ class _Plotter:
             figure, axes = self._figure(len(shown))
             for axis, some in zip(axes, shown):
                 for i, (curve, numbers) in enumerate(some):
-                    axis.plot(range(len(curve)), curve, color=COLORS[i], marker=MARKERS[i], ls=STYLES[i], ms=4, lw=1.2,
-                              label=self._names(numbers))
+                    axis.plot(
+                        range(len(curve)),
+                        curve,
+                        color=COLORS[i],
+                        marker=MARKERS[i],
+                        ls=STYLES[i],
+                        ms=4,
+                        lw=1.2,
+                        label=self._names(numbers),
+                    )
                 axis.set_ylabel(label)
                 axis.set_ylim(0, top or 1.05 * highest or 1)
                 axis.xaxis.get_major_locator().set_params(integer=True)
@@ -128,7 +172,9 @@ class _Plotter:
         if not objects:
             return
         plain = self.summary.plain
-        rows = [row for row in self.summary.rows if row is not plain and any(row.result.spec in x.scores for x in objects)]
+        rows = [
+            row for row in self.summary.rows if row is not plain and any(row.result.spec in x.scores for x in objects)
+        ]
         groups = panels(rows, SERIES_A_PANEL) or ([[]] if plain else [])
         pages = panels(groups, PANELS_A_PAGE)
         values = [end for x in objects for estimate in x.scores.values() for end in _span(estimate)]
@@ -136,24 +182,44 @@ class _Plotter:
             figure, axes = self._figure(len(shown))
             for axis, some in zip(axes, shown):
                 if plain:
-                    self._by_count(axis, plain, 0, 1 + len(some), color="black", marker="*", ls="-", label=_name("f16", [plain]))
+                    self._by_count(
+                        axis, plain, 0, 1 + len(some), color="black", marker="*", ls="-", label=_name("f16", [plain])
+                    )
                 for i, row in enumerate(some):
-                    self._by_count(axis, row, i + 1, 1 + len(some), color=COLORS[i], marker=MARKERS[i], ls=STYLES[i],
-                                   label=_name(row.result.spec, [row]))
+                    self._by_count(
+                        axis,
+                        row,
+                        i + 1,
+                        1 + len(some),
+                        color=COLORS[i],
+                        marker=MARKERS[i],
+                        ls=STYLES[i],
+                        label=_name(row.result.spec, [row]),
+                    )
                 axis.set_ylabel(_plain(self.summary.metric))
                 _limits(axis, values)
                 axis.set_xticks([x.count for x in objects], [f"{x.count}\nn = {x.n}" for x in objects])
                 axis.tick_params(labelbottom=True)
                 self._legend(axis)
             axes[-1].set_xlabel("objects in the picture")
-            self._finish(figure, "objects", page, len(pages), f"{self.summary.metric} by number of objects", interval=True)
+            self._finish(
+                figure, "objects", page, len(pages), f"{self.summary.metric} by number of objects", interval=True
+            )
 
     def _by_count(self, axis, row: Row, place: int, places: int, **style) -> None:
         """A curve, beside the others' so that no bar hides another."""
         shown = [(x.count, x.scores[row.result.spec]) for x in self.summary.objects if row.result.spec in x.scores]
         shift = 0.5 * ((place + 0.5) / places - 0.5)
-        axis.errorbar([count + shift for count, _ in shown], [x.value for _, x in shown], yerr=_reach([x for _, x in shown]),
-                      ms=5, lw=1.1, elinewidth=1, capsize=2, **style)
+        axis.errorbar(
+            [count + shift for count, _ in shown],
+            [x.value for _, x in shown],
+            yerr=_reach([x for _, x in shown]),
+            ms=5,
+            lw=1.1,
+            elinewidth=1,
+            capsize=2,
+            **style,
+        )
 
     def _band(self, axis, plain: Row | None, metric: str) -> None:
         if plain is None:
@@ -169,19 +235,26 @@ class _Plotter:
         return "\n= ".join(names) + (f"\nand {len(numbers) - 3} more" if len(numbers) > 3 else "")
 
     def _figure(self, count: int):
-        figure, axes = self.plt.subplots(count, 1, figsize=(10, 3.1 * count + 0.9), squeeze=False, sharex=True,
-                                         layout="constrained")
+        figure, axes = self.plt.subplots(
+            count, 1, figsize=(10, 3.1 * count + 0.9), squeeze=False, sharex=True, layout="constrained"
+        )
         return figure, [row[0] for row in axes]
 
     @staticmethod
     def _legend(axis) -> None:
-        axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False, borderaxespad=0, labelspacing=0.6)
+        axis.legend(
+            loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=8, frameon=False, borderaxespad=0, labelspacing=0.6
+        )
 
     def _finish(self, figure, kind: str, page: int, pages: int, title: str, interval: bool = False) -> None:
         summary, setting = self.summary, self.summary.group.setting
         if pages > 1:
             title += f" (page {page + 1} of {pages})"
-        length = f"{summary.prompt_tokens:.0f} prompt tokens" if summary.prompt_tokens is not None else "prompt length not known"
+        length = (
+            f"{summary.prompt_tokens:.0f} prompt tokens"
+            if summary.prompt_tokens is not None
+            else "prompt length not known"
+        )
         about = f"{setting.model}, {setting.task}, {setting.split}, protocol {setting.protocol}"
         clusters = f" in {summary.group.clusters} clusters" if summary.group.clusters else ""
         counts = f"n = {len(summary.group.ids)}{clusters}, {length}, seed {', '.join(map(str, summary.seeds))}"
@@ -223,8 +296,10 @@ def _span(estimate: Estimate) -> tuple[float, ...]:
 def _reach(estimates: list[Estimate]) -> list[list[float]]:
     """How far the bars go down and up; not at all without an interval."""
     spans = [x.interval for x in estimates]
-    return [[max(0.0, x.value - span.low) if span else 0.0 for x, span in zip(estimates, spans)],
-            [max(0.0, span.high - x.value) if span else 0.0 for x, span in zip(estimates, spans)]]
+    return [
+        [max(0.0, x.value - span.low) if span else 0.0 for x, span in zip(estimates, spans)],
+        [max(0.0, span.high - x.value) if span else 0.0 for x, span in zip(estimates, spans)],
+    ]
 
 
 def _limits(axis, values: list[float]) -> None:

@@ -20,9 +20,10 @@ import comparison
 import page
 import plots
 import significance
-from comparison import Comparison, Estimate
+from comparison import Comparison
 from errors import EvaluationError, printable, run_main
 from factors import Catalogue
+from groups import Estimate, grouped, setting_of
 from models import ROOT
 from results import Result, read_results
 from storage import write_json, write_text
@@ -33,17 +34,27 @@ SKIPPABLE = ("plots",)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS.json", help="of coco.py, docvqa.py and the others")
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULTS.json", help="of coco.py, docvqa.py and the others"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the page, its pictures and tables")
-    parser.add_argument("--metric", action="append", default=[], help="score that decides where a task has it; repeatable, first wins")
+    parser.add_argument(
+        "--metric", action="append", default=[], help="score that decides where a task has it; repeatable, first wins"
+    )
     parser.add_argument("--resamples", type=int, default=significance.RESAMPLES, help="of the bootstrap")
     parser.add_argument("--seed", type=int, default=significance.SEED, help="of the bootstrap")
-    parser.add_argument("--skip", action="append", default=[], choices=SKIPPABLE, help="leave out, where matplotlib is missing")
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="build folder, for what vlm-kv lists")
+    parser.add_argument(
+        "--skip", action="append", default=[], choices=SKIPPABLE, help="leave out, where matplotlib is missing"
+    )
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build" / "release", help="build folder, for what vlm-kv lists"
+    )
     options = parser.parse_args()
     if options.resamples < 1:
-        raise EvaluationError(f"--resamples {options.resamples} is too few; a bootstrap takes at least 1 (usual: "
-                              f"{significance.RESAMPLES})")
+        raise EvaluationError(
+            f"--resamples {options.resamples} is too few; a bootstrap takes at least 1 (usual: "
+            f"{significance.RESAMPLES})"
+        )
     if not 0 <= options.seed < 2**32:
         raise EvaluationError(f"--seed {options.seed} is no seed; expected 0 to {2**32 - 1}")
     significance.import_numpy()
@@ -66,13 +77,17 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
     if not results:
         raise EvaluationError(f"{paths[0]} has no results; make some with coco.py or docvqa.py")
     if empty := next((x for x in results if not x.items or not x.scores), None):
-        raise EvaluationError(f"the result of {empty.spec!r} ({' / '.join(comparison.setting_of(empty))}) has no scored records; "
-                              "leave it out, or make it again")
+        raise EvaluationError(
+            f"the result of {empty.spec!r} ({' / '.join(setting_of(empty))}) has no scored records; "
+            "leave it out, or make it again"
+        )
     catalogue = Catalogue.from_program(build / "tools" / "vlm-kv")
-    groups = comparison.grouped(results, resamples=resamples, seed=seed, metrics_wanted=wanted)
+    groups = grouped(results, resamples=resamples, seed=seed, metrics_wanted=wanted)
     known = dict.fromkeys(metric for group in groups for metric in group.scores)
     if strange := [metric for metric in wanted if metric not in known]:
-        raise EvaluationError(f"--metric {printable(strange[0])} is no score of these results; there are {', '.join(known)}")
+        raise EvaluationError(
+            f"--metric {printable(strange[0])} is no score of these results; there are {', '.join(known)}"
+        )
     return [summarise(i, group, catalogue) for i, group in enumerate(groups, 1)]
 
 
@@ -89,37 +104,61 @@ def write(folder: Path, summaries: list[Summary], resamples: int, seed: int, wit
 def as_json(summaries: list[Summary], resamples: int, seed: int) -> dict:
     """All that the page says, as numbers."""
     return {
-        "resamples": resamples, "seed": seed, "level": significance.LEVEL, "tolerance": comparison.TOLERANCE,
+        "resamples": resamples,
+        "seed": seed,
+        "level": significance.LEVEL,
+        "tolerance": comparison.TOLERANCE,
         "settings": [
-            comparison.setting_of(summary.rows[0].result)._asdict()
+            setting_of(summary.rows[0].result)._asdict()
             | {
-                "n": len(summary.group.ids), "clusters": summary.group.clusters, "metric": summary.metric, "notes": summary.notes,
-                "prompt_tokens": _short(summary.prompt_tokens), "devices": summary.devices, "versions": summary.versions,
-                "commands": summary.commands, "seeds": summary.seeds,
+                "n": len(summary.group.ids),
+                "clusters": summary.group.clusters,
+                "metric": summary.metric,
+                "notes": summary.notes,
+                "prompt_tokens": _short(summary.prompt_tokens),
+                "devices": summary.devices,
+                "versions": summary.versions,
+                "commands": summary.commands,
+                "seeds": summary.seeds,
                 "specs": [
-                    {"number": row.number, "spec": row.result.spec, "scores": {k: _estimate(x) for k, x in row.scores.items()},
-                     "against_f16": _estimate(row.loss)}
+                    {
+                        "number": row.number,
+                        "spec": row.result.spec,
+                        "scores": {k: _estimate(x) for k, x in row.scores.items()},
+                        "against_f16": _estimate(row.loss),
+                    }
                     | {name: _short(getattr(row.result, name)) for name in MEASURED}
                     | {"retained": _short(row.result.retained), "layer_error": _short(row.result.layer_error)}
                     for row in summary.rows
                 ],
                 "equal_bytes": [
-                    {"stored_bits": _short(list(equal.bits)), "best": equal.best.result.spec,
-                     "others": [_comparison(compared) for _, compared in equal.others]}
+                    {
+                        "stored_bits": _short(list(equal.bits)),
+                        "best": equal.best.result.spec,
+                        "others": [_comparison(compared) for _, compared in equal.others],
+                    }
                     for equal in summary.equal_bytes
                 ],
                 "frontier": [row.result.spec for row in summary.frontier],
                 "claims": [
-                    {"claim": row.claim.text, "at": row.claim.at, "source": row.claim.source, "verdict": row.verdict.word,
-                     "reason": row.verdict.reason, "comparisons": [_comparison(compared) for compared in row.comparisons]}
+                    {
+                        "claim": row.claim.text,
+                        "at": row.claim.at,
+                        "source": row.claim.source,
+                        "verdict": row.verdict.word,
+                        "reason": row.verdict.reason,
+                        "comparisons": [_comparison(compared) for compared in row.comparisons],
+                    }
                     for row in summary.claims
                 ],
-                "objects": [{"count": x.count, "n": x.n, "scores": {k: _estimate(y) for k, y in x.scores.items()}}
-                            for x in summary.objects],
+                "objects": [
+                    {"count": x.count, "n": x.n, "scores": {k: _estimate(y) for k, y in x.scores.items()}}
+                    for x in summary.objects
+                ],
             }
             for summary in summaries
         ],
-    }  # fmt: skip
+    }
 
 
 MEASURED = ("stored_bits", "nominal_bits", "residual", "kl", "top1", "tokens_per_second", "prompt_tokens")
@@ -133,40 +172,71 @@ def _score_rows(summaries: list[Summary]) -> list[dict]:
                 against = row.loss if metric == summary.metric else None
                 rows.append(
                     summary.group.setting._asdict()
-                    | {"n": len(summary.group.ids), "clusters": summary.group.clusters, "number": row.number, "spec": row.result.spec,
-                       "metric": metric, "decides": metric == summary.metric}
-                    | _ends("", estimate) | _ends("against_f16", against)
+                    | {
+                        "n": len(summary.group.ids),
+                        "clusters": summary.group.clusters,
+                        "number": row.number,
+                        "spec": row.result.spec,
+                        "metric": metric,
+                        "decides": metric == summary.metric,
+                    }
+                    | _ends("", estimate)
+                    | _ends("against_f16", against)
                     | {name: _short(getattr(row.result, name)) for name in MEASURED}
                     | {"seed": row.result.seed, "device": row.result.device, "command": row.result.command}
-                )  # fmt: skip
+                )
     return rows
 
 
 def _claim_rows(summaries: list[Summary]) -> list[dict]:
     return [
         summary.group.setting._asdict()
-        | {"n": compared.n, "claim": row.claim.text, "at": row.claim.at, "source": row.claim.source,
-           "spec": compared.a.spec, "beside": compared.b.spec,
-           "factors": "not known" if compared.factors is None else "; ".join(map(str, compared.factors)),
-           "one_factor": compared.one_factor, "metric": compared.metric,
-           "score": _short(compared.a.scores[compared.metric]), "beside_score": _short(compared.b.scores[compared.metric])}
+        | {
+            "n": compared.n,
+            "claim": row.claim.text,
+            "at": row.claim.at,
+            "source": row.claim.source,
+            "spec": compared.a.spec,
+            "beside": compared.b.spec,
+            "factors": "not known" if compared.factors is None else "; ".join(map(str, compared.factors)),
+            "one_factor": compared.one_factor,
+            "metric": compared.metric,
+            "score": _short(compared.a.scores[compared.metric]),
+            "beside_score": _short(compared.b.scores[compared.metric]),
+        }
         | _ends("difference", compared.difference)
-        | {"stored_bits": _short(compared.a.stored_bits), "beside_stored_bits": _short(compared.b.stored_bits),
-           "full_rows": compared.a.residual, "beside_full_rows": compared.b.residual,
-           "verdict_of_row": str(compared.verdict), "verdict": row.verdict.word}
-        for summary in summaries for row in summary.claims for compared in row.comparisons
-    ]  # fmt: skip
+        | {
+            "stored_bits": _short(compared.a.stored_bits),
+            "beside_stored_bits": _short(compared.b.stored_bits),
+            "full_rows": compared.a.residual,
+            "beside_full_rows": compared.b.residual,
+            "verdict_of_row": str(compared.verdict),
+            "verdict": row.verdict.word,
+        }
+        for summary in summaries
+        for row in summary.claims
+        for compared in row.comparisons
+    ]
 
 
 def _comparison(compared: Comparison) -> dict:
     return {
-        "spec": compared.a.spec, "beside": compared.b.spec, "metric": compared.metric, "difference": _estimate(compared.difference),
-        "more_bytes": _short(compared.more_bytes), "one_factor": compared.one_factor,
+        "spec": compared.a.spec,
+        "beside": compared.b.spec,
+        "metric": compared.metric,
+        "difference": _estimate(compared.difference),
+        "more_bytes": _short(compared.more_bytes),
+        "one_factor": compared.one_factor,
         "factors": None if compared.factors is None else [vars(factor) for factor in compared.factors],
-        "matched": [vars(factor) for factor in compared.matched], "verdict": compared.verdict.word, "reason": compared.verdict.reason,
-        "exactness": {name: {"only_first": x.only_a, "only_second": x.only_b, "p": _short(x.p)} for name, x in compared.exact.items()},
+        "matched": [vars(factor) for factor in compared.matched],
+        "verdict": compared.verdict.word,
+        "reason": compared.verdict.reason,
+        "exactness": {
+            name: {"only_first": x.only_a, "only_second": x.only_b, "p": _short(x.p)}
+            for name, x in compared.exact.items()
+        },
         "other_scores": {name: _estimate(x) for name, x in compared.others.items()},
-    }  # fmt: skip
+    }
 
 
 def _estimate(estimate: Estimate | None) -> dict | None:
@@ -176,8 +246,11 @@ def _estimate(estimate: Estimate | None) -> dict | None:
 def _ends(name: str, estimate: Estimate | None) -> dict:
     before = f"{name}_" if name else ""
     interval = estimate.interval if estimate else None
-    return {f"{before}value": _short(estimate.value) if estimate else None,
-            f"{before}low": _short(interval.low) if interval else None, f"{before}high": _short(interval.high) if interval else None}
+    return {
+        f"{before}value": _short(estimate.value) if estimate else None,
+        f"{before}low": _short(interval.low) if interval else None,
+        f"{before}high": _short(interval.high) if interval else None,
+    }
 
 
 def _short(value):

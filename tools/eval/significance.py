@@ -81,7 +81,9 @@ class Bootstrap:
         np = import_numpy()
         columns = np.asarray(columns, dtype=float)
         if columns.ndim != 2 or len(columns) != len(self.unit_of):
-            raise ValueError(f"columns of shape {columns.shape} for {len(self.unit_of)} records; expected a row for each")
+            raise ValueError(
+                f"columns of shape {columns.shape} for {len(self.unit_of)} records; expected a row for each"
+            )
         of_unit = np.zeros((self.units, columns.shape[1]))
         np.add.at(of_unit, self.unit_of, columns)
         source = np.random.RandomState(self.seed)
@@ -114,8 +116,9 @@ def of_quotient(pairs: Sequence[tuple[float, float]], resamples: int = RESAMPLES
     return interval(sums[:, 0] / sums[:, 1])
 
 
-def of_difference(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]], resamples: int = RESAMPLES,
-                  seed: int = SEED) -> Interval:
+def of_difference(
+    a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]], resamples: int = RESAMPLES, seed: int = SEED
+) -> Interval:
     """Of quotient(a) - quotient(b), the same records drawn for both; a, b (records,) in the same order."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} records of one and {len(b)} of the other; pair them by id first")
@@ -132,6 +135,8 @@ def import_numpy():
     try:
         import numpy
     except ModuleNotFoundError:
-        raise EvaluationError("intervals cannot be computed: this Python has no numpy; run tools/eval/setup.sh and start with "
-                              "build/eval-venv/bin/python3, or install Debian's python3-numpy") from None
+        raise EvaluationError(
+            "intervals cannot be computed: this Python has no numpy; run tools/eval/setup.sh and start with "
+            "build/eval-venv/bin/python3, or install Debian's python3-numpy"
+        ) from None
     return numpy

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import comparison
 from claims import CLAIMS
-from comparison import ClaimRow, Comparison, Estimate, Group
+from comparison import ClaimRow, Comparison
 from factors import Catalogue
+from groups import Estimate, Group
 from results import Result
 
 KINDS = {"quantizer": "packing", "retention": "dropping", "both": "packing and dropping", "other": "other"}
@@ -96,8 +97,16 @@ def summarise(number: int, group: Group, catalogue: Catalogue) -> Summary:
     of_spec = {row.result.spec: row for row in rows}
     weighed = [comparison.weigh(group, claim, catalogue) for claim in CLAIMS]
     frontier = comparison.frontier(group, group.primary) if group.primary else []
-    summary = Summary(number, group, rows, _equal_bytes(group, of_spec, catalogue), [of_spec[x.spec] for x in frontier],
-                      [row for row in weighed if row is not None], _objects(group), [])
+    summary = Summary(
+        number,
+        group,
+        rows,
+        _equal_bytes(group, of_spec, catalogue),
+        [of_spec[x.spec] for x in frontier],
+        [row for row in weighed if row is not None],
+        _objects(group),
+        [],
+    )
     summary.notes.extend(_notes(summary))
     return summary
 
@@ -118,8 +127,13 @@ def _equal_bytes(group: Group, of_spec: dict[str, Row], catalogue: Catalogue) ->
     for results in comparison.equal_bytes(group) if group.primary else []:
         ordered = sorted(results, key=lambda x: (-group.difference(x, results[0], group.primary).value, x.spec))
         best = ordered[0]
-        found.append(EqualBytes((results[0].stored_bits, results[-1].stored_bits), of_spec[best.spec],
-                                [(of_spec[x.spec], comparison.compare(group, best, x, catalogue)) for x in ordered[1:]]))
+        found.append(
+            EqualBytes(
+                (results[0].stored_bits, results[-1].stored_bits),
+                of_spec[best.spec],
+                [(of_spec[x.spec], comparison.compare(group, best, x, catalogue)) for x in ordered[1:]],
+            )
+        )
     return found
 
 
@@ -139,7 +153,9 @@ def _notes(summary: Summary) -> list[str]:
     """What a reader has to know before he compares rows."""
     group, notes = summary.group, []
     if bare := [metric for metric in group.scores if not group.has_interval(metric)]:
-        notes.append(f"no interval for {', '.join(bare)}: the score of the split is not the mean of its records' values")
+        notes.append(
+            f"no interval for {', '.join(bare)}: the score of the split is not the mean of its records' values"
+        )
     if dropped := sorted({name for x in group.results for name in x.scores} - set(group.scores)):
         notes.append(f"left out, since not every spec has it: {', '.join(dropped)}")
     if any("CIDEr" in metric for metric in group.scores):
