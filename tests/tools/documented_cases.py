@@ -240,6 +240,16 @@ DOCUMENTED = [
     Case("python3 score.py captions.pred.jsonl documents.pred.jsonl questions.pred.jsonl clips.pred.jsonl --gate --clips",
          [matches(r"captions_exact +1\.50%", r"questions_accuracy +1\.50%", "below the gate: captions_exact")],
          {"score.py": "tools/pocket/score.py"}, status=1),
+    # docs/report.md, with what needs no package but numpy
+    *(Case(f"build/eval-venv/bin/python3 tools/eval/{script} --out OUT/{name} --kv f16 --kv kivi,residual=32 --kv calibquant,bits=2",
+           [prints("| `f16` | heldout-first-2 | native | 2 |")],
+           {"build/eval-venv/bin/python3": "python3", "--out": f"--limit 2 --fidelity 1 --build build/release{skip} --out"})
+      for script, name, skip in (("coco.py", "captions", " --skip pycocoevalcap"), ("docvqa.py", "documents", ""))),
+    Case("build/eval-venv/bin/python3 tools/eval/report.py --out OUT/report OUT/captions/results.json OUT/documents/results.json",
+         [prints("OUT/report/report.md"), lambda o: None if all(
+             words in (o.folder / "OUT/report/report.md").read_text() for words in ("### At equal stored bytes", "n = 2, "))
+          else "the page lacks what it should say"],
+         {"build/eval-venv/bin/python3": "python3", "--out": "--skip plots --build build/release --out"}, needs="numpy"),
     Case("tools/eval/policies.py --out OUT --device cuda --batch-size 64 --jobs 8 && tools/eval/orderings.py --out OUT",
          [prints("| `f16` | 2 | 100.0 ", "| `xquant` | ", "| moved end levels help (eta), 2 and 1 bits, shared |")],
          {"--device cuda --batch-size 64 --jobs 8": "--images 2 --fidelity 1 --kv f16 --kv xquant --kv xquant,eta1=0,eta2=0 "
