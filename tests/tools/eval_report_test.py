@@ -197,6 +197,14 @@ class Page(unittest.TestCase):
         ):
             self.assertIn(words, made)
 
+    def test_many_objects_are_one(self):
+        made = made_page([captions("f16", GOOD, 16.0, objects={f"r{i:02}": i for i in range(24)})])
+        self.assertIn("|  | spec | 0 (n = 1) | 1 (n = 1) |", made)
+        self.assertIn("| 9 (n = 1) | 10+ (n = 14) |", made)
+        few = made_page([captions("f16", GOOD, 16.0)])
+        self.assertIn("| 1 (n = 8) | 2 (n = 8) | 3 (n = 8) |", few)
+        self.assertIn("(24 records); n = 24", few)
+
     def test_clusters_stand_beside_n(self):
         clusters = {f"r{i:02}": f"video {i // 6}" for i in range(24)}
         self.assertIn("n = 24 in 4 clusters", made_page([result("f16", GOOD, clusters=clusters)]))

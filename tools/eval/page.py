@@ -342,7 +342,7 @@ def _spread(values: list[float] | None) -> str:
 def _objects(summary: Summary, shown: dict[str, list[str]]) -> str:
     if not summary.objects:
         return "The number of objects is not known, or no score is made of its records.\n"
-    head = ["", "spec", *(f"{objects.count} (n = {objects.n})" for objects in summary.objects)]
+    head = ["", "spec", *(f"{objects.label} (n = {objects.n})" for objects in summary.objects)]
     rows = []
     for row in summary.rows:
         found = [objects.scores.get(row.result.spec) for objects in summary.objects]

@@ -198,7 +198,7 @@ class _Plotter:
                     )
                 axis.set_ylabel(_plain(self.summary.metric))
                 _limits(axis, values)
-                axis.set_xticks([x.count for x in objects], [f"{x.count}\nn = {x.n}" for x in objects])
+                axis.set_xticks([x.count for x in objects], [f"{x.label}\nn = {x.n}" for x in objects])
                 axis.tick_params(labelbottom=True)
                 self._legend(axis)
             axes[-1].set_xlabel("objects in the picture")

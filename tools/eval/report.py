@@ -152,7 +152,12 @@ def as_json(summaries: list[Summary], resamples: int, seed: int) -> dict:
                     for row in summary.claims
                 ],
                 "objects": [
-                    {"count": x.count, "n": x.n, "scores": {k: _estimate(y) for k, y in x.scores.items()}}
+                    {
+                        "count": x.count,
+                        "or_more": x.or_more,
+                        "n": x.n,
+                        "scores": {k: _estimate(y) for k, y in x.scores.items()},
+                    }
                     for x in summary.objects
                 ],
             }

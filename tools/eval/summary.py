@@ -35,13 +35,21 @@ class EqualBytes:
     others: list[tuple[Row, Comparison]]
 
 
+MOST_OBJECTS = 10  # pictures with as many or more are one
+
+
 @dataclass(frozen=True)
 class Objects:
-    """Scores over the records with so many objects, by spec."""
+    """Scores over the records with so many objects, by spec; the last may be `or_more`."""
 
     count: int
+    or_more: bool
     n: int
     scores: dict[str, Estimate]
+
+    @property
+    def label(self) -> str:
+        return f"{self.count}{'+' if self.or_more else ''}"
 
 
 @dataclass(frozen=True)
@@ -144,8 +152,11 @@ def _objects(group: Group) -> list[Objects]:
     by_count: dict[int, list[str]] = {}
     for key in group.ids:
         if key in counts:
-            by_count.setdefault(counts[key], []).append(key)
-    made = [Objects(count, len(ids), group.estimates(group.primary, ids)) for count, ids in sorted(by_count.items())]
+            by_count.setdefault(min(counts[key], MOST_OBJECTS), []).append(key)
+    made = [
+        Objects(count, any(counts[key] > count for key in ids), len(ids), group.estimates(group.primary, ids))
+        for count, ids in sorted(by_count.items())
+    ]
     return [objects for objects in made if objects.scores]
 
 
