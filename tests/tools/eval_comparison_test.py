@@ -44,7 +44,7 @@ class Decide(unittest.TestCase):
         self.assertEqual(decide(ABOVE, 4.081, 4.0).word, NOT_DECIDED)
 
     def test_better_with_fewer_bytes_is_better(self):
-        self.assertEqual(decide(ABOVE, 3.0, 4.0), Verdict(HOLDS, "with 25.0 % fewer bytes"))
+        self.assertEqual(decide(ABOVE, 3.0, 4.0), Verdict(HOLDS, "the better one stores 25.0 % fewer bytes"))
         self.assertEqual(decide(BELOW, 4.0, 3.0).word, DOES_NOT)
 
     def test_what_was_not_measured_decides_nothing(self):
@@ -131,14 +131,22 @@ class Scores(unittest.TestCase):
         self.assertTrue(alone.interval.low < alone.value < alone.interval.high)
 
     def test_clusters_change_the_interval(self):
-        values = [1.0] * 12 + [0.0] * 12
+        values = ([1.0] * 6 + [0.0] * 6) * 6
 
         def width(clusters):
             found = group(result("f16", values, clusters=clusters), resamples=2000)
             ends = found.estimate(found.plain, "ANLS").interval
             return ends.high - ends.low
 
-        self.assertGreater(width({f"r{i:02}": f"video {i // 6}" for i in range(24)}), 1.5 * width(None))
+        self.assertGreater(width({f"r{i:02}": f"video {i // 6}" for i in range(72)}), 1.8 * width(None))
+
+    def test_a_few_records_or_clusters_have_no_interval(self):
+        made = group(result("f16", GOOD[:9]))
+        self.assertEqual(made.estimate(made.plain, "ANLS").interval, None)
+        made = group(result("f16", GOOD, clusters={f"r{i:02}": f"video {i // 3}" for i in range(24)}))
+        self.assertEqual(made.estimate(made.plain, "ANLS").interval, None)
+        made = group(result("f16", GOOD[:10]))
+        self.assertIsNotNone(made.estimate(made.plain, "ANLS").interval)
 
     def test_a_score_that_is_no_mean_has_no_interval(self):
         made = result("f16", GOOD)
@@ -179,7 +187,10 @@ class Scores(unittest.TestCase):
     def test_some_of_the_records(self):
         made = group(result("f16", GOOD), result("int4", BAD))
         found = made.estimates("ANLS", ["r00", "r04"])
-        self.assertEqual(found["f16"], Estimate(0.9, Interval(0.9, 0.9)))
+        self.assertEqual(found["f16"], Estimate(0.9, None))
+        found = made.estimates("ANLS", made.ids[:11])
+        self.assertAlmostEqual(found["f16"].value, sum(GOOD[:11]) / 11)
+        self.assertTrue(found["f16"].interval.low < found["f16"].value < found["f16"].interval.high)
         self.assertEqual(set(found), {"f16", "int4"})
 
 

@@ -55,7 +55,8 @@ def decide(apart: Interval | None, bits_a: float | None, bits_b: float | None) -
         return Verdict(NOT_DECIDED, "the interval holds 0")
     if more > TOLERANCE:
         return Verdict(NOT_DECIDED, f"the better one stores {bytes_in_words(more)}")
-    return Verdict(HOLDS if apart.side > 0 else DOES_NOT, "" if more >= -TOLERANCE else f"with {bytes_in_words(more)}")
+    reason = "" if more >= -TOLERANCE else f"the better one stores {bytes_in_words(more)}"
+    return Verdict(HOLDS if apart.side > 0 else DOES_NOT, reason)
 
 
 def decide_comparable(apart: Interval | None, margin: float, bits_a: float | None, bits_b: float | None) -> Verdict:

@@ -112,7 +112,7 @@ class Group:
         return all(self._statistics[x.spec, metric] for x in self.results)
 
     def estimates(self, metric: str, ids: list[str]) -> dict[str, Estimate]:
-        """Of every spec whose records give the metric, over some of the records alone."""
+        """Of every spec whose records give the metric, over some of the records alone; intervals as for all of them."""
         import numpy
 
         rows = {x.spec: (way, way.rows(x, ids)) for x in self.results if (way := self._statistics[x.spec, metric])}
@@ -121,15 +121,14 @@ class Group:
         units = [self.results[0].clusters[key] if self.results[0].clusters else key for key in ids]
         bootstrap = significance.Bootstrap(units, self.bootstrap.resamples, self.bootstrap.seed)
         columns = numpy.concatenate([numpy.asarray(of) for _, of in rows.values()], axis=1)
-        sums = bootstrap.sums(columns)
         whole = columns.sum(axis=0)
-        return {
-            spec: Estimate(
-                float(way.of_sums(whole[2 * i : 2 * i + 2])),
-                significance.interval(way.of_sums(sums[:, 2 * i : 2 * i + 2])),
-            )
-            for i, (spec, (way, _)) in enumerate(rows.items())
-        }
+        sums = bootstrap.sums(columns) if bootstrap.units >= significance.FEWEST else None
+        found = {}
+        for i, (spec, (way, _)) in enumerate(rows.items()):
+            at = slice(2 * i, 2 * i + 2)
+            ends = None if sums is None else significance.interval(way.of_sums(sums[:, at]))
+            found[spec] = Estimate(float(way.of_sums(whole[at])), ends)
+        return found
 
     def _same_ids(self) -> list[str]:
         first = self.results[0]
@@ -168,7 +167,7 @@ class Group:
         import numpy
 
         wanted = [(key, way) for key, way in self._statistics.items() if way is not None]
-        if not wanted:
+        if not wanted or self.bootstrap.units < significance.FEWEST:
             return {}
         of_spec = {result.spec: result for result in self.results}
         columns = numpy.concatenate(

@@ -56,9 +56,10 @@ def _name(summary: Summary) -> str:
 def _preamble(summaries: list[Summary], resamples: int, seed: int) -> str:
     return (
         f"Intervals are {_percent(significance.LEVEL)} percentile intervals over {resamples} resamples of the records "
-        f"(seed {seed}); where records share a video, videos are drawn. Differences are paired: each resample takes the same "
-        "records for both specs, and positive is better for the first. Stored bits count every byte of the cache, per cached "
-        "number, over the same forced text for every spec; nominal bits are codes alone.\n\n"
+        f"(seed {seed}); where records share a video, videos are drawn; fewer than {significance.FEWEST} have none. "
+        "Differences are paired: each resample takes the same records for both specs, and positive is better for the first. "
+        "Stored bits count every byte of the cache, per cached number, over the same forced text for every spec; nominal "
+        "bits are codes alone.\n\n"
         f"An ordering is decided at equal stored bytes (within {_percent(TOLERANCE)}), or by what is better with no more "
         'bytes. It "holds" or "does not" where the interval of the difference leaves out 0 on one side, and is "not decided" '
         "else: also where the better one stores more, where another score of the same answers is decided the other way, or "

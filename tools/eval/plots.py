@@ -11,6 +11,7 @@ from typing import Callable
 
 from groups import Estimate
 from errors import EvaluationError
+from significance import FEWEST
 from summary import KINDS, Row, Summary
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kv"))
@@ -66,10 +67,9 @@ class _Plotter:
     def all(self) -> dict[str, list[str]]:
         rows = self.summary.rows
         if self.summary.metric is not None:
-            self.scores(
-                "bits", "stored bits a cached number, full rows and scales included", lambda row: row.result.stored_bits
-            )
-            self.scores("speed", "tokens decoded a second", lambda row: row.result.tokens_per_second)
+            bits = "stored bits a cached number, full rows and scales included"
+            self.scores("bits", bits, lambda row: row.result.stored_bits, joined=True)
+            self.scores("speed", "tokens decoded a second", lambda row: row.result.tokens_per_second, joined=False)
         self.layers(
             "retained",
             "share of the rows that are kept",
@@ -86,8 +86,9 @@ class _Plotter:
         self.objects()
         return self.written
 
-    def scores(self, kind: str, label: str, where: Callable[[Row], float | None]) -> None:
-        """The score that decides against `where`; a curve joins one policy's widths or budgets, a panel a few policies."""
+    def scores(self, kind: str, label: str, where: Callable[[Row], float | None], joined: bool) -> None:
+        """The score that decides against `where`, a few policies a panel. `joined`: a curve a policy, over its widths or
+        budgets, on a logarithmic scale."""
         metric = self.summary.metric
         plain = self.summary.plain
         placed = [row for row in self.summary.rows if where(row) and row is not plain]
@@ -117,7 +118,7 @@ class _Plotter:
                         yerr=_reach(found),
                         color=COLORS[i],
                         marker=MARKERS[i],
-                        ls=STYLES[i] if len(rows) > 1 else "",
+                        ls=STYLES[i] if joined and len(rows) > 1 else "",
                         ms=5,
                         lw=1.1,
                         elinewidth=1,
@@ -128,7 +129,11 @@ class _Plotter:
                     axis.plot([where(plain)], [plain.scores[metric].value], color="black", marker="*", ms=9, ls="")
                 axis.set_title(title, fontsize=9, loc="left")
                 axis.set_ylabel(_plain(metric))
-                _log2(axis, xs)
+                if joined:
+                    _log2(axis, xs)
+                else:
+                    axis.set_xlim(0, 1.05 * max(xs))
+                    axis.tick_params(labelbottom=True)
                 _limits(axis, values)
                 self._legend(axis)
             axes[-1].set_xlabel(label)
@@ -138,29 +143,33 @@ class _Plotter:
     def layers(
         self, kind: str, label: str, title: str, curves: dict[int, list[float]], top: float | None = None
     ) -> None:
-        """A figure of each layer; specs whose curves are the same to four digits are one line."""
+        """A figure of each layer, up to `top` or on a logarithmic scale; specs whose curves are the same to four digits
+        are one line."""
         same: dict[tuple, list[int]] = {}
         for number, curve in curves.items():
             same.setdefault(tuple(float(f"{value:.4g}") for value in curve), []).append(number)
         rows = panels(list(same.items()), SERIES_A_PANEL)
         pages = panels(rows, PANELS_A_PAGE)
-        highest = max((max(curve) for curve in same), default=0)
+        positive = [value for curve in same for value in curve if value > 0]
         for page, shown in enumerate(pages):
             figure, axes = self._figure(len(shown))
             for axis, some in zip(axes, shown):
                 for i, (curve, numbers) in enumerate(some):
                     axis.plot(
                         range(len(curve)),
-                        curve,
+                        curve if top else [value if value > 0 else math.nan for value in curve],
                         color=COLORS[i],
                         marker=MARKERS[i],
                         ls=STYLES[i],
                         ms=4,
                         lw=1.2,
-                        label=self._names(numbers),
+                        label=self._names(numbers) + ("" if top or any(curve) else "\n    0 in every layer"),
                     )
                 axis.set_ylabel(label)
-                axis.set_ylim(0, top or 1.05 * highest or 1)
+                if top:
+                    axis.set_ylim(0, top)
+                elif positive:
+                    _log_y(axis, positive)
                 axis.xaxis.get_major_locator().set_params(integer=True)
                 self._legend(axis)
             axes[-1].set_xlabel("layer")
@@ -259,7 +268,8 @@ class _Plotter:
         clusters = f" in {summary.group.clusters} clusters" if summary.group.clusters else ""
         counts = f"n = {len(summary.group.ids)}{clusters}, {length}, seed {', '.join(map(str, summary.seeds))}"
         if interval:
-            counts += f"; 95 % bootstrap intervals ({self.resamples} resamples, seed {self.seed})"
+            few = f", of {FEWEST} pictures or more" if kind == "objects" else ""
+            counts += f"; 95 % bootstrap intervals ({self.resamples} resamples, seed {self.seed}){few}"
         lines = [line for text in (about, counts) for line in textwrap.wrap(text, 110)]
         figure.suptitle(_plain("\n".join([title, *lines])), fontsize=9, x=0.01, ha="left")
         name = f"{summary.number:02}_{kind}{f'-{page + 1}' if page else ''}.png"
@@ -309,14 +319,27 @@ def _limits(axis, values: list[float]) -> None:
     axis.set_ylim(low - room, high + room)
 
 
+def _log_y(axis, values: list[float]) -> None:
+    """The same in all panels, with ticks at 1, 2 and 5 of every power of ten."""
+    low, high = min(values) / 1.2, max(values) * 1.2
+    axis.set_yscale("log")
+    axis.set_ylim(low, high)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 100 else (1,)
+    shown = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
+    if shown:
+        axis.set_yticks(shown, [f"{tick:g}" for tick in shown])
+    axis.minorticks_off()
+
+
 def _log2(axis, values: list[float]) -> None:
     """Powers of two, so that halving is one step."""
-    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
-    axis.set_xscale("log", base=2)
-    axis.set_xlim(min(values) / 1.08, max(values) * 1.08)
-    ticks = [2.0**power for power in range(low, high + 1)]
-    if len(ticks) < 4:
-        ticks = [2.0 ** (power / 2) for power in range(2 * low, 2 * high + 1)]
-    axis.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    low, high = min(values) / 1.08, max(values) * 1.08
+    axis.set_xscale("log")
+    axis.set_xlim(low, high)
+    ticks = [2.0**power for power in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
+    if len(ticks) < 2:
+        ticks = sorted({float(f"{value:.3g}") for value in (min(values), max(values))})
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
     axis.tick_params(labelbottom=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 RESAMPLES = 10_000
 SEED = 1
 LEVEL = 0.95
+FEWEST = 10  # records or clusters; resamples of fewer say too little of what they were drawn from
 CHUNK = 1 << 22  # numbers drawn at a time
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import comparison
+import significance
 from claims import CLAIMS
 from comparison import ClaimRow, Comparison
 from factors import Catalogue
@@ -163,6 +164,8 @@ def _objects(group: Group) -> list[Objects]:
 def _notes(summary: Summary) -> list[str]:
     """What a reader has to know before he compares rows."""
     group, notes = summary.group, []
+    if group.bootstrap.units < significance.FEWEST:
+        notes.append(f"no intervals: there are fewer than {significance.FEWEST} records or clusters")
     if bare := [metric for metric in group.scores if not group.has_interval(metric)]:
         notes.append(
             f"no interval for {', '.join(bare)}: the score of the split is not the mean of its records' values"
