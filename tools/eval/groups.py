@@ -65,10 +65,10 @@ class Group:
         self.ids = self._same_ids()
         self._spec_once()
         clusters = self._same_clusters()
-        self.clusters = len(set(clusters.values())) if clusters else None
         self.bootstrap = significance.Bootstrap(
             [clusters[key] if clusters else key for key in self.ids], resamples, seed
         )
+        self.clusters = self.bootstrap.units if clusters else None
         self.scores = [
             metric
             for metric in dict.fromkeys(name for x in self.results for name in x.scores)
