@@ -36,7 +36,7 @@ class Claim:
     @property
     def others(self) -> list[str]:
         """What `better` is compared with."""
-        return [self.worse, *(f"{self.worse},seed={seed}" for seed in range(1, self.draws))]
+        return [self.worse, *(normal(f"{self.worse},seed={seed}") for seed in range(1, self.draws))]
 
 
 TENTHS = tuple(f"0.{tenth}" for tenth in range(1, 10))
@@ -238,7 +238,7 @@ _OF_RETENTION = [
     *_chance("PrefixKV", "prefixkv", "random,head_shared=on"),
     *_chance("Elastic Cache", "elastic", "random,head_shared=on"),
     *_chance("VL-Cache", "vlcache", "random,head_shared=on"),
-    *_chance("StreamingLLM", "streaming,budget=proportional", "random,head_shared=on"),
+    *_chance("StreamingLLM", "streaming,budget=proportional", "random,head_shared=on,sinks=4"),
     *_chance("H2O (of the prompt)", "h2o,prefill_only=on", "random,evict=none"),
     *_chance("SnapKV", "snapkv", "random,evict=none"),
     *_chance("PyramidKV", "pyramidkv,no_floor=on", "random,evict=none"),

@@ -121,7 +121,7 @@ def compare(
     apart = group.difference(a, b, metric)
     exact = {name: test for name in group.scores if (test := group.exactness(a, b, name)) is not None}
     others = {name: group.difference(a, b, name) for name in group.scores if name != metric}
-    factors, matched = _factors(a.spec, b.spec, catalogue, alike)
+    factors, matched = factors_apart(a.spec, b.spec, catalogue, alike)
     if margin is not None:
         verdict = decide_comparable(apart.interval, margin, a.stored_bits, b.stored_bits)
     else:
@@ -129,7 +129,11 @@ def compare(
     return Comparison(a, b, metric, len(group.ids), apart, verdict, factors, matched, exact, others)
 
 
-def _factors(a: str, b: str, catalogue: Catalogue, alike: tuple[str, ...]) -> tuple[list[Factor] | None, list[Factor]]:
+def factors_apart(
+    a: str, b: str, catalogue: Catalogue, alike: tuple[str, ...]
+) -> tuple[list[Factor] | None, list[Factor]]:
+    """What two specs differ in; and of that, apart, budgets that make different rules store the same, and the options
+    `alike` that make them work alike. None where one is no spec that can be read."""
     try:
         apart = catalogue.differences(a, b)
     except ValueError:
