@@ -114,6 +114,10 @@ class Page(unittest.TestCase):
         ):
             self.assertIn(words, made)
 
+    def test_a_long_command_is_whole(self):
+        command = "coco.py " + " ".join(f"--kv kivi,bits={i}" for i in range(2000))
+        self.assertIn(f"    {command}\n", made_page([result("f16", GOOD, command=command)]))
+
     def test_a_row_of_scores(self):
         made = made_page(two_settings())
         row = next(line for line in made.splitlines() if "`kivi,residual=32`" in line and "4.00" in line)
@@ -279,6 +283,14 @@ class Script(unittest.TestCase):
         self.assertIsNone(told["settings"][1]["specs"][1]["stored_bits"])
         claims = list(csv.DictReader((found / "claims.csv").read_text().splitlines()))
         self.assertEqual([(row["verdict"], row["one_factor"], row["n"]) for row in claims], [("holds", "True", "24")])
+
+    def test_pictures_of_an_earlier_report_go(self):
+        out = self.folder / "out"
+        out.mkdir()
+        for name in ("07_bits-2.png", "7_bits.png", "mine.png"):
+            (out / name).write_text("")
+        self.run_script("out", [two_settings()], "--skip", "plots")
+        self.assertEqual(sorted(path.name for path in out.glob("*.png")), ["7_bits.png", "mine.png"])
 
     def test_the_same_results_give_the_same_files(self):
         half = [two_settings()[:4], two_settings()[4:]]

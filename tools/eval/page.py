@@ -371,6 +371,6 @@ def _origin(summaries: list[Summary], resamples: int, seed: int) -> str:
             )
             + ".\n"
         )
-        lines += [f"    {printable(command, 4000)}" for command in summary.commands] + [""]
+        lines += [f"    {printable(command, 1_000_000)}" for command in summary.commands] + [""]
     lines.append(f"The report: {resamples} resamples, seed {seed}, stored bytes equal within {_percent(TOLERANCE)}.\n")
     return "\n".join(lines)

@@ -24,6 +24,7 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)
 SERIES_A_PANEL = len(COLORS)
 PANELS_A_PAGE = 4
 NAME_WIDTH = 46
+FILE_NAME = re.compile(r"\d{2,}_(bits|speed|retained|error|objects)(-\d+)?\.png")
 
 
 def import_matplotlib():

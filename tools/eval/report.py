@@ -92,8 +92,11 @@ def read(paths: list[Path], build: Path, resamples: int, seed: int, wanted: tupl
 
 
 def write(folder: Path, summaries: list[Summary], resamples: int, seed: int, with_plots: bool = True) -> None:
-    """The files of a report, the page last."""
+    """The files of a report, the page last. Pictures of an earlier one go: there may have been more."""
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if plots.FILE_NAME.fullmatch(path.name):
+            path.unlink()
     pictures = plots.draw(summaries, folder, resamples, seed) if with_plots else None
     write_text(folder / "scores.csv", _csv(_score_rows(summaries)))
     write_text(folder / "claims.csv", _csv(_claim_rows(summaries)))
