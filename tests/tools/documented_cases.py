@@ -273,16 +273,6 @@ DOCUMENTED = [
          [prints("| `prefixkv,keep=0.5 + int4` | heldout-first-2 | native | 2 |")], {"OUT": f"documents {_FEW}"}),
     Case(f"{_VENV} tools/eval/coco.py --out OUT --limit 14 --kv int4 --shard 3/7", [reports("shard 3/7 is done")],
          {_VENV: "python3", "OUT": "shards --fidelity 0 --build build/release --skip pycocoevalcap"}),
-    # docs/report.md
-    Case("python3 tools/eval/coco.py --out OUT/captions --kv f16 --kv kivi,residual=32 --kv calibquant,bits=2",
-         [prints("| `f16` | heldout-first-2 | native | 2 |")],
-         {"coco.py": "coco.py --limit 2 --fidelity 1 --skip pycocoevalcap --build build/release"}),
-    Case("python3 tools/eval/docvqa.py --out OUT/documents --kv f16 --kv kivi,residual=32 --kv calibquant,bits=2",
-         [prints("| `f16` | heldout-first-2 | native | 2 |")], {"docvqa.py": "docvqa.py --limit 2 --fidelity 1 --build build/release"}),
-    Case("python3 tools/eval/report.py --out OUT/report OUT/captions/results.json OUT/documents/results.json",
-         [prints("OUT/report/report.md"), lambda o: None if all(
-             words in (o.folder / "OUT/report/report.md").read_text() for words in ("### At equal stored bytes", "n = 2, ")) else "no page"],
-         {"--out": "--skip plots --build build/release --out"}, needs="numpy"),
 ]
 
 # Not run here, and why.

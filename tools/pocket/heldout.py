@@ -1,8 +1,10 @@
 """Draws the held-out sets: 200 scenes to caption, 200 documents, 200 scenes to ask about, and 150 clips.
 
     python3 heldout.py --out heldout
+    python3 heldout.py --out tuning --tuning
 
-The seeds lie below `scenes.FIRST_TRAINING_SEED`, which training starts from. Pages carry no noise. Written are PNG files
+With --tuning 32 scenes and 32 documents that settings of policies may be fitted to, in the same formats: no picture is
+in both. The seeds lie below `scenes.FIRST_TRAINING_SEED`, which training starts from. Pages carry no noise. Written are PNG files
 and animated WebP files (lossless), annotations in COCO captions and DocVQA form, the facts of the scenes and clips, and
 one request file per set, whose paths are relative to the request file's own folder.
 """
@@ -22,10 +24,11 @@ import documents
 import draw
 import scenes
 
-COUNT = 200
+COUNT, TUNING_COUNT = 200, 32
 CLIP_COUNT, DESCRIBED_CLIPS = 150, 50
 FIRST_SEEDS = {"scenes": 1_000, "documents": 2_000, "questions": 3_000}
 FIRST_CLIP_SEED = 4_000
+FIRST_TUNING_SEEDS = {"scenes": 5_000, "documents": 6_000}
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Record:
     facts: scenes.Scene | clips.Clip | None = None
 
 
-def record(name: str, i: int) -> Record:
+def record(name: str, i: int, first_seeds: dict[str, int] = FIRST_SEEDS) -> Record:
     """The i-th record of a set: "scenes", "documents", "questions" or "clips"."""
     key = f"{name[:-1]}_{i:03d}"
     if name == "clips":
@@ -50,7 +53,7 @@ def record(name: str, i: int) -> Record:
             return Record(key, layouts, clips.CAPTION_PROMPT, [clips.description(clip)], clip)
         ((ask, answers),) = clips.questions(clip, rng, 1)
         return Record(key, layouts, ask, answers, clip)
-    rng = random.Random(FIRST_SEEDS[name] + i)
+    rng = random.Random(first_seeds[name] + i)
     if name == "documents":
         doc = documents.make_document(rng)
         page = draw.layout_document(doc, rng)
@@ -66,19 +69,23 @@ def record(name: str, i: int) -> Record:
 
 def write(out: Path, count: int) -> None:
     painter = draw.Painter("cpu")
-    _write_pages(out, count, painter)
+    _write_pages(out, count, painter, "heldout", FIRST_SEEDS)
     _write_clips(out, min(count, CLIP_COUNT), painter)
 
 
-def _write_pages(out: Path, count: int, painter: draw.Painter) -> None:
+def write_tuning(out: Path, count: int) -> None:
+    _write_pages(out, count, draw.Painter("cpu"), "tuning", FIRST_TUNING_SEEDS)
+
+
+def _write_pages(out: Path, count: int, painter: draw.Painter, split: str, first_seeds: dict[str, int]) -> None:
     facts: dict[str, list[dict]] = {}
-    requests: dict[str, list[dict]] = {name: [] for name in FIRST_SEEDS}
+    requests: dict[str, list[dict]] = {name: [] for name in first_seeds}
     images, annotations = [], []
-    asked: dict[str, list[dict]] = {"documents": [], "questions": []}
-    for name in FIRST_SEEDS:
+    asked: dict[str, list[dict]] = {name: [] for name in first_seeds if name != "scenes"}
+    for name in first_seeds:
         (out / name).mkdir(parents=True, exist_ok=True)
         for i in range(count):
-            made = record(name, i)
+            made = record(name, i, first_seeds)
             image = f"{name}/{made.key}.png"
             _pictures(painter, made.layouts, draw.PAGE)[0].save(out / image, optimize=True)
             requests[name].append({"id": made.key, "image": image, "prompt": made.ask})
@@ -91,10 +98,11 @@ def _write_pages(out: Path, count: int, painter: draw.Painter) -> None:
             else:
                 entry = {"questionId": i, "question": made.ask, "image": image, "docId": i, "answers": made.answers}
                 asked[name].append(entry)
-    coco = {"info": {"description": "kvlm pocket scenes, held out"}, "images": images, "annotations": annotations}
-    _write(out / "captions_heldout.json", coco)
+    what = "held out" if split == "heldout" else f"for {split}"
+    coco = {"info": {"description": f"kvlm pocket scenes, {what}"}, "images": images, "annotations": annotations}
+    _write(out / f"captions_{split}.json", coco)
     for name, data in asked.items():
-        _write(out / f"{name}_heldout.json", {**_header(name), "data": data})
+        _write(out / f"{name}_{split}.json", {**_header(name, split), "data": data})
     _write(out / "scene_facts.json", facts)
     for name, records in (("captions", requests["scenes"]), *((n, requests[n]) for n in asked)):
         _write_requests(out / f"{name}.jsonl", records)
@@ -143,8 +151,8 @@ def _pictures(painter: draw.Painter, layouts: list[draw.Layout], side: int) -> l
     return [Image.fromarray(page.permute(1, 2, 0).byte().numpy()) for page in pixels]
 
 
-def _header(name: str) -> dict:
-    return {"dataset_name": f"kvlm pocket {name}", "dataset_version": "1.0", "dataset_split": "heldout"}
+def _header(name: str, split: str = "heldout") -> dict:
+    return {"dataset_name": f"kvlm pocket {name}", "dataset_version": "1.0", "dataset_split": split}
 
 
 def _write_requests(path: Path, records: list[dict]) -> None:
@@ -158,6 +166,10 @@ def _write(path: Path, value: object) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write the sets to")
-    parser.add_argument("--count", type=int, default=COUNT, help="images per set")
+    parser.add_argument("--tuning", action="store_true", help="draw the sets that settings are fitted to")
+    parser.add_argument("--count", type=int, help=f"images per set; default: {COUNT}, with --tuning {TUNING_COUNT}")
     options = parser.parse_args()
-    write(options.out, options.count)
+    if options.tuning:
+        write_tuning(options.out, options.count or TUNING_COUNT)
+    else:
+        write(options.out, options.count or COUNT)
