@@ -109,6 +109,14 @@ class Annotations(EvalCase):
         self.assertFalse({item.id for item in most.items} & {item.id for item in most.tuning})
         with self.assertRaisesRegex(EvaluationError, "--tune 200"):
             split.part(limit=None, tune=200)
+        others = files.read_captions(HELDOUT.parent / "tuning" / "captions_tuning.json")
+        apart = split.part(limit=None, tune=0, tune_on=others)
+        self.assertEqual((len(apart.items), len(apart.tuning), apart.name), (200, 32, "heldout"))
+        self.assertEqual([item.id for item in split.part(None, 5, others).tuning], [0, 1, 2, 3, 4])
+        with self.assertRaisesRegex(EvaluationError, "--tune 33 is more than the 32 records"):
+            split.part(limit=None, tune=33, tune_on=others)
+        with self.assertRaisesRegex(EvaluationError, "record 0 of .* scored as well"):
+            split.part(limit=None, tune=2, tune_on=split)
         self.assertEqual(part.items[0].objects, 7)  # "There are seven objects"
 
 

@@ -206,6 +206,14 @@ class Tuned(WithModel):
         row = results_of(self.folder / "out/results.json")[0]
         self.assertEqual((row["split"], len(row["items"])), ("heldout-without-last-1-first-4", 4))
 
+    def test_settings_come_from_a_file_of_their_own(self):
+        tuning = HELDOUT.parent / "tuning" / "documents_tuning.json"
+        self.run_well(*COMMAND, "--tune", 1, "--tune-on", tuning)
+        (line,) = (self.folder / "out/pocket/tuning.jsonl").read_text().splitlines()
+        self.assertEqual(Path(json.loads(line)["image"]), tuning.parent.resolve() / "documents/document_000.png")
+        self.assertEqual(results_of(self.folder / "out/results.json")[0]["split"], "heldout-first-4")
+        self.assert_refused(self.run_script(*COMMAND, "--tune", 1), "--tune-on was")
+
 
 class Smoke(WithModel):
     """The bundled sets, without network and without pycocoevalcap."""

@@ -30,6 +30,8 @@ def parser(description: str, annotations: str, annotations_help: str) -> argpars
     add("--limit", type=at_least(1), help="score the first records only")
     add("--tune", type=at_least(0), default=0,
         help="fit the policies' settings with vlm-kv profile on this many records from the end, which are never scored")
+    add("--tune-on", type=Path, metavar="FILE",
+        help="fit them to the records of this file instead, to its first --tune if that is given; all of --annotations is scored")
     add("--fidelity", type=at_least(0), default=100,
         help="records over whose references KL, top-1 and stored bits are measured; 0 leaves them out (default: 100)")
     add("--batch-size", type=at_least(1), default=8, help="as vlm-run's; at 1 decoding's speed is told (default: 8)")

@@ -40,15 +40,32 @@ class Split:
     def scored(self) -> bool:
         return bool(self.items) and bool(self.items[0].references)
 
-    def part(self, limit: int | None, tune: int) -> Split:
-        """The first `limit` records to score; the last `tune` of the file are for settings and are scored never."""
-        if tune >= len(self.items):
+    def part(self, limit: int | None, tune: int, tune_on: Split | None = None) -> Split:
+        """The first `limit` records to score, and `tune` that settings are fitted to and that are scored never: the first
+        of `tune_on`, or else the last of the file."""
+        if tune_on is not None:
+            rest, name = self.items, self.name
+            tuning = self._apart(tune_on, tune)
+        elif tune >= len(self.items):
             raise EvaluationError(f"--tune {tune} leaves none of the {len(self.items)} records of {self.path} to score")
-        rest, tuning = self.items[: len(self.items) - tune], self.items[len(self.items) - tune :]
-        name = self.name + (f"-without-last-{tune}" if tune else "")
+        else:
+            rest, tuning = self.items[: len(self.items) - tune], self.items[len(self.items) - tune :]
+            name = self.name + (f"-without-last-{tune}" if tune else "")
         if limit is not None and limit < len(rest):
             rest, name = rest[:limit], name + f"-first-{limit}"
         return replace(self, name=name, items=rest, tuning=tuning)
+
+    def _apart(self, tune_on: Split, tune: int) -> list[Item]:
+        """The first records of another split, whose pictures must not be scored."""
+        if tune > len(tune_on.items):
+            raise EvaluationError(f"--tune {tune} is more than the {len(tune_on.items)} records of {tune_on.path}")
+        tuning = tune_on.items[: tune or None]
+        scored = {item.image.resolve() for item in self.items}
+        if both := next((item for item in tuning if item.image.resolve() in scored), None):
+            raise EvaluationError(
+                f"record {both.id} of {tune_on.path} shows {both.image}, which is scored as well; fit settings to other pictures"
+            )
+        return tuning
 
     def require_pictures(self) -> None:
         what = "image" if self.task == CAPTIONS else "question"

@@ -27,8 +27,9 @@ from storage import Lock, digest, read_json, sweep, write_json, write_lines
 
 @dataclass(frozen=True)
 class Task:
-    """What differs between the scripts: their standard result file."""
+    """What differs between the scripts: their standard files."""
 
+    read: Callable[[Path, Path | None], Split]  # annotations, and the folder of their pictures
     results_name: Callable[[Split, str], str]  # of a split and the name of what made it
     results: Callable[[Split, dict[int, str]], list[dict]]
     read_results: Callable[[Path, Split], dict[int, str]]
@@ -39,7 +40,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
 
     EvaluationError for whatever cannot be used, before a model runs where that can be.
     """
-    split = split.part(options.limit, options.tune)
+    tune_on = task.read(options.tune_on, None) if options.tune_on else None
+    split = split.part(options.limit, options.tune, tune_on)
     name = options.protocol or ("native" if protocols.is_our_own(split) else "lmms-eval")
     if options.results:
         return [_score_file(task, split, name, options)]
@@ -52,7 +54,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     for departs in dict.fromkeys(way.departs for way in ways.values() if way.departs):
         _say(f"protocol {name}: {departs}")
     shard = _shards_of(options.out) if options.merge else place(options)
-    plan = Plan(split, name, options.device, options.limit, options.tune, options.fidelity, shard,
+    plan = Plan(split, name, options.device, options.limit, options.tune, tune_on and digest(tune_on.path.read_bytes()),
+                options.fidelity, shard,
                 options.threads, options.batch_size, options.jobs)  # fmt: skip
     folder = Folder(options.out, plan, Programs(options.build), shlex.join(sys.argv))
     try:

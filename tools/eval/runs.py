@@ -84,6 +84,7 @@ class Plan:
     device: str
     limit: int | None
     tune: int
+    tune_on: str | None  # digest of the file
     forced: int  # records of fidelity
     shard: Shard
     threads: int = 0
@@ -99,6 +100,7 @@ class Plan:
             "content": digest(self.split.path.read_bytes()),
             "--limit": self.limit,
             "--tune": self.tune,
+            "--tune-on": self.tune_on,
             "split": self.split.name,
             "protocol": self.protocol,
             "--device": self.device,

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Every quality table of the bundled models: what each cache policy does to their captions and documents, on one page.
+
+    tools/eval/tables.py --out OUT --device cuda --jobs 8 --batch-size 64
+
+Runs coco.py and docvqa.py over all 200 records of our held-out sets for every model and every spec below and of
+claims.py, with settings fitted to the pictures of tools/pocket/tuning, and report.py over their results: OUT/report/report.md.
+Start it again to go on where it ended. --model and --set do a part, which may run beside others (each has a folder of its
+own); the report is made of all parts that are done. On a machine without the scorers' packages give --skip pycocoevalcap,
+then --merge --report on one that has them: nothing is asked again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import claims
+from errors import EvaluationError, run_main
+from factors import normal
+from models import ROOT
+
+POCKET = ROOT / "tools" / "pocket"
+MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
+SETS = {"captions": "coco.py", "documents": "docvqa.py"}
+FORCED = 100  # records of KL, top-1 and stored bits
+TUNED = 16  # records that settings are fitted to
+
+# Every policy at its paper's setting, by width and by share of rows kept, and compositions; the pairs that decide an ordering
+# are those of claims.py.
+SPECS = """
+f16
+int8
+int4
+kivi,bits=8
+kivi,bits=4
+kivi
+kivi,residual=32
+kivi,bits=1
+kivi,bits=1,residual=32
+asymkv
+head_quantile,bits=8
+head_quantile,bits=4
+head_quantile,bits=2
+head_quantile
+calibquant,bits=8
+calibquant,bits=4
+calibquant,bits=2
+calibquant
+xquant
+vidkv,key_bits=2,value_bits=2
+vidkv,key_bits=2,value_bits=2,residual=32
+vidkv,value_bits=2
+vidkv
+vidkv,key_bits=1.25
+vidkv,profile=official
+random,keep=0.5
+uniform,keep=0.5
+prefixkv,keep=0.5
+streaming,keep=0.5
+h2o,keep=0.5
+snapkv,keep=0.5
+pyramidkv,keep=0.5
+tova,keep=0.5
+elastic,keep=0.5
+vlcache,keep=0.5
+calibquant,bits=2 + int4,scope=text
+calibquant,bits=4 + int4,scope=text
+head_quantile,bits=4 + int4,scope=text
+vidkv,key_bits=2,value_bits=2,residual=32,scope=visual + int4,scope=text
+prefixkv,keep=0.5 + int4
+prefixkv,keep=0.9 + int4
+h2o,keep=0.5 + int4
+prefixkv,keep=0.5 + calibquant,bits=4 + int4,scope=text
+prefixkv,keep=0.5 + vidkv
+prefixkv,keep=0.5 + xquant
+int4 + share=codes
+"""
+
+
+def specs() -> list[str]:
+    return list(dict.fromkeys([normal(line) for line in SPECS.splitlines() if line] + claims.specs()))
+
+
+def command(script: str, folder: Path, model: str, name: str, options: argparse.Namespace) -> list[str]:
+    made = [sys.executable, str(ROOT / "tools" / "eval" / script), "--out", str(folder), "--model", model]
+    made += ["--annotations", str(POCKET / "heldout" / f"{name}_heldout.json")]
+    made += ["--tune-on", str(POCKET / "tuning" / f"{name}_tuning.json"), "--tune", str(options.tune), "--fidelity", str(options.fidelity)]
+    made += ["--device", options.device, "--jobs", str(options.jobs), "--batch-size", str(options.batch_size)]
+    made += ["--threads", str(options.threads), "--build", str(options.build)]
+    made += ["--limit", str(options.limit)] if options.limit else []
+    for skipped in options.skip:  # documents' scorers need no package
+        made += ["--skip", skipped] if name == "captions" and skipped != "plots" else []
+    made += ["--merge"] if options.merge else []
+    for spec in options.kv or specs():
+        made += ["--kv", spec]
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for answers, scores and the page")
+    add("--model", action="append", help=f"repeatable; default: {', '.join(MODELS)}")
+    add("--set", action="append", choices=SETS, help="repeatable; default: both")
+    add("--kv", action="append", help="these specs instead of all; repeatable")
+    add("--device", default="auto", help="as vlm-run's")
+    add("--jobs", type=int, default=1, help="specs at a time")
+    add("--batch-size", type=int, default=8, help="as vlm-run's")
+    add("--threads", type=int, default=0, help="as vlm-run's")
+    add("--limit", type=int, help="the first records of each set only")
+    add("--fidelity", type=int, default=FORCED, help=f"records of KL, top-1 and stored bits (default: {FORCED})")
+    add("--tune", type=int, default=TUNED, help=f"records that settings are fitted to (default: {TUNED})")
+    add("--skip", action="append", default=[], metavar="NAME", help="leave out a scorer, or plots; repeatable")
+    add("--merge", action="store_true", help="ask nothing: score what is answered")
+    add("--report", action=argparse.BooleanOptionalAction, default=True, help="make the page of all parts that are done")
+    add("--build", type=Path, default=ROOT / "build" / "release", help="build folder")
+    options = parser.parse_args()
+    for model in options.model or MODELS:
+        for name in options.set or SETS:
+            _run(command(SETS[name], options.out / f"{model}-{name}", model, name, options))
+    if not options.report:
+        return 0
+    results = sorted(options.out.glob("*/results.json"))
+    if not results:
+        raise EvaluationError(f"{options.out} has no results yet; run a part to its end")
+    page = [sys.executable, str(ROOT / "tools" / "eval" / "report.py"), "--out", str(options.out / "report")]
+    page += ["--build", str(options.build), *(["--skip", "plots"] if "plots" in options.skip else [])]
+    _run([*page, *map(str, results)])
+    return 0
+
+
+def _run(words: list[str]) -> None:
+    if subprocess.run(words, stdin=subprocess.DEVNULL).returncode != 0:
+        raise EvaluationError(f"{Path(words[1]).name} failed; mend what it says and start the same command again")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("tables.py", main))
