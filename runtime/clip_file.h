@@ -15,6 +15,8 @@ struct OpenClip {
 
   /// Throws as VideoFile::read().
   DecodedClip decode() const;
+  /// Lets go of what decode() does not need, until it is called.
+  void rest() { file->rest(clip.frames); }
 };
 
 /// Throws as Model::sample_frames(): also for a model that takes no videos.

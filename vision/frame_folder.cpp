@@ -64,12 +64,23 @@ class FrameFolder : public VideoFile {
  private:
   void decode_frames(std::span<const int64_t> frames,
                      const std::function<void(Image)>& take) override {
-    for (const int64_t frame : frames)
-      take(load_image(folder_ / files_[static_cast<size_t>(frame)]));
+    for (const int64_t frame : frames) take(load_image(folder_ / files_[place_of(frame)]));
+  }
+  void rest_frames(std::span<const int64_t> frames) override {
+    std::vector<std::string> files;
+    for (const int64_t frame : frames) files.push_back(std::move(files_[place_of(frame)]));
+    files_ = std::move(files);
+    numbers_.assign(frames.begin(), frames.end());
+  }
+
+  size_t place_of(int64_t frame) const {
+    if (numbers_.empty()) return static_cast<size_t>(frame);
+    return static_cast<size_t>(std::ranges::lower_bound(numbers_, frame) - numbers_.begin());
   }
 
   fs::path folder_;
   std::vector<std::string> files_;  // names in the folder
+  std::vector<int64_t> numbers_;    // of their frames; empty: all
 };
 
 }  // namespace

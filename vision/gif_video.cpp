@@ -153,6 +153,9 @@ class GifVideo : public VideoFile {
     }
   }
 
+  /// open_video() lets go of all of it.
+  void rest_frames(std::span<const int64_t>) override {}
+
   std::vector<std::byte> bytes_;
 };
 

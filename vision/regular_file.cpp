@@ -21,34 +21,56 @@ std::string failure(const char* what) {
 }  // namespace
 
 RegularFile::RegularFile(const std::filesystem::path& path, RefuseFile refuse)
-    // Not blocking, for a FIFO would wait for its writer.
-    : descriptor_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY)),
-      refuse_(std::move(refuse)) {
+    : path_(path), refuse_(std::move(refuse)) {
+  try {
+    open();
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+void RegularFile::open() {
+  // Not blocking, for a FIFO would wait for its writer.
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
   if (descriptor_ < 0) {
     if (errno == ENOENT || errno == ENOTDIR) refuse_("does not exist", false);
     if (errno == ENXIO) refuse_("is a socket, not a file", false);
     refuse_(failure("opened for reading"), false);
   }
-  try {
-    struct stat status {};
-    if (::fstat(descriptor_, &status) != 0) refuse_(failure("read"), false);
-    if (S_ISDIR(status.st_mode)) refuse_("is a directory", false);
-    if (S_ISFIFO(status.st_mode)) refuse_("is a pipe, which may never end", true);
-    if (!S_ISREG(status.st_mode)) refuse_("is a device, not a file", false);
-    bytes_ = status.st_size;
-  } catch (...) {
-    ::close(descriptor_);
-    throw;
-  }
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) refuse_(failure("read"), false);
+  if (S_ISDIR(status.st_mode)) refuse_("is a directory", false);
+  if (S_ISFIFO(status.st_mode)) refuse_("is a pipe, which may never end", true);
+  if (!S_ISREG(status.st_mode)) refuse_("is a device, not a file", false);
+  bytes_ = status.st_size;
+  changed_ = status.st_mtim;
 }
 
-RegularFile::~RegularFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+void RegularFile::close() noexcept {
+  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }
+
+void RegularFile::reopen() {
+  const int64_t bytes = bytes_;
+  const timespec changed = changed_;
+  open();
+  if (bytes_ == bytes && changed_.tv_sec == changed.tv_sec && changed_.tv_nsec == changed.tv_nsec) {
+    return;
+  }
+  close();
+  bytes_ = bytes;
+  changed_ = changed;
+  refuse_("was changed since it was opened first", false);
+}
+
+RegularFile::~RegularFile() { close(); }
 
 RegularFile::RegularFile(RegularFile&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
       bytes_(other.bytes_),
+      changed_(other.changed_),
       refuse_(std::move(other.refuse_)) {}
 
 std::vector<std::byte> RegularFile::read(int64_t offset, size_t count) const {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <time.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -24,14 +26,23 @@ class RegularFile {
   RegularFile& operator=(RegularFile&&) = delete;
 
   int descriptor() const noexcept { return descriptor_; }
+  /// Gives the descriptor back, if it has one.
+  void close() noexcept;
+  /// Opens the file again after close(). Calls `refuse` as the constructor does, and if it has been
+  /// replaced or written to since.
+  void reopen();
   /// Its size when it was opened.
   int64_t bytes() const noexcept { return bytes_; }
   /// Up to `count` bytes from `offset` on; fewer only at the end of the file.
   std::vector<std::byte> read(int64_t offset, size_t count) const;
 
  private:
-  int descriptor_;
+  void open();
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
   int64_t bytes_ = 0;
+  timespec changed_{};
   RefuseFile refuse_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -47,6 +48,47 @@ void check_numbers(std::span<const int64_t> frames, const VideoInfo& info) {
   }
 }
 
+std::vector<int64_t> distinct_of(std::span<const int64_t> frames) {
+  std::vector<int64_t> distinct;
+  for (const int64_t frame : frames) {
+    if (distinct.empty() || distinct.back() != frame) distinct.push_back(frame);
+  }
+  return distinct;
+}
+
+using OpenAnimation = std::unique_ptr<VideoFile> (*)(std::vector<std::byte> bytes,
+                                                     const std::string& name);
+
+/// An animation, all of which is in memory unless it rests.
+class AnimationFile final : public VideoFile {
+ public:
+  AnimationFile(RegularFile file, std::unique_ptr<VideoFile> animation, OpenAnimation open)
+      : VideoFile(animation->info(), animation->times_s()),
+        file_(std::move(file)),
+        animation_(std::move(animation)),
+        open_(open) {
+    file_.close();
+  }
+
+ private:
+  void decode_frames(std::span<const int64_t> frames,
+                     const std::function<void(Image)>& take) override {
+    if (animation_ != nullptr) {
+      animation_->decode(frames, take);
+      return;
+    }
+    file_.reopen();
+    std::vector<std::byte> bytes = file_.read(0, static_cast<size_t>(file_.bytes()));
+    file_.close();
+    open_(std::move(bytes), info().name)->decode(frames, take);
+  }
+  void rest_frames(std::span<const int64_t>) override { animation_.reset(); }
+
+  RegularFile file_;
+  std::unique_ptr<VideoFile> animation_;  // null: it rests
+  OpenAnimation open_;
+};
+
 std::unique_ptr<VideoFile> open_file(const std::filesystem::path& path, const std::string& name) {
   RegularFile file(path, [name](std::string_view found, bool) {
     throw_video(ErrorCode::kCorruptFile, name,
@@ -73,8 +115,9 @@ std::unique_ptr<VideoFile> open_file(const std::filesystem::path& path, const st
                 fmt::format("is a {} longer than 1 GiB; cut or scale it down first", picture));
   }
   std::vector<std::byte> bytes = file.read(0, static_cast<size_t>(file.bytes()));
-  return picture == "GIF" ? open_gif_video(std::move(bytes), name)
-                          : open_webp_video(std::move(bytes), name);
+  const OpenAnimation open = picture == "GIF" ? &open_gif_video : &open_webp_video;
+  std::unique_ptr<VideoFile> animation = open(std::move(bytes), name);
+  return std::make_unique<AnimationFile>(std::move(file), std::move(animation), open);
 }
 
 }  // namespace
@@ -109,12 +152,16 @@ double animation_delay_s(int64_t delay_ms) noexcept {
   return static_cast<double>(delay_ms < 20 ? 100 : delay_ms) / 1000;
 }
 
+void VideoFile::require_kept(std::span<const int64_t> frames) const {
+  if (!kept_ || std::ranges::includes(*kept_, frames)) return;
+  throw_video(ErrorCode::kInvalidArgument, info_.name,
+              "rests, and a frame was asked for that it has not kept; open it again");
+}
+
 void VideoFile::decode(std::span<const int64_t> frames, const std::function<void(Image)>& take) {
   check_numbers(frames, info_);
-  std::vector<int64_t> distinct;
-  for (const int64_t frame : frames) {
-    if (distinct.empty() || distinct.back() != frame) distinct.push_back(frame);
-  }
+  const std::vector<int64_t> distinct = distinct_of(frames);
+  require_kept(distinct);
   size_t next = 0;  // in `frames`
   with_memory(info_.name, [&] {
     decode_frames(distinct, [&](Image image) {
@@ -150,6 +197,15 @@ Video VideoFile::read(std::span<const int64_t> frames) {
     }
   }
   return video;
+}
+
+void VideoFile::rest(std::span<const int64_t> frames) {
+  check_numbers(frames, info_);
+  std::vector<int64_t> distinct = distinct_of(frames);
+  require_kept(distinct);
+  rest_frames(distinct);
+  kept_ = std::move(distinct);
+  times_s_ = std::vector<double>();
 }
 
 std::unique_ptr<VideoFile> open_video(const std::filesystem::path& path) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -66,6 +67,12 @@ class VideoFile {
   /// Error{kOutOfMemory}.
   Video read(std::span<const int64_t> frames);
 
+  /// Closes the file and forgets what decoding these frames does not need, so that many videos
+  /// that wait for their turn take no descriptors and little memory. From now on there are no
+  /// times, and decode() takes these numbers only, opens the file for as long as it works, and
+  /// throws Error{kCorruptFile} if it was changed. Throws as decode() for wrong numbers.
+  void rest(std::span<const int64_t> frames);
+
  protected:
   VideoFile(VideoInfo info, std::vector<double> times_s)
       : info_(std::move(info)), times_s_(std::move(times_s)) {}
@@ -74,9 +81,13 @@ class VideoFile {
   /// Decodes frames whose numbers are valid and ascend.
   virtual void decode_frames(std::span<const int64_t> frames,
                              const std::function<void(Image)>& take) = 0;
+  void require_kept(std::span<const int64_t> frames) const;
+  /// rest(), for frames that are valid and ascend.
+  virtual void rest_frames(std::span<const int64_t> frames) = 0;
 
   VideoInfo info_;
   std::vector<double> times_s_;
+  std::optional<std::vector<int64_t>> kept_;  // once it rests: the only frames there are, ascending
 };
 
 /// Whether this build reads video files through FFmpeg's libraries.

@@ -55,6 +55,9 @@ class WebpVideo : public VideoFile {
     return apply_orientation(std::move(image), canvas_.orientation);
   }
 
+  /// open_video() lets go of all of it.
+  void rest_frames(std::span<const int64_t>) override {}
+
   std::vector<std::byte> bytes_;
   ImageHeader canvas_;  // as stored
 };

@@ -31,6 +31,7 @@ class RecordingModel : public Model {
   }
   int encoded() const noexcept { return encoded_; }
   int prepared() const noexcept { return prepared_; }
+  int sampled() const noexcept { return sampled_; }  // videos
 
   std::string_view name() const noexcept override { return model_->name(); }
   std::string_view family() const noexcept override { return model_->family(); }
@@ -52,6 +53,7 @@ class RecordingModel : public Model {
   }
   std::vector<int64_t> sample_frames(const VideoInfo& info,
                                      const SamplingRequest& request) const override {
+    ++sampled_;
     return model_->sample_frames(info, request);
   }
   VisualText clip_text(const Clip& clip) const override { return model_->clip_text(clip); }
@@ -111,6 +113,7 @@ class RecordingModel : public Model {
   RecordingDecoder decoder_;
   int encoded_ = 0;
   mutable std::atomic<int> prepared_ = 0;
+  mutable std::atomic<int> sampled_ = 0;
 };
 
 }  // namespace kvlm::test

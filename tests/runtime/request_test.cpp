@@ -25,7 +25,10 @@ constexpr const char* kModels[] = {"llava_gqa", "llava_next", "llava_onevision",
 std::vector<GenerationRequest> requests_of(const std::string& model) {
   std::vector<GenerationRequest> requests;
   for (const test::GoldenCase& golden : test::golden_cases_of(test::golden_root() / model)) {
-    requests.push_back(golden.request());
+    // Those of a text as it is rendered are no conversation.
+    const bool conversation = !golden.entry.at("messages").is_null() ||
+                              golden.entry.at("prompt").get<std::string>().starts_with("USER: ");
+    if (conversation) requests.push_back(golden.request());
   }
   return requests;
 }

@@ -48,11 +48,14 @@ class BatchFailures : public testing::Test {
 
   /// Runs the batch; `before` is called before every forward pass. Returns the exit status.
   int run(std::function<void(const DecoderStep&)> before) {
-    const test::LoadedModel loaded(test::golden_root() / "llava_gqa");
+    const test::LoadedModel loaded(test::golden_root() / options_.session.model);
     auto model = std::make_unique<RecordingModel>(*loaded);
+    const RecordingModel& recorded = *model;
     model->set_before(std::move(before));
     Session session(options_.session, std::move(model));
-    return prepare_batch(options_)(session);
+    const int status = prepare_batch(options_)(session);
+    sampled_ = recorded.sampled();
+    return status;
   }
 
   /// The records of --out, which must be whole lines.
@@ -84,6 +87,7 @@ class BatchFailures : public testing::Test {
   static constexpr int kRecords = 6;
   fs::path folder_;
   RunOptions options_;
+  int sampled_ = 0;  // videos, by the last run
 };
 
 TEST_F(BatchFailures, ALostDeviceEndsTheRunAndKeepsWhatIsFinished) {
@@ -191,6 +195,26 @@ TEST_F(BatchFailures, APromptThatCannotBeServedFailsByItself) {
       records[8].at("error").get<std::string>(),
       testing::AllOf(testing::HasSubstr("of its 400 images"), testing::HasSubstr("a context of")));
   EXPECT_THAT(records[9].at("error").get<std::string>(), testing::HasSubstr("2 <image>"));
+}
+
+/// What a video is, and which of its frames are taken, is found out once, before anything runs;
+/// they are decoded when it is the record's turn. Meanwhile no file is open.
+TEST_F(BatchFailures, AVideoIsOpenedOnce) {
+  options_.session.model = "internvl";
+  const std::string clip = (test::source_folder() / "tests/vision/data/video/mixed3.gif").string();
+  std::ofstream in(options_.batch_in);
+  for (int i = 0; i < 40; ++i) in << json{{"id", i}, {"video", clip}}.dump() << "\n";
+  in.close();
+  size_t most_open = 0;
+  EXPECT_EQ(run([&](const DecoderStep&) {
+              const auto open =
+                  std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+              most_open = std::max(most_open, static_cast<size_t>(open));
+            }),
+            0);
+  EXPECT_EQ(answered().size(), 40u);
+  EXPECT_EQ(sampled_, 40);
+  EXPECT_LT(most_open, 30u);
 }
 
 }  // namespace

@@ -198,6 +198,7 @@ DOCUMENTED = [
     Case("vlm-run --image a.png --chat", [prints("seven")], stdin="How many objects are there?\n/quit\n"),
     Case("vlm-run --image a.png --json", [one(lambda row: row["visual_tokens"] == 576 and row["kv"]["spec"] == "f16")]),
     Case("vlm-run --batch in.jsonl --out out.jsonl --batch-size 8", [answered("out.jsonl", 2)]),
+    Case("vlm-run --batch in.jsonl --out out.jsonl --shard 2/4", [answered("out.2-of-4.jsonl", 1)]),
     Case("vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png",
          [reports(f"{RELEASED},layers=1", "answer   2 tokens")],
          {"synthetic:llava-1.5-7b,layers=4": f"{RELEASED},layers=1 -n 2"}),

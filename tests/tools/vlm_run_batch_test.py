@@ -72,6 +72,28 @@ class Batches(VlmRun):
                     self.assertEqual([r["id"] for r in records if "text" in r], expected)
                     self.assertEqual([r["id"] for r in records if "error" in r], failed)
 
+    def test_threads_that_prepare_change_nothing(self):
+        pictures = self.folder / "pictures"
+        pictures.mkdir()
+        for i in range(9):
+            shutil.copy(MODEL / f"image{i % 2}.png", pictures / f"{i}.png")
+        (pictures / "2.png").write_bytes(PICTURE.read_bytes()[:90])  # its headers are whole
+        (pictures / "4.png").write_bytes(b"no picture")
+        for size in (1, 4):
+            outputs = []
+            for threads in (1, 3):
+                self.output.unlink(missing_ok=True)
+                result = run("-m", MODEL, "--batch", pictures, "--out", self.output, "-n", 3, "-t",
+                             threads, "--batch-size", size)
+                self.assert_sound(result, 1)
+                outputs.append([(record["id"], record.get("tokens"), record.get("error"))
+                                for record in self.records()])
+            self.assertEqual(outputs[0], outputs[1])
+            self.assertEqual([id for id, tokens, _ in outputs[0] if tokens is None],
+                             ["2.png", "4.png"])
+            if size == 1:
+                self.assertEqual([id for id, _, _ in outputs[0]], [f"{i}.png" for i in range(9)])
+
     def test_a_second_folder_is_not_the_first(self):
         for name in ("a", "b"):
             (self.folder / name).mkdir()

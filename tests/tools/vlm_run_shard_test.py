@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Runs vlm-run --batch as several processes that share the records: by --shard, as Slurm and Open MPI start them."""
+"""Runs vlm-run --batch as several processes that share the records.
+
+By --shard, and as Slurm and Open MPI start them.
+"""
 
 import json
 import os
@@ -14,8 +17,9 @@ TOLD = ("SLURM_", "OMPI_")
 
 
 def array(task, first=1, step=1, count=3):
-    return {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": first, "SLURM_ARRAY_TASK_STEP": step,
-            "SLURM_ARRAY_TASK_COUNT": count, "SLURM_ARRAY_TASK_MAX": first + step * (count - 1)}
+    return {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": first,
+            "SLURM_ARRAY_TASK_MAX": first + step * (count - 1),
+            "SLURM_ARRAY_TASK_STEP": step, "SLURM_ARRAY_TASK_COUNT": count}
 
 
 class Shards(VlmRun):
@@ -29,10 +33,12 @@ class Shards(VlmRun):
         self.input.write_text("\n\n".join(lines) + "\n")
 
     def command(self, *more, batch=None):
-        return ["-m", MODEL, "--batch", batch or self.input, "--out", self.output, "-n", 3, "-t", 1, *more]
+        return ["-m", MODEL, "--batch", batch or self.input, "--out", self.output, "-n", 3,
+                "-t", 1, *more]
 
     def told(self, variables):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(TOLD)}
+        environment = {name: value for name, value in os.environ.items()
+                       if not name.startswith(TOLD)}
         return environment | {name: str(value) for name, value in variables.items()}
 
     def batch(self, *more, told=(), batch=None, **options):
@@ -44,7 +50,8 @@ class Shards(VlmRun):
     @staticmethod
     def answers(*files):
         rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-        return [(row["id"], row.get("line"), row.get("tokens"), row.get("error")) for row in rows]
+        return [(row["id"], row.get("line"), row.get("tokens"), row.get("error"))
+                for row in rows]
 
     def whole(self):
         self.assertEqual(self.batch("-q").returncode, 1, "of the records with an error")
@@ -91,9 +98,10 @@ class Shards(VlmRun):
     def test_parts_at_a_time_and_put_together(self):
         whole = self.whole()
         for _ in range(2):  # the second time they are gone on with
-            started = [subprocess.Popen([PROGRAM, *map(str, self.command("-q"))], stderr=subprocess.DEVNULL,
-                                        env=self.told({"OMPI_COMM_WORLD_RANK": i, "OMPI_COMM_WORLD_SIZE": 3}))
-                       for i in range(3)]
+            started = [subprocess.Popen(
+                [PROGRAM, *map(str, self.command("-q"))], stderr=subprocess.DEVNULL,
+                env=self.told({"OMPI_COMM_WORLD_RANK": i, "OMPI_COMM_WORLD_SIZE": 3}))
+                for i in range(3)]
             for process in started:
                 process.wait(TIMEOUT_S)
             parts = [self.part(i, 3) for i in (1, 2, 3)]
@@ -131,7 +139,8 @@ class Shards(VlmRun):
 
     def test_records_of_standard_input(self):
         told = {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}
-        self.assert_refused(self.batch(told=told, batch="-"), 2, ["--batch -", "standard input", "--shard I/N"])
+        self.assert_refused(self.batch(told=told, batch="-"), 2,
+                            ["--batch -", "standard input", "--shard I/N"])
         text = self.input.read_bytes()
         self.batch("--shard", "2/2", told=told, batch="-", input=text)
         self.assertEqual([answer[0] for answer in self.answers(self.part(2, 2))], [1, 2, None, 5])
@@ -139,10 +148,13 @@ class Shards(VlmRun):
     def test_what_is_no_part_is_refused(self):
         for value in ("0/4", "5/4", "4", "1/0", "a/b", "-1/2", "1/4/8", ""):
             self.assert_refused(self.batch(f"--shard={value}"), 2, ["--shard"])
-        self.assert_refused(run("-m", MODEL, "--image", PICTURE, "--shard", "1/2"), 2, ["--shard", "--batch"])
+        self.assert_refused(run("-m", MODEL, "--image", PICTURE, "--shard", "1/2"), 2,
+                            ["--shard", "--batch"])
         gaps = array(7) | {"SLURM_ARRAY_TASK_MAX": 7}
-        self.assert_refused(self.batch(told=gaps), 2, ["SLURM_ARRAY_TASK_ID", "evenly spaced", "--shard I/N"])
-        self.assert_refused(self.batch(told={"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": 2}), 2,
+        self.assert_refused(self.batch(told=gaps), 2,
+                            ["SLURM_ARRAY_TASK_ID", "evenly spaced", "--shard I/N"])
+        self.assert_refused(self.batch(told={"OMPI_COMM_WORLD_RANK": "x",
+                                             "OMPI_COMM_WORLD_SIZE": 2}), 2,
                             ['OMPI_COMM_WORLD_RANK is "x"'])
         self.assertEqual([p.name for p in self.folder.iterdir()], ["in.jsonl"])
 

@@ -90,6 +90,28 @@ TEST_F(FfmpegVideo, AnyFrameAloneIsTheSame) {
   }
 }
 
+/// What rests keeps enough to find its frames, also a part of them.
+TEST_F(FfmpegVideo, AnyFrameOfOneThatRestsIsTheSame) {
+  for (const char* name : {"reordered.mp4", "open_gop.mkv", "no_times.hevc", "ffv1.mkv"}) {
+    const int64_t count = open_video(video_data() / name)->info().frames;
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t j = i; j < count; ++j) {
+        const auto file = open_video(video_data() / name);
+        const std::vector<int64_t> pair = {i, j};
+        file->rest(pair);
+        for (int round = 0; round < 2; ++round) {
+          const Video video = file->read(pair);
+          ASSERT_EQ(video.frames[0].rgb, numbered(static_cast<int>(i)).rgb) << name << i << j;
+          ASSERT_EQ(video.frames[1].rgb, numbered(static_cast<int>(j)).rgb) << name << i << j;
+        }
+        file->rest(std::span(pair).subspan(1));
+        ASSERT_EQ(file->read(std::span(pair).subspan(1)).frames[0].rgb,
+                  numbered(static_cast<int>(j)).rgb);
+      }
+    }
+  }
+}
+
 TEST_F(FfmpegVideo, TimesAreThoseOfTheFile) {
   const auto uneven = open_video(video_data() / "uneven.mkv");
   EXPECT_THAT(uneven->times_s(), ::testing::ElementsAre(0, 0.04, 0.5, 1.25));

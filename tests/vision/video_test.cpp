@@ -1,11 +1,14 @@
 #include "vision/video.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -100,6 +103,60 @@ TEST(Video, FramesAreTakenInAnyNumberAndAgain) {
       }
     }
     EXPECT_TRUE(file->read({}).frames.empty());
+  }
+}
+
+TEST(Video, OneThatRestsHasItsFramesAndNoFile) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path() / "frames");
+  for (int i = 0; i < 7; ++i) {
+    std::filesystem::copy(test::source_folder() / "tests/golden/llava_gqa/image0.png",
+                          folder.path() / "frames" / fmt::format("{}.png", i));
+  }
+  std::vector<std::filesystem::path> videos = {folder.path() / "frames"};
+  for (const char* name : {"mixed3.gif", "lossy.webp", "reordered.mp4", "no_times.hevc"}) {
+    if (!reads_video_files() && !std::string_view(name).ends_with('f') &&
+        !std::string_view(name).ends_with('p')) {
+      continue;
+    }
+    std::filesystem::copy(video_data() / name, folder.path() / name);
+    videos.push_back(folder.path() / name);
+  }
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  const auto before = open_files();
+  const std::vector<int64_t> kept = {1, 3, 3, 4};
+  for (const std::filesystem::path& path : videos) {
+    SCOPED_TRACE(path.string());
+    const Video expected = open_video(path)->read(kept);
+    const auto file = open_video(path);
+    file->rest(kept);
+    EXPECT_EQ(open_files(), before);
+    EXPECT_TRUE(file->times_s().empty());
+    for (const std::vector<int64_t>& some : {kept, {1}, {4, 4}, {}}) {
+      const Video video = file->read(some);
+      ASSERT_EQ(video.frames.size(), some.size());
+      EXPECT_EQ(open_files(), before);
+    }
+    const Video video = file->read(kept);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      EXPECT_EQ(video.frames[i].rgb, expected.frames[i].rgb) << i;
+    }
+    EXPECT_THAT(error_of(ErrorCode::kInvalidArgument,
+                         [&] {
+                           file->read(std::vector<int64_t>{1, 2});
+                         }),
+                HasSubstr("rests"));
+    if (std::filesystem::is_directory(path)) continue;
+    std::ofstream(path, std::ios::app) << "x";
+    EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { file->read(kept); }),
+                HasSubstr("was changed since it was opened"));
+    std::filesystem::remove(path);
+    EXPECT_THAT(error_of(ErrorCode::kCorruptFile, [&] { file->read(kept); }),
+                HasSubstr("does not exist"));
+    EXPECT_EQ(open_files(), before);
   }
 }
 

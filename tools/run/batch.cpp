@@ -78,7 +78,7 @@ class Batch {
         progress_("batch", records_.size(), options.quiet),
         prepared_(
             std::move(pixels_),
-            [this](size_t record, const Watch& watch) { return prepare(records_[record], watch); },
+            [this](size_t place, const Watch& watch) { return prepare(place, watch); },
             prepare_limits(), session.stream().pool(), session.stream().watch()) {}
 
   int run() {
@@ -110,15 +110,17 @@ class Batch {
   };
 
   /// The rows of the record that needs most, of those that can be served; the others get their
-  /// error. Of pictures and videos only headers are read. Notes what each record decodes to.
+  /// error. Of pictures and videos only headers are read. Notes what each record decodes to, and
+  /// opens its videos.
   int rows_of_longest() {
     int longest = 1;
     pixels_.assign(records_.size(), 0);
+    clips_.resize(records_.size());
     for (size_t i = 0; i < records_.size(); ++i) {
       Record& record = records_[i];
       if (!record.error.empty()) continue;
       try {
-        longest = std::max(longest, rows_of(record, pixels_[i]));
+        longest = std::max(longest, rows_of(record, i));
       } catch (const std::exception&) {
         record.error = error_of_record();
       }
@@ -126,17 +128,20 @@ class Batch {
     return longest;
   }
 
-  int rows_of(const Record& record, int64_t& pixels) {
+  int rows_of(const Record& record, size_t place) {
     Model& model = session_.model();
     std::vector<PictureShape> shapes;
     for (const std::string& image : record.images) {
       const ImageInfo info = probe_image(image);
       shapes.push_back({info.height, info.width, image_name(image)});
-      pixels += int64_t{info.height} * info.width;
+      pixels_[place] += int64_t{info.height} * info.width;
     }
-    const std::vector<Clip> clips = clips_of(choose_clips(record));
-    for (const Clip& clip : clips) {
-      pixels += int64_t{clip.info.height} * clip.info.width * std::ssize(clip.frames);
+    clips_[place] = choose_clips(record);
+    const std::vector<Clip> clips = clips_of(clips_[place]);
+    for (OpenClip& clip : clips_[place]) {
+      const VideoInfo& info = clip.clip.info;
+      pixels_[place] += int64_t{info.height} * info.width * std::ssize(clip.clip.frames);
+      clip.rest();
     }
     return request_rows(
         model, conversation(record), visual_texts(model, shapes, clips),
@@ -176,7 +181,8 @@ class Batch {
   }
 
   /// By any thread.
-  PreparedRecord prepare(const Record& record, const Watch& watch) {
+  PreparedRecord prepare(size_t place, const Watch& watch) {
+    const Record& record = records_[place];
     if (!record.error.empty()) throw Error(ErrorCode::kInvalidArgument, record.error);
     Model& model = session_.model();
     GenerationRequest request = base_request(options_, model);
@@ -186,13 +192,12 @@ class Batch {
       give_up_if_cancelled(&watch);
       request.images.push_back(load_image(image));
     }
-    const std::vector<OpenClip> clips = choose_clips(record);
-    for (const OpenClip& clip : clips) {
+    for (const OpenClip& clip : clips_[place]) {
       give_up_if_cancelled(&watch);
       request.videos.push_back(clip.decode());
     }
     return {prepare_request(model, std::move(request), model.decoder().max_positions(), &watch),
-            clips_of(clips)};
+            clips_of(clips_[place])};
   }
 
   void start_next() {
@@ -221,8 +226,8 @@ class Batch {
   }
 
   void next() {
-    ++next_;
     prepared_.pop();
+    clips_[next_++].clear();
   }
 
   void note_short_memory() {
@@ -323,7 +328,8 @@ class Batch {
   const BatchSettings& settings_;
   Session& session_;
   std::vector<Record> records_;
-  std::vector<int64_t> pixels_;  // of each, until prepared_ has them
+  std::vector<int64_t> pixels_;               // of each, until prepared_ has them
+  std::vector<std::vector<OpenClip>> clips_;  // of each; opened once, at rest until decoded
   Output& output_;
   std::unique_ptr<KvCache> cache_;
   Generator generator_;

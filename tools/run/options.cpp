@@ -28,6 +28,7 @@ constexpr const char* kExamples = R"(Examples:
   vlm-run --image a.png --json         one JSON object with every figure
   vlm-run --batch FOLDER --out answers.jsonl -p "What is this?"
   vlm-run --batch in.jsonl --out out.jsonl --batch-size 8
+  vlm-run --batch in.jsonl --out out.jsonl --shard 2/4   into out.2-of-4.jsonl
   vlm-run -m synthetic:llava-1.5-7b,layers=4 --image a.png
 
 A line of in.jsonl; image may be images (a list), video or
@@ -36,9 +37,9 @@ videos, prompt may be left out:
 A line of out.jsonl, in the order in which answers are finished:
   {"id": 1, "text": "a cat", "tokens": [...], ...} or {"id": 1, "error": "..."}
 Start the same command again to go on where a batch ended; what failed is tried
-again. With srun, mpirun or as a Slurm array, each process does its part:
-  mpirun -n 4 vlm-run --batch in.jsonl --out out.jsonl
-  cat out.*-of-4.jsonl >all.jsonl)";
+again. Under srun, mpirun and in a Slurm array every process is a shard by itself;
+--shard 1/1 is all records. `cat out.*-of-4.jsonl >out.jsonl` puts shards
+together, and the same command without shards then does what is missing.)";
 
 /// CLI11's message as one sentence, with the way out.
 std::string sentence(const std::string& message) {

@@ -18,6 +18,34 @@ struct FrameIndex {
   std::vector<int64_t> shown;  // of every frame, ascending; empty where the stream does not say
   std::vector<int64_t> keys;   // of those at which decoding can begin, ascending
   int64_t frames = 0;
+  std::vector<int64_t> numbers = {};  // whose times `shown` has; empty: of all
+
+  int64_t time_of(int64_t frame) const {
+    if (numbers.empty()) return shown[static_cast<size_t>(frame)];
+    return shown[static_cast<size_t>(std::ranges::lower_bound(numbers, frame) - numbers.begin())];
+  }
+
+  /// Leaves what finding these frames, which ascend, needs.
+  void keep(std::span<const int64_t> wanted) {
+    if (shown.empty()) return;
+    FrameIndex kept;
+    kept.frames = frames;
+    const auto add = [&](int64_t frame) {
+      if (frame >= frames || (!kept.numbers.empty() && kept.numbers.back() >= frame)) return;
+      kept.numbers.push_back(frame);
+      kept.shown.push_back(time_of(frame));
+    };
+    add(0);  // where a reader begins
+    for (const int64_t frame : wanted) {
+      add(frame);
+      const auto behind = std::ranges::upper_bound(keys, time_of(frame));
+      if (behind != keys.begin() && (kept.keys.empty() || kept.keys.back() != *(behind - 1))) {
+        kept.keys.push_back(*(behind - 1));
+      }
+      add(frame + 1);  // where a reader is behind it
+    }
+    *this = std::move(kept);
+  }
 };
 
 /// Counts frames by their packets: quick, but only right where every packet says when its frame is
@@ -61,6 +89,25 @@ class FfmpegVideo : public VideoFile {
  private:
   void decode_frames(std::span<const int64_t> frames,
                      const std::function<void(Image)>& take) override {
+    if (!rests_) {
+      decode_open(frames, take);
+      return;
+    }
+    file_.reopen();
+    struct Closing {
+      RegularFile& file;
+      ~Closing() { file.close(); }
+    } const closing{file_};
+    decode_open(frames, take);
+  }
+
+  void rest_frames(std::span<const int64_t> frames) override {
+    index_.keep(frames);
+    file_.close();
+    rests_ = true;
+  }
+
+  void decode_open(std::span<const int64_t> frames, const std::function<void(Image)>& take) {
     std::optional<FfmpegReader> reader(std::in_place, file_, info().name);
     FfmpegPicture picture(orientation_of(reader->stream()), info().name);
     int64_t next = 0;  // the frame that the reader gives next, where it was not moved
@@ -71,7 +118,7 @@ class FfmpegVideo : public VideoFile {
         // A container may have led to a place behind the frame: once more, from the beginning.
         reader.emplace(file_, info().name);
         next = 0;
-        decoded = forward_to(*reader, index_.shown[static_cast<size_t>(frame)]);
+        decoded = forward_to(*reader, index_.time_of(frame));
       }
       if (decoded == nullptr || decoded->decode_error_flags != 0 ||
           (decoded->flags & AV_FRAME_FLAG_CORRUPT) != 0) {
@@ -95,12 +142,12 @@ class FfmpegVideo : public VideoFile {
   }
 
   const AVFrame* by_time(FfmpegReader& reader, int64_t frame, int64_t next) const {
-    const int64_t time = index_.shown[static_cast<size_t>(frame)];
+    const int64_t time = index_.time_of(frame);
     // Back to no key frame that has been passed: what lies between is decoded anyway.
     const auto behind = std::ranges::upper_bound(index_.keys, time);
     if (behind != index_.keys.begin()) {
       const int64_t key = *(behind - 1);
-      if (next < frame && key > index_.shown[static_cast<size_t>(next)] && !reader.seek(key)) {
+      if (next < frame && key > index_.time_of(next) && !reader.seek(key)) {
         return nullptr;
       }
     }
@@ -118,6 +165,7 @@ class FfmpegVideo : public VideoFile {
 
   RegularFile file_;
   FrameIndex index_;
+  bool rests_ = false;
 };
 
 }  // namespace
