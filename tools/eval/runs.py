@@ -32,7 +32,6 @@ from storage import Lock, digest, read_json, write_json, write_lines, write_text
 
 LIBC = ctypes.CDLL(None)  # loaded before there are threads
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-FORCED_TOKENS = 128
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
 
 
@@ -96,7 +95,7 @@ class Plan:
             "--results": None,
             "task": self.split.task,
             "annotations": self.split.path.name,
-            "content": digest(self.split.path.read_bytes()),
+            "content": digest(b"".join(path.read_bytes() for path in self.split.files)),
             "--limit": self.limit,
             "--tune": self.tune,
             "split": self.split.name,
@@ -259,7 +258,7 @@ class Folder:
                 write_lines(data, [forced(item, protocol) for item in items])
                 arguments = [
                     "fidelity", "--model", self._name(model), "--kv", spec, "--data", str(data), "--json",
-                    "--max-tokens", str(FORCED_TOKENS), "--device", self.plan.device, *protocol.flags, *self._threads(),
+                    "--max-tokens", str(protocol.forced_tokens), "--device", self.plan.device, *protocol.flags, *self._threads(),
                 ]  # fmt: skip
                 arguments += ["--kv-profile", str(profile)] if profile else []
                 write_text(path, self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)))
@@ -275,7 +274,7 @@ class Folder:
 
 def request(item: Item, protocol: Protocol) -> dict:
     """A line for vlm-run --batch."""
-    record: dict = {"id": item.id, "image": str(item.image.resolve())}
+    record: dict = {"id": item.id, "video" if item.video else "image": str(item.image.resolve())}
     prompt = protocol.ask(item)
     return record if prompt is None else record | {"prompt": prompt}
 
