@@ -53,6 +53,7 @@ class Data(EvalCase):
         self.assertEqual([(x.id, x.question, x.references) for x in split.items],
                          [("000000442786", "What do you see?", ["A ring."]), ("2", "Describe it.", ["A cross."])])  # fmt: skip
         self.assertEqual((split.name, split.items[1].image), ("detail_1k", self.folder / "b.png"))
+        self.assertIn("before the question", fidelity.find_protocol("prefixkv", split, "llava", ()).departs)
         rows = [{"image": "a.png", "question": "What is x?", "answer": "-1<AND>-5"}]
         published = {"v1_0": {"imagename": "a.png", "question": "What is x?", "answer": "-1<AND>-5", "capability": ["math"]}}
         for key, value in ((0, rows), ("v1_0", published)):

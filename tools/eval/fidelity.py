@@ -19,7 +19,7 @@ from dataclasses import replace
 import arguments
 import protocols
 import video_protocols
-from descriptions import is_of_pictures, read_any
+from descriptions import DESCRIPTIONS, is_of_pictures, read_any
 from errors import EvaluationError, run_main
 from files import CAPTIONS, Split
 from pipeline import Task, evaluate
@@ -37,7 +37,8 @@ def find_protocol(name: str, split: Split, family: str, flags: tuple[str, ...]) 
     if name == PREFIXKV:
         choices = any(item.choices for item in split.items)
         prompt = None if split.task == CAPTIONS else "{question}\n{choices}" if choices else "{question}"
-        return Protocol(name, prompt, TOKENS, flags, METRICS, "the picture stands before the question",
+        behind = "the picture stands before the question, where PrefixKV's code has MM-Vet's behind it"
+        return Protocol(name, prompt, TOKENS, flags, METRICS, behind if split.task == DESCRIPTIONS else "",
                         forced_tokens=TOKENS)  # fmt: skip
     if is_of_pictures(split):
         return replace(protocols.find_protocol(name, split, family), metrics=METRICS)

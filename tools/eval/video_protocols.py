@@ -48,13 +48,13 @@ def find_protocol(name: str, split: Split, family: str, flags: tuple[str, ...]) 
             f"the video. {ONLY_THE_LETTER}\nQuestion: {{question}}\n{{choices}}\nAnswer: "
         )
         return Protocol(name, prompt, VLMEVALKIT_TOKENS.get(family, 2048), flags, ("accuracy",),
-                        "an answer without a letter is wrong; the harness asks its judge",
-                        letter=choices.video_mme_vlmevalkit)  # fmt: skip
+                        "frames are those of the model's own processor, not the harness's; an answer without a letter is "
+                        "wrong, where the harness asks a judge", letter=choices.video_mme_vlmevalkit)  # fmt: skip
     pixels = QWEN_PIXELS if family.startswith("qwen") else ()
     if split.task == MVBENCH:
         prompt = "Question:{question}\nOption:\n{choices}\nOnly give the best option.\n"
         return Protocol(name, prompt, 16, (*pixels, *flags), ("accuracy",),
-                        "an empty answer is wrong; the harness leaves it out of the mean",
+                        "an empty answer is wrong, where the harness leaves it out of the mean",
                         letter=choices.mvbench_lmms_eval)  # fmt: skip
     prompt = (
         "Select the best answer to the following multiple-choice question based on the video and the subtitles. "
