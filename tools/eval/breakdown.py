@@ -2,9 +2,8 @@
 
 The standard error of a mean over questions of which some share a video is the root of the sum over videos of (sum of the
 deviations of its questions)^2, over n: eq. 4 of Miller 2024, "Adding Error Bars to Evals", which is also lmms-eval's. The
-interval is 1.96 standard errors to either side, within 0 and 1; where all questions score alike it has no width, which
-says that the sample cannot tell, not that there is no error. The intervals of the whole split in the report are
-bootstrapped over the same videos.
+interval is 1.96 standard errors to either side, within 0 and 1. Where all videos score alike there is none: such a sample
+cannot tell how far off it is. The report's intervals of the whole split are bootstrapped over the same videos.
 """
 
 from __future__ import annotations
@@ -35,8 +34,10 @@ class GroupScore:
     standard_error: float
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float] | None:
         apart = NORMAL_95 * self.standard_error
+        if apart < 1e-12:
+            return None
         return max(0.0, self.score - apart), min(1.0, self.score + apart)
 
     def to_json(self) -> dict:
@@ -79,7 +80,7 @@ def group_table(scores: list[GroupScore]) -> str:
     head = ["model", "spec", "protocol", "of", "group", "n", "videos", "metric", "score", "standard error", "95 %"]
     lines = [head, ["---"] * len(head)]
     for x in scores:
-        low, high = x.interval
+        ends = x.interval
         lines.append([x.model, f"`{x.spec}`", x.protocol, x.kind, x.group or "-", str(x.n), str(x.videos), x.metric,
-                      f"{x.score:.4f}", f"{x.standard_error:.4f}", f"{low:.4f} to {high:.4f}"])  # fmt: skip
+                      f"{x.score:.4f}", f"{x.standard_error:.4f}", f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else "-"])  # fmt: skip
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
