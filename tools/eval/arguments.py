@@ -14,8 +14,8 @@ from shards import Shard, parse_shard, shard_of
 
 def parser(
     description: str, annotations: str, annotations_help: str, *, names: tuple[str, ...] = protocols.NAMES,
-    default: str = "native for our own sets, lmms-eval for others", pictures: tuple[str, ...] = ("images",), model: str = "pocket",
-    limit: int | None = None, results: bool = True,
+    default: str = "native for our own sets, lmms-eval for others", pictures: tuple[str, ...] = ("images",),
+    model: str = "pocket", policies: str = "f16", limit: int | None = None, results: bool = True,
 ) -> argparse.ArgumentParser:  # fmt: skip
     """`names`: protocols, of which `default` is said to be the default; `pictures`: names of their folder's option."""
     made = argparse.ArgumentParser(
@@ -29,7 +29,7 @@ def parser(
     add(*(f"--{name}" for name in pictures), dest="images", metavar="FOLDER", type=Path,
         help=f"folder of the {' or '.join(pictures)}; default: where the data set has it, beside the annotations")
     add("--model", action="append", help=f"as vlm-run's -m; repeatable; default: {model}")
-    add("--kv", action="append", help="a cache policy; repeatable; default: f16")
+    add("--kv", action="append", help=f"a cache policy; repeatable; default: {policies}")
     add("--protocol", choices=names, help=f"prompts, limits and metrics of a harness; default: {default}")
     add("--device", default="auto", help="as vlm-run's --device")
     add("--limit", type=at_least(1), default=limit,

@@ -70,6 +70,7 @@ def main() -> int:
     parser = arguments.parser(
         __doc__, "captions_heldout.json", "annotations of any known data set", names=(PREFIXKV, *protocols.NAMES),
         default="prefixkv, the question alone", pictures=("images", "videos"), limit=RECORDS, results=False,
+        policies="f16, which is always there, and --rule's",
     )  # fmt: skip
     parser.add_argument("--rule", action="append", help="a retention rule at every budget; repeatable; default: prefixkv, "
                                                         "unless --kv says what to compare")  # fmt: skip
