@@ -10,6 +10,7 @@ from eval_case import HELDOUT, EvalCase, WithModel, results_of
 import descriptions  # noqa: E402  (of tools/eval)
 import fidelity  # noqa: E402
 import rouge_l  # noqa: E402
+import specs  # noqa: E402
 from errors import EvaluationError  # noqa: E402
 
 # (answer, reference, F1, how it comes about by hand)
@@ -102,6 +103,13 @@ class Specs(unittest.TestCase):
                          ["f16", "kivi", "h2o,keep=0.1", "h2o,keep=1", "prefixkv,mode=online,keep=0.1",
                           "prefixkv,mode=online,keep=1"])  # fmt: skip
 
+    def test_share_that_offline_budgets_are_fitted_at(self):
+        for spec, share in (
+            ("prefixkv,keep=0.3", "0.3"), ("int4 + prefixkv, keep=0.25 ,mode=profile", "0.25"), ("prefixkv", None),
+            ("prefixkv,mode=online,keep=0.3", None), ("h2o,keep=0.3", None), ("kivi + h2o,keep=0.3", None),
+        ):  # fmt: skip
+            self.assertEqual(specs.prefixkv_keep(spec), share, spec)
+
     def test_what_is_no_budget(self):
         for text in ("", "0", "1.1", "0.1,,0.2", "x", "nan", "-0.1"):
             with self.assertRaises(argparse.ArgumentTypeError):
@@ -143,6 +151,19 @@ class Run(WithModel):
         forced = json.loads((self.folder / "whole/pocket-qwen/f16/fidelity.json").read_text())
         self.assertEqual((forced["records"], whole[0]["scores"]["perplexity"]), (3, forced["perplexity"]))
         self.assertTrue(math.isclose(forced["perplexity"], forced["f16_perplexity"], rel_tol=1e-9))
+
+    def test_offline_budgets_are_fitted_at_every_share(self):
+        command = ("fidelity.py", *CLIPS, "--limit", 1, "--fidelity", 1, "--budgets", "0.2", "--kv", "int4")
+        self.run_well(*command, "--rule", "prefixkv", "--rule", "prefixkv,mode=online", "--tune", 2, "--out", "out")
+        folder = self.folder / "out/pocket-qwen"
+        for spec, profile in (("int4", "profile.json"), ("prefixkv-keep-0.2", "profile-keep-0.2.json"),
+                              ("prefixkv-mode-online-keep-0.2", "profile.json")):  # fmt: skip
+            self.assertIn(f"/{profile} ", json.loads((folder / spec / "run.json").read_text())["vlm-run"])
+        half, fifth = (json.loads((folder / f"{name}.json").read_text()) for name in ("profile", "profile-keep-0.2"))
+        self.assertEqual((half["prefixkv"]["keep"], fifth["prefixkv"]["keep"]), (0.5, 0.2))
+        self.assertEqual({**fifth, "prefixkv": 0}, {**half, "prefixkv": 0})  # the rest is the same
+        retained = {row["spec"]: row["retained"] for row in results_of(self.folder / "out/results.json")}
+        self.assertNotEqual(retained["prefixkv,keep=0.2"], retained["prefixkv,mode=online,keep=0.2"])
 
     def test_long_answers_are_forced_whole_and_are_not_what_answers_are_compared_with(self):
         caption = json.loads((HELDOUT / "captions_heldout.json").read_text())["annotations"][0]["caption"]

@@ -74,7 +74,7 @@ def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol
 
     def work(job: tuple[Model, str]) -> None:
         model, spec = job
-        profile = folder.profile(model, ways[model.name])
+        profile = folder.profile(model, spec, ways[model.name])
         folder.answer(model, spec, ways[model.name], profile)
         if job in mine:
             folder.fidelity(model, spec, ways[model.name], profile)
@@ -127,7 +127,7 @@ def _merge(
             scorer = scorers.Scorer(_own_answers(folder, model), metrics, letter)
         scores = scorer.score(texts)
         write_lines(at / f"samples_{split.task}.jsonl", _samples(split, texts, scores))
-        profile = folder.profile(model, ways[model.name])
+        profile = folder.profile(model, spec, ways[model.name])
         fidelity = folder.fidelity(model, spec, ways[model.name], profile) or {}
         if task.against_own and fidelity:
             scores.corpus["perplexity"] = fidelity["perplexity"]

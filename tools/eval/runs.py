@@ -23,6 +23,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import specs
 from errors import EvaluationError, printable
 from files import Item, Split
 from models import ROOT, Model
@@ -226,24 +227,37 @@ class Folder:
                 return False
         return True
 
-    def profile(self, model: Model, protocol: Protocol) -> Path | None:
-        """What `vlm-kv profile` fits on the tuning records, which are never scored; None without --tune."""
-        tuning = self.plan.split.tuning
-        if not tuning:
+    def profile(self, model: Model, spec: str, protocol: Protocol) -> Path | None:
+        """What `vlm-kv profile` fits on the tuning records, which are never scored; None without --tune.
+
+        PrefixKV's part is of one share of the rows, so a spec that keeps another has a profile of its own.
+        """
+        if not self.plan.split.tuning:
             return None
         folder = self.model(model)
-        path = folder / "profile.json"
+        keep = specs.prefixkv_keep(spec)
         with Lock(folder / ".profile", wait_s=24 * 3600):  # shards wait for the one that does it
-            if not path.exists():
-                write_lines(folder / "tuning.jsonl", [forced(item, protocol) for item in tuning])
-                part = folder / ".profile.part"
-                part.unlink(missing_ok=True)
-                self.programs.run("vlm-kv", [
-                    "profile", "--model", self._name(model), "--data", str(folder / "tuning.jsonl"), "--out", str(part),
-                    "--records", str(len(tuning)), "--device", self.plan.device, *protocol.flags, *self._threads(),
-                ], locks=tuple(self._locks))  # fmt: skip
-                write_text(path, part.read_text(encoding="utf-8"))
-                part.unlink()
+            path = self._fit(model, protocol, folder / "profile.json", None, [])
+            if keep is None:
+                return path
+            return self._fit(model, protocol, folder / f"profile-keep-{keep}.json", path,
+                             ["--policy", "prefixkv", "--keep", keep])  # fmt: skip
+
+    def _fit(self, model: Model, protocol: Protocol, path: Path, start: Path | None, options: list[str]) -> Path:
+        """A profile, unless it is there; `start` is one whose other parts it keeps."""
+        if path.exists():
+            return path
+        tuning, part = path.with_name("tuning.jsonl"), path.with_name(".profile.part")
+        write_lines(tuning, [forced(item, protocol) for item in self.plan.split.tuning])
+        part.unlink(missing_ok=True)
+        if start:
+            write_text(part, start.read_text(encoding="utf-8"))
+        self.programs.run("vlm-kv", [
+            "profile", "--model", self._name(model), "--data", str(tuning), "--out", str(part), "--records",
+            str(len(self.plan.split.tuning)), "--device", self.plan.device, *protocol.flags, *self._threads(), *options,
+        ], locks=tuple(self._locks))  # fmt: skip
+        write_text(path, part.read_text(encoding="utf-8"))
+        part.unlink()
         return path
 
     def fidelity(self, model: Model, spec: str, protocol: Protocol, profile: Path | None) -> dict | None:
