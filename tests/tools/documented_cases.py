@@ -272,6 +272,22 @@ DOCUMENTED = [
          {"OUT": "smoke", "--limit 20": "--limit 1 --fidelity 0 --build build/release"}),
     Case('python3 tools/eval/docvqa.py --out OUT --kv f16 --kv kivi --kv "prefixkv,keep=0.5 + int4"',
          [prints("| `prefixkv,keep=0.5 + int4` | heldout-first-2 | native | 2 |")], {"OUT": f"documents {_FEW}"}),
+    Case(f"{_VENV} tools/eval/video.py --out OUT --annotations videomme/test-00000-of-00001.parquet --model MODEL --kv f16 "
+         "--kv kivi", [prints("| pocket-qwen | `kivi` | heldout-first-2 | native | 2 |", "| kind | description | 2 | 2 |")],
+         {_VENV: "python3", "OUT": "mme", "--annotations videomme/test-00000-of-00001.parquet --model MODEL": _FEW}),
+    Case("python3 tools/eval/video.py --out OUT --annotations MVBench/json --videos MVBench/video --model MODEL --frames 16 "
+         "--kv kivi", [prints("| pocket-qwen | `kivi` | heldout-2frames-first-2 | native | 2 |")],
+         {"OUT": "mvbench", "--annotations MVBench/json --videos MVBench/video --model MODEL": _FEW, "16": "2"}),
+    Case("python3 tools/eval/video.py --out OUT --limit 20 --kv f16 --kv kivi",
+         [prints("| native | 1 | 1.0000 | 1.0000 |")],
+         {"OUT": "clips", "--limit 20": "--limit 1 --fidelity 0 --build build/release"}),
+    Case('python3 tools/eval/fidelity.py --out OUT --kv kivi --kv "prefixkv,keep=0.5 + int4"',
+         [prints("ROUGE-L F1 | perplexity", "| pocket | `f16` | heldout-first-1 | prefixkv | 1 | 1.0000 |",
+                 "| pocket | `prefixkv,keep=0.5 + int4` |")],
+         {"OUT": "fidelity --limit 1 --build build/release"}),
+    Case("python3 tools/eval/fidelity.py --out OUT --rule prefixkv --rule h2o --budgets 0.1,0.3,0.5 --annotations mm-vet.json",
+         [prints("| `h2o,keep=0.5` | heldout-first-1 | prefixkv |")],
+         {"OUT": "budgets --limit 1 --build build/release", "0.1,0.3,0.5 --annotations mm-vet.json": "0.5"}),
     Case(f"{_VENV} tools/eval/coco.py --out OUT --limit 14 --kv int4 --shard 3/7", [reports("shard 3/7 is done")],
          {_VENV: "python3", "OUT": "shards --fidelity 0 --build build/release --skip pycocoevalcap"}),
 ]

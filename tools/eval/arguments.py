@@ -1,4 +1,4 @@
-"""The options that coco.py and docvqa.py share. Standard library only."""
+"""The options that the scripts of data sets share. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from models import ROOT
 from shards import Shard, parse_shard, shard_of
 
 
-def parser(description: str, annotations: str, annotations_help: str) -> argparse.ArgumentParser:
+def parser(
+    description: str, annotations: str, annotations_help: str, *, names: tuple[str, ...] = protocols.NAMES,
+    default: str = "native for our own sets, lmms-eval for others", pictures: tuple[str, ...] = ("images",),
+    model: str = "pocket", policies: str = "f16", limit: int | None = None, results: bool = True,
+) -> argparse.ArgumentParser:  # fmt: skip
+    """`names`: protocols, of which `default` is said to be the default; `pictures`: names of their folder's option."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Start the same command again to go on where a run ended. Files, protocols and shards: docs/evaluation.md.",
@@ -21,13 +26,14 @@ def parser(description: str, annotations: str, annotations_help: str) -> argpars
     add = made.add_argument
     add("--out", type=Path, required=True, help="folder for answers, results and scores; of one command's settings")
     add("--annotations", type=Path, default=heldout, help=f"{annotations_help}; default: our own held-out set")
-    add("--images", type=Path, help="folder of the pictures; default: where the data set has it, beside the annotations")
-    add("--model", action="append", help="as vlm-run's -m; repeatable; default: pocket")
-    add("--kv", action="append", help="a cache policy; repeatable; default: f16")
-    add("--protocol", choices=protocols.NAMES,
-        help="prompts, limits and metrics of a harness; default: native for our own sets, lmms-eval for others")
+    add(*(f"--{name}" for name in pictures), dest="images", metavar="FOLDER", type=Path,
+        help=f"folder of the {' or '.join(pictures)}; default: where the data set has it, beside the annotations")
+    add("--model", action="append", help=f"as vlm-run's -m; repeatable; default: {model}")
+    add("--kv", action="append", help=f"a cache policy; repeatable; default: {policies}")
+    add("--protocol", choices=names, help=f"prompts, limits and metrics of a harness; default: {default}")
     add("--device", default="auto", help="as vlm-run's --device")
-    add("--limit", type=at_least(1), help="score the first records only")
+    add("--limit", type=at_least(1), default=limit,
+        help="score the first records only" + (f" (default: {limit})" if limit else ""))
     add("--tune", type=at_least(0), default=0,
         help="fit the policies' settings with vlm-kv profile on this many records from the end, which are never scored")
     add("--tune-on", type=Path, metavar="FILE",
@@ -42,9 +48,17 @@ def parser(description: str, annotations: str, annotations_help: str) -> argpars
     add("--shard", type=shard, metavar="I/N",
         help="do part I of N; default: what Slurm or Open MPI say; the last part that ends merges them")
     add("--merge", action="store_true", help="run nothing: merge the shards that are done, and score them")
-    add("--results", type=Path, help="run nothing: score this file of standard results")
+    if results:
+        add("--results", type=Path, help="run nothing: score this file of standard results")
+    made.set_defaults(results=None, default_model=model)
     add("--build", type=Path, default=Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release")), help="build folder")
     return made
+
+
+def add_frames(parser: argparse.ArgumentParser) -> None:
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument("--frames", type=at_least(1), help="frames of a video; default: the protocol's, else the model's")
+    many.add_argument("--fps", type=positive, help="frames a second instead")
 
 
 def place(options: argparse.Namespace) -> Shard:
@@ -59,6 +73,16 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and below 1000")
+    return value
 
 
 def shard(text: str) -> Shard:

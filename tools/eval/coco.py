@@ -23,8 +23,8 @@ def main() -> int:
     parser.add_argument("--spice", action="store_true", help="SPICE too, which downloads its models on its first run")
     parser.add_argument("--instances", type=Path, help="COCO's instances_<split>.json: objects per picture, for the report")
     options = parser.parse_args()
-    task = pipeline.Task(files.read_captions, lambda split, name: f"captions_{split.name}_{name}_results.json", files.caption_results,
-                         files.read_caption_results)  # fmt: skip
+    task = pipeline.Task(files.read_captions, lambda split, name: f"captions_{split.name}_{name}_results.json",
+                         files.caption_results, files.read_caption_results)  # fmt: skip
     split = files.read_captions(options.annotations, options.images)
     if options.instances:
         split = files.with_objects(split, options.instances)

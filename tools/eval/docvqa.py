@@ -19,8 +19,8 @@ from table import table
 
 def main() -> int:
     options = arguments.parser(__doc__, "documents_heldout.json", "DocVQA's val_v1.0.json").parse_args()
-    task = pipeline.Task(files.read_documents, lambda split, name: f"docvqa_{split.name}_{name}.json", files.answer_results,
-                         files.read_answer_results)  # fmt: skip
+    task = pipeline.Task(files.read_documents, lambda split, name: f"docvqa_{split.name}_{name}.json",
+                         files.answer_results, files.read_answer_results)  # fmt: skip
     split = files.read_documents(options.annotations, options.images)
     print(table(pipeline.evaluate(task, split, options)), end="")
     return 0

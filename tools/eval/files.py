@@ -17,24 +17,33 @@ CAPTIONS, DOCUMENTS = "captions", "documents"
 
 @dataclass(frozen=True)
 class Item:
-    """One question about one picture: an image to caption, or a question of DocVQA."""
+    """One question about one picture or video: an image to caption, or a question of DocVQA or of a video set."""
 
-    id: int
-    image: Path
+    id: int | str
+    image: Path  # or the video
     references: list[str]  # captions, or accepted answers; none in a test split
-    question: str = ""  # of DocVQA
+    question: str = ""  # none: the model's own captioning prompt
     objects: int | None = None  # in the picture, where the set says so
+    video: str = ""  # what the questions on one video have in common; none: it is a picture
+    choices: tuple[str, ...] = ()  # as they are asked, each behind its letter
+    letter: str = ""  # of the right choice
+    groups: dict[str, str] = field(default_factory=dict)  # kind -> group that scores are also told of (duration -> short)
 
 
 @dataclass(frozen=True)
 class Split:
     """The records of one annotation file, in its order."""
 
-    task: str  # CAPTIONS or DOCUMENTS
+    task: str  # CAPTIONS, DOCUMENTS or one of video_files.py
     name: str  # val2014, karpathy_test, val, heldout
     path: Path
     items: list[Item] = field(repr=False)
     tuning: list[Item] = field(default_factory=list, repr=False)  # never scored
+
+    @property
+    def files(self) -> list[Path]:
+        """That the records were read from; a folder holds a file a task."""
+        return sorted(self.path.glob("*.json")) if self.path.is_dir() else [self.path]
 
     @property
     def scored(self) -> bool:
@@ -50,6 +59,10 @@ class Split:
             raise EvaluationError(f"--tune {tune} leaves none of the {len(self.items)} records of {self.path} to score")
         else:
             rest, tuning = self.items[: len(self.items) - tune], self.items[len(self.items) - tune :]
+            seen = {item.video for item in tuning if item.video}  # other questions on these videos are not scored either
+            rest = [item for item in rest if item.video not in seen]
+            if not rest:
+                raise EvaluationError(f"--tune {tune} takes a part of every video of {self.path}, so none is left to score")
             name = self.name + (f"-without-last-{tune}" if tune else "")
         if limit is not None and limit < len(rest):
             rest, name = rest[:limit], name + f"-first-{limit}"
@@ -70,10 +83,11 @@ class Split:
     def require_pictures(self) -> None:
         what = "image" if self.task == CAPTIONS else "question"
         for item in [*self.items, *self.tuning]:
-            if not item.image.is_file():
+            if not (item.image.exists() if item.video else item.image.is_file()):  # a video may be a folder of frames
+                kind, option = ("video", "--videos") if item.video else ("picture", "--images")
                 raise EvaluationError(
-                    f"{what} {item.id} of {self.path}: its picture {item.image} is not there; give the folder of the "
-                    "pictures with --images"
+                    f"{what} {item.id} of {self.path}: its {kind} {item.image} is not there; give the folder of the "
+                    f"{kind}s with {option}"
                 )
 
 

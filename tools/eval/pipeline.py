@@ -1,4 +1,4 @@
-"""Read, run, write, score: what coco.py and docvqa.py do with a split, for every model and spec."""
+"""Read, run, write, score: what the scripts of a data set do with a split, for every model and spec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import concurrent.futures
 import shlex
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable
 
@@ -27,12 +27,14 @@ from storage import Lock, digest, read_json, sweep, write_json, write_lines
 
 @dataclass(frozen=True)
 class Task:
-    """What differs between the scripts: their standard files."""
+    """What differs between the scripts: their standard files, protocols, and what answers are compared with."""
 
     read: Callable[[Path, Path | None], Split]  # annotations, and the folder of their pictures
     results_name: Callable[[Split, str], str]  # of a split and the name of what made it
     results: Callable[[Split, dict[int, str]], list[dict]]
-    read_results: Callable[[Path, Split], dict[int, str]]
+    read_results: Callable[[Path, Split], dict[int, str]] | None = None  # for --results
+    protocol: Callable[[str, Split, str], Protocol] = protocols.find_protocol  # of name, split and family
+    against_own: bool = False  # answers are compared with the model's own under f16; perplexity is told
 
 
 def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Result]:
@@ -45,8 +47,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     name = options.protocol or ("native" if protocols.is_our_own(split) else "lmms-eval")
     if options.results:
         return [_score_file(task, split, name, options)]
-    models = {model: find_model(model) for model in options.model or ["pocket"]}
-    ways = {model: protocols.find_protocol(name, split, models[model].family) for model in models}
+    models = {model: find_model(model) for model in options.model or [options.default_model]}
+    ways = {model: task.protocol(name, split, models[model].family) for model in models}
     jobs = [(models[model], spec) for model in models for spec in dict.fromkeys(options.kv or ["f16"])]
     _refuse_namesakes(jobs)
     metrics = _metrics(split, ways[jobs[0][0].name], options)
@@ -54,7 +56,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     for departs in dict.fromkeys(way.departs for way in ways.values() if way.departs):
         _say(f"protocol {name}: {departs}")
     shard = _shards_of(options.out) if options.merge else place(options)
-    plan = Plan(split, name, options.device, options.limit, options.tune, tune_on and digest(tune_on.path.read_bytes()),
+    fitted_to = tune_on and digest(b"".join(path.read_bytes() for path in tune_on.files))
+    plan = Plan(split, name, options.device, options.limit, options.tune, fitted_to,
                 options.fidelity, shard,
                 options.threads, options.batch_size, options.jobs)  # fmt: skip
     folder = Folder(options.out, plan, Programs(options.build), shlex.join(sys.argv))
@@ -75,7 +78,7 @@ def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol
 
     def work(job: tuple[Model, str]) -> None:
         model, spec = job
-        profile = folder.profile(model, ways[model.name])
+        profile = folder.profile(model, spec, ways[model.name])
         folder.answer(model, spec, ways[model.name], profile)
         if job in mine:
             folder.fidelity(model, spec, ways[model.name], profile)
@@ -112,7 +115,8 @@ def _merge(
 ) -> list[Result]:  # fmt: skip
     split = folder.plan.split
     policies = folder.programs.run("vlm-kv", ["list", "--json"])
-    scorer = scorers.Scorer(split, metrics)
+    letter = ways[jobs[0][0].name].letter
+    scorer = scorers.Scorer(split, metrics, letter)
     rows = []
     for model, spec in jobs:
         found = folder.rows(model, spec)
@@ -123,10 +127,14 @@ def _merge(
         if not split.scored:
             _say(f"{split.path} has no answers, so nothing is scored; {standard} can be submitted")
             continue
+        if task.against_own:
+            scorer = scorers.Scorer(_own_answers(folder, model), metrics, letter)
         scores = scorer.score(texts)
         write_lines(at / f"samples_{split.task}.jsonl", _samples(split, texts, scores))
-        profile = folder.profile(model, ways[model.name])
+        profile = folder.profile(model, spec, ways[model.name])
         fidelity = folder.fidelity(model, spec, ways[model.name], profile) or {}
+        if task.against_own and fidelity:
+            scores.corpus["perplexity"] = fidelity["perplexity"]
         alone = options.batch_size == 1 and options.jobs == 1 and folder.plan.shard.count == 1
         rows.append(_result(folder, model, spec, list(found.values()), scores, fidelity, alone, policies, options))
     if rows:
@@ -146,7 +154,7 @@ def _result(
     return Result(
         model=model.name, spec=spec, task=split.task, split=split.name, protocol=folder.plan.protocol,
         items={str(key): value for key, value in scores.items.items()}, scores=scores.corpus,
-        stored_bits=fidelity.get("stored_bits"),
+        clusters=_clusters(split), stored_bits=fidelity.get("stored_bits"),
         nominal_bits=fidelity.get("nominal_bits", statistics.fmean(row["kv"]["nominal_bits"] for row in rows)),
         # Steps of a batch are shared, and programs side by side slow one another.
         tokens_per_second=steps / decode_s if alone and decode_s > 0 else None,
@@ -164,7 +172,9 @@ def _score_file(task: Task, split: Split, protocol: str, options: argparse.Names
     """A file of standard results, made by whatever program."""
     if not split.scored:
         raise EvaluationError(f"{split.path} has no answers, so {options.results} cannot be scored")
-    metrics = _metrics(split, protocols.find_protocol(protocol, split, ""), options)
+    way = task.protocol(protocol, split, "")
+    metrics = _metrics(split, way, options)
+    assert task.read_results is not None
     texts = task.read_results(options.results, split)
     with Lock(options.out / ".lock"):
         record, settings = options.out / "run.json", {
@@ -174,14 +184,25 @@ def _score_file(task: Task, split: Split, protocol: str, options: argparse.Names
         if record.exists():
             refuse_other(record, settings, options.out)
         write_json(record, settings)
-        scores = scorers.Scorer(split, metrics).score(texts)
+        scores = scorers.Scorer(split, metrics, way.letter).score(texts)
         row = Result(
             model=options.results.name, spec="-", task=split.task, split=split.name, protocol=protocol,
-            items={str(key): value for key, value in scores.items.items()}, scores=scores.corpus,
+            items={str(key): value for key, value in scores.items.items()}, scores=scores.corpus, clusters=_clusters(split),
             versions=scorers.versions(), command=shlex.join(sys.argv), seed=options.seed,
         )  # fmt: skip
         write_results(options.out / "results.json", [row])
     return row
+
+
+def _clusters(split: Split) -> dict[str, str] | None:
+    return {str(item.id): item.video for item in split.items if item.video} or None
+
+
+def _own_answers(folder: Folder, model: Model) -> Split:
+    """The split with the model's own answers, under f16, for references."""
+    own = folder.rows(model, "f16")
+    split = folder.plan.split
+    return replace(split, items=[replace(item, references=[own[item.id]["text"].strip()]) for item in split.items])
 
 
 def _metrics(split: Split, protocol: Protocol, options: argparse.Namespace) -> tuple[str, ...]:

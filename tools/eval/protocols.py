@@ -5,7 +5,9 @@ Each is what the harness's own files do: lmms-eval at 75571cf, VLMEvalKit at e8e
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Callable
 
 from files import CAPTIONS, DOCUMENTS, Item, Split
 
@@ -32,14 +34,19 @@ class Protocol:
     """One harness's way with one task and one family of models."""
 
     name: str
-    prompt: str | None  # {question} is the record's; None: the model's own captioning prompt
+    prompt: str | None  # {question} and {choices} are the record's; None: the model's own captioning prompt
     max_tokens: int | None  # None: the checkpoint's choice
-    flags: tuple[str, ...]  # of vlm-run, about the size of pictures
+    flags: tuple[str, ...]  # of vlm-run, about the size of pictures and the number of frames
     metrics: tuple[str, ...]
     departs: str = ""  # what the harness does and these runs do not
+    letter: Callable[[str], str] | None = None  # the letter that an answer chooses; "" for none
+    forced_tokens: int = 128  # of a reference, at most
 
     def ask(self, item: Item) -> str | None:
-        return None if self.prompt is None else self.prompt.replace("{question}", item.question)
+        if self.prompt is None:
+            return None
+        words = {"{question}": item.question, "{choices}": "\n".join(item.choices)}
+        return re.sub(r"\{question\}|\{choices\}", lambda found: words[found[0]], self.prompt)
 
 
 def find_protocol(name: str, split: Split, family: str) -> Protocol:
@@ -54,7 +61,7 @@ def is_our_own(split: Split) -> bool:
     """Whether it is a held-out set of tools/pocket, whose facts our own scorer knows."""
     if split.task == CAPTIONS:
         return split.path.name == "captions_heldout.json" and (split.path.parent / "scene_facts.json").is_file()
-    return split.path.name in ("documents_heldout.json", "questions_heldout.json")
+    return split.path.name in ("documents_heldout.json", "questions_heldout.json", "clips_heldout.json")
 
 
 def _captions(name: str, split: Split, family: str) -> Protocol:

@@ -23,6 +23,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import specs
 from errors import EvaluationError, printable
 from files import Item, Split
 from models import ROOT, Model
@@ -32,7 +33,6 @@ from storage import Lock, digest, read_json, write_json, write_lines, write_text
 
 LIBC = ctypes.CDLL(None)  # loaded before there are threads
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-FORCED_TOKENS = 128
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
 
 
@@ -97,7 +97,7 @@ class Plan:
             "--results": None,
             "task": self.split.task,
             "annotations": self.split.path.name,
-            "content": digest(self.split.path.read_bytes()),
+            "content": digest(b"".join(path.read_bytes() for path in self.split.files)),
             "--limit": self.limit,
             "--tune": self.tune,
             "--tune-on": self.tune_on,
@@ -229,24 +229,37 @@ class Folder:
                 return False
         return True
 
-    def profile(self, model: Model, protocol: Protocol) -> Path | None:
-        """What `vlm-kv profile` fits on the tuning records, which are never scored; None without --tune."""
-        tuning = self.plan.split.tuning
-        if not tuning:
+    def profile(self, model: Model, spec: str, protocol: Protocol) -> Path | None:
+        """What `vlm-kv profile` fits on the tuning records, which are never scored; None without --tune.
+
+        PrefixKV's part is of one share of the rows, so a spec that keeps another has a profile of its own.
+        """
+        if not self.plan.split.tuning:
             return None
         folder = self.model(model)
-        path = folder / "profile.json"
+        keep = specs.prefixkv_keep(spec)
         with Lock(folder / ".profile", wait_s=24 * 3600):  # shards wait for the one that does it
-            if not path.exists():
-                write_lines(folder / "tuning.jsonl", [forced(item, protocol) for item in tuning])
-                part = folder / ".profile.part"
-                part.unlink(missing_ok=True)
-                self.programs.run("vlm-kv", [
-                    "profile", "--model", self._name(model), "--data", str(folder / "tuning.jsonl"), "--out", str(part),
-                    "--records", str(len(tuning)), "--device", self.plan.device, *protocol.flags, *self._threads(),
-                ], locks=tuple(self._locks))  # fmt: skip
-                write_text(path, part.read_text(encoding="utf-8"))
-                part.unlink()
+            path = self._fit(model, protocol, folder / "profile.json", None, [])
+            if keep is None:
+                return path
+            return self._fit(model, protocol, folder / f"profile-keep-{keep}.json", path,
+                             ["--policy", "prefixkv", "--keep", keep])  # fmt: skip
+
+    def _fit(self, model: Model, protocol: Protocol, path: Path, start: Path | None, options: list[str]) -> Path:
+        """A profile, unless it is there; `start` is one whose other parts it keeps."""
+        if path.exists():
+            return path
+        tuning, part = path.with_name("tuning.jsonl"), path.with_name(".profile.part")
+        write_lines(tuning, [forced(item, protocol) for item in self.plan.split.tuning])
+        part.unlink(missing_ok=True)
+        if start:
+            write_text(part, start.read_text(encoding="utf-8"))
+        self.programs.run("vlm-kv", [
+            "profile", "--model", self._name(model), "--data", str(tuning), "--out", str(part), "--records",
+            str(len(self.plan.split.tuning)), "--device", self.plan.device, *protocol.flags, *self._threads(), *options,
+        ], locks=tuple(self._locks))  # fmt: skip
+        write_text(path, part.read_text(encoding="utf-8"))
+        part.unlink()
         return path
 
     def fidelity(self, model: Model, spec: str, protocol: Protocol, profile: Path | None) -> dict | None:
@@ -261,7 +274,7 @@ class Folder:
                 write_lines(data, [forced(item, protocol) for item in items])
                 arguments = [
                     "fidelity", "--model", self._name(model), "--kv", spec, "--data", str(data), "--json",
-                    "--max-tokens", str(FORCED_TOKENS), "--device", self.plan.device, *protocol.flags, *self._threads(),
+                    "--max-tokens", str(protocol.forced_tokens), "--device", self.plan.device, *protocol.flags, *self._threads(),
                 ]  # fmt: skip
                 arguments += ["--kv-profile", str(profile)] if profile else []
                 write_text(path, self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)))
@@ -277,7 +290,7 @@ class Folder:
 
 def request(item: Item, protocol: Protocol) -> dict:
     """A line for vlm-run --batch."""
-    record: dict = {"id": item.id, "image": str(item.image.resolve())}
+    record: dict = {"id": item.id, "video" if item.video else "image": str(item.image.resolve())}
     prompt = protocol.ask(item)
     return record if prompt is None else record | {"prompt": prompt}
 

@@ -3,9 +3,11 @@
     BLEU-1..4, METEOR, ROUGE_L, CIDEr, SPICE   pycocoevalcap, after its PTB tokenizer (both need Java, as METEOR does)
     raw BLEU-1..4, raw ROUGE_L, raw CIDEr      the same scorers on untokenised strings, times 100, as VLMEvalKit does
     ANLS                                       as lmms-eval and VLMEvalKit compute it; see anls()
-    exact, slots, answers                      tools/pocket/score.py, on our own held-out sets
+    accuracy                                   share of right letters, by the protocol's rule (choices.py)
+    ROUGE-L F1                                 to the first reference, as PrefixKV's code has it (rouge_l.py)
+    exact, slots, answers, right, facts        tools/pocket/score.py, on our own held-out sets
 
-Every scorer gives the corpus score and the values of the records. The standard library suffices for the last two.
+Every scorer gives the corpus score and the values of the records. The standard library suffices below the package's.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
+from typing import Callable
 
+import rouge_l
 from errors import EvaluationError, printable
 from files import Split
 from models import ROOT
@@ -83,8 +87,8 @@ def versions() -> dict[str, str]:
 class Scorer:
     """Scores of one text a record, for as many specs as there are: references are tokenised and METEOR is started once."""
 
-    def __init__(self, split: Split, metrics: tuple[str, ...]):
-        self.split, self.metrics = split, metrics
+    def __init__(self, split: Split, metrics: tuple[str, ...], letter: Callable[[str], str] | None = None):
+        self.split, self.metrics, self.letter = split, metrics, letter
         self.references = {item.id: item.references for item in split.items}
 
     def score(self, texts: dict[int, str]) -> Scores:
@@ -97,7 +101,8 @@ class Scorer:
         if raw := [name for name in self.metrics if name.startswith("raw ")]:
             said = {key: [text] for key, text in texts.items()}
             self._run_package(result, self.references, said, [name.removeprefix("raw ") for name in raw], "raw ", 100)
-        for name, of in (("exact", _exact), ("slots", _slots), ("ANLS", _anls), ("answers", _answers)):
+        for name, of in (("exact", _exact), ("slots", _slots), ("ANLS", _anls), ("answers", _answers), ("right", _right),
+                         ("facts", _facts), ("accuracy", self._accuracy), ("ROUGE-L F1", _rouge_l)):  # fmt: skip
             if name in self.metrics:
                 values = of(self.split, texts)
                 for key, value in values.items():
@@ -105,6 +110,10 @@ class Scorer:
                 result.corpus[name] = sum(values.values()) / len(values)
         result.corpus = {name: result.corpus[name] for name in self.metrics}
         return result
+
+    def _accuracy(self, split: Split, texts: dict[int, str]) -> dict[int, float]:
+        assert self.letter is not None
+        return {item.id: self.letter(texts[item.id]) == item.letter for item in split.items}
 
     @functools.cached_property
     def _tokenized_references(self) -> dict[int, list[str]]:
@@ -202,6 +211,29 @@ def _slots(split: Split, texts: dict[int, str]) -> dict[int, float]:
         right, asked = pocket.slots(texts[item.id], facts[item.image.stem])
         shares[item.id] = right / asked
     return shares
+
+
+def _told(split: Split, texts: dict[int, str]) -> dict[int, tuple[int, int]]:
+    """Facts told rightly and facts in all, of clips: those of a description; an answer is one fact."""
+    return {
+        item.id: pocket.description_facts(texts[item.id], item.references[0])
+        if item.groups["kind"] == "description"
+        else (int(pocket.is_answer(texts[item.id], item.references)), 1)
+        for item in split.items
+    }
+
+
+def _right(split: Split, texts: dict[int, str]) -> dict[int, float]:
+    return {key: right == asked for key, (right, asked) in _told(split, texts).items()}
+
+
+def _facts(split: Split, texts: dict[int, str]) -> dict[int, float]:
+    """Share of a record's facts that are told rightly; the corpus score is the mean over records."""
+    return {key: right / asked for key, (right, asked) in _told(split, texts).items()}
+
+
+def _rouge_l(split: Split, texts: dict[int, str]) -> dict[int, float]:
+    return {item.id: rouge_l.f1(texts[item.id], item.references[0]) for item in split.items}
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ if ! cmp -s "$here/requirements.txt" "$stamp"; then
   cp "$here/requirements.txt" "$stamp"
 fi
 
-"$venv/bin/python3" -c 'import pycocoevalcap.meteor.meteor, pycocotools.coco, matplotlib'
+"$venv/bin/python3" -c 'import pycocoevalcap.meteor.meteor, pycocotools.coco, matplotlib, pyarrow.parquet'
 if ! command -v java >/dev/null; then
   echo "setup.sh: there is no java, so BLEU, METEOR, ROUGE_L and CIDEr cannot be computed; install Debian's" \
     "default-jre-headless" >&2

@@ -23,3 +23,13 @@ def residual(spec: str, policies: str) -> int | None:
         if name in defaults:
             found.append(int(said.get("residual", defaults[name])))
     return max(found, default=None)
+
+
+def prefixkv_keep(spec: str) -> str | None:
+    """The share of rows that a spec asks PrefixKV to keep by offline budgets; None if it does not, or says no share."""
+    for part in spec.split("+"):
+        name, *options = (word.strip() for word in part.split(","))
+        said = dict(option.split("=", 1) for option in options if "=" in option)
+        if name == "prefixkv" and said.get("mode") != "online":
+            return said.get("keep")
+    return None

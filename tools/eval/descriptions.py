@@ -1,0 +1,61 @@
+"""Reads the files that PrefixKV's protocol is run on: pictures with a question and a long answer. Standard library only.
+
+    [{"image", "conversations": [{"value": question}, {"value": answer}, ...]}]   LLaVA's descriptions (detail_1k.json)
+    [{"image", "question", "answer"}]                                            MM-Vet as PrefixKV's code has it
+    {id: {"imagename", "question", "answer"}}                                    MM-Vet as published
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from errors import EvaluationError, printable
+from files import CAPTIONS, DOCUMENTS, Item, Split, read_captions, read_documents
+from storage import read_json
+from video_files import read_videos
+
+DESCRIPTIONS = "descriptions"
+IMAGE_MARK = "<image>"
+
+
+def read_any(path: Path, folder: Path | None = None) -> Split:
+    """The records of any data set that is known here, by what the file holds; `folder` has its pictures or videos."""
+    if path.is_dir() or path.suffix != ".json":
+        return read_videos(path, folder)
+    data = read_json(path)
+    if isinstance(data, dict) and "images" in data:
+        return read_captions(path, folder)
+    if isinstance(data, dict) and isinstance(data.get("data"), list):
+        first = data["data"][0] if data["data"] else None
+        return (read_videos if isinstance(first, dict) and "video" in first else read_documents)(path, folder)
+    if isinstance(data, dict) and data and all(isinstance(x, dict) and "imagename" in x for x in data.values()):
+        return read_descriptions(path, [{"id": key, **row, "image": row["imagename"]} for key, row in data.items()], folder)
+    if isinstance(data, list) and data and isinstance(data[0], dict) and "image" in data[0]:
+        return read_descriptions(path, data, folder)
+    return read_videos(path, folder)
+
+
+def read_descriptions(path: Path, rows: list, folder: Path | None) -> Split:
+    """Only the first question of a conversation, and its answer, count; the picture is shown before the question."""
+    seen: set = set()
+    items = []
+    for number, row in enumerate(rows):
+        key = row.get("id", number) if isinstance(row, dict) else None
+        if not isinstance(key, (int, str)) or isinstance(key, bool):
+            raise EvaluationError(f"{path}: record {number} is {printable(row, 60)}; expected one with image and question")
+        if key in seen:
+            raise EvaluationError(f"record {printable(key)} comes twice in {path}; give a file in which every one is once")
+        seen.add(key)
+        said = row.get("conversations")
+        if isinstance(said, list) and len(said) >= 2 and all(isinstance(turn, dict) for turn in said[:2]):
+            row = row | {"question": said[0].get("value"), "answer": said[1].get("value")}
+        for name in ("image", "question", "answer"):
+            if not isinstance(row.get(name), str) or not row[name].strip():
+                raise EvaluationError(f"record {printable(key)} of {path} has no {name!r}; expected a string")
+        question = row["question"].replace(IMAGE_MARK, "").strip()
+        items.append(Item(key, (folder or path.parent) / row["image"], [row["answer"]], question))
+    return Split(DESCRIPTIONS, path.stem, path, items)
+
+
+def is_of_pictures(split: Split) -> bool:
+    return split.task in (CAPTIONS, DOCUMENTS, DESCRIPTIONS)
