@@ -18,7 +18,9 @@ SAME = 1e-6  # relative; a score that its records give again
 LOWER_IS_BETTER = {"perplexity"}
 
 # The score on which a task's claims are decided: the first of these that its results have. Chosen before any was measured.
-PRIMARY = ("slots", "CIDEr", "raw CIDEr", "ANLS", "accuracy", "ROUGE_L", "perplexity", "answers", "exact")
+PRIMARY = (
+    "slots", "CIDEr", "raw CIDEr", "ANLS", "accuracy", "facts", "right", "ROUGE-L F1", "ROUGE_L", "perplexity", "answers", "exact",
+)
 
 # exp(sum / sum) over records: perplexity is of all tokens, whichever record they are of. `nll` is in nats a record.
 EXPONENTIALS = {"perplexity": ("nll", "tokens")}
