@@ -288,6 +288,11 @@ DOCUMENTED = [
     Case("python3 tools/eval/fidelity.py --out OUT --rule prefixkv --rule h2o --budgets 0.1,0.3,0.5 --annotations mm-vet.json",
          [prints("| `h2o,keep=0.5` | heldout-first-1 | prefixkv |")],
          {"OUT": "budgets --limit 1 --build build/release", "0.1,0.3,0.5 --annotations mm-vet.json": "0.5"}),
+    Case(f"{_VENV} tools/eval/tables.py --out OUT --device cuda --jobs 8 --batch-size 64",
+         [prints("| `kivi` | heldout-first-2 | native | 2 |"), lambda o: None if (o.folder / "tables/report/report.md").is_file() else "no page"],
+         {_VENV: "python3", "OUT": "tables", "--device cuda --jobs 8 --batch-size 64":
+             "--limit 2 --fidelity 1 --tune 0 --kv f16 --kv kivi --model pocket-llava --skip pycocoevalcap --skip plots "
+             "--build build/release"}, needs="numpy"),
     Case(f"{_VENV} tools/eval/coco.py --out OUT --limit 14 --kv int4 --shard 3/7", [reports("shard 3/7 is done")],
          {_VENV: "python3", "OUT": "shards --fidelity 0 --build build/release --skip pycocoevalcap"}),
 ]

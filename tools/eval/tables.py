@@ -87,7 +87,9 @@ def specs() -> list[str]:
 def command(script: str, folder: Path, model: str, name: str, options: argparse.Namespace) -> list[str]:
     made = [sys.executable, str(ROOT / "tools" / "eval" / script), "--out", str(folder), "--model", model]
     made += ["--annotations", str(POCKET / "heldout" / f"{name}_heldout.json")]
-    made += ["--tune-on", str(POCKET / "tuning" / f"{name}_tuning.json"), "--tune", str(options.tune), "--fidelity", str(options.fidelity)]
+    made += ["--fidelity", str(options.fidelity)]
+    if options.tune:
+        made += ["--tune-on", str(POCKET / "tuning" / f"{name}_tuning.json"), "--tune", str(options.tune)]
     made += ["--device", options.device, "--jobs", str(options.jobs), "--batch-size", str(options.batch_size)]
     made += ["--threads", str(options.threads), "--build", str(options.build)]
     made += ["--limit", str(options.limit)] if options.limit else []
@@ -112,7 +114,7 @@ def main() -> int:
     add("--threads", type=int, default=0, help="as vlm-run's")
     add("--limit", type=int, help="the first records of each set only")
     add("--fidelity", type=int, default=FORCED, help=f"records of KL, top-1 and stored bits (default: {FORCED})")
-    add("--tune", type=int, default=TUNED, help=f"records that settings are fitted to (default: {TUNED})")
+    add("--tune", type=int, default=TUNED, help=f"records that settings are fitted to; 0: none are (default: {TUNED})")
     add("--skip", action="append", default=[], metavar="NAME", help="leave out a scorer, or plots; repeatable")
     add("--merge", action="store_true", help="ask nothing: score what is answered")
     add("--report", action=argparse.BooleanOptionalAction, default=True, help="make the page of all parts that are done")

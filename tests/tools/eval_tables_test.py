@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""tools/eval/tables.py: parts that are done apart make one page, and what is there is not asked again."""
+
+import importlib.util
+import json
+import unittest
+
+from eval_case import WithModel, results_of
+
+PART = ("tables.py", "--out", "t", "--limit", 2, "--fidelity", 1, "--tune", 0, "--kv", "f16", "--kv", "kivi", "--device", "cpu",
+        "--skip", "pycocoevalcap", "--skip", "plots")  # fmt: skip
+
+
+class Tables(WithModel):
+    def test_parts_make_one_page(self):
+        for name in ("captions", "documents"):
+            self.run_well(*PART, "--model", "pocket-llava", "--set", name, "--no-report")
+            rows = results_of(self.folder / f"t/pocket-llava-{name}/results.json")
+            self.assertEqual([(row["spec"], len(row["items"]), row["task"]) for row in rows], [("f16", 2, name), ("kivi", 2, name)])
+        self.assertFalse((self.folder / "t/report").exists())
+        if importlib.util.find_spec("numpy") is None:
+            self.skipTest("python3 has no numpy, which the page needs")
+        answers = self.folder / "t/pocket-llava-captions/pocket-llava/kivi/answers.jsonl"
+        before = answers.stat().st_mtime_ns
+        self.run_well(*PART, "--model", "pocket-llava", "--merge")
+        self.assertEqual(answers.stat().st_mtime_ns, before)
+        page = (self.folder / "t/report/report.md").read_text()
+        for words in ("pocket-llava, captions, heldout-first-2", "pocket-llava, documents, heldout-first-2"):
+            self.assertIn(words, page)
+        self.assertEqual(len(json.loads((self.folder / "t/report/report.json").read_text())["settings"]), 2)
+
+    def test_a_part_that_fails_is_named(self):
+        answer = self.run_script(*PART, "--model", "pocket-nobody")
+        self.assert_refused(answer, "coco.py failed", "start the same command again")
+        self.assertIn("pocket-nobody", answer[2])
+
+
+if __name__ == "__main__":
+    unittest.main()
