@@ -38,8 +38,8 @@ A line of out.jsonl, in the order in which answers are finished:
   {"id": 1, "text": "a cat", "tokens": [...], ...} or {"id": 1, "error": "..."}
 Start the same command again to go on where a batch ended; what failed is tried
 again. Under srun, mpirun and in a Slurm array every process is a shard by
-itself; --shard 1/1 is all records. `cat out.*-of-4.jsonl >out.jsonl` puts shards
-together, and the same command without shards then does what is missing.)";
+itself; --shard 1/1 is all records. `cat out.*-of-4.jsonl >out.jsonl` puts
+shards together, and the same command without shards then does what is missing.)";
 
 /// CLI11's message as one sentence, with the way out.
 std::string sentence(const std::string& message) {
