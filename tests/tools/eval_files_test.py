@@ -63,7 +63,8 @@ class Annotations(EvalCase):
 
     def test_no_file_and_no_json(self):
         (self.folder / "x.json").write_text("{\x1b[31m")
-        for name in ("x.json", "none.json"):
+        (self.folder / "deep.json").write_text("[" * 100000)
+        for name in ("x.json", "none.json", "deep.json"):
             with self.assertRaisesRegex(EvaluationError, name) as caught:
                 files.read_captions(self.folder / name)
             self.assertNotIn("\x1b", str(caught.exception))
@@ -145,6 +146,8 @@ class Results(EvalCase):
         self.assert_refused(self.run_script(*command, wrong), "question 7", "r.json")
         self.assert_refused(self.run_script(*command, self.write("r.json", [])), "question 5 is missing")
         right = self.write("r.json", [{"questionId": 6, "answer": "7"}, {"questionId": 5, "answer": " 5"}])
+        for idle in (("--kv", "kivi"), ("--model", "pocket"), ("--shard", "1/2"), ("--merge",)):
+            self.assert_refused(self.run_script(*command, right, *idle), "--results", f"{idle[0]} says nothing")
         self.assertIn("| r.json | `-` | val | lmms-eval | 2 | 0.5000 |", self.run_well(*command, right))
 
     def test_a_missing_picture_is_refused_before_the_model_runs(self):

@@ -17,6 +17,7 @@ from eval_made import CATALOGUE, ROOT, needs_matplotlib, needs_numpy, result  # 
 import groups  # noqa: E402
 import markup  # noqa: E402
 import page  # noqa: E402
+import plots  # noqa: E402
 import summary  # noqa: E402
 from results import write_results  # noqa: E402
 from significance import Interval  # noqa: E402
@@ -242,8 +243,6 @@ class Script(unittest.TestCase):
                 SCRIPT,
                 "--out",
                 self.folder / out,
-                "--build",
-                BUILD,
                 "--resamples",
                 "200",
                 *flags,
@@ -252,7 +251,7 @@ class Script(unittest.TestCase):
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **environment},
+            env={**os.environ, "KVLM_BUILD": str(BUILD), **environment},
         )
 
     def refused(self, words, results, *flags):
@@ -330,6 +329,13 @@ class Script(unittest.TestCase):
             done.stderr, "no matplotlib; run tools/eval/setup.sh .* or leave them out with --skip plots\n$"
         )
         self.assertFalse((self.folder / "out").exists())
+
+    def test_curves_by_count_stand_near_one_another(self):
+        for places in range(1, 30):
+            shifts = [plots._beside(place, places) for place in range(places)]
+            self.assertAlmostEqual(sum(shifts), 0)
+            self.assertEqual(len({round(shift, 6) for shift in shifts}), places)
+            self.assertLessEqual(shifts[-1] - shifts[0], min(0.5, 0.03 * places))
 
     @needs_matplotlib
     def test_pictures(self):

@@ -154,7 +154,10 @@ class Refused(WithModel):
         self.assert_refused(answer, "record 2 has no answer", "start the same command again")
 
     def test_specs_and_options_that_cannot_be(self):
-        self.assert_refused(self.run_script(*COMMAND, "--kv", "int5"), "int5")
+        self.assert_refused(self.run_script(*COMMAND, "--out", "typo", "--kv", "int5"), "int5")
+        self.assertFalse((self.folder / "typo").exists())  # nothing was asked under the right ones before it
+        profiled = ("--out", "typo", "--kv", "prefixkv,mode=profile,keep=0.5")
+        self.assert_refused(self.run_script(*COMMAND, *profiled), "--kv-profile")
         (self.folder / "file").write_text("")
         self.assert_refused(self.run_script(*COMMAND, "--out", "file"), "file cannot be written", "--out")
         self.assert_refused(self.run_script(*COMMAND, "--model", "nobody/nothing"), "nobody/nothing")

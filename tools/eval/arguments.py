@@ -11,6 +11,8 @@ import protocols
 from models import ROOT
 from shards import Shard, parse_shard, shard_of
 
+BUILD = Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release"))
+
 
 def parser(
     description: str, annotations: str, annotations_help: str, *, names: tuple[str, ...] = protocols.NAMES,
@@ -51,8 +53,13 @@ def parser(
     if results:
         add("--results", type=Path, help="run nothing: score this file of standard results")
     made.set_defaults(results=None, default_model=model)
-    add("--build", type=Path, default=Path(os.environ.get("KVLM_BUILD", ROOT / "build" / "release")), help="build folder")
+    add_build(made)
     return made
+
+
+def add_build(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--build", type=Path, default=BUILD,
+                        help="build folder; default: what KVLM_BUILD says, else build/release")  # fmt: skip
 
 
 def add_frames(parser: argparse.ArgumentParser) -> None:

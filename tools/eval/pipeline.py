@@ -20,7 +20,7 @@ from files import Split
 from models import Model, find_model
 from protocols import Protocol
 from results import Result, write_results
-from runs import Folder, Plan, Programs, refuse_other, slug
+from runs import Folder, Plan, Programs, refuse_other, require_specs, slug
 from shards import Shard
 from storage import Lock, digest, read_json, sweep, write_json, write_lines
 
@@ -61,6 +61,8 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
                 options.fidelity, shard,
                 options.threads, options.batch_size, options.jobs)  # fmt: skip
     folder = Folder(options.out, plan, Programs(options.build), shlex.join(sys.argv))
+    if not options.merge:
+        require_specs(folder.programs, jobs, tuned=bool(split.tuning))
     try:
         folder.open(whole=options.merge)
         if not options.merge:
@@ -170,6 +172,9 @@ def _result(
 
 def _score_file(task: Task, split: Split, protocol: str, options: argparse.Namespace) -> Result:
     """A file of standard results, made by whatever program."""
+    for name in ("model", "kv", "shard", "merge"):
+        if getattr(options, name):
+            raise EvaluationError(f"--results scores a file and runs nothing, so --{name} says nothing; leave it out")
     if not split.scored:
         raise EvaluationError(f"{split.path} has no answers, so {options.results} cannot be scored")
     way = task.protocol(protocol, split, "")

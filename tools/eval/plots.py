@@ -219,7 +219,7 @@ class _Plotter:
     def _by_count(self, axis, row: Row, place: int, places: int, **style) -> None:
         """A curve, beside the others' so that no bar hides another."""
         shown = [(x.count, x.scores[row.result.spec]) for x in self.summary.objects if row.result.spec in x.scores]
-        shift = 0.5 * ((place + 0.5) / places - 0.5)
+        shift = _beside(place, places)
         axis.errorbar(
             [count + shift for count, _ in shown],
             [x.value for _, x in shown],
@@ -277,6 +277,13 @@ class _Plotter:
         figure.savefig(self.folder / name, dpi=110, metadata={"Software": None})
         self.plt.close(figure)
         self.written.setdefault(kind, []).append(name)
+
+
+def _beside(place: int, places: int) -> float:
+    """How far a bar stands beside its count: as near as bars can be told apart, for the lines between shifted points
+    make one curve look better than another that is the same."""
+    step = min(0.03, 0.5 / places)
+    return step * (place - (places - 1) / 2)
 
 
 def _plain(text: str) -> str:

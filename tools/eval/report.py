@@ -16,6 +16,7 @@ import io
 import sys
 from pathlib import Path
 
+import arguments
 import comparison
 import page
 import plots
@@ -24,7 +25,6 @@ from comparison import Comparison
 from errors import EvaluationError, printable, run_main
 from factors import Catalogue
 from groups import Estimate, grouped, setting_of
-from models import ROOT
 from results import Result, read_results
 from storage import write_json, write_text
 from summary import Summary, summarise
@@ -46,9 +46,7 @@ def main() -> int:
     parser.add_argument(
         "--skip", action="append", default=[], choices=SKIPPABLE, help="leave out, where matplotlib is missing"
     )
-    parser.add_argument(
-        "--build", type=Path, default=ROOT / "build" / "release", help="build folder, for what vlm-kv lists"
-    )
+    arguments.add_build(parser)
     options = parser.parse_args()
     if options.resamples < 1:
         raise EvaluationError(

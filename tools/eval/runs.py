@@ -75,6 +75,17 @@ class Programs:
         return done.stdout
 
 
+def require_specs(programs: Programs, jobs: list[tuple[Model, str]], *, tuned: bool) -> None:
+    """EvaluationError for the first spec that its model cannot run, before one that can has taken hours. What only a
+    profile is missing for will have it if the run is `tuned`."""
+    for model, spec in jobs:
+        try:
+            programs.run("vlm-kv", ["explain", spec, "--model", str(model.folder), "--tokens", "64", "--json"])
+        except EvaluationError as error:
+            if not (tuned and "--kv-profile" in str(error)):
+                raise
+
+
 @dataclass(frozen=True)
 class Plan:
     """What an output folder is about. Two starts with equal plans go on with one another's work."""

@@ -57,7 +57,7 @@ def read_json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EvaluationError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EvaluationError(f"{path} is no JSON file: {printable(error)}") from None
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import arguments
 import claims
 from errors import EvaluationError, run_main
 from factors import normal
@@ -118,7 +119,7 @@ def main() -> int:
     add("--skip", action="append", default=[], metavar="NAME", help="leave out a scorer, or plots; repeatable")
     add("--merge", action="store_true", help="ask nothing: score what is answered")
     add("--report", action=argparse.BooleanOptionalAction, default=True, help="make the page of all parts that are done")
-    add("--build", type=Path, default=ROOT / "build" / "release", help="build folder")
+    arguments.add_build(parser)
     options = parser.parse_args()
     for model in options.model or MODELS:
         for name in options.set or SETS:
