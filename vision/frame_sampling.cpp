@@ -50,11 +50,17 @@ int64_t truncated(double count) {
   return static_cast<int64_t>(std::min(count, static_cast<double>(int64_t{1} << 53)));
 }
 
-void check_not_more(const VideoInfo& info, int64_t count) {
+/// How many frames are asked for; a rate above the video's is refused as the reference does it, a
+/// number beyond its frames is not.
+int64_t asked_count(const VideoInfo& info, const SamplingRequest& request) {
+  if (request.frames) return *request.frames;
+  const int64_t count = truncated(frames_at(info, *request.fps));
   if (count > info.frames) {
-    refuse(info,
-           fmt::format("has {} frames, and {} were asked for; ask for fewer", info.frames, count));
+    refuse(info, fmt::format("has {:.6g} frames a second, and {:.6g} were asked for; ask for no "
+                             "more, or for a number of frames",
+                             info.fps, *request.fps));
   }
+  return count;
 }
 
 std::vector<int64_t> all_frames(const VideoInfo& info) {
@@ -85,23 +91,19 @@ std::vector<int64_t> float_steps(const VideoInfo& info, double start, int64_t co
 std::vector<int64_t> sample_frames(const VideoInfo& info, const SamplingRequest& request) {
   check_request(info, request);
   if (!request.frames && !request.fps) return all_frames(info);
-  const int64_t count = request.frames
-                            ? *request.frames
-                            : std::max<int64_t>(1, truncated(frames_at(info, *request.fps)));
-  check_not_more(info, count);
+  const int64_t count = std::max<int64_t>(1, asked_count(info, request));
   return count_frames(count, [&](int64_t i) { return i * info.frames / count; });
 }
 
 std::vector<int64_t> sample_frames_internvl(const VideoInfo& info, const SamplingRequest& request) {
   check_request(info, request);
   if (!request.frames && !request.fps) return all_frames(info);
-  const int64_t count = request.frames ? *request.frames : truncated(frames_at(info, *request.fps));
+  const int64_t count = asked_count(info, request);
   if (count == 0) {
     refuse(info, fmt::format("has {} frames at {:.6g} a second, of which none is left at {}; give "
                              "a higher rate, or a number of frames",
                              info.frames, info.fps, *request.fps));
   }
-  check_not_more(info, count);
   const double half = static_cast<double>(info.frames) / static_cast<double>(count) / 2;
   return float_steps(info, half, count);
 }
@@ -143,7 +145,6 @@ std::vector<int64_t> sample_frames_qwen2_vl(const VideoInfo& info, const Samplin
   } else {
     return all_frames(info);
   }
-  check_not_more(info, count);
   return float_steps(info, 0, count);
 }
 

@@ -19,11 +19,13 @@ struct SamplingRequest {
 
 // The functions below turn a request into frame numbers, which ascend, as the reference's video
 // processors do (`sample_frames`, transformers 5.23). N is the number of all frames, n that of
-// those taken.
+// those taken. Where more frames are asked for than there are, some come several times: by the
+// reference's rule in Qwen3-VL and the original InternVL, by the same formulas in the others, whose
+// reference refuses that and so stops an evaluation at its first short clip.
 //
 // They throw Error{kInvalidArgument} for a request of both, of no frame, of more than 32768, or of
-// a rate that is not positive; for more frames than there are, where the reference refuses that;
-// and for a rate where that of the video is unknown, unless the reference assumes one.
+// a rate that is not positive; for a rate above the video's, where the reference refuses that; and
+// for a rate where that of the video is unknown, unless the reference assumes one.
 
 /// Neither fps nor frames: all. fps: n = max(1, trunc(N / video fps * fps)). Frame i is
 /// floor(i * N / n). LLaVA-OneVision, and any family whose processor has no rule of its own.

@@ -20,7 +20,7 @@ void add_size_options(CLI::App& app, SessionOptions& options) {
 void add_sampling_options(CLI::App& app, SamplingRequest& sampling) {
   app.add_option("--fps", sampling.fps, "Frames a second that are taken of a video");
   app.add_option("--frames", sampling.frames,
-                 "Frames that are taken of a video; default: as many as the model's family takes");
+                 "Frames to take of a video, repeated if it has fewer; default: the family's");
 }
 
 void check_sampling(const SamplingRequest& sampling) {
