@@ -1,5 +1,7 @@
 #include "runtime/forced_run.h"
 
+#include <algorithm>
+
 #include "kernels/elementwise.h"
 
 namespace kvlm {
@@ -23,40 +25,60 @@ EncodedPrompt encode_prompt(Model& model, const std::vector<ChatMessage>& messag
   return encoded;
 }
 
-ForcedRun::ForcedRun(Model& model, KvCache& cache, const EncodedPrompt& encoded, int max_tokens,
-                     Stream& stream)
-    : model_(&model), cache_(&cache), stream_(&stream) {
+ForcedRun::ForcedRun(Model& model, KvCache& cache, Stream& stream)
+    : model_(&model), cache_(&cache), stream_(&stream) {}
+
+ForcedRun::~ForcedRun() {
+  for (const Sequence& sequence : sequences_) cache_->close(sequence.id);
+}
+
+SequenceId ForcedRun::join(const EncodedPrompt& encoded, int max_tokens) {
   const Prompt& prompt = encoded.prompt;
   const auto rows = static_cast<int>(prompt.ids.size());
-  id_ = cache.open({rows, static_cast<int>(prompt.visual_rows()), rows + max_tokens},
-                   "the forced text");
-  try {
-    embedding_ = Tensor(DType::kF32, {1, model.decoder().hidden()}, stream.device());
-    Tensor all(DType::kF32, {rows, model.decoder().hidden()}, stream.device());
-    const std::vector<AddedRows> added =
-        embed_prompt(model, prompt, 0, encoded.visual.each, all, stream);
-    position_shift_ = prompt.next_position - rows;
-    forward({id_, rows, true, true, prompt.modality}, prompt.positions, all, added);
-  } catch (...) {
-    cache.close(id_);
-    throw;
+  sequences_.reserve(sequences_.size() + 1);
+  const SequenceId id = cache_->open(
+      {rows, static_cast<int>(prompt.visual_rows()), rows + max_tokens}, "the forced text");
+  sequences_.push_back({id, prompt.next_position - rows});
+  Tensor all(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());
+  const std::vector<AddedRows> added =
+      embed_prompt(*model_, prompt, 0, encoded.visual.each, all, *stream_);
+  const StepRows step{id, rows, true, true, prompt.modality};
+  forward(std::span(&step, 1), prompt.positions, all, added);
+  return id;
+}
+
+void ForcedRun::feed(std::span<const Token> tokens) {
+  ids_.clear();
+  rows_.clear();
+  positions_.clear();
+  for (const Token& token : tokens) {
+    const auto at = std::find_if(sequences_.begin(), sequences_.end(),
+                                 [&](const Sequence& x) { return x.id == token.sequence; });
+    ids_.push_back(token.id);
+    rows_.push_back({token.sequence, 1, false, false, {}});
+    positions_.push_back(
+        Position::on_every_axis(cache_->next_position(token.sequence) + at->position_shift));
   }
+  const auto most = static_cast<int64_t>(sequences_.size());
+  if (embeddings_.shape().rank() == 0 || embeddings_.shape()[0] < most) {
+    embeddings_ = Tensor(DType::kF32, {most, model_->decoder().hidden()}, stream_->device());
+  }
+  const TensorView embeddings = embeddings_.view().slice(0, static_cast<int64_t>(ids_.size()));
+  model_->decoder().embed(ids_, embeddings, *stream_);
+  forward(rows_, positions_, embeddings);
 }
 
-ForcedRun::~ForcedRun() { cache_->close(id_); }
-
-void ForcedRun::feed(int32_t token) {
-  const Position position = Position::on_every_axis(cache_->next_position(id_) + position_shift_);
-  model_->decoder().embed(std::span(&token, 1), embedding_, *stream_);
-  forward({id_, 1, false, false, {}}, std::span(&position, 1), embedding_);
+std::span<const float> ForcedRun::logits(size_t i) const noexcept {
+  const auto vocab = static_cast<size_t>(model_->decoder().vocab_size());
+  return std::span(logits_).subspan(i * vocab, vocab);
 }
 
-void ForcedRun::forward(const StepRows& step, std::span<const Position> positions,
-                        Tensor& embeddings, std::span<const AddedRows> added) {
-  const ConstTensorView row = model_->decoder().forward(
-      {std::span(&step, 1), positions, embeddings, false, added}, *cache_, *stream_, {});
-  logits_.resize(static_cast<size_t>(model_->decoder().vocab_size()));
-  copy(TensorView(logits_.data(), DType::kF32, row.shape()), row, *stream_);
+void ForcedRun::forward(std::span<const StepRows> step, std::span<const Position> positions,
+                        TensorView embeddings, std::span<const AddedRows> added) {
+  const ConstTensorView rows =
+      model_->decoder().forward({step, positions, embeddings, false, added}, *cache_, *stream_, {});
+  logits_.resize(static_cast<size_t>(rows.elements()));
+  copy(TensorView(logits_.data(), DType::kF32, rows.shape()), rows, *stream_);
 }
 
 }  // namespace kvlm

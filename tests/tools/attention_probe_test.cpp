@@ -44,7 +44,7 @@ TEST(AttentionProbe, PlainRowsHaveNoErrorAtAll) {
   AttentionProbe probe = probe_of("f16");
   const std::vector<int16_t> prompt = PromptShape{5, {23, 19}, 9}.modality();
   feed(probe, feeder, prompt, 40);
-  for (const AttentionError& error : probe.errors()[0]) {
+  for (const AttentionError& error : probe.errors(SequenceId{})[0]) {
     EXPECT_EQ(error.difference, 0);
     EXPECT_EQ(error.visual_difference, 0);
     EXPECT_EQ(error.text_difference, 0);
@@ -52,8 +52,8 @@ TEST(AttentionProbe, PlainRowsHaveNoErrorAtAll) {
     EXPECT_EQ(error.steps, 40);
     EXPECT_EQ(error.slots / error.steps, static_cast<double>(prompt.size()) + 20.5);
   }
-  EXPECT_EQ(probe.scores()[0].quantized, probe.scores()[0].exact);
-  EXPECT_EQ(probe.scores()[0].calibrated, probe.scores()[0].exact);
+  EXPECT_EQ(probe.scores(SequenceId{})[0].quantized, probe.scores(SequenceId{})[0].exact);
+  EXPECT_EQ(probe.scores(SequenceId{})[0].calibrated, probe.scores(SequenceId{})[0].exact);
 }
 
 class AnyPolicy : public ::testing::TestWithParam<const char*> {};
@@ -62,7 +62,7 @@ TEST_P(AnyPolicy, IsMeasured) {
   Feeder feeder(kShape);
   AttentionProbe probe = probe_of(GetParam());
   feed(probe, feeder, PromptShape{5, {23, 19}, 9}.modality(), 40);
-  for (const AttentionError& error : probe.errors()[0]) {
+  for (const AttentionError& error : probe.errors(SequenceId{})[0]) {
     EXPECT_GT(error.difference, 0);
     EXPECT_LT(error.difference, 10 * error.reference);
     EXPECT_TRUE(std::isfinite(error.visual_difference + error.text_difference));
@@ -216,7 +216,7 @@ TEST(AttentionProbe, RemapsEachPictureByItselfWhereThePolicyDoes) {
     }
   }
   for (size_t layer = 0; layer < 2; ++layer) {
-    const AttentionError& error = probe.errors()[0][layer];
+    const AttentionError& error = probe.errors(SequenceId{})[0][layer];
     EXPECT_GT(visual_difference[layer], 0.1);
     EXPECT_NEAR(error.visual_difference, visual_difference[layer], 1e-9);
     EXPECT_NEAR(error.text_difference, text_difference[layer], 1e-9);

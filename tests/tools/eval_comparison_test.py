@@ -176,6 +176,46 @@ class Scores(unittest.TestCase):
         self.assertAlmostEqual(apart.value, math.exp(0.75) - math.exp(0.5))
         self.assertGreater(apart.interval.low, 0)
 
+    def test_forced_text_has_intervals_over_its_own_records_and_decides_nothing(self):
+        def forced(spec, values, kl):
+            made = result(spec, values, metric="facts")
+            some = list(made.items.values())[:12]  # of 24
+            for i, item in enumerate(some):
+                item |= {"KL": kl * (1 + i % 3), "top1": 1 - kl, "nll": (1 + kl) * (10 + i), "tokens": 10 + i}
+            tokens = sum(item["tokens"] for item in some)
+            made.kl = sum(item["KL"] * item["tokens"] for item in some) / tokens
+            made.top1 = 1 - kl
+            return made
+
+        # The better answers come with the worse forced text.
+        made = group(forced("f16", GOOD, 0.4), forced("int4", BAD, 0.1))
+        found = made.forced(made.plain)
+        self.assertEqual(set(found), {"KL", "top1", "perplexity"})
+        self.assertEqual((found["KL"].value, found["top1"].value), (made.plain.kl, 0.6))
+        self.assertTrue(0.4 <= found["KL"].interval.low < made.plain.kl < found["KL"].interval.high <= 1.2)
+        self.assertAlmostEqual(found["perplexity"].value, math.exp(1.4))
+        self.assertAlmostEqual(found["perplexity"].interval.low, math.exp(1.4))
+        self.assertEqual(made.scores, ["facts"])
+        for x in made.results:  # fidelity.py tells perplexity among the scores
+            x.scores["perplexity"] = made.forced(x)["perplexity"].value
+        made = group(*made.results)
+        self.assertEqual((made.primary, made.has_interval("perplexity")), ("facts", True))
+        weighed = compare(made, made.plain, made.find("int4"), CATALOGUE)
+        self.assertEqual((weighed.verdict, weighed.others), (Verdict(HOLDS), {}))
+        self.assertIsNone(metrics.primary(["perplexity"]))
+
+    def test_forced_text_of_too_few_records_has_no_interval(self):
+        made = result("f16", GOOD)
+        for item in list(made.items.values())[:9]:
+            item |= {"KL": 0.5, "top1": 1.0, "nll": 20.0, "tokens": 10}
+        made.kl, made.top1 = 0.5, 1.0
+        found = group(made).forced(made)
+        self.assertEqual([found[name].interval for name in ("KL", "top1", "perplexity")], [None] * 3)
+
+    def test_a_result_without_forced_records_keeps_its_figures(self):
+        found = group(result("f16", GOOD, kl=0.25, top1=0.5))
+        self.assertEqual(found.forced(found.plain), {"KL": Estimate(0.25, None), "top1": Estimate(0.5, None)})
+
     def test_scores_that_some_lack_are_left_out(self):
         self.assertEqual(group(result("f16", GOOD, exact=[1] * 24), result("int4", BAD)).scores, ["ANLS"])
 

@@ -8,6 +8,7 @@ import csv
 import importlib.util
 import io
 import json
+import math
 import os
 import subprocess
 import tempfile
@@ -375,6 +376,60 @@ class Fidelity(unittest.TestCase):
             for kind in ("png", "svg"):
                 self.assertIn(f"{name}.{kind}", names)
         self.assertEqual(len((plots / "fidelity.jsonl").read_text().splitlines()), 3)
+
+    def test_batches_change_no_figure(self):
+        pictures = [str(MODEL / f"image{i}.png") for i in range(3)]
+        words = "two pictures and forty words of no sense at all " * 3
+        self.records({"id": "a", "image": pictures[0], "prompt": "What?", "text": words},
+                     {"id": 2, "images": pictures, "prompt": "Which of them?", "text": words[:30]},
+                     {"id": "c", "images": pictures[:2], "prompt": "Why?"},
+                     {"id": "d", "prompt": "Who?", "text": "a"},
+                     {"prompt": "When is that to be?", "text": words[5:90]})
+        (self.folder / "kv.json").write_text('{"default": "int4", "layers": {"1": "f16"}}')
+        specs = ["f16", "bf16", "visual=calibquant,span=per_image text=int4", "calibquant,bits=2,tau=1:2",
+                 "prefixkv + kivi + share=codes", "@" + str(self.folder / "kv.json")]
+        for policy in json.loads(run("list", "--json").stdout)["policies"]:
+            if policy["kind"] != "sharing":
+                specs += [policy["name"]]
+        words = [word for spec in specs for word in ("--kv", spec)]
+        alone = self.measure(*words, "-n", 24, "--per-record")
+        for size in (1, 3, 5, 64):
+            self.assertEqual(self.measure(*words, "-n", 24, "--per-record", "--batch-size", size), alone, size)
+
+    def test_a_clip_in_a_batch(self):
+        model = ROOT / "tests/golden/qwen2_5_vl"
+        self.records({"id": 1, "video": str(model / "video0"), "text": "it is small and red, and it moves"},
+                     {"id": 2, "image": str(model / "image0.png"), "text": "a red circle"},
+                     {"id": 3, "video": str(model / "video0")})
+        options = ("--kv", "kivi", "--kv", "h2o,keep=0.4", "--kv", "vidkv", "-n", 9, "--per-record")
+        self.assertEqual(self.measure(*options, "--batch-size", 2, model=model),
+                         self.measure(*options, model=model))
+
+    def test_records_add_up_to_the_whole(self):
+        self.records({"id": "a", "image": str(MODEL / "image0.png"), "prompt": "What?", "text": "one two three four"},
+                     {"id": 7, "prompt": "Why?", "text": "because of it"}, {"prompt": "Who?", "text": "a"})
+        for figures in self.measure("--kv", "f16", "--kv", "int4", "--kv", "h2o,keep=0.3", "--per-record"):
+            each = figures["per_record"]
+            self.assertEqual([record["id"] for record in each], ["a", 7, None])
+            self.assertEqual((each[2]["tokens"], each[2]["nll"], each[2]["top1"]), (0, 0, 1))
+            tokens = figures["tokens"]
+            self.assertEqual(sum(record["tokens"] for record in each), tokens)
+            for name, of_whole in (("nll", figures["perplexity"]), ("nll_f16", figures["f16_perplexity"])):
+                self.assertAlmostEqual(math.exp(sum(record[name] for record in each) / tokens), of_whole, 9)
+            for name, of_whole in (("kl_mean", figures["kl_mean"]), ("top1", figures["top1"])):
+                self.assertAlmostEqual(sum(record[name] * record["tokens"] for record in each) / tokens, of_whole, 12)
+            self.assertEqual(max(record["kl_p99"] for record in each), figures["kl_p99"])
+        self.assertNotIn("per_record", self.measure("--kv", "int4")[0])
+        self.assertIn("--json", self.refused("--per-record", status=2))
+
+    def test_a_batch_that_does_not_fit(self):
+        self.records(*({"prompt": "What?", "text": "word " * 40} for _ in range(60)))
+        limit = ["bash", "-c", 'ulimit -v 700000; exec "$@"', "-"]
+        result = subprocess.run([*limit, PROGRAM, "fidelity", "-m", "pocket", "--data", self.data, "--kv", "f16", "-t", "1",
+                                 "--kv", "int4", "--batch-size", "60", "-n", "3000"], stdin=subprocess.DEVNULL,
+                                capture_output=True, text=True, timeout=TIMEOUT_S)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stderr.splitlines()[-1], r"^vlm-kv: --batch-size 60 does not fit.* smaller")
 
     def test_every_policy_is_measured(self):
         pictures = [str(MODEL / f"image{i}.png") for i in range(3)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import metrics
 from claims import Claim
 from factors import BUDGET, Catalogue, Factor
 from groups import Estimate, Group, NotComparable
@@ -120,7 +121,8 @@ def compare(
         )
     apart = group.difference(a, b, metric)
     exact = {name: test for name in group.scores if (test := group.exactness(a, b, name)) is not None}
-    others = {name: group.difference(a, b, name) for name in group.scores if name != metric}
+    # Of the same answers: what forced text says turns no verdict.
+    others = {name: group.difference(a, b, name) for name in group.scores if name not in (metric, *metrics.FORCED)}
     factors, matched = factors_apart(a.spec, b.spec, catalogue, alike)
     if margin is not None:
         verdict = decide_comparable(apart.interval, margin, a.stored_bits, b.stored_bits)

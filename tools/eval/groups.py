@@ -76,7 +76,9 @@ class Group:
         ]
         self.primary = next((x for x in metrics_wanted if x in self.scores), None) or metrics.primary(self.scores)
         self._statistics = {
-            (x.spec, metric): metrics.statistic(x, metric) for x in self.results for metric in self.scores
+            (x.spec, metric): metrics.statistic(x, metric)
+            for x in self.results
+            for metric in dict.fromkeys((*self.scores, *metrics.FORCED))
         }
         self._drawn = self._draw()
 
@@ -93,10 +95,20 @@ class Group:
         drawn = self._drawn.get((result.spec, metric))
         return Estimate(result.scores[metric], None if drawn is None else significance.interval(drawn))
 
+    def forced(self, result: Result) -> dict[str, Estimate]:
+        """KL, top1 and perplexity over forced text, those that were measured. No verdict goes by them."""
+        return {
+            metric: Estimate(value, None if drawn is None else significance.interval(drawn))
+            for metric, value in metrics.of_forced_text(result).items()
+            for drawn in [self._drawn.get((result.spec, metric))]
+        }
+
     def difference(self, a: Result, b: Result, metric: str) -> Estimate:
         """a - b, paired over the records; positive is better for a, also where less of the metric is better."""
         sign = -1 if metric in metrics.LOWER_IS_BETTER else 1
         drawn = [self._drawn.get((x.spec, metric)) for x in (a, b)]
+        if metrics.records(a, metric) != metrics.records(b, metric):  # other texts were forced
+            drawn = [None]
         apart = None if any(values is None for values in drawn) else significance.interval(sign * (drawn[0] - drawn[1]))
         return Estimate(sign * (a.scores[metric] - b.scores[metric]), apart)
 
@@ -115,6 +127,7 @@ class Group:
         """Of every spec whose records give the metric, over some of the records alone; intervals as for all of them."""
         import numpy
 
+        ids = [key for key in ids if key in set(metrics.records(self.results[0], metric))]
         rows = {x.spec: (way, way.rows(x, ids)) for x in self.results if (way := self._statistics[x.spec, metric])}
         if not rows or not ids:
             return {}
@@ -163,18 +176,29 @@ class Group:
         return clusters
 
     def _draw(self) -> dict:
-        """Scores over the resamples, by (spec, metric)."""
+        """Scores over the resamples, by (spec, metric): of all records, and of those forced by themselves."""
         import numpy
 
-        wanted = [(key, way) for key, way in self._statistics.items() if way is not None]
-        if not wanted or self.bootstrap.units < significance.FEWEST:
-            return {}
         of_spec = {result.spec: result for result in self.results}
-        columns = numpy.concatenate(
-            [numpy.asarray(way.rows(of_spec[spec], self.ids)) for (spec, _), way in wanted], axis=1
-        )
-        sums = self.bootstrap.sums(columns)
-        return {key: way.of_sums(sums[:, 2 * i : 2 * i + 2]) for i, (key, way) in enumerate(wanted)}
+        over: dict[tuple[str, ...], list] = {}  # records -> what is of them
+        for (spec, metric), way in self._statistics.items():
+            if way is not None:
+                over.setdefault(tuple(metrics.records(of_spec[spec], metric)), []).append((spec, metric, way))
+        found = {}
+        for ids, wanted in over.items():
+            bootstrap = self.bootstrap
+            if list(ids) != self.ids:
+                clusters = self.results[0].clusters
+                units = [clusters[key] if clusters else key for key in ids]
+                bootstrap = significance.Bootstrap(units, bootstrap.resamples, bootstrap.seed)
+            if bootstrap.units < significance.FEWEST:
+                continue
+            sums = bootstrap.sums(
+                numpy.concatenate([numpy.asarray(way.rows(of_spec[spec], ids)) for spec, _, way in wanted], axis=1)
+            )
+            for i, (spec, metric, way) in enumerate(wanted):
+                found[spec, metric] = way.of_sums(sums[:, 2 * i : 2 * i + 2])
+        return found
 
 
 def setting_of(result: Result) -> Setting:

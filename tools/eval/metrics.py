@@ -15,15 +15,19 @@ from significance import import_numpy
 SAME = 1e-6  # relative; a score that its records give again
 
 # Of these less is better, of all others more.
-LOWER_IS_BETTER = {"perplexity"}
+LOWER_IS_BETTER = {"perplexity", "KL"}
+
+# Of forced text, not of answers, and of the records that were forced alone: they decide nothing about answers.
+FORCED = ("KL", "top1", "perplexity")
 
 # The score on which a task's claims are decided: the first of these that its results have. Chosen before any was measured.
 PRIMARY = (
-    "slots", "CIDEr", "raw CIDEr", "ANLS", "accuracy", "facts", "right", "ROUGE-L F1", "ROUGE_L", "perplexity", "answers", "exact",
+    "slots", "CIDEr", "raw CIDEr", "ANLS", "accuracy", "facts", "right", "ROUGE-L F1", "ROUGE_L", "answers", "exact",
 )
 
 # exp(sum / sum) over records: perplexity is of all tokens, whichever record they are of. `nll` is in nats a record.
 EXPONENTIALS = {"perplexity": ("nll", "tokens")}
+WEIGHTED = {"KL": "tokens", "top1": "tokens"}  # means over all tokens, of which a record has so many
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,17 @@ class Statistic:
     metric: str
     parts: tuple[str, ...]
     exponential: bool = False
+    weight: str | None = None  # the mean of a record counts so many times
 
     def rows(self, result: Result, ids: list[str]) -> list[list[float]]:
         """(records, 2): numerator and denominator of each."""
         found = []
         for key in ids:
             item = result.items[key]
-            found.append([float(item[part]) for part in self.parts] + [1.0] * (2 - len(self.parts)))
+            if self.weight:
+                found.append([float(item[self.metric]) * item[self.weight], float(item[self.weight])])
+            else:
+                found.append([float(item[part]) for part in self.parts] + [1.0] * (2 - len(self.parts)))
         return found
 
     def of_sums(self, sums):
@@ -48,16 +56,36 @@ class Statistic:
         return import_numpy().exp(quotient) if self.exponential else quotient
 
 
+def records(result: Result, metric: str) -> list[str]:
+    """The records that a metric is of: all, or those that were forced."""
+    if metric not in FORCED:
+        return sorted(result.items)
+    return sorted(key for key, item in result.items.items() if item.get("tokens"))
+
+
+def of_forced_text(result: Result) -> dict[str, float]:
+    """What was measured over forced text, apart from the scores of answers."""
+    found = {"KL": result.kl, "top1": result.top1}
+    ids = [key for key in records(result, "KL") if result.items[key].get("nll") is not None]
+    if ids:
+        nll, tokens = (sum(result.items[key][part] for key in ids) for part in ("nll", "tokens"))
+        found["perplexity"] = math.exp(nll / tokens)
+    return {metric: value for metric, value in found.items() if value is not None}
+
+
 def statistic(result: Result, metric: str) -> Statistic | None:
     """How `metric` is made of the records of `result`; None where they do not give its score again."""
     ways = [Statistic(metric, EXPONENTIALS[metric], True)] if metric in EXPONENTIALS else []
+    if metric in WEIGHTED:
+        ways.append(Statistic(metric, (metric, WEIGHTED[metric]), weight=WEIGHTED[metric]))
+    ids = records(result, metric)
     for way in (*ways, Statistic(metric, (metric,))):
-        if all(item.get(part) is not None for item in result.items.values() for part in way.parts):
-            sums = [sum(column) for column in zip(*way.rows(result, list(result.items)))]
+        if all(result.items[key].get(part) is not None for key in ids for part in way.parts):
+            sums = [sum(column) for column in zip(*way.rows(result, ids))]
             if not sums or sums[1] == 0:
                 continue
             value = math.exp(sums[0] / sums[1]) if way.exponential else sums[0] / sums[1]
-            score = result.scores.get(metric)
+            score = result.scores.get(metric, of_forced_text(result).get(metric) if metric in FORCED else None)
             if score is not None and math.isclose(value, score, rel_tol=SAME, abs_tol=SAME):
                 return way
     return None
@@ -70,5 +98,6 @@ def is_right_or_wrong(result: Result, metric: str) -> bool:
 
 def primary(scores: list[str]) -> str | None:
     """The score that decides, of those that there are; else the only one; else none is chosen after the fact."""
+    scores = [metric for metric in scores if metric not in FORCED]
     chosen = [metric for metric in PRIMARY if metric in scores]
     return chosen[0] if chosen else scores[0] if len(scores) == 1 else None

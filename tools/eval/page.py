@@ -137,6 +137,8 @@ def _facts(summary: Summary) -> str:
 
 def _scores(summary: Summary) -> str:
     metrics = summary.group.scores
+    apart = "perplexity" not in metrics and any("perplexity" in row.forced for row in summary.rows)
+    perplexity = ("perplexity",) if apart else ()
     versus = [f"{text(summary.metric)} - f16's"] if summary.metric and summary.plain else []
     head = [
         "",
@@ -148,6 +150,7 @@ def _scores(summary: Summary) -> str:
         "full rows",
         "KL",
         "top-1",
+        *(["perplexity"] if perplexity else []),
         "tokens/s",
         "prompt",
     ]
@@ -164,8 +167,7 @@ def _scores(summary: Summary) -> str:
                 number(result.stored_bits, 2),
                 number(result.nominal_bits, 2),
                 _full(result),
-                small(result.kl),
-                number(result.top1, 4),
+                *(score(row.forced[name]) if name in row.forced else NONE for name in ("KL", "top1", *perplexity)),
                 number(result.tokens_per_second, 1),
                 number(result.prompt_tokens, 1),
             ]

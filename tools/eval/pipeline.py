@@ -20,7 +20,7 @@ from files import Split
 from models import Model, find_model
 from protocols import Protocol
 from results import Result, write_results
-from runs import Folder, Plan, Programs, refuse_other, require_specs, slug
+from runs import FORCED_TOGETHER, Folder, Plan, Programs, refuse_other, require_specs, slug
 from shards import Shard
 from storage import Lock, digest, read_json, sweep, write_json, write_lines
 
@@ -80,10 +80,7 @@ def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol
 
     def work(job: tuple[Model, str]) -> None:
         model, spec = job
-        profile = folder.profile(model, spec, ways[model.name])
-        folder.answer(model, spec, ways[model.name], profile)
-        if job in mine:
-            folder.fidelity(model, spec, ways[model.name], profile)
+        folder.answer(model, spec, ways[model.name], folder.profile(model, spec, ways[model.name]))
 
     count = folder.plan.shard.of(folder.plan.split.items)
     part = f", shard {folder.plan.shard}" if folder.plan.shard.count > 1 else ""
@@ -94,9 +91,26 @@ def _run(folder: Folder, jobs: list[tuple[Model, str]], ways: dict[str, Protocol
                 done.result()
                 model, spec = waiting[done]
                 _say(f"{number} of {len(jobs)}: {model.name}, {spec}: {len(count)} records answered{part}")
+            forced = [pool.submit(_force, folder, model, specs, ways) for model, specs in _by_model(mine, FORCED_TOGETHER)]
+            for done in concurrent.futures.as_completed(forced):
+                done.result()
         except BaseException:  # an interrupt, too, begins nothing more
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+def _by_model(jobs: list[tuple[Model, str]], most: int | None = None) -> list[tuple[Model, list[str]]]:
+    """The specs of each model, at most so many at a time."""
+    found: dict[str, tuple[Model, list[str]]] = {}
+    for model, spec in jobs:
+        found.setdefault(model.name, (model, []))[1].append(spec)
+    return [(model, specs[i : i + (most or len(specs))])
+            for model, specs in found.values() for i in range(0, len(specs), most or len(specs))]  # fmt: skip
+
+
+def _force(folder: Folder, model: Model, specs: list[str], ways: dict[str, Protocol]) -> None:
+    way = ways[model.name]
+    folder.force(model, [(spec, folder.profile(model, spec, way)) for spec in specs], way)
 
 
 def _take_whole(folder: Folder, jobs: list[tuple[Model, str]]) -> bool:
@@ -119,6 +133,10 @@ def _merge(
     policies = folder.programs.run("vlm-kv", ["list", "--json"])
     letter = ways[jobs[0][0].name].letter
     scorer = scorers.Scorer(split, metrics, letter)
+    for model, of_model in _by_model(jobs) if split.scored else []:
+        for spec in of_model:
+            folder.rows(model, spec)  # nothing is forced while answers are missing
+        _force(folder, model, of_model, ways)
     rows = []
     for model, spec in jobs:
         found = folder.rows(model, spec)
@@ -133,8 +151,7 @@ def _merge(
             scorer = scorers.Scorer(_own_answers(folder, model), metrics, letter)
         scores = scorer.score(texts)
         write_lines(at / f"samples_{split.task}.jsonl", _samples(split, texts, scores))
-        profile = folder.profile(model, spec, ways[model.name])
-        fidelity = folder.fidelity(model, spec, ways[model.name], profile) or {}
+        fidelity = folder.fidelity(model, spec) or {}
         if task.against_own and fidelity:
             scores.corpus["perplexity"] = fidelity["perplexity"]
         alone = options.batch_size == 1 and options.jobs == 1 and folder.plan.shard.count == 1
@@ -150,12 +167,16 @@ def _result(
 ) -> Result:  # fmt: skip
     split = folder.plan.split
     layers = fidelity.get("layers", [])
+    forced = {
+        str(row["id"]): {"KL": row["kl_mean"], "top1": row["top1"], "nll": row["nll"], "tokens": row["tokens"]}
+        for row in fidelity.get("per_record", []) if row["tokens"]
+    }  # fmt: skip
     decode_s = sum(row["timings"]["decode_ms"] for row in rows) / 1000
     steps = sum(row["generated_tokens"] - 1 for row in rows)
     counts = {str(item.id): item.objects for item in split.items if item.objects is not None}
     return Result(
         model=model.name, spec=spec, task=split.task, split=split.name, protocol=folder.plan.protocol,
-        items={str(key): value for key, value in scores.items.items()}, scores=scores.corpus,
+        items={str(key): value | forced.get(str(key), {}) for key, value in scores.items.items()}, scores=scores.corpus,
         clusters=_clusters(split), stored_bits=fidelity.get("stored_bits"),
         nominal_bits=fidelity.get("nominal_bits", statistics.fmean(row["kv"]["nominal_bits"] for row in rows)),
         # Steps of a batch are shared, and programs side by side slow one another.

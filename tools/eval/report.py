@@ -127,6 +127,7 @@ def as_json(summaries: list[Summary], resamples: int, seed: int) -> dict:
                         "spec": row.result.spec,
                         "scores": {k: _estimate(x) for k, x in row.scores.items()},
                         "against_f16": _estimate(row.loss),
+                        "forced": {k: _estimate(x) for k, x in row.forced.items()},
                     }
                     | {name: _short(getattr(row.result, name)) for name in MEASURED}
                     | {"retained": _short(row.result.retained), "layer_error": _short(row.result.layer_error)}

@@ -18,7 +18,9 @@ class Result:
     """Figures of (model, spec) on one split. A score is never read without `protocol`, `model` and the number of `items`.
 
     items            id -> metric -> value of that record, on the scale on which the corpus score is their mean (where it
-                     is one: ROUGE_L's and CIDEr's are; those of BLEU and METEOR are made of counts over the split)
+                     is one: ROUGE_L's and CIDEr's are; those of BLEU and METEOR are made of counts over the split); of
+                     the records whose text was forced also KL and top1 (means over its tokens), nll (nats, summed) and
+                     tokens
     scores           metric -> value over the whole split
     clusters         id -> what records have in common (a video), for intervals; None: each stands alone
     stored_bits      bits a cached number takes, measured over the reference answers, the same text for every spec

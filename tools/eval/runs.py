@@ -11,6 +11,7 @@ With shards, requests, answers and run.json are x.I-of-N.jsonl. Standard library
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -33,6 +34,7 @@ from storage import Lock, digest, read_json, write_json, write_lines, write_text
 
 LIBC = ctypes.CDLL(None)  # loaded before there are threads
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+FORCED_TOGETHER = 8  # specs of a call: each holds a batch of records while the plain cache is read
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
 
 
@@ -273,23 +275,44 @@ class Folder:
         part.unlink()
         return path
 
-    def fidelity(self, model: Model, spec: str, protocol: Protocol, profile: Path | None) -> dict | None:
-        """KL, top-1 and bits over the first records' references: the same text, of the same length, for every spec."""
+    def force(self, model: Model, wanted: list[tuple[str, Path | None]], protocol: Protocol) -> None:
+        """fidelity.json of specs with their profiles, where it is missing: KL, top-1 and bits over the first records'
+        references, the same text, of the same length, for every spec. Specs of one profile share calls, and with them
+        the plain cache that they are measured against; a call that is cut loses its own specs."""
         if not self.plan.forced:
-            return None
-        path = self.spec(model, spec) / "fidelity.json"
-        with Lock(path.with_name(".fidelity"), wait_s=24 * 3600):  # as above
-            if not path.exists():
-                items = self.plan.split.items[: self.plan.forced]
-                data = self.model(model) / "references.jsonl"
-                write_lines(data, [forced(item, protocol) for item in items])
-                arguments = [
-                    "fidelity", "--model", self._name(model), "--kv", spec, "--data", str(data), "--json",
-                    "--max-tokens", str(protocol.forced_tokens), "--device", self.plan.device, *protocol.flags, *self._threads(),
-                ]  # fmt: skip
-                arguments += ["--kv-profile", str(profile)] if profile else []
-                write_text(path, self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)))
-        return read_json(path)
+            return
+        by_profile: dict[Path | None, list[str]] = {}
+        for spec, profile in wanted:
+            by_profile.setdefault(profile, []).append(spec)
+        for profile, found in by_profile.items():
+            for first in range(0, len(found), FORCED_TOGETHER):
+                self._force(model, found[first : first + FORCED_TOGETHER], profile, protocol)
+
+    def _force(self, model: Model, group: list[str], profile: Path | None, protocol: Protocol) -> None:
+        paths = {spec: self.spec(model, spec) / "fidelity.json" for spec in group}
+        with contextlib.ExitStack() as held:  # as above; in one order, so that two groups never wait for each other
+            for path in sorted(paths.values()):
+                held.enter_context(Lock(path.with_name(".fidelity"), wait_s=24 * 3600))
+            missing = [spec for spec in group if not paths[spec].exists()]
+            if not missing:
+                return
+            data = self.model(model) / "references.jsonl"
+            write_lines(data, [forced(item, protocol) for item in self.plan.split.items[: self.plan.forced]])
+            arguments = [
+                "fidelity", "--model", self._name(model), *(word for spec in missing for word in ("--kv", spec)),
+                "--data", str(data), "--json", "--per-record", "--batch-size", str(self.plan.batch_size),
+                "--max-tokens", str(protocol.forced_tokens), "--device", self.plan.device, *protocol.flags, *self._threads(),
+            ]  # fmt: skip
+            arguments += ["--kv-profile", str(profile)] if profile else []
+            rows = self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)).splitlines()
+            if len(rows) != len(missing):
+                raise EvaluationError(f"vlm-kv gave {len(rows)} rows for {len(missing)} specs ({shlex.join(arguments)})")
+            for spec, row in zip(missing, rows):
+                write_text(paths[spec], row + "\n")
+
+    def fidelity(self, model: Model, spec: str) -> dict | None:
+        """What force() has measured."""
+        return read_json(self.spec(model, spec) / "fidelity.json") if self.plan.forced else None
 
     def _threads(self) -> list[str]:
         return ["--threads", str(self.plan.threads)] if self.plan.threads else []

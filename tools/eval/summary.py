@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import comparison
+import metrics
 import significance
 from claims import CLAIMS
 from comparison import ClaimRow, Comparison
@@ -25,6 +26,7 @@ class Row:
     kind: str  # of KINDS
     scores: dict[str, Estimate]
     loss: Estimate | None  # of the metric that decides, f16's score taken off
+    forced: dict[str, Estimate]  # KL, top1 and perplexity over forced text
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def _row(number: int, group: Group, result: Result, catalogue: Catalogue) -> Row
     loss = None
     if group.primary and group.plain is not None and result is not group.plain:
         loss = group.difference(result, group.plain, group.primary)
-    return Row(number, result, family, kind, {metric: group.estimate(result, metric) for metric in group.scores}, loss)
+    scores = {metric: group.estimate(result, metric) for metric in group.scores}
+    return Row(number, result, family, kind, scores, loss, group.forced(result))
 
 
 def _equal_bytes(group: Group, of_spec: dict[str, Row], catalogue: Catalogue) -> list[EqualBytes]:
@@ -172,6 +175,9 @@ def _notes(summary: Summary) -> list[str]:
         )
     if dropped := sorted({name for x in group.results for name in x.scores} - set(group.scores)):
         notes.append(f"left out, since not every spec has it: {', '.join(dropped)}")
+    if counts := sorted({len(metrics.records(x, "KL")) for x in group.results if x.kl is not None}):
+        many = " or ".join(map(str, counts))
+        notes.append(f"KL, top-1 and perplexity are of the {many} records whose text was forced, and decide nothing")
     if any("CIDEr" in metric for metric in group.scores):
         notes.append("resamples take CIDEr's document frequencies from the whole split")
     if group.primary is None:

@@ -72,13 +72,7 @@ double squared_distance(const std::vector<double>& a, const std::vector<double>&
 
 AttentionProbe::AttentionProbe(std::unique_ptr<KvCache> reference,
                                std::vector<std::unique_ptr<PolicyCache>> policies)
-    : reference_(std::move(reference)),
-      policies_(std::move(policies)),
-      ids_(policies_.size()),
-      steps_(policies_.size()),
-      rows_(static_cast<size_t>(shape().layers)),
-      errors_(policies_.size(), std::vector<AttentionError>(static_cast<size_t>(shape().layers))),
-      scores_(policies_.size()) {}
+    : reference_(std::move(reference)), policies_(std::move(policies)), steps_(policies_.size()) {}
 
 CacheNeeds AttentionProbe::needs() const noexcept {
   CacheNeeds needs;
@@ -89,13 +83,29 @@ CacheNeeds AttentionProbe::needs() const noexcept {
 }
 
 SequenceId AttentionProbe::open(const SequenceSize& size, const std::string& who) {
-  for (size_t i = 0; i < policies_.size(); ++i) ids_[i] = policies_[i]->open(size, who);
-  for (auto& heads : rows_) heads.assign(static_cast<size_t>(shape().kv_heads), {});
-  return reference_->open(size, who);
+  Sequence sequence;
+  sequence.rows.resize(static_cast<size_t>(shape().layers));
+  for (auto& heads : sequence.rows) heads.resize(static_cast<size_t>(shape().kv_heads));
+  sequence.errors.assign(policies_.size(),
+                         std::vector<AttentionError>(static_cast<size_t>(shape().layers)));
+  sequence.scores.resize(policies_.size());
+  sequence.ids.reserve(policies_.size());
+  try {
+    for (const auto& policy : policies_) sequence.ids.push_back(policy->open(size, who));
+    const SequenceId id = reference_->open(size, who);
+    const auto slot = static_cast<size_t>(id);
+    if (slot >= sequences_.size()) sequences_.resize(slot + 1);
+    sequences_[slot] = std::move(sequence);
+    return id;
+  } catch (...) {
+    for (size_t i = 0; i < sequence.ids.size(); ++i) policies_[i]->close(sequence.ids[i]);
+    throw;
+  }
 }
 
 void AttentionProbe::close(SequenceId sequence) noexcept {
-  for (size_t i = 0; i < policies_.size(); ++i) policies_[i]->close(ids_[i]);
+  for (size_t i = 0; i < policies_.size(); ++i) policies_[i]->close(at(sequence).ids[i]);
+  at(sequence).rows.clear();
   reference_->close(sequence);
 }
 
@@ -103,7 +113,7 @@ void AttentionProbe::begin(std::span<const StepRows> step) {
   step_ = step;
   for (size_t i = 0; i < policies_.size(); ++i) {
     steps_[i].assign(step.begin(), step.end());
-    for (StepRows& rows : steps_[i]) rows.sequence = ids_[i];
+    for (StepRows& rows : steps_[i]) rows.sequence = at(rows.sequence).ids[i];
     policies_[i]->begin(steps_[i]);
   }
   reference_->begin(step);
@@ -117,7 +127,17 @@ void AttentionProbe::give_embeddings(ConstTensorView embeddings, Stream& stream)
 
 void AttentionProbe::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                             TensorView out, float scale, Stream& stream) {
-  keep_rows(layer, floats(k, stream), floats(v, stream));
+  const std::vector<float> keys = floats(k, stream);
+  const std::vector<float> values = floats(v, stream);
+  size_t first = 0;
+  for (const StepRows& rows : step_) {
+    const size_t width =
+        static_cast<size_t>(shape().kv_heads) * static_cast<size_t>(shape().head_dim);
+    const size_t count = static_cast<size_t>(rows.rows) * width;
+    keep_rows(rows, layer, std::span(keys).subspan(first, count),
+              std::span(values).subspan(first, count));
+    first += count;
+  }
   const std::vector<float> queries = floats(q, stream);  // `out` may be where they lie
   outputs_.resize(policies_.size());
   for (size_t i = 0; i < policies_.size(); ++i) {
@@ -125,17 +145,35 @@ void AttentionProbe::attend(int layer, ConstTensorView q, ConstTensorView k, Con
     policies_[i]->attend(layer, q, k, v, outputs_[i], scale, stream);
   }
   reference_->attend(layer, q, k, v, out, scale, stream);
-  if (step_[0].prompt) return;  // exact for every policy
+  // Prompts are exact for every policy.
+  if (std::all_of(step_.begin(), step_.end(), [](const StepRows& rows) { return rows.prompt; })) {
+    return;
+  }
   const std::vector<float> exact = floats(out, stream);
-  for (size_t i = 0; i < policies_.size(); ++i) note(i, layer, queries, exact, scale, stream);
+  const size_t width = static_cast<size_t>(shape().q_heads) * static_cast<size_t>(shape().head_dim);
+  for (size_t i = 0; i < policies_.size(); ++i) {
+    const std::vector<float> got = floats(outputs_[i], stream);
+    size_t row = 0;
+    for (const StepRows& rows : step_) {
+      const auto of_row = [&](const std::vector<float>& all) {
+        return std::span(all).subspan(row * width, width);
+      };
+      if (!rows.prompt) {
+        note(at(rows.sequence), i, layer, {of_row(queries), of_row(exact), of_row(got)}, scale,
+             stream);
+      }
+      row += static_cast<size_t>(rows.rows);
+    }
+  }
 }
 
 /// Notes rows as plain f16 rows give them back.
-void AttentionProbe::keep_rows(int layer, std::span<const float> k, std::span<const float> v) {
+void AttentionProbe::keep_rows(const StepRows& step, int layer, std::span<const float> k,
+                               std::span<const float> v) {
   const auto dim = static_cast<size_t>(shape().head_dim);
-  std::vector<LaneRows>& heads = rows_[static_cast<size_t>(layer)];
-  for (size_t row = 0; row < static_cast<size_t>(step_[0].rows); ++row) {
-    const auto& tags = step_[0].modality;
+  std::vector<LaneRows>& heads = at(step.sequence).rows[static_cast<size_t>(layer)];
+  const auto& tags = step.modality;
+  for (size_t row = 0; row < static_cast<size_t>(step.rows); ++row) {
     for (size_t head = 0; head < heads.size(); ++head) {
       heads[head].tags.push_back(tags.empty() ? kTextRow : tags[row]);
       for (size_t d = 0; d < dim; ++d) {
@@ -147,18 +185,18 @@ void AttentionProbe::keep_rows(int layer, std::span<const float> k, std::span<co
   }
 }
 
-void AttentionProbe::note(size_t policy, int layer, std::span<const float> q,
-                          std::span<const float> expected, float scale, Stream& stream) {
-  AttentionError& error = errors_[policy][static_cast<size_t>(layer)];
-  ScoreHistogram& scores = scores_[policy];
+void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Row& row, float scale,
+                          Stream& stream) {
+  AttentionError& error = sequence.errors[policy][static_cast<size_t>(layer)];
+  ScoreHistogram& scores = sequence.scores[policy];
   const auto dim = static_cast<size_t>(shape().head_dim);
   const auto queries = static_cast<size_t>(shape().q_per_kv());
   for (size_t head = 0; head < static_cast<size_t>(shape().kv_heads); ++head) {
-    const LaneRows& rows = rows_[static_cast<size_t>(layer)][head];
-    const LaneRows held = policies_[policy]->inspect(ids_[policy], layer, head, stream);
+    const LaneRows& rows = sequence.rows[static_cast<size_t>(layer)][head];
+    const LaneRows held = policies_[policy]->inspect(sequence.ids[policy], layer, head, stream);
     if (head == 0) error.slots += static_cast<double>(held.tags.size());
     for (size_t query = 0; query < queries; ++query) {
-      const float* own = q.data() + (head * queries + query) * dim;
+      const float* own = row.q.data() + (head * queries + query) * dim;
       const Parts exact = attend_parts(own, dim, rows, scale);
       const Parts mine = attend_parts(own, dim, held, scale);
       for (size_t j = 0; j < exact.scores.size(); ++j) {
@@ -173,13 +211,12 @@ void AttentionProbe::note(size_t policy, int layer, std::span<const float> q,
       error.text_difference += squared_distance(mine.text, exact.text);
     }
   }
-  const std::vector<float> got = floats(outputs_[policy], stream);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto x = static_cast<double>(expected[i]);
-    error.difference += std::pow(static_cast<double>(got[i]) - x, 2);
+  for (size_t i = 0; i < row.exact.size(); ++i) {
+    const auto x = static_cast<double>(row.exact[i]);
+    error.difference += std::pow(static_cast<double>(row.got[i]) - x, 2);
     error.reference += x * x;
   }
-  error.tokens += static_cast<double>(rows_[static_cast<size_t>(layer)][0].tags.size());
+  error.tokens += static_cast<double>(sequence.rows[static_cast<size_t>(layer)][0].tags.size());
   ++error.steps;
 }
 

@@ -57,7 +57,7 @@ struct AttentionError {
 
 /// Stands in for a plain cache and answers as it does, and shows the same queries, keys and values
 /// to caches of other policies: their error in each layer, without what errors of the layers before
-/// have done to its input. Holds one sequence at a time.
+/// have done to its input. Each sequence has figures of its own, whatever its company.
 class AttentionProbe final : public KvCache {
  public:
   AttentionProbe(std::unique_ptr<KvCache> reference,
@@ -79,25 +79,40 @@ class AttentionProbe final : public KvCache {
     return reference_->report(sequence);
   }
 
-  /// (policies, layers)
-  const std::vector<std::vector<AttentionError>>& errors() const noexcept { return errors_; }
-  /// (policies,)
-  const std::vector<ScoreHistogram>& scores() const noexcept { return scores_; }
+  /// (policies, layers), of a sequence; also after close(), until its id is given anew.
+  const std::vector<std::vector<AttentionError>>& errors(SequenceId sequence) const noexcept {
+    return at(sequence).errors;
+  }
+  /// (policies,), likewise.
+  const std::vector<ScoreHistogram>& scores(SequenceId sequence) const noexcept {
+    return at(sequence).scores;
+  }
 
  private:
-  void keep_rows(int layer, std::span<const float> k, std::span<const float> v);
-  void note(size_t policy, int layer, std::span<const float> q, std::span<const float> expected,
-            float scale, Stream& stream);
+  struct Sequence {
+    std::vector<SequenceId> ids;              // (policies,)
+    std::vector<std::vector<LaneRows>> rows;  // (layers, kv_heads) as plain f16 rows
+    std::vector<std::vector<AttentionError>> errors;
+    std::vector<ScoreHistogram> scores;
+  };
+  /// One generated row: its queries, the exact output and the policy's, (q_heads, head_dim) each.
+  struct Row {
+    std::span<const float> q, exact, got;
+  };
+
+  Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
+  const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
+  void keep_rows(const StepRows& step, int layer, std::span<const float> k,
+                 std::span<const float> v);
+  void note(Sequence& sequence, size_t policy, int layer, const Row& row, float scale,
+            Stream& stream);
 
   std::unique_ptr<KvCache> reference_;
   std::vector<std::unique_ptr<PolicyCache>> policies_;
-  std::vector<SequenceId> ids_;
   std::vector<std::vector<StepRows>> steps_;
   std::span<const StepRows> step_;
-  std::vector<std::vector<LaneRows>> rows_;  // (layers, kv_heads) as plain f16 rows
-  std::vector<Tensor> outputs_;              // (policies,) of the newest attend()
-  std::vector<std::vector<AttentionError>> errors_;
-  std::vector<ScoreHistogram> scores_;
+  std::vector<Sequence> sequences_;  // by the reference's ids
+  std::vector<Tensor> outputs_;      // (policies,) of the newest attend()
 };
 
 }  // namespace kvlm

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct FidelityOptions {
   std::string plot;
   int max_tokens = 128;
   int records = 0;
+  int batch_size = 1;
+  bool per_record = false;
   bool json = false;
   bool csv = false;
 };
@@ -53,6 +56,24 @@ double relative(double squared_error, double squared_reference) {
 /// Of the tokens fed, how many a layer holds.
 double share_held(const AttentionError& error) {
   return error.tokens > 0 ? error.slots / error.tokens : 0;
+}
+
+/// Of every record, on the tokens that are compared; nll in nats, summed over them.
+nlohmann::ordered_json records_json(const Fidelity& result) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const RecordFidelity& record : result.each) {
+    const size_t tokens = record.kl.size();
+    const auto count = static_cast<double>(std::max<size_t>(tokens, 1));
+    const double sum = std::accumulate(record.kl.begin(), record.kl.end(), 0.0);
+    list.push_back({{"id", record.id},
+                    {"tokens", tokens},
+                    {"nll", -record.log_probability},
+                    {"nll_f16", -record.reference_log_probability},
+                    {"kl_mean", sum / count},
+                    {"kl_p99", quantile(record.kl, 0.99)},
+                    {"top1", tokens == 0 ? 1 : static_cast<double>(record.agreements) / count}});
+  }
+  return list;
 }
 
 nlohmann::ordered_json json_of(const Fidelity& result, const Origin& origin) {
@@ -188,16 +209,20 @@ int run_fidelity(const FidelityOptions& options) {
     }
   }
   Progress progress("fidelity", records.size(), false);
-  const std::vector<Fidelity> results = FidelityMeter(session, options.max_tokens, options.sampling)
-                                            .run(records, policies, true, [&](size_t done) {
-                                              progress.update({done, 0, 0}, "");
-                                              return !interrupted();
-                                            });
+  FidelityMeter meter(session, {options.max_tokens, options.sampling, options.batch_size, true});
+  const std::vector<Fidelity> results = meter.run(records, policies, [&](size_t done) {
+    progress.update({done, 0, 0}, "");
+    return !interrupted();
+  });
   progress.finish();
   const Origin origin{std::string(session.model().name()), options.data,
                       device_name(session.device())};
   if (options.json) {
-    for (const Fidelity& result : results) fmt::print("{}\n", text_of(json_of(result, origin)));
+    for (const Fidelity& result : results) {
+      nlohmann::ordered_json json = json_of(result, origin);
+      if (options.per_record) json["per_record"] = records_json(result);
+      fmt::print("{}\n", text_of(json));
+    }
   } else if (options.csv) {
     print_csv(results, origin);
   } else {
@@ -229,7 +254,14 @@ std::function<int()> add_fidelity(CLI::App& app) {
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
       ->capture_default_str();
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
-  app.add_flag("--json", options->json, "One JSON object a spec");
+  app.add_option("--batch-size", options->batch_size,
+                 "Records forced together; each takes room in the cache of every --kv")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  CLI::Option* json = app.add_flag("--json", options->json, "One JSON object a spec");
+  app.add_flag("--per-record", options->per_record,
+               "In it, every record's tokens, nll and nll_f16 (nats), KL and top-1")
+      ->needs(json);
   app.add_flag("--csv", options->csv, "Comma-separated values, a line a spec")->excludes("--json");
   return [options] {
     catch_interrupts();

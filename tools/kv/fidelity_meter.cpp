@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <new>
 #include <numeric>
 
 #include "kernels/base/error.h"
@@ -64,6 +65,7 @@ ForcedRecord parse_record(std::string_view line, const std::string& where,
   const ConfigReader reader(json, where);
   ForcedRecord record;
   record.where = where;
+  record.id = nlohmann::ordered_json(reader.raw("id"));
   record.images = read_paths(reader, "image", "images", folder);
   record.videos = read_paths(reader, "video", "videos", folder);
   record.prompt = reader.string("prompt", "");
@@ -114,13 +116,14 @@ AttentionError Fidelity::attention() const {
   return sum;
 }
 
-double Fidelity::kl_quantile(double share) const {
-  if (kl.empty()) return 0;
-  std::vector<double> sorted = kl;
-  std::sort(sorted.begin(), sorted.end());
-  const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(sorted.size())));
-  return sorted[std::clamp<size_t>(rank, 1, sorted.size()) - 1];
+double quantile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(values.size())));
+  return values[std::clamp<size_t>(rank, 1, values.size()) - 1];
 }
+
+double Fidelity::kl_quantile(double share) const { return quantile(kl, share); }
 
 double Fidelity::top1() const {
   return kl.empty() ? 1 : static_cast<double>(agreements) / static_cast<double>(kl.size());
@@ -170,23 +173,25 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
 }
 
 std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& records,
-                                         const std::vector<Policy>& policies, bool layers,
+                                         const std::vector<Policy>& policies,
                                          const std::function<bool(size_t)>& progress) {
   const auto layer_count = static_cast<size_t>(session_.model().decoder().cache_shape().layers);
   std::vector<Fidelity> results(policies.size());
   for (size_t i = 0; i < policies.size(); ++i) {
     results[i].spec = canonical(policies[i].spec);
-    results[i].layers.resize(layers ? layer_count : 0);
+    results[i].layers.resize(settings_.layers ? layer_count : 0);
   }
-  for (size_t number = 0; number < records.size(); ++number) {
+  const auto batch_size = static_cast<size_t>(settings_.batch_size);
+  for (size_t first = 0; first < records.size(); first += batch_size) {
+    const size_t count = std::min(batch_size, records.size() - first);
     const std::vector<Fidelity> before = results;
     try {
-      measure(records[number], policies, layers, results);
+      measure(std::span(records).subspan(first, count), policies, results);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kCancelled || number == 0) throw;
+      if (error.code() != ErrorCode::kCancelled || first == 0) throw;
       return before;  // a record counts for every policy or for none
     }
-    if (!progress(number + 1)) break;
+    if (!progress(first + count)) break;
   }
   const bool compared = results.empty() || !results.front().kl.empty() || records.empty();
   if (!compared) {
@@ -198,77 +203,183 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
   return results;
 }
 
-/// Adds one record to the results of every policy.
-void FidelityMeter::measure(const ForcedRecord& record, const std::vector<Policy>& policies,
-                            bool layers, std::vector<Fidelity>& results) {
+/// A record on its way through the model.
+struct FidelityMeter::Forced {
+  const ForcedRecord* record;
+  EncodedPrompt encoded;
+  int max_tokens = 0;
+  bool given = false;                        // its text is the record's, not the model's own
+  std::vector<int32_t> tokens;               // of the text, as far as they are known
+  std::vector<std::vector<float>> expected;  // (tokens, vocab) logits over plain rows
+
+  int rows() const noexcept { return static_cast<int>(encoded.prompt.ids.size()) + max_tokens; }
+};
+
+namespace {
+
+/// One forced token under a policy.
+struct Compared {
+  double kl = 0;
+  bool agrees = false;
+  double log_probability = 0;
+  double reference_log_probability = 0;
+};
+
+Compared compare_logits(std::span<const float> expected, std::span<const float> got,
+                        int32_t token) {
+  const std::vector<double> p = log_softmax(expected);
+  const std::vector<double> q = log_softmax(got);
+  double kl = 0;
+  for (size_t j = 0; j < p.size(); ++j) {
+    if (p[j] > -700) kl += std::exp(p[j]) * (p[j] - q[j]);
+  }
+  const auto at = static_cast<size_t>(token);
+  return {std::max(kl, 0.0), best(expected) == best(got), q[at], p[at]};
+}
+
+}  // namespace
+
+/// Adds some records to the results of every policy.
+void FidelityMeter::measure(std::span<const ForcedRecord> records,
+                            const std::vector<Policy>& policies, std::vector<Fidelity>& results) {
+  std::vector<Forced> batch;
+  for (const ForcedRecord& record : records) batch.push_back(prepare(record));
+  try {
+    expect(batch, policies, results);
+    for (size_t i = 0; i < policies.size(); ++i) compare(batch, policies[i], results[i]);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory || batch.size() == 1) throw;
+    throw Error(error.code(),
+                fmt::format("--batch-size {} does not fit, at {}: {}", settings_.batch_size,
+                            records.front().where, error.what()));
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("--batch-size {} does not fit in memory, at {}; give a smaller "
+                            "--batch-size, or fewer --kv or --max-tokens",
+                            settings_.batch_size, records.front().where));
+  }
+}
+
+FidelityMeter::Forced FidelityMeter::prepare(const ForcedRecord& record) {
   Model& model = session_.model();
-  Stream& stream = session_.stream();
+  Forced forced{&record, encode_record(session_, record, settings_.sampling), 0, false, {}, {}};
+  // As a generation would, the text ends where the model's positions do.
+  const auto prompt_rows = static_cast<int>(forced.encoded.prompt.ids.size());
+  forced.max_tokens = std::min(settings_.max_tokens, model.decoder().max_positions() - prompt_rows);
+  if (!record.text.empty()) {
+    forced.tokens = model.tokenizer().encode(record.text, {.add_special_tokens = false});
+    forced.tokens.resize(std::min(forced.tokens.size(), static_cast<size_t>(forced.max_tokens)));
+  }
+  forced.given = !forced.tokens.empty();
+  return forced;
+}
+
+void FidelityMeter::expect(std::vector<Forced>& batch, const std::vector<Policy>& policies,
+                           std::vector<Fidelity>& results) {
+  Model& model = session_.model();
   const CacheShape shape = model.decoder().cache_shape();
   const CacheSpec plain = parse_spec("f16");
-  const EncodedPrompt encoded = encode_record(session_, record, sampling_);
-  // As a generation would, the text ends where the model's positions do.
-  const int prompt_rows = static_cast<int>(encoded.prompt.ids.size());
-  const int max_tokens = std::min(max_tokens_, model.decoder().max_positions() - prompt_rows);
-  std::vector<int32_t> tokens;
-  if (!record.text.empty()) {
-    tokens = model.tokenizer().encode(record.text, {.add_special_tokens = false});
-    tokens.resize(std::min(tokens.size(), static_cast<size_t>(max_tokens)));
-  }
-  const bool forced = !tokens.empty();
-  const int rows = prompt_rows + max_tokens;
-
-  // Plain rows, with every policy looking on.
   std::vector<std::unique_ptr<PolicyCache>> onlookers;
-  std::vector<size_t> onlooker_of;
-  for (size_t i = 0; i < policies.size() && layers; ++i) {
+  for (size_t i = 0; i < policies.size() && settings_.layers; ++i) {
     CacheParts parts = parts_of(policies[i].spec, shape, &policies[i].profile);
-    const size_t bytes = PolicyCache::session_bytes(parts, shape, rows);
+    size_t bytes = 0;
+    for (const Forced& forced : batch) {
+      bytes += PolicyCache::session_bytes(parts, shape, forced.rows());
+    }
     onlookers.push_back(
         std::make_unique<PolicyCache>(std::move(parts), shape, bytes, session_.device()));
   }
-  AttentionProbe probe(
-      make_cache(plain, shape, session_bytes(plain, shape, rows), session_.device()),
-      std::move(onlookers));
-  std::vector<std::vector<float>> expected;
-  {
-    ForcedRun reference(model, probe, encoded, max_tokens, stream);
-    const std::vector<int32_t>& eos = model.defaults().eos_ids;
-    const size_t most = forced ? tokens.size() : static_cast<size_t>(max_tokens);
-    for (size_t i = 0; i < most; ++i) {
-      expected.emplace_back(reference.logits().begin(), reference.logits().end());
-      if (!forced) tokens.push_back(best(expected.back()));
-      const bool ended = std::find(eos.begin(), eos.end(), tokens[i]) != eos.end();
-      if (ended || i + 1 == most) break;
-      reference.feed(tokens[i]);
-    }
+  size_t bytes = 0;
+  for (const Forced& forced : batch) bytes += session_bytes(plain, shape, forced.rows());
+  AttentionProbe probe(make_cache(plain, shape, bytes, session_.device()), std::move(onlookers));
+  ForcedRun reference(model, probe, session_.stream());
+  const std::vector<int32_t>& eos = model.defaults().eos_ids;
+  // Takes what is expected of a record's next token; whether the one after it is asked for.
+  const auto take = [&](Forced& forced, std::span<const float> logits) {
+    const size_t i = forced.expected.size();
+    const size_t most =
+        forced.given ? forced.tokens.size() : static_cast<size_t>(forced.max_tokens);
+    forced.expected.emplace_back(logits.begin(), logits.end());
+    if (!forced.given) forced.tokens.push_back(best(logits));
+    const bool ended = std::find(eos.begin(), eos.end(), forced.tokens[i]) != eos.end();
+    return !ended && i + 1 < most;
+  };
+  std::vector<SequenceId> ids;
+  std::vector<size_t> running;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    ids.push_back(reference.join(batch[i].encoded, batch[i].max_tokens));
+    if (take(batch[i], reference.logits(0))) running.push_back(i);
   }
-  for (size_t i = 0; i < policies.size(); ++i) {
-    if (layers) results[i].scores.add(probe.scores()[i]);
-    for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
-      results[i].layers[layer].add(probe.errors()[i][layer]);
+  std::vector<ForcedRun::Token> next;
+  while (!running.empty()) {
+    next.clear();
+    for (const size_t i : running) {
+      next.push_back({ids[i], batch[i].tokens[batch[i].expected.size() - 1]});
     }
+    reference.feed(next);
+    std::vector<size_t> left;
+    for (size_t row = 0; row < running.size(); ++row) {
+      if (take(batch[running[row]], reference.logits(row))) left.push_back(running[row]);
+    }
+    running = std::move(left);
   }
-  for (size_t i = 0; i < policies.size(); ++i) {
-    Fidelity& result = results[i];
-    const auto cache = make_cache(
-        policies[i].spec, shape, session_bytes(policies[i].spec, shape, rows, &policies[i].profile),
-        session_.device(), &policies[i].profile);
-    ForcedRun run(model, *cache, encoded, max_tokens, stream);
-    for (size_t t = 1; t < expected.size(); ++t) {
-      run.feed(tokens[t - 1]);
-      const std::vector<double> p = log_softmax(expected[t]);
-      const std::vector<double> q = log_softmax(run.logits());
-      double kl = 0;
-      for (size_t j = 0; j < p.size(); ++j) {
-        if (p[j] > -700) kl += std::exp(p[j]) * (p[j] - q[j]);
+  for (const SequenceId id : ids) {  // record by record, as one at a time would add them
+    for (size_t i = 0; i < policies.size() && settings_.layers; ++i) {
+      results[i].scores.add(probe.scores(id)[i]);
+      for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
+        results[i].layers[layer].add(probe.errors(id)[i][layer]);
       }
-      result.kl.push_back(std::max(kl, 0.0));
-      result.agreements += best(expected[t]) == best(run.logits()) ? 1 : 0;
-      const auto token = static_cast<size_t>(tokens[t]);
-      result.log_probability += q[token];
-      result.reference_log_probability += p[token];
     }
-    const CacheReport report = run.report();
+  }
+}
+
+void FidelityMeter::compare(const std::vector<Forced>& batch, const Policy& policy,
+                            Fidelity& result) {
+  Model& model = session_.model();
+  const CacheShape shape = model.decoder().cache_shape();
+  size_t bytes = 0;
+  for (const Forced& forced : batch) {
+    bytes += session_bytes(policy.spec, shape, forced.rows(), &policy.profile);
+  }
+  const auto cache = make_cache(policy.spec, shape, bytes, session_.device(), &policy.profile);
+  ForcedRun run(model, *cache, session_.stream());
+  std::vector<SequenceId> ids;
+  for (const Forced& forced : batch) ids.push_back(run.join(forced.encoded, forced.max_tokens));
+  std::vector<std::vector<Compared>> compared(batch.size());
+  std::vector<ForcedRun::Token> next;
+  std::vector<size_t> running;
+  for (size_t t = 1;; ++t) {
+    next.clear();
+    running.clear();
+    for (size_t i = 0; i < batch.size(); ++i) {
+      if (batch[i].expected.size() <= t) continue;
+      running.push_back(i);
+      next.push_back({ids[i], batch[i].tokens[t - 1]});
+      compared[i].emplace_back();
+    }
+    if (running.empty()) break;
+    run.feed(next);
+    session_.stream().pool().parallel_for(running.size(), [&](size_t row, int) {
+      const Forced& forced = batch[running[row]];
+      compared[running[row]].back() =
+          compare_logits(forced.expected[t], run.logits(row), forced.tokens[t]);
+    });
+  }
+  // Record by record and token by token, so that sums do not depend on the batch.
+  for (size_t i = 0; i < batch.size(); ++i) {
+    RecordFidelity& record = result.each.emplace_back();
+    record.id = batch[i].record->id;
+    for (const Compared& token : compared[i]) {
+      for (auto* of : {&result.kl, &record.kl}) of->push_back(token.kl);
+      for (auto* of : {&result.agreements, &record.agreements}) *of += token.agrees ? 1 : 0;
+      for (auto* of : {&result.log_probability, &record.log_probability}) {
+        *of += token.log_probability;
+      }
+      for (auto* of : {&result.reference_log_probability, &record.reference_log_probability}) {
+        *of += token.reference_log_probability;
+      }
+    }
+    const CacheReport report = run.report(ids[i]);
     result.stored_bits += report.stored_bits;
     result.nominal_bits += report.nominal_bits;
     result.bytes += report.bytes;

@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,7 +16,8 @@ namespace kvlm {
 
 /// Pictures, videos and a question, and the text that a model is made to say about them.
 struct ForcedRecord {
-  std::string where;  ///< file and line, for messages
+  std::string where;          ///< file and line, for messages
+  nlohmann::ordered_json id;  ///< as the line has it; null if it has none
   std::vector<std::string> images;
   std::vector<std::string> videos;
   std::string prompt;  ///< empty: the model's captioning prompt
@@ -31,6 +34,15 @@ std::vector<ForcedRecord> read_forced_records(const std::string& path, int most 
 EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
                             const SamplingRequest& sampling);
 
+/// The same of one record. Sums are over its compared tokens, in nats.
+struct RecordFidelity {
+  nlohmann::ordered_json id;
+  std::vector<double> kl;
+  size_t agreements = 0;
+  double log_probability = 0;
+  double reference_log_probability = 0;
+};
+
 /// How a policy's next-token distributions differ from those over plain f16 rows, on the same
 /// forced text, from its second token on (the first is exact for every policy).
 struct Fidelity {
@@ -45,20 +57,27 @@ struct Fidelity {
   int records = 0;
   std::vector<AttentionError> layers;  ///< (layers,)
   ScoreHistogram scores;
+  std::vector<RecordFidelity> each;  ///< (records,)
 
   double mean_kl() const;
   /// Of the mean, as if tokens were independent of each other.
   double kl_standard_error() const;
   /// Summed over layers.
   AttentionError attention() const;
-  /// The value that `share` of the tokens do not exceed.
   double kl_quantile(double share) const;
   double top1() const;
   double perplexity() const;
   double reference_perplexity() const;
 };
 
-/// Runs records through a model once with plain rows and once with every policy.
+/// The value that `share` of the tokens do not exceed; 0 of none.
+double quantile(std::vector<double> values, double share);
+
+/// Runs records through a model once with plain rows and once with every policy, `batch_size` of
+/// them at a time, whose number changes no figure on the CPU. Held at a time, for that many
+/// records: the encoded prompt; the logits of plain rows, (tokens, vocab) f32 on the host; room for
+/// the record in a plain cache, in one of every policy where `layers` are measured, and in one
+/// more.
 class FidelityMeter {
  public:
   struct Policy {
@@ -66,24 +85,37 @@ class FidelityMeter {
     PolicyProfile profile;
   };
 
-  FidelityMeter(Session& session, int max_tokens, const SamplingRequest& sampling)
-      : session_(session), max_tokens_(max_tokens), sampling_(sampling) {}
+  struct Settings {
+    int max_tokens = 128;  ///< of a record's text
+    SamplingRequest sampling = {};
+    int batch_size = 1;
+    bool layers = false;  ///< the attention error of every layer too
+  };
+
+  FidelityMeter(Session& session, const Settings& settings)
+      : session_(session), settings_(settings) {}
 
   /// Measures every policy over the records; `progress` is told how many are done, and ends the
-  /// measurement early by returning false. With `layers` the attention error of every layer too.
-  /// When the session's watch cancels, the results are those of the records that were done; throws
-  /// Error{kCancelled} if there is none.
+  /// measurement early by returning false. When the session's watch cancels, the results are those
+  /// of the batches that were done; throws Error{kCancelled} if there is none. Throws
+  /// Error{kOutOfMemory} that names the batch if it does not fit.
   std::vector<Fidelity> run(const std::vector<ForcedRecord>& records,
-                            const std::vector<Policy>& policies, bool layers,
+                            const std::vector<Policy>& policies,
                             const std::function<bool(size_t)>& progress);
 
  private:
-  void measure(const ForcedRecord& record, const std::vector<Policy>& policies, bool layers,
+  struct Forced;
+
+  void measure(std::span<const ForcedRecord> records, const std::vector<Policy>& policies,
                std::vector<Fidelity>& results);
+  Forced prepare(const ForcedRecord& record);
+  /// Plain rows, with every policy looking on: the logits that are expected, and the layers.
+  void expect(std::vector<Forced>& batch, const std::vector<Policy>& policies,
+              std::vector<Fidelity>& results);
+  void compare(const std::vector<Forced>& batch, const Policy& policy, Fidelity& result);
 
   Session& session_;
-  int max_tokens_;
-  SamplingRequest sampling_;
+  Settings settings_;
 };
 
 }  // namespace kvlm

@@ -101,7 +101,7 @@ class Profiler {
       parts.retention = std::make_unique<ScoreProbe>(scores);
       const size_t bytes = PolicyCache::session_bytes(parts, shape, rows);
       PolicyCache cache(std::move(parts), shape, bytes, session_.device());
-      const ForcedRun run(model, cache, encoded, 1, session_.stream());
+      ForcedRun(model, cache, session_.stream()).join(encoded, 1);
       for (const auto& [name, layers] : scores) {
         forget[name].push_back(forget_ratios(layers, options_.keep, retention::Ends{1, 1}.least()));
         gini[name].emplace_back();
@@ -135,8 +135,8 @@ class Profiler {
     }
     Progress progress(what, records_.size(), false);
     const std::vector<Fidelity> results =
-        FidelityMeter(session_, options_.max_tokens, options_.sampling)
-            .run(records_, policies, false, [&](size_t done) {
+        FidelityMeter(session_, {.max_tokens = options_.max_tokens, .sampling = options_.sampling})
+            .run(records_, policies, [&](size_t done) {
               progress.update({done, 0, 0}, "");
               return !interrupted();
             });
