@@ -96,6 +96,41 @@ class Killed(WithModel):
         self.assertEqual([path.name for path in (self.folder / "out/pocket").iterdir() if path.is_dir()], ["int4"])
 
 
+class Forced(WithModel):
+    """Specs of a model share calls of vlm-kv fidelity."""
+
+    def test_missing_specs_are_forced_together(self):
+        build = Path(os.environ.get("KVLM_BUILD", Path(__file__).resolve().parents[2] / "build/release"))
+        tools = self.folder / "build/tools"
+        tools.mkdir(parents=True)
+        (tools / "vlm-run").symlink_to(build.resolve() / "tools/vlm-run")
+        calls = self.folder / "calls"
+        program = tools / "vlm-kv"
+        program.write_text(f'#!/bin/sh\n[ "$1" = fidelity ] && echo "$@" >>{calls}\nexec {build.resolve()}/tools/vlm-kv "$@"\n')
+        program.chmod(0o755)
+        command = (*COMMAND, "--build", "build", "--kv", "kivi", "--kv", "prefixkv,keep=0.5", "--fidelity", 2)
+        self.run_well(*command)
+        whole = contents(self.folder / "out")
+        (call,) = calls.read_text().splitlines()
+        self.assertIn("--kv int4 --kv kivi --kv prefixkv,keep=0.5 ", call)
+        self.assertIn("--batch-size 2 ", call)
+        for row in results_of(self.folder / "out/results.json"):
+            forced = [item for item in row["items"].values() if "tokens" in item]
+            self.assertEqual((len(row["items"]), len(forced)), (4, 2))
+            tokens = sum(item["tokens"] for item in forced)
+            for name, value in (("KL", row["kl"]), ("top1", row["top1"])):
+                self.assertAlmostEqual(sum(item[name] * item["tokens"] for item in forced) / tokens, value, 12)
+            self.assertTrue(all(item["nll"] > 0 for item in forced))
+            self.assertNotIn("perplexity", row["scores"])
+
+        calls.unlink()  # a run that was cut goes on with what is missing
+        (self.folder / "out/pocket/kivi/fidelity.json").unlink()
+        self.run_well(*command)
+        (call,) = calls.read_text().splitlines()
+        self.assertEqual((call.count("--kv "), "--kv kivi " in call), (1, True))
+        self.assertEqual(contents(self.folder / "out"), whole)
+
+
 class Refused(WithModel):
     def test_two_runs_on_one_folder(self):
         with Lock(self.folder / "out/.lock"):
