@@ -9,11 +9,7 @@ namespace kvlm {
 
 namespace {
 
-/// The output of attention, split by what contributes to it.
-struct Parts {
-  std::vector<double> visual, text;
-  std::vector<double> scores, remapped;  ///< (slots,) before the softmax
-};
+using Parts = AttentionProbe::Parts;
 
 /// Maps the scores of some slots as CalibQuant does (eqs. 7, 8).
 void apply_remap(const ScoreRemap& remap, std::vector<double>& scores) {
@@ -53,6 +49,18 @@ Parts attend_parts(const float* q, size_t dim, const LaneRows& rows, float scale
     }
   }
   return parts;
+}
+
+/// Of every query head, (q_heads, head_dim) in `q`, over the rows of its kv_head.
+std::vector<Parts> all_parts(std::span<const float> q, const CacheShape& shape,
+                             const std::vector<LaneRows>& rows, float scale, Stream& stream) {
+  const auto dim = static_cast<size_t>(shape.head_dim);
+  const auto queries = static_cast<size_t>(shape.q_per_kv());
+  std::vector<Parts> all(static_cast<size_t>(shape.q_heads));
+  stream.pool().parallel_for(all.size(), [&](size_t i, int) {
+    all[i] = attend_parts(q.data() + i * dim, dim, rows[i / queries], scale);
+  });
+  return all;
 }
 
 /// f32 of any device.
@@ -151,19 +159,22 @@ void AttentionProbe::attend(int layer, ConstTensorView q, ConstTensorView k, Con
   }
   const std::vector<float> exact = floats(out, stream);
   const size_t width = static_cast<size_t>(shape().q_heads) * static_cast<size_t>(shape().head_dim);
-  for (size_t i = 0; i < policies_.size(); ++i) {
-    const std::vector<float> got = floats(outputs_[i], stream);
-    size_t row = 0;
-    for (const StepRows& rows : step_) {
-      const auto of_row = [&](const std::vector<float>& all) {
-        return std::span(all).subspan(row * width, width);
-      };
-      if (!rows.prompt) {
-        note(at(rows.sequence), i, layer, {of_row(queries), of_row(exact), of_row(got)}, scale,
-             stream);
+  std::vector<std::vector<float>> got;
+  for (const Tensor& output : outputs_) got.push_back(floats(output, stream));
+  size_t row = 0;
+  for (const StepRows& rows : step_) {
+    const auto of_row = [&](const std::vector<float>& all) {
+      return std::span(all).subspan(row * width, width);
+    };
+    if (!rows.prompt) {
+      const std::vector<LaneRows>& plain = at(rows.sequence).rows[static_cast<size_t>(layer)];
+      const std::vector<Parts> parts = all_parts(of_row(queries), shape(), plain, scale, stream);
+      for (size_t i = 0; i < policies_.size(); ++i) {
+        note(at(rows.sequence), i, layer, {of_row(queries), of_row(exact), of_row(got[i]), parts},
+             scale, stream);
       }
-      row += static_cast<size_t>(rows.rows);
     }
+    row += static_cast<size_t>(rows.rows);
   }
 }
 
@@ -189,34 +200,34 @@ void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Ro
                           Stream& stream) {
   AttentionError& error = sequence.errors[policy][static_cast<size_t>(layer)];
   ScoreHistogram& scores = sequence.scores[policy];
-  const auto dim = static_cast<size_t>(shape().head_dim);
-  const auto queries = static_cast<size_t>(shape().q_per_kv());
-  for (size_t head = 0; head < static_cast<size_t>(shape().kv_heads); ++head) {
-    const LaneRows& rows = sequence.rows[static_cast<size_t>(layer)][head];
-    const LaneRows held = policies_[policy]->inspect(sequence.ids[policy], layer, head, stream);
-    if (head == 0) error.slots += static_cast<double>(held.tags.size());
-    for (size_t query = 0; query < queries; ++query) {
-      const float* own = row.q.data() + (head * queries + query) * dim;
-      const Parts exact = attend_parts(own, dim, rows, scale);
-      const Parts mine = attend_parts(own, dim, held, scale);
-      for (size_t j = 0; j < exact.scores.size(); ++j) {
-        if (rows.tags[j] != kTextRow) ++scores.exact[ScoreHistogram::bin(exact.scores[j])];
-      }
-      for (size_t j = 0; j < mine.scores.size(); ++j) {
-        if (held.tags[j] == kTextRow) continue;
-        ++scores.quantized[ScoreHistogram::bin(mine.scores[j])];
-        ++scores.calibrated[ScoreHistogram::bin(mine.remapped[j])];
-      }
-      error.visual_difference += squared_distance(mine.visual, exact.visual);
-      error.text_difference += squared_distance(mine.text, exact.text);
+  const std::vector<LaneRows>& rows = sequence.rows[static_cast<size_t>(layer)];
+  std::vector<LaneRows> held;
+  for (size_t head = 0; head < rows.size(); ++head) {
+    held.push_back(policies_[policy]->inspect(sequence.ids[policy], layer, head, stream));
+  }
+  error.slots += static_cast<double>(held[0].tags.size());
+  const std::vector<Parts> all = all_parts(row.q, shape(), held, scale, stream);
+  for (size_t query = 0; query < all.size(); ++query) {
+    const size_t head = query / static_cast<size_t>(shape().q_per_kv());
+    const Parts& exact = row.parts[query];
+    const Parts& mine = all[query];
+    for (size_t j = 0; j < exact.scores.size(); ++j) {
+      if (rows[head].tags[j] != kTextRow) ++scores.exact[ScoreHistogram::bin(exact.scores[j])];
     }
+    for (size_t j = 0; j < mine.scores.size(); ++j) {
+      if (held[head].tags[j] == kTextRow) continue;
+      ++scores.quantized[ScoreHistogram::bin(mine.scores[j])];
+      ++scores.calibrated[ScoreHistogram::bin(mine.remapped[j])];
+    }
+    error.visual_difference += squared_distance(mine.visual, exact.visual);
+    error.text_difference += squared_distance(mine.text, exact.text);
   }
   for (size_t i = 0; i < row.exact.size(); ++i) {
     const auto x = static_cast<double>(row.exact[i]);
     error.difference += std::pow(static_cast<double>(row.got[i]) - x, 2);
     error.reference += x * x;
   }
-  error.tokens += static_cast<double>(sequence.rows[static_cast<size_t>(layer)][0].tags.size());
+  error.tokens += static_cast<double>(rows[0].tags.size());
   ++error.steps;
 }
 

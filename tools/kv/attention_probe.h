@@ -60,6 +60,12 @@ struct AttentionError {
 /// have done to its input. Each sequence has figures of its own, whatever its company.
 class AttentionProbe final : public KvCache {
  public:
+  /// The output of a query head, split by what contributes to it.
+  struct Parts {
+    std::vector<double> visual, text;      ///< (head_dim,)
+    std::vector<double> scores, remapped;  ///< (slots,) before the softmax
+  };
+
   AttentionProbe(std::unique_ptr<KvCache> reference,
                  std::vector<std::unique_ptr<PolicyCache>> policies);
 
@@ -98,6 +104,7 @@ class AttentionProbe final : public KvCache {
   /// One generated row: its queries, the exact output and the policy's, (q_heads, head_dim) each.
   struct Row {
     std::span<const float> q, exact, got;
+    std::span<const Parts> parts;  // (q_heads,) of the exact output
   };
 
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
