@@ -415,6 +415,7 @@ OPTIONS = [
          [one(lambda row: row["tokens"] == 12 and row["encode"]["median"] > 0)]),
     Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
     Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
+    Case("vlm-kv fidelity --kv f16 --data captions.jsonl --batch-size 3 --json --per-record", [exact]),
     Case("vlm-kv fidelity -m pocket --kv kivi --kv calibquant --kv vidkv --kv h2o --kv prefixkv --data captions.jsonl "
          "--kv-profile pocket.profile.json -n 8 --records 1 --device cpu -t 2 --json",
          [sound("kivi", "calibquant", "vidkv", "h2o", "prefixkv")]),
