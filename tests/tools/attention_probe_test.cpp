@@ -71,6 +71,39 @@ TEST_P(AnyPolicy, IsMeasured) {
   }
 }
 
+TEST_P(AnyPolicy, IsMeasuredAlikeInCompany) {
+  const std::vector<int16_t> one = PromptShape{5, {23, 19}, 9}.modality();
+  const std::vector<int16_t> other = PromptShape{3, {31}, 4}.modality();
+  Feeder feeder(kShape);
+  AttentionProbe alone = probe_of(GetParam());
+  feed(alone, feeder, one, 40);
+  AttentionProbe together = probe_of(GetParam());
+  const auto first = together.open(size_of(other, 25), "b");
+  feeder.pass(together, {{'b', first, 0, other, true}});
+  const auto second = together.open(size_of(one, 40), "a");
+  feeder.pass(together, {{'a', second, 0, one, true}});
+  for (int step = 0; step < 40; ++step) {
+    std::vector<Feeder::Input> inputs;
+    if (step < 25) {  // it leaves
+      inputs.push_back({'b', first, static_cast<int>(other.size()) + step, {kTextRow}, false});
+    }
+    inputs.push_back({'a', second, static_cast<int>(one.size()) + step, {kTextRow}, false});
+    feeder.pass(together, inputs);
+  }
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const AttentionError& a = alone.errors(SequenceId{})[0][layer];
+    const AttentionError& b = together.errors(second)[0][layer];
+    EXPECT_EQ(a.difference, b.difference);
+    EXPECT_EQ(a.visual_difference, b.visual_difference);
+    EXPECT_EQ(a.text_difference, b.text_difference);
+    EXPECT_EQ(a.reference, b.reference);
+    EXPECT_EQ(a.slots, b.slots);
+    EXPECT_EQ(a.tokens, b.tokens);
+    EXPECT_EQ(together.errors(first)[0][layer].steps, 25);
+  }
+  EXPECT_EQ(alone.scores(SequenceId{})[0].calibrated, together.scores(second)[0].calibrated);
+}
+
 INSTANTIATE_TEST_SUITE_P(Specs, AnyPolicy, ::testing::ValuesIn(kSpecs), name_of_spec);
 
 /// An onlooker whose stored rows are looked at, and the parts of its attention found anew: with the
