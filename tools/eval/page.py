@@ -7,7 +7,8 @@ from claims import CLAIMS
 from comparison import ALPHA, DOES_NOT, HOLDS, NOT_DECIDED, TOLERANCE, ClaimRow, Comparison, bytes_in_words
 from errors import printable
 from factors import Factor
-from markup import NONE, code, exactness, gain, number, score, small, table, text
+from groups import Estimate
+from markup import NONE, code, ends, exactness, gain, number, score, small, table, text
 from results import Result
 from summary import EqualBytes, Summary
 
@@ -167,7 +168,7 @@ def _scores(summary: Summary) -> str:
                 number(result.stored_bits, 2),
                 number(result.nominal_bits, 2),
                 _full(result),
-                *(score(row.forced[name]) if name in row.forced else NONE for name in ("KL", "top1", *perplexity)),
+                *(_forced(row.forced.get(name), name) for name in ("KL", "top1", *perplexity)),
                 number(result.tokens_per_second, 1),
                 number(result.prompt_tokens, 1),
             ]
@@ -177,6 +178,13 @@ def _scores(summary: Summary) -> str:
         + f"\n{_about(summary)}. Full rows: the newest ones that a residual window keeps as they are. KL in "
         "nats a token, against f16. The prompt is in tokens.\n"
     )
+
+
+def _forced(estimate: Estimate | None, name: str) -> str:
+    if estimate is None:
+        return NONE
+    value = small(estimate.value) if name == "KL" else number(estimate.value, 4)
+    return value + (f" ({ends(estimate.interval)})" if estimate.interval else "")
 
 
 def _pictures(summary: Summary, shown: dict[str, list[str]], *kinds: str) -> str:
