@@ -11,7 +11,7 @@ import time
 import unittest
 from pathlib import Path
 
-from eval_case import HELDOUT, WithModel, python_with_scorers, results_of
+from eval_case import BUILD, HELDOUT, WithModel, python_with_scorers, results_of
 
 from errors import EvaluationError  # noqa: E402  (of tools/eval)
 from storage import Lock, write_text  # noqa: E402
@@ -73,6 +73,7 @@ class Killed(WithModel):
         program.parent.mkdir(parents=True)
         program.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo $$ >pid.part; mv pid.part pid; exec sleep 100; }\n')
         program.chmod(0o755)
+        (program.parent / "vlm-kv").symlink_to(BUILD / "tools/vlm-kv")  # specs are looked at before
         process = self.start(*COMMAND, "--build", "build")
         try:
             wait_for((self.folder / "pid").exists)
@@ -262,7 +263,10 @@ class Smoke(WithModel):
         plain, packed = results_of(self.folder / "c/results.json")
         raw = json.loads((self.folder / "c/results.json").read_text())
         self.assertEqual(plain["scores"], {"exact": 1, "slots": 1})
-        self.assertEqual(plain["items"]["0"], {"exact": 1, "slots": 1})
+        own = plain["items"]["0"]
+        self.assertEqual({name: own[name] for name in ("exact", "slots", "KL", "top1")}, {"exact": 1, "slots": 1, "KL": 0, "top1": 1})
+        self.assertTrue(own["tokens"] > 0 and own["nll"] > 0)
+        self.assertEqual(plain["items"].keys(), {"0", "1"})
         self.assertEqual(plain["objects"], {"0": 7, "1": 1})
         self.assertEqual((plain["stored_bits"], plain["kl"], plain["residual"]), (16, 0, None))
         self.assertEqual((packed["nominal_bits"], packed["residual"]), (2, 32))
