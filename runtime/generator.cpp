@@ -11,6 +11,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
+#include "runtime/failure_kind.h"
 
 namespace kvlm {
 
@@ -93,17 +94,6 @@ bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
   const auto rest = prompt.modality.begin() + static_cast<std::ptrdiff_t>(cached.size());
   return !needs.pictures_first ||
          std::all_of(rest, prompt.modality.end(), [](int16_t tag) { return tag == kTextRow; });
-}
-
-/// Whether a failure is that whoever follows the stream wants no more.
-bool is_cancellation(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::kCancelled;
-  } catch (...) {
-    return false;
-  }
 }
 
 /// Whoever follows a step of decode: a short one is finished, because sequences lose their cache

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
-#include "tools/run/failure_kind.h"
+#include "runtime/failure_kind.h"
 
 namespace kvlm {
 

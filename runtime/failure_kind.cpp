@@ -1,4 +1,4 @@
-#include "tools/run/failure_kind.h"
+#include "runtime/failure_kind.h"
 
 #include <new>
 
