@@ -436,13 +436,13 @@ void softmax(float* scores, size_t count) {
   FloatVec sums = hn::Zero(d);
   const FloatVec top = hn::Set(d, max);
   for (size_t j = 0; j < whole; j += kLanes) {
-    const FloatVec w = hn::Exp(d, hn::Sub(hn::LoadU(d, scores + j), top));
+    const FloatVec w = softmax_weight(d, hn::Sub(hn::LoadU(d, scores + j), top));
     hn::StoreU(w, d, scores + j);
     sums = hn::Add(sums, w);
   }
   float sum = hn::GetLane(hn::SumOfLanes(d, sums));
   for (size_t j = whole; j < count; ++j) {
-    scores[j] = hn::GetLane(hn::Exp(d, hn::Set(d, scores[j] - max)));
+    scores[j] = hn::GetLane(softmax_weight(d, hn::Set(d, scores[j] - max)));
     sum += scores[j];
   }
   const float inverse = 1 / sum;

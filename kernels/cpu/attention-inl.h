@@ -13,9 +13,9 @@
 #include <cstring>
 #include <limits>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/attention.h"
+#include "kernels/cpu/softmax-inl.h"
 #include "kernels/cpu/widen-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -289,11 +289,11 @@ HWY_INLINE float softmax_tile(float* scores, size_t rows, float scale, float& ma
   }
   FloatVec tile_sum = hn::Zero(d);
   for (size_t r = 0; r < rows; r += kLanes) {
-    const FloatVec w = hn::Exp(d, hn::Sub(hn::Load(d, scores + r), hn::Set(d, new_max)));
+    const FloatVec w = softmax_weight(d, hn::Sub(hn::Load(d, scores + r), hn::Set(d, new_max)));
     hn::Store(w, d, scores + r);
     tile_sum = hn::Add(tile_sum, w);
   }
-  const float rescale = hn::GetLane(hn::Exp(d, hn::Set(d, max - new_max)));
+  const float rescale = hn::GetLane(softmax_weight(d, hn::Set(d, max - new_max)));
   sum = sum * rescale + hn::GetLane(hn::SumOfLanes(d, tile_sum));
   max = new_max;
   return rescale;

@@ -286,10 +286,10 @@ class QueryTile {
     } else {
       for (size_t r = 0; r < rows; ++r) new_max = hn::Max(new_max, hn::Load(d, scores + r * width));
     }
-    const FloatVec rescale = hn::Exp(d, hn::Sub(old_max, new_max));
+    const FloatVec rescale = softmax_weight(d, hn::Sub(old_max, new_max));
     FloatVec new_sum = hn::Mul(hn::Load(d, sum), rescale);
     for (size_t r = 0; r < rows; ++r) {
-      const FloatVec w = hn::Exp(d, hn::Sub(hn::Load(d, scores + r * width), new_max));
+      const FloatVec w = softmax_weight(d, hn::Sub(hn::Load(d, scores + r * width), new_max));
       hn::Store(w, d, scores + r * width);
       new_sum = hn::Add(new_sum, w);
     }

@@ -11,8 +11,8 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/column_sums.cpp"
 #include "hwy/foreach_target.h"
 // After foreach_target.h:
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/softmax-inl.h"
 
 #ifndef KVLM_KERNELS_CPU_COLUMN_SUMS_CPP_ONCE_
 #define KVLM_KERNELS_CPU_COLUMN_SUMS_CPP_ONCE_
@@ -52,7 +52,7 @@ HWY_INLINE float weigh_row(float* HWY_RESTRICT scores, size_t seen, size_t padde
   const auto threshold = hn::Set(d, 0.01f);
   size_t below = 0;
   for (size_t j = 0; j < whole; j += lanes) {
-    const auto w = hn::Exp(d, hn::Sub(hn::Load(d, scores + j), max));
+    const auto w = softmax_weight(d, hn::Sub(hn::Load(d, scores + j), max));
     hn::Store(w, d, scores + j);
     sum = hn::Add(sum, w);
     if (small != nullptr) below += hn::CountTrue(d, hn::Lt(w, threshold));

@@ -227,6 +227,19 @@ TEST(Attention, KeepsHugeScoresApart) {
   EXPECT_LE(normalised_error(prefill.run(stream), prefill.expected()), kTolerance);
 }
 
+TEST(Attention, HasNoSubnormalWeights) {
+  // A score 90 below the highest: exp(-90) is subnormal, and only a huge value shows that it is 0.
+  Prefill prefill({.n = 70, .kv_heads = 1, .q_per_kv = 1, .head_dim = 16, .causal = false});
+  std::fill(prefill.q.begin(), prefill.q.end(), 1.0f);
+  std::fill(prefill.v.begin(), prefill.v.end(), 1e38f);
+  for (size_t i = 0; i < prefill.k.size(); ++i) prefill.k[i] = i < 16 ? 90.0f / 16 : 0.0f;
+  std::fill(prefill.v.begin(), prefill.v.begin() + 16, 0.0f);
+  prefill.scale = 1;
+  ThreadPool pool(1);
+  Stream stream(pool);
+  EXPECT_THAT(prefill.run(stream), testing::Each(0.0f));
+}
+
 TEST(Attention, AveragesValuesWhenAllScoresAreEqual) {
   Prefill prefill({.n = 100, .head_dim = 48, .causal = false});
   std::fill(prefill.k.begin(), prefill.k.end(), 1.0f);
@@ -433,6 +446,23 @@ TEST(AttendRows, KeepsHugeScoresApart) {
     attend_one_piece(piece, 1, stream);
     EXPECT_LE(normalised_error(piece.merged(), piece.expected(1)), kTolerance);
   }
+}
+
+TEST(AttendRows, HasNoSubnormalWeights) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  Piece piece(70, 2, 48, DType::kF32, 9);
+  std::fill(piece.q.begin(), piece.q.end(), 1.0f);
+  std::vector<float> keys(size_t{70} * 48, 0.0f);
+  std::fill(keys.begin(), keys.begin() + 48, 90.0f / 48);
+  std::vector<float> values(size_t{70} * 48, 1e38f);
+  std::fill(values.begin(), values.begin() + 48, 0.0f);
+  piece.keys = store(keys, DType::kF32);
+  piece.values = store(values, DType::kF32);
+  piece.cached.keys = piece.keys.bytes.data();
+  piece.cached.values = piece.values.bytes.data();
+  attend_one_piece(piece, 1, stream);
+  EXPECT_THAT(piece.merged(), testing::Each(0.0f));
 }
 
 TEST(AttendRows, AveragesValuesWhenAllScoresAreEqual) {
