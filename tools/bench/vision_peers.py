@@ -2,8 +2,9 @@
 """What transformers' vision towers take on this machine's GPU, to hold beside `vlm-bench vision`.
 
 Random weights, SDPA attention, no gradients: InternViT-300M over the 13 tiles of 448 x 448 pixels
-that InternVL2.5 makes of a large picture, and the tower of Qwen2.5-VL-7B, with its merger, for a
-picture of 1280 x 960. Medians of CUDA events after warming up, of pixels that lie on the GPU in the
+that InternVL2.5 makes of a large picture, alone and with the projector of the 8B model behind it,
+and the tower of Qwen2.5-VL-7B, with its merger, for a picture of 1280 x 960: the last two make
+what `vlm-bench vision` times, the rows that a prompt takes. Medians of CUDA events after warming up, of pixels that lie on the GPU in the
 tower's dtype, and of the same coming from the host in f32, as `vlm-bench vision` counts them.
 --compile adds torch.compile.
 Needs torch and transformers (tools/golden/requirements.txt).
@@ -18,8 +19,8 @@ import sys
 
 import torch
 import transformers
-from transformers.models.internvl.configuration_internvl import InternVLVisionConfig
-from transformers.models.internvl.modeling_internvl import InternVLVisionModel
+from transformers.models.internvl.configuration_internvl import InternVLConfig, InternVLVisionConfig
+from transformers.models.internvl.modeling_internvl import InternVLModel, InternVLVisionModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
@@ -28,9 +29,8 @@ GRID = (1, 952 // 14, 1288 // 14)  # smart_resize of 1280 x 960
 PATCH_COLUMNS = 3 * 2 * 14 * 14
 
 
-def intern_vit(dtype, layers):
-    """InternViT-300M and its input on the host."""
-    config = InternVLVisionConfig(
+def intern_vit_config(layers):
+    return InternVLVisionConfig(
         hidden_size=1024,
         intermediate_size=4096,
         num_hidden_layers=layers or 24,
@@ -41,8 +41,32 @@ def intern_vit(dtype, layers):
         use_qk_norm=False,
         norm_type="layer_norm",
     )
-    tower = InternVLVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+
+
+def intern_vit(dtype, layers):
+    """InternViT-300M and its input on the host."""
+    tower = InternVLVisionModel._from_config(intern_vit_config(layers), attn_implementation="sdpa", dtype=dtype)
     return tower, (torch.randn(TILES, 3, 448, 448),)
+
+
+class PictureRows(torch.nn.Module):
+    """Tower, pixel shuffle and projector: the rows of a picture as the decoder takes them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels):
+        return self.model.get_image_features(pixels)
+
+
+def internvl(dtype, layers):
+    """InternViT-300M with InternVL2.5-8B's projector; of its decoder a small layer, which is not run."""
+    decoder = {"model_type": "qwen2", "hidden_size": 4096, "intermediate_size": 64, "num_hidden_layers": 1,
+               "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 160000}  # fmt: skip
+    config = InternVLConfig(vision_config=intern_vit_config(layers).to_dict(), text_config=decoder)
+    model = InternVLModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+    return PictureRows(model), (torch.randn(TILES, 3, 448, 448),)
 
 
 def qwen_vit(dtype, layers):
@@ -64,7 +88,7 @@ def qwen_vit(dtype, layers):
     return tower, (patches, torch.tensor([GRID]))
 
 
-TOWERS = {"internvit-300m": intern_vit, "qwen2.5-vl-7b": qwen_vit}
+TOWERS = {"internvit-300m": intern_vit, "internvl2.5-8b": internvl, "qwen2.5-vl-7b": qwen_vit}
 
 
 def median_ms(function, repeats):
