@@ -1,13 +1,15 @@
 #include <type_traits>
 
+#include "kernels/cuda/box_copies.cuh"
 #include "kernels/cuda/prompt_tiles.cuh"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/warp_attention.cuh"
 #include "kernels/cuda/warpgroup.cuh"
 #include "kernels/cuda/warpgroup_attention.h"
 
 // Attention inside segments as warpgroups multiply: 64 queries of a head each, in registers,
 // against keys and values that the warpgroups of a block share. While one of them turns scores into
-// weights, the others multiply.
+// weights, the others multiply: they wait for no other than tiles that are not there yet.
 namespace kvlm::cuda {
 
 namespace {
@@ -19,9 +21,11 @@ struct Tiling {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kThreads = 128 * kWarpgroups;
   static constexpr int kQueries = 64 * kWarpgroups;
-  static constexpr int kBlocks = kWarpgroups == 1 ? 3 : 2;  // of a multiprocessor
   using Rows = WarpgroupTile<kKeys, kDim>;
-  static constexpr int kStages = 3;  // one is multiplied, two are on their way
+  // One warpgroup a block evens out better between blocks than within them, where registers allow.
+  static constexpr bool kFour = kWarpgroups == 1 && kDim <= 64;
+  static constexpr int kBlocks = kFour ? 4 : kWarpgroups == 1 ? 3 : 2;  // of a multiprocessor
+  static constexpr int kStages = kFour ? 2 : 3;  // one is multiplied, the others are on their way
   static constexpr uint32_t kStageBytes = 2 * Rows::kBytes;  // keys, then values
   static constexpr size_t kSharedBytes = kStages * kStageBytes + Rows::kAlignment;
 };
@@ -164,108 +168,142 @@ class WarpgroupState {
   float out_[kOuts];
 };
 
-/// Brings the keys and values of a head to shared memory, a tile after another.
-template <class Tiles, class T>
-class TileCopier {
+struct KeyAndValueMaps {
+  CUtensorMap keys, values;
+};
+
+/// Keys and values of a head, a tile after another, in stages of shared memory that are filled anew
+/// when every warpgroup is done with them.
+template <class Tiles>
+class TileRing {
  public:
   using Rows = typename Tiles::Rows;
+  static constexpr int kBarriers = 2 * Tiles::kStages;
 
-  __device__ TileCopier(const T* keys, const T* values, int64_t stride, int rows, int length)
-      : keys_(keys + thread_row() * stride + thread_channel()),
-        values_(values + thread_row() * stride + thread_channel()),
-        step_(kStep * stride),
-        rows_left_(rows - thread_row()),
-        rest_(Tiles::kKeys * stride),
-        there_(thread_channel() < length) {}
-
-  /// Queues the next tile, zeros beyond the rows of the segment and beyond `length` channels; after
-  /// the last one nothing, which is a group of copies too.
-  __device__ void next(uint32_t to) {
-    if (rows_left_ > -thread_row()) {
-#pragma unroll
-      for (int row = 0; row < Tiles::kKeys; row += kStep) {
-        const bool mine = thread_row() < min(kStep, Tiles::kKeys - row);
-        if (kStep * kChunks < Tiles::kThreads || row + kStep > Tiles::kKeys) {
-          if (!mine) break;
-        }
-        const bool there = there_ && row < rows_left_;
-        const int64_t from = there ? row / kStep * step_ : 0;
-        const uint32_t at = to + Rows::chunk(thread_row() + row, thread_channel());
-        copy_or_clear(at, keys_ + from, there);
-        copy_or_clear(at + Rows::kBytes, values_ + from, there);
+  /// Rows from `first_row` on in `tiles` tiles, for `users` warpgroups. Every thread calls it.
+  __device__ TileRing(uint32_t stages, uint64_t* barriers, const KeyAndValueMaps& maps,
+                      int first_row, int head, int tiles, int users)
+      : stages_(stages),
+        barriers_(static_cast<uint32_t>(__cvta_generic_to_shared(barriers))),
+        maps_(maps),
+        first_row_(first_row),
+        head_(head),
+        tiles_(tiles) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < Tiles::kStages; ++i) {
+        filled(i).make(1);
+        left(i).make(users);
       }
-      keys_ += rest_;
-      values_ += rest_;
-      rows_left_ -= Tiles::kKeys;
+      show_barriers();
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    __syncthreads();
+  }
+
+  /// Queues the tiles that there is room for; once wait_for_earlier() has returned.
+  __device__ void start() const {
+    for (int i = 0; i < Tiles::kStages - 1; ++i) fill(i);
+  }
+  /// Waits for tile i, all before it being left by this warpgroup. Its address.
+  __device__ uint32_t take(int i) const {
+    filled(i).wait(i / Tiles::kStages);
+    fill(i + Tiles::kStages - 1);
+    return stage(i);
+  }
+  /// This warpgroup is done with tile i.
+  __device__ void leave(int i) const {
+    if (threadIdx.x % 128 == 0) left(i).arrive();
   }
 
  private:
-  static constexpr int kChunks = Tiles::kDim / 8;          // of a row
-  static constexpr int kStep = Tiles::kThreads / kChunks;  // rows that the block copies at once
+  __device__ PhaseBarrier filled(int i) const {
+    return PhaseBarrier(barriers_ + 8 * static_cast<uint32_t>(i % Tiles::kStages));
+  }
+  __device__ PhaseBarrier left(int i) const {
+    return PhaseBarrier(barriers_ + 8 * static_cast<uint32_t>(Tiles::kStages + i % Tiles::kStages));
+  }
+  __device__ uint32_t stage(int i) const {
+    return stages_ + static_cast<uint32_t>(i % Tiles::kStages) * Tiles::kStageBytes;
+  }
+  /// By the first thread: queues tile i, if there is one.
+  __device__ void fill(int i) const {
+    if (threadIdx.x != 0 || i >= tiles_) return;
+    if (i >= Tiles::kStages) left(i).wait(i / Tiles::kStages - 1);
+    filled(i).arrive_and_expect(Tiles::kStageBytes);
+    const int row = first_row_ + i * Tiles::kKeys;
+#pragma unroll
+    for (int channel = 0; channel < Tiles::kDim; channel += Rows::kPanel) {
+      const uint32_t to = stage(i) + channel / Rows::kPanel * Rows::kPanelBytes;
+      filled(i).copy_box(to, maps_.keys, channel, row, head_);
+      filled(i).copy_box(to + Rows::kBytes, maps_.values, channel, row, head_);
+    }
+  }
 
-  static __device__ int thread_row() { return static_cast<int>(threadIdx.x) / kChunks; }
-  static __device__ int thread_channel() { return static_cast<int>(threadIdx.x) % kChunks * 8; }
-
-  const T* keys_;
-  const T* values_;
-  int64_t step_;
-  int rows_left_;  // from this thread's first row on
-  int64_t rest_;
-  bool there_;
+  uint32_t stages_;
+  uint32_t barriers_;
+  const KeyAndValueMaps& maps_;
+  int first_row_;
+  int head_;
+  int tiles_;
 };
+
+/// Waits for the first `groups` warpgroups of the block.
+__device__ inline void meet(int groups) {
+  asm volatile("bar.sync 1, %0;" ::"r"(128 * groups) : "memory");
+}
+
+/// Zeros rows from `first` on of a tile of values, by `groups` warpgroups: their weights are 0, but
+/// what they hold is of the next segment, and may be infinite.
+template <class Rows>
+__device__ void clear_rows(uint32_t tile, int first, int groups) {
+  constexpr int kChunks = Rows::kChannels / 8;
+  const int chunks = (Rows::kRows - first) * kChunks;
+  for (int i = static_cast<int>(threadIdx.x); i < chunks; i += 128 * groups) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                     tile + Rows::chunk(first + i / kChunks, i % kChunks * 8)),
+                 "r"(0)
+                 : "memory");
+  }
+  show_to_products();
+  meet(groups);
+}
 
 /// The queries of one tile and head against all keys of their segment, a block.
 template <class Tiles, class T, class Out>
 __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
-    attend_segments(SegmentLaunch<T, Out> l) {
+    attend_segments(SegmentLaunch<T, Out> l, const __grid_constant__ KeyAndValueMaps maps) {
   using Rows = typename Tiles::Rows;
   extern __shared__ uint4 shared[];
+  __shared__ uint64_t barriers[TileRing<Tiles>::kBarriers];
   const uint32_t stages =
       (static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + Rows::kAlignment - 1) /
       Rows::kAlignment * Rows::kAlignment;
 
   let_next_start();
   const Segments::Tile tile = l.tiles[blockIdx.y];
-  wait_for_earlier();
   const int head = static_cast<int>(blockIdx.x);
-  const int kv_head = head / l.q_per_kv;
-  const T* k = l.k.data + tile.first * l.k.stride + kv_head * l.length;
-  const T* v = l.v.data + tile.first * l.v.stride + kv_head * l.length;
-  const auto stage_of = [&](int i) {
-    return stages + static_cast<uint32_t>(i % Tiles::kStages) * Tiles::kStageBytes;
-  };
-  TileCopier<Tiles, T> copier(k, v, l.k.stride, tile.rows, l.length);
-  copier.next(stage_of(0));
-  copier.next(stage_of(1));
-
-  // Tile i is there; the stage of i + 2 is that of i - 1, which every warpgroup is done with.
-  const auto next_tile = [&](int i) {
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-    show_to_products();
-    __syncthreads();
-    copier.next(stage_of(i + 2));
-  };
   const int full = tile.rows / Tiles::kKeys;
   const int rest = tile.rows % Tiles::kKeys;
+  const int groups = min(Tiles::kWarpgroups, (tile.rows - tile.queries + 63) / 64);
+  const TileRing<Tiles> ring(stages, barriers, maps, tile.first, head / l.q_per_kv,
+                             full + (rest != 0), groups);
+  wait_for_earlier();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (tile.queries + warp / 4 * 64 >= tile.rows) {  // nothing for this warpgroup
-    for (int i = 0; i < full + (rest != 0); ++i) next_tile(i);
-    return;
-  }
+  if (warp / 4 >= groups) return;  // nothing for this warpgroup
+  ring.start();
   const int first_row = tile.queries + warp * 16;
   const T* q = l.q.data + tile.first * l.q.stride + head * l.length;
   WarpgroupState<Tiles, T> state(q + first_row * l.q.stride, l.q.stride, tile.rows - first_row,
                                  l.length, l.scale);
   const auto attend = [&](int i, auto masked) {
-    next_tile(i);
-    state.score(stage_of(i));
+    const uint32_t keys = ring.take(i);
+    if constexpr (masked()) clear_rows<Rows>(keys + Rows::kBytes, rest, groups);
+    state.score(keys);
     warpgroup_wait();
     if constexpr (masked()) state.mask(rest);
     state.weigh();
-    state.add_values(stage_of(i) + Rows::kBytes);
+    state.add_values(keys + Rows::kBytes);
     warpgroup_wait();
+    ring.leave(i);
   };
   for (int i = 0; i < full; ++i) attend(i, std::false_type());
   if (rest != 0) attend(full, std::true_type());
@@ -282,9 +320,17 @@ void launch_tiles(SegmentLaunch<T, Out> l, const Segments& segments, Stream& str
                              static_cast<int>(Tiles::kSharedBytes)),
         "segment_attention");
   l.tiles = segments.tiles(Tiles::kQueries);
+  const auto map = [&](const HeadRows<T>& rows) {
+    constexpr auto kType = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    return map_heads(
+        {rows.data, kType, l.length, segments.rows(), l.q_heads / l.q_per_kv, rows.stride},
+        Tiles::Rows::kPanel, Tiles::kKeys);
+  };
   const dim3 grid(static_cast<unsigned>(l.q_heads),
                   static_cast<unsigned>(segments.tile_count(Tiles::kQueries)));
-  launch_early("segment_attention", kernel, grid, Tiles::kThreads, Tiles::kSharedBytes, stream, l);
+  launch_early("segment_attention", kernel, grid, Tiles::kThreads, Tiles::kSharedBytes, stream, l,
+               KeyAndValueMaps{map(l.k), map(l.v)});
 }
 
 /// The number of warpgroups changes no result, that of keys does: it depends on the head alone.

@@ -2,8 +2,10 @@
 // then whole towers in every format, against the CPU in f32.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -135,6 +137,31 @@ TEST_F(SegmentsOnGpu, AreIndependentOfTheirCompany) {
         EXPECT_TRUE(testing::same_bits(on_host(alone).view(),
                                        on_host(together.view().slice(bounds[i], rows)).view()))
             << head_dim << " channels, segment " << i;
+      }
+    }
+  }
+}
+
+/// Nor do infinities that are read beside its last keys.
+TEST_F(SegmentsOnGpu, DoNotSeeInfinitiesBehindThem) {
+  for (const int head_dim : {64, 80}) {
+    for (const DType dtype : kHalves) {
+      for (const int32_t rows : {1, 63, 65, 577, 2048}) {
+        const Shape shape{rows + 100, 3, 4, head_dim};
+        const Tensor plain = normal_tensor(dtype, shape, 9);
+        const auto values = testing::values_of(plain);
+        std::vector<float> wild(values.begin(), values.end());
+        std::fill(wild.begin() + int64_t{rows} * 12 * head_dim, wild.end(),
+                  std::numeric_limits<float>::infinity());
+        const int32_t bounds[] = {0, rows, rows + 100};
+        Tensor tame(dtype, {rows + 100, 4, head_dim}, kGpu);
+        Tensor out(dtype, {rows + 100, 4, head_dim}, kGpu);
+        segment_attention(tame, on_gpu(plain), Segments(bounds, *gpu_), 0.2f, *gpu_);
+        segment_attention(out, on_gpu(make_tensor(dtype, shape, wild)), Segments(bounds, *gpu_),
+                          0.2f, *gpu_);
+        EXPECT_TRUE(testing::same_bits(on_host(tame.view().slice(0, rows)).view(),
+                                       on_host(out.view().slice(0, rows)).view()))
+            << head_dim << " channels, " << rows << " rows";
       }
     }
   }
