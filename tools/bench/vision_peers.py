@@ -63,7 +63,7 @@ class PictureRows(torch.nn.Module):
 def internvl(dtype, layers):
     """InternViT-300M with InternVL2.5-8B's projector; of its decoder a small layer, which is not run."""
     decoder = {"model_type": "qwen2", "hidden_size": 4096, "intermediate_size": 64, "num_hidden_layers": 1,
-               "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 160000}  # fmt: skip
+               "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 64}  # fmt: skip
     config = InternVLConfig(vision_config=intern_vit_config(layers).to_dict(), text_config=decoder)
     model = InternVLModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
     return PictureRows(model), (torch.randn(TILES, 3, 448, 448),)
