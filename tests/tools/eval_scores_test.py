@@ -6,13 +6,11 @@ What needs pycocoevalcap and Java runs where tools/eval/setup.sh has put them (b
 import json
 import random
 import shutil
-import subprocess
 import sys
 import unittest
-from pathlib import Path
 
-import eval_case
-from eval_case import HELDOUT, EvalCase, WithModel, python_with_scorers
+from eval_case import HELDOUT, WithModel, python_with_scorers
+from eval_packages import WithPackages
 
 import scorers  # noqa: E402  (of tools/eval)
 
@@ -72,15 +70,8 @@ def small_set(count=24, seed=3):
     return {"images": images, "annotations": notes}, results
 
 
-class Packages(EvalCase):
+class Packages(WithPackages):
     """Direct calls of pycocoevalcap against results.json of coco.py."""
-
-    @classmethod
-    def setUpClass(cls):
-        if python_with_scorers() is None:
-            raise unittest.SkipTest("pycocoevalcap is not here; tools/eval/setup.sh installs it")
-        if shutil.which("java") is None:
-            raise unittest.SkipTest("there is no java; Debian's default-jre-headless has it")
 
     def files(self, blank=" "):
         annotations, results = small_set()
@@ -95,25 +86,9 @@ class Packages(EvalCase):
         self.assertIn(f"| {protocol} | 24 |", out)
         return json.loads((self.folder / "out/results.json").read_text())[0]
 
-    def direct(self, name):
-        """What this file's own function `name` prints in an interpreter with the package."""
-        done = subprocess.run([python_with_scorers(), Path(__file__), name, *map(str, self.files())], text=True,
-                              capture_output=True, env=eval_case.environment() | {"LC_ALL": "C.UTF-8"})  # fmt: skip
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads(done.stdout.splitlines()[-1])
-
-    def compare(self, found, corpus, items):
-        for name, value in corpus.items():
-            self.assertAlmostEqual(found["scores"][name], value, delta=1e-6, msg=name)
-        self.assertEqual(set(found["scores"]), set(corpus))
-        for key, values in items.items():
-            for name, value in values.items():
-                self.assertAlmostEqual(found["items"][key][name], value, delta=1e-6, msg=f"{key} {name}")
-        self.assertEqual(set(found["items"]), set(items))
-
     def test_tokenized_scores_are_the_packages_own(self):
         found = self.scored("lmms-eval")
-        self.compare(found, *self.direct("print_coco"))
+        self.compare(found, *self.direct("print_coco", *self.files()))
         self.assertTrue(0.1 < found["scores"]["CIDEr"] < 10, found["scores"])
 
     def test_a_line_separator_does_not_move_captions_to_other_images(self):
@@ -122,52 +97,7 @@ class Packages(EvalCase):
         self.assertEqual(first["items"], second["items"])
 
     def test_raw_scores_are_those_of_strings_as_they_are(self):
-        self.compare(self.scored("vlmevalkit"), *self.direct("print_raw"))
-
-
-def print_coco(annotations, results):
-    """pycocoevalcap's COCOEvalCap as its example has it, without SPICE."""
-    from unittest import mock
-
-    from pycocoevalcap import eval as package
-    from pycocotools.coco import COCO
-
-    class NoSpice:
-        def method(self):
-            return "none"
-
-        def compute_score(self, references, texts):
-            return 0, [0] * len(texts)
-
-    coco = COCO(annotations)
-    with mock.patch.object(package, "Spice", NoSpice):
-        run = package.COCOEvalCap(coco, coco.loadRes(results))
-        run.evaluate()
-    names = {f"Bleu_{n}": f"BLEU-{n}" for n in range(1, 5)} | {name: name for name in ("METEOR", "ROUGE_L", "CIDEr")}
-    items = {image: {names[k]: float(v) for k, v in of.items() if k in names} for image, of in run.imgToEval.items()}
-    print(json.dumps([{names[k]: float(v) for k, v in run.eval.items() if k in names}, items]))
-
-
-def print_raw(annotations, results):
-    """The scorers on the strings of the files."""
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    data = json.loads(Path(annotations).read_text())
-    references = {image["id"]: [] for image in data["images"]}
-    for note in data["annotations"]:
-        references[note["image_id"]].append(note["caption"])
-    texts = {row["image_id"]: [row["caption"]] for row in json.loads(Path(results).read_text())}
-    texts = {key: texts[key] for key in references}
-    corpus, items = {}, {key: {} for key in references}
-    for scorer, names in ((Bleu(4), [f"BLEU-{n}" for n in range(1, 5)]), (Rouge(), ["ROUGE_L"]), (Cider(), ["CIDEr"])):
-        whole, each = scorer.compute_score(references, texts)
-        for name, value, values in zip(names, whole if len(names) > 1 else [whole], each if len(names) > 1 else [each]):
-            corpus[f"raw {name}"] = 100 * float(value)
-            for key, one in zip(references, values):
-                items[key][f"raw {name}"] = 100 * float(one)
-    print(json.dumps([corpus, items]))
+        self.compare(self.scored("vlmevalkit"), *self.direct("print_raw", *self.files()))
 
 
 class Unavailable(WithModel):
@@ -196,7 +126,4 @@ class Unavailable(WithModel):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] in ("print_coco", "print_raw"):
-        globals()[sys.argv[1]](*sys.argv[2:])
-    else:
-        unittest.main()
+    unittest.main()

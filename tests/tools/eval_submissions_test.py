@@ -1,0 +1,122 @@
+"""Result files that coco.py, docvqa.py and video.py write, read as their benchmarks read them and scored by their rules.
+
+COCO's by pycocotools and pycocoevalcap themselves, where tools/eval/setup.sh has put them; DocVQA's and Video-MME's by
+their published rules, written here once more.
+"""
+
+import functools
+import json
+import unittest
+
+import eval_video_test as videos
+from eval_case import HELDOUT, WithModel, python_with_scorers
+from eval_packages import WithPackages
+
+POOR = ("--kv", "kivi,bits=1", "--device", "cpu", "--fidelity", 0)  # answers that are right in part
+
+
+class Captions(WithPackages, WithModel):
+    def test_the_packages_give_the_same_scores_on_the_file_as_it_was_written(self):
+        annotations = HELDOUT / "captions_heldout.json"
+        limit = ("--limit", 4, "--annotations", annotations)
+        self.run_well("coco.py", "--out", "out", *limit, *POOR, "--protocol", "lmms-eval", python=python_with_scorers())
+        (file,) = self.folder.glob("out/pocket/kivi-bits-1/captions_heldout-first-4_pocket-kivi-bits-1_results.json")
+        rows = json.loads(file.read_text())
+        self.assertEqual([(set(row), type(row["image_id"])) for row in rows], [({"image_id", "caption"}, int)] * 4)
+        (found,) = json.loads((self.folder / "out/results.json").read_text())
+        self.compare(found, *self.direct("print_coco", annotations, file))
+        self.assertTrue(0 < found["scores"]["BLEU-4"] < 0.99, found["scores"])
+
+        # VLMEvalKit's way, on the same file.
+        self.run_well("coco.py", "--out", "raw", *limit, "--results", file, "--protocol", "vlmevalkit",
+                      python=python_with_scorers())  # fmt: skip
+        (found,) = json.loads((self.folder / "raw/results.json").read_text())
+        self.compare(found, *self.direct("print_raw", annotations, file))
+
+
+def similarity(text, answer):
+    """Of DocVQA's ANLS, as lmms-eval and VLMEvalKit have it, by the definition of the distance."""
+    a, b = " ".join(text.lower().split()), " ".join(answer.lower().split())
+
+    @functools.cache
+    def distance(i, j):
+        if 0 in (i, j):
+            return i + j
+        return min(distance(i - 1, j) + 1, distance(i, j - 1) + 1, distance(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
+
+    length = max(len(text.upper()), len(answer.upper()))
+    share = distance(len(a), len(b)) / length if length else 0
+    return 1 - share if share <= 0.5 else 0
+
+
+class Documents(WithModel):
+    """The site of the Robust Reading Competition takes one JSON list of {"questionId": number, "answer": text}."""
+
+    def submission(self, *options):
+        """The rows of docvqa.py's file."""
+        self.run_well("docvqa.py", "--out", "out", "--limit", 8, *POOR, *options)
+        (file,) = self.folder.glob("out/pocket/kivi-bits-1/docvqa_*_pocket-kivi-bits-1.json")
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        self.assertIsInstance(rows, list)
+        for row in rows:
+            self.assertEqual({name: type(value) for name, value in row.items()}, {"questionId": int, "answer": str})
+        return rows
+
+    def test_the_published_rule_gives_the_same_score(self):
+        path = HELDOUT / "documents_heldout.json"
+        data = {row["questionId"]: row["answers"] for row in json.loads(path.read_text())["data"][:8]}
+        rows = self.submission("--annotations", path)
+        self.assertEqual([row["questionId"] for row in rows], list(data))
+        values = [max(similarity(row["answer"], answer) for answer in data[row["questionId"]]) for row in rows]
+        (found,) = json.loads((self.folder / "out/results.json").read_text())
+        self.assertAlmostEqual(found["scores"]["ANLS"], sum(values) / 8, 12)
+        self.assertTrue(0 < found["scores"]["ANLS"] < 1, values)
+        for row, value in zip(rows, values):
+            self.assertAlmostEqual(found["items"][str(row["questionId"])]["ANLS"], value, 12)
+
+    def test_a_test_split_has_its_file_and_no_score(self):
+        data = json.loads((HELDOUT / "documents_heldout.json").read_text())["data"][:8]
+        bare = [{k: v for k, v in row.items() if k != "answers"} for row in data]
+        annotations = self.write("test_v1.0.json", {"dataset_split": "test", "data": bare})
+        rows = self.submission("--annotations", annotations, "--images", HELDOUT)
+        self.assertEqual([row["questionId"] for row in rows], [row["questionId"] for row in data])
+        self.assertFalse((self.folder / "out/results.json").exists())
+
+
+def first_capital(response):
+    """Video-MME's rule, behind the phrases that are removed wherever they stand."""
+    for phrase in ("The best answer is", "The correct answer is", "The answer is", "The answer"):
+        response = response.replace(phrase, "")
+    return next((letter for letter in response if letter in "ABCD"), "")
+
+
+class Videos(videos.VideoCase, WithModel):
+    VIDEO = {"video_id": str, "duration": str, "domain": str, "sub_category": str, "missing": bool, "questions": list}
+    QUESTION = {name: str for name in ("question_id", "task_type", "question", "answer", "response")} | {"options": list}
+
+    def test_the_benchmark_s_scorer_finds_its_fields_and_the_same_accuracy(self):
+        self.clips("data/clip-001.webp", "data/clip-002.webp", "data/clip-003.webp")
+        published = videos.benchmark()
+        annotations = self.write("template.json", published)
+        self.run_well("video.py", "--out", "out", "--annotations", annotations, "--frames", 2, *POOR)
+        (file,) = self.folder.glob("out/pocket-qwen/kivi-bits-1/video-mme_*.json")
+        written = json.loads(file.read_text())
+        right = asked = 0
+        self.assertEqual([of["video_id"] for of in written], [of["video_id"] for of in published])
+        for found, expected in zip(written, published):
+            self.assertEqual({name: type(value) for name, value in found.items()}, self.VIDEO)
+            self.assertFalse(found["missing"])
+            for name in ("duration", "domain", "sub_category"):
+                self.assertEqual(found[name], expected[name])
+            self.assertEqual(len(found["questions"]), len(expected["questions"]))
+            for answered, question in zip(found["questions"], expected["questions"]):
+                self.assertEqual({name: type(value) for name, value in answered.items()}, self.QUESTION)
+                self.assertEqual({name: answered[name] for name in question}, question)
+                right += first_capital(answered["response"]) == question["answer"]
+                asked += 1
+        (row,) = json.loads((self.folder / "out/results.json").read_text())
+        self.assertEqual((row["scores"], len(row["items"])), ({"accuracy": right / asked}, 5))
+
+
+if __name__ == "__main__":
+    unittest.main()
