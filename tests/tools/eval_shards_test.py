@@ -1,8 +1,21 @@
-"""Parts of a set that run apart give the scores of one run; what is missing or there twice is refused."""
+"""Parts of a set that run apart give the scores of one run; what is missing or there twice is refused.
 
+Under mpirun (Debian's openmpi-bin) and as an array of Slurm (slurm-wlm, of which a test starts its own) where they are
+installed, which tools/setup.sh leaves to the machine's owner, since they bring services; these tests skip elsewhere, and a
+scheduler's variables are set by hand everywhere.
+"""
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
 import unittest
 
-from eval_case import EvalCase, WithModel, results_of
+import eval_case
+from eval_case import ROOT, EvalCase, WithModel, results_of
 
 from errors import EvaluationError  # noqa: E402  (of tools/eval)
 from shards import Shard, parse_shard, shard_of, without_shard  # noqa: E402
@@ -117,6 +130,91 @@ class Merged(WithModel):
         self.run_well(*COMMAND, "--out", "out", "--shard", "1/2")
         self.assert_refused(self.run_script(*COMMAND, "--out", "out"), "shards was 2 and is 1")
         self.assert_refused(self.run_script(*COMMAND, "--out", "out", "--shard", "1/3"), "shards was 2 and is 3")
+
+
+class Started(WithModel):
+    """By the schedulers' own programs."""
+
+    COMMAND = (*COMMAND, "--limit", 4, "--threads", 1)
+
+    def require(self, package, *programs):
+        missing = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+        if missing:
+            self.skipTest(f"there is no {missing[0]}; Debian's {package} has it")
+
+    def words(self, out):
+        return [sys.executable, str(ROOT / "tools/eval" / self.COMMAND[0]), *map(str, self.COMMAND[1:]), "--out", str(out)]
+
+    def run_words(self, *words, **more):
+        """Standard output and error of a program that must succeed."""
+        done = subprocess.run([*map(str, words)], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=240, env=eval_case.environment() | more)  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return done.stdout
+
+    def compare(self, out, parts):
+        """The results are those of one process, of so many parts."""
+        self.run_words(*self.words("whole"))
+        whole, found = (results_of(self.folder / name / "results.json") for name in ("whole", out))
+        self.assertTrue(0 < whole[0]["scores"]["slots"] < 1)
+        self.assertEqual(found, whole)
+        answers = self.folder / out / "pocket/kivi-bits-1"
+        self.assertEqual(len(list(answers.glob(f"answers.?-of-{parts}.jsonl"))), parts)
+
+    def test_two_ranks_of_mpirun(self):
+        self.require("openmpi-bin", "mpirun")
+        out = self.run_words("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2, *self.words("ranks"))
+        self.assertEqual(out.count("| `kivi,bits=1` |"), 1, out)
+        self.compare("ranks", 2)
+
+    def test_an_array_of_slurm(self):
+        self.require("slurm-wlm", "slurmctld", "slurmd", "sbatch", "srun")
+        if os.geteuid() != 0:
+            self.skipTest("slurmd starts jobs as root only")
+        conf = self.start_slurm()
+        job = self.folder / "job.sh"
+        job.write_text(f"#!/bin/bash\nsrun {shlex.join(self.words('array'))}\n")
+        self.run_words("sbatch", "--wait", "--array=1-2", "--output=job-%a.log", job, SLURM_CONF=str(conf))
+        logs = [(self.folder / f"job-{task}.log").read_text() for task in (1, 2)]
+        self.assertEqual(sum(log.count("| `kivi,bits=1` |") for log in logs), 1, logs)
+        self.compare("array", 2)
+
+    def start_slurm(self):
+        """The configuration file of a Slurm of this machine alone, which ends with the test."""
+        ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        control, node = (port.getsockname()[1] for port in ports)
+        for port in ports:
+            port.close()
+        host, folder = socket.gethostname().split(".")[0], self.folder / "slurm"
+        for name in ("state", "spool"):
+            (folder / name).mkdir(parents=True)
+        settings = {
+            "ClusterName": "test", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": "root",
+            "AuthType": "auth/none", "CredType": "cred/none", "SlurmctldPort": control, "SlurmdPort": node,
+            "SlurmctldPidFile": folder / "slurmctld.pid", "SlurmdPidFile": folder / "slurmd.pid",
+            "StateSaveLocation": folder / "state", "SlurmdSpoolDir": folder / "spool",
+            "ProctrackType": "proctrack/pgid", "TaskPlugin": "task/none", "MpiDefault": "none",
+            "SchedulerType": "sched/builtin", "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_CPU",
+        }  # fmt: skip
+        conf = folder / "slurm.conf"
+        conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items())
+                        + f"NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN\n"
+                        + "PartitionName=all Nodes=ALL Default=YES State=UP\n")  # fmt: skip
+        env = eval_case.environment() | {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+        for words in (["slurmctld", "-D"], ["slurmd", "-D", "-N", host]):
+            log = (folder / f"{words[0]}.log").open("w")
+            daemon = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+            self.addCleanup(log.close)
+            self.addCleanup(daemon.wait, timeout=60)
+            self.addCleanup(daemon.terminate)
+        end = time.monotonic() + 30
+        state = ["sinfo", "-h", "-o", "%t"]
+        while subprocess.run(state, env=env, capture_output=True, text=True).stdout != "idle\n":
+            if time.monotonic() > end:
+                said = "\n".join(path.read_text() for path in folder.glob("*.log")).splitlines()
+                self.skipTest(f"Slurm does not start on this machine: {said[-3:]}")
+            time.sleep(0.2)
+        return conf
 
 
 if __name__ == "__main__":
