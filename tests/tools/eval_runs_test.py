@@ -97,6 +97,42 @@ class Killed(WithModel):
         self.assertEqual([path.name for path in (self.folder / "out/pocket").iterdir() if path.is_dir()], ["int4"])
 
 
+class Again(WithModel):
+    """A second run on the same machine changes timings only."""
+
+    def files(self, script, folder, *more):
+        """name -> bytes of a run's files; rows where there are timings among them, which are taken out."""
+        (self.folder / folder).mkdir()
+        self.run_well(script, "--out", "out", "--limit", 4, "--kv", "f16", "--kv", "kivi,bits=1", "--fidelity", 2, "--threads",
+                      2, "--device", "cpu", *more, folder=self.folder / folder)  # fmt: skip
+        found = {}
+        for path in sorted((self.folder / folder).rglob("*")):
+            if not path.is_file() or path.name.startswith("."):  # locks name the process that holds them
+                continue
+            found[str(path.relative_to(self.folder / folder))] = content = [path.read_bytes()]
+            if path.name == "answers.jsonl":
+                content[:] = [json.loads(line) for line in path.read_text().splitlines()]
+                self.assertTrue(all(row.pop("timings")["decode_ms"] > 0 for row in content))
+            if path.name == "results.json":
+                content[:] = json.loads(path.read_text())
+                self.assertTrue(all(row.pop("tokens_per_second") for row in content))
+        return found
+
+    def test_all_files_but_their_timings_are_the_same(self):
+        for script, standard, samples, more in (
+            ("coco.py", "captions_heldout-first-4_pocket-{}_results.json", "samples_captions.jsonl", ("--skip", "pycocoevalcap")),
+            ("docvqa.py", "docvqa_heldout-first-4_pocket-{}.json", "samples_documents.jsonl", ()),
+        ):
+            first, second = (self.files(script, f"{number}-{script}", "--batch-size", 1, *more) for number in (1, 2))
+            for spec in ("f16", "kivi-bits-1"):
+                for name in (standard, samples, "answers.jsonl", "fidelity.json", "run.json"):
+                    self.assertIn(f"out/pocket/{spec}/{name.format(spec)}", first)
+            self.assertIn("out/results.json", first)
+            self.assertEqual(list(first), list(second))
+            for name, content in first.items():
+                self.assertEqual(content, second[name], name)
+
+
 class Forced(WithModel):
     """Specs of a model share calls of vlm-kv fidelity."""
 
