@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 import struct
@@ -336,6 +337,23 @@ class Script(unittest.TestCase):
             self.assertAlmostEqual(sum(shifts), 0)
             self.assertEqual(len({round(shift, 6) for shift in shifts}), places)
             self.assertLessEqual(shifts[-1] - shifts[0], min(0.5, 0.03 * places))
+
+    def test_points_of_equal_bytes_stand_side_by_side(self):
+        step = plots.MARKER_WIDTH
+        self.assertEqual(plots._side_by_side([0.5, 0.1, 0.9], 0, 1, False), [0.5, 0.1, 0.9])
+        for log, low, high, at in ((False, 0, 1, 0.5), (True, 1, 2, math.sqrt(2))):
+            found = plots._side_by_side([at] * 5, low, high, log)
+            places = [math.log2(x) for x in found] if log else found
+            self.assertAlmostEqual(sum(places) / 5, 0.5)
+            for k in range(4):
+                self.assertAlmostEqual(places[k + 1] - places[k], step)
+        # Two blocks that meet are one, in the order of their members.
+        near = [0.5, 0.5 + 1.1 * step, 0.5, 0.5 + 1.1 * step]
+        found = plots._side_by_side(near, 0, 1, False)
+        self.assertLess(max(found[0], found[2]), min(found[1], found[3]))
+        self.assertAlmostEqual(sum(found), sum(near))
+        for a, b in zip(sorted(found), sorted(found)[1:]):
+            self.assertAlmostEqual(b - a, step)
 
     @needs_matplotlib
     def test_pictures(self):

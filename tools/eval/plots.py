@@ -24,6 +24,7 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)
 SERIES_A_PANEL = len(COLORS)
 PANELS_A_PAGE = 4
 NAME_WIDTH = 46
+MARKER_WIDTH = 0.009  # of an axis
 FILE_NAME = re.compile(r"\d{2,}_(bits|speed|retained|error|objects)(-\d+)?\.png")
 
 
@@ -89,57 +90,55 @@ class _Plotter:
 
     def scores(self, kind: str, label: str, where: Callable[[Row], float | None], joined: bool) -> None:
         """The score that decides against `where`, a few policies a panel. `joined`: a curve a policy, over its widths or
-        budgets, on a logarithmic scale."""
-        metric = self.summary.metric
-        plain = self.summary.plain
+        budgets, on a logarithmic scale. Points that would cover one another stand side by side."""
+        metric, plain = self.summary.metric, self.summary.plain
         placed = [row for row in self.summary.rows if where(row) and row is not plain]
         if not placed:
             return
-        groups = []
-        for key, title in KINDS.items():
-            families: dict[str, list[Row]] = {}
-            for row in sorted((row for row in placed if row.kind == key), key=lambda row: (row.family, where(row))):
-                families.setdefault(row.family, []).append(row)
-            cut = panels(list(families.items()), SERIES_A_PANEL)
-            groups += [
-                (f"{title} ({i + 1} of {len(cut)})" if len(cut) > 1 else title, some) for i, some in enumerate(cut)
-            ]
-        pages = panels(groups, PANELS_A_PAGE)
-        values = [x for row in [*placed, *([plain] if plain else [])] for x in _span(row.scores[metric])]
-        xs = [where(row) for row in [*placed, *([plain] if plain and where(plain) else [])]]
+        pages = panels(_families(placed, where), PANELS_A_PAGE)
+        shown_rows = [*placed, *([plain] if plain else [])]
+        values = [x for row in shown_rows for x in _span(row.scores[metric])]
+        xs = [where(row) for row in shown_rows if where(row)]
         for page, shown in enumerate(pages):
             figure, axes = self._figure(len(shown))
             for axis, (title, families) in zip(axes, shown):
-                self._band(axis, plain, metric)
-                for i, (family, rows) in enumerate(families):
-                    found = [row.scores[metric] for row in rows]
-                    axis.errorbar(
-                        [where(row) for row in rows],
-                        [x.value for x in found],
-                        yerr=_reach(found),
-                        color=COLORS[i],
-                        marker=MARKERS[i],
-                        ls=STYLES[i] if joined and len(rows) > 1 else "",
-                        ms=5,
-                        lw=1.1,
-                        elinewidth=1,
-                        capsize=2,
-                        label=_name(family, rows),
-                    )
-                if plain and where(plain):
-                    axis.plot([where(plain)], [plain.scores[metric].value], color="black", marker="*", ms=9, ls="")
-                axis.set_title(title, fontsize=9, loc="left")
-                axis.set_ylabel(_plain(metric))
                 if joined:
                     _log2(axis, xs)
                 else:
                     axis.set_xlim(0, 1.05 * max(xs))
                     axis.tick_params(labelbottom=True)
+                self._band(axis, plain, metric)
+                self._curves(axis, families, where, joined)
+                if plain and where(plain):
+                    axis.plot([where(plain)], [plain.scores[metric].value], color="black", marker="*", ms=9, ls="")
+                axis.set_title(title, fontsize=9, loc="left")
+                axis.set_ylabel(_plain(metric))
                 _limits(axis, values)
                 self._legend(axis)
-            axes[-1].set_xlabel(label)
+            axes[-1].set_xlabel(f"{label}\npoints that would cover one another stand side by side; ticks at the foot: their true places")
             title = f"{metric} against {'stored bits' if kind == 'bits' else 'speed of decoding'}"
             self._finish(figure, kind, page, len(pages), title, interval=True)
+
+    def _curves(self, axis, families: list[tuple[str, list[Row]]], where: Callable[[Row], float], joined: bool) -> None:
+        """A curve a policy, and where its points truly are at the foot. The limits of the axis are set before."""
+        true = [where(row) for _, rows in families for row in rows]
+        axis.plot(true, [0.015] * len(true), transform=axis.get_xaxis_transform(), color="black", marker="|", ms=5, ls="")
+        places = iter(_side_by_side(true, *axis.get_xlim(), log=joined))
+        for i, (family, rows) in enumerate(families):
+            found = [row.scores[self.summary.metric] for row in rows]
+            axis.errorbar(
+                [next(places) for _ in rows],
+                [x.value for x in found],
+                yerr=_reach(found),
+                color=COLORS[i],
+                marker=MARKERS[i],
+                ls=STYLES[i] if joined and len(rows) > 1 else "",
+                ms=5,
+                lw=1.1,
+                elinewidth=1,
+                capsize=2,
+                label=_name(family, rows),
+            )
 
     def layers(
         self, kind: str, label: str, title: str, curves: dict[int, list[float]], top: float | None = None
@@ -277,6 +276,42 @@ class _Plotter:
         figure.savefig(self.folder / name, dpi=110, metadata={"Software": None})
         self.plt.close(figure)
         self.written.setdefault(kind, []).append(name)
+
+
+def _families(rows: list[Row], where: Callable[[Row], float]) -> list[tuple[str, list[tuple[str, list[Row]]]]]:
+    """Panels with their titles: policies of one kind, each with its rows in the order of `where`."""
+    groups = []
+    for key, title in KINDS.items():
+        families: dict[str, list[Row]] = {}
+        for row in sorted((row for row in rows if row.kind == key), key=lambda row: (row.family, where(row))):
+            families.setdefault(row.family, []).append(row)
+        cut = panels(list(families.items()), SERIES_A_PANEL)
+        groups += [(f"{title} ({i + 1} of {len(cut)})" if len(cut) > 1 else title, some) for i, some in enumerate(cut)]
+    return groups
+
+
+def _side_by_side(xs: list[float], low: float, high: float, log: bool) -> list[float]:
+    """Places that are MARKER_WIDTH of the axis from `low` to `high` apart and as near to `xs` as can be, in their order.
+
+    Neighbours that are too near are one block, centred on the mean of its members, and blocks that then meet are one.
+    """
+    there, back = (math.log2, lambda place: 2.0**place) if log else (float, float)
+    step = MARKER_WIDTH * (there(high) - there(low))
+    order = sorted(range(len(xs)), key=lambda i: xs[i])
+    blocks: list[tuple[float, list[int]]] = []  # where the first would stand, and the members
+    for i in order:
+        first, members = there(xs[i]), [i]
+        while blocks and blocks[-1][0] + step * len(blocks[-1][1]) > first:
+            before, others = blocks.pop()
+            count = len(others) + len(members)
+            first = (before * len(others) + (first - step * len(others)) * len(members)) / count
+            members = others + members
+        blocks.append((first, members))
+    places = dict.fromkeys(order, 0.0)
+    for first, members in blocks:
+        for k, i in enumerate(members):
+            places[i] = back(first + k * step) if len(members) > 1 else xs[i]
+    return [places[i] for i in range(len(xs))]
 
 
 def _beside(place: int, places: int) -> float:
