@@ -217,6 +217,21 @@ class Refused(WithModel):
         record.write_text(record.read_text().replace("(commit ", "(commit 0"))
         self.assert_refused(self.run_script(*COMMAND), "version was", "give another --out")
 
+    def test_answers_of_another_version_than_the_run_s(self):
+        self.run_well(*COMMAND)
+        answers = self.folder / "out/pocket/int4/answers.jsonl"
+        mine, rows = answers.read_text(), answers.read_text().splitlines()
+        version = json.loads(rows[2])["version"]
+        rows[2] = rows[2].replace(version, "kvlm 0.0.9")
+        answers.write_text("\n".join(rows) + "\n")
+        before = (self.folder / "out/results.json").read_bytes()
+        for more in ((), ("--merge",)):
+            self.assert_refused(self.run_script(*COMMAND, *more), "answers.jsonl", f"record {json.loads(rows[2])['id']} ",
+                                "kvlm 0.0.9", version, "--out")  # fmt: skip
+        self.assertEqual((self.folder / "out/results.json").read_bytes(), before)
+        answers.write_text(mine)
+        self.run_well(*COMMAND, "--merge")
+
     def test_a_record_without_an_answer(self):
         annotations = {"dataset_split": "val", "data": [
             {"questionId": n, "question": "What?", "image": image, "answers": ["x"]}

@@ -213,6 +213,7 @@ class Folder:
             record = shard.name(folder / "run.json")
             if record.exists() and first.exists():  # parts of two builds are no whole
                 refuse_other(record, {key: read_json(first)[key] for key in DECIDES}, self.path)
+            version = read_json(record)["version"] if record.exists() else None
             mine = {item.id for item in shard.of(plan.split.items)}
             for row in _rows(path):
                 key = row.get("id")
@@ -221,6 +222,12 @@ class Folder:
                 if key not in mine:
                     raise EvaluationError(f"{path} has record {printable(key)}, which is not of shard {shard}; remove it")
                 if "error" not in row:
+                    if version and row.get("version") != version:
+                        raise EvaluationError(
+                            f"{path}: record {key} was answered by {printable(row.get('version'))}, and this run is of "
+                            f"{printable(version)} ({record}); remove that line and start the same command again, or give "
+                            "another --out"
+                        )
                     found[key] = row
         for item in plan.split.items:
             if item.id not in found:
