@@ -116,6 +116,13 @@ class Page(unittest.TestCase):
         ):
             self.assertIn(words, made)
 
+    def test_a_version_is_told_once_with_its_program_s_name(self):
+        versions = {"kvlm": "kvlm 0.1.0 (commit 1)", "python": "3.11.2"}
+        others = versions | {"kvlm": "kvlm 0.1.0 (commit 2)"}
+        made = made_page([result("f16", GOOD, 16.0, versions=versions), result("kivi", BAD, 4.0, versions=others)])
+        self.assertIn("versions kvlm 0.1.0 (commit 1) and 0.1.0 (commit 2), python 3.11.2.", made)
+        self.assertIn("several versions of kvlm: 0.1.0 (commit 1); 0.1.0 (commit 2)", made)
+
     def test_a_long_command_is_whole(self):
         command = "coco.py " + " ".join(f"--kv kivi,bits={i}" for i in range(2000))
         self.assertIn(f"    {command}\n", made_page([result("f16", GOOD, command=command)]))

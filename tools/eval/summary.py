@@ -87,11 +87,11 @@ class Summary:
 
     @property
     def versions(self) -> dict[str, list[str]]:
-        """program -> every version that had a hand in it."""
+        """program -> every version that had a hand in it, without the program's name, which kvlm's own begins with."""
         found: dict[str, set[str]] = {}
         for row in self.rows:
             for name, version in row.result.versions.items():
-                found.setdefault(name, set()).add(version)
+                found.setdefault(name, set()).add(version.removeprefix(f"{name} "))
         return {name: sorted(found[name]) for name in sorted(found)}
 
     @property
