@@ -69,6 +69,12 @@ class Annotations(EvalCase):
                 files.read_captions(self.folder / name)
             self.assertNotIn("\x1b", str(caught.exception))
 
+    def test_a_byte_order_mark_is_no_content(self):
+        path = self.write("captions_val2014.json", captions())
+        plain = files.read_captions(path)
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        self.assertEqual(files.read_captions(path), plain)
+
     def test_where_coco_has_its_pictures(self):
         bare = captions(images=[{"id": 11}, {"id": 12}])
         for name, split, picture in (

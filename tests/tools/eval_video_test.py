@@ -135,6 +135,8 @@ class Annotations(VideoCase):
             self.assertEqual(split.items[2].groups, {"duration": "long", "domain": "Multilingual", "sub_category": "Law",
                                                      "task_type": "OCR Problems"})  # fmt: skip
             split.require_pictures()
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte-order mark is no content
+            self.assertEqual(video_files.read_videos(path), split)
 
     def test_video_mme_as_published(self):
         path = self.folder / "Video-MME/videomme/test-00000-of-00001.parquet"

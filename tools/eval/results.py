@@ -80,6 +80,6 @@ def write_results(path: Path, results: list[Result]) -> None:
 def read_results(path: Path) -> list[Result]:
     """Rows of write_results; OSError or ValueError with the path."""
     try:
-        return [Result.from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        return [Result.from_json(row) for row in json.loads(path.read_text(encoding="utf-8-sig"))]
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of results: {error}") from None

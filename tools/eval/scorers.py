@@ -17,7 +17,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import io
-import json
 import os
 import re
 import shutil
@@ -29,6 +28,7 @@ import rouge_l
 from errors import EvaluationError, printable
 from files import Split
 from models import ROOT
+from storage import read_json
 
 sys.path.append(str(ROOT / "tools" / "pocket"))
 import score as pocket  # noqa: E402
@@ -205,7 +205,7 @@ def _exact(split: Split, texts: dict[int, str]) -> dict[int, float]:
 
 def _slots(split: Split, texts: dict[int, str]) -> dict[int, float]:
     """Share of a caption's slots that are told rightly; the corpus score is the mean over captions."""
-    facts = json.loads((split.path.parent / "scene_facts.json").read_text(encoding="utf-8"))
+    facts = read_json(split.path.parent / "scene_facts.json")
     shares = {}
     for item in split.items:
         right, asked = pocket.slots(texts[item.id], facts[item.image.stem])

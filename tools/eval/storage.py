@@ -52,9 +52,9 @@ def write_lines(path: Path, records: list[dict]) -> None:
 
 
 def read_json(path: Path) -> object:
-    """EvaluationError names a file that is missing or no JSON."""
+    """With or without a byte-order mark; EvaluationError names a file that is missing or no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise EvaluationError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

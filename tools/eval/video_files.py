@@ -264,7 +264,7 @@ def _parquet(path: Path) -> list[dict]:
 def _tsv(path: Path) -> list[dict]:
     """A table of VLMEvalKit, whose lists are written as Python has them and whose index is a number."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, delimiter="\t"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise EvaluationError(f"{path} cannot be read: {printable(error)}") from None
