@@ -101,6 +101,7 @@ class Annotations(EvalCase):
             ("annotation 7 .* no object", {"images": images, "annotations": [*boxes, {"id": 7, "image_id": 12}]}),
             ("annotation 8 .* no object", {"images": images, "annotations": [{"id": 8, "image_id": 1, "bbox": []}]}),
             ("image 11 .* is not in", {"images": images[1:], "annotations": boxes}),
+            ("image 12 comes twice", {"images": [*images, images[1]], "annotations": boxes}),
         ):
             with self.assertRaisesRegex(EvaluationError, words):
                 files.with_objects(split, self.write("instances.json", value))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from errors import EvaluationError, printable
 from files import CAPTIONS, DOCUMENTS, Item, Split, read_captions, read_documents
+from ids import Ids
 from storage import read_json
 from video_files import read_videos
 
@@ -37,15 +38,12 @@ def read_any(path: Path, folder: Path | None = None) -> Split:
 
 def read_descriptions(path: Path, rows: list, folder: Path | None) -> Split:
     """Only the first question of a conversation, and its answer, count; the picture is shown before the question."""
-    seen: set = set()
+    ids = Ids("record", path)
     items = []
     for number, row in enumerate(rows):
-        key = row.get("id", number) if isinstance(row, dict) else None
-        if not isinstance(key, (int, str)) or isinstance(key, bool):
+        if not isinstance(row, dict):
             raise EvaluationError(f"{path}: record {number} is {printable(row, 60)}; expected one with image and question")
-        if key in seen:
-            raise EvaluationError(f"record {printable(key)} comes twice in {path}; give a file in which every one is once")
-        seen.add(key)
+        key = ids.any(row.get("id", number))
         said = row.get("conversations")
         if isinstance(said, list) and len(said) >= 2 and all(isinstance(turn, dict) for turn in said[:2]):
             row = row | {"question": said[0].get("value"), "answer": said[1].get("value")}

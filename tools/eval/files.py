@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from errors import EvaluationError, printable
+from ids import Ids
 from storage import read_json
 
 CAPTIONS, DOCUMENTS = "captions", "documents"
@@ -98,21 +99,27 @@ def read_captions(path: Path, images: Path | None = None) -> Split:
     if "karpathy" in name:  # coco_karpathy_test_gt and its like
         name = name.removeprefix("coco_").removesuffix("_gt")
     pictures = _listed(data, "images", path)
+    captions = _captions_of(data, pictures, path)
+    folder = _picture_folder(path, name) if images is None else images
+    objects = _objects_of_scenes(path)
+    items = []
+    for picture in pictures:
+        key = picture["id"]
+        file = folder / str(picture.get("file_name") or _picture_name(name, key))
+        items.append(Item(key, file, captions[key], objects=objects.get(file.stem)))
+    return Split(CAPTIONS, name, path, items)
+
+
+def _captions_of(data: dict, pictures: list[dict], path: Path) -> dict[int, list[str]]:
+    """The captions of each image, of which each has some."""
     if not isinstance(data.get("annotations"), list) or not data["annotations"]:
         raise EvaluationError(f"{path} has no captions (\"annotations\"), as files of a test split have none; give one "
                               "with captions, such as captions_val2014.json")
-    captions: dict[int, list[str]] = {}
-    for picture in pictures:
-        key = _id(picture, "id", "image", path)
-        if key in captions:
-            raise EvaluationError(f"image {key} comes twice in {path}; give a file in which every image is once")
-        captions[key] = []
-    seen: set[int] = set()
+    ids = Ids("image", path)
+    captions: dict[int, list[str]] = {ids.number(picture, "id"): [] for picture in pictures}
+    ids = Ids("annotation", path)
     for note in data["annotations"]:
-        key = _id(note, "id", "annotation", path)
-        if key in seen:
-            raise EvaluationError(f"annotation {key} comes twice in {path}; give a file in which every caption is once")
-        seen.add(key)
+        key = ids.number(note, "id")
         image = note.get("image_id")
         if not isinstance(image, int) or image not in captions:
             raise EvaluationError(
@@ -125,20 +132,14 @@ def read_captions(path: Path, images: Path | None = None) -> Split:
     for key, said in captions.items():
         if not said:
             raise EvaluationError(f"image {key} of {path} has no caption, so it cannot be scored; take it out of the file")
-    folder = _picture_folder(path, name) if images is None else images
-    objects = _objects_of_scenes(path)
-    items = []
-    for picture in pictures:
-        key = picture["id"]
-        file = folder / str(picture.get("file_name") or _picture_name(name, key))
-        items.append(Item(key, file, captions[key], objects=objects.get(file.stem)))
-    return Split(CAPTIONS, name, path, items)
+    return captions
 
 
 def with_objects(split: Split, path: Path) -> Split:
     """The split with the number of objects in each picture, of COCO's instances_<split>.json."""
     data = read_json(path)
-    counts = {_id(picture, "id", "image", path): 0 for picture in _listed(data, "images", path)}
+    ids = Ids("image", path)
+    counts = {ids.number(picture, "id"): 0 for picture in _listed(data, "images", path)}
     for note in _listed(data, "annotations", path):
         if "bbox" not in note or note.get("image_id") not in counts:
             raise EvaluationError(f"annotation {printable(note.get('id'))} of {path} is no object in one of its images; give "
@@ -157,13 +158,10 @@ def read_documents(path: Path, images: Path | None = None) -> Split:
     split = data.get("dataset_split")
     name = split if isinstance(split, str) and re.fullmatch(r"[\w.-]+", split) else path.stem.split("_")[0]
     folder = path.parent if images is None else images
-    seen: set[int] = set()
+    ids = Ids("question", path)
     items: list[Item] = []
     for record in records:
-        key = _id(record, "questionId", "question", path)
-        if key in seen:
-            raise EvaluationError(f"question {key} comes twice in {path}; give a file in which every question is once")
-        seen.add(key)
+        key = ids.number(record, "questionId")
         for field_name in ("question", "image"):
             if not isinstance(record.get(field_name), str) or not record[field_name]:
                 raise EvaluationError(f"question {key} of {path} has no {field_name!r}; give DocVQA's own file")
@@ -197,21 +195,27 @@ def answer_results(split: Split, texts: dict[int, str]) -> list[dict]:
     return [{"questionId": item.id, "answer": texts[item.id]} for item in split.items]
 
 
-def _read_results(path: Path, split: Split, id_name: str, text_name: str, what: str) -> dict[int, str]:
+def _read_results(path: Path, split: Split, id_name: str, text_name: str, what: str) -> dict:
     rows = read_json(path)
     if not isinstance(rows, list):
         raise EvaluationError(f"{path} is no array of results; expected [{{\"{id_name}\": ..., \"{text_name}\": ...}}]")
+    return texts_of(rows, split, path, id_name, text_name, what)
+
+
+def texts_of(rows: list, split: Split, path: Path, id_name: str, text_name: str, what: str) -> dict:
+    """The text of every record of the split, by its id; EvaluationError for one that is missing, strange or there twice."""
     known = {item.id for item in split.items}
-    texts: dict[int, str] = {}
+    ids = Ids(what, path)
+    texts: dict = {}
     for row in rows:
-        key = _id(row, id_name, "result", path)
+        key = row.get(id_name) if isinstance(row, dict) else None
+        if not isinstance(key, (int, str)) or isinstance(key, bool):
+            raise EvaluationError(f"{path}: {what} {printable(row, 60)} has no {id_name!r}; expected the id of a record")
+        if key not in known:
+            raise EvaluationError(f"{what} {printable(key)} of {path} is not in {split.path}; give the results of this split")
         if not isinstance(row.get(text_name), str):
             raise EvaluationError(f"{what} {key} of {path} has no {text_name!r}; expected a string")
-        if key not in known:
-            raise EvaluationError(f"{what} {key} of {path} is not in {split.path}; give the results of this split")
-        if key in texts:
-            raise EvaluationError(f"{what} {key} comes twice in {path}; expected one result of each")
-        texts[key] = row[text_name]
+        texts[ids.any(key)] = row[text_name]
     missing = next((item.id for item in split.items if item.id not in texts), None)
     if missing is not None:
         raise EvaluationError(
@@ -225,13 +229,6 @@ def _listed(data: object, name: str, path: Path) -> list[dict]:
     if not isinstance(data, dict) or not isinstance(data.get(name), list) or not data[name]:
         raise EvaluationError(f"{path} has no list {name!r}; expected the format in docs/evaluation.md")
     return data[name]
-
-
-def _id(record: object, name: str, what: str, path: Path) -> int:
-    key = record.get(name) if isinstance(record, dict) else None
-    if not isinstance(key, int) or isinstance(key, bool):
-        raise EvaluationError(f"{path}: {what} {printable(record, 60)} has no whole number {name!r}")
-    return key
 
 
 def _picture_name(split: str, key: int) -> str:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Iterable
 
 from errors import EvaluationError, printable
-from files import Item, Split, answer_results, read_answer_results
+from files import Item, Split, answer_results, read_answer_results, texts_of
+from ids import Ids
 from storage import read_json
 
 VIDEO_MME, MVBENCH, CLIPS = "video-mme", "mvbench", "clips"
@@ -105,34 +106,15 @@ def read_video_results(path: Path, split: Split) -> dict:
     name, text_name = ("question_id", "response") if split.task == VIDEO_MME else ("index", "prediction")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise EvaluationError(f"{path} is no file of results of {split.task}; see docs/evaluation.md for its format")
-    known = {item.id for item in split.items}
-    texts: dict = {}
-    for row in rows:
-        key = row.get(name)
-        if not isinstance(key, (str, int)) or key not in known:
-            raise EvaluationError(
-                f"question {printable(key)} of {path} is not in {split.path}; give the results of this split"
-            )
-        if key in texts:
-            raise EvaluationError(f"question {printable(key)} comes twice in {path}; expected one result of each")
-        if not isinstance(row.get(text_name), str):
-            raise EvaluationError(f"question {printable(key)} of {path} has no {text_name!r}; expected a string")
-        texts[key] = row[text_name]
-    if missing := next((item for item in split.items if item.id not in texts), None):
-        raise EvaluationError(
-            f"{path} has {len(texts)} results and {split.name} has {len(known)}: question {missing.id} is missing; give "
-            "the results of this whole split"
-        )
-    return texts
+    return texts_of(rows, split, path, name, text_name, "question")
 
 
 def _video_mme(rows: list[dict], path: Path, videos: Path | None) -> Split:
     folders = _video_mme_folders(path) if videos is None else [videos / "data", videos / "video", videos]
-    seen: set = set()
+    ids = Ids("question", path)
     items = []
     for row in rows:
-        key = row.get("question_id", row.get("index"))
-        key = _new_id(key, seen, path)
+        key = ids.any(row.get("question_id", row.get("index")))
         question = _text(row, "question", key, path)
         options = row.get("options", row.get("candidates"))
         if not isinstance(options, list) or len(options) < 2 or not all(isinstance(option, str) for option in options):
@@ -165,11 +147,11 @@ def _mvbench_items(
     """Of one task. `folder` is where its videos are, below `videos`."""
     if not isinstance(rows, list) or not rows:
         raise EvaluationError(f"{path} has no questions of {printable(task)}; give MVBench's own file")
-    seen: set = set()
+    ids = Ids("question", path)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise EvaluationError(f"{path}: question {number} is {printable(row, 60)}; expected a JSON object")
-        key = _new_id(row.get("index", f"{task}-{number}"), seen, path)
+        key = ids.any(row.get("index", f"{task}-{number}"))
         candidates = row.get("candidates")
         if not isinstance(candidates, list) or len(candidates) < 2 or not all(isinstance(c, str) for c in candidates):
             raise EvaluationError(f"question {key} of {path} has no list of candidates; give MVBench's own file")
@@ -200,9 +182,9 @@ def _mvbench_branch(data: dict, path: Path, videos: Path | None) -> Split:
 
 def _mvbench_table(rows: list[dict], path: Path, videos: Path | None) -> Split:
     items: list[Item] = []
-    seen: set = set()
+    ids = Ids("question", path)
     for row in rows:
-        key = _new_id(row.get("index"), seen, path)
+        key = ids.any(row.get("index"))
         if row.get("bound") == "True":
             raise EvaluationError(
                 f"question {key} of {path} is about a part of its video, which is not cut here; give MVBench_MP4.tsv or "
@@ -214,10 +196,10 @@ def _mvbench_table(rows: list[dict], path: Path, videos: Path | None) -> Split:
 
 
 def _clips(rows: list, path: Path, videos: Path | None) -> Split:
-    seen: set = set()
+    ids = Ids("question", path)
     items = []
     for row in rows:
-        key = _new_id(row.get("questionId") if isinstance(row, dict) else None, seen, path)
+        key = ids.any(row.get("questionId") if isinstance(row, dict) else None)
         answers = row.get("answers")
         if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
             raise EvaluationError(f"question {key} of {path} has no answers; expected a list of strings")
@@ -280,15 +262,6 @@ def _tsv(path: Path) -> list[dict]:
             ) from None
         row["index"] = int(row["index"]) if re.fullmatch(r"[0-9]{1,9}", row["index"] or "") else None
     return rows
-
-
-def _new_id(key: object, seen: set, path: Path) -> int | str:
-    if isinstance(key, bool) or not isinstance(key, (int, str)) or key == "":
-        raise EvaluationError(f"{path}: question {len(seen)} has no id; give the file as it was published")
-    if key in seen:
-        raise EvaluationError(f"question {printable(key)} comes twice in {path}; give a file in which every one is once")
-    seen.add(key)
-    return key
 
 
 def _text(row: dict, name: str, key: object, path: Path) -> str:
