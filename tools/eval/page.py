@@ -275,33 +275,6 @@ def _factors(compared: Comparison) -> str:
 def _claims(summary: Summary) -> str:
     if not summary.claims:
         return "No claim has all its specs here.\n"
-    rows = []
-    for row in summary.claims:
-        compared = row.comparisons
-        first = compared[0]
-        said = text(row.claim.text) + (f", {text(row.claim.at)}" if row.claim.at else "")
-        reason = f" ({text(row.verdict.reason)})" if row.verdict.reason else ""
-        columns = [
-            [code(x.b.spec) for x in compared],
-            [_factors(first)],
-            [
-                f"{number(x.a.stored_bits, 2)}, {number(x.b.stored_bits, 2)}: {bytes_in_words(x.more_bytes)}"
-                for x in compared
-            ],
-            [f"{_full(x.a)}, {_full(x.b)}" for x in compared],
-            [f"{number(x.a.scores[x.metric])}, {number(x.b.scores[x.metric])}" for x in compared],
-            [gain(x.difference) for x in compared],
-            [_others(x) for x in compared],
-        ]
-        rows.append(
-            [
-                said,
-                text(row.claim.source),
-                code(first.a.spec),
-                *map("<br>".join, columns),
-                f"**{row.verdict.word}**{reason}",
-            ]
-        )
     head = [
         "claim",
         "source",
@@ -315,7 +288,25 @@ def _claims(summary: Summary) -> str:
         "other scores",
         "verdict",
     ]
-    return table(head, rows) + f"\n{_about(summary)}.\n"
+    return table(head, [_claim(row) for row in summary.claims]) + f"\n{_about(summary)}.\n"
+
+
+def _claim(row: ClaimRow) -> list[str]:
+    """A row of the table; what there is of every comparison stands in a line of its own within the cell."""
+    compared = row.comparisons
+    said = text(row.claim.text) + (f", {text(row.claim.at)}" if row.claim.at else "")
+    reason = f" ({text(row.verdict.reason)})" if row.verdict.reason else ""
+    columns = [
+        [code(x.b.spec) for x in compared],
+        [_factors(compared[0])],
+        [f"{number(x.a.stored_bits, 2)}, {number(x.b.stored_bits, 2)}: {bytes_in_words(x.more_bytes)}" for x in compared],
+        [f"{_full(x.a)}, {_full(x.b)}" for x in compared],
+        [f"{number(x.a.scores[x.metric])}, {number(x.b.scores[x.metric])}" for x in compared],
+        [gain(x.difference) for x in compared],
+        [_others(x) for x in compared],
+    ]
+    cells = [said, text(row.claim.source), code(compared[0].a.spec), *map("<br>".join, columns)]
+    return [*cells, f"**{row.verdict.word}**{reason}"]
 
 
 def _others(compared: Comparison) -> str:

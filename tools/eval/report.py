@@ -21,13 +21,13 @@ import comparison
 import page
 import plots
 import significance
-from comparison import Comparison
+from comparison import ClaimRow, Comparison
 from errors import EvaluationError, printable, run_main
 from factors import Catalogue
 from groups import Estimate, grouped, setting_of
 from results import Result, read_results
 from storage import write_json, write_text
-from summary import Summary, summarise
+from summary import Row, Summary, summarise
 
 SKIPPABLE = ("plots",)
 
@@ -109,62 +109,60 @@ def as_json(summaries: list[Summary], resamples: int, seed: int) -> dict:
         "seed": seed,
         "level": significance.LEVEL,
         "tolerance": comparison.TOLERANCE,
-        "settings": [
-            setting_of(summary.rows[0].result)._asdict()
-            | {
-                "n": len(summary.group.ids),
-                "clusters": summary.group.clusters,
-                "metric": summary.metric,
-                "notes": summary.notes,
-                "prompt_tokens": _short(summary.prompt_tokens),
-                "devices": summary.devices,
-                "versions": summary.versions,
-                "commands": summary.commands,
-                "seeds": summary.seeds,
-                "specs": [
-                    {
-                        "number": row.number,
-                        "spec": row.result.spec,
-                        "scores": {k: _estimate(x) for k, x in row.scores.items()},
-                        "against_f16": _estimate(row.loss),
-                        "forced": {k: _estimate(x) for k, x in row.forced.items()},
-                    }
-                    | {name: _short(getattr(row.result, name)) for name in MEASURED}
-                    | {"retained": _short(row.result.retained), "layer_error": _short(row.result.layer_error)}
-                    for row in summary.rows
-                ],
-                "equal_bytes": [
-                    {
-                        "stored_bits": _short(list(equal.bits)),
-                        "best": equal.best.result.spec,
-                        "others": [_comparison(compared) for _, compared in equal.others],
-                    }
-                    for equal in summary.equal_bytes
-                ],
-                "frontier": [row.result.spec for row in summary.frontier],
-                "claims": [
-                    {
-                        "claim": row.claim.text,
-                        "at": row.claim.at,
-                        "source": row.claim.source,
-                        "verdict": row.verdict.word,
-                        "reason": row.verdict.reason,
-                        "comparisons": [_comparison(compared) for compared in row.comparisons],
-                    }
-                    for row in summary.claims
-                ],
-                "objects": [
-                    {
-                        "count": x.count,
-                        "or_more": x.or_more,
-                        "n": x.n,
-                        "scores": {k: _estimate(y) for k, y in x.scores.items()},
-                    }
-                    for x in summary.objects
-                ],
+        "settings": [_setting(summary) for summary in summaries],
+    }
+
+
+def _setting(summary: Summary) -> dict:
+    return setting_of(summary.rows[0].result)._asdict() | {
+        "n": len(summary.group.ids),
+        "clusters": summary.group.clusters,
+        "metric": summary.metric,
+        "notes": summary.notes,
+        "prompt_tokens": _short(summary.prompt_tokens),
+        "devices": summary.devices,
+        "versions": summary.versions,
+        "commands": summary.commands,
+        "seeds": summary.seeds,
+        "specs": [_spec(row) for row in summary.rows],
+        "equal_bytes": [
+            {
+                "stored_bits": _short(list(equal.bits)),
+                "best": equal.best.result.spec,
+                "others": [_comparison(compared) for _, compared in equal.others],
             }
-            for summary in summaries
+            for equal in summary.equal_bytes
         ],
+        "frontier": [row.result.spec for row in summary.frontier],
+        "claims": [_claim(row) for row in summary.claims],
+        "objects": [
+            {"count": x.count, "or_more": x.or_more, "n": x.n, "scores": _estimates(x.scores)} for x in summary.objects
+        ],
+    }
+
+
+def _spec(row: Row) -> dict:
+    return (
+        {
+            "number": row.number,
+            "spec": row.result.spec,
+            "scores": _estimates(row.scores),
+            "against_f16": _estimate(row.loss),
+            "forced": _estimates(row.forced),
+        }
+        | {name: _short(getattr(row.result, name)) for name in MEASURED}
+        | {"retained": _short(row.result.retained), "layer_error": _short(row.result.layer_error)}
+    )
+
+
+def _claim(row: ClaimRow) -> dict:
+    return {
+        "claim": row.claim.text,
+        "at": row.claim.at,
+        "source": row.claim.source,
+        "verdict": row.verdict.word,
+        "reason": row.verdict.reason,
+        "comparisons": [_comparison(compared) for compared in row.comparisons],
     }
 
 
@@ -242,8 +240,12 @@ def _comparison(compared: Comparison) -> dict:
             name: {"only_first": x.only_a, "only_second": x.only_b, "p": _short(x.p)}
             for name, x in compared.exact.items()
         },
-        "other_scores": {name: _estimate(x) for name, x in compared.others.items()},
+        "other_scores": _estimates(compared.others),
     }
+
+
+def _estimates(estimates: dict[str, Estimate]) -> dict:
+    return {name: _estimate(estimate) for name, estimate in estimates.items()}
 
 
 def _estimate(estimate: Estimate | None) -> dict | None:
