@@ -24,16 +24,27 @@ def parser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Start the same command again to go on where a run ended. Files, protocols and shards: docs/evaluation.md.",
     )  # fmt: skip
-    heldout = ROOT / "tools" / "pocket" / "heldout" / annotations
+    _add_data(made, annotations, annotations_help, pictures, limit)
+    made.add_argument("--model", action="append", help=f"as vlm-run's -m; repeatable; default: {model}")
+    made.add_argument("--kv", action="append", help=f"a cache policy; repeatable; default: {policies}")
+    made.add_argument("--protocol", choices=names, help=f"prompts, limits and metrics of a harness; default: {default}")
+    _add_run(made)
+    _add_scores(made, results)
+    made.set_defaults(results=None, default_model=model)
+    add_build(made)
+    return made
+
+
+def _add_data(
+    made: argparse.ArgumentParser, annotations: str, annotations_help: str, pictures: tuple[str, ...], limit: int | None
+) -> None:
+    """Which records are scored, and which settings are fitted to."""
     add = made.add_argument
+    heldout = ROOT / "tools" / "pocket" / "heldout" / annotations
     add("--out", type=Path, required=True, help="folder for answers, results and scores; of one command's settings")
     add("--annotations", type=Path, default=heldout, help=f"{annotations_help}; default: our own held-out set")
     add(*(f"--{name}" for name in pictures), dest="images", metavar="FOLDER", type=Path,
         help=f"folder of the {' or '.join(pictures)}; default: where the data set has it, beside the annotations")
-    add("--model", action="append", help=f"as vlm-run's -m; repeatable; default: {model}")
-    add("--kv", action="append", help=f"a cache policy; repeatable; default: {policies}")
-    add("--protocol", choices=names, help=f"prompts, limits and metrics of a harness; default: {default}")
-    add("--device", default="auto", help="as vlm-run's --device")
     add("--limit", type=at_least(1), default=limit,
         help="score the first records only" + (f" (default: {limit})" if limit else ""))
     add("--tune", type=at_least(0), default=0,
@@ -42,19 +53,26 @@ def parser(
         help="fit them to the records of this file instead, to its first --tune if that is given; all of --annotations is scored")
     add("--fidelity", type=at_least(0), default=100,
         help="records over whose references KL, top-1 and stored bits are measured; 0 leaves them out (default: 100)")
+
+
+def _add_run(made: argparse.ArgumentParser) -> None:
+    """How the programs are run; nothing of it decides the answers but the device."""
+    add = made.add_argument
+    add("--device", default="auto", help="as vlm-run's --device")
     add("--batch-size", type=at_least(1), default=8, help="as vlm-run's; at 1 decoding's speed is told (default: 8)")
     add("--threads", type=at_least(0), default=0, help="as vlm-run's")
     add("--jobs", type=at_least(1), default=1, help="models and specs at a time (default: 1)")
-    add("--skip", action="append", default=[], metavar="NAME", help="leave out a scorer; repeatable")
-    add("--seed", type=at_least(0), default=1, help="of the intervals (default: 1)")
     add("--shard", type=shard, metavar="I/N",
         help="do part I of N; default: what Slurm or Open MPI say; the last part that ends merges them")
+
+
+def _add_scores(made: argparse.ArgumentParser, results: bool) -> None:
+    add = made.add_argument
+    add("--skip", action="append", default=[], metavar="NAME", help="leave out a scorer; repeatable")
+    add("--seed", type=at_least(0), default=1, help="of the intervals (default: 1)")
     add("--merge", action="store_true", help="run nothing: merge the shards that are done, and score them")
     if results:
         add("--results", type=Path, help="run nothing: score this file of standard results")
-    made.set_defaults(results=None, default_model=model)
-    add_build(made)
-    return made
 
 
 def add_build(parser: argparse.ArgumentParser) -> None:
