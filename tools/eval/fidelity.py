@@ -5,7 +5,7 @@
     python3 tools/eval/fidelity.py --out OUT --rule prefixkv --rule h2o --budgets 0.1,0.3,0.5 --annotations mm-vet.json
 
 The first reference of every record is forced under each policy (`vlm-kv fidelity`): KL and top-1 against the model's own
-f16 cache, perplexity of the reference, stored bits, error of attention and rows kept by layer. Then the model answers
+f16 cache, perplexity of the reference, stored bits, error of attention and rows kept by layer. The model answers, too
 (`vlm-run --batch`), and ROUGE-L F1 compares the answer with its own answer under f16: PrefixKV's protocol, with --rule at
 its nine budgets. Takes any file of coco.py, docvqa.py and video.py, and those of PrefixKV; without --annotations, our
 own held-out scenes.
