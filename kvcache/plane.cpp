@@ -193,6 +193,13 @@ Plane::Place Plane::new_place(int rows) noexcept {
   return place;
 }
 
+const std::byte* Plane::shared_codes() const noexcept {
+  const size_t n = blocks_.size();
+  if (n < owner_->blocks_.size()) return owner_->blocks_[n].codes;
+  assert(n > 0);  // slide_room() of both: their blocks follow each other
+  return blocks_.back().codes + code_block_stride();
+}
+
 PackJob Plane::push_packed(int rows) noexcept {
   assert(layout_.plan != nullptr && rows > 0);
   const PackedFormat& format = layout_.plan->format;
@@ -205,7 +212,7 @@ PackJob Plane::push_packed(int rows) noexcept {
   if (!extend) {
     const Place place = new_place(full_block);
     PackedBlock block;
-    block.codes = layout_.shared ? owner_->blocks_[blocks_.size()].codes : place.codes;
+    block.codes = layout_.shared ? shared_codes() : place.codes;
     block.scales = place.scales;
     if (has_zeros) block.zeros = place.scales + zeros_offset;
     blocks_.push_back(block);

@@ -104,7 +104,8 @@ class alignas(64) Plane {
   int slide_room() const noexcept;
   /// Of a full ring: what packs its rows from the second oldest on.
   PackedRing ring() const noexcept;
-  /// Counts `rows` more rows that have been stored, each after the oldest was packed.
+  /// Counts `rows` more rows that have been stored, each after the oldest was packed; before or
+  /// after the plane that holds the codes does.
   void slide(int rows) noexcept;
   /// Full row i, 0 the oldest.
   const std::byte* full_row(int i) const noexcept;
@@ -167,6 +168,9 @@ class alignas(64) Plane {
   /// Whether blocks_ still lie evenly (SlotRun), after one was added.
   bool lies_evenly() noexcept;
   Place new_place(int rows) noexcept;
+  /// Of a block that begins, in the plane that holds the codes: which need not have counted the
+  /// rows yet that slide().
+  const std::byte* shared_codes() const noexcept;
 
   // In three lines of the processor's cache: those that most steps need, those about blocks, and
   // the rest.

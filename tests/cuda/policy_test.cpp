@@ -106,6 +106,98 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
   EXPECT_EQ(on_gpu->bytes(), 0u);
 }
 
+/// Shows what each layer has read as soon as it has attended, before the step ends.
+class LookedInto final : public KvCache {
+ public:
+  explicit LookedInto(std::unique_ptr<PolicyCache> cache) : cache_(std::move(cache)) {}
+
+  /// Of the newest step's generated rows: layers, in them sequences, in them kv_heads.
+  std::vector<LaneRows> seen;
+
+  const CacheShape& shape() const noexcept override { return cache_->shape(); }
+  const std::string& spec() const noexcept override { return cache_->spec(); }
+  CacheNeeds needs() const noexcept override { return cache_->needs(); }
+  SequenceId open(const SequenceSize& size, const std::string& who) override {
+    return cache_->open(size, who);
+  }
+  void close(SequenceId sequence) noexcept override { cache_->close(sequence); }
+  void begin(std::span<const StepRows> step) override {
+    step_ = step;
+    seen.clear();
+    cache_->begin(step);
+  }
+  void give_embeddings(ConstTensorView embeddings, Stream& stream) override {
+    cache_->give_embeddings(embeddings, stream);
+  }
+  void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
+              float scale, Stream& stream) override {
+    cache_->attend(layer, q, k, v, out, scale, stream);
+    for (const StepRows& rows : step_) {
+      for (size_t head = 0; !rows.prompt && head < static_cast<size_t>(shape().kv_heads); ++head) {
+        seen.push_back(cache_->inspect(rows.sequence, layer, head, stream));
+      }
+    }
+  }
+  void end(Stream& stream) override { cache_->end(stream); }
+  int tokens(SequenceId sequence) const noexcept override { return cache_->tokens(sequence); }
+  size_t bytes() const noexcept override { return cache_->bytes(); }
+  CacheReport report(SequenceId sequence) const noexcept override {
+    return cache_->report(sequence);
+  }
+
+ private:
+  std::unique_ptr<PolicyCache> cache_;
+  std::span<const StepRows> step_;
+};
+
+/// What each layer of several sequences has read, in every step. They are there twice: the second
+/// ones find memory of the host as others have left it.
+void check_each_layer(const std::string& spec, const CacheShape& shape) {
+  constexpr int kSteps = 70;  // past two blocks of values that are packed one by one
+  const std::vector<int16_t> prompts[] = {PromptShape{5, {40}, 9}.modality(),
+                                          PromptShape{2, {13, 30}, 20}.modality(),
+                                          PromptShape{5, {23}, 30}.modality()};
+  size_t bytes = 0;
+  for (const auto& prompt : prompts) {
+    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(spec), shape, nullptr), shape,
+                                         size_of(prompt, kSteps));
+  }
+  LookedInto on_cpu(make(spec, shape, bytes, {}));
+  LookedInto on_gpu(make(spec, shape, bytes, kGpu));
+  Feeder cpu(shape, 2);
+  Feeder gpu(shape, 2, kGpu);
+  for (const size_t first : {size_t{0}, size_t{1}}) {
+    std::vector<Feeder::Input> inputs;
+    for (size_t s = 0; s < 3; ++s) {
+      const std::vector<int16_t>& prompt = prompts[(first + s) % 3];
+      const SequenceId id = on_cpu.open(size_of(prompt, kSteps), "s");
+      ASSERT_EQ(on_gpu.open(size_of(prompt, kSteps), "s"), id);
+      inputs.push_back({static_cast<char>('a' + s), id, 0, prompt, true});
+    }
+    for (int step = 0; step <= kSteps; ++step) {
+      cpu.pass(on_cpu, inputs);
+      gpu.pass(on_gpu, inputs);
+      ASSERT_EQ(on_gpu.seen.size(), on_cpu.seen.size());
+      for (size_t i = 0; i < on_cpu.seen.size(); ++i) {
+        const LaneRows& want = on_cpu.seen[i];
+        const LaneRows& have = on_gpu.seen[i];
+        ASSERT_EQ(have.keys, want.keys) << spec << ", keys, step " << step << ", lane " << i;
+        ASSERT_EQ(have.values, want.values) << spec << ", values, step " << step << ", lane " << i;
+        ASSERT_EQ(have.tags, want.tags) << spec << ", tags, step " << step << ", lane " << i;
+      }
+      for (Feeder::Input& input : inputs) {
+        input.first += static_cast<int>(input.modality.size());
+        input.modality = {kTextRow};
+        input.prompt = false;
+      }
+    }
+    for (const Feeder::Input& input : inputs) {
+      on_cpu.close(input.id);
+      on_gpu.close(input.id);
+    }
+  }
+}
+
 class CudaPolicy : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -118,6 +210,10 @@ TEST_P(CudaPolicy, EqualsTheCpuStepByStep) {
   check_life(GetParam(), shape_of(2, 1, 3, 20), 60, 1);
   check_life(GetParam(), shape_of(2, 2, 7, 128), 90, 7);
   check_life(GetParam(), shape_of(2, 1, 1, 80), 40, 1);
+}
+
+TEST_P(CudaPolicy, EachLayerReadsWhatTheCpuReads) {
+  check_each_layer(GetParam(), shape_of(4, 2, 2, 16));
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, CudaPolicy, testing::ValuesIn(kSpecs), name_of_spec);

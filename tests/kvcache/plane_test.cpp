@@ -9,15 +9,19 @@ namespace {
 
 /// A plane of rows that are packed one by one, behind a ring of `places` rows.
 struct OneByOne {
-  explicit OneByOne(int places) {
+  explicit OneByOne(int places, const Plane* owner = nullptr) {
     plan.format.axis = ScaleAxis::kToken;
     plan.format.group_size = 8;
     plan.format.section[0] = {.code = CodeFormat::kBits4, .channels = 8};
     layout.plan = &plan;
     layout.head_dim = 8;
+    layout.shared = owner != nullptr;
+    start(memory, places, owner);
+  }
+  void start(std::vector<std::byte>& in, int places, const Plane* owner) {
     const PlaneCapacity capacity = Plane::capacity(layout, 1, 400, 1, places);
-    memory.resize(capacity.bytes());
-    plane.place(layout, capacity, memory.data(), nullptr);
+    in.resize(capacity.bytes());
+    plane.place(layout, capacity, in.data(), owner);
     for (int i = 0; i + 1 < places; ++i) plane.push_row();
   }
   /// A row comes, the oldest is packed.
@@ -60,6 +64,29 @@ TEST(PlaneTest, SlidesAsRowByRow) {
         EXPECT_EQ(fast.offset(fast.plane.push_row()), slow.offset(slow.plane.push_row()));
       }
     }
+  }
+}
+
+/// One layer may be looked at before the layer whose codes it uses has counted its rows: codes of
+/// a block that begins lie where the other one is about to say.
+TEST(PlaneTest, SlidesBeforeTheOwnerOfItsCodes) {
+  OneByOne owner(5);
+  std::vector<std::byte> before;  // whose blocks, all forgotten, are no help
+  owner.start(before, 5, nullptr);
+  for (int i = 0; i < 40; ++i) owner.step();
+  owner.start(owner.memory, 5, nullptr);
+  OneByOne sharer(5, &owner.plane);
+  for (int i = 0; i < 30; ++i) owner.step(), sharer.step();
+  ASSERT_GE(sharer.plane.slide_room(), 3);
+  Plane early = sharer.plane;
+  early.slide(3);
+  owner.plane.slide(3);
+  sharer.plane.slide(3);
+  ASSERT_EQ(early.blocks().size(), 2U);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(early.blocks()[i].codes, owner.plane.blocks()[i].codes);
+    EXPECT_EQ(early.blocks()[i].codes, sharer.plane.blocks()[i].codes);
+    EXPECT_EQ(early.blocks()[i].scales, sharer.plane.blocks()[i].scales);
   }
 }
 
