@@ -213,9 +213,9 @@ class PolicyCache final : public KvCache {
     catch_up(at(sequence));
     return at(sequence).layers[static_cast<size_t>(layer)];
   }
-  /// What the newest attend() of `layer` has read for one kv_head: in a step, with its row. For
-  /// tests and tools: nothing that serves a request reads keys.
-  LaneRows inspect(SequenceId sequence, int layer, size_t head, Stream& stream);
+  /// What the newest attend() of `layer` has read, (kv_heads,): in a step, with its row. For tests
+  /// and tools: nothing that serves a request reads keys.
+  std::vector<LaneRows> inspect(SequenceId sequence, int layer, Stream& stream);
 
  private:
   struct Sequence {
@@ -439,6 +439,7 @@ class PolicyCache final : public KvCache {
   FloatSpace prompt_floats_;            // rows of a layer of a prompt, kept and sorted by store
   FloatSpace apart_;                    // values of a lane, protected ones apart
   FloatSpace inspected_;                // keys and values of lanes
+  std::vector<float> inspected_rows_;   // the same on the host
   std::vector<const float*> pointers_;  // (kv_heads,)
   std::vector<LaneFacts> facts_;        // (kv_heads,)
   std::vector<float> ends_;             // (2, kv_heads, head_dim) of channels

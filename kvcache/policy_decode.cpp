@@ -599,31 +599,43 @@ void PolicyCache::unpack_lane(const Lane& lane, int layer, float* keys, float* v
   }
 }
 
-LaneRows PolicyCache::inspect(SequenceId id, int layer, size_t head, Stream& stream) {
+std::vector<LaneRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   Sequence& sequence = at(id);
   catch_up(sequence);
-  Lane lane = sequence.layers[static_cast<size_t>(layer)].lanes[head];
-  if (holds_uncounted_row(id, layer)) count_rows(lane, layer, 1);
-  const auto slots = static_cast<size_t>(lane.slots());
-  const size_t elements = slots * dim();
-  inspected_.grow(2 * elements);
-  unpack_lane(lane, layer, inspected_.data(), inspected_.data() + elements, stream);
-  LaneRows rows;
-  const auto fetch = [&](std::vector<float>& to, size_t first) {
-    to.resize(elements);
-    const Shape shape{static_cast<int64_t>(elements)};
-    copy(TensorView(to.data(), DType::kF32, shape),
-         ConstTensorView(inspected_.data() + first, DType::kF32, shape, arena_.device()), stream);
-  };
-  fetch(rows.keys, 0);
-  fetch(rows.values, elements);
-  rows.tags = parts_.retention != nullptr ? lane.tags : sequence.modality;
-  rows.tags.resize(slots, kTextRow);
-  std::stable_partition(rows.tags.begin(), rows.tags.end(),
-                        [&](int16_t tag) { return store_of(tag) == kVisual; });
-  rows.remaps.resize(remaps_per_lane_);
-  rows.remaps.resize(make_remaps(lane.stores[kVisual], layer, rows.remaps.data()));
-  return rows;
+  std::vector<Lane> lanes = sequence.layers[static_cast<size_t>(layer)].lanes;
+  size_t elements = 0;
+  for (Lane& lane : lanes) {
+    if (holds_uncounted_row(id, layer)) count_rows(lane, layer, 1);
+    elements += 2 * static_cast<size_t>(lane.slots()) * dim();
+  }
+  inspected_.grow(elements);
+  float* to = inspected_.data();
+  for (const Lane& lane : lanes) {
+    const size_t rows = static_cast<size_t>(lane.slots()) * dim();
+    unpack_lane(lane, layer, to, to + rows, stream);
+    to += 2 * rows;
+  }
+  if (inspected_rows_.size() < elements) inspected_rows_.resize(elements);
+  const Shape shape{static_cast<int64_t>(elements)};
+  copy(TensorView(inspected_rows_.data(), DType::kF32, shape),
+       ConstTensorView(inspected_.data(), DType::kF32, shape, arena_.device()), stream);
+  std::vector<LaneRows> found;
+  auto from = inspected_rows_.cbegin();
+  for (const Lane& lane : lanes) {
+    const auto slots = static_cast<size_t>(lane.slots());
+    const auto count = static_cast<std::ptrdiff_t>(slots * dim());
+    LaneRows& rows = found.emplace_back();
+    rows.keys.assign(from, from + count);
+    rows.values.assign(from + count, from + 2 * count);
+    from += 2 * count;
+    rows.tags = parts_.retention != nullptr ? lane.tags : sequence.modality;
+    rows.tags.resize(slots, kTextRow);
+    std::stable_partition(rows.tags.begin(), rows.tags.end(),
+                          [&](int16_t tag) { return store_of(tag) == kVisual; });
+    rows.remaps.resize(remaps_per_lane_);
+    rows.remaps.resize(make_remaps(lane.stores[kVisual], layer, rows.remaps.data()));
+  }
+  return found;
 }
 
 /// Whether the rule is asked for a slot of this lane: the others follow.

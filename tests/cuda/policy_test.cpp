@@ -90,8 +90,8 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
       if (round % every != 0) break;
       const int layer = round / every % shape.layers;
       const size_t head = static_cast<size_t>(round / every / shape.layers % shape.kv_heads);
-      const LaneRows want = on_cpu->inspect(input.id, layer, head, cpu.stream());
-      const LaneRows have = on_gpu->inspect(input.id, layer, head, gpu.stream());
+      const LaneRows want = on_cpu->inspect(input.id, layer, cpu.stream())[head];
+      const LaneRows have = on_gpu->inspect(input.id, layer, gpu.stream())[head];
       ASSERT_EQ(have.keys, want.keys) << "keys, round " << round << ", layer " << layer;
       ASSERT_EQ(have.values, want.values) << "values, round " << round << ", layer " << layer;
     }
@@ -133,8 +133,9 @@ class LookedInto final : public KvCache {
               float scale, Stream& stream) override {
     cache_->attend(layer, q, k, v, out, scale, stream);
     for (const StepRows& rows : step_) {
-      for (size_t head = 0; !rows.prompt && head < static_cast<size_t>(shape().kv_heads); ++head) {
-        seen.push_back(cache_->inspect(rows.sequence, layer, head, stream));
+      if (rows.prompt) continue;
+      for (LaneRows& lane : cache_->inspect(rows.sequence, layer, stream)) {
+        seen.push_back(std::move(lane));
       }
     }
   }

@@ -201,10 +201,8 @@ void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Ro
   AttentionError& error = sequence.errors[policy][static_cast<size_t>(layer)];
   ScoreHistogram& scores = sequence.scores[policy];
   const std::vector<LaneRows>& rows = sequence.rows[static_cast<size_t>(layer)];
-  std::vector<LaneRows> held;
-  for (size_t head = 0; head < rows.size(); ++head) {
-    held.push_back(policies_[policy]->inspect(sequence.ids[policy], layer, head, stream));
-  }
+  const std::vector<LaneRows> held =
+      policies_[policy]->inspect(sequence.ids[policy], layer, stream);
   error.slots += static_cast<double>(held[0].tags.size());
   const std::vector<Parts> all = all_parts(row.q, shape(), held, scale, stream);
   for (size_t query = 0; query < all.size(); ++query) {
