@@ -375,6 +375,8 @@ class Fidelity(unittest.TestCase):
         for name in ("layer_error", "retained", "bits", "scores"):
             for kind in ("png", "svg"):
                 self.assertIn(f"{name}.{kind}", names)
+        self.measure("--kv", "kivi", "-n", 8, "--layer-records", 0, "--plot", self.folder / "few")
+        self.assertEqual({path.stem for path in (self.folder / "few").iterdir()}, {"bits", "fidelity"})
         self.assertEqual(len((plots / "fidelity.jsonl").read_text().splitlines()), 3)
 
     def test_batches_change_no_figure(self):
@@ -395,6 +397,38 @@ class Fidelity(unittest.TestCase):
         alone = self.measure(*words, "-n", 24, "--per-record")
         for size in (1, 3, 5, 64):
             self.assertEqual(self.measure(*words, "-n", 24, "--per-record", "--batch-size", size), alone, size)
+
+    def test_layers_of_the_first_records_only(self):
+        words = "two pictures and forty words of no sense at all " * 2
+        self.records(*({"id": i, "image": str(MODEL / f"image{i % 3}.png"), "text": words[i:]} for i in range(5)))
+        options = ("--kv", "kivi,residual=32", "--kv", "h2o,keep=0.4", "-n", 24, "--per-record")
+        layered = ("layer_records", "layers", "visual_scores")
+
+        def parts(measured):
+            return [[{key: row.get(key) for key in keys} for row in measured]
+                    for keys in (layered, [key for key in measured[0] if key not in layered])]
+
+        layers_of_two, _ = parts(self.measure(*options, "--records", 2))
+        all_layers, figures = parts(self.measure(*options))
+        self.assertEqual([row["layer_records"] for row in all_layers], [5, 5])
+        self.assertNotEqual([row["layers"] for row in all_layers], [row["layers"] for row in layers_of_two])
+        for size in (1, 3, 5):  # the second batch of three has one of each
+            found = parts(self.measure(*options, "--layer-records", 2, "--batch-size", size))
+            self.assertEqual(found, [layers_of_two, figures], size)
+        self.assertEqual(parts(self.measure(*options, "--layer-records", 9)), [all_layers, figures])
+        none, same = parts(self.measure(*options, "--layer-records", 0, "--batch-size", 3))
+        self.assertEqual(same, figures)
+        self.assertEqual(none, [{"layer_records": 0, "layers": [], "visual_scores": None}] * 2)
+
+    def test_no_layers_in_the_table_and_csv(self):
+        self.records({"image": str(MODEL / "image0.png"), "text": "one two three four"})
+        options = ("fidelity", "-m", MODEL, "--data", self.data, "--kv", "int4", "--layer-records", 0)
+        table = run(*options)
+        self.assertEqual(table.returncode, 0, table.stderr)
+        self.assertRegex(table.stdout.splitlines()[-1], r"\d +- +- +-$")
+        row = next(csv.DictReader(io.StringIO(run(*options, "--csv").stdout)))
+        self.assertEqual([row[key] for key in ("error", "visual_error", "text_error", "share", "layer_records")],
+                         ["", "", "", "", "0"])
 
     def test_a_clip_in_a_batch(self):
         model = ROOT / "tests/golden/qwen2_5_vl"

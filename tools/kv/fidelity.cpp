@@ -37,6 +37,7 @@ struct FidelityOptions {
   int max_tokens = 128;
   int records = 0;
   int batch_size = 1;
+  int layer_records = kMostForcedRecords;
   bool per_record = false;
   bool json = false;
   bool csv = false;
@@ -93,6 +94,7 @@ nlohmann::ordered_json json_of(const Fidelity& result, const Origin& origin) {
                               {"stored_bits", result.stored_bits / records},
                               {"nominal_bits", result.nominal_bits / records},
                               {"bytes", static_cast<double>(result.bytes) / records}};
+  json["layer_records"] = result.layer_records;
   json["layers"] = nlohmann::ordered_json::array();
   for (size_t layer = 0; layer < result.layers.size(); ++layer) {
     const AttentionError& error = result.layers[layer];
@@ -103,7 +105,7 @@ nlohmann::ordered_json json_of(const Fidelity& result, const Origin& origin) {
                               {"slots", error.steps > 0 ? error.slots / error.steps : 0},
                               {"share", share_held(error)}});
   }
-  if (!result.layers.empty()) {
+  if (result.layer_records > 0) {
     json["visual_scores"] = {{"low", ScoreHistogram::kLow},
                              {"width", ScoreHistogram::kWidth},
                              {"exact", result.scores.exact},
@@ -128,33 +130,41 @@ void print_table(const std::vector<Fidelity>& results) {
   for (const Fidelity& result : results) {
     const double records = std::max(result.records, 1);
     const AttentionError sum = result.attention();
+    const auto shown = [&](double difference) {
+      return result.layer_records == 0 ? std::string("-")
+                                       : fmt::format("{:.4f}", relative(difference, sum.reference));
+    };
     fmt::print(
-        "{:<{}} {:>9.5f} {:>9.4f} {:>6.2f}% {:>8.4f} {:>8.4f} {:>7.3f} {:>7.3f} {:>9.4f} "
-        "{:>8.4f} {:>8.4f}\n",
+        "{:<{}} {:>9.5f} {:>9.4f} {:>6.2f}% {:>8.4f} {:>8.4f} {:>7.3f} {:>7.3f} {:>9} {:>8} "
+        "{:>8}\n",
         result.spec, width, result.mean_kl(), result.kl_quantile(0.99), 100 * result.top1(),
         result.perplexity(), result.reference_perplexity(), result.stored_bits / records,
-        result.nominal_bits / records, relative(sum.difference, sum.reference),
-        relative(sum.visual_difference, sum.reference),
-        relative(sum.text_difference, sum.reference));
+        result.nominal_bits / records, shown(sum.difference), shown(sum.visual_difference),
+        shown(sum.text_difference));
   }
 }
 
 void print_csv(const std::vector<Fidelity>& results, const Origin& origin) {
   fmt::print(
       "spec,model,data,device,records,tokens,kl_mean,kl_std_error,kl_p99,top1,perplexity,"
-      "f16_perplexity,stored_bits,nominal_bits,bytes,error,visual_error,text_error,share\n");
+      "f16_perplexity,stored_bits,nominal_bits,bytes,error,visual_error,text_error,share,layer_"
+      "records\n");
   for (const Fidelity& result : results) {
     const double records = std::max(result.records, 1);
     const AttentionError sum = result.attention();
-    fmt::print("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", csv_field(result.spec),
-               csv_field(origin.model), csv_field(origin.data), origin.device, result.records,
-               result.kl.size(), result.mean_kl(), result.kl_standard_error(),
-               result.kl_quantile(0.99), result.top1(), result.perplexity(),
-               result.reference_perplexity(), result.stored_bits / records,
+    const auto of_layers = [&](double figure) {
+      return result.layer_records == 0 ? std::string() : fmt::format("{}", figure);
+    };
+    fmt::print("{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+               csv_field(result.spec), csv_field(origin.model), csv_field(origin.data),
+               origin.device, result.records, result.kl.size(), result.mean_kl(),
+               result.kl_standard_error(), result.kl_quantile(0.99), result.top1(),
+               result.perplexity(), result.reference_perplexity(), result.stored_bits / records,
                result.nominal_bits / records, static_cast<double>(result.bytes) / records,
-               relative(sum.difference, sum.reference),
-               relative(sum.visual_difference, sum.reference),
-               relative(sum.text_difference, sum.reference), share_held(sum));
+               of_layers(relative(sum.difference, sum.reference)),
+               of_layers(relative(sum.visual_difference, sum.reference)),
+               of_layers(relative(sum.text_difference, sum.reference)), of_layers(share_held(sum)),
+               result.layer_records);
   }
 }
 
@@ -209,7 +219,8 @@ int run_fidelity(const FidelityOptions& options) {
     }
   }
   Progress progress("fidelity", records.size(), false);
-  FidelityMeter meter(session, {options.max_tokens, options.sampling, options.batch_size, true});
+  FidelityMeter meter(
+      session, {options.max_tokens, options.sampling, options.batch_size, options.layer_records});
   const std::vector<Fidelity> results = meter.run(records, policies, [&](size_t done) {
     progress.update({done, 0, 0}, "");
     return !interrupted();
@@ -247,7 +258,7 @@ std::function<int()> add_fidelity(CLI::App& app) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   app.add_option("--records", options->records, "First records of the data only; 0 is all")
-      ->check(CLI::Range(0, 1 << 20));
+      ->check(CLI::Range(0, kMostForcedRecords));
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
   app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
@@ -256,8 +267,14 @@ std::function<int()> add_fidelity(CLI::App& app) {
   app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
   app.add_option("--batch-size", options->batch_size,
                  "Records forced together; each takes room in the cache of every --kv")
-      ->check(CLI::Range(1, 4096))
+      ->check(CLI::Range(1, FidelityMeter::kMostTogether))
       ->capture_default_str();
+  app.add_option(
+         "--layer-records", options->layer_records,
+         "First records whose attention is looked at layer by layer, which takes longest; 0 "
+         "is none")
+      ->check(CLI::Range(0, kMostForcedRecords))
+      ->default_str("all");
   CLI::Option* json = app.add_flag("--json", options->json, "One JSON object a spec");
   app.add_flag("--per-record", options->per_record,
                "In it, every record's tokens, nll and nll_f16 (nats), KL and top-1")

@@ -38,8 +38,6 @@ int32_t best(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-constexpr size_t kMostRecords = size_t{1} << 20;
-
 std::string resolved(const std::filesystem::path& folder, const std::string& path) {
   return std::filesystem::path(path).is_absolute() ? path : (folder / path).string();
 }
@@ -81,9 +79,9 @@ std::vector<ForcedRecord> read_forced_records(const std::string& path, int most)
   std::vector<ForcedRecord> records;
   for_each_line(path, name, [&](int number, std::string_view line) {
     if (line.find_first_not_of(" \t") == std::string_view::npos) return true;
-    if (most == 0 && records.size() == kMostRecords) {
+    if (most == 0 && records.size() == kMostForcedRecords) {
       throw Error(ErrorCode::kCorruptFile,
-                  fmt::format("{} has more than {} records; give fewer", name, kMostRecords));
+                  fmt::format("{} has more than {} records; give fewer", name, kMostForcedRecords));
     }
     records.push_back(parse_record(line, fmt::format("{} line {}", name, number), folder));
     return records.size() != static_cast<size_t>(most);
@@ -179,14 +177,16 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
   std::vector<Fidelity> results(policies.size());
   for (size_t i = 0; i < policies.size(); ++i) {
     results[i].spec = canonical(policies[i].spec);
-    results[i].layers.resize(settings_.layers ? layer_count : 0);
+    results[i].layers.resize(settings_.layer_records > 0 ? layer_count : 0);
   }
   const auto batch_size = static_cast<size_t>(settings_.batch_size);
+  const size_t looked_at = std::min(static_cast<size_t>(settings_.layer_records), records.size());
   for (size_t first = 0; first < records.size(); first += batch_size) {
     const size_t count = std::min(batch_size, records.size() - first);
     const std::vector<Fidelity> before = results;
     try {
-      measure(std::span(records).subspan(first, count), policies, results);
+      measure(std::span(records).subspan(first, count),
+              std::clamp(looked_at, first, first + count) - first, policies, results);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kCancelled || first == 0) throw;
       return before;  // a record counts for every policy or for none
@@ -239,13 +239,17 @@ Compared compare_logits(std::span<const float> expected, std::span<const float> 
 
 }  // namespace
 
-/// Adds some records to the results of every policy.
-void FidelityMeter::measure(std::span<const ForcedRecord> records,
+/// Adds some records to the results of every policy, the first few of which are looked at layer by
+/// layer.
+void FidelityMeter::measure(std::span<const ForcedRecord> records, size_t looked_at,
                             const std::vector<Policy>& policies, std::vector<Fidelity>& results) {
   std::vector<Forced> batch;
   for (const ForcedRecord& record : records) batch.push_back(prepare(record));
   try {
-    expect(batch, policies, results);
+    const std::span<Forced> first = std::span(batch).first(looked_at);
+    const std::span<Forced> others = std::span(batch).subspan(looked_at);
+    if (!first.empty()) expect_layers(first, policies, results);
+    if (!others.empty()) expect(others, *plain_cache(others));
     for (size_t i = 0; i < policies.size(); ++i) compare(batch, policies[i], results[i]);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kOutOfMemory || batch.size() == 1) throw;
@@ -274,14 +278,20 @@ FidelityMeter::Forced FidelityMeter::prepare(const ForcedRecord& record) {
   return forced;
 }
 
-void FidelityMeter::expect(std::vector<Forced>& batch, const std::vector<Policy>& policies,
-                           std::vector<Fidelity>& results) {
-  Model& model = session_.model();
-  const CacheShape shape = model.decoder().cache_shape();
+std::unique_ptr<KvCache> FidelityMeter::plain_cache(std::span<const Forced> batch) {
+  const CacheShape shape = session_.model().decoder().cache_shape();
   const CacheSpec plain = parse_spec("f16");
+  size_t bytes = 0;
+  for (const Forced& forced : batch) bytes += session_bytes(plain, shape, forced.rows());
+  return make_cache(plain, shape, bytes, session_.device());
+}
+
+void FidelityMeter::expect_layers(std::span<Forced> batch, const std::vector<Policy>& policies,
+                                  std::vector<Fidelity>& results) {
+  const CacheShape shape = session_.model().decoder().cache_shape();
   std::vector<std::unique_ptr<PolicyCache>> onlookers;
-  for (size_t i = 0; i < policies.size() && settings_.layers; ++i) {
-    CacheParts parts = parts_of(policies[i].spec, shape, &policies[i].profile);
+  for (const Policy& policy : policies) {
+    CacheParts parts = parts_of(policy.spec, shape, &policy.profile);
     size_t bytes = 0;
     for (const Forced& forced : batch) {
       bytes += PolicyCache::session_bytes(parts, shape, forced.rows());
@@ -289,10 +299,21 @@ void FidelityMeter::expect(std::vector<Forced>& batch, const std::vector<Policy>
     onlookers.push_back(
         std::make_unique<PolicyCache>(std::move(parts), shape, bytes, session_.device()));
   }
-  size_t bytes = 0;
-  for (const Forced& forced : batch) bytes += session_bytes(plain, shape, forced.rows());
-  AttentionProbe probe(make_cache(plain, shape, bytes, session_.device()), std::move(onlookers));
-  ForcedRun reference(model, probe, session_.stream());
+  AttentionProbe probe(plain_cache(batch), std::move(onlookers));
+  for (const SequenceId id : expect(batch, probe)) {  // as one record at a time would add them
+    for (size_t i = 0; i < policies.size(); ++i) {
+      results[i].scores.add(probe.scores(id)[i]);
+      for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
+        results[i].layers[layer].add(probe.errors(id)[i][layer]);
+      }
+      ++results[i].layer_records;
+    }
+  }
+}
+
+std::vector<SequenceId> FidelityMeter::expect(std::span<Forced> batch, KvCache& cache) {
+  Model& model = session_.model();
+  ForcedRun reference(model, cache, session_.stream());
   const std::vector<int32_t>& eos = model.defaults().eos_ids;
   // Takes what is expected of a record's next token; whether the one after it is asked for.
   const auto take = [&](Forced& forced, std::span<const float> logits) {
@@ -323,14 +344,7 @@ void FidelityMeter::expect(std::vector<Forced>& batch, const std::vector<Policy>
     }
     running = std::move(left);
   }
-  for (const SequenceId id : ids) {  // record by record, as one at a time would add them
-    for (size_t i = 0; i < policies.size() && settings_.layers; ++i) {
-      results[i].scores.add(probe.scores(id)[i]);
-      for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
-        results[i].layers[layer].add(probe.errors(id)[i][layer]);
-      }
-    }
-  }
+  return ids;
 }
 
 void FidelityMeter::compare(const std::vector<Forced>& batch, const Policy& policy,

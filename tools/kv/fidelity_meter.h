@@ -24,6 +24,8 @@ struct ForcedRecord {
   std::string text;    ///< empty: what the model says greedily over its own f16 cache
 };
 
+inline constexpr int kMostForcedRecords = 1 << 20;  ///< of a file
+
 /// Reads {"id", "image" | "images", "video" | "videos", "prompt"?, "text"?} lines. Paths are
 /// relative to the file. Reads the first `most` of them; 0 is all. Throws Error{kCorruptFile}
 /// naming the line.
@@ -55,7 +57,8 @@ struct Fidelity {
   double nominal_bits = 0;               ///< summed over records
   size_t bytes = 0;                      ///< summed over records
   int records = 0;
-  std::vector<AttentionError> layers;  ///< (layers,)
+  int layer_records = 0;               ///< those whose attention was looked at: `layers`, `scores`
+  std::vector<AttentionError> layers;  ///< (layers,); empty if it was asked for of none
   ScoreHistogram scores;
   std::vector<RecordFidelity> each;  ///< (records,)
 
@@ -76,10 +79,12 @@ double quantile(std::vector<double> values, double share);
 /// Runs records through a model once with plain rows and once with every policy, `batch_size` of
 /// them at a time, whose number changes no figure on the CPU. Held at a time, for that many
 /// records: the encoded prompt; the logits of plain rows, (tokens, vocab) f32 on the host; room for
-/// the record in a plain cache, in one of every policy where `layers` are measured, and in one
+/// the record in a plain cache, in one of every policy where its layers are looked at, and in one
 /// more.
 class FidelityMeter {
  public:
+  static constexpr int kMostTogether = 4096;  ///< largest batch_size of the programs' options
+
   struct Policy {
     CacheSpec spec;
     PolicyProfile profile;
@@ -89,7 +94,7 @@ class FidelityMeter {
     int max_tokens = 128;  ///< of a record's text
     SamplingRequest sampling = {};
     int batch_size = 1;
-    bool layers = false;  ///< the attention error of every layer too
+    int layer_records = 0;  ///< first of all records: the attention error of every layer too
   };
 
   FidelityMeter(Session& session, const Settings& settings)
@@ -106,12 +111,16 @@ class FidelityMeter {
  private:
   struct Forced;
 
-  void measure(std::span<const ForcedRecord> records, const std::vector<Policy>& policies,
-               std::vector<Fidelity>& results);
+  void measure(std::span<const ForcedRecord> records, size_t looked_at,
+               const std::vector<Policy>& policies, std::vector<Fidelity>& results);
   Forced prepare(const ForcedRecord& record);
-  /// Plain rows, with every policy looking on: the logits that are expected, and the layers.
-  void expect(std::vector<Forced>& batch, const std::vector<Policy>& policies,
-              std::vector<Fidelity>& results);
+  std::unique_ptr<KvCache> plain_cache(std::span<const Forced> batch);
+  /// The logits that are expected, over the plain rows of `cache`. Returns what it called the
+  /// records, which it has closed.
+  std::vector<SequenceId> expect(std::span<Forced> batch, KvCache& cache);
+  /// The same with every policy looking on: the layers too.
+  void expect_layers(std::span<Forced> batch, const std::vector<Policy>& policies,
+                     std::vector<Fidelity>& results);
   void compare(const std::vector<Forced>& batch, const Policy& policy, Fidelity& result);
 
   Session& session_;

@@ -178,8 +178,8 @@ def main() -> int:
     if all(result["layers"] for result in results):
         plotter.layer_error()
         plotter.retained()
+        plotter.scores()
     plotter.bits()
-    plotter.scores()
     print(f"wrote {', '.join(plotter.written)} (.png and .svg) to {folder}", file=sys.stderr)
     return 0
 
