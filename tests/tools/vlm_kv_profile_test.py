@@ -36,8 +36,8 @@ class Profile(unittest.TestCase):
         self.folder = Path(folder.name)
         self.out = self.folder / "profile.json"
 
-    def profile(self, *arguments, out=None):
-        return run("vlm-kv", "profile", "--data", DATA, "--out", out or self.out, "--records", 1, "-n", 4, *arguments)
+    def profile(self, *arguments, out=None, records=1):
+        return run("vlm-kv", "profile", "--data", DATA, "--out", out or self.out, "--records", records, "-n", 4, *arguments)
 
     def caption(self, spec, *arguments):
         result = run("vlm-run", "--image", PICTURE, "-p", "Describe the image.", "--json", "--kv", spec, *arguments)
@@ -68,6 +68,18 @@ class Profile(unittest.TestCase):
             forget = both["prefixkv"]["forget"][score]
             self.assertAlmostEqual(sum(forget) / len(forget), 0.5, places=2)
         self.assertEqual([path.name for path in self.folder.iterdir()], ["profile.json"])
+
+    def test_records_together_give_the_values_of_one_at_a_time(self):
+        found = []
+        for size in (1, 2, 16):
+            result = self.profile("-m", MODEL, "--policy", "head_quantile", "--bits", 1, "--batch-size", size, records=3,
+                                  out=self.folder / f"{size}.json")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            shown = [line for line in result.stdout.splitlines() if not line.startswith("wrote ")]
+            found.append((shown, (self.folder / f"{size}.json").read_text()))
+        self.assertEqual(len(found[0][0]), 8)
+        self.assertEqual(found[0], found[1])
+        self.assertEqual(found[0], found[2])
 
     def test_budgets_and_gini_are_shown(self):
         result = self.profile("--policy", "prefixkv")

@@ -35,6 +35,7 @@ struct ProfileOptions {
   double keep = 0.5;
   std::vector<int> bits = {1, 2};
   int records = 10;
+  int batch_size = 16;
   bool json = false;
   int max_tokens = 64;
 };
@@ -135,7 +136,9 @@ class Profiler {
     }
     Progress progress(what, records_.size(), false);
     const std::vector<Fidelity> results =
-        FidelityMeter(session_, {.max_tokens = options_.max_tokens, .sampling = options_.sampling})
+        FidelityMeter(session_, {.max_tokens = options_.max_tokens,
+                                 .sampling = options_.sampling,
+                                 .batch_size = options_.batch_size})
             .run(records_, policies, [&](size_t done) {
               progress.update({done, 0, 0}, "");
               return !interrupted();
@@ -314,6 +317,10 @@ std::function<int()> add_profile(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--records", options->records, "First records of the data")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--batch-size", options->batch_size,
+                 "Records forced together; each takes room in the cache")
+      ->check(CLI::Range(1, FidelityMeter::kMostTogether))
       ->capture_default_str();
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
