@@ -416,6 +416,8 @@ OPTIONS = [
     Case("vlm-kv list --json", [one(lambda row: len(row["policies"]) > 10)]),
     Case("vlm-kv fidelity --kv f16 --kv uniform,keep=1 --data captions.jsonl --json", [exact]),
     Case("vlm-kv fidelity --kv f16 --data captions.jsonl --batch-size 3 --json --per-record", [exact]),
+    Case("vlm-kv fidelity --kv f16 --data captions.jsonl --layer-records 0 --json",
+         [one(lambda row: row["kl_mean"] == 0 and row["layers"] == [] and row["layer_records"] == 0)]),
     Case("vlm-kv fidelity -m pocket --kv kivi --kv calibquant --kv vidkv --kv h2o --kv prefixkv --data captions.jsonl "
          "--kv-profile pocket.profile.json -n 8 --records 1 --device cpu -t 2 --json",
          [sound("kivi", "calibquant", "vidkv", "h2o", "prefixkv")]),
@@ -427,7 +429,7 @@ OPTIONS = [
          "--policy prefixkv -n 2 --fps 10 --json", [lambda o: o.out.count('"model": "golden/qwen2_5_vl"') != 2]),
     Case("vlm-kv profile --data captions.jsonl --out none.json --tiles 4", [complains("--tiles is for InternVL")], status=2),
     Case("vlm-kv profile -m pocket --data captions.jsonl --out small.json --policy prefixkv --policy head_quantile "
-         "--bits 4 --keep 0.3 --records 1 -n 2 --device cpu -t 1 --json",
+         "--bits 4 --keep 0.3 --records 1 -n 2 --batch-size 2 --device cpu -t 1 --json",
          [lambda o: json.loads(o.out)["prefixkv"]["keep"] != 0.3,
           lambda o: set(json.loads(o.out)["head_quantile"]["alpha"]) != {"4"},
           lambda o: json.loads(o.out) != json.loads((o.folder / "small.json").read_text())]),

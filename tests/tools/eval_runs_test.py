@@ -150,7 +150,7 @@ class Forced(WithModel):
         whole = contents(self.folder / "out")
         (call,) = calls.read_text().splitlines()
         self.assertIn("--kv int4 --kv kivi --kv prefixkv,keep=0.5 ", call)
-        self.assertIn("--batch-size 2 ", call)
+        self.assertIn("--batch-size 2 --layer-records 16 ", call)
         for row in results_of(self.folder / "out/results.json"):
             forced = [item for item in row["items"].values() if "tokens" in item]
             self.assertEqual((len(row["items"]), len(forced)), (4, 2))

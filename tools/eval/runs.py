@@ -35,6 +35,7 @@ from storage import Lock, digest, read_json, write_json, write_lines, write_text
 LIBC = ctypes.CDLL(None)  # loaded before there are threads
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FORCED_TOGETHER = 8  # specs of a call: each holds a batch of records while the plain cache is read
+LAYER_RECORDS = 16  # of fidelity: a curve over layers asks for no small intervals, and takes longer than all else
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
 
 
@@ -308,7 +309,8 @@ class Folder:
             arguments = [
                 "fidelity", "--model", self._name(model), *(word for spec in missing for word in ("--kv", spec)),
                 "--data", str(data), "--json", "--per-record", "--batch-size", str(self.plan.batch_size),
-                "--max-tokens", str(protocol.forced_tokens), "--device", self.plan.device, *protocol.flags, *self._threads(),
+                "--layer-records", str(LAYER_RECORDS), "--max-tokens", str(protocol.forced_tokens),
+                "--device", self.plan.device, *protocol.flags, *self._threads(),
             ]  # fmt: skip
             arguments += ["--kv-profile", str(profile)] if profile else []
             rows = self.programs.run("vlm-kv", arguments, locks=tuple(self._locks)).splitlines()
