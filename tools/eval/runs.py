@@ -35,7 +35,7 @@ from storage import Lock, digest, read_json, write_json, write_lines, write_text
 LIBC = ctypes.CDLL(None)  # loaded before there are threads
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FORCED_TOGETHER = 8  # specs of a call: each holds a batch of records while the plain cache is read
-LAYER_RECORDS = 16  # of fidelity: a curve over layers asks for no small intervals, and takes longer than all else
+LAYER_RECORDS = 2  # of fidelity: a curve over layers asks for no small intervals, and takes longer than all else
 DECIDES = ("model", "fingerprint", "spec", "version", "arguments", "profile")  # of a spec's run.json
 
 
