@@ -5,7 +5,9 @@ import importlib.util
 import json
 import unittest
 
-from eval_case import WithModel, results_of
+from eval_case import WithModel, results_of  # first: it says where tools/eval is
+
+import tables
 
 PART = ("tables.py", "--out", "t", "--limit", 2, "--fidelity", 1, "--tune", 0, "--kv", "f16", "--kv", "kivi", "--device", "cpu",
         "--skip", "pycocoevalcap", "--skip", "plots")  # fmt: skip
@@ -28,6 +30,29 @@ class Tables(WithModel):
         for words in ("pocket-llava, captions, heldout-first-2", "pocket-llava, documents, heldout-first-2"):
             self.assertIn(words, page)
         self.assertEqual(len(json.loads((self.folder / "t/report/report.json").read_text())["settings"]), 2)
+
+    def test_clips_are_of_the_model_that_takes_them(self):
+        for model in ("pocket-qwen", "pocket-internvl"):
+            self.run_well(*PART, "--model", model, "--set", "clips", "--no-report")
+        self.assertEqual([path.name for path in (self.folder / "t").iterdir()], ["pocket-qwen-clips"])
+        rows = results_of(self.folder / "t/pocket-qwen-clips/results.json")
+        self.assertEqual([(row["spec"], len(row["items"]), row["task"]) for row in rows], [("f16", 2, "clips"), ("kivi", 2, "clips")])
+
+    def test_budgets_are_prefixkvs_protocol(self):
+        self.run_well(*PART, "--model", "pocket-internvl", "--set", "budgets", "--no-report")
+        rows = results_of(self.folder / "t/pocket-internvl-budgets/results.json")
+        self.assertEqual([(row["spec"], row["protocol"], sorted(row["scores"])) for row in rows],
+                         [(spec, "prefixkv", ["ROUGE-L F1", "perplexity"]) for spec in ("f16", "kivi")])  # fmt: skip
+
+    def test_specs_of_every_part(self):
+        found = {name: part.specs() for name, part in tables.PARTS.items()}
+        self.assertEqual({name: specs[0] for name, specs in found.items()}, dict.fromkeys(found, "f16"))
+        for specs in found.values():
+            self.assertEqual(len(specs), len(set(specs)))
+        budgets = [spec for spec in found["budgets"] if spec.startswith("prefixkv,")]
+        self.assertEqual(budgets, [f"prefixkv,keep=0.{tenth}" for tenth in range(1, 10)])
+        self.assertLessEqual(set(found["budgets"]), set(found["captions"]))
+        self.assertIn("vidkv,protect=0.2", found["clips"])
 
     def test_a_part_that_fails_is_named(self):
         answer = self.run_script(*PART, "--model", "pocket-nobody")

@@ -8,6 +8,7 @@ proportion, needs 1.112 times the budget of `prefixkv`. With other models and an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Callable
 
 from factors import normal
 
@@ -262,6 +263,7 @@ CLAIMS = [
 ]
 
 
-def specs() -> list[str]:
-    """Every spec that a claim needs, once."""
-    return list(dict.fromkeys(spec for claim in CLAIMS for spec in (claim.better, *claim.others)))
+def specs(wanted: Callable[[Claim], bool] = lambda claim: True) -> list[str]:
+    """Every spec that the wanted claims need, once."""
+    found = [spec for claim in CLAIMS if wanted(claim) for spec in (claim.better, *claim.others)]
+    return list(dict.fromkeys(found))

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Every quality table of the bundled models: what each cache policy does to their captions and documents, on one page.
+"""Every quality table of the bundled models: what each cache policy does to their answers, on one page.
 
     tools/eval/tables.py --out OUT --device cuda --jobs 8 --batch-size 64
 
 Runs coco.py and docvqa.py over all 200 records of our held-out sets for every model and every spec below and of
-claims.py, with settings fitted to the pictures of tools/pocket/tuning, and report.py over their results: OUT/report/report.md.
+claims.py; fidelity.py, PrefixKV's protocol, at its nine budgets over captions; video.py over pocket-qwen's clips under
+VidKV. Settings are fitted to the pictures of tools/pocket/tuning. report.py makes the page: OUT/report/report.md.
 Start it again to go on where it ended. --model and --set do a part, which may run beside others (each has a folder of its
 own); the report is made of all parts that are done. On a machine without the scorers' packages give --skip pycocoevalcap,
 then --merge --report on one that has them: nothing is asked again.
@@ -15,7 +16,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 import arguments
 import claims
@@ -25,7 +28,6 @@ from models import ROOT
 
 POCKET = ROOT / "tools" / "pocket"
 MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
-SETS = {"captions": "coco.py", "documents": "docvqa.py"}
 FORCED = 100  # records of KL, top-1 and stored bits
 TUNED = 16  # records that settings are fitted to
 
@@ -81,23 +83,62 @@ int4 + share=codes
 """
 
 
-def specs() -> list[str]:
-    return list(dict.fromkeys([normal(line) for line in SPECS.splitlines() if line] + claims.specs()))
+@dataclass(frozen=True)
+class Part:
+    """A set of tables: who makes it, of which records of tools/pocket/heldout and /tuning, under which specs."""
+
+    script: str
+    records: str
+    specs: Callable[[], list[str]]
+    tuned: bool = True
+    models: tuple[str, ...] = MODELS
+    packages: bool = False  # whether its scores need pycocoevalcap
 
 
-def command(script: str, folder: Path, model: str, name: str, options: argparse.Namespace) -> list[str]:
-    made = [sys.executable, str(ROOT / "tools" / "eval" / script), "--out", str(folder), "--model", model]
-    made += ["--annotations", str(POCKET / "heldout" / f"{name}_heldout.json")]
+def _alone() -> list[str]:
+    return [normal(line) for line in SPECS.splitlines() if line]
+
+
+def all_specs() -> list[str]:
+    return _once(_alone() + claims.specs())
+
+
+def budget_specs() -> list[str]:
+    """Of the claims that PrefixKV's tables make at its nine budgets."""
+    return _once(["f16", *claims.specs(lambda claim: claim.text.startswith("PrefixKV is above"))])
+
+
+def clip_specs() -> list[str]:
+    """VidKV's, and KIVI's, which it is compared with."""
+    alone = [spec for spec in _alone() if spec.startswith(("kivi", "vidkv"))]
+    return _once(["f16", *alone, *claims.specs(lambda claim: "vidkv" in claim.better)])
+
+
+def _once(found: list[str]) -> list[str]:
+    return list(dict.fromkeys(found))
+
+
+PARTS = {
+    "captions": Part("coco.py", "captions", all_specs, packages=True),
+    "documents": Part("docvqa.py", "documents", all_specs),
+    "budgets": Part("fidelity.py", "captions", budget_specs),
+    "clips": Part("video.py", "clips", clip_specs, tuned=False, models=("pocket-qwen",)),
+}
+
+
+def command(part: Part, folder: Path, model: str, options: argparse.Namespace) -> list[str]:
+    made = [sys.executable, str(ROOT / "tools" / "eval" / part.script), "--out", str(folder), "--model", model]
+    made += ["--annotations", str(POCKET / "heldout" / f"{part.records}_heldout.json")]
     made += ["--fidelity", str(options.fidelity)]
-    if options.tune:
-        made += ["--tune-on", str(POCKET / "tuning" / f"{name}_tuning.json"), "--tune", str(options.tune)]
+    if options.tune and part.tuned:
+        made += ["--tune-on", str(POCKET / "tuning" / f"{part.records}_tuning.json"), "--tune", str(options.tune)]
     made += ["--device", options.device, "--jobs", str(options.jobs), "--batch-size", str(options.batch_size)]
     made += ["--threads", str(options.threads), "--build", str(options.build)]
     made += ["--limit", str(options.limit)] if options.limit else []
-    for skipped in options.skip:  # documents' scorers need no package
-        made += ["--skip", skipped] if name == "captions" and skipped != "plots" else []
+    for skipped in options.skip:
+        made += ["--skip", skipped] if part.packages and skipped != "plots" else []
     made += ["--merge"] if options.merge else []
-    for spec in options.kv or specs():
+    for spec in options.kv or part.specs():
         made += ["--kv", spec]
     return made
 
@@ -107,7 +148,7 @@ def main() -> int:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for answers, scores and the page")
     add("--model", action="append", help=f"repeatable; default: {', '.join(MODELS)}")
-    add("--set", action="append", choices=SETS, help="repeatable; default: both")
+    add("--set", action="append", choices=PARTS, help="repeatable; default: all")
     add("--kv", action="append", help="these specs instead of all; repeatable")
     add("--device", default="auto", help="as vlm-run's")
     add("--jobs", type=int, default=1, help="specs at a time")
@@ -122,8 +163,14 @@ def main() -> int:
     arguments.add_build(parser)
     options = parser.parse_args()
     for model in options.model or MODELS:
-        for name in options.set or SETS:
-            _run(command(SETS[name], options.out / f"{model}-{name}", model, name, options))
+        for name in options.set or PARTS:
+            folder = options.out / f"{model}-{name}"
+            if model in MODELS and model not in PARTS[name].models:
+                continue
+            if options.merge and not folder.exists():
+                print(f"tables.py: {folder} is not there, so nothing of it is merged", file=sys.stderr)
+                continue
+            _run(command(PARTS[name], folder, model, options))
     if not options.report:
         return 0
     results = sorted(options.out.glob("*/results.json"))
