@@ -27,7 +27,8 @@ constexpr const char* kKernelsExamples = R"(Examples:
 
 constexpr const char* kVisionExamples = R"(Examples:
   vlm-bench vision -m pocket --size 240x320,960x1280
-  vlm-bench vision -m synthetic:llava-1.5-7b --device cuda --batch 16 --json)";
+  vlm-bench vision -m synthetic:llava-1.5-7b --device cuda --batch 16 --json
+  vlm-bench vision -m pocket --image page.png -t 2)";
 
 constexpr const char* kThroughputHelp =
     "Decode steps of as many sequences as a memory budget holds.\n"
@@ -152,11 +153,18 @@ void add_vision(CLI::App& app, Options& options) {
   command.footer(kVisionExamples);
   command.callback([&] { options.run = [](const Options& o) { return run_vision(o.vision); }; });
   add_session(command, vision.session);
+  CLI::Option* sizes =
+      command
+          .add_option("--size", vision.sizes,
+                      "Size of pictures of noise, pixels; several, joined by commas")
+          ->type_name("HEIGHTxWIDTH")
+          ->delimiter(',')
+          ->capture_default_str();
   command
-      .add_option("--size", vision.sizes, "Size of the pictures, pixels; several, joined by commas")
-      ->type_name("HEIGHTxWIDTH")
-      ->delimiter(',')
-      ->capture_default_str();
+      .add_option("--image", vision.image,
+                  "A file's picture instead; also measures reading it, on all threads")
+      ->type_name("FILE")
+      ->excludes(sizes);
   command.add_option("--batch", vision.batch, "Pictures that are encoded together")
       ->check(CLI::Range(1, 1 << 10))
       ->capture_default_str();

@@ -231,6 +231,9 @@ DOCUMENTED = [
          {"--json": "--json --repeats 1 --tokens 2"}),
     Case("vlm-bench vision -m pocket --size 240x320,960x1280",
          [prints("240 x 320 pixels", "96 x 128 pixels", "prepare", "pictures/s")], {"960x1280": "96x128 --repeats 1"}),
+    Case("vlm-bench vision -m pocket --image page.png -t 2",
+         [prints("2 threads", "336 x 336 pixels", "read", "prepare", "ready", "pictures/s")],
+         {"page.png": "a.png --repeats 1"}),
     Case('vlm-bench kernels --only "2 bits" -t 1', [prints("kivi 2 bits", "calibquant 2 bits", " x (")],
          {"-t 1": "-t 1 --rows 256 --repeats 1"}),
     # tools/*/README.md and docs/: the bundled sets, three of each

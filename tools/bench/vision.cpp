@@ -53,10 +53,10 @@ PictureSize parse_size(const std::string& text) {
 }
 
 /// A picture of noise: nothing in it is like anything else.
-Image noise(PictureSize size, uint32_t seed) {
+Image noise(PictureSize size) {
   Image image{size.height, size.width, {}};
   image.rgb.resize(static_cast<size_t>(size.height) * static_cast<size_t>(size.width) * 3);
-  uint32_t state = seed + 1;
+  uint32_t state = 1;
   for (uint8_t& byte : image.rgb) {
     state = state * 1664525u + 1013904223u;
     byte = static_cast<uint8_t>(state >> 24);
@@ -66,22 +66,43 @@ Image noise(PictureSize size, uint32_t seed) {
 
 /// What the repetitions measured, of a batch.
 struct Samples {
-  std::vector<double> prepare_ms;  // a picture
+  std::vector<double> read_ms;      // a file
+  std::vector<double> prepare_ms;   // a picture
+  std::vector<double> ready_per_s;  // files read and cut by all threads
   std::vector<double> encode_ms;
   std::vector<double> pictures_per_s;  // of encoding
   std::vector<double> tokens_per_s;
   int64_t tokens = 0;  // of a picture
 };
 
-Samples measure(PictureSize size, const VisionOptions& options, Session& session,
+/// What a batch does before the tower: every thread reads and cuts a picture of its own.
+void measure_files(const std::string& path, size_t repeats, Session& session, Samples& samples) {
+  const Model& model = session.model();
+  constexpr size_t kPicturesOfThread = 4;
+  const auto pictures = kPicturesOfThread * static_cast<size_t>(session.threads());
+  for (size_t i = 0; i <= repeats && !interrupted(); ++i) {
+    Clock::time_point start = Clock::now();
+    static_cast<void>(load_image(path));
+    const double read_ms = ms_since(start);
+    start = Clock::now();
+    session.stream().pool().parallel_for(
+        pictures, [&](size_t, int) { static_cast<void>(model.prepare(load_image(path), 1)); });
+    const double ready_ms = ms_since(start);
+    if (i == 0) continue;  // brings the file to memory
+    samples.read_ms.push_back(read_ms);
+    samples.ready_per_s.push_back(1000 * static_cast<double>(pictures) / ready_ms);
+  }
+}
+
+Samples measure(const Image& image, const VisionOptions& options, Session& session,
                 TerminalWatch& watch) {
   Model& model = session.model();
   Stream& stream = session.stream();
-  const Image image = noise(size, 0);
   Samples samples;
-  const std::string phase = fmt::format("vision {}x{}", size.height, size.width);
+  const std::string phase = fmt::format("vision {}x{}", image.height, image.width);
   const auto repeats = static_cast<size_t>(options.repeats);
   try {
+    if (!options.image.empty()) measure_files(options.image, repeats, session, samples);
     for (size_t i = 0; i <= repeats && !interrupted(); ++i) {
       watch.progress(phase, i, repeats + 1);
       Clock::time_point start = Clock::now();
@@ -115,24 +136,27 @@ struct Figure {
 };
 
 constexpr Figure kFigures[] = {
+    {"read", "ms", &Samples::read_ms},
     {"prepare", "ms", &Samples::prepare_ms},
+    {"ready", "pictures/s", &Samples::ready_per_s},
     {"encode", "ms", &Samples::encode_ms},
     {"pictures", "pictures/s", &Samples::pictures_per_s},
     {"visual_tokens", "tokens/s", &Samples::tokens_per_s},
 };
 
-nlohmann::ordered_json to_json(PictureSize size, const Samples& samples,
+nlohmann::ordered_json to_json(const Image& image, const Samples& samples,
                                const VisionOptions& options, Session& session) {
   nlohmann::ordered_json json{{"model", session.model().name()},
                               {"device", device_name(session.device())},
                               {"dtype", dtype_name(session.model().dtype())},
                               {"threads", session.threads()},
-                              {"height", size.height},
-                              {"width", size.width},
+                              {"height", image.height},
+                              {"width", image.width},
                               {"batch", options.batch},
                               {"tokens", samples.tokens},
                               {"repeats", samples.encode_ms.size()}};
   for (const Figure& figure : kFigures) {
+    if ((samples.*figure.values).empty()) continue;
     const Spread spread = spread_of(samples.*figure.values);
     json[figure.name] = {
         {"unit", figure.unit}, {"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
@@ -141,15 +165,16 @@ nlohmann::ordered_json to_json(PictureSize size, const Samples& samples,
   return json;
 }
 
-void print_table(PictureSize size, const Samples& samples, const VisionOptions& options,
+void print_table(const Image& image, const Samples& samples, const VisionOptions& options,
                  Session& session) {
   fmt::print(
       "{} on {} in {}, {} threads: {} x {} pixels, {} tokens a picture, {} together, {} repeats; "
       "median (min to max)\n",
       session.model().name(), device_name(session.device()), dtype_name(session.model().dtype()),
-      session.threads(), size.height, size.width, samples.tokens, options.batch,
+      session.threads(), image.height, image.width, samples.tokens, options.batch,
       samples.encode_ms.size());
   for (const Figure& figure : kFigures) {
+    if ((samples.*figure.values).empty()) continue;
     const Spread spread = spread_of(samples.*figure.values);
     fmt::print("  {:<14} {:>10.2f} {:<10} ({:.2f} to {:.2f})\n", figure.name, spread.median,
                figure.unit, spread.min, spread.max);
@@ -159,19 +184,23 @@ void print_table(PictureSize size, const Samples& samples, const VisionOptions& 
 }  // namespace
 
 int run_vision(const VisionOptions& options) {
-  std::vector<PictureSize> sizes;
-  for (const std::string& text : options.sizes) sizes.push_back(parse_size(text));
+  std::vector<Image> images;
+  if (!options.image.empty()) {
+    images.push_back(load_image(options.image));
+  } else {
+    for (const std::string& text : options.sizes) images.push_back(noise(parse_size(text)));
+  }
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
   TerminalWatch timed(/*quiet=*/true);  // drawing is no part of what is measured
   const WatchScope scope(session.stream(), &timed);
-  for (const PictureSize& size : sizes) {
-    const Samples samples = measure(size, options, session, watch);
+  for (const Image& image : images) {
+    const Samples samples = measure(image, options, session, watch);
     if (samples.encode_ms.empty()) break;  // interrupted before anything was measured
     if (options.json) {
-      fmt::print("{}\n", to_json(size, samples, options, session).dump());
+      fmt::print("{}\n", to_json(image, samples, options, session).dump());
     } else {
-      print_table(size, samples, options, session);
+      print_table(image, samples, options, session);
     }
   }
   return interrupted() ? kExitInterrupted : 0;
