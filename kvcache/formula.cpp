@@ -73,15 +73,20 @@ int protected_rows(const Quantizer& quantizer, const LayerCounts& counts) {
 }
 
 /// The layer uses another layer's codes.
-bool shares(const ComposedParts& parts, Part part, int layer) {
-  const std::vector<int>& owners =
-      part == Part::kKeys ? parts.share.key_owner : parts.share.value_owner;
+bool shares(const ShareMap& share, Part part, int layer) {
+  const std::vector<int>& owners = part == Part::kKeys ? share.key_owner : share.value_owner;
   return !owners.empty() && owners[static_cast<size_t>(layer)] != layer;
 }
 
-/// What `quantizer` (null: nothing) makes of the rows of one scope in one layer.
-PartBytes bytes_of(const Quantizer* quantizer, int layer, Scope scope, const LayerCounts& counts,
-                   const ComposedParts& parts, const CacheShape& shape, size_t row_bytes) {
+const Quantizer* quantizer_of(const CachePlan& plan, Scope scope, int layer) {
+  return plan.quantizers[scope == Scope::kVisual ? kVisual : kRest][static_cast<size_t>(layer)];
+}
+
+/// What the rows of one scope in one layer become.
+PartBytes bytes_of(const CachePlan& cache, int layer, Scope scope, const LayerCounts& counts) {
+  const Quantizer* quantizer = quantizer_of(cache, scope, layer);
+  const CacheShape& shape = cache.shape;
+  const size_t row_bytes = static_cast<size_t>(shape.head_dim) * dtype_bytes(cache.rows);
   int rows = counts.rows;
   int steps = counts.steps;
   if (scope == Scope::kText) rows -= counts.visual;
@@ -105,13 +110,13 @@ PartBytes bytes_of(const Quantizer* quantizer, int layer, Scope scope, const Lay
             ? packed_once(plan.format, rows, quantizer->per_image() ? counts.images : 1)
             : packed_by_age(plan, other, keys ? 0 : apart, rows, steps);
     (keys ? bytes.key_codes : bytes.value_codes) =
-        shares(parts, part, layer) ? 0 : heads * plane.codes;
+        shares(cache.share, part, layer) ? 0 : heads * plane.codes;
     (keys ? bytes.key_scales : bytes.value_scales) = heads * plane.scales;
     bytes.full_rows += heads * static_cast<size_t>(plane.full) * row_bytes;
     const int packed = plane.after_prompt + plane.in_decode;
     if (keys && packed > 0) bytes.masks += quantizer->facts_bytes(shape.kv_heads);
     if (other != nullptr) {
-      const bool per_head = parts.retention != nullptr && parts.retention->per_head();
+      const bool per_head = cache.retention != nullptr && cache.retention->per_head();
       bytes.masks += (per_head ? heads : 1) * static_cast<size_t>(packed + 7) / 8;
     }
   }
@@ -119,19 +124,13 @@ PartBytes bytes_of(const Quantizer* quantizer, int layer, Scope scope, const Lay
 }
 
 template <class Visit>
-void for_each_scope(const Composition& composition, const Visit& visit) {
-  if (composition.split) {
+void for_each_scope(const CachePlan& plan, const Visit& visit) {
+  if (plan.split) {
     visit(Scope::kVisual);
     visit(Scope::kText);
   } else {
     visit(Scope::kAll);
   }
-}
-
-const Quantizer* quantizer_of(const Composition& composition, const ComposedParts& parts,
-                              Scope scope, int layer) {
-  const int packer = composition.packer(scope, layer);
-  return packer < 0 ? nullptr : parts.quantizers[static_cast<size_t>(packer)].get();
 }
 
 }  // namespace
@@ -147,46 +146,36 @@ PartBytes& PartBytes::operator+=(const PartBytes& other) noexcept {
   return *this;
 }
 
-std::vector<PartBytes> formula(const Composition& composition, const ComposedParts& parts,
-                               const CacheShape& shape, std::span<const LayerCounts> counts) {
-  const size_t row_bytes = static_cast<size_t>(shape.head_dim) * dtype_bytes(composition.rows);
-  const bool keeps_weights = parts.retention != nullptr && parts.retention->needs().decode_weights;
+std::vector<PartBytes> formula(const CachePlan& plan, std::span<const LayerCounts> counts) {
+  const bool keeps_weights = plan.retention != nullptr && plan.retention->needs().decode_weights;
   std::vector<PartBytes> layers(counts.size());
   for (size_t layer = 0; layer < counts.size(); ++layer) {
-    const int at = static_cast<int>(layer);
-    for_each_scope(composition, [&](Scope scope) {
-      layers[layer] += bytes_of(quantizer_of(composition, parts, scope, at), at, scope,
-                                counts[layer], parts, shape, row_bytes);
+    for_each_scope(plan, [&](Scope scope) {
+      layers[layer] += bytes_of(plan, static_cast<int>(layer), scope, counts[layer]);
     });
     if (keeps_weights) {
-      layers[layer].weights = sizeof(float) * static_cast<size_t>(shape.kv_heads) *
+      layers[layer].weights = sizeof(float) * static_cast<size_t>(plan.shape.kv_heads) *
                               static_cast<size_t>(counts[layer].rows + counts[layer].steps);
     }
   }
   return layers;
 }
 
-double nominal_bits(const Composition& composition, const ComposedParts& parts,
-                    const CacheShape& shape, std::span<const LayerCounts> counts) {
+double nominal_bits(const CachePlan& plan, std::span<const LayerCounts> counts) {
   LayerCounts sum;
   for (const LayerCounts& layer : counts) {
     sum.rows += layer.rows + layer.steps;
     sum.visual += layer.visual;
   }
-  std::vector<std::vector<const Quantizer*>> packers;
   std::vector<ScopeClaim> scopes;
-  packers.reserve(2);
-  for_each_scope(composition, [&](Scope scope) {
-    packers.emplace_back();
-    for (int layer = 0; layer < shape.layers; ++layer) {
-      packers.back().push_back(quantizer_of(composition, parts, scope, layer));
-    }
+  for_each_scope(plan, [&](Scope scope) {
     const int slots = scope == Scope::kVisual ? sum.visual
                       : scope == Scope::kText ? sum.rows - sum.visual
                                               : sum.rows;
-    scopes.push_back({packers.back(), static_cast<double>(slots)});
+    scopes.push_back(
+        {plan.quantizers[scope == Scope::kVisual ? kVisual : kRest], static_cast<double>(slots)});
   });
-  return nominal_bits(scopes, composition.rows, parts.share);
+  return nominal_bits(scopes, plan.rows, plan.share);
 }
 
 }  // namespace kvlm

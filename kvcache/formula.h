@@ -4,7 +4,10 @@
 #include <span>
 #include <vector>
 
-#include "kvcache/composition.h"
+#include "kvcache/cache_plan.h"
+
+// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
+// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, [formula], make_cache.
 
 namespace kvlm {
 
@@ -36,12 +39,10 @@ struct PartBytes {
 /// the quantizers plan and how many rows there are, without any cache. Exact where no row was
 /// dropped since the prompt ended.
 ///   counts (layers,)
-std::vector<PartBytes> formula(const Composition& composition, const ComposedParts& parts,
-                               const CacheShape& shape, std::span<const LayerCounts> counts);
+std::vector<PartBytes> formula(const CachePlan& plan, std::span<const LayerCounts> counts);
 
 /// The papers' own width of what is held (kvcache/nominal.h).
 ///   counts (layers,)
-double nominal_bits(const Composition& composition, const ComposedParts& parts,
-                    const CacheShape& shape, std::span<const LayerCounts> counts);
+double nominal_bits(const CachePlan& plan, std::span<const LayerCounts> counts);
 
 }  // namespace kvlm

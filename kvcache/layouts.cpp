@@ -1,12 +1,14 @@
+#include "kvcache/layouts.h"
+
 #include <algorithm>
 
-#include "kvcache/policy_cache.h"
+#include "kvcache/arena.h"
 
 namespace kvlm {
 
 Plane::Layout Layouts::rows_layout() const noexcept {
   Plane::Layout layout;
-  layout.dtype = parts_->rows;
+  layout.dtype = plan_->rows;
   layout.head_dim = shape_->head_dim;
   return layout;
 }
@@ -29,20 +31,20 @@ Plane::Layout Layouts::protected_values(int layer) const noexcept {
 }
 
 int Layouts::owner(Part part, int layer) const noexcept {
-  if (!parts_->share.any()) return layer;
+  if (!plan_->share.any()) return layer;
   const std::vector<int>& owners =
-      part == Part::kKeys ? parts_->share.key_owner : parts_->share.value_owner;
+      part == Part::kKeys ? plan_->share.key_owner : plan_->share.value_owner;
   return owners[static_cast<size_t>(layer)];
 }
 
 bool Layouts::joint() const noexcept {
-  return parts_->retention != nullptr && (parts_->retention->joint() || !parts_->pairs.empty());
+  return plan_->retention != nullptr && (plan_->retention->joint() || !plan_->pairs.empty());
 }
 
 bool Layouts::per_image() const noexcept {
-  return std::any_of(
-      parts_->quantizers.begin(), parts_->quantizers.end(),
-      [](const auto& quantizer) { return quantizer != nullptr && quantizer->per_image(); });
+  return std::any_of(plan_->packers.begin(), plan_->packers.end(), [](const auto& packer) {
+    return packer.quantizer != nullptr && packer.quantizer->per_image();
+  });
 }
 
 PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int64_t ever,
@@ -78,11 +80,11 @@ size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
   const int64_t planes = shape_->kv_heads;
   size_t bytes = 0;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    int64_t rows = parts_->split ? text : text + visual;
-    if (store == kVisual) rows = parts_->split ? visual : 0;
+    int64_t rows = plan_->split ? text : text + visual;
+    if (store == kVisual) rows = plan_->split ? visual : 0;
     for (const Part part : {Part::kKeys, Part::kValues}) {
       const Plane::Layout layout = plane(store, part, layer);
-      const int64_t more = store == kRest || (parts_->split && !layout.once) ? future : 0;
+      const int64_t more = store == kRest || (plan_->split && !layout.once) ? future : 0;
       if (rows + more == 0) continue;
       const PlaneCapacity needed =
           capacity(layout, planes, rows + more, rows + more,
@@ -91,7 +93,7 @@ size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
                        : 1);
       bytes += needed.bytes() + static_cast<size_t>(planes) * kAlignment;
       // Layers that keep more rows than others round up more often.
-      if (parts_->retention != nullptr && layout.plan != nullptr && !layout.once) {
+      if (plan_->retention != nullptr && layout.plan != nullptr && !layout.once) {
         bytes += static_cast<size_t>(planes) * layout.block_bytes(layout.block_rows());
       }
     }
@@ -109,9 +111,9 @@ size_t Layouts::memory_bound(const SequenceSize& size) const noexcept {
   const int64_t layers = shape_->layers;
   const int64_t future = size.max_rows - size.prompt_rows;
   int64_t rows = size.prompt_rows;
-  if (parts_->retention != nullptr) {
+  if (plan_->retention != nullptr) {
     const int64_t total =
-        parts_->retention->peak_rows_total(shape_->layers, size.prompt_rows, size.max_rows);
+        plan_->retention->peak_rows_total(shape_->layers, size.prompt_rows, size.max_rows);
     rows = std::min(rows, (total + layers - 1) / layers);
   }
   // The costliest mixes of text and visual rows have as many of one kind as there are.
@@ -129,7 +131,7 @@ size_t Layouts::memory_bound(const SequenceSize& size) const noexcept {
     }
     // Where layers keep different numbers of rows, most may be where a row costs most.
     most =
-        std::max(most, parts_->retention == nullptr ? sum : dearest * static_cast<size_t>(layers));
+        std::max(most, plan_->retention == nullptr ? sum : dearest * static_cast<size_t>(layers));
   }
   return most;
 }
@@ -138,6 +140,21 @@ size_t Layouts::staging_bytes(const SequenceSize& size) const noexcept {
   const auto layers = static_cast<size_t>(joint() ? shape_->layers : 1);
   return layers * 2 * static_cast<size_t>(shape_->kv_heads) *
          static_cast<size_t>(size.prompt_rows) * rows_layout().row_bytes();
+}
+
+Reservation Layouts::reservation(const SequenceSize& size) const noexcept {
+  return {Arena::rounded(memory_bound(size)), Arena::rounded(staging_bytes(size))};
+}
+
+size_t Layouts::session_bytes(int max_rows) const noexcept {
+  // Bounds are sums of the larger of linear functions of the sizes: the largest is at an end.
+  size_t memory = 0;
+  for (const int prompt : {1, max_rows}) {
+    for (const int visual : {0, prompt}) {
+      memory = std::max(memory, memory_bound({prompt, visual, max_rows}));
+    }
+  }
+  return Arena::rounded(memory) + Arena::rounded(staging_bytes({max_rows, 0, max_rows}));
 }
 
 }  // namespace kvlm

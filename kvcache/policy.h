@@ -10,8 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "kvcache/cache_spec.h"
 #include "kvcache/kv_cache.h"
-#include "kvcache/spec.h"
+
+// From a sentence to a cache, each file needs only those before it: words, cache_spec, [policy],
+// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, formula, make_cache.
 
 namespace kvlm {
 

@@ -12,13 +12,11 @@
 
 namespace kvlm {
 
-PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena_bytes,
-                         Device device)
-    : parts_(std::move(parts)),
-      shape_(shape),
-      layouts_(parts_, shape_),
+PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device)
+    : plan_(std::move(plan)),
+      layouts_(*plan_),
       arena_(device, arena_bytes),
-      destinations_(static_cast<size_t>(shape.kv_heads)),
+      destinations_(static_cast<size_t>(shape_.kv_heads)),
       weights_(device),
       queries_(device),
       floats_(device),
@@ -26,27 +24,27 @@ PolicyCache::PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena
       prompt_floats_(device),
       apart_(device),
       inspected_(device),
-      pointers_(static_cast<size_t>(shape.kv_heads)),
-      ends_(2 * static_cast<size_t>(shape.kv_heads) * static_cast<size_t>(shape.head_dim)),
-      query_jobs_(static_cast<size_t>(shape.layers)),
+      pointers_(static_cast<size_t>(shape_.kv_heads)),
+      ends_(2 * static_cast<size_t>(shape_.kv_heads) * static_cast<size_t>(shape_.head_dim)),
+      query_jobs_(static_cast<size_t>(shape_.layers)),
       mean_weights_(device),
-      all_plain_(static_cast<size_t>(shape.layers)),
-      packs_(static_cast<size_t>(shape.layers)) {
-  for (int layer = 0; layer < shape.layers; ++layer) {
+      all_plain_(static_cast<size_t>(shape_.layers)),
+      packs_(static_cast<size_t>(shape_.layers)) {
+  for (int layer = 0; layer < shape_.layers; ++layer) {
     batches_.emplace_back(device);
     plain_.emplace_back(device);
     turned_queries_.push_back({BasisBatch(device), BasisBatch(device)});
     packers_.push_back({RingPacker(device), RingPacker(device)});
-    LayerPlan& plan = plans_.emplace_back();
-    plan.protects = layouts_.protected_values(layer).plan != nullptr;
+    LayerPlan& of_layer = plans_.emplace_back();
+    of_layer.protects = layouts_.protected_values(layer).plan != nullptr;
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const Quantizer* quantizer = layouts_.quantizer(store, layer);
       if (quantizer == nullptr) continue;
       const bool turns = quantizer->key_basis() != nullptr;
-      plan.turns |= turns;
+      of_layer.turns |= turns;
       if (quantizer->visual_only()) continue;
       for (const Part part : {Part::kKeys, Part::kValues}) {
-        plan.windows.push_back(
+        of_layer.windows.push_back(
             {store, part, &quantizer->plan(part, layer), quantizer->repacks(part) || turns});
       }
     }
@@ -68,29 +66,6 @@ CacheNeeds PolicyCache::needs() const noexcept {
   // The sums of later prompts are added on the host.
   needs.one_prompt |= arena_.device().kind != DeviceKind::kCpu && layouts_.keeps_weights();
   return needs;
-}
-
-size_t PolicyCache::reserved_bytes(const CacheParts& parts, const CacheShape& shape,
-                                   const SequenceSize& size) {
-  const Layouts layouts(parts, shape);
-  return Arena::rounded(layouts.memory_bound(size)) + Arena::rounded(layouts.staging_bytes(size));
-}
-
-size_t PolicyCache::staging_bytes(const CacheParts& parts, const CacheShape& shape,
-                                  const SequenceSize& size) {
-  return Arena::rounded(Layouts(parts, shape).staging_bytes(size));
-}
-
-size_t PolicyCache::session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows) {
-  // Bounds are sums of the larger of linear functions of the sizes: the largest is at an end.
-  const Layouts layouts(parts, shape);
-  size_t memory = 0;
-  for (const int prompt : {1, max_rows}) {
-    for (const int visual : {0, prompt}) {
-      memory = std::max(memory, layouts.memory_bound({prompt, visual, max_rows}));
-    }
-  }
-  return Arena::rounded(memory) + Arena::rounded(layouts.staging_bytes({max_rows, 0, max_rows}));
 }
 
 SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
@@ -475,7 +450,7 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   if (!sequence.prompted) report.slots = sequence.rows;
   std::array<ScopeClaim, kStores> scopes;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    scopes[store].packers = parts_.packers[store];
+    scopes[store].packers = parts_.quantizers[store];
     for (const LayerState& state : sequence.layers) {
       scopes[store].slots += state.lanes[0].stores[store].keys.slots();
       if (store == kRest) scopes[store].slots += sequence.uncounted;
@@ -496,11 +471,6 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
     // A GPU that is lost says so at the next step.
   }
   return report;
-}
-
-std::unique_ptr<KvCache> make_policy_cache(CacheParts parts, const CacheShape& shape,
-                                           size_t arena_bytes, Device device) {
-  return std::make_unique<PolicyCache>(std::move(parts), shape, arena_bytes, device);
 }
 
 }  // namespace kvlm

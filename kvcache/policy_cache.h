@@ -14,9 +14,8 @@
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
 #include "kvcache/kv_cache.h"
+#include "kvcache/layouts.h"
 #include "kvcache/plane.h"
-#include "kvcache/quantizer.h"
-#include "kvcache/retention.h"
 
 namespace kvlm {
 
@@ -38,23 +37,6 @@ class FloatSpace {
   Device device_;
   Buffer memory_;
   size_t size_ = 0;
-};
-
-/// Sets of slots that are stored apart.
-enum StoreIndex : size_t { kVisual, kRest, kStores };
-
-/// A spec whose words have become objects: what a cache is made of.
-struct CacheParts {
-  std::string spec;          ///< canonical text
-  DType rows = DType::kF16;  ///< of rows that are not packed
-  bool split = false;        ///< visual slots and others are stored apart
-  std::vector<std::unique_ptr<Quantizer>> quantizers;
-  /// (layers,) for each store: what packs its rows in a layer, one of `quantizers`; null: they stay
-  /// full rows. Without `split` everything is in kRest.
-  std::array<std::vector<const Quantizer*>, kStores> packers;
-  std::unique_ptr<Retention> retention;  ///< null: every row is kept
-  ShareMap share;
-  std::vector<int> pairs;  ///< layers of one number keep the same slots; empty: none must
 };
 
 /// The planes of one store of one lane.
@@ -119,56 +101,6 @@ struct LaneRows {
   std::vector<ScoreRemap> remaps;   ///< of scores, before the softmax
 };
 
-/// The sizes that follow from a cache's parts: of planes, of a sequence's memory, of its bytes.
-class Layouts {
- public:
-  static constexpr size_t kAlignment = 64;
-  static constexpr size_t aligned(size_t bytes) noexcept {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  /// Pictures of one prompt that may have scales of their own each.
-  static constexpr int64_t kMaxImages = 64;
-  Layouts(const CacheParts& parts, const CacheShape& shape) : parts_(&parts), shape_(&shape) {}
-
-  const Quantizer* quantizer(size_t store, int layer) const noexcept {
-    return parts_->packers[store][static_cast<size_t>(layer)];
-  }
-  Plane::Layout plane(size_t store, Part part, int layer) const noexcept;
-  Plane::Layout protected_values(int layer) const noexcept;
-  /// The layer whose codes `layer` uses.
-  int owner(Part part, int layer) const noexcept;
-  /// What `planes` planes need that hold `ever` rows ever and `peak` at a time, each.
-  PlaneCapacity capacity(const Plane::Layout& layout, int64_t planes, int64_t ever, int64_t peak,
-                         int64_t spans) const noexcept;
-
-  /// Retention chooses for all layers at once.
-  bool joint() const noexcept;
-  /// kv_heads keep slots of their own.
-  bool per_head() const noexcept {
-    return parts_->retention != nullptr && parts_->retention->per_head();
-  }
-  /// Pictures have scales of their own.
-  bool per_image() const noexcept;
-  bool keeps_weights() const noexcept {
-    return parts_->retention != nullptr && parts_->retention->needs().decode_weights;
-  }
-
-  /// Bytes that suffice for a sequence after its prompt, whatever is retained.
-  size_t memory_bound(const SequenceSize& size) const noexcept;
-  /// Bytes of full-precision rows while the prompt is under way.
-  size_t staging_bytes(const SequenceSize& size) const noexcept;
-  /// Bytes set aside for the masks, bitmaps and accumulators of a layer of lanes with at most
-  /// `peak` slots, of which `ever` are packed.
-  size_t extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept;
-
- private:
-  size_t layer_bound(int layer, int64_t text, int64_t visual, int64_t future) const noexcept;
-  Plane::Layout rows_layout() const noexcept;
-
-  const CacheParts* parts_;
-  const CacheShape* shape_;
-};
-
 /// A cache of any composition of retention, quantizers and sharing (specs 10.1):
 ///
 ///   prompt rows in full precision -> retained slots of each layer -> merged -> visual | other
@@ -179,7 +111,8 @@ class Layouts {
 /// one by one. See policy_prompt.cpp and policy_decode.cpp.
 class PolicyCache final : public KvCache {
  public:
-  PolicyCache(CacheParts parts, const CacheShape& shape, size_t arena_bytes, Device device);
+  /// Caches of one plan share it, so that it is made once for all of a session.
+  PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device);
 
   const CacheShape& shape() const noexcept override { return shape_; }
   const std::string& spec() const noexcept override { return parts_.spec; }
@@ -200,14 +133,7 @@ class PolicyCache final : public KvCache {
   size_t bytes() const noexcept override { return arena_.used(); }
   CacheReport report(SequenceId sequence) const noexcept override;
 
-  /// Arena bytes of one sequence of `size` under `parts`.
-  static size_t reserved_bytes(const CacheParts& parts, const CacheShape& shape,
-                               const SequenceSize& size);
-  /// Those of them that are free again when the first prompt has ended.
-  static size_t staging_bytes(const CacheParts& parts, const CacheShape& shape,
-                              const SequenceSize& size);
-  /// Arena bytes of any sequence of at most max_rows tokens.
-  static size_t session_bytes(const CacheParts& parts, const CacheShape& shape, int max_rows);
+  const CachePlan& plan() const noexcept { return parts_; }
   /// The state of a layer, between steps. For tests and tools.
   const LayerState& layer(SequenceId sequence, int layer) noexcept {
     catch_up(at(sequence));
@@ -399,8 +325,9 @@ class PolicyCache final : public KvCache {
   void unpack_lane(const Lane& lane, int layer, float* keys, float* values, Stream& stream);
   void widen_full(const Plane& plane, float* out, Stream& stream);
 
-  CacheParts parts_;
-  CacheShape shape_;
+  std::shared_ptr<const CachePlan> plan_;
+  const CachePlan& parts_ = *plan_;  // its name in the rest of the engine
+  const CacheShape& shape_ = plan_->shape;
   Layouts layouts_;
   std::vector<LayerPlan> plans_;  // (layers,)
   Arena arena_;
@@ -471,8 +398,5 @@ class PolicyCache final : public KvCache {
   int attended_ = 0;                    // layers that this step has passed
   std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
 };
-
-std::unique_ptr<KvCache> make_policy_cache(CacheParts parts, const CacheShape& shape,
-                                           size_t arena_bytes, Device device);
 
 }  // namespace kvlm

@@ -1,14 +1,9 @@
 #include "kvcache/registry.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <array>
 
-#include "kernels/base/error.h"
-#include "kvcache/composition.h"
 #include "kvcache/policies.h"
-#include "kvcache/row_cache.h"
+#include "kvcache/words.h"
 
 namespace kvlm {
 
@@ -76,11 +71,6 @@ constexpr PolicyInfo kShare{
     "layer",
     kShareOptions};
 
-/// Nothing is dropped and nothing packed.
-bool is_plain(const CacheParts& parts) {
-  return parts.quantizers.empty() && parts.retention == nullptr;
-}
-
 }  // namespace
 
 std::vector<const PolicyInfo*> policies() {
@@ -126,76 +116,6 @@ std::optional<DType> find_format(std::string_view name) noexcept {
     if (format.info.name == name) return format.dtype;
   }
   return std::nullopt;
-}
-
-std::optional<std::string> unsupported(const CacheSpec& spec, const CacheShape& shape,
-                                       const PolicyProfile* profile) {
-  const Composition composition = compose(spec);
-  try {
-    if (auto reason = conflict(composition, make_parts(composition, shape, profile), shape)) {
-      return fmt::format("--kv \"{}\" {}", canonical(spec), *reason);
-    }
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return std::nullopt;
-}
-
-CacheParts parts_of(const CacheSpec& spec, const CacheShape& shape, const PolicyProfile* profile) {
-  const Composition composition = compose(spec);
-  ComposedParts made = make_parts(composition, shape, profile);
-  if (const auto reason = conflict(composition, made, shape)) {
-    throw Error(ErrorCode::kUnsupported, fmt::format("--kv \"{}\" {}", canonical(spec), *reason));
-  }
-  CacheParts parts;
-  parts.spec = canonical(spec);
-  parts.rows = composition.rows;
-  parts.split = composition.split;
-  for (int layer = 0; layer < shape.layers; ++layer) {
-    const int visual = composition.split ? composition.packer(Scope::kVisual, layer) : -1;
-    const int rest = composition.packer(composition.split ? Scope::kText : Scope::kAll, layer);
-    for (const auto& [store, packer] : {std::pair(kVisual, visual), std::pair(kRest, rest)}) {
-      parts.packers[store].push_back(
-          packer < 0 ? nullptr : made.quantizers[static_cast<size_t>(packer)].get());
-    }
-  }
-  parts.quantizers = std::move(made.quantizers);
-  std::erase(parts.quantizers, nullptr);
-  parts.retention = std::move(made.retention);
-  parts.share = std::move(made.share);
-  parts.pairs = std::move(made.pairs);
-  return parts;
-}
-
-Reservation reservation(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
-                        const PolicyProfile* profile) {
-  const CacheParts parts = parts_of(spec, shape, profile);
-  if (is_plain(parts)) return {row_cache_reserved_bytes(parts.rows, shape, size.max_rows), 0};
-  const size_t staging = PolicyCache::staging_bytes(parts, shape, size);
-  return {PolicyCache::reserved_bytes(parts, shape, size) - staging, staging};
-}
-
-size_t reserved_bytes(const CacheSpec& spec, const CacheShape& shape, const SequenceSize& size,
-                      const PolicyProfile* profile) {
-  return reservation(spec, shape, size, profile).bytes();
-}
-
-size_t session_bytes(const CacheSpec& spec, const CacheShape& shape, int max_rows,
-                     const PolicyProfile* profile) {
-  const CacheParts parts = parts_of(spec, shape, profile);
-  if (is_plain(parts)) return row_cache_reserved_bytes(parts.rows, shape, max_rows);
-  return PolicyCache::session_bytes(parts, shape, max_rows);
-}
-
-std::unique_ptr<KvCache> make_cache(const CacheSpec& spec, const CacheShape& shape,
-                                    size_t arena_bytes, Device device,
-                                    const PolicyProfile* profile) {
-  if (const auto reason = unsupported(spec, shape, profile)) {
-    throw Error(ErrorCode::kUnsupported, *reason);
-  }
-  CacheParts parts = parts_of(spec, shape, profile);
-  if (is_plain(parts)) return make_row_cache(parts.rows, shape, arena_bytes, device);
-  return make_policy_cache(std::move(parts), shape, arena_bytes, device);
 }
 
 }  // namespace kvlm

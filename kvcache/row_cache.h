@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "kvcache/kv_cache.h"
-#include "kvcache/spec.h"
 
 namespace kvlm {
 

@@ -10,7 +10,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/composition.h"
+#include "kvcache/planner.h"
 #include "kvcache/registry.h"
 
 namespace kvlm {
@@ -231,8 +231,8 @@ CacheSpec assemble(std::vector<SpecPart> parts) {
   CacheSpec spec{std::move(parts)};
   narrow_plain_parts(spec.parts);
   put_in_order(spec.parts);
-  if (const auto reason = conflict_of_words(spec)) {
-    refuse(fmt::format("\"{}\" {}", canonical(spec), *reason));
+  if (const auto conflict = conflict_without_decoder(spec)) {
+    refuse(fmt::format("\"{}\" {}", canonical(spec), conflict->text));
   }
   if (canonical(spec).size() > kMaxText) {
     refuse(fmt::format("spells out to more than {} characters; name fewer layers", kMaxText));
@@ -240,7 +240,7 @@ CacheSpec assemble(std::vector<SpecPart> parts) {
   return spec;
 }
 
-std::vector<SpecPart> parts_of(std::string_view text) {
+std::vector<SpecPart> parts_in(std::string_view text) {
   if (text.size() > kMaxText) {
     refuse(fmt::format("is a text of {} characters; a spec has at most {}", text.size(), kMaxText));
   }
@@ -272,18 +272,12 @@ std::vector<std::string> scopes_of(const std::vector<SpecPart>& parts) {
 
 }  // namespace
 
-const std::string* SpecPart::find(std::string_view key) const noexcept {
-  const auto found = std::find_if(options.begin(), options.end(),
-                                  [&](const auto& option) { return option.first == key; });
-  return found == options.end() ? nullptr : &found->second;
-}
-
-CacheSpec parse_spec(std::string_view text) { return assemble(parts_of(text)); }
+CacheSpec parse_spec(std::string_view text) { return assemble(parts_in(text)); }
 
 CacheSpec layered_spec(std::string_view every_layer,
                        const std::vector<std::pair<std::string, std::string>>& layers) {
   std::vector<SpecPart> parts =
-      at_place("default", [&] { return assemble(parts_of(every_layer)); }).parts;
+      at_place("default", [&] { return assemble(parts_in(every_layer)); }).parts;
   const std::vector<std::string> scopes = scopes_of(parts);
   for (const std::pair<std::string, std::string>& piece : layers) {
     const std::string& numbers = piece.first;  // clang 14 captures no structured binding
@@ -296,7 +290,7 @@ CacheSpec layered_spec(std::string_view every_layer,
                                 "\"0-1,30\"",
                                 kMaxSpecLayers - 1));
       }
-      CacheSpec here = assemble(parts_of(piece.second));
+      CacheSpec here = assemble(parts_in(piece.second));
       for (const SpecPart& part : here.parts) {
         if (kind_of(part) != PartKind::kQuantizer) {
           refuse(
@@ -326,25 +320,6 @@ CacheSpec layered_spec(std::string_view every_layer,
     });
   }
   return assemble(std::move(parts));
-}
-
-std::string part_text(const SpecPart& part) {
-  std::string text = part.name;
-  const std::string* what = part.name == "share" ? part.find("what") : nullptr;
-  if (what != nullptr) text += "=" + *what;
-  for (const auto& [key, value] : part.options) {
-    if (what == nullptr || key != "what") text += fmt::format(",{}={}", key, value);
-  }
-  return text;
-}
-
-std::string canonical(const CacheSpec& spec) {
-  std::string text;
-  for (const SpecPart& part : spec.parts) {
-    if (!text.empty()) text += " + ";
-    text += part_text(part);
-  }
-  return text;
 }
 
 }  // namespace kvlm

@@ -6,6 +6,9 @@
 #include <utility>
 #include <vector>
 
+// From a sentence to a cache, each file needs only those before it: [words], cache_spec, policy,
+// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, formula, make_cache.
+
 namespace kvlm {
 
 /// The pieces of `text` between separators, without the blanks around them; never none.

@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "kernels/base/error.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
 #include "runtime/loading/checkpoint.h"
@@ -22,10 +23,9 @@ struct Captioner::State {
     ModelSource source = open_source(checkpoint, folder.string());
     const Family& family = family_of(source.config, source.name);
     // Before any weight is read.
-    if (const auto reason = unsupported(spec, family.cache_shape(source.config))) {
-      throw Error(ErrorCode::kUnsupported, *reason);
-    }
+    plan = plan_cache(spec, family.cache_shape(source.config));
     model = family.load(std::move(source), options.load, stream);
+    plan->shape.multiply = model->decoder().cache_shape().multiply;  // what no config says
   }
 
   /// Answers `request`, which has its pictures and clips, to the question.
@@ -36,6 +36,7 @@ struct Captioner::State {
   Stream stream;
   CacheSpec spec;
   Checkpoint checkpoint;
+  std::shared_ptr<CachePlan> plan;
   std::unique_ptr<Model> model;
 };
 
@@ -77,9 +78,8 @@ std::string Captioner::State::answer(GenerationRequest request, std::string_view
 
   const int64_t rows =
       std::min<int64_t>(outline.rows + request.max_tokens, model->decoder().max_positions());
-  const CacheShape shape = model->decoder().cache_shape();
   const auto cache =
-      make_cache(spec, shape, session_bytes(spec, shape, static_cast<int>(rows)), stream.device());
+      make_cache(plan, session_bytes(*plan, static_cast<int>(rows)), stream.device());
   Generator generator(*model, *cache, stream);
   const int key = generator.admit(
       std::move(request), on_text ? on_text : [](std::string_view) {});

@@ -11,6 +11,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "kvcache/words.h"
 #include "runtime/loading/config.h"
 #include "runtime/loading/mapped_file.h"
 

@@ -9,7 +9,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/fill.h"
-#include "kvcache/spec.h"
+#include "kvcache/words.h"
 #include "runtime/loading/config.h"
 #include "runtime/synthetic_shapes.h"
 

@@ -9,8 +9,8 @@
 
 #include "kernels/base/queue.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/registry.h"
 #include "tests/kvcache/feeder.h"
+#include "tests/kvcache/plans.h"
 
 namespace kvlm {
 namespace {
@@ -21,8 +21,7 @@ constexpr Device kGpu{DeviceKind::kCuda, 0};
 
 std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape, size_t bytes,
                                   Device device) {
-  return std::make_unique<PolicyCache>(parts_of(parse_spec(spec), shape, nullptr), shape, bytes,
-                                       device);
+  return std::make_unique<PolicyCache>(test::plan_of(spec, shape), bytes, device);
 }
 
 void expect_near(const std::vector<float>& gpu, const std::vector<float>& cpu,
@@ -47,8 +46,8 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
   constexpr int kLaterRows = 7;  // of a second prompt half way
   size_t bytes = 0;
   for (size_t s = 0; s < 3; ++s) {
-    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(spec), shape, nullptr), shape,
-                                         size_of(prompts[s], steps[s] + kLaterRows));
+    const SequenceSize size = size_of(prompts[s], steps[s] + kLaterRows);
+    bytes += Layouts(*test::plan_of(spec, shape)).reservation(size).bytes();
   }
   const auto on_cpu = make(spec, shape, bytes, {});
   const auto on_gpu = make(spec, shape, bytes, kGpu);
@@ -160,8 +159,7 @@ void check_each_layer(const std::string& spec, const CacheShape& shape) {
                                           PromptShape{5, {23}, 30}.modality()};
   size_t bytes = 0;
   for (const auto& prompt : prompts) {
-    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(spec), shape, nullptr), shape,
-                                         size_of(prompt, kSteps));
+    bytes += Layouts(*test::plan_of(spec, shape)).reservation(size_of(prompt, kSteps)).bytes();
   }
   LookedInto on_cpu(make(spec, shape, bytes, {}));
   LookedInto on_gpu(make(spec, shape, bytes, kGpu));

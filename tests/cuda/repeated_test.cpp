@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "kernels/base/queue.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
+#include "kvcache/spec.h"
 #include "llm/llama.h"
 #include "tests/cuda/fixture.h"
 #include "tests/reference/random_weights.h"
@@ -78,7 +80,8 @@ class RepeatedPasses : public testing::Cuda {
   Twins twins(const std::string& spec) {
     Twins made;
     for (std::unique_ptr<KvCache>* cache : {&made.repeated, &made.plain}) {
-      *cache = make_cache(parse_spec(spec), repeats_->cache_shape(), size_t{16} << 20, kGpu);
+      *cache =
+          make_cache(plan_cache(parse_spec(spec), repeats_->cache_shape()), size_t{16} << 20, kGpu);
     }
     return made;
   }

@@ -5,14 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/composition.h"
 #include "kvcache/formula.h"
-#include "kvcache/registry.h"
+#include "kvcache/planner.h"
+#include "kvcache/spec.h"
 #include "runtime/spec_file.h"
 
 namespace {
@@ -33,16 +34,17 @@ void require_sound(const kvlm::CacheSpec& spec) {
   for (const kvlm::CacheShape& shape :
        {kvlm::CacheShape{1, 1, 1, 20, {}},
         kvlm::CacheShape{5, 8, 2, 64, std::vector<float>(32, 1.0f)}}) {
-    if (const auto reason = kvlm::unsupported(spec, shape)) {
-      require_sentence(*reason);
+    std::shared_ptr<const kvlm::CachePlan> plan;
+    try {
+      plan = kvlm::plan_cache(spec, shape);
+    } catch (const kvlm::Error& error) {
+      require_sentence(error.what());
       continue;
     }
-    const kvlm::Composition composition = kvlm::compose(spec);
-    const kvlm::ComposedParts parts = kvlm::make_parts(composition, shape, nullptr);
     const std::vector<kvlm::LayerCounts> counts(static_cast<size_t>(shape.layers),
                                                 {300, 200, 2, 7});
     const size_t f32_bytes = 4 * 2 * 307 * static_cast<size_t>(shape.kv_heads * shape.head_dim);
-    for (const kvlm::PartBytes& layer : kvlm::formula(composition, parts, shape, counts)) {
+    for (const kvlm::PartBytes& layer : kvlm::formula(*plan, counts)) {
       // Scales of tiny groups may take more than rows did, but there is a limit.
       require(layer.total() > 0 && layer.total() <= 4 * f32_bytes);
     }

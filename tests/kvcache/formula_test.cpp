@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/registry.h"
-#include "kvcache/spec.h"
+#include "kvcache/make_cache.h"
+#include "tests/kvcache/plans.h"
 
 namespace kvlm {
 namespace {
@@ -40,11 +40,7 @@ PartBytes sum(const std::vector<PartBytes>& layers) {
 
 std::vector<PartBytes> layers_of(const std::string& text, const CacheShape& shape,
                                  const std::vector<LayerCounts>& counts) {
-  const CacheSpec spec = parse_spec(text);
-  const Composition composition = compose(spec);
-  const ComposedParts parts = make_parts(composition, shape, nullptr);
-  EXPECT_EQ(conflict(composition, parts, shape), std::nullopt);
-  return formula(composition, parts, shape, counts);
+  return formula(*test::plan_of(text, shape), counts);
 }
 
 size_t bytes_of(const std::string& text, const Prompt& prompt) {
@@ -223,12 +219,12 @@ class CacheBytes : public testing::TestWithParam<Held> {};
 /// Specs 10.5: the stored bytes equal the formula after the prompt and after each of 300 steps.
 TEST_P(CacheBytes, EqualTheFormulaAfterEveryStep) {
   const CacheShape shape = shape_of(4, 4, 2, 40);
-  const CacheSpec spec = parse_spec(GetParam().spec);
+  const auto plan = test::plan_of(GetParam().spec, shape);
   std::vector<int16_t> modality(300, kTextRow);
   std::fill_n(modality.begin() + 30, 120, int16_t{0});
   std::fill_n(modality.begin() + 160, 80, int16_t{1});
   const SequenceSize size{300, 200, 600};
-  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, size), {});
+  const auto cache = make_cache(plan, reservation(*plan, size).bytes(), {});
   const SequenceId id = cache->open(size, "a sequence");
   Feeder feeder(*cache, shape);
   feeder.feed(id, modality, true);
@@ -269,10 +265,8 @@ INSTANTIATE_TEST_SUITE_P(
         Held{"h2o,keep=0.5,prefill_only=on + kivi", {150, 100, 2, 0}}));
 
 double nominal(const std::string& text, const CacheShape& shape, int visual = 200) {
-  const CacheSpec spec = parse_spec(text);
-  const Composition composition = compose(spec);
   const std::vector<LayerCounts> counts(static_cast<size_t>(shape.layers), {250, visual, 1, 0});
-  return nominal_bits(composition, make_parts(composition, shape, nullptr), shape, counts);
+  return nominal_bits(*test::plan_of(text, shape), counts);
 }
 
 TEST(NominalBits, AreThePapersOwn) {

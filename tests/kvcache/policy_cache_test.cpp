@@ -10,24 +10,24 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/composition.h"
 #include "kvcache/formula.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
 #include "tests/allocations.h"
 #include "tests/kvcache/feeder.h"
+#include "tests/kvcache/plans.h"
 #include "tests/reference/policy_cache.h"
 
 namespace kvlm {
 namespace {
 
 using namespace testlife;
+using test::plan_of;
 
 std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape,
                                   const SequenceSize& size, int sequences = 1) {
-  CacheParts parts = parts_of(parse_spec(spec), shape, nullptr);
-  const size_t bytes = PolicyCache::reserved_bytes(parts, shape, size);
-  return std::make_unique<PolicyCache>(std::move(parts), shape,
-                                       static_cast<size_t>(sequences) * bytes, Device{});
+  const auto plan = plan_of(spec, shape);
+  const size_t bytes = Layouts(*plan).reservation(size).bytes();
+  return std::make_unique<PolicyCache>(plan, static_cast<size_t>(sequences) * bytes, Device{});
 }
 
 void expect_near(const std::vector<float>& got, const std::vector<std::vector<double>>& rows,
@@ -107,6 +107,11 @@ void check_life_cycle(const LifeCycle& c) {
 
 const CacheShape kSmall = shape_of(2, 2, 2, 16);
 
+std::unique_ptr<KvCache> make_plain(const std::string& format, const SequenceSize& size) {
+  const auto plan = plan_of(format, kSmall);
+  return make_cache(plan, reservation(*plan, size).bytes(), {});
+}
+
 class PolicyLife : public testing::TestWithParam<const char*> {};
 
 TEST_P(PolicyLife, EqualsTheReferenceStepByStep) {
@@ -128,12 +133,10 @@ TEST_P(Identity, EqualsThePlainCacheBitForBit) {
   for (const char* rows : {"f16", "bf16", "f32"}) {
     const std::string spec = fmt::format("{} + {}", rows, GetParam());
     const SequenceSize size = size_of(prompt, 40);
-    CacheParts parts = parts_of(parse_spec(spec), kSmall, nullptr);
-    ASSERT_NE(parts.retention, nullptr) << "no rule is run";
-    const size_t bytes = PolicyCache::reserved_bytes(parts, kSmall, size);
-    PolicyCache cache(std::move(parts), kSmall, bytes, {});
-    const auto plain =
-        make_cache(parse_spec(rows), kSmall, reserved_bytes(parse_spec(rows), kSmall, size), {});
+    const auto plan = plan_of(spec, kSmall);
+    ASSERT_NE(plan->retention, nullptr) << "no rule is run";
+    PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+    const auto plain = make_plain(rows, size);
     Feeder feeder(kSmall, 3);
     const SequenceId a = cache.open(size, "s");
     const SequenceId b = plain->open(size, "s");
@@ -165,7 +168,7 @@ INSTANTIATE_TEST_SUITE_P(
 /// keep=1 makes no rule, whichever is named.
 TEST_P(Identity, KeepOneMakesNoRule) {
   const std::string name(GetParam(), std::string_view(GetParam()).find(','));
-  EXPECT_EQ(parts_of(parse_spec(name + ",keep=1"), kSmall, nullptr).retention, nullptr);
+  EXPECT_EQ(plan_of(name + ",keep=1", kSmall)->retention, nullptr);
 }
 
 class EverySpec : public testing::TestWithParam<const char*> {};
@@ -175,8 +178,7 @@ TEST_P(EverySpec, PromptsAreExact) {
   const std::vector<int16_t> prompt = PromptShape{5, {40, 21}, 19}.modality();
   const SequenceSize size = size_of(prompt, 1);
   const auto cache = make(GetParam(), kSmall, size);
-  const auto plain =
-      make_cache(parse_spec("f16"), kSmall, reserved_bytes(parse_spec("f16"), kSmall, size), {});
+  const auto plain = make_plain("f16", size);
   Feeder feeder(kSmall, 2);
   const auto mine = feeder.pass(*cache, {{'s', cache->open(size, "s"), 0, prompt, true}});
   EXPECT_EQ(mine, feeder.pass(*plain, {{'s', plain->open(size, "s"), 0, prompt, true}}));
@@ -187,10 +189,9 @@ TEST_P(EverySpec, PromptsAreExact) {
 TEST_P(EverySpec, PromptsMayComeWithoutQueries) {
   const std::vector<int16_t> prompt = PromptShape{5, {40, 21}, 19}.modality();
   const SequenceSize size = size_of(prompt, 40);
-  const CacheSpec spec = parse_spec(GetParam());
-  const Reservation each = reservation(spec, kSmall, size);
-  EXPECT_EQ(each.bytes(), reserved_bytes(spec, kSmall, size));
-  const auto cache = make_cache(spec, kSmall, 3 * each.kept + each.staging, {});
+  const auto plan = plan_of(GetParam(), kSmall);
+  const Reservation each = reservation(*plan, size);
+  const auto cache = make_cache(plan, 3 * each.kept + each.staging, {});
   const bool queries = cache->needs().prompt_queries;
   const auto whole = make(GetParam(), kSmall, size);
   Feeder feeder(kSmall);
@@ -219,11 +220,11 @@ TEST_P(EverySpec, APromptBetweenGeneratedRowsChangesNothing) {
                                           PromptShape{20, {}, 0}.modality()};
   constexpr int kSteps = 2;
   std::vector<std::vector<std::vector<std::vector<float>>>> alone(3);
+  const auto plan = plan_of(GetParam(), kSmall);
   size_t bytes = 0;
   for (size_t s = 0; s < 3; ++s) {
     const SequenceSize size = size_of(prompts[s], kSteps);
-    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall,
-                                         size);
+    bytes += Layouts(*plan).reservation(size).bytes();
     const auto cache = make(GetParam(), kSmall, size);
     Feeder feeder(kSmall);
     const SequenceId id = cache->open(size, "s");
@@ -234,7 +235,7 @@ TEST_P(EverySpec, APromptBetweenGeneratedRowsChangesNothing) {
           feeder.pass(*cache, {{name, id, size.prompt_rows + step, {kTextRow}, false}}));
     }
   }
-  PolicyCache cache(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall, bytes, {});
+  PolicyCache cache(plan, bytes, {});
   Feeder feeder(kSmall, 3);
   SequenceId ids[3];
   for (size_t s = 0; s < 3; ++s) ids[s] = cache.open(size_of(prompts[s], kSteps), "s");
@@ -279,12 +280,12 @@ TEST_P(EverySpec, CompanyChangesNothing) {
     }
   }
   // Room for the largest of each: a sequence that leaves gives its memory to the next.
+  const auto plan = plan_of(GetParam(), kSmall);
   size_t bytes = 0;
   for (size_t s = 0; s < 3; ++s) {
-    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall,
-                                         size_of(prompts[s], steps[s]));
+    bytes += Layouts(*plan).reservation(size_of(prompts[s], steps[s])).bytes();
   }
-  PolicyCache cache(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall, bytes, {});
+  PolicyCache cache(plan, bytes, {});
   Feeder feeder(kSmall, 3);
   std::vector<SequenceId> ids(3);
   std::vector<int> done(3, -1);
@@ -363,15 +364,15 @@ TEST_P(EverySpec, DecodeAllocatesNothing) {
   EXPECT_EQ(allocations_of_decode(GetParam(), kSmall, 1, 120), 0u);
 }
 
-/// A size that was refused changes nothing, and what reserved_bytes() says is enough.
+/// A size that was refused changes nothing, and what reservation() says is enough.
 TEST_P(EverySpec, ReservesWhatItNeeds) {
   for (const auto& prompt : {PromptShape{5, {40}, 9}.modality(), PromptShape{1, {}, 0}.modality(),
                              PromptShape{2, {200}, 3}.modality()}) {
     const SequenceSize size = size_of(prompt, 90);
-    CacheParts parts = parts_of(parse_spec(GetParam()), kSmall, nullptr);
-    const size_t bytes = PolicyCache::reserved_bytes(parts, kSmall, size);
-    EXPECT_LE(bytes, PolicyCache::session_bytes(parts, kSmall, size.max_rows));
-    PolicyCache enough(std::move(parts), kSmall, bytes, {});
+    const auto plan = plan_of(GetParam(), kSmall);
+    const size_t bytes = Layouts(*plan).reservation(size).bytes();
+    EXPECT_LE(bytes, Layouts(*plan).session_bytes(size.max_rows));
+    PolicyCache enough(plan, bytes, {});
     Feeder feeder(kSmall);
     const SequenceId id = enough.open(size, "s");
     EXPECT_THROW(enough.open(size, "another"), Error);
@@ -379,7 +380,7 @@ TEST_P(EverySpec, ReservesWhatItNeeds) {
     for (int step = 0; step < 90; ++step) {
       feeder.pass(enough, {{'s', id, size.prompt_rows + step, {kTextRow}, false}});
     }
-    PolicyCache less(parts_of(parse_spec(GetParam()), kSmall, nullptr), kSmall, bytes - 64, {});
+    PolicyCache less(plan, bytes - 64, {});
     EXPECT_THROW(less.open(size, "s"), Error);
     EXPECT_EQ(less.bytes(), 0u);
   }
@@ -396,14 +397,14 @@ TEST_P(ManyLanes, ThreadsChangeNothing) {
   constexpr int kSequences = 140;
   constexpr int kSteps = 20;
   const auto prompt_of = [](int s) { return PromptShape{2, {6 + s % 13}, 3 + s % 7}.modality(); };
+  const auto plan = plan_of(GetParam(), shape);
   size_t bytes = 0;
   for (int s = 0; s < kSequences; ++s) {
-    bytes += PolicyCache::reserved_bytes(parts_of(parse_spec(GetParam()), shape, nullptr), shape,
-                                         size_of(prompt_of(s), kSteps));
+    bytes += Layouts(*plan).reservation(size_of(prompt_of(s), kSteps)).bytes();
   }
-  PolicyCache alone(parts_of(parse_spec(GetParam()), shape, nullptr), shape, bytes, {});
-  PolicyCache one(parts_of(parse_spec(GetParam()), shape, nullptr), shape, bytes, {});
-  PolicyCache many(parts_of(parse_spec(GetParam()), shape, nullptr), shape, bytes, {});
+  PolicyCache alone(plan, bytes, {});
+  PolicyCache one(plan, bytes, {});
+  PolicyCache many(plan, bytes, {});
   Feeder feeder(shape, 1);
   Feeder threads(shape, 4);
   const auto pass = [&](const std::vector<Feeder::Input>& inputs, const std::string& where) {
@@ -472,9 +473,7 @@ TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
         "calibquant + kivi,scope=text", "kivi + share=codes", "int4,scope=text", "kivi,meta=f32"}) {
     SCOPED_TRACE(text);
     const CacheShape shape = shape_of(2, 2, 2, 40);
-    const CacheSpec spec = parse_spec(text);
-    const Composition composition = compose(spec);
-    const ComposedParts made = make_parts(composition, shape, nullptr);
+    const auto plan = plan_of(text, shape);
     const std::vector<int16_t> prompt = PromptShape{7, {140}, 30}.modality();
     const SequenceSize size = size_of(prompt, 300);
     const auto cache = make(text, shape, size);
@@ -486,7 +485,7 @@ TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
                             first ? prompt : std::vector<int16_t>{kTextRow}, first}});
       const LayerCounts counts{size.prompt_rows, size.visual_rows, 1, step};
       size_t expected = 0;
-      for (const PartBytes& layer : formula(composition, made, shape, std::vector(2, counts))) {
+      for (const PartBytes& layer : formula(*plan, std::vector(2, counts))) {
         expected += layer.total();
       }
       ASSERT_EQ(cache->bytes(), expected) << "step " << step;

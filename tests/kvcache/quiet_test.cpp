@@ -11,8 +11,8 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/policy_cache.h"
-#include "kvcache/registry.h"
 #include "tests/kvcache/feeder.h"
+#include "tests/kvcache/plans.h"
 
 namespace kvlm {
 namespace {
@@ -85,8 +85,7 @@ class Twins {
     int most;
   };
   static std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape) {
-    return std::make_unique<PolicyCache>(parts_of(parse_spec(spec), shape, nullptr), shape,
-                                         size_t{16} << 20, Device{});
+    return std::make_unique<PolicyCache>(test::plan_of(spec, shape), size_t{16} << 20, Device{});
   }
   void pass(const std::vector<Feeder::Input>& inputs) {
     anew_->close(anew_->open({1, 0, 1}, "forgotten"));
@@ -144,9 +143,10 @@ TEST_P(QuietSteps, EqualStepsThatDescribeTheirLanes) {
 TEST_P(QuietSteps, ShowTheirRowsAsStepsThatDescribeTheirLanes) {
   const CacheShape shape = shape_of(2, 2, 2, 16);
   Feeder feeder(shape);
-  const bool drops = parts_of(parse_spec(GetParam()), shape, nullptr).retention != nullptr;
-  PolicyCache kept(parts_of(parse_spec(GetParam()), shape, nullptr), shape, 4 << 20, Device{});
-  PolicyCache anew(parts_of(parse_spec(GetParam()), shape, nullptr), shape, 4 << 20, Device{});
+  const auto plan = test::plan_of(GetParam(), shape);
+  const bool drops = plan->retention != nullptr;
+  PolicyCache kept(plan, 4 << 20, Device{});
+  PolicyCache anew(plan, 4 << 20, Device{});
   const std::vector<int16_t> prompt = PromptShape{5, {23, 19}, 9}.modality();
   const int steps = 60;
   const SequenceId id = kept.open(size_of(prompt, steps), "s");

@@ -12,6 +12,7 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/registry.h"
+#include "kvcache/words.h"
 
 namespace kvlm {
 namespace {

@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
+#include "kvcache/spec.h"
 #include "tests/allocations.h"
 #include "tests/reference/dense.h"
 #include "tests/reference/random_weights.h"
@@ -171,7 +173,7 @@ class Passes {
       : pool_(threads),
         stream_(pool_),
         decoder_(make_llama(config, weights, kPrefix)),
-        cache_(make_cache(parse_spec("f32"), decoder_->cache_shape(), 1 << 20, {})) {}
+        cache_(make_cache(plan_cache(parse_spec("f32"), decoder_->cache_shape()), 1 << 20, {})) {}
 
   Decoder& decoder() { return *decoder_; }
   KvCache& cache() { return *cache_; }

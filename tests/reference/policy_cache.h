@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvcache/composition.h"
+#include "kvcache/planner.h"
 #include "kvcache/registry.h"
 #include "tests/reference/half.h"
 #include "tests/reference/merge.h"
@@ -22,7 +22,7 @@
 // Independent: attention, importance, windows, blocks, dead rows, shared codes, bytes; and, in the
 // headers that it includes, codes and scales, merges, VidKV's channels and spectra, which rows stay
 // and which slot goes. Not independent: how a spec's text is parsed, which of its parts serves
-// which slots (Composition), and the values of its options (OptionValues); they have tests of their
+// which slots (CachePlan), and the values of its options (OptionValues); they have tests of their
 // own in tests/kvcache/. Pairs of layers, windows and thresholds are made here from those values.
 namespace kvlm::reference {
 
@@ -34,21 +34,21 @@ class PolicySequence {
   PolicySequence(const std::string& text, const CacheShape& shape) : shape_(shape) {
     layers_.resize(static_cast<size_t>(shape.layers));
     for (Layer& layer : layers_) layer.lanes.resize(kv_heads());
-    const CacheSpec spec = parse_spec(text);
-    const Composition parts = compose(spec);
-    full_ = parts.rows;
-    split_ = parts.split;
-    if (parts.retention != nullptr) {
-      const OptionValues options(find_retention(parts.retention->name)->info, *parts.retention);
-      if (options.real("keep") < 1) rule_.emplace(options, parts.packs());
+    const auto plan = plan_cache(parse_spec(text), shape);
+    full_ = plan->rows;
+    split_ = plan->split;
+    if (plan->retention_part) {
+      const SpecPart& words = *plan->retention_part;
+      const OptionValues options(find_retention(words.name)->info, words);
+      if (options.real("keep") < 1) rule_.emplace(options, plan->packs());
     }
     for (int layer = 0; layer < shape.layers; ++layer) {
-      const int visual = split_ ? parts.packer(Scope::kVisual, layer) : -1;
-      const int rest = parts.packer(split_ ? Scope::kText : Scope::kAll, layer);
+      const auto* visual = split_ ? plan->packer(Scope::kVisual, layer) : nullptr;
+      const auto* rest = plan->packer(split_ ? Scope::kText : Scope::kAll, layer);
       for (const auto& [store, part] : {std::pair(kVisual, visual), std::pair(kRest, rest)}) {
         packers_[store].emplace_back();
-        if (part < 0) continue;
-        const SpecPart& words = *parts.packers[static_cast<size_t>(part)].part;
+        if (part == nullptr) continue;
+        const SpecPart& words = part->part;
         const OptionValues options(find_quantizer(words.name)->info, words);
         packers_[store].back() = packer_of(options, shape, layer, rule_.has_value());
         if (words.name == "xquant") {
@@ -57,8 +57,9 @@ class PolicySequence {
         }
       }
     }
-    if (parts.sharing != nullptr) {
-      const OptionValues options(*find_policy(parts.sharing->name), *parts.sharing);
+    if (plan->sharing_part) {
+      const SpecPart& words = *plan->sharing_part;
+      const OptionValues options(*find_policy(words.name), words);
       const auto [keys, values] = options.start_layers("from");
       sharing_ = sharing_from(keys, values, shape.layers);
     }

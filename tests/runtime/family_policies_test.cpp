@@ -7,6 +7,7 @@
 #include <set>
 
 #include "kvcache/registry.h"
+#include "tests/kvcache/plans.h"
 #include "tests/runtime/golden.h"
 #include "tests/runtime/recording_model.h"
 
@@ -37,8 +38,8 @@ struct Answer {
 
 Answer answer(const LoadedModel& loaded, const CacheSpec& spec, GenerationRequest request) {
   test::RecordingModel model(*loaded);
-  const CacheShape shape = loaded->decoder().cache_shape();
-  const auto cache = make_cache(spec, shape, session_bytes(spec, shape, 512), test::test_device());
+  const auto plan = plan_cache(spec, loaded->decoder().cache_shape());
+  const auto cache = make_cache(plan, session_bytes(*plan, 512), test::test_device());
   Answer result;
   result.tokens = test::generate(model, *cache, loaded.stream(), std::move(request)).tokens;
   result.first = model.passes().front().logits;
@@ -63,7 +64,7 @@ TEST_P(FamilyPolicies, ServeWithAnExactFirstToken) {
   size_t served = 0;
   for (const PolicyInfo* info : policies()) {
     const CacheSpec spec = parse_spec(spec_of(*info));
-    if (const auto reason = unsupported(spec, shape)) {
+    if (const auto reason = test::unsupported(spec, shape)) {
       EXPECT_EQ(reason->find('\n'), std::string::npos) << *reason;
       EXPECT_GE(reason->size(), 20u) << info->name << ": " << *reason;
       continue;

@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "kernels/base/error.h"
-#include "kvcache/composition.h"
 #include "kvcache/formula.h"
 #include "tests/allocations.h"
 #include "tests/runtime/golden.h"
@@ -219,14 +218,12 @@ TEST(Generator, StepAllocatesNothingFor300Steps) {
 }
 
 /// Bytes of a sequence of `request` after `steps` decode steps, by the closed formula.
-size_t expected_bytes(const CacheSpec& spec, const CacheShape& shape,
-                      const GenerationResult& result, int images, int steps) {
-  const Composition composition = compose(spec);
-  const ComposedParts parts = make_parts(composition, shape, nullptr);
+size_t expected_bytes(const CachePlan& plan, const GenerationResult& result, int images,
+                      int steps) {
   const LayerCounts counts{result.prompt_tokens, result.visual_tokens, images, steps};
-  const std::vector<LayerCounts> layers(static_cast<size_t>(shape.layers), counts);
+  const std::vector<LayerCounts> layers(static_cast<size_t>(plan.shape.layers), counts);
   size_t sum = 0;
-  for (const PartBytes& layer : formula(composition, parts, shape, layers)) sum += layer.total();
+  for (const PartBytes& layer : formula(plan, layers)) sum += layer.total();
   return sum;
 }
 
@@ -234,11 +231,9 @@ class GeneratorBytes : public testing::TestWithParam<const char*> {};
 
 /// bytes() equals the formula after the prefill and after each of 300 decode steps.
 TEST_P(GeneratorBytes, CacheBytesEqualTheFormulaAtEveryStep) {
-  const CacheSpec spec = parse_spec(GetParam());
   const LoadedModel model = load();
-  const CacheShape shape = model->decoder().cache_shape();
-  const auto cache =
-      make_cache(spec, shape, 2 * session_bytes(spec, shape, 400), test::test_device());
+  const auto plan = plan_cache(parse_spec(GetParam()), model->decoder().cache_shape());
+  const auto cache = make_cache(plan, 2 * session_bytes(*plan, 400), test::test_device());
   Generator generator(*model, *cache, model.stream());
   const auto admit = [&](const char* name) {
     GenerationRequest request = golden_request(name);
@@ -248,12 +243,12 @@ TEST_P(GeneratorBytes, CacheBytesEqualTheFormulaAtEveryStep) {
   };
   const int a = admit("case0");  // a picture
   const auto bytes_a = [&](int steps) {
-    return expected_bytes(spec, shape, generator.result(a), 1, steps);
+    return expected_bytes(*plan, generator.result(a), 1, steps);
   };
   EXPECT_EQ(cache->bytes(), bytes_a(0));
   const int b = admit("case2");  // text alone
   const auto bytes_b = [&](int steps) {
-    return expected_bytes(spec, shape, generator.result(b), 0, steps);
+    return expected_bytes(*plan, generator.result(b), 0, steps);
   };
   for (int step = 1; step <= 300; ++step) {
     generator.step();
@@ -262,8 +257,8 @@ TEST_P(GeneratorBytes, CacheBytesEqualTheFormulaAtEveryStep) {
   }
   const int rows_a = generator.result(a).prompt_tokens + 300;
   const CacheReport report = generator.result(a).cache;
-  EXPECT_EQ(report.f16_bytes,
-            expected_bytes(parse_spec("f16"), shape, generator.result(a), 1, 300));
+  EXPECT_EQ(report.f16_bytes, expected_bytes(*plan_cache(parse_spec("f16"), plan->shape),
+                                             generator.result(a), 1, 300));
   EXPECT_EQ(report.slots, rows_a);
   const size_t left = bytes_b(300);
   generator.take(a);
@@ -633,10 +628,9 @@ TEST(Generator, SessionRowsAreTheContext) {
 
 TEST(Generator, RefusesWhatDoesNotFitAndServesItWhenThereIsRoom) {
   const LoadedModel model = load();
-  const CacheSpec spec = parse_spec("f16");
-  const CacheShape shape = model->decoder().cache_shape();
+  const auto plan = plan_cache(parse_spec("f16"), model->decoder().cache_shape());
   // Exactly one request of 35 + 32 rows.
-  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, {35, 0, 67}), {});
+  const auto cache = make_cache(plan, reservation(*plan, {35, 0, 67}).bytes(), {});
   Generator generator(*model, *cache, model.stream());
   const int key = generator.admit(golden_request("case2"), {});
   const size_t bytes = cache->bytes();

@@ -19,7 +19,9 @@
 #include <vector>
 
 #include "kernels/elementwise.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
+#include "kvcache/spec.h"
 #include "runtime/family.h"
 #include "runtime/generator.h"
 #include "runtime/loading/checkpoint.h"
@@ -145,10 +147,8 @@ class LoadedModel {
   /// A cache with room for `sequences` of `rows` tokens.
   std::unique_ptr<KvCache> cache(std::string_view spec = "f32", int rows = 512,
                                  size_t sequences = 1) const {
-    const CacheSpec parsed = parse_spec(spec);
-    const CacheShape shape = model_->decoder().cache_shape();
-    return make_cache(parsed, shape, sequences * reserved_bytes(parsed, shape, {rows, 0, rows}),
-                      test_device());
+    const auto plan = plan_cache(parse_spec(spec), model_->decoder().cache_shape());
+    return make_cache(plan, sequences * reservation(*plan, {rows, 0, rows}).bytes(), test_device());
   }
 
  private:

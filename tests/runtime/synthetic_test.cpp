@@ -200,9 +200,8 @@ TEST(Synthetic, ModelsRunWithoutAnyFile) {
   const auto model = family.load(std::move(source), LoadOptions(), stream);
   EXPECT_EQ(model->dtype(), DType::kBF16);
   EXPECT_EQ(model->picture_text({}, 1).rows(), 9);
-  const CacheSpec spec = parse_spec("f16");
-  const CacheShape shape = model->decoder().cache_shape();
-  const auto cache = make_cache(spec, shape, reserved_bytes(spec, shape, {1, 0, 200}), {});
+  const auto plan = plan_cache(parse_spec("f16"), model->decoder().cache_shape());
+  const auto cache = make_cache(plan, reservation(*plan, {1, 0, 200}).bytes(), {});
   GenerationRequest request;
   request.messages = {user_message("What is it?", 1, model->image_token())};
   request.images.push_back({40, 50, std::vector<uint8_t>(40 * 50 * 3, 90)});

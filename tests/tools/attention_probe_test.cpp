@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kvcache/make_cache.h"
 #include "kvcache/policy.h"
-#include "kvcache/registry.h"
 #include "tests/kvcache/feeder.h"
+#include "tests/kvcache/plans.h"
 
 namespace kvlm {
 namespace {
@@ -19,14 +20,13 @@ constexpr size_t kArena = size_t{4} << 20;
 const CacheShape kShape = shape_of(2, 2, 2, 16);
 
 std::unique_ptr<PolicyCache> policy(const std::string& spec) {
-  return std::make_unique<PolicyCache>(parts_of(parse_spec(spec), kShape, nullptr), kShape, kArena,
-                                       Device{});
+  return std::make_unique<PolicyCache>(test::plan_of(spec, kShape), kArena, Device{});
 }
 
 AttentionProbe probe_of(const std::string& spec) {
   std::vector<std::unique_ptr<PolicyCache>> policies;
   policies.push_back(policy(spec));
-  return {make_cache(parse_spec("f16"), kShape, kArena, Device{}), std::move(policies)};
+  return {make_cache(test::plan_of("f16", kShape), kArena, Device{}), std::move(policies)};
 }
 
 /// Feeds a prompt and `steps` generated rows.

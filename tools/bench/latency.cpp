@@ -11,7 +11,8 @@
 #include "kernels/base/human_bytes.h"
 #include "kernels/elementwise.h"
 #include "kernels/roofline.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
 #include "runtime/spec_file.h"
 #include "tools/bench/statistics.h"
 #include "tools/common/memory.h"
@@ -73,10 +74,8 @@ class LatencyBench {
   }
 
   Samples run(const std::string& text) {
-    const CacheSpec spec = read_spec(text);
-    const CacheShape shape = session_.model().decoder().cache_shape();
-    const auto cache =
-        make_cache(spec, shape, reserved_bytes(spec, shape, size()), session_.device());
+    const auto plan = plan_cache(read_spec(text), session_.model().decoder().cache_shape());
+    const auto cache = make_cache(plan, reservation(*plan, size()).bytes(), session_.device());
     Samples samples;
     const std::string phase = fmt::format("latency {}", text);
     const auto repeats = static_cast<size_t>(options_.repeats);

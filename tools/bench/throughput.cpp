@@ -13,7 +13,8 @@
 #include "kernels/base/queue.h"
 #include "kernels/fill.h"
 #include "kernels/roofline.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
 #include "runtime/spec_file.h"
 #include "tools/bench/statistics.h"
 #include "tools/bench/throughput_plan.h"
@@ -70,6 +71,8 @@ struct Filled {
   size_t arena_bytes = 0;
 };
 
+using SharedPlan = std::shared_ptr<const CachePlan>;
+
 class ThroughputBench {
  public:
   ThroughputBench(const ThroughputOptions& options, std::vector<Budget> budgets, Session& session,
@@ -96,13 +99,13 @@ class ThroughputBench {
   bool on_gpu() const { return session_.device().kind == DeviceKind::kCuda; }
   size_t used_bytes() const;
   double read_rate();
-  int batch_for(const Budget& budget, const CacheSpec& spec, const Reservation& each);
-  Workspaces workspaces(const CacheSpec& spec, const Reservation& each);
-  size_t trial(const CacheSpec& spec, const Reservation& each, int batch);
-  Filled fill(const CacheSpec& spec, const Reservation& each, int batch);
+  int batch_for(const Budget& budget, const SharedPlan& plan, const Reservation& each);
+  Workspaces workspaces(const SharedPlan& plan, const Reservation& each);
+  size_t trial(const SharedPlan& plan, const Reservation& each, int batch);
+  Filled fill(const SharedPlan& plan, const Reservation& each, int batch);
   void fill_one(KvCache& cache, SequenceId id);
   double step(Filled& filled, int batch);
-  void measure(const CacheSpec& spec, Row& row);
+  void measure(const SharedPlan& plan, Row& row);
 
   const ThroughputOptions& options_;
   std::vector<Budget> budgets_;
@@ -142,20 +145,20 @@ double ThroughputBench::read_rate() {
   return *read_rate_;
 }
 
-int ThroughputBench::batch_for(const Budget& budget, const CacheSpec& spec,
+int ThroughputBench::batch_for(const Budget& budget, const SharedPlan& plan,
                                const Reservation& each) {
   if (budget.kind != Budget::Kind::kDevice) return batch_of(budget, size_.max_rows, each);
-  if (!workspaces_) workspaces_ = workspaces(spec, each);
+  if (!workspaces_) workspaces_ = workspaces(plan, each);
   return batch_of(budget, size_.max_rows, each, session_.model().weight_bytes(), *workspaces_);
 }
 
 /// Two trials tell what grows with the batch. The decoder's part grows in the first spec's only,
 /// and is counted for every other too.
-Workspaces ThroughputBench::workspaces(const CacheSpec& spec, const Reservation& each) {
+Workspaces ThroughputBench::workspaces(const SharedPlan& plan, const Reservation& each) {
   const size_t free = cuda::device_facts(session_.device().index).free_bytes;
   const size_t added = std::clamp<size_t>(free / 2 / each.kept, 1, kTrialSequences);
-  const size_t one = trial(spec, each, 1);
-  const size_t more = std::max(one, trial(spec, each, 1 + static_cast<int>(added)));
+  const size_t one = trial(plan, each, 1);
+  const size_t more = std::max(one, trial(plan, each, 1 + static_cast<int>(added)));
   Workspaces spaces;
   spaces.per_sequence = (more - one) / added;
   spaces.fixed = one - std::min(one, spaces.per_sequence);
@@ -165,8 +168,8 @@ Workspaces ThroughputBench::workspaces(const CacheSpec& spec, const Reservation&
 }
 
 /// Bytes that the device has in use beside weights and cache, after a step of `batch` sequences.
-size_t ThroughputBench::trial(const CacheSpec& spec, const Reservation& each, int batch) {
-  Filled filled = fill(spec, each, batch);
+size_t ThroughputBench::trial(const SharedPlan& plan, const Reservation& each, int batch) {
+  Filled filled = fill(plan, each, batch);
   if (filled.ids.empty()) return 0;  // interrupted
   // Steps that are alike are recorded, which takes memory too.
   for (int i = 0; i < kWarmUpSteps; ++i) {
@@ -176,10 +179,10 @@ size_t ThroughputBench::trial(const CacheSpec& spec, const Reservation& each, in
   return used_bytes() - std::min(used_bytes(), known);
 }
 
-Filled ThroughputBench::fill(const CacheSpec& spec, const Reservation& each, int batch) {
+Filled ThroughputBench::fill(const SharedPlan& plan, const Reservation& each, int batch) {
   Filled filled;
   filled.arena_bytes = static_cast<size_t>(batch) * each.kept + each.staging;
-  filled.cache = make_cache(spec, shape_, filled.arena_bytes, session_.device());
+  filled.cache = make_cache(plan, filled.arena_bytes, session_.device());
   for (int i = 0; i < batch && !interrupted(); ++i) {
     watch_.progress("prompts", static_cast<size_t>(i), static_cast<size_t>(batch));
     filled.ids.push_back(filled.cache->open(size_, fmt::format("sequence {} of {}", i + 1, batch)));
@@ -239,10 +242,10 @@ double ThroughputBench::step(Filled& filled, int batch) {
 }
 
 /// Fills a cache with the batch of `row` and decodes; leaves `row` without bytes when interrupted.
-void ThroughputBench::measure(const CacheSpec& spec, Row& row) {
+void ThroughputBench::measure(const SharedPlan& plan, Row& row) {
   Stream& stream = session_.stream();
   const Clock::time_point fill_start = Clock::now();
-  Filled filled = fill(spec, row.reservation, row.batch);
+  Filled filled = fill(plan, row.reservation, row.batch);
   row.fill_s = seconds_since(fill_start);
   if (interrupted()) return;
   for (int i = 0; i < kWarmUpSteps; ++i) {
@@ -275,6 +278,7 @@ void ThroughputBench::measure(const CacheSpec& spec, Row& row) {
 
 std::vector<Row> ThroughputBench::run(const std::string& text) {
   const CacheSpec spec = read_spec(text);
+  SharedPlan plan;
   workspaces_.reset();
   std::vector<Row> rows;
   int largest = 0;  // batch so far: what it took of the device beside the cache stays taken
@@ -284,14 +288,12 @@ std::vector<Row> ThroughputBench::run(const std::string& text) {
     row.spec = text;
     row.budget = budget.text;
     try {
-      row.reservation = reservation(spec, shape_, size_);
-      if (const auto reason = unsupported(spec, shape_)) {
-        throw Error(ErrorCode::kUnsupported, *reason);
-      }
+      if (plan == nullptr) plan = plan_cache(spec, shape_);
+      row.reservation = reservation(*plan, size_);
       row.read_rate = read_rate();
-      row.batch = batch_for(budget, spec, row.reservation);
+      row.batch = batch_for(budget, plan, row.reservation);
       largest = std::max(largest, row.batch);
-      measure(spec, row);
+      measure(plan, row);
       if (budget.kind == Budget::Kind::kDevice && row.batch == largest &&
           row.used_bytes > budget.size) {
         row.error = fmt::format(

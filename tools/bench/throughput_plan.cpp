@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
 #include "runtime/spec_file.h"
 #include "tools/common/csv.h"
 #include "tools/common/model_shape.h"
@@ -36,20 +39,28 @@ struct PlannedRow {
   size_t reserved() const { return static_cast<size_t>(batch) * each.kept + each.staging; }
 };
 
-PlannedRow planned(const std::string& spec, const Budget& budget, const CacheShape& shape,
-                   const SequenceSize& size) {
-  PlannedRow row{canonical(read_spec(spec)), budget.text, "", {}, 0};
+/// The rows of one spec, in the order of the budgets.
+std::vector<PlannedRow> planned(const std::string& text, const std::vector<Budget>& budgets,
+                                const CacheShape& shape, const SequenceSize& size) {
+  const CacheSpec spec = read_spec(text);
+  Reservation each;
+  std::string refusal;
   try {
-    const CacheSpec parsed = read_spec(spec);
-    if (const auto reason = unsupported(parsed, shape)) {
-      throw Error(ErrorCode::kUnsupported, *reason);
-    }
-    row.each = reservation(parsed, shape, size);
-    row.batch = batch_of(budget, size.max_rows, row.each);
+    each = reservation(*plan_cache(spec, shape), size);
   } catch (const Error& error) {
-    row.error = error.what();
+    refusal = error.what();
   }
-  return row;
+  std::vector<PlannedRow> rows;
+  for (const Budget& budget : budgets) {
+    PlannedRow& row = rows.emplace_back();
+    row = {canonical(spec), budget.text, refusal, each, 0};
+    try {
+      if (refusal.empty()) row.batch = batch_of(budget, size.max_rows, each);
+    } catch (const Error& error) {
+      row.error = error.what();
+    }
+  }
+  return rows;
 }
 
 void print_table(const std::vector<PlannedRow>& rows, const ThroughputOptions& options,
@@ -191,7 +202,7 @@ int plan_throughput(const ThroughputOptions& asked) {
   const SequenceSize size = sequence_size(options);
   std::vector<PlannedRow> rows;
   for (const std::string& spec : options.specs) {
-    for (const Budget& budget : budgets) rows.push_back(planned(spec, budget, shape, size));
+    std::ranges::move(planned(spec, budgets, shape, size), std::back_inserter(rows));
   }
   if (options.json) {
     for (const PlannedRow& row : rows) print_json(row, options, size);

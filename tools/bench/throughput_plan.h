@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/registry.h"
+#include "kvcache/layouts.h"
 #include "tools/bench/throughput.h"
 
 namespace kvlm {

@@ -6,7 +6,8 @@
 #include <chrono>
 
 #include "kernels/base/error.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
 #include "runtime/family.h"
 #include "runtime/loading/checkpoint.h"
 #include "runtime/loading/model_path.h"
@@ -89,6 +90,7 @@ struct Session::State {
   CacheSpec spec;
   PolicyProfile profile;
   std::optional<Checkpoint> checkpoint;
+  std::shared_ptr<CachePlan> plan;
   std::unique_ptr<Model> model;
   double load_ms = 0;
 };
@@ -96,6 +98,7 @@ struct Session::State {
 Session::Session(const SessionOptions& options, std::unique_ptr<Model> model)
     : state_(std::make_unique<State>(options, parse_device(options.device))) {
   state_->model = std::move(model);
+  state_->plan = plan_cache(state_->spec, state_->model->decoder().cache_shape(), &state_->profile);
 }
 
 Session::Session(const SessionOptions& options, Watch* watch) {
@@ -109,10 +112,7 @@ Session::Session(const SessionOptions& options, Watch* watch) {
   state_->stream.set_watch(watch);
 
   // What the spec asks for is checked before any weight is looked at.
-  const CacheShape shape = model_shape(options.model);
-  if (const auto reason = unsupported(state_->spec, shape, &state_->profile)) {
-    throw Error(ErrorCode::kUnsupported, *reason);
-  }
+  state_->plan = plan_cache(state_->spec, model_shape(options.model), &state_->profile);
   const auto require = [&](size_t weight_bytes, size_t mapped_bytes) {
     if (state_->device.kind == DeviceKind::kCpu) {
       require_memory({options.model, weight_bytes - mapped_bytes, options.cache_bytes},
@@ -142,6 +142,8 @@ Session::Session(const SessionOptions& options, Watch* watch) {
   const Family& family = family_of(source.config, options.model);
   source.weights.follow(watch, weight_bytes);
   state_->model = family.load(std::move(source), load, state_->stream);
+  // What no config says: the type of the weights.
+  state_->plan->shape.multiply = state_->model->decoder().cache_shape().multiply;
   report_progress(watch, "loading", weight_bytes, weight_bytes);
   state_->load_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -151,18 +153,15 @@ Session::~Session() = default;
 
 Model& Session::model() noexcept { return *state_->model; }
 Stream& Session::stream() noexcept { return state_->stream; }
-const CacheSpec& Session::spec() const noexcept { return state_->spec; }
+std::shared_ptr<const CachePlan> Session::plan() const noexcept { return state_->plan; }
 double Session::load_ms() const noexcept { return state_->load_ms; }
 Device Session::device() const noexcept { return state_->device; }
 int Session::threads() const noexcept { return state_->pool.threads(); }
 
 std::unique_ptr<KvCache> Session::make_cache(int sequences, int rows,
                                              std::optional<size_t> bytes) const {
-  const CacheShape shape = state_->model->decoder().cache_shape();
-  const size_t needed =
-      static_cast<size_t>(sequences) * session_bytes(state_->spec, shape, rows, &state_->profile);
-  return kvlm::make_cache(state_->spec, shape, bytes.value_or(needed), state_->device,
-                          &state_->profile);
+  const size_t needed = static_cast<size_t>(sequences) * session_bytes(*state_->plan, rows);
+  return kvlm::make_cache(state_->plan, bytes.value_or(needed), state_->device);
 }
 
 }  // namespace kvlm

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
-#include "kvcache/spec.h"
 #include "runtime/generator.h"
 #include "runtime/model.h"
 
@@ -41,7 +41,8 @@ class Session {
 
   Model& model() noexcept;
   Stream& stream() noexcept;
-  const CacheSpec& spec() const noexcept;
+  /// Of the spec that was asked for, for the model's decoder: made once, when the model was opened.
+  std::shared_ptr<const CachePlan> plan() const noexcept;
   double load_ms() const noexcept;
   int threads() const noexcept;
   Device device() const noexcept;

@@ -4,8 +4,7 @@
 #include <cmath>
 #include <span>
 
-#include "kernels/base/error.h"
-#include "kvcache/registry.h"
+#include "kvcache/planner.h"
 
 namespace kvlm {
 
@@ -50,25 +49,20 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
 
 Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSize& prompt,
                   const PolicyProfile* profile) {
-  if (const auto reason = unsupported(spec, shape, profile)) {
-    throw Error(ErrorCode::kUnsupported, *reason);
-  }
-  const Composition composition = compose(spec);
-  const ComposedParts parts = make_parts(composition, shape, profile);
+  const std::shared_ptr<const CachePlan> plan = plan_cache(spec, shape, profile);
   const auto layers = static_cast<size_t>(shape.layers);
 
   Estimate made;
   made.counts.assign(layers, {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0});
-  if (parts.retention != nullptr) {
+  if (plan->retention != nullptr) {
     // Heads keep equally many slots: one of them says how many.
     CacheShape one_head = shape;
     one_head.q_heads = shape.q_per_kv();
     one_head.kv_heads = 1;
-    const ComposedParts small = make_parts(composition, one_head, profile);
     std::vector<int16_t> modality(static_cast<size_t>(prompt.tokens), kTextRow);
     std::fill_n(modality.begin() + (prompt.tokens - prompt.visual) / 2, prompt.visual, int16_t{0});
-    const auto selections = select_evenly(*small.retention, one_head, modality, small.pairs);
-    made.even_attention = small.retention->needs().rows != ImportanceNeeds::Rows::kNone;
+    const auto selections = select_evenly(*plan->retention, one_head, modality, plan->pairs);
+    made.even_attention = plan->retention->needs().rows != ImportanceNeeds::Rows::kNone;
     for (size_t layer = 0; layer < layers; ++layer) {
       LayerCounts& counts = made.counts[layer];
       counts.rows = selections[layer].kept();
@@ -83,15 +77,14 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
     }
   }
 
-  made.layers = formula(composition, parts, shape, made.counts);
+  made.layers = formula(*plan, made.counts);
   for (const PartBytes& layer : made.layers) made.parts += layer;
   for (const LayerCounts& counts : made.counts) made.slots += counts.rows;
   made.slots /= static_cast<double>(layers);
   const size_t elements = shape.elements_per_token() * static_cast<size_t>(prompt.tokens);
   made.f16_bytes = 2 * elements;
   made.stored_bits = 8.0 * static_cast<double>(made.parts.total()) / static_cast<double>(elements);
-  made.nominal_bits =
-      nominal_bits(composition, parts, shape, made.counts) * made.slots / prompt.tokens;
+  made.nominal_bits = nominal_bits(*plan, made.counts) * made.slots / prompt.tokens;
   return made;
 }
 

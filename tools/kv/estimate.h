@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kvcache/formula.h"
+#include "kvcache/policy.h"
 
 namespace kvlm {
 

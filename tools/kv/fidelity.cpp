@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/registry.h"
+#include "kvcache/planner.h"
 #include "runtime/policy_profile.h"
 #include "runtime/spec_file.h"
 #include "tools/common/csv.h"
@@ -200,28 +200,23 @@ int run_fidelity(const FidelityOptions& options) {
     make_plot_folder(options.plot);
     run_script(kPlotScript, {"--check", options.plot});  // what it needs, before the measurement
   }
-  std::vector<FidelityMeter::Policy> policies;
-  for (const std::string& text : options.specs) {
-    FidelityMeter::Policy policy{read_spec(text), {}};
-    if (!options.profile.empty()) {
-      policy.profile = read_profile(options.profile);
-      require_profile_of(policy.profile, options.session.model);
-    }
-    policies.push_back(std::move(policy));
+  std::vector<CacheSpec> specs;
+  for (const std::string& text : options.specs) specs.push_back(read_spec(text));
+  PolicyProfile profile;
+  if (!options.profile.empty()) {
+    profile = read_profile(options.profile);
+    require_profile_of(profile, options.session.model);
   }
   const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
   const CacheShape shape = session.model().decoder().cache_shape();
-  for (const FidelityMeter::Policy& policy : policies) {
-    if (const auto reason = unsupported(policy.spec, shape, &policy.profile)) {
-      throw Error(ErrorCode::kUnsupported, *reason);
-    }
-  }
+  std::vector<FidelityMeter::Plan> plans;
+  for (const CacheSpec& spec : specs) plans.push_back(plan_cache(spec, shape, &profile));
   Progress progress("fidelity", records.size(), false);
   FidelityMeter meter(
       session, {options.max_tokens, options.sampling, options.batch_size, options.layer_records});
-  const std::vector<Fidelity> results = meter.run(records, policies, [&](size_t done) {
+  const std::vector<Fidelity> results = meter.run(records, plans, [&](size_t done) {
     progress.update({done, 0, 0}, "");
     return !interrupted();
   });

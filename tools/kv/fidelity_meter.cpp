@@ -10,7 +10,9 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/registry.h"
+#include "kvcache/make_cache.h"
+#include "kvcache/planner.h"
+#include "kvcache/spec.h"
 #include "runtime/clip_file.h"
 #include "runtime/forced_run.h"
 #include "runtime/loading/config.h"
@@ -170,13 +172,18 @@ EncodedPrompt encode_record(Session& session, const ForcedRecord& record,
   }
 }
 
+FidelityMeter::FidelityMeter(Session& session, const Settings& settings)
+    : session_(session),
+      settings_(settings),
+      plain_(plan_cache(parse_spec("f16"), session.model().decoder().cache_shape())) {}
+
 std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& records,
-                                         const std::vector<Policy>& policies,
+                                         const std::vector<Plan>& plans,
                                          const std::function<bool(size_t)>& progress) {
   const auto layer_count = static_cast<size_t>(session_.model().decoder().cache_shape().layers);
-  std::vector<Fidelity> results(policies.size());
-  for (size_t i = 0; i < policies.size(); ++i) {
-    results[i].spec = canonical(policies[i].spec);
+  std::vector<Fidelity> results(plans.size());
+  for (size_t i = 0; i < plans.size(); ++i) {
+    results[i].spec = plans[i]->spec;
     results[i].layers.resize(settings_.layer_records > 0 ? layer_count : 0);
   }
   const auto batch_size = static_cast<size_t>(settings_.batch_size);
@@ -186,7 +193,7 @@ std::vector<Fidelity> FidelityMeter::run(const std::vector<ForcedRecord>& record
     const std::vector<Fidelity> before = results;
     try {
       measure(std::span(records).subspan(first, count),
-              std::clamp(looked_at, first, first + count) - first, policies, results);
+              std::clamp(looked_at, first, first + count) - first, plans, results);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kCancelled || first == 0) throw;
       return before;  // a record counts for every policy or for none
@@ -242,15 +249,15 @@ Compared compare_logits(std::span<const float> expected, std::span<const float> 
 /// Adds some records to the results of every policy, the first few of which are looked at layer by
 /// layer.
 void FidelityMeter::measure(std::span<const ForcedRecord> records, size_t looked_at,
-                            const std::vector<Policy>& policies, std::vector<Fidelity>& results) {
+                            const std::vector<Plan>& plans, std::vector<Fidelity>& results) {
   std::vector<Forced> batch;
   for (const ForcedRecord& record : records) batch.push_back(prepare(record));
   try {
     const std::span<Forced> first = std::span(batch).first(looked_at);
     const std::span<Forced> others = std::span(batch).subspan(looked_at);
-    if (!first.empty()) expect_layers(first, policies, results);
+    if (!first.empty()) expect_layers(first, plans, results);
     if (!others.empty()) expect(others, *plain_cache(others));
-    for (size_t i = 0; i < policies.size(); ++i) compare(batch, policies[i], results[i]);
+    for (size_t i = 0; i < plans.size(); ++i) compare(batch, plans[i], results[i]);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kOutOfMemory || batch.size() == 1) throw;
     throw Error(error.code(),
@@ -279,29 +286,22 @@ FidelityMeter::Forced FidelityMeter::prepare(const ForcedRecord& record) {
 }
 
 std::unique_ptr<KvCache> FidelityMeter::plain_cache(std::span<const Forced> batch) {
-  const CacheShape shape = session_.model().decoder().cache_shape();
-  const CacheSpec plain = parse_spec("f16");
   size_t bytes = 0;
-  for (const Forced& forced : batch) bytes += session_bytes(plain, shape, forced.rows());
-  return make_cache(plain, shape, bytes, session_.device());
+  for (const Forced& forced : batch) bytes += session_bytes(*plain_, forced.rows());
+  return make_cache(plain_, bytes, session_.device());
 }
 
-void FidelityMeter::expect_layers(std::span<Forced> batch, const std::vector<Policy>& policies,
+void FidelityMeter::expect_layers(std::span<Forced> batch, const std::vector<Plan>& plans,
                                   std::vector<Fidelity>& results) {
-  const CacheShape shape = session_.model().decoder().cache_shape();
   std::vector<std::unique_ptr<PolicyCache>> onlookers;
-  for (const Policy& policy : policies) {
-    CacheParts parts = parts_of(policy.spec, shape, &policy.profile);
+  for (const Plan& plan : plans) {
     size_t bytes = 0;
-    for (const Forced& forced : batch) {
-      bytes += PolicyCache::session_bytes(parts, shape, forced.rows());
-    }
-    onlookers.push_back(
-        std::make_unique<PolicyCache>(std::move(parts), shape, bytes, session_.device()));
+    for (const Forced& forced : batch) bytes += Layouts(*plan).session_bytes(forced.rows());
+    onlookers.push_back(std::make_unique<PolicyCache>(plan, bytes, session_.device()));
   }
   AttentionProbe probe(plain_cache(batch), std::move(onlookers));
   for (const SequenceId id : expect(batch, probe)) {  // as one record at a time would add them
-    for (size_t i = 0; i < policies.size(); ++i) {
+    for (size_t i = 0; i < plans.size(); ++i) {
       results[i].scores.add(probe.scores(id)[i]);
       for (size_t layer = 0; layer < results[i].layers.size(); ++layer) {
         results[i].layers[layer].add(probe.errors(id)[i][layer]);
@@ -347,15 +347,11 @@ std::vector<SequenceId> FidelityMeter::expect(std::span<Forced> batch, KvCache& 
   return ids;
 }
 
-void FidelityMeter::compare(const std::vector<Forced>& batch, const Policy& policy,
-                            Fidelity& result) {
+void FidelityMeter::compare(const std::vector<Forced>& batch, const Plan& plan, Fidelity& result) {
   Model& model = session_.model();
-  const CacheShape shape = model.decoder().cache_shape();
   size_t bytes = 0;
-  for (const Forced& forced : batch) {
-    bytes += session_bytes(policy.spec, shape, forced.rows(), &policy.profile);
-  }
-  const auto cache = make_cache(policy.spec, shape, bytes, session_.device(), &policy.profile);
+  for (const Forced& forced : batch) bytes += session_bytes(*plan, forced.rows());
+  const auto cache = make_cache(plan, bytes, session_.device());
   ForcedRun run(model, *cache, session_.stream());
   std::vector<SequenceId> ids;
   for (const Forced& forced : batch) ids.push_back(run.join(forced.encoded, forced.max_tokens));

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/policy.h"
+#include "kvcache/cache_plan.h"
 #include "runtime/forced_run.h"
 #include "tools/common/session.h"
 #include "tools/kv/attention_probe.h"
@@ -85,10 +85,8 @@ class FidelityMeter {
  public:
   static constexpr int kMostTogether = 4096;  ///< largest batch_size of the programs' options
 
-  struct Policy {
-    CacheSpec spec;
-    PolicyProfile profile;
-  };
+  /// A policy, for the session's decoder.
+  using Plan = std::shared_ptr<const CachePlan>;
 
   struct Settings {
     int max_tokens = 128;  ///< of a record's text
@@ -97,34 +95,34 @@ class FidelityMeter {
     int layer_records = 0;  ///< first of all records: the attention error of every layer too
   };
 
-  FidelityMeter(Session& session, const Settings& settings)
-      : session_(session), settings_(settings) {}
+  FidelityMeter(Session& session, const Settings& settings);
 
   /// Measures every policy over the records; `progress` is told how many are done, and ends the
   /// measurement early by returning false. When the session's watch cancels, the results are those
   /// of the batches that were done; throws Error{kCancelled} if there is none. Throws
   /// Error{kOutOfMemory} that names the batch if it does not fit.
   std::vector<Fidelity> run(const std::vector<ForcedRecord>& records,
-                            const std::vector<Policy>& policies,
+                            const std::vector<Plan>& plans,
                             const std::function<bool(size_t)>& progress);
 
  private:
   struct Forced;
 
   void measure(std::span<const ForcedRecord> records, size_t looked_at,
-               const std::vector<Policy>& policies, std::vector<Fidelity>& results);
+               const std::vector<Plan>& plans, std::vector<Fidelity>& results);
   Forced prepare(const ForcedRecord& record);
   std::unique_ptr<KvCache> plain_cache(std::span<const Forced> batch);
   /// The logits that are expected, over the plain rows of `cache`. Returns what it called the
   /// records, which it has closed.
   std::vector<SequenceId> expect(std::span<Forced> batch, KvCache& cache);
   /// The same with every policy looking on: the layers too.
-  void expect_layers(std::span<Forced> batch, const std::vector<Policy>& policies,
+  void expect_layers(std::span<Forced> batch, const std::vector<Plan>& plans,
                      std::vector<Fidelity>& results);
-  void compare(const std::vector<Forced>& batch, const Policy& policy, Fidelity& result);
+  void compare(const std::vector<Forced>& batch, const Plan& plan, Fidelity& result);
 
   Session& session_;
   Settings settings_;
+  Plan plain_;  // f16 rows
 };
 
 }  // namespace kvlm

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kvcache/registry.h"
+#include "kvcache/spec.h"
 #include "tools/kv/estimate.h"
 #include "tools/kv/list.h"
 

@@ -10,9 +10,10 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
-#include "kvcache/registry.h"
+#include "kvcache/planner.h"
 #include "kvcache/retention/common.h"
 #include "kvcache/retention/prefix_fit.h"
+#include "kvcache/spec.h"
 #include "runtime/forced_run.h"
 #include "runtime/policy_profile.h"
 #include "tools/common/program.h"
@@ -89,19 +90,16 @@ class Profiler {
   /// averaged over the records.
   void fit_budgets(PolicyProfile& profile) {
     Model& model = session_.model();
-    const CacheShape shape = model.decoder().cache_shape();
-    const CacheSpec spec = parse_spec("prefixkv,mode=online");
+    const auto plan = plan_cache(parse_spec("prefixkv,mode=online"), model.decoder().cache_shape());
     std::map<std::string, LayerScores> scores;
+    plan->retention = std::make_unique<ScoreProbe>(scores);
     std::map<std::string, LayerScores> forget;  // (records, layers)
     std::map<std::string, LayerScores> gini;
     Progress progress("prefixkv", records_.size(), false);
     for (size_t i = 0; i < records_.size() && !interrupted(); ++i) {
       const EncodedPrompt encoded = encode_record(session_, records_[i], options_.sampling);
       const auto rows = static_cast<int>(encoded.prompt.ids.size()) + 1;
-      CacheParts parts = parts_of(spec, shape, nullptr);
-      parts.retention = std::make_unique<ScoreProbe>(scores);
-      const size_t bytes = PolicyCache::session_bytes(parts, shape, rows);
-      PolicyCache cache(std::move(parts), shape, bytes, session_.device());
+      PolicyCache cache(plan, Layouts(*plan).session_bytes(rows), session_.device());
       ForcedRun(model, cache, session_.stream()).join(encoded, 1);
       for (const auto& [name, layers] : scores) {
         forget[name].push_back(forget_ratios(layers, options_.keep, retention::Ends{1, 1}.least()));
@@ -130,16 +128,17 @@ class Profiler {
 
   /// The candidate whose mean KL over the records is smallest; prints all.
   size_t best_of(const std::string& what, const std::vector<Candidate>& candidates) {
-    std::vector<FidelityMeter::Policy> policies;
+    const CacheShape shape = session_.model().decoder().cache_shape();
+    std::vector<FidelityMeter::Plan> plans;
     for (const Candidate& candidate : candidates) {
-      policies.push_back({parse_spec(candidate.spec), {}});
+      plans.push_back(plan_cache(parse_spec(candidate.spec), shape));
     }
     Progress progress(what, records_.size(), false);
     const std::vector<Fidelity> results =
         FidelityMeter(session_, {.max_tokens = options_.max_tokens,
                                  .sampling = options_.sampling,
                                  .batch_size = options_.batch_size})
-            .run(records_, policies, [&](size_t done) {
+            .run(records_, plans, [&](size_t done) {
               progress.update({done, 0, 0}, "");
               return !interrupted();
             });
@@ -190,9 +189,9 @@ void fit_alpha(Profiler& profiler, const CacheShape& shape, int bits, PolicyProf
   std::vector<double> alphas(std::begin(kAlphas), std::end(kAlphas));
   if (bits > 1) {
     const std::string spec = fmt::format("head_quantile,bits={}", bits);
-    const CacheParts parts = parts_of(parse_spec(spec), shape, nullptr);
-    const double standard =
-        static_cast<double>(parts.quantizers.front()->plan(Part::kKeys, 0).rules[0].alpha);
+    const auto plan = plan_cache(parse_spec(spec), shape);
+    const Quantizer& quantizer = *plan->packers.front().quantizer;
+    const auto standard = static_cast<double>(quantizer.plan(Part::kKeys, 0).rules[0].alpha);
     alphas.clear();
     for (const double factor : kAlphaFactors) alphas.push_back(factor * standard);
   }

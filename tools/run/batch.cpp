@@ -11,7 +11,6 @@
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
 #include "kernels/base/printable.h"
-#include "kvcache/registry.h"
 #include "runtime/failure_kind.h"
 #include "runtime/prompt.h"
 #include "tools/common/messages.h"

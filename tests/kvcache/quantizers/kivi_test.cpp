@@ -31,15 +31,15 @@ TEST(Kivi, WatermarksOfTheSpec) {  // specs 3.1: N = 300, R = 128
 }
 
 TEST(Kivi, KeepsATailForEvictionBesideRetention) {  // specs 10.3
-  CacheSpec spec = parse_spec("prefixkv,keep=0.5 + kivi");
-  const ComposedParts parts = make_parts(compose(spec), kShape, nullptr);
-  const FlushRule& keys = parts.quantizers[0]->plan(Part::kKeys, 0).flush;
+  const auto plan = plan_cache(parse_spec("prefixkv,keep=0.5 + kivi"), kShape);
+  const Quantizer& quantizer = *plan->packers[0].quantizer;
+  const FlushRule& keys = quantizer.plan(Part::kKeys, 0).flush;
   EXPECT_EQ(keys.hold, 32);
   EXPECT_EQ(keys.trigger, 160);
   EXPECT_EQ(keys.rows, 128);
   EXPECT_EQ(keys.packed_after_prompt(300), 256);
   EXPECT_EQ(keys.packed_after_prompt(287), 128);
-  EXPECT_EQ(parts.quantizers[0]->plan(Part::kValues, 0).flush.hold, 128);
+  EXPECT_EQ(quantizer.plan(Part::kValues, 0).flush.hold, 128);
 }
 
 TEST(Kivi, WidthsApart) {

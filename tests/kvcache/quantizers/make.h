@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
-#include "kvcache/composition.h"
+#include "kvcache/planner.h"
 #include "kvcache/quantizer.h"
-#include "kvcache/registry.h"
+#include "kvcache/spec.h"
 
 namespace kvlm::test {
 
@@ -20,9 +20,7 @@ inline CacheShape shape_of(int layers, int kv_heads, int head_dim) {
 /// The quantizer of a spec with one quantizer part.
 inline std::unique_ptr<Quantizer> quantizer(const std::string& spec, const CacheShape& shape,
                                             const PolicyProfile* profile = nullptr) {
-  const CacheSpec parsed = parse_spec(spec);
-  ComposedParts parts = make_parts(compose(parsed), shape, profile);
-  return std::move(parts.quantizers.at(0));
+  return std::move(plan_cache(parse_spec(spec), shape, profile)->packers.at(0).quantizer);
 }
 
 /// The papers' width of a spec: codes only, mean over keys, values and layers.

@@ -1,4 +1,4 @@
-#include "kvcache/composition.h"
+#include "kvcache/planner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,34 +7,35 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kvcache/registry.h"
+#include "tests/kvcache/plans.h"
 
 namespace kvlm {
 namespace {
 
+using test::plan_of;
+using test::unsupported;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
 CacheShape shape_of(int layers) { return {layers, 4, 2, 64, std::vector<float>(32, 1.0f)}; }
 
-ComposedParts parts_of(const std::string& text, const CacheShape& shape) {
-  const CacheSpec spec = parse_spec(text);
-  return make_parts(compose(spec), shape, nullptr);
-}
-
-TEST(Composition, FindsWhatPacksEachScopeOfEachLayer) {
-  const CacheSpec spec =
-      parse_spec("prefixkv + visual=calibquant text=kivi + f32,layers=1 + share=codes,from=2:2");
-  const Composition c = compose(spec);
-  EXPECT_EQ(c.retention->name, "prefixkv");
-  EXPECT_EQ(c.sharing->name, "share");
-  EXPECT_TRUE(c.split);
-  EXPECT_TRUE(c.packs());
-  EXPECT_EQ(c.rows, DType::kF32);
-  ASSERT_EQ(c.packers.size(), 4u);
+TEST(CachePlan, FindsWhatPacksEachScopeOfEachLayer) {
+  // The pairs (2, 3) and (4, 5) are packed alike.
+  const auto plan = plan_of(
+      "prefixkv + visual=calibquant text=kivi + f32,layers=1 + share=codes,from=2:2", shape_of(6));
+  EXPECT_EQ(plan->retention_part->name, "prefixkv");
+  EXPECT_EQ(plan->sharing_part->name, "share");
+  EXPECT_TRUE(plan->split);
+  EXPECT_TRUE(plan->packs());
+  EXPECT_FALSE(plan->plain());
+  EXPECT_EQ(plan->rows, DType::kF32);
+  ASSERT_EQ(plan->packers.size(), 4u);
   const auto name = [&](Scope scope, int layer) -> std::string {
-    const int packer = c.packer(scope, layer);
-    return packer < 0 ? "rows" : c.packers[static_cast<size_t>(packer)].part->name;
+    const CachePlan::Packer* packer = plan->packer(scope, layer);
+    const StoreIndex store = scope == Scope::kVisual ? kVisual : kRest;
+    EXPECT_EQ(plan->quantizers[store][static_cast<size_t>(layer)],
+              packer == nullptr ? nullptr : packer->quantizer.get());
+    return packer == nullptr ? "rows" : packer->part.name;
   };
   EXPECT_EQ(name(Scope::kVisual, 0), "calibquant");
   EXPECT_EQ(name(Scope::kText, 0), "kivi");
@@ -43,39 +44,40 @@ TEST(Composition, FindsWhatPacksEachScopeOfEachLayer) {
   EXPECT_EQ(name(Scope::kText, 2), "kivi");
 }
 
-TEST(Composition, PlainPartsAloneDoNotSplit) {
-  const CacheSpec spec = parse_spec("uniform + bf16,scope=text");
-  const Composition c = compose(spec);
-  EXPECT_FALSE(c.split);
-  EXPECT_FALSE(c.packs());
-  EXPECT_EQ(c.packer(Scope::kAll, 0), -1);
-  EXPECT_EQ(c.rows, DType::kBF16);
+TEST(CachePlan, PlainPartsAloneDoNotSplit) {
+  const auto plan = plan_of("uniform + bf16,scope=text", shape_of(1));
+  EXPECT_FALSE(plan->split);
+  EXPECT_FALSE(plan->packs());
+  EXPECT_FALSE(plan->plain()) << "rows are dropped";
+  EXPECT_EQ(plan->packer(Scope::kAll, 0), nullptr);
+  EXPECT_EQ(plan->rows, DType::kBF16);
+  EXPECT_TRUE(plan_of("bf16,scope=text", shape_of(1))->plain());
 }
 
-TEST(ComposedParts, SharePairsFromWhereTheyStart) {
-  const ComposedParts parts = parts_of("kivi + share=codes,from=2:off", shape_of(5));
-  EXPECT_THAT(parts.share.key_owner, ElementsAre(0, 1, 2, 2, 4));
-  EXPECT_THAT(parts.share.value_owner, ElementsAre(0, 1, 2, 3, 4));
-  EXPECT_TRUE(parts.pairs.empty()) << "nothing is dropped";
-  EXPECT_THROW(parts_of("kivi + share=codes,from=off:off", shape_of(4)), Error) << "an idle part";
-  EXPECT_THROW(parts_of("kivi + share=codes", shape_of(1)), Error);
+TEST(CachePlan, SharePairsFromWhereTheyStart) {
+  const auto plan = plan_of("kivi + share=codes,from=2:off", shape_of(5));
+  EXPECT_THAT(plan->share.key_owner, ElementsAre(0, 1, 2, 2, 4));
+  EXPECT_THAT(plan->share.value_owner, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_TRUE(plan->pairs.empty()) << "nothing is dropped";
+  EXPECT_THROW(plan_of("kivi + share=codes,from=off:off", shape_of(4)), Error) << "an idle part";
+  EXPECT_THROW(plan_of("kivi + share=codes", shape_of(1)), Error);
 }
 
-TEST(ComposedParts, PairsKeepTheSameSlots) {
-  EXPECT_THAT(parts_of("uniform + kivi + share=codes,from=2:off", shape_of(5)).pairs,
+TEST(CachePlan, PairsKeepTheSameSlots) {
+  EXPECT_THAT(plan_of("uniform + kivi + share=codes,from=2:off", shape_of(5))->pairs,
               ElementsAre(0, 1, 2, 2, 4));
-  EXPECT_TRUE(parts_of("streaming + kivi + share=codes", shape_of(4)).pairs.empty())
+  EXPECT_TRUE(plan_of("streaming + kivi + share=codes", shape_of(4))->pairs.empty())
       << "it keeps the same slots anyway";
 }
 
 /// To the bit: a quantizer beside it must not hold rows back for eviction to find.
-TEST(ComposedParts, KeepingEveryRowIsNoRetention) {
-  const ComposedParts all = parts_of("uniform,keep=1 + kivi", shape_of(2));
-  const ComposedParts alone = parts_of("kivi", shape_of(2));
-  const ComposedParts half = parts_of("uniform,keep=0.5 + kivi", shape_of(2));
-  EXPECT_EQ(all.retention, nullptr);
-  const auto hold = [](const ComposedParts& parts) {
-    return parts.quantizers[0]->plan(Part::kKeys, 0).flush.hold;
+TEST(CachePlan, KeepingEveryRowIsNoRetention) {
+  const auto all = plan_of("uniform,keep=1 + kivi", shape_of(2));
+  const auto alone = plan_of("kivi", shape_of(2));
+  const auto half = plan_of("uniform,keep=0.5 + kivi", shape_of(2));
+  EXPECT_EQ(all->retention, nullptr);
+  const auto hold = [](const std::shared_ptr<const CachePlan>& plan) {
+    return plan->packers[0].quantizer->plan(Part::kKeys, 0).flush.hold;
   };
   EXPECT_EQ(hold(all), hold(alone));
   EXPECT_EQ(hold(half), 32) << "specs 10.3";
@@ -121,7 +123,7 @@ TEST(Conflicts, WhatCannotWorkTogetherIsRefused) {
 TEST(Conflicts, AnOptionThatWouldDoNothingIsRefused) {
   const auto reason = [](const char* text) {
     try {
-      make_parts(compose(parse_spec(text)), shape_of(4), nullptr);
+      plan_of(text, shape_of(4));
       return std::string();
     } catch (const Error& error) {
       return std::string(error.what());

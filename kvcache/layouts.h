@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcache/cache_plan.h"
+#include "kvcache/plane.h"
+
+// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
+// registry, cache_plan, conflicts, planner, spec; and of the plan: [layouts], formula, make_cache.
+
+namespace kvlm {
+
+/// What open(size) sets aside in an arena.
+struct Reservation {
+  size_t kept = 0;     ///< bytes until close()
+  size_t staging = 0;  ///< bytes more until the first prompt has ended
+
+  size_t bytes() const noexcept { return kept + staging; }
+};
+
+/// The sizes that follow from a plan, which must outlive it: of planes, of a sequence's memory.
+class Layouts {
+ public:
+  static constexpr size_t kAlignment = 64;
+  static constexpr size_t aligned(size_t bytes) noexcept {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  /// Pictures of one prompt that may have scales of their own each.
+  static constexpr int64_t kMaxImages = 64;
+  explicit Layouts(const CachePlan& plan) : plan_(&plan), shape_(&plan.shape) {}
+
+  const Quantizer* quantizer(size_t store, int layer) const noexcept {
+    return plan_->quantizers[store][static_cast<size_t>(layer)];
+  }
+  Plane::Layout plane(size_t store, Part part, int layer) const noexcept;
+  Plane::Layout protected_values(int layer) const noexcept;
+  /// The layer whose codes `layer` uses.
+  int owner(Part part, int layer) const noexcept;
+  /// What `planes` planes need that hold `ever` rows ever and `peak` at a time, each.
+  PlaneCapacity capacity(const Plane::Layout& layout, int64_t planes, int64_t ever, int64_t peak,
+                         int64_t spans) const noexcept;
+
+  /// Retention chooses for all layers at once.
+  bool joint() const noexcept;
+  /// kv_heads keep slots of their own.
+  bool per_head() const noexcept {
+    return plan_->retention != nullptr && plan_->retention->per_head();
+  }
+  /// Pictures have scales of their own.
+  bool per_image() const noexcept;
+  bool keeps_weights() const noexcept {
+    return plan_->retention != nullptr && plan_->retention->needs().decode_weights;
+  }
+
+  /// Arena bytes of a sequence of `size` in a PolicyCache.
+  Reservation reservation(const SequenceSize& size) const noexcept;
+  /// Arena bytes of any sequence of at most max_rows tokens.
+  size_t session_bytes(int max_rows) const noexcept;
+  /// Bytes that suffice for a sequence after its prompt, whatever is retained.
+  size_t memory_bound(const SequenceSize& size) const noexcept;
+  /// Bytes of full-precision rows while the prompt is under way.
+  size_t staging_bytes(const SequenceSize& size) const noexcept;
+  /// Bytes set aside for the masks, bitmaps and accumulators of a layer of lanes with at most
+  /// `peak` slots, of which `ever` are packed.
+  size_t extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept;
+
+ private:
+  size_t layer_bound(int layer, int64_t text, int64_t visual, int64_t future) const noexcept;
+  Plane::Layout rows_layout() const noexcept;
+
+  const CachePlan* plan_;
+  const CacheShape* shape_;
+};
+
+}  // namespace kvlm

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "kvcache/cache_plan.h"
+#include "kvcache/kv_cache.h"
+#include "kvcache/layouts.h"
+
+// From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
+// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, formula, [make_cache].
+
+namespace kvlm {
+
+/// What open(size) sets aside in a cache of `plan`.
+Reservation reservation(const CachePlan& plan, const SequenceSize& size);
+
+/// Arena bytes that suffice for open() of any sequence of at most max_rows tokens, however many of
+/// them are its prompt or visual.
+size_t session_bytes(const CachePlan& plan, int max_rows);
+
+/// A cache with an arena of exactly `arena_bytes` on `device`. Throws Error{kOutOfMemory}.
+std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes,
+                                    Device device);
+
+}  // namespace kvlm
