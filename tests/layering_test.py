@@ -46,6 +46,7 @@ TOKEN = re.compile(
     r'|(?P<raw>R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)")'
     r'|(?P<string>"(?:\\.|[^"\\\n])*")'
     r"|(?P<char>(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+')", re.DOTALL)
+ORDER = re.compile(r"^// [^\n]*each file needs only those before it: ([^.]*)\.", re.MULTILINE)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)', re.MULTILINE)
 
 
@@ -83,8 +84,8 @@ class Tree:
 
     def violations(self):
         """Every broken rule, as "path:line: sentence"."""
-        return sorted([*self.broken_includes(), *self.cycles(), *self.process_calls(),
-                       *self.unguarded_headers(), *self.unlisted_sources()])
+        return sorted([*self.broken_includes(), *self.cycles(), *self.out_of_order(),
+                       *self.process_calls(), *self.unguarded_headers(), *self.unlisted_sources()])
 
     def broken_includes(self):
         for path in self.text:
@@ -127,6 +128,35 @@ class Tree:
 
         for path in edges:
             yield from visit(path)
+
+    def out_of_order(self):
+        """Headers that say in which order files, each with its source, build on each other."""
+        needs = {}
+        for path in self.text:
+            needs.setdefault(path.rsplit(".", 1)[0], set()).update(
+                header.rsplit(".", 1)[0] for _, header, quoted in self.includes(path)
+                if quoted and header in self.text)
+        said = {}
+        for path, text in self.text.items():
+            match = ORDER.search(text)
+            if not match:
+                continue
+            folder = path.rsplit("/", 1)[0]
+            words = re.sub(r"\n// |[,;]| and of the plan:", " ", match[1]).split()
+            here = path.rsplit(".", 1)[0]
+            order = [f"{folder}/{word.strip('[]')}" for word in words]
+            if [f"{folder}/{word[1:-1]}" for word in words if word.startswith("[")] != [here]:
+                yield f"{path}:1: its order of files does not mark this one alone with [ ]"
+            if said.setdefault(folder, order) != order:
+                yield f"{path}:1: its order of files is not that of the others"
+            seen, left = {here}, [here]
+            while left:
+                for there in needs.get(left.pop(), set()) - seen:
+                    seen.add(there)
+                    left.append(there)
+            after = order[order.index(here) + 1:] if here in order else []
+            for there in sorted(seen.intersection(after)):
+                yield f"{path}:1: {here} needs {there}, which comes after it"
 
     def process_calls(self):
         for path, text in self.text.items():
@@ -250,6 +280,24 @@ class Checker(unittest.TestCase):
                             "llm/b.h": self.header('"llm/a.h"')})
         self.assertEqual(
             found, ["llm/a.h:1: includes itself through llm/a.h -> llm/b.h -> llm/a.h"])
+
+    def test_a_file_that_needs_a_later_one_is_found(self):
+        def listed(order, *includes):
+            return (f"#pragma once\n// In a row, each file needs only those before it: {order}.\n"
+                    + self.header(*includes))
+        files = {"kvcache/a.h": listed("[a], b,\n// c"),
+                 "kvcache/b.h": listed("a, [b],\n// c", '"kvcache/a.h"'),
+                 "kvcache/c.h": listed("a, b,\n// [c]"),
+                 "kvcache/c.cpp": '#include "kvcache/b.h"\n',
+                 "kvcache/other.h": self.header('"kvcache/c.h"')}
+        self.assertEqual([], self.found(files))
+        later = "kvcache/a needs kvcache/{}, which comes after it"
+        for source, wrong in [('"kvcache/b.h"', ["b"]), ('"kvcache/other.h"', ["b", "c"])]:
+            found = self.found({**files, "kvcache/a.cpp": f"#include {source}\n"})
+            self.assertEqual([f for f in found if f.startswith("kvcache/a.h")],
+                             [f"kvcache/a.h:1: {later.format(word)}" for word in wrong])
+        self.assertIn("does not mark", self.found({**files, "kvcache/a.h": listed("a, [b], c")})[0])
+        self.assertIn("not that of", self.found({**files, "kvcache/c.h": listed("b, a, [c]")})[0])
 
     def test_talking_to_the_process_below_tools_is_found(self):
         for call in ['getenv("HOME");', 'std::getenv("HOME");', 'printf("x");', 'std::printf("x");',
