@@ -43,6 +43,7 @@ def captions(spec, values, bits, **others):
                 "objects": {f"r{i:02}": 1 + i % 3 for i in range(24)},
                 "retained": [1.0, 0.5],
                 "layer_error": [0.1, 0.2],
+                "layer_records": 7,
                 "kl": 0.01,
                 "top1": 0.99,
                 "tokens_per_second": 100 + (bits or 0),
@@ -159,6 +160,12 @@ class Page(unittest.TestCase):
         )
         self.assertRegex(made, r"\d+ of \d+ claims are left out")
         self.assertIn("by slots: 1 hold, 0 do not, 0 not decided", made)
+
+    def test_layers_are_told_with_their_records(self):
+        made = made_page(two_settings())
+        self.assertIn("Over the forced text of the first 7 of them.", made)
+        made = made_page([captions("f16", GOOD, 16.0, layer_records=None)])
+        self.assertNotIn("Over the forced text", made)
 
     def test_equal_bytes(self):
         made = made_page(two_settings())

@@ -150,7 +150,7 @@ class Forced(WithModel):
         whole = contents(self.folder / "out")
         (call,) = calls.read_text().splitlines()
         self.assertIn("--kv int4 --kv kivi --kv prefixkv,keep=0.5 ", call)
-        self.assertIn("--batch-size 2 --layer-records 16 ", call)
+        self.assertIn("--batch-size 2 --layer-records 2 ", call)
         for row in results_of(self.folder / "out/results.json"):
             forced = [item for item in row["items"].values() if "tokens" in item]
             self.assertEqual((len(row["items"]), len(forced)), (4, 2))
@@ -322,7 +322,7 @@ class Smoke(WithModel):
         self.assertEqual((plain["stored_bits"], plain["kl"], plain["residual"]), (16, 0, None))
         self.assertEqual((packed["nominal_bits"], packed["residual"]), (2, 32))
         self.assertTrue(2 < packed["stored_bits"] < 16 and packed["kl"] > 0)
-        self.assertEqual(len(packed["retained"]), len(packed["layer_error"]), 8)
+        self.assertEqual((len(packed["retained"]), len(packed["layer_error"]), packed["layer_records"]), (8, 8, 2))
         self.assertEqual((packed["protocol"], packed["device"]), ("native", "cpu"))
         self.assertTrue(all(row["tokens_per_second"] > 0 and row["prompt_tokens"] > 576 for row in raw))
         self.assertIn("commit", packed["versions"]["kvlm"])

@@ -334,7 +334,9 @@ def _layers(summary: Summary, shown: dict[str, list[str]], drawn: bool) -> str:
         "share of rows kept: least, mean, most of a layer",
         "relative error of attention's output: the same",
     ]
-    return "\n".join([_pictures(summary, shown, "retained", "error"), table(head, rows), f"{_about(summary)}.\n"])
+    counts = sorted({row.result.layer_records for row in measured if row.result.layer_records})
+    records = f" Over the forced text of the first {' or '.join(map(str, counts))} of them." if counts else ""
+    return "\n".join([_pictures(summary, shown, "retained", "error"), table(head, rows), f"{_about(summary)}.{records}\n"])
 
 
 def _spread(values: list[float] | None) -> str:

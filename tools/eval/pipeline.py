@@ -185,6 +185,7 @@ def _result(
         kl=fidelity.get("kl_mean"), top1=fidelity.get("top1"),
         retained=[layer["share"] for layer in layers] or None,
         layer_error=[layer["error"] for layer in layers] or None,
+        layer_records=fidelity["layer_records"] if layers else None,
         objects=counts or None, residual=specs.residual(rows[0]["kv"]["spec"], policies),
         device=", ".join(sorted({row["device"] for row in rows})),
         versions={"kvlm": rows[0]["version"]} | scorers.versions(), command=folder.command, seed=options.seed,

@@ -152,6 +152,7 @@ def _spec(row: Row) -> dict:
         }
         | {name: _short(getattr(row.result, name)) for name in MEASURED}
         | {"retained": _short(row.result.retained), "layer_error": _short(row.result.layer_error)}
+        | {"layer_records": row.result.layer_records}
     )
 
 

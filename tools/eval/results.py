@@ -30,6 +30,7 @@ class Result:
                      0..1, forced over the reference answers
     retained         share of rows kept, per layer, 0..1
     layer_error      relative error of attention's output, per layer
+    layer_records    records over whose forced text the two are measured, the first ones
     objects          id -> number of objects in the picture
     residual         newest tokens kept in full precision; None: the spec has no such window
     device           where it ran, as vlm-run says it
@@ -53,6 +54,7 @@ class Result:
     top1: float | None = None
     retained: list[float] | None = None
     layer_error: list[float] | None = None
+    layer_records: int | None = None
     objects: dict[str, int] | None = None
     residual: int | None = None
     device: str = ""
