@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <chrono>
@@ -73,6 +74,8 @@ struct Samples {
   std::vector<double> pictures_per_s;  // of encoding
   std::vector<double> tokens_per_s;
   int64_t tokens = 0;  // of a picture
+
+  size_t repeats() const { return std::max(encode_ms.size(), ready_per_s.size()); }
 };
 
 /// What a batch does before the tower: every thread reads and cuts a picture of its own.
@@ -80,6 +83,7 @@ void measure_files(const std::string& path, size_t repeats, Session& session, Sa
   const Model& model = session.model();
   constexpr size_t kPicturesOfThread = 4;
   const auto pictures = kPicturesOfThread * static_cast<size_t>(session.threads());
+  samples.tokens = model.prepare(load_image(path), 1).rows;
   for (size_t i = 0; i <= repeats && !interrupted(); ++i) {
     Clock::time_point start = Clock::now();
     static_cast<void>(load_image(path));
@@ -154,7 +158,7 @@ nlohmann::ordered_json to_json(const Image& image, const Samples& samples,
                               {"width", image.width},
                               {"batch", options.batch},
                               {"tokens", samples.tokens},
-                              {"repeats", samples.encode_ms.size()}};
+                              {"repeats", samples.repeats()}};
   for (const Figure& figure : kFigures) {
     if ((samples.*figure.values).empty()) continue;
     const Spread spread = spread_of(samples.*figure.values);
@@ -172,7 +176,7 @@ void print_table(const Image& image, const Samples& samples, const VisionOptions
       "median (min to max)\n",
       session.model().name(), device_name(session.device()), dtype_name(session.model().dtype()),
       session.threads(), image.height, image.width, samples.tokens, options.batch,
-      samples.encode_ms.size());
+      samples.repeats());
   for (const Figure& figure : kFigures) {
     if ((samples.*figure.values).empty()) continue;
     const Spread spread = spread_of(samples.*figure.values);
@@ -196,7 +200,7 @@ int run_vision(const VisionOptions& options) {
   const WatchScope scope(session.stream(), &timed);
   for (const Image& image : images) {
     const Samples samples = measure(image, options, session, watch);
-    if (samples.encode_ms.empty()) break;  // interrupted before anything was measured
+    if (samples.repeats() == 0) break;  // interrupted before anything was measured
     if (options.json) {
       fmt::print("{}\n", to_json(image, samples, options, session).dump());
     } else {
