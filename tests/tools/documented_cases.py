@@ -317,6 +317,8 @@ ELSEWHERE = {
     "cmake --preset cuda": "builds the tree; tools/test.sh does where nvcc is",
     "vlm-bench vision -m synthetic:internvl2.5-8b,layers=1 --device cpu -t 2 --image page.png --repeats 9":
         "minutes of a CPU; the same of the bundled model is run",
+    "vlm-run -q -m pocket-qwen --kv kivi --device cpu --batch first40.jsonl --out out.jsonl --batch-size 16 -t 1":
+        "a measurement; batches under kivi are run elsewhere",
     "llama-bench -t 2 -p 640 -n 0 -r 2": "a program of llama.cpp",
     "python -m venv venv && venv/bin/pip install -r tools/golden/requirements.txt": "downloads torch",
     "python3 -m pip install torch transformers tokenizers sentencepiece pillow matplotlib": "downloads torch",
