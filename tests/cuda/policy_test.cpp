@@ -11,6 +11,7 @@
 #include "kvcache/policy_cache.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
+#include "tests/watched_cache.h"
 
 namespace kvlm {
 namespace {
@@ -106,47 +107,30 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
 }
 
 /// Shows what each layer has read as soon as it has attended, before the step ends.
-class LookedInto final : public KvCache {
+class LookedInto final : public test::WatchedCache {
  public:
-  explicit LookedInto(std::unique_ptr<PolicyCache> cache) : cache_(std::move(cache)) {}
+  using WatchedCache::WatchedCache;
 
   /// Of the newest step's generated rows: layers, in them sequences, in them kv_heads.
   std::vector<LaneRows> seen;
 
-  const CacheShape& shape() const noexcept override { return cache_->shape(); }
-  const std::string& spec() const noexcept override { return cache_->spec(); }
-  CacheNeeds needs() const noexcept override { return cache_->needs(); }
-  SequenceId open(const SequenceSize& size, const std::string& who) override {
-    return cache_->open(size, who);
-  }
-  void close(SequenceId sequence) noexcept override { cache_->close(sequence); }
   void begin(std::span<const StepRows> step) override {
     step_ = step;
     seen.clear();
-    cache_->begin(step);
-  }
-  void give_embeddings(ConstTensorView embeddings, Stream& stream) override {
-    cache_->give_embeddings(embeddings, stream);
+    WatchedCache::begin(step);
   }
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override {
-    cache_->attend(layer, q, k, v, out, scale, stream);
+    WatchedCache::attend(layer, q, k, v, out, scale, stream);
     for (const StepRows& rows : step_) {
       if (rows.prompt) continue;
-      for (LaneRows& lane : cache_->inspect(rows.sequence, layer, stream)) {
+      for (LaneRows& lane : cache().inspect(rows.sequence, layer, stream)) {
         seen.push_back(std::move(lane));
       }
     }
   }
-  void end(Stream& stream) override { cache_->end(stream); }
-  int tokens(SequenceId sequence) const noexcept override { return cache_->tokens(sequence); }
-  size_t bytes() const noexcept override { return cache_->bytes(); }
-  CacheReport report(SequenceId sequence) const noexcept override {
-    return cache_->report(sequence);
-  }
 
  private:
-  std::unique_ptr<PolicyCache> cache_;
   std::span<const StepRows> step_;
 };
 

@@ -10,6 +10,7 @@
 #include "kvcache/policy.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
+#include "tests/watched_cache.h"
 
 namespace kvlm {
 namespace {
@@ -108,16 +109,9 @@ INSTANTIATE_TEST_SUITE_P(Specs, AnyPolicy, ::testing::ValuesIn(kSpecs), name_of_
 
 /// An onlooker whose stored rows are looked at, and the parts of its attention found anew: with the
 /// scores of each picture remapped by themselves, in the order of the tokens.
-class PicturesOnTheirOwn final : public KvCache {
+class PicturesOnTheirOwn final : public test::WatchedCache {
  public:
-  explicit PicturesOnTheirOwn(const std::string& spec) : cache_(policy(spec)) {}
-  const CacheShape& shape() const noexcept override { return cache_->shape(); }
-  const std::string& spec() const noexcept override { return cache_->spec(); }
-  CacheNeeds needs() const noexcept override { return cache_->needs(); }
-  SequenceId open(const SequenceSize& size, const std::string& who) override {
-    return cache_->open(size, who);
-  }
-  void close(SequenceId sequence) noexcept override { cache_->close(sequence); }
+  explicit PicturesOnTheirOwn(const std::string& spec) : WatchedCache(policy(spec)) {}
   void begin(std::span<const StepRows> step) override {
     for (const StepRows& rows : step) {
       if (rows.prompt) tags_.assign(rows.modality.begin(), rows.modality.end());
@@ -125,17 +119,16 @@ class PicturesOnTheirOwn final : public KvCache {
       decodes_ = !rows.prompt;
       id_ = rows.sequence;
     }
-    cache_->begin(step);
+    WatchedCache::begin(step);
   }
-  void give_embeddings(ConstTensorView, Stream&) override {}
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override {
     const std::vector<float> queries(q.as<float>(), q.as<float>() + q.elements());
-    cache_->attend(layer, q, k, v, out, scale, stream);
+    WatchedCache::attend(layer, q, k, v, out, scale, stream);
     if (!decodes_) return;
     const size_t dim = 16;
     for (size_t head = 0; head < 4; ++head) {
-      const LaneRows rows = cache_->inspect(id_, layer, stream)[head / 2];
+      const LaneRows rows = cache().inspect(id_, layer, stream)[head / 2];
       // Pictures come first, in the order of the prompt.
       std::vector<int16_t> tags;
       for (const int16_t image : {int16_t{0}, int16_t{1}}) {
@@ -179,18 +172,11 @@ class PicturesOnTheirOwn final : public KvCache {
       }
     }
   }
-  void end(Stream& stream) override { cache_->end(stream); }
-  int tokens(SequenceId sequence) const noexcept override { return cache_->tokens(sequence); }
-  size_t bytes() const noexcept override { return cache_->bytes(); }
-  CacheReport report(SequenceId sequence) const noexcept override {
-    return cache_->report(sequence);
-  }
   /// Of every generated row, layer, query head and channel.
   const std::vector<double>& visual() const { return visual_; }
   const std::vector<double>& text() const { return text_; }
 
  private:
-  std::unique_ptr<PolicyCache> cache_;
   SequenceId id_{};
   bool decodes_ = false;
   std::vector<int16_t> tags_;
