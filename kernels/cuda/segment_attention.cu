@@ -27,6 +27,12 @@ struct Tiling {
   static constexpr int kBlocks = kDim * kRowTiles <= 64 ? 3 : 2;
 };
 
+/// Queues the copy of 16 bytes to shared memory, or of zeros unless they are `there`.
+__device__ inline void copy_or_clear(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0));
+}
+
 /// Queues rows [first, first + kCount) of a head, zeros beyond `rows` and beyond `length`: part
 /// `part` of kCount * kChunks / kThreads.
 template <class Tiles, class T>

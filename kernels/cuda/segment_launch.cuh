@@ -26,10 +26,4 @@ struct SegmentLaunch {
   float scale;   // of scores, in powers of two
 };
 
-/// Queues the copy of 16 bytes to shared memory, or of zeros unless they are `there`.
-__device__ inline void copy_or_clear(uint32_t to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0));
-}
-
 }  // namespace kvlm::cuda
