@@ -64,7 +64,7 @@ def evaluate(task: Task, split: Split, options: argparse.Namespace) -> list[Resu
     if not options.merge:
         require_specs(folder.programs, jobs, tuned=bool(split.tuning))
     try:
-        folder.open(whole=options.merge)
+        folder.open(merging=options.merge)
         if not options.merge:
             _run(folder, jobs, ways)
             if shard.count > 1 and not _take_whole(folder, jobs):

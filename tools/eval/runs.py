@@ -139,20 +139,23 @@ class Folder:
     command: str
     _locks: list[Lock] = field(default_factory=list)
 
-    def open(self, *, whole: bool = False) -> None:
+    def open(self, *, merging: bool = False) -> None:
         """Takes the folder for this shard, or as a whole; EvaluationError if it is taken, or of another plan."""
         shard = self.plan.shard
-        alone = whole or shard.count == 1
+        alone = merging or shard.count == 1
         # A shard that has ended looks for a moment whether it is the last.
         self._locks.append(Lock(self.path / ".lock", shared=not alone, wait_s=2 if alone else 60))
         if not alone:
             self._locks.append(Lock(shard.name(self.path / ".lock")))
         record = self.path / "run.json"
         with Lock(self.path / ".plan", wait_s=60):  # shards that start together
-            if record.exists():
-                refuse_other(record, self.plan.describe(), self.path)
-            else:
-                write_json(record, self.plan.describe())
+            plan = self.plan.describe()
+            if not record.exists():
+                write_json(record, plan)
+                return
+            if merging:  # asks nothing
+                del plan["--device"]
+            refuse_other(record, plan, self.path)
 
     def take_whole(self) -> bool:
         """Whether this shard is the last at work, which then has the folder to itself."""
