@@ -236,6 +236,7 @@ class PolicyCache final : public KvCache {
   bool is_plain(const Lane& lane, int layer) const noexcept;
   void catch_up(Sequence& sequence) noexcept;
   void count_rows(Lane& lane, int layer, int rows);
+  void show_newest(Lane& lane) const;
   bool holds_uncounted_row(SequenceId sequence, int layer) const noexcept;
   int quiet_rows(const Sequence& sequence) const noexcept;
   int rows_until_eviction(const Sequence& sequence, int most) const noexcept;

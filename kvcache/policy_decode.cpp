@@ -605,7 +605,7 @@ std::vector<LaneRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
   std::vector<Lane> lanes = sequence.layers[static_cast<size_t>(layer)].lanes;
   size_t elements = 0;
   for (Lane& lane : lanes) {
-    if (holds_uncounted_row(id, layer)) count_rows(lane, layer, 1);
+    if (holds_uncounted_row(id, layer)) show_newest(lane);
     elements += 2 * static_cast<size_t>(lane.slots()) * dim();
   }
   inspected_.grow(elements);

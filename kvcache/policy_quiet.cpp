@@ -106,6 +106,14 @@ bool PolicyCache::holds_uncounted_row(SequenceId sequence, int layer) const noex
                      [&](const StepRows& rows) { return rows.sequence == sequence; });
 }
 
+/// Counts the row that this step has stored and attended to, in a copy of a lane. A ring that slides
+/// has packed its oldest row since, and still holds it: attention has read it from there.
+void PolicyCache::show_newest(Lane& lane) const {
+  lane.stores[kRest].keys.count_rows(1);
+  lane.stores[kRest].values.count_rows(1);
+  if (parts_.retention != nullptr) lane.tags.push_back(kTextRow);
+}
+
 /// Whether the next row makes a window of one row full: from then on each row packs one.
 bool PolicyCache::one_packs(const Plane& plane, Part part, int layer) const noexcept {
   const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
