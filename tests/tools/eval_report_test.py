@@ -94,18 +94,36 @@ class Page(unittest.TestCase):
             re.findall(r"^## (.*)", made, re.M),
             [
                 "Claims",
+                "Scores: captions, heldout, protocol native",
+                "Scores: documents, heldout, protocol native",
                 "A. pocket-llava, captions, heldout, protocol native",
                 "B. pocket-llava, documents, heldout, protocol native",
                 "How it was made",
             ],
         )
         self.assertEqual(re.findall(r"^### (.*)", made, re.M), HEADINGS * 2)
-        for setting in made.split("\n## ")[2:4]:
+        for setting in made.split("\n## ")[4:6]:
             for section in setting.split("\n### ")[1:]:
                 if "| --- |" in section:
                     self.assertRegex(
                         section, r"n = 24, (610 prompt tokens|prompt length not known), seed 7, pocket-llava"
                     )
+
+    def test_models_stand_side_by_side(self):
+        other = [captions("f16", GOOD, 16.0, model="other"), captions("int4", BAD, None, model="other", kl=None)]
+        made = made_page(two_settings() + other)
+        table = re.findall(r"^\|.*", made.split("## Scores: captions")[1].split("\n## ")[0], re.M)
+        self.assertEqual(table[0], "| spec | A: bits | A: slots | A: exact | A: KL | B: bits | B: slots | B: exact | B: KL |")
+        cells = {row.split(" | ")[0]: row.strip("| ").split(" | ")[1:] for row in table[2:]}
+        specs = ("f16", "prefixkv,keep=0.5", "uniform,keep=0.5", "kivi,residual=32", "int4")
+        self.assertEqual(list(cells), [f"| `{spec}`" for spec in specs])
+        f16, int4 = cells["| `f16`"], cells["| `int4`"]
+        self.assertEqual((f16[:4], f16[4:6]), (f16[4:], ["16.00", f16[1]]))
+        self.assertRegex(f16[1], r"^0\.912 \(0\.\d{3} to 0\.\d{3}\)$")
+        self.assertEqual(f16[2:4], ["0.750", "0.0100"])
+        self.assertEqual((int4[0], int4[3:]), ("-", ["-"] * 5))
+        for mark, model in (("A", "other"), ("B", "pocket-llava"), ("C", "pocket-llava")):
+            self.assertRegex(made, rf"(?m)^- {mark}: n = 24, (610 prompt tokens|prompt length not known), seed 7, {model}, .*device ")
 
     def test_origin(self):
         made = made_page(two_settings()).split("## How it was made")[1]
@@ -130,7 +148,7 @@ class Page(unittest.TestCase):
 
     def test_a_row_of_scores(self):
         made = made_page(two_settings())
-        row = next(line for line in made.splitlines() if "`kivi,residual=32`" in line and "4.00" in line)
+        row = next(line for line in made.splitlines() if line.startswith("| 4 | `kivi,residual=32`"))
         self.assertRegex(
             row,
             r"^\| 4 \| `kivi,residual=32` \| 0\.413 \(0\.\d+ to 0\.\d+\) \| 0\.000 \(0\.000 to 0\.000\) \| "
@@ -281,8 +299,10 @@ class Script(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         found = self.folder / "out"
         self.assertEqual(
-            sorted(path.name for path in found.iterdir()), ["claims.csv", "report.json", "report.md", "scores.csv"]
+            sorted(path.name for path in found.iterdir()), ["claims.csv", "overview.md", "report.json", "report.md", "scores.csv"]
         )
+        whole, short = ((found / name).read_text() for name in ("report.md", "overview.md"))
+        self.assertTrue(whole.startswith(short[: short.index("## How it was made")]))
         self.assertNotIn("![", (found / "report.md").read_text())
         rows = list(csv.DictReader((found / "scores.csv").read_text().splitlines()))
         self.assertEqual(len(rows), 4 * 2 + 2)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import significance
-from claims import CLAIMS
-from comparison import ALPHA, DOES_NOT, HOLDS, NOT_DECIDED, TOLERANCE, ClaimRow, Comparison, bytes_in_words
+from comparison import NOT_DECIDED, TOLERANCE, ClaimRow, Comparison, bytes_in_words
 from errors import printable
 from factors import Factor
 from groups import Estimate
 from markup import NONE, code, ends, exactness, gain, number, score, small, table, text
+from overview import about, clusters, letter, name_of, overview, percent
 from results import Result
 from summary import EqualBytes, Summary
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"
+TITLE = "# Quality against memory and speed\n"
+ORIGIN = "## How it was made\n"
 
 
 def page(summaries: list[Summary], resamples: int, seed: int, pictures: dict[int, dict[str, list[str]]] | None) -> str:
     """`pictures` has the files of every setting's number by what they show; None: the report was asked to go without."""
-    parts = ["# Quality against memory and speed\n", _preamble(summaries, resamples, seed), _overview(summaries)]
+    parts = [TITLE, overview(summaries, resamples, seed)]
     for summary in summaries:
         shown = (pictures or {}).get(summary.number, {})
         parts += [
-            f"## {_letter(summary)}. {_name(summary)}\n",
+            f"## {letter(summary)}. {name_of(summary)}\n",
             _facts(summary),
             "### Scores\n",
             _scores(summary),
@@ -37,95 +36,18 @@ def page(summaries: list[Summary], resamples: int, seed: int, pictures: dict[int
             "### By number of objects\n",
             _objects(summary, shown),
         ]
-    return "\n".join([*parts, "## How it was made\n", _origin(summaries, resamples, seed)])
+    return "\n".join([*parts, ORIGIN, _origin(summaries, resamples, seed)])
 
 
-def _letter(summary: Summary) -> str:
-    """A, B, ..., Z, AA: of the setting, in the overview."""
-    letters, rest = "", summary.number
-    while rest:
-        rest, digit = divmod(rest - 1, 26)
-        letters = chr(ord("A") + digit) + letters
-    return letters
-
-
-def _name(summary: Summary) -> str:
-    setting = summary.group.setting
-    return f"{text(setting.model)}, {text(setting.task)}, {text(setting.split)}, protocol {text(setting.protocol)}"
-
-
-def _preamble(summaries: list[Summary], resamples: int, seed: int) -> str:
-    return (
-        f"Intervals are {_percent(significance.LEVEL)} percentile intervals over {resamples} resamples of the records "
-        f"(seed {seed}); where records share a video, videos are drawn; fewer than {significance.FEWEST} have none. "
-        "Differences are paired: each resample takes the same records for both specs, and positive is better for the first. "
-        "Stored bits count every byte of the cache, per cached number, over the same forced text for every spec; nominal "
-        "bits are codes alone.\n\n"
-        f"An ordering is decided at equal stored bytes (within {_percent(TOLERANCE)}), or by what is better with no more "
-        'bytes. It "holds" or "does not" where the interval of the difference leaves out 0 on one side, and is "not decided" '
-        "else: also where the better one stores more, where another score of the same answers is decided the other way, or "
-        f"where McNemar's exact p of a score that is right or wrong is {ALPHA} or more. Claims against chance are decided only "
-        "if every draw agrees. Nothing corrects for the number of rows: of forty, two may be decided by luck. Rows whose specs "
-        "differ in more than one thing are marked \\*.\n"
-    )
-
-
-def _overview(summaries: list[Summary]) -> str:
-    """Every claim with its verdicts, a column a setting."""
-    rows = []
-    for claim in CLAIMS:
-        weighed = [next((row for row in summary.claims if row.claim is claim), None) for summary in summaries]
-        if any(weighed):
-            rows.append(
-                [
-                    text(claim.text) + (f", {text(claim.at)}" if claim.at else ""),
-                    text(claim.source),
-                    *(row.verdict.word + _mark(row) if row else NONE for row in weighed),
-                ]
-            )
-    missing = len(CLAIMS) - len(rows)
-    left = (
-        f"{missing} of {len(CLAIMS)} claims are left out, since their specs are not among the results.\n"
-        if missing
-        else ""
-    )
-    letters = "".join(
-        f"- {_letter(summary)}: {_name(summary)}, n = {len(summary.group.ids)}, by {text(summary.metric or 'nothing')}: "
-        f"{_counted(summary)}\n"
-        for summary in summaries
-    )
-    if not rows:
-        return f"## Claims\n\n{letters}\n{left}"
-    return "\n".join(["## Claims\n", letters, table(["claim", "source", *map(_letter, summaries)], rows), left])
-
-
-def _counted(summary: Summary) -> str:
-    words = [row.verdict.word for row in summary.claims]
-    said = {HOLDS: "hold", DOES_NOT: "do not", NOT_DECIDED: NOT_DECIDED}
-    return ", ".join(f"{words.count(word)} {many}" for word, many in said.items())
-
-
-def _mark(row: ClaimRow) -> str:
-    return "" if all(found.one_factor for found in row.comparisons) else " \\*"
-
-
-def _clusters(summary: Summary) -> str:
-    return f" in {summary.group.clusters} clusters" if summary.group.clusters else ""
-
-
-def _about(summary: Summary) -> str:
-    """What stands beside every figure."""
-    length = (
-        f"{summary.prompt_tokens:.0f} prompt tokens" if summary.prompt_tokens is not None else "prompt length not known"
-    )
-    seeds = ", ".join(map(str, summary.seeds))
-    return f"n = {len(summary.group.ids)}{_clusters(summary)}, {length}, seed {seeds}, {_name(summary)}"
+def short_page(summaries: list[Summary], resamples: int, seed: int) -> str:
+    """What stands first, by itself."""
+    return "\n".join([TITLE, overview(summaries, resamples, seed), ORIGIN, _origin(summaries, resamples, seed, commands=False)])
 
 
 def _facts(summary: Summary) -> str:
     length = NONE if summary.prompt_tokens is None else f"{summary.prompt_tokens:.1f} tokens (mean)"
     facts = [
-        ("records", f"{len(summary.group.ids)}{_clusters(summary)}"),
+        ("records", f"{len(summary.group.ids)}{clusters(summary)}"),
         ("prompt", length),
         ("decided by", text(summary.metric) if summary.metric else "nothing"),
         ("seed", ", ".join(map(str, summary.seeds))),
@@ -175,7 +97,7 @@ def _scores(summary: Summary) -> str:
         )
     return (
         table(head, rows)
-        + f"\n{_about(summary)}. Full rows: the newest ones that a residual window keeps as they are. KL in "
+        + f"\n{about(summary)}. Full rows: the newest ones that a residual window keeps as they are. KL in "
         "nats a token, against f16. The prompt is in tokens.\n"
     )
 
@@ -200,7 +122,7 @@ def _pictures(summary: Summary, shown: dict[str, list[str]], *kinds: str) -> str
         for i, name in enumerate(shown.get(kind, ())):
             page_of = f" ({i + 1} of {len(shown[kind])})" if len(shown[kind]) > 1 else ""
             found.append(
-                f"![{text(titles[kind])}{page_of}]({name})\n\n{text(titles[kind])}{page_of}: {_about(summary)}.\n"
+                f"![{text(titles[kind])}{page_of}]({name})\n\n{text(titles[kind])}{page_of}: {about(summary)}.\n"
             )
     return "\n".join(found)
 
@@ -225,11 +147,11 @@ def _equal_bytes(summary: Summary) -> str:
         ]
         parts.append(table(head, rows))
         parts.append(
-            f"{_about(summary)}. The best by its score beside each that "
-            f"stores the same within {_percent(TOLERANCE)}; it was chosen by that score, which flatters its lead.\n"
+            f"{about(summary)}. The best by its score beside each that "
+            f"stores the same within {percent(TOLERANCE)}; it was chosen by that score, which flatters its lead.\n"
         )
     else:
-        parts.append(f"No two specs store the same within {_percent(TOLERANCE)}.\n")
+        parts.append(f"No two specs store the same within {percent(TOLERANCE)}.\n")
     if summary.frontier:
         names = ", ".join(f"{code(row.result.spec)} ({number(row.result.stored_bits, 2)})" for row in summary.frontier)
         parts.append(f"No spec is better with no more bytes than any of these (stored bits): {names}.\n")
@@ -288,7 +210,7 @@ def _claims(summary: Summary) -> str:
         "other scores",
         "verdict",
     ]
-    return table(head, [_claim(row) for row in summary.claims]) + f"\n{_about(summary)}.\n"
+    return table(head, [_claim(row) for row in summary.claims]) + f"\n{about(summary)}.\n"
 
 
 def _claim(row: ClaimRow) -> list[str]:
@@ -336,7 +258,7 @@ def _layers(summary: Summary, shown: dict[str, list[str]], drawn: bool) -> str:
     ]
     counts = sorted({row.result.layer_records for row in measured if row.result.layer_records})
     records = f" Over the forced text of the first {' or '.join(map(str, counts))} of them." if counts else ""
-    return "\n".join([_pictures(summary, shown, "retained", "error"), table(head, rows), f"{_about(summary)}.{records}\n"])
+    return "\n".join([_pictures(summary, shown, "retained", "error"), table(head, rows), f"{about(summary)}.{records}\n"])
 
 
 def _spread(values: list[float] | None) -> str:
@@ -357,16 +279,16 @@ def _objects(summary: Summary, shown: dict[str, list[str]]) -> str:
         [
             _pictures(summary, shown, "objects"),
             table(head, rows),
-            f"{text(summary.metric)} over the records with so many objects ({counted} records); {_about(summary)}.\n",
+            f"{text(summary.metric)} over the records with so many objects ({counted} records); {about(summary)}.\n",
         ]
     )
 
 
-def _origin(summaries: list[Summary], resamples: int, seed: int) -> str:
+def _origin(summaries: list[Summary], resamples: int, seed: int, commands: bool = True) -> str:
     lines = []
     for summary in summaries:
         lines.append(
-            f"{_letter(summary)}. {_name(summary)}: seed {', '.join(map(str, summary.seeds))}; "
+            f"{letter(summary)}. {name_of(summary)}: seed {', '.join(map(str, summary.seeds))}; "
             f"device {text('; '.join(summary.devices)) or 'not known'}; versions "
             + (
                 ", ".join(f"{text(name)} {text(' and '.join(found))}" for name, found in summary.versions.items())
@@ -374,6 +296,7 @@ def _origin(summaries: list[Summary], resamples: int, seed: int) -> str:
             )
             + ".\n"
         )
-        lines += [f"    {printable(command, 1_000_000)}" for command in summary.commands] + [""]
-    lines.append(f"The report: {resamples} resamples, seed {seed}, stored bytes equal within {_percent(TOLERANCE)}.\n")
+        if commands:
+            lines += [f"    {printable(command, 1_000_000)}" for command in summary.commands] + [""]
+    lines.append(f"The report: {resamples} resamples, seed {seed}, stored bytes equal within {percent(TOLERANCE)}.\n")
     return "\n".join(lines)

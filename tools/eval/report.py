@@ -3,9 +3,10 @@
 
     python3 tools/eval/report.py --out OUT OUT_A/results.json OUT_B/results.json
 
-Writes report.md with its pictures (.png), scores.csv, claims.csv and report.json. Results are compared within a setting
-(model, task, split, protocol) and over the same records; other results are refused with the first record that differs. The
-same results give the same files. Needs numpy, and matplotlib unless --skip plots (tools/eval/setup.sh).
+Writes report.md with its pictures (.png), overview.md (what it says first: verdicts and scores, a column a setting),
+scores.csv, claims.csv and report.json. Results are compared within a setting (model, task, split, protocol) and over the
+same records; other results are refused with the first record that differs. The same results give the same files. Needs
+numpy, and matplotlib unless --skip plots (tools/eval/setup.sh).
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def write(folder: Path, summaries: list[Summary], resamples: int, seed: int, wit
     write_text(folder / "scores.csv", _csv(_score_rows(summaries)))
     write_text(folder / "claims.csv", _csv(_claim_rows(summaries)))
     write_json(folder / "report.json", as_json(summaries, resamples, seed))
+    write_text(folder / "overview.md", page.short_page(summaries, resamples, seed))
     write_text(folder / "report.md", page.page(summaries, resamples, seed, pictures))
 
 

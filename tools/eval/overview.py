@@ -1,0 +1,156 @@
+"""What a report says first: how its figures are made, every claim with its verdicts, every spec's score, a column a setting.
+
+It stands at the head of the page and, by itself, in overview.md. Standard library only.
+"""
+
+from __future__ import annotations
+
+import significance
+from claims import CLAIMS
+from comparison import ALPHA, DOES_NOT, HOLDS, NOT_DECIDED, TOLERANCE, ClaimRow
+from groups import Estimate
+from markup import NONE, code, number, score, small, table, text
+from summary import Row, Summary
+
+
+def overview(summaries: list[Summary], resamples: int, seed: int) -> str:
+    return "\n".join([_preamble(summaries, resamples, seed), _claims(summaries), *_scores(summaries)])
+
+
+def letter(summary: Summary) -> str:
+    """A, B, ..., Z, AA: of the setting, in the overview."""
+    letters, rest = "", summary.number
+    while rest:
+        rest, digit = divmod(rest - 1, 26)
+        letters = chr(ord("A") + digit) + letters
+    return letters
+
+
+def name_of(summary: Summary) -> str:
+    setting = summary.group.setting
+    return f"{text(setting.model)}, {text(setting.task)}, {text(setting.split)}, protocol {text(setting.protocol)}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def _preamble(summaries: list[Summary], resamples: int, seed: int) -> str:
+    return (
+        f"Intervals are {percent(significance.LEVEL)} percentile intervals over {resamples} resamples of the records "
+        f"(seed {seed}); where records share a video, videos are drawn; fewer than {significance.FEWEST} have none. "
+        "Differences are paired: each resample takes the same records for both specs, and positive is better for the first. "
+        "Stored bits count every byte of the cache, per cached number, over the same forced text for every spec; nominal "
+        "bits are codes alone.\n\n"
+        f"An ordering is decided at equal stored bytes (within {percent(TOLERANCE)}), or by what is better with no more "
+        'bytes. It "holds" or "does not" where the interval of the difference leaves out 0 on one side, and is "not decided" '
+        "else: also where the better one stores more, where another score of the same answers is decided the other way, or "
+        f"where McNemar's exact p of a score that is right or wrong is {ALPHA} or more. Claims against chance are decided only "
+        "if every draw agrees. Nothing corrects for the number of rows: of forty, two may be decided by luck. Rows whose specs "
+        "differ in more than one thing are marked \\*.\n"
+    )
+
+
+def _claims(summaries: list[Summary]) -> str:
+    """Every claim with its verdicts, a column a setting."""
+    rows = []
+    for claim in CLAIMS:
+        weighed = [next((row for row in summary.claims if row.claim is claim), None) for summary in summaries]
+        if any(weighed):
+            rows.append(
+                [
+                    text(claim.text) + (f", {text(claim.at)}" if claim.at else ""),
+                    text(claim.source),
+                    *(row.verdict.word + _mark(row) if row else NONE for row in weighed),
+                ]
+            )
+    missing = len(CLAIMS) - len(rows)
+    left = (
+        f"{missing} of {len(CLAIMS)} claims are left out, since their specs are not among the results.\n"
+        if missing
+        else ""
+    )
+    letters = "".join(
+        f"- {letter(summary)}: {about(summary)}, device {text('; '.join(summary.devices)) or 'not known'}; decided by "
+        f"{text(summary.metric or 'nothing')}: {_counted(summary)}\n"
+        for summary in summaries
+    )
+    if not rows:
+        return f"## Claims\n\n{letters}\n{left}"
+    return "\n".join(["## Claims\n", letters, table(["claim", "source", *map(letter, summaries)], rows), left])
+
+
+def _counted(summary: Summary) -> str:
+    words = [row.verdict.word for row in summary.claims]
+    said = {HOLDS: "hold", DOES_NOT: "do not", NOT_DECIDED: NOT_DECIDED}
+    return ", ".join(f"{words.count(word)} {many}" for word, many in said.items())
+
+
+def _mark(row: ClaimRow) -> str:
+    return "" if all(found.one_factor for found in row.comparisons) else " \\*"
+
+
+def clusters(summary: Summary) -> str:
+    return f" in {summary.group.clusters} clusters" if summary.group.clusters else ""
+
+
+def about(summary: Summary) -> str:
+    """What stands beside every figure."""
+    length = (
+        f"{summary.prompt_tokens:.0f} prompt tokens" if summary.prompt_tokens is not None else "prompt length not known"
+    )
+    seeds = ", ".join(map(str, summary.seeds))
+    return f"n = {len(summary.group.ids)}{clusters(summary)}, {length}, seed {seeds}, {name_of(summary)}"
+
+
+def _scores(summaries: list[Summary]) -> list[str]:
+    """A table for each set of records: what every model makes of it under every spec."""
+    sets: dict[tuple[str, str, str], list[Summary]] = {}
+    for summary in summaries:
+        _, *records = summary.group.setting
+        sets.setdefault(tuple(records), []).append(summary)
+    return [part for beside in sets.values() for part in (f"## Scores: {_records(beside[0])}\n", _beside(beside))]
+
+
+def _records(summary: Summary) -> str:
+    setting = summary.group.setting
+    return f"{text(setting.task)}, {text(setting.split)}, protocol {text(setting.protocol)}"
+
+
+def _beside(summaries: list[Summary]) -> str:
+    """Of settings that differ in their model."""
+    head, of_spec = ["spec"], []
+    for summary in summaries:
+        mark = letter(summary)
+        head += [f"{mark}: {name}" for name in ("bits", text(summary.metric or "score"), *_also(summary), "KL")]
+        of_spec.append({row.result.spec: row for row in summary.rows})
+    bits: dict[str, float] = {}  # most first; what was not measured last
+    for spec, row in (pair for rows in of_spec for pair in rows.items()):
+        bits[spec] = bits.get(spec) or row.result.stored_bits or 0
+    specs = sorted(bits, key=bits.__getitem__, reverse=True)
+    made = [
+        [code(spec), *(cell for summary, rows in zip(summaries, of_spec) for cell in _cells(summary, rows.get(spec)))]
+        for spec in specs
+    ]
+    return (
+        table(head, made) + "\nBits are stored; KL in nats a token, against f16, over forced text (of fewer records, where the "
+        "setting's own section says so).\n"
+    )
+
+
+def _also(summary: Summary) -> list[str]:
+    """Scores that papers give besides, where this setting has them."""
+    return [name for name in ("exact", "CIDEr", "perplexity") if name in summary.group.scores and name != summary.metric]
+
+
+def _cells(summary: Summary, row: Row | None) -> list[str]:
+    also = _also(summary)
+    if row is None:
+        return [NONE] * (3 + len(also))
+    decides = score(row.scores[summary.metric]) if summary.metric else NONE
+    others = (number(row.scores[name].value) for name in also)
+    return [number(row.result.stored_bits, 2), decides, *others, _kl(row.forced.get("KL"))]
+
+
+def _kl(estimate: Estimate | None) -> str:
+    return small(estimate.value) if estimate else NONE
