@@ -254,11 +254,6 @@ DOCUMENTED = [
              words in (o.folder / "OUT/report/report.md").read_text() for words in ("### At equal stored bytes", "n = 2, "))
           else "the page lacks what it should say"],
          {"build/eval-venv/bin/python3": "python3", "--out": "--skip plots --build build/release --out"}, needs="numpy"),
-    Case("tools/eval/policies.py --out OUT --device cuda --batch-size 64 --jobs 8 && tools/eval/orderings.py --out OUT",
-         [prints("| `f16` | 2 | 100.0 ", "| `xquant` | ", "| moved end levels help (eta), 2 and 1 bits, shared |")],
-         {"--device cuda --batch-size 64 --jobs 8": "--images 2 --fidelity 1 --kv f16 --kv xquant --kv xquant,eta1=0,eta2=0 "
-          "--jobs 2 --build build/release", "orderings.py --out OUT": "orderings.py --out OUT --images 2 --fidelity 1"},
-         needs="numpy"),
     # docs/evaluation.md, docs/clusters.md: on our own sets, with what needs no package; eval_scores_test.py has the others
     *(Case(f"{_VENV} tools/eval/{script} --out OUT --annotations {annotations} --model MODEL --kv f16 --kv kivi",
            [matches(*(rf"\| pocket \| `{spec}` \| heldout-first-2 \| native \| 2 \| 1.0000 \|" for spec in ("f16", "kivi")))],
