@@ -80,10 +80,10 @@ struct PackedLane {
 };
 
 /// out = softmax(remap(scale * q . K)) . V of every lane, read straight from packed blocks: scales
-/// are folded into the query and the output (specs 1.8), no row is dequantized to memory, every
-/// packed byte is read once for all q_per_kv queries. Sums in f32. Lanes are independent, so a
-/// result depends neither on the other lanes nor on the threads. A lane without slots gives 0.
-/// Allocates nothing but stream scratch. Asynchronous on CUDA.
+/// are folded into the query and the output (docs/arithmetic.md, "Attention from codes"), no row is
+/// dequantized to memory, every packed byte is read once for all q_per_kv queries. Sums in f32.
+/// Lanes are independent, so a result depends neither on the other lanes nor on the threads. A lane
+/// without slots gives 0. Allocates nothing but stream scratch. Asynchronous on CUDA.
 ///
 /// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots.
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
@@ -127,7 +127,8 @@ class PackedBatch {
   std::unique_ptr<State> state_;
 };
 
-/// Writes the live rows of packed blocks as floats: x = slope * s * c + z (specs 1.3).
+/// Writes the live rows of packed blocks as floats: x = slope * s * c + z (docs/arithmetic.md,
+/// "Range").
 ///   out  (sum of live_rows, format.channels()) dense
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
                    Stream& stream);

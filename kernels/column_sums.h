@@ -31,7 +31,7 @@ struct ColumnSums {
 /// rows of sums and 17 states of every row, and where `multiply` is f16 or bf16 the queries and
 /// keys once more in that type. Waits for the result on CUDA.
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
-/// Source: specs 2.2; Dao et al. 2022 for the tiling.
+/// Source: docs/arithmetic.md, "Importance"; Dao et al. 2022 for the tiling.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream);

@@ -7,7 +7,7 @@
 
 namespace kvlm {
 
-/// How dropped rows are folded into kept ones (specs 8.6).
+/// How dropped rows are folded into kept ones (docs/arithmetic.md, "Merging").
 enum class MergeRule : uint8_t { kNone, kPosition, kFeature };
 
 /// The keys and values of one kv_head, of which some rows stay.
@@ -26,7 +26,8 @@ struct RowMerge {
 /// earlier); a kept row becomes the mean of itself and those that joined it, in keys and values
 /// alike, summed in double in the order of the rows. kNone: kept rows stay as they are.
 /// Asynchronous on CUDA. Throws Error{kInvalidArgument} if `kept` is empty or no ascending rows.
-/// Source: PrefixKV 4.3 (specs 8.6); the paper leaves open whether values match anew: they do not.
+/// Source: PrefixKV 4.3 (docs/arithmetic.md, "Merging"); the paper leaves open whether values match
+/// anew: they do not.
 void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream);
 
 }  // namespace kvlm

@@ -13,7 +13,7 @@ namespace kvlm {
 
 /// How numbers become codes.
 enum class CodeRule : uint8_t {
-  kAffine,   ///< equal steps over a range: min-max, quantiles, shrunk ranges (specs 1.3)
+  kAffine,   ///< equal steps over a range: min-max, quantiles, shrunk ranges
   kTernary,  ///< -1, 0, 1 about a threshold (VidKV eq. 6)
   kSign,     ///< 1 iff x >= 0, scale mean |x| (VidKV eq. 5)
 };
@@ -28,7 +28,7 @@ struct PackRule {
   CodeRule rule = CodeRule::kAffine;
   // kAffine: the range of a group is [Q_alpha, Q_{1-alpha}] (alpha 0: minimum and maximum), both
   // ends times kappa; codes are made in it; the stored scale and zero point then move the end
-  // levels inwards by eta of the range (specs 1.3, 4.3, 5.3, 6.4).
+  // levels inwards by eta of the range (docs/arithmetic.md, "Range" and "Moved end levels").
   float alpha = 0;
   float kappa = 1;
   float eta = 0;

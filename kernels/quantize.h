@@ -68,7 +68,8 @@ VLM_HD inline AffineRange affine_range(float low, float high, int levels, float 
   return range;
 }
 
-/// What is stored of a range: the scale, and the zero point that code 0 means (specs 1.3).
+/// What is stored of a range: the scale, and the zero point that code 0 means (docs/arithmetic.md,
+/// "Range").
 struct AffineMeta {
   float scale = 0;
   float zero = 0;

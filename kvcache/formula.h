@@ -35,9 +35,9 @@ struct PartBytes {
   PartBytes& operator+=(const PartBytes& other) noexcept;
 };
 
-/// The bytes of each layer by the formulas of specs 3.1, 4.6, 5.6, 6.7, 7.7, 8.8 and 11: from what
-/// the quantizers plan and how many rows there are, without any cache. Exact where no row was
-/// dropped since the prompt ended.
+/// The bytes of each layer by the formulas of docs/arithmetic.md, "Stored bits": from what the
+/// quantizers plan and how many rows there are, without any cache. Exact where no row was dropped
+/// since the prompt ended.
 ///   counts (layers,)
 std::vector<PartBytes> formula(const CachePlan& plan, std::span<const LayerCounts> counts);
 

@@ -101,7 +101,7 @@ struct PolicyProfile {
   /// PrefixKV: the forget ratio of each layer, by the score that it was fitted on (score=).
   std::map<std::string, std::vector<double>, std::less<>> forget;
   double forget_keep = 0;  ///< the kept fraction those were fitted for
-  /// As forget: Gini coefficients of the scores (specs 8.3), for people.
+  /// As forget: Gini coefficients of the scores (docs/arithmetic.md, "Profile"), for people.
   std::map<std::string, std::vector<double>, std::less<>> gini;
 
   // By the bits that they were fitted at. A policy of another width has its own default: what is

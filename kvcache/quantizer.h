@@ -51,7 +51,8 @@ struct RemapRule {
   bool guarded = true;
 };
 
-/// The layer whose codes a layer uses; itself where it has its own. Plain data (specs 6.3, 10.4).
+/// The layer whose codes a layer uses; itself where it has its own. Plain data (docs/arithmetic.md,
+/// "Shared codes").
 struct ShareMap {
   std::vector<int> key_owner;    ///< (layers,); empty: nothing is shared
   std::vector<int> value_owner;  ///< (layers,)

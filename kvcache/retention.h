@@ -9,7 +9,8 @@
 
 namespace kvlm {
 
-/// Which rows of a prompt's attention a retention rule sums, and what else it watches (specs 2).
+/// Which rows of a prompt's attention a retention rule sums, and what else it watches
+/// (docs/arithmetic.md, "Importance").
 struct ImportanceNeeds {
   enum class Rows : uint8_t {
     kNone,
@@ -77,8 +78,8 @@ class Retention {
 
   /// The selection of every layer if joint() (prompt.layer is -1), else of prompt.layer alone: a
   /// vector of one. Keeps the last row. Layers of one pair (pairs[l] == pairs[l'], empty: none) get
-  /// one selection (specs 10.4, tied); rules whose sets differ by layer are then asked for all
-  /// layers at once as if joint().
+  /// one selection (docs/arithmetic.md, "Shared codes"); rules whose sets differ by layer are then
+  /// asked for all layers at once as if joint().
   virtual std::vector<LayerSelection> select(const PromptView& prompt,
                                              std::span<const int> pairs) const = 0;
   virtual MergeRule merge() const noexcept { return MergeRule::kNone; }

@@ -15,7 +15,7 @@ namespace kvlm {
 /// Ids beyond this are taken for damage: the largest vocabularies have a quarter of a million.
 constexpr int64_t kMaxTokenId = (1 << 22) - 1;
 
-/// The BPE model of a tokenizer.json (models.md 8.3): one piece of text to ids.
+/// The BPE model of a tokenizer.json: one piece of text to ids.
 ///
 /// Symbols start as single Unicode scalars; adjacent pairs are merged by rank, then position, with
 /// a queue, so that n symbols take O(n log n). Source: Sennrich, Haddow & Birch 2016, "Neural

@@ -8,7 +8,7 @@
 
 namespace kvlm {
 
-/// One step of a tokenizer.json decoder (models.md 8.2).
+/// One step of a tokenizer.json decoder (Hugging Face tokenizers has the same steps).
 struct DecodeStep {
   enum class Kind : unsigned char {
     kReplace,       ///< every `from` in a token becomes `to`
@@ -54,7 +54,8 @@ class DecodeChain {
   std::vector<std::unique_ptr<Stage>> stages_;  // in order; each writes to the one after
 };
 
-/// The byte-level alphabet (models.md 8.3): the printable character that stands for a byte.
+/// The byte-level alphabet (GPT-2's bytes_to_unicode): the printable character that stands for a
+/// byte.
 char32_t byte_level_char(unsigned char byte);
 
 }  // namespace kvlm

@@ -16,7 +16,7 @@ namespace kvlm {
 using Tap = std::function<void(std::string_view, ConstTensorView)>;
 
 /// What is added to some rows of a pass after one of its layers: a tower's features of an earlier
-/// layer, for the rows of a picture (Qwen3-VL's deepstack, models.md 7.2).
+/// layer, for the rows of a picture (Qwen3-VL's deepstack).
 struct AddedRows {
   int layer = 0;           ///< after which
   int64_t row = 0;         ///< the first of them, in the pass

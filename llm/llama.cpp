@@ -184,7 +184,7 @@ Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& p
   norm_ = weights.take_f32(prefix + "norm.weight", {hidden});
 
   // Presence decides: whichever of the two tables exists serves both ends, and when both do and
-  // differ they are not tied, whatever the flag says (models.md 11.4).
+  // differ they are not tied, whatever the flag says, as in transformers.
   const Shape table{config.vocab_size, hidden};
   const std::string embed_name = prefix + "embed_tokens.weight";
   const bool tied = config.tie_embeddings;

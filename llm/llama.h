@@ -33,9 +33,11 @@ struct LlamaConfig {
 /// What such a decoder needs from a cache; `multiply` is left to who knows the weights' type.
 CacheShape llama_cache_shape(const LlamaConfig& config);
 
-/// A LLaMA-type decoder from canonical names (models.md 11.1): `prefix` + "embed_tokens.weight",
-/// "layers.N...", "norm.weight", and "lm_head.weight". Takes what it needs out of `weights`.
-/// Source: Touvron et al. 2023, "LLaMA"; the layer order of models.md 3.4, Qwen3's of 7.2.
+/// A LLaMA-type decoder from canonical names (those of transformers 5): `prefix` +
+/// "embed_tokens.weight", "layers.N...", "norm.weight", and "lm_head.weight". Takes what it needs
+/// out of `weights`. A layer is x += o(attention(norm x)), then x += down(silu(gate u) * up u) with
+/// u = norm x.
+/// Source: Touvron et al. 2023, "LLaMA"; transformers 5.23 for Qwen3's norms of q and k.
 std::unique_ptr<Decoder> make_llama(const LlamaConfig& config, WeightMap& weights,
                                     const std::string& prefix);
 

@@ -7,7 +7,7 @@
 namespace kvlm {
 
 /// Where a row stands for RoPE: on one axis, where all three numbers are the same, or on the three
-/// of M-RoPE, where a visual row has a time, a height and a width of its own (models.md 3.7).
+/// of M-RoPE, where a visual row has a time, a height and a width of its own.
 struct Position {
   int32_t time = 0;
   int32_t height = 0;

@@ -27,7 +27,7 @@ float llama3(const RopeConfig& config, float inverse) {
                             smooth * static_cast<double>(inverse));
 }
 
-/// Source: Peng et al. 2023, "YaRN", as the reference blends it (models.md 3.6).
+/// Source: Peng et al. 2023, "YaRN", as transformers 5.23 blends it (modeling_rope_utils.py).
 float yarn(const RopeConfig& config, float inverse, int index) {
   const double dim = config.rotary_dim;
   const auto correction = [&](double rotations) {

@@ -10,7 +10,9 @@
 
 namespace kvlm {
 
-/// How a decoder turns positions into angles (models.md 3.5, 3.6).
+/// How a decoder turns positions into angles: pair i of a head is channels i and i + rotary_dim /
+/// 2, and is rotated by position * theta^(-2 i / rotary_dim). Source: Su et al. 2021, "RoFormer";
+/// transformers 5.23, modeling_rope_utils.py, for the scaled types.
 struct RopeConfig {
   enum class Type : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn };
   Type type = Type::kDefault;
@@ -28,7 +30,7 @@ struct RopeConfig {
   /// M-RoPE: how many frequencies turn by time, by height and by width; their sum is rotary_dim /
   /// 2, or 0 where positions have one axis. In this order (Qwen2-VL), or, interleaved (Qwen3-VL),
   /// frequencies 1, 4, ... below 3 * sections[1] by height, 2, 5, ... below 3 * sections[2] by
-  /// width, all others by time (models.md 3.7, 7.2).
+  /// width, all others by time.
   std::array<int, 3> sections = {0, 0, 0};
   bool interleaved = false;
 

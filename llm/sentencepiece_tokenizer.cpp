@@ -144,7 +144,7 @@ class SentencepieceTokenizer final : public Tokenizer {
     const size_t text_start = ids.size();
     std::string marked;
     if (!legacy_ && !text.empty()) {
-      // The prefix once, for the whole text (models.md 8.4).
+      // The prefix once, for the whole text, as transformers' LlamaTokenizer has it.
       if (add_prefix_space_) marked = kSpace;
       for (size_t pos = 0; pos < text.size();) {
         const bool space = text.substr(pos).starts_with(kSpace);

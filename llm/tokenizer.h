@@ -32,7 +32,7 @@ class Tokenizer {
     /// Run the post-processor, which prepends BOS for LLaMA.
     bool add_special_tokens = true;
     /// Match added tokens such as "<image>" in the text (the reference does). Off, they are text
-    /// like any other and no special id can come out of it (models.md 8.7).
+    /// like any other and no special id can come out of it.
     bool parse_special = true;
   };
   /// Throws Error{kInvalidArgument} if the text is not valid UTF-8.
@@ -80,19 +80,20 @@ struct TokenizerConfig {
   std::map<std::string, std::string> named_tokens;
   bool add_bos_token = true;     ///< sentencepiece only: tokenizer.json has its post-processor
   bool add_eos_token = false;    ///< likewise
-  bool legacy = true;            ///< sentencepiece only (models.md 8.4)
+  bool legacy = true;            ///< sentencepiece only: a prefix behind every special token too
   bool add_prefix_space = true;  ///< sentencepiece with legacy false only
 };
 
-/// Executes the pipeline written in a tokenizer.json, as it is (models.md 8.2). Of `config` it
-/// takes bos_token, eos_token and added_tokens: those the file lacks are added, and where both name
-/// a token, `config` says how it matches. Throws Error{kCorruptFile} for damage,
-/// Error{kUnsupported} for a component not listed there; `name` is the file's name in messages.
+/// Executes the pipeline written in a tokenizer.json, as it is: normalizer, pre_tokenizer, model,
+/// post_processor, decoder. Of `config` it takes bos_token, eos_token and added_tokens: those the
+/// file lacks are added, and where both name a token, `config` says how it matches. Throws
+/// Error{kCorruptFile} for damage, Error{kUnsupported} for a component that is not built in; `name` is
+/// the file's name in messages.
 std::unique_ptr<Tokenizer> make_json_tokenizer(std::string_view json, const TokenizerConfig& config,
                                                const std::string& name);
 
-/// A sentencepiece tokenizer.model (models.md 8.4, 8.5), run by the sentencepiece library: BPE as
-/// LLaMA has it, and whatever other model type the library accepts (unigram, word, char).
+/// A sentencepiece tokenizer.model, run by the sentencepiece library: BPE as LLaMA has it, and
+/// whatever other model type the library accepts (unigram, word, char).
 ///
 /// Added tokens come from `config`; the model's own <unk>, BOS and EOS are special too.
 /// decode() drops the dummy prefix where the slow LlamaTokenizer does: at the front of the text

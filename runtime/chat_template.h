@@ -21,7 +21,8 @@ struct ChatMessage {
   std::vector<ContentItem> content;
 };
 
-/// A Jinja2 chat template, compiled once: the subset of models.md 9.1.
+/// A Jinja2 chat template, compiled once: what such templates use of the language, with
+/// transformers' trim_blocks and lstrip_blocks.
 class ChatTemplate {
  public:
   /// Throws Error{kUnsupported} naming the construct and its line when the template leaves the

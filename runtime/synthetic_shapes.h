@@ -16,7 +16,7 @@ struct SyntheticShape {
   std::string_view chat_template;  ///< empty: the family's own
 };
 
-/// Source: models.md 1.1 to 1.4, 7.2 and 7.3, and the configuration files of the checkpoints.
+/// Source: config.json of the released checkpoints.
 std::span<const SyntheticShape> synthetic_shapes();
 
 }  // namespace kvlm

@@ -10,7 +10,7 @@
 
 namespace kvlm {
 
-/// The shape of a CLIP vision tower (models.md 5.1).
+/// The shape of a CLIP vision tower.
 struct ClipConfig {
   int hidden = 768;
   int intermediate = 3072;
@@ -27,10 +27,10 @@ struct ClipConfig {
   bool keep_class_token = false;
 };
 
-/// A CLIP tower from canonical names (models.md 11.1): `prefix` + "embeddings.class_embedding",
-/// "embeddings.patch_embedding.weight", "pre_layrnorm.weight" (sic), "encoder.layers.N...". Layers
-/// beyond the last one needed are neither taken nor evaluated. `workspace_bytes`, see
-/// tower_workspace_bytes().
+/// A CLIP tower from canonical names (those of transformers 5): `prefix` +
+/// "embeddings.class_embedding", "embeddings.patch_embedding.weight", "pre_layrnorm.weight" (sic),
+/// "encoder.layers.N...". Layers beyond the last one needed are neither taken nor evaluated.
+/// `workspace_bytes`, see tower_workspace_bytes().
 /// Source: Radford et al. 2021, "CLIP", sec. 2.4; Dosovitskiy et al. 2021, "ViT".
 std::unique_ptr<VisionEncoder> make_clip_vit(const ClipConfig& config, WeightMap& weights,
                                              const std::string& prefix, size_t workspace_bytes);

@@ -8,8 +8,8 @@
 
 namespace kvlm {
 
-/// The shape of an InternViT (models.md 5.3): 300M has layer norms and biases of q, k and v; 6B has
-/// rms norms, also of q and k, and no such biases.
+/// The shape of an InternViT: 300M has layer norms and biases of q, k and v; 6B has rms norms, also
+/// of q and k, and no such biases.
 struct InternVitConfig {
   int hidden = 1024;
   int intermediate = 4096;
@@ -25,7 +25,7 @@ struct InternVitConfig {
   int feature_layer = -1;  ///< which hidden state is returned, see VitConfig::feature_layers
 };
 
-/// An InternViT from canonical names (models.md 11.1): `prefix` + "embeddings.cls_token",
+/// An InternViT from canonical names (those of transformers 5): `prefix` + "embeddings.cls_token",
 /// "embeddings.patch_embeddings.projection.weight", "encoder.layer.N...". The class token's row is
 /// left out of the features. `workspace_bytes`, see tower_workspace_bytes().
 /// Source: Chen et al. 2024, "InternVL", sec. 3.1; Gao et al. 2024, "Mini-InternVL".

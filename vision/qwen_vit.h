@@ -13,9 +13,8 @@
 
 namespace kvlm {
 
-/// The shape of a Qwen vision tower with its mergers (models.md 5.4, 5.5, 7.2): any size of
-/// picture, patches in merge-block order, angles of two axes, cells of merge x merge patches taken
-/// to the decoder's width.
+/// The shape of a Qwen vision tower with its mergers: any size of picture, patches in merge-block
+/// order, angles of two axes, cells of merge x merge patches taken to the decoder's width.
 struct QwenVitConfig {
   int hidden = 1280;
   int intermediate = 5120;
@@ -42,8 +41,8 @@ struct QwenFeatures {
   std::vector<Tensor> deepstack;  ///< the same shape, for the first decoder layers
 };
 
-/// A Qwen tower from canonical names (models.md 11.1): `prefix` + "patch_embed.proj.weight",
-/// "blocks.N...", "merger...". One thread at a time.
+/// A Qwen tower from canonical names (those of transformers 5): `prefix` +
+/// "patch_embed.proj.weight", "blocks.N...", "merger...". One thread at a time.
 /// Source: Wang et al. 2024, "Qwen2-VL"; Bai et al. 2025, "Qwen2.5-VL" and "Qwen3-VL".
 class QwenVit {
  public:

@@ -11,9 +11,9 @@
 
 namespace kvlm {
 
-/// InternVL's projector (models.md 6.4.2): the features of merge x merge patches side by side are
-/// one row, which is normed and taken to the decoder's width by two linear layers with a GELU
-/// between them. Source: Chen et al. 2024, "How Far Are We to GPT-4V?", sec. 3.1 (pixel shuffle).
+/// InternVL's projector: the features of merge x merge patches side by side are one row, which is
+/// normed and taken to the decoder's width by two linear layers with a GELU between them. Source:
+/// Chen et al. 2024, "How Far Are We to GPT-4V?", sec. 3.1 (pixel shuffle).
 class ShuffleProjector {
  public:
   /// in   width of a patch's features; out  the decoder's width

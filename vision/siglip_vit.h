@@ -8,7 +8,7 @@
 
 namespace kvlm {
 
-/// The shape of a SigLIP tower (models.md 5.2).
+/// The shape of a SigLIP tower.
 struct SiglipConfig {
   int hidden = 768;
   int intermediate = 3072;
@@ -22,8 +22,8 @@ struct SiglipConfig {
   std::vector<int> feature_layers = {-1};
 };
 
-/// A SigLIP tower from canonical names (models.md 11.1), which are CLIP's: no class token, no norm
-/// before the first layer or after the last. Pixels beyond the last whole patch are not its
+/// A SigLIP tower from canonical names (those of transformers 5), which are CLIP's: no class token,
+/// no norm before the first layer or after the last. Pixels beyond the last whole patch are not its
 /// concern. `workspace_bytes`, see tower_workspace_bytes().
 /// Source: Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training".
 std::unique_ptr<VisionEncoder> make_siglip_vit(const SiglipConfig& config, WeightMap& weights,

@@ -42,7 +42,7 @@ struct VitConfig {
 
 /// What a tower's tensors are called: those of layer i are `layer`.i.NAME. Norms and products have
 /// .weight and .bias; tables and scales have their names alone; what a tower has not is empty. As
-/// they stand, the names that CLIP and SigLIP have in common (models.md 11.1).
+/// they stand, the names that CLIP and SigLIP have in common in transformers 5.
 struct VitNames {
   std::string_view patch = "embeddings.patch_embedding";
   std::string_view class_token = {};
@@ -61,7 +61,7 @@ struct VitNames {
 
 /// Takes the tensors below `prefix` that the selected states need. `workspace_bytes`, see
 /// tower_workspace_bytes(). Throws Error{kCorruptFile} for a feature layer outside the tower.
-/// Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words"; models.md 5.1 to 5.3.
+/// Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
 std::unique_ptr<VisionEncoder> make_vit(const VitConfig& config, const VitNames& names,
                                         WeightMap& weights, const std::string& prefix,
                                         size_t workspace_bytes);

@@ -88,7 +88,8 @@ inline PartPlan plan_of(ScaleAxis axis, int bits, int group, int head_dim, DType
   return plan;
 }
 
-/// KIVI's schedule (specs 3.1): keys leave a window of R rows R at a time, values one by one.
+/// KIVI's schedule (docs/arithmetic.md, "Windows"): keys leave a window of R rows R at a time,
+/// values one by one.
 inline FlushRule kivi_key_flush(int residual, int tail_keep) {
   return {.prompt_unit = residual,
           .hold = tail_keep,

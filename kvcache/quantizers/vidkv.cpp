@@ -15,9 +15,9 @@ namespace {
 constexpr size_t kMaxHeadDim = 1024;
 
 /// The real Fourier transform of n numbers as n x n matrices, in Hermitian packing
-/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (specs 7.3): that of keys, the one of
-/// queries that keeps dot products, and the inverse. n is at most head_dim, so a product with a
-/// table is quick, exact for any n, and the same on every device.
+/// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (docs/arithmetic.md, "Spectrum"): that of
+/// keys, the one of queries that keeps dot products, and the inverse. n is at most head_dim, so a
+/// product with a table is quick, exact for any n, and the same on every device.
 void add_hermitian(size_t n, KeyBasis& basis) {
   for (std::vector<float>& matrix : basis.matrix) matrix.resize(n * n);
   auto& [key, query, back] = basis.matrix;
@@ -47,10 +47,11 @@ int anomalous_channels(double bits, int head_dim) {
 
 /// Keys with the widest channels at 2 bits and the signs of the spectrum of the others at 1 bit;
 /// values ternary per channel, those of protected visual rows at 2 bits. Source: VidKV sections
-/// 4.2-4.3, eqs. 4-7, algs. 1-3 (specs 7). Departures: spectra in Hermitian packing, so that a
-/// 1-bit channel takes 1 bit (the published code stores 4); signs stand for +S and -S (onebit=sym;
-/// the paper's S and 0 halve every amplitude); ternary values are scaled (scale=mean; the code
-/// forgets to); a flush packs new rows only (flush=append; packing again destroys signs).
+/// 4.2-4.3, eqs. 4-7, algs. 1-3 (docs/arithmetic.md, "VidKV"). Departures: spectra in Hermitian
+/// packing, so that a 1-bit channel takes 1 bit (the published code stores 4); signs stand for +S
+/// and -S (onebit=sym; the paper's S and 0 halve every amplitude); ternary values are scaled
+/// (scale=mean; the code forgets to); a flush packs new rows only (flush=append; packing again
+/// destroys signs).
 class VidKv final : public PlannedQuantizer {
  public:
   VidKv(const OptionValues& options, const PolicyContext& context)
@@ -183,7 +184,7 @@ PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
 }
 
 /// The channels with the widest range over all rows, and over all heads unless each has its own
-/// mask, come first; both kinds in ascending order (specs 7.3).
+/// mask, come first; both kinds in ascending order (docs/arithmetic.md, "Mixed channels").
 void VidKv::learn(std::span<const float> low, std::span<const float> high,
                   std::span<LaneFacts> facts) const {
   const auto dim = static_cast<size_t>(dim_);
@@ -216,7 +217,8 @@ void VidKv::learn(std::span<const float> low, std::span<const float> high,
   for (LaneFacts& lane : facts.subspan(1)) lane.key_channels = facts[0].key_channels;
 }
 
-/// Mean dot product of each visual row with the text rows after the last picture (specs 7.4).
+/// Mean dot product of each visual row with the text rows after the last picture
+/// (docs/arithmetic.md, "Protected tokens").
 std::vector<float> VidKv::protection_scores(ConstTensorView embeddings,
                                             std::span<const int16_t> modality) const {
   const auto rows = modality.size();

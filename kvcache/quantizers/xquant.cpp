@@ -7,15 +7,15 @@ namespace kvlm::quantizers {
 namespace {
 
 /// A threshold published for 32 layers, for another number of them: the nearest even layer, ties
-/// upward (specs 6.6).
+/// upward (docs/arithmetic.md, "XQuant").
 int scaled(int threshold, int layers) {
   return 2 * static_cast<int>((2 * threshold * layers + 64) / 128);
 }
 
 /// KIVI's layout with end levels moved inwards (eta) and pairs of layers that share codes: an odd
 /// layer stores scales alone and reads the codes of the layer before. Source: XQuant sections
-/// 3.2-3.3, eqs. 4-13, algs. 1-2 (specs 6). Departures: none by default; its algorithms mix up some
-/// thresholds, which its code does not.
+/// 3.2-3.3, eqs. 4-13, algs. 1-2 (docs/arithmetic.md, "XQuant"). Departures: none by default; its
+/// algorithms mix up some thresholds, which its code does not.
 class XQuant final : public PlannedQuantizer {
  public:
   XQuant(const OptionValues& options, const PolicyContext& context) {

@@ -10,13 +10,14 @@ namespace {
 constexpr std::array kOptions = {kKeep, kScore, kSinks, kLast, kEvict, kDistance};
 
 /// Elastic Cache: the most attended rows are anchors, equally many in every layer, and every other
-/// row is averaged, key and value, into the anchor that is nearest by position (specs 8.6); decode
-/// evicts to the budget (specs 8.5), the published rule being fixed_index.
+/// row is averaged, key and value, into the anchor that is nearest by position (docs/arithmetic.md,
+/// "Merging"); decode evicts to the budget (docs/arithmetic.md, "Eviction"), the published rule
+/// being fixed_index.
 ///
 /// As PrefixKV's paper describes it; its own code was not read [G].
 ///
 /// Source: Liu et al. 2024, "Efficient Inference of Vision Instruction-Following Models with
-/// Elastic Cache" [G]; specs 9.6.
+/// Elastic Cache" [G]; docs/arithmetic.md, "Elastic".
 class Elastic final : public Uniform {
  public:
   using Uniform::Uniform;

@@ -4,8 +4,9 @@
 #include <span>
 #include <vector>
 
-// The arithmetic of PrefixKV's budgets (specs 8.3, 8.4): pure functions of importance scores, used
-// by the rules that split a budget between layers and by `vlm-kv profile`.
+// The arithmetic of PrefixKV's budgets (docs/arithmetic.md, "PrefixKV" and "Profile"): pure
+// functions of importance scores, used by the rules that split a budget between layers and by
+// `vlm-kv profile`.
 namespace kvlm {
 
 /// P(k) for k = 0..n: the share of all importance that the k best of n rows hold, in f64. Scores

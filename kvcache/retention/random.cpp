@@ -43,7 +43,8 @@ uint64_t mixed(uint64_t state) noexcept {
 /// request has the same answer in every batch and on every device, and another seed is another
 /// draw. Layers that share codes use the first one's.
 ///
-/// Source: our own baseline, in the spirit of NVIDIA/kvpress's RandomPress; specs 9.10.
+/// Source: our own baseline, in the spirit of NVIDIA/kvpress's RandomPress; docs/arithmetic.md,
+/// "Random".
 class Random final : public PlacedRule {
  public:
   Random(double keep, uint64_t seed, bool head_shared, const PlaceEviction& eviction)

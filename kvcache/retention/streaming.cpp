@@ -42,7 +42,7 @@ enum class Budget : uint8_t { kWindow, kProportional };
 /// comparison ("Local") is sinks=1,budget=proportional [C, inferred].
 ///
 /// Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", 3.2 [G];
-/// specs 9.2.
+/// docs/arithmetic.md, "StreamingLLM".
 class Streaming final : public Retention {
  public:
   Streaming(double keep, int sinks, Budget budget, bool rerotate)

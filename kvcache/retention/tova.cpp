@@ -15,7 +15,7 @@ constexpr std::array kOptions = {kKeep, kOurSinks, kLast, kEvictIfAsked, kDistan
 /// sinks + 1 rows stay [S].
 ///
 /// Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (TOVA) [G], as in NVIDIA/kvpress
-/// [K]; specs 2.1 (last_row), 9.4. Departure: the original drops a row in every step, by that
+/// [K]; docs/arithmetic.md, "TOVA". Departure: the original drops a row in every step, by that
 /// step's attention; kvpress compresses the prompt only, and so do we.
 class Tova final : public PlacedRule {
  public:

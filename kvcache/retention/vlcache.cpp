@@ -31,12 +31,12 @@ constexpr std::array kOptions = {
 /// largest; a layer keeps (1 - g_l) / sum_k (1 - g_k) r L of its rows, 1 % to 100 %, then rows are
 /// added or taken one at a time, as in PrefixKV's fit, until the total is round(r L N). The newest
 /// ceil(recent m) rows stay, but for the sinks' places, the others by score. Decode evicts by place
-/// (specs 8.5). At least sinks + 1 rows of a layer stay [S].
+/// (docs/arithmetic.md, "Eviction"). At least sinks + 1 rows of a layer stay [S].
 ///
 /// The papers at hand confirm only the score, the budgets by sparsity and matched memory; the rest
 /// is [G], and the repair is [S].
 ///
-/// Source: Tu et al. 2024, "VL-Cache" [G]; specs 9.7.
+/// Source: Tu et al. 2024, "VL-Cache" [G]; docs/arithmetic.md, "VL-Cache".
 class VlCache final : public PlacedRule {
  public:
   VlCache(double keep, double recent, const PlaceEviction& eviction)

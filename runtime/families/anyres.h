@@ -20,9 +20,8 @@ using Pinpoints = std::vector<std::array<int, 2>>;
 Pinpoints read_pinpoints(const ConfigReader& config, const ConfigReader& processor, int tile,
                          const Pinpoints& absent);
 
-/// How LLaVA-NeXT and LLaVA-OneVision see a picture (models.md 6.2): all of it as one tile, then
-/// the tiles of a canvas, whose features lose the canvas's black rim and get a newline behind every
-/// row.
+/// How LLaVA-NeXT and LLaVA-OneVision see a picture: all of it as one tile, then the tiles of a
+/// canvas, whose features lose the canvas's black rim and get a newline behind every row.
 class AnyresPictures {
  public:
   /// `spec` says how tiles of tiling.tile pixels are resized and normalised; patches of `patch`

@@ -30,7 +30,7 @@ constexpr std::string_view kVideoToken = "<video>";
 /// Tower layers after the last one whose output is used.
 constexpr std::array<std::string_view, 1> kUnreadTensors = {"model.vision_tower.encoder.layer."};
 
-/// What transformers' own conversions render (models.md 9.2), for checkpoints without a template.
+/// What transformers' own conversions render, for checkpoints without a template.
 constexpr std::string_view kTemplate =
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"

@@ -8,8 +8,8 @@
 
 namespace kvlm {
 
-/// InternVL 2, 2.5, 3 and 3.5 (models.md 6.4, 7.3): tiles of a picture through InternViT, four
-/// patches to a row, and a LLaMA-type decoder. As transformers saves them (`-hf`).
+/// InternVL 2, 2.5, 3 and 3.5: tiles of a picture through InternViT, four patches to a row, and a
+/// LLaMA-type decoder. As transformers saves them (`-hf`).
 /// Source: Chen et al. 2024, "How Far Are We to GPT-4V?" and "Expanding Performance Boundaries".
 std::unique_ptr<Model> load_internvl(ModelSource source, const LoadOptions& options,
                                      Stream& stream);

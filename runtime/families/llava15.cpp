@@ -18,7 +18,7 @@ constexpr std::array kProcessors = {ImageProcessor::kLlava, ImageProcessor::kCli
                                     ImageProcessor::kSiglip};
 
 /// The prompt of the Hugging Face conversions, for checkpoints that carry no template of their own:
-/// "USER: <image>\nQUESTION ASSISTANT:" (models.md 9.2).
+/// "USER: <image>\nQUESTION ASSISTANT:".
 constexpr std::string_view kTemplate =
     "{% for message in messages %}"
     "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"

@@ -8,9 +8,9 @@
 
 namespace kvlm {
 
-/// LLaVA-NeXT, also called LLaVA-1.6 (models.md 6.2): LLaVA-1.5 over the tiles of a picture.
-/// Published with LLaMA (Vicuna, Yi, Llama 3), Mistral and Qwen1.5 decoders. Source: Liu et al.
-/// 2024, "LLaVA-NeXT: Improved reasoning, OCR, and world knowledge".
+/// LLaVA-NeXT, also called LLaVA-1.6: LLaVA-1.5 over the tiles of a picture. Published with LLaMA
+/// (Vicuna, Yi, Llama 3), Mistral and Qwen1.5 decoders. Source: Liu et al. 2024, "LLaVA-NeXT:
+/// Improved reasoning, OCR, and world knowledge".
 std::unique_ptr<Model> load_llava_next(ModelSource source, const LoadOptions& options,
                                        Stream& stream);
 

@@ -8,9 +8,9 @@
 
 namespace kvlm {
 
-/// LLaVA-OneVision (models.md 6.3): SigLIP tower, Qwen2 decoder; a picture alone in its prompt is
-/// tiled, one of several is a square, and so is a frame of a clip. Source: Li et al. 2024,
-/// "LLaVA-OneVision: Easy Visual Task Transfer".
+/// LLaVA-OneVision: SigLIP tower, Qwen2 decoder; a picture alone in its prompt is tiled, one of
+/// several is a square, and so is a frame of a clip. Source: Li et al. 2024, "LLaVA-OneVision: Easy
+/// Visual Task Transfer".
 std::unique_ptr<Model> load_llava_onevision(ModelSource source, const LoadOptions& options,
                                             Stream& stream);
 

@@ -21,7 +21,8 @@ namespace kvlm {
 
 inline constexpr std::string_view kLlavaImageToken = "<image>";
 
-/// What a class of model has where its config.json is silent (models.md 2.3).
+/// What a class of model has where its config.json is silent (the defaults of transformers 5.23's
+/// configuration class).
 struct LlavaDefaults {
   std::string_view tower;                 ///< model_type
   std::span<const DecoderType> decoders;  ///< built in; the first is the default

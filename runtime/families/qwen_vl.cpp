@@ -26,7 +26,7 @@ constexpr std::string_view kVideoToken = "<|video_pad|>";
 constexpr std::string_view kVisionStart = "<|vision_start|>";
 constexpr std::string_view kVisionEnd = "<|vision_end|>";
 
-/// The prompt of the published templates, for checkpoints that carry none (models.md 9.2).
+/// The prompt of the published templates, for checkpoints that carry none.
 constexpr std::string_view kTemplate =
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"

@@ -10,10 +10,9 @@
 
 namespace kvlm {
 
-/// Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense (models.md 6.5, 7.2): a tower for pictures of any size
-/// and clips, a Qwen decoder with positions of three axes, from Qwen3-VL on with features of
-/// several tower layers. Source: Wang et al. 2024, "Qwen2-VL"; Bai et al. 2025, "Qwen2.5-VL" and
-/// "Qwen3-VL".
+/// Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense: a tower for pictures of any size and clips, a Qwen
+/// decoder with positions of three axes, from Qwen3-VL on with features of several tower layers.
+/// Source: Wang et al. 2024, "Qwen2-VL"; Bai et al. 2025, "Qwen2.5-VL" and "Qwen3-VL".
 std::unique_ptr<Model> load_qwen_vl(ModelSource source, const LoadOptions& options, Stream& stream);
 
 /// See Family::cache_shape.

@@ -7,8 +7,8 @@
 
 namespace kvlm::jinja {
 
-/// Parses a template (models.md 9.1). Throws Error{kUnsupported} naming the construct and its line
-/// for Jinja2 that is not built, Error{kCorruptFile} for what is not Jinja2.
+/// Parses a template. Throws Error{kUnsupported} naming the construct and its line for Jinja2 that
+/// is not built, Error{kCorruptFile} for what is not Jinja2.
 Block parse(std::string_view source, const std::string& name);
 
 }  // namespace kvlm::jinja

@@ -18,7 +18,8 @@ namespace kvlm {
 
 namespace {
 
-/// What the class of a decoder has where its configuration is silent (models.md 2.3).
+/// What the class of a decoder has where its configuration is silent (the defaults of transformers
+/// 5.23's configuration class).
 struct Defaults {
   std::array<std::string_view, 2> names;  ///< model_type
   int vocab_size, hidden, intermediate, layers, q_heads;
@@ -159,8 +160,8 @@ void read_sections(const ConfigReader& scaling, DecoderType decoder, RopeConfig&
   }
 }
 
-/// rope_theta + rope_scaling (older), which the reference prefers where a file has both, or
-/// rope_parameters (newer); models.md 2.2.
+/// rope_theta and rope_scaling, as transformers 4 writes them, which version 5 prefers where a file
+/// has both, or version 5's rope_parameters.
 RopeConfig parse_rope(const ConfigReader& text, const LlamaConfig& llama, DecoderType decoder) {
   RopeConfig rope;
   rope.rotary_dim = llama.head_dim;

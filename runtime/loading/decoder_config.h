@@ -9,8 +9,7 @@
 
 namespace kvlm {
 
-/// Decoders whose layers are LLaMA's (models.md 3.4); what a configuration leaves out is different
-/// for each.
+/// Decoders whose layers are LLaMA's; what a configuration leaves out is different for each.
 enum class DecoderType : uint8_t {
   kLlama,
   kMistral,
@@ -30,9 +29,9 @@ DecoderType decoder_type(const ConfigReader& text, std::span<const DecoderType> 
 /// class has none.
 std::optional<int32_t> default_eos_id(DecoderType type);
 
-/// The fields of a decoder; absent ones take the class defaults of models.md 2.3, because hub files
-/// store differences from them. A sliding window limits max_positions. Throws Error{kCorruptFile}
-/// naming the field, Error{kUnsupported} for an unknown rope type.
+/// The fields of a decoder; absent ones take the defaults of transformers 5.23's configuration
+/// class, because hub files store differences from them. A sliding window limits max_positions.
+/// Throws Error{kCorruptFile} naming the field, Error{kUnsupported} for an unknown rope type.
 LlamaConfig parse_decoder_config(const ConfigReader& text, DecoderType type);
 
 }  // namespace kvlm

@@ -24,7 +24,9 @@ struct SafetensorsHeader {
   size_t data_offset = 0;                 ///< where the data buffer starts in the file
 };
 
-/// Parses and validates a whole file's bytes against models.md 10.2, every item of it.
+/// Parses and validates a whole file's bytes against the format: a header of a bounded size that is
+/// JSON without a key twice, known dtypes, shapes that neither overflow nor disagree with their
+/// bytes, and a data buffer without holes, overlaps or a rest.
 /// Throws Error{kCorruptFile} naming `name`, the tensor and the defect. Never trusts a size before
 /// it is checked; never allocates in proportion to a number read from the header.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::string& name);

@@ -5,9 +5,9 @@
 
 namespace kvlm {
 
-/// A vision_config of a SigLIP tower, with the class defaults of models.md 2.3, or those of
-/// LLaVA-OneVision's own tower if the model's configuration has none (`absent`). What of it becomes
-/// features is not its business: see parse_feature_selection().
+/// A vision_config of a SigLIP tower, with the defaults of transformers 5.23's configuration class,
+/// or those of LLaVA-OneVision's own tower if the model's configuration has none (`absent`). What
+/// of it becomes features is not its business: see parse_feature_selection().
 SiglipConfig parse_siglip_config(const ConfigReader& vision, bool absent);
 
 }  // namespace kvlm

@@ -26,7 +26,8 @@ TokenizerConfig read_tokenizer_config(const ModelSource& source) {
 namespace {
 
 /// vocab.json and merges.txt as the tokenizer.json that transformers makes of them. They do not say
-/// how a text is cut before it is merged; for Qwen2's class that is known (models.md 8.6).
+/// how a text is cut before it is merged; for Qwen2's class that is the expression of transformers'
+/// Qwen2Tokenizer.
 std::string json_of_vocab(const ModelSource& source, const std::string& vocab,
                           const std::string& merges) {
   const nlohmann::json tokenizer_config = read_json(source, "tokenizer_config.json");

@@ -24,7 +24,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const ModelSource& source, TokenizerCo
 void check_placeholder(const Tokenizer& tokenizer, const AddedToken& placeholder,
                        std::string_view key);
 
-/// The chat template of a checkpoint (models.md 2.1: processor_config.json,
+/// The chat template of a checkpoint (the first, in transformers' order, of processor_config.json,
 /// chat_template.json, chat_template.jinja, tokenizer_config.json), or `builtin` if it has none.
 /// Throws Error{kCorruptFile} if that is empty too.
 ChatTemplate load_chat_template(const ModelSource& source, std::string_view builtin);

@@ -198,7 +198,8 @@ TEST(ColumnSums, CountSmallEntriesOfPeakedRows) {
 }
 
 TEST(ColumnSums, SumTheRowsOfTheWorkedExample) {
-  // Rows [1], [.25, .75], [.2, .3, .5] of one head, as scores of one channel (specs 2.1).
+  // Rows [1], [.25, .75], [.2, .3, .5] of one head, as scores of one channel (docs/arithmetic.md,
+  // "Worked examples").
   ThreadPool pool(1);
   Stream stream(pool);
   // q_i . k_j = log A_ij up to a constant of the row: a channel per query.

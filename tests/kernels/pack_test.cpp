@@ -130,7 +130,7 @@ std::vector<float> normal(size_t n, unsigned seed = 1) {
   return x;
 }
 
-TEST(Pack, RoundsToNearestEvenOrDown) {  // specs 1.4
+TEST(Pack, RoundsToNearestEvenOrDown) {  // docs/arithmetic.md, "Worked examples"
   const std::vector<float> x{0, 0.5f, 1.5f, 2.5f, 3};
   EXPECT_THAT(packed(one_group(2, 5), {rule()}, x).integers(), ElementsAre(0, 0, 2, 2, 3));
   EXPECT_THAT(packed(one_group(2, 5), {rule(Rounding::kFloor)}, x).integers(),
@@ -141,7 +141,7 @@ TEST(Pack, RoundsToNearestEvenOrDown) {  // specs 1.4
               ElementsAre(0, 0, 0, 0, 1));
 }
 
-TEST(Pack, KiviGroupOfTheSpec) {  // specs 3.1
+TEST(Pack, KiviGroupOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
   const std::vector<float> x{-1, -0.2f, 0.3f, 2};
   const Block nearest = packed(one_group(2, 4), {rule()}, x);
   EXPECT_THAT(nearest.integers(), ElementsAre(0, 1, 1, 3));
@@ -152,7 +152,7 @@ TEST(Pack, KiviGroupOfTheSpec) {  // specs 3.1
   EXPECT_THAT(floor.unpacked(), ElementsAre(-1, -1, 0, 2));
 }
 
-TEST(Pack, HeadQuantilesOfTheSpec) {  // specs 4.6
+TEST(Pack, HeadQuantilesOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
   std::vector<float> x(11);
   std::iota(x.begin(), x.end(), 0.0f);
   PackedFormat format = one_group(1, 11);
@@ -179,7 +179,7 @@ TEST(Pack, HeadQuantilesOfTheSpec) {  // specs 4.6
   EXPECT_THAT(block.scale(), ElementsAre(FloatNear(8, 1e-5f)));
 }
 
-TEST(Pack, GaussianErrorsOfHeadQuantiles) {  // the table of specs 4.5
+TEST(Pack, GaussianErrorsOfHeadQuantiles) {  // docs/arithmetic.md, "Worked examples"
   const std::vector<float> x = normal(1 << 20);
   PackedFormat format = one_group(1, 1024);
   format.axis = ScaleAxis::kHead;
@@ -195,7 +195,7 @@ TEST(Pack, GaussianErrorsOfHeadQuantiles) {  // the table of specs 4.5
   }
 }
 
-TEST(Pack, CalibQuantKeysOfTheSpec) {  // specs 5.7
+TEST(Pack, CalibQuantKeysOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
   const std::vector<float> keys{2, 0.2f, 1, -1, -2, 1, 3, 1, 0.5f, 0, 2.2f, 0.1f};
   const Block block = packed(channels(1, 4), {rule()}, keys);
   EXPECT_THAT(block.integers(), ElementsAre(1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1));
@@ -207,7 +207,7 @@ TEST(Pack, CalibQuantKeysOfTheSpec) {  // specs 5.7
   EXPECT_THAT(kappa.zero(), ElementsAre(-1, 0, 0.5f, -0.5f));
 }
 
-TEST(Pack, MovesEndLevelsInwards) {  // specs 6.8
+TEST(Pack, MovesEndLevelsInwards) {  // docs/arithmetic.md, "Worked examples"
   const float sixth = 1.0f / 6;
   const Block one =
       packed(one_group(1, 4), {rule(Rounding::kNearestEven, 0, sixth)}, {0, 0.2f, 0.9f, 1});
@@ -225,7 +225,8 @@ TEST(Pack, MovesEndLevelsInwards) {  // specs 6.8
               Pointwise(FloatNear(1e-6f), {0.045f, 0.955f, 1.865f, 2.775f}));
 }
 
-TEST(Pack, UniformErrorOfCalibratedLevels) {  // specs 6.8: 1/12 - eta/2 + Q eta^2, in steps
+/// docs/arithmetic.md, "Worked examples": 1/12 - eta/2 + Q eta^2, in steps.
+TEST(Pack, UniformErrorOfCalibratedLevels) {
   const int n = 1 << 18;
   const double q[] = {0, 1, 11.0 / 3, 17};
   for (const int bits : {1, 2, 3}) {
@@ -250,7 +251,7 @@ PackedFormat trits(int n, CodeFormat code = CodeFormat::kTrit5) {
   return format;
 }
 
-TEST(Pack, TernaryGroupOfTheSpec) {  // specs 7.8
+TEST(Pack, TernaryGroupOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
   const std::vector<float> v{0.1f, -0.9f, 0.5f, -0.3f, 1.2f, 0, -0.6f, 0.4f};
   struct Case {
     float gamma;
@@ -288,7 +289,7 @@ TEST(Pack, TernaryEdges) {  // exactly at the threshold is 0; nothing but zeros 
   EXPECT_THAT(zeros.scale(), ElementsAre(0, 0));
 }
 
-TEST(Pack, TernaryOfGaussians) {  // specs 7.8, 7.6
+TEST(Pack, TernaryOfGaussians) {  // docs/arithmetic.md, "Worked examples"
   const std::vector<float> x = normal(1 << 20);
   PackRule ternary;
   ternary.rule = CodeRule::kTernary;
@@ -303,7 +304,7 @@ TEST(Pack, TernaryOfGaussians) {  // specs 7.8, 7.6
   EXPECT_NEAR(mse(x, twn.unpacked()), 0.192, 0.002);
 }
 
-TEST(Pack, SignsOfTheSpec) {  // the packed spectra of specs 7.8
+TEST(Pack, SignsOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
   PackedFormat format;
   format.axis = ScaleAxis::kChannel;
   format.meta = DType::kF32;
@@ -328,7 +329,8 @@ TEST(Pack, SignsOfTheSpec) {  // the packed spectra of specs 7.8
               ElementsAre(5.75f, 0, 0, 1, 0, 1.75f, 4.25f, -1));
 }
 
-/// Of the element's own group, specs 1.3: s/2, and what f16 scales and zero points lose.
+/// Of the element's own group (docs/arithmetic.md, "Range"): s/2, and what f16 scales and zero
+/// points lose.
 TEST(Pack, ErrorsAreAtMostHalfAStep) {
   constexpr size_t kRows = 33;
   constexpr size_t kGroup = 32;
@@ -374,7 +376,8 @@ TEST(Pack, ErrorsAreAtMostHalfAStep) {
   }
 }
 
-/// Codes come from the range as it is, not as f16 gives its ends back (specs 1.3, decision D2).
+/// Codes come from the range as it is, not as f16 gives its ends back (docs/arithmetic.md,
+/// "Range").
 TEST(Pack, CodesAreMadeInTheExactRange) {
   // 1.0003 is 1 in f16. 0.5001 lies below the middle of 0 and 1.0003, and above that of 0 and 1.
   const Block step = packed(one_group(1, 3, DType::kF16), {rule()}, {0, 1.0003f, 0.5001f});
@@ -401,7 +404,7 @@ TEST(Pack, EmptyRangesAndNan) {
   EXPECT_THAT(packed(one_group(8, 2), {rule()}, {0, tiny}).integers(), ElementsAre(0, 0));
 }
 
-TEST(Pack, BitsOfTheSpec) {  // specs 1.6
+TEST(Pack, BitsLieLowestFirst) {  // docs/arithmetic.md, "Layout of codes"
   uint8_t row[4];
   const uint8_t two[] = {3, 0, 1, 2};
   quantize::pack_row(row, CodeFormat::kBits2, two, 4);

@@ -24,7 +24,7 @@ CacheShape shape_of(int layers, int q_heads, int kv_heads, int head_dim) {
   return shape;
 }
 
-/// The two prompts of the table in specs 11.
+/// The two prompts of the table in docs/arithmetic.md, "Worked examples".
 struct Prompt {
   CacheShape shape;
   LayerCounts counts;
@@ -56,7 +56,7 @@ struct Row {
 
 class ReferenceBytes : public testing::TestWithParam<Row> {};
 
-TEST_P(ReferenceBytes, AreThoseOfTheSpecification) {
+TEST_P(ReferenceBytes, AreThoseOfTheTable) {
   EXPECT_EQ(bytes_of(GetParam().spec, kA), GetParam().a);
   EXPECT_EQ(bytes_of(GetParam().spec, kB), GetParam().b);
 }
@@ -93,7 +93,8 @@ TEST(ReferenceBytes, OfUniformRetention) {
 }
 
 TEST(Formula, SaysWhereTheBytesAre) {
-  // Specs 3.1: N=300, R=128: 256 keys packed and 44 full, 172 values packed and 128 full.
+  // docs/arithmetic.md, "KIVI": N=300, R=128: 256 keys packed and 44 full, 172 values packed and
+  // 128 full.
   const CacheShape shape = shape_of(1, 4, 2, 64);
   const PartBytes bytes = layers_of("kivi", shape, {{300, 0, 0, 0}})[0];
   EXPECT_EQ(bytes.key_codes, 2u * 256 * 16);
@@ -115,12 +116,13 @@ TEST(Formula, FollowsTheFlushesOfDecode) {
     return layers_of("kivi", shape, {{300, 0, 0, steps}})[0].value_codes / 16;
   };
   EXPECT_EQ(keys_packed(83), 256u);
-  EXPECT_EQ(keys_packed(84), 384u) << "specs 3.1";
+  EXPECT_EQ(keys_packed(84), 384u);
   EXPECT_EQ(keys_packed(211), 384u);
   EXPECT_EQ(keys_packed(212), 512u);
   EXPECT_EQ(values_packed(0), 172u);
   EXPECT_EQ(values_packed(84), 256u);
-  // Specs 7.8: N=100 -> 96 packed, residual 4, first flush at the 124th token.
+  // docs/arithmetic.md, "Worked examples": N=100 -> 96 packed, residual 4, first flush at the 124th
+  // token.
   const auto vidkv = [&](int steps) {
     return layers_of("vidkv", shape, {{100, 0, 0, steps}})[0].value_codes / 13;
   };
@@ -216,7 +218,7 @@ struct Held {
 
 class CacheBytes : public testing::TestWithParam<Held> {};
 
-/// Specs 10.5: the stored bytes equal the formula after the prompt and after each of 300 steps.
+/// The stored bytes equal the formula after the prompt and after each of 300 steps.
 TEST_P(CacheBytes, EqualTheFormulaAfterEveryStep) {
   const CacheShape shape = shape_of(4, 4, 2, 40);
   const auto plan = test::plan_of(GetParam().spec, shape);
@@ -274,8 +276,8 @@ TEST(NominalBits, AreThePapersOwn) {
   EXPECT_DOUBLE_EQ(nominal("f32", kA.shape), 32);
   EXPECT_DOUBLE_EQ(nominal("kivi", kA.shape), 2);
   EXPECT_DOUBLE_EQ(nominal("asymkv", kA.shape), 1.5);
-  EXPECT_DOUBLE_EQ(nominal("asymkv,value_layers=24", kA.shape), 1.875) << "specs 3.2";
-  EXPECT_DOUBLE_EQ(nominal("xquant", kA.shape), 1.375) << "specs 6.7";
+  EXPECT_DOUBLE_EQ(nominal("asymkv,value_layers=24", kA.shape), 1.875);
+  EXPECT_DOUBLE_EQ(nominal("xquant", kA.shape), 1.375);
   EXPECT_DOUBLE_EQ(nominal("xquant", kB.shape), 1.375);
   EXPECT_DOUBLE_EQ(nominal("xquant,kq=28,vq=0,km=32,vm=28", kA.shape), 1.40625);
   EXPECT_DOUBLE_EQ(nominal("xquant,kq=32,vq=0,km=32,vm=16", kA.shape), 1.375);

@@ -80,7 +80,7 @@ TEST(CachePlan, KeepingEveryRowIsNoRetention) {
     return plan->packers[0].quantizer->plan(Part::kKeys, 0).flush.hold;
   };
   EXPECT_EQ(hold(all), hold(alone));
-  EXPECT_EQ(hold(half), 32) << "specs 10.3";
+  EXPECT_EQ(hold(half), 32) << "tail_keep beside a rule that drops rows";
 }
 
 TEST(Unsupported, KnowsTheDecodersShape) {

@@ -464,7 +464,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, ManyLanes,
                                          "kivi,group=4,residual=8 + share=codes"),
                          name_of_spec);
 
-/// bytes() is what the closed formulas of specs 11 say, after the prompt and each of 300 steps.
+/// bytes() is what the closed formulas (docs/arithmetic.md, "Stored bits") say, after the prompt
+/// and each of 300 steps.
 TEST(PolicyCacheTest, BytesEqualTheFormulaWhereNothingIsDropped) {
   for (const char* text :
        {"int8", "int4", "kivi", "kivi,bits=3,group=16,residual=32", "asymkv,key_layers=1",
@@ -547,7 +548,7 @@ TEST(PolicyCacheTest, PromptsMayComeInChunks) {
 }
 
 /// With q_per_kv query heads for each kv_head, keys and values copied once for each query head give
-/// the same outputs (specs 10.5): scales belong to a kv_head, and nothing else changes.
+/// the same outputs in every composition: scales belong to a kv_head, and nothing else changes.
 TEST(PolicyCacheTest, GroupedQueriesEqualCopiedHeads) {
   const CacheShape grouped = shape_of(2, 2, 3, 16);
   const CacheShape copied = shape_of(2, 6, 1, 16);

@@ -277,7 +277,7 @@ TEST(Llama, GivesACacheItsFrequenciesOnOneAxisOnly) {
   EXPECT_TRUE(llama_cache_shape(config).rope_frequencies.empty());
 }
 
-/// Deepstack (models.md 7.2): after their layer, on their rows, nowhere else; in a pass of several
+/// Deepstack (Qwen3-VL): after their layer, on their rows, nowhere else; in a pass of several
 /// sequences too, and with the rows that a chunk of a prompt holds.
 TEST(Llama, AddsRowsAfterTheirLayer) {
   const LlamaConfig config = small_config();

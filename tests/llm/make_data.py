@@ -125,8 +125,8 @@ TEXTS = [
     "word one <word> two xwordy word. _word word1 wörd \u0301word",
     "Norm norm NORM caf\u00e9token cafe\u0301token x",
 ]
-# Text T of models.md 14.9, line by line. The ids given there belong to released vocabularies, which
-# are not here; the text is still a good one.
+# The text of transformers' common test of tokenizers, line by line. Its ids belong to released
+# vocabularies, which are not here; the text is still a good one.
 TEXTS.append("\n".join([
     "This is a test \U0001f60a", "I was born in 92000, and this is falsé.", "生活的真谛是",
     "Hi  Hello", "Hi   Hello", "", " ", "  ", " Hello", "<s>", "hi<s>there",
@@ -267,7 +267,8 @@ def train_sentencepiece(add_dummy_prefix=True):
 
 
 def merges_of(proto):
-    """Every split of every piece into two pieces, by the piece's rank (models.md 8.4)."""
+    """Every split of every piece into two pieces, by the piece's rank, as transformers makes merges of a
+    sentencepiece model."""
     pieces = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     merges = []
     for piece, rank in pieces.items():

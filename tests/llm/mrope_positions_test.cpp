@@ -18,7 +18,7 @@ int32_t delta(const PromptPositions& positions) {
   return positions.next - static_cast<int32_t>(positions.rows.size());
 }
 
-/// models.md 14.7: text 3, picture of 4 x 6 patches, text 2.
+/// Worked by hand: text 3, picture of 4 x 6 patches, text 2.
 TEST(MropePositions, OfAPictureBetweenTexts) {
   const PositionRun runs[] = {{3, {}, 0, 0}, {0, {0}, 2, 3}, {2, {}, 0, 0}};
   for (const MropeAdvance advance : {MropeAdvance::kLongestSide, MropeAdvance::kLargestPosition}) {

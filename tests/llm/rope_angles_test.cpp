@@ -324,7 +324,7 @@ TEST(RopeAngles, RowsOfAPromptShareTheLengthOfTheSequence) {
   EXPECT_EQ(sin.as<float>()[7 * 6 + 3], std::sin(7 * inverse[3]));
 }
 
-/// models.md 3.7 and 7.2: sections in a row, and interleaved.
+/// Sections in a row (Qwen2-VL), and interleaved (Qwen3-VL).
 TEST(RopeAngles, EveryFrequencyTurnsByItsAxis) {
   RopeConfig config;
   config.rotary_dim = 16;

@@ -1,6 +1,7 @@
 // Tokenizers against the reference libraries, on the tiny vocabularies of tests/llm/make_data.py.
-// The released LLaMA and Qwen vocabularies are not in this repository, so the ids of models.md 14.9
-// cannot be checked here; its text T is among the cases, with the ids of the tiny vocabularies.
+// The released LLaMA and Qwen vocabularies are not in this repository, so the ids of transformers'
+// common test of tokenizers cannot be checked here; its text is among the cases, with the ids of
+// the tiny vocabularies.
 
 #include "llm/tokenizer.h"
 

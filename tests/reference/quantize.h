@@ -8,10 +8,9 @@
 
 #include "tests/reference/half.h"
 
-// Independent: codes, scales and zero points of a block of rows, written from the specification
-// (1.3-1.7, 3.1, 4.3, 5.3, 6.4, 7.3, 7.4) with codes as integers: nothing here knows of bits, bytes
-// or kernels. Codes are made in float where the specification says fp32, because a code is a
-// rounding; means are in double.
+// Independent: codes, scales and zero points of a block of rows, written from docs/arithmetic.md,
+// "Codes", with codes as integers: nothing here knows of bits, bytes or kernels. Codes are made in
+// float where that page says f32, because a code is a rounding; means are in double.
 namespace kvlm::reference {
 
 /// Which elements share a scale.

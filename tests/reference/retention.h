@@ -13,10 +13,10 @@
 #include "kvcache/policy.h"
 #include "tests/reference/merge.h"
 
-// Independent: which rows a prompt leaves and which slot a step drops, written from the
-// specification (2, 8, 9, 10.4) by sorting and counting, in double. Not independent: the values of
-// options are read from the parser's tables (OptionValues). Options that no life in
-// tests/kvcache/feeder.h uses are refused.
+// Independent: which rows a prompt leaves and which slot a step drops, written from
+// docs/arithmetic.md, "Importance" and "Retention" and "Shared codes", by sorting and counting, in
+// double. Not independent: the values of options are read from the parser's tables (OptionValues).
+// Options that no life in tests/kvcache/feeder.h uses are refused.
 namespace kvlm::reference {
 
 /// Rows that a layer keeps, ascending: one list, or one for each kv_head; and the share that it
@@ -59,8 +59,9 @@ inline std::vector<double> in_proportion(std::vector<double> scores) {
   return scores;
 }
 
-/// Budgets of PrefixKV and VL-Cache (specs 8.3): rows are added one at a time to the layer that has
-/// the smallest share of its attention, and taken from the one that has the largest.
+/// Budgets of PrefixKV and VL-Cache (docs/arithmetic.md, "PrefixKV"): rows are added one at a time
+/// to the layer that has the smallest share of its attention, and taken from the one that has the
+/// largest.
 class Budgets {
  public:
   /// `scores` of layers or of pairs of them, which count `weights` times.
@@ -244,7 +245,7 @@ class Rule {
     return std::min(last_, std::max(1, std::min(kept / 2, kept - sinks_)));
   }
 
-  /// Eviction that spares both ends of the prompt (specs 8.5).
+  /// Eviction that spares both ends of the prompt (docs/arithmetic.md, "Eviction").
   int spared(int n, int kept, const std::vector<double>& scores) const {
     const auto prompt = static_cast<int>(scores.size());
     std::vector<int> free;  // of the prompt, neither sinks nor tail
@@ -263,7 +264,7 @@ class Rule {
     return free.empty() ? std::min(sinks_, n - 2) : free.back();
   }
 
-  /// Specs 9.10: what splitmix64 gives after `state`.
+  /// docs/arithmetic.md, "Random": what splitmix64 gives after `state`.
   static uint64_t mix(uint64_t state) {
     uint64_t z = state + UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -355,7 +356,7 @@ class Rule {
     return std::max(static_cast<int>(std::floor(keep_ * tokens + 1e-9)), sinks_ + 1);
   }
 
-  /// PyramidKV's rows of a layer (specs 9.5).
+  /// PyramidKV's rows of a layer (docs/arithmetic.md, "PyramidKV").
   int on_the_line(size_t layer, size_t layers, int n) const {
     const double mean = keep_ * n;
     double most = 2 * mean - mean / beta_;
@@ -368,7 +369,7 @@ class Rule {
                                                       static_cast<double>(layers - 1)));
   }
 
-  /// VL-Cache's rows before they are brought to the total (specs 9.7).
+  /// VL-Cache's rows before they are brought to the total (docs/arithmetic.md, "VL-Cache").
   std::vector<int> by_density(const std::vector<LayerScores>& layers,
                               const std::vector<std::vector<size_t>>& units, int n) const {
     double all = 0;

@@ -12,10 +12,10 @@
 #include "kvcache/policy.h"
 #include "tests/reference/quantize.h"
 
-// What the words of a quantizer mean in numbers, written from the specification (3 to 7): widths,
-// axes, shrunk ranges, windows, thresholds of layers. Not independent: the values of options and
-// their defaults are read from the tables that the parser has (OptionValues), as the specification
-// gives most of them no other place.
+// What the words of a quantizer mean in numbers, written from docs/arithmetic.md, "Quantizers":
+// widths, axes, shrunk ranges, windows, thresholds of layers. Not independent: the values of
+// options and their defaults are read from the tables that the parser has (OptionValues), because
+// most of them stand nowhere else.
 namespace kvlm::reference {
 
 /// CalibQuant's remap of scores.
@@ -61,7 +61,8 @@ inline Scheme affine_scheme(Axis axis, int bits, size_t group, size_t dim, bool 
   return scheme;
 }
 
-/// KIVI's windows (specs 3.1, 10.3): keys go R at a time, values one at a time.
+/// KIVI's windows (docs/arithmetic.md, "KIVI" and "Windows"): keys go R at a time, values one at a
+/// time.
 inline void set_windows(int residual, int tail, Packer& packer) {
   packer.keys.unit = packer.keys.rows = residual;
   packer.keys.hold = tail;

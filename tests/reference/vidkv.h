@@ -9,10 +9,10 @@
 
 #include "tests/reference/quantize.h"
 
-// Independent: what VidKV does beside packing (specs 7.3, 7.4): which channels are packed finer,
-// the spectrum of the others, which rows are protected. Not independent in one point: the
-// spectrum's sums are in float and in the order of kernels/key_basis.h, because the real parts of
-// spectra that were packed before (onebit=zero_mean) are exactly 0 but for rounding, and their
+// Independent: what VidKV does beside packing (docs/arithmetic.md, "VidKV"): which channels are
+// packed finer, the spectrum of the others, which rows are protected. Not independent in one point:
+// the spectrum's sums are in float and in the order of kernels/key_basis.h, because the real parts
+// of spectra that were packed before (onebit=zero_mean) are exactly 0 but for rounding, and their
 // signs are coded.
 namespace kvlm::reference {
 

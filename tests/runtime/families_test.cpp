@@ -193,7 +193,7 @@ TEST(LlavaFiles, GenerationConfigIsOptional) {
   EXPECT_EQ(own->defaults().sampling.temperature, 1);
 }
 
-/// models.md 2.1: processor_config.json, chat_template.json, chat_template.jinja,
+/// The order of transformers 5.23: processor_config.json, chat_template.json, chat_template.jinja,
 /// tokenizer_config.json, then the prompt of the Hugging Face conversions.
 TEST(LlavaFiles, ChatTemplateIsTheFirstThatExists) {
   const std::vector<ChatMessage> messages = {user_message("hi", 0, "<image>")};

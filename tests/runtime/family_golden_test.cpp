@@ -1,5 +1,5 @@
 // Every family against transformers, from messages to tokens (tests/golden/README.md), with the
-// gates of models.md 12.4. What is between a picture and the projector has tests of its own
+// bounds of tests/runtime/gates.h. What is between a picture and the projector has tests of its own
 // (TowerGolden, QwenTower).
 #include <fmt/format.h>
 #include <gmock/gmock.h>

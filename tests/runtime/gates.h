@@ -16,7 +16,7 @@
 
 namespace kvlm::test {
 
-// The gates of models.md 12.4.
+// How far from the reference an output may be: pixels, and logits in f32.
 inline constexpr double kPixelGate = 2e-6;
 inline constexpr double kLogitGate = 1e-3;
 

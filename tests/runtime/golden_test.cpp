@@ -1,6 +1,6 @@
 // The bundled tiny checkpoints against transformers, tap by tap (tests/golden/README.md), with the
-// gates of models.md 12.4. A tensor that is missing fails the test that wants it, and one that no
-// test knows fails GoldenFile.HoldsWhatItsCasesNeed.
+// bounds of tests/runtime/gates.h. A tensor that is missing fails the test that wants it, and one
+// that no test knows fails GoldenFile.HoldsWhatItsCasesNeed.
 #include "tests/runtime/golden.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // Checkpoints of any family in f16 and bf16 against transformers (tests/golden/README.md), with the
-// half-precision gates of models.md 12.4. KVLM_TEST_GOLDEN_DIR may name other folders, those of
+// bounds of half precision given here. KVLM_TEST_GOLDEN_DIR may name other folders, those of
 // tests/tools/full_size_test.py for one.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -152,8 +152,8 @@ struct HalfRun : GoldenRun {
 };
 
 /// Weights in f16 and bf16: the CPU computes in f32, so there the tight gate is the reference's f32
-/// arithmetic on the rounded weights; the reference's own half arithmetic is met within
-/// models.md 12.4, over all steps of all cases, since one of 32 is already 3 %.
+/// arithmetic on the rounded weights; the reference's own half arithmetic is met within the bounds
+/// below, over all steps of all cases, since one of 32 is already 3 %.
 TEST_P(HalfGolden, ForcedLogitsMeetTheirGates) {
   const auto model = load();
   for (const char* kv : {"f32", "f16"}) {
@@ -188,8 +188,7 @@ TEST_P(HalfGolden, ForcedLogitsMeetTheirGates) {
   }
 }
 
-/// The reference's half arithmetic at every tap that is recorded: cosine per row, as models.md 12.4
-/// has it.
+/// The reference's half arithmetic at every tap that is recorded: cosine per row.
 TEST_P(HalfGolden, TapsPointTheSameWay) {
   const auto model = load();
   for (const GoldenCase& golden : cases()) {

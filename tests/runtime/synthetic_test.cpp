@@ -54,7 +54,7 @@ TEST(Synthetic, NamesAreTheReleasedShapes) {
     EXPECT_EQ(source.config, synthetic_config(name));
     EXPECT_NO_THROW(cache_shape(name));
   }
-  // models.md 1.2.
+  // llava-hf/llava-1.5-7b-hf, config.json.
   const CacheShape shape = cache_shape("llava-1.5-7b");
   EXPECT_EQ(shape.layers, 32);
   EXPECT_EQ(shape.q_heads, 32);
@@ -63,7 +63,8 @@ TEST(Synthetic, NamesAreTheReleasedShapes) {
   EXPECT_EQ(shape.elements_per_token() * 2, 524288u) << "half a MiB a token in f16";
 }
 
-/// models.md 1.2 to 1.4: layers, heads, and parameters of the decoder without norms and biases.
+/// By the config.json of the released checkpoints: layers, heads, and parameters of the decoder
+/// without norms and biases.
 TEST(Synthetic, LargerDecodersHaveTheReleasedShapes) {
   struct Case {
     const char* name;

@@ -61,7 +61,7 @@ std::vector<TowerCase> towers() {
 
 class TowerGolden : public testing::TestWithParam<TowerCase> {};
 
-/// The gates of models.md 12.4, all tiles in one piece and tile by tile.
+/// All tiles in one piece and tile by tile.
 TEST_P(TowerGolden, EveryTapEqualsTheReference) {
   const std::filesystem::path folder = test::golden_root() / GetParam().folder;
   const test::GoldenTensors tensors(folder / "golden.safetensors");

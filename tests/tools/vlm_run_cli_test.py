@@ -499,7 +499,7 @@ class Policies(VlmRun):
 
 
 class Answers(VlmRun):
-    """What design.md 2 says that --json holds."""
+    """What --json holds (tools/run/report.h)."""
 
     def test_json_has_every_field(self):
         for spec in ("f16", "kivi,group=8,residual=8", "prefixkv,keep=0.5 + int4"):

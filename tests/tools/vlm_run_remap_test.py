@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What vlm-run --json says of CalibQuant's remap: how often its slope was clamped (specs 5.5).
+"""What vlm-run --json says of CalibQuant's remap: how often its slope was clamped
+(docs/arithmetic.md, "Guarded remap").
 
 KVLM_BUILD is the build folder.
 """

@@ -76,7 +76,8 @@ Tensor random_pixels(int size, unsigned seed = 3) {
   return pixels;
 }
 
-/// Hidden states 0 to layers of models.md 5.1 in scalar double, class token first.
+/// Hidden states 0 to layers of a CLIP tower (Radford et al. 2021) in scalar double, class token
+/// first.
 std::vector<std::vector<Row>> reference_states(const ClipConfig& config,
                                                const RandomWeights& weights, const Tensor& pixels) {
   const std::string prefix = kPrefix;

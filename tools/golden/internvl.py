@@ -424,7 +424,7 @@ class OriginalSpec:
     cases: frozenset[str]
 
 
-# The text of the template internlm2-chat (models.md 9.2).
+# The text of the template internlm2-chat of OpenGVLab/InternVL's conversation.py.
 SYSTEM_INTERNLM2_CHAT = (
     "你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，"
     "英文名叫InternVL, 是一个有用无害的人工智能助手。"

@@ -86,8 +86,8 @@ class Profiler {
   Profiler(const ProfileOptions& options, Session& session, std::vector<ForcedRecord> records)
       : options_(options), session_(session), records_(std::move(records)) {}
 
-  /// PrefixKV's forget ratios (specs 8.4) and the Gini coefficients of its scores, of every layer,
-  /// averaged over the records.
+  /// PrefixKV's forget ratios (docs/arithmetic.md, "Profile") and the Gini coefficients of its
+  /// scores, of every layer, averaged over the records.
   void fit_budgets(PolicyProfile& profile) {
     Model& model = session_.model();
     const auto plan = plan_cache(parse_spec("prefixkv,mode=online"), model.decoder().cache_shape());
@@ -160,9 +160,10 @@ class Profiler {
   std::vector<ForcedRecord> records_;
 };
 
-constexpr double kAlphas[] = {0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25};  // specs 4.5, 1 bit
+// docs/arithmetic.md, "Profile", lists the candidates.
+constexpr double kAlphas[] = {0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25};  // at 1 bit
 constexpr double kAlphaFactors[] = {0, 0.25, 0.5, 1, 2, 4};          // of the default, at more
-constexpr double kEta1[] = {0, 1.0 / 6, 0.25, 2.0 / 6};              // specs 6.6
+constexpr double kEta1[] = {0, 1.0 / 6, 0.25, 2.0 / 6};
 constexpr double kEta2[] = {0, 0.045, 0.09};
 
 /// Widths at which a policy has a value to fit: CalibQuant remaps scores, and XQuant moves levels,

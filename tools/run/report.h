@@ -9,8 +9,8 @@
 
 namespace kvlm {
 
-/// The object of design.md 2 that --json prints and a batch record carries, with what is held in
-/// memory at the time (tools/common/memory.h), and what was taken of each video.
+/// The object that --json prints and a batch record carries, with what is held in memory at the
+/// time (tools/common/memory.h), and what was taken of each video.
 nlohmann::ordered_json result_json(const GenerationResult& result, const Session& session,
                                    const Model& model, const std::string& spec,
                                    std::span<const Clip> clips);

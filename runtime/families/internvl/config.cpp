@@ -185,7 +185,7 @@ InternVlHfConfig parse_internvl_config(const ConfigReader& config) {
   refuse_unbuilt(text, "model_type", text.string("model_type", ""));
   hf.decoder = decoder_type(text, kDecoders);
   model.text = parse_decoder_config(text, hf.decoder);
-  // The class says tied, and whether lm_head is there decides (models.md 11.4).
+  // The class says tied, and whether lm_head is there decides, as in transformers.
   if (config.boolean("tie_word_embeddings", true)) model.text.tie_embeddings = true;
 
   const ConfigReader vision = config.object("vision_config");

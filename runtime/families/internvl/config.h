@@ -12,7 +12,7 @@
 
 namespace kvlm {
 
-/// What both spellings of an InternVL config.json say (models.md 6.4).
+/// What both spellings of an InternVL config.json say.
 struct InternVlConfig {
   LlamaConfig text;
   InternVitConfig vision;

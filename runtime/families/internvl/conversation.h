@@ -23,7 +23,7 @@ struct InternVlConversation {
 inline constexpr std::string_view kInternVlEnd = "<|im_end|>";
 
 /// By the name in config.json. Throws Error{kUnsupported} listing those that are built in.
-/// Source: models.md 9.2; OpenGVLab/InternVL, conversation.py.
+/// Source: OpenGVLab/InternVL, conversation.py.
 const InternVlConversation& internvl_conversation(const std::string& name);
 
 /// The chat template of all of them. Pictures are "<image>\n" and clips "<video>\n", where they

@@ -28,8 +28,8 @@ struct QwenVlConfig {
 };
 
 /// Reads it flat, as on the hub, or with a text_config, as transformers 5 saves it; absent fields
-/// take the class defaults of models.md 2.3 and 7.2. Throws Error{kCorruptFile} naming the field,
-/// Error{kUnsupported} for what is not built in.
+/// take the defaults of transformers 5.23's configuration class. Throws Error{kCorruptFile} naming
+/// the field, Error{kUnsupported} for what is not built in.
 QwenVlConfig parse_qwen_vl(const ConfigReader& config);
 
 }  // namespace kvlm

@@ -34,7 +34,8 @@ std::vector<float> levels(const std::string& spec, Part part) {
   return {y[0], y[1]};
 }
 
-TEST(CalibQuant, LevelsOfTheSpec) {  // specs 5.5, 5.7; metadata is f16
+/// docs/arithmetic.md, "CalibQuant", "Shrink"; metadata is f16.
+TEST(CalibQuant, LevelsOfEveryShrink) {
   const auto are = [](float low, float high) {
     return ElementsAre(FloatNear(low, 1e-3f), FloatNear(high, 2e-3f));
   };
@@ -43,14 +44,14 @@ TEST(CalibQuant, LevelsOfTheSpec) {  // specs 5.5, 5.7; metadata is f16
   EXPECT_THAT(levels("calibquant", Part::kValues), are(1.7f, 2.3f));
   // Both ends times a half; 1 is the tie in the middle and goes down.
   EXPECT_THAT(levels("calibquant,profile=official", Part::kKeys), are(0.5f, 1.5f));
-  // Both ends times .3: from .3 to .9, which all of the channel is nearer to (specs 5.5).
+  // Both ends times .3: from .3 to .9, which all of the channel is nearer to.
   EXPECT_THAT(levels("calibquant,profile=official", Part::kValues), are(0.9f, 0.9f));
   // As they are.
   EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", Part::kKeys), are(1, 3));
   EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", Part::kValues), are(1, 3));
 }
 
-TEST(CalibQuant, RemapsOfItsProfiles) {  // specs 5.5
+TEST(CalibQuant, RemapsOfItsProfiles) {  // docs/arithmetic.md, "Remap"
   const auto standard = quantizer("calibquant", kShape);
   EXPECT_TRUE(standard->visual_only());
   ASSERT_NE(standard->remap(0), nullptr);

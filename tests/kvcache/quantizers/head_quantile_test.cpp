@@ -51,7 +51,7 @@ double best_tail(int bits) {
 }
 
 /// Above 1 bit, unless alpha is written, the share beyond either end is the Gaussian optimum; at 1
-/// bit it is the specification's 0.2, near the optimum 0.2125 (specs 4.5).
+/// bit it is 0.2, near the optimum 0.2125 (docs/arithmetic.md, "head_quantile").
 TEST(HeadQuantile, TailsAreTheGaussianOptimum) {
   const auto alpha = [](const std::string& spec) {
     return static_cast<double>(quantizer(spec, kShape)->plan(Part::kKeys, 0).rules[0].alpha);

@@ -13,7 +13,8 @@ using test::shape_of;
 
 const CacheShape kShape = shape_of(32, 2, 128);
 
-TEST(Kivi, WatermarksOfTheSpec) {  // specs 3.1: N = 300, R = 128
+/// docs/arithmetic.md, "KIVI": N = 300, R = 128.
+TEST(Kivi, WatermarksOfTheWorkedExample) {
   const auto kivi = quantizer("kivi", kShape);
   const FlushRule& keys = kivi->plan(Part::kKeys, 0).flush;
   const FlushRule& values = kivi->plan(Part::kValues, 0).flush;
@@ -30,7 +31,7 @@ TEST(Kivi, WatermarksOfTheSpec) {  // specs 3.1: N = 300, R = 128
   }
 }
 
-TEST(Kivi, KeepsATailForEvictionBesideRetention) {  // specs 10.3
+TEST(Kivi, KeepsATailForEvictionBesideRetention) {  // docs/arithmetic.md, "Windows"
   const auto plan = plan_cache(parse_spec("prefixkv,keep=0.5 + kivi"), kShape);
   const Quantizer& quantizer = *plan->packers[0].quantizer;
   const FlushRule& keys = quantizer.plan(Part::kKeys, 0).flush;

@@ -1,5 +1,5 @@
-// The specification's measured errors of each format on normal and uniform numbers: sections 4
-// to 7.
+// Measured errors of each format on normal and uniform numbers, against formulas and published
+// figures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,7 +70,7 @@ double correlation(const std::vector<float>& a, const std::vector<float>& b) {
   return ab / std::sqrt(aa * bb);
 }
 
-TEST(MeasuredErrors, CalibQuantOnNormalTokens) {  // specs 5.7
+TEST(MeasuredErrors, CalibQuantOnNormalTokens) {
   constexpr int kTokens = 1024;
   constexpr int kChannels = 512;
   const CacheShape shape = shape_of(1, 1, kChannels);
@@ -84,7 +84,8 @@ TEST(MeasuredErrors, CalibQuantOnNormalTokens) {  // specs 5.7
   EXPECT_NEAR(error("calibquant,shrink=kappa,kappa_k=0.3"), 0.40, 0.01);
 }
 
-TEST(MeasuredErrors, CalibQuantAtEightBitsMovesScoresByLessThanOnePercent) {  // specs 5.7
+/// The root mean square error of a score is about scale / sqrt(12) for each channel.
+TEST(MeasuredErrors, CalibQuantAtEightBitsMovesScoresByLessThanOnePercent) {
   constexpr int kTokens = 1024;
   constexpr int kChannels = 128;
   const std::vector<float> keys = normal(size_t{kTokens} * kChannels, 2);
@@ -107,7 +108,7 @@ TEST(MeasuredErrors, CalibQuantAtEightBitsMovesScoresByLessThanOnePercent) {  //
   EXPECT_NEAR(std::sqrt(error / score), 0.007, 0.001);
 }
 
-TEST(MeasuredErrors, XQuantOnNormalGroups) {  // specs 6.8: groups of 32
+TEST(MeasuredErrors, XQuantOnNormalGroups) {  // groups of 32
   constexpr int kChannels = 64;
   const std::vector<float> x = normal(size_t{32} * 400 * kChannels, 4);
   const auto error = [&](const std::string& spec) {
@@ -125,7 +126,8 @@ TEST(MeasuredErrors, XQuantOnNormalGroups) {  // specs 6.8: groups of 32
   EXPECT_NEAR(error(two + "0.09"), 0.134, 0.002);
 }
 
-TEST(MeasuredErrors, XQuantOnUniformNumbers) {  // specs 6.8: 1/12 - eta/2 + Q_B eta^2
+/// docs/arithmetic.md, "Worked examples": 1/12 - eta/2 + Q eta^2.
+TEST(MeasuredErrors, XQuantOnUniformNumbers) {
   struct Width {
     int bits;
     double q;
@@ -153,7 +155,7 @@ TEST(MeasuredErrors, XQuantOnUniformNumbers) {  // specs 6.8: 1/12 - eta/2 + Q_B
   }
 }
 
-TEST(MeasuredErrors, XQuantCodesDoNotKnowScale) {  // specs 6.8: layer l = a * (layer l-1)
+TEST(MeasuredErrors, XQuantCodesDoNotKnowScale) {  // layer l = a * (layer l-1)
   constexpr int kChannels = 32;
   const auto made = quantizer("xquant,kq=0,vq=0,km=2,vm=2,meta=f32", shape_of(2, 1, kChannels));
   const PartPlan& plan = made->plan(Part::kKeys, 0);
@@ -165,7 +167,7 @@ TEST(MeasuredErrors, XQuantCodesDoNotKnowScale) {  // specs 6.8: layer l = a * (
   EXPECT_EQ(through(plan, scaled, kChannels, 32), expected);
 }
 
-TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // specs 7.6
+TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // docs/arithmetic.md, "Worked examples"
   constexpr int kChannels = 64;
   const CacheShape shape = shape_of(1, 1, kChannels);
   const auto relative = [&](const char* spec, float sigma) {
@@ -183,7 +185,7 @@ TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // specs 7.6
   }
 }
 
-TEST(MeasuredErrors, OneBitKeysOnNormalGroups) {  // specs 7.3
+TEST(MeasuredErrors, OneBitKeysOnNormalGroups) {  // docs/arithmetic.md, "Spectrum"
   constexpr int kChannels = 64;
   const CacheShape shape = shape_of(1, 1, kChannels);
   const std::vector<float> x = normal(size_t{4096} * kChannels, 7);
@@ -217,10 +219,9 @@ std::vector<std::pair<double, double>> passes(const char* spec) {
   return errors;
 }
 
-TEST(MeasuredErrors, PackingSpectraAgain) {  // specs 7.5
+TEST(MeasuredErrors, PackingSpectraAgain) {  // docs/arithmetic.md, "Flush"
   const auto zero_mean = passes("vidkv,key_bits=1,onebit=zero_mean,meta=f32");
-  // The specification has .676, .909, 1.012 for the error and .63, .42, .24 for the correlation;
-  // the published code's arithmetic on such blocks gives .606 and .65 at once, and worse from
+  // The published code's arithmetic on such blocks gives .606 and .65 at once, and worse from
   // there on.
   EXPECT_NEAR(zero_mean[0].first, 0.606, 0.01);
   EXPECT_NEAR(zero_mean[0].second, 0.65, 0.015);
@@ -233,7 +234,7 @@ TEST(MeasuredErrors, PackingSpectraAgain) {  // specs 7.5
   EXPECT_NEAR(sym[2].first, sym[0].first, 1e-3);
 }
 
-TEST(MeasuredErrors, PackingTernaryValuesAgain) {  // specs 7.5
+TEST(MeasuredErrors, PackingTernaryValuesAgain) {  // docs/arithmetic.md, "Flush"
   constexpr int kChannels = 64;
   const CacheShape shape = shape_of(1, 1, kChannels);
   const std::vector<float> x = normal(size_t{kMany} * kChannels, 9);

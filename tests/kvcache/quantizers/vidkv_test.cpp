@@ -32,7 +32,7 @@ LaneFacts in_order(int head_dim) {
   return facts;
 }
 
-TEST(VidKvKeys, WidthsAreExactFractions) {  // specs 7.3
+TEST(VidKvKeys, WidthsAreExactFractions) {  // docs/arithmetic.md, "Mixed channels"
   const auto anomalous = [](const char* bits, int head_dim) {
     const auto made = quantizer(fmt::format("vidkv,key_bits={}", bits), shape_of(1, 1, head_dim));
     const PackedFormat& format = made->plan(Part::kKeys, 0).format;
@@ -47,7 +47,7 @@ TEST(VidKvKeys, WidthsAreExactFractions) {  // specs 7.3
   EXPECT_EQ(anomalous("1.01", 16), 16);
 }
 
-TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // specs 7.8
+TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // docs/arithmetic.md, "Worked examples"
   const auto made = quantizer("vidkv", shape_of(1, 1, 8));
   // Channels start at different places: neither the largest numbers nor the largest magnitudes are
   // in the widest channels.
@@ -79,7 +79,7 @@ TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // specs 7.8
   EXPECT_EQ(apart->facts_bytes(2), 2u);
 }
 
-TEST(VidKvKeys, SpectrumOfTheSpec) {
+TEST(VidKvKeys, SpectrumOfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
   const auto made = quantizer("vidkv,key_bits=1", shape_of(1, 1, 4));
   const std::vector<float> x{1, 2, 3, 4};
   std::vector<float> spectrum(4);
@@ -131,7 +131,7 @@ std::vector<float> through(const Quantizer& made, const std::vector<float>& rows
   return out;
 }
 
-TEST(VidKvKeys, SignsOfTheSpec) {  // specs 7.8: two tokens, a group of two
+TEST(VidKvKeys, SignsOfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
   const CacheShape shape = shape_of(1, 1, 4);
   const std::vector<float> rows{1, 2, 3, 4, 2, -1, 0.5f, -3};
   const auto sym = quantizer("vidkv,key_bits=1,group=2,residual=2", shape);
@@ -143,8 +143,8 @@ TEST(VidKvKeys, SignsOfTheSpec) {  // specs 7.8: two tokens, a group of two
                                            0.1875f, -1.5625f}));
 }
 
-TEST(VidKvKeys,
-     PackingSignsAgainChangesNothing) {  // specs 7.5: sym is idempotent, zero_mean is not
+/// docs/arithmetic.md, "Flush": sym is idempotent, zero_mean is not.
+TEST(VidKvKeys, PackingSignsAgainChangesNothing) {
   const CacheShape shape = shape_of(1, 1, 16);
   const std::vector<float> rows = normal(32 * 16, 3);
   const auto sym = quantizer("vidkv,key_bits=1,meta=f32", shape);
@@ -160,8 +160,8 @@ TEST(VidKvKeys,
   EXPECT_GT(change / static_cast<double>(first.size()), 0.01);
 }
 
-TEST(VidKvKeys,
-     HalfTheSignsAndAConstant) {  // specs 7.3: official = sym / 2 + constant of the group
+/// docs/arithmetic.md, "Spectrum": onebit=zero_mean is half of sym, plus a constant of the group.
+TEST(VidKvKeys, HalfTheSignsAndAConstant) {
   const CacheShape shape = shape_of(1, 1, 25);
   const std::vector<float> rows = normal(32 * 25, 4);
   const auto a = through(*quantizer("vidkv,key_bits=1,meta=f32", shape), rows, 25);
@@ -171,7 +171,7 @@ TEST(VidKvKeys,
   }
 }
 
-TEST(VidKvFlush, OfTheSpec) {  // specs 7.8: N = 100
+TEST(VidKvFlush, OfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
   const auto made = quantizer("vidkv", shape_of(1, 1, 64));
   for (const Part part : {Part::kKeys, Part::kValues}) {
     const FlushRule& rule = made->plan(part, 0).flush;
@@ -185,7 +185,7 @@ TEST(VidKvFlush, OfTheSpec) {  // specs 7.8: N = 100
   EXPECT_TRUE(quantizer("vidkv,profile=official", shape_of(1, 1, 64))->repacks(Part::kValues));
 }
 
-TEST(VidKvProtection, CountsOfTheSpec) {  // specs 7.6
+TEST(VidKvProtection, CountsOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
   const auto count = [](const char* spec, size_t visual) {
     const auto made = quantizer(spec, shape_of(1, 1, 64));
     std::vector<int16_t> modality(visual + 20, kTextRow);

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Column sums of rows [1], [.25, .75], [.2, .3, .5] (specs 2.1).
+// Column sums of rows [1], [.25, .75], [.2, .3, .5] (docs/arithmetic.md, "Worked examples").
 const std::vector<double> kColumnSums = {1.45, 1.05, .5};
 
 TEST(KeepBest, IsByScoreThenByIndex) {
@@ -98,7 +98,8 @@ TEST(Units, SumNormalisedScores) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(scores[i], want[i], 1e-12);
 }
 
-/// Column sums of the rows [1], [.25 .75], [.2 .3 .5] (specs 2.1): by means the ranking changes.
+/// Column sums of the rows [1], [.25 .75], [.2 .3 .5] (docs/arithmetic.md, "Worked examples"): by
+/// means the ranking changes.
 TEST(Units, DivideByTheRowsThatSee) {
   const testing::Prompt prompt = testing::prompt_of({{1.45, 1.05, .5}});
   const Unit unit{{0}, {0}};

@@ -10,7 +10,8 @@ using namespace kvlm::testing;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
 
 TEST(H2o, KeepsHalfRecentHalfHeavyRows) {
-  // The 3 x 3 example of specs 2.1, two of three rows kept: one recent, one heavy.
+  // The 3 x 3 example of docs/arithmetic.md, "Worked examples", two of three rows kept: one recent,
+  // one heavy.
   const Prompt prompt = prompt_of({{1.45, 1.05, .5}});
   const auto rule = make_rule(retention::h2o, {{"keep", "0.67"}});
   EXPECT_THAT(testing::select(*rule, prompt)[0].slots, ElementsAre(ElementsAre(0, 2)));

@@ -564,7 +564,7 @@ TEST(InternVlConfig, CacheShapeComesFromTheConfigAlone) {
   }
 }
 
-/// models.md 2.3: transformers 5.23's InternVLConfig() and the originals' InternVLChatConfig().
+/// The defaults of transformers 5.23's InternVLConfig() and the originals' InternVLChatConfig().
 TEST(InternVlConfig, MissingFieldsTakeTheClassDefaults) {
   const json absent = json::object();
   const InternVlHfConfig hf = parse_internvl_config(ConfigReader(absent, "config.json"));

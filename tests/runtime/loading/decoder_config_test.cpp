@@ -35,7 +35,7 @@ std::string llama_failure(const json& text, ErrorCode code = ErrorCode::kCorrupt
 
 // --------------------------------------------------------------------------------- text defaults
 
-/// models.md 2.3: what a hub file of 2024 leaves out is the class default.
+/// What a hub file of 2024 leaves out is the default of transformers' configuration class.
 TEST(LlamaConfig, MissingFieldsTakeTheClassDefaultsOfLlama) {
   for (const json& text : {json::object(), json{{"model_type", "llama"}}}) {
     const LlamaConfig config = llama(text);
@@ -114,7 +114,7 @@ TEST(LlamaConfig, ReadsWhatTheFileSays) {
 
 // ------------------------------------------------------------------------------------------ RoPE
 
-/// models.md 2.2: rope_theta + rope_scaling {type | rope_type} before, rope_parameters now.
+/// transformers 4 writes rope_theta and rope_scaling {type | rope_type}, version 5 rope_parameters.
 TEST(LlamaConfig, BothSpellingsOfRopeMeanTheSame) {
   for (const json& text : std::vector<json>{
            {{"rope_theta", 5e5}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.5}}}},
