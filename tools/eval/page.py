@@ -60,46 +60,35 @@ def _facts(summary: Summary) -> str:
 
 def _scores(summary: Summary) -> str:
     metrics = summary.group.scores
-    apart = "perplexity" not in metrics and any("perplexity" in row.forced for row in summary.rows)
-    perplexity = ("perplexity",) if apart else ()
-    versus = [f"{text(summary.metric)} - f16's"] if summary.metric and summary.plain else []
-    head = [
-        "",
-        "spec",
-        *map(text, metrics),
-        *versus,
-        "stored bits",
-        "nominal",
-        "full rows",
-        "KL",
-        "top-1",
-        *(["perplexity"] if perplexity else []),
-        "tokens/s",
-        "prompt",
+    against = [f"{text(summary.metric)} - f16's"] if summary.metric and summary.plain else []
+    forced = _forced_names(summary)
+    head = ["", "spec", *map(text, metrics), *against, "stored bits", "nominal", "full rows", *forced, "tokens/s", "prompt"]
+    rows = [
+        [
+            str(row.number),
+            code(row.result.spec),
+            *(score(row.scores[metric]) for metric in metrics),
+            *([gain(row.loss) if row.loss else NONE] if against else []),
+            number(row.result.stored_bits, 2),
+            number(row.result.nominal_bits, 2),
+            _full(row.result),
+            *(_forced(row.forced.get(name.replace("-", "")), name) for name in forced),
+            number(row.result.tokens_per_second, 1),
+            number(row.result.prompt_tokens, 1),
+        ]
+        for row in summary.rows
     ]
-    rows = []
-    for row in summary.rows:
-        result = row.result
-        against = [gain(row.loss) if row.loss else NONE] if versus else []
-        rows.append(
-            [
-                str(row.number),
-                code(result.spec),
-                *(score(row.scores[metric]) for metric in metrics),
-                *against,
-                number(result.stored_bits, 2),
-                number(result.nominal_bits, 2),
-                _full(result),
-                *(_forced(row.forced.get(name), name) for name in ("KL", "top1", *perplexity)),
-                number(result.tokens_per_second, 1),
-                number(result.prompt_tokens, 1),
-            ]
-        )
     return (
         table(head, rows)
         + f"\n{about(summary)}. Full rows: the newest ones that a residual window keeps as they are. KL in "
         "nats a token, against f16. The prompt is in tokens.\n"
     )
+
+
+def _forced_names(summary: Summary) -> list[str]:
+    """What forced text gives: perplexity too, where it is not one of the scores."""
+    apart = "perplexity" not in summary.group.scores and any("perplexity" in row.forced for row in summary.rows)
+    return ["KL", "top-1", *(["perplexity"] if apart else [])]
 
 
 def _forced(estimate: Estimate | None, name: str) -> str:
