@@ -16,7 +16,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/attention-inl.h"
 #include "kernels/cpu/packed_slots.h"
-#include "kernels/cpu/packed_vnni.h"
+#include "kernels/cpu/vnni/attend.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvlm::cpu::HWY_NAMESPACE {

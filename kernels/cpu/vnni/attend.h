@@ -9,7 +9,7 @@
 // weights of a few rows, are rounded to multiples of 2^-22 of their largest magnitude and split
 // into three signed bytes; four products of such a byte with a code are one lane of one
 // instruction, and their sums are exact. Codes become bytes in registers or in a tile that stays in
-// the first cache.
+// the L1 cache.
 namespace kvlm::cpu::vnni {
 
 /// Whether this CPU has the instructions.

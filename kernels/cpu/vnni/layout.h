@@ -1,0 +1,72 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/packed_format.h"
+
+// How the channels of a packed format are laid out in working memory, and how large its tiles are.
+// Each section of a format begins at a whole vector: its channels are padded to a multiple of 32,
+// and a width is a number of padded channels. What the padding holds is multiplied by 0. A quad
+// is what one dword of codes, a byte each, meets in one product: four channels of a key, or four
+// rows of a channel of values.
+namespace kvlm::cpu::vnni {
+
+inline constexpr size_t kKeyRows = 32;    // rows of a tile of keys: two vectors of scores per query
+inline constexpr size_t kValueRows = 64;  // rows of a tile of values
+inline constexpr size_t kMostQueries = 4;    // that share a pass over a tile
+inline constexpr size_t kMaxKeyWidth = 512;  // padded channels of keys
+/// Dwords from the bytes of one query to the next: a constant leaves registers to pointers, and an
+/// odd number of cache lines keeps four queries apart in the L1 cache.
+inline constexpr size_t kByteStride = kMaxKeyWidth + 16;
+/// Bytes from a vector of 16 channels of a tile of values to the next.
+inline constexpr size_t kTileStride = kValueRows * 16;
+/// Bytes behind a row of unpacked codes that may be written and read.
+inline constexpr size_t kRowSlack = 64;
+
+constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+struct PaddedSection {
+  const PackedSection* stored = nullptr;
+  size_t row_offset = 0;     // bytes of a row before it
+  size_t first_channel = 0;  // of the format
+  size_t first = 0;          // its first padded channel
+  size_t width = 0;
+  // Of keys:
+  size_t codes_per_byte = 1;  // 1 too if codes are unpacked to bytes first
+  bool unpack = true;
+  size_t columns = 0;  // dwords of a row
+};
+
+struct PaddedFormat {
+  std::array<PaddedSection, 2> section;
+  size_t sections = 0;
+  size_t width = 0;
+};
+
+PaddedFormat pad(const PackedFormat& format);
+
+/// The padded channel of channel `c` of a section of keys.
+inline size_t padded_channel(const PaddedSection& section, size_t c) {
+  if (section.codes_per_byte != 5) return section.first + c;
+  // Twenty trits are a dword of four bytes; every fifth is in the same quad.
+  return section.first + c / 20 * 20 + c % 5 * 4 + c % 20 / 5;
+}
+
+/// Takes arrays from scratch memory, each at a cache line.
+class BumpAllocator {
+ public:
+  explicit BumpAllocator(std::byte* memory) : next_(memory) {}
+  template <class T>
+  T* take(size_t count) {
+    T* taken = reinterpret_cast<T*>(next_);
+    next_ += round_up(count * sizeof(T), 64);
+    return taken;
+  }
+
+ private:
+  std::byte* next_;
+};
+
+}  // namespace kvlm::cpu::vnni
