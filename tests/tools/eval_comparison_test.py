@@ -247,6 +247,12 @@ class Compared(unittest.TestCase):
         self.assertEqual([str(x) for x in two.factors], ["bits: 2 or 4", "residual: 128 or 32"])
         self.assertFalse(two.one_factor)
 
+    def test_what_came_out_the_same_is_said_to_be(self):
+        made = group(result("f16", GOOD), result("kivi", GOOD), result("kivi,bits=1", GOOD), result("int4", BAD))
+        same = compare(made, made.find("kivi"), made.find("kivi,bits=1"), CATALOGUE)
+        self.assertEqual((same.verdict.word, same.verdict.reason), ("not decided", "nothing differs here, in no record"))
+        self.assertEqual(compare(made, made.find("kivi"), made.find("int4"), CATALOGUE).verdict.reason, "")
+
     def test_budgets_that_match_bytes_are_no_factor(self):
         made = group(
             result("prefixkv,keep=0.5", GOOD), result("uniform,keep=0.55", BAD), result("prefixkv,keep=0.9", BAD)

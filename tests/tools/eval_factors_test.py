@@ -59,6 +59,18 @@ class Differences(unittest.TestCase):
             self.apart("head_quantile,bits=8", "head_quantile,alpha=0.2,bits=8"), ["alpha: left open or 0.2"]
         )
 
+    def test_what_may_have_been_fitted_apart_is_a_factor_too(self):
+        self.assertEqual(
+            self.apart("head_quantile,group_axes=channel", "head_quantile"),
+            ["group_axes: channel or head", "alpha: left open or left open"],
+        )
+        self.assertEqual(
+            self.apart("head_quantile,alpha=0.2,group_axes=channel", "head_quantile,alpha=0.2"), ["group_axes: channel or head"]
+        )
+        self.assertEqual(
+            self.apart("xquant", "xquant,eta1=0,eta2=0"), ["eta1: left open or 0", "eta2: left open or 0"]
+        )
+
     def test_one_part(self):
         self.assertEqual(self.apart("prefixkv,keep=0.2", "uniform,keep=0.2"), ["retention: prefixkv or uniform"])
         self.assertEqual(

@@ -96,8 +96,8 @@ class Page(unittest.TestCase):
                 "Claims",
                 "Scores: captions, heldout, protocol native",
                 "Scores: documents, heldout, protocol native",
-                "A. pocket-llava, captions, heldout, protocol native",
-                "B. pocket-llava, documents, heldout, protocol native",
+                "1. pocket-llava, captions, heldout, protocol native",
+                "2. pocket-llava, documents, heldout, protocol native",
                 "How it was made",
             ],
         )
@@ -112,18 +112,27 @@ class Page(unittest.TestCase):
     def test_models_stand_side_by_side(self):
         other = [captions("f16", GOOD, 16.0, model="other"), captions("int4", BAD, None, model="other", kl=None)]
         made = made_page(two_settings() + other)
-        table = re.findall(r"^\|.*", made.split("## Scores: captions")[1].split("\n## ")[0], re.M)
-        self.assertEqual(table[0], "| spec | A: bits | A: slots | A: exact | A: KL | B: bits | B: slots | B: exact | B: KL |")
+        section = made.split("## Scores: captions")[1].split("\n## ")[0]
+        table = re.findall(r"^\|.*", section, re.M)
+        self.assertEqual(table[0], "| spec | full rows | 1: bits | 1: slots | 1: exact | 1: KL | 2: bits | 2: slots | 2: exact | 2: KL |")
         cells = {row.split(" | ")[0]: row.strip("| ").split(" | ")[1:] for row in table[2:]}
         specs = ("f16", "prefixkv,keep=0.5", "uniform,keep=0.5", "kivi,residual=32", "int4")
         self.assertEqual(list(cells), [f"| `{spec}`" for spec in specs])
-        f16, int4 = cells["| `f16`"], cells["| `int4`"]
+        self.assertEqual([row[0] for row in cells.values()], ["-", "-", "-", "32", "-"])
+        f16, int4 = cells["| `f16`"][1:], cells["| `int4`"][1:]
         self.assertEqual((f16[:4], f16[4:6]), (f16[4:], ["16.00", f16[1]]))
         self.assertRegex(f16[1], r"^0\.912 \(0\.\d{3} to 0\.\d{3}\)$")
         self.assertEqual(f16[2:4], ["0.750", "0.0100"])
         self.assertEqual((int4[0], int4[3:]), ("-", ["-"] * 5))
-        for mark, model in (("A", "other"), ("B", "pocket-llava"), ("C", "pocket-llava")):
+        for mark, model in ((1, "other"), (2, "pocket-llava"), (3, "pocket-llava")):
             self.assertRegex(made, rf"(?m)^- {mark}: n = 24, (610 prompt tokens|prompt length not known), seed 7, {model}, .*device ")
+
+    def test_what_costs_no_record_anything(self):
+        other = [captions("f16", GOOD, 16.0, model="other"), captions("prefixkv,keep=0.5", GOOD, 9.0, model="other")]
+        alike = [captions("int4", [1 - x for x in GOOD], 4.5, model="other"), captions("uniform,keep=0.5", GOOD, 8.0, model="other")]
+        section = made_page(two_settings() + other + alike).split("| as f16 in every record |")[1]
+        self.assertEqual(re.findall(r"^\| `.*", section.split("\n\n")[0], re.M), ["| `prefixkv,keep=0.5` | - | 9.00 | 8.00 |"])
+        self.assertIn("No spec scores as f16 does in every record.", made_page(two_settings()[:2]))
 
     def test_origin(self):
         made = made_page(two_settings()).split("## How it was made")[1]
@@ -341,6 +350,12 @@ class Script(unittest.TestCase):
         )
         self.refused("'f16' is there twice", [[result("f16", GOOD)], [result("f16", GOOD)]])
         self.refused("0.json has no results", [[]])
+        for name, text in (("a folder", None), ("run.json", '{"spec": "f16"}'), ("torn.json", "[{")):
+            path = self.folder / name
+            path.mkdir() if text is None else path.write_text(text)
+            done = subprocess.run([sys.executable, SCRIPT, "--out", self.folder / "out", path], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+            self.assertRegex(done.stderr, rf"^report.py: .*{name} (cannot be read|is not a file of results): ")
         empty = result("f16", GOOD)
         empty.items = {}
         self.refused("'f16' .* has no scored records", [[empty]])

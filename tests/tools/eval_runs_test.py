@@ -243,6 +243,8 @@ class Refused(WithModel):
     def test_specs_and_options_that_cannot_be(self):
         self.assert_refused(self.run_script(*COMMAND, "--out", "typo", "--kv", "int5"), "int5")
         self.assertFalse((self.folder / "typo").exists())  # nothing was asked under the right ones before it
+        twice = ("--out", "typo", "--kv", "kivi,residual=32,bits=2", "--kv", "kivi,bits=2,residual=32")
+        self.assert_refused(self.run_script(*COMMAND, *twice), "kivi,bits=2,residual=32 and kivi,residual=32,bits=2 are one policy")
         profiled = ("--out", "typo", "--kv", "prefixkv,mode=profile,keep=0.5")
         self.assert_refused(self.run_script(*COMMAND, *profiled), "--kv-profile")
         (self.folder / "file").write_text("")

@@ -54,6 +54,24 @@ class Tables(WithModel):
         self.assertLessEqual(set(found["budgets"]), set(found["captions"]))
         self.assertIn("vidkv,protect=0.2", found["clips"])
 
+    def test_what_cannot_be(self):
+        rank = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+        self.assert_refused(self.run_script(*PART, "--model", "pocket-llava", env=rank), "one of 2 tasks", "start it once")
+        for wrong in (("--limit", 0), ("--tune", -1), ("--jobs", 0), ("--skip", "nonsense")):
+            status, out, err = self.run_script(*PART, *wrong)
+            self.assertEqual((status, out), (2, ""), err)
+            self.assertIn(wrong[0], err)
+        self.assertFalse((self.folder / "t").exists())
+
+    def test_a_second_run_is_the_same(self):
+        for out in ("t", "again"):
+            self.run_well(*PART, "--out", out, "--model", "pocket-llava", "--set", "documents", "--no-report", "--tune", 2,
+                          "--batch-size", 2, "--jobs", 2)  # fmt: skip
+        first, second = (results_of(self.folder / out / "pocket-llava-documents/results.json") for out in ("t", "again"))
+        self.assertEqual(first, second)
+        profiles = [(self.folder / out / "pocket-llava-documents/pocket-llava/profile.json").read_bytes() for out in ("t", "again")]
+        self.assertEqual(*profiles)
+
     def test_a_part_that_fails_is_named(self):
         answer = self.run_script(*PART, "--model", "pocket-nobody")
         self.assert_refused(answer, "coco.py failed", "start the same command again")

@@ -80,13 +80,20 @@ _OF_QUANTIZERS = [
         "head_quantile,alpha=0,bits=2",
         "2 bits, minimum and maximum",
     ),
-    Claim(CHANNEL, "CalibQuant 4.1", "head_quantile,group_axes=channel", "head_quantile", "1 bit, quantiles"),
+    # alpha is fitted for one range per head alone, so it is written here, as in the claim about rounding.
     Claim(
         CHANNEL,
         "CalibQuant 4.1",
-        "head_quantile,bits=2,group_axes=channel",
-        "head_quantile,bits=2",
-        "2 bits, quantiles",
+        "head_quantile,alpha=0.2,group_axes=channel",
+        "head_quantile,alpha=0.2",
+        "1 bit, quantiles of 0.2",
+    ),
+    Claim(
+        CHANNEL,
+        "CalibQuant 4.1",
+        "head_quantile,alpha=0.0676,bits=2,group_axes=channel",
+        "head_quantile,alpha=0.0676,bits=2",
+        "2 bits, quantiles of 0.0676",
     ),
     Claim(
         "values per channel beat values per token",
@@ -145,7 +152,13 @@ _OF_QUANTIZERS = [
     ),
     Claim("a scale for ternary values beats none", OWN, "vidkv", "vidkv,scale=unit"),
     Claim("quantiles beat minimum and maximum", "1BitVKV 3.4", "head_quantile", "head_quantile,alpha=0", "1 bit"),
-    Claim("rounding to the nearest beats rounding down", OWN, "head_quantile", "head_quantile,round=floor", "1 bit"),
+    Claim(
+        "rounding to the nearest beats rounding down",
+        OWN,
+        "head_quantile,alpha=0.2",
+        "head_quantile,alpha=0.2,round=floor",
+        "1 bit",
+    ),
     Claim("narrow tails beat alpha 0.2", OWN, "head_quantile,bits=8", "head_quantile,alpha=0.2,bits=8", "8 bits"),
 ]
 

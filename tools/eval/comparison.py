@@ -124,7 +124,9 @@ def compare(
     # Of the same answers: what forced text says turns no verdict.
     others = {name: group.difference(a, b, name) for name in group.scores if name not in (metric, *metrics.FORCED)}
     factors, matched = factors_apart(a.spec, b.spec, catalogue, alike)
-    if margin is not None:
+    if a.items == b.items:
+        verdict = Verdict(NOT_DECIDED, "nothing differs here, in no record")
+    elif margin is not None:
         verdict = decide_comparable(apart.interval, margin, a.stored_bits, b.stored_bits)
     else:
         verdict = _unless_contradicted(decide(apart.interval, a.stored_bits, b.stored_bits), metric, exact, others)

@@ -213,7 +213,12 @@ class Catalogue:
             ):
                 continue
             found += _apart(key, self._effective(x, key, left), self._effective(y, key, right))
-        return found
+        return found + self._fitted_apart(x, y) if found else []
+
+    def _fitted_apart(self, x: Part, y: Part) -> list[Factor]:
+        """What both leave open: parts that differ otherwise may have been fitted to other values."""
+        open_keys = (key for key in self.options[x.name] if self._value(x, key) == self._value(y, key) == LEFT_OPEN)
+        return [Factor(key, LEFT_OPEN, LEFT_OPEN) for key in open_keys]
 
     def _parts_apart(self, x: Part, y: Part, left: list[Part], right: list[Part]) -> list[Factor]:
         """Two policies: their names, what both can be told and is not the same, and what is told to one alone."""

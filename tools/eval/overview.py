@@ -17,15 +17,6 @@ def overview(summaries: list[Summary], resamples: int, seed: int) -> str:
     return "\n".join([_preamble(summaries, resamples, seed), _claims(summaries), *_scores(summaries)])
 
 
-def letter(summary: Summary) -> str:
-    """A, B, ..., Z, AA: of the setting, in the overview."""
-    letters, rest = "", summary.number
-    while rest:
-        rest, digit = divmod(rest - 1, 26)
-        letters = chr(ord("A") + digit) + letters
-    return letters
-
-
 def name_of(summary: Summary) -> str:
     setting = summary.group.setting
     return f"{text(setting.model)}, {text(setting.task)}, {text(setting.split)}, protocol {text(setting.protocol)}"
@@ -70,14 +61,14 @@ def _claims(summaries: list[Summary]) -> str:
         if missing
         else ""
     )
-    letters = "".join(
-        f"- {letter(summary)}: {about(summary)}, device {text('; '.join(summary.devices)) or 'not known'}; decided by "
+    settings = "".join(
+        f"- {summary.number}: {about(summary)}, device {text('; '.join(summary.devices)) or 'not known'}; decided by "
         f"{text(summary.metric or 'nothing')}: {_counted(summary)}\n"
         for summary in summaries
     )
     if not rows:
-        return f"## Claims\n\n{letters}\n{left}"
-    return "\n".join(["## Claims\n", letters, table(["claim", "source", *map(letter, summaries)], rows), left])
+        return f"## Claims\n\n{settings}\n{left}"
+    return "\n".join(["## Claims\n", settings, table(["claim", "source", *(str(summary.number) for summary in summaries)], rows), left])
 
 
 def _counted(summary: Summary) -> str:
@@ -109,7 +100,11 @@ def _scores(summaries: list[Summary]) -> list[str]:
     for summary in summaries:
         _, *records = summary.group.setting
         sets.setdefault(tuple(records), []).append(summary)
-    return [part for beside in sets.values() for part in (f"## Scores: {_records(beside[0])}\n", _beside(beside))]
+    return [
+        part
+        for beside in sets.values()
+        for part in (f"## Scores: {_records(beside[0])}\n", _beside(beside), _lossless(beside))
+    ]
 
 
 def _records(summary: Summary) -> str:
@@ -119,22 +114,53 @@ def _records(summary: Summary) -> str:
 
 def _beside(summaries: list[Summary]) -> str:
     """Of settings that differ in their model."""
-    head, of_spec = ["spec"], []
+    head, of_spec = ["spec", "full rows"], []
     for summary in summaries:
-        mark = letter(summary)
-        head += [f"{mark}: {name}" for name in ("bits", text(summary.metric or "score"), *_also(summary), "KL")]
+        head += [f"{summary.number}: {name}" for name in ("bits", text(summary.metric or "score"), *_also(summary), "KL")]
         of_spec.append({row.result.spec: row for row in summary.rows})
     bits: dict[str, float] = {}  # most first; what was not measured last
     for spec, row in (pair for rows in of_spec for pair in rows.items()):
         bits[spec] = bits.get(spec) or row.result.stored_bits or 0
     specs = sorted(bits, key=bits.__getitem__, reverse=True)
+    full = {spec: row.result.residual for rows in of_spec for spec, row in rows.items()}
     made = [
-        [code(spec), *(cell for summary, rows in zip(summaries, of_spec) for cell in _cells(summary, rows.get(spec)))]
+        [code(spec), NONE if full[spec] is None else str(full[spec]), *(cell for summary, rows in zip(summaries, of_spec) for cell in _cells(summary, rows.get(spec)))]
         for spec in specs
     ]
     return (
-        table(head, made) + "\nBits are stored; KL in nats a token, against f16, over forced text (of fewer records, where the "
+        table(head, made) + "\nFull rows: the newest ones that a residual window keeps as they are. Bits are stored; KL in nats a token, against f16, over forced text (of fewer records, where the "
         "setting's own section says so).\n"
+    )
+
+
+def _lossless(summaries: list[Summary]) -> str:
+    """The specs that cost no record anything, by any score, with any model."""
+    found: dict[str, list[Row]] = {}
+    for summary in summaries:
+        plain = summary.plain
+        for row in summary.rows if plain else []:
+            if row is not plain and all(
+                row.result.items[key].get(name) == plain.result.items[key].get(name)
+                for key in summary.group.ids
+                for name in summary.group.scores
+                if name != "perplexity"
+            ):
+                found.setdefault(row.result.spec, []).append(row)
+    everywhere = [rows for rows in found.values() if len(rows) == len(summaries)]
+    everywhere.sort(key=lambda rows: max(row.result.stored_bits or 0 for row in rows))
+    if not everywhere:
+        return "No spec scores as f16 does in every record.\n"
+    head = ["as f16 in every record", "full rows", *(f"{summary.number}: bits" for summary in summaries)]
+    return table(
+        head,
+        [
+            [
+                code(rows[0].result.spec),
+                NONE if rows[0].result.residual is None else str(rows[0].result.residual),
+                *(number(row.result.stored_bits, 2) for row in rows),
+            ]
+            for rows in everywhere
+        ],
     )
 
 

@@ -7,7 +7,7 @@ from errors import printable
 from factors import Factor
 from groups import Estimate
 from markup import NONE, code, ends, exactness, gain, number, score, small, table, text
-from overview import about, clusters, letter, name_of, overview, percent
+from overview import about, clusters, name_of, overview, percent
 from results import Result
 from summary import EqualBytes, Summary
 
@@ -22,7 +22,7 @@ def page(summaries: list[Summary], resamples: int, seed: int, pictures: dict[int
     for summary in summaries:
         shown = (pictures or {}).get(summary.number, {})
         parts += [
-            f"## {letter(summary)}. {name_of(summary)}\n",
+            f"## {summary.number}. {name_of(summary)}\n",
             _facts(summary),
             "### Scores\n",
             _scores(summary),
@@ -277,7 +277,7 @@ def _origin(summaries: list[Summary], resamples: int, seed: int, commands: bool 
     lines = []
     for summary in summaries:
         lines.append(
-            f"{letter(summary)}. {name_of(summary)}: seed {', '.join(map(str, summary.seeds))}; "
+            f"{summary.number}. {name_of(summary)}: seed {', '.join(map(str, summary.seeds))}; "
             f"device {text('; '.join(summary.devices)) or 'not known'}; versions "
             + (
                 ", ".join(f"{text(name)} {text(' and '.join(found))}" for name, found in summary.versions.items())

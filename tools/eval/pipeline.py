@@ -16,6 +16,7 @@ import scorers
 import specs
 from arguments import place
 from errors import EvaluationError
+from factors import normal
 from files import Split
 from models import Model, find_model
 from protocols import Protocol
@@ -188,7 +189,7 @@ def _result(
         layer_records=fidelity["layer_records"] if layers else None,
         objects=counts or None, residual=specs.residual(rows[0]["kv"]["spec"], policies),
         device=", ".join(sorted({row["device"] for row in rows})),
-        versions={"kvlm": rows[0]["version"]} | scorers.versions(), command=folder.command, seed=options.seed,
+        versions={"kvlm": rows[0]["version"]} | scorers.versions(), command=folder.asked_by(model, spec), seed=options.seed,
     )  # fmt: skip
 
 
@@ -259,6 +260,17 @@ def _refuse_namesakes(jobs: list[tuple[Model, str]]) -> None:
             if short in seen:
                 raise EvaluationError(f"{what} {name} and {seen[short]} would be written to one folder; give them two --out")
             seen[short] = name
+    plain: dict[str, str] = {}
+    for _, spec in jobs:
+        if plain.setdefault(_normal(spec), spec) != spec:
+            raise EvaluationError(f"--kv {spec} and {plain[_normal(spec)]} are one policy; give one of them")
+
+
+def _normal(spec: str) -> str:
+    try:
+        return normal(spec)
+    except ValueError:  # @FILE
+        return spec
 
 
 def _shards_of(out: Path) -> Shard:

@@ -80,8 +80,13 @@ def write_results(path: Path, results: list[Result]) -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Rows of write_results; OSError or ValueError with the path."""
+    """Rows of write_results; ValueError with the path."""
     try:
-        return [Result.from_json(row) for row in json.loads(path.read_text(encoding="utf-8-sig"))]
-    except (ValueError, TypeError, AttributeError) as error:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError("expected a list of results; give the results.json of a run")
+        return [Result.from_json(row) for row in rows]
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; give the results.json of a run") from None
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a file of results: {error}") from None

@@ -207,6 +207,11 @@ class Folder:
                 "that and start the same command again"
             ) from error
 
+    def asked_by(self, model: Model, spec: str) -> str:
+        """The command that had it answered, of the first shard."""
+        record = self.plan.shard.all[0].name(self.spec(model, spec) / "run.json")
+        return str(read_json(record)["command"]) if record.exists() else self.command
+
     def rows(self, model: Model, spec: str) -> dict[int, dict]:
         """vlm-run's rows of all shards by id; EvaluationError for what is missing, strange or there twice."""
         folder, plan = self.spec(model, spec), self.plan

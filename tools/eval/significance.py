@@ -36,10 +36,6 @@ class Interval:
         """1 where all of it is above 0, -1 where all is below; 0 where it holds 0, also as an end."""
         return (self.low > 0) - (self.high < 0)
 
-    def scaled(self, factor: float) -> Interval:
-        """Of the same quantity in another unit; a negative factor turns it round."""
-        return Interval(*sorted((self.low * factor, self.high * factor)))
-
 
 @dataclass(frozen=True)
 class McNemar:
@@ -109,26 +105,6 @@ def interval(values: Sequence[float]) -> Interval:
     places = math.floor(tail * last), math.ceil((1 - tail) * last)
     ordered = np.partition(np.asarray(values, dtype=float), places)
     return Interval(*(0.0 if abs(ordered[i]) < 1e-12 else float(ordered[i]) for i in places))
-
-
-def of_quotient(pairs: Sequence[tuple[float, float]], resamples: int = RESAMPLES, seed: int = SEED) -> Interval:
-    """Of sum(part) / sum(whole) over records (part, whole), each drawn by itself."""
-    sums = _alone(len(pairs), resamples, seed).sums(pairs)
-    return interval(sums[:, 0] / sums[:, 1])
-
-
-def of_difference(
-    a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]], resamples: int = RESAMPLES, seed: int = SEED
-) -> Interval:
-    """Of quotient(a) - quotient(b), the same records drawn for both; a, b (records,) in the same order."""
-    if len(a) != len(b):
-        raise ValueError(f"{len(a)} records of one and {len(b)} of the other; pair them by id first")
-    sums = _alone(len(a), resamples, seed).sums([(*x, *y) for x, y in zip(a, b)])
-    return interval(sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3])
-
-
-def _alone(count: int, resamples: int, seed: int) -> Bootstrap:
-    return Bootstrap([str(i) for i in range(count)], resamples, seed)
 
 
 def import_numpy():

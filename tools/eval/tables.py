@@ -14,6 +14,7 @@ then --merge --report on one that has them: nothing is asked again.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -25,11 +26,14 @@ import claims
 from errors import EvaluationError, run_main
 from factors import normal
 from models import ROOT
+from scorers import PACKAGE
+from shards import shard_of
 
 POCKET = ROOT / "tools" / "pocket"
 MODELS = ("pocket-llava", "pocket-internvl", "pocket-qwen")
 FORCED = 100  # records of KL, top-1 and stored bits
 TUNED = 16  # records that settings are fitted to
+SKIPPABLE = (PACKAGE, "plots")
 
 # Every policy at its paper's setting, by width and by share of rows kept, and compositions; the pairs that decide an ordering
 # are those of claims.py.
@@ -135,8 +139,7 @@ def command(part: Part, folder: Path, model: str, options: argparse.Namespace) -
     made += ["--device", options.device, "--jobs", str(options.jobs), "--batch-size", str(options.batch_size)]
     made += ["--threads", str(options.threads), "--build", str(options.build)]
     made += ["--limit", str(options.limit)] if options.limit else []
-    for skipped in options.skip:
-        made += ["--skip", skipped] if part.packages and skipped != "plots" else []
+    made += ["--skip", PACKAGE] if part.packages and PACKAGE in options.skip else []
     made += ["--merge"] if options.merge else []
     for spec in options.kv or part.specs():
         made += ["--kv", spec]
@@ -151,17 +154,22 @@ def main() -> int:
     add("--set", action="append", choices=PARTS, help="repeatable; default: all")
     add("--kv", action="append", help="these specs instead of all; repeatable")
     add("--device", default="auto", help="as vlm-run's")
-    add("--jobs", type=int, default=1, help="specs at a time")
-    add("--batch-size", type=int, default=8, help="as vlm-run's")
-    add("--threads", type=int, default=0, help="as vlm-run's")
-    add("--limit", type=int, help="the first records of each set only")
-    add("--fidelity", type=int, default=FORCED, help=f"records of KL, top-1 and stored bits (default: {FORCED})")
-    add("--tune", type=int, default=TUNED, help=f"records that settings are fitted to; 0: none are (default: {TUNED})")
-    add("--skip", action="append", default=[], metavar="NAME", help="leave out a scorer, or plots; repeatable")
+    add("--jobs", type=arguments.at_least(1), default=1, help="specs at a time")
+    add("--batch-size", type=arguments.at_least(1), default=8, help="as vlm-run's")
+    add("--threads", type=arguments.at_least(0), default=0, help="as vlm-run's")
+    add("--limit", type=arguments.at_least(1), help="the first records of each set only")
+    add("--fidelity", type=arguments.at_least(0), default=FORCED, help=f"records of KL, top-1 and stored bits (default: {FORCED})")
+    add("--tune", type=arguments.at_least(0), default=TUNED, help=f"records that settings are fitted to; 0: none are (default: {TUNED})")
+    add("--skip", action="append", default=[], choices=SKIPPABLE, help="leave out what needs these packages; repeatable")
     add("--merge", action="store_true", help="ask nothing: score what is answered")
     add("--report", action=argparse.BooleanOptionalAction, default=True, help="make the page of all parts that are done")
     arguments.add_build(parser)
     options = parser.parse_args()
+    if shard_of(os.environ).count > 1:
+        raise EvaluationError(
+            f"this is one of {shard_of(os.environ).count} tasks by its environment, and tables.py makes one page; start it once, "
+            "and other parts by --model and --set beside it"
+        )
     for model in options.model or MODELS:
         for name in options.set or PARTS:
             folder = options.out / f"{model}-{name}"
