@@ -10,18 +10,23 @@
 
 namespace kvlm {
 
-/// What becomes of a run of a kept lane with every row that the lane gains (PackedBatch). Runs that
-/// pack take the oldest row of the rows behind them, which lie in a ring of as many places: those
-/// up to its end, which shrink, and those from its begin, which gain.
+/// How a run of a kept lane changes when the lane gains a row (PackedBatch). The last run of a
+/// lane's keys or of its values always gains that row.
+///
+/// Where a quantizer packs one row in every step, three runs change together: the packed rows
+/// (kPacks), and the full rows behind them, which lie in a ring buffer that is always full. The
+/// oldest full row is packed and the new row takes its memory. The ring is two runs: the full rows
+/// up to the end of its memory (kShrinks), then those from its begin, which gain. A ring of a
+/// single row is one run (kReplaces).
 enum class RunChange : uint8_t {
-  kNone,     ///< nothing, unless it is the last of a lane's keys or values: that one gains
-  kPacks,    ///< a packed row more at its end, in blocks that lie evenly
-  kShrinks,  ///< its oldest row is in the run before
-  kReplaces  ///< its only row is packed, and the new one takes its place
+  kNone,     ///< as it is, but for the new row of the last run
+  kPacks,    ///< one packed row more at its end; the blocks lie evenly
+  kShrinks,  ///< its oldest row leaves it for the packed run before it
+  kReplaces  ///< its only row is packed, and the new row is in its place
 };
 
-/// Slots that follow each other in a lane and whose keys (or whose values) are stored alike: rows
-/// of a float type, or packed blocks. Dead rows of blocks are no slots.
+/// Consecutive slots of a lane (the KV head of a sequence) whose keys, or whose values, are stored
+/// alike: full rows side by side, or packed blocks of one format. Dead rows of blocks are no slots.
 struct SlotRun {
   int slots = 0;
   // Full precision, if `format` is null.
@@ -83,14 +88,16 @@ struct PackedLane {
 /// are folded into the query and the output (docs/arithmetic.md, "Attention from codes"), no row is
 /// dequantized to memory, every packed byte is read once for all q_per_kv queries. Sums in f32.
 /// Lanes are independent, so a result depends neither on the other lanes nor on the threads. A lane
-/// without slots gives 0. Allocates nothing but stream scratch. Asynchronous on CUDA.
+/// without slots gives 0. Takes memory for the stream's scratch only, on CUDA also for a
+/// description of the lanes; later calls use both again. Asynchronous on CUDA.
 ///
 /// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots.
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream);
 
-/// The lanes of a layer, kept between steps while all that changes is that each gains a row at its
-/// end: describing thousands of lanes anew takes longer than attending to them.
+/// The lanes of a layer. Their description serves several steps while nothing happens but that
+/// every lane gains a row, because describing thousands of lanes takes longer than attending to
+/// them.
 class PackedBatch {
  public:
   explicit PackedBatch(Device device);

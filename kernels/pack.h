@@ -40,7 +40,8 @@ struct PackRule {
   TernaryScale ternary_scale = TernaryScale::kMean;
 };
 
-/// A block to be packed: `rows` dense rows of format.channels() floats to where its parts go.
+/// A block to be packed: `rows` dense rows of format.channels() floats, and where its codes, scales
+/// and zero points go.
 struct PackJob {
   const float* x = nullptr;    ///< (rows, channels)
   int rows = 0;                ///< all of them share scales where the axis is not kToken
@@ -49,18 +50,19 @@ struct PackJob {
   std::byte* zeros = nullptr;  ///< null if no section stores them
 };
 
-/// Packs every job as `format` says, section i by rules[i]. NaN counts as the start of its range; a
-/// group whose range is empty gets codes 0, scale 0 and its value as zero point. Jobs are
-/// independent. Ends and quantiles of ranges are the same on every device; means, which signs and
-/// ternary codes are scaled by, are added in f64 in another order on CUDA. Asynchronous there.
+/// Packs every job as `format` says, section i by rules[i]. NaN has no part in ranges and means;
+/// its code is 0, that of ternary codes the digit for 0. A group whose range is empty gets codes 0,
+/// scale 0 and its value as zero point; one of nothing but NaN becomes zeros. Jobs are independent.
+/// Ends and quantiles of ranges are the same on every device; means, which signs and ternary codes
+/// are scaled by, are added in f64 in another order on CUDA. Asynchronous there.
 /// Throws Error{kInvalidArgument} for rules that the format cannot express, kUnsupported on CUDA
 /// for rows of more than 2048 channels with scales of their own and for quantiles of some channels
 /// beside signs or ternary codes of others.
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream);
 
-/// Full rows in a ring, and the packed rows that the oldest of them joins: blocks of `block_rows`
-/// rows that lie evenly.
+/// A ring buffer of full rows, and the packed rows before them, which the oldest full row joins:
+/// blocks of `block_rows` rows that lie evenly.
 struct PackedRing {
   const std::byte* rows = nullptr;  ///< (places, channels)
   int places = 0;

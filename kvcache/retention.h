@@ -94,7 +94,8 @@ class Retention {
   /// An upper bound, over all selections, of the sum over layers of peak_rows.
   virtual int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept = 0;
 
-  /// Kept keys turn to the positions of their ranks, and queries use ranks (StreamingLLM).
+  /// The keys of sinks are rotated forward as rows behind them go, so that all distances are those
+  /// of ranks (docs/arithmetic.md, "StreamingLLM").
   virtual bool rerotates() const noexcept { return false; }
   /// The next position is the number of rows that layer 0 holds (PrefixKV's published code).
   virtual bool positions_from_layer0() const noexcept { return false; }

@@ -36,8 +36,8 @@ struct DecoderStep {
   std::span<const AddedRows> added = {};
 };
 
-/// Embeddings to logits. Owns its weights and workspaces; a step of at most as many rows as an
-/// earlier one allocates nothing. One thread at a time.
+/// Embeddings to logits. Owns its weights and workspaces, which a step of at most as many rows as
+/// an earlier one does not grow; on a GPU, recording a step takes memory. One thread at a time.
 class Decoder {
  public:
   virtual ~Decoder() = default;

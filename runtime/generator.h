@@ -62,7 +62,9 @@ class Generator {
   /// conversation; its pictures and videos start with those of the turns before.
   void resume(int key, GenerationRequest request, OnText on_text);
 
-  /// One token for every unfinished sequence, in one forward pass. Allocates nothing.
+  /// One token for every unfinished sequence, in one forward pass. On the CPU it allocates nothing,
+  /// but for StreamingLLM's re-rotation, which copies the sinks once. On a GPU a step takes memory
+  /// if it describes a larger batch than any before, or is recorded.
   void step();
   /// Turns new tokens into text, calls on_text, and finishes sequences whose stop text appeared.
   void deliver();

@@ -126,7 +126,7 @@ class TensorView : public ConstTensorView {
   std::byte* mutable_ = nullptr;
 };
 
-/// Owns a dense tensor. Move-only; clone() is spelled out.
+/// Owns a dense tensor. Move-only.
 class Tensor {
  public:
   Tensor() noexcept = default;

@@ -14,11 +14,20 @@
 #include "kernels/cuda/packed_plan.cuh"
 #include "kernels/quantize.h"
 
-// Launches of a layer: scores of all keys; how late lanes weigh them, the softmax of others;
-// partial outputs of all values; their sums. Runs are cut into pieces of 256 to 2048 slots: those
-// of values by the length of the lane, those of keys, whose scores stand alone, so that there are
-// blocks for every multiprocessor. The kernels here serve every format, a warp taking 32 rows of a
-// block; packed_codes.cu has the fast ones.
+// Decode attention of one layer, in four launches. A lane is one KV head of one sequence; a run is
+// consecutive slots of it that are stored alike; a piece is the part of a run that one block of
+// threads takes.
+//
+// 1. Scores: q . k of every slot, written as they are.
+// 2. Weights: the softmax over a lane's scores, remap included. Where a lane's softmax is deferred
+//    (`late`), only the constants are found from which step 3 makes weights out of scores.
+// 3. Values: every piece gives a partial output.
+// 4. Sum: the partial outputs of a lane are added.
+//
+// A piece has 256 to 2048 slots. Pieces of values depend on the length of their lane alone, because
+// they decide the order of its sums. A score depends on its own slot only, so pieces of keys are
+// cut such that every multiprocessor has work. The kernels in this file read any format, a warp
+// taking 32 rows of a block at a time; packed_codes.cu has the kernels for tensor cores.
 namespace kvlm::cuda {
 
 using namespace packed;
@@ -59,11 +68,11 @@ struct Side {
   }
 };
 
-/// Most slots of a piece of a lane of `slots`, and those of a piece of values: it depends on
-/// nothing else, so that a lane's sums do not depend on its company.
+/// Slots of a piece of values, and the most of any piece, in a lane of `slots`. It depends on
+/// nothing else, so that a lane's sums do not depend on the rest of the batch.
 int piece_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256; }
 
-/// Slots of a piece of keys, at most, where lanes have `slots` in all.
+/// The most slots of a piece of keys, for a batch whose lanes have `slots` in all.
 int key_piece_slots(int64_t slots, Stream& stream) {
   const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
   int piece = kItemSlots;
@@ -71,7 +80,7 @@ int key_piece_slots(int64_t slots, Stream& stream) {
   return piece;
 }
 
-/// Rows that a lane may gain until its pieces would be cut otherwise.
+/// Rows that a lane of `slots` may gain before piece_slots() would cut it in another way.
 int room_of(int slots) {
   int room = kLaneRoom;
   for (const int limit : {1024, 4096}) {
@@ -110,7 +119,8 @@ struct Kept {
   KeptBytes bits, plan;
 };
 
-/// The host's side of a layer, kept between calls so that decode allocates nothing.
+/// The host's description of a layer. Every thread keeps one, so that describing a batch takes
+/// memory only when it is larger than any before.
 struct Plan {
   std::vector<DeviceLane> lanes;
   std::vector<DeviceRun> runs;  // keys of lane 0, its values, keys of lane 1, ...
@@ -349,7 +359,7 @@ __device__ int live_before(const DeviceBlock& block, int row) {
   return count + (row % 64 == 0 ? 0 : __popcll(rest));
 }
 
-/// Bytes of a row with codes of a section whose values are `slope * s * c + z`.
+/// Where a channel of a packed row lies.
 struct Channel {
   int section;
   int index;  // within the section
@@ -415,8 +425,8 @@ __device__ void for_codes(const PackedFormat& format, const uint8_t* row, const 
   }
 }
 
-/// Scores of the keys of an item. A warp folds the scales of 32 rows into the queries, where rows
-/// share them; a lane multiplies one row.
+/// Scores of the keys of an item. A warp takes 32 rows and each of its threads multiplies one of
+/// them; where these rows share their scales, the warp folds the scales into the queries first.
 __global__ void __launch_bounds__(kThreads) score_items(DevicePlan plan) {
   extern __shared__ float shared[];
   Item item;
@@ -872,8 +882,8 @@ bool is_late(Plan& plan, const PackedLane& lane, size_t first, size_t end) {
   return find_ranges(plan, lane.remaps, first, end);
 }
 
-/// Says of the keys, or the values, of a lane, runs [first, end), how they change with its rows.
-/// Returns how many rows it may gain as far as they know.
+/// Notes of the runs [first, end), a lane's keys or its values, how each changes when the lane
+/// gains a row. Returns how many rows it may gain as far as they know.
 int mark_growing(Plan& plan, size_t first, size_t end) {
   int room = kLaneRoom;
   int8_t passed = 0;
@@ -1047,7 +1057,7 @@ struct Counts {
   unsigned long long guarded;  // slopes that were clamped
 };
 
-/// A row more for every lane; a block has a lane.
+/// Stores the new key and value of every lane behind its last row, one block of threads a lane.
 __global__ void append_rows(DevicePlan plan, Growth* growth, const float* k, const float* v) {
   const DeviceLane& lane = plan.lanes[blockIdx.x];
   for (const bool keys : {true, false}) {

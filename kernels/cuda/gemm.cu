@@ -150,7 +150,8 @@ struct FewPlan {
   int split;    // warps that share their rows of weights
 };
 
-/// As measured on an H100. `split` orders the sums: rows have the same bits in any company.
+/// As measured on an H100. `split` orders the sums: rows have the same bits whatever else is in the
+/// batch.
 constexpr FewPlan few_plan(bool gated) { return gated ? FewPlan{4, 4, 4, 4} : FewPlan{4, 2, 8, 2}; }
 
 template <class T>
@@ -292,7 +293,7 @@ __global__ void __launch_bounds__(32 * few_plan(kGated).warps)
     }
   }
   __syncthreads();
-  // A lane an output of a row.
+  // Each thread of the warp finishes one output of one row.
   const int output = lane / kRows;
   const int row = lane % kRows;
   if (warp % kSplit != 0 || output >= kOuts || column + output >= out) return;

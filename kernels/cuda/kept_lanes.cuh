@@ -3,13 +3,14 @@
 #include "kernels/base/buffer.h"
 #include "kernels/cuda/launch.cuh"
 
-// What descriptions of lanes that stay on the GPU have in common.
+// What the descriptions of a batch that stay on the GPU for several steps have in common: those of
+// attend_packed.cu and of row_batch.cu.
 namespace kvlm::cuda {
 
-/// Rows that kept lanes may gain until they are described anew.
+/// How many rows a lane may gain before the batch has to be described again.
 constexpr int kLaneRoom = 128;
 
-/// Bytes that stay on the GPU.
+/// The bytes of such a description.
 class KeptBytes {
  public:
   explicit KeptBytes(Device device) : device_(device) {}

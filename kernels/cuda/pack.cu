@@ -141,7 +141,7 @@ __device__ Pair pair_of(const float (&x)[kHeld], bool ends) {
   return {sum, 0};
 }
 
-/// Neighbouring channels of a section, one a lane, whose codes take whole bytes.
+/// Neighbouring channels of a section, one for each thread of a warp, whose codes take whole bytes.
 struct Strip {
   int section;
   int first;     // of all channels
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const bool ends = rule.rule == CodeRule::kAffine;
   const bool quantiles = has_quantiles(format.axis, rule);
   const bool of_head = format.axis == ScaleAxis::kHead;
-  // A lane without a channel does as the last one that has one, and stores nothing.
+  // A thread without a channel computes what the last one that has one does, and stores nothing.
   const int channel = strip.first + min(lane, strip.channels - 1);
   const bool stores = warp == 0 && lane < strip.channels;
   const int64_t pair_at = job.first_part * width + (of_head ? 0 : channel);

@@ -35,11 +35,11 @@ enum CodeKernel : int {
   kCodeKernels
 };
 
-/// Which kernel serves the run as keys or as values, -1 for none. `blocks` is the run's list, or
-/// its first and last block if they lie evenly.
+/// Which kernel serves the run as keys or as values, -1 for none. Of blocks that lie evenly only
+/// the first and the last are looked at.
 int code_kernel(const SlotRun& run, bool keys, int head_dim);
 
-/// The runs of a launch, and how many pieces the longest of them has.
+/// The runs that one launch serves, and the number of pieces of the longest of them.
 struct Pieces {
   unsigned runs = 0;
   unsigned most = 0;

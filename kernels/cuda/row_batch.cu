@@ -9,7 +9,9 @@
 #include "kernels/cuda/row_batch.h"
 #include "kernels/cuda/row_pieces.cuh"
 
-// Launches of a layer: the softmax states of all parts of all runs, then each lane's output.
+// Decode attention to full rows, in two launches a layer: the softmax state (maximum, sum, output)
+// of every piece of every run, then the output of every lane from the states of its pieces. A lane
+// is one KV head of one sequence.
 namespace kvlm::cuda {
 
 namespace {
@@ -17,7 +19,7 @@ namespace {
 constexpr int kPieceThreads = 128;
 constexpr int kQueries = 4;  // of one pass over a piece's rows
 
-/// A group of lanes reads a row, 16 bytes each.
+/// A group of threads of a warp reads a row, 16 bytes each.
 template <class T>
 struct RowChunk {
   static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
@@ -223,8 +225,8 @@ struct DeviceRowLane {
 constexpr int kJoinThreads = 128;
 constexpr int kJoinedParts = 1024;  // weights of so many are held at once
 
-/// Merges the parts of a lane, whether of one run or several: a block a lane and query. Empty ones
-/// have no weight.
+/// Merges the softmax states of a lane, of all its runs, with one block of threads for each lane
+/// and query. The state of no rows has no weight.
 __global__ void __launch_bounds__(kJoinThreads)
     join_parts(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
   __shared__ float weights[kJoinedParts];
@@ -286,7 +288,7 @@ __global__ void __launch_bounds__(kJoinThreads)
   }
 }
 
-/// A row more for every lane; a block has a lane.
+/// Stores the new key and value of every lane behind its last row, one block of threads a lane.
 __global__ void append_rows(const DeviceRowLane* lanes, const DevicePiece* pieces, Growth* growth,
                             int head_dim, const float* k, const float* v) {
   let_next_start();
@@ -317,7 +319,8 @@ void launch_pieces(const PieceLaunch& l, Stream& stream) {
 
 // ------------------------------------------------------------------------------------ the host
 
-/// The host's side of a description, kept between calls so that decode allocates nothing.
+/// The host's description of a layer. Every thread keeps one, so that describing a batch takes
+/// memory only when it is larger than any before.
 struct RowPlan {
   std::vector<DevicePiece> pieces;
   std::vector<DeviceRowLane> lanes;

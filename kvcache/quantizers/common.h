@@ -53,7 +53,6 @@ inline int tail_keep_of(const OptionValues& options, const PolicyContext& contex
   return options.integer("tail_keep");
 }
 
-/// Throws unless the residual window is a whole number of groups.
 /// Refuses an option that was written and does nothing: "--kv kivi,bits=3 has no effect because
 /// ...".
 inline void refuse_idle(const OptionValues& options, std::string_view key, bool idle,
@@ -64,6 +63,7 @@ inline void refuse_idle(const OptionValues& options, std::string_view key, bool 
                           options.text(key), because));
 }
 
+/// Throws unless the residual window is a whole number of groups.
 inline void check_residual(const OptionValues& options) {
   const int group = options.integer("group");
   const int residual = options.integer("residual");

@@ -37,9 +37,10 @@ enum class Budget : uint8_t { kWindow, kProportional };
 /// Keeps the first `sinks` rows and the newest others: floor(r N) in every layer and, in decode, as
 /// many (budget=window) or floor(r (N + t)) (budget=proportional).
 ///
-/// rerotate=on gives kept keys the positions of their ranks, as published; off, the default, keeps
-/// their rotation, as NVIDIA/kvpress does [K]. At least sinks + 1 rows stay [S]. PrefixKV's
-/// comparison ("Local") is sinks=1,budget=proportional [C, inferred].
+/// rerotate=on rotates the keys of sinks forward as rows behind them go, so that all distances are
+/// those of ranks, as published; off, the default, keeps every rotation, as NVIDIA/kvpress does
+/// [K]. At least sinks + 1 rows stay [S]. PrefixKV's comparison ("Local") is
+/// sinks=1,budget=proportional [C, inferred].
 ///
 /// Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", 3.2 [G];
 /// docs/arithmetic.md, "StreamingLLM".

@@ -185,8 +185,7 @@ TEST(Generator, ThreadsDoNotChangeOneBit) {
   }
 }
 
-/// The acceptance box "the decode loop allocates nothing", with the count of everything that asks
-/// for memory in this process.
+/// By the count of everything that asks for memory in this process.
 TEST(Generator, StepAllocatesNothingFor300Steps) {
   for (const int threads : {1, 3}) {
     const LoadedModel model = load(threads);
