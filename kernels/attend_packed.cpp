@@ -14,6 +14,9 @@
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/row_moves.h"
 
+// Checks the lanes of attend_packed() and PackedBatch against their formats and sizes, then hands
+// them to the CPU's or the GPU's implementation. PackedBatch on the CPU keeps the lanes as they
+// were described and counts the rows that follow; on a GPU the device does.
 namespace kvlm {
 
 namespace {

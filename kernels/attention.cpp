@@ -13,6 +13,8 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/elementwise.h"
 
+// Checks the operands of attention and hands them to the CPU's or the GPU's implementation; cuts
+// segments into tiles of queries; merges softmax states on the host.
 namespace kvlm {
 
 namespace {

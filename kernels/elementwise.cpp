@@ -12,6 +12,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cuda/elementwise.h"
 
+// Copies, sums and conversions of tensors: checks, then the CPU's or the GPU's implementation.
 namespace kvlm {
 
 void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids,

@@ -10,6 +10,8 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/elementwise.h"
 
+// Checks the operands of products and hands them to the CPU's or the GPU's implementation. On the
+// CPU the tail of a product (activation, gate, scale, sum) is made of other operations.
 namespace kvlm {
 
 namespace {

@@ -10,6 +10,8 @@
 #include "kernels/cuda/pack.h"
 #include "kernels/row_moves.h"
 
+// Checks packing jobs against their format and hands them to the CPU's or the GPU's implementation.
+// RingPacker packs one row of many rings a step.
 namespace kvlm {
 
 namespace {

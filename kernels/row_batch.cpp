@@ -12,6 +12,9 @@
 #include "kernels/cuda/row_batch.h"
 #include "kernels/row_moves.h"
 
+// RowBatch: decode attention over full rows of many KV heads at once. Runs are cut into splits,
+// whose softmax states are merged (attention.h). The CPU's part is here; cuda/row_batch.cu has the
+// GPU's. A batch that is kept serves steps that only append.
 namespace kvlm {
 
 namespace {

@@ -14,6 +14,8 @@
 #include "kernels/base/printable.h"
 #include "kvcache/words.h"
 
+// Options of policies: what is legal for each, the canonical spelling of a value, the default of a
+// profile, and the sentence that refuses anything else. The tables are the policies' own.
 namespace kvlm {
 
 namespace {

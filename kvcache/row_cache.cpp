@@ -14,6 +14,10 @@
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
 
+// The cache without a policy: an extent of the arena a layer holds a sequence's rows, keys then
+// values of each KV head, in the order in which they came. A prompt attends to its rows as they are
+// given; generated rows attend to what is stored (RowBatch). A step that goes on from the last one
+// uses its description again.
 namespace kvlm {
 
 namespace {

@@ -13,6 +13,10 @@
 #include "kvcache/planner.h"
 #include "kvcache/registry.h"
 
+// Parses the sentence of --kv: parts at '+', options at ',', values after '='. Names and values are
+// checked against the tables of the policies and spelled canonically, parts are put in one order,
+// and combinations that no decoder can have are refused. What is close to something legal is told
+// so.
 namespace kvlm {
 
 namespace {

@@ -11,6 +11,9 @@
 #include "kernels/base/printable.h"
 #include "llm/unicode.h"
 
+// Byte pair encoding: a piece of text to symbols, then merges by rank with a queue of candidate
+// pairs; merged symbols stay in a linked list, and candidates that no longer stand are skipped when
+// they come up.
 namespace kvlm {
 
 namespace {

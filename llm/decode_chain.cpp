@@ -8,6 +8,9 @@
 #include "llm/find_text.h"
 #include "llm/unicode.h"
 
+// The decoder of a tokenizer.json, as a chain of stages that tokens flow through one at a time, so
+// that text can be shown while it is made. Each stage holds back only what a later token may still
+// change: an incomplete character, a space that may be dropped.
 namespace kvlm {
 
 namespace {

@@ -20,6 +20,10 @@
 #include "llm/tokenizer.h"
 #include "llm/unicode.h"
 
+// Executes a tokenizer.json: added tokens cut the text, then the normalizer, the pre-tokenizer, BPE
+// (bpe.h) and the post-processor work on what is between them; the decoder is decode_chain.h. Each
+// stage is read here from the file's JSON and refuses a kind that is not built in. A file is
+// hostile: Growth bounds how much longer a text may become.
 namespace kvlm {
 
 namespace {

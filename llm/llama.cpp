@@ -16,6 +16,10 @@
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 
+// A decoder of LLaMA's kind: Llama::forward() fills the angles of RoPE, runs attention_block() and
+// mlp_block() of every layer, and head() gives the logits. Attention itself is the cache's. On a
+// GPU repeated_layers() replays the layers of a decode step as a CUDA graph while the cache says
+// that its steps launch the same.
 namespace kvlm {
 
 namespace {

@@ -9,6 +9,8 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 
+// JSON from files that are not trusted, through nlohmann's SAX interface: invalid UTF-8, duplicate
+// keys, deep nesting and too many values are refused with line and column before they take memory.
 namespace kvlm {
 
 namespace {

@@ -12,6 +12,9 @@
 #include "llm/strict_json.h"
 #include "llm/unicode.h"
 
+// What tokenizers of every kind share: which added and special tokens tokenizer_config.json and
+// special_tokens_map.json name, and a stream of text for tokenizers that can only decode all ids at
+// once.
 namespace kvlm {
 
 namespace {

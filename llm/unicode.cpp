@@ -9,6 +9,8 @@
 
 #include "kernels/base/error.h"
 
+// UTF-8 as bytes that may be wrong, and the Unicode properties and normal forms that tokenizers and
+// templates ask for, which come from utf8proc.
 namespace kvlm {
 
 namespace {

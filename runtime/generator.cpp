@@ -13,6 +13,10 @@
 #include "kernels/elementwise.h"
 #include "runtime/failure_kind.h"
 
+// The life of a request: admit() prepares, encodes and prefills it and draws its first token;
+// step() feeds one row of every unfinished sequence; deliver() turns new tokens into text and ends
+// sequences at a stop text. A later turn keeps what its cache already holds of the conversation.
+// What fails closes its own sequence and no other.
 namespace kvlm {
 
 namespace {

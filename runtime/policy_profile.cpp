@@ -12,6 +12,8 @@
 #include "runtime/loading/config.h"
 #include "runtime/loading/mapped_file.h"
 
+// Reads and writes the JSON file of --kv-profile. It is checked field by field, and belongs to the
+// model that it names; writing goes to a file beside it that is then renamed.
 namespace kvlm {
 
 namespace {

@@ -8,6 +8,10 @@
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
 
+// From messages to rows. outline: the chat template is rendered, every placeholder becomes what the
+// family writes for that picture or clip, and the text is tokenised. make_prompt(): visual tokens
+// are repeated for their rows, rows get tags and positions. embed_prompt(): the tower's rows
+// replace the embedded visual tokens.
 namespace kvlm {
 
 namespace {

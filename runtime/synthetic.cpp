@@ -13,6 +13,9 @@
 #include "runtime/loading/config.h"
 #include "runtime/synthetic_shapes.h"
 
+// Models of released shapes with random weights, made on the device, for benchmarks: a config.json,
+// a byte-level vocabulary and tensors whose variance is that of a usual initialisation, the same in
+// every run.
 namespace kvlm {
 
 namespace {

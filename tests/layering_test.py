@@ -46,6 +46,12 @@ TOKEN = re.compile(
     r'|(?P<raw>R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)")'
     r'|(?P<string>"(?:\\.|[^"\\\n])*")'
     r"|(?P<char>(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+')", re.DOTALL)
+# Above this many lines a reader wants to be told first what is there.
+HEAD_LINES = 150
+BEFORE_HEAD = re.compile(r"(?:inline )?namespace\b.*\{|using .*;|HWY_\w+\(\);|// (?:clang-format|NOLINT).*")
+# Files that have none yet and are being rewritten.
+WITHOUT_HEAD = {"kvcache/layouts.cpp", "kvcache/policy_cache.cpp", "kvcache/retention/common.cpp",
+                "kvcache/retention/prefix_fit.cpp", "kvcache/retention/prefixkv.cpp"}
 ORDER = re.compile(r"^// [^\n]*each file needs only those before it: ([^.]*)\.", re.MULTILINE)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)', re.MULTILINE)
 
@@ -85,7 +91,8 @@ class Tree:
     def violations(self):
         """Every broken rule, as "path:line: sentence"."""
         return sorted([*self.broken_includes(), *self.cycles(), *self.out_of_order(),
-                       *self.process_calls(), *self.unguarded_headers(), *self.unlisted_sources()])
+                       *self.process_calls(), *self.unguarded_headers(), *self.unlisted_sources(),
+                       *self.without_head()])
 
     def broken_includes(self):
         for path in self.text:
@@ -189,6 +196,18 @@ class Tree:
             name = (self.root / path).relative_to(folder).as_posix()
             if name not in words.split():
                 yield f"{path}:1: not listed in {lists.relative_to(self.root)}"
+
+    def without_head(self):
+        """Long sources need a comment before the code; in a header a docstring will do."""
+        for path, text in self.text.items():
+            if path.startswith("tests/") or path in WITHOUT_HEAD or text.count("\n") <= HEAD_LINES:
+                continue
+            code = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", "", text, flags=re.MULTILINE)
+            lines = (line.strip() for line in code.split("\n"))
+            first = next((line for line in lines if line and not BEFORE_HEAD.fullmatch(line)), "")
+            head = first.startswith("//") and not first.startswith("// ---")
+            if not head or (first.startswith("///") and not path.endswith((".h", ".cuh"))):
+                yield f"{path}:1: over {HEAD_LINES} lines and no comment at its head"
 
     def without_mirror(self):
         """Sources whose folder has tests but which have no mirror test of their own."""
@@ -338,6 +357,17 @@ class Checker(unittest.TestCase):
                             "kernels/cpu/a.cpp": ""})
         self.assertEqual(found, ["kernels/b.cpp:1: not listed in kernels/CMakeLists.txt",
                                  "kernels/cpu/a.cpp:1: not listed in kernels/CMakeLists.txt"])
+
+    def test_a_long_source_without_a_head_is_found(self):
+        body = "#include <vector>\n#define A \\\n  b\n\n{}namespace kvlm {{\n\n{}" + "int i;\n" * 150 + "}}\n"
+        told, inside, bare, doc = (body.format(*words) for words in (
+            ("// What it does.\n", ""), ("", "// What it does.\n"), ("", ""), ("", "/// Of i.\n")))
+        guard = "#pragma once\n"
+        self.assertEqual([], self.found({"llm/a.cpp": told, "llm/b.cpp": inside, "llm/c.h": guard + doc,
+                                         "tests/llm/a_test.cpp": bare}))
+        found = self.found({"llm/a.cpp": bare, "llm/b.cpp": doc, "llm/c.h": guard + bare})
+        self.assertEqual(found, [f"{path}:1: over 150 lines and no comment at its head"
+                                 for path in ("llm/a.cpp", "llm/b.cpp", "llm/c.h")])
 
 
 if __name__ == "__main__":

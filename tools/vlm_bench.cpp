@@ -10,6 +10,7 @@
 #include "tools/common/help.h"
 #include "tools/common/program.h"
 
+// vlm-bench: the subcommands and their options. Each measures in a file of tools/bench/.
 namespace kvlm {
 namespace {
 

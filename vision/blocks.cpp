@@ -9,6 +9,10 @@
 #include "kernels/qkv.h"
 #include "kernels/rope.h"
 
+// The transformer blocks that all towers share: norm, q, k and v in one product, attention among
+// the rows of a segment, output product, norm and MLP. Between products rows have the weights'
+// type, the residual is f32, and each addition happens in the norm behind it. Weights are taken and
+// their workspace is sized here.
 namespace kvlm {
 
 namespace {

@@ -9,6 +9,8 @@
 
 #include "kernels/base/error.h"
 
+// Which frames of a video a family looks at: by count or by rate, with the reference's arithmetic,
+// rounding included.
 namespace kvlm {
 
 namespace {

@@ -4,6 +4,8 @@
 
 #include "vision/decoders.h"
 
+// Takes a GIF apart: palettes, control blocks and the LZW codes of each frame. Every length is
+// checked against the file before it is followed.
 namespace kvlm {
 
 namespace {

@@ -10,6 +10,8 @@
 #include "vision/gif_blocks.h"
 #include "vision/video_sources.h"
 
+// An animated GIF as a video: each frame is drawn on the canvas by Pillow's rules, which decide
+// what is transparent and what an area is restored to.
 namespace kvlm {
 
 namespace {

@@ -13,6 +13,9 @@
 #include "kernels/base/printable.h"
 #include "vision/decoders.h"
 
+// Pictures of any supported format as upright RGB: the first bytes say which decoder reads a file,
+// its header gives the size before pixels are decoded, and the EXIF orientation is applied at the
+// end. Files that are something else are named for what they are.
 namespace kvlm {
 
 namespace {

@@ -15,6 +15,9 @@
 #include "vision/decoders.h"
 #include "vision/exif.h"
 
+// JPEG through libjpeg-turbo, as Pillow decodes it: CMYK and YCCK to RGB, a file that ends early or
+// is damaged refused. libjpeg leaves by longjmp, so whatever it may leave is called through one
+// guard and owns nothing.
 namespace kvlm {
 
 namespace {

@@ -10,6 +10,9 @@
 #include "vision/decoders.h"
 #include "vision/png_chunks.h"
 
+// PNG through libpng, as Pillow decodes it: palettes and 16-bit grey to RGB, transparency as
+// Pillow's conversion treats it. libpng leaves by longjmp, so whatever it may leave is called
+// through one guard and owns nothing.
 namespace kvlm {
 
 namespace {

@@ -12,6 +12,8 @@
 #include "vision/decoders.h"
 #include "vision/exif.h"
 
+// Walks the chunks of a PNG for its EXIF orientation, wherever the file keeps it. Lengths and
+// checksums are checked before a chunk is believed.
 namespace kvlm {
 
 namespace {

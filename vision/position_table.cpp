@@ -9,6 +9,8 @@
 
 #include "kernels/base/error.h"
 
+// Learned positions of a square grid for a picture of another size: each sample is a weighted sum
+// of the table's, linear or cubic, with torch's coefficients.
 namespace kvlm {
 
 namespace {

@@ -13,6 +13,8 @@
 #include "kernels/base/error.h"
 #include "vision/normalization.h"
 
+// A picture to the size that a tower takes, in the order of the reference's processors: pad,
+// resize, crop. Pixel values are made in patches.cpp.
 namespace kvlm {
 
 namespace {

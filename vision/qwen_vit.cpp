@@ -15,6 +15,10 @@
 #include "vision/patch_order.h"
 #include "vision/position_table.h"
 
+// Qwen's towers over pictures and clips of any size: patches in the order of merge blocks, rotary
+// angles by row and column, attention within a frame or, in most layers of Qwen2.5-VL, within
+// windows, then a merger that makes one row of merge x merge patches. Pictures go through together,
+// as many at a time as the workspace holds.
 namespace kvlm {
 
 namespace {

@@ -10,6 +10,8 @@
 
 #include "kernels/base/error.h"
 
+// Resizes pictures with the weights and roundings of Pillow or of torch, to the bit. Weights of
+// each axis are made here; resize_passes.cpp applies them.
 namespace kvlm {
 
 namespace {

@@ -6,6 +6,7 @@
 #include "vision/decoders.h"
 #include "vision/stb.h"
 
+// TGA as Pillow reads it: palettes, grey and colour, run-length coded or not, rows in either order.
 namespace kvlm {
 
 namespace {

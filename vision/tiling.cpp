@@ -10,6 +10,9 @@
 
 #include "kernels/base/error.h"
 
+// How a picture is cut into tiles of one size: the canvas of LLaVA-NeXT and OneVision that wastes
+// the least, and InternVL's grid of the closest aspect ratio, each with the reference's arithmetic
+// to the last bit, since a tile more or less changes the prompt.
 namespace kvlm {
 
 namespace {

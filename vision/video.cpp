@@ -11,6 +11,8 @@
 #include "vision/decoders.h"
 #include "vision/video_sources.h"
 
+// Opens a video file, an animated picture or a folder of pictures; frames are decoded when they are
+// asked for. Sizes and counts are bounded before memory is taken.
 namespace kvlm {
 
 namespace {

@@ -10,6 +10,9 @@
 #include "kernels/tile_rows.h"
 #include "vision/blocks.h"
 
+// A vision transformer over tiles of one size: patches are multiplied, positions added, blocks run
+// (blocks.h), and the states of the chosen layers are joined. Tiles of all pictures go through
+// together, as many at a time as the workspace holds.
 namespace kvlm {
 
 namespace {

@@ -17,6 +17,8 @@
 
 #include "kernels/base/error.h"
 
+// Worker threads that sleep between loops: a loop is a counter that workers take tasks from until
+// none is left, and the caller takes tasks too. The first exception is carried to the caller.
 namespace kvlm {
 
 namespace {

@@ -9,6 +9,8 @@
 #include "kernels/base/error.h"
 #include "kernels/base/queue.h"
 
+// Named tensors on their way from a file to a model: renamed, split, put together, converted, and
+// copied to the device when they are taken. What nobody took is the caller's to refuse.
 namespace kvlm {
 
 namespace {

@@ -7,6 +7,9 @@
 
 #include "kernels/quantize.h"
 
+// Packs jobs on the CPU, one a task. A Packer gathers a job's codes, a byte each, group by group
+// along the format's scale axis, then lays them out as bits. The CUDA kernels of pack.cu give the
+// same codes.
 namespace kvlm::cpu {
 
 namespace {

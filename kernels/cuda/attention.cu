@@ -9,6 +9,9 @@
 #include "kernels/cuda/prompt_rows.cuh"
 #include "kernels/cuda/segment_attention.h"
 
+// Attention of prompt rows and of segments in f32, for what the tensor cores do not take: a block
+// holds 64 queries of one head and goes over tiles of 64 keys with an online softmax. Half
+// precision goes to prompt_attention.cu, segment_attention.cu and warpgroup_attention.cu.
 namespace kvlm::cuda {
 
 namespace {

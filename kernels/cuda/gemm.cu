@@ -14,6 +14,17 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/elementwise.h"
 
+// Matrix products y = x W^T. Three kernels share them by shape:
+//
+// - up to 4 rows of x with regular weights: few_rows, where the warps of a block read 16 bytes of
+//   weights a thread, each byte once for all rows, and may serve several products of the same x (q,
+//   k and v; gate and up);
+// - more rows: cuBLASLt on the tensor cores, whose choice for a shape is made once and kept, with x
+//   rounded to the weights' type;
+// - any other alignment or width: one warp an output (multiply_odd).
+//
+// The gate of an MLP is applied by few_rows itself. Every other tail (activation, scale, sum) is
+// done by cuBLASLt where it can, else by a pass behind the product.
 namespace kvlm::cuda {
 
 namespace {

@@ -3,6 +3,9 @@
 #include "kernels/cuda/packed_tiles.cuh"
 #include "kernels/cuda/row_pieces.cuh"
 
+// Decode attention over f16 rows on the tensor cores: a block takes one split of a segment and
+// multiplies the queries of its KV head with keys and then values, so that every row is read once
+// for all of them. The result is a softmax state, which row_batch.cu merges.
 namespace kvlm::cuda {
 
 namespace {

@@ -2,6 +2,9 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm.h"
 
+// RMS and layer norms of rows, a block a row. add_norm also adds a product to the residual and
+// holds the row in registers between its sum and its output; a row that is too long or odd for that
+// is added and normed by two launches.
 namespace kvlm::cuda {
 
 namespace {

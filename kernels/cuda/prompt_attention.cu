@@ -3,6 +3,10 @@
 #include "kernels/cuda/prompt_attention.h"
 #include "kernels/cuda/warp_attention.cuh"
 
+// Attention of prompt rows on the tensor cores, in f16 or bf16 with f32 sums. Keys and values are
+// first laid out as tiles. A block takes a tile of queries of one head and goes over the tiles of
+// keys with an online softmax; the copy of the next tile to shared memory overlaps the products of
+// this one.
 namespace kvlm::cuda {
 
 namespace {

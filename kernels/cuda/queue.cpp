@@ -15,6 +15,10 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/status.h"
 
+// All that the project asks of the CUDA runtime beside kernels: devices and their memory, with an
+// account of what the driver takes beside our own allocations; a queue (a stream with its scratch,
+// its ring of pinned host memory for uploads, its events); and captured graphs. While a thread
+// records, whatever could not be replayed is refused.
 namespace kvlm::cuda {
 
 void check(cudaError_t status, std::string_view what) {

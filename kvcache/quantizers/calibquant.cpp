@@ -5,6 +5,8 @@
 #include "kernels/base/error.h"
 #include "kvcache/quantizers/common.h"
 
+// CalibQuant: shrunk ranges per channel over visual rows, and the linear remap of their scores. The
+// class's own comment says what follows the paper and what departs from it.
 namespace kvlm::quantizers {
 
 namespace {

@@ -7,6 +7,9 @@
 
 #include "kvcache/quantizers/common.h"
 
+// VidKV: how many bits each channel of a key has, the spectrum of the narrow ones, ternary values,
+// and which visual rows are protected. The class's own comment says what follows the paper and what
+// departs from it.
 namespace kvlm::quantizers {
 
 namespace {

@@ -19,6 +19,9 @@
 #include "vision/normalization.h"
 #include "vision/shuffle_projector.h"
 
+// InternVL in both spellings of its checkpoints: pictures as tiles with a thumbnail, frames of a
+// clip as one tile each, what the prompt says around them, and the assembly of tower, projector and
+// decoder. internvl/ has configurations, weight names and texts.
 namespace kvlm {
 
 namespace {

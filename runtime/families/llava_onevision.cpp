@@ -14,6 +14,9 @@
 #include "runtime/loading/text_files.h"
 #include "vision/feature_map.h"
 
+// LLaVA-OneVision: one picture as anyres tiles whose feature maps may be made smaller, several
+// pictures as squares, clips as pooled frames; what it shares with the other LLaVAs is in
+// llava_parts.h and anyres.h.
 namespace kvlm {
 
 namespace {

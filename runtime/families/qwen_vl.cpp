@@ -17,6 +17,9 @@
 #include "runtime/loading/text_files.h"
 #include "runtime/loading/weight_names.h"
 
+// Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures of any size, clips in slices with timestamps,
+// positions of three axes, and the features that deepstack adds behind the first layers. qwen_vl/
+// has configurations and files.
 namespace kvlm {
 
 namespace {

@@ -17,6 +17,10 @@
 #include "runtime/jinja/lexer.h"
 #include "runtime/jinja/text.h"
 
+// Runs a parsed chat template: a walk over its tree with a scope of variables a block. Rendering
+// costs a bounded number of steps and bytes, because templates come with a checkpoint and
+// checkpoints are not trusted. Functions, methods, filters and tests are those that published
+// templates use; the tables below name them, and the parser refuses others by name.
 namespace kvlm::jinja {
 
 namespace {

@@ -9,6 +9,9 @@
 #include "kernels/base/printable.h"
 #include "llm/unicode.h"
 
+// Cuts a template into text, tags and their tokens, as Jinja2 does with trim_blocks and
+// lstrip_blocks: which white space around a tag goes is settled here, so that the parser sees none
+// of it.
 namespace kvlm::jinja {
 
 namespace {

@@ -12,6 +12,9 @@
 #include "runtime/jinja/evaluator.h"
 #include "runtime/jinja/lexer.h"
 
+// A recursive descent parser of the Jinja2 that chat templates use: statements to blocks, then
+// expressions by precedence, lowest first. Nesting is bounded, since the parser and the evaluator
+// recurse over it.
 namespace kvlm::jinja {
 
 namespace {

@@ -9,6 +9,8 @@
 #include "llm/unicode.h"
 #include "runtime/jinja/lexer.h"
 
+// Python's text functions as templates see them: case, strip, repr and JSON of strings and numbers,
+// over Unicode characters.
 namespace kvlm::jinja {
 
 namespace {

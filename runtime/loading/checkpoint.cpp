@@ -23,6 +23,10 @@
 #include "runtime/loading/mapped_file.h"
 #include "runtime/loading/safetensors.h"
 
+// A model folder: config.json and its companions as checked JSON, and the tensors of its
+// safetensors files, mapped and not copied. The index file, if there is one, must agree with the
+// files. Names that leave the folder, links to nothing and the pointers that Git LFS leaves are
+// refused with what to do.
 namespace kvlm {
 
 namespace {

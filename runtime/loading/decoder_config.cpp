@@ -14,6 +14,9 @@
 #include "kernels/base/printable.h"
 #include "runtime/loading/fields.h"
 
+// Reads the decoder's part of a config.json, in old and new spelling, with the defaults of each
+// class for what the file leaves out. What no kernel computes, an unknown type of RoPE for one, is
+// refused by name.
 namespace kvlm {
 
 namespace {

@@ -14,6 +14,8 @@
 #include "kernels/base/printable.h"
 #include "runtime/loading/fields.h"
 
+// preprocessor_config.json and its newer spellings to a PreprocessSpec, with the defaults of each
+// class of processor for what the file leaves out.
 namespace kvlm {
 
 namespace {

@@ -15,6 +15,9 @@
 #include "kernels/base/printable.h"
 #include "runtime/family.h"
 
+// Finds the folder of a model by its name: a path, a name built in, or org/name[@revision] in the
+// cache of Hugging Face's hub. Nothing is downloaded; what is missing is told with the command that
+// fetches it.
 namespace kvlm {
 
 namespace {

@@ -15,6 +15,8 @@
 #include "kernels/base/printable.h"
 #include "runtime/loading/config.h"
 
+// The header of a safetensors file, read as hostile: every size is checked before it is used, and
+// tensors have to tile the data exactly.
 namespace kvlm {
 
 namespace {

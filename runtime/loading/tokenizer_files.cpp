@@ -15,6 +15,9 @@
 #include "llm/unicode.h"
 #include "runtime/loading/config.h"
 
+// Finds and reads the files of a tokenizer in the spellings that checkpoints have: tokenizer.json,
+// a sentencepiece model, or vocab.json with merges.txt; and the chat template in the order in which
+// transformers looks for it.
 namespace kvlm {
 
 TokenizerConfig read_tokenizer_config(const ModelSource& source) {

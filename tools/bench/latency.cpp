@@ -19,6 +19,9 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 
+// `vlm-bench latency`: one sequence through vision, prefill and decode, repeated, and between
+// repetitions what the machine can do at best: the rate of reading memory and of a library's matrix
+// product. Reports median and spread.
 namespace kvlm {
 
 namespace {

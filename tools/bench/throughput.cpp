@@ -23,6 +23,11 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 
+// `vlm-bench throughput`: how many tokens a second a cache policy gives when it fills a memory
+// budget with sequences. For each spec and budget it finds how many sequences fit beside weights
+// and workspaces, gives their caches random keys and values for prompts, times decode steps of the
+// whole decoder, and prints the rate beside the measured bandwidth of a copy. throughput_plan.cpp
+// says the same without running anything (--dry-run).
 namespace kvlm {
 
 namespace {

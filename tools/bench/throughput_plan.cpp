@@ -16,6 +16,8 @@
 #include "tools/common/model_shape.h"
 #include "tools/common/program.h"
 
+// `vlm-bench throughput --dry-run`: how many sequences of each spec fit into a budget, from the
+// closed formulas alone; nothing runs.
 namespace kvlm {
 
 namespace {

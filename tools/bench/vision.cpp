@@ -15,6 +15,8 @@
 #include "tools/common/program.h"
 #include "tools/common/progress.h"
 
+// `vlm-bench vision`: how long pictures take from file to patches on all threads, and from patches
+// to visual rows through the tower and projector.
 namespace kvlm {
 
 namespace {

@@ -10,6 +10,8 @@
 #include "tools/common/messages.h"
 #include "tools/common/program.h"
 
+// The line of stderr that shows how far a load, a prefill or a batch is. It is drawn on a terminal
+// only, never wider than it, a few times a second, and taken off before anything else is printed.
 namespace kvlm {
 
 namespace {

@@ -18,6 +18,8 @@
 #include "tools/common/program.h"
 #include "tools/common/room.h"
 
+// What every program does before its own work: finds the model, picks device and threads, checks
+// the spec against the decoder before a weight is read, loads, and sizes caches.
 namespace kvlm {
 
 namespace {

@@ -5,6 +5,9 @@
 
 #include "kernels/elementwise.h"
 
+// A cache that answers as plain rows do, and shows the same queries, keys and values to the caches
+// of other policies. At every decode step it computes attention from what each of them stores, and
+// adds up how far scores and outputs are from those of the rows as they came.
 namespace kvlm {
 
 namespace {

@@ -16,6 +16,8 @@
 #include "tools/kv/commands.h"
 #include "tools/kv/estimate.h"
 
+// `vlm-kv explain`: what a spec stores, layer by layer, for a model's shape and a prompt, from the
+// closed formulas; no weights are read.
 namespace kvlm {
 
 namespace {

@@ -23,6 +23,8 @@
 #include "tools/kv/commands.h"
 #include "tools/kv/fidelity_meter.h"
 
+// `vlm-kv fidelity`: the command line, and the figures of fidelity_meter.h as a table, JSON or CSV;
+// a plot on request.
 namespace kvlm {
 
 namespace {

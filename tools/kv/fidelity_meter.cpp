@@ -20,6 +20,10 @@
 #include "tools/common/visual_options.h"
 #include "vision/image.h"
 
+// Forces a text through a model once with plain rows and once with each policy, and compares what
+// the model would have said at each token: mean KL divergence, top-1 agreement, perplexity, and
+// through an AttentionProbe the error of attention itself. Also reads the records that say which
+// text is forced.
 namespace kvlm {
 
 namespace {

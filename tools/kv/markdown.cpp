@@ -7,6 +7,8 @@
 #include "tools/kv/estimate.h"
 #include "tools/kv/list.h"
 
+// Prints docs/policies.md (`vlm-kv list --markdown`) from the tables of options and the byte
+// formulas, so that page, help and parser cannot differ.
 namespace kvlm {
 
 namespace {

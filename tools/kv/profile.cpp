@@ -23,6 +23,10 @@
 #include "tools/kv/fidelity_meter.h"
 #include "vision/image.h"
 
+// `vlm-kv profile`: fits to one model what papers leave to a search (docs/arithmetic.md, "Profile")
+// and writes the file for --kv-profile. Budgets come from the scores of prompts that keep every
+// row; the other values are tried one after the other, and the one whose forced text stays closest
+// to plain rows wins.
 namespace kvlm {
 
 namespace {

@@ -29,6 +29,9 @@
 #include "tools/run/videos.h"
 #include "vision/image.h"
 
+// `vlm-run --batch`: keeps one generator busy with up to batch_size records at a time. Records are
+// prepared ahead (prepared_records.h), admitted when the cache has room, and written when they are
+// finished. A record that fails becomes a result with an error; the run goes on.
 namespace kvlm {
 
 namespace {

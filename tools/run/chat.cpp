@@ -21,6 +21,8 @@
 #include "tools/run/picture_hint.h"
 #include "vision/image.h"
 
+// `vlm-run --chat`: a conversation with one cached sequence. Lines that begin with '/' are commands
+// (chat_line.h); Ctrl+C ends an answer or clears the line, and the conversation goes on.
 namespace kvlm {
 
 namespace {

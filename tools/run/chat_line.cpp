@@ -13,6 +13,8 @@
 #include "kvcache/words.h"
 #include "tools/common/program.h"
 
+// What a line of a chat means: a question, or a command with a path as a shell would read it; and
+// what completes a line that is half typed.
 namespace kvlm {
 
 namespace {

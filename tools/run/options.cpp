@@ -14,6 +14,8 @@
 #include "tools/common/program.h"
 #include "tools/common/visual_options.h"
 
+// The command line of vlm-run: CLI11's definitions, checks that need more than one option, and the
+// request that the options alone make. A mistake is one sentence with a way out.
 namespace kvlm {
 
 namespace {

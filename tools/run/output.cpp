@@ -18,6 +18,9 @@
 #include "llm/strict_json.h"
 #include "tools/run/report.h"
 
+// The file of a batch's results. It is appended to, a record a write, under a lock; a run that
+// starts again reads it, drops a record that a kill left half written, refuses a file of other
+// settings, and skips what is answered.
 namespace kvlm {
 
 namespace {

@@ -16,6 +16,9 @@
 #include "kernels/base/error.h"
 #include "runtime/failure_kind.h"
 
+// Prepares the records of a batch: threads decode and cut pictures while a GPU is busy, or, without
+// threads of its own, several at a time when the next one is wanted. Records and pixels held are
+// bounded; records are handed out in the order of the input.
 namespace kvlm {
 
 namespace {

@@ -22,6 +22,9 @@
 #include "vision/frame_folder.h"
 #include "vision/image.h"
 
+// The requests of a batch: lines of JSON, a list of pictures, folders and patterns. A line that
+// cannot be read becomes a record with an error, in its place; only a file that is no list at all
+// is refused.
 namespace kvlm {
 
 namespace {

@@ -11,6 +11,8 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 
+// Which part of a batch this process does: by --shard, or by the variables that Slurm, Open MPI and
+// torchrun set, and what its output file is called.
 namespace kvlm {
 
 namespace {

@@ -9,6 +9,9 @@
 #include "vision/ffmpeg/reader.h"
 #include "vision/video_sources.h"
 
+// A video file as numbered frames: which frame is shown when is counted from packets where they say
+// so reliably, else by decoding everything once; wanted frames are reached by seeking to a key
+// frame before them.
 namespace kvlm {
 
 namespace {

@@ -11,6 +11,8 @@
 #include "kernels/base/printable.h"
 #include "vision/video_sources.h"
 
+// A video file through FFmpeg's libraries: packets and frames of one video stream, read from a file
+// that is open already. FFmpeg may open nothing else, and says nothing on stderr.
 namespace kvlm {
 
 namespace {

@@ -13,6 +13,8 @@
 #include "kernels/base/printable.h"
 #include "runtime/loading/fields.h"
 
+// config.json of an InternVL checkpoint, of transformers (-hf) or of its authors, to the same
+// fields. Decoders that were released and are not built in are refused by name.
 namespace kvlm {
 
 namespace {

@@ -14,6 +14,8 @@
 #include "runtime/loading/decoder_config.h"
 #include "runtime/loading/fields.h"
 
+// config.json of the three generations of Qwen-VL, which spell the same fields differently, to one
+// QwenVlConfig.
 namespace kvlm {
 
 namespace {

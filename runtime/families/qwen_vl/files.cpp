@@ -14,6 +14,8 @@
 #include "kernels/base/printable.h"
 #include "runtime/loading/image_processor.h"
 
+// preprocessor files of a Qwen-VL checkpoint: patch sizes that must agree with config.json, and the
+// bounds between which a picture's or clip's size is chosen.
 namespace kvlm {
 
 namespace {
