@@ -126,12 +126,16 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
   compose(y, x, w, tail, stream);
 }
 
-void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream) {
-  for (const LinearPart& part : parts) check_linear(part.y, x, part.w, part.bias, stream);
-  if (stream.device().kind == DeviceKind::kCuda && !x.empty()) {
-    return cuda::linears(parts, x, stream);
+void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream) {
+  for (const Projection& projection : projections) {
+    check_linear(projection.y, x, projection.w, projection.bias, stream);
   }
-  for (const LinearPart& part : parts) linear(part.y, x, part.w, part.bias, false, stream);
+  if (stream.device().kind == DeviceKind::kCuda && !x.empty()) {
+    return cuda::linears(projections, x, stream);
+  }
+  for (const Projection& projection : projections) {
+    linear(projection.y, x, projection.w, projection.bias, false, stream);
+  }
 }
 
 DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows) {
@@ -145,11 +149,11 @@ DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows) {
   return alike ? first : DType::kF32;
 }
 
-void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
   constexpr std::string_view kOp = "gated_linears";
-  for (const LinearPart* part : {&gate, &up}) {
-    check_linear(part->y, x, part->w, part->bias, stream);
+  for (const Projection* projection : {&gate, &up}) {
+    check_linear(projection->y, x, projection->w, projection->bias, stream);
   }
   check::shape(kOp, "up.w", up.w, gate.w.shape(), "the shape of gate.w");
   check::shape(kOp, "y", y, gate.y.shape(), "the shape of gate.y");
@@ -164,7 +168,7 @@ void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
   if (y.elements() > 0 && stream.device().kind == DeviceKind::kCuda) {
     return cuda::gated_linears(y, gate, up, activation, x, stream);
   }
-  const LinearPart both[] = {gate, up};
+  const Projection both[] = {gate, up};
   linears(both, x, stream);
   activate_gate(y, gate.y, up.y, activation, stream);
 }

@@ -46,14 +46,15 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
             Stream& stream);
 
 /// One of several products of the same x.
-struct LinearPart {
+struct Projection {
   TensorView y;          ///< (rows, out)
   ConstTensorView w;     ///< (out, in)
   ConstTensorView bias;  ///< (out,); may be empty()
 };
 
-/// linear() of every part, without add: the same bits, in fewer passes over x and fewer launches.
-void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
+/// linear() of every projection, without add: the same bits, in fewer passes over x and fewer
+/// launches.
+void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream);
 
 /// The dtype in which products with all of `ws` take `rows` rows of x as they are: on CUDA that of
 /// the weights where many rows are multiplied in it, otherwise, and where they differ, f32. Rows
@@ -68,7 +69,7 @@ DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows);
 ///             may overlap no operand otherwise
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
-void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream);
 
 /// Up to this many rows `linear` streams the weights once and computes each row as it would alone;

@@ -25,9 +25,9 @@ void check_rows(std::string_view op, std::string_view name, ConstTensorView rows
 
 }  // namespace
 
-void place_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
-                 ConstTensorView positions, Stream& stream) {
-  constexpr std::string_view kOp = "place_tiles";
+void scatter_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
+                   ConstTensorView positions, Stream& stream) {
+  constexpr std::string_view kOp = "scatter_tiles";
   check_rows(kOp, "x", x, stream);
   check_rows(kOp, "patches", patches, stream);
   check_rows(kOp, "positions", positions, stream);
@@ -48,7 +48,7 @@ void place_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_to
   check::disjoint(kOp, "x", x, "patches", patches);
   if (x.elements() == 0) return;
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::place_tiles(x, patches, class_token, positions, stream);
+    return cuda::scatter_tiles(x, patches, class_token, positions, stream);
   }
   const auto row_bytes = static_cast<size_t>(dim) * sizeof(float);
   for (int64_t tile = 0; tile < tiles; ++tile) {

@@ -15,15 +15,15 @@ namespace kvlm {
 ///   x            (tiles * n, dim)  f32, apart from patches
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
-void place_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
-                 ConstTensorView positions, Stream& stream);
+void scatter_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
+                   ConstTensorView positions, Stream& stream);
 
 /// The rows of tiles but for the first `skipped` of each, to columns [first, first + dim) of y.
 ///
 ///   x  (tiles * rows_per_tile, dim)              f32
 ///   y  (tiles * (rows_per_tile - skipped), any)  f32
 ///
-/// Throws as place_tiles(). Asynchronous on CUDA.
+/// Throws as scatter_tiles(). Asynchronous on CUDA.
 void take_tiles(TensorView y, int64_t first, ConstTensorView x, int64_t rows_per_tile,
                 int64_t skipped, Stream& stream);
 

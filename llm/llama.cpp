@@ -249,7 +249,7 @@ void Llama::attention_block(int index, bool generates, TensorView x, ConstTensor
   // Where prompts are long, memory is dear; generated rows spare the cache a copy of the queries.
   const TensorView out = generates ? attended_.rows(rows, {config_.q_heads, config_.head_dim}) : q;
 
-  const LinearPart qkv[] = {{q.reshape({rows, q_width}), layer.q.weight, layer.q.bias},
+  const Projection qkv[] = {{q.reshape({rows, q_width}), layer.q.weight, layer.q.bias},
                             {k.reshape({rows, kv_width}), layer.k.weight, layer.k.bias},
                             {v.reshape({rows, kv_width}), layer.v.weight, layer.v.bias}};
   linears(qkv,
@@ -272,8 +272,8 @@ void Llama::attention_block(int index, bool generates, TensorView x, ConstTensor
 void Llama::mlp_block(const Layer& layer, TensorView x, Stream& stream) {
   const int64_t rows = x.shape()[0];
   const Shape width{config_.intermediate};
-  const LinearPart gate{gate_.rows(rows, width), layer.gate.weight, layer.gate.bias};
-  const LinearPart up{up_.rows(rows, width), layer.up.weight, layer.up.bias};
+  const Projection gate{gate_.rows(rows, width), layer.gate.weight, layer.gate.bias};
+  const Projection up{up_.rows(rows, width), layer.up.weight, layer.up.bias};
   const DType dtype = operand_dtype({layer.down.weight}, rows);
   const TensorView gated = dtype == DType::kF32 ? gate.y : gated_.rows(rows, width, dtype);
   gated_linears(gated, gate, up, Activation::kSilu,

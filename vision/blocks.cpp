@@ -44,7 +44,7 @@ Affine BlockTaker::patches(const std::string& name, const Shape& shape, bool bia
   const auto in = static_cast<int>(shape.elements() / shape[0]);
   Affine made;
   if (on_gpu() && rounded_up(in) != in) {
-    const WeightMap::Part part{name + ".weight", shape};
+    const WeightMap::SubTensor part{name + ".weight", shape};
     made.weight = weights_.take_together({out, rounded_up(in)}, {&part, 1});
   } else {
     made.weight = weights_.take(name + ".weight", shape).reshape({out, in});
@@ -57,10 +57,10 @@ ConstTensorView BlockTaker::vector(const std::string& name, int width) const {
   return weights_.take_f32(name, {width});
 }
 
-Affine BlockTaker::together(std::span<const WeightMap::Part> parts, int rows, int columns,
+Affine BlockTaker::together(std::span<const WeightMap::SubTensor> parts, int rows, int columns,
                             bool bias) const {
-  std::vector<WeightMap::Part> named(parts.begin(), parts.end());
-  for (WeightMap::Part& part : named) part.name += ".weight";
+  std::vector<WeightMap::SubTensor> named(parts.begin(), parts.end());
+  for (WeightMap::SubTensor& part : named) part.name += ".weight";
   Affine made{weights_.take_together({rows, columns}, named), {}};
   if (!bias) return made;
   for (size_t i = 0; i < named.size(); ++i) {
@@ -81,7 +81,8 @@ void BlockTaker::take_qkv(BlockWeights& block, const std::string& q, const std::
     return;
   }
   const Shape square{hidden, hidden};
-  const WeightMap::Part parts[] = {{q, square, 0}, {k, square, hidden}, {v, square, 2 * hidden}};
+  const WeightMap::SubTensor parts[] = {
+      {q, square, 0}, {k, square, hidden}, {v, square, 2 * hidden}};
   block.qkv = together(parts, 3 * hidden, hidden, bias);
   const auto third = [&](int part) {
     return Affine{block.qkv.weight.slice(part * hidden, hidden),
@@ -118,10 +119,10 @@ void BlockTaker::take_mlp(BlockWeights& block, const std::string& gate, const st
   const int even = rounded_up(inner);
   const Shape shape{inner, hidden};
   if (!gate.empty()) {
-    const WeightMap::Part parts[] = {{gate, shape, 0, 2}, {up, shape, 1, 2}};
+    const WeightMap::SubTensor parts[] = {{gate, shape, 0, 2}, {up, shape, 1, 2}};
     block.up = together(parts, 2 * even, hidden, true);
   } else if (even != inner) {
-    const WeightMap::Part part{up, shape};
+    const WeightMap::SubTensor part{up, shape};
     block.up = together({&part, 1}, even, hidden, true);
   } else {
     block.up = product(up, inner, hidden);
@@ -130,7 +131,7 @@ void BlockTaker::take_mlp(BlockWeights& block, const std::string& gate, const st
     block.down = product(down, hidden, inner);
     return;
   }
-  const WeightMap::Part part{down + ".weight", {hidden, inner}};
+  const WeightMap::SubTensor part{down + ".weight", {hidden, inner}};
   block.down.weight = weights_.take_together({hidden, even}, {&part, 1});
   block.down.bias = weights_.take_f32(down + ".bias", {hidden});
 }
@@ -205,7 +206,7 @@ TensorView Blocks::attend(const BlockWeights& block, ConstTensorView normed,
   const TensorView q = part(rows, 0, hidden);
   const TensorView k = part(rows, hidden, hidden);
   const TensorView v = part(rows, 2 * hidden, hidden);
-  const LinearPart qkv[] = {{q, block.q.weight, block.q.bias},
+  const Projection qkv[] = {{q, block.q.weight, block.q.bias},
                             {k, block.k.weight, block.k.bias},
                             {v, block.v.weight, block.v.bias}};
   linears(qkv, normed, stream);
@@ -293,8 +294,8 @@ void Blocks::run(size_t i, TensorView x, const Segments& segments, const BlockAn
   norm(normed, x, block.norm2, stream);
   const TensorView inner = part(rows, 0, intermediate_);
   if (!block.gate.weight.empty()) {
-    const LinearPart gate{inner, block.gate.weight, block.gate.bias};
-    const LinearPart up{part(rows, intermediate_, intermediate_), block.up.weight, block.up.bias};
+    const Projection gate{inner, block.gate.weight, block.gate.bias};
+    const Projection up{part(rows, intermediate_, intermediate_), block.up.weight, block.up.bias};
     gated_linears(inner, gate, up, shape_.activation, normed, stream);
   } else {
     linear(inner, normed, block.up.weight,

@@ -66,7 +66,8 @@ class BlockTaker {
 
  private:
   bool on_gpu() const noexcept { return weights_.device().kind != DeviceKind::kCpu; }
-  Affine together(std::span<const WeightMap::Part> parts, int rows, int columns, bool bias) const;
+  Affine together(std::span<const WeightMap::SubTensor> parts, int rows, int columns,
+                  bool bias) const;
 
   BlockShape shape_;
   WeightMap& weights_;

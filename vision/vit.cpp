@@ -190,7 +190,7 @@ void Vit::embed(std::span<const ConstTensorView> tiles, Stream& stream, const Vi
            stream);
   }
   if (tap) tap("vision.patch_embed", products);
-  place_tiles(x, products, class_embedding_, positions_, stream);
+  scatter_tiles(x, products, class_embedding_, positions_, stream);
   if (tap) tap("vision.embeddings", x);
   if (!config_.pre_norm) return;
   blocks_.norm(x, x, pre_norm_, stream);

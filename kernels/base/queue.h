@@ -50,7 +50,7 @@ void copy_rows_now(void* to, size_t stride, const void* from, size_t bytes, size
 void clear_now(void* data, size_t bytes);
 
 /// Host bytes, and where they go within an upload.
-struct UploadPart {
+struct UploadRange {
   const void* from = nullptr;
   size_t bytes = 0;
   size_t at = 0;
@@ -76,8 +76,8 @@ class Queue {
   /// Copies host bytes to the GPU; the address is valid for what is queued before the next call
   /// but a few. `from` may be reused at once.
   const std::byte* upload(const void* from, size_t bytes);
-  /// The same of several parts, in `bytes` bytes side by side.
-  const std::byte* upload_parts(std::span<const UploadPart> parts, size_t bytes);
+  /// The same of several ranges, in `bytes` bytes side by side.
+  const std::byte* upload_ranges(std::span<const UploadRange> ranges, size_t bytes);
   /// Host memory of `bytes` bytes that send() takes. What is in it stays until the next call but a
   /// few, for which the host waits if it is still on its way.
   std::byte* stage(size_t bytes);

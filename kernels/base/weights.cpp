@@ -87,7 +87,7 @@ int64_t columns_of(const Shape& shape) {
 }
 
 /// Throws where a row of `part` would go beyond a tensor of `shape`.
-void check_fits(const WeightMap::Part& part, const Shape& shape) {
+void check_fits(const WeightMap::SubTensor& part, const Shape& shape) {
   const int64_t last = part.first + (part.shape[0] - 1) * part.step;
   if (part.first >= 0 && part.step >= 1 && last < shape[0] &&
       columns_of(part.shape) <= columns_of(shape)) {
@@ -197,20 +197,20 @@ void WeightMap::count(size_t bytes) {
   report_progress(watch_, kPhase, loaded_bytes_, total_bytes_);
 }
 
-ConstTensorView WeightMap::take_together(const Shape& shape, std::span<const Part> parts) {
+ConstTensorView WeightMap::take_together(const Shape& shape, std::span<const SubTensor> parts) {
   return joined(shape, parts, /*wide=*/false);
 }
 
-ConstTensorView WeightMap::take_together_f32(const Shape& shape, std::span<const Part> parts) {
+ConstTensorView WeightMap::take_together_f32(const Shape& shape, std::span<const SubTensor> parts) {
   return joined(shape, parts, /*wide=*/true);
 }
 
-ConstTensorView WeightMap::joined(const Shape& shape, std::span<const Part> parts, bool wide) {
-  for (const Part& part : parts) check_fits(part, shape);
+ConstTensorView WeightMap::joined(const Shape& shape, std::span<const SubTensor> parts, bool wide) {
+  for (const SubTensor& part : parts) check_fits(part, shape);
   // What is taken is needed until it is copied, and then by nobody.
   const size_t kept = owners_.size();
   std::vector<ConstTensorView> views;
-  for (const Part& part : parts) views.push_back(take_unplaced(part.name, part.shape, wide));
+  for (const SubTensor& part : parts) views.push_back(take_unplaced(part.name, part.shape, wide));
   const DType first = views.front().dtype();
   const bool alike = std::ranges::all_of(
       views, [first](const ConstTensorView& view) { return view.dtype() == first; });

@@ -51,7 +51,7 @@ class WeightMap {
 
   /// Where a matrix that is taken into a larger one goes: row i to row first + i * step, from the
   /// first column on. A vector is a matrix of one column.
-  struct Part {
+  struct SubTensor {
     std::string name;
     Shape shape;
     int64_t first = 0;
@@ -60,9 +60,9 @@ class WeightMap {
   /// Takes matrices, or vectors, into one tensor of `shape` on the device of place_on(); what no
   /// part fills is zero. Of the parts' dtype, or of f32 where they differ. At least one part.
   /// Throws as take(), and Error{kInvalidArgument} for a part that does not fit into `shape`.
-  ConstTensorView take_together(const Shape& shape, std::span<const Part> parts);
+  ConstTensorView take_together(const Shape& shape, std::span<const SubTensor> parts);
   /// The same, of take_f32()'s vectors.
-  ConstTensorView take_together_f32(const Shape& shape, std::span<const Part> parts);
+  ConstTensorView take_together_f32(const Shape& shape, std::span<const SubTensor> parts);
 
   /// Names not taken yet, sorted.
   std::vector<std::string> remaining() const;
@@ -110,7 +110,7 @@ class WeightMap {
   void insert(std::string name, Entry entry);
   ConstTensorView take_unplaced(std::string_view name, const Shape& shape, bool wide);
   ConstTensorView placed(ConstTensorView view);
-  ConstTensorView joined(const Shape& shape, std::span<const Part> parts, bool wide);
+  ConstTensorView joined(const Shape& shape, std::span<const SubTensor> parts, bool wide);
   void count(size_t bytes);
   ConstTensorView owned(std::shared_ptr<Tensor> tensor);
 

@@ -20,7 +20,7 @@ struct DeviceBlock {
   int first_slot;  // of the lane
 };
 
-/// Slots of one lane whose keys (or values) are stored alike, cut into pieces of work.
+/// Slots of one lane whose keys (or values) are stored alike, cut into splits of work.
 struct DeviceRun {
   const std::byte* rows;  // null: packed
   const float* q;
@@ -33,9 +33,9 @@ struct DeviceRun {
   int packed_rows;
   int listed;  // index of the first block in the list
   int units;   // blocks, or of full rows slots
-  int step;    // units of a piece
-  int pieces;
-  int first_part;  // of values: where the sums of piece 0 go
+  int step;    // units of a split
+  int splits;
+  int first_part;  // of values: where the sums of split 0 go
   int lane;
   int slots;
   int first_slot;
@@ -46,7 +46,7 @@ struct DeviceRun {
   // With every row that the lane has gained since it was described:
   int8_t gained;  // slots more of this run: -1, 0 or 1
   int8_t passed;  // slots more before it
-  int16_t range;  // of a late lane: 0, or 1 + the remap that all its slots belong to
+  int16_t range;  // of a deferred lane: 0, or 1 + the remap that all its slots belong to
 };
 
 struct DeviceLane {
@@ -58,11 +58,11 @@ struct DeviceLane {
   int first_part, parts;                   // partial outputs
   int first_keys, last_keys, last_values;  // runs
   // Scores become weights when values are added, not by a pass of their own.
-  bool late;
+  bool deferred;
 };
 
 /// Scores s of a range of slots weigh 2^(slope (s - top) + level).
-struct Weighing {
+struct ScoreWeighting {
   float slope;
   float top;
   float level;
@@ -74,8 +74,8 @@ struct Weighing {
   }
 };
 
-/// A piece of a run: units [first, first + count).
-struct Item {
+/// A split of a run: units [first, first + count).
+struct Split {
   int lane;
   int run;
   int first;
@@ -84,17 +84,17 @@ struct Item {
 };
 
 /// Everything a launch reads.
-struct DevicePlan {
+struct AttendArgs {
   const DeviceLane* lanes;
   const DeviceRun* runs;
   const DeviceBlock* blocks;
   const PackedFormat* formats;
   const ScoreRemap* remaps;
-  const int* served;    // the runs of a launch
-  float* parts;         // (pieces of values, q_per_kv, head_dim)
-  float* masses;        // (pieces of values, q_per_kv) sums of weights, of late lanes
-  float2* ends;         // (pieces of keys, q_per_kv) least and greatest score, of late lanes
-  Weighing* weighings;  // (lanes' ranges, q_per_kv)
+  const int* served;  // the runs of a launch
+  float* parts;       // (splits of values, q_per_kv, head_dim)
+  float* masses;      // (splits of values, q_per_kv) sums of weights, of deferred lanes
+  float2* ends;       // (splits of keys, q_per_kv) least and greatest score, of deferred lanes
+  ScoreWeighting* weightings;   // (lanes' ranges, q_per_kv)
   unsigned long long* guarded;  // counts slopes that were clamped; null: nobody asks
   int q_per_kv;
   int head_dim;
@@ -107,18 +107,18 @@ struct DevicePlan {
   __device__ int grown() const { return grown_at != nullptr ? *grown_at : 0; }
 };
 
-__device__ inline DeviceLane lane_of(const DevicePlan& plan, int index) {
-  DeviceLane lane = plan.lanes[index];
-  lane.slots += plan.grown();
-  lane.q += plan.q_moved;
-  lane.out += plan.out_moved;
+__device__ inline DeviceLane lane_of(const AttendArgs& args, int index) {
+  DeviceLane lane = args.lanes[index];
+  lane.slots += args.grown();
+  lane.q += args.q_moved;
+  lane.out += args.out_moved;
   return lane;
 }
 
-/// How the scores of a run of a late lane are weighed, by query head.
-__device__ inline Weighing* weighings_of(const DevicePlan& plan, int lane, int range) {
-  return plan.weighings +
-         static_cast<int64_t>(plan.lanes[lane].first_remap + lane + range) * plan.q_per_kv;
+/// How the scores of a run of a deferred lane are weighed, by query head.
+__device__ inline ScoreWeighting* weightings_of(const AttendArgs& args, int lane, int range) {
+  return args.weightings +
+         static_cast<int64_t>(args.lanes[lane].first_remap + lane + range) * args.q_per_kv;
 }
 
 /// Units of a run whose lane has gained `grown` rows.
@@ -128,32 +128,32 @@ __device__ inline int units_of(const DeviceRun& run, int grown) {
   return (run.packed_rows + more + run.block_rows - 1) / run.block_rows;
 }
 
-__device__ inline DeviceRun run_of(const DevicePlan& plan, int index) {
-  DeviceRun run = plan.runs[index];
-  if (plan.grown_at == nullptr || (run.gained == 0 && run.passed == 0)) return run;
-  const int grown = plan.grown();
+__device__ inline DeviceRun run_of(const AttendArgs& args, int index) {
+  DeviceRun run = args.runs[index];
+  if (args.grown_at == nullptr || (run.gained == 0 && run.passed == 0)) return run;
+  const int grown = args.grown();
   run.units = units_of(run, grown);
   run.slots += run.gained * grown;
   run.packed_rows += run.gained * grown;
   run.first_slot += run.passed * grown;
   if (run.gained < 0) {  // its oldest rows have gone
-    run.rows += static_cast<int64_t>(grown) * plan.head_dim * (run.dtype == DType::kF32 ? 4 : 2);
+    run.rows += static_cast<int64_t>(grown) * args.head_dim * (run.dtype == DType::kF32 ? 4 : 2);
   }
   return run;
 }
 
 /// Piece blockIdx.y of run blockIdx.x of a launch; false if there is none.
-__device__ inline bool find_item(const DevicePlan& plan, Item& item) {
-  item.run = plan.served[blockIdx.x];
-  const DeviceRun& run = plan.runs[item.run];
-  const auto piece = static_cast<int>(blockIdx.y);
-  if (piece >= run.pieces) return false;
-  item.lane = run.lane;
-  item.first = piece * run.step;
-  // A run that gains rows has pieces that may be empty yet.
-  const int units = run.gained == 0 ? run.units : units_of(run, plan.grown());
-  item.count = max(0, min(run.step, units - item.first));
-  item.part = run.first_part + piece;
+__device__ inline bool find_split(const AttendArgs& args, Split& split) {
+  split.run = args.served[blockIdx.x];
+  const DeviceRun& run = args.runs[split.run];
+  const auto number = static_cast<int>(blockIdx.y);
+  if (number >= run.splits) return false;
+  split.lane = run.lane;
+  split.first = number * run.step;
+  // A run that gains rows has splits that may be empty yet.
+  const int units = run.gained == 0 ? run.units : units_of(run, args.grown());
+  split.count = max(0, min(run.step, units - split.first));
+  split.part = run.first_part + number;
   return true;
 }
 

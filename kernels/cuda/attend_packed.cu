@@ -7,25 +7,25 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/cuda/attend_args.cuh"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_codes.h"
-#include "kernels/cuda/packed_plan.cuh"
 #include "kernels/quantize.h"
 
 // Decode attention of one layer, in four launches. A lane is one KV head of one sequence; a run is
-// consecutive slots of it that are stored alike; a piece is the part of a run that one block of
+// consecutive slots of it that are stored alike; a split is the part of a run that one block of
 // threads takes.
 //
 // 1. Scores: q . k of every slot, written as they are.
 // 2. Weights: the softmax over a lane's scores, remap included. Where a lane's softmax is deferred
-//    (`late`), only the constants are found from which step 3 makes weights out of scores.
-// 3. Values: every piece gives a partial output.
+//    (`deferred`), only the constants are found from which step 3 makes weights out of scores.
+// 3. Values: every split gives a partial output.
 // 4. Sum: the partial outputs of a lane are added.
 //
-// A piece has 256 to 2048 slots. Pieces of values depend on the length of their lane alone, because
-// they decide the order of its sums. A score depends on its own slot only, so pieces of keys are
+// A split has 256 to 2048 slots. Splits of values depend on the length of their lane alone, because
+// they decide the order of its sums. A score depends on its own slot only, so splits of keys are
 // cut such that every multiprocessor has work. The kernels in this file read any format, a warp
 // taking 32 rows of a block at a time; packed_codes.cu has the kernels for tensor cores.
 namespace kvlm::cuda {
@@ -36,7 +36,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kItemSlots = 256;
+constexpr int kSplitSlots = 256;
 constexpr int kQueries = 4;  // of one pass over codes
 
 // ----------------------------------------------------------------- what the host says of a layer
@@ -44,16 +44,16 @@ constexpr int kQueries = 4;  // of one pass over codes
 /// The runs that a kernel serves.
 struct Served {
   std::vector<int> runs;
-  Pieces pieces;
+  Splits splits;
 
   void clear() {
     runs.clear();
-    pieces = {};
+    splits = {};
   }
   void add(int run, int count) {
     runs.push_back(run);
-    ++pieces.runs;
-    pieces.most = std::max(pieces.most, static_cast<unsigned>(count));
+    ++splits.runs;
+    splits.most = std::max(splits.most, static_cast<unsigned>(count));
   }
 };
 
@@ -68,19 +68,19 @@ struct Side {
   }
 };
 
-/// Slots of a piece of values, and the most of any piece, in a lane of `slots`. It depends on
+/// Slots of a split of values, and the most of any split, in a lane of `slots`. It depends on
 /// nothing else, so that a lane's sums do not depend on the rest of the batch.
-int piece_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256; }
+int split_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256; }
 
-/// The most slots of a piece of keys, for a batch whose lanes have `slots` in all.
-int key_piece_slots(int64_t slots, Stream& stream) {
+/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
+int key_split_slots(int64_t slots, Stream& stream) {
   const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
-  int piece = kItemSlots;
-  while (piece < 2048 && slots > piece * wanted) piece *= 2;
-  return piece;
+  int split = kSplitSlots;
+  while (split < 2048 && slots > split * wanted) split *= 2;
+  return split;
 }
 
-/// Rows that a lane of `slots` may gain before piece_slots() would cut it in another way.
+/// Rows that a lane of `slots` may gain before split_slots() would cut it in another way.
 int room_of(int slots) {
   int room = kLaneRoom;
   for (const int limit : {1024, 4096}) {
@@ -95,33 +95,33 @@ class Packet {
   template <class T>
   size_t add(std::span<const T> values) {
     const size_t at = bytes_;
-    parts_.push_back({values.data(), values.size_bytes(), at});
+    ranges_.push_back({values.data(), values.size_bytes(), at});
     bytes_ = (at + values.size_bytes() + 15) / 16 * 16;
     return at;
   }
   void clear() {
-    parts_.clear();
+    ranges_.clear();
     bytes_ = 0;
   }
   const std::byte* upload(Stream& stream) const {
-    return stream.queue().upload_parts(parts_, bytes_);
+    return stream.queue().upload_ranges(ranges_, bytes_);
   }
   size_t bytes() const { return bytes_; }
 
  private:
-  std::vector<UploadPart> parts_;
+  std::vector<UploadRange> ranges_;
   size_t bytes_ = 0;
 };
 
 /// What stays on the GPU of a description.
 struct Kept {
-  explicit Kept(Device device) : bits(device), plan(device) {}
-  KeptBytes bits, plan;
+  explicit Kept(Device device) : bits(device), packet(device) {}
+  KeptBytes bits, packet;
 };
 
 /// The host's description of a layer. Every thread keeps one, so that describing a batch takes
 /// memory only when it is larger than any before.
-struct Plan {
+struct BatchBuilder {
   std::vector<DeviceLane> lanes;
   std::vector<DeviceRun> runs;  // keys of lane 0, its values, keys of lane 1, ...
   std::vector<int> kernels;     // of runs: a CodeKernel, or kCodeKernels for the one for any format
@@ -132,7 +132,7 @@ struct Plan {
   std::vector<const PackedFormat*> known;  // where formats came from
   std::vector<ScoreRemap> remaps;
   Side keys, values;
-  int key_slots = 0;                                  // of a piece of keys, at most
+  int key_slots = 0;                                  // of a split of keys, at most
   std::vector<uint64_t> bits;                         // bitmaps
   std::vector<std::pair<size_t, size_t>> live;        // block, its first word in `bits`
   std::vector<std::pair<size_t, size_t>> selections;  // the same of runs
@@ -211,7 +211,7 @@ struct Plan {
       made.selected_bit = run.selected_bit;
       made.q = run.q;
       const int kernel = code_kernel(run, are_keys, head_dim);
-      const int most = kernel < 0 ? kItemSlots : most_slots(run, lane, are_keys);
+      const int most = kernel < 0 ? kSplitSlots : most_slots(run, lane, are_keys);
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
@@ -230,8 +230,8 @@ struct Plan {
     }
   }
 
-  /// Cuts runs [first, last) into pieces and gives each run to its kernel. Returns how many pieces.
-  int cut_runs(size_t first, size_t last, Side& side) {
+  /// Cuts runs [first, last) into splits and gives each run to its kernel. Returns how many splits.
+  int split_runs(size_t first, size_t last, Side& side) {
     const int before = side.parts;
     for (size_t i = first; i < last; ++i) {
       DeviceRun& run = runs[i];
@@ -239,21 +239,21 @@ struct Plan {
       if (source.format != nullptr) run.format = format_of(*source.format);
       if (run.step == 0) {
         const bool any = kernels[i] == kCodeKernels;
-        list_blocks(source, any ? kItemSlots : most_slots(source, run.lane, &side == &keys), run);
+        list_blocks(source, any ? kSplitSlots : most_slots(source, run.lane, &side == &keys), run);
       }
-      run.pieces = static_cast<int>(ceil_div(most_units(run), run.step));
+      run.splits = static_cast<int>(ceil_div(most_units(run), run.step));
       run.first_part = side.parts;
-      side.parts += run.pieces;
-      if (run.pieces > 0) {
-        side.served[static_cast<size_t>(kernels[i])].add(static_cast<int>(i), run.pieces);
+      side.parts += run.splits;
+      if (run.splits > 0) {
+        side.served[static_cast<size_t>(kernels[i])].add(static_cast<int>(i), run.splits);
       }
     }
     return side.parts - before;
   }
 
-  /// Slots of a piece of a run. Blocks that lie evenly are not cut for the sake of small pieces.
+  /// Slots of a split of a run. Blocks that lie evenly are not cut for the sake of small splits.
   int most_slots(const SlotRun& run, int lane, bool are_keys) const {
-    const int most = piece_slots(lanes[static_cast<size_t>(lane)].slots);
+    const int most = split_slots(lanes[static_cast<size_t>(lane)].slots);
     if (!are_keys) return most;
     const int whole = run.code_stride != 0 ? run.blocks[0].rows : 0;
     return std::min(most, std::max(key_slots, whole));
@@ -425,45 +425,45 @@ __device__ void for_codes(const PackedFormat& format, const uint8_t* row, const 
   }
 }
 
-/// Scores of the keys of an item. A warp takes 32 rows and each of its threads multiplies one of
+/// Scores of the keys of a split. A warp takes 32 rows and each of its threads multiplies one of
 /// them; where these rows share their scales, the warp folds the scales into the queries first.
-__global__ void __launch_bounds__(kThreads) score_items(DevicePlan plan) {
+__global__ void __launch_bounds__(kThreads) score_splits(AttendArgs args) {
   extern __shared__ float shared[];
-  Item item;
-  if (!find_item(plan, item)) return;
-  const DeviceLane lane = lane_of(plan, item.lane);
-  const DeviceRun run = run_of(plan, item.run);
+  Split split;
+  if (!find_split(args, split)) return;
+  const DeviceLane lane = lane_of(args, split.lane);
+  const DeviceRun run = run_of(args, split.run);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int thread = static_cast<int>(threadIdx.x) % 32;
 
   if (run.rows != nullptr) {  // full rows: a warp a row
     const int64_t row_bytes =
-        static_cast<int64_t>(plan.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
-    for (int i = warp; i < item.count; i += kWarps) {
-      const std::byte* row = run.rows + (item.first + i) * row_bytes;
-      for (int query = 0; query < plan.q_per_kv; ++query) {
+        static_cast<int64_t>(args.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
+    for (int i = warp; i < split.count; i += kWarps) {
+      const std::byte* row = run.rows + (split.first + i) * row_bytes;
+      for (int query = 0; query < args.q_per_kv; ++query) {
         float dot = 0;
-        for (int c = thread; c < plan.head_dim; c += 32) {
-          dot += lane.q[query * plan.head_dim + c] * element(row, run.dtype, c);
+        for (int c = thread; c < args.head_dim; c += 32) {
+          dot += lane.q[query * args.head_dim + c] * element(row, run.dtype, c);
         }
         dot = warp_sum(dot);
         if (thread == 0) {
-          lane.weights[static_cast<int64_t>(query) * lane.slots + run.first_slot + item.first + i] =
-              plan.scale * dot;
+          lane.weights[static_cast<int64_t>(query) * lane.slots + run.first_slot + split.first +
+                       i] = args.scale * dot;
         }
       }
     }
     return;
   }
 
-  const PackedFormat& format = plan.formats[run.format];
+  const PackedFormat& format = args.formats[run.format];
   const int channels = format.channels();
   const float* queries = run.q != nullptr ? run.q : lane.q;
   float* folded = shared + warp * channels * kQueries;  // (channels, kQueries) of this warp
   const bool by_token = format.axis == ScaleAxis::kToken;
   int chunk = 0;
-  for (int b = 0; b < item.count; ++b) {
-    const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
+  for (int b = 0; b < split.count; ++b) {
+    const DeviceBlock block = block_of(args.blocks, run, split.first + b);
     for (int first = 0; first < block.rows; first += 32, ++chunk) {
       if (chunk % kWarps != warp) continue;
       const int row = first + thread;
@@ -471,14 +471,14 @@ __global__ void __launch_bounds__(kThreads) score_items(DevicePlan plan) {
       const int slot = there ? block.first_slot + live_before(block, row) : 0;
       const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) +
                           static_cast<size_t>(row) * format.row_bytes();
-      for (int base = 0; base < plan.q_per_kv; base += kQueries) {
-        const int count = min(kQueries, plan.q_per_kv - base);
+      for (int base = 0; base < args.q_per_kv; base += kQueries) {
+        const int count = min(kQueries, args.q_per_kv - base);
         float bias[kQueries] = {};
         __syncwarp();
         for (int c = thread; c < channels; c += 32) {
           const ScaleZero meta = by_token ? ScaleZero{1, 0} : scale_zero(format, block, 0, c);
           for (int j = 0; j < kQueries; ++j) {
-            const float q = j < count ? queries[(base + j) * channels + c] * plan.scale : 0.0f;
+            const float q = j < count ? queries[(base + j) * channels + c] * args.scale : 0.0f;
             folded[c * kQueries + j] = q * meta.scale;
             bias[j] += q * meta.zero;
           }
@@ -541,22 +541,22 @@ __device__ float block_reduce(float x, bool maximum, float* parts) {
 constexpr int kNormaliseThreads = 512;
 
 /// `counts`: this thread is the one of its query head that counts clamped slopes.
-__device__ float remap_slope(const DevicePlan& plan, const ScoreRemap& remap, float low, float high,
+__device__ float remap_slope(const AttendArgs& args, const ScoreRemap& remap, float low, float high,
                              bool counts) {
   if (!(high > low)) return 0;
   const float slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
   if (!remap.guarded || slope >= 0) return slope;
-  if (counts && plan.guarded != nullptr) atomicAdd(plan.guarded, 1ull);
+  if (counts && args.guarded != nullptr) atomicAdd(args.guarded, 1ull);
   return 0;
 }
 
 /// Remaps and normalises the scores of one query head of one lane of at most kHeld *
 /// kNormaliseThreads slots, in place.
 template <int kHeld>
-__global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) {
+__global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
-  const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
-  if (lane.late) return;
+  const DeviceLane lane = lane_of(args, static_cast<int>(blockIdx.x));
+  if (lane.deferred) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   float held[kHeld];
@@ -566,7 +566,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) 
     held[i] = slot < lane.slots ? scores[slot] : -INFINITY;
   }
   for (int r = 0; r < lane.remaps; ++r) {
-    const ScoreRemap remap = plan.remaps[lane.first_remap + r];
+    const ScoreRemap remap = args.remaps[lane.first_remap + r];
     if (remap.slots == 0) continue;
     float low = INFINITY;
     float high = -INFINITY;
@@ -579,7 +579,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) 
     }
     low = -block_reduce(-low, true, parts);
     high = block_reduce(high, true, parts);
-    const float slope = remap_slope(plan, remap, low, high, threadIdx.x == 0);
+    const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int at = first + i * kNormaliseThreads - remap.first;
@@ -606,15 +606,15 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(DevicePlan plan) 
 }
 
 /// The same of any number of slots.
-__global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan plan) {
+__global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
-  const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
-  if (lane.late) return;
+  const DeviceLane lane = lane_of(args, static_cast<int>(blockIdx.x));
+  if (lane.deferred) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   const auto step = static_cast<int>(blockDim.x);
   for (int r = 0; r < lane.remaps; ++r) {
-    const ScoreRemap remap = plan.remaps[lane.first_remap + r];
+    const ScoreRemap remap = args.remaps[lane.first_remap + r];
     if (remap.slots == 0) continue;
     float low = INFINITY;
     float high = -INFINITY;
@@ -624,7 +624,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan p
     }
     low = -block_reduce(-low, true, parts);
     high = block_reduce(high, true, parts);
-    const float slope = remap_slope(plan, remap, low, high, threadIdx.x == 0);
+    const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
     for (int i = first; i < remap.slots; i += step) {
       float& score = scores[remap.first + i];
       score = slope * (score - low) + low - remap.tau_low;
@@ -644,7 +644,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(DevicePlan p
   for (int i = first; i < lane.slots; i += step) scores[i] *= inverse;
 }
 
-void launch_normalise(const DevicePlan& device, unsigned lanes, int most, Stream& stream) {
+void launch_normalise(const AttendArgs& device, unsigned lanes, int most, Stream& stream) {
   const dim3 heads(lanes, static_cast<unsigned>(device.q_per_kv));
   if (most <= 2 * kNormaliseThreads) {
     normalise<2><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
@@ -675,20 +675,20 @@ __device__ int selected_slot(const DeviceRun& run, int i) {
   return run.first_slot;
 }
 
-/// Weighted sums of the values of an item; a thread has one channel.
-__global__ void add_values(DevicePlan plan) {
-  __shared__ float weights[kItemSlots][kQueries];
-  Item item;
-  if (!find_item(plan, item)) return;
-  const DeviceLane lane = lane_of(plan, item.lane);
-  const DeviceRun run = run_of(plan, item.run);
+/// Weighted sums of the values of a split; a thread has one channel.
+__global__ void add_values(AttendArgs args) {
+  __shared__ float weights[kSplitSlots][kQueries];
+  Split split;
+  if (!find_split(args, split)) return;
+  const DeviceLane lane = lane_of(args, split.lane);
+  const DeviceRun run = run_of(args, split.run);
   const auto channel = static_cast<int>(threadIdx.x);
-  const bool there = channel < plan.head_dim;
+  const bool there = channel < args.head_dim;
   float* part =
-      plan.parts + static_cast<int64_t>(item.part) * plan.q_per_kv * plan.head_dim + channel;
+      args.parts + static_cast<int64_t>(split.part) * args.q_per_kv * args.head_dim + channel;
 
-  for (int base = 0; base < plan.q_per_kv; base += kQueries) {
-    const int count = min(kQueries, plan.q_per_kv - base);
+  for (int base = 0; base < args.q_per_kv; base += kQueries) {
+    const int count = min(kQueries, args.q_per_kv - base);
     const auto load_weights = [&](int rows, const auto& slot_of) {
       __syncthreads();
       for (int i = channel; i < rows * kQueries; i += static_cast<int>(blockDim.x)) {
@@ -703,15 +703,15 @@ __global__ void add_values(DevicePlan plan) {
     };
     float sums[kQueries] = {};
     if (run.rows != nullptr) {
-      load_weights(item.count, [&](int row) { return selected_slot(run, item.first + row); });
+      load_weights(split.count, [&](int row) { return selected_slot(run, split.first + row); });
       const int64_t row_bytes =
-          static_cast<int64_t>(plan.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
-      for (int row = 0; there && row < item.count; ++row) {
-        const float x = element(run.rows + (item.first + row) * row_bytes, run.dtype, channel);
+          static_cast<int64_t>(args.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
+      for (int row = 0; there && row < split.count; ++row) {
+        const float x = element(run.rows + (split.first + row) * row_bytes, run.dtype, channel);
         for (int j = 0; j < kQueries; ++j) sums[j] += weights[row][j] * x;
       }
     } else {
-      const PackedFormat& format = plan.formats[run.format];
+      const PackedFormat& format = args.formats[run.format];
       const Channel place = there ? channel_of(format, channel) : Channel{};
       const PackedSection& section = format.section[place.section];
       const size_t offset = place.section == 0 ? 0 : format.section[0].row_bytes();
@@ -721,8 +721,8 @@ __global__ void add_values(DevicePlan plan) {
       const size_t byte = offset + static_cast<size_t>(simple ? place.index * bits / 8 : 0);
       const int shift = simple ? place.index * bits % 8 : 0;
       const int mask = (1 << bits) - 1;
-      for (int b = 0; b < item.count; ++b) {
-        const DeviceBlock block = block_of(plan.blocks, run, item.first + b);
+      for (int b = 0; b < split.count; ++b) {
+        const DeviceBlock block = block_of(args.blocks, run, split.first + b);
         load_weights(block.rows, [&](int row) {
           if (!is_live(block, row)) return -1;
           const int slot = block.first_slot + live_before(block, row);
@@ -758,69 +758,69 @@ __global__ void add_values(DevicePlan plan) {
         }
       }
     }
-    for (int j = 0; there && j < count; ++j) part[(base + j) * plan.head_dim] = sums[j];
+    for (int j = 0; there && j < count; ++j) part[(base + j) * args.head_dim] = sums[j];
   }
 }
 
-/// How the scores of a late lane are weighed, from the ends of its pieces: a warp a query head. Its
-/// greatest weight is 1.
-__global__ void weigh_lanes(DevicePlan plan) {
+/// How the scores of a deferred lane are weighed, from the ends of its splits: a warp a query head.
+/// Its greatest weight is 1.
+__global__ void weigh_lanes(AttendArgs args) {
   const auto index = static_cast<int>(blockIdx.x);
-  const DeviceLane lane = plan.lanes[index];
+  const DeviceLane lane = args.lanes[index];
   wait_for_earlier();
   let_next_start();  // whose codes have been written before the scores
-  if (!lane.late) return;
+  if (!lane.deferred) return;
   constexpr float kLog2e = 1.4426950408889634f;
   const int thread = static_cast<int>(threadIdx.x) % 32;
-  for (int query = static_cast<int>(threadIdx.x) / 32; query < plan.q_per_kv;
+  for (int query = static_cast<int>(threadIdx.x) / 32; query < args.q_per_kv;
        query += static_cast<int>(blockDim.x) / 32) {
     float most = -INFINITY;
     for (int range = 0; range <= lane.remaps; ++range) {
       float low = INFINITY;
       float high = -INFINITY;
       for (int r = lane.first_keys; r <= lane.last_keys; ++r) {
-        const DeviceRun& run = plan.runs[r];
+        const DeviceRun& run = args.runs[r];
         if (run.range != range) continue;
-        for (int piece = thread; piece < run.pieces; piece += 32) {
+        for (int split = thread; split < run.splits; split += 32) {
           const float2 ends =
-              plan.ends[static_cast<int64_t>(run.first_part + piece) * plan.q_per_kv + query];
+              args.ends[static_cast<int64_t>(run.first_part + split) * args.q_per_kv + query];
           low = fminf(low, ends.x);
           high = fmaxf(high, ends.y);
         }
       }
       low = -warp_max(-low);
       high = warp_max(high);
-      Weighing made{kLog2e, high, high * kLog2e};
+      ScoreWeighting made{kLog2e, high, high * kLog2e};
       if (range > 0 && high >= low) {
-        const ScoreRemap remap = plan.remaps[lane.first_remap + range - 1];
-        const float slope = remap_slope(plan, remap, low, high, thread == 0);
+        const ScoreRemap remap = args.remaps[lane.first_remap + range - 1];
+        const float slope = remap_slope(args, remap, low, high, thread == 0);
         // The largest remapped score is that of the greatest, of the least if the slope falls.
         const float top = slope >= 0 ? high : low;
         made = {slope * kLog2e, top, (slope * (top - low) + low - remap.tau_low) * kLog2e};
       }
       if (high >= low) most = fmaxf(most, made.level);
-      if (thread == 0) weighings_of(plan, index, range)[query] = made;
+      if (thread == 0) weightings_of(args, index, range)[query] = made;
     }
     __syncwarp();
     for (int range = thread; range <= lane.remaps; range += 32) {
-      weighings_of(plan, index, range)[query].level -= most;
+      weightings_of(args, index, range)[query].level -= most;
     }
   }
 }
 
-__global__ void sum_parts(DevicePlan plan) {
-  const DeviceLane lane = lane_of(plan, static_cast<int>(blockIdx.x));
-  const int elements = plan.q_per_kv * plan.head_dim;
+__global__ void sum_parts(AttendArgs args) {
+  const DeviceLane lane = lane_of(args, static_cast<int>(blockIdx.x));
+  const int elements = args.q_per_kv * args.head_dim;
   wait_for_earlier();
   for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
     float sum = 0;
     float mass = 0;
     for (int part = 0; part < lane.parts; ++part) {
       const int64_t at = lane.first_part + part;
-      sum += plan.parts[at * elements + i];
-      if (lane.late) mass += plan.masses[at * plan.q_per_kv + i / plan.head_dim];
+      sum += args.parts[at * elements + i];
+      if (lane.deferred) mass += args.masses[at * args.q_per_kv + i / args.head_dim];
     }
-    lane.out[i] = lane.late ? sum / mass : sum;
+    lane.out[i] = lane.deferred ? sum / mass : sum;
   }
 }
 
@@ -845,12 +845,12 @@ struct Launches {
   const std::byte* base = nullptr;
   size_t lanes_at = 0, runs_at = 0, blocks_at = 0, formats_at = 0, remaps_at = 0;
   std::array<size_t, kCodeKernels + 1> keys_at{}, values_at{};
-  std::array<Pieces, kCodeKernels + 1> keys{}, values{};
+  std::array<Splits, kCodeKernels + 1> keys{}, values{};
   unsigned lanes = 0;
   int most_slots = 0;
   int key_parts = 0, value_parts = 0;
   int ranges = 0;
-  int late = 0;  // lanes
+  int deferred = 0;  // lanes
   int channels = 0;
   int q_per_kv = 0;
   int head_dim = 0;
@@ -858,9 +858,10 @@ struct Launches {
 
 /// Says to which remap runs [first, end) belong; false if one belongs to several, or to one in
 /// part.
-bool find_ranges(Plan& plan, std::span<const ScoreRemap> remaps, size_t first, size_t end) {
+bool find_ranges(BatchBuilder& builder, std::span<const ScoreRemap> remaps, size_t first,
+                 size_t end) {
   for (size_t i = first; i < end; ++i) {
-    DeviceRun& run = plan.runs[i];
+    DeviceRun& run = builder.runs[i];
     for (size_t r = 0; r < remaps.size(); ++r) {
       const int from = std::max(run.first_slot, remaps[r].first);
       const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
@@ -872,24 +873,24 @@ bool find_ranges(Plan& plan, std::span<const ScoreRemap> remaps, size_t first, s
   return true;
 }
 
-/// Whether a lane's scores may become weights as late as that: all its runs are served by kernels
-/// that can, and nobody wants the weights.
-bool is_late(Plan& plan, const PackedLane& lane, size_t first, size_t end) {
+/// Whether a lane's softmax can be deferred: every run is served by a kernel that makes weights as
+/// it reads scores, and nobody wants the weights.
+bool is_deferred(BatchBuilder& builder, const PackedLane& lane, size_t first, size_t end) {
   if (lane.weights_wanted || lane.slots == 0) return false;
   for (size_t i = first; i < end; ++i) {
-    if (plan.kernels[i] == kCodeKernels) return false;
+    if (builder.kernels[i] == kCodeKernels) return false;
   }
-  return find_ranges(plan, lane.remaps, first, end);
+  return find_ranges(builder, lane.remaps, first, end);
 }
 
 /// Notes of the runs [first, end), a lane's keys or its values, how each changes when the lane
 /// gains a row. Returns how many rows it may gain as far as they know.
-int mark_growing(Plan& plan, size_t first, size_t end) {
+int mark_growing(BatchBuilder& builder, size_t first, size_t end) {
   int room = kLaneRoom;
   int8_t passed = 0;
   for (size_t i = first; i < end; ++i) {
-    DeviceRun& run = plan.runs[i];
-    const RunChange change = plan.sources[i]->change;
+    DeviceRun& run = builder.runs[i];
+    const RunChange change = builder.sources[i]->change;
     run.passed = passed;
     if (change == RunChange::kPacks) run.gained = 1;
     if (change == RunChange::kShrinks) {
@@ -910,88 +911,88 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
                                              " is not served on CUDA, which takes up to 1024; use "
                                              "--device cpu");
   }
-  static thread_local Plan plan;
-  plan.clear();
+  static thread_local BatchBuilder builder;
+  builder.clear();
   Launches made;
   size_t run_count = 0;
   int64_t slots = 0;
   for (const PackedLane& lane : lanes) slots += lane.slots;
-  plan.key_slots = key_piece_slots(slots, stream);
+  builder.key_slots = key_split_slots(slots, stream);
   for (PackedLane& lane : lanes) {
     DeviceLane of_lane{};
     of_lane.q = lane.q;
     of_lane.weights = lane.weights;
     of_lane.out = lane.out;
     of_lane.slots = lane.slots;
-    of_lane.first_remap = static_cast<int>(plan.remaps.size());
+    of_lane.first_remap = static_cast<int>(builder.remaps.size());
     of_lane.remaps = static_cast<int>(lane.remaps.size());
-    plan.remaps.insert(plan.remaps.end(), lane.remaps.begin(), lane.remaps.end());
-    plan.lanes.push_back(of_lane);
-    plan.first_runs.push_back(run_count);
+    builder.remaps.insert(builder.remaps.end(), lane.remaps.begin(), lane.remaps.end());
+    builder.lanes.push_back(of_lane);
+    builder.first_runs.push_back(run_count);
     run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
     made.most_slots = std::max(made.most_slots, lane.slots + room);
   }
-  plan.resize_runs(run_count);
+  builder.resize_runs(run_count);
   for (size_t i = 0; i < lanes.size(); ++i) {
-    const size_t first = plan.first_runs[i];
+    const size_t first = builder.first_runs[i];
     const size_t values = first + lanes[i].keys.size();
     const size_t end = values + lanes[i].values.size();
-    plan.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, first);
-    plan.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, values);
-    if (room > 0) room = std::min(room, mark_growing(plan, first, values));
-    if (room > 0) room = std::min(room, mark_growing(plan, values, end));
-    DeviceLane& of_lane = plan.lanes[i];
+    builder.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, first);
+    builder.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, values);
+    if (room > 0) room = std::min(room, mark_growing(builder, first, values));
+    if (room > 0) room = std::min(room, mark_growing(builder, values, end));
+    DeviceLane& of_lane = builder.lanes[i];
     of_lane.first_keys = static_cast<int>(first);
     of_lane.last_keys = static_cast<int>(values) - 1;
     of_lane.last_values = static_cast<int>(end) - 1;
-    of_lane.late = is_late(plan, lanes[i], first, end);
-    made.late += of_lane.late ? 1 : 0;
-    plan.cut_runs(first, values, plan.keys);
-    plan.lanes[i].first_part = plan.values.parts;
-    plan.lanes[i].parts = plan.cut_runs(values, end, plan.values);
+    of_lane.deferred = is_deferred(builder, lanes[i], first, end);
+    made.deferred += of_lane.deferred ? 1 : 0;
+    builder.split_runs(first, values, builder.keys);
+    builder.lanes[i].first_part = builder.values.parts;
+    builder.lanes[i].parts = builder.split_runs(values, end, builder.values);
   }
-  plan.place_bits(kept, stream);
-  Packet& packet = plan.packet;
-  made.lanes_at = packet.add(std::span<const DeviceLane>(plan.lanes));
-  made.runs_at = packet.add(std::span<const DeviceRun>(plan.runs));
-  made.blocks_at = packet.add(std::span<const DeviceBlock>(plan.blocks));
-  made.formats_at = packet.add(std::span<const PackedFormat>(plan.formats));
-  made.remaps_at = packet.add(std::span<const ScoreRemap>(plan.remaps));
+  builder.place_bits(kept, stream);
+  Packet& packet = builder.packet;
+  made.lanes_at = packet.add(std::span<const DeviceLane>(builder.lanes));
+  made.runs_at = packet.add(std::span<const DeviceRun>(builder.runs));
+  made.blocks_at = packet.add(std::span<const DeviceBlock>(builder.blocks));
+  made.formats_at = packet.add(std::span<const PackedFormat>(builder.formats));
+  made.remaps_at = packet.add(std::span<const ScoreRemap>(builder.remaps));
   for (size_t i = 0; i <= kCodeKernels; ++i) {
-    made.keys_at[i] = packet.add(std::span<const int>(plan.keys.served[i].runs));
-    made.values_at[i] = packet.add(std::span<const int>(plan.values.served[i].runs));
-    made.keys[i] = plan.keys.served[i].pieces;
-    made.values[i] = plan.values.served[i].pieces;
+    made.keys_at[i] = packet.add(std::span<const int>(builder.keys.served[i].runs));
+    made.values_at[i] = packet.add(std::span<const int>(builder.values.served[i].runs));
+    made.keys[i] = builder.keys.served[i].splits;
+    made.values[i] = builder.values.served[i].splits;
   }
   made.base = packet.upload(stream);
-  if (kept != nullptr) made.base = kept->plan.place(made.base, packet.bytes(), stream);
+  if (kept != nullptr) made.base = kept->packet.place(made.base, packet.bytes(), stream);
   made.lanes = static_cast<unsigned>(lanes.size());
-  made.key_parts = plan.keys.parts;
-  made.value_parts = plan.values.parts;
-  made.ranges = static_cast<int>(plan.remaps.size() + lanes.size());
+  made.key_parts = builder.keys.parts;
+  made.value_parts = builder.values.parts;
+  made.ranges = static_cast<int>(builder.remaps.size() + lanes.size());
   made.q_per_kv = q_per_kv;
   made.head_dim = made.channels = head_dim;
-  for (const PackedFormat& format : plan.formats) {
+  for (const PackedFormat& format : builder.formats) {
     made.channels = std::max(made.channels, format.channels());
   }
   return made;
 }
 
-DevicePlan plan_of(const Launches& launches) {
-  DevicePlan plan{};
-  plan.lanes = reinterpret_cast<const DeviceLane*>(launches.base + launches.lanes_at);
-  plan.runs = reinterpret_cast<const DeviceRun*>(launches.base + launches.runs_at);
-  plan.blocks = reinterpret_cast<const DeviceBlock*>(launches.base + launches.blocks_at);
-  plan.formats = reinterpret_cast<const PackedFormat*>(launches.base + launches.formats_at);
-  plan.remaps = reinterpret_cast<const ScoreRemap*>(launches.base + launches.remaps_at);
-  plan.q_per_kv = launches.q_per_kv;
-  plan.head_dim = launches.head_dim;
-  return plan;
+AttendArgs attend_args(const Launches& launches) {
+  AttendArgs args{};
+  args.lanes = reinterpret_cast<const DeviceLane*>(launches.base + launches.lanes_at);
+  args.runs = reinterpret_cast<const DeviceRun*>(launches.base + launches.runs_at);
+  args.blocks = reinterpret_cast<const DeviceBlock*>(launches.base + launches.blocks_at);
+  args.formats = reinterpret_cast<const PackedFormat*>(launches.base + launches.formats_at);
+  args.remaps = reinterpret_cast<const ScoreRemap*>(launches.base + launches.remaps_at);
+  args.q_per_kv = launches.q_per_kv;
+  args.head_dim = launches.head_dim;
+  return args;
 }
 
 /// What kernels of a layer tell each other.
-void place_workspace(const Launches& launches, DevicePlan& device, Stream& stream) {
+void place_workspace(const Launches& launches, AttendArgs& device, Stream& stream) {
   const auto queries = static_cast<size_t>(launches.q_per_kv);
   const size_t parts = static_cast<size_t>(launches.value_parts) + 1;
   size_t bytes = 0;
@@ -1004,20 +1005,21 @@ void place_workspace(const Launches& launches, DevicePlan& device, Stream& strea
       room(parts * queries * static_cast<size_t>(launches.head_dim) * sizeof(float));
   const size_t masses = room(parts * queries * sizeof(float));
   const size_t ends = room(static_cast<size_t>(launches.key_parts) * queries * sizeof(float2));
-  const size_t weighings = room(static_cast<size_t>(launches.ranges) * queries * sizeof(Weighing));
+  const size_t weightings =
+      room(static_cast<size_t>(launches.ranges) * queries * sizeof(ScoreWeighting));
   std::byte* base = stream.queue().scratch(kLaneParts, bytes);
   device.parts = reinterpret_cast<float*>(base + sums);
   device.masses = reinterpret_cast<float*>(base + masses);
   device.ends = reinterpret_cast<float2*>(base + ends);
-  device.weighings = reinterpret_cast<Weighing*>(base + weighings);
+  device.weightings = reinterpret_cast<ScoreWeighting*>(base + weightings);
 }
 
-void launch(const Launches& launches, DevicePlan device, float scale, Stream& stream) {
+void launch(const Launches& launches, AttendArgs device, float scale, Stream& stream) {
   device.scale = scale;
   place_workspace(launches, device, stream);
   const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(launches.channels);
   const auto serving = [&](size_t at) {
-    DevicePlan some = device;
+    AttendArgs some = device;
     some.served = reinterpret_cast<const int*>(launches.base + at);
     return some;
   };
@@ -1025,16 +1027,16 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
     if (launches.keys[i].runs == 0) continue;
     score_codes(static_cast<CodeKernel>(i), serving(launches.keys_at[i]), launches.keys[i], stream);
   }
-  if (const Pieces pieces = launches.keys[kCodeKernels]; pieces.runs > 0) {
-    score_items<<<dim3(pieces.runs, pieces.most), kThreads, shared, native(stream)>>>(
+  if (const Splits splits = launches.keys[kCodeKernels]; splits.runs > 0) {
+    score_splits<<<dim3(splits.runs, splits.most), kThreads, shared, native(stream)>>>(
         serving(launches.keys_at[kCodeKernels]));
   }
-  if (launches.late > 0) {
+  if (launches.deferred > 0) {
     const auto warps = static_cast<unsigned>(std::min(launches.q_per_kv, 8));
     launch_early("attend_packed", weigh_lanes, launches.lanes, static_cast<int>(32 * warps), stream,
                  device);
   }
-  if (static_cast<unsigned>(launches.late) < launches.lanes) {
+  if (static_cast<unsigned>(launches.deferred) < launches.lanes) {
     launch_normalise(device, launches.lanes, launches.most_slots, stream);
   }
   for (size_t i = 0; i < kCodeKernels; ++i) {
@@ -1042,9 +1044,9 @@ void launch(const Launches& launches, DevicePlan device, float scale, Stream& st
     add_codes(static_cast<CodeKernel>(i), serving(launches.values_at[i]), launches.values[i],
               stream);
   }
-  if (const Pieces pieces = launches.values[kCodeKernels]; pieces.runs > 0) {
+  if (const Splits splits = launches.values[kCodeKernels]; splits.runs > 0) {
     const auto threads = static_cast<unsigned>(ceil_div(launches.head_dim, 32) * 32);
-    add_values<<<dim3(pieces.runs, pieces.most), threads, 0, native(stream)>>>(
+    add_values<<<dim3(splits.runs, splits.most), threads, 0, native(stream)>>>(
         serving(launches.values_at[kCodeKernels]));
   }
   launch_early("attend_packed", sum_parts, launches.lanes, 256, stream, device);
@@ -1058,13 +1060,13 @@ struct Counts {
 };
 
 /// Stores the new key and value of every lane behind its last row, one block of threads a lane.
-__global__ void append_rows(DevicePlan plan, Growth* growth, const float* k, const float* v) {
-  const DeviceLane& lane = plan.lanes[blockIdx.x];
+__global__ void append_rows(AttendArgs args, Growth* growth, const float* k, const float* v) {
+  const DeviceLane& lane = args.lanes[blockIdx.x];
   for (const bool keys : {true, false}) {
-    const DeviceRun run = run_of(plan, keys ? lane.last_keys : lane.last_values);
+    const DeviceRun run = run_of(args, keys ? lane.last_keys : lane.last_values);
     const int row = run.gained > 0 ? run.units : 0;
-    store_row(const_cast<std::byte*>(run.rows), run.dtype, row, plan.head_dim,
-              (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * plan.head_dim);
+    store_row(const_cast<std::byte*>(run.rows), run.dtype, row, args.head_dim,
+              (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * args.head_dim);
   }
   growth->count_row();
 }
@@ -1076,7 +1078,7 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   if (lanes.empty()) return;
   int room = 0;
   const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, room, stream);
-  launch(launches, plan_of(launches), scale, stream);
+  launch(launches, attend_args(launches), scale, stream);
 }
 
 struct LaneTable::State {
@@ -1093,13 +1095,13 @@ struct LaneTable::State {
   int grown = 0;  // as counted on the GPU when all is done
 
   Counts* on_gpu() { return reinterpret_cast<Counts*>(counts.data()); }
-  DevicePlan plan(const float* q_now, const float* out_now) {
-    DevicePlan plan = plan_of(launches);
-    plan.grown_at = room > 0 ? &on_gpu()->growth.rows : nullptr;
-    plan.q_moved = q_now - q;
-    plan.out_moved = out_now - out;
-    plan.guarded = &on_gpu()->guarded;
-    return plan;
+  AttendArgs args(const float* q_now, const float* out_now) {
+    AttendArgs args = attend_args(launches);
+    args.grown_at = room > 0 ? &on_gpu()->growth.rows : nullptr;
+    args.q_moved = q_now - q;
+    args.out_moved = out_now - out;
+    args.guarded = &on_gpu()->guarded;
+    return args;
   }
 };
 
@@ -1136,7 +1138,7 @@ int LaneTable::room() const noexcept { return state_->room - state_->grown; }
 void LaneTable::append(const float* k, const float* v, Stream& stream) {
   State& state = *state_;
   if (!stream.queue().is_recording()) ++state.grown;
-  append_rows<<<state.launches.lanes, 128, 0, native(stream)>>>(state.plan(state.q, state.out),
+  append_rows<<<state.launches.lanes, 128, 0, native(stream)>>>(state.args(state.q, state.out),
                                                                 &state.on_gpu()->growth, k, v);
   check_launch("PackedBatch::append");
 }
@@ -1145,22 +1147,22 @@ void LaneTable::appended() noexcept { ++state_->grown; }
 
 void LaneTable::attend(const float* q, float* out, float scale, Stream& stream) {
   if (state_->launches.lanes == 0) return;
-  launch(state_->launches, state_->plan(q, out), scale, stream);
+  launch(state_->launches, state_->args(q, out), scale, stream);
 }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,
                    Stream& stream) {
   if (blocks.empty()) return;
-  static thread_local Plan plan;
-  plan.clear();
+  static thread_local BatchBuilder builder;
+  builder.clear();
   int slot = 0;
   for (const PackedBlock& block : blocks) {
-    plan.add_block(block, slot);
+    builder.add_block(block, slot);
     slot += block.live_rows;
   }
-  plan.place_bits(nullptr, stream);
+  builder.place_bits(nullptr, stream);
   const auto* on_device = reinterpret_cast<const DeviceBlock*>(
-      stream.queue().upload(plan.blocks.data(), plan.blocks.size() * sizeof(DeviceBlock)));
+      stream.queue().upload(builder.blocks.data(), builder.blocks.size() * sizeof(DeviceBlock)));
   unpack<<<static_cast<unsigned>(blocks.size()), 128, 0, native(stream)>>>(on_device, format, out);
   check_launch("unpack_blocks");
 }

@@ -39,8 +39,9 @@ __global__ void blend(float* y, const float* x, const int32_t* indices, const fl
 
 void blend_rows(TensorView y, ConstTensorView x, const RowBlend& rows, Stream& stream) {
   const size_t bytes = rows.indices.size() * sizeof(int32_t);
-  const UploadPart parts[] = {{rows.indices.data(), bytes, 0}, {rows.weights.data(), bytes, bytes}};
-  const std::byte* uploaded = stream.queue().upload_parts(parts, 2 * bytes);
+  const UploadRange ranges[] = {{rows.indices.data(), bytes, 0},
+                                {rows.weights.data(), bytes, bytes}};
+  const std::byte* uploaded = stream.queue().upload_ranges(ranges, 2 * bytes);
   const auto* indices = reinterpret_cast<const int32_t*>(uploaded);
   const auto* weights = reinterpret_cast<const float*>(uploaded + bytes);
   const int64_t dim = x.shape()[1];

@@ -85,15 +85,15 @@ __device__ float4 load_four(const LocatedRow& row, int channel, int head_dim) {
 /// Loads channels [channel, channel + kChannels) of both sides.
 __device__ void load_operands(const Job& job, int channel, Operands& to) {
   constexpr int kFours = kChannels / 4;  // of a row
-  const int lane = static_cast<int>(threadIdx.x) % kFours * 4;
+  const int warp_lane = static_cast<int>(threadIdx.x) % kFours * 4;
   const int head_dim = job.keys.head_dim;
   for (int i = static_cast<int>(threadIdx.x) / kFours; i < kTile; i += kThreads / kFours) {
     const auto* query = reinterpret_cast<const std::byte*>(to.query_rows[i]);
-    float4 q = load_four({query, DType::kF32}, channel + lane, head_dim);
+    float4 q = load_four({query, DType::kF32}, channel + warp_lane, head_dim);
     q = {q.x * job.scale, q.y * job.scale, q.z * job.scale, q.w * job.scale};
-    *reinterpret_cast<float4*>(to.q + i * kStride + lane) = q;
-    *reinterpret_cast<float4*>(to.k + i * kStride + lane) =
-        load_four(to.key_rows[i], channel + lane, head_dim);
+    *reinterpret_cast<float4*>(to.q + i * kStride + warp_lane) = q;
+    *reinterpret_cast<float4*>(to.k + i * kStride + warp_lane) =
+        load_four(to.key_rows[i], channel + warp_lane, head_dim);
   }
 }
 
@@ -254,8 +254,8 @@ __global__ void __launch_bounds__(kThreads, 2) add_columns(Job job) {
   }
   const int column = first_column + static_cast<int>(threadIdx.x);
   if (threadIdx.x < kTile && column < job.columns) {
-    const int64_t lane = static_cast<int64_t>(kv_head) * gridDim.z + blockIdx.z;
-    job.parts[lane * job.columns + column] = total;
+    const int64_t warp_lane = static_cast<int64_t>(kv_head) * gridDim.z + blockIdx.z;
+    job.parts[warp_lane * job.columns + column] = total;
   }
 }
 

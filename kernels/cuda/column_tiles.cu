@@ -72,11 +72,12 @@ __device__ void multiply(const T* held, int first, int count, int step, const Ti
   constexpr uint32_t kStageBytes = 2 * Tiles::kStreamed * Tiles::kStride;
   __shared__ alignas(16) T shared[Tiles::kBlockRows * Tiles::kStride];
   const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tiles::kHeld;
   // Rows of ldmatrix: the first operand by 16 rows, the second by 8 rows and 16 channels.
-  const int by_row = lane % 16 * Tiles::kStride + lane / 16 * 8;
-  const int by_streamed = (lane % 8 + lane / 16 * 8) * Tiles::kStride + lane / 8 % 2 * 8;
+  const int by_row = warp_lane % 16 * Tiles::kStride + warp_lane / 16 * 8;
+  const int by_streamed =
+      (warp_lane % 8 + warp_lane / 16 * 8) * Tiles::kStride + warp_lane / 8 % 2 * 8;
 
   copy_rows<Tiles, Tiles::kBlockRows>(held, stages);
   asm volatile("cp.async.commit_group;\ncp.async.wait_all;" ::: "memory");
@@ -142,14 +143,14 @@ class RowSoftmax {
 
   __device__ void add(int tile, int row, Scores<Tiles>& scores) {
     const int first = tile * Tiles::kStreamed + row;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
     const bool all = first + Tiles::kChunk <= last_column_ + 1;
 #pragma unroll
     for (int i = 0; i < kStates; ++i) {
       auto& of_tile = scores[i / 2];
       const int half = i % 2;
       if (!all) {
-        const int last = last_column_ + i * 8 + lane / 4 - first - lane % 4 * 2;
+        const int last = last_column_ + i * 8 + warp_lane / 4 - first - warp_lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < Tiles::kChunk / 4; ++j) {
           if (j / 2 * 8 + j % 2 > last) of_tile[j / 2][half * 2 + j % 2] = -INFINITY;
@@ -176,13 +177,13 @@ class RowSoftmax {
 
   /// Writes the states of the warp's rows.
   __device__ void write(float2* to) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int i = 0; i < kStates; ++i) {
       const float largest = quad_max(states_[i].x);
       const float shrink = states_[i].x == -INFINITY ? 0 : exp2_of(states_[i].x - largest);
       const float sum = quad_sum(states_[i].y * shrink);
-      if (lane % 4 == 0) to[i * 8 + lane / 4] = {largest, sum};
+      if (warp_lane % 4 == 0) to[i * 8 + warp_lane / 4] = {largest, sum};
     }
   }
 
@@ -212,9 +213,9 @@ class ColumnWeights {
   }
 
   __device__ void add(int index, int row, Scores<Tiles>& scores) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
     const int first = row_of(index, row);
-    const int mine = first + lane % 4 * 2;
+    const int mine = first + warp_lane % 4 * 2;
     const float2* softmax =
         l_.softmax + static_cast<int64_t>(head_of(index)) * l_.query_rows + mine;
     float sums[kColumns] = {};
@@ -225,7 +226,7 @@ class ColumnWeights {
       const float4 both = *reinterpret_cast<const float4*>(softmax + j * 8);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        const int column = first_column_ + i * 8 + lane / 4;
+        const int column = first_column_ + i * 8 + warp_lane / 4;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int at = mine + j * 8 + e;
@@ -252,14 +253,14 @@ class ColumnWeights {
 
   /// Writes the sums of the warp's columns; `to` is column 0.
   __device__ void write(double* to) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       double sum = sums_[i];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int column = first_column_ + i * 8 + lane / 4;
-      if (lane % 4 == 0 && column < l_.columns) to[column] = sum;
+      const int column = first_column_ + i * 8 + warp_lane / 4;
+      if (warp_lane % 4 == 0 && column < l_.columns) to[column] = sum;
     }
   }
 

@@ -88,7 +88,7 @@ class Product {
                          sizeof workspace);
     int found = 0;
     const cublasStatus_t status =
-        blas_.heuristic(handle, operation_, w_, x_, y_, y_, preference, 1, &plan_, &found);
+        blas_.heuristic(handle, operation_, w_, x_, y_, y_, preference, 1, &algorithm_, &found);
     blas_.preference_destroy(preference);
     check_blas(status, "linear");
     if (found == 0) check_blas(CUBLAS_STATUS_NOT_SUPPORTED, "linear");
@@ -107,7 +107,7 @@ class Product {
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     constexpr float kAlpha = 1;
     check_blas(blas_.matmul(handle_, operation_, &kAlpha, w, w_, x, x_, &beta_, y, y_, y, y_,
-                            &plan_.algo, workspace, kWorkspaceBytes, stream),
+                            &algorithm_.algo, workspace, kWorkspaceBytes, stream),
                "linear");
   }
 
@@ -124,7 +124,7 @@ class Product {
   cublasLtMatrixLayout_t w_ = nullptr;
   cublasLtMatrixLayout_t x_ = nullptr;
   cublasLtMatrixLayout_t y_ = nullptr;
-  cublasLtMatmulHeuristicResult_t plan_{};
+  cublasLtMatmulHeuristicResult_t algorithm_{};
 };
 
 /// The plans of one GPU, for as long as the program runs.
@@ -151,10 +151,10 @@ class Products {
 
 // ------------------------------------------------------------------------------------ a few rows
 
-constexpr int kMostParts = 3;
+constexpr int kMostProjections = 3;
 
 /// How few_rows divides its work.
-struct FewPlan {
+struct FewTiling {
   int columns;  // rows of weights that a warp reads side by side
   int ahead;    // steps by which it reads ahead
   int warps;    // of a block
@@ -163,7 +163,9 @@ struct FewPlan {
 
 /// As measured on an H100. `split` orders the sums: rows have the same bits whatever else is in the
 /// batch.
-constexpr FewPlan few_plan(bool gated) { return gated ? FewPlan{4, 4, 4, 4} : FewPlan{4, 2, 8, 2}; }
+constexpr FewTiling few_tiling(bool gated) {
+  return gated ? FewTiling{4, 4, 4, 4} : FewTiling{4, 2, 8, 2};
+}
 
 template <class T>
 constexpr int kChunk = 16 / sizeof(T);  // weights that are loaded at once
@@ -180,11 +182,11 @@ __device__ uint4 load_chunk(const T* from) {
 
 /// Products of the same x, their outputs side by side.
 template <class T>
-struct FewParts {
-  const T* w[kMostParts];
-  float* y[kMostParts];
-  const float* bias[kMostParts];
-  int64_t out[kMostParts];
+struct FewProjections {
+  const T* w[kMostProjections];
+  float* y[kMostProjections];
+  const float* bias[kMostProjections];
+  int64_t out[kMostProjections];
 };
 
 /// The other arguments of few_rows.
@@ -196,39 +198,40 @@ struct FewRows {
 };
 
 /// Outputs of warps that share their rows of weights.
-constexpr int few_outputs(bool gated) { return few_plan(gated).columns / (gated ? 2 : 1); }
+constexpr int few_outputs(bool gated) { return few_tiling(gated).columns / (gated ? 2 : 1); }
 
-/// y = x w^T, or with `add` y += x w^T; kGated: y of the first part becomes activation(first part)
-/// * second part.
+/// y = x w^T, or with `add` y += x w^T; kGated: y of the first projection becomes activation(first)
+/// * second.
 ///
 /// Warps read some rows of weights once for all kRows rows of x. The order of a sum does not depend
 /// on kRows. The weights are there from the start, so reading them begins before earlier kernels
 /// have ended.
 template <class T, int kRows, bool kGated>
-__global__ void __launch_bounds__(32 * few_plan(kGated).warps)
-    few_rows(FewParts<T> parts, FewRows args) {
-  constexpr int kColumns = few_plan(kGated).columns;
-  constexpr int kAhead = few_plan(kGated).ahead;
-  constexpr int kWarps = few_plan(kGated).warps;
-  constexpr int kSplit = few_plan(kGated).split;
+__global__ void __launch_bounds__(32 * few_tiling(kGated).warps)
+    few_rows(FewProjections<T> projections, FewRows args) {
+  constexpr int kColumns = few_tiling(kGated).columns;
+  constexpr int kAhead = few_tiling(kGated).ahead;
+  constexpr int kWarps = few_tiling(kGated).warps;
+  constexpr int kSplit = few_tiling(kGated).split;
   constexpr int kOuts = few_outputs(kGated);
   constexpr int kSize = kChunk<T>;
   __shared__ float shared[kWarps][kColumns][kRows];  // the warps' sums
   let_next_start();
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
   int64_t unit = static_cast<int64_t>(blockIdx.x) * (kWarps / kSplit) + warp / kSplit;
-  const T* w = parts.w[0];
-  float* y = parts.y[0];
-  const float* bias = parts.bias[0];
-  int64_t out = parts.out[0];
+  const T* w = projections.w[0];
+  float* y = projections.y[0];
+  const float* bias = projections.bias[0];
+  int64_t out = projections.out[0];
   if constexpr (!kGated) {
 #pragma unroll
-    for (int i = 1; i < kMostParts; ++i) {
+    for (int i = 1; i < kMostProjections; ++i) {
       const int64_t units = (out + kOuts - 1) / kOuts;
       if (unit < units) continue;
       unit -= units;
-      w = parts.w[i], y = parts.y[i], bias = parts.bias[i], out = parts.out[i];
+      w = projections.w[i], y = projections.y[i], bias = projections.bias[i],
+      out = projections.out[i];
     }
   }
   const int64_t column = unit * kOuts;
@@ -236,14 +239,14 @@ __global__ void __launch_bounds__(32 * few_plan(kGated).warps)
   const T* weights[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    const T* of = kGated ? parts.w[c % 2] : w;
+    const T* of = kGated ? projections.w[c % 2] : w;
     const int64_t wanted = column + (kGated ? c / 2 : c);
     weights[c] = of + min(wanted, out - 1) * args.in;
   }
   // Steps that every lane takes part in; what is left is less than one.
   constexpr int kStep = 32 * kSplit;
   const int steps = chunks / kStep;
-  const int first = warp % kSplit * 32 + lane;
+  const int first = warp % kSplit * 32 + warp_lane;
   uint4 coming[kAhead][kColumns];
 #pragma unroll
   for (int u = 0; u < kAhead; ++u) {
@@ -300,13 +303,13 @@ __global__ void __launch_bounds__(32 * few_plan(kGated).warps)
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float sum = warp_sum(sums[c][row]);
-      if (lane == 0) shared[warp][c][row] = sum;
+      if (warp_lane == 0) shared[warp][c][row] = sum;
     }
   }
   __syncthreads();
   // Each thread of the warp finishes one output of one row.
-  const int output = lane / kRows;
-  const int row = lane % kRows;
+  const int output = warp_lane / kRows;
+  const int row = warp_lane % kRows;
   if (warp % kSplit != 0 || output >= kOuts || column + output >= out) return;
   const auto result = [&](int c, const float* biases) {
     float sum = 0;
@@ -316,7 +319,7 @@ __global__ void __launch_bounds__(32 * few_plan(kGated).warps)
   float* to = y + row * out + column + output;
   if constexpr (kGated) {
     *to = activated(args.activation, result(2 * output, bias)) *
-          result(2 * output + 1, parts.bias[1]);
+          result(2 * output + 1, projections.bias[1]);
   } else {
     const float sum = result(output, bias);
     *to = args.add ? *to + sum : sum;
@@ -330,36 +333,36 @@ template <class T, class X>
 __global__ void __launch_bounds__(32 * kOddWarps)
     odd_rows(float* y, int64_t stride, const X* x, const T* w, const float* bias, int64_t in,
              int64_t out, bool add) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
   const int64_t column = static_cast<int64_t>(blockIdx.y) * kOddWarps + threadIdx.x / 32;
   const int64_t row = blockIdx.x;
   if (column >= out) return;
   float sum = 0;
-  for (int64_t i = lane; i < in; i += 32) {
+  for (int64_t i = warp_lane; i < in; i += 32) {
     sum += load_float(w[column * in + i]) * load_float(x[row * in + i]);
   }
   sum = warp_sum(sum);
-  if (lane != 0) return;
+  if (warp_lane != 0) return;
   if (bias != nullptr) sum += bias[column];
   float* to = y + row * stride + column;
   *to = add ? *to + sum : sum;
 }
 
 /// Columns [first, out) of any product.
-void multiply_odd(const LinearPart& part, ConstTensorView x, int64_t first, bool add,
+void multiply_odd(const Projection& projection, ConstTensorView x, int64_t first, bool add,
                   Stream& stream) {
   const int64_t in = x.shape()[1];
-  const int64_t out = part.w.shape()[0];
+  const int64_t out = projection.w.shape()[0];
   const dim3 grid(static_cast<unsigned>(x.shape()[0]),
                   static_cast<unsigned>(ceil_div(out - first, kOddWarps)));
-  const float* bias = part.bias.empty() ? nullptr : part.bias.as<float>() + first;
-  with_type(part.w.dtype(), [&](auto* type) {
+  const float* bias = projection.bias.empty() ? nullptr : projection.bias.as<float>() + first;
+  with_type(projection.w.dtype(), [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
     with_type(x.dtype(), [&](auto* x_type) {
       using X = typename TypeOf<decltype(x_type)>::Type;
       odd_rows<T, X><<<grid, 32 * kOddWarps, 0, native(stream)>>>(
-          part.y.as<float>() + first, out, reinterpret_cast<const X*>(x.data()),
-          reinterpret_cast<const T*>(part.w.data()) + first * in, bias, in, out - first, add);
+          projection.y.as<float>() + first, out, reinterpret_cast<const X*>(x.data()),
+          reinterpret_cast<const T*>(projection.w.data()) + first * in, bias, in, out - first, add);
     });
   });
   check_launch("linear");
@@ -372,48 +375,50 @@ constexpr int64_t kFewRows = 4;
 constexpr int64_t kLongest = int64_t{1} << 28;
 
 /// Whether rows can be read in chunks; any number of outputs: vocabularies are odd.
-bool is_regular(const LinearPart& part, ConstTensorView x) {
-  const int64_t chunk = part.w.dtype() == DType::kF32 ? 4 : 8;
-  return x.shape()[1] % chunk == 0 && x.shape()[1] < kLongest && is_aligned(part.w.data(), 16) &&
-         is_aligned(x.data(), 16) && is_aligned(part.y.data(), 16) &&
-         (part.bias.empty() || is_aligned(part.bias.data(), 16));
+bool is_regular(const Projection& projection, ConstTensorView x) {
+  const int64_t chunk = projection.w.dtype() == DType::kF32 ? 4 : 8;
+  return x.shape()[1] % chunk == 0 && x.shape()[1] < kLongest &&
+         is_aligned(projection.w.data(), 16) && is_aligned(x.data(), 16) &&
+         is_aligned(projection.y.data(), 16) &&
+         (projection.bias.empty() || is_aligned(projection.bias.data(), 16));
 }
 
-/// Whether all parts can be multiplied with x together.
-bool are_alike(std::span<const LinearPart> parts, ConstTensorView x) {
-  return std::all_of(parts.begin(), parts.end(), [&](const LinearPart& part) {
-    return is_regular(part, x) && part.w.dtype() == parts[0].w.dtype() && !part.y.empty();
+/// Whether all projections can be multiplied with x together.
+bool are_alike(std::span<const Projection> projections, ConstTensorView x) {
+  return std::all_of(projections.begin(), projections.end(), [&](const Projection& projection) {
+    return is_regular(projection, x) && projection.w.dtype() == projections[0].w.dtype() &&
+           !projection.y.empty();
   });
 }
 
 /// What multiply_few makes of its sums.
 struct FewWork {
   bool add = false;
-  float* gated = nullptr;  // (rows, out): activation(first part) * second part
+  float* gated = nullptr;  // (rows, out): activation(first projection) * second projection
   Activation activation = Activation::kSilu;
 };
 
 /// 1 to kFewRows regular rows of f32.
-void multiply_few(std::span<const LinearPart> parts, ConstTensorView x, const FewWork& work,
+void multiply_few(std::span<const Projection> projections, ConstTensorView x, const FewWork& work,
                   Stream& stream) {
   const bool gated = work.gated != nullptr;
-  const FewPlan plan = few_plan(gated);
+  const FewTiling tiling = few_tiling(gated);
   const FewRows args{x.as<float>(), static_cast<int>(x.shape()[1]), work.add, work.activation};
-  with_type(parts[0].w.dtype(), [&](auto* type) {
+  with_type(projections[0].w.dtype(), [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
-    FewParts<T> made{};
+    FewProjections<T> made{};
     int64_t groups = 0;  // of warps that share their rows of weights
-    for (size_t i = 0; i < parts.size(); ++i) {
-      made.w[i] = reinterpret_cast<const T*>(parts[i].w.data());
-      made.y[i] = gated ? work.gated : parts[i].y.as<float>();
-      made.bias[i] = parts[i].bias.empty() ? nullptr : parts[i].bias.as<float>();
-      made.out[i] = parts[i].w.shape()[0];
+    for (size_t i = 0; i < projections.size(); ++i) {
+      made.w[i] = reinterpret_cast<const T*>(projections[i].w.data());
+      made.y[i] = gated ? work.gated : projections[i].y.as<float>();
+      made.bias[i] = projections[i].bias.empty() ? nullptr : projections[i].bias.as<float>();
+      made.out[i] = projections[i].w.shape()[0];
       if (!gated || i == 0) groups += ceil_div(made.out[i], few_outputs(gated));
     }
     const auto start = [&](auto kernel) {
       launch_early("linear", kernel,
-                   static_cast<unsigned>(ceil_div(groups * plan.split, plan.warps)),
-                   32 * plan.warps, stream, made, args);
+                   static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps)),
+                   32 * tiling.warps, stream, made, args);
     };
     switch (x.shape()[0]) {
       case 1:
@@ -452,16 +457,16 @@ const void* operand_of(ConstTensorView x, DType dtype, Stream& stream) {
 constexpr int64_t kEvenColumns = 16;
 
 /// A product of many regular rows; `operand` is x in the weights' format.
-void multiply_many(const LinearPart& part, ConstTensorView x, const void* operand, bool add,
+void multiply_many(const Projection& projection, ConstTensorView x, const void* operand, bool add,
                    Stream& stream) {
-  const ConstTensorView w = part.w;
+  const ConstTensorView w = projection.w;
   const int64_t rows = x.shape()[0];
   const int64_t in = x.shape()[1];
   const int64_t out = w.shape()[0];
-  const float* bias = part.bias.empty() ? nullptr : part.bias.as<float>();
+  const float* bias = projection.bias.empty() ? nullptr : projection.bias.as<float>();
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
   const int64_t even = add ? out : out / kEvenColumns * kEvenColumns;
-  auto* result = part.y.as<float>();
+  auto* result = projection.y.as<float>();
   if (even == 0 || even == out) {
     Products::of(stream.device().index)
         .get({w.dtype(), DType::kF32, rows, in, out, bias != nullptr, add})
@@ -477,7 +482,7 @@ void multiply_many(const LinearPart& part, ConstTensorView x, const void* operan
                           row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                           native(stream)),
         "linear");
-  multiply_odd(part, x, even, false, stream);
+  multiply_odd(projection, x, even, false, stream);
 }
 
 // ------------------------------------------------------------------------------------------ tails
@@ -622,13 +627,13 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
 
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,
             Stream& stream) {
-  const LinearPart part{y, w, bias};
-  if (!is_regular(part, x)) {
-    multiply_odd(part, x, 0, add, stream);
+  const Projection projection{y, w, bias};
+  if (!is_regular(projection, x)) {
+    multiply_odd(projection, x, 0, add, stream);
   } else if (x.shape()[0] > kFewRows) {
-    multiply_many(part, x, operand_of(x, w.dtype(), stream), add, stream);
+    multiply_many(projection, x, operand_of(x, w.dtype(), stream), add, stream);
   } else {
-    multiply_few({&part, 1}, widened(x, stream), {.add = add}, stream);
+    multiply_few({&projection, 1}, widened(x, stream), {.add = add}, stream);
   }
 }
 
@@ -663,17 +668,18 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
   if (!finished) finish(y, product, made, tail, stream);
 }
 
-void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream) {
+void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream) {
   const bool few = x.shape()[0] <= kFewRows;
-  if (parts.empty() || !are_alike(parts, x) || (few && parts.size() > kMostParts)) {
-    for (const LinearPart& part : parts) {
-      if (!part.y.empty()) cuda::linear(part.y, x, part.w, part.bias, false, stream);
+  if (projections.empty() || !are_alike(projections, x) ||
+      (few && projections.size() > kMostProjections)) {
+    for (const Projection& one : projections) {
+      if (!one.y.empty()) cuda::linear(one.y, x, one.w, one.bias, false, stream);
     }
   } else if (few) {
-    multiply_few(parts, widened(x, stream), {}, stream);
+    multiply_few(projections, widened(x, stream), {}, stream);
   } else {
-    const void* operand = operand_of(x, parts[0].w.dtype(), stream);
-    for (const LinearPart& part : parts) multiply_many(part, x, operand, false, stream);
+    const void* operand = operand_of(x, projections[0].w.dtype(), stream);
+    for (const Projection& one : projections) multiply_many(one, x, operand, false, stream);
   }
 }
 
@@ -683,9 +689,9 @@ DType operand_dtype(ConstTensorView w, int64_t rows) {
   return rows > kFewRows && even && is_aligned(w.data(), 16) ? w.dtype() : DType::kF32;
 }
 
-void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
-  const LinearPart both[] = {gate, up};
+  const Projection both[] = {gate, up};
   if (x.shape()[0] <= kFewRows && y.dtype() == DType::kF32 && are_alike(both, x)) {
     return multiply_few(both, widened(x, stream),
                         {.gated = y.as<float>(), .activation = activation}, stream);

@@ -14,11 +14,11 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView 
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
             Stream& stream);
 
-void linears(std::span<const LinearPart> parts, ConstTensorView x, Stream& stream);
+void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream);
 
 DType operand_dtype(ConstTensorView w, int64_t rows);
 
-void gated_linears(TensorView y, const LinearPart& gate, const LinearPart& up,
+void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream);
 
 /// kvlm::measure_matrix_rate() on a GPU.

@@ -32,18 +32,18 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   const int tiles = (rows + kTileSlots - 1) / kTileSlots;
   const int first_query = static_cast<int>(blockIdx.z) * kQueries;
   const int queries = min(kQueries, launch.q_per_kv - first_query);
-  const Place place;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const OperandThread my;
+  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
   raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
   FoldedQueries<16, kGroups> folded;
-  folded.fold(raised, place);
+  folded.fold(raised, my);
 
   // Scores: a thread has a quarter of the channels of two rows of a tile.
   const auto load_keys = [&](int tile, uint32_t(&words)[2][16]) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      const int row = min(tile * kTileSlots + place.row + 8 * side, rows - 1);
-      load_words<16>(piece.cached.keys + row * kRowBytes + place.quarter * (kRowBytes / 4),
+      const int row = min(tile * kTileSlots + my.row + 8 * side, rows - 1);
+      load_words<16>(piece.cached.keys + row * kRowBytes + my.quarter * (kRowBytes / 4),
                      words[side]);
     }
   };
@@ -59,16 +59,16 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
     }
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      float* to = weights[group * kGroupQueries + place.quarter] + tile * kTileSlots + place.row;
+      float* to = weights[group * kGroupQueries + my.quarter] + tile * kTileSlots + my.row;
       to[0] = (products[group][0] + products[group][1]) * folded.unit[group];
       to[8] = (products[group][2] + products[group][3]) * folded.unit[group];
     }
   };
-  if (place.warp < tiles) {
+  if (my.warp < tiles) {
     uint32_t now[2][16];
-    load_keys(place.warp, now);
+    load_keys(my.warp, now);
 #pragma unroll
-    for (int tile = place.warp; tile < kTiles; tile += kWarps) {
+    for (int tile = my.warp; tile < kTiles; tile += kWarps) {
       if (tile >= tiles) break;
       uint32_t then[2][16];
       if (tile + kWarps < tiles) load_keys(tile + kWarps, then);
@@ -84,19 +84,19 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   const auto load_values = [&](int tile, Codes(&codes)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = min(tile * kTileSlots + place.quarter + 4 * i, rows - 1);
-      codes[i].load(piece.cached.values + row * kRowBytes, place.row);
+      const int row = min(tile * kTileSlots + my.quarter + 4 * i, rows - 1);
+      codes[i].load(piece.cached.values + row * kRowBytes, my.row);
     }
   };
   Codes codes[4];
-  if (place.warp < tiles) load_values(place.warp, codes);
+  if (my.warp < tiles) load_values(my.warp, codes);
   __syncthreads();
-  for (int query = place.warp; query < queries; query += kWarps) {
+  for (int query = my.warp; query < queries; query += kWarps) {
     float x[kMaxPieceRows / 32];
     float most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kMaxPieceRows / 32; ++i) {
-      x[i] = i * 32 + lane < rows ? weights[query][i * 32 + lane] : -INFINITY;
+      x[i] = i * 32 + warp_lane < rows ? weights[query][i * 32 + warp_lane] : -INFINITY;
       most = fmaxf(most, x[i]);
     }
     most = warp_max(most);
@@ -104,11 +104,11 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 #pragma unroll
     for (int i = 0; i < kMaxPieceRows / 32; ++i) {
       x[i] = rows > 0 ? __expf(x[i] - most) : 0.0f;
-      weights[query][i * 32 + lane] = x[i];
+      weights[query][i * 32 + warp_lane] = x[i];
       sum += x[i];
     }
     sum = warp_sum(sum);
-    if (lane == 0) {
+    if (warp_lane == 0) {
       piece.state.max[first_query + query] = most;
       piece.state.sum[first_query + query] = sum;
     }
@@ -117,16 +117,16 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 
   constexpr float kUp = 1 << 15;
   float products[kGroups][kSteps][4] = {};
-  for (int tile = place.warp; tile < tiles; tile += kWarps) {
-    if (tile != place.warp) load_values(tile, codes);
+  for (int tile = my.warp; tile < tiles; tile += kWarps) {
+    if (tile != my.warp) load_values(tile, codes);
     uint32_t b[kGroups][2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      const float* of = weights[group * kGroupQueries + place.asked] + tile * kTileSlots;
+      const float* of = weights[group * kGroupQueries + my.asked] + tile * kTileSlots;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        b[group][i] = half_parts(of[place.quarter + 8 * i] * kUp,
-                                 of[place.quarter + 8 * i + 4] * kUp, place.lower);
+        b[group][i] =
+            half_parts(of[my.quarter + 8 * i] * kUp, of[my.quarter + 8 * i + 4] * kUp, my.lower);
       }
     }
 #pragma unroll
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
     for (int channel = 0; channel < 16; ++channel) {
       const float(&four)[4] = products[group][channel / 2];
       const int side = channel % 2;
-      sums[place.warp][group * kGroupQueries + place.quarter]
-          [channel_at<false>(place.row, channel)] = (four[2 * side] + four[2 * side + 1]) / kUp;
+      sums[my.warp][group * kGroupQueries + my.quarter][channel_at<false>(my.row, channel)] =
+          (four[2 * side] + four[2 * side + 1]) / kUp;
     }
   }
   __syncthreads();

@@ -143,9 +143,9 @@ __global__ void __launch_bounds__(kEndWarps * 32)
   __shared__ float least[kEndWarps][32];
   __shared__ float most[kEndWarps][32];
   const float* x = arrays[blockIdx.x];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int channel = static_cast<int>(blockIdx.y) * 32 + lane;
+  const int channel = static_cast<int>(blockIdx.y) * 32 + warp_lane;
   const int first = (static_cast<int>(blockIdx.z) * kEndWarps + warp) * kEndRows;
   float small = INFINITY;
   float large = -INFINITY;
@@ -157,13 +157,13 @@ __global__ void __launch_bounds__(kEndWarps * 32)
     small = fminf(small, value);
     large = fmaxf(large, value);
   }
-  least[warp][lane] = small;
-  most[warp][lane] = large;
+  least[warp][warp_lane] = small;
+  most[warp][warp_lane] = large;
   __syncthreads();
   if (warp != 0 || channel >= dim) return;
   for (int i = 1; i < kEndWarps; ++i) {
-    small = fminf(small, least[i][lane]);
-    large = fmaxf(large, most[i][lane]);
+    small = fminf(small, least[i][warp_lane]);
+    large = fmaxf(large, most[i][warp_lane]);
   }
   const int64_t size = static_cast<int64_t>(gridDim.x) * dim;
   float* to = ends + int64_t{blockIdx.z} * 2 * size + int64_t{blockIdx.x} * dim + channel;
@@ -220,20 +220,20 @@ BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<c
   }
   if (made.most == 0) return made;
   const std::vector<float>& matrix = basis.matrix[static_cast<size_t>(change)];
-  std::array<UploadPart, 3> parts{
-      UploadPart{described.data(), described.size() * sizeof(DeviceJob), 0},
-      UploadPart{matrix.data(), matrix.size() * sizeof(float), 0},
-      UploadPart{lists.data(), lists.size() * sizeof(uint16_t), 0}};
+  std::array<UploadRange, 3> ranges{
+      UploadRange{described.data(), described.size() * sizeof(DeviceJob), 0},
+      UploadRange{matrix.data(), matrix.size() * sizeof(float), 0},
+      UploadRange{lists.data(), lists.size() * sizeof(uint16_t), 0}};
   size_t bytes = 0;
-  for (UploadPart& part : parts) {
-    part.at = bytes;
-    bytes += (part.bytes + 15) / 16 * 16;
+  for (UploadRange& range : ranges) {
+    range.at = bytes;
+    bytes += (range.bytes + 15) / 16 * 16;
   }
-  const std::byte* base = stream.queue().upload_parts(parts, bytes);
+  const std::byte* base = stream.queue().upload_ranges(ranges, bytes);
   if (kept != nullptr) base = kept->place(base, bytes, stream);
   made.jobs = reinterpret_cast<const DeviceJob*>(base);
-  if (!matrix.empty()) made.matrix = reinterpret_cast<const float*>(base + parts[1].at);
-  made.lists = reinterpret_cast<const uint16_t*>(base + parts[2].at);
+  if (!matrix.empty()) made.matrix = reinterpret_cast<const float*>(base + ranges[1].at);
+  made.lists = reinterpret_cast<const uint16_t*>(base + ranges[2].at);
   return made;
 }
 

@@ -12,21 +12,22 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-/// The sum over a block, in every thread. `parts` (kWarps,) is free again after the next barrier.
-__device__ float block_sum(float x, float* parts) {
+/// The sum over a block, in every thread. `warp_sums` (kWarps,) is free again after the next
+/// barrier.
+__device__ float block_sum(float x, float* warp_sums) {
   x = warp_sum(x);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0;
-  for (int i = 0; i < kWarps; ++i) sum += parts[i];
+  for (int i = 0; i < kWarps; ++i) sum += warp_sums[i];
   return sum;
 }
 
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_rows(T* y, const float* x, const float* weight, int64_t dim, float eps) {
-  __shared__ float parts[kWarps];
+  __shared__ float warp_sums[kWarps];
   let_next_start();
   wait_for_earlier();
   const float* row = x + blockIdx.x * dim;
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) squares += values[j] * values[j];
   }
-  const float mean = block_sum(squares, parts) / static_cast<float>(dim);
+  const float mean = block_sum(squares, warp_sums) / static_cast<float>(dim);
   const float inverse = 1.0f / sqrtf(mean + eps);
   for (int64_t i = first; i < dim; i += kThreads * kWidth) {
     float values[kWidth], weights[kWidth];
@@ -54,7 +55,7 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     layer_norm_rows(T* y, const float* x, const float* weight, const float* bias, int64_t dim,
                     float eps) {
-  __shared__ float parts[kWarps];
+  __shared__ float warp_sums[kWarps];
   let_next_start();
   wait_for_earlier();
   const float* row = x + blockIdx.x * dim;
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sum += values[j];
   }
-  const float mean = block_sum(sum, parts) / static_cast<float>(dim);
+  const float mean = block_sum(sum, warp_sums) / static_cast<float>(dim);
   float squares = 0;
   for (int64_t i = first; i < dim; i += kThreads * kWidth) {
     float values[kWidth];
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
       squares += d * d;
     }
   }
-  const float variance = block_sum(squares, parts) / static_cast<float>(dim);
+  const float variance = block_sum(squares, warp_sums) / static_cast<float>(dim);
   const float inverse = 1.0f / sqrtf(variance + eps);
   for (int64_t i = first; i < dim; i += kThreads * kWidth) {
     float values[kWidth], weights[kWidth], biases[kWidth];
@@ -103,15 +104,15 @@ struct AddNorm {
   float eps;
 };
 
-/// The sum over kRowThreads threads, in every one; `parts` as block_sum().
-__device__ float row_sum(float x, float* parts) {
+/// The sum over kRowThreads threads, in every one; `warp_sums` as block_sum().
+__device__ float row_sum(float x, float* warp_sums) {
   x = warp_sum(x);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
   __syncthreads();
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kRowThreads / 32; ++i) sum += parts[i];
+  for (int i = 0; i < kRowThreads / 32; ++i) sum += warp_sums[i];
   return sum;
 }
 
@@ -120,7 +121,7 @@ __device__ float row_sum(float x, float* parts) {
 template <class Y, class P, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kRowThreads)
     add_norm_rows(Y* y, float* x, const P* p, AddNorm args) {
-  __shared__ float parts[kRowThreads / 32];
+  __shared__ float warp_sums[kRowThreads / 32];
   let_next_start();
   const int first = static_cast<int>(threadIdx.x) * kWidth;
   constexpr int kStep = kRowThreads * kWidth;
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
   if (y == nullptr) return;
   const auto dim = static_cast<float>(args.dim);
-  const float mean = args.bias == nullptr ? 0.0f : row_sum(sum, parts) / dim;
+  const float mean = args.bias == nullptr ? 0.0f : row_sum(sum, warp_sums) / dim;
   float squares = 0;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kRowThreads)
       squares += d * d;
     }
   }
-  const float inverse = 1.0f / sqrtf(row_sum(squares, parts) / dim + args.eps);
+  const float inverse = 1.0f / sqrtf(row_sum(squares, warp_sums) / dim + args.eps);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const int i = first + group * kStep;

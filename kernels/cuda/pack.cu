@@ -35,7 +35,7 @@ struct Rules {
   PackRule rule[2];
 };
 
-__device__ int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ int warp_lane_id() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
 
 /// Orders floats as integers; NaN comes last.
@@ -50,12 +50,12 @@ __device__ float number_of(uint32_t order) {
 }
 
 /// Where a quantile lies among `numbers` sorted ones.
-struct Place {
+struct QuantileRank {
   uint32_t below;
   uint32_t above;
   double part;  // of the way between them
 
-  __device__ Place(uint32_t numbers, float alpha) {
+  __device__ QuantileRank(uint32_t numbers, float alpha) {
     const double at = static_cast<double>(numbers - 1) * static_cast<double>(alpha);
     below = static_cast<uint32_t>(floor(at));
     above = min(below + 1, numbers - 1);
@@ -115,11 +115,11 @@ __device__ Pair joined(const Pair& x, const Pair& y, bool ends) {
 __device__ Pair block_joined(const Pair& mine, bool ends) {
   __shared__ Pair of_warps[kWarps][32];
   __syncthreads();
-  of_warps[warp_id()][lane_id()] = mine;
+  of_warps[warp_id()][warp_lane_id()] = mine;
   __syncthreads();
-  Pair all = of_warps[0][lane_id()];
+  Pair all = of_warps[0][warp_lane_id()];
   const int warps = static_cast<int>(blockDim.x) / 32;
-  for (int i = 1; i < warps; ++i) all = joined(all, of_warps[i][lane_id()], ends);
+  for (int i = 1; i < warps; ++i) all = joined(all, of_warps[i][warp_lane_id()], ends);
   return all;
 }
 
@@ -207,14 +207,14 @@ __global__ void __launch_bounds__(kThreads, 4)
   const PackRule& rule = rules.rule[strip.section];
   const PackedSection& section = format.section[strip.section];
   const int width = format.channels();
-  const int lane = lane_id();
+  const int warp_lane = warp_lane_id();
   const int warp = warp_id();
   const bool ends = rule.rule == CodeRule::kAffine;
   const bool quantiles = has_quantiles(format.axis, rule);
   const bool of_head = format.axis == ScaleAxis::kHead;
   // A thread without a channel computes what the last one that has one does, and stores nothing.
-  const int channel = strip.first + min(lane, strip.channels - 1);
-  const bool stores = warp == 0 && lane < strip.channels;
+  const int channel = strip.first + min(warp_lane, strip.channels - 1);
+  const bool stores = warp == 0 && warp_lane < strip.channels;
   const int64_t pair_at = job.first_part * width + (of_head ? 0 : channel);
   if (step == Step::kPairs && quantiles) return;
 
@@ -261,7 +261,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         const int row = warp * kHeld + i;
-        if (row < rows) codes[row][lane] = static_cast<uint8_t>(range.code(x[i], rule.rounding));
+        if (row < rows)
+          codes[row][warp_lane] = static_cast<uint8_t>(range.code(x[i], rule.rounding));
       }
       break;
     }
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         const int digit = quantize::ternary_digit(x[i], threshold);
-        codes[warp * kHeld + i][lane] = static_cast<uint8_t>(digit);
+        codes[warp * kHeld + i][warp_lane] = static_cast<uint8_t>(digit);
         if (digit != 1) beyond = joined(beyond, {static_cast<double>(fabsf(x[i])), 1}, false);
       }
       float scale = rule.ternary_scale == TernaryScale::kUnit ? 1 : mean;
@@ -288,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     case CodeRule::kSign:
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) codes[warp * kHeld + i][lane] = x[i] >= 0 ? 1 : 0;
+      for (int i = 0; i < kHeld; ++i) codes[warp * kHeld + i][warp_lane] = x[i] >= 0 ? 1 : 0;
       if (stores_scale) {
         quantize::store_meta(job.scales, format.meta, at,
                              static_cast<float>(all.a / static_cast<double>(job.rows)));
@@ -356,16 +357,16 @@ struct Searches {
 /// Makes the state before `pass` of that before the last one and its counts, by a warp.
 __device__ void go_on(Search& search, const Searches& searches, int64_t group, int pass,
                       float alpha) {
-  const int lane = lane_id();
+  const int warp_lane = warp_lane_id();
   const unsigned* counts = searches.counts + (group * kPasses + pass - 1) * kTargets * kDigits;
   if (pass == 1) {
     unsigned numbers = 0;
-    for (int i = lane; i < kDigits; i += 32) numbers += counts[i];
+    for (int i = warp_lane; i < kDigits; i += 32) numbers += counts[i];
     numbers = __reduce_add_sync(kAll, numbers);
-    const Place low(numbers, alpha);
-    const Place high(numbers, 1 - alpha);
-    if (lane == 0) search = {{}, {low.below, low.above, high.below, high.above}, numbers};
-  } else if (lane == 0) {
+    const QuantileRank low(numbers, alpha);
+    const QuantileRank high(numbers, 1 - alpha);
+    if (warp_lane == 0) search = {{}, {low.below, low.above, high.below, high.above}, numbers};
+  } else if (warp_lane == 0) {
     search = searches.states[group * kPasses + pass - 1];
   }
   __syncwarp();
@@ -374,16 +375,16 @@ __device__ void go_on(Search& search, const Searches& searches, int64_t group, i
 #pragma unroll
   for (int t = 0; t < kTargets; ++t) {
     unsigned bins[kDigits / 32];
-    const unsigned* from = counts + search.like(t) * kDigits + lane * (kDigits / 32);
+    const unsigned* from = counts + search.like(t) * kDigits + warp_lane * (kDigits / 32);
     unsigned sum = 0;
     for (int i = 0; i < kDigits / 32; ++i) sum += bins[i] = from[i];
     unsigned end = sum;  // with those of lower lanes
     for (int offset = 1; offset < 32; offset *= 2) {
       const unsigned lower = __shfl_up_sync(kAll, end, offset);
-      if (lane >= offset) end += lower;
+      if (warp_lane >= offset) end += lower;
     }
     unsigned left = search.rank[t] - (end - sum);
-    unsigned digit = lane * (kDigits / 32);
+    unsigned digit = warp_lane * (kDigits / 32);
     for (int i = 0; i < kDigits / 32 - 1 && left >= bins[i]; ++i, ++digit) left -= bins[i];
     const int holder =
         max(__ffs(static_cast<int>(__ballot_sync(kAll, search.rank[t] < end))), 1) - 1;
@@ -391,7 +392,7 @@ __device__ void go_on(Search& search, const Searches& searches, int64_t group, i
     rank[t] = __shfl_sync(kAll, left, holder);
   }
   __syncwarp();
-  if (lane == 0) {
+  if (warp_lane == 0) {
     for (int t = 0; t < kTargets; ++t) {
       search.prefix[t] = prefix[t];
       search.rank[t] = rank[t];
@@ -422,11 +423,11 @@ __global__ void __launch_bounds__(kThreads)
     for (int column = 0; column < kColumns; ++column) counts[column][i] = 0;
   }
   if (const int column = warp_id(); pass == 0) {
-    if (lane_id() == 0) found[column] = {};
+    if (warp_lane_id() == 0) found[column] = {};
   } else if (first + column < groups) {
     go_on(found[column], searches, first_group + column, pass,
           rule_of(format, rules, first + column).alpha);
-    if (blockIdx.y == 0 && lane_id() == 0) {
+    if (blockIdx.y == 0 && warp_lane_id() == 0) {
       searches.states[(first_group + column) * kPasses + pass] = found[column];
     }
   }
@@ -493,14 +494,14 @@ __global__ void __launch_bounds__(kThreads)
   const float alpha = rule_of(format, rules, group).alpha;
   Search& search = found[warp_id()];
   go_on(search, searches, static_cast<int64_t>(blockIdx.y) * groups + group, kPasses, alpha);
-  if (lane_id() != 0) return;
+  if (warp_lane_id() != 0) return;
   Pair made = nothing(true);
   if (search.numbers != 0) {
     float ends[2];
     for (int i = 0; i < 2; ++i) {
-      const Place place(search.numbers, i == 0 ? alpha : 1 - alpha);
+      const QuantileRank rank(search.numbers, i == 0 ? alpha : 1 - alpha);
       const float low = number_of(search.prefix[2 * i]);
-      ends[i] = alpha == 0 ? low : place.between(low, number_of(search.prefix[2 * i + 1]));
+      ends[i] = alpha == 0 ? low : rank.between(low, number_of(search.prefix[2 * i + 1]));
     }
     made = {ends[0], ends[1]};
   }
@@ -514,7 +515,7 @@ struct RowGroup {
   const float* x;
   int count;
   int lanes;
-  int lane;
+  int warp_lane;
 
   template <class T, class Combine>
   __device__ T joined(T x, const Combine& combine) const {
@@ -532,7 +533,7 @@ __device__ float ranked(const RowGroup& group, uint32_t rank) {
   for (int bit = 31; bit >= 0; --bit) {
     const uint32_t middle = found | 1u << bit;
     unsigned below = 0;
-    for (int i = group.lane; i < group.count; i += group.lanes) {
+    for (int i = group.warp_lane; i < group.count; i += group.lanes) {
       below += order_of(group.x[i]) < middle ? 1 : 0;
     }
     if (group.sum(below) <= rank) found = middle;
@@ -541,15 +542,15 @@ __device__ float ranked(const RowGroup& group, uint32_t rank) {
 }
 
 __device__ float quantile(const RowGroup& group, uint32_t numbers, float alpha) {
-  const Place place(numbers, alpha);
-  return place.between(ranked(group, place.below), ranked(group, place.above));
+  const QuantileRank rank(numbers, alpha);
+  return rank.between(ranked(group, rank.below), ranked(group, rank.above));
 }
 
 __device__ AffineRange range_of(const RowGroup& group, const PackRule& rule, int levels) {
   float low = INFINITY;
   float high = -INFINITY;
   unsigned numbers = 0;
-  for (int i = group.lane; i < group.count; i += group.lanes) {
+  for (int i = group.warp_lane; i < group.count; i += group.lanes) {
     const float x = group.x[i];
     low = x < low ? x : low;
     high = x > high ? x : high;
@@ -582,16 +583,16 @@ __device__ void pack_token(float* x, const PackedFormat& format, const PackRule&
   int lanes = 32;  // of a group, all groups side by side if they can be
   while (lanes > 1 && lanes * groups > 32) lanes /= 2;
   for (int done = 0; done < groups; done += 32 / lanes) {
-    const int index = done + lane_id() / lanes;
+    const int index = done + warp_lane_id() / lanes;
     const int first = min(index * format.group_size, channels);
     const RowGroup group{x + first, min(format.group_size, channels - first), lanes,
-                         lane_id() % lanes};
+                         warp_lane_id() % lanes};
     const AffineRange range = range_of(group, rule, max_code(section.code));
-    if (group.lane == 0 && index < groups) {
+    if (group.warp_lane == 0 && index < groups) {
       const size_t scale = at * static_cast<size_t>(groups) + static_cast<size_t>(index);
       store_range(range, rule, format.meta, scales, scale, zeros, scale);
     }
-    for (int i = group.lane; i < group.count; i += lanes) {
+    for (int i = group.warp_lane; i < group.count; i += lanes) {
       codes[first + i] = static_cast<uint8_t>(range.code(group.x[i], rule.rounding));
     }
   }
@@ -599,7 +600,7 @@ __device__ void pack_token(float* x, const PackedFormat& format, const PackRule&
   if (to == nullptr) return;
   to += at * section.row_bytes();
   const int units = static_cast<int>(ceil_div(channels, unit_codes(section.code)));
-  for (int i = lane_id(); i < units; i += 32) pack_unit(to, section.code, codes, channels, i);
+  for (int i = warp_lane_id(); i < units; i += 32) pack_unit(to, section.code, codes, channels, i);
 }
 
 constexpr int kRowWarps = 4;
@@ -613,7 +614,7 @@ __global__ void __launch_bounds__(kRowWarps * 32)
   if (row >= job.rows) return;
   const int channels = format.channels();
   float* x = rooms + static_cast<size_t>(warp_id()) * row_room(channels) / sizeof(float);
-  for (int i = lane_id(); i < channels; i += 32) x[i] = job.x[row * channels + i];
+  for (int i = warp_lane_id(); i < channels; i += 32) x[i] = job.x[row * channels + i];
   __syncwarp();
   pack_token(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row), job.codes);
 }
@@ -627,7 +628,7 @@ __global__ void pack_oldest(const PackedRing* rings, PackedFormat format, Rules 
   const int step = growth->rows;
   const int64_t from = static_cast<int64_t>((ring.oldest + step) % ring.places) * channels;
   const std::byte* row = ring.rows + from * (dtype == DType::kF32 ? 4 : 2);
-  for (int i = lane_id(); i < channels; i += 32) rooms[i] = element(row, dtype, i);
+  for (int i = warp_lane_id(); i < channels; i += 32) rooms[i] = element(row, dtype, i);
   __syncwarp();
 
   const int block = (ring.packed + step) / ring.block_rows;

@@ -44,10 +44,10 @@ constexpr int kTilesHeld = kBits == 1   ? 4
 template <int kBits, int kGroups, bool kMixed>
 constexpr int kScoreBlocks = kGroups == 2 || (kBits <= 2 && !kMixed) ? 4 : 5;
 
-/// The least and greatest score of an item, of the queries of its groups.
+/// The least and greatest score of a split, of the queries of its groups.
 template <int kGroups>
-__device__ void write_ends(const DevicePlan& plan, const Item& item, int first_query,
-                           const Place& place, const float (&least)[kGroups],
+__device__ void write_ends(const AttendArgs& args, const Split& split, int first_query,
+                           const OperandThread& my, const float (&least)[kGroups],
                            const float (&greatest)[kGroups]) {
   __shared__ float2 of_warps[kWarps][kGroups * kGroupQueries];
 #pragma unroll
@@ -59,27 +59,27 @@ __device__ void write_ends(const DevicePlan& plan, const Item& item, int first_q
       low = fminf(low, __shfl_xor_sync(kAll, low, offset));
       high = fmaxf(high, __shfl_xor_sync(kAll, high, offset));
     }
-    if (place.row == 0) of_warps[place.warp][group * kGroupQueries + place.quarter] = {low, high};
+    if (my.row == 0) of_warps[my.warp][group * kGroupQueries + my.quarter] = {low, high};
   }
   __syncthreads();
   const auto query = static_cast<int>(threadIdx.x);
-  if (query >= kGroups * kGroupQueries || first_query + query >= plan.q_per_kv) return;
+  if (query >= kGroups * kGroupQueries || first_query + query >= args.q_per_kv) return;
   float2 ends = of_warps[0][query];
   for (int warp = 1; warp < kWarps; ++warp) {
     ends.x = fminf(ends.x, of_warps[warp][query].x);
     ends.y = fmaxf(ends.y, of_warps[warp][query].y);
   }
-  plan.ends[static_cast<int64_t>(item.part) * plan.q_per_kv + first_query + query] = ends;
+  args.ends[static_cast<int64_t>(split.part) * args.q_per_kv + first_query + query] = ends;
 }
 
-/// Scores of the keys of an item: a thread has a quarter of the channels of two rows of a tile.
+/// Scores of the keys of a split: a thread has a quarter of the channels of two rows of a tile.
 template <int kBits, int kGroups, bool kMixed = false>
 __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>)
-    score_tiles(DevicePlan plan) {
+    score_tiles(AttendArgs args) {
   using Pairs = CodePairs<kBits>;
   constexpr bool kRows = kBits == 16;
   constexpr int kRowBytes = kMixed ? kDim / 2 * 3 / 8 : kDim * kBits / 8;
-  constexpr int kRowPieces = kRowBytes / 16;
+  constexpr int kRowChunks = kRowBytes / 16;
   constexpr int kHeld = kTilesHeld<kBits>;
   constexpr bool kStaged = !kMixed && !kRows;
   constexpr int kStages = 3;
@@ -87,40 +87,40 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
   __shared__ RaisedQueries<kBits, kGroups> raised;
   __shared__ alignas(128)
       std::byte staged[kStaged ? kWarps : 1][kStaged ? kStages * kStageBytes : 16];
-  Item item;
-  if (!find_item(plan, item)) return;
-  const DeviceLane lane = lane_of(plan, item.lane);
-  const DeviceRun run = run_of(plan, item.run);
-  const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
+  Split split;
+  if (!find_split(args, split)) return;
+  const DeviceLane lane = lane_of(args, split.lane);
+  const DeviceRun run = run_of(args, split.run);
+  const ScaleAxis axis = kRows ? ScaleAxis::kHead : args.formats[run.format].axis;
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
-  const Place place;
-  const int blocks = kRows ? 1 : item.count;
-  raised.fill(run.q != nullptr ? run.q : lane.q, plan.q_per_kv, first_query, plan.scale);
+  const OperandThread my;
+  const int blocks = kRows ? 1 : split.count;
+  raised.fill(run.q != nullptr ? run.q : lane.q, args.q_per_kv, first_query, args.scale);
   Meaning meaning;
-  if (kMixed) meaning = Meaning(plan.formats[run.format].section[place.quarter / 2]);
+  if (kMixed) meaning = Meaning(args.formats[run.format].section[my.quarter / 2]);
   FoldedQueries<kBits, kGroups> folded;
-  if (axis != ScaleAxis::kChannel) folded.fold(raised, place);
+  if (axis != ScaleAxis::kChannel) folded.fold(raised, my);
   const bool by_token = !kRows && axis == ScaleAxis::kToken;
   bool asked[kGroups];
   float least[kGroups];
   float greatest[kGroups];
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    asked[group] = first_query + group * kGroupQueries + place.quarter < plan.q_per_kv;
+    asked[group] = first_query + group * kGroupQueries + my.quarter < args.q_per_kv;
     least[group] = INFINITY;
     greatest[group] = -INFINITY;
   }
 
   for (int index = 0; index < blocks; ++index) {
     const DeviceBlock block =
-        kRows ? rows_of(run, item) : block_of(plan.blocks, run, item.first + index);
+        kRows ? rows_of(run, split) : block_of(args.blocks, run, split.first + index);
     const int tiles = (block.rows + kTileSlots - 1) / kTileSlots;
     const bool alone = !kRows && goes_to_one_warp(block);
-    if (alone && index % kWarps != place.warp) continue;
-    const int first_tile = alone ? 0 : place.warp * kHeld;
+    if (alone && index % kWarps != my.warp) continue;
+    const int first_tile = alone ? 0 : my.warp * kHeld;
     const int tile_step = alone ? kHeld : kWarps * kHeld;
     if (first_tile >= tiles) continue;
-    if (!kRows && axis == ScaleAxis::kChannel) folded.fold(raised, block, meaning, place);
+    if (!kRows && axis == ScaleAxis::kChannel) folded.fold(raised, block, meaning, my);
     float2 of_block{1, kRows ? 0.0f : 1.0f};
     if (!kRows && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
     float unit[kGroups];
@@ -131,13 +131,13 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
       bias[group] = of_block.y * folded.bias[group];
     }
     const std::byte* codes =
-        block.codes + place.row * kRowBytes + (kMixed ? 0 : place.quarter * (kRowBytes / 4));
-    float* scores = lane.weights + static_cast<int64_t>(first_query + place.quarter) * lane.slots +
-                    block.first_slot + place.row;
+        block.codes + my.row * kRowBytes + (kMixed ? 0 : my.quarter * (kRowBytes / 4));
+    float* scores = lane.weights + static_cast<int64_t>(first_query + my.quarter) * lane.slots +
+                    block.first_slot + my.row;
 
     const auto load_row = [&](const std::byte* from, uint32_t(&to)[kBits]) {
       if constexpr (kMixed) {
-        load_mixed(from, place.quarter, to);
+        load_mixed(from, my.quarter, to);
       } else {
         load_words<kBits>(from, to);
       }
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
       } else {
 #pragma unroll
         for (int i = 0; i < 2 * kHeld; ++i) {
-          const int row = min(first + 8 * i + place.row, block.rows - 1) - place.row;
+          const int row = min(first + 8 * i + my.row, block.rows - 1) - my.row;
           load_row(codes + static_cast<int64_t>(row) * kRowBytes, words[i / 2][i % 2]);
         }
       }
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
 #pragma unroll
         for (int i = 0; i < 2 * kBits; ++i)
           rows[i / kBits][i % kBits] = words[held][i / kBits][i % kBits];
-        if (kMixed && place.quarter >= 2) {
+        if (kMixed && my.quarter >= 2) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             rows[i][kMixed ? 1 : 0] = spread(words[held][i][0] >> 16);
@@ -193,10 +193,10 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
         }
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-          const int row = first + held * kTileSlots + 8 * side;  // from place.row on
-          if (!plain && row + place.row >= block.rows) continue;
+          const int row = first + held * kTileSlots + 8 * side;  // from my.row on
+          if (!plain && row + my.row >= block.rows) continue;
           float2 a{1, 1};
-          if (!plain && by_token) a = one_affine(block, row + place.row);
+          if (!plain && by_token) a = one_affine(block, row + my.row);
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
             const float product = products[group][2 * side] + products[group][2 * side + 1];
@@ -228,20 +228,20 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
     }
     // Codes of long blocks come to shared memory, of which each warp has its own.
     const int thread = static_cast<int>(threadIdx.x) % 32;
-    const std::byte* stages = staged[place.warp];
-    const auto at = [](int row, int piece) {  // neighbouring rows of 8 bits in other banks
-      return row * kRowBytes + (kBits == 8 ? piece ^ (row & 1) : piece) * 16;
+    const std::byte* stages = staged[my.warp];
+    const auto at = [](int row, int chunk) {  // neighbouring rows of 8 bits in other banks
+      return row * kRowBytes + (kBits == 8 ? chunk ^ (row & 1) : chunk) * 16;
     };
     const auto copy = [&](int tile, const std::byte* stage) {
       const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(stage));
       const int first = tile * kTileSlots;
 #pragma unroll
       for (int i = 0; i < kStageBytes / 16 / 32; ++i) {
-        const int piece = i * 32 + thread;
-        const int row = piece / kRowPieces;
+        const int chunk = i * 32 + thread;
+        const int row = chunk / kRowChunks;
         if (first + row >= block.rows) continue;
-        copy_async(to + at(row, piece % kRowPieces),
-                   block.codes + static_cast<int64_t>(first) * kRowBytes + piece * 16);
+        copy_async(to + at(row, chunk % kRowChunks),
+                   block.codes + static_cast<int64_t>(first) * kRowBytes + chunk * 16);
       }
       end_copies();
     };
@@ -258,18 +258,18 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
       copy(tile + (kStages - 1) * tile_step, stages + free);
 #pragma unroll
       for (int i = 0; i < 2 * kHeld; ++i) {
-        const int row = 8 * i + place.row;
+        const int row = 8 * i + my.row;
 #pragma unroll
         for (int j = 0; j < kBits; j += 4) {
           const std::byte* from = stages + now;
           if constexpr (kBits >= 4) {
             const uint4 x = *reinterpret_cast<const uint4*>(
-                from + at(row, place.quarter * (kRowPieces / 4) + j / 4));
+                from + at(row, my.quarter * (kRowChunks / 4) + j / 4));
             words[i / 2][i % 2][j] = x.x, words[i / 2][i % 2][j + 1] = x.y;
             words[i / 2][i % 2][j + 2] = x.z, words[i / 2][i % 2][j + 3] = x.w;
           } else {
             const auto* word =
-                reinterpret_cast<const uint32_t*>(from + row * kRowBytes) + place.quarter * kBits;
+                reinterpret_cast<const uint32_t*>(from + row * kRowBytes) + my.quarter * kBits;
             words[i / 2][i % 2][0] = word[0];
             if constexpr (kBits == 2) words[i / 2][i % 2][1] = word[1];
           }
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
       now = now + kStageBytes == kStages * kStageBytes ? 0 : now + kStageBytes;
     }
   }
-  if (lane.late) write_ends<kGroups>(plan, item, first_query, place, least, greatest);
+  if (lane.deferred) write_ends<kGroups>(args, split, first_query, my, least, greatest);
 }
 
 // ----------------------------------------------------------------------------------------- values
@@ -325,14 +325,14 @@ struct ValueTile {
   /// Slots `first` + quarter + 4 i of the block, whose weights for `group` start at weights[group].
   /// Slots from block.rows on weigh nothing.
   __device__ void load(const DeviceBlock& block, const float* const (&weights_of)[kGroups],
-                       int first, const Place& place) {
-    const int slot = first + place.quarter;
+                       int first, const OperandThread& my) {
+    const int slot = first + my.quarter;
     slots = block.rows - slot;
     if (first + kTileSlots <= block.rows) {
       const std::byte* from = block.codes + static_cast<int64_t>(slot) * kRowBytes;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        load_codes(from + 4 * i * kRowBytes, place.row, i);
+        load_codes(from + 4 * i * kRowBytes, my.row, i);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           weights[group][i] = __ldg(weights_of[group] + slot + 4 * i);
@@ -344,7 +344,7 @@ struct ValueTile {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = min(slot + 4 * i, block.rows - 1);
-      load_codes(block.codes + static_cast<int64_t>(row) * kRowBytes, place.row, i);
+      load_codes(block.codes + static_cast<int64_t>(row) * kRowBytes, my.row, i);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         weights[group][i] = slot + 4 * i < block.rows ? __ldg(weights_of[group] + row) : 0.0f;
@@ -382,12 +382,12 @@ struct ValueTile {
   }
 
   /// Makes weights of scores.
-  __device__ void weigh(const Weighing (&weighing)[kGroups], float (&mass)[kGroups]) {
+  __device__ void weigh(const ScoreWeighting (&weighting)[kGroups], float (&mass)[kGroups]) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float weight = weighing[group](weights[group][i]);
+        const float weight = weighting[group](weights[group][i]);
         weights[group][i] = 4 * i < slots ? weight : 0.0f;
         mass[group] += weights[group][i];
       }
@@ -412,49 +412,49 @@ struct ValueTile {
   }
 };
 
-/// The sums of the weights of an item.
+/// The sums of the weights of a split.
 template <int kGroups>
-__device__ void write_masses(const DevicePlan& plan, const Item& item, int first_query,
-                             const Place& place, const float (&mass)[kGroups]) {
+__device__ void write_masses(const AttendArgs& args, const Split& split, int first_query,
+                             const OperandThread& my, const float (&mass)[kGroups]) {
   __shared__ float of_warps[kWarps][kGroups * kGroupQueries];
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     float sum = mass[group];
     sum += __shfl_xor_sync(kAll, sum, 1);
     sum += __shfl_xor_sync(kAll, sum, 2);
-    if (place.quarter == 0 && !place.lower) {
-      of_warps[place.warp][group * kGroupQueries + place.asked] = sum;
+    if (my.quarter == 0 && !my.lower) {
+      of_warps[my.warp][group * kGroupQueries + my.asked] = sum;
     }
   }
   __syncthreads();
   const auto query = static_cast<int>(threadIdx.x);
-  if (query >= kGroups * kGroupQueries || first_query + query >= plan.q_per_kv) return;
+  if (query >= kGroups * kGroupQueries || first_query + query >= args.q_per_kv) return;
   float sum = 0;
   for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[warp][query];
-  plan.masses[static_cast<int64_t>(item.part) * plan.q_per_kv + first_query + query] = sum;
+  args.masses[static_cast<int64_t>(split.part) * args.q_per_kv + first_query + query] = sum;
 }
 
-/// Weighted sums of the values of an item: a thread has 16 channels of four slots of a tile.
+/// Weighted sums of the values of a split: a thread has 16 channels of four slots of a tile.
 template <int kBits, ValueScales kKind, int kGroups>
-__global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan plan) {
+__global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs args) {
   using Tile = ValueTile<kBits, kKind, kGroups>;
   constexpr bool kGrouped = Tile::kGrouped;
   constexpr bool by_token = scaled_by_token(kKind);
   constexpr int kScales = Tile::kScales;
   __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
-  Item item;
-  if (!find_item(plan, item)) return;
-  const DeviceLane lane = lane_of(plan, item.lane);
-  const DeviceRun run = run_of(plan, item.run);
-  const ScaleAxis axis = plan.formats[run.format].axis;
+  Split split;
+  if (!find_split(args, split)) return;
+  const DeviceLane lane = lane_of(args, split.lane);
+  const DeviceRun run = run_of(args, split.run);
+  const ScaleAxis axis = args.formats[run.format].axis;
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
-  const Place place;
+  const OperandThread my;
   // Threads of queries beyond the last read the last one's weights; nobody reads what they add.
   int64_t query_at[kGroups];
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    const int query = first_query + group * kGroupQueries + place.asked;
-    query_at[group] = static_cast<int64_t>(min(query, plan.q_per_kv - 1)) * lane.slots;
+    const int query = first_query + group * kGroupQueries + my.asked;
+    query_at[group] = static_cast<int64_t>(min(query, args.q_per_kv - 1)) * lane.slots;
   }
 
   __shared__ uint16_t trits[Tile::kTrits ? 256 : 1];
@@ -468,29 +468,29 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   __syncthreads();
 
   Meaning meaning;
-  if (!by_token) meaning = Meaning(plan.formats[run.format].section[0]);
-  Weighing weighing[kGroups];
+  if (!by_token) meaning = Meaning(args.formats[run.format].section[0]);
+  ScoreWeighting weighting[kGroups];
   float mass[kGroups] = {};
 #pragma unroll
-  for (int group = 0; lane.late && group < kGroups; ++group) {
-    const int query = first_query + group * kGroupQueries + place.asked;
-    weighing[group] = weighings_of(plan, item.lane, run.range)[min(query, plan.q_per_kv - 1)];
+  for (int group = 0; lane.deferred && group < kGroups; ++group) {
+    const int query = first_query + group * kGroupQueries + my.asked;
+    weighting[group] = weightings_of(args, split.lane, run.range)[min(query, args.q_per_kv - 1)];
   }
 
   // Weights are at most 1; the scales of tokens are as large as they are.
   Raise raise{1 << 15, 1.0f / (1 << 15)};
   if (by_token) {
-    float weight = lane.late ? 1 : 0;
+    float weight = lane.deferred ? 1 : 0;
     float scale = 0;
-    for (int index = 0; index < item.count; ++index) {
-      const DeviceBlock block = block_of(plan.blocks, run, item.first + index);
-      if (goes_to_one_warp(block) && index % kWarps != place.warp) continue;
+    for (int index = 0; index < split.count; ++index) {
+      const DeviceBlock block = block_of(args.blocks, run, split.first + index);
+      if (goes_to_one_warp(block) && index % kWarps != my.warp) continue;
       const float* weights =
           lane.weights + static_cast<int64_t>(first_query) * lane.slots + block.first_slot;
       for (int row = static_cast<int>(threadIdx.x) % 32; row < block.rows; row += 32) {
 #pragma unroll
-        for (int i = 0; i < kGroups * kGroupQueries && !lane.late; ++i) {
-          if (first_query + i >= plan.q_per_kv) break;
+        for (int i = 0; i < kGroups * kGroupQueries && !lane.deferred; ++i) {
+          if (first_query + i >= args.q_per_kv) break;
           weight = fmaxf(weight, __ldg(weights + static_cast<int64_t>(i) * lane.slots + row));
         }
         if (kGrouped) {
@@ -521,29 +521,29 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
         float sum = totals[group][i];
         sum += __shfl_xor_sync(kAll, sum, 1);
         sum += __shfl_xor_sync(kAll, sum, 2);
-        total[i] = __shfl_sync(kAll, sum, place.quarter * 8);
+        total[i] = __shfl_sync(kAll, sum, my.quarter * 8);
         totals[group][i] = 0;
       }
 #pragma unroll
       for (int channel = 0; channel < 16; ++channel) {
         float2 a = of_block;
         if (!kGrouped && axis == ScaleAxis::kChannel) {
-          a = one_affine(block, meaning, place.row * 16 + channel);
+          a = one_affine(block, meaning, my.row * 16 + channel);
         }
         float(&four)[4] = products[group][channel / 2];
         const int side = channel % 2;
         const float product = (four[2 * side] + four[2 * side + 1]) * raise.down *
                               power_of_two(channel_exponent<kBits, kGrouped>(channel));
-        shared[place.warp][group * kGroupQueries + place.quarter][channel_at<kGrouped>(
-            place.row, channel)] += a.x * product + a.y * total[kGrouped ? channel / 4 : 0];
+        shared[my.warp][group * kGroupQueries + my.quarter][channel_at<kGrouped>(
+            my.row, channel)] += a.x * product + a.y * total[kGrouped ? channel / 4 : 0];
         four[2 * side] = four[2 * side + 1] = 0;
       }
     }
   };
 
   const auto add = [&](Tile& tile) {
-    if (lane.late) tile.weigh(weighing, mass);
-    if constexpr (Tile::kTrits) tile.decode(trits, place.row);
+    if (lane.deferred) tile.weigh(weighting, mass);
+    if constexpr (Tile::kTrits) tile.decode(trits, my.row);
     uint32_t b[kGroups][kScales][2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -559,8 +559,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
           totals[group][j] += by_token ? tile.weights[group][i] * Tile::of(tile.zeros[i], j)
                                        : tile.weights[group][i];
         }
-        b[group][j][0] = half_parts(x[0], x[1], place.lower);
-        b[group][j][1] = half_parts(x[2], x[3], place.lower);
+        b[group][j][0] = half_parts(x[0], x[1], my.lower);
+        b[group][j][1] = half_parts(x[2], x[3], my.lower);
       }
     }
 #pragma unroll
@@ -581,23 +581,23 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   constexpr int kTilesSummed = 8;
   int added = 0;
   DeviceBlock block{};
-  for (int index = 0; index < item.count; ++index) {
-    block = block_of(plan.blocks, run, item.first + index);
+  for (int index = 0; index < split.count; ++index) {
+    block = block_of(args.blocks, run, split.first + index);
     const bool alone = goes_to_one_warp(block);
-    if (alone && index % kWarps != place.warp) continue;
+    if (alone && index % kWarps != my.warp) continue;
     const float* weights[kGroups];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       weights[group] = lane.weights + query_at[group] + block.first_slot;
     }
     const int step = (alone ? 1 : kWarps) * kTileSlots;
-    int first = alone ? 0 : place.warp * kTileSlots;
+    int first = alone ? 0 : my.warp * kTileSlots;
     // The next tiles are on their way while one is added.
     constexpr int kAhead = kGrouped || Tile::kTrits ? 1 : kBits <= 2 ? 3 : 2;
     Tile tiles[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (first + i * step < block.rows) tiles[i].load(block, weights, first + i * step, place);
+      if (first + i * step < block.rows) tiles[i].load(block, weights, first + i * step, my);
     }
     while (first < block.rows) {
 #pragma unroll
@@ -607,7 +607,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
         // Sums of large codes, of which zero points take most away again, stay short.
         if (kBits == 8 && ++added % kTilesSummed == 0) finish(block);
         const int next = first + kAhead * step;
-        if (next < block.rows) tiles[i].load(block, weights, next, place);
+        if (next < block.rows) tiles[i].load(block, weights, next, my);
         first += step;
       }
     }
@@ -616,15 +616,16 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
   if (by_token) finish(block);
 
   __syncthreads();
-  const int queries = min(kGroups * kGroupQueries, plan.q_per_kv - first_query);
-  float* part = plan.parts + (static_cast<int64_t>(item.part) * plan.q_per_kv + first_query) * kDim;
+  const int queries = min(kGroups * kGroupQueries, args.q_per_kv - first_query);
+  float* part =
+      args.parts + (static_cast<int64_t>(split.part) * args.q_per_kv + first_query) * kDim;
   for (int i = static_cast<int>(threadIdx.x); i < queries * kDim; i += kThreads) {
     float sum = 0;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) sum += shared[warp][i / kDim][i % kDim];
     part[i] = sum;
   }
-  if (lane.late) write_masses<kGroups>(plan, item, first_query, place, mass);
+  if (lane.deferred) write_masses<kGroups>(args, split, first_query, my, mass);
 }
 
 // ---------------------------------------------------------------------------------------- choices
@@ -632,13 +633,13 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(DevicePlan pl
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 template <int kBits, int kGroups, bool kMixed = false>
-void launch_scores(const DevicePlan& plan, dim3 grid, Stream& stream) {
-  score_tiles<kBits, kGroups, kMixed><<<grid, kThreads, 0, native(stream)>>>(plan);
+void launch_scores(const AttendArgs& args, dim3 grid, Stream& stream) {
+  score_tiles<kBits, kGroups, kMixed><<<grid, kThreads, 0, native(stream)>>>(args);
 }
 
 template <int kBits, ValueScales kKind, int kGroups>
-void launch_values(const DevicePlan& plan, dim3 grid, Stream& stream) {
-  add_tiles<kBits, kKind, kGroups><<<grid, kThreads, 0, native(stream)>>>(plan);
+void launch_values(const AttendArgs& args, dim3 grid, Stream& stream) {
+  add_tiles<kBits, kKind, kGroups><<<grid, kThreads, 0, native(stream)>>>(args);
 }
 
 }  // namespace
@@ -713,38 +714,38 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   return (grouped ? kGrouped1 : kToken1) + width;
 }
 
-void score_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream) {
-  with_groups(plan, pieces, [&](auto constant, dim3 grid) {
+void score_codes(CodeKernel kernel, const AttendArgs& args, Splits splits, Stream& stream) {
+  with_groups(args, splits, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
-    if (kernel == kCodes1) launch_scores<1, kGroups>(plan, grid, stream);
-    if (kernel == kCodes2) launch_scores<2, kGroups>(plan, grid, stream);
-    if (kernel == kCodes4) launch_scores<4, kGroups>(plan, grid, stream);
-    if (kernel == kCodes8) launch_scores<8, kGroups>(plan, grid, stream);
-    if (kernel == kHalfRows) launch_scores<16, kGroups>(plan, grid, stream);
-    if (kernel == kCodes21) launch_scores<2, kGroups, true>(plan, grid, stream);
+    if (kernel == kCodes1) launch_scores<1, kGroups>(args, grid, stream);
+    if (kernel == kCodes2) launch_scores<2, kGroups>(args, grid, stream);
+    if (kernel == kCodes4) launch_scores<4, kGroups>(args, grid, stream);
+    if (kernel == kCodes8) launch_scores<8, kGroups>(args, grid, stream);
+    if (kernel == kHalfRows) launch_scores<16, kGroups>(args, grid, stream);
+    if (kernel == kCodes21) launch_scores<2, kGroups, true>(args, grid, stream);
   });
 }
 
-void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream) {
-  if (kernel >= kLong1) return add_long_blocks(kernel, plan, pieces, stream);
-  with_groups(plan, pieces, [&](auto constant, dim3 grid) {
+void add_codes(CodeKernel kernel, const AttendArgs& args, Splits splits, Stream& stream) {
+  if (kernel >= kLong1) return add_long_blocks(kernel, args, splits, stream);
+  with_groups(args, splits, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
     constexpr ValueScales kBlock = ValueScales::kBlock;
     constexpr ValueScales kToken = ValueScales::kToken;
     constexpr ValueScales kChannels32 = ValueScales::kChannels32;
-    if (kernel == kCodes1) launch_values<1, kBlock, kGroups>(plan, grid, stream);
-    if (kernel == kCodes2) launch_values<2, kBlock, kGroups>(plan, grid, stream);
-    if (kernel == kCodes4) launch_values<4, kBlock, kGroups>(plan, grid, stream);
-    if (kernel == kCodes8) launch_values<8, kBlock, kGroups>(plan, grid, stream);
-    if (kernel == kTrits) launch_values<2, ValueScales::kTrits, kGroups>(plan, grid, stream);
-    if (kernel == kToken1) launch_values<1, kToken, kGroups>(plan, grid, stream);
-    if (kernel == kToken2) launch_values<2, kToken, kGroups>(plan, grid, stream);
-    if (kernel == kToken4) launch_values<4, kToken, kGroups>(plan, grid, stream);
-    if (kernel == kToken8) launch_values<8, kToken, kGroups>(plan, grid, stream);
-    if (kernel == kGrouped1) launch_values<1, kChannels32, kGroups>(plan, grid, stream);
-    if (kernel == kGrouped2) launch_values<2, kChannels32, kGroups>(plan, grid, stream);
-    if (kernel == kGrouped4) launch_values<4, kChannels32, kGroups>(plan, grid, stream);
-    if (kernel == kGrouped8) launch_values<8, kChannels32, kGroups>(plan, grid, stream);
+    if (kernel == kCodes1) launch_values<1, kBlock, kGroups>(args, grid, stream);
+    if (kernel == kCodes2) launch_values<2, kBlock, kGroups>(args, grid, stream);
+    if (kernel == kCodes4) launch_values<4, kBlock, kGroups>(args, grid, stream);
+    if (kernel == kCodes8) launch_values<8, kBlock, kGroups>(args, grid, stream);
+    if (kernel == kTrits) launch_values<2, ValueScales::kTrits, kGroups>(args, grid, stream);
+    if (kernel == kToken1) launch_values<1, kToken, kGroups>(args, grid, stream);
+    if (kernel == kToken2) launch_values<2, kToken, kGroups>(args, grid, stream);
+    if (kernel == kToken4) launch_values<4, kToken, kGroups>(args, grid, stream);
+    if (kernel == kToken8) launch_values<8, kToken, kGroups>(args, grid, stream);
+    if (kernel == kGrouped1) launch_values<1, kChannels32, kGroups>(args, grid, stream);
+    if (kernel == kGrouped2) launch_values<2, kChannels32, kGroups>(args, grid, stream);
+    if (kernel == kGrouped4) launch_values<4, kChannels32, kGroups>(args, grid, stream);
+    if (kernel == kGrouped8) launch_values<8, kChannels32, kGroups>(args, grid, stream);
   });
 }
 

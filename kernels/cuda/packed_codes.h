@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/cuda/packed_plan.cuh"
+#include "kernels/cuda/attend_args.cuh"
 
 // Decode attention on the tensor cores: rows of 128 channels of 1, 2, 4 or 8-bit codes, or of f16.
 namespace kvlm::cuda::packed {
@@ -39,16 +39,16 @@ enum CodeKernel : int {
 /// the first and the last are looked at.
 int code_kernel(const SlotRun& run, bool keys, int head_dim);
 
-/// The runs that one launch serves, and the number of pieces of the longest of them.
-struct Pieces {
+/// The runs that one launch serves, and the number of splits of the longest of them.
+struct Splits {
   unsigned runs = 0;
   unsigned most = 0;
 };
 
-/// Scores of the keys of the runs in plan.served, or partial sums of their values.
-void score_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
-void add_codes(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
+/// Scores of the keys of the runs in args.served, or partial sums of their values.
+void score_codes(CodeKernel kernel, const AttendArgs& args, Splits splits, Stream& stream);
+void add_codes(CodeKernel kernel, const AttendArgs& args, Splits splits, Stream& stream);
 /// add_codes() of kLong1 to kLongRows.
-void add_long_blocks(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream);
+void add_long_blocks(CodeKernel kernel, const AttendArgs& args, Splits splits, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

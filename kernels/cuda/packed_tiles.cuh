@@ -2,10 +2,10 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/attend_args.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_codes.h"
 #include "kernels/cuda/packed_mma.cuh"
-#include "kernels/cuda/packed_plan.cuh"
 
 // What the kernels that attend on the tensor cores share: rows of 128 channels, of codes or of f16,
 // are the rows of an operand (slots for scores, channels for values); the columns of the other are
@@ -81,17 +81,17 @@ __device__ inline float2 one_affine(const DeviceBlock& block, const Meaning& mea
                                      : meaning.offset * scale};
 }
 
-/// The block of an item of full rows.
-__device__ inline DeviceBlock rows_of(const DeviceRun& run, const Item& item) {
+/// The block of a split of full rows.
+__device__ inline DeviceBlock rows_of(const DeviceRun& run, const Split& split) {
   DeviceBlock block{};
-  block.codes = run.rows + static_cast<int64_t>(item.first) * kDim * 2;
-  block.rows = item.count;
-  block.first_slot = run.first_slot + item.first;
+  block.codes = run.rows + static_cast<int64_t>(split.first) * kDim * 2;
+  block.rows = split.count;
+  block.first_slot = run.first_slot + split.first;
   return block;
 }
 
 /// Where a thread stands in an operand.
-struct Place {
+struct OperandThread {
   int warp = static_cast<int>(threadIdx.x) / 32;
   int row = static_cast<int>(threadIdx.x) % 32 / 4;  // and row + 8
   int quarter = static_cast<int>(threadIdx.x) % 4;
@@ -99,7 +99,7 @@ struct Place {
   bool lower = row % 2 == 1;  // which part of it
 };
 
-/// The queries of an item in shared memory, raised so that they and their products with scales
+/// The queries of a split in shared memory, raised so that they and their products with scales
 /// below 1 are halves, every channel by the power of two of its codes.
 template <int kBits, int kGroups>
 struct RaisedQueries {
@@ -116,23 +116,23 @@ struct RaisedQueries {
   }
 
   __device__ void fill(const float* queries, int q_per_kv, int first_query, float scale) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
     for (int i = static_cast<int>(threadIdx.x) / 32; i < kQueries; i += kWarps) {
       float4 x{};
       if (first_query + i < q_per_kv) {
-        x = __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + lane);
+        x = __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + warp_lane);
         x = {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
       }
       const float all = warp_sum(x.x + x.y + x.z + x.w);
       const float most =
           warp_max(fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w))));
       const Raise raise = raise_of(most * power_of_two(Pairs::kTop - Pairs::kBottom));
-      const int channel = lane % 8 * 4;
+      const int channel = warp_lane % 8 * 4;
       x = {x.x * raise.up * channel_power(channel), x.y * raise.up * channel_power(channel + 1),
            x.z * raise.up * channel_power(channel + 2),
            x.w * raise.up * channel_power(channel + 3)};
-      q[i / kGroupQueries][lane % 8][i % kGroupQueries][lane / 8] = x;
-      if (lane == 0) {
+      q[i / kGroupQueries][warp_lane % 8][i % kGroupQueries][warp_lane / 8] = x;
+      if (warp_lane == 0) {
         down[i] = raise.down;
         sum[i] = all;
       }
@@ -157,30 +157,31 @@ struct FoldedQueries {
   }
   static constexpr int kApart = kBits == 16 ? 1 : Pairs::kPairs;  // to its second channel
 
-  __device__ static void load(const Raised& raised, int group, const Place& place, float (&x)[32]) {
+  __device__ static void load(const Raised& raised, int group, const OperandThread& my,
+                              float (&x)[32]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float4 part = raised.q[group][i][place.asked][place.quarter];
+      const float4 part = raised.q[group][i][my.asked][my.quarter];
       x[4 * i] = part.x, x[4 * i + 1] = part.y, x[4 * i + 2] = part.z, x[4 * i + 3] = part.w;
     }
   }
 
-  __device__ void split(int group, const float (&x)[32], const Place& place) {
+  __device__ void split(int group, const float (&x)[32], const OperandThread& my) {
 #pragma unroll
     for (int reg = 0; reg < 2 * kSteps; ++reg) {
       const int at = first_channel(reg);
-      b[group][reg] = half_parts(x[at], x[at + kApart], place.lower);
+      b[group][reg] = half_parts(x[at], x[at + kApart], my.lower);
     }
   }
 
   /// The queries as they are; bias is the sum of a query.
-  __device__ void fold(const Raised& raised, const Place& place) {
+  __device__ void fold(const Raised& raised, const OperandThread& my) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       float x[32];
-      load(raised, group, place, x);
-      split(group, x, place);
-      const int query = group * kGroupQueries + place.quarter;
+      load(raised, group, my, x);
+      split(group, x, my);
+      const int query = group * kGroupQueries + my.quarter;
       unit[group] = raised.down[query] * power_of_two(-Pairs::kTop);
       bias[group] = raised.sum[query];
     }
@@ -188,14 +189,14 @@ struct FoldedQueries {
 
   /// The queries times the scales of a block's channels; bias is the sum of query * zero point.
   __device__ void fold(const Raised& raised, const DeviceBlock& block, const Meaning& meaning,
-                       const Place& place) {
+                       const OperandThread& my) {
     uint4 scales[4];
     uint4 zeros[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      scales[i] = __ldg(reinterpret_cast<const uint4*>(block.scales) + place.quarter * 4 + i);
+      scales[i] = __ldg(reinterpret_cast<const uint4*>(block.scales) + my.quarter * 4 + i);
       if (meaning.zero_stored) {
-        zeros[i] = __ldg(reinterpret_cast<const uint4*>(block.zeros) + place.quarter * 4 + i);
+        zeros[i] = __ldg(reinterpret_cast<const uint4*>(block.zeros) + my.quarter * 4 + i);
       }
     }
     auto* s = reinterpret_cast<__half2*>(scales);
@@ -224,7 +225,7 @@ struct FoldedQueries {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       float x[32];
-      load(raised, group, place, x);
+      load(raised, group, my, x);
       float sums[Pairs::kTogether] = {};  // by the power of two of a channel
 #pragma unroll
       for (int i = 0; i < 32; i += 2) {
@@ -236,7 +237,7 @@ struct FoldedQueries {
         x[i] *= scale.x;
         x[i + 1] *= scale.y;
       }
-      split(group, x, place);
+      split(group, x, my);
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < Pairs::kTogether; ++i) {
@@ -244,9 +245,9 @@ struct FoldedQueries {
       }
       sum += __shfl_xor_sync(kAll, sum, 1);
       sum += __shfl_xor_sync(kAll, sum, 2);
-      const float down = raised.down[group * kGroupQueries + place.quarter];
+      const float down = raised.down[group * kGroupQueries + my.quarter];
       unit[group] = down * norm_back * power_of_two(-Pairs::kTop);
-      bias[group] = __shfl_sync(kAll, sum, place.quarter * 8) * down;
+      bias[group] = __shfl_sync(kAll, sum, my.quarter * 8) * down;
     }
   }
 };
@@ -319,10 +320,10 @@ __device__ int channel_at(int part, int channel) {
 
 /// Calls launch(groups, grid) with how many groups of queries a block serves, as a constant.
 template <class Launch>
-void with_groups(const DevicePlan& plan, Pieces pieces, const Launch& launch) {
-  const int groups = plan.q_per_kv <= kGroupQueries ? 1 : 2;
-  const dim3 grid(pieces.runs, pieces.most,
-                  static_cast<unsigned>(ceil_div(plan.q_per_kv, groups * kGroupQueries)));
+void with_groups(const AttendArgs& args, Splits splits, const Launch& launch) {
+  const int groups = args.q_per_kv <= kGroupQueries ? 1 : 2;
+  const dim3 grid(splits.runs, splits.most,
+                  static_cast<unsigned>(ceil_div(args.q_per_kv, groups * kGroupQueries)));
   if (groups == 1) {
     launch(std::integral_constant<int, 1>{}, grid);
   } else {

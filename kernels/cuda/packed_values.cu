@@ -11,7 +11,7 @@ namespace kvlm::cuda::packed {
 namespace {
 
 /// How chunks of rows of 128 channels of kBits lie in shared memory: as in memory, but pieces of 16
-/// bytes change places within 128 bytes, so that the same piece of eight neighbouring rows falls
+/// bytes change places within 128 bytes, so that the same 16 bytes of eight neighbouring rows falls
 /// into other banks.
 template <int kBits>
 struct Chunk {
@@ -24,11 +24,13 @@ struct Chunk {
   /// After so many rows products are added to sums outside the tensor cores, which cut digits.
   static constexpr int kSummed = kBits == 8 ? 128 : 512;
 
-  /// Where a piece of a row is.
-  static __device__ int at(int slot, int piece) {
-    const int index = slot * kBits + piece;
-    const int turn = kBits == 1 ? 0 : kBits <= 8 ? index / 8 % (kBits == 8 ? 8 : kBits) : slot % 8;
-    return (index ^ turn) * 16;
+  /// Where 16 bytes of a row is.
+  static __device__ int at(int slot, int vector) {
+    const int index = slot * kBits + vector;
+    const int swizzle = kBits == 1   ? 0
+                        : kBits <= 8 ? index / 8 % (kBits == 8 ? 8 : kBits)
+                                     : slot % 8;
+    return (index ^ swizzle) * 16;
   }
 };
 
@@ -42,16 +44,16 @@ class WarpChannels {
   static constexpr int kTilesLoaded = kBits <= 4 ? 2 : 1;
   static constexpr int kLoads = kBits == 16 ? 2 : 1;
 
-  __device__ explicit WarpChannels(const Place& place) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+  __device__ explicit WarpChannels(const OperandThread& my) {
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr (kBits <= 4) {
-      const int first = 4 * place.warp % Pairs::kPairs;  // channel of a column
-      at_[0] = Of::at(lane, 4 * place.warp / Pairs::kPairs);
-      turn_ = Pairs::kLowest - first * kBits;
+      const int first = 4 * my.warp % Pairs::kPairs;  // channel of a column
+      at_[0] = Of::at(warp_lane, 4 * my.warp / Pairs::kPairs);
+      shift_ = Pairs::kLowest - first * kBits;
     } else {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        at_[i] = Of::at(lane % 16, kBits / 4 * place.warp + lane / 16 + 2 * i);
+        at_[i] = Of::at(warp_lane % 16, kBits / 4 * my.warp + warp_lane / 16 + 2 * i);
       }
     }
   }
@@ -67,8 +69,8 @@ class WarpChannels {
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < kBits; ++j) {
-          const auto by = static_cast<uint32_t>(turn_ - 4 * j);
-          turned_[j][i] = __funnelshift_l(words_[0][i], words_[0][i], by);
+          const auto by = static_cast<uint32_t>(shift_ - 4 * j);
+          shifted_[j][i] = __funnelshift_l(words_[0][i], words_[0][i], by);
         }
       }
     }
@@ -79,7 +81,7 @@ class WarpChannels {
     if constexpr (kBits <= 2) {
       constexpr int kTogether = 4 / kBits;
       const int bit = Pairs::kLowest + channel % kTogether * kBits;
-      return turned_[channel / kTogether][2 * of + half] &
+      return shifted_[channel / kTogether][2 * of + half] &
              (Pairs::kMask << bit | Pairs::kMask << (bit + 16));
     } else if constexpr (kBits == 4) {
       return Pairs::halves(words_[0][2 * of + half], channel);
@@ -97,17 +99,17 @@ class WarpChannels {
                                                       : channel));
   }
   /// Which of the row's channels it is; the four are neighbours up to 4 bits.
-  static __device__ int channel_of(const Place& place, int channel) {
-    const int of_thread = 4 * place.warp + channel;
-    return of_thread / Pairs::kPairs * (8 * Pairs::kPairs) + place.row * Pairs::kPairs +
+  static __device__ int channel_of(const OperandThread& my, int channel) {
+    const int of_thread = 4 * my.warp + channel;
+    return of_thread / Pairs::kPairs * (8 * Pairs::kPairs) + my.row * Pairs::kPairs +
            of_thread % Pairs::kPairs;
   }
 
  private:
   int at_[kLoads];
-  int turn_ = 0;
+  int shift_ = 0;
   uint32_t words_[kLoads][4];
-  uint32_t turned_[kBits <= 2 ? kBits : 1][4];
+  uint32_t shifted_[kBits <= 2 ? kBits : 1][4];
 };
 
 /// Weights of a chunk as operands: [buffer][tile][group][8 columns of 4 pairs of words], padded so
@@ -127,25 +129,25 @@ class ChunkWeights {
  public:
   static constexpr int kPairs = Chunk<kBits>::kSlots / 64;
 
-  __device__ ChunkWeights(const DevicePlan& plan, const DeviceLane& lane, const Item& item,
+  __device__ ChunkWeights(const AttendArgs& args, const DeviceLane& lane, const Split& split,
                           int range, int first_query)
-      : late_(lane.late) {
+      : deferred_(lane.deferred) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const int query = first_query + group * kGroupQueries + warp();
-      there_[group] = query < plan.q_per_kv;
+      there_[group] = query < args.q_per_kv;
       if (!there_[group]) continue;
       from_[group] = lane.weights + static_cast<int64_t>(query) * lane.slots;
-      if (!late_) continue;
-      weighing_[group] = weighings_of(plan, item.lane, range)[query];
-      weighing_[group].level += 15;
+      if (!deferred_) continue;
+      weighting_[group] = weightings_of(args, split.lane, range)[query];
+      weighting_[group].level += 15;
     }
   }
 
   /// Plain loads: this kernel may have started before the weights were written, so they are not
   /// read-only to it, as __ldg() asks.
   __device__ void load(const DeviceBlock& block, int first) {
-    const int slot = first + 2 * lane();
+    const int slot = first + 2 * warp_lane();
     left_ = block.rows - slot;
     whole_ = first + Chunk<kBits>::kSlots <= block.rows;
 #pragma unroll
@@ -171,8 +173,8 @@ class ChunkWeights {
   /// Makes operands of what was loaded last.
   __device__ void store(Operands<kBits, kGroups>& to, int buffer) {
     if (!whole_) {
-      store_some(to, buffer, false, late_);
-    } else if (late_) {
+      store_some(to, buffer, false, deferred_);
+    } else if (deferred_) {
       store_some(to, buffer, true, true);
     } else {
       store_some(to, buffer, true, false);
@@ -182,11 +184,11 @@ class ChunkWeights {
   float total[kGroups] = {};  // of raised weights, this thread's
 
  private:
-  static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ int warp_lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
   __device__ void store_some(Operands<kBits, kGroups>& to, int buffer, const bool whole,
-                             const bool late) {
+                             const bool deferred) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       if (!there_[group]) break;
@@ -196,24 +198,24 @@ class ChunkWeights {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const float x = x_[group][2 * i + j];
-          w[j] = late ? weighing_[group](x) : x * kUp;
+          w[j] = deferred ? weighting_[group](x) : x * kUp;
           if (!whole && 64 * i + j >= left_) w[j] = 0;
         }
         total[group] += w[0] + w[1];
-        auto* words = reinterpret_cast<uint32_t*>(to.tile[buffer][4 * i + lane() / 8][group]) +
-                      16 * warp() + lane() % 4 * 2 + lane() % 8 / 4;
+        auto* words = reinterpret_cast<uint32_t*>(to.tile[buffer][4 * i + warp_lane() / 8][group]) +
+                      16 * warp() + warp_lane() % 4 * 2 + warp_lane() % 8 / 4;
         words[0] = half_parts(w[0], w[1], false);
         words[8] = half_parts(w[0], w[1], true);
       }
     }
   }
 
-  bool late_;
+  bool deferred_;
   bool whole_ = true;  // all slots of the chunk are there
   int left_ = 0;       // slots from this thread's first on that are there
   bool there_[kGroups];
   const float* from_[kGroups];
-  Weighing weighing_[kGroups];
+  ScoreWeighting weighting_[kGroups];
   float x_[kGroups][2 * kPairs];
 };
 
@@ -225,21 +227,21 @@ constexpr int kBlocks = kGroups == 2  ? (kBits == 16 ? 4 : 5)
                                       : 8;
 
 template <int kBits, int kGroups>
-__global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(DevicePlan plan) {
+__global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(AttendArgs args) {
   using Of = Chunk<kBits>;
   using Channels = WarpChannels<kBits>;
   constexpr bool kRows = kBits == 16;
   __shared__ alignas(128) std::byte staged[Of::kStages][Of::kBytes];
   __shared__ Operands<kBits, kGroups> operands;
   __shared__ float totals[kGroups * kGroupQueries];
-  Item item;
-  if (!find_item(plan, item)) {
+  Split split;
+  if (!find_split(args, split)) {
     wait_for_earlier();  // the next kernel relies on it that all before are done when this one is
     return;
   }
-  const DeviceRun run = run_of(plan, item.run);
+  const DeviceRun run = run_of(args, split.run);
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
-  const Place place;
+  const OperandThread my;
   const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(staged));
   const int thread_at = Chunk<kBits>::at(static_cast<int>(threadIdx.x) / kBits,
                                          static_cast<int>(threadIdx.x) % kBits);
@@ -255,19 +257,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
     } else if (first < block.rows) {
 #pragma unroll
       for (int i = 0; i < Of::kCopies; ++i) {
-        const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
-        const int slot = min(first + piece / kBits, block.rows - 1);
+        const int vector = static_cast<int>(threadIdx.x) + i * kThreads;
+        const int slot = min(first + vector / kBits, block.rows - 1);
         copy_async(to + i * kApart,
-                   block.codes + static_cast<int64_t>(slot) * Of::kRowBytes + piece % kBits * 16);
+                   block.codes + static_cast<int64_t>(slot) * Of::kRowBytes + vector % kBits * 16);
       }
     }
     end_copies();
   };
   const auto block_at = [&](int index) {
-    if (!kRows) return block_of(plan.blocks, run, item.first + index);
-    return rows_of(run, item);
+    if (!kRows) return block_of(args.blocks, run, split.first + index);
+    return rows_of(run, split);
   };
-  const int blocks = kRows ? min(item.count, 1) : item.count;
+  const int blocks = kRows ? min(split.count, 1) : split.count;
   const auto begin = [&](const DeviceBlock& block) {
 #pragma unroll
     for (int i = 0; i + 1 < Of::kStages; ++i) {
@@ -284,12 +286,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
   }
   wait_for_earlier();
   let_next_start();
-  const DeviceLane lane = lane_of(plan, item.lane);
-  ChunkWeights<kBits, kGroups> weights(plan, lane, item, run.range, first_query);
-  Channels channels(place);
-  const ScaleAxis axis = kRows ? ScaleAxis::kHead : plan.formats[run.format].axis;
+  const DeviceLane lane = lane_of(args, split.lane);
+  ChunkWeights<kBits, kGroups> weights(args, lane, split, run.range, first_query);
+  Channels channels(my);
+  const ScaleAxis axis = kRows ? ScaleAxis::kHead : args.formats[run.format].axis;
   Meaning meaning;
-  if (!kRows) meaning = Meaning(plan.formats[run.format].section[0]);
+  if (!kRows) meaning = Meaning(args.formats[run.format].section[0]);
   float mass[kGroups] = {};
   float out[kGroups][4] = {};
 
@@ -363,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
       const float total = warp_sum(weights.total[group]);
       weights.total[group] = 0;
       mass[group] += total;
-      if (threadIdx.x % 32 == 0) totals[group * kGroupQueries + place.warp] = total;
+      if (threadIdx.x % 32 == 0) totals[group * kGroupQueries + my.warp] = total;
     }
     __syncthreads();
     float2 of_block{1, kRows ? 0.0f : 1.0f};
@@ -372,12 +374,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
     for (int i = 0; i < 4; ++i) {
       float2 a = of_block;
       if (!kRows && axis == ScaleAxis::kChannel) {
-        a = one_affine(block, meaning, Channels::channel_of(place, i));
+        a = one_affine(block, meaning, Channels::channel_of(my, i));
       }
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         out[group][i] += a.x * (sums[group][i] * Channels::power(i)) +
-                         a.y * totals[group * kGroupQueries + place.quarter];
+                         a.y * totals[group * kGroupQueries + my.quarter];
       }
     }
     if (index + 1 < blocks) __syncthreads();
@@ -386,36 +388,36 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const int64_t first =
-        static_cast<int64_t>(item.part) * plan.q_per_kv + first_query + group * kGroupQueries;
-    if (first_query + group * kGroupQueries + place.quarter < plan.q_per_kv) {
-      float* to = plan.parts + (first + place.quarter) * kDim;
+        static_cast<int64_t>(split.part) * args.q_per_kv + first_query + group * kGroupQueries;
+    if (first_query + group * kGroupQueries + my.quarter < args.q_per_kv) {
+      float* to = args.parts + (first + my.quarter) * kDim;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        to[Channels::channel_of(place, i)] = out[group][i] * (1 / kUp);
+        to[Channels::channel_of(my, i)] = out[group][i] * (1 / kUp);
       }
     }
-    if (lane.late && threadIdx.x % 32 == 0 &&
-        first_query + group * kGroupQueries + place.warp < plan.q_per_kv) {
-      plan.masses[first + place.warp] = mass[group] * (1 / kUp);
+    if (lane.deferred && threadIdx.x % 32 == 0 &&
+        first_query + group * kGroupQueries + my.warp < args.q_per_kv) {
+      args.masses[first + my.warp] = mass[group] * (1 / kUp);
     }
   }
 }
 
 }  // namespace
 
-void add_long_blocks(CodeKernel kernel, const DevicePlan& plan, Pieces pieces, Stream& stream) {
-  with_groups(plan, pieces, [&](auto constant, dim3 grid) {
+void add_long_blocks(CodeKernel kernel, const AttendArgs& args, Splits splits, Stream& stream) {
+  with_groups(args, splits, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
     if (kernel == kLong1)
-      launch_early("attend_packed", add_chunks<1, kGroups>, grid, kThreads, stream, plan);
+      launch_early("attend_packed", add_chunks<1, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLong2)
-      launch_early("attend_packed", add_chunks<2, kGroups>, grid, kThreads, stream, plan);
+      launch_early("attend_packed", add_chunks<2, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLong4)
-      launch_early("attend_packed", add_chunks<4, kGroups>, grid, kThreads, stream, plan);
+      launch_early("attend_packed", add_chunks<4, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLong8)
-      launch_early("attend_packed", add_chunks<8, kGroups>, grid, kThreads, stream, plan);
+      launch_early("attend_packed", add_chunks<8, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLongRows)
-      launch_early("attend_packed", add_chunks<16, kGroups>, grid, kThreads, stream, plan);
+      launch_early("attend_packed", add_chunks<16, kGroups>, grid, kThreads, stream, args);
   });
 }
 

@@ -12,7 +12,7 @@ constexpr int kWarps = kThreads / 32;
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     norm_rows(T* qkv, const float* q_weight, const float* k_weight, int width, float eps) {
-  __shared__ float parts[kWarps];
+  __shared__ float warp_sums[kWarps];
   let_next_start();
   wait_for_earlier();
   T* row = qkv + (static_cast<int64_t>(blockIdx.x) * 3 + blockIdx.y) * width;
@@ -26,10 +26,10 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kWidth; ++j) squares += values[j] * values[j];
   }
   squares = warp_sum(squares);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = squares;
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = squares;
   __syncthreads();
   float sum = 0;
-  for (int i = 0; i < kWarps; ++i) sum += parts[i];
+  for (int i = 0; i < kWarps; ++i) sum += warp_sums[i];
   const float inverse = 1.0f / sqrtf(sum / static_cast<float>(width) + eps);
   for (int i = first; i < width; i += kThreads * kWidth) {
     float values[kWidth], weights[kWidth];

@@ -265,8 +265,8 @@ std::byte* Queue::scratch(int slot, size_t bytes) {
 }
 
 const std::byte* Queue::upload(const void* from, size_t bytes) {
-  const UploadPart all{from, bytes, 0};
-  return upload_parts({&all, 1}, bytes);
+  const UploadRange all{from, bytes, 0};
+  return upload_ranges({&all, 1}, bytes);
 }
 
 size_t Queue::take(size_t bytes) {
@@ -285,11 +285,11 @@ size_t Queue::take(size_t bytes) {
   return at;
 }
 
-const std::byte* Queue::upload_parts(std::span<const UploadPart> parts, size_t bytes) {
+const std::byte* Queue::upload_ranges(std::span<const UploadRange> ranges, size_t bytes) {
   const size_t at = take(bytes);
   State::Ring& ring = state_->ring;
-  for (const UploadPart& part : parts) {
-    if (part.bytes > 0) std::memcpy(ring.host + at + part.at, part.from, part.bytes);
+  for (const UploadRange& range : ranges) {
+    if (range.bytes > 0) std::memcpy(ring.host + at + range.at, range.from, range.bytes);
   }
   std::byte* placed = ring.device.data() + at;
   check(cudaMemcpyAsync(placed, ring.host + at, bytes, cudaMemcpyHostToDevice, state_->stream),

@@ -51,10 +51,10 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
   const int head_dim = launch.head_dim;
   const float scale = launch.scale;
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % kLanes;
+  const int warp_lane = thread % kLanes;
   const int group = thread / kLanes;
   const int rows = static_cast<int>(piece.cached.rows);
-  const int channel = lane * kSize;
+  const int channel = warp_lane * kSize;
   const bool reads = channel < head_dim;
   const T* keys = reinterpret_cast<const T*>(piece.cached.keys);
   const T* values = reinterpret_cast<const T*>(piece.cached.values);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
             dot += __shfl_xor_sync(0xffffffffu, dot, offset);
           }
           if (at >= rows) continue;
-          if (lane == 0) scores[j][at] = dot;
+          if (warp_lane == 0) scores[j][at] = dot;
           maxima[j] = fmaxf(maxima[j], dot);
         }
       }
@@ -185,7 +185,7 @@ __global__ void attend_odd_piece(PieceLaunch launch) {
   const int64_t rows = rows_of(launch, piece);
   const SoftmaxState state = state_of(launch, piece.first_part);
   const int query = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
   if (query >= q_per_kv) return;
   const float* q = piece.q + launch.q_moved + query * head_dim;
   const int64_t row_bytes =
@@ -193,10 +193,10 @@ __global__ void attend_odd_piece(PieceLaunch launch) {
   float maximum = -INFINITY;
   float sum = 0;
   float* out = state.out + query * head_dim;
-  for (int i = lane; i < head_dim; i += 32) out[i] = 0;
+  for (int i = warp_lane; i < head_dim; i += 32) out[i] = 0;
   for (int64_t row = 0; row < rows; ++row) {
     float dot = 0;
-    for (int i = lane; i < head_dim; i += 32) {
+    for (int i = warp_lane; i < head_dim; i += 32) {
       dot += q[i] * element(piece.cached.keys + row * row_bytes, piece.cached.dtype, i);
     }
     const float score = warp_sum(dot) * launch.scale;
@@ -205,12 +205,12 @@ __global__ void attend_odd_piece(PieceLaunch launch) {
     const float weight = expf(score - larger);
     sum = sum * shrink + weight;
     maximum = larger;
-    for (int i = lane; i < head_dim; i += 32) {
+    for (int i = warp_lane; i < head_dim; i += 32) {
       out[i] = out[i] * shrink +
                weight * element(piece.cached.values + row * row_bytes, piece.cached.dtype, i);
     }
   }
-  if (lane == 0) {
+  if (warp_lane == 0) {
     state.max[query] = maximum;
     state.sum[query] = sum;
   }
@@ -424,9 +424,10 @@ void RowTable::describe(std::span<const RowLane> lanes, std::span<const KeyValue
   const size_t lane_bytes = plan.lanes.size() * sizeof(DeviceRowLane);
   state.lanes_at = padded(piece_bytes);
   const size_t bytes = state.lanes_at + lane_bytes;
-  const std::array<UploadPart, 2> packet{UploadPart{plan.pieces.data(), piece_bytes, 0},
-                                         UploadPart{plan.lanes.data(), lane_bytes, state.lanes_at}};
-  state.base = stream.queue().upload_parts(packet, bytes);
+  const std::array<UploadRange, 2> packet{
+      UploadRange{plan.pieces.data(), piece_bytes, 0},
+      UploadRange{plan.lanes.data(), lane_bytes, state.lanes_at}};
+  state.base = stream.queue().upload_ranges(packet, bytes);
   if (keep) state.base = state.kept.place(state.base, bytes, stream);
   if (grows) {
     check(cudaMemsetAsync(state.growth(), 0, sizeof(Growth), native(stream)), "RowBatch::describe");

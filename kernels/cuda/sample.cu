@@ -116,7 +116,7 @@ struct Bins {
 };
 
 /// Logits of one value, or of one bin.
-struct Place {
+struct Cut {
   uint32_t order = 0;  // their ordered value, or its leading digits
   Key before = 0;      // what all larger logits weigh
   Key here = 0;        // what they weigh
@@ -126,7 +126,7 @@ struct Shared {
   Bins leading;  // of the first digit
   Bins bins;     // of the others
   Key warps[kDrawWarps];
-  Place place;
+  Cut cut;
   int id;
 };
 
@@ -161,7 +161,7 @@ class Draw {
     const bool finite = !isinf(largest);
     if (kept < vocab_ || !finite) {
       add_leading(Ones{});
-      const Place last = place_of(static_cast<Key>(kept) - 1, Ones{});
+      const Cut last = cut_of(static_cast<Key>(kept) - 1, Ones{});
       // Probabilities are no numbers then: the CPU takes the first of top-p, else the last of all.
       if (!finite) {
         return how.top_p < 1 ? id_of(max) : nth_of(last.order, last.here - 1);
@@ -177,12 +177,12 @@ class Draw {
       // The first token at which the sum is at least top_p * total.
       const double wanted = ceil(how.top_p * static_cast<double>(total));
       const Key target = wanted < 1 ? 0 : min(static_cast<Key>(wanted), total) - 1;
-      const Place last = place_of(target, weigh);
+      const Cut last = cut_of(target, weigh);
       const Key each = weigh(number_of(last.order));
       total = last.before + ((target - last.before) / each + 1) * each;
     }
     const Key target = __umul64hi(static_cast<Key>(how.uniform * 0x1p64), total);
-    const Place chosen = place_of(target, weigh);
+    const Cut chosen = cut_of(target, weigh);
     return nth_of(chosen.order, (target - chosen.before) / weigh(number_of(chosen.order)));
   }
 
@@ -214,17 +214,17 @@ class Draw {
   /// The logits at which the weights, added from the largest down, first exceed `target`, which is
   /// less than their sum. The leading bins have been added.
   template <class Weigh>
-  __device__ Place place_of(Key target, const Weigh& weigh) {
-    Place place = bin_of(shared_.leading, target, 0, {});
+  __device__ Cut cut_of(Key target, const Weigh& weigh) {
+    Cut cut = bin_of(shared_.leading, target, 0, {});
     for (int digit = 1; digit < 3; ++digit) {
-      add(shared_.bins, digit, place.order, weigh);
-      place = bin_of(shared_.bins, target, digit, place);
+      add(shared_.bins, digit, cut.order, weigh);
+      cut = bin_of(shared_.bins, target, digit, cut);
     }
-    return place;
+    return cut;
   }
 
   /// The same within one digit's bins.
-  __device__ Place bin_of(const Bins& bins, Key target, int digit, Place outer) {
+  __device__ Cut bin_of(const Bins& bins, Key target, int digit, Cut outer) {
     static_assert(kBins == 2 * kDrawThreads);
     const int bin = kBins - 1 - 2 * tid();  // this thread's bins: this one, then the next smaller
     const Key first = bins.sum(bin);
@@ -232,11 +232,11 @@ class Draw {
     Key before = outer.before + sum_up_to(both) - both;
     if (before <= target && target < before + both) {
       const bool second = before + first <= target;
-      shared_.place = {outer.order << bits_of(digit) | static_cast<uint32_t>(bin - second),
-                       before + (second ? first : 0), second ? both - first : first};
+      shared_.cut = {outer.order << bits_of(digit) | static_cast<uint32_t>(bin - second),
+                     before + (second ? first : 0), second ? both - first : first};
     }
     __syncthreads();
-    return shared_.place;
+    return shared_.cut;
   }
 
   __device__ Key sum_of_leading() {
@@ -270,12 +270,12 @@ class Draw {
 
   /// The n-th id, from 0, of those whose ordered logit is `order`.
   __device__ int nth_of(uint32_t order, Key n) {
-    const int lane = tid() % 32;
+    const int warp_lane = tid() % 32;
     const int each = (vocab_ + kDrawThreads - 1) / kDrawThreads * 32;  // ids of a warp
     const int begin = min(tid() / 32 * each, vocab_);
     const int end = min(begin + each, vocab_);
     const auto equal = [&](int first) {
-      const bool is = first + lane < end && ordered(row_[first + lane]) == order;
+      const bool is = first + warp_lane < end && ordered(row_[first + warp_lane]) == order;
       return __ballot_sync(0xffffffffu, is);
     };
     Key count = 0;
@@ -284,8 +284,8 @@ class Draw {
     if (before <= n && n < before + count) {
       for (int first = begin; first < end; first += 32) {
         const uint32_t mask = equal(first);
-        const Key rank = before + __popc(mask & ((1u << lane) - 1));
-        if ((mask >> lane & 1u) != 0 && rank == n) shared_.id = first + lane;
+        const Key rank = before + __popc(mask & ((1u << warp_lane) - 1));
+        if ((mask >> warp_lane & 1u) != 0 && rank == n) shared_.id = first + warp_lane;
         before += __popc(mask);
       }
     }
@@ -306,9 +306,10 @@ __global__ void __launch_bounds__(kDrawThreads)
            int32_t* ids) {
   __shared__ Shared shared;
   const int row = static_cast<int>(blockIdx.x);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
   const RowSampling how = rows[row];
-  const Key max = warp_max(lane < splits ? parts[static_cast<int64_t>(row) * splits + lane] : 0);
+  const Key max =
+      warp_max(warp_lane < splits ? parts[static_cast<int64_t>(row) * splits + warp_lane] : 0);
   int id = kNoToken;
   if (max != kBroken) {
     id = how.draws() ? Draw(logits + static_cast<int64_t>(row) * vocab, vocab, shared).run(how, max)

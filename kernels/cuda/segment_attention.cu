@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
 #pragma unroll
   for (int part = 0; part < kCopies; ++part) copy_part(part, 0, stages);
 
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
   // Rows of ldmatrix: operand a and transposed values by 16 rows, keys by 8 rows and 16 channels.
-  const int by_row = lane % 16 * Tiles::kStride + lane / 16 * 8;
-  const int by_key = (lane % 8 + lane / 16 * 8) * Tiles::kStride + lane / 8 % 2 * 8;
+  const int by_row = warp_lane % 16 * Tiles::kStride + warp_lane / 16 * 8;
+  const int by_key = (warp_lane % 8 + warp_lane / 16 * 8) * Tiles::kStride + warp_lane / 8 % 2 * 8;
   const uint32_t query_rows =
       queries + static_cast<uint32_t>(2 * (warp_row * Tiles::kStride + by_row));
   const bool working = tile.queries + warp_row < tile.rows;

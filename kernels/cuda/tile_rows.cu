@@ -10,8 +10,8 @@ constexpr int kThreads = 256;
 /// Row blockIdx.x of x, kWidth channels at a time.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    place_rows(float* x, const float* patches, const float* class_token, const float* positions,
-               int64_t in_tile, int64_t dim) {
+    scatter_rows(float* x, const float* patches, const float* class_token, const float* positions,
+                 int64_t in_tile, int64_t dim) {
   let_next_start();
   wait_for_earlier();
   const int64_t row = blockIdx.x;
@@ -49,13 +49,13 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void place_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
-                 ConstTensorView positions, Stream& stream) {
+void scatter_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
+                   ConstTensorView positions, Stream& stream) {
   const int64_t dim = x.shape()[1];
   const float* first = class_token.empty() ? nullptr : class_token.as<float>();
   const bool grouped = dim % 4 == 0 && is_aligned(x.data(), 16) && is_aligned(patches.data(), 16) &&
                        is_aligned(first, 16) && is_aligned(positions.data(), 16);
-  launch_early("place_tiles", grouped ? place_rows<4> : place_rows<1>,
+  launch_early("scatter_tiles", grouped ? scatter_rows<4> : scatter_rows<1>,
                static_cast<unsigned>(x.shape()[0]), kThreads, stream, x.as<float>(),
                patches.as<float>(), first, positions.as<float>(), positions.shape()[0], dim);
 }

@@ -6,8 +6,8 @@
 // CUDA links no_cuda/tile_rows.cpp instead, which throws Error{kUnsupported}.
 namespace kvlm::cuda {
 
-void place_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
-                 ConstTensorView positions, Stream& stream);
+void scatter_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,
+                   ConstTensorView positions, Stream& stream);
 
 void take_tiles(TensorView y, int64_t first, ConstTensorView x, int64_t rows_per_tile,
                 int64_t skipped, Stream& stream);

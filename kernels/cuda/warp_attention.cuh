@@ -80,13 +80,14 @@ class WarpState {
   /// Hides what lies beyond column `last`, plus 1 for every further query if `causal`. `first` is
   /// the tile's first column and `last` is the last one that row 0 of the warp sees.
   __device__ void mask(int first, int last, int columns, bool causal) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = r * 16 + half * 8 + lane / 4;
-        const int seen = min(columns, causal ? last + row + 1 : columns) - first - lane % 4 * 2;
+        const int row = r * 16 + half * 8 + warp_lane / 4;
+        const int seen =
+            min(columns, causal ? last + row + 1 : columns) - first - warp_lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < kScoreTiles; ++j) {
 #pragma unroll
@@ -178,17 +179,17 @@ class WarpState {
   /// With `pairs` two channels are written at a time.
   template <class Out>
   __device__ void finish(Out* out, int64_t row_stride, int rows, int head_dim, bool pairs) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float inverse = 1 / quad_sum(sums_[r][half]);
-        const int row = r * 16 + half * 8 + lane / 4;
+        const int row = r * 16 + half * 8 + warp_lane / 4;
         if (row >= rows) continue;
 #pragma unroll
         for (int j = 0; j < kOutTiles; ++j) {
-          const int channel = j * 8 + lane % 4 * 2;
+          const int channel = j * 8 + warp_lane % 4 * 2;
           const float x = out_[r][j][half * 2] * inverse;
           const float y = out_[r][j][half * 2 + 1] * inverse;
           Out* to = out + row * row_stride + channel;

@@ -42,13 +42,13 @@ class WarpgroupState {
   /// Takes rows [0, rows) of the warp's 16 queries, zeros beyond them and beyond `length` channels.
   __device__ WarpgroupState(const T* queries, int64_t stride, int rows, int length, float scale)
       : scale_(scale), slack_(kSlack / scale) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int step = 0; step < Tiles::kDim / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i % 2 * 8;
-        const int channel = step * 16 + i / 2 * 8 + lane % 4 * 2;
+        const int row = warp_lane / 4 + i % 2 * 8;
+        const int channel = step * 16 + i / 2 * 8 + warp_lane % 4 * 2;
         queries_[step][i] =
             row < rows && channel < length
                 ? *reinterpret_cast<const uint32_t*>(queries + row * stride + channel)
@@ -118,15 +118,15 @@ class WarpgroupState {
   /// Divides by the sums and writes rows [0, rows) of the warp; `out` is channel 0 of the first.
   template <class Out>
   __device__ void finish(Out* out, int64_t row_stride, int rows, int head_dim, bool pairs) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float inverse = 1 / quad_sum(sums_[half][0] + sums_[half][1]);
-      const int row = half * 8 + lane / 4;
+      const int row = half * 8 + warp_lane / 4;
       if (row >= rows) continue;
 #pragma unroll
       for (int j = 0; j < Tiles::kDim / 8; ++j) {
-        const int channel = j * 8 + lane % 4 * 2;
+        const int channel = j * 8 + warp_lane % 4 * 2;
         const float x = out_[j * 4 + half * 2] * inverse;
         const float y = out_[j * 4 + half * 2 + 1] * inverse;
         Out* to = out + row * row_stride + channel;

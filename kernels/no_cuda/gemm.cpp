@@ -12,11 +12,11 @@ void linear(TensorView, ConstTensorView, ConstTensorView, const LinearTail&, Str
   refuse("linear");
 }
 
-void linears(std::span<const LinearPart>, ConstTensorView, Stream&) { refuse("linears"); }
+void linears(std::span<const Projection>, ConstTensorView, Stream&) { refuse("linears"); }
 
 DType operand_dtype(ConstTensorView, int64_t) { refuse("operand_dtype"); }
 
-void gated_linears(TensorView, const LinearPart&, const LinearPart&, Activation, ConstTensorView,
+void gated_linears(TensorView, const Projection&, const Projection&, Activation, ConstTensorView,
                    Stream&) {
   refuse("gated_linears");
 }

@@ -44,7 +44,7 @@ int Queue::multiprocessors() const noexcept { return 0; }
 std::byte* Queue::scratch(int, size_t) { refuse(); }
 
 const std::byte* Queue::upload(const void*, size_t) { refuse(); }
-const std::byte* Queue::upload_parts(std::span<const UploadPart>, size_t) { refuse(); }
+const std::byte* Queue::upload_ranges(std::span<const UploadRange>, size_t) { refuse(); }
 
 std::byte* Queue::stage(size_t) { refuse(); }
 

@@ -4,8 +4,8 @@
 
 namespace kvlm::cuda {
 
-void place_tiles(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, Stream&) {
-  refuse("place_tiles");
+void scatter_tiles(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, Stream&) {
+  refuse("scatter_tiles");
 }
 
 void take_tiles(TensorView, int64_t, ConstTensorView, int64_t, int64_t, Stream&) {

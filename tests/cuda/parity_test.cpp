@@ -72,7 +72,7 @@ TEST_F(Cuda, LinearsEqualLinear) {
         const Tensor x = on_gpu(normal_tensor(DType::kF32, {rows, in}, 1));
         const int64_t widths[] = {128, 31, 64};
         std::vector<Tensor> w, bias, together, alone;
-        std::vector<LinearPart> parts;
+        std::vector<Projection> parts;
         for (uint32_t i = 0; i < 3; ++i) {
           w.push_back(on_gpu(normal_tensor(dtype, {widths[i], in}, 2 + i, 0.1f)));
           bias.push_back(i == 1 ? Tensor()
@@ -112,9 +112,9 @@ TEST_F(Cuda, GatedLinears) {
             Tensor gpu_gate = on_gpu(gate);
             Tensor gpu_up = on_gpu(up);
             const auto part = [&](Tensor& y, const Tensor& weights, const Tensor& biases) {
-              return LinearPart{y, weights, biased ? ConstTensorView(biases) : ConstTensorView()};
+              return Projection{y, weights, biased ? ConstTensorView(biases) : ConstTensorView()};
             };
-            const LinearPart gpu_parts[] = {part(gpu_gate, gpu_w[0], gpu_bias[0]),
+            const Projection gpu_parts[] = {part(gpu_gate, gpu_w[0], gpu_bias[0]),
                                             part(gpu_up, gpu_w[1], gpu_bias[1])};
             gated_linears(gate, part(gate, w[0], bias[0]), part(up, w[1], bias[1]),
                           Activation::kSilu, x, cpu_);
@@ -219,7 +219,7 @@ TEST_F(Cuda, HalfOperandsKeepTheBits) {
             EXPECT_TRUE(testing::same_bits(on_host(same).view(), on_host(y).view()))
                 << rows << " x " << in << " to " << out << ", " << dtype_name(dtype);
           }
-          const LinearPart part{same, w, {}};
+          const Projection part{same, w, {}};
           linears({&part, 1}, half, *gpu_);
           EXPECT_TRUE(testing::same_bits(on_host(same).view(), on_host(y).view()));
         }
@@ -243,8 +243,8 @@ TEST_F(Cuda, KernelsThatStartEarlyWait) {
       Tensor a(DType::kF32, {rows, kWidth}, kGpu);
       Tensor b(DType::kF32, {rows, kWidth}, kGpu);
       Tensor copied(DType::kF32, {rows, kWidth}, kGpu);
-      const LinearPart part{a, square, {}};
-      const LinearPart other{b, square, {}};
+      const Projection part{a, square, {}};
+      const Projection other{b, square, {}};
       const TensorView heads[] = {a.view().reshape({rows, 16, 64})};
       const auto done = [&] {
         if (mode == Mode::kWaiting) gpu_->synchronize();

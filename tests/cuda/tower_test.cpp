@@ -363,11 +363,11 @@ TEST_F(Towers, PlaceAndTakeTilesAsOnTheCpu) {
       const Tensor positions = normal_tensor(DType::kF32, {9 + first, dim}, 3);
       const Shape shape{kTiles * (9 + first), dim};
       Tensor x(DType::kF32, shape);
-      place_tiles(x, patches, with_class ? token.view() : ConstTensorView(), positions, cpu_);
+      scatter_tiles(x, patches, with_class ? token.view() : ConstTensorView(), positions, cpu_);
       Tensor gpu_x = poison(DType::kF32, shape);
       const Tensor gpu_token = on_gpu(token);
-      place_tiles(gpu_x, on_gpu(patches), with_class ? gpu_token.view() : ConstTensorView(),
-                  on_gpu(positions), *gpu_);
+      scatter_tiles(gpu_x, on_gpu(patches), with_class ? gpu_token.view() : ConstTensorView(),
+                    on_gpu(positions), *gpu_);
       EXPECT_EQ(error(gpu_x, x), 0);
       Tensor taken = normal_tensor(DType::kF32, {kTiles * 9, dim + 4}, 4);
       Tensor gpu_taken = on_gpu(taken);

@@ -216,8 +216,8 @@ TEST(Linear, AGatedProductIsItsParts) {
       Tensor gate_y(DType::kF32, {rows, 31});
       Tensor up_y(DType::kF32, {rows, 31});
       Tensor y(DType::kF32, {rows, 31});
-      const LinearPart gate_part{gate_y, w, bias};
-      const LinearPart up_part{up_y, up, {}};
+      const Projection gate_part{gate_y, w, bias};
+      const Projection up_part{up_y, up, {}};
       gated_linears(y, gate_part, up_part, Activation::kSilu, x, stream);
       EXPECT_TRUE(same_bits(y.view(), a.view()));
       gated_linears(gate_y, gate_part, up_part, Activation::kSilu, x, stream);
@@ -233,7 +233,7 @@ TEST(Linear, AGatedProductSaysWhatDoesNotFit) {
   const Tensor w = normal_tensor(DType::kF16, {5, 8}, 3);
   Tensor gate(DType::kF32, {2, 5});
   Tensor other(DType::kF32, {2, 5});
-  const auto refused = [&](TensorView to, const LinearPart& up) {
+  const auto refused = [&](TensorView to, const Projection& up) {
     return message_of(ErrorCode::kInvalidArgument, [&] {
       gated_linears(to, {gate, w, {}}, up, Activation::kSilu, x, stream);
     });

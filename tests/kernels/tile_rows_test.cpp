@@ -30,7 +30,8 @@ TEST(PlaceTiles, AddsPositionsToClassTokenAndPatches) {
           const Tensor token = normal_tensor(DType::kF32, {1, dim}, 2);
           const Tensor positions = normal_tensor(DType::kF32, {in_tile, dim}, 3);
           Tensor x = normal_tensor(DType::kF32, {tiles * in_tile, dim}, 4);
-          place_tiles(x, products, first > 0 ? token.view() : ConstTensorView(), positions, stream);
+          scatter_tiles(x, products, first > 0 ? token.view() : ConstTensorView(), positions,
+                        stream);
           for (int64_t row = 0; row < tiles * in_tile; ++row) {
             const int64_t tile = row / in_tile;
             const int64_t in = row % in_tile;
@@ -51,7 +52,8 @@ TEST(PlaceTiles, NoTilesAreNone) {
   ThreadPool pool(1);
   Stream stream(pool);
   Tensor none(DType::kF32, {0, 4});
-  place_tiles(none, Tensor(DType::kF32, {0, 4}), {}, normal_tensor(DType::kF32, {9, 4}, 1), stream);
+  scatter_tiles(none, Tensor(DType::kF32, {0, 4}), {}, normal_tensor(DType::kF32, {9, 4}, 1),
+                stream);
 }
 
 TEST(PlaceTiles, SaysWhatDoesNotFit) {
@@ -63,10 +65,10 @@ TEST(PlaceTiles, SaysWhatDoesNotFit) {
   Tensor x(DType::kF32, {20, 8});
   const auto refused = [&](TensorView to, ConstTensorView from, ConstTensorView with,
                            ConstTensorView where) {
-    return message_of(kInvalid, [&] { place_tiles(to, from, with, where, stream); });
+    return message_of(kInvalid, [&] { scatter_tiles(to, from, with, where, stream); });
   };
   EXPECT_THAT(refused(x.view().slice(0, 19), patches, token, positions),
-              HasSubstr("place_tiles: 19 rows are no tiles of 10 rows each"));
+              HasSubstr("scatter_tiles: 19 rows are no tiles of 10 rows each"));
   EXPECT_THAT(refused(x, patches, token, positions.view().slice(0, 1)),
               HasSubstr("no tiles of 1 rows"));
   EXPECT_THAT(refused(x, patches.view().slice(0, 17), token, positions),

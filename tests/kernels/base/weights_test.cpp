@@ -132,8 +132,8 @@ TEST(WeightMap, TakesMatricesIntoALargerOne) {
           WeightMap map;
           add_counted(map, "q", dtype, {rows, columns}, 1);
           add_counted(map, "k", dtype, {rows, columns}, 101);
-          const WeightMap::Part parts[] = {{"q", {rows, columns}},
-                                           {"k", {rows, columns}, rows + 1}};
+          const WeightMap::SubTensor parts[] = {{"q", {rows, columns}},
+                                                {"k", {rows, columns}, rows + 1}};
           const Shape shape{2 * rows + 2, columns + padding};  // a row between and one behind
           const ConstTensorView joined = map.take_together(shape, parts);
           EXPECT_EQ(joined.dtype(), dtype);
@@ -161,7 +161,7 @@ TEST(WeightMap, TakesRowsInSteps) {
   WeightMap map;
   add_counted(map, "gate", DType::kBF16, {3, 2}, 1);
   add_counted(map, "up", DType::kBF16, {3, 2}, 11);
-  const WeightMap::Part parts[] = {{"gate", {3, 2}, 0, 2}, {"up", {3, 2}, 1, 2}};
+  const WeightMap::SubTensor parts[] = {{"gate", {3, 2}, 0, 2}, {"up", {3, 2}, 1, 2}};
   EXPECT_THAT(values_of(map.take_together({8, 2}, parts)),
               ElementsAre(1, 2, 11, 12, 3, 4, 13, 14, 5, 6, 15, 16, 0, 0, 0, 0));
 }
@@ -170,7 +170,7 @@ TEST(WeightMap, TakesRowsInSteps) {
 TEST(WeightMap, PadsTheRowsOfAConvolution) {
   WeightMap map;
   add_counted(map, "patches", DType::kF32, {2, 3, 1, 1}, 1);
-  const WeightMap::Part part{"patches", {2, 3, 1, 1}};
+  const WeightMap::SubTensor part{"patches", {2, 3, 1, 1}};
   EXPECT_THAT(values_of(map.take_together({2, 4}, {&part, 1})),
               ElementsAre(1, 2, 3, 0, 4, 5, 6, 0));
 }
@@ -179,7 +179,7 @@ TEST(WeightMap, TakesVectorsTogetherInF32) {
   WeightMap map;
   add_counted(map, "q", DType::kF16, {3}, 1);
   add_counted(map, "k", DType::kF16, {2}, 11);
-  const WeightMap::Part parts[] = {{"q", {3}, 0, 2}, {"k", {2}, 1, 2}};
+  const WeightMap::SubTensor parts[] = {{"q", {3}, 0, 2}, {"k", {2}, 1, 2}};
   const ConstTensorView bias = map.take_together_f32({7}, parts);
   EXPECT_EQ(bias.dtype(), DType::kF32);
   EXPECT_THAT(values_of(bias), ElementsAre(1, 11, 2, 12, 3, 0, 0));
@@ -189,7 +189,7 @@ TEST(WeightMap, TakesUnlikeMatricesTogetherInF32) {
   WeightMap map;
   add_counted(map, "a", DType::kF16, {1, 2}, 1);
   add_counted(map, "b", DType::kBF16, {1, 2}, 3);
-  const WeightMap::Part parts[] = {{"a", {1, 2}}, {"b", {1, 2}, 1}};
+  const WeightMap::SubTensor parts[] = {{"a", {1, 2}}, {"b", {1, 2}, 1}};
   const ConstTensorView joined = map.take_together({2, 2}, parts);
   EXPECT_EQ(joined.dtype(), DType::kF32);
   EXPECT_THAT(values_of(joined), ElementsAre(1, 2, 3, 4));
@@ -201,7 +201,7 @@ TEST(WeightMap, KeepsNothingOfWhatItConvertedToTakeItTogether) {
   add_counted(map, "b", DType::kF32, {1, 2}, 3);
   map.convert(DType::kF16);
   const size_t before = map.owners().size();
-  const WeightMap::Part parts[] = {{"a", {1, 2}}, {"b", {1, 2}, 1}};
+  const WeightMap::SubTensor parts[] = {{"a", {1, 2}}, {"b", {1, 2}, 1}};
   const ConstTensorView joined = map.take_together({2, 2}, parts);
   EXPECT_EQ(joined.dtype(), DType::kF16);
   EXPECT_THAT(values_of(joined), ElementsAre(1, 2, 3, 4));
@@ -209,7 +209,7 @@ TEST(WeightMap, KeepsNothingOfWhatItConvertedToTakeItTogether) {
 }
 
 TEST(WeightMap, RefusesToTakeTogetherWhatDoesNotFit) {
-  const auto refused = [](ErrorCode code, const Shape& shape, const WeightMap::Part& part) {
+  const auto refused = [](ErrorCode code, const Shape& shape, const WeightMap::SubTensor& part) {
     WeightMap map;
     add_counted(map, "a", DType::kF32, {3, 2}, 1);
     return message_of(code, [&] { map.take_together(shape, {&part, 1}); });
