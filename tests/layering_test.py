@@ -48,7 +48,7 @@ TOKEN = re.compile(
     r"|(?P<char>(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+')", re.DOTALL)
 # Above this many lines a reader wants to be told first what is there.
 HEAD_LINES = 150
-BEFORE_HEAD = re.compile(r"(?:inline )?namespace\b.*\{|using .*;|HWY_\w+\(\);|// (?:clang-format|NOLINT).*")
+BEFORE_HEAD = re.compile(r"(?:inline )?namespace\b.*\{|using .*;|(?:HWY|KVLM)_\w+\(\);?|// (?:clang-format|NOLINT).*")
 # Files that have none yet and are being rewritten.
 WITHOUT_HEAD = {"kvcache/layouts.cpp", "kvcache/policy_cache.cpp", "kvcache/retention/common.cpp",
                 "kvcache/retention/prefix_fit.cpp", "kvcache/retention/prefixkv.cpp"}
@@ -174,10 +174,11 @@ class Tree:
                     yield f"{path}:{line}: {match['name'] or match['stream']} outside tools/"
 
     def unguarded_headers(self):
-        """An -inl.h is included once per instruction set: Highway's toggle is its guard."""
+        """An -inl.h of Highway's namespace is included once per instruction set: its toggle guards it."""
         for path, text in self.text.items():
-            if path.endswith("-inl.h"):
-                if "== defined(HWY_TARGET_TOGGLE)" not in blank(text, strings=False):
+            code = blank(text, strings=False)
+            if path.endswith("-inl.h") and "HWY_NAMESPACE" in code:
+                if "== defined(HWY_TARGET_TOGGLE)" not in code:
                     yield f"{path}:1: no guard that toggles with HWY_TARGET_TOGGLE"
                 continue
             if path.endswith((".h", ".cuh")) and not re.search(
@@ -345,10 +346,15 @@ class Checker(unittest.TestCase):
         self.assertEqual(found, ["llm/a.h:1: no #pragma once", "tests/b.h:1: no #pragma once"])
 
     def test_a_header_per_instruction_set_has_a_toggling_guard(self):
-        guard = "#if defined(KVLM_A_INL_H_) == defined(HWY_TARGET_TOGGLE)\n#endif\n"
-        found = self.found({"kernels/cpu/a-inl.h": guard, "kernels/cpu/b-inl.h": "#pragma once\n"})
+        toggle = "#if defined(KVLM_A_INL_H_) == defined(HWY_TARGET_TOGGLE)\n#endif\n"
+        every = "namespace kvlm::cpu::HWY_NAMESPACE {}\n"
+        found = self.found({"kernels/cpu/a-inl.h": toggle + every,
+                            "kernels/cpu/b-inl.h": "#pragma once\n" + every,
+                            "kernels/cpu/c-inl.h": "#pragma once\nnamespace kvlm::cpu::one_set {}\n",
+                            "kernels/cpu/d-inl.h": "namespace kvlm::cpu::one_set {}\n"})
         self.assertEqual(found,
-                         ["kernels/cpu/b-inl.h:1: no guard that toggles with HWY_TARGET_TOGGLE"])
+                         ["kernels/cpu/b-inl.h:1: no guard that toggles with HWY_TARGET_TOGGLE",
+                          "kernels/cpu/d-inl.h:1: no #pragma once"])
 
     def test_a_source_that_is_not_built_is_found(self):
         lists = "kvlm_library(k a.cpp # b.cpp\n  cuda/c.cu)\n"
