@@ -6,13 +6,42 @@ their published rules, written here once more.
 
 import functools
 import json
+import os
 import unittest
+from pathlib import Path
 
 import eval_video_test as videos
 from eval_case import HELDOUT, WithModel, python_with_scorers
 from eval_packages import WithPackages
 
 POOR = ("--kv", "kivi,bits=1", "--device", "cpu", "--fidelity", 0)  # answers that are right in part
+
+
+# What the authors of pycocoevalcap print for the sample that they publish, rounded to three places.
+SAMPLE = {"BLEU-1": 0.579, "BLEU-2": 0.404, "BLEU-3": 0.279, "BLEU-4": 0.191, "METEOR": 0.195, "ROUGE_L": 0.396, "CIDEr": 0.600}
+
+
+class Sample(WithPackages):
+    """The published sample results of pycocoevalcap: 1000 captions of COCO's val2014, whose annotations are 31 MB.
+
+    KVLM_COCO_SAMPLE names a folder with captions_val2014.json and captions_val2014_fakecap_results.json.
+    """
+
+    def test_the_packages_and_its_authors_give_the_same_scores(self):
+        if "KVLM_COCO_SAMPLE" not in os.environ:
+            self.skipTest("KVLM_COCO_SAMPLE names no folder with COCO's captions_val2014.json and the sample results")
+        folder = Path(os.environ["KVLM_COCO_SAMPLE"])
+        file = folder / "captions_val2014_fakecap_results.json"
+        scored = {row["image_id"] for row in json.loads(file.read_text())}
+        val = json.loads((folder / "captions_val2014.json").read_text())
+        part = {"images": [row for row in val["images"] if row["id"] in scored],
+                "annotations": [row for row in val["annotations"] if row["image_id"] in scored]}  # fmt: skip
+        annotations = self.write("captions_val2014.json", part)
+        self.run_well("coco.py", "--out", "out", "--annotations", annotations, "--results", file, "--protocol", "lmms-eval",
+                      python=python_with_scorers())  # fmt: skip
+        (found,) = json.loads((self.folder / "out/results.json").read_text())
+        self.compare(found, *self.direct("print_coco", annotations, file))
+        self.assertEqual({name: round(found["scores"][name], 3) for name in SAMPLE}, SAMPLE)
 
 
 class Captions(WithPackages, WithModel):
