@@ -215,9 +215,9 @@ TensorView Blocks::attend(const BlockWeights& block, ConstTensorView normed,
     rms_norm(k, k, block.k_norm, shape_.eps, stream);
   }
   const Shape by_head{rows, shape_.heads, shape_.head_dim()};
-  const TensorView turned[] = {q.reshape(by_head), k.reshape(by_head)};
-  if (!angles.cos.empty()) rotate(turned, angles.cos, angles.sin, stream);
-  segment_attention(turned[0], turned[0], turned[1], v.reshape(by_head), segments,
+  const TensorView rotated[] = {q.reshape(by_head), k.reshape(by_head)};
+  if (!angles.cos.empty()) rotate(rotated, angles.cos, angles.sin, stream);
+  segment_attention(rotated[0], rotated[0], rotated[1], v.reshape(by_head), segments,
                     1.0f / std::sqrt(static_cast<float>(shape_.head_dim())), block.q.weight.dtype(),
                     stream);
   return q;
