@@ -263,8 +263,8 @@ void Llama::attention_block(int index, bool generates, TensorView x, ConstTensor
     norm_heads(q, layer.q_norm);
     norm_heads(k, layer.k_norm);
   }
-  const TensorView turned[] = {q, k};
-  rotate(turned, cos, sin, stream);
+  const TensorView rotated[] = {q, k};
+  rotate(rotated, cos, sin, stream);
   cache.attend(index, q, k, v, out, 1.0f / std::sqrt(static_cast<float>(config_.head_dim)), stream);
   linear(x, out.reshape({rows, q_width}), layer.o.weight, layer.o.bias, /*add=*/true, stream);
 }

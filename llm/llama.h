@@ -25,7 +25,7 @@ struct LlamaConfig {
   bool qkv_bias = false;
   bool output_bias = false;  ///< attention_bias of LLaMA gives o_proj a bias too
   bool mlp_bias = false;
-  bool qk_norm = false;  ///< rms_norm of every head of q and of k before they are turned (Qwen3)
+  bool qk_norm = false;  ///< rms_norm of every head of q and of k before they are rotated (Qwen3)
   bool tie_embeddings = false;
   RopeConfig rope;
 };

@@ -4,27 +4,27 @@
 
 namespace kvlm {
 
-PromptPositions mrope_positions(std::span<const PositionRun> runs, MropeAdvance advance) {
+PromptPositions mrope_positions(std::span<const PositionSpan> spans, MropeAdvance advance) {
   PromptPositions positions;
   int32_t current = 0;
-  for (const PositionRun& run : runs) {
-    if (run.times.empty()) {
+  for (const PositionSpan& span : spans) {
+    if (span.times.empty()) {
       const std::vector<Position> text =
-          following_positions(current, static_cast<size_t>(run.rows));
+          following_positions(current, static_cast<size_t>(span.rows));
       positions.rows.insert(positions.rows.end(), text.begin(), text.end());
-      current += static_cast<int32_t>(run.rows);
+      current += static_cast<int32_t>(span.rows);
       positions.next = std::max(positions.next, current);
       continue;
     }
-    for (const int32_t time : run.times) {
-      for (int32_t y = 0; y < run.height; ++y) {
-        for (int32_t x = 0; x < run.width; ++x) {
+    for (const int32_t time : span.times) {
+      for (int32_t y = 0; y < span.height; ++y) {
+        for (int32_t x = 0; x < span.width; ++x) {
           positions.rows.push_back({current + time, current + y, current + x});
           positions.next = std::max(positions.next, positions.rows.back().largest() + 1);
         }
       }
     }
-    current = advance == MropeAdvance::kLongestSide ? current + std::max(run.height, run.width)
+    current = advance == MropeAdvance::kLongestSide ? current + std::max(span.height, span.width)
                                                     : positions.next;
   }
   return positions;

@@ -15,9 +15,9 @@ enum class MropeAdvance : uint8_t {
 };
 
 /// Positions of three axes: text has the same on all, a cell its slice's time, its row and its
-/// column, all from where the run begins. Next is one behind the largest.
+/// column, all from where the span begins. Next is one behind the largest.
 /// Source: Wang et al. 2024, "Qwen2-VL", sec. 2.1, as transformers' get_rope_index has it.
-PromptPositions mrope_positions(std::span<const PositionRun> runs, MropeAdvance advance);
+PromptPositions mrope_positions(std::span<const PositionSpan> spans, MropeAdvance advance);
 
 /// Times of a clip's slices: `tokens_per_second` positions a second, rounded down slice by slice,
 /// as transformers 5.23 does for Qwen2.5-VL (from 4.52 to 5.2, whole seconds a slice counted).

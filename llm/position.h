@@ -23,13 +23,13 @@ struct Position {
 
 /// Rows of a prompt that follow each other: text, or the cells of a picture or clip, slice by slice
 /// and row by row.
-struct PositionRun {
+struct PositionSpan {
   int64_t rows = 0;
   std::vector<int32_t> times = {};  ///< of each slice of cells, from its first; empty: no cells
   int height = 0;                   ///< in cells
   int width = 0;
 
-  friend bool operator==(const PositionRun&, const PositionRun&) = default;
+  friend bool operator==(const PositionSpan&, const PositionSpan&) = default;
 };
 
 /// Where the rows of a prompt stand.

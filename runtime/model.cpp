@@ -17,14 +17,14 @@ namespace {
                           printable(model.name()), model.family()));
 }
 
-int64_t rows_of(std::span<const PositionRun> runs) {
-  return std::accumulate(runs.begin(), runs.end(), int64_t{0},
-                         [](int64_t sum, const PositionRun& run) { return sum + run.rows; });
+int64_t rows_of(std::span<const PositionSpan> spans) {
+  return std::accumulate(spans.begin(), spans.end(), int64_t{0},
+                         [](int64_t sum, const PositionSpan& span) { return sum + span.rows; });
 }
 
 }  // namespace
 
-int64_t VisualText::rows() const noexcept { return rows_of(runs); }
+int64_t VisualText::rows() const noexcept { return rows_of(spans); }
 
 std::vector<int64_t> Model::sample_frames(const VideoInfo& /*info*/,
                                           const SamplingRequest& /*request*/) const {
@@ -35,8 +35,8 @@ VisualText Model::clip_text(const Clip& /*clip*/) const { refuse_videos(*this); 
 
 VisualInput Model::prepare_clip(const DecodedClip& /*clip*/) const { refuse_videos(*this); }
 
-PromptPositions Model::positions(std::span<const PositionRun> runs) const {
-  const auto rows = static_cast<size_t>(rows_of(runs));
+PromptPositions Model::positions(std::span<const PositionSpan> spans) const {
+  const auto rows = static_cast<size_t>(rows_of(spans));
   return {following_positions(0, rows), static_cast<int32_t>(rows)};
 }
 

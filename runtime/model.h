@@ -30,8 +30,8 @@ struct PictureShape {
 
 /// What stands in a prompt for a picture or clip.
 struct VisualText {
-  std::string text;               ///< in place of its placeholder: one visual token for each run
-  std::vector<PositionRun> runs;  ///< the rows that each of these tokens becomes
+  std::string text;                 ///< in place of its placeholder: one visual token for each span
+  std::vector<PositionSpan> spans;  ///< the rows that each of these tokens becomes
 
   int64_t rows() const noexcept;
   friend bool operator==(const VisualText&, const VisualText&) = default;
@@ -103,7 +103,7 @@ class Model {
                             const Tap& tap) = 0;
   /// Where the rows of a prompt stand; one after the other on every axis, unless a family has its
   /// own rule.
-  virtual PromptPositions positions(std::span<const PositionRun> runs) const;
+  virtual PromptPositions positions(std::span<const PositionSpan> spans) const;
 };
 
 }  // namespace kvlm

@@ -171,8 +171,8 @@ PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>&
   for (size_t tag = 0; tag < outline.visuals.size(); ++tag) {
     const VisualPlace& place = outline.visuals[tag];
     const VisualText& visual = (place.clip ? visuals.clips : visuals.pictures)[place.index];
-    outline.runs.insert(outline.runs.end(), visual.runs.begin(), visual.runs.end());
-    outline.run_visuals.insert(outline.run_visuals.end(), visual.runs.size(), tag);
+    outline.spans.insert(outline.spans.end(), visual.spans.begin(), visual.spans.end());
+    outline.span_visuals.insert(outline.span_visuals.end(), visual.spans.size(), tag);
     outline.visual_rows += visual.rows();
   }
 
@@ -184,18 +184,18 @@ PromptOutline outline_prompt(const Model& model, const std::vector<ChatMessage>&
   outline.ids = tokenizer.encode(expanded.text, options);
   const auto tokens = static_cast<size_t>(std::count_if(
       outline.ids.begin(), outline.ids.end(), [&](int32_t id) { return model.is_visual(id); }));
-  if (tokens != outline.runs.size()) {
+  if (tokens != outline.spans.size()) {
     const auto stray = std::find_if(outline.ids.begin(), outline.ids.end(),
                                     [&](int32_t id) { return model.is_visual(id); });
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the prompt has {} visual token{} where its pictures and videos make "
                     "{}; leave {} out of the text",
-                    tokens, tokens == 1 ? "" : "s", outline.runs.size(),
+                    tokens, tokens == 1 ? "" : "s", outline.spans.size(),
                     stray == outline.ids.end() ? "special tokens" : tokenizer.token_of(*stray)));
   }
   outline.rows =
-      static_cast<int64_t>(outline.ids.size() - outline.runs.size()) + outline.visual_rows;
+      static_cast<int64_t>(outline.ids.size() - outline.spans.size()) + outline.visual_rows;
   return outline;
 }
 
@@ -205,24 +205,24 @@ Prompt make_prompt(const Model& model, const PromptOutline& outline) {
   const auto rows = static_cast<size_t>(outline.rows);
   prompt.ids.reserve(rows);
   prompt.modality.reserve(rows);
-  std::vector<PositionRun> runs;
-  size_t run = 0;
+  std::vector<PositionSpan> spans;
+  size_t span = 0;
   for (const int32_t id : outline.ids) {
     const bool visual = model.is_visual(id);
     if (visual) {
-      runs.push_back(outline.runs[run]);
-    } else if (!runs.empty() && runs.back().times.empty() && prompt.modality.back() == kTextRow) {
-      ++runs.back().rows;
+      spans.push_back(outline.spans[span]);
+    } else if (!spans.empty() && spans.back().times.empty() && prompt.modality.back() == kTextRow) {
+      ++spans.back().rows;
     } else {
-      runs.push_back({.rows = 1});
+      spans.push_back({.rows = 1});
     }
-    const auto copies = visual ? static_cast<size_t>(runs.back().rows) : 1;
+    const auto copies = visual ? static_cast<size_t>(spans.back().rows) : 1;
     prompt.ids.insert(prompt.ids.end(), copies, id);
     prompt.modality.insert(prompt.modality.end(), copies,
-                           visual ? static_cast<int16_t>(outline.run_visuals[run]) : kTextRow);
-    run += visual ? 1 : 0;
+                           visual ? static_cast<int16_t>(outline.span_visuals[span]) : kTextRow);
+    span += visual ? 1 : 0;
   }
-  PromptPositions positions = model.positions(runs);
+  PromptPositions positions = model.positions(spans);
   prompt.positions = std::move(positions.rows);
   prompt.next_position = positions.next;
   return prompt;
@@ -267,18 +267,18 @@ std::vector<AddedRows> embed_prompt(Model& model, const Prompt& prompt, int64_t 
            prompt.modality[static_cast<size_t>(end)] == tag) {
       ++end;
     }
-    const int64_t run = end - row;
+    const int64_t span = end - row;
     if (tag != kTextRow) {
       int64_t& from = next[static_cast<size_t>(tag)];
       if (row >= first) {
         const VisualFeatures& features = visuals[static_cast<size_t>(tag)];
-        copy(rows.slice(row - first, run), features.rows.slice(from, run), stream);
+        copy(rows.slice(row - first, span), features.rows.slice(from, span), stream);
         for (size_t layer = 0; layer < features.added.size(); ++layer) {
           added.push_back(
-              {static_cast<int>(layer), row - first, features.added[layer].slice(from, run)});
+              {static_cast<int>(layer), row - first, features.added[layer].slice(from, span)});
         }
       }
-      from += run;
+      from += span;
     }
     row = end;
   }

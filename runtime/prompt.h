@@ -49,9 +49,9 @@ struct VisualPlace {
 /// A tokenised conversation whose visual rows are counted, not laid out: what a request needs room
 /// for, before a picture is decoded.
 struct PromptOutline {
-  std::vector<int32_t> ids;          ///< one visual token for each of `runs`
-  std::vector<PositionRun> runs;     ///< in the order of the prompt
-  std::vector<size_t> run_visuals;   ///< which of `visuals` a run belongs to
+  std::vector<int32_t> ids;          ///< one visual token for each of `spans`
+  std::vector<PositionSpan> spans;   ///< in the order of the prompt
+  std::vector<size_t> span_visuals;  ///< which of `visuals` a span belongs to
   std::vector<VisualPlace> visuals;  ///< in the order of the prompt
   int64_t rows = 0;                  ///< of the prompt
   int64_t visual_rows = 0;           ///< of them

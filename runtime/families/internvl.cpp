@@ -157,7 +157,7 @@ VisualText InternVl::clip_text(const Clip& clip) const {
   VisualText visual;
   for (size_t frame = 1; frame <= clip.frames.size(); ++frame) {
     visual.text += fmt::format("{}Frame{}: {}", frame > 1 ? "\n" : "", frame, visual_block());
-    visual.runs.push_back({.rows = tile_rows_});
+    visual.spans.push_back({.rows = tile_rows_});
   }
   return visual;
 }

@@ -64,13 +64,13 @@ class QwenVl final : public FamilyModel {
   VisualInput prepare_clip(const DecodedClip& clip) const override;
   VisualRows encode(std::span<const VisualInput* const> visuals, Stream& stream,
                     const Tap& tap) override;
-  PromptPositions positions(std::span<const PositionRun> runs) const override {
-    return mrope_positions(runs, MropeAdvance::kLongestSide);
+  PromptPositions positions(std::span<const PositionSpan> spans) const override {
+    return mrope_positions(spans, MropeAdvance::kLongestSide);
   }
 
  private:
   size_t visual_weight_bytes() const noexcept override { return tower_->weight_bytes(); }
-  PositionRun run_of(const PatchGrid& grid, std::vector<int32_t> times) const;
+  PositionSpan span_of(const PatchGrid& grid, std::vector<int32_t> times) const;
   /// When the slices of a clip are, in positions from its first.
   std::vector<int32_t> times_of(const Clip& clip, int slices) const;
   VisualInput input_of(VisualPatches patches) const;
@@ -101,7 +101,7 @@ QwenVl::QwenVl(const ModelSource& source, const QwenVlConfig& qwen, QwenVlProces
   refuse_leftovers(weights, {});
 }
 
-PositionRun QwenVl::run_of(const PatchGrid& grid, std::vector<int32_t> times) const {
+PositionSpan QwenVl::span_of(const PatchGrid& grid, std::vector<int32_t> times) const {
   return {.rows = std::ssize(times) * (grid.rows / merge_) * (grid.columns / merge_),
           .times = std::move(times),
           .height = grid.rows / merge_,
@@ -109,7 +109,7 @@ PositionRun QwenVl::run_of(const PatchGrid& grid, std::vector<int32_t> times) co
 }
 
 VisualText QwenVl::picture_text(const PictureShape& shape, size_t /*pictures*/) const {
-  return {std::string(kImageToken), {run_of(processor_.grid(shape), {0})}};
+  return {std::string(kImageToken), {span_of(processor_.grid(shape), {0})}};
 }
 
 std::vector<int32_t> QwenVl::times_of(const Clip& clip, int slices) const {
@@ -128,7 +128,7 @@ std::vector<int32_t> QwenVl::times_of(const Clip& clip, int slices) const {
 VisualText QwenVl::clip_text(const Clip& clip) const {
   const PatchGrid grid = processor_.grid(clip);
   if (generation_ != QwenVlGeneration::kQwen3) {
-    return {std::string(kVideoToken), {run_of(grid, times_of(clip, grid.slices))}};
+    return {std::string(kVideoToken), {span_of(grid, times_of(clip, grid.slices))}};
   }
   // Every slice is a picture of its own behind its time; the template's vision_start and vision_end
   // stay around all.
@@ -136,7 +136,7 @@ VisualText QwenVl::clip_text(const Clip& clip) const {
   for (const double time_s : temporal_patch_times_s(clip.info, clip.frames, depth_)) {
     text.text +=
         fmt::format("{}{}{}{}", timestamp_text(time_s), kVisionStart, kVideoToken, kVisionEnd);
-    text.runs.push_back(run_of(grid, {0}));
+    text.spans.push_back(span_of(grid, {0}));
   }
   return text;
 }

@@ -20,9 +20,9 @@ int32_t delta(const PromptPositions& positions) {
 
 /// Worked by hand: text 3, picture of 4 x 6 patches, text 2.
 TEST(MropePositions, OfAPictureBetweenTexts) {
-  const PositionRun runs[] = {{3, {}, 0, 0}, {0, {0}, 2, 3}, {2, {}, 0, 0}};
+  const PositionSpan spans[] = {{3, {}, 0, 0}, {0, {0}, 2, 3}, {2, {}, 0, 0}};
   for (const MropeAdvance advance : {MropeAdvance::kLongestSide, MropeAdvance::kLargestPosition}) {
-    const PromptPositions found = mrope_positions(runs, advance);
+    const PromptPositions found = mrope_positions(spans, advance);
     EXPECT_THAT(axis(found, &Position::time), ElementsAre(0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7));
     EXPECT_THAT(axis(found, &Position::height), ElementsAre(0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7));
     EXPECT_THAT(axis(found, &Position::width), ElementsAre(0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7));
@@ -62,8 +62,8 @@ TEST(MropePositions, OfAClipBetweenTexts) {
        -9},
   };
   for (const Expected& expected : cases) {
-    const PositionRun runs[] = {{2, {}, 0, 0}, {0, expected.times, 2, 2}, {2, {}, 0, 0}};
-    const PromptPositions found = mrope_positions(runs, expected.advance);
+    const PositionSpan spans[] = {{2, {}, 0, 0}, {0, expected.times, 2, 2}, {2, {}, 0, 0}};
+    const PromptPositions found = mrope_positions(spans, expected.advance);
     EXPECT_EQ(axis(found, &Position::time), expected.time_axis);
     EXPECT_EQ(delta(found), expected.delta);
     const std::vector<int32_t> heights = axis(found, &Position::height);
@@ -79,7 +79,7 @@ TEST(MropePositions, OfAClipBetweenTexts) {
 }
 
 TEST(MropePositions, OfTextAndOfNothing) {
-  const PositionRun text[] = {{3, {}, 0, 0}, {2, {}, 0, 0}};
+  const PositionSpan text[] = {{3, {}, 0, 0}, {2, {}, 0, 0}};
   EXPECT_EQ(mrope_positions(text, MropeAdvance::kLongestSide).rows, following_positions(0, 5));
   EXPECT_EQ(mrope_positions(text, MropeAdvance::kLongestSide).next, 5);
   EXPECT_TRUE(mrope_positions({}, MropeAdvance::kLongestSide).rows.empty());

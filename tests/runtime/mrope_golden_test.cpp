@@ -35,7 +35,7 @@ TEST_P(MropeGolden, PositionsEqualTheReference) {
       return names.contains(grid) ? tensors.integers(grid) : std::vector<int64_t>();
     };
     // What the runs of tokens of the same type are (0 text, 1 pictures, 2 clips).
-    std::vector<PositionRun> visual[3];
+    std::vector<PositionSpan> visual[3];
     for (const int type : {1, 2}) {
       const std::vector<int64_t> grids = grids_of(type == 1 ? "image" : "video");
       for (size_t i = 0; i < grids.size(); i += 3) {
@@ -59,7 +59,7 @@ TEST_P(MropeGolden, PositionsEqualTheReference) {
         }
       }
     }
-    std::vector<PositionRun> runs;
+    std::vector<PositionSpan> spans;
     const std::vector<int64_t> types = tensors.integers(name + "mm_token_type_ids");
     size_t next[3] = {};
     for (size_t row = 0; row < types.size();) {
@@ -67,14 +67,14 @@ TEST_P(MropeGolden, PositionsEqualTheReference) {
       while (end < types.size() && types[end] == types[row]) ++end;
       const auto type = static_cast<size_t>(types[row]);
       if (type == 0) {
-        runs.push_back({static_cast<int64_t>(end - row), {}, 0, 0});
+        spans.push_back({static_cast<int64_t>(end - row), {}, 0, 0});
       } else {
         ASSERT_LT(next[type], visual[type].size()) << name;
-        runs.push_back(visual[type][next[type]++]);
+        spans.push_back(visual[type][next[type]++]);
       }
       row = end;
     }
-    const PromptPositions found = mrope_positions(runs, MropeAdvance::kLongestSide);
+    const PromptPositions found = mrope_positions(spans, MropeAdvance::kLongestSide);
     const std::vector<int64_t> expected = tensors.integers(name + "position_ids");
     ASSERT_EQ(found.rows.size() * 3, expected.size()) << name;
     for (size_t row = 0; row < found.rows.size(); ++row) {

@@ -97,8 +97,8 @@ TEST(RequireContext, CountsPicturesAndVideos) {
   const LoadedModel model = load();
   const auto refusal = [&](std::vector<VisualPlace> visuals) {
     const PromptOutline outline{.ids = {},
-                                .runs = {},
-                                .run_visuals = {},
+                                .spans = {},
+                                .span_visuals = {},
                                 .visuals = visuals,
                                 .rows = 900,
                                 .visual_rows = 850};

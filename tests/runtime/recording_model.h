@@ -66,8 +66,8 @@ class RecordingModel : public Model {
     encoded_ += static_cast<int>(visuals.size());
     return model_->encode(visuals, stream, tap);
   }
-  PromptPositions positions(std::span<const PositionRun> runs) const override {
-    return model_->positions(runs);
+  PromptPositions positions(std::span<const PositionSpan> spans) const override {
+    return model_->positions(spans);
   }
   std::string render(const std::vector<ChatMessage>& messages) const override {
     return model_->render(messages);

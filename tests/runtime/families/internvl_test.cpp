@@ -333,8 +333,8 @@ TEST(InternVlVideos, FramesAreLinesOfOneTileEach) {
   const LoadedModel model = load("internvl");
   const VisualText text = model->clip_text({{.name = "v", .format = "", .frames = 9}, {0, 4}});
   EXPECT_EQ(text.text, "Frame1: <img><IMG_CONTEXT></img>\nFrame2: <img><IMG_CONTEXT></img>");
-  ASSERT_EQ(text.runs.size(), 2u);
-  EXPECT_EQ(text.runs[0].rows, 4);
+  ASSERT_EQ(text.spans.size(), 2u);
+  EXPECT_EQ(text.spans[0].rows, 4);
   EXPECT_EQ(text.rows(), 8);
 }
 

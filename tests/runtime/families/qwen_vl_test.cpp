@@ -345,8 +345,8 @@ TEST(QwenVlProcessor, EverySpellingOfTheBudgetIsTheSame) {
 TEST(QwenVlProcessor, ClipsTakeTheVideoFileElseThePicturesBudget) {
   const Clip clip = clip_of(4, 40, 60, 2);
   const auto size = [&](const Edit& edit, const std::string& folder) {
-    const PositionRun run = load(folder, edit)->clip_text(clip).runs.at(0);
-    return std::array{run.height * 8, run.width * 8};
+    const PositionSpan span = load(folder, edit)->clip_text(clip).spans.at(0);
+    return std::array{span.height * 8, span.width * 8};
   };
   EXPECT_THAT(size({}, "qwen2_5_vl"), ElementsAre(24, 32)) << "1024 pixels a frame";
   EXPECT_THAT(
@@ -521,7 +521,7 @@ TEST(QwenVlVideo, FramesAreTakenAsTheReferenceTakesThem) {
 TEST(QwenVlVideo, EveryGenerationHasItsOwnTimes) {
   const Clip clip = clip_of(5, 24, 24, 2.5);  // 0.8 seconds a slice
   const auto times = [&](const char* folder) {
-    return load(folder)->clip_text(clip).runs.at(0).times;
+    return load(folder)->clip_text(clip).spans.at(0).times;
   };
   EXPECT_THAT(times("qwen2_vl"), ElementsAre(0, 1, 2));
   EXPECT_THAT(times("qwen2_5_vl"), ElementsAre(0, 1, 3)) << "two positions a second";
@@ -530,8 +530,8 @@ TEST(QwenVlVideo, EveryGenerationHasItsOwnTimes) {
             "<0.2 seconds><|vision_start|><|video_pad|><|vision_end|>"
             "<1.0 seconds><|vision_start|><|video_pad|><|vision_end|>"
             "<1.6 seconds><|vision_start|><|video_pad|><|vision_end|>");
-  ASSERT_EQ(text.runs.size(), 3u);
-  for (const PositionRun& run : text.runs) EXPECT_THAT(run.times, ElementsAre(0));
+  ASSERT_EQ(text.spans.size(), 3u);
+  for (const PositionSpan& span : text.spans) EXPECT_THAT(span.times, ElementsAre(0));
 }
 
 // ---------------------------------------------------------------------------------------- prompts
