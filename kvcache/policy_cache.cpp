@@ -13,8 +13,7 @@
 namespace kvlm {
 
 PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device)
-    : plan_(std::move(plan)),
-      layouts_(*plan_),
+    : traits_(std::move(plan), device),
       arena_(device, arena_bytes),
       destinations_(static_cast<size_t>(shape_.kv_heads)),
       weights_(device),
@@ -35,19 +34,6 @@ PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_byt
     plain_.emplace_back(device);
     turned_queries_.push_back({BasisBatch(device), BasisBatch(device)});
     packers_.push_back({RingPacker(device), RingPacker(device)});
-    LayerPlan& of_layer = plans_.emplace_back();
-    of_layer.protects = layouts_.protected_values(layer).plan != nullptr;
-    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      const Quantizer* quantizer = layouts_.quantizer(store, layer);
-      if (quantizer == nullptr) continue;
-      const bool turns = quantizer->key_basis() != nullptr;
-      of_layer.turns |= turns;
-      if (quantizer->visual_only()) continue;
-      for (const Part part : {Part::kKeys, Part::kValues}) {
-        of_layer.windows.push_back(
-            {store, part, &quantizer->plan(part, layer), quantizer->repacks(part) || turns});
-      }
-    }
   }
 }
 
@@ -94,22 +80,22 @@ SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
   if (slot == sequences_.size()) sequences_.emplace_back();
   Sequence& sequence = sequences_[slot];
   sequence.memory = std::move(kept);
-  sequence.staging = arena_.reserve(staging, who);
+  sequence.prompt.staging = arena_.reserve(staging, who);
   sequence.open = true;
   sequence.prompted = false;
   sequence.size = size;
-  sequence.rows = sequence.prompt_rows = sequence.staged = 0;
+  sequence.rows = sequence.prompt_rows = sequence.prompt.staged = 0;
   sequence.uncounted = sequence.quiet = 0;
   sequence.placed = 0;
   sequence.layers.resize(static_cast<size_t>(shape_.layers));
   for (LayerState& layer : sequence.layers) {
     layer = LayerState();
-    layer.lanes.resize(heads());
+    layer.heads.resize(heads());
   }
   sequence.modality.clear();
-  sequence.importance.clear();
-  sequence.sparsity.clear();
-  sequence.protection.clear();
+  sequence.prompt.importance.clear();
+  sequence.prompt.sparsity.clear();
+  sequence.prompt.protection.clear();
   try {
     reserve_workspace();
   } catch (const std::exception&) {
@@ -214,7 +200,7 @@ void PolicyCache::close(SequenceId id) noexcept {
   }
   sequence.layers.clear();
   sequence.memory = ArenaExtent();
-  sequence.staging = ArenaExtent();
+  sequence.prompt.staging = ArenaExtent();
 }
 
 void PolicyCache::begin(std::span<const StepRows> step) {
@@ -296,7 +282,7 @@ void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream& stream) {
       const ConstTensorView own = embeddings.slice(row, rows.rows);
       Tensor on_host(DType::kF32, own.shape());
       copy(on_host, own, stream);
-      sequence.protection =
+      sequence.prompt.protection =
           layouts_.quantizer(kRest, layer)->protection_scores(on_host, sequence.modality);
       break;
     }
@@ -362,21 +348,21 @@ void PolicyCache::end(Stream& stream) {
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
     if (!sequence.prompted) {
-      sequence.staged += rows.rows;
+      sequence.prompt.staged += rows.rows;
       if (rows.ends_prompt) {
         if (layouts_.joint()) {
-          sequence.prompt_rows = sequence.staged;
+          sequence.prompt_rows = sequence.prompt.staged;
           const std::vector<LayerSelection> selections = select(sequence, -1);
           for (int layer = 0; layer < shape_.layers; ++layer) {
             finish_layer(sequence, layer, selections[static_cast<size_t>(layer)], stream);
           }
         }
-        sequence.prompt_rows = sequence.staged;
+        sequence.prompt_rows = sequence.prompt.staged;
         sequence.prompted = true;
-        sequence.staging = ArenaExtent();
-        sequence.importance = {};
-        sequence.sparsity = {};
-        sequence.protection = {};
+        sequence.prompt.staging = ArenaExtent();
+        sequence.prompt.importance = {};
+        sequence.prompt.sparsity = {};
+        sequence.prompt.protection = {};
         if (parts_.retention != nullptr) sequence.modality = {};
       }
     }
@@ -395,7 +381,7 @@ void PolicyCache::end(Stream& stream) {
 void PolicyCache::count_planes(Sequence& sequence) noexcept {
   for (LayerState& state : sequence.layers) {
     state.plane_bytes = 0;
-    for (const Lane& lane : state.lanes) {
+    for (const HeadState& lane : state.heads) {
       for (const StorePlanes& store : lane.stores) {
         state.plane_bytes +=
             store.keys.bytes() + store.values.bytes() + store.protected_values.bytes();
@@ -410,19 +396,20 @@ void PolicyCache::account(Sequence& sequence) noexcept {
   for (const LayerState& state : sequence.layers) {
     bytes += state.plane_bytes;
     for (const size_t mask : state.mask_bytes) bytes += mask;
-    for (size_t head = 0; weighs && head < state.lanes.size(); ++head) {
-      const Lane& lane = state.lanes[head];
+    for (size_t head = 0; weighs && head < state.heads.size(); ++head) {
+      const HeadState& lane = state.heads[head];
       if (lane.weights != nullptr) bytes += sizeof(float) * static_cast<size_t>(lane.slots());
     }
     for (int i = 0; i < state.protection_bitmaps; ++i) {
-      const int packed = state.lanes[static_cast<size_t>(i)].packed_values();
+      const int packed = state.heads[static_cast<size_t>(i)].packed_values();
       bytes += static_cast<size_t>(packed + 7) / 8;
     }
   }
   sequence.memory.set_used(bytes);
   if (!sequence.prompted) {
-    sequence.staging.set_used(static_cast<size_t>(layouts_.joint() ? shape_.layers : 1) * 2 *
-                              heads() * static_cast<size_t>(sequence.staged) * row_bytes());
+    sequence.prompt.staging.set_used(static_cast<size_t>(layouts_.joint() ? shape_.layers : 1) * 2 *
+                                     heads() * static_cast<size_t>(sequence.prompt.staged) *
+                                     row_bytes());
   }
 }
 
@@ -432,19 +419,19 @@ int PolicyCache::next_position(SequenceId id) const noexcept {
       !parts_.retention->positions_from_layer0()) {
     return sequence.rows;
   }
-  return sequence.layers[0].lanes[0].slots() + sequence.uncounted;
+  return sequence.layers[0].heads[0].slots() + sequence.uncounted;
 }
 
 CacheReport PolicyCache::report(SequenceId id) const noexcept {
   const Sequence& sequence = at(id);
   CacheReport report;
-  report.bytes = sequence.memory.used() + sequence.staging.used();
+  report.bytes = sequence.memory.used() + sequence.prompt.staging.used();
   const size_t elements = shape_.elements_per_token() * static_cast<size_t>(sequence.rows);
   report.f16_bytes = 2 * elements;
   if (elements == 0) return report;
   report.stored_bits = 8.0 * static_cast<double>(report.bytes) / static_cast<double>(elements);
   for (const LayerState& state : sequence.layers) {
-    report.slots += state.lanes[0].slots() + sequence.uncounted;
+    report.slots += state.heads[0].slots() + sequence.uncounted;
   }
   report.slots /= shape_.layers;
   if (!sequence.prompted) report.slots = sequence.rows;
@@ -452,7 +439,7 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     scopes[store].packers = parts_.quantizers[store];
     for (const LayerState& state : sequence.layers) {
-      scopes[store].slots += state.lanes[0].stores[store].keys.slots();
+      scopes[store].slots += state.heads[0].stores[store].keys.slots();
       if (store == kRest) scopes[store].slots += sequence.uncounted;
     }
   }

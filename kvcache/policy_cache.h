@@ -13,89 +13,17 @@
 #include "kernels/slot_weights.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
+#include "kvcache/engine/float_space.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
 #include "kvcache/kv_cache.h"
 #include "kvcache/layouts.h"
 #include "kvcache/plane.h"
 
 namespace kvlm {
 
-/// Floats on a device that grow and never shrink; growing loses what they held.
-class FloatSpace {
- public:
-  explicit FloatSpace(Device device) : device_(device) {}
-  void grow(size_t count) {
-    if (count <= size_) return;
-    memory_ = Buffer();  // first, so that not both are held
-    size_ = 0;           // should there be no room
-    memory_ = Buffer(device_, count * sizeof(float));
-    size_ = count;
-  }
-  float* data() noexcept { return reinterpret_cast<float*>(memory_.data()); }
-  size_t size() const noexcept { return size_; }
-
- private:
-  Device device_;
-  Buffer memory_;
-  size_t size_ = 0;
-};
-
-/// The planes of one store of one lane.
-struct StorePlanes {
-  Plane keys;
-  Plane values;
-  Plane protected_values;  ///< VidKV: packed values of protected rows
-
-  /// Nothing is packed (`protects`: nor could be on protected_values), and row by row keys and
-  /// values are in the same places of their rings.
-  bool full_alike(bool protects) const noexcept {
-    return keys.packed() + values.packed() == 0 && (!protects || protected_values.packed() == 0) &&
-           keys.full_before_wrap() == values.full_before_wrap();
-  }
-};
-
-/// One kv_head of one layer of one sequence. Its slots are those of kVisual, then those of kRest;
-/// the order of the tokens is kept beside.
-struct Lane {
-  std::array<StorePlanes, kStores> stores;
-  std::array<LaneFacts, kStores> facts;
-  /// Bit i: packed value slot i of kRest is protected; null: none ever is. Lanes that keep the same
-  /// slots have it in common. On the host.
-  uint64_t* protected_bits = nullptr;
-  /// The modality tag of each slot, in the order of the tokens.
-  std::vector<int16_t> tags;
-  /// LayerSelection.scores of the prompt's rows that are still held, where evict() is asked about
-  /// this lane and goes by them. On the host.
-  std::vector<float> scores;
-  /// (slots,) attention weights summed over steps; null: not wanted (H2O).
-  float* weights = nullptr;
-
-  int slots() const noexcept { return stores[kVisual].keys.slots() + stores[kRest].keys.slots(); }
-  /// Packed value slots of kRest.
-  int packed_values() const noexcept {
-    return stores[kRest].values.packed() + stores[kRest].protected_values.packed();
-  }
-};
-
-/// One layer of one sequence.
-struct LayerState {
-  std::vector<Lane> lanes;  ///< (kv_heads,)
-  /// Lanes whose window of a store and part is full, since a row was appended last.
-  std::array<std::array<int, 2>, kStores> due{};
-  size_t plane_bytes = 0;  ///< of all planes
-  int kept = 0;            ///< slots when the first prompt had ended
-  double forget = 0;
-  std::array<std::byte*, kStores> masks{};   ///< of facts, in the arena
-  std::array<size_t, kStores> mask_bytes{};  ///< in use
-  int protection_bitmaps = 0;                ///< bitmaps of protected slots, in the arena
-  std::vector<uint64_t> protection;          ///< their place where the arena is on a GPU
-  // StreamingLLM's re-rotation: the sinks' keys as they came, and by how much they were turned.
-  Buffer sinks;  ///< (kv_heads, sink_rows, head_dim) f32
-  int sink_rows = 0;
-  int turned = 0;
-};
-
 /// What attention reads of one kv_head of a layer, visual slots first where they are stored apart.
-struct LaneRows {
+struct HeadRows {
   std::vector<float> keys, values;  ///< (slots, head_dim)
   std::vector<int16_t> tags;        ///< (slots,) modality
   std::vector<ScoreRemap> remaps;   ///< of scores, before the softmax
@@ -141,32 +69,9 @@ class PolicyCache final : public KvCache {
   }
   /// What the newest attend() of `layer` has read, (kv_heads,): in a step, with its row. For tests
   /// and tools: nothing that serves a request reads keys.
-  std::vector<LaneRows> inspect(SequenceId sequence, int layer, Stream& stream);
+  std::vector<HeadRows> inspect(SequenceId sequence, int layer, Stream& stream);
 
  private:
-  struct Sequence {
-    bool open = false;
-    bool prompted = false;  // the first prompt has ended
-    SequenceSize size;
-    int rows = 0;            // tokens fed, complete in every layer
-    int uncounted = 0;       // the newest of them, which planes do not count yet
-    int quiet = 0;           // rows that can follow before anything happens but to rings that slide
-    size_t quiet_bytes = 0;  // that each of them adds
-    int prompt_rows = 0;     // of the first prompt
-    ArenaExtent memory;
-    size_t placed = 0;  // bytes of `memory` that layers have been given
-    std::vector<LayerState> layers;
-    // (rows,) tags up to the end of the newest prompt: what follows is text. With retention, of the
-    // first prompt while it is under way; lanes have their own afterwards.
-    std::vector<int16_t> modality;
-    // Of the first prompt, while it is under way.
-    ArenaExtent staging;
-    int staged = 0;                  // rows complete in every layer
-    std::vector<double> importance;  // (layers, kv_heads, prompt rows); one layer unless joint
-    std::vector<double> sparsity;    // (layers,)
-    std::array<int32_t, 2> summed_rows{};
-    std::vector<float> protection;  // (prompt rows,)
-  };
   /// A lane has keys and values of two stores, each in at most three runs, and protected values.
   static constexpr size_t kRunsPerLane = 13;
   /// Rows whose windows are full and that are packed in one call, as far as memory for their floats
@@ -178,19 +83,6 @@ class PolicyCache final : public KvCache {
   /// Lanes of a step from which on the stream's threads share the bookkeeping: below, waking them
   /// takes longer. What they do does not depend on who does it.
   static constexpr size_t kSharedLanes = 1024;
-  /// Rows that are packed in decode when enough of them have come.
-  struct Window {
-    size_t store;
-    Part part;
-    const PartPlan* plan;
-    bool anew;  // with old rows, or in another basis
-  };
-  /// What never changes about a layer, for loops over its lanes.
-  struct LayerPlan {
-    std::vector<Window> windows;  // in the order in which they are flushed
-    bool protects = false;        // some packed values lie apart
-    bool turns = false;           // keys are packed in a basis of their own
-  };
   /// A layer of a sequence whose windows are flushed, and where in the workspace.
   struct Flushed {
     LayerState* state;
@@ -198,7 +90,7 @@ class PolicyCache final : public KvCache {
     size_t jobs = 0;  // made
   };
   /// Float rows of every kv_head, (rows, head_dim) on the cache's device.
-  using HeadRows = std::vector<std::span<float>>;
+  using FloatRows = std::vector<std::span<float>>;
 
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
   const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
@@ -209,7 +101,7 @@ class PolicyCache final : public KvCache {
     return parts_.split && tag != kTextRow ? kVisual : kRest;
   }
   size_t first_store() const noexcept { return parts_.split ? kVisual : kRest; }
-  const LayerPlan& plan_of(int layer) const noexcept { return plans_[static_cast<size_t>(layer)]; }
+  const LayerTraits& plan_of(int layer) const noexcept { return traits_.layer(layer); }
   void reserve_workspace();
   /// Calls body(begin, end) for ranges that make up [0, count), where a sequence is some work for
   /// each of its lanes.
@@ -233,10 +125,10 @@ class PolicyCache final : public KvCache {
   void describe_rings(int layer, Stream& stream);
   void pack_oldest(size_t layer, Stream& stream);
   bool can_keep();
-  bool is_plain(const Lane& lane, int layer) const noexcept;
+  bool is_plain(const HeadState& lane, int layer) const noexcept;
   void catch_up(Sequence& sequence) noexcept;
-  void count_rows(Lane& lane, int layer, int rows);
-  void show_newest(Lane& lane) const;
+  void count_rows(HeadState& lane, int layer, int rows);
+  void show_newest(HeadState& lane) const;
   bool holds_uncounted_row(SequenceId sequence, int layer) const noexcept;
   int quiet_rows(const Sequence& sequence) const noexcept;
   int rows_until_eviction(const Sequence& sequence, int most) const noexcept;
@@ -260,15 +152,15 @@ class PolicyCache final : public KvCache {
   void place_layer(Sequence& sequence, int layer, std::span<const std::array<int, kStores>> counts,
                    double forget);
   void pack_once(Sequence& sequence, LayerState& state, int layer,
-                 const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
-                 const HeadRows& values, Stream& stream);
+                 const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
+                 const FloatRows& values, Stream& stream);
   void pack_stream(Sequence& sequence, LayerState& state, int layer, size_t store,
-                   const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
-                   const HeadRows& values, Stream& stream);
+                   const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
+                   const FloatRows& values, Stream& stream);
   void pack_values(Sequence& sequence, LayerState& state, int layer, size_t store,
-                   const std::vector<std::vector<int32_t>>& slots, const HeadRows& values,
+                   const std::vector<std::vector<int32_t>>& slots, const FloatRows& values,
                    std::span<const int> packed, Stream& stream);
-  std::array<std::array<HeadRows, kStores>, 2> kept_rows(
+  std::array<std::array<FloatRows, kStores>, 2> kept_rows(
       const Sequence& sequence, int layer, std::span<const std::vector<std::vector<int32_t>>> slots,
       Stream& stream);
   void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
@@ -279,15 +171,15 @@ class PolicyCache final : public KvCache {
 
   // policy_decode.cpp
   void append_row(LayerState& state, int layer, int16_t tag, size_t first_lane);
-  void add_plain(const PackedLane& packed, const Lane& lane, RowBatch& batch) const;
+  void add_plain(const PackedLane& packed, const HeadState& lane, RowBatch& batch) const;
   void store_new(ConstTensorView k, ConstTensorView v, size_t first_lane, Stream& stream);
   void decode(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
   size_t describe_lanes(size_t first, size_t last, int layer, const float* q, float* out);
-  size_t describe_lane(Lane& lane, int layer, size_t index, SlotRun* memory);
+  size_t describe_lane(HeadState& lane, int layer, size_t index, SlotRun* memory);
   void prefetch_generated(size_t i, size_t last, int layer, size_t head) const noexcept;
-  void add_value_runs(const Lane& lane, RunList& runs) const;
-  void add_key_runs(const Lane& lane, size_t store, int layer, size_t index, RunList& runs);
+  void add_value_runs(const HeadState& lane, RunList& runs) const;
+  void add_key_runs(const HeadState& lane, size_t store, int layer, size_t index, RunList& runs);
   size_t make_remaps(const StorePlanes& visual, int layer, ScoreRemap* remaps) const;
   void run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out, float scale,
                   Stream& stream);
@@ -298,14 +190,14 @@ class PolicyCache final : public KvCache {
   void take_rows(std::span<Flushed> next, const Window& window);
   static int& due(LayerState& state, const Window& window) noexcept;
   void flush_anew(LayerState& state, int layer, const Window& window, Stream& stream);
-  static Plane& plane_of(Lane& lane, size_t store, Part part) noexcept;
+  static Plane& plane_of(HeadState& lane, size_t store, Part part) noexcept;
   void evict_layer(Sequence& sequence, int layer, int newer, Stream& stream);
   void evict(Sequence& sequence, int layer, int step, Stream& stream);
   bool chooses(int layer, size_t head) const noexcept;
   void collect_weights(std::span<Sequence* const> sequences, int first, int last, Stream& stream);
-  static float& newest_weight(Lane& lane, size_t store) noexcept;
-  int evict_slot(LayerState& state, Lane& lane, int slot) noexcept;
-  std::span<const float> next_weights(const Lane& lane) noexcept;
+  static float& newest_weight(HeadState& lane, size_t store) noexcept;
+  int evict_slot(LayerState& state, HeadState& lane, int slot) noexcept;
+  std::span<const float> next_weights(const HeadState& lane) noexcept;
   void turn_sinks(LayerState& state, int sinks, int by, Stream& stream);
   void copy_to_arena(std::byte* to, const void* from, size_t bytes, Stream& stream);
   /// Lets a quantizer learn what it wants to know of keys, and notes the bytes.
@@ -317,20 +209,19 @@ class PolicyCache final : public KvCache {
   void for_jobs(Plane& plane, const float* x, int rows, const Body& body);
   void run_jobs(const PartPlan& plan, Stream& stream);
   /// The live packed rows of a plane as floats, oldest first; `basis` undoes its change of basis.
-  void unpack_packed(const Plane& plane, const LaneFacts& facts, const KeyBasis* basis, float* out,
+  void unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis, float* out,
                      Stream& stream);
   /// All rows of a store of a lane as floats, oldest first.
-  void unpack_keys(const Lane& lane, size_t store, int layer, float* out, Stream& stream);
-  void unpack_values(const Lane& lane, size_t store, float* out, Stream& stream);
+  void unpack_keys(const HeadState& lane, size_t store, int layer, float* out, Stream& stream);
+  void unpack_values(const HeadState& lane, size_t store, float* out, Stream& stream);
   /// Keys and values of a lane, (slots, head_dim) f32 on the cache's device.
-  void unpack_lane(const Lane& lane, int layer, float* keys, float* values, Stream& stream);
+  void unpack_lane(const HeadState& lane, int layer, float* keys, float* values, Stream& stream);
   void widen_full(const Plane& plane, float* out, Stream& stream);
 
-  std::shared_ptr<const CachePlan> plan_;
-  const CachePlan& parts_ = *plan_;  // its name in the rest of the engine
-  const CacheShape& shape_ = plan_->shape;
-  Layouts layouts_;
-  std::vector<LayerPlan> plans_;  // (layers,)
+  CacheTraits traits_;
+  const CachePlan& parts_ = traits_.plan();
+  const CacheShape& shape_ = traits_.shape();
+  const Layouts& layouts_ = traits_.layouts();
   Arena arena_;
   std::vector<Sequence> sequences_;
   std::span<const StepRows> step_;
@@ -351,7 +242,7 @@ class PolicyCache final : public KvCache {
   std::vector<Generated> generated_;
   // By number of the generated row times kv_heads, plus the kv_head; then those of packed lanes.
   std::vector<PackedLane> packed_;
-  std::vector<Lane*> packed_lanes_;
+  std::vector<HeadState*> packed_lanes_;
   std::vector<SlotRun> runs_;       // of these lanes, with gaps
   std::vector<ScoreRemap> remaps_;  // (lanes, remaps_per_lane_)
   size_t remaps_per_lane_ = 0;
@@ -369,7 +260,7 @@ class PolicyCache final : public KvCache {
   FloatSpace inspected_;                // keys and values of lanes
   std::vector<float> inspected_rows_;   // the same on the host
   std::vector<const float*> pointers_;  // (kv_heads,)
-  std::vector<LaneFacts> facts_;        // (kv_heads,)
+  std::vector<HeadFacts> facts_;        // (kv_heads,)
   std::vector<float> ends_;             // (2, kv_heads, head_dim) of channels
   std::vector<std::array<std::vector<BasisJob>, kStores>> query_jobs_;  // (layers,)
   std::vector<std::array<BasisBatch, kStores>> turned_queries_;         // (layers,)

@@ -43,7 +43,7 @@ void PolicyCache::append_row(LayerState& state, int layer, int16_t tag, size_t f
   state.due = {};
   state.plane_bytes += 2 * heads() * row_bytes();
   for (size_t head = 0; head < heads(); ++head) {
-    Lane& lane = state.lanes[head];
+    HeadState& lane = state.heads[head];
     new_keys_[first_lane + head] = lane.stores[store].keys.push_row();
     new_values_[first_lane + head] = lane.stores[store].values.push_row();
     for (const Window& window : plan_of(layer).windows) {
@@ -70,8 +70,8 @@ void PolicyCache::store_new(ConstTensorView k, ConstTensorView v, size_t first_l
               v.as<float>(), stream);
 }
 
-/// Lane slots are those of kVisual, then those of kRest.
-float& PolicyCache::newest_weight(Lane& lane, size_t store) noexcept {
+/// HeadState slots are those of kVisual, then those of kRest.
+float& PolicyCache::newest_weight(HeadState& lane, size_t store) noexcept {
   return lane.weights[(store == kRest ? lane.slots() : lane.stores[kVisual].keys.slots()) - 1];
 }
 
@@ -92,7 +92,7 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
   const auto describe = [&](size_t begin, size_t end) {
     plain += describe_lanes(begin, end, layer, q, out.as<float>());
   };
-  if (plan_of(layer).turns) {
+  if (plan_of(layer).has_key_basis) {
     describe(0, generated_.size());  // the queries that are turned are listed
   } else {
     for_sequences(generated_.size(), stream, describe);
@@ -152,7 +152,7 @@ size_t PolicyCache::describe_lanes(size_t first, size_t last, int layer, const f
       packed.q = q + at;
       packed.out = out + at;
       packed.weights = generated.weights + head * room;
-      runs += describe_lane(state.lanes[head], layer, index, runs);
+      runs += describe_lane(state.heads[head], layer, index, runs);
       if (packed.slots == 0) ++plain;
     }
   }
@@ -160,7 +160,8 @@ size_t PolicyCache::describe_lanes(size_t first, size_t last, int layer, const f
 }
 
 /// A lane of full rows only: a ring's may lie in two runs.
-void PolicyCache::add_plain(const PackedLane& packed, const Lane& lane, RowBatch& batch) const {
+void PolicyCache::add_plain(const PackedLane& packed, const HeadState& lane,
+                            RowBatch& batch) const {
   std::array<KeyValueRows, 2 * kStores> rows;
   size_t count = 0;
   for (const StorePlanes& planes : lane.stores) {
@@ -184,8 +185,8 @@ void PolicyCache::prefetch_generated(size_t i, size_t last, int layer, size_t he
   };
   const auto for_planes = [&](const LayerState& of, const auto& body) {
     for (size_t store = first_store(); store < kStores; ++store) {
-      body(of.lanes[head].stores[store].keys);
-      body(of.lanes[head].stores[store].values);
+      body(of.heads[head].stores[store].keys);
+      body(of.heads[head].stores[store].values);
     }
   };
   if (const LayerState* far = state(3)) __builtin_prefetch(far);
@@ -199,7 +200,7 @@ void PolicyCache::prefetch_generated(size_t i, size_t last, int layer, size_t he
 
 /// Nothing is packed, and nobody asks for weights. Planes that are empty whatever happens are not
 /// looked at: each costs a miss.
-bool PolicyCache::is_plain(const Lane& lane, int layer) const noexcept {
+bool PolicyCache::is_plain(const HeadState& lane, int layer) const noexcept {
   return lane.weights == nullptr &&
          (!parts_.split || lane.stores[kVisual].full_alike(/*protects=*/false)) &&
          lane.stores[kRest].full_alike(plan_of(layer).protects);
@@ -207,7 +208,7 @@ bool PolicyCache::is_plain(const Lane& lane, int layer) const noexcept {
 
 /// What packed attention has to know of lane number `index`; 0 slots if it holds plain rows only.
 /// Returns how many runs it has put to `memory`.
-size_t PolicyCache::describe_lane(Lane& lane, int layer, size_t index, SlotRun* memory) {
+size_t PolicyCache::describe_lane(HeadState& lane, int layer, size_t index, SlotRun* memory) {
   PackedLane& packed = packed_[index];
   packed_lanes_[index] = &lane;
   const StorePlanes& visual = lane.stores[kVisual];
@@ -238,12 +239,12 @@ size_t PolicyCache::describe_lane(Lane& lane, int layer, size_t index, SlotRun* 
 }
 
 /// The keys of a store, with the queries in their basis.
-void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, size_t index,
+void PolicyCache::add_key_runs(const HeadState& lane, size_t store, int layer, size_t index,
                                RunList& runs) {
   const Plane& keys = lane.stores[store].keys;
   const int first = runs.size();
   keys.add_runs(runs, store == kRest && will_slide(keys, Part::kKeys, layer));
-  if (!plan_of(layer).turns || keys.packed() == 0) return;
+  if (!plan_of(layer).has_key_basis || keys.packed() == 0) return;
   const Quantizer* packer = layouts_.quantizer(store, layer);
   if (packer == nullptr || packer->key_basis() == nullptr) return;
   const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
@@ -256,7 +257,7 @@ void PolicyCache::add_key_runs(const Lane& lane, size_t store, int layer, size_t
 }
 
 /// The values of kRest, of which protected ones lie apart.
-void PolicyCache::add_value_runs(const Lane& lane, RunList& runs) const {
+void PolicyCache::add_value_runs(const HeadState& lane, RunList& runs) const {
   const StorePlanes& rest = lane.stores[kRest];
   const int first = runs.size();
   rest.values.add_runs(runs);
@@ -311,7 +312,7 @@ void PolicyCache::run_packed(std::span<PackedLane> lanes, int layer, const float
   if (!layouts_.keeps_weights()) return;
   slot_sums_.clear();
   for (size_t i = 0; i < lanes.size(); ++i) {
-    const Lane& lane = *packed_lanes_[i];
+    const HeadState& lane = *packed_lanes_[i];
     if (lane.weights == nullptr) continue;
     slot_sums_.push_back({lanes[i].weights, lane.weights, lanes[i].slots, lanes[i].slots - 1});
   }
@@ -371,7 +372,7 @@ int& PolicyCache::due(LayerState& state, const Window& window) noexcept {
   return state.due[window.store][window.part == Part::kKeys ? 0 : 1];
 }
 
-Plane& PolicyCache::plane_of(Lane& lane, size_t store, Part part) noexcept {
+Plane& PolicyCache::plane_of(HeadState& lane, size_t store, Part part) noexcept {
   StorePlanes& planes = lane.stores[store];
   return part == Part::kKeys ? planes.keys : planes.values;
 }
@@ -422,11 +423,11 @@ void PolicyCache::take_rows(std::span<Flushed> next, const Window& window) {
   PackJob* job = flush_jobs_.data() + flushed.row;
   for (size_t head = 0; head < heads(); ++head) {
     const auto ahead = [&](size_t sequences) -> const Plane& {
-      return plane_of(next[sequences].state->lanes[head], window.store, window.part);
+      return plane_of(next[sequences].state->heads[head], window.store, window.part);
     };
     if (next.size() > 2) ahead(2).prefetch();
     if (next.size() > 1) ahead(1).prefetch_newest_block();
-    Plane& plane = plane_of(flushed.state->lanes[head], window.store, window.part);
+    Plane& plane = plane_of(flushed.state->heads[head], window.store, window.part);
     if (plane.full() < window.plan->flush.trigger) continue;
     flushed.state->plane_bytes -= plane.bytes();
     for (int row = 0; row < added; ++row) *source++ = plane.full_row(row);
@@ -444,7 +445,7 @@ void PolicyCache::flush_anew(LayerState& state, int layer, const Window& window,
   const Part part = window.part;
   const PartPlan& plan = *window.plan;
   const Quantizer& quantizer = *layouts_.quantizer(store, layer);
-  const auto due = [&](Lane& lane) {
+  const auto due = [&](HeadState& lane) {
     return plane_of(lane, store, part).full() >= plan.flush.trigger;
   };
   const bool repacks = quantizer.repacks(part);
@@ -455,12 +456,12 @@ void PolicyCache::flush_anew(LayerState& state, int layer, const Window& window,
   size_t rows = added;
   row_sources_.clear();
   for (size_t head = 0; head < heads(); ++head) {
-    Plane& plane = plane_of(state.lanes[head], store, part);
+    Plane& plane = plane_of(state.heads[head], store, part);
     pointers_[head] = x;
-    if (!due(state.lanes[head])) continue;
+    if (!due(state.heads[head])) continue;
     state.plane_bytes -= plane.bytes();
     if (repacks) {
-      unpack_packed(plane, state.lanes[head].facts[store], basis, x, stream);
+      unpack_packed(plane, state.heads[head].facts[store], basis, x, stream);
       rows = static_cast<size_t>(plane.packed()) + added;
       x += static_cast<size_t>(plane.packed()) * dim();
       plane.clear_packed();
@@ -473,13 +474,13 @@ void PolicyCache::flush_anew(LayerState& state, int layer, const Window& window,
     x += added * dim();
   }
   widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
-  if (basis != nullptr && (repacks || state.lanes[0].facts[store].key_channels.empty())) {
+  if (basis != nullptr && (repacks || state.heads[0].facts[store].key_channels.empty())) {
     learn(quantizer, state, store, pointers_, static_cast<int>(rows), stream);
   }
   key_jobs_.clear();
   float* turned = basis_.data();
   for (size_t head = 0; head < heads(); ++head) {
-    Lane& lane = state.lanes[head];
+    HeadState& lane = state.heads[head];
     if (!due(lane)) continue;
     const float* from = pointers_[head];
     if (basis != nullptr) {
@@ -492,7 +493,7 @@ void PolicyCache::flush_anew(LayerState& state, int layer, const Window& window,
   }
   if (basis != nullptr) change_basis(*basis, BasisChange::kKey, key_jobs_, stream);
   run_jobs(plan, stream);
-  for (Lane& lane : state.lanes) {
+  for (HeadState& lane : state.heads) {
     if (!due(lane)) continue;
     Plane& plane = plane_of(lane, store, part);
     plane.pop_rows(plan.flush.rows);
@@ -507,11 +508,11 @@ void PolicyCache::learn(const Quantizer& quantizer, LayerState& state, size_t st
   channel_ends(keys, rows, shape_.head_dim, low, high, stream);
   facts_.resize(heads());
   for (size_t head = 0; head < heads(); ++head) {
-    std::swap(facts_[head], state.lanes[head].facts[store]);
+    std::swap(facts_[head], state.heads[head].facts[store]);
   }
   quantizer.learn(low, high, facts_);
   for (size_t head = 0; head < heads(); ++head) {
-    std::swap(facts_[head], state.lanes[head].facts[store]);
+    std::swap(facts_[head], state.heads[head].facts[store]);
   }
   state.mask_bytes[store] = quantizer.facts_bytes(shape_.kv_heads);
 }
@@ -537,7 +538,7 @@ void PolicyCache::run_jobs(const PartPlan& plan, Stream& stream) {
   jobs_.clear();
 }
 
-void PolicyCache::unpack_packed(const Plane& plane, const LaneFacts& facts, const KeyBasis* basis,
+void PolicyCache::unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis,
                                 float* out, Stream& stream) {
   if (plane.packed() == 0) return;
   if (basis == nullptr) {
@@ -557,7 +558,7 @@ void PolicyCache::widen_full(const Plane& plane, float* out, Stream& stream) {
   widen_rows(row_sources_, parts_.rows, shape_.head_dim, out, stream);
 }
 
-void PolicyCache::unpack_keys(const Lane& lane, size_t store, int layer, float* out,
+void PolicyCache::unpack_keys(const HeadState& lane, size_t store, int layer, float* out,
                               Stream& stream) {
   const Plane& plane = lane.stores[store].keys;
   const Quantizer* quantizer = layouts_.quantizer(store, layer);
@@ -566,7 +567,7 @@ void PolicyCache::unpack_keys(const Lane& lane, size_t store, int layer, float* 
   widen_full(plane, out + static_cast<size_t>(plane.packed()) * dim(), stream);
 }
 
-void PolicyCache::unpack_values(const Lane& lane, size_t store, float* out, Stream& stream) {
+void PolicyCache::unpack_values(const HeadState& lane, size_t store, float* out, Stream& stream) {
   const StorePlanes& planes = lane.stores[store];
   const auto plain = static_cast<size_t>(planes.values.packed());
   const auto apart = static_cast<size_t>(planes.protected_values.packed());
@@ -588,7 +589,7 @@ void PolicyCache::unpack_values(const Lane& lane, size_t store, float* out, Stre
   widen_full(planes.values, out + (plain + apart) * dim(), stream);
 }
 
-void PolicyCache::unpack_lane(const Lane& lane, int layer, float* keys, float* values,
+void PolicyCache::unpack_lane(const HeadState& lane, int layer, float* keys, float* values,
                               Stream& stream) {
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     unpack_keys(lane, store, layer, keys, stream);
@@ -599,18 +600,18 @@ void PolicyCache::unpack_lane(const Lane& lane, int layer, float* keys, float* v
   }
 }
 
-std::vector<LaneRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
+std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   Sequence& sequence = at(id);
   catch_up(sequence);
-  std::vector<Lane> lanes = sequence.layers[static_cast<size_t>(layer)].lanes;
+  std::vector<HeadState> lanes = sequence.layers[static_cast<size_t>(layer)].heads;
   size_t elements = 0;
-  for (Lane& lane : lanes) {
+  for (HeadState& lane : lanes) {
     if (holds_uncounted_row(id, layer)) show_newest(lane);
     elements += 2 * static_cast<size_t>(lane.slots()) * dim();
   }
   inspected_.grow(elements);
   float* to = inspected_.data();
-  for (const Lane& lane : lanes) {
+  for (const HeadState& lane : lanes) {
     const size_t rows = static_cast<size_t>(lane.slots()) * dim();
     unpack_lane(lane, layer, to, to + rows, stream);
     to += 2 * rows;
@@ -619,12 +620,12 @@ std::vector<LaneRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
   const Shape shape{static_cast<int64_t>(elements)};
   copy(TensorView(inspected_rows_.data(), DType::kF32, shape),
        ConstTensorView(inspected_.data(), DType::kF32, shape, arena_.device()), stream);
-  std::vector<LaneRows> found;
+  std::vector<HeadRows> found;
   auto from = inspected_rows_.cbegin();
-  for (const Lane& lane : lanes) {
+  for (const HeadState& lane : lanes) {
     const auto slots = static_cast<size_t>(lane.slots());
     const auto count = static_cast<std::ptrdiff_t>(slots * dim());
-    LaneRows& rows = found.emplace_back();
+    HeadRows& rows = found.emplace_back();
     rows.keys.assign(from, from + count);
     rows.values.assign(from + count, from + 2 * count);
     from += 2 * count;
@@ -652,7 +653,7 @@ void PolicyCache::collect_weights(std::span<Sequence* const> sequences, int firs
   weight_means_.clear();
   size_t floats = 0;
   const auto add = [&](const LayerState& state, size_t head) {
-    weight_lists_.push_back(state.lanes[head].weights);
+    weight_lists_.push_back(state.heads[head].weights);
     ++weight_means_.back().arrays;
   };
   for (const Sequence* sequence : sequences) {
@@ -660,7 +661,7 @@ void PolicyCache::collect_weights(std::span<Sequence* const> sequences, int firs
       const LayerState& state = sequence->layers[static_cast<size_t>(layer)];
       for (size_t head = 0; head < heads(); ++head) {
         if (!chooses(layer, head)) continue;
-        const int slots = state.lanes[head].slots();
+        const int slots = state.heads[head].slots();
         weight_means_.push_back(
             {static_cast<int>(weight_lists_.size()), 0, slots, mean_weights_.data() + floats});
         floats += static_cast<size_t>(slots);
@@ -684,7 +685,7 @@ void PolicyCache::collect_weights(std::span<Sequence* const> sequences, int firs
 }
 
 /// The next of the collected weights, in the order of the tokens.
-std::span<const float> PolicyCache::next_weights(const Lane& lane) noexcept {
+std::span<const float> PolicyCache::next_weights(const HeadState& lane) noexcept {
   const auto n = static_cast<size_t>(lane.slots());
   const std::span<const float> weights = std::span(host_weights_).subspan(weights_read_, n);
   weights_read_ += n;
@@ -715,7 +716,7 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream)
   int slot = -1;
   int packed_value = -1;
   for (size_t head = 0; head < heads(); ++head) {
-    Lane& lane = state.lanes[head];
+    HeadState& lane = state.heads[head];
     view.rows = lane.slots();
     if (head == 0 && pair != layer) {
       slot = dropped_[static_cast<size_t>(pair)];
@@ -736,14 +737,14 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream)
     }
   }
   if (packed_value >= 0 && !layouts_.per_head()) {
-    const Lane& lane = state.lanes[0];
+    const HeadState& lane = state.heads[0];
     erase_bit(lane.protected_bits, packed_value, lane.packed_values() + 1);
   }
 }
 
 /// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
 /// values lie on two planes, else -1.
-int PolicyCache::evict_slot(LayerState& state, Lane& lane, int slot) noexcept {
+int PolicyCache::evict_slot(LayerState& state, HeadState& lane, int slot) noexcept {
   const size_t store = store_of(lane.tags[static_cast<size_t>(slot)]);
   int at = slot;
   if (parts_.split) {
@@ -789,7 +790,7 @@ int PolicyCache::evict_slot(LayerState& state, Lane& lane, int slot) noexcept {
 void PolicyCache::turn_sinks(LayerState& state, int sinks, int by, Stream& stream) {
   const auto for_rows = [&](const auto& body) {
     size_t at = 0;
-    for (Lane& lane : state.lanes) {
+    for (HeadState& lane : state.heads) {
       for (int row = 0; row < state.sink_rows; ++row) {
         body(lane.stores[kRest].keys.full_row(row), at++ * dim());
       }

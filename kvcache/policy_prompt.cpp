@@ -32,7 +32,7 @@ std::byte* PolicyCache::staged_rows(const Sequence& sequence, int layer, Part pa
                                     size_t head) const noexcept {
   const auto plane = static_cast<size_t>(layouts_.joint() ? layer : 0) * 2 * heads() +
                      (part == Part::kKeys ? 0 : heads()) + head;
-  return sequence.staging.data() +
+  return sequence.prompt.staging.data() +
          plane * static_cast<size_t>(sequence.size.prompt_rows) * row_bytes();
 }
 
@@ -40,11 +40,11 @@ void PolicyCache::attend_first_prompt(Sequence& sequence, const StepRows& rows, 
                                       ConstTensorView q, ConstTensorView k, ConstTensorView v,
                                       TensorView out, float scale, Stream& stream) {
   past_.clear();
-  if (sequence.staged > 0) {
+  if (sequence.prompt.staged > 0) {
     for (size_t head = 0; head < heads(); ++head) {
       past_.push_back({staged_rows(sequence, layer, Part::kKeys, head),
                        staged_rows(sequence, layer, Part::kValues, head), parts_.rows,
-                       sequence.staged});
+                       sequence.prompt.staged});
     }
   }
   // Before attention: its output may take the place of the queries.
@@ -55,12 +55,12 @@ void PolicyCache::attend_first_prompt(Sequence& sequence, const StepRows& rows, 
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t head = 0; head < heads(); ++head) {
       destinations_[head].data = staged_rows(sequence, layer, part, head) +
-                                 static_cast<size_t>(sequence.staged) * row_bytes();
+                                 static_cast<size_t>(sequence.prompt.staged) * row_bytes();
     }
     store_rows(destinations_, parts_.rows, part == Part::kKeys ? k : v, stream);
   }
   if (rows.ends_prompt && !layouts_.joint()) {
-    sequence.prompt_rows = sequence.staged + rows.rows;
+    sequence.prompt_rows = sequence.prompt.staged + rows.rows;
     finish_layer(sequence, layer, select(sequence, layer)[0], stream);
   }
 }
@@ -71,7 +71,7 @@ void PolicyCache::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
   const ImportanceNeeds needs = parts_.retention->needs();
   if (needs.rows == ImportanceNeeds::Rows::kNone) return;
   const auto n = static_cast<int>(k.shape()[0]);
-  const int seen = sequence.staged + n;
+  const int seen = sequence.prompt.staged + n;
   int first = 0;
   if (needs.rows == ImportanceNeeds::Rows::kLast) first = std::max(0, seen - needs.last_rows);
   if (needs.rows == ImportanceNeeds::Rows::kPostVision) {
@@ -82,7 +82,7 @@ void PolicyCache::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
     if (last == modality.rend() || first == seen) first = std::max(0, seen - kRowsWithoutVision);
   }
   if (needs.rows != ImportanceNeeds::Rows::kAll &&
-      (first < sequence.staged || seen < sequence.size.prompt_rows)) {
+      (first < sequence.prompt.staged || seen < sequence.size.prompt_rows)) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("--kv {} watches the last rows of a prompt, which must come in one "
                             "pass; {} of {} rows came",
@@ -91,14 +91,14 @@ void PolicyCache::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
   const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
   const auto layers = static_cast<size_t>(layouts_.joint() ? shape_.layers : 1);
   const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
-  sequence.importance.resize(layers * heads() * prompt);
-  double* importance = sequence.importance.data() + at * heads() * prompt;
+  sequence.prompt.importance.resize(layers * heads() * prompt);
+  double* importance = sequence.prompt.importance.data() + at * heads() * prompt;
   if (!layouts_.joint()) std::fill_n(importance, heads() * prompt, 0.0);
 
   const auto columns = static_cast<size_t>(seen);
   std::vector<double> sums(heads() * columns);
   std::vector<double> small(needs.sparsity ? static_cast<size_t>(shape_.q_heads) : 0);
-  const int64_t first_row = std::max(0, first - sequence.staged);
+  const int64_t first_row = std::max(0, first - sequence.prompt.staged);
   column_sums({sums, small}, q, k, past_, first_row, scale, shape_.multiply, stream);
   for (size_t head = 0; head < heads(); ++head) {
     for (size_t j = 0; j < columns; ++j) {
@@ -108,12 +108,12 @@ void PolicyCache::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
   if (needs.sparsity) {
     double entries = 0;
     for (int row = first; row < seen; ++row) entries += row + 1;
-    sequence.sparsity.resize(layers);
-    sequence.sparsity[at] = std::accumulate(small.begin(), small.end(), 0.0) /
-                            (entries * static_cast<double>(shape_.q_heads));
+    sequence.prompt.sparsity.resize(layers);
+    sequence.prompt.sparsity[at] = std::accumulate(small.begin(), small.end(), 0.0) /
+                                   (entries * static_cast<double>(shape_.q_heads));
   }
-  if (sequence.staged == 0) sequence.summed_rows[0] = first;
-  sequence.summed_rows[1] = seen;
+  if (sequence.prompt.staged == 0) sequence.prompt.summed_rows[0] = first;
+  sequence.prompt.summed_rows[1] = seen;
 }
 
 /// The selection of every layer (layer -1), or of one.
@@ -129,9 +129,9 @@ std::vector<LayerSelection> PolicyCache::select(const Sequence& sequence, int la
   view.rows = n;
   view.layer = layer;
   view.modality = sequence.modality;
-  view.importance = sequence.importance;
-  view.sparsity = sequence.sparsity;
-  view.summed_rows = sequence.summed_rows;
+  view.importance = sequence.prompt.importance;
+  view.sparsity = sequence.prompt.sparsity;
+  view.summed_rows = sequence.prompt.summed_rows;
   return parts_.retention->select(view, parts_.pairs);
 }
 
@@ -147,14 +147,14 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
     for (const int32_t slot : selection.slots[selection.slots.size() > 1 ? head : 0]) {
       const int16_t tag = sequence.modality[static_cast<size_t>(slot)];
       slots[store_of(tag)][head].push_back(slot);
-      if (parts_.retention != nullptr) state.lanes[head].tags.push_back(tag);
+      if (parts_.retention != nullptr) state.heads[head].tags.push_back(tag);
     }
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       counts[head][store] = static_cast<int>(slots[store][head].size());
     }
   }
   for (size_t list = 0; list < selection.scores.size(); ++list) {
-    state.lanes[list].scores = selection.scores[list];
+    state.heads[list].scores = selection.scores[list];
   }
   place_layer(sequence, layer, counts, selection.forget);
   const auto n = static_cast<int>(sequence.modality.size());
@@ -187,14 +187,14 @@ void PolicyCache::begin_weights(const Sequence& sequence, int layer,
   const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
   const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
   for (size_t head = 0; head < heads(); ++head) {
-    const double* sums = sequence.importance.data() + (at * heads() + head) * prompt;
+    const double* sums = sequence.prompt.importance.data() + (at * heads() + head) * prompt;
     std::vector<float> weights;
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       for (const int32_t slot : slots[store][head]) {
         weights.push_back(static_cast<float>(sums[static_cast<size_t>(slot)]));
       }
     }
-    const Lane& lane = sequence.layers[static_cast<size_t>(layer)].lanes[head];
+    const HeadState& lane = sequence.layers[static_cast<size_t>(layer)].heads[head];
     copy_to_arena(reinterpret_cast<std::byte*>(lane.weights), weights.data(),
                   weights.size() * sizeof(float), stream);
   }
@@ -238,7 +238,7 @@ void PolicyCache::merge_dropped(const Sequence& sequence, int layer,
 /// The rows that a layer keeps as floats: [keys, values][store][kv_head], for the time of this
 /// call's caller.
 ///   slots  [store][kv_head] prompt rows
-std::array<std::array<PolicyCache::HeadRows, kStores>, 2> PolicyCache::kept_rows(
+std::array<std::array<PolicyCache::FloatRows, kStores>, 2> PolicyCache::kept_rows(
     const Sequence& sequence, int layer, std::span<const std::vector<std::vector<int32_t>>> slots,
     Stream& stream) {
   size_t rows = 0;
@@ -247,7 +247,7 @@ std::array<std::array<PolicyCache::HeadRows, kStores>, 2> PolicyCache::kept_rows
   }
   prompt_floats_.grow(rows * dim());
   float* to = prompt_floats_.data();
-  std::array<std::array<HeadRows, kStores>, 2> kept;
+  std::array<std::array<FloatRows, kStores>, 2> kept;
   row_sources_.clear();
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t store = 0; store < kStores; ++store) {
@@ -277,7 +277,7 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
                                                      sequence.size.max_rows);
   int ever = 0;
   for (size_t head = 0; head < heads(); ++head) {
-    Lane& lane = state.lanes[head];
+    HeadState& lane = state.heads[head];
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const int count = counts[head][store];
       StorePlanes& planes = lane.stores[store];
@@ -287,7 +287,7 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
         const Plane* owner = nullptr;
         if (layout.shared) {
           const auto from = static_cast<size_t>(layouts_.owner(part, layer));
-          const StorePlanes& other = sequence.layers[from].lanes[head].stores[store];
+          const StorePlanes& other = sequence.layers[from].heads[head].stores[store];
           owner = part == Part::kKeys ? &other.keys : &other.values;
         }
         plane.place(layout, capacity, sequence.memory.data() + sequence.placed, owner);
@@ -317,12 +317,6 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
   std::byte* extras = sequence.memory.data() + sequence.placed;
   sequence.placed += layouts_.extra_bytes(layer, most, ever);
   assert(sequence.placed <= sequence.memory.reserved());
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    if (const Quantizer* quantizer = layouts_.quantizer(store, layer)) {
-      state.masks[store] = extras;
-      extras += Layouts::aligned(quantizer->facts_bytes(shape_.kv_heads));
-    }
-  }
   if (layouts_.protected_values(layer).plan != nullptr) {
     state.protection_bitmaps = layouts_.per_head() ? shape_.kv_heads : 1;
     const size_t bytes = Layouts::aligned(static_cast<size_t>(ever) / 8 + 8);
@@ -336,12 +330,12 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
     std::fill_n(bits, bitmaps * bytes / sizeof(uint64_t), uint64_t{0});
     for (size_t head = 0; head < heads(); ++head) {
       const size_t bitmap = layouts_.per_head() ? head : 0;
-      state.lanes[head].protected_bits = bits + bitmap * bytes / sizeof(uint64_t);
+      state.heads[head].protected_bits = bits + bitmap * bytes / sizeof(uint64_t);
     }
     extras += bitmaps * bytes;
   }
   if (layouts_.keeps_weights()) {
-    for (Lane& lane : state.lanes) {
+    for (HeadState& lane : state.heads) {
       lane.weights = reinterpret_cast<float*>(extras);
       extras += Layouts::aligned(4 * static_cast<size_t>(most));
     }
@@ -350,13 +344,13 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
 
 /// Packs the visual rows of a prompt, all of them.
 void PolicyCache::pack_once(Sequence& sequence, LayerState& state, int layer,
-                            const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
-                            const HeadRows& values, Stream& stream) {
+                            const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
+                            const FloatRows& values, Stream& stream) {
   const Quantizer* quantizer = layouts_.quantizer(kVisual, layer);
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t head = 0; head < heads(); ++head) {
       if (slots[head].empty()) continue;
-      StorePlanes& planes = state.lanes[head].stores[kVisual];
+      StorePlanes& planes = state.heads[head].stores[kVisual];
       Plane& plane = part == Part::kKeys ? planes.keys : planes.values;
       const float* x = (part == Part::kKeys ? keys : values)[head].data();
       // One block for all pictures, or one for each.
@@ -379,8 +373,8 @@ void PolicyCache::pack_once(Sequence& sequence, LayerState& state, int layer,
 
 /// Packs the oldest rows of a store as its quantizer's flush rule says; the others stay full rows.
 void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, size_t store,
-                              const std::vector<std::vector<int32_t>>& slots, const HeadRows& keys,
-                              const HeadRows& values, Stream& stream) {
+                              const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
+                              const FloatRows& values, Stream& stream) {
   const Quantizer* quantizer = layouts_.quantizer(store, layer);
   std::vector<int> packed_keys(heads());
   std::vector<int> packed_values(heads());
@@ -401,7 +395,7 @@ void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, 
     key_jobs_.clear();
     float* turned = basis_.data();
     for (size_t head = 0; head < heads(); ++head) {
-      Lane& lane = state.lanes[head];
+      HeadState& lane = state.heads[head];
       const float* x = keys[head].data();
       if (basis != nullptr && packed_keys[head] > 0) {
         key_jobs_.push_back({x, turned, packed_keys[head], lane.facts[store].key_channels.data()});
@@ -415,7 +409,7 @@ void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, 
     pack_values(sequence, state, layer, store, slots, values, packed_values, stream);
   }
   for (size_t head = 0; head < heads(); ++head) {
-    StorePlanes& planes = state.lanes[head].stores[store];
+    StorePlanes& planes = state.heads[head].stores[store];
     store_full(planes.keys, keys[head], packed_keys[head], stream);
     store_full(planes.values, values[head], packed_values[head], stream);
   }
@@ -423,12 +417,13 @@ void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, 
 
 void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, size_t store,
                               const std::vector<std::vector<int32_t>>& slots,
-                              const HeadRows& values, std::span<const int> packed, Stream& stream) {
+                              const FloatRows& values, std::span<const int> packed,
+                              Stream& stream) {
   const Quantizer* quantizer = layouts_.quantizer(store, layer);
   const PartPlan* apart = store == kRest ? quantizer->protected_values() : nullptr;
   if (apart == nullptr) {
     for (size_t head = 0; head < heads(); ++head) {
-      add_jobs(state.lanes[head].stores[store].values, values[head].data(), packed[head]);
+      add_jobs(state.heads[head].stores[store].values, values[head].data(), packed[head]);
     }
     run_jobs(quantizer->plan(Part::kValues, layer), stream);
     return;
@@ -441,11 +436,11 @@ void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, 
   std::vector<std::pair<const float*, int>> special;
   row_sources_.clear();
   for (size_t head = 0; head < heads(); ++head) {
-    Lane& lane = state.lanes[head];
+    HeadState& lane = state.heads[head];
     std::vector<float> scores;
     std::vector<int16_t> modality;
     for (const int32_t slot : slots[head]) {
-      scores.push_back(sequence.protection[static_cast<size_t>(slot)]);
+      scores.push_back(sequence.prompt.protection[static_cast<size_t>(slot)]);
       modality.push_back(sequence.modality[static_cast<size_t>(slot)]);
     }
     std::vector<bool> chosen(slots[head].size());
@@ -472,7 +467,7 @@ void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, 
   widen_rows(row_sources_, DType::kF32, shape_.head_dim, apart_.data(), stream);
   run_jobs(quantizer->plan(Part::kValues, layer), stream);
   for (size_t head = 0; head < heads(); ++head) {
-    add_jobs(state.lanes[head].stores[store].protected_values, special[head].first,
+    add_jobs(state.heads[head].stores[store].protected_values, special[head].first,
              special[head].second);
   }
   run_jobs(*apart, stream);
@@ -494,11 +489,11 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   // What is stored, as floats: one layer of one sequence, for the time of this call.
   size_t stored = 0;
-  for (const Lane& lane : state.lanes) stored += static_cast<size_t>(lane.slots());
+  for (const HeadState& lane : state.heads) stored += static_cast<size_t>(lane.slots());
   inspected_.grow(2 * stored * dim());
   float* floats = inspected_.data();
   past_.clear();
-  for (const Lane& lane : state.lanes) {
+  for (const HeadState& lane : state.heads) {
     const auto n = static_cast<int64_t>(lane.slots());
     float* past_values = floats + static_cast<size_t>(n) * dim();
     unpack_lane(lane, layer, floats, past_values, stream);
@@ -510,13 +505,13 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   std::vector<double> sums;  // (kv_heads, columns) of the new rows' attention
   size_t columns = 0;
   if (layouts_.keeps_weights()) {
-    const auto past = static_cast<size_t>(state.lanes[0].slots());
+    const auto past = static_cast<size_t>(state.heads[0].slots());
     columns = past + static_cast<size_t>(rows.rows);
     sums.resize(heads() * columns);
     column_sums({sums, {}}, q, k, past_, 0, scale, shape_.multiply, stream);
     for (size_t head = 0; head < heads(); ++head) {
       for (size_t j = 0; j < past; ++j) {
-        state.lanes[head].weights[j] += static_cast<float>(sums[head * columns + j]);
+        state.heads[head].weights[j] += static_cast<float>(sums[head * columns + j]);
       }
     }
   }
@@ -526,7 +521,7 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
     store_new(k.slice(row, 1), v.slice(row, 1), 0, stream);
     for (size_t head = 0; head < heads() && columns > 0; ++head) {
       const size_t first = columns - static_cast<size_t>(rows.rows);
-      newest_weight(state.lanes[head], store_of(tag)) =
+      newest_weight(state.heads[head], store_of(tag)) =
           static_cast<float>(sums[head * columns + first + static_cast<size_t>(row)]);
     }
     Sequence* const self = &sequence;

@@ -74,7 +74,7 @@ void PolicyCache::catch_up(Sequence& sequence) noexcept {
   if (sequence.uncounted == 0) return;
   for (LayerState& state : sequence.layers) {
     const auto layer = static_cast<int>(&state - sequence.layers.data());
-    for (Lane& lane : state.lanes) {
+    for (HeadState& lane : state.heads) {
       const StorePlanes& rest = lane.stores[kRest];
       state.plane_bytes -= rest.keys.bytes() + rest.values.bytes();
       count_rows(lane, layer, sequence.uncounted);
@@ -85,7 +85,7 @@ void PolicyCache::catch_up(Sequence& sequence) noexcept {
 }
 
 /// Counts rows that quiet steps have stored.
-void PolicyCache::count_rows(Lane& lane, int layer, int rows) {
+void PolicyCache::count_rows(HeadState& lane, int layer, int rows) {
   for (const Part part : {Part::kKeys, Part::kValues}) {
     Plane& plane = plane_of(lane, kRest, part);
     if (one_packs(plane, part, layer)) {
@@ -106,9 +106,9 @@ bool PolicyCache::holds_uncounted_row(SequenceId sequence, int layer) const noex
                      [&](const StepRows& rows) { return rows.sequence == sequence; });
 }
 
-/// Counts the row that this step has stored and attended to, in a copy of a lane. A ring that slides
-/// has packed its oldest row since, and still holds it: attention has read it from there.
-void PolicyCache::show_newest(Lane& lane) const {
+/// Counts the row that this step has stored and attended to, in a copy of a lane. A ring that
+/// slides has packed its oldest row since, and still holds it: attention has read it from there.
+void PolicyCache::show_newest(HeadState& lane) const {
   lane.stores[kRest].keys.count_rows(1);
   lane.stores[kRest].values.count_rows(1);
   if (parts_.retention != nullptr) lane.tags.push_back(kTextRow);
@@ -126,7 +126,7 @@ bool PolicyCache::one_packs(const Plane& plane, Part part, int layer) const noex
 size_t PolicyCache::quiet_row_bytes(const Sequence& sequence) const noexcept {
   size_t bytes = 0;
   for (int layer = 0; layer < shape_.layers; ++layer) {
-    for (const Lane& lane : sequence.layers[static_cast<size_t>(layer)].lanes) {
+    for (const HeadState& lane : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const Plane& plane =
             part == Part::kKeys ? lane.stores[kRest].keys : lane.stores[kRest].values;
@@ -156,7 +156,7 @@ void PolicyCache::describe_rings(int layer, Stream& stream) {
     const bool one_by_one = quantizer != nullptr && !quantizer->visual_only() &&
                             quantizer->plan(part, layer).flush.rows == 1;
     for (size_t i = 0; one_by_one && i < generated_.size(); ++i) {
-      for (Lane& lane : generated_[i].sequence->layers[static_cast<size_t>(layer)].lanes) {
+      for (HeadState& lane : generated_[i].sequence->layers[static_cast<size_t>(layer)].heads) {
         const Plane& plane = plane_of(lane, kRest, part);
         if (will_slide(plane, part, layer)) rings_.push_back(plane.ring());
       }
@@ -185,8 +185,8 @@ int PolicyCache::quiet_rows(const Sequence& sequence) const noexcept {
     const Quantizer* quantizer = layouts_.quantizer(kRest, layer);
     const bool flushes = quantizer != nullptr && !quantizer->visual_only();
     // On the CPU, describing lanes anew costs little beside attending to them.
-    const bool slides = arena_.device().kind == DeviceKind::kCuda && !plan_of(layer).turns;
-    for (const Lane& lane : sequence.layers[static_cast<size_t>(layer)].lanes) {
+    const bool slides = arena_.device().kind == DeviceKind::kCuda && !plan_of(layer).has_key_basis;
+    for (const HeadState& lane : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const StorePlanes& planes = lane.stores[kRest];
         const Plane& plane = part == Part::kKeys ? planes.keys : planes.values;
@@ -212,9 +212,9 @@ int PolicyCache::rows_until_eviction(const Sequence& sequence, int most) const n
     view.layer = layer;
     view.kept = state.kept;
     view.forget = state.forget;
-    view.scores = state.lanes[0].scores;
+    view.scores = state.heads[0].scores;
     for (int rows = 1; rows <= most; ++rows) {
-      view.rows = state.lanes[0].slots() + rows;
+      view.rows = state.heads[0].slots() + rows;
       view.step = sequence.rows + rows - sequence.prompt_rows;
       if (parts_.retention->evict(view) >= 0) most = rows - 1;
     }

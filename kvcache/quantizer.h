@@ -38,7 +38,7 @@ struct PartPlan {
 };
 
 /// Facts about one kv_head of one layer that a quantizer fixes when a prompt ends.
-struct LaneFacts {
+struct HeadFacts {
   /// (head_dim,) keys are packed in this channel order; empty: as they come. VidKV: the channels
   /// of the first section, ascending, then those of the second.
   std::vector<uint16_t> key_channels;
@@ -62,7 +62,7 @@ struct ShareMap {
 
 /// A way of packing rows: data, mostly. What differs between policies is which format, which
 /// arithmetic and when; kernels/pack.h and kernels/attend_packed.h do the work. Stateless once
-/// made: what a prompt teaches lives in LaneFacts.
+/// made: what a prompt teaches lives in HeadFacts.
 class Quantizer {
  public:
   virtual ~Quantizer() = default;
@@ -92,7 +92,7 @@ class Quantizer {
   /// Sets facts[h] of every kv_head from the keys that are about to be packed.
   ///   low, high  (kv_heads, head_dim) the ends of each channel over those rows
   virtual void learn(std::span<const float> /*low*/, std::span<const float> /*high*/,
-                     std::span<LaneFacts> /*facts*/) const {}
+                     std::span<HeadFacts> /*facts*/) const {}
   /// Bytes of what learn() fixed, of one layer (VidKV: the channel mask).
   virtual size_t facts_bytes(int /*kv_heads*/) const noexcept { return 0; }
   /// The basis in which keys are packed, with the channels that learn() ordered; null: their own.

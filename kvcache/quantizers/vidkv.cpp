@@ -102,7 +102,7 @@ class VidKv final : public PlannedQuantizer {
                                std::span<const int16_t> modality) const override;
 
   void learn(std::span<const float> low, std::span<const float> high,
-             std::span<LaneFacts> facts) const override;
+             std::span<HeadFacts> facts) const override;
   size_t facts_bytes(int kv_heads) const noexcept override {
     return static_cast<size_t>(dim_ + 7) / 8 * static_cast<size_t>(mask_per_head_ ? kv_heads : 1);
   }
@@ -189,10 +189,10 @@ PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
 /// The channels with the widest range over all rows, and over all heads unless each has its own
 /// mask, come first; both kinds in ascending order (docs/arithmetic.md, "Mixed channels").
 void VidKv::learn(std::span<const float> low, std::span<const float> high,
-                  std::span<LaneFacts> facts) const {
+                  std::span<HeadFacts> facts) const {
   const auto dim = static_cast<size_t>(dim_);
   // No allocation: a flush that packs everything again learns anew in decode.
-  const auto order = [&](size_t first_head, size_t heads, LaneFacts& lane) {
+  const auto order = [&](size_t first_head, size_t heads, HeadFacts& lane) {
     float range[kMaxHeadDim];
     for (size_t d = 0; d < dim; ++d) {
       float least = low[first_head * dim + d];
@@ -217,7 +217,7 @@ void VidKv::learn(std::span<const float> low, std::span<const float> high,
     return;
   }
   order(0, facts.size(), facts[0]);
-  for (LaneFacts& lane : facts.subspan(1)) lane.key_channels = facts[0].key_channels;
+  for (HeadFacts& lane : facts.subspan(1)) lane.key_channels = facts[0].key_channels;
 }
 
 /// Mean dot product of each visual row with the text rows after the last picture

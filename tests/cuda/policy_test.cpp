@@ -90,8 +90,8 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
       if (round % every != 0) break;
       const int layer = round / every % shape.layers;
       const size_t head = static_cast<size_t>(round / every / shape.layers % shape.kv_heads);
-      const LaneRows want = on_cpu->inspect(input.id, layer, cpu.stream())[head];
-      const LaneRows have = on_gpu->inspect(input.id, layer, gpu.stream())[head];
+      const HeadRows want = on_cpu->inspect(input.id, layer, cpu.stream())[head];
+      const HeadRows have = on_gpu->inspect(input.id, layer, gpu.stream())[head];
       ASSERT_EQ(have.keys, want.keys) << "keys, round " << round << ", layer " << layer;
       ASSERT_EQ(have.values, want.values) << "values, round " << round << ", layer " << layer;
     }
@@ -112,7 +112,7 @@ class LookedInto final : public test::WatchedCache {
   using WatchedCache::WatchedCache;
 
   /// Of the newest step's generated rows: layers, in them sequences, in them kv_heads.
-  std::vector<LaneRows> seen;
+  std::vector<HeadRows> seen;
 
   void begin(std::span<const StepRows> step) override {
     step_ = step;
@@ -124,7 +124,7 @@ class LookedInto final : public test::WatchedCache {
     WatchedCache::attend(layer, q, k, v, out, scale, stream);
     for (const StepRows& rows : step_) {
       if (rows.prompt) continue;
-      for (LaneRows& lane : cache().inspect(rows.sequence, layer, stream)) {
+      for (HeadRows& lane : cache().inspect(rows.sequence, layer, stream)) {
         seen.push_back(std::move(lane));
       }
     }
@@ -162,8 +162,8 @@ void check_each_layer(const std::string& spec, const CacheShape& shape) {
       gpu.pass(on_gpu, inputs);
       ASSERT_EQ(on_gpu.seen.size(), on_cpu.seen.size());
       for (size_t i = 0; i < on_cpu.seen.size(); ++i) {
-        const LaneRows& want = on_cpu.seen[i];
-        const LaneRows& have = on_gpu.seen[i];
+        const HeadRows& want = on_cpu.seen[i];
+        const HeadRows& have = on_gpu.seen[i];
         ASSERT_EQ(have.keys, want.keys) << spec << ", keys, step " << step << ", lane " << i;
         ASSERT_EQ(have.values, want.values) << spec << ", values, step " << step << ", lane " << i;
         ASSERT_EQ(have.tags, want.tags) << spec << ", tags, step " << step << ", lane " << i;

@@ -95,7 +95,7 @@ void check_life_cycle(const LifeCycle& c) {
     fed += static_cast<int>(input.modality.size());
     for (int layer = 0; layer < c.shape.layers; ++layer) {
       for (size_t head = 0; head < static_cast<size_t>(c.shape.kv_heads); ++head) {
-        ASSERT_EQ(static_cast<size_t>(cache->layer(id, layer).lanes[head].slots()),
+        ASSERT_EQ(static_cast<size_t>(cache->layer(id, layer).heads[head].slots()),
                   expected.slots(layer, head))
             << "step " << step << ", layer " << layer << ", head " << head;
       }
@@ -444,8 +444,8 @@ TEST_P(ManyLanes, ThreadsChangeNothing) {
   for (const Feeder::Input& input : step) {
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (size_t head = 0; head < 8; ++head) {
-        ASSERT_EQ(many.layer(input.id, layer).lanes[head].slots(),
-                  alone.layer(input.id, layer).lanes[head].slots());
+        ASSERT_EQ(many.layer(input.id, layer).heads[head].slots(),
+                  alone.layer(input.id, layer).heads[head].slots());
       }
     }
   }
@@ -528,8 +528,8 @@ TEST(PolicyCacheTest, PromptsMayComeInChunks) {
       const int fed = size.prompt_rows + step;
       for (size_t layer = 0; layer < 2; ++layer) {
         for (size_t head = 0; head < 2; ++head) {
-          ASSERT_EQ(chunked->layer(b, static_cast<int>(layer)).lanes[head].slots(),
-                    whole->layer(a, static_cast<int>(layer)).lanes[head].slots());
+          ASSERT_EQ(chunked->layer(b, static_cast<int>(layer)).heads[head].slots(),
+                    whole->layer(a, static_cast<int>(layer)).heads[head].slots());
         }
       }
       ASSERT_EQ(chunked->bytes(), whole->bytes()) << spec << ", step " << step;

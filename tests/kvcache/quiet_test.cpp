@@ -172,8 +172,8 @@ TEST_P(QuietSteps, ShowTheirRowsAsStepsThatDescribeTheirLanes) {
       }
       for (size_t head = 0; head < static_cast<size_t>(shape.kv_heads); ++head) {
         SCOPED_TRACE(fmt::format("token {}, layer {}, head {}", input.first, layer, head));
-        const LaneRows seen = kept.inspect(id, layer, feeder.stream())[head];
-        const LaneRows expected = anew.inspect(id, layer, feeder.stream())[head];
+        const HeadRows seen = kept.inspect(id, layer, feeder.stream())[head];
+        const HeadRows expected = anew.inspect(id, layer, feeder.stream())[head];
         ASSERT_EQ(seen.keys, expected.keys);
         ASSERT_EQ(seen.values, expected.values);
         ASSERT_EQ(seen.tags, expected.tags);

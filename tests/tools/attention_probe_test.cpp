@@ -128,7 +128,7 @@ class PicturesOnTheirOwn final : public test::WatchedCache {
     if (!decodes_) return;
     const size_t dim = 16;
     for (size_t head = 0; head < 4; ++head) {
-      const LaneRows rows = cache().inspect(id_, layer, stream)[head / 2];
+      const HeadRows rows = cache().inspect(id_, layer, stream)[head / 2];
       // Pictures come first, in the order of the prompt.
       std::vector<int16_t> tags;
       for (const int16_t image : {int16_t{0}, int16_t{1}}) {

@@ -30,7 +30,7 @@ void apply_remap(const ScoreRemap& remap, std::vector<double>& scores) {
                  [&](double score) { return slope * (score - low) + low - tau_low; });
 }
 
-Parts attend_parts(const float* q, size_t dim, const LaneRows& rows, float scale) {
+Parts attend_parts(const float* q, size_t dim, const HeadRows& rows, float scale) {
   const size_t slots = rows.tags.size();
   std::vector<double> weight(slots);
   for (size_t j = 0; j < slots; ++j) {
@@ -56,7 +56,7 @@ Parts attend_parts(const float* q, size_t dim, const LaneRows& rows, float scale
 
 /// Of every query head, (q_heads, head_dim) in `q`, over the rows of its kv_head.
 std::vector<Parts> all_parts(std::span<const float> q, const CacheShape& shape,
-                             const std::vector<LaneRows>& rows, float scale, Stream& stream) {
+                             const std::vector<HeadRows>& rows, float scale, Stream& stream) {
   const auto dim = static_cast<size_t>(shape.head_dim);
   const auto queries = static_cast<size_t>(shape.q_per_kv());
   std::vector<Parts> all(static_cast<size_t>(shape.q_heads));
@@ -170,7 +170,7 @@ void AttentionProbe::attend(int layer, ConstTensorView q, ConstTensorView k, Con
       return std::span(all).subspan(row * width, width);
     };
     if (!rows.prompt) {
-      const std::vector<LaneRows>& plain = at(rows.sequence).rows[static_cast<size_t>(layer)];
+      const std::vector<HeadRows>& plain = at(rows.sequence).rows[static_cast<size_t>(layer)];
       const std::vector<Parts> parts = all_parts(of_row(queries), shape(), plain, scale, stream);
       for (size_t i = 0; i < policies_.size(); ++i) {
         note(at(rows.sequence), i, layer, {of_row(queries), of_row(exact), of_row(got[i]), parts},
@@ -185,7 +185,7 @@ void AttentionProbe::attend(int layer, ConstTensorView q, ConstTensorView k, Con
 void AttentionProbe::keep_rows(const StepRows& step, int layer, std::span<const float> k,
                                std::span<const float> v) {
   const auto dim = static_cast<size_t>(shape().head_dim);
-  std::vector<LaneRows>& heads = at(step.sequence).rows[static_cast<size_t>(layer)];
+  std::vector<HeadRows>& heads = at(step.sequence).rows[static_cast<size_t>(layer)];
   const auto& tags = step.modality;
   for (size_t row = 0; row < static_cast<size_t>(step.rows); ++row) {
     for (size_t head = 0; head < heads.size(); ++head) {
@@ -203,8 +203,8 @@ void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Ro
                           Stream& stream) {
   AttentionError& error = sequence.errors[policy][static_cast<size_t>(layer)];
   ScoreHistogram& scores = sequence.scores[policy];
-  const std::vector<LaneRows>& rows = sequence.rows[static_cast<size_t>(layer)];
-  const std::vector<LaneRows> held =
+  const std::vector<HeadRows>& rows = sequence.rows[static_cast<size_t>(layer)];
+  const std::vector<HeadRows> held =
       policies_[policy]->inspect(sequence.ids[policy], layer, stream);
   error.slots += static_cast<double>(held[0].tags.size());
   const std::vector<Parts> all = all_parts(row.q, shape(), held, scale, stream);

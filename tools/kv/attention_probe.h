@@ -97,7 +97,7 @@ class AttentionProbe final : public KvCache {
  private:
   struct Sequence {
     std::vector<SequenceId> ids;              // (policies,)
-    std::vector<std::vector<LaneRows>> rows;  // (layers, kv_heads) as plain f16 rows
+    std::vector<std::vector<HeadRows>> rows;  // (layers, kv_heads) as plain f16 rows
     std::vector<std::vector<AttentionError>> errors;
     std::vector<ScoreHistogram> scores;
   };

@@ -9,7 +9,7 @@
 namespace kvlm::test {
 
 /// Rows in another basis, on the CPU.
-inline void change_rows(const Quantizer& quantizer, BasisChange change, const LaneFacts& facts,
+inline void change_rows(const Quantizer& quantizer, BasisChange change, const HeadFacts& facts,
                         const float* from, int rows, float* to) {
   ThreadPool pool(1);
   Stream stream(pool);
@@ -19,7 +19,7 @@ inline void change_rows(const Quantizer& quantizer, BasisChange change, const La
 
 /// What a quantizer learns from the keys of every kv_head, (rows, dim) each.
 inline void learn_keys(const Quantizer& quantizer, std::span<const float* const> keys, int rows,
-                       std::span<LaneFacts> facts) {
+                       std::span<HeadFacts> facts) {
   ThreadPool pool(1);
   Stream stream(pool);
   const int dim = quantizer.key_basis()->dim;

@@ -202,7 +202,7 @@ std::vector<std::pair<double, double>> passes(const char* spec) {
   constexpr int kChannels = 16;
   const CacheShape shape = shape_of(1, 1, kChannels);
   const auto made = quantizer(spec, shape);
-  LaneFacts facts;
+  HeadFacts facts;
   facts.key_channels.resize(kChannels);
   std::iota(facts.key_channels.begin(), facts.key_channels.end(), uint16_t{0});
   const std::vector<float> x = normal(size_t{32} * 400 * kChannels, 8);

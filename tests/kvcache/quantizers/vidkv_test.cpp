@@ -26,8 +26,8 @@ std::vector<float> normal(size_t n, unsigned seed) {
   return x;
 }
 
-LaneFacts in_order(int head_dim) {
-  LaneFacts facts;
+HeadFacts in_order(int head_dim) {
+  HeadFacts facts;
   for (int i = 0; i < head_dim; ++i) facts.key_channels.push_back(static_cast<uint16_t>(i));
   return facts;
 }
@@ -59,7 +59,7 @@ TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // docs/arithmetic.md, "Worked ex
     keys[8 + d] = starts[d] + ranges[d];
   }
   const float* heads[] = {keys.data()};
-  std::vector<LaneFacts> facts(1);
+  std::vector<HeadFacts> facts(1);
   test::learn_keys(*made, heads, 2, facts);
   EXPECT_THAT(facts[0].key_channels, ElementsAre(1, 3, 6, 7, 0, 2, 4, 5));
   // Ranges are pooled over heads unless each has its own mask: from the least of both, here 0 or

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/base/buffer.h"
+#include "kvcache/arena.h"
+#include "kvcache/cache_plan.h"
+#include "kvcache/kv_cache.h"
+#include "kvcache/plane.h"
+
+namespace kvlm {
+
+/// What one store of one KV head holds.
+struct StorePlanes {
+  Plane keys;
+  Plane values;
+  Plane protected_values;  ///< VidKV: packed values of protected rows
+
+  /// Nothing is packed (`protects`: nor could be on protected_values), and row by row keys and
+  /// values are in the same places of their rings.
+  bool full_alike(bool protects) const noexcept {
+    return keys.packed() + values.packed() == 0 && (!protects || protected_values.packed() == 0) &&
+           keys.full_before_wrap() == values.full_before_wrap();
+  }
+  Plane& plane(Part part) noexcept { return part == Part::kKeys ? keys : values; }
+  const Plane& plane(Part part) const noexcept { return part == Part::kKeys ? keys : values; }
+};
+
+/// One KV head of one layer of one sequence. Its slots are those of kVisual, then those of kRest;
+/// the order of the tokens is kept beside.
+struct HeadState {
+  std::array<StorePlanes, kStores> stores;
+  std::array<HeadFacts, kStores> facts;
+  /// Bit i: packed value slot i of kRest is protected; null: none ever is. KV heads that keep the
+  /// same slots have it in common. On the host.
+  uint64_t* protected_bits = nullptr;
+  /// The modality tag of each slot, in the order of the tokens.
+  std::vector<int16_t> tags;
+  /// LayerSelection.scores of the prompt's rows that are still held, where evict() is asked about
+  /// this KV head and goes by them. On the host.
+  std::vector<float> scores;
+  /// (slots,) attention weights summed over steps; null: not wanted (H2O).
+  float* weights = nullptr;
+
+  int slots() const noexcept { return stores[kVisual].keys.slots() + stores[kRest].keys.slots(); }
+  /// Packed value slots of kRest.
+  int packed_values() const noexcept {
+    return stores[kRest].values.packed() + stores[kRest].protected_values.packed();
+  }
+  Plane& plane(size_t store, Part part) noexcept { return stores[store].plane(part); }
+  const Plane& plane(size_t store, Part part) const noexcept { return stores[store].plane(part); }
+};
+
+/// One layer of one sequence.
+struct LayerState {
+  std::vector<HeadState> heads;  ///< (kv_heads,)
+  /// KV heads whose window of a store and side is full, since a row was appended last.
+  std::array<std::array<int, 2>, kStores> due{};
+  size_t plane_bytes = 0;  ///< of all planes
+  int kept = 0;            ///< slots when the first prompt had ended
+  double forget = 0;
+  std::array<size_t, kStores> mask_bytes{};  ///< of what quantizers have learned
+  int protection_bitmaps = 0;                ///< bitmaps of protected slots, in the arena
+  std::vector<uint64_t> protection;          ///< their place where the arena is on a GPU
+  // StreamingLLM's re-rotation: the sinks' keys as they came, and by how much they were rotated.
+  Buffer sinks;  ///< (kv_heads, sink_rows, head_dim) f32
+  int sink_rows = 0;
+  int turned = 0;
+};
+
+/// A first prompt that is under way.
+struct PromptState {
+  ArenaExtent staging;             ///< full rows of every layer, or of one
+  int staged = 0;                  ///< rows complete in every layer
+  std::vector<double> importance;  ///< (layers, kv_heads, prompt rows); one layer unless joint
+  std::vector<double> sparsity;    ///< (layers,)
+  std::array<int32_t, 2> summed_rows{};
+  std::vector<float> protection;  ///< (prompt rows,) VidKV's scores
+};
+
+/// A conversation: what a cache holds of it.
+struct Sequence {
+  bool open = false;
+  bool prompted = false;  ///< the first prompt has ended
+  SequenceSize size;
+  int rows = 0;            ///< tokens fed, complete in every layer
+  int uncounted = 0;       ///< the newest of them, which planes do not count yet
+  int quiet = 0;           ///< rows that can follow in steps that repeat
+  size_t quiet_bytes = 0;  ///< that each of them adds
+  int prompt_rows = 0;     ///< of the first prompt
+  ArenaExtent memory;
+  size_t placed = 0;  ///< bytes of `memory` that layers have been given
+  std::vector<LayerState> layers;
+  /// (rows,) tags up to the end of the newest prompt: what follows is text. With retention, of the
+  /// first prompt while it is under way; KV heads have their own afterwards.
+  std::vector<int16_t> modality;
+  PromptState prompt;
+};
+
+}  // namespace kvlm

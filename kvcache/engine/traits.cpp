@@ -1,0 +1,34 @@
+#include "kvcache/engine/traits.h"
+
+#include <utility>
+
+namespace kvlm {
+
+CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
+    : plan_(std::move(plan)),
+      layouts_(*plan_),
+      device_(device),
+      kv_heads_(static_cast<size_t>(plan_->shape.kv_heads)),
+      dim_(static_cast<size_t>(plan_->shape.head_dim)) {
+  for (int layer = 0; layer < plan_->shape.layers; ++layer) layers_.push_back(traits_of(layer));
+}
+
+LayerTraits CacheTraits::traits_of(int layer) const {
+  LayerTraits traits;
+  traits.protects = layouts_.protected_values(layer).plan != nullptr;
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    const Quantizer* quantizer = layouts_.quantizer(store, layer);
+    if (quantizer == nullptr) continue;
+    const bool has_basis = quantizer->key_basis() != nullptr;
+    traits.has_key_basis |= has_basis;
+    traits.remaps |= store == kVisual && quantizer->remap(layer) != nullptr;
+    if (quantizer->visual_only()) continue;
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      traits.windows.push_back(
+          {store, part, &quantizer->plan(part, layer), quantizer->repacks(part) || has_basis});
+    }
+  }
+  return traits;
+}
+
+}  // namespace kvlm

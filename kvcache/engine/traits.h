@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "kernels/base/device.h"
+#include "kvcache/cache_plan.h"
+#include "kvcache/layouts.h"
+
+namespace kvlm {
+
+/// Rows of one scope and side that are packed in decode when enough of them are full.
+struct Window {
+  size_t store;
+  Part part;
+  const PartPlan* plan;
+  bool anew;  ///< old rows are packed again, or keys are packed in another basis
+};
+
+/// What never changes about a layer.
+struct LayerTraits {
+  std::vector<Window> windows;  ///< in the order in which they are flushed
+  bool protects = false;        ///< some packed values lie apart (VidKV)
+  bool has_key_basis = false;   ///< keys are packed in a basis of their own (VidKV)
+  bool remaps = false;          ///< scores of packed visual slots are remapped (CalibQuant)
+};
+
+/// What follows from a plan and a device, for all parts of the engine.
+class CacheTraits {
+ public:
+  CacheTraits(std::shared_ptr<const CachePlan> plan, Device device);
+
+  const CachePlan& plan() const noexcept { return *plan_; }
+  const CacheShape& shape() const noexcept { return plan_->shape; }
+  const Layouts& layouts() const noexcept { return layouts_; }
+  const LayerTraits& layer(int layer) const noexcept { return layers_[static_cast<size_t>(layer)]; }
+  Device device() const noexcept { return device_; }
+  bool on_gpu() const noexcept { return device_.kind != DeviceKind::kCpu; }
+
+  size_t layers() const noexcept { return layers_.size(); }
+  size_t kv_heads() const noexcept { return kv_heads_; }
+  size_t q_per_kv() const noexcept { return static_cast<size_t>(shape().q_per_kv()); }
+  size_t dim() const noexcept { return dim_; }
+  /// Bytes of a full row.
+  size_t row_bytes() const noexcept { return dim_ * dtype_bytes(plan_->rows); }
+  /// null: every row is kept.
+  const Retention* retention() const noexcept { return plan_->retention.get(); }
+  const Quantizer* quantizer(size_t store, int layer) const noexcept {
+    return layouts_.quantizer(store, layer);
+  }
+  /// Where rows of a modality are stored.
+  StoreIndex store_of(int16_t tag) const noexcept {
+    return plan_->split && tag != kTextRow ? kVisual : kRest;
+  }
+  /// The first store that can hold rows.
+  size_t first_store() const noexcept { return plan_->split ? kVisual : kRest; }
+
+ private:
+  LayerTraits traits_of(int layer) const;
+
+  std::shared_ptr<const CachePlan> plan_;
+  Layouts layouts_;
+  Device device_;
+  size_t kv_heads_;
+  size_t dim_;
+  std::vector<LayerTraits> layers_;
+};
+
+}  // namespace kvlm
