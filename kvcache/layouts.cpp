@@ -58,6 +58,16 @@ PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int
   return Plane::capacity(layout, planes, planes * ever, spans, planes * window);
 }
 
+size_t Layouts::protection_bytes(int64_t ever) const noexcept {
+  const int bitmaps = per_head() ? shape_->kv_heads : 1;
+  return static_cast<size_t>(bitmaps) * aligned(static_cast<size_t>(ever) / 8 + 8);
+}
+
+size_t Layouts::weight_bytes(int64_t peak) const noexcept {
+  return static_cast<size_t>(shape_->kv_heads) *
+         aligned(sizeof(float) * static_cast<size_t>(peak));
+}
+
 size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept {
   size_t bytes = 0;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
@@ -65,13 +75,8 @@ size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcep
       bytes += aligned(quantizer(store, layer)->facts_bytes(shape_->kv_heads));
     }
   }
-  if (protected_values(layer).plan != nullptr) {
-    const int64_t bitmaps = per_head() ? shape_->kv_heads : 1;
-    bytes += static_cast<size_t>(bitmaps) * aligned(static_cast<size_t>(ever) / 8 + 8);
-  }
-  if (keeps_weights()) {
-    bytes += static_cast<size_t>(shape_->kv_heads) * aligned(4 * static_cast<size_t>(peak));
-  }
+  if (protected_values(layer).plan != nullptr) bytes += protection_bytes(ever);
+  if (keeps_weights()) bytes += weight_bytes(peak);
   return bytes;
 }
 

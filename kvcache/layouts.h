@@ -61,6 +61,10 @@ class Layouts {
   size_t memory_bound(const SequenceSize& size) const noexcept;
   /// Bytes of full-precision rows while the prompt is under way.
   size_t staging_bytes(const SequenceSize& size) const noexcept;
+  /// Bytes of a layer's bitmaps of `ever` value slots; 8 divides what one KV head has of them.
+  size_t protection_bytes(int64_t ever) const noexcept;
+  /// Bytes of a layer's sums of attention, of `peak` slots in each KV head.
+  size_t weight_bytes(int64_t peak) const noexcept;
   /// Bytes set aside for the masks, bitmaps and accumulators of a layer of lanes with at most
   /// `peak` slots, of which `ever` are packed.
   size_t extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept;

@@ -18,21 +18,14 @@ PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_byt
       destinations_(static_cast<size_t>(shape_.kv_heads)),
       weights_(device),
       queries_(device),
-      floats_(device),
-      basis_(device),
       prompt_floats_(device),
-      apart_(device),
       inspected_(device),
-      pointers_(static_cast<size_t>(shape_.kv_heads)),
-      ends_(2 * static_cast<size_t>(shape_.kv_heads) * static_cast<size_t>(shape_.head_dim)),
-      query_jobs_(static_cast<size_t>(shape_.layers)),
       mean_weights_(device),
       all_plain_(static_cast<size_t>(shape_.layers)),
       packs_(static_cast<size_t>(shape_.layers)) {
   for (int layer = 0; layer < shape_.layers; ++layer) {
     batches_.emplace_back(device);
     plain_.emplace_back(device);
-    turned_queries_.push_back({BasisBatch(device), BasisBatch(device)});
     packers_.push_back({RingPacker(device), RingPacker(device)});
   }
 }
@@ -135,13 +128,12 @@ void PolicyCache::reserve_workspace() {
   grow(new_keys_, lanes);
   grow(new_values_, lanes);
   settling_.reserve(lanes / heads());
-  flushed_.reserve(lanes / heads());
   kept_batch_.reserve(lanes / heads());
   rings_.reserve(lanes);
   grow(runs_, lanes * kRunsPerLane);
   past_.reserve(2 * heads());
   weights_.grow(queries * rows);
-  queries_.grow(3 * lanes * queries * dim());
+  queries_.grow(lanes * queries * dim());
   if (parts_.retention != nullptr) {
     const size_t all = lanes * static_cast<size_t>(shape_.layers);
     gaps_.reserve(kGapsTogether + all / std::max<size_t>(lanes / heads(), 1) * 3);
@@ -157,39 +149,15 @@ void PolicyCache::reserve_workspace() {
       grow(host_weights_, kept);
     }
   }
-  size_t flushed = 0;  // rows on their way into blocks at a time
-  size_t turned = 0;   // those whose basis changes, or that are packed again
   for (int layer = 0; layer < shape_.layers; ++layer) {
-    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      const Quantizer* quantizer = layouts_.quantizer(store, layer);
-      if (quantizer == nullptr) continue;
-      if (quantizer->remap(layer) != nullptr) {
-        remaps_per_lane_ = quantizer->per_image() ? static_cast<size_t>(Layouts::kMaxImages) : 1;
-        grow(remaps_, lanes * remaps_per_lane_);
-      }
-      if (quantizer->visual_only()) continue;
-      if (quantizer->key_basis() != nullptr) {
-        query_jobs_[static_cast<size_t>(layer)][store].reserve(lanes);
-        turned_queries_[static_cast<size_t>(layer)][store].reserve(lanes);
-        key_jobs_.reserve(heads());
-      }
-      for (const Part part : {Part::kKeys, Part::kValues}) {
-        const auto added = static_cast<size_t>(quantizer->plan(part, layer).flush.rows);
-        if (quantizer->repacks(part) || quantizer->key_basis() != nullptr) {
-          turned = std::max(turned, heads() * (quantizer->repacks(part) ? most + added : added));
-          continue;
-        }
-        const size_t some = std::max(kFlushedTogether * heads() * added, kRowsTogether);
-        flushed = std::max(flushed, std::min(lanes * added, some));
-      }
-    }
+    if (!traits_.layer(layer).remaps) continue;
+    const bool per_image = layouts_.quantizer(kVisual, layer)->per_image();
+    remaps_per_lane_ = per_image ? static_cast<size_t>(Layouts::kMaxImages) : 1;
+    grow(remaps_, lanes * remaps_per_lane_);
   }
-  grow(flush_jobs_, flushed);
-  flushed = std::max(flushed, turned);
-  floats_.grow(flushed * dim());
-  basis_.grow(turned * dim());
-  row_sources_.reserve(flushed);
-  jobs_.reserve(flushed + lanes);
+  const Workload load{lanes / heads(), lanes, rows, most};
+  key_basis_.reserve(load);
+  window_packer_.reserve(load);
 }
 
 void PolicyCache::close(SequenceId id) noexcept {
@@ -252,7 +220,8 @@ void PolicyCache::begin(std::span<const StepRows> step) {
   step_ = step;
   if (in_step_) {  // the last step has failed half way
     kept_batch_.clear();
-    jobs_.clear();
+    prompt_packer_.clear();
+    window_packer_.clear();
     gaps_.clear();
   }
   in_step_ = true;
@@ -276,15 +245,9 @@ void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream& stream) {
   int64_t row = 0;
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
-    for (int layer = 0; layer < shape_.layers && !sequence.prompted; ++layer) {
-      if (layouts_.protected_values(layer).plan == nullptr) continue;
-      // The scores are of embeddings, before any layer: the same for all.
-      const ConstTensorView own = embeddings.slice(row, rows.rows);
-      Tensor on_host(DType::kF32, own.shape());
-      copy(on_host, own, stream);
+    if (!sequence.prompted) {
       sequence.prompt.protection =
-          layouts_.quantizer(kRest, layer)->protection_scores(on_host, sequence.modality);
-      break;
+          protected_values_.scores(embeddings.slice(row, rows.rows), sequence.modality, stream);
     }
     row += rows.rows;
   }
@@ -292,17 +255,12 @@ void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream& stream) {
 
 void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                          TensorView out, float scale, Stream& stream) {
-  queries_copied_ = 0;
   const float* queries = q.as<float>();
   const bool decodes =
       std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
-  if (decodes) {
-    // Behind the copies, needed or not, lie queries that kept lanes know by their address.
-    queries_copied_ = static_cast<size_t>(q.elements());
-    queries_.grow(3 * queries_copied_);
-  }
   if (decodes && out.data() == q.data()) {
     // Packed attention reads queries to its end, and its output takes their place.
+    queries_.grow(static_cast<size_t>(q.elements()));
     copy(TensorView(queries_.data(), DType::kF32, q.shape(), q.device()), q, stream);
     queries = queries_.data();
   }
@@ -400,10 +358,7 @@ void PolicyCache::account(Sequence& sequence) noexcept {
       const HeadState& lane = state.heads[head];
       if (lane.weights != nullptr) bytes += sizeof(float) * static_cast<size_t>(lane.slots());
     }
-    for (int i = 0; i < state.protection_bitmaps; ++i) {
-      const int packed = state.heads[static_cast<size_t>(i)].packed_values();
-      bytes += static_cast<size_t>(packed + 7) / 8;
-    }
+    bytes += ProtectedValues::bytes(state);
   }
   sequence.memory.set_used(bytes);
   if (!sequence.prompted) {

@@ -14,8 +14,13 @@
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
 #include "kvcache/engine/float_space.h"
+#include "kvcache/engine/prompt_packer.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/traits.h"
+#include "kvcache/engine/unpacker.h"
+#include "kvcache/engine/window_packer.h"
+#include "kvcache/extensions/key_basis.h"
+#include "kvcache/extensions/protected_values.h"
 #include "kvcache/kv_cache.h"
 #include "kvcache/layouts.h"
 #include "kvcache/plane.h"
@@ -74,23 +79,11 @@ class PolicyCache final : public KvCache {
  private:
   /// A lane has keys and values of two stores, each in at most three runs, and protected values.
   static constexpr size_t kRunsPerLane = 13;
-  /// Rows whose windows are full and that are packed in one call, as far as memory for their floats
-  /// goes; of at least some sequences.
-  static constexpr size_t kRowsTogether = 8192;
-  static constexpr size_t kFlushedTogether = 32;
   /// Gaps that are closed in one call, at least; those of a sequence at a time join them.
   static constexpr size_t kGapsTogether = 4096;
   /// Lanes of a step from which on the stream's threads share the bookkeeping: below, waking them
   /// takes longer. What they do does not depend on who does it.
   static constexpr size_t kSharedLanes = 1024;
-  /// A layer of a sequence whose windows are flushed, and where in the workspace.
-  struct Flushed {
-    LayerState* state;
-    size_t row = 0;   // of row_sources_, flush_jobs_ and floats_
-    size_t jobs = 0;  // made
-  };
-  /// Float rows of every kv_head, (rows, head_dim) on the cache's device.
-  using FloatRows = std::vector<std::span<float>>;
 
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
   const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
@@ -134,7 +127,6 @@ class PolicyCache final : public KvCache {
   int rows_until_eviction(const Sequence& sequence, int most) const noexcept;
   void decode_on(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
                  float scale, Stream& stream);
-  void turn_queries(int layer, const float* q, Stream& stream);
 
   // policy_prompt.cpp
   std::byte* staged_rows(const Sequence& sequence, int layer, Part part,
@@ -151,23 +143,12 @@ class PolicyCache final : public KvCache {
   void finish_layer(Sequence& sequence, int layer, const LayerSelection& selection, Stream& stream);
   void place_layer(Sequence& sequence, int layer, std::span<const std::array<int, kStores>> counts,
                    double forget);
-  void pack_once(Sequence& sequence, LayerState& state, int layer,
-                 const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
-                 const FloatRows& values, Stream& stream);
-  void pack_stream(Sequence& sequence, LayerState& state, int layer, size_t store,
-                   const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
-                   const FloatRows& values, Stream& stream);
-  void pack_values(Sequence& sequence, LayerState& state, int layer, size_t store,
-                   const std::vector<std::vector<int32_t>>& slots, const FloatRows& values,
-                   std::span<const int> packed, Stream& stream);
-  std::array<std::array<FloatRows, kStores>, 2> kept_rows(
-      const Sequence& sequence, int layer, std::span<const std::vector<std::vector<int32_t>>> slots,
-      Stream& stream);
+  std::array<KeptRows, kStores> kept_rows(const Sequence& sequence, int layer,
+                                          std::span<const KeptSlots> slots, Stream& stream);
   void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
                      Stream& stream);
-  void begin_weights(const Sequence& sequence, int layer,
-                     std::span<const std::vector<std::vector<int32_t>>> slots, Stream& stream);
-  void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
+  void begin_weights(const Sequence& sequence, int layer, std::span<const KeptSlots> slots,
+                     Stream& stream);
 
   // policy_decode.cpp
   void append_row(LayerState& state, int layer, int16_t tag, size_t first_lane);
@@ -178,19 +159,11 @@ class PolicyCache final : public KvCache {
   size_t describe_lanes(size_t first, size_t last, int layer, const float* q, float* out);
   size_t describe_lane(HeadState& lane, int layer, size_t index, SlotRun* memory);
   void prefetch_generated(size_t i, size_t last, int layer, size_t head) const noexcept;
-  void add_value_runs(const HeadState& lane, RunList& runs) const;
   void add_key_runs(const HeadState& lane, size_t store, int layer, size_t index, RunList& runs);
   size_t make_remaps(const StorePlanes& visual, int layer, ScoreRemap* remaps) const;
   void run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out, float scale,
                   Stream& stream);
   void settle(Stream& stream);
-  void flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream);
-  void flush(const Window& window, Stream& stream);
-  void flush_some(std::span<Flushed> some, size_t rows, const Window& window, Stream& stream);
-  void take_rows(std::span<Flushed> next, const Window& window);
-  static int& due(LayerState& state, const Window& window) noexcept;
-  void flush_anew(LayerState& state, int layer, const Window& window, Stream& stream);
-  static Plane& plane_of(HeadState& lane, size_t store, Part part) noexcept;
   void evict_layer(Sequence& sequence, int layer, int newer, Stream& stream);
   void evict(Sequence& sequence, int layer, int step, Stream& stream);
   bool chooses(int layer, size_t head) const noexcept;
@@ -200,28 +173,16 @@ class PolicyCache final : public KvCache {
   std::span<const float> next_weights(const HeadState& lane) noexcept;
   void turn_sinks(LayerState& state, int sinks, int by, Stream& stream);
   void copy_to_arena(std::byte* to, const void* from, size_t bytes, Stream& stream);
-  /// Lets a quantizer learn what it wants to know of keys, and notes the bytes.
-  void learn(const Quantizer& quantizer, LayerState& state, size_t store,
-             std::span<const float* const> keys, int rows, Stream& stream);
-  /// Packs `rows` rows x into blocks of `plane`, whose layout's plan they follow: queues jobs.
-  void add_jobs(Plane& plane, const float* x, int rows);
-  template <class Body>
-  void for_jobs(Plane& plane, const float* x, int rows, const Body& body);
-  void run_jobs(const PartPlan& plan, Stream& stream);
-  /// The live packed rows of a plane as floats, oldest first; `basis` undoes its change of basis.
-  void unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis, float* out,
-                     Stream& stream);
-  /// All rows of a store of a lane as floats, oldest first.
-  void unpack_keys(const HeadState& lane, size_t store, int layer, float* out, Stream& stream);
-  void unpack_values(const HeadState& lane, size_t store, float* out, Stream& stream);
-  /// Keys and values of a lane, (slots, head_dim) f32 on the cache's device.
-  void unpack_lane(const HeadState& lane, int layer, float* keys, float* values, Stream& stream);
-  void widen_full(const Plane& plane, float* out, Stream& stream);
 
   CacheTraits traits_;
   const CachePlan& parts_ = traits_.plan();
   const CacheShape& shape_ = traits_.shape();
   const Layouts& layouts_ = traits_.layouts();
+  KeyBasisChange key_basis_{traits_};
+  ProtectedValues protected_values_{traits_};
+  Unpacker unpacker_{traits_, protected_values_};
+  PromptPacker prompt_packer_{traits_, key_basis_, protected_values_};
+  WindowPacker window_packer_{traits_, unpacker_, key_basis_};
   Arena arena_;
   std::vector<Sequence> sequences_;
   std::span<const StepRows> step_;
@@ -231,7 +192,6 @@ class PolicyCache final : public KvCache {
   std::vector<std::byte*> new_keys_;          // (rows of a step, kv_heads)
   std::vector<std::byte*> new_values_;
   std::vector<Sequence*> settling_;
-  std::vector<Flushed> flushed_;
   std::vector<KeyValueRows> past_;
   /// A generated row, while a layer attends.
   struct Generated {
@@ -247,24 +207,12 @@ class PolicyCache final : public KvCache {
   std::vector<ScoreRemap> remaps_;  // (lanes, remaps_per_lane_)
   size_t remaps_per_lane_ = 0;
   FloatSpace weights_;
-  FloatSpace queries_;  // copies of a pass's queries, then those that were turned
-  size_t queries_copied_ = 0;
-  std::vector<PackJob> jobs_;
-  std::vector<PackJob> flush_jobs_;  // (rows that are flushed together,)
+  FloatSpace queries_;  // a copy of a pass's queries
   std::vector<const std::byte*> row_sources_;
   std::vector<std::byte*> row_targets_;
-  FloatSpace floats_;                   // rows on their way into blocks
-  FloatSpace basis_;                    // the same, in the basis of packed keys
-  FloatSpace prompt_floats_;            // rows of a layer of a prompt, kept and sorted by store
-  FloatSpace apart_;                    // values of a lane, protected ones apart
-  FloatSpace inspected_;                // keys and values of lanes
-  std::vector<float> inspected_rows_;   // the same on the host
-  std::vector<const float*> pointers_;  // (kv_heads,)
-  std::vector<HeadFacts> facts_;        // (kv_heads,)
-  std::vector<float> ends_;             // (2, kv_heads, head_dim) of channels
-  std::vector<std::array<std::vector<BasisJob>, kStores>> query_jobs_;  // (layers,)
-  std::vector<std::array<BasisBatch, kStores>> turned_queries_;         // (layers,)
-  std::vector<BasisJob> key_jobs_;
+  FloatSpace prompt_floats_;           // rows of a layer of a prompt, kept and sorted by store
+  FloatSpace inspected_;               // keys and values of lanes
+  std::vector<float> inspected_rows_;  // the same on the host
   // Evictions: (sequences, layers, kv_heads) at most of each.
   std::vector<SlotWeights> slot_sums_;
   std::vector<const float*> weight_lists_;

@@ -12,31 +12,6 @@
 
 namespace kvlm {
 
-namespace {
-
-bool bit(const uint64_t* bits, int i) noexcept { return (bits[i / 64] >> (i % 64) & 1) != 0; }
-
-/// Set bits before bit i.
-int rank(const uint64_t* bits, int i) noexcept {
-  int count = 0;
-  for (int word = 0; word < i / 64; ++word) count += std::popcount(bits[word]);
-  return count + std::popcount(bits[i / 64] & ((uint64_t{1} << (i % 64)) - 1));
-}
-
-/// Takes bit i of n out; those after it move down, and a 0 comes in at the end.
-void erase_bit(uint64_t* bits, int i, int n) noexcept {
-  const int last = (n - 1) / 64;
-  int word = i / 64;
-  const uint64_t low = (uint64_t{1} << (i % 64)) - 1;
-  bits[word] = (bits[word] & low) | (bits[word] >> 1 & ~low);
-  for (; word < last; ++word) {
-    bits[word] |= bits[word + 1] << 63;
-    bits[word + 1] >>= 1;
-  }
-}
-
-}  // namespace
-
 /// Makes room for one row in every lane of a layer: store_new() fills it.
 void PolicyCache::append_row(LayerState& state, int layer, int16_t tag, size_t first_lane) {
   const size_t store = store_of(tag);
@@ -47,8 +22,9 @@ void PolicyCache::append_row(LayerState& state, int layer, int16_t tag, size_t f
     new_keys_[first_lane + head] = lane.stores[store].keys.push_row();
     new_values_[first_lane + head] = lane.stores[store].values.push_row();
     for (const Window& window : plan_of(layer).windows) {
-      const Plane& plane = plane_of(lane, window.store, window.part);
-      if (plane.full() >= window.plan->flush.trigger) ++due(state, window);
+      const Plane& plane = lane.plane(window.store, window.part);
+      if (plane.full() >= window.plan->flush.trigger)
+        ++state.due[window.store][static_cast<size_t>(window.part)];
     }
     if (parts_.retention == nullptr) continue;
     lane.tags.push_back(tag);
@@ -87,7 +63,7 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     generated.weights = weights;
     weights += heads() * queries * static_cast<size_t>(generated.sequence->size.max_rows);
   }
-  for (std::vector<BasisJob>& jobs : query_jobs_[static_cast<size_t>(layer)]) jobs.clear();
+  key_basis_.start_queries(layer);
   std::atomic<size_t> plain{0};
   const auto describe = [&](size_t begin, size_t end) {
     plain += describe_lanes(begin, end, layer, q, out.as<float>());
@@ -126,7 +102,7 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
     batch.describe(q, out.as<float>(), keep_, stream);
     batch.attend(q, out.as<float>(), scale, stream);
   }
-  turn_queries(layer, q, stream);
+  key_basis_.change_queries(layer, q, stream);
   run_packed(std::span(packed_).first(kept), layer, q, out.as<float>(), scale, stream);
   if (keep_) describe_rings(layer, stream);
 }
@@ -227,7 +203,7 @@ size_t PolicyCache::describe_lane(HeadState& lane, int layer, size_t index, Slot
   packed.keys = runs.from(0);
   if (parts_.split) visual.values.add_runs(runs);
   if (protects) {
-    add_value_runs(lane, runs);
+    ProtectedValues::add_runs(lane, runs);
   } else {
     rest.values.add_runs(runs, will_slide(rest.values, Part::kValues, layer));
   }
@@ -245,36 +221,12 @@ void PolicyCache::add_key_runs(const HeadState& lane, size_t store, int layer, s
   const int first = runs.size();
   keys.add_runs(runs, store == kRest && will_slide(keys, Part::kKeys, layer));
   if (!plan_of(layer).has_key_basis || keys.packed() == 0) return;
-  const Quantizer* packer = layouts_.quantizer(store, layer);
-  if (packer == nullptr || packer->key_basis() == nullptr) return;
-  const size_t elements = static_cast<size_t>(shape_.q_per_kv()) * dim();
-  float* turned = queries_.data() + queries_copied_ + (kStores * index + store) * elements;
-  query_jobs_[static_cast<size_t>(layer)][store].push_back(
-      {packed_[index].q, turned, shape_.q_per_kv(), lane.facts[store].key_channels.data()});
+  const float* queries =
+      key_basis_.add_queries(layer, store, index, packed_[index].q, lane.facts[store]);
+  if (queries == nullptr) return;
   for (int i = first; i < runs.size(); ++i) {
-    if (runs[i].format != nullptr) runs[i].q = turned;
+    if (runs[i].format != nullptr) runs[i].q = queries;
   }
-}
-
-/// The values of kRest, of which protected ones lie apart.
-void PolicyCache::add_value_runs(const HeadState& lane, RunList& runs) const {
-  const StorePlanes& rest = lane.stores[kRest];
-  const int first = runs.size();
-  rest.values.add_runs(runs);
-  if (rest.protected_values.packed() == 0) return;
-  SlotRun apart;
-  apart.slots = rest.protected_values.packed();
-  apart.format = &rest.protected_values.layout().plan->format;
-  apart.blocks = rest.protected_values.blocks();
-  apart.selection = lane.protected_bits;
-  apart.selected_bit = true;
-  apart.selected_of = lane.packed_values();
-  apart.selection_ends = true;
-  if (rest.values.packed() == 0) return runs.insert(first, apart);
-  SlotRun& others = runs[first];
-  others.selection = lane.protected_bits;
-  others.selected_of = apart.selected_of;
-  runs.insert(first + 1, apart);
 }
 
 /// CalibQuant's remap of visual scores: over all of them, or picture by picture. Returns how many
@@ -327,7 +279,8 @@ void PolicyCache::settle(Stream& stream) {
   for (const StepRows& rows : step_) {
     if (!rows.prompt) settling_.push_back(&at(rows.sequence));
   }
-  for (int layer = 0; layer < shape_.layers; ++layer) flush_full(settling_, layer, stream);
+  for (int layer = 0; layer < shape_.layers; ++layer)
+    window_packer_.flush(settling_, layer, stream);
   if (parts_.retention == nullptr || settling_.empty()) return;
   if (layouts_.keeps_weights()) collect_weights(settling_, 0, shape_.layers, stream);
   for (Sequence* sequence : settling_) {
@@ -348,258 +301,6 @@ void PolicyCache::evict_layer(Sequence& sequence, int layer, int newer, Stream& 
   gaps_.clear();
 }
 
-/// Packs the oldest rows of a layer's planes whose windows are full, after a row was appended.
-void PolicyCache::flush_full(std::span<Sequence* const> sequences, int layer, Stream& stream) {
-  for (const Window& window : plan_of(layer).windows) {
-    flushed_.clear();
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      constexpr size_t kAhead = 8;
-      if (i + kAhead < sequences.size()) {
-        __builtin_prefetch(&sequences[i + kAhead]->layers[static_cast<size_t>(layer)]);
-      }
-      LayerState& state = sequences[i]->layers[static_cast<size_t>(layer)];
-      if (due(state, window) > 0) flushed_.push_back({&state});
-    }
-    if (!window.anew) {
-      flush(window, stream);
-      continue;
-    }
-    for (const Flushed& flushed : flushed_) flush_anew(*flushed.state, layer, window, stream);
-  }
-}
-
-int& PolicyCache::due(LayerState& state, const Window& window) noexcept {
-  return state.due[window.store][window.part == Part::kKeys ? 0 : 1];
-}
-
-Plane& PolicyCache::plane_of(HeadState& lane, size_t store, Part part) noexcept {
-  StorePlanes& planes = lane.stores[store];
-  return part == Part::kKeys ? planes.keys : planes.values;
-}
-
-/// Packs the oldest rows of every plane of flushed_ whose window is full, as many at once as there
-/// is room for.
-void PolicyCache::flush(const Window& window, Stream& stream) {
-  const auto added = static_cast<size_t>(window.plan->flush.rows);
-  for (size_t first = 0; first < flushed_.size();) {
-    size_t rows = 0;
-    size_t end = first;
-    for (; end < flushed_.size(); ++end) {
-      const size_t more = static_cast<size_t>(due(*flushed_[end].state, window)) * added;
-      if (rows + more > flush_jobs_.size()) break;
-      flushed_[end].row = rows;
-      rows += more;
-    }
-    assert(end > first);
-    flush_some(std::span(flushed_).subspan(first, end - first), rows, window, stream);
-    first = end;
-  }
-}
-
-void PolicyCache::flush_some(std::span<Flushed> some, size_t rows, const Window& window,
-                             Stream& stream) {
-  row_sources_.resize(rows);
-  for_sequences(some.size(), stream, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) take_rows(some.subspan(i, end - i), window);
-  });
-  size_t jobs = 0;
-  for (const Flushed& flushed : some) {  // a job may be many rows
-    if (jobs < flushed.row) {
-      std::copy_n(flush_jobs_.data() + flushed.row, flushed.jobs, flush_jobs_.data() + jobs);
-    }
-    jobs += flushed.jobs;
-  }
-  widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
-  pack(window.plan->format, window.plan->rules, std::span(flush_jobs_).first(jobs), stream);
-}
-
-/// Moves the oldest rows of full windows of the first of `next` to packed blocks: lists the rows
-/// and the jobs that will do it.
-void PolicyCache::take_rows(std::span<Flushed> next, const Window& window) {
-  Flushed& flushed = next[0];
-  const int added = window.plan->flush.rows;
-  const std::byte** source = row_sources_.data() + flushed.row;
-  const float* x = floats_.data() + flushed.row * dim();
-  PackJob* job = flush_jobs_.data() + flushed.row;
-  for (size_t head = 0; head < heads(); ++head) {
-    const auto ahead = [&](size_t sequences) -> const Plane& {
-      return plane_of(next[sequences].state->heads[head], window.store, window.part);
-    };
-    if (next.size() > 2) ahead(2).prefetch();
-    if (next.size() > 1) ahead(1).prefetch_newest_block();
-    Plane& plane = plane_of(flushed.state->heads[head], window.store, window.part);
-    if (plane.full() < window.plan->flush.trigger) continue;
-    flushed.state->plane_bytes -= plane.bytes();
-    for (int row = 0; row < added; ++row) *source++ = plane.full_row(row);
-    for_jobs(plane, x, added, [&](const PackJob& made) { *job++ = made; });
-    plane.pop_rows(added);
-    flushed.state->plane_bytes += plane.bytes();
-    x += static_cast<size_t>(added) * dim();
-  }
-  flushed.jobs = static_cast<size_t>(job - flush_jobs_.data()) - flushed.row;
-}
-
-/// The same of one sequence, for a quantizer that packs old rows again or turns keys.
-void PolicyCache::flush_anew(LayerState& state, int layer, const Window& window, Stream& stream) {
-  const size_t store = window.store;
-  const Part part = window.part;
-  const PartPlan& plan = *window.plan;
-  const Quantizer& quantizer = *layouts_.quantizer(store, layer);
-  const auto due = [&](HeadState& lane) {
-    return plane_of(lane, store, part).full() >= plan.flush.trigger;
-  };
-  const bool repacks = quantizer.repacks(part);
-  const KeyBasis* basis = part == Part::kKeys ? quantizer.key_basis() : nullptr;
-  const auto added = static_cast<size_t>(plan.flush.rows);
-  // Rows of every lane as floats, in the model's basis: old ones first if they are packed again.
-  float* x = floats_.data();
-  size_t rows = added;
-  row_sources_.clear();
-  for (size_t head = 0; head < heads(); ++head) {
-    Plane& plane = plane_of(state.heads[head], store, part);
-    pointers_[head] = x;
-    if (!due(state.heads[head])) continue;
-    state.plane_bytes -= plane.bytes();
-    if (repacks) {
-      unpack_packed(plane, state.heads[head].facts[store], basis, x, stream);
-      rows = static_cast<size_t>(plane.packed()) + added;
-      x += static_cast<size_t>(plane.packed()) * dim();
-      plane.clear_packed();
-    }
-    for (int row = 0; row < plan.flush.rows; ++row) row_sources_.push_back(plane.full_row(row));
-    if (repacks) {
-      widen_rows(row_sources_, parts_.rows, shape_.head_dim, x, stream);
-      row_sources_.clear();
-    }
-    x += added * dim();
-  }
-  widen_rows(row_sources_, parts_.rows, shape_.head_dim, floats_.data(), stream);
-  if (basis != nullptr && (repacks || state.heads[0].facts[store].key_channels.empty())) {
-    learn(quantizer, state, store, pointers_, static_cast<int>(rows), stream);
-  }
-  key_jobs_.clear();
-  float* turned = basis_.data();
-  for (size_t head = 0; head < heads(); ++head) {
-    HeadState& lane = state.heads[head];
-    if (!due(lane)) continue;
-    const float* from = pointers_[head];
-    if (basis != nullptr) {
-      key_jobs_.push_back(
-          {from, turned, static_cast<int>(rows), lane.facts[store].key_channels.data()});
-      from = turned;
-      turned += rows * dim();
-    }
-    add_jobs(plane_of(lane, store, part), from, static_cast<int>(rows));
-  }
-  if (basis != nullptr) change_basis(*basis, BasisChange::kKey, key_jobs_, stream);
-  run_jobs(plan, stream);
-  for (HeadState& lane : state.heads) {
-    if (!due(lane)) continue;
-    Plane& plane = plane_of(lane, store, part);
-    plane.pop_rows(plan.flush.rows);
-    state.plane_bytes += plane.bytes();
-  }
-}
-
-void PolicyCache::learn(const Quantizer& quantizer, LayerState& state, size_t store,
-                        std::span<const float* const> keys, int rows, Stream& stream) {
-  const std::span<float> low = std::span(ends_).first(ends_.size() / 2);
-  const std::span<float> high = std::span(ends_).last(ends_.size() / 2);
-  channel_ends(keys, rows, shape_.head_dim, low, high, stream);
-  facts_.resize(heads());
-  for (size_t head = 0; head < heads(); ++head) {
-    std::swap(facts_[head], state.heads[head].facts[store]);
-  }
-  quantizer.learn(low, high, facts_);
-  for (size_t head = 0; head < heads(); ++head) {
-    std::swap(facts_[head], state.heads[head].facts[store]);
-  }
-  state.mask_bytes[store] = quantizer.facts_bytes(shape_.kv_heads);
-}
-
-template <class Body>
-void PolicyCache::for_jobs(Plane& plane, const float* x, int rows, const Body& body) {
-  const int block = plane.layout().once ? rows : plane.layout().block_rows();
-  while (rows > 0) {
-    PackJob job = plane.push_packed(std::min(rows, block));
-    job.x = x;
-    body(job);
-    x += static_cast<size_t>(job.rows) * dim();
-    rows -= job.rows;
-  }
-}
-
-void PolicyCache::add_jobs(Plane& plane, const float* x, int rows) {
-  for_jobs(plane, x, rows, [&](const PackJob& job) { jobs_.push_back(job); });
-}
-
-void PolicyCache::run_jobs(const PartPlan& plan, Stream& stream) {
-  if (!jobs_.empty()) pack(plan.format, plan.rules, jobs_, stream);
-  jobs_.clear();
-}
-
-void PolicyCache::unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis,
-                                float* out, Stream& stream) {
-  if (plane.packed() == 0) return;
-  if (basis == nullptr) {
-    unpack_blocks(plane.layout().plan->format, plane.blocks(), out, stream);
-    return;
-  }
-  const auto elements = static_cast<size_t>(plane.packed()) * dim();
-  basis_.grow(elements);
-  unpack_blocks(plane.layout().plan->format, plane.blocks(), basis_.data(), stream);
-  const BasisJob job{basis_.data(), out, plane.packed(), facts.key_channels.data()};
-  change_basis(*basis, BasisChange::kBack, {&job, 1}, stream);
-}
-
-void PolicyCache::widen_full(const Plane& plane, float* out, Stream& stream) {
-  row_sources_.clear();
-  for (int row = 0; row < plane.full(); ++row) row_sources_.push_back(plane.full_row(row));
-  widen_rows(row_sources_, parts_.rows, shape_.head_dim, out, stream);
-}
-
-void PolicyCache::unpack_keys(const HeadState& lane, size_t store, int layer, float* out,
-                              Stream& stream) {
-  const Plane& plane = lane.stores[store].keys;
-  const Quantizer* quantizer = layouts_.quantizer(store, layer);
-  const KeyBasis* basis = quantizer == nullptr ? nullptr : quantizer->key_basis();
-  unpack_packed(plane, lane.facts[store], basis, out, stream);
-  widen_full(plane, out + static_cast<size_t>(plane.packed()) * dim(), stream);
-}
-
-void PolicyCache::unpack_values(const HeadState& lane, size_t store, float* out, Stream& stream) {
-  const StorePlanes& planes = lane.stores[store];
-  const auto plain = static_cast<size_t>(planes.values.packed());
-  const auto apart = static_cast<size_t>(planes.protected_values.packed());
-  if (apart == 0) {
-    unpack_packed(planes.values, {}, nullptr, out, stream);
-  } else {
-    apart_.grow((plain + apart) * dim());
-    const float* from[2] = {apart_.data(), apart_.data() + plain * dim()};
-    unpack_packed(planes.values, {}, nullptr, apart_.data(), stream);
-    unpack_packed(planes.protected_values, {}, nullptr, apart_.data() + plain * dim(), stream);
-    row_sources_.clear();
-    for (int slot = 0; slot < lane.packed_values(); ++slot) {
-      const float*& row = from[bit(lane.protected_bits, slot) ? 1 : 0];
-      row_sources_.push_back(reinterpret_cast<const std::byte*>(row));
-      row += dim();
-    }
-    widen_rows(row_sources_, DType::kF32, shape_.head_dim, out, stream);
-  }
-  widen_full(planes.values, out + (plain + apart) * dim(), stream);
-}
-
-void PolicyCache::unpack_lane(const HeadState& lane, int layer, float* keys, float* values,
-                              Stream& stream) {
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    unpack_keys(lane, store, layer, keys, stream);
-    unpack_values(lane, store, values, stream);
-    const size_t elements = static_cast<size_t>(lane.stores[store].keys.slots()) * dim();
-    keys += elements;
-    values += elements;
-  }
-}
-
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   Sequence& sequence = at(id);
   catch_up(sequence);
@@ -613,7 +314,7 @@ std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
   float* to = inspected_.data();
   for (const HeadState& lane : lanes) {
     const size_t rows = static_cast<size_t>(lane.slots()) * dim();
-    unpack_lane(lane, layer, to, to + rows, stream);
+    unpacker_.unpack_head(lane, layer, to, to + rows, stream);
     to += 2 * rows;
   }
   if (inspected_rows_.size() < elements) inspected_rows_.resize(elements);
@@ -733,12 +434,12 @@ void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream)
     if (slot < 0) return;
     packed_value = evict_slot(state, lane, slot);
     if (packed_value >= 0 && layouts_.per_head()) {
-      erase_bit(lane.protected_bits, packed_value, lane.packed_values() + 1);
+      ProtectedValues::erase(lane, packed_value);
     }
   }
   if (packed_value >= 0 && !layouts_.per_head()) {
-    const HeadState& lane = state.heads[0];
-    erase_bit(lane.protected_bits, packed_value, lane.packed_values() + 1);
+    HeadState& lane = state.heads[0];
+    ProtectedValues::erase(lane, packed_value);
   }
 }
 
@@ -768,21 +469,9 @@ int PolicyCache::evict_slot(LayerState& state, HeadState& lane, int slot) noexce
     if (gap.ring != nullptr) gaps_.push_back(gap);
   };
   evict_from(planes.keys, at);
-  if (store != kRest || lane.protected_bits == nullptr) {
-    evict_from(planes.values, at);
-    return -1;
-  }
-  if (at >= lane.packed_values()) {
-    evict_from(planes.values, at - planes.protected_values.packed());
-    return -1;
-  }
-  const int before = rank(lane.protected_bits, at);
-  if (bit(lane.protected_bits, at)) {
-    evict_from(planes.protected_values, before);
-  } else {
-    evict_from(planes.values, at - before);
-  }
-  return at;
+  if (store == kRest) return ProtectedValues::evict(lane, at, evict_from);
+  evict_from(planes.values, at);
+  return -1;
 }
 
 /// Turns the keys of the first `sinks` slots by further `by` positions, so that they stay next to

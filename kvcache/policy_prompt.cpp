@@ -140,7 +140,7 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   state.kept = selection.kept();
   state.forget = selection.forget;
-  std::array<std::vector<std::vector<int32_t>>, kStores> slots;
+  std::array<KeptSlots, kStores> slots;
   for (auto& of_heads : slots) of_heads.resize(heads());
   std::vector<std::array<int, kStores>> counts(heads());
   for (size_t head = 0; head < heads(); ++head) {
@@ -161,16 +161,10 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
   if (parts_.retention != nullptr && selection.kept() < n) {
     merge_dropped(sequence, layer, selection, stream);
   }
-  const auto [keys, values] = kept_rows(sequence, layer, slots, stream);
+  const std::array<KeptRows, kStores> rows = kept_rows(sequence, layer, slots, stream);
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    if (layouts_.quantizer(store, layer) != nullptr &&
-        layouts_.quantizer(store, layer)->visual_only()) {
-      pack_once(sequence, state, layer, slots[store], keys[store], values[store], stream);
-    } else {
-      pack_stream(sequence, state, layer, store, slots[store], keys[store], values[store], stream);
-    }
+    prompt_packer_.pack(sequence, state, layer, store, slots[store], rows[store], stream);
   }
-
   if (layouts_.keeps_weights()) begin_weights(sequence, layer, slots, stream);
   if (parts_.retention != nullptr && parts_.retention->rerotates() && selection.kept() < n) {
     const std::vector<int32_t>& kept = selection.slots[0];
@@ -182,8 +176,7 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
 
 /// What decode goes on summing: the weights of the prompt.
 void PolicyCache::begin_weights(const Sequence& sequence, int layer,
-                                std::span<const std::vector<std::vector<int32_t>>> slots,
-                                Stream& stream) {
+                                std::span<const KeptSlots> slots, Stream& stream) {
   const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
   const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
   for (size_t head = 0; head < heads(); ++head) {
@@ -235,19 +228,17 @@ void PolicyCache::merge_dropped(const Sequence& sequence, int layer,
   }
 }
 
-/// The rows that a layer keeps as floats: [keys, values][store][kv_head], for the time of this
-/// call's caller.
-///   slots  [store][kv_head] prompt rows
-std::array<std::array<PolicyCache::FloatRows, kStores>, 2> PolicyCache::kept_rows(
-    const Sequence& sequence, int layer, std::span<const std::vector<std::vector<int32_t>>> slots,
-    Stream& stream) {
+/// The rows that a layer keeps in each store, as floats, for the time of this call's caller.
+std::array<KeptRows, kStores> PolicyCache::kept_rows(const Sequence& sequence, int layer,
+                                                     std::span<const KeptSlots> slots,
+                                                     Stream& stream) {
   size_t rows = 0;
   for (const auto& of_heads : slots) {
     for (const std::vector<int32_t>& of_head : of_heads) rows += 2 * of_head.size();
   }
   prompt_floats_.grow(rows * dim());
   float* to = prompt_floats_.data();
-  std::array<std::array<FloatRows, kStores>, 2> kept;
+  std::array<KeptRows, kStores> kept;
   row_sources_.clear();
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t store = 0; store < kStores; ++store) {
@@ -257,7 +248,7 @@ std::array<std::array<PolicyCache::FloatRows, kStores>, 2> PolicyCache::kept_row
           row_sources_.push_back(staged + static_cast<size_t>(slot) * row_bytes());
         }
         const size_t elements = slots[store][head].size() * dim();
-        kept[static_cast<size_t>(part)][store].emplace_back(to, elements);
+        kept[store][static_cast<size_t>(part)].emplace_back(to, elements);
         to += elements;
       }
     }
@@ -317,22 +308,9 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
   std::byte* extras = sequence.memory.data() + sequence.placed;
   sequence.placed += layouts_.extra_bytes(layer, most, ever);
   assert(sequence.placed <= sequence.memory.reserved());
-  if (layouts_.protected_values(layer).plan != nullptr) {
-    state.protection_bitmaps = layouts_.per_head() ? shape_.kv_heads : 1;
-    const size_t bytes = Layouts::aligned(static_cast<size_t>(ever) / 8 + 8);
-    const auto bitmaps = static_cast<size_t>(state.protection_bitmaps);
-    // Decisions and descriptions of slots are the host's: a GPU is told the bits with each layer.
-    auto* bits = reinterpret_cast<uint64_t*>(extras);
-    if (arena_.device().kind != DeviceKind::kCpu) {
-      state.protection.resize(bitmaps * bytes / sizeof(uint64_t));
-      bits = state.protection.data();
-    }
-    std::fill_n(bits, bitmaps * bytes / sizeof(uint64_t), uint64_t{0});
-    for (size_t head = 0; head < heads(); ++head) {
-      const size_t bitmap = layouts_.per_head() ? head : 0;
-      state.heads[head].protected_bits = bits + bitmap * bytes / sizeof(uint64_t);
-    }
-    extras += bitmaps * bytes;
+  if (plan_of(layer).protects) {
+    protected_values_.place(state, layer, extras, ever);
+    extras += layouts_.protection_bytes(ever);
   }
   if (layouts_.keeps_weights()) {
     for (HeadState& lane : state.heads) {
@@ -340,147 +318,6 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
       extras += Layouts::aligned(4 * static_cast<size_t>(most));
     }
   }
-}
-
-/// Packs the visual rows of a prompt, all of them.
-void PolicyCache::pack_once(Sequence& sequence, LayerState& state, int layer,
-                            const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
-                            const FloatRows& values, Stream& stream) {
-  const Quantizer* quantizer = layouts_.quantizer(kVisual, layer);
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    for (size_t head = 0; head < heads(); ++head) {
-      if (slots[head].empty()) continue;
-      StorePlanes& planes = state.heads[head].stores[kVisual];
-      Plane& plane = part == Part::kKeys ? planes.keys : planes.values;
-      const float* x = (part == Part::kKeys ? keys : values)[head].data();
-      // One block for all pictures, or one for each.
-      for (size_t first = 0; first < slots[head].size();) {
-        size_t end = slots[head].size();
-        if (quantizer->per_image()) {
-          const auto image = [&](size_t i) {
-            return sequence.modality[static_cast<size_t>(slots[head][i])];
-          };
-          end = first + 1;
-          while (end < slots[head].size() && image(end) == image(first)) ++end;
-        }
-        add_jobs(plane, x + first * dim(), static_cast<int>(end - first));
-        first = end;
-      }
-    }
-    run_jobs(quantizer->plan(part, layer), stream);
-  }
-}
-
-/// Packs the oldest rows of a store as its quantizer's flush rule says; the others stay full rows.
-void PolicyCache::pack_stream(Sequence& sequence, LayerState& state, int layer, size_t store,
-                              const std::vector<std::vector<int32_t>>& slots, const FloatRows& keys,
-                              const FloatRows& values, Stream& stream) {
-  const Quantizer* quantizer = layouts_.quantizer(store, layer);
-  std::vector<int> packed_keys(heads());
-  std::vector<int> packed_values(heads());
-  if (quantizer != nullptr) {
-    for (size_t head = 0; head < heads(); ++head) {
-      const auto n = static_cast<int>(slots[head].size());
-      packed_keys[head] = quantizer->plan(Part::kKeys, layer).flush.packed_after_prompt(n);
-      packed_values[head] = quantizer->plan(Part::kValues, layer).flush.packed_after_prompt(n);
-    }
-    const KeyBasis* basis = quantizer->key_basis();
-    if (basis != nullptr) {
-      const int rows = *std::min_element(packed_keys.begin(), packed_keys.end());
-      for (size_t head = 0; head < heads(); ++head) pointers_[head] = keys[head].data();
-      if (rows > 0) learn(*quantizer, state, store, pointers_, rows, stream);
-      basis_.grow(dim() * static_cast<size_t>(
-                              std::accumulate(packed_keys.begin(), packed_keys.end(), int64_t{0})));
-    }
-    key_jobs_.clear();
-    float* turned = basis_.data();
-    for (size_t head = 0; head < heads(); ++head) {
-      HeadState& lane = state.heads[head];
-      const float* x = keys[head].data();
-      if (basis != nullptr && packed_keys[head] > 0) {
-        key_jobs_.push_back({x, turned, packed_keys[head], lane.facts[store].key_channels.data()});
-        x = turned;
-        turned += static_cast<size_t>(packed_keys[head]) * dim();
-      }
-      add_jobs(lane.stores[store].keys, x, packed_keys[head]);
-    }
-    if (basis != nullptr) change_basis(*basis, BasisChange::kKey, key_jobs_, stream);
-    run_jobs(quantizer->plan(Part::kKeys, layer), stream);
-    pack_values(sequence, state, layer, store, slots, values, packed_values, stream);
-  }
-  for (size_t head = 0; head < heads(); ++head) {
-    StorePlanes& planes = state.heads[head].stores[store];
-    store_full(planes.keys, keys[head], packed_keys[head], stream);
-    store_full(planes.values, values[head], packed_values[head], stream);
-  }
-}
-
-void PolicyCache::pack_values(Sequence& sequence, LayerState& state, int layer, size_t store,
-                              const std::vector<std::vector<int32_t>>& slots,
-                              const FloatRows& values, std::span<const int> packed,
-                              Stream& stream) {
-  const Quantizer* quantizer = layouts_.quantizer(store, layer);
-  const PartPlan* apart = store == kRest ? quantizer->protected_values() : nullptr;
-  if (apart == nullptr) {
-    for (size_t head = 0; head < heads(); ++head) {
-      add_jobs(state.heads[head].stores[store].values, values[head].data(), packed[head]);
-    }
-    run_jobs(quantizer->plan(Part::kValues, layer), stream);
-    return;
-  }
-  // Rows of each head in their order, those that are protected behind the others.
-  size_t rows = 0;
-  for (const int count : packed) rows += static_cast<size_t>(count);
-  apart_.grow(rows * dim());
-  const float* x = apart_.data();
-  std::vector<std::pair<const float*, int>> special;
-  row_sources_.clear();
-  for (size_t head = 0; head < heads(); ++head) {
-    HeadState& lane = state.heads[head];
-    std::vector<float> scores;
-    std::vector<int16_t> modality;
-    for (const int32_t slot : slots[head]) {
-      scores.push_back(sequence.prompt.protection[static_cast<size_t>(slot)]);
-      modality.push_back(sequence.modality[static_cast<size_t>(slot)]);
-    }
-    std::vector<bool> chosen(slots[head].size());
-    for (const int32_t slot : quantizer->protect(scores, modality)) {
-      chosen[static_cast<size_t>(slot)] = true;
-    }
-    for (const bool protected_row : {false, true}) {
-      int count = 0;
-      for (size_t row = 0; row < static_cast<size_t>(packed[head]); ++row) {
-        if (chosen[row] != protected_row) continue;
-        if (protected_row) lane.protected_bits[row / 64] |= uint64_t{1} << (row % 64);
-        row_sources_.push_back(
-            reinterpret_cast<const std::byte*>(values[head].data() + row * dim()));
-        ++count;
-      }
-      if (protected_row) {
-        special.emplace_back(x, count);
-      } else {
-        add_jobs(lane.stores[store].values, x, count);
-      }
-      x += static_cast<size_t>(count) * dim();
-    }
-  }
-  widen_rows(row_sources_, DType::kF32, shape_.head_dim, apart_.data(), stream);
-  run_jobs(quantizer->plan(Part::kValues, layer), stream);
-  for (size_t head = 0; head < heads(); ++head) {
-    add_jobs(state.heads[head].stores[store].protected_values, special[head].first,
-             special[head].second);
-  }
-  run_jobs(*apart, stream);
-}
-
-/// Appends rows from number `from` on as full rows.
-void PolicyCache::store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream) {
-  row_targets_.clear();
-  for (size_t row = static_cast<size_t>(from); row < rows.size() / dim(); ++row) {
-    row_targets_.push_back(plane.push_row());
-  }
-  narrow_rows(row_targets_, parts_.rows, shape_.head_dim,
-              rows.data() + static_cast<size_t>(from) * dim(), stream);
 }
 
 void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, int layer,
@@ -496,7 +333,7 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   for (const HeadState& lane : state.heads) {
     const auto n = static_cast<int64_t>(lane.slots());
     float* past_values = floats + static_cast<size_t>(n) * dim();
-    unpack_lane(lane, layer, floats, past_values, stream);
+    unpacker_.unpack_head(lane, layer, floats, past_values, stream);
     past_.push_back({reinterpret_cast<const std::byte*>(floats),
                      reinterpret_cast<const std::byte*>(past_values), DType::kF32, n});
     floats = past_values + static_cast<size_t>(n) * dim();
@@ -525,7 +362,7 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
           static_cast<float>(sums[head * columns + first + static_cast<size_t>(row)]);
     }
     Sequence* const self = &sequence;
-    flush_full({&self, 1}, layer, stream);
+    window_packer_.flush({&self, 1}, layer, stream);
     if (parts_.retention != nullptr) evict_layer(sequence, layer, row + 1, stream);
   }
 }

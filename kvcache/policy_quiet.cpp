@@ -87,7 +87,7 @@ void PolicyCache::catch_up(Sequence& sequence) noexcept {
 /// Counts rows that quiet steps have stored.
 void PolicyCache::count_rows(HeadState& lane, int layer, int rows) {
   for (const Part part : {Part::kKeys, Part::kValues}) {
-    Plane& plane = plane_of(lane, kRest, part);
+    Plane& plane = lane.plane(kRest, part);
     if (one_packs(plane, part, layer)) {
       plane.slide(rows);
     } else {
@@ -157,7 +157,7 @@ void PolicyCache::describe_rings(int layer, Stream& stream) {
                             quantizer->plan(part, layer).flush.rows == 1;
     for (size_t i = 0; one_by_one && i < generated_.size(); ++i) {
       for (HeadState& lane : generated_[i].sequence->layers[static_cast<size_t>(layer)].heads) {
-        const Plane& plane = plane_of(lane, kRest, part);
+        const Plane& plane = lane.plane(kRest, part);
         if (will_slide(plane, part, layer)) rings_.push_back(plane.ring());
       }
     }
@@ -222,26 +222,11 @@ int PolicyCache::rows_until_eviction(const Sequence& sequence, int most) const n
   return most;
 }
 
-/// Brings this layer's queries, which lie from `q` on, into the bases of packed keys.
-void PolicyCache::turn_queries(int layer, const float* q, Stream& stream) {
-  const auto at = static_cast<size_t>(layer);
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    const auto& jobs = query_jobs_[at][store];
-    if (jobs.empty()) continue;
-    BasisBatch& batch = turned_queries_[at][store];
-    batch.describe(*layouts_.quantizer(store, layer)->key_basis(), BasisChange::kQuery, jobs, q,
-                   stream);
-    batch.run(q, stream);
-  }
-}
-
 /// decode() of lanes that are kept: a row more for each of them.
 void PolicyCache::decode_on(int layer, const float* q, ConstTensorView k, ConstTensorView v,
                             TensorView out, float scale, Stream& stream) {
   const auto at = static_cast<size_t>(layer);
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    if (!query_jobs_[at][store].empty()) turned_queries_[at][store].run(q, stream);
-  }
+  key_basis_.change_queries_again(layer, q, stream);
   if (all_plain_[at] != 0) {
     plain_[at].append(k.as<float>(), v.as<float>(), stream);
     return plain_[at].attend(q, out.as<float>(), scale, stream);

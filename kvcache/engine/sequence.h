@@ -100,4 +100,12 @@ struct Sequence {
   PromptState prompt;
 };
 
+/// The largest step that open sequences can make: what workspaces are made for.
+struct Workload {
+  size_t sequences = 0;
+  size_t heads = 0;    ///< KV heads of one layer, over all sequences
+  size_t rows = 0;     ///< the most rows that those can hold
+  size_t longest = 0;  ///< the most rows of one of them
+};
+
 }  // namespace kvlm

@@ -49,6 +49,14 @@ class CacheTraits {
   const Quantizer* quantizer(size_t store, int layer) const noexcept {
     return layouts_.quantizer(store, layer);
   }
+  /// The first of the layers that keep the same slots as `layer`.
+  int pair_of(int layer) const noexcept {
+    return plan_->pairs.empty() ? layer : plan_->pairs[static_cast<size_t>(layer)];
+  }
+  /// The rule is asked for a slot of this KV head to drop: the others follow.
+  bool chooses(int layer, size_t head) const noexcept {
+    return head > 0 ? layouts_.per_head() : pair_of(layer) == layer;
+  }
   /// Where rows of a modality are stored.
   StoreIndex store_of(int16_t tag) const noexcept {
     return plan_->split && tag != kTextRow ? kVisual : kRest;

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvcache/engine/pack_queue.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/extensions/key_basis.h"
+#include "kvcache/extensions/protected_values.h"
+
+namespace kvlm {
+
+/// Prompt rows that the KV heads of a layer keep in a store, ascending: (kv_heads, ...).
+using KeptSlots = std::vector<std::vector<int32_t>>;
+/// Float rows of every KV head, (rows, head_dim) on the cache's device.
+using FloatRows = std::vector<std::span<float>>;
+/// By Part.
+using KeptRows = std::array<FloatRows, 2>;
+
+/// Puts the rows that a prompt leaves into planes, which are empty: packed blocks of the oldest,
+/// full rows behind them (docs/arithmetic.md, "Windows").
+class PromptPacker {
+ public:
+  PromptPacker(const CacheTraits& traits, KeyBasisChange& key_basis,
+               ProtectedValues& protected_values);
+
+  /// Stores what a layer keeps in a store.
+  void pack(const Sequence& sequence, LayerState& state, int layer, size_t store,
+            const KeptSlots& slots, const KeptRows& rows, Stream& stream);
+  /// Forgets what a step that has failed has left.
+  void clear() noexcept { queue_.clear(); }
+
+ private:
+  void pack_once(const Sequence& sequence, LayerState& state, int layer, const KeptSlots& slots,
+                 const KeptRows& rows, Stream& stream);
+  void pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
+                   const KeptSlots& slots, const KeptRows& rows, Stream& stream);
+  std::vector<int> packed_rows(size_t store, Part part, int layer, const KeptSlots& slots) const;
+  void pack_keys(LayerState& state, int layer, size_t store, const FloatRows& keys,
+                 std::span<const int> packed, Stream& stream);
+  void pack_keys_in_basis(LayerState& state, int layer, size_t store, const FloatRows& keys,
+                          std::span<const int> packed, Stream& stream);
+  void pack_values(const Sequence& sequence, LayerState& state, int layer, size_t store,
+                   const KeptSlots& slots, const FloatRows& values, std::span<const int> packed,
+                   Stream& stream);
+  void pack_protected(const Sequence& sequence, LayerState& state, int layer,
+                      const KeptSlots& slots, const FloatRows& values, std::span<const int> packed,
+                      Stream& stream);
+  void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
+
+  const CacheTraits& traits_;
+  KeyBasisChange& key_basis_;
+  ProtectedValues& protected_values_;
+  PackQueue queue_;
+  std::vector<std::byte*> targets_;
+};
+
+}  // namespace kvlm

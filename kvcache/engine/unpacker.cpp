@@ -1,0 +1,68 @@
+#include "kvcache/engine/unpacker.h"
+
+#include "kernels/attend_packed.h"
+#include "kernels/key_basis.h"
+#include "kernels/row_moves.h"
+
+namespace kvlm {
+
+Unpacker::Unpacker(const CacheTraits& traits, ProtectedValues& protected_values)
+    : traits_(traits),
+      protected_values_(protected_values),
+      in_basis_(traits.device()),
+      apart_(traits.device()) {}
+
+void Unpacker::unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis,
+                             float* out, Stream& stream) {
+  if (plane.packed() == 0) return;
+  const PackedFormat& format = plane.layout().plan->format;
+  if (basis == nullptr) return unpack_blocks(format, plane.blocks(), out, stream);
+  reserve(static_cast<size_t>(plane.packed()));
+  unpack_blocks(format, plane.blocks(), in_basis_.data(), stream);
+  const BasisJob job{in_basis_.data(), out, plane.packed(), facts.key_channels.data()};
+  change_basis(*basis, BasisChange::kBack, {&job, 1}, stream);
+}
+
+void Unpacker::unpack_head(const HeadState& head, int layer, float* keys, float* values,
+                           Stream& stream) {
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    unpack_keys(head, store, layer, keys, stream);
+    unpack_values(head, store, values, stream);
+    const size_t elements = static_cast<size_t>(head.stores[store].keys.slots()) * traits_.dim();
+    keys += elements;
+    values += elements;
+  }
+}
+
+void Unpacker::unpack_keys(const HeadState& head, size_t store, int layer, float* out,
+                           Stream& stream) {
+  const Plane& plane = head.stores[store].keys;
+  const Quantizer* quantizer = traits_.quantizer(store, layer);
+  const KeyBasis* basis = quantizer == nullptr ? nullptr : quantizer->key_basis();
+  unpack_packed(plane, head.facts[store], basis, out, stream);
+  widen_full(plane, out + static_cast<size_t>(plane.packed()) * traits_.dim(), stream);
+}
+
+void Unpacker::unpack_values(const HeadState& head, size_t store, float* out, Stream& stream) {
+  const StorePlanes& planes = head.stores[store];
+  const auto plain = static_cast<size_t>(planes.values.packed());
+  const auto apart = static_cast<size_t>(planes.protected_values.packed());
+  if (apart == 0) {
+    unpack_packed(planes.values, {}, nullptr, out, stream);
+  } else {
+    apart_.grow((plain + apart) * traits_.dim());
+    float* protected_rows = apart_.data() + plain * traits_.dim();
+    unpack_packed(planes.values, {}, nullptr, apart_.data(), stream);
+    unpack_packed(planes.protected_values, {}, nullptr, protected_rows, stream);
+    protected_values_.interleave(head, apart_.data(), protected_rows, out, stream);
+  }
+  widen_full(planes.values, out + (plain + apart) * traits_.dim(), stream);
+}
+
+void Unpacker::widen_full(const Plane& plane, float* out, Stream& stream) {
+  rows_.clear();
+  for (int row = 0; row < plane.full(); ++row) rows_.push_back(plane.full_row(row));
+  widen_rows(rows_, traits_.plan().rows, traits_.shape().head_dim, out, stream);
+}
+
+}  // namespace kvlm

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kvcache/engine/float_space.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/extensions/protected_values.h"
+
+namespace kvlm {
+
+/// Stored rows as floats, (rows, head_dim) f32 on the cache's device, oldest first.
+class Unpacker {
+ public:
+  Unpacker(const CacheTraits& traits, ProtectedValues& protected_values);
+
+  /// Room for `rows` packed keys of one KV head that are in a basis of their own.
+  void reserve(size_t rows) { in_basis_.grow(rows * traits_.dim()); }
+  /// The live packed rows of a plane; `basis` undoes their change of basis, null: there was none.
+  void unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis, float* out,
+                     Stream& stream);
+  /// Keys and values of a KV head, (slots, head_dim) each.
+  void unpack_head(const HeadState& head, int layer, float* keys, float* values, Stream& stream);
+
+ private:
+  void unpack_keys(const HeadState& head, size_t store, int layer, float* out, Stream& stream);
+  void unpack_values(const HeadState& head, size_t store, float* out, Stream& stream);
+  void widen_full(const Plane& plane, float* out, Stream& stream);
+
+  const CacheTraits& traits_;
+  ProtectedValues& protected_values_;
+  FloatSpace in_basis_;  // keys as they were packed
+  FloatSpace apart_;     // values of a KV head, protected ones behind the others
+  std::vector<const std::byte*> rows_;
+};
+
+}  // namespace kvlm

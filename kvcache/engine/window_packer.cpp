@@ -1,0 +1,225 @@
+// Windows that are full, packed layer by layer. Most quantizers pack new rows only, so the rows of
+// many sequences go in one call (flush_together). A quantizer that packs old rows again, or keys in
+// another basis, takes one sequence at a time (flush_anew).
+#include "kvcache/engine/window_packer.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/row_moves.h"
+#include "kvcache/engine/for_sequences.h"
+
+namespace kvlm {
+
+namespace {
+
+int& due(LayerState& state, const Window& window) noexcept {
+  return state.due[window.store][static_cast<size_t>(window.part)];
+}
+
+bool is_due(const HeadState& head, const Window& window) noexcept {
+  return head.plane(window.store, window.part).full() >= window.plan->flush.trigger;
+}
+
+}  // namespace
+
+WindowPacker::WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis)
+    : traits_(traits),
+      unpacker_(unpacker),
+      key_basis_(key_basis),
+      keys_(traits.kv_heads()),
+      floats_(traits.device()) {}
+
+void WindowPacker::reserve(const Workload& load) {
+  flushed_.reserve(load.sequences);
+  anew_.reserve(traits_.kv_heads());
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    for (const Window& window : traits_.layer(layer).windows) {
+      reserve_window(load, window, *traits_.quantizer(window.store, layer));
+    }
+  }
+  queue_.reserve(sources_.capacity() + load.heads);
+}
+
+void WindowPacker::reserve_window(const Workload& load, const Window& window,
+                                  const Quantizer& quantizer) {
+  const auto added = static_cast<size_t>(window.plan->flush.rows);
+  size_t rows = 0;
+  if (window.anew) {
+    rows = traits_.kv_heads() * (quantizer.repacks(window.part) ? load.longest + added : added);
+    if (quantizer.key_basis() != nullptr) {
+      key_basis_.reserve_keys(rows);
+      unpacker_.reserve(load.longest);
+    }
+  } else {
+    const size_t some = std::max(kSequencesTogether * traits_.kv_heads() * added, kRowsTogether);
+    rows = std::min(load.heads * added, some);
+    if (jobs_.size() < rows) jobs_.resize(rows);
+  }
+  floats_.grow(rows * traits_.dim());
+  sources_.reserve(rows);
+}
+
+void WindowPacker::flush(std::span<Sequence* const> sequences, int layer, Stream& stream) {
+  for (const Window& window : traits_.layer(layer).windows) {
+    list_full(sequences, layer, window);
+    if (!window.anew) {
+      flush_together(window, stream);
+      continue;
+    }
+    for (const Flushed& flushed : flushed_) flush_anew(*flushed.state, layer, window, stream);
+  }
+}
+
+void WindowPacker::list_full(std::span<Sequence* const> sequences, int layer,
+                             const Window& window) {
+  constexpr size_t kAhead = 8;
+  const auto at = static_cast<size_t>(layer);
+  flushed_.clear();
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (i + kAhead < sequences.size()) __builtin_prefetch(&sequences[i + kAhead]->layers[at]);
+    LayerState& state = sequences[i]->layers[at];
+    if (due(state, window) > 0) flushed_.push_back({&state});
+  }
+}
+
+/// Packs the oldest rows of every plane of flushed_ whose window is full, as many at once as there
+/// is room for.
+void WindowPacker::flush_together(const Window& window, Stream& stream) {
+  const auto added = static_cast<size_t>(window.plan->flush.rows);
+  for (size_t first = 0; first < flushed_.size();) {
+    size_t rows = 0;
+    size_t end = first;
+    for (; end < flushed_.size(); ++end) {
+      const size_t more = static_cast<size_t>(due(*flushed_[end].state, window)) * added;
+      if (rows + more > jobs_.size()) break;
+      flushed_[end].row = rows;
+      rows += more;
+    }
+    assert(end > first);
+    flush_some(std::span(flushed_).subspan(first, end - first), rows, window, stream);
+    first = end;
+  }
+}
+
+void WindowPacker::flush_some(std::span<Flushed> some, size_t rows, const Window& window,
+                              Stream& stream) {
+  sources_.resize(rows);
+  for_sequences(some.size(), traits_.kv_heads(), stream, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) take_rows(some.subspan(i, end - i), window);
+  });
+  size_t jobs = 0;
+  close_up_jobs(some, jobs);
+  widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
+  pack(window.plan->format, window.plan->rules, std::span(jobs_).first(jobs), stream);
+}
+
+/// Moves the oldest rows of full windows of the first of `next` to packed blocks: lists the rows
+/// and the jobs that will do it.
+void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
+  Flushed& flushed = next[0];
+  const int added = window.plan->flush.rows;
+  const std::byte** source = sources_.data() + flushed.row;
+  const float* x = floats_.data() + flushed.row * traits_.dim();
+  PackJob* job = jobs_.data() + flushed.row;
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    const auto ahead = [&](size_t sequences) -> const Plane& {
+      return next[sequences].state->heads[h].plane(window.store, window.part);
+    };
+    if (next.size() > 2) ahead(2).prefetch();
+    if (next.size() > 1) ahead(1).prefetch_newest_block();
+    Plane& plane = flushed.state->heads[h].plane(window.store, window.part);
+    if (plane.full() < window.plan->flush.trigger) continue;
+    flushed.state->plane_bytes -= plane.bytes();
+    for (int row = 0; row < added; ++row) *source++ = plane.full_row(row);
+    for_pack_jobs(plane, x, added, [&](const PackJob& made) { *job++ = made; });
+    plane.pop_rows(added);
+    flushed.state->plane_bytes += plane.bytes();
+    x += static_cast<size_t>(added) * traits_.dim();
+  }
+  flushed.jobs = static_cast<size_t>(job - jobs_.data()) - flushed.row;
+}
+
+/// Moves the jobs of `some` side by side, as a job may be many rows, and counts them.
+void WindowPacker::close_up_jobs(std::span<const Flushed> some, size_t& jobs) {
+  for (const Flushed& flushed : some) {
+    if (jobs < flushed.row) {
+      std::copy_n(jobs_.data() + flushed.row, flushed.jobs, jobs_.data() + jobs);
+    }
+    jobs += flushed.jobs;
+  }
+}
+
+/// Flushes a window of one sequence for a quantizer that packs old rows again or changes the basis
+/// of keys.
+void WindowPacker::flush_anew(LayerState& state, int layer, const Window& window, Stream& stream) {
+  const Quantizer& quantizer = *traits_.quantizer(window.store, layer);
+  gather_anew(state, quantizer, window, stream);
+  if (window.part == Part::kKeys && quantizer.key_basis() != nullptr) {
+    pack_keys_anew(state, quantizer, window, stream);
+  } else {
+    for (const Anew& rows : anew_) {
+      queue_.add(rows.head->plane(window.store, window.part), rows.x, rows.rows);
+    }
+  }
+  queue_.run(*window.plan, stream);
+  for (const Anew& rows : anew_) {
+    Plane& plane = rows.head->plane(window.store, window.part);
+    plane.pop_rows(window.plan->flush.rows);
+    state.plane_bytes += plane.bytes();
+  }
+}
+
+/// Lists in anew_ the rows of KV heads whose window is full, as floats in the model's basis: those
+/// that were packed first if they are packed again.
+void WindowPacker::gather_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
+                               Stream& stream) {
+  const CachePlan& plan = traits_.plan();
+  const bool repacks = quantizer.repacks(window.part);
+  const KeyBasis* basis = window.part == Part::kKeys ? quantizer.key_basis() : nullptr;
+  const int added = window.plan->flush.rows;
+  float* x = floats_.data();
+  anew_.clear();
+  sources_.clear();
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    HeadState& head = state.heads[h];
+    Plane& plane = head.plane(window.store, window.part);
+    keys_[h] = x;
+    if (!is_due(head, window)) continue;
+    state.plane_bytes -= plane.bytes();
+    const int old = repacks ? plane.packed() : 0;
+    anew_.push_back({&head, x, old + added});
+    if (repacks) {
+      unpacker_.unpack_packed(plane, head.facts[window.store], basis, x, stream);
+      plane.clear_packed();
+    }
+    for (int row = 0; row < added; ++row) sources_.push_back(plane.full_row(row));
+    if (repacks) {
+      widen_rows(sources_, plan.rows, plan.shape.head_dim,
+                 x + static_cast<size_t>(old) * traits_.dim(), stream);
+      sources_.clear();
+    }
+    x += static_cast<size_t>(old + added) * traits_.dim();
+  }
+  widen_rows(sources_, plan.rows, plan.shape.head_dim, floats_.data(), stream);
+}
+
+/// Queues the keys of anew_ in the quantizer's basis, which is learned from them where it was not
+/// before.
+void WindowPacker::pack_keys_anew(LayerState& state, const Quantizer& quantizer,
+                                  const Window& window, Stream& stream) {
+  const size_t store = window.store;
+  if (quantizer.repacks(Part::kKeys) || state.heads[0].facts[store].key_channels.empty()) {
+    key_basis_.learn(quantizer, state, store, keys_, anew_.back().rows, stream);
+  }
+  size_t rows = 0;
+  for (const Anew& keys : anew_) rows += static_cast<size_t>(keys.rows);
+  key_basis_.start_keys(rows);
+  for (const Anew& keys : anew_) {
+    const float* x = key_basis_.add_keys(keys.x, keys.rows, keys.head->facts[store]);
+    queue_.add(keys.head->stores[store].keys, x, keys.rows);
+  }
+  key_basis_.change_keys(*quantizer.key_basis(), stream);
+}
+
+}  // namespace kvlm

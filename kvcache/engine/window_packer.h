@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kvcache/engine/float_space.h"
+#include "kvcache/engine/pack_queue.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/engine/unpacker.h"
+#include "kvcache/extensions/key_basis.h"
+#include "kvcache/extensions/protected_values.h"
+
+namespace kvlm {
+
+/// Packs the oldest full rows of windows that decode has filled (docs/arithmetic.md, "Windows").
+class WindowPacker {
+ public:
+  WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis);
+
+  /// Room for the windows of `load`, so that flush() allocates nothing.
+  void reserve(const Workload& load);
+  /// Flushes the windows of a layer that are full, after a row was appended to each sequence.
+  void flush(std::span<Sequence* const> sequences, int layer, Stream& stream);
+  /// Forgets what a step that has failed has left.
+  void clear() noexcept { queue_.clear(); }
+
+ private:
+  /// Rows that are packed in one call, as far as memory for their floats goes; of at least some
+  /// sequences.
+  static constexpr size_t kRowsTogether = 8192;
+  static constexpr size_t kSequencesTogether = 32;
+
+  /// A layer of a sequence whose window is flushed, and where in the workspace.
+  struct Flushed {
+    LayerState* state;
+    size_t row = 0;   // of sources_, jobs_ and floats_
+    size_t jobs = 0;  // made
+  };
+  /// Keys or values of a KV head whose window is packed anew: old rows that were packed, new ones.
+  struct Anew {
+    HeadState* head;
+    float* x;
+    int rows;
+  };
+
+  void reserve_window(const Workload& load, const Window& window, const Quantizer& quantizer);
+  void list_full(std::span<Sequence* const> sequences, int layer, const Window& window);
+  void flush_together(const Window& window, Stream& stream);
+  void flush_some(std::span<Flushed> some, size_t rows, const Window& window, Stream& stream);
+  void take_rows(std::span<Flushed> next, const Window& window);
+  void close_up_jobs(std::span<const Flushed> some, size_t& jobs);
+  void flush_anew(LayerState& state, int layer, const Window& window, Stream& stream);
+  void gather_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
+                   Stream& stream);
+  void pack_keys_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
+                      Stream& stream);
+
+  const CacheTraits& traits_;
+  Unpacker& unpacker_;
+  KeyBasisChange& key_basis_;
+  PackQueue queue_;
+  std::vector<Flushed> flushed_;
+  std::vector<Anew> anew_;
+  std::vector<PackJob> jobs_;  // of rows that are flushed together
+  std::vector<const std::byte*> sources_;
+  std::vector<const float*> keys_;  // (kv_heads,)
+  FloatSpace floats_;               // rows on their way into blocks
+};
+
+}  // namespace kvlm

@@ -1,0 +1,99 @@
+#include "kvcache/extensions/key_basis.h"
+
+#include <utility>
+
+namespace kvlm {
+
+KeyBasisChange::KeyBasisChange(const CacheTraits& traits)
+    : traits_(traits),
+      keys_(traits.device()),
+      queries_(traits.device()),
+      query_jobs_(traits.layers()),
+      ends_(2 * traits.kv_heads() * traits.dim()) {
+  for (size_t layer = 0; layer < traits.layers(); ++layer) {
+    query_batches_.push_back({BasisBatch(traits.device()), BasisBatch(traits.device())});
+  }
+}
+
+void KeyBasisChange::reserve(const Workload& load) {
+  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+    if (!traits_.layer(static_cast<int>(layer)).has_key_basis) continue;
+    for (std::vector<BasisJob>& jobs : query_jobs_[layer]) jobs.reserve(load.heads);
+    for (BasisBatch& batch : query_batches_[layer]) batch.reserve(load.heads);
+    queries_.grow(load.heads * kStores * traits_.q_per_kv() * traits_.dim());
+  }
+}
+
+void KeyBasisChange::reserve_keys(size_t rows) {
+  key_jobs_.reserve(traits_.kv_heads());
+  facts_.resize(traits_.kv_heads());
+  keys_.grow(rows * traits_.dim());
+}
+
+void KeyBasisChange::learn(const Quantizer& quantizer, LayerState& state, size_t store,
+                           std::span<const float* const> keys, int rows, Stream& stream) {
+  const std::span<float> low = std::span(ends_).first(ends_.size() / 2);
+  const std::span<float> high = std::span(ends_).last(ends_.size() / 2);
+  channel_ends(keys, rows, traits_.shape().head_dim, low, high, stream);
+  const auto swap_facts = [&] {
+    for (size_t h = 0; h < facts_.size(); ++h) std::swap(facts_[h], state.heads[h].facts[store]);
+  };
+  facts_.resize(traits_.kv_heads());
+  swap_facts();
+  quantizer.learn(low, high, facts_);
+  swap_facts();
+  state.mask_bytes[store] = quantizer.facts_bytes(traits_.shape().kv_heads);
+}
+
+void KeyBasisChange::start_keys(size_t rows) {
+  key_jobs_.clear();
+  changed_ = 0;
+  keys_.grow(rows * traits_.dim());
+}
+
+const float* KeyBasisChange::add_keys(const float* keys, int rows, const HeadFacts& facts) {
+  float* to = keys_.data() + changed_;
+  key_jobs_.push_back({keys, to, rows, facts.key_channels.data()});
+  changed_ += static_cast<size_t>(rows) * traits_.dim();
+  return to;
+}
+
+void KeyBasisChange::change_keys(const KeyBasis& basis, Stream& stream) {
+  change_basis(basis, BasisChange::kKey, key_jobs_, stream);
+}
+
+void KeyBasisChange::start_queries(int layer) noexcept {
+  for (std::vector<BasisJob>& jobs : query_jobs_[static_cast<size_t>(layer)]) jobs.clear();
+}
+
+const float* KeyBasisChange::add_queries(int layer, size_t store, size_t index, const float* q,
+                                         const HeadFacts& facts) {
+  const Quantizer* quantizer = traits_.quantizer(store, layer);
+  if (quantizer == nullptr || quantizer->key_basis() == nullptr) return nullptr;
+  const size_t elements = traits_.q_per_kv() * traits_.dim();
+  float* to = queries_.data() + (kStores * index + store) * elements;
+  query_jobs_[static_cast<size_t>(layer)][store].push_back(
+      {q, to, traits_.shape().q_per_kv(), facts.key_channels.data()});
+  return to;
+}
+
+void KeyBasisChange::change_queries(int layer, const float* q, Stream& stream) {
+  const auto at = static_cast<size_t>(layer);
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    const std::vector<BasisJob>& jobs = query_jobs_[at][store];
+    if (jobs.empty()) continue;
+    BasisBatch& batch = query_batches_[at][store];
+    batch.describe(*traits_.quantizer(store, layer)->key_basis(), BasisChange::kQuery, jobs, q,
+                   stream);
+    batch.run(q, stream);
+  }
+}
+
+void KeyBasisChange::change_queries_again(int layer, const float* q, Stream& stream) {
+  const auto at = static_cast<size_t>(layer);
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    if (!query_jobs_[at][store].empty()) query_batches_[at][store].run(q, stream);
+  }
+}
+
+}  // namespace kvlm
