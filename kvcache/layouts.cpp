@@ -64,8 +64,7 @@ size_t Layouts::protection_bytes(int64_t ever) const noexcept {
 }
 
 size_t Layouts::weight_bytes(int64_t peak) const noexcept {
-  return static_cast<size_t>(shape_->kv_heads) *
-         aligned(sizeof(float) * static_cast<size_t>(peak));
+  return static_cast<size_t>(shape_->kv_heads) * aligned(sizeof(float) * static_cast<size_t>(peak));
 }
 
 size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept {

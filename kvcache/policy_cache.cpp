@@ -20,7 +20,6 @@ PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_byt
       queries_(device),
       prompt_floats_(device),
       inspected_(device),
-      mean_weights_(device),
       all_plain_(static_cast<size_t>(shape_.layers)),
       packs_(static_cast<size_t>(shape_.layers)) {
   for (int layer = 0; layer < shape_.layers; ++layer) {
@@ -125,8 +124,6 @@ void PolicyCache::reserve_workspace() {
   grow(packed_, lanes);
   grow(packed_lanes_, lanes);
   generated_.reserve(lanes / heads());
-  grow(new_keys_, lanes);
-  grow(new_values_, lanes);
   settling_.reserve(lanes / heads());
   kept_batch_.reserve(lanes / heads());
   rings_.reserve(lanes);
@@ -134,28 +131,10 @@ void PolicyCache::reserve_workspace() {
   past_.reserve(2 * heads());
   weights_.grow(queries * rows);
   queries_.grow(lanes * queries * dim());
-  if (parts_.retention != nullptr) {
-    const size_t all = lanes * static_cast<size_t>(shape_.layers);
-    gaps_.reserve(kGapsTogether + all / std::max<size_t>(lanes / heads(), 1) * 3);
-    grow(dropped_, static_cast<size_t>(shape_.layers));
-    if (layouts_.keeps_weights()) {
-      const size_t kept =
-          rows * static_cast<size_t>(shape_.layers) / (layouts_.per_head() ? 1 : heads());
-      grow(slot_weights_, most);
-      slot_sums_.reserve(lanes);
-      weight_lists_.reserve(all);
-      weight_means_.reserve(all);
-      mean_weights_.grow(kept);
-      grow(host_weights_, kept);
-    }
-  }
-  for (int layer = 0; layer < shape_.layers; ++layer) {
-    if (!traits_.layer(layer).remaps) continue;
-    const bool per_image = layouts_.quantizer(kVisual, layer)->per_image();
-    remaps_per_lane_ = per_image ? static_cast<size_t>(Layouts::kMaxImages) : 1;
-    grow(remaps_, lanes * remaps_per_lane_);
-  }
   const Workload load{lanes / heads(), lanes, rows, most};
+  appender_.reserve(load);
+  remap_.reserve(load);
+  evictor_.reserve(load);
   key_basis_.reserve(load);
   window_packer_.reserve(load);
 }
@@ -222,7 +201,7 @@ void PolicyCache::begin(std::span<const StepRows> step) {
     kept_batch_.clear();
     prompt_packer_.clear();
     window_packer_.clear();
-    gaps_.clear();
+    evictor_.clear();
   }
   in_step_ = true;
   attended_ = 0;
@@ -349,15 +328,11 @@ void PolicyCache::count_planes(Sequence& sequence) noexcept {
 }
 
 void PolicyCache::account(Sequence& sequence) noexcept {
-  const bool weighs = layouts_.keeps_weights();
   size_t bytes = 0;
   for (const LayerState& state : sequence.layers) {
     bytes += state.plane_bytes;
     for (const size_t mask : state.mask_bytes) bytes += mask;
-    for (size_t head = 0; weighs && head < state.heads.size(); ++head) {
-      const HeadState& lane = state.heads[head];
-      if (lane.weights != nullptr) bytes += sizeof(float) * static_cast<size_t>(lane.slots());
-    }
+    bytes += decode_weights_.bytes(state);
     bytes += ProtectedValues::bytes(state);
   }
   sequence.memory.set_used(bytes);

@@ -13,14 +13,20 @@
 #include "kernels/slot_weights.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
+#include "kvcache/engine/evictor.h"
 #include "kvcache/engine/float_space.h"
+#include "kvcache/engine/for_sequences.h"
 #include "kvcache/engine/prompt_packer.h"
+#include "kvcache/engine/row_appender.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/traits.h"
 #include "kvcache/engine/unpacker.h"
 #include "kvcache/engine/window_packer.h"
+#include "kvcache/extensions/decode_weights.h"
 #include "kvcache/extensions/key_basis.h"
 #include "kvcache/extensions/protected_values.h"
+#include "kvcache/extensions/sink_rotation.h"
+#include "kvcache/extensions/visual_remap.h"
 #include "kvcache/kv_cache.h"
 #include "kvcache/layouts.h"
 #include "kvcache/plane.h"
@@ -79,11 +85,6 @@ class PolicyCache final : public KvCache {
  private:
   /// A lane has keys and values of two stores, each in at most three runs, and protected values.
   static constexpr size_t kRunsPerLane = 13;
-  /// Gaps that are closed in one call, at least; those of a sequence at a time join them.
-  static constexpr size_t kGapsTogether = 4096;
-  /// Lanes of a step from which on the stream's threads share the bookkeeping: below, waking them
-  /// takes longer. What they do does not depend on who does it.
-  static constexpr size_t kSharedLanes = 1024;
 
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
   const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
@@ -96,16 +97,6 @@ class PolicyCache final : public KvCache {
   size_t first_store() const noexcept { return parts_.split ? kVisual : kRest; }
   const LayerTraits& plan_of(int layer) const noexcept { return traits_.layer(layer); }
   void reserve_workspace();
-  /// Calls body(begin, end) for ranges that make up [0, count), where a sequence is some work for
-  /// each of its lanes.
-  template <class Body>
-  void for_sequences(size_t count, Stream& stream, const Body& body) const {
-    const auto threads = static_cast<size_t>(stream.pool().threads());
-    if (threads == 1 || count * heads() < kSharedLanes) return body(size_t{0}, count);
-    const size_t ranges = std::min(count, 2 * threads);  // some threads come late
-    stream.pool().parallel_for(
-        ranges, [&](size_t i, int) { body(count * i / ranges, count * (i + 1) / ranges); });
-  }
   void account(Sequence& sequence) noexcept;
   void count_planes(Sequence& sequence) noexcept;
 
@@ -147,32 +138,18 @@ class PolicyCache final : public KvCache {
                                           std::span<const KeptSlots> slots, Stream& stream);
   void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
                      Stream& stream);
-  void begin_weights(const Sequence& sequence, int layer, std::span<const KeptSlots> slots,
-                     Stream& stream);
 
   // policy_decode.cpp
-  void append_row(LayerState& state, int layer, int16_t tag, size_t first_lane);
   void add_plain(const PackedLane& packed, const HeadState& lane, RowBatch& batch) const;
-  void store_new(ConstTensorView k, ConstTensorView v, size_t first_lane, Stream& stream);
   void decode(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
   size_t describe_lanes(size_t first, size_t last, int layer, const float* q, float* out);
   size_t describe_lane(HeadState& lane, int layer, size_t index, SlotRun* memory);
   void prefetch_generated(size_t i, size_t last, int layer, size_t head) const noexcept;
   void add_key_runs(const HeadState& lane, size_t store, int layer, size_t index, RunList& runs);
-  size_t make_remaps(const StorePlanes& visual, int layer, ScoreRemap* remaps) const;
   void run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out, float scale,
                   Stream& stream);
   void settle(Stream& stream);
-  void evict_layer(Sequence& sequence, int layer, int newer, Stream& stream);
-  void evict(Sequence& sequence, int layer, int step, Stream& stream);
-  bool chooses(int layer, size_t head) const noexcept;
-  void collect_weights(std::span<Sequence* const> sequences, int first, int last, Stream& stream);
-  static float& newest_weight(HeadState& lane, size_t store) noexcept;
-  int evict_slot(LayerState& state, HeadState& lane, int slot) noexcept;
-  std::span<const float> next_weights(const HeadState& lane) noexcept;
-  void turn_sinks(LayerState& state, int sinks, int by, Stream& stream);
-  void copy_to_arena(std::byte* to, const void* from, size_t bytes, Stream& stream);
 
   CacheTraits traits_;
   const CachePlan& parts_ = traits_.plan();
@@ -180,6 +157,11 @@ class PolicyCache final : public KvCache {
   const Layouts& layouts_ = traits_.layouts();
   KeyBasisChange key_basis_{traits_};
   ProtectedValues protected_values_{traits_};
+  DecodeWeights decode_weights_{traits_};
+  VisualRemap remap_{traits_};
+  SinkRotation sinks_{traits_};
+  RowAppender appender_{traits_};
+  Evictor evictor_{traits_, decode_weights_, sinks_};
   Unpacker unpacker_{traits_, protected_values_};
   PromptPacker prompt_packer_{traits_, key_basis_, protected_values_};
   WindowPacker window_packer_{traits_, unpacker_, key_basis_};
@@ -189,8 +171,6 @@ class PolicyCache final : public KvCache {
 
   // Workspaces sized by open(), so that decode allocates nothing.
   std::vector<RowDestination> destinations_;  // (kv_heads,)
-  std::vector<std::byte*> new_keys_;          // (rows of a step, kv_heads)
-  std::vector<std::byte*> new_values_;
   std::vector<Sequence*> settling_;
   std::vector<KeyValueRows> past_;
   /// A generated row, while a layer attends.
@@ -203,9 +183,7 @@ class PolicyCache final : public KvCache {
   // By number of the generated row times kv_heads, plus the kv_head; then those of packed lanes.
   std::vector<PackedLane> packed_;
   std::vector<HeadState*> packed_lanes_;
-  std::vector<SlotRun> runs_;       // of these lanes, with gaps
-  std::vector<ScoreRemap> remaps_;  // (lanes, remaps_per_lane_)
-  size_t remaps_per_lane_ = 0;
+  std::vector<SlotRun> runs_;  // of these lanes, with gaps
   FloatSpace weights_;
   FloatSpace queries_;  // a copy of a pass's queries
   std::vector<const std::byte*> row_sources_;
@@ -213,16 +191,6 @@ class PolicyCache final : public KvCache {
   FloatSpace prompt_floats_;           // rows of a layer of a prompt, kept and sorted by store
   FloatSpace inspected_;               // keys and values of lanes
   std::vector<float> inspected_rows_;  // the same on the host
-  // Evictions: (sequences, layers, kv_heads) at most of each.
-  std::vector<SlotWeights> slot_sums_;
-  std::vector<const float*> weight_lists_;
-  std::vector<MeanJob> weight_means_;
-  FloatSpace mean_weights_;
-  std::vector<float> host_weights_;  // in the order in which evict() asks for them
-  size_t weights_read_ = 0;
-  std::vector<float> slot_weights_;  // of one lane
-  std::vector<RowGap> gaps_;
-  std::vector<TurnedRow> turned_;
   // The lanes of the last generated rows, which the next step takes up again if it can.
   std::vector<PackedBatch> batches_;  // (layers,)
   std::vector<RowBatch> plain_;       // (layers,) those of them that hold nothing packed
@@ -236,7 +204,6 @@ class PolicyCache final : public KvCache {
   bool goes_on_ = false;                // this step takes up the last one's
   bool in_step_ = false;                // begin() has been, end() has not
   int attended_ = 0;                    // layers that this step has passed
-  std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
 };
 
 }  // namespace kvlm

@@ -12,45 +12,6 @@
 
 namespace kvlm {
 
-/// Makes room for one row in every lane of a layer: store_new() fills it.
-void PolicyCache::append_row(LayerState& state, int layer, int16_t tag, size_t first_lane) {
-  const size_t store = store_of(tag);
-  state.due = {};
-  state.plane_bytes += 2 * heads() * row_bytes();
-  for (size_t head = 0; head < heads(); ++head) {
-    HeadState& lane = state.heads[head];
-    new_keys_[first_lane + head] = lane.stores[store].keys.push_row();
-    new_values_[first_lane + head] = lane.stores[store].values.push_row();
-    for (const Window& window : plan_of(layer).windows) {
-      const Plane& plane = lane.plane(window.store, window.part);
-      if (plane.full() >= window.plan->flush.trigger)
-        ++state.due[window.store][static_cast<size_t>(window.part)];
-    }
-    if (parts_.retention == nullptr) continue;
-    lane.tags.push_back(tag);
-    if (lane.weights == nullptr || store == kRest) continue;
-    // A picture of a later prompt: its weight comes between others, on the host (needs()).
-    float* newest = &newest_weight(lane, store);
-    const float* end = lane.weights + lane.slots();
-    std::memmove(newest + 1, newest, static_cast<size_t>(end - newest - 1) * sizeof(float));
-  }
-}
-
-/// Stores rows that append_row() made room for, (rows, kv_heads, head_dim) of each.
-void PolicyCache::store_new(ConstTensorView k, ConstTensorView v, size_t first_lane,
-                            Stream& stream) {
-  const size_t lanes = static_cast<size_t>(k.shape()[0]) * heads();
-  narrow_rows(std::span(new_keys_).subspan(first_lane, lanes), parts_.rows, shape_.head_dim,
-              k.as<float>(), stream);
-  narrow_rows(std::span(new_values_).subspan(first_lane, lanes), parts_.rows, shape_.head_dim,
-              v.as<float>(), stream);
-}
-
-/// HeadState slots are those of kVisual, then those of kRest.
-float& PolicyCache::newest_weight(HeadState& lane, size_t store) noexcept {
-  return lane.weights[(store == kRest ? lane.slots() : lane.stores[kVisual].keys.slots()) - 1];
-}
-
 /// Appends and attends the generated rows of a step.
 ///   q  (rows, q_heads, head_dim), which `out` may not overlap
 void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTensorView v,
@@ -71,15 +32,15 @@ void PolicyCache::decode(int layer, const float* q, ConstTensorView k, ConstTens
   if (plan_of(layer).has_key_basis) {
     describe(0, generated_.size());  // the queries that are turned are listed
   } else {
-    for_sequences(generated_.size(), stream, describe);
+    for_sequences(generated_.size(), heads(), stream, describe);
   }
   // Rows that follow each other are stored together.
   for (size_t first = 0; first < generated_.size();) {
     size_t end = first + 1;
     while (end < generated_.size() && generated_[end].row == generated_[end - 1].row + 1) ++end;
     const auto count = static_cast<int64_t>(end - first);
-    store_new(k.slice(generated_[first].row, count), v.slice(generated_[first].row, count),
-              first * heads(), stream);
+    appender_.store(k.slice(generated_[first].row, count), v.slice(generated_[first].row, count),
+                    first * heads(), stream);
     first = end;
   }
   // Lanes that hold nothing packed are attended like plain rows.
@@ -118,7 +79,7 @@ size_t PolicyCache::describe_lanes(size_t first, size_t last, int layer, const f
   for (size_t i = first; i < last; ++i) {
     const Generated& generated = generated_[i];
     LayerState& state = generated.sequence->layers[static_cast<size_t>(layer)];
-    append_row(state, layer, kTextRow, i * heads());
+    appender_.append(state, layer, kTextRow, i * heads());
     const size_t room = queries * static_cast<size_t>(generated.sequence->size.max_rows);
     for (size_t head = 0; head < heads(); ++head) {
       prefetch_generated(i, last, layer, head);
@@ -209,8 +170,7 @@ size_t PolicyCache::describe_lane(HeadState& lane, int layer, size_t index, Slot
   }
   assert(static_cast<size_t>(runs.size()) <= kRunsPerLane);
   packed.values = runs.from(static_cast<int>(packed.keys.size()));
-  ScoreRemap* remaps = remaps_.data() + index * remaps_per_lane_;
-  packed.remaps = {remaps, make_remaps(visual, layer, remaps)};
+  packed.remaps = remap_.describe(index, visual, layer);
   return static_cast<size_t>(runs.size());
 }
 
@@ -229,46 +189,13 @@ void PolicyCache::add_key_runs(const HeadState& lane, size_t store, int layer, s
   }
 }
 
-/// CalibQuant's remap of visual scores: over all of them, or picture by picture. Returns how many
-/// it has put to `remaps`, remaps_per_lane_ at most.
-size_t PolicyCache::make_remaps(const StorePlanes& visual, int layer, ScoreRemap* remaps) const {
-  const Quantizer* quantizer = layouts_.quantizer(kVisual, layer);
-  if (quantizer == nullptr || visual.keys.packed() == 0) return 0;
-  const RemapRule* rule = quantizer->remap(layer);
-  if (rule == nullptr) return 0;
-  ScoreRemap remap;
-  remap.tau_low = rule->tau_low;
-  remap.tau_high = rule->tau_high;
-  remap.guarded = rule->guarded;
-  if (!quantizer->per_image()) {
-    remap.slots = visual.keys.packed();
-    *remaps = remap;
-    return 1;
-  }
-  size_t count = 0;
-  for (const PackedBlock& block : visual.keys.blocks()) {
-    remap.slots = block.live_rows;
-    remaps[count++] = remap;
-    remap.first += block.live_rows;
-  }
-  assert(count <= remaps_per_lane_);
-  return count;
-}
-
 void PolicyCache::run_packed(std::span<PackedLane> lanes, int layer, const float* q, float* out,
                              float scale, Stream& stream) {
   if (lanes.empty()) return;
   PackedBatch& batch = batches_[static_cast<size_t>(layer)];
   batch.describe(lanes, shape_.q_per_kv(), shape_.head_dim, q, out, keep_, stream);
   batch.attend(q, out, scale, stream);
-  if (!layouts_.keeps_weights()) return;
-  slot_sums_.clear();
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    const HeadState& lane = *packed_lanes_[i];
-    if (lane.weights == nullptr) continue;
-    slot_sums_.push_back({lanes[i].weights, lane.weights, lanes[i].slots, lanes[i].slots - 1});
-  }
-  add_slot_weights(slot_sums_, shape_.q_per_kv(), stream);
+  decode_weights_.add(lanes, packed_lanes_, stream);
 }
 
 /// What follows the attention of generated rows in every layer: windows that are full are flushed,
@@ -281,24 +208,7 @@ void PolicyCache::settle(Stream& stream) {
   }
   for (int layer = 0; layer < shape_.layers; ++layer)
     window_packer_.flush(settling_, layer, stream);
-  if (parts_.retention == nullptr || settling_.empty()) return;
-  if (layouts_.keeps_weights()) collect_weights(settling_, 0, shape_.layers, stream);
-  for (Sequence* sequence : settling_) {
-    const int step = sequence->rows + 1 - sequence->prompt_rows;
-    for (int layer = 0; layer < shape_.layers; ++layer) evict(*sequence, layer, step, stream);
-    if (gaps_.size() < kGapsTogether && sequence != settling_.back()) continue;
-    close_gaps(gaps_, stream);
-    gaps_.clear();
-  }
-}
-
-/// The same of one layer, after row number `newer` of a later prompt.
-void PolicyCache::evict_layer(Sequence& sequence, int layer, int newer, Stream& stream) {
-  Sequence* const self = &sequence;
-  if (layouts_.keeps_weights()) collect_weights({&self, 1}, layer, layer + 1, stream);
-  evict(sequence, layer, sequence.rows + newer - sequence.prompt_rows, stream);
-  close_gaps(gaps_, stream);
-  gaps_.clear();
+  evictor_.evict(settling_, stream);
 }
 
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
@@ -334,172 +244,9 @@ std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
     rows.tags.resize(slots, kTextRow);
     std::stable_partition(rows.tags.begin(), rows.tags.end(),
                           [&](int16_t tag) { return store_of(tag) == kVisual; });
-    rows.remaps.resize(remaps_per_lane_);
-    rows.remaps.resize(make_remaps(lane.stores[kVisual], layer, rows.remaps.data()));
+    rows.remaps = remap_.list(lane.stores[kVisual], layer);
   }
   return found;
-}
-
-/// Whether the rule is asked for a slot of this lane: the others follow.
-bool PolicyCache::chooses(int layer, size_t head) const noexcept {
-  if (head > 0) return layouts_.per_head();
-  return parts_.pairs.empty() || parts_.pairs[static_cast<size_t>(layer)] == layer;
-}
-
-/// Fetches the summed weights of layers [first, last) that evict() will ask for, in its order: of a
-/// kv_head, or their mean over the kv_heads of a layer, or of all layers of a pair.
-void PolicyCache::collect_weights(std::span<Sequence* const> sequences, int first, int last,
-                                  Stream& stream) {
-  weight_lists_.clear();
-  weight_means_.clear();
-  size_t floats = 0;
-  const auto add = [&](const LayerState& state, size_t head) {
-    weight_lists_.push_back(state.heads[head].weights);
-    ++weight_means_.back().arrays;
-  };
-  for (const Sequence* sequence : sequences) {
-    for (int layer = first; layer < last; ++layer) {
-      const LayerState& state = sequence->layers[static_cast<size_t>(layer)];
-      for (size_t head = 0; head < heads(); ++head) {
-        if (!chooses(layer, head)) continue;
-        const int slots = state.heads[head].slots();
-        weight_means_.push_back(
-            {static_cast<int>(weight_lists_.size()), 0, slots, mean_weights_.data() + floats});
-        floats += static_cast<size_t>(slots);
-        if (layouts_.per_head()) {
-          add(state, head);
-          continue;
-        }
-        for (size_t other = 0; other < sequence->layers.size(); ++other) {
-          const int pair = parts_.pairs.empty() ? static_cast<int>(other) : parts_.pairs[other];
-          for (size_t h = 0; h < heads() && pair == layer; ++h) add(sequence->layers[other], h);
-        }
-      }
-    }
-  }
-  mean_arrays(weight_lists_, weight_means_, stream);
-  const Shape shape{static_cast<int64_t>(floats)};
-  assert(floats <= host_weights_.size());
-  copy(TensorView(host_weights_.data(), DType::kF32, shape),
-       ConstTensorView(mean_weights_.data(), DType::kF32, shape, arena_.device()), stream);
-  weights_read_ = 0;
-}
-
-/// The next of the collected weights, in the order of the tokens.
-std::span<const float> PolicyCache::next_weights(const HeadState& lane) noexcept {
-  const auto n = static_cast<size_t>(lane.slots());
-  const std::span<const float> weights = std::span(host_weights_).subspan(weights_read_, n);
-  weights_read_ += n;
-  if (!parts_.split) return weights;
-  std::array<size_t, kStores> next{0, static_cast<size_t>(lane.stores[kVisual].keys.slots())};
-  for (size_t i = 0; i < n; ++i) slot_weights_[i] = weights[next[store_of(lane.tags[i])]++];
-  return std::span(slot_weights_).first(n);
-}
-
-void PolicyCache::copy_to_arena(std::byte* to, const void* from, size_t bytes, Stream& stream) {
-  static_assert(sizeof(uint64_t) % sizeof(float) == 0);
-  const Shape shape{static_cast<int64_t>(bytes / sizeof(float))};
-  copy(TensorView(to, DType::kF32, shape, arena_.device()),
-       ConstTensorView(from, DType::kF32, shape), stream);
-}
-
-/// Drops the slot that the rule names, if any. Layers of one pair drop the slot of their first.
-void PolicyCache::evict(Sequence& sequence, int layer, int step, Stream& stream) {
-  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  const bool paired = !parts_.pairs.empty();
-  const int pair = paired ? parts_.pairs[static_cast<size_t>(layer)] : layer;
-  DecodeView view;
-  view.layer = layer;
-  view.prompt_rows = sequence.prompt_rows;
-  view.step = step;
-  view.kept = state.kept;
-  view.forget = state.forget;
-  int slot = -1;
-  int packed_value = -1;
-  for (size_t head = 0; head < heads(); ++head) {
-    HeadState& lane = state.heads[head];
-    view.rows = lane.slots();
-    if (head == 0 && pair != layer) {
-      slot = dropped_[static_cast<size_t>(pair)];
-    } else if (chooses(layer, head)) {
-      if (lane.weights != nullptr) view.weights = next_weights(lane);
-      view.scores = lane.scores;
-      slot = parts_.retention->evict(view);
-      if (head == 0 && paired) dropped_[static_cast<size_t>(layer)] = slot;
-      if (slot < 0) continue;
-      if (head == 0 && parts_.retention->rerotates()) {
-        turn_sinks(state, state.sink_rows == 0 ? slot : state.sink_rows, 1, stream);
-      }
-    }
-    if (slot < 0) return;
-    packed_value = evict_slot(state, lane, slot);
-    if (packed_value >= 0 && layouts_.per_head()) {
-      ProtectedValues::erase(lane, packed_value);
-    }
-  }
-  if (packed_value >= 0 && !layouts_.per_head()) {
-    HeadState& lane = state.heads[0];
-    ProtectedValues::erase(lane, packed_value);
-  }
-}
-
-/// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
-/// values lie on two planes, else -1.
-int PolicyCache::evict_slot(LayerState& state, HeadState& lane, int slot) noexcept {
-  const size_t store = store_of(lane.tags[static_cast<size_t>(slot)]);
-  int at = slot;
-  if (parts_.split) {
-    at = static_cast<int>(std::count_if(lane.tags.begin(), lane.tags.begin() + slot,
-                                        [&](int16_t tag) { return store_of(tag) == store; }));
-  }
-  lane.tags.erase(lane.tags.begin() + slot);
-  if (static_cast<size_t>(slot) < lane.scores.size()) {
-    lane.scores.erase(lane.scores.begin() + slot);
-  }
-  StorePlanes& planes = lane.stores[store];
-  if (lane.weights != nullptr) {
-    const int before = store == kRest ? lane.stores[kVisual].keys.slots() : 0;
-    gaps_.push_back({reinterpret_cast<std::byte*>(lane.weights), sizeof(float), lane.slots(), 0,
-                     lane.slots(), before + at, /*from_front=*/false});
-  }
-  const auto evict_from = [&](Plane& plane, int row) {
-    state.plane_bytes -= plane.bytes();
-    const RowGap gap = plane.evict(row);
-    state.plane_bytes += plane.bytes();
-    if (gap.ring != nullptr) gaps_.push_back(gap);
-  };
-  evict_from(planes.keys, at);
-  if (store == kRest) return ProtectedValues::evict(lane, at, evict_from);
-  evict_from(planes.values, at);
-  return -1;
-}
-
-/// Turns the keys of the first `sinks` slots by further `by` positions, so that they stay next to
-/// rows that keep their rotation while rows between are dropped (specs 9.2, rerotate).
-void PolicyCache::turn_sinks(LayerState& state, int sinks, int by, Stream& stream) {
-  const auto for_rows = [&](const auto& body) {
-    size_t at = 0;
-    for (HeadState& lane : state.heads) {
-      for (int row = 0; row < state.sink_rows; ++row) {
-        body(lane.stores[kRest].keys.full_row(row), at++ * dim());
-      }
-    }
-  };
-  if (state.sink_rows == 0) {
-    state.sink_rows = sinks;
-    state.sinks =
-        Buffer(arena_.device(), heads() * static_cast<size_t>(sinks) * dim() * sizeof(float));
-    row_sources_.clear();
-    for_rows([&](std::byte* key, size_t) { row_sources_.push_back(key); });
-    widen_rows(row_sources_, parts_.rows, shape_.head_dim,
-               reinterpret_cast<float*>(state.sinks.data()), stream);
-  }
-  state.turned += by;
-  turned_.clear();
-  for_rows([&](std::byte* key, size_t at) {
-    turned_.push_back({reinterpret_cast<const float*>(state.sinks.data()) + at, key});
-  });
-  turn_rows(turned_, parts_.rows, shape_.rope_frequencies, state.turned, stream);
 }
 
 }  // namespace kvlm

@@ -165,31 +165,20 @@ void PolicyCache::finish_layer(Sequence& sequence, int layer, const LayerSelecti
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     prompt_packer_.pack(sequence, state, layer, store, slots[store], rows[store], stream);
   }
-  if (layouts_.keeps_weights()) begin_weights(sequence, layer, slots, stream);
+  if (decode_weights_.wanted()) {
+    const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
+    const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
+    for (size_t head = 0; head < heads(); ++head) {
+      const double* sums = sequence.prompt.importance.data() + (at * heads() + head) * prompt;
+      decode_weights_.begin(state.heads[head], sums, slots[kVisual][head], slots[kRest][head],
+                            stream);
+    }
+  }
   if (parts_.retention != nullptr && parts_.retention->rerotates() && selection.kept() < n) {
     const std::vector<int32_t>& kept = selection.slots[0];
     int sinks = 0;
     while (sinks < state.kept && kept[static_cast<size_t>(sinks)] == sinks) ++sinks;
-    turn_sinks(state, sinks, n - state.kept, stream);
-  }
-}
-
-/// What decode goes on summing: the weights of the prompt.
-void PolicyCache::begin_weights(const Sequence& sequence, int layer,
-                                std::span<const KeptSlots> slots, Stream& stream) {
-  const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
-  const auto at = static_cast<size_t>(layouts_.joint() ? layer : 0);
-  for (size_t head = 0; head < heads(); ++head) {
-    const double* sums = sequence.prompt.importance.data() + (at * heads() + head) * prompt;
-    std::vector<float> weights;
-    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      for (const int32_t slot : slots[store][head]) {
-        weights.push_back(static_cast<float>(sums[static_cast<size_t>(slot)]));
-      }
-    }
-    const HeadState& lane = sequence.layers[static_cast<size_t>(layer)].heads[head];
-    copy_to_arena(reinterpret_cast<std::byte*>(lane.weights), weights.data(),
-                  weights.size() * sizeof(float), stream);
+    sinks_.rotate(state, sinks, n - state.kept, stream);
   }
 }
 
@@ -312,12 +301,7 @@ void PolicyCache::place_layer(Sequence& sequence, int layer,
     protected_values_.place(state, layer, extras, ever);
     extras += layouts_.protection_bytes(ever);
   }
-  if (layouts_.keeps_weights()) {
-    for (HeadState& lane : state.heads) {
-      lane.weights = reinterpret_cast<float*>(extras);
-      extras += Layouts::aligned(4 * static_cast<size_t>(most));
-    }
-  }
+  decode_weights_.place(state, extras, most);
 }
 
 void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, int layer,
@@ -354,16 +338,16 @@ void PolicyCache::attend_later_prompt(Sequence& sequence, const StepRows& rows, 
   }
   for (int row = 0; row < rows.rows; ++row) {
     const int16_t tag = rows.modality.empty() ? kTextRow : rows.modality[static_cast<size_t>(row)];
-    append_row(state, layer, tag, 0);
-    store_new(k.slice(row, 1), v.slice(row, 1), 0, stream);
+    appender_.append(state, layer, tag, 0);
+    appender_.store(k.slice(row, 1), v.slice(row, 1), 0, stream);
     for (size_t head = 0; head < heads() && columns > 0; ++head) {
       const size_t first = columns - static_cast<size_t>(rows.rows);
-      newest_weight(state.heads[head], store_of(tag)) =
+      DecodeWeights::newest(state.heads[head], store_of(tag)) =
           static_cast<float>(sums[head * columns + first + static_cast<size_t>(row)]);
     }
     Sequence* const self = &sequence;
     window_packer_.flush({&self, 1}, layer, stream);
-    if (parts_.retention != nullptr) evict_layer(sequence, layer, row + 1, stream);
+    evictor_.evict_layer(sequence, layer, row + 1, stream);
   }
 }
 

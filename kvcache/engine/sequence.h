@@ -68,7 +68,7 @@ struct LayerState {
   // StreamingLLM's re-rotation: the sinks' keys as they came, and by how much they were rotated.
   Buffer sinks;  ///< (kv_heads, sink_rows, head_dim) f32
   int sink_rows = 0;
-  int turned = 0;
+  int rotated_by = 0;
 };
 
 /// A first prompt that is under way.

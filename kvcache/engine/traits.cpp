@@ -24,6 +24,9 @@ LayerTraits CacheTraits::traits_of(int layer) const {
     traits.remaps |= store == kVisual && quantizer->remap(layer) != nullptr;
     if (quantizer->visual_only()) continue;
     for (const Part part : {Part::kKeys, Part::kValues}) {
+      if (store == kRest) {
+        traits.flush[static_cast<size_t>(part)] = &quantizer->plan(part, layer).flush;
+      }
       traits.windows.push_back(
           {store, part, &quantizer->plan(part, layer), quantizer->repacks(part) || has_basis});
     }

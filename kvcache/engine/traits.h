@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -21,6 +22,8 @@ struct Window {
 /// What never changes about a layer.
 struct LayerTraits {
   std::vector<Window> windows;  ///< in the order in which they are flushed
+  /// By Part: when the window of kRest is flushed; null: it has none.
+  std::array<const FlushRule*, 2> flush{};
   bool protects = false;        ///< some packed values lie apart (VidKV)
   bool has_key_basis = false;   ///< keys are packed in a basis of their own (VidKV)
   bool remaps = false;          ///< scores of packed visual slots are remapped (CalibQuant)
@@ -48,6 +51,9 @@ class CacheTraits {
   const Retention* retention() const noexcept { return plan_->retention.get(); }
   const Quantizer* quantizer(size_t store, int layer) const noexcept {
     return layouts_.quantizer(store, layer);
+  }
+  const FlushRule* flush_rule(Part part, int layer) const noexcept {
+    return layers_[static_cast<size_t>(layer)].flush[static_cast<size_t>(part)];
   }
   /// The first of the layers that keep the same slots as `layer`.
   int pair_of(int layer) const noexcept {

@@ -390,8 +390,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, EverySpec, testing::ValuesIn(kSpecs), name_of_sp
 
 class ManyLanes : public testing::TestWithParam<const char*> {};
 
-/// From some thousand lanes on, threads share the bookkeeping (PolicyCache::kSharedLanes): outputs,
-/// slots and bytes are those of one thread, and of sequences by themselves, to the bit.
+/// From some thousand KV heads on, threads share the bookkeeping (kSharedHeads): outputs, slots and
+/// bytes are those of one thread, and of sequences by themselves, to the bit.
 TEST_P(ManyLanes, ThreadsChangeNothing) {
   const CacheShape shape = shape_of(2, 8, 1, 8);
   constexpr int kSequences = 140;

@@ -1,0 +1,122 @@
+#include "kvcache/engine/evictor.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kvcache/extensions/protected_values.h"
+
+namespace kvlm {
+
+Evictor::Evictor(const CacheTraits& traits, DecodeWeights& weights, SinkRotation& sinks)
+    : traits_(traits), weights_(weights), sinks_(sinks), dropped_(traits.layers()) {}
+
+void Evictor::reserve(const Workload& load) {
+  if (traits_.retention() == nullptr) return;
+  // A slot leaves gaps in keys, values and weights.
+  gaps_.reserve(kGapsTogether + traits_.kv_heads() * traits_.layers() * 3);
+  weights_.reserve(load);
+}
+
+void Evictor::evict(std::span<Sequence* const> sequences, Stream& stream) {
+  if (traits_.retention() == nullptr || sequences.empty()) return;
+  weights_.collect(sequences, 0, traits_.shape().layers, stream);
+  for (Sequence* sequence : sequences) {
+    const int step = sequence->rows + 1 - sequence->prompt_rows;
+    for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+      evict_from(*sequence, layer, step, stream);
+    }
+    if (gaps_.size() >= kGapsTogether || sequence == sequences.back()) close_gaps_left(stream);
+  }
+}
+
+void Evictor::evict_layer(Sequence& sequence, int layer, int newer, Stream& stream) {
+  if (traits_.retention() == nullptr) return;
+  Sequence* const self = &sequence;
+  weights_.collect({&self, 1}, layer, layer + 1, stream);
+  evict_from(sequence, layer, sequence.rows + newer - sequence.prompt_rows, stream);
+  close_gaps_left(stream);
+}
+
+/// Drops the slot that the rule names, if any. Layers of one pair drop the slot of their first.
+void Evictor::evict_from(Sequence& sequence, int layer, int step, Stream& stream) {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  DecodeView view;
+  view.layer = layer;
+  view.prompt_rows = sequence.prompt_rows;
+  view.step = step;
+  view.kept = state.kept;
+  view.forget = state.forget;
+  const bool per_head = traits_.layouts().per_head();
+  int slot = -1;
+  int packed_value = -1;
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    if (h == 0 || per_head) slot = choose(state, layer, h, view, stream);
+    if (slot < 0 && per_head) continue;
+    if (slot < 0) return;
+    packed_value = evict_slot(state, state.heads[h], slot);
+    // A bitmap that all KV heads have in common changes once, when all have been read.
+    const bool last_of_bitmap = per_head || h + 1 == traits_.kv_heads();
+    if (packed_value >= 0 && last_of_bitmap) {
+      ProtectedValues::erase(state.heads[per_head ? h : 0], packed_value);
+    }
+  }
+}
+
+/// The slot that a KV head drops, which the others of its layer may follow; or -1.
+int Evictor::choose(LayerState& state, int layer, size_t head, DecodeView& view, Stream& stream) {
+  const int pair = traits_.pair_of(layer);
+  if (head == 0 && pair != layer) return dropped_[static_cast<size_t>(pair)];
+  HeadState& of = state.heads[head];
+  view.rows = of.slots();
+  if (of.weights != nullptr) view.weights = weights_.next(of);
+  view.scores = of.scores;
+  const int slot = traits_.retention()->evict(view);
+  if (head == 0) dropped_[static_cast<size_t>(layer)] = slot;
+  if (slot >= 0 && head == 0 && traits_.retention()->rerotates()) {
+    sinks_.rotate(state, slot, 1, stream);
+  }
+  return slot;
+}
+
+/// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
+/// values lie on two planes, else -1.
+int Evictor::evict_slot(LayerState& state, HeadState& head, int slot) noexcept {
+  const size_t store = traits_.store_of(head.tags[static_cast<size_t>(slot)]);
+  const int at = slot_in_store(head, store, slot);
+  head.tags.erase(head.tags.begin() + slot);
+  if (static_cast<size_t>(slot) < head.scores.size()) {
+    head.scores.erase(head.scores.begin() + slot);
+  }
+  evict_weight(head, store, at);
+  const auto evict_from_plane = [&](Plane& plane, int row) {
+    state.plane_bytes -= plane.bytes();
+    const RowGap gap = plane.evict(row);
+    state.plane_bytes += plane.bytes();
+    if (gap.ring != nullptr) gaps_.push_back(gap);
+  };
+  evict_from_plane(head.stores[store].keys, at);
+  if (store == kRest) return ProtectedValues::evict(head, at, evict_from_plane);
+  evict_from_plane(head.stores[store].values, at);
+  return -1;
+}
+
+void Evictor::evict_weight(HeadState& head, size_t store, int at) {
+  if (head.weights == nullptr) return;
+  const int before = store == kRest ? head.stores[kVisual].keys.slots() : 0;
+  gaps_.push_back({reinterpret_cast<std::byte*>(head.weights), sizeof(float), head.slots(), 0,
+                   head.slots(), before + at, /*from_front=*/false});
+}
+
+int Evictor::slot_in_store(const HeadState& head, size_t store, int slot) const noexcept {
+  if (!traits_.plan().split) return slot;
+  return static_cast<int>(
+      std::count_if(head.tags.begin(), head.tags.begin() + slot,
+                    [&](int16_t tag) { return traits_.store_of(tag) == store; }));
+}
+
+void Evictor::close_gaps_left(Stream& stream) {
+  close_gaps(gaps_, stream);
+  gaps_.clear();
+}
+
+}  // namespace kvlm

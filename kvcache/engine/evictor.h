@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kernels/row_moves.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/extensions/decode_weights.h"
+#include "kvcache/extensions/sink_rotation.h"
+
+namespace kvlm {
+
+/// Drops the slots that the retention rule names, after attention (docs/arithmetic.md, "Eviction").
+class Evictor {
+ public:
+  Evictor(const CacheTraits& traits, DecodeWeights& weights, SinkRotation& sinks);
+
+  void reserve(const Workload& load);
+  /// After a generated row was attended in every layer of `sequences`.
+  void evict(std::span<Sequence* const> sequences, Stream& stream);
+  /// After row number `newer` of a later prompt was stored in a layer.
+  void evict_layer(Sequence& sequence, int layer, int newer, Stream& stream);
+  /// Forgets what a step that has failed has left.
+  void clear() noexcept { gaps_.clear(); }
+
+ private:
+  /// Gaps that are closed in one call, at least; those of a sequence at a time join them.
+  static constexpr size_t kGapsTogether = 4096;
+
+  void evict_from(Sequence& sequence, int layer, int step, Stream& stream);
+  int choose(LayerState& state, int layer, size_t head, DecodeView& view, Stream& stream);
+  int evict_slot(LayerState& state, HeadState& head, int slot) noexcept;
+  void evict_weight(HeadState& head, size_t store, int at);
+  int slot_in_store(const HeadState& head, size_t store, int slot) const noexcept;
+  void close_gaps_left(Stream& stream);
+
+  const CacheTraits& traits_;
+  DecodeWeights& weights_;
+  SinkRotation& sinks_;
+  std::vector<RowGap> gaps_;
+  std::vector<int> dropped_;  // (layers,) of pairs' first layers: the slot that this step drops
+};
+
+}  // namespace kvlm

@@ -1,0 +1,56 @@
+#include "kvcache/extensions/visual_remap.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace kvlm {
+
+VisualRemap::VisualRemap(const CacheTraits& traits) : traits_(traits) {
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    if (!traits.layer(layer).remaps) continue;
+    const bool per_image = traits.quantizer(kVisual, layer)->per_image();
+    ranges_ = std::max(ranges_, per_image ? static_cast<size_t>(Layouts::kMaxImages) : size_t{1});
+  }
+}
+
+void VisualRemap::reserve(const Workload& load) {
+  remaps_.resize(std::max(remaps_.size(), load.heads * ranges_));
+}
+
+std::span<const ScoreRemap> VisualRemap::describe(size_t index, const StorePlanes& visual,
+                                                  int layer) {
+  ScoreRemap* remaps = remaps_.data() + index * ranges_;
+  return {remaps, fill(visual, layer, remaps)};
+}
+
+std::vector<ScoreRemap> VisualRemap::list(const StorePlanes& visual, int layer) const {
+  std::vector<ScoreRemap> remaps(ranges_);
+  remaps.resize(fill(visual, layer, remaps.data()));
+  return remaps;
+}
+
+/// Returns how many it has put to `remaps`.
+size_t VisualRemap::fill(const StorePlanes& visual, int layer, ScoreRemap* remaps) const {
+  if (!traits_.layer(layer).remaps || visual.keys.packed() == 0) return 0;
+  const Quantizer* quantizer = traits_.quantizer(kVisual, layer);
+  const RemapRule* rule = quantizer->remap(layer);
+  ScoreRemap remap;
+  remap.tau_low = rule->tau_low;
+  remap.tau_high = rule->tau_high;
+  remap.guarded = rule->guarded;
+  if (!quantizer->per_image()) {
+    remap.slots = visual.keys.packed();
+    *remaps = remap;
+    return 1;
+  }
+  size_t count = 0;
+  for (const PackedBlock& block : visual.keys.blocks()) {
+    remap.slots = block.live_rows;
+    remaps[count++] = remap;
+    remap.first += block.live_rows;
+  }
+  assert(count <= ranges_);
+  return count;
+}
+
+}  // namespace kvlm

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kernels/attend_packed.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+
+namespace kvlm {
+
+/// The remap of the scores of packed visual slots (docs/arithmetic.md, "Remap"): over all of them,
+/// or picture by picture.
+class VisualRemap {
+ public:
+  explicit VisualRemap(const CacheTraits& traits);
+
+  /// Some layer remaps scores.
+  bool any() const noexcept { return ranges_ > 0; }
+  void reserve(const Workload& load);
+  /// The remaps of KV head number `index` of a step. Different numbers may be used by several
+  /// threads.
+  std::span<const ScoreRemap> describe(size_t index, const StorePlanes& visual, int layer);
+  /// The same for whoever looks at a cache.
+  std::vector<ScoreRemap> list(const StorePlanes& visual, int layer) const;
+
+ private:
+  size_t fill(const StorePlanes& visual, int layer, ScoreRemap* remaps) const;
+
+  const CacheTraits& traits_;
+  size_t ranges_ = 0;               // of one KV head, at most
+  std::vector<ScoreRemap> remaps_;  // (KV heads of a step, ranges_)
+};
+
+}  // namespace kvlm
