@@ -86,11 +86,11 @@ struct Sequence {
   bool open = false;
   bool prompted = false;  ///< the first prompt has ended
   SequenceSize size;
-  int rows = 0;            ///< tokens fed, complete in every layer
-  int uncounted = 0;       ///< the newest of them, which planes do not count yet
-  int quiet = 0;           ///< rows that can follow in steps that repeat
-  size_t quiet_bytes = 0;  ///< that each of them adds
-  int prompt_rows = 0;     ///< of the first prompt
+  int rows = 0;             ///< tokens fed, complete in every layer
+  int uncounted = 0;        ///< the newest of them, which planes do not count yet
+  int steady = 0;           ///< rows that can follow in steady steps
+  size_t steady_bytes = 0;  ///< that each of them adds
+  int prompt_rows = 0;      ///< of the first prompt
   ArenaExtent memory;
   size_t placed = 0;  ///< bytes of `memory` that layers have been given
   std::vector<LayerState> layers;

@@ -11,6 +11,7 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
       kv_heads_(static_cast<size_t>(plan_->shape.kv_heads)),
       dim_(static_cast<size_t>(plan_->shape.head_dim)) {
   for (int layer = 0; layer < plan_->shape.layers; ++layer) layers_.push_back(traits_of(layer));
+  needs_ = find_needs();
 }
 
 LayerTraits CacheTraits::traits_of(int layer) const {
@@ -32,6 +33,23 @@ LayerTraits CacheTraits::traits_of(int layer) const {
     }
   }
   return traits;
+}
+
+CacheNeeds CacheTraits::find_needs() const {
+  CacheNeeds needs;
+  for (int layer = 0; layer < shape().layers; ++layer) {
+    const Quantizer* visual = quantizer(kVisual, layer);
+    needs.prompt_embeddings |= layers_[static_cast<size_t>(layer)].protects;
+    needs.pictures_first |= visual != nullptr && visual->visual_only();
+  }
+  const Retention* rule = retention();
+  needs.prompt_queries = rule != nullptr && rule->needs().rows != ImportanceNeeds::Rows::kNone;
+  // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
+  // layer by layer does not.
+  needs.one_prompt = plan().share.any() && rule != nullptr;
+  // The sums of later prompts are added on the host.
+  needs.one_prompt |= on_gpu() && layouts_.keeps_weights();
+  return needs;
 }
 
 }  // namespace kvlm

@@ -24,9 +24,9 @@ struct LayerTraits {
   std::vector<Window> windows;  ///< in the order in which they are flushed
   /// By Part: when the window of kRest is flushed; null: it has none.
   std::array<const FlushRule*, 2> flush{};
-  bool protects = false;        ///< some packed values lie apart (VidKV)
-  bool has_key_basis = false;   ///< keys are packed in a basis of their own (VidKV)
-  bool remaps = false;          ///< scores of packed visual slots are remapped (CalibQuant)
+  bool protects = false;       ///< some packed values lie apart (VidKV)
+  bool has_key_basis = false;  ///< keys are packed in a basis of their own (VidKV)
+  bool remaps = false;         ///< scores of packed visual slots are remapped (CalibQuant)
 };
 
 /// What follows from a plan and a device, for all parts of the engine.
@@ -38,6 +38,8 @@ class CacheTraits {
   const CacheShape& shape() const noexcept { return plan_->shape; }
   const Layouts& layouts() const noexcept { return layouts_; }
   const LayerTraits& layer(int layer) const noexcept { return layers_[static_cast<size_t>(layer)]; }
+  /// What the cache wants to be given, and what it refuses.
+  const CacheNeeds& needs() const noexcept { return needs_; }
   Device device() const noexcept { return device_; }
   bool on_gpu() const noexcept { return device_.kind != DeviceKind::kCpu; }
 
@@ -72,6 +74,7 @@ class CacheTraits {
 
  private:
   LayerTraits traits_of(int layer) const;
+  CacheNeeds find_needs() const;
 
   std::shared_ptr<const CachePlan> plan_;
   Layouts layouts_;
@@ -79,6 +82,7 @@ class CacheTraits {
   size_t kv_heads_;
   size_t dim_;
   std::vector<LayerTraits> layers_;
+  CacheNeeds needs_;
 };
 
 }  // namespace kvlm

@@ -1,0 +1,303 @@
+// One layer of a decode step. Each KV head of each sequence is told to the kernels as runs of slots
+// that are stored alike. KV heads that hold nothing packed go to one kernel (RowBatch), the others
+// to another (PackedBatch). A step that repeats takes up the descriptions of the one before it.
+#include "kvcache/engine/decode_attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <utility>
+
+#include "kvcache/engine/for_sequences.h"
+#include "kvcache/extensions/protected_values.h"
+
+namespace kvlm {
+
+namespace {
+
+/// Adds a KV head of full rows only, of `dtype`: those of a ring may lie in two runs.
+void add_full(const PackedLane& packed, const HeadState& head, DType dtype, RowBatch& batch) {
+  std::array<KeyValueRows, 2 * kStores> rows;
+  size_t count = 0;
+  for (const StorePlanes& planes : head.stores) {
+    const int full = planes.keys.full();
+    const int first = planes.keys.full_before_wrap();
+    for (const auto& [begin, size] : {std::pair(0, first), std::pair(first, full - first)}) {
+      if (size == 0) continue;
+      rows[count++] = {planes.keys.full_row(begin), planes.values.full_row(begin), dtype, size};
+    }
+  }
+  batch.add(packed.q, std::span(rows).first(count), packed.out);
+}
+
+}  // namespace
+
+DecodeAttention::DecodeAttention(const CacheTraits& traits, RowAppender& appender,
+                                 KeyBasisChange& key_basis, VisualRemap& remap,
+                                 DecodeWeights& weights)
+    : traits_(traits),
+      appender_(appender),
+      key_basis_(key_basis),
+      remap_(remap),
+      decode_weights_(weights),
+      rings_(traits),
+      weights_(traits.device()) {
+  for (size_t layer = 0; layer < traits.layers(); ++layer) layers_.emplace_back(traits.device());
+}
+
+void DecodeAttention::reserve(const Workload& load) {
+  const CacheShape& shape = traits_.shape();
+  const auto grow = [](auto& buffer, size_t size) {
+    if (buffer.size() < size) buffer.resize(size);
+  };
+  for (LayerBatches& layer : layers_) {
+    layer.full.reserve(shape.q_per_kv(), shape.head_dim, load.heads, 2 * kStores * load.heads,
+                       load.rows);
+  }
+  rows_.reserve(load.sequences);
+  grow(packed_, load.heads);
+  grow(heads_, load.heads);
+  grow(runs_, load.heads * kRunsPerHead);
+  rings_.reserve(load.heads);
+  weights_.grow(traits_.q_per_kv() * load.rows);
+}
+
+void DecodeAttention::attend(int layer, const float* q, ConstTensorView k, ConstTensorView v,
+                             TensorView out, float scale, Stream& stream) {
+  const size_t count = rows_.size() * traits_.kv_heads();
+  assert(count <= packed_.size());
+  place_weights();
+  key_basis_.start_queries(layer);
+  const size_t full = describe(layer, q, out.as<float>(), stream);
+  store_rows(k, v, stream);
+  at(layer).all_full = full == count;
+  const size_t packed = attend_full(layer, full, q, out.as<float>(), scale, stream);
+  key_basis_.change_queries(layer, q, stream);
+  attend_packed_heads(layer, packed, q, out.as<float>(), scale, stream);
+  if (persists_) describe_rings(layer, stream);
+}
+
+/// Gives each row its part of weights_.
+void DecodeAttention::place_weights() noexcept {
+  float* weights = weights_.data();
+  for (Row& row : rows_) {
+    row.weights = weights;
+    weights +=
+        traits_.kv_heads() * traits_.q_per_kv() * static_cast<size_t>(row.sequence->size.max_rows);
+  }
+}
+
+/// Rows that follow each other are stored together.
+void DecodeAttention::store_rows(ConstTensorView k, ConstTensorView v, Stream& stream) {
+  for (size_t first = 0; first < rows_.size();) {
+    size_t end = first + 1;
+    while (end < rows_.size() && rows_[end].row == rows_[end - 1].row + 1) ++end;
+    const auto count = static_cast<int64_t>(end - first);
+    appender_.store(k.slice(rows_[first].row, count), v.slice(rows_[first].row, count),
+                    first * traits_.kv_heads(), stream);
+    first = end;
+  }
+}
+
+/// Describes all KV heads. Returns how many hold full rows only.
+size_t DecodeAttention::describe(int layer, const float* q, float* out, Stream& stream) {
+  // Queries whose basis changes are put on a list.
+  if (traits_.layer(layer).has_key_basis) return describe_rows(0, rows_.size(), layer, q, out);
+  std::atomic<size_t> full{0};
+  for_sequences(rows_.size(), traits_.kv_heads(), stream, [&](size_t begin, size_t end) {
+    full += describe_rows(begin, end, layer, q, out);
+  });
+  return full;
+}
+
+/// Appends generated rows [first, last) and describes their KV heads. Returns how many hold full
+/// rows only.
+size_t DecodeAttention::describe_rows(size_t first, size_t last, int layer, const float* q,
+                                      float* out) {
+  const size_t row_elements = static_cast<size_t>(traits_.shape().q_heads) * traits_.dim();
+  const size_t head_elements = traits_.q_per_kv() * traits_.dim();
+  SlotRun* runs = runs_.data() + first * traits_.kv_heads() * kRunsPerHead;
+  size_t full = 0;
+  for (size_t i = first; i < last; ++i) {
+    const Row& row = rows_[i];
+    LayerState& state = row.sequence->layers[static_cast<size_t>(layer)];
+    appender_.append(state, layer, kTextRow, i * traits_.kv_heads());
+    const size_t most = traits_.q_per_kv() * static_cast<size_t>(row.sequence->size.max_rows);
+    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+      prefetch(i, last, layer, h);
+      const size_t index = i * traits_.kv_heads() + h;
+      PackedLane& packed = packed_[index];
+      const size_t offset = static_cast<size_t>(row.row) * row_elements + h * head_elements;
+      packed.q = q + offset;
+      packed.out = out + offset;
+      packed.weights = row.weights + h * most;
+      runs += describe_head(state.heads[h], layer, index, runs);
+      if (packed.slots == 0) ++full;
+    }
+  }
+  return full;
+}
+
+/// What packed attention has to know of KV head number `index`; 0 slots if it holds full rows only.
+/// Returns how many runs it has put to `memory`.
+size_t DecodeAttention::describe_head(HeadState& head, int layer, size_t index, SlotRun* memory) {
+  PackedLane& packed = packed_[index];
+  heads_[index] = &head;
+  packed.slots = 0;
+  packed.guarded_remaps = 0;
+  packed.weights_wanted = head.weights != nullptr;
+  if (is_full(head, layer)) return 0;
+  RunList runs(memory);
+  for (size_t store = traits_.first_store(); store < kStores; ++store) {
+    packed.slots += head.stores[store].keys.slots();
+    add_key_runs(head, store, layer, index, runs);
+  }
+  packed.keys = runs.from(0);
+  add_value_runs(head, layer, runs);
+  assert(static_cast<size_t>(runs.size()) <= kRunsPerHead);
+  packed.values = runs.from(static_cast<int>(packed.keys.size()));
+  packed.remaps = remap_.describe(index, head.stores[kVisual], layer);
+  return static_cast<size_t>(runs.size());
+}
+
+/// The keys of a store, with the queries in their basis.
+void DecodeAttention::add_key_runs(const HeadState& head, size_t store, int layer, size_t index,
+                                   RunList& runs) {
+  const Plane& keys = head.stores[store].keys;
+  const int first = runs.size();
+  keys.add_runs(runs, store == kRest && slides(keys, Part::kKeys, layer));
+  if (!traits_.layer(layer).has_key_basis || keys.packed() == 0) return;
+  const float* q = key_basis_.add_queries(layer, store, index, packed_[index].q, head.facts[store]);
+  for (int i = first; i < runs.size() && q != nullptr; ++i) {
+    if (runs[i].format != nullptr) runs[i].q = q;
+  }
+}
+
+void DecodeAttention::add_value_runs(const HeadState& head, int layer, RunList& runs) {
+  const Plane& rest = head.stores[kRest].values;
+  if (traits_.plan().split) head.stores[kVisual].values.add_runs(runs);
+  if (traits_.layer(layer).protects) {
+    ProtectedValues::add_runs(head, runs);
+  } else {
+    rest.add_runs(runs, slides(rest, Part::kValues, layer));
+  }
+}
+
+/// Nothing is packed, and nobody asks for weights. Planes that are empty whatever happens are not
+/// looked at: each costs a miss.
+bool DecodeAttention::is_full(const HeadState& head, int layer) const noexcept {
+  return head.weights == nullptr &&
+         (!traits_.plan().split || head.stores[kVisual].full_alike(/*protects=*/false)) &&
+         head.stores[kRest].full_alike(traits_.layer(layer).protects);
+}
+
+/// Whether a full ring will take row after row while this description persists.
+bool DecodeAttention::slides(const Plane& plane, Part part, int layer) const noexcept {
+  if (!persists_ || plane.packed() == 0) return false;
+  const FlushRule* rule = traits_.flush_rule(part, layer);
+  return rule != nullptr && rule->rows == 1 && plane.full() == rule->trigger;
+}
+
+/// Fetches what a KV head of the next few generated rows before `last` will need, each step of the
+/// way one row earlier.
+void DecodeAttention::prefetch(size_t i, size_t last, int layer, size_t head) const noexcept {
+  const auto state = [&](size_t ahead) -> const LayerState* {
+    if (i + ahead >= last) return nullptr;
+    return &rows_[i + ahead].sequence->layers[static_cast<size_t>(layer)];
+  };
+  const auto for_planes = [&](const LayerState& of, const auto& body) {
+    for (size_t store = traits_.first_store(); store < kStores; ++store) {
+      body(of.heads[head].stores[store].keys);
+      body(of.heads[head].stores[store].values);
+    }
+  };
+  if (const LayerState* far = state(3)) __builtin_prefetch(far);
+  if (const LayerState* next = state(2)) {
+    for_planes(*next, [](const Plane& plane) { plane.prefetch(); });
+  }
+  if (const LayerState* near = state(1)) {
+    for_planes(*near, [](const Plane& plane) { plane.prefetch_blocks(); });
+  }
+}
+
+/// Attends the KV heads that hold full rows only, of which there are `full`. Moves the others to
+/// the front of packed_ and returns how many they are.
+size_t DecodeAttention::attend_full(int layer, size_t full, const float* q, float* out, float scale,
+                                    Stream& stream) {
+  const size_t count = rows_.size() * traits_.kv_heads();
+  if (full == 0) return count;
+  if (full < count) persists_ = false;
+  RowBatch& batch = at(layer).full;
+  batch.start(traits_.shape().q_per_kv(), traits_.shape().head_dim);
+  size_t packed = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (packed_[i].slots == 0) {
+      add_full(packed_[i], *heads_[i], traits_.plan().rows, batch);
+      continue;
+    }
+    heads_[packed] = heads_[i];
+    packed_[packed++] = packed_[i];
+  }
+  batch.describe(q, out, persists_, stream);
+  batch.attend(q, out, scale, stream);
+  return packed;
+}
+
+/// Attends the first `count` of packed_.
+void DecodeAttention::attend_packed_heads(int layer, size_t count, const float* q, float* out,
+                                          float scale, Stream& stream) {
+  if (count == 0) return;
+  const std::span<PackedLane> packed = std::span(packed_).first(count);
+  PackedBatch& batch = at(layer).packed;
+  batch.describe(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, q, out, persists_,
+                 stream);
+  batch.attend(q, out, scale, stream);
+  decode_weights_.add(packed, heads_, stream);
+}
+
+/// Lists the rings of a layer that slide.
+void DecodeAttention::describe_rings(int layer, Stream& stream) {
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    const FlushRule* rule = traits_.flush_rule(part, layer);
+    const bool one_by_one = rule != nullptr && rule->rows == 1;
+    rings_.start();
+    for (size_t i = 0; one_by_one && i < rows_.size(); ++i) {
+      for (const HeadState& head : rows_[i].sequence->layers[static_cast<size_t>(layer)].heads) {
+        const Plane& plane = head.plane(kRest, part);
+        if (slides(plane, part, layer)) rings_.add(plane);
+      }
+    }
+    rings_.describe(layer, part, stream);
+  }
+}
+
+void DecodeAttention::attend_again(int layer, const float* q, ConstTensorView k, ConstTensorView v,
+                                   TensorView out, float scale, Stream& stream) {
+  key_basis_.change_queries_again(layer, q, stream);
+  LayerBatches& batches = at(layer);
+  if (batches.all_full) {
+    batches.full.append(k.as<float>(), v.as<float>(), stream);
+    return batches.full.attend(q, out.as<float>(), scale, stream);
+  }
+  batches.packed.append(k.as<float>(), v.as<float>(), stream);
+  batches.packed.attend(q, out.as<float>(), scale, stream);
+  rings_.pack_oldest(layer, stream);
+}
+
+int DecodeAttention::capacity() const noexcept {
+  int least = layers_.front().capacity();
+  for (const LayerBatches& layer : layers_) least = std::min(least, layer.capacity());
+  return least;
+}
+
+void DecodeAttention::replayed() noexcept {
+  for (LayerBatches& layer : layers_) {
+    if (layer.all_full) {
+      layer.full.appended();
+    } else {
+      layer.packed.appended();
+    }
+  }
+}
+
+}  // namespace kvlm

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/attend_packed.h"
+#include "kernels/pack.h"
+#include "kernels/row_batch.h"
+#include "kvcache/engine/float_space.h"
+#include "kvcache/engine/ring_packers.h"
+#include "kvcache/engine/row_appender.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/extensions/decode_weights.h"
+#include "kvcache/extensions/key_basis.h"
+#include "kvcache/extensions/visual_remap.h"
+
+namespace kvlm {
+
+/// Attention of generated rows: appends each to its sequence and describes the KV heads of a layer
+/// to the kernels, which read them as they are stored.
+class DecodeAttention {
+ public:
+  DecodeAttention(const CacheTraits& traits, RowAppender& appender, KeyBasisChange& key_basis,
+                  VisualRemap& remap, DecodeWeights& weights);
+
+  void reserve(const Workload& load);
+  /// Begins a step. What it describes is to `persist`, for attend_again().
+  void start_step(bool persist) noexcept { persists_ = persist; }
+  /// What this step has described serves further steps: attention may find that it cannot.
+  bool persists() const noexcept { return persists_; }
+
+  /// Begins a layer, without rows.
+  void start_layer() noexcept { rows_.clear(); }
+  /// A generated row: number `row` of the step.
+  void add(Sequence& sequence, int64_t row) { rows_.push_back({&sequence, row, nullptr}); }
+  /// Appends and attends the rows that were added.
+  ///   q     of all rows of the step, (rows, q_heads, head_dim)
+  ///   k, v  likewise, (rows, kv_heads, head_dim)
+  ///   out   as q, which it may not overlap
+  void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
+              float scale, Stream& stream);
+
+  /// attend() of one row more for each sequence of the last step that persists.
+  void attend_again(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
+                    float scale, Stream& stream);
+  /// How often attend_again() may be called, as far as the descriptions of all layers go.
+  int capacity() const noexcept;
+  /// attend_again() of every layer was done by a recording.
+  void replayed() noexcept;
+  /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
+  int64_t guarded_remaps(int layer) const {
+    return layers_[static_cast<size_t>(layer)].packed.guarded_remaps();
+  }
+
+ private:
+  /// KV heads have keys and values of two stores, each in at most three runs, and protected values.
+  static constexpr size_t kRunsPerHead = 13;
+
+  /// A generated row, while a layer attends.
+  struct Row {
+    Sequence* sequence;
+    int64_t row;     // of the step
+    float* weights;  // (kv_heads, q_per_kv, at most max_rows)
+  };
+  /// What is described of a layer.
+  struct LayerBatches {
+    explicit LayerBatches(Device device) : packed(device), full(device) {}
+    PackedBatch packed;
+    RowBatch full;          // KV heads that hold nothing packed
+    bool all_full = false;  // these are all
+    int capacity() const noexcept { return all_full ? full.room() : packed.room(); }
+  };
+
+  LayerBatches& at(int layer) noexcept { return layers_[static_cast<size_t>(layer)]; }
+  void place_weights() noexcept;
+  void store_rows(ConstTensorView k, ConstTensorView v, Stream& stream);
+  size_t describe(int layer, const float* q, float* out, Stream& stream);
+  size_t describe_rows(size_t first, size_t last, int layer, const float* q, float* out);
+  size_t describe_head(HeadState& head, int layer, size_t index, SlotRun* memory);
+  void add_key_runs(const HeadState& head, size_t store, int layer, size_t index, RunList& runs);
+  void add_value_runs(const HeadState& head, int layer, RunList& runs);
+  bool is_full(const HeadState& head, int layer) const noexcept;
+  bool slides(const Plane& plane, Part part, int layer) const noexcept;
+  void prefetch(size_t i, size_t last, int layer, size_t head) const noexcept;
+  size_t attend_full(int layer, size_t full, const float* q, float* out, float scale,
+                     Stream& stream);
+  void attend_packed_heads(int layer, size_t count, const float* q, float* out, float scale,
+                           Stream& stream);
+  void describe_rings(int layer, Stream& stream);
+
+  const CacheTraits& traits_;
+  RowAppender& appender_;
+  KeyBasisChange& key_basis_;
+  VisualRemap& remap_;
+  DecodeWeights& decode_weights_;
+  RingPackers rings_;
+  std::vector<LayerBatches> layers_;
+  bool persists_ = false;
+  std::vector<Row> rows_;
+  // By number of the generated row times kv_heads, plus the KV head; then those with packed rows.
+  std::vector<PackedLane> packed_;
+  std::vector<HeadState*> heads_;
+  std::vector<SlotRun> runs_;  // of these, with gaps
+  FloatSpace weights_;
+};
+
+}  // namespace kvlm

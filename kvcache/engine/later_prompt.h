@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kvcache/engine/evictor.h"
+#include "kvcache/engine/float_space.h"
+#include "kvcache/engine/row_appender.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/engine/unpacker.h"
+#include "kvcache/engine/window_packer.h"
+#include "kvcache/extensions/decode_weights.h"
+
+namespace kvlm {
+
+/// Prompts on top of what is stored: their rows attend exactly, to stored rows as floats and to
+/// each other, then pass through the bookkeeping of decode one by one.
+class LaterPrompt {
+ public:
+  LaterPrompt(const CacheTraits& traits, Unpacker& unpacker, RowAppender& appender,
+              WindowPacker& packer, Evictor& evictor);
+
+  void attend(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
+              ConstTensorView k, ConstTensorView v, TensorView out, float scale, Stream& stream);
+
+ private:
+  void unpack(const LayerState& state, int layer, Stream& stream);
+  void sum_weights(LayerState& state, ConstTensorView q, ConstTensorView k, float scale,
+                   Stream& stream);
+  void store_row(Sequence& sequence, const StepRows& rows, int row, int layer, ConstTensorView k,
+                 ConstTensorView v, Stream& stream);
+
+  const CacheTraits& traits_;
+  Unpacker& unpacker_;
+  RowAppender& appender_;
+  WindowPacker& packer_;
+  Evictor& evictor_;
+  FloatSpace floats_;               // what a layer of a sequence has stored
+  std::vector<KeyValueRows> past_;  // (kv_heads,) the same
+  std::vector<double> sums_;        // (kv_heads, columns) of the new rows' attention
+};
+
+}  // namespace kvlm

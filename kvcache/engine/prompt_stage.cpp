@@ -1,0 +1,320 @@
+// A first prompt. attend() answers for a layer at a time and stages its keys and values as full
+// rows. finish_layer() is the end of the prompt for one layer: which rows stay, what they become
+// when dropped rows are merged into them, and where they are stored.
+#include "kvcache/engine/prompt_stage.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "kernels/column_sums.h"
+#include "kernels/merge_rows.h"
+#include "kernels/row_moves.h"
+
+namespace kvlm {
+
+namespace {
+
+// Query rows that are summed where a prompt has no text after its pictures (docs/arithmetic.md,
+// "Importance").
+constexpr int kRowsWithoutVision = 32;
+
+std::vector<int32_t> all_rows(int n) {
+  std::vector<int32_t> rows(static_cast<size_t>(n));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+/// The rows that a KV head keeps.
+const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t head) {
+  return selection.slots[selection.slots.size() > 1 ? head : 0];
+}
+
+}  // namespace
+
+PromptStage::PromptStage(const CacheTraits& traits, const SequenceStore& store,
+                         PromptPacker& packer, DecodeWeights& weights, SinkRotation& sinks)
+    : traits_(traits),
+      store_(store),
+      packer_(packer),
+      weights_(weights),
+      sinks_(sinks),
+      destinations_(traits.kv_heads()),
+      floats_(traits.device()) {}
+
+void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
+                         ConstTensorView k, ConstTensorView v, TensorView out, float scale,
+                         Stream& stream) {
+  past_.clear();
+  for (size_t h = 0; h < traits_.kv_heads() && sequence.prompt.staged > 0; ++h) {
+    past_.push_back({staged_rows(sequence, layer, Part::kKeys, h),
+                     staged_rows(sequence, layer, Part::kValues, h), traits_.plan().rows,
+                     sequence.prompt.staged});
+  }
+  // Before attention: its output may take the place of the queries.
+  if (traits_.retention() != nullptr) measure(sequence, layer, q, k, scale, stream);
+  if (!q.empty()) {
+    attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
+  }
+  stage(sequence, layer, Part::kKeys, k, stream);
+  stage(sequence, layer, Part::kValues, v, stream);
+  if (rows.ends_prompt && !traits_.layouts().joint()) {
+    sequence.prompt_rows = sequence.prompt.staged + rows.rows;
+    finish_layer(sequence, layer, select(sequence, layer)[0], stream);
+  }
+}
+
+bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) {
+  sequence.prompt.staged += rows.rows;
+  if (!rows.ends_prompt) return false;
+  sequence.prompt_rows = sequence.prompt.staged;
+  if (traits_.layouts().joint()) {
+    const std::vector<LayerSelection> selections = select(sequence, -1);
+    for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+      finish_layer(sequence, layer, selections[static_cast<size_t>(layer)], stream);
+    }
+  }
+  sequence.prompted = true;
+  sequence.prompt = {};
+  if (traits_.retention() != nullptr) sequence.modality = {};
+  return true;
+}
+
+std::byte* PromptStage::staged_rows(const Sequence& sequence, int layer, Part part,
+                                    size_t head) const {
+  const size_t heads = traits_.kv_heads();
+  const size_t index = (2 * index_of(layer) + static_cast<size_t>(part)) * heads + head;
+  return sequence.prompt.staging.data() +
+         index * static_cast<size_t>(sequence.size.prompt_rows) * traits_.row_bytes();
+}
+
+void PromptStage::stage(Sequence& sequence, int layer, Part part, ConstTensorView x,
+                        Stream& stream) {
+  const size_t before = static_cast<size_t>(sequence.prompt.staged) * traits_.row_bytes();
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    destinations_[h].data = staged_rows(sequence, layer, part, h) + before;
+  }
+  store_rows(destinations_, traits_.plan().rows, x, stream);
+}
+
+/// Sums the attention that the retention rule asks for over the rows of this pass.
+void PromptStage::measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k,
+                          float scale, Stream& stream) {
+  const ImportanceNeeds needs = traits_.retention()->needs();
+  if (needs.rows == ImportanceNeeds::Rows::kNone) return;
+  PromptState& prompt = sequence.prompt;
+  const auto n = static_cast<int>(k.shape()[0]);
+  const int seen = prompt.staged + n;
+  const int first = first_measured_row(sequence, seen);
+  if (needs.rows != ImportanceNeeds::Rows::kAll &&
+      (first < prompt.staged || seen < sequence.size.prompt_rows)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--kv {} watches the last rows of a prompt, which must come in one "
+                            "pass; {} of {} rows came",
+                            traits_.plan().spec, n, sequence.size.prompt_rows));
+  }
+  const auto columns = static_cast<size_t>(seen);
+  std::vector<double> sums(traits_.kv_heads() * columns);
+  std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
+  const int64_t first_row = std::max(0, first - prompt.staged);
+  column_sums({sums, small}, q, k, past_, first_row, scale, traits_.shape().multiply, stream);
+  double* importance = importance_of(sequence, layer);
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    double* of_head = importance + h * static_cast<size_t>(sequence.size.prompt_rows);
+    for (size_t j = 0; j < columns; ++j) of_head[j] += sums[h * columns + j];
+  }
+  if (needs.sparsity) {
+    double entries = 0;
+    for (int row = first; row < seen; ++row) entries += row + 1;
+    prompt.sparsity.resize(traits_.layouts().joint() ? traits_.layers() : 1);
+    prompt.sparsity[index_of(layer)] = std::accumulate(small.begin(), small.end(), 0.0) /
+                                       (entries * static_cast<double>(traits_.shape().q_heads));
+  }
+  if (prompt.staged == 0) prompt.summed_rows[0] = first;
+  prompt.summed_rows[1] = seen;
+}
+
+/// The first query row whose attention is summed, of `seen` rows.
+int PromptStage::first_measured_row(const Sequence& sequence, int seen) const noexcept {
+  const ImportanceNeeds needs = traits_.retention()->needs();
+  if (needs.rows == ImportanceNeeds::Rows::kLast) return std::max(0, seen - needs.last_rows);
+  if (needs.rows != ImportanceNeeds::Rows::kPostVision) return 0;
+  const auto& modality = sequence.modality;
+  const auto last =
+      std::find_if(modality.rbegin(), modality.rend(), [](int16_t tag) { return tag != kTextRow; });
+  const auto first = static_cast<int>(modality.rend() - last);
+  const bool nothing_behind = last == modality.rend() || first == seen;
+  return nothing_behind ? std::max(0, seen - kRowsWithoutVision) : first;
+}
+
+/// The sums of a layer, (kv_heads, prompt rows); zeros where the layer before it had its own there.
+double* PromptStage::importance_of(Sequence& sequence, int layer) {
+  const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
+  const bool joint = traits_.layouts().joint();
+  sequence.prompt.importance.resize((joint ? traits_.layers() : 1) * of_layer);
+  double* importance = sequence.prompt.importance.data() + index_of(layer) * of_layer;
+  if (!joint) std::fill_n(importance, of_layer, 0.0);
+  return importance;
+}
+
+/// The selection of every layer (layer -1), or of one.
+std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int layer) const {
+  const auto n = static_cast<int>(sequence.modality.size());
+  if (traits_.retention() == nullptr) {
+    LayerSelection all;
+    all.slots.push_back(all_rows(n));
+    return {all};
+  }
+  PromptView view;
+  view.shape = &traits_.shape();
+  view.rows = n;
+  view.layer = layer;
+  view.modality = sequence.modality;
+  view.importance = sequence.prompt.importance;
+  view.sparsity = sequence.prompt.sparsity;
+  view.summed_rows = sequence.prompt.summed_rows;
+  return traits_.retention()->select(view, traits_.plan().pairs);
+}
+
+void PromptStage::finish_layer(Sequence& sequence, int layer, const LayerSelection& selection,
+                               Stream& stream) {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  state.kept = selection.kept();
+  state.forget = selection.forget;
+  for (size_t list = 0; list < selection.scores.size(); ++list) {
+    state.heads[list].scores = selection.scores[list];
+  }
+  const std::array<KeptSlots, kStores> slots = sort_by_store(sequence, state, selection);
+  std::vector<std::array<int, kStores>> counts(traits_.kv_heads());
+  for (size_t h = 0; h < counts.size(); ++h) {
+    for (size_t store = 0; store < kStores; ++store) {
+      counts[h][store] = static_cast<int>(slots[store][h].size());
+    }
+  }
+  store_.place(sequence, layer, counts, selection.forget);
+  merge_dropped(sequence, layer, selection, stream);
+  const std::array<KeptRows, kStores> rows = kept_rows(sequence, layer, slots, stream);
+  for (size_t store = 0; store < kStores; ++store) {
+    packer_.pack(sequence, state, layer, store, slots[store], rows[store], stream);
+  }
+  begin_weights(sequence, layer, slots, stream);
+  rotate_sinks(sequence, state, selection, stream);
+}
+
+/// The rows that each KV head keeps in each store; their tags go to the KV heads, where a rule
+/// asks for them.
+std::array<KeptSlots, kStores> PromptStage::sort_by_store(const Sequence& sequence,
+                                                          LayerState& state,
+                                                          const LayerSelection& selection) const {
+  std::array<KeptSlots, kStores> slots;
+  for (KeptSlots& of_heads : slots) of_heads.resize(traits_.kv_heads());
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    for (const int32_t slot : slots_of(selection, h)) {
+      const int16_t tag = sequence.modality[static_cast<size_t>(slot)];
+      slots[traits_.store_of(tag)][h].push_back(slot);
+      if (traits_.retention() != nullptr) state.heads[h].tags.push_back(tag);
+    }
+  }
+  return slots;
+}
+
+/// Puts the mean of each kept row and those that joined it in the place of the kept row, as it
+/// would be stored.
+void PromptStage::merge_dropped(const Sequence& sequence, int layer,
+                                const LayerSelection& selection, Stream& stream) {
+  const size_t n = sequence.modality.size();
+  const auto kept = static_cast<size_t>(selection.kept());
+  const Retention* rule = traits_.retention();
+  if (rule == nullptr || kept == n || rule->merge() == MergeRule::kNone) return;
+  floats_.grow(2 * (n + kept) * traits_.dim());
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    merge_head(sequence, layer, h, slots_of(selection, h), stream);
+  }
+}
+
+void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
+                             std::span<const int32_t> kept, Stream& stream) {
+  const size_t n = sequence.modality.size();
+  const int dim = traits_.shape().head_dim;
+  RowMerge merge;
+  float* merged = floats_.data() + 2 * n * traits_.dim();
+  merge.keys = floats_.data();
+  merge.values = merge.keys + n * traits_.dim();
+  merge.rows = static_cast<int>(n);
+  merge.dim = dim;
+  merge.kept = kept;
+  merge.merged_keys = merged;
+  merge.merged_values = merged + kept.size() * traits_.dim();
+  sources_.clear();
+  targets_.clear();
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    std::byte* staged = staged_rows(sequence, layer, part, head);
+    for (size_t row = 0; row < n; ++row) sources_.push_back(staged + row * traits_.row_bytes());
+    for (const int32_t row : kept) {
+      targets_.push_back(staged + static_cast<size_t>(row) * traits_.row_bytes());
+    }
+  }
+  widen_rows(sources_, traits_.plan().rows, dim, floats_.data(), stream);
+  merge_rows(traits_.retention()->merge(), merge, stream);
+  narrow_rows(targets_, traits_.plan().rows, dim, merged, stream);
+}
+
+/// The rows that a layer keeps in each store, as floats, for the time of this call's caller.
+std::array<KeptRows, kStores> PromptStage::kept_rows(const Sequence& sequence, int layer,
+                                                     std::span<const KeptSlots> slots,
+                                                     Stream& stream) {
+  size_t rows = 0;
+  for (const KeptSlots& of_heads : slots) {
+    for (const std::vector<int32_t>& of_head : of_heads) rows += 2 * of_head.size();
+  }
+  floats_.grow(rows * traits_.dim());
+  float* to = floats_.data();
+  std::array<KeptRows, kStores> kept;
+  sources_.clear();
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (size_t store = 0; store < kStores; ++store) {
+      for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+        const std::byte* staged = staged_rows(sequence, layer, part, h);
+        for (const int32_t slot : slots[store][h]) {
+          sources_.push_back(staged + static_cast<size_t>(slot) * traits_.row_bytes());
+        }
+        const size_t elements = slots[store][h].size() * traits_.dim();
+        kept[store][static_cast<size_t>(part)].emplace_back(to, elements);
+        to += elements;
+      }
+    }
+  }
+  widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
+  return kept;
+}
+
+/// Hands the sums of the prompt to a rule that goes on summing in decode.
+void PromptStage::begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
+                                Stream& stream) {
+  if (!weights_.wanted()) return;
+  const size_t heads = traits_.kv_heads();
+  const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
+  for (size_t h = 0; h < heads; ++h) {
+    const double* sums = sequence.prompt.importance.data() + (index_of(layer) * heads + h) * prompt;
+    weights_.begin(sequence.layers[static_cast<size_t>(layer)].heads[h], sums, slots[kVisual][h],
+                   slots[kRest][h], stream);
+  }
+}
+
+/// The first rows of the prompt that stay move up to those behind the gap.
+void PromptStage::rotate_sinks(const Sequence& sequence, LayerState& state,
+                               const LayerSelection& selection, Stream& stream) {
+  const auto n = static_cast<int>(sequence.modality.size());
+  if (traits_.retention() == nullptr || !traits_.retention()->rerotates() || state.kept == n) {
+    return;
+  }
+  const std::vector<int32_t>& kept = selection.slots[0];
+  int sinks = 0;
+  while (sinks < state.kept && kept[static_cast<size_t>(sinks)] == sinks) ++sinks;
+  sinks_.rotate(state, sinks, n - state.kept, stream);
+}
+
+}  // namespace kvlm

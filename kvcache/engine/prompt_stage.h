@@ -1,0 +1,73 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/store_rows.h"
+#include "kvcache/engine/float_space.h"
+#include "kvcache/engine/prompt_packer.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/store.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/extensions/decode_weights.h"
+#include "kvcache/extensions/sink_rotation.h"
+
+namespace kvlm {
+
+/// First prompts: exact attention, importance, and when the prompt has ended, selecting, merging
+/// and packing (docs/arithmetic.md, "Life cycle").
+class PromptStage {
+ public:
+  PromptStage(const CacheTraits& traits, const SequenceStore& store, PromptPacker& packer,
+              DecodeWeights& weights, SinkRotation& sinks);
+
+  void reserve() { past_.reserve(2 * traits_.kv_heads()); }
+  /// Attends rows of a first prompt in a layer and stages them. Where a layer's selection depends
+  /// on no other layer, the end of the prompt finishes the layer.
+  void attend(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
+              ConstTensorView k, ConstTensorView v, TensorView out, float scale, Stream& stream);
+  /// Ends a pass over all layers. Returns whether the prompt has ended.
+  bool end(Sequence& sequence, const StepRows& rows, Stream& stream);
+
+ private:
+  std::byte* staged_rows(const Sequence& sequence, int layer, Part part, size_t head) const;
+  void stage(Sequence& sequence, int layer, Part part, ConstTensorView x, Stream& stream);
+  void measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k, float scale,
+               Stream& stream);
+  int first_measured_row(const Sequence& sequence, int seen) const noexcept;
+  double* importance_of(Sequence& sequence, int layer);
+  std::vector<LayerSelection> select(const Sequence& sequence, int layer) const;
+  void finish_layer(Sequence& sequence, int layer, const LayerSelection& selection, Stream& stream);
+  std::array<KeptSlots, kStores> sort_by_store(const Sequence& sequence, LayerState& state,
+                                               const LayerSelection& selection) const;
+  void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
+                     Stream& stream);
+  void merge_head(const Sequence& sequence, int layer, size_t head, std::span<const int32_t> kept,
+                  Stream& stream);
+  std::array<KeptRows, kStores> kept_rows(const Sequence& sequence, int layer,
+                                          std::span<const KeptSlots> slots, Stream& stream);
+  void begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
+                     Stream& stream);
+  void rotate_sinks(const Sequence& sequence, LayerState& state, const LayerSelection& selection,
+                    Stream& stream);
+  /// Where a layer's importance and staged rows are: all layers have some, or one after the other.
+  size_t index_of(int layer) const noexcept {
+    return static_cast<size_t>(traits_.layouts().joint() ? layer : 0);
+  }
+
+  const CacheTraits& traits_;
+  const SequenceStore& store_;
+  PromptPacker& packer_;
+  DecodeWeights& weights_;
+  SinkRotation& sinks_;
+  std::vector<RowDestination> destinations_;  // (kv_heads,)
+  std::vector<KeyValueRows> past_;            // (kv_heads,) rows that were staged before
+  std::vector<const std::byte*> sources_;
+  std::vector<std::byte*> targets_;
+  FloatSpace floats_;  // rows of a layer, kept and sorted by store; or on their way to be merged
+};
+
+}  // namespace kvlm
