@@ -217,7 +217,7 @@ PackJob Plane::push_packed(int rows) noexcept {
     if (has_zeros) block.zeros = place.scales + zeros_offset;
     blocks_.push_back(block);
     places_.push_back(place);
-    even_ = even_ && lies_evenly() && (!layout_.once || rows <= blocks_[0].rows);
+    even_ = even_ && !layout_.once && lies_evenly(std::min(rows, full_block));
   }
   PackedBlock& block = blocks_.back();
   const Place& place = places_.back();
@@ -255,9 +255,10 @@ void Plane::clear_packed() noexcept {
   even_ = true;
 }
 
-bool Plane::lies_evenly() noexcept {
+bool Plane::lies_evenly(int rows) noexcept {
   const size_t n = blocks_.size();
   if (n < 2) return true;
+  if (rows > blocks_[0].rows) return false;
   const std::ptrdiff_t codes = blocks_[n - 1].codes - blocks_[n - 2].codes;
   const std::ptrdiff_t scales = blocks_[n - 1].scales - blocks_[n - 2].scales;
   if (n == 2) {

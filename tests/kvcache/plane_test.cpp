@@ -90,6 +90,32 @@ TEST(PlaneTest, SlidesBeforeTheOwnerOfItsCodes) {
   }
 }
 
+/// Kernels that are told so look at the first and the last block only (SlotRun).
+TEST(PlaneTest, SaysThatBlocksLieEvenlyUnlessOneIsLongerThanTheFirst) {
+  PartPlan plan;
+  plan.format.axis = ScaleAxis::kChannel;
+  plan.format.block_rows = 8;
+  plan.format.section[0] = {.code = CodeFormat::kBits2, .channels = 16};
+  Plane::Layout layout;
+  layout.plan = &plan;
+  layout.head_dim = 16;
+  const PlaneCapacity capacity = Plane::capacity(layout, 1, 64, 1, 0);
+  std::vector<std::byte> memory(capacity.bytes());
+  const auto evenly = [&](const std::vector<int>& lengths) {
+    Plane plane;
+    plane.place(layout, capacity, memory.data(), nullptr);
+    for (const int rows : lengths) static_cast<void>(plane.push_packed(rows));
+    SlotRun run[3];
+    RunList runs(run);
+    plane.add_runs(runs);
+    return run[0].code_stride != 0;
+  };
+  EXPECT_TRUE(evenly({8, 8, 8}));
+  EXPECT_TRUE(evenly({8, 8, 5}));
+  EXPECT_FALSE(evenly({8, 5, 8}));
+  EXPECT_FALSE(evenly({5, 8}));
+}
+
 TEST(PlaneTest, DoesNotSlideBeforeItHasPackedAndWhereRowsWereDropped) {
   OneByOne fresh(5);
   EXPECT_EQ(fresh.plane.slide_room(), 0);
