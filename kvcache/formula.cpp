@@ -24,7 +24,7 @@ size_t code_bytes(const PackedFormat& format, int rows) {
 }
 
 /// The keys or the values of one kv_head.
-struct Plane {
+struct StoredRows {
   int after_prompt = 0;  ///< rows packed when the prompt ended
   int in_decode = 0;     ///< rows packed since
   int full = 0;
@@ -33,45 +33,69 @@ struct Plane {
 };
 
 /// Packed once, when the prompt ended, in as many blocks as there are sets of rows with scales.
-Plane packed_once(const PackedFormat& format, int rows, int sets) {
-  Plane plane;
-  plane.after_prompt = rows;
-  plane.codes = code_bytes(format, rows);
+StoredRows packed_once(const PackedFormat& format, int rows, int sets) {
+  StoredRows stored;
+  stored.after_prompt = rows;
+  stored.codes = code_bytes(format, rows);
   const bool by_token = format.axis == ScaleAxis::kToken;
-  plane.scales = scale_bytes(format, rows) *
-                 static_cast<size_t>(by_token ? 1 : std::clamp(sets, 1, std::max(rows, 1)));
-  return plane;
+  stored.scales = scale_bytes(format, rows) *
+                  static_cast<size_t>(by_token ? 1 : std::clamp(sets, 1, std::max(rows, 1)));
+  return stored;
 }
 
-/// Packed as rows age: `rows` when the prompt ended, then `steps` more; `apart` of the first have
-/// another format (VidKV's protected values).
-Plane packed_by_age(const PartPlan& plan, const PartPlan* other, int apart, int rows, int steps) {
+/// Packed as rows age: `rows` when the prompt ended, then `steps` more.
+StoredRows packed_by_age(const PartPlan& plan, int rows, int steps) {
   const FlushRule& flush = plan.flush;
-  Plane plane;
-  plane.after_prompt = flush.packed_after_prompt(rows);
-  plane.full = rows - plane.after_prompt + steps;
-  if (steps > 0 && plane.full >= flush.trigger) {
-    plane.in_decode = ((plane.full - flush.trigger) / flush.rows + 1) * flush.rows;
-    plane.full -= plane.in_decode;
+  StoredRows stored;
+  stored.after_prompt = flush.packed_after_prompt(rows);
+  stored.full = rows - stored.after_prompt + steps;
+  if (steps > 0 && stored.full >= flush.trigger) {
+    stored.in_decode = ((stored.full - flush.trigger) / flush.rows + 1) * flush.rows;
+    stored.full -= stored.in_decode;
   }
-  apart = std::min(apart, plane.after_prompt);
-  const int alike = plane.after_prompt - apart;
-  plane.codes = code_bytes(plan.format, alike + plane.in_decode);
-  plane.scales = scale_bytes(plan.format, alike) + scale_bytes(plan.format, plane.in_decode);
-  if (other != nullptr) {
-    plane.codes += code_bytes(other->format, apart);
-    plane.scales += scale_bytes(other->format, apart);
-  }
-  return plane;
+  stored.codes = code_bytes(plan.format, stored.after_prompt + stored.in_decode);
+  stored.scales =
+      scale_bytes(plan.format, stored.after_prompt) + scale_bytes(plan.format, stored.in_decode);
+  return stored;
 }
 
-/// How many of the visual rows VidKV protects.
-int protected_rows(const Quantizer& quantizer, const LayerCounts& counts) {
-  if (quantizer.protected_values() == nullptr) return 0;
+/// The rows that VidKV protects: the first of the visual ones.
+std::vector<int32_t> protected_rows(const Quantizer& quantizer, const LayerCounts& counts) {
+  const int text = counts.rows - counts.visual;
+  const int behind = counts.text_behind < 0 ? text : std::min(text, counts.text_behind);
   std::vector<int16_t> modality(static_cast<size_t>(counts.rows), kTextRow);
-  std::fill_n(modality.begin(), counts.visual, int16_t{0});
-  const std::vector<float> scores(modality.size());
-  return static_cast<int>(quantizer.protect(scores, modality).size());
+  std::fill_n(modality.end() - (behind + counts.visual), counts.visual, int16_t{0});
+  return quantizer.protect(std::vector<float>(modality.size()), modality);
+}
+
+/// Values packed as rows age, of which protected rows have another format and lie apart.
+StoredRows protected_by_age(const Quantizer& quantizer, int layer, const LayerCounts& counts,
+                            int rows, int steps) {
+  const PartPlan& plan = quantizer.plan(Part::kValues, layer);
+  const PackedFormat& apart = quantizer.protected_values()->format;
+  const std::vector<int32_t> chosen = protected_rows(quantizer, counts);
+  StoredRows stored = packed_by_age(plan, rows, steps);
+  stored.codes = stored.scales = 0;
+  int others = 0;  // packed together, as far as packing anew has joined them
+  const auto pack = [&](int first, int count) {
+    const auto special =
+        static_cast<int>(std::count_if(chosen.begin(), chosen.end(), [&](int32_t row) {
+          return row >= first && row < first + count;
+        }));
+    if (!quantizer.repacks(Part::kValues)) {
+      stored.scales += scale_bytes(plan.format, others);
+      others = 0;
+    }
+    others += count - special;
+    stored.codes += code_bytes(plan.format, count - special) + code_bytes(apart, special);
+    stored.scales += scale_bytes(apart, special);
+  };
+  pack(0, stored.after_prompt);
+  for (int flushed = 0; flushed < stored.in_decode; flushed += plan.flush.rows) {
+    pack(stored.after_prompt + flushed, plan.flush.rows);
+  }
+  stored.scales += scale_bytes(plan.format, others);
+  return stored;
 }
 
 /// The layer uses another layer's codes.
@@ -102,22 +126,22 @@ PartBytes bytes_of(const CachePlan& cache, int layer, Scope scope, const LayerCo
     bytes.full_rows = 2 * heads * static_cast<size_t>(rows + steps) * row_bytes;
     return bytes;
   }
-  const int apart = scope == Scope::kAll ? protected_rows(*quantizer, counts) : 0;
   for (const Part part : {Part::kKeys, Part::kValues}) {
     const bool keys = part == Part::kKeys;
     const PartPlan& plan = quantizer->plan(part, layer);
-    const PartPlan* other = keys ? nullptr : quantizer->protected_values();
-    const Plane plane =
+    const bool protects = !keys && quantizer->protected_values() != nullptr;
+    const StoredRows stored =
         quantizer->visual_only()
             ? packed_once(plan.format, rows, quantizer->per_image() ? counts.images : 1)
-            : packed_by_age(plan, other, keys ? 0 : apart, rows, steps);
+        : protects ? protected_by_age(*quantizer, layer, counts, rows, steps)
+                   : packed_by_age(plan, rows, steps);
     (keys ? bytes.key_codes : bytes.value_codes) =
-        shares(cache.share, part, layer) ? 0 : heads * plane.codes;
-    (keys ? bytes.key_scales : bytes.value_scales) = heads * plane.scales;
-    bytes.full_rows += heads * static_cast<size_t>(plane.full) * row_bytes;
-    const int packed = plane.after_prompt + plane.in_decode;
+        shares(cache.share, part, layer) ? 0 : heads * stored.codes;
+    (keys ? bytes.key_scales : bytes.value_scales) = heads * stored.scales;
+    bytes.full_rows += heads * static_cast<size_t>(stored.full) * row_bytes;
+    const int packed = stored.after_prompt + stored.in_decode;
     if (keys && packed > 0) bytes.masks += quantizer->facts_bytes(shape.kv_heads);
-    if (other != nullptr) {
+    if (protects) {
       const bool per_head = cache.retention != nullptr && cache.retention->per_head();
       bytes.masks += (per_head ? heads : 1) * static_cast<size_t>(packed + 7) / 8;
     }

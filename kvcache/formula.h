@@ -17,6 +17,8 @@ struct LayerCounts {
   int visual = 0;  ///< those among them that are visual
   int images = 1;  ///< pictures that the visual rows come from
   int steps = 0;   ///< rows appended since; none was dropped
+  /// Text rows behind the last visual row; -1: all text rows are.
+  int text_behind = -1;
 };
 
 /// What a layer stores, over all kv_heads, in bytes.
@@ -35,9 +37,10 @@ struct PartBytes {
   PartBytes& operator+=(const PartBytes& other) noexcept;
 };
 
-/// The bytes of each layer by the formulas of docs/arithmetic.md, "Stored bits": from what the
-/// quantizers plan and how many rows there are, without any cache. Exact where no row was dropped
-/// since the prompt ended.
+/// The bytes of each layer (docs/arithmetic.md, "Stored bits"): from what the quantizers plan and
+/// how many rows there are, without any cache. Exact where no row was dropped since the prompt
+/// ended, if as many of the protected rows as assumed are still in the window then: the earliest
+/// visual rows are taken for them.
 ///   counts (layers,)
 std::vector<PartBytes> formula(const CachePlan& plan, std::span<const LayerCounts> counts);
 

@@ -58,6 +58,15 @@ PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int
   return Plane::capacity(layout, planes, planes * ever, spans, planes * window);
 }
 
+PlaneCapacity Layouts::protected_capacity(int layer, int64_t planes, int64_t ever) const noexcept {
+  const Plane::Layout apart = protected_values(layer);
+  const FlushRule& rule = quantizer(kRest, layer)->plan(Part::kValues, layer).flush;
+  // Each flush that reaches rows of the prompt may leave a block short.
+  const int flushes = (rule.hold + rule.prompt_unit + rule.rows - 1) / rule.rows;
+  const int64_t rows = ever + int64_t{flushes} * apart.block_rows();
+  return Plane::capacity(apart, planes, planes * rows, 1, 0);
+}
+
 size_t Layouts::protection_bytes(int64_t ever) const noexcept {
   const int bitmaps = per_head() ? shape_->kv_heads : 1;
   return static_cast<size_t>(bitmaps) * aligned(static_cast<size_t>(ever) / 8 + 8);
@@ -103,7 +112,7 @@ size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
     }
     const Plane::Layout apart = protected_values(layer);
     if (store == kRest && apart.plan != nullptr) {
-      bytes += Plane::capacity(apart, planes, planes * (text + visual), 1, 0).bytes() +
+      bytes += protected_capacity(layer, planes, text + visual).bytes() +
                static_cast<size_t>(planes) * kAlignment;
     }
   }

@@ -41,6 +41,9 @@ class Layouts {
   PlaneCapacity capacity(const Plane::Layout& layout, int64_t planes, int64_t ever, int64_t peak,
                          int64_t spans) const noexcept;
 
+  /// What planes of protected values need that hold `ever` rows each.
+  PlaneCapacity protected_capacity(int layer, int64_t planes, int64_t ever) const noexcept;
+
   /// Retention chooses for all layers at once.
   bool joint() const noexcept;
   /// kv_heads keep slots of their own.

@@ -88,7 +88,7 @@ class PolicyCache final : public KvCache {
   Unpacker unpacker_{traits_, protected_values_};
   RowAppender appender_{traits_};
   PromptPacker prompt_packer_{traits_, key_basis_, protected_values_};
-  WindowPacker window_packer_{traits_, unpacker_, key_basis_};
+  WindowPacker window_packer_{traits_, unpacker_, key_basis_, protected_values_};
   Evictor evictor_{traits_, decode_weights_, sinks_};
   PromptStage prompts_{traits_, store_, prompt_packer_, decode_weights_, sinks_};
   LaterPrompt later_prompts_{traits_, unpacker_, appender_, window_packer_, evictor_};

@@ -48,17 +48,15 @@ void Evictor::evict_from(Sequence& sequence, int layer, int step, Stream& stream
   view.forget = state.forget;
   const bool per_head = traits_.layouts().per_head();
   int slot = -1;
-  int packed_value = -1;
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     if (h == 0 || per_head) slot = choose(state, layer, h, view, stream);
     if (slot < 0 && per_head) continue;
     if (slot < 0) return;
-    packed_value = evict_slot(state, state.heads[h], slot);
+    HeadState& head = state.heads[h];
+    const int value = evict_slot(state, head, slot);
     // A bitmap that all KV heads have in common changes once, when all have been read.
     const bool last_of_bitmap = per_head || h + 1 == traits_.kv_heads();
-    if (packed_value >= 0 && last_of_bitmap) {
-      ProtectedValues::erase(state.heads[per_head ? h : 0], packed_value);
-    }
+    if (value >= 0 && last_of_bitmap) ProtectedValues::erase(head, value);
   }
 }
 
@@ -78,9 +76,9 @@ int Evictor::choose(LayerState& state, int layer, size_t head, DecodeView& view,
   return slot;
 }
 
-/// Drops a slot, counted in the order of the tokens. Returns which packed value of kRest it was, if
-/// values lie on two planes, else -1.
-int Evictor::evict_slot(LayerState& state, HeadState& head, int slot) noexcept {
+/// Drops a slot, counted in the order of the tokens. Returns which value slot of kRest it was, if
+/// some are protected, else -1.
+int Evictor::evict_slot(LayerState& state, HeadState& head, int slot) {
   const size_t store = traits_.store_of(head.tags[static_cast<size_t>(slot)]);
   const int at = slot_in_store(head, store, slot);
   head.tags.erase(head.tags.begin() + slot);
@@ -95,9 +93,12 @@ int Evictor::evict_slot(LayerState& state, HeadState& head, int slot) noexcept {
     if (gap.ring != nullptr) gaps_.push_back(gap);
   };
   evict_from_plane(head.stores[store].keys, at);
-  if (store == kRest) return ProtectedValues::evict(head, at, evict_from_plane);
-  evict_from_plane(head.stores[store].values, at);
-  return -1;
+  if (store == kRest) {
+    ProtectedValues::evict(head, at, evict_from_plane);
+  } else {
+    evict_from_plane(head.stores[store].values, at);
+  }
+  return store == kRest && head.protected_bits != nullptr ? at : -1;
 }
 
 void Evictor::evict_weight(HeadState& head, size_t store, int at) {

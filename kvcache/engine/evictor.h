@@ -31,7 +31,7 @@ class Evictor {
 
   void evict_from(Sequence& sequence, int layer, int step, Stream& stream);
   int choose(LayerState& state, int layer, size_t head, DecodeView& view, Stream& stream);
-  int evict_slot(LayerState& state, HeadState& head, int slot) noexcept;
+  int evict_slot(LayerState& state, HeadState& head, int slot);
   void evict_weight(HeadState& head, size_t store, int at);
   int slot_in_store(const HeadState& head, size_t store, int slot) const noexcept;
   void close_gaps_left(Stream& stream);

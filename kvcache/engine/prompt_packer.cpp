@@ -138,8 +138,8 @@ void PromptPacker::pack_protected(const Sequence& sequence, LayerState& state, i
   protected_values_.start(static_cast<size_t>(sum(packed)));
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     HeadState& head = state.heads[h];
-    protected_values_.choose(sequence, layer, head, slots[h], packed[h]);
-    protected_values_.add(head, values[h].data(), packed[h]);
+    protected_values_.choose(sequence, layer, head, slots[h]);
+    protected_values_.add(head, values[h].data(), 0, packed[h], 0);
   }
   const Quantizer* quantizer = traits_.quantizer(kRest, layer);
   protected_values_.pack(quantizer->plan(Part::kValues, layer), *quantizer->protected_values(),

@@ -34,8 +34,8 @@ struct StorePlanes {
 struct HeadState {
   std::array<StorePlanes, kStores> stores;
   std::array<HeadFacts, kStores> facts;
-  /// Bit i: packed value slot i of kRest is protected; null: none ever is. KV heads that keep the
-  /// same slots have it in common. On the host.
+  /// Bit i: value slot i of kRest is protected, packed or not; null: none ever is. KV heads that
+  /// keep the same slots have it in common. On the host.
   uint64_t* protected_bits = nullptr;
   /// The modality tag of each slot, in the order of the tokens.
   std::vector<int16_t> tags;

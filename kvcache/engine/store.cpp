@@ -130,8 +130,8 @@ void SequenceStore::place_stores(Sequence& sequence, int layer, size_t head,
     }
     const Plane::Layout apart = layouts.protected_values(layer);
     if (store == kRest && apart.plan != nullptr) {
-      place_plane(sequence, planes.protected_values, apart, layouts.capacity(apart, 1, count, 0, 1),
-                  nullptr);
+      place_plane(sequence, planes.protected_values, apart,
+                  layouts.protected_capacity(layer, 1, count), nullptr);
     }
     if (quantizer != nullptr && quantizer->key_basis() != nullptr) {
       // A short prompt is learned from in decode.

@@ -17,16 +17,31 @@ int& due(LayerState& state, const Window& window) noexcept {
   return state.due[window.store][static_cast<size_t>(window.part)];
 }
 
+/// Values of kRest that can be protected.
+bool protects(const Quantizer& quantizer, const Window& window) noexcept {
+  return window.store == kRest && window.part == Part::kValues &&
+         quantizer.protected_values() != nullptr;
+}
+
+/// Bytes of the planes that a window flushes to.
+size_t plane_bytes(const HeadState& head, const Window& window) noexcept {
+  const StorePlanes& planes = head.stores[window.store];
+  return planes.plane(window.part).bytes() +
+         (window.part == Part::kValues ? planes.protected_values.bytes() : 0);
+}
+
 bool is_due(const HeadState& head, const Window& window) noexcept {
   return head.plane(window.store, window.part).full() >= window.plan->flush.trigger;
 }
 
 }  // namespace
 
-WindowPacker::WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis)
+WindowPacker::WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis,
+                           ProtectedValues& protected_values)
     : traits_(traits),
       unpacker_(unpacker),
       key_basis_(key_basis),
+      protected_values_(protected_values),
       keys_(traits.kv_heads()),
       floats_(traits.device()) {}
 
@@ -51,6 +66,7 @@ void WindowPacker::reserve_window(const Workload& load, const Window& window,
       key_basis_.reserve_keys(rows);
       unpacker_.reserve(load.longest);
     }
+    if (protects(quantizer, window)) protected_values_.reserve(rows);
   } else {
     const size_t some = std::max(kSequencesTogether * traits_.kv_heads() * added, kRowsTogether);
     rows = std::min(load.heads * added, some);
@@ -155,18 +171,10 @@ void WindowPacker::close_up_jobs(std::span<const Flushed> some, size_t& jobs) {
 void WindowPacker::flush_anew(LayerState& state, int layer, const Window& window, Stream& stream) {
   const Quantizer& quantizer = *traits_.quantizer(window.store, layer);
   gather_anew(state, quantizer, window, stream);
-  if (window.part == Part::kKeys && quantizer.key_basis() != nullptr) {
-    pack_keys_anew(state, quantizer, window, stream);
-  } else {
-    for (const Anew& rows : anew_) {
-      queue_.add(rows.head->plane(window.store, window.part), rows.x, rows.rows);
-    }
-  }
-  queue_.run(*window.plan, stream);
+  pack_anew(state, quantizer, window, stream);
   for (const Anew& rows : anew_) {
-    Plane& plane = rows.head->plane(window.store, window.part);
-    plane.pop_rows(window.plan->flush.rows);
-    state.plane_bytes += plane.bytes();
+    rows.head->plane(window.store, window.part).pop_rows(window.plan->flush.rows);
+    state.plane_bytes += plane_bytes(*rows.head, window);
   }
 }
 
@@ -186,9 +194,11 @@ void WindowPacker::gather_anew(LayerState& state, const Quantizer& quantizer, co
     Plane& plane = head.plane(window.store, window.part);
     keys_[h] = x;
     if (!is_due(head, window)) continue;
-    state.plane_bytes -= plane.bytes();
+    state.plane_bytes -= plane_bytes(head, window);
     const int old = repacks ? plane.packed() : 0;
-    anew_.push_back({&head, x, old + added});
+    const int first_slot =
+        window.part == Part::kValues && window.store == kRest ? head.packed_values() : 0;
+    anew_.push_back({&head, x, old, old + added, first_slot});
     if (repacks) {
       unpacker_.unpack_packed(plane, head.facts[window.store], basis, x, stream);
       plane.clear_packed();
@@ -204,10 +214,35 @@ void WindowPacker::gather_anew(LayerState& state, const Quantizer& quantizer, co
   widen_rows(sources_, plan.rows, plan.shape.head_dim, floats_.data(), stream);
 }
 
+void WindowPacker::pack_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
+                             Stream& stream) {
+  if (protects(quantizer, window)) return pack_protected_anew(quantizer, window, stream);
+  if (window.part == Part::kKeys && quantizer.key_basis() != nullptr) {
+    queue_keys_anew(state, quantizer, window, stream);
+  } else {
+    for (const Anew& rows : anew_) {
+      queue_.add(rows.head->plane(window.store, window.part), rows.x, rows.rows);
+    }
+  }
+  queue_.run(*window.plan, stream);
+}
+
+/// Packs the values of anew_, those of protected rows apart.
+void WindowPacker::pack_protected_anew(const Quantizer& quantizer, const Window& window,
+                                       Stream& stream) {
+  size_t rows = 0;
+  for (const Anew& values : anew_) rows += static_cast<size_t>(values.rows);
+  protected_values_.start(rows);
+  for (const Anew& values : anew_) {
+    protected_values_.add(*values.head, values.x, values.old, values.rows, values.first_slot);
+  }
+  protected_values_.pack(*window.plan, *quantizer.protected_values(), stream);
+}
+
 /// Queues the keys of anew_ in the quantizer's basis, which is learned from them where it was not
 /// before.
-void WindowPacker::pack_keys_anew(LayerState& state, const Quantizer& quantizer,
-                                  const Window& window, Stream& stream) {
+void WindowPacker::queue_keys_anew(LayerState& state, const Quantizer& quantizer,
+                                   const Window& window, Stream& stream) {
   const size_t store = window.store;
   if (quantizer.repacks(Part::kKeys) || state.heads[0].facts[store].key_channels.empty()) {
     key_basis_.learn(quantizer, state, store, keys_, anew_.back().rows, stream);

@@ -17,7 +17,8 @@ namespace kvlm {
 /// Packs the oldest full rows of windows that decode has filled (docs/arithmetic.md, "Windows").
 class WindowPacker {
  public:
-  WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis);
+  WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBasisChange& key_basis,
+               ProtectedValues& protected_values);
 
   /// Room for the windows of `load`, so that flush() allocates nothing.
   void reserve(const Workload& load);
@@ -42,7 +43,9 @@ class WindowPacker {
   struct Anew {
     HeadState* head;
     float* x;
-    int rows;
+    int old;
+    int rows;        // old ones and new ones
+    int first_slot;  // of the new ones
   };
 
   void reserve_window(const Workload& load, const Window& window, const Quantizer& quantizer);
@@ -54,12 +57,16 @@ class WindowPacker {
   void flush_anew(LayerState& state, int layer, const Window& window, Stream& stream);
   void gather_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
                    Stream& stream);
-  void pack_keys_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
-                      Stream& stream);
+  void queue_keys_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
+                       Stream& stream);
+  void pack_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
+                 Stream& stream);
+  void pack_protected_anew(const Quantizer& quantizer, const Window& window, Stream& stream);
 
   const CacheTraits& traits_;
   Unpacker& unpacker_;
   KeyBasisChange& key_basis_;
+  ProtectedValues& protected_values_;
   PackQueue queue_;
   std::vector<Flushed> flushed_;
   std::vector<Anew> anew_;

@@ -68,7 +68,7 @@ size_t ProtectedValues::bytes(const LayerState& state) noexcept {
 }
 
 void ProtectedValues::choose(const Sequence& sequence, int layer, HeadState& head,
-                             std::span<const int32_t> rows, int packed) const {
+                             std::span<const int32_t> rows) const {
   std::vector<float> scores;
   std::vector<int16_t> modality;
   for (const int32_t row : rows) {
@@ -76,8 +76,15 @@ void ProtectedValues::choose(const Sequence& sequence, int layer, HeadState& hea
     modality.push_back(sequence.modality[static_cast<size_t>(row)]);
   }
   for (const int32_t slot : traits_.quantizer(kRest, layer)->protect(scores, modality)) {
-    if (slot < packed) head.protected_bits[slot / 64] |= uint64_t{1} << (slot % 64);
+    head.protected_bits[slot / 64] |= uint64_t{1} << (slot % 64);
   }
+}
+
+void ProtectedValues::reserve(size_t rows) {
+  sorted_.grow(rows * traits_.dim());
+  heads_.reserve(traits_.kv_heads());
+  rows_.reserve(rows);
+  queue_.reserve(rows);
 }
 
 void ProtectedValues::start(size_t rows) {
@@ -87,11 +94,12 @@ void ProtectedValues::start(size_t rows) {
   rows_.clear();
 }
 
-void ProtectedValues::add(HeadState& head, const float* values, int rows) {
+void ProtectedValues::add(HeadState& head, const float* values, int old, int rows, int first) {
   Sorted sorted{&head.stores[kRest], sorted_.data() + sorted_rows_ * traits_.dim(), 0, 0};
   for (const bool apart : {false, true}) {
     for (int row = 0; row < rows; ++row) {
-      if (is_protected(head, row) != apart) continue;
+      const bool here = row >= old && is_protected(head, first + row - old);
+      if (here != apart) continue;
       const float* x = values + static_cast<size_t>(row) * traits_.dim();
       rows_.push_back(reinterpret_cast<const std::byte*>(x));
       ++(apart ? sorted.apart : sorted.plain);
@@ -144,7 +152,9 @@ void ProtectedValues::interleave(const HeadState& head, const float* plain, cons
 }
 
 void ProtectedValues::erase(HeadState& head, int slot) noexcept {
-  erase_bit(head.protected_bits, slot, head.packed_values() + 1);
+  const StorePlanes& rest = head.stores[kRest];
+  const int slots = rest.values.slots() + rest.protected_values.packed();
+  erase_bit(head.protected_bits, slot, slots + 1);
 }
 
 int ProtectedValues::protected_before(const HeadState& head, int slot) noexcept {

@@ -28,15 +28,18 @@ class ProtectedValues {
   /// Bytes of a layer's bitmaps that are in use.
   static size_t bytes(const LayerState& state) noexcept;
 
-  /// Marks the prompt rows of a KV head that are protected, of those in its first `packed` slots.
+  /// Marks the prompt rows of a KV head that are protected, whenever they are packed.
   ///   rows  the prompt rows that it keeps in kRest
-  void choose(const Sequence& sequence, int layer, HeadState& head, std::span<const int32_t> rows,
-              int packed) const;
+  void choose(const Sequence& sequence, int layer, HeadState& head,
+              std::span<const int32_t> rows) const;
 
+  /// Room for `rows` values of all KV heads of a layer that decode packs together.
+  void reserve(size_t rows);
   /// Begins a list of values to be packed, `rows` over all KV heads.
   void start(size_t rows);
-  /// Adds the first `rows` values of a KV head's kRest, which are packed; none was before.
-  void add(HeadState& head, const float* values, int rows);
+  /// Adds `rows` values of a KV head's kRest: `old` that are not protected, then those of value
+  /// slots from `first` on.
+  void add(HeadState& head, const float* values, int old, int rows, int first);
   /// Packs what was added: `plan` says how rows that are not protected are packed.
   void pack(const PartPlan& plan, const PartPlan& apart, Stream& stream);
 
@@ -47,18 +50,14 @@ class ProtectedValues {
   void interleave(const HeadState& head, const float* plain, const float* apart, float* out,
                   Stream& stream);
 
-  /// Evicts value slot `slot` of kRest; `evict_from` takes a plane and the row in it. Returns the
-  /// slot if it was packed, else -1: its bit is then to be erased, once for each bitmap.
+  /// Evicts value slot `slot` of kRest; `evict_from` takes a plane and the row in it. erase() is to
+  /// follow, once for each bitmap.
   template <class EvictFrom>
-  static int evict(HeadState& head, int slot, const EvictFrom& evict_from) {
+  static void evict(HeadState& head, int slot, const EvictFrom& evict_from) {
     StorePlanes& planes = head.stores[kRest];
-    if (head.protected_bits == nullptr) {
-      evict_from(planes.values, slot);
-      return -1;
-    }
+    if (head.protected_bits == nullptr) return evict_from(planes.values, slot);
     if (slot >= head.packed_values()) {
-      evict_from(planes.values, slot - planes.protected_values.packed());
-      return -1;
+      return evict_from(planes.values, slot - planes.protected_values.packed());
     }
     const int before = protected_before(head, slot);
     if (is_protected(head, slot)) {
@@ -66,9 +65,8 @@ class ProtectedValues {
     } else {
       evict_from(planes.values, slot - before);
     }
-    return slot;
   }
-  /// Forgets the bit of a slot that evict() has returned, after it.
+  /// Forgets the bit of a value slot that was evicted.
   static void erase(HeadState& head, int slot) noexcept;
 
  private:

@@ -194,6 +194,8 @@ inline constexpr const char* kSpecs[] = {
     "vidkv,group=8,residual=16",
     "vidkv,group=8,residual=16,profile=official",
     "vidkv,group=8,residual=16,protect=0.2",
+    "vidkv,group=8,residual=16,protect=1",
+    "vidkv,group=8,residual=24,protect=0.9,flush=requant_all",
     "vidkv,group=8,residual=16,flush=requant_key",
     "vidkv,group=8,residual=16,mask_scope=head,fft=off",
     "vidkv,group=8,residual=16,key_bits=1,value_bits=2",
@@ -241,6 +243,8 @@ inline constexpr const char* kSpecs[] = {
     ("prefixkv,keep=0.4,evict=fixed_index,distance=60 + kivi,group=2,residual=4,tail_keep=0 + "
      "share=codes"),
     "h2o,keep=0.5 + vidkv,group=8,residual=16",
+    "h2o,keep=0.7 + vidkv,group=8,residual=8,protect=0.8,tail_keep=20",
+    "prefixkv,keep=0.7 + vidkv,group=8,residual=8,protect=1",
     "snapkv,keep=0.5,window=8 + vidkv,group=8,residual=16,flush=requant_key",
     "tova,keep=0.5",
     "tova,keep=0.1,sinks=9",

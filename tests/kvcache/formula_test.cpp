@@ -266,6 +266,34 @@ INSTANTIATE_TEST_SUITE_P(
         Held{"snapkv,keep=0.5 + int8", {150, 100, 2, 0}},
         Held{"h2o,keep=0.5,prefill_only=on + kivi", {150, 100, 2, 0}}));
 
+/// Visual rows that are still in the window when the prompt ends are not packed yet, and keep their
+/// protection when their time comes: at protect=1 it is known which are protected.
+TEST(CacheBytesOfProtectedRows, EqualTheFormulaWhereTheWindowHoldsSome) {
+  const CacheShape shape = shape_of(2, 4, 2, 40);
+  for (const char* spec :
+       {"vidkv,group=8,residual=16,protect=1", "vidkv,group=8,residual=24,protect=1",
+        "vidkv,group=8,residual=24,protect=1,flush=requant_all",
+        "prefixkv,keep=0.999999999999,evict=none + "
+        "vidkv,group=8,residual=8,protect=1,tail_keep=20"}) {
+    SCOPED_TRACE(spec);
+    const auto plan = test::plan_of(spec, shape);
+    std::vector<int16_t> modality(93, kTextRow);
+    std::fill_n(modality.begin() + 30, 60, int16_t{0});
+    const SequenceSize size{93, 60, 193};
+    const auto cache = make_cache(plan, reservation(*plan, size).bytes(), {});
+    const SequenceId id = cache->open(size, "a sequence");
+    Feeder feeder(*cache, shape);
+    feeder.feed(id, modality, true);
+    LayerCounts counts{93, 60, 1, 0, 3};
+    for (; counts.steps < 100; ++counts.steps) {
+      const std::vector<LayerCounts> layers(2, counts);
+      ASSERT_EQ(cache->bytes(), sum(formula(*plan, layers)).total())
+          << "after " << counts.steps << " steps";
+      feeder.feed(id, {kTextRow}, false);
+    }
+  }
+}
+
 double nominal(const std::string& text, const CacheShape& shape, int visual = 200) {
   const std::vector<LayerCounts> counts(static_cast<size_t>(shape.layers), {250, visual, 1, 0});
   return nominal_bits(*test::plan_of(text, shape), counts);

@@ -236,6 +236,7 @@ class PolicySequence {
     double weight = 0;
     double score = 0;  // of the prompt's rows: what decode goes by
     bool of_prompt = false;
+    bool is_protected = false;
     std::vector<int> k_codes, v_codes;
   };
   struct Block {
@@ -454,6 +455,7 @@ class PolicySequence {
       }
       return;
     }
+    if (store == kRest && how.protect > 0) protect(how, state);
     for (const bool keys : {true, false}) {
       const Scheme& scheme = keys ? how.keys : how.values;
       std::vector<int> counts;
@@ -462,6 +464,23 @@ class PolicySequence {
         counts.push_back(std::max(0, rows - scheme.hold) / scheme.unit * scheme.unit);
       }
       flush_rows(layer, state, store, keys, counts);
+    }
+  }
+
+  /// Chooses the prompt's rows whose values are protected, packed yet or not.
+  void protect(const Packer& how, Layer& state) {
+    for (Lane& lane : state.lanes) {
+      std::vector<double> scores;
+      std::vector<bool> visual;
+      const std::vector<Slot*> all = of_store(lane, kRest);
+      for (const Slot* slot : all) {
+        scores.push_back(protection_[static_cast<size_t>(slot->token)]);
+        visual.push_back(slot->visual);
+      }
+      for (const size_t i :
+           protected_rows(scores, visual, how.protect, how.protects_as_published)) {
+        all[i]->is_protected = true;
+      }
     }
   }
 
@@ -492,22 +511,12 @@ class PolicySequence {
     }
     for (size_t head = 0; head < kv_heads(); ++head) {
       std::vector<Slot*> plain = rows[head];
-      if (!keys && store == kRest && how.protect > 0 && !prompted_) {
-        std::vector<double> scores;
-        std::vector<bool> visual;
-        const std::vector<Slot*> all = of_store(state.lanes[head], store);
-        for (const Slot* slot : all) {
-          scores.push_back(protection_[static_cast<size_t>(slot->token)]);
-          visual.push_back(slot->visual);
-        }
+      if (!keys) {
         std::vector<Slot*> special;
-        for (const size_t i :
-             protected_rows(scores, visual, how.protect, how.protects_as_published)) {
-          const auto at = std::find(plain.begin(), plain.end(), all[i]);
-          if (at == plain.end()) continue;
-          plain.erase(at);
-          special.push_back(all[i]);
-        }
+        const auto split = std::stable_partition(
+            plain.begin(), plain.end(), [](const Slot* slot) { return !slot->is_protected; });
+        special.assign(split, plain.end());
+        plain.erase(split, plain.end());
         pack_blocks(layer, head, special, how.protected_values, keys, store, true);
       }
       pack_blocks(layer, head, plain, keys ? how.keys : how.values, keys, store, false);

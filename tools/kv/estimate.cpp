@@ -53,26 +53,33 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
   const auto layers = static_cast<size_t>(shape.layers);
 
   Estimate made;
-  made.counts.assign(layers, {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0});
+  // Pictures in the middle of the prompt.
+  const int text_before = (prompt.tokens - prompt.visual) / 2;
+  const int text_behind = prompt.tokens - prompt.visual - text_before;
+  made.counts.assign(layers,
+                     {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0, text_behind});
   if (plan->retention != nullptr) {
     // Heads keep equally many slots: one of them says how many.
     CacheShape one_head = shape;
     one_head.q_heads = shape.q_per_kv();
     one_head.kv_heads = 1;
     std::vector<int16_t> modality(static_cast<size_t>(prompt.tokens), kTextRow);
-    std::fill_n(modality.begin() + (prompt.tokens - prompt.visual) / 2, prompt.visual, int16_t{0});
+    std::fill_n(modality.begin() + text_before, prompt.visual, int16_t{0});
     const auto selections = select_evenly(*plan->retention, one_head, modality, plan->pairs);
     made.even_attention = plan->retention->needs().rows != ImportanceNeeds::Rows::kNone;
     for (size_t layer = 0; layer < layers; ++layer) {
       LayerCounts& counts = made.counts[layer];
       counts.rows = selections[layer].kept();
       if (made.even_attention) {
-        counts.visual = static_cast<int>(
-            std::lround(static_cast<double>(counts.rows) * prompt.visual / prompt.tokens));
+        const double share = static_cast<double>(counts.rows) / prompt.tokens;
+        counts.visual = static_cast<int>(std::lround(share * prompt.visual));
+        counts.text_behind = static_cast<int>(std::lround(share * text_behind));
       } else {
         const std::vector<int32_t>& slots = selections[layer].slots.front();
         counts.visual = static_cast<int>(std::ranges::count_if(
             slots, [&](int32_t slot) { return modality[static_cast<size_t>(slot)] != kTextRow; }));
+        counts.text_behind = static_cast<int>(std::ranges::count_if(
+            slots, [&](int32_t slot) { return slot >= text_before + prompt.visual; }));
       }
     }
   }
