@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/base/error.h"
+#include "kvcache/engine/traits.h"
 
 namespace kvlm {
 
@@ -31,10 +32,8 @@ void check_size(const Sequence& sequence, const StepRows& rows) {
 void check_later_prompt(const CacheTraits& traits, const StepRows& rows) {
   const CacheNeeds& needs = traits.needs();
   if (rows.prompt && needs.one_prompt) {
-    unsupported(
-        fmt::format("--kv {} takes no second prompt: its layers share codes and drop rows; "
-                    "prefill the conversation anew",
-                    traits.plan().spec));
+    unsupported(fmt::format("--kv {} takes no second prompt: {}; prefill the conversation anew",
+                            traits.plan().spec, why_one_prompt(traits.plan(), traits.device())));
   }
   if (needs.pictures_first && std::any_of(rows.modality.begin(), rows.modality.end(),
                                           [](int16_t tag) { return tag != kTextRow; })) {
@@ -56,6 +55,17 @@ void check_pictures(const CacheTraits& traits, const StepRows& rows) {
 }
 
 }  // namespace
+
+std::string_view why_one_prompt(const CachePlan& plan, Device device) noexcept {
+  if (plan.retention == nullptr) return {};
+  // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
+  // layer by layer does not.
+  if (plan.share.any()) return "its layers share codes and drop rows";
+  if (device.kind != DeviceKind::kCpu && plan.retention->needs().decode_weights) {
+    return "its sums of attention are on the GPU, and those of later prompts are added on the host";
+  }
+  return {};
+}
 
 void check_rows(const CacheTraits& traits, const Sequence& sequence, const StepRows& rows) {
   check_size(sequence, rows);

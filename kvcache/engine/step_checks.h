@@ -1,9 +1,17 @@
 #pragma once
 
+#include <string_view>
+
+#include "kernels/base/device.h"
+#include "kvcache/cache_plan.h"
 #include "kvcache/engine/sequence.h"
-#include "kvcache/engine/traits.h"
 
 namespace kvlm {
+
+class CacheTraits;
+
+/// Why no prompt can follow the first in a cache of `plan` on `device`; empty if one can.
+std::string_view why_one_prompt(const CachePlan& plan, Device device) noexcept;
 
 /// Refuses rows that a sequence cannot take now. Throws Error{kInvalidArgument} for more rows than
 /// were announced, Error{kUnsupported} for what the policies cannot do, with the cure.

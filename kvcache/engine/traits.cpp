@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "kvcache/engine/step_checks.h"
+
 namespace kvlm {
 
 CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
@@ -44,11 +46,7 @@ CacheNeeds CacheTraits::find_needs() const {
   }
   const Retention* rule = retention();
   needs.prompt_queries = rule != nullptr && rule->needs().rows != ImportanceNeeds::Rows::kNone;
-  // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
-  // layer by layer does not.
-  needs.one_prompt = plan().share.any() && rule != nullptr;
-  // The sums of later prompts are added on the host.
-  needs.one_prompt |= on_gpu() && layouts_.keeps_weights();
+  needs.one_prompt = !why_one_prompt(plan(), device_).empty();
   return needs;
 }
 
