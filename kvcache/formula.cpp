@@ -179,6 +179,11 @@ std::vector<PartBytes> formula(const CachePlan& plan, std::span<const LayerCount
     for_each_scope(plan, [&](Scope scope) {
       layers[layer] += bytes_of(plan, static_cast<int>(layer), scope, counts[layer]);
     });
+    if (counts[layer].dropped && plan.retention != nullptr) {
+      const auto sinks = static_cast<size_t>(plan.retention->most_sinks());
+      layers[layer].full_rows += sizeof(float) * static_cast<size_t>(plan.shape.kv_heads) * sinks *
+                                 static_cast<size_t>(plan.shape.head_dim);
+    }
     if (keeps_weights) {
       layers[layer].weights = sizeof(float) * static_cast<size_t>(plan.shape.kv_heads) *
                               static_cast<size_t>(counts[layer].rows + counts[layer].steps);

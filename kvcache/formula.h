@@ -13,10 +13,11 @@ namespace kvlm {
 
 /// Rows of one layer of one sequence, for the byte formulas.
 struct LayerCounts {
-  int rows = 0;    ///< kept when the prompt ended, in every kv_head
-  int visual = 0;  ///< those among them that are visual
-  int images = 1;  ///< pictures that the visual rows come from
-  int steps = 0;   ///< rows appended since; none was dropped
+  int rows = 0;          ///< kept when the prompt ended, in every kv_head
+  int visual = 0;        ///< those among them that are visual
+  int images = 1;        ///< pictures that the visual rows come from
+  int steps = 0;         ///< rows appended since; none was dropped
+  bool dropped = false;  ///< the layer has dropped rows of its prompt
   /// Text rows behind the last visual row; -1: all text rows are.
   int text_behind = -1;
 };
@@ -27,7 +28,7 @@ struct PartBytes {
   size_t key_scales = 0;  ///< with zero points
   size_t value_codes = 0;
   size_t value_scales = 0;  ///< with zero points
-  size_t full_rows = 0;     ///< keys and values that are not packed
+  size_t full_rows = 0;     ///< keys and values that are not packed; unrotated keys of sinks
   size_t masks = 0;         ///< channel masks, bitmaps of protected rows
   size_t weights = 0;       ///< sums of attention (H2O)
 

@@ -76,6 +76,12 @@ size_t Layouts::weight_bytes(int64_t peak) const noexcept {
   return static_cast<size_t>(shape_->kv_heads) * aligned(sizeof(float) * static_cast<size_t>(peak));
 }
 
+size_t Layouts::sink_bytes() const noexcept {
+  const int sinks = plan_->retention == nullptr ? 0 : plan_->retention->most_sinks();
+  return aligned(sizeof(float) * static_cast<size_t>(shape_->kv_heads) *
+                 static_cast<size_t>(sinks) * static_cast<size_t>(shape_->head_dim));
+}
+
 size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept {
   size_t bytes = 0;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
@@ -85,7 +91,7 @@ size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcep
   }
   if (protected_values(layer).plan != nullptr) bytes += protection_bytes(ever);
   if (keeps_weights()) bytes += weight_bytes(peak);
-  return bytes;
+  return bytes + sink_bytes();
 }
 
 size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,

@@ -68,8 +68,10 @@ class Layouts {
   size_t protection_bytes(int64_t ever) const noexcept;
   /// Bytes of a layer's sums of attention, of `peak` slots in each KV head.
   size_t weight_bytes(int64_t peak) const noexcept;
-  /// Bytes set aside for the masks, bitmaps and accumulators of a layer of lanes with at most
-  /// `peak` slots, of which `ever` are packed.
+  /// Bytes of a layer's sinks as they came (StreamingLLM).
+  size_t sink_bytes() const noexcept;
+  /// Bytes set aside for masks, bitmaps, sums and sinks of a layer whose KV heads have at most
+  /// `peak` slots and ever get `ever` rows.
   size_t extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept;
 
  private:

@@ -155,7 +155,7 @@ void Plane::slide(int rows) noexcept {
 }
 
 size_t Plane::ring_offset(int i) const noexcept {
-  const int place = ring_first_ + i;  // no division: this is done for every lane of a step
+  const int place = ring_first_ + i;  // no division: this is done for every KV head of a step
   return static_cast<size_t>(place < ring_rows_ ? place : place - ring_rows_) * layout_.row_bytes();
 }
 

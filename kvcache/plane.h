@@ -24,7 +24,7 @@ struct PlaneCapacity {
   size_t bytes() const noexcept { return packed_bytes + ring_bytes; }
 };
 
-/// The runs of a lane, appended to memory that has room for them.
+/// The runs of a KV head, appended to memory that has room for them.
 class RunList {
  public:
   explicit RunList(SlotRun* memory) : begin_(memory) {}
@@ -51,7 +51,7 @@ class RunList {
 /// allocates afterwards.
 class alignas(64) Plane {
  public:
-  /// What rows are and how they are packed; the same for all planes of a layer and part.
+  /// What rows are and how they are packed; the same for all planes of a layer and side.
   struct Layout {
     const PartPlan* plan = nullptr;  ///< null: rows are never packed
     int head_dim = 0;
@@ -125,7 +125,7 @@ class alignas(64) Plane {
   [[nodiscard]] RowGap evict(int slot) noexcept;
 
   /// Brings what decode reads of this plane into the processor's cache, and then its blocks: what
-  /// thousands of lanes say of themselves lies all over memory.
+  /// thousands of KV heads say of themselves lies all over memory.
   void prefetch() const noexcept {
     __builtin_prefetch(this, 1);
     __builtin_prefetch(&blocks_, 1);

@@ -97,6 +97,8 @@ class Retention {
   /// The keys of sinks are rotated forward as rows behind them go, so that all distances are those
   /// of ranks (docs/arithmetic.md, "StreamingLLM").
   virtual bool rerotates() const noexcept { return false; }
+  /// rerotates(): the most first rows that turn, whose keys a layer keeps as they came.
+  virtual int most_sinks() const noexcept { return 0; }
   /// The next position is the number of rows that layer 0 holds (PrefixKV's published code).
   virtual bool positions_from_layer0() const noexcept { return false; }
 };

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/base/buffer.h"
 #include "kvcache/arena.h"
 #include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
@@ -66,7 +65,7 @@ struct LayerState {
   int protection_bitmaps = 0;                ///< bitmaps of protected slots, in the arena
   std::vector<uint64_t> protection;          ///< their place where the arena is on a GPU
   // StreamingLLM's re-rotation: the sinks' keys as they came, and by how much they were rotated.
-  Buffer sinks;  ///< (kv_heads, sink_rows, head_dim) f32
+  float* sinks = nullptr;  ///< (kv_heads, sink_rows, head_dim), in the arena
   int sink_rows = 0;
   int rotated_by = 0;
 };

@@ -16,10 +16,12 @@
 namespace kvlm {
 
 SequenceStore::SequenceStore(const CacheTraits& traits, size_t arena_bytes,
-                             const DecodeWeights& weights, const ProtectedValues& protected_values)
+                             const DecodeWeights& weights, const ProtectedValues& protected_values,
+                             const SinkRotation& sinks)
     : traits_(traits),
       weights_(weights),
       protected_values_(protected_values),
+      sinks_(sinks),
       arena_(traits.device(), arena_bytes) {}
 
 SequenceId SequenceStore::open(const SequenceSize& size, const std::string& who) {
@@ -102,7 +104,11 @@ void SequenceStore::place(Sequence& sequence, int layer,
     protected_values_.place(state, layer, extras, ever);
     extras += traits_.layouts().protection_bytes(ever);
   }
-  weights_.place(state, extras, most);
+  if (weights_.wanted()) {
+    weights_.place(state, extras, most);
+    extras += traits_.layouts().weight_bytes(most);
+  }
+  SinkRotation::place(state, extras);
 }
 
 /// Places the planes of a KV head, whose stores get `counts` rows of the prompt and never have more
@@ -170,7 +176,7 @@ void SequenceStore::account(Sequence& sequence) const noexcept {
   for (const LayerState& state : sequence.layers) {
     bytes += state.plane_bytes;
     for (const size_t mask : state.mask_bytes) bytes += mask;
-    bytes += weights_.bytes(state) + ProtectedValues::bytes(state);
+    bytes += weights_.bytes(state) + ProtectedValues::bytes(state) + sinks_.bytes(state);
   }
   sequence.memory.set_used(bytes);
   if (sequence.prompted) return;

@@ -11,6 +11,7 @@
 #include "kvcache/engine/traits.h"
 #include "kvcache/extensions/decode_weights.h"
 #include "kvcache/extensions/protected_values.h"
+#include "kvcache/extensions/sink_rotation.h"
 
 namespace kvlm {
 
@@ -18,7 +19,7 @@ namespace kvlm {
 class SequenceStore {
  public:
   SequenceStore(const CacheTraits& traits, size_t arena_bytes, const DecodeWeights& weights,
-                const ProtectedValues& protected_values);
+                const ProtectedValues& protected_values, const SinkRotation& sinks);
 
   /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`; then nothing has changed.
   SequenceId open(const SequenceSize& size, const std::string& who);
@@ -56,6 +57,7 @@ class SequenceStore {
   const CacheTraits& traits_;
   const DecodeWeights& weights_;
   const ProtectedValues& protected_values_;
+  const SinkRotation& sinks_;
   Arena arena_;
   std::vector<Sequence> sequences_;
 };

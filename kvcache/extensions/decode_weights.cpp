@@ -26,7 +26,6 @@ void DecodeWeights::reserve(const Workload& load) {
 }
 
 void DecodeWeights::place(LayerState& state, std::byte* memory, int64_t peak) const {
-  if (!wanted_) return;
   const size_t each = traits_.layouts().weight_bytes(peak) / traits_.kv_heads();
   for (HeadState& head : state.heads) {
     head.weights = reinterpret_cast<float*>(memory);

@@ -1,12 +1,25 @@
 #include "kvcache/extensions/sink_rotation.h"
 
+#include <cassert>
+
 namespace kvlm {
+
+SinkRotation::SinkRotation(const CacheTraits& traits) : traits_(traits) {
+  if (traits.retention() == nullptr) return;
+  const auto sinks = static_cast<size_t>(traits.retention()->most_sinks());
+  sources_.reserve(traits.kv_heads() * sinks);
+  rotated_.reserve(traits.kv_heads() * sinks);
+}
+
+void SinkRotation::place(LayerState& state, std::byte* memory) noexcept {
+  state.sinks = reinterpret_cast<float*>(memory);
+}
 
 void SinkRotation::rotate(LayerState& state, int sinks, int by, Stream& stream) {
   if (state.sink_rows == 0) copy_sinks(state, sinks, stream);
   state.rotated_by += by;
   rotated_.clear();
-  const auto* from = reinterpret_cast<const float*>(state.sinks.data());
+  const float* from = state.sinks;
   for (HeadState& head : state.heads) {
     for (int row = 0; row < state.sink_rows; ++row) {
       rotated_.push_back({from, head.stores[kRest].keys.full_row(row)});
@@ -20,17 +33,15 @@ void SinkRotation::rotate(LayerState& state, int sinks, int by, Stream& stream) 
 /// Keeps the sinks' keys as they came: each rotation starts from them, so that roundings do not
 /// add up.
 void SinkRotation::copy_sinks(LayerState& state, int sinks, Stream& stream) {
-  const size_t rows = traits_.kv_heads() * static_cast<size_t>(sinks);
+  assert(sinks <= traits_.retention()->most_sinks());
   state.sink_rows = sinks;
-  state.sinks = Buffer(traits_.device(), rows * traits_.dim() * sizeof(float));
   sources_.clear();
   for (HeadState& head : state.heads) {
     for (int row = 0; row < sinks; ++row) {
       sources_.push_back(head.stores[kRest].keys.full_row(row));
     }
   }
-  widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim,
-             reinterpret_cast<float*>(state.sinks.data()), stream);
+  widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim, state.sinks, stream);
 }
 
 }  // namespace kvlm

@@ -13,7 +13,15 @@ namespace kvlm {
 /// (docs/arithmetic.md, "StreamingLLM", rerotate=on).
 class SinkRotation {
  public:
-  explicit SinkRotation(const CacheTraits& traits) : traits_(traits) {}
+  explicit SinkRotation(const CacheTraits& traits);
+
+  /// Gives a layer the memory of its sinks, Layouts::sink_bytes().
+  static void place(LayerState& state, std::byte* memory) noexcept;
+  /// Bytes of a layer's sinks.
+  size_t bytes(const LayerState& state) const noexcept {
+    return sizeof(float) * traits_.kv_heads() * static_cast<size_t>(state.sink_rows) *
+           traits_.dim();
+  }
 
   /// Rotates the sinks of a layer by `by` more positions. `sinks`: how many they are, if none was
   /// rotated before.

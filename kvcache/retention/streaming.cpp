@@ -83,6 +83,7 @@ class Streaming final : public Retention {
   }
 
   bool rerotates() const noexcept override { return rerotate_ && !identity(); }
+  int most_sinks() const noexcept override { return rerotates() ? sinks_ : 0; }
 
  private:
   bool identity() const noexcept { return keeps_everything(keep_); }

@@ -284,13 +284,33 @@ TEST(CacheBytesOfProtectedRows, EqualTheFormulaWhereTheWindowHoldsSome) {
     const SequenceId id = cache->open(size, "a sequence");
     Feeder feeder(*cache, shape);
     feeder.feed(id, modality, true);
-    LayerCounts counts{93, 60, 1, 0, 3};
+    LayerCounts counts{93, 60, 1, 0, false, 3};
     for (; counts.steps < 100; ++counts.steps) {
       const std::vector<LayerCounts> layers(2, counts);
       ASSERT_EQ(cache->bytes(), sum(formula(*plan, layers)).total())
           << "after " << counts.steps << " steps";
       feeder.feed(id, {kTextRow}, false);
     }
+  }
+}
+
+/// Sinks that are rotated again have their keys beside, once rows between have been dropped.
+TEST(Formula, CountsTheUnrotatedKeysOfSinks) {
+  const CacheShape shape = [] {
+    CacheShape of = shape_of(2, 4, 2, 40);
+    of.rope_frequencies.assign(20, 0.1f);
+    return of;
+  }();
+  for (const char* spec : {"streaming,keep=0.5,rerotate=on", "streaming,keep=0.5"}) {
+    const auto plan = test::plan_of(spec, shape);
+    const SequenceSize size{100, 0, 101};
+    const auto cache = make_cache(plan, reservation(*plan, size).bytes(), {});
+    Feeder(*cache, shape)
+        .feed(cache->open(size, "a sequence"), std::vector<int16_t>(100, kTextRow), true);
+    const std::vector<LayerCounts> layers(2, {50, 0, 0, 0, true});
+    EXPECT_EQ(cache->bytes(), sum(formula(*plan, layers)).total()) << spec;
+    const size_t rows = 2 * 2 * 2 * 50 * 40 * 2;
+    EXPECT_EQ(cache->bytes(), rows + (plan->retention->rerotates() ? 2 * 2 * 4 * 40 * 4 : 0));
   }
 }
 

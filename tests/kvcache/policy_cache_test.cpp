@@ -364,6 +364,38 @@ TEST_P(EverySpec, DecodeAllocatesNothing) {
   EXPECT_EQ(allocations_of_decode(GetParam(), kSmall, 1, 120), 0u);
 }
 
+/// Rows that a rule first drops in decode ask for no memory either, once scratch is warm.
+TEST(PolicyCacheTest, SinksHaveTheirMemoryBeforeTheFirstRowGoes) {
+  constexpr int kSteps = 12;
+  const SequenceSize size{1, 0, 1 + kSteps};
+  const auto cache = make("streaming,keep=0.5,rerotate=on", kSmall, size, 2);
+  Feeder feeder(kSmall);
+  std::vector<float> q(static_cast<size_t>(kSmall.q_heads * kSmall.head_dim), 0.5f);
+  std::vector<float> k(static_cast<size_t>(kSmall.kv_heads * kSmall.head_dim), 0.25f);
+  const auto view = [](std::vector<float>& x, int heads) {
+    return TensorView(x.data(), DType::kF32, {1, heads, kSmall.head_dim});
+  };
+  size_t asked = 0;
+  for (const char name : {'a', 'b'}) {  // the second finds what the first has made
+    StepRows step;
+    step.sequence = cache->open(size, "s");
+    step.rows = 1;
+    feeder.pass(*cache, {{name, step.sequence, 0, {kTextRow}, true}});
+    const size_t before = allocations();
+    for (int i = 0; i < kSteps; ++i) {
+      cache->begin({&step, 1});
+      for (int layer = 0; layer < kSmall.layers; ++layer) {
+        cache->attend(layer, view(q, kSmall.q_heads), view(k, kSmall.kv_heads),
+                      view(k, kSmall.kv_heads), view(q, kSmall.q_heads), 0.25f, feeder.stream());
+      }
+      cache->end(feeder.stream());
+    }
+    asked = allocations() - before;
+    EXPECT_GT(cache->layer(step.sequence, 0).sink_rows, 0);
+  }
+  EXPECT_EQ(asked, 0u);
+}
+
 /// A size that was refused changes nothing, and what reservation() says is enough.
 TEST_P(EverySpec, ReservesWhatItNeeds) {
   for (const auto& prompt : {PromptShape{5, {40}, 9}.modality(), PromptShape{1, {}, 0}.modality(),

@@ -217,6 +217,7 @@ class PolicySequence {
           if (!block.shared) sum += block.rows * block.scheme->row_bytes();
         }
         if (rule_ && rule_->sums_in_decode()) sum += 4 * lane.slots.size();
+        sum += 4 * dim() * static_cast<size_t>(layer.sinks);  // keys before they were rotated
         if (rest && rest->protect > 0 && (head == 0 || (rule_ && rule_->per_head()))) {
           sum += (bits + 7) / 8;
         }

@@ -56,8 +56,8 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
   // Pictures in the middle of the prompt.
   const int text_before = (prompt.tokens - prompt.visual) / 2;
   const int text_behind = prompt.tokens - prompt.visual - text_before;
-  made.counts.assign(layers,
-                     {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0, text_behind});
+  made.counts.assign(
+      layers, {prompt.tokens, prompt.visual, prompt.visual > 0 ? 1 : 0, 0, false, text_behind});
   if (plan->retention != nullptr) {
     // Heads keep equally many slots: one of them says how many.
     CacheShape one_head = shape;
@@ -70,6 +70,7 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
     for (size_t layer = 0; layer < layers; ++layer) {
       LayerCounts& counts = made.counts[layer];
       counts.rows = selections[layer].kept();
+      counts.dropped = counts.rows < prompt.tokens;
       if (made.even_attention) {
         const double share = static_cast<double>(counts.rows) / prompt.tokens;
         counts.visual = static_cast<int>(std::lround(share * prompt.visual));
