@@ -24,8 +24,7 @@ LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
 BREAK = re.compile(r"\n[ \t]*(?:///?<?|#|\*)?[ \t]*")  # of a line, in a comment or in prose
 
 # Old citations that go when these files are next rewritten.
-PENDING = {"docs/results.md", "kvcache/policy_cache.h", "kvcache/policy_decode.cpp",
-           "kvcache/policy_prompt.cpp"}
+PENDING = {"docs/results.md"}
 
 
 def headings(page):
