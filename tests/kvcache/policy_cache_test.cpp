@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "kernels/base/error.h"
 #include "kvcache/formula.h"
 #include "kvcache/make_cache.h"
+#include "kvcache/registry.h"
 #include "tests/allocations.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
@@ -124,9 +126,20 @@ TEST_P(PolicyLife, EqualsTheReferenceStepByStep) {
 
 INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), name_of_spec);
 
+/// A policy that nobody feeds is checked against nothing.
+TEST(PolicyLives, NameEveryPolicy) {
+  for (const PolicyInfo* info : policies()) {
+    if (find_format(info->name).has_value()) continue;
+    EXPECT_TRUE(std::ranges::any_of(
+        kSpecs,
+        [&](std::string_view spec) { return spec.find(info->name) != std::string_view::npos; }))
+        << info->name << " is in no spec of tests/kvcache/feeder.h";
+  }
+}
+
 /// The plain cache's outputs of the same passes, to the bit, from rules that are run and drop
 /// nothing: their budget rounds to every row (at keep=1 there would be no rule at all).
-class Identity : public testing::TestWithParam<const char*> {};
+class Identity : public testing::TestWithParam<std::string> {};
 
 TEST_P(Identity, EqualsThePlainCacheBitForBit) {
   const std::vector<int16_t> prompt = PromptShape{7, {60, 33}, 300}.modality();
@@ -153,21 +166,27 @@ TEST_P(Identity, EqualsThePlainCacheBitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Rules, Identity,
-    testing::Values("uniform,keep=0.999999999999", "prefixkv,keep=0.999999999999",
-                    "prefixkv,keep=0.999999999999,merge=feature",
-                    "streaming,keep=0.999999999999,budget=proportional",
-                    "streaming,keep=0.999999999999,budget=proportional,"
-                    "rerotate=on",
-                    "h2o,keep=0.999999999999,prefill_only=on", "snapkv,keep=0.999999999999",
-                    "pyramidkv,keep=0.999999999999", "elastic,keep=0.999999999999",
-                    "vlcache,keep=0.999999999999", "tova,keep=0.999999999999",
-                    "random,keep=0.999999999999"));
+/// Every rule of the registry, with what it takes to hold more rows than when the prompt had ended.
+std::vector<std::string> keeping_all() {
+  const std::map<std::string_view, std::string> growing = {{"h2o", ",prefill_only=on"},
+                                                           {"streaming", ",budget=proportional"}};
+  std::vector<std::string> specs = {
+      "prefixkv,keep=0.999999999999,merge=feature",
+      "streaming,keep=0.999999999999,budget=proportional,rerotate=on"};
+  for (const PolicyInfo* info : policies()) {
+    if (info->kind != PartKind::kRetention) continue;
+    const auto with = growing.find(info->name);
+    specs.push_back(fmt::format("{},keep=0.999999999999{}", info->name,
+                                with == growing.end() ? "" : with->second));
+  }
+  return specs;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, Identity, testing::ValuesIn(keeping_all()));
 
 /// keep=1 makes no rule, whichever is named.
 TEST_P(Identity, KeepOneMakesNoRule) {
-  const std::string name(GetParam(), std::string_view(GetParam()).find(','));
+  const std::string name = GetParam().substr(0, GetParam().find(','));
   EXPECT_EQ(plan_of(name + ",keep=1", kSmall)->retention, nullptr);
 }
 

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "kvcache/policies.h"
+#include "kvcache/registry.h"
 #include "kvcache/retention.h"
+#include "kvcache/words.h"
 
 // What the tests of retention rules share: rules from options, prompts of random importance, and a
 // layer that decodes.
@@ -26,6 +28,26 @@ inline std::unique_ptr<Retention> make_rule(const RetentionEntry& entry, Options
   if (context.shape == nullptr) context.shape = &kNoShape;
   return entry.make(OptionValues(entry.info, {std::string(entry.info.name), std::move(options)}),
                     context);
+}
+
+/// Every rule of the registry.
+inline std::vector<const RetentionEntry*> registered_rules() {
+  std::vector<const RetentionEntry*> rules;
+  for (const PolicyInfo* info : policies()) {
+    if (info->kind == PartKind::kRetention) rules.push_back(find_retention(info->name));
+  }
+  return rules;
+}
+
+/// Whether `key` is an option of a rule; of one that names choices, whether `choice` is one.
+inline bool has_option(const RetentionEntry& rule, std::string_view key,
+                       std::string_view choice = {}) {
+  return std::any_of(
+      rule.info.options.begin(), rule.info.options.end(), [&](const OptionInfo& option) {
+        if (option.key != key || choice.empty()) return option.key == key;
+        const std::vector<std::string_view> choices = split_words(option.choices, '|');
+        return std::find(choices.begin(), choices.end(), choice) != choices.end();
+      });
 }
 
 /// A prompt with importance of every layer and head.

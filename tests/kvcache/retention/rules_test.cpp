@@ -28,18 +28,14 @@ struct Rule {
   }
 };
 
-const std::vector<Rule>& rules() {
+/// Combinations of options that need a test of their own.
+const std::vector<Rule>& special_rules() {
   static const std::vector<Rule> kRules = {
-      {&retention::uniform, {}},
       {&retention::uniform, {{"sinks", "4"}, {"last", "7"}}},
       {&retention::uniform, {{"sinks", "30"}, {"last", "40"}}},
-      {&retention::uniform, {{"evict", "none"}}},
       {&retention::uniform, {{"evict", "window"}, {"sinks", "0"}, {"last", "40"}}},
       {&retention::uniform, {{"profile", "official"}}},
       {&retention::uniform, {{"profile", "paper"}}},
-      {&retention::uniform, {}, /*quantized=*/true},
-      {&retention::prefixkv, {}},
-      {&retention::prefixkv, {}, /*quantized=*/true},
       {&retention::prefixkv, {{"mode", "online"}, {"profile", "official"}}},
       {&retention::prefixkv, {{"mode", "online"}, {"profile", "paper"}}},
       {&retention::prefixkv, {{"protect", "official"}, {"sinks", "4"}}},
@@ -48,10 +44,7 @@ const std::vector<Rule>& rules() {
       {&retention::prefixkv, {{"merge", "feature"}, {"distance", "3"}}},
       {&retention::prefixkv, {}, false, /*profiled=*/true},
       {&retention::prefixkv, {{"evict", "none"}}, false, /*profiled=*/true},
-      {&retention::streaming, {}},
       {&retention::streaming, {{"budget", "proportional"}, {"sinks", "1"}}},
-      {&retention::h2o, {}},
-      {&retention::h2o, {{"head_shared", "on"}}},
       {&retention::h2o, {{"prefill_only", "on"}}},
       {&retention::h2o, {{"colmean", "on"}}},
       {&retention::snapkv, {{"window", "8"}}},
@@ -60,20 +53,34 @@ const std::vector<Rule>& rules() {
       {&retention::pyramidkv, {{"window", "8"}}},
       {&retention::pyramidkv, {{"window", "8"}, {"evict", "fixed_index"}}},
       {&retention::pyramidkv, {{"window", "8"}, {"no_floor", "on"}, {"head_shared", "on"}}},
-      {&retention::elastic, {}},
-      {&retention::vlcache, {}},
       {&retention::vlcache, {{"recent", "0"}, {"evict", "sliding"}}},
       {&retention::vlcache, {{"recent", "1"}, {"sinks", "30"}}},
-      {&retention::tova, {}},
-      {&retention::tova, {{"evict", "sliding"}}},
-      {&retention::tova, {{"evict", "score"}}},
       {&retention::tova, {{"evict", "fixed_index"}, {"sinks", "3"}}},
       {&retention::tova, {{"evict", "score"}, {"sinks", "30"}}},
-      {&retention::random, {}},
-      {&retention::random, {}, /*quantized=*/true},
       {&retention::random, {{"head_shared", "on"}, {"seed", "7"}}},
-      {&retention::random, {{"evict", "none"}}},
   };
+  return kRules;
+}
+
+/// Every registered rule as it is by default, alone and beside a quantizer, with one set of rows
+/// for all heads and with each eviction of its own; and special_rules().
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> kRules = [] {
+    std::vector<Rule> all;
+    for (const RetentionEntry* entry : registered_rules()) {
+      all.push_back({entry, {}});
+      all.push_back({entry, {}, /*quantized=*/true});
+      if (has_option(*entry, "head_shared")) all.push_back({entry, {{"head_shared", "on"}}});
+      for (const OptionInfo& option : entry->info.options) {
+        if (option.key != "evict") continue;
+        for (const std::string_view rule : split_words(option.choices, '|')) {
+          if (rule != option.standard) all.push_back({entry, {{"evict", std::string(rule)}}});
+        }
+      }
+    }
+    all.insert(all.end(), special_rules().begin(), special_rules().end());
+    return all;
+  }();
   return kRules;
 }
 
@@ -202,9 +209,8 @@ TEST(EveryRule, PeakRowsBoundWhatALayerHolds) {
 /// rule is asked for as it was published.
 TEST(EveryRule, SparesBothEndsOfThePromptByDefault) {
   for (const Rule& of : rules()) {
-    const bool ends = std::ranges::any_of(
-        of.entry->info.options, [](const OptionInfo& option) { return option.key == "last"; });
-    if (!ends || (!of.options.empty() && of.options[0].first != "seed")) continue;
+    if (!has_option(*of.entry, "last") || (!of.options.empty() && of.options[0].first != "seed"))
+      continue;
     for (const int n : {120, 600}) {
       // Causal sums: the earlier a row, the more rows have looked at it.
       Prompt prompt = random_prompt(4, 2, n, 51);
@@ -235,16 +241,14 @@ TEST(EveryRule, SparesBothEndsOfThePromptByDefault) {
 /// stay when the prompt ends and in decode, whatever else is protected.
 TEST(EveryRule, KeepsItsSinksBeyondTheBudget) {
   constexpr int kSinks = 30;
-  for (const RetentionEntry* entry :
-       {&retention::elastic, &retention::prefixkv, &retention::random, &retention::streaming,
-        &retention::tova, &retention::uniform, &retention::vlcache}) {
-    for (const char* evict : {"auto", "score", "window", "fixed_index", "sliding"}) {
+  for (const RetentionEntry* entry : registered_rules()) {
+    if (!has_option(*entry, "sinks")) continue;
+    for (const char* evict : {"auto", "none", "score", "window", "fixed_index", "sliding"}) {
       for (const char* last : {"1", "16", "900"}) {
-        const bool streaming = entry == &retention::streaming;
         Options options = {{"keep", "0.02"}, {"sinks", std::to_string(kSinks)}};
-        if (!streaming) options.insert(options.end(), {{"evict", evict}, {"last", last}});
-        if (entry == &retention::tova && options[2].second == "auto") options[2].second = "none";
-        if (entry == &retention::vlcache) options.emplace_back("recent", "1");
+        if (has_option(*entry, "evict", evict)) options.emplace_back("evict", evict);
+        if (has_option(*entry, "last")) options.emplace_back("last", last);
+        if (has_option(*entry, "recent")) options.emplace_back("recent", "1");
         for (const int n : {kSinks + 1, kSinks + 2, 100, 600}) {
           SCOPED_TRACE(::testing::Message() << entry->info.name << " evict " << evict << " last "
                                             << last << " of " << n);
@@ -270,8 +274,8 @@ TEST(EveryRule, KeepsItsSinksBeyondTheBudget) {
 
 /// Protected rows are inside the budget: they do not change how many rows stay.
 TEST(EveryRule, KeepsAsManyRowsWhateverIsProtected) {
-  for (const RetentionEntry* entry : {&retention::elastic, &retention::prefixkv, &retention::random,
-                                      &retention::tova, &retention::uniform, &retention::vlcache}) {
+  for (const RetentionEntry* entry : registered_rules()) {
+    if (!has_option(*entry, "last")) continue;
     for (const std::string keep : kKeeps) {
       for (const int n : {9, 40, 100, 600}) {
         const Prompt prompt = random_prompt(4, 2, n, static_cast<unsigned>(n) + 3);
@@ -387,10 +391,7 @@ TEST(EveryRule, SurvivesScoresThatAreNotNumbers) {
 }
 
 TEST(EveryRule, NamesLegalValuesInItsTable) {
-  for (const RetentionEntry* entry :
-       {&retention::elastic, &retention::h2o, &retention::prefixkv, &retention::pyramidkv,
-        &retention::random, &retention::snapkv, &retention::streaming, &retention::tova,
-        &retention::uniform, &retention::vlcache}) {
+  for (const RetentionEntry* entry : registered_rules()) {
     EXPECT_EQ(entry->info.kind, PartKind::kRetention);
     for (const OptionInfo& option : entry->info.options) {
       for (const std::string_view value : {option.standard, option.official, option.paper}) {
