@@ -34,6 +34,7 @@ enum ScratchSlot : int {
   kColumnRows,
   kChannelEnds,
   kMergeGroups,
+  kRowScores,
   kSampleParts,
   kScratchSlots
 };

@@ -13,12 +13,14 @@
 #include "kernels/attend_packed.h"
 #include "kernels/attention.h"
 #include "kernels/column_sums.h"
+#include "kernels/expected_attention.h"
 #include "kernels/key_basis.h"
 #include "kernels/merge_rows.h"
 #include "kernels/norm.h"
 #include "kernels/pack.h"
 #include "kernels/row_batch.h"
 #include "kernels/row_moves.h"
+#include "kernels/row_scores.h"
 #include "kernels/sample.h"
 #include "kernels/slot_weights.h"
 #include "tests/cuda/fixture.h"
@@ -32,6 +34,10 @@ using testing::normal_tensor;
 
 class SmallShapes : public testing::Cuda {
  protected:
+  static std::vector<float> floats_of(const Tensor& tensor) {
+    const auto values = testing::values_of(tensor);
+    return {values.begin(), values.end()};
+  }
   /// Equal to the last bit.
   bool same(const Tensor& gpu, const Tensor& cpu) {
     return testing::same_bits(on_host(gpu).view(), cpu.view());
@@ -440,6 +446,52 @@ TEST_F(SmallShapes, SumsOfColumns) {
       for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(gpu_sums[i], sums[i], most) << i;
       const double entries = multiply == DType::kF32 ? 1 : 8;
       for (size_t i = 0; i < small.size(); ++i) EXPECT_NEAR(gpu_small[i], small[i], entries) << i;
+    }
+  }
+}
+
+TEST_F(SmallShapes, ScoresOfRows) {
+  for (const int head_dim : {20, 128, 150}) {
+    for (const int64_t n : {1, 67, 300}) {
+      const DType stored = head_dim == 20 ? DType::kF32 : DType::kF16;
+      std::vector<Tensor> rows;
+      std::vector<StoredRows> heads;
+      std::vector<StoredRows> gpu_heads;
+      for (uint32_t head = 0; head < 2; ++head) {
+        rows.push_back(normal_tensor(stored, {n, head_dim}, head + 1));
+        heads.push_back({rows.back().view().data(), stored, n});
+        rows.push_back(on_gpu(rows.back()));
+        gpu_heads.push_back({rows.back().view().data(), stored, n});
+      }
+      std::vector<double> on_cpu(static_cast<size_t>(2 * n));
+      std::vector<double> on_device(on_cpu.size());
+      const auto compare = [&](const char* what, double most) {
+        for (size_t i = 0; i < on_cpu.size(); ++i) {
+          EXPECT_NEAR(on_device[i], on_cpu[i], most * std::abs(on_cpu[i]))
+              << what << " " << i << " of " << n << " x " << head_dim;
+        }
+      };
+      row_norms(heads, head_dim, on_cpu, cpu_);
+      row_norms(gpu_heads, head_dim, on_device, *gpu_);
+      compare("norm", 1e-13);
+      cosines_to_mean(heads, head_dim, on_cpu, cpu_);
+      cosines_to_mean(gpu_heads, head_dim, on_device, *gpu_);
+      compare("cosine", 1e-9);
+      const std::vector<float> frequencies = {1, 0.2f, 0.01f};
+      for (const DType dtype : {DType::kF32, DType::kF16}) {
+        const Tensor q = normal_tensor(dtype, {n, 6, head_dim}, 5);
+        const Tensor wide = testing::make_tensor(DType::kF32, q.shape(), floats_of(q));
+        for (const bool covariance : {true, false}) {
+          const FutureQueries future{.first_row = n > 4 ? 4 : 0,
+                                     .positions = 30,
+                                     .covariance = covariance,
+                                     .scale = 0.1f,
+                                     .frequencies = frequencies};
+          expected_attention(future, wide, heads, on_cpu, cpu_);
+          expected_attention(future, on_gpu(q), gpu_heads, on_device, *gpu_);
+          compare("expected attention", 1e-4);
+        }
+      }
     }
   }
 }
