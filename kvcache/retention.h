@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/merge_rows.h"
+#include "kernels/row_scores.h"
 #include "kvcache/kv_cache.h"
 
 namespace kvlm {
@@ -22,17 +23,35 @@ struct ImportanceNeeds {
   int last_rows = 0;
   bool sparsity = false;        ///< VL-Cache: the share of small entries
   bool decode_weights = false;  ///< H2O: sums go on over decode steps
+  bool row_scores = false;      ///< score() of every layer
+  bool queries = false;         ///< score() sees queries: a first prompt must come in one pass
+
+  /// What is kept depends on what the prompt's rows hold, not on their number alone.
+  bool sees_rows() const noexcept { return rows != Rows::kNone || row_scores; }
+  /// It depends on how its queries attend.
+  bool sees_queries() const noexcept { return rows != Rows::kNone || queries; }
+};
+
+/// A layer when a prompt has ended and all its rows are stored, where they lie.
+struct LayerRows {
+  const CacheShape* shape = nullptr;
+  std::span<const StoredRows> keys;    ///< (kv_heads,) of n rows each, after RoPE
+  std::span<const StoredRows> values;  ///< (kv_heads,)
+  ConstTensorView queries;  ///< (n, q_heads, head_dim) after RoPE; empty unless asked for
+  float scale = 1;          ///< of q . k
 };
 
 /// A prompt that has ended, as a retention rule sees it.
 struct PromptView {
   const CacheShape* shape = nullptr;
   int rows = 0;  ///< n
-  /// The one layer to select for (importance and sparsity hold this layer only), or -1: all layers.
+  /// The one layer to select for, all that importance, sparsity and row_scores hold; -1: all
+  /// layers.
   int layer = -1;
   std::span<const int16_t> modality;     ///< (n,)
   std::span<const double> importance;    ///< (layers, kv_heads, n) as ColumnSums.sums; may be empty
   std::span<const double> sparsity;      ///< (layers,) share of small entries; may be empty
+  std::span<const double> row_scores;    ///< (layers, kv_heads, n) of score(); may be empty
   std::span<const int32_t> summed_rows;  ///< (2,) first and last + 1 row that importance sums
 };
 
@@ -75,6 +94,11 @@ class Retention {
   virtual bool same_in_all_layers() const noexcept { return false; }
   /// A layer's choice depends on other layers, so that it is made after the last one.
   virtual bool joint() const noexcept = 0;
+
+  /// If needs().row_scores: what the rows of a layer are worth by what they hold. Computed on the
+  /// device where they lie; waits for the result.
+  ///   scores  (kv_heads, n) on the host
+  virtual void score(const LayerRows&, std::span<double> /*scores*/, Stream&) const {}
 
   /// The selection of every layer if joint() (prompt.layer is -1), else of prompt.layer alone: a
   /// vector of one. Keeps the last row. Layers of one pair (pairs[l] == pairs[l'], empty: none) get

@@ -54,13 +54,16 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, Co
                      staged_rows(sequence, layer, Part::kValues, h), traits_.plan().rows,
                      sequence.prompt.staged});
   }
+  stage(sequence, layer, Part::kKeys, k, stream);
+  stage(sequence, layer, Part::kValues, v, stream);
   // Before attention: its output may take the place of the queries.
-  if (traits_.retention() != nullptr) measure(sequence, layer, q, k, scale, stream);
+  if (traits_.retention() != nullptr) {
+    measure(sequence, layer, q, k, scale, stream);
+    score_rows(sequence, rows, layer, q, scale, stream);
+  }
   if (!q.empty()) {
     attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   }
-  stage(sequence, layer, Part::kKeys, k, stream);
-  stage(sequence, layer, Part::kValues, v, stream);
   if (rows.ends_prompt && !traits_.layouts().joint()) {
     sequence.prompt_rows = sequence.prompt.staged + rows.rows;
     finish_layer(sequence, layer, select(sequence, layer)[0], stream);
@@ -160,6 +163,32 @@ double* PromptStage::importance_of(Sequence& sequence, int layer) {
   return importance;
 }
 
+/// Lets the retention rule score what a layer has stored of a prompt, once all of it is.
+void PromptStage::score_rows(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
+                             float scale, Stream& stream) {
+  const ImportanceNeeds needs = traits_.retention()->needs();
+  if (needs.queries && rows.rows < sequence.size.prompt_rows) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--kv {} needs the queries of a whole prompt, which must come in one "
+                            "pass; {} of {} rows came",
+                            traits_.plan().spec, rows.rows, sequence.size.prompt_rows));
+  }
+  if (!needs.row_scores || !rows.ends_prompt) return;
+  PromptState& prompt = sequence.prompt;
+  std::array<std::vector<StoredRows>, 2> stored;
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+      stored[static_cast<size_t>(part)].push_back({staged_rows(sequence, layer, part, h),
+                                                   traits_.plan().rows, prompt.staged + rows.rows});
+    }
+  }
+  const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
+  prompt.row_scores.resize((traits_.layouts().joint() ? traits_.layers() : 1) * of_layer);
+  traits_.retention()->score(
+      {&traits_.shape(), stored[0], stored[1], needs.queries ? q : ConstTensorView(), scale},
+      std::span(prompt.row_scores).subspan(index_of(layer) * of_layer, of_layer), stream);
+}
+
 /// The selection of every layer (layer -1), or of one.
 std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int layer) const {
   const auto n = static_cast<int>(sequence.modality.size());
@@ -175,6 +204,7 @@ std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int la
   view.modality = sequence.modality;
   view.importance = sequence.prompt.importance;
   view.sparsity = sequence.prompt.sparsity;
+  view.row_scores = sequence.prompt.row_scores;
   view.summed_rows = sequence.prompt.summed_rows;
   return traits_.retention()->select(view, traits_.plan().pairs);
 }

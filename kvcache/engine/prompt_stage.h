@@ -37,6 +37,8 @@ class PromptStage {
   void stage(Sequence& sequence, int layer, Part part, ConstTensorView x, Stream& stream);
   void measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k, float scale,
                Stream& stream);
+  void score_rows(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
+                  float scale, Stream& stream);
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
   double* importance_of(Sequence& sequence, int layer);
   std::vector<LayerSelection> select(const Sequence& sequence, int layer) const;

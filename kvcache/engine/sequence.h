@@ -76,6 +76,7 @@ struct PromptState {
   int staged = 0;                  ///< rows complete in every layer
   std::vector<double> importance;  ///< (layers, kv_heads, prompt rows); one layer unless joint
   std::vector<double> sparsity;    ///< (layers,)
+  std::vector<double> row_scores;  ///< as importance
   std::array<int32_t, 2> summed_rows{};
   std::vector<float> protection;  ///< (prompt rows,) VidKV's scores
 };

@@ -45,7 +45,7 @@ CacheNeeds CacheTraits::find_needs() const {
     needs.pictures_first |= visual != nullptr && visual->visual_only();
   }
   const Retention* rule = retention();
-  needs.prompt_queries = rule != nullptr && rule->needs().rows != ImportanceNeeds::Rows::kNone;
+  needs.prompt_queries = rule != nullptr && rule->needs().sees_queries();
   needs.one_prompt = !why_one_prompt(plan(), device_).empty();
   return needs;
 }

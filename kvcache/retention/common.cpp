@@ -6,6 +6,7 @@
 #include <cassert>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "kernels/base/error.h"
@@ -36,6 +37,24 @@ std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_he
     for (size_t j = 0; j < n; ++j) sum[j] += scores[j];
   }
   return normalised(sum);
+}
+
+/// Scores of a mean magnitude of 1, unless all are 0; what is not finite becomes the least.
+std::vector<double> comparable(std::span<const double> scores) {
+  std::vector<double> result(scores.begin(), scores.end());
+  double least = std::numeric_limits<double>::infinity();
+  double magnitude = 0;
+  for (const double x : scores) {
+    if (!std::isfinite(x)) continue;
+    least = std::min(least, x);
+    magnitude += std::abs(x) / static_cast<double>(scores.size());
+  }
+  if (!std::isfinite(least)) least = 0;
+  for (double& x : result) {
+    if (!std::isfinite(x)) x = least;
+    if (magnitude > 0) x /= magnitude;
+  }
+  return result;
 }
 
 /// Rows that a layer may hold after step t.
@@ -162,6 +181,23 @@ std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, Scor
 
 std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, int kv_head) {
   return summed(prompt, unit, kv_head, Score::kSums);
+}
+
+std::vector<double> unit_row_scores(const PromptView& prompt, const Unit& unit, int kv_head) {
+  const auto n = static_cast<size_t>(prompt.rows);
+  const auto kv_heads = static_cast<size_t>(prompt.shape->kv_heads);
+  std::vector<double> mean(n, 0.0);
+  for (const int row : unit.rows) {
+    for (size_t head = 0; head < kv_heads; ++head) {
+      if (kv_head >= 0 && head != static_cast<size_t>(kv_head)) continue;
+      const size_t list = static_cast<size_t>(row) * kv_heads + head;
+      const std::vector<double> scores = comparable(prompt.row_scores.subspan(list * n, n));
+      for (size_t j = 0; j < n; ++j) mean[j] += scores[j];
+    }
+  }
+  const double lists = unit.size() * (kv_head >= 0 ? 1.0 : static_cast<double>(kv_heads));
+  for (double& x : mean) x /= lists;
+  return mean;
 }
 
 std::vector<LayerSelection> by_layer(const PromptView& prompt, std::span<const Unit> units,

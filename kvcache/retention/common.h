@@ -86,6 +86,11 @@ std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit,
 /// The same of one kv_head.
 std::vector<double> unit_scores(const PromptView& prompt, const Unit& unit, int kv_head);
 
+/// (n,) of a unit, from PromptView.row_scores, for one kv_head or, with -1, the mean over all: each
+/// list divided by its mean magnitude, so that heads and layers count alike, and averaged. An entry
+/// that is not finite counts as the least of its list.
+std::vector<double> unit_row_scores(const PromptView& prompt, const Unit& unit, int kv_head);
+
 /// A selection for every layer that was asked for, from one for every unit.
 std::vector<LayerSelection> by_layer(const PromptView& prompt, std::span<const Unit> units,
                                      std::vector<LayerSelection> selections);

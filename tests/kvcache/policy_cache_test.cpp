@@ -14,6 +14,7 @@
 #include "kvcache/formula.h"
 #include "kvcache/make_cache.h"
 #include "kvcache/registry.h"
+#include "kvcache/retention/common.h"
 #include "tests/allocations.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
@@ -24,6 +25,7 @@ namespace {
 
 using namespace testlife;
 using test::plan_of;
+using ::testing::HasSubstr;
 
 std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape,
                                   const SequenceSize& size, int sequences = 1) {
@@ -595,6 +597,129 @@ TEST(PolicyCacheTest, PromptsMayComeInChunks) {
     const std::vector<int16_t> chunk(prompt.begin(), prompt.begin() + 20);
     EXPECT_THROW(feeder.pass(*cache, {{'s', id, 0, chunk, true, /*ends_prompt=*/false}}), Error)
         << spec;
+  }
+}
+
+/// Scores the rows of a prompt by the first channel of their keys, as a kernel on a device would,
+/// and keeps the best half of each layer.
+class FirstChannel final : public Retention {
+ public:
+  explicit FirstChannel(bool joint, bool queries) : joint_(joint), queries_(queries) {}
+
+  ImportanceNeeds needs() const noexcept override {
+    return {.row_scores = true, .queries = queries_};
+  }
+  bool joint() const noexcept override { return joint_; }
+  void score(const LayerRows& layer, std::span<double> scores, Stream&) const override {
+    seen.emplace_back();
+    for (const StoredRows& keys : layer.keys) {
+      EXPECT_EQ(keys.dtype, DType::kF32);
+      for (int64_t j = 0; j < keys.rows; ++j) {
+        const auto* row = reinterpret_cast<const float*>(keys.data) + j * layer.shape->head_dim;
+        scores[static_cast<size_t>(&keys - layer.keys.data()) * keys.rows + j] = row[0];
+      }
+    }
+    const float* first_value = reinterpret_cast<const float*>(layer.values[1].data);
+    seen.back().assign(first_value, first_value + layer.shape->head_dim);
+    if (queries_) {
+      const float* q = layer.queries.as<float>();
+      seen.back().insert(seen.back().end(), q, q + layer.queries.elements());
+    } else {
+      EXPECT_TRUE(layer.queries.empty());
+    }
+  }
+  std::vector<LayerSelection> select(const PromptView& prompt,
+                                     std::span<const int> pairs) const override {
+    std::vector<LayerSelection> selections;
+    for (const retention::Unit& unit : retention::units_of(prompt, pairs)) {
+      const auto scores = retention::unit_row_scores(prompt, unit, -1);
+      selections.push_back({{retention::keep_best(scores, prompt.rows / 2, 0, 1)}, 0.5});
+    }
+    return selections;
+  }
+  int peak_rows(int kept, double, int prompt_rows, int max_rows) const noexcept override {
+    return retention::growing_peak(kept, prompt_rows, max_rows);
+  }
+  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
+    return int64_t{layers} * peak_rows(prompt_rows / 2, 0, prompt_rows, max_rows);
+  }
+
+  /// Of each call: the first value row of kv_head 1, then all queries.
+  mutable std::vector<std::vector<float>> seen;
+
+ private:
+  bool joint_;
+  bool queries_;
+};
+
+/// A rule is shown the rows that a layer has stored and the queries as they came, before attention
+/// puts its output in their place; what it makes of them chooses the rows that stay.
+TEST(PolicyCacheTest, RulesScoreWhatIsStored) {
+  const std::vector<int16_t> prompt = PromptShape{5, {20}, 5}.modality();
+  const SequenceSize size = size_of(prompt, 4);
+  for (const bool joint : {false, true}) {
+    for (const bool queries : {false, true}) {
+      const auto plan = plan_of("f32 + uniform,keep=0.5", kSmall);
+      auto owned = std::make_unique<FirstChannel>(joint, queries);
+      const FirstChannel& rule = *owned;
+      plan->retention = std::move(owned);
+      PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+      EXPECT_EQ(cache.needs().prompt_queries, queries);
+      Feeder feeder(kSmall);
+      const SequenceId id = cache.open(size, "s");
+      const Feeder::Input input{'s', id, 0, prompt, true};
+      if (joint && !queries) {  // keys alone may come in parts
+        const std::vector<int16_t> first(prompt.begin(), prompt.begin() + 12);
+        const std::vector<int16_t> rest(prompt.begin() + 12, prompt.end());
+        feeder.pass(cache, {{'s', id, 0, first, true, /*ends_prompt=*/false}});
+        EXPECT_TRUE(rule.seen.empty());
+        feeder.pass(cache, {{'s', id, 12, rest, true}});
+      } else {
+        feeder.pass(cache, {input});
+      }
+      ASSERT_EQ(rule.seen.size(), 2u);
+      for (int layer = 0; layer < 2; ++layer) {
+        const std::vector<float> k = feeder.k(input, layer);
+        const std::vector<float> v = feeder.v(input, layer);
+        std::vector<float> expected(v.begin() + 16, v.begin() + 32);
+        if (queries) {
+          const std::vector<float> q = feeder.q(input, layer);
+          expected.insert(expected.end(), q.begin(), q.end());
+        }
+        EXPECT_EQ(rule.seen[static_cast<size_t>(layer)], expected);
+        std::array<double, 2> magnitude{};
+        for (size_t i = 0; i < k.size(); i += 16) {
+          magnitude[i / 16 % 2] += std::abs(static_cast<double>(k[i]));
+        }
+        std::vector<double> scores;
+        for (size_t j = 0; j < prompt.size(); ++j) {
+          scores.push_back(static_cast<double>(k[j * 32]) / magnitude[0] +
+                           static_cast<double>(k[j * 32 + 16]) / magnitude[1]);
+        }
+        std::vector<float> kept;
+        for (const int32_t j : retention::keep_best(scores, 15, 0, 1)) {
+          const auto row = k.begin() + j * 32;
+          kept.insert(kept.end(), row, row + 16);
+        }
+        EXPECT_EQ(cache.inspect(id, layer, feeder.stream())[0].keys, kept) << "layer " << layer;
+      }
+    }
+  }
+}
+
+TEST(PolicyCacheTest, QueriesThatAreScoredComeInOnePass) {
+  const std::vector<int16_t> prompt = PromptShape{5, {20}, 5}.modality();
+  const SequenceSize size = size_of(prompt, 4);
+  const auto plan = plan_of("f32 + uniform,keep=0.5", kSmall);
+  plan->retention = std::make_unique<FirstChannel>(/*joint=*/true, /*queries=*/true);
+  PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+  Feeder feeder(kSmall);
+  const std::vector<int16_t> chunk(prompt.begin(), prompt.begin() + 12);
+  try {
+    feeder.pass(cache, {{'s', cache.open(size, "s"), 0, chunk, true, /*ends_prompt=*/false}});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("must come in one pass; 12 of 30 rows came"));
   }
 }
 

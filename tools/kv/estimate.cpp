@@ -31,10 +31,13 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
     }
   }
   const std::vector<double> sparsity(needs.sparsity ? layers : 0, 0.5);
+  const size_t scored = layers * static_cast<size_t>(shape.kv_heads) * modality.size();
+  const std::vector<double> row_scores(needs.row_scores ? scored : 0, 1);
   const int32_t summed[2] = {
       needs.rows == ImportanceNeeds::Rows::kLast ? std::max(0, rows - needs.last_rows) : 0, rows};
   prompt.importance = importance;
   prompt.sparsity = sparsity;
+  prompt.row_scores = row_scores;
   prompt.summed_rows = summed;
   if (joint) return retention.select(prompt, pairs);
   std::vector<LayerSelection> selections;
@@ -66,7 +69,7 @@ Estimate estimate(const CacheSpec& spec, const CacheShape& shape, const PromptSi
     std::vector<int16_t> modality(static_cast<size_t>(prompt.tokens), kTextRow);
     std::fill_n(modality.begin() + text_before, prompt.visual, int16_t{0});
     const auto selections = select_evenly(*plan->retention, one_head, modality, plan->pairs);
-    made.even_attention = plan->retention->needs().rows != ImportanceNeeds::Rows::kNone;
+    made.even_attention = plan->retention->needs().sees_rows();
     for (size_t layer = 0; layer < layers; ++layer) {
       LayerCounts& counts = made.counts[layer];
       counts.rows = selections[layer].kept();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 
@@ -12,6 +13,7 @@
 namespace kvlm::retention {
 namespace {
 
+using kvlm::testing::Prompt;
 using ::testing::ElementsAre;
 
 // Column sums of rows [1], [.25, .75], [.2, .3, .5] (docs/arithmetic.md, "Worked examples").
@@ -35,6 +37,21 @@ TEST(KeepBest, IsByScoreThenByIndex) {
     std::sort(best.begin(), best.end());
     EXPECT_EQ(keep_best(scores, static_cast<int>(kept), 0, 0), best);
   }
+}
+
+/// Heads and layers count alike whatever the size of their numbers, and keep their signs.
+TEST(UnitRowScores, AverageListsOfOneMagnitude) {
+  Prompt prompt;
+  prompt.shape = {.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 1, .rope_frequencies = {}};
+  prompt.rows = 3;
+  prompt.row_scores = {-3, 0, 3, 100, 100, 400, 0, 0, 0, std::nan(""), -1, 5};
+  const Unit first{{0}, {0}};
+  const Unit both{{0, 1}, {0, 1}};
+  // Mean magnitudes: 2, 200, none, and 2 with the missing entry as the least, -1, of its list.
+  EXPECT_THAT(unit_row_scores(prompt.view(), first, 0), ElementsAre(-1.5, 0, 1.5));
+  EXPECT_THAT(unit_row_scores(prompt.view(), first, -1), ElementsAre(-0.5, 0.25, 1.75));
+  EXPECT_THAT(unit_row_scores(prompt.view(), both, 1), ElementsAre(0, 0, 2.25));
+  EXPECT_THAT(unit_row_scores(prompt.view(), both, -1), ElementsAre(-0.375, 0, 1.5));
 }
 
 TEST(KeepBest, KeepsTheTopOfTheWorkedExample) {

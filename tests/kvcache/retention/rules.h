@@ -55,6 +55,7 @@ struct Prompt {
   CacheShape shape;
   int rows = 0;
   std::vector<double> importance;  // (layers, kv_heads, rows)
+  std::vector<double> row_scores;  // the same shape; may be empty
   std::vector<double> sparsity;    // (layers,)
 
   PromptView view() const {
@@ -63,6 +64,7 @@ struct Prompt {
     view.rows = rows;
     view.importance = importance;
     view.sparsity = sparsity;
+    view.row_scores = row_scores;
     return view;
   }
   /// The view of one layer alone, as a cache gives it to a rule that is not joint.
@@ -71,6 +73,9 @@ struct Prompt {
     const size_t stride = importance.size() / static_cast<size_t>(shape.layers);
     one.layer = layer;
     one.importance = one.importance.subspan(static_cast<size_t>(layer) * stride, stride);
+    if (!row_scores.empty()) {
+      one.row_scores = one.row_scores.subspan(static_cast<size_t>(layer) * stride, stride);
+    }
     if (!sparsity.empty()) one.sparsity = one.sparsity.subspan(static_cast<size_t>(layer), 1);
     return one;
   }
@@ -92,7 +97,7 @@ inline Prompt prompt_of(const std::vector<std::vector<double>>& layers) {
   return prompt;
 }
 
-/// Log-normal importance, wider in some layers than in others.
+/// Log-normal importance, wider in some layers than in others, and normal scores of rows.
 inline Prompt random_prompt(int layers, int kv_heads, int rows, unsigned seed) {
   std::mt19937 rng(seed);
   std::normal_distribution<double> normal;
@@ -109,6 +114,9 @@ inline Prompt random_prompt(int layers, int kv_heads, int rows, unsigned seed) {
     for (int i = 0; i < kv_heads * rows; ++i) {
       prompt.importance.push_back(std::exp(width * normal(rng)));
     }
+    std::mt19937 other(seed + static_cast<unsigned>(l) + 1);  // importance stays what it was
+    for (int i = 0; i < kv_heads * rows; ++i) prompt.row_scores.push_back(normal(other));
+    normal.reset();
     prompt.sparsity.push_back(unit(rng));
   }
   return prompt;

@@ -327,6 +327,7 @@ TEST(EveryRule, KeepsEverythingAtKeepOne) {
       SCOPED_TRACE(of.str());
       EXPECT_EQ(made.rule->needs().rows, ImportanceNeeds::Rows::kNone);
       EXPECT_FALSE(made.rule->needs().decode_weights);
+      EXPECT_FALSE(made.rule->needs().sees_rows() || made.rule->needs().sees_queries());
       EXPECT_EQ(made.rule->merge(), MergeRule::kNone);
       EXPECT_FALSE(made.rule->rerotates());
       EXPECT_TRUE(made.rule->same_in_all_layers());
@@ -348,12 +349,15 @@ TEST(EveryRule, IgnoresScaleAndOrderOfHeads) {
     const auto expected = testing::select(*made.rule, prompt);
     Prompt scaled = prompt;
     for (double& x : scaled.importance) x *= 37.5;
+    for (double& x : scaled.row_scores) x *= 37.5;
     EXPECT_EQ(testing::select(*made.rule, scaled)[1].slots, expected[1].slots) << of.str();
     if (made.rule->per_head()) continue;
     Prompt turned = prompt;  // heads 0, 1, 2 become 1, 2, 0
     for (int l = 0; l < 4; ++l) {
-      const auto begin = turned.importance.begin() + l * 3 * 90;
-      std::rotate(begin, begin + 90, begin + 3 * 90);
+      for (std::vector<double>* scores : {&turned.importance, &turned.row_scores}) {
+        const auto begin = scores->begin() + l * 3 * 90;
+        std::rotate(begin, begin + 90, begin + 3 * 90);
+      }
     }
     const auto selections = testing::select(*made.rule, turned);
     for (size_t l = 0; l < 4; ++l) EXPECT_EQ(selections[l].slots, expected[l].slots) << of.str();
@@ -379,11 +383,14 @@ TEST(EveryRule, SurvivesScoresThatAreNotNumbers) {
   for (const Rule& of : rules()) {
     Prompt prompt = random_prompt(3, 2, 50, 41);
     const Made made = make(of, "0.4", prompt.shape);
-    for (size_t i = 0; i < prompt.importance.size(); i += 7) prompt.importance[i] = std::nan("");
+    for (size_t i = 0; i < prompt.importance.size(); i += 7) {
+      prompt.importance[i] = prompt.row_scores[i] = std::nan("");
+    }
     for (const LayerSelection& selection : testing::select(*made.rule, prompt)) {
       expect_valid(*made.rule, prompt, selection);
     }
     std::fill(prompt.importance.begin(), prompt.importance.end(), 0.0);
+    std::fill(prompt.row_scores.begin(), prompt.row_scores.end(), 0.0);
     for (const LayerSelection& selection : testing::select(*made.rule, prompt)) {
       expect_valid(*made.rule, prompt, selection);
     }
