@@ -121,6 +121,9 @@ class PolicySequence {
           state.lanes[head].slots.push_back(slot);
         }
       }
+      if (rule_ && rule_->scores_rows()) {
+        state.scores.row_scores = rule_->row_scores(stored_layer(state, q, rows, scale));
+      }
       return out;
     }
     std::vector<std::vector<double>> sums(kv_heads());  // of the pass's weights, new rows last
@@ -291,6 +294,28 @@ class PolicySequence {
     slot.k.assign(k + at, k + at + dim());
     slot.v.assign(v + at, v + at + dim());
     return slot;
+  }
+  /// A layer right after its prompt, with the prompt's queries (rows, q_heads, head_dim).
+  StoredLayer stored_layer(const Layer& state, const float* q, size_t rows, double scale) const {
+    StoredLayer layer;
+    for (const Lane& lane : state.lanes) {
+      layer.keys.emplace_back();
+      layer.values.emplace_back();
+      for (const Slot& slot : lane.slots) {
+        layer.keys.back().push_back(slot.k);
+        layer.values.back().push_back(slot.v);
+      }
+    }
+    for (size_t head = 0; head < q_heads(); ++head) {
+      layer.queries.emplace_back();
+      for (size_t r = 0; r < rows; ++r) {
+        const float* row = q + (r * q_heads() + head) * dim();
+        layer.queries.back().emplace_back(row, row + dim());
+      }
+    }
+    layer.scale = scale;
+    layer.frequencies = shape_.rope_frequencies;
+    return layer;
   }
   static void append(std::vector<double>& to, const std::vector<double>& from) {
     to.insert(to.end(), from.begin(), from.end());

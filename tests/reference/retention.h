@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -27,11 +28,31 @@ struct Selection {
   double forget = 0;
 };
 
-/// A layer of a prompt's attention: importance (kv_heads, n) and the share of small entries.
+/// A layer of a prompt's attention: importance (kv_heads, n) and the share of small entries; and
+/// what a rule makes of its rows, (kv_heads, n).
 struct LayerScores {
   std::vector<std::vector<double>> importance;
   double sparsity = 0;
+  std::vector<std::vector<double>> row_scores;
 };
+
+/// A layer as it is stored when a prompt has ended, and the queries of its rows.
+struct StoredLayer {
+  std::vector<Rows> keys, values;  ///< (kv_heads,) of n rows
+  std::vector<Rows> queries;       ///< (q_heads,) of n rows, after RoPE
+  double scale = 1;
+  std::vector<float> frequencies;  ///< of RoPE
+};
+
+/// (n,) what the rows of a kv_head are worth by what they hold.
+using RowScorer = std::vector<double> (*)(const StoredLayer& layer, size_t kv_head,
+                                          const OptionValues& options);
+
+/// The rules that score rows so.
+inline const std::map<std::string, RowScorer>& row_scorers() {
+  static const std::map<std::string, RowScorer> kScorers = {};
+  return kScorers;
+}
 
 /// The `kept` rows that stay: `last` at the end, `sinks` at the beginning (the end has precedence),
 /// then the best, ties to the smaller row.
@@ -122,7 +143,7 @@ class Budgets {
 class Rule {
  public:
   Rule(const OptionValues& options, bool quantized)
-      : name_(options.info().name), keep_(options.real("keep")) {
+      : name_(options.info().name), options_(options), keep_(options.real("keep")) {
     const auto text = [&](const char* key, const char* otherwise) {
       return std::string(options.has(key) ? options.text(key) : otherwise);
     };
@@ -154,14 +175,16 @@ class Rule {
     }
     const auto known = {"uniform", "elastic",   "prefixkv", "streaming", "h2o",
                         "snapkv",  "pyramidkv", "vlcache",  "tova",      "random"};
-    if (std::find(known.begin(), known.end(), name_) == known.end()) {
+    if (const auto found = row_scorers().find(name_); found != row_scorers().end()) {
+      scorer_ = found->second;
+    } else if (std::find(known.begin(), known.end(), name_) == known.end()) {
       throw std::logic_error("the reference has no rule " + name_);
     }
   }
 
   bool per_head() const {
-    return !head_shared_ &&
-           (name_ == "h2o" || name_ == "snapkv" || name_ == "pyramidkv" || name_ == "random");
+    return !head_shared_ && (scorer_ != nullptr || name_ == "h2o" || name_ == "snapkv" ||
+                             name_ == "pyramidkv" || name_ == "random");
   }
   bool same_in_all_layers() const { return name_ == "streaming"; }
   bool sums_in_decode() const { return name_ == "h2o"; }
@@ -172,7 +195,7 @@ class Rule {
   std::pair<size_t, size_t> summed(const std::vector<int16_t>& modality) const {
     const size_t n = modality.size();
     const auto newest = [&](size_t rows) { return std::pair(n > rows ? n - rows : 0, n); };
-    if (name_ == "streaming" || name_ == "random") return {0, 0};
+    if (name_ == "streaming" || name_ == "random" || scorer_ != nullptr) return {0, 0};
     if (name_ == "tova") return newest(1);
     if (window_ > 0) return newest(static_cast<size_t>(window_));
     if (name_ != "vlcache") return {0, n};
@@ -181,6 +204,14 @@ class Rule {
       if (modality[j] >= 0) after = j + 1;
     }
     return after == 0 || after == n ? newest(32) : std::pair(after, n);
+  }
+
+  /// Whether rows are scored by what they hold.
+  bool scores_rows() const { return scorer_ != nullptr; }
+  std::vector<std::vector<double>> row_scores(const StoredLayer& layer) const {
+    std::vector<std::vector<double>> scores;
+    for (size_t h = 0; h < layer.keys.size(); ++h) scores.push_back(scorer_(layer, h, options_));
+    return scores;
   }
 
   /// What every layer keeps of n rows. Layers of one number in `pairs` count as one; empty: none.
@@ -290,6 +321,10 @@ class Rule {
       for (size_t h = 0; h < heads; ++h) scores[h] = drawn(unit[0], h, n);
       return scores;
     }
+    if (scorer_ != nullptr) {
+      for (size_t h = 0; h < heads; ++h) scores[h] = alike(layers, unit, h);
+      return scores;
+    }
     for (size_t h = 0; h < heads; ++h) {
       for (const size_t layer : unit) {
         std::vector<double> of_layer(n);
@@ -305,6 +340,27 @@ class Rule {
       scores[h] = in_proportion(scores[h]);
     }
     return scores;
+  }
+
+  /// The mean of lists that are brought to one mean magnitude: of a kv_head, or of all.
+  std::vector<double> alike(const std::vector<LayerScores>& layers, const std::vector<size_t>& unit,
+                            size_t kv_head) const {
+    std::vector<std::vector<double>> lists;
+    for (const size_t layer : unit) {
+      for (size_t h = 0; h < layers[layer].row_scores.size(); ++h) {
+        if (!per_head() || h == kv_head) lists.push_back(layers[layer].row_scores[h]);
+      }
+    }
+    std::vector<double> mean(lists[0].size());
+    for (const std::vector<double>& list : lists) {
+      double magnitude = 0;
+      for (const double x : list) magnitude += std::abs(x);
+      for (size_t j = 0; j < list.size() && magnitude > 0; ++j) {
+        mean[j] += list[j] / (magnitude / static_cast<double>(list.size()));
+      }
+    }
+    for (double& x : mean) x /= static_cast<double>(lists.size());
+    return mean;
   }
 
   std::vector<int> budgets(const std::vector<LayerScores>& layers,
@@ -340,7 +396,7 @@ class Rule {
       int rows = std::max(nearest, sinks_ + 2);  // uniform, elastic, random
       if (name_ == "streaming") rows = streaming_rows(n);
       if (name_ == "h2o") rows = std::max(floored, 1);
-      if (name_ == "tova") rows = std::max(floored, sinks_ + 1);
+      if (name_ == "tova" || scorer_ != nullptr) rows = std::max(floored, sinks_ + 1);
       if (name_ == "snapkv") rows = std::max(floored, window_);
       if (name_ == "pyramidkv") {
         double sum = 0;
@@ -416,6 +472,8 @@ class Rule {
   }
 
   std::string name_;
+  OptionValues options_;
+  RowScorer scorer_ = nullptr;
   double keep_;
   int sinks_ = 0, last_ = 0, window_ = 0, kernel_ = 0, distance_ = 0;
   std::string evict_;

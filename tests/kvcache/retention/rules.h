@@ -122,6 +122,35 @@ inline Prompt random_prompt(int layers, int kv_heads, int rows, unsigned seed) {
   return prompt;
 }
 
+/// What score() makes of one layer's rows.
+///   keys, values  (kv_heads, rows, head_dim)
+///   queries       (rows, q_heads, head_dim), or empty
+inline std::vector<double> row_scores(const Retention& rule, const CacheShape& shape, int rows,
+                                      const std::vector<float>& keys,
+                                      const std::vector<float>& values = {},
+                                      const std::vector<float>& queries = {}) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  const auto stored = [&](const std::vector<float>& x) {
+    std::vector<StoredRows> heads;
+    for (int h = 0; h < shape.kv_heads && !x.empty(); ++h) {
+      heads.push_back({reinterpret_cast<const std::byte*>(x.data() + h * rows * shape.head_dim),
+                       DType::kF32, rows});
+    }
+    return heads;
+  };
+  const std::vector<StoredRows> k = stored(keys);
+  const std::vector<StoredRows> v = stored(values);
+  LayerRows layer{.shape = &shape, .keys = k, .values = v, .queries = {}};
+  if (!queries.empty()) {
+    layer.queries =
+        ConstTensorView(queries.data(), DType::kF32, {rows, shape.q_heads, shape.head_dim});
+  }
+  std::vector<double> scores(static_cast<size_t>(shape.kv_heads * rows));
+  rule.score(layer, scores, stream);
+  return scores;
+}
+
 /// What a cache does with a selection: every layer asked for at once, or one by one.
 inline std::vector<LayerSelection> select(const Retention& rule, const Prompt& prompt,
                                           const std::vector<int>& pairs = {}) {

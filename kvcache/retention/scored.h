@@ -1,0 +1,33 @@
+#pragma once
+
+#include "kvcache/retention/common.h"
+
+namespace kvlm::retention {
+
+/// The rules that score() rows by what they hold: each says how, the rest is the same.
+///
+/// floor(r N) rows, at least sinks + 1 [S], per kv_head (head_shared=on: one set for all): the first
+/// `sinks`, the last `last` (at most half) and those of the best scores, ties to the earlier. Lists
+/// of heads and tied layers that choose together are averaged in units of their mean magnitude [S].
+/// Nothing is evicted in decode unless asked for.
+class ScoredRule : public PlacedRule {
+ public:
+  ScoredRule(const OptionValues& options, const PolicyContext& context)
+      : PlacedRule(options.real("keep"), PlaceEviction::from(options, context)),
+        head_shared_(options.text("head_shared") == "on") {}
+
+  ImportanceNeeds needs() const noexcept override { return {.row_scores = !identity()}; }
+  bool per_head() const noexcept override { return !head_shared_ && !identity(); }
+  bool joint() const noexcept override { return false; }
+  void score(const LayerRows& layer, std::span<double> scores, Stream& stream) const override = 0;
+  std::vector<LayerSelection> select(const PromptView& prompt,
+                                     std::span<const int> pairs) const override;
+  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override;
+
+ private:
+  int kept(int n) const noexcept;
+
+  bool head_shared_;
+};
+
+}  // namespace kvlm::retention
