@@ -11,7 +11,7 @@ namespace kvlm {
 
 /// How the queries that will follow a prompt are guessed from those of its rows.
 struct FutureQueries {
-  int first_row = 0;       ///< rows before it are left out: sinks are like no other rows
+  int first_row = 0;       ///< rows before it neither ask nor get: sinks are like no other rows
   int positions = 512;     ///< behind the prompt, over which the queries are averaged
   bool covariance = true;  ///< how queries vary counts, not their mean alone
   float scale = 1;         ///< applied to q . k
@@ -23,7 +23,7 @@ struct FutureQueries {
 /// The attention that each key can expect from a query of the future, were queries normal:
 ///
 ///   weights[h, j] = mean over the q_per_kv query heads of softmax_j(scale mu . k_hj
-///                   + scale^2 / 2 k_hj^T Sigma k_hj)
+///                   + scale^2 / 2 k_hj^T Sigma k_hj), j in [first_row, n); 0 before
 ///   mu, Sigma     = R m, R S R^T of a query head: m and S are the mean and the covariance
 ///                   (divided by the number of rows) of its queries [first_row, n) before RoPE; R
 ///                   is the mean of the rotations to positions n .. n + positions - 1

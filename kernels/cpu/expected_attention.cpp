@@ -159,7 +159,8 @@ void expected_attention(const FutureQueries& future, ConstTensorView q,
     turn(rotation, mean.data(), 1);
     double* out = of_heads.data() + head * n;
     logits(keys[head / q_per_kv], static_cast<double>(future.scale), mean, covariance, out);
-    softmax(out, n);
+    std::fill_n(out, queries.from, 0.0);
+    softmax(out + queries.from, n - queries.from);
   });
   for (size_t head = 0; head < keys.size(); ++head) {
     for (size_t j = 0; j < n; ++j) {

@@ -198,19 +198,20 @@ __global__ void __launch_bounds__(kThreads) find_logits(Job job) {
   job.logits[head * job.n + first + thread] = sum;
 }
 
-/// The softmax of a head's keys, in place, by a block.
+/// The softmax of a head's keys, in place, by a block; those that get nothing become 0.
 __global__ void __launch_bounds__(kThreads) soften(Job job) {
   __shared__ double found[kThreads];
   double* x = job.logits + static_cast<int64_t>(blockIdx.x) * job.n;
   const auto thread = static_cast<int>(threadIdx.x);
   double most = -INFINITY;
-  for (int j = thread; j < job.n; j += kThreads) most = fmax(most, x[j]);
+  for (int j = thread; j < job.first_row; j += kThreads) x[j] = 0;
+  for (int j = job.first_row + thread; j < job.n; j += kThreads) most = fmax(most, x[j]);
   found[thread] = most;
   __syncthreads();
   for (int i = 0; i < kThreads; ++i) most = fmax(most, found[i]);
   __syncthreads();
   double sum = 0;
-  for (int j = thread; j < job.n; j += kThreads) {
+  for (int j = job.first_row + thread; j < job.n; j += kThreads) {
     x[j] = exp(x[j] - most);
     sum += x[j];
   }
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kThreads) soften(Job job) {
   __syncthreads();
   sum = 0;
   for (int i = 0; i < kThreads; ++i) sum += found[i];
-  for (int j = thread; j < job.n; j += kThreads) x[j] /= sum;
+  for (int j = job.first_row + thread; j < job.n; j += kThreads) x[j] /= sum;
 }
 
 /// The mean over the query heads of a kv_head.

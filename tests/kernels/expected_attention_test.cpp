@@ -57,8 +57,17 @@ TEST_F(ExpectedAttention, OfNormalQueries) {
   EXPECT_NEAR(ratio({}, q, k), std::exp(2.5), 1e-5);
   EXPECT_NEAR(ratio({.covariance = false}, q, k), std::exp(2.0), 1e-5);
   EXPECT_NEAR(ratio({.scale = 0.5f}, q, k), std::exp(1.125), 1e-5);
-  // The first row left out: the mean is (3, 0), and one row does not vary.
-  EXPECT_NEAR(ratio({.first_row = 1}, q, k), std::exp(3.0), 1e-4);
+}
+
+/// The first row left out: the queries are (1, 0) and (3, 0) again, and its key gets nothing.
+TEST_F(ExpectedAttention, LeavesOutTheFirstRows) {
+  std::vector<Tensor> keys;
+  keys.push_back(make_tensor(DType::kF32, {3, 2}, {9, 9, 0, 1, 1, 0}));
+  const std::vector<double> found =
+      weights_of({.first_row = 1}, make_tensor(DType::kF32, {3, 1, 2}, {50, -7, 1, 0, 3, 0}), keys);
+  EXPECT_EQ(found[0], 0);
+  EXPECT_NEAR(found[1], 1 / (1 + std::exp(2.5)), 1e-7);
+  EXPECT_NEAR(found[2], std::exp(2.5) / (1 + std::exp(2.5)), 1e-7);
 }
 
 /// The same queries after RoPE, a quarter turn a position: (1, 0) and (0, 3). The one position
@@ -143,7 +152,7 @@ TEST_F(ExpectedAttention, EqualsPlainSums) {
           for (size_t c = 0; c < kDim; ++c) product += row[c] * k[j * kDim + c];
           second += (product - first) * (product - first) / kCount;
         }
-        logits[j] = std::exp(0.3 * first + 0.09 / 2 * second);
+        logits[j] = j < 4 ? 0 : std::exp(0.3 * first + 0.09 / 2 * second);
       }
       const double sum = std::accumulate(logits.begin(), logits.end(), 0.0);
       for (size_t j = 0; j < kRows; ++j) expected[j] += logits[j] / sum / kPerHead;
