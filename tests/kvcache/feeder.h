@@ -256,6 +256,9 @@ inline constexpr const char* kSpecs[] = {
     "snapkv,keep=0.5,window=8,evict=score",
     "snapkv,keep=0.5,window=8,evict=window,distance=6",
     "uniform,keep=0.3,evict=score + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    "knorm,keep=0.5",
+    "knorm,keep=0.4,evict=score + calibquant",
+    "knorm,keep=0.5,head_shared=on + kivi,group=8,residual=16 + share=codes",
 };
 
 inline std::string name_of_spec(const ::testing::TestParamInfo<const char*>& tested) {

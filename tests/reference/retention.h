@@ -48,9 +48,24 @@ struct StoredLayer {
 using RowScorer = std::vector<double> (*)(const StoredLayer& layer, size_t kv_head,
                                           const OptionValues& options);
 
+inline double length_of(const std::vector<float>& x) {
+  double sum = 0;
+  for (const float element : x) sum += static_cast<double>(element) * static_cast<double>(element);
+  return std::sqrt(sum);
+}
+
+inline std::vector<double> score_by_norm(const StoredLayer& layer, size_t kv_head,
+                                         const OptionValues&) {
+  std::vector<double> scores;
+  for (const auto& key : layer.keys[kv_head]) scores.push_back(-length_of(key));
+  return scores;
+}
+
 /// The rules that score rows so.
 inline const std::map<std::string, RowScorer>& row_scorers() {
-  static const std::map<std::string, RowScorer> kScorers = {};
+  static const std::map<std::string, RowScorer> kScorers = {
+      {"knorm", score_by_norm},
+  };
   return kScorers;
 }
 

@@ -1,0 +1,45 @@
+#include <array>
+
+#include "kvcache/policies.h"
+#include "kvcache/retention/scored.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+constexpr std::array kOptions = {kKeep, kHeadShared, kOurSinks, kLast, kEvictIfAsked, kDistance};
+
+/// Keeps the rows whose keys are shortest: a key of small norm tends to get much attention. Neither
+/// queries nor weights are looked at. floor(r N) rows per kv_head; see ScoredRule.
+///
+/// Norms are those of keys as they are stored, after RoPE, which does not change them. Departures:
+/// sinks and last (profile=official: as in the reference, none but the prompt's last row, which
+/// every rule keeps). The paper leaves the first layers whole [G]; kvpress does not, nor do we.
+///
+/// Source: Devoto et al. 2024, "A Simple and Effective L2 Norm-Based Strategy for KV Cache
+/// Compression", 3 [P], as in NVIDIA/kvpress [K].
+class Knorm final : public ScoredRule {
+ public:
+  using ScoredRule::ScoredRule;
+
+  void score(const LayerRows& layer, std::span<double> scores, Stream& stream) const override {
+    row_norms(layer.keys, layer.shape->head_dim, scores, stream);
+    for (double& x : scores) x = -x;
+  }
+};
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<Knorm>(options, context);
+}
+
+}  // namespace
+
+const RetentionEntry knorm{{.name = "knorm",
+                            .kind = PartKind::kRetention,
+                            .source = "L2 norm (Devoto et al. 2024), as in kvpress",
+                            .stores = "the rows with the shortest keys, per kv head",
+                            .composes = "any quantizer; sharing only with head_shared=on",
+                            .options = kOptions},
+                           make};
+
+}  // namespace kvlm::retention
