@@ -21,6 +21,7 @@ namespace kvlm::retention {
 
 extern const RetentionEntry elastic;
 extern const RetentionEntry h2o;
+extern const RetentionEntry keydiff;
 extern const RetentionEntry knorm;
 extern const RetentionEntry prefixkv;
 extern const RetentionEntry pyramidkv;

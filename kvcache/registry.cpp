@@ -45,7 +45,7 @@ constexpr std::array kQuantizers = {
 constexpr std::array kRetentions = {
     &retention::uniform, &retention::prefixkv,  &retention::streaming, &retention::h2o,
     &retention::snapkv,  &retention::pyramidkv, &retention::elastic,   &retention::vlcache,
-    &retention::tova,    &retention::knorm,     &retention::random,
+    &retention::tova,    &retention::knorm,     &retention::keydiff,   &retention::random,
 };
 
 constexpr OptionInfo kShareOptions[] = {

@@ -259,6 +259,8 @@ inline constexpr const char* kSpecs[] = {
     "knorm,keep=0.5",
     "knorm,keep=0.4,evict=score + calibquant",
     "knorm,keep=0.5,head_shared=on + kivi,group=8,residual=16 + share=codes",
+    "keydiff,keep=0.5",
+    "keydiff,keep=0.4,sinks=9 + kivi,group=8,residual=16",
 };
 
 inline std::string name_of_spec(const ::testing::TestParamInfo<const char*>& tested) {

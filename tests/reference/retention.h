@@ -61,9 +61,28 @@ inline std::vector<double> score_by_norm(const StoredLayer& layer, size_t kv_hea
   return scores;
 }
 
+inline std::vector<double> score_by_difference(const StoredLayer& layer, size_t kv_head,
+                                               const OptionValues&) {
+  const Rows& keys = layer.keys[kv_head];
+  std::vector<double> mean(keys[0].size());
+  for (const auto& key : keys) {
+    for (size_t i = 0; i < key.size(); ++i) {
+      mean[i] += static_cast<double>(key[i]) / length_of(key) / static_cast<double>(keys.size());
+    }
+  }
+  const double length = std::sqrt(std::inner_product(mean.begin(), mean.end(), mean.begin(), 0.0));
+  std::vector<double> scores;
+  for (const auto& key : keys) {
+    const double product = std::inner_product(mean.begin(), mean.end(), key.begin(), 0.0);
+    scores.push_back(-product / (length * length_of(key)));
+  }
+  return scores;
+}
+
 /// The rules that score rows so.
 inline const std::map<std::string, RowScorer>& row_scorers() {
   static const std::map<std::string, RowScorer> kScorers = {
+      {"keydiff", score_by_difference},
       {"knorm", score_by_norm},
   };
   return kScorers;
