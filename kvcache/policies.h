@@ -20,6 +20,7 @@ extern const QuantizerEntry xquant;
 namespace kvlm::retention {
 
 extern const RetentionEntry elastic;
+extern const RetentionEntry expected_attention;
 extern const RetentionEntry h2o;
 extern const RetentionEntry keydiff;
 extern const RetentionEntry knorm;

@@ -261,6 +261,9 @@ inline constexpr const char* kSpecs[] = {
     "knorm,keep=0.5,head_shared=on + kivi,group=8,residual=16 + share=codes",
     "keydiff,keep=0.5",
     "keydiff,keep=0.4,sinks=9 + kivi,group=8,residual=16",
+    "expected_attention,keep=0.5,future=30",
+    "expected_attention,keep=0.4,future=3,epsilon=0.01,sinks=2 + int4",
+    "expected_attention,keep=0.3,covariance=off,values=off,head_shared=on",
 };
 
 inline std::string name_of_spec(const ::testing::TestParamInfo<const char*>& tested) {

@@ -79,9 +79,66 @@ inline std::vector<double> score_by_difference(const StoredLayer& layer, size_t 
   return scores;
 }
 
+/// Channels f and f + half turned by the mean rotation to some positions.
+inline std::vector<double> turned_to(const std::vector<double>& x,
+                                     const std::vector<float>& frequencies, double first,
+                                     int count) {
+  std::vector<double> out = x;
+  const size_t half = frequencies.size();
+  for (size_t f = 0; f < half; ++f) {
+    out[f] = out[f + half] = 0;
+    for (int p = 0; p < count; ++p) {
+      const double angle = (first + p) * static_cast<double>(frequencies[f]);
+      out[f] += (x[f] * std::cos(angle) - x[f + half] * std::sin(angle)) / count;
+      out[f + half] += (x[f + half] * std::cos(angle) + x[f] * std::sin(angle)) / count;
+    }
+  }
+  return out;
+}
+
+/// The variance of q . k over the queries is k^T Sigma k: no matrix is made.
+inline std::vector<double> score_by_expectation(const StoredLayer& layer, size_t kv_head,
+                                                const OptionValues& options) {
+  const Rows& keys = layer.keys[kv_head];
+  const size_t n = keys.size();
+  const size_t first = std::min(static_cast<size_t>(options.integer("sinks")), n - 1);
+  const size_t per_head = layer.queries.size() / layer.keys.size();
+  std::vector<double> scores(n);
+  for (size_t head = kv_head * per_head; head < (kv_head + 1) * per_head; ++head) {
+    std::vector<std::vector<double>> queries;
+    for (size_t i = first; i < n; ++i) {
+      const auto& q = layer.queries[head][i];
+      const auto before =
+          turned_to({q.begin(), q.end()}, layer.frequencies, -static_cast<double>(i), 1);
+      queries.push_back(
+          turned_to(before, layer.frequencies, static_cast<double>(n), options.integer("future")));
+    }
+    std::vector<double> weights(n);
+    for (size_t j = first; j < n; ++j) {
+      double mean = 0;
+      double square = 0;
+      for (const auto& q : queries) {
+        const double score =
+            layer.scale * std::inner_product(q.begin(), q.end(), keys[j].begin(), 0.0);
+        mean += score / static_cast<double>(queries.size());
+        square += score * score / static_cast<double>(queries.size());
+      }
+      const bool varies = options.text("covariance") == "on";
+      weights[j] = std::exp(mean + (varies ? (square - mean * mean) / 2 : 0));
+    }
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+    for (size_t j = 0; j < n; ++j) scores[j] += weights[j] / sum / static_cast<double>(per_head);
+  }
+  for (size_t j = 0; j < n && options.text("values") == "on"; ++j) {
+    scores[j] = (scores[j] + options.real("epsilon")) * length_of(layer.values[kv_head][j]);
+  }
+  return scores;
+}
+
 /// The rules that score rows so.
 inline const std::map<std::string, RowScorer>& row_scorers() {
   static const std::map<std::string, RowScorer> kScorers = {
+      {"expected_attention", score_by_expectation},
       {"keydiff", score_by_difference},
       {"knorm", score_by_norm},
   };

@@ -1,0 +1,111 @@
+#include "kernels/expected_attention.h"
+
+#include <algorithm>
+#include <array>
+
+#include "kvcache/policies.h"
+#include "kvcache/retention/scored.h"
+
+namespace kvlm::retention {
+
+namespace {
+
+constexpr std::array kOptions = {
+    kKeep,
+    OptionInfo{.key = "future",
+               .type = OptionInfo::Type::kInteger,
+               .low = 1,
+               .high = 65536,
+               .standard = "512",
+               .help = "positions behind the prompt over which queries are expected"},
+    OptionInfo{.key = "covariance",
+               .choices = "on|off",
+               .standard = "on",
+               .help = "how the prompt's queries vary counts, or their mean alone"},
+    OptionInfo{.key = "values",
+               .choices = "on|off",
+               .standard = "on",
+               .help = "expected attention times the norm of the row's value, or as it is"},
+    OptionInfo{.key = "epsilon",
+               .type = OptionInfo::Type::kReal,
+               .low = 0,
+               .high = 1,
+               .standard = "0",
+               .help = "added to the expected attention before it is multiplied"},
+    kHeadShared,
+    OptionInfo{.key = "sinks",
+               .type = OptionInfo::Type::kInteger,
+               .low = 0,
+               .high = 1024,
+               .standard = "4",
+               .help = "first rows of the prompt, which stay and whose queries are left out"},
+    kLast,
+    kEvictIfAsked,
+    kDistance,
+};
+
+/// Keeps the rows that queries to come can be expected to look at, if those are normally
+/// distributed as the prompt's own were: the expected exponential of a score has a closed form in
+/// the mean and the covariance of the queries (kernels/expected_attention.h). It is averaged over
+/// the query heads of a kv_head and multiplied by the norm of the row's value. floor(r N) rows per
+/// kv_head; see ScoredRule.
+///
+/// Statistics are of queries before RoPE. The cache is given them after RoPE and turns each back by
+/// the position of its row, which is the row's index [S]; that is exact up to rounding. Where
+/// positions are not one number (M-RoPE) queries are taken as they stand: averaged over the
+/// positions of the prompt instead of those behind it [S]. Departures: the prompt's last rows stay
+/// (last; profile=official: the last one). The paper's score has the norm of the value's projection
+/// to the residual stream [P]; kvpress has the value's own, and so have we.
+///
+/// Source: Devoto et al. 2025, "Expected Attention: KV Cache Compression by Estimating Attention
+/// from Future Queries Distribution" [P], as in NVIDIA/kvpress [K].
+class ExpectedAttention final : public ScoredRule {
+ public:
+  ExpectedAttention(const OptionValues& options, const PolicyContext& context)
+      : ScoredRule(options, context),
+        future_(options.integer("future")),
+        covariance_(options.text("covariance") == "on"),
+        values_(options.text("values") == "on"),
+        epsilon_(options.real("epsilon")) {}
+
+  ImportanceNeeds needs() const noexcept override {
+    return {.row_scores = !identity(), .queries = !identity()};
+  }
+
+  void score(const LayerRows& layer, std::span<double> scores, Stream& stream) const override {
+    const auto n = static_cast<int>(layer.queries.shape()[0]);
+    const FutureQueries future{.first_row = std::min(eviction().ends.sinks, n - 1),
+                               .positions = future_,
+                               .covariance = covariance_,
+                               .scale = layer.scale,
+                               .frequencies = layer.shape->rope_frequencies};
+    kvlm::expected_attention(future, layer.queries, layer.keys, scores, stream);
+    if (!values_) return;
+    std::vector<double> norms(scores.size());
+    row_norms(layer.values, layer.shape->head_dim, norms, stream);
+    for (size_t i = 0; i < scores.size(); ++i) scores[i] = (scores[i] + epsilon_) * norms[i];
+  }
+
+ private:
+  int future_;
+  bool covariance_;
+  bool values_;
+  double epsilon_;
+};
+
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<ExpectedAttention>(options, context);
+}
+
+}  // namespace
+
+const RetentionEntry expected_attention{
+    {.name = "expected_attention",
+     .kind = PartKind::kRetention,
+     .source = "Expected Attention, as in kvpress",
+     .stores = "the rows that queries to come can be expected to look at, per kv head",
+     .composes = "any quantizer; sharing only with head_shared=on",
+     .options = kOptions},
+    make};
+
+}  // namespace kvlm::retention
