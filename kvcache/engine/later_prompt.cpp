@@ -18,8 +18,9 @@ void LaterPrompt::attend(Sequence& sequence, const StepRows& rows, int layer, Co
                          Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   unpack(state, layer, stream);
-  attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
+  // Before attention: its output may take the place of the queries.
   if (traits_.layouts().keeps_weights()) sum_weights(state, q, k, scale, stream);
+  attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   for (int row = 0; row < rows.rows; ++row) {
     store_row(sequence, rows, row, layer, k, v, stream);
   }
