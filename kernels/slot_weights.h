@@ -6,12 +6,12 @@
 
 namespace kvlm {
 
-/// Attention weights of a lane that are summed over decode steps (H2O).
+/// Attention weights of a lane that are summed over decode steps (H2O), or of one step (TOVA).
 struct SlotWeights {
   const float* weights = nullptr;  ///< (q_per_kv, slots) of this step
   float* sums = nullptr;           ///< (slots,)
   int slots = 0;
-  int known = 0;  ///< the first `known` slots have a sum; the others begin at 0
+  int known = 0;  ///< the first `known` slots have a sum; the others begin at 0, all for one step
 };
 
 /// sums[j] += mean over the q_per_kv query heads of weights[., j]. Asynchronous on CUDA.

@@ -173,7 +173,8 @@ PartBytes& PartBytes::operator+=(const PartBytes& other) noexcept {
 }
 
 std::vector<PartBytes> formula(const CachePlan& plan, std::span<const LayerCounts> counts) {
-  const bool keeps_weights = plan.retention != nullptr && plan.retention->needs().decode_weights;
+  const bool keeps_weights = plan.retention != nullptr && plan.retention->needs().decode_weights !=
+                                                              ImportanceNeeds::DecodeWeights::kNone;
   std::vector<PartBytes> layers(counts.size());
   for (size_t layer = 0; layer < counts.size(); ++layer) {
     for_each_scope(plan, [&](Scope scope) {

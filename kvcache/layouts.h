@@ -52,8 +52,13 @@ class Layouts {
   }
   /// Pictures have scales of their own.
   bool per_image() const noexcept;
+  /// Eviction goes by attention weights, which take memory of every slot.
   bool keeps_weights() const noexcept {
-    return plan_->retention != nullptr && plan_->retention->needs().decode_weights;
+    return decode_weights() != ImportanceNeeds::DecodeWeights::kNone;
+  }
+  /// They are summed over steps; else each step's take the place of the last one's.
+  bool sums_weights() const noexcept {
+    return decode_weights() == ImportanceNeeds::DecodeWeights::kSummed;
   }
 
   /// Arena bytes of a sequence of `size` in a PolicyCache.
@@ -75,6 +80,10 @@ class Layouts {
   size_t extra_bytes(int layer, int64_t peak, int64_t ever) const noexcept;
 
  private:
+  ImportanceNeeds::DecodeWeights decode_weights() const noexcept {
+    return plan_->retention == nullptr ? ImportanceNeeds::DecodeWeights::kNone
+                                       : plan_->retention->needs().decode_weights;
+  }
   size_t layer_bound(int layer, int64_t text, int64_t visual, int64_t future) const noexcept;
   Plane::Layout rows_layout() const noexcept;
 

@@ -19,12 +19,18 @@ struct ImportanceNeeds {
     kLast,        ///< the last `last_rows` rows
     kPostVision,  ///< rows after the last visual row; the last min(n, 32) if there are none
   };
+  /// The attention weights of generated rows that evict() goes by, averaged over query heads.
+  enum class DecodeWeights : uint8_t {
+    kNone,
+    kOfStep,  ///< this step's alone (TOVA); of a later prompt, those of its last row
+    kSummed,  ///< the prompt's, and those of all steps since (H2O)
+  };
   Rows rows = Rows::kNone;
   int last_rows = 0;
-  bool sparsity = false;        ///< VL-Cache: the share of small entries
-  bool decode_weights = false;  ///< H2O: sums go on over decode steps
-  bool row_scores = false;      ///< score() of every layer
-  bool queries = false;         ///< score() sees queries: a first prompt must come in one pass
+  bool sparsity = false;  ///< VL-Cache: the share of small entries
+  DecodeWeights decode_weights = DecodeWeights::kNone;
+  bool row_scores = false;  ///< score() of every layer
+  bool queries = false;     ///< score() sees queries: a first prompt must come in one pass
 
   /// What is kept depends on what the prompt's rows hold, not on their number alone.
   bool sees_rows() const noexcept { return rows != Rows::kNone || row_scores; }
@@ -76,8 +82,8 @@ struct DecodeView {
   double forget = 0;    ///< LayerSelection.forget
   /// (prompt rows that are still held,) LayerSelection.scores of those; empty where there are none.
   std::span<const float> scores = {};
-  /// (n,) summed weights of the slots of one kv_head, or their mean over kv_heads if not per_head()
-  /// (H2O); empty if not asked for.
+  /// (n,) needs().decode_weights of the slots of one kv_head, or their mean over kv_heads if not
+  /// per_head(); empty if not asked for.
   std::span<const float> weights;
 };
 

@@ -43,16 +43,20 @@ void LaterPrompt::unpack(const LayerState& state, int layer, Stream& stream) {
   }
 }
 
-/// Adds the attention of the new rows to the sums of stored slots; keeps that of new ones.
+/// Adds the attention of the new rows to the sums of stored slots, or puts that of the last one in
+/// their place; keeps that of new ones.
 void LaterPrompt::sum_weights(LayerState& state, ConstTensorView q, ConstTensorView k, float scale,
                               Stream& stream) {
   const auto past = static_cast<size_t>(state.heads[0].slots());
   const size_t columns = past + static_cast<size_t>(k.shape()[0]);
   sums_.assign(traits_.kv_heads() * columns, 0.0);
-  column_sums({sums_, {}}, q, k, past_, 0, scale, traits_.shape().multiply, stream);
+  const bool summed = traits_.layouts().sums_weights();
+  const int64_t first_row = summed ? 0 : k.shape()[0] - 1;
+  column_sums({sums_, {}}, q, k, past_, first_row, scale, traits_.shape().multiply, stream);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     for (size_t j = 0; j < past; ++j) {
-      state.heads[h].weights[j] += static_cast<float>(sums_[h * columns + j]);
+      float& weight = state.heads[h].weights[j];
+      weight = (summed ? weight : 0) + static_cast<float>(sums_[h * columns + j]);
     }
   }
 }

@@ -41,7 +41,7 @@ struct HeadState {
   /// LayerSelection.scores of the prompt's rows that are still held, where evict() is asked about
   /// this KV head and goes by them. On the host.
   std::vector<float> scores;
-  /// (slots,) attention weights summed over steps; null: not wanted (H2O).
+  /// (slots,) attention weights, summed over steps or of the newest; null: not wanted.
   float* weights = nullptr;
 
   int slots() const noexcept { return stores[kVisual].keys.slots() + stores[kRest].keys.slots(); }

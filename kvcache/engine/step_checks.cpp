@@ -61,8 +61,9 @@ std::string_view why_one_prompt(const CachePlan& plan, Device device) noexcept {
   // A layer that uses another's codes must drop rows in the same step, which a prompt that passes
   // layer by layer does not.
   if (plan.share.any()) return "its layers share codes and drop rows";
-  if (device.kind != DeviceKind::kCpu && plan.retention->needs().decode_weights) {
-    return "its sums of attention are on the GPU, and those of later prompts are added on the host";
+  if (device.kind != DeviceKind::kCpu &&
+      plan.retention->needs().decode_weights != ImportanceNeeds::DecodeWeights::kNone) {
+    return "its weights of attention are on the GPU, and those of later prompts come from the host";
   }
   return {};
 }

@@ -74,8 +74,8 @@ void DecodeWeights::add(std::span<const PackedLane> packed, std::span<HeadState*
   step_sums_.clear();
   for (size_t i = 0; i < packed.size(); ++i) {
     if (heads[i]->weights == nullptr) continue;
-    step_sums_.push_back(
-        {packed[i].weights, heads[i]->weights, packed[i].slots, packed[i].slots - 1});
+    const int known = traits_.layouts().sums_weights() ? packed[i].slots - 1 : 0;
+    step_sums_.push_back({packed[i].weights, heads[i]->weights, packed[i].slots, known});
   }
   add_slot_weights(step_sums_, traits_.shape().q_per_kv(), stream);
 }

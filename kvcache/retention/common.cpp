@@ -250,6 +250,7 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
   PlaceEviction eviction;
   if (name == "none") eviction.rule = Rule::kNone;
   if (name == "sliding") eviction.rule = Rule::kSliding;
+  if (name == "step") eviction.rule = Rule::kStep;
   // With a quantizer, so that what was packed stays (docs/arithmetic.md, "Windows").
   if (name == "window" || (name == "auto" && context.with_quantizer)) {
     eviction.rule = Rule::kWindow;
@@ -263,12 +264,25 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
 
 int PlaceEviction::evict(const DecodeView& view) const noexcept {
   if (rule == Rule::kNone) return -1;
+  if (rule == Rule::kStep) return view.rows > view.kept ? spared(view) : -1;
   const double budget = budget_at(view.kept, view.forget, view.prompt_rows, view.step);
   if (static_cast<double>(view.rows) - budget + kBudgetSlack < 1) return -1;
   if (scored()) return spared(view);
   int index = (rule == Rule::kSliding ? view.rows : view.kept) - distance;
   if (index < 1) index = view.kept / 2;
   return std::min(std::max(index, ends.sinks), view.rows - 2);  // the newest row stays
+}
+
+/// Of the slots from `sinks` on, but for the newest and those of the prompt from `tail` on: the one
+/// of least weight, ties to the later; -1 if there are none.
+int PlaceEviction::least_attended(const DecodeView& view, int sinks, int tail) noexcept {
+  int least = -1;
+  for (int j = sinks; j < view.rows - 1; ++j) {
+    if (j >= tail && j < static_cast<int>(view.scores.size())) continue;
+    const auto weight = [&](int slot) { return view.weights[static_cast<size_t>(slot)]; };
+    if (least < 0 || weight(j) <= weight(least)) least = j;
+  }
+  return least;
 }
 
 /// The slot that goes where both ends of the prompt are spared.
@@ -282,6 +296,10 @@ int PlaceEviction::spared(const DecodeView& view) const noexcept {
     }
     return least;
   }
+  if (rule == Rule::kStep) {
+    const int least = least_attended(view, ends.sinks, tail);
+    if (least >= 0) return least;
+  }
   int index = std::max(view.rows - distance, ends.sinks);
   if (index >= tail && index < prompt) index = prompt;
   if (index <= view.rows - 2) return index;
@@ -294,6 +312,7 @@ int PlaceEviction::peak_rows(int kept, double forget, int prompt_rows,
   const int growing = growing_peak(kept, prompt_rows, max_rows);
   const int steps = max_rows - prompt_rows;
   if (rule == Rule::kNone || steps <= 0) return growing;
+  if (rule == Rule::kStep) return kept + 1;
   // A step leaves fewer than budget + 1 rows; the next one adds one before it drops one.
   const double budget = budget_at(kept, forget, prompt_rows, steps - 1);
   return std::min(growing, static_cast<int>(std::ceil(budget)) + 1);
@@ -304,6 +323,7 @@ int64_t PlaceEviction::peak_rows_total(int64_t total, int layers, int prompt_row
   const int steps = std::max(0, max_rows - prompt_rows);
   const int64_t growing = total + int64_t{layers} * steps;
   if (rule == Rule::kNone || steps == 0) return growing;
+  if (rule == Rule::kStep) return total + layers;
   const double budgets = static_cast<double>(total) * (prompt_rows + steps - 1) / prompt_rows;
   // Rounding a budget up adds less than a row to each layer, the newest row adds another.
   return std::min(growing,

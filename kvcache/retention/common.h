@@ -118,6 +118,7 @@ struct PlaceEviction {
     kWindow,      ///< the oldest of the newest `distance` rows
     kFixedIndex,  ///< index kept - distance: the published code
     kSliding,     ///< index n - distance: the paper; distance to the newest row is constant
+    kStep,        ///< the least attention in this step; a layer never holds more than `kept` rows
   };
   Rule rule = Rule::kFixedIndex;
   int distance = 25;
@@ -127,7 +128,9 @@ struct PlaceEviction {
   static PlaceEviction from(const OptionValues& options, const PolicyContext& context);
 
   /// Selections must have scores.
-  bool scored() const noexcept { return rule == Rule::kScore || rule == Rule::kWindow; }
+  bool scored() const noexcept {
+    return rule == Rule::kScore || rule == Rule::kWindow || rule == Rule::kStep;
+  }
   int evict(const DecodeView& view) const noexcept;
   int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept;
   /// Upper bound over all splits of `total` kept rows over layers that forget 1 - kept / N each.
@@ -135,6 +138,7 @@ struct PlaceEviction {
 
  private:
   int spared(const DecodeView& view) const noexcept;
+  static int least_attended(const DecodeView& view, int sinks, int tail) noexcept;
 };
 
 // ---------------------------------------------------------------------------------------- options

@@ -46,7 +46,9 @@ class H2o final : public Retention {
 
   ImportanceNeeds needs() const noexcept override {
     if (identity()) return {};
-    return {.rows = ImportanceNeeds::Rows::kAll, .decode_weights = evicts()};
+    using Weights = ImportanceNeeds::DecodeWeights;
+    return {.rows = ImportanceNeeds::Rows::kAll,
+            .decode_weights = evicts() ? Weights::kSummed : Weights::kNone};
   }
   bool per_head() const noexcept override { return !settings_.head_shared && !identity(); }
   bool same_in_all_layers() const noexcept override { return identity(); }

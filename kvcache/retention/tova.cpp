@@ -8,22 +8,39 @@ namespace kvlm::retention {
 
 namespace {
 
-constexpr std::array kOptions = {kKeep, kOurSinks, kLast, kEvictIfAsked, kDistance};
+constexpr std::array kOptions = {
+    kKeep,
+    kOurSinks,
+    kLast,
+    OptionInfo{.key = "evict",
+               .choices = "step|none|score|window|fixed_index|sliding",
+               .standard = "step",
+               .help = "row that goes in decode: the one that the new row looks at least, in every "
+                       "step, as published; none as in kvpress; others as in prefixkv"},
+    kDistance,
+};
 
-/// Keeps the rows that the prompt's last row looks at, floor(r N) of them, and that row itself: one
-/// set of rows for all heads of a layer. Nothing is evicted in decode unless asked for. At least
-/// sinks + 1 rows stay [S].
+/// Keeps the rows that the newest row looks at, floor(r N) of them: one set of rows for all heads
+/// of a layer, by the mean of their weights. When the prompt has ended its last row chooses; then,
+/// in every step, the row goes that the new row looks at least, so that the cache stays at its
+/// size. At least sinks + 1 rows stay [S].
 ///
-/// Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (TOVA) [G], as in NVIDIA/kvpress
-/// [K]; docs/arithmetic.md, "TOVA". Departure: the original drops a row in every step, by that
-/// step's attention; kvpress compresses the prompt only, and so do we.
+/// Source: Oren et al. 2024, "Transformers are Multi-State RNNs" (TOVA) [G]; docs/arithmetic.md,
+/// "TOVA". Departures: sinks and last (profile=official: none but the prompt's last row), and the
+/// newest row, whose own weight counts as any other's in the paper, stay whatever their weights. A
+/// later prompt drops a row for each of its own by the weights of its last one. evict=none is
+/// NVIDIA/kvpress's way, which compresses the prompt and nothing else [K].
 class Tova final : public PlacedRule {
  public:
   using PlacedRule::PlacedRule;
 
   ImportanceNeeds needs() const noexcept override {
     if (identity()) return {};
-    return {.rows = ImportanceNeeds::Rows::kLast, .last_rows = 1};
+    const bool by_step = eviction().rule == PlaceEviction::Rule::kStep;
+    using Weights = ImportanceNeeds::DecodeWeights;
+    return {.rows = ImportanceNeeds::Rows::kLast,
+            .last_rows = 1,
+            .decode_weights = by_step ? Weights::kOfStep : Weights::kNone};
   }
   bool joint() const noexcept override { return false; }
 
@@ -50,7 +67,11 @@ class Tova final : public PlacedRule {
 };
 
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
-  return std::make_unique<Tova>(options.real("keep"), PlaceEviction::from(options, context));
+  const double keep = options.real("keep");
+  PlaceEviction eviction = PlaceEviction::from(options, context);
+  // A rule that keeps everything holds no layer at its size.
+  if (keeps_everything(keep)) eviction.rule = PlaceEviction::Rule::kNone;
+  return std::make_unique<Tova>(keep, eviction);
 }
 
 }  // namespace
@@ -58,8 +79,8 @@ std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext
 const RetentionEntry tova{
     {.name = "tova",
      .kind = PartKind::kRetention,
-     .source = "TOVA, as in kvpress",
-     .stores = "the rows that the prompt's last row looks at, one set per layer",
+     .source = "TOVA",
+     .stores = "the rows that the newest row looks at, one set per layer",
      .composes = "any quantizer; pairs of layers that share codes keep the same rows",
      .options = kOptions},
     make};

@@ -566,11 +566,13 @@ TEST_F(SmallShapes, WeightsOfSlots) {
   const Tensor gpu_weights = on_gpu(weights);
   Tensor sums = normal_tensor(DType::kF32, {50}, 2);
   Tensor gpu_sums = on_gpu(sums);
-  const SlotWeights lane{weights.as<float>(), sums.as<float>(), 50, 33};
-  const SlotWeights gpu_lane{gpu_weights.as<float>(), gpu_sums.as<float>(), 50, 33};
-  add_slot_weights({&lane, 1}, 3, cpu_);
-  add_slot_weights({&gpu_lane, 1}, 3, *gpu_);
-  EXPECT_LE(error(gpu_sums, sums), 1e-6);
+  for (const int known : {33, 0}) {  // summed over steps, then of this step alone
+    const SlotWeights lane{weights.as<float>(), sums.as<float>(), 50, known};
+    const SlotWeights gpu_lane{gpu_weights.as<float>(), gpu_sums.as<float>(), 50, known};
+    add_slot_weights({&lane, 1}, 3, cpu_);
+    add_slot_weights({&gpu_lane, 1}, 3, *gpu_);
+    EXPECT_LE(error(gpu_sums, sums), 1e-6) << known;
+  }
   const float* const arrays[] = {weights.as<float>(), weights.as<float>() + 50};
   const float* const gpu_arrays[] = {gpu_weights.as<float>(), gpu_weights.as<float>() + 50};
   const MeanJob job{0, 2, 50, sums.as<float>()};

@@ -20,6 +20,16 @@ TEST(SlotWeights, AddTheMeanOverQueriesAndBeginNewSlotsAtZero) {
   EXPECT_THAT(sums, ElementsAre(13, 24, 6));
 }
 
+TEST(SlotWeights, OfOneStepAreItsOwn) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  const std::vector<float> weights{1, 2, 3, 5, 6, 9};
+  std::vector<float> sums{10, 20, 1e30f};
+  const SlotWeights lane{weights.data(), sums.data(), 3, 0};
+  add_slot_weights({&lane, 1}, 2, stream);
+  EXPECT_THAT(sums, ElementsAre(3, 4, 6));
+}
+
 TEST(SlotWeights, MeanOfSomeArraysOfAList) {
   ThreadPool pool(2);
   Stream stream(pool);

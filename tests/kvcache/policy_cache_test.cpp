@@ -170,8 +170,8 @@ TEST_P(Identity, EqualsThePlainCacheBitForBit) {
 
 /// Every rule of the registry, with what it takes to hold more rows than when the prompt had ended.
 std::vector<std::string> keeping_all() {
-  const std::map<std::string_view, std::string> growing = {{"h2o", ",prefill_only=on"},
-                                                           {"streaming", ",budget=proportional"}};
+  const std::map<std::string_view, std::string> growing = {
+      {"h2o", ",prefill_only=on"}, {"streaming", ",budget=proportional"}, {"tova", ",evict=none"}};
   std::vector<std::string> specs = {
       "prefixkv,keep=0.999999999999,merge=feature",
       "streaming,keep=0.999999999999,budget=proportional,rerotate=on"};

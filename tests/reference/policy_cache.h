@@ -141,10 +141,12 @@ class PolicySequence {
           append(out[r], attend_slots(q + (r * q_heads() + head) * dim(), seen, scale, layer, false,
                                       weight));
           for (size_t j = 0; j < past + r + 1; ++j) {
+            if (rule_ && rule_->weighs_by_step() && r + 1 < rows) continue;
             sums[head / q_per_kv()][j] += weight[j] / static_cast<double>(q_per_kv());
           }
         }
       }
+      if (rule_ && rule_->weighs_by_step()) forget_weights(state);
       for (size_t head = 0; head < kv_heads(); ++head) {
         std::vector<Slot>& slots = state.lanes[head].slots;
         for (size_t j = 0; j < slots.size(); ++j) slots[j].weight += sums[head][j];
@@ -162,6 +164,7 @@ class PolicySequence {
         state.lanes[head].slots.push_back(slot);
       }
       if (!prompt) {
+        if (rule_ && rule_->weighs_by_step()) forget_weights(state);
         for (size_t head = 0; head < q_heads(); ++head) {
           Lane& lane = state.lanes[head / q_per_kv()];
           std::vector<double> weight;
@@ -219,7 +222,7 @@ class PolicySequence {
           sum += block.scheme->meta_bytes(block.rows);
           if (!block.shared) sum += block.rows * block.scheme->row_bytes();
         }
-        if (rule_ && rule_->sums_in_decode()) sum += 4 * lane.slots.size();
+        if (rule_ && rule_->weighs_in_decode()) sum += 4 * lane.slots.size();
         sum += 4 * dim() * static_cast<size_t>(layer.sinks);  // keys before they were rotated
         if (rest && rest->protect > 0 && (head == 0 || (rule_ && rule_->per_head()))) {
           sum += (bits + 7) / 8;
@@ -294,6 +297,11 @@ class PolicySequence {
     slot.k.assign(k + at, k + at + dim());
     slot.v.assign(v + at, v + at + dim());
     return slot;
+  }
+  static void forget_weights(Layer& state) {
+    for (Lane& lane : state.lanes) {
+      for (Slot& slot : lane.slots) slot.weight = 0;
+    }
   }
   /// A layer right after its prompt, with the prompt's queries (rows, q_heads, head_dim).
   StoredLayer stored_layer(const Layer& state, const float* q, size_t rows, double scale) const {
@@ -656,7 +664,7 @@ class PolicySequence {
       Lane& lane = state.lanes[head];
       if (head == 0 || rule_->per_head()) {
         std::vector<double> weights;
-        for (size_t i = 0; i < lane.slots.size() && rule_->sums_in_decode(); ++i) {
+        for (size_t i = 0; i < lane.slots.size() && rule_->weighs_in_decode(); ++i) {
           weights.push_back(slot_weight(pair, head, i));
         }
         std::vector<double> scores;

@@ -278,7 +278,9 @@ class Rule {
                              name_ == "pyramidkv" || name_ == "random");
   }
   bool same_in_all_layers() const { return name_ == "streaming"; }
-  bool sums_in_decode() const { return name_ == "h2o"; }
+  bool weighs_in_decode() const { return name_ == "h2o" || evict_ == "step"; }
+  /// What a row weighs is what the newest row gives it, nothing from before.
+  bool weighs_by_step() const { return evict_ == "step"; }
   bool rerotates() const { return rerotates_; }
   Merge merge() const { return merge_; }
 
@@ -353,6 +355,7 @@ class Rule {
       return least;
     }
     if (evict_ == "none") return -1;
+    if (evict_ == "step") return n > kept ? least_attended(n, kept, weights, scores) : -1;
     const double budget = std::max<double>(kept, (prompt_rows + step) * (1 - forget));
     if (std::floor(n - budget + 1e-6) < 1) return -1;
     if (evict_ == "score" || evict_ == "window") return spared(n, kept, scores);
@@ -365,6 +368,20 @@ class Rule {
   /// Rows at the end of the prompt that always stay: at most half of those that are kept.
   int tail(int kept) const {
     return std::min(last_, std::max(1, std::min(kept / 2, kept - sinks_)));
+  }
+
+  /// What this step looks at least, both ends of the prompt and the newest row spared.
+  int least_attended(int n, int kept, const std::vector<double>& weights,
+                     const std::vector<double>& scores) const {
+    const auto prompt = static_cast<int>(scores.size());
+    int least = -1;
+    for (int j = n - 2; j >= sinks_; --j) {
+      const bool ends = j < prompt && j >= prompt - tail(kept);
+      if (ends) continue;
+      const auto weight = [&](int slot) { return weights[static_cast<size_t>(slot)]; };
+      if (least < 0 || weight(j) < weight(least)) least = j;
+    }
+    return least < 0 ? std::min(sinks_, n - 2) : least;
   }
 
   /// Eviction that spares both ends of the prompt (docs/arithmetic.md, "Eviction").

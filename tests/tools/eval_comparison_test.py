@@ -395,7 +395,7 @@ class Claims(unittest.TestCase):
             "H2O (of the prompt)",
             "SnapKV",
             "PyramidKV",
-            "TOVA",
+            "TOVA (of the prompt)",
         }
         self.assertEqual(
             {text.removesuffix(" is above chance") for text in texts if text.endswith("is above chance")}, rules

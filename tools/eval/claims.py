@@ -256,7 +256,7 @@ _OF_RETENTION = [
     *_chance("H2O (of the prompt)", "h2o,prefill_only=on", "random,evict=none"),
     *_chance("SnapKV", "snapkv", "random,evict=none"),
     *_chance("PyramidKV", "pyramidkv,no_floor=on", "random,evict=none"),
-    *_chance("TOVA", "tova", "random,evict=none,head_shared=on"),
+    *_chance("TOVA (of the prompt)", "tova,evict=none", "random,evict=none,head_shared=on"),
 ]
 
 _OF_BOTH = [

@@ -45,7 +45,7 @@ TEST(H2o, ChoosesPerHeadUnlessShared) {
 
 TEST(H2o, EvictsTheLightestRowThatIsNotRecent) {
   const auto rule = make_rule(retention::h2o, {{"keep", "0.4"}});
-  EXPECT_TRUE(rule->needs().decode_weights);
+  EXPECT_EQ(rule->needs().decode_weights, ImportanceNeeds::DecodeWeights::kSummed);
   DecodingLayer layer(*rule, 10, 4, .6);  // two recent
   layer.weights() = {3, 1, .5f, .1f};
   // Labels 0 1 2 3 and the new 4: 3 and 4 are recent, 2 is the lightest of the others.
@@ -64,7 +64,7 @@ TEST(H2o, EvictsTheLightestRowThatIsNotRecent) {
 TEST(H2o, EvictsNothingIfPrefillOnly) {
   for (const char* option : {"prefill_only", "colmean"}) {
     const auto rule = make_rule(retention::h2o, {{"keep", "0.4"}, {option, "on"}});
-    EXPECT_FALSE(rule->needs().decode_weights);
+    EXPECT_EQ(rule->needs().decode_weights, ImportanceNeeds::DecodeWeights::kNone);
     DecodingLayer layer(*rule, 10, 4, .6);
     for (int t = 1; t <= 20; ++t) EXPECT_EQ(layer.step(), -1);
     EXPECT_EQ(rule->peak_rows(4, .6, 10, 30), 24);

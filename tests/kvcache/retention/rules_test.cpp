@@ -243,7 +243,8 @@ TEST(EveryRule, KeepsItsSinksBeyondTheBudget) {
   constexpr int kSinks = 30;
   for (const RetentionEntry* entry : registered_rules()) {
     if (!has_option(*entry, "sinks")) continue;
-    for (const char* evict : {"auto", "none", "score", "window", "fixed_index", "sliding"}) {
+    for (const char* evict :
+         {"auto", "step", "none", "score", "window", "fixed_index", "sliding"}) {
       for (const char* last : {"1", "16", "900"}) {
         Options options = {{"keep", "0.02"}, {"sinks", std::to_string(kSinks)}};
         if (has_option(*entry, "evict", evict)) options.emplace_back("evict", evict);
@@ -326,7 +327,7 @@ TEST(EveryRule, KeepsEverythingAtKeepOne) {
       const Made made = make(of, "1", prompt.shape);
       SCOPED_TRACE(of.str());
       EXPECT_EQ(made.rule->needs().rows, ImportanceNeeds::Rows::kNone);
-      EXPECT_FALSE(made.rule->needs().decode_weights);
+      EXPECT_EQ(made.rule->needs().decode_weights, ImportanceNeeds::DecodeWeights::kNone);
       EXPECT_FALSE(made.rule->needs().sees_rows() || made.rule->needs().sees_queries());
       EXPECT_EQ(made.rule->merge(), MergeRule::kNone);
       EXPECT_FALSE(made.rule->rerotates());
