@@ -68,15 +68,7 @@ take turns by layer in one scope.
 
 ## Adding a policy
 
-1. `kvcache/quantizers/x.cpp` or `kvcache/retention/x.cpp`: the class, with a docstring that cites the paper and names every
-   departure, its table of options (`OptionInfo`: legal values, the default, the published code's value, the paper's), and the entry
-   `x`, declared in `kvcache/policies.h`. The table is the parser, the help and this page; nothing else needs to know the options.
-2. A line in the table of `kvcache/registry.cpp`, and the source in `kvcache/CMakeLists.txt`.
-3. `tests/kvcache/quantizers/x_test.cpp` or `tests/kvcache/retention/x_test.cpp`: the paper's own examples; a round-trip error within
-   its bound; the identity setting equal to the plain cache bit for bit; bytes equal to `kvcache/formula.h`.
-4. Its specs in `kSpecs` of `tests/kvcache/feeder.h`: held against the reference on the CPU and against the CPU on CUDA.
-5. A benchmark against `f16` and against the nearest neighbour.
-6. `vlm-kv list --markdown > docs/policies.md`.
+[add-a-policy.md](add-a-policy.md) names every file.
 )";
 
 /// A prompt that bits are given for.
