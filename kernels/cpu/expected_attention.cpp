@@ -1,3 +1,6 @@
+// The attention that keys can expect, a query head a task: its queries before RoPE, their mean and
+// covariance, both turned to the positions behind the prompt, what softmax takes of every key, and
+// the softmax; then the mean over the query heads of each kv_head.
 #include "kernels/cpu/expected_attention.h"
 
 #include <algorithm>

@@ -58,7 +58,8 @@ constexpr std::array kOptions = {
 /// to the residual stream [P]; kvpress has the value's own, and so have we.
 ///
 /// Source: Devoto et al. 2025, "Expected Attention: KV Cache Compression by Estimating Attention
-/// from Future Queries Distribution" [P], as in NVIDIA/kvpress [K].
+/// from Future Queries Distribution" [P], as in NVIDIA/kvpress [K]; docs/arithmetic.md, "Expected
+/// Attention".
 class ExpectedAttention final : public ScoredRule {
  public:
   ExpectedAttention(const OptionValues& options, const PolicyContext& context)

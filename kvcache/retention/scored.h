@@ -6,10 +6,10 @@ namespace kvlm::retention {
 
 /// The rules that score() rows by what they hold: each says how, the rest is the same.
 ///
-/// floor(r N) rows, at least sinks + 1 [S], per kv_head (head_shared=on: one set for all): the first
-/// `sinks`, the last `last` (at most half) and those of the best scores, ties to the earlier. Lists
-/// of heads and tied layers that choose together are averaged in units of their mean magnitude [S].
-/// Nothing is evicted in decode unless asked for.
+/// floor(r N) rows, at least sinks + 1 [S], per kv_head (head_shared=on: one set for all): the
+/// first `sinks`, the last `last` (at most half) and those of the best scores, ties to the earlier.
+/// Lists of heads and tied layers that choose together are averaged in units of their mean
+/// magnitude [S]. Nothing is evicted in decode unless asked for.
 class ScoredRule : public PlacedRule {
  public:
   ScoredRule(const OptionValues& options, const PolicyContext& context)
