@@ -24,16 +24,18 @@ SAMPLE = {"BLEU-1": 0.579, "BLEU-2": 0.404, "BLEU-3": 0.279, "BLEU-4": 0.191, "M
 class Sample(WithPackages):
     """The published sample results of pycocoevalcap: 1000 captions of COCO's val2014, whose annotations are 31 MB.
 
-    KVLM_COCO_SAMPLE names a folder with captions_val2014.json and captions_val2014_fakecap_results.json.
+    KVLM_COCO_SAMPLE names a folder with captions_val2014.json, or a part of it, and captions_val2014_fakecap_results.json.
     """
 
     def test_the_packages_and_its_authors_give_the_same_scores(self):
         if "KVLM_COCO_SAMPLE" not in os.environ:
             self.skipTest("KVLM_COCO_SAMPLE names no folder with COCO's captions_val2014.json and the sample results")
         folder = Path(os.environ["KVLM_COCO_SAMPLE"])
-        file = folder / "captions_val2014_fakecap_results.json"
-        scored = {row["image_id"] for row in json.loads(file.read_text())}
         val = json.loads((folder / "captions_val2014.json").read_text())
+        known = {row["image_id"] for row in val["annotations"]}
+        sample = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())
+        file = self.write("results.json", [row for row in sample if row["image_id"] in known])
+        scored = {row["image_id"] for row in sample} & known
         part = {"images": [row for row in val["images"] if row["id"] in scored],
                 "annotations": [row for row in val["annotations"] if row["image_id"] in scored]}  # fmt: skip
         annotations = self.write("captions_val2014.json", part)
@@ -41,7 +43,9 @@ class Sample(WithPackages):
                       python=python_with_scorers())  # fmt: skip
         (found,) = json.loads((self.folder / "out/results.json").read_text())
         self.compare(found, *self.direct("print_coco", annotations, file))
-        self.assertEqual({name: round(found["scores"][name], 3) for name in SAMPLE}, SAMPLE)
+        print(f"{len(scored)} of {len(sample)} sample captions: {found['scores']}")
+        if len(scored) == len(sample):
+            self.assertEqual({name: round(found["scores"][name], 3) for name in SAMPLE}, SAMPLE)
 
 
 class Captions(WithPackages, WithModel):
