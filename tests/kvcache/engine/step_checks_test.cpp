@@ -26,7 +26,8 @@ TEST(StepChecks, EachReasonForOnePromptIsNamed) {
   EXPECT_THAT(why("prefixkv,keep=0.5 + xquant,kq=2,vq=0,km=0,vm=0", {}), HasSubstr("share codes"));
   EXPECT_THAT(why("prefixkv,keep=0.5 + xquant,kq=2,vq=0,km=0,vm=0", kGpu),
               HasSubstr("share codes"));
-  EXPECT_THAT(why("h2o,keep=0.5", kGpu), HasSubstr("sums of attention"));
+  EXPECT_THAT(why("h2o,keep=0.5", kGpu), HasSubstr("weights of attention"));
+  EXPECT_THAT(why("tova,keep=0.5", kGpu), HasSubstr("weights of attention"));
   EXPECT_THAT(why("h2o,keep=0.5", {}), IsEmpty());
   EXPECT_THAT(why("prefixkv,keep=0.5", kGpu), IsEmpty());
   EXPECT_THAT(why("xquant,kq=2,vq=0,km=0,vm=0", kGpu), IsEmpty());
