@@ -165,7 +165,8 @@ class alignas(64) Plane {
   std::ptrdiff_t code_block_stride() const noexcept {
     return layout_.shared ? owner_->block_stride() : block_stride();
   }
-  /// Whether blocks_ still lie evenly (SlotRun), after one was added that gets `rows` rows at first.
+  /// Whether blocks_ still lie evenly (SlotRun), after one was added that gets `rows` rows at
+  /// first.
   bool lies_evenly(int rows) noexcept;
   Place new_place(int rows) noexcept;
   /// Of a block that begins, in the plane that holds the codes: which need not have counted the

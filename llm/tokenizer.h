@@ -87,8 +87,8 @@ struct TokenizerConfig {
 /// Executes the pipeline written in a tokenizer.json, as it is: normalizer, pre_tokenizer, model,
 /// post_processor, decoder. Of `config` it takes bos_token, eos_token and added_tokens: those the
 /// file lacks are added, and where both name a token, `config` says how it matches. Throws
-/// Error{kCorruptFile} for damage, Error{kUnsupported} for a component that is not built in; `name` is
-/// the file's name in messages.
+/// Error{kCorruptFile} for damage, Error{kUnsupported} for a component that is not built in; `name`
+/// is the file's name in messages.
 std::unique_ptr<Tokenizer> make_json_tokenizer(std::string_view json, const TokenizerConfig& config,
                                                const std::string& name);
 

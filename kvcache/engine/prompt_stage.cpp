@@ -178,8 +178,8 @@ void PromptStage::score_rows(Sequence& sequence, const StepRows& rows, int layer
   std::array<std::vector<StoredRows>, 2> stored;
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      stored[static_cast<size_t>(part)].push_back({staged_rows(sequence, layer, part, h),
-                                                   traits_.plan().rows, prompt.staged + rows.rows});
+      stored[static_cast<size_t>(part)].push_back(
+          {staged_rows(sequence, layer, part, h), traits_.plan().rows, prompt.staged + rows.rows});
     }
   }
   const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);

@@ -1,5 +1,6 @@
 // Values of VidKV's protected rows. The bitmap of a KV head has a bit for each value slot of kRest;
-// it is set when the prompt ends, read whenever rows are packed, and follows slots that are dropped.
+// it is set when the prompt ends, read whenever rows are packed, and follows slots that are
+// dropped.
 #include "kvcache/extensions/protected_values.h"
 
 #include <algorithm>
