@@ -121,7 +121,7 @@ class KvCache {
 
   /// Announces the rows of a forward pass. Spans must live until end(). Throws
   /// Error{kInvalidArgument} if a sequence would exceed its max_rows.
-  virtual void begin(std::span<const StepRows> step) = 0;
+  virtual void begin(std::span<const StepRows> step, Stream& stream) = 0;
   /// Input embeddings of the step's rows, once between begin() and the first attend(), if needs()
   /// says so.
   virtual void give_embeddings(ConstTensorView embeddings, Stream& stream) = 0;

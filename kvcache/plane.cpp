@@ -103,55 +103,35 @@ std::byte* Plane::push_row() noexcept {
   return ring_ + ring_offset(full_++);
 }
 
-int Plane::room_behind() const noexcept {
-  if (ring_rows_ == 0) return 0;
-  const int next = (ring_first_ + full_) % ring_rows_;
-  return next < ring_first_ ? ring_first_ - next : ring_rows_ - next;
-}
-
-int Plane::slide_room() const noexcept {
-  if (layout_.plan == nullptr || layout_.once || layout_.plan->format.axis != ScaleAxis::kToken ||
-      packed_ == 0 || !even_ || full_ + 1 != ring_rows_) {
-    return 0;
-  }
-  if (blocks_.size() > 1 &&
-      (code_stride_ != code_block_stride() || scale_stride_ != block_stride())) {
-    return 0;
-  }
-  constexpr int kFar = 1 << 20;
-  int room = layout_.block_rows() - blocks_.back().rows;
-  int next = places_.back().slot;
-  for (size_t i = free_slots_.size(); i-- > 0 && room < kFar && free_slots_[i] == ++next;) {
-    room += layout_.block_rows();
-  }
-  if (layout_.shared) room = std::min(room, owner_->slide_room());
-  // The rows up to the ring's end become fewer; then those from its begin are all.
-  return ring_rows_ == 1 ? room : std::min(room, 1 + ring_rows_ - ring_first_);
-}
-
-PackedRing Plane::ring() const noexcept {
-  assert(full_ == ring_rows_ && packed_ > 0);
-  PackedRing ring;
-  ring.rows = ring_;
-  ring.places = ring_rows_;
-  ring.oldest = (ring_first_ + 1) % ring_rows_;
-  ring.codes = layout_.shared ? nullptr : places_[0].codes;
-  ring.scales = places_[0].scales;
+GrowingRows Plane::growing() const noexcept {
+  GrowingRows rows;
+  rows.ring = ring_;
+  rows.ring_rows = ring_rows_;
+  rows.first = ring_first_;
+  rows.full = full_;
+  if (layout_.plan == nullptr) return rows;
+  assert(even_);
   const PackedFormat& format = layout_.plan->format;
-  const int rows = layout_.block_rows();
-  if (format.zeros(rows) > 0) {
-    ring.zeros = ring.scales + format.scales(rows) * dtype_bytes(format.meta);
+  rows.block_rows = layout_.block_rows();
+  rows.codes = layout_.shared ? owner_->packed_memory_ : packed_memory_;
+  rows.code_stride = layout_.shared ? owner_->block_stride() : block_stride();
+  rows.scales = packed_memory_ + aligned(codes_bytes(layout_, rows.block_rows));
+  rows.scale_stride = block_stride();
+  if (format.zeros(rows.block_rows) > 0) {
+    rows.zeros = rows.scales + format.scales(rows.block_rows) * dtype_bytes(format.meta);
   }
-  ring.code_stride = code_block_stride();
-  ring.scale_stride = block_stride();
-  ring.block_rows = rows;
-  ring.packed = packed_ + 1;
-  return ring;
+  rows.packed = packed_;
+  rows.shares_codes = layout_.shared;
+  return rows;
 }
 
-void Plane::slide(int rows) noexcept {
-  ring_first_ = (ring_first_ + rows) % ring_rows_;
-  while (rows > 0) rows -= push_packed(rows).rows;
+void Plane::gain(int rows, const FlushRule* window) noexcept {
+  for (int row = 0; row < rows; ++row) {
+    push_row();
+    if (window == nullptr || full_ < window->trigger) continue;
+    for (int left = window->rows; left > 0;) left -= push_packed(left).rows;
+    pop_rows(window->rows);
+  }
 }
 
 size_t Plane::ring_offset(int i) const noexcept {
@@ -193,13 +173,6 @@ Plane::Place Plane::new_place(int rows) noexcept {
   return place;
 }
 
-const std::byte* Plane::shared_codes() const noexcept {
-  const size_t n = blocks_.size();
-  if (n < owner_->blocks_.size()) return owner_->blocks_[n].codes;
-  assert(n > 0);  // slide_room() of both: their blocks follow each other
-  return blocks_.back().codes + code_block_stride();
-}
-
 PackJob Plane::push_packed(int rows) noexcept {
   assert(layout_.plan != nullptr && rows > 0);
   const PackedFormat& format = layout_.plan->format;
@@ -212,7 +185,7 @@ PackJob Plane::push_packed(int rows) noexcept {
   if (!extend) {
     const Place place = new_place(full_block);
     PackedBlock block;
-    block.codes = layout_.shared ? shared_codes() : place.codes;
+    block.codes = layout_.shared ? owner_->blocks_[blocks_.size()].codes : place.codes;
     block.scales = place.scales;
     if (has_zeros) block.zeros = place.scales + zeros_offset;
     blocks_.push_back(block);
@@ -325,36 +298,19 @@ RowGap Plane::evict(int slot) noexcept {
   }
 }
 
-void Plane::add_runs(RunList& runs, bool slides) const noexcept {
-  if (packed_ > 0) {
-    SlotRun& run = runs.add();
-    run.slots = packed_;
-    run.format = &layout_.plan->format;
-    run.blocks = blocks_;
-    if (even_ && blocks_.size() > 1) {
-      run.code_stride = code_stride_;
-      run.scale_stride = scale_stride_;
-    }
-    if (slides) {
-      run.change = RunChange::kPacks;
-      run.code_stride = code_block_stride();
-      run.scale_stride = block_stride();
-      run.block_rows = layout_.block_rows();
-    }
+void Plane::add_packed(RunList& runs) const noexcept {
+  if (packed_ == 0) return;
+  SlotRun& run = runs.add();
+  run.slots = packed_;
+  run.format = &layout_.plan->format;
+  run.blocks = blocks_;
+  if (even_ && blocks_.size() > 1) {
+    run.code_stride = code_stride_;
+    run.scale_stride = scale_stride_;
   }
-  if (slides) {
-    SlotRun& oldest = runs.add();
-    oldest.slots = full_before_wrap();
-    oldest.rows = full_row(0);
-    oldest.dtype = layout_.dtype;
-    oldest.change = ring_rows_ == 1 ? RunChange::kReplaces : RunChange::kShrinks;
-    if (ring_rows_ == 1) return;
-    SlotRun& newest = runs.add();
-    newest.slots = full_ - oldest.slots;
-    newest.rows = ring_;
-    newest.dtype = layout_.dtype;
-    return;
-  }
+}
+
+void Plane::add_full(RunList& runs) const noexcept {
   const int first = full_before_wrap();
   for (const auto& [begin, count] : {std::pair(0, first), std::pair(first, full_ - first)}) {
     if (count == 0) continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/attend_packed.h"
+#include "kernels/decode_table.h"
 #include "kernels/pack.h"
 #include "kernels/row_moves.h"
 #include "kvcache/quantizer.h"
@@ -88,25 +89,15 @@ class alignas(64) Plane {
   int full_before_wrap() const noexcept { return std::min(full_, ring_rows_ - ring_first_); }
   const Layout& layout() const noexcept { return layout_; }
 
+  /// Blocks follow each other without gaps, and no row of them was evicted.
+  bool is_even() const noexcept { return even_; }
   /// Room for one more full row, the newest; the caller fills it.
   std::byte* push_row() noexcept;
-  /// Counts `rows` more full rows that have been stored behind the newest, within room_behind().
-  void count_rows(int rows) noexcept {
-    full_ += rows;
-    bytes_ += static_cast<size_t>(rows) * layout_.row_bytes();
-  }
-  /// Rows that can follow the next one pushed side by side with it and those before it, that one
-  /// included.
-  int room_behind() const noexcept;
-  /// A ring that one more row fills can take row after row while the oldest is packed each time, by
-  /// itself: how often, the next row included, before it has to be described anew (SlotRun's
-  /// RunChange). 0: not at all.
-  int slide_room() const noexcept;
-  /// Of a full ring: what packs its rows from the second oldest on.
-  PackedRing ring() const noexcept;
-  /// Counts `rows` more rows that have been stored, each after the oldest was packed; before or
-  /// after the plane that holds the codes does.
-  void slide(int rows) noexcept;
+  /// The rows it gains, as a GPU counts them: nothing it holds was evicted.
+  GrowingRows growing() const noexcept;
+  /// Counts `rows` more rows, each stored behind the newest, and packed rows of `window` whenever
+  /// they filled it; null: none were.
+  void gain(int rows, const FlushRule* window) noexcept;
   /// Full row i, 0 the oldest.
   const std::byte* full_row(int i) const noexcept;
   std::byte* full_row(int i) noexcept;
@@ -144,9 +135,10 @@ class alignas(64) Plane {
     }
   }
 
-  /// Appends the runs of this plane, oldest slots first, to `runs` (at most three). `slides`: its
-  /// ring is full and will slide().
-  void add_runs(RunList& runs, bool slides = false) const noexcept;
+  /// Appends the runs of this plane, oldest slots first, to `runs`: of its packed rows (one at
+  /// most), then of full rows (two at most).
+  void add_packed(RunList& runs) const noexcept;
+  void add_full(RunList& runs) const noexcept;
 
  private:
   /// Where a block lies.
@@ -162,16 +154,10 @@ class alignas(64) Plane {
   std::ptrdiff_t block_stride() const noexcept {
     return static_cast<std::ptrdiff_t>(layout_.block_bytes(layout_.block_rows()));
   }
-  std::ptrdiff_t code_block_stride() const noexcept {
-    return layout_.shared ? owner_->block_stride() : block_stride();
-  }
   /// Whether blocks_ still lie evenly (SlotRun), after one was added that gets `rows` rows at
   /// first.
   bool lies_evenly(int rows) noexcept;
   Place new_place(int rows) noexcept;
-  /// Of a block that begins, in the plane that holds the codes: which need not have counted the
-  /// rows yet that slide().
-  const std::byte* shared_codes() const noexcept;
 
   // In three lines of the processor's cache: those that most steps need, those about blocks, and
   // the rest.

@@ -37,7 +37,6 @@ SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
 /// Makes the workspaces of every part large enough for all open sequences, so that decode allocates
 /// nothing.
 void PolicyCache::reserve_workspaces() {
-  steady_.forget();  // workspaces may move
   const Workload load = store_.workload();
   settling_.reserve(load.sequences);
   queries_.grow(load.heads * traits_.q_per_kv() * traits_.dim());
@@ -48,31 +47,28 @@ void PolicyCache::reserve_workspaces() {
   evictor_.reserve(load);
   prompts_.reserve();
   decode_.reserve(load);
-  steady_.reserve(load);
+  gpu_.reserve(load);
 }
 
-void PolicyCache::close(SequenceId id) noexcept {
-  steady_.forget(id);
-  store_.close(id);
-}
+void PolicyCache::close(SequenceId id) noexcept { store_.close(id); }
 
-void PolicyCache::begin(std::span<const StepRows> step) {
+void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
   for (const StepRows& rows : step) {
     const Sequence& sequence = store_.at(rows.sequence);
     assert(sequence.open);
     assert(rows.prompt || (rows.rows == 1 && sequence.prompted));
     check_rows(traits_, sequence, rows);
   }
-  step_ = step;
   if (in_step_) {  // the last step has failed half way
-    steady_.forget();
+    if (gpu_.serves()) gpu_.give_up();
     prompt_packer_.clear();
     window_packer_.clear();
     evictor_.clear();
   }
+  step_ = step;
   in_step_ = true;
   attended_ = 0;
-  if (steady_.begin(step)) return;
+  if (gpu_.serves()) gpu_.begin(step, stream);
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!rows.prompt || (sequence.prompted && traits_.retention() != nullptr)) continue;
@@ -101,20 +97,23 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const bool decodes =
       std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
   const ConstTensorView queries = decodes ? own_queries(q, out, stream) : q;
-  if (steady_.steady()) {
-    return decode_.attend_again(layer, queries.as<float>(), k, v, out, scale, stream);
-  }
   decode_.start_layer();
   int64_t first = 0;
+  bool on_gpu = false;  // some sequences' rows are
   for (const StepRows& rows : step_) {
     if (rows.prompt) {
       attend_prompt(rows, first, layer, q, k, v, out, scale, stream);
+    } else if (Sequence& sequence = store_.at(rows.sequence); sequence.on_gpu) {
+      on_gpu = true;
     } else {
-      decode_.add(store_.at(rows.sequence), first);
+      decode_.add(sequence, first);
     }
     first += rows.rows;
   }
-  if (decodes) decode_.attend(layer, queries.as<float>(), k, v, out, scale, stream);
+  if (on_gpu) gpu_.attend(layer, queries.as<float>(), k, v, out, scale, stream);
+  if (decode_.rows() > 0) {
+    decode_.attend(layer, queries.as<float>(), k, v, out, scale, stream);
+  }
 }
 
 /// The queries of a step, where `out` does not take their place: packed attention reads them to its
@@ -143,35 +142,43 @@ void PolicyCache::attend_prompt(const StepRows& rows, int64_t first, int layer, 
   }
 }
 
-void PolicyCache::repeated() noexcept {
-  decode_.replayed();
-  attended_ = shape().layers;
+Repetition PolicyCache::repetition() const noexcept {
+  const bool alike = std::all_of(step_.begin(), step_.end(), [&](const StepRows& rows) {
+    return !rows.prompt && store_.at(rows.sequence).on_gpu;
+  });
+  return alike ? gpu_.repetition() : Repetition{};
 }
+
+void PolicyCache::repeated() noexcept { attended_ = shape().layers; }
 
 void PolicyCache::end(Stream& stream) {
   in_step_ = false;
   const std::span<const StepRows> step = std::exchange(step_, {});
-  if (steady_.steady()) return steady_.end_steady(step);
-  settle(step, stream);
+  settling_.clear();
+  for (const StepRows& rows : step) {
+    Sequence& sequence = store_.at(rows.sequence);
+    if (!rows.prompt && !sequence.on_gpu) settling_.push_back(&sequence);
+  }
+  if (gpu_.serves()) {
+    const std::span<Sequence* const> taken_back = gpu_.end(step, stream);
+    settling_.insert(settling_.end(), taken_back.begin(), taken_back.end());
+  }
+  settle(stream);
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!sequence.prompted) prompts_.end(sequence, rows, stream);
     sequence.rows += rows.rows;
     if (rows.prompt) SequenceStore::count_planes(sequence);
-    store_.account(sequence);
+    if (!sequence.on_gpu) store_.account(sequence);
   }
-  steady_.end(step);
 }
 
-/// What follows the attention of generated rows in every layer: windows that are full are flushed,
-/// then slots are dropped. Layers that share codes find them by the blocks of the other layer,
-/// which therefore come in all layers before any goes. Rows of a later prompt have been settled one
-/// by one as they were stored.
-void PolicyCache::settle(std::span<const StepRows> step, Stream& stream) {
-  settling_.clear();
-  for (const StepRows& rows : step) {
-    if (!rows.prompt) settling_.push_back(&store_.at(rows.sequence));
-  }
+/// What follows the attention of the generated rows of settling_: windows that are full are
+/// flushed, then slots are dropped. Layers that share codes find them by the blocks of the other
+/// layer, which therefore come in all layers before any goes. Rows of a later prompt have been
+/// settled one by one as they were stored.
+void PolicyCache::settle(Stream& stream) {
+  if (settling_.empty()) return;
   for (int layer = 0; layer < shape().layers; ++layer) {
     window_packer_.flush(settling_, layer, stream);
   }
@@ -184,7 +191,7 @@ int PolicyCache::next_position(SequenceId id) const noexcept {
   if (!sequence.prompted || rule == nullptr || !rule->positions_from_layer0()) {
     return sequence.rows;
   }
-  return sequence.layers[0].heads[0].slots() + sequence.uncounted;
+  return sequence.slots_of(0);
 }
 
 CacheReport PolicyCache::report(SequenceId id) const noexcept {
@@ -192,7 +199,9 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   if (store_.at(id).rows == 0) return report;
   try {
     for (int layer = 0; layer < shape().layers; ++layer) {
-      if (traits_.layer(layer).remaps) report.guarded_remaps += decode_.guarded_remaps(layer);
+      if (!traits_.layer(layer).remaps) continue;
+      report.guarded_remaps += decode_.guarded_remaps(layer);
+      if (gpu_.serves()) report.guarded_remaps += gpu_.guarded_remaps(layer);
     }
   } catch (const Error&) {
     // A GPU that is lost says so at the next step.
@@ -201,21 +210,21 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
 }
 
 const LayerState& PolicyCache::layer(SequenceId sequence, int layer) noexcept {
-  steady_.catch_up(store_.at(sequence));
+  gpu_.catch_up(store_.at(sequence));
   return store_.at(sequence).layers[static_cast<size_t>(layer)];
 }
 
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   std::vector<HeadState> heads = this->layer(id, layer).heads;
   if (holds_uncounted_row(id, layer)) {
-    for (HeadState& head : heads) steady_.count_newest(head);
+    for (HeadState& head : heads) gpu_.count_newest(head);
   }
   return inspector_.read(store_.at(id), heads, layer, stream);
 }
 
 /// Whether a layer has stored a row in this step that its planes will count later.
 bool PolicyCache::holds_uncounted_row(SequenceId sequence, int layer) const noexcept {
-  return in_step_ && steady_.steady() && layer < attended_ &&
+  return in_step_ && store_.at(sequence).on_gpu && layer < attended_ &&
          std::any_of(step_.begin(), step_.end(),
                      [&](const StepRows& rows) { return rows.sequence == sequence; });
 }

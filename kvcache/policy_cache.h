@@ -7,13 +7,13 @@
 
 #include "kvcache/engine/decode_attention.h"
 #include "kvcache/engine/evictor.h"
+#include "kvcache/engine/gpu_decode.h"
 #include "kvcache/engine/inspector.h"
 #include "kvcache/engine/later_prompt.h"
 #include "kvcache/engine/prompt_packer.h"
 #include "kvcache/engine/prompt_stage.h"
 #include "kvcache/engine/row_appender.h"
 #include "kvcache/engine/sequence.h"
-#include "kvcache/engine/steady_steps.h"
 #include "kvcache/engine/store.h"
 #include "kvcache/engine/traits.h"
 #include "kvcache/engine/unpacker.h"
@@ -48,11 +48,11 @@ class PolicyCache final : public KvCache {
 
   SequenceId open(const SequenceSize& size, const std::string& who) override;
   void close(SequenceId sequence) noexcept override;
-  void begin(std::span<const StepRows> step) override;
+  void begin(std::span<const StepRows> step, Stream& stream) override;
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;
-  Repetition repetition() const noexcept override { return steady_.repetition(step_); }
+  Repetition repetition() const noexcept override;
   void repeated() noexcept override;
   void end(Stream& stream) override;
 
@@ -74,7 +74,7 @@ class PolicyCache final : public KvCache {
   void attend_prompt(const StepRows& rows, int64_t first, int layer, ConstTensorView q,
                      ConstTensorView k, ConstTensorView v, TensorView out, float scale,
                      Stream& stream);
-  void settle(std::span<const StepRows> step, Stream& stream);
+  void settle(Stream& stream);
   bool holds_uncounted_row(SequenceId sequence, int layer) const noexcept;
 
   CacheTraits traits_;
@@ -93,7 +93,7 @@ class PolicyCache final : public KvCache {
   PromptStage prompts_{traits_, store_, prompt_packer_, decode_weights_, sinks_};
   LaterPrompt later_prompts_{traits_, unpacker_, appender_, window_packer_, evictor_};
   DecodeAttention decode_{traits_, appender_, key_basis_, remap_, decode_weights_};
-  SteadySteps steady_{traits_, store_, decode_};
+  GpuDecode gpu_{traits_, store_, key_basis_, remap_};
   Inspector inspector_{traits_, unpacker_, remap_};
 
   std::span<const StepRows> step_;

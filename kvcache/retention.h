@@ -114,6 +114,8 @@ class Retention {
                                              std::span<const int> pairs) const = 0;
   virtual MergeRule merge() const noexcept { return MergeRule::kNone; }
 
+  /// evict() may name a slot.
+  virtual bool evicts() const noexcept { return false; }
   /// The slot to drop after this step's attention, or -1. Called once a step and layer (and
   /// kv_head, if per_head()). Allocates nothing.
   virtual int evict(const DecodeView&) const noexcept { return -1; }

@@ -45,7 +45,7 @@ class RowCache final : public KvCache {
 
   SequenceId open(const SequenceSize& size, const std::string& who) override;
   void close(SequenceId sequence) noexcept override;
-  void begin(std::span<const StepRows> step) override;
+  void begin(std::span<const StepRows> step, Stream& stream) override;
   void give_embeddings(ConstTensorView, Stream&) override {}
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;
@@ -163,7 +163,7 @@ void RowCache::close(SequenceId id) noexcept {
   sequence.open = false;
 }
 
-void RowCache::begin(std::span<const StepRows> step) {
+void RowCache::begin(std::span<const StepRows> step, Stream&) {
   for (const StepRows& rows : step) {
     const Sequence& sequence = at(rows.sequence);
     assert(sequence.open);

@@ -306,7 +306,7 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
   const TensorView sin = sin_.rows(rows, {half});
   fill_angles(step, cos, sin, stream);
 
-  cache.begin(step.sequences);
+  cache.begin(step.sequences, stream);
   if (cache.needs().prompt_embeddings) cache.give_embeddings(x, stream);
   const TensorView logits = tap ? layers(step, cos, sin, cache, stream, tap)
                                 : repeated_layers(step, cos, sin, cache, stream);

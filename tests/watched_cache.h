@@ -20,7 +20,9 @@ class WatchedCache : public KvCache {
     return cache_->open(size, who);
   }
   void close(SequenceId sequence) noexcept override { cache_->close(sequence); }
-  void begin(std::span<const StepRows> step) override { cache_->begin(step); }
+  void begin(std::span<const StepRows> step, Stream& stream) override {
+    cache_->begin(step, stream);
+  }
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override {
     cache_->give_embeddings(embeddings, stream);
   }

@@ -47,6 +47,9 @@ struct DeviceRun {
   int8_t gained;  // slots more of this run: -1, 0 or 1
   int8_t passed;  // slots more before it
   int16_t range;  // of a deferred lane: 0, or 1 + the remap that all its slots belong to
+  // Of a DecodeTable: the kernel that serves the run, -1 if it is empty for good; and its Cut.
+  int16_t kernel;
+  int8_t cut;
 };
 
 struct DeviceLane {
@@ -55,6 +58,7 @@ struct DeviceLane {
   float* out;
   int slots;
   int first_remap, remaps;
+  int first_weighting;                     // of a deferred lane: those of no remap, then of each
   int first_part, parts;                   // partial outputs
   int first_keys, last_keys, last_values;  // runs
   // Scores become weights when values are added, not by a pass of their own.
@@ -83,6 +87,13 @@ struct Split {
   int part;
 };
 
+/// A generated row of a step: which sequence of a DecodeTable it belongs to, and where among the
+/// rows of the step its queries are.
+struct StepSlot {
+  int slot;
+  int row;
+};
+
 /// Everything a launch reads.
 struct AttendArgs {
   const DeviceLane* lanes;
@@ -102,10 +113,27 @@ struct AttendArgs {
   const int* grown_at;  // rows that every lane has gained since it was described; null: none
   int64_t q_moved;      // floats from where queries were
   int64_t out_moved;    // and outputs
+  // Of a DecodeTable, whose lanes are (slots, layers, heads) and have as many runs each. A launch
+  // serves the lanes of a step, of their runs those at some positions that are of its kernel.
+  const StepSlot* step;  // null: the launch serves all lanes, or the runs of `served`
+  int layer;
+  int layers;
+  int heads;
+  int lane_runs;
+  int kernel;
+  int position_count;
+  uint64_t positions;  // 4 bits each
 
   /// Counted on the GPU, so that launches of a step serve the next one unchanged.
   __device__ int grown() const { return grown_at != nullptr ? *grown_at : 0; }
 };
+
+/// The lane that is number `index` of a launch.
+__device__ inline int lane_at(const AttendArgs& args, int index) {
+  if (args.step == nullptr) return index;
+  return (args.step[index / args.heads].slot * args.layers + args.layer) * args.heads +
+         index % args.heads;
+}
 
 __device__ inline DeviceLane lane_of(const AttendArgs& args, int index) {
   DeviceLane lane = args.lanes[index];
@@ -118,7 +146,7 @@ __device__ inline DeviceLane lane_of(const AttendArgs& args, int index) {
 /// How the scores of a run of a deferred lane are weighed, by query head.
 __device__ inline ScoreWeighting* weightings_of(const AttendArgs& args, int lane, int range) {
   return args.weightings +
-         static_cast<int64_t>(args.lanes[lane].first_remap + lane + range) * args.q_per_kv;
+         static_cast<int64_t>(args.lanes[lane].first_weighting + range) * args.q_per_kv;
 }
 
 /// Units of a run whose lane has gained `grown` rows.
@@ -144,7 +172,15 @@ __device__ inline DeviceRun run_of(const AttendArgs& args, int index) {
 
 /// Piece blockIdx.y of run blockIdx.x of a launch; false if there is none.
 __device__ inline bool find_split(const AttendArgs& args, Split& split) {
-  split.run = args.served[blockIdx.x];
+  const auto index = static_cast<int>(blockIdx.x);
+  if (args.step == nullptr) {
+    split.run = args.served[index];
+  } else {
+    const auto position =
+        static_cast<int>(args.positions >> (index % args.position_count * 4) & 15);
+    split.run = lane_at(args, index / args.position_count) * args.lane_runs + position;
+    if (args.runs[split.run].kernel != args.kernel) return false;
+  }
   const DeviceRun& run = args.runs[split.run];
   const auto number = static_cast<int>(blockIdx.y);
   if (number >= run.splits) return false;

@@ -8,6 +8,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/cuda/attend_args.cuh"
+#include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -36,7 +37,7 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplitSlots = 256;
+constexpr int kSplitSlots = kAnySplitSlots;
 constexpr int kQueries = 4;  // of one pass over codes
 
 // ----------------------------------------------------------------- what the host says of a layer
@@ -67,18 +68,6 @@ struct Side {
     parts = 0;
   }
 };
-
-/// Slots of a split of values, and the most of any split, in a lane of `slots`. It depends on
-/// nothing else, so that a lane's sums do not depend on the rest of the batch.
-int split_slots(int slots) { return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256; }
-
-/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
-int key_split_slots(int64_t slots, Stream& stream) {
-  const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
-  int split = kSplitSlots;
-  while (split < 2048 && slots > split * wanted) split *= 2;
-  return split;
-}
 
 /// Rows that a lane of `slots` may gain before split_slots() would cut it in another way.
 int room_of(int slots) {
@@ -321,27 +310,6 @@ struct BatchBuilder {
     made.units = static_cast<int>(blocks.size()) - made.listed;
     made.step = std::max(1, most / longest);
   }
-
-  static PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row,
-                             int rows) {
-    if (rows == block.rows) return block;
-    PackedBlock part = block;
-    part.rows = part.live_rows = rows;
-    part.codes += static_cast<size_t>(row) * format.row_bytes();
-    if (format.axis == ScaleAxis::kToken) {
-      const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(format.groups()) *
-                            dtype_bytes(format.meta);
-      part.scales += offset;
-      if (part.zeros != nullptr) part.zeros += offset;
-    }
-    if (block.live == nullptr) return part;
-    part.live = block.live + row / 64;
-    part.live_rows = 0;
-    for (int i = 0; i < rows; ++i) {
-      part.live_rows += static_cast<int>(part.live[i / 64] >> (i % 64) & 1);
-    }
-    return part;
-  }
 };
 
 // ---------------------------------------------------------------------------------------- kernels
@@ -555,7 +523,7 @@ __device__ float remap_slope(const AttendArgs& args, const ScoreRemap& remap, fl
 template <int kHeld>
 __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
-  const DeviceLane lane = lane_of(args, static_cast<int>(blockIdx.x));
+  const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.deferred) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
@@ -608,7 +576,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) 
 /// The same of any number of slots.
 __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
-  const DeviceLane lane = lane_of(args, static_cast<int>(blockIdx.x));
+  const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.deferred) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
@@ -765,7 +733,7 @@ __global__ void add_values(AttendArgs args) {
 /// How the scores of a deferred lane are weighed, from the ends of its splits: a warp a query head.
 /// Its greatest weight is 1.
 __global__ void weigh_lanes(AttendArgs args) {
-  const auto index = static_cast<int>(blockIdx.x);
+  const int index = lane_at(args, static_cast<int>(blockIdx.x));
   const DeviceLane lane = args.lanes[index];
   wait_for_earlier();
   let_next_start();  // whose codes have been written before the scores
@@ -809,7 +777,7 @@ __global__ void weigh_lanes(AttendArgs args) {
 }
 
 __global__ void sum_parts(AttendArgs args) {
-  const DeviceLane lane = lane_of(args, static_cast<int>(blockIdx.x));
+  const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   const int elements = args.q_per_kv * args.head_dim;
   wait_for_earlier();
   for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
@@ -840,18 +808,120 @@ __global__ void unpack(const DeviceBlock* blocks, PackedFormat format, float* ou
   }
 }
 
+/// What kernels of a layer tell each other.
+void place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& stream) {
+  const auto queries = static_cast<size_t>(args.q_per_kv);
+  const size_t parts = static_cast<size_t>(layer.value_parts) + 1;
+  size_t bytes = 0;
+  const auto room = [&](size_t size) {
+    const size_t at = bytes;
+    bytes += (size + 255) / 256 * 256;
+    return at;
+  };
+  const size_t sums = room(parts * queries * static_cast<size_t>(args.head_dim) * sizeof(float));
+  const size_t masses = room(parts * queries * sizeof(float));
+  const size_t ends = room(static_cast<size_t>(layer.key_parts) * queries * sizeof(float2));
+  const size_t weightings =
+      room(static_cast<size_t>(layer.weightings) * queries * sizeof(ScoreWeighting));
+  std::byte* base = stream.queue().scratch(kLaneParts, bytes);
+  args.parts = reinterpret_cast<float*>(base + sums);
+  args.masses = reinterpret_cast<float*>(base + masses);
+  args.ends = reinterpret_cast<float2*>(base + ends);
+  args.weightings = reinterpret_cast<ScoreWeighting*>(base + weightings);
+}
+
+/// `args` of the launch of one kernel.
+AttendArgs serving(const AttendArgs& args, const ServedRuns& served, int kernel) {
+  AttendArgs some = args;
+  some.served = served.runs;
+  some.kernel = kernel;
+  some.positions = served.positions;
+  some.position_count = served.position_count;
+  return some;
+}
+
+/// Scores, or the sums of values, of the runs of every kernel.
+void launch_scores(const LayerLaunch& layer, const AttendArgs& args, Stream& stream) {
+  for (int i = 0; i < kCodeKernels; ++i) {
+    const ServedRuns& served = layer.keys[static_cast<size_t>(i)];
+    if (served.splits.runs == 0) continue;
+    score_codes(static_cast<CodeKernel>(i), serving(args, served, i), served.splits, stream);
+  }
+  const ServedRuns& any = layer.keys[kCodeKernels];
+  if (any.splits.runs == 0) return;
+  const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(layer.channels);
+  score_splits<<<dim3(any.splits.runs, any.splits.most), kThreads, shared, native(stream)>>>(
+      serving(args, any, kCodeKernels));
+}
+
+void launch_values(const LayerLaunch& layer, const AttendArgs& args, Stream& stream) {
+  for (int i = 0; i < kCodeKernels; ++i) {
+    const ServedRuns& served = layer.values[static_cast<size_t>(i)];
+    if (served.splits.runs == 0) continue;
+    add_codes(static_cast<CodeKernel>(i), serving(args, served, i), served.splits, stream);
+  }
+  const ServedRuns& any = layer.values[kCodeKernels];
+  if (any.splits.runs == 0) return;
+  const auto threads = static_cast<unsigned>(ceil_div(args.head_dim, 32) * 32);
+  add_values<<<dim3(any.splits.runs, any.splits.most), threads, 0, native(stream)>>>(
+      serving(args, any, kCodeKernels));
+}
+
+}  // namespace
+
+namespace packed {
+
+/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
+int key_split_slots(int64_t slots, Stream& stream) {
+  const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
+  int split = kSplitSlots;
+  while (split < 2048 && slots > split * wanted) split *= 2;
+  return split;
+}
+
+PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row, int rows) {
+  if (rows == block.rows) return block;
+  PackedBlock part = block;
+  part.rows = part.live_rows = rows;
+  part.codes += static_cast<size_t>(row) * format.row_bytes();
+  if (format.axis == ScaleAxis::kToken) {
+    const size_t offset =
+        static_cast<size_t>(row) * static_cast<size_t>(format.groups()) * dtype_bytes(format.meta);
+    part.scales += offset;
+    if (part.zeros != nullptr) part.zeros += offset;
+  }
+  if (block.live == nullptr) return part;
+  part.live = block.live + row / 64;
+  part.live_rows = 0;
+  for (int i = 0; i < rows; ++i) {
+    part.live_rows += static_cast<int>(part.live[i / 64] >> (i % 64) & 1);
+  }
+  return part;
+}
+
+void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
+  place_workspace(layer, args, stream);
+  launch_scores(layer, args, stream);
+  if (layer.deferred > 0) {
+    const auto warps = static_cast<unsigned>(std::min(args.q_per_kv, 8));
+    launch_early("attend_packed", weigh_lanes, layer.lanes, static_cast<int>(32 * warps), stream,
+                 args);
+  }
+  if (layer.plain) launch_normalise(args, layer.lanes, layer.most_slots, stream);
+  launch_values(layer, args, stream);
+  launch_early("attend_packed", sum_parts, layer.lanes, 256, stream, args);
+  check_launch("attend_packed");
+}
+
+}  // namespace packed
+
+namespace {
+
 /// Everything that launches a layer's kernels: where the GPU finds its description.
 struct Launches {
   const std::byte* base = nullptr;
   size_t lanes_at = 0, runs_at = 0, blocks_at = 0, formats_at = 0, remaps_at = 0;
-  std::array<size_t, kCodeKernels + 1> keys_at{}, values_at{};
-  std::array<Splits, kCodeKernels + 1> keys{}, values{};
-  unsigned lanes = 0;
-  int most_slots = 0;
-  int key_parts = 0, value_parts = 0;
-  int ranges = 0;
-  int deferred = 0;  // lanes
-  int channels = 0;
+  LayerLaunch layer;
   int q_per_kv = 0;
   int head_dim = 0;
 };
@@ -925,13 +995,14 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     of_lane.out = lane.out;
     of_lane.slots = lane.slots;
     of_lane.first_remap = static_cast<int>(builder.remaps.size());
+    of_lane.first_weighting = of_lane.first_remap + static_cast<int>(builder.lanes.size());
     of_lane.remaps = static_cast<int>(lane.remaps.size());
     builder.remaps.insert(builder.remaps.end(), lane.remaps.begin(), lane.remaps.end());
     builder.lanes.push_back(of_lane);
     builder.first_runs.push_back(run_count);
     run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
-    made.most_slots = std::max(made.most_slots, lane.slots + room);
+    made.layer.most_slots = std::max(made.layer.most_slots, lane.slots + room);
   }
   builder.resize_runs(run_count);
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -947,7 +1018,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     of_lane.last_keys = static_cast<int>(values) - 1;
     of_lane.last_values = static_cast<int>(end) - 1;
     of_lane.deferred = is_deferred(builder, lanes[i], first, end);
-    made.deferred += of_lane.deferred ? 1 : 0;
+    made.layer.deferred += of_lane.deferred ? 1 : 0;
     builder.split_runs(first, values, builder.keys);
     builder.lanes[i].first_part = builder.values.parts;
     builder.lanes[i].parts = builder.split_runs(values, end, builder.values);
@@ -959,22 +1030,27 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
   made.blocks_at = packet.add(std::span<const DeviceBlock>(builder.blocks));
   made.formats_at = packet.add(std::span<const PackedFormat>(builder.formats));
   made.remaps_at = packet.add(std::span<const ScoreRemap>(builder.remaps));
+  std::array<std::array<size_t, kCodeKernels + 1>, 2> served_at;
   for (size_t i = 0; i <= kCodeKernels; ++i) {
-    made.keys_at[i] = packet.add(std::span<const int>(builder.keys.served[i].runs));
-    made.values_at[i] = packet.add(std::span<const int>(builder.values.served[i].runs));
-    made.keys[i] = builder.keys.served[i].splits;
-    made.values[i] = builder.values.served[i].splits;
+    served_at[0][i] = packet.add(std::span<const int>(builder.keys.served[i].runs));
+    served_at[1][i] = packet.add(std::span<const int>(builder.values.served[i].runs));
   }
   made.base = packet.upload(stream);
   if (kept != nullptr) made.base = kept->packet.place(made.base, packet.bytes(), stream);
-  made.lanes = static_cast<unsigned>(lanes.size());
-  made.key_parts = builder.keys.parts;
-  made.value_parts = builder.values.parts;
-  made.ranges = static_cast<int>(builder.remaps.size() + lanes.size());
+  for (size_t i = 0; i <= kCodeKernels; ++i) {
+    const auto list = [&](size_t at) { return reinterpret_cast<const int*>(made.base + at); };
+    made.layer.keys[i] = {list(served_at[0][i]), 0, 1, builder.keys.served[i].splits};
+    made.layer.values[i] = {list(served_at[1][i]), 0, 1, builder.values.served[i].splits};
+  }
+  made.layer.lanes = static_cast<unsigned>(lanes.size());
+  made.layer.plain = made.layer.deferred < made.layer.lanes;
+  made.layer.key_parts = builder.keys.parts;
+  made.layer.value_parts = builder.values.parts;
+  made.layer.weightings = static_cast<int>(builder.remaps.size() + lanes.size());
   made.q_per_kv = q_per_kv;
-  made.head_dim = made.channels = head_dim;
+  made.head_dim = made.layer.channels = head_dim;
   for (const PackedFormat& format : builder.formats) {
-    made.channels = std::max(made.channels, format.channels());
+    made.layer.channels = std::max(made.layer.channels, format.channels());
   }
   return made;
 }
@@ -989,68 +1065,6 @@ AttendArgs attend_args(const Launches& launches) {
   args.q_per_kv = launches.q_per_kv;
   args.head_dim = launches.head_dim;
   return args;
-}
-
-/// What kernels of a layer tell each other.
-void place_workspace(const Launches& launches, AttendArgs& device, Stream& stream) {
-  const auto queries = static_cast<size_t>(launches.q_per_kv);
-  const size_t parts = static_cast<size_t>(launches.value_parts) + 1;
-  size_t bytes = 0;
-  const auto room = [&](size_t size) {
-    const size_t at = bytes;
-    bytes += (size + 255) / 256 * 256;
-    return at;
-  };
-  const size_t sums =
-      room(parts * queries * static_cast<size_t>(launches.head_dim) * sizeof(float));
-  const size_t masses = room(parts * queries * sizeof(float));
-  const size_t ends = room(static_cast<size_t>(launches.key_parts) * queries * sizeof(float2));
-  const size_t weightings =
-      room(static_cast<size_t>(launches.ranges) * queries * sizeof(ScoreWeighting));
-  std::byte* base = stream.queue().scratch(kLaneParts, bytes);
-  device.parts = reinterpret_cast<float*>(base + sums);
-  device.masses = reinterpret_cast<float*>(base + masses);
-  device.ends = reinterpret_cast<float2*>(base + ends);
-  device.weightings = reinterpret_cast<ScoreWeighting*>(base + weightings);
-}
-
-void launch(const Launches& launches, AttendArgs device, float scale, Stream& stream) {
-  device.scale = scale;
-  place_workspace(launches, device, stream);
-  const size_t shared = sizeof(float) * kWarps * kQueries * static_cast<size_t>(launches.channels);
-  const auto serving = [&](size_t at) {
-    AttendArgs some = device;
-    some.served = reinterpret_cast<const int*>(launches.base + at);
-    return some;
-  };
-  for (size_t i = 0; i < kCodeKernels; ++i) {
-    if (launches.keys[i].runs == 0) continue;
-    score_codes(static_cast<CodeKernel>(i), serving(launches.keys_at[i]), launches.keys[i], stream);
-  }
-  if (const Splits splits = launches.keys[kCodeKernels]; splits.runs > 0) {
-    score_splits<<<dim3(splits.runs, splits.most), kThreads, shared, native(stream)>>>(
-        serving(launches.keys_at[kCodeKernels]));
-  }
-  if (launches.deferred > 0) {
-    const auto warps = static_cast<unsigned>(std::min(launches.q_per_kv, 8));
-    launch_early("attend_packed", weigh_lanes, launches.lanes, static_cast<int>(32 * warps), stream,
-                 device);
-  }
-  if (static_cast<unsigned>(launches.deferred) < launches.lanes) {
-    launch_normalise(device, launches.lanes, launches.most_slots, stream);
-  }
-  for (size_t i = 0; i < kCodeKernels; ++i) {
-    if (launches.values[i].runs == 0) continue;
-    add_codes(static_cast<CodeKernel>(i), serving(launches.values_at[i]), launches.values[i],
-              stream);
-  }
-  if (const Splits splits = launches.values[kCodeKernels]; splits.runs > 0) {
-    const auto threads = static_cast<unsigned>(ceil_div(launches.head_dim, 32) * 32);
-    add_values<<<dim3(splits.runs, splits.most), threads, 0, native(stream)>>>(
-        serving(launches.values_at[kCodeKernels]));
-  }
-  launch_early("attend_packed", sum_parts, launches.lanes, 256, stream, device);
-  check_launch("attend_packed");
 }
 
 /// What a LaneTable counts on the GPU.
@@ -1078,7 +1092,9 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   if (lanes.empty()) return;
   int room = 0;
   const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, room, stream);
-  launch(launches, attend_args(launches), scale, stream);
+  AttendArgs args = attend_args(launches);
+  args.scale = scale;
+  launch_layer(launches.layer, args, stream);
 }
 
 struct LaneTable::State {
@@ -1138,16 +1154,18 @@ int LaneTable::room() const noexcept { return state_->room - state_->grown; }
 void LaneTable::append(const float* k, const float* v, Stream& stream) {
   State& state = *state_;
   if (!stream.queue().is_recording()) ++state.grown;
-  append_rows<<<state.launches.lanes, 128, 0, native(stream)>>>(state.args(state.q, state.out),
-                                                                &state.on_gpu()->growth, k, v);
+  append_rows<<<state.launches.layer.lanes, 128, 0, native(stream)>>>(
+      state.args(state.q, state.out), &state.on_gpu()->growth, k, v);
   check_launch("PackedBatch::append");
 }
 
 void LaneTable::appended() noexcept { ++state_->grown; }
 
 void LaneTable::attend(const float* q, float* out, float scale, Stream& stream) {
-  if (state_->launches.lanes == 0) return;
-  launch(state_->launches, state_->args(q, out), scale, stream);
+  if (state_->launches.layer.lanes == 0) return;
+  AttendArgs args = state_->args(q, out);
+  args.scale = scale;
+  launch_layer(state_->launches.layer, args, stream);
 }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,

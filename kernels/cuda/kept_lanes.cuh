@@ -2,6 +2,7 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/store_row.cuh"
 
 // What the descriptions of a batch that stay on the GPU for several steps have in common: those of
 // attend_packed.cu and of row_batch.cu.
@@ -46,20 +47,5 @@ struct Growth {
     ++rows;
   }
 };
-
-/// Writes row `row` of `rows` (..., head_dim) with the threads of a block.
-__device__ inline void store_row(std::byte* rows, DType dtype, int64_t row, int head_dim,
-                                 const float* from) {
-  const int64_t first = row * head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < head_dim; i += static_cast<int>(blockDim.x)) {
-    if (dtype == DType::kF16) {
-      reinterpret_cast<__half*>(rows)[first + i] = store_float<__half>(from[i]);
-    } else if (dtype == DType::kBF16) {
-      reinterpret_cast<__nv_bfloat16*>(rows)[first + i] = store_float<__nv_bfloat16>(from[i]);
-    } else {
-      reinterpret_cast<float*>(rows)[first + i] = from[i];
-    }
-  }
-}
 
 }  // namespace kvlm::cuda

@@ -1,6 +1,6 @@
 // One layer of a decode step. Each KV head of each sequence is told to the kernels as runs of slots
 // that are stored alike. KV heads that hold nothing packed go to one kernel (RowBatch), the others
-// to another (PackedBatch). A step that repeats takes up the descriptions of the one before it.
+// to another (PackedBatch).
 #include "kvcache/engine/decode_attention.h"
 
 #include <algorithm>
@@ -40,7 +40,6 @@ DecodeAttention::DecodeAttention(const CacheTraits& traits, RowAppender& appende
       key_basis_(key_basis),
       remap_(remap),
       decode_weights_(weights),
-      rings_(traits),
       weights_(traits.device()) {
   for (size_t layer = 0; layer < traits.layers(); ++layer) layers_.emplace_back(traits.device());
 }
@@ -58,23 +57,19 @@ void DecodeAttention::reserve(const Workload& load) {
   grow(packed_, load.heads);
   grow(heads_, load.heads);
   grow(runs_, load.heads * kRunsPerHead);
-  rings_.reserve(load.heads);
   weights_.grow(traits_.q_per_kv() * load.rows);
 }
 
 void DecodeAttention::attend(int layer, const float* q, ConstTensorView k, ConstTensorView v,
                              TensorView out, float scale, Stream& stream) {
-  const size_t count = rows_.size() * traits_.kv_heads();
-  assert(count <= packed_.size());
+  assert(rows_.size() * traits_.kv_heads() <= packed_.size());
   place_weights();
   key_basis_.start_queries(layer);
   const size_t full = describe(layer, q, out.as<float>(), stream);
   store_rows(k, v, stream);
-  at(layer).all_full = full == count;
   const size_t packed = attend_full(layer, full, q, out.as<float>(), scale, stream);
   key_basis_.change_queries(layer, q, stream);
   attend_packed_heads(layer, packed, q, out.as<float>(), scale, stream);
-  if (persists_) describe_rings(layer, stream);
 }
 
 /// Gives each row its part of weights_.
@@ -165,7 +160,8 @@ void DecodeAttention::add_key_runs(const HeadState& head, size_t store, int laye
                                    RunList& runs) {
   const Plane& keys = head.stores[store].keys;
   const int first = runs.size();
-  keys.add_runs(runs, store == kRest && slides(keys, Part::kKeys, layer));
+  keys.add_packed(runs);
+  keys.add_full(runs);
   if (!traits_.layer(layer).has_key_basis || keys.packed() == 0) return;
   const float* q = key_basis_.add_queries(layer, store, index, packed_[index].q, head.facts[store]);
   for (int i = first; i < runs.size() && q != nullptr; ++i) {
@@ -174,12 +170,14 @@ void DecodeAttention::add_key_runs(const HeadState& head, size_t store, int laye
 }
 
 void DecodeAttention::add_value_runs(const HeadState& head, int layer, RunList& runs) {
-  const Plane& rest = head.stores[kRest].values;
-  if (traits_.plan().split) head.stores[kVisual].values.add_runs(runs);
-  if (traits_.layer(layer).protects) {
-    ProtectedValues::add_runs(head, runs);
-  } else {
-    rest.add_runs(runs, slides(rest, Part::kValues, layer));
+  for (size_t store = traits_.first_store(); store < kStores; ++store) {
+    const Plane& values = head.stores[store].values;
+    if (store == kRest && traits_.layer(layer).protects) {
+      ProtectedValues::add_packed(head, runs);
+    } else {
+      values.add_packed(runs);
+    }
+    values.add_full(runs);
   }
 }
 
@@ -189,13 +187,6 @@ bool DecodeAttention::is_full(const HeadState& head, int layer) const noexcept {
   return head.weights == nullptr &&
          (!traits_.plan().split || head.stores[kVisual].full_alike(/*protects=*/false)) &&
          head.stores[kRest].full_alike(traits_.layer(layer).protects);
-}
-
-/// Whether a full ring will take row after row while this description persists.
-bool DecodeAttention::slides(const Plane& plane, Part part, int layer) const noexcept {
-  if (!persists_ || plane.packed() == 0) return false;
-  const FlushRule* rule = traits_.flush_rule(part, layer);
-  return rule != nullptr && rule->rows == 1 && plane.full() == rule->trigger;
 }
 
 /// Fetches what a KV head of the next few generated rows before `last` will need, each step of the
@@ -226,7 +217,6 @@ size_t DecodeAttention::attend_full(int layer, size_t full, const float* q, floa
                                     Stream& stream) {
   const size_t count = rows_.size() * traits_.kv_heads();
   if (full == 0) return count;
-  if (full < count) persists_ = false;
   RowBatch& batch = at(layer).full;
   batch.start(traits_.shape().q_per_kv(), traits_.shape().head_dim);
   size_t packed = 0;
@@ -238,7 +228,7 @@ size_t DecodeAttention::attend_full(int layer, size_t full, const float* q, floa
     heads_[packed] = heads_[i];
     packed_[packed++] = packed_[i];
   }
-  batch.describe(q, out, persists_, stream);
+  batch.describe(q, out, /*keep=*/false, stream);
   batch.attend(q, out, scale, stream);
   return packed;
 }
@@ -249,55 +239,10 @@ void DecodeAttention::attend_packed_heads(int layer, size_t count, const float* 
   if (count == 0) return;
   const std::span<PackedLane> packed = std::span(packed_).first(count);
   PackedBatch& batch = at(layer).packed;
-  batch.describe(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, q, out, persists_,
-                 stream);
+  batch.describe(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, q, out,
+                 /*keep=*/false, stream);
   batch.attend(q, out, scale, stream);
   decode_weights_.add(packed, heads_, stream);
-}
-
-/// Lists the rings of a layer that slide.
-void DecodeAttention::describe_rings(int layer, Stream& stream) {
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    const FlushRule* rule = traits_.flush_rule(part, layer);
-    const bool one_by_one = rule != nullptr && rule->rows == 1;
-    rings_.start();
-    for (size_t i = 0; one_by_one && i < rows_.size(); ++i) {
-      for (const HeadState& head : rows_[i].sequence->layers[static_cast<size_t>(layer)].heads) {
-        const Plane& plane = head.plane(kRest, part);
-        if (slides(plane, part, layer)) rings_.add(plane);
-      }
-    }
-    rings_.describe(layer, part, stream);
-  }
-}
-
-void DecodeAttention::attend_again(int layer, const float* q, ConstTensorView k, ConstTensorView v,
-                                   TensorView out, float scale, Stream& stream) {
-  key_basis_.change_queries_again(layer, q, stream);
-  LayerBatches& batches = at(layer);
-  if (batches.all_full) {
-    batches.full.append(k.as<float>(), v.as<float>(), stream);
-    return batches.full.attend(q, out.as<float>(), scale, stream);
-  }
-  batches.packed.append(k.as<float>(), v.as<float>(), stream);
-  batches.packed.attend(q, out.as<float>(), scale, stream);
-  rings_.pack_oldest(layer, stream);
-}
-
-int DecodeAttention::capacity() const noexcept {
-  int least = layers_.front().capacity();
-  for (const LayerBatches& layer : layers_) least = std::min(least, layer.capacity());
-  return least;
-}
-
-void DecodeAttention::replayed() noexcept {
-  for (LayerBatches& layer : layers_) {
-    if (layer.all_full) {
-      layer.full.appended();
-    } else {
-      layer.packed.appended();
-    }
-  }
 }
 
 }  // namespace kvlm

@@ -7,10 +7,8 @@
 #include <vector>
 
 #include "kernels/attend_packed.h"
-#include "kernels/pack.h"
 #include "kernels/row_batch.h"
 #include "kvcache/engine/float_space.h"
-#include "kvcache/engine/ring_packers.h"
 #include "kvcache/engine/row_appender.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/traits.h"
@@ -28,11 +26,8 @@ class DecodeAttention {
                   VisualRemap& remap, DecodeWeights& weights);
 
   void reserve(const Workload& load);
-  /// Begins a step. What it describes is to `persist`, for attend_again().
-  void start_step(bool persist) noexcept { persists_ = persist; }
-  /// What this step has described serves further steps: attention may find that it cannot.
-  bool persists() const noexcept { return persists_; }
-
+  /// Rows that were added.
+  size_t rows() const noexcept { return rows_.size(); }
   /// Begins a layer, without rows.
   void start_layer() noexcept { rows_.clear(); }
   /// A generated row: number `row` of the step.
@@ -44,13 +39,6 @@ class DecodeAttention {
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
 
-  /// attend() of one row more for each sequence of the last step that persists.
-  void attend_again(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
-                    float scale, Stream& stream);
-  /// How often attend_again() may be called, as far as the descriptions of all layers go.
-  int capacity() const noexcept;
-  /// attend_again() of every layer was done by a recording.
-  void replayed() noexcept;
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
   int64_t guarded_remaps(int layer) const {
     return layers_[static_cast<size_t>(layer)].packed.guarded_remaps();
@@ -70,9 +58,7 @@ class DecodeAttention {
   struct LayerBatches {
     explicit LayerBatches(Device device) : packed(device), full(device) {}
     PackedBatch packed;
-    RowBatch full;          // KV heads that hold nothing packed
-    bool all_full = false;  // these are all
-    int capacity() const noexcept { return all_full ? full.room() : packed.room(); }
+    RowBatch full;  // KV heads that hold nothing packed
   };
 
   LayerBatches& at(int layer) noexcept { return layers_[static_cast<size_t>(layer)]; }
@@ -84,22 +70,18 @@ class DecodeAttention {
   void add_key_runs(const HeadState& head, size_t store, int layer, size_t index, RunList& runs);
   void add_value_runs(const HeadState& head, int layer, RunList& runs);
   bool is_full(const HeadState& head, int layer) const noexcept;
-  bool slides(const Plane& plane, Part part, int layer) const noexcept;
   void prefetch(size_t i, size_t last, int layer, size_t head) const noexcept;
   size_t attend_full(int layer, size_t full, const float* q, float* out, float scale,
                      Stream& stream);
   void attend_packed_heads(int layer, size_t count, const float* q, float* out, float scale,
                            Stream& stream);
-  void describe_rings(int layer, Stream& stream);
 
   const CacheTraits& traits_;
   RowAppender& appender_;
   KeyBasisChange& key_basis_;
   VisualRemap& remap_;
   DecodeWeights& decode_weights_;
-  RingPackers rings_;
   std::vector<LayerBatches> layers_;
-  bool persists_ = false;
   std::vector<Row> rows_;
   // By number of the generated row times kv_heads, plus the KV head; then those with packed rows.
   std::vector<PackedLane> packed_;

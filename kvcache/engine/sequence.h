@@ -81,16 +81,37 @@ struct PromptState {
   std::vector<float> protection;  ///< (prompt rows,) VidKV's scores
 };
 
+/// Planes of kRest whose rows are counted alike, keys or values.
+struct GainedRows {
+  int layer = -1;  ///< -1: in all layers
+  Part part = Part::kKeys;
+  const FlushRule* window = nullptr;  ///< null: rows are never packed
+  bool host = false;                  ///< the host flushes the window
+  int full = 0;                       ///< full rows of each
+  size_t row_bytes = 0;
+  size_t packed_bytes = 0;  ///< of the rows of a flush, packed
+  size_t planes = 1;
+
+  bool alike(const GainedRows& other) const noexcept {
+    return layer == other.layer && part == other.part && window == other.window &&
+           host == other.host && full == other.full && row_bytes == other.row_bytes &&
+           packed_bytes == other.packed_bytes;
+  }
+};
+
 /// A conversation: what a cache holds of it.
 struct Sequence {
   bool open = false;
   bool prompted = false;  ///< the first prompt has ended
   SequenceSize size;
-  int rows = 0;             ///< tokens fed, complete in every layer
-  int uncounted = 0;        ///< the newest of them, which planes do not count yet
-  int steady = 0;           ///< rows that can follow in steady steps
-  size_t steady_bytes = 0;  ///< that each of them adds
-  int prompt_rows = 0;      ///< of the first prompt
+  int rows = 0;                    ///< tokens fed, complete in every layer
+  bool on_gpu = false;             ///< a DecodeTable counts its rows
+  int uncounted = 0;               ///< the newest of them, which planes do not count yet
+  std::vector<GainedRows> gained;  ///< on_gpu: what each of them adds
+  std::vector<int> slots;          ///< on_gpu: (layers,) of a KV head
+  /// on_gpu: (uncounted, layers) the slot that was dropped after each of them, -1: none.
+  std::vector<int> dropped;
+  int prompt_rows = 0;  ///< of the first prompt
   ArenaExtent memory;
   size_t placed = 0;  ///< bytes of `memory` that layers have been given
   std::vector<LayerState> layers;
@@ -98,10 +119,16 @@ struct Sequence {
   /// first prompt while it is under way; KV heads have their own afterwards.
   std::vector<int16_t> modality;
   PromptState prompt;
+
+  /// Slots of a KV head of a layer, whoever counts them.
+  int slots_of(size_t layer) const noexcept {
+    return on_gpu ? slots[layer] : layers[layer].heads[0].slots();
+  }
 };
 
 /// The largest step that open sequences can make: what workspaces are made for.
 struct Workload {
+  size_t slots = 0;  ///< numbers of sequences are below
   size_t sequences = 0;
   size_t heads = 0;    ///< KV heads of one layer, over all sequences
   size_t rows = 0;     ///< the most rows that those can hold

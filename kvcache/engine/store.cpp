@@ -75,6 +75,7 @@ Workload SequenceStore::workload() const noexcept {
   for (const Sequence& sequence : sequences_) {
     if (!sequence.open) continue;
     const auto rows = static_cast<size_t>(sequence.size.max_rows);
+    load.slots = static_cast<size_t>(&sequence - sequences_.data()) + 1;
     ++load.sequences;
     load.heads += traits_.kv_heads();
     load.rows += traits_.kv_heads() * rows;
@@ -193,8 +194,8 @@ CacheReport SequenceStore::report(const Sequence& sequence) const noexcept {
   report.f16_bytes = 2 * elements;
   if (elements == 0) return report;
   report.stored_bits = 8.0 * static_cast<double>(report.bytes) / static_cast<double>(elements);
-  for (const LayerState& state : sequence.layers) {
-    report.slots += state.heads[0].slots() + sequence.uncounted;
+  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+    report.slots += sequence.slots_of(layer);
   }
   report.slots /= traits_.shape().layers;
   if (!sequence.prompted) report.slots = sequence.rows;
@@ -208,9 +209,11 @@ double SequenceStore::nominal_bits_of(const Sequence& sequence) const {
   std::array<ScopeClaim, kStores> scopes;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     scopes[store].packers = plan.quantizers[store];
-    for (const LayerState& state : sequence.layers) {
-      scopes[store].slots += state.heads[0].stores[store].keys.slots();
-      if (store == kRest) scopes[store].slots += sequence.uncounted;
+    for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+      const HeadState& head = sequence.layers[layer].heads[0];
+      scopes[store].slots += head.stores[store].keys.slots();
+      // Those that the host has not counted are text.
+      if (store == kRest) scopes[store].slots += sequence.slots_of(layer) - head.slots();
     }
   }
   return nominal_bits(std::span(scopes).subspan(traits_.first_store()), plan.rows, plan.share);

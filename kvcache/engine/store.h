@@ -26,6 +26,8 @@ class SequenceStore {
   void close(SequenceId id) noexcept;
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
   const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
+  /// Those that are not open as well.
+  std::span<Sequence> all() noexcept { return sequences_; }
   /// The largest step of the sequences that are open.
   Workload workload() const noexcept;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -56,6 +57,11 @@ class CacheTraits {
   }
   const FlushRule* flush_rule(Part part, int layer) const noexcept {
     return layers_[static_cast<size_t>(layer)].flush[static_cast<size_t>(part)];
+  }
+  /// Some layer's keys are packed in a basis of their own.
+  bool changes_key_basis() const noexcept {
+    return std::any_of(layers_.begin(), layers_.end(),
+                       [](const LayerTraits& layer) { return layer.has_key_basis; });
   }
   /// The first of the layers that keep the same slots as `layer`.
   int pair_of(int layer) const noexcept {

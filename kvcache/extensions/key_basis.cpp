@@ -18,9 +18,10 @@ KeyBasisChange::KeyBasisChange(const CacheTraits& traits)
 void KeyBasisChange::reserve(const Workload& load) {
   for (size_t layer = 0; layer < traits_.layers(); ++layer) {
     if (!traits_.layer(static_cast<int>(layer)).has_key_basis) continue;
-    for (std::vector<BasisJob>& jobs : query_jobs_[layer]) jobs.reserve(load.heads);
+    for (std::vector<BasisJob>& jobs : query_jobs_[layer])
+      jobs.reserve(load.slots * traits_.kv_heads());
     for (BasisBatch& batch : query_batches_[layer]) batch.reserve(load.heads);
-    queries_.grow(load.heads * kStores * traits_.q_per_kv() * traits_.dim());
+    queries_.grow(load.slots * traits_.kv_heads() * kStores * traits_.q_per_kv() * traits_.dim());
   }
 }
 
@@ -66,12 +67,16 @@ void KeyBasisChange::start_queries(int layer) noexcept {
   for (std::vector<BasisJob>& jobs : query_jobs_[static_cast<size_t>(layer)]) jobs.clear();
 }
 
-const float* KeyBasisChange::add_queries(int layer, size_t store, size_t index, const float* q,
-                                         const HeadFacts& facts) {
+float* KeyBasisChange::queries_of(int layer, size_t store, size_t index) noexcept {
   const Quantizer* quantizer = traits_.quantizer(store, layer);
   if (quantizer == nullptr || quantizer->key_basis() == nullptr) return nullptr;
-  const size_t elements = traits_.q_per_kv() * traits_.dim();
-  float* to = queries_.data() + (kStores * index + store) * elements;
+  return queries_.data() + (kStores * index + store) * traits_.q_per_kv() * traits_.dim();
+}
+
+const float* KeyBasisChange::add_queries(int layer, size_t store, size_t index, const float* q,
+                                         const HeadFacts& facts) {
+  float* to = queries_of(layer, store, index);
+  if (to == nullptr) return nullptr;
   query_jobs_[static_cast<size_t>(layer)][store].push_back(
       {q, to, traits_.shape().q_per_kv(), facts.key_channels.data()});
   return to;

@@ -33,6 +33,10 @@ class KeyBasisChange {
   const float* add_keys(const float* keys, int rows, const HeadFacts& facts);
   void change_keys(const KeyBasis& basis, Stream& stream);
 
+  /// Where changed queries are, which moves when reserve() makes more room.
+  const float* queries() noexcept { return queries_.data(); }
+  /// Where add_queries() will put those of KV head number `index`; null as there.
+  float* queries_of(int layer, size_t store, size_t index) noexcept;
   /// Begins the list of a layer's queries.
   void start_queries(int layer) noexcept;
   /// Adds the queries of KV head number `index` of a step; returns where they will be, changed for

@@ -123,10 +123,10 @@ void ProtectedValues::pack(const PartPlan& plan, const PartPlan& apart, Stream& 
   queue_.run(apart, stream);
 }
 
-void ProtectedValues::add_runs(const HeadState& head, RunList& runs) {
+void ProtectedValues::add_packed(const HeadState& head, RunList& runs) {
   const StorePlanes& rest = head.stores[kRest];
   const int first = runs.size();
-  rest.values.add_runs(runs);
+  rest.values.add_packed(runs);
   if (rest.protected_values.packed() == 0) return;
   SlotRun apart;
   apart.slots = rest.protected_values.packed();

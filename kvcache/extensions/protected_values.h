@@ -45,7 +45,7 @@ class ProtectedValues {
 
   /// Describes the packed values of kRest to attention, in front of what `runs` has from `first`
   /// on.
-  static void add_runs(const HeadState& head, RunList& runs);
+  static void add_packed(const HeadState& head, RunList& runs);
   /// Puts unpacked values of both kinds in the order of their slots.
   void interleave(const HeadState& head, const float* plain, const float* apart, float* out,
                   Stream& stream);

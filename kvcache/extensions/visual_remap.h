@@ -25,6 +25,9 @@ class VisualRemap {
   /// The same for whoever looks at a cache.
   std::vector<ScoreRemap> list(const StorePlanes& visual, int layer) const;
 
+  /// Remaps of a KV head, at most.
+  size_t ranges() const noexcept { return ranges_; }
+
  private:
   size_t fill(const StorePlanes& visual, int layer, ScoreRemap* remaps) const;
 

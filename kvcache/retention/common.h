@@ -239,6 +239,9 @@ class PlacedRule : public Retention {
   PlacedRule(double keep, const PlaceEviction& eviction) : keep_(keep), eviction_(eviction) {}
 
   bool same_in_all_layers() const noexcept override { return identity(); }
+  bool evicts() const noexcept override {
+    return eviction_.rule != PlaceEviction::Rule::kNone && !identity();
+  }
   int evict(const DecodeView& view) const noexcept override { return eviction_.evict(view); }
   int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept override {
     return eviction_.peak_rows(kept, forget, prompt_rows, max_rows);

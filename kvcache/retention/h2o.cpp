@@ -73,6 +73,9 @@ class H2o final : public Retention {
     return by_layer(prompt, units, std::move(selections));
   }
 
+  bool evicts() const noexcept override {
+    return !identity() && !settings_.prefill_only && !settings_.colmean;
+  }
   int evict(const DecodeView& view) const noexcept override {
     if (!evicts() || view.rows <= view.kept) return -1;
     const auto old = static_cast<size_t>(view.rows - recent(view.kept));
@@ -94,9 +97,6 @@ class H2o final : public Retention {
 
  private:
   bool identity() const noexcept { return keeps_everything(settings_.keep); }
-  bool evicts() const noexcept {
-    return !identity() && !settings_.prefill_only && !settings_.colmean;
-  }
   int kept(int n) const noexcept { return std::max(1, floored_rows(settings_.keep, n)); }
   static int recent(int kept) noexcept { return (kept + 1) / 2; }
 

@@ -65,6 +65,7 @@ class Streaming final : public Retention {
     return selections;
   }
 
+  bool evicts() const noexcept override { return !identity(); }
   int evict(const DecodeView& view) const noexcept override {
     return !identity() && view.rows > rows_after(view.kept, view.prompt_rows, view.step) ? sinks_
                                                                                          : -1;

@@ -114,10 +114,10 @@ class LookedInto final : public test::WatchedCache {
   /// Of the newest step's generated rows: layers, in them sequences, in them kv_heads.
   std::vector<HeadRows> seen;
 
-  void begin(std::span<const StepRows> step) override {
+  void begin(std::span<const StepRows> step, Stream& stream) override {
     step_ = step;
     seen.clear();
-    WatchedCache::begin(step);
+    WatchedCache::begin(step, stream);
   }
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override {
@@ -181,6 +181,51 @@ void check_each_layer(const std::string& spec, const CacheShape& shape) {
   }
 }
 
+/// A sequence's outputs are the same bits alone as among others that come and go.
+void check_company(const std::string& spec, const CacheShape& shape) {
+  constexpr int kSteps = 70;
+  constexpr size_t kSequences = 3;
+  const std::vector<int16_t> prompts[kSequences] = {PromptShape{5, {40}, 9}.modality(),
+                                                    PromptShape{2, {13, 30}, 20}.modality(),
+                                                    PromptShape{20, {}, 0}.modality()};
+  size_t bytes = 0;
+  for (const auto& prompt : prompts) {
+    bytes += Layouts(*test::plan_of(spec, shape)).reservation(size_of(prompt, kSteps)).bytes();
+  }
+  const auto together = make(spec, shape, bytes, kGpu);
+  std::vector<std::unique_ptr<PolicyCache>> alone;
+  Feeder feeder(shape, 2, kGpu);
+  std::vector<Feeder::Input> inputs;
+  std::vector<Feeder::Input> own;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step % 20 == 0 && inputs.size() < kSequences) {
+      const std::vector<int16_t>& prompt = prompts[inputs.size()];
+      const SequenceSize size = size_of(prompt, kSteps);
+      const auto name = static_cast<char>('a' + inputs.size());
+      alone.push_back(make(spec, shape, bytes, kGpu));
+      inputs.push_back({name, together->open(size, "s"), 0, prompt, true});
+      own.push_back({name, alone.back()->open(size, "s"), 0, prompt, true});
+    }
+    const auto all = feeder.pass(*together, inputs);
+    size_t first = 0;
+    for (size_t s = 0; s < inputs.size(); ++s) {
+      const auto expected = feeder.pass(*alone[s], {own[s]});
+      for (size_t layer = 0; layer < expected.size() && !own[s].prompt; ++layer) {
+        const auto begin = all[layer].begin() + static_cast<std::ptrdiff_t>(first);
+        const std::vector<float> found(begin,
+                                       begin + static_cast<std::ptrdiff_t>(expected[layer].size()));
+        ASSERT_EQ(found, expected[layer]) << spec << ", step " << step << ", sequence " << s;
+      }
+      first += expected[0].size();
+      for (Feeder::Input* input : {&inputs[s], &own[s]}) {
+        input->first += static_cast<int>(input->modality.size());
+        input->modality = {kTextRow};
+        input->prompt = false;
+      }
+    }
+  }
+}
+
 class CudaPolicy : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -197,6 +242,11 @@ TEST_P(CudaPolicy, EqualsTheCpuStepByStep) {
 
 TEST_P(CudaPolicy, EachLayerReadsWhatTheCpuReads) {
   check_each_layer(GetParam(), shape_of(4, 2, 2, 16));
+}
+
+TEST_P(CudaPolicy, DoesNotDependOnItsCompany) {
+  check_company(GetParam(), shape_of(2, 2, 2, 16));
+  check_company(GetParam(), shape_of(2, 1, 5, 128));
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, CudaPolicy, testing::ValuesIn(kSpecs), name_of_spec);

@@ -162,7 +162,7 @@ TEST_F(RepeatedPasses, GoOnAfterOneHasFailed) {
   for (int i = 0; i < 20; ++i) step(t);
   const StepRows too_far{t.ids[0], 1, false, false, {}};
   for (KvCache* cache : {t.repeated.get(), t.plain.get()}) {
-    cache->begin({&too_far, 1});  // and nothing more
+    cache->begin({&too_far, 1}, *gpu_);  // and nothing more
   }
   for (int i = 0; i < 20; ++i) step(t);
 }

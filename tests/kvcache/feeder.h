@@ -116,7 +116,7 @@ class Feeder {
       rows.modality = input.modality;
       step.push_back(rows);
     }
-    cache.begin(step);
+    cache.begin(step, stream_);
     if (cache.needs().prompt_embeddings) {
       cache.give_embeddings(placed(embeddings(inputs)).view(), stream_);
     }

@@ -182,7 +182,7 @@ class Feeder {
     step.prompt = step.ends_prompt = prompt;
     step.modality = modality;
     const auto rows = static_cast<int64_t>(modality.size());
-    cache_.begin({&step, 1});
+    cache_.begin({&step, 1}, stream_);
     if (cache_.needs().prompt_embeddings && prompt) {
       const Tensor embeddings = random({rows, 16});
       cache_.give_embeddings(embeddings.view(), stream_);

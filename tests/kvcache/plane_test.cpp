@@ -38,19 +38,19 @@ struct OneByOne {
   Plane plane;
 };
 
-/// What slide() counts at once is what rows count one by one, across blocks of 32 and ring ends.
-TEST(PlaneTest, SlidesAsRowByRow) {
+/// What gain() counts at once is what rows count one by one, across blocks of 32 and ring ends.
+TEST(PlaneTest, GainsAsRowByRow) {
+  const FlushRule window{1, 0, 0, 1};
   for (const int places : {1, 5, 33}) {
     for (const int before : {1, 31, 32, 40}) {
       for (const int rows : {1, 2, 31, 33}) {
         OneByOne slow(places);
         OneByOne fast(places);
         for (int i = 0; i < before; ++i) slow.step(), fast.step();
-        const int room = fast.plane.slide_room();
-        ASSERT_GE(room, 1);
-        if (rows > room) continue;
         for (int i = 0; i < rows; ++i) slow.step();
-        fast.plane.slide(rows);
+        FlushRule rule = window;
+        rule.trigger = places;
+        fast.plane.gain(rows, &rule);
         EXPECT_EQ(fast.plane.packed(), before + rows);
         EXPECT_EQ(fast.plane.full(), slow.plane.full());
         EXPECT_EQ(fast.plane.bytes(), slow.plane.bytes());
@@ -67,26 +67,25 @@ TEST(PlaneTest, SlidesAsRowByRow) {
   }
 }
 
-/// One layer may be looked at before the layer whose codes it uses has counted its rows: codes of
-/// a block that begins lie where the other one is about to say.
-TEST(PlaneTest, SlidesBeforeTheOwnerOfItsCodes) {
+/// A GPU finds block i of a plane at i strides, its own or, of shared codes, the other plane's.
+TEST(PlaneTest, SaysWhereTheRowsItGainsLie) {
   OneByOne owner(5);
-  std::vector<std::byte> before;  // whose blocks, all forgotten, are no help
-  owner.start(before, 5, nullptr);
-  for (int i = 0; i < 40; ++i) owner.step();
-  owner.start(owner.memory, 5, nullptr);
   OneByOne sharer(5, &owner.plane);
-  for (int i = 0; i < 30; ++i) owner.step(), sharer.step();
-  ASSERT_GE(sharer.plane.slide_room(), 3);
-  Plane early = sharer.plane;
-  early.slide(3);
-  owner.plane.slide(3);
-  sharer.plane.slide(3);
-  ASSERT_EQ(early.blocks().size(), 2U);
-  for (size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(early.blocks()[i].codes, owner.plane.blocks()[i].codes);
-    EXPECT_EQ(early.blocks()[i].codes, sharer.plane.blocks()[i].codes);
-    EXPECT_EQ(early.blocks()[i].scales, sharer.plane.blocks()[i].scales);
+  for (int i = 0; i < 70; ++i) owner.step(), sharer.step();
+  for (const OneByOne* of : {&owner, &sharer}) {
+    const GrowingRows rows = of->plane.growing();
+    EXPECT_EQ(rows.shares_codes, of == &sharer);
+    EXPECT_EQ(rows.packed, 70);
+    EXPECT_EQ(rows.full, 4);
+    EXPECT_EQ(rows.ring_rows, 5);
+    EXPECT_EQ(rows.ring + rows.first * 16, of->plane.full_row(0));
+    ASSERT_EQ(of->plane.blocks().size(), 3U);
+    for (int i = 0; i < 3; ++i) {
+      const PackedBlock& block = of->plane.blocks()[static_cast<size_t>(i)];
+      EXPECT_EQ(rows.codes + i * rows.code_stride, block.codes);
+      EXPECT_EQ(rows.scales + i * rows.scale_stride, block.scales);
+      EXPECT_EQ(rows.zeros + i * rows.scale_stride, block.zeros);
+    }
   }
 }
 
@@ -107,23 +106,13 @@ TEST(PlaneTest, SaysThatBlocksLieEvenlyUnlessOneIsLongerThanTheFirst) {
     for (const int rows : lengths) static_cast<void>(plane.push_packed(rows));
     SlotRun run[3];
     RunList runs(run);
-    plane.add_runs(runs);
+    plane.add_packed(runs);
     return run[0].code_stride != 0;
   };
   EXPECT_TRUE(evenly({8, 8, 8}));
   EXPECT_TRUE(evenly({8, 8, 5}));
   EXPECT_FALSE(evenly({8, 5, 8}));
   EXPECT_FALSE(evenly({5, 8}));
-}
-
-TEST(PlaneTest, DoesNotSlideBeforeItHasPackedAndWhereRowsWereDropped) {
-  OneByOne fresh(5);
-  EXPECT_EQ(fresh.plane.slide_room(), 0);
-  OneByOne dropped(5);
-  for (int i = 0; i < 40; ++i) dropped.step();
-  EXPECT_GT(dropped.plane.slide_room(), 0);
-  static_cast<void>(dropped.plane.evict(3));
-  EXPECT_EQ(dropped.plane.slide_room(), 0);
 }
 
 }  // namespace

@@ -370,7 +370,7 @@ size_t allocations_of_decode(const char* spec, const CacheShape& shape, int sequ
   for (int i = 0; i < steps; ++i) {
     // The first flush of a window sizes the scratch of the workers.
     if (i == steps / 2) before = allocations();
-    cache->begin(step);
+    cache->begin(step, stream);
     for (int layer = 0; layer < shape.layers; ++layer) {
       k[static_cast<size_t>(i) % k.size()] += 0.5f;
       cache->attend(layer, view(q, shape.q_heads), view(k, shape.kv_heads), view(k, shape.kv_heads),
@@ -404,7 +404,7 @@ TEST(PolicyCacheTest, SinksHaveTheirMemoryBeforeTheFirstRowGoes) {
     feeder.pass(*cache, {{name, step.sequence, 0, {kTextRow}, true}});
     const size_t before = allocations();
     for (int i = 0; i < kSteps; ++i) {
-      cache->begin({&step, 1});
+      cache->begin({&step, 1}, feeder.stream());
       for (int layer = 0; layer < kSmall.layers; ++layer) {
         cache->attend(layer, view(q, kSmall.q_heads), view(k, kSmall.kv_heads),
                       view(k, kSmall.kv_heads), view(q, kSmall.q_heads), 0.25f, feeder.stream());
@@ -748,7 +748,7 @@ TEST(PolicyCacheTest, GroupedQueriesEqualCopiedHeads) {
       rows.rows = static_cast<int>(input.modality.size());
       rows.prompt = rows.ends_prompt = input.prompt;
       rows.modality = input.modality;
-      b->begin({&rows, 1});
+      b->begin({&rows, 1}, feeder.stream());
       for (int layer = 0; layer < 2; ++layer) {
         std::vector<float> q = feeder.q(input, layer);
         const auto copy = [&](const std::vector<float>& x) {

@@ -63,7 +63,7 @@ class Twins {
     for (const Life& s : sequences_) {
       if (s.fed < s.most) rows.push_back({s.id, 1, false, false, {}});
     }
-    kept_->begin(rows);
+    kept_->begin(rows, feeder_.stream());
   }
   size_t size() const { return sequences_.size(); }
   void check_reports() {
@@ -158,8 +158,8 @@ TEST_P(QuietSteps, ShowTheirRowsAsStepsThatDescribeTheirLanes) {
   for (; input.first < static_cast<int>(prompt.size()) + steps; ++input.first) {
     anew.close(anew.open({1, 0, 1}, "forgotten"));
     const StepRows rows{id, 1, false, false, {}};
-    kept.begin({&rows, 1});
-    anew.begin({&rows, 1});
+    kept.begin({&rows, 1}, feeder.stream());
+    anew.begin({&rows, 1}, feeder.stream());
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (PolicyCache* cache : {&kept, &anew}) {
         std::vector<float> x[3] = {feeder.q(input, layer), feeder.k(input, layer),

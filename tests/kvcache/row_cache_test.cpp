@@ -67,7 +67,7 @@ class Driver {
       rows_.push_back({ids_.at(part.sequence), part.rows, part.prompt, part.prompt, {}});
     }
     std::vector<float> outputs;
-    cache_->begin(rows_);
+    cache_->begin(rows_, stream_);
     for (int layer = 0; layer < shape_.layers; ++layer) {
       fill(q_, parts, layer, 0, shape_.q_heads);
       fill(k_, parts, layer, 1, shape_.kv_heads);
@@ -370,7 +370,7 @@ TEST(RowCache, DecodeAllocatesNothing) {
       const auto n = static_cast<int64_t>(kSequences);
       const TensorView q_view(q.data(), DType::kF32, {n, 4, 16});
       const TensorView kv_view(kv.data(), DType::kF32, {n, 2, 16});
-      cache->begin(rows);
+      cache->begin(rows, stream);
       for (int layer = 0; layer < 2; ++layer) {
         cache->attend(layer, q_view, kv_view, kv_view, q_view, 0.25f, stream);
       }

@@ -112,14 +112,14 @@ INSTANTIATE_TEST_SUITE_P(Specs, AnyPolicy, ::testing::ValuesIn(kSpecs), name_of_
 class PicturesOnTheirOwn final : public test::WatchedCache {
  public:
   explicit PicturesOnTheirOwn(const std::string& spec) : WatchedCache(policy(spec)) {}
-  void begin(std::span<const StepRows> step) override {
+  void begin(std::span<const StepRows> step, Stream& stream) override {
     for (const StepRows& rows : step) {
       if (rows.prompt) tags_.assign(rows.modality.begin(), rows.modality.end());
       if (!rows.prompt) tags_.push_back(kTextRow);
       decodes_ = !rows.prompt;
       id_ = rows.sequence;
     }
-    WatchedCache::begin(step);
+    WatchedCache::begin(step, stream);
   }
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override {

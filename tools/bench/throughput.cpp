@@ -208,7 +208,7 @@ void ThroughputBench::fill_one(KvCache& cache, SequenceId id) {
   };
   const StepRows rows{id, size_.prompt_rows, true, true, modality_};
   const CacheNeeds needs = cache.needs();
-  cache.begin({&rows, 1});
+  cache.begin({&rows, 1}, stream);
   if (needs.prompt_embeddings) {
     cache.give_embeddings(random(prompt_embeddings_, {size_.prompt_rows, decoder_.hidden()}),
                           stream);

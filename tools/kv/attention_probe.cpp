@@ -120,14 +120,14 @@ void AttentionProbe::close(SequenceId sequence) noexcept {
   reference_->close(sequence);
 }
 
-void AttentionProbe::begin(std::span<const StepRows> step) {
+void AttentionProbe::begin(std::span<const StepRows> step, Stream& stream) {
   step_ = step;
   for (size_t i = 0; i < policies_.size(); ++i) {
     steps_[i].assign(step.begin(), step.end());
     for (StepRows& rows : steps_[i]) rows.sequence = at(rows.sequence).ids[i];
-    policies_[i]->begin(steps_[i]);
+    policies_[i]->begin(steps_[i], stream);
   }
-  reference_->begin(step);
+  reference_->begin(step, stream);
 }
 
 void AttentionProbe::give_embeddings(ConstTensorView embeddings, Stream& stream) {

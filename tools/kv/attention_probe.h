@@ -74,7 +74,7 @@ class AttentionProbe final : public KvCache {
   CacheNeeds needs() const noexcept override;
   SequenceId open(const SequenceSize& size, const std::string& who) override;
   void close(SequenceId sequence) noexcept override;
-  void begin(std::span<const StepRows> step) override;
+  void begin(std::span<const StepRows> step, Stream& stream) override;
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;

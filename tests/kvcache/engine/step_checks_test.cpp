@@ -43,7 +43,7 @@ TEST(StepChecks, ASecondPromptIsRefusedWithItsReason) {
   feeder.pass(cache, {{'s', id, 0, std::vector<int16_t>(20, kTextRow), true}});
   const StepRows rows{id, 2, true, true, {}};
   try {
-    cache.begin({&rows, 1});
+    cache.begin({&rows, 1}, feeder.stream());
     ADD_FAILURE() << "was taken";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/cuda/packed_codes.h"
+
+// Decode attention of one layer over packed and full rows, in launches whose sizes the host knows.
+namespace kvlm::cuda::packed {
+
+/// The runs that one kernel serves: listed, or those at some positions of a DecodeTable's lanes.
+struct ServedRuns {
+  const int* runs = nullptr;  ///< on the GPU
+  uint64_t positions = 0;     ///< 4 bits each
+  int position_count = 1;
+  Splits splits;
+};
+
+/// Of each kernel, last of the one that serves every format.
+using ServedByKernel = std::array<ServedRuns, kCodeKernels + 1>;
+
+/// What a layer's launches come to, at most.
+struct LayerLaunch {
+  ServedByKernel keys, values;
+  unsigned lanes = 0;
+  unsigned deferred = 0;  ///< of them, whose softmax is deferred
+  bool plain = false;     ///< some are not
+  int most_slots = 0;     ///< of a lane
+  int key_parts = 0;      ///< splits of keys, of all lanes
+  int value_parts = 0;
+  int weightings = 0;  ///< of all lanes' ranges
+  int channels = 0;    ///< of a packed row
+};
+
+/// Attends; `args` lacks the workspace, and which runs a launch serves.
+void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream);
+
+/// Slots of a split of values, and the most of any split, in a lane of `slots`. It depends on
+/// nothing else, so that a lane's sums do not depend on the rest of the batch.
+VLM_HD constexpr int split_slots(int slots) {
+  return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256;
+}
+/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
+int key_split_slots(int64_t slots, Stream& stream);
+/// Rows [row, row + rows) of a block as a block of their own.
+PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row, int rows);
+/// Slots of a split of the kernel that serves every format, at most.
+constexpr int kAnySplitSlots = 256;
+
+}  // namespace kvlm::cuda::packed

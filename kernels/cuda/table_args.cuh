@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+#include "kernels/cuda/attend_args.cuh"
+
+// What the GPU keeps of a DecodeTable, beside the lanes and runs of attend_args.cuh.
+namespace kvlm::cuda::packed {
+
+/// How a run of a DecodeTable is cut into splits when its lane has become longer.
+enum class Cut : int8_t {
+  kListed,  ///< once, by the host
+  kRows,    ///< full rows
+  kEven,    ///< blocks that lie evenly
+  kSingle,  ///< one block of many rows, by rows
+};
+
+/// The rows that a lane gains, of its keys or its values: GrowingRows, and what follows from them.
+struct DeviceTail {
+  std::byte* ring;
+  std::byte* codes;
+  std::byte* scales;
+  std::byte* zeros;
+  int ring_rows;
+  int first;
+  int full;
+  int packed;
+  int fixed_slots;  // of the lane's runs before
+  int code_stride;
+  int scale_stride;
+  int block_rows;
+  int16_t format;
+  int16_t flushed;  // the last step has packed a window: its rows are to be counted
+  bool shares_codes;
+
+  /// Row i of the ring, 0 the oldest.
+  __device__ int place(int i) const {
+    const int at = first + i;
+    return at < ring_rows ? at : at - ring_rows;
+  }
+};
+
+/// A window as its kernels see it.
+struct DeviceWindow {
+  int trigger;
+  int rows;
+};
+
+/// A DecodeTable, to the kernels that count and pack.
+struct TableArgs {
+  const StepSlot* step;
+  DeviceLane* lanes;            // (slots, layers, heads)
+  DeviceRun* runs;              // (slots, layers, heads, 2 sides, runs)
+  DeviceTail* tails;            // (slots, layers, heads, 2 sides)
+  const DeviceWindow* windows;  // (layers, 2 sides)
+  const int* parts;             // (layers, 2 sides) splits of a lane, at most
+  const PackedFormat* formats;
+  float* scores;  // workspace of all lanes
+  int rows;       // of the step
+  int layers;
+  int heads;
+  int side_runs;
+  int q_per_kv;
+  int head_dim;
+  int longest;     // slots of a lane, at most
+  int key_slots;   // of a split of keys, at most
+  int weightings;  // of a lane
+  DType dtype;     // of rings
+
+  __device__ int lane_at(int layer, int index) const {
+    return (step[index / heads].slot * layers + layer) * heads + index % heads;
+  }
+};
+
+}  // namespace kvlm::cuda::packed

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kernels/attend_packed.h"
+#include "kernels/pack.h"
+
+namespace kvlm {
+
+/// When the oldest full rows of the keys, or of the values, of a layer's KV heads are packed: as
+/// soon as `trigger` rows are full, the oldest `rows` of them.
+struct RowWindow {
+  const PackedFormat* format = nullptr;  ///< null: the table packs no rows
+  std::array<PackRule, 2> rules{};
+  int trigger = 0;
+  int rows = 0;
+};
+
+/// Whether a DecodeTable can pack rows as `format` and `rules` say, `rows` at a time: scales of
+/// tokens, or ranges of channels between their least and greatest number in blocks that a flush
+/// fills.
+bool can_pack_windows(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+                      int rows) noexcept;
+
+/// The rows that a KV head gains, of its keys or of its values: packed rows in blocks that follow
+/// each other evenly, then full rows in a ring buffer.
+struct GrowingRows {
+  std::byte* ring = nullptr;  ///< (ring_rows, head_dim)
+  int ring_rows = 0;
+  int first = 0;  ///< place of the oldest full row
+  int full = 0;
+  std::byte* codes = nullptr;  ///< of block 0
+  std::byte* scales = nullptr;
+  std::byte* zeros = nullptr;  ///< null if the format stores none
+  std::ptrdiff_t code_stride = 0;
+  std::ptrdiff_t scale_stride = 0;
+  int block_rows = 0;
+  int packed = 0;
+  bool shares_codes = false;  ///< codes are another layer's: only scales and zero points are made
+};
+
+/// A KV head of a sequence: what never changes in decode, then what it gains.
+struct TableLane {
+  std::span<const SlotRun> keys;    ///< in slot order, in front of keys_gained
+  std::span<const SlotRun> values;  ///< the same slots
+  std::span<const ScoreRemap> remaps;
+  GrowingRows keys_gained;
+  GrowingRows values_gained;
+};
+
+/// The sizes of a DecodeTable.
+struct TableShape {
+  int layers = 0;
+  int kv_heads = 0;
+  int q_per_kv = 0;
+  int head_dim = 0;
+  DType rows = DType::kF16;  ///< of rings
+  int fixed_runs = 0;        ///< of a lane's keys, or values, in front of what it gains: 0 ... 5
+  int remaps = 0;            ///< of a lane, at most
+};
+
+/// What the sequences of a DecodeTable come to, at most.
+struct TableLoad {
+  int slots = 0;    ///< sequences
+  int longest = 0;  ///< rows of one
+  /// Of a lane: fixed runs' blocks that do not lie evenly, and words of their bitmaps.
+  int listed_blocks = 0;
+  int words = 0;
+};
+
+/// A sequence of a step of decode, and where among the step's rows its row is.
+struct TableRow {
+  int slot = 0;
+  int row = 0;
+};
+
+/// The state of many sequences in decode, in the memory of the GPU that attends to them: of every
+/// KV head of every layer the runs of its slots, and counters of its full and packed rows, which
+/// the GPU keeps. A step launches the same kernels whichever sequences it is of, so that the host's
+/// part of it does not grow with their number, and its attend() calls can be recorded
+/// (kernels/base/recording.h).
+///
+///   table.reserve(load); for each sequence and layer: table.set(...); each step:
+///   table.start(rows); for each layer: table.attend(...); table.pack(side) where windows are full
+///
+/// Throws Error{kUnsupported} where there is no GPU.
+class DecodeTable {
+ public:
+  /// `windows`: (layers,) of keys, then values; what they point to must stay.
+  DecodeTable(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
+              Device device);
+  ~DecodeTable();
+
+  /// Room for `load`. Returns false if all that was set is lost.
+  bool reserve(const TableLoad& load);
+  /// Takes one layer of a sequence as it is now, (kv_heads,). What runs point to must stay.
+  /// All layers of a slot are set before the next slot's.
+  void set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream);
+  /// Begins a step: counts a row more for each of `rows`, in every layer.
+  void start(std::span<const TableRow> rows, Stream& stream);
+  /// Stores the step's rows of a layer and attends.
+  ///   k, v    (rows of the step, kv_heads, head_dim) f32
+  ///   q, out  (rows of the step, q heads, head_dim) f32; out may not overlap q
+  void attend(int layer, const float* q, const float* k, const float* v, float* out, float scale,
+              Stream& stream);
+  /// Packs the oldest rows of every window of this step's sequences that is full, on one side.
+  void pack(bool keys, Stream& stream);
+
+  /// Drops a full row of keys and values of every lane of a layer's sequence, after pack().
+  ///   slots  (layers, rows of the step) which slot of the lane; -1: none
+  void evict(std::span<const int> slots, Stream& stream);
+
+  /// A number of what attend() launches: equal numbers launch the same.
+  uint64_t version() const noexcept;
+  /// How many slopes attend() has clamped in a layer so far (PackedLane.guarded_remaps). Throws
+  /// Error{kDevice} if the GPU does not answer.
+  int64_t guarded_remaps(int layer) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvlm

@@ -1,0 +1,29 @@
+#include "kernels/decode_table.h"
+
+#include "kernels/no_cuda/refuse.h"
+
+namespace kvlm {
+
+bool can_pack_windows(const PackedFormat&, const std::array<PackRule, 2>&, int) noexcept {
+  return false;
+}
+
+struct DecodeTable::State {};
+DecodeTable::DecodeTable(const TableShape&, std::span<const std::array<RowWindow, 2>>, Device) {
+  cuda::refuse("DecodeTable");
+}
+DecodeTable::~DecodeTable() = default;
+bool DecodeTable::reserve(const TableLoad&) { return true; }
+void DecodeTable::set(int, int, std::span<const TableLane>, Stream&) {
+  cuda::refuse("DecodeTable::set");
+}
+void DecodeTable::start(std::span<const TableRow>, Stream&) { cuda::refuse("DecodeTable::start"); }
+void DecodeTable::attend(int, const float*, const float*, const float*, float*, float, Stream&) {
+  cuda::refuse("DecodeTable::attend");
+}
+void DecodeTable::pack(bool, Stream&) { cuda::refuse("DecodeTable::pack"); }
+void DecodeTable::evict(std::span<const int>, Stream&) { cuda::refuse("DecodeTable::evict"); }
+uint64_t DecodeTable::version() const noexcept { return 0; }
+int64_t DecodeTable::guarded_remaps(int) const { return 0; }
+
+}  // namespace kvlm

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/decode_table.h"
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/store.h"
+#include "kvcache/engine/traits.h"
+#include "kvcache/extensions/key_basis.h"
+#include "kvcache/extensions/visual_remap.h"
+
+namespace kvlm {
+
+/// Decode on a GPU, which keeps the counters of what a sequence holds (DecodeTable). The host says
+/// what a sequence holds when its prompt has ended, or when the host itself has changed it, and
+/// counts the rows that follow when somebody asks (catch_up).
+class GpuDecode {
+ public:
+  GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
+            VisualRemap& remap);
+
+  /// The cache is on a GPU, and what its policy drops in decode follows from numbers of rows.
+  bool serves() const noexcept { return table_ != nullptr; }
+  void reserve(const Workload& load);
+
+  /// Begins a step. It serves the generated rows of the sequences that are then `on_gpu`: of all
+  /// but those whose blocks have lost rows.
+  void begin(std::span<const StepRows> step, Stream& stream);
+  /// Appends and attends the step's generated rows, as DecodeAttention does.
+  void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
+              float scale, Stream& stream);
+  /// Ends a step: packs the windows that are full. Returns the sequences whose windows the host has
+  /// to flush, caught up.
+  std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
+  /// The step that has begun will not be ended.
+  void give_up();
+
+  /// KvCache::repetition() of the step that has begun.
+  Repetition repetition() const noexcept;
+  /// Counts on the host the rows that a sequence has gained.
+  void catch_up(Sequence& sequence) const;
+  /// The same, because the host is about to change what the sequence holds.
+  void take_back(Sequence& sequence) const;
+  /// Counts the row that a step has stored and attended to, in a copy of a KV head.
+  void count_newest(HeadState& head) const;
+  /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
+  int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
+
+ private:
+  static bool can_serve(const CacheTraits& traits);
+  RowWindow window_of(int layer, Part part) const;
+  bool host_flushes(int layer, Part part) const noexcept;
+  bool place_new(std::span<const StepRows> step, Stream& stream);
+  bool lies_evenly(const Sequence& sequence) const noexcept;
+  void place(Sequence& sequence, SequenceId id, Stream& stream);
+  size_t describe_keys(const HeadState& head, int layer, size_t index, RunList& runs);
+  void list_gained(Sequence& sequence) const;
+  size_t gain_row(Sequence& sequence, bool& host) noexcept;
+  bool choose_dropped(Sequence& sequence, int* dropped) const;
+  size_t drop_rows(Sequence& sequence, const int* dropped) const;
+  void count_due(Sequence& sequence) const;
+  int dropped(const Sequence& sequence, int row, int layer) const;
+  void replay(const Sequence& sequence, Plane& plane, Part part, int layer) const;
+  void replay_tags(const Sequence& sequence, HeadState& head, int layer) const;
+
+  const CacheTraits& traits_;
+  SequenceStore& store_;
+  KeyBasisChange& key_basis_;
+  VisualRemap& remap_;
+  std::unique_ptr<DecodeTable> table_;
+  std::vector<TableRow> rows_;        // of this step
+  std::vector<TableRow> known_rows_;  // whose queries key_basis_ knows
+  bool basis_known_ = false;          // it knows those of this step
+  std::vector<TableLane> lanes_;      // (kv_heads,)
+  std::vector<SlotRun> runs_;         // of these
+  bool evicts_ = false;
+  std::vector<int> dropped_;        // (layers, rows of this step)
+  std::vector<int> of_sequence_;    // (layers,) of one
+  std::array<bool, 2> due_{};       // windows of keys, of values are full
+  std::vector<Sequence*> flushed_;  // by the host
+  const float* queries_ = nullptr;  // where those in another basis are
+  int fixed_runs_ = 0;
+  bool host_windows_ = false;  // some windows are flushed by the host
+};
+
+}  // namespace kvlm
