@@ -50,6 +50,8 @@ struct DeviceRun {
   // Of a DecodeTable: the kernel that serves the run, -1 if it is empty for good; and its Cut.
   int16_t kernel;
   int8_t cut;
+  // Of a fused lane: which of its queries these keys meet (fused_keys.cuh), -1 of none.
+  int8_t source;
 };
 
 struct DeviceLane {
@@ -63,6 +65,7 @@ struct DeviceLane {
   int first_keys, last_keys, last_values;  // runs
   // Scores become weights when values are added, not by a pass of their own.
   bool deferred;
+  int8_t fused;  // the kernel that serves the lane in one pass (fused_table.h); 0: the others do
 };
 
 /// Scores s of a range of slots weigh 2^(slope (s - top) + level).

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 
+#include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/packed_codes.h"
 
 // Decode attention of one layer over packed and full rows, in launches whose sizes the host knows.
@@ -24,7 +25,10 @@ struct LayerLaunch {
   ServedByKernel keys, values;
   unsigned lanes = 0;
   unsigned deferred = 0;  ///< of them, whose softmax is deferred
-  bool plain = false;     ///< some are not
+  bool plain = false;     ///< some have weights that are made by themselves
+  bool unfused = false;   ///< some are of these two kinds
+  uint32_t fused = 0;     ///< the kernels that serve the others, in one pass, as bits
+  int sources = 0;        ///< FusedArgs
   int most_slots = 0;     ///< of a lane
   int key_parts = 0;      ///< splits of keys, of all lanes
   int value_parts = 0;
@@ -44,6 +48,8 @@ VLM_HD constexpr int split_slots(int slots) {
 int key_split_slots(int64_t slots, Stream& stream);
 /// Rows [row, row + rows) of a block as a block of their own.
 PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row, int rows);
+/// Blocks of fused lanes are cut by nothing: more rows than a block has.
+constexpr int kFusedBlockRows = 1 << 16;
 /// Slots of a split of the kernel that serves every format, at most.
 constexpr int kAnySplitSlots = 256;
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/attend_args.cuh"
 #include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/attend_packed.h"
+#include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_codes.h"
@@ -187,7 +188,7 @@ struct BatchBuilder {
 
   /// What runs say of themselves, from runs[first] on.
   void describe_runs(std::span<const SlotRun> from, bool are_keys, int lane, int head_dim,
-                     size_t first) {
+                     bool fused, size_t first) {
     int slot = 0;
     int selected = 0;
     for (const SlotRun& run : from) {
@@ -200,7 +201,9 @@ struct BatchBuilder {
       made.selected_bit = run.selected_bit;
       made.q = run.q;
       const int kernel = code_kernel(run, are_keys, head_dim);
-      const int most = kernel < 0 ? kSplitSlots : most_slots(run, lane, are_keys);
+      const int most = fused        ? kFusedBlockRows
+                       : kernel < 0 ? kSplitSlots
+                                    : most_slots(run, lane, are_keys);
       if (run.format == nullptr) {
         made.rows = run.rows;
         made.dtype = run.dtype;
@@ -219,8 +222,9 @@ struct BatchBuilder {
     }
   }
 
-  /// Cuts runs [first, last) into splits and gives each run to its kernel. Returns how many splits.
-  int split_runs(size_t first, size_t last, Side& side) {
+  /// Cuts runs [first, last) into splits and gives each run to its kernel, unless the lane is
+  /// `fused`. Returns how many splits.
+  int split_runs(size_t first, size_t last, bool fused, Side& side) {
     const int before = side.parts;
     for (size_t i = first; i < last; ++i) {
       DeviceRun& run = runs[i];
@@ -228,8 +232,13 @@ struct BatchBuilder {
       if (source.format != nullptr) run.format = format_of(*source.format);
       if (run.step == 0) {
         const bool any = kernels[i] == kCodeKernels;
-        list_blocks(source, any ? kSplitSlots : most_slots(source, run.lane, &side == &keys), run);
+        list_blocks(source,
+                    fused ? kFusedBlockRows
+                    : any ? kSplitSlots
+                          : most_slots(source, run.lane, &side == &keys),
+                    run);
       }
+      if (fused) continue;
       run.splits = static_cast<int>(ceil_div(most_units(run), run.step));
       run.first_part = side.parts;
       side.parts += run.splits;
@@ -524,7 +533,7 @@ template <int kHeld>
 __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-  if (lane.deferred) return;
+  if (lane.deferred || lane.fused != 0) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   float held[kHeld];
@@ -577,7 +586,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) 
 __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-  if (lane.deferred) return;
+  if (lane.deferred || lane.fused != 0) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   const auto step = static_cast<int>(blockDim.x);
@@ -780,6 +789,7 @@ __global__ void sum_parts(AttendArgs args) {
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   const int elements = args.q_per_kv * args.head_dim;
   wait_for_earlier();
+  if (lane.fused != 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
     float sum = 0;
     float mass = 0;
@@ -809,7 +819,7 @@ __global__ void unpack(const DeviceBlock* blocks, PackedFormat format, float* ou
 }
 
 /// What kernels of a layer tell each other.
-void place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& stream) {
+FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& stream) {
   const auto queries = static_cast<size_t>(args.q_per_kv);
   const size_t parts = static_cast<size_t>(layer.value_parts) + 1;
   size_t bytes = 0;
@@ -823,11 +833,31 @@ void place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& stream)
   const size_t ends = room(static_cast<size_t>(layer.key_parts) * queries * sizeof(float2));
   const size_t weightings =
       room(static_cast<size_t>(layer.weightings) * queries * sizeof(ScoreWeighting));
+  FusedArgs fused{};
+  fused.lanes = static_cast<int>(layer.lanes);
+  fused.splits = layer.fused == 0 ? 0 : fused_splits(layer.most_slots);
+  fused.sources = layer.sources;
+  const size_t splits = layer.lanes * static_cast<size_t>(fused.splits) * queries;
+  const size_t fused_ends = room(splits * sizeof(float2));
+  const size_t fused_outs = room(splits * static_cast<size_t>(args.head_dim) * sizeof(float));
   std::byte* base = stream.queue().scratch(kLaneParts, bytes);
+  fused.ends = reinterpret_cast<float2*>(base + fused_ends);
+  fused.outs = reinterpret_cast<float*>(base + fused_outs);
   args.parts = reinterpret_cast<float*>(base + sums);
   args.masses = reinterpret_cast<float*>(base + masses);
   args.ends = reinterpret_cast<float2*>(base + ends);
   args.weightings = reinterpret_cast<ScoreWeighting*>(base + weightings);
+  return fused;
+}
+
+/// Serves the lanes that are done in one pass.
+void launch_fused(const LayerLaunch& layer, const AttendArgs& args, FusedArgs fused,
+                  Stream& stream) {
+  if (layer.fused == 0) return;
+  for (fused.pair = 1; fused.pair <= fused_pairs(); ++fused.pair) {
+    if ((layer.fused >> fused.pair & 1) != 0) attend_fused(args, fused, stream);
+  }
+  join_fused(args, fused, stream);
 }
 
 /// `args` of the launch of one kernel.
@@ -900,7 +930,8 @@ PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int ro
 }
 
 void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
-  place_workspace(layer, args, stream);
+  const FusedArgs fused = place_workspace(layer, args, stream);
+  if (!layer.unfused) return launch_fused(layer, args, fused, stream);
   launch_scores(layer, args, stream);
   if (layer.deferred > 0) {
     const auto warps = static_cast<unsigned>(std::min(args.q_per_kv, 8));
@@ -911,6 +942,7 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
   launch_values(layer, args, stream);
   launch_early("attend_packed", sum_parts, layer.lanes, 256, stream, args);
   check_launch("attend_packed");
+  launch_fused(layer, args, fused, stream);
 }
 
 }  // namespace packed
@@ -1009,19 +1041,29 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     const size_t first = builder.first_runs[i];
     const size_t values = first + lanes[i].keys.size();
     const size_t end = values + lanes[i].values.size();
-    builder.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, first);
-    builder.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, values);
+    const FusedLane of_fused = fused_lane(lanes[i], head_dim);
+    const bool fused = of_fused.pair != 0;
+    builder.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, fused, first);
+    builder.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, fused, values);
     if (room > 0) room = std::min(room, mark_growing(builder, first, values));
     if (room > 0) room = std::min(room, mark_growing(builder, values, end));
     DeviceLane& of_lane = builder.lanes[i];
     of_lane.first_keys = static_cast<int>(first);
     of_lane.last_keys = static_cast<int>(values) - 1;
     of_lane.last_values = static_cast<int>(end) - 1;
-    of_lane.deferred = is_deferred(builder, lanes[i], first, end);
+    of_lane.fused = static_cast<int8_t>(of_fused.pair);
+    for (size_t run = first; fused && run < values; ++run) {
+      builder.runs[run].source = of_fused.source[run - first];
+    }
+    if (fused) made.layer.fused |= 1u << of_fused.pair;
+    made.layer.unfused |= !fused;
+    made.layer.sources = std::max(made.layer.sources, of_fused.sources);
+    of_lane.deferred = !fused && is_deferred(builder, lanes[i], first, end);
     made.layer.deferred += of_lane.deferred ? 1 : 0;
-    builder.split_runs(first, values, builder.keys);
+    made.layer.plain |= !fused && !of_lane.deferred;
+    builder.split_runs(first, values, fused, builder.keys);
     builder.lanes[i].first_part = builder.values.parts;
-    builder.lanes[i].parts = builder.split_runs(values, end, builder.values);
+    builder.lanes[i].parts = builder.split_runs(values, end, fused, builder.values);
   }
   builder.place_bits(kept, stream);
   Packet& packet = builder.packet;
@@ -1043,7 +1085,6 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     made.layer.values[i] = {list(served_at[1][i]), 0, 1, builder.values.served[i].splits};
   }
   made.layer.lanes = static_cast<unsigned>(lanes.size());
-  made.layer.plain = made.layer.deferred < made.layer.lanes;
   made.layer.key_parts = builder.keys.parts;
   made.layer.value_parts = builder.values.parts;
   made.layer.weightings = static_cast<int>(builder.remaps.size() + lanes.size());
@@ -1075,6 +1116,8 @@ struct Counts {
 
 /// Stores the new key and value of every lane behind its last row, one block of threads a lane.
 __global__ void append_rows(AttendArgs args, Growth* growth, const float* k, const float* v) {
+  let_next_start();
+  wait_for_earlier();
   const DeviceLane& lane = args.lanes[blockIdx.x];
   for (const bool keys : {true, false}) {
     const DeviceRun run = run_of(args, keys ? lane.last_keys : lane.last_values);
@@ -1154,9 +1197,8 @@ int LaneTable::room() const noexcept { return state_->room - state_->grown; }
 void LaneTable::append(const float* k, const float* v, Stream& stream) {
   State& state = *state_;
   if (!stream.queue().is_recording()) ++state.grown;
-  append_rows<<<state.launches.layer.lanes, 128, 0, native(stream)>>>(
-      state.args(state.q, state.out), &state.on_gpu()->growth, k, v);
-  check_launch("PackedBatch::append");
+  launch_early("PackedBatch::append", append_rows, state.launches.layer.lanes, 128, stream,
+               state.args(state.q, state.out), &state.on_gpu()->growth, k, v);
 }
 
 void LaneTable::appended() noexcept { ++state_->grown; }

@@ -29,6 +29,7 @@ using namespace cuda::packed;
 constexpr int kGainedRuns = 3;  // of a side: packed rows, and the ring in two runs
 constexpr int kMostRuns = 16;   // of a lane
 constexpr int kCountThreads = 128;
+constexpr int16_t kFusedRun = kCodeKernels + 1;  // DeviceRun::kernel of runs of fused lanes
 
 // ---------------------------------------------------------------------------------------- kernels
 
@@ -62,7 +63,9 @@ __device__ void cut_run(DeviceRun& run, const PackedFormat* formats, int most) {
 }
 
 /// Slots of a split of a run in a lane of `slots`, at most.
-__device__ int most_slots(const TableArgs& table, const DeviceRun& run, int slots, bool keys) {
+__device__ int most_slots(const TableArgs& table, const DeviceRun& run, int slots, bool keys,
+                          bool fused) {
+  if (fused) return kFusedBlockRows;
   if (run.kernel == kCodeKernels) return kAnySplitSlots;
   const int most = split_slots(slots);
   if (!keys) return most;
@@ -109,12 +112,13 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
   lay_gained(table, tail, runs + table.side_runs - kGainedRuns);
   const int slots = tail.fixed_slots + tail.packed + tail.full;
+  const bool fused = table.lanes[at].fused != 0;
   int part = number * table.parts[layer * 2 + side];
   const int first_part = part;
   for (int i = 0; i < table.side_runs; ++i) {
     DeviceRun& run = runs[i];
     if (run.kernel < 0) continue;
-    cut_run(run, table.formats, most_slots(table, run, slots, side == 0));
+    cut_run(run, table.formats, most_slots(table, run, slots, side == 0, fused));
     run.first_part = part;
     part += run.splits;
   }
@@ -137,6 +141,8 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
 
 /// Stores the new key (blockIdx.y 0) or value of a lane as the newest of its ring.
 __global__ void store_gained(TableArgs table, int layer, const float* k, const float* v) {
+  let_next_start();
+  wait_for_earlier();
   const auto number = static_cast<int>(blockIdx.x);
   const auto side = static_cast<int>(blockIdx.y);
   const DeviceTail& tail = table.tails[table.lane_at(layer, number) * 2 + side];
@@ -245,6 +251,21 @@ struct ListSpace {
   }
 };
 
+/// Rows that are packed evenly, as a run of one block, which will be in `block`.
+SlotRun packed_run(const PackedFormat& format, const GrowingRows& rows, PackedBlock& block) {
+  block.codes = rows.codes;
+  block.scales = rows.scales;
+  block.zeros = rows.zeros;
+  block.rows = block.live_rows = rows.block_rows;
+  SlotRun run;
+  run.slots = rows.block_rows;
+  run.format = &format;
+  run.blocks = {&block, 1};
+  run.code_stride = rows.code_stride;
+  run.scale_stride = rows.scale_stride;
+  return run;
+}
+
 /// What launches depend on, of the keys or the values of a layer.
 struct SideBounds {
   std::array<int, kMostRuns> slots{};                  // of a run, by position
@@ -282,7 +303,7 @@ struct DecodeTable::State {
   TableLoad load;
 
   std::vector<std::array<SideBounds, 2>> bounds;  // (layers,)
-  bool deferred = false, plain = false;           // some lanes are
+  LayerLaunch kinds;                              // which kernels serve lanes
   bool changed = true;                            // bounds have, since they were sent
   std::vector<PackedFormat> formats;
   std::vector<const PackedFormat*> known;  // where formats came from
@@ -310,13 +331,16 @@ struct DecodeTable::State {
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
   void class_layers_of(size_t side);
   int16_t format_of(const PackedFormat& format);
-  void lay_run(const SlotRun& from, bool keys, int slots, ListSpace& list, DeviceRun& made);
+  void lay_run(const SlotRun& from, bool keys, int slots, bool fused, ListSpace& list,
+               DeviceRun& made);
   void list_blocks(const SlotRun& from, int most, ListSpace& list, DeviceRun& made);
   void lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys, DeviceRun* made,
                   DeviceTail& tail);
-  void set_side(int layer, bool keys, const TableLane& lane, int slots, ListSpace& list,
+  void set_side(int layer, bool keys, const TableLane& lane, int slots, bool fused, ListSpace& list,
                 DeviceRun* made, DeviceTail& tail);
+  FusedLane fused_lane_of(int layer, const TableLane& lane);
   void note(int layer, bool keys, int position, const DeviceRun& run, int slots);
+  void note_kind(const DeviceLane& lane, int sources);
   static bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs);
   void send_slot(int slot, Stream& stream);
   void send_bounds(Stream& stream);
@@ -388,8 +412,8 @@ int16_t DecodeTable::State::format_of(const PackedFormat& format) {
 }
 
 /// What never changes of a fixed run in a lane of `slots` slots.
-void DecodeTable::State::lay_run(const SlotRun& from, bool keys, int slots, ListSpace& list,
-                                 DeviceRun& made) {
+void DecodeTable::State::lay_run(const SlotRun& from, bool keys, int slots, bool fused,
+                                 ListSpace& list, DeviceRun& made) {
   const int kernel = code_kernel(from, keys, shape.head_dim);
   made.kernel = static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
   made.slots = from.slots;
@@ -417,7 +441,8 @@ void DecodeTable::State::lay_run(const SlotRun& from, bool keys, int slots, List
   } else if (from.blocks.size() == 1 && block.live == nullptr) {
     made.cut = static_cast<int8_t>(Cut::kSingle);
   } else {
-    list_blocks(from, kernel < 0 ? kAnySplitSlots : split_slots(slots), list, made);
+    const int most = fused ? kFusedBlockRows : kernel < 0 ? kAnySplitSlots : split_slots(slots);
+    list_blocks(from, most, list, made);
   }
 }
 
@@ -464,15 +489,7 @@ void DecodeTable::State::lay_gained(const GrowingRows& gained, const RowWindow& 
   made[0].kernel = -1;
   if (window.format != nullptr) {
     PackedBlock block;
-    block.codes = gained.codes;
-    block.scales = gained.scales;
-    block.zeros = gained.zeros;
-    block.rows = block.live_rows = gained.block_rows;
-    SlotRun packed;
-    packed.format = window.format;
-    packed.blocks = {&block, 1};
-    packed.code_stride = gained.code_stride;
-    packed.scale_stride = gained.scale_stride;
+    const SlotRun packed = packed_run(*window.format, gained, block);
     made[0].kernel = kernel_of(packed);
     made[0].cut = static_cast<int8_t>(Cut::kEven);
     made[0].format = tail.format = format_of(*window.format);
@@ -517,21 +534,22 @@ void DecodeTable::State::note(int layer, bool keys, int position, const DeviceRu
 
 /// The keys or the values of a lane of `slots` slots.
 void DecodeTable::State::set_side(int layer, bool keys, const TableLane& lane, int slots,
-                                  ListSpace& list, DeviceRun* made, DeviceTail& tail) {
+                                  bool fused, ListSpace& list, DeviceRun* made, DeviceTail& tail) {
   const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
   assert(fixed.size() <= static_cast<size_t>(shape.fixed_runs));
   for (int i = 0; i < side_runs; ++i) {
     made[i] = DeviceRun();
     made[i].kernel = -1;
+    made[i].source = -1;
   }
   tail = DeviceTail();
   int slot = 0;
   int selected = 0;
   for (size_t i = 0; i < fixed.size(); ++i) {
     made[i].first_slot = slot;
-    lay_run(fixed[i], keys, slots, list, made[i]);
+    lay_run(fixed[i], keys, slots, fused, list, made[i]);
     made[i].first_block.first_slot = slot;
-    note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots);
+    if (!fused) note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots);
     if (fixed[i].selection == nullptr) {
       slot += fixed[i].slots;
       continue;
@@ -545,7 +563,7 @@ void DecodeTable::State::set_side(int layer, bool keys, const TableLane& lane, i
   lay_gained(gained, window, keys, made + shape.fixed_runs, tail);
   for (int i = 0; i < kGainedRuns; ++i) {
     const DeviceRun& run = made[shape.fixed_runs + i];
-    if (run.kernel < 0) continue;
+    if (run.kernel < 0 || fused) continue;
     note(layer, keys, shape.fixed_runs + i, run, i == 0 ? load.longest : gained.ring_rows);
   }
 }
@@ -564,6 +582,60 @@ bool DecodeTable::State::find_ranges(std::span<const ScoreRemap> remaps,
     }
   }
   return true;
+}
+
+/// Notes which kernels serve a lane.
+void DecodeTable::State::note_kind(const DeviceLane& lane, int sources) {
+  LayerLaunch now = kinds;
+  if (lane.fused != 0) {
+    now.fused |= 1u << lane.fused;
+    now.sources = std::max(now.sources, sources);
+  } else {
+    now.unfused = true;
+    now.deferred |= lane.deferred ? 1 : 0;
+    now.plain |= !lane.deferred;
+  }
+  changed |= now.fused != kinds.fused || now.sources != kinds.sources ||
+             now.unfused != kinds.unfused || now.deferred != kinds.deferred ||
+             now.plain != kinds.plain;
+  kinds = now;
+}
+
+/// Whether a lane can be attended in one pass: `source` is by position.
+FusedLane DecodeTable::State::fused_lane_of(int layer, const TableLane& lane) {
+  std::array<std::vector<SlotRun>, 2> runs;
+  std::array<PackedBlock, 2> blocks;
+  for (const bool keys : {true, false}) {
+    const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
+    const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
+    const size_t side = keys ? 0 : 1;
+    runs[side].assign(fixed.begin(), fixed.end());
+    if (const RowWindow& window = windows[static_cast<size_t>(layer)][side];
+        window.format != nullptr) {
+      runs[side].push_back(packed_run(*window.format, gained, blocks[side]));
+    }
+    SlotRun rows;
+    rows.rows = gained.ring;
+    rows.dtype = shape.rows;
+    runs[side].push_back(rows);
+  }
+  PackedLane whole;
+  whole.keys = runs[0];
+  whole.values = runs[1];
+  whole.remaps = lane.remaps;
+  whole.slots = 1;
+  whole.weights_wanted = false;
+  FusedLane made = fused_lane(whole, shape.head_dim);
+  if (2 * side_runs > kMostFusedRuns) made.pair = 0;
+  const std::array<int8_t, kMostFusedRuns> by_run = made.source;
+  made.source.fill(-1);
+  if (made.pair == 0) return made;
+  for (size_t i = 0; i < lane.keys.size(); ++i) made.source[i] = by_run[i];
+  const auto packed = static_cast<size_t>(shape.fixed_runs);
+  const size_t rows = runs[0].size() - 1;
+  if (rows > lane.keys.size()) made.source[packed] = by_run[rows - 1];
+  made.source[packed + 1] = made.source[packed + 2] = by_run[rows];
+  return made;
 }
 
 /// Sends what was set of a slot to its place.
@@ -656,12 +728,11 @@ ServedByKernel DecodeTable::State::served(int layer, bool keys) const {
 }
 
 LayerLaunch DecodeTable::State::layer_launch(int layer) const {
-  LayerLaunch launch;
+  LayerLaunch launch = kinds;
   launch.keys = served(layer, true);
   launch.values = served(layer, false);
   launch.lanes = static_cast<unsigned>(step.size()) * static_cast<unsigned>(shape.kv_heads);
-  launch.deferred = deferred ? launch.lanes : 0;
-  launch.plain = plain;
+  if (kinds.deferred > 0) launch.deferred = launch.lanes;
   launch.most_slots = load.longest;
   const auto lanes_now = static_cast<int>(launch.lanes);
   launch.key_parts = lanes_now * parts[static_cast<size_t>(layer) * 2];
@@ -734,8 +805,10 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
     for (const SlotRun& run : from.keys) slots += run.slots;
     DeviceRun* runs = state.new_runs.data() + in_slot * 2 * static_cast<size_t>(state.side_runs);
     DeviceTail* tails = state.new_tails.data() + in_slot * 2;
-    state.set_side(layer, true, from, slots, list, runs, tails[0]);
-    state.set_side(layer, false, from, slots, list, runs + state.side_runs, tails[1]);
+    const FusedLane fused = state.fused_lane_of(layer, from);
+    const bool is_fused = fused.pair != 0;
+    state.set_side(layer, true, from, slots, is_fused, list, runs, tails[0]);
+    state.set_side(layer, false, from, slots, is_fused, list, runs + state.side_runs, tails[1]);
     assert(list.used_blocks <= state.load.listed_blocks && list.used_words <= state.load.words);
 
     DeviceLane& lane = state.new_lanes[in_slot] = DeviceLane();
@@ -749,11 +822,15 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
     lane.last_values = lane.last_keys + state.side_runs;
     const std::span<DeviceRun> both(runs, 2 * static_cast<size_t>(state.side_runs));
     for (DeviceRun& run : both) run.lane = at;
-    lane.deferred = State::find_ranges(from.remaps, both) &&
+    lane.fused = static_cast<int8_t>(fused.pair);
+    for (DeviceRun& run : both) {
+      if (is_fused && run.kernel >= 0) run.kernel = kFusedRun;
+    }
+    for (int i = 0; i < state.side_runs; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
+    lane.deferred = !is_fused && State::find_ranges(from.remaps, both) &&
                     std::none_of(both.begin(), both.end(),
                                  [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
-    state.changed |=
-        lane.deferred ? !std::exchange(state.deferred, true) : !std::exchange(state.plain, true);
+    state.note_kind(lane, fused.sources);
   }
   if (layer + 1 == state.shape.layers) state.send_slot(slot, stream);
 }
@@ -790,7 +867,8 @@ void DecodeTable::attend(int layer, const float* q, const float* k, const float*
   State& state = *state_;
   if (state.step.empty()) return;
   const LayerLaunch launch = state.layer_launch(layer);
-  store_gained<<<dim3(launch.lanes, 2), 128, 0, native(stream)>>>(state.table_args(), layer, k, v);
+  launch_early("DecodeTable::attend", store_gained, dim3(launch.lanes, 2), 128, stream,
+               state.table_args(), layer, k, v);
   AttendArgs args{};
   args.lanes = reinterpret_cast<const DeviceLane*>(state.lanes.data());
   args.runs = reinterpret_cast<const DeviceRun*>(state.runs.data());

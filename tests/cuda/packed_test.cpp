@@ -183,6 +183,7 @@ struct LaneShape {
   int head_dim, q_per_kv;
   bool dead_rows = true;
   bool weights_wanted = true;
+  bool remapped = true;
 };
 
 class PackedLanes : public PackedCuda {
@@ -265,6 +266,7 @@ class PackedLanes : public PackedCuda {
       lane.weights_wanted = s.weights_wanted;
       lane.remaps = remaps;
       if (!s.weights_wanted) lane.remaps = of_run;
+      if (!s.remapped) lane.remaps = {};
     }
     attend_packed(lanes, s.q_per_kv, s.head_dim, 0.1f, stream);
     // Of the last lane.
@@ -280,13 +282,27 @@ class PackedLanes : public PackedCuda {
 
 TEST_F(PackedLanes, AttentionOverEveryFormat) {
   for (const char* spec : kSpecs) {
-    for (const LaneShape& s :
-         {LaneShape{32, 1}, LaneShape{64, 4}, LaneShape{80, 7}, LaneShape{96, 2}, LaneShape{128, 8},
-          LaneShape{256, 4}, LaneShape{128, 1, false}, LaneShape{128, 4, false},
-          LaneShape{128, 7, false}, LaneShape{128, 8, false}, LaneShape{128, 12, false},
-          LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
-          LaneShape{128, 7, false, false}, LaneShape{128, 12, false, false},
-          LaneShape{64, 4, false, false}}) {
+    for (const LaneShape& s : {LaneShape{32, 1},
+                               LaneShape{64, 4},
+                               LaneShape{80, 7},
+                               LaneShape{96, 2},
+                               LaneShape{128, 8},
+                               LaneShape{256, 4},
+                               LaneShape{128, 1, false},
+                               LaneShape{128, 4, false},
+                               LaneShape{128, 7, false},
+                               LaneShape{128, 8, false},
+                               LaneShape{128, 12, false},
+                               LaneShape{128, 1, false, false},
+                               LaneShape{128, 4, false, false},
+                               LaneShape{128, 7, false, false},
+                               LaneShape{128, 12, false, false},
+                               LaneShape{64, 4, false, false},
+                               LaneShape{128, 1, false, false, false},
+                               LaneShape{128, 4, false, false, false},
+                               LaneShape{128, 7, false, false, false},
+                               LaneShape{128, 8, true, false, false},
+                               LaneShape{128, 12, false, false, false}}) {
       // Blocks of awkward lengths. Without dead rows, what the tensor cores serve.
       const std::vector<int> lengths = {32, 300, 1, 45, 1100};
       const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
@@ -309,6 +325,7 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
   constexpr int kCompany = 420;
   for (const char* spec : kSpecs) {
     for (const LaneShape& s : {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
+                               LaneShape{128, 4, false, false, false},
                                LaneShape{128, 4, false, true}, LaneShape{64, 2, true, true}}) {
       for (const std::vector<int>& lengths :
            {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}}) {

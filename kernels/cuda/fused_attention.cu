@@ -1,0 +1,187 @@
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "kernels/cuda/fused_attention.h"
+#include "kernels/cuda/fused_lane.cuh"
+#include "kernels/cuda/fused_table.h"
+
+// Which lanes the fused decode attention serves, its launches, and the kernel that merges splits.
+namespace kvlm::cuda::packed {
+
+namespace {
+
+constexpr int kMostSources = 3;
+constexpr int kJoinThreads = kDim;
+
+/// A kernel, and which formats it reads.
+struct FusedPair {
+  bool (*reads_keys)(const PackedFormat& format);
+  bool (*reads_values)(const PackedFormat& format);
+  void (*launch)(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+};
+
+template <class C>
+bool is_read_by(const PackedFormat& format) {
+  if (format.sections != static_cast<int>(C::kSections.size())) return false;
+  for (size_t i = 0; i < C::kSections.size(); ++i) {
+    if (format.section[i].code != C::kSections[i].code ||
+        format.section[i].channels != C::kSections[i].channels) {
+      return false;
+    }
+  }
+  return true;
+}
+
+#define KVLM_PAIR(K, V) \
+  FusedPair{is_read_by<codecs::K>, is_read_by<codecs::V>, launch_fused<codecs::K, codecs::V>},
+constexpr std::array kPairs{KVLM_FUSED_PAIRS(KVLM_PAIR)};
+#undef KVLM_PAIR
+
+bool is_power_of_two_or_zero(float x) {
+  int exponent = 0;
+  return x == 0 || std::frexp(std::abs(x), &exponent) == 0.5f;
+}
+
+/// Whether scales and zero points are such as the kernels take.
+bool is_scaled_simply(const PackedFormat& format) {
+  const bool by_token = format.axis == ScaleAxis::kToken;
+  if (format.meta != DType::kF16 || format.channels() != kDim ||
+      (by_token && format.group_size != kDim && format.group_size != kChannelGroup)) {
+    return false;
+  }
+  bool stored = true;
+  for (int i = 0; i < format.sections; ++i) {
+    const PackedSection& section = format.section[static_cast<size_t>(i)];
+    if (section.zero_stored && !stored) return false;  // zero points lie as channels do
+    stored = stored && section.zero_stored;
+    if (section.zero_stored && section.slope == 1) continue;
+    if (section.zero_stored || format.axis != ScaleAxis::kChannel ||
+        section.split < section.channels || !is_power_of_two_or_zero(section.slope) ||
+        !is_power_of_two_or_zero(section.offset)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool is_placed_well(const SlotRun& run) {
+  if (!is_aligned(run.q, 16) || run.selection != nullptr) return false;
+  if (run.format == nullptr) return run.dtype == DType::kF16 && is_aligned(run.rows, 16);
+  const bool by_row = run.format->axis == ScaleAxis::kToken && run.format->group_size == kDim;
+  const size_t meta = run.format->axis == ScaleAxis::kHead || by_row ? 2
+                      : run.format->axis == ScaleAxis::kToken        ? 8
+                                                                     : 16;
+  if (run.code_stride % 16 != 0 || run.scale_stride % static_cast<std::ptrdiff_t>(meta) != 0) {
+    return false;
+  }
+  for (const PackedBlock& block : run.blocks) {
+    if (block.live != nullptr || !is_aligned(block.codes, 16) || !is_aligned(block.scales, meta) ||
+        !is_aligned(block.zeros, meta)) {
+      return false;
+    }
+    if (run.code_stride != 0) break;  // they lie evenly: all are alike
+  }
+  return true;
+}
+
+/// The pairs that read all packed runs, as bits.
+uint32_t pairs_of(std::span<const SlotRun> runs, bool keys) {
+  uint32_t pairs = (1u << kPairs.size()) - 1;
+  for (const SlotRun& run : runs) {
+    if (!is_placed_well(run)) return 0;
+    if (run.format == nullptr) continue;
+    if (!is_scaled_simply(*run.format)) return 0;
+    for (size_t i = 0; i < kPairs.size(); ++i) {
+      const bool reads =
+          keys ? kPairs[i].reads_keys(*run.format) : kPairs[i].reads_values(*run.format);
+      if (!reads) pairs &= ~(1u << i);
+    }
+  }
+  return pairs;
+}
+
+/// The splits of a lane as one, with a block of threads for each lane and query.
+__global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
+  let_next_start();
+  wait_for_earlier();
+  const auto index = static_cast<int>(blockIdx.x);
+  const DeviceLane lane = lane_of(args, lane_at(args, index));
+  if (lane.fused == 0) return;
+  const int slots = fused_split_slots(lane.slots);
+  const int splits = (lane.slots + slots - 1) / slots;
+  const auto query = static_cast<int>(blockIdx.y);
+  const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv + query;
+  float most = -INFINITY;
+  for (int i = 0; i < splits; ++i) {
+    most = fmaxf(most, fused.ends[first + static_cast<int64_t>(i) * args.q_per_kv].x);
+  }
+  float out = 0;
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < splits; ++i) {
+    const int64_t at = first + static_cast<int64_t>(i) * args.q_per_kv;
+    const float2 end = fused.ends[at];
+    const float weight = exp2f(end.x - most);
+    sum += weight * end.y;
+    out += weight * fused.outs[at * kDim + threadIdx.x];
+  }
+  lane.out[query * kDim + threadIdx.x] = splits > 0 ? out / sum : 0;
+}
+
+}  // namespace
+
+int fused_pairs() { return static_cast<int>(kPairs.size()); }
+
+FusedLane fused_lane(const PackedLane& lane, int head_dim) {
+  FusedLane made;
+  if (lane.weights_wanted || !lane.remaps.empty() || head_dim != kDim || lane.slots == 0 ||
+      lane.keys.size() + lane.values.size() > kMostFusedRuns || !is_aligned(lane.q, 16)) {
+    return made;
+  }
+  const uint32_t pairs = pairs_of(lane.keys, true) & pairs_of(lane.values, false);
+  if (pairs == 0) return made;
+  struct Query {
+    const float* q;
+    bool grouped;
+  };
+  std::array<Query, kMostSources> known{};
+  for (const bool packed : {true, false}) {  // f16 rows take what packed ones have
+    for (size_t i = 0; i < lane.keys.size(); ++i) {
+      const SlotRun& run = lane.keys[i];
+      if ((run.format != nullptr) != packed) continue;
+      const bool grouped = packed && run.format->axis == ScaleAxis::kToken &&
+                           run.format->group_size == kChannelGroup;
+      const auto end = known.begin() + made.sources;
+      const auto at = std::find_if(known.begin(), end, [&](const Query& query) {
+        return query.q == run.q && (!packed || query.grouped == grouped);
+      });
+      if (at == known.end()) return {};
+      if (at == end) known[static_cast<size_t>(made.sources++)] = {run.q, grouped};
+      made.source[i] = static_cast<int8_t>(at - known.begin());
+    }
+  }
+  made.pair = std::countr_zero(pairs) + 1;
+  return made;
+}
+
+int fused_splits(int slots) {
+  int most = 1;
+  for (const int at : {slots, std::min(slots, 4096), std::min(slots, 16384)}) {
+    most = std::max(most, static_cast<int>(ceil_div(at, fused_split_slots(at))));
+  }
+  return most;
+}
+
+void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
+  kPairs[static_cast<size_t>(fused.pair - 1)].launch(args, fused, stream);
+}
+
+void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
+  launch_early("attend_packed", join_splits,
+               dim3(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(args.q_per_kv)),
+               kJoinThreads, stream, args, fused);
+}
+
+}  // namespace kvlm::cuda::packed

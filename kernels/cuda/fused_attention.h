@@ -1,0 +1,38 @@
+#pragma once
+
+#include <array>
+
+#include "kernels/cuda/attend_args.cuh"
+
+// Decode attention over packed rows and f16 rows in one pass: scores, softmax and values of a split
+// of a lane by one block of threads, then one kernel that merges the splits.
+namespace kvlm::cuda::packed {
+
+/// What the launches of a layer share beside AttendArgs.
+struct FusedArgs {
+  float2* ends;  // (lanes, splits, q_per_kv) maximum and sum of every split, in units of log2
+  float* outs;   // (lanes, splits, q_per_kv, head_dim)
+  int lanes;
+  int splits;   // of the longest lane, at most
+  int pair;     // which lanes a launch serves (DeviceLane::fused)
+  int sources;  // of queries, the most of a lane
+};
+
+/// The kernels, by the codes of keys and of values.
+int fused_pairs();
+constexpr int kMostFusedRuns = 12;  // of a lane, keys and values
+/// The number of the kernel that serves a lane (1..fused_pairs()), 0 for none.
+struct FusedLane {
+  int pair = 0;
+  std::array<int8_t, kMostFusedRuns> source{};  // of the keys' runs: DeviceRun::source
+  int sources = 0;
+};
+FusedLane fused_lane(const PackedLane& lane, int head_dim);
+
+/// Splits of a lane that has up to `slots` slots, at most.
+int fused_splits(int slots);
+void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+/// Merges the splits of all lanes that attend_fused() has served.
+void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+
+}  // namespace kvlm::cuda::packed

@@ -1,0 +1,412 @@
+#pragma once
+
+#include "kernels/cuda/fused_attention.h"
+#include "kernels/cuda/fused_keys.cuh"
+#include "kernels/cuda/fused_values.cuh"
+
+// The fused decode attention: a block takes a split of a lane, each of its warps a quarter of its
+// slots, item by item. While a warp scores an item, weighs it and adds its values, the codes of the
+// next one are on their way to shared memory. The softmax is online: what was added shrinks when a
+// greater score comes. Blocks whose split lies behind their lane's slots leave nothing.
+namespace kvlm::cuda::packed {
+
+constexpr float kWeightUp = 1 << 10;  // with scales below 32, products are halves
+constexpr float kWeightUpLarge = 0.5f;
+constexpr float kLargeScale = 32;
+
+/// Codes and what scales them, of the keys or values of an item, in shared memory.
+template <class C>
+struct StageOf {
+  static constexpr int kMetaBytes = 512;
+  static constexpr int kCodeBytes = (kItemSlots * C::kStride + 15) / 16 * 16 + 16;
+
+  alignas(16) std::byte codes[kCodeBytes];
+  alignas(16) std::byte meta[kMetaBytes];  // of channels or of groups; scales, then zero points
+
+  /// The row that the item begins with, behind what comes with it because copies are of 16 bytes.
+  __device__ const std::byte* rows(const Spot& spot) const {
+    return codes + (C::kRowBytes % 16 == 0 ? 0 : spot.row * C::kRowBytes % 16);
+  }
+
+  /// Begins to copy an item's codes.
+  __device__ void copy_codes(const Spot& spot, int rows) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(codes));
+    const int64_t at = static_cast<int64_t>(spot.row) * C::kRowBytes;
+    if constexpr (C::kRowBytes % 16 == 0) {
+      constexpr int kChunks = C::kRowBytes / 16;
+      const std::byte* from = spot.codes + at;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {  // kItemSlots is a warp
+        const int chunk = lane + 32 * i;
+        if (chunk >= rows * kChunks) break;
+        copy_async(to + chunk / kChunks * C::kStride + chunk % kChunks * 16, from + chunk * 16);
+      }
+    } else {
+      const int skew = static_cast<int>(at % 16);
+      const int bytes = skew + rows * C::kRowBytes;
+      const std::byte* from = spot.codes + at - skew;
+      for (int byte = lane * 16; byte < bytes; byte += 32 * 16) {
+        copy_some(to + byte, from + byte, min(16, bytes - byte));
+      }
+    }
+  }
+
+  /// Begins to copy the scales and zero points of channels, or of groups of the item's rows.
+  __device__ void copy_meta(const Spot& spot, int rows, Scaled scaled, const PackedFormat& format) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
+    if (scaled == Scaled::kChannel) {
+      if (lane < 16) {
+        copy_async(to + lane * 16, spot.scales + lane * 16);
+      } else {
+        const int zeros =
+            (format.section[0].zero_stored ? format.section[0].channels : 0) +
+            (format.sections == 2 && format.section[1].zero_stored ? format.section[1].channels
+                                                                   : 0);
+        if ((lane - 16) * 8 < zeros) copy_async(to + lane * 16, spot.zeros + (lane - 16) * 16);
+      }
+    } else if (scaled == Scaled::kToken32) {
+      const int bytes = lane < rows ? 8 : 0;
+      const int64_t from = bytes > 0 ? static_cast<int64_t>(spot.row + lane) * 8 : 0;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + lane * 8),
+                   "l"(spot.scales + from), "r"(bytes));
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + 256 + lane * 8),
+                   "l"(spot.zeros + from), "r"(bytes));
+    }
+  }
+
+ private:
+  static __device__ void copy_some(uint32_t to, const std::byte* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+  }
+};
+
+template <class K, class V>
+struct Stage {
+  StageOf<K> keys;
+  StageOf<V> values;
+};
+
+/// Scale and zero point of a row that one of each serves, as two halves: of the item's row
+/// `warp_lane`, none behind its last.
+__device__ inline uint32_t row_meta(const AttendArgs& args, const DeviceRun& run, const Spot& spot,
+                                    int rows) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane >= rows) return 0;
+  const int at = args.formats[run.format].axis == ScaleAxis::kHead ? 0 : spot.row + lane;
+  return __ldg(reinterpret_cast<const uint16_t*>(spot.scales) + at) |
+         static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(spot.zeros) + at)) << 16;
+}
+
+/// The softmax of a warp so far, for the queries `quarter` of each group.
+template <int kGroups>
+struct OnlineSoftmax {
+  float most[kGroups];
+  float sum[kGroups];  // of this thread's rows
+
+  __device__ OnlineSoftmax() {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) most[group] = -INFINITY, sum[group] = 0;
+  }
+
+  static __device__ float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
+  /// Makes weights of the scores of an item. True if what was added before is to shrink.
+  __device__ bool weigh(Scores<kGroups>& scores, float (&factor)[kGroups]) {
+    bool greater = false;
+    float old[kGroups];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float high = -INFINITY;
+#pragma unroll
+      for (int i = 0; i < 2 * kItemTiles; ++i) high = fmaxf(high, scores.of[i / 2][group][i % 2]);
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) {  // threads of one quarter
+        high = fmaxf(high, __shfl_xor_sync(kAll, high, offset));
+      }
+      old[group] = most[group];
+      greater = greater || high > old[group];
+      most[group] = fmaxf(high, old[group]);
+    }
+    greater = __any_sync(kAll, greater) != 0;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      factor[group] = 1;
+      if (greater) {
+        factor[group] = power(old[group] - most[group]);
+        sum[group] *= factor[group];
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kItemTiles; ++i) {
+        float& x = scores.of[i / 2][group][i % 2];
+        x = power(x - most[group]);
+        sum[group] += x;
+      }
+    }
+    return greater;
+  }
+};
+
+/// Merges the states of a block's warps and writes that of the split.
+template <class V, int kGroups>
+__device__ void write_split(const AttendArgs& args, const FusedArgs& fused, int part,
+                            int first_query, float* shared, OnlineSoftmax<kGroups>& softmax,
+                            const Values<V, kGroups>& values, const OperandThread& my) {
+  constexpr int kQueries = kGroups * kGroupQueries;
+  float* outs = shared;                                                       // by warp and query
+  auto* ends = reinterpret_cast<float2*>(shared + kWarps * kQueries * kDim);  // the same
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float& sum = softmax.sum[group];
+#pragma unroll
+    for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(kAll, sum, offset);
+    const int at = my.warp * kQueries + group * kGroupQueries + my.quarter;
+    if (my.row == 0) ends[at] = {softmax.most[group], sum};
+#pragma unroll
+    for (int g = 0; g < kChannelGroups; ++g) {
+      const float(&x)[16] = values.total[group];
+      *reinterpret_cast<float4*>(outs + at * kDim + g * kChannelGroup + my.row * 4) = {
+          x[4 * g], x[4 * g + 1], x[4 * g + 2], x[4 * g + 3]};
+    }
+  }
+  __syncthreads();
+  const int queries = min(kQueries, args.q_per_kv - first_query);
+  const int64_t first = static_cast<int64_t>(part) * args.q_per_kv + first_query;
+  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim; i += kThreads) {
+    const int query = i / kDim;
+    float most = -INFINITY;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      most = fmaxf(most, ends[warp * kQueries + query].x);
+    }
+    float out = 0;
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float2 end = ends[warp * kQueries + query];
+      if (end.x == -INFINITY) continue;  // a warp without slots
+      const float weight = OnlineSoftmax<kGroups>::power(end.x - most);
+      sum += weight * end.y;
+      out += weight * outs[(warp * kQueries + query) * kDim + i % kDim];
+    }
+    fused.outs[first * kDim + i] = out;
+    if (i % kDim == 0) fused.ends[first + query] = {most, sum};
+  }
+}
+
+template <class K, class V, int kGroups>
+constexpr int kSplitBytes = static_cast<int>(sizeof(float)) * kWarps* kGroups* kGroupQueries*(kDim +
+                                                                                              2);
+/// Bytes of shared memory behind the sources of queries.
+template <class K, class V, int kGroups>
+constexpr int kStagesBytes = static_cast<int>(kWarps * 2 *
+                                              sizeof(Stage<K, V>)) > kSplitBytes<K, V, kGroups>
+                                 ? static_cast<int>(kWarps * 2 * sizeof(Stage<K, V>))
+                                 : kSplitBytes<K, V, kGroups>;
+template <class K, int kGroups>
+constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
+
+template <class K, class V, int kGroups>
+__global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
+    attend_split(AttendArgs args, FusedArgs fused) {
+  using Source = QuerySource<K, kGroups>;
+  extern __shared__ uint4 dynamic[];
+  __shared__ FusedRun runs[kMostFusedRuns];
+  let_next_start();
+  wait_for_earlier();
+  const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
+  if (lane.fused != fused.pair) return;
+  const int split_slots = fused_split_slots(lane.slots);
+  const int first = static_cast<int>(blockIdx.y) * split_slots;
+  if (first >= lane.slots) return;
+  const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
+  const int key_runs = lane.last_keys - lane.first_keys + 1;
+  const int run_count = lane.last_values - lane.first_keys + 1;
+  const OperandThread my;
+
+  if (static_cast<int>(threadIdx.x) < run_count) {
+    runs[threadIdx.x].take(args, lane.first_keys + static_cast<int>(threadIdx.x));
+  }
+  if constexpr (requires { K::prepare(); }) K::prepare();
+  if constexpr (requires { V::prepare(); }) V::prepare();
+  __syncthreads();
+  auto* bytes = reinterpret_cast<std::byte*>(dynamic);
+  const auto source_at = [&](int i) -> Source& {
+    return *reinterpret_cast<Source*>(bytes + i * kSourceBytes<K, kGroups>);
+  };
+  for (int i = 0; i < fused.sources; ++i) {
+    int met = -1;  // a run of keys that meets these queries, a packed one if there is one
+    for (int run = 0; run < key_runs; ++run) {
+      if (runs[run].run.source != i) continue;
+      if (met < 0 || runs[met].scaled == Scaled::kNot) met = run;
+    }
+    if (met < 0) continue;
+    const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane.q;
+    source_at(i).fill(q, runs[met].scaled == Scaled::kToken32, args.q_per_kv, first_query,
+                      args.scale);
+  }
+  __syncthreads();
+  std::byte* stages_at = bytes + fused.sources * kSourceBytes<K, kGroups>;
+  auto* stages = reinterpret_cast<Stage<K, V>*>(stages_at) + 2 * my.warp;
+
+  Keys<K, kGroups> keys;
+  Values<V, kGroups> values;
+  OnlineSoftmax<kGroups> softmax;
+  const PartOf part(my.lower);
+  const int warp_slots = split_slots / kWarps;
+  const int warp_first = first + my.warp * warp_slots;
+  Items items(args, runs, key_runs, warp_first, min(warp_first + warp_slots, lane.slots));
+
+  const std::byte* folded = nullptr;  // scales that are in `keys`
+  const std::byte* copied = nullptr;  // and that were copied last
+  int taken = -1;                     // run of keys whose queries `keys` has
+  int added = -1;                     // run whose values have not been finished
+  float up = kWeightUp;               // and the raise of their weights
+  uint32_t next_key_meta = 0;
+  uint32_t next_value_meta = 0;
+  const auto begin = [&](const Item& item, Stage<K, V>& stage) {
+    if (const Scaled scaled = runs[item.key_run].scaled; scaled != Scaled::kNot) {
+      const DeviceRun& run = runs[item.key_run].run;
+      stage.keys.copy_codes(item.keys, item.rows);
+      if (scaled == Scaled::kToken) {
+        next_key_meta = row_meta(args, run, item.keys, item.rows);
+      } else if (scaled == Scaled::kToken32 || item.keys.scales != copied) {
+        stage.keys.copy_meta(item.keys, item.rows, scaled, args.formats[run.format]);
+        copied = item.keys.scales;
+      }
+    }
+    if (const Scaled scaled = runs[item.value_run].scaled; scaled != Scaled::kNot) {
+      const DeviceRun& run = runs[item.value_run].run;
+      stage.values.copy_codes(item.values, item.rows);
+      if (scaled == Scaled::kToken) {
+        next_value_meta = row_meta(args, run, item.values, item.rows);
+      } else {
+        stage.values.copy_meta(item.values, item.rows, scaled, args.formats[run.format]);
+      }
+    }
+  };
+
+  if (items.there()) begin(items.item, stages[0]);
+  end_copies();
+  for (int turn = 0; items.there(); turn ^= 1) {
+    const Item item = items.item;
+    const uint32_t key_meta = next_key_meta;
+    const uint32_t value_meta = next_value_meta;
+    Stage<K, V>& stage = stages[turn];
+    items.next();
+    if (items.there()) begin(items.item, stages[turn ^ 1]);
+    end_copies();
+    await_copies<1>();
+    __syncwarp();
+
+    Scores<kGroups> scores;
+    const DeviceRun& key_run = runs[item.key_run].run;
+    const Source& source = source_at(key_run.source);
+    const Scaled scaled_keys = runs[item.key_run].scaled;
+    if (scaled_keys == Scaled::kChannel) {
+      if (item.keys.scales != folded) {
+        keys.fold(source, args.formats[key_run.format], stage.keys.meta, stage.keys.meta + 256, my);
+        folded = item.keys.scales;
+      }
+      keys.template score_codes<false>(stage.keys.rows(item.keys), source, 0, my, scores);
+    } else {
+      if (item.key_run != taken) {
+        folded = nullptr;
+        if (scaled_keys == Scaled::kNot) {
+          keys.take_natural(source, my);
+        } else {
+          keys.take_coded(source, my);
+        }
+      }
+      if (scaled_keys == Scaled::kNot) {
+        keys.score_rows(item.keys.codes + static_cast<int64_t>(item.keys.row) * (kDim * 2),
+                        item.rows, my, scores);
+      } else if (scaled_keys == Scaled::kToken) {
+        keys.template score_codes<true>(stage.keys.rows(item.keys), source, key_meta, my, scores);
+      } else {
+        keys.score_grouped(stage.keys.rows(item.keys), stage.keys.meta, source, my, scores);
+      }
+    }
+    taken = item.key_run;
+    if (item.rows < kItemSlots) {
+#pragma unroll
+      for (int i = 0; i < 2 * kItemTiles; ++i) {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          if (my.row + 8 * i >= item.rows) scores.of[i / 2][group][i % 2] = -INFINITY;
+        }
+      }
+    }
+    float factor[kGroups];
+    if (softmax.weigh(scores, factor)) values.shrink(factor);
+
+    const Scaled scaled = runs[item.value_run].scaled;
+    bool large = false;
+    if (scaled == Scaled::kToken) {
+      large = fabsf(two_floats(value_meta).x) >= kLargeScale;
+    } else if (scaled == Scaled::kToken32) {
+      const uint2 s = reinterpret_cast<const uint2*>(stage.values.meta)[threadIdx.x % 32];
+      const __half2 x = __habs2(*reinterpret_cast<const __half2*>(&s.x));
+      const __half2 most = __hmax2(x, __habs2(*reinterpret_cast<const __half2*>(&s.y)));
+      large = fmaxf(__low2float(most), __high2float(most)) >= kLargeScale;
+    }
+    const float raise = __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp;
+    if (added >= 0 && (added != item.value_run || raise != up)) {
+      values.finish(runs[added].scaled, 1 / up, my);
+    }
+    added = item.value_run;
+    up = raise;
+    const ItemWeights<kGroups> weights(scores, up, part, my);
+    if (scaled == Scaled::kToken32) {
+      values.template add_codes<Scaled::kToken32>(stage.values.rows(item.values), stage.values.meta,
+                                                  0, weights, my);
+    } else if (scaled == Scaled::kToken) {
+      values.template add_codes<Scaled::kToken>(stage.values.rows(item.values), nullptr, value_meta,
+                                                weights, my);
+    } else if (scaled == Scaled::kChannel) {
+      values.template add_codes<Scaled::kChannel>(stage.values.rows(item.values), nullptr, 0,
+                                                  weights, my);
+      values.finish_channels(1 / up, args.formats[runs[added].run.format], stage.values.meta,
+                             stage.values.meta + 256, my);
+      added = -1;  // the next item may have other scales
+    } else {
+      values.add_rows(item.values.codes + static_cast<int64_t>(item.values.row) * (kDim * 2),
+                      item.rows, weights, my);
+    }
+    __syncwarp();  // the stage has been read
+  }
+  if (added >= 0) values.finish(runs[added].scaled, 1 / up, my);
+
+  __syncthreads();
+  write_split(args, fused,
+              static_cast<int>(blockIdx.x) * fused.splits + static_cast<int>(blockIdx.y),
+              first_query, reinterpret_cast<float*>(stages_at), softmax, values, my);
+}
+
+/// How a pair of codecs is launched.
+template <class K, class V>
+void launch_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
+  const auto with = [&](auto constant) {
+    constexpr int kGroups = decltype(constant)::value;
+    const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.splits),
+                    static_cast<unsigned>(ceil_div(args.q_per_kv, kGroups * kGroupQueries)));
+    const int bytes = fused.sources * kSourceBytes<K, kGroups> + kStagesBytes<K, V, kGroups>;
+    check(cudaFuncSetAttribute(attend_split<K, V, kGroups>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "attend_packed");
+    launch_early("attend_packed", attend_split<K, V, kGroups>, grid, kThreads,
+                 static_cast<size_t>(bytes), stream, args, fused);
+  };
+  if (args.q_per_kv <= kGroupQueries) {
+    with(std::integral_constant<int, 1>{});
+  } else {
+    with(std::integral_constant<int, 2>{});
+  }
+}
+
+}  // namespace kvlm::cuda::packed

@@ -1,0 +1,174 @@
+#pragma once
+
+#include "kernels/cuda/attend_args.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/packed_mma.cuh"
+#include "kernels/cuda/packed_tiles.cuh"
+
+// What a block of the fused decode attention (fused_kernel.cuh) is given to do: a split of a lane,
+// which its warps cut into items.
+namespace kvlm::cuda::packed {
+
+/// Slots of a split of a lane of `slots`. It depends on nothing else, so that a lane's sums do not
+/// depend on the rest of the batch.
+VLM_HD constexpr int fused_split_slots(int slots) {
+  return slots <= 4096 ? 256 : slots <= 16384 ? 512 : 1024;
+}
+
+constexpr int kItemSlots = 32;
+constexpr int kItemTiles = kItemSlots / kTileSlots;
+
+/// How numbers are scaled.
+enum class Scaled {
+  kNot,      ///< f16 rows
+  kChannel,  ///< by channel, alike for the rows of a block
+  kToken,    ///< by one number a row, or by one for all (ScaleAxis::kHead)
+  kToken32,  ///< by one number for each 32 channels of a row
+};
+
+/// A run of the lane, in shared memory.
+struct FusedRun {
+  DeviceRun run;
+  Scaled scaled;
+
+  __device__ void take(const AttendArgs& args, int index) {
+    run = run_of(args, index);
+    scaled = Scaled::kNot;
+    if (run.rows != nullptr) return;
+    const PackedFormat& format = args.formats[run.format];
+    const bool groups = format.axis == ScaleAxis::kToken && format.group_size == kChannelGroup;
+    scaled = format.axis == ScaleAxis::kChannel ? Scaled::kChannel
+             : groups                           ? Scaled::kToken32
+                                                : Scaled::kToken;
+  }
+};
+
+/// Where the rows from a slot on lie: codes (or f16 numbers), and what scales them.
+struct Spot {
+  const std::byte* codes;   // of the block's first row
+  const std::byte* scales;  // of the block
+  const std::byte* zeros;
+  int row;   // of the block
+  int left;  // rows from there to the end of the block
+};
+
+/// Slot `slot` of a run.
+__device__ inline Spot find_spot(const AttendArgs& args, const DeviceRun& run, int slot) {
+  const int at = slot - run.first_slot;
+  if (run.rows != nullptr) return {run.rows, nullptr, nullptr, at, run.slots - at};
+  int index = 0;
+  if (run.block_rows != 0) {
+    index = at / run.block_rows;
+  } else {  // the last block of the list that begins at or before the slot
+    int behind = run.units;
+    while (behind - index > 1) {
+      const int middle = (index + behind) / 2;
+      (args.blocks[run.listed + middle].first_slot <= slot ? index : behind) = middle;
+    }
+  }
+  const DeviceBlock block = block_of(args.blocks, run, index);
+  const int row = slot - block.first_slot;
+  return {block.codes, block.scales, block.zeros, row, block.rows - row};
+}
+
+/// Up to kItemSlots slots of a lane whose keys lie in one block, and whose values do.
+struct Item {
+  int rows;
+  int key_run;
+  int value_run;
+  Spot keys;
+  Spot values;
+};
+
+/// Walks over the items of a warp, one behind the other.
+class Items {
+ public:
+  __device__ Items(const AttendArgs& args, const FusedRun* runs, int key_runs, int first, int last)
+      : args_(args), runs_(runs), slot_(first), last_(last) {
+    item.rows = 0;
+    if (first >= last) return;
+    item.key_run = 0;
+    item.value_run = key_runs;
+    find(item.key_run, item.keys);
+    find(item.value_run, item.values);
+    measure();
+  }
+
+  __device__ bool there() const { return slot_ < last_; }
+  __device__ void next() {
+    slot_ += item.rows;
+    if (slot_ >= last_) return;
+    advance(item.key_run, item.keys);
+    advance(item.value_run, item.values);
+    measure();
+  }
+
+  Item item;
+
+ private:
+  __device__ void measure() {
+    item.rows = min(min(item.keys.left, item.values.left), min(last_ - slot_, kItemSlots));
+  }
+  __device__ void find(int& at, Spot& spot) {
+    while (slot_ >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
+    spot = find_spot(args_, runs_[at].run, slot_);
+  }
+  __device__ void advance(int& at, Spot& spot) {
+    spot.row += item.rows;
+    spot.left -= item.rows;
+    if (spot.left > 0) return;
+    const DeviceRun& run = runs_[at].run;
+    const int left = run.first_slot + run.slots - slot_;
+    if (left <= 0 || run.block_rows == 0) return find(at, spot);
+    spot.codes += run.code_stride;
+    spot.scales += run.scale_stride;
+    spot.zeros += run.scale_stride;
+    spot.row = 0;
+    spot.left = min(left, run.block_rows);
+  }
+
+  const AttendArgs& args_;
+  const FusedRun* runs_;  // of keys, then of values
+  int slot_;
+  int last_;
+};
+
+/// A part of a pair of words by whether the thread has the lower part of its query.
+__device__ inline uint32_t half2_mul(uint32_t x, uint32_t y) {
+  uint32_t z;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+__device__ inline uint32_t half2_fma(uint32_t x, uint32_t y, uint32_t z) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(y), "r"(z));
+  return d;
+}
+
+/// A number as a higher and a lower half, rounded to nearest.
+struct TwoHalves {
+  uint32_t higher;  // of a pair of numbers
+  uint32_t lower;
+
+  __device__ TwoHalves(float x, float y) {
+    const __half2 high = __floats2half2_rn(x, y);
+    const float2 back = __half22float2(high);
+    const __half2 low = __floats2half2_rn(x - back.x, y - back.y);
+    higher = *reinterpret_cast<const uint32_t*>(&high);
+    lower = *reinterpret_cast<const uint32_t*>(&low);
+  }
+};
+
+/// What makes the product of a number in two halves with a scale an operand again: the product's
+/// higher part, or what that leaves, for threads of either part. (x, y) are the halves of the
+/// number, s the scale: x s, or y s + (x s - round(x s)), in three instructions for both.
+struct PartOf {
+  uint32_t sign;  // flips the sign of x for the lower part
+  uint32_t mask;  // all bits for the lower part
+
+  __device__ explicit PartOf(bool lower)
+      : sign(lower ? 0x80008000u : 0u), mask(lower ? 0xffffffffu : 0u) {}
+  __device__ uint32_t plain(uint32_t x, uint32_t y) const { return (x & ~mask) | (y & mask); }
+};
+
+}  // namespace kvlm::cuda::packed

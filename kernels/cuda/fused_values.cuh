@@ -1,0 +1,305 @@
+#pragma once
+
+#include "kernels/cuda/fused_keys.cuh"
+
+// Weighted sums of the values of an item of the fused decode attention. Channels are the rows of an
+// operand: thread `row` of the tensor cores has channels 4 row .. 4 row + 3 of every group of 32,
+// numbered 0..15, so that those of a product share the scales of a group.
+namespace kvlm::cuda::packed {
+
+/// The weights of a tile of 16 slots as columns of an operand: pairs of slots (quarter, + 4) and
+/// (+ 8, + 12) of query `asked`.
+struct TileWeights {
+  uint32_t plain[2];    // the part of this thread
+  uint32_t flipped[2];  // the higher part, its sign flipped for threads of the lower one
+  uint32_t higher[2];   // the same for threads of the lower one, else 0
+  uint32_t lower[2];
+
+  /// From the thread's own weights, of query `quarter` and slots `row` and 8 further.
+  __device__ void make(const float (&own)[2], float up, const PartOf& part,
+                       const OperandThread& my) {
+    const int from = my.quarter * 4 + my.asked;
+    const float x = own[0] * up;
+    const float y = own[1] * up;
+    const TwoHalves pairs[2] = {{__shfl_sync(kAll, x, from), __shfl_sync(kAll, x, from + 16)},
+                                {__shfl_sync(kAll, y, from), __shfl_sync(kAll, y, from + 16)}};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      plain[i] = part.plain(pairs[i].higher, pairs[i].lower);
+      flipped[i] = pairs[i].higher ^ part.sign;
+      higher[i] = pairs[i].higher & part.mask;
+      lower[i] = pairs[i].lower & part.mask;
+    }
+  }
+
+  /// The part of this thread of weight times scale.
+  __device__ uint32_t times(uint32_t scales, int pair) const {
+    return half2_fma(lower[pair], scales,
+                     half2_fma(higher[pair], scales, half2_mul(flipped[pair], scales)));
+  }
+};
+
+/// The weights of an item.
+template <int kGroups>
+struct ItemWeights {
+  TileWeights of[kItemTiles][kGroups];
+
+  __device__ ItemWeights(const Scores<kGroups>& own, float up, const PartOf& part,
+                         const OperandThread& my) {
+#pragma unroll
+    for (int tile = 0; tile < kItemTiles; ++tile) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        of[tile][group].make(own.of[tile][group], up, part, my);
+      }
+    }
+  }
+};
+
+/// What a warp has added up of values: products of codes with weights, which share a unit, and the
+/// sums that they come to.
+template <class V, int kGroups>
+class Values {
+ public:
+  using Pairs = CodePairs<V::kWidth>;
+  static constexpr int kWidth = V::kWidth;
+  static constexpr int kNumbers = 16;  // channels of a thread
+
+  /// Channel of a number of the thread.
+  static __device__ int channel_of(int number, const OperandThread& my) {
+    return number / 4 * kChannelGroup + my.row * 4 + number % 4;
+  }
+
+  /// Everything so far weighs `factor` as much.
+  __device__ void shrink(const float (&factor)[kGroups]) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) total[group][i] *= factor[group];
+#pragma unroll
+      for (int i = 0; i < 4 * kSteps; ++i) products_[group][i / 4][i % 4] *= factor[group];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) zeros_[group][i] *= factor[group];
+    }
+  }
+
+  /// Adds an item of f16 rows, of which `rows` are there.
+  __device__ void add_rows(const std::byte* values, int rows, const ItemWeights<kGroups>& weights,
+                           const OperandThread& my) {
+#pragma unroll
+    for (int tile = 0; tile < kItemTiles; ++tile) {
+      add_row_tile(values, tile * kTileSlots, rows, weights.of[tile], my);
+    }
+  }
+
+  /// Adds an item of codes in shared memory.
+  ///   meta    kToken32: (32, 4) halves of scales, then of zero points, in shared memory
+  ///   of_row  kToken: scale and zero point of the item's row `warp_lane` as two halves
+  template <Scaled kScaled>
+  __device__ void add_codes(const std::byte* codes, const std::byte* meta, uint32_t of_row,
+                            const ItemWeights<kGroups>& weights, const OperandThread& my) {
+#pragma unroll
+    for (int tile = 0; tile < kItemTiles; ++tile) {
+      uint32_t scales[4] = {};
+#pragma unroll
+      for (int i = 0; i < 4 && kScaled == Scaled::kToken; ++i) {
+        scales[i] = __shfl_sync(kAll, of_row, tile * kTileSlots + my.quarter + 4 * i);
+      }
+      add_code_tile<kScaled>(codes + tile * kTileSlots * V::kStride, meta + tile * kTileSlots * 8,
+                             scales, weights.of[tile], my);
+    }
+  }
+
+  /// Brings the products of what was added to `total`: `down` undoes the raise of weights.
+  __device__ void finish(Scaled scaled, float down, const OperandThread& my) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const float sum = scaled == Scaled::kNot ? 0.0f : zeros_[group][0] + zeros_[group][1];
+#pragma unroll
+      for (int g = 0; g < kChannelGroups; ++g) {
+        float zero = sum;
+        if (scaled == Scaled::kToken32) zero = __shfl_sync(kAll, sum, g * 4 + my.quarter);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float power = scaled == Scaled::kNot ? 1.0f : power_of(i);
+          total[group][4 * g + i] += (product(group, 4 * g + i) * power + zero) * down;
+        }
+      }
+    }
+    clear();
+  }
+
+  /// The same of values that were scaled by channel.
+  ///   scales, zeros  (128,) halves in shared memory
+  __device__ void finish_channels(float down, const PackedFormat& format, const std::byte* scales,
+                                  const std::byte* zeros, const OperandThread& my) {
+    const PackedSection& section = format.section[0];
+#pragma unroll
+    for (int g = 0; g < kChannelGroups; ++g) {
+      const int first = g * kChannelGroup + my.row * 4;
+      const uint2 s = *reinterpret_cast<const uint2*>(scales + 2 * first);
+      const float2 low = two_floats(s.x);
+      const float2 high = two_floats(s.y);
+      const float scale[4] = {low.x, low.y, high.x, high.y};
+      float zero[4];
+      if (section.zero_stored) {
+        const uint2 z = *reinterpret_cast<const uint2*>(zeros + 2 * first);
+        const float2 zero_low = two_floats(z.x);
+        const float2 zero_high = two_floats(z.y);
+        zero[0] = zero_low.x, zero[1] = zero_low.y, zero[2] = zero_high.x, zero[3] = zero_high.y;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) zero[i] = section.offset * scale[i];
+      }
+      const float slope = section.slope * down;
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const float sum = (zeros_[group][0] + zeros_[group][1]) * down;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          total[group][4 * g + i] +=
+              scale[i] * (product(group, 4 * g + i) * (power_of(i) * slope)) + zero[i] * sum;
+        }
+      }
+    }
+    clear();
+  }
+
+  float total[kGroups][kNumbers] = {};  // of query `quarter`
+
+ private:
+  static __device__ float power_of(int number) {
+    return power_of_two(-Pairs::exponent(number % 4 % Pairs::kPairs));
+  }
+  __device__ float product(int group, int number) const {
+    const float(&four)[4] = products_[group][number / 2];
+    return four[2 * (number % 2)] + four[2 * (number % 2) + 1];
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+      for (int i = 0; i < 4 * kSteps; ++i) products_[group][i / 4][i % 4] = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) zeros_[group][i] = 0;
+    }
+  }
+
+  __device__ void add_row_tile(const std::byte* values, int first, int rows,
+                               const TileWeights (&weights)[kGroups], const OperandThread& my) {
+    uint2 x[4][kChannelGroups];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = min(first + my.quarter + 4 * i, rows - 1);
+#pragma unroll
+      for (int g = 0; g < kChannelGroups; ++g) {
+        x[i][g] = __ldg(
+            reinterpret_cast<const uint2*>(values + row * (kDim * 2) + g * (kChannelGroup * 2)) +
+            my.row);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint2& first = x[i / 2 * 2][step / 2];
+        const uint2& second = x[i / 2 * 2 + 1][step / 2];
+        a[i] = __byte_perm(step % 2 == 0 ? first.x : first.y, step % 2 == 0 ? second.x : second.y,
+                           i % 2 == 1 ? 0x7632 : 0x5410);
+      }
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        mma(products_[group][step], a[0], a[1], a[2], a[3], weights[group].plain[0],
+            weights[group].plain[1]);
+      }
+    }
+  }
+
+  template <Scaled kScaled>
+  __device__ void add_code_tile(const std::byte* codes, const std::byte* meta,
+                                const uint32_t (&scales)[4], const TileWeights (&weights)[kGroups],
+                                const OperandThread& my) {
+    constexpr int kScales = kScaled == Scaled::kToken32 ? kChannelGroups : 1;
+    uint32_t s[kScales][2];
+    uint32_t z[2];
+    if constexpr (kScaled == Scaled::kToken32) {
+      const auto* of_slots = reinterpret_cast<const uint2*>(meta);
+      const auto* zeros = reinterpret_cast<const uint16_t*>(meta + 8 * kItemSlots);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const int slot = my.quarter + 8 * pair;
+        const uint2 x = of_slots[slot];
+        const uint2 y = of_slots[slot + 4];
+#pragma unroll
+        for (int g = 0; g < kScales; ++g) {
+          s[g][pair] =
+              __byte_perm(g < 2 ? x.x : x.y, g < 2 ? y.x : y.y, g % 2 == 1 ? 0x7632 : 0x5410);
+        }
+        const int group = my.row % kChannelGroups;
+        z[pair] = zeros[slot * kChannelGroups + group] |
+                  static_cast<uint32_t>(zeros[(slot + 4) * kChannelGroups + group]) << 16;
+      }
+    } else if constexpr (kScaled == Scaled::kToken) {
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        s[0][pair] = __byte_perm(scales[2 * pair], scales[2 * pair + 1], 0x5410);
+        z[pair] = __byte_perm(scales[2 * pair], scales[2 * pair + 1], 0x7632);
+      }
+    } else {
+      z[0] = z[1] = 0x3c003c00u;  // ones
+    }
+    uint32_t words[kChannelGroups][2][kWidth == 8 ? 2 : 1];
+#pragma unroll
+    for (int g = 0; g < kChannelGroups; ++g) {
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const std::byte* row = codes + (my.quarter + 8 * pair) * V::kStride;
+        const uint32_t x = V::four(row, g, my.row);
+        const uint32_t y = V::four(row + 4 * V::kStride, g, my.row);
+        words[g][pair][0] = __byte_perm(x, y, 0x5410);
+        if constexpr (kWidth == 8) words[g][pair][1] = __byte_perm(x, y, 0x7632);
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      mma(zeros_[group], z[0], z[0], z[1], z[1], weights[group].plain[0], weights[group].plain[1]);
+    }
+#pragma unroll
+    for (int g = 0; g < kChannelGroups; ++g) {
+      uint32_t b[kGroups][2];
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          if constexpr (kScaled == Scaled::kChannel) {
+            b[group][pair] = weights[group].plain[pair];
+          } else {
+            b[group][pair] = weights[group].times(s[g % kScales][pair], pair);
+          }
+        }
+      }
+#pragma unroll
+      for (int step = 2 * g; step < 2 * g + 2; ++step) {
+        uint32_t a[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int code = (2 * step + i % 2) % 4;
+          const bool upper = kWidth == 8 && code >= 2;
+          a[i] = Pairs::halves(words[g][i / 2][upper ? 1 : 0], upper ? code - 2 : code);
+        }
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          mma(products_[group][step], a[0], a[1], a[2], a[3], b[group][0], b[group][1]);
+        }
+      }
+    }
+  }
+
+  float products_[kGroups][kSteps][4] = {};
+  /// Sums of weights times zero points, or of weights (kChannel). Rows are equal, but for kToken32:
+  /// row r has those of group r % 4.
+  float zeros_[kGroups][4] = {};
+};
+
+}  // namespace kvlm::cuda::packed
