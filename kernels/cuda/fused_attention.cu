@@ -22,8 +22,13 @@ struct FusedPair {
   void (*launch)(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 };
 
-template <class C>
+template <class C, Scaled kScaled>
 bool is_read_by(const PackedFormat& format) {
+  const bool grouped = format.axis == ScaleAxis::kToken && format.group_size == kChannelGroup;
+  if ((format.axis == ScaleAxis::kChannel) != (kScaled == Scaled::kChannel) ||
+      grouped != (kScaled == Scaled::kToken32)) {
+    return false;
+  }
   if (format.sections != static_cast<int>(C::kSections.size())) return false;
   for (size_t i = 0; i < C::kSections.size(); ++i) {
     if (format.section[i].code != C::kSections[i].code ||
@@ -34,8 +39,9 @@ bool is_read_by(const PackedFormat& format) {
   return true;
 }
 
-#define KVLM_PAIR(K, V) \
-  FusedPair{is_read_by<codecs::K>, is_read_by<codecs::V>, launch_fused<codecs::K, codecs::V>},
+#define KVLM_PAIR(K, KEYS, V, VALUES)                                                   \
+  FusedPair{is_read_by<codecs::K, Scaled::KEYS>, is_read_by<codecs::V, Scaled::VALUES>, \
+            launch_fused<codecs::K, Scaled::KEYS, codecs::V, Scaled::VALUES>},
 constexpr std::array kPairs{KVLM_FUSED_PAIRS(KVLM_PAIR)};
 #undef KVLM_PAIR
 

@@ -8,6 +8,13 @@
 // of a lane by one block of threads, then one kernel that merges the splits.
 namespace kvlm::cuda::packed {
 
+/// How codes are scaled.
+enum class Scaled {
+  kChannel,  ///< by channel, alike for the rows of a block
+  kToken,    ///< by one number a row, or by one for all (ScaleAxis::kHead)
+  kToken32,  ///< by one number for each 32 channels of a row
+};
+
 /// What the launches of a layer share beside AttendArgs.
 struct FusedArgs {
   float2* ends;  // (lanes, splits, q_per_kv) maximum and sum of every split, in units of log2

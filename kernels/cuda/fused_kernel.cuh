@@ -53,10 +53,11 @@ struct StageOf {
   }
 
   /// Begins to copy the scales and zero points of channels, or of groups of the item's rows.
-  __device__ void copy_meta(const Spot& spot, int rows, Scaled scaled, const PackedFormat& format) {
+  template <Scaled kScaled>
+  __device__ void copy_meta(const Spot& spot, int rows, const PackedFormat& format) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
-    if (scaled == Scaled::kChannel) {
+    if constexpr (kScaled == Scaled::kChannel) {
       if (lane < 16) {
         copy_async(to + lane * 16, spot.scales + lane * 16);
       } else {
@@ -66,7 +67,7 @@ struct StageOf {
                                                                    : 0);
         if ((lane - 16) * 8 < zeros) copy_async(to + lane * 16, spot.zeros + (lane - 16) * 16);
       }
-    } else if (scaled == Scaled::kToken32) {
+    } else if constexpr (kScaled == Scaled::kToken32) {
       const int bytes = lane < rows ? 8 : 0;
       const int64_t from = bytes > 0 ? static_cast<int64_t>(spot.row + lane) * 8 : 0;
       asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + lane * 8),
@@ -211,12 +212,12 @@ constexpr int kStagesBytes = static_cast<int>(kWarps * 2 *
 template <class K, int kGroups>
 constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
 
-template <class K, class V, int kGroups>
+template <class K, Scaled kKeys, class V, Scaled kValues, int kGroups>
 __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
     attend_split(AttendArgs args, FusedArgs fused) {
   using Source = QuerySource<K, kGroups>;
   extern __shared__ uint4 dynamic[];
-  __shared__ FusedRun runs[kMostFusedRuns];
+  __shared__ DeviceRun runs[kMostFusedRuns];
   let_next_start();
   wait_for_earlier();
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
   const OperandThread my;
 
   if (static_cast<int>(threadIdx.x) < run_count) {
-    runs[threadIdx.x].take(args, lane.first_keys + static_cast<int>(threadIdx.x));
+    runs[threadIdx.x] = run_of(args, lane.first_keys + static_cast<int>(threadIdx.x));
   }
   if constexpr (requires { K::prepare(); }) K::prepare();
   if constexpr (requires { V::prepare(); }) V::prepare();
@@ -242,13 +243,12 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
   for (int i = 0; i < fused.sources; ++i) {
     int met = -1;  // a run of keys that meets these queries, a packed one if there is one
     for (int run = 0; run < key_runs; ++run) {
-      if (runs[run].run.source != i) continue;
-      if (met < 0 || runs[met].scaled == Scaled::kNot) met = run;
+      if (runs[run].source != i) continue;
+      if (met < 0 || runs[met].rows != nullptr) met = run;
     }
     if (met < 0) continue;
-    const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane.q;
-    source_at(i).fill(q, runs[met].scaled == Scaled::kToken32, args.q_per_kv, first_query,
-                      args.scale);
+    const float* q = runs[met].q != nullptr ? runs[met].q : lane.q;
+    source_at(i).fill(q, kKeys == Scaled::kToken32, args.q_per_kv, first_query, args.scale);
   }
   __syncthreads();
   std::byte* stages_at = bytes + fused.sources * kSourceBytes<K, kGroups>;
@@ -262,31 +262,36 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
   const int warp_first = first + my.warp * warp_slots;
   Items items(args, runs, key_runs, warp_first, min(warp_first + warp_slots, lane.slots));
 
-  const std::byte* folded = nullptr;  // scales that are in `keys`
-  const std::byte* copied = nullptr;  // and that were copied last
-  int taken = -1;                     // run of keys whose queries `keys` has
-  int added = -1;                     // run whose values have not been finished
-  float up = kWeightUp;               // and the raise of their weights
+  const std::byte* folded = nullptr;                  // scales that are in `keys`
+  const std::byte* copied = nullptr;                  // and that were copied last
+  int taken = -1;                                     // run of keys whose queries `keys` has
+  enum { kNothing, kRows, kCodes } added = kNothing;  // what values have not been finished
+  float up = kWeightUp;                               // and the raise of their weights
   uint32_t next_key_meta = 0;
   uint32_t next_value_meta = 0;
+  const auto finish = [&] {
+    if (added == kRows) {
+      values.finish_rows(1 / up);
+    } else if constexpr (kValues != Scaled::kChannel) {
+      values.template finish_codes<kValues>(1 / up, my);
+    }
+  };
   const auto begin = [&](const Item& item, Stage<K, V>& stage) {
-    if (const Scaled scaled = runs[item.key_run].scaled; scaled != Scaled::kNot) {
-      const DeviceRun& run = runs[item.key_run].run;
+    if (const DeviceRun& run = runs[item.key_run]; run.rows == nullptr) {
       stage.keys.copy_codes(item.keys, item.rows);
-      if (scaled == Scaled::kToken) {
+      if constexpr (kKeys == Scaled::kToken) {
         next_key_meta = row_meta(args, run, item.keys, item.rows);
-      } else if (scaled == Scaled::kToken32 || item.keys.scales != copied) {
-        stage.keys.copy_meta(item.keys, item.rows, scaled, args.formats[run.format]);
+      } else if (kKeys == Scaled::kToken32 || item.keys.scales != copied) {
+        stage.keys.template copy_meta<kKeys>(item.keys, item.rows, args.formats[run.format]);
         copied = item.keys.scales;
       }
     }
-    if (const Scaled scaled = runs[item.value_run].scaled; scaled != Scaled::kNot) {
-      const DeviceRun& run = runs[item.value_run].run;
+    if (const DeviceRun& run = runs[item.value_run]; run.rows == nullptr) {
       stage.values.copy_codes(item.values, item.rows);
-      if (scaled == Scaled::kToken) {
+      if constexpr (kValues == Scaled::kToken) {
         next_value_meta = row_meta(args, run, item.values, item.rows);
       } else {
-        stage.values.copy_meta(item.values, item.rows, scaled, args.formats[run.format]);
+        stage.values.template copy_meta<kValues>(item.values, item.rows, args.formats[run.format]);
       }
     }
   };
@@ -305,31 +310,26 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
     __syncwarp();
 
     Scores<kGroups> scores;
-    const DeviceRun& key_run = runs[item.key_run].run;
+    const DeviceRun& key_run = runs[item.key_run];
     const Source& source = source_at(key_run.source);
-    const Scaled scaled_keys = runs[item.key_run].scaled;
-    if (scaled_keys == Scaled::kChannel) {
+    const std::byte* key_codes = stage.keys.rows(item.keys);
+    if (key_run.rows != nullptr) {
+      if (item.key_run != taken) keys.take_natural(source, my);
+      folded = nullptr;
+      keys.score_rows(item.keys.codes + static_cast<int64_t>(item.keys.row) * (kDim * 2), item.rows,
+                      my, scores);
+    } else if constexpr (kKeys == Scaled::kChannel) {
       if (item.keys.scales != folded) {
         keys.fold(source, args.formats[key_run.format], stage.keys.meta, stage.keys.meta + 256, my);
         folded = item.keys.scales;
       }
-      keys.template score_codes<false>(stage.keys.rows(item.keys), source, 0, my, scores);
+      keys.template score_codes<false>(key_codes, source, 0, my, scores);
     } else {
-      if (item.key_run != taken) {
-        folded = nullptr;
-        if (scaled_keys == Scaled::kNot) {
-          keys.take_natural(source, my);
-        } else {
-          keys.take_coded(source, my);
-        }
-      }
-      if (scaled_keys == Scaled::kNot) {
-        keys.score_rows(item.keys.codes + static_cast<int64_t>(item.keys.row) * (kDim * 2),
-                        item.rows, my, scores);
-      } else if (scaled_keys == Scaled::kToken) {
-        keys.template score_codes<true>(stage.keys.rows(item.keys), source, key_meta, my, scores);
+      if (item.key_run != taken) keys.take_coded(source, my);
+      if constexpr (kKeys == Scaled::kToken) {
+        keys.template score_codes<true>(key_codes, source, key_meta, my, scores);
       } else {
-        keys.score_grouped(stage.keys.rows(item.keys), stage.keys.meta, source, my, scores);
+        keys.score_grouped(key_codes, stage.keys.meta, source, my, scores);
       }
     }
     taken = item.key_run;
@@ -345,42 +345,37 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
     float factor[kGroups];
     if (softmax.weigh(scores, factor)) values.shrink(factor);
 
-    const Scaled scaled = runs[item.value_run].scaled;
+    const DeviceRun& value_run = runs[item.value_run];
+    const bool coded = value_run.rows == nullptr;
     bool large = false;
-    if (scaled == Scaled::kToken) {
-      large = fabsf(two_floats(value_meta).x) >= kLargeScale;
-    } else if (scaled == Scaled::kToken32) {
+    if constexpr (kValues == Scaled::kToken) {
+      large = coded && fabsf(two_floats(value_meta).x) >= kLargeScale;
+    } else if constexpr (kValues == Scaled::kToken32) {
       const uint2 s = reinterpret_cast<const uint2*>(stage.values.meta)[threadIdx.x % 32];
       const __half2 x = __habs2(*reinterpret_cast<const __half2*>(&s.x));
       const __half2 most = __hmax2(x, __habs2(*reinterpret_cast<const __half2*>(&s.y)));
-      large = fmaxf(__low2float(most), __high2float(most)) >= kLargeScale;
+      large = coded && fmaxf(__low2float(most), __high2float(most)) >= kLargeScale;
     }
     const float raise = __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp;
-    if (added >= 0 && (added != item.value_run || raise != up)) {
-      values.finish(runs[added].scaled, 1 / up, my);
-    }
-    added = item.value_run;
+    if (added != kNothing && (added != (coded ? kCodes : kRows) || raise != up)) finish();
+    added = coded ? kCodes : kRows;
     up = raise;
     const ItemWeights<kGroups> weights(scores, up, part, my);
-    if (scaled == Scaled::kToken32) {
-      values.template add_codes<Scaled::kToken32>(stage.values.rows(item.values), stage.values.meta,
-                                                  0, weights, my);
-    } else if (scaled == Scaled::kToken) {
-      values.template add_codes<Scaled::kToken>(stage.values.rows(item.values), nullptr, value_meta,
-                                                weights, my);
-    } else if (scaled == Scaled::kChannel) {
-      values.template add_codes<Scaled::kChannel>(stage.values.rows(item.values), nullptr, 0,
-                                                  weights, my);
-      values.finish_channels(1 / up, args.formats[runs[added].run.format], stage.values.meta,
-                             stage.values.meta + 256, my);
-      added = -1;  // the next item may have other scales
+    if (coded) {
+      values.template add_codes<kValues>(stage.values.rows(item.values), stage.values.meta,
+                                         value_meta, weights, my);
+      if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
+        values.finish_channels(1 / up, args.formats[value_run.format], stage.values.meta,
+                               stage.values.meta + 256, my);
+        added = kNothing;
+      }
     } else {
       values.add_rows(item.values.codes + static_cast<int64_t>(item.values.row) * (kDim * 2),
                       item.rows, weights, my);
     }
     __syncwarp();  // the stage has been read
   }
-  if (added >= 0) values.finish(runs[added].scaled, 1 / up, my);
+  if (added != kNothing) finish();
 
   __syncthreads();
   write_split(args, fused,
@@ -388,18 +383,18 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
               first_query, reinterpret_cast<float*>(stages_at), softmax, values, my);
 }
 
-/// How a pair of codecs is launched.
-template <class K, class V>
+/// Launches the kernel of a pair of codecs (fused_table.h).
+template <class K, Scaled kKeys, class V, Scaled kValues>
 void launch_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
   const auto with = [&](auto constant) {
     constexpr int kGroups = decltype(constant)::value;
     const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.splits),
                     static_cast<unsigned>(ceil_div(args.q_per_kv, kGroups * kGroupQueries)));
     const int bytes = fused.sources * kSourceBytes<K, kGroups> + kStagesBytes<K, V, kGroups>;
-    check(cudaFuncSetAttribute(attend_split<K, V, kGroups>,
+    check(cudaFuncSetAttribute(attend_split<K, kKeys, V, kValues, kGroups>,
                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "attend_packed");
-    launch_early("attend_packed", attend_split<K, V, kGroups>, grid, kThreads,
+    launch_early("attend_packed", attend_split<K, kKeys, V, kValues, kGroups>, grid, kThreads,
                  static_cast<size_t>(bytes), stream, args, fused);
   };
   if (args.q_per_kv <= kGroupQueries) {

@@ -18,31 +18,6 @@ VLM_HD constexpr int fused_split_slots(int slots) {
 constexpr int kItemSlots = 32;
 constexpr int kItemTiles = kItemSlots / kTileSlots;
 
-/// How numbers are scaled.
-enum class Scaled {
-  kNot,      ///< f16 rows
-  kChannel,  ///< by channel, alike for the rows of a block
-  kToken,    ///< by one number a row, or by one for all (ScaleAxis::kHead)
-  kToken32,  ///< by one number for each 32 channels of a row
-};
-
-/// A run of the lane, in shared memory.
-struct FusedRun {
-  DeviceRun run;
-  Scaled scaled;
-
-  __device__ void take(const AttendArgs& args, int index) {
-    run = run_of(args, index);
-    scaled = Scaled::kNot;
-    if (run.rows != nullptr) return;
-    const PackedFormat& format = args.formats[run.format];
-    const bool groups = format.axis == ScaleAxis::kToken && format.group_size == kChannelGroup;
-    scaled = format.axis == ScaleAxis::kChannel ? Scaled::kChannel
-             : groups                           ? Scaled::kToken32
-                                                : Scaled::kToken;
-  }
-};
-
 /// Where the rows from a slot on lie: codes (or f16 numbers), and what scales them.
 struct Spot {
   const std::byte* codes;   // of the block's first row
@@ -83,7 +58,7 @@ struct Item {
 /// Walks over the items of a warp, one behind the other.
 class Items {
  public:
-  __device__ Items(const AttendArgs& args, const FusedRun* runs, int key_runs, int first, int last)
+  __device__ Items(const AttendArgs& args, const DeviceRun* runs, int key_runs, int first, int last)
       : args_(args), runs_(runs), slot_(first), last_(last) {
     item.rows = 0;
     if (first >= last) return;
@@ -110,14 +85,14 @@ class Items {
     item.rows = min(min(item.keys.left, item.values.left), min(last_ - slot_, kItemSlots));
   }
   __device__ void find(int& at, Spot& spot) {
-    while (slot_ >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
-    spot = find_spot(args_, runs_[at].run, slot_);
+    while (slot_ >= runs_[at].first_slot + runs_[at].slots) ++at;
+    spot = find_spot(args_, runs_[at], slot_);
   }
   __device__ void advance(int& at, Spot& spot) {
     spot.row += item.rows;
     spot.left -= item.rows;
     if (spot.left > 0) return;
-    const DeviceRun& run = runs_[at].run;
+    const DeviceRun& run = runs_[at];
     const int left = run.first_slot + run.slots - slot_;
     if (left <= 0 || run.block_rows == 0) return find(at, spot);
     spot.codes += run.code_stride;
@@ -128,7 +103,7 @@ class Items {
   }
 
   const AttendArgs& args_;
-  const FusedRun* runs_;  // of keys, then of values
+  const DeviceRun* runs_;  // of keys, then of values
   int slot_;
   int last_;
 };

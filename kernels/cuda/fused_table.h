@@ -9,21 +9,27 @@
 #include "kernels/codecs/trit5.h"
 #include "kernels/cuda/fused_attention.h"
 
-// The pairs of codecs, of keys and of values, that have a kernel of the fused decode attention.
-// Each is instantiated in a file of its own, kernels/cuda/fused/KEYS_VALUES.cu, so that they
-// compile side by side.
-#define KVLM_FUSED_PAIRS(PAIR) \
-  PAIR(Bits1, Bits1)           \
-  PAIR(Bits2, Bits1)           \
-  PAIR(Bits2, Bits2)           \
-  PAIR(Bits3, Bits3)           \
-  PAIR(Bits4, Bits4)           \
-  PAIR(Bits8, Bits8)           \
-  PAIR(Bits21, Trit5)
+// The pairs of codecs, of keys and of values, that have a kernel of the fused decode attention, and
+// how either is scaled. Each is instantiated in kernels/cuda/fused/, in a file for each codec of
+// keys, so that they compile side by side.
+#define KVLM_FUSED_PAIRS(PAIR)                      \
+  PAIR(Bits1, kChannel, Bits1, kToken32) /* kivi */ \
+  PAIR(Bits2, kChannel, Bits1, kToken32)            \
+  PAIR(Bits2, kChannel, Bits2, kToken32)            \
+  PAIR(Bits3, kChannel, Bits3, kToken32)            \
+  PAIR(Bits4, kChannel, Bits4, kToken32)            \
+  PAIR(Bits8, kChannel, Bits8, kToken32)            \
+  PAIR(Bits1, kToken, Bits1, kToken)                \
+  PAIR(Bits2, kToken, Bits2, kToken)                \
+  PAIR(Bits4, kToken, Bits4, kToken)                \
+  PAIR(Bits8, kToken, Bits8, kToken)                \
+  PAIR(Bits2, kToken32, Bits2, kToken32)            \
+  PAIR(Bits8, kChannel, Bits8, kChannel)            \
+  PAIR(Bits21, kChannel, Trit5, kChannel)
 
 namespace kvlm::cuda::packed {
 
-template <class K, class V>
+template <class K, Scaled kKeys, class V, Scaled kValues>
 void launch_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

@@ -110,19 +110,30 @@ class Values {
     }
   }
 
-  /// Brings the products of what was added to `total`: `down` undoes the raise of weights.
-  __device__ void finish(Scaled scaled, float down, const OperandThread& my) {
+  /// Brings the products of f16 rows that were added to `total`: `down` undoes the raise of
+  /// weights.
+  __device__ void finish_rows(float down) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      const float sum = scaled == Scaled::kNot ? 0.0f : zeros_[group][0] + zeros_[group][1];
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) total[group][i] += product(group, i) * down;
+    }
+    clear();
+  }
+
+  /// The same of codes that were scaled by row.
+  template <Scaled kScaled>
+  __device__ void finish_codes(float down, const OperandThread& my) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const float sum = zeros_[group][0] + zeros_[group][1];
 #pragma unroll
       for (int g = 0; g < kChannelGroups; ++g) {
         float zero = sum;
-        if (scaled == Scaled::kToken32) zero = __shfl_sync(kAll, sum, g * 4 + my.quarter);
+        if (kScaled == Scaled::kToken32) zero = __shfl_sync(kAll, sum, g * 4 + my.quarter);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float power = scaled == Scaled::kNot ? 1.0f : power_of(i);
-          total[group][4 * g + i] += (product(group, 4 * g + i) * power + zero) * down;
+          total[group][4 * g + i] += (product(group, 4 * g + i) * power_of(i) + zero) * down;
         }
       }
     }

@@ -1,9 +1,0 @@
-#include "kernels/codecs/bits2.h"
-#include "kernels/cuda/fused_kernel.cuh"
-
-namespace kvlm::cuda::packed {
-
-template void launch_fused<codecs::Bits2, codecs::Bits2>(const AttendArgs&, const FusedArgs&,
-                                                         Stream&);
-
-}  // namespace kvlm::cuda::packed
