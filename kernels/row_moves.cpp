@@ -35,6 +35,30 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
   cpu::widen_rows(rows, dtype, dim, out, stream);
 }
 
+void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
+                  Stream& stream) {
+  if (ranges.empty()) return;
+  check("widen_ranges", dtype, dim, out != nullptr);
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::widen_ranges(ranges, dtype, dim, out, stream);
+  }
+  cpu::widen_ranges(ranges, dtype, dim, out, stream);
+}
+
+void copy_ranges(std::span<const ByteRange> ranges, Stream& stream) {
+  if (ranges.empty()) return;
+  for (const ByteRange& range : ranges) {
+    if (range.bytes > 0 && (range.from == nullptr || range.to == nullptr)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("copy_ranges: a range of {} bytes lacks where they are or where "
+                              "they go; give it both",
+                              range.bytes));
+    }
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::copy_ranges(ranges, stream);
+  cpu::copy_ranges(ranges, stream);
+}
+
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,
                  Stream& stream) {
   if (rows.empty()) return;

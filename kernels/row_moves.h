@@ -17,6 +17,27 @@ namespace kvlm {
 void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, float* out,
                 Stream& stream);
 
+/// Rows that lie side by side.
+struct RowRange {
+  const std::byte* from = nullptr;  ///< (rows, dim)
+  int rows = 0;
+};
+
+/// widen_rows() of the rows of every range, one after the other.
+void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
+                  Stream& stream);
+
+/// Bytes and where they go.
+struct ByteRange {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  size_t bytes = 0;
+};
+
+/// Copies ranges that do not overlap, on the stream's device. Asynchronous on CUDA. Throws
+/// Error{kInvalidArgument} for a range without memory.
+void copy_ranges(std::span<const ByteRange> ranges, Stream& stream);
+
 /// Row i = x[i,:], rounded to `dtype`, ties to even: widen_rows() the other way.
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,
                  Stream& stream);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/blocks.h"
 #include "kernels/cpu/elementwise.h"
@@ -17,6 +18,35 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
                        width);
     }
   });
+}
+
+void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
+                  Stream& stream) {
+  const auto width = static_cast<size_t>(dim);
+  std::vector<size_t> first;
+  size_t rows = 0;
+  for (const RowRange& range : ranges) {
+    first.push_back(rows);
+    rows += static_cast<size_t>(range.rows);
+  }
+  for_blocks(stream, ranges.size(), rows / ranges.size() * width, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      convert_elements(reinterpret_cast<std::byte*>(out + first[i] * width), DType::kF32,
+                       ranges[i].from, dtype, static_cast<size_t>(ranges[i].rows) * width);
+    }
+  });
+}
+
+void copy_ranges(std::span<const ByteRange> ranges, Stream& stream) {
+  size_t bytes = 0;
+  for (const ByteRange& range : ranges) bytes += range.bytes;
+  for_blocks(stream, ranges.size(), bytes / ranges.size() / sizeof(float),
+             [&](size_t begin, size_t end) {
+               for (size_t i = begin; i < end; ++i) {
+                 if (ranges[i].bytes == 0) continue;
+                 std::memcpy(ranges[i].to, ranges[i].from, ranges[i].bytes);
+               }
+             });
 }
 
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_moves.h"
@@ -15,6 +16,55 @@ __global__ void widen(const std::byte* const* rows, int dim, float* out) {
   const T* row = reinterpret_cast<const T*>(rows[blockIdx.x]);
   float* to = out + static_cast<int64_t>(blockIdx.x) * dim;
   for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) to[i] = load_float(row[i]);
+}
+
+/// Rows that lie side by side, and which rows of the floats they become.
+struct DeviceRange {
+  const std::byte* from;
+  int rows;
+  int first;
+};
+
+constexpr int kRangeRows = 16;  // of a block
+
+/// Block (range, rows).
+template <class T>
+__global__ void widen_range(const DeviceRange* ranges, int dim, float* out) {
+  const DeviceRange range = ranges[blockIdx.x];
+  const int first = static_cast<int>(blockIdx.y) * kRangeRows;
+  const int count = min(kRangeRows, range.rows - first) * dim;
+  const T* from = reinterpret_cast<const T*>(range.from) + static_cast<int64_t>(first) * dim;
+  float* to = out + static_cast<int64_t>(range.first + first) * dim;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) to[i] = load_float(from[i]);
+}
+
+constexpr int kCopied = 16 * 1024;  // bytes of a block
+
+template <class Unit>
+__device__ void copy_units(const std::byte* from, std::byte* to, int bytes) {
+  for (int i = static_cast<int>(threadIdx.x); i < bytes / static_cast<int>(sizeof(Unit));
+       i += kThreads) {
+    reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
+  }
+}
+
+/// Block (range, bytes).
+__global__ void copy_range(const ByteRange* ranges) {
+  const ByteRange range = ranges[blockIdx.x];
+  const size_t first = static_cast<size_t>(blockIdx.y) * kCopied;
+  if (first >= range.bytes) return;
+  const std::byte* from = range.from + first;
+  std::byte* to = range.to + first;
+  const auto bytes = static_cast<int>(min(range.bytes - first, static_cast<size_t>(kCopied)));
+  const auto all = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) |
+                   static_cast<uintptr_t>(bytes);
+  if (all % sizeof(int4) == 0) {
+    copy_units<int4>(from, to, bytes);
+  } else if (all % sizeof(short) == 0) {
+    copy_units<short>(from, to, bytes);
+  } else {
+    copy_units<char>(from, to, bytes);
+  }
 }
 
 template <class T>
@@ -85,6 +135,41 @@ void widen_rows(std::span<const std::byte* const> rows, DType dtype, int dim, fl
         <<<static_cast<unsigned>(rows.size()), kThreads, 0, native(stream)>>>(on_device, dim, out);
   });
   check_launch("widen_rows");
+}
+
+void widen_ranges(std::span<const RowRange> ranges, DType dtype, int dim, float* out,
+                  Stream& stream) {
+  static thread_local std::vector<DeviceRange> made;
+  made.clear();
+  int rows = 0;
+  int most = 0;
+  for (const RowRange& range : ranges) {
+    made.push_back({range.from, range.rows, rows});
+    rows += range.rows;
+    most = std::max(most, range.rows);
+  }
+  if (most == 0) return;
+  const auto* on_device = reinterpret_cast<const DeviceRange*>(
+      stream.queue().upload(made.data(), made.size() * sizeof(DeviceRange)));
+  const dim3 grid(static_cast<unsigned>(made.size()),
+                  static_cast<unsigned>(ceil_div(most, kRangeRows)));
+  with_type(dtype, [&](auto* type) {
+    using T = typename TypeOf<decltype(type)>::Type;
+    widen_range<T><<<grid, kThreads, 0, native(stream)>>>(on_device, dim, out);
+  });
+  check_launch("widen_ranges");
+}
+
+void copy_ranges(std::span<const ByteRange> ranges, Stream& stream) {
+  size_t most = 0;
+  for (const ByteRange& range : ranges) most = std::max(most, range.bytes);
+  if (most == 0) return;
+  const auto* on_device =
+      reinterpret_cast<const ByteRange*>(stream.queue().upload(ranges.data(), ranges.size_bytes()));
+  const dim3 grid(static_cast<unsigned>(ranges.size()),
+                  static_cast<unsigned>(ceil_div(static_cast<int64_t>(most), kCopied)));
+  copy_range<<<grid, kThreads, 0, native(stream)>>>(on_device);
+  check_launch("copy_ranges");
 }
 
 void narrow_rows(std::span<std::byte* const> rows, DType dtype, int dim, const float* x,

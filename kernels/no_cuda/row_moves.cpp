@@ -8,6 +8,12 @@ void widen_rows(std::span<const std::byte* const>, DType, int, float*, Stream&) 
   refuse("widen_rows");
 }
 
+void widen_ranges(std::span<const RowRange>, DType, int, float*, Stream&) {
+  refuse("widen_ranges");
+}
+
+void copy_ranges(std::span<const ByteRange>, Stream&) { refuse("copy_ranges"); }
+
 void narrow_rows(std::span<std::byte* const>, DType, int, const float*, Stream&) {
   refuse("narrow_rows");
 }

@@ -1,12 +1,10 @@
 // Prompt rows on their way into storage. Two kinds of quantizers pack them: one packs all rows of
 // its scope, once, in one block or one for each picture (pack_once); the others pack the oldest
-// rows, as their flush rule says, and leave the newest full (pack_oldest).
+// rows, as their flush rule says (pack_oldest).
 #include "kvcache/engine/prompt_packer.h"
 
 #include <algorithm>
 #include <numeric>
-
-#include "kernels/row_moves.h"
 
 namespace kvlm {
 
@@ -57,24 +55,16 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
   }
 }
 
-/// Packs the oldest rows of a store as its quantizer's flush rule says; the others stay full rows.
+/// Packs the oldest rows of a store as its quantizer's flush rule says.
 void PromptPacker::pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                                const KeptSlots& slots, const KeptRows& rows, Stream& stream) {
+  if (traits_.quantizer(store, layer) == nullptr) return;
   const auto& [keys, values] = rows;
-  const std::vector<int> packed_keys = packed_rows(store, Part::kKeys, layer, slots);
-  const std::vector<int> packed_values = packed_rows(store, Part::kValues, layer, slots);
-  if (traits_.quantizer(store, layer) != nullptr) {
-    pack_keys(state, layer, store, keys, packed_keys, stream);
-    pack_values(sequence, state, layer, store, slots, values, packed_values, stream);
-  }
-  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    StorePlanes& planes = state.heads[h].stores[store];
-    store_full(planes.keys, keys[h], packed_keys[h], stream);
-    store_full(planes.values, values[h], packed_values[h], stream);
-  }
+  pack_keys(state, layer, store, keys, packed_rows(store, Part::kKeys, layer, slots), stream);
+  pack_values(sequence, state, layer, store, slots, values,
+              packed_rows(store, Part::kValues, layer, slots), stream);
 }
 
-/// How many rows of each KV head are packed.
 std::vector<int> PromptPacker::packed_rows(size_t store, Part part, int layer,
                                            const KeptSlots& slots) const {
   std::vector<int> packed(traits_.kv_heads());
@@ -82,7 +72,8 @@ std::vector<int> PromptPacker::packed_rows(size_t store, Part part, int layer,
   if (quantizer == nullptr) return packed;
   const FlushRule& rule = quantizer->plan(part, layer).flush;
   for (size_t h = 0; h < packed.size(); ++h) {
-    packed[h] = rule.packed_after_prompt(static_cast<int>(slots[h].size()));
+    const auto kept = static_cast<int>(slots[h].size());
+    packed[h] = quantizer->visual_only() ? kept : rule.packed_after_prompt(kept);
   }
   return packed;
 }
@@ -144,16 +135,6 @@ void PromptPacker::pack_protected(const Sequence& sequence, LayerState& state, i
   const Quantizer* quantizer = traits_.quantizer(kRest, layer);
   protected_values_.pack(quantizer->plan(Part::kValues, layer), *quantizer->protected_values(),
                          stream);
-}
-
-/// Appends rows from number `from` on as full rows.
-void PromptPacker::store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream) {
-  targets_.clear();
-  for (auto row = static_cast<size_t>(from); row < rows.size() / traits_.dim(); ++row) {
-    targets_.push_back(plane.push_row());
-  }
-  narrow_rows(targets_, traits_.plan().rows, traits_.shape().head_dim,
-              rows.data() + static_cast<size_t>(from) * traits_.dim(), stream);
 }
 
 }  // namespace kvlm

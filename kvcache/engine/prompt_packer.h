@@ -17,17 +17,19 @@ namespace kvlm {
 using KeptSlots = std::vector<std::vector<int32_t>>;
 /// Float rows of every KV head, (rows, head_dim) on the cache's device.
 using FloatRows = std::vector<std::span<float>>;
-/// By Part.
+/// By Part, those that are packed.
 using KeptRows = std::array<FloatRows, 2>;
 
-/// Puts the rows that a prompt leaves into planes, which are empty: packed blocks of the oldest,
-/// full rows behind them (docs/arithmetic.md, "Windows").
+/// Packs the oldest of the rows that a prompt leaves into planes, which are empty
+/// (docs/arithmetic.md, "Windows").
 class PromptPacker {
  public:
   PromptPacker(const CacheTraits& traits, KeyBasisChange& key_basis,
                ProtectedValues& protected_values);
 
-  /// Stores what a layer keeps in a store.
+  /// How many of the rows that each KV head keeps in a store are packed, the oldest.
+  std::vector<int> packed_rows(size_t store, Part part, int layer, const KeptSlots& slots) const;
+  /// Packs these rows of a layer.
   void pack(const Sequence& sequence, LayerState& state, int layer, size_t store,
             const KeptSlots& slots, const KeptRows& rows, Stream& stream);
   /// Forgets what a step that has failed has left.
@@ -38,7 +40,6 @@ class PromptPacker {
                  const KeptRows& rows, Stream& stream);
   void pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                    const KeptSlots& slots, const KeptRows& rows, Stream& stream);
-  std::vector<int> packed_rows(size_t store, Part part, int layer, const KeptSlots& slots) const;
   void pack_keys(LayerState& state, int layer, size_t store, const FloatRows& keys,
                  std::span<const int> packed, Stream& stream);
   void pack_keys_in_basis(LayerState& state, int layer, size_t store, const FloatRows& keys,
@@ -49,13 +50,11 @@ class PromptPacker {
   void pack_protected(const Sequence& sequence, LayerState& state, int layer,
                       const KeptSlots& slots, const FloatRows& values, std::span<const int> packed,
                       Stream& stream);
-  void store_full(Plane& plane, std::span<const float> rows, int from, Stream& stream);
 
   const CacheTraits& traits_;
   KeyBasisChange& key_basis_;
   ProtectedValues& protected_values_;
   PackQueue queue_;
-  std::vector<std::byte*> targets_;
 };
 
 }  // namespace kvlm

@@ -33,6 +33,17 @@ const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t hea
   return selection.slots[selection.slots.size() > 1 ? head : 0];
 }
 
+/// Calls body(first, count) for the ranges that ascending rows make up.
+template <class Body>
+void for_ranges(std::span<const int32_t> rows, const Body& body) {
+  for (size_t begin = 0; begin < rows.size();) {
+    size_t end = begin + 1;
+    while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
+    body(static_cast<size_t>(rows[begin]), static_cast<int>(end - begin));
+    begin = end;
+  }
+}
+
 }  // namespace
 
 PromptStage::PromptStage(const CacheTraits& traits, const SequenceStore& store,
@@ -226,10 +237,18 @@ void PromptStage::finish_layer(Sequence& sequence, int layer, const LayerSelecti
   }
   store_.place(sequence, layer, counts, selection.forget);
   merge_dropped(sequence, layer, selection, stream);
-  const std::array<KeptRows, kStores> rows = kept_rows(sequence, layer, slots, stream);
+  std::array<PackedCounts, kStores> packed;
+  for (size_t store = 0; store < kStores; ++store) {
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      packed[store][static_cast<size_t>(part)] =
+          packer_.packed_rows(store, part, layer, slots[store]);
+    }
+  }
+  const std::array<KeptRows, kStores> rows = packed_rows(sequence, layer, slots, packed, stream);
   for (size_t store = 0; store < kStores; ++store) {
     packer_.pack(sequence, state, layer, store, slots[store], rows[store], stream);
   }
+  copy_full(sequence, state, layer, slots, packed, stream);
   begin_weights(sequence, layer, slots, stream);
   rotate_sinks(sequence, state, selection, stream);
 }
@@ -292,33 +311,59 @@ void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
   narrow_rows(targets_, traits_.plan().rows, dim, merged, stream);
 }
 
-/// The rows that a layer keeps in each store, as floats, for the time of this call's caller.
-std::array<KeptRows, kStores> PromptStage::kept_rows(const Sequence& sequence, int layer,
-                                                     std::span<const KeptSlots> slots,
-                                                     Stream& stream) {
+/// The rows that a layer packs of each store, as floats, for the time of this call's caller.
+std::array<KeptRows, kStores> PromptStage::packed_rows(const Sequence& sequence, int layer,
+                                                       std::span<const KeptSlots> slots,
+                                                       std::span<const PackedCounts> packed,
+                                                       Stream& stream) {
   size_t rows = 0;
-  for (const KeptSlots& of_heads : slots) {
-    for (const std::vector<int32_t>& of_head : of_heads) rows += 2 * of_head.size();
+  for (const PackedCounts& of_store : packed) {
+    for (const std::vector<int>& of_part : of_store) {
+      for (const int of_head : of_part) rows += static_cast<size_t>(of_head);
+    }
   }
   floats_.grow(rows * traits_.dim());
   float* to = floats_.data();
   std::array<KeptRows, kStores> kept;
-  sources_.clear();
+  ranges_.clear();
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t store = 0; store < kStores; ++store) {
       for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+        const auto count = static_cast<size_t>(packed[store][static_cast<size_t>(part)][h]);
         const std::byte* staged = staged_rows(sequence, layer, part, h);
-        for (const int32_t slot : slots[store][h]) {
-          sources_.push_back(staged + static_cast<size_t>(slot) * traits_.row_bytes());
-        }
-        const size_t elements = slots[store][h].size() * traits_.dim();
-        kept[store][static_cast<size_t>(part)].emplace_back(to, elements);
-        to += elements;
+        for_ranges(std::span(slots[store][h]).first(count), [&](size_t first, int some) {
+          ranges_.push_back({staged + first * traits_.row_bytes(), some});
+        });
+        kept[store][static_cast<size_t>(part)].emplace_back(to, count * traits_.dim());
+        to += count * traits_.dim();
       }
     }
   }
-  widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
+  widen_ranges(ranges_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
   return kept;
+}
+
+/// Copies the rows that a layer keeps and does not pack to the rings of their planes.
+void PromptStage::copy_full(const Sequence& sequence, LayerState& state, int layer,
+                            std::span<const KeptSlots> slots, std::span<const PackedCounts> packed,
+                            Stream& stream) {
+  copies_.clear();
+  for (size_t store = 0; store < kStores; ++store) {
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+        const auto count = static_cast<size_t>(packed[store][static_cast<size_t>(part)][h]);
+        const std::byte* staged = staged_rows(sequence, layer, part, h);
+        Plane& plane = state.heads[h].plane(store, part);
+        for_ranges(std::span(slots[store][h]).subspan(count), [&](size_t first, int some) {
+          std::byte* to = plane.push_row();  // rows of an empty ring follow each other
+          for (int i = 1; i < some; ++i) plane.push_row();
+          const size_t bytes = static_cast<size_t>(some) * traits_.row_bytes();
+          copies_.push_back({staged + first * traits_.row_bytes(), to, bytes});
+        });
+      }
+    }
+  }
+  copy_ranges(copies_, stream);
 }
 
 /// Hands the sums of the prompt to a rule that goes on summing in decode.

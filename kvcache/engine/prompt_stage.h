@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
 #include "kvcache/engine/float_space.h"
 #include "kvcache/engine/prompt_packer.h"
@@ -33,6 +34,9 @@ class PromptStage {
   bool end(Sequence& sequence, const StepRows& rows, Stream& stream);
 
  private:
+  /// By Part, how many rows of each KV head are packed.
+  using PackedCounts = std::array<std::vector<int>, 2>;
+
   std::byte* staged_rows(const Sequence& sequence, int layer, Part part, size_t head) const;
   void stage(Sequence& sequence, int layer, Part part, ConstTensorView x, Stream& stream);
   void measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k, float scale,
@@ -49,8 +53,12 @@ class PromptStage {
                      Stream& stream);
   void merge_head(const Sequence& sequence, int layer, size_t head, std::span<const int32_t> kept,
                   Stream& stream);
-  std::array<KeptRows, kStores> kept_rows(const Sequence& sequence, int layer,
-                                          std::span<const KeptSlots> slots, Stream& stream);
+  std::array<KeptRows, kStores> packed_rows(const Sequence& sequence, int layer,
+                                            std::span<const KeptSlots> slots,
+                                            std::span<const PackedCounts> packed, Stream& stream);
+  void copy_full(const Sequence& sequence, LayerState& state, int layer,
+                 std::span<const KeptSlots> slots, std::span<const PackedCounts> packed,
+                 Stream& stream);
   void begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
                      Stream& stream);
   void rotate_sinks(const Sequence& sequence, LayerState& state, const LayerSelection& selection,
@@ -69,7 +77,9 @@ class PromptStage {
   std::vector<KeyValueRows> past_;            // (kv_heads,) rows that were staged before
   std::vector<const std::byte*> sources_;
   std::vector<std::byte*> targets_;
-  FloatSpace floats_;  // rows of a layer, kept and sorted by store; or on their way to be merged
+  std::vector<RowRange> ranges_;
+  std::vector<ByteRange> copies_;
+  FloatSpace floats_;  // rows of a layer that are packed; or on their way to be merged
 };
 
 }  // namespace kvlm
