@@ -1,5 +1,8 @@
 #include "kernels/norm.h"
 
+#include <fmt/format.h>
+
+#include "kernels/base/error.h"
 #include "kernels/check.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cuda/norm.h"
@@ -49,36 +52,68 @@ void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTe
   cpu::layer_norm(y, x, weight, bias, eps, stream);
 }
 
-void add_norm(TensorView y, TensorView x, ConstTensorView p, ConstTensorView scale,
+namespace {
+
+/// add_norm()'s sum on the CPU.
+void add_to(TensorView x, const Addend& addend, Stream& stream) {
+  Tensor biased;
+  ConstTensorView p = addend.p;
+  if (!addend.bias.empty()) {
+    biased = Tensor(DType::kF32, x.shape());
+    const int64_t dim = x.shape()[1];
+    const float* bias = addend.bias.as<float>();
+    for (int64_t i = 0; i < x.elements(); ++i) {
+      biased.as<float>()[i] = p.as<float>()[i] + bias[i % dim];
+    }
+    p = biased;
+  }
+  if (addend.scale.empty()) return add(x, p, stream);
+  add_scaled(x, p, addend.scale, stream);
+}
+
+}  // namespace
+
+void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Addend> addends,
               ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream) {
   constexpr std::string_view kOp = "add_norm";
   check::rank(kOp, "x", x, 2, "(rows, dim)");
   check::dtype(kOp, "x", x, DType::kF32);
   check::on_stream(kOp, "x", x, stream);
-  check::shape(kOp, "p", p, x.shape(), "the shape of x");
-  check::activation(kOp, "p", p);
-  check::on_stream(kOp, "p", p, stream);
-  check::disjoint(kOp, "x", x, "p", p);
-  if (!scale.empty()) check_vector(kOp, "scale", scale, x, stream);
+  if (addends.empty() || addends.size() > 2 || (y.empty() && residual == Residual::kSame)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} addends and {}; give one or two, and what they are for", kOp,
+                            addends.size(), y.empty() ? "no y" : "y"));
+  }
+  for (const Addend& addend : addends) {
+    check::shape(kOp, "p", addend.p, x.shape(), "the shape of x");
+    check::activation(kOp, "p", addend.p);
+    check::on_stream(kOp, "p", addend.p, stream);
+    check::disjoint(kOp, "x", x, "p", addend.p);
+    if (!y.empty()) check::disjoint(kOp, "y", y, "p", addend.p);
+    if (!addend.bias.empty()) check_vector(kOp, "p's bias", addend.bias, x, stream);
+    if (!addend.scale.empty()) check_vector(kOp, "scale", addend.scale, x, stream);
+  }
   if (!y.empty()) {
     check_rows(kOp, y, x, stream);
     check::disjoint(kOp, "y", y, "x", x);
-    check::disjoint(kOp, "y", y, "p", p);
     check_vector(kOp, "weight", weight, x, stream);
     if (!bias.empty()) check_vector(kOp, "bias", bias, x, stream);
   }
   if (x.elements() == 0) return;
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::add_norm(y, x, p, scale, weight, bias, eps, stream);
+    return cuda::add_norm(y, x, residual, addends, weight, bias, eps, stream);
   }
-  if (scale.empty()) {
-    add(x, p, stream);
-  } else {
-    add_scaled(x, p, scale, stream);
+  Tensor sum;
+  TensorView to = x;
+  if (residual == Residual::kSame) {
+    sum = Tensor(DType::kF32, x.shape());
+    copy(sum, x, stream);
+    to = sum;
   }
+  for (const Addend& addend : addends) add_to(to, addend, stream);
   if (y.empty()) return;
-  if (bias.empty()) return rms_norm(y, x, weight, eps, stream);
-  layer_norm(y, x, weight, bias, eps, stream);
+  if (bias.empty()) return rms_norm(y, to, weight, eps, stream);
+  layer_norm(y, to, weight, bias, eps, stream);
 }
 
 }  // namespace kvlm

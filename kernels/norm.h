@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "kernels/base/tensor.h"
 
 namespace kvlm {
@@ -27,17 +30,30 @@ void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps
 void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTensorView bias,
                 float eps, Stream& stream);
 
-/// x += p * scale, then y = layer_norm(x), or rms_norm(x) where `bias` is empty: what stands
-/// between two products of a transformer, in one pass over memory.
+/// What add_norm() adds to a residual: (p + bias) * scale.
+struct Addend {
+  ConstTensorView p;           ///< (rows, dim) f32 (CUDA also f16 | bf16)
+  ConstTensorView bias = {};   ///< (dim,) f32; empty for 0
+  ConstTensorView scale = {};  ///< (dim,) f32; empty for 1
+};
+
+/// What becomes of the residual that add_norm() is given.
+enum class Residual : uint8_t {
+  kSum,   ///< it becomes the sum
+  kSame,  ///< it stays, and the sum is seen by the norm alone
+};
+
+/// y = layer_norm(sum), or rms_norm(sum) where `bias` is empty, of the sum of x and the addends:
+/// what stands between two products of a transformer, in one pass over memory.
 ///
 ///   x             (rows, dim)  f32
-///   p             (rows, dim)  f32 (CUDA also f16 | bf16)
-///   scale         (dim,)       f32; empty for 1
-///   y             (rows, dim)  as of layer_norm(), apart from x and p; empty if only x is wanted
+///   addends       one or two, apart from x
+///   y             (rows, dim)  as of layer_norm(), apart from x and the addends; empty if only the
+///                 sum is wanted
 ///   weight, bias  as of layer_norm()
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
-void add_norm(TensorView y, TensorView x, ConstTensorView p, ConstTensorView scale,
+void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Addend> addends,
               ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream);
 
 }  // namespace kvlm

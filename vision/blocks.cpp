@@ -166,7 +166,7 @@ Blocks::Blocks(const BlockShape& shape, Device device, std::vector<BlockWeights>
 
 int64_t Blocks::wide() const noexcept {
   const int64_t hidden = shape_.hidden;
-  if (dtype_ != DType::kF32) return std::max(4 * hidden, intermediate_ + hidden);
+  if (dtype_ != DType::kF32) return std::max(4 * hidden, intermediate_) + 2 * hidden;
   const bool apart = shape_.gated_mlp && device_.kind == DeviceKind::kCpu;
   return std::max(3 * hidden, (apart ? 2 : 1) * intermediate_);
 }
@@ -178,7 +178,7 @@ size_t Blocks::bytes_per_row() const noexcept {
 void Blocks::reserve(int64_t rows) {
   if (rows <= reserved_) return;
   reserved_ = 0;  // as long as there may be no memory for more
-  waiting_ = {};
+  waiting_.clear();
   workspace_ = Tensor();
   normed_ = Tensor(dtype_, {rows, shape_.hidden}, device_);
   workspace_ = Tensor(dtype_, {rows * wide()}, device_);
@@ -244,31 +244,36 @@ TensorView Blocks::attend_halves(const BlockWeights& block, ConstTensorView norm
 void Blocks::run_halves(const BlockWeights& block, TensorView x, const Segments& segments,
                         const BlockAngles& angles, Stream& stream) {
   const int64_t rows = x.shape()[0];
+  const int64_t hidden = shape_.hidden;
+  const int64_t behind = wide() - 2 * hidden;  // what is overwritten from layer to layer
   const TensorView normed = normed_.view().slice(0, rows);
   if (waiting_.empty()) {
     norm(normed, x, block.norm1, stream);
   } else {
-    add_norm(normed, x, waiting_, waiting_scale_, block.norm1.weight, block.norm1.bias, shape_.eps,
+    add_norm(normed, x, Residual::kSum, waiting_, block.norm1.weight, block.norm1.bias, shape_.eps,
              stream);
   }
   const TensorView attended = attend_halves(block, normed, segments, angles, stream);
-  const TensorView out = part(rows, 0, shape_.hidden);
-  linear(out, attended, block.out.weight, LinearTail{.bias = block.out.bias}, stream);
-  add_norm(normed, x, out, block.scale1, block.norm2.weight, block.norm2.bias, shape_.eps, stream);
+  const TensorView out = part(rows, behind, hidden);
+  linear(out, attended, block.out.weight, LinearTail{}, stream);
+  // x itself gets both sums of the layer at once, so that it is written once.
+  waiting_.assign({{out, block.out.bias, block.scale1}});
+  add_norm(normed, x, Residual::kSame, waiting_, block.norm2.weight, block.norm2.bias, shape_.eps,
+           stream);
   const TensorView inner = part(rows, 0, intermediate_);
   linear(
       inner, normed, block.up.weight,
       LinearTail{.bias = block.up.bias, .activation = shape_.activation, .gated = shape_.gated_mlp},
       stream);
-  waiting_ = part(rows, intermediate_, shape_.hidden);
-  waiting_scale_ = block.scale2;
-  linear(waiting_, inner, block.down.weight, LinearTail{.bias = block.down.bias}, stream);
+  const TensorView down = part(rows, behind + hidden, hidden);
+  linear(down, inner, block.down.weight, LinearTail{}, stream);
+  waiting_.push_back({down, block.down.bias, block.scale2});
 }
 
 void Blocks::settle(TensorView x, Stream& stream) {
   if (waiting_.empty()) return;
-  add_norm({}, x, waiting_, waiting_scale_, {}, {}, shape_.eps, stream);
-  waiting_ = {};
+  add_norm({}, x, Residual::kSum, waiting_, {}, {}, shape_.eps, stream);
+  waiting_.clear();
 }
 
 void Blocks::add_product(TensorView x, ConstTensorView rows, const Affine& affine,
@@ -284,7 +289,7 @@ void Blocks::run(size_t i, TensorView x, const Segments& segments, const BlockAn
   const BlockWeights& block = blocks_[i];
   const int64_t rows = x.shape()[0];
   reserve(rows);
-  if (i == 0) waiting_ = {};  // of pictures that were given up
+  if (i == 0) waiting_.clear();  // of pictures that were given up
   if (dtype_ != DType::kF32) return run_halves(block, x, segments, angles, stream);
   const TensorView normed = normed_.view().slice(0, rows);
   norm(normed, x, block.norm1, stream);

@@ -8,6 +8,7 @@
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/base/weights.h"
+#include "kernels/norm.h"
 
 namespace kvlm {
 
@@ -88,8 +89,8 @@ struct BlockAngles {
 ///   x += scale1 * out(attention(norm1(x))); x += scale2 * down(act(up(norm2(x))))
 ///
 /// x stays f32. On a GPU, and if all weights have one half-precision dtype, what is between one
-/// addition and the next is of that dtype, else f32.
-/// Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
+/// addition and the next is of that dtype, else f32; an addition then takes its product's bias,
+/// too. Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
 class Blocks {
  public:
   Blocks() = default;
@@ -98,8 +99,8 @@ class Blocks {
   size_t size() const noexcept { return blocks_.size(); }
   /// Of the workspaces, of every row of x.
   size_t bytes_per_row() const noexcept;
-  /// Applies layer `i`; x (rows, hidden) f32. What the layer's MLP adds to x may wait for the next
-  /// layer, which normalises the sum anyway: whoever reads x calls settle() first.
+  /// Applies layer `i`; x (rows, hidden) f32. What the layer adds to x may wait for the next layer,
+  /// which normalises the sum anyway: whoever reads x calls settle() first.
   void run(size_t i, TensorView x, const Segments& segments, const BlockAngles& angles,
            Stream& stream);
   void settle(TensorView x, Stream& stream);
@@ -129,12 +130,11 @@ class Blocks {
   Device device_;
   std::vector<BlockWeights> blocks_;
   DType dtype_ = DType::kF32;
-  int64_t intermediate_ = 0;  // as the weights have it
-  int64_t reserved_ = 0;      // rows
-  Tensor normed_;             // (rows, hidden)
-  Tensor workspace_;          // (rows * wide(),): q, k, v and their result, or the MLP's inside
-  TensorView waiting_;        // (rows, hidden) of it that x lacks, or empty
-  ConstTensorView waiting_scale_;
+  int64_t intermediate_ = 0;     // as the weights have it
+  int64_t reserved_ = 0;         // rows
+  Tensor normed_;                // (rows, hidden)
+  Tensor workspace_;             // (rows * wide(),): q, k, v and their result, or the MLP's inside
+  std::vector<Addend> waiting_;  // of it, what x lacks
 };
 
 }  // namespace kvlm

@@ -2,6 +2,7 @@
 
 #include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
+#include "kernels/norm.h"
 
 // The CUDA implementation of kernels/norm.h, which has checked the arguments; a build without CUDA
 // links no_cuda/norm.cpp instead, which throws Error{kUnsupported}.
@@ -12,7 +13,7 @@ void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps
 void layer_norm(TensorView y, ConstTensorView x, ConstTensorView weight, ConstTensorView bias,
                 float eps, Stream& stream);
 
-void add_norm(TensorView y, TensorView x, ConstTensorView p, ConstTensorView scale,
+void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Addend> addends,
               ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream);
 
 }  // namespace kvlm::cuda

@@ -10,7 +10,7 @@ void layer_norm(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, f
   refuse("layer_norm");
 }
 
-void add_norm(TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
+void add_norm(TensorView, TensorView, Residual, std::span<const Addend>, ConstTensorView,
               ConstTensorView, float, Stream&) {
   refuse("add_norm");
 }

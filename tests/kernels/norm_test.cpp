@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <vector>
 
 #include "tests/kernels/values.h"
 
@@ -92,38 +93,60 @@ TEST(Norm, ARowOfZerosStaysFiniteAndNanStaysInItsRow) {
   }
 }
 
-/// What stands in x afterwards, and the norm of that, in plain double arithmetic.
+/// What stands in x afterwards, and the norm of the sum, in plain double arithmetic.
 TEST(AddNorm, EqualsASumAndItsNorm) {
   ThreadPool pool(2);
   Stream stream(pool);
   constexpr float kEps = 1e-5f;
   for (const int64_t dim : {1, 3, 31, 33, 83, 257}) {
     for (const int64_t rows : {1, 7, 130}) {
-      for (const bool scaled : {false, true}) {
-        for (const bool centred : {false, true}) {
-          if (centred && dim == 1) continue;  // a row less its mean is nothing but rounding
-          const Tensor p = normal_tensor(DType::kF32, {rows, dim}, 1);
-          const Tensor scale = normal_tensor(DType::kF32, {dim}, 2);
-          const Tensor weight = normal_tensor(DType::kF32, {dim}, 3);
-          const Tensor bias = normal_tensor(DType::kF32, {dim}, 4);
-          Tensor x = normal_tensor(DType::kF32, {rows, dim}, 5, 3.0f);
-          reference::Values sum = values_of(x.view());
-          const reference::Values added = values_of(p);
-          const reference::Values factor = values_of(scale);
-          for (size_t i = 0; i < sum.size(); ++i) {
-            sum[i] += added[i] * (scaled ? factor[i % factor.size()] : 1);
+      for (const int variant : {0, 1, 2, 3, 4, 5, 6, 7}) {
+        const bool scaled = variant % 2 != 0;
+        const bool biased = variant / 2 % 2 != 0;
+        const bool centred = variant / 4 != 0;
+        if (centred && dim == 1) continue;  // a row less its mean is nothing but rounding
+        const Tensor p[] = {normal_tensor(DType::kF32, {rows, dim}, 1),
+                            normal_tensor(DType::kF32, {rows, dim}, 6)};
+        const Tensor p_bias = normal_tensor(DType::kF32, {dim}, 7);
+        const Tensor scale = normal_tensor(DType::kF32, {dim}, 2);
+        const Tensor weight = normal_tensor(DType::kF32, {dim}, 3);
+        const Tensor bias = normal_tensor(DType::kF32, {dim}, 4);
+        for (const size_t count : {1, 2}) {
+          for (const Residual residual : {Residual::kSum, Residual::kSame}) {
+            Tensor x = normal_tensor(DType::kF32, {rows, dim}, 5, 3.0f);
+            const reference::Values before = values_of(x.view());
+            reference::Values sum = before;
+            std::vector<Addend> addends;
+            for (size_t a = 0; a < count; ++a) {
+              // The second is added as it is.
+              const bool plain = a == 1;
+              addends.push_back({p[a], biased && !plain ? p_bias.view() : ConstTensorView(),
+                                 scaled && !plain ? scale.view() : ConstTensorView()});
+              const reference::Values added = values_of(p[a]);
+              const reference::Values factor = values_of(scale);
+              const reference::Values shift = values_of(p_bias);
+              for (size_t i = 0; i < sum.size(); ++i) {
+                const size_t column = i % factor.size();
+                sum[i] += (added[i] + (biased && !plain ? shift[column] : 0)) *
+                          (scaled && !plain ? factor[column] : 1);
+              }
+            }
+            const auto eps = static_cast<double>(kEps);
+            const reference::Values want =
+                centred ? reference::layer_norm(sum, values_of(weight), values_of(bias), eps)
+                        : reference::rms_norm(sum, values_of(weight), eps);
+            Tensor y(DType::kF32, {rows, dim});
+            add_norm(y, x, residual, addends, weight, centred ? bias.view() : ConstTensorView(),
+                     kEps, stream);
+            SCOPED_TRACE(::testing::Message() << dim << " x " << rows << ", variant " << variant
+                                              << ", " << count << " addends");
+            if (residual == Residual::kSame) {
+              EXPECT_EQ(values_of(x.view()), before);
+            } else {
+              EXPECT_LT(normalised_error(values_of(x.view()), sum), 3e-7);
+            }
+            EXPECT_LT(normalised_error(values_of(y.view()), want), 4e-6);
           }
-          const auto eps = static_cast<double>(kEps);
-          const reference::Values want =
-              centred ? reference::layer_norm(sum, values_of(weight), values_of(bias), eps)
-                      : reference::rms_norm(sum, values_of(weight), eps);
-          Tensor y(DType::kF32, {rows, dim});
-          add_norm(y, x, p, scaled ? scale.view() : ConstTensorView(), weight,
-                   centred ? bias.view() : ConstTensorView(), kEps, stream);
-          SCOPED_TRACE(::testing::Message()
-                       << dim << " x " << rows << ", scaled " << scaled << ", centred " << centred);
-          EXPECT_LT(normalised_error(values_of(x.view()), sum), 3e-7);
-          EXPECT_LT(normalised_error(values_of(y.view()), want), 4e-6);
         }
       }
     }
@@ -136,9 +159,11 @@ TEST(AddNorm, AddsAloneWhereNoNormIsWanted) {
   const Tensor p = make_tensor(DType::kF32, {2, 3}, {1, 2, 3, 4, 5, 6});
   const Tensor scale = make_tensor(DType::kF32, {3}, {2, 0, -1});
   Tensor x = make_tensor(DType::kF32, {2, 3}, {10, 20, 30, 40, 50, 60});
-  add_norm({}, x, p, {}, {}, {}, 1e-5f, stream);
+  const Addend plain[] = {{p}};
+  add_norm({}, x, Residual::kSum, plain, {}, {}, 1e-5f, stream);
   EXPECT_EQ(values_of(x.view()), (reference::Values{11, 22, 33, 44, 55, 66}));
-  add_norm({}, x, p, scale, {}, {}, 1e-5f, stream);
+  const Addend scaled[] = {{p, {}, scale}};
+  add_norm({}, x, Residual::kSum, scaled, {}, {}, 1e-5f, stream);
   EXPECT_EQ(values_of(x.view()), (reference::Values{13, 22, 30, 52, 55, 60}));
 }
 
@@ -151,8 +176,10 @@ TEST(AddNorm, SaysWhatDoesNotFit) {
   Tensor y(DType::kF32, {2, 8});
   const auto refused = [&](TensorView to, ConstTensorView added, ConstTensorView scale,
                            ConstTensorView norm, ConstTensorView bias) {
-    return message_of(ErrorCode::kInvalidArgument,
-                      [&] { add_norm(to, x, added, scale, norm, bias, 1e-5f, stream); });
+    return message_of(ErrorCode::kInvalidArgument, [&] {
+      const Addend addend[] = {{added, {}, scale}};
+      add_norm(to, x, Residual::kSum, addend, norm, bias, 1e-5f, stream);
+    });
   };
   const Tensor nine(DType::kF32, {9});
   EXPECT_THAT(refused(y, Tensor(DType::kF32, {2, 7}), {}, weight, {}),
@@ -166,6 +193,14 @@ TEST(AddNorm, SaysWhatDoesNotFit) {
   EXPECT_THAT(refused(x, p, {}, weight, {}), HasSubstr("y and x overlap"));
   EXPECT_THAT(refused(y, x, {}, weight, {}), HasSubstr("x and p overlap"));
   EXPECT_THAT(refused(y, y, {}, weight, {}), HasSubstr("y and p overlap"));
+  const auto counted = [&](TensorView to, Residual residual, std::vector<Addend> addends) {
+    return message_of(ErrorCode::kInvalidArgument,
+                      [&] { add_norm(to, x, residual, addends, weight, {}, 1e-5f, stream); });
+  };
+  EXPECT_THAT(counted(y, Residual::kSum, {}), HasSubstr("0 addends and y"));
+  EXPECT_THAT(counted(y, Residual::kSum, {{p}, {p}, {p}}), HasSubstr("3 addends and y"));
+  EXPECT_THAT(counted({}, Residual::kSame, {{p}}), HasSubstr("1 addends and no y"));
+  EXPECT_THAT(counted(y, Residual::kSum, {{p, nine}}), HasSubstr("p's bias has shape (9)"));
 }
 
 TEST(Norm, SaysWhatDoesNotFit) {

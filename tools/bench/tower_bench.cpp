@@ -102,8 +102,10 @@ class Bench {
     const auto x_bytes = static_cast<double>(x.bytes());
     const Tensor added = random(dtype, {rows, hidden});
     const ConstTensorView scale = scaled ? weight.view() : ConstTensorView();
-    time(name + " add and norm", 0, 2 * x_bytes + 2 * static_cast<double>(normed.bytes()), 20,
-         [&] { add_norm(normed, x, added, scale, weight, weight, 1e-6f, stream_); });
+    const Addend addend{added, {}, scale};
+    time(name + " add and norm", 0, 2 * x_bytes + 2 * static_cast<double>(normed.bytes()), 20, [&] {
+      add_norm(normed, x, Residual::kSum, {&addend, 1}, weight, weight, 1e-6f, stream_);
+    });
     product(name + " qkv", rows, hidden, 3 * hidden, {}, false);
     Tensor qkv = random(dtype, {rows, 3, heads, head_dim});
     if (gated) {
