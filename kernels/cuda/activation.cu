@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) activate_halves(T* y, const T* x, in
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float value = load_float(values[i]);
-    results[i] = store_float<T>(kKind == Activation::kGelu ? gelu_of_halves(value)
+    results[i] = store_float<T>(kKind == Activation::kGelu ? gelu_of_halves<T>(value)
                                                            : activated<kKind>(value));
   }
   reinterpret_cast<uint4*>(y)[group] = *reinterpret_cast<const uint4*>(results);

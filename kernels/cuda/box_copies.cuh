@@ -47,10 +47,62 @@ class PhaseBarrier {
         "l"(&map), "r"(at_), "r"(channel), "r"(row), "r"(head)
         : "memory");
   }
+  /// The same to this place in the shared memory of every block of a cluster of two; each block's
+  /// own barrier at this address counts what arrives there.
+  __device__ void copy_box_to_both(uint32_t to, const CUtensorMap& map, int channel, int row,
+                                   int head) const {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+        "l"(&map), "r"(at_), "r"(channel), "r"(row), "r"(head), "h"(static_cast<uint16_t>(3))
+        : "memory");
+  }
+  /// Queues the copy of `bytes` bytes, a multiple of 16 as both addresses are.
+  __device__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(at_)
+        : "memory");
+  }
+  /// Arrives at the barrier that block `block` of the cluster has at this address. Without a scope
+  /// of the cluster, whose fence would wait for all that this thread has under way in memory: what
+  /// is told is that products are done, and they are.
+  __device__ void arrive_at(uint32_t block) const {
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(at_),
+        "r"(block)
+        : "memory");
+  }
 
  private:
   uint32_t at_;
 };
+
+/// Queues the copy of a box in shared memory to where `map` has it, without what lies outside of
+/// the map; close_stores() closes it into a group.
+__device__ inline void store_box(const CUtensorMap& map, uint32_t from, int channel, int row,
+                                 int head) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+      "r"(from), "r"(channel), "r"(row), "r"(head)
+      : "memory");
+}
+/// Closes the stored boxes since the last one into a group.
+__device__ inline void close_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Waits until the boxes of this thread's groups may be overwritten.
+__device__ inline void wait_for_stored_boxes() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// By every thread of every block of the cluster: waits for all of them.
+__device__ inline void meet_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
 
 /// What this thread made barriers of is seen by copies.
 __device__ inline void show_barriers() {

@@ -12,14 +12,19 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warpgroup_product.h"
 #include "kernels/elementwise.h"
 
-// Matrix products y = x W^T. Three kernels share them by shape:
+// Matrix products y = x W^T. Four kernels share them by shape:
 //
 // - up to 4 rows of x with regular weights: few_rows, where the warps of a block read 16 bytes of
 //   weights a thread, each byte once for all rows, and may serve several products of the same x (q,
 //   k and v; gate and up);
-// - more rows: cuBLASLt on the tensor cores, whose choice for a shape is made once and kept, with x
+// - more rows, all in one half format, stored at once or after an exact GELU, of weights long
+// enough:
+//   warpgroup_product.cu on GPUs of compute capability 9.0, whatever the number of rows;
+// - other products of more rows: cuBLASLt on the tensor cores, whose choice for a shape is made
+// once and kept, with x
 //   rounded to the weights' type;
 // - any other alignment or width: one warp an output (multiply_odd).
 //
@@ -589,6 +594,25 @@ bool is_even(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTai
          (tail.scale.empty() || is_aligned(tail.scale.data(), 16));
 }
 
+/// Makes y = tail(operand w^T) if warpgroup_product.cu does such.
+bool multiplied_by_warpgroups(TensorView y, const void* operand, ConstTensorView w,
+                              const LinearTail& tail, Stream& stream) {
+  const bool gelu = tail.activation == Activation::kGelu;
+  if (y.dtype() != w.dtype() || !tail.scale.empty() || tail.gated || tail.add ||
+      (tail.activation && !gelu)) {
+    return false;
+  }
+  if constexpr (KVLM_WARPGROUPS != 0) {
+    const float* bias = tail.bias.empty() ? nullptr : tail.bias.as<float>();
+    const HalfProduct product{y, operand, w, bias, gelu};
+    if (fits_warpgroups(product)) {
+      multiply_by_warpgroups(product, stream);
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 double measure_matrix_rate(int size, DType dtype, Stream& stream) {
@@ -648,6 +672,8 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
     cuda::linear(made, x, w, tail.bias, false, stream);
     return finish(y, product, DType::kF32, tail, stream);
   }
+  const void* operand = operand_of(x, w.dtype(), stream);
+  if (multiplied_by_warpgroups(y, operand, w, tail, stream)) return;
   const bool stored = tail.scale.empty() && !tail.gated;  // at once
   const bool gelu = tail.activation == Activation::kGeluTanh;
   const bool finished = stored && (!tail.activation || (gelu && !tail.add));
@@ -658,7 +684,6 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
     product =
         stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * dtype_bytes(made));
   }
-  const void* operand = operand_of(x, w.dtype(), stream);
   const void* bias = bias_of(tail.bias, made, stream);
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
   Products::of(stream.device().index)

@@ -53,6 +53,11 @@ struct WarpgroupTile {
   }
 };
 
+/// What describes the same rows and channels of a tile `bytes` bytes further.
+__device__ inline uint64_t described_further(uint64_t described, uint32_t bytes) {
+  return (described & ~uint64_t{0xffffffff}) | (static_cast<uint32_t>(described) + bytes / 16);
+}
+
 /// Before the first product, and whenever registers that a product takes were written.
 __device__ inline void warpgroup_arrive() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -61,9 +66,10 @@ __device__ inline void warpgroup_arrive() {
 __device__ inline void warpgroup_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/// Waits until no group is under way.
+/// Waits until no more than kGroups groups, the latest, are under way.
+template <int kGroups = 0>
 __device__ inline void warpgroup_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 /// What this thread wrote to shared memory becomes visible to products.
 __device__ inline void show_to_products() {

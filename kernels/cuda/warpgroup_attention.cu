@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/box_copies.cuh"
+#include "kernels/cuda/has_warpgroups.h"
 #include "kernels/cuda/prompt_tiles.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/warp_attention.cuh"
@@ -344,21 +345,12 @@ void launch_dim(const SegmentLaunch<T, Out>& l, const Segments& segments, Stream
   launch_tiles<Tiling<kDim, kKeys, 1>>(l, segments, stream);
 }
 
-bool has_warpgroups() {
-  int device = 0;
-  int major = 0;
-  check(cudaGetDevice(&device), "segment_attention");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "segment_attention");
-  return major == 9;
-}
-
 }  // namespace
 
 template <class T, class Out>
 bool attend_by_warpgroups(const SegmentLaunch<T, Out>& l, const Segments& segments,
                           Stream& stream) {
-  if (l.length <= 32 || l.length > 80 || !has_warpgroups()) return false;
+  if (l.length <= 32 || l.length > 80 || !has_warpgroups("segment_attention")) return false;
   if (l.length <= 64) {
     launch_dim<64, 80>(l, segments, stream);
   } else {

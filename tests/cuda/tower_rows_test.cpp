@@ -1,0 +1,175 @@
+// What the layers of a vision tower do with their rows: long products of halves, as warpgroups make
+// them, and sums with the norm behind them, against the CPU in f32.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/elementwise.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "tests/cuda/fixture.h"
+
+namespace kvlm {
+namespace {
+
+using testing::Cuda;
+using testing::kGpu;
+using testing::make_tensor;
+using testing::normal_tensor;
+
+class TowerRows : public Cuda {
+ protected:
+  Tensor halves(const Tensor& x, DType dtype) {
+    Tensor made(dtype, x.shape(), kGpu);
+    convert(made, on_gpu(x), *gpu_);
+    gpu_->synchronize();
+    return made;
+  }
+  Tensor floats(const Tensor& x) {
+    Tensor made(DType::kF32, x.shape(), kGpu);
+    convert(made, x, *gpu_);
+    return on_host(made);
+  }
+  Tensor poison(DType dtype, const Shape& shape) {
+    const auto count = static_cast<size_t>(shape.elements());
+    return on_gpu(make_tensor(dtype, shape, std::vector<float>(count, std::nanf(""))));
+  }
+};
+
+constexpr DType kHalves[] = {DType::kF16, DType::kBF16};
+
+double tolerance(DType dtype) {
+  return dtype == DType::kF16 ? 2e-3 : dtype == DType::kBF16 ? 1.5e-2 : 1e-5;
+}
+
+/// The first row, the last ones, and some between.
+std::vector<int32_t> sampled_rows(int64_t rows) {
+  std::vector<int32_t> sampled;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (row % 61 == 0 || row + 15 > rows) sampled.push_back(static_cast<int32_t>(row));
+  }
+  return sampled;
+}
+
+/// More tiles than multiprocessors, rows and columns that fill none, and few of either.
+TEST_F(TowerRows, OfLongProductsAgreeWithTheCpu) {
+  struct Size {
+    int64_t rows, in, out;
+  };
+  for (const Size& size : {Size{5, 1024, 2048},
+                           {129, 968, 2064},
+                           {3341, 1032, 2064},
+                           {1300, 1024, 4096},
+                           {520, 4096, 3072}}) {
+    const Tensor x = normal_tensor(DType::kF32, {size.rows, size.in}, 1);
+    const Tensor w = normal_tensor(DType::kF32, {size.out, size.in}, 2,
+                                   1 / std::sqrt(static_cast<float>(size.in)));
+    const Tensor bias = normal_tensor(DType::kF32, {size.out}, 3);
+    const std::vector<int32_t> sampled = sampled_rows(size.rows);
+    const auto count = std::ssize(sampled);
+    for (const DType dtype : kHalves) {
+      const Tensor x_gpu = halves(x, dtype);
+      const Tensor w_gpu = halves(w, dtype);
+      const Tensor bias_gpu = on_gpu(bias);
+      const Tensor all_used = floats(x_gpu);
+      Tensor x_used(DType::kF32, {count, size.in});
+      gather_rows(x_used, all_used, sampled, cpu_);
+      const Tensor w_used = floats(w_gpu);
+      for (const bool biased : {false, true}) {
+        for (const bool gelu : {false, true}) {
+          const auto tail = [&](const Tensor& of) {
+            LinearTail made;
+            if (biased) made.bias = of;
+            if (gelu) made.activation = Activation::kGelu;
+            return made;
+          };
+          Tensor expected(DType::kF32, {count, size.out});
+          linear(expected, x_used, w_used, tail(bias), cpu_);
+          Tensor y = poison(dtype, {size.rows, size.out});
+          linear(y, x_gpu, w_gpu, tail(bias_gpu), *gpu_);
+          Tensor found(DType::kF32, expected.shape(), kGpu);
+          gather_rows(found, y, sampled, *gpu_);
+          EXPECT_LE(error(found, expected), tolerance(dtype))
+              << size.rows << " x " << size.in << " x " << size.out << ", " << dtype_name(dtype)
+              << (biased ? ", bias" : "") << (gelu ? ", gelu" : "");
+          const Tensor every = floats(y);
+          for (int64_t i = 0; i < every.view().elements(); ++i) {
+            ASSERT_TRUE(std::isfinite(every.as<float>()[i])) << "element " << i << " of y";
+          }
+        }
+      }
+    }
+  }
+}
+
+/// A row is what it is in any number of rows, bit for bit.
+TEST_F(TowerRows, OfLongProductsDoNotDependOnTheirNumber) {
+  const Tensor w = normal_tensor(DType::kF32, {2304, 1024}, 2, 0.03f);
+  const Tensor x = normal_tensor(DType::kF32, {2700, 1024}, 1);
+  for (const DType dtype : kHalves) {
+    const Tensor x_gpu = halves(x, dtype);
+    const Tensor w_gpu = halves(w, dtype);
+    for (const bool gelu : {false, true}) {
+      LinearTail tail;
+      if (gelu) tail.activation = Activation::kGelu;
+      Tensor together(dtype, {2700, 2304}, kGpu);
+      linear(together, x_gpu, w_gpu, tail, *gpu_);
+      for (const int64_t rows : {5, 64, 577, 1025}) {
+        Tensor alone(dtype, {rows, 2304}, kGpu);
+        linear(alone, x_gpu.view().slice(2700 - rows, rows), w_gpu, tail, *gpu_);
+        EXPECT_TRUE(testing::same_bits(on_host(alone).view(),
+                                       on_host(together.view().slice(2700 - rows, rows)).view()))
+            << rows << " rows, " << dtype_name(dtype);
+      }
+    }
+  }
+}
+
+TEST_F(TowerRows, AreAddedAndNormedAsOnTheCpu) {
+  struct Size {
+    int64_t rows, dim;
+  };
+  for (const Size& size : {Size{3, 7}, {130, 1024}, {5, 1152}, {9, 4096}, {4, 5000}}) {
+    const Shape shape{size.rows, size.dim};
+    const Tensor x = normal_tensor(DType::kF32, shape, 1);
+    const Tensor p[] = {normal_tensor(DType::kF32, shape, 2), normal_tensor(DType::kF32, shape, 3)};
+    const Tensor p_bias = normal_tensor(DType::kF32, {size.dim}, 4);
+    const Tensor scale = normal_tensor(DType::kF32, {size.dim}, 5);
+    const Tensor weight = normal_tensor(DType::kF32, {size.dim}, 6);
+    const Tensor bias = normal_tensor(DType::kF32, {size.dim}, 7);
+    const Tensor vectors[] = {on_gpu(p_bias), on_gpu(scale), on_gpu(weight), on_gpu(bias)};
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      const Tensor gpu_p[] = {halves(p[0], dtype), halves(p[1], dtype)};
+      const Tensor used[] = {floats(gpu_p[0]), floats(gpu_p[1])};
+      for (const size_t count : {1, 2}) {
+        for (const Residual residual : {Residual::kSum, Residual::kSame}) {
+          const Addend addends[] = {{used[0], p_bias, scale}, {used[1]}};
+          Tensor sum(DType::kF32, shape);
+          copy(sum, x, cpu_);
+          Tensor expected(DType::kF32, shape);
+          add_norm(expected, sum, residual, {addends, count}, weight, bias, 1e-5f, cpu_);
+          const Addend on_device[] = {{gpu_p[0], vectors[0], vectors[1]}, {gpu_p[1]}};
+          Tensor gpu_x = on_gpu(x);
+          Tensor y = poison(dtype, shape);
+          add_norm(y, gpu_x, residual, {on_device, count}, vectors[2], vectors[3], 1e-5f, *gpu_);
+          const std::string named = std::to_string(size.rows) + " x " + std::to_string(size.dim) +
+                                    ", " + std::string(dtype_name(dtype)) + ", " +
+                                    std::to_string(count) + " addends";
+          EXPECT_LE(error(y, expected), tolerance(dtype)) << named;
+          EXPECT_LE(error(gpu_x, sum), 1e-6) << named;
+        }
+      }
+      Tensor normed = poison(dtype, shape);
+      layer_norm(normed, on_gpu(x), vectors[2], vectors[3], 1e-5f, *gpu_);
+      Tensor expected(DType::kF32, shape);
+      layer_norm(expected, x, weight, bias, 1e-5f, cpu_);
+      EXPECT_LE(error(normed, expected), tolerance(dtype)) << "norm of " << size.dim;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlm
