@@ -118,6 +118,12 @@ void Segments::assign(std::span<const int32_t> bounds, Stream& stream) {
         tiles.push_back({bounds[i - 1], rows, first});
       }
     }
+    // The longest first: what a GPU does last, and alone, is then short.
+    const auto queries = [size](const Tile& tile) {
+      return std::min(size, tile.rows - tile.queries);
+    };
+    std::ranges::stable_sort(tiles.begin() + static_cast<std::ptrdiff_t>(before), tiles.end(),
+                             std::ranges::greater(), queries);
     counts_[size == 64 ? 0 : 1] = static_cast<int64_t>(tiles.size() - before);
   }
   const Shape shape{std::ssize(tiles), 4};

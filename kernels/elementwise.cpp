@@ -74,8 +74,10 @@ void upload_rows(TensorView to, ConstTensorView from, Stream& stream) {
   const size_t row_bytes = static_cast<size_t>(to.shape()[1]) * width;
   const size_t filled = static_cast<size_t>(columns) * width;
   const auto in_piece = static_cast<int64_t>(std::max<size_t>(1, kPieceBytes / row_bytes));
-  for (int64_t first = 0; first < from.shape()[0]; first += in_piece) {
-    const int64_t rows = std::min(in_piece, from.shape()[0] - first);
+  int64_t rows = 0;
+  for (int64_t first = 0; first < from.shape()[0]; first += rows) {
+    // The first is small: nothing is copied while it is converted.
+    rows = std::min(first == 0 ? (in_piece + 3) / 4 : in_piece, from.shape()[0] - first);
     std::byte* staged = stream.queue().stage(static_cast<size_t>(rows) * row_bytes);
     const auto tasks = static_cast<size_t>((rows + kTaskRows - 1) / kTaskRows);
     stream.pool().parallel_for(tasks, [&](size_t task, int) {

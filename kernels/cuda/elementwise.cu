@@ -32,12 +32,15 @@ __global__ void convert_elements(To* to, const From* from, int64_t count) {
   }
 }
 
-template <class T>
+/// kWidth elements of a row at a time.
+template <class T, int kWidth>
 __global__ void gather(float* y, const T* table, const int32_t* ids, int64_t dim, int64_t count) {
   let_next_start();
   wait_for_earlier();
-  for (int64_t i = first_element(); i < count; i += grid_size()) {
-    y[i] = load_float(table[ids[i / dim] * dim + i % dim]);
+  for (int64_t i = first_element() * kWidth; i < count; i += grid_size() * kWidth) {
+    float values[kWidth];
+    load_group(table + ids[i / dim] * dim + i % dim, values);
+    store_group(y + i, values);
   }
 }
 
@@ -82,11 +85,13 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
                  Stream& stream) {
   const auto* device_ids =
       reinterpret_cast<const int32_t*>(stream.queue().upload(ids.data(), ids.size_bytes()));
+  const int64_t dim = y.shape()[1];
+  const bool grouped = dim % 4 == 0 && is_aligned(table.data(), 16) && is_aligned(y.data(), 16);
   with_type(table.dtype(), [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
-    launch_early("gather_rows", gather<T>, blocks_for(y.elements()), kThreads, stream,
-                 y.as<float>(), reinterpret_cast<const T*>(table.data()), device_ids, y.shape()[1],
-                 y.elements());
+    launch_early("gather_rows", grouped ? gather<T, 4> : gather<T, 1>,
+                 blocks_for(y.elements() / (grouped ? 4 : 1)), kThreads, stream, y.as<float>(),
+                 reinterpret_cast<const T*>(table.data()), device_ids, dim, y.elements());
   });
 }
 
