@@ -36,9 +36,14 @@ class VisionEncoder {
   /// stream's device. On the CPU, and in half precision, what a picture becomes does not depend on
   /// the others, bit for bit. Tells stream.watch() of every layer, as phase "vision". Throws
   /// Error{kInvalidArgument} for patches that the tower does not take, Error{kCancelled} if the
-  /// watch wants no more.
+  /// watch wants no more. `space`, what an earlier call returned and nothing reads any more,
+  /// becomes the features if it has their shape: a GPU waits where its memory is given back.
   virtual Tensor encode(std::span<const VisualPatches* const> pictures, Stream& stream,
-                        const VisionTap& tap) = 0;
+                        const VisionTap& tap, Tensor space) = 0;
+  Tensor encode(std::span<const VisualPatches* const> pictures, Stream& stream,
+                const VisionTap& tap) {
+    return encode(pictures, stream, tap, {});
+  }
 };
 
 }  // namespace kvlm

@@ -1,6 +1,5 @@
 #include "vision/shuffle_projector.h"
 
-#include "kernels/activation.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/norm.h"
@@ -30,8 +29,18 @@ size_t ShuffleProjector::weight_bytes() const noexcept {
   return weight1_.bytes() + weight2_.bytes();
 }
 
+void ShuffleProjector::reserve(int64_t cells, DType dtype, Device device) {
+  if (cells <= reserved_ && !gathered_.empty()) return;
+  reserved_ = 0;  // as long as there may be no memory for more
+  const int64_t wide = norm_.shape()[0];
+  gathered_ = Tensor(DType::kF32, {cells, wide}, device);
+  if (dtype != DType::kF32) normed_ = Tensor(dtype, {cells, wide}, device);
+  inner_ = Tensor(dtype, {cells, weight1_.shape()[0]}, device);
+  reserved_ = cells;
+}
+
 Tensor ShuffleProjector::project(ConstTensorView features, std::span<const PatchGrid> grids,
-                                 Stream& stream) const {
+                                 Stream& stream) {
   std::vector<int32_t> order;
   for (const PatchGrid& grid : grids) {
     const std::vector<int32_t> in_slice =
@@ -43,15 +52,15 @@ Tensor ShuffleProjector::project(ConstTensorView features, std::span<const Patch
   }
   const int64_t cells = std::ssize(order) / (int64_t{merge_} * merge_);
   const Device device = stream.device();
-  Tensor gathered(DType::kF32, features.shape(), device);
-  gather_rows(gathered, features, order, stream);
-  const TensorView wide = gathered.view().reshape({cells, norm_.shape()[0]});
-  layer_norm(wide, wide, norm_, norm_bias_, kEps, stream);
-  const int64_t width = weight1_.shape()[0];
-  Tensor inner(DType::kF32, {cells, width}, device);
-  Tensor out(DType::kF32, {cells, width}, device);
-  linear(inner, wide, weight1_, bias1_, false, stream);
-  activate(inner, inner, Activation::kGelu, stream);
+  reserve(cells, device.kind == DeviceKind::kCpu ? DType::kF32 : weight1_.dtype(), device);
+  const TensorView wide = gathered_.view().slice(0, cells);
+  gather_rows(wide.reshape(features.shape()), features, order, stream);
+  const TensorView normed = normed_.empty() ? wide : normed_.view().slice(0, cells);
+  layer_norm(normed, wide, norm_, norm_bias_, kEps, stream);
+  const TensorView inner = inner_.view().slice(0, cells);
+  linear(inner, normed, weight1_, LinearTail{.bias = bias1_, .activation = Activation::kGelu},
+         stream);
+  Tensor out(DType::kF32, {cells, weight2_.shape()[0]}, device);
   linear(out, inner, weight2_, bias2_, false, stream);
   return out;
 }

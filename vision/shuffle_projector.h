@@ -25,13 +25,22 @@ class ShuffleProjector {
   size_t weight_bytes() const noexcept;
   /// features (patches of all grids, in) f32 to (patches / merge^2, out) f32. Throws
   /// Error{kInvalidArgument} if merge does not divide a grid.
-  Tensor project(ConstTensorView features, std::span<const PatchGrid> grids, Stream& stream) const;
+  Tensor project(ConstTensorView features, std::span<const PatchGrid> grids, Stream& stream);
 
  private:
+  /// Makes room for rows of `cells` merged patches.
+  void reserve(int64_t cells, DType dtype, Device device);
+
   int merge_;
   bool columns_first_;
   ConstTensorView norm_, norm_bias_, weight1_, bias1_, weight2_, bias2_;
   std::vector<std::shared_ptr<const void>> owners_;
+
+  // Kept from call to call: a GPU's driver takes its time to give memory and to take it back.
+  int64_t reserved_ = 0;  // rows
+  Tensor gathered_;       // (rows, merge^2 * in) f32, patches side by side
+  Tensor normed_;         // (rows, merge^2 * in), or empty where gathered_ is normed in place
+  Tensor inner_;          // (rows, out)
 };
 
 }  // namespace kvlm

@@ -29,22 +29,30 @@ class Vit final : public VisionEncoder {
     return config_.hidden * static_cast<int>(selected_.size());
   }
   size_t weight_bytes() const noexcept override { return weight_bytes_; }
+  using VisionEncoder::encode;
   Tensor encode(std::span<const VisualPatches* const> pictures, Stream& stream,
-                const VisionTap& tap) override;
+                const VisionTap& tap, Tensor space) override;
 
  private:
   void check(const VisualPatches& picture) const;
   /// Makes room for this many tiles.
   void reserve(int64_t tiles, Stream& stream);
   size_t bytes_per_tile() const;
-  /// Encodes tiles, each (patches, columns), into rows of `features`.
-  void encode_piece(std::span<const ConstTensorView> tiles, TensorView features, Stream& stream,
-                    const VisionTap& tap);
+  /// Encodes tiles, each (patches, columns), into `features` of all pictures, from row `first` on.
+  void encode_piece(std::span<const ConstTensorView> tiles, Tensor& features, const Shape& shape,
+                    int64_t first, Stream& stream, const VisionTap& tap);
+  /// Patches of `tiles` in the format of products.
+  TensorView place(std::span<const ConstTensorView> tiles, Stream& stream);
   void embed(std::span<const ConstTensorView> tiles, Stream& stream, const VisionTap& tap);
-  /// Copies hidden state `state` into its columns of `features`, if it is one of the selected.
+  bool selects(int state) const { return std::ranges::find(selected_, state) != selected_.end(); }
+  /// Copies hidden state `state` into its columns of `features`, where it is one of the selected.
   void select(int state, int64_t tiles, TensorView features, Stream& stream);
   int64_t class_rows() const noexcept { return config_.class_token ? 1 : 0; }
   int64_t rows_per_tile() const noexcept { return patches_ + class_rows(); }
+  /// Of a tile's rows, those that are features.
+  int64_t kept_rows() const noexcept {
+    return patches_ + (config_.keep_class_token ? class_rows() : 0);
+  }
   TensorView used(Tensor& tensor, int64_t tiles) const {
     return tensor.view().slice(0, tiles * rows_per_tile());
   }
@@ -172,22 +180,33 @@ void Vit::reserve(int64_t tiles, Stream& stream) {
   reserved_ = tiles;
 }
 
+TensorView Vit::place(std::span<const ConstTensorView> tiles, Stream& stream) {
+  const TensorView placed = placed_.view().slice(0, std::ssize(tiles) * patches_);
+  // A picture's tiles lie one behind the other: the fewer uploads, the fewer waits between them.
+  for (size_t first = 0, next = 1; first < tiles.size(); first = next++) {
+    const auto follows = [&](const ConstTensorView& tile) {
+      return tile.data() == tiles[first].data() + (next - first) * tile.bytes();
+    };
+    while (next < tiles.size() && follows(tiles[next])) ++next;
+    const int64_t rows = static_cast<int64_t>(next - first) * patches_;
+    const ConstTensorView run(tiles[first].data(), DType::kF32, {rows, columns_},
+                              tiles[first].device());
+    upload_rows(placed.slice(static_cast<int64_t>(first) * patches_, rows), run, stream);
+  }
+  return placed;
+}
+
 void Vit::embed(std::span<const ConstTensorView> tiles, Stream& stream, const VisionTap& tap) {
   const int64_t count = std::ssize(tiles);
   const TensorView x = used(x_, count);
   const TensorView products = blocks_.workspace({count * patches_, config_.hidden});
-  for (int64_t i = 0; i < count; ++i) {
-    const ConstTensorView tile = tiles[static_cast<size_t>(i)];
-    if (device_.kind == DeviceKind::kCpu) {
-      linear(products.slice(i * patches_, patches_), tile, patch_.weight, patch_.bias, false,
-             stream);
-    } else {
-      upload_rows(placed_.view().slice(i * patches_, patches_), tile, stream);
+  if (device_.kind == DeviceKind::kCpu) {
+    for (int64_t i = 0; i < count; ++i) {
+      linear(products.slice(i * patches_, patches_), tiles[static_cast<size_t>(i)], patch_.weight,
+             patch_.bias, false, stream);
     }
-  }
-  if (device_.kind != DeviceKind::kCpu) {
-    linear(products, placed_.view().slice(0, count * patches_), patch_.weight, patch_.bias, false,
-           stream);
+  } else {
+    linear(products, place(tiles, stream), patch_.weight, patch_.bias, false, stream);
   }
   if (tap) tap("vision.patch_embed", products);
   scatter_tiles(x, products, class_embedding_, positions_, stream);
@@ -205,24 +224,30 @@ void Vit::select(int state, int64_t tiles, TensorView features, Stream& stream) 
   }
 }
 
-void Vit::encode_piece(std::span<const ConstTensorView> tiles, TensorView features, Stream& stream,
-                       const VisionTap& tap) {
+void Vit::encode_piece(std::span<const ConstTensorView> tiles, Tensor& features, const Shape& shape,
+                       int64_t first, Stream& stream, const VisionTap& tap) {
   const size_t total = blocks_.size() + 1;  // the patches are the first
   const int64_t count = std::ssize(tiles);
+  const int64_t rows = count * kept_rows();
+  const auto take = [&](int state) {
+    if (!selects(state)) return;
+    // A GPU is busy meanwhile: memory for them takes a while to be had.
+    if (features.empty()) features = Tensor(DType::kF32, shape, device_);
+    select(state, count, features.view().slice(first, rows), stream);
+  };
   reserve(count, stream);
   report_progress(stream.watch(), "vision", 0, total);
   embed(tiles, stream, tap);
-  select(0, count, features, stream);
+  take(0);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     report_progress(stream.watch(), "vision", i + 1, total);
     blocks_.run(i, used(x_, count), segments_[static_cast<size_t>(count) - 1], {}, stream);
     const int state = static_cast<int>(i) + 1;
-    const bool read = std::ranges::find(selected_, state) != selected_.end();
-    if (read || tap) blocks_.settle(used(x_, count), stream);
+    if (selects(state) || tap) blocks_.settle(used(x_, count), stream);
     if (tap) tap(fmt::format("vision.layer.{}", i), used(x_, count));
-    select(state, count, features, stream);
+    take(state);
   }
-  if (tap) tap("vision.selected", features);
+  if (tap) tap("vision.selected", features.view().slice(first, rows));
   report_progress(stream.watch(), "vision", total, total);
 }
 
@@ -244,7 +269,7 @@ void Vit::check(const VisualPatches& picture) const {
 }
 
 Tensor Vit::encode(std::span<const VisualPatches* const> pictures, Stream& stream,
-                   const VisionTap& tap) {
+                   const VisionTap& tap, Tensor space) {
   std::vector<ConstTensorView> tiles;
   for (const VisualPatches* picture : pictures) {
     check(*picture);
@@ -252,8 +277,10 @@ Tensor Vit::encode(std::span<const VisualPatches* const> pictures, Stream& strea
       tiles.push_back(picture->rows.view().slice(i * patches_, patches_));
     }
   }
-  const int64_t kept = patches_ + (config_.keep_class_token ? class_rows() : 0);
-  Tensor features(DType::kF32, {std::ssize(tiles) * kept, width()}, device_);
+  const int64_t kept = kept_rows();
+  const Shape shape{std::ssize(tiles) * kept, width()};
+  Tensor features = std::move(space);
+  if (features.empty() || features.shape() != shape) features = Tensor();
   const size_t fitting = std::max<size_t>(1, workspace_bytes_ / bytes_per_tile());
   const size_t pieces = (tiles.size() + fitting - 1) / fitting;
   const size_t most = (tiles.size() + pieces - 1) / std::max<size_t>(1, pieces);
@@ -263,11 +290,10 @@ Tensor Vit::encode(std::span<const VisualPatches* const> pictures, Stream& strea
     const size_t first = std::min(tiles.size(), piece * most);
     const size_t count = std::min(most, tiles.size() - first);
     if (count == 0) break;
-    encode_piece(std::span(tiles).subspan(first, count),
-                 features.view().slice(static_cast<int64_t>(first) * kept,
-                                       static_cast<int64_t>(count) * kept),
-                 stream, tap);
+    encode_piece(std::span(tiles).subspan(first, count), features, shape,
+                 static_cast<int64_t>(first) * kept, stream, tap);
   }
+  if (features.empty()) features = Tensor(DType::kF32, shape, device_);  // of no pictures
   return features;
 }
 

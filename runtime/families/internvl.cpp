@@ -110,6 +110,7 @@ class InternVl final : public FamilyModel {
   int32_t visual_id_;
   std::unique_ptr<VisionEncoder> tower_;
   std::unique_ptr<ShuffleProjector> projector_;
+  Tensor features_;  // of the tower, from the last call: the next one's, if they are as many
 };
 
 InternVl::InternVl(const ModelSource& source, InternVlParts parts, const LoadOptions& options,
@@ -186,7 +187,8 @@ VisualRows InternVl::encode(std::span<const VisualInput* const> visuals, Stream&
     grids.insert(grids.end(), visual->patches.grids.begin(), visual->patches.grids.end());
     rows.push_back(visual->rows);
   }
-  Tensor features = projector_->project(tower_->encode(patches, stream, tap), grids, stream);
+  features_ = tower_->encode(patches, stream, tap, std::move(features_));
+  Tensor features = projector_->project(features_, grids, stream);
   if (tap) tap("projector_out", features);
   return pack_visuals(std::move(features), rows, visuals, {}, stream);
 }

@@ -115,7 +115,7 @@ TEST(ShuffleProjector, EqualsTheReference) {
     WeightMap weights = checkpoint.take_weights();
     weights.rename(&canonical_llava_name);
     const std::string prefix = "model.multi_modal_projector.";
-    const ShuffleProjector projector(24, 48, 2, /*columns_first=*/false, weights, prefix);
+    ShuffleProjector projector(24, 48, 2, /*columns_first=*/false, weights, prefix);
     for (const std::string& left : weights.remaining()) {
       EXPECT_FALSE(left.starts_with(prefix)) << left << " was not taken";
     }
