@@ -210,14 +210,14 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
 }
 
 const LayerState& PolicyCache::layer(SequenceId sequence, int layer) noexcept {
-  gpu_.catch_up(store_.at(sequence));
+  counts_.catch_up(store_.at(sequence));
   return store_.at(sequence).layers[static_cast<size_t>(layer)];
 }
 
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   std::vector<HeadState> heads = this->layer(id, layer).heads;
   if (holds_uncounted_row(id, layer)) {
-    for (HeadState& head : heads) gpu_.count_newest(head);
+    for (HeadState& head : heads) counts_.count_newest(head);
   }
   return inspector_.read(store_.at(id), heads, layer, stream);
 }

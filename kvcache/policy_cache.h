@@ -7,6 +7,7 @@
 
 #include "kvcache/engine/decode_attention.h"
 #include "kvcache/engine/evictor.h"
+#include "kvcache/engine/gained_counts.h"
 #include "kvcache/engine/gpu_decode.h"
 #include "kvcache/engine/inspector.h"
 #include "kvcache/engine/later_prompt.h"
@@ -94,6 +95,7 @@ class PolicyCache final : public KvCache {
   LaterPrompt later_prompts_{traits_, unpacker_, appender_, window_packer_, evictor_};
   DecodeAttention decode_{traits_, appender_, key_basis_, remap_, decode_weights_};
   GpuDecode gpu_{traits_, store_, key_basis_, remap_};
+  GainedCounts counts_{traits_};
   Inspector inspector_{traits_, unpacker_, remap_};
 
   std::span<const StepRows> step_;

@@ -4,10 +4,6 @@
 
 namespace kvlm {
 
-bool can_pack_windows(const PackedFormat&, const std::array<PackRule, 2>&, int) noexcept {
-  return false;
-}
-
 struct DecodeTable::State {};
 DecodeTable::DecodeTable(const TableShape&, std::span<const std::array<RowWindow, 2>>, Device) {
   cuda::refuse("DecodeTable");

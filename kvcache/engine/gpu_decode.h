@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/decode_table.h"
+#include "kvcache/engine/gained_counts.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/store.h"
 #include "kvcache/engine/traits.h"
@@ -18,7 +19,7 @@ namespace kvlm {
 
 /// Decode on a GPU, which keeps the counters of what a sequence holds (DecodeTable). The host says
 /// what a sequence holds when its prompt has ended, or when the host itself has changed it, and
-/// counts the rows that follow when somebody asks (catch_up).
+/// counts the rows that follow when somebody asks (GainedCounts).
 class GpuDecode {
  public:
   GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
@@ -42,48 +43,37 @@ class GpuDecode {
 
   /// KvCache::repetition() of the step that has begun.
   Repetition repetition() const noexcept;
-  /// Counts on the host the rows that a sequence has gained.
-  void catch_up(Sequence& sequence) const;
-  /// The same, because the host is about to change what the sequence holds.
+  /// Counts on the host the rows that a sequence has gained, because the host is about to change
+  /// what the sequence holds.
   void take_back(Sequence& sequence) const;
-  /// Counts the row that a step has stored and attended to, in a copy of a KV head.
-  void count_newest(HeadState& head) const;
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
   int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
 
  private:
   static bool can_serve(const CacheTraits& traits);
   RowWindow window_of(int layer, Part part) const;
-  bool host_flushes(int layer, Part part) const noexcept;
   bool place_new(std::span<const StepRows> step, Stream& stream);
   bool lies_evenly(const Sequence& sequence) const noexcept;
   void place(Sequence& sequence, SequenceId id, Stream& stream);
   size_t describe_keys(const HeadState& head, int layer, size_t index, RunList& runs);
-  void list_gained(Sequence& sequence) const;
-  size_t gain_row(Sequence& sequence, bool& host) noexcept;
-  bool choose_dropped(Sequence& sequence, int* dropped) const;
-  size_t drop_rows(Sequence& sequence, const int* dropped) const;
-  void count_due(Sequence& sequence) const;
-  int dropped(const Sequence& sequence, int row, int layer) const;
-  void replay(const Sequence& sequence, Plane& plane, Part part, int layer) const;
-  void replay_tags(const Sequence& sequence, HeadState& head, int layer) const;
+  void describe_values(const HeadState& head, int layer, RunList& runs);
+  void change_queries(int layer, const float* q, Stream& stream);
 
   const CacheTraits& traits_;
   SequenceStore& store_;
   KeyBasisChange& key_basis_;
   VisualRemap& remap_;
+  GainedCounts counts_;
   std::unique_ptr<DecodeTable> table_;
   std::vector<TableRow> rows_;        // of this step
   std::vector<TableRow> known_rows_;  // whose queries key_basis_ knows
   bool basis_known_ = false;          // it knows those of this step
   std::vector<TableLane> lanes_;      // (kv_heads,)
   std::vector<SlotRun> runs_;         // of these
-  bool evicts_ = false;
-  std::vector<int> dropped_;        // (layers, rows of this step)
-  std::vector<int> of_sequence_;    // (layers,) of one
-  std::array<bool, 2> due_{};       // windows of keys, of values are full
-  std::vector<Sequence*> flushed_;  // by the host
-  const float* queries_ = nullptr;  // where those in another basis are
+  std::vector<int> dropped_;          // (layers, rows of this step)
+  std::vector<int> of_sequence_;      // (layers,) of one
+  std::vector<Sequence*> flushed_;    // by the host
+  const float* queries_ = nullptr;    // where those in another basis are
   int fixed_runs_ = 0;
   bool host_windows_ = false;  // some windows are flushed by the host
 };

@@ -2,9 +2,22 @@
 
 #include <utility>
 
+#include "kernels/decode_table.h"
 #include "kvcache/engine/step_checks.h"
 
 namespace kvlm {
+
+namespace {
+
+/// Whether a DecodeTable can pack a window.
+bool fits_table(const PartPlan& plan) {
+  const PackedFormat& format = plan.format;
+  const bool whole_blocks = format.axis == ScaleAxis::kToken ||
+                            plan.flush.prompt_unit % std::max(format.block_rows, 1) == 0;
+  return whole_blocks && can_pack_windows(format, plan.rules, plan.flush.rows);
+}
+
+}  // namespace
 
 CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     : plan_(std::move(plan)),
@@ -27,11 +40,12 @@ LayerTraits CacheTraits::traits_of(int layer) const {
     traits.remaps |= store == kVisual && quantizer->remap(layer) != nullptr;
     if (quantizer->visual_only()) continue;
     for (const Part part : {Part::kKeys, Part::kValues}) {
-      if (store == kRest) {
-        traits.flush[static_cast<size_t>(part)] = &quantizer->plan(part, layer).flush;
-      }
-      traits.windows.push_back(
-          {store, part, &quantizer->plan(part, layer), quantizer->repacks(part) || has_basis});
+      const PartPlan& plan = quantizer->plan(part, layer);
+      const bool anew = quantizer->repacks(part) || has_basis;
+      traits.windows.push_back({store, part, &plan, anew});
+      if (store != kRest) continue;
+      traits.flush[static_cast<size_t>(part)] = &plan.flush;
+      traits.host_flushes[static_cast<size_t>(part)] = anew || traits.protects || !fits_table(plan);
     }
   }
   return traits;

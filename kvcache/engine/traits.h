@@ -27,7 +27,9 @@ struct LayerTraits {
   std::array<const FlushRule*, 2> flush{};
   bool protects = false;       ///< some packed values lie apart (VidKV)
   bool has_key_basis = false;  ///< keys are packed in a basis of their own (VidKV)
-  bool remaps = false;         ///< scores of packed visual slots are remapped (CalibQuant)
+  /// By Part: the window of kRest is flushed by the host, also on a GPU.
+  std::array<bool, 2> host_flushes{};
+  bool remaps = false;  ///< scores of packed visual slots are remapped (CalibQuant)
 };
 
 /// What follows from a plan and a device, for all parts of the engine.
@@ -63,6 +65,12 @@ class CacheTraits {
     return std::any_of(layers_.begin(), layers_.end(),
                        [](const LayerTraits& layer) { return layer.has_key_basis; });
   }
+  /// A DecodeTable cannot pack the window of a side.
+  bool host_flushes(int layer, Part part) const noexcept {
+    return layers_[static_cast<size_t>(layer)].host_flushes[static_cast<size_t>(part)];
+  }
+  /// The rule drops slots in decode.
+  bool evicts() const noexcept { return retention() != nullptr && retention()->evicts(); }
   /// The first of the layers that keep the same slots as `layer`.
   int pair_of(int layer) const noexcept {
     return plan_->pairs.empty() ? layer : plan_->pairs[static_cast<size_t>(layer)];

@@ -9,8 +9,7 @@
 
 #include "kernels/base/queue.h"
 #include "kvcache/policy_cache.h"
-#include "tests/kvcache/feeder.h"
-#include "tests/kvcache/plans.h"
+#include "tests/kvcache/lives.h"
 #include "tests/watched_cache.h"
 
 namespace kvlm {
@@ -243,6 +242,8 @@ TEST_P(CudaPolicy, EqualsTheCpuStepByStep) {
 TEST_P(CudaPolicy, EachLayerReadsWhatTheCpuReads) {
   check_each_layer(GetParam(), shape_of(4, 2, 2, 16));
 }
+
+TEST_P(CudaPolicy, DoesNotDependOnWhatElseHappens) { check_lives(GetParam(), kGpu); }
 
 TEST_P(CudaPolicy, DoesNotDependOnItsCompany) {
   check_company(GetParam(), shape_of(2, 2, 2, 16));

@@ -1,0 +1,204 @@
+// What a row of decode adds to a sequence whose counters are on a GPU follows from numbers of rows:
+// a row to each ring, or a flush, or a slot less. gain() counts that in a few numbers a sequence,
+// so that its bytes are known at every step; catch_up() repeats it in every plane.
+#include "kvcache/engine/gained_counts.h"
+
+#include <algorithm>
+#include <array>
+
+namespace kvlm {
+
+namespace {
+
+constexpr std::array kParts{Part::kKeys, Part::kValues};
+
+}  // namespace
+
+void GainedCounts::start(Sequence& sequence) const {
+  sequence.gained.clear();
+  sequence.dropped.clear();
+  sequence.slots.clear();
+  if (traits_.evicts()) {
+    sequence.dropped.reserve(static_cast<size_t>(sequence.size.max_rows - sequence.rows) *
+                             traits_.layers());
+  }
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    sequence.slots.push_back(sequence.layers[static_cast<size_t>(layer)].heads[0].slots());
+    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+      for (const Part part : kParts) add(sequence, rows_of(head.plane(kRest, part), part, layer));
+    }
+  }
+}
+
+/// What a row adds to one plane.
+GainedRows GainedCounts::rows_of(const Plane& plane, Part part, int layer) const {
+  const Plane::Layout& layout = plane.layout();
+  GainedRows rows;
+  if (traits_.evicts()) rows.layer = layer;
+  rows.part = part;
+  rows.window = traits_.flush_rule(part, layer);
+  rows.host = traits_.host_flushes(layer, part);
+  rows.full = plane.full();
+  rows.row_bytes = layout.row_bytes();
+  if (rows.window == nullptr || rows.host) return rows;
+  const int packed = rows.window->rows;
+  const int block = std::min(layout.block_rows(), packed);
+  rows.packed_bytes = static_cast<size_t>(packed / block) * layout.packed_bytes(block);
+  if (packed % block != 0) rows.packed_bytes += layout.packed_bytes(packed % block);
+  return rows;
+}
+
+/// Planes that are alike are counted together.
+void GainedCounts::add(Sequence& sequence, const GainedRows& rows) {
+  const auto alike = std::find_if(sequence.gained.begin(), sequence.gained.end(),
+                                  [&](const GainedRows& other) { return other.alike(rows); });
+  if (alike == sequence.gained.end()) {
+    sequence.gained.push_back(rows);
+  } else {
+    ++alike->planes;
+  }
+}
+
+Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
+  std::fill(dropped.begin(), dropped.end(), -1);
+  Gain gain = gain_row(sequence);
+  ++sequence.uncounted;
+  for (int& slots : sequence.slots) ++slots;
+  if (!traits_.evicts() || gain.host) return gain;
+  gain.host = !choose_dropped(sequence, dropped);
+  if (!gain.host) gain.bytes -= drop_rows(sequence, dropped);
+  return gain;
+}
+
+Gain GainedCounts::gain_row(Sequence& sequence) {
+  Gain gain;
+  for (GainedRows& rows : sequence.gained) {
+    ++rows.full;
+    gain.bytes += rows.planes * rows.row_bytes;
+    if (rows.window == nullptr || rows.full < rows.window->trigger) continue;
+    if (rows.host) {
+      gain.host = true;
+      continue;
+    }
+    gain.due[static_cast<size_t>(rows.part)] = true;
+    const auto packed = static_cast<size_t>(rows.window->rows);
+    rows.full -= rows.window->rows;
+    gain.bytes += rows.planes * (rows.packed_bytes - packed * rows.row_bytes);
+  }
+  return gain;
+}
+
+/// The slot that each layer of a sequence drops after this step's row; -1: none. False if one is
+/// packed, which the host has to drop.
+bool GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropped) const {
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    const auto at = static_cast<size_t>(layer);
+    const LayerState& state = sequence.layers[at];
+    DecodeView view;
+    view.layer = layer;
+    view.rows = sequence.slots[at];
+    view.prompt_rows = sequence.prompt_rows;
+    view.step = sequence.rows + 1 - sequence.prompt_rows;
+    view.kept = state.kept;
+    view.forget = state.forget;
+    view.scores = state.heads[0].scores;
+    dropped[at] = traits_.retention()->evict(view);
+  }
+  return std::none_of(sequence.gained.begin(), sequence.gained.end(), [&](const GainedRows& rows) {
+    const auto layer = static_cast<size_t>(rows.layer);
+    return dropped[layer] >= 0 && dropped[layer] < sequence.slots[layer] - rows.full;
+  });
+}
+
+/// Counts the slots that a sequence drops on the GPU. Returns the bytes that they free.
+size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped) const {
+  size_t bytes = 0;
+  for (GainedRows& rows : sequence.gained) {
+    if (dropped[static_cast<size_t>(rows.layer)] < 0) continue;
+    --rows.full;
+    bytes += rows.planes * rows.row_bytes;
+  }
+  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+    sequence.dropped.push_back(dropped[layer]);
+    if (dropped[layer] < 0) continue;
+    --sequence.slots[layer];
+    std::vector<float>& scores = sequence.layers[layer].heads[0].scores;
+    if (static_cast<size_t>(dropped[layer]) < scores.size()) {
+      scores.erase(scores.begin() + dropped[layer]);
+    }
+  }
+  return bytes;
+}
+
+void GainedCounts::catch_up(Sequence& sequence) const {
+  if (sequence.uncounted == 0) return;
+  // Blocks of shared codes are found by those of the layer that has them.
+  for (const bool shared : {false, true}) {
+    for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+      LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+      for (HeadState& head : state.heads) {
+        for (const Part part : kParts) {
+          Plane& plane = head.plane(kRest, part);
+          if (plane.layout().shared != shared) continue;
+          state.plane_bytes -= plane.bytes();
+          replay(sequence, plane, part, layer);
+          state.plane_bytes += plane.bytes();
+        }
+        if (!shared && traits_.retention() != nullptr) replay_tags(sequence, head, layer);
+      }
+    }
+  }
+  sequence.uncounted = 0;
+  sequence.dropped.clear();
+}
+
+/// The slot that a layer has dropped after row number `row` of those that are not counted.
+int GainedCounts::dropped_after(const Sequence& sequence, int row, int layer) const {
+  // A row that the host settles itself has none.
+  const size_t at = static_cast<size_t>(row) * traits_.layers() + static_cast<size_t>(layer);
+  return at < sequence.dropped.size() ? sequence.dropped[at] : -1;
+}
+
+/// Counts what a sequence has gained and dropped in one plane.
+void GainedCounts::replay(const Sequence& sequence, Plane& plane, Part part, int layer) const {
+  const FlushRule* window =
+      traits_.host_flushes(layer, part) ? nullptr : traits_.flush_rule(part, layer);
+  if (!traits_.evicts()) return plane.gain(sequence.uncounted, window);
+  for (int row = 0; row < sequence.uncounted; ++row) {
+    plane.gain(1, window);
+    const int slot = dropped_after(sequence, row, layer);
+    if (slot >= 0) static_cast<void>(plane.evict(slot));  // the GPU has closed the gap
+  }
+}
+
+/// The same for the tags of a KV head.
+void GainedCounts::replay_tags(const Sequence& sequence, HeadState& head, int layer) const {
+  for (int row = 0; row < sequence.uncounted; ++row) {
+    head.tags.push_back(kTextRow);
+    const int slot = dropped_after(sequence, row, layer);
+    if (slot >= 0) head.tags.erase(head.tags.begin() + slot);
+  }
+}
+
+/// Counts the windows that are full, as RowAppender does.
+void GainedCounts::count_due(Sequence& sequence) const {
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+    state.due = {};
+    for (const HeadState& head : state.heads) {
+      for (const Window& window : traits_.layer(layer).windows) {
+        const Plane& plane = head.plane(window.store, window.part);
+        if (window.store != kRest || plane.full() < window.plan->flush.trigger) continue;
+        ++state.due[window.store][static_cast<size_t>(window.part)];
+      }
+    }
+  }
+}
+
+void GainedCounts::count_newest(HeadState& head) const {
+  static_cast<void>(head.stores[kRest].keys.push_row());
+  static_cast<void>(head.stores[kRest].values.push_row());
+  if (traits_.retention() != nullptr) head.tags.push_back(kTextRow);
+}
+
+}  // namespace kvlm

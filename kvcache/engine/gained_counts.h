@@ -1,0 +1,49 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include "kvcache/engine/sequence.h"
+#include "kvcache/engine/traits.h"
+
+namespace kvlm {
+
+/// What a row of decode has come to.
+struct Gain {
+  size_t bytes = 0;           ///< that the sequence has more, modulo 2^64: it may be fewer
+  std::array<bool, 2> due{};  ///< by Part: a window is full that the GPU packs
+  bool host = false;          ///< the host has a window to flush, or a packed slot to drop
+};
+
+/// Counts, on the host, what sequences gain that a DecodeTable counts.
+class GainedCounts {
+ public:
+  explicit GainedCounts(const CacheTraits& traits) : traits_(traits) {}
+
+  /// Begins with a sequence as its planes are.
+  void start(Sequence& sequence) const;
+  /// Counts a row.
+  ///   dropped  (layers,) returned: the slot that the GPU drops; -1: none, also where the host does
+  Gain gain(Sequence& sequence, std::span<int> dropped) const;
+  /// Makes planes and tags count the rows that they do not count yet.
+  void catch_up(Sequence& sequence) const;
+  /// Counts the windows that are full, as RowAppender does, after catch_up().
+  void count_due(Sequence& sequence) const;
+  /// Counts the row that a step has stored and attended to, in a copy of a KV head.
+  void count_newest(HeadState& head) const;
+
+ private:
+  GainedRows rows_of(const Plane& plane, Part part, int layer) const;
+  static void add(Sequence& sequence, const GainedRows& rows);
+  static Gain gain_row(Sequence& sequence);
+  bool choose_dropped(const Sequence& sequence, std::span<int> dropped) const;
+  size_t drop_rows(Sequence& sequence, std::span<const int> dropped) const;
+  int dropped_after(const Sequence& sequence, int row, int layer) const;
+  void replay(const Sequence& sequence, Plane& plane, Part part, int layer) const;
+  void replay_tags(const Sequence& sequence, HeadState& head, int layer) const;
+
+  const CacheTraits& traits_;
+};
+
+}  // namespace kvlm

@@ -1,0 +1,126 @@
+#include "kvcache/engine/gained_counts.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kvcache/policy_cache.h"
+#include "tests/kvcache/feeder.h"
+#include "tests/kvcache/plans.h"
+
+namespace kvlm {
+namespace {
+
+using namespace testlife;
+
+/// What a plane holds, and where.
+void expect_same(const Plane& found, const Plane& expected, const std::string& where) {
+  ASSERT_EQ(found.bytes(), expected.bytes()) << where;
+  ASSERT_EQ(found.packed(), expected.packed()) << where;
+  ASSERT_EQ(found.full(), expected.full()) << where;
+  if (expected.full() > 0) {
+    ASSERT_EQ(found.full_row(0), expected.full_row(0)) << where;
+  }
+  ASSERT_EQ(found.blocks().size(), expected.blocks().size()) << where;
+  for (size_t i = 0; i < expected.blocks().size(); ++i) {
+    ASSERT_EQ(found.blocks()[i].codes, expected.blocks()[i].codes) << where;
+    ASSERT_EQ(found.blocks()[i].scales, expected.blocks()[i].scales) << where;
+    ASSERT_EQ(found.blocks()[i].rows, expected.blocks()[i].rows) << where;
+  }
+}
+
+class GainedCountsOfSpec : public ::testing::TestWithParam<const char*> {
+ protected:
+  /// A copy of what the cache holds of its only sequence.
+  void copy(PolicyCache& cache, SequenceId id, int rows) {
+    copied_.layers.clear();
+    for (int layer = 0; layer < cache.shape().layers; ++layer) {
+      copied_.layers.push_back(cache.layer(id, layer));
+    }
+    copied_.rows = rows;
+    copied_.uncounted = 0;
+  }
+
+  Sequence copied_;
+};
+
+/// What is counted in a few numbers is what a cache on the CPU counts plane by plane, at every step
+/// the bytes and, whenever it is caught up, every row and block.
+TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) {
+  const CacheShape shape = shape_of(3, 2, 2, 16);
+  const auto plan = test::plan_of(GetParam(), shape);
+  const CacheTraits traits(plan, Device{});
+  const GainedCounts counts(traits);
+  Feeder feeder(shape);
+  const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
+  constexpr int kSteps = 150;
+  copied_.size = size_of(prompt, kSteps);
+  PolicyCache cache(plan, Layouts(*plan).reservation(copied_.size).bytes(), Device{});
+  const SequenceId id = cache.open(copied_.size, "s");
+  const auto n = static_cast<int>(prompt.size());
+  feeder.pass(cache, {{'a', id, 0, prompt, true}});
+  copied_.prompt_rows = n;
+  copy(cache, id, n);
+  counts.start(copied_);
+  size_t bytes = cache.bytes();
+  std::vector<int> dropped(static_cast<size_t>(shape.layers));
+  int counted = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    feeder.pass(cache, {{'a', id, n + step, {kTextRow}, false}});
+    const Gain gain = counts.gain(copied_, dropped);
+    ++copied_.rows;
+    if (gain.host) {  // the host has flushed or dropped, and tells the GPU what is left
+      copy(cache, id, n + step + 1);
+      counts.start(copied_);
+      bytes = cache.bytes();
+      continue;
+    }
+    ++counted;
+    bytes += gain.bytes;
+    ASSERT_EQ(bytes, cache.bytes()) << "step " << step;
+    if (step % 7 != 0) continue;
+    counts.catch_up(copied_);
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      const LayerState& found = copied_.layers[static_cast<size_t>(layer)];
+      const LayerState& expected = cache.layer(id, layer);
+      for (size_t h = 0; h < found.heads.size(); ++h) {
+        const std::string where = "step " + std::to_string(step) + ", layer " +
+                                  std::to_string(layer) + ", head " + std::to_string(h);
+        for (const Part part : {Part::kKeys, Part::kValues}) {
+          expect_same(found.heads[h].plane(kRest, part), expected.heads[h].plane(kRest, part),
+                      where);
+        }
+        ASSERT_EQ(found.heads[h].tags, expected.heads[h].tags) << where;
+      }
+      ASSERT_EQ(copied_.slots[static_cast<size_t>(layer)], expected.heads[0].slots());
+    }
+  }
+  EXPECT_GT(counted, kSteps / 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Specs, GainedCountsOfSpec,
+    ::testing::Values("kivi,group=8,residual=16", "kivi,bits=3,group=4,residual=8",
+                      "asymkv,key_layers=1,value_layers=2,group=8,residual=16", "int4", "int8",
+                      "calibquant,bits=2", "calibquant,bits=4 + int4,scope=text",
+                      "xquant,group=8,residual=16", "head_quantile", "uniform,keep=0.5",
+                      "prefixkv,keep=0.4", "prefixkv,keep=0.5,evict=sliding",
+                      "prefixkv,keep=0.5 + int4", "prefixkv,keep=0.5 + kivi,group=8,residual=16",
+                      "knorm,keep=0.5", "vlcache,keep=0.5"),
+    name_of_spec);
+
+/// A window that the host flushes ends what a GPU can count.
+TEST(GainedCountsTest, LeaveAWindowThatIsPackedAnewToTheHost) {
+  const CacheShape shape = shape_of(2, 1, 2, 16);
+  const auto plan = test::plan_of("vidkv,group=8,residual=16", shape);
+  const CacheTraits traits(plan, Device{});
+  EXPECT_TRUE(traits.host_flushes(0, Part::kKeys));
+  EXPECT_TRUE(traits.host_flushes(0, Part::kValues));
+  const CacheTraits kivi(test::plan_of("kivi,group=8,residual=16", shape), Device{});
+  EXPECT_FALSE(kivi.host_flushes(0, Part::kKeys));
+  EXPECT_FALSE(kivi.host_flushes(0, Part::kValues));
+}
+
+}  // namespace
+}  // namespace kvlm
