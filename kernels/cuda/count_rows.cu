@@ -1,0 +1,214 @@
+// What a DecodeTable's GPU does with the counters of its lanes: counts the row that each gains and
+// the window that was packed, cuts runs into splits again, stores new rows, closes gaps of dropped
+// ones.
+#include "kernels/cuda/attend_layer.h"
+#include "kernels/cuda/count_rows.h"
+#include "kernels/cuda/store_row.cuh"
+
+namespace kvlm::cuda::packed {
+
+namespace {
+
+constexpr int kCountThreads = 128;
+
+/// Cuts a run of a lane into splits of at most `most` slots.
+__device__ void cut_run(DeviceRun& run, const PackedFormat* formats, int most) {
+  switch (static_cast<Cut>(run.cut)) {
+    case Cut::kListed:
+      break;
+    case Cut::kRows:
+      run.units = run.slots;
+      run.step = most;
+      break;
+    case Cut::kEven:
+      run.units = (run.packed_rows + run.block_rows - 1) / run.block_rows;
+      run.step = max(1, most / run.block_rows);
+      break;
+    case Cut::kSingle: {
+      const PackedFormat& format = formats[run.format];
+      run.first_block.rows = run.block_rows = most;
+      run.code_stride = most * static_cast<int>(format.row_bytes());
+      run.scale_stride = format.axis == ScaleAxis::kToken
+                             ? most * format.groups() * static_cast<int>(dtype_bytes(format.meta))
+                             : 0;
+      run.packed_rows = run.slots;
+      run.units = (run.slots + most - 1) / most;
+      run.step = 1;
+      break;
+    }
+  }
+  run.splits = run.slots == 0 ? 0 : (run.units + run.step - 1) / run.step;
+}
+
+/// Slots of a split of a run in a lane of `slots`, at most.
+__device__ int most_slots(const TableArgs& table, const DeviceRun& run, int slots, bool keys,
+                          bool fused) {
+  if (fused) return kFusedBlockRows;
+  if (run.kernel == kCodeKernels) return kAnySplitSlots;
+  const int most = split_slots(slots);
+  if (!keys) return most;
+  const int whole = static_cast<Cut>(run.cut) == Cut::kEven ? run.block_rows : 0;
+  return min(most, max(table.key_slots, whole));
+}
+
+/// Counts the window that the last step has packed, if it was full.
+__device__ void count_packed(const DeviceWindow& window, DeviceTail& tail) {
+  if (tail.flushed == 0) return;
+  tail.flushed = 0;
+  tail.packed += window.rows;
+  tail.first = tail.place(window.rows);
+  tail.full -= window.rows;
+}
+
+/// What the runs behind the fixed ones hold now.
+__device__ void lay_gained(const TableArgs& table, const DeviceTail& tail, DeviceRun* gained) {
+  const int before_wrap = min(tail.full, tail.ring_rows - tail.first);
+  gained[0].slots = gained[0].packed_rows = tail.packed;
+  gained[0].first_slot = gained[0].first_block.first_slot = tail.fixed_slots;
+  const int64_t row_bytes =
+      static_cast<int64_t>(table.head_dim) * (table.dtype == DType::kF32 ? 4 : 2);
+  gained[1].rows = tail.ring + tail.first * row_bytes;
+  gained[1].slots = before_wrap;
+  gained[1].first_slot = tail.fixed_slots + tail.packed;
+  gained[2].rows = tail.ring;
+  gained[2].slots = tail.full - before_wrap;
+  gained[2].first_slot = gained[1].first_slot + before_wrap;
+}
+
+/// A thread for each side of each lane of a step.
+__global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
+  const int index = static_cast<int>(blockIdx.x) * kCountThreads + static_cast<int>(threadIdx.x);
+  const int of_layer = table.rows * table.heads * 2;
+  if (index >= of_layer * table.layers) return;
+  const int layer = index / of_layer;
+  const int side = index % 2;
+  const int number = index % of_layer / 2;  // of the lane, in the step
+  const int at = table.lane_at(layer, number);
+  DeviceTail& tail = table.tails[at * 2 + side];
+  count_packed(table.windows[layer * 2 + side], tail);
+  ++tail.full;
+  DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
+  lay_gained(table, tail, runs + table.side_runs - kGainedRuns);
+  const int slots = tail.fixed_slots + tail.packed + tail.full;
+  const bool fused = table.lanes[at].fused != 0;
+  int part = number * table.parts[layer * 2 + side];
+  const int first_part = part;
+  for (int i = 0; i < table.side_runs; ++i) {
+    DeviceRun& run = runs[i];
+    if (run.kernel < 0) continue;
+    cut_run(run, table.formats, most_slots(table, run, slots, side == 0, fused));
+    run.first_part = part;
+    part += run.splits;
+  }
+  DeviceLane& lane = table.lanes[at];
+  if (side == 0) {
+    const int64_t query =
+        (static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
+         number % table.heads) *
+        table.q_per_kv * table.head_dim;
+    lane.q = static_cast<const float*>(nullptr) + query;
+    lane.out = static_cast<float*>(nullptr) + query;
+    lane.slots = slots;
+    lane.first_weighting = number * table.weightings;
+    lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
+  } else {
+    lane.first_part = first_part;
+    lane.parts = part - first_part;
+  }
+}
+
+/// Stores the new key (blockIdx.y 0) or value of a lane as the newest of its ring.
+__global__ void store_gained(TableArgs table, int layer, const float* k, const float* v) {
+  let_next_start();
+  wait_for_earlier();
+  const auto number = static_cast<int>(blockIdx.x);
+  const auto side = static_cast<int>(blockIdx.y);
+  const DeviceTail& tail = table.tails[table.lane_at(layer, number) * 2 + side];
+  const int64_t from = (static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
+                        number % table.heads) *
+                       table.head_dim;
+  store_row(tail.ring, table.dtype, tail.place(tail.full - 1), table.head_dim,
+            (side == 0 ? k : v) + from);
+}
+
+constexpr int kEvictThreads = 256;
+constexpr int kUnitsHeld = 8;  // of a thread, on their way
+
+/// Closes the gap that row `gap` leaves in a ring: the fewer rows move by one place, a tile of
+/// units after the other, read before any is written.
+template <class Unit>
+__device__ void close_gap(const DeviceTail& tail, int gap, bool from_front, int64_t row_bytes) {
+  Unit* ring = reinterpret_cast<Unit*>(tail.ring);
+  const auto width = static_cast<int>(row_bytes / static_cast<int64_t>(sizeof(Unit)));
+  const int moved = (from_front ? gap : tail.full - 1 - gap) * width;
+  const auto place = [&](int unit) -> Unit& {
+    const int row = from_front ? gap - unit / width : gap + unit / width;
+    return ring[static_cast<int64_t>(tail.place(row)) * width + unit % width];
+  };
+  for (int first = static_cast<int>(threadIdx.x); first - static_cast<int>(threadIdx.x) < moved;
+       first += kEvictThreads * kUnitsHeld) {
+    Unit held[kUnitsHeld];
+#pragma unroll
+    for (int i = 0; i < kUnitsHeld; ++i) {
+      const int unit = first + i * kEvictThreads;
+      if (unit < moved) held[i] = place(unit + width);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kUnitsHeld; ++i) {
+      const int unit = first + i * kEvictThreads;
+      if (unit < moved) place(unit) = held[i];
+    }
+    __syncthreads();
+  }
+}
+
+/// Drops the row of a lane's slot: block (lane, layer, side). `slots` as DecodeTable::evict().
+__global__ void __launch_bounds__(kEvictThreads) evict_rows(TableArgs table, const int* slots) {
+  const auto number = static_cast<int>(blockIdx.x);
+  const auto layer = static_cast<int>(blockIdx.y);
+  const auto side = static_cast<int>(blockIdx.z);
+  const int slot = slots[layer * table.rows + number / table.heads];
+  if (slot < 0) return;
+  DeviceTail& held = table.tails[table.lane_at(layer, number) * 2 + side];
+  DeviceTail tail = held;
+  count_packed(table.windows[layer * 2 + side], tail);
+  const int gap = slot - tail.fixed_slots - tail.packed;
+  const bool from_front = 2 * gap < tail.full;
+  const int64_t row_bytes =
+      static_cast<int64_t>(table.head_dim) * (table.dtype == DType::kF32 ? 4 : 2);
+  __syncthreads();  // all have read
+  if ((row_bytes | static_cast<int64_t>(reinterpret_cast<uintptr_t>(tail.ring))) % 16 == 0) {
+    close_gap<int4>(tail, gap, from_front, row_bytes);
+  } else {
+    close_gap<uint16_t>(tail, gap, from_front, row_bytes);
+  }
+  if (threadIdx.x != 0) return;
+  if (from_front) tail.first = tail.place(1);
+  --tail.full;
+  held = tail;
+}
+
+}  // namespace
+
+void count_step(const TableArgs& table, Stream& stream) {
+  const int64_t threads = int64_t{2} * table.rows * table.heads * table.layers;
+  count_rows<<<static_cast<unsigned>(ceil_div(threads, kCountThreads)), kCountThreads, 0,
+               native(stream)>>>(table);
+  check_launch("DecodeTable::start");
+}
+
+void store_new_rows(const TableArgs& table, int layer, const float* k, const float* v,
+                    Stream& stream) {
+  const dim3 grid(static_cast<unsigned>(table.rows * table.heads), 2);
+  launch_early("DecodeTable::attend", store_gained, grid, 128, stream, table, layer, k, v);
+}
+
+void evict_slots(const TableArgs& table, const int* slots, Stream& stream) {
+  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
+                  static_cast<unsigned>(table.layers), 2);
+  evict_rows<<<grid, kEvictThreads, 0, native(stream)>>>(table, slots);
+  check_launch("DecodeTable::evict");
+}
+
+}  // namespace kvlm::cuda::packed

@@ -1,0 +1,271 @@
+// What a sequence holds, as the GPU will find it: fixed runs, the runs of the rows that it gains,
+// and which kernel serves each. Whoever asks for less than a lane's longest life would have to lay
+// it again.
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <utility>
+
+#include "kernels/cuda/attend_layer.h"
+#include "kernels/cuda/count_rows.h"
+#include "kernels/cuda/lane_layout.h"
+
+namespace kvlm::cuda::packed {
+
+namespace {
+
+constexpr int16_t kFusedRun = kCodeKernels + 1;  // DeviceRun::kernel of runs of fused lanes
+
+/// Rows that are packed evenly, as a run of one block, which will be in `block`.
+SlotRun packed_run(const PackedFormat& format, const GrowingRows& rows, PackedBlock& block) {
+  block.codes = rows.codes;
+  block.scales = rows.scales;
+  block.zeros = rows.zeros;
+  block.rows = block.live_rows = rows.block_rows;
+  SlotRun run;
+  run.slots = rows.block_rows;
+  run.format = &format;
+  run.blocks = {&block, 1};
+  run.code_stride = rows.code_stride;
+  run.scale_stride = rows.scale_stride;
+  return run;
+}
+
+}  // namespace
+
+LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
+                       LaunchBounds& bounds)
+    : shape_(shape),
+      windows_(windows),
+      bounds_(bounds),
+      side_runs_(shape.fixed_runs + kGainedRuns),
+      channels_(shape.head_dim) {}
+
+void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
+  int slots = from.keys_gained.packed + from.keys_gained.full;
+  for (const SlotRun& run : from.keys) slots += run.slots;
+  const FusedLane fused = fused_lane_of(layer, from);
+  const bool is_fused = fused.pair != 0;
+  set_side(layer, true, from, slots, is_fused, to.list, to.runs, to.tails[0]);
+  set_side(layer, false, from, slots, is_fused, to.list, to.runs + side_runs_, to.tails[1]);
+
+  DeviceLane& lane = *to.lane = DeviceLane();
+  assert(from.remaps.size() <= static_cast<size_t>(shape_.remaps));
+  lane.first_remap = to.index * shape_.remaps;
+  lane.remaps = static_cast<int>(from.remaps.size());
+  lane.first_keys = to.index * 2 * side_runs_;
+  lane.last_keys = lane.first_keys + side_runs_ - 1;
+  lane.last_values = lane.last_keys + side_runs_;
+  lane.fused = static_cast<int8_t>(fused.pair);
+  const std::span<DeviceRun> runs(to.runs, 2 * static_cast<size_t>(side_runs_));
+  for (DeviceRun& run : runs) {
+    run.lane = to.index;
+    if (is_fused && run.kernel >= 0) run.kernel = kFusedRun;
+  }
+  for (int i = 0; i < side_runs_; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
+  lane.deferred = !is_fused && find_ranges(from.remaps, runs) &&
+                  std::none_of(runs.begin(), runs.end(),
+                               [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
+  bounds_.note_kind(lane, fused.sources);
+}
+
+int16_t LaneLayout::format_of(const PackedFormat& format) {
+  const auto at = std::find(known_.begin(), known_.end(), &format) - known_.begin();
+  if (at == static_cast<std::ptrdiff_t>(known_.size())) {
+    known_.push_back(&format);
+    formats_.push_back(format);
+    channels_ = std::max(channels_, format.channels());
+    bounds_.changed = true;
+  }
+  return static_cast<int16_t>(at);
+}
+
+/// What never changes of a fixed run in a lane of `slots` slots.
+void LaneLayout::lay_run(const SlotRun& from, bool keys, int slots, bool fused, ListSpace& list,
+                         DeviceRun& made) {
+  const int kernel = code_kernel(from, keys, shape_.head_dim);
+  made.kernel = static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
+  made.slots = from.slots;
+  made.selected_of = from.selected_of;
+  made.selected_bit = from.selected_bit;
+  made.q = from.q;
+  if (from.selection != nullptr) {
+    made.selection = list.add_words(from.selection, from.selected_of);
+  }
+  if (from.format == nullptr) {
+    made.cut = static_cast<int8_t>(Cut::kRows);
+    made.rows = from.rows;
+    made.dtype = from.dtype;
+    return;
+  }
+  made.format = format_of(*from.format);
+  const PackedBlock& block = from.blocks[0];
+  made.first_block = {block.codes, block.scales, block.zeros, nullptr, block.rows, 0};
+  if (from.code_stride != 0 && block.rows <= kAnySplitSlots) {
+    made.cut = static_cast<int8_t>(Cut::kEven);
+    made.code_stride = static_cast<int>(from.code_stride);
+    made.scale_stride = static_cast<int>(from.scale_stride);
+    made.block_rows = block.rows;
+    made.packed_rows = from.slots;
+  } else if (from.blocks.size() == 1 && block.live == nullptr) {
+    made.cut = static_cast<int8_t>(Cut::kSingle);
+  } else {
+    const int most = fused ? kFusedBlockRows : kernel < 0 ? kAnySplitSlots : split_slots(slots);
+    list_blocks(from, most, list, made);
+  }
+}
+
+/// Lists the blocks of a run; of one of many rows, parts of at most `most`.
+void LaneLayout::list_blocks(const SlotRun& from, int most, ListSpace& list, DeviceRun& made) {
+  made.cut = static_cast<int8_t>(Cut::kListed);
+  made.listed = list.first_block + list.used_blocks;
+  int slot = made.first_slot;
+  int longest = 1;
+  for (const PackedBlock& block : from.blocks) {
+    for (int row = 0; row < block.rows; row += most) {
+      const PackedBlock part = part_of(*from.format, block, row, std::min(most, block.rows - row));
+      const uint64_t* live = part.live == nullptr ? nullptr : list.add_words(part.live, part.rows);
+      list.blocks[list.used_blocks++] = {part.codes, part.scales, part.zeros,
+                                         live,       part.rows,   slot};
+      slot += part.live_rows;
+      longest = std::max(longest, part.rows);
+    }
+  }
+  made.units = list.first_block + list.used_blocks - made.listed;
+  made.step = std::max(1, most / longest);
+}
+
+/// The runs of the rows that a lane gains, and their counters.
+void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys,
+                            DeviceRun* made, DeviceTail& tail) {
+  tail.ring = gained.ring;
+  tail.codes = gained.codes;
+  tail.scales = gained.scales;
+  tail.zeros = gained.zeros;
+  tail.ring_rows = gained.ring_rows;
+  tail.first = gained.first;
+  tail.full = gained.full;
+  tail.packed = gained.packed;
+  tail.code_stride = static_cast<int>(gained.code_stride);
+  tail.scale_stride = static_cast<int>(gained.scale_stride);
+  tail.block_rows = gained.block_rows;
+  tail.shares_codes = gained.shares_codes;
+  const auto kernel_of = [&](const SlotRun& run) {
+    const int kernel = code_kernel(run, keys, shape_.head_dim);
+    return static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
+  };
+  made[0].kernel = -1;
+  if (window.format != nullptr) {
+    PackedBlock block;
+    const SlotRun packed = packed_run(*window.format, gained, block);
+    made[0].kernel = kernel_of(packed);
+    made[0].cut = static_cast<int8_t>(Cut::kEven);
+    made[0].format = tail.format = format_of(*window.format);
+    made[0].first_block = {block.codes, block.scales, block.zeros, nullptr, block.rows, 0};
+    made[0].code_stride = tail.code_stride;
+    made[0].scale_stride = tail.scale_stride;
+    made[0].block_rows = gained.block_rows;
+  }
+  SlotRun rows;
+  rows.rows = gained.ring;
+  rows.dtype = shape_.rows;
+  for (DeviceRun* ring : {made + 1, made + 2}) {
+    ring->kernel = kernel_of(rows);
+    ring->cut = static_cast<int8_t>(Cut::kRows);
+    ring->rows = gained.ring;
+    ring->dtype = shape_.rows;
+  }
+}
+
+/// The keys or the values of a lane of `slots` slots.
+void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, int slots, bool fused,
+                          ListSpace& list, DeviceRun* made, DeviceTail& tail) {
+  const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
+  assert(fixed.size() <= static_cast<size_t>(shape_.fixed_runs));
+  for (int i = 0; i < side_runs_; ++i) {
+    made[i] = DeviceRun();
+    made[i].kernel = -1;
+    made[i].source = -1;
+  }
+  tail = DeviceTail();
+  int slot = 0;
+  int selected = 0;
+  for (size_t i = 0; i < fixed.size(); ++i) {
+    made[i].first_slot = slot;
+    lay_run(fixed[i], keys, slots, fused, list, made[i]);
+    made[i].first_block.first_slot = slot;
+    if (!fused) bounds_.note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots, longest_);
+    if (fixed[i].selection == nullptr) {
+      slot += fixed[i].slots;
+      continue;
+    }
+    selected += fixed[i].slots;
+    if (fixed[i].selection_ends) slot += std::exchange(selected, 0);
+  }
+  tail.fixed_slots = slot;
+  const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
+  const RowWindow& window = windows_[static_cast<size_t>(layer)][keys ? 0 : 1];
+  lay_gained(gained, window, keys, made + shape_.fixed_runs, tail);
+  for (int i = 0; i < kGainedRuns; ++i) {
+    const DeviceRun& run = made[shape_.fixed_runs + i];
+    if (run.kernel < 0 || fused) continue;
+    bounds_.note(layer, keys, shape_.fixed_runs + i, run, i == 0 ? longest_ : gained.ring_rows,
+                 longest_);
+  }
+}
+
+/// Says to which remap each run belongs; false if one belongs to several, or to one in part.
+bool LaneLayout::find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) {
+  for (DeviceRun& run : runs) {
+    if (run.kernel < 0) continue;
+    for (size_t r = 0; r < remaps.size(); ++r) {
+      const int from = std::max(run.first_slot, remaps[r].first);
+      const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
+      if (from >= to) continue;
+      if (to - from != run.slots || run.range != 0) return false;
+      run.range = static_cast<int16_t>(r + 1);
+    }
+  }
+  return true;
+}
+
+/// Whether a lane can be attended in one pass: `source` is by position.
+FusedLane LaneLayout::fused_lane_of(int layer, const TableLane& lane) const {
+  std::array<std::array<SlotRun, kMostRuns>, 2> runs;
+  std::array<size_t, 2> counts{};
+  std::array<PackedBlock, 2> blocks;
+  for (const bool keys : {true, false}) {
+    const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
+    const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
+    const size_t side = keys ? 0 : 1;
+    size_t& count = counts[side];
+    for (const SlotRun& run : fixed) runs[side][count++] = run;
+    if (const RowWindow& window = windows_[static_cast<size_t>(layer)][side];
+        window.format != nullptr) {
+      runs[side][count++] = packed_run(*window.format, gained, blocks[side]);
+    }
+    SlotRun rows;
+    rows.rows = gained.ring;
+    rows.dtype = shape_.rows;
+    runs[side][count++] = rows;
+  }
+  PackedLane whole;
+  whole.keys = std::span(runs[0]).first(counts[0]);
+  whole.values = std::span(runs[1]).first(counts[1]);
+  whole.remaps = lane.remaps;
+  whole.slots = 1;
+  whole.weights_wanted = false;
+  FusedLane made = fused_lane(whole, shape_.head_dim);
+  if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
+  const std::array<int8_t, kMostFusedRuns> by_run = made.source;
+  made.source.fill(-1);
+  if (made.pair == 0) return made;
+  for (size_t i = 0; i < lane.keys.size(); ++i) made.source[i] = by_run[i];
+  const auto packed = static_cast<size_t>(shape_.fixed_runs);
+  const size_t rows = counts[0] - 1;
+  if (rows > lane.keys.size()) made.source[packed] = by_run[rows - 1];
+  made.source[packed + 1] = made.source[packed + 2] = by_run[rows];
+  return made;
+}
+
+}  // namespace kvlm::cuda::packed

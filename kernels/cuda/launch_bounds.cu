@@ -1,0 +1,124 @@
+#include <algorithm>
+
+#include "kernels/cuda/launch_bounds.h"
+
+namespace kvlm::cuda::packed {
+
+namespace {
+
+/// The most splits of a run of at most `slots` slots, in any lane, if splits have at most `cap`
+/// slots and are of whole blocks of `block_rows`.
+int most_splits(int slots, int block_rows, int cap) {
+  int most = 0;
+  const auto of = [&](int in_lane, int split) {
+    const int wanted = std::max(std::min(split, cap), block_rows);
+    most = std::max(most, static_cast<int>(ceil_div(std::min(slots, in_lane),
+                                                    wanted / block_rows * block_rows)));
+  };
+  of(1023, 256);
+  of(4095, 1024);
+  of(slots, 2048);
+  return most;
+}
+
+}  // namespace
+
+LaunchBounds::LaunchBounds(int layers, int side_runs)
+    : sides_(static_cast<size_t>(layers)), side_runs_(side_runs) {}
+
+void LaunchBounds::cut_keys(int slots) {
+  changed |= key_slots_ != slots;
+  key_slots_ = slots;
+}
+
+/// Notes what launches have to reach: a run at a position that has at most `slots` slots.
+void LaunchBounds::note(int layer, bool keys, int position, const DeviceRun& run, int slots,
+                        int longest) {
+  SideBounds& side = sides_[static_cast<size_t>(layer)][keys ? 0 : 1];
+  const auto at = static_cast<size_t>(position);
+  const auto grow = [&](auto& bound, auto to) {
+    if (bound >= to) return;
+    bound = to;
+    changed = true;
+  };
+  const uint32_t bit = uint32_t{1} << position;
+  uint32_t& positions = side.positions[static_cast<size_t>(run.kernel)];
+  changed |= (positions & bit) == 0;
+  positions |= bit;
+  if (static_cast<Cut>(run.cut) == Cut::kListed) {
+    return grow(side.listed[at], static_cast<int>(ceil_div(run.units, run.step)));
+  }
+  // Rounded up, so that sequences of about the same length launch the same.
+  int rounded = 256;
+  while (rounded < slots) rounded *= 2;
+  grow(side.slots[at], std::min(rounded, std::max(longest, slots)));
+  if (static_cast<Cut>(run.cut) == Cut::kEven) grow(side.block_rows, run.block_rows);
+}
+
+/// Notes which kernels serve a lane.
+void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
+  LayerLaunch now = kinds_;
+  if (lane.fused != 0) {
+    now.fused |= 1u << lane.fused;
+    now.sources = std::max(now.sources, sources);
+  } else {
+    now.unfused = true;
+    now.deferred |= lane.deferred ? 1 : 0;
+    now.plain |= !lane.deferred;
+  }
+  changed |= now.fused != kinds_.fused || now.sources != kinds_.sources ||
+             now.unfused != kinds_.unfused || now.deferred != kinds_.deferred ||
+             now.plain != kinds_.plain;
+  kinds_ = now;
+}
+
+/// Splits of a run at a position, at most; they take so many workspace of parts.
+int LaunchBounds::bound(int layer, bool keys, int position) const {
+  const SideBounds& side = sides_[static_cast<size_t>(layer)][keys ? 0 : 1];
+  const auto at = static_cast<size_t>(position);
+  int most = side.listed[at];
+  if (side.slots[at] == 0) return most;
+  const uint32_t bit = uint32_t{1} << position;
+  const bool any = (side.positions[kCodeKernels] & bit) != 0;
+  const int cap = any ? kAnySplitSlots : keys ? std::max(key_slots_, side.block_rows) : 2048;
+  return std::max(most, most_splits(side.slots[at], side.block_rows, cap));
+}
+
+/// Which runs the kernels of a layer serve, of its keys or its values.
+ServedByKernel LaunchBounds::served(int layer, bool keys, unsigned lanes) const {
+  const SideBounds& side = sides_[static_cast<size_t>(layer)][keys ? 0 : 1];
+  ServedByKernel served{};
+  for (size_t kernel = 0; kernel < served.size(); ++kernel) {
+    ServedRuns& of = served[kernel];
+    of.position_count = 0;
+    int most = 0;
+    for (int i = 0; i < side_runs_; ++i) {
+      if ((side.positions[kernel] >> i & 1) == 0) continue;
+      const int position = (keys ? 0 : side_runs_) + i;
+      of.positions |= static_cast<uint64_t>(position) << 4 * of.position_count++;
+      most = std::max(most, bound(layer, keys, i));
+    }
+    of.splits = {lanes * static_cast<unsigned>(of.position_count), static_cast<unsigned>(most)};
+    if (most == 0) of.splits.runs = 0;
+  }
+  return served;
+}
+
+int LaunchBounds::parts(int layer, bool keys) const {
+  int sum = 0;
+  for (int i = 0; i < side_runs_; ++i) sum += bound(layer, keys, i);
+  return sum;
+}
+
+LayerLaunch LaunchBounds::layer_launch(int layer, int lanes) const {
+  LayerLaunch launch = kinds_;
+  launch.lanes = static_cast<unsigned>(lanes);
+  launch.keys = served(layer, true, launch.lanes);
+  launch.values = served(layer, false, launch.lanes);
+  if (kinds_.deferred > 0) launch.deferred = launch.lanes;
+  launch.key_parts = lanes * parts(layer, true);
+  launch.value_parts = lanes * parts(layer, false);
+  return launch;
+}
+
+}  // namespace kvlm::cuda::packed

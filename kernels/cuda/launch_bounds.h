@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/attend_layer.h"
+#include "kernels/cuda/count_rows.h"
+
+namespace kvlm::cuda::packed {
+
+/// How large the launches of a DecodeTable have to be, at most, whichever lanes a step is of:
+/// bounds grow with what lanes are noted, so that steps launch the same while nothing new comes.
+class LaunchBounds {
+ public:
+  LaunchBounds(int layers, int side_runs);
+
+  /// A run at a position of a side has at most `slots` slots, in lanes of at most `longest`.
+  void note(int layer, bool keys, int position, const DeviceRun& run, int slots, int longest);
+  /// Which kernels serve a lane; of a fused one, its sources of queries.
+  void note_kind(const DeviceLane& lane, int sources);
+  /// Splits of keys have at most so many slots.
+  void cut_keys(int slots);
+
+  int key_slots() const noexcept { return key_slots_; }
+  /// Splits of a lane's keys, or values, at most.
+  int parts(int layer, bool keys) const;
+  /// The launches of a layer for so many lanes, but for what the lanes' table knows.
+  LayerLaunch layer_launch(int layer, int lanes) const;
+
+  bool changed = true;  ///< since its user has last said otherwise
+
+ private:
+  /// What launches depend on, of the keys or the values of a layer.
+  struct SideBounds {
+    std::array<int, kMostRuns> slots{};                  // of a run, by position
+    std::array<int, kMostRuns> listed{};                 // splits that the host has cut
+    std::array<uint32_t, kCodeKernels + 1> positions{};  // of a kernel's runs, a bit each
+    int block_rows = 1;                                  // of rows that are packed evenly
+  };
+
+  int bound(int layer, bool keys, int position) const;
+  ServedByKernel served(int layer, bool keys, unsigned lanes) const;
+
+  std::vector<std::array<SideBounds, 2>> sides_;  // (layers,)
+  LayerLaunch kinds_;                             // which kernels serve lanes
+  int side_runs_;
+  int key_slots_ = kAnySplitSlots;
+};
+
+}  // namespace kvlm::cuda::packed
