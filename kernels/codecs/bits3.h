@@ -10,6 +10,7 @@ struct Bits3 {
   static constexpr int kWidth = 4;
   static constexpr int kRowBytes = 48;
   static constexpr int kStride = 48;
+  static constexpr int kWideStride = 80;
 
 #if defined(__CUDACC__)
   /// 8 codes of 3 bits as 8 of 4.
@@ -27,10 +28,16 @@ struct Bits3 {
     to[2] = widen(__funnelshift_r(words[1], words[2], 16));
     to[3] = widen(words[2] >> 8);
   }
+  static __device__ void widen_row(const std::byte* row, std::byte* to) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t words[kWidth];
+      quarter(row, i, words);
+      put_shared(to + 16 * i, uint4{words[0], words[1], words[2], words[3]});
+    }
+  }
   static __device__ uint32_t four(const std::byte* row, int group, int part) {
-    uint32_t x = bits_from(row + 12 * group, 12 * part, 2);
-    x = (x & 0x003fu) | (x & 0x0fc0u) << 2;
-    return (x & 0x0707u) | (x & 0x3838u) << 1;
+    return shared_at<uint16_t>(row + 16 * group + 2 * part);
   }
 #endif
 };

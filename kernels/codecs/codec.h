@@ -18,6 +18,9 @@
 //   quarter()  codes of 32 neighbouring channels of a row
 //   four()     codes of 4 neighbouring channels: part 0..7 of a group of 32; bits above them are
 //              anything up to the 16th (kWidth up to 4)
+//   widen_row(), kWideStride
+//              if they are there: what a thread does with a row of values before four() reads it,
+//              and the bytes from a widened row to the next
 //   prepare()  if it is there: what a block of threads does before it reads codes
 //
 // and is named in kernels/cuda/fused_table.h.
@@ -35,13 +38,9 @@ template <class T>
 __device__ inline T shared_at(const std::byte* at) {
   return *reinterpret_cast<const T*>(at);
 }
-
-/// `bits` (32 at most) of three words from bit `first` on, those behind them too.
-__device__ inline uint32_t bits_from(const std::byte* words, int first, int last_word) {
-  const int word = first / 32;
-  const auto low = shared_at<uint32_t>(words + 4 * word);
-  const auto high = shared_at<uint32_t>(words + 4 * min(word + 1, last_word));
-  return __funnelshift_r(low, high, static_cast<uint32_t>(first % 32));
+template <class T>
+__device__ inline void put_shared(std::byte* at, const T& x) {
+  *reinterpret_cast<T*>(at) = x;
 }
 
 #endif

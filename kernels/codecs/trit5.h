@@ -10,6 +10,7 @@ struct Trit5 {
   static constexpr int kWidth = 2;
   static constexpr int kRowBytes = 26;
   static constexpr int kStride = 26;
+  static constexpr int kWideStride = 32;
 
 #if defined(__CUDACC__)
   /// The five digits of every byte, 2 bits each.
@@ -25,22 +26,27 @@ struct Trit5 {
       digits()[i] = static_cast<uint16_t>(codes);
     }
   }
-  static __device__ void quarter(const std::byte* row, int quarter, uint32_t (&to)[kWidth]) {
+  static __device__ void widen_row(const std::byte* row, std::byte* to) {
+    uint64_t digits_of = 0;  // that are not written
+    int bits = 0;
+    uint32_t words[8];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      to[i] = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) to[i] |= four(row, quarter, 4 * i + j) << 8 * j;
+    for (int byte = 0; byte < kRowBytes; ++byte) {
+      // Rows begin at even addresses.
+      const uint32_t pair = shared_at<uint16_t>(row + byte / 2 * 2);
+      digits_of |= static_cast<uint64_t>(digits()[pair >> byte % 2 * 8 & 255]) << bits;
+      bits += 10;
+      if (bits >= 32) {
+        words[byte * 10 / 32] = static_cast<uint32_t>(digits_of);
+        digits_of >>= 32;
+        bits -= 32;
+      }
     }
+    put_shared(to, uint4{words[0], words[1], words[2], words[3]});
+    put_shared(to + 16, uint4{words[4], words[5], words[6], words[7]});
   }
   static __device__ uint32_t four(const std::byte* row, int group, int part) {
-    const int channel = 32 * group + 4 * part;
-    const std::byte* from = row + channel / 5;
-    const int first = channel % 5;
-    const uint32_t low = digits()[shared_at<uint8_t>(from)];
-    // Four digits end in the byte where they begin if that is with its first or second.
-    const uint32_t high = first < 2 ? 0u : digits()[shared_at<uint8_t>(from + 1)];
-    return (low | high << 10) >> 2 * first & 0xffu;
+    return shared_at<uint8_t>(row + 8 * group + part);
   }
 #endif
 };

@@ -837,6 +837,8 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
   fused.lanes = static_cast<int>(layer.lanes);
   fused.splits = layer.fused == 0 ? 0 : fused_splits(layer.most_slots);
   fused.sources = layer.sources;
+  fused.splits_of_block =
+      fused_splits_of_block(static_cast<int64_t>(layer.lanes) * fused.splits, stream);
   const size_t splits = layer.lanes * static_cast<size_t>(fused.splits) * queries;
   const size_t fused_ends = room(splits * sizeof(float2));
   const size_t fused_outs = room(splits * static_cast<size_t>(args.head_dim) * sizeof(float));
@@ -1116,8 +1118,8 @@ struct Counts {
 
 /// Stores the new key and value of every lane behind its last row, one block of threads a lane.
 __global__ void append_rows(AttendArgs args, Growth* growth, const float* k, const float* v) {
-  let_next_start();
   wait_for_earlier();
+  let_next_start();
   const DeviceLane& lane = args.lanes[blockIdx.x];
   for (const bool keys : {true, false}) {
     const DeviceRun run = run_of(args, keys ? lane.last_keys : lane.last_values);

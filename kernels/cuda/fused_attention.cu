@@ -110,29 +110,41 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys) {
 
 /// The splits of a lane as one, with a block of threads for each lane and query.
 __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
-  let_next_start();
-  wait_for_earlier();
   const auto index = static_cast<int>(blockIdx.x);
+  prefetch_lane(args, index);
+  wait_for_earlier();
+  let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   if (lane.fused == 0) return;
   const int slots = fused_split_slots(lane.slots);
   const int splits = (lane.slots + slots - 1) / slots;
   const auto query = static_cast<int>(blockIdx.y);
+  const int thread = static_cast<int>(threadIdx.x) % 32;
   const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv + query;
   float most = -INFINITY;
-  for (int i = 0; i < splits; ++i) {
+  for (int i = thread; i < splits; i += 32) {
     most = fmaxf(most, fused.ends[first + static_cast<int64_t>(i) * args.q_per_kv].x);
   }
+  most = warp_max(most);
+  const float* outs = fused.outs + first * kDim + threadIdx.x;
+  const int64_t stride = static_cast<int64_t>(args.q_per_kv) * kDim;
   float out = 0;
   float sum = 0;
-#pragma unroll 4
-  for (int i = 0; i < splits; ++i) {
-    const int64_t at = first + static_cast<int64_t>(i) * args.q_per_kv;
-    const float2 end = fused.ends[at];
-    const float weight = exp2f(end.x - most);
-    sum += weight * end.y;
-    out += weight * fused.outs[at * kDim + threadIdx.x];
+  for (int base = 0; base < splits; base += 32) {
+    const int mine = base + thread;
+    float weight = 0;
+    if (mine < splits) {
+      const float2 end = fused.ends[first + static_cast<int64_t>(mine) * args.q_per_kv];
+      weight = exp2f(end.x - most);
+      sum += weight * end.y;
+    }
+    const int count = min(32, splits - base);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+      out += __shfl_sync(kAll, weight, i) * outs[(base + i) * stride];
+    }
   }
+  sum = warp_sum(sum);
   lane.out[query * kDim + threadIdx.x] = splits > 0 ? out / sum : 0;
 }
 
@@ -178,6 +190,11 @@ int fused_splits(int slots) {
     most = std::max(most, static_cast<int>(ceil_div(at, fused_split_slots(at))));
   }
   return most;
+}
+
+int fused_splits_of_block(int64_t splits, Stream& stream) {
+  const int64_t of_multiprocessor = splits / stream.queue().multiprocessors();
+  return of_multiprocessor >= 32 ? 4 : of_multiprocessor >= 16 ? 2 : 1;
 }
 
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {

@@ -20,9 +20,10 @@ struct FusedArgs {
   float2* ends;  // (lanes, splits, q_per_kv) maximum and sum of every split, in units of log2
   float* outs;   // (lanes, splits, q_per_kv, head_dim)
   int lanes;
-  int splits;   // of the longest lane, at most
-  int pair;     // which lanes a launch serves (DeviceLane::fused)
-  int sources;  // of queries, the most of a lane
+  int splits;           // of the longest lane, at most
+  int pair;             // which lanes a launch serves (DeviceLane::fused)
+  int splits_of_block;  // that a block takes one after the other
+  int sources;          // of queries, the most of a lane
 };
 
 /// The kernels, by the codes of keys and of values.
@@ -38,6 +39,8 @@ FusedLane fused_lane(const PackedLane& lane, int head_dim);
 
 /// Splits of a lane that has up to `slots` slots, at most.
 int fused_splits(int slots);
+/// How many splits a block takes where there are `splits` in all, at most. No result depends on it.
+int fused_splits_of_block(int64_t splits, Stream& stream);
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 /// Merges the splits of all lanes that attend_fused() has served.
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);

@@ -28,7 +28,7 @@ struct StageOf {
     return codes + (C::kRowBytes % 16 == 0 ? 0 : spot.row * C::kRowBytes % 16);
   }
 
-  /// Begins to copy an item's codes.
+  /// Begins to copy an item's codes. Copies of no bytes read nothing.
   __device__ void copy_codes(const Spot& spot, int rows) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(codes));
@@ -39,37 +39,32 @@ struct StageOf {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {  // kItemSlots is a warp
         const int chunk = lane + 32 * i;
-        if (chunk >= rows * kChunks) break;
-        copy_async(to + chunk / kChunks * C::kStride + chunk % kChunks * 16, from + chunk * 16);
+        copy_some(to + chunk / kChunks * C::kStride + chunk % kChunks * 16, from + chunk * 16,
+                  chunk < rows * kChunks ? 16 : 0);
       }
     } else {
       const int skew = static_cast<int>(at % 16);
       const int bytes = skew + rows * C::kRowBytes;
       const std::byte* from = spot.codes + at - skew;
-      for (int byte = lane * 16; byte < bytes; byte += 32 * 16) {
-        copy_some(to + byte, from + byte, min(16, bytes - byte));
+#pragma unroll
+      for (int byte = 0; byte < kItemSlots * C::kRowBytes + 15; byte += 32 * 16) {
+        const int mine = byte + lane * 16;
+        if (mine < kCodeBytes) copy_some(to + mine, from + mine, max(0, min(16, bytes - mine)));
       }
     }
   }
 
   /// Begins to copy the scales and zero points of channels, or of groups of the item's rows.
   template <Scaled kScaled>
-  __device__ void copy_meta(const Spot& spot, int rows, const PackedFormat& format) {
+  __device__ void copy_meta(const Spot& spot, int rows, int zeros) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
     if constexpr (kScaled == Scaled::kChannel) {
-      if (lane < 16) {
-        copy_async(to + lane * 16, spot.scales + lane * 16);
-      } else {
-        const int zeros =
-            (format.section[0].zero_stored ? format.section[0].channels : 0) +
-            (format.sections == 2 && format.section[1].zero_stored ? format.section[1].channels
-                                                                   : 0);
-        if ((lane - 16) * 8 < zeros) copy_async(to + lane * 16, spot.zeros + (lane - 16) * 16);
-      }
+      const std::byte* from = lane < 16 ? spot.scales : spot.zeros - 256;
+      copy_some(to + lane * 16, from + lane * 16, lane < 16 || (lane - 16) * 8 < zeros ? 16 : 0);
     } else if constexpr (kScaled == Scaled::kToken32) {
       const int bytes = lane < rows ? 8 : 0;
-      const int64_t from = bytes > 0 ? static_cast<int64_t>(spot.row + lane) * 8 : 0;
+      const int from = (spot.row + lane) * 8;
       asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + lane * 8),
                    "l"(spot.scales + from), "r"(bytes));
       asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + 256 + lane * 8),
@@ -89,13 +84,32 @@ struct Stage {
   StageOf<V> values;
 };
 
+/// What a warp has of shared memory.
+template <class K, class V>
+struct WarpStages {
+  Stage<K, V> stage[2];
+  alignas(16) std::byte wide[WideRows<V>::kBytes + 16];
+
+  /// The codes of an item's values as they are added.
+  __device__ const std::byte* wide_values(Stage<K, V>& from, const Spot& spot) {
+    const std::byte* rows = from.values.rows(spot);
+    if constexpr (WideRows<V>::kBytes == 0) {
+      return rows;
+    } else {
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      V::widen_row(rows + lane * V::kStride, wide + lane * V::kWideStride);
+      __syncwarp();
+      return wide;
+    }
+  }
+};
+
 /// Scale and zero point of a row that one of each serves, as two halves: of the item's row
 /// `warp_lane`, none behind its last.
-__device__ inline uint32_t row_meta(const AttendArgs& args, const DeviceRun& run, const Spot& spot,
-                                    int rows) {
+__device__ inline uint32_t row_meta(ScaleAxis axis, const Spot& spot, int rows) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (lane >= rows) return 0;
-  const int at = args.formats[run.format].axis == ScaleAxis::kHead ? 0 : spot.row + lane;
+  const int at = axis == ScaleAxis::kHead ? 0 : spot.row + lane;
   return __ldg(reinterpret_cast<const uint16_t*>(spot.scales) + at) |
          static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(spot.zeros) + at)) << 16;
 }
@@ -154,10 +168,10 @@ struct OnlineSoftmax {
 };
 
 /// Merges the states of a block's warps and writes that of the split.
-template <class V, int kGroups>
+template <class V, Scaled kScaled, int kGroups>
 __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, int part,
                             int first_query, float* shared, OnlineSoftmax<kGroups>& softmax,
-                            const Values<V, kGroups>& values, const OperandThread& my) {
+                            const Values<V, kScaled, kGroups>& values, const OperandThread& my) {
   constexpr int kQueries = kGroups * kGroupQueries;
   float* outs = shared;                                                       // by warp and query
   auto* ends = reinterpret_cast<float2*>(shared + kWarps * kQueries * kDim);  // the same
@@ -170,9 +184,9 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, int 
     if (my.row == 0) ends[at] = {softmax.most[group], sum};
 #pragma unroll
     for (int g = 0; g < kChannelGroups; ++g) {
-      const float(&x)[16] = values.total[group];
       *reinterpret_cast<float4*>(outs + at * kDim + g * kChannelGroup + my.row * 4) = {
-          x[4 * g], x[4 * g + 1], x[4 * g + 2], x[4 * g + 3]};
+          values.sum(group, 4 * g), values.sum(group, 4 * g + 1), values.sum(group, 4 * g + 2),
+          values.sum(group, 4 * g + 3)};
     }
   }
   __syncthreads();
@@ -205,9 +219,9 @@ constexpr int kSplitBytes = static_cast<int>(sizeof(float)) * kWarps* kGroups* k
                                                                                               2);
 /// Bytes of shared memory behind the sources of queries.
 template <class K, class V, int kGroups>
-constexpr int kStagesBytes = static_cast<int>(kWarps * 2 *
-                                              sizeof(Stage<K, V>)) > kSplitBytes<K, V, kGroups>
-                                 ? static_cast<int>(kWarps * 2 * sizeof(Stage<K, V>))
+constexpr int kStagesBytes = static_cast<int>(kWarps *
+                                              sizeof(WarpStages<K, V>)) > kSplitBytes<K, V, kGroups>
+                                 ? static_cast<int>(kWarps * sizeof(WarpStages<K, V>))
                                  : kSplitBytes<K, V, kGroups>;
 template <class K, int kGroups>
 constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
@@ -217,24 +231,26 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
     attend_split(AttendArgs args, FusedArgs fused) {
   using Source = QuerySource<K, kGroups>;
   extern __shared__ uint4 dynamic[];
-  __shared__ DeviceRun runs[kMostFusedRuns];
-  let_next_start();
+  __shared__ alignas(LaneRun) std::byte run_memory[kMostFusedRuns * sizeof(LaneRun)];
+  auto* runs = reinterpret_cast<LaneRun*>(run_memory);
+  const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
+  prefetch_lane(args, static_cast<int>(blockIdx.x));
+  if constexpr (requires { K::prepare(); }) K::prepare();
+  if constexpr (requires { V::prepare(); }) V::prepare();
   wait_for_earlier();
+  let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.fused != fused.pair) return;
   const int split_slots = fused_split_slots(lane.slots);
-  const int first = static_cast<int>(blockIdx.y) * split_slots;
-  if (first >= lane.slots) return;
-  const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
+  const int first_split = static_cast<int>(blockIdx.y) * fused.splits_of_block;
+  if (first_split * split_slots >= lane.slots) return;
   const int key_runs = lane.last_keys - lane.first_keys + 1;
   const int run_count = lane.last_values - lane.first_keys + 1;
   const OperandThread my;
 
   if (static_cast<int>(threadIdx.x) < run_count) {
-    runs[threadIdx.x] = run_of(args, lane.first_keys + static_cast<int>(threadIdx.x));
+    runs[threadIdx.x].take(args, lane.first_keys + static_cast<int>(threadIdx.x));
   }
-  if constexpr (requires { K::prepare(); }) K::prepare();
-  if constexpr (requires { V::prepare(); }) V::prepare();
   __syncthreads();
   auto* bytes = reinterpret_cast<std::byte*>(dynamic);
   const auto source_at = [&](int i) -> Source& {
@@ -243,144 +259,144 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
   for (int i = 0; i < fused.sources; ++i) {
     int met = -1;  // a run of keys that meets these queries, a packed one if there is one
     for (int run = 0; run < key_runs; ++run) {
-      if (runs[run].source != i) continue;
-      if (met < 0 || runs[met].rows != nullptr) met = run;
+      if (runs[run].run.source != i) continue;
+      if (met < 0 || runs[met].run.rows != nullptr) met = run;
     }
     if (met < 0) continue;
-    const float* q = runs[met].q != nullptr ? runs[met].q : lane.q;
+    const float* q = runs[met].run.q != nullptr ? runs[met].run.q : lane.q;
     source_at(i).fill(q, kKeys == Scaled::kToken32, args.q_per_kv, first_query, args.scale);
   }
   __syncthreads();
   std::byte* stages_at = bytes + fused.sources * kSourceBytes<K, kGroups>;
-  auto* stages = reinterpret_cast<Stage<K, V>*>(stages_at) + 2 * my.warp;
-
-  Keys<K, kGroups> keys;
-  Values<V, kGroups> values;
-  OnlineSoftmax<kGroups> softmax;
+  WarpStages<K, V>& warp = reinterpret_cast<WarpStages<K, V>*>(stages_at)[my.warp];
+  Stage<K, V>(&stages)[2] = warp.stage;
   const PartOf part(my.lower);
-  const int warp_slots = split_slots / kWarps;
-  const int warp_first = first + my.warp * warp_slots;
-  Items items(args, runs, key_runs, warp_first, min(warp_first + warp_slots, lane.slots));
 
-  const std::byte* folded = nullptr;                  // scales that are in `keys`
-  const std::byte* copied = nullptr;                  // and that were copied last
-  int taken = -1;                                     // run of keys whose queries `keys` has
-  enum { kNothing, kRows, kCodes } added = kNothing;  // what values have not been finished
-  float up = kWeightUp;                               // and the raise of their weights
-  uint32_t next_key_meta = 0;
-  uint32_t next_value_meta = 0;
-  const auto finish = [&] {
-    if (added == kRows) {
-      values.finish_rows(1 / up);
-    } else if constexpr (kValues != Scaled::kChannel) {
-      values.template finish_codes<kValues>(1 / up, my);
-    }
-  };
-  const auto begin = [&](const Item& item, Stage<K, V>& stage) {
-    if (const DeviceRun& run = runs[item.key_run]; run.rows == nullptr) {
-      stage.keys.copy_codes(item.keys, item.rows);
-      if constexpr (kKeys == Scaled::kToken) {
-        next_key_meta = row_meta(args, run, item.keys, item.rows);
-      } else if (kKeys == Scaled::kToken32 || item.keys.scales != copied) {
-        stage.keys.template copy_meta<kKeys>(item.keys, item.rows, args.formats[run.format]);
-        copied = item.keys.scales;
-      }
-    }
-    if (const DeviceRun& run = runs[item.value_run]; run.rows == nullptr) {
-      stage.values.copy_codes(item.values, item.rows);
-      if constexpr (kValues == Scaled::kToken) {
-        next_value_meta = row_meta(args, run, item.values, item.rows);
-      } else {
-        stage.values.template copy_meta<kValues>(item.values, item.rows, args.formats[run.format]);
-      }
-    }
-  };
-
-  if (items.there()) begin(items.item, stages[0]);
-  end_copies();
-  for (int turn = 0; items.there(); turn ^= 1) {
-    const Item item = items.item;
-    const uint32_t key_meta = next_key_meta;
-    const uint32_t value_meta = next_value_meta;
-    Stage<K, V>& stage = stages[turn];
-    items.next();
-    if (items.there()) begin(items.item, stages[turn ^ 1]);
-    end_copies();
-    await_copies<1>();
-    __syncwarp();
-
-    Scores<kGroups> scores;
-    const DeviceRun& key_run = runs[item.key_run];
-    const Source& source = source_at(key_run.source);
-    const std::byte* key_codes = stage.keys.rows(item.keys);
-    if (key_run.rows != nullptr) {
-      if (item.key_run != taken) keys.take_natural(source, my);
-      folded = nullptr;
-      keys.score_rows(item.keys.codes + static_cast<int64_t>(item.keys.row) * (kDim * 2), item.rows,
-                      my, scores);
-    } else if constexpr (kKeys == Scaled::kChannel) {
-      if (item.keys.scales != folded) {
-        keys.fold(source, args.formats[key_run.format], stage.keys.meta, stage.keys.meta + 256, my);
-        folded = item.keys.scales;
-      }
-      keys.template score_codes<false>(key_codes, source, 0, my, scores);
-    } else {
-      if (item.key_run != taken) keys.take_coded(source, my);
-      if constexpr (kKeys == Scaled::kToken) {
-        keys.template score_codes<true>(key_codes, source, key_meta, my, scores);
-      } else {
-        keys.score_grouped(key_codes, stage.keys.meta, source, my, scores);
-      }
-    }
-    taken = item.key_run;
-    if (item.rows < kItemSlots) {
-#pragma unroll
-      for (int i = 0; i < 2 * kItemTiles; ++i) {
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          if (my.row + 8 * i >= item.rows) scores.of[i / 2][group][i % 2] = -INFINITY;
+  for (int split = first_split; split < first_split + fused.splits_of_block; ++split) {
+    const int first = split * split_slots;
+    if (first >= lane.slots) break;
+    Keys<K, kGroups> keys;
+    Values<V, kValues, kGroups> values;
+    OnlineSoftmax<kGroups> softmax;
+    const int warp_first = first + my.warp * (split_slots / kWarps);
+    Items items(args, runs, key_runs, warp_first,
+                min(warp_first + split_slots / kWarps, lane.slots));
+    const std::byte* folded = nullptr;              // scales that are in `keys`
+    const std::byte* copied = nullptr;              // and that were copied last
+    int taken = -1;                                 // run of keys whose queries `keys` has
+    enum { kFresh, kRows, kCodes } added = kFresh;  // what is not brought down in `values`
+    float up = kWeightUp;                           // and the raise of its weights
+    uint32_t next_key_meta = 0;
+    uint32_t next_value_meta = 0;
+    const auto begin = [&](const Item& item, Stage<K, V>& stage) {
+      if (const LaneRun& run = runs[item.key_run]; run.run.rows == nullptr) {
+        stage.keys.copy_codes(item.keys, item.rows);
+        if constexpr (kKeys == Scaled::kToken) {
+          next_key_meta = row_meta(run.format.axis, item.keys, item.rows);
+        } else if (kKeys == Scaled::kToken32 || item.keys.scales != copied) {
+          stage.keys.template copy_meta<kKeys>(item.keys, item.rows, run.zeros);
+          copied = item.keys.scales;
         }
       }
-    }
-    float factor[kGroups];
-    if (softmax.weigh(scores, factor)) values.shrink(factor);
-
-    const DeviceRun& value_run = runs[item.value_run];
-    const bool coded = value_run.rows == nullptr;
-    bool large = false;
-    if constexpr (kValues == Scaled::kToken) {
-      large = coded && fabsf(two_floats(value_meta).x) >= kLargeScale;
-    } else if constexpr (kValues == Scaled::kToken32) {
-      const uint2 s = reinterpret_cast<const uint2*>(stage.values.meta)[threadIdx.x % 32];
-      const __half2 x = __habs2(*reinterpret_cast<const __half2*>(&s.x));
-      const __half2 most = __hmax2(x, __habs2(*reinterpret_cast<const __half2*>(&s.y)));
-      large = coded && fmaxf(__low2float(most), __high2float(most)) >= kLargeScale;
-    }
-    const float raise = __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp;
-    if (added != kNothing && (added != (coded ? kCodes : kRows) || raise != up)) finish();
-    added = coded ? kCodes : kRows;
-    up = raise;
-    const ItemWeights<kGroups> weights(scores, up, part, my);
-    if (coded) {
-      values.template add_codes<kValues>(stage.values.rows(item.values), stage.values.meta,
-                                         value_meta, weights, my);
-      if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
-        values.finish_channels(1 / up, args.formats[value_run.format], stage.values.meta,
-                               stage.values.meta + 256, my);
-        added = kNothing;
+      if (const LaneRun& run = runs[item.value_run]; run.run.rows == nullptr) {
+        stage.values.copy_codes(item.values, item.rows);
+        if constexpr (kValues == Scaled::kToken) {
+          next_value_meta = row_meta(run.format.axis, item.values, item.rows);
+        } else {
+          stage.values.template copy_meta<kValues>(item.values, item.rows, run.zeros);
+        }
       }
-    } else {
-      values.add_rows(item.values.codes + static_cast<int64_t>(item.values.row) * (kDim * 2),
-                      item.rows, weights, my);
-    }
-    __syncwarp();  // the stage has been read
-  }
-  if (added != kNothing) finish();
+    };
 
-  __syncthreads();
-  write_split(args, fused,
-              static_cast<int>(blockIdx.x) * fused.splits + static_cast<int>(blockIdx.y),
-              first_query, reinterpret_cast<float*>(stages_at), softmax, values, my);
+    if (items.there()) begin(items.item, stages[0]);
+    end_copies();
+    for (int turn = 0; items.there(); turn ^= 1) {
+      const Item item = items.item;
+      const uint32_t key_meta = next_key_meta;
+      const uint32_t value_meta = next_value_meta;
+      Stage<K, V>& stage = stages[turn];
+      items.next();
+      if (items.there()) begin(items.item, stages[turn ^ 1]);
+      end_copies();
+      await_copies<1>();
+      __syncwarp();
+
+      Scores<kGroups> scores;
+      const LaneRun& key_run = runs[item.key_run];
+      const Source& source = source_at(key_run.run.source);
+      const std::byte* key_codes = stage.keys.rows(item.keys);
+      if (key_run.run.rows != nullptr) {
+        if (item.key_run != taken) keys.take_natural(source, my);
+        folded = nullptr;
+        keys.score_rows(item.keys.codes + static_cast<int64_t>(item.keys.row) * (kDim * 2),
+                        item.rows, my, scores);
+      } else if constexpr (kKeys == Scaled::kChannel) {
+        if (item.keys.scales != folded) {
+          keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + 256, my);
+          folded = item.keys.scales;
+        }
+        keys.template score_codes<false>(key_codes, source, 0, my, scores);
+      } else {
+        if (item.key_run != taken) keys.take_coded(source, my);
+        if constexpr (kKeys == Scaled::kToken) {
+          keys.template score_codes<true>(key_codes, source, key_meta, my, scores);
+        } else {
+          keys.score_grouped(key_codes, stage.keys.meta, source, my, scores);
+        }
+      }
+      taken = item.key_run;
+      if (item.rows < kItemSlots) {
+#pragma unroll
+        for (int i = 0; i < 2 * kItemTiles; ++i) {
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            if (my.row + 8 * i >= item.rows) scores.of[i / 2][group][i % 2] = -INFINITY;
+          }
+        }
+      }
+      float factor[kGroups];
+      if (softmax.weigh(scores, factor)) values.shrink(factor);
+
+      const LaneRun& value_run = runs[item.value_run];
+      const bool coded = value_run.run.rows == nullptr;
+      bool large = false;
+      if constexpr (kValues == Scaled::kToken) {
+        large = coded && fabsf(two_floats(value_meta).x) >= kLargeScale;
+      } else if constexpr (kValues == Scaled::kToken32) {
+        const uint2 s = reinterpret_cast<const uint2*>(stage.values.meta)[threadIdx.x % 32];
+        const __half2 x = __habs2(*reinterpret_cast<const __half2*>(&s.x));
+        const __half2 most = __hmax2(x, __habs2(*reinterpret_cast<const __half2*>(&s.y)));
+        large = coded && fmaxf(__low2float(most), __high2float(most)) >= kLargeScale;
+      }
+      const float raise = __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp;
+      if (added != kFresh && ((added == kCodes) != coded || raise != up)) {
+        values.bring_down(added == kCodes, 1 / up, my);
+        values.bring_up(coded, raise);
+      }
+      added = coded ? kCodes : kRows;
+      up = raise;
+      const ItemWeights<kGroups> weights(scores, up, part, my);
+      if (coded) {
+        values.add_codes(warp.wide_values(stage, item.values), stage.values.meta, value_meta,
+                         weights, my);
+        if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
+          values.finish_channels(1 / up, value_run.format, stage.values.meta,
+                                 stage.values.meta + 256, my);
+          added = kFresh;
+        }
+      } else {
+        values.add_rows(item.values.codes + static_cast<int64_t>(item.values.row) * (kDim * 2),
+                        item.rows, weights, my);
+      }
+      __syncwarp();  // the stage has been read
+    }
+    if (added != kFresh) values.bring_down(added == kCodes, 1 / up, my);
+
+    __syncthreads();
+    write_split(args, fused, static_cast<int>(blockIdx.x) * fused.splits + split, first_query,
+                reinterpret_cast<float*>(stages_at), softmax, values, my);
+    __syncthreads();
+  }
 }
 
 /// Launches the kernel of a pair of codecs (fused_table.h).
@@ -388,7 +404,8 @@ template <class K, Scaled kKeys, class V, Scaled kValues>
 void launch_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
   const auto with = [&](auto constant) {
     constexpr int kGroups = decltype(constant)::value;
-    const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.splits),
+    const dim3 grid(static_cast<unsigned>(fused.lanes),
+                    static_cast<unsigned>(ceil_div(fused.splits, fused.splits_of_block)),
                     static_cast<unsigned>(ceil_div(args.q_per_kv, kGroups * kGroupQueries)));
     const int bytes = fused.sources * kSourceBytes<K, kGroups> + kStagesBytes<K, V, kGroups>;
     check(cudaFuncSetAttribute(attend_split<K, kKeys, V, kValues, kGroups>,

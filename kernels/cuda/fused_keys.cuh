@@ -20,8 +20,8 @@ struct QuerySource {
   static constexpr int kPartWords = kGroupQueries * 4 * kQuarterWords + 4;
 
   uint32_t natural[kGroups][2 * kGroupQueries][kColumnWords];  // by column of the operand
-  uint32_t coded[kGroups][2][kPartWords];                      // by part, query, quarter
-  float natural_down[kQueries];                                // what undoes the raise of a query
+  uint32_t coded[kGroups][3][kPartWords];  // higher part, lower part, minus the higher; by query
+  float natural_down[kQueries];            // what undoes the raise of a query
   float coded_down[kQueries];
   float sums[kChannelGroups][kQueries];  // of groups of 32 channels of a query
 
@@ -94,6 +94,7 @@ struct QuerySource {
           put(coded[group][part] + (query * 4 + at.quarter) * kQuarterWords, at.half, x[j] * up,
               part == 1);
         }
+        put(coded[group][2] + (query * 4 + at.quarter) * kQuarterWords, at.half, -x[j] * up, false);
       }
     }
   }
@@ -197,7 +198,7 @@ class Keys {
       uint32_t x[16];
       uint32_t y[16];
       const int at = (my.asked * 4 + my.quarter) * Source::kQuarterWords;
-      load_16(source.coded[group][0] + at, x);
+      load_16(source.coded[group][my.lower ? 2 : 0] + at, x);
       load_16(source.coded[group][1] + at, y);
 #pragma unroll
       for (int reg = 0; reg < 16; ++reg) {
@@ -206,7 +207,7 @@ class Keys {
                                            channel % 2 == 1 ? 0x7632 : 0x5410);
         const uint32_t low = scale & part.mask;
         b_[group][reg] =
-            half2_fma(y[reg], low, half2_fma(x[reg], low, half2_mul(x[reg], scale ^ part.sign)));
+            half2_fma(y[reg], low, half2_subtract(half2_mul(x[reg], scale), x[reg], low));
       }
       unit_[group] = source.coded_down[group * kGroupQueries + my.quarter] * unit;
     }
@@ -333,26 +334,23 @@ class Keys {
   /// Products of a tile whose operands are `words(side, reg)`.
   template <class Words>
   __device__ void multiply(const Words& words, int tile, Scores<kGroups>& scores) const {
-    float products[kGroups][2][4] = {};
+    float products[kGroups][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const uint32_t a[4] = {words(0, 2 * step), words(1, 2 * step), words(0, 2 * step + 1),
                              words(1, 2 * step + 1)};
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        mma(products[group][step % 2], a[0], a[1], a[2], a[3], b_[group][2 * step],
-            b_[group][2 * step + 1]);
+        mma(products[group], a[0], a[1], a[2], a[3], b_[group][2 * step], b_[group][2 * step + 1]);
       }
     }
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      const float(&x)[4] = products[group][0];
-      const float(&y)[4] = products[group][1];
+      const float(&x)[4] = products[group];
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         scores.of[tile][group][side] =
-            ((x[2 * side] + x[2 * side + 1]) + (y[2 * side] + y[2 * side + 1])) * unit_[group] +
-            bias_[group];
+            (x[2 * side] + x[2 * side + 1]) * unit_[group] + bias_[group];
       }
     }
   }

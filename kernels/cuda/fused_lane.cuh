@@ -18,6 +18,48 @@ VLM_HD constexpr int fused_split_slots(int slots) {
 constexpr int kItemSlots = 32;
 constexpr int kItemTiles = kItemSlots / kTileSlots;
 
+/// Brings the description of lane `index` nearer while kernels ahead still run, unless one of them
+/// may write it.
+__device__ inline void prefetch_lane(const AttendArgs& args, int index) {
+  if (args.step != nullptr) return;
+  const auto prefetch = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
+  const DeviceLane* lane = args.lanes + index;
+  if (threadIdx.x == 0) prefetch(lane);
+  if (threadIdx.x == 1) prefetch(args.formats);
+  const int first = __ldcg(&lane->first_keys);
+  const int last = __ldcg(&lane->last_values);
+  const int run = first + static_cast<int>(threadIdx.x) / 2;
+  if (run <= last && static_cast<int>(threadIdx.x) < 2 * kMostFusedRuns) {
+    prefetch(reinterpret_cast<const std::byte*>(args.runs + run) + threadIdx.x % 2 * 128);
+  }
+}
+
+/// A run of a lane, in shared memory.
+struct LaneRun {
+  DeviceRun run;
+  PackedFormat format;  // of codes
+  int zeros;            // that a block stores, if its channels are scaled
+
+  __device__ void take(const AttendArgs& args, int index) {
+    run = run_of(args, index);
+    if (run.rows != nullptr || run.slots == 0) return;
+    format = args.formats[run.format];
+    zeros = static_cast<int>(format.zeros(1));
+  }
+};
+
+/// Rows of values as they are added: as they were copied, or each widened by a thread before.
+template <class C>
+struct WideRows {
+  static constexpr int kStride = C::kStride;
+  static constexpr int kBytes = 0;
+};
+template <class C>
+requires(C::kWideStride > 0) struct WideRows<C> {
+  static constexpr int kStride = C::kWideStride;
+  static constexpr int kBytes = kItemSlots * C::kWideStride;
+};
+
 /// Where the rows from a slot on lie: codes (or f16 numbers), and what scales them.
 struct Spot {
   const std::byte* codes;   // of the block's first row
@@ -58,7 +100,7 @@ struct Item {
 /// Walks over the items of a warp, one behind the other.
 class Items {
  public:
-  __device__ Items(const AttendArgs& args, const DeviceRun* runs, int key_runs, int first, int last)
+  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs, int first, int last)
       : args_(args), runs_(runs), slot_(first), last_(last) {
     item.rows = 0;
     if (first >= last) return;
@@ -85,14 +127,14 @@ class Items {
     item.rows = min(min(item.keys.left, item.values.left), min(last_ - slot_, kItemSlots));
   }
   __device__ void find(int& at, Spot& spot) {
-    while (slot_ >= runs_[at].first_slot + runs_[at].slots) ++at;
-    spot = find_spot(args_, runs_[at], slot_);
+    while (slot_ >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
+    spot = find_spot(args_, runs_[at].run, slot_);
   }
   __device__ void advance(int& at, Spot& spot) {
     spot.row += item.rows;
     spot.left -= item.rows;
     if (spot.left > 0) return;
-    const DeviceRun& run = runs_[at];
+    const DeviceRun& run = runs_[at].run;
     const int left = run.first_slot + run.slots - slot_;
     if (left <= 0 || run.block_rows == 0) return find(at, spot);
     spot.codes += run.code_stride;
@@ -103,7 +145,7 @@ class Items {
   }
 
   const AttendArgs& args_;
-  const DeviceRun* runs_;  // of keys, then of values
+  const LaneRun* runs_;  // of keys, then of values
   int slot_;
   int last_;
 };
@@ -117,6 +159,15 @@ __device__ inline uint32_t half2_mul(uint32_t x, uint32_t y) {
 __device__ inline uint32_t half2_fma(uint32_t x, uint32_t y, uint32_t z) {
   uint32_t d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(y), "r"(z));
+  return d;
+}
+
+/// x - y z
+__device__ inline uint32_t half2_subtract(uint32_t x, uint32_t y, uint32_t z) {
+  uint32_t d;
+  asm("{\n.reg .b32 t;\nneg.f16x2 t, %2;\nfma.rn.f16x2 %0, t, %3, %1;\n}"
+      : "=r"(d)
+      : "r"(x), "r"(y), "r"(z));
   return d;
 }
 

@@ -24,7 +24,6 @@
   PAIR(Bits4, kToken, Bits4, kToken)                \
   PAIR(Bits8, kToken, Bits8, kToken)                \
   PAIR(Bits2, kToken32, Bits2, kToken32)            \
-  PAIR(Bits8, kChannel, Bits8, kChannel)            \
   PAIR(Bits21, kChannel, Trit5, kChannel)
 
 namespace kvlm::cuda::packed {

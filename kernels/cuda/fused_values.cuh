@@ -56,14 +56,17 @@ struct ItemWeights {
   }
 };
 
-/// What a warp has added up of values: products of codes with weights, which share a unit, and the
-/// sums that they come to.
-template <class V, int kGroups>
+/// What a warp has added up of values: products of rows or codes with weights. They are in units of
+/// what was added last.
+template <class V, Scaled kScaled, int kGroups>
 class Values {
  public:
+  /// Blocks whose channels are scaled are added up one by one.
+  static constexpr bool kByBlock = kScaled == Scaled::kChannel;
   using Pairs = CodePairs<V::kWidth>;
   static constexpr int kWidth = V::kWidth;
   static constexpr int kNumbers = 16;  // channels of a thread
+  static constexpr int kStride = WideRows<V>::kStride;
 
   /// Channel of a number of the thread.
   static __device__ int channel_of(int number, const OperandThread& my) {
@@ -74,8 +77,10 @@ class Values {
   __device__ void shrink(const float (&factor)[kGroups]) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
+      if constexpr (kByBlock) {
 #pragma unroll
-      for (int i = 0; i < kNumbers; ++i) total[group][i] *= factor[group];
+        for (int i = 0; i < kNumbers; ++i) total_[group][i] *= factor[group];
+      }
 #pragma unroll
       for (int i = 0; i < 4 * kSteps; ++i) products_[group][i / 4][i % 4] *= factor[group];
 #pragma unroll
@@ -95,7 +100,6 @@ class Values {
   /// Adds an item of codes in shared memory.
   ///   meta    kToken32: (32, 4) halves of scales, then of zero points, in shared memory
   ///   of_row  kToken: scale and zero point of the item's row `warp_lane` as two halves
-  template <Scaled kScaled>
   __device__ void add_codes(const std::byte* codes, const std::byte* meta, uint32_t of_row,
                             const ItemWeights<kGroups>& weights, const OperandThread& my) {
 #pragma unroll
@@ -105,42 +109,59 @@ class Values {
       for (int i = 0; i < 4 && kScaled == Scaled::kToken; ++i) {
         scales[i] = __shfl_sync(kAll, of_row, tile * kTileSlots + my.quarter + 4 * i);
       }
-      add_code_tile<kScaled>(codes + tile * kTileSlots * V::kStride, meta + tile * kTileSlots * 8,
-                             scales, weights.of[tile], my);
+      add_code_tile(codes + tile * kTileSlots * kStride, meta + tile * kTileSlots * 8, scales,
+                    weights.of[tile], my);
     }
   }
 
-  /// Brings the products of f16 rows that were added to `total`: `down` undoes the raise of
-  /// weights.
-  __device__ void finish_rows(float down) {
+  /// Brings what was added to its own units, of rows or of codes: `down` undoes the raise of
+  /// weights. Codes by block are there already.
+  __device__ void bring_down(bool codes, float down, const OperandThread& my) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-      for (int i = 0; i < kNumbers; ++i) total[group][i] += product(group, i) * down;
-    }
-    clear();
-  }
-
-  /// The same of codes that were scaled by row.
-  template <Scaled kScaled>
-  __device__ void finish_codes(float down, const OperandThread& my) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const float sum = zeros_[group][0] + zeros_[group][1];
+      const float sum = codes ? zeros_[group][0] + zeros_[group][1] : 0.0f;
+      float zeros[kChannelGroups];
 #pragma unroll
       for (int g = 0; g < kChannelGroups; ++g) {
-        float zero = sum;
-        if (kScaled == Scaled::kToken32) zero = __shfl_sync(kAll, sum, g * 4 + my.quarter);
+        zeros[g] = kScaled == Scaled::kToken32 ? __shfl_sync(kAll, sum, g * 4 + my.quarter) : sum;
+      }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          total[group][4 * g + i] += (product(group, 4 * g + i) * power_of(i) + zero) * down;
+      for (int number = 0; number < kNumbers; ++number) {
+        float(&four)[4] = products_[group][number / 2];
+        const int side = number % 2;
+        const float product = four[2 * side] + four[2 * side + 1];
+        four[2 * side + 1] = 0;
+        if constexpr (kByBlock) {
+          total_[group][number] += product * down;
+          four[2 * side] = 0;
+        } else {
+          four[2 * side] = (product * (codes ? power_of(number) : 1.0f) + zeros[number / 4]) * down;
         }
       }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) zeros_[group][i] = 0;
     }
-    clear();
   }
 
-  /// The same of values that were scaled by channel.
+  /// Brings what was brought down to the units in which rows or codes are added, `up` raised.
+  __device__ void bring_up(bool codes, float up) {
+    if constexpr (!kByBlock) {
+#pragma unroll
+      for (int i = 0; i < kGroups * kNumbers; ++i) {
+        const int number = i % kNumbers;
+        products_[i / kNumbers][number / 2][number % 2 * 2] *=
+            codes ? up * inverse_power_of(number) : up;
+      }
+    }
+  }
+
+  /// A sum that was brought down, of query `quarter`.
+  __device__ float sum(int group, int number) const {
+    if constexpr (kByBlock) return total_[group][number];
+    return products_[group][number / 2][number % 2 * 2];
+  }
+
+  /// Adds a block of codes to what was brought down before it.
   ///   scales, zeros  (128,) halves in shared memory
   __device__ void finish_channels(float down, const PackedFormat& format, const std::byte* scales,
                                   const std::byte* zeros, const OperandThread& my) {
@@ -168,7 +189,7 @@ class Values {
         const float sum = (zeros_[group][0] + zeros_[group][1]) * down;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          total[group][4 * g + i] +=
+          total_[group][4 * g + i] +=
               scale[i] * (product(group, 4 * g + i) * (power_of(i) * slope)) + zero[i] * sum;
         }
       }
@@ -176,11 +197,12 @@ class Values {
     clear();
   }
 
-  float total[kGroups][kNumbers] = {};  // of query `quarter`
-
  private:
   static __device__ float power_of(int number) {
     return power_of_two(-Pairs::exponent(number % 4 % Pairs::kPairs));
+  }
+  static __device__ float inverse_power_of(int number) {
+    return power_of_two(Pairs::exponent(number % 4 % Pairs::kPairs));
   }
   __device__ float product(int group, int number) const {
     const float(&four)[4] = products_[group][number / 2];
@@ -227,7 +249,6 @@ class Values {
     }
   }
 
-  template <Scaled kScaled>
   __device__ void add_code_tile(const std::byte* codes, const std::byte* meta,
                                 const uint32_t (&scales)[4], const TileWeights (&weights)[kGroups],
                                 const OperandThread& my) {
@@ -265,9 +286,9 @@ class Values {
     for (int g = 0; g < kChannelGroups; ++g) {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const std::byte* row = codes + (my.quarter + 8 * pair) * V::kStride;
+        const std::byte* row = codes + (my.quarter + 8 * pair) * kStride;
         const uint32_t x = V::four(row, g, my.row);
-        const uint32_t y = V::four(row + 4 * V::kStride, g, my.row);
+        const uint32_t y = V::four(row + 4 * kStride, g, my.row);
         words[g][pair][0] = __byte_perm(x, y, 0x5410);
         if constexpr (kWidth == 8) words[g][pair][1] = __byte_perm(x, y, 0x7632);
       }
@@ -307,6 +328,7 @@ class Values {
     }
   }
 
+  float total_[kByBlock ? kGroups : 1][kNumbers] = {};
   float products_[kGroups][kSteps][4] = {};
   /// Sums of weights times zero points, or of weights (kChannel). Rows are equal, but for kToken32:
   /// row r has those of group r % 4.

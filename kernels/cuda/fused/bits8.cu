@@ -10,8 +10,5 @@ template void launch_fused<Bits8, Scaled::kChannel, Bits8, Scaled::kToken32>(con
                                                                              Stream&);
 template void launch_fused<Bits8, Scaled::kToken, Bits8, Scaled::kToken>(const AttendArgs&,
                                                                          const FusedArgs&, Stream&);
-template void launch_fused<Bits8, Scaled::kChannel, Bits8, Scaled::kChannel>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
 
 }  // namespace kvlm::cuda::packed
