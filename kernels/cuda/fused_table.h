@@ -5,6 +5,7 @@
 #include "kernels/codecs/bits21.h"
 #include "kernels/codecs/bits3.h"
 #include "kernels/codecs/bits4.h"
+#include "kernels/codecs/bits5.h"
 #include "kernels/codecs/bits8.h"
 #include "kernels/codecs/trit5.h"
 #include "kernels/cuda/fused_attention.h"
@@ -18,6 +19,7 @@
   PAIR(Bits2, kChannel, Bits2, kToken32)            \
   PAIR(Bits3, kChannel, Bits3, kToken32)            \
   PAIR(Bits4, kChannel, Bits4, kToken32)            \
+  PAIR(Bits5, kChannel, Bits5, kToken32)            \
   PAIR(Bits8, kChannel, Bits8, kToken32)            \
   PAIR(Bits1, kToken, Bits1, kToken)                \
   PAIR(Bits2, kToken, Bits2, kToken)                \
