@@ -20,6 +20,7 @@ struct FusedPair {
   bool (*reads_keys)(const PackedFormat& format);
   bool (*reads_values)(const PackedFormat& format);
   void (*launch)(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+  int (*shared_bytes)(int sources);
 };
 
 template <class C, Scaled kScaled>
@@ -41,9 +42,23 @@ bool is_read_by(const PackedFormat& format) {
 
 #define KVLM_PAIR(K, KEYS, V, VALUES)                                                   \
   FusedPair{is_read_by<codecs::K, Scaled::KEYS>, is_read_by<codecs::V, Scaled::VALUES>, \
-            launch_fused<codecs::K, Scaled::KEYS, codecs::V, Scaled::VALUES>},
+            FusedKernel<codecs::K, Scaled::KEYS, codecs::V, Scaled::VALUES>::launch,    \
+            FusedKernel<codecs::K, Scaled::KEYS, codecs::V, Scaled::VALUES>::shared_bytes},
 constexpr std::array kPairs{KVLM_FUSED_PAIRS(KVLM_PAIR)};
 #undef KVLM_PAIR
+
+/// Shared memory that a block may have, of the first GPU that was asked.
+int most_shared_bytes() {
+  static const int most = [] {
+    int device = 0;
+    int bytes = 0;
+    check(cudaGetDevice(&device), "attend_packed");
+    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "attend_packed");
+    return bytes;
+  }();
+  return most;
+}
 
 bool is_power_of_two_or_zero(float x) {
   int exponent = 0;
@@ -180,7 +195,9 @@ FusedLane fused_lane(const PackedLane& lane, int head_dim) {
       made.source[i] = static_cast<int8_t>(at - known.begin());
     }
   }
-  made.pair = std::countr_zero(pairs) + 1;
+  const int pair = std::countr_zero(pairs);
+  if (kPairs[static_cast<size_t>(pair)].shared_bytes(made.sources) > most_shared_bytes()) return {};
+  made.pair = pair + 1;
   return made;
 }
 

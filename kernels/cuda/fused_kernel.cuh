@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/fused_keys.cuh"
+#include "kernels/cuda/fused_table.h"
 #include "kernels/cuda/fused_values.cuh"
 
 // The fused decode attention: a block takes a split of a lane, each of its warps a quarter of its
@@ -399,9 +400,9 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
   }
 }
 
-/// Launches the kernel of a pair of codecs (fused_table.h).
 template <class K, Scaled kKeys, class V, Scaled kValues>
-void launch_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
+void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const FusedArgs& fused,
+                                               Stream& stream) {
   const auto with = [&](auto constant) {
     constexpr int kGroups = decltype(constant)::value;
     const dim3 grid(static_cast<unsigned>(fused.lanes),
@@ -419,6 +420,13 @@ void launch_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream
   } else {
     with(std::integral_constant<int, 2>{});
   }
+}
+
+template <class K, Scaled kKeys, class V, Scaled kValues>
+int FusedKernel<K, kKeys, V, kValues>::shared_bytes(int sources) {
+  constexpr int kRuns = kMostFusedRuns * static_cast<int>(sizeof(LaneRun));
+  constexpr int kTables = 1024;  // of codecs
+  return sources * kSourceBytes<K, 2> + kStagesBytes<K, V, 2> + kRuns + kTables;
 }
 
 }  // namespace kvlm::cuda::packed

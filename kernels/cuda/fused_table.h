@@ -30,7 +30,12 @@
 
 namespace kvlm::cuda::packed {
 
+/// A kernel of the table; fused_kernel.cuh has its functions.
 template <class K, Scaled kKeys, class V, Scaled kValues>
-void launch_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+struct FusedKernel {
+  static void launch(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
+  /// Shared memory of a block, at most, for lanes that have so many sources of queries.
+  static int shared_bytes(int sources);
+};
 
 }  // namespace kvlm::cuda::packed

@@ -6,16 +6,9 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template void launch_fused<Bits2, Scaled::kChannel, Bits1, Scaled::kToken32>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
-template void launch_fused<Bits2, Scaled::kChannel, Bits2, Scaled::kToken32>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
-template void launch_fused<Bits2, Scaled::kToken, Bits2, Scaled::kToken>(const AttendArgs&,
-                                                                         const FusedArgs&, Stream&);
-template void launch_fused<Bits2, Scaled::kToken32, Bits2, Scaled::kToken32>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
+template struct FusedKernel<Bits2, Scaled::kChannel, Bits1, Scaled::kToken32>;
+template struct FusedKernel<Bits2, Scaled::kChannel, Bits2, Scaled::kToken32>;
+template struct FusedKernel<Bits2, Scaled::kToken, Bits2, Scaled::kToken>;
+template struct FusedKernel<Bits2, Scaled::kToken32, Bits2, Scaled::kToken32>;
 
 }  // namespace kvlm::cuda::packed

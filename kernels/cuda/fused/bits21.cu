@@ -6,8 +6,6 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template void launch_fused<Bits21, Scaled::kChannel, Trit5, Scaled::kChannel>(const AttendArgs&,
-                                                                              const FusedArgs&,
-                                                                              Stream&);
+template struct FusedKernel<Bits21, Scaled::kChannel, Trit5, Scaled::kChannel>;
 
 }  // namespace kvlm::cuda::packed

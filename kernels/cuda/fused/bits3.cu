@@ -5,8 +5,6 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template void launch_fused<Bits3, Scaled::kChannel, Bits3, Scaled::kToken32>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
+template struct FusedKernel<Bits3, Scaled::kChannel, Bits3, Scaled::kToken32>;
 
 }  // namespace kvlm::cuda::packed

@@ -5,10 +5,7 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template void launch_fused<Bits4, Scaled::kChannel, Bits4, Scaled::kToken32>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
-template void launch_fused<Bits4, Scaled::kToken, Bits4, Scaled::kToken>(const AttendArgs&,
-                                                                         const FusedArgs&, Stream&);
+template struct FusedKernel<Bits4, Scaled::kChannel, Bits4, Scaled::kToken32>;
+template struct FusedKernel<Bits4, Scaled::kToken, Bits4, Scaled::kToken>;
 
 }  // namespace kvlm::cuda::packed

@@ -5,8 +5,6 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template void launch_fused<Bits5, Scaled::kChannel, Bits5, Scaled::kToken32>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
+template struct FusedKernel<Bits5, Scaled::kChannel, Bits5, Scaled::kToken32>;
 
 }  // namespace kvlm::cuda::packed

@@ -5,10 +5,7 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template void launch_fused<Bits8, Scaled::kChannel, Bits8, Scaled::kToken32>(const AttendArgs&,
-                                                                             const FusedArgs&,
-                                                                             Stream&);
-template void launch_fused<Bits8, Scaled::kToken, Bits8, Scaled::kToken>(const AttendArgs&,
-                                                                         const FusedArgs&, Stream&);
+template struct FusedKernel<Bits8, Scaled::kChannel, Bits8, Scaled::kToken32>;
+template struct FusedKernel<Bits8, Scaled::kToken, Bits8, Scaled::kToken>;
 
 }  // namespace kvlm::cuda::packed
