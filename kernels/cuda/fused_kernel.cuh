@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/fused_keys.cuh"
+#include "kernels/cuda/fused_stage.cuh"
 #include "kernels/cuda/fused_table.h"
 #include "kernels/cuda/fused_values.cuh"
 
@@ -14,106 +15,6 @@ namespace kvlm::cuda::packed {
 constexpr float kWeightUp = 1 << 10;  // with scales below 32, products are halves
 constexpr float kWeightUpLarge = 0.5f;
 constexpr float kLargeScale = 32;
-
-/// Codes and what scales them, of the keys or values of an item, in shared memory.
-template <class C>
-struct StageOf {
-  static constexpr int kMetaBytes = 512;
-  static constexpr int kCodeBytes = (kItemSlots * C::kStride + 15) / 16 * 16 + 16;
-
-  alignas(16) std::byte codes[kCodeBytes];
-  alignas(16) std::byte meta[kMetaBytes];  // of channels or of groups; scales, then zero points
-
-  /// The row that the item begins with, behind what comes with it because copies are of 16 bytes.
-  __device__ const std::byte* rows(const Spot& spot) const {
-    return codes + (C::kRowBytes % 16 == 0 ? 0 : spot.row * C::kRowBytes % 16);
-  }
-
-  /// Begins to copy an item's codes. Copies of no bytes read nothing.
-  __device__ void copy_codes(const Spot& spot, int rows) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(codes));
-    const int64_t at = static_cast<int64_t>(spot.row) * C::kRowBytes;
-    if constexpr (C::kRowBytes % 16 == 0) {
-      constexpr int kChunks = C::kRowBytes / 16;
-      const std::byte* from = spot.codes + at;
-#pragma unroll
-      for (int i = 0; i < kChunks; ++i) {  // kItemSlots is a warp
-        const int chunk = lane + 32 * i;
-        copy_some(to + chunk / kChunks * C::kStride + chunk % kChunks * 16, from + chunk * 16,
-                  chunk < rows * kChunks ? 16 : 0);
-      }
-    } else {
-      const int skew = static_cast<int>(at % 16);
-      const int bytes = skew + rows * C::kRowBytes;
-      const std::byte* from = spot.codes + at - skew;
-#pragma unroll
-      for (int byte = 0; byte < kItemSlots * C::kRowBytes + 15; byte += 32 * 16) {
-        const int mine = byte + lane * 16;
-        if (mine < kCodeBytes) copy_some(to + mine, from + mine, max(0, min(16, bytes - mine)));
-      }
-    }
-  }
-
-  /// Begins to copy the scales and zero points of channels, or of groups of the item's rows.
-  template <Scaled kScaled>
-  __device__ void copy_meta(const Spot& spot, int rows, int zeros) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
-    if constexpr (kScaled == Scaled::kChannel) {
-      const std::byte* from = lane < 16 ? spot.scales : spot.zeros - 256;
-      copy_some(to + lane * 16, from + lane * 16, lane < 16 || (lane - 16) * 8 < zeros ? 16 : 0);
-    } else if constexpr (kScaled == Scaled::kToken32) {
-      const int bytes = lane < rows ? 8 : 0;
-      const int from = (spot.row + lane) * 8;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + lane * 8),
-                   "l"(spot.scales + from), "r"(bytes));
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + 256 + lane * 8),
-                   "l"(spot.zeros + from), "r"(bytes));
-    }
-  }
-
- private:
-  static __device__ void copy_some(uint32_t to, const std::byte* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-  }
-};
-
-template <class K, class V>
-struct Stage {
-  StageOf<K> keys;
-  StageOf<V> values;
-};
-
-/// What a warp has of shared memory.
-template <class K, class V>
-struct WarpStages {
-  Stage<K, V> stage[2];
-  alignas(16) std::byte wide[WideRows<V>::kBytes + 16];
-
-  /// The codes of an item's values as they are added.
-  __device__ const std::byte* wide_values(Stage<K, V>& from, const Spot& spot) {
-    const std::byte* rows = from.values.rows(spot);
-    if constexpr (WideRows<V>::kBytes == 0) {
-      return rows;
-    } else {
-      const int lane = static_cast<int>(threadIdx.x) % 32;
-      V::widen_row(rows + lane * V::kStride, wide + lane * V::kWideStride);
-      __syncwarp();
-      return wide;
-    }
-  }
-};
-
-/// Scale and zero point of a row that one of each serves, as two halves: of the item's row
-/// `warp_lane`, none behind its last.
-__device__ inline uint32_t row_meta(ScaleAxis axis, const Spot& spot, int rows) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (lane >= rows) return 0;
-  const int at = axis == ScaleAxis::kHead ? 0 : spot.row + lane;
-  return __ldg(reinterpret_cast<const uint16_t*>(spot.scales) + at) |
-         static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(spot.zeros) + at)) << 16;
-}
 
 /// The softmax of a warp so far, for the queries `quarter` of each group.
 template <int kGroups>

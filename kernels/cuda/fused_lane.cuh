@@ -150,7 +150,7 @@ class Items {
   int last_;
 };
 
-/// A part of a pair of words by whether the thread has the lower part of its query.
+/// Products of pairs of halves, and sums with one rounding.
 __device__ inline uint32_t half2_mul(uint32_t x, uint32_t y) {
   uint32_t z;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
@@ -185,9 +185,10 @@ struct TwoHalves {
   }
 };
 
-/// What makes the product of a number in two halves with a scale an operand again: the product's
-/// higher part, or what that leaves, for threads of either part. (x, y) are the halves of the
-/// number, s the scale: x s, or y s + (x s - round(x s)), in three instructions for both.
+/// Which part of products a thread has. A number is kept as halves x and y, the higher and the
+/// lower part. Times a scale s it is an operand again: threads of the higher part have round(x s),
+/// those of the lower part what that leaves, y s + (x s - round(x s)). Both take the same three
+/// instructions, a product and two sums, where the numbers of the sums are 0 for the higher part.
 struct PartOf {
   uint32_t sign;  // flips the sign of x for the lower part
   uint32_t mask;  // all bits for the lower part
