@@ -91,6 +91,7 @@ class SmallLane {
     int full = 19;
     bool dead_rows = false;
     DType dtype = DType::kF16;  // of full rows
+    float value_spread = 1;     // of packed values
   };
 
   SmallLane(const Shape& shape, Device device, Stream& stream)
@@ -135,7 +136,9 @@ class SmallLane {
     };
     uint32_t seed = static_cast<uint32_t>(side);
     for (const int rows : shape_.blocks) {
-      const Tensor x = placed(normal_tensor(DType::kF32, {rows, shape_.head_dim}, seed += 10));
+      const float spread = side == 0 ? 1 : shape_.value_spread;
+      const Tensor x =
+          placed(normal_tensor(DType::kF32, {rows, shape_.head_dim}, seed += 10, spread));
       const PackJob job{x.as<float>(), rows, room(static_cast<size_t>(rows) * format.row_bytes()),
                         room(format.scales(rows) * dtype_bytes(format.meta)),
                         room(format.scales(rows) * dtype_bytes(format.meta))};
@@ -214,6 +217,33 @@ TEST_F(SmallPacked, CodesOfTheTensorCores) {
                    .blocks = blocks});
     expect_parity({.keys = mixed, .values = mixed, .q_per_kv = q_per_kv});  // full rows alone
   }
+}
+
+/// What the fused attention serves (kernels/cuda/fused_table.h), and values whose scales are so
+/// large that weights are raised less.
+TEST_F(SmallPacked, KeysAndValuesInOnePass) {
+  using enum ScaleAxis;
+  using enum CodeFormat;
+  const std::vector<int> blocks = {32, 70, 1, 64, 300};
+  const auto check = [&](const Codes& keys, const Codes& values) {
+    for (const int q_per_kv : {3, 7}) {
+      for (const float spread : {1.0f, 3000.0f}) {
+        expect_parity({.keys = keys,
+                       .values = values,
+                       .q_per_kv = q_per_kv,
+                       .blocks = blocks,
+                       .value_spread = spread});
+      }
+    }
+  };
+  for (const CodeFormat code : {kBits1, kBits2, kBits3, kBits4, kBits5, kBits8}) {
+    check({code, kChannel}, {code, kToken, 32});
+    check({code, kToken, 128}, {code, kToken, 128});
+    check({code, kHead}, {code, kHead});
+  }
+  check({kBits2, kChannel}, {kBits1, kToken, 32});
+  check({kBits2, kToken, 32}, {kBits2, kToken, 32});
+  check({kBits2, kChannel, 0, true}, {kTrit5, kChannel});
 }
 
 TEST_F(SmallPacked, EveryOtherFormat) {
