@@ -16,9 +16,9 @@
 #include "kernels/cuda/packed_codes.h"
 #include "kernels/quantize.h"
 
-// Decode attention of one layer, in four launches. A lane is one KV head of one sequence; a run is
-// consecutive slots of it that are stored alike; a split is the part of a run that one block of
-// threads takes.
+// Decode attention of one layer, in four launches, for the lanes that fused_attention.cu does not
+// serve in one pass. A lane is one KV head of one sequence; a run is consecutive slots of it that
+// are stored alike; a split is the part of a run that one block of threads takes.
 //
 // 1. Scores: q . k of every slot, written as they are.
 // 2. Weights: the softmax over a lane's scores, remap included. Where a lane's softmax is deferred
