@@ -8,10 +8,8 @@
 #include "kernels/base/error.h"
 #include "kernels/cpu/pack.h"
 #include "kernels/cuda/pack.h"
-#include "kernels/row_moves.h"
 
 // Checks packing jobs against their format and hands them to the CPU's or the GPU's implementation.
-// RingPacker packs one row of many rings a step.
 namespace kvlm {
 
 namespace {
@@ -86,83 +84,6 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
     return cuda::pack(format, rules, jobs, stream);
   }
   cpu::pack(format, rules, jobs, stream);
-}
-
-struct RingPacker::State {
-  explicit State(Device at) {
-    if (at.kind == DeviceKind::kCuda) table = std::make_unique<cuda::RingTable>(at);
-  }
-  std::unique_ptr<cuda::RingTable> table;  // on CUDA; else what follows
-  PackedFormat format;
-  std::array<PackRule, 2> rules;
-  DType dtype = DType::kF16;
-  std::vector<PackedRing> rings;
-  std::vector<const std::byte*> oldest;
-  std::vector<float> floats;
-  std::vector<PackJob> jobs;
-
-  void run(Stream& stream);
-};
-
-void RingPacker::State::run(Stream& stream) {
-  const auto channels = static_cast<size_t>(format.channels());
-  floats.resize(rings.size() * channels);
-  oldest.clear();
-  jobs.clear();
-  for (PackedRing& ring : rings) {
-    oldest.push_back(ring.rows + static_cast<size_t>(ring.oldest) * channels * dtype_bytes(dtype));
-    const std::ptrdiff_t block = ring.packed / ring.block_rows;
-    const auto row = static_cast<size_t>(ring.packed % ring.block_rows);
-    const size_t meta = row * static_cast<size_t>(format.groups()) * dtype_bytes(format.meta);
-    const auto scales = block * ring.scale_stride + static_cast<std::ptrdiff_t>(meta);
-    PackJob job;
-    job.x = floats.data() + jobs.size() * channels;
-    job.rows = 1;
-    if (ring.codes != nullptr) {
-      job.codes = ring.codes + block * ring.code_stride + row * format.row_bytes();
-    }
-    job.scales = ring.scales + scales;
-    if (ring.zeros != nullptr) job.zeros = ring.zeros + scales;
-    jobs.push_back(job);
-    ring.oldest = (ring.oldest + 1) % ring.places;
-    ++ring.packed;
-  }
-  widen_rows(oldest, dtype, format.channels(), floats.data(), stream);
-  pack(format, rules, jobs, stream);
-}
-
-RingPacker::RingPacker(Device device) : state_(std::make_unique<State>(device)) {}
-RingPacker::~RingPacker() = default;
-RingPacker::RingPacker(RingPacker&&) noexcept = default;
-RingPacker& RingPacker::operator=(RingPacker&&) noexcept = default;
-
-void RingPacker::describe(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-                          DType dtype, std::span<const PackedRing> rings, Stream& stream) {
-  constexpr std::string_view kOp = "RingPacker";
-  check_rules(kOp, format, rules);
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
-    refuse(kOp, fmt::format("rows hold {}, expected f32, f16 or bf16", dtype_name(dtype)));
-  }
-  if (format.axis != ScaleAxis::kToken) {
-    refuse(kOp, "rows that are packed one by one have scales of their own (kToken)");
-  }
-  for (const PackedRing& ring : rings) {
-    if (ring.rows == nullptr || ring.places < 1 || ring.oldest < 0 || ring.oldest >= ring.places ||
-        ring.scales == nullptr || ring.block_rows < 1 || ring.packed < 0 ||
-        (ring.zeros == nullptr && format.zeros(1) > 0)) {
-      refuse(kOp, fmt::format("a ring of {} places lacks its rows or a place to go", ring.places));
-    }
-  }
-  if (state_->table != nullptr) return state_->table->describe(format, rules, dtype, rings, stream);
-  state_->format = format;
-  state_->rules = rules;
-  state_->dtype = dtype;
-  state_->rings.assign(rings.begin(), rings.end());
-}
-
-void RingPacker::run(Stream& stream) {
-  if (state_->table != nullptr) return state_->table->run(stream);
-  if (!state_->rings.empty()) state_->run(stream);
 }
 
 }  // namespace kvlm

@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "kernels/base/device.h"
@@ -60,43 +59,5 @@ struct PackJob {
 /// beside signs or ternary codes of others.
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
           std::span<const PackJob> jobs, Stream& stream);
-
-/// A ring buffer of full rows, and the packed rows before them, which the oldest full row joins:
-/// blocks of `block_rows` rows that lie evenly.
-struct PackedRing {
-  const std::byte* rows = nullptr;  ///< (places, channels)
-  int places = 0;
-  int oldest = 0;              ///< the place of the row that is packed next
-  std::byte* codes = nullptr;  ///< of block 0; null: only scales and zero points are made
-  std::byte* scales = nullptr;
-  std::byte* zeros = nullptr;       ///< null if the format stores none
-  std::ptrdiff_t code_stride = 0;   ///< bytes from block to block
-  std::ptrdiff_t scale_stride = 0;  ///< of scales and of zero points
-  int block_rows = 0;
-  int packed = 0;  ///< rows in blocks
-};
-
-/// Packs the oldest row of many rings, one a step, where rows are packed by themselves
-/// (ScaleAxis::kToken): as pack() would. Described once, what a step gives to a GPU is always the
-/// same, so that it can be recorded (kernels/base/recording.h).
-class RingPacker {
- public:
-  explicit RingPacker(Device device);
-  ~RingPacker();
-  RingPacker(RingPacker&&) noexcept;
-  RingPacker& operator=(RingPacker&&) noexcept;
-
-  /// Takes rings of `dtype` (f32 | f16 | bf16); what they point to must stay while run() is called.
-  /// Throws Error{kInvalidArgument} for another axis, or a ring without places.
-  void describe(const PackedFormat& format, const std::array<PackRule, 2>& rules, DType dtype,
-                std::span<const PackedRing> rings, Stream& stream);
-  /// Packs the oldest row of every ring; the one behind it is the oldest then. Whether blocks have
-  /// room, and rows have come, the caller must know.
-  void run(Stream& stream);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 }  // namespace kvlm

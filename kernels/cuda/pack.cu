@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/pack_rows.cuh"
@@ -457,69 +456,6 @@ __global__ void __launch_bounds__(kRowWarps * 32)
   __syncwarp();
   pack_token(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row), job.codes);
 }
-
-/// The oldest row of a ring, by a warp.
-__global__ void pack_oldest(const PackedRing* rings, PackedFormat format, Rules rules, DType dtype,
-                            Growth* growth) {
-  extern __shared__ float rooms[];
-  const PackedRing ring = rings[blockIdx.x];
-  const int channels = format.channels();
-  const int step = growth->rows;
-  const int64_t from = static_cast<int64_t>((ring.oldest + step) % ring.places) * channels;
-  const std::byte* row = ring.rows + from * (dtype == DType::kF32 ? 4 : 2);
-  for (int i = warp_lane_id(); i < channels; i += 32) rooms[i] = element(row, dtype, i);
-  __syncwarp();
-
-  const int block = (ring.packed + step) / ring.block_rows;
-  const int at = (ring.packed + step) % ring.block_rows;
-  std::byte* codes = ring.codes == nullptr ? nullptr : ring.codes + block * ring.code_stride;
-  std::byte* zeros = ring.zeros == nullptr ? nullptr : ring.zeros + block * ring.scale_stride;
-  pack_token(rooms, format, rules.rule[0], ring.scales + block * ring.scale_stride, zeros,
-             static_cast<size_t>(at), reinterpret_cast<uint8_t*>(codes));
-  growth->count_row();
-}
-
-}  // namespace
-
-struct RingTable::State {
-  explicit State(Device device) : kept(device), growth_memory(device, sizeof(Growth)) {}
-  KeptBytes kept;
-  Buffer growth_memory;
-  const PackedRing* rings = nullptr;
-  unsigned count = 0;
-  PackedFormat format;
-  Rules rules;
-  DType dtype = DType::kF16;
-
-  Growth* growth() { return reinterpret_cast<Growth*>(growth_memory.data()); }
-};
-
-RingTable::RingTable(Device device) : state_(std::make_unique<State>(device)) {}
-RingTable::~RingTable() = default;
-
-void RingTable::describe(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-                         DType dtype, std::span<const PackedRing> rings, Stream& stream) {
-  State& state = *state_;
-  state.format = format;
-  state.rules = {{rules[0], rules[1]}};
-  state.dtype = dtype;
-  state.count = static_cast<unsigned>(rings.size());
-  if (rings.empty()) return;
-  const std::byte* uploaded = stream.queue().upload(rings.data(), rings.size_bytes());
-  state.rings =
-      reinterpret_cast<const PackedRing*>(state.kept.place(uploaded, rings.size_bytes(), stream));
-  check(cudaMemsetAsync(state.growth(), 0, sizeof(Growth), native(stream)), "RingPacker");
-}
-
-void RingTable::run(Stream& stream) {
-  State& state = *state_;
-  if (state.count == 0) return;
-  pack_oldest<<<state.count, 32, row_room(state.format.channels()), native(stream)>>>(
-      state.rings, state.format, state.rules, state.dtype, state.growth());
-  check_launch("RingPacker");
-}
-
-namespace {
 
 constexpr int64_t kJobs = 32768;         // of one launch
 constexpr int64_t kSearchGroups = 1024;  // of one launch: 16 KiB of counts each

@@ -7,24 +7,14 @@
 
 #include "kernels/key_basis.h"
 #include "tests/cuda/fixture.h"
-#include "tests/kernels/ring_cases.h"
 
 namespace kvlm {
 namespace {
 
 using testing::kGpu;
 using testing::normal_tensor;
-using testing::RingCase;
 
 class KeptCuda : public testing::Cuda {};
-
-TEST_F(KeptCuda, RingsPackTheSameBits) {
-  for (const RingCase& c : testing::ring_cases()) {
-    const int packs = RingCase::kRows - c.before - c.places + 1;
-    EXPECT_EQ(c.one_by_one(packs, kGpu, *gpu_), c.one_by_one(packs, {}, cpu_))
-        << c.bits << " bits, " << c.channels << " channels, " << c.places << " places";
-  }
-}
 
 TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
   constexpr int kDim = 20;

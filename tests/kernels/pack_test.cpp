@@ -13,7 +13,6 @@
 #include "kernels/attend_packed.h"
 #include "kernels/base/error.h"
 #include "kernels/quantize.h"
-#include "tests/kernels/ring_cases.h"
 
 namespace kvlm {
 namespace {
@@ -21,8 +20,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
 using ::testing::Pointwise;
-using testing::ring_cases;
-using testing::RingCase;
 
 /// A block in memory of its own.
 struct Block {
@@ -467,26 +464,6 @@ TEST(Pack, RefusesWhatAFormatCannotSay) {
   two.axis = ScaleAxis::kToken;
   two.group_size = 4;
   EXPECT_THROW(packed(two, {rule(), rule()}, x), Error);
-}
-
-TEST(RingPackerTest, PacksRowsOneByOneAsAtOnce) {
-  ThreadPool pool(1);
-  Stream stream(pool);
-  for (const RingCase& c : ring_cases()) {
-    for (const int packs : {1, RingCase::kRows - c.before - c.places + 1}) {
-      EXPECT_EQ(c.one_by_one(packs, {}, stream), c.at_once(packs, stream))
-          << c.bits << " bits, " << c.channels << " channels, " << c.places << " places";
-    }
-  }
-}
-
-TEST(RingPackerTest, RefusesWhatItCannotPack) {
-  ThreadPool pool(1);
-  Stream stream(pool);
-  RingPacker packer{Device{}};
-  const PackedRing empty;
-  EXPECT_THROW(packer.describe(one_group(4, 8), {}, DType::kF16, {&empty, 1}, stream), Error);
-  EXPECT_THROW(packer.describe(channels(4, 8), {}, DType::kF16, {}, stream), Error);
 }
 
 }  // namespace

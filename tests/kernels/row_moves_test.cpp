@@ -69,6 +69,47 @@ TEST(CloseGaps, RefusesARowThatIsNotThere) {
 }
 
 /// Turning by one angle after the other is turning by their sum, and keeps lengths.
+TEST(RowRanges, AreWidenedOneAfterTheOther) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  constexpr int kDim = 5;
+  std::vector<f16> rows(40 * kDim);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = to_f16(static_cast<float>(i));
+  const auto at = [&](int row) {
+    return reinterpret_cast<const std::byte*>(rows.data() + row * kDim);
+  };
+  const std::vector<RowRange> ranges{{at(3), 1}, {at(7), 25}, {at(0), 0}, {at(39), 1}};
+  std::vector<float> out(27 * kDim, -1);
+  widen_ranges(ranges, DType::kF16, kDim, out.data(), stream);
+  std::vector<float> expected;
+  for (const auto& [first, count] : {std::pair(3, 1), std::pair(7, 25), std::pair(39, 1)}) {
+    for (int i = first * kDim; i < (first + count) * kDim; ++i) {
+      expected.push_back(static_cast<float>(i));
+    }
+  }
+  EXPECT_EQ(out, expected);
+  EXPECT_THROW(widen_ranges(ranges, DType::kF16, kDim, nullptr, stream), Error);
+}
+
+TEST(ByteRanges, AreCopied) {
+  ThreadPool pool(2);
+  Stream stream(pool);
+  std::vector<uint8_t> from(100);
+  std::iota(from.begin(), from.end(), uint8_t{0});
+  std::vector<uint8_t> to(100, 255);
+  const auto* bytes = reinterpret_cast<const std::byte*>(from.data());
+  auto* target = reinterpret_cast<std::byte*>(to.data());
+  copy_ranges(
+      std::vector<ByteRange>{
+          {bytes + 1, target + 50, 7}, {bytes + 9, target, 0}, {bytes + 90, target + 10, 10}},
+      stream);
+  std::vector<uint8_t> expected(100, 255);
+  std::copy_n(from.begin() + 1, 7, expected.begin() + 50);
+  std::copy_n(from.begin() + 90, 10, expected.begin() + 10);
+  EXPECT_EQ(to, expected);
+  EXPECT_THROW(copy_ranges(std::vector<ByteRange>{{nullptr, target, 1}}, stream), Error);
+}
+
 TEST(TurnRows, RotatesPairsOfHalves) {
   ThreadPool pool(1);
   Stream stream(pool);
