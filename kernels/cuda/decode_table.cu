@@ -274,7 +274,12 @@ bool DecodeTable::reserve(const TableLoad& load) {
   held.longest = std::max(held.longest, load.longest);
   held.listed_blocks = std::max(held.listed_blocks, load.listed_blocks);
   held.words = std::max(held.words, load.words);
-  state_->place_slots();
+  try {
+    state_->place_slots();
+  } catch (...) {
+    held = {};  // what was there is gone: the next call takes memory again
+    throw;
+  }
   return false;
 }
 

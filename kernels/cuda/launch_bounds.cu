@@ -6,14 +6,15 @@ namespace kvlm::cuda::packed {
 
 namespace {
 
-/// The most splits of a run of at most `slots` slots, in any lane, if splits have at most `cap`
-/// slots and are of whole blocks of `block_rows`.
-int most_splits(int slots, int block_rows, int cap) {
+/// The most splits of a run of at most `slots` slots, in a lane of any length, whose splits have at
+/// most `cap` slots, or `key_slots` if that is less and not 0, and are of whole blocks.
+int most_splits(int slots, int block_rows, int cap, int key_slots) {
   int most = 0;
   const auto of = [&](int in_lane, int split) {
-    const int wanted = std::max(std::min(split, cap), block_rows);
-    most = std::max(most, static_cast<int>(ceil_div(std::min(slots, in_lane),
-                                                    wanted / block_rows * block_rows)));
+    int wanted = std::min(split, cap);
+    if (key_slots > 0) wanted = std::min(wanted, std::max(key_slots, block_rows));
+    const int cut = std::max(1, wanted / block_rows) * block_rows;
+    most = std::max(most, static_cast<int>(ceil_div(std::min(slots, in_lane), cut)));
   };
   of(1023, 256);
   of(4095, 1024);
@@ -52,7 +53,11 @@ void LaunchBounds::note(int layer, bool keys, int position, const DeviceRun& run
   int rounded = 256;
   while (rounded < slots) rounded *= 2;
   grow(side.slots[at], std::min(rounded, std::max(longest, slots)));
-  if (static_cast<Cut>(run.cut) == Cut::kEven) grow(side.block_rows, run.block_rows);
+  if (static_cast<Cut>(run.cut) != Cut::kEven) return;
+  std::vector<int>& sizes = side.block_rows;
+  if (std::find(sizes.begin(), sizes.end(), run.block_rows) != sizes.end()) return;
+  sizes.push_back(run.block_rows);
+  changed = true;
 }
 
 /// Notes which kernels serve a lane.
@@ -80,8 +85,12 @@ int LaunchBounds::bound(int layer, bool keys, int position) const {
   if (side.slots[at] == 0) return most;
   const uint32_t bit = uint32_t{1} << position;
   const bool any = (side.positions[kCodeKernels] & bit) != 0;
-  const int cap = any ? kAnySplitSlots : keys ? std::max(key_slots_, side.block_rows) : 2048;
-  return std::max(most, most_splits(side.slots[at], side.block_rows, cap));
+  const int cap = any ? kAnySplitSlots : 2048;
+  for (const int block_rows : side.block_rows) {
+    const int key_slots = keys && !any ? key_slots_ : 0;
+    most = std::max(most, most_splits(side.slots[at], block_rows, cap, key_slots));
+  }
+  return most;
 }
 
 /// Which runs the kernels of a layer serve, of its keys or its values.

@@ -302,6 +302,7 @@ TEST(EveryRule, EvictsAtMostOneOldRowAndAllocatesNothing) {
     int rows = selection.kept();
     std::vector<float> scores(static_cast<size_t>(selection.kept()), 0.5f);
     const size_t before = allocations();
+    bool evicted = false;
     for (int t = 1; t <= 120; ++t) {
       ++rows;
       const int slot = made.rule->evict({.rows = rows,
@@ -313,10 +314,13 @@ TEST(EveryRule, EvictsAtMostOneOldRowAndAllocatesNothing) {
                                          .weights = {weights.data(), static_cast<size_t>(rows)}});
       EXPECT_GE(slot, -1) << of.str();
       EXPECT_LT(slot, rows - 1) << of.str();
+      evicted |= slot >= 0;
       if (slot >= 0) --rows;
       if (slot >= 0 && slot < static_cast<int>(scores.size())) scores.pop_back();
     }
     EXPECT_EQ(allocations(), before) << of.str();
+    // A GPU asks only rules that say so.
+    EXPECT_EQ(made.rule->evicts(), evicted) << of.str();
   }
 }
 
@@ -331,6 +335,7 @@ TEST(EveryRule, KeepsEverythingAtKeepOne) {
       EXPECT_FALSE(made.rule->needs().sees_rows() || made.rule->needs().sees_queries());
       EXPECT_EQ(made.rule->merge(), MergeRule::kNone);
       EXPECT_FALSE(made.rule->rerotates());
+      EXPECT_FALSE(made.rule->evicts());
       EXPECT_TRUE(made.rule->same_in_all_layers());
       for (const LayerSelection& selection : testing::select(*made.rule, prompt)) {
         EXPECT_EQ(selection.kept(), n);
