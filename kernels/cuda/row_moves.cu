@@ -4,6 +4,8 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_moves.h"
 
+// Rows on their way: widened and narrowed one by one, widened and copied in ranges, moved towards a
+// gap in a ring, rotated. Who goes where is a list that the host uploads.
 namespace kvlm::cuda {
 
 namespace {
