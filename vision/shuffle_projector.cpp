@@ -31,7 +31,10 @@ size_t ShuffleProjector::weight_bytes() const noexcept {
 
 void ShuffleProjector::reserve(int64_t cells, DType dtype, Device device) {
   if (cells <= reserved_ && !gathered_.empty()) return;
-  reserved_ = 0;  // as long as there may be no memory for more
+  reserved_ = 0;         // as long as there may be no memory for more
+  gathered_ = Tensor();  // first, so that not both are held
+  normed_ = Tensor();
+  inner_ = Tensor();
   const int64_t wide = norm_.shape()[0];
   gathered_ = Tensor(DType::kF32, {cells, wide}, device);
   if (dtype != DType::kF32) normed_ = Tensor(dtype, {cells, wide}, device);

@@ -24,13 +24,13 @@ using ServedByKernel = std::array<ServedRuns, kCodeKernels + 1>;
 struct LayerLaunch {
   ServedByKernel keys, values;
   unsigned lanes = 0;
-  unsigned deferred = 0;  ///< of them, whose softmax is deferred
-  bool plain = false;     ///< some have weights that are made by themselves
-  bool unfused = false;   ///< some are of these two kinds
-  uint32_t fused = 0;     ///< the kernels that serve the others, in one pass, as bits
-  int sources = 0;        ///< FusedArgs
-  int most_slots = 0;     ///< of a lane
-  int key_parts = 0;      ///< splits of keys, of all lanes
+  unsigned deferred = 0;          ///< of them, whose softmax is deferred
+  bool plain = false;             ///< some have weights that are made by themselves
+  bool unfused = false;           ///< some are of these two kinds
+  uint32_t fused = 0;             ///< the kernels that serve the others, in one pass, as bits
+  std::array<int, 32> sources{};  ///< by such a kernel, FusedArgs::sources
+  int most_slots = 0;             ///< of a lane
+  int key_parts = 0;              ///< splits of keys, of all lanes
   int value_parts = 0;
   int weightings = 0;  ///< of all lanes' ranges
   int channels = 0;    ///< of a packed row

@@ -836,7 +836,6 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
   FusedArgs fused{};
   fused.lanes = static_cast<int>(layer.lanes);
   fused.splits = layer.fused == 0 ? 0 : fused_splits(layer.most_slots);
-  fused.sources = layer.sources;
   fused.splits_of_block =
       fused_splits_of_block(static_cast<int64_t>(layer.lanes) * fused.splits, stream);
   const size_t splits = layer.lanes * static_cast<size_t>(fused.splits) * queries;
@@ -857,7 +856,9 @@ void launch_fused(const LayerLaunch& layer, const AttendArgs& args, FusedArgs fu
                   Stream& stream) {
   if (layer.fused == 0) return;
   for (fused.pair = 1; fused.pair <= fused_pairs(); ++fused.pair) {
-    if ((layer.fused >> fused.pair & 1) != 0) attend_fused(args, fused, stream);
+    if ((layer.fused >> fused.pair & 1) == 0) continue;
+    fused.sources = layer.sources[static_cast<size_t>(fused.pair)];
+    attend_fused(args, fused, stream);
   }
   join_fused(args, fused, stream);
 }
@@ -1059,7 +1060,8 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     }
     if (fused) made.layer.fused |= 1u << of_fused.pair;
     made.layer.unfused |= !fused;
-    made.layer.sources = std::max(made.layer.sources, of_fused.sources);
+    int& sources = made.layer.sources[static_cast<size_t>(of_fused.pair)];
+    sources = std::max(sources, of_fused.sources);
     of_lane.deferred = !fused && is_deferred(builder, lanes[i], first, end);
     made.layer.deferred += of_lane.deferred ? 1 : 0;
     made.layer.plain |= !fused && !of_lane.deferred;

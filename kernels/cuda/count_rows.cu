@@ -56,8 +56,8 @@ __device__ void count_packed(const DeviceWindow& window, DeviceTail& tail) {
   if (tail.flushed == 0) return;
   tail.flushed = 0;
   tail.packed += window.rows;
-  tail.first = tail.place(window.rows);
   tail.full -= window.rows;
+  tail.first = tail.full == 0 ? 0 : tail.place(window.rows);  // as Plane::pop_rows()
 }
 
 /// What the runs behind the fixed ones hold now.
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
 
 /// Stores the new key (blockIdx.y 0) or value of a lane as the newest of its ring.
 __global__ void store_gained(TableArgs table, int layer, const float* k, const float* v) {
-  let_next_start();
   wait_for_earlier();
+  let_next_start();  // lanes have been counted: what starts now may read them
   const auto number = static_cast<int>(blockIdx.x);
   const auto side = static_cast<int>(blockIdx.y);
   const DeviceTail& tail = table.tails[table.lane_at(layer, number) * 2 + side];

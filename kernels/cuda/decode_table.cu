@@ -170,7 +170,8 @@ LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
           new_runs.data() + in_slot * 2 * static_cast<size_t>(side_runs),
           new_tails.data() + in_slot * 2,
           {new_blocks.data() + in_slot * listed, new_words.data() + in_slot * of_words,
-           index * load.listed_blocks, words_at + static_cast<size_t>(index) * of_words}};
+           index * load.listed_blocks, words_at + static_cast<size_t>(index) * of_words,
+           load.listed_blocks, load.words}};
 }
 
 /// Sends what was set of a slot to its place.
@@ -199,7 +200,13 @@ void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& strea
   step.clear();
   for (const TableRow& row : rows) step.push_back({row.slot, row.row});
   bounds.cut_keys(key_split_slots(int64_t{lanes_of_step()} * load.longest, stream));
-  stream.queue().copy(device_step.data(), true, step.data(), false, step.size() * sizeof(StepSlot));
+  try {
+    stream.queue().copy(device_step.data(), true, step.data(), false,
+                        step.size() * sizeof(StepSlot));
+  } catch (...) {
+    step.clear();  // the GPU does not know these rows
+    throw;
+  }
 }
 
 /// Sends what the kernels that count have to know of all layers.
@@ -278,6 +285,7 @@ bool DecodeTable::reserve(const TableLoad& load) {
     state_->place_slots();
   } catch (...) {
     held = {};  // what was there is gone: the next call takes memory again
+    state_->step.clear();
     throw;
   }
   return false;
@@ -299,8 +307,9 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
 void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
   State& state = *state_;
   state.take_step(rows, stream);
-  if (std::exchange(state.bounds.changed, false)) {
+  if (state.bounds.changed) {
     state.send_bounds(stream);
+    state.bounds.changed = false;
     std::fill(state.versions.begin(), state.versions.end(), 0);
   }
   uint64_t& version = state.versions[rows.size()];

@@ -48,6 +48,7 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
   const bool is_fused = fused.pair != 0;
   set_side(layer, true, from, slots, is_fused, to.list, to.runs, to.tails[0]);
   set_side(layer, false, from, slots, is_fused, to.list, to.runs + side_runs_, to.tails[1]);
+  assert(to.list.used_blocks <= to.list.most_blocks && to.list.used_words <= to.list.most_words);
 
   DeviceLane& lane = *to.lane = DeviceLane();
   assert(from.remaps.size() <= static_cast<size_t>(shape_.remaps));

@@ -16,6 +16,8 @@ struct ListSpace {
   uint64_t* words;
   int first_block;           // of all lanes'
   const uint64_t* words_at;  // where `words` will be
+  int most_blocks;
+  int most_words;
   int used_blocks = 0;
   int used_words = 0;
 

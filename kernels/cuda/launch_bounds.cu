@@ -65,7 +65,8 @@ void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
   LayerLaunch now = kinds_;
   if (lane.fused != 0) {
     now.fused |= 1u << lane.fused;
-    now.sources = std::max(now.sources, sources);
+    int& most = now.sources[static_cast<size_t>(lane.fused)];
+    most = std::max(most, sources);
   } else {
     now.unfused = true;
     now.deferred |= lane.deferred ? 1 : 0;

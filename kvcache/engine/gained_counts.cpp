@@ -66,7 +66,11 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   for (int& slots : sequence.slots) ++slots;
   if (!traits_.evicts() || gain.host) return gain;
   gain.host = !choose_dropped(sequence, dropped);
-  if (!gain.host) gain.bytes -= drop_rows(sequence, dropped);
+  if (gain.host) {
+    std::fill(dropped.begin(), dropped.end(), -1);
+  } else {
+    gain.bytes -= drop_rows(sequence, dropped);
+  }
   return gain;
 }
 

@@ -86,11 +86,17 @@ void GpuDecode::reserve(const Workload& load) {
   rows_.reserve(load.slots);
   known_rows_.reserve(load.slots);
   flushed_.reserve(load.slots);
-  const float* queries = key_basis_.queries();
-  if (!table_->reserve(most) || queries != queries_) {
+  const auto take_all_back = [&] {
     for (Sequence& sequence : store_.all()) {
       if (sequence.open) take_back(sequence);
     }
+  };
+  const float* queries = key_basis_.queries();
+  try {
+    if (!table_->reserve(most) || queries != queries_) take_all_back();
+  } catch (...) {
+    take_all_back();
+    throw;
   }
   queries_ = queries;
 }

@@ -252,6 +252,7 @@ inline constexpr const char* kSpecs[] = {
     "tova,keep=0.1,sinks=9",
     "tova,keep=0.5 + kivi,group=8,residual=16",
     "tova,keep=0.6 + kivi,group=4,residual=8,tail_keep=0 + share=codes",
+    "prefixkv,keep=0.5,evict=sliding,distance=12 + kivi,group=8,residual=16,tail_keep=0",
     "random,keep=0.4",
     "random,keep=0.5,head_shared=on,seed=3 + kivi,group=8,residual=16 + share=codes",
     "random,keep=0.4,evict=score + calibquant",
