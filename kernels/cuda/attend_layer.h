@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/packed_codes.h"
@@ -46,6 +47,9 @@ VLM_HD constexpr int split_slots(int slots) {
 }
 /// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
 int key_split_slots(int64_t slots, Stream& stream);
+/// Says to which remap each run of a lane belongs; false if one belongs to several, or to one in
+/// part.
+bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs);
 /// Rows [row, row + rows) of a block as a block of their own.
 PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row, int rows);
 /// Blocks of fused lanes are cut by nothing: more rows than a block has.

@@ -932,6 +932,20 @@ PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int ro
   return part;
 }
 
+bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) {
+  for (DeviceRun& run : runs) {
+    if (run.kernel < 0) continue;
+    for (size_t r = 0; r < remaps.size(); ++r) {
+      const int from = std::max(run.first_slot, remaps[r].first);
+      const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
+      if (from >= to) continue;
+      if (to - from != run.slots || run.range != 0) return false;
+      run.range = static_cast<int16_t>(r + 1);
+    }
+  }
+  return true;
+}
+
 void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
   const FusedArgs fused = place_workspace(layer, args, stream);
   if (!layer.unfused) return launch_fused(layer, args, fused, stream);
@@ -961,23 +975,6 @@ struct Launches {
   int head_dim = 0;
 };
 
-/// Says to which remap runs [first, end) belong; false if one belongs to several, or to one in
-/// part.
-bool find_ranges(BatchBuilder& builder, std::span<const ScoreRemap> remaps, size_t first,
-                 size_t end) {
-  for (size_t i = first; i < end; ++i) {
-    DeviceRun& run = builder.runs[i];
-    for (size_t r = 0; r < remaps.size(); ++r) {
-      const int from = std::max(run.first_slot, remaps[r].first);
-      const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
-      if (from >= to) continue;
-      if (to - from != run.slots || run.range != 0) return false;
-      run.range = static_cast<int16_t>(r + 1);
-    }
-  }
-  return true;
-}
-
 /// Whether a lane's softmax can be deferred: every run is served by a kernel that makes weights as
 /// it reads scores, and nobody wants the weights.
 bool is_deferred(BatchBuilder& builder, const PackedLane& lane, size_t first, size_t end) {
@@ -985,7 +982,7 @@ bool is_deferred(BatchBuilder& builder, const PackedLane& lane, size_t first, si
   for (size_t i = first; i < end; ++i) {
     if (builder.kernels[i] == kCodeKernels) return false;
   }
-  return find_ranges(builder, lane.remaps, first, end);
+  return find_ranges(lane.remaps, std::span(builder.runs).subspan(first, end - first));
 }
 
 /// Notes of the runs [first, end), a lane's keys or its values, how each changes when the lane

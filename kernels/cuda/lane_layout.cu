@@ -215,21 +215,6 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, int slots
   }
 }
 
-/// Says to which remap each run belongs; false if one belongs to several, or to one in part.
-bool LaneLayout::find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) {
-  for (DeviceRun& run : runs) {
-    if (run.kernel < 0) continue;
-    for (size_t r = 0; r < remaps.size(); ++r) {
-      const int from = std::max(run.first_slot, remaps[r].first);
-      const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
-      if (from >= to) continue;
-      if (to - from != run.slots || run.range != 0) return false;
-      run.range = static_cast<int16_t>(r + 1);
-    }
-  }
-  return true;
-}
-
 /// Whether a lane can be attended in one pass: `source` is by position.
 FusedLane LaneLayout::fused_lane_of(int layer, const TableLane& lane) const {
   std::array<std::array<SlotRun, kMostRuns>, 2> runs;

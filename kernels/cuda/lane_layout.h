@@ -63,7 +63,6 @@ class LaneLayout {
   void set_side(int layer, bool keys, const TableLane& lane, int slots, bool fused, ListSpace& list,
                 DeviceRun* made, DeviceTail& tail);
   FusedLane fused_lane_of(int layer, const TableLane& lane) const;
-  static bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs);
 
   TableShape shape_;
   std::span<const std::array<RowWindow, 2>> windows_;  // (layers,)
