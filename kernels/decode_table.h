@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/attend_packed.h"
+#include "kernels/least_weight.h"
 #include "kernels/pack.h"
 
 namespace kvlm {
@@ -43,6 +45,17 @@ struct GrowingRows {
   bool shares_codes = false;  ///< codes are another layer's: only scales and zero points are made
 };
 
+/// The attention weights of a KV head's full rows, of which it drops one in every step. The next
+/// row takes the place of the one that was dropped, so that none moves: places are those of the
+/// ring, from `first` on, and in the order of the tokens until the first row goes.
+struct WeighedRows {
+  float* weights = nullptr;  ///< (places,) null: nobody asks
+  LeastWeight least;         ///< of rows as they are numbered in `came`
+  /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
+  std::span<const int> came;
+  static constexpr int kNoRow = INT32_MAX;
+};
+
 /// A KV head of a sequence: what never changes in decode, then what it gains.
 struct TableLane {
   std::span<const SlotRun> keys;    ///< in slot order, in front of keys_gained
@@ -50,7 +63,11 @@ struct TableLane {
   std::span<const ScoreRemap> remaps;
   GrowingRows keys_gained;
   GrowingRows values_gained;
+  WeighedRows weighed;  ///< its rows are never packed
 };
+
+/// What a DecodeTable keeps of the attention weights of its rows, as means over query heads.
+enum class RowWeights : uint8_t { kNone, kOfStep, kSummed };
 
 /// The sizes of a DecodeTable.
 struct TableShape {
@@ -61,6 +78,9 @@ struct TableShape {
   DType rows = DType::kF16;  ///< of rings
   int fixed_runs = 0;        ///< of a lane's keys, or values, in front of what it gains: 0 ... 5
   int remaps = 0;            ///< of a lane, at most
+  RowWeights weights = RowWeights::kNone;
+  bool drops_alike =
+      false;  ///< KV heads of a layer drop the same row, by the mean of their weights
 };
 
 /// What the sequences of a DecodeTable come to, at most.
@@ -70,6 +90,7 @@ struct TableLoad {
   /// Of a lane: fixed runs' blocks that do not lie evenly, and words of their bitmaps.
   int listed_blocks = 0;
   int words = 0;
+  int weighed_rows = 0;  ///< places of WeighedRows
 };
 
 /// A sequence of a step of decode, and where among the step's rows its row is.
@@ -95,8 +116,10 @@ class DecodeTable {
               Device device);
   ~DecodeTable();
 
-  /// Room for `load`. Returns false if all that was set is lost.
-  bool reserve(const TableLoad& load);
+  /// Whether there is room for `load`.
+  bool holds(const TableLoad& load) const noexcept;
+  /// Makes room for `load`. All that was set is lost if there was none, and if it throws.
+  void reserve(const TableLoad& load);
   /// Takes one layer of a sequence as it is now, (kv_heads,). What runs point to must stay.
   /// All layers of a slot are set before the next slot's.
   void set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream);
@@ -113,6 +136,11 @@ class DecodeTable {
   /// Drops a full row of keys and values of every lane of a layer's sequence, after pack().
   ///   slots  (layers, rows of the step) which slot of the lane; -1: none
   void evict(std::span<const int> slots, Stream& stream);
+  /// Drops the row of least weight of every lane of this step's sequences.
+  void drop_least(Stream& stream);
+  /// WeighedRows.came of a layer of a slot, (kv_heads, TableLoad.weighed_rows). Waits for the GPU.
+  /// Throws Error{kDevice} if it does not answer.
+  std::vector<int> came(int slot, int layer) const;
 
   /// A number of what attend() launches: equal numbers launch the same.
   uint64_t version() const noexcept;

@@ -9,6 +9,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
+#include "kvcache/engine/row_order.h"
 #include "kvcache/engine/step_checks.h"
 
 namespace kvlm {
@@ -210,16 +211,23 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
 }
 
 const LayerState& PolicyCache::layer(SequenceId sequence, int layer) noexcept {
-  counts_.catch_up(store_.at(sequence));
+  gpu_.catch_up(store_.at(sequence));
   return store_.at(sequence).layers[static_cast<size_t>(layer)];
 }
 
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   std::vector<HeadState> heads = this->layer(id, layer).heads;
-  if (holds_uncounted_row(id, layer)) {
+  const Sequence& sequence = store_.at(id);
+  const bool newest = holds_uncounted_row(id, layer);
+  if (newest || !sequence.came.empty()) {
     for (HeadState& head : heads) counts_.count_newest(head);
   }
-  return inspector_.read(store_.at(id), heads, layer, stream);
+  std::vector<HeadRows> rows = inspector_.read(sequence, heads, layer, stream);
+  for (size_t h = 0; h < rows.size() && !sequence.came.empty(); ++h) {
+    const size_t lane = static_cast<size_t>(layer) * rows.size() + h;
+    put_in_order(rows[h], sequence.came[lane], newest, traits_.dim());
+  }
+  return rows;
 }
 
 /// Whether a layer has stored a row in this step that its planes will count later.

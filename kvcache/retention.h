@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "kernels/least_weight.h"
 #include "kernels/merge_rows.h"
 #include "kernels/row_scores.h"
 #include "kvcache/kv_cache.h"
@@ -119,6 +121,12 @@ class Retention {
   /// The slot to drop after this step's attention, or -1. Called once a step and layer (and
   /// kv_head, if per_head()). Allocates nothing.
   virtual int evict(const DecodeView&) const noexcept { return -1; }
+  /// If evict() drops, in every step that leaves a layer more than `kept` slots, least_weighed() of
+  /// view.weights: which slots it chooses from, in a view without weights. A GPU that keeps the
+  /// weights then chooses itself. Null: evict() goes by something else, also in this view alone.
+  virtual std::optional<LeastWeight> least_weight(const DecodeView&) const noexcept {
+    return std::nullopt;
+  }
 
   /// The most rows that a layer ever holds, the newest included, after `kept` of prompt_rows were
   /// kept and until max_rows tokens have been fed.

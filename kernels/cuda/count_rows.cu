@@ -75,6 +75,14 @@ __device__ void lay_gained(const TableArgs& table, const DeviceTail& tail, Devic
   gained[2].first_slot = gained[1].first_slot + before_wrap;
 }
 
+/// Where the step's row goes, and of weighed rows its number.
+__device__ void place_newest(const TableArgs& table, int lane, int side, DeviceTail& tail) {
+  tail.newest = tail.vacated >= 0 ? tail.vacated : tail.full - 1;
+  tail.vacated = -1;
+  if (table.weighed == nullptr || side != 0) return;
+  table.came_of(lane)[tail.newest] = table.weighed[lane].next++;
+}
+
 /// A thread for each side of each lane of a step.
 __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   const int index = static_cast<int>(blockIdx.x) * kCountThreads + static_cast<int>(threadIdx.x);
@@ -87,6 +95,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   DeviceTail& tail = table.tails[at * 2 + side];
   count_packed(table.windows[layer * 2 + side], tail);
   ++tail.full;
+  place_newest(table, at, side, tail);
   DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
   lay_gained(table, tail, runs + table.side_runs - kGainedRuns);
   const int slots = tail.fixed_slots + tail.packed + tail.full;
@@ -127,7 +136,7 @@ __global__ void store_gained(TableArgs table, int layer, const float* k, const f
   const int64_t from = (static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
                         number % table.heads) *
                        table.head_dim;
-  store_row(tail.ring, table.dtype, tail.place(tail.full - 1), table.head_dim,
+  store_row(tail.ring, table.dtype, tail.place(tail.newest), table.head_dim,
             (side == 0 ? k : v) + from);
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cassert>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "kernels/cuda/lane_layout.h"
 #include "kernels/cuda/launch_bounds.h"
 #include "kernels/cuda/pack_windows.h"
+#include "kernels/cuda/weigh_rows.h"
 #include "kernels/decode_table.h"
 
 namespace kvlm {
@@ -58,6 +60,7 @@ struct DecodeTable::State {
   // (layers, 2) windows and parts; layers by class; (layers,) slopes that were clamped
   Buffer device_windows, device_parts, class_layers, clamped;
   Buffer device_formats, device_step, scores, evicted;
+  Buffer weighed, came;
 
   // One sequence on its way.
   std::vector<DeviceLane> new_lanes;
@@ -66,12 +69,15 @@ struct DecodeTable::State {
   std::vector<ScoreRemap> new_remaps;
   std::vector<DeviceBlock> new_blocks;
   std::vector<uint64_t> new_words;
+  std::vector<DeviceWeighed> new_weighed;
+  std::vector<int> new_came;
 
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
   void class_layers_of(size_t side);
   void place_slots();
   LaneSpace space_of(int slot, int layer, size_t head);
+  void take_weighed(const WeighedRows& rows, LaneSpace& space);
   void send_slot(int slot, Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
   void send_bounds(Stream& stream);
@@ -147,6 +153,8 @@ void DecodeTable::State::place_slots() {
   make(remaps, new_remaps, static_cast<size_t>(shape.remaps));
   make(blocks, new_blocks, static_cast<size_t>(load.listed_blocks));
   make(words, new_words, static_cast<size_t>(load.words));
+  make(weighed, new_weighed, shape.weights == RowWeights::kNone ? 0 : 1);
+  make(came, new_came, static_cast<size_t>(load.weighed_rows));
   take(device_step, slots * sizeof(StepSlot));
   take(evicted, slots * static_cast<size_t>(shape.layers) * sizeof(int));
   take(scores, slots * static_cast<size_t>(shape.kv_heads * shape.q_per_kv) *
@@ -174,6 +182,29 @@ LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
            load.listed_blocks, load.words}};
 }
 
+/// Says of a lane whose rows are weighed which number each place's row has.
+void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space) {
+  if (shape.weights == RowWeights::kNone) return;
+  const std::ptrdiff_t in_slot = space.lane - new_lanes.data();
+  const auto places = static_cast<std::ptrdiff_t>(load.weighed_rows);
+  const auto numbers = new_came.begin() + in_slot * places;
+  int next = space.tails[0].full;
+  if (!rows.came.empty()) {
+    std::copy(rows.came.begin(), rows.came.end(), numbers);
+    next = 0;
+    for (size_t place = 0; place < rows.came.size(); ++place) {
+      if (rows.came[place] == WeighedRows::kNoRow) {
+        for (const int side : {0, 1}) space.tails[side].vacated = static_cast<int>(place);
+      } else {
+        next = std::max(next, rows.came[place] + 1);
+      }
+    }
+  } else {
+    std::iota(numbers, numbers + next, 0);
+  }
+  new_weighed[static_cast<size_t>(in_slot)] = {rows.weights, rows.least, next};
+}
+
 /// Sends what was set of a slot to its place.
 void DecodeTable::State::send_slot(int slot, Stream& stream) {
   const auto send = [&](Buffer& to, const auto& from) {
@@ -189,6 +220,8 @@ void DecodeTable::State::send_slot(int slot, Stream& stream) {
   send(remaps, new_remaps);
   send(blocks, new_blocks);
   send(words, new_words);
+  send(weighed, new_weighed);
+  send(came, new_came);
 }
 
 /// Takes the rows of a step, which may be those of the last one.
@@ -231,6 +264,11 @@ TableArgs DecodeTable::State::table_args() {
   args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
   args.parts = reinterpret_cast<const int*>(device_parts.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
+  if (shape.weights != RowWeights::kNone) {
+    args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
+    args.came = reinterpret_cast<int*>(came.data());
+    args.weighed_rows = load.weighed_rows;
+  }
   args.scores = reinterpret_cast<float*>(scores.data());
   args.rows = static_cast<int>(step.size());
   args.layers = shape.layers;
@@ -271,16 +309,21 @@ DecodeTable::DecodeTable(const TableShape& shape, std::span<const std::array<Row
     : state_(std::make_unique<State>(shape, windows, device)) {}
 DecodeTable::~DecodeTable() = default;
 
-bool DecodeTable::reserve(const TableLoad& load) {
+bool DecodeTable::holds(const TableLoad& load) const noexcept {
+  const TableLoad& held = state_->load;
+  return load.slots <= held.slots && load.longest <= held.longest &&
+         load.listed_blocks <= held.listed_blocks && load.words <= held.words &&
+         load.weighed_rows <= held.weighed_rows;
+}
+
+void DecodeTable::reserve(const TableLoad& load) {
+  if (holds(load)) return;
   TableLoad& held = state_->load;
-  if (load.slots <= held.slots && load.longest <= held.longest &&
-      load.listed_blocks <= held.listed_blocks && load.words <= held.words) {
-    return true;
-  }
   if (load.slots > held.slots) held.slots = std::max(load.slots, held.slots + held.slots / 2);
   held.longest = std::max(held.longest, load.longest);
   held.listed_blocks = std::max(held.listed_blocks, load.listed_blocks);
   held.words = std::max(held.words, load.words);
+  held.weighed_rows = std::max(held.weighed_rows, load.weighed_rows);
   try {
     state_->place_slots();
   } catch (...) {
@@ -288,15 +331,15 @@ bool DecodeTable::reserve(const TableLoad& load) {
     state_->step.clear();
     throw;
   }
-  return false;
 }
 
 void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream) {
   State& state = *state_;
   assert(slot < state.load.slots && lanes.size() == static_cast<size_t>(state.shape.kv_heads));
   for (size_t h = 0; h < lanes.size(); ++h) {
-    const LaneSpace space = state.space_of(slot, layer, h);
+    LaneSpace space = state.space_of(slot, layer, h);
     state.layout.lay(layer, lanes[h], space);
+    state.take_weighed(lanes[h].weighed, space);
     const std::ptrdiff_t at =
         static_cast<std::ptrdiff_t>(space.lane - state.new_lanes.data()) * state.shape.remaps;
     std::copy(lanes[h].remaps.begin(), lanes[h].remaps.end(), state.new_remaps.begin() + at);
@@ -327,6 +370,8 @@ void DecodeTable::attend(int layer, const float* q, const float* k, const float*
   launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);
   launch.channels = state.layout.channels();
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
+  if (state.shape.weights == RowWeights::kNone) return;
+  add_row_weights(state.table_args(), layer, state.shape.weights == RowWeights::kSummed, stream);
 }
 
 void DecodeTable::pack(bool keys, Stream& stream) {
@@ -343,6 +388,23 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
   assert(slots.size() == state.step.size() * static_cast<size_t>(state.shape.layers));
   stream.queue().copy(state.evicted.data(), true, slots.data(), false, slots.size_bytes());
   evict_slots(state.table_args(), reinterpret_cast<const int*>(state.evicted.data()), stream);
+}
+
+void DecodeTable::drop_least(Stream& stream) {
+  if (state_->step.empty()) return;
+  drop_least_weighed(state_->table_args(), state_->shape.drops_alike, stream);
+}
+
+std::vector<int> DecodeTable::came(int slot, int layer) const {
+  const State& state = *state_;
+  const auto of_layer =
+      static_cast<size_t>(state.shape.kv_heads) * static_cast<size_t>(state.load.weighed_rows);
+  std::vector<int> numbers(of_layer);
+  const auto at = static_cast<size_t>(slot * state.shape.layers + layer) * of_layer;
+  check(cudaDeviceSynchronize(), "DecodeTable::came");  // whichever stream fed it
+  copy_now(numbers.data(), reinterpret_cast<const int*>(state.came.data()) + at,
+           numbers.size() * sizeof(int));
+  return numbers;
 }
 
 uint64_t DecodeTable::version() const noexcept { return state_->versions[state_->step.size()]; }

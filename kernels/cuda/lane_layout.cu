@@ -64,7 +64,7 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
     if (is_fused && run.kernel >= 0) run.kernel = kFusedRun;
   }
   for (int i = 0; i < side_runs_; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
-  lane.deferred = !is_fused && find_ranges(from.remaps, runs) &&
+  lane.deferred = !is_fused && from.weighed.weights == nullptr && find_ranges(from.remaps, runs) &&
                   std::none_of(runs.begin(), runs.end(),
                                [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
   bounds_.note_kind(lane, fused.sources);
@@ -147,6 +147,7 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
   tail.first = gained.first;
   tail.full = gained.full;
   tail.packed = gained.packed;
+  tail.vacated = -1;
   tail.code_stride = static_cast<int>(gained.code_stride);
   tail.scale_stride = static_cast<int>(gained.scale_stride);
   tail.block_rows = gained.block_rows;
@@ -240,7 +241,7 @@ FusedLane LaneLayout::fused_lane_of(int layer, const TableLane& lane) const {
   whole.values = std::span(runs[1]).first(counts[1]);
   whole.remaps = lane.remaps;
   whole.slots = 1;
-  whole.weights_wanted = false;
+  whole.weights_wanted = lane.weighed.weights != nullptr;
   FusedLane made = fused_lane(whole, shape_.head_dim);
   if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;

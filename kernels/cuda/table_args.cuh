@@ -5,6 +5,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attend_args.cuh"
+#include "kernels/decode_table.h"
 
 // What the GPU keeps of a DecodeTable, beside the lanes and runs of attend_args.cuh.
 namespace kvlm::cuda::packed {
@@ -27,6 +28,8 @@ struct DeviceTail {
   int first;
   int full;
   int packed;
+  int newest;       // of the ring's rows, where the step's goes
+  int vacated;      // the place that the next row takes; -1: the one behind the newest
   int fixed_slots;  // of the lane's runs before
   int code_stride;
   int scale_stride;
@@ -40,6 +43,13 @@ struct DeviceTail {
     const int at = first + i;
     return at < ring_rows ? at : at - ring_rows;
   }
+};
+
+/// WeighedRows, as the GPU keeps them; `came` lies apart.
+struct DeviceWeighed {
+  float* weights;
+  LeastWeight least;
+  int next;  // number of the next row
 };
 
 /// A window as its kernels see it.
@@ -57,20 +67,26 @@ struct TableArgs {
   const DeviceWindow* windows;  // (layers, 2 sides)
   const int* parts;             // (layers, 2 sides) splits of a lane, at most
   const PackedFormat* formats;
-  float* scores;  // workspace of all lanes
-  int rows;       // of the step
+  DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
+  int* came;               // (slots, layers, heads, weighed_rows)
+  float* scores;           // workspace of all lanes
+  int rows;                // of the step
   int layers;
   int heads;
   int side_runs;
   int q_per_kv;
   int head_dim;
-  int longest;     // slots of a lane, at most
+  int longest;  // slots of a lane, at most
+  int weighed_rows;
   int key_slots;   // of a split of keys, at most
   int weightings;  // of a lane
   DType dtype;     // of rings
 
   __device__ int lane_at(int layer, int index) const {
     return (step[index / heads].slot * layers + layer) * heads + index % heads;
+  }
+  __device__ int* came_of(int lane) const {
+    return came + static_cast<int64_t>(lane) * weighed_rows;
   }
 };
 

@@ -9,7 +9,8 @@ DecodeTable::DecodeTable(const TableShape&, std::span<const std::array<RowWindow
   cuda::refuse("DecodeTable");
 }
 DecodeTable::~DecodeTable() = default;
-bool DecodeTable::reserve(const TableLoad&) { return true; }
+bool DecodeTable::holds(const TableLoad&) const noexcept { return true; }
+void DecodeTable::reserve(const TableLoad&) {}
 void DecodeTable::set(int, int, std::span<const TableLane>, Stream&) {
   cuda::refuse("DecodeTable::set");
 }
@@ -19,6 +20,8 @@ void DecodeTable::attend(int, const float*, const float*, const float*, float*, 
 }
 void DecodeTable::pack(bool, Stream&) { cuda::refuse("DecodeTable::pack"); }
 void DecodeTable::evict(std::span<const int>, Stream&) { cuda::refuse("DecodeTable::evict"); }
+void DecodeTable::drop_least(Stream&) { cuda::refuse("DecodeTable::drop_least"); }
+std::vector<int> DecodeTable::came(int, int) const { return {}; }
 uint64_t DecodeTable::version() const noexcept { return 0; }
 int64_t DecodeTable::guarded_remaps(int) const { return 0; }
 

@@ -18,7 +18,7 @@ void GainedCounts::start(Sequence& sequence) const {
   sequence.gained.clear();
   sequence.dropped.clear();
   sequence.slots.clear();
-  if (traits_.evicts()) {
+  if (traits_.evicts() && !traits_.table_weighs()) {
     sequence.dropped.reserve(static_cast<size_t>(sequence.size.max_rows - sequence.rows) *
                              traits_.layers());
   }
@@ -64,6 +64,10 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   Gain gain = gain_row(sequence);
   ++sequence.uncounted;
   for (int& slots : sequence.slots) ++slots;
+  if (traits_.table_weighs()) {
+    drop_weighed(sequence, gain);
+    return gain;
+  }
   if (!traits_.evicts() || gain.host) return gain;
   gain.host = !choose_dropped(sequence, dropped);
   if (gain.host) {
@@ -72,6 +76,15 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
     gain.bytes -= drop_rows(sequence, dropped);
   }
   return gain;
+}
+
+/// Each KV head has dropped a full row for the one that it has gained.
+void GainedCounts::drop_weighed(Sequence& sequence, Gain& gain) {
+  for (GainedRows& rows : sequence.gained) {
+    --rows.full;
+    gain.bytes -= rows.planes * rows.row_bytes;
+  }
+  for (int& slots : sequence.slots) --slots;
 }
 
 Gain GainedCounts::gain_row(Sequence& sequence) {
@@ -135,6 +148,7 @@ size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped)
 }
 
 void GainedCounts::catch_up(Sequence& sequence) const {
+  if (traits_.table_weighs()) sequence.uncounted = 0;  // planes hold as many rows as before
   if (sequence.uncounted == 0) return;
   // Blocks of shared codes are found by those of the layer that has them.
   for (const bool shared : {false, true}) {

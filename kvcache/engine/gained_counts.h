@@ -37,6 +37,7 @@ class GainedCounts {
   GainedRows rows_of(const Plane& plane, Part part, int layer) const;
   static void add(Sequence& sequence, const GainedRows& rows);
   static Gain gain_row(Sequence& sequence);
+  static void drop_weighed(Sequence& sequence, Gain& gain);
   bool choose_dropped(const Sequence& sequence, std::span<int> dropped) const;
   size_t drop_rows(Sequence& sequence, std::span<const int> dropped) const;
   int dropped_after(const Sequence& sequence, int row, int layer) const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "kvcache/engine/row_order.h"
 #include "kvcache/extensions/protected_values.h"
 
 namespace kvlm {
@@ -17,6 +18,11 @@ constexpr std::array kParts{Part::kKeys, Part::kValues};
 constexpr int kManySteps = 1 << 20;
 // Rows of a block that is listed, at most.
 constexpr int kAnyBlock = 2048;
+
+RowWeights weights_of(const CacheTraits& traits) {
+  if (!traits.table_weighs()) return RowWeights::kNone;
+  return traits.layouts().sums_weights() ? RowWeights::kSummed : RowWeights::kOfStep;
+}
 
 bool same(std::span<const TableRow> a, std::span<const TableRow> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
@@ -45,7 +51,8 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   const CacheShape& shape = traits.shape();
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
-                 fixed_runs_, static_cast<int>(remap.ranges())},
+                 fixed_runs_, static_cast<int>(remap.ranges()), weights_of(traits),
+                 !traits.layouts().per_head()},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
   runs_.resize(traits.kv_heads() * 2 * static_cast<size_t>(fixed_runs_ + 1));
@@ -55,6 +62,7 @@ bool GpuDecode::can_serve(const CacheTraits& traits) {
   if (!traits.on_gpu()) return false;
   const Retention* rule = traits.retention();
   if (rule == nullptr || !rule->evicts()) return true;
+  if (traits.table_weighs()) return !rule->rerotates();
   return !traits.layouts().keeps_weights() && !traits.layouts().per_head() && !rule->rerotates() &&
          !traits.plan().split && traits.plan().pairs.empty() && !traits.needs().prompt_embeddings;
 }
@@ -66,8 +74,8 @@ RowWindow GpuDecode::window_of(int layer, Part part) const {
   return {&plan.format, plan.rules, plan.flush.trigger, plan.flush.rows};
 }
 
-void GpuDecode::reserve(const Workload& load) {
-  if (!serves() || load.sequences == 0) return;
+/// Room for a workload.
+TableLoad GpuDecode::load_of(const Workload& load) const {
   TableLoad most;
   most.slots = static_cast<int>(load.slots);
   most.longest = static_cast<int>(load.longest);
@@ -83,22 +91,37 @@ void GpuDecode::reserve(const Workload& load) {
   if (protects) most.words = 2 * (most.longest / 64 + 1);
   if (traits_.evicts())
     most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows
+  most.weighed_rows = weighed_rows();
+  return most;
+}
+
+/// Places of weighed rows, at most.
+int GpuDecode::weighed_rows() const {
+  if (!traits_.table_weighs()) return 0;
+  int most = 0;
+  for (const Sequence& sequence : store_.all()) {
+    if (!sequence.open) continue;
+    const auto of_layer = static_cast<int>(
+        traits_.retention()->peak_rows_total(1, sequence.size.prompt_rows, sequence.size.max_rows));
+    most = std::max(most, of_layer);
+  }
+  return most;
+}
+
+void GpuDecode::reserve(const Workload& load) {
+  if (!serves() || load.sequences == 0) return;
   rows_.reserve(load.slots);
   known_rows_.reserve(load.slots);
   flushed_.reserve(load.slots);
-  const auto take_all_back = [&] {
+  const TableLoad most = load_of(load);
+  const float* queries = key_basis_.queries();
+  if (!table_->holds(most) || queries != queries_) {
     for (Sequence& sequence : store_.all()) {
       if (sequence.open) take_back(sequence);
     }
-  };
-  const float* queries = key_basis_.queries();
-  try {
-    if (!table_->reserve(most) || queries != queries_) take_all_back();
-  } catch (...) {
-    take_all_back();
-    throw;
   }
   queries_ = queries;
+  table_->reserve(most);
 }
 
 void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
@@ -122,11 +145,35 @@ bool GpuDecode::place_new(std::span<const StepRows> step, Stream& stream) {
   bool any = false;
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
-    if (rows.prompt || sequence.on_gpu || !lies_evenly(sequence)) continue;
+    if (rows.prompt || sequence.on_gpu || !can_place(sequence)) continue;
     place(sequence, rows.sequence, stream);
     any = true;
   }
   return any;
+}
+
+bool GpuDecode::can_place(const Sequence& sequence) const noexcept {
+  if (!traits_.table_weighs()) return lies_evenly(sequence);
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+    if (state.heads[0].slots() != state.kept || !least_weight(sequence, layer)) return false;
+  }
+  return true;
+}
+
+/// Which rows of a layer the next step drops one of.
+std::optional<LeastWeight> GpuDecode::least_weight(const Sequence& sequence,
+                                                   int layer) const noexcept {
+  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  DecodeView view;
+  view.layer = layer;
+  view.rows = state.heads[0].slots() + 1;
+  view.prompt_rows = sequence.prompt_rows;
+  view.step = sequence.rows + 1 - sequence.prompt_rows;
+  view.kept = state.kept;
+  view.forget = state.forget;
+  view.scores = state.heads[0].scores;
+  return traits_.retention()->least_weight(view);
 }
 
 /// Whether the table can find the rows that it packed: none was evicted.
@@ -160,12 +207,23 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       lane.values_gained = head.stores[kRest].values.growing();
       if (traits_.host_flushes(layer, Part::kKeys)) lane.keys_gained.packed = 0;
       if (traits_.host_flushes(layer, Part::kValues)) lane.values_gained.packed = 0;
+      if (traits_.table_weighs()) describe_weighed(sequence, layer, h, lane);
       memory += runs.size();
     }
     table_->set(static_cast<int>(id), layer, lanes_, stream);
   }
   sequence.on_gpu = true;
   counts_.start(sequence);
+}
+
+/// Rows that are dropped by weight: they have the numbers that they had when the prompt ended.
+void GpuDecode::describe_weighed(const Sequence& sequence, int layer, size_t head,
+                                 TableLane& lane) const {
+  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  lane.weighed.weights = state.heads[head].weights;
+  lane.weighed.least = *least_weight(sequence, layer);
+  if (sequence.came.empty()) return;
+  lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
 }
 
 /// The fixed runs of a KV head's keys, and where its queries will be in their basis. Returns how
@@ -250,6 +308,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     if (due[static_cast<size_t>(part)]) table_->pack(part == Part::kKeys, stream);
   }
   if (drops) table_->evict(dropped_, stream);
+  if (number > 0 && traits_.table_weighs()) table_->drop_least(stream);
   for (Sequence* sequence : flushed_) {
     take_back(*sequence);
     counts_.count_due(*sequence);
@@ -270,8 +329,29 @@ Repetition GpuDecode::repetition() const noexcept {
 }
 
 void GpuDecode::take_back(Sequence& sequence) const {
-  counts_.catch_up(sequence);
+  catch_up(sequence);
   sequence.on_gpu = false;
+}
+
+void GpuDecode::catch_up(Sequence& sequence) const {
+  if (traits_.table_weighs() && sequence.uncounted > 0) sequence.came = read_came(sequence);
+  counts_.catch_up(sequence);
+}
+
+/// Sequence.came as the table has it.
+std::vector<std::vector<int>> GpuDecode::read_came(const Sequence& sequence) const {
+  const auto slot = static_cast<int>(&sequence - store_.all().data());
+  std::vector<std::vector<int>> came;
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    const std::vector<int> of_layer = table_->came(slot, layer);
+    const size_t places = of_layer.size() / traits_.kv_heads();
+    const int in_use = sequence.slots[static_cast<size_t>(layer)] + 1;
+    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+      const auto first = of_layer.begin() + static_cast<std::ptrdiff_t>(h * places);
+      forget_newest(came.emplace_back(first, first + in_use));
+    }
+  }
+  return came;
 }
 
 }  // namespace kvlm

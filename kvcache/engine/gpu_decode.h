@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -46,6 +47,8 @@ class GpuDecode {
   /// Counts on the host the rows that a sequence has gained, because the host is about to change
   /// what the sequence holds.
   void take_back(Sequence& sequence) const;
+  /// Counts on the host the rows that a sequence has gained, which the GPU goes on to serve.
+  void catch_up(Sequence& sequence) const;
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
   int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
 
@@ -53,7 +56,13 @@ class GpuDecode {
   static bool can_serve(const CacheTraits& traits);
   RowWindow window_of(int layer, Part part) const;
   bool place_new(std::span<const StepRows> step, Stream& stream);
+  bool can_place(const Sequence& sequence) const noexcept;
   bool lies_evenly(const Sequence& sequence) const noexcept;
+  std::optional<LeastWeight> least_weight(const Sequence& sequence, int layer) const noexcept;
+  TableLoad load_of(const Workload& load) const;
+  int weighed_rows() const;
+  void describe_weighed(const Sequence& sequence, int layer, size_t head, TableLane& lane) const;
+  std::vector<std::vector<int>> read_came(const Sequence& sequence) const;
   void place(Sequence& sequence, SequenceId id, Stream& stream);
   size_t describe_keys(const HeadState& head, int layer, size_t index, RunList& runs);
   void describe_values(const HeadState& head, int layer, RunList& runs);

@@ -111,6 +111,9 @@ struct Sequence {
   std::vector<int> slots;          ///< on_gpu: (layers,) of a KV head
   /// on_gpu: (uncounted, layers) the slot that was dropped after each of them, -1: none.
   std::vector<int> dropped;
+  /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
+  /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.
+  std::vector<std::vector<int>> came;
   int prompt_rows = 0;  ///< of the first prompt
   ArenaExtent memory;
   size_t placed = 0;  ///< bytes of `memory` that layers have been given

@@ -51,6 +51,14 @@ LayerTraits CacheTraits::traits_of(int layer) const {
   return traits;
 }
 
+bool CacheTraits::table_weighs() const noexcept {
+  if (!on_gpu() || !layouts_.keeps_weights() || plan_->split || !plan_->pairs.empty()) return false;
+  for (int layer = 0; layer < shape().layers; ++layer) {
+    if (quantizer(kRest, layer) != nullptr) return false;
+  }
+  return true;
+}
+
 CacheNeeds CacheTraits::find_needs() const {
   CacheNeeds needs;
   for (int layer = 0; layer < shape().layers; ++layer) {

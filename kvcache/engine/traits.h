@@ -71,6 +71,9 @@ class CacheTraits {
   }
   /// The rule drops slots in decode.
   bool evicts() const noexcept { return retention() != nullptr && retention()->evicts(); }
+  /// A DecodeTable drops the rows that go by attention weights: all are full rows of one store, and
+  /// no layer follows another.
+  bool table_weighs() const noexcept;
   /// The first of the layers that keep the same slots as `layer`.
   int pair_of(int layer) const noexcept {
     return plan_->pairs.empty() ? layer : plan_->pairs[static_cast<size_t>(layer)];

@@ -273,16 +273,20 @@ int PlaceEviction::evict(const DecodeView& view) const noexcept {
   return std::min(std::max(index, ends.sinks), view.rows - 2);  // the newest row stays
 }
 
-/// Of the slots from `sinks` on, but for the newest and those of the prompt from `tail` on: the one
-/// of least weight, ties to the later; -1 if there are none.
-int PlaceEviction::least_attended(const DecodeView& view, int sinks, int tail) noexcept {
-  int least = -1;
-  for (int j = sinks; j < view.rows - 1; ++j) {
-    if (j >= tail && j < static_cast<int>(view.scores.size())) continue;
-    const auto weight = [&](int slot) { return view.weights[static_cast<size_t>(slot)]; };
-    if (least < 0 || weight(j) <= weight(least)) least = j;
+/// kStep spares the sinks, the end of the prompt and the newest slot.
+LeastWeight PlaceEviction::least_of(const DecodeView& view) const noexcept {
+  const auto prompt = static_cast<int>(view.scores.size());  // rows of it that are left
+  const int tail = prompt - std::min(ends.tail(view.kept), prompt);
+  return {ends.sinks, tail, prompt, /*recent=*/1};
+}
+
+std::optional<LeastWeight> PlaceEviction::least_weight(const DecodeView& view) const noexcept {
+  if (rule != Rule::kStep) return std::nullopt;
+  const LeastWeight least = least_of(view);
+  for (int slot = 0; slot < view.rows; ++slot) {
+    if (least.may_drop(slot, view.rows)) return least;
   }
-  return least;
+  return std::nullopt;  // spared() goes by place
 }
 
 /// The slot that goes where both ends of the prompt are spared.
@@ -297,7 +301,7 @@ int PlaceEviction::spared(const DecodeView& view) const noexcept {
     return least;
   }
   if (rule == Rule::kStep) {
-    const int least = least_attended(view, ends.sinks, tail);
+    const int least = least_weighed(least_of(view), view.weights);
     if (least >= 0) return least;
   }
   int index = std::max(view.rows - distance, ends.sinks);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -132,13 +133,15 @@ struct PlaceEviction {
     return rule == Rule::kScore || rule == Rule::kWindow || rule == Rule::kStep;
   }
   int evict(const DecodeView& view) const noexcept;
+  /// Retention::least_weight().
+  std::optional<LeastWeight> least_weight(const DecodeView& view) const noexcept;
   int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept;
   /// Upper bound over all splits of `total` kept rows over layers that forget 1 - kept / N each.
   int64_t peak_rows_total(int64_t total, int layers, int prompt_rows, int max_rows) const noexcept;
 
  private:
   int spared(const DecodeView& view) const noexcept;
-  static int least_attended(const DecodeView& view, int sinks, int tail) noexcept;
+  LeastWeight least_of(const DecodeView& view) const noexcept;
 };
 
 // ---------------------------------------------------------------------------------------- options
@@ -243,6 +246,9 @@ class PlacedRule : public Retention {
     return eviction_.rule != PlaceEviction::Rule::kNone && !identity();
   }
   int evict(const DecodeView& view) const noexcept override { return eviction_.evict(view); }
+  std::optional<LeastWeight> least_weight(const DecodeView& view) const noexcept override {
+    return eviction_.least_weight(view);
+  }
   int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept override {
     return eviction_.peak_rows(kept, forget, prompt_rows, max_rows);
   }

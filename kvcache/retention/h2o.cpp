@@ -78,12 +78,11 @@ class H2o final : public Retention {
   }
   int evict(const DecodeView& view) const noexcept override {
     if (!evicts() || view.rows <= view.kept) return -1;
-    const auto old = static_cast<size_t>(view.rows - recent(view.kept));
-    size_t least = 0;
-    for (size_t j = 1; j < old; ++j) {
-      if (view.weights[j] <= view.weights[least]) least = j;
-    }
-    return static_cast<int>(least);
+    return least_weighed(*least_weight(view), view.weights);
+  }
+  std::optional<LeastWeight> least_weight(const DecodeView& view) const noexcept override {
+    if (!evicts()) return std::nullopt;
+    return LeastWeight{.recent = recent(view.kept)};
   }
 
   int peak_rows(int kept, double /*forget*/, int prompt_rows,

@@ -131,9 +131,9 @@ class RepeatedPasses : public testing::Cuda {
 
 /// Sequences join, prompts move buffers, another cache takes its turns, scratch memory grows.
 TEST_F(RepeatedPasses, GiveTheSameLogits) {
-  for (const char* spec :
-       {"f16", "kivi,group=16,residual=32", "calibquant,bits=2", "int4",
-        "vidkv,group=16,residual=32", "prefixkv,keep=0.5", "calibquant,bits=2 + int4,scope=text"}) {
+  for (const char* spec : {"f16", "kivi,group=16,residual=32", "calibquant,bits=2", "int4",
+                           "vidkv,group=16,residual=32", "prefixkv,keep=0.5", "h2o,keep=0.5",
+                           "tova,keep=0.5", "calibquant,bits=2 + int4,scope=text"}) {
     SCOPED_TRACE(spec);
     Twins first = twins(spec);
     Twins second = twins(spec);

@@ -110,6 +110,47 @@ INSTANTIATE_TEST_SUITE_P(
                       "knorm,keep=0.5", "vlcache,keep=0.5"),
     name_of_spec);
 
+/// Where a row goes for each that comes, by its weight, bytes and slots stay as they are.
+TEST(GainedCountsTest, StayWhereAGpuDropsTheRowOfLeastWeight) {
+  const CacheShape shape = shape_of(3, 2, 2, 16);
+  for (const char* spec : {"h2o,keep=0.5", "h2o,keep=0.5,head_shared=on", "tova,keep=0.5"}) {
+    const auto plan = test::plan_of(spec, shape);
+    const CacheTraits traits(plan, Device{DeviceKind::kCuda, 0});
+    ASSERT_TRUE(traits.table_weighs()) << spec;
+    const GainedCounts counts(traits);
+    Feeder feeder(shape);
+    const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
+    Sequence sequence;
+    sequence.size = size_of(prompt, 30);
+    PolicyCache cache(plan, Layouts(*plan).reservation(sequence.size).bytes(), Device{});
+    const SequenceId id = cache.open(sequence.size, "s");
+    const auto n = static_cast<int>(prompt.size());
+    feeder.pass(cache, {{'a', id, 0, prompt, true}});
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      sequence.layers.push_back(cache.layer(id, layer));
+    }
+    counts.start(sequence);
+    std::vector<int> dropped(static_cast<size_t>(shape.layers));
+    for (int step = 0; step < 30; ++step) {
+      const size_t bytes = cache.bytes();
+      feeder.pass(cache, {{'a', id, n + step, {kTextRow}, false}});
+      const Gain gain = counts.gain(sequence, dropped);
+      ASSERT_EQ(cache.bytes(), bytes + gain.bytes) << spec;
+      ASSERT_FALSE(gain.host || gain.due[0] || gain.due[1]);
+      ASSERT_EQ(sequence.slots[0], cache.layer(id, 0).heads[0].slots());
+    }
+  }
+}
+
+/// Rows that are packed are dropped by the host.
+TEST(GainedCountsTest, LeavePackedRowsThatGoByWeightToTheHost) {
+  const CacheShape shape = shape_of(2, 1, 2, 16);
+  const Device gpu{DeviceKind::kCuda, 0};
+  EXPECT_FALSE(CacheTraits(test::plan_of("h2o,keep=0.5 + int4", shape), gpu).table_weighs());
+  EXPECT_FALSE(CacheTraits(test::plan_of("knorm,keep=0.5", shape), gpu).table_weighs());
+  EXPECT_FALSE(CacheTraits(test::plan_of("h2o,keep=0.5", shape), Device{}).table_weighs());
+}
+
 /// A window that the host flushes ends what a GPU can count.
 TEST(GainedCountsTest, LeaveAWindowThatIsPackedAnewToTheHost) {
   const CacheShape shape = shape_of(2, 1, 2, 16);

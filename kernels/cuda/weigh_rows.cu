@@ -1,0 +1,112 @@
+// Eviction by attention weights (H2O, TOVA) where the weights are: nothing is told to the host, for
+// which a lane that gains a row and drops one stays as it is. No row moves: the next one takes the
+// place of the one that went, so that only numbers say in which order rows came.
+#include "kernels/cuda/weigh_rows.h"
+
+namespace kvlm::cuda::packed {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+/// Block (lane, places).
+__global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int layer, bool summed) {
+  const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
+  const DeviceLane& lane = table.lanes[at];
+  const int place = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  if (place >= lane.slots) return;
+  float sum = 0;
+  for (int head = 0; head < table.q_per_kv; ++head) {
+    sum += lane.weights[static_cast<int64_t>(head) * lane.slots + place];
+  }
+  float& weight = table.weighed[at].weights[place];
+  const bool known = summed && place != table.tails[at * 2].newest;
+  weight = (known ? weight : 0.0f) + sum / static_cast<float>(table.q_per_kv);
+}
+
+/// A row that may go.
+struct Candidate {
+  float weight;
+  int came;  // -1: none
+  int place;
+};
+
+/// Whether `a` goes before `b`: it is lighter, or newer. Weights that are no numbers are the
+/// heaviest.
+__device__ bool goes_first(const Candidate& a, const Candidate& b) {
+  return a.weight < b.weight || (a.weight == b.weight && a.came > b.came);
+}
+
+/// The candidate of a block that goes first; in thread 0.
+__device__ Candidate first_of_block(Candidate least) {
+  __shared__ Candidate of_warps[kWarps];
+  const auto among = [&](int lanes) {
+    for (int away = lanes / 2; away > 0; away /= 2) {
+      const Candidate other{__shfl_down_sync(~0u, least.weight, away),
+                            __shfl_down_sync(~0u, least.came, away),
+                            __shfl_down_sync(~0u, least.place, away)};
+      if (goes_first(other, least)) least = other;
+    }
+  };
+  among(32);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread % 32 == 0) of_warps[thread / 32] = least;
+  __syncthreads();
+  if (thread >= 32) return least;
+  least = thread < kWarps ? of_warps[thread] : Candidate{INFINITY, -1, -1};
+  among(kWarps);
+  return least;
+}
+
+/// The mean weight of a place over `heads` lanes from `lane` on.
+__device__ float mean_weight(const TableArgs& table, int lane, int heads, int place) {
+  float sum = 0;
+  for (int head = 0; head < heads; ++head) sum += table.weighed[lane + head].weights[place];
+  const float mean = sum / static_cast<float>(heads);
+  return isnan(mean) ? INFINITY : mean;
+}
+
+/// Block (sequence and group of `heads` lanes that drop alike, layer).
+__global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int heads) {
+  const int lane =
+      table.lane_at(static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x) * heads);
+  const DeviceWeighed& of = table.weighed[lane];
+  const int* came = table.came_of(lane);
+  Candidate least{INFINITY, -1, -1};
+  for (int place = static_cast<int>(threadIdx.x); place < table.tails[lane * 2].full;
+       place += kThreads) {
+    if (!of.least.may_drop(came[place], of.next)) continue;
+    const Candidate candidate{mean_weight(table, lane, heads, place), came[place], place};
+    if (goes_first(candidate, least)) least = candidate;
+  }
+  least = first_of_block(least);
+  if (threadIdx.x != 0 || least.came < 0) return;
+  for (int head = 0; head < heads; ++head) {
+    for (const int side : {0, 1}) {
+      DeviceTail& tail = table.tails[(lane + head) * 2 + side];
+      tail.vacated = least.place;
+      --tail.full;
+    }
+    table.came_of(lane + head)[least.place] = WeighedRows::kNoRow;
+  }
+}
+
+}  // namespace
+
+void add_row_weights(const TableArgs& table, int layer, bool summed, Stream& stream) {
+  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
+                  static_cast<unsigned>(ceil_div(table.weighed_rows, kThreads)));
+  add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed);
+  check_launch("DecodeTable::attend");
+}
+
+void drop_least_weighed(const TableArgs& table, bool alike, Stream& stream) {
+  const int heads = alike ? table.heads : 1;
+  const dim3 grid(static_cast<unsigned>(table.rows * table.heads / heads),
+                  static_cast<unsigned>(table.layers));
+  drop_least<<<grid, kThreads, 0, native(stream)>>>(table, heads);
+  check_launch("DecodeTable::drop_least");
+}
+
+}  // namespace kvlm::cuda::packed

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <span>
+
+#include "kernels/base/host_device.h"
+
+namespace kvlm {
+
+/// The slots of a KV head of which decode drops the one of least attention weight (H2O, TOVA).
+struct LeastWeight {
+  int first = 0;   ///< slots before this one stay: the sinks
+  int spared = 0;  ///< slots [spared, spared_end) stay: the prompt's last
+  int spared_end = 0;
+  int recent = 1;  ///< as many of the newest stay
+
+  /// Whether a slot may go, of `slots`.
+  VLM_HD constexpr bool may_drop(int slot, int slots) const {
+    return slot >= first && slot < slots - recent && (slot < spared || slot >= spared_end);
+  }
+};
+
+/// The slot that goes, of weights.size(), ties to the newest; -1: none may.
+inline int least_weighed(const LeastWeight& of, std::span<const float> weights) noexcept {
+  const auto slots = static_cast<int>(weights.size());
+  int least = -1;
+  for (int slot = 0; slot < slots; ++slot) {
+    if (!of.may_drop(slot, slots)) continue;
+    const auto weight = [&](int i) { return weights[static_cast<size_t>(i)]; };
+    if (least < 0 || weight(slot) <= weight(least)) least = slot;
+  }
+  return least;
+}
+
+}  // namespace kvlm
