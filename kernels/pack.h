@@ -37,6 +37,8 @@ struct PackRule {
   // kTernary: codes are not 0 beyond gamma * mean |x|.
   float gamma = 0.7f;
   TernaryScale ternary_scale = TernaryScale::kMean;
+
+  bool operator==(const PackRule&) const = default;
 };
 
 /// A block to be packed: `rows` dense rows of format.channels() floats, and where its codes, scales

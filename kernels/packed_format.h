@@ -85,6 +85,7 @@ struct PackedSection {
     return channel < split ? offset : offset_after;
   }
   VLM_HD constexpr size_t row_bytes() const noexcept { return code_row_bytes(code, channels); }
+  bool operator==(const PackedSection&) const = default;
 };
 
 /// How the keys or the values of one kv_head are packed. A block of rows is
@@ -133,6 +134,7 @@ struct PackedFormat {
   VLM_HD constexpr size_t meta_bytes(int rows) const noexcept {
     return (scales(rows) + zeros(rows)) * dtype_bytes(meta);
   }
+  bool operator==(const PackedFormat&) const = default;
 };
 
 /// Where the packed rows of a block are. The pointers of a block that shares codes lead to the

@@ -114,7 +114,8 @@ void DecodeTable::State::class_layers_of(size_t side) {
     if (window.format == nullptr) continue;
     const auto alike = [&](const ClassOfLayers& c) {
       const RowWindow& other = windows[static_cast<size_t>(c.layers[0])][side];
-      return other.format == window.format && other.trigger == window.trigger;
+      return *other.format == *window.format && other.rules == window.rules &&
+             other.trigger == window.trigger && other.rows == window.rows;
     };
     auto found = std::find_if(classes[side].begin(), classes[side].end(), alike);
     if (found == classes[side].end()) {
