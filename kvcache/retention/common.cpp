@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
 #include <functional>
@@ -14,6 +15,23 @@
 namespace kvlm::retention {
 
 namespace {
+
+/// The last of the least of finite scores. Many at a time: a batch asks thousands of times a step.
+int last_least(std::span<const float> scores) noexcept {
+  constexpr size_t kTogether = 16;
+  std::array<float, kTogether> least;
+  least.fill(scores[0]);
+  size_t i = 0;
+  for (; i + kTogether <= scores.size(); i += kTogether) {
+    for (size_t j = 0; j < kTogether; ++j) {
+      least[j] = scores[i + j] < least[j] ? scores[i + j] : least[j];
+    }
+  }
+  for (; i < scores.size(); ++i) least[0] = std::min(least[0], scores[i]);
+  const float smallest = *std::min_element(least.begin(), least.end());
+  const auto found = std::find(scores.rbegin(), scores.rend(), smallest);
+  return static_cast<int>(scores.rend() - found) - 1;
+}
 
 /// Forgives the rounding of a product of two numbers where a whole one was meant.
 constexpr double kSlack = 1e-9;
@@ -294,11 +312,8 @@ int PlaceEviction::spared(const DecodeView& view) const noexcept {
   const auto prompt = static_cast<int>(view.scores.size());  // rows of it that are left
   const int tail = prompt - std::min(ends.tail(view.kept), prompt);
   if (rule == Rule::kScore && tail > ends.sinks) {
-    int least = ends.sinks;
-    for (int j = least + 1; j < tail; ++j) {
-      if (view.scores[static_cast<size_t>(j)] <= view.scores[static_cast<size_t>(least)]) least = j;
-    }
-    return least;
+    const auto first = static_cast<size_t>(ends.sinks);
+    return ends.sinks + last_least(view.scores.subspan(first, static_cast<size_t>(tail) - first));
   }
   if (rule == Rule::kStep) {
     const int least = least_weighed(least_of(view), view.weights);
