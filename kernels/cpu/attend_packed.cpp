@@ -405,14 +405,40 @@ void score_blocks(const SlotRun& run, const float* q, size_t queries, float scal
   }
 }
 
+struct Ends {
+  float least;
+  float greatest;
+};
+
+/// Of `count` numbers, at least one.
+Ends ends_of(const float* x, size_t count) {
+  const Floats d;
+  Ends ends{x[0], x[0]};
+  size_t i = 0;
+  if (count >= kLanes) {
+    FloatVec least = hn::LoadU(d, x);
+    FloatVec greatest = least;
+    for (i = kLanes; i + kLanes <= count; i += kLanes) {
+      const FloatVec some = hn::LoadU(d, x + i);
+      least = hn::Min(some, least);
+      greatest = hn::Max(some, greatest);
+    }
+    ends = {hn::GetLane(hn::MinOfLanes(d, least)), hn::GetLane(hn::MaxOfLanes(d, greatest))};
+  }
+  for (; i < count; ++i) {
+    ends.least = std::min(ends.least, x[i]);
+    ends.greatest = std::max(ends.greatest, x[i]);
+  }
+  return ends;
+}
+
 /// Applies a remap to its slots of one query's scores; returns whether its slope was clamped.
 bool remap_scores(const ScoreRemap& remap, float* scores) {
   if (remap.slots == 0) return false;
   float* begin = scores + remap.first;
   float* end = begin + remap.slots;
-  const auto [least, greatest] = std::minmax_element(begin, end);
-  const float lo = *least;
-  const float range = *greatest - lo;
+  const auto [lo, greatest] = ends_of(begin, static_cast<size_t>(remap.slots));
+  const float range = greatest - lo;
   const float base = lo - remap.tau_low;
   if (!(range > 0)) {
     std::fill(begin, end, base);
