@@ -35,10 +35,14 @@ struct WarpgroupTile {
            static_cast<uint32_t>(row) * kRowBytes + static_cast<uint32_t>(exchanged) * 16;
   }
 
+  /// How much further `channel`, a multiple of 16, is described than channel 0.
+  static constexpr __device__ uint32_t channel_bytes(int channel) {
+    return static_cast<uint32_t>(channel / kPanel) * kPanelBytes +
+           static_cast<uint32_t>(channel % kPanel) * 2;
+  }
   /// Describes channels [channel, channel + 16) of all rows: a factor whose columns are rows.
   static __device__ uint64_t by_rows(uint32_t tile, int channel) {
-    return described(tile + static_cast<uint32_t>(channel / kPanel) * kPanelBytes +
-                     static_cast<uint32_t>(channel % kPanel) * 2);
+    return described(tile + channel_bytes(channel));
   }
   /// Describes rows [row, row + 16) of all channels: a factor whose columns are channels.
   static __device__ uint64_t by_channels(uint32_t tile, int row) {

@@ -63,10 +63,12 @@ class WarpgroupState {
   /// Queues scores_ = queries . keys.
   __device__ void score(uint32_t keys) {
     warpgroup_arrive();
+    const uint64_t all = Rows::by_rows(keys, 0);
 #pragma unroll
     for (int step = 0; step < Tiles::kDim / 16; ++step) {
-      WarpgroupProduct<T, Tiles::kKeys, false>::add(scores_, queries_[step],
-                                                    Rows::by_rows(keys, step * 16), step == 0);
+      WarpgroupProduct<T, Tiles::kKeys, false>::add(
+          scores_, queries_[step], described_further(all, Rows::channel_bytes(step * 16)),
+          step == 0);
     }
     warpgroup_commit();
   }
@@ -108,10 +110,11 @@ class WarpgroupState {
   /// Queues out_ += weights . values.
   __device__ void add_values(uint32_t values) {
     warpgroup_arrive();
+    const uint64_t all = Rows::by_channels(values, 0);
 #pragma unroll
     for (int step = 0; step < Tiles::kKeys / 16; ++step) {
-      WarpgroupProduct<T, Tiles::kDim, true>::add(out_, weights_[step],
-                                                  Rows::by_channels(values, step * 16), false);
+      WarpgroupProduct<T, Tiles::kDim, true>::add(
+          out_, weights_[step], described_further(all, step * 16 * Rows::kRowBytes), false);
     }
     warpgroup_commit();
   }
@@ -337,11 +340,13 @@ void launch_tiles(SegmentLaunch<T, Out> l, const Segments& segments, Stream& str
 /// The number of warpgroups changes no result, that of keys does: it depends on the head alone.
 template <int kDim, int kKeys, class T, class Out>
 void launch_dim(const SegmentLaunch<T, Out>& l, const Segments& segments, Stream& stream) {
-  // Two share what is read of keys and values, where most tiles have queries for both.
-  const bool filled = 3 * segments.tile_count(128) <= 2 * segments.tile_count(64);
-  const bool enough =
-      segments.tile_count(128) * l.q_heads >= int64_t{2} * stream.queue().multiprocessors();
-  if (filled && enough) return launch_tiles<Tiling<kDim, kKeys, 2>>(l, segments, stream);
+  if constexpr (!Tiling<kDim, kKeys, 1>::kFour) {
+    // Two share what is read of keys and values, where most tiles have queries for both.
+    const bool filled = 3 * segments.tile_count(128) <= 2 * segments.tile_count(64);
+    const bool enough =
+        segments.tile_count(128) * l.q_heads >= int64_t{2} * stream.queue().multiprocessors();
+    if (filled && enough) return launch_tiles<Tiling<kDim, kKeys, 2>>(l, segments, stream);
+  }
   launch_tiles<Tiling<kDim, kKeys, 1>>(l, segments, stream);
 }
 
