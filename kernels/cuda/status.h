@@ -36,6 +36,7 @@ enum ScratchSlot : int {
   kMergeGroups,
   kRowScores,
   kSampleParts,
+  kPictureBytes,
   kScratchSlots
 };
 

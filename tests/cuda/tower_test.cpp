@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/byte_values.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/qkv.h"
@@ -396,6 +397,29 @@ TEST_F(Towers, UploadRowsInAnyFormat) {
           expected[static_cast<size_t>(i / 588 * width + i % 588)] = used.as<float>()[i];
         }
         EXPECT_EQ(error(to, make_tensor(DType::kF32, to.shape(), expected)), 0);
+      }
+    }
+  }
+}
+
+TEST_F(Towers, PlaceBytesAsOnTheCpu) {
+  for (const int64_t rows : {1, 5, 3000, 16000}) {
+    for (const int64_t columns : {588, 1176, 3}) {
+      if (rows * columns > 10'000'000) continue;
+      Tensor from(DType::kU8, {rows, columns});
+      for (int64_t i = 0; i < rows * columns; ++i) {
+        from.as<uint8_t>()[i] = static_cast<uint8_t>(i * 37 + i / 256);
+      }
+      const Tensor values = normal_tensor(DType::kF32, {3, 256}, 1);
+      for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+        for (const int64_t width : {columns, columns + 4, columns + 5}) {
+          Tensor expected(dtype, {rows, width});
+          place_bytes(expected, from, values, cpu_);
+          Tensor to = poison(dtype, expected.shape());
+          place_bytes(to, from, values, *gpu_);
+          EXPECT_TRUE(testing::same_bits(on_host(to).view(), expected.view()))
+              << rows << " rows of " << columns << " as " << width << " " << dtype_name(dtype);
+        }
       }
     }
   }
