@@ -193,7 +193,7 @@ void Generator::prefill(Sequence& sequence, int64_t first) {
         sequence.prompt.modality.end()) {
       wanted.push_back(i);
       inputs.push_back(&sequence.visuals[i]);
-      if (tap_) tap_("pixel_values", inputs.back()->patches.rows);
+      if (tap_) tap_("pixel_values", patch_values(inputs.back()->patches));
     }
   }
   VisualRows visual;

@@ -227,22 +227,21 @@ Tensor QwenVit::Impl::embed(std::span<const VisualPatches* const> pictures,
                             const VisionTap& tap) const {
   const Device device = stream.device();
   Tensor x(DType::kF32, {places.cos.shape()[0], config_.hidden}, device);
-  Tensor placed;
-  if (device.kind != DeviceKind::kCpu) {
-    placed = Tensor(patch_.weight.dtype(), {x.shape()[0], patch_.weight.shape()[1]}, device);
-  }
+  const DType dtype = device.kind == DeviceKind::kCpu ? DType::kF32 : patch_.weight.dtype();
+  Tensor placed(dtype, {x.shape()[0], patch_.weight.shape()[1]}, device);
   int64_t row = 0;
   for (const VisualPatches* picture : pictures) {
     const int64_t patches = picture->rows.shape()[0];
-    if (placed.empty()) {
-      linear(x.view().slice(row, patches), picture->rows, patch_.weight, patch_.bias, false,
-             stream);
-    } else {
-      upload_rows(placed.view().slice(row, patches), picture->rows, stream);
+    place_patches(placed.view().slice(row, patches), *picture, 0, stream);
+    if (device.kind == DeviceKind::kCpu) {  // the bits of a product may depend on its rows
+      linear(x.view().slice(row, patches), placed.view().slice(row, patches), patch_.weight,
+             patch_.bias, false, stream);
     }
     row += patches;
   }
-  if (!placed.empty()) linear(x, placed, patch_.weight, patch_.bias, false, stream);
+  if (device.kind != DeviceKind::kCpu) {
+    linear(x, placed, patch_.weight, patch_.bias, false, stream);
+  }
   if (tap) tap("vision.patch_embed", x);
   if (!positions_.empty()) {
     Tensor learned(DType::kF32, x.shape(), device);

@@ -17,6 +17,12 @@ namespace kvlm {
 
 namespace {
 
+/// Tile `tile` of a picture.
+struct PictureTile {
+  const VisualPatches* picture;
+  int64_t tile;
+};
+
 class Vit final : public VisionEncoder {
  public:
   Vit(const VitConfig& config, const VitNames& names, WeightMap& weights, const std::string& prefix,
@@ -38,15 +44,18 @@ class Vit final : public VisionEncoder {
   /// Makes room for this many tiles.
   void reserve(int64_t tiles, Stream& stream);
   size_t bytes_per_tile() const;
-  /// Encodes tiles, each (patches, columns), into `features` of all pictures, from row `first` on.
-  void encode_piece(std::span<const ConstTensorView> tiles, Tensor& features, const Shape& shape,
+  /// Encodes tiles into `features` of all pictures, from row `first` on.
+  void encode_piece(std::span<const PictureTile> tiles, Tensor& features, const Shape& shape,
                     int64_t first, Stream& stream, const VisionTap& tap);
   /// Patches of `tiles` in the format of products.
-  TensorView place(std::span<const ConstTensorView> tiles, Stream& stream);
-  void embed(std::span<const ConstTensorView> tiles, Stream& stream, const VisionTap& tap);
+  TensorView place(std::span<const PictureTile> tiles, Stream& stream);
+  void embed(std::span<const PictureTile> tiles, Stream& stream, const VisionTap& tap);
   bool selects(int state) const { return std::ranges::find(selected_, state) != selected_.end(); }
   /// Copies hidden state `state` into its columns of `features`, where it is one of the selected.
   void select(int state, int64_t tiles, TensorView features, Stream& stream);
+  DType placed_dtype() const noexcept {
+    return device_.kind == DeviceKind::kCpu ? DType::kF32 : patch_.weight.dtype();
+  }
   int64_t class_rows() const noexcept { return config_.class_token ? 1 : 0; }
   int64_t rows_per_tile() const noexcept { return patches_ + class_rows(); }
   /// Of a tile's rows, those that are features.
@@ -72,9 +81,9 @@ class Vit final : public VisionEncoder {
   Device device_;
 
   // Rows of a tile: its class token, then its patches.
-  int64_t reserved_ = 0;  // tiles
-  Tensor placed_;         // (tiles * patches, columns of patch_) where the device is no CPU
-  Tensor x_;              // (tiles * rows_per_tile(), hidden)
+  int64_t reserved_ = 0;            // tiles
+  Tensor placed_;                   // (tiles * patches, columns of patch_) as products take them
+  Tensor x_;                        // (tiles * rows_per_tile(), hidden)
   std::vector<Segments> segments_;  // those of i + 1 tiles
 };
 
@@ -154,13 +163,8 @@ Vit::Vit(const VitConfig& config, const VitNames& names, WeightMap& weights,
 
 size_t Vit::bytes_per_tile() const {
   const auto hidden = static_cast<size_t>(config_.hidden);
-  size_t bytes =
-      (sizeof(float) * hidden + blocks_.bytes_per_row()) * static_cast<size_t>(rows_per_tile());
-  if (device_.kind != DeviceKind::kCpu) {
-    bytes += static_cast<size_t>(patches_ * patch_.weight.shape()[1]) *
-             dtype_bytes(patch_.weight.dtype());
-  }
-  return bytes;
+  return (sizeof(float) * hidden + blocks_.bytes_per_row()) * static_cast<size_t>(rows_per_tile()) +
+         static_cast<size_t>(patches_ * patch_.weight.shape()[1]) * dtype_bytes(placed_dtype());
 }
 
 void Vit::reserve(int64_t tiles, Stream& stream) {
@@ -174,39 +178,35 @@ void Vit::reserve(int64_t tiles, Stream& stream) {
   if (tiles <= reserved_) return;
   reserved_ = 0;  // as long as there may be no memory for more
   x_ = Tensor(DType::kF32, {tiles * rows_per_tile(), config_.hidden}, device_);
-  if (device_.kind != DeviceKind::kCpu) {
-    placed_ = Tensor(patch_.weight.dtype(), {tiles * patches_, patch_.weight.shape()[1]}, device_);
-  }
+  placed_ = Tensor(placed_dtype(), {tiles * patches_, patch_.weight.shape()[1]}, device_);
   reserved_ = tiles;
 }
 
-TensorView Vit::place(std::span<const ConstTensorView> tiles, Stream& stream) {
+TensorView Vit::place(std::span<const PictureTile> tiles, Stream& stream) {
   const TensorView placed = placed_.view().slice(0, std::ssize(tiles) * patches_);
   // A picture's tiles lie one behind the other: the fewer uploads, the fewer waits between them.
   for (size_t first = 0, next = 1; first < tiles.size(); first = next++) {
-    const auto follows = [&](const ConstTensorView& tile) {
-      return tile.data() == tiles[first].data() + (next - first) * tile.bytes();
-    };
-    while (next < tiles.size() && follows(tiles[next])) ++next;
-    const int64_t rows = static_cast<int64_t>(next - first) * patches_;
-    const ConstTensorView run(tiles[first].data(), DType::kF32, {rows, columns_},
-                              tiles[first].device());
-    upload_rows(placed.slice(static_cast<int64_t>(first) * patches_, rows), run, stream);
+    while (next < tiles.size() && tiles[next].picture == tiles[first].picture &&
+           tiles[next].tile == tiles[next - 1].tile + 1) {
+      ++next;
+    }
+    place_patches(placed.slice(static_cast<int64_t>(first) * patches_,
+                               static_cast<int64_t>(next - first) * patches_),
+                  *tiles[first].picture, tiles[first].tile * patches_, stream);
   }
   return placed;
 }
 
-void Vit::embed(std::span<const ConstTensorView> tiles, Stream& stream, const VisionTap& tap) {
+void Vit::embed(std::span<const PictureTile> tiles, Stream& stream, const VisionTap& tap) {
   const int64_t count = std::ssize(tiles);
   const TensorView x = used(x_, count);
+  const TensorView placed = place(tiles, stream);
   const TensorView products = blocks_.workspace({count * patches_, config_.hidden});
-  if (device_.kind == DeviceKind::kCpu) {
-    for (int64_t i = 0; i < count; ++i) {
-      linear(products.slice(i * patches_, patches_), tiles[static_cast<size_t>(i)], patch_.weight,
-             patch_.bias, false, stream);
-    }
-  } else {
-    linear(products, place(tiles, stream), patch_.weight, patch_.bias, false, stream);
+  // On the CPU the bits of a product may depend on its rows.
+  const int64_t rows = device_.kind == DeviceKind::kCpu ? patches_ : count * patches_;
+  for (int64_t row = 0; row < count * patches_; row += rows) {
+    linear(products.slice(row, rows), placed.slice(row, rows), patch_.weight, patch_.bias, false,
+           stream);
   }
   if (tap) tap("vision.patch_embed", products);
   scatter_tiles(x, products, class_embedding_, positions_, stream);
@@ -224,7 +224,7 @@ void Vit::select(int state, int64_t tiles, TensorView features, Stream& stream) 
   }
 }
 
-void Vit::encode_piece(std::span<const ConstTensorView> tiles, Tensor& features, const Shape& shape,
+void Vit::encode_piece(std::span<const PictureTile> tiles, Tensor& features, const Shape& shape,
                        int64_t first, Stream& stream, const VisionTap& tap) {
   const size_t total = blocks_.size() + 1;  // the patches are the first
   const int64_t count = std::ssize(tiles);
@@ -270,12 +270,10 @@ void Vit::check(const VisualPatches& picture) const {
 
 Tensor Vit::encode(std::span<const VisualPatches* const> pictures, Stream& stream,
                    const VisionTap& tap, Tensor space) {
-  std::vector<ConstTensorView> tiles;
+  std::vector<PictureTile> tiles;
   for (const VisualPatches* picture : pictures) {
     check(*picture);
-    for (int64_t i = 0; i < std::ssize(picture->grids); ++i) {
-      tiles.push_back(picture->rows.view().slice(i * patches_, patches_));
-    }
+    for (int64_t i = 0; i < std::ssize(picture->grids); ++i) tiles.push_back({picture, i});
   }
   const int64_t kept = kept_rows();
   const Shape shape{std::ssize(tiles) * kept, width()};

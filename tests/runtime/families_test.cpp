@@ -453,11 +453,13 @@ TEST(LlavaModel, PicturesArePreparedAsTheOptionsSay) {
   const Shape patches{16, 3 * 14 * 14};
   EXPECT_EQ(a.patches.rows.shape(), patches);
   EXPECT_EQ(b.patches.rows.shape(), patches);
-  const float inside = a.patches.rows.as<float>()[0];
+  const Tensor of_a = patch_values(a.patches);
+  const Tensor of_b = patch_values(b.patches);
+  const float inside = of_a.as<float>()[0];
   EXPECT_NEAR(inside, (200 / 255.0f - 0.48145466f) / 0.26862954f, 1e-5f);
-  EXPECT_NEAR(b.patches.rows.as<float>()[0], (122 / 255.0f - 0.48145466f) / 0.26862954f, 1e-5f)
+  EXPECT_NEAR(of_b.as<float>()[0], (122 / 255.0f - 0.48145466f) / 0.26862954f, 1e-5f)
       << "the mean's colour above the picture";
-  EXPECT_NEAR(b.patches.rows.as<float>()[10 * 3 * 14 * 14], inside, 1e-5f);
+  EXPECT_NEAR(of_b.as<float>()[10 * 3 * 14 * 14], inside, 1e-5f);
 }
 
 /// SigLIP's processor squeezes a picture, so that there is nothing to crop; and no LLaVA-1.5 tiles.
@@ -477,7 +479,8 @@ TEST(LlavaModel, AspectsThatMeanNothingAreRefused) {
   pad.image_aspect = ImageAspect::kPad;
   const LoadedModel padded = load("llava_interleave", {}, pad);
   const Image wide{20, 80, std::vector<uint8_t>(20 * 80 * 3, 200)};
-  EXPECT_NEAR(padded->prepare(wide, 1).patches.rows.as<float>()[0], 127 / 127.5f - 1, 1e-5f)
+  EXPECT_NEAR(patch_values(padded->prepare(wide, 1).patches).as<float>()[0], 127 / 127.5f - 1,
+              1e-5f)
       << "the mean's colour above the picture";
 }
 

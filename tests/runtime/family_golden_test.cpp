@@ -87,8 +87,9 @@ TEST_P(FamilyGolden, PixelsEqualTheReference) {
       ASSERT_FALSE(clip) << "pictures have pixels of their own";
       const VisualPatches patches = model->prepare(images_[index], company()).patches;
       rows_of_tile = patches.grids.front().rows;
-      const auto* values = patches.rows.as<float>();
-      pixels.insert(pixels.end(), values, values + patches.rows.shape().elements());
+      const Tensor values = patch_values(patches);
+      pixels.insert(pixels.end(), values.as<float>(),
+                    values.as<float>() + values.shape().elements());
     }
     const auto shape = tensors_.shape(golden_.tapped(tensor));
     const std::vector<float> reference =

@@ -57,6 +57,10 @@ void expect_same(const PreparedRequest& made, const PreparedRequest& expected) {
     EXPECT_EQ(made.visuals[i].rows, expected.visuals[i].rows);
     ASSERT_EQ(rows.bytes(), expected_rows.bytes());
     EXPECT_TRUE(std::equal(rows.data(), rows.data() + rows.bytes(), expected_rows.data()));
+    const ConstTensorView values = made.visuals[i].patches.values;
+    const ConstTensorView expected_values = expected.visuals[i].patches.values;
+    ASSERT_EQ(values.bytes(), expected_values.bytes());
+    EXPECT_TRUE(std::equal(values.data(), values.data() + values.bytes(), expected_values.data()));
   }
 }
 

@@ -302,13 +302,32 @@ TEST(ClipVit, CompanyChangesNoBit) {
   }
 }
 
+/// What bytes mean is looked up on the way, with nothing lost.
+TEST(ClipVit, BytesAreWhatTheirTableSays) {
+  const ClipConfig config = small_config();
+  Tower tower(config, make_weights(config).map());
+  constexpr int64_t kTiles = 3;
+  VisualPatches bytes{Tensor(DType::kU8, {kTiles * 9, 48}),
+                      {{1, 3, 3}, {1, 3, 3}, {1, 3, 3}},
+                      Tensor(DType::kF32, {3, 256})};
+  for (int64_t i = 0; i < kTiles * 9 * 48; ++i) {
+    bytes.rows.as<uint8_t>()[i] = static_cast<uint8_t>(i * 37 + i / 256);
+  }
+  for (int64_t i = 0; i < 3 * 256; ++i) {
+    bytes.values.as<float>()[i] = static_cast<float>(i % 256) / 77.0f - static_cast<float>(i / 256);
+  }
+  const VisualPatches floats{patch_values(bytes), bytes.grids};
+  EXPECT_EQ(tower.encode({&bytes, &floats}), tower.encode({&floats, &bytes}));
+  EXPECT_EQ(tower.encode({&bytes}), tower.encode({&floats}));
+}
+
 TEST(ClipVit, WorkspacesAreBounded) {
   const ClipConfig config = small_config();
   const VisualPatches picture = cut(random_pixels(13));
   const std::vector<const VisualPatches*> batch(50, &picture);
   // Rows of a tile in f32: x, normed, and q, k and v, in whose place the narrower inside of the MLP
-  // comes later.
-  const size_t tile = sizeof(float) * 10 * (5 * 24);
+  // comes later. Before them its patches.
+  const size_t tile = sizeof(float) * (10 * (5 * 24) + 9 * 48);
   const auto widest = [&](size_t bytes) {
     Tower tower(config, make_weights(config).map(), 1, bytes);
     int64_t rows = 0;

@@ -19,10 +19,9 @@ Tensor patches(std::span<const Image> frames, const PatchLayout& layout,
                const PreprocessSpec& spec) {
   const PatchGrid grid =
       patches_of(static_cast<int>(frames.size()), frames[0].height, frames[0].width, layout);
-  Tensor rows(DType::kF32,
-              {grid.patches(), int64_t{3} * layout.depth * layout.patch * layout.patch});
-  write_patches(rows, frames, layout, normalization_table(spec));
-  return rows;
+  const VisualPatches cut = cut_frames(frames, layout, normalization_table(spec));
+  EXPECT_EQ(cut.grids, std::vector<PatchGrid>{grid});
+  return patch_values(cut);
 }
 
 /// The same the slow way: normalised pictures, then every value fetched by its place.
@@ -139,25 +138,21 @@ TEST(WritePatches, EqualsQwensVideoProcessorBitForBit) {
 
 TEST(WritePatches, SaysWhatDoesNotFit) {
   const PatchLayout layout{14, 2, 2};
-  const NormalizationTable table = normalization_table({});
   std::vector<Image> frames = {picture("noise", 28, 28), picture("noise", 28, 56)};
   frames[1].name = "frame2.png";
-  Tensor rows(DType::kF32, {4, 1176});
-  EXPECT_THAT(
-      error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, frames, layout, table); }),
-      HasSubstr("frame2.png is 56 x 28 pixels, but a frame before it 28 x 28"));
-  error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, {}, layout, table); });
+  Tensor rows(DType::kU8, {4, 1176});
+  EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, frames, layout); }),
+              HasSubstr("frame2.png is 56 x 28 pixels, but a frame before it 28 x 28"));
+  error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, {}, layout); });
   frames = {picture("noise", 28, 28)};
-  Tensor few(DType::kF32, {3, 1176});
-  EXPECT_THAT(
-      error_of(ErrorCode::kInvalidArgument, [&] { write_patches(few, frames, layout, table); }),
-      HasSubstr("have shape (4, 1176) in f32 on the CPU, found room for (3, 1176)"));
+  Tensor few(DType::kU8, {3, 1176});
+  EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { write_patches(few, frames, layout); }),
+              HasSubstr("have shape (4, 1176) in bytes on the CPU, found room for (3, 1176)"));
   frames = {picture("noise", 42, 28)};
-  EXPECT_THAT(
-      error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, frames, layout, table); }),
-      HasSubstr("1 x 3 x 2 patches cannot be merged"));
+  EXPECT_THAT(error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, frames, layout); }),
+              HasSubstr("1 x 3 x 2 patches cannot be merged"));
   frames = {picture("noise", 13, 28)};
-  error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, frames, layout, table); });
+  error_of(ErrorCode::kInvalidArgument, [&] { write_patches(rows, frames, layout); });
 }
 
 }  // namespace

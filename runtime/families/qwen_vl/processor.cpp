@@ -77,12 +77,7 @@ PatchGrid QwenVlProcessor::grid(const Clip& clip) const {
 
 VisualPatches QwenVlProcessor::cut(std::span<const Image> frames,
                                    const NormalizationTable& table) const {
-  const PatchGrid grid = patches_of(static_cast<int>(frames.size()), frames.front().height,
-                                    frames.front().width, layout_);
-  const int64_t columns = int64_t{3} * layout_.depth * layout_.patch * layout_.patch;
-  VisualPatches patches{Tensor(DType::kF32, {grid.patches(), columns}), {grid}};
-  write_patches(patches.rows, frames, layout_, table);
-  return patches;
+  return cut_frames(frames, layout_, table);
 }
 
 VisualPatches QwenVlProcessor::cut(const Image& picture) const {

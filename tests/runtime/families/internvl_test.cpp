@@ -278,7 +278,7 @@ TEST(InternVlPictures, BackendIsTheReferencesUnlessTheCallerSays) {
   const auto pixels = [&](const char* folder, std::optional<ResizeBackend> backend) {
     const LoadedModel model = load(folder, {}, with(&LoadOptions::image_backend, backend));
     const VisualInput input = model->prepare(image, 1);
-    const Tensor& rows = input.patches.rows;
+    const Tensor rows = patch_values(input.patches);
     return std::vector<float>(rows.as<float>(), rows.as<float>() + rows.shape().elements());
   };
   using enum ResizeBackend;

@@ -109,7 +109,7 @@ TEST(LlavaOnevision, AspectsChooseForEveryPicture) {
   const VisualInput square = squares->prepare(grey(20, 80, 200), 1);
   EXPECT_EQ(squares->picture_text({20, 80}, 1).rows(), kTile + 1);
   EXPECT_EQ(square.rows, kTile + 1);
-  EXPECT_NEAR(square.patches.rows.as<float>()[0], 127 / 127.5f - 1, 1e-5f)
+  EXPECT_NEAR(patch_values(square.patches).as<float>()[0], 127 / 127.5f - 1, 1e-5f)
       << "the mean's colour above the picture";
   EXPECT_THAT(error_of([] { load(ImageAspect::kCrop); }).what(),
               AllOf(HasSubstr("--image-aspect crop"), HasSubstr("LLaVA-OneVision")));
@@ -179,8 +179,8 @@ TEST(LlavaOnevision, FramesHaveAProcessorOfTheirOwn) {
   const LoadedModel other = load(with_processors([](json& all) {
     all["video_processor"]["image_mean"] = {0.0, 0.0, 0.0};
   }));
-  EXPECT_NEAR(other->prepare_clip(clip_of(1, 255)).patches.rows.as<float>()[0], 2, 1e-5f);
-  EXPECT_NEAR(other->prepare(grey(9, 9, 255), 1).patches.rows.as<float>()[0], 1, 1e-5f);
+  EXPECT_NEAR(patch_values(other->prepare_clip(clip_of(1, 255)).patches).as<float>()[0], 2, 1e-5f);
+  EXPECT_NEAR(patch_values(other->prepare(grey(9, 9, 255), 1).patches).as<float>()[0], 1, 1e-5f);
   EXPECT_THAT(refusal(with_processors([](json& all) {
                 all["video_processor"]["size"] = {{"height", 60}, {"width", 60}};
               })),

@@ -491,8 +491,8 @@ TEST(QwenVlProcessor, TheResizeBackendIsThatOfPictures) {
   const LoadedModel one = load("qwen2_5_vl");
   const LoadedModel other = load("qwen2_5_vl", {}, pil);
   const auto values = [](const VisualInput& input) {
-    const auto* rows = input.patches.rows.as<float>();
-    return std::vector<float>(rows, rows + input.patches.rows.shape().elements());
+    const Tensor rows = patch_values(input.patches);
+    return std::vector<float>(rows.as<float>(), rows.as<float>() + rows.shape().elements());
   };
   const Image large = load_image(golden_root() / "qwen2_5_vl" / "image2.png");
   EXPECT_NE(values(one->prepare(large, 1)), values(other->prepare(large, 1)));
