@@ -103,6 +103,14 @@ std::byte* Plane::push_row() noexcept {
   return ring_ + ring_offset(full_++);
 }
 
+std::byte* Plane::push_rows(int rows) noexcept {
+  assert(ring_first_ + full_ + rows <= ring_rows_);
+  std::byte* first = ring_ + ring_offset(full_);
+  full_ += rows;
+  bytes_ += static_cast<size_t>(rows) * layout_.row_bytes();
+  return first;
+}
+
 GrowingRows Plane::growing() const noexcept {
   GrowingRows rows;
   rows.ring = ring_;

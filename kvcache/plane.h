@@ -93,6 +93,8 @@ class alignas(64) Plane {
   bool is_even() const noexcept { return even_; }
   /// Room for one more full row, the newest; the caller fills it.
   std::byte* push_row() noexcept;
+  /// The same for `rows` more, which lie side by side: the ring has not wrapped yet.
+  std::byte* push_rows(int rows) noexcept;
   /// The rows it gains, as a GPU counts them: nothing it holds was evicted.
   GrowingRows growing() const noexcept;
   /// Counts `rows` more rows, each stored behind the newest, and packed rows of `window` whenever

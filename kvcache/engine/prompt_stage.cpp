@@ -33,13 +33,18 @@ const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t hea
   return selection.slots[selection.slots.size() > 1 ? head : 0];
 }
 
-/// Calls body(first, count) for the ranges that ascending rows make up.
-template <class Body>
-void for_ranges(std::span<const int32_t> rows, const Body& body) {
+/// Whether a KV head keeps what the one before it does, and as many rows of it are packed.
+bool is_like_last(const KeptSlots& slots, size_t head) {
+  return head > 0 && slots[head] == slots[head - 1];
+}
+
+/// The ranges that ascending rows make up.
+void find_ranges(std::span<const int32_t> rows, std::vector<RowSpan>& ranges) {
+  ranges.clear();
   for (size_t begin = 0; begin < rows.size();) {
     size_t end = begin + 1;
     while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
-    body(static_cast<size_t>(rows[begin]), static_cast<int>(end - begin));
+    ranges.push_back({static_cast<size_t>(rows[begin]), static_cast<int>(end - begin)});
     begin = end;
   }
 }
@@ -260,11 +265,21 @@ std::array<KeptSlots, kStores> PromptStage::sort_by_store(const Sequence& sequen
                                                           const LayerSelection& selection) const {
   std::array<KeptSlots, kStores> slots;
   for (KeptSlots& of_heads : slots) of_heads.resize(traits_.kv_heads());
+  const bool tagged = traits_.retention() != nullptr;
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    for (const int32_t slot : slots_of(selection, h)) {
+    std::vector<int16_t>& tags = state.heads[h].tags;
+    if (h > 0 && selection.slots.size() == 1) {
+      for (KeptSlots& of_heads : slots) of_heads[h] = of_heads[0];
+      tags = state.heads[0].tags;
+      continue;
+    }
+    const std::vector<int32_t>& kept = slots_of(selection, h);
+    for (KeptSlots& of_heads : slots) of_heads[h].reserve(kept.size());
+    if (tagged) tags.reserve(kept.size());
+    for (const int32_t slot : kept) {
       const int16_t tag = sequence.modality[static_cast<size_t>(slot)];
       slots[traits_.store_of(tag)][h].push_back(slot);
-      if (traits_.retention() != nullptr) state.heads[h].tags.push_back(tag);
+      if (tagged) tags.push_back(tag);
     }
   }
   return slots;
@@ -331,9 +346,12 @@ std::array<KeptRows, kStores> PromptStage::packed_rows(const Sequence& sequence,
       for (size_t h = 0; h < traits_.kv_heads(); ++h) {
         const auto count = static_cast<size_t>(packed[store][static_cast<size_t>(part)][h]);
         const std::byte* staged = staged_rows(sequence, layer, part, h);
-        for_ranges(std::span(slots[store][h]).first(count), [&](size_t first, int some) {
-          ranges_.push_back({staged + first * traits_.row_bytes(), some});
-        });
+        if (!is_like_last(slots[store], h)) {
+          find_ranges(std::span(slots[store][h]).first(count), kept_ranges_);
+        }
+        for (const RowSpan& range : kept_ranges_) {
+          ranges_.push_back({staged + range.first * traits_.row_bytes(), range.rows});
+        }
         kept[store][static_cast<size_t>(part)].emplace_back(to, count * traits_.dim());
         to += count * traits_.dim();
       }
@@ -354,12 +372,14 @@ void PromptStage::copy_full(const Sequence& sequence, LayerState& state, int lay
         const auto count = static_cast<size_t>(packed[store][static_cast<size_t>(part)][h]);
         const std::byte* staged = staged_rows(sequence, layer, part, h);
         Plane& plane = state.heads[h].plane(store, part);
-        for_ranges(std::span(slots[store][h]).subspan(count), [&](size_t first, int some) {
-          std::byte* to = plane.push_row();  // rows of an empty ring follow each other
-          for (int i = 1; i < some; ++i) plane.push_row();
-          const size_t bytes = static_cast<size_t>(some) * traits_.row_bytes();
-          copies_.push_back({staged + first * traits_.row_bytes(), to, bytes});
-        });
+        if (!is_like_last(slots[store], h)) {
+          find_ranges(std::span(slots[store][h]).subspan(count), kept_ranges_);
+        }
+        for (const RowSpan& range : kept_ranges_) {
+          const size_t bytes = static_cast<size_t>(range.rows) * traits_.row_bytes();
+          copies_.push_back({staged + range.first * traits_.row_bytes(),
+                             plane.push_rows(range.rows), bytes});
+        }
       }
     }
   }

@@ -18,6 +18,12 @@
 
 namespace kvlm {
 
+/// Rows of a prompt that follow each other.
+struct RowSpan {
+  size_t first = 0;
+  int rows = 0;
+};
+
 /// First prompts: exact attention, importance, and when the prompt has ended, selecting, merging
 /// and packing (docs/arithmetic.md, "Life cycle").
 class PromptStage {
@@ -77,6 +83,7 @@ class PromptStage {
   std::vector<KeyValueRows> past_;            // (kv_heads,) rows that were staged before
   std::vector<const std::byte*> sources_;
   std::vector<std::byte*> targets_;
+  std::vector<RowSpan> kept_ranges_;  // of a KV head
   std::vector<RowRange> ranges_;
   std::vector<ByteRange> copies_;
   FloatSpace floats_;  // rows of a layer that are packed; or on their way to be merged
