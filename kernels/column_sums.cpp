@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/check.h"
@@ -47,11 +49,10 @@ int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
   return first_rows;
 }
 
-}  // namespace
-
-void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
-                 Stream& stream) {
+/// Returns the columns that there are to sum.
+int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const KeyValueRows> past,
+                       std::span<const double> small_entries, int64_t first_row, float scale,
+                       DType multiply, const Stream& stream) {
   constexpr std::string_view kOp = "column_sums";
   check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
   check::rank(kOp, "k", k, 3, "(n, kv_heads, head_dim)");
@@ -71,14 +72,9 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
   check::on_stream(kOp, "q", q, stream);
   check::on_stream(kOp, "k", k, stream);
   const int64_t columns = check_past(past, kv_heads) + n;
-  if (result.sums.size() != static_cast<size_t>(kv_heads * columns)) {
-    refuse("sums has {} entries, expected {} kv heads times {} columns", result.sums.size(),
-           kv_heads, columns);
-  }
-  if (!result.small_entries.empty() &&
-      result.small_entries.size() != static_cast<size_t>(q_heads)) {
+  if (!small_entries.empty() && small_entries.size() != static_cast<size_t>(q_heads)) {
     refuse("small_entries has {} entries, expected none or {}, the query heads",
-           result.small_entries.size(), q_heads);
+           small_entries.size(), q_heads);
   }
   if (first_row < 0 || first_row > n) {
     refuse("first_row is {}, expected 0 to {}, the rows of q", first_row, n);
@@ -87,11 +83,51 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
     refuse("multiply is {}, expected f32, f16 or bf16", dtype_name(multiply));
   }
   if (!std::isfinite(scale)) refuse("scale is {}, expected a finite number", scale);
-  if (first_row == n) return;
+  return columns;
+}
+
+}  // namespace
+
+void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
+                 Stream& stream) {
+  const int64_t columns =
+      check_operands(q, k, past, result.small_entries, first_row, scale, multiply, stream);
+  const int64_t kv_heads = k.shape()[1];
+  if (result.sums.size() != static_cast<size_t>(kv_heads * columns)) {
+    refuse("sums has {} entries, expected {} kv heads times {} columns", result.sums.size(),
+           kv_heads, columns);
+  }
+  if (first_row == q.shape()[0]) return;
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::column_sums(result, q, k, past, first_row, scale, multiply, stream);
   }
   cpu::column_sums(result, q, k, past, first_row, scale, stream);
+}
+
+void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
+                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       DType multiply, Stream& stream) {
+  const int64_t columns =
+      check_operands(q, k, past, result.small_entries, first_row, scale, multiply, stream);
+  if (result.sums == nullptr || result.stride < columns || result.held < 0 ||
+      result.held > columns) {
+    refuse("sums have rows of {} of which {} hold something, expected room for {} columns",
+           result.stride, result.held, columns);
+  }
+  if (first_row == q.shape()[0]) refuse("first_row is {}, which leaves no row to sum", first_row);
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::queue_column_sums(result, q, k, past, first_row, scale, multiply, stream);
+  }
+  const auto kv_heads = static_cast<size_t>(k.shape()[1]);
+  const auto width = static_cast<size_t>(columns);
+  std::vector<double> found(kv_heads * width);
+  cpu::column_sums({found, result.small_entries}, q, k, past, first_row, scale, stream);
+  for (size_t head = 0; head < kv_heads; ++head) {
+    double* to = result.sums + head * static_cast<size_t>(result.stride);
+    std::fill(to + result.held, to + columns, 0.0);
+    for (size_t j = 0; j < width; ++j) to[j] += found[head * width + j];
+  }
 }
 
 }  // namespace kvlm

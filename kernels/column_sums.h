@@ -36,4 +36,20 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream);
 
+/// Where column sums are put without waiting for them.
+struct QueuedSums {
+  double* sums = nullptr;  ///< (kv_heads, stride) in memory of the stream's device
+  int64_t stride = 0;      ///< at least the columns
+  /// Columns below gain, as those of `ColumnSums::sums`; the others are overwritten.
+  int64_t held = 0;
+  /// As those of ColumnSums, in memory of the host; unless it is empty, they are waited for.
+  std::span<double> small_entries = {};
+};
+
+/// column_sums() into memory of the stream's device: the same numbers. At least one row is summed.
+/// Asynchronous on CUDA. Throws as column_sums() does.
+void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
+                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       DType multiply, Stream& stream);
+
 }  // namespace kvlm

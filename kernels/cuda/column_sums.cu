@@ -259,9 +259,15 @@ __global__ void __launch_bounds__(kThreads, 2) add_columns(Job job) {
   }
 }
 
-/// sums[h,j] = the parts of column j of kv_head h, in order, divided by its heads.
+/// Where sums go: columns below `held` gain, others are overwritten.
+struct Totals {
+  double* sums;  // (kv_heads, stride)
+  int64_t stride, held;
+};
+
+/// The sum of column j of kv_head h: its parts in order, divided by its heads.
 __global__ void join_parts(const double* parts, int splits, int64_t columns, double share,
-                           double* sums) {
+                           Totals to) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (column >= columns) return;
   const int64_t kv_head = blockIdx.y;
@@ -269,7 +275,8 @@ __global__ void join_parts(const double* parts, int splits, int64_t columns, dou
   for (int split = 0; split < splits; ++split) {
     sum += parts[(kv_head * splits + split) * columns + column];
   }
-  sums[kv_head * columns + column] = sum * share;
+  double& total = to.sums[kv_head * to.stride + column];
+  total = (column < to.held ? total : 0.0) + __dmul_rn(sum, share);
 }
 
 template <class T>
@@ -279,11 +286,17 @@ std::vector<T> fetch(const T* from, size_t count, Stream& stream) {
   return host;
 }
 
-}  // namespace
+/// What is on its way.
+struct Queued {
+  const double* sums;
+  const unsigned long long* small;
+};
 
-void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
-                 Stream& stream) {
+/// Queues the sums, which go to `to`, or to scratch memory if that has no place; small entries are
+/// counted if that is asked for.
+Queued queue_sums(Totals to, bool counting, ConstTensorView q, ConstTensorView k,
+                  std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                  DType multiply, Stream& stream) {
   const PromptRows keys = prompt_rows(k, {}, past, stream);
   const int64_t kv_heads = keys.kv_heads;
   const int64_t n = q.shape()[0];
@@ -319,7 +332,6 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
   auto* sums = reinterpret_cast<double*>(stream.queue().scratch(kColumnParts, bytes));
   double* parts = sums + sum_count;
   auto* counts = reinterpret_cast<unsigned long long*>(parts + part_count);
-  const bool counting = !result.small_entries.empty();
   if (counting) {
     check(
         cudaMemsetAsync(counts, 0, static_cast<size_t>(q_heads) * sizeof(*counts), native(stream)),
@@ -340,19 +352,41 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
                        static_cast<unsigned>(row_splits)),
                   kThreads, 0, native(stream)>>>(job);
   }
+  if (to.sums == nullptr) to = {sums, columns, 0};
   join_parts<<<dim3(static_cast<unsigned>(ceil_div(columns, kThreads)), heads), kThreads, 0,
                native(stream)>>>(parts, row_splits, columns,
-                                 static_cast<double>(kv_heads) / static_cast<double>(q_heads),
-                                 sums);
+                                 static_cast<double>(kv_heads) / static_cast<double>(q_heads), to);
   check_launch("column_sums");
+  return {to.sums, counts};
+}
 
-  const std::vector<double> found = fetch(sums, sum_count, stream);
-  for (size_t i = 0; i < sum_count; ++i) result.sums[i] += found[i];
-  if (!counting) return;
-  const auto small = fetch(counts, static_cast<size_t>(q_heads), stream);
+void add_small_entries(const Queued& queued, std::span<double> small_entries, Stream& stream) {
+  if (small_entries.empty()) return;
+  const auto small = fetch(queued.small, small_entries.size(), stream);
   for (size_t head = 0; head < small.size(); ++head) {
-    result.small_entries[head] += static_cast<double>(small[head]);
+    small_entries[head] += static_cast<double>(small[head]);
   }
+}
+
+}  // namespace
+
+void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
+                 Stream& stream) {
+  const Queued queued =
+      queue_sums({}, !result.small_entries.empty(), q, k, past, first_row, scale, multiply, stream);
+  const std::vector<double> found = fetch(queued.sums, result.sums.size(), stream);
+  for (size_t i = 0; i < found.size(); ++i) result.sums[i] += found[i];
+  add_small_entries(queued, result.small_entries, stream);
+}
+
+void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
+                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       DType multiply, Stream& stream) {
+  const Queued queued =
+      queue_sums({result.sums, result.stride, result.held}, !result.small_entries.empty(), q, k,
+                 past, first_row, scale, multiply, stream);
+  add_small_entries(queued, result.small_entries, stream);
 }
 
 }  // namespace kvlm::cuda

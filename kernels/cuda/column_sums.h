@@ -9,4 +9,9 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
                  Stream& stream);
 
+/// kvlm::queue_column_sums on checked arguments.
+void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
+                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       DType multiply, Stream& stream);
+
 }  // namespace kvlm::cuda

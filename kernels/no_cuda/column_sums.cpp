@@ -9,4 +9,9 @@ void column_sums(const ColumnSums&, ConstTensorView, ConstTensorView, std::span<
   refuse("column_sums");
 }
 
+void queue_column_sums(const QueuedSums&, ConstTensorView, ConstTensorView,
+                       std::span<const KeyValueRows>, int64_t, float, DType, Stream&) {
+  refuse("queue_column_sums");
+}
+
 }  // namespace kvlm::cuda

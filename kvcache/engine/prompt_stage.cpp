@@ -11,6 +11,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/column_sums.h"
+#include "kernels/elementwise.h"
 #include "kernels/merge_rows.h"
 #include "kernels/row_moves.h"
 
@@ -82,6 +83,7 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, Co
   }
   if (rows.ends_prompt && !traits_.layouts().joint()) {
     sequence.prompt_rows = sequence.prompt.staged + rows.rows;
+    fetch_importance(sequence, stream);
     finish_layer(sequence, layer, select(sequence, layer)[0], stream);
   }
 }
@@ -91,12 +93,16 @@ bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) 
   if (!rows.ends_prompt) return false;
   sequence.prompt_rows = sequence.prompt.staged;
   if (traits_.layouts().joint()) {
+    fetch_importance(sequence, stream);
     const std::vector<LayerSelection> selections = select(sequence, -1);
     for (int layer = 0; layer < traits_.shape().layers; ++layer) {
       finish_layer(sequence, layer, selections[static_cast<size_t>(layer)], stream);
     }
   }
   sequence.prompted = true;
+  if (sequence.prompt.sums.bytes() > spare_sums_.bytes()) {
+    spare_sums_ = std::move(sequence.prompt.sums);
+  }
   sequence.prompt = {};
   if (traits_.retention() != nullptr) sequence.modality = {};
   return true;
@@ -135,16 +141,10 @@ void PromptStage::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
                             "pass; {} of {} rows came",
                             traits_.plan().spec, n, sequence.size.prompt_rows));
   }
-  const auto columns = static_cast<size_t>(seen);
-  std::vector<double> sums(traits_.kv_heads() * columns);
   std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
   const int64_t first_row = std::max(0, first - prompt.staged);
-  column_sums({sums, small}, q, k, past_, first_row, scale, traits_.shape().multiply, stream);
-  double* importance = importance_of(sequence, layer);
-  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    double* of_head = importance + h * static_cast<size_t>(sequence.size.prompt_rows);
-    for (size_t j = 0; j < columns; ++j) of_head[j] += sums[h * columns + j];
-  }
+  queue_column_sums({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, q,
+                    k, past_, first_row, scale, traits_.shape().multiply, stream);
   if (needs.sparsity) {
     double entries = 0;
     for (int row = first; row < seen; ++row) entries += row + 1;
@@ -169,14 +169,35 @@ int PromptStage::first_measured_row(const Sequence& sequence, int seen) const no
   return nothing_behind ? std::max(0, seen - kRowsWithoutVision) : first;
 }
 
-/// The sums of a layer, (kv_heads, prompt rows); zeros where the layer before it had its own there.
-double* PromptStage::importance_of(Sequence& sequence, int layer) {
+/// Where the sums of a layer are gathered, (kv_heads, prompt rows) on the cache's device.
+double* PromptStage::sums_of(Sequence& sequence, int layer) {
+  PromptState& prompt = sequence.prompt;
   const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
-  const bool joint = traits_.layouts().joint();
-  sequence.prompt.importance.resize((joint ? traits_.layers() : 1) * of_layer);
-  double* importance = sequence.prompt.importance.data() + index_of(layer) * of_layer;
-  if (!joint) std::fill_n(importance, of_layer, 0.0);
-  return importance;
+  const size_t all = (traits_.layouts().joint() ? traits_.layers() : 1) * of_layer;
+  if (!traits_.on_gpu()) {
+    prompt.importance.resize(all);
+    return prompt.importance.data() + index_of(layer) * of_layer;
+  }
+  if (prompt.sums.bytes() == 0) {
+    prompt.sums = std::move(spare_sums_);
+    if (prompt.sums.bytes() < all * sizeof(double)) {
+      prompt.sums = Buffer();  // first, so that not both are held
+      prompt.sums = Buffer(traits_.device(), all * sizeof(double));
+    }
+  }
+  return reinterpret_cast<double*>(prompt.sums.data()) + index_of(layer) * of_layer;
+}
+
+/// Waits for the sums that a rule selects by.
+void PromptStage::fetch_importance(Sequence& sequence, Stream& stream) {
+  PromptState& prompt = sequence.prompt;
+  if (prompt.sums.bytes() == 0) return;
+  const size_t layers = traits_.layouts().joint() ? traits_.layers() : 1;
+  prompt.importance.resize(layers * traits_.kv_heads() *
+                           static_cast<size_t>(sequence.size.prompt_rows));
+  const Shape bytes{static_cast<int64_t>(prompt.importance.size() * sizeof(double))};
+  copy(TensorView(prompt.importance.data(), DType::kU8, bytes),
+       TensorView(prompt.sums.data(), DType::kU8, bytes, traits_.device()), stream);
 }
 
 /// Lets the retention rule score what a layer has stored of a prompt, once all of it is.
@@ -377,8 +398,8 @@ void PromptStage::copy_full(const Sequence& sequence, LayerState& state, int lay
         }
         for (const RowSpan& range : kept_ranges_) {
           const size_t bytes = static_cast<size_t>(range.rows) * traits_.row_bytes();
-          copies_.push_back({staged + range.first * traits_.row_bytes(),
-                             plane.push_rows(range.rows), bytes});
+          copies_.push_back(
+              {staged + range.first * traits_.row_bytes(), plane.push_rows(range.rows), bytes});
         }
       }
     }

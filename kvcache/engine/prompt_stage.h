@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/base/buffer.h"
 #include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
 #include "kvcache/engine/float_space.h"
@@ -50,7 +51,8 @@ class PromptStage {
   void score_rows(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
                   float scale, Stream& stream);
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
-  double* importance_of(Sequence& sequence, int layer);
+  double* sums_of(Sequence& sequence, int layer);
+  void fetch_importance(Sequence& sequence, Stream& stream);
   std::vector<LayerSelection> select(const Sequence& sequence, int layer) const;
   void finish_layer(Sequence& sequence, int layer, const LayerSelection& selection, Stream& stream);
   std::array<KeptSlots, kStores> sort_by_store(const Sequence& sequence, LayerState& state,
@@ -86,6 +88,7 @@ class PromptStage {
   std::vector<RowSpan> kept_ranges_;  // of a KV head
   std::vector<RowRange> ranges_;
   std::vector<ByteRange> copies_;
+  Buffer spare_sums_;  // of the prompt that has ended, for the next
   FloatSpace floats_;  // rows of a layer that are packed; or on their way to be merged
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/base/buffer.h"
 #include "kvcache/arena.h"
 #include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
@@ -75,6 +76,7 @@ struct PromptState {
   ArenaExtent staging;             ///< full rows of every layer, or of one
   int staged = 0;                  ///< rows complete in every layer
   std::vector<double> importance;  ///< (layers, kv_heads, prompt rows); one layer unless joint
+  Buffer sums;                     ///< `importance` on a GPU, until it is asked for
   std::vector<double> sparsity;    ///< (layers,)
   std::vector<double> row_scores;  ///< as importance
   std::array<int32_t, 2> summed_rows{};

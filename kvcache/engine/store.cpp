@@ -67,7 +67,7 @@ void SequenceStore::close(SequenceId id) noexcept {
   sequence.open = false;
   sequence.layers.clear();
   sequence.memory = ArenaExtent();
-  sequence.prompt.staging = ArenaExtent();
+  sequence.prompt = {};
 }
 
 Workload SequenceStore::workload() const noexcept {

@@ -8,6 +8,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/column_sums.h"
+#include "kernels/elementwise.h"
 #include "tests/cuda/fixture.h"
 
 namespace kvlm {
@@ -311,6 +312,33 @@ TEST_F(ColumnSumsOnGpu, MayLeaveOutSmallEntries) {
     std::vector<double> sums(90, 0.5);
     column_sums({sums, {}}, gpu.q, gpu.k, {}, 0, p.scale(), multiply, *gpu_);
     EXPECT_EQ(sums, counted.sums);
+  }
+}
+
+/// The same numbers without waiting: columns that hold something gain, the others are overwritten.
+TEST_F(ColumnSumsOnGpu, MayStayThere) {
+  const Prompt p{.n = 90, .kv_heads = 3, .q_per_kv = 2};
+  const Operands gpu = placed(operands(p));
+  constexpr int64_t kStride = 100;
+  constexpr int64_t kHeld = 40;
+  for (const DType multiply : {DType::kF32, DType::kF16}) {
+    const Sums counted = run(p, gpu, 5, p.scale(), multiply, *gpu_);
+    std::vector<double> sums(3 * kStride, 0.5);
+    const Shape bytes{static_cast<int64_t>(sums.size() * sizeof(double))};
+    Tensor on_gpu(DType::kU8, bytes, gpu_->device());
+    copy(on_gpu, ConstTensorView(sums.data(), DType::kU8, bytes), *gpu_);
+    std::vector<double> small(6, 3.0);
+    queue_column_sums({reinterpret_cast<double*>(on_gpu.view().data()), kStride, kHeld, small},
+                      gpu.q, gpu.k, {}, 5, p.scale(), multiply, *gpu_);
+    copy(TensorView(sums.data(), DType::kU8, bytes), on_gpu, *gpu_);
+    EXPECT_EQ(small, counted.small);
+    for (int64_t j = 0; j < 3 * kStride; ++j) {
+      const int64_t column = j % kStride;
+      const double held = column < kHeld || column >= 90 ? 0.5 : 0;
+      const double gained =
+          column < 90 ? counted.sums[static_cast<size_t>(j / kStride * 90 + column)] - 0.5 : 0;
+      EXPECT_NEAR(sums[static_cast<size_t>(j)], held + gained, 1e-12) << j;
+    }
   }
 }
 

@@ -230,6 +230,35 @@ TEST(ColumnSums, AreAddedToWhatIsThere) {
   for (size_t h = 0; h < once.small.size(); ++h) EXPECT_EQ(twice.small[h], 2 * once.small[h]);
 }
 
+TEST(ColumnSums, MayBePutIntoRowsOfAnyLength) {
+  const Prompt prompt({.n = 40, .kv_heads = 2, .q_per_kv = 2});
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Sums want = prompt.run();
+  constexpr size_t kStride = 50;
+  constexpr size_t kHeld = 30;
+  std::vector<double> sums(2 * kStride, 0.5);
+  std::vector<double> small(4);
+  queue_column_sums({sums.data(), kStride, kHeld, small}, prompt.q, prompt.k, prompt.past, 0,
+                    prompt.scale, DType::kF32, stream);
+  EXPECT_EQ(small, want.small);
+  for (size_t head = 0; head < 2; ++head) {
+    for (size_t j = 0; j < kStride; ++j) {
+      const double held = j < kHeld || j >= 40 ? 0.5 : 0;
+      EXPECT_EQ(sums[head * kStride + j], held + (j < 40 ? want.sums[head * 40 + j] : 0.0)) << j;
+    }
+  }
+  EXPECT_THROW(queue_column_sums({sums.data(), 39, 0}, prompt.q, prompt.k, prompt.past, 0,
+                                 prompt.scale, DType::kF32, stream),
+               Error);
+  EXPECT_THROW(queue_column_sums({sums.data(), kStride, 41}, prompt.q, prompt.k, prompt.past, 0,
+                                 prompt.scale, DType::kF32, stream),
+               Error);
+  EXPECT_THROW(queue_column_sums({sums.data(), kStride, 0}, prompt.q, prompt.k, prompt.past, 40,
+                                 prompt.scale, DType::kF32, stream),
+               Error);
+}
+
 TEST(ColumnSums, AreTheSameInPieces) {
   // A prompt fed in two pieces: the rows of the first are past rows of the second.
   const Prompt whole({.n = 90, .kv_heads = 1, .q_per_kv = 4});
