@@ -10,6 +10,7 @@ Plane::Layout Layouts::rows_layout() const noexcept {
   Plane::Layout layout;
   layout.dtype = plan_->rows;
   layout.head_dim = shape_->head_dim;
+  layout.evicts = plan_->retention != nullptr;
   return layout;
 }
 

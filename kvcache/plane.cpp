@@ -74,11 +74,11 @@ void Plane::place(const Layout& layout, const PlaneCapacity& capacity, std::byte
   const auto blocks = static_cast<size_t>(capacity.blocks);
   blocks_.reserve(blocks);
   places_.reserve(blocks);
+  if (!layout.evicts) return;
   if (layout.once) {
     live_.reserve(static_cast<size_t>(capacity.packed_rows) / 64 + blocks);
   } else {
     free_slots_.reserve(blocks);
-    for (int slot = static_cast<int>(blocks) - 1; slot >= 0; --slot) free_slots_.push_back(slot);
     live_words_ = (std::max(layout.block_rows(), 1) + 63) / 64;
     live_.resize(blocks * static_cast<size_t>(live_words_));
   }
@@ -88,6 +88,7 @@ void Plane::reset() noexcept {
   layout_ = {};
   owner_ = nullptr;
   ring_rows_ = ring_first_ = full_ = packed_ = 0;
+  next_slot_ = 0;
   even_ = true;
   bytes_ = bump_ = 0;
   blocks_.clear();
@@ -172,9 +173,13 @@ Plane::Place Plane::new_place(int rows) noexcept {
     place.codes = packed_memory_ + bump_;
     bump_ += layout_.block_bytes(rows);
   } else {
-    assert(!free_slots_.empty());
-    place.slot = free_slots_.back();
-    free_slots_.pop_back();
+    if (free_slots_.empty()) {
+      place.slot = next_slot_++;
+      assert(static_cast<size_t>(place.slot) < blocks_.capacity());
+    } else {
+      place.slot = free_slots_.back();
+      free_slots_.pop_back();
+    }
     place.codes = packed_memory_ + static_cast<size_t>(place.slot) * layout_.block_bytes(rows);
   }
   place.scales = place.codes + aligned(codes_bytes(layout_, rows));
@@ -226,9 +231,8 @@ PackJob Plane::push_packed(int rows) noexcept {
 
 void Plane::clear_packed() noexcept {
   for (const PackedBlock& block : blocks_) bytes_ -= layout_.packed_bytes(block.rows);
-  for (const Place& place : places_) {
-    if (place.slot >= 0) free_slots_.push_back(place.slot);
-  }
+  free_slots_.clear();
+  next_slot_ = 0;
   blocks_.clear();
   places_.clear();
   bump_ = 0;
@@ -250,7 +254,7 @@ bool Plane::lies_evenly(int rows) noexcept {
 }
 
 RowGap Plane::evict(int slot) noexcept {
-  assert(slot >= 0 && slot < slots());
+  assert(layout_.evicts && slot >= 0 && slot < slots());
   if (slot >= packed_) {
     const int row = slot - packed_;
     // The fewer rows move.

@@ -59,6 +59,7 @@ class alignas(64) Plane {
     DType dtype = DType::kF16;  ///< of full rows
     bool once = false;          ///< packed once, a prompt at a time, in blocks of any size
     bool shared = false;        ///< codes are another plane's; only scales are stored
+    bool evicts = true;         ///< slots may be dropped
 
     /// Rows of a full block; blocks of once-packed planes have no such size.
     int block_rows() const noexcept;
@@ -179,7 +180,8 @@ class alignas(64) Plane {
   std::ptrdiff_t code_stride_ = 0;
   std::ptrdiff_t scale_stride_ = 0;
 
-  std::vector<int> free_slots_;  // stack
+  int next_slot_ = 0;            // those before it have had a block
+  std::vector<int> free_slots_;  // stack, of those that were evicted
   std::vector<uint64_t> live_;   // words of all slots, made live on the first eviction
   std::byte* packed_memory_ = nullptr;
   const Plane* owner_ = nullptr;

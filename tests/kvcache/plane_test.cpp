@@ -67,6 +67,43 @@ TEST(PlaneTest, GainsAsRowByRow) {
   }
 }
 
+/// Rows that come at once lie where they would one by one.
+TEST(PlaneTest, TakesRowsSideBySide) {
+  OneByOne slow(9);
+  OneByOne fast(9);
+  for (OneByOne* plane : {&slow, &fast}) plane->plane.pop_rows(8);
+  for (const int rows : {3, 1, 4}) {
+    const std::byte* first = fast.plane.push_rows(rows);
+    EXPECT_EQ(fast.offset(first), slow.offset(slow.plane.push_row()));
+    for (int i = 1; i < rows; ++i) slow.plane.push_row();
+    EXPECT_EQ(fast.plane.full(), slow.plane.full());
+    EXPECT_EQ(fast.plane.bytes(), slow.plane.bytes());
+  }
+}
+
+/// Blocks of a plane that drops nothing lie where those of one that may do.
+TEST(PlaneTest, NeedsNoPlaceForWhatWouldBeDropped) {
+  OneByOne drops(1);
+  OneByOne keeps(1);
+  keeps.layout.evicts = false;
+  keeps.start(keeps.memory, 1, nullptr);
+  for (int i = 0; i < 100; ++i) {
+    for (OneByOne* plane : {&drops, &keeps}) plane->step();
+    if (i != 50) continue;
+    for (OneByOne* plane : {&drops, &keeps}) plane->plane.clear_packed();
+  }
+  ASSERT_EQ(keeps.plane.blocks().size(), drops.plane.blocks().size());
+  for (size_t i = 0; i < keeps.plane.blocks().size(); ++i) {
+    EXPECT_EQ(keeps.offset(keeps.plane.blocks()[i].codes),
+              drops.offset(drops.plane.blocks()[i].codes));
+  }
+  // A block that loses all of its rows is the next one's place.
+  const std::ptrdiff_t first = drops.offset(drops.plane.blocks()[0].codes);
+  for (int i = 0; i < 32; ++i) EXPECT_EQ(drops.plane.evict(0).ring, nullptr);
+  for (int i = drops.plane.blocks().back().rows; i <= 32; ++i) drops.step();
+  EXPECT_EQ(drops.offset(drops.plane.blocks().back().codes), first);
+}
+
 /// A GPU finds block i of a plane at i strides, its own or, of shared codes, the other plane's.
 TEST(PlaneTest, SaysWhereTheRowsItGainsLie) {
   OneByOne owner(5);
