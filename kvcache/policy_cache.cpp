@@ -68,6 +68,7 @@ void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
   }
   step_ = step;
   in_step_ = true;
+  guarded_remaps_.reset();
   attended_ = 0;
   if (gpu_.serves()) gpu_.begin(step, stream);
   for (const StepRows& rows : step) {
@@ -154,6 +155,7 @@ void PolicyCache::repeated() noexcept { attended_ = shape().layers; }
 
 void PolicyCache::end(Stream& stream) {
   in_step_ = false;
+  guarded_remaps_.reset();
   const std::span<const StepRows> step = std::exchange(step_, {});
   settling_.clear();
   for (const StepRows& rows : step) {
@@ -199,15 +201,25 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   CacheReport report = store_.report(store_.at(id));
   if (store_.at(id).rows == 0) return report;
   try {
-    for (int layer = 0; layer < shape().layers; ++layer) {
-      if (!traits_.layer(layer).remaps) continue;
-      report.guarded_remaps += decode_.guarded_remaps(layer);
-      if (gpu_.serves()) report.guarded_remaps += gpu_.guarded_remaps(layer);
-    }
+    report.guarded_remaps = guarded_remaps();
   } catch (const Error&) {
     // A GPU that is lost says so at the next step.
   }
   return report;
+}
+
+/// Counts are over all sequences and change in steps alone, and a GPU is waited for to read them:
+/// one answer does for all sequences that end with a step.
+int64_t PolicyCache::guarded_remaps() const {
+  if (guarded_remaps_) return *guarded_remaps_;
+  int64_t count = 0;
+  for (int layer = 0; layer < shape().layers; ++layer) {
+    if (!traits_.layer(layer).remaps) continue;
+    count += decode_.guarded_remaps(layer);
+    if (gpu_.serves()) count += gpu_.guarded_remaps(layer);
+  }
+  guarded_remaps_ = count;
+  return count;
 }
 
 const LayerState& PolicyCache::layer(SequenceId sequence, int layer) noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -76,6 +77,7 @@ class PolicyCache final : public KvCache {
                      ConstTensorView k, ConstTensorView v, TensorView out, float scale,
                      Stream& stream);
   void settle(Stream& stream);
+  int64_t guarded_remaps() const;
   bool holds_uncounted_row(SequenceId sequence, int layer) const noexcept;
 
   CacheTraits traits_;
@@ -102,7 +104,8 @@ class PolicyCache final : public KvCache {
   bool in_step_ = false;  // begin() has been, end() has not
   int attended_ = 0;      // layers that this step has passed
   std::vector<Sequence*> settling_;
-  FloatSpace queries_;  // a copy of a pass's queries
+  mutable std::optional<int64_t> guarded_remaps_;  // since the last step, once somebody has asked
+  FloatSpace queries_;                             // a copy of a pass's queries
 };
 
 }  // namespace kvlm
