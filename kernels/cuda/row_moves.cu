@@ -37,7 +37,24 @@ __global__ void widen_range(const DeviceRange* ranges, int dim, float* out) {
   const int count = min(kRangeRows, range.rows - first) * dim;
   const T* from = reinterpret_cast<const T*>(range.from) + static_cast<int64_t>(first) * dim;
   float* to = out + static_cast<int64_t>(range.first + first) * dim;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) to[i] = load_float(from[i]);
+  constexpr int kTogether = sizeof(int4) / sizeof(T);
+  const auto both = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(out);
+  const bool whole = dim % kTogether == 0 && both % sizeof(int4) == 0;
+  if (!whole) {
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      to[i] = load_float(from[i]);
+    }
+    return;
+  }
+  for (int i = static_cast<int>(threadIdx.x) * kTogether; i < count; i += kThreads * kTogether) {
+    alignas(int4) T x[kTogether];
+    *reinterpret_cast<int4*>(x) = *reinterpret_cast<const int4*>(from + i);
+#pragma unroll
+    for (int j = 0; j < kTogether; j += 4) {
+      *reinterpret_cast<float4*>(to + i + j) = {load_float(x[j]), load_float(x[j + 1]),
+                                                load_float(x[j + 2]), load_float(x[j + 3])};
+    }
+  }
 }
 
 constexpr int kCopied = 16 * 1024;  // bytes of a block

@@ -564,29 +564,31 @@ TEST_F(SmallShapes, BasesOfKeys) {
 }
 
 TEST_F(SmallShapes, RangesOfRows) {
-  const Tensor rows = normal_tensor(DType::kF16, {40, 20}, 3);
-  const Tensor gpu_rows = on_gpu(rows);
-  const auto run = [&](const Tensor& from, Device device, Stream& stream) {
-    const auto at = [&](int row) { return from.as<std::byte>() + row * 20 * 2; };
-    Tensor wide(DType::kF32, {27, 20}, device);
-    const std::vector<RowRange> ranges{{at(3), 1}, {at(7), 25}, {at(0), 0}, {at(39), 1}};
-    widen_ranges(ranges, DType::kF16, 20, wide.view().as<float>(), stream);
-    Tensor copied(DType::kF16, {40, 20}, device);
-    Tensor zeros(DType::kF16, {40, 20});
-    std::fill_n(zeros.view().data(), 40 * 20 * 2, std::byte{0});
-    copy(copied, zeros, stream);
-    auto* to = copied.view().as<std::byte>();
-    // Ranges of 16 bytes, of 2 and of 1.
-    const std::vector<ByteRange> bytes{
-        {at(2), to, 33 * 16}, {at(20), to + 601, 2}, {at(21) + 1, to + 605, 7}};
-    copy_ranges(bytes, stream);
-    stream.synchronize();
-    return std::pair(std::move(wide), std::move(copied));
-  };
-  const auto [wide, copied] = run(rows, {}, cpu_);
-  const auto [gpu_wide, gpu_copied] = run(gpu_rows, kGpu, *gpu_);
-  EXPECT_TRUE(same(gpu_wide, wide));
-  EXPECT_TRUE(same(gpu_copied, copied));
+  for (const int dim : {20, 24}) {  // rows of 24 are read 16 bytes at a time
+    const Tensor rows = normal_tensor(DType::kF16, {40, dim}, 3);
+    const Tensor gpu_rows = on_gpu(rows);
+    const auto run = [&](const Tensor& from, Device device, Stream& stream) {
+      const auto at = [&](int row) { return from.as<std::byte>() + row * dim * 2; };
+      Tensor wide(DType::kF32, {27, dim}, device);
+      const std::vector<RowRange> ranges{{at(3), 1}, {at(7), 25}, {at(0), 0}, {at(39), 1}};
+      widen_ranges(ranges, DType::kF16, dim, wide.view().as<float>(), stream);
+      Tensor copied(DType::kF16, {40, dim}, device);
+      Tensor zeros(DType::kF16, {40, dim});
+      std::fill_n(zeros.view().data(), 40 * dim * 2, std::byte{0});
+      copy(copied, zeros, stream);
+      auto* to = copied.view().as<std::byte>();
+      // Ranges of 16 bytes, of 2 and of 1.
+      const std::vector<ByteRange> bytes{
+          {at(2), to, 33 * 16}, {at(20), to + 601, 2}, {at(21) + 1, to + 605, 7}};
+      copy_ranges(bytes, stream);
+      stream.synchronize();
+      return std::pair(std::move(wide), std::move(copied));
+    };
+    const auto [wide, copied] = run(rows, {}, cpu_);
+    const auto [gpu_wide, gpu_copied] = run(gpu_rows, kGpu, *gpu_);
+    EXPECT_TRUE(same(gpu_wide, wide)) << dim;
+    EXPECT_TRUE(same(gpu_copied, copied)) << dim;
+  }
 }
 
 TEST_F(SmallShapes, MergedRows) {
