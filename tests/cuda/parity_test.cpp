@@ -425,19 +425,21 @@ TEST_F(Cuda, RotateTakesAList) {
 
 TEST_F(Cuda, StoreRowsIsExact) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const Tensor x = normal_tensor(DType::kF32, {6, 67, 20}, 13);
-    const Tensor gpu_x = on_gpu(x);
-    Tensor rows(dtype, {67, 6, 20});
-    Tensor gpu_rows(dtype, {67, 6, 20}, kGpu);
-    std::vector<RowDestination> to(67);
-    std::vector<RowDestination> gpu_to(67);
-    for (int64_t head = 0; head < 67; ++head) {
-      to[static_cast<size_t>(head)].data = rows.view().slice(head, 1).data();
-      gpu_to[static_cast<size_t>(head)].data = gpu_rows.view().slice(head, 1).data();
+    for (const int dim : {20, 19}) {  // the first is stored four channels at a time
+      const Tensor x = normal_tensor(DType::kF32, {6, 67, dim}, 13);
+      const Tensor gpu_x = on_gpu(x);
+      Tensor rows(dtype, {67, 6, dim});
+      Tensor gpu_rows(dtype, {67, 6, dim}, kGpu);
+      std::vector<RowDestination> to(67);
+      std::vector<RowDestination> gpu_to(67);
+      for (int64_t head = 0; head < 67; ++head) {
+        to[static_cast<size_t>(head)].data = rows.view().slice(head, 1).data();
+        gpu_to[static_cast<size_t>(head)].data = gpu_rows.view().slice(head, 1).data();
+      }
+      store_rows(to, dtype, x, cpu_);
+      store_rows(gpu_to, dtype, gpu_x, *gpu_);
+      EXPECT_EQ(error(gpu_rows, rows), 0);
     }
-    store_rows(to, dtype, x, cpu_);
-    store_rows(gpu_to, dtype, gpu_x, *gpu_);
-    EXPECT_EQ(error(gpu_rows, rows), 0);
   }
 }
 
