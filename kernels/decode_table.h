@@ -106,7 +106,8 @@ struct TableRow {
 /// (kernels/base/recording.h).
 ///
 ///   table.reserve(load); for each sequence and layer: table.set(...); each step:
-///   table.start(rows); for each layer: table.attend(...); table.pack(side) where windows are full
+///   table.start(rows); for each layer: table.attend(...); table.pack(side) where windows are full,
+///   table.evict(slots) or table.drop_least() where rows go
 ///
 /// Throws Error{kUnsupported} where there is no GPU.
 class DecodeTable {
@@ -138,9 +139,9 @@ class DecodeTable {
   void evict(std::span<const int> slots, Stream& stream);
   /// Drops the row of least weight of every lane of this step's sequences.
   void drop_least(Stream& stream);
-  /// WeighedRows.came of a layer of a slot, (kv_heads, TableLoad.weighed_rows). Waits for the GPU.
+  /// WeighedRows.came of a slot, (layers, kv_heads, TableLoad.weighed_rows). Waits for the GPU.
   /// Throws Error{kDevice} if it does not answer.
-  std::vector<int> came(int slot, int layer) const;
+  std::vector<int> came(int slot) const;
 
   /// A number of what attend() launches: equal numbers launch the same.
   uint64_t version() const noexcept;

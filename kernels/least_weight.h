@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <span>
 
 #include "kernels/base/host_device.h"
@@ -19,14 +20,15 @@ struct LeastWeight {
   }
 };
 
-/// The slot that goes, of weights.size(), ties to the newest; -1: none may.
+/// The slot that goes, of weights.size(), ties to the newest; -1: none may. Weights that are no
+/// numbers are the heaviest.
 inline int least_weighed(const LeastWeight& of, std::span<const float> weights) noexcept {
   const auto slots = static_cast<int>(weights.size());
   int least = -1;
   for (int slot = 0; slot < slots; ++slot) {
     if (!of.may_drop(slot, slots)) continue;
     const auto weight = [&](int i) { return weights[static_cast<size_t>(i)]; };
-    if (least < 0 || weight(slot) <= weight(least)) least = slot;
+    if (least < 0 || std::isnan(weight(least)) || weight(slot) <= weight(least)) least = slot;
   }
   return least;
 }

@@ -222,7 +222,7 @@ int64_t PolicyCache::guarded_remaps() const {
   return count;
 }
 
-const LayerState& PolicyCache::layer(SequenceId sequence, int layer) noexcept {
+const LayerState& PolicyCache::layer(SequenceId sequence, int layer) {
   gpu_.catch_up(store_.at(sequence));
   return store_.at(sequence).layers[static_cast<size_t>(layer)];
 }

@@ -65,7 +65,7 @@ class PolicyCache final : public KvCache {
 
   const CachePlan& plan() const noexcept { return traits_.plan(); }
   /// The state of a layer, between steps. For tests and tools.
-  const LayerState& layer(SequenceId sequence, int layer) noexcept;
+  const LayerState& layer(SequenceId sequence, int layer);
   /// What the newest attend() of `layer` has read, (kv_heads,): in a step, with its row. For tests
   /// and tools: nothing that serves a request reads keys.
   std::vector<HeadRows> inspect(SequenceId sequence, int layer, Stream& stream);

@@ -58,6 +58,11 @@ class QwenVit::Impl {
   int64_t cell() const noexcept { return int64_t{config_.merge} * config_.merge; }
   Merger take_merger(const BlockTaker& taker, const std::string& name, bool norm_of_cells);
   void check(const VisualPatches& picture) const;
+  /// How products take patches.
+  DType placed_dtype() const noexcept {
+    const bool on_cpu = patch_.weight.device().kind == DeviceKind::kCpu;
+    return on_cpu ? DType::kF32 : patch_.weight.dtype();
+  }
   size_t workspace_of(int64_t patches) const;
   Places places_of(std::span<const PatchGrid> grids, Stream& stream) const;
   /// Encodes pictures into rows of `features`, from `first` on.
@@ -168,7 +173,9 @@ void QwenVit::Impl::check(const VisualPatches& picture) const {
 
 size_t QwenVit::Impl::workspace_of(int64_t patches) const {
   const auto hidden = static_cast<size_t>(config_.hidden);
-  return static_cast<size_t>(patches) * (2 * sizeof(float) * hidden + blocks_.bytes_per_row());
+  const size_t placed = static_cast<size_t>(patch_.weight.shape()[1]) * dtype_bytes(placed_dtype());
+  return static_cast<size_t>(patches) *
+         (2 * sizeof(float) * hidden + placed + blocks_.bytes_per_row());
 }
 
 Places QwenVit::Impl::places_of(std::span<const PatchGrid> grids, Stream& stream) const {
@@ -227,8 +234,7 @@ Tensor QwenVit::Impl::embed(std::span<const VisualPatches* const> pictures,
                             const VisionTap& tap) const {
   const Device device = stream.device();
   Tensor x(DType::kF32, {places.cos.shape()[0], config_.hidden}, device);
-  const DType dtype = device.kind == DeviceKind::kCpu ? DType::kF32 : patch_.weight.dtype();
-  Tensor placed(dtype, {x.shape()[0], patch_.weight.shape()[1]}, device);
+  Tensor placed(placed_dtype(), {x.shape()[0], patch_.weight.shape()[1]}, device);
   int64_t row = 0;
   for (const VisualPatches* picture : pictures) {
     const int64_t patches = picture->rows.shape()[0];

@@ -209,11 +209,15 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
 /// Sends what was set of a slot to its place.
 void DecodeTable::State::send_slot(int slot, Stream& stream) {
   const auto send = [&](Buffer& to, const auto& from) {
+    constexpr size_t kPiece = size_t{1} << 20;  // staging memory is not to grow in decode
     const size_t bytes = from.size() * sizeof(from[0]);
-    if (bytes == 0) return;
-    std::byte* staged = stream.queue().stage(bytes);
-    std::memcpy(staged, from.data(), bytes);
-    stream.queue().send(to.data() + static_cast<size_t>(slot) * bytes, staged, bytes);
+    const auto* whole = reinterpret_cast<const std::byte*>(from.data());
+    for (size_t at = 0; at < bytes; at += kPiece) {
+      const size_t some = std::min(kPiece, bytes - at);
+      std::byte* staged = stream.queue().stage(some);
+      std::memcpy(staged, whole + at, some);
+      stream.queue().send(to.data() + static_cast<size_t>(slot) * bytes + at, staged, some);
+    }
   };
   send(lanes, new_lanes);
   send(runs, new_runs);
@@ -396,12 +400,11 @@ void DecodeTable::drop_least(Stream& stream) {
   drop_least_weighed(state_->table_args(), state_->shape.drops_alike, stream);
 }
 
-std::vector<int> DecodeTable::came(int slot, int layer) const {
+std::vector<int> DecodeTable::came(int slot) const {
   const State& state = *state_;
-  const auto of_layer =
-      static_cast<size_t>(state.shape.kv_heads) * static_cast<size_t>(state.load.weighed_rows);
-  std::vector<int> numbers(of_layer);
-  const auto at = static_cast<size_t>(slot * state.shape.layers + layer) * of_layer;
+  std::vector<int> numbers(static_cast<size_t>(state.lanes_of_slot()) *
+                           static_cast<size_t>(state.load.weighed_rows));
+  const size_t at = static_cast<size_t>(slot) * numbers.size();
   check(cudaDeviceSynchronize(), "DecodeTable::came");  // whichever stream fed it
   copy_now(numbers.data(), reinterpret_cast<const int*>(state.came.data()) + at,
            numbers.size() * sizeof(int));
@@ -412,6 +415,7 @@ uint64_t DecodeTable::version() const noexcept { return state_->versions[state_-
 
 int64_t DecodeTable::guarded_remaps(int layer) const {
   unsigned long long count = 0;
+  check(cudaDeviceSynchronize(), "DecodeTable::guarded_remaps");  // whichever stream fed it
   copy_now(&count, reinterpret_cast<unsigned long long*>(state_->clamped.data()) + layer,
            sizeof count);
   return static_cast<int64_t>(count);

@@ -21,7 +21,7 @@ void DecodeTable::attend(int, const float*, const float*, const float*, float*, 
 void DecodeTable::pack(bool, Stream&) { cuda::refuse("DecodeTable::pack"); }
 void DecodeTable::evict(std::span<const int>, Stream&) { cuda::refuse("DecodeTable::evict"); }
 void DecodeTable::drop_least(Stream&) { cuda::refuse("DecodeTable::drop_least"); }
-std::vector<int> DecodeTable::came(int, int) const { return {}; }
+std::vector<int> DecodeTable::came(int) const { return {}; }
 uint64_t DecodeTable::version() const noexcept { return 0; }
 int64_t DecodeTable::guarded_remaps(int) const { return 0; }
 

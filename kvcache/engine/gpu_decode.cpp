@@ -341,14 +341,14 @@ void GpuDecode::catch_up(Sequence& sequence) const {
 /// Sequence.came as the table has it.
 std::vector<std::vector<int>> GpuDecode::read_came(const Sequence& sequence) const {
   const auto slot = static_cast<int>(&sequence - store_.all().data());
+  const std::vector<int> all = table_->came(slot);
+  const auto places =
+      static_cast<std::ptrdiff_t>(all.size() / (traits_.layers() * traits_.kv_heads()));
   std::vector<std::vector<int>> came;
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    const std::vector<int> of_layer = table_->came(slot, layer);
-    const size_t places = of_layer.size() / traits_.kv_heads();
-    const int in_use = sequence.slots[static_cast<size_t>(layer)] + 1;
-    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      const auto first = of_layer.begin() + static_cast<std::ptrdiff_t>(h * places);
-      forget_newest(came.emplace_back(first, first + in_use));
+  auto first = all.begin();
+  for (const int slots : sequence.slots) {  // of a layer
+    for (size_t h = 0; h < traits_.kv_heads(); ++h, first += places) {
+      forget_newest(came.emplace_back(first, first + slots + 1));
     }
   }
   return came;

@@ -26,12 +26,13 @@ class GpuDecode {
   GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
             VisualRemap& remap);
 
-  /// The cache is on a GPU, and what its policy drops in decode follows from numbers of rows.
+  /// The cache is on a GPU, and what its policy drops in decode follows from numbers of rows, or
+  /// from attention weights that the GPU keeps.
   bool serves() const noexcept { return table_ != nullptr; }
   void reserve(const Workload& load);
 
   /// Begins a step. It serves the generated rows of the sequences that are then `on_gpu`: of all
-  /// but those whose blocks have lost rows.
+  /// but those whose blocks have lost rows, or whose rule finds no row that may go by its weight.
   void begin(std::span<const StepRows> step, Stream& stream);
   /// Appends and attends the step's generated rows, as DecodeAttention does.
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
@@ -39,7 +40,8 @@ class GpuDecode {
   /// Ends a step: packs the windows that are full. Returns the sequences whose windows the host has
   /// to flush, caught up.
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
-  /// The step that has begun will not be ended.
+  /// The step that has begun will not be ended. What its layers have added to attention weights
+  /// stays, as on the host.
   void give_up();
 
   /// KvCache::repetition() of the step that has begun.

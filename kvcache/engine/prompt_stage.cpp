@@ -34,7 +34,8 @@ const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t hea
   return selection.slots[selection.slots.size() > 1 ? head : 0];
 }
 
-/// Whether a KV head keeps what the one before it does, and as many rows of it are packed.
+/// Whether a KV head keeps what the one before it does. Then as many rows of it are packed, which
+/// follows from their number.
 bool is_like_last(const KeptSlots& slots, size_t head) {
   return head > 0 && slots[head] == slots[head - 1];
 }

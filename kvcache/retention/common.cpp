@@ -30,7 +30,7 @@ int last_least(std::span<const float> scores) noexcept {
   for (; i < scores.size(); ++i) least[0] = std::min(least[0], scores[i]);
   const float smallest = *std::min_element(least.begin(), least.end());
   const auto found = std::find(scores.rbegin(), scores.rend(), smallest);
-  return static_cast<int>(scores.rend() - found) - 1;
+  return std::max(0, static_cast<int>(scores.rend() - found) - 1);
 }
 
 /// Forgives the rounding of a product of two numbers where a whole one was meant.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <random>
 #include <vector>
@@ -94,6 +95,16 @@ TEST(LeastWeight, IsTheSameRowWhereverRowsLie) {
   }
   check(*make_rule(retention::tova, {{"keep", "0.5"}}), 40, 120);  // a sink and the prompt's end
   check(*make_rule(retention::tova, {{"keep", "0.5"}, {"sinks", "9"}}), 40, 120);
+}
+
+/// As on a GPU: a row goes that has a weight.
+TEST(LeastWeight, IsOfANumberIfThereIsOne) {
+  const float none = std::numeric_limits<float>::quiet_NaN();
+  const LeastWeight least;
+  EXPECT_EQ(least_weighed(least, std::vector{none, 2.0f, 1.0f, none, 0.0f}), 2);
+  EXPECT_EQ(least_weighed(least, std::vector{2.0f, none, 0.0f}), 0);
+  EXPECT_EQ(least_weighed(least, std::vector{none, none, none, 0.0f}), 2);
+  EXPECT_EQ(least_weighed(least, std::vector{0.0f}), -1);
 }
 
 /// Where all but the newest are spared, and where other rules decide.
