@@ -71,8 +71,11 @@ void check_served(const PackedFormat& format, const std::array<PackRule, 2>& rul
 }  // namespace
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-          std::span<const PackJob> jobs, Stream& stream) {
+          std::span<const PackJob> jobs, Stream& stream, DType dtype) {
   check_rules("pack", format, rules);
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+    refuse("pack", fmt::format("rows are f32, f16 or bf16, not {}", dtype_name(dtype)));
+  }
   for (const PackJob& job : jobs) {
     if (job.rows < 1 || job.x == nullptr || job.scales == nullptr ||
         (job.zeros == nullptr && format.zeros(1) > 0)) {
@@ -81,9 +84,9 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
   }
   if (stream.device().kind == DeviceKind::kCuda) {
     check_served(format, rules);
-    return cuda::pack(format, rules, jobs, stream);
+    return cuda::pack(format, rules, jobs, dtype, stream);
   }
-  cpu::pack(format, rules, jobs, stream);
+  cpu::pack(format, rules, jobs, dtype, stream);
 }
 
 }  // namespace kvlm

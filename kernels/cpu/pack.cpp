@@ -5,6 +5,7 @@
 #include <limits>
 #include <span>
 
+#include "kernels/cpu/elementwise.h"
 #include "kernels/quantize.h"
 
 // Packs jobs on the CPU, one a task. A Packer gathers a job's codes, a byte each, group by group
@@ -67,21 +68,31 @@ AffineRange range_of(std::span<float> values, const PackRule& rule, int levels) 
 /// One job: its rows, where its codes are gathered, and its metadata.
 class Packer {
  public:
-  /// Floats to put a group in, and a byte for each code.
-  static size_t scratch_bytes(const PackedFormat& format, const PackJob& job) {
+  /// Floats to put a group in, and rows that are none; and a byte for each code.
+  static size_t scratch_bytes(const PackedFormat& format, const PackJob& job, DType dtype) {
+    const size_t floats = dtype == DType::kF32 ? 1 : 2;
     return static_cast<size_t>(job.rows) * static_cast<size_t>(format.channels()) *
-           (sizeof(float) + 1);
+           (floats * sizeof(float) + 1);
   }
 
   Packer(const PackedFormat& format, const std::array<PackRule, 2>& rules, const PackJob& job,
-         std::byte* scratch)
+         DType dtype, std::byte* scratch)
       : format_(format),
         rules_(rules),
         job_(job),
         rows_(static_cast<size_t>(job.rows)),
         width_(static_cast<size_t>(format.channels())),
-        values_(reinterpret_cast<float*>(scratch)),
-        codes_(reinterpret_cast<uint8_t*>(values_ + rows_ * width_)) {}
+        x_(static_cast<const float*>(job.x)),
+        values_(reinterpret_cast<float*>(scratch)) {
+    float* end = values_ + rows_ * width_;
+    if (dtype != DType::kF32) {
+      convert_elements(reinterpret_cast<std::byte*>(end), DType::kF32,
+                       static_cast<const std::byte*>(job.x), dtype, rows_ * width_);
+      x_ = end;
+      end += rows_ * width_;
+    }
+    codes_ = reinterpret_cast<uint8_t*>(end);
+  }
 
   void run() {
     switch (format_.axis) {
@@ -107,12 +118,12 @@ class Packer {
 
   void pack_head() {
     const PackRule& rule = rules_[0];
-    std::copy_n(job_.x, rows_ * width_, values_);
+    std::copy_n(x_, rows_ * width_, values_);
     const AffineRange range =
         range_of({values_, rows_ * width_}, rule, max_code(format_.section[0].code));
     put_meta(0, range, rule);
     for (size_t i = 0; i < rows_ * width_; ++i) {
-      codes_[i] = static_cast<uint8_t>(range.code(job_.x[i], rule.rounding));
+      codes_[i] = static_cast<uint8_t>(range.code(x_[i], rule.rounding));
     }
   }
 
@@ -124,11 +135,11 @@ class Packer {
       for (size_t g = 0; g < groups; ++g) {
         const size_t first = row * width_ + g * group;
         const size_t n = std::min(group, width_ - g * group);
-        std::copy_n(job_.x + first, n, values_);
+        std::copy_n(x_ + first, n, values_);
         const AffineRange range = range_of({values_, n}, rule, max_code(format_.section[0].code));
         put_meta(row * groups + g, range, rule);
         for (size_t i = first; i < first + n; ++i) {
-          codes_[i] = static_cast<uint8_t>(range.code(job_.x[i], rule.rounding));
+          codes_[i] = static_cast<uint8_t>(range.code(x_[i], rule.rounding));
         }
       }
     }
@@ -142,7 +153,7 @@ class Packer {
       const PackedSection& section = format_.section[static_cast<size_t>(s)];
       const PackRule& rule = rules_[static_cast<size_t>(s)];
       for (int c = 0; c < section.channels; ++c, ++channel) {
-        for (size_t row = 0; row < rows_; ++row) column[row] = job_.x[row * width_ + channel];
+        for (size_t row = 0; row < rows_; ++row) column[row] = x_[row * width_ + channel];
         switch (rule.rule) {
           case CodeRule::kAffine:
             pack_affine_channel(channel, zero++, section, rule, column);
@@ -165,7 +176,7 @@ class Packer {
     quantize::store_meta(job_.scales, format_.meta, channel, meta.scale);
     quantize::store_meta(job_.zeros, format_.meta, zero, meta.zero);
     for (size_t row = 0; row < rows_; ++row) {
-      const float x = job_.x[row * width_ + channel];  // quantiles have mixed up the column
+      const float x = x_[row * width_ + channel];  // quantiles have mixed up the column
       codes_[row * width_ + channel] = static_cast<uint8_t>(range.code(x, rule.rounding));
     }
   }
@@ -223,6 +234,7 @@ class Packer {
   const PackJob& job_;
   size_t rows_;
   size_t width_;
+  const float* x_;  // (rows, channels)
   float* values_;   // (rows * channels,) at most
   uint8_t* codes_;  // (rows, channels)
 };
@@ -230,13 +242,15 @@ class Packer {
 }  // namespace
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-          std::span<const PackJob> jobs, Stream& stream) {
+          std::span<const PackJob> jobs, DType dtype, Stream& stream) {
   // Every worker at once, so that it does not matter which of them gets the first large job.
   size_t bytes = 0;
-  for (const PackJob& job : jobs) bytes = std::max(bytes, Packer::scratch_bytes(format, job));
+  for (const PackJob& job : jobs) {
+    bytes = std::max(bytes, Packer::scratch_bytes(format, job, dtype));
+  }
   for (int worker = 0; worker < stream.pool().threads(); ++worker) stream.scratch(worker, bytes);
   stream.pool().parallel_for(jobs.size(), [&](size_t job, int worker) {
-    Packer(format, rules, jobs[job], stream.scratch(worker, bytes)).run();
+    Packer(format, rules, jobs[job], dtype, stream.scratch(worker, bytes)).run();
   });
 }
 

@@ -6,6 +6,6 @@
 namespace kvlm::cpu {
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-          std::span<const PackJob> jobs, Stream& stream);
+          std::span<const PackJob> jobs, DType dtype, Stream& stream);
 
 }  // namespace kvlm::cpu

@@ -20,7 +20,7 @@ constexpr int kHeld = 16;  // elements of a thread
 constexpr int kPartRows = kWarps * kHeld;
 
 struct DeviceJob {
-  const float* x;
+  const void* x;
   uint8_t* codes;
   std::byte* scales;
   std::byte* zeros;
@@ -128,6 +128,7 @@ struct Pairs {
 
 /// Block (strip, part, job), of as many warps as the longest part has rows for: those that a
 /// shorter one lacks change nothing.
+template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     pack_channels(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
                   const __grid_constant__ Rules rules, Step step, Pairs pairs) {
@@ -152,11 +153,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (step == Step::kPairs && quantiles) return;
 
   float x[kHeld];
-  const float* from = job.x + static_cast<int64_t>(part) * kPartRows * width + channel;
+  const T* from =
+      static_cast<const T*>(job.x) + static_cast<int64_t>(part) * kPartRows * width + channel;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int row = warp * kHeld + i;
-    x[i] = row < rows ? from[static_cast<int64_t>(row) * width] : NAN;
+    x[i] = row < rows ? load_float(from[static_cast<int64_t>(row) * width]) : NAN;
   }
   Pair all;
   if (step != Step::kCodes) {
@@ -336,6 +338,7 @@ __device__ void go_on(Search& search, const Searches& searches, int64_t group, i
 
 /// Counts digits number `pass`. Block (columns, rows, job). The elements of a head are as good as
 /// rows of kColumns.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     count_digits(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
                  const __grid_constant__ Rules rules, Searches searches, int pass) {
@@ -387,7 +390,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kAhead; ++i) {
       const int64_t at = (row + i * kStep) * stride + first + column;
       const bool present = row + i * kStep < end && at < elements && first + column < stride;
-      x[i] = present ? job.x[at] : NAN;
+      x[i] = present ? load_float(static_cast<const T*>(job.x)[at]) : NAN;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -444,6 +447,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kRowWarps = 4;
 
 /// Rows with scales of their own, a warp each. Block (rows, job).
+template <class T>
 __global__ void __launch_bounds__(kRowWarps * 32)
     pack_tokens(const DeviceJob* jobs, PackedFormat format, Rules rules) {
   extern __shared__ float rooms[];
@@ -452,7 +456,8 @@ __global__ void __launch_bounds__(kRowWarps * 32)
   if (row >= job.rows) return;
   const int channels = format.channels();
   float* x = rooms + static_cast<size_t>(warp_id()) * row_room(channels) / sizeof(float);
-  for (int i = warp_lane_id(); i < channels; i += 32) x[i] = job.x[row * channels + i];
+  const T* from = static_cast<const T*>(job.x) + row * channels;
+  for (int i = warp_lane_id(); i < channels; i += 32) x[i] = load_float(from[i]);
   __syncwarp();
   pack_token(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row), job.codes);
 }
@@ -492,6 +497,7 @@ unsigned grid_size(int64_t all, int64_t of_block) {
   return static_cast<unsigned>(ceil_div(all, of_block));
 }
 
+template <class T>
 void find_quantiles(const PackedFormat& format, const Rules& rules, const PackLaunch& launch,
                     const Searches& searches, const Pairs& pairs, Stream& stream) {
   const int64_t groups = channel_groups(format);
@@ -503,13 +509,15 @@ void find_quantiles(const PackedFormat& format, const Rules& rules, const PackLa
                            : launch.most;
   const dim3 grid(grid_size(groups, kColumns), grid_size(rows, kColumnRows), launch.count);
   for (int pass = 0; pass < kPasses; ++pass) {
-    count_digits<<<grid, kThreads, 0, native(stream)>>>(launch.jobs, format, rules, searches, pass);
+    count_digits<T>
+        <<<grid, kThreads, 0, native(stream)>>>(launch.jobs, format, rules, searches, pass);
   }
   make_quantiles<<<dim3(grid_size(groups, kWarps), launch.count), kThreads, 0, native(stream)>>>(
       launch.jobs, format, rules, searches, pairs);
 }
 
 /// Groups of channels or heads.
+template <class T>
 void pack_groups(const PackedFormat& format, const Rules& rules, bool quantiles,
                  const PackLaunch& launch, Stream& stream) {
   const auto width = static_cast<size_t>(format.channels());
@@ -518,7 +526,7 @@ void pack_groups(const PackedFormat& format, const Rules& rules, bool quantiles,
   const dim3 grid(static_cast<unsigned>(strips), grid_size(launch.most, kPartRows), launch.count);
   const unsigned threads = 32 * std::min<unsigned>(kWarps, grid_size(launch.most, kHeld));
   const auto run = [&](Step step, const Pairs& pairs) {
-    pack_channels<<<grid, threads, 0, native(stream)>>>(launch.jobs, format, rules, step, pairs);
+    pack_channels<T><<<grid, threads, 0, native(stream)>>>(launch.jobs, format, rules, step, pairs);
   };
   if (launch.most <= kPartRows && !quantiles) return run(Step::kWhole, {});
 
@@ -534,7 +542,7 @@ void pack_groups(const PackedFormat& format, const Rules& rules, bool quantiles,
     scratch += 2 * pairs_bytes;
     const Searches searches{reinterpret_cast<Search*>(scratch + counts_bytes),
                             reinterpret_cast<unsigned*>(scratch)};
-    find_quantiles(format, rules, launch, searches, pairs, stream);
+    find_quantiles<T>(format, rules, launch, searches, pairs, stream);
   }
   run(Step::kCodes, pairs);
   if (scales_beyond(rules.rule[0]) || scales_beyond(rules.rule[1])) {
@@ -543,13 +551,11 @@ void pack_groups(const PackedFormat& format, const Rules& rules, bool quantiles,
   }
 }
 
-}  // namespace
-
-void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-          std::span<const PackJob> jobs, Stream& stream) {
-  const Rules both{{rules[0], rules[1]}};
-  const bool quantiles = has_quantiles(format.axis, rules[0]) ||
-                         (format.sections > 1 && has_quantiles(format.axis, rules[1]));
+template <class T>
+void pack_rows(const PackedFormat& format, const Rules& rules, std::span<const PackJob> jobs,
+               Stream& stream) {
+  const bool quantiles = has_quantiles(format.axis, rules.rule[0]) ||
+                         (format.sections > 1 && has_quantiles(format.axis, rules.rule[1]));
   const auto most = static_cast<size_t>(
       quantiles ? std::max<int64_t>(1, kSearchGroups / channel_groups(format)) : kJobs);
   while (!jobs.empty()) {
@@ -558,12 +564,23 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
     const PackLaunch launch = describe_jobs(some, stream);
     if (format.axis == ScaleAxis::kToken) {
       const dim3 grid(grid_size(launch.most, kRowWarps), launch.count);
-      pack_tokens<<<grid, kRowWarps * 32, kRowWarps * row_room(format.channels()),
-                    native(stream)>>>(launch.jobs, format, both);
+      pack_tokens<T>
+          <<<grid, kRowWarps * 32, kRowWarps * row_room(format.channels()), native(stream)>>>(
+              launch.jobs, format, rules);
     } else {
-      pack_groups(format, both, quantiles, launch, stream);
+      pack_groups<T>(format, rules, quantiles, launch, stream);
     }
   }
+}
+
+}  // namespace
+
+void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+          std::span<const PackJob> jobs, DType dtype, Stream& stream) {
+  with_type(dtype, [&](auto* rows) {
+    using T = typename TypeOf<decltype(rows)>::Type;
+    pack_rows<T>(format, {{rules[0], rules[1]}}, jobs, stream);
+  });
   check_launch("pack");
 }
 

@@ -4,7 +4,8 @@
 
 namespace kvlm::cuda {
 
-void pack(const PackedFormat&, const std::array<PackRule, 2>&, std::span<const PackJob>, Stream&) {
+void pack(const PackedFormat&, const std::array<PackRule, 2>&, std::span<const PackJob>, DType,
+          Stream&) {
   refuse("pack");
 }
 

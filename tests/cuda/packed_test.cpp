@@ -58,7 +58,7 @@ class PackedCuda : public Cuda {
             bytes(format.zeros(rows) * dtype_bytes(format.meta), device)};
   }
   static PackJob job(Packed& packed, const Tensor& x, int rows) {
-    return {x.as<float>(), rows, packed.codes.view().data(), packed.scales.view().data(),
+    return {x.view().data(), rows, packed.codes.view().data(), packed.scales.view().data(),
             packed.zeros.view().data()};
   }
   /// Bytes that differ.
@@ -78,15 +78,17 @@ TEST_F(PackedCuda, CodesAndMetadataEqualTheCpus) {
       const auto made = quantizer(spec, shape_of(4, 1, dim));
       for (const Part part : {Part::kKeys, Part::kValues}) {
         const PartPlan& plan = made->plan(part, 0);
-        for (const int rows : {1, 7, 32, 333}) {
-          const Tensor x = normal_tensor(DType::kF32, {rows, plan.format.channels()}, 31, 2.0f);
+        for (const auto& [rows, dtype] :
+             {std::pair(1, DType::kF32), std::pair(7, DType::kF16), std::pair(32, DType::kBF16),
+              std::pair(333, DType::kF32), std::pair(333, DType::kF16)}) {
+          const Tensor x = normal_tensor(dtype, {rows, plan.format.channels()}, 31, 2.0f);
           const Tensor gpu_x = on_gpu(x);
           Packed cpu = room(plan.format, rows, {});
           Packed gpu = room(plan.format, rows, kGpu);
           const PackJob cpu_job = job(cpu, x, rows);
           const PackJob gpu_job = job(gpu, gpu_x, rows);
-          pack(plan.format, plan.rules, {&cpu_job, 1}, cpu_);
-          pack(plan.format, plan.rules, {&gpu_job, 1}, *gpu_);
+          pack(plan.format, plan.rules, {&cpu_job, 1}, cpu_, dtype);
+          pack(plan.format, plan.rules, {&gpu_job, 1}, *gpu_, dtype);
           const size_t code_bytes = static_cast<size_t>(rows) * plan.format.row_bytes();
           const std::string name = fmt::format("{} {} dim {}, {} rows", spec,
                                                part == Part::kKeys ? "keys" : "values", dim, rows);

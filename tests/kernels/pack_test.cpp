@@ -13,6 +13,7 @@
 #include "kernels/attend_packed.h"
 #include "kernels/base/error.h"
 #include "kernels/quantize.h"
+#include "tests/kernels/values.h"
 
 namespace kvlm {
 namespace {
@@ -66,21 +67,27 @@ struct Block {
   }
 };
 
-Block packed(const PackedFormat& format, const std::array<PackRule, 2>& rules,
-             const std::vector<float>& x, int threads = 1) {
+Block packed(const PackedFormat& format, const std::array<PackRule, 2>& rules, const void* x,
+             int count, int threads, DType dtype) {
   ThreadPool pool(threads);
   Stream stream(pool);
   Block block;
   block.format = format;
-  block.rows = static_cast<int>(x.size()) / format.channels();
+  block.rows = count;
   const auto rows = static_cast<size_t>(block.rows);
   block.codes.resize(rows * format.row_bytes());
   block.scales.resize(format.scales(block.rows) * dtype_bytes(format.meta));
   block.zeros.resize(format.zeros(block.rows) * dtype_bytes(format.meta));
-  const PackJob job{x.data(), block.rows, block.codes.data(), block.scales.data(),
+  const PackJob job{x, block.rows, block.codes.data(), block.scales.data(),
                     block.zeros.empty() ? nullptr : block.zeros.data()};
-  pack(format, rules, {&job, 1}, stream);
+  pack(format, rules, {&job, 1}, stream, dtype);
   return block;
+}
+
+Block packed(const PackedFormat& format, const std::array<PackRule, 2>& rules,
+             const std::vector<float>& x, int threads = 1) {
+  return packed(format, rules, x.data(), static_cast<int>(x.size()) / format.channels(), threads,
+                DType::kF32);
 }
 
 /// One group: all of x in one row with one scale, f32 metadata.
@@ -125,6 +132,39 @@ std::vector<float> normal(size_t n, unsigned seed = 1) {
   std::vector<float> x(n);
   for (float& value : x) value = distribution(rng);
   return x;
+}
+
+/// Rows that are no floats are packed as the floats that they are, by every rule and axis.
+TEST(Pack, HalvesArePackedAsFloats) {
+  std::vector<std::pair<PackedFormat, PackRule>> packings = {
+      {channels(2, 20), rule()},
+      {channels(3, 20), rule(Rounding::kFloor, 0.1f)},
+      {one_group(4, 20), rule()},
+      {one_group(2, 20), rule(Rounding::kNearestEven, 0.2f)}};
+  packings.push_back({one_group(1, 20), rule()});
+  packings.back().first.axis = ScaleAxis::kHead;
+  packings.push_back({channels(1, 20), rule()});
+  packings.back().first.section[0] = {.code = CodeFormat::kTrit5, .channels = 20};
+  packings.back().second.rule = CodeRule::kTernary;
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (const int rows : {1, 5, 33}) {
+      const Tensor halves = testing::normal_tensor(dtype, {rows, 20}, 9, 2.0f);
+      std::vector<float> floats(static_cast<size_t>(rows) * 20);
+      for (size_t i = 0; i < floats.size(); ++i) {
+        floats[i] =
+            dtype == DType::kF16 ? to_float(halves.as<f16>()[i]) : to_float(halves.as<bf16>()[i]);
+      }
+      for (auto [format, of_section] : packings) {
+        format.section[0].zero_stored = of_section.rule == CodeRule::kAffine;
+        const std::array<PackRule, 2> rules = {of_section, {}};
+        const Block wanted = packed(format, rules, floats);
+        const Block found = packed(format, rules, halves.view().data(), rows, 1, dtype);
+        EXPECT_EQ(found.codes, wanted.codes);
+        EXPECT_EQ(found.scales, wanted.scales);
+        EXPECT_EQ(found.zeros, wanted.zeros);
+      }
+    }
+  }
 }
 
 TEST(Pack, RoundsToNearestEvenOrDown) {  // docs/arithmetic.md, "Worked examples"
