@@ -174,6 +174,7 @@ void PolicyCache::end(Stream& stream) {
     if (rows.prompt) SequenceStore::count_planes(sequence);
     if (!sequence.on_gpu) store_.account(sequence);
   }
+  if (gpu_.serves()) gpu_.place_prompts(step, stream);
 }
 
 /// What follows the attention of the generated rows of settling_: windows that are full are

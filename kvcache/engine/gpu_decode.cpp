@@ -125,7 +125,7 @@ void GpuDecode::reserve(const Workload& load) {
 }
 
 void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
-  const bool placed = place_new(step, stream);
+  const bool placed = place(step, /*prompts=*/false, stream);
   rows_.clear();
   int row = 0;
   for (const StepRows& rows : step) {
@@ -140,12 +140,18 @@ void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
   table_->start(rows_, stream);
 }
 
-/// Places the sequences of a step that the table does not know. Returns whether there are any.
-bool GpuDecode::place_new(std::span<const StepRows> step, Stream& stream) {
+void GpuDecode::place_prompts(std::span<const StepRows> step, Stream& stream) {
+  if (place(step, /*prompts=*/true, stream)) known_rows_.clear();
+}
+
+/// Places the sequences of a step's prompts that have ended, or of its generated rows, that the
+/// table does not know. Returns whether there are any.
+bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stream) {
   bool any = false;
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
-    if (rows.prompt || sequence.on_gpu || !can_place(sequence)) continue;
+    if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
+    if (sequence.on_gpu || !can_place(sequence)) continue;
     place(sequence, rows.sequence, stream);
     any = true;
   }

@@ -40,6 +40,9 @@ class GpuDecode {
   /// Ends a step: packs the windows that are full. Returns the sequences whose windows the host has
   /// to flush, caught up.
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
+  /// Places the sequences whose prompt has ended with the step, while the GPU still is at the
+  /// prompt.
+  void place_prompts(std::span<const StepRows> step, Stream& stream);
   /// The step that has begun will not be ended. What its layers have added to attention weights
   /// stays, as on the host.
   void give_up();
@@ -57,7 +60,7 @@ class GpuDecode {
  private:
   static bool can_serve(const CacheTraits& traits);
   RowWindow window_of(int layer, Part part) const;
-  bool place_new(std::span<const StepRows> step, Stream& stream);
+  bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
   bool can_place(const Sequence& sequence) const noexcept;
   bool lies_evenly(const Sequence& sequence) const noexcept;
   std::optional<LeastWeight> least_weight(const Sequence& sequence, int layer) const noexcept;
