@@ -156,9 +156,12 @@ size_t Layouts::memory_bound(const SequenceSize& size) const noexcept {
   return most;
 }
 
+int Layouts::staged_layers() const noexcept {
+  return joint() ? shape_->layers : std::min(kPackedTogether, shape_->layers);
+}
+
 size_t Layouts::staging_bytes(const SequenceSize& size) const noexcept {
-  const auto layers = static_cast<size_t>(joint() ? shape_->layers : 1);
-  return layers * 2 * static_cast<size_t>(shape_->kv_heads) *
+  return static_cast<size_t>(staged_layers()) * 2 * static_cast<size_t>(shape_->kv_heads) *
          static_cast<size_t>(size.prompt_rows) * rows_layout().row_bytes();
 }
 

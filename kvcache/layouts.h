@@ -46,6 +46,11 @@ class Layouts {
 
   /// Retention chooses for all layers at once.
   bool joint() const noexcept;
+  /// Layers whose prompt rows are packed together: a GPU packs those of several in little more time
+  /// than those of one.
+  static constexpr int kPackedTogether = 4;
+  /// Layers whose prompt rows are staged at a time: all if joint(), else those packed together.
+  int staged_layers() const noexcept;
   /// kv_heads keep slots of their own.
   bool per_head() const noexcept {
     return plan_->retention != nullptr && plan_->retention->per_head();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <vector>
 
@@ -9,38 +10,84 @@
 
 namespace kvlm {
 
-/// Calls body(job) for the jobs that pack `rows` rows x into new blocks of `plane`.
+/// Rows of a KV head that lie side by side: (rows, head_dim) of `dtype`, on the cache's device.
+struct DenseRows {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+
+  /// Those from row `first` on, of `dim` numbers each.
+  DenseRows from(size_t first, size_t dim) const noexcept {
+    return {static_cast<const std::byte*>(data) + first * dim * dtype_bytes(dtype), dtype};
+  }
+  const float* floats() const noexcept {
+    assert(dtype == DType::kF32);
+    return static_cast<const float*>(data);
+  }
+};
+
+/// Calls body(job) for the jobs that pack `rows` rows x of `row_bytes` into new blocks of `plane`.
 template <class Body>
-void for_pack_jobs(Plane& plane, const float* x, int rows, const Body& body) {
+void for_pack_jobs(Plane& plane, const void* x, size_t row_bytes, int rows, const Body& body) {
   const int block = plane.layout().once ? rows : plane.layout().block_rows();
-  const auto dim = static_cast<size_t>(plane.layout().head_dim);
+  const auto* from = static_cast<const std::byte*>(x);
   while (rows > 0) {
     PackJob job = plane.push_packed(std::min(rows, block));
-    job.x = x;
+    job.x = from;
     body(job);
-    x += static_cast<size_t>(job.rows) * dim;
+    from += static_cast<size_t>(job.rows) * row_bytes;
     rows -= job.rows;
   }
 }
 
-/// Rows of one packing that wait to be packed in one call.
+/// Rows that wait to be packed, those that are packed alike in one call.
 class PackQueue {
  public:
-  void reserve(size_t jobs) { jobs_.reserve(jobs); }
-  /// Adds `rows` rows x, which go to new blocks of `plane`.
-  void add(Plane& plane, const float* x, int rows) {
-    for_pack_jobs(plane, x, rows, [&](const PackJob& job) { jobs_.push_back(job); });
+  /// Makes room for jobs of one packing.
+  void reserve(size_t jobs) {
+    if (batches_.empty()) batches_.emplace_back();
+    batches_[0].jobs.reserve(jobs);
   }
-  /// Packs what was added as `plan` says, and forgets it.
-  void run(const PartPlan& plan, Stream& stream) {
-    if (!jobs_.empty()) pack(plan.format, plan.rules, jobs_, stream);
-    jobs_.clear();
+  /// Adds `rows` rows x, which go to new blocks of `plane` as `plan` says, which must live until
+  /// run().
+  void add(const PartPlan& plan, Plane& plane, const DenseRows& x, int rows) {
+    if (rows == 0) return;
+    Batch& batch = batch_of(plan, x.dtype);
+    const size_t row_bytes = static_cast<size_t>(plane.layout().head_dim) * dtype_bytes(x.dtype);
+    for_pack_jobs(plane, x.data, row_bytes, rows,
+                  [&](const PackJob& job) { batch.jobs.push_back(job); });
+  }
+  /// Packs what was added, and forgets it.
+  void run(Stream& stream) {
+    for (const Batch& batch : batches_) {
+      if (batch.jobs.empty()) continue;
+      pack(batch.plan->format, batch.plan->rules, batch.jobs, stream, batch.dtype);
+    }
+    clear();
   }
   /// Forgets what a step that has failed has left.
-  void clear() noexcept { jobs_.clear(); }
+  void clear() noexcept {
+    for (Batch& batch : batches_) batch.jobs.clear();
+  }
 
  private:
-  std::vector<PackJob> jobs_;
+  struct Batch {
+    const PartPlan* plan = nullptr;
+    DType dtype = DType::kF32;
+    std::vector<PackJob> jobs;
+  };
+
+  Batch& batch_of(const PartPlan& plan, DType dtype) {
+    const auto takes = [&](const Batch& batch) {
+      return batch.jobs.empty() || (batch.dtype == dtype && batch.plan->rules == plan.rules &&
+                                    batch.plan->format == plan.format);
+    };
+    auto found = std::find_if(batches_.begin(), batches_.end(), takes);
+    if (found == batches_.end()) found = batches_.emplace(found);
+    if (found->jobs.empty()) found->plan = &plan, found->dtype = dtype;
+    return *found;
+  }
+
+  std::vector<Batch> batches_;
 };
 
 }  // namespace kvlm

@@ -20,11 +20,17 @@ PromptPacker::PromptPacker(const CacheTraits& traits, KeyBasisChange& key_basis,
                            ProtectedValues& protected_values)
     : traits_(traits), key_basis_(key_basis), protected_values_(protected_values) {}
 
+bool PromptPacker::changes_rows(size_t store, Part part, int layer) const noexcept {
+  if (part == Part::kValues) return store == kRest && traits_.layer(layer).protects;
+  const Quantizer* quantizer = traits_.quantizer(store, layer);
+  return quantizer != nullptr && !quantizer->visual_only() && quantizer->key_basis() != nullptr;
+}
+
 void PromptPacker::pack(const Sequence& sequence, LayerState& state, int layer, size_t store,
                         const KeptSlots& slots, const KeptRows& rows, Stream& stream) {
   const Quantizer* quantizer = traits_.quantizer(store, layer);
   if (quantizer != nullptr && quantizer->visual_only()) {
-    pack_once(sequence, state, layer, slots, rows, stream);
+    pack_once(sequence, state, layer, slots, rows);
   } else {
     pack_oldest(sequence, state, layer, store, slots, rows, stream);
   }
@@ -32,26 +38,26 @@ void PromptPacker::pack(const Sequence& sequence, LayerState& state, int layer, 
 
 /// Packs the visual rows of a prompt, all of them.
 void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int layer,
-                             const KeptSlots& slots, const KeptRows& rows, Stream& stream) {
+                             const KeptSlots& slots, const KeptRows& rows) {
   const Quantizer* quantizer = traits_.quantizer(kVisual, layer);
   for (const Part part : {Part::kKeys, Part::kValues}) {
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      Plane& plane = state.heads[h].plane(kVisual, part);
-      const float* x = rows[static_cast<size_t>(part)][h].data();
       const auto picture = [&](size_t i) {
         return sequence.modality[static_cast<size_t>(slots[h][i])];
       };
+      DenseRows x = rows[static_cast<size_t>(part)][h];
       for (size_t first = 0; first < slots[h].size();) {
         size_t end = slots[h].size();
         if (quantizer->per_image()) {
           end = first + 1;
           while (end < slots[h].size() && picture(end) == picture(first)) ++end;
         }
-        queue_.add(plane, x + first * traits_.dim(), static_cast<int>(end - first));
+        queue_.add(quantizer->plan(part, layer), state.heads[h].plane(kVisual, part), x,
+                   static_cast<int>(end - first));
+        x = x.from(end - first, traits_.dim());
         first = end;
       }
     }
-    queue_.run(quantizer->plan(part, layer), stream);
   }
 }
 
@@ -59,10 +65,17 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
 void PromptPacker::pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                                const KeptSlots& slots, const KeptRows& rows, Stream& stream) {
   if (traits_.quantizer(store, layer) == nullptr) return;
-  const auto& [keys, values] = rows;
-  pack_keys(state, layer, store, keys, packed_rows(store, Part::kKeys, layer, slots), stream);
-  pack_values(sequence, state, layer, store, slots, values,
-              packed_rows(store, Part::kValues, layer, slots), stream);
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    const std::vector<DenseRows>& of_part = rows[static_cast<size_t>(part)];
+    const std::vector<int> packed = packed_rows(store, part, layer, slots);
+    if (!changes_rows(store, part, layer)) {
+      pack_part(state, layer, store, part, of_part, packed);
+    } else if (part == Part::kKeys) {
+      pack_keys_in_basis(state, layer, store, of_part, packed, stream);
+    } else {
+      pack_protected(sequence, state, layer, slots, of_part, packed, stream);
+    }
+  }
 }
 
 std::vector<int> PromptPacker::packed_rows(size_t store, Part part, int layer,
@@ -78,59 +91,44 @@ std::vector<int> PromptPacker::packed_rows(size_t store, Part part, int layer,
   return packed;
 }
 
-void PromptPacker::pack_keys(LayerState& state, int layer, size_t store, const FloatRows& keys,
-                             std::span<const int> packed, Stream& stream) {
-  const Quantizer* quantizer = traits_.quantizer(store, layer);
-  if (quantizer->key_basis() != nullptr) {
-    pack_keys_in_basis(state, layer, store, keys, packed, stream);
-  } else {
-    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      queue_.add(state.heads[h].stores[store].keys, keys[h].data(), packed[h]);
-    }
+void PromptPacker::pack_part(LayerState& state, int layer, size_t store, Part part,
+                             std::span<const DenseRows> rows, std::span<const int> packed) {
+  const PartPlan& plan = traits_.quantizer(store, layer)->plan(part, layer);
+  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    queue_.add(plan, state.heads[h].plane(store, part), rows[h], packed[h]);
   }
-  queue_.run(quantizer->plan(Part::kKeys, layer), stream);
 }
 
-/// Queues keys whose basis is learned and changed first.
+/// Packs keys whose basis is learned and changed first. At once: the next layer's are changed in
+/// the same place.
 void PromptPacker::pack_keys_in_basis(LayerState& state, int layer, size_t store,
-                                      const FloatRows& keys, std::span<const int> packed,
+                                      std::span<const DenseRows> keys, std::span<const int> packed,
                                       Stream& stream) {
   const Quantizer* quantizer = traits_.quantizer(store, layer);
   const int rows = *std::min_element(packed.begin(), packed.end());
   std::vector<const float*> of_heads;
-  for (const std::span<float>& x : keys) of_heads.push_back(x.data());
+  for (const DenseRows& x : keys) of_heads.push_back(x.floats());
   if (rows > 0) key_basis_.learn(*quantizer, state, store, of_heads, rows, stream);
   key_basis_.start_keys(static_cast<size_t>(sum(packed)));
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     if (packed[h] == 0) continue;
     HeadState& head = state.heads[h];
     const float* x = key_basis_.add_keys(of_heads[h], packed[h], head.facts[store]);
-    queue_.add(head.stores[store].keys, x, packed[h]);
+    queue_.add(quantizer->plan(Part::kKeys, layer), head.stores[store].keys, {x}, packed[h]);
   }
   key_basis_.change_keys(*quantizer->key_basis(), stream);
-}
-
-void PromptPacker::pack_values(const Sequence& sequence, LayerState& state, int layer, size_t store,
-                               const KeptSlots& slots, const FloatRows& values,
-                               std::span<const int> packed, Stream& stream) {
-  if (store == kRest && traits_.layer(layer).protects) {
-    return pack_protected(sequence, state, layer, slots, values, packed, stream);
-  }
-  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    queue_.add(state.heads[h].stores[store].values, values[h].data(), packed[h]);
-  }
-  queue_.run(traits_.quantizer(store, layer)->plan(Part::kValues, layer), stream);
+  queue_.run(stream);
 }
 
 /// Packs the values of kRest, of which protected ones lie apart.
 void PromptPacker::pack_protected(const Sequence& sequence, LayerState& state, int layer,
-                                  const KeptSlots& slots, const FloatRows& values,
+                                  const KeptSlots& slots, std::span<const DenseRows> values,
                                   std::span<const int> packed, Stream& stream) {
   protected_values_.start(static_cast<size_t>(sum(packed)));
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     HeadState& head = state.heads[h];
     protected_values_.choose(sequence, layer, head, slots[h]);
-    protected_values_.add(head, values[h].data(), 0, packed[h], 0);
+    protected_values_.add(head, values[h].floats(), 0, packed[h], 0);
   }
   const Quantizer* quantizer = traits_.quantizer(kRest, layer);
   protected_values_.pack(quantizer->plan(Part::kValues, layer), *quantizer->protected_values(),

@@ -15,10 +15,8 @@ namespace kvlm {
 
 /// Prompt rows that the KV heads of a layer keep in a store, ascending: (kv_heads, ...).
 using KeptSlots = std::vector<std::vector<int32_t>>;
-/// Float rows of every KV head, (rows, head_dim) on the cache's device.
-using FloatRows = std::vector<std::span<float>>;
-/// By Part, those that are packed.
-using KeptRows = std::array<FloatRows, 2>;
+/// By Part, the rows of every KV head that are packed.
+using KeptRows = std::array<std::vector<DenseRows>, 2>;
 
 /// Packs the oldest of the rows that a prompt leaves into planes, which are empty
 /// (docs/arithmetic.md, "Windows").
@@ -29,27 +27,28 @@ class PromptPacker {
 
   /// How many of the rows that each KV head keeps in a store are packed, the oldest.
   std::vector<int> packed_rows(size_t store, Part part, int layer, const KeptSlots& slots) const;
-  /// Packs these rows of a layer.
+  /// Whether rows are changed before they are packed, for which they must be floats.
+  bool changes_rows(size_t store, Part part, int layer) const noexcept;
+  /// Gives these rows of a layer their place, where run() packs them.
   void pack(const Sequence& sequence, LayerState& state, int layer, size_t store,
             const KeptSlots& slots, const KeptRows& rows, Stream& stream);
+  void run(Stream& stream) { queue_.run(stream); }
   /// Forgets what a step that has failed has left.
   void clear() noexcept { queue_.clear(); }
 
  private:
   void pack_once(const Sequence& sequence, LayerState& state, int layer, const KeptSlots& slots,
-                 const KeptRows& rows, Stream& stream);
+                 const KeptRows& rows);
   void pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                    const KeptSlots& slots, const KeptRows& rows, Stream& stream);
-  void pack_keys(LayerState& state, int layer, size_t store, const FloatRows& keys,
-                 std::span<const int> packed, Stream& stream);
-  void pack_keys_in_basis(LayerState& state, int layer, size_t store, const FloatRows& keys,
-                          std::span<const int> packed, Stream& stream);
-  void pack_values(const Sequence& sequence, LayerState& state, int layer, size_t store,
-                   const KeptSlots& slots, const FloatRows& values, std::span<const int> packed,
-                   Stream& stream);
+  void pack_part(LayerState& state, int layer, size_t store, Part part,
+                 std::span<const DenseRows> rows, std::span<const int> packed);
+  void pack_keys_in_basis(LayerState& state, int layer, size_t store,
+                          std::span<const DenseRows> keys, std::span<const int> packed,
+                          Stream& stream);
   void pack_protected(const Sequence& sequence, LayerState& state, int layer,
-                      const KeptSlots& slots, const FloatRows& values, std::span<const int> packed,
-                      Stream& stream);
+                      const KeptSlots& slots, std::span<const DenseRows> values,
+                      std::span<const int> packed, Stream& stream);
 
   const CacheTraits& traits_;
   KeyBasisChange& key_basis_;

@@ -1,6 +1,6 @@
 // A first prompt. attend() answers for a layer at a time and stages its keys and values as full
-// rows. finish_layer() is the end of the prompt for one layer: which rows stay, what they become
-// when dropped rows are merged into them, and where they are stored.
+// rows. finish() is the end of the prompt for some layers: which rows stay, what they become when
+// dropped rows are merged into them, and where they are stored.
 #include "kvcache/engine/prompt_stage.h"
 
 #include <fmt/format.h>
@@ -82,10 +82,12 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, Co
   if (!q.empty()) {
     attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   }
-  if (rows.ends_prompt && !traits_.layouts().joint()) {
+  const auto index = static_cast<int>(index_of(layer));
+  const bool last =
+      index + 1 == traits_.layouts().staged_layers() || layer + 1 == traits_.shape().layers;
+  if (rows.ends_prompt && last && !traits_.layouts().joint()) {
     sequence.prompt_rows = sequence.prompt.staged + rows.rows;
-    fetch_importance(sequence, stream);
-    finish_layer(sequence, layer, select(sequence, layer)[0], stream);
+    finish(sequence, layer - index, layer + 1, stream);
   }
 }
 
@@ -93,13 +95,7 @@ bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) 
   sequence.prompt.staged += rows.rows;
   if (!rows.ends_prompt) return false;
   sequence.prompt_rows = sequence.prompt.staged;
-  if (traits_.layouts().joint()) {
-    fetch_importance(sequence, stream);
-    const std::vector<LayerSelection> selections = select(sequence, -1);
-    for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-      finish_layer(sequence, layer, selections[static_cast<size_t>(layer)], stream);
-    }
-  }
+  if (traits_.layouts().joint()) finish(sequence, 0, traits_.shape().layers, stream);
   sequence.prompted = true;
   if (sequence.prompt.sums.bytes() > spare_sums_.bytes()) {
     spare_sums_ = std::move(sequence.prompt.sums);
@@ -149,7 +145,7 @@ void PromptStage::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
   if (needs.sparsity) {
     double entries = 0;
     for (int row = first; row < seen; ++row) entries += row + 1;
-    prompt.sparsity.resize(traits_.layouts().joint() ? traits_.layers() : 1);
+    prompt.sparsity.resize(staged_layers());
     prompt.sparsity[index_of(layer)] = std::accumulate(small.begin(), small.end(), 0.0) /
                                        (entries * static_cast<double>(traits_.shape().q_heads));
   }
@@ -174,7 +170,7 @@ int PromptStage::first_measured_row(const Sequence& sequence, int seen) const no
 double* PromptStage::sums_of(Sequence& sequence, int layer) {
   PromptState& prompt = sequence.prompt;
   const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
-  const size_t all = (traits_.layouts().joint() ? traits_.layers() : 1) * of_layer;
+  const size_t all = staged_layers() * of_layer;
   if (!traits_.on_gpu()) {
     prompt.importance.resize(all);
     return prompt.importance.data() + index_of(layer) * of_layer;
@@ -193,8 +189,7 @@ double* PromptStage::sums_of(Sequence& sequence, int layer) {
 void PromptStage::fetch_importance(Sequence& sequence, Stream& stream) {
   PromptState& prompt = sequence.prompt;
   if (prompt.sums.bytes() == 0) return;
-  const size_t layers = traits_.layouts().joint() ? traits_.layers() : 1;
-  prompt.importance.resize(layers * traits_.kv_heads() *
+  prompt.importance.resize(staged_layers() * traits_.kv_heads() *
                            static_cast<size_t>(sequence.size.prompt_rows));
   const Shape bytes{static_cast<int64_t>(prompt.importance.size() * sizeof(double))};
   copy(TensorView(prompt.importance.data(), DType::kU8, bytes),
@@ -221,63 +216,106 @@ void PromptStage::score_rows(Sequence& sequence, const StepRows& rows, int layer
     }
   }
   const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
-  prompt.row_scores.resize((traits_.layouts().joint() ? traits_.layers() : 1) * of_layer);
+  prompt.row_scores.resize(staged_layers() * of_layer);
   traits_.retention()->score(
       {&traits_.shape(), stored[0], stored[1], needs.queries ? q : ConstTensorView(), scale},
       std::span(prompt.row_scores).subspan(index_of(layer) * of_layer, of_layer), stream);
 }
 
-/// The selection of every layer (layer -1), or of one.
-std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int layer) const {
-  const auto n = static_cast<int>(sequence.modality.size());
-  if (traits_.retention() == nullptr) {
-    LayerSelection all;
-    all.slots.push_back(all_rows(n));
-    return {all};
+/// The selections of layers begin..end: of all at once if joint, else of one after the other.
+std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int begin,
+                                                int end) const {
+  if (traits_.retention() != nullptr && traits_.layouts().joint()) {
+    return traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
   }
-  PromptView view;
-  view.shape = &traits_.shape();
-  view.rows = n;
-  view.layer = layer;
-  view.modality = sequence.modality;
-  view.importance = sequence.prompt.importance;
-  view.sparsity = sequence.prompt.sparsity;
-  view.row_scores = sequence.prompt.row_scores;
-  view.summed_rows = sequence.prompt.summed_rows;
-  return traits_.retention()->select(view, traits_.plan().pairs);
+  std::vector<LayerSelection> selections(static_cast<size_t>(end - begin));
+  for (int layer = begin; layer < end; ++layer) {
+    LayerSelection& selection = selections[static_cast<size_t>(layer - begin)];
+    if (traits_.retention() == nullptr) {
+      selection.slots.push_back(all_rows(static_cast<int>(sequence.modality.size())));
+    } else {
+      selection =
+          traits_.retention()->select(view_of(sequence, layer), traits_.plan().pairs).front();
+    }
+  }
+  return selections;
 }
 
-void PromptStage::finish_layer(Sequence& sequence, int layer, const LayerSelection& selection,
-                               Stream& stream) {
+/// What a rule sees of a layer; -1: of all.
+PromptView PromptStage::view_of(const Sequence& sequence, int layer) const {
+  const auto of = [&](const std::vector<double>& all) {
+    const std::span<const double> x(all);
+    if (layer < 0 || x.empty()) return x;
+    const size_t of_layer = x.size() / staged_layers();
+    return x.subspan(index_of(layer) * of_layer, of_layer);
+  };
+  PromptView view;
+  view.shape = &traits_.shape();
+  view.rows = static_cast<int>(sequence.modality.size());
+  view.layer = layer;
+  view.modality = sequence.modality;
+  view.importance = of(sequence.prompt.importance);
+  view.sparsity = of(sequence.prompt.sparsity);
+  view.row_scores = of(sequence.prompt.row_scores);
+  view.summed_rows = sequence.prompt.summed_rows;
+  return view;
+}
+
+/// The end of the prompt for layers begin..end, of which a few at a time are packed.
+void PromptStage::finish(Sequence& sequence, int begin, int end, Stream& stream) {
+  fetch_importance(sequence, stream);
+  const std::vector<LayerSelection> selections = select(sequence, begin, end);
+  for (int first = begin; first < end; first += Layouts::kPackedTogether) {
+    const auto count = static_cast<size_t>(std::min(Layouts::kPackedTogether, end - first));
+    finish_layers(sequence, first,
+                  std::span(selections).subspan(static_cast<size_t>(first - begin), count), stream);
+  }
+}
+
+void PromptStage::finish_layers(Sequence& sequence, int first,
+                                std::span<const LayerSelection> selections, Stream& stream) {
+  std::vector<KeptLayer> layers;
+  for (size_t i = 0; i < selections.size(); ++i) {
+    const int layer = first + static_cast<int>(i);
+    layers.push_back(keep(sequence, layer, selections[i]));
+    merge_dropped(sequence, layer, selections[i], stream);
+  }
+  pack_layers(sequence, layers, stream);
+  copies_.clear();
+  for (const KeptLayer& kept : layers) queue_full(sequence, kept);
+  copy_ranges(copies_, stream);
+  for (const KeptLayer& kept : layers) {
+    begin_weights(sequence, kept.layer, kept.slots, stream);
+    rotate_sinks(sequence, sequence.layers[static_cast<size_t>(kept.layer)], *kept.selection,
+                 stream);
+  }
+}
+
+/// Gives what a layer keeps its memory.
+PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
+                                         const LayerSelection& selection) const {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   state.kept = selection.kept();
   state.forget = selection.forget;
   for (size_t list = 0; list < selection.scores.size(); ++list) {
     state.heads[list].scores = selection.scores[list];
   }
-  const std::array<KeptSlots, kStores> slots = sort_by_store(sequence, state, selection);
+  KeptLayer kept;
+  kept.layer = layer;
+  kept.selection = &selection;
+  kept.slots = sort_by_store(sequence, state, selection);
   std::vector<std::array<int, kStores>> counts(traits_.kv_heads());
-  for (size_t h = 0; h < counts.size(); ++h) {
-    for (size_t store = 0; store < kStores; ++store) {
-      counts[h][store] = static_cast<int>(slots[store][h].size());
+  for (size_t store = 0; store < kStores; ++store) {
+    for (size_t h = 0; h < counts.size(); ++h) {
+      counts[h][store] = static_cast<int>(kept.slots[store][h].size());
+    }
+    for (const Part part : {Part::kKeys, Part::kValues}) {
+      kept.packed[store][static_cast<size_t>(part)] =
+          packer_.packed_rows(store, part, layer, kept.slots[store]);
     }
   }
   store_.place(sequence, layer, counts, selection.forget);
-  merge_dropped(sequence, layer, selection, stream);
-  std::array<PackedCounts, kStores> packed;
-  for (size_t store = 0; store < kStores; ++store) {
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      packed[store][static_cast<size_t>(part)] =
-          packer_.packed_rows(store, part, layer, slots[store]);
-    }
-  }
-  const std::array<KeptRows, kStores> rows = packed_rows(sequence, layer, slots, packed, stream);
-  for (size_t store = 0; store < kStores; ++store) {
-    packer_.pack(sequence, state, layer, store, slots[store], rows[store], stream);
-  }
-  copy_full(sequence, state, layer, slots, packed, stream);
-  begin_weights(sequence, layer, slots, stream);
-  rotate_sinks(sequence, state, selection, stream);
+  return kept;
 }
 
 /// The rows that each KV head keeps in each store; their tags go to the KV heads, where a rule
@@ -348,54 +386,89 @@ void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
   narrow_rows(targets_, traits_.plan().rows, dim, merged, stream);
 }
 
-/// The rows that a layer packs of each store, as floats, for the time of this call's caller.
-std::array<KeptRows, kStores> PromptStage::packed_rows(const Sequence& sequence, int layer,
-                                                       std::span<const KeptSlots> slots,
-                                                       std::span<const PackedCounts> packed,
-                                                       Stream& stream) {
-  size_t rows = 0;
-  for (const PackedCounts& of_store : packed) {
-    for (const std::vector<int>& of_part : of_store) {
-      for (const int of_head : of_part) rows += static_cast<size_t>(of_head);
-    }
-  }
-  floats_.grow(rows * traits_.dim());
-  float* to = floats_.data();
-  std::array<KeptRows, kStores> kept;
-  ranges_.clear();
-  for (const Part part : {Part::kKeys, Part::kValues}) {
+/// Packs what layers pack of the rows that they keep.
+void PromptStage::pack_layers(Sequence& sequence, std::span<const KeptLayer> layers,
+                              Stream& stream) {
+  const std::vector<std::array<KeptRows, kStores>> rows = packed_rows(sequence, layers, stream);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    LayerState& state = sequence.layers[static_cast<size_t>(layers[i].layer)];
     for (size_t store = 0; store < kStores; ++store) {
-      for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-        const auto count = static_cast<size_t>(packed[store][static_cast<size_t>(part)][h]);
-        const std::byte* staged = staged_rows(sequence, layer, part, h);
-        if (!is_like_last(slots[store], h)) {
-          find_ranges(std::span(slots[store][h]).first(count), kept_ranges_);
-        }
-        for (const RowSpan& range : kept_ranges_) {
-          ranges_.push_back({staged + range.first * traits_.row_bytes(), range.rows});
-        }
-        kept[store][static_cast<size_t>(part)].emplace_back(to, count * traits_.dim());
-        to += count * traits_.dim();
-      }
+      packer_.pack(sequence, state, layers[i].layer, store, layers[i].slots[store], rows[i][store],
+                   stream);
     }
   }
-  widen_ranges(ranges_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
-  return kept;
+  packer_.run(stream);
 }
 
-/// Copies the rows that a layer keeps and does not pack to the rings of their planes.
-void PromptStage::copy_full(const Sequence& sequence, LayerState& state, int layer,
-                            std::span<const KeptSlots> slots, std::span<const PackedCounts> packed,
-                            Stream& stream) {
-  copies_.clear();
+/// Whether the rows that a KV head packs are packed from where they are staged.
+bool PromptStage::lies_packable(const KeptLayer& kept, size_t store, Part part, size_t head) const {
+  const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(part)][head]);
+  if (count == 0) return true;
+  if (packer_.changes_rows(store, part, kept.layer)) return false;
+  const std::vector<int32_t>& slots = kept.slots[store][head];
+  return slots[count - 1] - slots[0] + 1 == static_cast<int>(count);
+}
+
+/// The rows that layers pack: where they are staged, or as floats for the time of this call's
+/// caller.
+std::vector<std::array<KeptRows, kStores>> PromptStage::packed_rows(
+    const Sequence& sequence, std::span<const KeptLayer> layers, Stream& stream) {
+  std::vector<std::array<KeptRows, kStores>> rows(layers.size());
+  const auto for_all = [&](const auto& body) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      for (const Part part : {Part::kKeys, Part::kValues}) {
+        for (size_t store = 0; store < kStores; ++store) {
+          for (size_t h = 0; h < traits_.kv_heads(); ++h) body(i, store, part, h);
+        }
+      }
+    }
+  };
+  size_t apart = 0;
+  for_all([&](size_t i, size_t store, Part part, size_t h) {
+    if (lies_packable(layers[i], store, part, h)) return;
+    apart += static_cast<size_t>(layers[i].packed[store][static_cast<size_t>(part)][h]);
+  });
+  floats_.grow(apart * traits_.dim());
+  ranges_.clear();
+  float* to = floats_.data();
+  for_all([&](size_t i, size_t store, Part part, size_t h) {
+    rows[i][store][static_cast<size_t>(part)].push_back(
+        gather(sequence, layers[i], store, part, h, to));
+  });
+  if (apart == 0) return rows;
+  widen_ranges(ranges_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
+  return rows;
+}
+
+/// The rows that a KV head packs; if they are widened, to `to`, which moves behind them.
+DenseRows PromptStage::gather(const Sequence& sequence, const KeptLayer& kept, size_t store,
+                              Part part, size_t head, float*& to) {
+  const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(part)][head]);
+  if (count == 0) return {};
+  const KeptSlots& slots = kept.slots[store];
+  const std::byte* staged = staged_rows(sequence, kept.layer, part, head);
+  if (lies_packable(kept, store, part, head)) {
+    const auto first = static_cast<size_t>(slots[head][0]);
+    return {staged + first * traits_.row_bytes(), traits_.plan().rows};
+  }
+  if (!is_like_last(slots, head)) find_ranges(std::span(slots[head]).first(count), kept_ranges_);
+  for (const RowSpan& range : kept_ranges_) {
+    ranges_.push_back({staged + range.first * traits_.row_bytes(), range.rows});
+  }
+  return {std::exchange(to, to + count * traits_.dim()), DType::kF32};
+}
+
+/// Lists the rows that a layer keeps and does not pack, to be copied to the rings of their planes.
+void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
+  LayerState& state = sequence.layers[static_cast<size_t>(kept.layer)];
   for (size_t store = 0; store < kStores; ++store) {
     for (const Part part : {Part::kKeys, Part::kValues}) {
       for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-        const auto count = static_cast<size_t>(packed[store][static_cast<size_t>(part)][h]);
-        const std::byte* staged = staged_rows(sequence, layer, part, h);
+        const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(part)][h]);
+        const std::byte* staged = staged_rows(sequence, kept.layer, part, h);
         Plane& plane = state.heads[h].plane(store, part);
-        if (!is_like_last(slots[store], h)) {
-          find_ranges(std::span(slots[store][h]).subspan(count), kept_ranges_);
+        if (!is_like_last(kept.slots[store], h)) {
+          find_ranges(std::span(kept.slots[store][h]).subspan(count), kept_ranges_);
         }
         for (const RowSpan& range : kept_ranges_) {
           const size_t bytes = static_cast<size_t>(range.rows) * traits_.row_bytes();
@@ -405,7 +478,6 @@ void PromptStage::copy_full(const Sequence& sequence, LayerState& state, int lay
       }
     }
   }
-  copy_ranges(copies_, stream);
 }
 
 /// Hands the sums of the prompt to a rule that goes on summing in decode.

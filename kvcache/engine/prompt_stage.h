@@ -34,7 +34,7 @@ class PromptStage {
 
   void reserve() { past_.reserve(2 * traits_.kv_heads()); }
   /// Attends rows of a first prompt in a layer and stages them. Where a layer's selection depends
-  /// on no other layer, the end of the prompt finishes the layer.
+  /// on no other layer, the end of the prompt finishes a few layers at a time.
   void attend(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
               ConstTensorView k, ConstTensorView v, TensorView out, float scale, Stream& stream);
   /// Ends a pass over all layers. Returns whether the prompt has ended.
@@ -43,6 +43,13 @@ class PromptStage {
  private:
   /// By Part, how many rows of each KV head are packed.
   using PackedCounts = std::array<std::vector<int>, 2>;
+  /// What a layer keeps, by store.
+  struct KeptLayer {
+    int layer = 0;
+    const LayerSelection* selection = nullptr;
+    std::array<KeptSlots, kStores> slots;
+    std::array<PackedCounts, kStores> packed;
+  };
 
   std::byte* staged_rows(const Sequence& sequence, int layer, Part part, size_t head) const;
   void stage(Sequence& sequence, int layer, Part part, ConstTensorView x, Stream& stream);
@@ -53,27 +60,36 @@ class PromptStage {
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
   double* sums_of(Sequence& sequence, int layer);
   void fetch_importance(Sequence& sequence, Stream& stream);
-  std::vector<LayerSelection> select(const Sequence& sequence, int layer) const;
-  void finish_layer(Sequence& sequence, int layer, const LayerSelection& selection, Stream& stream);
+  std::vector<LayerSelection> select(const Sequence& sequence, int begin, int end) const;
+  PromptView view_of(const Sequence& sequence, int layer) const;
+  void finish(Sequence& sequence, int begin, int end, Stream& stream);
+  void finish_layers(Sequence& sequence, int first, std::span<const LayerSelection> selections,
+                     Stream& stream);
+  KeptLayer keep(Sequence& sequence, int layer, const LayerSelection& selection) const;
   std::array<KeptSlots, kStores> sort_by_store(const Sequence& sequence, LayerState& state,
                                                const LayerSelection& selection) const;
   void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
                      Stream& stream);
   void merge_head(const Sequence& sequence, int layer, size_t head, std::span<const int32_t> kept,
                   Stream& stream);
-  std::array<KeptRows, kStores> packed_rows(const Sequence& sequence, int layer,
-                                            std::span<const KeptSlots> slots,
-                                            std::span<const PackedCounts> packed, Stream& stream);
-  void copy_full(const Sequence& sequence, LayerState& state, int layer,
-                 std::span<const KeptSlots> slots, std::span<const PackedCounts> packed,
-                 Stream& stream);
+  bool lies_packable(const KeptLayer& kept, size_t store, Part part, size_t head) const;
+  std::vector<std::array<KeptRows, kStores>> packed_rows(const Sequence& sequence,
+                                                         std::span<const KeptLayer> layers,
+                                                         Stream& stream);
+  DenseRows gather(const Sequence& sequence, const KeptLayer& kept, size_t store, Part part,
+                   size_t head, float*& to);
+  void pack_layers(Sequence& sequence, std::span<const KeptLayer> layers, Stream& stream);
+  void queue_full(Sequence& sequence, const KeptLayer& kept);
   void begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
                      Stream& stream);
   void rotate_sinks(const Sequence& sequence, LayerState& state, const LayerSelection& selection,
                     Stream& stream);
-  /// Where a layer's importance and staged rows are: all layers have some, or one after the other.
+  /// Where a layer's importance and staged rows are.
   size_t index_of(int layer) const noexcept {
-    return static_cast<size_t>(traits_.layouts().joint() ? layer : 0);
+    return static_cast<size_t>(layer % traits_.layouts().staged_layers());
+  }
+  size_t staged_layers() const noexcept {
+    return static_cast<size_t>(traits_.layouts().staged_layers());
   }
 
   const CacheTraits& traits_;
@@ -89,7 +105,7 @@ class PromptStage {
   std::vector<RowRange> ranges_;
   std::vector<ByteRange> copies_;
   Buffer spare_sums_;  // of the prompt that has ended, for the next
-  FloatSpace floats_;  // rows of a layer that are packed; or on their way to be merged
+  FloatSpace floats_;  // rows that are packed and lie apart; or on their way to be merged
 };
 
 }  // namespace kvlm

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/buffer.h"
@@ -52,6 +53,17 @@ struct HeadState {
   }
   Plane& plane(size_t store, Part part) noexcept { return stores[store].plane(part); }
   const Plane& plane(size_t store, Part part) const noexcept { return stores[store].plane(part); }
+  /// Forgets everything; lists keep their memory for the next sequence.
+  void clear() noexcept {
+    for (StorePlanes& planes : stores) {
+      for (Plane* plane : {&planes.keys, &planes.values, &planes.protected_values}) plane->reset();
+    }
+    for (HeadFacts& of_store : facts) of_store.key_channels.clear();
+    protected_bits = nullptr;
+    tags.clear();
+    scores.clear();
+    weights = nullptr;
+  }
 };
 
 /// One layer of one sequence.
@@ -69,15 +81,23 @@ struct LayerState {
   float* sinks = nullptr;  ///< (kv_heads, sink_rows, head_dim), in the arena
   int sink_rows = 0;
   int rotated_by = 0;
+
+  /// Forgets everything; KV heads keep their memory for the next sequence.
+  void clear() noexcept {
+    std::vector<HeadState> emptied = std::move(heads);
+    for (HeadState& head : emptied) head.clear();
+    *this = {};
+    heads = std::move(emptied);
+  }
 };
 
 /// A first prompt that is under way.
 struct PromptState {
-  ArenaExtent staging;             ///< full rows of every layer, or of one
+  ArenaExtent staging;             ///< full rows of Layouts::staged_layers()
   int staged = 0;                  ///< rows complete in every layer
-  std::vector<double> importance;  ///< (layers, kv_heads, prompt rows); one layer unless joint
+  std::vector<double> importance;  ///< (staged_layers, kv_heads, prompt rows)
   Buffer sums;                     ///< `importance` on a GPU, until it is asked for
-  std::vector<double> sparsity;    ///< (layers,)
+  std::vector<double> sparsity;    ///< (staged_layers,)
   std::vector<double> row_scores;  ///< as importance
   std::array<int32_t, 2> summed_rows{};
   std::vector<float> protection;  ///< (prompt rows,) VidKV's scores
@@ -119,6 +139,7 @@ struct Sequence {
   int prompt_rows = 0;  ///< of the first prompt
   ArenaExtent memory;
   size_t placed = 0;  ///< bytes of `memory` that layers have been given
+  /// Of a sequence that is closed, empty ones for the next.
   std::vector<LayerState> layers;
   /// (rows,) tags up to the end of the newest prompt: what follows is text. With retention, of the
   /// first prompt while it is under way; KV heads have their own afterwards.

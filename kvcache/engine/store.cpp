@@ -31,11 +31,12 @@ SequenceId SequenceStore::open(const SequenceSize& size, const std::string& who)
   reserve(made, size, who);
   made.open = true;
   made.size = size;
-  made.layers.resize(traits_.layers());
-  for (LayerState& layer : made.layers) layer.heads.resize(traits_.kv_heads());
   size_t slot = 0;
   while (slot < sequences_.size() && sequences_[slot].open) ++slot;
   if (slot == sequences_.size()) sequences_.emplace_back();
+  made.layers = std::move(sequences_[slot].layers);
+  made.layers.resize(traits_.layers());
+  for (LayerState& layer : made.layers) layer.heads.resize(traits_.kv_heads());
   sequences_[slot] = std::move(made);
   return static_cast<SequenceId>(slot);
 }
@@ -65,7 +66,7 @@ void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const 
 void SequenceStore::close(SequenceId id) noexcept {
   Sequence& sequence = at(id);
   sequence.open = false;
-  sequence.layers.clear();
+  for (LayerState& layer : sequence.layers) layer.clear();
   sequence.memory = ArenaExtent();
   sequence.prompt = {};
 }
@@ -181,7 +182,7 @@ void SequenceStore::account(Sequence& sequence) const noexcept {
   }
   sequence.memory.set_used(bytes);
   if (sequence.prompted) return;
-  const size_t layers = traits_.layouts().joint() ? traits_.layers() : 1;
+  const auto layers = static_cast<size_t>(traits_.layouts().staged_layers());
   sequence.prompt.staging.set_used(layers * 2 * traits_.kv_heads() *
                                    static_cast<size_t>(sequence.prompt.staged) *
                                    traits_.row_bytes());

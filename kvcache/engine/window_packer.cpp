@@ -138,6 +138,7 @@ void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
   const std::byte** source = sources_.data() + flushed.row;
   const float* x = floats_.data() + flushed.row * traits_.dim();
   PackJob* job = jobs_.data() + flushed.row;
+  const size_t row_bytes = traits_.dim() * sizeof(float);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     const auto ahead = [&](size_t sequences) -> const Plane& {
       return next[sequences].state->heads[h].plane(window.store, window.part);
@@ -148,7 +149,7 @@ void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
     if (plane.full() < window.plan->flush.trigger) continue;
     flushed.state->plane_bytes -= plane.bytes();
     for (int row = 0; row < added; ++row) *source++ = plane.full_row(row);
-    for_pack_jobs(plane, x, added, [&](const PackJob& made) { *job++ = made; });
+    for_pack_jobs(plane, x, row_bytes, added, [&](const PackJob& made) { *job++ = made; });
     plane.pop_rows(added);
     flushed.state->plane_bytes += plane.bytes();
     x += static_cast<size_t>(added) * traits_.dim();
@@ -221,10 +222,10 @@ void WindowPacker::pack_anew(LayerState& state, const Quantizer& quantizer, cons
     queue_keys_anew(state, quantizer, window, stream);
   } else {
     for (const Anew& rows : anew_) {
-      queue_.add(rows.head->plane(window.store, window.part), rows.x, rows.rows);
+      queue_.add(*window.plan, rows.head->plane(window.store, window.part), {rows.x}, rows.rows);
     }
   }
-  queue_.run(*window.plan, stream);
+  queue_.run(stream);
 }
 
 /// Packs the values of anew_, those of protected rows apart.
@@ -252,7 +253,7 @@ void WindowPacker::queue_keys_anew(LayerState& state, const Quantizer& quantizer
   key_basis_.start_keys(rows);
   for (const Anew& keys : anew_) {
     const float* x = key_basis_.add_keys(keys.x, keys.rows, keys.head->facts[store]);
-    queue_.add(keys.head->stores[store].keys, x, keys.rows);
+    queue_.add(*window.plan, keys.head->stores[store].keys, {x}, keys.rows);
   }
   key_basis_.change_keys(*quantizer.key_basis(), stream);
 }

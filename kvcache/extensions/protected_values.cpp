@@ -114,13 +114,15 @@ void ProtectedValues::add(HeadState& head, const float* values, int old, int row
 
 void ProtectedValues::pack(const PartPlan& plan, const PartPlan& apart, Stream& stream) {
   widen_rows(rows_, DType::kF32, traits_.shape().head_dim, sorted_.data(), stream);
-  for (const Sorted& head : heads_) queue_.add(head.planes->values, head.x, head.plain);
-  queue_.run(plan, stream);
+  for (const Sorted& head : heads_) {
+    queue_.add(plan, head.planes->values, {head.x}, head.plain);
+  }
+  queue_.run(stream);
   for (const Sorted& head : heads_) {
     const float* x = head.x + static_cast<size_t>(head.plain) * traits_.dim();
-    queue_.add(head.planes->protected_values, x, head.apart);
+    queue_.add(apart, head.planes->protected_values, {x}, head.apart);
   }
-  queue_.run(apart, stream);
+  queue_.run(stream);
 }
 
 void ProtectedValues::add_packed(const HeadState& head, RunList& runs) {
