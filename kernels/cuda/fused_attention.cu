@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cuda/fused_attention.h"
+#include "kernels/cuda/fused_join.cuh"
 #include "kernels/cuda/fused_lane.cuh"
 #include "kernels/cuda/fused_table.h"
 
@@ -123,7 +124,8 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys) {
   return pairs;
 }
 
-/// The splits of a lane as one, with a block of threads for each lane and query.
+/// Joins the splits of lanes that several blocks have taken, with a block of threads for each lane
+/// and query.
 __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
   const auto index = static_cast<int>(blockIdx.x);
   prefetch_lane(args, index);
@@ -131,36 +133,8 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, Fus
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   if (lane.fused == 0) return;
-  const int slots = fused_split_slots(lane.slots);
-  const int splits = (lane.slots + slots - 1) / slots;
-  const auto query = static_cast<int>(blockIdx.y);
-  const int thread = static_cast<int>(threadIdx.x) % 32;
-  const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv + query;
-  float most = -INFINITY;
-  for (int i = thread; i < splits; i += 32) {
-    most = fmaxf(most, fused.ends[first + static_cast<int64_t>(i) * args.q_per_kv].x);
-  }
-  most = warp_max(most);
-  const float* outs = fused.outs + first * kDim + threadIdx.x;
-  const int64_t stride = static_cast<int64_t>(args.q_per_kv) * kDim;
-  float out = 0;
-  float sum = 0;
-  for (int base = 0; base < splits; base += 32) {
-    const int mine = base + thread;
-    float weight = 0;
-    if (mine < splits) {
-      const float2 end = fused.ends[first + static_cast<int64_t>(mine) * args.q_per_kv];
-      weight = exp2f(end.x - most);
-      sum += weight * end.y;
-    }
-    const int count = min(32, splits - base);
-#pragma unroll 8
-    for (int i = 0; i < count; ++i) {
-      out += __shfl_sync(kAll, weight, i) * outs[(base + i) * stride];
-    }
-  }
-  sum = warp_sum(sum);
-  lane.out[query * kDim + threadIdx.x] = splits > 0 ? out / sum : 0;
+  if (fused_splits_of(lane) <= fused.splits_of_block) return;  // a block has joined them
+  join_query(args, fused, lane, index, static_cast<int>(blockIdx.y));
 }
 
 }  // namespace
@@ -219,6 +193,7 @@ void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream
 }
 
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
+  if (fused.splits <= fused.splits_of_block) return;
   launch_early("attend_packed", join_splits,
                dim3(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(args.q_per_kv)),
                kJoinThreads, stream, args, fused);

@@ -42,7 +42,7 @@ int fused_splits(int slots);
 /// How many splits a block takes where there are `splits` in all, at most. No result depends on it.
 int fused_splits_of_block(int64_t splits, Stream& stream);
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
-/// Merges the splits of all lanes that attend_fused() has served.
+/// Merges the splits of the lanes that attend_fused() has served, but of those that one block has.
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/fused_attention.h"
+#include "kernels/cuda/fused_join.cuh"
 #include "kernels/cuda/fused_keys.cuh"
 #include "kernels/cuda/fused_stage.cuh"
 #include "kernels/cuda/fused_table.h"
@@ -9,7 +10,8 @@
 // The fused decode attention: a block takes a split of a lane, each of its warps a quarter of its
 // slots, item by item. While a warp scores an item, weighs it and adds its values, the codes of the
 // next one are on their way to shared memory. The softmax is online: what was added shrinks when a
-// greater score comes. Blocks whose split lies behind their lane's slots leave nothing.
+// greater score comes. Blocks whose split lies behind their lane's slots leave nothing; one that
+// has taken all splits of its lane joins them.
 namespace kvlm::cuda::packed {
 
 constexpr float kWeightUp = 1 << 10;  // with scales below 32, products are halves
@@ -298,6 +300,12 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
     write_split(args, fused, static_cast<int>(blockIdx.x) * fused.splits + split, first_query,
                 reinterpret_cast<float*>(stages_at), softmax, values, my);
     __syncthreads();
+  }
+  if (fused_splits_of(lane) > fused.splits_of_block) return;
+  static_assert(kThreads == kDim);
+  const int end_query = min(first_query + kGroups * kGroupQueries, args.q_per_kv);
+  for (int query = first_query; query < end_query; ++query) {
+    join_query(args, fused, lane, static_cast<int>(blockIdx.x), query);
   }
 }
 

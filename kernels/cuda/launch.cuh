@@ -74,7 +74,7 @@ __device__ inline void store_group(T* to, const float (&from)[kWidth]) {
   }
 }
 
-inline bool is_aligned(const void* p, size_t bytes) {
+VLM_HD inline bool is_aligned(const void* p, size_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 

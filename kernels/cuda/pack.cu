@@ -445,21 +445,38 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 constexpr int kRowWarps = 4;
+constexpr int kWarpRows = 8;  // of a job at least, as far as it has them
 
-/// Rows with scales of their own, a warp each. Block (rows, job).
+/// Rows with scales of their own, by a warp one after the other. Block (rows, job).
 template <class T>
 __global__ void __launch_bounds__(kRowWarps * 32)
-    pack_tokens(const DeviceJob* jobs, PackedFormat format, Rules rules) {
+    pack_tokens(const DeviceJob* jobs, const __grid_constant__ PackedFormat format,
+                const __grid_constant__ Rules rules) {
   extern __shared__ float rooms[];
   const DeviceJob job = jobs[blockIdx.y];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + warp_id();
-  if (row >= job.rows) return;
   const int channels = format.channels();
+  const int first = static_cast<int>(blockIdx.x) * kRowWarps + warp_id();
+  const int step = static_cast<int>(gridDim.x) * kRowWarps;
+  const T* rows = static_cast<const T*>(job.x);
+  if (is_short_row(format, rules.rule[0]) && is_aligned(rows, 4 * sizeof(T))) {
+#pragma unroll 2
+    for (int row = first; row < job.rows; row += step) {
+      float x[4];
+      load_group<4>(rows + static_cast<int64_t>(row) * kShortRow + 4 * warp_lane_id(), x);
+      pack_short_row(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row),
+                     job.codes);
+    }
+    return;
+  }
   float* x = rooms + static_cast<size_t>(warp_id()) * row_room(channels) / sizeof(float);
-  const T* from = static_cast<const T*>(job.x) + row * channels;
-  for (int i = warp_lane_id(); i < channels; i += 32) x[i] = load_float(from[i]);
-  __syncwarp();
-  pack_token(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row), job.codes);
+  for (int row = first; row < job.rows; row += step) {
+    const T* from = rows + static_cast<int64_t>(row) * channels;
+    for (int i = warp_lane_id(); i < channels; i += 32) x[i] = load_float(from[i]);
+    __syncwarp();
+    pack_token(x, format, rules.rule[0], job.scales, job.zeros, static_cast<size_t>(row),
+               job.codes);
+    __syncwarp();  // the next row takes its place
+  }
 }
 
 constexpr int64_t kJobs = 32768;         // of one launch
@@ -563,7 +580,7 @@ void pack_rows(const PackedFormat& format, const Rules& rules, std::span<const P
     jobs = jobs.subspan(some.size());
     const PackLaunch launch = describe_jobs(some, stream);
     if (format.axis == ScaleAxis::kToken) {
-      const dim3 grid(grid_size(launch.most, kRowWarps), launch.count);
+      const dim3 grid(grid_size(launch.most, kRowWarps * kWarpRows), launch.count);
       pack_tokens<T>
           <<<grid, kRowWarps * 32, kRowWarps * row_room(format.channels()), native(stream)>>>(
               launch.jobs, format, rules);

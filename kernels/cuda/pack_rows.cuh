@@ -176,4 +176,50 @@ __device__ inline void pack_token(float* x, const PackedFormat& format, const Pa
   for (int i = warp_lane_id(); i < units; i += 32) pack_unit(to, section.code, codes, channels, i);
 }
 
+constexpr int kShortRow = 128;  // channels
+
+/// Rows that a warp packs in registers, 4 neighbouring channels a thread: of kShortRow channels in
+/// groups of 32 or in one, whose ends are their range, in codes of 2, 4 or 8 bits.
+VLM_HD inline bool is_short_row(const PackedFormat& format, const PackRule& rule) {
+  const CodeFormat code = format.section[0].code;
+  return format.channels() == kShortRow && rule.alpha == 0 &&
+         (format.group_size == 32 || format.group_size >= kShortRow) &&
+         (code == CodeFormat::kBits2 || code == CodeFormat::kBits4 || code == CodeFormat::kBits8);
+}
+
+/// The same as pack_token() of a short row, of which each thread has its channels.
+__device__ inline void pack_short_row(const float (&x)[4], const PackedFormat& format,
+                                      const PackRule& rule, std::byte* scales, std::byte* zeros,
+                                      size_t at, uint8_t* to) {
+  const int lane = warp_lane_id();
+  const int lanes = format.group_size == 32 ? 8 : 32;  // of a group
+  const int bits = code_bits(format.section[0].code);
+  float low = INFINITY;
+  float high = -INFINITY;
+#pragma unroll
+  for (const float y : x) {
+    low = y < low ? y : low;
+    high = y > high ? y : high;
+  }
+  for (int i = lanes / 2; i > 0; i /= 2) {
+    low = fminf(low, __shfl_xor_sync(kAll, low, i));
+    high = fmaxf(high, __shfl_xor_sync(kAll, high, i));
+  }
+  const int levels = (1 << bits) - 1;
+  const AffineRange range = !(low <= high) ? quantize::affine_range(0, 0, levels, 1)
+                                           : quantize::affine_range(low, high, levels, rule.kappa);
+  if (lane % lanes == 0) {
+    const size_t group = at * static_cast<size_t>(32 / lanes) + static_cast<size_t>(lane / lanes);
+    store_range(range, rule, format.meta, scales, group, zeros, group);
+  }
+  if (to == nullptr) return;
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    word |= static_cast<uint32_t>(range.code(x[i], rule.rounding)) << (i * bits);
+  }
+  uint8_t* row = to + at * static_cast<size_t>(kShortRow / 8 * bits) + lane * bits / 2;
+  for (int byte = 0; byte < bits / 2; ++byte) row[byte] = static_cast<uint8_t>(word >> 8 * byte);
+}
+
 }  // namespace kvlm::cuda::packing

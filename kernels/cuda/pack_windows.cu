@@ -27,16 +27,25 @@ __global__ void pack_token_rows(TableArgs table, const __grid_constant__ WindowC
   const int channels = windows.format.channels();
   const std::byte* row = tail.ring + static_cast<int64_t>(tail.place(number)) * channels *
                                          (table.dtype == DType::kF32 ? 4 : 2);
-  for (int i = warp_lane_id(); i < channels; i += 32) room[i] = element(row, table.dtype, i);
-  __syncwarp();
   const int at = tail.packed + number;
   const int block = at / tail.block_rows;
   std::byte* codes =
       tail.shares_codes ? nullptr : tail.codes + static_cast<int64_t>(block) * tail.code_stride;
   const int64_t scales = static_cast<int64_t>(block) * tail.scale_stride;
-  pack_token(room, windows.format, windows.rules[0], tail.scales + scales,
-             tail.zeros == nullptr ? nullptr : tail.zeros + scales,
-             static_cast<size_t>(at % tail.block_rows), reinterpret_cast<uint8_t*>(codes));
+  std::byte* zeros = tail.zeros == nullptr ? nullptr : tail.zeros + scales;
+  const auto in_block = static_cast<size_t>(at % tail.block_rows);
+  if (is_short_row(windows.format, windows.rules[0])) {
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = element(row, table.dtype, 4 * warp_lane_id() + i);
+    pack_short_row(x, windows.format, windows.rules[0], tail.scales + scales, zeros, in_block,
+                   reinterpret_cast<uint8_t*>(codes));
+  } else {
+    for (int i = warp_lane_id(); i < channels; i += 32) room[i] = element(row, table.dtype, i);
+    __syncwarp();
+    pack_token(room, windows.format, windows.rules[0], tail.scales + scales, zeros, in_block,
+               reinterpret_cast<uint8_t*>(codes));
+  }
   if (number == 0 && threadIdx.x == 0) of->flushed = 1;
 }
 
