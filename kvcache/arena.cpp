@@ -32,6 +32,16 @@ void ArenaExtent::set_used(size_t bytes) noexcept {
   used_ = bytes;
 }
 
+void ArenaExtent::shrink(size_t bytes) noexcept {
+  const size_t kept = Arena::rounded(bytes);
+  assert(used_ <= kept && kept <= reserved_);
+  ArenaExtent rest;
+  rest.arena_ = arena_;
+  rest.offset_ = offset_ + kept;
+  rest.reserved_ = reserved_ - kept;
+  reserved_ = kept;
+}
+
 void ArenaExtent::release() noexcept {
   if (arena_ == nullptr) return;
   Arena& arena = *std::exchange(arena_, nullptr);

@@ -26,6 +26,8 @@ class ArenaExtent {
   size_t used() const noexcept { return used_; }
   /// Sets the bytes handed out, at most reserved(). Allocates nothing.
   void set_used(size_t bytes) noexcept;
+  /// Keeps the first `bytes`, at least used(), rounded up to 64; the others are free.
+  void shrink(size_t bytes) noexcept;
 
  private:
   friend class Arena;

@@ -86,7 +86,7 @@ struct Repetition {
 
 /// What a sequence (or the whole cache) occupies.
 struct CacheReport {
-  size_t bytes = 0;            ///< handed out by the arena
+  size_t bytes = 0;            ///< handed out by the arena, that close() would take back at once
   size_t f16_bytes = 0;        ///< what plain f16 rows of all tokens fed so far would take
   double stored_bits = 0;      ///< 8 * bytes / elements of all tokens fed so far
   double nominal_bits = 0;     ///< the policy's own claim: codes only
@@ -116,7 +116,26 @@ class KvCache {
   /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`, the bytes needed and the bytes
   /// free if its size can not be guaranteed; then nothing has changed.
   virtual SequenceId open(const SequenceSize& size, const std::string& who) = 0;
-  /// Forgets a sequence; its memory is free for the next open().
+  /// Admits a sequence that goes on from where `parent` is, whose first prompt has ended; between
+  /// steps. What either is fed afterwards is its own, and each gives bit for bit what a sequence
+  /// gives that was fed all of its rows itself. (After rows of a ring have been packed or dropped,
+  /// as long as `max_rows` is the parent's, else but for rounding; on a GPU but for rounding where
+  /// its table does not serve the fork, see docs/architecture.md, "Forks".)
+  ///
+  ///   max_rows  all tokens ever fed, the parent's included
+  ///
+  /// Packed blocks that are never written again are shared: they count once in bytes(), in the
+  /// report of the last sequence that holds them, and until that is closed, whoever drops their
+  /// rows. Any of the sequences may be closed first; what the parent has set aside is free when
+  /// nobody reads its blocks. Everything else is copied: full rows, also those of plain caches,
+  /// blocks that are still being filled, and those that a policy packs anew (VidKV's
+  /// flush=requant_...). Only that and what it gains is set aside. No policy refuses.
+  ///
+  /// Throws Error{kOutOfMemory} as open() does, with nothing changed; Error{kInvalidArgument} if
+  /// the parent is not open, its first prompt has not ended or it holds more than max_rows tokens.
+  virtual SequenceId fork(SequenceId parent, int max_rows, const std::string& who,
+                          Stream& stream) = 0;
+  /// Forgets a sequence; its memory is free for the next open(), but for what forks share.
   virtual void close(SequenceId sequence) noexcept = 0;
 
   /// Announces the rows of a forward pass. Spans must live until end(). Throws

@@ -26,6 +26,8 @@ class Layouts {
   static constexpr size_t aligned(size_t bytes) noexcept {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
+  /// What a ring of `bytes` takes: with its blocks, no more than aligned() of both together and 15.
+  static constexpr size_t aligned_ring(size_t bytes) noexcept { return (bytes + 15) / 16 * 16; }
   /// Pictures of one prompt that may have scales of their own each.
   static constexpr int64_t kMaxImages = 64;
   explicit Layouts(const CachePlan& plan) : plan_(&plan), shape_(&plan.shape) {}

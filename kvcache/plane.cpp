@@ -62,14 +62,14 @@ PlaneCapacity Plane::capacity(const Layout& layout, int64_t planes, int64_t pack
   return capacity;
 }
 
-void Plane::place(const Layout& layout, const PlaneCapacity& capacity, std::byte* memory,
-                  const Plane* owner) {
+void Plane::place(const Layout& layout, const PlaneCapacity& capacity, std::byte* packed,
+                  std::byte* ring, const Plane* owner) {
   assert(layout.shared == (owner != nullptr));
   reset();
   layout_ = layout;
   owner_ = owner;
-  packed_memory_ = memory;
-  ring_ = memory + capacity.packed_bytes;
+  packed_memory_ = packed;
+  ring_ = ring;
   ring_rows_ = static_cast<int>(capacity.ring_rows);
   const auto blocks = static_cast<size_t>(capacity.blocks);
   blocks_.reserve(blocks);
@@ -88,7 +88,7 @@ void Plane::reset() noexcept {
   layout_ = {};
   owner_ = nullptr;
   ring_rows_ = ring_first_ = full_ = packed_ = 0;
-  next_slot_ = 0;
+  next_slot_ = first_own_ = 0;
   even_ = true;
   bytes_ = bump_ = 0;
   blocks_.clear();
@@ -96,6 +96,77 @@ void Plane::reset() noexcept {
   free_slots_.clear();
   live_.clear();
   live_words_ = 0;
+}
+
+bool Plane::fills_newest() const noexcept {
+  return layout_.plan != nullptr && layout_.plan->format.axis == ScaleAxis::kToken &&
+         !layout_.once && !blocks_.empty() && blocks_.back().rows < layout_.block_rows();
+}
+
+PlaneCapacity Plane::forked_capacity(const Layout& layout, bool share, int64_t more,
+                                     int64_t ring_rows) const noexcept {
+  const auto copied = static_cast<int64_t>(blocks_.size() - shared_blocks(share));
+  const int64_t rows = layout.once ? 0 : copied * layout.block_rows() + more;
+  PlaneCapacity capacity = Plane::capacity(layout, 1, rows, 1, ring_rows);
+  capacity.blocks += static_cast<int64_t>(blocks_.size());
+  for (const PackedBlock& block : blocks_) capacity.packed_rows += block.rows;
+  return capacity;
+}
+
+void Plane::fork(Plane& parent, bool share, int places, std::vector<ByteRange>& copies) {
+  even_ = parent.even_;
+  const size_t shared = parent.shared_blocks(share);
+  for (size_t b = 0; b < parent.blocks_.size(); ++b) {
+    take_block(parent, b, /*share=*/b < shared, copies);
+  }
+  packed_ = parent.packed_;
+  if (places > 0) copy_ring(parent, places, copies);
+}
+
+/// Block `b` of another plane becomes this one's newest.
+void Plane::take_block(Plane& parent, size_t b, bool share, std::vector<ByteRange>& copies) {
+  PackedBlock block = parent.blocks_[b];
+  Place& theirs = parent.places_[b];
+  Place place = theirs;
+  if (share) {
+    if (!theirs.shared) parent.bytes_ -= layout_.packed_bytes(block.rows);
+    place.shared = theirs.shared = true;
+    if (!layout_.once) place.slot = next_slot_++;
+    first_own_ = next_slot_;
+  } else {
+    place = new_place(layout_.block_rows());
+    copies.push_back({theirs.codes, place.codes, layout_.block_bytes(layout_.block_rows())});
+    block.codes = place.codes;
+    if (block.zeros != nullptr) block.zeros = place.scales + (block.zeros - block.scales);
+    block.scales = place.scales;
+    bytes_ += layout_.packed_bytes(block.rows);
+  }
+  if (layout_.shared) block.codes = owner_->blocks_[b].codes;
+  if (theirs.live != nullptr) {
+    place.live = new_bitmap(place, block.rows);
+    std::copy_n(theirs.live, static_cast<size_t>(block.rows + 63) / 64, place.live);
+    block.live = place.live;
+  }
+  blocks_.push_back(block);
+  places_.push_back(place);
+  even_ = even_ && lies_evenly(block.rows);
+}
+
+/// Copies the first `places` places of another ring from its oldest row on. Rows lie as they do
+/// there if the rings are alike.
+void Plane::copy_ring(const Plane& parent, int places, std::vector<ByteRange>& copies) {
+  full_ = parent.full_;
+  bytes_ += static_cast<size_t>(full_) * layout_.row_bytes();
+  if (ring_rows_ == parent.ring_rows_) ring_first_ = parent.ring_first_;
+  for (int row = 0; row < places;) {
+    const int before_ends =
+        std::min(ring_rows_ - (ring_first_ + row) % ring_rows_,
+                 parent.ring_rows_ - (parent.ring_first_ + row) % parent.ring_rows_);
+    const int rows = std::min(places - row, before_ends);
+    copies.push_back({parent.ring_ + parent.ring_offset(row), ring_ + ring_offset(row),
+                      static_cast<size_t>(rows) * layout_.row_bytes()});
+    row += rows;
+  }
 }
 
 std::byte* Plane::push_row() noexcept {
@@ -180,7 +251,8 @@ Plane::Place Plane::new_place(int rows) noexcept {
       place.slot = free_slots_.back();
       free_slots_.pop_back();
     }
-    place.codes = packed_memory_ + static_cast<size_t>(place.slot) * layout_.block_bytes(rows);
+    place.codes =
+        packed_memory_ + static_cast<size_t>(place.slot - first_own_) * layout_.block_bytes(rows);
   }
   place.scales = place.codes + aligned(codes_bytes(layout_, rows));
   return place;
@@ -193,9 +265,7 @@ PackJob Plane::push_packed(int rows) noexcept {
   const bool by_token = format.axis == ScaleAxis::kToken;
   const size_t zeros_offset = format.scales(full_block) * dtype_bytes(format.meta);
   const bool has_zeros = format.zeros(full_block) > 0;
-  const bool extend =
-      by_token && !layout_.once && !blocks_.empty() && blocks_.back().rows < full_block;
-  if (!extend) {
+  if (!fills_newest()) {
     const Place place = new_place(full_block);
     PackedBlock block;
     block.codes = layout_.shared ? owner_->blocks_[blocks_.size()].codes : place.codes;
@@ -230,6 +300,7 @@ PackJob Plane::push_packed(int rows) noexcept {
 }
 
 void Plane::clear_packed() noexcept {
+  assert(first_own_ == 0);
   for (const PackedBlock& block : blocks_) bytes_ -= layout_.packed_bytes(block.rows);
   free_slots_.clear();
   next_slot_ = 0;
@@ -277,24 +348,17 @@ RowGap Plane::evict(int slot) noexcept {
   --packed_;
   --block.live_rows;
   if (block.live_rows == 0) {
-    bytes_ -= layout_.packed_bytes(block.rows);
-    if (places_[b].slot >= 0) free_slots_.push_back(places_[b].slot);
+    if (!places_[b].shared) {
+      bytes_ -= layout_.packed_bytes(block.rows);
+      if (places_[b].slot >= 0) free_slots_.push_back(places_[b].slot);
+    }
     blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
     places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(b));
     return {};
   }
   uint64_t*& live = places_[b].live;
   if (live == nullptr) {
-    const auto words = static_cast<size_t>(block.rows + 63) / 64;
-    if (places_[b].slot >= 0) {
-      live = live_.data() + static_cast<size_t>(places_[b].slot * live_words_);
-    } else {
-      // A block packed once has as many rows as it likes; it gets its bitmap once in its life.
-      assert(live_.capacity() >= live_.size() + words);
-      live_.resize(live_.size() + words);
-      live = live_.data() + live_.size() - words;
-    }
-    std::fill_n(live, words, 0);
+    live = new_bitmap(places_[b], block.rows);
     for (int r = 0; r < block.rows; ++r) live[r / 64] |= uint64_t{1} << (r % 64);
     block.live = live;
   }
@@ -308,6 +372,21 @@ RowGap Plane::evict(int slot) noexcept {
     }
     slot -= here;
   }
+}
+
+uint64_t* Plane::new_bitmap(const Place& place, int rows) noexcept {
+  const auto words = static_cast<size_t>(rows + 63) / 64;
+  uint64_t* bitmap = nullptr;
+  if (place.slot >= 0) {
+    bitmap = live_.data() + static_cast<size_t>(place.slot * live_words_);
+  } else {
+    // A block packed once has as many rows as it likes; it gets its bitmap once in its life.
+    assert(live_.capacity() >= live_.size() + words);
+    live_.resize(live_.size() + words);
+    bitmap = live_.data() + live_.size() - words;
+  }
+  std::fill_n(bitmap, words, 0);
+  return bitmap;
 }
 
 void Plane::add_packed(RunList& runs) const noexcept {

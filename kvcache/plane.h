@@ -15,7 +15,8 @@
 
 namespace kvlm {
 
-/// Memory that a plane needs at most.
+/// Memory that a plane needs at most. A fork's blocks and packed_rows count those that it shares,
+/// which take none of its bytes.
 struct PlaneCapacity {
   int64_t blocks = 0;       ///< packed blocks of block_rows rows
   int64_t packed_rows = 0;  ///< rows ever packed
@@ -75,11 +76,25 @@ class alignas(64) Plane {
   static PlaneCapacity capacity(const Layout& layout, int64_t planes, int64_t packed_rows,
                                 int64_t spans, int64_t full_rows) noexcept;
 
-  /// Starts empty in `memory` of `capacity`. `owner` holds the codes if the layout is shared.
-  void place(const Layout& layout, const PlaneCapacity& capacity, std::byte* memory,
-             const Plane* owner);
+  /// Starts empty, in memory of `capacity` for its blocks, `packed`, and its `ring`. `owner` holds
+  /// the codes if the layout is shared.
+  void place(const Layout& layout, const PlaneCapacity& capacity, std::byte* packed,
+             std::byte* ring, const Plane* owner);
   /// Forgets everything; place() may follow.
   void reset() noexcept;
+
+  /// What fork() needs of this plane, for `more` rows yet to be packed and a ring of `ring_rows`.
+  ///   share  packed blocks are never written again: else they are copied
+  PlaneCapacity forked_capacity(const Layout& layout, bool share, int64_t more,
+                                int64_t ring_rows) const noexcept;
+  /// Starts as what `parent` holds; place() with its forked_capacity() has been. Blocks that are
+  /// shared count in the bytes() of neither from now on, and their memory must outlive both; a
+  /// block that is still being filled is copied.
+  ///   places  full rows that are copied, at least those that `parent` counts
+  ///   copies  returned, appended: what else is to be copied before anybody reads or writes
+  void fork(Plane& parent, bool share, int places, std::vector<ByteRange>& copies);
+  /// Blocks of its own follow blocks of another plane.
+  bool goes_on_elsewhere() const noexcept { return first_own_ > 0; }
 
   int slots() const noexcept { return packed_ + full_; }
   int packed() const noexcept { return packed_; }  ///< live packed slots
@@ -149,10 +164,21 @@ class alignas(64) Plane {
     std::byte* codes = nullptr;  ///< the block's memory; its scales follow its codes
     std::byte* scales = nullptr;
     int slot = -1;             ///< in units of a full block; -1 if blocks have any size
+    bool shared = false;       ///< other planes may read it: it is neither counted nor freed here
     uint64_t* live = nullptr;  ///< the block's bitmap, once it has dead rows
   };
 
   size_t ring_offset(int i) const noexcept;
+  /// The newest block takes the next packed row.
+  bool fills_newest() const noexcept;
+  /// Blocks that fork() shares, the oldest.
+  size_t shared_blocks(bool share) const noexcept {
+    return share ? blocks_.size() - (fills_newest() ? 1 : 0) : 0;
+  }
+  void take_block(Plane& parent, size_t b, bool share, std::vector<ByteRange>& copies);
+  void copy_ring(const Plane& parent, int places, std::vector<ByteRange>& copies);
+  /// The bitmap of a block of `rows` rows, which has none yet: all zero.
+  uint64_t* new_bitmap(const Place& place, int rows) noexcept;
   /// Bytes from a full block's begin to the next one's, where blocks follow each other.
   std::ptrdiff_t block_stride() const noexcept {
     return static_cast<std::ptrdiff_t>(layout_.block_bytes(layout_.block_rows()));
@@ -181,6 +207,7 @@ class alignas(64) Plane {
   std::ptrdiff_t scale_stride_ = 0;
 
   int next_slot_ = 0;            // those before it have had a block
+  int first_own_ = 0;            // slots before it are of shared blocks, whose memory is elsewhere
   std::vector<int> free_slots_;  // stack, of those that were evicted
   std::vector<uint64_t> live_;   // words of all slots, made live on the first eviction
   std::byte* packed_memory_ = nullptr;

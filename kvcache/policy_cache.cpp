@@ -20,7 +20,21 @@ PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_byt
       queries_(device) {}
 
 SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
-  const SequenceId id = store_.open(size, who);
+  return admit(store_.open(size, who), who);
+}
+
+SequenceId PolicyCache::fork(SequenceId parent, int max_rows, const std::string& who,
+                             Stream& stream) {
+  const bool prompted =
+      static_cast<size_t>(parent) < store_.all().size() && store_.at(parent).prompted;
+  check_fork(prompted, prompted ? store_.at(parent).rows : 0, max_rows);
+  gpu_.catch_up(store_.at(parent));
+  return admit(store_.fork(parent, max_rows, who, stream), who);
+}
+
+/// Makes workspaces for a sequence that the store has admitted, or forgets it and throws.
+SequenceId PolicyCache::admit(SequenceId id, const std::string& who) {
+  const int max_rows = store_.at(id).size.max_rows;
   try {
     reserve_workspaces();
   } catch (const std::exception&) {
@@ -30,7 +44,7 @@ SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {
         ErrorCode::kOutOfMemory,
         fmt::format("{} does not fit: the workspace to attend to {} tokens of {} cache finds "
                     "no memory beside what is held; use a smaller batch or fewer tokens",
-                    who, size.max_rows, plan().spec));
+                    who, max_rows, plan().spec));
   }
   return id;
 }

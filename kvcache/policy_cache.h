@@ -49,6 +49,7 @@ class PolicyCache final : public KvCache {
   CacheNeeds needs() const noexcept override { return traits_.needs(); }
 
   SequenceId open(const SequenceSize& size, const std::string& who) override;
+  SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream) override;
   void close(SequenceId sequence) noexcept override;
   void begin(std::span<const StepRows> step, Stream& stream) override;
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
@@ -71,6 +72,7 @@ class PolicyCache final : public KvCache {
   std::vector<HeadRows> inspect(SequenceId sequence, int layer, Stream& stream);
 
  private:
+  SequenceId admit(SequenceId id, const std::string& who);
   void reserve_workspaces();
   ConstTensorView own_queries(ConstTensorView q, TensorView out, Stream& stream);
   void attend_prompt(const StepRows& rows, int64_t first, int layer, ConstTensorView q,

@@ -13,6 +13,7 @@
 #include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
 #include "kvcache/arena.h"
+#include "kvcache/engine/step_checks.h"
 
 // The cache without a policy: an extent of the arena a layer holds a sequence's rows, keys then
 // values of each KV head, in the order in which they came. A prompt attends to its rows as they are
@@ -44,6 +45,7 @@ class RowCache final : public KvCache {
   CacheNeeds needs() const noexcept override { return {}; }
 
   SequenceId open(const SequenceSize& size, const std::string& who) override;
+  SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream) override;
   void close(SequenceId sequence) noexcept override;
   void begin(std::span<const StepRows> step, Stream& stream) override;
   void give_embeddings(ConstTensorView, Stream&) override {}
@@ -60,6 +62,7 @@ class RowCache final : public KvCache {
  private:
   struct Sequence {
     bool open = false;
+    bool prompted = false;  // the first prompt has ended
     int max_rows = 0;
     int rows = 0;                     // complete in every layer
     std::vector<ArenaExtent> layers;  // one a layer
@@ -134,6 +137,7 @@ SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
   sequence.max_rows = max_rows;
   sequence.rows = 0;
   sequence.open = true;
+  sequence.prompted = false;
 
   size_t lanes = 0;
   size_t rows = 0;
@@ -153,6 +157,34 @@ SequenceId RowCache::open(const SequenceSize& size, const std::string& who) {
   return static_cast<SequenceId>(slot);
 }
 
+/// Rows of a fork are copied: attention of prompts reads those of a KV head side by side.
+SequenceId RowCache::fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream) {
+  const bool prompted = static_cast<size_t>(parent) < sequences_.size() && at(parent).prompted;
+  check_fork(prompted, prompted ? at(parent).rows : 0, max_rows);
+  const SequenceId id = open({max_rows, 0, max_rows}, who);
+  const Sequence& from = at(parent);
+  Sequence& made = at(id);
+  std::vector<ByteRange> copies;
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (int part = 0; part < 2; ++part) {
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        copies.push_back({rows_of(from, layer, part, head), rows_of(made, layer, part, head),
+                          static_cast<size_t>(from.rows) * row_bytes()});
+      }
+    }
+    made.layers[static_cast<size_t>(layer)].set_used(layer_bytes(format_, shape_, from.rows));
+  }
+  made.rows = from.rows;
+  made.prompted = true;
+  try {
+    copy_ranges(copies, stream);
+  } catch (...) {
+    close(id);
+    throw;
+  }
+  return id;
+}
+
 void RowCache::close(SequenceId id) noexcept {
   Sequence& sequence = at(id);
   if (std::find(kept_batch_.begin(), kept_batch_.end(), id) != kept_batch_.end()) {
@@ -160,7 +192,7 @@ void RowCache::close(SequenceId id) noexcept {
   }
   sequence.layers.clear();
   sequence.rows = 0;
-  sequence.open = false;
+  sequence.open = sequence.prompted = false;
 }
 
 void RowCache::begin(std::span<const StepRows> step, Stream&) {
@@ -318,6 +350,7 @@ void RowCache::end(Stream&) {
   for (const StepRows& rows : step_) {
     Sequence& sequence = at(rows.sequence);
     sequence.rows += rows.rows;
+    sequence.prompted |= rows.ends_prompt;
     if (generated && !goes_on_) kept_batch_.push_back(rows.sequence);
     if (!goes_on_) continue;
     for (ArenaExtent& layer : sequence.layers) {

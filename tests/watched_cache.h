@@ -19,6 +19,10 @@ class WatchedCache : public KvCache {
   SequenceId open(const SequenceSize& size, const std::string& who) override {
     return cache_->open(size, who);
   }
+  SequenceId fork(SequenceId parent, int max_rows, const std::string& who,
+                  Stream& stream) override {
+    return cache_->fork(parent, max_rows, who, stream);
+  }
   void close(SequenceId sequence) noexcept override { cache_->close(sequence); }
   void begin(std::span<const StepRows> step, Stream& stream) override {
     cache_->begin(step, stream);

@@ -159,6 +159,7 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 }
 
 bool GpuDecode::can_place(const Sequence& sequence) const noexcept {
+  if (sequence.goes_on_elsewhere) return false;
   if (!traits_.table_weighs()) return lies_evenly(sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
@@ -296,7 +297,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt || !sequence.on_gpu) continue;
     const Gain gain = counts_.gain(sequence, of_sequence_);
-    sequence.memory.set_used(sequence.memory.used() + gain.bytes);
+    sequence.memory->set_used(sequence.memory->used() + gain.bytes);
     for (const Part part : kParts) {
       due[static_cast<size_t>(part)] |= gain.due[static_cast<size_t>(part)];
     }

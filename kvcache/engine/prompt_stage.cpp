@@ -314,7 +314,7 @@ PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
           packer_.packed_rows(store, part, layer, kept.slots[store]);
     }
   }
-  store_.place(sequence, layer, counts, selection.forget);
+  store_.place(sequence, layer, counts);
   return kept;
 }
 

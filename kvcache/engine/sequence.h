@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -69,6 +70,8 @@ struct HeadState {
 /// One layer of one sequence.
 struct LayerState {
   std::vector<HeadState> heads;  ///< (kv_heads,)
+  /// (kv_heads,) rows of the first prompt that went to each store.
+  std::vector<std::array<int, kStores>> counts;
   /// KV heads whose window of a store and side is full, since a row was appended last.
   std::array<std::array<int, 2>, kStores> due{};
   size_t plane_bytes = 0;  ///< of all planes
@@ -136,9 +139,16 @@ struct Sequence {
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.
   std::vector<std::vector<int>> came;
-  int prompt_rows = 0;  ///< of the first prompt
-  ArenaExtent memory;
-  size_t placed = 0;  ///< bytes of `memory` that layers have been given
+  int prompt_rows = 0;                  ///< of the first prompt
+  std::shared_ptr<ArenaExtent> memory;  ///< its own, whose blocks forks may read
+  /// Bytes of `memory` that layers have been given: for packed blocks, from its begin on, and for
+  /// all else, from its end back.
+  size_t placed_blocks = 0;
+  size_t placed_rest = 0;
+  size_t shared = 0;  ///< bytes of blocks in `memory` that were shared
+  /// Memory of sequences, open or not, whose blocks this one reads.
+  std::vector<std::shared_ptr<ArenaExtent>> read;
+  bool goes_on_elsewhere = false;  ///< blocks that it packs follow blocks that it shares
   /// Of a sequence that is closed, empty ones for the next.
   std::vector<LayerState> layers;
   /// (rows,) tags up to the end of the newest prompt: what follows is text. With retention, of the

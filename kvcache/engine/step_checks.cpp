@@ -80,4 +80,18 @@ void check_rows(const CacheTraits& traits, const Sequence& sequence, const StepR
   }
 }
 
+void check_fork(bool prompted, int rows, int max_rows) {
+  if (!prompted) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a sequence cannot be forked before its first prompt has ended, nor when it is "
+                "closed; fork it between the two");
+  }
+  if (max_rows < rows) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("a fork of at most {} tokens cannot go on from {}; give it room for "
+                            "these and its own",
+                            max_rows, rows));
+  }
+}
+
 }  // namespace kvlm

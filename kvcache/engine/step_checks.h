@@ -17,4 +17,8 @@ std::string_view why_one_prompt(const CachePlan& plan, Device device) noexcept;
 /// were announced, Error{kUnsupported} for what the policies cannot do, with the cure.
 void check_rows(const CacheTraits& traits, const Sequence& sequence, const StepRows& rows);
 
+/// Refuses a fork (KvCache::fork) of a sequence that holds `rows` tokens.
+///   prompted  it is open, and its first prompt has ended
+void check_fork(bool prompted, int rows, int max_rows);
+
 }  // namespace kvlm

@@ -23,6 +23,9 @@ class SequenceStore {
 
   /// Admits a sequence. Throws Error{kOutOfMemory} naming `who`; then nothing has changed.
   SequenceId open(const SequenceSize& size, const std::string& who);
+  /// Admits a sequence of at most `max_rows` rows that holds what a prompted one holds, counted on
+  /// the host. Throws as open() does.
+  SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream);
   void close(SequenceId id) noexcept;
   Sequence& at(SequenceId id) noexcept { return sequences_[static_cast<size_t>(id)]; }
   const Sequence& at(SequenceId id) const noexcept { return sequences_[static_cast<size_t>(id)]; }
@@ -33,9 +36,7 @@ class SequenceStore {
 
   /// Gives the planes of a layer their memory, when its prompt has ended.
   ///   counts  (kv_heads,) rows that go to each store
-  ///   forget  LayerSelection.forget
-  void place(Sequence& sequence, int layer, std::span<const std::array<int, kStores>> counts,
-             double forget) const;
+  void place(Sequence& sequence, int layer, std::span<const std::array<int, kStores>> counts) const;
   /// Counts the bytes of a sequence's planes from the start.
   static void count_planes(Sequence& sequence) noexcept;
   /// Tells the arena what a sequence uses.
@@ -48,12 +49,43 @@ class SequenceStore {
 
  private:
   void reserve(Sequence& sequence, const SequenceSize& size, const std::string& who);
-  void place_stores(Sequence& sequence, int layer, size_t head,
-                    const std::array<int, kStores>& counts, int most) const;
-  void place_plane(Sequence& sequence, Plane& plane, const Plane::Layout& layout,
-                   const PlaneCapacity& capacity, const Plane* owner) const;
-  const Plane* owner_of(const Sequence& sequence, int layer, size_t head, size_t store,
-                        Part part) const noexcept;
+  /// A plane of a KV head, as place() makes it.
+  struct Site {
+    int layer;
+    size_t head;
+    size_t store;
+    Plane StorePlanes::*side;
+    Plane::Layout layout;
+    PlaneCapacity capacity;
+
+    Plane& in(Sequence& sequence) const noexcept {
+      return sequence.layers[static_cast<size_t>(layer)].heads[head].stores[store].*side;
+    }
+    const Plane& in(const Sequence& sequence) const noexcept {
+      return sequence.layers[static_cast<size_t>(layer)].heads[head].stores[store].*side;
+    }
+  };
+
+  size_t free_slot() const noexcept;
+  SequenceId admit(Sequence sequence);
+  template <class Body>
+  void for_planes(const Sequence& sequence, int layer, const Body& body) const;
+  int most_slots(const Sequence& sequence, int layer) const noexcept;
+  int most_rows(const Sequence& sequence, int layer) const noexcept;
+  void prepare_heads(Sequence& sequence, int layer) const;
+  void place_extras(Sequence& sequence, int layer) const;
+  void place_plane(Sequence& sequence, const Site& site, const PlaneCapacity& capacity) const;
+  std::byte* take_rest(Sequence& sequence, size_t bytes) const noexcept;
+  const Plane* owner_of(const Sequence& sequence, const Site& site) const noexcept;
+  Sequence fork_counts(const Sequence& parent, int max_rows) const;
+  PlaneCapacity forked_capacity(const Sequence& parent, const Sequence& made,
+                                const Site& site) const noexcept;
+  bool packs_once(const Site& site) const noexcept;
+  size_t forked_bytes(const Sequence& parent, const Sequence& made) const;
+  void fork_layer(Sequence& parent, Sequence& made, int layer,
+                  std::vector<ByteRange>& copies) const;
+  void fork_extras(const Sequence& parent, Sequence& made, int layer,
+                   std::vector<ByteRange>& copies) const;
   double nominal_bits_of(const Sequence& sequence) const;
 
   const CacheTraits& traits_;

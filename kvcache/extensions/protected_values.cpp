@@ -62,6 +62,15 @@ void ProtectedValues::place(LayerState& state, int layer, std::byte* memory, int
   }
 }
 
+void ProtectedValues::copy_bits(const LayerState& from, LayerState& to) noexcept {
+  for (size_t h = 0; h < static_cast<size_t>(from.protection_bitmaps); ++h) {
+    const StorePlanes& rest = from.heads[h].stores[kRest];
+    const int slots = rest.values.slots() + rest.protected_values.packed();
+    std::copy_n(from.heads[h].protected_bits, static_cast<size_t>(slots + 63) / 64,
+                to.heads[h].protected_bits);
+  }
+}
+
 size_t ProtectedValues::bytes(const LayerState& state) noexcept {
   size_t bytes = 0;
   for (int i = 0; i < state.protection_bitmaps; ++i) {

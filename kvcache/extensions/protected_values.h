@@ -25,6 +25,8 @@ class ProtectedValues {
                             Stream& stream) const;
   /// Gives a layer its bitmaps of `ever` slots, in `memory` of Layouts::protection_bytes().
   void place(LayerState& state, int layer, std::byte* memory, int64_t ever) const;
+  /// Copies the bits of a layer to another one, which has been given its own.
+  static void copy_bits(const LayerState& from, LayerState& to) noexcept;
   /// Bytes of a layer's bitmaps that are in use.
   static size_t bytes(const LayerState& state) noexcept;
 

@@ -21,7 +21,7 @@ struct OneByOne {
   void start(std::vector<std::byte>& in, int places, const Plane* owner) {
     const PlaneCapacity capacity = Plane::capacity(layout, 1, 400, 1, places);
     in.resize(capacity.bytes());
-    plane.place(layout, capacity, in.data(), owner);
+    plane.place(layout, capacity, in.data(), in.data() + capacity.packed_bytes, owner);
     for (int i = 0; i + 1 < places; ++i) plane.push_row();
   }
   /// A row comes, the oldest is packed.
@@ -139,7 +139,7 @@ TEST(PlaneTest, SaysThatBlocksLieEvenlyUnlessOneIsLongerThanTheFirst) {
   std::vector<std::byte> memory(capacity.bytes());
   const auto evenly = [&](const std::vector<int>& lengths) {
     Plane plane;
-    plane.place(layout, capacity, memory.data(), nullptr);
+    plane.place(layout, capacity, memory.data(), memory.data() + capacity.packed_bytes, nullptr);
     for (const int rows : lengths) static_cast<void>(plane.push_packed(rows));
     SlotRun run[3];
     RunList runs(run);

@@ -1,8 +1,11 @@
 #include "tools/kv/attention_probe.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/base/error.h"
 #include "kernels/elementwise.h"
 
 // A cache that answers as plain rows do, and shows the same queries, keys and values to the caches
@@ -112,6 +115,13 @@ SequenceId AttentionProbe::open(const SequenceSize& size, const std::string& who
     for (size_t i = 0; i < sequence.ids.size(); ++i) policies_[i]->close(sequence.ids[i]);
     throw;
   }
+}
+
+SequenceId AttentionProbe::fork(SequenceId, int, const std::string& who, Stream&) {
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{} would go on from another sequence, and errors of attention are a "
+                          "sequence's own from its first row on; feed it all of its rows",
+                          who));
 }
 
 void AttentionProbe::close(SequenceId sequence) noexcept {

@@ -73,6 +73,8 @@ class AttentionProbe final : public KvCache {
   const std::string& spec() const noexcept override { return reference_->spec(); }
   CacheNeeds needs() const noexcept override;
   SequenceId open(const SequenceSize& size, const std::string& who) override;
+  /// Throws Error{kUnsupported}: errors are a sequence's own from its first row on.
+  SequenceId fork(SequenceId parent, int max_rows, const std::string& who, Stream& stream) override;
   void close(SequenceId sequence) noexcept override;
   void begin(std::span<const StepRows> step, Stream& stream) override;
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
