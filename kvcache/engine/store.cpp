@@ -1,6 +1,6 @@
 // Memory of sequences. open() sets aside what a sequence can ever need, in one extent. place()
 // deals it out to the planes of a layer and to extensions, once it is known what the layer keeps.
-// Decode asks for none.
+// Decode asks for none. fork() makes a sequence that reads another one's blocks where they are.
 #include "kvcache/engine/store.h"
 
 #include <fmt/format.h>

@@ -225,6 +225,69 @@ void check_company(const std::string& spec, const CacheShape& shape) {
   }
 }
 
+/// A sequence and its fork on both devices: outputs, bytes and what is stored, also when the parent
+/// has been closed and another sequence has its memory.
+void check_fork(const std::string& spec, const CacheShape& shape, int before) {
+  SCOPED_TRACE(fmt::format("{} [heads {}x{}, dim {}], {} steps", spec, shape.kv_heads,
+                           shape.q_per_kv(), shape.head_dim, before));
+  const std::vector<int16_t> prompt = PromptShape{3, {17, 30}, 21}.modality();
+  const SequenceSize size = size_of(prompt, 150);
+  const size_t bytes = 3 * Layouts(*test::plan_of(spec, shape)).reservation(size).bytes();
+  const auto on_cpu = make(spec, shape, bytes, {});
+  const auto on_gpu = make(spec, shape, bytes, kGpu);
+  Feeder cpu(shape, 2);
+  Feeder gpu(shape, 2, kGpu);
+  const bool later = !on_cpu->needs().one_prompt && !on_gpu->needs().one_prompt;
+  const auto pass = [&](std::vector<Feeder::Input>& inputs) {
+    const auto expected = cpu.pass(*on_cpu, inputs);
+    const auto got = gpu.pass(*on_gpu, inputs);
+    for (size_t layer = 0; layer < expected.size(); ++layer) {
+      expect_near(got[layer], expected[layer],
+                  fmt::format("row {}, layer {}", inputs[0].first, layer));
+    }
+    ASSERT_EQ(on_gpu->bytes(), on_cpu->bytes());
+    for (Feeder::Input& input : inputs) {
+      ASSERT_EQ(on_gpu->report(input.id).bytes, on_cpu->report(input.id).bytes);
+      input.first += static_cast<int>(input.modality.size());
+      input.modality = {kTextRow};
+      input.prompt = false;
+    }
+  };
+  const auto decode = [&](std::vector<Feeder::Input>& inputs, int steps) {
+    for (int i = 0; i < steps && !testing::Test::HasFatalFailure(); ++i) pass(inputs);
+    for (const Feeder::Input& input : inputs) {
+      for (int layer = 0; layer < shape.layers; ++layer) {
+        const auto want = on_cpu->inspect(input.id, layer, cpu.stream());
+        const auto have = on_gpu->inspect(input.id, layer, gpu.stream());
+        for (size_t h = 0; h < want.size(); ++h) {
+          ASSERT_EQ(have[h].keys, want[h].keys) << "layer " << layer << ", head " << h;
+          ASSERT_EQ(have[h].values, want[h].values) << "layer " << layer << ", head " << h;
+        }
+      }
+    }
+  };
+  const SequenceId parent = on_cpu->open(size, "p");
+  ASSERT_EQ(on_gpu->open(size, "p"), parent);
+  std::vector<Feeder::Input> inputs{{'s', parent, 0, prompt, true}};
+  decode(inputs, 1 + before);
+  const SequenceId child = on_cpu->fork(parent, size.max_rows, "c", cpu.stream());
+  ASSERT_EQ(on_gpu->fork(parent, size.max_rows, "c", gpu.stream()), child);
+  inputs.push_back(
+      {'c', child, inputs[0].first, std::vector<int16_t>(later ? 7 : 1, kTextRow), later});
+  decode(inputs, 45);
+  on_cpu->close(parent);
+  on_gpu->close(parent);
+  const SequenceId other = on_cpu->open(size, "o");
+  ASSERT_EQ(on_gpu->open(size, "o"), other);
+  inputs[0] = {'o', other, 0, prompt, true};
+  decode(inputs, 30);
+  for (PolicyCache* cache : {on_cpu.get(), on_gpu.get()}) {
+    cache->close(other);
+    cache->close(child);
+    EXPECT_EQ(cache->bytes(), 0u);
+  }
+}
+
 class CudaPolicy : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -241,6 +304,11 @@ TEST_P(CudaPolicy, EqualsTheCpuStepByStep) {
 
 TEST_P(CudaPolicy, EachLayerReadsWhatTheCpuReads) {
   check_each_layer(GetParam(), shape_of(4, 2, 2, 16));
+}
+
+TEST_P(CudaPolicy, ForksEqualTheCpu) {
+  check_fork(GetParam(), shape_of(2, 2, 2, 16), 0);
+  check_fork(GetParam(), shape_of(2, 1, 5, 128), 37);
 }
 
 TEST_P(CudaPolicy, DoesNotDependOnWhatElseHappens) { check_lives(GetParam(), kGpu); }

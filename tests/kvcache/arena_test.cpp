@@ -47,6 +47,24 @@ TEST(Arena, CountsWhatItsExtentsHandOut) {
   EXPECT_EQ(arena.reserved(), 128u);
 }
 
+TEST(Arena, ExtentsShrink) {
+  Arena arena({}, 512);
+  ArenaExtent a = arena.reserve(256, "a");
+  const ArenaExtent b = arena.reserve(128, "b");
+  a.set_used(70);
+  EXPECT_FALSE(arena.fits(192, 1));
+  a.shrink(70);
+  EXPECT_EQ(a.reserved(), 128u);
+  EXPECT_EQ(a.used(), 70u);
+  EXPECT_EQ(arena.used(), 70u);
+  EXPECT_EQ(arena.reserved(), 256u);
+  EXPECT_EQ(arena.reserve(128, "behind a").data(), a.data() + 128);
+  a.shrink(100);  // rounded up, as it is
+  EXPECT_EQ(a.reserved(), 128u);
+  a = ArenaExtent();
+  EXPECT_TRUE(arena.fits(256, 1));
+}
+
 TEST(Arena, MovedExtentsReturnTheirMemoryOnce) {
   Arena arena({}, 256);
   {

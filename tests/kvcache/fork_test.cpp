@@ -337,6 +337,28 @@ TEST(ForkTest, EightQuestionsTakeThePictureOnce) {
   }
 }
 
+/// A parent with room for a long answer that is closed leaves its picture and nothing else.
+TEST(ForkTest, ClosedParentsGiveBackWhatNobodyReads) {
+  const std::vector<int16_t> prompt = PromptShape{3, {64}, 2}.modality();
+  const auto plan = plan_of("calibquant", kSmall);
+  const SequenceSize size = size_of(prompt, 500);
+  const size_t parents = reservation(*plan, size).bytes();
+  const auto cache = make_cache(plan, parents + reservation(*plan, size_of(prompt, 1)).bytes(), {});
+  Feeder feeder(kSmall);
+  const SequenceId parent = cache->open(size, "parent");
+  feeder.pass(*cache, {{'s', parent, 0, prompt, true}});
+  const size_t before = cache->bytes();
+  const SequenceId child = cache->fork(parent, size.prompt_rows + 1, "child", feeder.stream());
+  const SequenceSize text = size_of(std::vector<int16_t>(20, kTextRow), 470);
+  EXPECT_THROW((void)cache->open(text, "another"), Error);
+  EXPECT_EQ(cache->report(parent).bytes, cache->report(child).bytes);  // text rows
+  cache->close(parent);
+  EXPECT_EQ(cache->bytes(), before);
+  EXPECT_EQ(cache->report(child).bytes, before);
+  const SequenceId another = cache->open(text, "another");
+  feeder.pass(*cache, {{'o', another, 0, std::vector<int16_t>(20, kTextRow), true}});
+}
+
 TEST(ForkTest, RefusesSequencesWithoutAPrompt) {
   const SequenceSize size{10, 0, 20};
   for (const char* spec : {"f16", "f16 + prefixkv,keep=0.4", "calibquant"}) {
