@@ -284,7 +284,7 @@ Sequence SequenceStore::fork_counts(const Sequence& parent, int max_rows) const 
 }
 
 /// No packed block is ever written again.
-bool SequenceStore::packs_once(const Site& site) const noexcept {
+bool SequenceStore::blocks_stay(const Site& site) const noexcept {
   const Quantizer* quantizer = traits_.quantizer(site.store, site.layer);
   return site.side == &StorePlanes::protected_values || quantizer == nullptr ||
          !quantizer->repacks(part_of(site.side));
@@ -301,7 +301,7 @@ PlaneCapacity SequenceStore::forked_capacity(const Sequence& parent, const Seque
     const int full = values.in(parent).full();
     more = traits_.layouts().protected_capacity(site.layer, 1, full).packed_rows;
   }
-  return from.forked_capacity(site.layout, packs_once(site), more, site.capacity.ring_rows);
+  return from.forked_capacity(site.layout, blocks_stay(site), more, site.capacity.ring_rows);
 }
 
 size_t SequenceStore::forked_bytes(const Sequence& parent, const Sequence& made) const {
@@ -325,7 +325,7 @@ void SequenceStore::fork_layer(Sequence& parent, Sequence& made, int layer,
     const size_t before = from.bytes();
     place_plane(made, site, forked_capacity(parent, made, site));
     const int places = from.full() == 0 ? 0 : from.full() + holes;
-    to.fork(from, packs_once(site), places, copies);
+    to.fork(from, blocks_stay(site), places, copies);
     parent.shared += before - from.bytes();
     made.goes_on_elsewhere |= to.goes_on_elsewhere();
   });

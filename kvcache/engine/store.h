@@ -80,7 +80,7 @@ class SequenceStore {
   Sequence fork_counts(const Sequence& parent, int max_rows) const;
   PlaneCapacity forked_capacity(const Sequence& parent, const Sequence& made,
                                 const Site& site) const noexcept;
-  bool packs_once(const Site& site) const noexcept;
+  bool blocks_stay(const Site& site) const noexcept;
   size_t forked_bytes(const Sequence& parent, const Sequence& made) const;
   void fork_layer(Sequence& parent, Sequence& made, int layer,
                   std::vector<ByteRange>& copies) const;
