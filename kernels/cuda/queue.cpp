@@ -171,10 +171,13 @@ void release(int index, std::byte* data) noexcept {
 
 void copy_now(void* to, const void* from, size_t bytes) {
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
+  // From memory that is not pinned it returns when all is staged, and queues do not wait for it.
+  check(cudaStreamSynchronize(nullptr), "copy");
 }
 
 void copy_rows_now(void* to, size_t stride, const void* from, size_t bytes, size_t rows) {
   check(cudaMemcpy2D(to, stride, from, bytes, bytes, rows, cudaMemcpyDefault), "copy");
+  check(cudaStreamSynchronize(nullptr), "copy");  // as in copy_now()
 }
 
 void clear_now(void* data, size_t bytes) {
