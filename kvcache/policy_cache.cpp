@@ -113,20 +113,25 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const bool decodes =
       std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
   const ConstTensorView queries = decodes ? own_queries(q, out, stream) : q;
-  decode_.start_layer();
   int64_t first = 0;
   bool on_gpu = false;  // some sequences' rows are
   for (const StepRows& rows : step_) {
     if (rows.prompt) {
       attend_prompt(rows, first, layer, q, k, v, out, scale, stream);
-    } else if (Sequence& sequence = store_.at(rows.sequence); sequence.on_gpu) {
-      on_gpu = true;
     } else {
-      decode_.add(sequence, first);
+      on_gpu |= store_.at(rows.sequence).on_gpu;
     }
     first += rows.rows;
   }
   if (on_gpu) gpu_.attend(layer, queries.as<float>(), k, v, out, scale, stream);
+  // Behind what the GPU describes: both change queries to another basis in the same place.
+  decode_.start_layer();
+  first = 0;
+  for (const StepRows& rows : step_) {
+    Sequence& sequence = store_.at(rows.sequence);
+    if (!rows.prompt && !sequence.on_gpu) decode_.add(sequence, first);
+    first += rows.rows;
+  }
   if (decode_.rows() > 0) {
     decode_.attend(layer, queries.as<float>(), k, v, out, scale, stream);
   }

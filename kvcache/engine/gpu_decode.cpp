@@ -128,16 +128,24 @@ void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
   const bool placed = place(step, /*prompts=*/false, stream);
   rows_.clear();
   int row = 0;
+  bool alone = true;  // key_basis_ is told of no other rows in this step
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt && sequence.prompted) take_back(sequence);
-    if (!rows.prompt && sequence.on_gpu) rows_.push_back({static_cast<int>(rows.sequence), row});
+    if (!rows.prompt && sequence.on_gpu) {
+      rows_.push_back({static_cast<int>(rows.sequence), row});
+    } else {
+      alone = alone && !sequence.prompted;
+    }
     row += rows.rows;
   }
-  if (rows_.empty()) return;
-  basis_known_ = !placed && same(rows_, known_rows_);
-  if (!basis_known_) known_rows_.assign(rows_.begin(), rows_.end());
-  table_->start(rows_, stream);
+  basis_known_ = alone && !placed && same(rows_, known_rows_);
+  if (!alone) {
+    known_rows_.clear();
+  } else if (!basis_known_) {
+    known_rows_.assign(rows_.begin(), rows_.end());
+  }
+  if (!rows_.empty()) table_->start(rows_, stream);
 }
 
 void GpuDecode::place_prompts(std::span<const StepRows> step, Stream& stream) {
