@@ -318,6 +318,11 @@ bool Plane::lies_evenly(int rows) noexcept {
   const std::ptrdiff_t codes = blocks_[n - 1].codes - blocks_[n - 2].codes;
   const std::ptrdiff_t scales = blocks_[n - 1].scales - blocks_[n - 2].scales;
   if (n == 2) {
+    // Behind a block that a fork shares, the next may be anywhere: its distance is no stride.
+    const Plane& holder = layout_.shared ? *owner_ : *this;
+    if (first_own_ > 0 && (scales != block_stride() || codes != holder.block_stride())) {
+      return false;
+    }
     code_stride_ = codes;
     scale_stride_ = scales;
   }

@@ -77,6 +77,7 @@ void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
   if (in_step_) {  // the last step has failed half way
     if (gpu_.serves()) gpu_.give_up();
     prompt_packer_.clear();
+    protected_values_.clear();
     window_packer_.clear();
     evictor_.clear();
   }
@@ -173,7 +174,6 @@ Repetition PolicyCache::repetition() const noexcept {
 void PolicyCache::repeated() noexcept { attended_ = shape().layers; }
 
 void PolicyCache::end(Stream& stream) {
-  in_step_ = false;
   guarded_remaps_.reset();
   const std::span<const StepRows> step = std::exchange(step_, {});
   settling_.clear();
@@ -194,6 +194,7 @@ void PolicyCache::end(Stream& stream) {
     if (!sequence.on_gpu) store_.account(sequence);
   }
   if (gpu_.serves()) gpu_.place_prompts(step, stream);
+  in_step_ = false;
 }
 
 /// What follows the attention of the generated rows of settling_: windows that are full are

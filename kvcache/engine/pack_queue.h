@@ -56,11 +56,16 @@ class PackQueue {
     for_pack_jobs(plane, x.data, row_bytes, rows,
                   [&](const PackJob& job) { batch.jobs.push_back(job); });
   }
-  /// Packs what was added, and forgets it.
+  /// Packs what was added, and forgets it, also if that fails.
   void run(Stream& stream) {
-    for (const Batch& batch : batches_) {
-      if (batch.jobs.empty()) continue;
-      pack(batch.plan->format, batch.plan->rules, batch.jobs, stream, batch.dtype);
+    try {
+      for (const Batch& batch : batches_) {
+        if (batch.jobs.empty()) continue;
+        pack(batch.plan->format, batch.plan->rules, batch.jobs, stream, batch.dtype);
+      }
+    } catch (...) {
+      clear();
+      throw;
     }
     clear();
   }

@@ -239,13 +239,13 @@ SequenceId SequenceStore::fork(SequenceId parent, int max_rows, const std::strin
   made.memory = std::make_shared<ArenaExtent>(arena_.reserve(bytes, who));
   const SequenceId id = admit(std::move(made));
   std::vector<ByteRange> copies;
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    fork_layer(at(parent), at(id), layer, copies);
-  }
-  if (at(parent).shared > 0) at(id).read.push_back(at(parent).memory);
-  for (const SequenceId counted : {parent, id}) count_planes(at(counted));
-  account(at(id));
   try {
+    for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+      fork_layer(at(parent), at(id), layer, copies);
+    }
+    if (at(parent).shared > 0) at(id).read.push_back(at(parent).memory);
+    for (const SequenceId counted : {parent, id}) count_planes(at(counted));
+    account(at(id));
     copy_ranges(copies, stream);
   } catch (...) {
     close(id);
@@ -382,6 +382,7 @@ void SequenceStore::account(Sequence& sequence) const noexcept {
 
 CacheReport SequenceStore::report(const Sequence& sequence) const noexcept {
   CacheReport report;
+  if (!sequence.open) return report;
   report.bytes = sequence.memory->used() + sequence.prompt.staging.used();
   if (sequence.memory.use_count() > 1) report.bytes -= sequence.shared;
   for (const std::shared_ptr<ArenaExtent>& read : sequence.read) {

@@ -27,6 +27,8 @@ class ProtectedValues {
   void place(LayerState& state, int layer, std::byte* memory, int64_t ever) const;
   /// Copies the bits of a layer to another one, which has been given its own.
   static void copy_bits(const LayerState& from, LayerState& to) noexcept;
+  /// Forgets what a step that has failed has left.
+  void clear() noexcept { queue_.clear(); }
   /// Bytes of a layer's bitmaps that are in use.
   static size_t bytes(const LayerState& state) noexcept;
 

@@ -5,10 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/watch.h"
 
 namespace kvlm {
 namespace {
@@ -28,6 +31,51 @@ class Lives : public ::testing::TestWithParam<const char*> {};
 
 /// On a GPU: tests/cuda/policy_test.cpp.
 TEST_P(Lives, DoNotDependOnWhatElseHappens) { check_lives(GetParam(), Device{}); }
+
+/// Wants no more when it was asked `patience` times.
+class Canceller final : public Watch {
+ public:
+  explicit Canceller(int patience) : patience_(patience) {}
+  void progress(std::string_view, size_t, size_t) override {}
+  bool cancelled() const noexcept override { return ++asked_ >= patience_; }
+
+ private:
+  int patience_;
+  mutable std::atomic<int> asked_ = 0;
+};
+
+/// A prompt that is given up anywhere leaves nothing to the next one, which gets its memory.
+TEST_P(Lives, LeaveNothingOfAPromptThatWasGivenUp) {
+  const CacheShape shape = shape_of(5, 2, 1, 16);
+  Feeder feeder(shape);
+  const auto plan = test::plan_of(GetParam(), shape);
+  const std::vector<int16_t> prompt = PromptShape{5, {23, 19}, 9}.modality();
+  const SequenceSize size = size_of(prompt, 2);
+  const auto answer = [&](PolicyCache& cache) {
+    Feeder::Input input{'a', cache.open(size, "s"), 0, prompt, true};
+    feeder.pass(cache, {input});
+    input = {'a', input.id, static_cast<int>(prompt.size()), {kTextRow}, false};
+    return feeder.pass(cache, {input});
+  };
+  PolicyCache fresh(plan, 4 << 20, Device{});
+  const auto expected = answer(fresh);
+  bool cancelled = true;
+  for (int patience = 1; cancelled; patience += 5) {
+    PolicyCache cache(plan, 4 << 20, Device{});
+    const SequenceId id = cache.open(size, "s");
+    Canceller canceller(patience);
+    try {
+      const WatchScope scope(feeder.stream(), &canceller);
+      feeder.pass(cache, {{'b', id, 0, prompt, true}});
+      cancelled = false;
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), ErrorCode::kCancelled);
+    }
+    cache.close(id);
+    ASSERT_EQ(answer(cache), expected) << "given up when it was asked " << patience << " times";
+    ASSERT_LT(patience, 10000);
+  }
+}
 
 /// What is seen of a cache in the middle of a step is what its attention has just read.
 TEST_P(Lives, AreSeenInTheMiddleOfAStep) {
