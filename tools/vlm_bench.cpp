@@ -140,6 +140,9 @@ void add_kernels(CLI::App& app, Options& options) {
   command.add_option("--rows", kernels.rows, "Cached rows, a multiple of 32")
       ->check(CLI::Range(32, 1 << 20))
       ->capture_default_str();
+  command.add_option("--head-dim", kernels.head_dim, "Channels of a kv_head")
+      ->check(CLI::Range(16, 256))
+      ->capture_default_str();
   command.add_option("--repeats", kernels.repeats, "Repetitions")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

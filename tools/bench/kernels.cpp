@@ -26,7 +26,6 @@ namespace kvlm {
 namespace {
 
 constexpr int kHeadsPerSequence = 8;
-constexpr int kHeadDim = 128;
 constexpr float kScale = 0.088f;
 
 double now() {
@@ -59,13 +58,13 @@ struct Packing {
   int block_rows = 32;
 };
 
-Packing packing(CodeFormat code, ScaleAxis axis, int block_rows) {
+Packing packing(CodeFormat code, ScaleAxis axis, int head_dim, int block_rows) {
   Packing result;
   result.block_rows = block_rows;
   result.format.axis = axis;
   result.format.group_size = axis == ScaleAxis::kToken ? 32 : 0;
   result.format.section[0].code = code;
-  result.format.section[0].channels = kHeadDim;
+  result.format.section[0].channels = head_dim;
   if (code == CodeFormat::kTrit5) {
     result.format.section[0].zero_stored = false;
     result.format.section[0].offset = -1;
@@ -74,11 +73,12 @@ Packing packing(CodeFormat code, ScaleAxis axis, int block_rows) {
 }
 
 /// Two bits for half of the channels, a sign for the others.
-Packing mixed_packing(int block_rows) {
-  Packing result = packing(CodeFormat::kBits2, ScaleAxis::kChannel, block_rows);
+Packing mixed_packing(int head_dim, int block_rows) {
+  Packing result = packing(CodeFormat::kBits2, ScaleAxis::kChannel, head_dim, block_rows);
   result.format.sections = 2;
-  result.format.section[0].channels = kHeadDim / 2;
-  result.format.section[1] = {CodeFormat::kBits1, kHeadDim / 2, false, 2, -1, 1 << 30, 0};
+  result.format.section[0].channels = head_dim / 2;
+  result.format.section[1] = {
+      CodeFormat::kBits1, head_dim - head_dim / 2, false, 2, -1, 1 << 30, 0};
   return result;
 }
 
@@ -143,8 +143,8 @@ class Store {
 
 /// Queries and outputs of all heads, on the stream's device.
 struct Heads {
-  Heads(int heads, int q_per_kv, Stream& stream)
-      : q(DType::kF32, {heads, q_per_kv, kHeadDim}, stream.device()),
+  Heads(int heads, int q_per_kv, int head_dim, Stream& stream)
+      : q(DType::kF32, {heads, q_per_kv, head_dim}, stream.device()),
         out(DType::kF32, q.shape(), stream.device()) {
     std::vector<float> numbers = Random().numbers(static_cast<size_t>(q.shape().elements()));
     copy(q, ConstTensorView(numbers.data(), DType::kF32, q.shape()), stream);
@@ -158,13 +158,14 @@ struct Heads {
 /// One decode step over f16 rows of all layers.
 class FullStep {
  public:
-  FullStep(int layers, int heads, int rows, Stream& stream)
+  FullStep(int layers, int heads, int rows, int head_dim, Stream& stream)
       : layers_(layers),
         heads_(static_cast<size_t>(heads)),
         rows_(rows),
-        cache_(DType::kF16, {int64_t{layers} * heads, 2, rows, kHeadDim}, stream.device()),
+        head_dim_(head_dim),
+        cache_(DType::kF16, {int64_t{layers} * heads, 2, rows, head_dim}, stream.device()),
         batch_(stream.device()) {
-    Tensor numbers(DType::kF16, {1, 2, rows, kHeadDim});
+    Tensor numbers(DType::kF16, {1, 2, rows, head_dim});
     Random random;
     for (int64_t i = 0; i < numbers.shape().elements(); ++i) {
       numbers.as<f16>()[i] = to_f16(random.number());
@@ -173,9 +174,9 @@ class FullStep {
   }
 
   void operator()(Heads& heads, int q_per_kv, Stream& stream) {
-    const auto half = static_cast<size_t>(rows_) * kHeadDim * sizeof(f16);
+    const auto half = static_cast<size_t>(rows_) * static_cast<size_t>(head_dim_) * sizeof(f16);
     for (size_t layer = 0; layer < static_cast<size_t>(layers_); ++layer) {
-      batch_.start(q_per_kv, kHeadDim);
+      batch_.start(q_per_kv, head_dim_);
       for (size_t head = 0; head < heads_; ++head) {
         const std::byte* p =
             cache_.view().slice(static_cast<int64_t>(layer * heads_ + head), 1).data();
@@ -192,6 +193,7 @@ class FullStep {
   int layers_;
   size_t heads_;
   int rows_;
+  int head_dim_;
   Tensor cache_;
   RowBatch batch_;
 };
@@ -234,8 +236,8 @@ class PackedStep {
         if (remapped) lane.remaps = {&remap, 1};
       }
       batches_.emplace_back(stream.device());
-      batches_.back().describe(lanes, q_per_kv, kHeadDim, heads.q_of(0), heads.out_of(0),
-                               /*keep=*/true, stream);
+      batches_.back().describe(lanes, q_per_kv, static_cast<int>(heads.q.shape()[2]), heads.q_of(0),
+                               heads.out_of(0), /*keep=*/true, stream);
     }
     stream.synchronize();
   }
@@ -264,20 +266,23 @@ struct Case {
   bool remapped = false;
 };
 
-std::vector<Case> cases() {
+std::vector<Case> cases(int head_dim) {
   using enum CodeFormat;
   using enum ScaleAxis;
-  return {{"kivi 1 bit", packing(kBits1, kChannel, 32), packing(kBits1, kToken, 32)},
-          {"kivi 2 bits", packing(kBits2, kChannel, 32), packing(kBits2, kToken, 32)},
-          {"kivi 3 bits", packing(kBits3, kChannel, 32), packing(kBits3, kToken, 32)},
-          {"kivi 4 bits", packing(kBits4, kChannel, 32), packing(kBits4, kToken, 32)},
-          {"calibquant 1 bit", packing(kBits1, kChannel, 0), packing(kBits1, kChannel, 0), true},
-          {"calibquant 2 bits", packing(kBits2, kChannel, 0), packing(kBits2, kChannel, 0), true},
-          {"calibquant 8 bits", packing(kBits8, kChannel, 0), packing(kBits8, kChannel, 0)},
-          {"per head 1 bit", packing(kBits1, kHead, 0), packing(kBits1, kHead, 0)},
-          {"per token 2 bits", packing(kBits2, kToken, 32), packing(kBits2, kToken, 32)},
-          {"trit5", packing(kTrit5, kChannel, 32), packing(kTrit5, kChannel, 32)},
-          {"vidkv 2+1 bits, trit5", mixed_packing(32), packing(kTrit5, kChannel, 32)}};
+  const auto pack = [&](CodeFormat code, ScaleAxis axis, int block_rows) {
+    return packing(code, axis, head_dim, block_rows);
+  };
+  return {{"kivi 1 bit", pack(kBits1, kChannel, 32), pack(kBits1, kToken, 32)},
+          {"kivi 2 bits", pack(kBits2, kChannel, 32), pack(kBits2, kToken, 32)},
+          {"kivi 3 bits", pack(kBits3, kChannel, 32), pack(kBits3, kToken, 32)},
+          {"kivi 4 bits", pack(kBits4, kChannel, 32), pack(kBits4, kToken, 32)},
+          {"calibquant 1 bit", pack(kBits1, kChannel, 0), pack(kBits1, kChannel, 0), true},
+          {"calibquant 2 bits", pack(kBits2, kChannel, 0), pack(kBits2, kChannel, 0), true},
+          {"calibquant 8 bits", pack(kBits8, kChannel, 0), pack(kBits8, kChannel, 0)},
+          {"per head 1 bit", pack(kBits1, kHead, 0), pack(kBits1, kHead, 0)},
+          {"per token 2 bits", pack(kBits2, kToken, 32), pack(kBits2, kToken, 32)},
+          {"trit5", pack(kTrit5, kChannel, 32), pack(kTrit5, kChannel, 32)},
+          {"vidkv 2+1 bits, trit5", mixed_packing(head_dim, 32), pack(kTrit5, kChannel, 32)}};
 }
 
 }  // namespace
@@ -294,7 +299,7 @@ int run_kernels(const KernelsOptions& options) {
   const int layers = static_cast<int>(std::clamp(kElements / rows_of_layer, 4.0, 12.0));
   const int packed_layers = device.kind == DeviceKind::kCuda ? layers : 4 * layers;
   const double row_count = layers * rows_of_layer;
-  FullStep full(layers, heads_count, options.rows, stream);
+  FullStep full(layers, heads_count, options.rows, options.head_dim, stream);
   double roof = 0;
   if (device.kind == DeviceKind::kCuda) {
     Buffer probe(device, size_t{2} << 30);
@@ -305,17 +310,17 @@ int run_kernels(const KernelsOptions& options) {
   if (!options.json) {
     fmt::print(
         "{}: {} sequences, {} rows, {} kv_heads of {} channels, {} threads, {} repetitions\n",
-        device_name(device), options.batch, options.rows, kHeadsPerSequence, kHeadDim,
+        device_name(device), options.batch, options.rows, kHeadsPerSequence, options.head_dim,
         pool.threads(), options.repeats);
     if (roof > 0) fmt::print("a copy moves {:.0f} GB/s\n", 1e-9 * roof);
     fmt::print("{:<22} {:>8} {:>28} {:>8} {:>28} {:>8}\n", "format", "q_per_kv",
                "packed, ns a row (min, max)", "GB/s", "f16 rows, ns a row (min, max)", "faster");
   }
-  for (const Case& c : cases()) {
+  for (const Case& c : cases(options.head_dim)) {
     if (c.name.find(options.only) == std::string_view::npos) continue;
     PackedStep packed(c.keys, c.values, packed_layers, heads_count, options.rows, stream);
     for (const int q_per_kv : {1, 4}) {
-      Heads heads(heads_count, q_per_kv, stream);
+      Heads heads(heads_count, q_per_kv, options.head_dim, stream);
       packed.describe(heads, q_per_kv, c.remapped, stream);
       std::vector<double> full_ns;
       std::vector<double> packed_ns;
@@ -343,6 +348,7 @@ int run_kernels(const KernelsOptions& options) {
         };
         fmt::print("{}\n", nlohmann::ordered_json{{"format", c.name},
                                                   {"rows", options.rows},
+                                                  {"head_dim", options.head_dim},
                                                   {"q_per_kv", q_per_kv},
                                                   {"threads", pool.threads()},
                                                   {"device", device_name(device)},
