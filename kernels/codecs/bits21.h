@@ -5,7 +5,10 @@
 namespace kvlm::codecs {
 
 /// 64 channels of 2 bits, then 64 of 1 bit (VidKV's keys), widened to 2.
+template <int kDim_>
 struct Bits21 {
+  static_assert(kDim_ == 128);
+  static constexpr int kDim = kDim_;
   static constexpr std::array<Section, 2> kSections{
       {{CodeFormat::kBits2, 64}, {CodeFormat::kBits1, 64}}};
   static constexpr int kWidth = 2;

@@ -5,7 +5,10 @@
 namespace kvlm::codecs {
 
 /// Ternary digits, five to a byte, widened to 2 bits.
+template <int kDim_>
 struct Trit5 {
+  static_assert(kDim_ == 128);
+  static constexpr int kDim = kDim_;
   static constexpr std::array<Section, 1> kSections{{{CodeFormat::kTrit5, 128}}};
   static constexpr int kWidth = 2;
   static constexpr int kRowBytes = 26;
@@ -46,7 +49,7 @@ struct Trit5 {
     put_shared(to + 16, uint4{words[4], words[5], words[6], words[7]});
   }
   static __device__ uint32_t four(const std::byte* row, int group, int part) {
-    return shared_at<uint8_t>(row + 8 * group + part);
+    return four_of<kWidth>(row, group, part);
   }
 #endif
 };

@@ -1041,7 +1041,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     const size_t first = builder.first_runs[i];
     const size_t values = first + lanes[i].keys.size();
     const size_t end = values + lanes[i].values.size();
-    const FusedLane of_fused = fused_lane(lanes[i], head_dim);
+    const FusedLane of_fused = fused_lane(lanes[i], head_dim, most_shared_bytes());
     const bool fused = of_fused.pair != 0;
     builder.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, fused, first);
     builder.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, fused, values);

@@ -14,14 +14,13 @@ namespace kvlm::cuda::packed {
 namespace {
 
 constexpr int kMostSources = 3;
-constexpr int kJoinThreads = kDim;
 
-/// A kernel, and which formats it reads.
+/// A kernel, and which formats it reads; null: there is none for the head_dim.
 struct FusedPair {
-  bool (*reads_keys)(const PackedFormat& format);
-  bool (*reads_values)(const PackedFormat& format);
-  void (*launch)(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
-  int (*shared_bytes)(int sources);
+  bool (*reads_keys)(const PackedFormat& format) = nullptr;
+  bool (*reads_values)(const PackedFormat& format) = nullptr;
+  void (*launch)(const AttendArgs& args, const FusedArgs& fused, Stream& stream) = nullptr;
+  int (*shared_bytes)(int sources) = nullptr;
 };
 
 template <class C, Scaled kScaled>
@@ -41,24 +40,39 @@ bool is_read_by(const PackedFormat& format) {
   return true;
 }
 
-#define KVLM_PAIR(K, KEYS, V, VALUES)                                                   \
-  FusedPair{is_read_by<codecs::K, Scaled::KEYS>, is_read_by<codecs::V, Scaled::VALUES>, \
-            FusedKernel<codecs::K, Scaled::KEYS, codecs::V, Scaled::VALUES>::launch,    \
-            FusedKernel<codecs::K, Scaled::KEYS, codecs::V, Scaled::VALUES>::shared_bytes},
+template <int kDim, template <int> class K, Scaled kKeys, template <int> class V, Scaled kValues,
+          int... kServed>
+constexpr FusedPair pair_at() {
+  FusedPair pair;
+  if constexpr (((kDim == kServed) || ...)) {
+    using Kernel = FusedKernel<K<kDim>, kKeys, V<kDim>, kValues>;
+    pair = {is_read_by<K<kDim>, kKeys>, is_read_by<V<kDim>, kValues>, Kernel::launch,
+            Kernel::shared_bytes};
+  }
+  return pair;
+}
+
+#define KVLM_PAIR(K, KEYS, V, VALUES, ...) \
+  pair_at<kDim, codecs::K, Scaled::KEYS, codecs::V, Scaled::VALUES, __VA_ARGS__>(),
+template <int kDim>
 constexpr std::array kPairs{KVLM_FUSED_PAIRS(KVLM_PAIR)};
 #undef KVLM_PAIR
 
-/// Shared memory that a block may have, of the first GPU that was asked.
-int most_shared_bytes() {
-  static const int most = [] {
-    int device = 0;
-    int bytes = 0;
-    check(cudaGetDevice(&device), "attend_packed");
-    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-          "attend_packed");
-    return bytes;
-  }();
-  return most;
+std::span<const FusedPair> pairs_at(int head_dim) {
+  switch (head_dim) {
+    case 64:
+      return kPairs<64>;
+    case 80:
+      return kPairs<80>;
+    case 96:
+      return kPairs<96>;
+    case 128:
+      return kPairs<128>;
+    case 256:
+      return kPairs<256>;
+    default:
+      return {};
+  }
 }
 
 bool is_power_of_two_or_zero(float x) {
@@ -67,10 +81,10 @@ bool is_power_of_two_or_zero(float x) {
 }
 
 /// Whether scales and zero points are such as the kernels take.
-bool is_scaled_simply(const PackedFormat& format) {
+bool is_scaled_simply(const PackedFormat& format, int head_dim) {
   const bool by_token = format.axis == ScaleAxis::kToken;
-  if (format.meta != DType::kF16 || format.channels() != kDim ||
-      (by_token && format.group_size != kDim && format.group_size != kChannelGroup)) {
+  if (format.meta != DType::kF16 || format.channels() != head_dim ||
+      (by_token && format.group_size != head_dim && format.group_size != kChannelGroup)) {
     return false;
   }
   bool stored = true;
@@ -88,13 +102,18 @@ bool is_scaled_simply(const PackedFormat& format) {
   return true;
 }
 
+/// What scales and zero points are aligned to: the copies that bring them take as much.
+size_t meta_alignment(const PackedFormat& format) {
+  if (format.axis == ScaleAxis::kChannel) return 16;
+  if (format.axis == ScaleAxis::kHead) return 2;
+  const auto row_bytes = 2 * static_cast<size_t>(format.groups());
+  return std::has_single_bit(row_bytes) ? row_bytes : 8;
+}
+
 bool is_placed_well(const SlotRun& run) {
   if (!is_aligned(run.q, 16) || run.selection != nullptr) return false;
   if (run.format == nullptr) return run.dtype == DType::kF16 && is_aligned(run.rows, 16);
-  const bool by_row = run.format->axis == ScaleAxis::kToken && run.format->group_size == kDim;
-  const size_t meta = run.format->axis == ScaleAxis::kHead || by_row ? 2
-                      : run.format->axis == ScaleAxis::kToken        ? 8
-                                                                     : 16;
+  const size_t meta = meta_alignment(*run.format);
   if (run.code_stride % 16 != 0 || run.scale_stride % static_cast<std::ptrdiff_t>(meta) != 0) {
     return false;
   }
@@ -109,15 +128,17 @@ bool is_placed_well(const SlotRun& run) {
 }
 
 /// The pairs that read all packed runs, as bits.
-uint32_t pairs_of(std::span<const SlotRun> runs, bool keys) {
-  uint32_t pairs = (1u << kPairs.size()) - 1;
+uint32_t pairs_of(std::span<const SlotRun> runs, bool keys, int head_dim) {
+  const std::span<const FusedPair> all = pairs_at(head_dim);
+  uint32_t pairs = 0;
+  for (size_t i = 0; i < all.size(); ++i) pairs |= (all[i].launch != nullptr ? 1u : 0u) << i;
   for (const SlotRun& run : runs) {
     if (!is_placed_well(run)) return 0;
     if (run.format == nullptr) continue;
-    if (!is_scaled_simply(*run.format)) return 0;
-    for (size_t i = 0; i < kPairs.size(); ++i) {
-      const bool reads =
-          keys ? kPairs[i].reads_keys(*run.format) : kPairs[i].reads_values(*run.format);
+    if (!is_scaled_simply(*run.format, head_dim)) return 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if ((pairs >> i & 1) == 0) continue;
+      const bool reads = keys ? all[i].reads_keys(*run.format) : all[i].reads_values(*run.format);
       if (!reads) pairs &= ~(1u << i);
     }
   }
@@ -126,7 +147,7 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys) {
 
 /// Joins the splits of lanes that several blocks have taken, with a block of threads for each lane
 /// and query.
-__global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
+__global__ void __launch_bounds__(kThreads) join_splits(AttendArgs args, FusedArgs fused) {
   const auto index = static_cast<int>(blockIdx.x);
   prefetch_lane(args, index);
   wait_for_earlier();
@@ -134,20 +155,33 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, Fus
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   if (lane.fused == 0) return;
   if (fused_splits_of(lane) <= fused.splits_of_block) return;  // a block has joined them
-  join_query(args, fused, lane, index, static_cast<int>(blockIdx.y));
+  join_query(args, fused, lane, args.head_dim, index, static_cast<int>(blockIdx.y));
 }
 
 }  // namespace
 
-int fused_pairs() { return static_cast<int>(kPairs.size()); }
+int fused_pairs() { return static_cast<int>(kPairs<128>.size()); }
 
-FusedLane fused_lane(const PackedLane& lane, int head_dim) {
+int most_shared_bytes() {
+  static const int most = [] {
+    int device = 0;
+    int bytes = 0;
+    check(cudaGetDevice(&device), "attend_packed");
+    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "attend_packed");
+    return bytes;
+  }();
+  return most;
+}
+
+FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared) {
   FusedLane made;
-  if (lane.weights_wanted || !lane.remaps.empty() || head_dim != kDim || lane.slots == 0 ||
+  if (lane.weights_wanted || !lane.remaps.empty() || lane.slots == 0 ||
       lane.keys.size() + lane.values.size() > kMostFusedRuns || !is_aligned(lane.q, 16)) {
     return made;
   }
-  const uint32_t pairs = pairs_of(lane.keys, true) & pairs_of(lane.values, false);
+  const uint32_t pairs =
+      pairs_of(lane.keys, true, head_dim) & pairs_of(lane.values, false, head_dim);
   if (pairs == 0) return made;
   struct Query {
     const float* q;
@@ -170,7 +204,8 @@ FusedLane fused_lane(const PackedLane& lane, int head_dim) {
     }
   }
   const int pair = std::countr_zero(pairs);
-  if (kPairs[static_cast<size_t>(pair)].shared_bytes(made.sources) > most_shared_bytes()) return {};
+  const FusedPair& kernel = pairs_at(head_dim)[static_cast<size_t>(pair)];
+  if (kernel.shared_bytes(made.sources) > most_shared) return {};
   made.pair = pair + 1;
   return made;
 }
@@ -189,14 +224,14 @@ int fused_splits_of_block(int64_t splits, Stream& stream) {
 }
 
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
-  kPairs[static_cast<size_t>(fused.pair - 1)].launch(args, fused, stream);
+  pairs_at(args.head_dim)[static_cast<size_t>(fused.pair - 1)].launch(args, fused, stream);
 }
 
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
   if (fused.splits <= fused.splits_of_block) return;
   launch_early("attend_packed", join_splits,
                dim3(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(args.q_per_kv)),
-               kJoinThreads, stream, args, fused);
+               kThreads, stream, args, fused);
 }
 
 }  // namespace kvlm::cuda::packed

@@ -1,8 +1,7 @@
 #pragma once
 
-#include <array>
-
 #include "kernels/cuda/attend_args.cuh"
+#include "kernels/cuda/fused_choice.h"
 
 // Decode attention over packed rows and f16 rows in one pass: scores, softmax and values of a split
 // of a lane by one block of threads, then one kernel that merges the splits.
@@ -25,17 +24,6 @@ struct FusedArgs {
   int splits_of_block;  // that a block takes one after the other
   int sources;          // of queries, the most of a lane
 };
-
-/// The kernels, by the codes of keys and of values.
-int fused_pairs();
-constexpr int kMostFusedRuns = 12;  // of a lane, keys and values
-/// The number of the kernel that serves a lane (1..fused_pairs()), 0 for none.
-struct FusedLane {
-  int pair = 0;
-  std::array<int8_t, kMostFusedRuns> source{};  // of the keys' runs: DeviceRun::source
-  int sources = 0;
-};
-FusedLane fused_lane(const PackedLane& lane, int head_dim);
 
 /// Splits of a lane that has up to `slots` slots, at most.
 int fused_splits(int slots);

@@ -13,9 +13,9 @@ __device__ inline int fused_splits_of(const DeviceLane& lane) {
   return (lane.slots + slots - 1) / slots;
 }
 
-/// Writes the output of a query of lane `index`, a channel for each of kDim threads.
+/// Writes the output of a query of lane `index`, by kThreads threads.
 __device__ inline void join_query(const AttendArgs& args, const FusedArgs& fused,
-                                  const DeviceLane& lane, int index, int query) {
+                                  const DeviceLane& lane, int head_dim, int index, int query) {
   const int splits = fused_splits_of(lane);
   const int thread = static_cast<int>(threadIdx.x) % 32;
   const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv + query;
@@ -24,26 +24,29 @@ __device__ inline void join_query(const AttendArgs& args, const FusedArgs& fused
     most = fmaxf(most, fused.ends[first + static_cast<int64_t>(i) * args.q_per_kv].x);
   }
   most = warp_max(most);
-  const float* outs = fused.outs + first * kDim + threadIdx.x;
-  const int64_t stride = static_cast<int64_t>(args.q_per_kv) * kDim;
-  float out = 0;
-  float sum = 0;
-  for (int base = 0; base < splits; base += 32) {
-    const int mine = base + thread;
-    float weight = 0;
-    if (mine < splits) {
-      const float2 end = fused.ends[first + static_cast<int64_t>(mine) * args.q_per_kv];
-      weight = exp2f(end.x - most);
-      sum += weight * end.y;
-    }
-    const int count = min(32, splits - base);
+  const int64_t stride = static_cast<int64_t>(args.q_per_kv) * head_dim;
+  for (int pass = 0; pass < head_dim; pass += kThreads) {  // of whole warps, which share weights
+    const int channel = pass + static_cast<int>(threadIdx.x);
+    const float* outs = fused.outs + first * head_dim + min(channel, head_dim - 1);
+    float out = 0;
+    float sum = 0;
+    for (int base = 0; base < splits; base += 32) {
+      const int mine = base + thread;
+      float weight = 0;
+      if (mine < splits) {
+        const float2 end = fused.ends[first + static_cast<int64_t>(mine) * args.q_per_kv];
+        weight = exp2f(end.x - most);
+        sum += weight * end.y;
+      }
+      const int count = min(32, splits - base);
 #pragma unroll 8
-    for (int i = 0; i < count; ++i) {
-      out += __shfl_sync(kAll, weight, i) * outs[(base + i) * stride];
+      for (int i = 0; i < count; ++i) {
+        out += __shfl_sync(kAll, weight, i) * outs[(base + i) * stride];
+      }
     }
+    sum = warp_sum(sum);
+    if (channel < head_dim) lane.out[query * head_dim + channel] = splits > 0 ? out / sum : 0;
   }
-  sum = warp_sum(sum);
-  lane.out[query * kDim + threadIdx.x] = splits > 0 ? out / sum : 0;
 }
 
 }  // namespace kvlm::cuda::packed

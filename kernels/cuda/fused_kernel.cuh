@@ -18,6 +18,11 @@ constexpr float kWeightUp = 1 << 10;  // with scales below 32, products are halv
 constexpr float kWeightUpLarge = 0.5f;
 constexpr float kLargeScale = 32;
 
+/// Groups of queries that a block serves at most: registers hold no more of long rows.
+constexpr int most_groups(int dim) { return dim > 128 ? 1 : 2; }
+/// Blocks of a multiprocessor, for which registers are to suffice.
+constexpr int least_blocks(int dim, int groups) { return groups == 1 && dim <= 128 ? 4 : 2; }
+
 /// The softmax of a warp so far, for the queries `quarter` of each group.
 template <int kGroups>
 struct OnlineSoftmax {
@@ -76,6 +81,7 @@ template <class V, Scaled kScaled, int kGroups>
 __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, int part,
                             int first_query, float* shared, OnlineSoftmax<kGroups>& softmax,
                             const Values<V, kScaled, kGroups>& values, const OperandThread& my) {
+  constexpr int kDim = V::kDim;
   constexpr int kQueries = kGroups * kGroupQueries;
   float* outs = shared;                                                       // by warp and query
   auto* ends = reinterpret_cast<float2*>(shared + kWarps * kQueries * kDim);  // the same
@@ -87,10 +93,14 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, int 
     const int at = my.warp * kQueries + group * kGroupQueries + my.quarter;
     if (my.row == 0) ends[at] = {softmax.most[group], sum};
 #pragma unroll
-    for (int g = 0; g < kChannelGroups; ++g) {
-      *reinterpret_cast<float4*>(outs + at * kDim + g * kChannelGroup + my.row * 4) = {
-          values.sum(group, 4 * g), values.sum(group, 4 * g + 1), values.sum(group, 4 * g + 2),
-          values.sum(group, 4 * g + 3)};
+    for (int g = 0; g < values.kChannelGroups; ++g) {
+      float* to = outs + at * kDim + g * kChannelGroup;
+      const auto sum = [&](int i) { return values.sum(group, 4 * g + i); };
+      if (values.is_half(g)) {
+        reinterpret_cast<float2*>(to)[my.row] = {sum(0), sum(1)};
+      } else {
+        reinterpret_cast<float4*>(to)[my.row] = {sum(0), sum(1), sum(2), sum(3)};
+      }
     }
   }
   __syncthreads();
@@ -118,21 +128,23 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, int 
   }
 }
 
-template <class K, class V, int kGroups>
-constexpr int kSplitBytes = static_cast<int>(sizeof(float)) * kWarps* kGroups* kGroupQueries*(kDim +
-                                                                                              2);
+template <class V, int kGroups>
+constexpr int kSplitBytes =
+    static_cast<int>(sizeof(float)) * kWarps* kGroups* kGroupQueries*(V::kDim + 2);
 /// Bytes of shared memory behind the sources of queries.
 template <class K, class V, int kGroups>
 constexpr int kStagesBytes = static_cast<int>(kWarps *
-                                              sizeof(WarpStages<K, V>)) > kSplitBytes<K, V, kGroups>
+                                              sizeof(WarpStages<K, V>)) > kSplitBytes<V, kGroups>
                                  ? static_cast<int>(kWarps * sizeof(WarpStages<K, V>))
-                                 : kSplitBytes<K, V, kGroups>;
+                                 : kSplitBytes<V, kGroups>;
 template <class K, int kGroups>
 constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
 
 template <class K, Scaled kKeys, class V, Scaled kValues, int kGroups>
-__global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     attend_split(AttendArgs args, FusedArgs fused) {
+  constexpr int kDim = K::kDim;
+  static_assert(V::kDim == kDim);
   using Source = QuerySource<K, kGroups>;
   extern __shared__ uint4 dynamic[];
   __shared__ alignas(LaneRun) std::byte run_memory[kMostFusedRuns * sizeof(LaneRun)];
@@ -236,7 +248,8 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
                         item.rows, my, scores);
       } else if constexpr (kKeys == Scaled::kChannel) {
         if (item.keys.scales != folded) {
-          keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + 256, my);
+          keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + StageOf<K>::kZerosAt,
+                    my);
           folded = item.keys.scales;
         }
         keys.template score_codes<false>(key_codes, source, 0, my, scores);
@@ -245,7 +258,8 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
         if constexpr (kKeys == Scaled::kToken) {
           keys.template score_codes<true>(key_codes, source, key_meta, my, scores);
         } else {
-          keys.score_grouped(key_codes, stage.keys.meta, source, my, scores);
+          const std::byte* scales = stage.keys.group_scales(item.keys);
+          keys.score_grouped(key_codes, scales, scales + StageOf<K>::kZerosAt, source, my, scores);
         }
       }
       taken = item.key_run;
@@ -263,13 +277,17 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
 
       const LaneRun& value_run = runs[item.value_run];
       const bool coded = value_run.run.rows == nullptr;
+      const std::byte* value_scales = stage.values.group_scales(item.values);
       bool large = false;
       if constexpr (kValues == Scaled::kToken) {
         large = coded && fabsf(two_floats(value_meta).x) >= kLargeScale;
       } else if constexpr (kValues == Scaled::kToken32) {
-        const uint2 s = reinterpret_cast<const uint2*>(stage.values.meta)[threadIdx.x % 32];
-        const __half2 x = __habs2(*reinterpret_cast<const __half2*>(&s.x));
-        const __half2 most = __hmax2(x, __habs2(*reinterpret_cast<const __half2*>(&s.y)));
+        const GroupHalves<channel_groups(kDim)> s(value_scales, static_cast<int>(threadIdx.x) % 32);
+        __half2 most = __habs2(*reinterpret_cast<const __half2*>(&s.pairs[0]));
+#pragma unroll
+        for (size_t i = 1; i < sizeof s / 4; ++i) {
+          most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&s.pairs[i])));
+        }
         large = coded && fmaxf(__low2float(most), __high2float(most)) >= kLargeScale;
       }
       const float raise = __any_sync(kAll, large) ? kWeightUpLarge : kWeightUp;
@@ -281,11 +299,11 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
       up = raise;
       const ItemWeights<kGroups> weights(scores, up, part, my);
       if (coded) {
-        values.add_codes(warp.wide_values(stage, item.values), stage.values.meta, value_meta,
-                         weights, my);
+        values.add_codes(warp.wide_values(stage, item.values), value_scales,
+                         value_scales + StageOf<V>::kZerosAt, value_meta, weights, my);
         if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
           values.finish_channels(1 / up, value_run.format, stage.values.meta,
-                                 stage.values.meta + 256, my);
+                                 stage.values.meta + StageOf<V>::kZerosAt, my);
           added = kFresh;
         }
       } else {
@@ -302,10 +320,9 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 4 : 2)
     __syncthreads();
   }
   if (fused_splits_of(lane) > fused.splits_of_block) return;
-  static_assert(kThreads == kDim);
   const int end_query = min(first_query + kGroups * kGroupQueries, args.q_per_kv);
   for (int query = first_query; query < end_query; ++query) {
-    join_query(args, fused, lane, static_cast<int>(blockIdx.x), query);
+    join_query(args, fused, lane, kDim, static_cast<int>(blockIdx.x), query);
   }
 }
 
@@ -324,10 +341,10 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
     launch_early("attend_packed", attend_split<K, kKeys, V, kValues, kGroups>, grid, kThreads,
                  static_cast<size_t>(bytes), stream, args, fused);
   };
-  if (args.q_per_kv <= kGroupQueries) {
+  if (args.q_per_kv <= kGroupQueries || most_groups(K::kDim) == 1) {
     with(std::integral_constant<int, 1>{});
   } else {
-    with(std::integral_constant<int, 2>{});
+    with(std::integral_constant<int, most_groups(K::kDim)>{});
   }
 }
 
@@ -335,7 +352,8 @@ template <class K, Scaled kKeys, class V, Scaled kValues>
 int FusedKernel<K, kKeys, V, kValues>::shared_bytes(int sources) {
   constexpr int kRuns = kMostFusedRuns * static_cast<int>(sizeof(LaneRun));
   constexpr int kTables = 1024;  // of codecs
-  return sources * kSourceBytes<K, 2> + kStagesBytes<K, V, 2> + kRuns + kTables;
+  constexpr int kGroups = most_groups(K::kDim);
+  return sources * kSourceBytes<K, kGroups> + kStagesBytes<K, V, kGroups> + kRuns + kTables;
 }
 
 }  // namespace kvlm::cuda::packed

@@ -13,9 +13,12 @@ namespace kvlm::cuda::packed {
 template <class K, int kGroups>
 struct QuerySource {
   using Pairs = CodePairs<K::kWidth>;
+  static constexpr int kDim = K::kDim;
+  static constexpr int kQuarter = kDim / 4;  // channels
   static constexpr int kQueries = kGroups * kGroupQueries;
-  // Padded so that what a quarter of a warp reads falls into different banks.
-  static constexpr int kQuarterWords = 24;
+  // Padded so that what a quarter of a warp reads falls into different banks: 8 words more than a
+  // multiple of 16.
+  static constexpr int kQuarterWords = (kQuarter / 2 + 7) / 16 * 16 + 8;
   static constexpr int kColumnWords = 4 * kQuarterWords + 4;
   static constexpr int kPartWords = kGroupQueries * 4 * kQuarterWords + 4;
 
@@ -23,7 +26,13 @@ struct QuerySource {
   uint32_t coded[kGroups][3][kPartWords];  // higher part, lower part, minus the higher; by query
   float natural_down[kQueries];            // what undoes the raise of a query
   float coded_down[kQueries];
-  float sums[kChannelGroups][kQueries];  // of groups of 32 channels of a query
+  float sums[channel_groups(kDim)][kQueries];  // of groups of 32 channels of a query
+
+  /// Pairs of codes of a word of a quarter: the last word may be filled in part.
+  static constexpr __device__ int pairs_of(int word) {
+    const int left = kQuarter / 2 - word * Pairs::kPairs;
+    return left < Pairs::kPairs ? left : Pairs::kPairs;
+  }
 
   /// Place of a channel among the halves of a quarter.
   struct Place {
@@ -32,40 +41,46 @@ struct QuerySource {
     int exponent;  // of its codes as operands
   };
   static __device__ Place coded_place(int channel, bool grouped) {
-    if (grouped) {  // a quarter has 8 neighbours of every group of 32
+    if (grouped) {  // a quarter has 8 neighbours of every group of 32, and no group is half
       const int i = channel % 4;
       return {channel % 32 / 8, (channel / 32 * 4 + i) * 2 + channel / 4 % 2,
               Pairs::exponent(i % Pairs::kPairs)};
     }
-    const int i = channel % 32 % (2 * Pairs::kPairs);  // in a word
-    const int word = channel % 32 / (2 * Pairs::kPairs);
-    return {channel / 32, (word * Pairs::kPairs + i % Pairs::kPairs) * 2 + i / Pairs::kPairs,
-            Pairs::exponent(i % Pairs::kPairs)};
+    const int i = channel % kQuarter % (2 * Pairs::kPairs);  // in a word
+    const int word = channel % kQuarter / (2 * Pairs::kPairs);
+    const int pair = i % pairs_of(word);
+    return {channel / kQuarter, (word * Pairs::kPairs + pair) * 2 + i / pairs_of(word),
+            Pairs::exponent(pair)};
   }
 
   __device__ void fill(const float* queries, bool grouped, int q_per_kv, int first_query,
                        float scale) {
     constexpr float kLog2e = 1.4426950408889634f;
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int kRounds = (kDim + 127) / 128;  // of 4 channels a thread
     for (int i = static_cast<int>(threadIdx.x) / 32; i < kQueries; i += kWarps) {
-      float x[4] = {};
-      if (first_query + i < q_per_kv) {
-        const float4 from =
-            __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + lane);
-        x[0] = from.x, x[1] = from.y, x[2] = from.z, x[3] = from.w;
-      }
+      float x[kRounds][4] = {};
       float most = 0;
-      float sum = 0;
 #pragma unroll
-      for (float& y : x) {
-        y *= scale * kLog2e;
-        most = fmaxf(most, fabsf(y));
-        sum += y;
+      for (int round = 0; round < kRounds; ++round) {
+        const int four = round * 32 + lane;
+        if (first_query + i < q_per_kv && (kDim % 128 == 0 || 4 * four < kDim)) {
+          const float4 from =
+              __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + four);
+          x[round][0] = from.x, x[round][1] = from.y, x[round][2] = from.z, x[round][3] = from.w;
+        }
+        float sum = 0;
+#pragma unroll
+        for (float& y : x[round]) {
+          y *= scale * kLog2e;
+          most = fmaxf(most, fabsf(y));
+          sum += y;
+        }
+        sum += __shfl_xor_sync(kAll, sum, 1);
+        sum += __shfl_xor_sync(kAll, sum, 2);
+        sum += __shfl_xor_sync(kAll, sum, 4);
+        if (lane % 8 == 0 && four / 8 < channel_groups(kDim)) sums[four / 8][i] = sum;
       }
-      sum += __shfl_xor_sync(kAll, sum, 1);
-      sum += __shfl_xor_sync(kAll, sum, 2);
-      sum += __shfl_xor_sync(kAll, sum, 4);
-      if (lane % 8 == 0) sums[lane / 8][i] = sum;
       most = warp_max(most);
       const Raise raise = raise_of(most);
       // Products of coded queries with scales below 2^11 are halves.
@@ -75,38 +90,39 @@ struct QuerySource {
         natural_down[i] = raise.down;
         coded_down[i] = raise_coded.down * power_of_two(-Pairs::kTop);
       }
-      const int group = i / kGroupQueries;
-      const int query = i % kGroupQueries;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int channel = 4 * lane + j;
-        const auto put = [&](uint32_t* words, int half, float y, bool lower) {
-          const __half high = __float2half_rn(y);
-          reinterpret_cast<__half*>(words)[half] =
-              lower ? __float2half_rn(y - __half2float(high)) : high;
-        };
-        const Place at = coded_place(channel, grouped);
-        const float up = raise_coded.up * power_of_two(Pairs::kTop - at.exponent);
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-          put(natural[group][2 * query + part] + channel / 32 * kQuarterWords, channel % 32,
-              x[j] * raise.up, part == 1);
-          put(coded[group][part] + (query * 4 + at.quarter) * kQuarterWords, at.half, x[j] * up,
-              part == 1);
+      for (int j = 0; j < 4 * kRounds; ++j) {
+        const int channel = j / 4 * 128 + 4 * lane + j % 4;
+        if (kDim % 128 == 0 || channel < kDim) {
+          put_channel(i, channel, grouped, x[j / 4][j % 4], raise.up, raise_coded.up);
         }
-        put(coded[group][2] + (query * 4 + at.quarter) * kQuarterWords, at.half, -x[j] * up, false);
       }
     }
   }
-};
 
-__device__ inline void load_16(const uint32_t* from, uint32_t (&to)[16]) {
+ private:
+  /// Channel of query i, in both orders.
+  __device__ void put_channel(int i, int channel, bool grouped, float x, float natural_up,
+                              float coded_up) {
+    const auto put = [&](uint32_t* words, int half, float y, bool lower) {
+      const __half high = __float2half_rn(y);
+      reinterpret_cast<__half*>(words)[half] =
+          lower ? __float2half_rn(y - __half2float(high)) : high;
+    };
+    const int group = i / kGroupQueries;
+    const int query = i % kGroupQueries;
+    const Place at = coded_place(channel, grouped);
+    const float up = coded_up * power_of_two(Pairs::kTop - at.exponent);
 #pragma unroll
-  for (int i = 0; i < 16; i += 4) {
-    const uint4 x = *reinterpret_cast<const uint4*>(from + i);
-    to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
+    for (int part = 0; part < 2; ++part) {
+      put(natural[group][2 * query + part] + channel / kQuarter * kQuarterWords, channel % kQuarter,
+          x * natural_up, part == 1);
+      put(coded[group][part] + (query * 4 + at.quarter) * kQuarterWords, at.half, x * up,
+          part == 1);
+    }
+    put(coded[group][2] + (query * 4 + at.quarter) * kQuarterWords, at.half, -x * up, false);
   }
-}
+};
 
 /// Scores of an item, then weights: of query `quarter` of each group, and slots `row` and 8 further
 /// of each tile.
@@ -122,11 +138,14 @@ class Keys {
   using Source = QuerySource<K, kGroups>;
   using Pairs = CodePairs<K::kWidth>;
   static constexpr int kWidth = K::kWidth;
+  static constexpr int kDim = K::kDim;
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kPairs = kDim / 8;  // of channels, of a quarter
 
   __device__ void take_natural(const Source& source, const OperandThread& my) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      load_16(source.natural[group][my.row] + my.quarter * Source::kQuarterWords, b_[group]);
+      load_pairs(source.natural[group][my.row] + my.quarter * Source::kQuarterWords, b_[group]);
       unit_[group] = source.natural_down[group * kGroupQueries + my.quarter];
       bias_[group] = 0;
     }
@@ -135,29 +154,29 @@ class Keys {
   __device__ void take_coded(const Source& source, const OperandThread& my) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      load_16(source.coded[group][my.lower ? 1 : 0] +
-                  (my.asked * 4 + my.quarter) * Source::kQuarterWords,
-              b_[group]);
+      load_pairs(source.coded[group][my.lower ? 1 : 0] +
+                     (my.asked * 4 + my.quarter) * Source::kQuarterWords,
+                 b_[group]);
       unit_[group] = source.coded_down[group * kGroupQueries + my.quarter];
       bias_[group] = 0;
     }
   }
 
   /// Multiplies the queries with the scales of a block's channels, and with its zero points.
-  ///   scales, zeros  (128,) halves in shared memory; zeros of channels that store them
+  ///   scales, zeros  (kDim,) halves in shared memory; zeros of channels that store them
   __device__ void fold(const Source& source, const PackedFormat& format, const std::byte* scales,
                        const std::byte* zeros, const OperandThread& my) {
     const PackedSection& section = format.section[format.sections == 2 && my.quarter >= 2 ? 1 : 0];
-    uint32_t s[16];
-    uint32_t z[16];
-    load_16(reinterpret_cast<const uint32_t*>(scales) + 16 * my.quarter, s);
+    uint32_t s[kPairs];
+    uint32_t z[kPairs];
+    codecs::load_shared(scales + 4 * kPairs * my.quarter, s);
     if (section.zero_stored) {
-      load_16(reinterpret_cast<const uint32_t*>(zeros) + 16 * my.quarter, z);
+      codecs::load_shared(zeros + 4 * kPairs * my.quarter, z);
     } else {
       const __half2 offset = __float2half2_rn(section.offset);
       const __half2 slope = __float2half2_rn(section.slope);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < kPairs; ++i) {
         z[i] = half2_mul(s[i], *reinterpret_cast<const uint32_t*>(&offset));
         s[i] = half2_mul(s[i], *reinterpret_cast<const uint32_t*>(&slope));
       }
@@ -166,8 +185,8 @@ class Keys {
     // Zero points are 16 equal rows.
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      uint32_t b[16];
-      load_16(source.natural[group][my.row] + my.quarter * Source::kQuarterWords, b);
+      uint32_t b[kPairs];
+      load_pairs(source.natural[group][my.row] + my.quarter * Source::kQuarterWords, b);
       float sums[2][4] = {};
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -180,7 +199,7 @@ class Keys {
     float unit = 1;
     __half2 most = __habs2(*reinterpret_cast<const __half2*>(&s[0]));
 #pragma unroll
-    for (int i = 1; i < 16; ++i) {
+    for (int i = 1; i < kPairs; ++i) {
       most = __hmax2(most, __habs2(*reinterpret_cast<const __half2*>(&s[i])));
     }
     const bool large = fmaxf(__low2float(most), __high2float(most)) >= 2048;
@@ -188,23 +207,25 @@ class Keys {
       const __half2 norm = __float2half2_rn(1.0f / 32);
       unit = 32;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < kPairs; ++i) {
         s[i] = half2_mul(s[i], *reinterpret_cast<const uint32_t*>(&norm));
       }
     }
     const PartOf part(my.lower);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      uint32_t x[16];
-      uint32_t y[16];
+      uint32_t x[kPairs];
+      uint32_t y[kPairs];
       const int at = (my.asked * 4 + my.quarter) * Source::kQuarterWords;
-      load_16(source.coded[group][my.lower ? 2 : 0] + at, x);
-      load_16(source.coded[group][1] + at, y);
+      load_pairs(source.coded[group][my.lower ? 2 : 0] + at, x);
+      load_pairs(source.coded[group][1] + at, y);
 #pragma unroll
-      for (int reg = 0; reg < 16; ++reg) {
-        const int channel = reg / Pairs::kPairs * (2 * Pairs::kPairs) + reg % Pairs::kPairs;
-        const uint32_t scale = __byte_perm(s[channel / 2], s[(channel + Pairs::kPairs) / 2],
-                                           channel % 2 == 1 ? 0x7632 : 0x5410);
+      for (int reg = 0; reg < kPairs; ++reg) {
+        const int word = reg / Pairs::kPairs;
+        const int channel = word * (2 * Pairs::kPairs) + reg % Pairs::kPairs;
+        const uint32_t scale =
+            __byte_perm(s[channel / 2], s[(channel + Source::pairs_of(word)) / 2],
+                        channel % 2 == 1 ? 0x7632 : 0x5410);
         const uint32_t low = scale & part.mask;
         b_[group][reg] =
             half2_fma(y[reg], low, half2_subtract(half2_mul(x[reg], scale), x[reg], low));
@@ -217,11 +238,11 @@ class Keys {
   /// and slots `row` and 8 further of each tile.
   __device__ void score_rows(const std::byte* keys, int rows, const OperandThread& my,
                              Scores<kGroups>& scores) const {
-    uint32_t words[kItemTiles][2][16];
+    uint32_t words[kItemTiles][2][kPairs];
 #pragma unroll
     for (int i = 0; i < 2 * kItemTiles; ++i) {
       const int row = min(my.row + 8 * i, rows - 1);
-      load_words<16>(keys + row * (kDim * 2) + my.quarter * (kDim / 2), words[i / 2][i % 2]);
+      load_words<kPairs>(keys + row * (kDim * 2) + my.quarter * (kDim / 2), words[i / 2][i % 2]);
     }
 #pragma unroll
     for (int tile = 0; tile < kItemTiles; ++tile) {
@@ -234,10 +255,18 @@ class Keys {
   template <bool kByToken>
   __device__ void score_codes(const std::byte* codes, const Source& source, uint32_t of_row,
                               const OperandThread& my, Scores<kGroups>& scores) const {
-    uint32_t words[kItemTiles][2][kWidth];
+    constexpr int kWords = codecs::kQuarterWords<kWidth, kDim>;
+    constexpr int kLastPairs = Source::pairs_of(kWords - 1);
+    static_assert(kLastPairs % 2 == 0, "scales come in pairs of channels");
+    uint32_t words[kItemTiles][2][kWords];
 #pragma unroll
     for (int i = 0; i < 2 * kItemTiles; ++i) {
-      K::quarter(codes + (my.row + 8 * i) * K::kStride, my.quarter, words[i / 2][i % 2]);
+      uint32_t(&to)[kWords] = words[i / 2][i % 2];
+      K::quarter(codes + (my.row + 8 * i) * K::kStride, my.quarter, to);
+      if constexpr (kLastPairs < Pairs::kPairs) {  // its second codes to the upper half
+        uint32_t& last = to[kWords - 1];
+        last = __byte_perm(last, last >> kLastPairs * kWidth, 0x5410);
+      }
     }
 #pragma unroll
     for (int tile = 0; tile < kItemTiles; ++tile) {
@@ -254,8 +283,12 @@ class Keys {
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
             const int query = group * kGroupQueries + my.quarter;
-            const float sum = (source.sums[0][query] + source.sums[1][query]) +
-                              (source.sums[2][query] + source.sums[3][query]);
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < channel_groups(kDim); i += 2) {
+              const bool two = i + 1 < channel_groups(kDim);
+              sum += source.sums[i][query] + (two ? source.sums[i + 1][query] : 0);
+            }
             float& score = scores.of[tile][group][side];
             score = affine.x * score + affine.y * sum;
           }
@@ -265,31 +298,35 @@ class Keys {
   }
 
   /// The same of codes with scales for each 32 channels of a row.
-  ///   meta  (32, 4) halves of scales, then of zero points, in shared memory
-  __device__ void score_grouped(const std::byte* codes, const std::byte* meta, const Source& source,
+  ///   scales, zeros  (32, groups) halves in shared memory
+  __device__ void score_grouped(const std::byte* codes, const std::byte* scales,
+                                const std::byte* zeros, const Source& source,
                                 const OperandThread& my, Scores<kGroups>& scores) const {
+    static_assert(kDim % kChannelGroup == 0);
 #pragma unroll
     for (int tile = 0; tile < kItemTiles; ++tile) {
-      score_groups(codes + tile * kTileSlots * K::kStride, meta + tile * kTileSlots * 8,
-                   meta + (kItemSlots + tile * kTileSlots) * 8, source, my, scores.of[tile]);
+      score_groups(codes + tile * kTileSlots * K::kStride, tile * kTileSlots + my.row, scales,
+                   zeros, source, my, scores.of[tile]);
     }
   }
 
  private:
-  __device__ void score_groups(const std::byte* codes, const std::byte* scales,
+  static __device__ void load_pairs(const uint32_t* from, uint32_t (&to)[kPairs]) {
+    codecs::load_shared(reinterpret_cast<const std::byte*>(from), to);
+  }
+
+  /// Of the tile whose codes are `codes`; the thread's slots are `slot` and 8 further.
+  __device__ void score_groups(const std::byte* codes, int slot, const std::byte* scales,
                                const std::byte* zeros, const Source& source,
                                const OperandThread& my, float (&scores)[kGroups][2]) const {
     constexpr int kWords = kWidth == 8 ? 2 : 1;  // of 8 channels
-    constexpr int kPairs = 4 / kWords;
-    uint2 s[2];
-    uint2 z[2];
+    constexpr int kWordPairs = 4 / kWords;
+    constexpr int kChannelGroups = channel_groups(kDim);
+    using Halves = GroupHalves<kChannelGroups>;
+    const Halves s[2] = {{scales, slot}, {scales, slot + 8}};
+    const Halves z[2] = {{zeros, slot}, {zeros, slot + 8}};
 #pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      s[side] = reinterpret_cast<const uint2*>(scales)[my.row + 8 * side];
-      z[side] = reinterpret_cast<const uint2*>(zeros)[my.row + 8 * side];
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) scores[group][side] = 0;
-    }
+    for (int group = 0; group < kGroups; ++group) scores[group][0] = scores[group][1] = 0;
 #pragma unroll
     for (int channels = 0; channels < kChannelGroups; ++channels) {
       uint32_t words[2][kWords];
@@ -308,7 +345,7 @@ class Keys {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int pair = 2 * step + i / 2;
-          a[i] = Pairs::halves(words[i % 2][pair / kPairs], pair % kPairs);
+          a[i] = Pairs::halves(words[i % 2][pair / kWordPairs], pair % kWordPairs);
         }
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
@@ -318,14 +355,12 @@ class Keys {
       }
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        const float2 scale = two_floats(channels < 2 ? s[side].x : s[side].y);
-        const float2 zero = two_floats(channels < 2 ? z[side].x : z[side].y);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           const float product = products[group][2 * side] + products[group][2 * side + 1];
-          scores[group][side] += (channels % 2 == 0 ? scale.x : scale.y) * unit_[group] * product +
-                                 (channels % 2 == 0 ? zero.x : zero.y) *
-                                     source.sums[channels][group * kGroupQueries + my.quarter];
+          scores[group][side] +=
+              s[side][channels] * unit_[group] * product +
+              z[side][channels] * source.sums[channels][group * kGroupQueries + my.quarter];
         }
       }
     }
@@ -355,7 +390,7 @@ class Keys {
     }
   }
 
-  uint32_t b_[kGroups][16];
+  uint32_t b_[kGroups][kPairs];
   float unit_[kGroups];
   float bias_[kGroups];  // 0 but for keys whose channels have zero points
 };

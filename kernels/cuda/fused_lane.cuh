@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/codecs/codec.h"
 #include "kernels/cuda/attend_args.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_mma.cuh"
@@ -17,6 +18,9 @@ VLM_HD constexpr int fused_split_slots(int slots) {
 
 constexpr int kItemSlots = 32;
 constexpr int kItemTiles = kItemSlots / kTileSlots;
+
+/// Groups of 32 channels of a row. The last may be half of one, which takes one product, not two.
+constexpr int channel_groups(int dim) { return (dim + kChannelGroup - 1) / kChannelGroup; }
 
 /// Brings the description of lane `index` nearer while kernels ahead still run, unless one of them
 /// may write it.
@@ -170,6 +174,31 @@ __device__ inline uint32_t half2_subtract(uint32_t x, uint32_t y, uint32_t z) {
       : "r"(x), "r"(y), "r"(z));
   return d;
 }
+
+/// The scales, or zero points, of a row's groups of channels, in pairs.
+///   of_slots  (slots, kGroups) halves in shared memory
+template <int kGroups>
+struct GroupHalves {
+  uint32_t pairs[(kGroups + 1) / 2] = {};
+
+  __device__ GroupHalves(const std::byte* of_slots, int slot) {
+    const std::byte* from = of_slots + slot * (2 * kGroups);
+    if constexpr (kGroups % 2 == 0) {
+      codecs::load_shared(from, pairs);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        const uint32_t half = codecs::shared_at<uint16_t>(from + 2 * i);
+        pairs[i / 2] |= half << i % 2 * 16;
+      }
+    }
+  }
+
+  __device__ float operator[](int group) const {
+    const float2 pair = two_floats(pairs[group / 2]);
+    return group % 2 == 0 ? pair.x : pair.y;
+  }
+};
 
 /// A number as a higher and a lower half, rounded to nearest.
 struct TwoHalves {

@@ -9,7 +9,12 @@ namespace kvlm::cuda::packed {
 /// Codes and what scales them, of the keys or values of an item, in shared memory.
 template <class C>
 struct StageOf {
-  static constexpr int kMetaBytes = 512;
+  static constexpr int kDim = C::kDim;
+  static constexpr int kRowMeta = 2 * channel_groups(kDim);  // bytes of scales of a row's groups
+  /// Whether those lie at no multiple of what one copy takes.
+  static constexpr bool kSkewed = (kRowMeta & (kRowMeta - 1)) != 0;
+  static constexpr int kZerosAt = kItemSlots * kRowMeta + (kSkewed ? 16 : 0);  // of `meta`
+  static constexpr int kMetaBytes = 2 * kZerosAt;
   static constexpr int kCodeBytes = (kItemSlots * C::kStride + 15) / 16 * 16 + 16;
 
   alignas(16) std::byte codes[kCodeBytes];
@@ -52,22 +57,41 @@ struct StageOf {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
     if constexpr (kScaled == Scaled::kChannel) {
-      const std::byte* from = lane < 16 ? spot.scales : spot.zeros - 256;
-      copy_some(to + lane * 16, from + lane * 16, lane < 16 || (lane - 16) * 8 < zeros ? 16 : 0);
+      constexpr int kChunks = kZerosAt / 16;  // of either
+#pragma unroll
+      for (int first = 0; first < 2 * kChunks; first += 32) {
+        const int i = first + lane;
+        if (2 * kChunks % 32 != 0 && i >= 2 * kChunks) break;
+        const std::byte* from = i < kChunks ? spot.scales : spot.zeros - kZerosAt;
+        const bool there = i < kChunks ? i < kDim / 8 : (i - kChunks) * 8 < zeros;
+        copy_some(to + i * 16, from + i * 16, there ? 16 : 0);
+      }
     } else if constexpr (kScaled == Scaled::kToken32) {
-      const int bytes = lane < rows ? 8 : 0;
-      const int from = (spot.row + lane) * 8;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + lane * 8),
-                   "l"(spot.scales + from), "r"(bytes));
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to + 256 + lane * 8),
-                   "l"(spot.zeros + from), "r"(bytes));
+      constexpr int kSize = kSkewed ? 8 : kRowMeta;
+      const int at = spot.row * kRowMeta - skew(spot);
+      const int left = skew(spot) + rows * kRowMeta - lane * kSize;
+      const int bytes = kSkewed ? max(0, min(kSize, left)) : lane < rows ? kSize : 0;
+      if (lane * kSize < kZerosAt) {
+        copy_few<kSize>(to + lane * kSize, spot.scales + at + lane * kSize, bytes);
+        copy_few<kSize>(to + kZerosAt + lane * kSize, spot.zeros + at + lane * kSize, bytes);
+      }
     }
   }
+
+  /// Scales of the item's rows, by group; zero points lie kZerosAt behind them.
+  __device__ const std::byte* group_scales(const Spot& spot) const { return meta + skew(spot); }
 
  private:
   static __device__ void copy_some(uint32_t to, const std::byte* from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
   }
+  template <int kSize>
+  static __device__ void copy_few(uint32_t to, const std::byte* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kSize),
+                 "r"(bytes));
+  }
+  /// Bytes that come before the scales of the item's first row because of what a copy takes.
+  static __device__ int skew(const Spot& spot) { return kSkewed ? spot.row * kRowMeta % 8 : 0; }
 };
 
 template <class K, class V>

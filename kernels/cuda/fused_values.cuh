@@ -4,7 +4,8 @@
 
 // Weighted sums of the values of an item of the fused decode attention. Channels are the rows of an
 // operand: thread `row` of the tensor cores has channels 4 row .. 4 row + 3 of every group of 32,
-// numbered 0..15, so that those of a product share the scales of a group.
+// and 2 row, 2 row + 1 of half a group at the end, so that those of a product share the scales of a
+// group.
 namespace kvlm::cuda::packed {
 
 /// The weights of a tile of 16 slots as columns of an operand: pairs of slots (quarter, + 4) and
@@ -65,13 +66,14 @@ class Values {
   static constexpr bool kByBlock = kScaled == Scaled::kChannel;
   using Pairs = CodePairs<V::kWidth>;
   static constexpr int kWidth = V::kWidth;
-  static constexpr int kNumbers = 16;  // channels of a thread
+  static constexpr int kDim = V::kDim;
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kChannelGroups = channel_groups(kDim);
+  static constexpr int kNumbers = kDim / 8;  // channels of a thread
   static constexpr int kStride = WideRows<V>::kStride;
 
-  /// Channel of a number of the thread.
-  static __device__ int channel_of(int number, const OperandThread& my) {
-    return number / 4 * kChannelGroup + my.row * 4 + number % 4;
-  }
+  /// Whether a group is half a one.
+  static constexpr __device__ bool is_half(int g) { return (g + 1) * kChannelGroup > kDim; }
 
   /// Everything so far weighs `factor` as much.
   __device__ void shrink(const float (&factor)[kGroups]) {
@@ -98,19 +100,20 @@ class Values {
   }
 
   /// Adds an item of codes in shared memory.
-  ///   meta    kToken32: (32, 4) halves of scales, then of zero points, in shared memory
+  ///   scales, zeros  kToken32: (32, groups) halves in shared memory
   ///   of_row  kToken: scale and zero point of the item's row `warp_lane` as two halves
-  __device__ void add_codes(const std::byte* codes, const std::byte* meta, uint32_t of_row,
-                            const ItemWeights<kGroups>& weights, const OperandThread& my) {
+  __device__ void add_codes(const std::byte* codes, const std::byte* scales, const std::byte* zeros,
+                            uint32_t of_row, const ItemWeights<kGroups>& weights,
+                            const OperandThread& my) {
 #pragma unroll
     for (int tile = 0; tile < kItemTiles; ++tile) {
-      uint32_t scales[4] = {};
+      uint32_t of_slots[4] = {};
 #pragma unroll
       for (int i = 0; i < 4 && kScaled == Scaled::kToken; ++i) {
-        scales[i] = __shfl_sync(kAll, of_row, tile * kTileSlots + my.quarter + 4 * i);
+        of_slots[i] = __shfl_sync(kAll, of_row, tile * kTileSlots + my.quarter + 4 * i);
       }
-      add_code_tile(codes + tile * kTileSlots * kStride, meta + tile * kTileSlots * 8, scales,
-                    weights.of[tile], my);
+      add_code_tile(codes + tile * kTileSlots * kStride, tile * kTileSlots + my.quarter, scales,
+                    zeros, of_slots, weights.of[tile], my);
     }
   }
 
@@ -162,9 +165,10 @@ class Values {
   }
 
   /// Adds a block of codes to what was brought down before it.
-  ///   scales, zeros  (128,) halves in shared memory
+  ///   scales, zeros  (kDim,) halves in shared memory
   __device__ void finish_channels(float down, const PackedFormat& format, const std::byte* scales,
                                   const std::byte* zeros, const OperandThread& my) {
+    static_assert(kDim % kChannelGroup == 0);
     const PackedSection& section = format.section[0];
 #pragma unroll
     for (int g = 0; g < kChannelGroups; ++g) {
@@ -226,9 +230,12 @@ class Values {
       const int row = min(first + my.quarter + 4 * i, rows - 1);
 #pragma unroll
       for (int g = 0; g < kChannelGroups; ++g) {
-        x[i][g] = __ldg(
-            reinterpret_cast<const uint2*>(values + row * (kDim * 2) + g * (kChannelGroup * 2)) +
-            my.row);
+        const std::byte* from = values + row * (kDim * 2) + g * (kChannelGroup * 2);
+        if (is_half(g)) {
+          x[i][g] = {__ldg(reinterpret_cast<const uint32_t*>(from) + my.row), 0};
+        } else {
+          x[i][g] = __ldg(reinterpret_cast<const uint2*>(from) + my.row);
+        }
       }
     }
 #pragma unroll
@@ -249,34 +256,39 @@ class Values {
     }
   }
 
-  __device__ void add_code_tile(const std::byte* codes, const std::byte* meta,
-                                const uint32_t (&scales)[4], const TileWeights (&weights)[kGroups],
-                                const OperandThread& my) {
+  /// Codes of the thread's channels of a group.
+  static __device__ uint32_t own_codes(const std::byte* row, int g, const OperandThread& my) {
+    if (!is_half(g)) return V::four(row, g, my.row);
+    return V::four(row, g, my.row / 2) >> my.row % 2 * (2 * kWidth);
+  }
+
+  /// Of the tile whose codes are `codes`; the thread's slots are `slot` and 4, 8, 12 further.
+  __device__ void add_code_tile(const std::byte* codes, int slot, const std::byte* scales,
+                                const std::byte* zeros, const uint32_t (&of_slots)[4],
+                                const TileWeights (&weights)[kGroups], const OperandThread& my) {
     constexpr int kScales = kScaled == Scaled::kToken32 ? kChannelGroups : 1;
     uint32_t s[kScales][2];
     uint32_t z[2];
     if constexpr (kScaled == Scaled::kToken32) {
-      const auto* of_slots = reinterpret_cast<const uint2*>(meta);
-      const auto* zeros = reinterpret_cast<const uint16_t*>(meta + 8 * kItemSlots);
+      const auto zero_of = [&](int i) {
+        return reinterpret_cast<const uint16_t*>(zeros)[i * kScales + my.row % kScales];
+      };
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const int slot = my.quarter + 8 * pair;
-        const uint2 x = of_slots[slot];
-        const uint2 y = of_slots[slot + 4];
+        const GroupHalves<kScales> x(scales, slot + 8 * pair);
+        const GroupHalves<kScales> y(scales, slot + 8 * pair + 4);
 #pragma unroll
         for (int g = 0; g < kScales; ++g) {
-          s[g][pair] =
-              __byte_perm(g < 2 ? x.x : x.y, g < 2 ? y.x : y.y, g % 2 == 1 ? 0x7632 : 0x5410);
+          s[g][pair] = __byte_perm(x.pairs[g / 2], y.pairs[g / 2], g % 2 == 1 ? 0x7632 : 0x5410);
         }
-        const int group = my.row % kChannelGroups;
-        z[pair] = zeros[slot * kChannelGroups + group] |
-                  static_cast<uint32_t>(zeros[(slot + 4) * kChannelGroups + group]) << 16;
+        z[pair] = zero_of(slot + 8 * pair) | static_cast<uint32_t>(zero_of(slot + 8 * pair + 4))
+                                                 << 16;
       }
     } else if constexpr (kScaled == Scaled::kToken) {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        s[0][pair] = __byte_perm(scales[2 * pair], scales[2 * pair + 1], 0x5410);
-        z[pair] = __byte_perm(scales[2 * pair], scales[2 * pair + 1], 0x7632);
+        s[0][pair] = __byte_perm(of_slots[2 * pair], of_slots[2 * pair + 1], 0x5410);
+        z[pair] = __byte_perm(of_slots[2 * pair], of_slots[2 * pair + 1], 0x7632);
       }
     } else {
       z[0] = z[1] = 0x3c003c00u;  // ones
@@ -287,8 +299,8 @@ class Values {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         const std::byte* row = codes + (my.quarter + 8 * pair) * kStride;
-        const uint32_t x = V::four(row, g, my.row);
-        const uint32_t y = V::four(row + 4 * kStride, g, my.row);
+        const uint32_t x = own_codes(row, g, my);
+        const uint32_t y = own_codes(row + 4 * kStride, g, my);
         words[g][pair][0] = __byte_perm(x, y, 0x5410);
         if constexpr (kWidth == 8) words[g][pair][1] = __byte_perm(x, y, 0x7632);
       }
@@ -312,7 +324,7 @@ class Values {
         }
       }
 #pragma unroll
-      for (int step = 2 * g; step < 2 * g + 2; ++step) {
+      for (int step = 2 * g; step < (is_half(g) ? 2 * g + 1 : 2 * g + 2); ++step) {
         uint32_t a[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -331,7 +343,7 @@ class Values {
   float total_[kByBlock ? kGroups : 1][kNumbers] = {};
   float products_[kGroups][kSteps][4] = {};
   /// Sums of weights times zero points, or of weights (kChannel). Rows are equal, but for kToken32:
-  /// row r has those of group r % 4.
+  /// row r has those of group r % kChannelGroups.
   float zeros_[kGroups][4] = {};
 };
 

@@ -242,7 +242,7 @@ FusedLane LaneLayout::fused_lane_of(int layer, const TableLane& lane) const {
   whole.remaps = lane.remaps;
   whole.slots = 1;
   whole.weights_wanted = lane.weighed.weights != nullptr;
-  FusedLane made = fused_lane(whole, shape_.head_dim);
+  FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes());
   if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;
   made.source.fill(-1);

@@ -25,9 +25,12 @@ template <int kWords>
 __device__ void load_words(const std::byte* from, uint32_t (&to)[kWords]) {
   if constexpr (kWords == 1) {
     to[0] = __ldg(reinterpret_cast<const uint32_t*>(from));
-  } else if constexpr (kWords == 2) {
-    const uint2 x = __ldg(reinterpret_cast<const uint2*>(from));
-    to[0] = x.x, to[1] = x.y;
+  } else if constexpr (kWords % 4 != 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 2) {
+      const uint2 x = __ldg(reinterpret_cast<const uint2*>(from) + i / 2);
+      to[i] = x.x, to[i + 1] = x.y;
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kWords; i += 4) {

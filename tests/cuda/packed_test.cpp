@@ -304,9 +304,19 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
                                LaneShape{128, 4, false, false, false},
                                LaneShape{128, 7, false, false, false},
                                LaneShape{128, 8, true, false, false},
-                               LaneShape{128, 12, false, false, false}}) {
+                               LaneShape{128, 12, false, false, false},
+                               LaneShape{64, 1, false, false, false},
+                               LaneShape{64, 7, false, false, false},
+                               LaneShape{64, 12, false, false, false},
+                               LaneShape{80, 3, false, false, false},
+                               LaneShape{80, 9, false, false, false},
+                               LaneShape{96, 1, false, false, false},
+                               LaneShape{96, 8, false, false, false},
+                               LaneShape{112, 4, false, false, false},
+                               LaneShape{256, 4, false, false, false},
+                               LaneShape{256, 11, false, false, false}}) {
       // Blocks of awkward lengths. Without dead rows, what the tensor cores serve.
-      const std::vector<int> lengths = {32, 300, 1, 45, 1100};
+      const std::vector<int> lengths = {32, 301, 1, 45, 1100};
       const Found expected = attend(spec, s, lengths, 0, {}, cpu_);
       const Found found = attend(spec, s, lengths, 0, kGpu, *gpu_);
       const std::string name = fmt::format("{} {} x {}", spec, s.q_per_kv, s.head_dim);
@@ -326,9 +336,11 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
   // Enough lanes that each is cut into fewer pieces.
   constexpr int kCompany = 420;
   for (const char* spec : kSpecs) {
-    for (const LaneShape& s : {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
-                               LaneShape{128, 4, false, false, false},
-                               LaneShape{128, 4, false, true}, LaneShape{64, 2, true, true}}) {
+    for (const LaneShape& s :
+         {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
+          LaneShape{128, 4, false, false, false}, LaneShape{80, 5, false, false, false},
+          LaneShape{256, 6, false, false, false}, LaneShape{128, 4, false, true},
+          LaneShape{64, 2, true, true}}) {
       for (const std::vector<int>& lengths :
            {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}}) {
         const Found alone = attend(spec, s, lengths, 0, kGpu, *gpu_);

@@ -300,6 +300,9 @@ TEST_P(CudaPolicy, EqualsTheCpuStepByStep) {
   check_life(GetParam(), shape_of(2, 1, 3, 20), 60, 1);
   check_life(GetParam(), shape_of(2, 2, 7, 128), 90, 7);
   check_life(GetParam(), shape_of(2, 1, 1, 80), 40, 1);
+  check_life(GetParam(), shape_of(2, 1, 5, 64), 60, 3);
+  check_life(GetParam(), shape_of(2, 1, 2, 96), 40, 3);
+  check_life(GetParam(), shape_of(2, 1, 3, 256), 20, 3);
 }
 
 TEST_P(CudaPolicy, EachLayerReadsWhatTheCpuReads) {
@@ -319,6 +322,10 @@ TEST_P(CudaPolicy, DoesNotDependOnItsCompany) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, CudaPolicy, testing::ValuesIn(kSpecs), name_of_spec);
+// Groups that the fused decode attention serves.
+INSTANTIATE_TEST_SUITE_P(Fused, CudaPolicy,
+                         testing::Values("kivi,residual=32", "kivi,bits=4,residual=32"),
+                         name_of_spec);
 
 }  // namespace
 }  // namespace kvlm

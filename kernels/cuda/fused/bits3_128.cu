@@ -5,6 +5,6 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template struct FusedKernel<Bits3, Scaled::kChannel, Bits3, Scaled::kToken32>;
+template struct FusedKernel<Bits3<128>, Scaled::kChannel, Bits3<128>, Scaled::kToken32>;
 
 }  // namespace kvlm::cuda::packed

@@ -1,10 +1,10 @@
-#include "kernels/codecs/bits5.h"
+#include "kernels/codecs/bits3.h"
 #include "kernels/cuda/fused_kernel.cuh"
 
 namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template struct FusedKernel<Bits5, Scaled::kChannel, Bits5, Scaled::kToken32>;
+template struct FusedKernel<Bits3<96>, Scaled::kChannel, Bits3<96>, Scaled::kToken32>;
 
 }  // namespace kvlm::cuda::packed

@@ -6,6 +6,6 @@ namespace kvlm::cuda::packed {
 
 using namespace codecs;
 
-template struct FusedKernel<Bits21, Scaled::kChannel, Trit5, Scaled::kChannel>;
+template struct FusedKernel<Bits21<128>, Scaled::kChannel, Trit5<128>, Scaled::kChannel>;
 
 }  // namespace kvlm::cuda::packed

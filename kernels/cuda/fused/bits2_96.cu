@@ -1,0 +1,13 @@
+#include "kernels/codecs/bits.h"
+#include "kernels/cuda/fused_kernel.cuh"
+
+namespace kvlm::cuda::packed {
+
+using namespace codecs;
+
+template struct FusedKernel<Bits2<96>, Scaled::kChannel, Bits1<96>, Scaled::kToken32>;
+template struct FusedKernel<Bits2<96>, Scaled::kChannel, Bits2<96>, Scaled::kToken32>;
+template struct FusedKernel<Bits2<96>, Scaled::kToken, Bits2<96>, Scaled::kToken>;
+template struct FusedKernel<Bits2<96>, Scaled::kToken32, Bits2<96>, Scaled::kToken32>;
+
+}  // namespace kvlm::cuda::packed

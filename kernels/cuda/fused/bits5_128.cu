@@ -1,0 +1,10 @@
+#include "kernels/codecs/bits5.h"
+#include "kernels/cuda/fused_kernel.cuh"
+
+namespace kvlm::cuda::packed {
+
+using namespace codecs;
+
+template struct FusedKernel<Bits5<128>, Scaled::kChannel, Bits5<128>, Scaled::kToken32>;
+
+}  // namespace kvlm::cuda::packed

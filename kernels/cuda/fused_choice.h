@@ -1,0 +1,25 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/attend_packed.h"
+
+// Which kernel of the fused decode attention (fused_table.h) serves a lane.
+namespace kvlm::cuda::packed {
+
+/// The kernels of a head_dim, by the codes of keys and of values.
+int fused_pairs();
+constexpr int kMostFusedRuns = 12;  // of a lane, keys and values
+/// The number of the kernel that serves a lane (1..fused_pairs()), 0 for none.
+struct FusedLane {
+  int pair = 0;
+  std::array<int8_t, kMostFusedRuns> source{};  // of the keys' runs: DeviceRun::source
+  int sources = 0;
+};
+/// Chooses among kernels whose blocks take up to `most_shared` bytes of shared memory.
+FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared);
+/// Shared memory that a block may have, of the first GPU that was asked.
+int most_shared_bytes();
+
+}  // namespace kvlm::cuda::packed

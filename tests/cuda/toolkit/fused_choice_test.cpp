@@ -1,0 +1,84 @@
+// Which lanes the fused decode attention serves. Needs the CUDA toolkit, but no GPU.
+#include "kernels/cuda/fused_choice.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "tests/kvcache/quantizers/make.h"
+
+namespace kvlm::cuda::packed {
+namespace {
+
+constexpr int kMostShared = 227 << 10;  // of an H100
+
+/// The kernel of a lane with a block of 32 rows of a spec's formats, and then full rows. Nothing is
+/// read but where they lie.
+int kernel_of(const std::string& spec, int head_dim, size_t misplaced = 0,
+              int most_shared = kMostShared) {
+  alignas(16) static constexpr std::array<std::byte, 32> kMemory{};
+  const auto made = test::quantizer(spec, test::shape_of(4, 1, head_dim));
+  std::array<PackedBlock, 2> blocks;
+  std::array<std::array<SlotRun, 2>, 2> runs;
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    const auto side = static_cast<size_t>(part);
+    const std::byte* at = kMemory.data();
+    blocks[side] = {at, at + misplaced, at, 32, 32, nullptr};
+    runs[side][0].slots = 32;
+    runs[side][0].format = &made->plan(part, 0).format;
+    runs[side][0].blocks = {&blocks[side], 1};
+    runs[side][1].slots = 5;
+    runs[side][1].rows = at;
+  }
+  PackedLane lane;
+  lane.keys = runs[0];
+  lane.values = runs[1];
+  lane.slots = 37;
+  lane.weights_wanted = false;
+  return fused_lane(lane, head_dim, most_shared).pair;
+}
+
+TEST(FusedChoice, EveryHeadDimOfTheTable) {
+  for (const char* spec : {"kivi", "kivi,bits=4", "kivi,bits=8", "int4", "int8"}) {
+    for (const int head_dim : {64, 80, 96, 128, 256}) {
+      EXPECT_NE(kernel_of(spec, head_dim), 0) << fmt::format("{}, head_dim {}", spec, head_dim);
+    }
+    for (const int head_dim : {20, 32, 112, 160}) {
+      EXPECT_EQ(kernel_of(spec, head_dim), 0) << fmt::format("{}, head_dim {}", spec, head_dim);
+    }
+  }
+}
+
+TEST(FusedChoice, RowsOfKeysThatAreNoWholeWordsHaveNone) {
+  for (const char* spec : {"kivi,bits=1", "kivi,bits=3", "kivi,bits=5", "head_quantile"}) {
+    for (const int head_dim : {64, 96, 128, 256}) {
+      EXPECT_NE(kernel_of(spec, head_dim), 0) << fmt::format("{}, head_dim {}", spec, head_dim);
+    }
+    EXPECT_EQ(kernel_of(spec, 80), 0) << spec;
+  }
+}
+
+TEST(FusedChoice, VidKvIsServedAt128) {
+  EXPECT_NE(kernel_of("vidkv", 128), 0);
+  EXPECT_EQ(kernel_of("vidkv", 64), 0);
+  EXPECT_EQ(kernel_of("vidkv", 256), 0);
+}
+
+/// What scales a row is copied 4, 8 or 16 bytes at a time: by as much as its groups take, or by 8.
+TEST(FusedChoice, ScalesLieAsTheyAreCopied) {
+  for (const int head_dim : {64, 80, 96, 128, 256}) {
+    EXPECT_EQ(kernel_of("kivi", head_dim, 2), 0) << head_dim;
+    EXPECT_EQ(kernel_of("kivi", head_dim, 8), 0) << head_dim;  // keys' by 16
+    EXPECT_NE(kernel_of("int4", head_dim, 2), 0) << head_dim;
+  }
+}
+
+TEST(FusedChoice, OneThatFitsTheSharedMemory) {
+  EXPECT_EQ(kernel_of("kivi,bits=8", 256, 0, 99 << 10), 0);
+  EXPECT_NE(kernel_of("kivi", 256, 0, 99 << 10), 0);
+  EXPECT_EQ(kernel_of("kivi", 64, 0, 8 << 10), 0);
+}
+
+}  // namespace
+}  // namespace kvlm::cuda::packed
