@@ -410,8 +410,8 @@ __global__ void __launch_bounds__(kThreads) score_splits(AttendArgs args) {
   if (!find_split(args, split)) return;
   const DeviceLane lane = lane_of(args, split.lane);
   const DeviceRun run = run_of(args, split.run);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int thread = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int thread = static_cast<int>(threadIdx.x % 32);
 
   if (run.rows != nullptr) {  // full rows: a warp a row
     const int64_t row_bytes =
@@ -748,8 +748,8 @@ __global__ void weigh_lanes(AttendArgs args) {
   let_next_start();  // whose codes have been written before the scores
   if (!lane.deferred) return;
   constexpr float kLog2e = 1.4426950408889634f;
-  const int thread = static_cast<int>(threadIdx.x) % 32;
-  for (int query = static_cast<int>(threadIdx.x) / 32; query < args.q_per_kv;
+  const int thread = static_cast<int>(threadIdx.x % 32);
+  for (int query = static_cast<int>(threadIdx.x / 32); query < args.q_per_kv;
        query += static_cast<int>(blockDim.x) / 32) {
     float most = -INFINITY;
     for (int range = 0; range <= lane.remaps; ++range) {

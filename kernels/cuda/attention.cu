@@ -55,10 +55,10 @@ __device__ void cut_segment(Prompt& p, const Segments::Tile& tile, int64_t& firs
 template <int kDim>
 __device__ void load_tile(const PromptRows& rows, int kv_head, int64_t first, int64_t columns,
                           bool values, float* tile, int stride) {
-  for (int row = static_cast<int>(threadIdx.x) / 32; row < kTile; row += kThreads / 32) {
+  for (int row = static_cast<int>(threadIdx.x / 32); row < kTile; row += kThreads / 32) {
     const bool there = first + row < columns;
     const LocatedRow from = there ? locate(rows, kv_head, first + row, values) : LocatedRow{};
-    for (int i = static_cast<int>(threadIdx.x) % 32; i < kDim; i += 32) {
+    for (int i = static_cast<int>(threadIdx.x % 32); i < kDim; i += 32) {
       tile[row * stride + i] =
           there && i < rows.head_dim ? element(from.data, from.dtype, i) : 0.0f;
     }

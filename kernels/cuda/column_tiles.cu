@@ -72,8 +72,8 @@ __device__ void multiply(const T* held, int first, int count, int step, const Ti
   constexpr uint32_t kStageBytes = 2 * Tiles::kStreamed * Tiles::kStride;
   __shared__ alignas(16) T shared[Tiles::kBlockRows * Tiles::kStride];
   const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * Tiles::kHeld;
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
+  const int warp_row = static_cast<int>(threadIdx.x / 32) * Tiles::kHeld;
   // Rows of ldmatrix: the first operand by 16 rows, the second by 8 rows and 16 channels.
   const int by_row = warp_lane % 16 * Tiles::kStride + warp_lane / 16 * 8;
   const int by_streamed =
@@ -143,7 +143,7 @@ class RowSoftmax {
 
   __device__ void add(int tile, int row, Scores<Tiles>& scores) {
     const int first = tile * Tiles::kStreamed + row;
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
     const bool all = first + Tiles::kChunk <= last_column_ + 1;
 #pragma unroll
     for (int i = 0; i < kStates; ++i) {
@@ -177,7 +177,7 @@ class RowSoftmax {
 
   /// Writes the states of the warp's rows.
   __device__ void write(float2* to) const {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < kStates; ++i) {
       const float largest = quad_max(states_[i].x);
@@ -213,7 +213,7 @@ class ColumnWeights {
   }
 
   __device__ void add(int index, int row, Scores<Tiles>& scores) {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
     const int first = row_of(index, row);
     const int mine = first + warp_lane % 4 * 2;
     const float2* softmax =
@@ -253,7 +253,7 @@ class ColumnWeights {
 
   /// Writes the sums of the warp's columns; `to` is column 0.
   __device__ void write(double* to) const {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       double sum = sums_[i];
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, 3) find_softmax(Launch l) {
   const int split = static_cast<int>(blockIdx.z);
   // The latest rows see most, and go first.
   const int first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::kBlockRows;
-  const int warp_row = first_row + static_cast<int>(threadIdx.x) / 32 * Tiles::kHeld;
+  const int warp_row = first_row + static_cast<int>(threadIdx.x / 32) * Tiles::kHeld;
   const int seen = l.before + min(first_row + Tiles::kBlockRows, l.rows);
   const T* queries = static_cast<const T*>(l.queries) +
                      (static_cast<int64_t>(head) * l.query_rows + first_row) * Tiles::kDim;
@@ -321,7 +321,7 @@ template <class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::kThreads, 3) add_weights(Launch l) {
   const int kv_head = static_cast<int>(blockIdx.y);
   const int first_column = static_cast<int>(blockIdx.x) * Tiles::kBlockRows;
-  const int warp_column = first_column + static_cast<int>(threadIdx.x) / 32 * Tiles::kHeld;
+  const int warp_column = first_column + static_cast<int>(threadIdx.x / 32) * Tiles::kHeld;
   const int first_head = kv_head * l.q_per_kv;
   const int first_tile = max(0, first_column - l.before) / Tiles::kStreamed;
   const int tiles = (l.rows + Tiles::kStreamed - 1) / Tiles::kStreamed - first_tile;

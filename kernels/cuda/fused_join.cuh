@@ -17,7 +17,7 @@ __device__ inline int fused_splits_of(const DeviceLane& lane) {
 __device__ inline void join_query(const AttendArgs& args, const FusedArgs& fused,
                                   const DeviceLane& lane, int head_dim, int index, int query) {
   const int splits = fused_splits_of(lane);
-  const int thread = static_cast<int>(threadIdx.x) % 32;
+  const int thread = static_cast<int>(threadIdx.x % 32);
   const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv + query;
   float most = -INFINITY;
   for (int i = thread; i < splits; i += 32) {

@@ -132,10 +132,9 @@ template <class V, int kGroups>
 constexpr int kSplitBytes =
     static_cast<int>(sizeof(float)) * kWarps* kGroups* kGroupQueries*(V::kDim + 2);
 /// Bytes of shared memory behind the sources of queries.
-template <class K, class V, int kGroups>
-constexpr int kStagesBytes = static_cast<int>(kWarps *
-                                              sizeof(WarpStages<K, V>)) > kSplitBytes<V, kGroups>
-                                 ? static_cast<int>(kWarps * sizeof(WarpStages<K, V>))
+template <class Stages, class V, int kGroups>
+constexpr int kStagesBytes = static_cast<int>(kWarps * sizeof(Stages)) > kSplitBytes<V, kGroups>
+                                 ? static_cast<int>(kWarps * sizeof(Stages))
                                  : kSplitBytes<V, kGroups>;
 template <class K, int kGroups>
 constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
@@ -184,8 +183,12 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   }
   __syncthreads();
   std::byte* stages_at = bytes + fused.sources * kSourceBytes<K, kGroups>;
-  WarpStages<K, V>& warp = reinterpret_cast<WarpStages<K, V>*>(stages_at)[my.warp];
-  Stage<K, V>(&stages)[2] = warp.stage;
+  using Stages = WarpStages<K, kKeys, V, kValues>;
+  using OneStage = typename Stages::OneStage;
+  Stages& warp = reinterpret_cast<Stages*>(stages_at)[my.warp];
+  OneStage(&stages)[2] = warp.stage;
+  constexpr int kKeyZerosAt = StageOf<K, kKeys>::kZerosAt;
+  constexpr int kValueZerosAt = StageOf<V, kValues>::kZerosAt;
   const PartOf part(my.lower);
 
   for (int split = first_split; split < first_split + fused.splits_of_block; ++split) {
@@ -204,13 +207,13 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     float up = kWeightUp;                           // and the raise of its weights
     uint32_t next_key_meta = 0;
     uint32_t next_value_meta = 0;
-    const auto begin = [&](const Item& item, Stage<K, V>& stage) {
+    const auto begin = [&](const Item& item, OneStage& stage) {
       if (const LaneRun& run = runs[item.key_run]; run.run.rows == nullptr) {
         stage.keys.copy_codes(item.keys, item.rows);
         if constexpr (kKeys == Scaled::kToken) {
           next_key_meta = row_meta(run.format.axis, item.keys, item.rows);
         } else if (kKeys == Scaled::kToken32 || item.keys.scales != copied) {
-          stage.keys.template copy_meta<kKeys>(item.keys, item.rows, run.zeros);
+          stage.keys.copy_meta(item.keys, item.rows, run.zeros);
           copied = item.keys.scales;
         }
       }
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
         if constexpr (kValues == Scaled::kToken) {
           next_value_meta = row_meta(run.format.axis, item.values, item.rows);
         } else {
-          stage.values.template copy_meta<kValues>(item.values, item.rows, run.zeros);
+          stage.values.copy_meta(item.values, item.rows, run.zeros);
         }
       }
     };
@@ -230,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       const Item item = items.item;
       const uint32_t key_meta = next_key_meta;
       const uint32_t value_meta = next_value_meta;
-      Stage<K, V>& stage = stages[turn];
+      OneStage& stage = stages[turn];
       items.next();
       if (items.there()) begin(items.item, stages[turn ^ 1]);
       end_copies();
@@ -248,8 +251,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
                         item.rows, my, scores);
       } else if constexpr (kKeys == Scaled::kChannel) {
         if (item.keys.scales != folded) {
-          keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + StageOf<K>::kZerosAt,
-                    my);
+          keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + kKeyZerosAt, my);
           folded = item.keys.scales;
         }
         keys.template score_codes<false>(key_codes, source, 0, my, scores);
@@ -259,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
           keys.template score_codes<true>(key_codes, source, key_meta, my, scores);
         } else {
           const std::byte* scales = stage.keys.group_scales(item.keys);
-          keys.score_grouped(key_codes, scales, scales + StageOf<K>::kZerosAt, source, my, scores);
+          keys.score_grouped(key_codes, scales, scales + kKeyZerosAt, source, my, scores);
         }
       }
       taken = item.key_run;
@@ -282,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       if constexpr (kValues == Scaled::kToken) {
         large = coded && fabsf(two_floats(value_meta).x) >= kLargeScale;
       } else if constexpr (kValues == Scaled::kToken32) {
-        const GroupHalves<channel_groups(kDim)> s(value_scales, static_cast<int>(threadIdx.x) % 32);
+        const GroupHalves<channel_groups(kDim)> s(value_scales, static_cast<int>(threadIdx.x % 32));
         __half2 most = __habs2(*reinterpret_cast<const __half2*>(&s.pairs[0]));
 #pragma unroll
         for (size_t i = 1; i < sizeof s / 4; ++i) {
@@ -300,10 +302,10 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       const ItemWeights<kGroups> weights(scores, up, part, my);
       if (coded) {
         values.add_codes(warp.wide_values(stage, item.values), value_scales,
-                         value_scales + StageOf<V>::kZerosAt, value_meta, weights, my);
+                         value_scales + kValueZerosAt, value_meta, weights, my);
         if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
           values.finish_channels(1 / up, value_run.format, stage.values.meta,
-                                 stage.values.meta + StageOf<V>::kZerosAt, my);
+                                 stage.values.meta + kValueZerosAt, my);
           added = kFresh;
         }
       } else {
@@ -334,7 +336,8 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
     const dim3 grid(static_cast<unsigned>(fused.lanes),
                     static_cast<unsigned>(ceil_div(fused.splits, fused.splits_of_block)),
                     static_cast<unsigned>(ceil_div(args.q_per_kv, kGroups * kGroupQueries)));
-    const int bytes = fused.sources * kSourceBytes<K, kGroups> + kStagesBytes<K, V, kGroups>;
+    const int bytes = fused.sources * kSourceBytes<K, kGroups> +
+                      kStagesBytes<WarpStages<K, kKeys, V, kValues>, V, kGroups>;
     check(cudaFuncSetAttribute(attend_split<K, kKeys, V, kValues, kGroups>,
                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "attend_packed");
@@ -353,7 +356,8 @@ int FusedKernel<K, kKeys, V, kValues>::shared_bytes(int sources) {
   constexpr int kRuns = kMostFusedRuns * static_cast<int>(sizeof(LaneRun));
   constexpr int kTables = 1024;  // of codecs
   constexpr int kGroups = most_groups(K::kDim);
-  return sources * kSourceBytes<K, kGroups> + kStagesBytes<K, V, kGroups> + kRuns + kTables;
+  return sources * kSourceBytes<K, kGroups> +
+         kStagesBytes<WarpStages<K, kKeys, V, kValues>, V, kGroups> + kRuns + kTables;
 }
 
 }  // namespace kvlm::cuda::packed

@@ -56,9 +56,9 @@ struct QuerySource {
   __device__ void fill(const float* queries, bool grouped, int q_per_kv, int first_query,
                        float scale) {
     constexpr float kLog2e = 1.4426950408889634f;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = static_cast<int>(threadIdx.x % 32);
     constexpr int kRounds = (kDim + 127) / 128;  // of 4 channels a thread
-    for (int i = static_cast<int>(threadIdx.x) / 32; i < kQueries; i += kWarps) {
+    for (int i = static_cast<int>(threadIdx.x / 32); i < kQueries; i += kWarps) {
       float x[kRounds][4] = {};
       float most = 0;
 #pragma unroll

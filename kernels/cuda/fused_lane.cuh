@@ -32,7 +32,7 @@ __device__ inline void prefetch_lane(const AttendArgs& args, int index) {
   if (threadIdx.x == 1) prefetch(args.formats);
   const int first = __ldcg(&lane->first_keys);
   const int last = __ldcg(&lane->last_values);
-  const int run = first + static_cast<int>(threadIdx.x) / 2;
+  const int run = first + static_cast<int>(threadIdx.x / 2);
   if (run <= last && static_cast<int>(threadIdx.x) < 2 * kMostFusedRuns) {
     prefetch(reinterpret_cast<const std::byte*>(args.runs + run) + threadIdx.x % 2 * 128);
   }

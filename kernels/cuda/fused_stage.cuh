@@ -7,14 +7,15 @@
 namespace kvlm::cuda::packed {
 
 /// Codes and what scales them, of the keys or values of an item, in shared memory.
-template <class C>
+template <class C, Scaled kScaled>
 struct StageOf {
   static constexpr int kDim = C::kDim;
   static constexpr int kRowMeta = 2 * channel_groups(kDim);  // bytes of scales of a row's groups
   /// Whether those lie at no multiple of what one copy takes.
   static constexpr bool kSkewed = (kRowMeta & (kRowMeta - 1)) != 0;
   static constexpr int kZerosAt = kItemSlots * kRowMeta + (kSkewed ? 16 : 0);  // of `meta`
-  static constexpr int kMetaBytes = 2 * kZerosAt;
+  /// Where a scale serves a row, threads keep it.
+  static constexpr int kMetaBytes = kScaled == Scaled::kToken ? 16 : 2 * kZerosAt;
   static constexpr int kCodeBytes = (kItemSlots * C::kStride + 15) / 16 * 16 + 16;
 
   alignas(16) std::byte codes[kCodeBytes];
@@ -27,17 +28,21 @@ struct StageOf {
 
   /// Begins to copy an item's codes. Copies of no bytes read nothing.
   __device__ void copy_codes(const Spot& spot, int rows) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = static_cast<int>(threadIdx.x % 32);
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(codes));
     const int64_t at = static_cast<int64_t>(spot.row) * C::kRowBytes;
     if constexpr (C::kRowBytes % 16 == 0) {
       constexpr int kChunks = C::kRowBytes / 16;
-      const std::byte* from = spot.codes + at;
+      const std::byte* from = spot.codes + at + lane * 16;
+      const auto copied_to = [&](int chunk) {
+        return chunk / kChunks * C::kStride + chunk % kChunks * 16;
+      };
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {  // kItemSlots is a warp
-        const int chunk = lane + 32 * i;
-        copy_some(to + chunk / kChunks * C::kStride + chunk % kChunks * 16, from + chunk * 16,
-                  chunk < rows * kChunks ? 16 : 0);
+        // Rows that are whole in 32 chunks leave the same part of a row to a thread.
+        const int place =
+            32 % kChunks == 0 ? copied_to(lane) + copied_to(32 * i) : copied_to(lane + 32 * i);
+        copy_some(to + place, from + 512 * i, lane < rows * kChunks - 32 * i ? 16 : 0);
       }
     } else {
       const int skew = static_cast<int>(at % 16);
@@ -52,9 +57,8 @@ struct StageOf {
   }
 
   /// Begins to copy the scales and zero points of channels, or of groups of the item's rows.
-  template <Scaled kScaled>
   __device__ void copy_meta(const Spot& spot, int rows, int zeros) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = static_cast<int>(threadIdx.x % 32);
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
     if constexpr (kScaled == Scaled::kChannel) {
       constexpr int kChunks = kZerosAt / 16;  // of either
@@ -94,25 +98,26 @@ struct StageOf {
   static __device__ int skew(const Spot& spot) { return kSkewed ? spot.row * kRowMeta % 8 : 0; }
 };
 
-template <class K, class V>
+template <class K, Scaled kKeys, class V, Scaled kValues>
 struct Stage {
-  StageOf<K> keys;
-  StageOf<V> values;
+  StageOf<K, kKeys> keys;
+  StageOf<V, kValues> values;
 };
 
 /// What a warp has of shared memory.
-template <class K, class V>
+template <class K, Scaled kKeys, class V, Scaled kValues>
 struct WarpStages {
-  Stage<K, V> stage[2];
+  using OneStage = Stage<K, kKeys, V, kValues>;
+  OneStage stage[2];
   alignas(16) std::byte wide[WideRows<V>::kBytes + 16];
 
   /// The codes of an item's values as they are added.
-  __device__ const std::byte* wide_values(Stage<K, V>& from, const Spot& spot) {
+  __device__ const std::byte* wide_values(OneStage& from, const Spot& spot) {
     const std::byte* rows = from.values.rows(spot);
     if constexpr (WideRows<V>::kBytes == 0) {
       return rows;
     } else {
-      const int lane = static_cast<int>(threadIdx.x) % 32;
+      const int lane = static_cast<int>(threadIdx.x % 32);
       V::widen_row(rows + lane * V::kStride, wide + lane * V::kWideStride);
       __syncwarp();
       return wide;
@@ -123,7 +128,7 @@ struct WarpStages {
 /// Scale and zero point of a row that one of each serves, as two halves: of the item's row
 /// `warp_lane`, none behind its last.
 __device__ inline uint32_t row_meta(ScaleAxis axis, const Spot& spot, int rows) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
   if (lane >= rows) return 0;
   const int at = axis == ScaleAxis::kHead ? 0 : spot.row + lane;
   return __ldg(reinterpret_cast<const uint16_t*>(spot.scales) + at) |

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   const int first_query = static_cast<int>(blockIdx.z) * kQueries;
   const int queries = min(kQueries, launch.q_per_kv - first_query);
   const OperandThread my;
-  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
   raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
   FoldedQueries<16, kGroups> folded;
   folded.fold(raised, my);

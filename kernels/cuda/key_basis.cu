@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kEndWarps * 32)
   __shared__ float least[kEndWarps][32];
   __shared__ float most[kEndWarps][32];
   const float* x = arrays[blockIdx.x];
-  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
+  const int warp = static_cast<int>(threadIdx.x / 32);
   const int channel = static_cast<int>(blockIdx.y) * 32 + warp_lane;
   const int first = (static_cast<int>(blockIdx.z) * kEndWarps + warp) * kEndRows;
   float small = INFINITY;

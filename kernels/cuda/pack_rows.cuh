@@ -20,8 +20,8 @@ struct Rules {
   PackRule rule[2];
 };
 
-__device__ inline int warp_lane_id() { return static_cast<int>(threadIdx.x) % 32; }
-__device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ inline int warp_lane_id() { return static_cast<int>(threadIdx.x % 32); }
+__device__ inline int warp_id() { return static_cast<int>(threadIdx.x / 32); }
 
 /// Orders floats as integers; NaN comes last.
 __device__ inline uint32_t order_of(float x) {

@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
       continue;
     }
     // Codes of long blocks come to shared memory, of which each warp has its own.
-    const int thread = static_cast<int>(threadIdx.x) % 32;
+    const int thread = static_cast<int>(threadIdx.x % 32);
     const std::byte* stages = staged[my.warp];
     const auto at = [](int row, int chunk) {  // neighbouring rows of 8 bits in other banks
       return row * kRowBytes + (kBits == 8 ? chunk ^ (row & 1) : chunk) * 16;
@@ -487,7 +487,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
       if (goes_to_one_warp(block) && index % kWarps != my.warp) continue;
       const float* weights =
           lane.weights + static_cast<int64_t>(first_query) * lane.slots + block.first_slot;
-      for (int row = static_cast<int>(threadIdx.x) % 32; row < block.rows; row += 32) {
+      for (int row = static_cast<int>(threadIdx.x % 32); row < block.rows; row += 32) {
 #pragma unroll
         for (int i = 0; i < kGroups * kGroupQueries && !lane.deferred; ++i) {
           if (first_query + i >= args.q_per_kv) break;

@@ -95,9 +95,9 @@ __device__ inline DeviceBlock rows_of(const DeviceRun& run, const Split& split) 
 
 /// Where a thread stands in an operand.
 struct OperandThread {
-  int warp = static_cast<int>(threadIdx.x) / 32;
-  int row = static_cast<int>(threadIdx.x) % 32 / 4;  // and row + 8
-  int quarter = static_cast<int>(threadIdx.x) % 4;
+  int warp = static_cast<int>(threadIdx.x / 32);
+  int row = static_cast<int>(threadIdx.x % 32 / 4);  // and row + 8
+  int quarter = static_cast<int>(threadIdx.x % 4);
   int asked = row / 2;        // of the queries of a group, as a column
   bool lower = row % 2 == 1;  // which part of it
 };
@@ -119,8 +119,8 @@ struct RaisedQueries {
   }
 
   __device__ void fill(const float* queries, int q_per_kv, int first_query, float scale) {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
-    for (int i = static_cast<int>(threadIdx.x) / 32; i < kQueries; i += kWarps) {
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
+    for (int i = static_cast<int>(threadIdx.x / 32); i < kQueries; i += kWarps) {
       float4 x{};
       if (first_query + i < q_per_kv) {
         x = __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + warp_lane);

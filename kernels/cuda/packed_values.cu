@@ -45,7 +45,7 @@ class WarpChannels {
   static constexpr int kLoads = kBits == 16 ? 2 : 1;
 
   __device__ explicit WarpChannels(const OperandThread& my) {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
     if constexpr (kBits <= 4) {
       const int first = 4 * my.warp % Pairs::kPairs;  // channel of a column
       at_[0] = Of::at(warp_lane, 4 * my.warp / Pairs::kPairs);
@@ -184,8 +184,8 @@ class ChunkWeights {
   float total[kGroups] = {};  // of raised weights, this thread's
 
  private:
-  static __device__ int warp_lane() { return static_cast<int>(threadIdx.x) % 32; }
-  static __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  static __device__ int warp_lane() { return static_cast<int>(threadIdx.x % 32); }
+  static __device__ int warp() { return static_cast<int>(threadIdx.x / 32); }
 
   __device__ void store_some(Operands<kBits, kGroups>& to, int buffer, const bool whole,
                              const bool deferred) {

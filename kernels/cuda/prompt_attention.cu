@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(
   copier.finish();
   store_queries<Tiles>(l, first_query, head, queries);
 
-  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
+  const int warp_row = static_cast<int>(threadIdx.x / 32) * kWarpRows;
   // Rows of ldmatrix: operand a and transposed values by 16 rows, keys by 8 rows and 16 channels.
   const int by_row = warp_lane % 16 * Tiles::kStride + warp_lane / 16 * 8;
   const int by_key = (warp_lane % 8 + warp_lane / 16 * 8) * Tiles::kStride + warp_lane / 8 % 2 * 8;

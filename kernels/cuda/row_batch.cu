@@ -184,8 +184,8 @@ __global__ void attend_odd_piece(PieceLaunch launch) {
   const int head_dim = launch.head_dim;
   const int64_t rows = rows_of(launch, piece);
   const SoftmaxState state = state_of(launch, piece.first_part);
-  const int query = static_cast<int>(threadIdx.x) / 32;
-  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+  const int query = static_cast<int>(threadIdx.x / 32);
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
   if (query >= q_per_kv) return;
   const float* q = piece.q + launch.q_moved + query * head_dim;
   const int64_t row_bytes =

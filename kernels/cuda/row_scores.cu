@@ -30,12 +30,12 @@ __device__ double sum_of_warp(double x) {
 
 /// norms[h, j], by a warp.
 __global__ void __launch_bounds__(kThreads) find_norms(Rows rows, double* norms) {
-  const int j = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int j = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
   if (j >= rows.n) return;
   const StoredRows head = rows.heads[blockIdx.y];
   const std::byte* row = row_of(head, j, rows.dim);
   double sum = 0;
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < rows.dim; i += 32) {
+  for (int i = static_cast<int>(threadIdx.x % 32); i < rows.dim; i += 32) {
     const auto x = static_cast<double>(element(row, head.dtype, i));
     sum += x * x;
   }
@@ -75,14 +75,14 @@ __global__ void __launch_bounds__(kThreads) join_parts(double* parts, int count,
 /// `count` parts; by a warp.
 __global__ void __launch_bounds__(kThreads)
     find_cosines(Rows rows, const double* parts, int count, double* norms) {
-  const int j = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int j = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
   if (j >= rows.n) return;
   const StoredRows head = rows.heads[blockIdx.y];
   const std::byte* row = row_of(head, j, rows.dim);
   const double* mean = parts + static_cast<int64_t>(blockIdx.y) * count * rows.dim;
   double product = 0;
   double square = 0;
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < rows.dim; i += 32) {
+  for (int i = static_cast<int>(threadIdx.x % 32); i < rows.dim; i += 32) {
     product += static_cast<double>(element(row, head.dtype, i)) * mean[i];
     square += mean[i] * mean[i];
   }

@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kDrawThreads)
            int32_t* ids) {
   __shared__ Shared shared;
   const int row = static_cast<int>(blockIdx.x);
-  const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_lane = static_cast<int>(threadIdx.x % 32);
   const RowSampling how = rows[row];
   const Key max =
       warp_max(warp_lane < splits ? parts[static_cast<int64_t>(row) * splits + warp_lane] : 0);

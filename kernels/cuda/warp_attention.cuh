@@ -80,7 +80,7 @@ class WarpState {
   /// Hides what lies beyond column `last`, plus 1 for every further query if `causal`. `first` is
   /// the tile's first column and `last` is the last one that row 0 of the warp sees.
   __device__ void mask(int first, int last, int columns, bool causal) {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
@@ -179,7 +179,7 @@ class WarpState {
   /// With `pairs` two channels are written at a time.
   template <class Out>
   __device__ void finish(Out* out, int64_t row_stride, int rows, int head_dim, bool pairs) {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll

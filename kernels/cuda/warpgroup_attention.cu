@@ -43,7 +43,7 @@ class WarpgroupState {
   /// Takes rows [0, rows) of the warp's 16 queries, zeros beyond them and beyond `length` channels.
   __device__ WarpgroupState(const T* queries, int64_t stride, int rows, int length, float scale)
       : scale_(scale), slack_(kSlack / scale) {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int step = 0; step < Tiles::kDim / 16; ++step) {
 #pragma unroll
@@ -75,7 +75,7 @@ class WarpgroupState {
 
   /// Hides columns from `there` on.
   __device__ void mask(int there) {
-    const int seen = there - static_cast<int>(threadIdx.x) % 4 * 2;
+    const int seen = there - static_cast<int>(threadIdx.x % 4) * 2;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       if (i / 4 * 8 + i % 2 >= seen) scores_[i] = -INFINITY;
@@ -122,7 +122,7 @@ class WarpgroupState {
   /// Divides by the sums and writes rows [0, rows) of the warp; `out` is channel 0 of the first.
   template <class Out>
   __device__ void finish(Out* out, int64_t row_stride, int rows, int head_dim, bool pairs) {
-    const int warp_lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float inverse = 1 / quad_sum(sums_[half][0] + sums_[half][1]);
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
   const TileRing<Tiles> ring(stages, barriers, maps, tile.first, head / l.q_per_kv,
                              full + (rest != 0), groups);
   wait_for_earlier();
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp = static_cast<int>(threadIdx.x / 32);
   if (warp / 4 >= groups) return;  // nothing for this warpgroup
   ring.start();
   const int first_row = tile.queries + warp * 16;

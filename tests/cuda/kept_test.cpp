@@ -1,7 +1,6 @@
 // What is described once for many steps, on a GPU, against the CPU.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -15,24 +14,6 @@ using testing::kGpu;
 using testing::normal_tensor;
 
 class KeptCuda : public testing::Cuda {};
-
-/// What is copied outside of a queue is there when the queue's next kernel reads it, also from
-/// memory that is not pinned.
-TEST_F(KeptCuda, CopiesAreThereWhenTheyReturn) {
-  constexpr int64_t kCount = 12'000;
-  Tensor placed(DType::kF32, {kCount}, kGpu);
-  Tensor read(DType::kF32, {kCount}, kGpu);
-  for (int round = 0; round < 300; ++round) {
-    std::vector<float> values(kCount, static_cast<float>(round));
-    cuda::copy_now(placed.view().data(), values.data(), values.size() * sizeof(float));
-    copy(read, placed, *gpu_);
-    const Tensor host = on_host(read);
-    const auto late = std::count_if(values.begin(), values.end(), [&](const float& x) {
-      return host.as<float>()[&x - values.data()] != x;
-    });
-    ASSERT_EQ(late, 0) << "round " << round;
-  }
-}
 
 TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
   constexpr int kDim = 20;
