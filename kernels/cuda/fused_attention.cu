@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads) join_splits(AttendArgs args, FusedAr
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   if (lane.fused == 0) return;
   if (fused_splits_of(lane) <= fused.splits_of_block) return;  // a block has joined them
-  join_query(args, fused, lane, args.head_dim, index, static_cast<int>(blockIdx.y));
+  join_query<16>(args, fused, lane, args.head_dim, index, static_cast<int>(blockIdx.y));
 }
 
 }  // namespace

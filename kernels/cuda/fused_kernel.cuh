@@ -199,87 +199,90 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     OnlineSoftmax<kGroups> softmax;
     const int warp_first = first + my.warp * (split_slots / kWarps);
     Items items(args, runs, key_runs, warp_first,
-                min(warp_first + split_slots / kWarps, lane.slots));
+                min(warp_first + split_slots / kWarps, lane.slots), warp.items);
     const std::byte* folded = nullptr;              // scales that are in `keys`
     const std::byte* copied = nullptr;              // and that were copied last
-    int taken = -1;                                 // run of keys whose queries `keys` has
     enum { kFresh, kRows, kCodes } added = kFresh;  // what is not brought down in `values`
     float up = kWeightUp;                           // and the raise of its weights
     uint32_t next_key_meta = 0;
     uint32_t next_value_meta = 0;
-    const auto begin = [&](const Item& item, OneStage& stage) {
-      if (const LaneRun& run = runs[item.key_run]; run.run.rows == nullptr) {
-        stage.keys.copy_codes(item.keys, item.rows);
+    const auto begin = [&](const Item& item, int rows, OneStage& stage) {
+      if (const LaneRun& run = runs[item.run[kKeySide]]; run.run.rows == nullptr) {
+        const Spot& spot = item.spot[kKeySide];
+        stage.keys.copy_codes(spot, rows);
         if constexpr (kKeys == Scaled::kToken) {
-          next_key_meta = row_meta(run.format.axis, item.keys, item.rows);
-        } else if (kKeys == Scaled::kToken32 || item.keys.scales != copied) {
-          stage.keys.copy_meta(item.keys, item.rows, run.zeros);
-          copied = item.keys.scales;
+          next_key_meta = row_meta(run.format.axis, spot, rows);
+        } else if (kKeys == Scaled::kToken32 || spot.scales != copied) {
+          stage.keys.copy_meta(spot, rows, run.zeros);
+          copied = spot.scales;
         }
       }
-      if (const LaneRun& run = runs[item.value_run]; run.run.rows == nullptr) {
-        stage.values.copy_codes(item.values, item.rows);
+      if (const LaneRun& run = runs[item.run[kValueSide]]; run.run.rows == nullptr) {
+        const Spot& spot = item.spot[kValueSide];
+        stage.values.copy_codes(spot, rows);
         if constexpr (kValues == Scaled::kToken) {
-          next_value_meta = row_meta(run.format.axis, item.values, item.rows);
+          next_value_meta = row_meta(run.format.axis, spot, rows);
         } else {
-          stage.values.copy_meta(item.values, item.rows, run.zeros);
+          stage.values.copy_meta(spot, rows, run.zeros);
         }
       }
     };
 
-    if (items.there()) begin(items.item, stages[0]);
+    if (items.there()) begin(warp.items[0], items.rows(), stages[0]);
     end_copies();
     for (int turn = 0; items.there(); turn ^= 1) {
-      const Item item = items.item;
+      const Item& item = warp.items[turn];
+      const Spot& key_spot = item.spot[kKeySide];
+      const Spot& value_spot = item.spot[kValueSide];
+      const int rows = items.rows();
       const uint32_t key_meta = next_key_meta;
       const uint32_t value_meta = next_value_meta;
       OneStage& stage = stages[turn];
-      items.next();
-      if (items.there()) begin(items.item, stages[turn ^ 1]);
+      items.next(turn);
+      if (items.there()) begin(warp.items[turn ^ 1], items.rows(), stages[turn ^ 1]);
       end_copies();
       await_copies<1>();
       __syncwarp();
 
       Scores<kGroups> scores;
-      const LaneRun& key_run = runs[item.key_run];
+      const LaneRun& key_run = runs[item.run[kKeySide]];
       const Source& source = source_at(key_run.run.source);
-      const std::byte* key_codes = stage.keys.rows(item.keys);
+      const std::byte* key_codes = stage.keys.rows(key_spot);
       if (key_run.run.rows != nullptr) {
-        if (item.key_run != taken) keys.take_natural(source, my);
+        keys.take_natural(source, my);
         folded = nullptr;
-        keys.score_rows(item.keys.codes + static_cast<int64_t>(item.keys.row) * (kDim * 2),
-                        item.rows, my, scores);
+        keys.score_rows(key_spot.codes + static_cast<int64_t>(key_spot.row) * (kDim * 2), rows, my,
+                        scores);
       } else if constexpr (kKeys == Scaled::kChannel) {
-        if (item.keys.scales != folded) {
+        if (key_spot.scales != folded) {
           keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + kKeyZerosAt, my);
-          folded = item.keys.scales;
+          folded = key_spot.scales;
         }
         keys.template score_codes<false>(key_codes, source, 0, my, scores);
       } else {
-        if (item.key_run != taken) keys.take_coded(source, my);
+        keys.take_coded(source, my);
         if constexpr (kKeys == Scaled::kToken) {
           keys.template score_codes<true>(key_codes, source, key_meta, my, scores);
         } else {
-          const std::byte* scales = stage.keys.group_scales(item.keys);
+          const std::byte* scales = stage.keys.group_scales(key_spot);
           keys.score_grouped(key_codes, scales, scales + kKeyZerosAt, source, my, scores);
         }
       }
-      taken = item.key_run;
-      if (item.rows < kItemSlots) {
+      if (rows < kItemSlots) {
 #pragma unroll
         for (int i = 0; i < 2 * kItemTiles; ++i) {
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
-            if (my.row + 8 * i >= item.rows) scores.of[i / 2][group][i % 2] = -INFINITY;
+            if (my.row + 8 * i >= rows) scores.of[i / 2][group][i % 2] = -INFINITY;
           }
         }
       }
       float factor[kGroups];
       if (softmax.weigh(scores, factor)) values.shrink(factor);
 
-      const LaneRun& value_run = runs[item.value_run];
+      const LaneRun& value_run = runs[item.run[kValueSide]];
       const bool coded = value_run.run.rows == nullptr;
-      const std::byte* value_scales = stage.values.group_scales(item.values);
+      const std::byte* value_scales = stage.values.group_scales(value_spot);
       bool large = false;
       if constexpr (kValues == Scaled::kToken) {
         large = coded && fabsf(two_floats(value_meta).x) >= kLargeScale;
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       up = raise;
       const ItemWeights<kGroups> weights(scores, up, part, my);
       if (coded) {
-        values.add_codes(warp.wide_values(stage, item.values), value_scales,
+        values.add_codes(warp.wide_values(stage, value_spot), value_scales,
                          value_scales + kValueZerosAt, value_meta, weights, my);
         if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
           values.finish_channels(1 / up, value_run.format, stage.values.meta,
@@ -309,8 +312,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
           added = kFresh;
         }
       } else {
-        values.add_rows(item.values.codes + static_cast<int64_t>(item.values.row) * (kDim * 2),
-                        item.rows, weights, my);
+        values.add_rows(value_spot.codes + static_cast<int64_t>(value_spot.row) * (kDim * 2), rows,
+                        weights, my);
       }
       __syncwarp();  // the stage has been read
     }
@@ -324,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   if (fused_splits_of(lane) > fused.splits_of_block) return;
   const int end_query = min(first_query + kGroups * kGroupQueries, args.q_per_kv);
   for (int query = first_query; query < end_query; ++query) {
-    join_query(args, fused, lane, kDim, static_cast<int>(blockIdx.x), query);
+    join_query<0>(args, fused, lane, kDim, static_cast<int>(blockIdx.x), query);
   }
 }
 

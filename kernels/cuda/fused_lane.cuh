@@ -65,7 +65,7 @@ requires(C::kWideStride > 0) struct WideRows<C> {
 };
 
 /// Where the rows from a slot on lie: codes (or f16 numbers), and what scales them.
-struct Spot {
+struct alignas(16) Spot {
   const std::byte* codes;   // of the block's first row
   const std::byte* scales;  // of the block
   const std::byte* zeros;
@@ -92,66 +92,81 @@ __device__ inline Spot find_spot(const AttendArgs& args, const DeviceRun& run, i
   return {block.codes, block.scales, block.zeros, row, block.rows - row};
 }
 
-/// Up to kItemSlots slots of a lane whose keys lie in one block, and whose values do.
+enum Side { kKeySide, kValueSide, kSides };
+
+/// Up to kItemSlots slots of a lane whose keys lie in one block, and whose values do. It lies in
+/// shared memory: all threads of a warp have the same, and registers are scarce.
 struct Item {
-  int rows;
-  int key_run;
-  int value_run;
-  Spot keys;
-  Spot values;
+  Spot spot[kSides];
+  int run[kSides];  // among the block's runs
 };
 
-/// Walks over the items of a warp, one behind the other.
+/// Walks over the items of a warp, one behind the other. A thread makes the keys' part, another one
+/// the values'.
 class Items {
  public:
-  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs, int first, int last)
-      : args_(args), runs_(runs), slot_(first), last_(last) {
-    item.rows = 0;
+  /// Makes the first item, in items[0].
+  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs, int first, int last,
+                   Item (&items)[2])
+      : args_(args), runs_(runs), items_(items), slot_(first), last_(last) {
     if (first >= last) return;
-    item.key_run = 0;
-    item.value_run = key_runs;
-    find(item.key_run, item.keys);
-    find(item.value_run, item.values);
-    measure();
+    if (const int side = static_cast<int>(threadIdx.x % 32); side < kSides) {
+      find(side == kKeySide ? 0 : key_runs, items_[0], side);
+    }
+    measure(items_[0]);
   }
 
   __device__ bool there() const { return slot_ < last_; }
-  __device__ void next() {
-    slot_ += item.rows;
+  /// Slots of the item made last.
+  __device__ int rows() const { return rows_; }
+  /// Makes the item behind items[turn] in the other one, which nobody reads any more.
+  __device__ void next(int turn) {
+    slot_ += rows_;
     if (slot_ >= last_) return;
-    advance(item.key_run, item.keys);
-    advance(item.value_run, item.values);
-    measure();
+    Item& to = items_[turn ^ 1];
+    if (const int side = static_cast<int>(threadIdx.x % 32); side < kSides) {
+      advance(items_[turn], to, side);
+    }
+    measure(to);
   }
-
-  Item item;
 
  private:
-  __device__ void measure() {
-    item.rows = min(min(item.keys.left, item.values.left), min(last_ - slot_, kItemSlots));
+  __device__ void measure(const Item& item) {
+    __syncwarp();  // it has been written
+    rows_ = min(min(item.spot[kKeySide].left, item.spot[kValueSide].left),
+                min(last_ - slot_, kItemSlots));
   }
-  __device__ void find(int& at, Spot& spot) {
+  /// The part of `side` at the slot, which is in run `at` or behind it.
+  __device__ void find(int at, Item& to, int side) {
     while (slot_ >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
-    spot = find_spot(args_, runs_[at].run, slot_);
+    to.run[side] = at;
+    to.spot[side] = find_spot(args_, runs_[at].run, slot_);
   }
-  __device__ void advance(int& at, Spot& spot) {
-    spot.row += item.rows;
-    spot.left -= item.rows;
-    if (spot.left > 0) return;
-    const DeviceRun& run = runs_[at].run;
-    const int left = run.first_slot + run.slots - slot_;
-    if (left <= 0 || run.block_rows == 0) return find(at, spot);
-    spot.codes += run.code_stride;
-    spot.scales += run.scale_stride;
-    spot.zeros += run.scale_stride;
-    spot.row = 0;
-    spot.left = min(left, run.block_rows);
+  __device__ void advance(const Item& from, Item& to, int side) {
+    Spot spot = from.spot[side];
+    const int at = from.run[side];
+    spot.row += rows_;
+    spot.left -= rows_;
+    if (spot.left == 0) {
+      const DeviceRun& run = runs_[at].run;
+      const int left = run.first_slot + run.slots - slot_;
+      if (left <= 0 || run.block_rows == 0) return find(at, to, side);
+      spot.codes += run.code_stride;
+      spot.scales += run.scale_stride;
+      spot.zeros += run.scale_stride;
+      spot.row = 0;
+      spot.left = min(left, run.block_rows);
+    }
+    to.run[side] = at;
+    to.spot[side] = spot;
   }
 
   const AttendArgs& args_;
   const LaneRun* runs_;  // of keys, then of values
+  Item (&items_)[2];
   int slot_;
   int last_;
+  int rows_ = 0;
 };
 
 /// Products of pairs of halves, and sums with one rounding.

@@ -109,6 +109,7 @@ template <class K, Scaled kKeys, class V, Scaled kValues>
 struct WarpStages {
   using OneStage = Stage<K, kKeys, V, kValues>;
   OneStage stage[2];
+  Item items[2];
   alignas(16) std::byte wide[WideRows<V>::kBytes + 16];
 
   /// The codes of an item's values as they are added.

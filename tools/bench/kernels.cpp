@@ -272,6 +272,11 @@ std::vector<Case> cases(int head_dim) {
   const auto pack = [&](CodeFormat code, ScaleAxis axis, int block_rows) {
     return packing(code, axis, head_dim, block_rows);
   };
+  const auto by_row = [&](CodeFormat code) {  // int4
+    Packing result = pack(code, kToken, 32);
+    result.format.group_size = head_dim;
+    return result;
+  };
   return {{"kivi 1 bit", pack(kBits1, kChannel, 32), pack(kBits1, kToken, 32)},
           {"kivi 2 bits", pack(kBits2, kChannel, 32), pack(kBits2, kToken, 32)},
           {"kivi 3 bits", pack(kBits3, kChannel, 32), pack(kBits3, kToken, 32)},
@@ -281,6 +286,7 @@ std::vector<Case> cases(int head_dim) {
           {"calibquant 8 bits", pack(kBits8, kChannel, 0), pack(kBits8, kChannel, 0)},
           {"per head 1 bit", pack(kBits1, kHead, 0), pack(kBits1, kHead, 0)},
           {"per token 2 bits", pack(kBits2, kToken, 32), pack(kBits2, kToken, 32)},
+          {"one scale a row 4 bits", by_row(kBits4), by_row(kBits4)},
           {"trit5", pack(kTrit5, kChannel, 32), pack(kTrit5, kChannel, 32)},
           {"vidkv 2+1 bits, trit5", mixed_packing(head_dim, 32), pack(kTrit5, kChannel, 32)}};
 }
