@@ -76,7 +76,8 @@ struct Products {
   }
 };
 
-/// Block (job, rows, channels behind `first`). Channels before it are the first such block's.
+/// Block (job, rows, channels behind `first`). Channels before it are the first such block's. What
+/// was described is read while earlier kernels still run: none of them writes it.
 __global__ void __launch_bounds__(kThreads)
     change_rows(const DeviceJob* jobs, const uint16_t* lists, const float* matrix, int dim,
                 int first, bool back, int64_t moved) {
@@ -84,6 +85,19 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ alignas(16) float weights[kTile][kPitch];
   const DeviceJob job = jobs[blockIdx.x];
   const uint16_t* channels = lists + static_cast<int64_t>(job.channels) * dim;
+  const int n = dim - first;
+  const int made = static_cast<int>(blockIdx.z) * kTile;
+  const auto load_weights = [&](int at) {
+    for (auto i = static_cast<int>(threadIdx.x); i < kTile * kDepth; i += kThreads) {
+      const int r = i / kDepth;
+      const int j = at + i % kDepth;
+      const bool present = j < n && made + r < n;
+      weights[r][i % kDepth] = present ? matrix[static_cast<int64_t>(made + r) * n + j] : 0;
+    }
+  };
+  load_weights(0);
+  wait_for_earlier();
+  let_next_start();
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * kTile;
   if (begin >= job.rows) return;
   const int count = static_cast<int>(min(int64_t{kTile}, job.rows - begin));
@@ -100,21 +114,19 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
 
-  const int n = dim - first;
-  const int made = static_cast<int>(blockIdx.z) * kTile;
   const int row = thread / kAcross;
   const int column = thread % kAcross;
   Products products;
   for (int at = 0; at < n; at += kDepth) {
     const int depth = min(kDepth, n - at);
-    __syncthreads();
+    if (at > 0) {
+      __syncthreads();
+      load_weights(at);
+    }
     for (int i = thread; i < kTile * kDepth; i += kThreads) {
       const int r = i / kDepth;
       const int j = i % kDepth;
-      const bool present = j < depth;
-      rows[r][j] = present && r < count ? from[r * dim + source(first + at + j)] : 0;
-      weights[r][j] =
-          present && made + r < n ? matrix[static_cast<int64_t>(made + r) * n + at + j] : 0;
+      rows[r][j] = j < depth && r < count ? from[r * dim + source(first + at + j)] : 0;
     }
     __syncthreads();
     products.add(rows, weights, row, column, depth);
@@ -242,9 +254,8 @@ void launch(const BasisLaunch& l, int64_t moved, Stream& stream) {
   const int first = l.matrix == nullptr ? l.dim : l.first;
   const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kTile)),
                   static_cast<unsigned>(std::max<int64_t>(1, ceil_div(l.dim - first, kTile))));
-  change_rows<<<grid, kThreads, 0, native(stream)>>>(l.jobs, l.lists, l.matrix, l.dim, first,
-                                                     l.back, moved);
-  check_launch("change_basis");
+  launch_early("change_basis", change_rows, grid, kThreads, stream, l.jobs, l.lists, l.matrix,
+               l.dim, first, l.back, moved);
 }
 
 }  // namespace
