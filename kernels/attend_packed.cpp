@@ -92,22 +92,6 @@ int64_t check_even_blocks(std::string_view op, const PackedFormat& format,
   return static_cast<int64_t>(blocks.size() - 1) * first + last;
 }
 
-/// Runs that change in other ways than that the last one gains.
-void check_changes(std::string_view op, std::span<const SlotRun> runs) {
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const SlotRun& run = runs[i];
-    if (run.change == RunChange::kNone) continue;
-    if (run.change == RunChange::kPacks) {
-      if (run.format == nullptr || run.format->axis != ScaleAxis::kToken || run.code_stride == 0 ||
-          run.scale_stride == 0 || run.blocks.empty() || run.block_rows < run.blocks[0].rows) {
-        refuse("{}: a run that packs rows one by one lacks blocks that lie evenly", op);
-      }
-    } else if (run.format != nullptr || i == 0 || runs[i - 1].change != RunChange::kPacks) {
-      refuse("{}: a run whose oldest row is packed does not follow one that packs", op);
-    }
-  }
-}
-
 void check_run(std::string_view op, const SlotRun& run) {
   if (run.slots < 0) refuse("{}: a run of {} slots", op, run.slots);
   if (run.format != nullptr) {
@@ -132,8 +116,6 @@ void check_lane(std::string_view op, const PackedLane& lane, int head_dim) {
       (lane.slots > 0 && (lane.q == nullptr || lane.weights == nullptr))) {
     refuse("{}: a lane of {} slots lacks its query, weights or output", op, lane.slots);
   }
-  check_changes(op, lane.keys);
-  check_changes(op, lane.values);
   int64_t slots = 0;
   for (const SlotRun& run : lane.keys) {
     check_run(op, run);
@@ -218,23 +200,11 @@ struct PackedBatch::State {
   std::unique_ptr<cuda::LaneTable> table;  // on CUDA; else what follows
   const float* q = nullptr;
   const float* out = nullptr;
-  bool grows_rows = false;
   std::vector<PackedLane> lanes;
   std::vector<SlotRun> runs;  // of all lanes
   std::vector<ScoreRemap> remaps;
-  std::vector<std::byte*> targets;
   int64_t guarded_remaps = 0;
 
-  /// The last runs of a lane, whose memory its new rows go to.
-  static bool grows(const PackedLane& lane, DType rows) {
-    return !lane.keys.empty() && lane.keys.back().format == nullptr && !lane.values.empty() &&
-           lane.values.back().format == nullptr && lane.keys.back().dtype == rows &&
-           lane.values.back().dtype == rows;
-  }
-  static bool changes(std::span<const SlotRun> of) {
-    return std::any_of(of.begin(), of.end(),
-                       [](const SlotRun& run) { return run.change != RunChange::kNone; });
-  }
   /// Copies lanes, whose runs and remaps the caller will write over.
   void take(std::span<const PackedLane> from) {
     lanes.assign(from.begin(), from.end());
@@ -261,7 +231,6 @@ struct PackedBatch::State {
       });
     }
   }
-  SlotRun& run_at(const SlotRun& run) { return runs[static_cast<size_t>(&run - runs.data())]; }
 };
 
 PackedBatch::PackedBatch(Device device) : state_(std::make_unique<State>(device)) {}
@@ -275,48 +244,12 @@ void PackedBatch::describe(std::span<PackedLane> lanes, int q_per_kv, int head_d
   for (const PackedLane& lane : lanes) check_lane("PackedBatch", lane, head_dim);
   state_->q_per_kv = q_per_kv;
   state_->head_dim = head_dim;
-  const bool grows =
-      keep && std::all_of(lanes.begin(), lanes.end(), [&](const PackedLane& lane) {
-        return !lanes[0].keys.empty() && State::grows(lane, lanes[0].keys.back().dtype);
-      });
   if (state_->table != nullptr) {
-    return state_->table->describe(lanes, q_per_kv, head_dim, q, out, keep, grows, stream);
+    return state_->table->describe(lanes, q_per_kv, head_dim, q, out, keep, stream);
   }
   state_->q = q;
   state_->out = out;
-  state_->grows_rows = grows && std::none_of(lanes.begin(), lanes.end(), [](const auto& lane) {
-                         return State::changes(lane.keys) || State::changes(lane.values);
-                       });
   state_->take(lanes);
-}
-
-int PackedBatch::room() const noexcept {
-  if (state_->table != nullptr) return state_->table->room();
-  return state_->grows_rows ? std::numeric_limits<int>::max() : 0;
-}
-
-void PackedBatch::append(const float* k, const float* v, Stream& stream) {
-  if (room() == 0) refuse("PackedBatch: a row for lanes that are not kept; describe them first");
-  if (state_->table != nullptr) return state_->table->append(k, v, stream);
-  const auto row_bytes = [&](const SlotRun& run) {
-    return static_cast<size_t>(state_->head_dim) * dtype_bytes(run.dtype);
-  };
-  for (const bool keys : {true, false}) {
-    state_->targets.clear();
-    for (PackedLane& lane : state_->lanes) {
-      SlotRun& run = state_->run_at(keys ? lane.keys.back() : lane.values.back());
-      // The memory behind a run is the cache's own.
-      state_->targets.push_back(const_cast<std::byte*>(run.rows) +  // NOLINT
-                                static_cast<size_t>(run.slots++) * row_bytes(run));
-      if (keys) ++lane.slots;
-    }
-    const DType dtype = state_->lanes.empty() ? DType::kF16 : state_->lanes[0].keys.back().dtype;
-    narrow_rows(state_->targets, dtype, state_->head_dim, keys ? k : v, stream);
-  }
-}
-
-void PackedBatch::appended() noexcept {
-  if (state_->table != nullptr) state_->table->appended();
 }
 
 void PackedBatch::attend(const float* q, float* out, float scale, Stream& stream) {

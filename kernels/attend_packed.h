@@ -10,21 +10,6 @@
 
 namespace kvlm {
 
-/// How a run of a kept lane changes when the lane gains a row (PackedBatch). The last run of a
-/// lane's keys or of its values always gains that row.
-///
-/// Where a quantizer packs one row in every step, three runs change together: the packed rows
-/// (kPacks), and the full rows behind them, which lie in a ring buffer that is always full. The
-/// oldest full row is packed and the new row takes its memory. The ring is two runs: the full rows
-/// up to the end of its memory (kShrinks), then those from its begin, which gain. A ring of a
-/// single row is one run (kReplaces).
-enum class RunChange : uint8_t {
-  kNone,     ///< as it is, but for the new row of the last run
-  kPacks,    ///< one packed row more at its end; the blocks lie evenly
-  kShrinks,  ///< its oldest row leaves it for the packed run before it
-  kReplaces  ///< its only row is packed, and the new row is in its place
-};
-
 /// Consecutive slots of a lane (the KV head of a sequence) whose keys, or whose values, are stored
 /// alike: full rows side by side, or packed blocks of one format. Dead rows of blocks are no slots.
 struct SlotRun {
@@ -41,8 +26,6 @@ struct SlotRun {
   /// and last block only.
   std::ptrdiff_t code_stride = 0;
   std::ptrdiff_t scale_stride = 0;
-  RunChange change = RunChange::kNone;
-  int block_rows = 0;  ///< kPacks: rows of a full block
   /// Packed keys only: (q_per_kv, channels) the queries in the basis in which these keys were
   /// packed; null: the lane's own.
   const float* q = nullptr;
@@ -95,9 +78,7 @@ struct PackedLane {
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream);
 
-/// The lanes of a layer. Their description serves several steps while nothing happens but that
-/// every lane gains a row, because describing thousands of lanes takes longer than attending to
-/// them.
+/// The lanes of a layer, described once for one attend() or several.
 class PackedBatch {
  public:
   explicit PackedBatch(Device device);
@@ -112,18 +93,7 @@ class PackedBatch {
   /// and take more scratch memory. Throws like attend_packed().
   void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
                 const float* out, bool keep, Stream& stream);
-  /// Rows that may still be appended as far as the description goes; whether there is memory behind
-  /// the last runs the caller must know. 0 unless every lane ends with full rows and is kept. On
-  /// the CPU 0 too if a run changes in another way than that it gains.
-  int room() const noexcept;
-  /// A row more for each lane, behind its last in the same memory, rounded to that run's dtype.
-  ///   k, v  (lanes, head_dim) f32
-  /// Throws Error{kInvalidArgument} without room.
-  void append(const float* k, const float* v, Stream& stream);
-  /// append() is done by a recording that is run (kernels/base/recording.h): while that is made,
-  /// append() does not count.
-  void appended() noexcept;
-  /// attend_packed() of the lanes as they are now.
+  /// attend_packed() of the lanes.
   void attend(const float* q, float* out, float scale, Stream& stream);
   /// How many slopes have been clamped so far (PackedLane.guarded_remaps), by every attend() that
   /// is done. Throws Error{kDevice} if the GPU does not answer.

@@ -43,9 +43,6 @@ struct DeviceRun {
   int16_t format;
   DType dtype;
   bool selected_bit;
-  // With every row that the lane has gained since it was described:
-  int8_t gained;  // slots more of this run: -1, 0 or 1
-  int8_t passed;  // slots more before it
   int16_t range;  // of a deferred lane: 0, or 1 + the remap that all its slots belong to
   // Of a DecodeTable: the kernel that serves the run, -1 if it is empty for good; and its Cut.
   int16_t kernel;
@@ -113,9 +110,8 @@ struct AttendArgs {
   int q_per_kv;
   int head_dim;
   float scale;
-  const int* grown_at;  // rows that every lane has gained since it was described; null: none
-  int64_t q_moved;      // floats from where queries were
-  int64_t out_moved;    // and outputs
+  int64_t q_moved;    // floats from where queries were
+  int64_t out_moved;  // and outputs
   // Of a DecodeTable, whose lanes are (slots, layers, heads) and have as many runs each. A launch
   // serves the lanes of a step, of their runs those at some positions that are of its kernel.
   const StepSlot* step;  // null: the launch serves all lanes, or the runs of `served`
@@ -126,9 +122,6 @@ struct AttendArgs {
   int kernel;
   int position_count;
   uint64_t positions;  // 4 bits each
-
-  /// Counted on the GPU, so that launches of a step serve the next one unchanged.
-  __device__ int grown() const { return grown_at != nullptr ? *grown_at : 0; }
 };
 
 /// The lane that is number `index` of a launch.
@@ -140,7 +133,6 @@ __device__ inline int lane_at(const AttendArgs& args, int index) {
 
 __device__ inline DeviceLane lane_of(const AttendArgs& args, int index) {
   DeviceLane lane = args.lanes[index];
-  lane.slots += args.grown();
   lane.q += args.q_moved;
   lane.out += args.out_moved;
   return lane;
@@ -150,27 +142,6 @@ __device__ inline DeviceLane lane_of(const AttendArgs& args, int index) {
 __device__ inline ScoreWeighting* weightings_of(const AttendArgs& args, int lane, int range) {
   return args.weightings +
          static_cast<int64_t>(args.lanes[lane].first_weighting + range) * args.q_per_kv;
-}
-
-/// Units of a run whose lane has gained `grown` rows.
-__device__ inline int units_of(const DeviceRun& run, int grown) {
-  const int more = run.gained * grown;
-  if (run.rows != nullptr || more == 0) return run.units + more;
-  return (run.packed_rows + more + run.block_rows - 1) / run.block_rows;
-}
-
-__device__ inline DeviceRun run_of(const AttendArgs& args, int index) {
-  DeviceRun run = args.runs[index];
-  if (args.grown_at == nullptr || (run.gained == 0 && run.passed == 0)) return run;
-  const int grown = args.grown();
-  run.units = units_of(run, grown);
-  run.slots += run.gained * grown;
-  run.packed_rows += run.gained * grown;
-  run.first_slot += run.passed * grown;
-  if (run.gained < 0) {  // its oldest rows have gone
-    run.rows += static_cast<int64_t>(grown) * args.head_dim * (run.dtype == DType::kF32 ? 4 : 2);
-  }
-  return run;
 }
 
 /// Piece blockIdx.y of run blockIdx.x of a launch; false if there is none.
@@ -189,9 +160,7 @@ __device__ inline bool find_split(const AttendArgs& args, Split& split) {
   if (number >= run.splits) return false;
   split.lane = run.lane;
   split.first = number * run.step;
-  // A run that gains rows has splits that may be empty yet.
-  const int units = run.gained == 0 ? run.units : units_of(run, args.grown());
-  split.count = max(0, min(run.step, units - split.first));
+  split.count = max(0, min(run.step, run.units - split.first));
   split.part = run.first_part + number;
   return true;
 }

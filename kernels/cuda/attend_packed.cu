@@ -70,15 +70,6 @@ struct Side {
   }
 };
 
-/// Rows that a lane of `slots` may gain before split_slots() would cut it in another way.
-int room_of(int slots) {
-  int room = kLaneRoom;
-  for (const int limit : {1024, 4096}) {
-    if (slots < limit) room = std::min(room, limit - 1 - slots);
-  }
-  return room;
-}
-
 /// Arrays that travel to the GPU in one copy. They must not move before upload().
 class Packet {
  public:
@@ -239,7 +230,7 @@ struct BatchBuilder {
                     run);
       }
       if (fused) continue;
-      run.splits = static_cast<int>(ceil_div(most_units(run), run.step));
+      run.splits = static_cast<int>(ceil_div(run.units, run.step));
       run.first_part = side.parts;
       side.parts += run.splits;
       if (run.splits > 0) {
@@ -255,13 +246,6 @@ struct BatchBuilder {
     if (!are_keys) return most;
     const int whole = run.code_stride != 0 ? run.blocks[0].rows : 0;
     return std::min(most, std::max(key_slots, whole));
-  }
-
-  /// Units of a run when its lane has gained all it may.
-  static int most_units(const DeviceRun& run) {
-    if (run.gained <= 0) return run.units;
-    if (run.rows != nullptr) return run.units + kLaneRoom;
-    return static_cast<int>(ceil_div(run.packed_rows + kLaneRoom, run.block_rows));
   }
 
   static void advance(const SlotRun& run, int& slot, int& selected) {
@@ -281,7 +265,7 @@ struct BatchBuilder {
                         nullptr,     first.rows,   made.first_slot};
     made.code_stride = static_cast<int>(run.code_stride);
     made.scale_stride = static_cast<int>(run.scale_stride);
-    made.block_rows = run.change == RunChange::kPacks ? run.block_rows : first.rows;
+    made.block_rows = first.rows;
     made.packed_rows = run.slots;
     made.units = static_cast<int>(run.blocks.size());
     made.step = std::max(1, most / made.block_rows);
@@ -409,7 +393,7 @@ __global__ void __launch_bounds__(kThreads) score_splits(AttendArgs args) {
   Split split;
   if (!find_split(args, split)) return;
   const DeviceLane lane = lane_of(args, split.lane);
-  const DeviceRun run = run_of(args, split.run);
+  const DeviceRun run = args.runs[split.run];
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int thread = static_cast<int>(threadIdx.x % 32);
 
@@ -658,7 +642,7 @@ __global__ void add_values(AttendArgs args) {
   Split split;
   if (!find_split(args, split)) return;
   const DeviceLane lane = lane_of(args, split.lane);
-  const DeviceRun run = run_of(args, split.run);
+  const DeviceRun run = args.runs[split.run];
   const auto channel = static_cast<int>(threadIdx.x);
   const bool there = channel < args.head_dim;
   float* part =
@@ -985,28 +969,7 @@ bool is_deferred(BatchBuilder& builder, const PackedLane& lane, size_t first, si
   return find_ranges(lane.remaps, std::span(builder.runs).subspan(first, end - first));
 }
 
-/// Notes of the runs [first, end), a lane's keys or its values, how each changes when the lane
-/// gains a row. Returns how many rows it may gain as far as they know.
-int mark_growing(BatchBuilder& builder, size_t first, size_t end) {
-  int room = kLaneRoom;
-  int8_t passed = 0;
-  for (size_t i = first; i < end; ++i) {
-    DeviceRun& run = builder.runs[i];
-    const RunChange change = builder.sources[i]->change;
-    run.passed = passed;
-    if (change == RunChange::kPacks) run.gained = 1;
-    if (change == RunChange::kShrinks) {
-      run.gained = -1;
-      room = std::min(room, run.slots);
-    }
-    if (change == RunChange::kNone && i + 1 == end) run.gained = 1;
-    passed = static_cast<int8_t>(passed + run.gained);
-  }
-  return room;
-}
-
-/// `room`: 0, or what lanes may gain; less if their runs leave less.
-Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept* kept, int& room,
+Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept* kept,
                   Stream& stream) {
   if (head_dim > 1024) {
     throw Error(ErrorCode::kUnsupported, "attend_packed: head_dim " + std::to_string(head_dim) +
@@ -1034,7 +997,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     builder.first_runs.push_back(run_count);
     run_count += lane.keys.size() + lane.values.size();
     lane.guarded_remaps = 0;
-    made.layer.most_slots = std::max(made.layer.most_slots, lane.slots + room);
+    made.layer.most_slots = std::max(made.layer.most_slots, lane.slots);
   }
   builder.resize_runs(run_count);
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -1045,8 +1008,6 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     const bool fused = of_fused.pair != 0;
     builder.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, fused, first);
     builder.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, fused, values);
-    if (room > 0) room = std::min(room, mark_growing(builder, first, values));
-    if (room > 0) room = std::min(room, mark_growing(builder, values, end));
     DeviceLane& of_lane = builder.lanes[i];
     of_lane.first_keys = static_cast<int>(first);
     of_lane.last_keys = static_cast<int>(values) - 1;
@@ -1109,58 +1070,31 @@ AttendArgs attend_args(const Launches& launches) {
   return args;
 }
 
-/// What a LaneTable counts on the GPU.
-struct Counts {
-  Growth growth;
-  unsigned long long guarded;  // slopes that were clamped
-};
-
-/// Stores the new key and value of every lane behind its last row, one block of threads a lane.
-__global__ void append_rows(AttendArgs args, Growth* growth, const float* k, const float* v) {
-  wait_for_earlier();
-  let_next_start();
-  const DeviceLane& lane = args.lanes[blockIdx.x];
-  for (const bool keys : {true, false}) {
-    const DeviceRun run = run_of(args, keys ? lane.last_keys : lane.last_values);
-    const int row = run.gained > 0 ? run.units : 0;
-    store_row(const_cast<std::byte*>(run.rows), run.dtype, row, args.head_dim,
-              (keys ? k : v) + static_cast<int64_t>(blockIdx.x) * args.head_dim);
-  }
-  growth->count_row();
-}
-
 }  // namespace
 
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream) {
   if (lanes.empty()) return;
-  int room = 0;
-  const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, room, stream);
+  const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, stream);
   AttendArgs args = attend_args(launches);
   args.scale = scale;
   launch_layer(launches.layer, args, stream);
 }
 
 struct LaneTable::State {
-  explicit State(Device device) : kept(device), counts(device, sizeof(Counts)) {
-    const Counts none{};
-    copy_now(counts.data(), &none, sizeof none);
+  explicit State(Device device) : kept(device), guarded(device, sizeof(unsigned long long)) {
+    clear_now(guarded.data(), guarded.bytes());
   }
   Launches launches;
   Kept kept;
-  Buffer counts;  // Counts
+  Buffer guarded;  // slopes that were clamped
   const float* q = nullptr;
   const float* out = nullptr;
-  int room = 0;
-  int grown = 0;  // as counted on the GPU when all is done
-
-  Counts* on_gpu() { return reinterpret_cast<Counts*>(counts.data()); }
   AttendArgs args(const float* q_now, const float* out_now) {
     AttendArgs args = attend_args(launches);
-    args.grown_at = room > 0 ? &on_gpu()->growth.rows : nullptr;
     args.q_moved = q_now - q;
     args.out_moved = out_now - out;
-    args.guarded = &on_gpu()->guarded;
+    args.guarded = reinterpret_cast<unsigned long long*>(guarded.data());
     return args;
   }
 };
@@ -1169,40 +1103,22 @@ LaneTable::LaneTable(Device device) : state_(std::make_unique<State>(device)) {}
 LaneTable::~LaneTable() = default;
 
 void LaneTable::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
-                         const float* out, bool keep, bool grows, Stream& stream) {
+                         const float* out, bool keep, Stream& stream) {
   State& state = *state_;
   state.q = q;
   state.out = out;
-  state.grown = 0;
-  state.room = grows && !lanes.empty() ? kLaneRoom : 0;
-  for (const PackedLane& lane : lanes) state.room = std::min(state.room, room_of(lane.slots));
   Kept* kept = keep ? &state.kept : nullptr;
   state.launches = {};
   if (!lanes.empty()) {
-    state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, state.room, stream);
-  }
-  if (state.room > 0) {
-    check(cudaMemsetAsync(&state.on_gpu()->growth, 0, sizeof(Growth), native(stream)),
-          "PackedBatch::describe");
+    state.launches = cuda::describe(lanes, q_per_kv, head_dim, kept, stream);
   }
 }
 
 int64_t LaneTable::guarded_remaps() const {
   unsigned long long count = 0;
-  copy_now(&count, &state_->on_gpu()->guarded, sizeof count);
+  copy_now(&count, state_->guarded.data(), sizeof count);
   return static_cast<int64_t>(count);
 }
-
-int LaneTable::room() const noexcept { return state_->room - state_->grown; }
-
-void LaneTable::append(const float* k, const float* v, Stream& stream) {
-  State& state = *state_;
-  if (!stream.queue().is_recording()) ++state.grown;
-  launch_early("PackedBatch::append", append_rows, state.launches.layer.lanes, 128, stream,
-               state.args(state.q, state.out), &state.on_gpu()->growth, k, v);
-}
-
-void LaneTable::appended() noexcept { ++state_->grown; }
 
 void LaneTable::attend(const float* q, float* out, float scale, Stream& stream) {
   if (state_->launches.layer.lanes == 0) return;

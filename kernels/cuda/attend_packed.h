@@ -19,10 +19,7 @@ class LaneTable {
   ~LaneTable();
 
   void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
-                const float* out, bool keep, bool grows, Stream& stream);
-  int room() const noexcept;
-  void append(const float* k, const float* v, Stream& stream);
-  void appended() noexcept;
+                const float* out, bool keep, Stream& stream);
   void attend(const float* q, float* out, float scale, Stream& stream);
   int64_t guarded_remaps() const;
 

@@ -45,7 +45,7 @@ struct LaneRun {
   int zeros;            // that a block stores, if its channels are scaled
 
   __device__ void take(const AttendArgs& args, int index) {
-    run = run_of(args, index);
+    run = args.runs[index];
     if (run.rows != nullptr || run.slots == 0) return;
     format = args.formats[run.format];
     zeros = static_cast<int>(format.zeros(1));

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kScoreBlocks<kBits, kGroups, kMixed>
   Split split;
   if (!find_split(args, split)) return;
   const DeviceLane lane = lane_of(args, split.lane);
-  const DeviceRun run = run_of(args, split.run);
+  const DeviceRun run = args.runs[split.run];
   const ScaleAxis axis = kRows ? ScaleAxis::kHead : args.formats[run.format].axis;
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const OperandThread my;
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
   Split split;
   if (!find_split(args, split)) return;
   const DeviceLane lane = lane_of(args, split.lane);
-  const DeviceRun run = run_of(args, split.run);
+  const DeviceRun run = args.runs[split.run];
   const ScaleAxis axis = args.formats[run.format].axis;
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const OperandThread my;
@@ -708,7 +708,7 @@ int code_kernel(const SlotRun& run, bool keys, int head_dim) {
   if (mixed) return kCodes21;
   if (trits) return by_token ? -1 : static_cast<int>(kTrits);
   const int width = std::countr_zero(static_cast<unsigned>(bits));
-  const bool long_blocks = std::max(run.blocks[0].rows, run.block_rows) > kShortBlock;
+  const bool long_blocks = run.blocks[0].rows > kShortBlock;
   if (!keys && !by_token && long_blocks) return kLong1 + width;
   if (keys || !by_token) return kCodes1 + width;
   return (grouped ? kGrouped1 : kToken1) + width;

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kBits, kGroups>) add_chunks(
     wait_for_earlier();  // the next kernel relies on it that all before are done when this one is
     return;
   }
-  const DeviceRun run = run_of(args, split.run);
+  const DeviceRun run = args.runs[split.run];
   const int first_query = static_cast<int>(blockIdx.z) * kGroupQueries * kGroups;
   const OperandThread my;
   const auto stages = static_cast<uint32_t>(__cvta_generic_to_shared(staged));

@@ -9,14 +9,11 @@ void attend_packed(std::span<PackedLane>, int, int, float, Stream&) { refuse("at
 struct LaneTable::State {};
 LaneTable::LaneTable(Device) { refuse("PackedBatch"); }
 LaneTable::~LaneTable() = default;
-void LaneTable::describe(std::span<PackedLane>, int, int, const float*, const float*, bool, bool,
+void LaneTable::describe(std::span<PackedLane>, int, int, const float*, const float*, bool,
                          Stream&) {
   refuse("PackedBatch::describe");
 }
 int64_t LaneTable::guarded_remaps() const { return 0; }
-int LaneTable::room() const noexcept { return 0; }
-void LaneTable::append(const float*, const float*, Stream&) { refuse("PackedBatch::append"); }
-void LaneTable::appended() noexcept {}
 void LaneTable::attend(const float*, float*, float, Stream&) { refuse("PackedBatch::attend"); }
 
 void unpack_blocks(const PackedFormat&, std::span<const PackedBlock>, float*, Stream&) {

@@ -283,54 +283,6 @@ TEST_F(SmallPacked, SoftmaxesOfEveryLength) {
   }
 }
 
-TEST_F(SmallPacked, RowsAppendedToKeptLanes) {
-  constexpr int kRows = 21;
-  constexpr int kLanes = 3;
-  const Tensor rows = normal_tensor(DType::kF16, {2 * kLanes, kRows + 2, 128}, 1);
-  const Tensor q = normal_tensor(DType::kF32, {kLanes, 4, 128}, 2);
-  const Tensor k = normal_tensor(DType::kF32, {kLanes, 128}, 3);
-  const Tensor v = normal_tensor(DType::kF32, {kLanes, 128}, 4);
-  const auto run = [&](Device device, Stream& stream) {
-    const auto place = [&](const Tensor& x) {
-      Tensor made(x.dtype(), x.shape(), device);
-      copy(made, x, stream);
-      return made;
-    };
-    Tensor held = place(rows);
-    Tensor queries = place(q);
-    const Tensor new_k = place(k);
-    const Tensor new_v = place(v);
-    Tensor weights(DType::kF32, {kLanes, 4, kRows + 2}, device);
-    Tensor out(DType::kF32, q.shape(), device);
-    std::vector<SlotRun> runs(2 * kLanes);
-    std::vector<PackedLane> lanes(kLanes);
-    for (int64_t i = 0; i < kLanes; ++i) {
-      PackedLane& lane = lanes[static_cast<size_t>(i)];
-      for (int64_t part = 0; part < 2; ++part) {
-        SlotRun& made = runs[static_cast<size_t>(2 * i + part)];
-        made.slots = kRows;
-        made.rows = held.view().slice(2 * i + part, 1).data();
-        (part == 0 ? lane.keys : lane.values) = {&made, 1};
-      }
-      lane.q = queries.view().slice(i, 1).as<float>();
-      lane.slots = kRows;
-      lane.weights = weights.view().slice(i, 1).as<float>();
-      lane.weights_wanted = false;
-      lane.out = out.view().slice(i, 1).as<float>();
-    }
-    PackedBatch batch(device);
-    batch.describe(lanes, 4, 128, queries.as<float>(), out.as<float>(), true, stream);
-    for (int step = 0; step < 2; ++step) {
-      batch.append(new_k.as<float>(), new_v.as<float>(), stream);
-      batch.attend(queries.as<float>(), out.as<float>(), 0.1f, stream);
-    }
-    Tensor host(DType::kF32, out.shape());
-    copy(host, out, stream);
-    return host;
-  };
-  EXPECT_LE(error(run(kGpu, *gpu_), run({}, cpu_)), 2e-5);
-}
-
 TEST_F(SmallPacked, PackingByEveryRule) {
   using enum ScaleAxis;
   struct Case {
