@@ -93,6 +93,12 @@ class Quantizer {
   ///   low, high  (kv_heads, head_dim) the ends of each channel over those rows
   virtual void learn(std::span<const float> /*low*/, std::span<const float> /*high*/,
                      std::span<HeadFacts> /*facts*/) const {}
+  /// The ends of channels are not enough: learn_rows() is called in place of learn().
+  virtual bool learns_from_rows() const noexcept { return false; }
+  /// As learn(), from the keys themselves.
+  ///   keys  of every kv_head (rows, head_dim), on the host
+  virtual void learn_rows(std::span<const float* const> /*keys*/, int /*rows*/,
+                          std::span<HeadFacts> /*facts*/) const {}
   /// Bytes of what learn() fixed, of one layer (VidKV: the channel mask).
   virtual size_t facts_bytes(int /*kv_heads*/) const noexcept { return 0; }
   /// The basis in which keys are packed, with the channels that learn() ordered; null: their own.

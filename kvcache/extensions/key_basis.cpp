@@ -1,6 +1,9 @@
 #include "kvcache/extensions/key_basis.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "kernels/elementwise.h"
 
 namespace kvlm {
 
@@ -33,17 +36,37 @@ void KeyBasisChange::reserve_keys(size_t rows) {
 
 void KeyBasisChange::learn(const Quantizer& quantizer, LayerState& state, size_t store,
                            std::span<const float* const> keys, int rows, Stream& stream) {
-  const std::span<float> low = std::span(ends_).first(ends_.size() / 2);
-  const std::span<float> high = std::span(ends_).last(ends_.size() / 2);
-  channel_ends(keys, rows, traits_.shape().head_dim, low, high, stream);
   const auto swap_facts = [&] {
     for (size_t h = 0; h < facts_.size(); ++h) std::swap(facts_[h], state.heads[h].facts[store]);
   };
   facts_.resize(traits_.kv_heads());
   swap_facts();
-  quantizer.learn(low, high, facts_);
+  if (quantizer.learns_from_rows()) {
+    quantizer.learn_rows(on_host(keys, rows, stream), rows, facts_);
+  } else {
+    const std::span<float> low = std::span(ends_).first(ends_.size() / 2);
+    const std::span<float> high = std::span(ends_).last(ends_.size() / 2);
+    channel_ends(keys, rows, traits_.shape().head_dim, low, high, stream);
+    quantizer.learn(low, high, facts_);
+  }
   swap_facts();
   state.mask_bytes[store] = quantizer.facts_bytes(traits_.shape().kv_heads);
+}
+
+std::span<const float* const> KeyBasisChange::on_host(std::span<const float* const> keys, int rows,
+                                                      Stream& stream) {
+  if (!traits_.on_gpu()) return keys;
+  const size_t floats = static_cast<size_t>(rows) * traits_.dim();
+  on_host_.resize(std::max(on_host_.size(), keys.size() * floats));
+  host_keys_.clear();
+  for (size_t h = 0; h < keys.size(); ++h) {
+    float* to = on_host_.data() + h * floats;
+    const Shape shape{static_cast<int64_t>(floats)};
+    copy(TensorView(to, DType::kF32, shape),
+         ConstTensorView(keys[h], DType::kF32, shape, traits_.device()), stream);
+    host_keys_.push_back(to);
+  }
+  return host_keys_;
 }
 
 void KeyBasisChange::start_keys(size_t rows) {

@@ -49,6 +49,10 @@ class KeyBasisChange {
   void change_queries_again(int layer, const float* q, Stream& stream);
 
  private:
+  /// The same keys where the host can read them.
+  std::span<const float* const> on_host(std::span<const float* const> keys, int rows,
+                                        Stream& stream);
+
   const CacheTraits& traits_;
   FloatSpace keys_;     // changed
   size_t changed_ = 0;  // floats of them
@@ -57,7 +61,9 @@ class KeyBasisChange {
   std::vector<std::array<std::vector<BasisJob>, kStores>> query_jobs_;  // (layers,)
   std::vector<std::array<BasisBatch, kStores>> query_batches_;          // (layers,)
   std::vector<HeadFacts> facts_;                                        // (kv_heads,)
-  std::vector<float> ends_;  // (2, kv_heads, head_dim) of channels
+  std::vector<float> ends_;              // (2, kv_heads, head_dim) of channels
+  std::vector<float> on_host_;           // keys that a GPU holds, for learn_rows()
+  std::vector<const float*> host_keys_;  // (kv_heads,)
 };
 
 }  // namespace kvlm

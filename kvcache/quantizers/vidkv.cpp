@@ -5,6 +5,7 @@
 #include <numbers>
 #include <numeric>
 
+#include "kvcache/chance.h"
 #include "kvcache/quantizers/common.h"
 
 // VidKV: how many bits each channel of a key has, the spectrum of the narrow ones, ternary values,
@@ -16,6 +17,8 @@ namespace {
 
 /// Channels of a head that are coded alike.
 constexpr size_t kMaxHeadDim = 1024;
+/// Numbers that many times as large as the mean of their channel are outliers (M of section 4.2).
+constexpr double kOutlier = 3;
 
 /// The real Fourier transform of n numbers as n x n matrices, in Hermitian packing
 /// [Re_0, Re_1 .. Re_floor(n/2), Im_1 .. Im_ceil(n/2)-1] (docs/arithmetic.md, "Spectrum"): that of
@@ -54,23 +57,29 @@ int anomalous_channels(double bits, int head_dim) {
 /// packing, so that a 1-bit channel takes 1 bit (the published code stores 4); signs stand for +S
 /// and -S (onebit=sym; the paper's S and 0 halve every amplitude); ternary values are scaled
 /// (scale=mean; the code forgets to); a flush packs new rows only (flush=append; packing again
-/// destroys signs).
+/// destroys signs). Ablations of the paper: criterion= (table 1), protect_by=random (table 3),
+/// value_bits=1 (table 6), fft=alg3 (algorithm 3). Outliers are counted by magnitude, where the
+/// paper prints K_i > M mean(K), which in a channel about 0 is half of all numbers.
 class VidKv final : public PlannedQuantizer {
  public:
   VidKv(const OptionValues& options, const PolicyContext& context)
       : dim_(context.shape->head_dim),
         anomalous_(anomalous_channels(options.real("key_bits"), dim_)),
-        fft_(options.text("fft") == "on"),
+        fft_(has_spectrum(options)),
+        criterion_(options.text("criterion") == "variance"   ? Criterion::kVariance
+                   : options.text("criterion") == "outliers" ? Criterion::kOutliers
+                                                             : Criterion::kRange),
         mask_per_head_(options.text("mask_scope") == "head"),
         repack_keys_(options.text("flush") != "append"),
         repack_values_(options.text("flush") == "requant_all"),
         protect_(options.real("protect")),
         official_protection_(options.text("stp") == "official"),
+        protects_by_chance_(options.text("protect_by") == "random"),
+        seed_(static_cast<uint64_t>(options.integer("seed"))),
         basis_{.dim = dim_, .first = anomalous_, .matrix = {}} {
     if (fft_ && anomalous_ < dim_) add_hermitian(static_cast<size_t>(dim_ - anomalous_), basis_);
     check_residual(options);
-    refuse_idle(options, "protect", protect_ > 0 && options.text("value_bits") == "2",
-                "protected values have 2 bits and so has value_bits=2");
+    refuse_idle_options(options);
     const double fine = options.real("key_bits") * 10000;
     if (std::abs(fine - std::round(fine)) > 1e-6) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -103,6 +112,9 @@ class VidKv final : public PlannedQuantizer {
 
   void learn(std::span<const float> low, std::span<const float> high,
              std::span<HeadFacts> facts) const override;
+  bool learns_from_rows() const noexcept override { return criterion_ != Criterion::kRange; }
+  void learn_rows(std::span<const float* const> keys, int rows,
+                  std::span<HeadFacts> facts) const override;
   size_t facts_bytes(int kv_heads) const noexcept override {
     return static_cast<size_t>(dim_ + 7) / 8 * static_cast<size_t>(mask_per_head_ ? kv_heads : 1);
   }
@@ -112,20 +124,55 @@ class VidKv final : public PlannedQuantizer {
   }
 
  private:
+  /// By what channels are judged hard to quantize (section 4.2).
+  enum class Criterion : uint8_t { kRange, kVariance, kOutliers };
+  using ChannelNumbers = std::array<double, kMaxHeadDim>;
+
+  static bool has_spectrum(const OptionValues& options);
+  void refuse_idle_options(const OptionValues& options) const;
+  void order_channels(const ChannelNumbers& hardness, HeadFacts& head) const;
+  ChannelNumbers hardness(std::span<const float* const> keys, int rows) const;
   PartPlan key_plan(const OptionValues& options, int group) const;
   PartPlan value_plan(const OptionValues& options, int group) const;
 
   int dim_;
   int anomalous_;  // channels at 2 bits
   bool fft_;
+  Criterion criterion_;
   bool mask_per_head_;
   bool repack_keys_;
   bool repack_values_;
   double protect_;
   bool official_protection_;
+  bool protects_by_chance_;
+  uint64_t seed_;
   KeyBasis basis_;
   std::vector<PartPlan> protected_;  // (1,) or none
 };
+
+/// Whether the narrow channels are coded as a spectrum. Algorithm 3 does so where half or three
+/// quarters of the channels have 2 bits.
+bool VidKv::has_spectrum(const OptionValues& options) {
+  if (options.text("fft") != "alg3") return options.text("fft") == "on";
+  const double wide = options.real("key_bits") - 1;
+  return wide == 0.5 || wide == 0.75;
+}
+
+void VidKv::refuse_idle_options(const OptionValues& options) const {
+  const std::string_view value_bits = options.text("value_bits");
+  refuse_idle(options, "protect", protect_ > 0 && value_bits == "2",
+              "protected values have 2 bits and so has value_bits=2");
+  for (const char* key : {"gamma", "scale", "trits"}) {
+    refuse_idle(options, key, value_bits != "1.58", "only ternary values have it");
+  }
+  for (const char* key : {"protect_by", "stp"}) {
+    refuse_idle(options, key, protect_ == 0, "without protect= no row is protected");
+  }
+  refuse_idle(options, "seed", protect_ == 0 || !protects_by_chance_,
+              "only protect_by=random draws rows");
+  refuse_idle(options, "criterion", anomalous_ == 0 || anomalous_ == dim_,
+              "all channels have the same width");
+}
 
 PartPlan VidKv::key_plan(const OptionValues& options, int group) const {
   PartPlan plan;
@@ -163,8 +210,9 @@ PartPlan VidKv::key_plan(const OptionValues& options, int group) const {
 }
 
 PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
-  if (options.text("value_bits") == "2") {
-    return plan_of(ScaleAxis::kChannel, 2, group, dim_, meta_of(options));
+  const std::string_view bits = options.text("value_bits");
+  if (bits != "1.58") {
+    return plan_of(ScaleAxis::kChannel, bits == "1" ? 1 : 2, group, dim_, meta_of(options));
   }
   PartPlan plan;
   plan.format.axis = ScaleAxis::kChannel;
@@ -186,14 +234,26 @@ PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
   return plan;
 }
 
-/// The channels with the widest range over all rows, and over all heads unless each has its own
-/// mask, come first; both kinds in ascending order (docs/arithmetic.md, "Mixed channels").
+/// The hardest channels come first, both kinds in ascending order. No allocation: a flush that
+/// packs everything again learns anew in decode.
+void VidKv::order_channels(const ChannelNumbers& hardness, HeadFacts& head) const {
+  std::vector<uint16_t>& channels = head.key_channels;
+  channels.resize(static_cast<size_t>(dim_));
+  std::iota(channels.begin(), channels.end(), uint16_t{0});
+  std::sort(channels.begin(), channels.end(), [&](uint16_t a, uint16_t b) {
+    return hardness[a] != hardness[b] ? hardness[a] > hardness[b] : a < b;
+  });
+  std::sort(channels.begin(), channels.begin() + anomalous_);
+  std::sort(channels.begin() + anomalous_, channels.end());
+}
+
+/// Hard are the channels with the widest range over all rows, and over all heads unless each has
+/// its own mask (docs/arithmetic.md, "Mixed channels").
 void VidKv::learn(std::span<const float> low, std::span<const float> high,
                   std::span<HeadFacts> facts) const {
   const auto dim = static_cast<size_t>(dim_);
-  // No allocation: a flush that packs everything again learns anew in decode.
   const auto order = [&](size_t first_head, size_t heads, HeadFacts& lane) {
-    float range[kMaxHeadDim];
+    ChannelNumbers range;
     for (size_t d = 0; d < dim; ++d) {
       float least = low[first_head * dim + d];
       float most = high[first_head * dim + d];
@@ -201,16 +261,9 @@ void VidKv::learn(std::span<const float> low, std::span<const float> high,
         least = std::min(least, low[head * dim + d]);
         most = std::max(most, high[head * dim + d]);
       }
-      range[d] = most - least;
+      range[d] = static_cast<double>(most) - static_cast<double>(least);
     }
-    std::vector<uint16_t>& channels = lane.key_channels;
-    channels.resize(dim);
-    std::iota(channels.begin(), channels.end(), uint16_t{0});
-    std::sort(channels.begin(), channels.end(), [&](uint16_t a, uint16_t b) {
-      return range[a] != range[b] ? range[a] > range[b] : a < b;
-    });
-    std::sort(channels.begin(), channels.begin() + anomalous_);
-    std::sort(channels.begin() + anomalous_, channels.end());
+    order_channels(range, lane);
   };
   if (mask_per_head_) {
     for (size_t head = 0; head < facts.size(); ++head) order(head, 1, facts[head]);
@@ -220,11 +273,56 @@ void VidKv::learn(std::span<const float> low, std::span<const float> high,
   for (HeadFacts& lane : facts.subspan(1)) lane.key_channels = facts[0].key_channels;
 }
 
+void VidKv::learn_rows(std::span<const float* const> keys, int rows,
+                       std::span<HeadFacts> facts) const {
+  if (mask_per_head_) {
+    for (size_t h = 0; h < keys.size(); ++h) {
+      order_channels(hardness(keys.subspan(h, 1), rows), facts[h]);
+    }
+    return;
+  }
+  order_channels(hardness(keys, rows), facts[0]);
+  for (HeadFacts& head : facts.subspan(1)) head.key_channels = facts[0].key_channels;
+}
+
+/// (head_dim,) the variance of each channel, or how many of its numbers are beyond kOutlier times
+/// their mean magnitude (section 4.2, M = 3).
+VidKv::ChannelNumbers VidKv::hardness(std::span<const float* const> keys, int rows) const {
+  const auto dim = static_cast<size_t>(dim_);
+  const double count = static_cast<double>(rows) * static_cast<double>(keys.size());
+  // Adds one number for each element to those of its channel.
+  const auto sum = [&](const auto& number) {
+    ChannelNumbers sums{};
+    for (const float* head : keys) {
+      for (size_t i = 0; i < static_cast<size_t>(rows) * dim; ++i) {
+        sums[i % dim] += number(static_cast<double>(head[i]), i % dim);
+      }
+    }
+    return sums;
+  };
+  if (criterion_ == Criterion::kVariance) {
+    const ChannelNumbers sums = sum([](double x, size_t) { return x; });
+    return sum([&](double x, size_t d) {
+      const double off = x - sums[d] / count;
+      return off * off;
+    });
+  }
+  const ChannelNumbers sums = sum([](double x, size_t) { return std::abs(x); });
+  return sum([&](double x, size_t d) { return std::abs(x) > kOutlier * sums[d] / count ? 1 : 0; });
+}
+
 /// Mean dot product of each visual row with the text rows after the last picture
-/// (docs/arithmetic.md, "Protected tokens").
+/// (docs/arithmetic.md, "Protected tokens"), or a number drawn for each (protect_by=random).
 std::vector<float> VidKv::protection_scores(ConstTensorView embeddings,
                                             std::span<const int16_t> modality) const {
   const auto rows = modality.size();
+  if (protects_by_chance_) {
+    std::vector<float> numbers(rows);
+    for (size_t row = 0; row < rows; ++row) {
+      numbers[row] = static_cast<float>(unit_number(splitmix64(splitmix64(seed_) ^ row)));
+    }
+    return numbers;
+  }
   const auto hidden = static_cast<size_t>(embeddings.shape()[1]);
   const float* x = embeddings.as<float>();
   std::vector<float> scores(rows);
@@ -268,11 +366,21 @@ std::vector<int32_t> VidKv::protect(std::span<const float> scores,
 }
 
 constexpr std::array kOptions{
+    OptionInfo{.key = "criterion",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "range|variance|outliers",
+               .standard = "range",
+               .help =
+                   "which channels of keys take 2 bits: those of widest range, largest variance "
+                   "or most outliers"},
     OptionInfo{.key = "fft",
                .type = OptionInfo::Type::kChoice,
-               .choices = "on|off",
+               .choices = "on|off|alg3",
                .standard = "on",
-               .help = "1-bit channels are coded as a spectrum, or as they are"},
+               .paper = "alg3",
+               .help =
+                   "1-bit channels are coded as a spectrum, or as they are; alg3: as a spectrum "
+                   "at key_bits 1.5 and 1.75 only"},
     OptionInfo{.key = "flush",
                .type = OptionInfo::Type::kChoice,
                .choices = "append|requant_key|requant_all",
@@ -313,6 +421,12 @@ constexpr std::array kOptions{
                .high = 1,
                .standard = "0",
                .help = "share of visual rows whose values take 2 bits (semantic token protection)"},
+    OptionInfo{.key = "protect_by",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "semantic|random",
+               .standard = "semantic",
+               .help = "which rows are protected: those most like the text behind the pictures, or "
+                       "any"},
     kResidual,
     OptionInfo{.key = "scale",
                .type = OptionInfo::Type::kChoice,
@@ -321,6 +435,12 @@ constexpr std::array kOptions{
                .official = "unit",
                .paper = "unit",
                .help = "scale of ternary values: mean magnitude, that of non-zero codes, 1"},
+    OptionInfo{.key = "seed",
+               .type = OptionInfo::Type::kInteger,
+               .low = 0,
+               .high = 2147483647,
+               .standard = "0",
+               .help = "of protect_by=random: another number, other rows"},
     OptionInfo{.key = "stp",
                .type = OptionInfo::Type::kChoice,
                .choices = "exact|official",
@@ -336,9 +456,9 @@ constexpr std::array kOptions{
                .help = "five ternary codes in a byte, or four"},
     OptionInfo{.key = "value_bits",
                .type = OptionInfo::Type::kChoice,
-               .choices = "1.58|2",
+               .choices = "1|1.58|2",
                .standard = "1.58",
-               .help = "ternary or 2-bit values"},
+               .help = "values of 1 bit, ternary or of 2 bits"},
 };
 
 }  // namespace

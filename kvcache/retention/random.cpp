@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kvcache/chance.h"
 #include "kvcache/policies.h"
 #include "kvcache/retention/common.h"
 
@@ -22,15 +23,6 @@ constexpr std::array kOptions = {
     kEvict,
     kDistance,
 };
-
-/// The output of splitmix64 after `state` (Steele et al. 2014, "Fast Splittable Pseudorandom Number
-/// Generators", fig. 17).
-uint64_t mixed(uint64_t state) noexcept {
-  state += 0x9e3779b97f4a7c15u;
-  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
-  state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
-  return state ^ (state >> 31);
-}
 
 /// Keeps rows by chance: what every rule that looks at attention has to beat at equal bytes.
 ///
@@ -80,12 +72,13 @@ class Random final : public PlacedRule {
 
   /// (n,) one of [0, 1) for every row.
   std::vector<double> numbers(int layer, int kv_head, int n) const {
-    uint64_t stream = mixed(seed_);
-    for (const int index : {layer, kv_head}) stream = mixed(stream ^ static_cast<uint64_t>(index));
+    uint64_t stream = splitmix64(seed_);
+    for (const int index : {layer, kv_head}) {
+      stream = splitmix64(stream ^ static_cast<uint64_t>(index));
+    }
     std::vector<double> result;
     for (int j = 0; j < n; ++j) {
-      const uint64_t number = mixed(stream ^ static_cast<uint64_t>(j));
-      result.push_back(static_cast<double>(number >> 11) * 0x1p-53);
+      result.push_back(unit_number(splitmix64(stream ^ static_cast<uint64_t>(j))));
     }
     return result;
   }

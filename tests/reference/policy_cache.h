@@ -503,12 +503,15 @@ class PolicySequence {
 
   /// Chooses the prompt's rows whose values are protected, packed yet or not.
   void protect(const Packer& how, Layer& state) {
+    const std::vector<double> of_tokens =
+        how.protects_by_chance ? chance_scores(*how.protects_by_chance, protection_.size())
+                               : protection_;
     for (Lane& lane : state.lanes) {
       std::vector<double> scores;
       std::vector<bool> visual;
       const std::vector<Slot*> all = of_store(lane, kRest);
       for (const Slot* slot : all) {
-        scores.push_back(protection_[static_cast<size_t>(slot->token)]);
+        scores.push_back(of_tokens[static_cast<size_t>(slot->token)]);
         visual.push_back(slot->visual);
       }
       for (const size_t i :
@@ -565,8 +568,8 @@ class PolicySequence {
       for (const Slot* slot : rows[head]) keys[head].push_back(slot->k);
     }
     for (size_t head = 0; head < kv_heads(); ++head) {
-      state.lanes[head].order[store] =
-          channel_order(how.order_per_head ? std::vector<Rows>{keys[head]} : keys, how.finer);
+      state.lanes[head].order[store] = channel_order(
+          how.order_per_head ? std::vector<Rows>{keys[head]} : keys, how.finer, how.criterion);
     }
     state.learned[store] = true;
   }

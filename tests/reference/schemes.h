@@ -11,6 +11,7 @@
 
 #include "kvcache/policy.h"
 #include "tests/reference/quantize.h"
+#include "tests/reference/vidkv.h"
 
 // What the words of a quantizer mean in numbers, written from docs/arithmetic.md, "Quantizers":
 // widths, axes, shrunk ranges, windows, thresholds of layers. Not independent: the values of
@@ -35,13 +36,15 @@ struct Packer {
   // VidKV
   bool reorders_keys = false;
   size_t finer = 0;  ///< channels of keys at 2 bits
+  Criterion criterion = Criterion::kRange;
   bool fft = false;
   bool order_per_head = false;
   bool repacks_keys = false;
   bool repacks_values = false;
   double protect = 0;
   bool protects_as_published = false;
-  Scheme protected_values;  ///< of protected rows, if protect > 0
+  std::optional<uint64_t> protects_by_chance;  ///< the seed
+  Scheme protected_values;                     ///< of protected rows, if protect > 0
 };
 
 /// The layer whose codes a layer uses; empty: every layer its own.
@@ -155,7 +158,12 @@ inline Packer vidkv(const OptionValues& options, size_t dim, size_t group, int r
   Packer packer;
   packer.reorders_keys = true;
   packer.finer = finer_channels(options.real("key_bits"), dim);
-  packer.fft = options.text("fft") == "on" && packer.finer < dim;
+  const double bits = options.real("key_bits");
+  const bool alg3 = options.text("fft") == "alg3" && (bits == 1.5 || bits == 1.75);
+  packer.fft = (options.text("fft") == "on" || alg3) && packer.finer < dim;
+  packer.criterion = options.text("criterion") == "range"      ? Criterion::kRange
+                     : options.text("criterion") == "variance" ? Criterion::kVariance
+                                                               : Criterion::kOutliers;
   packer.order_per_head = options.text("mask_scope") == "head";
   packer.repacks_keys = options.text("flush") != "append";
   packer.repacks_values = options.text("flush") == "requant_all";
@@ -180,7 +188,8 @@ inline Packer vidkv(const OptionValues& options, size_t dim, size_t group, int r
   }
   packer.protected_values = affine_scheme(Axis::kChannel, 2, group, dim, f32_meta);
   packer.values = packer.protected_values;
-  if (options.text("value_bits") != "2") {
+  if (options.text("value_bits") == "1") packer.values.sections[0].bits = 1;
+  if (options.text("value_bits") == "1.58") {
     Section& section = packer.values.sections[0];
     section.kind = Section::Kind::kTernary;
     section.gamma = static_cast<float>(options.real("gamma"));
@@ -188,8 +197,13 @@ inline Packer vidkv(const OptionValues& options, size_t dim, size_t group, int r
     section.scale = options.text("scale") == "mean"  ? Section::Scale::kMean
                     : options.text("scale") == "twn" ? Section::Scale::kNonZero
                                                      : Section::Scale::kUnit;
+  }
+  if (options.text("value_bits") != "2") {
     packer.protect = options.real("protect");
     packer.protects_as_published = options.text("stp") == "official";
+    if (options.text("protect_by") == "random") {
+      packer.protects_by_chance = static_cast<uint64_t>(options.integer("seed"));
+    }
   }
   for (Scheme* scheme : {&packer.keys, &packer.values}) {
     scheme->unit = static_cast<int>(group);

@@ -16,22 +16,39 @@
 // signs are coded.
 namespace kvlm::reference {
 
-/// Channels in the order in which keys are packed: the `finer` ones of widest range (most minus
-/// least over every given row of every given head, ties to the smaller), then the others, both
-/// ascending.
-inline std::vector<size_t> channel_order(const std::vector<Rows>& heads, size_t finer) {
+enum class Criterion : uint8_t { kRange, kVariance, kOutliers };
+
+/// How hard numbers are to quantize: most minus least; their variance; how many are beyond three
+/// times their mean magnitude.
+inline double hardness(const std::vector<double>& x, Criterion criterion) {
+  const auto n = static_cast<double>(x.size());
+  if (criterion == Criterion::kRange) {
+    return *std::max_element(x.begin(), x.end()) - *std::min_element(x.begin(), x.end());
+  }
+  if (criterion == Criterion::kVariance) {
+    const double mean = std::accumulate(x.begin(), x.end(), 0.0) / n;
+    double sum = 0;
+    for (const double number : x) sum += (number - mean) * (number - mean);
+    return sum / n;
+  }
+  double mean = 0;
+  for (const double number : x) mean += std::abs(number) / n;
+  return static_cast<double>(
+      std::count_if(x.begin(), x.end(), [&](double y) { return std::abs(y) > 3 * mean; }));
+}
+
+/// Channels in the order in which keys are packed: the `finer` hardest ones (over every given row
+/// of every given head, ties to the smaller), then the others, both ascending.
+inline std::vector<size_t> channel_order(const std::vector<Rows>& heads, size_t finer,
+                                         Criterion criterion) {
   const size_t dim = heads.front().front().size();
   std::vector<double> range;
   for (size_t d = 0; d < dim; ++d) {
-    float least = heads.front().front()[d];
-    float most = least;
+    std::vector<double> numbers;
     for (const Rows& rows : heads) {
-      for (const std::vector<float>& row : rows) {
-        least = std::min(least, row[d]);
-        most = std::max(most, row[d]);
-      }
+      for (const std::vector<float>& row : rows) numbers.push_back(static_cast<double>(row[d]));
     }
-    range.push_back(static_cast<double>(most) - static_cast<double>(least));
+    range.push_back(hardness(numbers, criterion));
   }
   std::vector<size_t> order(dim);
   std::iota(order.begin(), order.end(), size_t{0});
@@ -111,6 +128,21 @@ inline std::vector<double> protection_scores(const Rows& embeddings,
       }
       scores[i] += dot / static_cast<double>(visual.size() - after);
     }
+  }
+  return scores;
+}
+
+/// A number for each row from splitmix64 of the seed and the row (protect_by=random).
+inline std::vector<double> chance_scores(uint64_t seed, size_t rows) {
+  const auto word = [](uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  };
+  std::vector<double> scores;
+  for (uint64_t row = 0; row < rows; ++row) {
+    scores.push_back(static_cast<double>(word(word(seed) ^ row) >> 11) * 0x1p-53);
   }
   return scores;
 }

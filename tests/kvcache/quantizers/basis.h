@@ -22,6 +22,7 @@ inline void learn_keys(const Quantizer& quantizer, std::span<const float* const>
                        std::span<HeadFacts> facts) {
   ThreadPool pool(1);
   Stream stream(pool);
+  if (quantizer.learns_from_rows()) return quantizer.learn_rows(keys, rows, facts);
   const int dim = quantizer.key_basis()->dim;
   std::vector<float> low(keys.size() * static_cast<size_t>(dim));
   std::vector<float> high(low.size());

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "kernels/attend_packed.h"
+#include "kernels/base/error.h"
 #include "tests/kvcache/quantizers/basis.h"
 #include "tests/kvcache/quantizers/make.h"
 
@@ -77,6 +78,55 @@ TEST(VidKvKeys, TheWidestChannelsComeFirst) {  // docs/arithmetic.md, "Worked ex
   EXPECT_THAT(facts[1].key_channels, ElementsAre(0, 1, 2, 5, 3, 4, 6, 7));
   EXPECT_EQ(made->facts_bytes(2), 1u);
   EXPECT_EQ(apart->facts_bytes(2), 2u);
+}
+
+/// Four rows of four channels. Ranges 8, 7.5, 4 and 0.5; variances 11, 14.0625, 3 and 0.046875;
+/// mean magnitudes 3, 3.75, 21 and 0.125, of which only 0.5 is more than three times.
+TEST(VidKvKeys, TheCriterionDecides) {  // VidKV, section 4.2 and table 1
+  const std::vector<float> keys{0, -3.75f, 20, 0, 4, 3.75f, 20, 0,
+                                0, -3.75f, 20, 0, 8, 3.75f, 24, 0.5f};
+  const float* heads[] = {keys.data()};
+  const auto order = [&](const char* criterion) {
+    const auto made =
+        quantizer(fmt::format("vidkv,key_bits=1.25,criterion={}", criterion), shape_of(1, 1, 4));
+    std::vector<HeadFacts> facts(1);
+    test::learn_keys(*made, heads, 4, facts);
+    return facts[0].key_channels;
+  };
+  EXPECT_THAT(order("range"), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(order("variance"), ElementsAre(1, 0, 2, 3));
+  EXPECT_THAT(order("outliers"), ElementsAre(3, 0, 1, 2));
+}
+
+/// The second head has 100 in channel 2: of eight numbers there the mean magnitude is 23, and 100
+/// is more than 69; so is 0.5 beside 0.0625 in channel 3, and ties go to the smaller channel.
+TEST(VidKvKeys, CriteriaPoolHeadsUnlessEachHasItsMask) {
+  const std::vector<float> first{0, -3.75f, 20, 0, 4, 3.75f, 20, 0,
+                                 0, -3.75f, 20, 0, 8, 3.75f, 24, 0.5f};
+  const std::vector<float> second{3, 0, 0, 0, 3, 0, 0, 0, 3, 0, 0, 0, 3, 0, 100, 0};
+  const float* heads[] = {first.data(), second.data()};
+  std::vector<HeadFacts> facts(2);
+  const auto pooled = quantizer("vidkv,key_bits=1.25,criterion=outliers", shape_of(1, 2, 4));
+  test::learn_keys(*pooled, heads, 4, facts);
+  EXPECT_THAT(facts[0].key_channels, ElementsAre(2, 0, 1, 3));
+  EXPECT_EQ(facts[1].key_channels, facts[0].key_channels);
+  const auto apart =
+      quantizer("vidkv,key_bits=1.25,criterion=outliers,mask_scope=head", shape_of(1, 2, 4));
+  test::learn_keys(*apart, heads, 4, facts);
+  EXPECT_THAT(facts[0].key_channels, ElementsAre(3, 0, 1, 2));
+  EXPECT_THAT(facts[1].key_channels, ElementsAre(2, 0, 1, 3));
+}
+
+/// VidKV, algorithm 3: a spectrum where half or three quarters of the channels have 2 bits.
+TEST(VidKvKeys, SpectraWhereAlgorithm3HasThem) {
+  const auto has_spectrum = [](const char* spec) {
+    return !quantizer(spec, shape_of(1, 1, 64))->key_basis()->matrix[0].empty();
+  };
+  EXPECT_TRUE(has_spectrum("vidkv,profile=paper"));
+  EXPECT_TRUE(has_spectrum("vidkv,key_bits=1.75,profile=paper"));
+  EXPECT_FALSE(has_spectrum("vidkv,key_bits=1.25,profile=paper"));
+  EXPECT_FALSE(has_spectrum("vidkv,key_bits=1.6,fft=alg3"));
+  EXPECT_TRUE(has_spectrum("vidkv,key_bits=1.25"));
 }
 
 TEST(VidKvKeys, SpectrumOfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
@@ -211,6 +261,41 @@ TEST(VidKvProtection, ScoresComparePicturesWithTheTextAfterThem) {
   EXPECT_THAT(scores, ElementsAre(0, 3, 1, 4, 0, 0));
   EXPECT_THAT(made->protect(scores, modality), ElementsAre(1, 3));
   EXPECT_NEAR(made->plan(Part::kValues, 0).nominal_bits, 1.58 + 0.42 * 0.5, 1e-9);
+}
+
+/// splitmix64(splitmix64(seed) ^ row) / 2^64 by Python, of rows 1 to 5:
+/// seed 0 .034, .843, .781, .118, .245
+/// seed 5 .881, .142, .406, .894, .877
+TEST(VidKvProtection, ByChanceIsTheSeeds) {
+  const std::vector<float> rows(14);
+  const std::vector<int16_t> modality{kTextRow, 0, 0, 0, 1, 1, kTextRow};
+  const auto chosen = [&](const char* spec) {
+    const auto made = quantizer(spec, shape_of(1, 1, 64));
+    const std::vector<float> scores =
+        made->protection_scores(ConstTensorView(rows.data(), DType::kF32, {7, 2}), modality);
+    return made->protect(scores, modality);
+  };
+  EXPECT_THAT(chosen("vidkv,protect=0.4,protect_by=random"), ElementsAre(2, 3));
+  EXPECT_THAT(chosen("vidkv,protect=0.4,protect_by=random,seed=5"), ElementsAre(1, 4));
+}
+
+TEST(VidKvValues, OfOneBitHaveTheEndsOfTheirRange) {  // VidKV, appendix F, table 6
+  const auto made = quantizer("vidkv,value_bits=1,protect=0.25", shape_of(1, 1, 40));
+  const PartPlan& plan = made->plan(Part::kValues, 0);
+  EXPECT_EQ(plan.format.row_bytes(), 5u);
+  EXPECT_EQ(plan.format.meta_bytes(32), 4u * 40);  // a scale and a zero point a channel
+  EXPECT_NEAR(plan.nominal_bits, 1.25, 1e-9);
+  EXPECT_EQ(plan.rules[0], PackRule());
+}
+
+TEST(VidKv, OptionsWithoutEffectAreRefused) {
+  for (const char* spec :
+       {"vidkv,protect_by=random", "vidkv,stp=official", "vidkv,protect=0.2,seed=1",
+        "vidkv,value_bits=2,gamma=1", "vidkv,value_bits=1,trits=trit2b",
+        "vidkv,value_bits=2,scale=unit", "vidkv,key_bits=1,criterion=variance",
+        "vidkv,key_bits=2,criterion=range", "vidkv,value_bits=2,protect=0.1"}) {
+    EXPECT_THROW(quantizer(spec, shape_of(1, 1, 64)), Error) << spec;
+  }
 }
 
 }  // namespace
