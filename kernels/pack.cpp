@@ -44,8 +44,11 @@ void check_rules(std::string_view op, const PackedFormat& format,
     if (rule.rule == CodeRule::kSign && section.code != CodeFormat::kBits1) {
       refuse(op, "signs take one bit");
     }
-    if (rule.rule != CodeRule::kAffine && format.axis != ScaleAxis::kChannel) {
-      refuse(op, "signs and ternary codes have a scale per channel");
+    if (rule.rule == CodeRule::kSign && format.axis != ScaleAxis::kChannel) {
+      refuse(op, "signs have a scale per channel");
+    }
+    if (rule.rule == CodeRule::kTernary && format.axis == ScaleAxis::kHead) {
+      refuse(op, "ternary codes have a scale per channel or per token");
     }
   }
 }

@@ -135,6 +135,11 @@ class Packer {
       for (size_t g = 0; g < groups; ++g) {
         const size_t first = row * width_ + g * group;
         const size_t n = std::min(group, width_ - g * group);
+        if (rule.rule == CodeRule::kTernary) {
+          const float scale = code_ternary({x_ + first, n}, rule, codes_ + first, 1);
+          quantize::store_meta(job_.scales, format_.meta, row * groups + g, scale);
+          continue;
+        }
         std::copy_n(x_ + first, n, values_);
         const AffineRange range = range_of({values_, n}, rule, max_code(format_.section[0].code));
         put_meta(row * groups + g, range, rule);
@@ -159,7 +164,8 @@ class Packer {
             pack_affine_channel(channel, zero++, section, rule, column);
             break;
           case CodeRule::kTernary:
-            pack_ternary_channel(channel, rule, column);
+            quantize::store_meta(job_.scales, format_.meta, channel,
+                                 code_ternary(column, rule, codes_ + channel, width_));
             break;
           case CodeRule::kSign:
             pack_sign_channel(channel, column);
@@ -181,27 +187,26 @@ class Packer {
     }
   }
 
-  void pack_ternary_channel(size_t channel, const PackRule& rule, std::span<const float> column) {
+  /// The digits of a group, `stride` apart, and its scale.
+  static float code_ternary(std::span<const float> group, const PackRule& rule, uint8_t* codes,
+                            size_t stride) {
     double sum = 0;
-    for (const float x : column) sum += std::isnan(x) ? 0 : static_cast<double>(std::abs(x));
-    const auto mean = static_cast<float>(sum / static_cast<double>(rows_));
+    for (const float x : group) sum += std::isnan(x) ? 0 : static_cast<double>(std::abs(x));
+    const auto mean = static_cast<float>(sum / static_cast<double>(group.size()));
     const float threshold = rule.gamma * mean;
     double beyond = 0;
     int count = 0;
-    for (size_t row = 0; row < rows_; ++row) {
-      const int digit = quantize::ternary_digit(column[row], threshold);
-      codes_[row * width_ + channel] = static_cast<uint8_t>(digit);
+    for (size_t i = 0; i < group.size(); ++i) {
+      const int digit = quantize::ternary_digit(group[i], threshold);
+      codes[i * stride] = static_cast<uint8_t>(digit);
       if (digit != 1) {
-        beyond += static_cast<double>(std::abs(column[row]));
+        beyond += static_cast<double>(std::abs(group[i]));
         ++count;
       }
     }
-    float scale = mean;
-    if (rule.ternary_scale == TernaryScale::kUnit) scale = 1;
-    if (rule.ternary_scale == TernaryScale::kNonZero) {
-      scale = count == 0 ? 0 : static_cast<float>(beyond / count);
-    }
-    quantize::store_meta(job_.scales, format_.meta, channel, scale);
+    if (rule.ternary_scale == TernaryScale::kUnit) return 1;
+    if (rule.ternary_scale == TernaryScale::kMean) return mean;
+    return count == 0 ? 0 : static_cast<float>(beyond / count);
   }
 
   void pack_sign_channel(size_t channel, std::span<const float> column) {

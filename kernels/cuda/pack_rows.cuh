@@ -141,6 +141,30 @@ __device__ inline AffineRange range_of(const RowGroup& group, const PackRule& ru
                : quantize::affine_range(low, high, levels, rule.kappa);
 }
 
+/// The digits of a group, and its scale.
+__device__ inline float code_ternary(const RowGroup& group, const PackRule& rule, uint8_t* codes) {
+  const auto add = [](double a, double b) { return a + b; };
+  double sum = 0;
+  for (int i = group.warp_lane; i < group.count; i += group.lanes) {
+    sum += isnan(group.x[i]) ? 0 : static_cast<double>(fabsf(group.x[i]));
+  }
+  const auto mean = static_cast<float>(group.joined(sum, add) / static_cast<double>(group.count));
+  double beyond = 0;
+  unsigned count = 0;
+  for (int i = group.warp_lane; i < group.count; i += group.lanes) {
+    const int digit = quantize::ternary_digit(group.x[i], rule.gamma * mean);
+    codes[i] = static_cast<uint8_t>(digit);
+    if (digit == 1) continue;
+    beyond += static_cast<double>(fabsf(group.x[i]));
+    ++count;
+  }
+  beyond = group.joined(beyond, add);
+  count = group.sum(count);
+  if (rule.ternary_scale == TernaryScale::kUnit) return 1;
+  if (rule.ternary_scale == TernaryScale::kMean) return mean;
+  return count == 0 ? 0 : static_cast<float>(beyond / count);
+}
+
 /// Bytes that a warp needs for a row: its floats, and a byte for each code.
 constexpr size_t row_room(int channels) {
   return (static_cast<size_t>(channels) * (sizeof(float) + 1) + 15) / 16 * 16;
@@ -160,11 +184,15 @@ __device__ inline void pack_token(float* x, const PackedFormat& format, const Pa
     const int first = min(index * format.group_size, channels);
     const RowGroup group{x + first, min(format.group_size, channels - first), lanes,
                          warp_lane_id() % lanes};
-    const AffineRange range = range_of(group, rule, max_code(section.code));
-    if (group.warp_lane == 0 && index < groups) {
-      const size_t scale = at * static_cast<size_t>(groups) + static_cast<size_t>(index);
-      store_range(range, rule, format.meta, scales, scale, zeros, scale);
+    const size_t scale = at * static_cast<size_t>(groups) + static_cast<size_t>(index);
+    const bool stores = group.warp_lane == 0 && index < groups;
+    if (rule.rule == CodeRule::kTernary) {
+      const float ternary = code_ternary(group, rule, codes + first);
+      if (stores) quantize::store_meta(scales, format.meta, scale, ternary);
+      continue;
     }
+    const AffineRange range = range_of(group, rule, max_code(section.code));
+    if (stores) store_range(range, rule, format.meta, scales, scale, zeros, scale);
     for (int i = group.warp_lane; i < group.count; i += lanes) {
       codes[first + i] = static_cast<uint8_t>(range.code(group.x[i], rule.rounding));
     }

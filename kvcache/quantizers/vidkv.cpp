@@ -57,9 +57,10 @@ int anomalous_channels(double bits, int head_dim) {
 /// packing, so that a 1-bit channel takes 1 bit (the published code stores 4); signs stand for +S
 /// and -S (onebit=sym; the paper's S and 0 halve every amplitude); ternary values are scaled
 /// (scale=mean; the code forgets to); a flush packs new rows only (flush=append; packing again
-/// destroys signs). Ablations of the paper: criterion= (table 1), protect_by=random (table 3),
-/// value_bits=1 (table 6), fft=alg3 (algorithm 3). Outliers are counted by magnitude, where the
-/// paper prints K_i > M mean(K), which in a channel about 0 is half of all numbers.
+/// destroys signs). Ablations of the paper: criterion= (table 1), value_axis=token (table 1),
+/// protect_by=random (table 3), value_bits=1 (table 6), fft=alg3 (algorithm 3). Outliers are
+/// counted by magnitude, where the paper prints K_i > M mean(K), which in a channel about 0 is half
+/// of all numbers.
 class VidKv final : public PlannedQuantizer {
  public:
   VidKv(const OptionValues& options, const PolicyContext& context)
@@ -211,13 +212,10 @@ PartPlan VidKv::key_plan(const OptionValues& options, int group) const {
 
 PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
   const std::string_view bits = options.text("value_bits");
-  if (bits != "1.58") {
-    return plan_of(ScaleAxis::kChannel, bits == "1" ? 1 : 2, group, dim_, meta_of(options));
-  }
-  PartPlan plan;
-  plan.format.axis = ScaleAxis::kChannel;
-  plan.format.block_rows = group;
-  plan.format.meta = meta_of(options);
+  const ScaleAxis axis =
+      options.text("value_axis") == "token" ? ScaleAxis::kToken : ScaleAxis::kChannel;
+  PartPlan plan = plan_of(axis, bits == "1" ? 1 : 2, group, dim_, meta_of(options));
+  if (bits != "1.58") return plan;
   plan.format.section[0] = {
       .code = options.text("trits") == "trit2b" ? CodeFormat::kTrit2b : CodeFormat::kTrit5,
       .channels = dim_,
@@ -454,6 +452,13 @@ constexpr std::array kOptions{
                .standard = "trit5",
                .official = "trit2b",
                .help = "five ternary codes in a byte, or four"},
+    OptionInfo{.key = "value_axis",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "channel|token",
+               .standard = "channel",
+               .help =
+                   "scales of values: of a channel in a group of rows, or of a group of channels "
+                   "in a row; protected values have the first"},
     OptionInfo{.key = "value_bits",
                .type = OptionInfo::Type::kChoice,
                .choices = "1|1.58|2",

@@ -296,6 +296,8 @@ TEST_F(SmallPacked, PackingByEveryRule) {
                         {{CodeFormat::kBits4, kChannel}, {.alpha = 0.05f, .eta = 0.1f}},
                         {{CodeFormat::kTrit5, kChannel},
                          {.rule = CodeRule::kTernary, .ternary_scale = TernaryScale::kNonZero}},
+                        {{CodeFormat::kTrit5, kToken, 8},
+                         {.rule = CodeRule::kTernary, .ternary_scale = TernaryScale::kNonZero}},
                         {{CodeFormat::kBits2, kChannel, 0, true}, {}}};
   for (const Case& c : cases) {
     const PackedFormat format = c.codes.format(20);

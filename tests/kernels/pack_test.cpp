@@ -146,6 +146,9 @@ TEST(Pack, HalvesArePackedAsFloats) {
   packings.push_back({channels(1, 20), rule()});
   packings.back().first.section[0] = {.code = CodeFormat::kTrit5, .channels = 20};
   packings.back().second.rule = CodeRule::kTernary;
+  packings.push_back(packings.back());
+  packings.back().first.axis = ScaleAxis::kToken;
+  packings.back().first.group_size = 6;
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
     for (const int rows : {1, 5, 33}) {
       const Tensor halves = testing::normal_tensor(dtype, {rows, 20}, 9, 2.0f);
@@ -311,6 +314,23 @@ TEST(Pack, TernaryGroupOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked ex
       EXPECT_NEAR(mse(v, block.unpacked()), c.error, 1e-6);
       EXPECT_THAT(block.scale(), ElementsAre(FloatNear(c.value, 1e-6f)));
     }
+  }
+}
+
+/// Mean magnitudes 0.45 and 0.55, thresholds 0.315 and 0.385 (gamma 0.7).
+TEST(Pack, TernaryGroupsOfARow) {
+  const std::vector<float> v{0.1f, -0.9f, 0.5f, -0.3f, 1.2f, 0, -0.6f, 0.4f};
+  PackRule ternary;
+  ternary.rule = CodeRule::kTernary;
+  for (const CodeFormat code : {CodeFormat::kTrit5, CodeFormat::kTrit2b}) {
+    PackedFormat format = trits(8, code);
+    format.axis = ScaleAxis::kToken;
+    format.group_size = 4;
+    const Block block = packed(format, {ternary}, v);
+    EXPECT_THAT(block.integers(), ElementsAre(1, 0, 2, 1, 2, 1, 0, 2));
+    EXPECT_THAT(block.scale(), ElementsAre(FloatNear(0.45f, 1e-6f), FloatNear(0.55f, 1e-6f)));
+    EXPECT_THAT(block.unpacked(), Pointwise(FloatNear(1e-6f), {0.0f, -0.45f, 0.45f, 0.0f, 0.55f,
+                                                               0.0f, -0.55f, 0.55f}));
   }
 }
 
@@ -498,6 +518,9 @@ TEST(Pack, RefusesWhatAFormatCannotSay) {
   ternary.rule = CodeRule::kTernary;
   EXPECT_THROW(packed(channels(2, 4), {ternary}, x), Error);
   EXPECT_THROW(packed(trits(4), {rule()}, x), Error);
+  PackedFormat of_head = trits(4);
+  of_head.axis = ScaleAxis::kHead;
+  EXPECT_THROW(packed(of_head, {ternary}, x), Error);
   PackedFormat two = channels(2, 4);
   two.sections = 2;
   two.section[1] = two.section[0];

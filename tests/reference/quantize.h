@@ -85,7 +85,10 @@ struct Scheme {
   size_t meta_bytes(size_t block_rows) const {
     const size_t each = f32_meta ? 4 : 2;
     if (axis == Axis::kHead) return 2 * each;
-    if (axis == Axis::kToken) return 2 * each * block_rows * ((channels() + group - 1) / group);
+    if (axis == Axis::kToken) {
+      const size_t numbers = sections[0].kind == Section::Kind::kAffine ? 2 : 1;
+      return numbers * each * block_rows * ((channels() + group - 1) / group);
+    }
     size_t numbers = 0;
     for (const Section& section : sections) {
       numbers += section.channels * (section.kind == Section::Kind::kAffine ? 2 : 1);

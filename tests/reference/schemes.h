@@ -188,6 +188,7 @@ inline Packer vidkv(const OptionValues& options, size_t dim, size_t group, int r
   }
   packer.protected_values = affine_scheme(Axis::kChannel, 2, group, dim, f32_meta);
   packer.values = packer.protected_values;
+  if (options.text("value_axis") == "token") packer.values.axis = Axis::kToken;
   if (options.text("value_bits") == "1") packer.values.sections[0].bits = 1;
   if (options.text("value_bits") == "1.58") {
     Section& section = packer.values.sections[0];
