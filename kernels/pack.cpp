@@ -84,6 +84,9 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
         (job.zeros == nullptr && format.zeros(1) > 0)) {
       refuse("pack", fmt::format("a job of {} rows lacks its rows or a place to go", job.rows));
     }
+    if (job.joins_last && (format.axis != ScaleAxis::kHead || &job == jobs.data())) {
+      refuse("pack", "a job that shares a range follows another, in a format of one scale a job");
+    }
   }
   if (stream.device().kind == DeviceKind::kCuda) {
     check_served(format, rules);

@@ -241,6 +241,12 @@ Names packed_differently(const SharedLayer& shared) {
            fmt::format("{}", layer)}};
 }
 
+Names not_packed(const SharedLayer& shared) {
+  if (shared.here->quantizer->packs(shared.part)) return std::nullopt;
+  const bool keys = shared.part == Part::kKeys;
+  return {{keys ? "keys" : "values", part_text(shared.here->part), keys ? "off:0" : "0:off"}};
+}
+
 Names channels_of_a_layer(const SharedLayer& shared) {
   const Quantizer& quantizer = *shared.here->quantizer;
   const bool differ =
@@ -314,6 +320,8 @@ constexpr Check<SharedLayer> kSharedLayerChecks[] = {
     {packed_differently,
      "shares codes of {0} between layers {1} and {2}, which pack them differently;",
      "let each pair of layers be packed alike"},
+    {not_packed, "shares codes of {0}, which {1} does not pack;",
+     "did you mean share=codes,from={2}?"},
     {channels_of_a_layer, "shares keys of {0}, whose channels differ by layer;",
      "did you mean {0} + share=codes,from=off:0?"},
     {packed_again, "shares codes of {0}, which packs old rows again;", "did you mean {1}?"},

@@ -128,6 +128,10 @@ PartBytes bytes_of(const CachePlan& cache, int layer, Scope scope, const LayerCo
   }
   for (const Part part : {Part::kKeys, Part::kValues}) {
     const bool keys = part == Part::kKeys;
+    if (!quantizer->packs(part)) {
+      bytes.full_rows += heads * static_cast<size_t>(rows) * row_bytes;
+      continue;
+    }
     const PartPlan& plan = quantizer->plan(part, layer);
     const bool protects = !keys && quantizer->protected_values() != nullptr;
     const StoredRows stored =

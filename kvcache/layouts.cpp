@@ -17,8 +17,9 @@ Plane::Layout Layouts::rows_layout() const noexcept {
 Plane::Layout Layouts::plane(size_t store, Part part, int layer) const noexcept {
   Plane::Layout layout = rows_layout();
   if (const Quantizer* q = quantizer(store, layer)) {
-    layout.plan = &q->plan(part, layer);
     layout.once = q->visual_only();
+    if (!q->packs(part)) return layout;
+    layout.plan = &q->plan(part, layer);
     layout.shared = owner(part, layer) != layer;
   }
   return layout;
@@ -50,7 +51,9 @@ bool Layouts::per_image() const noexcept {
 
 PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int64_t ever,
                                 int64_t peak, int64_t spans) const noexcept {
-  if (layout.once) return Plane::capacity(layout, planes, planes * ever, spans, 0);
+  if (layout.once && layout.plan != nullptr) {
+    return Plane::capacity(layout, planes, planes * ever, spans, 0);
+  }
   int64_t window = peak;
   if (layout.plan != nullptr) {
     const FlushRule& rule = layout.plan->flush;

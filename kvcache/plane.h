@@ -58,7 +58,8 @@ class alignas(64) Plane {
     const PartPlan* plan = nullptr;  ///< null: rows are never packed
     int head_dim = 0;
     DType dtype = DType::kF16;  ///< of full rows
-    bool once = false;          ///< packed once, a prompt at a time, in blocks of any size
+    bool once = false;          ///< never grows: packed once, a prompt at a time, in blocks of any
+                                ///< size, or full rows of what another part packs once
     bool shared = false;        ///< codes are another plane's; only scales are stored
     bool evicts = true;         ///< slots may be dropped
 

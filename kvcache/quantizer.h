@@ -35,6 +35,8 @@ struct PartPlan {
   std::array<PackRule, 2> rules{};
   FlushRule flush;          ///< unused by a quantizer of visual rows
   double nominal_bits = 0;  ///< the paper's own figure: codes only
+  /// Of kHead, packed once: KV heads of a layer have one range together. Each keeps a copy of it.
+  bool range_of_layer = false;
 };
 
 /// Facts about one kv_head of one layer that a quantizer fixes when a prompt ends.
@@ -71,6 +73,8 @@ class Quantizer {
   virtual bool visual_only() const noexcept { return false; }
   /// visual_only(): each picture has scales (and remap) of its own, not all of a prompt together.
   virtual bool per_image() const noexcept { return false; }
+  /// visual_only(): visual rows of this part are packed at all; else they stay full.
+  virtual bool packs(Part) const noexcept { return true; }
   virtual const PartPlan& plan(Part part, int layer) const noexcept = 0;
   /// The remap of visual scores in `layer`, or null.
   virtual const RemapRule* remap(int) const noexcept { return nullptr; }

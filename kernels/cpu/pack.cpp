@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "kernels/cpu/elementwise.h"
 #include "kernels/quantize.h"
@@ -94,10 +95,11 @@ class Packer {
     codes_ = reinterpret_cast<uint8_t*>(end);
   }
 
-  void run() {
+  /// `shared` is the range of a job that shares one (kHead).
+  void run(const AffineRange* shared) {
     switch (format_.axis) {
       case ScaleAxis::kHead:
-        pack_head();
+        pack_head(shared);
         break;
       case ScaleAxis::kToken:
         pack_tokens();
@@ -116,11 +118,15 @@ class Packer {
     quantize::store_meta(job_.zeros, format_.meta, i, meta.zero);
   }
 
-  void pack_head() {
+  void pack_head(const AffineRange* shared) {
     const PackRule& rule = rules_[0];
-    std::copy_n(x_, rows_ * width_, values_);
-    const AffineRange range =
-        range_of({values_, rows_ * width_}, rule, max_code(format_.section[0].code));
+    AffineRange range;
+    if (shared != nullptr) {
+      range = *shared;
+    } else {
+      std::copy_n(x_, rows_ * width_, values_);
+      range = range_of({values_, rows_ * width_}, rule, max_code(format_.section[0].code));
+    }
     put_meta(0, range, rule);
     for (size_t i = 0; i < rows_ * width_; ++i) {
       codes_[i] = static_cast<uint8_t>(range.code(x_[i], rule.rounding));
@@ -244,6 +250,40 @@ class Packer {
   uint8_t* codes_;  // (rows, channels)
 };
 
+/// The range of all rows of some jobs.
+AffineRange joint_range(const PackedFormat& format, const PackRule& rule,
+                        std::span<const PackJob> jobs, DType dtype) {
+  std::vector<float> all;
+  const auto width = static_cast<size_t>(format.channels());
+  for (const PackJob& job : jobs) {
+    const size_t first = all.size();
+    all.resize(first + static_cast<size_t>(job.rows) * width);
+    convert_elements(reinterpret_cast<std::byte*>(all.data() + first), DType::kF32,
+                     static_cast<const std::byte*>(job.x), dtype, all.size() - first);
+  }
+  return range_of(all, rule, max_code(format.section[0].code));
+}
+
+/// (jobs,) the ranges of jobs that share one, made once for all that do; empty if none does.
+std::vector<AffineRange> shared_ranges(const PackedFormat& format, const PackRule& rule,
+                                       std::span<const PackJob> jobs, DType dtype, Stream& stream) {
+  if (std::none_of(jobs.begin(), jobs.end(), [](const PackJob& job) { return job.joins_last; })) {
+    return {};
+  }
+  std::vector<size_t> first;  // of those that share a range, with the end of the last
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    if (!jobs[i].joins_last) first.push_back(i);
+  }
+  first.push_back(jobs.size());
+  std::vector<AffineRange> ranges(jobs.size());
+  stream.pool().parallel_for(first.size() - 1, [&](size_t i, int) {
+    const auto sharing = jobs.subspan(first[i], first[i + 1] - first[i]);
+    std::fill_n(ranges.begin() + static_cast<std::ptrdiff_t>(first[i]), sharing.size(),
+                joint_range(format, rule, sharing, dtype));
+  });
+  return ranges;
+}
+
 }  // namespace
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
@@ -254,8 +294,10 @@ void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,
     bytes = std::max(bytes, Packer::scratch_bytes(format, job, dtype));
   }
   for (int worker = 0; worker < stream.pool().threads(); ++worker) stream.scratch(worker, bytes);
+  const std::vector<AffineRange> ranges = shared_ranges(format, rules[0], jobs, dtype, stream);
   stream.pool().parallel_for(jobs.size(), [&](size_t job, int worker) {
-    Packer(format, rules, jobs[job], dtype, stream.scratch(worker, bytes)).run();
+    Packer(format, rules, jobs[job], dtype, stream.scratch(worker, bytes))
+        .run(ranges.empty() ? nullptr : &ranges[job]);
   });
 }
 

@@ -26,6 +26,7 @@ struct DeviceJob {
   std::byte* zeros;
   int rows;
   int64_t first_part;  // of all jobs' parts
+  int ranged_with;     // the first of the jobs that share its range: itself, unless it joins them
 };
 
 // ------------------------------------------------------------------------------ groups of channels
@@ -350,7 +351,7 @@ __global__ void __launch_bounds__(kThreads)
   const int stride = of_head ? kColumns : width;
   const int groups = of_head ? 1 : width;
   const int first = static_cast<int>(blockIdx.x) * kColumns;
-  const int64_t first_group = static_cast<int64_t>(blockIdx.z) * groups + first;
+  const int64_t first_group = static_cast<int64_t>(job.ranged_with) * groups + first;
   const int64_t elements = static_cast<int64_t>(job.rows) * width;
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * kColumnRows;
   if (begin * stride >= elements) return;
@@ -429,7 +430,7 @@ __global__ void __launch_bounds__(kThreads)
   if (group >= groups) return;
   const float alpha = rule_of(format, rules, group).alpha;
   Search& search = found[warp_id()];
-  go_on(search, searches, static_cast<int64_t>(blockIdx.y) * groups + group, kPasses, alpha);
+  go_on(search, searches, static_cast<int64_t>(job.ranged_with) * groups + group, kPasses, alpha);
   if (warp_lane_id() != 0) return;
   Pair made = nothing(true);
   if (search.numbers != 0) {
@@ -495,8 +496,10 @@ PackLaunch describe_jobs(std::span<const PackJob> jobs, Stream& stream) {
   made.clear();
   PackLaunch launch{nullptr, static_cast<unsigned>(jobs.size()), 0, 0};
   for (const PackJob& job : jobs) {
+    const int ranged_with =
+        job.joins_last ? made.back().ranged_with : static_cast<int>(made.size());
     made.push_back({job.x, reinterpret_cast<uint8_t*>(job.codes), job.scales, job.zeros, job.rows,
-                    launch.parts});
+                    launch.parts, ranged_with});
     launch.parts += ceil_div(job.rows, kPartRows);
     launch.most = std::max(launch.most, job.rows);
   }
@@ -576,7 +579,9 @@ void pack_rows(const PackedFormat& format, const Rules& rules, std::span<const P
   const auto most = static_cast<size_t>(
       quantiles ? std::max<int64_t>(1, kSearchGroups / channel_groups(format)) : kJobs);
   while (!jobs.empty()) {
-    const std::span<const PackJob> some = jobs.first(std::min(jobs.size(), most));
+    size_t count = std::min(jobs.size(), most);
+    while (count < jobs.size() && jobs[count].joins_last) ++count;
+    const std::span<const PackJob> some = jobs.first(count);
     jobs = jobs.subspan(some.size());
     const PackLaunch launch = describe_jobs(some, stream);
     if (format.axis == ScaleAxis::kToken) {

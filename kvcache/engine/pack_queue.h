@@ -48,13 +48,16 @@ class PackQueue {
     batches_[0].jobs.reserve(jobs);
   }
   /// Adds `rows` rows x, which go to new blocks of `plane` as `plan` says, which must live until
-  /// run().
-  void add(const PartPlan& plan, Plane& plane, const DenseRows& x, int rows) {
+  /// run(). With `joins_last` they share a range with those that were added before.
+  void add(const PartPlan& plan, Plane& plane, const DenseRows& x, int rows,
+           bool joins_last = false) {
     if (rows == 0) return;
     Batch& batch = batch_of(plan, x.dtype);
     const size_t row_bytes = static_cast<size_t>(plane.layout().head_dim) * dtype_bytes(x.dtype);
-    for_pack_jobs(plane, x.data, row_bytes, rows,
-                  [&](const PackJob& job) { batch.jobs.push_back(job); });
+    for_pack_jobs(plane, x.data, row_bytes, rows, [&](const PackJob& job) {
+      batch.jobs.push_back(job);
+      batch.jobs.back().joins_last = joins_last;
+    });
   }
   /// Packs what was added, and forgets it, also if that fails.
   void run(Stream& stream) {

@@ -20,9 +20,10 @@ PromptPacker::PromptPacker(const CacheTraits& traits, KeyBasisChange& key_basis,
                            ProtectedValues& protected_values)
     : traits_(traits), key_basis_(key_basis), protected_values_(protected_values) {}
 
-bool PromptPacker::changes_rows(size_t store, Part part, int layer) const noexcept {
-  if (part == Part::kValues) return store == kRest && traits_.layer(layer).protects;
+bool PromptPacker::wants_floats(size_t store, Part part, int layer) const noexcept {
   const Quantizer* quantizer = traits_.quantizer(store, layer);
+  if (quantizer != nullptr && quantizer->plan(part, layer).range_of_layer) return true;
+  if (part == Part::kValues) return store == kRest && traits_.layer(layer).protects;
   return quantizer != nullptr && !quantizer->visual_only() && quantizer->key_basis() != nullptr;
 }
 
@@ -41,6 +42,9 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
                              const KeptSlots& slots, const KeptRows& rows) {
   const Quantizer* quantizer = traits_.quantizer(kVisual, layer);
   for (const Part part : {Part::kKeys, Part::kValues}) {
+    if (!quantizer->packs(part)) continue;
+    const PartPlan& plan = quantizer->plan(part, layer);
+    bool joins = false;
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
       const auto picture = [&](size_t i) {
         return sequence.modality[static_cast<size_t>(slots[h][i])];
@@ -52,8 +56,9 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
           end = first + 1;
           while (end < slots[h].size() && picture(end) == picture(first)) ++end;
         }
-        queue_.add(quantizer->plan(part, layer), state.heads[h].plane(kVisual, part), x,
-                   static_cast<int>(end - first));
+        queue_.add(plan, state.heads[h].plane(kVisual, part), x, static_cast<int>(end - first),
+                   joins);
+        joins = plan.range_of_layer;
         x = x.from(end - first, traits_.dim());
         first = end;
       }
@@ -68,7 +73,7 @@ void PromptPacker::pack_oldest(const Sequence& sequence, LayerState& state, int 
   for (const Part part : {Part::kKeys, Part::kValues}) {
     const std::vector<DenseRows>& of_part = rows[static_cast<size_t>(part)];
     const std::vector<int> packed = packed_rows(store, part, layer, slots);
-    if (!changes_rows(store, part, layer)) {
+    if (!wants_floats(store, part, layer)) {
       pack_part(state, layer, store, part, of_part, packed);
     } else if (part == Part::kKeys) {
       pack_keys_in_basis(state, layer, store, of_part, packed, stream);
@@ -82,7 +87,7 @@ std::vector<int> PromptPacker::packed_rows(size_t store, Part part, int layer,
                                            const KeptSlots& slots) const {
   std::vector<int> packed(traits_.kv_heads());
   const Quantizer* quantizer = traits_.quantizer(store, layer);
-  if (quantizer == nullptr) return packed;
+  if (quantizer == nullptr || !quantizer->packs(part)) return packed;
   const FlushRule& rule = quantizer->plan(part, layer).flush;
   for (size_t h = 0; h < packed.size(); ++h) {
     const auto kept = static_cast<int>(slots[h].size());

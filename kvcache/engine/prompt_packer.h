@@ -27,8 +27,9 @@ class PromptPacker {
 
   /// How many of the rows that each KV head keeps in a store are packed, the oldest.
   std::vector<int> packed_rows(size_t store, Part part, int layer, const KeptSlots& slots) const;
-  /// Whether rows are changed before they are packed, for which they must be floats.
-  bool changes_rows(size_t store, Part part, int layer) const noexcept;
+  /// Whether the rows that are packed must be floats in every KV head: they are changed before, or
+  /// all heads of a layer share a range.
+  bool wants_floats(size_t store, Part part, int layer) const noexcept;
   /// Gives these rows of a layer their place, where run() packs them.
   void pack(const Sequence& sequence, LayerState& state, int layer, size_t store,
             const KeptSlots& slots, const KeptRows& rows, Stream& stream);

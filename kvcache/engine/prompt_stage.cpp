@@ -404,7 +404,7 @@ void PromptStage::pack_layers(Sequence& sequence, std::span<const KeptLayer> lay
 bool PromptStage::lies_packable(const KeptLayer& kept, size_t store, Part part, size_t head) const {
   const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(part)][head]);
   if (count == 0) return true;
-  if (packer_.changes_rows(store, part, kept.layer)) return false;
+  if (packer_.wants_floats(store, part, kept.layer)) return false;
   const std::vector<int32_t>& slots = kept.slots[store][head];
   return slots[count - 1] - slots[0] + 1 == static_cast<int>(count);
 }

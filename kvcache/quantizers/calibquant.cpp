@@ -22,8 +22,8 @@ class CalibQuant final : public PlannedQuantizer {
  public:
   CalibQuant(const OptionValues& options, const PolicyContext& context)
       : per_image_(options.text("span") == "per_image") {
-    const int bits = options.integer("bits");
-    const bool one_bit = bits == 1;
+    check_visual_bits(options);
+    const int key_bits = visual_bits(options, "key_bits");
     const std::string_view shrink = options.text("shrink");
     for (const char* key : {"eta_k", "eta_v"}) {
       refuse_idle(options, key, shrink != "eta", "only shrink=eta moves end levels");
@@ -31,11 +31,25 @@ class CalibQuant final : public PlannedQuantizer {
     for (const char* key : {"kappa_k", "kappa_v"}) {
       refuse_idle(options, key, shrink != "kappa", "only shrink=kappa scales ranges");
     }
-    refuse_idle(options, "tau", bits > options.integer("calib_bits"),
-                "scores are remapped up to calib_bits");
-    const auto plan = [&](const char* eta, const char* kappa) {
-      PartPlan made =
-          plan_of(ScaleAxis::kChannel, bits, 0, context.shape->head_dim, meta_of(options));
+    const int value_bits = visual_bits(options, "value_bits");
+    for (const char* key : {"eta_k", "kappa_k"}) {
+      refuse_idle(options, key, key_bits == 16, "keys are not packed");
+    }
+    for (const char* key : {"eta_v", "kappa_v", "value_axis"}) {
+      refuse_idle(options, key, value_bits == 16, "values are not packed");
+    }
+    refuse_idle(options, "tau", key_bits > options.integer("calib_bits"),
+                "scores are remapped where keys have up to calib_bits");
+    const std::string_view of = options.text("value_axis");
+    if (of == "layer" && per_image_) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "--kv calibquant,span=per_image,value_axis=layer wants a range a picture and one "
+                  "for all values of a layer; use span=union or value_axis=head");
+    }
+    const auto plan = [&](ScaleAxis axis, int bits, const char* eta, const char* kappa) {
+      if (bits == 16) return unpacked_plan();
+      PartPlan made = plan_of(axis, bits, 0, context.shape->head_dim, meta_of(options));
+      const bool one_bit = bits == 1;
       // The published constants belong to 1 bit; written ones count at any width.
       if (shrink == "eta" && (one_bit || options.given(eta))) {
         made.rules[0].eta = static_cast<float>(options.real(eta));
@@ -45,16 +59,19 @@ class CalibQuant final : public PlannedQuantizer {
       }
       return made;
     };
-    keys_ = {plan("eta_k", "kappa_k")};
-    values_ = {plan("eta_v", "kappa_v")};
-    if (bits > options.integer("calib_bits")) return;
-    const auto [low, high] = tau_of(options, context, bits);
+    keys_ = {plan(ScaleAxis::kChannel, key_bits, "eta_k", "kappa_k")};
+    values_ = {plan(of == "channel" ? ScaleAxis::kChannel : ScaleAxis::kHead, value_bits, "eta_v",
+                    "kappa_v")};
+    values_[0].range_of_layer = of == "layer";
+    if (key_bits > options.integer("calib_bits")) return;
+    const auto [low, high] = tau_of(options, context, key_bits);
     remap_ = {static_cast<float>(low), static_cast<float>(high), options.text("guard") == "clamp0"};
     remaps_ = low != 0 || high != 0;
   }
 
   bool visual_only() const noexcept override { return true; }
   bool per_image() const noexcept override { return per_image_; }
+  bool packs(Part part) const noexcept override { return plan(part, 0).nominal_bits < 16; }
   const RemapRule* remap(int) const noexcept override { return remaps_ ? &remap_ : nullptr; }
 
  private:
@@ -120,6 +137,11 @@ constexpr std::array kOptions{
                .help = "clamp0: the remap never turns the order of scores round"},
     shrink_option("kappa_k", "0.5", "factor on both ends of the range of keys (1 bit)"),
     shrink_option("kappa_v", "0.3", "the same of values"),
+    OptionInfo{.key = "key_bits",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "auto|1|2|4|8|16",
+               .standard = "auto",
+               .help = "width of key codes; auto: bits; 16: keys stay full rows"},
     kMeta,
     kVisualScope,
     OptionInfo{
@@ -142,6 +164,16 @@ constexpr std::array kOptions{
                .standard = "0:3",
                .help = "the smallest and largest score move down by these; unless given, those of "
                        "--kv-profile at this width; profile=paper has no others"},
+    OptionInfo{.key = "value_axis",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "channel|head|layer",
+               .standard = "channel",
+               .help = "values have one range per channel, per head or per layer"},
+    OptionInfo{.key = "value_bits",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "auto|1|2|4|8|16",
+               .standard = "auto",
+               .help = "width of value codes; auto: bits; 16: values stay full rows"},
 };
 
 }  // namespace

@@ -88,6 +88,30 @@ inline PartPlan plan_of(ScaleAxis axis, int bits, int group, int head_dim, DType
   return plan;
 }
 
+/// Of rows that stay full.
+inline PartPlan unpacked_plan() {
+  PartPlan plan;
+  plan.nominal_bits = 16;
+  return plan;
+}
+
+/// The width of keys or values of a quantizer of visual rows; 16: they stay full rows.
+inline int visual_bits(const OptionValues& options, std::string_view key) {
+  return options.integer(options.text(key) == "auto" ? "bits" : key);
+}
+
+/// Throws if both widths are written beside `bits`, or nothing is packed.
+inline void check_visual_bits(const OptionValues& options) {
+  refuse_idle(options, "bits",
+              options.text("key_bits") != "auto" && options.text("value_bits") != "auto",
+              "key_bits and value_bits say both widths");
+  if (visual_bits(options, "key_bits") < 16 || visual_bits(options, "value_bits") < 16) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--kv {} packs neither keys nor values with key_bits=16 and "
+                          "value_bits=16; use --kv f16",
+                          options.info().name));
+}
+
 /// KIVI's schedule (docs/arithmetic.md, "Windows"): keys leave a window of R rows R at a time,
 /// values one by one.
 inline FlushRule kivi_key_flush(int residual, int tail_keep) {

@@ -19,23 +19,29 @@ constexpr double kGaussianTails[9] = {0,       0.2,     0.0676,  0.0201, 0.00597
 class HeadQuantile final : public PlannedQuantizer {
  public:
   HeadQuantile(const OptionValues& options, const PolicyContext& context) {
-    const int dim = context.shape->head_dim;
-    const std::string_view axes = options.text("group_axes");
-    const ScaleAxis axis = axes == "head"      ? ScaleAxis::kHead
-                           : axes == "channel" ? ScaleAxis::kChannel
-                                               : ScaleAxis::kToken;
-    PartPlan plan = plan_of(axis, options.integer("bits"), axis == ScaleAxis::kToken ? dim : 0, dim,
-                            meta_of(options));
-    plan.rules[0].alpha = static_cast<float>(alpha_of(options, context, options.integer("bits")));
-    plan.rules[0].rounding =
-        options.text("round") == "floor" ? Rounding::kFloor : Rounding::kNearestEven;
-    keys_ = {plan};
-    values_ = {plan};
+    check_visual_bits(options);
+    keys_ = {make_plan(options, context, visual_bits(options, "key_bits"))};
+    values_ = {make_plan(options, context, visual_bits(options, "value_bits"))};
   }
 
   bool visual_only() const noexcept override { return true; }
+  bool packs(Part part) const noexcept override { return plan(part, 0).nominal_bits < 16; }
 
  private:
+  static PartPlan make_plan(const OptionValues& options, const PolicyContext& context, int bits) {
+    if (bits == 16) return unpacked_plan();
+    const int dim = context.shape->head_dim;
+    const std::string_view axes = options.text("group_axes");
+    const ScaleAxis axis = axes == "channel" ? ScaleAxis::kChannel
+                           : axes == "token" ? ScaleAxis::kToken
+                                             : ScaleAxis::kHead;
+    PartPlan plan = plan_of(axis, bits, axis == ScaleAxis::kToken ? dim : 0, dim, meta_of(options));
+    plan.range_of_layer = axes == "layer";
+    plan.rules[0].alpha = static_cast<float>(alpha_of(options, context, bits));
+    plan.rules[0].rounding =
+        options.text("round") == "floor" ? Rounding::kFloor : Rounding::kNearestEven;
+    return plan;
+  }
   static double alpha_of(const OptionValues& options, const PolicyContext& context, int bits) {
     if (options.given("alpha")) return options.real("alpha");
     // Eqs. 8-9 are written for codes of 1 bit; wider ones have the whole range (eqs. 3-6).
@@ -64,11 +70,17 @@ constexpr std::array kOptions{
                .high = 8,
                .standard = "1",
                .help = "width of a code"},
-    OptionInfo{.key = "group_axes",
+    OptionInfo{
+        .key = "group_axes",
+        .type = OptionInfo::Type::kChoice,
+        .choices = "layer|head|channel|token",
+        .standard = "head",
+        .help = "one range per layer, per head, per head and channel, or per head and token"},
+    OptionInfo{.key = "key_bits",
                .type = OptionInfo::Type::kChoice,
-               .choices = "head|channel|token",
-               .standard = "head",
-               .help = "one range per head, per head and channel, or per head and token"},
+               .choices = "auto|1|2|3|4|5|6|7|8|16",
+               .standard = "auto",
+               .help = "width of key codes; auto: bits; 16: keys stay full rows"},
     kMeta,
     OptionInfo{.key = "round",
                .type = OptionInfo::Type::kChoice,
@@ -77,6 +89,11 @@ constexpr std::array kOptions{
                .paper = "floor",
                .help = "how a value between two levels is coded"},
     kVisualScope,
+    OptionInfo{.key = "value_bits",
+               .type = OptionInfo::Type::kChoice,
+               .choices = "auto|1|2|3|4|5|6|7|8|16",
+               .standard = "auto",
+               .help = "width of value codes; auto: bits; 16: values stay full rows"},
 };
 
 }  // namespace

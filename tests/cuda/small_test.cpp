@@ -330,6 +330,36 @@ TEST_F(SmallPacked, PackingByEveryRule) {
   }
 }
 
+/// Three jobs of 7, 40 and 1 rows, the second with the first's range, of ends and of quantiles.
+TEST_F(SmallPacked, PackingJobsThatShareARange) {
+  PackedFormat format;
+  format.axis = ScaleAxis::kHead;
+  format.section[0] = {.code = CodeFormat::kBits3, .channels = 20};
+  const Tensor x = normal_tensor(DType::kF32, {48, 20}, 9);
+  for (const float alpha : {0.0f, 0.1f}) {
+    PackRule rule;
+    rule.alpha = alpha;
+    const auto run = [&](Device device, Stream& stream) {
+      Tensor placed(DType::kF32, x.shape(), device);
+      copy(placed, x, stream);
+      Tensor zeros(DType::kU8, {4096});
+      std::fill_n(zeros.as<uint8_t>(), 4096, uint8_t{0});
+      Tensor packed(DType::kU8, {4096}, device);
+      copy(packed, zeros, stream);
+      std::byte* to = packed.view().data();
+      const float* rows = placed.as<float>();
+      const std::array jobs{PackJob{rows, 7, to, to + 2048, to + 3072},
+                            PackJob{rows + 140, 40, to + 512, to + 2064, to + 3088, true},
+                            PackJob{rows + 940, 1, to + 1024, to + 2080, to + 3104}};
+      pack(format, {rule}, jobs, stream);
+      Tensor host(DType::kU8, packed.shape());
+      copy(host, packed, stream);
+      return host;
+    };
+    EXPECT_TRUE(testing::same_bits(run(kGpu, *gpu_).view(), run({}, cpu_).view())) << alpha;
+  }
+}
+
 // --------------------------------------------------------------------------------- full attention
 
 TEST_F(SmallShapes, LanesOfFullRows) {

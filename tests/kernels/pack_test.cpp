@@ -512,7 +512,72 @@ TEST(Pack, OrderWithinAHeadDoesNotMatter) {
   EXPECT_GT(packed(format, {rule()}, x).scale()[0], 1e5f);
 }
 
+/// Two jobs of four numbers and one of two; the second joins the first.
+class SharedRange {
+ public:
+  explicit SharedRange(const PackRule& rule, int threads = 1) : rule_(rule), pool_(threads) {
+    format_.axis = ScaleAxis::kHead;
+    format_.meta = DType::kF32;
+    format_.section[0] = {.code = CodeFormat::kBits2, .channels = 2};
+  }
+
+  void pack_jobs(const std::vector<bool>& joins) {
+    Stream stream(pool_);
+    std::vector<PackJob> jobs;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      Block& block = blocks_[i];
+      block.format = format_;
+      block.rows = static_cast<int>(rows_[i].size()) / 2;
+      block.codes.resize(static_cast<size_t>(block.rows) * format_.row_bytes());
+      block.scales.resize(4);
+      block.zeros.resize(4);
+      jobs.push_back({rows_[i].data(), block.rows, block.codes.data(), block.scales.data(),
+                      block.zeros.data(), joins[i]});
+    }
+    pack(format_, {rule_}, jobs, stream);
+  }
+  const Block& block(size_t i) const { return blocks_[i]; }
+
+ private:
+  PackRule rule_;
+  PackedFormat format_;
+  ThreadPool pool_;
+  std::vector<std::vector<float>> rows_{{0, 1, 2, 3}, {3, 4, 5, 6}, {8, 2}};
+  std::array<Block, 3> blocks_;
+};
+
+TEST(Pack, JobsThatJoinShareTheirRange) {
+  for (const int threads : {1, 3}) {
+    SharedRange shared(rule(), threads);
+    shared.pack_jobs({false, true, false});
+    // 0 to 6 in three steps of 2; ties to even.
+    EXPECT_THAT(shared.block(0).integers(), ElementsAre(0, 0, 1, 2));
+    EXPECT_THAT(shared.block(1).integers(), ElementsAre(2, 2, 2, 3));
+    EXPECT_THAT(shared.block(2).integers(), ElementsAre(3, 0));
+    EXPECT_THAT(shared.block(0).scale(), ElementsAre(2));
+    EXPECT_THAT(shared.block(1).scale(), ElementsAre(2));
+    EXPECT_THAT(shared.block(1).zero(), ElementsAre(0));
+    EXPECT_THAT(shared.block(2).scale(), ElementsAre(2));
+    EXPECT_THAT(shared.block(2).zero(), ElementsAre(2));
+  }
+}
+
+/// The quantile 1/7 of 0 1 2 3 3 4 5 6 lies at place 1, that of 6/7 at place 6: 1 to 5.
+TEST(Pack, QuantilesOfJobsThatJoin) {
+  SharedRange shared(rule(Rounding::kNearestEven, 1.0f / 7));
+  shared.pack_jobs({false, true, true});
+  // With 8 and 2 there are ten numbers: places 9/7 and 54/7 of 0 1 2 2 3 3 4 5 6 8.
+  EXPECT_THAT(shared.block(1).zero(), ElementsAre(FloatNear(9.0f / 7, 1e-5f)));
+  EXPECT_THAT(shared.block(2).scale(),
+              ElementsAre(FloatNear((5 + 5.0f / 7 - 9.0f / 7) / 3, 1e-5f)));
+  shared.pack_jobs({false, true, false});
+  EXPECT_THAT(shared.block(0).zero(), ElementsAre(FloatNear(1, 1e-5f)));
+  EXPECT_THAT(shared.block(1).scale(), ElementsAre(FloatNear(4.0f / 3, 1e-5f)));
+}
+
 TEST(Pack, RefusesWhatAFormatCannotSay) {
+  EXPECT_THROW(SharedRange(rule()).pack_jobs({true, true, false}), Error);
+
   const std::vector<float> x(8, 1.0f);
   PackRule ternary;
   ternary.rule = CodeRule::kTernary;

@@ -471,6 +471,9 @@ class PolicySequence {
   void pack_prompt(int layer, Layer& state, size_t store) {
     const Packer& how = packer(store, layer);
     if (how.visual_only) {
+      const std::array<std::vector<float>, 2> of_layer{
+          numbers_of_layer(how.keys, state, store, true),
+          numbers_of_layer(how.values, state, store, false)};
       for (size_t head = 0; head < kv_heads(); ++head) {
         const std::vector<Slot*> all = of_store(state.lanes[head], store);
         for (size_t first = 0; first < all.size();) {
@@ -482,7 +485,9 @@ class PolicySequence {
           const std::vector<Slot*> span(all.begin() + static_cast<std::ptrdiff_t>(first),
                                         all.begin() + static_cast<std::ptrdiff_t>(end));
           for (const bool keys : {true, false}) {
-            pack_slots(layer, head, span, keys ? how.keys : how.values, keys, store, false);
+            if (!(keys ? how.packs_keys : how.packs_values)) continue;
+            pack_slots(layer, head, span, keys ? how.keys : how.values, keys, store, false,
+                       of_layer[keys ? 0 : 1]);
           }
           first = end;
         }
@@ -499,6 +504,19 @@ class PolicySequence {
       }
       flush_rows(layer, state, store, keys, counts);
     }
+  }
+
+  /// What all heads hold, where they share a range; else nothing.
+  std::vector<float> numbers_of_layer(const Scheme& scheme, Layer& state, size_t store, bool keys) {
+    std::vector<float> numbers;
+    for (Lane& lane : state.lanes) {
+      if (!scheme.range_of_layer) break;
+      for (const Slot* slot : of_store(lane, store)) {
+        const std::vector<float>& x = keys ? slot->k : slot->v;
+        numbers.insert(numbers.end(), x.begin(), x.end());
+      }
+    }
+    return numbers;
   }
 
   /// Chooses the prompt's rows whose values are protected, packed yet or not.
@@ -587,7 +605,7 @@ class PolicySequence {
 
   /// Packs slots as one block and replaces their keys or values by what comes out of it.
   void pack_slots(int layer, size_t head, const std::vector<Slot*>& slots, const Scheme& scheme,
-                  bool keys, size_t store, bool apart) {
+                  bool keys, size_t store, bool apart, const std::vector<float>& of_layer = {}) {
     if (slots.empty()) return;
     const auto at = static_cast<size_t>(layer);
     const Packer& how = packer(store, layer);
@@ -609,7 +627,7 @@ class PolicySequence {
                                       [&](const Slot& s) { return s.token == slots[i]->token; });
       codes.push_back(keys ? other->k_codes : other->v_codes);
     }
-    pack_block(scheme, x, codes);
+    pack_block(scheme, x, codes, of_layer);
     if (reorders) from_packed_channels(lane.order[store], turn, how.finer, x);
     // Scales of each token: 32 tokens are one block for the accounting of dead rows.
     int index = -1;

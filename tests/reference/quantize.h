@@ -64,6 +64,7 @@ struct Section {
 /// How the keys or the values of a layer are packed, and when.
 struct Scheme {
   Axis axis = Axis::kToken;
+  bool range_of_layer = false;  ///< kHead: the range is that of all heads of the layer
   size_t group = 0;  ///< kToken: channels, else rows that share a scale; 0: all rows of a block
   bool f32_meta = false;
   std::vector<Section> sections;
@@ -114,12 +115,14 @@ inline double quantile(std::vector<float> x, double alpha) {
   return low + (place - static_cast<double>(below)) * (static_cast<double>(x[above]) - low);
 }
 
-inline Group affine_group(const Section& section, const std::vector<float>& x) {
-  float a = *std::min_element(x.begin(), x.end());
-  float b = *std::max_element(x.begin(), x.end());
+/// The codes of x in the range of `all`.
+inline Group affine_group(const Section& section, const std::vector<float>& x,
+                          const std::vector<float>& all) {
+  float a = *std::min_element(all.begin(), all.end());
+  float b = *std::max_element(all.begin(), all.end());
   if (section.alpha > 0) {
-    a = static_cast<float>(quantile(x, static_cast<double>(section.alpha)));
-    b = static_cast<float>(quantile(x, 1 - static_cast<double>(section.alpha)));
+    a = static_cast<float>(quantile(all, static_cast<double>(section.alpha)));
+    b = static_cast<float>(quantile(all, 1 - static_cast<double>(section.alpha)));
   }
   a *= section.kappa;
   b *= section.kappa;
@@ -173,9 +176,12 @@ inline Group sign_group(const std::vector<float>& x) {
   return group;
 }
 
-/// The codes of a group, and its scale and zero point as they are stored.
-inline Group pack_group(const Section& section, bool f32_meta, const std::vector<float>& x) {
-  Group group = section.kind == Section::Kind::kAffine    ? affine_group(section, x)
+/// The codes of a group, and its scale and zero point as they are stored. `layer` has the numbers
+/// that it shares a range with, itself among them; or none.
+inline Group pack_group(const Section& section, bool f32_meta, const std::vector<float>& x,
+                        const std::vector<float>& layer) {
+  Group group = section.kind == Section::Kind::kAffine
+                    ? affine_group(section, x, layer.empty() ? x : layer)
                 : section.kind == Section::Kind::kTernary ? ternary_group(section, x)
                                                           : sign_group(x);
   if (!f32_meta) {
@@ -190,14 +196,16 @@ using CodeRows = std::vector<std::vector<int>>;  // (rows, channels)
 
 /// Packs rows as one block and replaces them by what comes out of it. `codes` are the block's own,
 /// or those of another layer if they are given: then only scales and zero points are made.
-inline void pack_block(const Scheme& scheme, Rows& rows, CodeRows& codes) {
+/// `layer` has the numbers of all heads where they share a range.
+inline void pack_block(const Scheme& scheme, Rows& rows, CodeRows& codes,
+                       const std::vector<float>& layer = {}) {
   const bool shared = !codes.empty();
   if (!shared) codes.assign(rows.size(), std::vector<int>(scheme.channels()));
   using Places = std::vector<std::pair<size_t, size_t>>;
   const auto pack = [&](const Section& section, size_t first, const Places& places) {
     std::vector<float> x;
     for (const auto& [row, channel] : places) x.push_back(rows[row][channel]);
-    const Group group = pack_group(section, scheme.f32_meta, x);
+    const Group group = pack_group(section, scheme.f32_meta, x, layer);
     for (size_t i = 0; i < places.size(); ++i) {
       const auto& [row, channel] = places[i];
       int& code = codes[row][channel];

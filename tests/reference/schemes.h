@@ -32,6 +32,8 @@ struct Packer {
   Scheme values;
   bool visual_only = false;  ///< visual rows, once, when the prompt ends
   bool per_image = false;
+  bool packs_keys = true;  ///< of visual_only
+  bool packs_values = true;
   std::optional<Remap> remap;
   // VidKV
   bool reorders_keys = false;
@@ -103,14 +105,28 @@ inline Packer xquant(const OptionValues& options, Packer packer, int layer, int 
   return packer;
 }
 
-inline Packer calibquant(const OptionValues& options, size_t dim, bool f32_meta) {
-  const int bits = options.integer("bits");
-  Packer packer;
-  packer.keys = packer.values = affine_scheme(Axis::kChannel, bits, 0, dim, f32_meta);
+/// Bits of keys and values of a policy for visual rows, 16 where they stay as they are.
+inline std::pair<int, int> visual_widths(const OptionValues& options, Packer& packer) {
+  const auto width = [&](const char* key) {
+    return options.integer(options.text(key) == "auto" ? "bits" : key);
+  };
   packer.visual_only = true;
+  packer.packs_keys = width("key_bits") != 16;
+  packer.packs_values = width("value_bits") != 16;
+  return {width("key_bits"), width("value_bits")};
+}
+
+inline Packer calibquant(const OptionValues& options, size_t dim, bool f32_meta) {
+  Packer packer;
+  const auto [key_bits, value_bits] = visual_widths(options, packer);
+  packer.keys = affine_scheme(Axis::kChannel, key_bits, 0, dim, f32_meta);
+  const bool by_channel = options.text("value_axis") == "channel";
+  packer.values =
+      affine_scheme(by_channel ? Axis::kChannel : Axis::kHead, value_bits, 0, dim, f32_meta);
+  packer.values.range_of_layer = options.text("value_axis") == "layer";
   packer.per_image = options.text("span") == "per_image";
   const auto shrink = [&](Section& section, const char* eta, const char* kappa) {
-    // The published constants are those of 1 bit.
+    const int bits = section.bits;  // the published constants are those of 1 bit
     if (options.text("shrink") == "eta" && (bits == 1 || options.given(eta))) {
       section.eta = static_cast<float>(options.real(eta));
     }
@@ -121,27 +137,31 @@ inline Packer calibquant(const OptionValues& options, size_t dim, bool f32_meta)
   shrink(packer.keys.sections[0], "eta_k", "kappa_k");
   shrink(packer.values.sections[0], "eta_v", "kappa_v");
   const auto [low, high] = options.real_pair("tau");
-  if (bits <= options.integer("calib_bits") && (low > 0 || high > 0)) {
+  if (key_bits <= options.integer("calib_bits") && (low > 0 || high > 0)) {
     packer.remap = {low, high, options.text("guard") == "clamp0"};
   }
   return packer;
 }
 
 inline Packer head_quantile(const OptionValues& options, size_t dim, bool f32_meta) {
-  const int bits = options.integer("bits");
-  if (bits > 1 && !options.given("alpha")) {
-    throw std::logic_error("the reference wants head_quantile's alpha written above 1 bit");
-  }
-  const auto axes = options.text("group_axes");
-  const Axis axis = axes == "head"      ? Axis::kHead
-                    : axes == "channel" ? Axis::kChannel
-                                        : Axis::kToken;
   Packer packer;
-  packer.visual_only = true;
-  packer.keys = affine_scheme(axis, bits, axis == Axis::kToken ? dim : 0, dim, f32_meta);
-  packer.keys.sections[0].alpha = static_cast<float>(options.real("alpha"));
-  packer.keys.sections[0].floor = options.text("round") == "floor";
-  packer.values = packer.keys;
+  const auto [key_bits, value_bits] = visual_widths(options, packer);
+  const auto axes = options.text("group_axes");
+  const Axis axis = axes == "channel" ? Axis::kChannel
+                    : axes == "token" ? Axis::kToken
+                                      : Axis::kHead;
+  const auto scheme = [&](int bits) {
+    if (bits > 1 && bits < 16 && !options.given("alpha")) {
+      throw std::logic_error("the reference wants head_quantile's alpha written above 1 bit");
+    }
+    Scheme made = affine_scheme(axis, bits, axis == Axis::kToken ? dim : 0, dim, f32_meta);
+    made.range_of_layer = axes == "layer";
+    made.sections[0].alpha = static_cast<float>(options.real("alpha"));
+    made.sections[0].floor = options.text("round") == "floor";
+    return made;
+  };
+  packer.keys = scheme(key_bits);
+  packer.values = scheme(value_bits);
   return packer;
 }
 

@@ -103,5 +103,29 @@ TEST(CalibQuant, ThePapersTauComesFromASearch) {
   }
 }
 
+/// CalibQuant's table 4: values with one range per head or per layer beside keys per channel; and
+/// widths of keys and values apart. Scores are remapped by the width of keys.
+TEST(CalibQuant, ValuesHaveTheirAxisAndWidth) {
+  const CacheShape shape = shape_of(2, 2, 64);
+  const auto head = quantizer("calibquant,value_axis=head", shape);
+  EXPECT_EQ(head->plan(Part::kKeys, 0).format.axis, ScaleAxis::kChannel);
+  EXPECT_EQ(head->plan(Part::kValues, 0).format.axis, ScaleAxis::kHead);
+  EXPECT_FALSE(head->plan(Part::kValues, 0).range_of_layer);
+  EXPECT_TRUE(
+      quantizer("calibquant,value_axis=layer", shape)->plan(Part::kValues, 0).range_of_layer);
+  const auto wide = quantizer("calibquant,bits=8,value_bits=2", shape);
+  EXPECT_EQ(wide->plan(Part::kKeys, 0).format.row_bytes(), 64u);
+  EXPECT_EQ(wide->plan(Part::kValues, 0).format.row_bytes(), 16u);
+  EXPECT_EQ(wide->remap(0), nullptr);
+  EXPECT_NE(quantizer("calibquant,value_bits=8", shape)->remap(0), nullptr);
+  EXPECT_EQ(quantizer("calibquant,key_bits=16", shape)->remap(0), nullptr);
+  for (const char* spec :
+       {"calibquant,key_bits=16,tau=0:1", "calibquant,key_bits=16,eta_k=0.1",
+        "calibquant,value_bits=16,value_axis=head", "calibquant,value_bits=16,eta_v=0.1",
+        "calibquant,span=per_image,value_axis=layer", "calibquant,key_bits=16,value_bits=16"}) {
+    EXPECT_THROW(quantizer(spec, shape), Error) << spec;
+  }
+}
+
 }  // namespace
 }  // namespace kvlm

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "kernels/base/error.h"
+#include "kvcache/formula.h"
 #include "tests/kvcache/quantizers/make.h"
 
 namespace kvlm {
@@ -102,6 +104,41 @@ TEST(HeadQuantile, ThePaperHasQuantilesAtOneBitOnly) {
   EXPECT_EQ(alpha("head_quantile,bits=2,profile=paper"), 0);
   EXPECT_EQ(alpha("head_quantile,bits=4,profile=paper"), 0);
   EXPECT_FLOAT_EQ(alpha("head_quantile,bits=4,profile=paper,alpha=0.05"), 0.05f);
+}
+
+/// 1BitVKV's figure 3: widths of keys and values apart, 16 for those that are not packed.
+TEST(HeadQuantile, KeysAndValuesHaveTheirWidths) {
+  const auto made = quantizer("head_quantile,bits=4,value_bits=2", kShape);
+  EXPECT_EQ(made->plan(Part::kKeys, 0).format.row_bytes(), 32u);
+  EXPECT_EQ(made->plan(Part::kValues, 0).format.row_bytes(), 16u);
+  EXPECT_FLOAT_EQ(made->plan(Part::kKeys, 0).rules[0].alpha, 0.00597f);
+  EXPECT_FLOAT_EQ(made->plan(Part::kValues, 0).rules[0].alpha, 0.0676f);
+  const auto keys_only = quantizer("head_quantile,value_bits=16", kShape);
+  EXPECT_TRUE(keys_only->packs(Part::kKeys));
+  EXPECT_FALSE(keys_only->packs(Part::kValues));
+  EXPECT_DOUBLE_EQ(test::nominal("head_quantile,value_bits=16", kShape), 8.5);
+}
+
+/// A prompt of 100 visual rows, two layers, two heads of 64 channels: keys take 8 bytes a row and a
+/// scale and a zero point a head, values 128 bytes a row.
+TEST(HeadQuantile, BytesOfUnpackedValues) {
+  const auto plan = plan_cache(parse_spec("head_quantile,value_bits=16"), kShape);
+  LayerCounts counts;
+  counts.rows = counts.visual = 100;
+  counts.images = 1;
+  const std::vector<PartBytes> bytes = formula(*plan, std::vector<LayerCounts>(2, counts));
+  EXPECT_EQ(bytes[0].key_codes, 2u * 800);
+  EXPECT_EQ(bytes[0].key_scales, 2u * 4);
+  EXPECT_EQ(bytes[0].value_codes + bytes[0].value_scales, 0u);
+  EXPECT_EQ(bytes[0].full_rows, 2u * 12800);
+}
+
+TEST(HeadQuantile, WidthsThatSayNothingAreRefused) {
+  for (const char* spec :
+       {"head_quantile,key_bits=16,value_bits=16", "head_quantile,bits=2,key_bits=1,value_bits=3",
+        "head_quantile,value_bits=16 + share=codes"}) {
+    EXPECT_THROW(plan_cache(parse_spec(spec), kShape), Error) << spec;
+  }
 }
 
 }  // namespace
