@@ -76,12 +76,12 @@ const std::vector<Refused> kRefused = {
      "has xquant beside h2o, which keeps other slots in every kv_head; shared codes need one set "
      "of "
      "slots: did you mean h2o,head_shared=on?"},
-    {{"head_quantile,value_bits=16", "share=codes"},
-     "shares codes of values, which head_quantile,value_bits=16 does not pack; did you mean "
-     "share=codes,from=0:off?"},
     {{"kivi", "kivi,bits=4,layers=0-2", "share,what=codes"},
      "shares codes of keys between layers 2 and 3, which pack them differently; let each pair of "
      "layers be packed alike"},
+    {{"head_quantile,value_bits=16", "share,what=codes"},
+     "shares codes of values, which head_quantile,value_bits=16 does not pack; did you mean "
+     "share=codes,from=0:off?"},
     {{"vidkv", "share,what=codes"},
      "shares keys of vidkv, whose channels differ by layer; did you mean vidkv + "
      "share=codes,from=off:0?"},
