@@ -15,6 +15,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/fill.h"
 #include "kernels/gemm.h"
+#include "kernels/hadamard.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "kernels/row_batch.h"
@@ -346,6 +347,26 @@ TEST_F(Cuda, GatherConvertAndColumnsAreExact) {
     copy_columns(wide, 3, y, cpu_);
     copy_columns(gpu_wide, 3, gpu_y, *gpu_);
     EXPECT_EQ(error(gpu_wide, wide), 0);
+  }
+}
+
+TEST_F(Cuda, HadamardIsExact) {
+  for (const int64_t dim : {1, 20, 64, 80, 128, 256, 2048}) {
+    for (const int64_t rows : {1, 7, 500}) {
+      const Tensor q = normal_tensor(DType::kF32, {rows, 3, dim}, 8);
+      const Tensor k = normal_tensor(DType::kF32, {rows, 1, dim}, 9);
+      Tensor to_q = poisoned({rows, 3, dim});
+      Tensor to_k = poisoned({rows, 1, dim});
+      Tensor gpu_q = on_gpu(q);
+      Tensor gpu_k = on_gpu(to_k);
+      const HadamardRows on_cpu[] = {{q, to_q}, {k, to_k}};
+      hadamard(on_cpu, cpu_);
+      const Tensor from_k = on_gpu(k);
+      const HadamardRows there[] = {{gpu_q, gpu_q}, {from_k, gpu_k}};  // one in its place
+      hadamard(there, *gpu_);
+      EXPECT_TRUE(testing::same_bits(on_host(gpu_q), to_q)) << rows << " x " << dim;
+      EXPECT_TRUE(testing::same_bits(on_host(gpu_k), to_k)) << rows << " x " << dim;
+    }
   }
 }
 

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "kernels/base/device.h"
+#include "kernels/hadamard.h"
+
+// The CUDA implementation of kernels/hadamard.h, which has checked the arguments; a build without
+// CUDA links no_cuda/hadamard.cpp instead, which throws Error{kUnsupported}.
+namespace kvlm::cuda {
+
+void hadamard(std::span<const HadamardRows> rows, Stream& stream);
+
+}  // namespace kvlm::cuda
