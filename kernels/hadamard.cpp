@@ -19,14 +19,14 @@ void hadamard(std::span<const HadamardRows> rows, Stream& stream) {
   const ConstTensorView& first = rows[0].from;
   for (const HadamardRows& some : rows) {
     const Shape& shape = some.from.shape();
-    if (shape.empty() || shape.back() < 1 || shape.back() > kMostDim ||
+    if (shape.rank() == 0 || shape.back() < 1 || shape.back() > kMostDim ||
         shape.back() != first.shape().back()) {
       throw Error(
           ErrorCode::kInvalidArgument,
           fmt::format("hadamard: vectors of {} numbers beside {}; expected 1 to {} in every "
                       "tensor of a call, and as many",
-                      shape.empty() ? 0 : shape.back(),
-                      first.shape().empty() ? 0 : first.shape().back(), kMostDim));
+                      shape.rank() == 0 ? 0 : shape.back(),
+                      first.shape().rank() == 0 ? 0 : first.shape().back(), kMostDim));
     }
     check::activation(kOp, "from", some.from);
     check::dtype(kOp, "from", some.from, first.dtype());

@@ -17,6 +17,19 @@ const CachePlan::Packer* CachePlan::packer(Scope scope, int layer) const noexcep
   return found == nullptr || found->format ? nullptr : found;
 }
 
+bool CachePlan::turns(int layer) const noexcept {
+  for (const Scope scope : {Scope::kAll, Scope::kVisual, Scope::kText}) {
+    const Packer* found = packer(scope, layer);
+    if (found != nullptr && found->turns) return true;
+  }
+  return false;
+}
+
+bool CachePlan::turns_any() const noexcept {
+  return std::any_of(packers.begin(), packers.end(),
+                     [](const Packer& packer) { return packer.turns; });
+}
+
 bool CachePlan::packs() const noexcept {
   return std::any_of(packers.begin(), packers.end(),
                      [](const Packer& packer) { return !packer.format; });

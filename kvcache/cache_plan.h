@@ -31,6 +31,7 @@ struct CachePlan {
     std::optional<DType> format;  ///< of a plain format
     Scope scope = Scope::kAll;
     LayerRanges layers;  ///< empty: the layers that no other packer of its scope names
+    bool turns = false;  ///< rotate=hadamard
     std::unique_ptr<Quantizer> quantizer;  ///< null for a plain format
   };
 
@@ -51,6 +52,9 @@ struct CachePlan {
 
   /// What packs the slots of `scope` in `layer` (kAll unless split); null: they stay plain rows.
   const Packer* packer(Scope scope, int layer) const noexcept;
+  /// Keys and values of `layer` are stored turned (rotate=hadamard).
+  bool turns(int layer) const noexcept;
+  bool turns_any() const noexcept;
   /// Some part packs rows, in whatever layers.
   bool packs() const noexcept;
   /// Nothing is dropped and nothing packed.

@@ -201,7 +201,27 @@ Names basis_beside_uneven_heads(const PackerOfPlan& subject) {
   return {{packer.part.name, part_text(*plan.retention_part), with_one_set(*plan.retention_part)}};
 }
 
+Names turned_in_part(const CachePlan& plan) {
+  for (int layer = 0; layer < plan.shape.layers && plan.split; ++layer) {
+    const Packer* a = plan.packer(Scope::kVisual, layer);
+    const Packer* b = plan.packer(Scope::kText, layer);
+    if (a == nullptr || b == nullptr || a->quantizer == nullptr || b->quantizer == nullptr)
+      continue;
+    if (a->turns == b->turns) continue;
+    return {{(a->turns ? a : b)->part.name, (a->turns ? b : a)->part.name,
+             part_text((a->turns ? b : a)->part) + ",rotate=hadamard"}};
+  }
+  return std::nullopt;
+}
+
 // -------------------------------------------------------------------------------------- retention
+
+Names scores_turned_keys(const CachePlan& plan) {
+  if (plan.retention == nullptr || !plan.retention->needs().queries || !plan.turns_any()) {
+    return std::nullopt;
+  }
+  return {{part_text(*plan.retention_part)}};
+}
 
 Names turns_packed_keys(const CachePlan& plan) {
   if (plan.retention == nullptr || !plan.retention->rerotates() || !plan.packs()) {
@@ -232,7 +252,7 @@ bool same_codes(const PackedFormat& a, const PackedFormat& b) {
 
 Names packed_differently(const SharedLayer& shared) {
   const auto& [plan, part, layer, owner, here, there] = shared;
-  if (here != nullptr && there != nullptr &&
+  if (here != nullptr && there != nullptr && here->turns == there->turns &&
       same_codes(here->quantizer->plan(part, layer).format,
                  there->quantizer->plan(part, owner).format)) {
     return std::nullopt;
@@ -306,7 +326,15 @@ constexpr Check<PackerOfPlan> kPackerChecks[] = {
      "did you mean {2}?"},
 };
 
+constexpr Check<CachePlan> kTurnedChecks[] = {
+    {turned_in_part, "turns rows for {0} and not for {1}, and rows of a layer are turned together;",
+     "did you mean {2}?"},
+};
+
 constexpr Check<CachePlan> kRetentionChecks[] = {
+    {scores_turned_keys,
+     "has rotate=hadamard beside {0}, which scores keys as they were before it;",
+     "drop rotate=hadamard or take another rule"},
     {turns_packed_keys,
      "has a quantizer beside {0}, which turns keys again; packed keys cannot be turned:",
      "did you mean {1}?"},
@@ -395,6 +423,7 @@ std::optional<Conflict> conflict_of_objects(const CachePlan& plan) {
   if (auto found = first_of(kSharerChecks, plan)) return found;
   if (auto found = first_of_pairs(kMadePairChecks, plan.packers)) return found;
   if (auto found = first_of_packers(plan)) return found;
+  if (auto found = first_of(kTurnedChecks, plan)) return found;
   if (auto found = first_of(kRetentionChecks, plan)) return found;
   return first_of_shared_layers(plan);
 }
@@ -410,6 +439,7 @@ std::vector<std::string_view> conflict_rows() {
   add(kSharerChecks);
   add(kMadePairChecks);
   add(kPackerChecks);
+  add(kTurnedChecks);
   add(kRetentionChecks);
   add(kSharedLayerChecks);
   return rows;

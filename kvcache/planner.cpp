@@ -35,11 +35,12 @@ std::shared_ptr<CachePlan> sorted_words(const CacheSpec& spec, const CacheShape&
       continue;
     }
     CachePlan::Packer packer{
-        part, find_format(part.name), scope_of(OptionValues(info, part)), {}, {}};
+        part, find_format(part.name), scope_of(OptionValues(info, part)), {}, false, {}};
     if (const std::string* layers = part.find("layers")) {
       packer.layers = *parse_layer_ranges(*layers);
     }
     if (packer.format) plan->rows = *packer.format;
+    packer.turns = !packer.format && OptionValues(info, part).text("rotate") == "hadamard";
     if (packer.scope != Scope::kAll && !packer.format) plan->split = true;
     plan->packers.push_back(std::move(packer));
   }

@@ -32,6 +32,14 @@ constexpr OptionInfo kLayers{
     .high = kMaxSpecLayers - 1,
     .help = "layers that it serves, as 0-1/30; a part without layers serves the others"};
 
+constexpr OptionInfo kRotate{
+    .key = "rotate",
+    .choices = "off|hadamard",
+    .standard = "off",
+    .help =
+        "hadamard: keys and values are stored turned by a Hadamard matrix over the channels of a "
+        "head, which spreads outliers"};
+
 constexpr OptionInfo kProfile{.key = "profile",
                               .choices = "default|official|paper",
                               .standard = "default",
@@ -196,6 +204,7 @@ std::vector<const OptionInfo*> options_of(const PolicyInfo& info) {
   if (info.kind == PartKind::kQuantizer) {
     if (!has_scope) options.push_back(&kScope);
     options.push_back(&kLayers);
+    if (!info.options.empty()) options.push_back(&kRotate);  // plain rows have nothing to spread
   }
   // A plain format and a sharing part have been published by nobody.
   if (info.kind != PartKind::kSharing && !info.options.empty()) options.push_back(&kProfile);

@@ -55,6 +55,7 @@ void PolicyCache::reserve_workspaces() {
   const Workload load = store_.workload();
   settling_.reserve(load.sequences);
   queries_.grow(load.heads * traits_.q_per_kv() * traits_.dim());
+  rotation_.reserve(load);
   appender_.reserve(load);
   key_basis_.reserve(load);
   remap_.reserve(load);
@@ -111,20 +112,25 @@ void PolicyCache::give_embeddings(ConstTensorView embeddings, Stream& stream) {
 void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                          TensorView out, float scale, Stream& stream) {
   attended_ = layer + 1;
-  const bool decodes =
-      std::any_of(step_.begin(), step_.end(), [](const StepRows& rows) { return !rows.prompt; });
-  const ConstTensorView queries = decodes ? own_queries(q, out, stream) : q;
+  const auto is_prompt = [](const StepRows& rows) { return rows.prompt; };
+  const bool decodes = !std::all_of(step_.begin(), step_.end(), is_prompt);
+  const bool prompts = std::any_of(step_.begin(), step_.end(), is_prompt);
+  const QkvRows given{q, k, v};
+  const bool turns = rotation_.turns(layer);
+  const QkvRows stored = turns ? rotation_.turned(given, !prompts, stream) : given;
+  const ConstTensorView queries = decodes ? own_queries(stored.q, out, stream) : stored.q;
   int64_t first = 0;
   bool on_gpu = false;  // some sequences' rows are
   for (const StepRows& rows : step_) {
     if (rows.prompt) {
-      attend_prompt(rows, first, layer, q, k, v, out, scale, stream);
+      attend_prompt(rows, layer, given.slice(first, rows.rows), stored.slice(first, rows.rows),
+                    out.empty() ? out : out.slice(first, rows.rows), scale, stream);
     } else {
       on_gpu |= store_.at(rows.sequence).on_gpu;
     }
     first += rows.rows;
   }
-  if (on_gpu) gpu_.attend(layer, queries.as<float>(), k, v, out, scale, stream);
+  if (on_gpu) gpu_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
   // Behind what the GPU describes: both change queries to another basis in the same place.
   decode_.start_layer();
   first = 0;
@@ -134,7 +140,20 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     first += rows.rows;
   }
   if (decode_.rows() > 0) {
-    decode_.attend(layer, queries.as<float>(), k, v, out, scale, stream);
+    decode_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
+  }
+  if (turns && decodes) turn_generated_back(out, stream);
+}
+
+/// Turns the outputs of generated rows back, those that follow each other together.
+void PolicyCache::turn_generated_back(TensorView out, Stream& stream) {
+  int64_t first = 0;
+  for (size_t i = 0; i < step_.size();) {
+    int64_t rows = 0;
+    for (; i < step_.size() && !step_[i].prompt; ++i) rows += step_[i].rows;
+    if (rows > 0) Rotation::turn_back(out.slice(first, rows), stream);
+    first += rows;
+    if (i < step_.size()) first += step_[i++].rows;
   }
 }
 
@@ -148,20 +167,19 @@ ConstTensorView PolicyCache::own_queries(ConstTensorView q, TensorView out, Stre
   return copied;
 }
 
-/// Attends prompt rows, those of the step from number `first` on.
-void PolicyCache::attend_prompt(const StepRows& rows, int64_t first, int layer, ConstTensorView q,
-                                ConstTensorView k, ConstTensorView v, TensorView out, float scale,
+/// Attends the rows of a prompt: as they are given where nothing of the sequence is stored yet,
+/// else in the basis of what is.
+void PolicyCache::attend_prompt(const StepRows& rows, int layer, const QkvRows& given,
+                                const QkvRows& stored, TensorView out, float scale,
                                 Stream& stream) {
   Sequence& sequence = store_.at(rows.sequence);
-  const ConstTensorView q_rows = q.empty() ? q : q.slice(first, rows.rows);
-  const ConstTensorView k_rows = k.slice(first, rows.rows);
-  const ConstTensorView v_rows = v.slice(first, rows.rows);
-  const TensorView out_rows = out.empty() ? out : out.slice(first, rows.rows);
+  const bool begins = !sequence.prompted && sequence.prompt.staged == 0;
   if (sequence.prompted) {
-    later_prompts_.attend(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
+    later_prompts_.attend(sequence, rows, layer, stored.q, stored.k, stored.v, out, scale, stream);
   } else {
-    prompts_.attend(sequence, rows, layer, q_rows, k_rows, v_rows, out_rows, scale, stream);
+    prompts_.attend(sequence, rows, layer, begins ? given : stored, stored, out, scale, stream);
   }
+  if (rotation_.turns(layer) && !begins) Rotation::turn_back(out, stream);
 }
 
 Repetition PolicyCache::repetition() const noexcept {

@@ -23,6 +23,7 @@
 #include "kvcache/extensions/decode_weights.h"
 #include "kvcache/extensions/key_basis.h"
 #include "kvcache/extensions/protected_values.h"
+#include "kvcache/extensions/rotation.h"
 #include "kvcache/extensions/sink_rotation.h"
 #include "kvcache/extensions/visual_remap.h"
 #include "kvcache/kv_cache.h"
@@ -75,9 +76,9 @@ class PolicyCache final : public KvCache {
   SequenceId admit(SequenceId id, const std::string& who);
   void reserve_workspaces();
   ConstTensorView own_queries(ConstTensorView q, TensorView out, Stream& stream);
-  void attend_prompt(const StepRows& rows, int64_t first, int layer, ConstTensorView q,
-                     ConstTensorView k, ConstTensorView v, TensorView out, float scale,
-                     Stream& stream);
+  void attend_prompt(const StepRows& rows, int layer, const QkvRows& given, const QkvRows& stored,
+                     TensorView out, float scale, Stream& stream);
+  void turn_generated_back(TensorView out, Stream& stream);
   void settle(Stream& stream);
   int64_t guarded_remaps() const;
   bool holds_uncounted_row(SequenceId sequence, int layer) const noexcept;
@@ -88,6 +89,7 @@ class PolicyCache final : public KvCache {
   DecodeWeights decode_weights_{traits_};
   VisualRemap remap_{traits_};
   SinkRotation sinks_{traits_};
+  Rotation rotation_{traits_};
 
   SequenceStore store_;
   Unpacker unpacker_{traits_, protected_values_};

@@ -4,6 +4,7 @@
 
 #include "kernels/base/tensor.h"
 #include "kernels/elementwise.h"
+#include "kvcache/extensions/rotation.h"
 
 namespace kvlm {
 
@@ -39,6 +40,12 @@ const std::vector<float>& Inspector::unpack(const std::vector<HeadState>& heads,
     const size_t of_keys = static_cast<size_t>(head.slots()) * traits_.dim();
     unpacker_.unpack_head(head, layer, to, to + of_keys, stream);
     to += 2 * of_keys;
+  }
+  if (elements > 0 && traits_.plan().turns(layer)) {
+    const auto dim = static_cast<int64_t>(traits_.dim());
+    Rotation::turn_back(TensorView(floats_.data(), DType::kF32,
+                                   {static_cast<int64_t>(elements) / dim, dim}, traits_.device()),
+                        stream);
   }
   if (on_host_.size() < elements) on_host_.resize(elements);
   const Shape shape{static_cast<int64_t>(elements)};

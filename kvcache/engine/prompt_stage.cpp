@@ -63,24 +63,23 @@ PromptStage::PromptStage(const CacheTraits& traits, const SequenceStore& store,
       destinations_(traits.kv_heads()),
       floats_(traits.device()) {}
 
-void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
-                         ConstTensorView k, ConstTensorView v, TensorView out, float scale,
-                         Stream& stream) {
+void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, const QkvRows& x,
+                         const QkvRows& stored, TensorView out, float scale, Stream& stream) {
   past_.clear();
   for (size_t h = 0; h < traits_.kv_heads() && sequence.prompt.staged > 0; ++h) {
     past_.push_back({staged_rows(sequence, layer, Part::kKeys, h),
                      staged_rows(sequence, layer, Part::kValues, h), traits_.plan().rows,
                      sequence.prompt.staged});
   }
-  stage(sequence, layer, Part::kKeys, k, stream);
-  stage(sequence, layer, Part::kValues, v, stream);
+  stage(sequence, layer, Part::kKeys, stored.k, stream);
+  stage(sequence, layer, Part::kValues, stored.v, stream);
   // Before attention: its output may take the place of the queries.
   if (traits_.retention() != nullptr) {
-    measure(sequence, layer, q, k, scale, stream);
-    score_rows(sequence, rows, layer, q, scale, stream);
+    measure(sequence, layer, x.q, x.k, scale, stream);
+    score_rows(sequence, rows, layer, x.q, scale, stream);
   }
-  if (!q.empty()) {
-    attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
+  if (!x.q.empty()) {
+    attention(out, x.q, x.k, x.v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   }
   const auto index = static_cast<int>(index_of(layer));
   const bool last =

@@ -11,6 +11,7 @@
 #include "kernels/store_rows.h"
 #include "kvcache/engine/float_space.h"
 #include "kvcache/engine/prompt_packer.h"
+#include "kvcache/engine/qkv_rows.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/store.h"
 #include "kvcache/engine/traits.h"
@@ -35,8 +36,10 @@ class PromptStage {
   void reserve() { past_.reserve(2 * traits_.kv_heads()); }
   /// Attends rows of a first prompt in a layer and stages them. Where a layer's selection depends
   /// on no other layer, the end of the prompt finishes a few layers at a time.
-  void attend(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
-              ConstTensorView k, ConstTensorView v, TensorView out, float scale, Stream& stream);
+  ///   x       what is attended with; in the basis of `stored` if rows were staged before
+  ///   stored  the same rows as they are stored
+  void attend(Sequence& sequence, const StepRows& rows, int layer, const QkvRows& x,
+              const QkvRows& stored, TensorView out, float scale, Stream& stream);
   /// Ends a pass over all layers. Returns whether the prompt has ended.
   bool end(Sequence& sequence, const StepRows& rows, Stream& stream);
 

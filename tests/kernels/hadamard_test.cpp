@@ -86,7 +86,7 @@ TEST(Hadamard, TensorsOfACallAreTurnedEach) {
   const HadamardRows rows[] = {{q, to_q}, {none, to_none}, {k, to_k}};
   hadamard(rows, stream);
   const auto values = [](const Tensor& x) {
-    return std::vector<float>(x.as<float>(), x.as<float>() + x.elements());
+    return std::vector<float>(x.as<float>(), x.as<float>() + x.shape().elements());
   };
   EXPECT_EQ(values(to_q), turned(values(q), 20));
   EXPECT_EQ(values(to_k), turned(values(k), 20));
@@ -109,7 +109,8 @@ TEST(Hadamard, RefusesWhatDoesNotFit) {
   refused(half, half);
   Tensor two(DType::kF32, {3, 8});
   refused(two.view().slice(0, 2), two.view().slice(1, 2));
-  const HadamardRows unlike[] = {{x, Tensor(DType::kF32, {2, 8})}, {narrow, narrow}};
+  Tensor like(DType::kF32, {2, 8});
+  const HadamardRows unlike[] = {{x, like}, {narrow, narrow}};
   EXPECT_THROW(hadamard(unlike, stream), Error);
 }
 

@@ -69,6 +69,13 @@ const std::vector<Refused> kRefused = {
     {{"snapkv,keep=0.5", "vidkv,scope=text"},
      "has vidkv for some rows beside snapkv,keep=0.5, of which every kv_head keeps another number; "
      "its mask is learned from all heads alike: did you mean snapkv,head_shared=on,keep=0.5?"},
+    {{"calibquant,rotate=hadamard", "kivi,scope=text"},
+     "turns rows for calibquant and not for kivi, and rows of a layer are turned together; did you "
+     "mean kivi,scope=text,rotate=hadamard?"},
+    {{"expected_attention", "kivi,rotate=hadamard"},
+     "has rotate=hadamard beside expected_attention, which scores keys as they were before it; "
+     "drop "
+     "rotate=hadamard or take another rule"},
     {{"streaming,rerotate=on", "kivi"},
      "has a quantizer beside streaming,rerotate=on, which turns keys again; packed keys cannot be "
      "turned: did you mean streaming,rerotate=off?"},

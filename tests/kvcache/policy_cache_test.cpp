@@ -707,6 +707,28 @@ TEST(PolicyCacheTest, RulesScoreWhatIsStored) {
   }
 }
 
+/// What is stored turned is told as the model made it, packed rows and full ones.
+TEST(PolicyCacheTest, TurnedRowsAreInspectedAsTheyCame) {
+  const std::vector<int16_t> prompt = PromptShape{5, {20}, 5}.modality();
+  const SequenceSize size = size_of(prompt, 4);
+  const auto plan = plan_of("kivi,bits=8,group=8,residual=16,rotate=hadamard", kSmall);
+  PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+  Feeder feeder(kSmall);
+  const Feeder::Input input{'s', cache.open(size, "s"), 0, prompt, true};
+  feeder.pass(cache, {input});
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::vector<float> k = feeder.k(input, layer);
+    const std::vector<float> v = feeder.v(input, layer);
+    const HeadRows rows = cache.inspect(input.id, layer, feeder.stream())[1];
+    for (size_t j = 0; j < prompt.size(); ++j) {
+      for (size_t i = 0; i < 16; ++i) {
+        ASSERT_NEAR(rows.keys[j * 16 + i], k[j * 32 + 16 + i], 0.03) << j << ", " << i;
+        ASSERT_NEAR(rows.values[j * 16 + i], v[j * 32 + 16 + i], 0.03) << j << ", " << i;
+      }
+    }
+  }
+}
+
 TEST(PolicyCacheTest, QueriesThatAreScoredComeInOnePass) {
   const std::vector<int16_t> prompt = PromptShape{5, {20}, 5}.modality();
   const SequenceSize size = size_of(prompt, 4);

@@ -157,7 +157,7 @@ TEST(OptionValues, RefuseAKeyThatThePolicyHasNot) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
                  "--kv example has no option bit; did you mean bits? (its options are bits, alpha, "
-                 "eta, tau, residual, round, from, scope, layers, profile)");
+                 "eta, tau, residual, round, from, scope, layers, rotate, profile)");
   }
 }
 
@@ -169,14 +169,15 @@ TEST(OptionsOf, AddsWhatTheKindTakes) {
   };
   const std::span<const OptionInfo> one = std::span(kOptions).first(1);
   EXPECT_THAT(keys({.name = "q", .options = one}),
-              ElementsAre("bits", "scope", "layers", "profile"));
+              ElementsAre("bits", "scope", "layers", "rotate", "profile"));
   EXPECT_THAT(keys({.name = "r", .kind = PartKind::kRetention, .options = one}),
               ElementsAre("bits", "profile"));
   EXPECT_THAT(keys({.name = "s", .kind = PartKind::kSharing, .options = one}), ElementsAre("bits"));
   EXPECT_THAT(keys({.name = "f16"}), ElementsAre("scope", "layers"));
   static constexpr OptionInfo kOwnScope[] = {
       {.key = "scope", .choices = "visual", .standard = "visual"}};
-  EXPECT_THAT(keys({.name = "v", .options = kOwnScope}), ElementsAre("scope", "layers", "profile"));
+  EXPECT_THAT(keys({.name = "v", .options = kOwnScope}),
+              ElementsAre("scope", "layers", "rotate", "profile"));
 }
 
 }  // namespace

@@ -236,7 +236,7 @@ TEST(RefusedSpec, SharingThatCannotBe) {
   EXPECT_EQ(
       refusal("xquant,bits=2"),
       "--kv xquant has no option bits; did you mean meta? (its options are calib, eta1, eta2, "
-      "group, km, kq, meta, residual, tail_keep, vm, vq, scope, layers, profile)");
+      "group, km, kq, meta, residual, tail_keep, vm, vq, scope, layers, rotate, profile)");
   EXPECT_EQ(
       refusal("xquant,layers=0-3"),
       "--kv \"xquant,layers=0-3\" has xquant,layers=0-3, and xquant pairs layers itself; drop "
@@ -273,7 +273,7 @@ TEST(RefusedSpec, ValuesOfPolicies) {
   EXPECT_EQ(
       refusal("kivi,bit=2"),
       "--kv kivi has no option bit; did you mean bits? (its options are bits, group, key_bits, "
-      "meta, residual, tail_keep, value_bits, scope, layers, profile)");
+      "meta, residual, tail_keep, value_bits, scope, layers, rotate, profile)");
   EXPECT_EQ(refusal("calibquant,bits=3"),
             "--kv calibquant has no bits=3; did you mean bits=1? (legal: 1, 2, 4, 8)");
   EXPECT_EQ(refusal("calibquant,tau=3"),

@@ -16,6 +16,7 @@
 #include "tests/reference/merge.h"
 #include "tests/reference/quantize.h"
 #include "tests/reference/retention.h"
+#include "tests/reference/rotation.h"
 #include "tests/reference/schemes.h"
 #include "tests/reference/vidkv.h"
 
@@ -84,6 +85,21 @@ class PolicySequence {
   std::vector<std::vector<double>> attend(int layer, const float* q, const float* k, const float* v,
                                           size_t rows, bool prompt,
                                           const std::vector<int16_t>& modality, double scale) {
+    if (!turns(layer)) return attend_stored(layer, q, k, v, rows, prompt, modality, scale);
+    const std::vector<float> turned_q = turned_heads(q, rows * q_heads() * dim(), dim());
+    const std::vector<float> turned_k = turned_heads(k, rows * kv_heads() * dim(), dim());
+    const std::vector<float> turned_v = turned_heads(v, rows * kv_heads() * dim(), dim());
+    auto out = attend_stored(layer, turned_q.data(), turned_k.data(), turned_v.data(), rows, prompt,
+                             modality, scale);
+    for (std::vector<double>& row : out) turn_back(row, dim());
+    return out;
+  }
+
+  /// attend() in the basis of what is stored.
+  std::vector<std::vector<double>> attend_stored(int layer, const float* q, const float* k,
+                                                 const float* v, size_t rows, bool prompt,
+                                                 const std::vector<int16_t>& modality,
+                                                 double scale) {
     Layer& state = layers_[static_cast<size_t>(layer)];
     std::vector<std::vector<double>> out(rows);
     added_ = rows;
@@ -504,6 +520,12 @@ class PolicySequence {
       }
       flush_rows(layer, state, store, keys, counts);
     }
+  }
+
+  bool turns(int layer) const {
+    const auto at = static_cast<size_t>(layer);
+    return std::any_of(packers_.begin(), packers_.end(),
+                       [&](const auto& of_store) { return of_store[at] && of_store[at]->turns; });
   }
 
   /// What all heads hold, where they share a range; else nothing.

@@ -30,6 +30,7 @@ struct Remap {
 struct Packer {
   Scheme keys;
   Scheme values;
+  bool turns = false;        ///< rotate=hadamard
   bool visual_only = false;  ///< visual rows, once, when the prompt ends
   bool per_image = false;
   bool packs_keys = true;  ///< of visual_only
@@ -235,9 +236,10 @@ inline Packer vidkv(const OptionValues& options, size_t dim, size_t group, int r
   return packer;
 }
 
-/// What a quantizer's words mean in `layer`; `with_retention` if rows are dropped beside it.
-inline Packer packer_of(const OptionValues& options, const CacheShape& shape, int layer,
-                        bool with_retention) {
+/// What the words that a quantizer has for itself mean in `layer`; `with_retention` if rows are
+/// dropped beside it.
+inline Packer packer_alone(const OptionValues& options, const CacheShape& shape, int layer,
+                           bool with_retention) {
   const std::string name(options.info().name);
   const auto dim = static_cast<size_t>(shape.head_dim);
   const bool f32_meta = options.text("meta") == "f32";
@@ -279,6 +281,14 @@ inline Packer packer_of(const OptionValues& options, const CacheShape& shape, in
     return xquant(options, packer, layer, shape.layers);
   }
   throw std::logic_error("the reference has no quantizer " + name);
+}
+
+/// The same with what all quantizers have.
+inline Packer packer_of(const OptionValues& options, const CacheShape& shape, int layer,
+                        bool with_retention) {
+  Packer packer = packer_alone(options, shape, layer, with_retention);
+  packer.turns = options.text("rotate") == "hadamard";
+  return packer;
 }
 
 /// Odd layers from `keys` and `values` on use the codes of the layer before.

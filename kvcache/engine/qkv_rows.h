@@ -1,0 +1,18 @@
+#pragma once
+
+#include "kernels/base/tensor.h"
+
+namespace kvlm {
+
+/// What a layer attends with: (rows, heads, head_dim) each.
+struct QkvRows {
+  ConstTensorView q;  ///< may be empty: nothing is attended to
+  ConstTensorView k;
+  ConstTensorView v;
+
+  QkvRows slice(int64_t first, int64_t rows) const {
+    return {q.empty() ? q : q.slice(first, rows), k.slice(first, rows), v.slice(first, rows)};
+  }
+};
+
+}  // namespace kvlm

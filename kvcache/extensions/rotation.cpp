@@ -1,0 +1,40 @@
+#include "kvcache/extensions/rotation.h"
+
+#include <array>
+
+#include "kernels/hadamard.h"
+
+namespace kvlm {
+
+Rotation::Rotation(const CacheTraits& traits)
+    : traits_(traits), generated_(traits.device()), prompt_(traits.device()) {}
+
+void Rotation::reserve(const Workload& load) {
+  if (!traits_.plan().turns_any()) return;
+  const size_t heads = (traits_.q_per_kv() + 2) * traits_.kv_heads();
+  generated_.grow(load.slots * heads * traits_.dim());
+}
+
+QkvRows Rotation::turned(const QkvRows& rows, bool generated, Stream& stream) {
+  FloatSpace& space = generated ? generated_ : prompt_;
+  space.grow(static_cast<size_t>(rows.q.elements() + rows.k.elements() + rows.v.elements()));
+  float* to = space.data();
+  std::array<HadamardRows, 3> jobs;
+  size_t count = 0;
+  for (const ConstTensorView& from : {rows.q, rows.k, rows.v}) {
+    if (from.empty()) continue;
+    jobs[count++] = {from, TensorView(to, from.dtype(), from.shape(), from.device())};
+    to += from.elements();
+  }
+  hadamard(std::span(jobs).first(count), stream);
+  const ConstTensorView q = rows.q.empty() ? rows.q : ConstTensorView(jobs[0].to);
+  return {q, jobs[count - 2].to, jobs[count - 1].to};
+}
+
+void Rotation::turn_back(TensorView rows, Stream& stream) {
+  if (rows.empty()) return;
+  const HadamardRows job{rows, rows};  // the matrix is its own inverse
+  hadamard({&job, 1}, stream);
+}
+
+}  // namespace kvlm
