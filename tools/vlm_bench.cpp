@@ -117,11 +117,19 @@ void add_throughput(CLI::App& app, Options& options) {
   command.add_option("--tokens", throughput.tokens, "Timed decode steps of a repetition")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
+  command
+      .add_option(
+          "--answer-tokens", throughput.answer_tokens,
+          "Times prompts through the decoder too, and tells the rate of whole requests with "
+          "so many tokens in their answers")
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--repeats", throughput.repeats, "Repetitions")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command.add_flag("--dry-run", throughput.dry_run,
-                   "Only batches and bytes, from the model's configuration; nothing is loaded");
+  command
+      .add_flag("--dry-run", throughput.dry_run,
+                "Only batches and bytes, from the model's configuration; nothing is loaded")
+      ->excludes("--answer-tokens");
   command.add_flag("--json", throughput.json, "One JSON object a row");
   command.add_flag("--csv", throughput.csv, "Comma-separated values")->excludes("--json");
 }

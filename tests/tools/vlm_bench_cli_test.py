@@ -54,6 +54,8 @@ WRONG = [
     (["--batch", "2", "--prompt-tokens", "1000000"], ["--prompt-tokens 1000000", "context"]),
     (["--batch", "2", "--kv", "kiwi"], ['"kiwi"', "did you mean kivi?"]),
     (["--batch", "2", "--json", "--csv"], ["--csv"]),
+    (["--dry-run", "--answer-tokens", "500"], ["--dry-run", "--answer-tokens"]),
+    (["--batch", "2", "--answer-tokens", "0"], ["--answer-tokens"]),
     (["--dry-run", "--memory", "5G"], ["--memory", "--dry-run", "--kv-memory"]),
     (["--dry-run", "--batch", "2", "--kv", "kivi bits=2"], ["did you mean kivi,bits=2?"]),
 ]
@@ -239,6 +241,15 @@ class Throughput(unittest.TestCase):
             for other in ("latency", "throughput", "kernels"):
                 self.assertEqual(f"\n  vlm-bench {other} " in text, other == command, text)
         self.assertIn("--kv-memory SIZE", run("--help").stdout)
+
+    def test_whole_requests_are_prompts_and_steps(self):
+        """CalibQuant's "overall": the batch over its prompts, one after the other, and its steps."""
+        row, = rows("--batch", 3, "--answer-tokens", 500, "--kv", "kivi,group=8,residual=8")
+        seconds = (3 * row["prompt_ms"]["median"] + 500 * row["step_ms"]["median"]) / 1000
+        self.assertAlmostEqual(row["requests_per_s"], 3 / seconds, delta=1e-6 / seconds)
+        self.assertGreater(row["prompt_ms"]["min"], 0)
+        self.assertEqual(row["answer_tokens"], 500)
+        self.assertNotIn("prompt_ms", rows("--batch", 3)[0])
 
     def test_an_interrupt_ends_it(self):
         with subprocess.Popen([PROGRAM, "throughput", "--device", "cpu", "-m", MODEL, "--batch",

@@ -56,9 +56,16 @@ struct Row {
   size_t weight_bytes = 0;  ///< that a step reads
   size_t used_bytes = 0;    ///< of the device, by its own report; 0 on the CPU
   nlohmann::ordered_json memory;
-  double read_rate = 0;     ///< bytes per second
-  Spread step_ms, host_ms;  ///< until the step was done; until the host had queued it
+  double read_rate = 0;             ///< bytes per second
+  Spread step_ms, host_ms;          ///< until the step was done; until the host had queued it
+  std::optional<Spread> prompt_ms;  ///< of one prompt through the whole decoder
+  int answer_tokens = 0;
 
+  /// Whole requests: all prompts, one after the other, then the steps of all answers (CalibQuant,
+  /// tables 5 to 8, "overall").
+  double requests_per_s() const {
+    return 1000 * batch / (batch * prompt_ms->median + answer_tokens * step_ms.median);
+  }
   double tokens_per_s() const { return 1000 * batch / step_ms.median; }
   double bytes_per_s() const {
     return 1000 * static_cast<double>(kv_bytes + weight_bytes) / step_ms.median;
@@ -110,6 +117,8 @@ class ThroughputBench {
   Filled fill(const SharedPlan& plan, const Reservation& each, int batch);
   void fill_one(KvCache& cache, SequenceId id);
   double step(Filled& filled, int batch);
+  double prompt(Filled& filled);
+  std::optional<Spread> prompts(Filled& filled);
   void measure(const SharedPlan& plan, Row& row);
 
   const ThroughputOptions& options_;
@@ -246,6 +255,41 @@ double ThroughputBench::step(Filled& filled, int batch) {
   return seconds_since(start);
 }
 
+/// The seconds that a prompt takes through the whole decoder, in the place of the last sequence.
+double ThroughputBench::prompt(Filled& filled) {
+  Stream& stream = session_.stream();
+  filled.cache->close(filled.ids.back());
+  filled.ids.back() = filled.cache->open(size_, "a timed prompt");
+  if (prompt_embeddings_.empty()) {
+    prompt_embeddings_ =
+        Tensor(DType::kF32, {size_.prompt_rows, decoder_.hidden()}, session_.device());
+  }
+  fill_random(prompt_embeddings_, ++seed_, 1, stream);
+  std::vector<Position> positions;
+  for (int i = 0; i < size_.prompt_rows; ++i) positions.push_back(Position::on_every_axis(i));
+  const StepRows rows{filled.ids.back(), size_.prompt_rows, true, true, modality_};
+  stream.synchronize();
+  const Clock::time_point start = Clock::now();
+  decoder_.forward({{&rows, 1}, positions, prompt_embeddings_}, *filled.cache, stream, {});
+  stream.synchronize();
+  return seconds_since(start);
+}
+
+/// Times prompts, the first of which warms up.
+std::optional<Spread> ThroughputBench::prompts(Filled& filled) {
+  if (options_.answer_tokens == 0) return std::nullopt;
+  std::vector<double> milliseconds;
+  for (int i = 0; i <= options_.repeats && !interrupted(); ++i) {
+    watch_.progress("timed prompts", static_cast<size_t>(i),
+                    static_cast<size_t>(options_.repeats) + 1);
+    const double seconds = prompt(filled);
+    if (i > 0) milliseconds.push_back(1000 * seconds);
+  }
+  watch_.clear();
+  if (milliseconds.empty()) return std::nullopt;
+  return spread_of(milliseconds);
+}
+
 /// Fills a cache with the batch of `row` and decodes; leaves `row` without bytes when interrupted.
 void ThroughputBench::measure(const SharedPlan& plan, Row& row) {
   Stream& stream = session_.stream();
@@ -279,6 +323,8 @@ void ThroughputBench::measure(const SharedPlan& plan, Row& row) {
   row.stored_bits = filled.cache->report(filled.ids.front()).stored_bits;
   row.used_bytes = used_bytes();
   row.memory = memory_json(session_.device(), session_.model());
+  row.answer_tokens = options_.answer_tokens;
+  row.prompt_ms = prompts(filled);
 }
 
 std::vector<Row> ThroughputBench::run(const std::string& text) {
@@ -343,6 +389,10 @@ void print_row(const Row& row) {
       row.spec, row.budget, row.stored_bits, row.reservation.kept, row.batch,
       human_bytes(row.kv_bytes), row.fill_s, row.step_ms.median, range, row.host_ms.median,
       row.tokens_per_s(), row.kv_percent(), row.bytes_per_s() / 1e9, row.roof_percent());
+  if (!row.prompt_ms) return;
+  fmt::print("{:<34} {:>8} prompt {:.2f} ms ({:.2f} to {:.2f}), {:.3f} requests/s of {} tokens\n",
+             "", "", row.prompt_ms->median, row.prompt_ms->min, row.prompt_ms->max,
+             row.requests_per_s(), row.answer_tokens);
 }
 
 nlohmann::ordered_json to_json(const Spread& spread) {
@@ -376,6 +426,11 @@ nlohmann::ordered_json to_json(const Row& row, const ThroughputOptions& options,
                  {"copy_bytes_per_s", row.read_rate},
                  {"copy_percent", row.roof_percent()},
                  {"memory", row.memory}});
+    if (row.prompt_ms) {
+      json.update({{"prompt_ms", to_json(*row.prompt_ms)},
+                   {"answer_tokens", row.answer_tokens},
+                   {"requests_per_s", row.requests_per_s()}});
+    }
   }
   json["version"] = version_line();
   return json;
@@ -383,19 +438,22 @@ nlohmann::ordered_json to_json(const Row& row, const ThroughputOptions& options,
 
 constexpr const char* kCsvHead =
     "spec,budget,stored_bits,sequence_bytes,staging_bytes,batch,kv_bytes,fill_s,step_ms,"
-    "step_ms_min,step_ms_max,host_ms,tokens_per_s,kv_percent,bytes_per_s,copy_percent,error";
+    "step_ms_min,step_ms_max,host_ms,tokens_per_s,kv_percent,bytes_per_s,copy_percent,prompt_ms,"
+    "requests_per_s,error";
 
 void print_csv(const Row& row) {
   if (!row.error.empty()) {
-    fmt::print("\"{}\",{},,{},{},,,,,,,,,,,,{}\n", row.spec, row.budget, row.reservation.kept,
+    fmt::print("\"{}\",{},,{},{},,,,,,,,,,,,,,{}\n", row.spec, row.budget, row.reservation.kept,
                row.reservation.staging, csv_field(row.error));
     return;
   }
-  fmt::print("\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\n", row.spec, row.budget,
+  const std::string requests =
+      row.prompt_ms ? fmt::format("{},{}", row.prompt_ms->median, row.requests_per_s()) : ",";
+  fmt::print("\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},\n", row.spec, row.budget,
              row.stored_bits, row.reservation.kept, row.reservation.staging, row.batch,
              row.kv_bytes, row.fill_s, row.step_ms.median, row.step_ms.min, row.step_ms.max,
              row.host_ms.median, row.tokens_per_s(), row.kv_percent(), row.bytes_per_s(),
-             row.roof_percent());
+             row.roof_percent(), requests);
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct ThroughputOptions {
   int text_tokens = 32;                ///< text rows after them
   int tokens = 16;                     ///< timed steps of a repetition
   int repeats = 3;
+  int answer_tokens = 0;  ///< of whole requests, whose prompts are timed too; 0: none are
   bool json = false;
   bool csv = false;
   bool dry_run = false;  ///< batches and bytes only; no weights are made
