@@ -141,7 +141,7 @@ constexpr std::array kOptions{
                .type = OptionInfo::Type::kChoice,
                .choices = "auto|1|2|4|8|16",
                .standard = "auto",
-               .help = "width of key codes; auto: bits; 16: keys stay full rows"},
+               .help = "width of key codes, 16: keys stay full rows; auto: bits"},
     kMeta,
     kVisualScope,
     OptionInfo{
@@ -173,7 +173,7 @@ constexpr std::array kOptions{
                .type = OptionInfo::Type::kChoice,
                .choices = "auto|1|2|4|8|16",
                .standard = "auto",
-               .help = "width of value codes; auto: bits; 16: values stay full rows"},
+               .help = "width of value codes, 16: values stay full rows; auto: bits"},
 };
 
 }  // namespace

@@ -80,7 +80,7 @@ constexpr std::array kOptions{
                .type = OptionInfo::Type::kChoice,
                .choices = "auto|1|2|3|4|5|6|7|8|16",
                .standard = "auto",
-               .help = "width of key codes; auto: bits; 16: keys stay full rows"},
+               .help = "width of key codes, 16: keys stay full rows; auto: bits"},
     kMeta,
     OptionInfo{.key = "round",
                .type = OptionInfo::Type::kChoice,
@@ -93,7 +93,7 @@ constexpr std::array kOptions{
                .type = OptionInfo::Type::kChoice,
                .choices = "auto|1|2|3|4|5|6|7|8|16",
                .standard = "auto",
-               .help = "width of value codes; auto: bits; 16: values stay full rows"},
+               .help = "width of value codes, 16: values stay full rows; auto: bits"},
 };
 
 }  // namespace

@@ -47,6 +47,8 @@ KEYS = "keys need more bits than values"
 CHANNEL = "a range per channel beats one per head"
 REMAP = "the remap of scores helps (calibration)"
 SPECTRUM = "a spectrum for 1-bit keys helps"
+CRITERION = "the widest channels of keys are those that need 2 bits"
+ROTATION = "turning keys and values by a Hadamard matrix helps"
 CHANCE = "{} is above chance"
 PACK = "packing all rows beats dropping some"
 OWN = "this project"
@@ -65,6 +67,33 @@ _OF_QUANTIZERS = [
         "kivi,key_bits=4,value_bits=2,residual=32",
         "kivi,key_bits=2,value_bits=4,residual=32",
         "4 and 2 bits",
+    ),
+    Claim(
+        KEYS,
+        "1BitVKV 3.3, figure 3",
+        "head_quantile,key_bits=4,value_bits=1",
+        "head_quantile,key_bits=1,value_bits=4",
+        "visual rows, 4 and 1 bits",
+    ),
+    *(
+        Claim(
+            CHANNEL,
+            "CalibQuant 5.5, table 4",
+            "calibquant,tau=0:3",
+            f"calibquant,tau=0:3,value_axis={axis}",
+            f"values, one per {axis}",
+        )
+        for axis in ("head", "layer")
+    ),
+    *(
+        Claim(
+            "a range per head beats one per layer",
+            "1BitVKV 3.4, figure 4",
+            f"head_quantile,alpha={alpha}",
+            f"head_quantile,alpha={alpha},group_axes=layer",
+            f"1 bit, {name}",
+        )
+        for alpha, name in (("0", "minimum and maximum"), ("0.2", "quantiles of 0.2"))
     ),
     Claim(
         CHANNEL,
@@ -147,6 +176,33 @@ _OF_QUANTIZERS = [
         SPECTRUM, "VidKV 5.3, table 3 (video)", "vidkv,value_bits=2", "vidkv,fft=off,value_bits=2", "values of 2 bits"
     ),
     Claim(SPECTRUM, "VidKV 5.3", "vidkv", "vidkv,fft=off", "ternary values"),
+    *(
+        Claim(CRITERION, "VidKV 4.2, table 1", "vidkv,value_bits=2", f"vidkv,criterion={other},value_bits=2", f"against {other}")
+        for other in ("variance", "outliers")
+    ),
+    Claim("ternary values per channel beat those per token", "VidKV 3.1, table 1", "vidkv", "vidkv,value_axis=token"),
+    Claim(
+        "protection by meaning is above protection by chance",
+        "VidKV 5.3, table 3",
+        "vidkv,protect=0.2",
+        "vidkv,protect=0.2,protect_by=random",
+        draws=2,
+    ),
+    Claim(
+        "VidKV is above KIVI at 1 bit",
+        "VidKV, appendix F, table 6",
+        "vidkv,key_bits=1,residual=32,value_bits=1",
+        "kivi,bits=1,residual=32",
+    ),
+    *(
+        Claim(ROTATION, "QuaRot, for other models", f"{spec},rotate=hadamard", spec, name)
+        for spec, name in (
+            ("kivi,bits=1", "KIVI at 1 bit"),
+            ("head_quantile,alpha=0.2", "one range per head at 1 bit"),
+            ("calibquant,tau=0:3", "CalibQuant at 1 bit"),
+            ("vidkv", "VidKV"),
+        )
+    ),
     Claim(
         "protecting a fifth of the tokens by meaning helps", "VidKV 5.3, table 2 (video)", "vidkv,protect=0.2", "vidkv"
     ),
