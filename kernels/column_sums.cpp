@@ -51,7 +51,7 @@ int64_t check_past(std::span<const KeyValueRows> past, int64_t kv_heads) {
 
 /// Returns the columns that there are to sum.
 int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const KeyValueRows> past,
-                       std::span<const double> small_entries, int64_t first_row, float scale,
+                       std::span<const double> small_entries, SummedRows rows, float scale,
                        DType multiply, const Stream& stream) {
   constexpr std::string_view kOp = "column_sums";
   check::rank(kOp, "q", q, 3, "(n, q_heads, head_dim)");
@@ -76,8 +76,11 @@ int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const Key
     refuse("small_entries has {} entries, expected none or {}, the query heads",
            small_entries.size(), q_heads);
   }
-  if (first_row < 0 || first_row > n) {
-    refuse("first_row is {}, expected 0 to {}, the rows of q", first_row, n);
+  if (rows.first < 0 || rows.first > n) {
+    refuse("first_row is {}, expected 0 to {}, the rows of q", rows.first, n);
+  }
+  if (!(rows.newest_weight >= 0) || !std::isfinite(rows.newest_weight)) {
+    refuse("the newest row weighs {}, expected a finite number of at least 0", rows.newest_weight);
   }
   if (multiply != DType::kF32 && multiply != DType::kF16 && multiply != DType::kBF16) {
     refuse("multiply is {}, expected f32, f16 or bf16", dtype_name(multiply));
@@ -89,40 +92,42 @@ int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const Key
 }  // namespace
 
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
+                 std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream) {
   const int64_t columns =
-      check_operands(q, k, past, result.small_entries, first_row, scale, multiply, stream);
+      check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream);
   const int64_t kv_heads = k.shape()[1];
   if (result.sums.size() != static_cast<size_t>(kv_heads * columns)) {
     refuse("sums has {} entries, expected {} kv heads times {} columns", result.sums.size(),
            kv_heads, columns);
   }
-  if (first_row == q.shape()[0]) return;
+  if (rows.first == q.shape()[0]) return;
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::column_sums(result, q, k, past, first_row, scale, multiply, stream);
+    return cuda::column_sums(result, q, k, past, rows, scale, multiply, stream);
   }
-  cpu::column_sums(result, q, k, past, first_row, scale, stream);
+  cpu::column_sums(result, q, k, past, rows, scale, stream);
 }
 
 void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream) {
   const int64_t columns =
-      check_operands(q, k, past, result.small_entries, first_row, scale, multiply, stream);
+      check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream);
   if (result.sums == nullptr || result.stride < columns || result.held < 0 ||
       result.held > columns) {
     refuse("sums have rows of {} of which {} hold something, expected room for {} columns",
            result.stride, result.held, columns);
   }
-  if (first_row == q.shape()[0]) refuse("first_row is {}, which leaves no row to sum", first_row);
+  if (rows.first == q.shape()[0]) {
+    refuse("first_row is {}, which leaves no row to sum", rows.first);
+  }
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::queue_column_sums(result, q, k, past, first_row, scale, multiply, stream);
+    return cuda::queue_column_sums(result, q, k, past, rows, scale, multiply, stream);
   }
   const auto kv_heads = static_cast<size_t>(k.shape()[1]);
   const auto width = static_cast<size_t>(columns);
   std::vector<double> found(kv_heads * width);
-  cpu::column_sums({found, result.small_entries}, q, k, past, first_row, scale, stream);
+  cpu::column_sums({found, result.small_entries}, q, k, past, rows, scale, stream);
   for (size_t head = 0; head < kv_heads; ++head) {
     double* to = result.sums + head * static_cast<size_t>(result.stride);
     std::fill(to + result.held, to + columns, 0.0);

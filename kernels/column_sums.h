@@ -4,21 +4,39 @@
 #include <span>
 
 #include "kernels/attention.h"
+#include "kernels/base/host_device.h"
 #include "kernels/base/tensor.h"
 
 namespace kvlm {
 
+/// The rows of attention that are summed: [first, n), of which the newest may count more than the
+/// others (PyramidInfer).
+struct SummedRows {
+  // NOLINTNEXTLINE(google-explicit-constructor): mostly a number alone
+  constexpr SummedRows(int64_t first_row, float weight_of_newest = 1)
+      : first(first_row), newest_weight(weight_of_newest) {}
+
+  int64_t first;
+  float newest_weight;  ///< of row n - 1; row `first` weighs 1, those between on a straight line
+};
+
+/// What row `index` of `rows` summed ones weighs; one row alone weighs 1.
+VLM_HD constexpr float summed_weight(float newest_weight, int64_t index, int64_t rows) {
+  if (rows < 2) return 1;
+  return 1 + (newest_weight - 1) * static_cast<float>(index) / static_cast<float>(rows - 1);
+}
+
 /// What attention looks at, summed over query rows without ever forming the matrix.
 struct ColumnSums {
   /// (kv_heads, past rows + n): column j of kv_head h gains the mean over its q_per_kv query heads
-  /// of sum_i A_ij, i over the chosen rows.
+  /// of sum_i w_i A_ij, i over the chosen rows, w_i their weights.
   std::span<double> sums;
   /// (q_heads,) or empty: gains the number of entries A_ij < 0.01 max_j A_ij among those that the
   /// chosen rows may see (VL-Cache's sparsity).
   std::span<double> small_entries;
 };
 
-/// Adds to `result` the causal attention A = softmax(scale * q . K) of rows [first_row, n).
+/// Adds to `result` the causal attention A = softmax(scale * q . K) of `rows`.
 ///
 ///   q         (n, q_heads, head_dim)   f32
 ///   k         (n, kv_heads, head_dim)  f32, the rows that belong to the queries
@@ -33,7 +51,7 @@ struct ColumnSums {
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
 /// Source: docs/arithmetic.md, "Importance"; Dao et al. 2022 for the tiling.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
+                 std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream);
 
 /// Where column sums are put without waiting for them.
@@ -49,7 +67,7 @@ struct QueuedSums {
 /// column_sums() into memory of the stream's device: the same numbers. At least one row is summed.
 /// Asynchronous on CUDA. Throws as column_sums() does.
 void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream);
 
 }  // namespace kvlm

@@ -83,13 +83,13 @@ HWY_INLINE void add_rows(const float* HWY_RESTRICT weights, size_t stride,
 }
 
 /// What a tile of scores adds to the columns: sums[0, columns) overwritten. Row r sees seen[r]
-/// columns; small[r] counts its small entries, small may be null.
-void sum_tile(float* scores, size_t stride, const size_t* seen, size_t rows, size_t columns,
-              float* sums, size_t* small) {
+/// columns and counts weight[r] times; small[r] counts its small entries, small may be null.
+void sum_tile(float* scores, size_t stride, const size_t* seen, const float* weight, size_t rows,
+              size_t columns, float* sums, size_t* small) {
   float factor[kSumRows] = {};
   for (size_t r = 0; r < rows; ++r) {
-    factor[r] =
-        weigh_row(scores + r * stride, seen[r], columns, small == nullptr ? nullptr : small + r);
+    factor[r] = weight[r] * weigh_row(scores + r * stride, seen[r], columns,
+                                      small == nullptr ? nullptr : small + r);
   }
   const size_t whole = hwy::RoundUpTo(rows, kAddRows);
   for (size_t r = rows; r < whole; ++r) std::fill_n(scores + r * stride, columns, 0.0f);
@@ -120,13 +120,13 @@ struct Partial {
 }  // namespace
 
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                 std::span<const KeyValueRows> past, SummedRows summed, float scale,
                  Stream& stream) {
   const auto n = static_cast<size_t>(q.shape()[0]);
   const auto q_heads = static_cast<size_t>(q.shape()[1]);
   const auto dim = static_cast<size_t>(q.shape()[2]);
   const auto kv_heads = static_cast<size_t>(k.shape()[1]);
-  const auto first = static_cast<size_t>(first_row);
+  const auto first = static_cast<size_t>(summed.first);
   const size_t q_per_kv = q_heads / kv_heads;
   const size_t runs = past.size() / kv_heads;
   const size_t columns = result.sums.size() / kv_heads;
@@ -155,12 +155,15 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
       const size_t begin = tile * kSumRows;
       const size_t rows = std::min(kSumRows, pairs - begin);
       size_t seen[kSumRows];
+      float weight[kSumRows];
       for (size_t r = 0; r < rows; ++r) {
         const size_t query = first + (begin + r) / q_per_kv;
         const size_t q_head = head * q_per_kv + (begin + r) % q_per_kv;
         const float* from = q.as<float>() + (query * q_heads + q_head) * dim;
         for (size_t c = 0; c < dim; ++c) queries[r * dim + c] = from[c] * scale;
         seen[r] = past_rows + query + 1;
+        weight[r] = summed_weight(summed.newest_weight, static_cast<int64_t>(query - first),
+                                  static_cast<int64_t>(n - first));
       }
       const auto score = [&](size_t column, const float* rows_of_keys, size_t key_stride,
                              size_t count) {
@@ -186,7 +189,7 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
       score(column, k.as<float>() + head * dim, kv_heads * dim, last - past_rows);
       size_t small[kSumRows] = {};
       HWY_DYNAMIC_DISPATCH(sum_tile)
-      (scores, stride, seen, rows, divide_up(last, kSumAlign) * kSumAlign, sums,
+      (scores, stride, seen, weight, rows, divide_up(last, kSumAlign) * kSumAlign, sums,
        count_small ? small : nullptr);
       for (size_t j = 0; j < last; ++j) partial.sums[j] += static_cast<double>(sums[j]);
       for (size_t r = 0; r < rows; ++r) partial.small[(begin + r) % q_per_kv] += small[r];

@@ -6,7 +6,6 @@ namespace kvlm::cpu {
 
 /// kvlm::column_sums on checked arguments.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale,
-                 Stream& stream);
+                 std::span<const KeyValueRows> past, SummedRows rows, float scale, Stream& stream);
 
 }  // namespace kvlm::cpu

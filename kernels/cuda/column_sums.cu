@@ -35,6 +35,7 @@ struct Job {
   int row_tiles;  // of a kv_head
   int splits;     // of the columns, in the first kernel
   float scale;
+  float newest_weight;        // of the newest query
   RowState* states;           // (kv_heads, splits, row_tiles * kTile)
   double* parts;              // (kv_heads, splits of the rows, columns)
   unsigned long long* small;  // (q_heads,) or null
@@ -233,7 +234,9 @@ __global__ void __launch_bounds__(kThreads, 2) add_columns(Job job) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const RowState state = states[ty * 4 + j];
-      const float factor = 1 / state.sum;
+      const int query = (first_row + ty * 4 + j) / job.q_per_kv;
+      const float factor =
+          summed_weight(job.newest_weight, query, job.rows / job.q_per_kv) / state.sum;
 #pragma unroll
       for (int l = 0; l < 4; ++l) {
         if (scores[j][l] == -INFINITY) continue;
@@ -295,8 +298,8 @@ struct Queued {
 /// Queues the sums, which go to `to`, or to scratch memory if that has no place; small entries are
 /// counted if that is asked for.
 Queued queue_sums(Totals to, bool counting, ConstTensorView q, ConstTensorView k,
-                  std::span<const KeyValueRows> past, int64_t first_row, float scale,
-                  DType multiply, Stream& stream) {
+                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
+                  Stream& stream) {
   const PromptRows keys = prompt_rows(k, {}, past, stream);
   const int64_t kv_heads = keys.kv_heads;
   const int64_t n = q.shape()[0];
@@ -304,7 +307,7 @@ Queued queue_sums(Totals to, bool counting, ConstTensorView q, ConstTensorView k
   const int64_t columns = keys.past_rows + n;
   const bool tiles = multiply != DType::kF32 && keys.head_dim <= 256;
   Job job{};
-  ColumnTilesJob tiles_job{q, keys, first_row, scale, multiply, nullptr};
+  ColumnTilesJob tiles_job{q, keys, rows, scale, multiply, nullptr};
   int row_splits = 0;
   if (tiles) {
     row_splits = column_tile_parts(tiles_job);
@@ -312,11 +315,12 @@ Queued queue_sums(Totals to, bool counting, ConstTensorView q, ConstTensorView k
     job.q = q.as<float>();
     job.keys = keys;
     job.q_per_kv = static_cast<int>(q_heads / kv_heads);
-    job.first_row = static_cast<int>(first_row);
+    job.first_row = static_cast<int>(rows.first);
     job.columns = static_cast<int>(columns);
-    job.rows = static_cast<int>((n - first_row) * job.q_per_kv);
+    job.rows = static_cast<int>((n - rows.first) * job.q_per_kv);
     job.row_tiles = static_cast<int>(ceil_div(job.rows, kTile));
     job.scale = scale;
+    job.newest_weight = rows.newest_weight;
     const int64_t column_tiles = ceil_div(columns, kTile);
     job.splits = sum_splits(column_tiles, job.row_tiles * kv_heads);
     row_splits = sum_splits(job.row_tiles, column_tiles * kv_heads);
@@ -371,21 +375,21 @@ void add_small_entries(const Queued& queued, std::span<double> small_entries, St
 }  // namespace
 
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
+                 std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream) {
   const Queued queued =
-      queue_sums({}, !result.small_entries.empty(), q, k, past, first_row, scale, multiply, stream);
+      queue_sums({}, !result.small_entries.empty(), q, k, past, rows, scale, multiply, stream);
   const std::vector<double> found = fetch(queued.sums, result.sums.size(), stream);
   for (size_t i = 0; i < found.size(); ++i) result.sums[i] += found[i];
   add_small_entries(queued, result.small_entries, stream);
 }
 
 void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream) {
   const Queued queued =
       queue_sums({result.sums, result.stride, result.held}, !result.small_entries.empty(), q, k,
-                 past, first_row, scale, multiply, stream);
+                 past, rows, scale, multiply, stream);
   add_small_entries(queued, result.small_entries, stream);
 }
 

@@ -6,12 +6,12 @@ namespace kvlm::cuda {
 
 /// kvlm::column_sums on checked arguments.
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
-                 std::span<const KeyValueRows> past, int64_t first_row, float scale, DType multiply,
+                 std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream);
 
 /// kvlm::queue_column_sums on checked arguments.
 void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, int64_t first_row, float scale,
+                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream);
 
 }  // namespace kvlm::cuda

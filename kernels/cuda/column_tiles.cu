@@ -37,8 +37,9 @@ struct Launch {
   int before;                // row i sees columns [0, before + i]
   int q_per_kv;
   int splits;                 // of the columns, in the first pass
+  float newest_weight;        // of the newest row in the sums
   float2* states;             // (q_heads, splits, query_rows): maximum, sum
-  float2* softmax;            // (q_heads, query_rows): maximum, 1 / sum; zeros for padding
+  float2* softmax;            // (q_heads, query_rows): maximum, weight / sum; zeros for padding
   double* parts;              // (kv_heads, splits of the rows, columns)
   unsigned long long* small;  // (q_heads,) or null
 };
@@ -313,7 +314,8 @@ __global__ void close_softmax(Launch l) {
     if (state.x != -INFINITY) sum += state.y * exp2_of(state.x - largest);
   }
   const bool there = row < l.rows;
-  l.softmax[head * l.query_rows + row] = {there ? largest : 0, there ? 1 / sum : 0};
+  const float weight = summed_weight(l.newest_weight, row, l.rows);
+  l.softmax[head * l.query_rows + row] = {there ? largest : 0, there ? weight / sum : 0};
 }
 
 /// The sums of kBlockRows columns of a kv_head over every gridDim.z-th tile of rows.
@@ -371,7 +373,7 @@ struct Sizes {
       : dim(padded(job.keys.head_dim)),
         held(block_rows(dim)),
         q_heads(job.q.shape()[1]),
-        rows(job.q.shape()[0] - job.first_row),
+        rows(job.q.shape()[0] - job.rows.first),
         columns(job.keys.past_rows + job.q.shape()[0]),
         row_blocks(ceil_div(rows, held)),
         column_blocks(ceil_div(columns, held)),
@@ -408,9 +410,10 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
   l.columns = static_cast<int>(sizes.columns);
   l.query_rows = static_cast<int>(sizes.row_blocks * sizes.held);
   l.key_rows = static_cast<int>(sizes.column_blocks * sizes.held);
-  l.before = static_cast<int>(keys.past_rows + job.first_row);
+  l.before = static_cast<int>(keys.past_rows + job.rows.first);
   l.q_per_kv = static_cast<int>(sizes.q_heads / keys.kv_heads);
   l.splits = sizes.column_splits;
+  l.newest_weight = job.rows.newest_weight;
   l.parts = parts;
   l.small = job.small;
 
@@ -433,7 +436,7 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
   };
   round_queries<T><<<dim3(blocks(l.query_rows), static_cast<unsigned>(sizes.q_heads)), kThreads, 0,
                      native(stream)>>>(
-      job.q.as<float>(), job.first_row, l.rows, static_cast<int>(sizes.q_heads), keys.head_dim,
+      job.q.as<float>(), job.rows.first, l.rows, static_cast<int>(sizes.q_heads), keys.head_dim,
       job.scale * kLog2E, l.query_rows, sizes.dim, rounded_queries);
   round_rows<T><<<dim3(blocks(l.key_rows), static_cast<unsigned>(keys.kv_heads), 1), kThreads, 0,
                   native(stream)>>>(keys, sizes.columns, sizes.column_blocks,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/base/tensor.h"
+#include "kernels/column_sums.h"
 #include "kernels/cuda/prompt_rows.cuh"
 
 namespace kvlm::cuda {
@@ -9,7 +10,7 @@ namespace kvlm::cuda {
 struct ColumnTilesJob {
   ConstTensorView q;  // (n, q_heads, head_dim), head_dim at most 256
   PromptRows keys;
-  int64_t first_row;
+  SummedRows rows;
   float scale;
   DType multiply;
   unsigned long long* small;  // (q_heads,) that gain what the sums' small_entries are, or null

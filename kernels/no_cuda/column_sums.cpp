@@ -5,12 +5,12 @@
 namespace kvlm::cuda {
 
 void column_sums(const ColumnSums&, ConstTensorView, ConstTensorView, std::span<const KeyValueRows>,
-                 int64_t, float, DType, Stream&) {
+                 SummedRows, float, DType, Stream&) {
   refuse("column_sums");
 }
 
 void queue_column_sums(const QueuedSums&, ConstTensorView, ConstTensorView,
-                       std::span<const KeyValueRows>, int64_t, float, DType, Stream&) {
+                       std::span<const KeyValueRows>, SummedRows, float, DType, Stream&) {
   refuse("queue_column_sums");
 }
 

@@ -30,6 +30,7 @@ struct Case {
   DType past_dtype = DType::kF32;
   std::vector<int64_t> past_rows = {};  // one entry per run
   float deviation = 1;
+  float newest_weight = 1;
 };
 
 struct Sums {
@@ -63,8 +64,8 @@ class Prompt {
     ThreadPool pool(threads);
     Stream stream(pool);
     Sums result = empty();
-    column_sums({result.sums, result.small}, q, k, past, shape.first_row, scale, DType::kF32,
-                stream);
+    column_sums({result.sums, result.small}, q, k, past, {shape.first_row, shape.newest_weight},
+                scale, DType::kF32, stream);
     return result;
   }
 
@@ -80,6 +81,7 @@ class Prompt {
     const auto g = static_cast<size_t>(shape.q_per_kv);
     const size_t runs = shape.past_rows.size();
     for (auto i = static_cast<size_t>(shape.first_row); i < static_cast<size_t>(shape.n); ++i) {
+      const double weight = weight_of(static_cast<int64_t>(i));
       for (size_t hq = 0; hq < kv_heads * g; ++hq) {
         const size_t h = hq / g;
         const double* query = q_values.data() + (i * kv_heads * g + hq) * dim;
@@ -99,12 +101,20 @@ class Prompt {
         for (double& s : scores) sum += s = std::exp(s - max);
         for (size_t j = 0; j < scores.size(); ++j) {
           result.sums[h * static_cast<size_t>(columns) + j] +=
-              scores[j] / sum / static_cast<double>(g);
+              weight * scores[j] / sum / static_cast<double>(g);
           if (scores[j] < 0.01) result.small[hq] += 1;
         }
       }
     }
     return result;
+  }
+
+  /// What row i counts: 1 for the first that is summed, newest_weight for the last.
+  double weight_of(int64_t i) const {
+    if (shape.n - shape.first_row < 2) return 1;
+    const double share = static_cast<double>(i - shape.first_row) /
+                         static_cast<double>(shape.n - 1 - shape.first_row);
+    return 1 - share + share * static_cast<double>(shape.newest_weight);
   }
 
   Case shape;
@@ -133,7 +143,8 @@ void expect_parity(const Case& c) {
   for (size_t h = 0; h < static_cast<size_t>(c.kv_heads); ++h) {
     const auto columns = static_cast<size_t>(prompt.columns);
     const double* row = got.sums.data() + h * columns;
-    const auto rows = static_cast<double>(c.n - c.first_row);
+    double rows = 0;
+    for (int64_t i = c.first_row; i < c.n; ++i) rows += prompt.weight_of(i);
     EXPECT_NEAR(std::accumulate(row, row + columns, 0.0), rows, 1e-5 * rows) << "kv head " << h;
   }
 }
@@ -216,6 +227,40 @@ TEST(ColumnSums, SumTheRowsOfTheWorkedExample) {
   EXPECT_NEAR(sums[1], 1.05, 1e-6);
   EXPECT_NEAR(sums[2], 0.5, 1e-6);
   EXPECT_EQ(small[0], 0);
+}
+
+/// The worked example with weights: 1, 1.5 and 2 of three rows, 1 and 2 of two, 1 of one.
+TEST(ColumnSums, CountNewerRowsMore) {
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Shape shape = {3, 1, 3};
+  const Tensor q = make_tensor(DType::kF32, shape, {1, 0, 0, 0, 1, 0, 0, 0, 1});
+  const Tensor k = make_tensor(DType::kF32, shape,
+                               {0, std::log(0.25f), std::log(0.2f), 0, std::log(0.75f),
+                                std::log(0.3f), 0, 0, std::log(0.5f)});
+  const auto sums = [&](int64_t first) {
+    std::vector<double> result(3);
+    column_sums({result, {}}, q, k, {}, {first, 2}, 1, DType::kF32, stream);
+    return result;
+  };
+  using ::testing::DoubleNear;
+  using ::testing::ElementsAre;
+  const auto near = [](double x) { return DoubleNear(x, 1e-6); };
+  EXPECT_THAT(sums(0), ElementsAre(near(1.775), near(1.725), near(1)));
+  EXPECT_THAT(sums(1), ElementsAre(near(0.65), near(1.35), near(1)));
+  EXPECT_THAT(sums(2), ElementsAre(near(0.2), near(0.3), near(0.5)));
+}
+
+TEST(ColumnSums, EqualTheReferenceWhereNewerRowsCountMore) {
+  for (const int64_t q_per_kv : {1, 7}) {
+    expect_parity({.n = 130, .kv_heads = 3, .q_per_kv = q_per_kv, .newest_weight = 1.2f});
+    expect_parity({.n = 65,
+                   .kv_heads = 2,
+                   .q_per_kv = q_per_kv,
+                   .first_row = 33,
+                   .past_rows = {17},
+                   .newest_weight = 3});
+  }
 }
 
 TEST(ColumnSums, AreAddedToWhatIsThere) {
