@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -18,7 +19,7 @@ struct ImportanceNeeds {
   enum class Rows : uint8_t {
     kNone,
     kAll,         ///< every row
-    kLast,        ///< the last `last_rows` rows
+    kLast,        ///< the last last_of(n) rows
     kPostVision,  ///< rows after the last visual row; the last min(n, 32) if there are none
   };
   /// The attention weights of generated rows that evict() goes by, averaged over query heads.
@@ -29,11 +30,18 @@ struct ImportanceNeeds {
   };
   Rows rows = Rows::kNone;
   int last_rows = 0;
+  double last_share = 0;  ///< of the prompt's rows, on top of last_rows, rounded down
+  /// kLast: what the newest row weighs in the sums; the first weighs 1 (summed_weight()).
+  float newest_weight = 1;
   bool sparsity = false;  ///< VL-Cache: the share of small entries
   DecodeWeights decode_weights = DecodeWeights::kNone;
   bool row_scores = false;  ///< score() of every layer
   bool queries = false;     ///< score() sees queries: a first prompt must come in one pass
 
+  /// kLast: how many of n rows.
+  int last_of(int n) const noexcept {
+    return last_rows + static_cast<int>(std::floor(last_share * n + 1e-9));
+  }
   /// What is kept depends on what the prompt's rows hold, not on their number alone.
   bool sees_rows() const noexcept { return rows != Rows::kNone || row_scores; }
   /// It depends on how its queries attend.

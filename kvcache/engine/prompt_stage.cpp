@@ -138,9 +138,9 @@ void PromptStage::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
                             traits_.plan().spec, n, sequence.size.prompt_rows));
   }
   std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
-  const int64_t first_row = std::max(0, first - prompt.staged);
+  const SummedRows summed(std::max(0, first - prompt.staged), needs.newest_weight);
   queue_column_sums({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, q,
-                    k, past_, first_row, scale, traits_.shape().multiply, stream);
+                    k, past_, summed, scale, traits_.shape().multiply, stream);
   if (needs.sparsity) {
     double entries = 0;
     for (int row = first; row < seen; ++row) entries += row + 1;
@@ -155,7 +155,7 @@ void PromptStage::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
 /// The first query row whose attention is summed, of `seen` rows.
 int PromptStage::first_measured_row(const Sequence& sequence, int seen) const noexcept {
   const ImportanceNeeds needs = traits_.retention()->needs();
-  if (needs.rows == ImportanceNeeds::Rows::kLast) return std::max(0, seen - needs.last_rows);
+  if (needs.rows == ImportanceNeeds::Rows::kLast) return std::max(0, seen - needs.last_of(seen));
   if (needs.rows != ImportanceNeeds::Rows::kPostVision) return 0;
   const auto& modality = sequence.modality;
   const auto last =

@@ -117,9 +117,10 @@ class PolicySequence {
                                       weight));
           if (r < first || r >= last) continue;
           const double top = *std::max_element(weight.begin(), weight.end());
+          const double counts = rule_->counts(r - first, last - first);
           for (size_t j = 0; j <= r; ++j) {
             state.scores.importance[head / q_per_kv()][j] +=
-                weight[j] / static_cast<double>(q_per_kv());
+                counts * weight[j] / static_cast<double>(q_per_kv());
             small += weight[j] < 0.01 * top ? 1 : 0;
             entries += 1;
           }

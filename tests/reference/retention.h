@@ -299,6 +299,14 @@ class Rule {
     return after == 0 || after == n ? newest(32) : std::pair(after, n);
   }
 
+  /// What the attention of row `index` of `rows` summed ones counts.
+  double counts(size_t index, size_t rows) const {
+    const double newest = options_.has("weight") ? options_.real("weight") : 1;
+    if (rows == 1) return 1;
+    const double share = static_cast<double>(index) / static_cast<double>(rows - 1);
+    return (1 - share) + share * newest;
+  }
+
   /// Whether rows are scored by what they hold.
   bool scores_rows() const { return scorer_ != nullptr; }
   std::vector<std::vector<double>> row_scores(const StoredLayer& layer) const {

@@ -34,7 +34,8 @@ std::vector<LayerSelection> select_evenly(const Retention& retention, const Cach
   const size_t scored = layers * static_cast<size_t>(shape.kv_heads) * modality.size();
   const std::vector<double> row_scores(needs.row_scores ? scored : 0, 1);
   const int32_t summed[2] = {
-      needs.rows == ImportanceNeeds::Rows::kLast ? std::max(0, rows - needs.last_rows) : 0, rows};
+      needs.rows == ImportanceNeeds::Rows::kLast ? std::max(0, rows - needs.last_of(rows)) : 0,
+      rows};
   prompt.importance = importance;
   prompt.sparsity = sparsity;
   prompt.row_scores = row_scores;
