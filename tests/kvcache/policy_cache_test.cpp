@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -168,18 +167,24 @@ TEST_P(Identity, EqualsThePlainCacheBitForBit) {
   }
 }
 
-/// Every rule of the registry, with what it takes to hold more rows than when the prompt had ended.
+/// What it takes for a rule to hold more rows than when the prompt had ended.
+std::string_view growing(const PolicyInfo& info) {
+  if (info.name == "h2o") return ",prefill_only=on";
+  if (info.name == "streaming") return ",budget=proportional";
+  const auto stays = [](const OptionInfo& option) {
+    return option.key == "evict" && option.standard == "step";
+  };
+  return std::any_of(info.options.begin(), info.options.end(), stays) ? ",evict=none" : "";
+}
+
+/// Every rule of the registry.
 std::vector<std::string> keeping_all() {
-  const std::map<std::string_view, std::string> growing = {
-      {"h2o", ",prefill_only=on"}, {"streaming", ",budget=proportional"}, {"tova", ",evict=none"}};
   std::vector<std::string> specs = {
       "prefixkv,keep=0.999999999999,merge=feature",
       "streaming,keep=0.999999999999,budget=proportional,rerotate=on"};
   for (const PolicyInfo* info : policies()) {
     if (info->kind != PartKind::kRetention) continue;
-    const auto with = growing.find(info->name);
-    specs.push_back(fmt::format("{},keep=0.999999999999{}", info->name,
-                                with == growing.end() ? "" : with->second));
+    specs.push_back(fmt::format("{},keep=0.999999999999{}", info->name, growing(*info)));
   }
   return specs;
 }
