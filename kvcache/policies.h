@@ -25,6 +25,7 @@ extern const RetentionEntry h2o;
 extern const RetentionEntry keydiff;
 extern const RetentionEntry knorm;
 extern const RetentionEntry prefixkv;
+extern const RetentionEntry pyramidinfer;
 extern const RetentionEntry pyramidkv;
 extern const RetentionEntry random;
 extern const RetentionEntry snapkv;

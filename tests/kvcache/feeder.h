@@ -290,6 +290,11 @@ inline constexpr const char* kSpecs[] = {
     "expected_attention,keep=0.5,future=30",
     "expected_attention,keep=0.4,future=3,epsilon=0.01,sinks=2 + int4",
     "expected_attention,keep=0.3,covariance=off,values=off,head_shared=on",
+    "pyramidinfer,keep=0.5",
+    "pyramidinfer,keep=0.6,profile=official",
+    "pyramidinfer,keep=0.3,profile=paper,decay=0.5,recent=0.1,weight=9 + kivi,group=8,residual=16",
+    "pyramidinfer,keep=0.4,schedule=geometric,decay=0.2,least=8,evict=none + calibquant",
+    "pyramidinfer,keep=0.5,sinks=9 + kivi,group=4,residual=8,tail_keep=0 + share=codes",
 };
 
 inline std::string name_of_spec(const ::testing::TestParamInfo<const char*>& tested) {

@@ -264,8 +264,8 @@ class Rule {
         throw std::logic_error("the reference has no " + name_ + "," + key + "=" + text(key, ""));
       }
     }
-    const auto known = {"uniform", "elastic",   "prefixkv", "streaming", "h2o",
-                        "snapkv",  "pyramidkv", "vlcache",  "tova",      "random"};
+    const auto known = {"uniform",   "elastic", "prefixkv", "streaming", "h2o",         "snapkv",
+                        "pyramidkv", "vlcache", "tova",     "random",    "pyramidinfer"};
     if (const auto found = row_scorers().find(name_); found != row_scorers().end()) {
       scorer_ = found->second;
     } else if (std::find(known.begin(), known.end(), name_) == known.end()) {
@@ -290,6 +290,8 @@ class Rule {
     const auto newest = [&](size_t rows) { return std::pair(n > rows ? n - rows : 0, n); };
     if (name_ == "streaming" || name_ == "random" || scorer_ != nullptr) return {0, 0};
     if (name_ == "tova") return newest(1);
+    if (name_ == "pyramidinfer")
+      return newest(static_cast<size_t>(recent_rows(static_cast<int>(n))));
     if (window_ > 0) return newest(static_cast<size_t>(window_));
     if (name_ != "vlcache") return {0, n};
     size_t after = 0;  // rows behind the last visual one
@@ -335,11 +337,19 @@ class Rule {
     std::vector<Selection> selections(layers.size());
     for (size_t u = 0; u < units.size(); ++u) {
       Selection selection;
+      // What the layer before has dropped is gone.
+      for (size_t j = 0; u > 0 && j < scores[u][0].size() && name_ == "pyramidinfer"; ++j) {
+        const std::vector<int>& before = selections[units[u - 1][0]].slots[0];
+        if (!std::binary_search(before.begin(), before.end(), static_cast<int>(j))) {
+          scores[u][0][j] = -1;
+        }
+      }
       for (const auto& of_head : scores[u]) {
         selection.slots.push_back(chosen(of_head, kept[u]));
         selection.scores.push_back(window_ > 0 ? pooled(of_head) : of_head);
       }
-      const bool by_layer = name_ == "prefixkv" || name_ == "vlcache" || name_ == "pyramidkv";
+      const bool by_layer = name_ == "prefixkv" || name_ == "vlcache" || name_ == "pyramidkv" ||
+                            name_ == "pyramidinfer";
       selection.forget = by_layer ? 1 - static_cast<double>(kept[u]) / n : 1 - keep_;
       for (const size_t layer : units[u]) selections[layer] = selection;
     }
@@ -363,6 +373,16 @@ class Rule {
       return least;
     }
     if (evict_ == "none") return -1;
+    if (name_ == "pyramidinfer" && evict_ == "step") {
+      const int sinks = std::min(sinks_, kept - 1);
+      const int recent = std::min(recent_rows(prompt_rows), kept - sinks);
+      int least = -1;
+      for (int j = sinks; j < n - recent && n > kept; ++j) {
+        const auto weight = [&](int slot) { return weights[static_cast<size_t>(slot)]; };
+        if (least < 0 || weight(j) <= weight(least)) least = j;
+      }
+      return least;
+    }
     if (evict_ == "step") return n > kept ? least_attended(n, kept, weights, scores) : -1;
     const double budget = std::max<double>(kept, (prompt_rows + step) * (1 - forget));
     if (std::floor(n - budget + 1e-6) < 1) return -1;
@@ -508,6 +528,15 @@ class Rule {
       split.add_up_to(total);
       return split.rows;
     }
+    if (name_ == "pyramidinfer") {
+      const std::vector<int> of_layers = pyramid(layers.size(), n);
+      for (size_t u = 0; u < units.size(); ++u) {
+        int sum = 0;
+        for (const size_t layer : units[u]) sum += of_layers[layer];
+        kept[u] = sum / static_cast<int>(units[u].size());
+      }
+      return kept;
+    }
     for (size_t u = 0; u < units.size(); ++u) {
       int rows = std::max(nearest, sinks_ + 2);  // uniform, elastic, random
       if (name_ == "streaming") rows = streaming_rows(n);
@@ -520,6 +549,69 @@ class Rule {
         rows = static_cast<int>(std::nearbyint(sum / static_cast<double>(units[u].size())));
       }
       kept[u] = std::min(n, rows);
+    }
+    return kept;
+  }
+
+  /// PyramidInfer's observers.
+  int recent_rows(int n) const {
+    return std::min(n, 1 + static_cast<int>(std::floor(std::min(recent_, keep_ / 2) * n + 1e-9)));
+  }
+
+  /// PyramidInfer's rows of every layer (docs/arithmetic.md, "PyramidInfer"): with the first `full`
+  /// layers at all rows of the context and the last `bare` at the fewest, p follows.
+  std::vector<int> pyramid(size_t layers, int n) const {
+    const int recent = recent_rows(n);
+    const int all = n - recent;
+    const double total = std::nearbyint(keep_ * static_cast<double>(layers) * n) -
+                         static_cast<double>(layers) * recent;
+    const int room = std::max(0, static_cast<int>(total / static_cast<double>(layers)));
+    const int sinks = std::max(std::min(sinks_, room), sinks_ + 1 - recent);
+    const int least = std::min(all, std::max(options_.integer("least"), sinks));
+    std::vector<double> share(layers, 1.0);
+    for (size_t l = 1; l < layers; ++l) {
+      const double angle =
+          std::acos(-1.0) * static_cast<double>(l - 1) / static_cast<double>(layers);
+      const double decay = options_.real("decay");
+      share[l] = share[l - 1] * (options_.text("schedule") == "cosine"
+                                     ? decay + (1 - decay) * (1 + std::cos(angle)) / 2
+                                     : decay);
+    }
+    std::vector<double> rows(layers, least);
+    for (size_t full = 0; full <= layers; ++full) {
+      for (size_t bare = 0; full + bare <= layers; ++bare) {
+        double shares = 0;
+        for (size_t l = full; l < layers - bare; ++l) shares += share[l];
+        const double left =
+            total - static_cast<double>(full) * all - static_cast<double>(bare) * least;
+        const double scale = shares > 0 ? left / shares : 0;
+        std::vector<double> tried(layers, least);
+        bool fits = shares > 0 || std::abs(left) < 1e-6;
+        for (size_t l = 0; l < layers - bare; ++l) {
+          tried[l] = l < full ? all : scale * share[l];
+          if (l >= full) fits = fits && tried[l] >= least - 1e-6 && tried[l] <= all + 1e-6;
+        }
+        if (full > 0 && full < layers - bare) fits = fits && scale * share[full - 1] >= all - 1e-6;
+        if (bare > 0 && full < layers - bare) {
+          fits = fits && scale * share[layers - bare] <= least + 1e-6;
+        }
+        if (fits) rows = tried;
+      }
+    }
+    return with_rest(rows, total, all, recent);
+  }
+  /// Rounded down, the rows that are left over going to the first layers; and the recent rows.
+  static std::vector<int> with_rest(const std::vector<double>& rows, double total, int all,
+                                    int recent) {
+    std::vector<int> kept;
+    for (const double x : rows) kept.push_back(static_cast<int>(std::floor(x + 1e-6)));
+    double rest = total - std::accumulate(kept.begin(), kept.end(), 0.0);
+    for (int& of_layer : kept) {
+      if (rest >= 1 && of_layer < all) {
+        ++of_layer;
+        --rest;
+      }
+      of_layer += recent;
     }
     return kept;
   }
@@ -563,6 +655,10 @@ class Rule {
     if (name_ == "streaming") return best_rows(scores, kept, sinks_, kept - sinks_);
     if (name_ == "tova") return best_rows(scores, kept, sinks_, tail(kept));
     if (name_ == "h2o") return best_rows(scores, kept, 0, (kept + 1) / 2);
+    if (name_ == "pyramidinfer") {
+      return best_rows(scores, kept, sinks_,
+                       std::min(recent_rows(static_cast<int>(scores.size())), kept - sinks_));
+    }
     if (name_ == "vlcache") {
       const int recent = static_cast<int>(std::ceil(recent_ * kept - 1e-9));
       return best_rows(scores, kept, sinks_,

@@ -58,6 +58,9 @@ const std::vector<Rule>& special_rules() {
       {&retention::tova, {{"evict", "fixed_index"}, {"sinks", "3"}}},
       {&retention::tova, {{"evict", "score"}, {"sinks", "30"}}},
       {&retention::random, {{"head_shared", "on"}, {"seed", "7"}}},
+      {&retention::pyramidinfer, {{"profile", "official"}}},
+      {&retention::pyramidinfer, {{"profile", "paper"}, {"decay", "0.2"}, {"sinks", "0"}}},
+      {&retention::pyramidinfer, {{"evict", "none"}, {"recent", "1"}, {"sinks", "30"}}},
   };
   return kRules;
 }
