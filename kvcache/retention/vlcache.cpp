@@ -18,34 +18,57 @@ constexpr std::array kOptions = {
                .high = 1,
                .standard = "0.1",
                .help = "share of a layer's budget that its newest rows take"},
+    OptionInfo{.key = "head_shared",
+               .choices = "off|on",
+               .standard = "on",
+               .official = "off",
+               .paper = "off",
+               .help = kHeadShared.help},
     kOurSinks,
     kLast,
-    kEvict,
+    OptionInfo{.key = kEvict.key,
+               .choices = kEvict.choices,
+               .standard = kEvict.standard,
+               .official = "none",
+               .paper = "none",
+               .help = kEvict.help},
     kDistance,
 };
 
-/// VL-Cache-style: the text after a picture chooses, and layers whose attention is dense keep more.
+/// Lets the text after a picture choose, and layers whose attention is dense keep more.
 ///
-/// Scores are attention of the rows after the last visual one (the last 32 if there are none),
-/// shared by all heads. Layer sparsity g_l is the share of entries below a hundredth of their row's
-/// largest; a layer keeps (1 - g_l) / sum_k (1 - g_k) r L of its rows, 1 % to 100 %, then rows are
-/// added or taken one at a time, as in PrefixKV's fit, until the total is round(r L N). The newest
-/// ceil(recent m) rows stay, but for the sinks' places, the others by score. Decode evicts by place
-/// (docs/arithmetic.md, "Eviction"). At least sinks + 1 rows of a layer stay [S].
+/// Scores are attention of the rows after the last visual one (the last 32 if there are none) to
+/// all rows, visual or not; one set of rows for all heads, or of each kv_head by its own scores
+/// (head_shared=off). Layer sparsity g_l is the share of entries below a hundredth of their row's
+/// largest, over what those rows see and all heads; a layer keeps (1 - g_l) / sum_k (1 - g_k) r L
+/// of its rows, 1 % to 100 %, then rows are added or taken one at a time, as in PrefixKV's fit,
+/// until the total is round(r L N). The newest ceil(recent m) rows stay, but for the sinks' places,
+/// the others by score. Decode evicts (docs/arithmetic.md, "Eviction"). At least sinks + 1 rows of
+/// a layer stay [S].
 ///
-/// The papers at hand confirm only the score, the budgets by sparsity and matched memory; the rest
-/// is [G], and the repair is [S].
-///
-/// Source: Tu et al. 2024, "VL-Cache" [G]; docs/arithmetic.md, "VL-Cache".
+/// Source: Tu et al. 2024, "VL-Cache", 3.2, eq. 1 and 2, algorithm 1, 5 (arXiv 2410.23317), through
+/// descriptions of it that quote them; docs/arithmetic.md, "VL-Cache". No code was published:
+/// profile=official is the paper's. From the paper are scores, threshold, sparsity by head and its
+/// mean, budgets, both clips, the recent tenth, scores by head. Departures:
+///   - heads share their rows and decode evicts, unless profile=paper: the paper chooses once, and
+///     what is generated stays.
+///   - sinks and the prompt's last rows stay (profile=paper: the last row).
+///   - clipped budgets are brought back to the total [S], so that rules are compared at equal
+///   bytes;
+///     the paper's total is then another. Where none is clipped, that moves rounded rows only.
+/// Not stated; chosen: rounding (to the nearest; the recent rows up), what chooses where no text
+/// follows a picture (the last 32 rows), heads that share a kv_head (their mean), ties (the earlier
+/// row), whether the recent tenth is VL-Cache's or only that of what it is compared with (its own).
 class VlCache final : public PlacedRule {
  public:
-  VlCache(double keep, double recent, const PlaceEviction& eviction)
-      : PlacedRule(keep, eviction), recent_(recent) {}
+  VlCache(double keep, double recent, bool head_shared, const PlaceEviction& eviction)
+      : PlacedRule(keep, eviction), recent_(recent), head_shared_(head_shared) {}
 
   ImportanceNeeds needs() const noexcept override {
     if (identity()) return {};
     return {.rows = ImportanceNeeds::Rows::kPostVision, .sparsity = true};
   }
+  bool per_head() const noexcept override { return !head_shared_ && !identity(); }
   bool joint() const noexcept override { return !identity(); }
 
   std::vector<LayerSelection> select(const PromptView& prompt,
@@ -53,11 +76,9 @@ class VlCache final : public PlacedRule {
     if (identity()) return keep_everything(prompt);
     const int n = prompt.rows;
     const std::vector<Unit> units = units_of(prompt, pairs);
-    std::vector<std::vector<double>> scores;
     std::vector<LayerDemand> demands;
     for (const Unit& unit : units) {
-      scores.push_back(unit_scores(prompt, unit));
-      demands.push_back({lorenz_curve(scores.back()), unit.size()});
+      demands.push_back({lorenz_curve(unit_scores(prompt, unit)), unit.size()});
     }
     std::vector<int> kept = rows_by_density(prompt, units);
     const FitRules rules{.total = total_rows(keep(), prompt.shape->layers, n),
@@ -67,7 +88,10 @@ class VlCache final : public PlacedRule {
     for (size_t u = 0; u < units.size(); ++u) {
       const int newest = std::max(1, static_cast<int>(std::ceil(recent_ * kept[u] - 1e-9)));
       selections.push_back({{}, 1 - static_cast<double>(kept[u]) / n});
-      add_best(selections.back(), scores[u], kept[u], newest);
+      if (head_shared_) add_best(selections.back(), unit_scores(prompt, units[u]), kept[u], newest);
+      for (int h = 0; h < prompt.shape->kv_heads && !head_shared_; ++h) {
+        add_best(selections.back(), unit_scores(prompt, units[u], h), kept[u], newest);
+      }
     }
     return by_layer(prompt, units, std::move(selections));
   }
@@ -103,10 +127,12 @@ class VlCache final : public PlacedRule {
   }
 
   double recent_;
+  bool head_shared_;
 };
 
 std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
   return std::make_unique<VlCache>(options.real("keep"), options.real("recent"),
+                                   options.text("head_shared") == "on",
                                    PlaceEviction::from(options, context));
 }
 
@@ -115,9 +141,9 @@ std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext
 const RetentionEntry vlcache{
     {.name = "vlcache",
      .kind = PartKind::kRetention,
-     .source = "VL-Cache (in its style)",
+     .source = "VL-Cache, algorithm 1",
      .stores = "rows that the text after the pictures looks at, more of them in dense layers",
-     .composes = "any quantizer; pairs of layers that share codes keep the same rows",
+     .composes = "any quantizer; sharing only with head_shared=on",
      .options = kOptions},
     make};
 

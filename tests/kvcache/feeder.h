@@ -237,6 +237,8 @@ inline constexpr const char* kSpecs[] = {
     "elastic,keep=0.4",
     "vlcache,keep=0.4",
     "vlcache,keep=0.1,sinks=9,recent=1",
+    "vlcache,keep=0.4,profile=paper",
+    "vlcache,keep=0.5,head_shared=off + kivi,group=8,residual=16",
     "prefixkv,keep=0.5 + kivi,group=8,residual=16",
     "prefixkv,keep=0.5,evict=fixed_index + kivi,group=8,residual=16,tail_keep=0",
     "uniform,keep=0.5 + calibquant",

@@ -275,7 +275,7 @@ class Rule {
 
   bool per_head() const {
     return !head_shared_ && (scorer_ != nullptr || name_ == "h2o" || name_ == "snapkv" ||
-                             name_ == "pyramidkv" || name_ == "random");
+                             name_ == "pyramidkv" || name_ == "random" || name_ == "vlcache");
   }
   bool same_in_all_layers() const { return name_ == "streaming"; }
   bool weighs_in_decode() const { return name_ == "h2o" || evict_ == "step"; }
@@ -333,7 +333,7 @@ class Rule {
     }
     std::vector<std::vector<std::vector<double>>> scores;  // (units, 1 or kv_heads, n)
     for (const auto& unit : units) scores.push_back(unit_scores(layers, unit));
-    const std::vector<int> kept = budgets(layers, units, scores, n);
+    const std::vector<int> kept = budgets(layers, units, n);
     std::vector<Selection> selections(layers.size());
     for (size_t u = 0; u < units.size(); ++u) {
       Selection selection;
@@ -462,20 +462,28 @@ class Rule {
       return scores;
     }
     for (size_t h = 0; h < heads; ++h) {
-      for (const size_t layer : unit) {
-        std::vector<double> of_layer(n);
-        for (size_t head = 0; head < layers[layer].importance.size(); ++head) {
-          if (per_head() && head != h) continue;
-          for (size_t j = 0; j < n; ++j) of_layer[j] += layers[layer].importance[head][j];
-        }
-        of_layer = in_proportion(of_layer);
-        for (size_t j = 0; j < n && means_; ++j) of_layer[j] /= static_cast<double>(n - j);
-        if (means_) of_layer = in_proportion(of_layer);
-        for (size_t j = 0; j < n; ++j) scores[h][j] += of_layer[j];
-      }
-      scores[h] = in_proportion(scores[h]);
+      scores[h] = attention_scores(layers, unit, per_head() ? static_cast<int>(h) : -1);
     }
     return scores;
+  }
+
+  /// By attention, of one kv_head or, with -1, of all.
+  std::vector<double> attention_scores(const std::vector<LayerScores>& layers,
+                                       const std::vector<size_t>& unit, int of_head) const {
+    const size_t n = layers[0].importance[0].size();
+    std::vector<double> scores(n);
+    for (const size_t layer : unit) {
+      std::vector<double> of_layer(n);
+      for (size_t head = 0; head < layers[layer].importance.size(); ++head) {
+        if (of_head >= 0 && head != static_cast<size_t>(of_head)) continue;
+        for (size_t j = 0; j < n; ++j) of_layer[j] += layers[layer].importance[head][j];
+      }
+      of_layer = in_proportion(of_layer);
+      for (size_t j = 0; j < n && means_; ++j) of_layer[j] /= static_cast<double>(n - j);
+      if (means_) of_layer = in_proportion(of_layer);
+      for (size_t j = 0; j < n; ++j) scores[j] += of_layer[j];
+    }
+    return in_proportion(scores);
   }
 
   /// The mean of lists that are brought to one mean magnitude: of a kv_head, or of all.
@@ -500,9 +508,7 @@ class Rule {
   }
 
   std::vector<int> budgets(const std::vector<LayerScores>& layers,
-                           const std::vector<std::vector<size_t>>& units,
-                           const std::vector<std::vector<std::vector<double>>>& scores,
-                           int n) const {
+                           const std::vector<std::vector<size_t>>& units, int n) const {
     const double wanted = keep_ * n;
     const int floored = static_cast<int>(std::floor(wanted + 1e-9));
     const int nearest = static_cast<int>(std::nearbyint(wanted));
@@ -511,7 +517,7 @@ class Rule {
       std::vector<std::vector<double>> curves;
       std::vector<int> weights;
       for (size_t u = 0; u < units.size(); ++u) {
-        curves.push_back(scores[u][0]);
+        curves.push_back(attention_scores(layers, units[u], /*head=*/-1));
         weights.push_back(static_cast<int>(units[u].size()));
       }
       const auto total =

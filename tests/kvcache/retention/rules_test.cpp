@@ -55,6 +55,8 @@ const std::vector<Rule>& special_rules() {
       {&retention::pyramidkv, {{"window", "8"}, {"no_floor", "on"}, {"head_shared", "on"}}},
       {&retention::vlcache, {{"recent", "0"}, {"evict", "sliding"}}},
       {&retention::vlcache, {{"recent", "1"}, {"sinks", "30"}}},
+      {&retention::vlcache, {{"head_shared", "off"}, {"evict", "score"}}},
+      {&retention::vlcache, {{"profile", "paper"}}},
       {&retention::tova, {{"evict", "fixed_index"}, {"sinks", "3"}}},
       {&retention::tova, {{"evict", "score"}, {"sinks", "30"}}},
       {&retention::random, {{"head_shared", "on"}, {"seed", "7"}}},

@@ -58,5 +58,43 @@ TEST(VlCache, KeepsATenthRecentRows) {
   EXPECT_THAT(rows("1"), ElementsAre(10, 11, 12, 13, 14, 15, 16, 17, 18, 19));
 }
 
+/// Two of four rows, the last one among them: together heads look at row 2 most, apart at 0 and 1.
+TEST(VlCache, HeadsChooseForThemselvesAsPublished) {
+  Prompt prompt = prompt_of({{0, 0, 0, 0}});
+  prompt.shape.kv_heads = 2;
+  prompt.importance = {0.6, 0,   0.3, 0.1,  //
+                       0,   0.5, 0.4, 0.1};
+  const auto slots = [&](const char* head_shared) {
+    const auto rule =
+        make_rule(retention::vlcache,
+                  {{"head_shared", head_shared}, {"keep", "0.5"}, {"last", "1"}, {"sinks", "0"}});
+    return testing::select(*rule, prompt)[0].slots;
+  };
+  EXPECT_THAT(slots("on"), ElementsAre(ElementsAre(2, 3)));
+  EXPECT_THAT(slots("off"), ElementsAre(ElementsAre(0, 3), ElementsAre(1, 3)));
+}
+
+/// Algorithm 1 once, when the prompt has ended: by head, the last row alone protected.
+TEST(VlCache, IsChosenOnceInThePaper) {
+  for (const char* profile : {"paper", "official"}) {
+    const auto rule = make_rule(retention::vlcache, {{"keep", "0.1"}, {"profile", profile}});
+    EXPECT_TRUE(rule->per_head());
+    EXPECT_FALSE(rule->evicts());
+    EXPECT_EQ(DecodingLayer(*rule, 100, 10, 0.9).step(), -1);
+    const Prompt prompt = prompt_of({{5, 9, 8, 7, 6, 5, 4, 3, 2, 0}});
+    EXPECT_THAT(testing::select(*rule, prompt)[0].slots.at(0), ElementsAre(9));
+  }
+  EXPECT_TRUE(make_rule(retention::vlcache, {{"keep", "0.1"}})->evicts());
+}
+
+/// Both clips, then the total again: shares of r L are 3.88, .04, .04 and .04, a quarter of them
+/// .97 and .01, ten rows of a thousand.
+TEST(VlCache, ClipsBudgets) {
+  Prompt prompt = random_prompt(4, 1, 1000, 2);
+  prompt.sparsity = {.03, .99, .99, .99};
+  EXPECT_THAT(kept(testing::select(*make_rule(retention::vlcache, {{"keep", "0.25"}}), prompt)),
+              ElementsAre(970, 10, 10, 10));
+}
+
 }  // namespace
 }  // namespace kvlm
