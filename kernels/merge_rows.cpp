@@ -22,6 +22,15 @@ void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
                             "one, ascending, all below the number of rows, and memory",
                             merge.kept.size(), merge.rows, merge.dim));
   }
+  if (merge.lone_first < 0 || merge.lone_last < 0 ||
+      static_cast<size_t>(merge.lone_first) + static_cast<size_t>(merge.lone_last) >
+          merge.kept.size() ||
+      (rule == MergeRule::kFeature && merge.lone_first + merge.lone_last > 0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("merge_rows: of {} kept rows no row may join the first {} and the last "
+                            "{}, expected no more than there are, and none where keys decide",
+                            merge.kept.size(), merge.lone_first, merge.lone_last));
+  }
   if (stream.device().kind == DeviceKind::kCuda) return cuda::merge_rows(rule, merge, stream);
   cpu::merge_rows(rule, merge);
 }

@@ -79,6 +79,9 @@ struct LayerSelection {
   double forget = 0;
   /// As slots: what each was chosen by, for rules whose decode goes by it; else empty.
   std::vector<std::vector<float>> scores = {};
+  /// Of each list, the first and the last slots that no dropped row is merged into (kPosition).
+  int lone_first = 0;
+  int lone_last = 0;
   int kept() const noexcept { return static_cast<int>(slots.front().size()); }
 };
 

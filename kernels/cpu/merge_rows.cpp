@@ -53,20 +53,24 @@ void mean_of_groups(std::span<const int32_t> groups, size_t kept, size_t dim, co
 
 }  // namespace
 
-std::vector<int32_t> groups_by_position(MergeRule rule, std::span<const int32_t> kept, int rows) {
-  std::vector<int32_t> groups(static_cast<size_t>(rows), -1);
-  for (int32_t row = 0; rule == MergeRule::kPosition && row < rows; ++row) {
-    groups[static_cast<size_t>(row)] = nearest_position(kept, row);
+std::vector<int32_t> groups_by_position(MergeRule rule, const RowMerge& merge) {
+  std::vector<int32_t> groups(static_cast<size_t>(merge.rows), -1);
+  const auto lone = static_cast<size_t>(merge.lone_first + merge.lone_last);
+  const std::span<const int32_t> anchors =
+      merge.kept.subspan(static_cast<size_t>(merge.lone_first), merge.kept.size() - lone);
+  const bool joins = rule == MergeRule::kPosition && !anchors.empty();
+  for (int32_t row = 0; joins && row < merge.rows; ++row) {
+    groups[static_cast<size_t>(row)] = merge.lone_first + nearest_position(anchors, row);
   }
-  for (size_t i = 0; i < kept.size(); ++i) {
-    groups[static_cast<size_t>(kept[i])] = static_cast<int32_t>(i);
+  for (size_t i = 0; i < merge.kept.size(); ++i) {
+    groups[static_cast<size_t>(merge.kept[i])] = static_cast<int32_t>(i);
   }
   return groups;
 }
 
 void merge_rows(MergeRule rule, const RowMerge& merge) {
   const auto dim = static_cast<size_t>(merge.dim);
-  std::vector<int32_t> groups = groups_by_position(rule, merge.kept, merge.rows);
+  std::vector<int32_t> groups = groups_by_position(rule, merge);
   if (rule == MergeRule::kFeature) {
     std::vector<double> norms;
     for (const int32_t row : merge.kept) {

@@ -10,7 +10,7 @@ namespace kvlm::cpu {
 void merge_rows(MergeRule rule, const RowMerge& merge);
 
 /// (rows,) which kept row each row joins if nearness of position decides, itself if it is kept; -1
-/// for a dropped row under kNone, and under kFeature where keys decide.
-std::vector<int32_t> groups_by_position(MergeRule rule, std::span<const int32_t> kept, int rows);
+/// for a dropped row that joins none or under kNone, and under kFeature where keys decide.
+std::vector<int32_t> groups_by_position(MergeRule rule, const RowMerge& merge);
 
 }  // namespace kvlm::cpu

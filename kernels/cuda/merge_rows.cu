@@ -59,13 +59,13 @@ __global__ void __launch_bounds__(kThreads)
   groups[row] = place;
 }
 
-/// A block sums the rows of a group, a thread a channel. Groups `by_position` lie between the
-/// kept rows before and behind theirs.
-__global__ void mean_of_groups(const int32_t* groups, const int32_t* kept, bool by_position,
-                               int rows, int dim, const float* x, float* out) {
+/// A block sums the rows of a group, a thread a channel. Groups of rows [first_anchor, last_anchor]
+/// of `kept` lie between the kept rows before and behind theirs, but for both ends.
+__global__ void mean_of_groups(const int32_t* groups, const int32_t* kept, int first_anchor,
+                               int last_anchor, int rows, int dim, const float* x, float* out) {
   const auto group = static_cast<int32_t>(blockIdx.x);
-  const bool first = !by_position || group == 0;
-  const bool last = !by_position || blockIdx.x + 1 == gridDim.x;
+  const bool first = group <= first_anchor;
+  const bool last = group >= last_anchor;
   const int begin = first ? 0 : kept[group - 1] + 1;
   const int end = last ? rows : kept[group + 1];
   for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) {
@@ -84,7 +84,7 @@ __global__ void mean_of_groups(const int32_t* groups, const int32_t* kept, bool 
 
 void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
   Queue& queue = stream.queue();
-  const std::vector<int32_t> placed = cpu::groups_by_position(rule, merge.kept, merge.rows);
+  const std::vector<int32_t> placed = cpu::groups_by_position(rule, merge);
   const size_t bytes = placed.size() * sizeof(int32_t);
   const size_t norms_at = (bytes + alignof(double) - 1) / alignof(double) * alignof(double);
   std::byte* scratch = queue.scratch(kMergeGroups, norms_at + merge.kept.size() * sizeof(double));
@@ -101,9 +101,12 @@ void merge_rows(MergeRule rule, const RowMerge& merge, Stream& stream) {
                    static_cast<size_t>(merge.dim) * sizeof(float), native(stream)>>>(
         merge.keys, kept, norms, count, merge.dim, groups);
   }
+  const bool by_position = rule == MergeRule::kPosition;
+  const int first_anchor = by_position ? merge.lone_first : count;
+  const int last_anchor = by_position ? count - 1 - merge.lone_last : -1;
   for (const bool keys : {true, false}) {
     mean_of_groups<<<static_cast<unsigned>(count), kThreads, 0, native(stream)>>>(
-        groups, kept, rule == MergeRule::kPosition, merge.rows, merge.dim,
+        groups, kept, first_anchor, last_anchor, merge.rows, merge.dim,
         keys ? merge.keys : merge.values, keys ? merge.merged_keys : merge.merged_values);
   }
   check_launch("merge_rows");

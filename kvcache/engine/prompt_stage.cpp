@@ -354,12 +354,13 @@ void PromptStage::merge_dropped(const Sequence& sequence, int layer,
   if (rule == nullptr || kept == n || rule->merge() == MergeRule::kNone) return;
   floats_.grow(2 * (n + kept) * traits_.dim());
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    merge_head(sequence, layer, h, slots_of(selection, h), stream);
+    merge_head(sequence, layer, h, selection, stream);
   }
 }
 
 void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
-                             std::span<const int32_t> kept, Stream& stream) {
+                             const LayerSelection& selection, Stream& stream) {
+  const std::vector<int32_t>& kept = slots_of(selection, head);
   const size_t n = sequence.modality.size();
   const int dim = traits_.shape().head_dim;
   RowMerge merge;
@@ -369,6 +370,8 @@ void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
   merge.rows = static_cast<int>(n);
   merge.dim = dim;
   merge.kept = kept;
+  merge.lone_first = selection.lone_first;
+  merge.lone_last = selection.lone_last;
   merge.merged_keys = merged;
   merge.merged_values = merged + kept.size() * traits_.dim();
   sources_.clear();

@@ -73,7 +73,7 @@ class PromptStage {
                                                const LayerSelection& selection) const;
   void merge_dropped(const Sequence& sequence, int layer, const LayerSelection& selection,
                      Stream& stream);
-  void merge_head(const Sequence& sequence, int layer, size_t head, std::span<const int32_t> kept,
+  void merge_head(const Sequence& sequence, int layer, size_t head, const LayerSelection& selection,
                   Stream& stream);
   bool lies_packable(const KeptLayer& kept, size_t store, Part part, size_t head) const;
   std::vector<std::array<KeptRows, kStores>> packed_rows(const Sequence& sequence,

@@ -580,19 +580,21 @@ TEST_F(SmallShapes, MergedRows) {
   constexpr int kDim = 20;
   const Tensor keys = normal_tensor(DType::kF32, {kRows, kDim}, 1);
   const Tensor values = normal_tensor(DType::kF32, {kRows, kDim}, 2);
-  const std::vector<int32_t> kept = {0, 3, 4, 17, 40};
-  for (const MergeRule rule : {MergeRule::kPosition, MergeRule::kFeature}) {
+  const std::vector<int32_t> kept = {1, 3, 4, 17, 38};
+  for (const int lone : {-1, 0, 1}) {  // rows at both ends; -1: none, and by features
+    const MergeRule rule = lone < 0 ? MergeRule::kFeature : MergeRule::kPosition;
     const auto run = [&](const Tensor& k, const Tensor& v, Device device, Stream& stream) {
       Tensor merged(DType::kF32, {2, 5, kDim}, device);
-      merge_rows(rule,
-                 {k.as<float>(), v.as<float>(), kRows, kDim, kept,
-                  merged.view().slice(0, 1).as<float>(), merged.view().slice(1, 1).as<float>()},
-                 stream);
+      merge_rows(
+          rule,
+          {k.as<float>(), v.as<float>(), kRows, kDim, kept, merged.view().slice(0, 1).as<float>(),
+           merged.view().slice(1, 1).as<float>(), std::max(0, lone), 2 * std::max(0, lone)},
+          stream);
       stream.synchronize();
       return merged;
     };
     const Tensor found = run(on_gpu(keys), on_gpu(values), kGpu, *gpu_);
-    EXPECT_TRUE(same(found, run(keys, values, {}, cpu_))) << static_cast<int>(rule);
+    EXPECT_TRUE(same(found, run(keys, values, {}, cpu_))) << lone;
   }
 }
 

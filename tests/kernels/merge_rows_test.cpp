@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "kernels/base/error.h"
+
 namespace kvlm {
 namespace {
 
@@ -12,14 +14,16 @@ using ::testing::ElementsAre;
 
 /// Rows in, merged rows out.
 void merge(MergeRule rule, const std::vector<int32_t>& kept, int rows, int dim,
-           std::vector<float>& keys, std::vector<float>& values) {
+           std::vector<float>& keys, std::vector<float>& values, int lone_first = 0,
+           int lone_last = 0) {
   ThreadPool pool(1);
   Stream stream(pool);
   std::vector<float> merged_keys(kept.size() * static_cast<size_t>(dim));
   std::vector<float> merged_values(merged_keys.size());
-  merge_rows(
-      rule, {keys.data(), values.data(), rows, dim, kept, merged_keys.data(), merged_values.data()},
-      stream);
+  merge_rows(rule,
+             {keys.data(), values.data(), rows, dim, kept, merged_keys.data(), merged_values.data(),
+              lone_first, lone_last},
+             stream);
   keys = merged_keys;
   values = merged_values;
 }
@@ -31,6 +35,27 @@ TEST(MergeRows, EqualsTheWorkedExample) {
   merge(MergeRule::kPosition, {0, 2, 5}, 6, 1, keys, values);
   EXPECT_THAT(keys, ElementsAre(1.5f, 3.5f, 5.5f));
   EXPECT_THAT(values, ElementsAre(15, 35, 55));
+}
+
+/// Rows 0 and 5 are alone, so that 1, 3 and 4 join row 2; with nothing between them none joins.
+TEST(MergeRows, LeavesBothEndsAloneIfAsked) {
+  std::vector<float> keys = {1, 2, 3, 4, 5, 6};
+  std::vector<float> values = {10, 20, 30, 40, 50, 60};
+  merge(MergeRule::kPosition, {0, 2, 5}, 6, 1, keys, values, 1, 1);
+  EXPECT_THAT(keys, ElementsAre(1, 3.5f, 6));
+  EXPECT_THAT(values, ElementsAre(10, 35, 60));
+  keys = {1, 2, 3, 4, 5, 6};
+  values = keys;
+  merge(MergeRule::kPosition, {0, 1, 5}, 6, 1, keys, values, 2, 1);
+  EXPECT_THAT(keys, ElementsAre(1, 2, 6));
+  // Ends that do not begin or end with the rows: 0 and 1 join 3, 5 and 6 join 4.
+  keys = {1, 2, 3, 4, 5, 6, 9};
+  values = keys;
+  merge(MergeRule::kPosition, {2, 3, 4, 5}, 7, 1, keys, values, 1, 1);
+  EXPECT_THAT(keys, ElementsAre(3, 7 / 3.0f, 7, 6));
+  EXPECT_THROW(merge(MergeRule::kPosition, {0, 1}, 2, 1, keys, values, 2, 1), Error);
+  EXPECT_THROW(merge(MergeRule::kPosition, {0, 1}, 2, 1, keys, values, -1, 1), Error);
+  EXPECT_THROW(merge(MergeRule::kFeature, {0, 1}, 2, 1, keys, values, 1, 0), Error);
 }
 
 TEST(MergeRows, JoinsRowsWhoseKeysAreAlike) {

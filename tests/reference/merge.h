@@ -27,14 +27,18 @@ inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 /// For each row the kept row that it joins: itself, or the nearest by position or by its key; ties
-/// go to the earlier.
-inline std::vector<size_t> merge_targets(Merge rule, const Rows& keys,
-                                         const std::vector<int>& kept) {
+/// go to the earlier. No other joins the first and the last of `kept` that are alone.
+inline std::vector<size_t> merge_targets(Merge rule, const Rows& keys, const std::vector<int>& kept,
+                                         int lone_first, int lone_last) {
   std::vector<size_t> targets(keys.size());
   for (size_t row = 0; row < keys.size(); ++row) {
     double best = -1e300;
-    for (const int candidate : kept) {
-      const auto at = static_cast<size_t>(candidate);
+    targets[row] = row;
+    for (size_t i = 0; i < kept.size(); ++i) {
+      const auto at = static_cast<size_t>(kept[i]);
+      const bool alone = static_cast<int>(i) < lone_first ||
+                         static_cast<int>(i) >= static_cast<int>(kept.size()) - lone_last;
+      if (alone && at != row) continue;
       const double likeness = at == row ? 1e300
                               : rule == Merge::kPosition
                                   ? -std::abs(static_cast<double>(at) - static_cast<double>(row))

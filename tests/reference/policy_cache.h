@@ -419,7 +419,8 @@ class PolicySequence {
           k.push_back(slot.k);
           v.push_back(slot.v);
         }
-        const std::vector<size_t> targets = merge_targets(rule_->merge(), k, kept);
+        const std::vector<size_t> targets =
+            merge_targets(rule_->merge(), k, kept, selection.lone_first, selection.lone_last);
         merge_into(targets, k);
         merge_into(targets, v);
         for (size_t i = 0; i < lane.slots.size(); ++i) {

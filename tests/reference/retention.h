@@ -26,6 +26,7 @@ struct Selection {
   std::vector<std::vector<int>> slots;
   std::vector<std::vector<double>> scores;  ///< for each list, of all rows: what decode goes by
   double forget = 0;
+  int lone_first = 0, lone_last = 0;  ///< of each list, the slots at its ends that none joins
 };
 
 /// A layer of a prompt's attention: importance (kv_heads, n) and the share of small entries; and
