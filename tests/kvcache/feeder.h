@@ -235,6 +235,8 @@ inline constexpr const char* kSpecs[] = {
     "snapkv,keep=0.5,window=8",
     "pyramidkv,keep=0.5,window=8",
     "elastic,keep=0.4",
+    "elastic,keep=0.4,profile=official",
+    "elastic,keep=0.3,anchors=inner,sinks=9,last=7 + kivi,group=8,residual=16",
     "vlcache,keep=0.4",
     "vlcache,keep=0.1,sinks=9,recent=1",
     "vlcache,keep=0.4,profile=paper",

@@ -352,6 +352,10 @@ class Rule {
       const bool by_layer = name_ == "prefixkv" || name_ == "vlcache" || name_ == "pyramidkv" ||
                             name_ == "pyramidinfer";
       selection.forget = by_layer ? 1 - static_cast<double>(kept[u]) / n : 1 - keep_;
+      if (name_ == "elastic" && options_.text("anchors") == "inner") {
+        selection.lone_last = tail(kept[u]);
+        selection.lone_first = std::min(sinks_, kept[u] - selection.lone_last);
+      }
       for (const size_t layer : units[u]) selections[layer] = selection;
     }
     return selections;

@@ -36,6 +36,8 @@ const std::vector<Rule>& special_rules() {
       {&retention::uniform, {{"evict", "window"}, {"sinks", "0"}, {"last", "40"}}},
       {&retention::uniform, {{"profile", "official"}}},
       {&retention::uniform, {{"profile", "paper"}}},
+      {&retention::elastic, {{"profile", "official"}}},
+      {&retention::elastic, {{"anchors", "inner"}, {"sinks", "30"}, {"last", "40"}}},
       {&retention::prefixkv, {{"mode", "online"}, {"profile", "official"}}},
       {&retention::prefixkv, {{"mode", "online"}, {"profile", "paper"}}},
       {&retention::prefixkv, {{"protect", "official"}, {"sinks", "4"}}},
