@@ -106,26 +106,42 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"float32", "f32"},   {"float", "f32"},     {"int2", "kivi"},     {"2bit", "kivi"},
 };
 
-std::string_view nearest_policy(std::string_view name, const std::vector<std::string_view>& names) {
+/// Published policies that are not built, and why (docs/arithmetic.md, "Not built").
+constexpr std::pair<std::string_view, std::string_view> kNotBuilt[] = {
+    {"minicache",
+     "rows that two layers share would need lengths of their own in every format; layers share "
+     "codes with share=codes"},
+};
+
+std::string lower_case(std::string_view name) {
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char letter) {
     return static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
   });
+  return lower;
+}
+
+std::string_view nearest_policy(std::string_view name, const std::vector<std::string_view>& names) {
+  const std::string lower = lower_case(name);
   for (const auto& [other, ours] : kElsewhere) {
     if (lower == other) return ours;
   }
   return nearest_spelling(lower, names);
 }
 
+[[noreturn]] void refuse_name(std::string_view name) {
+  for (const auto& [other, why] : kNotBuilt) {
+    if (lower_case(name) == other) refuse(fmt::format("has no {}: {}", other, why));
+  }
+  const std::vector<std::string_view> names = part_names();
+  refuse(fmt::format("has no policy \"{}\"; did you mean {}? (built are {})", printable(name),
+                     nearest_policy(name, names), fmt::join(names, ", ")));
+}
+
 /// Checks the names and spells the values canonically.
 SpecPart checked_part(SpecPart part) {
   const PolicyInfo* info = find_policy(part.name);
-  if (info == nullptr) {
-    const std::vector<std::string_view> names = part_names();
-    refuse(fmt::format("has no policy \"{}\"; did you mean {}? (built are {})",
-                       printable(part.name), nearest_policy(part.name, names),
-                       fmt::join(names, ", ")));
-  }
+  if (info == nullptr) refuse_name(part.name);
   std::sort(part.options.begin(), part.options.end());
   for (size_t i = 1; i < part.options.size(); ++i) {
     if (part.options[i].first == part.options[i - 1].first) {

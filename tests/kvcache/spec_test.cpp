@@ -74,6 +74,12 @@ TEST(RefusedSpec, UnknownNames) {
   EXPECT_EQ(refusal("fp16"), unknown("fp16", "f16"));
   EXPECT_EQ(refusal("bfloat16"), unknown("bfloat16", "bf16"));
   EXPECT_EQ(refusal("float32"), unknown("float32", "f32"));
+  for (const char* name : {"minicache", "MiniCache,keep=0.5", "kivi + minicache"}) {
+    EXPECT_EQ(
+        refusal(name),
+        "--kv has no minicache: rows that two layers share would need lengths of their own in "
+        "every format; layers share codes with share=codes");
+  }
   EXPECT_EQ(refusal("f16\n"), unknown("f16\\x0a", "f16"));
   EXPECT_EQ(
       refusal("f16 \x1b[31m"),
