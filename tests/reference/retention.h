@@ -569,16 +569,8 @@ class Rule {
     return std::min(n, 1 + static_cast<int>(std::floor(std::min(recent_, keep_ / 2) * n + 1e-9)));
   }
 
-  /// PyramidInfer's rows of every layer (docs/arithmetic.md, "PyramidInfer"): with the first `full`
-  /// layers at all rows of the context and the last `bare` at the fewest, p follows.
-  std::vector<int> pyramid(size_t layers, int n) const {
-    const int recent = recent_rows(n);
-    const int all = n - recent;
-    const double total = std::nearbyint(keep_ * static_cast<double>(layers) * n) -
-                         static_cast<double>(layers) * recent;
-    const int room = std::max(0, static_cast<int>(total / static_cast<double>(layers)));
-    const int sinks = std::max(std::min(sinks_, room), sinks_ + 1 - recent);
-    const int least = std::min(all, std::max(options_.integer("least"), sinks));
+  /// What PyramidInfer's layers keep of the context beside the first one.
+  std::vector<double> pyramid_shares(size_t layers) const {
     std::vector<double> share(layers, 1.0);
     for (size_t l = 1; l < layers; ++l) {
       const double angle =
@@ -588,29 +580,49 @@ class Rule {
                                      ? decay + (1 - decay) * (1 + std::cos(angle)) / 2
                                      : decay);
     }
+    return share;
+  }
+
+  /// `total` rows in proportion to `share`, but at least `least` and at most `all` of each: with
+  /// the first `full` at `all` and the last `bare` at `least`, the scale of the others follows.
+  static std::vector<double> poured(const std::vector<double>& share, double total, int all,
+                                    int least) {
+    const size_t layers = share.size();
     std::vector<double> rows(layers, least);
     for (size_t full = 0; full <= layers; ++full) {
-      for (size_t bare = 0; full + bare <= layers; ++bare) {
-        double shares = 0;
-        for (size_t l = full; l < layers - bare; ++l) shares += share[l];
+      for (size_t end = full; end <= layers; ++end) {  // of the others
         const double left =
-            total - static_cast<double>(full) * all - static_cast<double>(bare) * least;
+            total - static_cast<double>(full) * all - static_cast<double>(layers - end) * least;
+        double shares = 0;
+        for (size_t l = full; l < end; ++l) shares += share[l];
         const double scale = shares > 0 ? left / shares : 0;
         std::vector<double> tried(layers, least);
         bool fits = shares > 0 || std::abs(left) < 1e-6;
-        for (size_t l = 0; l < layers - bare; ++l) {
-          tried[l] = l < full ? all : scale * share[l];
-          if (l >= full) fits = fits && tried[l] >= least - 1e-6 && tried[l] <= all + 1e-6;
-        }
-        if (full > 0 && full < layers - bare) fits = fits && scale * share[full - 1] >= all - 1e-6;
-        if (bare > 0 && full < layers - bare) {
-          fits = fits && scale * share[layers - bare] <= least + 1e-6;
+        for (size_t l = 0; l < layers; ++l) {
+          const double own = scale * share[l];
+          if (l < end) tried[l] = l < full ? all : own;
+          if (full == end) continue;
+          if (l < full ? own < all - 1e-6 : own > all + 1e-6) fits = false;
+          if (l < end ? own < least - 1e-6 : own > least + 1e-6) fits = false;
         }
         if (fits) rows = tried;
       }
     }
-    return with_rest(rows, total, all, recent);
+    return rows;
   }
+
+  /// PyramidInfer's rows of every layer (docs/arithmetic.md, "PyramidInfer").
+  std::vector<int> pyramid(size_t layers, int n) const {
+    const int recent = recent_rows(n);
+    const int all = n - recent;
+    const double total = std::nearbyint(keep_ * static_cast<double>(layers) * n) -
+                         static_cast<double>(layers) * recent;
+    const int room = std::max(0, static_cast<int>(total / static_cast<double>(layers)));
+    const int sinks = std::max(std::min(sinks_, room), sinks_ + 1 - recent);
+    const int least = std::min(all, std::max(options_.integer("least"), sinks));
+    return with_rest(poured(pyramid_shares(layers), total, all, least), total, all, recent);
+  }
+
   /// Rounded down, the rows that are left over going to the first layers; and the recent rows.
   static std::vector<int> with_rest(const std::vector<double>& rows, double total, int all,
                                     int recent) {
