@@ -42,7 +42,8 @@ struct GrowingRows {
   std::ptrdiff_t scale_stride = 0;
   int block_rows = 0;
   int packed = 0;
-  bool shares_codes = false;  ///< codes are another layer's: only scales and zero points are made
+  bool shares_codes =
+      false;  ///< another layer makes the codes: only scales and zero points are made
 };
 
 /// The attention weights of a KV head's full rows, of which it drops one in every step. The next

@@ -21,6 +21,7 @@ Plane::Layout Layouts::plane(size_t store, Part part, int layer) const noexcept 
     if (!q->packs(part)) return layout;
     layout.plan = &q->plan(part, layer);
     layout.shared = owner(part, layer) != layer;
+    layout.writes = writer(part, layer) == layer;
   }
   return layout;
 }
@@ -37,6 +38,12 @@ int Layouts::owner(Part part, int layer) const noexcept {
   const std::vector<int>& owners =
       part == Part::kKeys ? plan_->share.key_owner : plan_->share.value_owner;
   return owners[static_cast<size_t>(layer)];
+}
+
+int Layouts::writer(Part part, int layer) const noexcept {
+  const std::vector<int>& writers =
+      part == Part::kKeys ? plan_->share.key_writer : plan_->share.value_writer;
+  return writers.empty() ? owner(part, layer) : writers[static_cast<size_t>(layer)];
 }
 
 bool Layouts::joint() const noexcept {

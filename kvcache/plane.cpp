@@ -201,7 +201,7 @@ GrowingRows Plane::growing() const noexcept {
     rows.zeros = rows.scales + format.scales(rows.block_rows) * dtype_bytes(format.meta);
   }
   rows.packed = packed_;
-  rows.shares_codes = layout_.shared;
+  rows.shares_codes = !layout_.writes;
   return rows;
 }
 
@@ -283,7 +283,10 @@ PackJob Plane::push_packed(int rows) noexcept {
       by_token ? before * static_cast<size_t>(format.groups()) * dtype_bytes(format.meta) : 0;
   PackJob job;
   job.rows = added;
-  if (!layout_.shared) job.codes = place.codes + before * format.row_bytes();
+  // A plane that writes into another's block does so over nothing: that one makes no codes.
+  if (layout_.writes) {
+    job.codes = const_cast<std::byte*>(block.codes) + before * format.row_bytes();
+  }
   job.scales = place.scales + scales_before;
   if (has_zeros) job.zeros = place.scales + zeros_offset + scales_before;
   if (place.live != nullptr) {  // the new rows of a block that has dead ones

@@ -60,7 +60,8 @@ class alignas(64) Plane {
     DType dtype = DType::kF16;  ///< of full rows
     bool once = false;          ///< never grows: packed once, a prompt at a time, in blocks of any
                                 ///< size, or full rows of what another part packs once
-    bool shared = false;        ///< codes are another plane's; only scales are stored
+    bool shared = false;        ///< codes lie in another plane's memory; only scales are stored
+    bool writes = true;         ///< codes are made from its rows
     bool evicts = true;         ///< slots may be dropped
 
     /// Rows of a full block; blocks of once-packed planes have no such size.

@@ -53,11 +53,15 @@ struct RemapRule {
   bool guarded = true;
 };
 
-/// The layer whose codes a layer uses; itself where it has its own. Plain data (docs/arithmetic.md,
-/// "Shared codes").
+/// Layers that use the same codes. Plain data (docs/arithmetic.md, "Shared codes").
 struct ShareMap {
-  std::vector<int> key_owner;    ///< (layers,); empty: nothing is shared
-  std::vector<int> value_owner;  ///< (layers,)
+  /// (layers,) the layer in whose memory a layer's codes lie, the first that uses them: itself
+  /// where it has its own. Empty: nothing is shared.
+  std::vector<int> key_owner;
+  std::vector<int> value_owner;
+  /// (layers,) the layer whose rows they are made from; empty: the owner.
+  std::vector<int> key_writer = {};
+  std::vector<int> value_writer = {};
 
   bool any() const noexcept { return !key_owner.empty(); }
 };

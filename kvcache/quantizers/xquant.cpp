@@ -12,10 +12,11 @@ int scaled(int threshold, int layers) {
   return 2 * static_cast<int>((2 * threshold * layers + 64) / 128);
 }
 
-/// KIVI's layout with end levels moved inwards (eta) and pairs of layers that share codes: an odd
-/// layer stores scales alone and reads the codes of the layer before. Source: XQuant sections
-/// 3.2-3.3, eqs. 4-13, algs. 1-2 (docs/arithmetic.md, "XQuant"). Departures: none by default; its
-/// algorithms mix up some thresholds, which its code does not.
+/// KIVI's layout with end levels moved inwards (eta) and groups of layers that share codes: by
+/// default an odd layer stores scales alone and reads the codes of the layer before. Source: XQuant
+/// sections 3.2-3.3 and 4.3, eqs. 4-13, algs. 1-2, table 5 (docs/arithmetic.md, "XQuant").
+/// Departures: none by default; its algorithms mix up some thresholds, which its code does not.
+/// Codes of two layers are never averaged (its section 3.3.3; docs/arithmetic.md, "Not built").
 class XQuant final : public PlannedQuantizer {
  public:
   XQuant(const OptionValues& options, const PolicyContext& context) {
@@ -30,8 +31,17 @@ class XQuant final : public PlannedQuantizer {
     const int vq = threshold("vq", 2);
     const int km = threshold("km", 32);
     const int vm = threshold("vm", 16);
-    check_pairs("kq", kq, "km", km, shape.layers);
-    check_pairs("vq", vq, "vm", vm, shape.layers);
+    group_ = options.integer("layer_group");
+    dominant_ = options.integer("dominant");
+    if (dominant_ >= group_) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("--kv xquant,dominant={} names a layer of a group of {}; use one from "
+                      "0 to {}, or a larger layer_group",
+                      dominant_, group_, group_ - 1));
+    }
+    check_groups("kq", kq, "km", km, shape.layers);
+    check_groups("vq", vq, "vm", vm, shape.layers);
     const auto eta_of = [&](const char* key, int bits) {
       const double* eta = fitted(context.profile, &PolicyProfile::eta, bits);
       const bool as_fitted =
@@ -53,30 +63,46 @@ class XQuant final : public PlannedQuantizer {
       return made;
     };
     for (int layer = 0; layer < shape.layers; ++layer) {
-      const bool shares_keys = layer >= km && layer % 2 == 1;
-      const bool shares_values = layer >= vm && layer % 2 == 1;
+      const bool shares_keys = shares(layer, km);
+      const bool shares_values = shares(layer, vm);
       keys_.push_back(plan(ScaleAxis::kChannel, layer < kq ? 2 : 1, shares_keys));
       values_.push_back(plan(ScaleAxis::kToken, layer < vq ? 2 : 1, shares_values));
-      share_.key_owner.push_back(shares_keys ? layer - 1 : layer);
-      share_.value_owner.push_back(shares_values ? layer - 1 : layer);
+      share_.key_owner.push_back(shares_keys ? first_of(layer) : layer);
+      share_.value_owner.push_back(shares_values ? first_of(layer) : layer);
+      share_.key_writer.push_back(writer(layer, km, shape.layers));
+      share_.value_writer.push_back(writer(layer, vm, shape.layers));
     }
   }
 
   ShareMap share() const override { return share_; }
 
  private:
-  /// A layer that shares codes has as many bits as the layer they come from.
-  static void check_pairs(const char* bits_key, int bits, const char* share_key, int share,
-                          int layers) {
-    if (bits > share && bits % 2 != 0 && bits < layers) {
-      throw Error(
-          ErrorCode::kUnsupported,
-          fmt::format("--kv xquant,{}={},{}={}: layers {} and {} share codes and would have "
-                      "2 bits and 1; use an even {}",
-                      bits_key, bits, share_key, share, bits - 1, bits, bits_key));
-    }
+  int first_of(int layer) const noexcept { return layer - layer % group_; }
+  /// Layers from `from` on share, but for the first of a group.
+  bool shares(int layer, int from) const noexcept { return layer >= from && layer % group_ != 0; }
+  /// The layer that makes the codes of `layer`: the dominant one of its group, where that shares
+  /// too, else the first.
+  int writer(int layer, int from, int layers) const noexcept {
+    const int first = first_of(layer);
+    const int dominant = first + dominant_;
+    const bool has_dominant = dominant < layers && (dominant_ == 0 || shares(dominant, from));
+    if (layer != first && !shares(layer, from)) return layer;
+    return has_dominant ? dominant : first;
   }
 
+  /// Layers that share codes have as many bits.
+  void check_groups(const char* bits_key, int bits, const char* share_key, int share,
+                    int layers) const {
+    if (bits >= layers || !shares(bits, share)) return;
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("--kv xquant,{}={},{}={}: layers {} and {} share codes and would have "
+                    "2 bits and 1; use a multiple of {} for {}",
+                    bits_key, bits, share_key, share, first_of(bits), bits, group_, bits_key));
+  }
+
+  int group_ = 2;     // layers that share codes
+  int dominant_ = 0;  // which of them makes them
   ShareMap share_;
 };
 
@@ -95,6 +121,12 @@ constexpr std::array kOptions{
                .choices = "eq12|alg2",
                .standard = "eq12",
                .help = "alg2: the zero point of algorithm 2, which lacks a factor"},
+    OptionInfo{.key = "dominant",
+               .type = OptionInfo::Type::kInteger,
+               .low = 0,
+               .high = 3,
+               .standard = "0",
+               .help = "which layer of a group makes the codes that it shares, from 0"},
     OptionInfo{.key = "eta1",
                .type = OptionInfo::Type::kReal,
                .low = 0,
@@ -113,6 +145,12 @@ constexpr std::array kOptions{
     kGroup,
     threshold_option("km", "pairs from this layer on share key codes; auto: 32 of 32"),
     threshold_option("kq", "layers before this one have 2-bit keys; auto: 30 of 32"),
+    OptionInfo{.key = "layer_group",
+               .type = OptionInfo::Type::kInteger,
+               .low = 2,
+               .high = 4,
+               .standard = "2",
+               .help = "neighbouring layers that share codes"},
     kMeta,
     kResidual,
     kTailKeep,

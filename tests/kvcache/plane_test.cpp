@@ -16,6 +16,7 @@ struct OneByOne {
     layout.plan = &plan;
     layout.head_dim = 8;
     layout.shared = owner != nullptr;
+    layout.writes = owner == nullptr;
     start(memory, places, owner);
   }
   void start(std::vector<std::byte>& in, int places, const Plane* owner) {

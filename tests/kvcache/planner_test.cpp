@@ -88,7 +88,7 @@ TEST(Unsupported, KnowsTheDecodersShape) {
     return unsupported(parse_spec(text), shape).value_or("");
   };
   EXPECT_EQ(reason("kivi", shape_of(4)), "");
-  EXPECT_THAT(reason("xquant,kq=3,km=2", shape_of(8)), HasSubstr("use an even kq"));
+  EXPECT_THAT(reason("xquant,kq=3,km=2", shape_of(8)), HasSubstr("use a multiple of 2 for kq"));
   EXPECT_EQ(
       reason("asymkv,key_layers=39 + share=codes", shape_of(40)),
       "--kv \"asymkv,key_layers=39 + share=codes\" shares codes of keys between layers 38 and "

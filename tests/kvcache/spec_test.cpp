@@ -241,8 +241,8 @@ TEST(RefusedSpec, SharingThatCannotBe) {
             "itself; did you mean xquant?");
   EXPECT_EQ(
       refusal("xquant,bits=2"),
-      "--kv xquant has no option bits; did you mean meta? (its options are calib, eta1, eta2, "
-      "group, km, kq, meta, residual, tail_keep, vm, vq, scope, layers, rotate, profile)");
+      "--kv xquant has no option bits; did you mean meta? (its options are calib, dominant, "
+      "eta1, eta2, group, km, kq, layer_group, meta, residual, tail_keep, vm, vq, scope, layers, rotate, profile)");
   EXPECT_EQ(
       refusal("xquant,layers=0-3"),
       "--kv \"xquant,layers=0-3\" has xquant,layers=0-3, and xquant pairs layers itself; drop "

@@ -54,7 +54,8 @@ class PolicySequence {
         packers_[store].back() = packer_of(options, shape, layer, rule_.has_value());
         if (words.name == "xquant") {
           const XQuantLayers thresholds(options, shape.layers);
-          sharing_ = sharing_from(thresholds.km, thresholds.vm, shape.layers);
+          sharing_ = sharing_in_groups(thresholds.km, thresholds.vm, options.integer("layer_group"),
+                                       options.integer("dominant"), shape.layers);
         }
       }
     }
@@ -262,6 +263,7 @@ class PolicySequence {
     bool of_prompt = false;
     bool is_protected = false;
     std::vector<int> k_codes, v_codes;
+    std::vector<float> raw_k, raw_v;  // before they were packed
   };
   struct Block {
     const Scheme* scheme;
@@ -641,17 +643,21 @@ class PolicySequence {
     const Spectrum* turn = spectrum ? &*spectrum : nullptr;
     const bool reorders = keys && how.reorders_keys;
     if (reorders) to_packed_channels(lane.order[store], turn, how.finer, x);
-    // A layer that shares finds codes by token: the owner has packed the same tokens before.
     const std::vector<int>& owners = keys ? sharing_.keys : sharing_.values;
+    const int maker = maker_of(layer, keys);
     const bool shared = !owners.empty() && owners[at] != layer;
+    for (Slot* slot : slots) (keys ? slot->raw_k : slot->raw_v) = keys ? slot->k : slot->v;
+    // A layer that shares finds codes by token, if their maker has packed these tokens before. Else
+    // that gives it the codes when it does.
     CodeRows codes;
-    for (size_t i = 0; i < slots.size() && shared; ++i) {
-      const Lane& owner = layers_[static_cast<size_t>(owners[at])].lanes[head];
-      const auto other = std::find_if(owner.slots.begin(), owner.slots.end(),
-                                      [&](const Slot& s) { return s.token == slots[i]->token; });
-      codes.push_back(keys ? other->k_codes : other->v_codes);
+    for (size_t i = 0; i < slots.size() && maker < layer; ++i) {
+      const Slot& made = slot_of(maker, head, slots[i]->token);
+      codes.push_back(keys ? made.k_codes : made.v_codes);
     }
     pack_block(scheme, x, codes, of_layer);
+    for (int earlier = 0; earlier < layer; ++earlier) {
+      if (maker_of(earlier, keys) == layer) repack(earlier, head, slots, store, keys, codes);
+    }
     if (reorders) from_packed_channels(lane.order[store], turn, how.finer, x);
     // Scales of each token: 32 tokens are one block for the accounting of dead rows.
     int index = -1;
@@ -677,6 +683,34 @@ class PolicySequence {
       (keys ? slots[i]->k_codes : slots[i]->v_codes) = codes[i];
       (keys ? slots[i]->k : slots[i]->v) = x[i];
       (keys ? slots[i]->k_block : slots[i]->v_block) = index;
+    }
+  }
+
+  /// The layer whose rows a layer's codes are of.
+  int maker_of(int layer, bool keys) const {
+    const auto at = static_cast<size_t>(layer);
+    const std::vector<int>& owners = keys ? sharing_.keys : sharing_.values;
+    const std::vector<int>& makers = keys ? sharing_.key_makers : sharing_.value_makers;
+    return owners.empty() ? layer : makers.empty() ? owners[at] : makers[at];
+  }
+  Slot& slot_of(int layer, size_t head, int token) {
+    std::vector<Slot>& slots = layers_[static_cast<size_t>(layer)].lanes[head].slots;
+    return *std::find_if(slots.begin(), slots.end(),
+                         [&](const Slot& slot) { return slot.token == token; });
+  }
+  /// Packs the rows of an earlier layer that are the same tokens as `slots` with these codes.
+  void repack(int layer, size_t head, const std::vector<Slot*>& slots, size_t store, bool keys,
+              CodeRows codes) {
+    Rows x;
+    for (const Slot* slot : slots) {
+      const Slot& own = slot_of(layer, head, slot->token);
+      x.push_back(keys ? own.raw_k : own.raw_v);
+    }
+    const Packer& how = packer(store, layer);
+    pack_block(keys ? how.keys : how.values, x, codes);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      Slot& own = slot_of(layer, head, slots[i]->token);
+      (keys ? own.k : own.v) = x[i];
     }
   }
 

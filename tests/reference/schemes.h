@@ -54,6 +54,8 @@ struct Packer {
 struct Sharing {
   std::vector<int> keys;
   std::vector<int> values;
+  std::vector<int> key_makers = {};  ///< the layer whose rows those codes are of; empty: that layer
+  std::vector<int> value_makers = {};
 };
 
 inline Scheme affine_scheme(Axis axis, int bits, size_t group, size_t dim, bool f32_meta) {
@@ -289,6 +291,27 @@ inline Packer packer_of(const OptionValues& options, const CacheShape& shape, in
   Packer packer = packer_alone(options, shape, layer, with_retention);
   packer.turns = options.text("rotate") == "hadamard";
   return packer;
+}
+
+/// XQuant's groups of `group` layers, of which number `dominant` makes the codes if it shares them:
+/// layers from `keys` and `values` on share, the first of a group excepted, whose memory they use.
+inline Sharing sharing_in_groups(int keys, int values, int group, int dominant, int layers) {
+  Sharing sharing;
+  for (int first = 0; first < layers; first += group) {
+    const int end = std::min(first + group, layers);
+    const auto add = [&](int from, std::vector<int>& owners, std::vector<int>& makers) {
+      const int wanted = first + dominant;
+      const int maker = wanted < end && (dominant == 0 || wanted >= from) ? wanted : first;
+      for (int layer = first; layer < end; ++layer) {
+        const bool in_group = layer == first || layer >= from;
+        owners.push_back(in_group ? first : layer);
+        makers.push_back(in_group ? maker : layer);
+      }
+    };
+    add(keys, sharing.keys, sharing.key_makers);
+    add(values, sharing.values, sharing.value_makers);
+  }
+  return sharing;
 }
 
 /// Odd layers from `keys` and `values` on use the codes of the layer before.

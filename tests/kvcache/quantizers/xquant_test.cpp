@@ -66,5 +66,45 @@ TEST(XQuant, RefusesAPairOfTwoWidths) {  // docs/arithmetic.md, "XQuant"
   EXPECT_NO_THROW(quantizer(spec(3, 0, 4, 4), shape_of(4, 1, 32)));  // nothing is shared
 }
 
+/// XQuant 4.3, table 5: groups of G layers, of which number k makes the codes.
+TEST(XQuant, GroupsHaveADominantLayer) {
+  const auto share = [](const char* options, int layers) {
+    return quantizer(spec(0, 0, 0, 3) + options, shape_of(layers, 1, 32))->share();
+  };
+  const ShareMap threes = share(",layer_group=3", 7);
+  EXPECT_THAT(threes.key_owner, ElementsAre(0, 0, 0, 3, 3, 3, 6));
+  EXPECT_THAT(threes.key_writer, ElementsAre(0, 0, 0, 3, 3, 3, 6));
+  EXPECT_THAT(threes.value_owner, ElementsAre(0, 1, 2, 3, 3, 3, 6));
+  const ShareMap last = share(",layer_group=3,dominant=2", 8);
+  EXPECT_THAT(last.key_owner, ElementsAre(0, 0, 0, 3, 3, 3, 6, 6));
+  EXPECT_THAT(last.key_writer, ElementsAre(2, 2, 2, 5, 5, 5, 6, 6));  // the last group has no third
+  EXPECT_THAT(last.value_owner, ElementsAre(0, 1, 2, 3, 3, 3, 6, 6));
+  EXPECT_THAT(last.value_writer, ElementsAre(0, 1, 2, 5, 5, 5, 6, 6));
+  const ShareMap fours = share(",layer_group=4,dominant=1", 6);
+  EXPECT_THAT(fours.value_owner, ElementsAre(0, 1, 2, 0, 4, 4));
+  EXPECT_THAT(fours.value_writer, ElementsAre(0, 1, 2, 0, 5, 5));  // layer 1 shares no values
+}
+
+TEST(XQuant, RefusesADominantLayerOutsideItsGroup) {
+  EXPECT_THROW(quantizer(spec(0, 0, 0, 0) + ",dominant=2", shape_of(4, 1, 32)), Error);
+  EXPECT_THROW(quantizer(spec(4, 0, 0, 0) + ",layer_group=3", shape_of(6, 1, 32)), Error);
+  EXPECT_NO_THROW(quantizer(spec(3, 0, 0, 0) + ",layer_group=3", shape_of(6, 1, 32)));
+}
+
+/// Keys and values at 1 bit, all shared: a half, a third and a quarter of the codes are stored.
+TEST(XQuant, NominalBitsOfGroups) {
+  EXPECT_DOUBLE_EQ(nominal(spec(0, 0, 0, 0), shape_of(12, 1, 32)), 0.5);
+  EXPECT_DOUBLE_EQ(nominal(spec(0, 0, 0, 0) + ",layer_group=3", shape_of(12, 1, 32)), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(nominal(spec(0, 0, 0, 0) + ",layer_group=4", shape_of(12, 1, 32)), 0.25);
+}
+
+/// Settings that have the widths of XQuant's table 6, which names none: keys of 27 and of 20 layers
+/// at 2 bits, values that pairs share from layers 14 and 12 on, (59 + 23) / 64 and (52 + 22) / 64.
+TEST(XQuant, WidthsOfTable6) {
+  const CacheShape shape = shape_of(32, 1, 32);
+  EXPECT_NEAR(nominal(spec(27, 0, 32, 14), shape), 1.28125, 1e-9);
+  EXPECT_NEAR(nominal(spec(20, 0, 32, 12), shape), 1.15625, 1e-9);
+}
+
 }  // namespace
 }  // namespace kvlm
