@@ -1,3 +1,5 @@
+// XQuant: moved end levels, and which layers share codes. The class's own comment says what follows
+// the paper and what departs from it.
 #include <algorithm>
 
 #include "kvcache/quantizers/common.h"

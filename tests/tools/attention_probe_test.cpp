@@ -57,6 +57,27 @@ TEST(AttentionProbe, PlainRowsHaveNoErrorAtAll) {
   EXPECT_EQ(probe.scores(SequenceId{})[0].calibrated, probe.scores(SequenceId{})[0].exact);
 }
 
+/// Plain rows of pictures that are stored apart from text are the same weights in another order.
+TEST(AttentionProbe, WeightsAreOfTheSameRows) {
+  Feeder feeder(kShape);
+  AttentionProbe probe = probe_of("f16,scope=visual + kivi,residual=128,scope=text");
+  feed(probe, feeder, PromptShape{5, {23, 19}, 9}.modality(), 40);
+  for (const AttentionError& error : probe.errors(SequenceId{})[0]) {
+    EXPECT_LT(error.weight_difference, 1e-20);
+    EXPECT_EQ(error.weights, 4 * (57 * 40 + 820));  // heads, rows of 40 steps
+  }
+}
+
+TEST(AttentionProbe, WeightsOfDroppedRowsAreNotCompared) {
+  Feeder feeder(kShape);
+  AttentionProbe probe = probe_of("streaming,keep=0.5");
+  feed(probe, feeder, PromptShape{5, {23}, 9}.modality(), 4);
+  for (const AttentionError& error : probe.errors(SequenceId{})[0]) {
+    EXPECT_EQ(error.weights, 0);
+    EXPECT_EQ(error.weight_difference, 0);
+  }
+}
+
 class AnyPolicy : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AnyPolicy, IsMeasured) {

@@ -25,7 +25,7 @@ def result(spec, kl=0.1, bits=4.0, share=(1.0, 1.0), error=(0.1, 0.2), quantized
     exact = [0, 3, 5, 2]
     return {"spec": spec, "model": "/models/tiny", "data": "/data/captions.jsonl", "records": 6, "tokens": 912, "kl_mean": kl,
             "kl_std_error": kl / 4, "stored_bits": bits, "nominal_bits": bits * 0.8,
-            "layers": [{"layer": i, "error": e, "visual_error": e / 2, "text_error": e / 3, "slots": 100 * s, "share": s}
+            "layers": [{"layer": i, "error": e, "visual_error": e / 2, "text_error": e / 3, "softmax_mse": e / 9, "slots": 100 * s, "share": s}
                        for i, (s, e) in enumerate(zip(share, error))],
             "visual_scores": {"low": -2, "width": 0.5, "exact": exact, "quantized": quantized or exact,
                               "calibrated": quantized or exact}, **others}
@@ -144,7 +144,7 @@ class Script(unittest.TestCase):
                 self.assertNotIn("Warning", drawn.stderr)
                 names = {path.stem for path in out.glob("*.png")}
                 self.assertEqual(names, {path.stem for path in out.glob("*.svg")})
-                self.assertLessEqual({"layer_error", "retained", "bits"}, names)
+                self.assertLessEqual({"layer_error", "softmax_error", "retained", "bits"}, names)
                 for name, expected in pages.items():
                     self.assertEqual(sum(stem == name or stem.startswith(name + "-") for stem in names), expected, name)
                 for picture in out.glob("*.png"):

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
@@ -42,7 +43,7 @@ Parts attend_parts(const float* q, size_t dim, const HeadRows& rows, float scale
     }
     weight[j] *= static_cast<double>(scale);
   }
-  Parts parts{std::vector<double>(dim), std::vector<double>(dim), weight, {}};
+  Parts parts{std::vector<double>(dim), std::vector<double>(dim), weight, {}, {}};
   for (const ScoreRemap& remap : rows.remaps) apply_remap(remap, weight);
   parts.remapped = weight;
   const double top = *std::max_element(weight.begin(), weight.end());
@@ -50,10 +51,12 @@ Parts attend_parts(const float* q, size_t dim, const HeadRows& rows, float scale
   for (double& w : weight) sum += w = std::exp(w - top);
   for (size_t j = 0; j < slots; ++j) {
     std::vector<double>& part = rows.tags[j] == kTextRow ? parts.text : parts.visual;
+    weight[j] /= sum;
     for (size_t d = 0; d < dim; ++d) {
-      part[d] += weight[j] / sum * static_cast<double>(rows.values[j * dim + d]);
+      part[d] += weight[j] * static_cast<double>(rows.values[j * dim + d]);
     }
   }
+  parts.weights = std::move(weight);
   return parts;
 }
 
@@ -209,6 +212,19 @@ void AttentionProbe::keep_rows(const StepRows& step, int layer, std::span<const 
   }
 }
 
+/// Rows of pictures come first where they are stored apart.
+std::vector<size_t> AttentionProbe::places(const std::vector<int16_t>& came,
+                                           const std::vector<int16_t>& held) {
+  if (came.size() != held.size()) return {};
+  std::vector<size_t> order(came.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (came != held) {
+    std::stable_partition(order.begin(), order.end(),
+                          [&](size_t row) { return came[row] != kTextRow; });
+  }
+  return order;
+}
+
 void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Row& row, float scale,
                           Stream& stream) {
   AttentionError& error = sequence.errors[policy][static_cast<size_t>(layer)];
@@ -230,6 +246,11 @@ void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Ro
       ++scores.quantized[ScoreHistogram::bin(mine.scores[j])];
       ++scores.calibrated[ScoreHistogram::bin(mine.remapped[j])];
     }
+    const std::vector<size_t> order = places(rows[head].tags, held[head].tags);
+    for (size_t j = 0; j < order.size(); ++j) {
+      error.weight_difference += std::pow(mine.weights[j] - exact.weights[order[j]], 2);
+    }
+    error.weights += static_cast<double>(order.size());
     error.visual_difference += squared_distance(mine.visual, exact.visual);
     error.text_difference += squared_distance(mine.text, exact.text);
   }

@@ -40,6 +40,10 @@ struct AttentionError {
   double visual_difference = 0;  ///< of the part of the output that visual slots contribute
   double text_difference = 0;
   double reference = 0;
+  /// Of the softmax's weights (CalibQuant, figure 2): squared differences, and how many there are;
+  /// none where slots were dropped.
+  double weight_difference = 0;
+  double weights = 0;
   double slots = 0;   ///< summed over steps
   double tokens = 0;  ///< fed so far, summed over steps
   int steps = 0;
@@ -49,6 +53,8 @@ struct AttentionError {
     visual_difference += other.visual_difference;
     text_difference += other.text_difference;
     reference += other.reference;
+    weight_difference += other.weight_difference;
+    weights += other.weights;
     slots += other.slots;
     tokens += other.tokens;
     steps += other.steps;
@@ -64,6 +70,7 @@ class AttentionProbe final : public KvCache {
   struct Parts {
     std::vector<double> visual, text;      ///< (head_dim,)
     std::vector<double> scores, remapped;  ///< (slots,) before the softmax
+    std::vector<double> weights;           ///< (slots,) behind it
   };
 
   AttentionProbe(std::unique_ptr<KvCache> reference,
@@ -103,6 +110,10 @@ class AttentionProbe final : public KvCache {
     std::vector<std::vector<AttentionError>> errors;
     std::vector<ScoreHistogram> scores;
   };
+  /// (slots,) where a policy that drops nothing has slot i among the rows as they came; empty if it
+  /// does not hold them all.
+  static std::vector<size_t> places(const std::vector<int16_t>& came,
+                                    const std::vector<int16_t>& held);
   /// One generated row: its queries, the exact output and the policy's, (q_heads, head_dim) each.
   struct Row {
     std::span<const float> q, exact, got;

@@ -52,6 +52,12 @@ struct Origin {
   std::string device;
 };
 
+/// Mean squared error of the softmax's weights; null where the policy drops slots.
+nlohmann::ordered_json softmax_mse(const AttentionError& error) {
+  if (error.weights == 0) return nullptr;
+  return error.weight_difference / error.weights;
+}
+
 double relative(double squared_error, double squared_reference) {
   return squared_reference > 0 ? std::sqrt(squared_error / squared_reference) : 0;
 }
@@ -104,6 +110,7 @@ nlohmann::ordered_json json_of(const Fidelity& result, const Origin& origin) {
                               {"error", relative(error.difference, error.reference)},
                               {"visual_error", relative(error.visual_difference, error.reference)},
                               {"text_error", relative(error.text_difference, error.reference)},
+                              {"softmax_mse", softmax_mse(error)},
                               {"slots", error.steps > 0 ? error.slots / error.steps : 0},
                               {"share", share_held(error)}});
   }

@@ -4,7 +4,7 @@
     tools/kv/plot.py FIGURES.jsonl FOLDER      draws
     tools/kv/plot.py --check FOLDER            says whether it could, before anything is measured
 
-Writes layer_error (error of the attention output by layer), retained (share of the tokens that each layer holds), bits (KL
+Writes layer_error (error of the attention output by layer), softmax_error (of its weights), retained (share of the tokens that each layer holds), bits (KL
 against bits) and scores (scores of visual slots), each as .png and .svg; what does not fit on a page of a picture goes on
 in NAME-2 and so on. A spec has one colour and number in all of them. Needs matplotlib.
 """
@@ -94,6 +94,13 @@ class Plotter:
         self.rows_of_panels("layer_error", "Error of the attention output by layer; equal curves are one line", groups,
                             [("error", "whole output"), ("visual_error", "part from visual slots")], "relative error")
 
+    def softmax_error(self) -> None:
+        """As CalibQuant's figure 2, of the policies that drop nothing."""
+        whole = [r for r in self.results if all(layer.get("softmax_mse") is not None for layer in r["layers"])]
+        if whole:
+            self.rows_of_panels("softmax_error", "Error of the softmax by layer; equal curves are one line",
+                                equal_curves(whole, "softmax_mse"), [("softmax_mse", "")], "mean squared error")
+
     def retained(self) -> None:
         """As PrefixKV's figure 4."""
         self.rows_of_panels("retained", "Tokens that a layer holds in decode; equal curves are one line",
@@ -177,6 +184,7 @@ def main() -> int:
     plotter = Plotter(plt, results, folder)
     if all(result["layers"] for result in results):
         plotter.layer_error()
+        plotter.softmax_error()
         plotter.retained()
         plotter.scores()
     plotter.bits()
