@@ -215,6 +215,10 @@ DOCUMENTED = [
          [one(lambda row: row["kv_heads"] == 2 and 0 < row["bytes"] < row["f16_bytes"])]),
     Case("vlm-kv fidelity --kv int4 --data captions.jsonl --records 10 --csv",
          [lambda o: len(o.out.splitlines()) != 2, prints("spec,model,data", '"int4",')]),
+    Case("vlm-kv fidelity -m MODEL --data tools/pocket/heldout/captions.jsonl --records 100 --layer-records 0 -n 64 -t 1 --json "
+         "--per-record",
+         [each(2, lambda row: len(row["per_record"]) == 1 and row["kl_mean"] > 0)],
+         {"MODEL": "pocket --kv kivi,bits=1 --kv kivi,bits=1,rotate=hadamard", "--records 100": "--records 1"}),
     Case("vlm-bench throughput -m synthetic:internvl2.5-8b --kv-memory 5G,30G --dry-run",
          [prints("internvl2.5-8b", "batch", "staging", "reserved")]),
     Case("vlm-kv fidelity --kv kivi --kv vidkv --data captions.jsonl --plot plots",
@@ -444,5 +448,7 @@ OPTIONS = [
     Case(f"vlm-bench throughput -m pocket --device cpu --dtype f32 -t 1 --kv f16 --kv kivi --kv-memory 2M {SMALL} --json",
          [each(2, lambda row: row["batch"] > 0 and row["kv_bytes"] <= 2e6)]),
     Case(f"vlm-bench throughput --batch 1,2 {SMALL} --csv", [lambda o: len(o.out.splitlines()) != 3]),
+    Case(f"vlm-bench throughput --batch 2 --answer-tokens 500 {SMALL} --json",
+         [one(lambda row: row["requests_per_s"] > 0 and row["prompt_ms"]["median"] > 0)]),
     Case(f"vlm-bench throughput --memory 1G {SMALL}", [complains("--memory", "--kv-memory")], status=2),
 ]
