@@ -31,6 +31,8 @@ constexpr std::array kCommands = {
     KvCommand{"profile", "Fits what policies leave open to a model",
               "  vlm-kv profile -m pocket --data captions.jsonl --out pocket.profile.json",
               &add_profile},
+    KvCommand{"values", "What a model's keys and values look like, layer by layer",
+              "  vlm-kv values -m pocket --data captions.jsonl --records 5", &add_values},
 };
 
 int run(int argc, char** argv) {
@@ -51,8 +53,9 @@ int run(int argc, char** argv) {
       })) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("\"{}\" is no command of vlm-kv; give list, explain, fidelity or profile",
-                    printable(argv[1])));
+        fmt::format(
+            "\"{}\" is no command of vlm-kv; give list, explain, fidelity, profile or values",
+            printable(argv[1])));
   }
   try {
     app.parse(argc, argv);

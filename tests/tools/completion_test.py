@@ -50,7 +50,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("vlm-bench", "kernels", "--only", "x", "--ro"), {"--rows"})
 
     def test_subcommands(self):
-        self.assertLessEqual({"list", "explain", "fidelity", "profile"}, completed("vlm-kv", ""))
+        self.assertLessEqual({"list", "explain", "fidelity", "profile", "values"}, completed("vlm-kv", ""))
         self.assertEqual(completed("vlm-bench", "th"), {"throughput"})
 
     def test_policies(self):

@@ -228,6 +228,8 @@ DOCUMENTED = [
           lambda o: set(json.loads((o.folder / "pocket.profile.json").read_text())) !=
           {"model", "prefixkv", "calibquant", "head_quantile", "xquant"}],
          {"captions.jsonl": "captions.jsonl -n 3"}),
+    Case("vlm-kv values -m pocket --data captions.jsonl --records 5",
+         [prints("pocket, 1 prompts", "keys    visual", "values  text", " %")]),
     # vlm-bench --help
     Case("vlm-bench latency -m synthetic:llava-tinyllama-1.1b", [prints("prefill", "decode", "GB/s")],
          {"1.1b": "1.1b,layers=1 --repeats 1 --tokens 2 --prompt-tokens 40"}),
@@ -374,7 +376,7 @@ OPTIONS = [
     Case("vlm-kv --help", [prints("Subcommands:")]),
     Case("vlm-bench --help", [prints("Subcommands:")]),
     *(Case(f"{name} --help", [prints("Options:", "--")])
-      for name in ("vlm-kv list", "vlm-kv explain", "vlm-kv fidelity", "vlm-kv profile", "vlm-bench latency",
+      for name in ("vlm-kv list", "vlm-kv explain", "vlm-kv fidelity", "vlm-kv profile", "vlm-kv values", "vlm-bench latency",
                    "vlm-bench throughput", "vlm-bench kernels", "vlm-bench vision")),
 
     Case("vlm-run --image a.png -q -m pocket --device cpu -t 1", [says("caption"), silent]),
@@ -433,6 +435,11 @@ OPTIONS = [
     Case("vlm-kv profile -m golden/qwen2_5_vl --data videos.jsonl --out clip.json --policy prefixkv -n 2 --min-pixels 800 "
          "--max-pixels 1024 --frames 4 --json && vlm-kv profile -m golden/qwen2_5_vl --data videos.jsonl --out clip.json "
          "--policy prefixkv -n 2 --fps 10 --json", [lambda o: o.out.count('"model": "golden/qwen2_5_vl"') != 2]),
+    Case("vlm-kv values -m golden/qwen2_5_vl --data videos.jsonl --min-pixels 800 --max-pixels 1024 --frames 4 --json && "
+         "vlm-kv values -m golden/qwen2_5_vl --data videos.jsonl --fps 10 --device cpu -t 1 --json",
+         [lambda o: {row["part"] for row in o.rows()} != {"keys", "values"},
+          lambda o: any(sum(head["histogram"]) != head["count"] for row in o.rows() for head in row["heads"])]),
+    Case("vlm-kv values --data captions.jsonl --tiles 4", [complains("--tiles is for InternVL")], status=2),
     Case("vlm-kv profile --data captions.jsonl --out none.json --tiles 4", [complains("--tiles is for InternVL")], status=2),
     Case("vlm-kv profile -m pocket --data captions.jsonl --out small.json --policy prefixkv --policy head_quantile "
          "--bits 4 --keep 0.3 --records 1 -n 2 --batch-size 2 --device cpu -t 1 --json",

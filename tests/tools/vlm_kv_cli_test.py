@@ -37,7 +37,7 @@ def run(*arguments):
 # (arguments, exit status, words of the message). {folder} is an empty folder.
 WRONG = [
     ([], 2, ["subcommand", "vlm-kv --help"]),
-    (["lst"], 2, ["\"lst\"", "list, explain, fidelity or profile"]),
+    (["lst"], 2, ["\"lst\"", "list, explain, fidelity, profile or values"]),
     (["list", "--markdown", "--json"], 2, ["--markdown", "--json"]),
     (["list", "kivi"], 2, ["kivi"]),
     (["explain"], 2, ["SPEC"]),
@@ -96,7 +96,7 @@ class VlmKv(unittest.TestCase):
         self.assertIn("--visual", run("explain", "--help").stdout)
 
     def test_help_fits_a_terminal_and_its_subcommand(self):
-        commands = ("list", "explain", "fidelity", "profile")
+        commands = ("list", "explain", "fidelity", "profile", "values")
         for command in (None, *commands):
             text = run(*(word for word in (command, "--help") if word)).stdout
             for line in text.splitlines():

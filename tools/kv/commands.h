@@ -20,5 +20,6 @@ std::function<int()> add_list(CLI::App& app);
 std::function<int()> add_explain(CLI::App& app);
 std::function<int()> add_fidelity(CLI::App& app);
 std::function<int()> add_profile(CLI::App& app);
+std::function<int()> add_values(CLI::App& app);
 
 }  // namespace kvlm

@@ -1,0 +1,195 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kvcache/planner.h"
+#include "kvcache/policy_cache.h"
+#include "kvcache/spec.h"
+#include "runtime/forced_run.h"
+#include "tools/common/program.h"
+#include "tools/common/progress.h"
+#include "tools/common/visual_options.h"
+#include "tools/kv/commands.h"
+#include "tools/kv/fidelity_meter.h"
+#include "tools/kv/value_survey.h"
+
+// `vlm-kv values`: what a model's keys and values look like after a prompt. Prompts go through an
+// f32 cache that keeps every row; value_survey.cpp counts what it holds.
+namespace kvlm {
+
+namespace {
+
+struct ValuesOptions {
+  SessionOptions session;
+  SamplingRequest sampling;
+  std::string data;
+  int records = 10;
+  bool json = false;
+};
+
+constexpr std::pair<Part, const char*> kParts[] = {{Part::kKeys, "keys"},
+                                                   {Part::kValues, "values"}};
+constexpr std::pair<ValueSurvey::Rows, const char*> kRows[] = {{ValueSurvey::kVisualRows, "visual"},
+                                                               {ValueSurvey::kTextRows, "text"}};
+
+void add_record(Session& session, const EncodedPrompt& encoded, ValueSurvey& survey) {
+  Model& model = session.model();
+  const auto plan = plan_cache(parse_spec("f32"), model.decoder().cache_shape());
+  const auto rows = static_cast<int>(encoded.prompt.ids.size()) + 1;
+  PolicyCache cache(plan, Layouts(*plan).session_bytes(rows), session.device());
+  ForcedRun run(model, cache, session.stream());
+  const SequenceId id = run.join(encoded, 1);
+  for (int layer = 0; layer < survey.layers(); ++layer) {
+    survey.add_layer(layer, cache.inspect(id, layer, session.stream()));
+  }
+}
+
+/// The ends of all heads together.
+std::pair<float, float> ends_of(const ValueSurvey& survey, int layer, Part part,
+                                ValueSurvey::Rows rows) {
+  std::pair<float, float> ends = {0, 0};
+  for (int head = 0; head < survey.kv_heads(); ++head) {
+    const ValueCounts& counts = survey.counts(layer, part, rows, head);
+    ends.first = head == 0 ? counts.low : std::min(ends.first, counts.low);
+    ends.second = head == 0 ? counts.high : std::max(ends.second, counts.high);
+  }
+  return ends;
+}
+
+/// The share of codes that are equal in this layer and the next; -1 for the last layer.
+double equal_codes(const ValueSurvey& survey, int layer, Part part, ValueSurvey::Rows rows) {
+  const ValueSurvey::Distances& apart = survey.distances(layer, part, rows);
+  const int64_t all = std::accumulate(apart.begin(), apart.end(), int64_t{0});
+  return all == 0 ? -1 : static_cast<double>(apart[0]) / static_cast<double>(all);
+}
+
+/// What that share would be if codes of the two layers were drawn apart, as often as they occur.
+double equal_by_chance(const ValueSurvey& survey, int layer, Part part, ValueSurvey::Rows rows) {
+  const ValueSurvey::Distances& here = survey.codes(layer, part, rows);
+  const ValueSurvey::Distances& next = survey.codes(layer + 1, part, rows);
+  const auto all = static_cast<double>(std::accumulate(here.begin(), here.end(), int64_t{0}));
+  double share = 0;
+  for (size_t code = 0; code < here.size(); ++code) {
+    share += static_cast<double>(here[code]) / all * static_cast<double>(next[code]) / all;
+  }
+  return share;
+}
+
+nlohmann::ordered_json json_of(const ValueSurvey& survey, int layer, Part part,
+                               ValueSurvey::Rows rows) {
+  const auto [low, high] = ends_of(survey, layer, part, rows);
+  nlohmann::ordered_json json{{"low", low}, {"high", high}};
+  for (int head = 0; head < survey.kv_heads(); ++head) {
+    const ValueCounts& counts = survey.counts(layer, part, rows, head);
+    json["heads"].push_back({{"low", counts.low},
+                             {"high", counts.high},
+                             {"count", counts.count},
+                             {"histogram", counts.bins}});
+  }
+  json["codes"] = survey.codes(layer, part, rows);
+  if (layer + 1 < survey.layers()) {
+    json["code_distances"] = survey.distances(layer, part, rows);
+  }
+  return json;
+}
+
+void print_json(const ValueSurvey& survey, const std::string& model, int records) {
+  for (int layer = 0; layer < survey.layers(); ++layer) {
+    for (const auto& [part, part_name] : kParts) {
+      for (const auto& [rows, rows_name] : kRows) {
+        nlohmann::ordered_json json{{"model", model},
+                                    {"records", records},
+                                    {"layer", layer},
+                                    {"part", part_name},
+                                    {"rows", rows_name}};
+        json["bins"] = {{"low", ValueCounts::kLow}, {"width", ValueCounts::kWidth}};
+        json.update(json_of(survey, layer, part, rows));
+        fmt::print("{}\n", json.dump());
+      }
+    }
+  }
+}
+
+void print_table(const ValueSurvey& survey, const std::string& model, int records) {
+  fmt::print(
+      "{}, {} prompts: ends of each layer's cache values, the widest and the narrowest range "
+      "of its KV heads, and how\nmany of its 2-bit codes (as kivi makes them) the next layer "
+      "has as well\n\n",
+      model, records);
+  fmt::print("{:<6} {:<7} {:<7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "layer", "part", "rows",
+             "low", "high", "widest", "narrowest", "equal", "chance");
+  for (int layer = 0; layer < survey.layers(); ++layer) {
+    for (const auto& [part, part_name] : kParts) {
+      for (const auto& [rows, rows_name] : kRows) {
+        std::vector<float> ranges;
+        for (int head = 0; head < survey.kv_heads(); ++head) {
+          const ValueCounts& counts = survey.counts(layer, part, rows, head);
+          ranges.push_back(counts.high - counts.low);
+        }
+        const auto [low, high] = ends_of(survey, layer, part, rows);
+        const double equal = equal_codes(survey, layer, part, rows);
+        const auto shown = [&](double share) {
+          return equal < 0 ? std::string("-") : fmt::format("{:.1f} %", 100 * share);
+        };
+        fmt::print("{:<6} {:<7} {:<7} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.3f} {:>8} {:>8}\n", layer,
+                   part_name, rows_name, low, high, *std::max_element(ranges.begin(), ranges.end()),
+                   *std::min_element(ranges.begin(), ranges.end()), shown(equal),
+                   shown(equal < 0 ? 0 : equal_by_chance(survey, layer, part, rows)));
+      }
+    }
+  }
+}
+
+int run_values(const ValuesOptions& options) {
+  check_sampling(options.sampling);
+  const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
+  TerminalWatch watch(/*quiet=*/false);
+  Session session(options.session, &watch);
+  const CacheShape shape = session.model().decoder().cache_shape();
+  ValueSurvey survey(shape.layers, shape.kv_heads, shape.head_dim);
+  Progress progress("values", records.size(), false);
+  int done = 0;
+  for (const ForcedRecord& record : records) {
+    if (interrupted()) break;
+    add_record(session, encode_record(session, record, options.sampling), survey);
+    progress.update({static_cast<size_t>(++done), 0, 0}, "");
+  }
+  progress.finish();
+  if (done == 0) return kExitInterrupted;
+  const std::string model(session.model().name());
+  (options.json ? print_json : print_table)(survey, model, done);
+  return interrupted() ? kExitInterrupted : 0;
+}
+
+}  // namespace
+
+std::function<int()> add_values(CLI::App& app) {
+  const auto options = std::make_shared<ValuesOptions>();
+  options->session.device = "cpu";
+  app.add_option("-m,--model", options->session.model, "As vlm-run's -m")->capture_default_str();
+  app.add_option("--data", options->data,
+                 "JSON lines: id, image or images, video or videos, prompt")
+      ->required();
+  app.add_option("--records", options->records, "First records of the data")
+      ->check(CLI::Range(1, kMostForcedRecords))
+      ->capture_default_str();
+  app.add_flag("--json", options->json,
+               "One JSON object a layer, part and kind of rows, with histograms of every KV head");
+  add_sampling_options(app, options->sampling);
+  add_size_options(app, options->session);
+  app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
+      ->capture_default_str();
+  app.add_option("-t,--threads", options->session.threads, "CPU threads; 0 is one per core");
+  return [options] {
+    catch_interrupts();
+    return run_values(*options);
+  };
+}
+
+}  // namespace kvlm
