@@ -72,6 +72,7 @@ void Plane::place(const Layout& layout, const PlaneCapacity& capacity, std::byte
   ring_ = ring;
   ring_rows_ = static_cast<int>(capacity.ring_rows);
   const auto blocks = static_cast<size_t>(capacity.blocks);
+  most_blocks_ = static_cast<int>(capacity.blocks);
   blocks_.reserve(blocks);
   places_.reserve(blocks);
   if (!layout.evicts) return;
@@ -246,7 +247,7 @@ Plane::Place Plane::new_place(int rows) noexcept {
   } else {
     if (free_slots_.empty()) {
       place.slot = next_slot_++;
-      assert(static_cast<size_t>(place.slot) < blocks_.capacity());
+      assert(place.slot < most_blocks_);
     } else {
       place.slot = free_slots_.back();
       free_slots_.pop_back();

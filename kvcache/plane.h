@@ -208,6 +208,7 @@ class alignas(64) Plane {
   std::ptrdiff_t code_stride_ = 0;
   std::ptrdiff_t scale_stride_ = 0;
 
+  int most_blocks_ = 0;          // for which there is room; a copy's vectors have less
   int next_slot_ = 0;            // those before it have had a block
   int first_own_ = 0;            // slots before it are of shared blocks, whose memory is elsewhere
   std::vector<int> free_slots_;  // stack, of those that were evicted

@@ -103,6 +103,10 @@ struct PolicyProfile {
   double forget_keep = 0;  ///< the kept fraction those were fitted for
   /// As forget: Gini coefficients of the scores (docs/arithmetic.md, "Profile"), for people.
   std::map<std::string, std::vector<double>, std::less<>> gini;
+  /// As forget: standard deviation over the prompts that it is the mean of, and their mean distance
+  /// from it, for people.
+  std::map<std::string, std::vector<double>, std::less<>> forget_std;
+  std::map<std::string, std::vector<double>, std::less<>> forget_mad;
 
   // By the bits that they were fitted at. A policy of another width has its own default: what is
   // best at 1 bit ruins 8.

@@ -115,6 +115,8 @@ PolicyProfile parsed(const Json& json, const std::string& path) {
       profile.forget_keep = number(of("keep"), 1, path, "prefixkv.keep");
       profile.forget = by_score(of("forget"), path, "prefixkv.forget");
       if (part.contains("gini")) profile.gini = by_score(of("gini"), path, "prefixkv.gini");
+      if (part.contains("std")) profile.forget_std = by_score(of("std"), path, "prefixkv.std");
+      if (part.contains("mad")) profile.forget_mad = by_score(of("mad"), path, "prefixkv.mad");
     } else if (name == "calibquant") {
       profile.tau = by_bits<std::pair<double, double>>(of("tau"), path, "calibquant.tau", pair);
       if (part.contains("tau_unshrunk")) {
@@ -183,6 +185,8 @@ std::string profile_text(const PolicyProfile& profile) {
   if (!profile.forget.empty()) {
     json["prefixkv"] = {{"keep", profile.forget_keep}, {"forget", profile.forget}};
     if (!profile.gini.empty()) json["prefixkv"]["gini"] = profile.gini;
+    if (!profile.forget_std.empty()) json["prefixkv"]["std"] = profile.forget_std;
+    if (!profile.forget_mad.empty()) json["prefixkv"]["mad"] = profile.forget_mad;
   }
   if (!profile.tau.empty()) json["calibquant"]["tau"] = by_width(profile.tau);
   if (!profile.tau_unshrunk.empty()) {

@@ -64,6 +64,7 @@ class XQuant final : public PlannedQuantizer {
       if (shared) made.nominal_bits = 0;
       return made;
     };
+    bool any = false;
     for (int layer = 0; layer < shape.layers; ++layer) {
       const bool shares_keys = shares(layer, km);
       const bool shares_values = shares(layer, vm);
@@ -73,6 +74,10 @@ class XQuant final : public PlannedQuantizer {
       share_.value_owner.push_back(shares_values ? first_of(layer) : layer);
       share_.key_writer.push_back(writer(layer, km, shape.layers));
       share_.value_writer.push_back(writer(layer, vm, shape.layers));
+      any |= shares_keys || shares_values;
+    }
+    for (const char* key : {"layer_group", "dominant"}) {
+      refuse_idle(options, key, !any, "no layer of this decoder shares codes");
     }
   }
 
@@ -95,12 +100,15 @@ class XQuant final : public PlannedQuantizer {
   /// Layers that share codes have as many bits.
   void check_groups(const char* bits_key, int bits, const char* share_key, int share,
                     int layers) const {
-    if (bits >= layers || !shares(bits, share)) return;
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("--kv xquant,{}={},{}={}: layers {} and {} share codes and would have "
-                    "2 bits and 1; use a multiple of {} for {}",
-                    bits_key, bits, share_key, share, first_of(bits), bits, group_, bits_key));
+    const int first = first_of(bits);
+    for (int layer = bits; layer < std::min(first + group_, layers); ++layer) {
+      if (first == bits || !shares(layer, share)) continue;
+      throw Error(
+          ErrorCode::kUnsupported,
+          fmt::format("--kv xquant,{}={},{}={}: layers {} and {} share codes and would have "
+                      "2 bits and 1; use a multiple of {} for {}",
+                      bits_key, bits, share_key, share, first, layer, group_, bits_key));
+    }
   }
 
   int group_ = 2;     // layers that share codes
@@ -145,7 +153,7 @@ constexpr std::array kOptions{
                .standard = "0.045",
                .help = "the same at 2 bits; unless given, that of --kv-profile"},
     kGroup,
-    threshold_option("km", "pairs from this layer on share key codes; auto: 32 of 32"),
+    threshold_option("km", "layers from this one on share key codes, in groups; auto: 32 of 32"),
     threshold_option("kq", "layers before this one have 2-bit keys; auto: 30 of 32"),
     OptionInfo{.key = "layer_group",
                .type = OptionInfo::Type::kInteger,
@@ -156,7 +164,7 @@ constexpr std::array kOptions{
     kMeta,
     kResidual,
     kTailKeep,
-    threshold_option("vm", "pairs from this layer on share value codes; auto: 16 of 32"),
+    threshold_option("vm", "layers from this one on share value codes, in groups; auto: 16 of 32"),
     threshold_option("vq", "layers before this one have 2-bit values; auto: 2 of 32"),
 };
 
@@ -166,8 +174,9 @@ const QuantizerEntry xquant{
     {.name = "xquant",
      .kind = PartKind::kQuantizer,
      .source = "XQuant, 3.2-3.3, eqs. 4-13, algs. 1-2",
-     .stores = "as kivi at 2 and 1 bits with calibrated levels; odd layers share the codes of the "
-               "layer before",
+     .stores =
+         "as kivi at 2 and 1 bits with calibrated levels; groups of layers share the codes of "
+         "one of them, by default pairs",
      .composes = "retention with one set per layer (pairs keep the same slots)",
      .options = kOptions},
     make<XQuant>};

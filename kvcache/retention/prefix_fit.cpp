@@ -172,4 +172,19 @@ std::vector<double> mean_ratios(std::span<const std::vector<double>> prompts) {
   return mean;
 }
 
+RatioSpread spread_of_ratios(std::span<const std::vector<double>> prompts,
+                             std::span<const double> center) {
+  const std::vector<double> mean = mean_ratios(prompts);
+  RatioSpread spread{std::vector<double>(mean.size()), std::vector<double>(mean.size())};
+  const auto count = static_cast<double>(prompts.size());
+  for (const std::vector<double>& ratios : prompts) {
+    for (size_t l = 0; l < mean.size(); ++l) {
+      spread.deviation[l] += (ratios[l] - mean[l]) * (ratios[l] - mean[l]) / count;
+      spread.difference[l] += std::abs(ratios[l] - center[l]) / count;
+    }
+  }
+  for (double& deviation : spread.deviation) deviation = std::sqrt(deviation);
+  return spread;
+}
+
 }  // namespace kvlm

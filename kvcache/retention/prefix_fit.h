@@ -60,4 +60,12 @@ std::vector<double> forget_ratios(std::span<const std::vector<double>> scores, d
 /// The mean over prompts: what --kv-profile keeps. All of one length.
 std::vector<double> mean_ratios(std::span<const std::vector<double>> prompts);
 
+/// How far ratios of prompts lie from `center`, (layers,) each (PrefixKV, table 7).
+struct RatioSpread {
+  std::vector<double> deviation;   ///< root of the mean square distance from the prompts' own mean
+  std::vector<double> difference;  ///< mean distance from the center
+};
+RatioSpread spread_of_ratios(std::span<const std::vector<double>> prompts,
+                             std::span<const double> center);
+
 }  // namespace kvlm

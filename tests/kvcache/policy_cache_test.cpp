@@ -127,6 +127,24 @@ TEST_P(PolicyLife, EqualsTheReferenceStepByStep) {
 
 INSTANTIATE_TEST_SUITE_P(Specs, PolicyLife, testing::ValuesIn(kSpecs), name_of_spec);
 
+/// XQuant's groups in more layers than a prompt packs together, which groups of 3 cross, and with a
+/// short last group: each dominant layer, alone and where a group's layers drop rows together.
+TEST(XQuantGroups, EqualTheReferenceInManyLayers) {
+  for (const int group : {2, 3, 4}) {
+    for (int dominant = 0; dominant < group; ++dominant) {
+      for (const char* shared : {"kq=0,km=0,vq=0,vm=3", "kq=0,km=5,vq=24,vm=2"}) {
+        const std::string xquant = fmt::format(
+            "xquant,group=8,residual=16,{},layer_group={},dominant={}", shared, group, dominant);
+        for (const char* rule : {"", "prefixkv,keep=0.6 + ", "h2o,keep=0.5,head_shared=on + "}) {
+          check_life_cycle({rule + xquant, shape_of(7, 1, 2, 16), {5, {40}, 9}, 90, 7});
+        }
+        check_life_cycle({xquant, shape_of(9, 1, 1, 20), {33, {}, 0}, 40, 33});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 /// A policy that nobody feeds is checked against nothing.
 TEST(PolicyLives, NameEveryPolicy) {
   for (const PolicyInfo* info : policies()) {

@@ -67,6 +67,8 @@ PolicyProfile whole() {
   profile.forget["means"] = {0.25, 0.75};
   profile.forget["sums"] = {0.125, 0.875};
   profile.gini["sums"] = {0.5, 0.25};
+  profile.forget_std["sums"] = {0.0625, 0.125};
+  profile.forget_mad["sums"] = {0.03125, 0.0625};
   profile.tau = {{1, {1, 2}}, {2, {0, 3}}};
   profile.alpha = {{1, 0.2}, {8, 0.00004}};
   profile.eta = {{2, 0.045}};
@@ -80,6 +82,8 @@ TEST_F(PolicyProfileFile, ReadsWhatItWrites) {
   EXPECT_EQ(read.forget_keep, 0.5);
   EXPECT_EQ(read.forget, whole().forget);
   EXPECT_EQ(read.gini, whole().gini);
+  EXPECT_EQ(read.forget_std, whole().forget_std);
+  EXPECT_EQ(read.forget_mad, whole().forget_mad);
   EXPECT_EQ(read.tau, whole().tau);
   EXPECT_EQ(read.alpha, whole().alpha);
   EXPECT_EQ(read.eta, whole().eta);

@@ -58,7 +58,7 @@ class Profile(unittest.TestCase):
         self.assertEqual(set(both["head_quantile"]["alpha"]), {"1", "4"})
         self.assertEqual(both["head_quantile"]["alpha"]["1"], first["head_quantile"]["alpha"]["1"])
         self.assertLess(both["head_quantile"]["alpha"]["4"], 0.05)
-        for name in ("forget", "gini"):
+        for name in ("forget", "gini", "std", "mad"):
             layers = both["prefixkv"][name]
             self.assertEqual(set(layers), {"means", "sums"})
             self.assertEqual(len(layers["means"]), len(layers["sums"]))

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -119,6 +120,9 @@ class Profiler {
     for (const auto& [name, score] : kScores) {
       profile.forget[name] = mean_ratios(forget[name]);
       profile.gini[name] = mean_ratios(gini[name]);
+      RatioSpread spread = spread_of_ratios(forget[name], profile.forget[name]);
+      profile.forget_std[name] = std::move(spread.deviation);
+      profile.forget_mad[name] = std::move(spread.difference);
     }
     if (options_.json || interrupted()) return;
     for (size_t layer = 0; layer < profile.forget["means"].size(); ++layer) {
@@ -128,6 +132,17 @@ class Profiler {
           layer, 1 - profile.forget["means"][layer], 1 - profile.forget["sums"][layer],
           profile.gini["means"][layer], profile.gini["sums"][layer]);
     }
+    const auto over_layers = [](const std::vector<double>& of_layers) {
+      return std::accumulate(of_layers.begin(), of_layers.end(), 0.0) /
+             static_cast<double>(of_layers.size());
+    };
+    fmt::print(
+        "prefixkv       over {} prompts, mean of the layers: std {:.4f} by means, {:.4f} by sums; "
+        "mad "
+        "{:.4f}, {:.4f}\n",
+        forget["means"].size(), over_layers(profile.forget_std["means"]),
+        over_layers(profile.forget_std["sums"]), over_layers(profile.forget_mad["means"]),
+        over_layers(profile.forget_mad["sums"]));
   }
 
   /// The candidate whose mean KL over the records is smallest; prints all.

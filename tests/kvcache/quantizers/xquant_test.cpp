@@ -89,6 +89,10 @@ TEST(XQuant, RefusesADominantLayerOutsideItsGroup) {
   EXPECT_THROW(quantizer(spec(0, 0, 0, 0) + ",dominant=2", shape_of(4, 1, 32)), Error);
   EXPECT_THROW(quantizer(spec(4, 0, 0, 0) + ",layer_group=3", shape_of(6, 1, 32)), Error);
   EXPECT_NO_THROW(quantizer(spec(3, 0, 0, 0) + ",layer_group=3", shape_of(6, 1, 32)));
+  EXPECT_THROW(quantizer(spec(1, 0, 2, 0) + ",layer_group=4", shape_of(8, 1, 32)), Error);
+  // Options that change nothing: no layer shares.
+  EXPECT_THROW(quantizer(spec(0, 0, 8, 8) + ",dominant=1", shape_of(8, 1, 32)), Error);
+  EXPECT_THROW(quantizer(spec(0, 0, 8, 8) + ",layer_group=3", shape_of(8, 1, 32)), Error);
 }
 
 /// Keys and values at 1 bit, all shared: a half, a third and a quarter of the codes are stored.

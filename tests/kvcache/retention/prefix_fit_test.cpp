@@ -225,5 +225,20 @@ TEST(Profile, IsTheMeanOfForgetRatios) {
   EXPECT_TRUE(mean_ratios({}).empty());
 }
 
+/// Ratios 0.1, 0.2 and 0.6 about 0.3: squares 0.04, 0.01 and 0.09; distances from 0.3 and from
+/// 0.25.
+TEST(Spread, IsAboutTheMeanAndFromTheCenter) {
+  const std::vector<std::vector<double>> prompts{{0.1, 0.5}, {0.2, 0.5}, {0.6, 0.5}};
+  const RatioSpread own = spread_of_ratios(prompts, mean_ratios(prompts));
+  EXPECT_NEAR(own.deviation[0], std::sqrt(0.14 / 3), 1e-12);
+  EXPECT_NEAR(own.difference[0], 0.6 / 3, 1e-12);
+  EXPECT_EQ(own.deviation[1], 0);
+  EXPECT_EQ(own.difference[1], 0);
+  const RatioSpread other = spread_of_ratios(prompts, std::vector<double>{0.25, 0.25});
+  EXPECT_NEAR(other.deviation[0], own.deviation[0], 1e-12);
+  EXPECT_NEAR(other.difference[0], (0.15 + 0.05 + 0.35) / 3, 1e-12);
+  EXPECT_NEAR(other.difference[1], 0.25, 1e-12);
+}
+
 }  // namespace
 }  // namespace kvlm
