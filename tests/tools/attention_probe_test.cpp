@@ -78,6 +78,33 @@ TEST(AttentionProbe, WeightsOfDroppedRowsAreNotCompared) {
   }
 }
 
+/// Text, picture, text with weights 1/2, 1/4 and 1/4; held with the picture first as 1/2, 1/4 and
+/// 1/4: differences 1/4, -1/4 and 0.
+TEST(AttentionProbe, DifferenceOfWeightsByHand) {
+  const std::vector<double> exact{0.5, 0.25, 0.25};
+  const std::vector<int16_t> came{kTextRow, 0, kTextRow};
+  const std::vector<int16_t> apart{0, kTextRow, kTextRow};
+  const auto of = [&](const std::vector<int16_t>& tags) {
+    return AttentionProbe::weight_difference(exact, came, {0.5, 0.25, 0.25}, tags);
+  };
+  EXPECT_EQ(of(apart), 0.125);
+  EXPECT_EQ(of(came), 0);
+  EXPECT_EQ(of({kTextRow, kTextRow, 0}), std::nullopt);  // in an order that no cache has
+  EXPECT_EQ(AttentionProbe::weight_difference(exact, came, {0.5, 0.5}, {0, kTextRow}),
+            std::nullopt);
+}
+
+/// At 1 bit no layer's weights are the exact ones.
+TEST(AttentionProbe, FewBitsChangeWeights) {
+  Feeder feeder(kShape);
+  AttentionProbe probe = probe_of("kivi,bits=1,group=8,residual=8");
+  feed(probe, feeder, PromptShape{5, {23}, 9}.modality(), 4);
+  for (const AttentionError& error : probe.errors(SequenceId{})[0]) {
+    EXPECT_GT(error.weight_difference, 1e-4);
+    EXPECT_EQ(error.weights, 4 * (37 * 4 + 10));
+  }
+}
+
 class AnyPolicy : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AnyPolicy, IsMeasured) {

@@ -212,17 +212,23 @@ void AttentionProbe::keep_rows(const StepRows& step, int layer, std::span<const 
   }
 }
 
-/// Rows of pictures come first where they are stored apart.
-std::vector<size_t> AttentionProbe::places(const std::vector<int16_t>& came,
-                                           const std::vector<int16_t>& held) {
-  if (came.size() != held.size()) return {};
+std::optional<double> AttentionProbe::weight_difference(const std::vector<double>& exact,
+                                                        const std::vector<int16_t>& came,
+                                                        const std::vector<double>& held,
+                                                        const std::vector<int16_t>& tags) {
+  if (came.size() != tags.size()) return std::nullopt;
   std::vector<size_t> order(came.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  if (came != held) {
+  if (came != tags) {
     std::stable_partition(order.begin(), order.end(),
                           [&](size_t row) { return came[row] != kTextRow; });
   }
-  return order;
+  double sum = 0;
+  for (size_t j = 0; j < order.size(); ++j) {
+    if (came[order[j]] != tags[j]) return std::nullopt;
+    sum += std::pow(held[j] - exact[order[j]], 2);
+  }
+  return sum;
 }
 
 void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Row& row, float scale,
@@ -246,11 +252,11 @@ void AttentionProbe::note(Sequence& sequence, size_t policy, int layer, const Ro
       ++scores.quantized[ScoreHistogram::bin(mine.scores[j])];
       ++scores.calibrated[ScoreHistogram::bin(mine.remapped[j])];
     }
-    const std::vector<size_t> order = places(rows[head].tags, held[head].tags);
-    for (size_t j = 0; j < order.size(); ++j) {
-      error.weight_difference += std::pow(mine.weights[j] - exact.weights[order[j]], 2);
+    if (const auto apart =
+            weight_difference(exact.weights, rows[head].tags, mine.weights, held[head].tags)) {
+      error.weight_difference += *apart;
+      error.weights += static_cast<double>(mine.weights.size());
     }
-    error.weights += static_cast<double>(order.size());
     error.visual_difference += squared_distance(mine.visual, exact.visual);
     error.text_difference += squared_distance(mine.text, exact.text);
   }

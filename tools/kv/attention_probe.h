@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,14 @@ class AttentionProbe final : public KvCache {
     return reference_->report(sequence);
   }
 
+  /// Sum of squared differences of softmax weights, (slots,) each: those of `exact` come as the
+  /// rows did, those of `held` with pictures first if they are stored apart. Nothing where a slot
+  /// is missing or elsewhere.
+  static std::optional<double> weight_difference(const std::vector<double>& exact,
+                                                 const std::vector<int16_t>& came,
+                                                 const std::vector<double>& held,
+                                                 const std::vector<int16_t>& tags);
+
   /// (policies, layers), of a sequence; also after close(), until its id is given anew.
   const std::vector<std::vector<AttentionError>>& errors(SequenceId sequence) const noexcept {
     return at(sequence).errors;
@@ -110,10 +119,6 @@ class AttentionProbe final : public KvCache {
     std::vector<std::vector<AttentionError>> errors;
     std::vector<ScoreHistogram> scores;
   };
-  /// (slots,) where a policy that drops nothing has slot i among the rows as they came; empty if it
-  /// does not hold them all.
-  static std::vector<size_t> places(const std::vector<int16_t>& came,
-                                    const std::vector<int16_t>& held);
   /// One generated row: its queries, the exact output and the policy's, (q_heads, head_dim) each.
   struct Row {
     std::span<const float> q, exact, got;
