@@ -144,6 +144,11 @@ class Retention {
   virtual int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept = 0;
   /// An upper bound, over all selections, of the sum over layers of peak_rows.
   virtual int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept = 0;
+  /// An upper bound, over all selections and `layers`, of peak_rows. As if a layer kept everything,
+  /// unless a rule knows better.
+  virtual int peak_rows_of_layer(int /*layers*/, int prompt_rows, int max_rows) const noexcept {
+    return peak_rows(prompt_rows, /*forget=*/0, prompt_rows, max_rows);
+  }
 
   /// The keys of sinks are rotated forward as rows behind them go, so that all distances are those
   /// of ranks (docs/arithmetic.md, "StreamingLLM").

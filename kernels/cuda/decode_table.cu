@@ -190,6 +190,7 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
   const auto places = static_cast<std::ptrdiff_t>(load.weighed_rows);
   const auto numbers = new_came.begin() + in_slot * places;
   int next = space.tails[0].full;
+  assert(next < places && static_cast<std::ptrdiff_t>(rows.came.size()) <= places);
   if (!rows.came.empty()) {
     std::copy(rows.came.begin(), rows.came.end(), numbers);
     next = 0;

@@ -101,9 +101,9 @@ int GpuDecode::weighed_rows() const {
   int most = 0;
   for (const Sequence& sequence : store_.all()) {
     if (!sequence.open) continue;
-    const auto of_layer = static_cast<int>(
-        traits_.retention()->peak_rows_total(1, sequence.size.prompt_rows, sequence.size.max_rows));
-    most = std::max(most, of_layer);
+    most = std::max(most,
+                    traits_.retention()->peak_rows_of_layer(
+                        traits_.shape().layers, sequence.size.prompt_rows, sequence.size.max_rows));
   }
   return most;
 }

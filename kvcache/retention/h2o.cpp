@@ -91,7 +91,10 @@ class H2o final : public Retention {
     return evicts() ? std::min(growing, kept + 1) : growing;
   }
   int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
-    return int64_t{layers} * peak_rows(kept(prompt_rows), 0, prompt_rows, max_rows);
+    return int64_t{layers} * peak_rows_of_layer(layers, prompt_rows, max_rows);
+  }
+  int peak_rows_of_layer(int /*layers*/, int prompt_rows, int max_rows) const noexcept override {
+    return peak_rows(kept(prompt_rows), 0, prompt_rows, max_rows);
   }
 
  private:

@@ -154,6 +154,11 @@ class PyramidInfer final : public PlacedRule {
     }
     return peak;
   }
+  int peak_rows_of_layer(int layers, int prompt_rows, int max_rows) const noexcept override {
+    const int most =
+        identity() ? prompt_rows : recent(prompt_rows) + context_rows(layers, prompt_rows).front();
+    return peak_rows(most, /*forget=*/0, prompt_rows, max_rows);
+  }
 
  private:
   int recent(int n) const noexcept { return std::min(n, needs().last_of(n)); }

@@ -57,7 +57,10 @@ class Tova final : public PlacedRule {
   }
 
   int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
-    return int64_t{layers} * peak_rows(kept(prompt_rows), 1 - keep(), prompt_rows, max_rows);
+    return int64_t{layers} * peak_rows_of_layer(layers, prompt_rows, max_rows);
+  }
+  int peak_rows_of_layer(int /*layers*/, int prompt_rows, int max_rows) const noexcept override {
+    return peak_rows(kept(prompt_rows), 1 - keep(), prompt_rows, max_rows);
   }
 
  private:

@@ -197,6 +197,11 @@ TEST(EveryRule, PeakRowsBoundWhatALayerHolds) {
               sum += peak;
               held += layers[l].peak();
             }
+            const int most = made.rule->peak_rows_of_layer(6, n, n + steps);
+            for (const LayerSelection& of_layer : selections) {
+              ASSERT_LE(made.rule->peak_rows(of_layer.kept(), of_layer.forget, n, n + steps), most)
+                  << of.str() << " keep " << keep << " n " << n << " steps " << steps;
+            }
             const int64_t total = made.rule->peak_rows_total(6, n, n + steps);
             ASSERT_LE(sum, total) << of.str() << " keep " << keep << " n " << n << " steps "
                                   << steps << " pairs " << pairs.size();
