@@ -1,3 +1,5 @@
+// A warp turns a vector: in registers, by shuffles, where the vector has 64, 128 or 256 numbers, in
+// shared memory else.
 #include <algorithm>
 
 #include "kernels/cuda/hadamard.h"
@@ -15,6 +17,61 @@ struct Parts {
   void* to[kMostParts];
   int64_t vectors[kMostParts];
 };
+
+/// The vector of this warp among all parts: which part, and which of its vectors. None: part is
+/// kMostParts.
+struct Place {
+  int part = 0;
+  int64_t vector;
+
+  __device__ explicit Place(const Parts& parts)
+      : vector(int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) {
+    while (part < kMostParts && vector >= parts.vectors[part]) vector -= parts.vectors[part++];
+  }
+};
+
+/// A vector of 32 kEach numbers for each warp, kEach neighbours in the registers of a thread: the
+/// same sums as transform() makes.
+template <class T, int kEach>
+__global__ void __launch_bounds__(kWarps * 32)
+    turn_in_registers(const __grid_constant__ Parts parts) {
+  struct alignas(sizeof(T) * kEach > 16 ? 16 : sizeof(T) * kEach) Group {
+    T of[kEach];
+  };
+  let_next_start();
+  const Place at(parts);
+  wait_for_earlier();
+  if (at.part == kMostParts) return;
+  const auto warp_lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t index = at.vector * 32 + warp_lane;
+  const Group from = static_cast<const Group*>(parts.from[at.part])[index];
+  float x[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = load_float(from.of[i]);
+#pragma unroll
+  for (int distance = 1; distance < kEach; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if ((i & distance) != 0) continue;
+      const float sum = x[i] + x[i + distance];
+      x[i + distance] = x[i] - x[i + distance];
+      x[i] = sum;
+    }
+  }
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float other = __shfl_xor_sync(~0u, x[i], distance);
+      x[i] = (warp_lane & distance) != 0 ? other - x[i] : x[i] + other;
+    }
+  }
+  const float scale = 1 / sqrtf(static_cast<float>(32 * kEach));
+  Group made;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) made.of[i] = store_float<T>(x[i] * scale);
+  static_cast<Group*>(parts.to[at.part])[index] = made;
+}
 
 /// The transform of n numbers, a power of two, that lie in shared memory, by a warp.
 __device__ void transform(float* x, int n) {
@@ -40,15 +97,12 @@ __global__ void __launch_bounds__(kWarps * 32)
     turn_vectors(const __grid_constant__ Parts parts, int dim) {
   extern __shared__ float rooms[];
   let_next_start();
+  const Place at(parts);
   wait_for_earlier();
-  const int warp = static_cast<int>(threadIdx.x / 32);
+  if (at.part == kMostParts) return;
   const int warp_lane = static_cast<int>(threadIdx.x % 32);
-  int64_t vector = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
-  int part = 0;
-  while (part < kMostParts && vector >= parts.vectors[part]) vector -= parts.vectors[part++];
-  if (part == kMostParts) return;
-  float* x = rooms + warp * dim;
-  const T* from = static_cast<const T*>(parts.from[part]) + vector * dim;
+  float* x = rooms + threadIdx.x / 32 * dim;
+  const T* from = static_cast<const T*>(parts.from[at.part]) + at.vector * dim;
   for (int i = warp_lane; i < dim; i += 32) x[i] = load_float(from[i]);
   for (int first = 0; first < dim;) {
     const int block = 1 << (31 - __clz(dim - first));
@@ -56,8 +110,27 @@ __global__ void __launch_bounds__(kWarps * 32)
     first += block;
   }
   __syncwarp();
-  T* to = static_cast<T*>(parts.to[part]) + vector * dim;
+  T* to = static_cast<T*>(parts.to[at.part]) + at.vector * dim;
   for (int i = warp_lane; i < dim; i += 32) to[i] = store_float<T>(x[i]);
+}
+
+template <class T>
+void launch(const Parts& parts, int64_t vectors, int dim, Stream& stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(vectors, kWarps));
+  const auto in_registers = [&](auto kernel) {
+    launch_early("hadamard", kernel, blocks, kWarps * 32, stream, parts);
+  };
+  switch (dim) {
+    case 64:
+      return in_registers(turn_in_registers<T, 2>);
+    case 128:
+      return in_registers(turn_in_registers<T, 4>);
+    case 256:
+      return in_registers(turn_in_registers<T, 8>);
+    default:
+      launch_early("hadamard", turn_vectors<T>, blocks, kWarps * 32,
+                   kWarps * static_cast<size_t>(dim) * sizeof(float), stream, parts, dim);
+  }
 }
 
 }  // namespace
@@ -74,10 +147,7 @@ void hadamard(std::span<const HadamardRows> rows, Stream& stream) {
         parts.to[i - first] = rows[i].to.data();
         vectors += parts.vectors[i - first] = rows[i].from.elements() / dim;
       }
-      if (vectors == 0) continue;
-      launch_early("hadamard", turn_vectors<T>, static_cast<unsigned>(ceil_div(vectors, kWarps)),
-                   kWarps * 32, kWarps * static_cast<size_t>(dim) * sizeof(float), stream, parts,
-                   dim);
+      if (vectors > 0) launch<T>(parts, vectors, dim, stream);
     }
   });
 }
