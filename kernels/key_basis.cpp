@@ -39,6 +39,10 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
   cpu::change_basis(basis, change, jobs, stream);
 }
 
+void prepare_basis(const KeyBasis& basis, Device device) {
+  if (device.kind == DeviceKind::kCuda) cuda::prepare_basis(basis);
+}
+
 struct BasisBatch::State {
   explicit State(Device at) {
     if (at.kind == DeviceKind::kCuda) table = std::make_unique<cuda::BasisTable>(at);

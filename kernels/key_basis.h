@@ -24,6 +24,9 @@ struct KeyBasis {
   int first = 0;  ///< channels before it are reordered only
   /// By BasisChange: (n, n) row-major, out = matrix . in; empty: channels are reordered only.
   std::array<std::vector<float>, 3> matrix;
+  /// The matrices are those of a real Fourier transform in Hermitian packing
+  /// [Re_0 ... Re_floor(n/2), Im_1 ... Im_ceil(n/2)-1], and keys are changed by cuFFT on a GPU.
+  bool cufft = false;
 };
 
 /// Rows of one order of channels.
@@ -36,10 +39,13 @@ struct BasisJob {
 };
 
 /// Changes the basis of rows, each dot product in eight sums side by side: the same bits on every
-/// device. dim is at most 1024. Asynchronous on CUDA. Throws Error{kInvalidArgument} for another
-/// dim or a matrix that is not square.
+/// device, but for keys of a basis whose transform is cuFFT's. dim is at most 1024. Asynchronous on
+/// CUDA. Throws Error{kInvalidArgument} for another dim or a matrix that is not square.
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream);
+
+/// Loads what change_basis() needs on a device. Throws Error{kUnsupported} where cuFFT is missing.
+void prepare_basis(const KeyBasis& basis, Device device);
 
 /// change_basis() of the same jobs at every step, described once: what a step then gives to a GPU
 /// is always the same, so that it can be recorded (kernels/base/recording.h).

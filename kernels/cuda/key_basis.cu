@@ -2,7 +2,8 @@
 #include <array>
 #include <vector>
 
-#include "kernels/cuda/kept_lanes.cuh"
+#include "kernels/cuda/basis_jobs.cuh"
+#include "kernels/cuda/fourier_basis.h"
 #include "kernels/cuda/key_basis.h"
 #include "kernels/cuda/launch.cuh"
 
@@ -20,13 +21,6 @@ constexpr int kRows = 4;
 constexpr int kAcross = kTile / kColumns;
 constexpr int kThreads = kAcross * kTile / kRows;
 static_assert(kDepth % 8 == 0);
-
-struct DeviceJob {
-  const float* from;
-  float* to;
-  int rows;
-  int channels;  // which list
-};
 
 /// Dot products of a thread, each in eight sums side by side, added as on the CPU.
 struct Products {
@@ -79,11 +73,11 @@ struct Products {
 /// Block (job, rows, channels behind `first`). Channels before it are the first such block's. What
 /// was described is read while earlier kernels still run: none of them writes it.
 __global__ void __launch_bounds__(kThreads)
-    change_rows(const DeviceJob* jobs, const uint16_t* lists, const float* matrix, int dim,
+    change_rows(const BasisRows* jobs, const uint16_t* lists, const float* matrix, int dim,
                 int first, bool back, int64_t moved) {
   __shared__ alignas(16) float rows[kTile][kPitch];
   __shared__ alignas(16) float weights[kTile][kPitch];
-  const DeviceJob job = jobs[blockIdx.x];
+  const BasisRows job = jobs[blockIdx.x];
   const uint16_t* channels = lists + static_cast<int64_t>(job.channels) * dim;
   const int n = dim - first;
   const int made = static_cast<int>(blockIdx.z) * kTile;
@@ -195,22 +189,20 @@ __global__ void join_ends(float* ends, int parts, int64_t size) {
   ends[i] = end;
 }
 
-/// Jobs as the GPU finds them.
-struct BasisLaunch {
-  const DeviceJob* jobs = nullptr;
-  const uint16_t* lists = nullptr;
-  const float* matrix = nullptr;
-  unsigned count = 0;
-  int most = 0;  // rows of a job
-  int dim = 0;
-  int first = 0;
-  bool back = false;
-};
+void launch(const BasisLaunch& l, int64_t moved, Stream& stream) {
+  if (l.most == 0) return;
+  const int first = l.matrix == nullptr ? l.dim : l.first;
+  const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kTile)),
+                  static_cast<unsigned>(std::max<int64_t>(1, ceil_div(l.dim - first, kTile))));
+  launch_early("change_basis", change_rows, grid, kThreads, stream, l.jobs, l.lists, l.matrix,
+               l.dim, first, l.back, moved);
+}
 
-/// Uploads jobs, their orders of channels and the matrix; what is `kept` stays.
+}  // namespace
+
 BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                           KeptBytes* kept, Stream& stream) {
-  static thread_local std::vector<DeviceJob> described;
+  static thread_local std::vector<BasisRows> described;
   static thread_local std::vector<uint16_t> lists;
   described.clear();
   lists.clear();
@@ -227,13 +219,15 @@ BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<c
                                      lists.begin() + static_cast<std::ptrdiff_t>(last))) {
       lists.insert(lists.end(), job.channels, job.channels + dim);
     }
-    described.push_back({job.from, job.to, job.rows, static_cast<int>(lists.size() / dim) - 1});
+    described.push_back(
+        {job.from, job.to, job.rows, static_cast<int>(lists.size() / dim) - 1, made.rows});
     made.most = std::max(made.most, job.rows);
+    made.rows += job.rows;
   }
   if (made.most == 0) return made;
   const std::vector<float>& matrix = basis.matrix[static_cast<size_t>(change)];
   std::array<UploadRange, 3> ranges{
-      UploadRange{described.data(), described.size() * sizeof(DeviceJob), 0},
+      UploadRange{described.data(), described.size() * sizeof(BasisRows), 0},
       UploadRange{matrix.data(), matrix.size() * sizeof(float), 0},
       UploadRange{lists.data(), lists.size() * sizeof(uint16_t), 0}};
   size_t bytes = 0;
@@ -243,22 +237,11 @@ BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<c
   }
   const std::byte* base = stream.queue().upload_ranges(ranges, bytes);
   if (kept != nullptr) base = kept->place(base, bytes, stream);
-  made.jobs = reinterpret_cast<const DeviceJob*>(base);
+  made.jobs = reinterpret_cast<const BasisRows*>(base);
   if (!matrix.empty()) made.matrix = reinterpret_cast<const float*>(base + ranges[1].at);
   made.lists = reinterpret_cast<const uint16_t*>(base + ranges[2].at);
   return made;
 }
-
-void launch(const BasisLaunch& l, int64_t moved, Stream& stream) {
-  if (l.most == 0) return;
-  const int first = l.matrix == nullptr ? l.dim : l.first;
-  const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kTile)),
-                  static_cast<unsigned>(std::max<int64_t>(1, ceil_div(l.dim - first, kTile))));
-  launch_early("change_basis", change_rows, grid, kThreads, stream, l.jobs, l.lists, l.matrix,
-               l.dim, first, l.back, moved);
-}
-
-}  // namespace
 
 struct BasisTable::State {
   explicit State(Device device) : kept(device) {}
@@ -282,7 +265,16 @@ void BasisTable::run(const float* from, Stream& stream) {
 
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream) {
-  launch(describe_jobs(basis, change, jobs, nullptr, stream), 0, stream);
+  const BasisLaunch described = describe_jobs(basis, change, jobs, nullptr, stream);
+  const bool transforms = described.matrix != nullptr && basis.dim - basis.first > 1;
+  if (basis.cufft && change != BasisChange::kQuery && transforms) {
+    return change_by_cufft(described, stream);
+  }
+  launch(described, 0, stream);
+}
+
+void prepare_basis(const KeyBasis& basis) {
+  if (basis.cufft) find_cufft();
 }
 
 void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,

@@ -8,6 +8,8 @@ void change_basis(const KeyBasis&, BasisChange, std::span<const BasisJob>, Strea
   refuse("change_basis");
 }
 
+void prepare_basis(const KeyBasis&) { refuse("prepare_basis"); }
+
 struct BasisTable::State {};
 BasisTable::BasisTable(Device) { refuse("BasisBatch"); }
 BasisTable::~BasisTable() = default;

@@ -15,6 +15,11 @@ KeyBasisChange::KeyBasisChange(const CacheTraits& traits)
       ends_(2 * traits.kv_heads() * traits.dim()) {
   for (size_t layer = 0; layer < traits.layers(); ++layer) {
     query_batches_.push_back({BasisBatch(traits.device()), BasisBatch(traits.device())});
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      const Quantizer* quantizer = traits.quantizer(store, static_cast<int>(layer));
+      const KeyBasis* basis = quantizer == nullptr ? nullptr : quantizer->key_basis();
+      if (basis != nullptr) prepare_basis(*basis, traits.device());
+    }
   }
 }
 

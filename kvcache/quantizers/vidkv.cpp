@@ -77,7 +77,10 @@ class VidKv final : public PlannedQuantizer {
         official_protection_(options.text("stp") == "official"),
         protects_by_chance_(options.text("protect_by") == "random"),
         seed_(static_cast<uint64_t>(options.integer("seed"))),
-        basis_{.dim = dim_, .first = anomalous_, .matrix = {}} {
+        basis_{.dim = dim_,
+               .first = anomalous_,
+               .matrix = {},
+               .cufft = options.text("fft") == "cufft"} {
     if (fft_ && anomalous_ < dim_) add_hermitian(static_cast<size_t>(dim_ - anomalous_), basis_);
     check_residual(options);
     refuse_idle_options(options);
@@ -154,7 +157,7 @@ class VidKv final : public PlannedQuantizer {
 /// Whether the narrow channels are coded as a spectrum. Algorithm 3 does so where half or three
 /// quarters of the channels have 2 bits.
 bool VidKv::has_spectrum(const OptionValues& options) {
-  if (options.text("fft") != "alg3") return options.text("fft") == "on";
+  if (options.text("fft") != "alg3") return options.text("fft") != "off";
   const double wide = options.real("key_bits") - 1;
   return wide == 0.5 || wide == 0.75;
 }
@@ -373,12 +376,13 @@ constexpr std::array kOptions{
                    "or most outliers"},
     OptionInfo{.key = "fft",
                .type = OptionInfo::Type::kChoice,
-               .choices = "on|off|alg3",
+               .choices = "on|off|alg3|cufft",
                .standard = "on",
+               .official = "cufft",
                .paper = "alg3",
                .help =
                    "1-bit channels are coded as a spectrum, or as they are; alg3: as a spectrum "
-                   "at key_bits 1.5 and 1.75 only"},
+                   "at key_bits 1.5 and 1.75 only; cufft: a spectrum, on a GPU by cuFFT"},
     OptionInfo{.key = "flush",
                .type = OptionInfo::Type::kChoice,
                .choices = "append|requant_key|requant_all",

@@ -212,7 +212,7 @@ inline constexpr const char* kSpecs[] = {
     "h2o,keep=0.5 + kivi,group=8,residual=16,rotate=hadamard",
     "prefixkv,keep=0.5,merge=feature + vidkv,group=8,residual=16,rotate=hadamard",
     "vidkv,group=8,residual=16",
-    "vidkv,group=8,residual=16,profile=official",
+    "vidkv,group=8,residual=16,profile=official,fft=on",
     "vidkv,group=8,residual=16,protect=0.2",
     "vidkv,group=8,residual=16,protect=1",
     "vidkv,group=8,residual=24,protect=0.9,flush=requant_all",

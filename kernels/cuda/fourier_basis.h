@@ -1,0 +1,14 @@
+#pragma once
+
+#include "kernels/cuda/basis_jobs.cuh"
+
+namespace kvlm::cuda {
+
+/// change_basis() of keys, into a KeyBasis.cufft and back, by cuFFT: the same numbers as by its
+/// matrix but for rounding, 2e-6 times the largest (Cufft.EqualsTheTable).
+void change_by_cufft(const BasisLaunch& jobs, Stream& stream);
+
+/// Throws Error{kUnsupported} where there is no cuFFT.
+void find_cufft();
+
+}  // namespace kvlm::cuda

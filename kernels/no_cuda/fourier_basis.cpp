@@ -1,0 +1,16 @@
+// A build with CUDA on a machine without cuFFT's header.
+#include "kernels/cuda/fourier_basis.h"
+
+#include "kernels/base/error.h"
+
+namespace kvlm::cuda {
+
+void find_cufft() {
+  throw Error(ErrorCode::kUnsupported,
+              "fft=cufft needs cuFFT, which this build was made without; install its header "
+              "(cufft.h, of the CUDA toolkit) and build again, or use fft=on");
+}
+
+void change_by_cufft(const BasisLaunch&, Stream&) { find_cufft(); }
+
+}  // namespace kvlm::cuda
