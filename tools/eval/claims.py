@@ -297,7 +297,7 @@ _OF_RETENTION = [
     *(
         Claim(
             "VL-Cache is above uniform budgets",
-            "VL-Cache, in its style",
+            "VL-Cache (arXiv 2410.23317), heads together",
             f"vlcache,keep={keep}",
             f"uniform,keep={keep}",
             f"{keep} of the rows",
@@ -321,6 +321,7 @@ _OF_BOTH = [
     Claim(PACK, "CalibQuant 5.1, table 1", "calibquant,bits=2", "vlcache,keep=0.244", "CalibQuant at 2 bits"),
     Claim(PACK, "CalibQuant 5.1, table 1", "calibquant", "vlcache,keep=0.191", "CalibQuant at 1 bit"),
     Claim(PACK, "1BitVKV 1, figure 1", "head_quantile", "vlcache,keep=0.188", "one range per head at 1 bit"),
+    Claim("XQuant is above PyramidInfer", "XQuant 4.2, table 2", "xquant,residual=32", "pyramidinfer,keep=0.198"),
     Claim(
         "more rows at 4 bits beat fewer at 16", "PrefixKV, table 17", "prefixkv,keep=0.7 + int4", "prefixkv,keep=0.23"
     ),

@@ -52,15 +52,24 @@ head_quantile,bits=8
 head_quantile,bits=4
 head_quantile,bits=2
 head_quantile
+head_quantile,key_bits=16,value_bits=1
+head_quantile,key_bits=1,value_bits=16
+head_quantile,key_bits=2,value_bits=1
+head_quantile,key_bits=1,value_bits=2
 calibquant,bits=8
 calibquant,bits=4
 calibquant,bits=2
 calibquant
 xquant
+xquant,dominant=1
+xquant,layer_group=3
+xquant,layer_group=4
 vidkv,key_bits=2,value_bits=2
 vidkv,key_bits=2,value_bits=2,residual=32
 vidkv,value_bits=2
 vidkv
+vidkv,residual=32
+vidkv,value_bits=1
 vidkv,key_bits=1.25
 vidkv,profile=official
 random,keep=0.5
@@ -73,7 +82,16 @@ pyramidkv,keep=0.5
 tova,keep=0.5
 elastic,keep=0.5
 vlcache,keep=0.5
+elastic,keep=0.5,profile=official
+vlcache,keep=0.5,profile=paper
+pyramidinfer,keep=0.5
+knorm,keep=0.5
+keydiff,keep=0.5
+expected_attention,keep=0.5
 calibquant,bits=2 + int4,scope=text
+calibquant,bits=2,rotate=hadamard + int4,scope=text,rotate=hadamard
+calibquant,key_bits=2,value_bits=1,rotate=hadamard + int4,scope=text,rotate=hadamard
+head_quantile,bits=2,rotate=hadamard + int4,scope=text,rotate=hadamard
 calibquant,bits=4 + int4,scope=text
 head_quantile,bits=4 + int4,scope=text
 vidkv,key_bits=2,value_bits=2,residual=32,scope=visual + int4,scope=text
