@@ -33,7 +33,7 @@ void check_rules(std::string_view op, const PackedFormat& format,
   for (int i = 0; i < format.sections; ++i) {
     const PackedSection& section = format.section[static_cast<size_t>(i)];
     const PackRule& rule = rules[static_cast<size_t>(i)];
-    const bool trits = section.code == CodeFormat::kTrit5 || section.code == CodeFormat::kTrit2b;
+    const bool trits = is_ternary(section.code);
     if (section.channels < 1) refuse(op, "a section without channels");
     if ((rule.rule == CodeRule::kTernary) != trits) {
       refuse(op, "ternary codes and the ternary rule go together");

@@ -31,6 +31,10 @@ enum class ScaleAxis : uint8_t {
   kToken,    ///< `group_size` channels of one row
 };
 
+VLM_HD constexpr bool is_ternary(CodeFormat format) noexcept {
+  return format == CodeFormat::kTrit5 || format == CodeFormat::kTrit2b;
+}
+
 /// Bits of one code as it is stored; kTrit5 has no whole number and gives 0.
 VLM_HD constexpr int code_bits(CodeFormat format) noexcept {
   if (format == CodeFormat::kTrit5) return 0;
@@ -40,7 +44,7 @@ VLM_HD constexpr int code_bits(CodeFormat format) noexcept {
 
 /// The largest code.
 VLM_HD constexpr int max_code(CodeFormat format) noexcept {
-  if (format == CodeFormat::kTrit5 || format == CodeFormat::kTrit2b) return 2;
+  if (is_ternary(format)) return 2;
   return (1 << static_cast<int>(format)) - 1;
 }
 

@@ -93,9 +93,13 @@ bool is_scaled_simply(const PackedFormat& format, int head_dim) {
     if (section.zero_stored && !stored) return false;  // zero points lie as channels do
     stored = stored && section.zero_stored;
     if (section.zero_stored && section.slope == 1) continue;
+    if (by_token && is_ternary(section.code) && format.group_size == kChannelGroup &&
+        section.slope == 1 && section.offset == -1) {
+      continue;
+    }
     if (section.zero_stored || format.axis != ScaleAxis::kChannel ||
-        section.split < section.channels || !is_power_of_two_or_zero(section.slope) ||
-        !is_power_of_two_or_zero(section.offset)) {
+        !is_power_of_two_or_zero(section.slope) || !is_power_of_two_or_zero(section.offset) ||
+        !is_power_of_two_or_zero(section.offset_after)) {
       return false;
     }
   }

@@ -166,17 +166,22 @@ class Keys {
   ///   scales, zeros  (kDim,) halves in shared memory; zeros of channels that store them
   __device__ void fold(const Source& source, const PackedFormat& format, const std::byte* scales,
                        const std::byte* zeros, const OperandThread& my) {
-    const PackedSection& section = format.section[format.sections == 2 && my.quarter >= 2 ? 1 : 0];
+    const bool second = format.sections == 2 && my.quarter >= 2;
+    const PackedSection& section = format.section[second ? 1 : 0];
     uint32_t s[kPairs];
     uint32_t z[kPairs];
     codecs::load_shared(scales + 4 * kPairs * my.quarter, s);
     if (section.zero_stored) {
       codecs::load_shared(zeros + 4 * kPairs * my.quarter, z);
     } else {
-      const __half2 offset = __float2half2_rn(section.offset);
+      // Channels of the section before those that have another offset.
+      const int before = section.split - (my.quarter - (second ? 2 : 0)) * 2 * kPairs;
       const __half2 slope = __float2half2_rn(section.slope);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
+        const __half2 offset =
+            __floats2half2_rn(2 * i < before ? section.offset : section.offset_after,
+                              2 * i + 1 < before ? section.offset : section.offset_after);
         z[i] = half2_mul(s[i], *reinterpret_cast<const uint32_t*>(&offset));
         s[i] = half2_mul(s[i], *reinterpret_cast<const uint32_t*>(&slope));
       }

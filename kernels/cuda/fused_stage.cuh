@@ -77,7 +77,9 @@ struct StageOf {
       const int bytes = kSkewed ? max(0, min(kSize, left)) : lane < rows ? kSize : 0;
       if (lane * kSize < kZerosAt) {
         copy_few<kSize>(to + lane * kSize, spot.scales + at + lane * kSize, bytes);
-        copy_few<kSize>(to + kZerosAt + lane * kSize, spot.zeros + at + lane * kSize, bytes);
+        if constexpr (!is_ternary(C::kSections[0].code)) {
+          copy_few<kSize>(to + kZerosAt + lane * kSize, spot.zeros + at + lane * kSize, bytes);
+        }
       }
     }
   }

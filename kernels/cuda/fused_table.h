@@ -4,6 +4,7 @@
 #include "kernels/codecs/bits21.h"
 #include "kernels/codecs/bits3.h"
 #include "kernels/codecs/bits5.h"
+#include "kernels/codecs/trit2b.h"
 #include "kernels/codecs/trit5.h"
 #include "kernels/cuda/fused_attention.h"
 
@@ -24,7 +25,11 @@
   PAIR(Bits4, kToken, Bits4, kToken, 64, 80, 96, 128, 256)            \
   PAIR(Bits8, kToken, Bits8, kToken, 64, 80, 96, 128, 256)            \
   PAIR(Bits2, kToken32, Bits2, kToken32, 64, 96, 128, 256)            \
-  PAIR(Bits21, kChannel, Trit5, kChannel, 128)
+  PAIR(Bits21, kChannel, Trit5, kChannel, 128) /* vidkv */            \
+  PAIR(Bits21, kChannel, Trit5, kToken32, 128)                        \
+  PAIR(Bits21, kChannel, Trit2b, kChannel, 128)                       \
+  PAIR(Bits21, kChannel, Bits1, kChannel, 128)                        \
+  PAIR(Bits21, kChannel, Bits2, kChannel, 128)
 
 namespace kvlm::cuda::packed {
 

@@ -100,7 +100,7 @@ class Values {
   }
 
   /// Adds an item of codes in shared memory.
-  ///   scales, zeros  kToken32: (32, groups) halves in shared memory
+  ///   scales, zeros  kToken32: (32, groups) halves in shared memory; ternary digits have no zeros
   ///   of_row  kToken: scale and zero point of the item's row `warp_lane` as two halves
   __device__ void add_codes(const std::byte* codes, const std::byte* scales, const std::byte* zeros,
                             uint32_t of_row, const ItemWeights<kGroups>& weights,
@@ -270,8 +270,13 @@ class Values {
     uint32_t s[kScales][2];
     uint32_t z[2];
     if constexpr (kScaled == Scaled::kToken32) {
-      const auto zero_of = [&](int i) {
-        return reinterpret_cast<const uint16_t*>(zeros)[i * kScales + my.row % kScales];
+      const auto zero_of = [&](int i) -> uint16_t {
+        const int at = i * kScales + my.row % kScales;
+        if constexpr (is_ternary(V::kSections[0].code)) {
+          return reinterpret_cast<const uint16_t*>(scales)[at] ^ 0x8000;  // minus the scale
+        } else {
+          return reinterpret_cast<const uint16_t*>(zeros)[at];
+        }
       };
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {

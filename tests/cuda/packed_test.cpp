@@ -37,6 +37,10 @@ constexpr const char* kSpecs[] = {"int8",
                                   "vidkv,key_bits=1.25,trits=trit2b",
                                   "vidkv,onebit=zero_mean,scale=unit",
                                   "vidkv,onebit=minmax,scale=twn",
+                                  "vidkv,onebit=zero_mean,trits=trit2b",
+                                  "vidkv,value_axis=token",
+                                  "vidkv,value_bits=1",
+                                  "vidkv,value_bits=2",
                                   "vidkv,key_bits=2,value_bits=2"};
 
 /// A packed block with the memory it lies in, on one device.
@@ -55,7 +59,8 @@ class PackedCuda : public Cuda {
   static Packed room(const PackedFormat& format, int rows, Device device) {
     return {bytes(static_cast<size_t>(rows) * format.row_bytes(), device),
             bytes(format.scales(rows) * dtype_bytes(format.meta), device),
-            bytes(format.zeros(rows) * dtype_bytes(format.meta), device)};
+            format.zeros(rows) == 0 ? Tensor()
+                                    : bytes(format.zeros(rows) * dtype_bytes(format.meta), device)};
   }
   static PackJob job(Packed& packed, const Tensor& x, int rows) {
     return {x.view().data(), rows, packed.codes.view().data(), packed.scales.view().data(),
@@ -63,6 +68,7 @@ class PackedCuda : public Cuda {
   }
   /// Bytes that differ.
   int differences(const Tensor& gpu, const Tensor& cpu, size_t count) {
+    if (count == 0) return 0;  // zero points that nobody stores
     const Tensor host = on_host(gpu);
     int different = 0;
     for (size_t i = 0; i < count; ++i) {

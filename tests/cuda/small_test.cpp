@@ -58,7 +58,7 @@ struct Codes {
     made.group_size = group_size;
     made.section[0].code = code;
     made.section[0].channels = channels;
-    if (code == CodeFormat::kTrit5) {
+    if (is_ternary(code)) {
       made.section[0].zero_stored = false;
       made.section[0].offset = -1;
     }
@@ -71,7 +71,7 @@ struct Codes {
   }
   std::array<PackRule, 2> rules() const {
     std::array<PackRule, 2> made{};
-    if (code == CodeFormat::kTrit5) made[0].rule = CodeRule::kTernary;
+    if (is_ternary(code)) made[0].rule = CodeRule::kTernary;
     made[1].rule = CodeRule::kSign;
     return made;
   }
@@ -138,9 +138,10 @@ class SmallLane {
       const float spread = side == 0 ? 1 : shape_.value_spread;
       const Tensor x =
           placed(normal_tensor(DType::kF32, {rows, shape_.head_dim}, seed += 10, spread));
-      const PackJob job{x.as<float>(), rows, room(static_cast<size_t>(rows) * format.row_bytes()),
-                        room(format.scales(rows) * dtype_bytes(format.meta)),
-                        room(format.scales(rows) * dtype_bytes(format.meta))};
+      const PackJob job{
+          x.as<float>(), rows, room(static_cast<size_t>(rows) * format.row_bytes()),
+          room(format.scales(rows) * dtype_bytes(format.meta)),
+          format.zeros(rows) == 0 ? nullptr : room(format.zeros(rows) * dtype_bytes(format.meta))};
       pack(format, codes.rules(), {&job, 1}, stream_);
       PackedBlock block{job.codes, job.scales, job.zeros, rows, rows, nullptr};
       if (shape_.dead_rows) {
@@ -242,7 +243,13 @@ TEST_F(SmallPacked, KeysAndValuesInOnePass) {
   }
   check({kBits2, kChannel}, {kBits1, kToken, 32});
   check({kBits2, kToken, 32}, {kBits2, kToken, 32});
-  check({kBits2, kChannel, 0, true}, {kTrit5, kChannel});
+  for (const Codes& values : {Codes{kTrit5, kChannel},
+                              {kTrit5, kToken, 32},
+                              {kTrit2b, kChannel},
+                              {kBits1, kChannel},
+                              {kBits2, kChannel}}) {
+    check({kBits2, kChannel, 0, true}, values);
+  }
 }
 
 TEST_F(SmallPacked, EveryOtherFormat) {

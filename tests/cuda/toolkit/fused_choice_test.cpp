@@ -60,7 +60,11 @@ TEST(FusedChoice, RowsOfKeysThatAreNoWholeWordsHaveNone) {
 }
 
 TEST(FusedChoice, VidKvIsServedAt128) {
-  EXPECT_NE(kernel_of("vidkv", 128), 0);
+  for (const char* spec :
+       {"vidkv", "vidkv,profile=official", "vidkv,profile=paper", "vidkv,value_axis=token",
+        "vidkv,value_bits=2", "vidkv,value_bits=1", "vidkv,trits=trit2b", "vidkv,fft=off"}) {
+    EXPECT_NE(kernel_of(spec, 128), 0) << spec;
+  }
   EXPECT_EQ(kernel_of("vidkv", 64), 0);
   EXPECT_EQ(kernel_of("vidkv", 256), 0);
 }
