@@ -68,12 +68,15 @@ _OF_QUANTIZERS = [
         "kivi,key_bits=2,value_bits=4,residual=32",
         "4 and 2 bits",
     ),
-    Claim(
-        KEYS,
-        "1BitVKV 3.3, figure 3",
-        "head_quantile,key_bits=4,value_bits=1",
-        "head_quantile,key_bits=1,value_bits=4",
-        "visual rows, 4 and 1 bits",
+    *(
+        Claim(
+            KEYS,
+            "1BitVKV 3.3, figure 3",
+            f"head_quantile,key_bits={bits},value_bits=1",
+            f"head_quantile,key_bits=1,value_bits={bits}",
+            f"visual rows, {bits} and 1 bits",
+        )
+        for bits in (16, 4, 2)
     ),
     *(
         Claim(
@@ -170,6 +173,11 @@ _OF_QUANTIZERS = [
         "xquant,km=1024,kq=1024,vm=1024,vq=1024",
         "xquant,eta1=0,eta2=0,km=1024,kq=1024,vm=1024,vq=1024",
         "KIVI at 2 bits",
+    ),
+    Claim("the first layer of a pair makes the codes best", "XQuant 4.3, tables 4 and 5", "xquant", "xquant,dominant=1"),
+    *(
+        Claim("pairs of layers beat larger groups", "XQuant 4.3, table 5", "xquant", f"xquant,layer_group={layers}", f"of {layers}")
+        for layers in (3, 4)
     ),
     Claim("XQuant is above AsymKV", "XQuant 4.2, tables 1 and 2", "xquant,residual=32", "asymkv,residual=32"),
     Claim(
