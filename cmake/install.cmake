@@ -10,7 +10,7 @@ if(TARGET vlm-run)
   install(TARGETS vlm-run vlm-kv vlm-bench)
   install(DIRECTORY tools/pocket/pocket-llava tools/pocket/pocket-internvl tools/pocket/pocket-qwen
     tools/pocket/heldout DESTINATION ${data_dir}/pocket)
-  install(FILES tools/kv/plot.py tools/kv/plot_data.py DESTINATION ${data_dir}/kv)
+  install(FILES tools/kv/pictures.py tools/kv/plot.py tools/kv/plot_data.py tools/kv/plot_values.py DESTINATION ${data_dir}/kv)
   foreach(program vlm-run vlm-kv vlm-bench)  # found by the name of the command
     install(FILES tools/completion/kvlm.bash RENAME ${program}
       DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)

@@ -2,7 +2,8 @@
 """What sources and pages cite is in the repository: pages by their path, sections by their heading.
 
 A comment cites a section as `docs/arithmetic.md, "Remap"`; more sections of the same page follow as
-`and "Shared codes"` or `, "Shared codes"`. Pages link to each other and to headings as Markdown does.
+`and "Shared codes"` or `, "Shared codes"`. Pages link to each other and to headings as Markdown does. Every component of a
+paper (docs/papers/) is said to be faithful or to depart, and from what.
 """
 
 import re
@@ -21,6 +22,7 @@ FOREIGN = re.compile(r"\b[Ss]pecs \d[\d.]*|\b(?:models|design|conventions|kv-pol
 PAGE = re.compile(r"[\w./-]*\w\.md\b")
 SECTIONS = re.compile(r'(docs/[\w-]+\.md)((?:(?:,| and|, and) "[^"]+")+)')
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
+STANDING = re.compile(r"faithful\b|departs(?: by default)?: \S")  # of a component of a paper
 BREAK = re.compile(r"\n[ \t]*(?:///?<?|#|\*)?[ \t]*")  # of a line, in a comment or in prose
 
 
@@ -54,7 +56,16 @@ class Tree:
         return [f"{path}:{text.count(chr(10), 0, at) + 1}: {sentence}"
                 for path, text in self.text.items() if path != here
                 for at, sentence in sorted([*self.foreign(path, text), *self.pages(path, text),
-                                            *self.sections(text), *self.links(path, text)])]
+                                            *self.sections(text), *self.links(path, text),
+                                            *self.standings(path, text)])]
+
+    def standings(self, path, text):
+        if not path.startswith("docs/papers/"):
+            return
+        for table in re.finditer(r"^\| (?:component|rule) \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE):
+            for row in re.finditer(r"^\| (.*?) \|.*\| (.*) \|$", table[1], re.MULTILINE):
+                if not STANDING.match(row[2]):
+                    yield table.start(1) + row.start(), f'"{row[1]}" is neither faithful nor departs, with the reason'
 
     def foreign(self, path, text):
         for match in FOREIGN.finditer(text):
@@ -142,6 +153,13 @@ class Checker(unittest.TestCase):
 
     def test_specs_in_other_senses_are_legal(self):
         self.assertEqual([], self.found({"tools/b.cpp": "// 67 specs, specs[0], specs: 5\n"}))
+
+    def test_a_component_without_a_standing_is_found(self):
+        head = "| component | paper | here | |\n|---|---|---|---|\n"
+        rows = "| a | 1 | `a` | faithful |\n| b | 2 | - | departs |\n| c | 3 | - | departs: why |\n| d | 4 | `d` | see a |\n"
+        found = self.found({"docs/papers/p.md": f"# P\n\n{head}{rows}\n| other |\n|---|\n| d |\n"})
+        self.assertEqual(found, ['docs/papers/p.md:6: "b" is neither faithful nor departs, with the reason',
+                                 'docs/papers/p.md:8: "d" is neither faithful nor departs, with the reason'])
 
     def test_a_link_to_nothing_is_found(self):
         found = self.found({"docs/c.md": "[a](a.md#death-of-a-row) [b](b.md) [c](#none)\n"})

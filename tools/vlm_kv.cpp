@@ -32,7 +32,9 @@ constexpr std::array kCommands = {
               "  vlm-kv profile -m pocket --data captions.jsonl --out pocket.profile.json",
               &add_profile},
     KvCommand{"values", "What a model's keys and values look like, layer by layer",
-              "  vlm-kv values -m pocket --data captions.jsonl --records 5", &add_values},
+              "  vlm-kv values -m pocket --data captions.jsonl --records 5\n"
+              "  vlm-kv values -m pocket --data captions.jsonl --plot plots",
+              &add_values},
 };
 
 int run(int argc, char** argv) {

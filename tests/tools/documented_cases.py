@@ -228,6 +228,8 @@ DOCUMENTED = [
           lambda o: set(json.loads((o.folder / "pocket.profile.json").read_text())) !=
           {"model", "prefixkv", "calibquant", "head_quantile", "xquant"}],
          {"captions.jsonl": "captions.jsonl -n 3"}),
+    Case("vlm-kv values -m pocket --data captions.jsonl --plot plots",
+         [plotted("plots/ranges.png", "plots/codes.png", "plots/keys_visual.png", "plots/values_text.png")]),
     Case("vlm-kv values -m pocket --data captions.jsonl --records 5",
          [prints("pocket, 1 prompts", "keys    visual", "values  text", " %")]),
     # vlm-bench --help

@@ -372,6 +372,10 @@ class Claims(unittest.TestCase):
                 claims.PACK,
                 "CalibQuant is above KIVI on visual rows",
                 "moved end levels help (eta)",
+                # The fitted etas of both sides are those of one profile.
+                "the first layer of a pair makes the codes best",
+                "pairs of layers beat larger groups",
+                "XQuant is above PyramidInfer",
                 "PrefixKV is above StreamingLLM (Local)",
                 "more rows at 4 bits beat fewer at 16",
             },

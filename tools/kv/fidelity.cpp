@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -22,6 +20,7 @@
 #include "tools/common/visual_options.h"
 #include "tools/kv/commands.h"
 #include "tools/kv/fidelity_meter.h"
+#include "tools/kv/plots.h"
 
 // `vlm-kv fidelity`: the command line, and the figures of fidelity_meter.h as a table, JSON or CSV;
 // a plot on request.
@@ -177,38 +176,15 @@ void print_csv(const std::vector<Fidelity>& results, const Origin& origin) {
   }
 }
 
-constexpr const char* kPlotScript = "kv/plot.py";
-
-/// Writes the figures to DIR/fidelity.jsonl and draws them with the plotting script.
-void plot(const std::string& folder, const std::vector<Fidelity>& results, const Origin& origin) {
-  const std::string path = (std::filesystem::path(folder) / "fidelity.jsonl").string();
-  std::ofstream file(path);
-  for (const Fidelity& result : results) file << text_of(json_of(result, origin)) << '\n';
-  file.close();
-  if (!file) {
-    throw Error(
-        ErrorCode::kCorruptFile,
-        fmt::format("--plot {}: {} cannot be written; give a folder that can", folder, path));
-  }
-  run_script(kPlotScript, {path, folder});
-}
-
-void make_plot_folder(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error || !std::filesystem::is_directory(folder)) {
-    throw Error(ErrorCode::kCorruptFile,
-                fmt::format("--plot {} cannot be made a folder: {}; give a folder that can", folder,
-                            error ? error.message() : "it is a file"));
-  }
+std::string lines_of(const std::vector<Fidelity>& results, const Origin& origin) {
+  std::string lines;
+  for (const Fidelity& result : results) lines += text_of(json_of(result, origin)) + '\n';
+  return lines;
 }
 
 int run_fidelity(const FidelityOptions& options) {
   check_sampling(options.sampling);
-  if (!options.plot.empty()) {
-    make_plot_folder(options.plot);
-    run_script(kPlotScript, {"--check", options.plot});  // what it needs, before the measurement
-  }
+  const Plots plots(options.plot, "kv/plot.py");
   std::vector<CacheSpec> specs;
   for (const std::string& text : options.specs) specs.push_back(read_spec(text));
   PolicyProfile profile;
@@ -243,7 +219,7 @@ int run_fidelity(const FidelityOptions& options) {
   } else {
     print_table(results);
   }
-  if (!options.plot.empty()) plot(options.plot, results, origin);
+  if (plots.wanted()) plots.draw("fidelity.jsonl", lines_of(results, origin));
   return interrupted() ? kExitInterrupted : 0;
 }
 

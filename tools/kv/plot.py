@@ -12,25 +12,13 @@ in NAME-2 and so on. A spec has one colour and number in all of them. Needs matp
 import sys
 from pathlib import Path
 
+from pictures import import_matplotlib, save
 from plot_data import (KL_FLOOR, curve, equal_curves, error_bar, floored, group_label, origin, panels, pareto,
                        read_results, score_shares, shortened, with_changed_scores)
 
 ROWS_A_PAGE = 4
 SCORES_A_PAGE = 12
 LEGEND_ROWS = 34
-
-
-def import_matplotlib(folder: str):
-    try:
-        import matplotlib
-        import matplotlib.pyplot
-
-        matplotlib.use("Agg")
-        matplotlib.rcParams.update({"font.size": 8, "svg.hashsalt": "kvlm", "axes.grid": True, "grid.alpha": 0.3})
-        return matplotlib.pyplot
-    except ImportError:
-        sys.exit("plot.py: matplotlib is not installed; apt install python3-matplotlib, or measure without --plot, with "
-                 f"--json >FIGURES.jsonl, and draw later: python3 {Path(__file__).resolve()} FIGURES.jsonl {folder}")
 
 
 class Plotter:
@@ -60,10 +48,7 @@ class Plotter:
         if pages > 1:
             title += f" (page {page + 1} of {pages})"
         figure.suptitle(f"{title}\n{origin(self.results)}", fontsize=9)
-        for kind in ("png", "svg"):
-            figure.savefig(self.folder / f"{name}.{kind}", dpi=120, bbox_inches="tight",
-                           metadata={"Date": None} if kind == "svg" else None)
-        self.plt.close(figure)
+        save(self.plt, figure, self.folder, name)
         self.written.append(name)
 
     def rows_of_panels(self, name: str, title: str, groups: list[list[dict]], columns: list[tuple[str, str]], ylabel: str,
@@ -175,7 +160,7 @@ def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
         return 2
-    plt = import_matplotlib(sys.argv[2])
+    plt = import_matplotlib(__file__, sys.argv[2])
     if sys.argv[1] == "--check":
         return 0
     results = read_results(Path(sys.argv[1]))

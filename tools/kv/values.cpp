@@ -17,6 +17,7 @@
 #include "tools/common/visual_options.h"
 #include "tools/kv/commands.h"
 #include "tools/kv/fidelity_meter.h"
+#include "tools/kv/plots.h"
 #include "tools/kv/value_survey.h"
 
 // `vlm-kv values`: what a model's keys and values look like after a prompt. Prompts go through an
@@ -31,6 +32,7 @@ struct ValuesOptions {
   std::string data;
   int records = 10;
   bool json = false;
+  std::string plot;
 };
 
 constexpr std::pair<Part, const char*> kParts[] = {{Part::kKeys, "keys"},
@@ -99,7 +101,8 @@ nlohmann::ordered_json json_of(const ValueSurvey& survey, int layer, Part part,
   return json;
 }
 
-void print_json(const ValueSurvey& survey, const std::string& model, int records) {
+std::string json_lines(const ValueSurvey& survey, const std::string& model, int records) {
+  std::string lines;
   for (int layer = 0; layer < survey.layers(); ++layer) {
     for (const auto& [part, part_name] : kParts) {
       for (const auto& [rows, rows_name] : kRows) {
@@ -110,10 +113,11 @@ void print_json(const ValueSurvey& survey, const std::string& model, int records
                                     {"rows", rows_name}};
         json["bins"] = {{"low", ValueCounts::kLow}, {"width", ValueCounts::kWidth}};
         json.update(json_of(survey, layer, part, rows));
-        fmt::print("{}\n", json.dump());
+        lines += json.dump() + '\n';
       }
     }
   }
+  return lines;
 }
 
 void print_table(const ValueSurvey& survey, const std::string& model, int records) {
@@ -148,6 +152,7 @@ void print_table(const ValueSurvey& survey, const std::string& model, int record
 
 int run_values(const ValuesOptions& options) {
   check_sampling(options.sampling);
+  const Plots plots(options.plot, "kv/plot_values.py");
   const std::vector<ForcedRecord> records = read_forced_records(options.data, options.records);
   TerminalWatch watch(/*quiet=*/false);
   Session session(options.session, &watch);
@@ -163,7 +168,12 @@ int run_values(const ValuesOptions& options) {
   progress.finish();
   if (done == 0) return kExitInterrupted;
   const std::string model(session.model().name());
-  (options.json ? print_json : print_table)(survey, model, done);
+  if (options.json) {
+    fmt::print("{}", json_lines(survey, model, done));
+  } else {
+    print_table(survey, model, done);
+  }
+  if (plots.wanted()) plots.draw("values.jsonl", json_lines(survey, model, done));
   return interrupted() ? kExitInterrupted : 0;
 }
 
@@ -181,6 +191,7 @@ std::function<int()> add_values(CLI::App& app) {
       ->capture_default_str();
   app.add_flag("--json", options->json,
                "One JSON object a layer, part and kind of rows, with histograms of every KV head");
+  app.add_option("--plot", options->plot, "Folder for plots (needs Python with matplotlib)");
   add_sampling_options(app, options->sampling);
   add_size_options(app, options->session);
   app.add_option("--device", options->session.device, "auto, cpu or cuda[:N]")
