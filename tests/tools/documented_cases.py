@@ -219,6 +219,9 @@ DOCUMENTED = [
          "--per-record",
          [each(2, lambda row: len(row["per_record"]) == 1 and row["kl_mean"] > 0)],
          {"MODEL": "pocket --kv kivi,bits=1 --kv kivi,bits=1,rotate=hadamard", "--records 100": "--records 1"}),
+    Case("vlm-kv fidelity -m pocket-qwen --data tools/pocket/heldout/clips.jsonl --records 50 --layer-records 0 -n 64 -t 2 "
+         "--json --per-record --kv vidkv --kv vidkv,gamma=0.5", [prints('"spec":"vidkv,gamma=0.5"', '"per_record":[')],
+         {"--records 50": "--records 1"}),
     Case("vlm-bench throughput -m synthetic:internvl2.5-8b --kv-memory 5G,30G --dry-run",
          [prints("internvl2.5-8b", "batch", "staging", "reserved")]),
     Case("vlm-kv fidelity --kv kivi --kv vidkv --data captions.jsonl --plot plots",
