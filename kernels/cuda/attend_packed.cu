@@ -11,6 +11,7 @@
 #include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/fused_attention.h"
+#include "kernels/cuda/fused_splits.h"
 #include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_codes.h"
@@ -819,9 +820,8 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
       room(static_cast<size_t>(layer.weightings) * queries * sizeof(ScoreWeighting));
   FusedArgs fused{};
   fused.lanes = static_cast<int>(layer.lanes);
-  fused.splits = layer.fused == 0 ? 0 : fused_splits(layer.most_slots);
-  fused.splits_of_block =
-      fused_splits_of_block(static_cast<int64_t>(layer.lanes) * fused.splits, stream);
+  fused.splits = layer.fused == 0 ? 0 : most_fused_splits(layer.most_slots);
+  fused.blocks = fused_blocks_of_lane(layer.lanes, fused.splits, stream);
   const size_t splits = layer.lanes * static_cast<size_t>(fused.splits) * queries;
   const size_t fused_ends = room(splits * sizeof(float2));
   const size_t fused_outs = room(splits * static_cast<size_t>(args.head_dim) * sizeof(float));

@@ -14,6 +14,7 @@ namespace kvlm::cuda::packed {
 namespace {
 
 constexpr int kMostSources = 3;
+constexpr int kJoinThreads = 32;
 
 /// A kernel, and which formats it reads; null: there is none for the head_dim.
 struct FusedPair {
@@ -149,17 +150,17 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys, int head_dim) {
   return pairs;
 }
 
-/// Joins the splits of lanes that several blocks have taken, with a block of threads for each lane
-/// and query.
-__global__ void __launch_bounds__(kThreads) join_splits(AttendArgs args, FusedArgs fused) {
+/// Joins the splits of lanes that several blocks have taken.
+__global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
   const auto index = static_cast<int>(blockIdx.x);
   prefetch_lane(args, index);
   wait_for_earlier();
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   if (lane.fused == 0) return;
-  if (fused_splits_of(lane) <= fused.splits_of_block) return;  // a block has joined them
-  join_query<16>(args, fused, lane, args.head_dim, index, static_cast<int>(blockIdx.y));
+  if (has_all_splits(fused, fused_splits_of(lane.slots))) return;  // a block has
+  const auto query = static_cast<int>(blockIdx.y);
+  join_queries(args, fused, lane, args.head_dim, index, query, query + 1);
 }
 
 }  // namespace
@@ -181,7 +182,8 @@ int most_shared_bytes() {
 FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared) {
   FusedLane made;
   if (lane.weights_wanted || !lane.remaps.empty() || lane.slots == 0 ||
-      lane.keys.size() + lane.values.size() > kMostFusedRuns || !is_aligned(lane.q, 16)) {
+      lane.keys.size() + lane.values.size() > kMostFusedRuns || !is_aligned(lane.q, 16) ||
+      !is_aligned(lane.out, 16)) {
     return made;
   }
   const uint32_t pairs =
@@ -214,17 +216,16 @@ FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared) {
   return made;
 }
 
-int fused_splits(int slots) {
-  int most = 1;
-  for (const int at : {slots, std::min(slots, 4096), std::min(slots, 16384)}) {
-    most = std::max(most, static_cast<int>(ceil_div(at, fused_split_slots(at))));
-  }
-  return most;
-}
-
-int fused_splits_of_block(int64_t splits, Stream& stream) {
-  const int64_t of_multiprocessor = splits / stream.queue().multiprocessors();
-  return of_multiprocessor >= 32 ? 4 : of_multiprocessor >= 16 ? 2 : 1;
+int fused_blocks_of_lane(int64_t lanes, int splits, Stream& stream) {
+  // Measured on an H200: from 3.5 lanes a multiprocessor on, a block a lane fills the GPU and saves
+  // the launch that joins. Fewer lanes want more blocks, and a long one among short ones does.
+  const int64_t multiprocessors = stream.queue().multiprocessors();
+  const int64_t of_multiprocessor = lanes * splits / multiprocessors;
+  const int taken = 2 * lanes >= 7 * multiprocessors ? 16
+                    : of_multiprocessor >= 32        ? 4
+                    : of_multiprocessor >= 16        ? 2
+                                                     : 1;
+  return static_cast<int>(ceil_div(splits, taken));
 }
 
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
@@ -232,10 +233,10 @@ void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream
 }
 
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
-  if (fused.splits <= fused.splits_of_block) return;
+  if (has_all_splits(fused, fused.splits)) return;
   launch_early("attend_packed", join_splits,
                dim3(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(args.q_per_kv)),
-               kThreads, stream, args, fused);
+               kJoinThreads, stream, args, fused);
 }
 
 }  // namespace kvlm::cuda::packed

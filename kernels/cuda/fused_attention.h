@@ -19,16 +19,16 @@ struct FusedArgs {
   float2* ends;  // (lanes, splits, q_per_kv) maximum and sum of every split, in units of log2
   float* outs;   // (lanes, splits, q_per_kv, head_dim)
   int lanes;
-  int splits;           // of the longest lane, at most
-  int pair;             // which lanes a launch serves (DeviceLane::fused)
-  int splits_of_block;  // that a block takes one after the other
-  int sources;          // of queries, the most of a lane
+  int splits;   // of the longest lane, at most
+  int pair;     // which lanes a launch serves (DeviceLane::fused)
+  int blocks;   // that share the splits of a lane
+  int sources;  // of queries, the most of a lane
 };
 
-/// Splits of a lane that has up to `slots` slots, at most.
-int fused_splits(int slots);
-/// How many splits a block takes where there are `splits` in all, at most. No result depends on it.
-int fused_splits_of_block(int64_t splits, Stream& stream);
+/// Blocks that share the up to `splits` splits of a lane, of `lanes`. Those of a block follow each
+/// other, which saves the work between them but leaves a GPU with few lanes idle. No result depends
+/// on it.
+int fused_blocks_of_lane(int64_t lanes, int splits, Stream& stream);
 void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
 /// Merges the splits of the lanes that attend_fused() has served, but of those that one block has.
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream);

@@ -8,59 +8,64 @@
 // (fused_attention.cu), which gives the same bits.
 namespace kvlm::cuda::packed {
 
-__device__ inline int fused_splits_of(const DeviceLane& lane) {
-  const int slots = fused_split_slots(lane.slots);
-  return (lane.slots + slots - 1) / slots;
+/// Whether one block has all splits of a lane, and joins them.
+VLM_HD inline bool has_all_splits(const FusedArgs& fused, int splits) {
+  return fused.blocks == 1 || splits == 1;
 }
 
-/// Writes the output of a query of lane `index`, by kThreads threads. Outputs of the first kAhead
-/// splits are asked for before it is known what they weigh.
-template <int kAhead>
-__device__ inline void join_query(const AttendArgs& args, const FusedArgs& fused,
-                                  const DeviceLane& lane, int head_dim, int index, int query) {
-  const int splits = fused_splits_of(lane);
-  const int thread = static_cast<int>(threadIdx.x % 32);
-  const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv + query;
-  const int64_t stride = static_cast<int64_t>(args.q_per_kv) * head_dim;
-  const auto outs_at = [&](int channel) {
-    return fused.outs + first * head_dim + min(channel, head_dim - 1);
-  };
-  float ahead[kAhead + 1];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    ahead[i] = i < splits ? outs_at(static_cast<int>(threadIdx.x))[i * stride] : 0;
+/// A sum of outputs of 4 channels by weights.
+struct WeighedSum {
+  float4 out = {0, 0, 0, 0};
+  float weights = 0;
+
+  __device__ void add(float weight, float their_weights, const float4& theirs) {
+    weights += weight * their_weights;
+    out.x += weight * theirs.x;
+    out.y += weight * theirs.y;
+    out.z += weight * theirs.z;
+    out.w += weight * theirs.w;
   }
-  float most = -INFINITY;
-  for (int i = thread; i < splits; i += 32) {
-    most = fmaxf(most, fused.ends[first + static_cast<int64_t>(i) * args.q_per_kv].x);
+  /// Divided by the weights, as the output of a query from channel 4 `four` on.
+  __device__ void write(const DeviceLane& lane, int head_dim, int query, int four) const {
+    reinterpret_cast<float4*>(lane.out + query * head_dim)[four] = {
+        out.x / weights, out.y / weights, out.z / weights, out.w / weights};
   }
-  most = warp_max(most);
-  for (int pass = 0; pass < head_dim; pass += kThreads) {  // of whole warps, which share weights
-    const int channel = pass + static_cast<int>(threadIdx.x);
-    const float* outs = outs_at(channel);
-    float out = 0;
-    float sum = 0;
-    for (int base = 0; base < splits; base += 32) {
-      const int mine = base + thread;
-      float weight = 0;
-      if (mine < splits) {
-        const float2 end = fused.ends[first + static_cast<int64_t>(mine) * args.q_per_kv];
-        weight = exp2f(end.x - most);
-        sum += weight * end.y;
-      }
-      const int count = min(32, splits - base);
-      const int known = base == 0 && pass == 0 ? min(kAhead, count) : 0;
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (i < known) out += __shfl_sync(kAll, weight, i) * ahead[i];
-      }
+  __device__ void shrink(float factor) {
+    weights *= factor;
+    out.x *= factor;
+    out.y *= factor;
+    out.z *= factor;
+    out.w *= factor;
+  }
+};
+
+/// Writes the outputs of queries [first_query, end_query) of lane `index`, by the threads of a
+/// block, 4 channels each.
+__device__ inline void join_queries(const AttendArgs& args, const FusedArgs& fused,
+                                    const DeviceLane& lane, int head_dim, int index,
+                                    int first_query, int end_query) {
+  const int splits = fused_splits_of(lane.slots);
+  const int fours = head_dim / 4;
+  const int64_t first = static_cast<int64_t>(index) * fused.splits * args.q_per_kv;
+  for (int i = static_cast<int>(threadIdx.x); i < (end_query - first_query) * fours;
+       i += static_cast<int>(blockDim.x)) {
+    const int query = first_query + i / fours;
+    const int four = i % fours;
+    const float2* ends = fused.ends + first + query;
+    const auto* outs = reinterpret_cast<const float4*>(fused.outs) + (first + query) * fours + four;
+    float most = -INFINITY;
+    WeighedSum sum;
 #pragma unroll 8
-      for (int i = known; i < count; ++i) {
-        out += __shfl_sync(kAll, weight, i) * outs[(base + i) * stride];
+    for (int split = 0; split < splits; ++split) {
+      const float2 end = ends[static_cast<int64_t>(split) * args.q_per_kv];
+      const float4 out = outs[static_cast<int64_t>(split) * args.q_per_kv * fours];
+      if (end.x > most) {
+        sum.shrink(exp2f(most - end.x));
+        most = end.x;
       }
+      sum.add(exp2f(end.x - most), end.y, out);
     }
-    sum = warp_sum(sum);
-    if (channel < head_dim) lane.out[query * head_dim + channel] = splits > 0 ? out / sum : 0;
+    sum.write(lane, head_dim, query, four);
   }
 }
 

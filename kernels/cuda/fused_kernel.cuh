@@ -76,66 +76,97 @@ struct OnlineSoftmax {
   }
 };
 
-/// Merges the states of a block's warps and writes that of the split.
-template <class V, Scaled kScaled, int kGroups>
-__device__ void write_split(const AttendArgs& args, const FusedArgs& fused, int part,
-                            int first_query, float* shared, OnlineSoftmax<kGroups>& softmax,
+/// Where the warps of a block leave what they have of a split: 2^most, the sum of the weights, and
+/// the outputs.
+template <class Stages, class V, int kGroups>
+struct SplitSpace {
+  static constexpr int kQueries = kGroups * kGroupQueries;
+  static constexpr int kOutBytes = static_cast<int>(sizeof(float)) * kQueries * V::kDim;
+  /// In their second stages, which nobody needs then, if four blocks have no room for more.
+  static constexpr bool kInStages = sizeof(typename Stages::OneStage) >= kOutBytes &&
+                                    kWarps * (sizeof(Stages) + kOutBytes) > 44 * 1024;
+  static constexpr int kEndBytes = kWarps * kQueries * static_cast<int>(sizeof(float2));
+  /// Of shared memory, with the stages.
+  static constexpr int kBytes =
+      static_cast<int>(kWarps * sizeof(Stages)) + kEndBytes + (kInStages ? 0 : kWarps * kOutBytes);
+
+  std::byte* from;
+
+  __device__ Stages& stages(int warp) const { return reinterpret_cast<Stages*>(from)[warp]; }
+  /// By query and channel.
+  __device__ float* outs(int warp) const {
+    if (kInStages) return reinterpret_cast<float*>(&stages(warp).stage[1]);
+    return reinterpret_cast<float*>(from + kWarps * sizeof(Stages) + kEndBytes + warp * kOutBytes);
+  }
+  __device__ float2& end(int warp, int query) const {
+    auto* ends = reinterpret_cast<float2*>(from + kWarps * sizeof(Stages));
+    return ends[warp * kQueries + query];
+  }
+};
+
+/// Merges the states of a block's warps and writes that of split `part`, or the output of a lane
+/// that has no other one.
+template <class Space, class V, Scaled kScaled, int kGroups>
+__device__ void write_split(const AttendArgs& args, const FusedArgs& fused, const DeviceLane& lane,
+                            bool only, int part, int first_query, const Space& space,
+                            OnlineSoftmax<kGroups>& softmax,
                             const Values<V, kScaled, kGroups>& values, const OperandThread& my) {
   constexpr int kDim = V::kDim;
-  constexpr int kQueries = kGroups * kGroupQueries;
-  float* outs = shared;                                                       // by warp and query
-  auto* ends = reinterpret_cast<float2*>(shared + kWarps * kQueries * kDim);  // the same
+  constexpr int kQueries = Space::kQueries;
+  __syncthreads();  // nobody reads the split before
+  float* outs = space.outs(my.warp);
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     float& sum = softmax.sum[group];
 #pragma unroll
     for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(kAll, sum, offset);
-    const int at = my.warp * kQueries + group * kGroupQueries + my.quarter;
-    if (my.row == 0) ends[at] = {softmax.most[group], sum};
+    const int at = group * kGroupQueries + my.quarter;
+    if (my.row == 0) space.end(my.warp, at) = {softmax.most[group], sum};
+    using Layout = typename Values<V, kScaled, kGroups>::Layout;
+    constexpr int kRun = Layout::kRun;
 #pragma unroll
-    for (int g = 0; g < values.kChannelGroups; ++g) {
-      float* to = outs + at * kDim + g * kChannelGroup;
-      const auto sum = [&](int i) { return values.sum(group, 4 * g + i); };
-      if (values.is_half(g)) {
-        reinterpret_cast<float2*>(to)[my.row] = {sum(0), sum(1)};
+    for (int number = 0; number < Layout::kNumbers; number += kRun) {
+      float* to = outs + at * kDim + Layout::channel(number, my.row);
+      const auto sum = [&](int i) { return values.sum(group, number + i); };
+      if (kRun == 2 || number + kRun > Layout::kNumbers) {
+        reinterpret_cast<float2*>(to)[0] = {sum(0), sum(1)};
       } else {
-        reinterpret_cast<float4*>(to)[my.row] = {sum(0), sum(1), sum(2), sum(3)};
+#pragma unroll
+        for (int i = 0; i < kRun; i += 4) {
+          reinterpret_cast<float4*>(to)[i / 4] = {sum(i), sum(i + 1), sum(i + 2), sum(i + 3)};
+        }
       }
     }
   }
   __syncthreads();
+  constexpr int kFours = kDim / 4;
   const int queries = min(kQueries, args.q_per_kv - first_query);
   const int64_t first = static_cast<int64_t>(part) * args.q_per_kv + first_query;
-  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim; i += kThreads) {
-    const int query = i / kDim;
+  for (int i = static_cast<int>(threadIdx.x); i < queries * kFours; i += kThreads) {
+    const int query = i / kFours;
     float most = -INFINITY;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) {
-      most = fmaxf(most, ends[warp * kQueries + query].x);
+      most = fmaxf(most, space.end(warp, query).x);
     }
-    float out = 0;
-    float sum = 0;
+    WeighedSum sum;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) {
-      const float2 end = ends[warp * kQueries + query];
+      const float2 end = space.end(warp, query);
       if (end.x == -INFINITY) continue;  // a warp without slots
-      const float weight = OnlineSoftmax<kGroups>::power(end.x - most);
-      sum += weight * end.y;
-      out += weight * outs[(warp * kQueries + query) * kDim + i % kDim];
+      sum.add(OnlineSoftmax<kGroups>::power(end.x - most), end.y,
+              reinterpret_cast<const float4*>(space.outs(warp))[i]);
     }
-    fused.outs[first * kDim + i] = out;
-    if (i % kDim == 0) fused.ends[first + query] = {most, sum};
+    if (only) {
+      sum.write(lane, kDim, first_query + query, i % kFours);
+      continue;
+    }
+    reinterpret_cast<float4*>(fused.outs)[first * kFours + i] = sum.out;
+    if (i % kFours == 0) fused.ends[first + query] = {most, sum.weights};
   }
+  if (Space::kInStages) __syncthreads();  // before copies come there
 }
 
-template <class V, int kGroups>
-constexpr int kSplitBytes =
-    static_cast<int>(sizeof(float)) * kWarps* kGroups* kGroupQueries*(V::kDim + 2);
-/// Bytes of shared memory behind the sources of queries.
-template <class Stages, class V, int kGroups>
-constexpr int kStagesBytes = static_cast<int>(kWarps * sizeof(Stages)) > kSplitBytes<V, kGroups>
-                                 ? static_cast<int>(kWarps * sizeof(Stages))
-                                 : kSplitBytes<V, kGroups>;
 template <class K, int kGroups>
 constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
 
@@ -156,9 +187,11 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.fused != fused.pair) return;
-  const int split_slots = fused_split_slots(lane.slots);
-  const int first_split = static_cast<int>(blockIdx.y) * fused.splits_of_block;
-  if (first_split * split_slots >= lane.slots) return;
+  const int splits = fused_splits_of(lane.slots);
+  const auto block = static_cast<int>(blockIdx.y);
+  const int first_split = block * splits / fused.blocks;
+  const int end_split = (block + 1) * splits / fused.blocks;
+  if (first_split == end_split) return;
   const int key_runs = lane.last_keys - lane.first_keys + 1;
   const int run_count = lane.last_values - lane.first_keys + 1;
   const OperandThread my;
@@ -185,86 +218,86 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   std::byte* stages_at = bytes + fused.sources * kSourceBytes<K, kGroups>;
   using Stages = WarpStages<K, kKeys, V, kValues>;
   using OneStage = typename Stages::OneStage;
-  Stages& warp = reinterpret_cast<Stages*>(stages_at)[my.warp];
+  const SplitSpace<Stages, V, kGroups> space{stages_at};
+  Stages& warp = space.stages(my.warp);
   OneStage(&stages)[2] = warp.stage;
   constexpr int kKeyZerosAt = StageOf<K, kKeys>::kZerosAt;
   constexpr int kValueZerosAt = StageOf<V, kValues>::kZerosAt;
   const PartOf part(my.lower);
 
-  for (int split = first_split; split < first_split + fused.splits_of_block; ++split) {
-    const int first = split * split_slots;
-    if (first >= lane.slots) break;
-    Keys<K, kGroups> keys;
-    Values<V, kValues, kGroups> values;
-    OnlineSoftmax<kGroups> softmax;
-    const int warp_first = first + my.warp * (split_slots / kWarps);
-    Items items(args, runs, key_runs, warp_first,
-                min(warp_first + split_slots / kWarps, lane.slots), warp.items);
-    const std::byte* folded = nullptr;              // scales that are in `keys`
-    const std::byte* copied = nullptr;              // and that were copied last
-    enum { kFresh, kRows, kCodes } added = kFresh;  // what is not brought down in `values`
-    float up = kWeightUp;                           // and the raise of its weights
-    uint32_t next_key_meta = 0;
-    uint32_t next_value_meta = 0;
-    const auto begin = [&](const Item& item, int rows, OneStage& stage) {
-      if (const LaneRun& run = runs[item.run[kKeySide]]; run.run.rows == nullptr) {
-        const Spot& spot = item.spot[kKeySide];
-        stage.keys.copy_codes(spot, rows);
-        if constexpr (kKeys == Scaled::kToken) {
-          next_key_meta = row_meta(run.format.axis, spot, rows);
-        } else if (kKeys == Scaled::kToken32 || spot.scales != copied) {
-          stage.keys.copy_meta(spot, rows, run.zeros);
-          copied = spot.scales;
-        }
-      }
-      if (const LaneRun& run = runs[item.run[kValueSide]]; run.run.rows == nullptr) {
-        const Spot& spot = item.spot[kValueSide];
-        stage.values.copy_codes(spot, rows);
-        if constexpr (kValues == Scaled::kToken) {
-          next_value_meta = row_meta(run.format.axis, spot, rows);
-        } else {
-          stage.values.copy_meta(spot, rows, run.zeros);
-        }
+  Items items(args, runs, key_runs, warp.places);
+  uint32_t next_key_meta = 0;
+  uint32_t next_value_meta = 0;
+  const auto begin = [&](OneStage& stage) {
+    const Item& item = items.item();
+    const auto side = [&](auto scaled, Side side, auto& to, uint32_t& row_affine) {
+      constexpr Scaled kScaled = decltype(scaled)::value;
+      const Place& place = items.place(side);
+      if (place.scales == nullptr) return;
+      const int block = item.block[side];
+      const int row = item.row[side];
+      to.copy_codes(place.codes + int64_t{block} * place.code_stride, row, item.rows);
+      const int64_t at = int64_t{block} * place.scale_stride;
+      if constexpr (kScaled == Scaled::kToken) {
+        row_affine = row_meta(place.meta != 0, place.scales + at, place.zeros + at, row, item.rows);
+      } else {
+        to.copy_meta(place.scales + at, place.zeros + at, row, item.rows, place.meta);
       }
     };
-
-    if (items.there()) begin(warp.items[0], items.rows(), stages[0]);
+    side(std::integral_constant<Scaled, kKeys>{}, kKeySide, stage.keys, next_key_meta);
+    side(std::integral_constant<Scaled, kValues>{}, kValueSide, stage.values, next_value_meta);
+  };
+  /// Row `slot` of a run of f16 rows.
+  const auto full_row = [&](const LaneRun& run, int slot) {
+    return run.run.rows + static_cast<int64_t>(slot - run.run.first_slot) * (kDim * 2);
+  };
+  const int split_slots = fused_split_slots(lane.slots);
+  const auto enter = [&](int split) {
+    const int first = split * split_slots;
+    const int last = min(first + split_slots, lane.slots);
+    const int warp_slots = (last - first + kThreads - 1) / kThreads * kItemSlots;
+    const int warp_first = first + my.warp * warp_slots;
+    items.start(warp_first, min(warp_first + warp_slots, last));
+    if (items.there()) begin(stages[0]);
     end_copies();
+  };
+
+  enter(first_split);
+  for (int split = first_split; split < end_split; ++split) {
+    Values<V, kValues, kGroups> values;
+    OnlineSoftmax<kGroups> softmax;
+    enum { kFresh, kRows, kCodes } added = kFresh;  // what is not brought down in `values`
+    float up = kWeightUp;                           // and the raise of its weights
     for (int turn = 0; items.there(); turn ^= 1) {
-      const Item& item = warp.items[turn];
-      const Spot& key_spot = item.spot[kKeySide];
-      const Spot& value_spot = item.spot[kValueSide];
-      const int rows = items.rows();
+      const Item item = items.item();
+      const int rows = item.rows;
+      const int value_row = item.row[kValueSide];
       const uint32_t key_meta = next_key_meta;
       const uint32_t value_meta = next_value_meta;
       OneStage& stage = stages[turn];
-      items.next(turn);
-      if (items.there()) begin(warp.items[turn ^ 1], items.rows(), stages[turn ^ 1]);
+      items.next();
+      if (items.there()) begin(stages[turn ^ 1]);
       end_copies();
       await_copies<1>();
       __syncwarp();
 
+      Keys<K, kGroups> keys;
       Scores<kGroups> scores;
       const LaneRun& key_run = runs[item.run[kKeySide]];
       const Source& source = source_at(key_run.run.source);
-      const std::byte* key_codes = stage.keys.rows(key_spot);
+      const std::byte* key_codes = stage.keys.rows(item.row[kKeySide]);
       if (key_run.run.rows != nullptr) {
         keys.take_natural(source, my);
-        folded = nullptr;
-        keys.score_rows(key_spot.codes + static_cast<int64_t>(key_spot.row) * (kDim * 2), rows, my,
-                        scores);
+        keys.score_rows(full_row(key_run, item.slot), rows, my, scores);
       } else if constexpr (kKeys == Scaled::kChannel) {
-        if (key_spot.scales != folded) {
-          keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + kKeyZerosAt, my);
-          folded = key_spot.scales;
-        }
+        keys.fold(source, key_run.format, stage.keys.meta, stage.keys.meta + kKeyZerosAt, my);
         keys.template score_codes<false>(key_codes, source, 0, my, scores);
       } else {
         keys.take_coded(source, my);
         if constexpr (kKeys == Scaled::kToken) {
           keys.template score_codes<true>(key_codes, source, key_meta, my, scores);
         } else {
-          const std::byte* scales = stage.keys.group_scales(key_spot);
+          const std::byte* scales = stage.keys.group_scales(item.row[kKeySide]);
           keys.score_grouped(key_codes, scales, scales + kKeyZerosAt, source, my, scores);
         }
       }
@@ -282,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
 
       const LaneRun& value_run = runs[item.run[kValueSide]];
       const bool coded = value_run.run.rows == nullptr;
-      const std::byte* value_scales = stage.values.group_scales(value_spot);
+      const std::byte* value_scales = stage.values.group_scales(value_row);
       bool large = false;
       if constexpr (kValues == Scaled::kToken) {
         large = coded && fabsf(two_floats(value_meta).x) >= kLargeScale;
@@ -302,9 +335,9 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       }
       added = coded ? kCodes : kRows;
       up = raise;
-      const ItemWeights<kGroups> weights(scores, up, part, my);
+      const typename Values<V, kValues, kGroups>::Weights weights(scores, up, part, my);
       if (coded) {
-        values.add_codes(warp.wide_values(stage, value_spot), value_scales,
+        values.add_codes(warp.wide_values(stage, value_row), value_scales,
                          value_scales + kValueZerosAt, value_meta, weights, my);
         if constexpr (kValues == Scaled::kChannel) {  // the next item may have other scales
           values.finish_channels(1 / up, value_run.format, stage.values.meta,
@@ -312,23 +345,27 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
           added = kFresh;
         }
       } else {
-        values.add_rows(value_spot.codes + static_cast<int64_t>(value_spot.row) * (kDim * 2), rows,
-                        weights, my);
+        values.add_rows(full_row(value_run, item.slot), rows, weights, my);
       }
       __syncwarp();  // the stage has been read
     }
     if (added != kFresh) values.bring_down(added == kCodes, 1 / up, my);
 
-    __syncthreads();
-    write_split(args, fused, static_cast<int>(blockIdx.x) * fused.splits + split, first_query,
-                reinterpret_cast<float*>(stages_at), softmax, values, my);
-    __syncthreads();
+    if (split + 1 < end_split) enter(split + 1);  // while the warps join what they have
+    write_split(args, fused, lane, splits == 1, static_cast<int>(blockIdx.x) * fused.splits + split,
+                first_query, space, softmax, values, my);
   }
-  if (fused_splits_of(lane) > fused.splits_of_block) return;
-  const int end_query = min(first_query + kGroups * kGroupQueries, args.q_per_kv);
-  for (int query = first_query; query < end_query; ++query) {
-    join_query<0>(args, fused, lane, kDim, static_cast<int>(blockIdx.x), query);
-  }
+  if (splits == 1 || !has_all_splits(fused, splits)) return;
+  __syncthreads();
+  join_queries(args, fused, lane, kDim, static_cast<int>(blockIdx.x), first_query,
+               min(first_query + kGroups * kGroupQueries, args.q_per_kv));
+}
+
+/// Shared memory of a block, beside what every block has.
+template <class K, Scaled kKeys, class V, Scaled kValues, int kGroups>
+int shared_bytes_of(int sources) {
+  using Space = SplitSpace<WarpStages<K, kKeys, V, kValues>, V, kGroups>;
+  return sources * kSourceBytes<K, kGroups> + Space::kBytes;
 }
 
 template <class K, Scaled kKeys, class V, Scaled kValues>
@@ -336,11 +373,9 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
                                                Stream& stream) {
   const auto with = [&](auto constant) {
     constexpr int kGroups = decltype(constant)::value;
-    const dim3 grid(static_cast<unsigned>(fused.lanes),
-                    static_cast<unsigned>(ceil_div(fused.splits, fused.splits_of_block)),
+    const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.blocks),
                     static_cast<unsigned>(ceil_div(args.q_per_kv, kGroups * kGroupQueries)));
-    const int bytes = fused.sources * kSourceBytes<K, kGroups> +
-                      kStagesBytes<WarpStages<K, kKeys, V, kValues>, V, kGroups>;
+    const int bytes = shared_bytes_of<K, kKeys, V, kValues, kGroups>(fused.sources);
     check(cudaFuncSetAttribute(attend_split<K, kKeys, V, kValues, kGroups>,
                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "attend_packed");
@@ -358,9 +393,7 @@ template <class K, Scaled kKeys, class V, Scaled kValues>
 int FusedKernel<K, kKeys, V, kValues>::shared_bytes(int sources) {
   constexpr int kRuns = kMostFusedRuns * static_cast<int>(sizeof(LaneRun));
   constexpr int kTables = 1024;  // of codecs
-  constexpr int kGroups = most_groups(K::kDim);
-  return sources * kSourceBytes<K, kGroups> +
-         kStagesBytes<WarpStages<K, kKeys, V, kValues>, V, kGroups> + kRuns + kTables;
+  return shared_bytes_of<K, kKeys, V, kValues, most_groups(K::kDim)>(sources) + kRuns + kTables;
 }
 
 }  // namespace kvlm::cuda::packed

@@ -2,6 +2,7 @@
 
 #include "kernels/codecs/codec.h"
 #include "kernels/cuda/attend_args.cuh"
+#include "kernels/cuda/fused_splits.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_mma.cuh"
 #include "kernels/cuda/packed_tiles.cuh"
@@ -9,12 +10,6 @@
 // What a block of the fused decode attention (fused_kernel.cuh) is given to do: a split of a lane,
 // which its warps cut into items.
 namespace kvlm::cuda::packed {
-
-/// Slots of a split of a lane of `slots`. It depends on nothing else, so that a lane's sums do not
-/// depend on the rest of the batch.
-VLM_HD constexpr int fused_split_slots(int slots) {
-  return slots <= 4096 ? 256 : slots <= 16384 ? 512 : 1024;
-}
 
 constexpr int kItemSlots = 32;
 constexpr int kItemTiles = kItemSlots / kTileSlots;
@@ -42,13 +37,13 @@ __device__ inline void prefetch_lane(const AttendArgs& args, int index) {
 struct LaneRun {
   DeviceRun run;
   PackedFormat format;  // of codes
-  int zeros;            // that a block stores, if its channels are scaled
+  int meta;             // Place::meta
 
   __device__ void take(const AttendArgs& args, int index) {
     run = args.runs[index];
     if (run.rows != nullptr || run.slots == 0) return;
     format = args.formats[run.format];
-    zeros = static_cast<int>(format.zeros(1));
+    meta = format.axis == ScaleAxis::kHead ? 0 : static_cast<int>(format.zeros(1));
   }
 };
 
@@ -64,109 +59,152 @@ requires(C::kWideStride > 0) struct WideRows<C> {
   static constexpr int kBytes = kItemSlots * C::kWideStride;
 };
 
-/// Where the rows from a slot on lie: codes (or f16 numbers), and what scales them.
-struct alignas(16) Spot {
-  const std::byte* codes;   // of the block's first row
-  const std::byte* scales;  // of the block
-  const std::byte* zeros;
-  int row;   // of the block
-  int left;  // rows from there to the end of the block
-};
+enum Side { kKeySide, kValueSide, kSides };
 
-/// Slot `slot` of a run.
-__device__ inline Spot find_spot(const AttendArgs& args, const DeviceRun& run, int slot) {
-  const int at = slot - run.first_slot;
-  if (run.rows != nullptr) return {run.rows, nullptr, nullptr, at, run.slots - at};
-  int index = 0;
-  if (run.block_rows != 0) {
-    index = at / run.block_rows;
-  } else {  // the last block of the list that begins at or before the slot
+/// Where a warp is on one side of its lane: rows that are stored alike, in blocks at even strides.
+/// It lies in shared memory: all threads of a warp have the same, and registers are scarce.
+struct alignas(16) Place {
+  const std::byte* codes;   // of the first block; or f16 rows
+  const std::byte* scales;  // null: of f16 rows
+  const std::byte* zeros;
+  int code_stride;  // bytes from a block to the next
+  int scale_stride;
+  int block_rows;
+  int begin;  // slots [begin, end) of the lane
+  int end;
+  int meta;  // zero points that a block of channels stores; 0 where one scale serves all rows
+  int run;   // among the block's runs
+  int first_block;  // where the slot was that it was made for
+  int first_row;
+
+  /// Of the rows of a run around a slot: all of them, or where blocks are listed those of one
+  /// block.
+  __device__ void take(const AttendArgs& args, const LaneRun* runs, int index, int slot) {
+    take_run(args, runs[index], slot);
+    run = index;
+    first_block = (slot - begin) / block_rows;
+    first_row = slot - begin - first_block * block_rows;
+  }
+
+ private:
+  __device__ void take_run(const AttendArgs& args, const LaneRun& lane_run, int slot) {
+    const DeviceRun& run = lane_run.run;
+    meta = lane_run.meta;
+    begin = run.first_slot;
+    end = begin + run.slots;
+    if (run.rows != nullptr) {
+      codes = run.rows;
+      scales = zeros = nullptr;
+      code_stride = scale_stride = 0;
+      block_rows = run.slots;
+      return;
+    }
+    code_stride = run.code_stride;
+    scale_stride = run.scale_stride;
+    block_rows = run.block_rows;
+    if (block_rows != 0) return take_block(run.first_block);
+    int index = 0;  // the last block of the list that begins at or before the slot
     int behind = run.units;
     while (behind - index > 1) {
       const int middle = (index + behind) / 2;
       (args.blocks[run.listed + middle].first_slot <= slot ? index : behind) = middle;
     }
+    const DeviceBlock& block = args.blocks[run.listed + index];
+    take_block(block);
+    block_rows = block.rows;
+    begin = block.first_slot;
+    end = begin + block_rows;
   }
-  const DeviceBlock block = block_of(args.blocks, run, index);
-  const int row = slot - block.first_slot;
-  return {block.codes, block.scales, block.zeros, row, block.rows - row};
-}
-
-enum Side { kKeySide, kValueSide, kSides };
-
-/// Up to kItemSlots slots of a lane whose keys lie in one block, and whose values do. It lies in
-/// shared memory: all threads of a warp have the same, and registers are scarce.
-struct Item {
-  Spot spot[kSides];
-  int run[kSides];  // among the block's runs
+  __device__ void take_block(const DeviceBlock& block) {
+    codes = block.codes;
+    scales = block.scales;
+    zeros = block.zeros;
+  }
 };
 
-/// Walks over the items of a warp, one behind the other. A thread makes the keys' part, another one
-/// the values'.
+/// Up to kItemSlots slots of a lane whose keys lie in one block, and whose values do.
+struct Item {
+  int slot;  // the first
+  int rows;
+  int run[kSides];    // among the block's runs
+  int block[kSides];  // of the place
+  int row[kSides];    // of the block
+};
+
+/// Walks over the items of a warp, one behind the other.
 class Items {
  public:
-  /// Makes the first item, in items[0].
-  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs, int first, int last,
-                   Item (&items)[2])
-      : args_(args), runs_(runs), items_(items), slot_(first), last_(last) {
-    if (first >= last) return;
-    if (const int side = static_cast<int>(threadIdx.x % 32); side < kSides) {
-      find(side == kKeySide ? 0 : key_runs, items_[0], side);
-    }
-    measure(items_[0]);
+  __device__ Items(const AttendArgs& args, const LaneRun* runs, int key_runs,
+                   Place (&places)[kSides])
+      : args_(args), runs_(runs), key_runs_(key_runs), places_(places) {}
+
+  /// Makes the first item of slots [first, last).
+  __device__ void start(int first, int last) {
+    item_.slot = first;
+    last_ = last;
+    if (!there()) return;
+    item_.run[kKeySide] = 0;
+    item_.run[kValueSide] = key_runs_;
+    find();
+    measure();
   }
 
-  __device__ bool there() const { return slot_ < last_; }
-  /// Slots of the item made last.
-  __device__ int rows() const { return rows_; }
-  /// Makes the item behind items[turn] in the other one, which nobody reads any more.
-  __device__ void next(int turn) {
-    slot_ += rows_;
-    if (slot_ >= last_) return;
-    Item& to = items_[turn ^ 1];
-    if (const int side = static_cast<int>(threadIdx.x % 32); side < kSides) {
-      advance(items_[turn], to, side);
+  __device__ bool there() const { return item_.slot < last_; }
+  /// The item made last.
+  __device__ const Item& item() const { return item_; }
+  __device__ const Place& place(Side side) const { return places_[side]; }
+  /// Makes the item behind it.
+  __device__ void next() {
+    item_.slot += item_.rows;
+    if (!there()) return;
+    if (item_.slot == places_[kKeySide].end || item_.slot == places_[kValueSide].end) {
+      find();
+    } else {
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        item_.row[side] += item_.rows;
+        if (item_.row[side] == places_[side].block_rows) {
+          item_.row[side] = 0;
+          ++item_.block[side];
+        }
+      }
     }
-    measure(to);
+    measure();
   }
 
  private:
-  __device__ void measure(const Item& item) {
-    __syncwarp();  // it has been written
-    rows_ = min(min(item.spot[kKeySide].left, item.spot[kValueSide].left),
-                min(last_ - slot_, kItemSlots));
-  }
-  /// The part of `side` at the slot, which is in run `at` or behind it.
-  __device__ void find(int at, Item& to, int side) {
-    while (slot_ >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
-    to.run[side] = at;
-    to.spot[side] = find_spot(args_, runs_[at].run, slot_);
-  }
-  __device__ void advance(const Item& from, Item& to, int side) {
-    Spot spot = from.spot[side];
-    const int at = from.run[side];
-    spot.row += rows_;
-    spot.left -= rows_;
-    if (spot.left == 0) {
-      const DeviceRun& run = runs_[at].run;
-      const int left = run.first_slot + run.slots - slot_;
-      if (left <= 0 || run.block_rows == 0) return find(at, to, side);
-      spot.codes += run.code_stride;
-      spot.scales += run.scale_stride;
-      spot.zeros += run.scale_stride;
-      spot.row = 0;
-      spot.left = min(left, run.block_rows);
+  __device__ void measure() {
+    int rows = min(last_ - item_.slot, kItemSlots);
+#pragma unroll
+    for (int side = 0; side < kSides; ++side) {
+      const Place& place = places_[side];
+      rows = min(rows, min(place.block_rows - item_.row[side], place.end - item_.slot));
     }
-    to.run[side] = at;
-    to.spot[side] = spot;
+    item_.rows = rows;
+  }
+  /// The places of the slot, whose runs are those of the item before or behind them.
+  __device__ void find() {
+    __syncwarp();  // nobody reads the ones before
+    if (const int side = static_cast<int>(threadIdx.x % 32); side < kSides) {
+      int at = side == kKeySide ? item_.run[kKeySide] : item_.run[kValueSide];
+      while (item_.slot >= runs_[at].run.first_slot + runs_[at].run.slots) ++at;
+      places_[side].take(args_, runs_, at, item_.slot);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int side = 0; side < kSides; ++side) {
+      item_.run[side] = places_[side].run;
+      item_.block[side] = places_[side].first_block;
+      item_.row[side] = places_[side].first_row;
+    }
   }
 
   const AttendArgs& args_;
   const LaneRun* runs_;  // of keys, then of values
-  Item (&items_)[2];
-  int slot_;
-  int last_;
-  int rows_ = 0;
+  int key_runs_;
+  Place (&places_)[kSides];
+  int last_ = 0;
+  Item item_;
 };
 
 /// Products of pairs of halves, and sums with one rounding.

@@ -21,19 +21,19 @@ struct StageOf {
   alignas(16) std::byte codes[kCodeBytes];
   alignas(16) std::byte meta[kMetaBytes];  // of channels or of groups; scales, then zero points
 
-  /// The row that the item begins with, behind what comes with it because copies are of 16 bytes.
-  __device__ const std::byte* rows(const Spot& spot) const {
-    return codes + (C::kRowBytes % 16 == 0 ? 0 : spot.row * C::kRowBytes % 16);
+  /// The row that an item begins with, which is row `row` of its block, behind what comes with it
+  /// because copies are of 16 bytes.
+  __device__ const std::byte* rows(int row) const {
+    return codes + (C::kRowBytes % 16 == 0 ? 0 : row * C::kRowBytes % 16);
   }
 
-  /// Begins to copy an item's codes. Copies of no bytes read nothing.
-  __device__ void copy_codes(const Spot& spot, int rows) {
+  /// Begins to copy the codes of `rows` rows of a block. Copies of no bytes read nothing.
+  __device__ void copy_codes(const std::byte* block, int row, int rows) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(codes));
-    const int64_t at = static_cast<int64_t>(spot.row) * C::kRowBytes;
     if constexpr (C::kRowBytes % 16 == 0) {
       constexpr int kChunks = C::kRowBytes / 16;
-      const std::byte* from = spot.codes + at + lane * 16;
+      const std::byte* from = block + (row * C::kRowBytes + lane * 16);
       const auto copied_to = [&](int chunk) {
         return chunk / kChunks * C::kStride + chunk % kChunks * 16;
       };
@@ -45,9 +45,10 @@ struct StageOf {
         copy_some(to + place, from + 512 * i, lane < rows * kChunks - 32 * i ? 16 : 0);
       }
     } else {
-      const int skew = static_cast<int>(at % 16);
+      const int at = row * C::kRowBytes;
+      const int skew = at % 16;
       const int bytes = skew + rows * C::kRowBytes;
-      const std::byte* from = spot.codes + at - skew;
+      const std::byte* from = block + (at - skew);
 #pragma unroll
       for (int byte = 0; byte < kItemSlots * C::kRowBytes + 15; byte += 32 * 16) {
         const int mine = byte + lane * 16;
@@ -57,7 +58,10 @@ struct StageOf {
   }
 
   /// Begins to copy the scales and zero points of channels, or of groups of the item's rows.
-  __device__ void copy_meta(const Spot& spot, int rows, int zeros) {
+  ///   scales, zeros  of the block
+  ///   stored         zero points of a block whose channels are scaled
+  __device__ void copy_meta(const std::byte* scales, const std::byte* zeros, int row, int rows,
+                            int stored) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
     if constexpr (kScaled == Scaled::kChannel) {
@@ -66,26 +70,26 @@ struct StageOf {
       for (int first = 0; first < 2 * kChunks; first += 32) {
         const int i = first + lane;
         if (2 * kChunks % 32 != 0 && i >= 2 * kChunks) break;
-        const std::byte* from = i < kChunks ? spot.scales : spot.zeros - kZerosAt;
-        const bool there = i < kChunks ? i < kDim / 8 : (i - kChunks) * 8 < zeros;
+        const std::byte* from = i < kChunks ? scales : zeros - kZerosAt;
+        const bool there = i < kChunks ? i < kDim / 8 : (i - kChunks) * 8 < stored;
         copy_some(to + i * 16, from + i * 16, there ? 16 : 0);
       }
     } else if constexpr (kScaled == Scaled::kToken32) {
       constexpr int kSize = kSkewed ? 8 : kRowMeta;
-      const int at = spot.row * kRowMeta - skew(spot);
-      const int left = skew(spot) + rows * kRowMeta - lane * kSize;
+      const int at = row * kRowMeta - skew(row) + lane * kSize;
+      const int left = skew(row) + rows * kRowMeta - lane * kSize;
       const int bytes = kSkewed ? max(0, min(kSize, left)) : lane < rows ? kSize : 0;
       if (lane * kSize < kZerosAt) {
-        copy_few<kSize>(to + lane * kSize, spot.scales + at + lane * kSize, bytes);
+        copy_few<kSize>(to + lane * kSize, scales + at, bytes);
         if constexpr (!is_ternary(C::kSections[0].code)) {
-          copy_few<kSize>(to + kZerosAt + lane * kSize, spot.zeros + at + lane * kSize, bytes);
+          copy_few<kSize>(to + kZerosAt + lane * kSize, zeros + at, bytes);
         }
       }
     }
   }
 
-  /// Scales of the item's rows, by group; zero points lie kZerosAt behind them.
-  __device__ const std::byte* group_scales(const Spot& spot) const { return meta + skew(spot); }
+  /// Scales of an item's rows, by group; zero points lie kZerosAt behind them.
+  __device__ const std::byte* group_scales(int row) const { return meta + skew(row); }
 
  private:
   static __device__ void copy_some(uint32_t to, const std::byte* from, int bytes) {
@@ -97,7 +101,7 @@ struct StageOf {
                  "r"(bytes));
   }
   /// Bytes that come before the scales of the item's first row because of what a copy takes.
-  static __device__ int skew(const Spot& spot) { return kSkewed ? spot.row * kRowMeta % 8 : 0; }
+  static __device__ int skew(int row) { return kSkewed ? row * kRowMeta % 8 : 0; }
 };
 
 template <class K, Scaled kKeys, class V, Scaled kValues>
@@ -111,12 +115,13 @@ template <class K, Scaled kKeys, class V, Scaled kValues>
 struct WarpStages {
   using OneStage = Stage<K, kKeys, V, kValues>;
   OneStage stage[2];
-  Item items[2];
+  Place places[kSides];
   alignas(16) std::byte wide[WideRows<V>::kBytes + 16];
 
   /// The codes of an item's values as they are added.
-  __device__ const std::byte* wide_values(OneStage& from, const Spot& spot) {
-    const std::byte* rows = from.values.rows(spot);
+  ///   row  of the block: the item's first
+  __device__ const std::byte* wide_values(OneStage& from, int row) {
+    const std::byte* rows = from.values.rows(row);
     if constexpr (WideRows<V>::kBytes == 0) {
       return rows;
     } else {
@@ -128,14 +133,16 @@ struct WarpStages {
   }
 };
 
-/// Scale and zero point of a row that one of each serves, as two halves: of the item's row
+/// Scale and zero point of a row that one of each serves, as two halves: of an item's row
 /// `warp_lane`, none behind its last.
-__device__ inline uint32_t row_meta(ScaleAxis axis, const Spot& spot, int rows) {
+///   scales, zeros  of the block; one of each if not `by_row`
+__device__ inline uint32_t row_meta(bool by_row, const std::byte* scales, const std::byte* zeros,
+                                    int row, int rows) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   if (lane >= rows) return 0;
-  const int at = axis == ScaleAxis::kHead ? 0 : spot.row + lane;
-  return __ldg(reinterpret_cast<const uint16_t*>(spot.scales) + at) |
-         static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(spot.zeros) + at)) << 16;
+  const int at = by_row ? row + lane : 0;
+  return __ldg(reinterpret_cast<const uint16_t*>(scales) + at) |
+         static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(zeros) + at)) << 16;
 }
 
 }  // namespace kvlm::cuda::packed

@@ -339,8 +339,9 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
 }
 
 TEST_F(PackedLanes, CompanyChangesNoBit) {
-  // Enough lanes that each is cut into fewer pieces.
+  // Enough lanes that blocks of threads take several splits of each, and all of them.
   constexpr int kCompany = 420;
+  constexpr int kMore = 520;
   for (const char* spec : kSpecs) {
     for (const LaneShape& s :
          {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
@@ -350,12 +351,14 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
       for (const std::vector<int>& lengths :
            {std::vector{32, 300, 1, 45, 1100}, std::vector{1717}}) {
         const Found alone = attend(spec, s, lengths, 0, kGpu, *gpu_);
-        const Found beside = attend(spec, s, lengths, kCompany, kGpu, *gpu_);
-        const std::string name =
-            fmt::format("{} {} x {}, {} blocks", spec, s.q_per_kv, s.head_dim, lengths.size());
-        EXPECT_EQ(error(beside.out, alone.out), 0) << name;
-        if (s.weights_wanted) {
-          EXPECT_EQ(beside.weights, alone.weights) << name;
+        for (const int company : {kCompany, kMore}) {
+          const Found beside = attend(spec, s, lengths, company, kGpu, *gpu_);
+          const std::string name = fmt::format("{} {} x {}, {} blocks, {} others", spec, s.q_per_kv,
+                                               s.head_dim, lengths.size(), company);
+          EXPECT_EQ(error(beside.out, alone.out), 0) << name;
+          if (s.weights_wanted) {
+            EXPECT_EQ(beside.weights, alone.weights) << name;
+          }
         }
       }
     }
