@@ -39,7 +39,7 @@ struct PackerOfPlan {
 /// The keys or values of some slots of `layer`, whose codes are those of `owner`.
 struct SharedLayer {
   const CachePlan& plan;
-  Part part;
+  KvSide side;
   int layer;
   int owner;
   const Packer* here;   // what packs the slots in `layer`; null: nothing
@@ -251,19 +251,19 @@ bool same_codes(const PackedFormat& a, const PackedFormat& b) {
 }
 
 Names packed_differently(const SharedLayer& shared) {
-  const auto& [plan, part, layer, owner, here, there] = shared;
+  const auto& [plan, side, layer, owner, here, there] = shared;
   if (here != nullptr && there != nullptr && here->turns == there->turns &&
-      same_codes(here->quantizer->plan(part, layer).format,
-                 there->quantizer->plan(part, owner).format)) {
+      same_codes(here->quantizer->packing(side, layer).format,
+                 there->quantizer->packing(side, owner).format)) {
     return std::nullopt;
   }
-  return {{part == Part::kKeys ? "keys" : "values", fmt::format("{}", owner),
+  return {{side == KvSide::kKeys ? "keys" : "values", fmt::format("{}", owner),
            fmt::format("{}", layer)}};
 }
 
 Names not_packed(const SharedLayer& shared) {
-  if (shared.here->quantizer->packs(shared.part)) return std::nullopt;
-  const bool keys = shared.part == Part::kKeys;
+  if (shared.here->quantizer->packs(shared.side)) return std::nullopt;
+  const bool keys = shared.side == KvSide::kKeys;
   return {{keys ? "keys" : "values", part_text(shared.here->part), keys ? "off:0" : "0:off"}};
 }
 
@@ -271,13 +271,13 @@ Names channels_of_a_layer(const SharedLayer& shared) {
   const Quantizer& quantizer = *shared.here->quantizer;
   const bool differ =
       quantizer.facts_bytes(shared.plan.shape.kv_heads) > 0 || quantizer.key_basis() != nullptr;
-  if (shared.part != Part::kKeys || !differ) return std::nullopt;
+  if (shared.side != KvSide::kKeys || !differ) return std::nullopt;
   return {{shared.here->part.name}};
 }
 
 Names packed_again(const SharedLayer& shared) {
   const Packer& packer = *shared.here;
-  if (!packer.quantizer->repacks(shared.part)) return std::nullopt;
+  if (!packer.quantizer->repacks(shared.side)) return std::nullopt;
   return {{part_text(packer.part), with_option(packer.part, "flush", "append", "kivi")}};
 }
 
@@ -394,8 +394,8 @@ std::optional<Conflict> first_of_shared_layers(const CachePlan& plan) {
   if (!plan.share.any()) return std::nullopt;
   const std::vector<Scope> scopes =
       plan.split ? std::vector{Scope::kVisual, Scope::kText} : std::vector{Scope::kAll};
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    const auto& owners = part == Part::kKeys ? plan.share.key_owner : plan.share.value_owner;
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    const auto& owners = side == KvSide::kKeys ? plan.share.key_owner : plan.share.value_owner;
     for (int layer = 0; layer < plan.shape.layers; ++layer) {
       const int owner = owners[static_cast<size_t>(layer)];
       if (owner == layer) continue;
@@ -403,7 +403,7 @@ std::optional<Conflict> first_of_shared_layers(const CachePlan& plan) {
         const Packer* here = plan.packer(scope, layer);
         const Packer* there = plan.packer(scope, owner);
         if (here == nullptr && there == nullptr) continue;
-        const SharedLayer subject{plan, part, layer, owner, here, there};
+        const SharedLayer subject{plan, side, layer, owner, here, there};
         if (auto found = first_of(kSharedLayerChecks, subject)) return found;
       }
     }

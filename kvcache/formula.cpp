@@ -44,8 +44,8 @@ StoredRows packed_once(const PackedFormat& format, int rows, int sets) {
 }
 
 /// Packed as rows age: `rows` when the prompt ended, then `steps` more.
-StoredRows packed_by_age(const PartPlan& plan, int rows, int steps) {
-  const FlushRule& flush = plan.flush;
+StoredRows packed_by_age(const Packing& packing, int rows, int steps) {
+  const FlushRule& flush = packing.flush;
   StoredRows stored;
   stored.after_prompt = flush.packed_after_prompt(rows);
   stored.full = rows - stored.after_prompt + steps;
@@ -53,9 +53,9 @@ StoredRows packed_by_age(const PartPlan& plan, int rows, int steps) {
     stored.in_decode = ((stored.full - flush.trigger) / flush.rows + 1) * flush.rows;
     stored.full -= stored.in_decode;
   }
-  stored.codes = code_bytes(plan.format, stored.after_prompt + stored.in_decode);
-  stored.scales =
-      scale_bytes(plan.format, stored.after_prompt) + scale_bytes(plan.format, stored.in_decode);
+  stored.codes = code_bytes(packing.format, stored.after_prompt + stored.in_decode);
+  stored.scales = scale_bytes(packing.format, stored.after_prompt) +
+                  scale_bytes(packing.format, stored.in_decode);
   return stored;
 }
 
@@ -71,10 +71,10 @@ std::vector<int32_t> protected_rows(const Quantizer& quantizer, const LayerCount
 /// Values packed as rows age, of which protected rows have another format and lie apart.
 StoredRows protected_by_age(const Quantizer& quantizer, int layer, const LayerCounts& counts,
                             int rows, int steps) {
-  const PartPlan& plan = quantizer.plan(Part::kValues, layer);
+  const Packing& packing = quantizer.packing(KvSide::kValues, layer);
   const PackedFormat& apart = quantizer.protected_values()->format;
   const std::vector<int32_t> chosen = protected_rows(quantizer, counts);
-  StoredRows stored = packed_by_age(plan, rows, steps);
+  StoredRows stored = packed_by_age(packing, rows, steps);
   stored.codes = stored.scales = 0;
   int others = 0;  // packed together, as far as packing anew has joined them
   const auto pack = [&](int first, int count) {
@@ -82,25 +82,25 @@ StoredRows protected_by_age(const Quantizer& quantizer, int layer, const LayerCo
         static_cast<int>(std::count_if(chosen.begin(), chosen.end(), [&](int32_t row) {
           return row >= first && row < first + count;
         }));
-    if (!quantizer.repacks(Part::kValues)) {
-      stored.scales += scale_bytes(plan.format, others);
+    if (!quantizer.repacks(KvSide::kValues)) {
+      stored.scales += scale_bytes(packing.format, others);
       others = 0;
     }
     others += count - special;
-    stored.codes += code_bytes(plan.format, count - special) + code_bytes(apart, special);
+    stored.codes += code_bytes(packing.format, count - special) + code_bytes(apart, special);
     stored.scales += scale_bytes(apart, special);
   };
   pack(0, stored.after_prompt);
-  for (int flushed = 0; flushed < stored.in_decode; flushed += plan.flush.rows) {
-    pack(stored.after_prompt + flushed, plan.flush.rows);
+  for (int flushed = 0; flushed < stored.in_decode; flushed += packing.flush.rows) {
+    pack(stored.after_prompt + flushed, packing.flush.rows);
   }
-  stored.scales += scale_bytes(plan.format, others);
+  stored.scales += scale_bytes(packing.format, others);
   return stored;
 }
 
 /// The layer uses another layer's codes.
-bool shares(const ShareMap& share, Part part, int layer) {
-  const std::vector<int>& owners = part == Part::kKeys ? share.key_owner : share.value_owner;
+bool shares(const ShareMap& share, KvSide side, int layer) {
+  const std::vector<int>& owners = side == KvSide::kKeys ? share.key_owner : share.value_owner;
   return !owners.empty() && owners[static_cast<size_t>(layer)] != layer;
 }
 
@@ -126,21 +126,21 @@ PartBytes bytes_of(const CachePlan& cache, int layer, Scope scope, const LayerCo
     bytes.full_rows = 2 * heads * static_cast<size_t>(rows + steps) * row_bytes;
     return bytes;
   }
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    const bool keys = part == Part::kKeys;
-    if (!quantizer->packs(part)) {
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    const bool keys = side == KvSide::kKeys;
+    if (!quantizer->packs(side)) {
       bytes.full_rows += heads * static_cast<size_t>(rows) * row_bytes;
       continue;
     }
-    const PartPlan& plan = quantizer->plan(part, layer);
+    const Packing& packing = quantizer->packing(side, layer);
     const bool protects = !keys && quantizer->protected_values() != nullptr;
     const StoredRows stored =
         quantizer->visual_only()
-            ? packed_once(plan.format, rows, quantizer->per_image() ? counts.images : 1)
+            ? packed_once(packing.format, rows, quantizer->per_image() ? counts.images : 1)
         : protects ? protected_by_age(*quantizer, layer, counts, rows, steps)
-                   : packed_by_age(plan, rows, steps);
+                   : packed_by_age(packing, rows, steps);
     (keys ? bytes.key_codes : bytes.value_codes) =
-        shares(cache.share, part, layer) ? 0 : heads * stored.codes;
+        shares(cache.share, side, layer) ? 0 : heads * stored.codes;
     (keys ? bytes.key_scales : bytes.value_scales) = heads * stored.scales;
     bytes.full_rows += heads * static_cast<size_t>(stored.full) * row_bytes;
     const int packed = stored.after_prompt + stored.in_decode;

@@ -14,14 +14,14 @@ Plane::Layout Layouts::rows_layout() const noexcept {
   return layout;
 }
 
-Plane::Layout Layouts::plane(size_t store, Part part, int layer) const noexcept {
+Plane::Layout Layouts::plane(size_t store, KvSide side, int layer) const noexcept {
   Plane::Layout layout = rows_layout();
   if (const Quantizer* q = quantizer(store, layer)) {
     layout.once = q->visual_only();
-    if (!q->packs(part)) return layout;
-    layout.plan = &q->plan(part, layer);
-    layout.shared = owner(part, layer) != layer;
-    layout.writes = writer(part, layer) == layer;
+    if (!q->packs(side)) return layout;
+    layout.packing = &q->packing(side, layer);
+    layout.shared = owner(side, layer) != layer;
+    layout.writes = writer(side, layer) == layer;
   }
   return layout;
 }
@@ -29,21 +29,21 @@ Plane::Layout Layouts::plane(size_t store, Part part, int layer) const noexcept 
 Plane::Layout Layouts::protected_values(int layer) const noexcept {
   Plane::Layout layout = rows_layout();
   const Quantizer* q = quantizer(kRest, layer);
-  layout.plan = q == nullptr ? nullptr : q->protected_values();
+  layout.packing = q == nullptr ? nullptr : q->protected_values();
   return layout;
 }
 
-int Layouts::owner(Part part, int layer) const noexcept {
+int Layouts::owner(KvSide side, int layer) const noexcept {
   if (!plan_->share.any()) return layer;
   const std::vector<int>& owners =
-      part == Part::kKeys ? plan_->share.key_owner : plan_->share.value_owner;
+      side == KvSide::kKeys ? plan_->share.key_owner : plan_->share.value_owner;
   return owners[static_cast<size_t>(layer)];
 }
 
-int Layouts::writer(Part part, int layer) const noexcept {
+int Layouts::writer(KvSide side, int layer) const noexcept {
   const std::vector<int>& writers =
-      part == Part::kKeys ? plan_->share.key_writer : plan_->share.value_writer;
-  return writers.empty() ? owner(part, layer) : writers[static_cast<size_t>(layer)];
+      side == KvSide::kKeys ? plan_->share.key_writer : plan_->share.value_writer;
+  return writers.empty() ? owner(side, layer) : writers[static_cast<size_t>(layer)];
 }
 
 bool Layouts::joint() const noexcept {
@@ -58,12 +58,12 @@ bool Layouts::per_image() const noexcept {
 
 PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int64_t ever,
                                 int64_t peak, int64_t spans) const noexcept {
-  if (layout.once && layout.plan != nullptr) {
+  if (layout.once && layout.packing != nullptr) {
     return Plane::capacity(layout, planes, planes * ever, spans, 0);
   }
   int64_t window = peak;
-  if (layout.plan != nullptr) {
-    const FlushRule& rule = layout.plan->flush;
+  if (layout.packing != nullptr) {
+    const FlushRule& rule = layout.packing->flush;
     window = std::min<int64_t>(peak, std::max(rule.hold + rule.prompt_unit, rule.trigger));
   }
   return Plane::capacity(layout, planes, planes * ever, spans, planes * window);
@@ -71,7 +71,7 @@ PlaneCapacity Layouts::capacity(const Plane::Layout& layout, int64_t planes, int
 
 PlaneCapacity Layouts::protected_capacity(int layer, int64_t planes, int64_t ever) const noexcept {
   const Plane::Layout apart = protected_values(layer);
-  const FlushRule& rule = quantizer(kRest, layer)->plan(Part::kValues, layer).flush;
+  const FlushRule& rule = quantizer(kRest, layer)->packing(KvSide::kValues, layer).flush;
   // Each flush that reaches rows of the prompt may leave a block short.
   const int flushes = (rule.hold + rule.prompt_unit + rule.rows - 1) / rule.rows;
   const int64_t rows = ever + int64_t{flushes} * apart.block_rows();
@@ -100,7 +100,7 @@ size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcep
       bytes += aligned(quantizer(store, layer)->facts_bytes(shape_->kv_heads));
     }
   }
-  if (protected_values(layer).plan != nullptr) bytes += protection_bytes(ever);
+  if (protected_values(layer).packing != nullptr) bytes += protection_bytes(ever);
   if (keeps_weights()) bytes += weight_bytes(peak);
   return bytes + sink_bytes();
 }
@@ -112,8 +112,8 @@ size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     int64_t rows = plan_->split ? text : text + visual;
     if (store == kVisual) rows = plan_->split ? visual : 0;
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      const Plane::Layout layout = plane(store, part, layer);
+    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      const Plane::Layout layout = plane(store, side, layer);
       const int64_t more = store == kRest || (plan_->split && !layout.once) ? future : 0;
       if (rows + more == 0) continue;
       const PlaneCapacity needed =
@@ -123,12 +123,12 @@ size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
                        : 1);
       bytes += needed.bytes() + static_cast<size_t>(planes) * kAlignment;
       // Layers that keep more rows than others round up more often.
-      if (plan_->retention != nullptr && layout.plan != nullptr && !layout.once) {
+      if (plan_->retention != nullptr && layout.packing != nullptr && !layout.once) {
         bytes += static_cast<size_t>(planes) * layout.block_bytes(layout.block_rows());
       }
     }
     const Plane::Layout apart = protected_values(layer);
-    if (store == kRest && apart.plan != nullptr) {
+    if (store == kRest && apart.packing != nullptr) {
       bytes += protected_capacity(layer, planes, text + visual).bytes() +
                static_cast<size_t>(planes) * kAlignment;
     }

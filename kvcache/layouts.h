@@ -35,12 +35,12 @@ class Layouts {
   const Quantizer* quantizer(size_t store, int layer) const noexcept {
     return plan_->quantizers[store][static_cast<size_t>(layer)];
   }
-  Plane::Layout plane(size_t store, Part part, int layer) const noexcept;
+  Plane::Layout plane(size_t store, KvSide side, int layer) const noexcept;
   Plane::Layout protected_values(int layer) const noexcept;
   /// The layer in whose memory the codes of `layer` lie.
-  int owner(Part part, int layer) const noexcept;
+  int owner(KvSide side, int layer) const noexcept;
   /// The layer whose rows they are made from.
-  int writer(Part part, int layer) const noexcept;
+  int writer(KvSide side, int layer) const noexcept;
   /// What `planes` planes need that hold `ever` rows ever and `peak` at a time, each.
   PlaneCapacity capacity(const Plane::Layout& layout, int64_t planes, int64_t ever, int64_t peak,
                          int64_t spans) const noexcept;

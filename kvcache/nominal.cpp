@@ -21,10 +21,11 @@ double nominal_bits(std::span<const ScopeClaim> scopes, DType rows, const ShareM
       const Quantizer* packer = scope.packers[layer];
       if (packer == nullptr) continue;
       const double weight = packed_slots > 0 ? scope.slots / packed_slots : 1.0 / packed_scopes;
-      for (const Part part : {Part::kKeys, Part::kValues}) {
-        const std::vector<int>& owners = part == Part::kKeys ? share.key_owner : share.value_owner;
+      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+        const std::vector<int>& owners =
+            side == KvSide::kKeys ? share.key_owner : share.value_owner;
         const bool shares = share.any() && owners[layer] != static_cast<int>(layer);
-        if (!shares) bits += weight * packer->plan(part, static_cast<int>(layer)).nominal_bits;
+        if (!shares) bits += weight * packer->packing(side, static_cast<int>(layer)).nominal_bits;
       }
     }
   }

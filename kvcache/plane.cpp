@@ -18,23 +18,23 @@ constexpr size_t aligned(size_t bytes) noexcept {
 }
 
 size_t codes_bytes(const Plane::Layout& layout, int rows) noexcept {
-  return layout.shared ? 0 : static_cast<size_t>(rows) * layout.plan->format.row_bytes();
+  return layout.shared ? 0 : static_cast<size_t>(rows) * layout.packing->format.row_bytes();
 }
 
 }  // namespace
 
 int Plane::Layout::block_rows() const noexcept {
-  if (plan == nullptr) return 0;
-  if (plan->format.axis == ScaleAxis::kToken) return kTokenBlockRows;
-  return plan->format.block_rows;
+  if (packing == nullptr) return 0;
+  if (packing->format.axis == ScaleAxis::kToken) return kTokenBlockRows;
+  return packing->format.block_rows;
 }
 
 size_t Plane::Layout::block_bytes(int rows) const noexcept {
-  return aligned(aligned(codes_bytes(*this, rows)) + plan->format.meta_bytes(rows));
+  return aligned(aligned(codes_bytes(*this, rows)) + packing->format.meta_bytes(rows));
 }
 
 size_t Plane::Layout::packed_bytes(int rows) const noexcept {
-  return codes_bytes(*this, rows) + plan->format.meta_bytes(rows);
+  return codes_bytes(*this, rows) + packing->format.meta_bytes(rows);
 }
 
 PlaneCapacity Plane::capacity(const Layout& layout, int64_t planes, int64_t packed_rows,
@@ -42,17 +42,17 @@ PlaneCapacity Plane::capacity(const Layout& layout, int64_t planes, int64_t pack
   PlaneCapacity capacity;
   capacity.ring_rows = full_rows;
   capacity.ring_bytes = static_cast<size_t>(full_rows) * layout.row_bytes();
-  if (layout.plan == nullptr || packed_rows == 0) return capacity;
+  if (layout.packing == nullptr || packed_rows == 0) return capacity;
   capacity.packed_rows = packed_rows;
   if (layout.once) {
     // Blocks of any size: the codes of all rows, and scales, ends and rounding of each block.
     capacity.blocks = planes * spans;
-    const int one = layout.plan->format.axis == ScaleAxis::kToken ? 0 : 1;
+    const int one = layout.packing->format.axis == ScaleAxis::kToken ? 0 : 1;
     const auto rows = static_cast<size_t>(packed_rows);
-    const size_t of_rows = (layout.shared ? 0 : rows * layout.plan->format.row_bytes()) +
-                           (one ? 0 : rows * layout.plan->format.meta_bytes(1));
+    const size_t of_rows = (layout.shared ? 0 : rows * layout.packing->format.row_bytes()) +
+                           (one ? 0 : rows * layout.packing->format.meta_bytes(1));
     capacity.packed_bytes = of_rows + static_cast<size_t>(capacity.blocks) *
-                                          (layout.plan->format.meta_bytes(one) + 2 * kAlignment);
+                                          (layout.packing->format.meta_bytes(one) + 2 * kAlignment);
     return capacity;
   }
   const int rows = layout.block_rows();
@@ -100,7 +100,7 @@ void Plane::reset() noexcept {
 }
 
 bool Plane::fills_newest() const noexcept {
-  return layout_.plan != nullptr && layout_.plan->format.axis == ScaleAxis::kToken &&
+  return layout_.packing != nullptr && layout_.packing->format.axis == ScaleAxis::kToken &&
          !layout_.once && !blocks_.empty() && blocks_.back().rows < layout_.block_rows();
 }
 
@@ -190,9 +190,9 @@ GrowingRows Plane::growing() const noexcept {
   rows.ring_rows = ring_rows_;
   rows.first = ring_first_;
   rows.full = full_;
-  if (layout_.plan == nullptr) return rows;
+  if (layout_.packing == nullptr) return rows;
   assert(even_);
-  const PackedFormat& format = layout_.plan->format;
+  const PackedFormat& format = layout_.packing->format;
   rows.block_rows = layout_.block_rows();
   rows.codes = layout_.shared ? owner_->packed_memory_ : packed_memory_;
   rows.code_stride = layout_.shared ? owner_->block_stride() : block_stride();
@@ -260,8 +260,8 @@ Plane::Place Plane::new_place(int rows) noexcept {
 }
 
 PackJob Plane::push_packed(int rows) noexcept {
-  assert(layout_.plan != nullptr && rows > 0);
-  const PackedFormat& format = layout_.plan->format;
+  assert(layout_.packing != nullptr && rows > 0);
+  const PackedFormat& format = layout_.packing->format;
   const int full_block = layout_.once ? rows : layout_.block_rows();
   const bool by_token = format.axis == ScaleAxis::kToken;
   const size_t zeros_offset = format.scales(full_block) * dtype_bytes(format.meta);
@@ -402,7 +402,7 @@ void Plane::add_packed(RunList& runs) const noexcept {
   if (packed_ == 0) return;
   SlotRun& run = runs.add();
   run.slots = packed_;
-  run.format = &layout_.plan->format;
+  run.format = &layout_.packing->format;
   run.blocks = blocks_;
   if (even_ && blocks_.size() > 1) {
     run.code_stride = code_stride_;

@@ -55,11 +55,11 @@ class alignas(64) Plane {
  public:
   /// What rows are and how they are packed; the same for all planes of a layer and side.
   struct Layout {
-    const PartPlan* plan = nullptr;  ///< null: rows are never packed
+    const Packing* packing = nullptr;  ///< null: rows are never packed
     int head_dim = 0;
     DType dtype = DType::kF16;  ///< of full rows
     bool once = false;          ///< never grows: packed once, a prompt at a time, in blocks of any
-                                ///< size, or full rows of what another part packs once
+                                ///< size, or full rows of what another store packs once
     bool shared = false;        ///< codes lie in another plane's memory; only scales are stored
     bool writes = true;         ///< codes are made from its rows
     bool evicts = true;         ///< slots may be dropped

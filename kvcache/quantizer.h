@@ -13,7 +13,7 @@
 
 namespace kvlm {
 
-enum class Part : uint8_t { kKeys, kValues };
+enum class KvSide : uint8_t { kKeys, kValues };
 
 /// When the oldest full-precision rows of a lane are packed. After a prompt that leaves n rows,
 /// floor((n - hold) / prompt_unit) * prompt_unit of them are packed; in decode, after attention,
@@ -30,7 +30,7 @@ struct FlushRule {
 };
 
 /// How the keys or the values of one layer are packed.
-struct PartPlan {
+struct Packing {
   PackedFormat format;
   std::array<PackRule, 2> rules{};
   FlushRule flush;          ///< unused by a quantizer of visual rows
@@ -77,14 +77,15 @@ class Quantizer {
   virtual bool visual_only() const noexcept { return false; }
   /// visual_only(): each picture has scales (and remap) of its own, not all of a prompt together.
   virtual bool per_image() const noexcept { return false; }
-  /// visual_only(): visual rows of this part are packed at all; else they stay full.
-  virtual bool packs(Part) const noexcept { return true; }
-  virtual const PartPlan& plan(Part part, int layer) const noexcept = 0;
+  /// visual_only(): visual rows of this side are packed at all; else they stay full.
+  virtual bool packs(KvSide) const noexcept { return true; }
+  virtual const Packing& packing(KvSide side, int layer) const noexcept = 0;
   /// The remap of visual scores in `layer`, or null.
   virtual const RemapRule* remap(int) const noexcept { return nullptr; }
 
-  /// VidKV's semantic token protection: values of protected visual rows have this plan; null: none.
-  virtual const PartPlan* protected_values() const noexcept { return nullptr; }
+  /// VidKV's semantic token protection: values of protected visual rows have this packing; null:
+  /// none.
+  virtual const Packing* protected_values() const noexcept { return nullptr; }
   /// Scores of prompt rows for protection; rows that are not visual are ignored.
   ///   embeddings (rows, hidden) f32; modality (rows,)
   virtual std::vector<float> protection_scores(ConstTensorView /*embeddings*/,
@@ -114,9 +115,9 @@ class Quantizer {
 
   /// Layers that use another layer's codes (XQuant).
   virtual ShareMap share() const { return {}; }
-  /// A flush packs the dequantized old rows of the part once more with the new ones (VidKV's
+  /// A flush packs the dequantized old rows of the side once more with the new ones (VidKV's
   /// published code), instead of only the new ones.
-  virtual bool repacks(Part) const noexcept { return false; }
+  virtual bool repacks(KvSide) const noexcept { return false; }
 };
 
 }  // namespace kvlm

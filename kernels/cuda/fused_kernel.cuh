@@ -7,11 +7,11 @@
 #include "kernels/cuda/fused_table.h"
 #include "kernels/cuda/fused_values.cuh"
 
-// The fused decode attention: a block takes a split of a lane, each of its warps a quarter of its
-// slots, item by item. While a warp scores an item, weighs it and adds its values, the codes of the
-// next one are on their way to shared memory. The softmax is online: what was added shrinks when a
-// greater score comes. Blocks whose split lies behind their lane's slots leave nothing; one that
-// has taken all splits of its lane joins them.
+// The fused decode attention: a block takes some splits of a lane, one after the other, and each of
+// its warps a quarter of a split's slots, item by item. While a warp scores an item, weighs it and
+// adds its values, the codes of the next one are on their way to shared memory. The softmax is
+// online: what was added shrinks when a greater score comes. Then the warps merge what they have of
+// the split. A block that has all splits of its lane joins them.
 namespace kvlm::cuda::packed {
 
 constexpr float kWeightUp = 1 << 10;  // with scales below 32, products are halves
@@ -76,8 +76,8 @@ struct OnlineSoftmax {
   }
 };
 
-/// Where the warps of a block leave what they have of a split: 2^most, the sum of the weights, and
-/// the outputs.
+/// Where the warps of a block leave what they have of a split: the greatest score, the sum of the
+/// weights, and the outputs.
 template <class Stages, class V, int kGroups>
 struct SplitSpace {
   static constexpr int kQueries = kGroups * kGroupQueries;

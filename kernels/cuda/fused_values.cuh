@@ -21,7 +21,7 @@ struct ValuesLayout {
   static constexpr int kWidth = V::kWidth;
   static constexpr bool kGrouped = kScaled == Scaled::kToken32;
   static constexpr int kStride = WideRows<V>::kStride;
-  /// Where rows begin: a codec that is not widened has them as they were copied.
+  /// Rows begin at multiples of 16 bytes. Those that are not widened lie as they were copied.
   static constexpr bool kAligned =
       kStride % 16 == 0 && (WideRows<V>::kBytes > 0 || V::kRowBytes % 16 == 0);
   static constexpr bool kByColumns =

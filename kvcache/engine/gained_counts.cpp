@@ -10,7 +10,7 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kParts{Part::kKeys, Part::kValues};
+constexpr std::array kParts{KvSide::kKeys, KvSide::kValues};
 
 }  // namespace
 
@@ -25,19 +25,19 @@ void GainedCounts::start(Sequence& sequence) const {
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     sequence.slots.push_back(sequence.layers[static_cast<size_t>(layer)].heads[0].slots());
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const Part part : kParts) add(sequence, rows_of(head.plane(kRest, part), part, layer));
+      for (const KvSide side : kParts) add(sequence, rows_of(head.plane(kRest, side), side, layer));
     }
   }
 }
 
 /// What a row adds to one plane.
-GainedRows GainedCounts::rows_of(const Plane& plane, Part part, int layer) const {
+GainedRows GainedCounts::rows_of(const Plane& plane, KvSide side, int layer) const {
   const Plane::Layout& layout = plane.layout();
   GainedRows rows;
   if (traits_.evicts()) rows.layer = layer;
-  rows.part = part;
-  rows.window = traits_.flush_rule(part, layer);
-  rows.host = traits_.host_flushes(layer, part);
+  rows.side = side;
+  rows.window = traits_.flush_rule(side, layer);
+  rows.host = traits_.host_flushes(layer, side);
   rows.full = plane.full();
   rows.row_bytes = layout.row_bytes();
   if (rows.window == nullptr || rows.host) return rows;
@@ -97,7 +97,7 @@ Gain GainedCounts::gain_row(Sequence& sequence) {
       gain.host = true;
       continue;
     }
-    gain.due[static_cast<size_t>(rows.part)] = true;
+    gain.due[static_cast<size_t>(rows.side)] = true;
     const auto packed = static_cast<size_t>(rows.window->rows);
     rows.full -= rows.window->rows;
     gain.bytes += rows.planes * (rows.packed_bytes - packed * rows.row_bytes);
@@ -155,11 +155,11 @@ void GainedCounts::catch_up(Sequence& sequence) const {
     for (int layer = 0; layer < traits_.shape().layers; ++layer) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
       for (HeadState& head : state.heads) {
-        for (const Part part : kParts) {
-          Plane& plane = head.plane(kRest, part);
+        for (const KvSide side : kParts) {
+          Plane& plane = head.plane(kRest, side);
           if (plane.layout().shared != shared) continue;
           state.plane_bytes -= plane.bytes();
-          replay(sequence, plane, part, layer);
+          replay(sequence, plane, side, layer);
           state.plane_bytes += plane.bytes();
         }
         if (!shared && traits_.retention() != nullptr) replay_tags(sequence, head, layer);
@@ -178,9 +178,9 @@ int GainedCounts::dropped_after(const Sequence& sequence, int row, int layer) co
 }
 
 /// Counts what a sequence has gained and dropped in one plane.
-void GainedCounts::replay(const Sequence& sequence, Plane& plane, Part part, int layer) const {
+void GainedCounts::replay(const Sequence& sequence, Plane& plane, KvSide side, int layer) const {
   const FlushRule* window =
-      traits_.host_flushes(layer, part) ? nullptr : traits_.flush_rule(part, layer);
+      traits_.host_flushes(layer, side) ? nullptr : traits_.flush_rule(side, layer);
   if (!traits_.evicts()) return plane.gain(sequence.uncounted, window);
   for (int row = 0; row < sequence.uncounted; ++row) {
     plane.gain(1, window);
@@ -205,9 +205,9 @@ void GainedCounts::count_due(Sequence& sequence) const {
     state.due = {};
     for (const HeadState& head : state.heads) {
       for (const Window& window : traits_.layer(layer).windows) {
-        const Plane& plane = head.plane(window.store, window.part);
-        if (window.store != kRest || plane.full() < window.plan->flush.trigger) continue;
-        ++state.due[window.store][static_cast<size_t>(window.part)];
+        const Plane& plane = head.plane(window.store, window.side);
+        if (window.store != kRest || plane.full() < window.packing->flush.trigger) continue;
+        ++state.due[window.store][static_cast<size_t>(window.side)];
       }
     }
   }

@@ -12,7 +12,7 @@ namespace kvlm {
 /// What a row of decode has come to.
 struct Gain {
   size_t bytes = 0;           ///< that the sequence has more, modulo 2^64: it may be fewer
-  std::array<bool, 2> due{};  ///< by Part: a window is full that the GPU packs
+  std::array<bool, 2> due{};  ///< by KvSide: a window is full that the GPU packs
   bool host = false;          ///< the host has a window to flush, or a packed slot to drop
 };
 
@@ -34,14 +34,14 @@ class GainedCounts {
   void count_newest(HeadState& head) const;
 
  private:
-  GainedRows rows_of(const Plane& plane, Part part, int layer) const;
+  GainedRows rows_of(const Plane& plane, KvSide side, int layer) const;
   static void add(Sequence& sequence, const GainedRows& rows);
   static Gain gain_row(Sequence& sequence);
   static void drop_weighed(Sequence& sequence, Gain& gain);
   bool choose_dropped(const Sequence& sequence, std::span<int> dropped) const;
   size_t drop_rows(Sequence& sequence, std::span<const int> dropped) const;
   int dropped_after(const Sequence& sequence, int row, int layer) const;
-  void replay(const Sequence& sequence, Plane& plane, Part part, int layer) const;
+  void replay(const Sequence& sequence, Plane& plane, KvSide side, int layer) const;
   void replay_tags(const Sequence& sequence, HeadState& head, int layer) const;
 
   const CacheTraits& traits_;

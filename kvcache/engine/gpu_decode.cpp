@@ -13,7 +13,7 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kParts{Part::kKeys, Part::kValues};
+constexpr std::array kParts{KvSide::kKeys, KvSide::kValues};
 // As far as a recording is concerned, steps are alike for ever.
 constexpr int kManySteps = 1 << 20;
 // Rows of a block that is listed, at most.
@@ -40,10 +40,11 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   std::vector<std::array<RowWindow, 2>> windows;
   const bool split = traits.plan().split;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
-    windows.push_back({window_of(layer, Part::kKeys), window_of(layer, Part::kValues)});
+    windows.push_back({window_of(layer, KvSide::kKeys), window_of(layer, KvSide::kValues)});
     int runs =
-        traits_.host_flushes(layer, Part::kKeys) || traits_.host_flushes(layer, Part::kValues) ? 1
-                                                                                               : 0;
+        traits_.host_flushes(layer, KvSide::kKeys) || traits_.host_flushes(layer, KvSide::kValues)
+            ? 1
+            : 0;
     if (traits.layer(layer).protects) runs = 2;
     host_windows_ |= runs > 0 || (split && !traits.layer(layer).windows.empty());
     fixed_runs_ = std::max(fixed_runs_, runs + (split ? 3 : 0));
@@ -68,10 +69,10 @@ bool GpuDecode::can_serve(const CacheTraits& traits) {
 }
 
 /// The window of a side, as far as the table packs it.
-RowWindow GpuDecode::window_of(int layer, Part part) const {
-  if (traits_.flush_rule(part, layer) == nullptr || traits_.host_flushes(layer, part)) return {};
-  const PartPlan& plan = traits_.quantizer(kRest, layer)->plan(part, layer);
-  return {&plan.format, plan.rules, plan.flush.trigger, plan.flush.rows};
+RowWindow GpuDecode::window_of(int layer, KvSide side) const {
+  if (traits_.flush_rule(side, layer) == nullptr || traits_.host_flushes(layer, side)) return {};
+  const Packing& packing = traits_.quantizer(kRest, layer)->packing(side, layer);
+  return {&packing.format, packing.rules, packing.flush.trigger, packing.flush.rows};
 }
 
 /// Room for a workload.
@@ -196,8 +197,8 @@ bool GpuDecode::lies_evenly(const Sequence& sequence) const noexcept {
   if (!traits_.evicts()) return true;
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const Part part : kParts) {
-        if (!traits_.host_flushes(layer, part) && !head.plane(kRest, part).is_even()) return false;
+      for (const KvSide side : kParts) {
+        if (!traits_.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
       }
     }
   }
@@ -220,8 +221,8 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       lane.remaps = remap_.describe(h, head.stores[kVisual], layer);
       lane.keys_gained = head.stores[kRest].keys.growing();
       lane.values_gained = head.stores[kRest].values.growing();
-      if (traits_.host_flushes(layer, Part::kKeys)) lane.keys_gained.packed = 0;
-      if (traits_.host_flushes(layer, Part::kValues)) lane.values_gained.packed = 0;
+      if (traits_.host_flushes(layer, KvSide::kKeys)) lane.keys_gained.packed = 0;
+      if (traits_.host_flushes(layer, KvSide::kValues)) lane.values_gained.packed = 0;
       if (traits_.table_weighs()) describe_weighed(sequence, layer, h, lane);
       memory += runs.size();
     }
@@ -247,7 +248,7 @@ size_t GpuDecode::describe_keys(const HeadState& head, int layer, size_t index, 
   for (size_t store = traits_.first_store(); store < kStores; ++store) {
     const Plane& keys = head.stores[store].keys;
     const int first = runs.size();
-    if (store == kVisual || traits_.host_flushes(layer, Part::kKeys)) keys.add_packed(runs);
+    if (store == kVisual || traits_.host_flushes(layer, KvSide::kKeys)) keys.add_packed(runs);
     const bool packed = runs.size() > first;
     if (packed) runs[first].q = key_basis_.queries_of(layer, store, index);
     if (store == kVisual) keys.add_full(runs);
@@ -263,7 +264,7 @@ void GpuDecode::describe_values(const HeadState& head, int layer, RunList& runs)
   }
   if (traits_.layer(layer).protects) {
     ProtectedValues::add_packed(head, runs);
-  } else if (traits_.host_flushes(layer, Part::kValues)) {
+  } else if (traits_.host_flushes(layer, KvSide::kValues)) {
     head.stores[kRest].values.add_packed(runs);
   }
 }
@@ -306,8 +307,8 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     if (rows.prompt || !sequence.on_gpu) continue;
     const Gain gain = counts_.gain(sequence, of_sequence_);
     sequence.memory->set_used(sequence.memory->used() + gain.bytes);
-    for (const Part part : kParts) {
-      due[static_cast<size_t>(part)] |= gain.due[static_cast<size_t>(part)];
+    for (const KvSide side : kParts) {
+      due[static_cast<size_t>(side)] |= gain.due[static_cast<size_t>(side)];
     }
     if (gain.host) {
       flushed_.push_back(&sequence);
@@ -319,8 +320,8 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     }
     ++number;
   }
-  for (const Part part : kParts) {
-    if (due[static_cast<size_t>(part)]) table_->pack(part == Part::kKeys, stream);
+  for (const KvSide side : kParts) {
+    if (due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
   if (drops) table_->evict(dropped_, stream);
   if (number > 0 && traits_.table_weighs()) table_->drop_least(stream);

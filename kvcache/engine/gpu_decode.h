@@ -59,7 +59,7 @@ class GpuDecode {
 
  private:
   static bool can_serve(const CacheTraits& traits);
-  RowWindow window_of(int layer, Part part) const;
+  RowWindow window_of(int layer, KvSide side) const;
   bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
   bool can_place(const Sequence& sequence) const noexcept;
   bool lies_evenly(const Sequence& sequence) const noexcept;

@@ -47,12 +47,12 @@ class PackQueue {
     if (batches_.empty()) batches_.emplace_back();
     batches_[0].jobs.reserve(jobs);
   }
-  /// Adds `rows` rows x, which go to new blocks of `plane` as `plan` says, which must live until
+  /// Adds `rows` rows x, which go to new blocks of `plane` as `packing` says, which must live until
   /// run(). With `joins_last` they share a range with those that were added before.
-  void add(const PartPlan& plan, Plane& plane, const DenseRows& x, int rows,
+  void add(const Packing& packing, Plane& plane, const DenseRows& x, int rows,
            bool joins_last = false) {
     if (rows == 0) return;
-    Batch& batch = batch_of(plan, x.dtype);
+    Batch& batch = batch_of(packing, x.dtype);
     const size_t row_bytes = static_cast<size_t>(plane.layout().head_dim) * dtype_bytes(x.dtype);
     for_pack_jobs(plane, x.data, row_bytes, rows, [&](const PackJob& job) {
       batch.jobs.push_back(job);
@@ -64,7 +64,7 @@ class PackQueue {
     try {
       for (const Batch& batch : batches_) {
         if (batch.jobs.empty()) continue;
-        pack(batch.plan->format, batch.plan->rules, batch.jobs, stream, batch.dtype);
+        pack(batch.packing->format, batch.packing->rules, batch.jobs, stream, batch.dtype);
       }
     } catch (...) {
       clear();
@@ -79,19 +79,19 @@ class PackQueue {
 
  private:
   struct Batch {
-    const PartPlan* plan = nullptr;
+    const Packing* packing = nullptr;
     DType dtype = DType::kF32;
     std::vector<PackJob> jobs;
   };
 
-  Batch& batch_of(const PartPlan& plan, DType dtype) {
+  Batch& batch_of(const Packing& packing, DType dtype) {
     const auto takes = [&](const Batch& batch) {
-      return batch.jobs.empty() || (batch.dtype == dtype && batch.plan->rules == plan.rules &&
-                                    batch.plan->format == plan.format);
+      return batch.jobs.empty() || (batch.dtype == dtype && batch.packing->rules == packing.rules &&
+                                    batch.packing->format == packing.format);
     };
     auto found = std::find_if(batches_.begin(), batches_.end(), takes);
     if (found == batches_.end()) found = batches_.emplace(found);
-    if (found->jobs.empty()) found->plan = &plan, found->dtype = dtype;
+    if (found->jobs.empty()) found->packing = &packing, found->dtype = dtype;
     return *found;
   }
 

@@ -20,10 +20,10 @@ PromptPacker::PromptPacker(const CacheTraits& traits, KeyBasisChange& key_basis,
                            ProtectedValues& protected_values)
     : traits_(traits), key_basis_(key_basis), protected_values_(protected_values) {}
 
-bool PromptPacker::wants_floats(size_t store, Part part, int layer) const noexcept {
+bool PromptPacker::wants_floats(size_t store, KvSide side, int layer) const noexcept {
   const Quantizer* quantizer = traits_.quantizer(store, layer);
-  if (quantizer != nullptr && quantizer->plan(part, layer).range_of_layer) return true;
-  if (part == Part::kValues) return store == kRest && traits_.layer(layer).protects;
+  if (quantizer != nullptr && quantizer->packing(side, layer).range_of_layer) return true;
+  if (side == KvSide::kValues) return store == kRest && traits_.layer(layer).protects;
   return quantizer != nullptr && !quantizer->visual_only() && quantizer->key_basis() != nullptr;
 }
 
@@ -41,24 +41,24 @@ void PromptPacker::pack(const Sequence& sequence, LayerState& state, int layer, 
 void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int layer,
                              const KeptSlots& slots, const KeptRows& rows) {
   const Quantizer* quantizer = traits_.quantizer(kVisual, layer);
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    if (!quantizer->packs(part)) continue;
-    const PartPlan& plan = quantizer->plan(part, layer);
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    if (!quantizer->packs(side)) continue;
+    const Packing& packing = quantizer->packing(side, layer);
     bool joins = false;
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
       const auto picture = [&](size_t i) {
         return sequence.modality[static_cast<size_t>(slots[h][i])];
       };
-      DenseRows x = rows[static_cast<size_t>(part)][h];
+      DenseRows x = rows[static_cast<size_t>(side)][h];
       for (size_t first = 0; first < slots[h].size();) {
         size_t end = slots[h].size();
         if (quantizer->per_image()) {
           end = first + 1;
           while (end < slots[h].size() && picture(end) == picture(first)) ++end;
         }
-        queue_.add(plan, state.heads[h].plane(kVisual, part), x, static_cast<int>(end - first),
+        queue_.add(packing, state.heads[h].plane(kVisual, side), x, static_cast<int>(end - first),
                    joins);
-        joins = plan.range_of_layer;
+        joins = packing.range_of_layer;
         x = x.from(end - first, traits_.dim());
         first = end;
       }
@@ -70,12 +70,12 @@ void PromptPacker::pack_once(const Sequence& sequence, LayerState& state, int la
 void PromptPacker::pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                                const KeptSlots& slots, const KeptRows& rows, Stream& stream) {
   if (traits_.quantizer(store, layer) == nullptr) return;
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    const std::vector<DenseRows>& of_part = rows[static_cast<size_t>(part)];
-    const std::vector<int> packed = packed_rows(store, part, layer, slots);
-    if (!wants_floats(store, part, layer)) {
-      pack_part(state, layer, store, part, of_part, packed);
-    } else if (part == Part::kKeys) {
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    const std::vector<DenseRows>& of_part = rows[static_cast<size_t>(side)];
+    const std::vector<int> packed = packed_rows(store, side, layer, slots);
+    if (!wants_floats(store, side, layer)) {
+      pack_part(state, layer, store, side, of_part, packed);
+    } else if (side == KvSide::kKeys) {
       pack_keys_in_basis(state, layer, store, of_part, packed, stream);
     } else {
       pack_protected(sequence, state, layer, slots, of_part, packed, stream);
@@ -83,12 +83,12 @@ void PromptPacker::pack_oldest(const Sequence& sequence, LayerState& state, int 
   }
 }
 
-std::vector<int> PromptPacker::packed_rows(size_t store, Part part, int layer,
+std::vector<int> PromptPacker::packed_rows(size_t store, KvSide side, int layer,
                                            const KeptSlots& slots) const {
   std::vector<int> packed(traits_.kv_heads());
   const Quantizer* quantizer = traits_.quantizer(store, layer);
-  if (quantizer == nullptr || !quantizer->packs(part)) return packed;
-  const FlushRule& rule = quantizer->plan(part, layer).flush;
+  if (quantizer == nullptr || !quantizer->packs(side)) return packed;
+  const FlushRule& rule = quantizer->packing(side, layer).flush;
   for (size_t h = 0; h < packed.size(); ++h) {
     const auto kept = static_cast<int>(slots[h].size());
     packed[h] = quantizer->visual_only() ? kept : rule.packed_after_prompt(kept);
@@ -96,11 +96,11 @@ std::vector<int> PromptPacker::packed_rows(size_t store, Part part, int layer,
   return packed;
 }
 
-void PromptPacker::pack_part(LayerState& state, int layer, size_t store, Part part,
+void PromptPacker::pack_part(LayerState& state, int layer, size_t store, KvSide side,
                              std::span<const DenseRows> rows, std::span<const int> packed) {
-  const PartPlan& plan = traits_.quantizer(store, layer)->plan(part, layer);
+  const Packing& packing = traits_.quantizer(store, layer)->packing(side, layer);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    queue_.add(plan, state.heads[h].plane(store, part), rows[h], packed[h]);
+    queue_.add(packing, state.heads[h].plane(store, side), rows[h], packed[h]);
   }
 }
 
@@ -119,7 +119,7 @@ void PromptPacker::pack_keys_in_basis(LayerState& state, int layer, size_t store
     if (packed[h] == 0) continue;
     HeadState& head = state.heads[h];
     const float* x = key_basis_.add_keys(of_heads[h], packed[h], head.facts[store]);
-    queue_.add(quantizer->plan(Part::kKeys, layer), head.stores[store].keys, {x}, packed[h]);
+    queue_.add(quantizer->packing(KvSide::kKeys, layer), head.stores[store].keys, {x}, packed[h]);
   }
   key_basis_.change_keys(*quantizer->key_basis(), stream);
   queue_.run(stream);
@@ -136,7 +136,7 @@ void PromptPacker::pack_protected(const Sequence& sequence, LayerState& state, i
     protected_values_.add(head, values[h].floats(), 0, packed[h], 0);
   }
   const Quantizer* quantizer = traits_.quantizer(kRest, layer);
-  protected_values_.pack(quantizer->plan(Part::kValues, layer), *quantizer->protected_values(),
+  protected_values_.pack(quantizer->packing(KvSide::kValues, layer), *quantizer->protected_values(),
                          stream);
 }
 

@@ -15,7 +15,7 @@ namespace kvlm {
 
 /// Prompt rows that the KV heads of a layer keep in a store, ascending: (kv_heads, ...).
 using KeptSlots = std::vector<std::vector<int32_t>>;
-/// By Part, the rows of every KV head that are packed.
+/// By KvSide, the rows of every KV head that are packed.
 using KeptRows = std::array<std::vector<DenseRows>, 2>;
 
 /// Packs the oldest of the rows that a prompt leaves into planes, which are empty
@@ -26,10 +26,10 @@ class PromptPacker {
                ProtectedValues& protected_values);
 
   /// How many of the rows that each KV head keeps in a store are packed, the oldest.
-  std::vector<int> packed_rows(size_t store, Part part, int layer, const KeptSlots& slots) const;
+  std::vector<int> packed_rows(size_t store, KvSide side, int layer, const KeptSlots& slots) const;
   /// Whether the rows that are packed must be floats in every KV head: they are changed before, or
   /// all heads of a layer share a range.
-  bool wants_floats(size_t store, Part part, int layer) const noexcept;
+  bool wants_floats(size_t store, KvSide side, int layer) const noexcept;
   /// Gives these rows of a layer their place, where run() packs them.
   void pack(const Sequence& sequence, LayerState& state, int layer, size_t store,
             const KeptSlots& slots, const KeptRows& rows, Stream& stream);
@@ -42,7 +42,7 @@ class PromptPacker {
                  const KeptRows& rows);
   void pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                    const KeptSlots& slots, const KeptRows& rows, Stream& stream);
-  void pack_part(LayerState& state, int layer, size_t store, Part part,
+  void pack_part(LayerState& state, int layer, size_t store, KvSide side,
                  std::span<const DenseRows> rows, std::span<const int> packed);
   void pack_keys_in_basis(LayerState& state, int layer, size_t store,
                           std::span<const DenseRows> keys, std::span<const int> packed,

@@ -67,12 +67,12 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
                          const QkvRows& stored, TensorView out, float scale, Stream& stream) {
   past_.clear();
   for (size_t h = 0; h < traits_.kv_heads() && sequence.prompt.staged > 0; ++h) {
-    past_.push_back({staged_rows(sequence, layer, Part::kKeys, h),
-                     staged_rows(sequence, layer, Part::kValues, h), traits_.plan().rows,
+    past_.push_back({staged_rows(sequence, layer, KvSide::kKeys, h),
+                     staged_rows(sequence, layer, KvSide::kValues, h), traits_.plan().rows,
                      sequence.prompt.staged});
   }
-  stage(sequence, layer, Part::kKeys, stored.k, stream);
-  stage(sequence, layer, Part::kValues, stored.v, stream);
+  stage(sequence, layer, KvSide::kKeys, stored.k, stream);
+  stage(sequence, layer, KvSide::kValues, stored.v, stream);
   // Before attention: its output may take the place of the queries.
   if (traits_.retention() != nullptr) {
     measure(sequence, layer, x.q, x.k, scale, stream);
@@ -104,19 +104,19 @@ bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) 
   return true;
 }
 
-std::byte* PromptStage::staged_rows(const Sequence& sequence, int layer, Part part,
+std::byte* PromptStage::staged_rows(const Sequence& sequence, int layer, KvSide side,
                                     size_t head) const {
   const size_t heads = traits_.kv_heads();
-  const size_t index = (2 * index_of(layer) + static_cast<size_t>(part)) * heads + head;
+  const size_t index = (2 * index_of(layer) + static_cast<size_t>(side)) * heads + head;
   return sequence.prompt.staging.data() +
          index * static_cast<size_t>(sequence.size.prompt_rows) * traits_.row_bytes();
 }
 
-void PromptStage::stage(Sequence& sequence, int layer, Part part, ConstTensorView x,
+void PromptStage::stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x,
                         Stream& stream) {
   const size_t before = static_cast<size_t>(sequence.prompt.staged) * traits_.row_bytes();
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    destinations_[h].data = staged_rows(sequence, layer, part, h) + before;
+    destinations_[h].data = staged_rows(sequence, layer, side, h) + before;
   }
   store_rows(destinations_, traits_.plan().rows, x, stream);
 }
@@ -208,10 +208,10 @@ void PromptStage::score_rows(Sequence& sequence, const StepRows& rows, int layer
   if (!needs.row_scores || !rows.ends_prompt) return;
   PromptState& prompt = sequence.prompt;
   std::array<std::vector<StoredRows>, 2> stored;
-  for (const Part part : {Part::kKeys, Part::kValues}) {
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      stored[static_cast<size_t>(part)].push_back(
-          {staged_rows(sequence, layer, part, h), traits_.plan().rows, prompt.staged + rows.rows});
+      stored[static_cast<size_t>(side)].push_back(
+          {staged_rows(sequence, layer, side, h), traits_.plan().rows, prompt.staged + rows.rows});
     }
   }
   const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
@@ -308,9 +308,9 @@ PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
     for (size_t h = 0; h < counts.size(); ++h) {
       counts[h][store] = static_cast<int>(kept.slots[store][h].size());
     }
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      kept.packed[store][static_cast<size_t>(part)] =
-          packer_.packed_rows(store, part, layer, kept.slots[store]);
+    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      kept.packed[store][static_cast<size_t>(side)] =
+          packer_.packed_rows(store, side, layer, kept.slots[store]);
     }
   }
   store_.place(sequence, layer, counts);
@@ -376,8 +376,8 @@ void PromptStage::merge_head(const Sequence& sequence, int layer, size_t head,
   merge.merged_values = merged + kept.size() * traits_.dim();
   sources_.clear();
   targets_.clear();
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    std::byte* staged = staged_rows(sequence, layer, part, head);
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    std::byte* staged = staged_rows(sequence, layer, side, head);
     for (size_t row = 0; row < n; ++row) sources_.push_back(staged + row * traits_.row_bytes());
     for (const int32_t row : kept) {
       targets_.push_back(staged + static_cast<size_t>(row) * traits_.row_bytes());
@@ -403,10 +403,11 @@ void PromptStage::pack_layers(Sequence& sequence, std::span<const KeptLayer> lay
 }
 
 /// Whether the rows that a KV head packs are packed from where they are staged.
-bool PromptStage::lies_packable(const KeptLayer& kept, size_t store, Part part, size_t head) const {
-  const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(part)][head]);
+bool PromptStage::lies_packable(const KeptLayer& kept, size_t store, KvSide side,
+                                size_t head) const {
+  const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][head]);
   if (count == 0) return true;
-  if (packer_.wants_floats(store, part, kept.layer)) return false;
+  if (packer_.wants_floats(store, side, kept.layer)) return false;
   const std::vector<int32_t>& slots = kept.slots[store][head];
   return slots[count - 1] - slots[0] + 1 == static_cast<int>(count);
 }
@@ -418,24 +419,24 @@ std::vector<std::array<KeptRows, kStores>> PromptStage::packed_rows(
   std::vector<std::array<KeptRows, kStores>> rows(layers.size());
   const auto for_all = [&](const auto& body) {
     for (size_t i = 0; i < layers.size(); ++i) {
-      for (const Part part : {Part::kKeys, Part::kValues}) {
+      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
         for (size_t store = 0; store < kStores; ++store) {
-          for (size_t h = 0; h < traits_.kv_heads(); ++h) body(i, store, part, h);
+          for (size_t h = 0; h < traits_.kv_heads(); ++h) body(i, store, side, h);
         }
       }
     }
   };
   size_t apart = 0;
-  for_all([&](size_t i, size_t store, Part part, size_t h) {
-    if (lies_packable(layers[i], store, part, h)) return;
-    apart += static_cast<size_t>(layers[i].packed[store][static_cast<size_t>(part)][h]);
+  for_all([&](size_t i, size_t store, KvSide side, size_t h) {
+    if (lies_packable(layers[i], store, side, h)) return;
+    apart += static_cast<size_t>(layers[i].packed[store][static_cast<size_t>(side)][h]);
   });
   floats_.grow(apart * traits_.dim());
   ranges_.clear();
   float* to = floats_.data();
-  for_all([&](size_t i, size_t store, Part part, size_t h) {
-    rows[i][store][static_cast<size_t>(part)].push_back(
-        gather(sequence, layers[i], store, part, h, to));
+  for_all([&](size_t i, size_t store, KvSide side, size_t h) {
+    rows[i][store][static_cast<size_t>(side)].push_back(
+        gather(sequence, layers[i], store, side, h, to));
   });
   if (apart == 0) return rows;
   widen_ranges(ranges_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
@@ -444,12 +445,12 @@ std::vector<std::array<KeptRows, kStores>> PromptStage::packed_rows(
 
 /// The rows that a KV head packs; if they are widened, to `to`, which moves behind them.
 DenseRows PromptStage::gather(const Sequence& sequence, const KeptLayer& kept, size_t store,
-                              Part part, size_t head, float*& to) {
-  const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(part)][head]);
+                              KvSide side, size_t head, float*& to) {
+  const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][head]);
   if (count == 0) return {};
   const KeptSlots& slots = kept.slots[store];
-  const std::byte* staged = staged_rows(sequence, kept.layer, part, head);
-  if (lies_packable(kept, store, part, head)) {
+  const std::byte* staged = staged_rows(sequence, kept.layer, side, head);
+  if (lies_packable(kept, store, side, head)) {
     const auto first = static_cast<size_t>(slots[head][0]);
     return {staged + first * traits_.row_bytes(), traits_.plan().rows};
   }
@@ -464,11 +465,11 @@ DenseRows PromptStage::gather(const Sequence& sequence, const KeptLayer& kept, s
 void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
   LayerState& state = sequence.layers[static_cast<size_t>(kept.layer)];
   for (size_t store = 0; store < kStores; ++store) {
-    for (const Part part : {Part::kKeys, Part::kValues}) {
+    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
       for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-        const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(part)][h]);
-        const std::byte* staged = staged_rows(sequence, kept.layer, part, h);
-        Plane& plane = state.heads[h].plane(store, part);
+        const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][h]);
+        const std::byte* staged = staged_rows(sequence, kept.layer, side, h);
+        Plane& plane = state.heads[h].plane(store, side);
         if (!is_like_last(kept.slots[store], h)) {
           find_ranges(std::span(kept.slots[store][h]).subspan(count), kept_ranges_);
         }

@@ -44,7 +44,7 @@ class PromptStage {
   bool end(Sequence& sequence, const StepRows& rows, Stream& stream);
 
  private:
-  /// By Part, how many rows of each KV head are packed.
+  /// By KvSide, how many rows of each KV head are packed.
   using PackedCounts = std::array<std::vector<int>, 2>;
   /// What a layer keeps, by store.
   struct KeptLayer {
@@ -54,8 +54,8 @@ class PromptStage {
     std::array<PackedCounts, kStores> packed;
   };
 
-  std::byte* staged_rows(const Sequence& sequence, int layer, Part part, size_t head) const;
-  void stage(Sequence& sequence, int layer, Part part, ConstTensorView x, Stream& stream);
+  std::byte* staged_rows(const Sequence& sequence, int layer, KvSide side, size_t head) const;
+  void stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x, Stream& stream);
   void measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k, float scale,
                Stream& stream);
   void score_rows(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
@@ -75,11 +75,11 @@ class PromptStage {
                      Stream& stream);
   void merge_head(const Sequence& sequence, int layer, size_t head, const LayerSelection& selection,
                   Stream& stream);
-  bool lies_packable(const KeptLayer& kept, size_t store, Part part, size_t head) const;
+  bool lies_packable(const KeptLayer& kept, size_t store, KvSide side, size_t head) const;
   std::vector<std::array<KeptRows, kStores>> packed_rows(const Sequence& sequence,
                                                          std::span<const KeptLayer> layers,
                                                          Stream& stream);
-  DenseRows gather(const Sequence& sequence, const KeptLayer& kept, size_t store, Part part,
+  DenseRows gather(const Sequence& sequence, const KeptLayer& kept, size_t store, KvSide side,
                    size_t head, float*& to);
   void pack_layers(Sequence& sequence, std::span<const KeptLayer> layers, Stream& stream);
   void queue_full(Sequence& sequence, const KeptLayer& kept);

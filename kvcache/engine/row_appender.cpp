@@ -23,9 +23,9 @@ void RowAppender::append(LayerState& state, int layer, int16_t tag, size_t first
     keys_[first + h] = head.stores[store].keys.push_row();
     values_[first + h] = head.stores[store].values.push_row();
     for (const Window& window : traits_.layer(layer).windows) {
-      const Plane& plane = head.plane(window.store, window.part);
-      if (plane.full() < window.plan->flush.trigger) continue;
-      ++state.due[window.store][static_cast<size_t>(window.part)];
+      const Plane& plane = head.plane(window.store, window.side);
+      if (plane.full() < window.packing->flush.trigger) continue;
+      ++state.due[window.store][static_cast<size_t>(window.side)];
     }
     if (traits_.retention() == nullptr) continue;
     head.tags.push_back(tag);

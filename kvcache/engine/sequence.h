@@ -27,8 +27,8 @@ struct StorePlanes {
     return keys.packed() + values.packed() == 0 && (!protects || protected_values.packed() == 0) &&
            keys.full_before_wrap() == values.full_before_wrap();
   }
-  Plane& plane(Part part) noexcept { return part == Part::kKeys ? keys : values; }
-  const Plane& plane(Part part) const noexcept { return part == Part::kKeys ? keys : values; }
+  Plane& plane(KvSide side) noexcept { return side == KvSide::kKeys ? keys : values; }
+  const Plane& plane(KvSide side) const noexcept { return side == KvSide::kKeys ? keys : values; }
 };
 
 /// One KV head of one layer of one sequence. Its slots are those of kVisual, then those of kRest;
@@ -52,8 +52,8 @@ struct HeadState {
   int packed_values() const noexcept {
     return stores[kRest].values.packed() + stores[kRest].protected_values.packed();
   }
-  Plane& plane(size_t store, Part part) noexcept { return stores[store].plane(part); }
-  const Plane& plane(size_t store, Part part) const noexcept { return stores[store].plane(part); }
+  Plane& plane(size_t store, KvSide side) noexcept { return stores[store].plane(side); }
+  const Plane& plane(size_t store, KvSide side) const noexcept { return stores[store].plane(side); }
   /// Forgets everything; lists keep their memory for the next sequence.
   void clear() noexcept {
     for (StorePlanes& planes : stores) {
@@ -109,7 +109,7 @@ struct PromptState {
 /// Planes of kRest whose rows are counted alike, keys or values.
 struct GainedRows {
   int layer = -1;  ///< -1: in all layers
-  Part part = Part::kKeys;
+  KvSide side = KvSide::kKeys;
   const FlushRule* window = nullptr;  ///< null: rows are never packed
   bool host = false;                  ///< the host flushes the window
   int full = 0;                       ///< full rows of each
@@ -118,7 +118,7 @@ struct GainedRows {
   size_t planes = 1;
 
   bool alike(const GainedRows& other) const noexcept {
-    return layer == other.layer && part == other.part && window == other.window &&
+    return layer == other.layer && side == other.side && window == other.window &&
            host == other.host && full == other.full && row_bytes == other.row_bytes &&
            packed_bytes == other.packed_bytes;
   }

@@ -17,8 +17,8 @@ namespace kvlm {
 
 namespace {
 
-Part part_of(Plane StorePlanes::*side) noexcept {
-  return side == &StorePlanes::keys ? Part::kKeys : Part::kValues;
+KvSide part_of(Plane StorePlanes::*side) noexcept {
+  return side == &StorePlanes::keys ? KvSide::kKeys : KvSide::kValues;
 }
 
 }  // namespace
@@ -130,19 +130,20 @@ void SequenceStore::for_planes(const Sequence& sequence, int layer, const Body& 
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const int count = state.counts[h][store];
       const Quantizer* quantizer = traits_.quantizer(store, layer);
-      for (const Part part : {Part::kKeys, Part::kValues}) {
-        const Plane::Layout layout = layouts.plane(store, part, layer);
+      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+        const Plane::Layout layout = layouts.plane(store, side, layer);
         const bool grows = store == kRest || (traits_.plan().split && !layout.once);
         const int rows = count + (grows ? future : 0);
         if (rows == 0) continue;
         const bool per_image = quantizer != nullptr && quantizer->per_image();
         const auto spans =
             per_image ? std::min<int64_t>(std::max(count, 1), Layouts::kMaxImages) : int64_t{1};
-        body(Site{layer, h, store, part == Part::kKeys ? &StorePlanes::keys : &StorePlanes::values,
-                  layout, layouts.capacity(layout, 1, rows, std::min(rows, most), spans)});
+        body(Site{layer, h, store,
+                  side == KvSide::kKeys ? &StorePlanes::keys : &StorePlanes::values, layout,
+                  layouts.capacity(layout, 1, rows, std::min(rows, most), spans)});
       }
       const Plane::Layout apart = layouts.protected_values(layer);
-      if (store == kVisual || apart.plan == nullptr) continue;
+      if (store == kVisual || apart.packing == nullptr) continue;
       body(Site{layer, h, store, &StorePlanes::protected_values, apart,
                 layouts.protected_capacity(layer, 1, count)});
     }

@@ -10,11 +10,11 @@ namespace kvlm {
 namespace {
 
 /// Whether a DecodeTable can pack a window.
-bool fits_table(const PartPlan& plan) {
-  const PackedFormat& format = plan.format;
+bool fits_table(const Packing& packing) {
+  const PackedFormat& format = packing.format;
   const bool whole_blocks = format.axis == ScaleAxis::kToken ||
-                            plan.flush.prompt_unit % std::max(format.block_rows, 1) == 0;
-  return whole_blocks && can_pack_windows(format, plan.rules, plan.flush.rows);
+                            packing.flush.prompt_unit % std::max(format.block_rows, 1) == 0;
+  return whole_blocks && can_pack_windows(format, packing.rules, packing.flush.rows);
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
 
 LayerTraits CacheTraits::traits_of(int layer) const {
   LayerTraits traits;
-  traits.protects = layouts_.protected_values(layer).plan != nullptr;
+  traits.protects = layouts_.protected_values(layer).packing != nullptr;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     const Quantizer* quantizer = layouts_.quantizer(store, layer);
     if (quantizer == nullptr) continue;
@@ -39,13 +39,14 @@ LayerTraits CacheTraits::traits_of(int layer) const {
     traits.has_key_basis |= has_basis;
     traits.remaps |= store == kVisual && quantizer->remap(layer) != nullptr;
     if (quantizer->visual_only()) continue;
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      const PartPlan& plan = quantizer->plan(part, layer);
-      const bool anew = quantizer->repacks(part) || has_basis;
-      traits.windows.push_back({store, part, &plan, anew});
+    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      const Packing& packing = quantizer->packing(side, layer);
+      const bool anew = quantizer->repacks(side) || has_basis;
+      traits.windows.push_back({store, side, &packing, anew});
       if (store != kRest) continue;
-      traits.flush[static_cast<size_t>(part)] = &plan.flush;
-      traits.host_flushes[static_cast<size_t>(part)] = anew || traits.protects || !fits_table(plan);
+      traits.flush[static_cast<size_t>(side)] = &packing.flush;
+      traits.host_flushes[static_cast<size_t>(side)] =
+          anew || traits.protects || !fits_table(packing);
     }
   }
   return traits;

@@ -15,19 +15,19 @@ namespace kvlm {
 /// Rows of one scope and side that are packed in decode when enough of them are full.
 struct Window {
   size_t store;
-  Part part;
-  const PartPlan* plan;
+  KvSide side;
+  const Packing* packing;
   bool anew;  ///< old rows are packed again, or keys are packed in another basis
 };
 
 /// What never changes about a layer.
 struct LayerTraits {
   std::vector<Window> windows;  ///< in the order in which they are flushed
-  /// By Part: when the window of kRest is flushed; null: it has none.
+  /// By KvSide: when the window of kRest is flushed; null: it has none.
   std::array<const FlushRule*, 2> flush{};
   bool protects = false;       ///< some packed values lie apart (VidKV)
   bool has_key_basis = false;  ///< keys are packed in a basis of their own (VidKV)
-  /// By Part: the window of kRest is flushed by the host, also on a GPU.
+  /// By KvSide: the window of kRest is flushed by the host, also on a GPU.
   std::array<bool, 2> host_flushes{};
   bool remaps = false;  ///< scores of packed visual slots are remapped (CalibQuant)
 };
@@ -57,8 +57,8 @@ class CacheTraits {
   const Quantizer* quantizer(size_t store, int layer) const noexcept {
     return layouts_.quantizer(store, layer);
   }
-  const FlushRule* flush_rule(Part part, int layer) const noexcept {
-    return layers_[static_cast<size_t>(layer)].flush[static_cast<size_t>(part)];
+  const FlushRule* flush_rule(KvSide side, int layer) const noexcept {
+    return layers_[static_cast<size_t>(layer)].flush[static_cast<size_t>(side)];
   }
   /// Some layer's keys are packed in a basis of their own.
   bool changes_key_basis() const noexcept {
@@ -66,8 +66,8 @@ class CacheTraits {
                        [](const LayerTraits& layer) { return layer.has_key_basis; });
   }
   /// A DecodeTable cannot pack the window of a side.
-  bool host_flushes(int layer, Part part) const noexcept {
-    return layers_[static_cast<size_t>(layer)].host_flushes[static_cast<size_t>(part)];
+  bool host_flushes(int layer, KvSide side) const noexcept {
+    return layers_[static_cast<size_t>(layer)].host_flushes[static_cast<size_t>(side)];
   }
   /// The rule drops slots in decode.
   bool evicts() const noexcept { return retention() != nullptr && retention()->evicts(); }

@@ -15,7 +15,7 @@ Unpacker::Unpacker(const CacheTraits& traits, ProtectedValues& protected_values)
 void Unpacker::unpack_packed(const Plane& plane, const HeadFacts& facts, const KeyBasis* basis,
                              float* out, Stream& stream) {
   if (plane.packed() == 0) return;
-  const PackedFormat& format = plane.layout().plan->format;
+  const PackedFormat& format = plane.layout().packing->format;
   if (basis == nullptr) return unpack_blocks(format, plane.blocks(), out, stream);
   reserve(static_cast<size_t>(plane.packed()));
   unpack_blocks(format, plane.blocks(), in_basis_.data(), stream);

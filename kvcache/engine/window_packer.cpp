@@ -14,24 +14,24 @@ namespace kvlm {
 namespace {
 
 int& due(LayerState& state, const Window& window) noexcept {
-  return state.due[window.store][static_cast<size_t>(window.part)];
+  return state.due[window.store][static_cast<size_t>(window.side)];
 }
 
 /// Values of kRest that can be protected.
 bool protects(const Quantizer& quantizer, const Window& window) noexcept {
-  return window.store == kRest && window.part == Part::kValues &&
+  return window.store == kRest && window.side == KvSide::kValues &&
          quantizer.protected_values() != nullptr;
 }
 
 /// Bytes of the planes that a window flushes to.
 size_t plane_bytes(const HeadState& head, const Window& window) noexcept {
   const StorePlanes& planes = head.stores[window.store];
-  return planes.plane(window.part).bytes() +
-         (window.part == Part::kValues ? planes.protected_values.bytes() : 0);
+  return planes.plane(window.side).bytes() +
+         (window.side == KvSide::kValues ? planes.protected_values.bytes() : 0);
 }
 
 bool is_due(const HeadState& head, const Window& window) noexcept {
-  return head.plane(window.store, window.part).full() >= window.plan->flush.trigger;
+  return head.plane(window.store, window.side).full() >= window.packing->flush.trigger;
 }
 
 }  // namespace
@@ -58,10 +58,10 @@ void WindowPacker::reserve(const Workload& load) {
 
 void WindowPacker::reserve_window(const Workload& load, const Window& window,
                                   const Quantizer& quantizer) {
-  const auto added = static_cast<size_t>(window.plan->flush.rows);
+  const auto added = static_cast<size_t>(window.packing->flush.rows);
   size_t rows = 0;
   if (window.anew) {
-    rows = traits_.kv_heads() * (quantizer.repacks(window.part) ? load.longest + added : added);
+    rows = traits_.kv_heads() * (quantizer.repacks(window.side) ? load.longest + added : added);
     if (quantizer.key_basis() != nullptr) {
       key_basis_.reserve_keys(rows);
       unpacker_.reserve(load.longest);
@@ -102,7 +102,7 @@ void WindowPacker::list_full(std::span<Sequence* const> sequences, int layer,
 /// Packs the oldest rows of every plane of flushed_ whose window is full, as many at once as there
 /// is room for.
 void WindowPacker::flush_together(const Window& window, Stream& stream) {
-  const auto added = static_cast<size_t>(window.plan->flush.rows);
+  const auto added = static_cast<size_t>(window.packing->flush.rows);
   for (size_t first = 0; first < flushed_.size();) {
     size_t rows = 0;
     size_t end = first;
@@ -127,26 +127,26 @@ void WindowPacker::flush_some(std::span<Flushed> some, size_t rows, const Window
   size_t jobs = 0;
   close_up_jobs(some, jobs);
   widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim, floats_.data(), stream);
-  pack(window.plan->format, window.plan->rules, std::span(jobs_).first(jobs), stream);
+  pack(window.packing->format, window.packing->rules, std::span(jobs_).first(jobs), stream);
 }
 
 /// Moves the oldest rows of full windows of the first of `next` to packed blocks: lists the rows
 /// and the jobs that will do it.
 void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
   Flushed& flushed = next[0];
-  const int added = window.plan->flush.rows;
+  const int added = window.packing->flush.rows;
   const std::byte** source = sources_.data() + flushed.row;
   const float* x = floats_.data() + flushed.row * traits_.dim();
   PackJob* job = jobs_.data() + flushed.row;
   const size_t row_bytes = traits_.dim() * sizeof(float);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     const auto ahead = [&](size_t sequences) -> const Plane& {
-      return next[sequences].state->heads[h].plane(window.store, window.part);
+      return next[sequences].state->heads[h].plane(window.store, window.side);
     };
     if (next.size() > 2) ahead(2).prefetch();
     if (next.size() > 1) ahead(1).prefetch_newest_block();
-    Plane& plane = flushed.state->heads[h].plane(window.store, window.part);
-    if (plane.full() < window.plan->flush.trigger) continue;
+    Plane& plane = flushed.state->heads[h].plane(window.store, window.side);
+    if (plane.full() < window.packing->flush.trigger) continue;
     flushed.state->plane_bytes -= plane.bytes();
     for (int row = 0; row < added; ++row) *source++ = plane.full_row(row);
     for_pack_jobs(plane, x, row_bytes, added, [&](const PackJob& made) { *job++ = made; });
@@ -174,7 +174,7 @@ void WindowPacker::flush_anew(LayerState& state, int layer, const Window& window
   gather_anew(state, quantizer, window, stream);
   pack_anew(state, quantizer, window, stream);
   for (const Anew& rows : anew_) {
-    rows.head->plane(window.store, window.part).pop_rows(window.plan->flush.rows);
+    rows.head->plane(window.store, window.side).pop_rows(window.packing->flush.rows);
     state.plane_bytes += plane_bytes(*rows.head, window);
   }
 }
@@ -184,21 +184,21 @@ void WindowPacker::flush_anew(LayerState& state, int layer, const Window& window
 void WindowPacker::gather_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
                                Stream& stream) {
   const CachePlan& plan = traits_.plan();
-  const bool repacks = quantizer.repacks(window.part);
-  const KeyBasis* basis = window.part == Part::kKeys ? quantizer.key_basis() : nullptr;
-  const int added = window.plan->flush.rows;
+  const bool repacks = quantizer.repacks(window.side);
+  const KeyBasis* basis = window.side == KvSide::kKeys ? quantizer.key_basis() : nullptr;
+  const int added = window.packing->flush.rows;
   float* x = floats_.data();
   anew_.clear();
   sources_.clear();
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     HeadState& head = state.heads[h];
-    Plane& plane = head.plane(window.store, window.part);
+    Plane& plane = head.plane(window.store, window.side);
     keys_[h] = x;
     if (!is_due(head, window)) continue;
     state.plane_bytes -= plane_bytes(head, window);
     const int old = repacks ? plane.packed() : 0;
     const int first_slot =
-        window.part == Part::kValues && window.store == kRest ? head.packed_values() : 0;
+        window.side == KvSide::kValues && window.store == kRest ? head.packed_values() : 0;
     anew_.push_back({&head, x, old, old + added, first_slot});
     if (repacks) {
       unpacker_.unpack_packed(plane, head.facts[window.store], basis, x, stream);
@@ -218,11 +218,11 @@ void WindowPacker::gather_anew(LayerState& state, const Quantizer& quantizer, co
 void WindowPacker::pack_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
                              Stream& stream) {
   if (protects(quantizer, window)) return pack_protected_anew(quantizer, window, stream);
-  if (window.part == Part::kKeys && quantizer.key_basis() != nullptr) {
+  if (window.side == KvSide::kKeys && quantizer.key_basis() != nullptr) {
     queue_keys_anew(state, quantizer, window, stream);
   } else {
     for (const Anew& rows : anew_) {
-      queue_.add(*window.plan, rows.head->plane(window.store, window.part), {rows.x}, rows.rows);
+      queue_.add(*window.packing, rows.head->plane(window.store, window.side), {rows.x}, rows.rows);
     }
   }
   queue_.run(stream);
@@ -237,7 +237,7 @@ void WindowPacker::pack_protected_anew(const Quantizer& quantizer, const Window&
   for (const Anew& values : anew_) {
     protected_values_.add(*values.head, values.x, values.old, values.rows, values.first_slot);
   }
-  protected_values_.pack(*window.plan, *quantizer.protected_values(), stream);
+  protected_values_.pack(*window.packing, *quantizer.protected_values(), stream);
 }
 
 /// Queues the keys of anew_ in the quantizer's basis, which is learned from them where it was not
@@ -245,7 +245,7 @@ void WindowPacker::pack_protected_anew(const Quantizer& quantizer, const Window&
 void WindowPacker::queue_keys_anew(LayerState& state, const Quantizer& quantizer,
                                    const Window& window, Stream& stream) {
   const size_t store = window.store;
-  if (quantizer.repacks(Part::kKeys) || state.heads[0].facts[store].key_channels.empty()) {
+  if (quantizer.repacks(KvSide::kKeys) || state.heads[0].facts[store].key_channels.empty()) {
     key_basis_.learn(quantizer, state, store, keys_, anew_.back().rows, stream);
   }
   size_t rows = 0;
@@ -253,7 +253,7 @@ void WindowPacker::queue_keys_anew(LayerState& state, const Quantizer& quantizer
   key_basis_.start_keys(rows);
   for (const Anew& keys : anew_) {
     const float* x = key_basis_.add_keys(keys.x, keys.rows, keys.head->facts[store]);
-    queue_.add(*window.plan, keys.head->stores[store].keys, {x}, keys.rows);
+    queue_.add(*window.packing, keys.head->stores[store].keys, {x}, keys.rows);
   }
   key_basis_.change_keys(*quantizer.key_basis(), stream);
 }

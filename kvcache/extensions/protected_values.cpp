@@ -121,10 +121,10 @@ void ProtectedValues::add(HeadState& head, const float* values, int old, int row
   heads_.push_back(sorted);
 }
 
-void ProtectedValues::pack(const PartPlan& plan, const PartPlan& apart, Stream& stream) {
+void ProtectedValues::pack(const Packing& packing, const Packing& apart, Stream& stream) {
   widen_rows(rows_, DType::kF32, traits_.shape().head_dim, sorted_.data(), stream);
   for (const Sorted& head : heads_) {
-    queue_.add(plan, head.planes->values, {head.x}, head.plain);
+    queue_.add(packing, head.planes->values, {head.x}, head.plain);
   }
   queue_.run(stream);
   for (const Sorted& head : heads_) {
@@ -141,7 +141,7 @@ void ProtectedValues::add_packed(const HeadState& head, RunList& runs) {
   if (rest.protected_values.packed() == 0) return;
   SlotRun apart;
   apart.slots = rest.protected_values.packed();
-  apart.format = &rest.protected_values.layout().plan->format;
+  apart.format = &rest.protected_values.layout().packing->format;
   apart.blocks = rest.protected_values.blocks();
   apart.selection = head.protected_bits;
   apart.selected_bit = true;

@@ -44,8 +44,8 @@ class ProtectedValues {
   /// Adds `rows` values of a KV head's kRest: `old` that are not protected, then those of value
   /// slots from `first` on.
   void add(HeadState& head, const float* values, int old, int rows, int first);
-  /// Packs what was added: `plan` says how rows that are not protected are packed.
-  void pack(const PartPlan& plan, const PartPlan& apart, Stream& stream);
+  /// Packs what was added: `packing` says how rows that are not protected are packed.
+  void pack(const Packing& packing, const Packing& apart, Stream& stream);
 
   /// Describes the packed values of kRest to attention, in front of what `runs` has from `first`
   /// on.

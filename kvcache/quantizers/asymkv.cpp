@@ -18,11 +18,11 @@ class AsymKv final : public PlannedQuantizer {
         options.text("key_layers") == "auto" ? shape.layers : options.integer("key_layers");
     const int value_layers = options.integer("value_layers");
     for (int layer = 0; layer < shape.layers; ++layer) {
-      keys_.push_back(plan_of(ScaleAxis::kChannel, layer < key_layers ? 2 : 1, group,
-                              shape.head_dim, meta_of(options)));
+      keys_.push_back(packing_of(ScaleAxis::kChannel, layer < key_layers ? 2 : 1, group,
+                                 shape.head_dim, meta_of(options)));
       keys_.back().flush = kivi_key_flush(residual, tail_keep);
-      values_.push_back(plan_of(ScaleAxis::kToken, layer < value_layers ? 2 : 1, group,
-                                shape.head_dim, meta_of(options)));
+      values_.push_back(packing_of(ScaleAxis::kToken, layer < value_layers ? 2 : 1, group,
+                                   shape.head_dim, meta_of(options)));
       values_.back().flush = kivi_value_flush(residual, tail_keep);
     }
   }

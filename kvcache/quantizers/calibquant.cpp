@@ -46,9 +46,9 @@ class CalibQuant final : public PlannedQuantizer {
                   "--kv calibquant,span=per_image,value_axis=layer wants a range a picture and one "
                   "for all values of a layer; use span=union or value_axis=head");
     }
-    const auto plan = [&](ScaleAxis axis, int bits, const char* eta, const char* kappa) {
-      if (bits == 16) return unpacked_plan();
-      PartPlan made = plan_of(axis, bits, 0, context.shape->head_dim, meta_of(options));
+    const auto packing = [&](ScaleAxis axis, int bits, const char* eta, const char* kappa) {
+      if (bits == 16) return unpacked();
+      Packing made = packing_of(axis, bits, 0, context.shape->head_dim, meta_of(options));
       const bool one_bit = bits == 1;
       // The published constants belong to 1 bit; written ones count at any width.
       if (shrink == "eta" && (one_bit || options.given(eta))) {
@@ -59,9 +59,9 @@ class CalibQuant final : public PlannedQuantizer {
       }
       return made;
     };
-    keys_ = {plan(ScaleAxis::kChannel, key_bits, "eta_k", "kappa_k")};
-    values_ = {plan(of == "channel" ? ScaleAxis::kChannel : ScaleAxis::kHead, value_bits, "eta_v",
-                    "kappa_v")};
+    keys_ = {packing(ScaleAxis::kChannel, key_bits, "eta_k", "kappa_k")};
+    values_ = {packing(of == "channel" ? ScaleAxis::kChannel : ScaleAxis::kHead, value_bits,
+                       "eta_v", "kappa_v")};
     values_[0].range_of_layer = of == "layer";
     if (key_bits > options.integer("calib_bits")) return;
     const auto [low, high] = tau_of(options, context, key_bits);
@@ -71,7 +71,7 @@ class CalibQuant final : public PlannedQuantizer {
 
   bool visual_only() const noexcept override { return true; }
   bool per_image() const noexcept override { return per_image_; }
-  bool packs(Part part) const noexcept override { return plan(part, 0).nominal_bits < 16; }
+  bool packs(KvSide side) const noexcept override { return packing(side, 0).nominal_bits < 16; }
   const RemapRule* remap(int) const noexcept override { return remaps_ ? &remap_ : nullptr; }
 
  private:

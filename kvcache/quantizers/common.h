@@ -76,23 +76,23 @@ inline void check_residual(const OptionValues& options) {
   }
 }
 
-/// A plan with one section over the whole head.
-inline PartPlan plan_of(ScaleAxis axis, int bits, int group, int head_dim, DType meta) {
-  PartPlan plan;
-  plan.format.axis = axis;
-  plan.format.meta = meta;
-  (axis == ScaleAxis::kToken ? plan.format.group_size : plan.format.block_rows) = group;
-  plan.format.section[0].code = static_cast<CodeFormat>(bits);
-  plan.format.section[0].channels = head_dim;
-  plan.nominal_bits = bits;
-  return plan;
+/// A packing with one section over the whole head.
+inline Packing packing_of(ScaleAxis axis, int bits, int group, int head_dim, DType meta) {
+  Packing packing;
+  packing.format.axis = axis;
+  packing.format.meta = meta;
+  (axis == ScaleAxis::kToken ? packing.format.group_size : packing.format.block_rows) = group;
+  packing.format.section[0].code = static_cast<CodeFormat>(bits);
+  packing.format.section[0].channels = head_dim;
+  packing.nominal_bits = bits;
+  return packing;
 }
 
 /// Of rows that stay full.
-inline PartPlan unpacked_plan() {
-  PartPlan plan;
-  plan.nominal_bits = 16;
-  return plan;
+inline Packing unpacked() {
+  Packing packing;
+  packing.nominal_bits = 16;
+  return packing;
 }
 
 /// The width of keys or values of a quantizer of visual rows; 16: they stay full rows.
@@ -134,14 +134,14 @@ std::unique_ptr<Quantizer> make(const OptionValues& options, const PolicyContext
 /// Keys and values of every layer alike, but for the layers that a policy makes different.
 class PlannedQuantizer : public Quantizer {
  public:
-  const PartPlan& plan(Part part, int layer) const noexcept override {
-    const auto& plans = part == Part::kKeys ? keys_ : values_;
-    return plans[plans.size() == 1 ? 0 : static_cast<size_t>(layer)];
+  const Packing& packing(KvSide side, int layer) const noexcept override {
+    const auto& packings = side == KvSide::kKeys ? keys_ : values_;
+    return packings[packings.size() == 1 ? 0 : static_cast<size_t>(layer)];
   }
 
  protected:
-  std::vector<PartPlan> keys_;    ///< (1,) or (layers,)
-  std::vector<PartPlan> values_;  ///< (1,) or (layers,)
+  std::vector<Packing> keys_;    ///< (1,) or (layers,)
+  std::vector<Packing> values_;  ///< (1,) or (layers,)
 };
 
 }  // namespace kvlm::quantizers

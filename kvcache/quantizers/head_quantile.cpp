@@ -20,27 +20,28 @@ class HeadQuantile final : public PlannedQuantizer {
  public:
   HeadQuantile(const OptionValues& options, const PolicyContext& context) {
     check_visual_bits(options);
-    keys_ = {make_plan(options, context, visual_bits(options, "key_bits"))};
-    values_ = {make_plan(options, context, visual_bits(options, "value_bits"))};
+    keys_ = {make_packing(options, context, visual_bits(options, "key_bits"))};
+    values_ = {make_packing(options, context, visual_bits(options, "value_bits"))};
   }
 
   bool visual_only() const noexcept override { return true; }
-  bool packs(Part part) const noexcept override { return plan(part, 0).nominal_bits < 16; }
+  bool packs(KvSide side) const noexcept override { return packing(side, 0).nominal_bits < 16; }
 
  private:
-  static PartPlan make_plan(const OptionValues& options, const PolicyContext& context, int bits) {
-    if (bits == 16) return unpacked_plan();
+  static Packing make_packing(const OptionValues& options, const PolicyContext& context, int bits) {
+    if (bits == 16) return unpacked();
     const int dim = context.shape->head_dim;
     const std::string_view axes = options.text("group_axes");
     const ScaleAxis axis = axes == "channel" ? ScaleAxis::kChannel
                            : axes == "token" ? ScaleAxis::kToken
                                              : ScaleAxis::kHead;
-    PartPlan plan = plan_of(axis, bits, axis == ScaleAxis::kToken ? dim : 0, dim, meta_of(options));
-    plan.range_of_layer = axes == "layer";
-    plan.rules[0].alpha = static_cast<float>(alpha_of(options, context, bits));
-    plan.rules[0].rounding =
+    Packing packing =
+        packing_of(axis, bits, axis == ScaleAxis::kToken ? dim : 0, dim, meta_of(options));
+    packing.range_of_layer = axes == "layer";
+    packing.rules[0].alpha = static_cast<float>(alpha_of(options, context, bits));
+    packing.rules[0].rounding =
         options.text("round") == "floor" ? Rounding::kFloor : Rounding::kNearestEven;
-    return plan;
+    return packing;
   }
   static double alpha_of(const OptionValues& options, const PolicyContext& context, int bits) {
     if (options.given("alpha")) return options.real("alpha");

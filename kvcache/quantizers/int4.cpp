@@ -10,11 +10,11 @@ class Int4 final : public PlannedQuantizer {
  public:
   Int4(const OptionValues& options, const PolicyContext& context) {
     const int dim = context.shape->head_dim;
-    PartPlan plan = plan_of(ScaleAxis::kToken, 4, dim, dim, meta_of(options));
-    plan.flush.hold = tail_keep_of(options, context);
-    plan.flush.trigger = plan.flush.hold + 1;
-    keys_ = {plan};
-    values_ = {plan};
+    Packing packing = packing_of(ScaleAxis::kToken, 4, dim, dim, meta_of(options));
+    packing.flush.hold = tail_keep_of(options, context);
+    packing.flush.trigger = packing.flush.hold + 1;
+    keys_ = {packing};
+    values_ = {packing};
   }
 };
 

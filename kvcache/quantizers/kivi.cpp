@@ -21,9 +21,9 @@ class Kivi final : public PlannedQuantizer {
     const auto bits = [&](const char* part) {
       return options.text(part) == "auto" ? options.integer("bits") : options.integer(part);
     };
-    keys_ = {plan_of(ScaleAxis::kChannel, bits("key_bits"), group, dim, meta_of(options))};
+    keys_ = {packing_of(ScaleAxis::kChannel, bits("key_bits"), group, dim, meta_of(options))};
     keys_[0].flush = kivi_key_flush(residual, tail_keep);
-    values_ = {plan_of(ScaleAxis::kToken, bits("value_bits"), group, dim, meta_of(options))};
+    values_ = {packing_of(ScaleAxis::kToken, bits("value_bits"), group, dim, meta_of(options))};
     values_[0].flush = kivi_value_flush(residual, tail_keep);
   }
 };

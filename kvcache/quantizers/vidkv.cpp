@@ -96,17 +96,17 @@ class VidKv final : public PlannedQuantizer {
     const int tail_keep = tail_keep_of(options, context);
     const FlushRule flush{
         .prompt_unit = group, .hold = tail_keep, .trigger = residual + tail_keep, .rows = residual};
-    keys_ = {key_plan(options, group)};
-    values_ = {value_plan(options, group)};
+    keys_ = {key_packing(options, group)};
+    values_ = {value_packing(options, group)};
     keys_[0].flush = values_[0].flush = flush;
     keys_[0].nominal_bits = options.real("key_bits");
     if (values_[0].format.section[0].code != CodeFormat::kBits2 && protect_ > 0) {
-      protected_ = {plan_of(ScaleAxis::kChannel, 2, group, dim_, meta_of(options))};
+      protected_ = {packing_of(ScaleAxis::kChannel, 2, group, dim_, meta_of(options))};
       values_[0].nominal_bits += (2 - values_[0].nominal_bits) * protect_;
     }
   }
 
-  const PartPlan* protected_values() const noexcept override {
+  const Packing* protected_values() const noexcept override {
     return protected_.empty() ? nullptr : protected_.data();
   }
   std::vector<float> protection_scores(ConstTensorView embeddings,
@@ -123,8 +123,8 @@ class VidKv final : public PlannedQuantizer {
     return static_cast<size_t>(dim_ + 7) / 8 * static_cast<size_t>(mask_per_head_ ? kv_heads : 1);
   }
   const KeyBasis* key_basis() const noexcept override { return &basis_; }
-  bool repacks(Part part) const noexcept override {
-    return part == Part::kKeys ? repack_keys_ : repack_values_;
+  bool repacks(KvSide side) const noexcept override {
+    return side == KvSide::kKeys ? repack_keys_ : repack_values_;
   }
 
  private:
@@ -136,8 +136,8 @@ class VidKv final : public PlannedQuantizer {
   void refuse_idle_options(const OptionValues& options) const;
   void order_channels(const ChannelNumbers& hardness, HeadFacts& head) const;
   ChannelNumbers hardness(std::span<const float* const> keys, int rows) const;
-  PartPlan key_plan(const OptionValues& options, int group) const;
-  PartPlan value_plan(const OptionValues& options, int group) const;
+  Packing key_packing(const OptionValues& options, int group) const;
+  Packing value_packing(const OptionValues& options, int group) const;
 
   int dim_;
   int anomalous_;  // channels at 2 bits
@@ -151,7 +151,7 @@ class VidKv final : public PlannedQuantizer {
   bool protects_by_chance_;
   uint64_t seed_;
   KeyBasis basis_;
-  std::vector<PartPlan> protected_;  // (1,) or none
+  std::vector<Packing> protected_;  // (1,) or none
 };
 
 /// Whether the narrow channels are coded as a spectrum. Algorithm 3 does so where half or three
@@ -178,20 +178,20 @@ void VidKv::refuse_idle_options(const OptionValues& options) const {
               "all channels have the same width");
 }
 
-PartPlan VidKv::key_plan(const OptionValues& options, int group) const {
-  PartPlan plan;
-  plan.format.axis = ScaleAxis::kChannel;
-  plan.format.block_rows = group;
-  plan.format.meta = meta_of(options);
-  plan.format.sections = 0;
+Packing VidKv::key_packing(const OptionValues& options, int group) const {
+  Packing packing;
+  packing.format.axis = ScaleAxis::kChannel;
+  packing.format.block_rows = group;
+  packing.format.meta = meta_of(options);
+  packing.format.sections = 0;
   const auto add = [&](const PackedSection& section, const PackRule& rule) {
-    const auto at = static_cast<size_t>(plan.format.sections++);
-    plan.format.section[at] = section;
-    plan.rules[at] = rule;
+    const auto at = static_cast<size_t>(packing.format.sections++);
+    packing.format.section[at] = section;
+    packing.rules[at] = rule;
   };
   if (anomalous_ > 0) add({.code = CodeFormat::kBits2, .channels = anomalous_}, {});
   const int normal = dim_ - anomalous_;
-  if (normal == 0) return plan;
+  if (normal == 0) return packing;
   PackedSection section{.code = CodeFormat::kBits1, .channels = normal};
   PackRule rule;
   const std::string_view onebit = options.text("onebit");
@@ -210,29 +210,29 @@ PartPlan VidKv::key_plan(const OptionValues& options, int group) const {
     }
   }
   add(section, rule);
-  return plan;
+  return packing;
 }
 
-PartPlan VidKv::value_plan(const OptionValues& options, int group) const {
+Packing VidKv::value_packing(const OptionValues& options, int group) const {
   const std::string_view bits = options.text("value_bits");
   const ScaleAxis axis =
       options.text("value_axis") == "token" ? ScaleAxis::kToken : ScaleAxis::kChannel;
-  PartPlan plan = plan_of(axis, bits == "1" ? 1 : 2, group, dim_, meta_of(options));
-  if (bits != "1.58") return plan;
-  plan.format.section[0] = {
+  Packing packing = packing_of(axis, bits == "1" ? 1 : 2, group, dim_, meta_of(options));
+  if (bits != "1.58") return packing;
+  packing.format.section[0] = {
       .code = options.text("trits") == "trit2b" ? CodeFormat::kTrit2b : CodeFormat::kTrit5,
       .channels = dim_,
       .zero_stored = false,
       .slope = 1,
       .offset = -1};
-  plan.rules[0].rule = CodeRule::kTernary;
-  plan.rules[0].gamma = static_cast<float>(options.real("gamma"));
+  packing.rules[0].rule = CodeRule::kTernary;
+  packing.rules[0].gamma = static_cast<float>(options.real("gamma"));
   const std::string_view scale = options.text("scale");
-  plan.rules[0].ternary_scale = scale == "mean"  ? TernaryScale::kMean
-                                : scale == "twn" ? TernaryScale::kNonZero
-                                                 : TernaryScale::kUnit;
-  plan.nominal_bits = 1.58;
-  return plan;
+  packing.rules[0].ternary_scale = scale == "mean"  ? TernaryScale::kMean
+                                   : scale == "twn" ? TernaryScale::kNonZero
+                                                    : TernaryScale::kUnit;
+  packing.nominal_bits = 1.58;
+  return packing;
 }
 
 /// The hardest channels come first, both kinds in ascending order. No allocation: a flush that

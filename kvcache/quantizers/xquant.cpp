@@ -55,8 +55,8 @@ class XQuant final : public PlannedQuantizer {
     const int group = options.integer("group");
     const int residual = options.integer("residual");
     const int tail_keep = tail_keep_of(options, context);
-    const auto plan = [&](ScaleAxis axis, int bits, bool shared) {
-      PartPlan made = plan_of(axis, bits, group, shape.head_dim, meta_of(options));
+    const auto packing = [&](ScaleAxis axis, int bits, bool shared) {
+      Packing made = packing_of(axis, bits, group, shape.head_dim, meta_of(options));
       made.rules[0].eta = static_cast<float>(bits == 1 ? eta1 : eta2);
       made.rules[0].eta_of_step = options.text("calib") == "alg2";
       made.flush = axis == ScaleAxis::kChannel ? kivi_key_flush(residual, tail_keep)
@@ -68,8 +68,8 @@ class XQuant final : public PlannedQuantizer {
     for (int layer = 0; layer < shape.layers; ++layer) {
       const bool shares_keys = shares(layer, km);
       const bool shares_values = shares(layer, vm);
-      keys_.push_back(plan(ScaleAxis::kChannel, layer < kq ? 2 : 1, shares_keys));
-      values_.push_back(plan(ScaleAxis::kToken, layer < vq ? 2 : 1, shares_values));
+      keys_.push_back(packing(ScaleAxis::kChannel, layer < kq ? 2 : 1, shares_keys));
+      values_.push_back(packing(ScaleAxis::kToken, layer < vq ? 2 : 1, shares_values));
       share_.key_owner.push_back(shares_keys ? first_of(layer) : layer);
       share_.value_owner.push_back(shares_values ? first_of(layer) : layer);
       share_.key_writer.push_back(writer(layer, km, shape.layers));

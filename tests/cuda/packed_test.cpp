@@ -82,29 +82,29 @@ TEST_F(PackedCuda, CodesAndMetadataEqualTheCpus) {
   for (const char* spec : kSpecs) {
     for (const int dim : {20, 64, 80, 128}) {
       const auto made = quantizer(spec, shape_of(4, 1, dim));
-      for (const Part part : {Part::kKeys, Part::kValues}) {
-        const PartPlan& plan = made->plan(part, 0);
+      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+        const Packing& packing = made->packing(side, 0);
         for (const auto& [rows, dtype] :
              {std::pair(1, DType::kF32), std::pair(7, DType::kF16), std::pair(32, DType::kBF16),
               std::pair(333, DType::kF32), std::pair(333, DType::kF16)}) {
-          const Tensor x = normal_tensor(dtype, {rows, plan.format.channels()}, 31, 2.0f);
+          const Tensor x = normal_tensor(dtype, {rows, packing.format.channels()}, 31, 2.0f);
           const Tensor gpu_x = on_gpu(x);
-          Packed cpu = room(plan.format, rows, {});
-          Packed gpu = room(plan.format, rows, kGpu);
+          Packed cpu = room(packing.format, rows, {});
+          Packed gpu = room(packing.format, rows, kGpu);
           const PackJob cpu_job = job(cpu, x, rows);
           const PackJob gpu_job = job(gpu, gpu_x, rows);
-          pack(plan.format, plan.rules, {&cpu_job, 1}, cpu_, dtype);
-          pack(plan.format, plan.rules, {&gpu_job, 1}, *gpu_, dtype);
-          const size_t code_bytes = static_cast<size_t>(rows) * plan.format.row_bytes();
-          const std::string name = fmt::format("{} {} dim {}, {} rows", spec,
-                                               part == Part::kKeys ? "keys" : "values", dim, rows);
+          pack(packing.format, packing.rules, {&cpu_job, 1}, cpu_, dtype);
+          pack(packing.format, packing.rules, {&gpu_job, 1}, *gpu_, dtype);
+          const size_t code_bytes = static_cast<size_t>(rows) * packing.format.row_bytes();
+          const std::string name = fmt::format(
+              "{} {} dim {}, {} rows", spec, side == KvSide::kKeys ? "keys" : "values", dim, rows);
           EXPECT_EQ(differences(gpu.codes, cpu.codes, code_bytes), 0) << name;
           EXPECT_EQ(differences(gpu.scales, cpu.scales,
-                                plan.format.scales(rows) * dtype_bytes(plan.format.meta)),
+                                packing.format.scales(rows) * dtype_bytes(packing.format.meta)),
                     0)
               << name;
           EXPECT_EQ(differences(gpu.zeros, cpu.zeros,
-                                plan.format.zeros(rows) * dtype_bytes(plan.format.meta)),
+                                packing.format.zeros(rows) * dtype_bytes(packing.format.meta)),
                     0)
               << name;
           // And back.
@@ -112,8 +112,8 @@ TEST_F(PackedCuda, CodesAndMetadataEqualTheCpus) {
           Tensor gpu_out(DType::kF32, x.shape(), kGpu);
           const PackedBlock cpu_block = cpu.block(rows, nullptr, rows);
           const PackedBlock gpu_block = gpu.block(rows, nullptr, rows);
-          unpack_blocks(plan.format, {&cpu_block, 1}, out.as<float>(), cpu_);
-          unpack_blocks(plan.format, {&gpu_block, 1}, gpu_out.as<float>(), *gpu_);
+          unpack_blocks(packing.format, {&cpu_block, 1}, out.as<float>(), cpu_);
+          unpack_blocks(packing.format, {&gpu_block, 1}, gpu_out.as<float>(), *gpu_);
           EXPECT_LE(error(gpu_out, out), 1e-6) << name;
         }
       }
@@ -123,20 +123,20 @@ TEST_F(PackedCuda, CodesAndMetadataEqualTheCpus) {
 
 TEST_F(PackedCuda, NumbersThatAreNone) {
   const auto made = quantizer("kivi", shape_of(1, 1, 32));
-  const PartPlan& plan = made->plan(Part::kKeys, 0);
+  const Packing& packing = made->packing(KvSide::kKeys, 0);
   std::vector<float> values = normal_values(32 * 32, 5);
   for (size_t i = 0; i < 32; ++i) values[i * 32] = std::nanf("");  // a channel of nothing else
   values[7] = std::nanf("");
   for (size_t i = 0; i < 32; ++i) values[i * 32 + 3] = 2.5f;  // an empty range
   const Tensor x = testing::make_tensor(DType::kF32, {32, 32}, values);
   const Tensor gpu_x = on_gpu(x);
-  Packed cpu = room(plan.format, 32, {});
-  Packed gpu = room(plan.format, 32, kGpu);
+  Packed cpu = room(packing.format, 32, {});
+  Packed gpu = room(packing.format, 32, kGpu);
   const PackJob cpu_job = job(cpu, x, 32);
   const PackJob gpu_job = job(gpu, gpu_x, 32);
-  pack(plan.format, plan.rules, {&cpu_job, 1}, cpu_);
-  pack(plan.format, plan.rules, {&gpu_job, 1}, *gpu_);
-  EXPECT_EQ(differences(gpu.codes, cpu.codes, 32 * plan.format.row_bytes()), 0);
+  pack(packing.format, packing.rules, {&cpu_job, 1}, cpu_);
+  pack(packing.format, packing.rules, {&gpu_job, 1}, *gpu_);
+  EXPECT_EQ(differences(gpu.codes, cpu.codes, 32 * packing.format.row_bytes()), 0);
   EXPECT_EQ(differences(gpu.scales, cpu.scales, 64), 0);
 }
 
@@ -147,8 +147,8 @@ TEST_F(PackedCuda, LongAndShortJobsTogether) {
         "head_quantile,bits=5,group_axes=channel", "head_quantile,bits=3,group_axes=token", "vidkv",
         "vidkv,scale=twn,trits=trit2b"}) {
     const auto made = quantizer(spec, shape_of(4, 1, 80));
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      const PartPlan& plan = made->plan(part, 0);
+    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      const Packing& packing = made->packing(side, 0);
       std::vector<Tensor> keep;
       std::vector<Packed> cpu, gpu;
       std::vector<PackJob> cpu_jobs, gpu_jobs;
@@ -160,27 +160,27 @@ TEST_F(PackedCuda, LongAndShortJobsTogether) {
           for (int i = 0; i < 40; ++i) at[i] = std::round(at[i] * 4) / 4;
           at[row % 7] = std::nanf("");
         }
-        cpu.push_back(room(plan.format, rows, {}));
-        gpu.push_back(room(plan.format, rows, kGpu));
+        cpu.push_back(room(packing.format, rows, {}));
+        gpu.push_back(room(packing.format, rows, kGpu));
         keep.push_back(on_gpu(x));
         gpu_jobs.push_back(job(gpu.back(), keep.back(), rows));
         keep.push_back(std::move(x));
         cpu_jobs.push_back(job(cpu.back(), keep.back(), rows));
       }
-      pack(plan.format, plan.rules, cpu_jobs, cpu_);
-      pack(plan.format, plan.rules, gpu_jobs, *gpu_);
+      pack(packing.format, packing.rules, cpu_jobs, cpu_);
+      pack(packing.format, packing.rules, gpu_jobs, *gpu_);
       for (size_t i = 0; i < lengths.size(); ++i) {
         const int rows = lengths[i];
-        const size_t meta = dtype_bytes(plan.format.meta);
+        const size_t meta = dtype_bytes(packing.format.meta);
         const std::string name =
-            fmt::format("{} {}, {} rows", spec, part == Part::kKeys ? "keys" : "values", rows);
+            fmt::format("{} {}, {} rows", spec, side == KvSide::kKeys ? "keys" : "values", rows);
         EXPECT_EQ(differences(gpu[i].codes, cpu[i].codes,
-                              static_cast<size_t>(rows) * plan.format.row_bytes()),
+                              static_cast<size_t>(rows) * packing.format.row_bytes()),
                   0)
             << name;
-        EXPECT_EQ(differences(gpu[i].scales, cpu[i].scales, plan.format.scales(rows) * meta), 0)
+        EXPECT_EQ(differences(gpu[i].scales, cpu[i].scales, packing.format.scales(rows) * meta), 0)
             << name;
-        EXPECT_EQ(differences(gpu[i].zeros, cpu[i].zeros, plan.format.zeros(rows) * meta), 0)
+        EXPECT_EQ(differences(gpu[i].zeros, cpu[i].zeros, packing.format.zeros(rows) * meta), 0)
             << name;
       }
     }
@@ -215,19 +215,19 @@ class PackedLanes : public PackedCuda {
     std::vector<PackedBlock> blocks[2];
     std::vector<SlotRun> runs[2];
     int slots = 0;
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      const PartPlan& plan = made->plan(part, 0);
-      const auto side = static_cast<size_t>(part);
+    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      const Packing& packing = made->packing(side, 0);
+      const auto which = static_cast<size_t>(side);
       int held = 0;
       for (size_t b = 0; b < lengths.size(); ++b) {
         const int rows = lengths[b];
-        const Tensor x = normal_tensor(DType::kF32, {rows, plan.format.channels()},
-                                       static_cast<uint32_t>(40 + 10 * b + side));
+        const Tensor x = normal_tensor(DType::kF32, {rows, packing.format.channels()},
+                                       static_cast<uint32_t>(40 + 10 * b + which));
         keep.push_back(Tensor(DType::kF32, x.shape(), device));
         copy(keep.back(), x, stream);
-        packed.push_back(room(plan.format, rows, device));
+        packed.push_back(room(packing.format, rows, device));
         const PackJob one = job(packed.back(), keep.back(), rows);
-        pack(plan.format, plan.rules, {&one, 1}, stream);
+        pack(packing.format, packing.rules, {&one, 1}, stream);
         const bool dies = s.dead_rows && b % 2 == 1;
         int alive = rows;
         if (dies) {
@@ -236,21 +236,21 @@ class PackedLanes : public PackedCuda {
             alive += static_cast<int>(live[static_cast<size_t>(i) / 64] >> (i % 64) & 1);
           }
         }
-        blocks[side].push_back(packed.back().block(rows, dies ? live.data() : nullptr, alive));
+        blocks[which].push_back(packed.back().block(rows, dies ? live.data() : nullptr, alive));
         held += alive;
       }
       SlotRun run_of_blocks;
       run_of_blocks.slots = held;
-      run_of_blocks.format = &plan.format;
-      run_of_blocks.blocks = blocks[side];
+      run_of_blocks.format = &packing.format;
+      run_of_blocks.blocks = blocks[which];
       const Tensor rows =
-          normal_tensor(DType::kF16, {kFull, s.head_dim}, static_cast<uint32_t>(90 + side));
+          normal_tensor(DType::kF16, {kFull, s.head_dim}, static_cast<uint32_t>(90 + which));
       keep.push_back(Tensor(DType::kF16, rows.shape(), device));
       copy(keep.back(), rows, stream);
       SlotRun run_of_rows;
       run_of_rows.slots = kFull;
       run_of_rows.rows = keep.back().view().data();
-      runs[side] = {run_of_blocks, run_of_rows};
+      runs[which] = {run_of_blocks, run_of_rows};
       slots = held + kFull;
     }
     const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);

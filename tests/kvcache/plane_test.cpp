@@ -10,10 +10,10 @@ namespace {
 /// A plane of rows that are packed one by one, behind a ring of `places` rows.
 struct OneByOne {
   explicit OneByOne(int places, const Plane* owner = nullptr) {
-    plan.format.axis = ScaleAxis::kToken;
-    plan.format.group_size = 8;
-    plan.format.section[0] = {.code = CodeFormat::kBits4, .channels = 8};
-    layout.plan = &plan;
+    packing.format.axis = ScaleAxis::kToken;
+    packing.format.group_size = 8;
+    packing.format.section[0] = {.code = CodeFormat::kBits4, .channels = 8};
+    layout.packing = &packing;
     layout.head_dim = 8;
     layout.shared = owner != nullptr;
     layout.writes = owner == nullptr;
@@ -33,7 +33,7 @@ struct OneByOne {
   }
   std::ptrdiff_t offset(const std::byte* p) const { return p - memory.data(); }
 
-  PartPlan plan;
+  Packing packing;
   Plane::Layout layout;
   std::vector<std::byte> memory;
   Plane plane;
@@ -129,12 +129,12 @@ TEST(PlaneTest, SaysWhereTheRowsItGainsLie) {
 
 /// Kernels that are told so look at the first and the last block only (SlotRun).
 TEST(PlaneTest, SaysThatBlocksLieEvenlyUnlessOneIsLongerThanTheFirst) {
-  PartPlan plan;
-  plan.format.axis = ScaleAxis::kChannel;
-  plan.format.block_rows = 8;
-  plan.format.section[0] = {.code = CodeFormat::kBits2, .channels = 16};
+  Packing packing;
+  packing.format.axis = ScaleAxis::kChannel;
+  packing.format.block_rows = 8;
+  packing.format.section[0] = {.code = CodeFormat::kBits2, .channels = 16};
   Plane::Layout layout;
-  layout.plan = &plan;
+  layout.packing = &packing;
   layout.head_dim = 16;
   const PlaneCapacity capacity = Plane::capacity(layout, 1, 64, 1, 0);
   std::vector<std::byte> memory(capacity.bytes());

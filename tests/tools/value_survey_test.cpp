@@ -42,17 +42,17 @@ TEST(ValueSurvey, CodesOfNeighbouringLayersAreCompared) {
   survey.add_layer(0, {&first, 1});
   survey.add_layer(1, {&second, 1});
   using enum ValueSurvey::Rows;
-  EXPECT_THAT(survey.distances(0, Part::kKeys, kVisualRows), ElementsAre(2, 1, 0, 1));
-  EXPECT_THAT(survey.distances(0, Part::kKeys, kTextRows), ElementsAre(1, 0, 0, 1));
-  EXPECT_THAT(survey.distances(0, Part::kValues, kVisualRows), ElementsAre(2, 0, 0, 2));
-  EXPECT_THAT(survey.distances(0, Part::kValues, kTextRows), ElementsAre(1, 0, 0, 1));
-  EXPECT_THAT(survey.distances(1, Part::kKeys, kTextRows), ElementsAre(0, 0, 0, 0));
-  EXPECT_THAT(survey.codes(0, Part::kKeys, kVisualRows), ElementsAre(2, 1, 1, 0));
-  EXPECT_THAT(survey.codes(1, Part::kValues, kTextRows), ElementsAre(1, 0, 0, 1));
-  EXPECT_EQ(survey.counts(0, Part::kKeys, kVisualRows, 0).count, 4);
-  EXPECT_EQ(survey.counts(0, Part::kKeys, kVisualRows, 0).high, 3);
-  EXPECT_EQ(survey.counts(1, Part::kValues, kTextRows, 0).low, 1);
-  EXPECT_EQ(survey.counts(1, Part::kValues, kTextRows, 0).high, 2);
+  EXPECT_THAT(survey.distances(0, KvSide::kKeys, kVisualRows), ElementsAre(2, 1, 0, 1));
+  EXPECT_THAT(survey.distances(0, KvSide::kKeys, kTextRows), ElementsAre(1, 0, 0, 1));
+  EXPECT_THAT(survey.distances(0, KvSide::kValues, kVisualRows), ElementsAre(2, 0, 0, 2));
+  EXPECT_THAT(survey.distances(0, KvSide::kValues, kTextRows), ElementsAre(1, 0, 0, 1));
+  EXPECT_THAT(survey.distances(1, KvSide::kKeys, kTextRows), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(survey.codes(0, KvSide::kKeys, kVisualRows), ElementsAre(2, 1, 1, 0));
+  EXPECT_THAT(survey.codes(1, KvSide::kValues, kTextRows), ElementsAre(1, 0, 0, 1));
+  EXPECT_EQ(survey.counts(0, KvSide::kKeys, kVisualRows, 0).count, 4);
+  EXPECT_EQ(survey.counts(0, KvSide::kKeys, kVisualRows, 0).high, 3);
+  EXPECT_EQ(survey.counts(1, KvSide::kValues, kTextRows, 0).low, 1);
+  EXPECT_EQ(survey.counts(1, KvSide::kValues, kTextRows, 0).high, 2);
 }
 
 /// KIVI's groups: 33 rows of keys are a block of 32 and one of a row, whose range is empty.
@@ -66,7 +66,8 @@ TEST(ValueSurvey, KeysHaveBlocksOf32Rows) {
   survey.add_layer(0, {&rising, 1});
   survey.add_layer(1, {&flat, 1});
   // 0 to 31 in steps of 31 / 3: code 0 up to 5, 1 up to 15, 2 up to 25; row 32 is code 0.
-  EXPECT_THAT(survey.distances(0, Part::kKeys, ValueSurvey::kTextRows), ElementsAre(7, 10, 10, 6));
+  EXPECT_THAT(survey.distances(0, KvSide::kKeys, ValueSurvey::kTextRows),
+              ElementsAre(7, 10, 10, 6));
 }
 
 TEST(ValueSurvey, NeedsAShape) { EXPECT_THROW(ValueSurvey(0, 1, 8), Error); }

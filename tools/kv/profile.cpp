@@ -211,7 +211,7 @@ void fit_alpha(Profiler& profiler, const CacheShape& shape, int bits, PolicyProf
     const std::string spec = fmt::format("head_quantile,bits={}", bits);
     const auto plan = plan_cache(parse_spec(spec), shape);
     const Quantizer& quantizer = *plan->packers.front().quantizer;
-    const auto standard = static_cast<double>(quantizer.plan(Part::kKeys, 0).rules[0].alpha);
+    const auto standard = static_cast<double>(quantizer.packing(KvSide::kKeys, 0).rules[0].alpha);
     alphas.clear();
     for (const double factor : kAlphaFactors) alphas.push_back(factor * standard);
   }

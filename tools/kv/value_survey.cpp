@@ -34,8 +34,8 @@ ValueSurvey::ValueSurvey(int layers, int kv_heads, int head_dim)
   shape.q_heads = shape.kv_heads = 1;
   shape.head_dim = head_dim;
   const auto plan = plan_cache(parse_spec("kivi,bits=2"), shape);
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    plans_[static_cast<size_t>(part)] = plan->packers[0].quantizer->plan(part, 0);
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    plans_[static_cast<size_t>(side)] = plan->packers[0].quantizer->packing(side, 0);
   }
   const size_t sets = static_cast<size_t>(layers) * 2 * kBoth;
   counts_.resize(sets * static_cast<size_t>(kv_heads));
@@ -43,90 +43,90 @@ ValueSurvey::ValueSurvey(int layers, int kv_heads, int head_dim)
   codes_.resize(sets);
 }
 
-size_t ValueSurvey::index(int layer, Part part, Rows rows) const noexcept {
-  return (static_cast<size_t>(layer) * 2 + static_cast<size_t>(part)) * kBoth + rows;
+size_t ValueSurvey::index(int layer, KvSide side, Rows rows) const noexcept {
+  return (static_cast<size_t>(layer) * 2 + static_cast<size_t>(side)) * kBoth + rows;
 }
 
-const ValueCounts& ValueSurvey::counts(int layer, Part part, Rows rows, int head) const {
-  return counts_[index(layer, part, rows) * static_cast<size_t>(kv_heads_) +
+const ValueCounts& ValueSurvey::counts(int layer, KvSide side, Rows rows, int head) const {
+  return counts_[index(layer, side, rows) * static_cast<size_t>(kv_heads_) +
                  static_cast<size_t>(head)];
 }
 
-const ValueSurvey::Distances& ValueSurvey::distances(int layer, Part part, Rows rows) const {
-  return distances_[index(layer, part, rows)];
+const ValueSurvey::Distances& ValueSurvey::distances(int layer, KvSide side, Rows rows) const {
+  return distances_[index(layer, side, rows)];
 }
 
-const ValueSurvey::Distances& ValueSurvey::codes(int layer, Part part, Rows rows) const {
-  return codes_[index(layer, part, rows)];
+const ValueSurvey::Distances& ValueSurvey::codes(int layer, KvSide side, Rows rows) const {
+  return codes_[index(layer, side, rows)];
 }
 
 void ValueSurvey::add_layer(int layer, std::span<const HeadRows> heads) {
   const auto dim = static_cast<size_t>(head_dim_);
-  for (const Part part : {Part::kKeys, Part::kValues}) {
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
     std::vector<Codes> codes;
     for (size_t head = 0; head < heads.size(); ++head) {
-      const std::vector<float>& x = part == Part::kKeys ? heads[head].keys : heads[head].values;
+      const std::vector<float>& x = side == KvSide::kKeys ? heads[head].keys : heads[head].values;
       for (size_t i = 0; i < x.size(); ++i) {
         const Rows rows = heads[head].tags[i / dim] == kTextRow ? kTextRows : kVisualRows;
-        counts_[index(layer, part, rows) * static_cast<size_t>(kv_heads_) + head].add(x[i]);
+        counts_[index(layer, side, rows) * static_cast<size_t>(kv_heads_) + head].add(x[i]);
       }
-      codes.push_back(codes_of(part, x));
+      codes.push_back(codes_of(side, x));
     }
-    count(layer, part, codes, heads[0]);
-    if (layer > 0) compare(layer - 1, part, codes, heads[0]);
-    last_[static_cast<size_t>(part)] = std::move(codes);
+    count(layer, side, codes, heads[0]);
+    if (layer > 0) compare(layer - 1, side, codes, heads[0]);
+    last_[static_cast<size_t>(side)] = std::move(codes);
   }
 }
 
 /// The codes of all rows, packed as KIVI packs a window: keys 32 rows at a time.
-ValueSurvey::Codes ValueSurvey::codes_of(Part part, std::span<const float> x) const {
-  const PartPlan& plan = plans_[static_cast<size_t>(part)];
+ValueSurvey::Codes ValueSurvey::codes_of(KvSide side, std::span<const float> x) const {
+  const Packing& packing = plans_[static_cast<size_t>(side)];
   const auto dim = static_cast<size_t>(head_dim_);
   const size_t rows = x.size() / dim;
-  const size_t block = plan.format.axis == ScaleAxis::kToken
+  const size_t block = packing.format.axis == ScaleAxis::kToken
                            ? std::max<size_t>(rows, 1)
-                           : static_cast<size_t>(plan.format.block_rows);
+                           : static_cast<size_t>(packing.format.block_rows);
   ThreadPool pool(1);
   Stream stream(pool);
   Codes codes;
   for (size_t first = 0; first < rows; first += block) {
     const auto count = static_cast<int>(std::min(block, rows - first));
-    std::vector<std::byte> packed(static_cast<size_t>(count) * plan.format.row_bytes());
-    std::vector<std::byte> scales(plan.format.meta_bytes(count));
+    std::vector<std::byte> packed(static_cast<size_t>(count) * packing.format.row_bytes());
+    std::vector<std::byte> scales(packing.format.meta_bytes(count));
     std::vector<std::byte> zeros(scales.size());
     const PackJob job{x.data() + first * dim, count, packed.data(), scales.data(), zeros.data()};
-    pack(plan.format, plan.rules, {&job, 1}, stream);
+    pack(packing.format, packing.rules, {&job, 1}, stream);
     for (int row = 0; row < count; ++row) {
       const auto* at = reinterpret_cast<const uint8_t*>(packed.data()) +
-                       static_cast<size_t>(row) * plan.format.row_bytes();
+                       static_cast<size_t>(row) * packing.format.row_bytes();
       for (int channel = 0; channel < head_dim_; ++channel) {
-        codes.push_back(static_cast<uint8_t>(code_at(at, plan.format.section[0].code, channel)));
+        codes.push_back(static_cast<uint8_t>(code_at(at, packing.format.section[0].code, channel)));
       }
     }
   }
   return codes;
 }
 
-void ValueSurvey::count(int layer, Part part, const std::vector<Codes>& codes,
+void ValueSurvey::count(int layer, KvSide side, const std::vector<Codes>& codes,
                         const HeadRows& rows) {
   const auto dim = static_cast<size_t>(head_dim_);
   for (const Codes& head : codes) {
     for (size_t i = 0; i < head.size(); ++i) {
       const Rows of = rows.tags[i / dim] == kTextRow ? kTextRows : kVisualRows;
-      ++codes_[index(layer, part, of)][head[i]];
+      ++codes_[index(layer, side, of)][head[i]];
     }
   }
 }
 
-void ValueSurvey::compare(int layer, Part part, const std::vector<Codes>& codes,
+void ValueSurvey::compare(int layer, KvSide side, const std::vector<Codes>& codes,
                           const HeadRows& rows) {
   const auto dim = static_cast<size_t>(head_dim_);
-  const std::vector<Codes>& before = last_[static_cast<size_t>(part)];
+  const std::vector<Codes>& before = last_[static_cast<size_t>(side)];
   for (size_t head = 0; head < codes.size(); ++head) {
     for (size_t i = 0; i < codes[head].size(); ++i) {
       const Rows of = rows.tags[i / dim] == kTextRow ? kTextRows : kVisualRows;
       const int apart = std::abs(int{codes[head][i]} - int{before[head][i]});
-      ++distances_[index(layer, part, of)][static_cast<size_t>(apart)];
+      ++distances_[index(layer, side, of)][static_cast<size_t>(apart)];
     }
   }
 }

@@ -38,29 +38,29 @@ class ValueSurvey {
   /// Adds the rows of a sequence, (kv_heads,) of each layer in turn.
   void add_layer(int layer, std::span<const HeadRows> heads);
 
-  const ValueCounts& counts(int layer, Part part, Rows rows, int head) const;
+  const ValueCounts& counts(int layer, KvSide side, Rows rows, int head) const;
   /// Between codes of `layer` and of the next one: how many are so far apart.
-  const Distances& distances(int layer, Part part, Rows rows) const;
+  const Distances& distances(int layer, KvSide side, Rows rows) const;
   /// How many codes of a layer are 0, 1, 2 and 3.
-  const Distances& codes(int layer, Part part, Rows rows) const;
+  const Distances& codes(int layer, KvSide side, Rows rows) const;
   int layers() const noexcept { return layers_; }
   int kv_heads() const noexcept { return kv_heads_; }
 
  private:
   using Codes = std::vector<uint8_t>;  // (rows, head_dim)
-  size_t index(int layer, Part part, Rows rows) const noexcept;
-  Codes codes_of(Part part, std::span<const float> x) const;
-  void compare(int layer, Part part, const std::vector<Codes>& codes, const HeadRows& rows);
-  void count(int layer, Part part, const std::vector<Codes>& codes, const HeadRows& rows);
+  size_t index(int layer, KvSide side, Rows rows) const noexcept;
+  Codes codes_of(KvSide side, std::span<const float> x) const;
+  void compare(int layer, KvSide side, const std::vector<Codes>& codes, const HeadRows& rows);
+  void count(int layer, KvSide side, const std::vector<Codes>& codes, const HeadRows& rows);
 
   int layers_;
   int kv_heads_;
   int head_dim_;
-  std::array<PartPlan, 2> plans_;           // by Part
+  std::array<Packing, 2> plans_;            // by KvSide
   std::vector<ValueCounts> counts_;         // (layers, parts, modalities, kv_heads)
   std::vector<Distances> distances_;        // (layers, parts, modalities)
   std::vector<Distances> codes_;            // likewise
-  std::array<std::vector<Codes>, 2> last_;  // by Part, (kv_heads,) of the layer before
+  std::array<std::vector<Codes>, 2> last_;  // by KvSide, (kv_heads,) of the layer before
 };
 
 }  // namespace kvlm

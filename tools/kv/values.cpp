@@ -35,8 +35,8 @@ struct ValuesOptions {
   std::string plot;
 };
 
-constexpr std::pair<Part, const char*> kParts[] = {{Part::kKeys, "keys"},
-                                                   {Part::kValues, "values"}};
+constexpr std::pair<KvSide, const char*> kParts[] = {{KvSide::kKeys, "keys"},
+                                                     {KvSide::kValues, "values"}};
 constexpr std::pair<ValueSurvey::Rows, const char*> kRows[] = {{ValueSurvey::kVisualRows, "visual"},
                                                                {ValueSurvey::kTextRows, "text"}};
 
@@ -53,11 +53,11 @@ void add_record(Session& session, const EncodedPrompt& encoded, ValueSurvey& sur
 }
 
 /// The ends of all heads together.
-std::pair<float, float> ends_of(const ValueSurvey& survey, int layer, Part part,
+std::pair<float, float> ends_of(const ValueSurvey& survey, int layer, KvSide side,
                                 ValueSurvey::Rows rows) {
   std::pair<float, float> ends = {0, 0};
   for (int head = 0; head < survey.kv_heads(); ++head) {
-    const ValueCounts& counts = survey.counts(layer, part, rows, head);
+    const ValueCounts& counts = survey.counts(layer, side, rows, head);
     ends.first = head == 0 ? counts.low : std::min(ends.first, counts.low);
     ends.second = head == 0 ? counts.high : std::max(ends.second, counts.high);
   }
@@ -65,16 +65,16 @@ std::pair<float, float> ends_of(const ValueSurvey& survey, int layer, Part part,
 }
 
 /// The share of codes that are equal in this layer and the next; -1 for the last layer.
-double equal_codes(const ValueSurvey& survey, int layer, Part part, ValueSurvey::Rows rows) {
-  const ValueSurvey::Distances& apart = survey.distances(layer, part, rows);
+double equal_codes(const ValueSurvey& survey, int layer, KvSide side, ValueSurvey::Rows rows) {
+  const ValueSurvey::Distances& apart = survey.distances(layer, side, rows);
   const int64_t all = std::accumulate(apart.begin(), apart.end(), int64_t{0});
   return all == 0 ? -1 : static_cast<double>(apart[0]) / static_cast<double>(all);
 }
 
 /// What that share would be if codes of the two layers were drawn apart, as often as they occur.
-double equal_by_chance(const ValueSurvey& survey, int layer, Part part, ValueSurvey::Rows rows) {
-  const ValueSurvey::Distances& here = survey.codes(layer, part, rows);
-  const ValueSurvey::Distances& next = survey.codes(layer + 1, part, rows);
+double equal_by_chance(const ValueSurvey& survey, int layer, KvSide side, ValueSurvey::Rows rows) {
+  const ValueSurvey::Distances& here = survey.codes(layer, side, rows);
+  const ValueSurvey::Distances& next = survey.codes(layer + 1, side, rows);
   const auto all = static_cast<double>(std::accumulate(here.begin(), here.end(), int64_t{0}));
   double share = 0;
   for (size_t code = 0; code < here.size(); ++code) {
@@ -83,20 +83,20 @@ double equal_by_chance(const ValueSurvey& survey, int layer, Part part, ValueSur
   return share;
 }
 
-nlohmann::ordered_json json_of(const ValueSurvey& survey, int layer, Part part,
+nlohmann::ordered_json json_of(const ValueSurvey& survey, int layer, KvSide side,
                                ValueSurvey::Rows rows) {
-  const auto [low, high] = ends_of(survey, layer, part, rows);
+  const auto [low, high] = ends_of(survey, layer, side, rows);
   nlohmann::ordered_json json{{"low", low}, {"high", high}};
   for (int head = 0; head < survey.kv_heads(); ++head) {
-    const ValueCounts& counts = survey.counts(layer, part, rows, head);
+    const ValueCounts& counts = survey.counts(layer, side, rows, head);
     json["heads"].push_back({{"low", counts.low},
                              {"high", counts.high},
                              {"count", counts.count},
                              {"histogram", counts.bins}});
   }
-  json["codes"] = survey.codes(layer, part, rows);
+  json["codes"] = survey.codes(layer, side, rows);
   if (layer + 1 < survey.layers()) {
-    json["code_distances"] = survey.distances(layer, part, rows);
+    json["code_distances"] = survey.distances(layer, side, rows);
   }
   return json;
 }
@@ -104,7 +104,7 @@ nlohmann::ordered_json json_of(const ValueSurvey& survey, int layer, Part part,
 std::string json_lines(const ValueSurvey& survey, const std::string& model, int records) {
   std::string lines;
   for (int layer = 0; layer < survey.layers(); ++layer) {
-    for (const auto& [part, part_name] : kParts) {
+    for (const auto& [side, part_name] : kParts) {
       for (const auto& [rows, rows_name] : kRows) {
         nlohmann::ordered_json json{{"model", model},
                                     {"records", records},
@@ -112,7 +112,7 @@ std::string json_lines(const ValueSurvey& survey, const std::string& model, int 
                                     {"part", part_name},
                                     {"rows", rows_name}};
         json["bins"] = {{"low", ValueCounts::kLow}, {"width", ValueCounts::kWidth}};
-        json.update(json_of(survey, layer, part, rows));
+        json.update(json_of(survey, layer, side, rows));
         lines += json.dump() + '\n';
       }
     }
@@ -129,22 +129,22 @@ void print_table(const ValueSurvey& survey, const std::string& model, int record
   fmt::print("{:<6} {:<7} {:<7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "layer", "part", "rows",
              "low", "high", "widest", "narrowest", "equal", "chance");
   for (int layer = 0; layer < survey.layers(); ++layer) {
-    for (const auto& [part, part_name] : kParts) {
+    for (const auto& [side, part_name] : kParts) {
       for (const auto& [rows, rows_name] : kRows) {
         std::vector<float> ranges;
         for (int head = 0; head < survey.kv_heads(); ++head) {
-          const ValueCounts& counts = survey.counts(layer, part, rows, head);
+          const ValueCounts& counts = survey.counts(layer, side, rows, head);
           ranges.push_back(counts.high - counts.low);
         }
-        const auto [low, high] = ends_of(survey, layer, part, rows);
-        const double equal = equal_codes(survey, layer, part, rows);
+        const auto [low, high] = ends_of(survey, layer, side, rows);
+        const double equal = equal_codes(survey, layer, side, rows);
         const auto shown = [&](double share) {
           return equal < 0 ? std::string("-") : fmt::format("{:.1f} %", 100 * share);
         };
         fmt::print("{:<6} {:<7} {:<7} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.3f} {:>8} {:>8}\n", layer,
                    part_name, rows_name, low, high, *std::max_element(ranges.begin(), ranges.end()),
                    *std::min_element(ranges.begin(), ranges.end()), shown(equal),
-                   shown(equal < 0 ? 0 : equal_by_chance(survey, layer, part, rows)));
+                   shown(equal < 0 ? 0 : equal_by_chance(survey, layer, side, rows)));
       }
     }
   }

@@ -21,15 +21,15 @@ int kernel_of(const std::string& spec, int head_dim, size_t misplaced = 0,
   const auto made = test::quantizer(spec, test::shape_of(4, 1, head_dim));
   std::array<PackedBlock, 2> blocks;
   std::array<std::array<SlotRun, 2>, 2> runs;
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    const auto side = static_cast<size_t>(part);
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    const auto which = static_cast<size_t>(side);
     const std::byte* at = kMemory.data();
-    blocks[side] = {at, at + misplaced, at, 32, 32, nullptr};
-    runs[side][0].slots = 32;
-    runs[side][0].format = &made->plan(part, 0).format;
-    runs[side][0].blocks = {&blocks[side], 1};
-    runs[side][1].slots = 5;
-    runs[side][1].rows = at;
+    blocks[which] = {at, at + misplaced, at, 32, 32, nullptr};
+    runs[which][0].slots = 32;
+    runs[which][0].format = &made->packing(side, 0).format;
+    runs[which][0].blocks = {&blocks[which], 1};
+    runs[which][1].slots = 5;
+    runs[which][1].rows = at;
   }
   PackedLane lane;
   lane.keys = runs[0];

@@ -87,8 +87,8 @@ TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) {
       for (size_t h = 0; h < found.heads.size(); ++h) {
         const std::string where = "step " + std::to_string(step) + ", layer " +
                                   std::to_string(layer) + ", head " + std::to_string(h);
-        for (const Part part : {Part::kKeys, Part::kValues}) {
-          expect_same(found.heads[h].plane(kRest, part), expected.heads[h].plane(kRest, part),
+        for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+          expect_same(found.heads[h].plane(kRest, side), expected.heads[h].plane(kRest, side),
                       where);
         }
         ASSERT_EQ(found.heads[h].tags, expected.heads[h].tags) << where;
@@ -156,11 +156,11 @@ TEST(GainedCountsTest, LeaveAWindowThatIsPackedAnewToTheHost) {
   const CacheShape shape = shape_of(2, 1, 2, 16);
   const auto plan = test::plan_of("vidkv,group=8,residual=16", shape);
   const CacheTraits traits(plan, Device{});
-  EXPECT_TRUE(traits.host_flushes(0, Part::kKeys));
-  EXPECT_TRUE(traits.host_flushes(0, Part::kValues));
+  EXPECT_TRUE(traits.host_flushes(0, KvSide::kKeys));
+  EXPECT_TRUE(traits.host_flushes(0, KvSide::kValues));
   const CacheTraits kivi(test::plan_of("kivi,group=8,residual=16", shape), Device{});
-  EXPECT_FALSE(kivi.host_flushes(0, Part::kKeys));
-  EXPECT_FALSE(kivi.host_flushes(0, Part::kValues));
+  EXPECT_FALSE(kivi.host_flushes(0, KvSide::kKeys));
+  EXPECT_FALSE(kivi.host_flushes(0, KvSide::kValues));
 }
 
 }  // namespace

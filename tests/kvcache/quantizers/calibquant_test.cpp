@@ -16,9 +16,9 @@ using testing::FloatNear;
 const CacheShape kShape = shape_of(2, 2, 64);
 
 /// What becomes of 1 and 3, the ends of a channel, as keys or as values.
-std::vector<float> levels(const std::string& spec, Part part) {
+std::vector<float> levels(const std::string& spec, KvSide side) {
   const auto made = quantizer(spec, shape_of(1, 1, 1));
-  const PackedFormat& format = made->plan(part, 0).format;
+  const PackedFormat& format = made->packing(side, 0).format;
   const std::vector<float> x{1, 3, 2.2f};
   std::vector<float> y(3);
   std::byte codes[3];
@@ -27,7 +27,7 @@ std::vector<float> levels(const std::string& spec, Part part) {
   ThreadPool pool(1);
   Stream stream(pool);
   const PackJob job{x.data(), 3, codes, scale, zero};
-  pack(format, made->plan(part, 0).rules, {&job, 1}, stream);
+  pack(format, made->packing(side, 0).rules, {&job, 1}, stream);
   const PackedBlock block{codes, scale, zero, 3, 3, nullptr};
   unpack_blocks(format, {&block, 1}, y.data(), stream);
   EXPECT_EQ(y[2], y[1]) << "2.2 is nearer to 3";
@@ -40,15 +40,15 @@ TEST(CalibQuant, LevelsOfEveryShrink) {
     return ElementsAre(FloatNear(low, 1e-3f), FloatNear(high, 2e-3f));
   };
   // Towards the middle by a quarter of the range, values by .35.
-  EXPECT_THAT(levels("calibquant", Part::kKeys), are(1.5f, 2.5f));
-  EXPECT_THAT(levels("calibquant", Part::kValues), are(1.7f, 2.3f));
+  EXPECT_THAT(levels("calibquant", KvSide::kKeys), are(1.5f, 2.5f));
+  EXPECT_THAT(levels("calibquant", KvSide::kValues), are(1.7f, 2.3f));
   // Both ends times a half; 1 is the tie in the middle and goes down.
-  EXPECT_THAT(levels("calibquant,profile=official", Part::kKeys), are(0.5f, 1.5f));
+  EXPECT_THAT(levels("calibquant,profile=official", KvSide::kKeys), are(0.5f, 1.5f));
   // Both ends times .3: from .3 to .9, which all of the channel is nearer to.
-  EXPECT_THAT(levels("calibquant,profile=official", Part::kValues), are(0.9f, 0.9f));
+  EXPECT_THAT(levels("calibquant,profile=official", KvSide::kValues), are(0.9f, 0.9f));
   // As they are.
-  EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", Part::kKeys), are(1, 3));
-  EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", Part::kValues), are(1, 3));
+  EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", KvSide::kKeys), are(1, 3));
+  EXPECT_THAT(levels("calibquant,profile=paper,tau=0:3", KvSide::kValues), are(1, 3));
 }
 
 TEST(CalibQuant, RemapsOfItsProfiles) {  // docs/arithmetic.md, "Remap"
@@ -64,8 +64,8 @@ TEST(CalibQuant, RemapsOfItsProfiles) {  // docs/arithmetic.md, "Remap"
 TEST(CalibQuant, ConstantsBelongToOneBit) {
   for (const char* spec : {"calibquant,bits=2", "calibquant,bits=2,profile=official"}) {
     const auto two = quantizer(spec, kShape);
-    EXPECT_EQ(two->plan(Part::kKeys, 0).rules[0].eta, 0);
-    EXPECT_EQ(two->plan(Part::kKeys, 0).rules[0].kappa, 1);
+    EXPECT_EQ(two->packing(KvSide::kKeys, 0).rules[0].eta, 0);
+    EXPECT_EQ(two->packing(KvSide::kKeys, 0).rules[0].kappa, 1);
     EXPECT_NE(two->remap(0), nullptr);  // calib_bits=2
   }
   EXPECT_EQ(quantizer("calibquant,bits=4", kShape)->remap(0), nullptr);
@@ -108,14 +108,14 @@ TEST(CalibQuant, ThePapersTauComesFromASearch) {
 TEST(CalibQuant, ValuesHaveTheirAxisAndWidth) {
   const CacheShape shape = shape_of(2, 2, 64);
   const auto head = quantizer("calibquant,value_axis=head", shape);
-  EXPECT_EQ(head->plan(Part::kKeys, 0).format.axis, ScaleAxis::kChannel);
-  EXPECT_EQ(head->plan(Part::kValues, 0).format.axis, ScaleAxis::kHead);
-  EXPECT_FALSE(head->plan(Part::kValues, 0).range_of_layer);
+  EXPECT_EQ(head->packing(KvSide::kKeys, 0).format.axis, ScaleAxis::kChannel);
+  EXPECT_EQ(head->packing(KvSide::kValues, 0).format.axis, ScaleAxis::kHead);
+  EXPECT_FALSE(head->packing(KvSide::kValues, 0).range_of_layer);
   EXPECT_TRUE(
-      quantizer("calibquant,value_axis=layer", shape)->plan(Part::kValues, 0).range_of_layer);
+      quantizer("calibquant,value_axis=layer", shape)->packing(KvSide::kValues, 0).range_of_layer);
   const auto wide = quantizer("calibquant,bits=8,value_bits=2", shape);
-  EXPECT_EQ(wide->plan(Part::kKeys, 0).format.row_bytes(), 64u);
-  EXPECT_EQ(wide->plan(Part::kValues, 0).format.row_bytes(), 16u);
+  EXPECT_EQ(wide->packing(KvSide::kKeys, 0).format.row_bytes(), 64u);
+  EXPECT_EQ(wide->packing(KvSide::kValues, 0).format.row_bytes(), 16u);
   EXPECT_EQ(wide->remap(0), nullptr);
   EXPECT_NE(quantizer("calibquant,value_bits=8", shape)->remap(0), nullptr);
   EXPECT_EQ(quantizer("calibquant,key_bits=16", shape)->remap(0), nullptr);

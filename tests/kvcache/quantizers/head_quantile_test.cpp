@@ -56,7 +56,7 @@ double best_tail(int bits) {
 /// bit it is 0.2, near the optimum 0.2125 (docs/arithmetic.md, "head_quantile").
 TEST(HeadQuantile, TailsAreTheGaussianOptimum) {
   const auto alpha = [](const std::string& spec) {
-    return static_cast<double>(quantizer(spec, kShape)->plan(Part::kKeys, 0).rules[0].alpha);
+    return static_cast<double>(quantizer(spec, kShape)->packing(KvSide::kKeys, 0).rules[0].alpha);
   };
   EXPECT_FLOAT_EQ(static_cast<float>(alpha("head_quantile")), 0.2f);
   EXPECT_NEAR(best_tail(1), 0.2125, 1e-4);         // level sqrt(2 / pi)
@@ -67,8 +67,8 @@ TEST(HeadQuantile, TailsAreTheGaussianOptimum) {
         << bits << " bits";
   }
   const auto given = quantizer("head_quantile,bits=8,alpha=0.2", kShape);
-  EXPECT_FLOAT_EQ(given->plan(Part::kKeys, 0).rules[0].alpha, 0.2f);
-  EXPECT_EQ(given->plan(Part::kKeys, 0).format.axis, ScaleAxis::kHead);
+  EXPECT_FLOAT_EQ(given->packing(KvSide::kKeys, 0).rules[0].alpha, 0.2f);
+  EXPECT_EQ(given->packing(KvSide::kKeys, 0).format.axis, ScaleAxis::kHead);
 }
 
 /// What was fitted at 1 bit clips so much that 8 bits are no better: it is for 1 bit alone.
@@ -76,10 +76,10 @@ TEST(HeadQuantile, AProfilesAlphaIsForItsWidth) {
   PolicyProfile profile;
   profile.alpha = {{1, 0.25}, {4, 0.01}};
   const auto alpha = [&](const std::string& spec) {
-    return quantizer(spec, kShape, &profile)->plan(Part::kValues, 1).rules[0].alpha;
+    return quantizer(spec, kShape, &profile)->packing(KvSide::kValues, 1).rules[0].alpha;
   };
   const auto own = [](const std::string& spec) {
-    return quantizer(spec, kShape)->plan(Part::kValues, 1).rules[0].alpha;
+    return quantizer(spec, kShape)->packing(KvSide::kValues, 1).rules[0].alpha;
   };
   EXPECT_FLOAT_EQ(alpha("head_quantile"), 0.25f);
   EXPECT_FLOAT_EQ(alpha("head_quantile,bits=4"), 0.01f);
@@ -94,7 +94,7 @@ TEST(HeadQuantile, ThePaperHasQuantilesAtOneBitOnly) {
   PolicyProfile profile;
   profile.alpha[4] = 0.01;
   const auto alpha = [&](const std::string& spec) {
-    return quantizer(spec, kShape, &profile)->plan(Part::kKeys, 0).rules[0].alpha;
+    return quantizer(spec, kShape, &profile)->packing(KvSide::kKeys, 0).rules[0].alpha;
   };
   EXPECT_FLOAT_EQ(alpha("head_quantile,profile=paper"), 0.2f);
   // Fitted to the nearest level of a range a head, and used there only.
@@ -109,13 +109,13 @@ TEST(HeadQuantile, ThePaperHasQuantilesAtOneBitOnly) {
 /// 1BitVKV's figure 3: widths of keys and values apart, 16 for those that are not packed.
 TEST(HeadQuantile, KeysAndValuesHaveTheirWidths) {
   const auto made = quantizer("head_quantile,bits=4,value_bits=2", kShape);
-  EXPECT_EQ(made->plan(Part::kKeys, 0).format.row_bytes(), 32u);
-  EXPECT_EQ(made->plan(Part::kValues, 0).format.row_bytes(), 16u);
-  EXPECT_FLOAT_EQ(made->plan(Part::kKeys, 0).rules[0].alpha, 0.00597f);
-  EXPECT_FLOAT_EQ(made->plan(Part::kValues, 0).rules[0].alpha, 0.0676f);
+  EXPECT_EQ(made->packing(KvSide::kKeys, 0).format.row_bytes(), 32u);
+  EXPECT_EQ(made->packing(KvSide::kValues, 0).format.row_bytes(), 16u);
+  EXPECT_FLOAT_EQ(made->packing(KvSide::kKeys, 0).rules[0].alpha, 0.00597f);
+  EXPECT_FLOAT_EQ(made->packing(KvSide::kValues, 0).rules[0].alpha, 0.0676f);
   const auto keys_only = quantizer("head_quantile,value_bits=16", kShape);
-  EXPECT_TRUE(keys_only->packs(Part::kKeys));
-  EXPECT_FALSE(keys_only->packs(Part::kValues));
+  EXPECT_TRUE(keys_only->packs(KvSide::kKeys));
+  EXPECT_FALSE(keys_only->packs(KvSide::kValues));
   EXPECT_DOUBLE_EQ(test::nominal("head_quantile,value_bits=16", kShape), 8.5);
 }
 

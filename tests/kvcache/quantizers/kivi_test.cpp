@@ -16,8 +16,8 @@ const CacheShape kShape = shape_of(32, 2, 128);
 /// docs/arithmetic.md, "KIVI": N = 300, R = 128.
 TEST(Kivi, WatermarksOfTheWorkedExample) {
   const auto kivi = quantizer("kivi", kShape);
-  const FlushRule& keys = kivi->plan(Part::kKeys, 0).flush;
-  const FlushRule& values = kivi->plan(Part::kValues, 0).flush;
+  const FlushRule& keys = kivi->packing(KvSide::kKeys, 0).flush;
+  const FlushRule& values = kivi->packing(KvSide::kValues, 0).flush;
   EXPECT_EQ(keys.packed_after_prompt(300), 256);
   EXPECT_EQ(values.packed_after_prompt(300), 172);
   // The key window of 44 rows is full after 84 steps and then empty; values leave one by one.
@@ -34,19 +34,19 @@ TEST(Kivi, WatermarksOfTheWorkedExample) {
 TEST(Kivi, KeepsATailForEvictionBesideRetention) {  // docs/arithmetic.md, "Windows"
   const auto plan = plan_cache(parse_spec("prefixkv,keep=0.5 + kivi"), kShape);
   const Quantizer& quantizer = *plan->packers[0].quantizer;
-  const FlushRule& keys = quantizer.plan(Part::kKeys, 0).flush;
+  const FlushRule& keys = quantizer.packing(KvSide::kKeys, 0).flush;
   EXPECT_EQ(keys.hold, 32);
   EXPECT_EQ(keys.trigger, 160);
   EXPECT_EQ(keys.rows, 128);
   EXPECT_EQ(keys.packed_after_prompt(300), 256);
   EXPECT_EQ(keys.packed_after_prompt(287), 128);
-  EXPECT_EQ(quantizer.plan(Part::kValues, 0).flush.hold, 128);
+  EXPECT_EQ(quantizer.packing(KvSide::kValues, 0).flush.hold, 128);
 }
 
 TEST(Kivi, WidthsApart) {
   const auto kivi = quantizer("kivi,bits=4,value_bits=1", kShape);
-  EXPECT_EQ(kivi->plan(Part::kKeys, 0).format.section[0].code, CodeFormat::kBits4);
-  EXPECT_EQ(kivi->plan(Part::kValues, 0).format.section[0].code, CodeFormat::kBits1);
+  EXPECT_EQ(kivi->packing(KvSide::kKeys, 0).format.section[0].code, CodeFormat::kBits4);
+  EXPECT_EQ(kivi->packing(KvSide::kValues, 0).format.section[0].code, CodeFormat::kBits1);
   EXPECT_EQ(nominal("kivi,bits=4,value_bits=1", kShape), 2.5);
 }
 

@@ -28,8 +28,8 @@ inline double nominal(const std::string& spec, const CacheShape& shape) {
   const std::unique_ptr<Quantizer> made = quantizer(spec, shape);
   double bits = 0;
   for (int layer = 0; layer < shape.layers; ++layer) {
-    for (const Part part : {Part::kKeys, Part::kValues}) {
-      bits += made->plan(part, layer).nominal_bits;
+    for (const KvSide part : {KvSide::kKeys, KvSide::kValues}) {
+      bits += made->packing(part, layer).nominal_bits;
     }
   }
   return bits / (2.0 * shape.layers);

@@ -31,20 +31,21 @@ std::vector<float> normal(size_t count, uint32_t seed, float sigma = 1) {
 }
 
 /// `x` (rows, channels) as it is after packing in blocks of `block` rows.
-std::vector<float> through(const PartPlan& plan, const std::vector<float>& x, int channels,
+std::vector<float> through(const Packing& packing, const std::vector<float>& x, int channels,
                            int block) {
   ThreadPool pool(1);
   Stream stream(pool);
   std::vector<float> out(x.size());
   const auto elements = static_cast<size_t>(block) * static_cast<size_t>(channels);
   for (size_t first = 0; first < x.size(); first += elements) {
-    std::vector<std::byte> codes(static_cast<size_t>(block) * plan.format.row_bytes());
-    std::vector<std::byte> scales(plan.format.scales(block) * dtype_bytes(plan.format.meta));
-    std::vector<std::byte> zeros(plan.format.zeros(block) * dtype_bytes(plan.format.meta) + 1);
+    std::vector<std::byte> codes(static_cast<size_t>(block) * packing.format.row_bytes());
+    std::vector<std::byte> scales(packing.format.scales(block) * dtype_bytes(packing.format.meta));
+    std::vector<std::byte> zeros(packing.format.zeros(block) * dtype_bytes(packing.format.meta) +
+                                 1);
     const PackJob job{x.data() + first, block, codes.data(), scales.data(), zeros.data()};
-    pack(plan.format, plan.rules, {&job, 1}, stream);
+    pack(packing.format, packing.rules, {&job, 1}, stream);
     const PackedBlock packed{codes.data(), scales.data(), zeros.data(), block, block, nullptr};
-    unpack_blocks(plan.format, {&packed, 1}, out.data() + first, stream);
+    unpack_blocks(packing.format, {&packed, 1}, out.data() + first, stream);
   }
   return out;
 }
@@ -76,8 +77,8 @@ TEST(MeasuredErrors, CalibQuantOnNormalTokens) {
   const CacheShape shape = shape_of(1, 1, kChannels);
   const std::vector<float> x = normal(size_t{kTokens} * kChannels, 1);
   const auto error = [&](const char* spec) {
-    return mean_square(through(quantizer(spec, shape)->plan(Part::kKeys, 0), x, kChannels, kTokens),
-                       x);
+    return mean_square(
+        through(quantizer(spec, shape)->packing(KvSide::kKeys, 0), x, kChannels, kTokens), x);
   };
   EXPECT_NEAR(error("calibquant,shrink=none"), 6.39, 0.06);
   EXPECT_NEAR(error("calibquant,shrink=kappa,kappa_k=0.5"), 1.09, 0.04);
@@ -91,7 +92,8 @@ TEST(MeasuredErrors, CalibQuantAtEightBitsMovesScoresByLessThanOnePercent) {
   const std::vector<float> keys = normal(size_t{kTokens} * kChannels, 2);
   const std::vector<float> q = normal(kChannels, 3);
   const auto made = quantizer("calibquant,bits=8", shape_of(1, 1, kChannels));
-  const std::vector<float> packed = through(made->plan(Part::kKeys, 0), keys, kChannels, kTokens);
+  const std::vector<float> packed =
+      through(made->packing(KvSide::kKeys, 0), keys, kChannels, kTokens);
   double error = 0;
   double score = 0;
   for (size_t row = 0; row < kTokens; ++row) {
@@ -113,7 +115,7 @@ TEST(MeasuredErrors, XQuantOnNormalGroups) {  // groups of 32
   const std::vector<float> x = normal(size_t{32} * 400 * kChannels, 4);
   const auto error = [&](const std::string& spec) {
     const auto made = quantizer(spec, shape_of(2, 1, kChannels));
-    return mean_square(through(made->plan(Part::kKeys, 0), x, kChannels, 32), x);
+    return mean_square(through(made->packing(KvSide::kKeys, 0), x, kChannels, 32), x);
   };
   const std::string one = "xquant,kq=0,vq=0,km=2,vm=2,eta1=";
   EXPECT_NEAR(error(one + "0"), 1.97, 0.03);
@@ -141,15 +143,16 @@ TEST(MeasuredErrors, XQuantOnUniformNumbers) {
       x.push_back(static_cast<float>(top * (i + 0.5) / kSteps));
     }
     x.push_back(static_cast<float>(top));
-    PartPlan plan;
-    plan.format.axis = ScaleAxis::kChannel;
-    plan.format.meta = DType::kF32;
-    plan.format.section[0].code = static_cast<CodeFormat>(width.bits);
-    plan.format.section[0].channels = 1;
+    Packing packing;
+    packing.format.axis = ScaleAxis::kChannel;
+    packing.format.meta = DType::kF32;
+    packing.format.section[0].code = static_cast<CodeFormat>(width.bits);
+    packing.format.section[0].channels = 1;
     for (const double eta : {0.0, 1.0 / 6, 0.045, 0.09, 1 / (4 * width.q)}) {
-      plan.rules[0].eta = static_cast<float>(eta);
+      packing.rules[0].eta = static_cast<float>(eta);
       const double expected = 1.0 / 12 - eta / 2 + width.q * eta * eta;
-      EXPECT_NEAR(mean_square(through(plan, x, 1, static_cast<int>(x.size())), x), expected, 6e-5)
+      EXPECT_NEAR(mean_square(through(packing, x, 1, static_cast<int>(x.size())), x), expected,
+                  6e-5)
           << width.bits << " bits, eta " << eta;
     }
   }
@@ -158,13 +161,13 @@ TEST(MeasuredErrors, XQuantOnUniformNumbers) {
 TEST(MeasuredErrors, XQuantCodesDoNotKnowScale) {  // layer l = a * (layer l-1)
   constexpr int kChannels = 32;
   const auto made = quantizer("xquant,kq=0,vq=0,km=2,vm=2,meta=f32", shape_of(2, 1, kChannels));
-  const PartPlan& plan = made->plan(Part::kKeys, 0);
+  const Packing& packing = made->packing(KvSide::kKeys, 0);
   const std::vector<float> x = normal(size_t{32} * kChannels, 5);
   std::vector<float> scaled = x;
   for (float& value : scaled) value *= 4;
-  std::vector<float> expected = through(plan, x, kChannels, 32);
+  std::vector<float> expected = through(packing, x, kChannels, 32);
   for (float& value : expected) value *= 4;
-  EXPECT_EQ(through(plan, scaled, kChannels, 32), expected);
+  EXPECT_EQ(through(packing, scaled, kChannels, 32), expected);
 }
 
 TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // docs/arithmetic.md, "Worked examples"
@@ -174,7 +177,8 @@ TEST(MeasuredErrors, TernaryValuesOfAnyScale) {  // docs/arithmetic.md, "Worked 
     const std::vector<float> x = normal(size_t{kMany} * kChannels, 6, sigma);
     const auto made = quantizer(spec, shape);
     const double squares = mean_square(x, std::vector<float>(x.size()));
-    return mean_square(through(made->plan(Part::kValues, 0), x, kChannels, kMany), x) / squares;
+    return mean_square(through(made->packing(KvSide::kValues, 0), x, kChannels, kMany), x) /
+           squares;
   };
   const std::vector<std::pair<float, double>> unit = {
       {0.05f, 204}, {0.1f, 45}, {0.5f, 0.575}, {1.0f, 0.211}, {2.0f, 0.461}};
@@ -190,8 +194,8 @@ TEST(MeasuredErrors, OneBitKeysOnNormalGroups) {  // docs/arithmetic.md, "Spectr
   const CacheShape shape = shape_of(1, 1, kChannels);
   const std::vector<float> x = normal(size_t{4096} * kChannels, 7);
   const auto error = [&](const char* spec, int block) {
-    return mean_square(through(quantizer(spec, shape)->plan(Part::kKeys, 0), x, kChannels, block),
-                       x);
+    return mean_square(
+        through(quantizer(spec, shape)->packing(KvSide::kKeys, 0), x, kChannels, block), x);
   };
   EXPECT_NEAR(error("vidkv,key_bits=1,fft=off", 4096), 1 - 2 / 3.14159265, 0.005) << "sym";
   EXPECT_NEAR(error("vidkv,key_bits=1,fft=off,onebit=minmax", 32), 1.96, 0.03);
@@ -212,7 +216,8 @@ std::vector<std::pair<double, double>> passes(const char* spec) {
   for (int pass = 0; pass < 3; ++pass) {
     std::vector<float> turned(x.size());
     test::change_rows(*made, BasisChange::kKey, facts, now.data(), rows, turned.data());
-    const std::vector<float> packed = through(made->plan(Part::kKeys, 0), turned, kChannels, 32);
+    const std::vector<float> packed =
+        through(made->packing(KvSide::kKeys, 0), turned, kChannels, 32);
     test::change_rows(*made, BasisChange::kBack, facts, packed.data(), rows, now.data());
     errors.emplace_back(mean_square(now, x), correlation(now, x));
   }
@@ -243,7 +248,7 @@ TEST(MeasuredErrors, PackingTernaryValuesAgain) {  // docs/arithmetic.md, "Flush
     std::vector<double> passes;
     std::vector<float> now = x;
     for (int pass = 0; pass < 3; ++pass) {
-      now = through(made->plan(Part::kValues, 0), now, kChannels, kMany);
+      now = through(made->packing(KvSide::kValues, 0), now, kChannels, kMany);
       passes.push_back(mean_square(now, x));
     }
     return passes;

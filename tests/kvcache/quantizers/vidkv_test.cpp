@@ -36,7 +36,7 @@ HeadFacts in_order(int head_dim) {
 TEST(VidKvKeys, WidthsAreExactFractions) {  // docs/arithmetic.md, "Mixed channels"
   const auto anomalous = [](const char* bits, int head_dim) {
     const auto made = quantizer(fmt::format("vidkv,key_bits={}", bits), shape_of(1, 1, head_dim));
-    const PackedFormat& format = made->plan(Part::kKeys, 0).format;
+    const PackedFormat& format = made->packing(KvSide::kKeys, 0).format;
     return format.section[0].code == CodeFormat::kBits2 ? format.section[0].channels : 0;
   };
   EXPECT_EQ(anomalous("1.5", 128), 64);
@@ -165,17 +165,17 @@ TEST(VidKvKeys, SpectraComeBackAndKeepProducts) {
 std::vector<float> through(const Quantizer& made, const std::vector<float>& rows, int n) {
   ThreadPool pool(1);
   Stream stream(pool);
-  const PartPlan& plan = made.plan(Part::kKeys, 0);
+  const Packing& packing = made.packing(KvSide::kKeys, 0);
   const int count = static_cast<int>(rows.size()) / n;
   std::vector<float> turned(rows.size());
   test::change_rows(made, BasisChange::kKey, in_order(n), rows.data(), count, turned.data());
-  std::vector<std::byte> codes(static_cast<size_t>(count) * plan.format.row_bytes());
-  std::vector<std::byte> scales(plan.format.scales(count) * dtype_bytes(plan.format.meta));
-  std::vector<std::byte> zeros(plan.format.zeros(count) * dtype_bytes(plan.format.meta) + 1);
+  std::vector<std::byte> codes(static_cast<size_t>(count) * packing.format.row_bytes());
+  std::vector<std::byte> scales(packing.format.scales(count) * dtype_bytes(packing.format.meta));
+  std::vector<std::byte> zeros(packing.format.zeros(count) * dtype_bytes(packing.format.meta) + 1);
   const PackJob job{turned.data(), count, codes.data(), scales.data(), zeros.data()};
-  pack(plan.format, plan.rules, {&job, 1}, stream);
+  pack(packing.format, packing.rules, {&job, 1}, stream);
   const PackedBlock block{codes.data(), scales.data(), zeros.data(), count, count, nullptr};
-  unpack_blocks(plan.format, {&block, 1}, turned.data(), stream);
+  unpack_blocks(packing.format, {&block, 1}, turned.data(), stream);
   std::vector<float> out(rows.size());
   test::change_rows(made, BasisChange::kBack, in_order(n), turned.data(), count, out.data());
   return out;
@@ -223,16 +223,16 @@ TEST(VidKvKeys, HalfTheSignsAndAConstant) {
 
 TEST(VidKvFlush, OfTheWorkedExample) {  // docs/arithmetic.md, "Worked examples"
   const auto made = quantizer("vidkv", shape_of(1, 1, 64));
-  for (const Part part : {Part::kKeys, Part::kValues}) {
-    const FlushRule& rule = made->plan(part, 0).flush;
+  for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+    const FlushRule& rule = made->packing(side, 0).flush;
     EXPECT_EQ(rule.packed_after_prompt(100), 96);
     EXPECT_EQ(rule.trigger - 4, 124);
     EXPECT_EQ(rule.rows, 128);
   }
-  EXPECT_FALSE(made->repacks(Part::kKeys));
-  EXPECT_TRUE(quantizer("vidkv,flush=requant_key", shape_of(1, 1, 64))->repacks(Part::kKeys));
-  EXPECT_FALSE(quantizer("vidkv,flush=requant_key", shape_of(1, 1, 64))->repacks(Part::kValues));
-  EXPECT_TRUE(quantizer("vidkv,profile=official", shape_of(1, 1, 64))->repacks(Part::kValues));
+  EXPECT_FALSE(made->repacks(KvSide::kKeys));
+  EXPECT_TRUE(quantizer("vidkv,flush=requant_key", shape_of(1, 1, 64))->repacks(KvSide::kKeys));
+  EXPECT_FALSE(quantizer("vidkv,flush=requant_key", shape_of(1, 1, 64))->repacks(KvSide::kValues));
+  EXPECT_TRUE(quantizer("vidkv,profile=official", shape_of(1, 1, 64))->repacks(KvSide::kValues));
 }
 
 TEST(VidKvProtection, CountsOfTheWorkedExamples) {  // docs/arithmetic.md, "Worked examples"
@@ -260,7 +260,7 @@ TEST(VidKvProtection, ScoresComparePicturesWithTheTextAfterThem) {
       made->protection_scores(ConstTensorView(rows.data(), DType::kF32, {6, 2}), modality);
   EXPECT_THAT(scores, ElementsAre(0, 3, 1, 4, 0, 0));
   EXPECT_THAT(made->protect(scores, modality), ElementsAre(1, 3));
-  EXPECT_NEAR(made->plan(Part::kValues, 0).nominal_bits, 1.58 + 0.42 * 0.5, 1e-9);
+  EXPECT_NEAR(made->packing(KvSide::kValues, 0).nominal_bits, 1.58 + 0.42 * 0.5, 1e-9);
 }
 
 /// splitmix64(splitmix64(seed) ^ row) / 2^64 by Python, of rows 1 to 5:
@@ -281,11 +281,11 @@ TEST(VidKvProtection, ByChanceIsTheSeeds) {
 
 TEST(VidKvValues, OfOneBitHaveTheEndsOfTheirRange) {  // VidKV, appendix F, table 6
   const auto made = quantizer("vidkv,value_bits=1,protect=0.25", shape_of(1, 1, 40));
-  const PartPlan& plan = made->plan(Part::kValues, 0);
-  EXPECT_EQ(plan.format.row_bytes(), 5u);
-  EXPECT_EQ(plan.format.meta_bytes(32), 4u * 40);  // a scale and a zero point a channel
-  EXPECT_NEAR(plan.nominal_bits, 1.25, 1e-9);
-  EXPECT_EQ(plan.rules[0], PackRule());
+  const Packing& packing = made->packing(KvSide::kValues, 0);
+  EXPECT_EQ(packing.format.row_bytes(), 5u);
+  EXPECT_EQ(packing.format.meta_bytes(32), 4u * 40);  // a scale and a zero point a channel
+  EXPECT_NEAR(packing.nominal_bits, 1.25, 1e-9);
+  EXPECT_EQ(packing.rules[0], PackRule());
 }
 
 TEST(VidKv, OptionsWithoutEffectAreRefused) {

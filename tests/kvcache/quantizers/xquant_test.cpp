@@ -46,18 +46,18 @@ TEST(XQuant, PairsShareFromTheirThreshold) {
 
 TEST(XQuant, LevelsMoveByWidth) {
   const auto made = quantizer(spec(2, 0, 4, 4), shape_of(4, 1, 32));
-  EXPECT_FLOAT_EQ(made->plan(Part::kKeys, 0).rules[0].eta, 0.045f);
-  EXPECT_FLOAT_EQ(made->plan(Part::kKeys, 2).rules[0].eta, 1.0f / 6);
-  EXPECT_FLOAT_EQ(made->plan(Part::kValues, 0).rules[0].eta, 1.0f / 6);
+  EXPECT_FLOAT_EQ(made->packing(KvSide::kKeys, 0).rules[0].eta, 0.045f);
+  EXPECT_FLOAT_EQ(made->packing(KvSide::kKeys, 2).rules[0].eta, 1.0f / 6);
+  EXPECT_FLOAT_EQ(made->packing(KvSide::kValues, 0).rules[0].eta, 1.0f / 6);
   PolicyProfile profile;
   profile.eta = {{1, 0.25}, {2, 0.09}};
   const auto fitted = quantizer(spec(2, 0, 4, 4), shape_of(4, 1, 32), &profile);
-  EXPECT_FLOAT_EQ(fitted->plan(Part::kKeys, 0).rules[0].eta, 0.09f);
-  EXPECT_FLOAT_EQ(fitted->plan(Part::kValues, 0).rules[0].eta, 0.25f);
+  EXPECT_FLOAT_EQ(fitted->packing(KvSide::kKeys, 0).rules[0].eta, 0.09f);
+  EXPECT_FLOAT_EQ(fitted->packing(KvSide::kValues, 0).rules[0].eta, 0.25f);
   profile.eta.erase(2);  // fitted at 1 bit alone: 2 bits have their own
   const auto half = quantizer(spec(2, 0, 4, 4), shape_of(4, 1, 32), &profile);
-  EXPECT_FLOAT_EQ(half->plan(Part::kKeys, 0).rules[0].eta, 0.045f);
-  EXPECT_FLOAT_EQ(half->plan(Part::kValues, 0).rules[0].eta, 0.25f);
+  EXPECT_FLOAT_EQ(half->packing(KvSide::kKeys, 0).rules[0].eta, 0.045f);
+  EXPECT_FLOAT_EQ(half->packing(KvSide::kValues, 0).rules[0].eta, 0.25f);
 }
 
 TEST(XQuant, RefusesAPairOfTwoWidths) {  // docs/arithmetic.md, "XQuant"
@@ -102,9 +102,10 @@ TEST(XQuant, NominalBitsOfGroups) {
   EXPECT_DOUBLE_EQ(nominal(spec(0, 0, 0, 0) + ",layer_group=4", shape_of(12, 1, 32)), 0.25);
 }
 
-/// Settings that have the widths of XQuant's table 6, which names none: keys of 27 and of 20 layers
+/// The width that follows from thresholds. XQuant's table 6 names widths without thresholds; some
+/// that have them: keys of 27 and of 20 layers
 /// at 2 bits, values that pairs share from layers 14 and 12 on, (59 + 23) / 64 and (52 + 22) / 64.
-TEST(XQuant, WidthsOfTable6) {
+TEST(XQuant, ThresholdsHaveTheWidthsOfTable6) {
   const CacheShape shape = shape_of(32, 1, 32);
   EXPECT_NEAR(nominal(spec(27, 0, 32, 14), shape), 1.28125, 1e-9);
   EXPECT_NEAR(nominal(spec(20, 0, 32, 12), shape), 1.15625, 1e-9);
