@@ -297,4 +297,12 @@ std::pair<int, int> OptionValues::start_layers(std::string_view key) const {
   return {start(value.substr(0, colon)), start(value.substr(colon + 1))};
 }
 
+void refuse_idle(const OptionValues& options, std::string_view key, bool idle,
+                 std::string_view because) {
+  if (!idle || !options.given(key)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--kv {},{}={} has no effect: {}; drop it", options.info().name, key,
+                          options.text(key), because));
+}
+
 }  // namespace kvlm

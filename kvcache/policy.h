@@ -95,6 +95,11 @@ class OptionValues {
   std::vector<std::string> given_;
 };
 
+/// Throws Error{kInvalidArgument} if an option was written that is `idle`, "because" of something:
+/// "--kv kivi,bits=3 has no effect: ...".
+void refuse_idle(const OptionValues& options, std::string_view key, bool idle,
+                 std::string_view because);
+
 /// What `vlm-kv profile` measured on a model and --kv-profile gives back.
 struct PolicyProfile {
   std::string model;  ///< on which it was measured

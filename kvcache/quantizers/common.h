@@ -53,16 +53,6 @@ inline int tail_keep_of(const OptionValues& options, const PolicyContext& contex
   return options.integer("tail_keep");
 }
 
-/// Refuses an option that was written and does nothing: "--kv kivi,bits=3 has no effect because
-/// ...".
-inline void refuse_idle(const OptionValues& options, std::string_view key, bool idle,
-                        std::string_view because) {
-  if (!idle || !options.given(key)) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--kv {},{}={} has no effect: {}; drop it", options.info().name, key,
-                          options.text(key), because));
-}
-
 /// Throws unless the residual window is a whole number of groups.
 inline void check_residual(const OptionValues& options) {
   const int group = options.integer("group");

@@ -176,6 +176,9 @@ void VidKv::refuse_idle_options(const OptionValues& options) const {
               "only protect_by=random draws rows");
   refuse_idle(options, "criterion", anomalous_ == 0 || anomalous_ == dim_,
               "all channels have the same width");
+  for (const char* key : {"onebit", "fft"}) {
+    refuse_idle(options, key, anomalous_ == dim_, "no channel of keys has 1 bit");
+  }
 }
 
 Packing VidKv::key_packing(const OptionValues& options, int group) const {

@@ -275,6 +275,7 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
   } else if (name == "score" || name == "auto") {
     eviction.rule = Rule::kScore;
   }
+  refuse_idle(options, "distance", eviction.rule == Rule::kNone, "no row goes in decode");
   eviction.distance = options.integer("distance");
   eviction.ends = Ends::from(options);
   return eviction;

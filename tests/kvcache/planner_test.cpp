@@ -77,7 +77,7 @@ TEST(CachePlan, KeepingEveryRowIsNoRetention) {
   const auto half = plan_of("uniform,keep=0.5 + kivi", shape_of(2));
   EXPECT_EQ(all->retention, nullptr);
   const auto hold = [](const std::shared_ptr<const CachePlan>& plan) {
-    return plan->packers[0].quantizer->plan(Part::kKeys, 0).flush.hold;
+    return plan->packers[0].quantizer->packing(KvSide::kKeys, 0).flush.hold;
   };
   EXPECT_EQ(hold(all), hold(alone));
   EXPECT_EQ(hold(half), 32) << "tail_keep beside a rule that drops rows";
@@ -131,12 +131,16 @@ TEST(Conflicts, AnOptionThatWouldDoNothingIsRefused) {
   };
   for (const char* text :
        {"calibquant,kappa_k=0.9", "calibquant,shrink=kappa,eta_v=0.1", "calibquant,bits=4,tau=0:2",
-        "kivi,bits=3,key_bits=4,value_bits=2", "vidkv,value_bits=2,protect=0.2"}) {
+        "kivi,bits=3,key_bits=4,value_bits=2", "vidkv,value_bits=2,protect=0.2",
+        "vidkv,key_bits=2,onebit=minmax", "vidkv,key_bits=2,fft=off", "snapkv,keep=0.5,distance=9",
+        "prefixkv,keep=0.5,evict=none,distance=3"}) {
     EXPECT_THAT(reason(text), HasSubstr("has no effect")) << text;
   }
   EXPECT_THAT(reason("vidkv,key_bits=1.00001"), HasSubstr("four decimals"));
   EXPECT_EQ(reason("calibquant,shrink=kappa,kappa_k=0.9"), "");
   EXPECT_EQ(reason("calibquant,bits=4,calib_bits=4,tau=0:2"), "");
+  EXPECT_EQ(reason("vidkv,key_bits=1.5,onebit=minmax,fft=off"), "");
+  EXPECT_EQ(reason("snapkv,keep=0.5,evict=window,distance=9"), "");
 }
 
 }  // namespace
