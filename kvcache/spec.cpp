@@ -107,10 +107,12 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
 };
 
 /// Published policies that are not built, and why (docs/arithmetic.md, "Not built").
+constexpr std::string_view kNoSharedRows =
+    "rows that two layers share would need lengths of their own in every format; layers share "
+    "codes with share=codes";
 constexpr std::pair<std::string_view, std::string_view> kNotBuilt[] = {
-    {"minicache",
-     "rows that two layers share would need lengths of their own in every format; layers share "
-     "codes with share=codes"},
+    {"minicache", kNoSharedRows},
+    {"slerp", kNoSharedRows},
 };
 
 std::string lower_case(std::string_view name) {

@@ -38,8 +38,10 @@ class CalibQuant final : public PlannedQuantizer {
     for (const char* key : {"eta_v", "kappa_v", "value_axis"}) {
       refuse_idle(options, key, value_bits == 16, "values are not packed");
     }
-    refuse_idle(options, "tau", key_bits > options.integer("calib_bits"),
-                "scores are remapped where keys have up to calib_bits");
+    for (const char* key : {"tau", "guard"}) {
+      refuse_idle(options, key, key_bits > options.integer("calib_bits"),
+                  "scores are remapped where keys have up to calib_bits");
+    }
     const std::string_view of = options.text("value_axis");
     if (of == "layer" && per_image_) {
       throw Error(ErrorCode::kInvalidArgument,

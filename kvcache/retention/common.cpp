@@ -275,7 +275,8 @@ PlaceEviction PlaceEviction::from(const OptionValues& options, const PolicyConte
   } else if (name == "score" || name == "auto") {
     eviction.rule = Rule::kScore;
   }
-  refuse_idle(options, "distance", eviction.rule == Rule::kNone, "no row goes in decode");
+  refuse_idle(options, "distance", eviction.rule == Rule::kNone,
+              "with evict=none no row goes in decode");
   eviction.distance = options.integer("distance");
   eviction.ends = Ends::from(options);
   return eviction;

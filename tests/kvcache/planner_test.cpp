@@ -132,7 +132,8 @@ TEST(Conflicts, AnOptionThatWouldDoNothingIsRefused) {
   for (const char* text :
        {"calibquant,kappa_k=0.9", "calibquant,shrink=kappa,eta_v=0.1", "calibquant,bits=4,tau=0:2",
         "kivi,bits=3,key_bits=4,value_bits=2", "vidkv,value_bits=2,protect=0.2",
-        "vidkv,key_bits=2,onebit=minmax", "vidkv,key_bits=2,fft=off", "snapkv,keep=0.5,distance=9",
+        "vidkv,key_bits=2,onebit=minmax", "calibquant,bits=4,guard=none",
+        "vidkv,key_bits=2,fft=off", "snapkv,keep=0.5,distance=9",
         "prefixkv,keep=0.5,evict=none,distance=3"}) {
     EXPECT_THAT(reason(text), HasSubstr("has no effect")) << text;
   }

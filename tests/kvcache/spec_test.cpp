@@ -80,6 +80,7 @@ TEST(RefusedSpec, UnknownNames) {
         "--kv has no minicache: rows that two layers share would need lengths of their own in "
         "every format; layers share codes with share=codes");
   }
+  EXPECT_THAT(refusal("slerp"), HasSubstr("has no slerp: rows that two layers share"));
   EXPECT_EQ(refusal("f16\n"), unknown("f16\\x0a", "f16"));
   EXPECT_EQ(
       refusal("f16 \x1b[31m"),
@@ -239,10 +240,10 @@ TEST(RefusedSpec, SharingThatCannotBe) {
   EXPECT_EQ(refusal("xquant + share=codes"),
             "--kv \"xquant + share=codes\" has share=codes beside xquant, which shares codes "
             "itself; did you mean xquant?");
-  EXPECT_EQ(
-      refusal("xquant,bits=2"),
-      "--kv xquant has no option bits; did you mean meta? (its options are calib, dominant, "
-      "eta1, eta2, group, km, kq, layer_group, meta, residual, tail_keep, vm, vq, scope, layers, rotate, profile)");
+  EXPECT_EQ(refusal("xquant,bits=2"),
+            "--kv xquant has no option bits; did you mean meta? (its options are calib, dominant, "
+            "eta1, eta2, group, km, kq, layer_group, meta, residual, tail_keep, vm, vq, scope, "
+            "layers, rotate, profile)");
   EXPECT_EQ(
       refusal("xquant,layers=0-3"),
       "--kv \"xquant,layers=0-3\" has xquant,layers=0-3, and xquant pairs layers itself; drop "
