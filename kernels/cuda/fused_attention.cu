@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, Fus
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, index));
   if (lane.fused == 0) return;
-  if (has_all_splits(fused, fused_splits_of(lane.slots))) return;  // a block has
+  if (has_all_splits(fused, fused_splits_of(lane.slots))) return;  // a block has joined them
   const auto query = static_cast<int>(blockIdx.y);
   join_queries(args, fused, lane, args.head_dim, index, query, query + 1);
 }

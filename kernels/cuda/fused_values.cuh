@@ -21,11 +21,13 @@ struct ValuesLayout {
   static constexpr int kWidth = V::kWidth;
   static constexpr bool kGrouped = kScaled == Scaled::kToken32;
   static constexpr int kStride = WideRows<V>::kStride;
+  static constexpr bool kWidened = WideRows<V>::kBytes > 0;
+  /// Codes lie side by side, so that nobody has to ask the codec where one is.
+  static constexpr bool kPlain = kWidened || V::kRowBytes * 8 == kDim * kWidth;
   /// Rows begin at multiples of 16 bytes. Those that are not widened lie as they were copied.
-  static constexpr bool kAligned =
-      kStride % 16 == 0 && (WideRows<V>::kBytes > 0 || V::kRowBytes % 16 == 0);
+  static constexpr bool kAligned = kStride % 16 == 0 && (kWidened || V::kRowBytes % 16 == 0);
   static constexpr bool kByColumns =
-      kAligned && kDim * kWidth % 128 == 0 && (!kGrouped || kWidth >= 2);
+      kPlain && kAligned && kDim * kWidth % 128 == 0 && (!kGrouped || kWidth >= 2);
   static constexpr int kUnit = 16 / kWidth;      // channels of 2 bytes
   static constexpr int kSegment = 128 / kWidth;  // of 16 bytes
   static constexpr bool kSwapped = kByColumns && kGrouped && kWidth == 2;
