@@ -10,7 +10,7 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kParts{KvSide::kKeys, KvSide::kValues};
+constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
 
 }  // namespace
 
@@ -25,7 +25,7 @@ void GainedCounts::start(Sequence& sequence) const {
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     sequence.slots.push_back(sequence.layers[static_cast<size_t>(layer)].heads[0].slots());
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const KvSide side : kParts) add(sequence, rows_of(head.plane(kRest, side), side, layer));
+      for (const KvSide side : kSides) add(sequence, rows_of(head.plane(kRest, side), side, layer));
     }
   }
 }
@@ -155,7 +155,7 @@ void GainedCounts::catch_up(Sequence& sequence) const {
     for (int layer = 0; layer < traits_.shape().layers; ++layer) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
       for (HeadState& head : state.heads) {
-        for (const KvSide side : kParts) {
+        for (const KvSide side : kSides) {
           Plane& plane = head.plane(kRest, side);
           if (plane.layout().shared != shared) continue;
           state.plane_bytes -= plane.bytes();

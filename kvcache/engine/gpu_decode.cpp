@@ -13,7 +13,7 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kParts{KvSide::kKeys, KvSide::kValues};
+constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
 // As far as a recording is concerned, steps are alike for ever.
 constexpr int kManySteps = 1 << 20;
 // Rows of a block that is listed, at most.
@@ -197,7 +197,7 @@ bool GpuDecode::lies_evenly(const Sequence& sequence) const noexcept {
   if (!traits_.evicts()) return true;
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const KvSide side : kParts) {
+      for (const KvSide side : kSides) {
         if (!traits_.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
       }
     }
@@ -307,7 +307,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     if (rows.prompt || !sequence.on_gpu) continue;
     const Gain gain = counts_.gain(sequence, of_sequence_);
     sequence.memory->set_used(sequence.memory->used() + gain.bytes);
-    for (const KvSide side : kParts) {
+    for (const KvSide side : kSides) {
       due[static_cast<size_t>(side)] |= gain.due[static_cast<size_t>(side)];
     }
     if (gain.host) {
@@ -320,7 +320,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     }
     ++number;
   }
-  for (const KvSide side : kParts) {
+  for (const KvSide side : kSides) {
     if (due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
   if (drops) table_->evict(dropped_, stream);

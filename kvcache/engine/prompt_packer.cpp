@@ -71,14 +71,14 @@ void PromptPacker::pack_oldest(const Sequence& sequence, LayerState& state, int 
                                const KeptSlots& slots, const KeptRows& rows, Stream& stream) {
   if (traits_.quantizer(store, layer) == nullptr) return;
   for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-    const std::vector<DenseRows>& of_part = rows[static_cast<size_t>(side)];
+    const std::vector<DenseRows>& of_side = rows[static_cast<size_t>(side)];
     const std::vector<int> packed = packed_rows(store, side, layer, slots);
     if (!wants_floats(store, side, layer)) {
-      pack_part(state, layer, store, side, of_part, packed);
+      pack_side(state, layer, store, side, of_side, packed);
     } else if (side == KvSide::kKeys) {
-      pack_keys_in_basis(state, layer, store, of_part, packed, stream);
+      pack_keys_in_basis(state, layer, store, of_side, packed, stream);
     } else {
-      pack_protected(sequence, state, layer, slots, of_part, packed, stream);
+      pack_protected(sequence, state, layer, slots, of_side, packed, stream);
     }
   }
 }
@@ -96,7 +96,7 @@ std::vector<int> PromptPacker::packed_rows(size_t store, KvSide side, int layer,
   return packed;
 }
 
-void PromptPacker::pack_part(LayerState& state, int layer, size_t store, KvSide side,
+void PromptPacker::pack_side(LayerState& state, int layer, size_t store, KvSide side,
                              std::span<const DenseRows> rows, std::span<const int> packed) {
   const Packing& packing = traits_.quantizer(store, layer)->packing(side, layer);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {

@@ -42,7 +42,7 @@ class PromptPacker {
                  const KeptRows& rows);
   void pack_oldest(const Sequence& sequence, LayerState& state, int layer, size_t store,
                    const KeptSlots& slots, const KeptRows& rows, Stream& stream);
-  void pack_part(LayerState& state, int layer, size_t store, KvSide side,
+  void pack_side(LayerState& state, int layer, size_t store, KvSide side,
                  std::span<const DenseRows> rows, std::span<const int> packed);
   void pack_keys_in_basis(LayerState& state, int layer, size_t store,
                           std::span<const DenseRows> keys, std::span<const int> packed,

@@ -17,7 +17,7 @@ namespace kvlm {
 
 namespace {
 
-KvSide part_of(Plane StorePlanes::*side) noexcept {
+KvSide side_of(Plane StorePlanes::*side) noexcept {
   return side == &StorePlanes::keys ? KvSide::kKeys : KvSide::kValues;
 }
 
@@ -216,7 +216,7 @@ std::byte* SequenceStore::take_rest(Sequence& sequence, size_t bytes) const noex
 const Plane* SequenceStore::owner_of(const Sequence& sequence, const Site& site) const noexcept {
   if (!site.layout.shared) return nullptr;
   Site owner = site;
-  owner.layer = traits_.layouts().owner(part_of(site.side), site.layer);
+  owner.layer = traits_.layouts().owner(side_of(site.side), site.layer);
   return &owner.in(sequence);
 }
 
@@ -288,7 +288,7 @@ Sequence SequenceStore::fork_counts(const Sequence& parent, int max_rows) const 
 bool SequenceStore::blocks_stay(const Site& site) const noexcept {
   const Quantizer* quantizer = traits_.quantizer(site.store, site.layer);
   return site.side == &StorePlanes::protected_values || quantizer == nullptr ||
-         !quantizer->repacks(part_of(site.side));
+         !quantizer->repacks(side_of(site.side));
 }
 
 PlaneCapacity SequenceStore::forked_capacity(const Sequence& parent, const Sequence& made,

@@ -35,7 +35,7 @@ ValueSurvey::ValueSurvey(int layers, int kv_heads, int head_dim)
   shape.head_dim = head_dim;
   const auto plan = plan_cache(parse_spec("kivi,bits=2"), shape);
   for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-    plans_[static_cast<size_t>(side)] = plan->packers[0].quantizer->packing(side, 0);
+    packings_[static_cast<size_t>(side)] = plan->packers[0].quantizer->packing(side, 0);
   }
   const size_t sets = static_cast<size_t>(layers) * 2 * kBoth;
   counts_.resize(sets * static_cast<size_t>(kv_heads));
@@ -80,7 +80,7 @@ void ValueSurvey::add_layer(int layer, std::span<const HeadRows> heads) {
 
 /// The codes of all rows, packed as KIVI packs a window: keys 32 rows at a time.
 ValueSurvey::Codes ValueSurvey::codes_of(KvSide side, std::span<const float> x) const {
-  const Packing& packing = plans_[static_cast<size_t>(side)];
+  const Packing& packing = packings_[static_cast<size_t>(side)];
   const auto dim = static_cast<size_t>(head_dim_);
   const size_t rows = x.size() / dim;
   const size_t block = packing.format.axis == ScaleAxis::kToken

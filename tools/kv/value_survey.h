@@ -56,7 +56,7 @@ class ValueSurvey {
   int layers_;
   int kv_heads_;
   int head_dim_;
-  std::array<Packing, 2> plans_;            // by KvSide
+  std::array<Packing, 2> packings_;         // by KvSide
   std::vector<ValueCounts> counts_;         // (layers, parts, modalities, kv_heads)
   std::vector<Distances> distances_;        // (layers, parts, modalities)
   std::vector<Distances> codes_;            // likewise

@@ -35,7 +35,7 @@ struct ValuesOptions {
   std::string plot;
 };
 
-constexpr std::pair<KvSide, const char*> kParts[] = {{KvSide::kKeys, "keys"},
+constexpr std::pair<KvSide, const char*> kSides[] = {{KvSide::kKeys, "keys"},
                                                      {KvSide::kValues, "values"}};
 constexpr std::pair<ValueSurvey::Rows, const char*> kRows[] = {{ValueSurvey::kVisualRows, "visual"},
                                                                {ValueSurvey::kTextRows, "text"}};
@@ -104,7 +104,7 @@ nlohmann::ordered_json json_of(const ValueSurvey& survey, int layer, KvSide side
 std::string json_lines(const ValueSurvey& survey, const std::string& model, int records) {
   std::string lines;
   for (int layer = 0; layer < survey.layers(); ++layer) {
-    for (const auto& [side, part_name] : kParts) {
+    for (const auto& [side, part_name] : kSides) {
       for (const auto& [rows, rows_name] : kRows) {
         nlohmann::ordered_json json{{"model", model},
                                     {"records", records},
@@ -129,7 +129,7 @@ void print_table(const ValueSurvey& survey, const std::string& model, int record
   fmt::print("{:<6} {:<7} {:<7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}\n", "layer", "part", "rows",
              "low", "high", "widest", "narrowest", "equal", "chance");
   for (int layer = 0; layer < survey.layers(); ++layer) {
-    for (const auto& [side, part_name] : kParts) {
+    for (const auto& [side, part_name] : kSides) {
       for (const auto& [rows, rows_name] : kRows) {
         std::vector<float> ranges;
         for (int head = 0; head < survey.kv_heads(); ++head) {
