@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
@@ -147,6 +149,12 @@ void add_kernels(CLI::App& app, Options& options) {
       ->capture_default_str();
   command.add_option("--rows", kernels.rows, "Cached rows, a multiple of 32")
       ->check(CLI::Range(32, 1 << 20))
+      ->check([](const std::string& text) {
+        const int rows = std::stoi(text);  // in range, as checked before
+        return rows % 32 == 0 ? std::string()
+                              : fmt::format("{} is no multiple of 32; use {} or {}", rows,
+                                            rows / 32 * 32, rows / 32 * 32 + 32);
+      })
       ->capture_default_str();
   command.add_option("--head-dim", kernels.head_dim, "Channels of a kv_head")
       ->check(CLI::Range(16, 256))

@@ -232,6 +232,11 @@ class Throughput(unittest.TestCase):
         self.assertRegex(result.stderr, r"does not fit in memory: its weights take \d+\.\d+ GB and "
                          r"--kv-memory 900000\.00 GB, and there are \d+\.\d+ GB in all")
 
+    def test_rows_that_are_no_whole_blocks_are_refused(self):
+        result = subprocess.run([PROGRAM, "kernels", "--rows", "33"], capture_output=True, text=True, check=False)
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertRegex(result.stderr, r"^vlm-bench: .*--rows.* 33 is no multiple of 32; use 32 or 64")
+
     def test_help_fits_a_terminal_and_its_subcommand(self):
         for command in (None, "latency", "throughput", "kernels"):
             words = [word for word in (command, "--help") if word]
@@ -254,10 +259,10 @@ class Throughput(unittest.TestCase):
     def test_an_interrupt_ends_it(self):
         with subprocess.Popen([PROGRAM, "throughput", "--device", "cpu", "-m", MODEL, "--batch",
                                "4", *SMALL[:4], "--tokens", "60", "--repeats", "1", "--kv", "f16",
-                               *["--kv", "kivi,group=8,residual=8"] * 200],
+                               *["--kv", "kivi,group=8,residual=8"] * 2000],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             process.stdout.readline()
-            time.sleep(1)
+            time.sleep(0.2)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=60)
         self.assertEqual((process.returncode, stderr), (130, ""))
