@@ -83,6 +83,27 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
   table.came_of(lane)[tail.newest] = table.weighed[lane].next++;
 }
 
+/// What the kernels of row_batch.cu read of a lane that holds full rows only: those of its keys,
+/// beside which its values lie alike. Its query and output are counted from 0.
+__device__ void lay_piece(const TableArgs& table, int layer, int number, int lane, int64_t query,
+                          const DeviceTail& keys) {
+  const std::byte* values = table.tails[lane * 2 + 1].ring;
+  const int before_wrap = min(keys.full, keys.ring_rows - keys.first);
+  const int64_t skipped =
+      static_cast<int64_t>(keys.first) * table.head_dim * (table.dtype == DType::kF32 ? 4 : 2);
+  const int64_t at = static_cast<int64_t>(layer) * table.rows * table.heads + number;
+  DevicePiece& piece = table.pieces[at];
+  piece.q = static_cast<const float*>(nullptr) + query;
+  piece.cached = {keys.ring + skipped, values + skipped, table.dtype, before_wrap};
+  piece.wrapped = {keys.ring, values, table.dtype, keys.full - before_wrap};
+  piece.first_part = number * table.row_parts;
+  piece.parts = static_cast<int>(ceil_div(before_wrap, kMaxPieceRows) +
+                                 ceil_div(piece.wrapped.rows, kMaxPieceRows));
+  piece.grows = false;
+  table.row_lanes[at] = {static_cast<float*>(nullptr) + query, piece.first_part, piece.parts,
+                         number};
+}
+
 /// A thread for each side of each lane of a step.
 __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   const int index = static_cast<int>(blockIdx.x) * kCountThreads + static_cast<int>(threadIdx.x);
@@ -120,6 +141,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
     lane.slots = slots;
     lane.first_weighting = number * table.weightings;
     lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
+    if (table.pieces != nullptr) lay_piece(table, layer, number, at, query, tail);
   } else {
     lane.first_part = first_part;
     lane.parts = part - first_part;

@@ -1,7 +1,8 @@
 // The host's part of a DecodeTable. It says once what a sequence holds (LaneLayout) and sends it to
 // the sequence's place; count_rows.cu then counts on the GPU, at the begin of every step, the row
 // that each lane gains and the rows that the last step has packed. Attention reads the runs as it
-// does those of a batch that the host describes (attend_packed.cu).
+// does those of a batch that the host describes: attend_packed.cu, and row_batch.cu in layers that
+// pack nothing.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -61,6 +62,8 @@ struct DecodeTable::State {
   Buffer device_windows, device_parts, class_layers, clamped;
   Buffer device_formats, device_step, scores, evicted;
   Buffer weighed, came;
+  Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
+  int row_parts = 0;         // of such a lane, at most
 
   // One sequence on its way.
   std::vector<DeviceLane> new_lanes;
@@ -74,6 +77,10 @@ struct DecodeTable::State {
 
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
+  bool holds_rows_alone(int layer) const;
+  bool any_layer(bool rows_alone) const;
+  void note_ring(int rows);
+  void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
   void class_layers_of(size_t side);
   void place_slots();
   LaneSpace space_of(int slot, int layer, size_t head);
@@ -105,6 +112,31 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   }
   copy_now(device_windows.data(), sizes.data(), device_windows.bytes());
   for (const size_t side : {size_t{0}, size_t{1}}) class_layers_of(side);
+}
+
+/// Whether a layer's lanes hold full rows and nothing else, of which nobody wants the weights, in a
+/// shape that row_batch.cu reads at full speed.
+bool DecodeTable::State::holds_rows_alone(int layer) const {
+  const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
+  return shape.fixed_runs == 0 && shape.remaps == 0 && shape.weights == RowWeights::kNone &&
+         of[0].format == nullptr && of[1].format == nullptr &&
+         reads_by_16(shape.head_dim, shape.rows);
+}
+
+/// Some layer does, or does not.
+bool DecodeTable::State::any_layer(bool rows_alone) const {
+  bool any = false;
+  for (int layer = 0; layer < shape.layers; ++layer) any |= holds_rows_alone(layer) == rows_alone;
+  return any;
+}
+
+/// Makes room for the parts of a lane in such a layer: either run of its ring may end with a short
+/// one.
+void DecodeTable::State::note_ring(int rows) {
+  const int parts = static_cast<int>(ceil_div(rows, kMaxPieceRows)) + 1;
+  if (parts <= row_parts) return;
+  row_parts = parts;
+  bounds.changed = true;
 }
 
 /// Groups layers whose windows are packed alike, so that one launch serves them.
@@ -158,8 +190,13 @@ void DecodeTable::State::place_slots() {
   make(came, new_came, static_cast<size_t>(load.weighed_rows));
   take(device_step, slots * sizeof(StepSlot));
   take(evicted, slots * static_cast<size_t>(shape.layers) * sizeof(int));
-  take(scores, slots * static_cast<size_t>(shape.kv_heads * shape.q_per_kv) *
-                   static_cast<size_t>(load.longest) * sizeof(float));
+  const auto heads = static_cast<size_t>(shape.kv_heads * shape.q_per_kv);
+  take(scores, any_layer(/*rows_alone=*/false)
+                   ? slots * heads * static_cast<size_t>(load.longest) * sizeof(float)
+                   : 0);
+  const size_t lanes_alone = any_layer(/*rows_alone=*/true) ? slots * of_slot : 0;
+  take(pieces, lanes_alone * sizeof(DevicePiece));
+  take(row_lanes, lanes_alone * sizeof(DeviceRowLane));
   step.reserve(slots);
   step.clear();
   versions.assign(slots + 1, 0);
@@ -286,7 +323,30 @@ TableArgs DecodeTable::State::table_args() {
   args.key_slots = bounds.key_slots();
   args.weightings = shape.remaps + 1;
   args.dtype = shape.rows;
+  if (pieces.bytes() == 0) return args;
+  args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
+  args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
+  args.row_parts = row_parts;
   return args;
+}
+
+/// Attends in a layer that holds_rows_alone().
+void DecodeTable::State::attend_rows(int layer, const float* q, float* out, float scale,
+                                     Stream& stream) {
+  const TableArgs table = table_args();
+  const int64_t first = int64_t{layer} * lanes_of_step();
+  PieceLaunch launch{};
+  launch.pieces = table.pieces + first;
+  launch.count = static_cast<unsigned>(lanes_of_step());
+  launch.parts = static_cast<unsigned>(table.row_parts);
+  launch.q_per_kv = shape.q_per_kv;
+  launch.head_dim = shape.head_dim;
+  launch.scale = scale;
+  launch.q_moved = q - static_cast<const float*>(nullptr);
+  launch.states = place_states(launch, int64_t{lanes_of_step()} * table.row_parts, stream);
+  attend_pieces(launch, shape.rows, stream);
+  join_parts(launch, table.row_lanes + first, launch.count, out - static_cast<float*>(nullptr),
+             stream);
 }
 
 AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out, float scale) {
@@ -345,6 +405,7 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
   for (size_t h = 0; h < lanes.size(); ++h) {
     LaneSpace space = state.space_of(slot, layer, h);
     state.layout.lay(layer, lanes[h], space);
+    if (state.holds_rows_alone(layer)) state.note_ring(lanes[h].keys_gained.ring_rows);
     state.take_weighed(lanes[h].weighed, space);
     const std::ptrdiff_t at =
         static_cast<std::ptrdiff_t>(space.lane - state.new_lanes.data()) * state.shape.remaps;
@@ -371,6 +432,7 @@ void DecodeTable::attend(int layer, const float* q, const float* k, const float*
   State& state = *state_;
   if (state.step.empty()) return;
   store_new_rows(state.table_args(), layer, k, v, stream);
+  if (state.holds_rows_alone(layer)) return state.attend_rows(layer, q, out, scale, stream);
   LayerLaunch launch = state.bounds.layer_launch(layer, state.lanes_of_step());
   launch.most_slots = state.load.longest;
   launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);

@@ -11,7 +11,8 @@
 
 // Decode attention to full rows, in two launches a layer: the softmax state (maximum, sum, output)
 // of every piece of every run, then the output of every lane from the states of its pieces. A lane
-// is one KV head of one sequence.
+// is one KV head of one sequence. A DecodeTable has these kernels serve its layers that pack
+// nothing.
 namespace kvlm::cuda {
 
 namespace {
@@ -216,19 +217,13 @@ __global__ void attend_odd_piece(PieceLaunch launch) {
   }
 }
 
-struct DeviceRowLane {
-  float* out;
-  int first_part, parts;
-  int last_piece;
-};
-
 constexpr int kJoinThreads = 128;
 constexpr int kJoinedParts = 1024;  // weights of so many are held at once
 
 /// Merges the softmax states of a lane, of all its runs, with one block of threads for each lane
 /// and query. The state of no rows has no weight.
 __global__ void __launch_bounds__(kJoinThreads)
-    join_parts(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
+    join_lane(PieceLaunch launch, const DeviceRowLane* lanes, int64_t out_moved) {
   __shared__ float weights[kJoinedParts];
   __shared__ float of_warps[kJoinThreads / 32];
   let_next_start();
@@ -362,8 +357,7 @@ struct RowTable::State {
   bool is_odd(const KeyValueRows& run) const {
     const auto address =
         reinterpret_cast<uintptr_t>(run.keys) | reinterpret_cast<uintptr_t>(run.values);
-    return head_dim % 8 != 0 || head_dim > 256 || address % 16 != 0 ||
-           (run.dtype == DType::kF32 && head_dim > 128);
+    return !reads_by_16(head_dim, run.dtype) || address % 16 != 0;
   }
   void cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs, bool grows,
            RowPlan& plan);
@@ -387,7 +381,7 @@ void RowTable::State::cut(std::span<const RowLane> from, std::span<const KeyValu
       const bool growing = grows && i + 1 == lane.runs;
       const int64_t most = run.rows + (growing ? kLaneRoom : 0);
       const int count = odd ? 1 : static_cast<int>(ceil_div(most, kMaxPieceRows));
-      plan.pieces.push_back({lane.q, run, parts, count, growing});
+      plan.pieces.push_back({lane.q, run, parts, count, growing, {}});
       parts += count;
       most_parts = std::max(most_parts, static_cast<unsigned>(count));
     }
@@ -457,10 +451,7 @@ PieceLaunch RowTable::State::launch(const float* q_now, float scale, Stream& str
   launch.scale = scale;
   launch.grown_at = room > 0 ? &growth()->rows : nullptr;
   launch.q_moved = q_now - q;
-  const size_t floats = static_cast<size_t>(parts) * static_cast<size_t>(q_per_kv) *
-                        (2 + static_cast<size_t>(head_dim));
-  launch.states =
-      reinterpret_cast<float*>(stream.queue().scratch(kAttentionParts, floats * sizeof(float)));
+  launch.states = place_states(launch, parts, stream);
   return launch;
 }
 
@@ -472,20 +463,31 @@ void RowTable::attend(const float* q, float* out, float scale, Stream& stream) {
     attend_odd_piece<<<launch.count, static_cast<unsigned>(32 * launch.q_per_kv), 0,
                        native(stream)>>>(launch);
   } else if (launch.count > 0) {
-    if (state.types[static_cast<size_t>(DType::kF32)]) launch_pieces<float>(launch, stream);
-    if (state.types[static_cast<size_t>(DType::kBF16)]) {
-      launch_pieces<__nv_bfloat16>(launch, stream);
-    }
-    if (state.types[static_cast<size_t>(DType::kF16)] && launch.head_dim == 128) {
-      attend_half_rows(launch, stream);
-    } else if (state.types[static_cast<size_t>(DType::kF16)]) {
-      launch_pieces<__half>(launch, stream);
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      if (state.types[static_cast<size_t>(dtype)]) attend_pieces(launch, dtype, stream);
     }
   }
-  const dim3 grid(state.lanes, static_cast<unsigned>(launch.q_per_kv));
   check_launch("RowBatch::attend");
-  launch_early("RowBatch::attend", join_parts, grid, kJoinThreads, stream, launch,
-               state.device_lanes(), out - state.out);
+  join_parts(launch, state.device_lanes(), state.lanes, out - state.out, stream);
+}
+
+void attend_pieces(const PieceLaunch& launch, DType dtype, Stream& stream) {
+  if (dtype == DType::kF32) return launch_pieces<float>(launch, stream);
+  if (dtype == DType::kBF16) return launch_pieces<__nv_bfloat16>(launch, stream);
+  if (launch.head_dim == 128) return attend_half_rows(launch, stream);
+  launch_pieces<__half>(launch, stream);
+}
+
+void join_parts(const PieceLaunch& launch, const DeviceRowLane* lanes, unsigned count,
+                int64_t out_moved, Stream& stream) {
+  const dim3 grid(count, static_cast<unsigned>(launch.q_per_kv));
+  launch_early("RowBatch::attend", join_lane, grid, kJoinThreads, stream, launch, lanes, out_moved);
+}
+
+float* place_states(const PieceLaunch& launch, int64_t parts, Stream& stream) {
+  const size_t floats = static_cast<size_t>(parts) * static_cast<size_t>(launch.q_per_kv) *
+                        (2 + static_cast<size_t>(launch.head_dim));
+  return reinterpret_cast<float*>(stream.queue().scratch(kAttentionParts, floats * sizeof(float)));
 }
 
 }  // namespace kvlm::cuda

@@ -16,6 +16,21 @@ struct DevicePiece {
   int first_part;
   int parts;
   bool grows;  // gains the rows that were appended since
+  /// The rows of a ring that follow at its begin, which have parts of their own behind those of
+  /// `cached`. A piece that has some does not grow.
+  KeyValueRows wrapped;
+
+  /// Parts of `cached`.
+  __device__ int parts_before_wrap() const {
+    return wrapped.rows == 0 ? parts : static_cast<int>(ceil_div(cached.rows, kMaxPieceRows));
+  }
+};
+
+/// A lane, whose parts follow each other.
+struct DeviceRowLane {
+  float* out;
+  int first_part, parts;
+  int last_piece;
 };
 
 /// The pieces of a call, as the launches of its types need them.
@@ -48,15 +63,32 @@ __device__ inline DecodePiece part_of(const PieceLaunch& l, int element_bytes) {
     made.cached.rows = -1;
     return made;
   }
-  const int64_t first_row = static_cast<int64_t>(part) * kMaxPieceRows;
+  const int before_wrap = piece.parts_before_wrap();
+  const bool wrapped = part >= before_wrap;
+  if (wrapped) made.cached = piece.wrapped;
+  const int64_t rows = wrapped ? piece.wrapped.rows : rows_of(l, piece);
+  const int64_t first_row =
+      static_cast<int64_t>(wrapped ? part - before_wrap : part) * kMaxPieceRows;
   const int64_t skipped = first_row * l.head_dim * element_bytes;
   made.cached.keys += skipped;
   made.cached.values += skipped;
-  made.cached.rows = max(int64_t{0}, min(rows_of(l, piece) - first_row, int64_t{kMaxPieceRows}));
+  made.cached.rows = max(int64_t{0}, min(rows - first_row, int64_t{kMaxPieceRows}));
   return made;
 }
 
 /// Serves the pieces of f16 rows of 128 channels on the tensor cores.
 void attend_half_rows(const PieceLaunch& launch, Stream& stream);
+/// Whether rows of a shape have kernels that read 16 bytes at a time, from where 16 divides the
+/// address.
+constexpr bool reads_by_16(int head_dim, DType dtype) {
+  return head_dim % 8 == 0 && head_dim <= (dtype == DType::kF32 ? 128 : 256);
+}
+/// Serves the pieces of `dtype` of such a shape.
+void attend_pieces(const PieceLaunch& launch, DType dtype, Stream& stream);
+/// Merges the states of each lane's parts.
+void join_parts(const PieceLaunch& launch, const DeviceRowLane* lanes, unsigned count,
+                int64_t out_moved, Stream& stream);
+/// Memory for the states of so many parts.
+float* place_states(const PieceLaunch& launch, int64_t parts, Stream& stream);
 
 }  // namespace kvlm::cuda

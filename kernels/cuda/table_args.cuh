@@ -5,6 +5,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attend_args.cuh"
+#include "kernels/cuda/row_pieces.cuh"
 #include "kernels/decode_table.h"
 
 // What the GPU keeps of a DecodeTable, beside the lanes and runs of attend_args.cuh.
@@ -81,6 +82,11 @@ struct TableArgs {
   int key_slots;   // of a split of keys, at most
   int weightings;  // of a lane
   DType dtype;     // of rings
+  // Of layers whose lanes hold full rows and nothing else, (layers, rows of the step, heads); null:
+  // there are none.
+  DevicePiece* pieces;
+  DeviceRowLane* row_lanes;
+  int row_parts;  // of such a lane, at most
 
   __device__ int lane_at(int layer, int index) const {
     return (step[index / heads].slot * layers + layer) * heads + index % heads;
