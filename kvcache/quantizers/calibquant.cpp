@@ -89,7 +89,7 @@ class CalibQuant final : public PlannedQuantizer {
     if (options.text("profile") == "paper") {
       throw Error(ErrorCode::kUnsupported,
                   fmt::format("--kv calibquant,profile=paper takes the tau that a search on the "
-                              "model finds, and no profile has one for {} bits; {}write tau=A:B",
+                              "model finds, and no profile has one for bits={}; {}write tau=A:B",
                               bits,
                               bits > 2 ? std::string()
                                        : fmt::format("make it with vlm-kv profile --policy "
