@@ -146,6 +146,9 @@ class DecodeTable {
 
   /// A number of what attend() launches: equal numbers launch the same.
   uint64_t version() const noexcept;
+  /// attend() of this layer has read the queries before it writes `out`, which may take their
+  /// place: the layer packs nothing, and its rows are read by kernels for full rows.
+  bool attends_in_place(int layer) const noexcept;
   /// How many slopes attend() has clamped in a layer so far (PackedLane.guarded_remaps). Throws
   /// Error{kDevice} if the GPU does not answer.
   int64_t guarded_remaps(int layer) const;

@@ -4,17 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
 #include "kernels/cuda/row_batch.h"
-#include "kernels/row_moves.h"
 
 // RowBatch: decode attention over full rows of many KV heads at once. Runs are cut into splits,
 // whose softmax states are merged (attention.h). The CPU's part is here; cuda/row_batch.cu has the
-// GPU's. A batch that is kept serves steps that only append.
+// GPU's.
 namespace kvlm {
 
 namespace {
@@ -41,7 +39,6 @@ constexpr int64_t kRowsPerPiece = 256;  // on the CPU
 
 /// What a call on the CPU works with: batches of many layers have it in common.
 struct Workspace {
-  std::vector<std::byte*> targets;
   std::vector<DecodePiece> pieces;
   std::vector<SoftmaxState> states;
   std::vector<MergeJob> merges;
@@ -52,7 +49,6 @@ struct Workspace {
     return workspace;
   }
   void reserve(size_t lanes, size_t count, size_t state_size) {
-    targets.reserve(lanes);
     merges.reserve(lanes);
     pieces.reserve(count);
     states.reserve(count);
@@ -63,64 +59,35 @@ struct Workspace {
 }  // namespace
 
 struct RowBatch::State {
-  explicit State(Device at) : device(at) {
-    if (at.kind == DeviceKind::kCuda) table = std::make_unique<cuda::RowTable>(at);
-  }
+  explicit State(Device at) : device(at) {}
 
   Device device;
   int q_per_kv = 0;
   int head_dim = 0;
   std::vector<RowLane> lanes;
-  std::vector<KeyValueRows> runs;         // of all lanes
-  std::unique_ptr<cuda::RowTable> table;  // on CUDA
-  const float* q = nullptr;
-  const float* out = nullptr;
-  bool grows = false;
+  std::vector<KeyValueRows> runs;  // of all lanes
 
   size_t state_size() const {
     return static_cast<size_t>(q_per_kv) * (2 + static_cast<size_t>(head_dim));
   }
   size_t row_bytes(DType dtype) const { return static_cast<size_t>(head_dim) * dtype_bytes(dtype); }
-  KeyValueRows& last_run(const RowLane& lane) { return runs[lane.first_run + lane.runs - 1]; }
-  /// Whether new rows have a place: every lane ends with rows of one type.
-  bool can_grow() {
-    return !lanes.empty() && std::all_of(lanes.begin(), lanes.end(), [this](const RowLane& lane) {
-      return lane.runs > 0 && lanes[0].runs > 0 &&
-             last_run(lane).dtype == last_run(lanes[0]).dtype && last_run(lane).keys != nullptr;
-    });
-  }
-  void cut(const float* lane_q, const KeyValueRows& run, Workspace& work) const {
-    for (int64_t first = 0; first < run.rows; first += kRowsPerPiece) {
-      const size_t skipped = static_cast<size_t>(first) * row_bytes(run.dtype);
-      float* state = work.floats.data() + work.pieces.size() * state_size();
-      work.states.push_back({state, state + q_per_kv, state + 2 * q_per_kv});
-      work.pieces.push_back({lane_q,
-                             {run.keys + skipped, run.values + skipped, run.dtype,
-                              std::min(kRowsPerPiece, run.rows - first)},
-                             work.states.back()});
-    }
-  }
-  void append_on_host(const float* k, const float* v, Stream& stream);
-  void attend_on_host(const float* q_now, float* out_now, float scale, Stream& stream) const;
+  void cut(const float* q, const KeyValueRows& run, Workspace& work) const;
+  void attend_on_host(float scale, Stream& stream) const;
 };
 
-void RowBatch::State::append_on_host(const float* k, const float* v, Stream& stream) {
-  std::vector<std::byte*>& targets = Workspace::here().targets;
-  for (const bool keys : {true, false}) {
-    targets.clear();
-    for (const RowLane& lane : lanes) {
-      const KeyValueRows& run = last_run(lane);
-      // The memory behind a run is the cache's own.
-      targets.push_back(const_cast<std::byte*>(keys ? run.keys : run.values) +  // NOLINT
-                        static_cast<size_t>(run.rows) * row_bytes(run.dtype));
-    }
-    narrow_rows(targets, last_run(lanes[0]).dtype, head_dim, keys ? k : v, stream);
+void RowBatch::State::cut(const float* q, const KeyValueRows& run, Workspace& work) const {
+  for (int64_t first = 0; first < run.rows; first += kRowsPerPiece) {
+    const size_t skipped = static_cast<size_t>(first) * row_bytes(run.dtype);
+    float* state = work.floats.data() + work.pieces.size() * state_size();
+    work.states.push_back({state, state + q_per_kv, state + 2 * q_per_kv});
+    work.pieces.push_back({q,
+                           {run.keys + skipped, run.values + skipped, run.dtype,
+                            std::min(kRowsPerPiece, run.rows - first)},
+                           work.states.back()});
   }
-  for (const RowLane& lane : lanes) ++last_run(lane).rows;
 }
 
-void RowBatch::State::attend_on_host(const float* q_now, float* out_now, float scale,
-                                     Stream& stream) const {
+void RowBatch::State::attend_on_host(float scale, Stream& stream) const {
   int64_t count = 0;
   for (const KeyValueRows& run : runs) count += (run.rows + kRowsPerPiece - 1) / kRowsPerPiece;
   Workspace& work = Workspace::here();
@@ -130,11 +97,9 @@ void RowBatch::State::attend_on_host(const float* q_now, float* out_now, float s
   work.merges.clear();
   for (const RowLane& lane : lanes) {
     const size_t first = work.states.size();
-    for (size_t i = 0; i < lane.runs; ++i) {
-      cut(q_now + (lane.q - q), runs[lane.first_run + i], work);
-    }
+    for (size_t i = 0; i < lane.runs; ++i) cut(lane.q, runs[lane.first_run + i], work);
     const std::span parts(work.states.data() + first, work.states.size() - first);
-    work.merges.push_back({out_now + (lane.out - out), parts});
+    work.merges.push_back({lane.out, parts});
   }
   attend_rows(work.pieces, q_per_kv, head_dim, scale, stream);
   merge_states(work.merges, q_per_kv, head_dim);
@@ -148,7 +113,7 @@ RowBatch& RowBatch::operator=(RowBatch&&) noexcept = default;
 void RowBatch::reserve(int q_per_kv, int head_dim, size_t lanes, size_t runs, size_t rows) {
   state_->lanes.reserve(lanes);
   state_->runs.reserve(runs);
-  if (state_->table != nullptr) return;
+  if (state_->device.kind == DeviceKind::kCuda) return;
   state_->q_per_kv = q_per_kv;
   state_->head_dim = head_dim;
   const size_t pieces = rows / static_cast<size_t>(kRowsPerPiece) + runs;
@@ -160,7 +125,6 @@ void RowBatch::start(int q_per_kv, int head_dim) {
   state_->head_dim = head_dim;
   state_->lanes.clear();
   state_->runs.clear();
-  state_->grows = false;
 }
 
 void RowBatch::add(const float* q, std::span<const KeyValueRows> runs, float* out) {
@@ -170,33 +134,8 @@ void RowBatch::add(const float* q, std::span<const KeyValueRows> runs, float* ou
   state_->runs.insert(state_->runs.end(), runs.begin(), runs.end());
 }
 
-void RowBatch::describe(const float* q, const float* out, bool keep, Stream& stream) {
-  State& state = *state_;
-  state.q = q;
-  state.out = out;
-  state.grows = keep && state.can_grow();
-  if (state.table == nullptr) return;
-  state.table->describe(state.lanes, state.runs, state.q_per_kv, state.head_dim, q, out, keep,
-                        state.grows, stream);
-}
-
-int RowBatch::room() const noexcept {
-  if (!state_->grows) return 0;
-  return state_->table != nullptr ? state_->table->room() : std::numeric_limits<int>::max();
-}
-
-void RowBatch::append(const float* k, const float* v, Stream& stream) {
-  if (room() == 0) refuse("RowBatch: a row for lanes that are not kept; describe them first");
-  if (state_->table != nullptr) return state_->table->append(k, v, stream);
-  state_->append_on_host(k, v, stream);
-}
-
-void RowBatch::appended() noexcept {
-  if (state_->table != nullptr) state_->table->appended();
-}
-
-void RowBatch::attend(const float* q, float* out, float scale, Stream& stream) {
-  State& state = *state_;
+void RowBatch::attend(float scale, Stream& stream) {
+  const State& state = *state_;
   if (!std::isfinite(scale) || state.q_per_kv < 1 || state.head_dim < 1) {
     refuse(
         "RowBatch: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a "
@@ -204,8 +143,8 @@ void RowBatch::attend(const float* q, float* out, float scale, Stream& stream) {
         state.q_per_kv, state.head_dim, scale);
   }
   if (state.lanes.empty()) return;
-  if (state.table != nullptr) return state.table->attend(q, out, scale, stream);
-  state.attend_on_host(q, out, scale, stream);
+  if (state.device.kind == DeviceKind::kCpu) return state.attend_on_host(scale, stream);
+  cuda::attend_row_lanes(state.lanes, state.runs, state.q_per_kv, state.head_dim, scale, stream);
 }
 
 }  // namespace kvlm

@@ -22,11 +22,9 @@ struct RowLane {
 ///   out[r,:] = softmax(q[r,:] . K * scale) . V
 ///
 /// Lanes are cut into parts of a constant number of rows, so that a result depends neither on the
-/// threads nor on the other lanes. Lanes that are kept may gain rows: what a step then gives to a
-/// GPU is what the last one gave, so that it can be recorded (kernels/base/recording.h).
+/// threads nor on the other lanes.
 ///
-///   batch.start(q_per_kv, head_dim); for each lane: batch.add(...); batch.describe(...);
-///   batch.attend(...); then, of lanes that are kept, batch.append(...); batch.attend(...); ...
+///   batch.start(q_per_kv, head_dim); for each lane: batch.add(...); batch.attend(scale, stream);
 class RowBatch {
  public:
   explicit RowBatch(Device device);
@@ -45,22 +43,9 @@ class RowBatch {
   /// Throws Error{kInvalidArgument} for a lane without q or out, a run without memory or of other
   /// types than f32, f16 and bf16.
   void add(const float* q, std::span<const KeyValueRows> runs, float* out);
-  /// No lane follows. `q` and `out` are the bases from which those of lanes are counted. What the
-  /// runs of lanes that are to `keep` point to must stay until start().
-  void describe(const float* q, const float* out, bool keep, Stream& stream);
-
-  /// Rows that may still be appended as far as the description goes; whether there is memory behind
-  /// the last runs the caller must know. 0 unless lanes are kept and all end with rows of one
-  /// dtype.
-  int room() const noexcept;
-  /// A row more for each lane, behind its last in the same memory, rounded to that run's dtype.
-  ///   k, v  (lanes, head_dim) f32
-  /// Throws Error{kInvalidArgument} without room.
-  void append(const float* k, const float* v, Stream& stream);
-  /// append() is done by a recording that is run (kernels/base/recording.h): while that is made,
-  /// append() does not count.
-  void appended() noexcept;
-  void attend(const float* q, float* out, float scale, Stream& stream);
+  /// Attends the lanes. Throws Error{kInvalidArgument} for a scale that is not finite, and on CUDA
+  /// Error{kUnsupported} for odd shapes of more than 32 queries or 1024 channels.
+  void attend(float scale, Stream& stream);
 
  private:
   struct State;

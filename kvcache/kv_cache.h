@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -70,18 +69,6 @@ struct CacheNeeds {
   bool pictures_first = false;
   /// No prompt can follow the first: a conversation is prefilled anew for every turn.
   bool one_prompt = false;
-};
-
-/// Which steps of a cache are alike for its device.
-struct Repetition {
-  uint64_t id = 0;  ///< of steps whose attend() calls launch the same; 0: of this one only
-  int left = 0;     ///< steps that can be expected to have this number, the present one included
-
-  /// A number that no other cache has given.
-  static uint64_t new_id() noexcept {
-    static std::atomic<uint64_t> last{0};
-    return ++last;
-  }
 };
 
 /// What a sequence (or the whole cache) occupies.
@@ -158,11 +145,11 @@ class KvCache {
   virtual void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                       TensorView out, float scale, Stream& stream) = 0;
 
-  /// After begin(): whether the step's attend() calls, given rows at the same addresses, launch on
-  /// a GPU what those of an earlier step have. One such step may be recorded
+  /// After begin(): steps of one number have attend() calls that launch the same on a GPU, given
+  /// rows at the same addresses; 0: no other step has. One such step may be recorded
   /// (kernels/base/recording.h) and run, once or again; repeated() takes the place of all attend()
   /// calls, also of those that were recorded.
-  virtual Repetition repetition() const noexcept { return {}; }
+  virtual uint64_t repetition() const noexcept { return 0; }
   virtual void repeated() noexcept {}
 
   /// Completes the pass: policies pack after a prompt, flush residual windows and evict.

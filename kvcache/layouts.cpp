@@ -121,7 +121,14 @@ size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
                    quantizer(store, layer) != nullptr && quantizer(store, layer)->per_image()
                        ? std::min(rows, kMaxImages)
                        : 1);
-      bytes += needed.bytes() + static_cast<size_t>(planes) * kAlignment;
+      size_t gap = kAlignment;  // behind each plane, at most
+      if (layout.packing == nullptr) {
+        const size_t ring = needed.ring_bytes / static_cast<size_t>(planes);
+        // Rings of layers that keep other numbers of rows end elsewhere.
+        gap = aligned_ring(plan_->retention == nullptr ? ring : 1) -
+              (plan_->retention == nullptr ? ring : 0);
+      }
+      bytes += needed.bytes() + static_cast<size_t>(planes) * gap;
       // Layers that keep more rows than others round up more often.
       if (plan_->retention != nullptr && layout.packing != nullptr && !layout.once) {
         bytes += static_cast<size_t>(planes) * layout.block_bytes(layout.block_rows());
@@ -167,6 +174,7 @@ size_t Layouts::memory_bound(const SequenceSize& size) const noexcept {
 }
 
 int Layouts::staged_layers() const noexcept {
+  if (!stages()) return 0;
   return joint() ? shape_->layers : std::min(kPackedTogether, shape_->layers);
 }
 

@@ -53,7 +53,11 @@ class Layouts {
   /// Layers whose prompt rows are packed together: a GPU packs those of several in little more time
   /// than those of one.
   static constexpr int kPackedTogether = 4;
-  /// Layers whose prompt rows are staged at a time: all if joint(), else those packed together.
+  /// Rows of a first prompt wait until it has ended, since only then it is known what is kept of
+  /// them and packed. Else they are stored where they stay.
+  bool stages() const noexcept { return !plan_->plain(); }
+  /// Layers whose prompt rows are staged at a time: all if joint(), else those packed together; 0
+  /// unless the cache stages().
   int staged_layers() const noexcept;
   /// kv_heads keep slots of their own.
   bool per_head() const noexcept {

@@ -118,6 +118,8 @@ class alignas(64) Plane {
   /// Counts `rows` more rows, each stored behind the newest, and packed rows of `window` whenever
   /// they filled it; null: none were.
   void gain(int rows, const FlushRule* window) noexcept;
+  /// The first place of its ring.
+  std::byte* ring() const noexcept { return ring_; }
   /// Full row i, 0 the oldest.
   const std::byte* full_row(int i) const noexcept;
   std::byte* full_row(int i) noexcept;

@@ -118,7 +118,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const QkvRows given{q, k, v};
   const bool turns = rotation_.turns(layer);
   const QkvRows stored = turns ? rotation_.turned(given, !prompts, stream) : given;
-  const ConstTensorView queries = decodes ? own_queries(stored.q, out, stream) : stored.q;
+  const ConstTensorView queries = decodes ? own_queries(layer, stored.q, out, stream) : stored.q;
   int64_t first = 0;
   bool on_gpu = false;  // some sequences' rows are
   for (const StepRows& rows : step_) {
@@ -158,9 +158,12 @@ void PolicyCache::turn_generated_back(TensorView out, Stream& stream) {
 }
 
 /// The queries of a step, where `out` does not take their place: packed attention reads them to its
-/// end.
-ConstTensorView PolicyCache::own_queries(ConstTensorView q, TensorView out, Stream& stream) {
-  if (out.data() != q.data()) return q;
+/// end, attention of full rows does not.
+ConstTensorView PolicyCache::own_queries(int layer, ConstTensorView q, TensorView out,
+                                         Stream& stream) {
+  const bool in_place = traits_.holds_rows_alone(layer) &&
+                        (!gpu_.serves() || gpu_.attends_in_place(layer));
+  if (out.data() != q.data() || in_place) return q;
   queries_.grow(static_cast<size_t>(q.elements()));
   const TensorView copied(queries_.data(), DType::kF32, q.shape(), q.device());
   copy(copied, q, stream);
@@ -182,11 +185,11 @@ void PolicyCache::attend_prompt(const StepRows& rows, int layer, const QkvRows& 
   if (rotation_.turns(layer) && !begins) Rotation::turn_back(out, stream);
 }
 
-Repetition PolicyCache::repetition() const noexcept {
+uint64_t PolicyCache::repetition() const noexcept {
   const bool alike = std::all_of(step_.begin(), step_.end(), [&](const StepRows& rows) {
     return !rows.prompt && store_.at(rows.sequence).on_gpu;
   });
-  return alike ? gpu_.repetition() : Repetition{};
+  return alike ? gpu_.repetition() : 0;
 }
 
 void PolicyCache::repeated() noexcept { attended_ = shape().layers; }

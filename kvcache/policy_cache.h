@@ -56,7 +56,7 @@ class PolicyCache final : public KvCache {
   void give_embeddings(ConstTensorView embeddings, Stream& stream) override;
   void attend(int layer, ConstTensorView q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream) override;
-  Repetition repetition() const noexcept override;
+  uint64_t repetition() const noexcept override;
   void repeated() noexcept override;
   void end(Stream& stream) override;
 
@@ -75,7 +75,7 @@ class PolicyCache final : public KvCache {
  private:
   SequenceId admit(SequenceId id, const std::string& who);
   void reserve_workspaces();
-  ConstTensorView own_queries(ConstTensorView q, TensorView out, Stream& stream);
+  ConstTensorView own_queries(int layer, ConstTensorView q, TensorView out, Stream& stream);
   void attend_prompt(const StepRows& rows, int layer, const QkvRows& given, const QkvRows& stored,
                      TensorView out, float scale, Stream& stream);
   void turn_generated_back(TensorView out, Stream& stream);

@@ -131,9 +131,9 @@ class Llama final : public Decoder {
   // A pass that the cache can repeat, and of which step it was made.
   Recording recording_;
   bool records_ = true;
-  uint64_t last_pass_ = 0;  // Repetition::id of the step before
+  uint64_t last_pass_ = 0;  // KvCache::repetition() of the step before
   int alike_ = 0;           // steps before with that number
-  uint64_t recorded_ = 0;   // Repetition::id
+  uint64_t recorded_ = 0;   // KvCache::repetition()
   const void* recorded_x_ = nullptr;
   TensorView recorded_logits_;
 };
@@ -144,10 +144,9 @@ bool is_decode(const DecoderStep& step) {
                       [](const StepRows& sequence) { return sequence.prompt; });
 }
 
-/// Steps that must be left for a recording to pay, and that must have been alike before: batches
-/// that sequences join and leave change too often. To record a pass takes an H100's host 1 to 3 ms
-/// for a few rows, and 8 where the library multiplies many.
-constexpr int kWorthRecording = 16;
+/// Steps that must have been alike before one is recorded: batches that sequences join and leave
+/// change too often. To record a pass takes an H100's host 1 to 3 ms for a few rows, and 8 where
+/// the library multiplies many.
 constexpr int kFewRows = 4;
 constexpr int kAlikeBefore = 8;
 
@@ -320,18 +319,18 @@ TensorView Llama::forward(const DecoderStep& step, KvCache& cache, Stream& strea
 TensorView Llama::repeated_layers(const DecoderStep& step, ConstTensorView cos, ConstTensorView sin,
                                   KvCache& cache, Stream& stream) {
   if (std::exchange(moved_, false)) recording_.clear();
-  const Repetition repetition = cache.repetition();
+  const uint64_t repetition = cache.repetition();
   const auto run = [&] { return layers(step, cos, sin, cache, stream, {}); };
-  alike_ = std::exchange(last_pass_, repetition.id) == repetition.id ? alike_ + 1 : 0;
-  if (repetition.id == 0) return run();
-  if (repetition.id != recorded_ || step.embeddings.data() != recorded_x_ ||
+  alike_ = std::exchange(last_pass_, repetition) == repetition ? alike_ + 1 : 0;
+  if (repetition == 0) return run();
+  if (repetition != recorded_ || step.embeddings.data() != recorded_x_ ||
       !recording_.fits(stream)) {
     // Where there is no room for a recording, none is tried again.
     const int wait = step.embeddings.shape()[0] <= kFewRows ? 1 : kAlikeBefore;
-    if (alike_ < wait || repetition.left < kWorthRecording || !records_) return run();
+    if (alike_ < wait || !records_) return run();
     records_ = recording_.make(stream, [&] { recorded_logits_ = run(); });
     if (!records_) return run();
-    recorded_ = repetition.id;
+    recorded_ = repetition;
     recorded_x_ = step.embeddings.data();
   }
   recording_.run(stream);

@@ -12,7 +12,7 @@
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/fused_splits.h"
-#include "kernels/cuda/kept_lanes.cuh"
+#include "kernels/cuda/kept_bytes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_codes.h"
 #include "kernels/quantize.h"

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "kernels/cuda/kept_lanes.cuh"
+#include "kernels/cuda/kept_bytes.cuh"
 #include "kernels/key_basis.h"
 
 // The jobs of change_basis() where a GPU finds them.

@@ -99,9 +99,7 @@ __device__ void lay_piece(const TableArgs& table, int layer, int number, int lan
   piece.first_part = number * table.row_parts;
   piece.parts = static_cast<int>(ceil_div(before_wrap, kMaxPieceRows) +
                                  ceil_div(piece.wrapped.rows, kMaxPieceRows));
-  piece.grows = false;
-  table.row_lanes[at] = {static_cast<float*>(nullptr) + query, piece.first_part, piece.parts,
-                         number};
+  table.row_lanes[at] = {static_cast<float*>(nullptr) + query, piece.first_part, piece.parts};
 }
 
 /// A thread for each side of each lane of a step.

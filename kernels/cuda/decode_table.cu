@@ -474,6 +474,10 @@ std::vector<int> DecodeTable::came(int slot) const {
   return numbers;
 }
 
+bool DecodeTable::attends_in_place(int layer) const noexcept {
+  return state_->holds_rows_alone(layer);
+}
+
 uint64_t DecodeTable::version() const noexcept { return state_->versions[state_->step.size()]; }
 
 int64_t DecodeTable::guarded_remaps(int layer) const {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "kernels/cuda/kept_lanes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_batch.h"
 #include "kernels/cuda/row_pieces.cuh"
@@ -183,7 +182,7 @@ __global__ void attend_odd_piece(PieceLaunch launch) {
   const DevicePiece& piece = launch.pieces[blockIdx.x];
   const int q_per_kv = launch.q_per_kv;
   const int head_dim = launch.head_dim;
-  const int64_t rows = rows_of(launch, piece);
+  const int64_t rows = piece.cached.rows;
   const SoftmaxState state = state_of(launch, piece.first_part);
   const int query = static_cast<int>(threadIdx.x / 32);
   const int warp_lane = static_cast<int>(threadIdx.x % 32);
@@ -283,19 +282,6 @@ __global__ void __launch_bounds__(kJoinThreads)
   }
 }
 
-/// Stores the new key and value of every lane behind its last row, one block of threads a lane.
-__global__ void append_rows(const DeviceRowLane* lanes, const DevicePiece* pieces, Growth* growth,
-                            int head_dim, const float* k, const float* v) {
-  let_next_start();
-  wait_for_earlier();
-  const KeyValueRows run = pieces[lanes[blockIdx.x].last_piece].cached;
-  const int64_t row = run.rows + growth->rows;
-  const int64_t from = static_cast<int64_t>(blockIdx.x) * head_dim;
-  store_row(const_cast<std::byte*>(run.keys), run.dtype, row, head_dim, k + from);
-  store_row(const_cast<std::byte*>(run.values), run.dtype, row, head_dim, v + from);
-  growth->count_row();
-}
-
 template <class T, int kLanes>
 void launch_pieces(const PieceLaunch& l, Stream& stream) {
   const size_t shared =
@@ -319,156 +305,95 @@ void launch_pieces(const PieceLaunch& l, Stream& stream) {
 struct RowPlan {
   std::vector<DevicePiece> pieces;
   std::vector<DeviceRowLane> lanes;
+  unsigned most_parts = 1;
+  int parts = 0;  // of all pieces
+  std::array<bool, 3> types{};
+  bool odd = false;  // the kernel for any shape serves
+
+  static RowPlan& here() {
+    static thread_local RowPlan plan;
+    return plan;
+  }
+  void cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs, int head_dim);
+  PieceLaunch upload(const DeviceRowLane*& device_lanes, Stream& stream) const;
 };
 
 constexpr size_t kAlignment = 16;
 
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-}  // namespace
+bool is_odd(const KeyValueRows& run, int head_dim) {
+  const auto address =
+      reinterpret_cast<uintptr_t>(run.keys) | reinterpret_cast<uintptr_t>(run.values);
+  return !reads_by_16(head_dim, run.dtype) || address % 16 != 0;
+}
 
-struct RowTable::State {
-  explicit State(Device device) : kept(device), growth_memory(device, sizeof(Growth)) {}
-
-  KeptBytes kept;
-  Buffer growth_memory;
-  const std::byte* base = nullptr;  // pieces, then lanes
-  size_t lanes_at = 0;
-  unsigned pieces = 0;
-  unsigned lanes = 0;
-  unsigned most_parts = 1;
-  int parts = 0;  // of all pieces
-  std::array<bool, 3> types{};
-  bool odd = false;
-  int q_per_kv = 0;
-  int head_dim = 0;
-  const float* q = nullptr;
-  const float* out = nullptr;
-  int room = 0;
-  int grown = 0;  // as counted on the GPU when all is done
-
-  Growth* growth() { return reinterpret_cast<Growth*>(growth_memory.data()); }
-  const DevicePiece* device_pieces() const { return reinterpret_cast<const DevicePiece*>(base); }
-  const DeviceRowLane* device_lanes() const {
-    return reinterpret_cast<const DeviceRowLane*>(base + lanes_at);
-  }
-
-  /// Whether a run needs the kernel for any shape.
-  bool is_odd(const KeyValueRows& run) const {
-    const auto address =
-        reinterpret_cast<uintptr_t>(run.keys) | reinterpret_cast<uintptr_t>(run.values);
-    return !reads_by_16(head_dim, run.dtype) || address % 16 != 0;
-  }
-  void cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs, bool grows,
-           RowPlan& plan);
-  PieceLaunch launch(const float* q_now, float scale, Stream& stream);
-};
-
-void RowTable::State::cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs,
-                          bool grows, RowPlan& plan) {
-  plan.pieces.clear();
-  plan.lanes.clear();
+void RowPlan::cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs, int head_dim) {
+  pieces.clear();
+  lanes.clear();
   types = {};
   most_parts = 1;
   parts = 0;
   odd = std::any_of(runs.begin(), runs.end(),
-                    [this](const KeyValueRows& run) { return is_odd(run); });
+                    [&](const KeyValueRows& run) { return is_odd(run, head_dim); });
   for (const RowLane& lane : from) {
     const int first_part = parts;
-    for (size_t i = 0; i < lane.runs; ++i) {
-      const KeyValueRows& run = runs[lane.first_run + i];
+    for (const KeyValueRows& run : runs.subspan(lane.first_run, lane.runs)) {
       types[static_cast<size_t>(run.dtype)] = true;
-      const bool growing = grows && i + 1 == lane.runs;
-      const int64_t most = run.rows + (growing ? kLaneRoom : 0);
-      const int count = odd ? 1 : static_cast<int>(ceil_div(most, kMaxPieceRows));
-      plan.pieces.push_back({lane.q, run, parts, count, growing, {}});
+      const int count = odd ? 1 : static_cast<int>(ceil_div(run.rows, kMaxPieceRows));
+      pieces.push_back({lane.q, run, parts, count, {}});
       parts += count;
       most_parts = std::max(most_parts, static_cast<unsigned>(count));
     }
-    plan.lanes.push_back(
-        {lane.out, first_part, parts - first_part, static_cast<int>(plan.pieces.size()) - 1});
+    lanes.push_back({lane.out, first_part, parts - first_part});
   }
 }
 
-RowTable::RowTable(Device device) : state_(std::make_unique<State>(device)) {}
-RowTable::~RowTable() = default;
+/// Puts the pieces, then the lanes to the GPU.
+PieceLaunch RowPlan::upload(const DeviceRowLane*& device_lanes, Stream& stream) const {
+  const size_t piece_bytes = pieces.size() * sizeof(DevicePiece);
+  const size_t lane_bytes = lanes.size() * sizeof(DeviceRowLane);
+  const size_t lanes_at = padded(piece_bytes);
+  const std::array<UploadRange, 2> packet{UploadRange{pieces.data(), piece_bytes, 0},
+                                          UploadRange{lanes.data(), lane_bytes, lanes_at}};
+  const std::byte* base = stream.queue().upload_ranges(packet, lanes_at + lane_bytes);
+  device_lanes = reinterpret_cast<const DeviceRowLane*>(base + lanes_at);
+  PieceLaunch launch{};
+  launch.pieces = reinterpret_cast<const DevicePiece*>(base);
+  launch.count = static_cast<unsigned>(pieces.size());
+  launch.parts = most_parts;
+  return launch;
+}
 
-void RowTable::describe(std::span<const RowLane> lanes, std::span<const KeyValueRows> runs,
-                        int q_per_kv, int head_dim, const float* q, const float* out, bool keep,
-                        bool grows, Stream& stream) {
-  State& state = *state_;
-  state.q = q;
-  state.out = out;
-  state.q_per_kv = q_per_kv;
-  state.head_dim = head_dim;
-  state.grown = 0;
-  state.room = grows ? kLaneRoom : 0;
-  state.lanes = state.pieces = 0;
-  static thread_local RowPlan plan;
-  state.cut(lanes, runs, grows, plan);
-  if (lanes.empty()) return;
-  if (state.odd && (q_per_kv > 32 || head_dim > 1024)) {
+}  // namespace
+
+void attend_row_lanes(std::span<const RowLane> lanes, std::span<const KeyValueRows> runs,
+                      int q_per_kv, int head_dim, float scale, Stream& stream) {
+  RowPlan& plan = RowPlan::here();
+  plan.cut(lanes, runs, head_dim);
+  if (plan.odd && (q_per_kv > 32 || head_dim > 1024)) {
     throw Error(ErrorCode::kUnsupported,
                 "RowBatch: head_dim " + std::to_string(head_dim) + " with " +
                     std::to_string(q_per_kv) +
                     " queries a kv_head is not served on CUDA, which takes up to 256, or 1024 with "
                     "up to 32 queries; use --device cpu");
   }
-  const size_t piece_bytes = plan.pieces.size() * sizeof(DevicePiece);
-  const size_t lane_bytes = plan.lanes.size() * sizeof(DeviceRowLane);
-  state.lanes_at = padded(piece_bytes);
-  const size_t bytes = state.lanes_at + lane_bytes;
-  const std::array<UploadRange, 2> packet{
-      UploadRange{plan.pieces.data(), piece_bytes, 0},
-      UploadRange{plan.lanes.data(), lane_bytes, state.lanes_at}};
-  state.base = stream.queue().upload_ranges(packet, bytes);
-  if (keep) state.base = state.kept.place(state.base, bytes, stream);
-  if (grows) {
-    check(cudaMemsetAsync(state.growth(), 0, sizeof(Growth), native(stream)), "RowBatch::describe");
-  }
-  state.pieces = static_cast<unsigned>(plan.pieces.size());
-  state.lanes = static_cast<unsigned>(plan.lanes.size());
-}
-
-int RowTable::room() const noexcept { return state_->room - state_->grown; }
-
-void RowTable::append(const float* k, const float* v, Stream& stream) {
-  State& state = *state_;
-  if (!stream.queue().is_recording()) ++state.grown;
-  launch_early("RowBatch::append", append_rows, dim3(state.lanes), 128, stream,
-               state.device_lanes(), state.device_pieces(), state.growth(), state.head_dim, k, v);
-}
-
-void RowTable::appended() noexcept { ++state_->grown; }
-
-PieceLaunch RowTable::State::launch(const float* q_now, float scale, Stream& stream) {
-  PieceLaunch launch{};
-  launch.pieces = device_pieces();
-  launch.count = pieces;
-  launch.parts = most_parts;
+  const DeviceRowLane* device_lanes = nullptr;
+  PieceLaunch launch = plan.upload(device_lanes, stream);
   launch.q_per_kv = q_per_kv;
   launch.head_dim = head_dim;
   launch.scale = scale;
-  launch.grown_at = room > 0 ? &growth()->rows : nullptr;
-  launch.q_moved = q_now - q;
-  launch.states = place_states(launch, parts, stream);
-  return launch;
-}
-
-void RowTable::attend(const float* q, float* out, float scale, Stream& stream) {
-  State& state = *state_;
-  if (state.lanes == 0) return;
-  const PieceLaunch launch = state.launch(q, scale, stream);
-  if (state.odd) {
-    attend_odd_piece<<<launch.count, static_cast<unsigned>(32 * launch.q_per_kv), 0,
-                       native(stream)>>>(launch);
+  launch.states = place_states(launch, plan.parts, stream);
+  if (plan.odd) {
+    attend_odd_piece<<<launch.count, static_cast<unsigned>(32 * q_per_kv), 0, native(stream)>>>(
+        launch);
   } else if (launch.count > 0) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      if (state.types[static_cast<size_t>(dtype)]) attend_pieces(launch, dtype, stream);
+      if (plan.types[static_cast<size_t>(dtype)]) attend_pieces(launch, dtype, stream);
     }
   }
   check_launch("RowBatch::attend");
-  join_parts(launch, state.device_lanes(), state.lanes, out - state.out, stream);
+  join_parts(launch, device_lanes, static_cast<unsigned>(plan.lanes.size()), 0, stream);
 }
 
 void attend_pieces(const PieceLaunch& launch, DType dtype, Stream& stream) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <span>
 
 #include "kernels/row_batch.h"
@@ -9,22 +8,8 @@
 // CUDA links no_cuda/row_batch.cpp instead, which throws Error{kUnsupported}.
 namespace kvlm::cuda {
 
-class RowTable {
- public:
-  explicit RowTable(Device device);
-  ~RowTable();
-
-  void describe(std::span<const RowLane> lanes, std::span<const KeyValueRows> runs, int q_per_kv,
-                int head_dim, const float* q, const float* out, bool keep, bool grows,
-                Stream& stream);
-  int room() const noexcept;
-  void append(const float* k, const float* v, Stream& stream);
-  void appended() noexcept;
-  void attend(const float* q, float* out, float scale, Stream& stream);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
+/// RowBatch::attend() of `lanes`, of which there are some; `runs` are those of all.
+void attend_row_lanes(std::span<const RowLane> lanes, std::span<const KeyValueRows> runs,
+                      int q_per_kv, int head_dim, float scale, Stream& stream);
 
 }  // namespace kvlm::cuda

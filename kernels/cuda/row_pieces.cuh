@@ -12,12 +12,11 @@ constexpr int kMaxPieceRows = 256;
 /// A run of a lane, with the lane's query, cut into parts.
 struct DevicePiece {
   const float* q;
-  KeyValueRows cached;  // as described
+  KeyValueRows cached;
   int first_part;
   int parts;
-  bool grows;  // gains the rows that were appended since
   /// The rows of a ring that follow at its begin, which have parts of their own behind those of
-  /// `cached`. A piece that has some does not grow.
+  /// `cached`.
   KeyValueRows wrapped;
 
   /// Parts of `cached`.
@@ -30,7 +29,6 @@ struct DevicePiece {
 struct DeviceRowLane {
   float* out;
   int first_part, parts;
-  int last_piece;
 };
 
 /// The pieces of a call, as the launches of its types need them.
@@ -40,18 +38,13 @@ struct PieceLaunch {
   unsigned parts;  // most of a piece
   int q_per_kv, head_dim;
   float scale;
-  float* states;        // of all parts, each max, sum (q_per_kv), out (q_per_kv, head_dim)
-  const int* grown_at;  // rows that pieces that grow have gained; null: none
-  int64_t q_moved;      // floats from where queries were
+  float* states;    // of all parts, each max, sum (q_per_kv), out (q_per_kv, head_dim)
+  int64_t q_moved;  // floats from where pieces say that queries are
 };
 
 __device__ inline SoftmaxState state_of(const PieceLaunch& l, int part) {
   float* state = l.states + static_cast<int64_t>(part) * l.q_per_kv * (2 + l.head_dim);
   return {state, state + l.q_per_kv, state + 2 * l.q_per_kv};
-}
-
-__device__ inline int64_t rows_of(const PieceLaunch& l, const DevicePiece& piece) {
-  return piece.cached.rows + (piece.grows && l.grown_at != nullptr ? *l.grown_at : 0);
 }
 
 /// Part blockIdx.y of piece blockIdx.x; rows are -1 if there is no such part.
@@ -66,7 +59,7 @@ __device__ inline DecodePiece part_of(const PieceLaunch& l, int element_bytes) {
   const int before_wrap = piece.parts_before_wrap();
   const bool wrapped = part >= before_wrap;
   if (wrapped) made.cached = piece.wrapped;
-  const int64_t rows = wrapped ? piece.wrapped.rows : rows_of(l, piece);
+  const int64_t rows = made.cached.rows;
   const int64_t first_row =
       static_cast<int64_t>(wrapped ? part - before_wrap : part) * kMaxPieceRows;
   const int64_t skipped = first_row * l.head_dim * element_bytes;

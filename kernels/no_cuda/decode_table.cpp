@@ -23,6 +23,8 @@ void DecodeTable::evict(std::span<const int>, Stream&) { cuda::refuse("DecodeTab
 void DecodeTable::drop_least(Stream&) { cuda::refuse("DecodeTable::drop_least"); }
 std::vector<int> DecodeTable::came(int) const { return {}; }
 uint64_t DecodeTable::version() const noexcept { return 0; }
+
+bool DecodeTable::attends_in_place(int) const noexcept { return false; }
 int64_t DecodeTable::guarded_remaps(int) const { return 0; }
 
 }  // namespace kvlm

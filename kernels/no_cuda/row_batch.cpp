@@ -4,22 +4,9 @@
 
 namespace kvlm::cuda {
 
-struct RowTable::State {};
-
-RowTable::RowTable(Device) { refuse("RowBatch"); }
-RowTable::~RowTable() = default;
-
-void RowTable::describe(std::span<const RowLane>, std::span<const KeyValueRows>, int, int,
-                        const float*, const float*, bool, bool, Stream&) {
+void attend_row_lanes(std::span<const RowLane>, std::span<const KeyValueRows>, int, int, float,
+                      Stream&) {
   refuse("RowBatch");
 }
-
-int RowTable::room() const noexcept { return 0; }
-
-void RowTable::append(const float*, const float*, Stream&) { refuse("RowBatch"); }
-
-void RowTable::appended() noexcept {}
-
-void RowTable::attend(const float*, float*, float, Stream&) { refuse("RowBatch"); }
 
 }  // namespace kvlm::cuda

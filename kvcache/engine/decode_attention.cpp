@@ -40,8 +40,11 @@ DecodeAttention::DecodeAttention(const CacheTraits& traits, RowAppender& appende
       key_basis_(key_basis),
       remap_(remap),
       decode_weights_(weights),
+      full_batch_(traits.device()),
       weights_(traits.device()) {
-  for (size_t layer = 0; layer < traits.layers(); ++layer) layers_.emplace_back(traits.device());
+  for (size_t layer = 0; layer < traits.layers(); ++layer) {
+    packed_batches_.emplace_back(traits.device());
+  }
 }
 
 void DecodeAttention::reserve(const Workload& load) {
@@ -49,10 +52,8 @@ void DecodeAttention::reserve(const Workload& load) {
   const auto grow = [](auto& buffer, size_t size) {
     if (buffer.size() < size) buffer.resize(size);
   };
-  for (LayerBatches& layer : layers_) {
-    layer.full.reserve(shape.q_per_kv(), shape.head_dim, load.heads, 2 * kStores * load.heads,
-                       load.rows);
-  }
+  full_batch_.reserve(shape.q_per_kv(), shape.head_dim, load.heads, 2 * kStores * load.heads,
+                      load.rows);
   rows_.reserve(load.sequences);
   grow(packed_, load.heads);
   grow(heads_, load.heads);
@@ -67,7 +68,7 @@ void DecodeAttention::attend(int layer, const float* q, ConstTensorView k, Const
   key_basis_.start_queries(layer);
   const size_t full = describe(layer, q, out.as<float>(), stream);
   store_rows(k, v, stream);
-  const size_t packed = attend_full(layer, full, q, out.as<float>(), scale, stream);
+  const size_t packed = attend_full(full, scale, stream);
   key_basis_.change_queries(layer, q, stream);
   attend_packed_heads(layer, packed, q, out.as<float>(), scale, stream);
 }
@@ -213,23 +214,20 @@ void DecodeAttention::prefetch(size_t i, size_t last, int layer, size_t head) co
 
 /// Attends the KV heads that hold full rows only, of which there are `full`. Moves the others to
 /// the front of packed_ and returns how many they are.
-size_t DecodeAttention::attend_full(int layer, size_t full, const float* q, float* out, float scale,
-                                    Stream& stream) {
+size_t DecodeAttention::attend_full(size_t full, float scale, Stream& stream) {
   const size_t count = rows_.size() * traits_.kv_heads();
   if (full == 0) return count;
-  RowBatch& batch = at(layer).full;
-  batch.start(traits_.shape().q_per_kv(), traits_.shape().head_dim);
+  full_batch_.start(traits_.shape().q_per_kv(), traits_.shape().head_dim);
   size_t packed = 0;
   for (size_t i = 0; i < count; ++i) {
     if (packed_[i].slots == 0) {
-      add_full(packed_[i], *heads_[i], traits_.plan().rows, batch);
+      add_full(packed_[i], *heads_[i], traits_.plan().rows, full_batch_);
       continue;
     }
     heads_[packed] = heads_[i];
     packed_[packed++] = packed_[i];
   }
-  batch.describe(q, out, /*keep=*/false, stream);
-  batch.attend(q, out, scale, stream);
+  full_batch_.attend(scale, stream);
   return packed;
 }
 
@@ -238,7 +236,7 @@ void DecodeAttention::attend_packed_heads(int layer, size_t count, const float* 
                                           float scale, Stream& stream) {
   if (count == 0) return;
   const std::span<PackedLane> packed = std::span(packed_).first(count);
-  PackedBatch& batch = at(layer).packed;
+  PackedBatch& batch = packed_batches_[static_cast<size_t>(layer)];
   batch.describe(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, q, out,
                  /*keep=*/false, stream);
   batch.attend(q, out, scale, stream);

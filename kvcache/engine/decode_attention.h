@@ -41,7 +41,7 @@ class DecodeAttention {
 
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
   int64_t guarded_remaps(int layer) const {
-    return layers_[static_cast<size_t>(layer)].packed.guarded_remaps();
+    return packed_batches_[static_cast<size_t>(layer)].guarded_remaps();
   }
 
  private:
@@ -54,14 +54,6 @@ class DecodeAttention {
     int64_t row;     // of the step
     float* weights;  // (kv_heads, q_per_kv, at most max_rows)
   };
-  /// What is described of a layer.
-  struct LayerBatches {
-    explicit LayerBatches(Device device) : packed(device), full(device) {}
-    PackedBatch packed;
-    RowBatch full;  // KV heads that hold nothing packed
-  };
-
-  LayerBatches& at(int layer) noexcept { return layers_[static_cast<size_t>(layer)]; }
   void place_weights() noexcept;
   void store_rows(ConstTensorView k, ConstTensorView v, Stream& stream);
   size_t describe(int layer, const float* q, float* out, Stream& stream);
@@ -71,8 +63,7 @@ class DecodeAttention {
   void add_value_runs(const HeadState& head, int layer, RunList& runs);
   bool is_full(const HeadState& head, int layer) const noexcept;
   void prefetch(size_t i, size_t last, int layer, size_t head) const noexcept;
-  size_t attend_full(int layer, size_t full, const float* q, float* out, float scale,
-                     Stream& stream);
+  size_t attend_full(size_t full, float scale, Stream& stream);
   void attend_packed_heads(int layer, size_t count, const float* q, float* out, float scale,
                            Stream& stream);
 
@@ -81,7 +72,8 @@ class DecodeAttention {
   KeyBasisChange& key_basis_;
   VisualRemap& remap_;
   DecodeWeights& decode_weights_;
-  std::vector<LayerBatches> layers_;
+  std::vector<PackedBatch> packed_batches_;  // (layers,)
+  RowBatch full_batch_;                      // KV heads that hold nothing packed
   std::vector<Row> rows_;
   // By number of the generated row times kv_heads, plus the KV head; then those with packed rows.
   std::vector<PackedLane> packed_;

@@ -14,8 +14,6 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-// As far as a recording is concerned, steps are alike for ever.
-constexpr int kManySteps = 1 << 20;
 // Rows of a block that is listed, at most.
 constexpr int kAnyBlock = 2048;
 
@@ -338,10 +336,10 @@ void GpuDecode::give_up() {
   }
 }
 
-Repetition GpuDecode::repetition() const noexcept {
-  if (rows_.empty()) return {};
-  if (traits_.changes_key_basis() && !basis_known_) return {};
-  return {table_->version(), kManySteps};
+uint64_t GpuDecode::repetition() const noexcept {
+  if (rows_.empty()) return 0;
+  if (traits_.changes_key_basis() && !basis_known_) return 0;
+  return table_->version();
 }
 
 void GpuDecode::take_back(Sequence& sequence) const {

@@ -37,6 +37,8 @@ class GpuDecode {
   /// Appends and attends the step's generated rows, as DecodeAttention does.
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
+  /// `out` of attend() may take the place of the queries.
+  bool attends_in_place(int layer) const noexcept { return table_->attends_in_place(layer); }
   /// Ends a step: packs the windows that are full. Returns the sequences whose windows the host has
   /// to flush, caught up.
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
@@ -48,7 +50,7 @@ class GpuDecode {
   void give_up();
 
   /// KvCache::repetition() of the step that has begun.
-  Repetition repetition() const noexcept;
+  uint64_t repetition() const noexcept;
   /// Counts on the host the rows that a sequence has gained, because the host is about to change
   /// what the sequence holds.
   void take_back(Sequence& sequence) const;

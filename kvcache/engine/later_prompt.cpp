@@ -1,5 +1,7 @@
 #include "kvcache/engine/later_prompt.h"
 
+#include <algorithm>
+
 #include "kernels/column_sums.h"
 
 namespace kvlm {
@@ -17,13 +19,31 @@ void LaterPrompt::attend(Sequence& sequence, const StepRows& rows, int layer, Co
                          ConstTensorView k, ConstTensorView v, TensorView out, float scale,
                          Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  unpack(state, layer, stream);
+  if (!find_stored(state)) unpack(state, layer, stream);
   // Before attention: its output may take the place of the queries.
   if (traits_.layouts().keeps_weights()) sum_weights(state, q, k, scale, stream);
   attention(out, q, k, v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
-  for (int row = 0; row < rows.rows; ++row) {
-    store_row(sequence, rows, row, layer, k, v, stream);
+  for (int row = 0; row < rows.rows;) {
+    const int count = rows_at_once(state, layer, rows.rows - row);
+    store_rows(sequence, rows, row, count, layer, k, v, stream);
+    row += count;
   }
+}
+
+/// Takes what a layer has stored as it lies: full rows of one store, side by side. Returns false if
+/// it does not.
+bool LaterPrompt::find_stored(const LayerState& state) {
+  past_.clear();
+  for (const HeadState& head : state.heads) {
+    const StorePlanes& rest = head.stores[kRest];
+    const int rows = rest.keys.full();
+    const bool lies = head.slots() == rows && rest.full_alike(/*protects=*/true) &&
+                      rest.keys.full_before_wrap() == rows;
+    if (!lies) return false;
+    past_.push_back(
+        {rest.keys.full_row(0), rest.values.full_row(0), traits_.plan().rows, rows});
+  }
+  return true;
 }
 
 /// Makes floats of what a layer has stored, for the time of one call.
@@ -61,24 +81,43 @@ void LaterPrompt::sum_weights(LayerState& state, ConstTensorView q, ConstTensorV
   }
 }
 
-/// Appends a row and does what follows it in a step of decode.
-void LaterPrompt::store_row(Sequence& sequence, const StepRows& rows, int row, int layer,
-                            ConstTensorView k, ConstTensorView v, Stream& stream) {
+/// How many of `left` rows can be stored before something follows them: a flush, or a choice of what
+/// to drop.
+int LaterPrompt::rows_at_once(const LayerState& state, int layer, int left) const noexcept {
+  if (traits_.retention() != nullptr) return 1;
+  int rows = left;
+  for (const Window& window : traits_.layer(layer).windows) {
+    for (const HeadState& head : state.heads) {
+      const int full = head.plane(window.store, window.side).full();
+      rows = std::min(rows, std::max(1, window.packing->flush.trigger - full));
+    }
+  }
+  return rows;
+}
+
+/// Appends `count` rows from `row` on and does what follows the last in a step of decode.
+void LaterPrompt::store_rows(Sequence& sequence, const StepRows& rows, int row, int count,
+                             int layer, ConstTensorView k, ConstTensorView v, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  const int16_t tag = rows.modality.empty() ? kTextRow : rows.modality[static_cast<size_t>(row)];
-  appender_.append(state, layer, tag, 0);
-  appender_.store(k.slice(row, 1), v.slice(row, 1), 0, stream);
+  const size_t heads = traits_.kv_heads();
+  int16_t tag = kTextRow;
+  appender_.reserve_rows(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    if (!rows.modality.empty()) tag = rows.modality[static_cast<size_t>(row + i)];
+    appender_.append(state, layer, tag, static_cast<size_t>(i) * heads);
+  }
+  appender_.store(k.slice(row, count), v.slice(row, count), 0, stream);
   if (traits_.layouts().keeps_weights()) {
-    const size_t columns = sums_.size() / traits_.kv_heads();
+    const size_t columns = sums_.size() / heads;
     const size_t column = columns - static_cast<size_t>(rows.rows - row);
-    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+    for (size_t h = 0; h < heads; ++h) {
       DecodeWeights::newest(state.heads[h], traits_.store_of(tag)) =
           static_cast<float>(sums_[h * columns + column]);
     }
   }
   Sequence* const self = &sequence;
   packer_.flush({&self, 1}, layer, stream);
-  evictor_.evict_layer(sequence, layer, row + 1, stream);
+  evictor_.evict_layer(sequence, layer, row + count, stream);
 }
 
 }  // namespace kvlm

@@ -81,6 +81,7 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
   if (!x.q.empty()) {
     attention(out, x.q, x.k, x.v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   }
+  if (!traits_.layouts().stages()) return;
   const auto index = static_cast<int>(index_of(layer));
   const bool last =
       index + 1 == traits_.layouts().staged_layers() || layer + 1 == traits_.shape().layers;
@@ -92,6 +93,7 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
 
 bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) {
   sequence.prompt.staged += rows.rows;
+  if (!traits_.layouts().stages()) count_rows(sequence, rows.rows);
   if (!rows.ends_prompt) return false;
   sequence.prompt_rows = sequence.prompt.staged;
   if (traits_.layouts().joint()) finish(sequence, 0, traits_.shape().layers, stream);
@@ -104,8 +106,25 @@ bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) 
   return true;
 }
 
+/// Counts rows that were stored where they stay, complete in every layer.
+void PromptStage::count_rows(Sequence& sequence, int rows) {
+  for (LayerState& state : sequence.layers) {
+    state.kept = sequence.prompt.staged;
+    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+      state.counts[h][kRest] = sequence.prompt.staged;
+      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+        state.heads[h].plane(kRest, side).push_rows(rows);
+      }
+    }
+  }
+}
+
+/// Where a KV head's rows of a prompt lie until it has ended, from the first on.
 std::byte* PromptStage::staged_rows(const Sequence& sequence, int layer, KvSide side,
                                     size_t head) const {
+  if (!traits_.layouts().stages()) {
+    return sequence.layers[static_cast<size_t>(layer)].heads[head].plane(kRest, side).ring();
+  }
   const size_t heads = traits_.kv_heads();
   const size_t index = (2 * index_of(layer) + static_cast<size_t>(side)) * heads + head;
   return sequence.prompt.staging.data() +

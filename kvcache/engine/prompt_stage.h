@@ -54,6 +54,7 @@ class PromptStage {
     std::array<PackedCounts, kStores> packed;
   };
 
+  void count_rows(Sequence& sequence, int rows);
   std::byte* staged_rows(const Sequence& sequence, int layer, KvSide side, size_t head) const;
   void stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x, Stream& stream);
   void measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k, float scale,

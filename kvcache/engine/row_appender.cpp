@@ -14,6 +14,11 @@ void RowAppender::reserve(const Workload& load) {
   values_.resize(keys_.size());
 }
 
+void RowAppender::reserve_rows(size_t rows) {
+  keys_.resize(std::max(keys_.size(), rows * traits_.kv_heads()));
+  values_.resize(keys_.size());
+}
+
 void RowAppender::append(LayerState& state, int layer, int16_t tag, size_t first) {
   const size_t store = traits_.store_of(tag);
   state.due = {};

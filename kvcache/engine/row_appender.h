@@ -14,6 +14,8 @@ class RowAppender {
   explicit RowAppender(const CacheTraits& traits) : traits_(traits) {}
 
   void reserve(const Workload& load);
+  /// Room for `rows` rows of a layer.
+  void reserve_rows(size_t rows);
   /// Makes room for a row in every KV head of a layer, which store() fills as those from number
   /// `first` on. Different numbers may be used by several threads.
   void append(LayerState& state, int layer, int16_t tag, size_t first);

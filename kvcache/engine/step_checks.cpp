@@ -72,7 +72,8 @@ void check_rows(const CacheTraits& traits, const Sequence& sequence, const StepR
   check_size(sequence, rows);
   if (sequence.prompted) check_later_prompt(traits, rows);
   check_pictures(traits, rows);
-  if (!sequence.prompted && !traits.layouts().joint() && !rows.ends_prompt) {
+  const bool in_parts = traits.layouts().joint() || !traits.layouts().stages();
+  if (!sequence.prompted && !in_parts && !rows.ends_prompt) {
     unsupported(
         fmt::format("--kv {} packs each layer as soon as it is read: the first prompt "
                     "must come in one pass, and a part of {} rows came",

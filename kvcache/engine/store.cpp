@@ -43,7 +43,14 @@ SequenceId SequenceStore::open(const SequenceSize& size, const std::string& who)
   }
   made.layers.resize(traits_.layers());
   for (LayerState& layer : made.layers) layer.heads.resize(traits_.kv_heads());
+  if (!traits_.layouts().stages()) place_rows(made);
   return admit(std::move(made));
+}
+
+/// Gives the planes of a sequence that keeps every row as it comes room for all of them.
+void SequenceStore::place_rows(Sequence& sequence) const {
+  const std::vector<std::array<int, kStores>> none(traits_.kv_heads());
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) place(sequence, layer, none);
 }
 
 /// The first slot without an open sequence.
@@ -65,17 +72,21 @@ void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const 
   const size_t memory = traits_.layouts().memory_bound(size);
   const size_t staging = traits_.layouts().staging_bytes(size);
   const auto refuse = [&] {
+    const std::string more =
+        staging == 0 ? ""
+                     : fmt::format(", {} more while the prompt is read", human_bytes(staging));
     throw Error(
         ErrorCode::kOutOfMemory,
-        fmt::format("{} does not fit: {} tokens of {} cache take up to {}, {} more while the "
-                    "prompt is read, and {} of {} are free; use a smaller batch, fewer "
-                    "tokens or more cache memory",
-                    who, size.max_rows, traits_.plan().spec, human_bytes(memory),
-                    human_bytes(staging), human_bytes(arena_.capacity() - arena_.reserved()),
+        fmt::format("{} does not fit: {} tokens of {} cache take {}{}{}, and {} of {} are free; "
+                    "use a smaller batch, fewer tokens or more cache memory",
+                    who, size.max_rows, traits_.plan().spec, staging == 0 ? "" : "up to ",
+                    human_bytes(memory), more,
+                    human_bytes(arena_.capacity() - arena_.reserved()),
                     human_bytes(arena_.capacity())));
   };
   if (!arena_.fits(memory, 1)) refuse();
   sequence.memory = std::make_shared<ArenaExtent>(arena_.reserve(memory, who));
+  if (staging == 0) return;
   if (!arena_.fits(staging, 1)) {
     sequence.memory.reset();
     refuse();
@@ -374,7 +385,7 @@ void SequenceStore::account(Sequence& sequence) const noexcept {
     bytes += weights_.bytes(state) + ProtectedValues::bytes(state) + sinks_.bytes(state);
   }
   sequence.memory->set_used(bytes + sequence.shared);
-  if (sequence.prompted) return;
+  if (sequence.prompted || !traits_.layouts().stages()) return;
   const auto layers = static_cast<size_t>(traits_.layouts().staged_layers());
   sequence.prompt.staging.set_used(layers * 2 * traits_.kv_heads() *
                                    static_cast<size_t>(sequence.prompt.staged) *

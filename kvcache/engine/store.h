@@ -66,6 +66,7 @@ class SequenceStore {
     }
   };
 
+  void place_rows(Sequence& sequence) const;
   size_t free_slot() const noexcept;
   SequenceId admit(Sequence sequence);
   template <class Body>

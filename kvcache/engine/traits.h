@@ -65,6 +65,11 @@ class CacheTraits {
     return std::any_of(layers_.begin(), layers_.end(),
                        [](const LayerTraits& layer) { return layer.has_key_basis; });
   }
+  /// Nothing in a layer is packed, and nobody asks for its attention weights.
+  bool holds_rows_alone(int layer) const noexcept {
+    return !layouts_.keeps_weights() && quantizer(kVisual, layer) == nullptr &&
+           quantizer(kRest, layer) == nullptr;
+  }
   /// A DecodeTable cannot pack the window of a side.
   bool host_flushes(int layer, KvSide side) const noexcept {
     return layers_[static_cast<size_t>(layer)].host_flushes[static_cast<size_t>(side)];

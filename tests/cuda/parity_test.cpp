@@ -536,9 +536,7 @@ TEST_F(Cuda, RowBatchMergesItsRuns) {
           batch.add(queries.slice(lane, 1).as<float>(), runs,
                     out.view().slice(lane, 1).as<float>());
         }
-        batch.describe(queries.as<float>(), out.as<float>(), /*keep=*/false, stream);
-        EXPECT_EQ(batch.room(), 0);
-        batch.attend(queries.as<float>(), out.as<float>(), 0.3f, stream);
+        batch.attend(0.3f, stream);
         stream.synchronize();
         return out;
       };
@@ -549,53 +547,6 @@ TEST_F(Cuda, RowBatchMergesItsRuns) {
       const Tensor found = run(gpu_q, gpu_k, gpu_v, kGpu, *gpu_);
       EXPECT_LE(error(found, expected), 3e-6)
           << s.q_per_kv << " x " << s.head_dim << " " << dtype_name(dtype);
-    }
-  }
-}
-
-/// Kept lanes that gain rows, bit for bit as lanes that are described with them.
-TEST_F(Cuda, RowBatchGrowsAsIfDescribedAnew) {
-  for (const HeadShape& s : {HeadShape{1, 1, 64}, HeadShape{1, 4, 128}, HeadShape{1, 3, 20}}) {
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      const std::vector<int64_t> lengths = {1, 250, 511};
-      const auto count = static_cast<int64_t>(lengths.size());
-      constexpr int64_t kMost = 700;
-      const Tensor rows = normal_tensor(dtype, {2 * count * kMost, s.head_dim}, 21);
-      const Tensor grown = on_gpu(rows);
-      const Tensor q = on_gpu(normal_tensor(DType::kF32, {count, s.q_per_kv, s.head_dim}, 22));
-      const auto run_of = [&](int64_t lane, int64_t held) {
-        return KeyValueRows{grown.view().slice(2 * lane * kMost, 1).data(),
-                            grown.view().slice((2 * lane + 1) * kMost, 1).data(), dtype, held};
-      };
-      const auto describe = [&](RowBatch& batch, Tensor& out, int64_t more, bool keep) {
-        batch.start(s.q_per_kv, s.head_dim);
-        for (int64_t lane = 0; lane < count; ++lane) {
-          const KeyValueRows run = run_of(lane, lengths[static_cast<size_t>(lane)] + more);
-          batch.add(q.view().slice(lane, 1).as<float>(), {&run, 1},
-                    out.view().slice(lane, 1).as<float>());
-        }
-        batch.describe(q.view().as<float>(), out.as<float>(), keep, *gpu_);
-      };
-      RowBatch kept(kGpu);
-      RowBatch anew(kGpu);
-      Tensor found(DType::kF32, q.shape(), kGpu);
-      Tensor expected(DType::kF32, q.shape(), kGpu);
-      describe(kept, found, 0, true);
-      const int room = kept.room();
-      ASSERT_GE(room, 64);
-      for (int more = 1; more <= room; ++more) {
-        const Tensor k = on_gpu(normal_tensor(DType::kF32, {count, s.head_dim}, 100u + more));
-        const Tensor v = on_gpu(normal_tensor(DType::kF32, {count, s.head_dim}, 500u + more));
-        kept.append(k.view().as<float>(), v.view().as<float>(), *gpu_);
-        kept.attend(q.view().as<float>(), found.as<float>(), 0.3f, *gpu_);
-        if (more % 9 != 1 && more != room) continue;
-        describe(anew, expected, more, false);
-        anew.attend(q.view().as<float>(), expected.as<float>(), 0.3f, *gpu_);
-        ASSERT_EQ(error(found, on_host(expected)), 0)
-            << s.head_dim << " " << dtype_name(dtype) << " " << more;
-      }
-      EXPECT_EQ(kept.room(), 0);
-      EXPECT_THROW(kept.append(q.view().as<float>(), q.view().as<float>(), *gpu_), Error);
     }
   }
 }

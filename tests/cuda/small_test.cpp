@@ -397,8 +397,7 @@ TEST_F(SmallShapes, LanesOfFullRows) {
           }
           batch.add(q_rows.slice(i, 1).as<float>(), runs, out.view().slice(i, 1).as<float>());
         }
-        batch.describe(q_rows.as<float>(), out.as<float>(), /*keep=*/false, stream);
-        batch.attend(q_rows.as<float>(), out.as<float>(), 0.3f, stream);
+        batch.attend(0.3f, stream);
         stream.synchronize();
         return out;
       };

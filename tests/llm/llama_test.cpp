@@ -528,17 +528,18 @@ TEST(Llama, DecodeAllocatesNothing) {
     std::vector<StepRows> rows(kSequences);
     const Tap no_tap;
     std::vector<Position> positions(kSequences);
-    const auto decode = [&](int32_t position) {
+    const auto step = [&](int32_t position, bool prompt) {
       for (size_t i = 0; i < rows.size(); ++i) {
-        rows[i] = {sequences[i], 1, false, false, {}};
+        rows[i] = {sequences[i], 1, prompt, prompt, {}};
         positions[i] = Position::on_every_axis(position);
       }
       run.decoder().embed(ids, rows_of_step, run.stream());
       run.decoder().forward({rows, positions, rows_of_step}, run.cache(), run.stream(), no_tap);
     };
-    decode(0);
+    step(0, /*prompt=*/true);
+    step(1, /*prompt=*/false);
     const size_t before = allocations();
-    for (int32_t position = 1; position < 60; ++position) decode(position);
+    for (int32_t position = 2; position < 60; ++position) step(position, /*prompt=*/false);
     EXPECT_EQ(allocations() - before, 0u) << threads << " threads";
   }
 }

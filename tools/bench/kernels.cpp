@@ -183,8 +183,7 @@ class FullStep {
         const KeyValueRows held{p, p + half, DType::kF16, rows_};
         batch_.add(heads.q_of(head), {&held, 1}, heads.out_of(head));
       }
-      batch_.describe(heads.q_of(0), heads.out_of(0), /*keep=*/false, stream);
-      batch_.attend(heads.q_of(0), heads.out_of(0), kScale, stream);
+      batch_.attend(kScale, stream);
     }
     stream.synchronize();
   }

@@ -1,5 +1,3 @@
-#include "kvcache/row_cache.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,11 +11,16 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kvcache/make_cache.h"
 #include "tests/allocations.h"
+#include "tests/kvcache/plans.h"
 #include "tests/reference/row_cache.h"
 
+// Caches that drop and pack nothing: f32, f16 and bf16.
 namespace kvlm {
 namespace {
+
+using test::plan_of;
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -38,7 +41,7 @@ class Driver {
         shape_(shape),
         pool_(threads),
         stream_(pool_),
-        cache_(make_row_cache(format, shape, arena_bytes, {})) {}
+        cache_(make_cache(plan_of(std::string(dtype_name(format)), shape), arena_bytes, {})) {}
 
   KvCache& cache() { return *cache_; }
   SequenceId id(char sequence) const { return ids_.at(sequence); }
@@ -142,7 +145,7 @@ class Driver {
 
 size_t arena_for(DType format, const CacheShape& shape, std::initializer_list<int> max_rows) {
   size_t bytes = 0;
-  for (const int rows : max_rows) bytes += row_cache_reserved_bytes(format, shape, rows);
+  for (const int rows : max_rows) bytes += reservation(*plan_of(std::string(dtype_name(format)), shape), {1, 0, rows}).bytes();
   return bytes;
 }
 
@@ -157,11 +160,11 @@ size_t formula(DType format, const CacheShape& shape, int tokens) {
 
 using Shape3 = std::tuple<DType, int, int>;  // format, head_dim, q_per_kv
 
-class RowCacheParity : public testing::TestWithParam<Shape3> {};
+class PlainRowsParity : public testing::TestWithParam<Shape3> {};
 
 /// Sequences of different lengths that join, decode, take a second prompt and leave, all in the
 /// same passes.
-TEST_P(RowCacheParity, RaggedBatchesEqualTheScalarReference) {
+TEST_P(PlainRowsParity, RaggedBatchesEqualTheScalarReference) {
   const auto [format, head_dim, q_per_kv] = GetParam();
   const CacheShape shape{2, 2 * q_per_kv, 2, head_dim, {}};
   Driver driver(format, shape, arena_for(format, shape, {64, 300, 40}));
@@ -185,7 +188,7 @@ TEST_P(RowCacheParity, RaggedBatchesEqualTheScalarReference) {
   EXPECT_EQ(driver.cache().tokens(driver.id('D')), 34);
 }
 
-INSTANTIATE_TEST_SUITE_P(, RowCacheParity,
+INSTANTIATE_TEST_SUITE_P(, PlainRowsParity,
                          testing::Combine(testing::Values(DType::kF32, DType::kF16, DType::kBF16),
                                           testing::Values(12, 32, 64, 80, 128),
                                           testing::Values(1, 2, 4, 7)),
@@ -195,7 +198,7 @@ INSTANTIATE_TEST_SUITE_P(, RowCacheParity,
                          });
 
 /// Neither the company nor the threads change one bit of a sequence's outputs.
-TEST(RowCache, OutputsDependOnTheSequenceAlone) {
+TEST(PlainRows, OutputsDependOnTheSequenceAlone) {
   const CacheShape shape{2, 6, 3, 20, {}};
   const auto run = [&](int threads, const std::string& company) {
     Driver driver(DType::kF16, shape, 1 << 22, threads);
@@ -231,10 +234,10 @@ TEST(RowCache, OutputsDependOnTheSequenceAlone) {
   }
 }
 
-class RowCacheFormat : public testing::TestWithParam<DType> {};
+class PlainRowsFormat : public testing::TestWithParam<DType> {};
 
 /// bytes() is what the formula of the spec says, after the prompt and after every decode step.
-TEST_P(RowCacheFormat, BytesEqualTheFormulaAtEveryStep) {
+TEST_P(PlainRowsFormat, BytesEqualTheFormulaAtEveryStep) {
   const DType format = GetParam();
   const CacheShape shape{3, 4, 2, 12, {}};
   Driver driver(format, shape, arena_for(format, shape, {360, 330, 340}));
@@ -269,7 +272,7 @@ TEST_P(RowCacheFormat, BytesEqualTheFormulaAtEveryStep) {
   EXPECT_EQ(cache.bytes(), 0u);
 }
 
-TEST_P(RowCacheFormat, ReportsBitsAndSlots) {
+TEST_P(PlainRowsFormat, ReportsBitsAndSlots) {
   const DType format = GetParam();
   const CacheShape shape{2, 4, 2, 12, {}};
   Driver driver(format, shape, 1 << 20);
@@ -286,10 +289,10 @@ TEST_P(RowCacheFormat, ReportsBitsAndSlots) {
   EXPECT_EQ(report.slots, 6);
 }
 
-INSTANTIATE_TEST_SUITE_P(, RowCacheFormat, testing::Values(DType::kF32, DType::kF16, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(, PlainRowsFormat, testing::Values(DType::kF32, DType::kF16, DType::kBF16),
                          [](const auto& param) { return std::string(dtype_name(param.param)); });
 
-TEST(RowCache, RefusesByNameAndFigureAndChangesNothing) {
+TEST(PlainRows, RefusesByNameAndFigureAndChangesNothing) {
   const CacheShape shape{2, 4, 2, 16, {}};
   // Per layer of 20 rows: 2 x 2 x 20 x 16 x 2 bytes = 2560.
   Driver driver(DType::kF16, shape, 2 * 2560 + 2 * 640);
@@ -314,7 +317,7 @@ TEST(RowCache, RefusesByNameAndFigureAndChangesNothing) {
   driver.open('B', 5);
 }
 
-TEST(RowCache, MemoryOfClosedSequencesIsReused) {
+TEST(PlainRows, MemoryOfClosedSequencesIsReused) {
   const CacheShape shape{3, 4, 4, 8, {}};
   Driver driver(DType::kF32, shape, arena_for(DType::kF32, shape, {16, 16}));
   driver.open('A', 16);
@@ -333,7 +336,7 @@ TEST(RowCache, MemoryOfClosedSequencesIsReused) {
   driver.open('C', 32);  // both places, side by side
 }
 
-TEST(RowCache, RefusesMoreRowsThanWereReserved) {
+TEST(PlainRows, RefusesMoreRowsThanWereReserved) {
   const CacheShape shape{1, 2, 1, 8, {}};
   Driver driver(DType::kF16, shape, 1 << 16);
   driver.open('A', 6);
@@ -353,21 +356,19 @@ TEST(RowCache, RefusesMoreRowsThanWereReserved) {
 
 /// begin, attend and end of a decode step allocate nothing, for one sequence and for many, also
 /// where a sequence passes into a new piece of work (256 rows).
-TEST(RowCache, DecodeAllocatesNothing) {
+TEST(PlainRows, DecodeAllocatesNothing) {
   const CacheShape shape{2, 4, 2, 16, {}};
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
     Stream stream(pool);
-    const auto cache = make_row_cache(DType::kF16, shape, 1 << 22, {});
+    const auto cache = make_cache(plan_of("f16", shape), 1 << 22, {});
     constexpr size_t kSequences = 5;
     std::vector<SequenceId> ids;
     for (size_t i = 0; i < kSequences; ++i) ids.push_back(cache->open({1, 0, 400}, "x"));
     std::vector<float> q(kSequences * 4 * 16, 0.5f);
     std::vector<float> kv(kSequences * 2 * 16, 0.25f);
     std::vector<StepRows> rows(kSequences);
-    const auto decode = [&] {
-      for (size_t i = 0; i < kSequences; ++i) rows[i] = {ids[i], 1, false, false, {}};
-      const auto n = static_cast<int64_t>(kSequences);
+    const auto step = [&](int64_t n) {
       const TensorView q_view(q.data(), DType::kF32, {n, 4, 16});
       const TensorView kv_view(kv.data(), DType::kF32, {n, 2, 16});
       cache->begin(rows, stream);
@@ -376,9 +377,18 @@ TEST(RowCache, DecodeAllocatesNothing) {
       }
       cache->end(stream);
     };
+    const auto decode = [&] {
+      for (size_t i = 0; i < kSequences; ++i) rows[i] = {ids[i], 1, false, false, {}};
+      step(kSequences);
+    };
+    for (const SequenceId id : ids) {
+      rows = {{id, 1, true, true, {}}};
+      step(1);
+    }
+    rows.resize(kSequences);
     decode();
     const size_t before = allocations();
-    for (int32_t step = 1; step <= 300; ++step) decode();
+    for (int i = 0; i < 300; ++i) decode();
     EXPECT_EQ(allocations() - before, 0u) << threads << " threads";
   }
 }
