@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "kernels/base/buffer.h"
+#include "kernels/base/error.h"
 
 namespace kvlm {
 
@@ -10,17 +12,29 @@ namespace kvlm {
 class FloatSpace {
  public:
   explicit FloatSpace(Device device) : device_(device) {}
+  /// Room for `count` floats; for more where there is memory, since sequences come one by one and
+  /// a GPU waits for what it does before memory is freed.
   void grow(size_t count) {
     if (count <= size_) return;
-    memory_ = Buffer();  // first, so that not both are held
-    size_ = 0;           // should there be no room
-    memory_ = Buffer(device_, count * sizeof(float));
-    size_ = count;
+    const size_t more = size_ + size_ / 2;
+    try {
+      take(std::max(count, more));
+    } catch (const Error&) {
+      if (more <= count) throw;
+      take(count);
+    }
   }
   float* data() noexcept { return reinterpret_cast<float*>(memory_.data()); }
   size_t size() const noexcept { return size_; }
 
  private:
+  void take(size_t count) {
+    memory_ = Buffer();  // first, so that not both are held
+    size_ = 0;           // should there be no room
+    memory_ = Buffer(device_, count * sizeof(float));
+    size_ = count;
+  }
+
   Device device_;
   Buffer memory_;
   size_t size_ = 0;
