@@ -190,7 +190,7 @@ int SequenceStore::most_rows(const Sequence& sequence, int layer) const noexcept
 void SequenceStore::prepare_heads(Sequence& sequence, int layer) const {
   const auto most = static_cast<size_t>(most_slots(sequence, layer));
   for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-    head.tags.reserve(most + 1);
+    if (traits_.retention() != nullptr) head.tags.reserve(most + 1);
     for (size_t store = 0; store < kStores; ++store) {
       const Quantizer* quantizer = traits_.quantizer(store, layer);
       if (quantizer == nullptr || quantizer->key_basis() == nullptr) continue;
