@@ -74,6 +74,17 @@ RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
     base_.push_back(inverse_frequency(i, config.max_positions));
     axes_.push_back(axis_of(config, i));
   }
+  // Computed once for the positions of most prompts, whose sines would take longer than their rows.
+  tabled_ = std::clamp(config.max_positions, 0, kTabledPositions);
+  table_.reserve(base_.size() * static_cast<size_t>(tabled_));
+  for (const float inverse : base_) {
+    for (int32_t at = 0; at < tabled_; ++at) table_.push_back(rotation(at, inverse));
+  }
+}
+
+RopeAngles::Rotation RopeAngles::rotation(int32_t position, float inverse) const {
+  const float angle = static_cast<float>(position) * inverse;
+  return {std::cos(angle) * magnitude_, std::sin(angle) * magnitude_};
 }
 
 float RopeAngles::inverse_frequency(int index, int64_t sequence_length) const {
@@ -108,19 +119,21 @@ std::vector<float> RopeAngles::inverse_frequencies(int64_t sequence_length) cons
 
 void RopeAngles::fill(std::span<const Position> positions, int64_t sequence_length, TensorView cos,
                       TensorView sin) const {
-  const int half = config_.rotary_dim / 2;
-  assert(cos.shape() == Shape({static_cast<int64_t>(positions.size()), half}));
+  const size_t half = base_.size();
+  assert(cos.shape() ==
+         Shape({static_cast<int64_t>(positions.size()), static_cast<int64_t>(half)}));
   const bool stretched =
       config_.type == RopeConfig::Type::kDynamic && sequence_length > config_.max_positions;
-  for (int i = 0; i < half; ++i) {
+  for (size_t i = 0; i < half; ++i) {
     const float inverse =
-        stretched ? inverse_frequency(i, sequence_length) : base_[static_cast<size_t>(i)];
-    const auto axis = axes_[static_cast<size_t>(i)];
+        stretched ? inverse_frequency(static_cast<int>(i), sequence_length) : base_[i];
+    const Rotation* known = table_.data() + i * static_cast<size_t>(tabled_);
     for (size_t row = 0; row < positions.size(); ++row) {
-      const float angle = static_cast<float>(positions[row].*axis) * inverse;
-      const size_t place = row * static_cast<size_t>(half) + static_cast<size_t>(i);
-      cos.as<float>()[place] = std::cos(angle) * magnitude_;
-      sin.as<float>()[place] = std::sin(angle) * magnitude_;
+      const int32_t at = positions[row].*axes_[i];
+      const bool tabled = !stretched && at >= 0 && at < tabled_;
+      const Rotation rotated = tabled ? known[at] : rotation(at, inverse);
+      cos.as<float>()[row * half + i] = rotated.cos;
+      sin.as<float>()[row * half + i] = rotated.sin;
     }
   }
 }

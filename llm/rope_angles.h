@@ -52,12 +52,21 @@ class RopeAngles {
   std::vector<float> inverse_frequencies(int64_t sequence_length) const;
 
  private:
+  struct Rotation {
+    float cos;
+    float sin;
+  };
+  static constexpr int32_t kTabledPositions = 4096;
+
   float inverse_frequency(int index, int64_t sequence_length) const;
+  Rotation rotation(int32_t position, float inverse) const;
 
   RopeConfig config_;
   std::vector<float> base_;                      // inverse frequencies up to max_positions
   std::vector<const int32_t Position::*> axes_;  // what each frequency turns by
   float magnitude_ = 1;                          // multiplies cos and sin (yarn)
+  int32_t tabled_ = 0;                           // positions of table_
+  std::vector<Rotation> table_;                  // (rotary_dim / 2, tabled_) of base_
 };
 
 }  // namespace kvlm

@@ -365,6 +365,26 @@ TEST(RopeAngles, TextTurnsAlikeOnOneAxisAndOnThree) {
   }
 }
 
+/// Those that are computed once, those that are not, and a gap between, row by row.
+TEST(RopeAngles, PositionsFarApartRotateByTheFormula) {
+  RopeConfig config;
+  config.rotary_dim = 16;
+  config.max_positions = 32768;
+  const RopeAngles angles(config);
+  const std::vector<float> inverse = angles.inverse_frequencies(1);
+  const std::vector<int32_t> places = {0, 1, 4095, 4096, 4097, 30000, 2};
+  std::vector<Position> rows;
+  for (const int32_t place : places) rows.push_back(Position::on_every_axis(place));
+  Tensor cos(DType::kF32, {7, 8});
+  Tensor sin(DType::kF32, {7, 8});
+  angles.fill(rows, 30001, cos, sin);
+  for (size_t i = 0; i < 7 * 8; ++i) {
+    const float angle = static_cast<float>(places[i / 8]) * inverse[i % 8];
+    EXPECT_EQ(cos.as<float>()[i], std::cos(angle)) << i;
+    EXPECT_EQ(sin.as<float>()[i], std::sin(angle)) << i;
+  }
+}
+
 TEST(RopeAngles, FillAllocatesNothing) {
   std::vector<RopeConfig> configs = {dynamic()};
   for (const Reference& reference : references()) configs.push_back(reference.config);
