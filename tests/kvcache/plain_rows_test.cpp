@@ -30,6 +30,7 @@ struct Part {
   char sequence;
   int rows;
   bool prompt;
+  bool goes_on = false;  // a prompt of which more follows
 };
 
 /// Drives a cache with random rows, sequence by name. The values of a row depend on the sequence,
@@ -67,7 +68,8 @@ class Driver {
     int total = 0;
     for (const Part& part : parts) total += part.rows;
     for (const Part& part : parts) {
-      rows_.push_back({ids_.at(part.sequence), part.rows, part.prompt, part.prompt, {}});
+      rows_.push_back(
+          {ids_.at(part.sequence), part.rows, part.prompt, part.prompt && !part.goes_on, {}});
     }
     std::vector<float> outputs;
     cache_->begin(rows_, stream_);
@@ -145,7 +147,8 @@ class Driver {
 
 size_t arena_for(DType format, const CacheShape& shape, std::initializer_list<int> max_rows) {
   size_t bytes = 0;
-  for (const int rows : max_rows) bytes += reservation(*plan_of(std::string(dtype_name(format)), shape), {1, 0, rows}).bytes();
+  for (const int rows : max_rows)
+    bytes += reservation(*plan_of(std::string(dtype_name(format)), shape), {1, 0, rows}).bytes();
   return bytes;
 }
 
@@ -196,6 +199,25 @@ INSTANTIATE_TEST_SUITE_P(, PlainRowsParity,
                            return fmt::format("{}_d{}_g{}", dtype_name(std::get<0>(param.param)),
                                               std::get<1>(param.param), std::get<2>(param.param));
                          });
+
+/// A prompt that comes in parts sees its earlier ones as they are stored, while others decode and
+/// bring prompts of their own.
+TEST_P(PlainRowsParity, PromptsInPartsEqualTheScalarReference) {
+  const auto [format, head_dim, q_per_kv] = GetParam();
+  const CacheShape shape{2, 2 * q_per_kv, 2, head_dim, {}};
+  Driver driver(format, shape, arena_for(format, shape, {300, 64}));
+  driver.open('A', 300);
+  driver.open('B', 64);
+  driver.step({{'A', 33, true, true}, {'B', 7, true}}, true);
+  driver.step({{'B', 1, false}, {'A', 1, true, true}}, true);
+  driver.step({{'A', 230, true, true}, {'B', 1, false}}, true);
+  driver.step({{'B', 5, true, true}, {'A', 4, true}}, true);
+  driver.step({{'A', 1, false}, {'B', 2, true}}, true);
+  driver.step({{'B', 1, false}, {'A', 1, false}}, true);
+  EXPECT_EQ(driver.cache().tokens(driver.id('A')), 33 + 1 + 230 + 4 + 2);
+  EXPECT_EQ(driver.cache().tokens(driver.id('B')), 7 + 2 + 5 + 2 + 1);
+  EXPECT_EQ(driver.cache().bytes(), formula(format, shape, 270 + 17));
+}
 
 /// Neither the company nor the threads change one bit of a sequence's outputs.
 TEST(PlainRows, OutputsDependOnTheSequenceAlone) {
