@@ -161,8 +161,8 @@ void PolicyCache::turn_generated_back(TensorView out, Stream& stream) {
 /// end, attention of full rows does not.
 ConstTensorView PolicyCache::own_queries(int layer, ConstTensorView q, TensorView out,
                                          Stream& stream) {
-  const bool in_place = traits_.holds_rows_alone(layer) &&
-                        (!gpu_.serves() || gpu_.attends_in_place(layer));
+  const bool in_place =
+      traits_.holds_rows_alone(layer) && (!gpu_.serves() || gpu_.attends_in_place(layer));
   if (out.data() != q.data() || in_place) return q;
   queries_.grow(static_cast<size_t>(q.elements()));
   const TensorView copied(queries_.data(), DType::kF32, q.shape(), q.device());

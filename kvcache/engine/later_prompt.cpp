@@ -40,8 +40,7 @@ bool LaterPrompt::find_stored(const LayerState& state) {
     const bool lies = head.slots() == rows && rest.full_alike(/*protects=*/true) &&
                       rest.keys.full_before_wrap() == rows;
     if (!lies) return false;
-    past_.push_back(
-        {rest.keys.full_row(0), rest.values.full_row(0), traits_.plan().rows, rows});
+    past_.push_back({rest.keys.full_row(0), rest.values.full_row(0), traits_.plan().rows, rows});
   }
   return true;
 }
@@ -81,8 +80,8 @@ void LaterPrompt::sum_weights(LayerState& state, ConstTensorView q, ConstTensorV
   }
 }
 
-/// How many of `left` rows can be stored before something follows them: a flush, or a choice of what
-/// to drop.
+/// How many of `left` rows can be stored before something follows them: a flush, or a choice of
+/// what to drop.
 int LaterPrompt::rows_at_once(const LayerState& state, int layer, int left) const noexcept {
   if (traits_.retention() != nullptr) return 1;
   int rows = left;

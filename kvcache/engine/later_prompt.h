@@ -15,9 +15,9 @@
 
 namespace kvlm {
 
-/// Prompts on top of what is stored: their rows attend exactly, to each other and to what is stored,
-/// as floats if some of it is packed. Then they are stored as decode stores rows, as many together
-/// as nothing follows: neither a flush nor a choice of what to drop.
+/// Prompts on top of what is stored: their rows attend exactly, to each other and to what is
+/// stored, as floats if some of it is packed. Then they are stored as decode stores rows, as many
+/// together as nothing follows: neither a flush nor a choice of what to drop.
 class LaterPrompt {
  public:
   LaterPrompt(const CacheTraits& traits, Unpacker& unpacker, RowAppender& appender,

@@ -73,15 +73,13 @@ void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const 
   const size_t staging = traits_.layouts().staging_bytes(size);
   const auto refuse = [&] {
     const std::string more =
-        staging == 0 ? ""
-                     : fmt::format(", {} more while the prompt is read", human_bytes(staging));
+        staging == 0 ? "" : fmt::format(", {} more while the prompt is read", human_bytes(staging));
     throw Error(
         ErrorCode::kOutOfMemory,
         fmt::format("{} does not fit: {} tokens of {} cache take {}{}{}, and {} of {} are free; "
                     "use a smaller batch, fewer tokens or more cache memory",
                     who, size.max_rows, traits_.plan().spec, staging == 0 ? "" : "up to ",
-                    human_bytes(memory), more,
-                    human_bytes(arena_.capacity() - arena_.reserved()),
+                    human_bytes(memory), more, human_bytes(arena_.capacity() - arena_.reserved()),
                     human_bytes(arena_.capacity())));
   };
   if (!arena_.fits(memory, 1)) refuse();
