@@ -65,6 +65,7 @@ PromptStage::PromptStage(const CacheTraits& traits, const SequenceStore& store,
 
 void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, const QkvRows& x,
                          const QkvRows& stored, TensorView out, float scale, Stream& stream) {
+  if (!traits_.layouts().stages()) store_.place_rows(sequence, layer);
   past_.clear();
   for (size_t h = 0; h < traits_.kv_heads() && sequence.prompt.staged > 0; ++h) {
     past_.push_back({staged_rows(sequence, layer, KvSide::kKeys, h),

@@ -43,14 +43,7 @@ SequenceId SequenceStore::open(const SequenceSize& size, const std::string& who)
   }
   made.layers.resize(traits_.layers());
   for (LayerState& layer : made.layers) layer.heads.resize(traits_.kv_heads());
-  if (!traits_.layouts().stages()) place_rows(made);
   return admit(std::move(made));
-}
-
-/// Gives the planes of a sequence that keeps every row as it comes room for all of them.
-void SequenceStore::place_rows(Sequence& sequence) const {
-  const std::vector<std::array<int, kStores>> none(traits_.kv_heads());
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) place(sequence, layer, none);
 }
 
 /// The first slot without an open sequence.
@@ -117,6 +110,12 @@ Workload SequenceStore::workload() const noexcept {
     load.longest = std::max(load.longest, rows);
   }
   return load;
+}
+
+void SequenceStore::place_rows(Sequence& sequence, int layer) const {
+  if (!sequence.layers[static_cast<size_t>(layer)].counts.empty()) return;
+  const std::vector<std::array<int, kStores>> none(traits_.kv_heads());
+  place(sequence, layer, none);
 }
 
 void SequenceStore::place(Sequence& sequence, int layer,

@@ -37,6 +37,9 @@ class SequenceStore {
   /// Gives the planes of a layer their memory, when its prompt has ended.
   ///   counts  (kv_heads,) rows that go to each store
   void place(Sequence& sequence, int layer, std::span<const std::array<int, kStores>> counts) const;
+  /// Gives a layer that keeps every row as it comes room for all of them, when its first rows come.
+  /// Does nothing if it has that room.
+  void place_rows(Sequence& sequence, int layer) const;
   /// Counts the bytes of a sequence's planes from the start.
   static void count_planes(Sequence& sequence) noexcept;
   /// Tells the arena what a sequence uses.
@@ -66,7 +69,6 @@ class SequenceStore {
     }
   };
 
-  void place_rows(Sequence& sequence) const;
   size_t free_slot() const noexcept;
   SequenceId admit(Sequence sequence);
   template <class Body>
