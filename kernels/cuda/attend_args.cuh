@@ -62,7 +62,9 @@ struct DeviceLane {
   int first_keys, last_keys, last_values;  // runs
   // Scores become weights when values are added, not by a pass of their own.
   bool deferred;
-  int8_t fused;  // the kernel that serves the lane in one pass (fused_table.h); 0: the others do
+  // The kernel that serves the lane in one pass (fused_table.h, picture_choice.h); 0: the others
+  // do.
+  int8_t fused;
 };
 
 /// Scores s of a range of slots weigh 2^(slope (s - top) + level).
@@ -175,6 +177,17 @@ __device__ inline DeviceBlock block_of(const DeviceBlock* list, const DeviceRun&
   block.rows = min(run.block_rows, run.packed_rows - index * run.block_rows);
   block.first_slot += index * run.block_rows;
   return block;
+}
+
+/// The slope of a remap of scores from `low` to `high`. `counts`: this thread is the one of its
+/// query head that counts clamped slopes.
+__device__ inline float remap_slope(const AttendArgs& args, const ScoreRemap& remap, float low,
+                                    float high, bool counts) {
+  if (!(high > low)) return 0;
+  const float slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
+  if (!remap.guarded || slope >= 0) return slope;
+  if (counts && args.guarded != nullptr) atomicAdd(args.guarded, 1ull);
+  return 0;
 }
 
 __device__ inline float meta_at(const std::byte* from, DType meta, size_t i) {

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/packed_codes.h"
+#include "kernels/cuda/picture_lanes.h"
 
 // Decode attention of one layer over packed and full rows, in launches whose sizes the host knows.
 namespace kvlm::cuda::packed {
@@ -30,6 +31,7 @@ struct LayerLaunch {
   bool unfused = false;           ///< some are of these two kinds
   uint32_t fused = 0;             ///< the kernels that serve the others, in one pass, as bits
   std::array<int, 32> sources{};  ///< by such a kernel, FusedArgs::sources
+  PictureLanes pictures;          ///< what those of picture_lanes.cu read
   int most_slots = 0;             ///< of a lane
   int key_parts = 0;              ///< splits of keys, of all lanes
   int value_parts = 0;

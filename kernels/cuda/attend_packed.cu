@@ -17,9 +17,10 @@
 #include "kernels/cuda/packed_codes.h"
 #include "kernels/quantize.h"
 
-// Decode attention of one layer, in four launches, for the lanes that fused_attention.cu does not
-// serve in one pass. A lane is one KV head of one sequence; a run is consecutive slots of it that
-// are stored alike; a split is the part of a run that one block of threads takes.
+// Decode attention of one layer, in four launches, for the lanes that neither fused_attention.cu
+// nor picture_lanes.cu serves in one pass. A lane is one KV head of one sequence; a run is
+// consecutive slots of it that are stored alike; a split is the part of a run that one block of
+// threads takes.
 //
 // 1. Scores: q . k of every slot, written as they are.
 // 2. Weights: the softmax over a lane's scores, remap included. Where a lane's softmax is deferred
@@ -113,6 +114,9 @@ struct BatchBuilder {
   std::vector<PackedFormat> formats;
   std::vector<const PackedFormat*> known;  // where formats came from
   std::vector<ScoreRemap> remaps;
+  std::vector<DevicePiece> pieces;       // full rows of lanes that picture_lanes.cu serves
+  std::vector<DeviceRowLane> row_lanes;  // of all lanes, if there are such
+  int row_parts = 0;
   Side keys, values;
   int key_slots = 0;                                  // of a split of keys, at most
   std::vector<uint64_t> bits;                         // bitmaps
@@ -127,6 +131,9 @@ struct BatchBuilder {
     formats.clear();
     known.clear();
     remaps.clear();
+    pieces.clear();
+    row_lanes.clear();
+    row_parts = 0;
     keys.clear();
     values.clear();
     bits.clear();
@@ -239,6 +246,23 @@ struct BatchBuilder {
       }
     }
     return side.parts - before;
+  }
+
+  /// The parts of a lane that picture_lanes.cu serves: its packed rows, then parts of its full
+  /// ones.
+  void add_row_lane(const PackedLane& lane, PictureLanes& pictures) {
+    DeviceRowLane made{lane.out, row_parts, 0};
+    for (size_t i = 1; i < lane.keys.size(); ++i) {
+      const SlotRun& keys_run = lane.keys[i];
+      const KeyValueRows rows{keys_run.rows, lane.values[i].rows, DType::kF16, keys_run.slots};
+      const int parts = static_cast<int>(ceil_div(rows.rows, kMaxPieceRows));
+      pieces.push_back({lane.q, rows, row_parts, parts, {}});
+      pictures.rows.parts = std::max(pictures.rows.parts, static_cast<unsigned>(parts));
+      row_parts += parts;
+      made.parts += parts;
+    }
+    row_lanes.push_back(made);
+    pictures.slots = std::max(pictures.slots, lane.keys[0].slots);
   }
 
   /// Slots of a split of a run. Blocks that lie evenly are not cut for the sake of small splits.
@@ -501,16 +525,6 @@ __device__ float block_reduce(float x, bool maximum, float* parts) {
 }
 
 constexpr int kNormaliseThreads = 512;
-
-/// `counts`: this thread is the one of its query head that counts clamped slopes.
-__device__ float remap_slope(const AttendArgs& args, const ScoreRemap& remap, float low, float high,
-                             bool counts) {
-  if (!(high > low)) return 0;
-  const float slope = (high - low + remap.tau_low - remap.tau_high) / (high - low);
-  if (!remap.guarded || slope >= 0) return slope;
-  if (counts && args.guarded != nullptr) atomicAdd(args.guarded, 1ull);
-  return 0;
-}
 
 /// Remaps and normalises the scores of one query head of one lane of at most kHeld *
 /// kNormaliseThreads slots, in place.
@@ -820,7 +834,7 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
       room(static_cast<size_t>(layer.weightings) * queries * sizeof(ScoreWeighting));
   FusedArgs fused{};
   fused.lanes = static_cast<int>(layer.lanes);
-  fused.splits = layer.fused == 0 ? 0 : most_fused_splits(layer.most_slots);
+  fused.splits = (layer.fused & ~kPictureKernels) == 0 ? 0 : most_fused_splits(layer.most_slots);
   fused.blocks = fused_blocks_of_lane(layer.lanes, fused.splits, stream);
   const size_t splits = layer.lanes * static_cast<size_t>(fused.splits) * queries;
   const size_t fused_ends = room(splits * sizeof(float2));
@@ -838,7 +852,10 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
 /// Serves the lanes that are done in one pass.
 void launch_fused(const LayerLaunch& layer, const AttendArgs& args, FusedArgs fused,
                   Stream& stream) {
-  if (layer.fused == 0) return;
+  if ((layer.fused & kPictureKernels) != 0) {
+    attend_pictures(layer.fused & kPictureKernels, args, layer.pictures, layer.lanes, stream);
+  }
+  if ((layer.fused & ~kPictureKernels) == 0) return;
   for (fused.pair = 1; fused.pair <= fused_pairs(); ++fused.pair) {
     if ((layer.fused >> fused.pair & 1) == 0) continue;
     fused.sources = layer.sources[static_cast<size_t>(fused.pair)];
@@ -954,6 +971,8 @@ namespace {
 struct Launches {
   const std::byte* base = nullptr;
   size_t lanes_at = 0, runs_at = 0, blocks_at = 0, formats_at = 0, remaps_at = 0;
+  size_t pieces_at = 0, row_lanes_at = 0;  // of lanes that picture_lanes.cu serves
+  int row_parts = 0;
   LayerLaunch layer;
   int q_per_kv = 0;
   int head_dim = 0;
@@ -1004,21 +1023,28 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     const size_t first = builder.first_runs[i];
     const size_t values = first + lanes[i].keys.size();
     const size_t end = values + lanes[i].values.size();
-    const FusedLane of_fused = fused_lane(lanes[i], head_dim, most_shared_bytes());
-    const bool fused = of_fused.pair != 0;
+    const int picture = picture_lane(lanes[i], head_dim, most_picture_slots());
+    FusedLane of_fused;
+    if (picture == 0) of_fused = fused_lane(lanes[i], head_dim, most_shared_bytes());
+    const int served = picture != 0 ? picture : of_fused.pair;  // in one pass
+    const bool fused = served != 0;
+    if (picture != 0) {
+      builder.row_lanes.resize(i);
+      builder.add_row_lane(lanes[i], made.layer.pictures);
+    }
     builder.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, fused, first);
     builder.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, fused, values);
     DeviceLane& of_lane = builder.lanes[i];
     of_lane.first_keys = static_cast<int>(first);
     of_lane.last_keys = static_cast<int>(values) - 1;
     of_lane.last_values = static_cast<int>(end) - 1;
-    of_lane.fused = static_cast<int8_t>(of_fused.pair);
-    for (size_t run = first; fused && run < values; ++run) {
+    of_lane.fused = static_cast<int8_t>(served);
+    for (size_t run = first; picture == 0 && fused && run < values; ++run) {
       builder.runs[run].source = of_fused.source[run - first];
     }
-    if (fused) made.layer.fused |= 1u << of_fused.pair;
+    if (fused) made.layer.fused |= 1u << served;
     made.layer.unfused |= !fused;
-    int& sources = made.layer.sources[static_cast<size_t>(of_fused.pair)];
+    int& sources = made.layer.sources[static_cast<size_t>(served)];
     sources = std::max(sources, of_fused.sources);
     of_lane.deferred = !fused && is_deferred(builder, lanes[i], first, end);
     made.layer.deferred += of_lane.deferred ? 1 : 0;
@@ -1027,6 +1053,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     builder.lanes[i].first_part = builder.values.parts;
     builder.lanes[i].parts = builder.split_runs(values, end, fused, builder.values);
   }
+  if (!builder.row_lanes.empty()) builder.row_lanes.resize(lanes.size());
   builder.place_bits(kept, stream);
   Packet& packet = builder.packet;
   made.lanes_at = packet.add(std::span<const DeviceLane>(builder.lanes));
@@ -1034,6 +1061,8 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
   made.blocks_at = packet.add(std::span<const DeviceBlock>(builder.blocks));
   made.formats_at = packet.add(std::span<const PackedFormat>(builder.formats));
   made.remaps_at = packet.add(std::span<const ScoreRemap>(builder.remaps));
+  made.pieces_at = packet.add(std::span<const DevicePiece>(builder.pieces));
+  made.row_lanes_at = packet.add(std::span<const DeviceRowLane>(builder.row_lanes));
   std::array<std::array<size_t, kCodeKernels + 1>, 2> served_at;
   for (size_t i = 0; i <= kCodeKernels; ++i) {
     served_at[0][i] = packet.add(std::span<const int>(builder.keys.served[i].runs));
@@ -1046,6 +1075,8 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     made.layer.keys[i] = {list(served_at[0][i]), 0, 1, builder.keys.served[i].splits};
     made.layer.values[i] = {list(served_at[1][i]), 0, 1, builder.values.served[i].splits};
   }
+  made.layer.pictures.rows.count = static_cast<unsigned>(builder.pieces.size());
+  made.row_parts = builder.row_parts;
   made.layer.lanes = static_cast<unsigned>(lanes.size());
   made.layer.key_parts = builder.keys.parts;
   made.layer.value_parts = builder.values.parts;
@@ -1070,6 +1101,21 @@ AttendArgs attend_args(const Launches& launches) {
   return args;
 }
 
+/// Launches a layer that the host has described.
+void launch(const Launches& launches, const AttendArgs& args, Stream& stream) {
+  LayerLaunch layer = launches.layer;
+  PieceLaunch& rows = layer.pictures.rows;
+  rows.q_per_kv = args.q_per_kv;
+  rows.head_dim = args.head_dim;
+  rows.scale = args.scale;
+  rows.q_moved = args.q_moved;
+  rows.pieces = reinterpret_cast<const DevicePiece*>(launches.base + launches.pieces_at);
+  layer.pictures.lanes =
+      reinterpret_cast<const DeviceRowLane*>(launches.base + launches.row_lanes_at);
+  if (launches.row_parts > 0) rows.states = place_states(rows, launches.row_parts, stream);
+  launch_layer(layer, args, stream);
+}
+
 }  // namespace
 
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
@@ -1078,7 +1124,7 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   const Launches launches = describe(lanes, q_per_kv, head_dim, nullptr, stream);
   AttendArgs args = attend_args(launches);
   args.scale = scale;
-  launch_layer(launches.layer, args, stream);
+  launch(launches, args, stream);
 }
 
 struct LaneTable::State {
@@ -1124,7 +1170,7 @@ void LaneTable::attend(const float* q, float* out, float scale, Stream& stream) 
   if (state_->launches.layer.lanes == 0) return;
   AttendArgs args = state_->args(q, out);
   args.scale = scale;
-  launch_layer(state_->launches.layer, args, stream);
+  launch(state_->launches, args, stream);
 }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,

@@ -3,6 +3,7 @@
 // ones.
 #include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/count_rows.h"
+#include "kernels/cuda/picture_choice.h"
 #include "kernels/cuda/store_row.cuh"
 
 namespace kvlm::cuda::packed {
@@ -83,8 +84,8 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
   table.came_of(lane)[tail.newest] = table.weighed[lane].next++;
 }
 
-/// What the kernels of row_batch.cu read of a lane that holds full rows only: those of its keys,
-/// beside which its values lie alike. Its query and output are counted from 0.
+/// What the kernels of row_batch.cu read of the full rows of a lane: those of its keys, beside
+/// which its values lie alike. Its query and output are counted from 0.
 __device__ void lay_piece(const TableArgs& table, int layer, int number, int lane, int64_t query,
                           const DeviceTail& keys) {
   const std::byte* values = table.tails[lane * 2 + 1].ring;
@@ -93,6 +94,10 @@ __device__ void lay_piece(const TableArgs& table, int layer, int number, int lan
       static_cast<int64_t>(keys.first) * table.head_dim * (table.dtype == DType::kF32 ? 4 : 2);
   const int64_t at = static_cast<int64_t>(layer) * table.rows * table.heads + number;
   DevicePiece& piece = table.pieces[at];
+  if (table.pictures && !is_picture(table.lanes[lane].fused)) {
+    piece.parts = 0;
+    return;
+  }
   piece.q = static_cast<const float*>(nullptr) + query;
   piece.cached = {keys.ring + skipped, values + skipped, table.dtype, before_wrap};
   piece.wrapped = {keys.ring, values, table.dtype, keys.full - before_wrap};

@@ -79,7 +79,9 @@ struct DecodeTable::State {
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
   bool holds_rows_alone(int layer) const;
   bool any_layer(bool rows_alone) const;
+  bool may_hold_pictures() const;
   void note_ring(int rows);
+  PieceLaunch rows_of(int layer, const float* q, float scale, Stream& stream);
   void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
   void class_layers_of(size_t side);
   void place_slots();
@@ -130,8 +132,14 @@ bool DecodeTable::State::any_layer(bool rows_alone) const {
   return any;
 }
 
-/// Makes room for the parts of a lane in such a layer: either run of its ring may end with a short
-/// one.
+/// Some lanes may be such as picture_lanes.cu serves.
+bool DecodeTable::State::may_hold_pictures() const {
+  return shape.fixed_runs > 0 && shape.weights == RowWeights::kNone && shape.rows == DType::kF16 &&
+         reads_by_16(shape.head_dim, shape.rows);
+}
+
+/// Makes room for the parts of a lane whose full rows are attended by row_batch.cu: either run of
+/// its ring may end with a short one.
 void DecodeTable::State::note_ring(int rows) {
   const int parts = static_cast<int>(ceil_div(rows, kMaxPieceRows)) + 1;
   if (parts <= row_parts) return;
@@ -194,9 +202,9 @@ void DecodeTable::State::place_slots() {
   take(scores, any_layer(/*rows_alone=*/false)
                    ? slots * heads * static_cast<size_t>(load.longest) * sizeof(float)
                    : 0);
-  const size_t lanes_alone = any_layer(/*rows_alone=*/true) ? slots * of_slot : 0;
-  take(pieces, lanes_alone * sizeof(DevicePiece));
-  take(row_lanes, lanes_alone * sizeof(DeviceRowLane));
+  const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
+  take(pieces, rows_apart ? slots * of_slot * sizeof(DevicePiece) : 0);
+  take(row_lanes, rows_apart ? slots * of_slot * sizeof(DeviceRowLane) : 0);
   step.reserve(slots);
   step.clear();
   versions.assign(slots + 1, 0);
@@ -327,16 +335,15 @@ TableArgs DecodeTable::State::table_args() {
   args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
   args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
   args.row_parts = row_parts;
+  args.pictures = may_hold_pictures();
   return args;
 }
 
-/// Attends in a layer that holds_rows_alone().
-void DecodeTable::State::attend_rows(int layer, const float* q, float* out, float scale,
-                                     Stream& stream) {
+/// The full rows of a layer that row_batch.cu serves, and where their states go.
+PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, Stream& stream) {
   const TableArgs table = table_args();
-  const int64_t first = int64_t{layer} * lanes_of_step();
   PieceLaunch launch{};
-  launch.pieces = table.pieces + first;
+  launch.pieces = table.pieces + int64_t{layer} * lanes_of_step();
   launch.count = static_cast<unsigned>(lanes_of_step());
   launch.parts = static_cast<unsigned>(table.row_parts);
   launch.q_per_kv = shape.q_per_kv;
@@ -344,9 +351,16 @@ void DecodeTable::State::attend_rows(int layer, const float* q, float* out, floa
   launch.scale = scale;
   launch.q_moved = q - static_cast<const float*>(nullptr);
   launch.states = place_states(launch, int64_t{lanes_of_step()} * table.row_parts, stream);
+  return launch;
+}
+
+/// Attends in a layer that holds_rows_alone().
+void DecodeTable::State::attend_rows(int layer, const float* q, float* out, float scale,
+                                     Stream& stream) {
+  const PieceLaunch launch = rows_of(layer, q, scale, stream);
   attend_pieces(launch, shape.rows, stream);
-  join_parts(launch, table.row_lanes + first, launch.count, out - static_cast<float*>(nullptr),
-             stream);
+  join_parts(launch, table_args().row_lanes + int64_t{layer} * lanes_of_step(), launch.count,
+             out - static_cast<float*>(nullptr), stream);
 }
 
 AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out, float scale) {
@@ -405,7 +419,9 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
   for (size_t h = 0; h < lanes.size(); ++h) {
     LaneSpace space = state.space_of(slot, layer, h);
     state.layout.lay(layer, lanes[h], space);
-    if (state.holds_rows_alone(layer)) state.note_ring(lanes[h].keys_gained.ring_rows);
+    if (state.holds_rows_alone(layer) || is_picture(space.lane->fused)) {
+      state.note_ring(lanes[h].keys_gained.ring_rows);
+    }
     state.take_weighed(lanes[h].weighed, space);
     const std::ptrdiff_t at =
         static_cast<std::ptrdiff_t>(space.lane - state.new_lanes.data()) * state.shape.remaps;
@@ -437,6 +453,10 @@ void DecodeTable::attend(int layer, const float* q, const float* k, const float*
   launch.most_slots = state.load.longest;
   launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);
   launch.channels = state.layout.channels();
+  if ((launch.fused & kPictureKernels) != 0) {
+    launch.pictures.rows = state.rows_of(layer, q, scale, stream);
+    launch.pictures.lanes = state.table_args().row_lanes + int64_t{layer} * state.lanes_of_step();
+  }
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
   if (state.shape.weights == RowWeights::kNone) return;
   add_row_weights(state.table_args(), layer, state.shape.weights == RowWeights::kSummed, stream);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/fused_join.cuh"
 #include "kernels/cuda/fused_lane.cuh"
 #include "kernels/cuda/fused_table.h"
+#include "kernels/cuda/picture_choice.h"
 
 // Which lanes the fused decode attention serves, its launches, and the kernel that merges splits.
 namespace kvlm::cuda::packed {
@@ -58,6 +59,7 @@ constexpr FusedPair pair_at() {
 template <int kDim>
 constexpr std::array kPairs{KVLM_FUSED_PAIRS(KVLM_PAIR)};
 #undef KVLM_PAIR
+static_assert(kPairs<128>.size() < kFirstPicture);  // numbers from there on are picture_lanes.cu's
 
 std::span<const FusedPair> pairs_at(int head_dim) {
   switch (head_dim) {
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, Fus
   wait_for_earlier();
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, index));
-  if (lane.fused == 0) return;
+  if (lane.fused == 0 || is_picture(lane.fused)) return;
   if (has_all_splits(fused, fused_splits_of(lane.slots))) return;  // a block has joined them
   const auto query = static_cast<int>(blockIdx.y);
   join_queries(args, fused, lane, args.head_dim, index, query, query + 1);

@@ -44,7 +44,7 @@ LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWi
 void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
   int slots = from.keys_gained.packed + from.keys_gained.full;
   for (const SlotRun& run : from.keys) slots += run.slots;
-  const FusedLane fused = fused_lane_of(layer, from);
+  const FusedLane fused = served_in_one_pass(layer, from);
   const bool is_fused = fused.pair != 0;
   set_side(layer, true, from, slots, is_fused, to.list, to.runs, to.tails[0]);
   set_side(layer, false, from, slots, is_fused, to.list, to.runs + side_runs_, to.tails[1]);
@@ -68,6 +68,7 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
                   std::none_of(runs.begin(), runs.end(),
                                [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
   bounds_.note_kind(lane, fused.sources);
+  if (is_picture(fused.pair)) bounds_.note_picture(from.keys[0].slots);
 }
 
 int16_t LaneLayout::format_of(const PackedFormat& format) {
@@ -216,8 +217,8 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, int slots
   }
 }
 
-/// Whether a lane can be attended in one pass: `source` is by position.
-FusedLane LaneLayout::fused_lane_of(int layer, const TableLane& lane) const {
+/// The kernel that attends to a lane in one pass, if any: `source` is by position.
+FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const {
   std::array<std::array<SlotRun, kMostRuns>, 2> runs;
   std::array<size_t, 2> counts{};
   std::array<PackedBlock, 2> blocks;
@@ -242,6 +243,13 @@ FusedLane LaneLayout::fused_lane_of(int layer, const TableLane& lane) const {
   whole.remaps = lane.remaps;
   whole.slots = 1;
   whole.weights_wanted = lane.weighed.weights != nullptr;
+  const GrowingRows& keys = lane.keys_gained;
+  const GrowingRows& values = lane.values_gained;
+  if (keys.first == values.first && keys.full == values.full &&
+      keys.ring_rows == values.ring_rows) {
+    const int picture = picture_lane(whole, shape_.head_dim, most_picture_slots());
+    if (picture != 0) return {picture};
+  }
   FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes());
   if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;

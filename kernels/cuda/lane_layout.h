@@ -62,7 +62,7 @@ class LaneLayout {
                   DeviceTail& tail);
   void set_side(int layer, bool keys, const TableLane& lane, int slots, bool fused, ListSpace& list,
                 DeviceRun* made, DeviceTail& tail);
-  FusedLane fused_lane_of(int layer, const TableLane& lane) const;
+  FusedLane served_in_one_pass(int layer, const TableLane& lane) const;
 
   TableShape shape_;
   std::span<const std::array<RowWindow, 2>> windows_;  // (layers,)

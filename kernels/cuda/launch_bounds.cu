@@ -78,6 +78,15 @@ void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
   kinds_ = now;
 }
 
+void LaunchBounds::note_picture(int slots) {
+  // Rounded up, so that sequences of about the same length launch the same.
+  constexpr int kRounded = 256;
+  const int rounded = (slots + kRounded - 1) / kRounded * kRounded;
+  if (rounded <= kinds_.pictures.slots) return;
+  kinds_.pictures.slots = rounded;
+  changed = true;
+}
+
 /// Splits of a run at a position, at most; they take so many workspace of parts.
 int LaunchBounds::bound(int layer, bool keys, int position) const {
   const SideBounds& side = sides_[static_cast<size_t>(layer)][keys ? 0 : 1];

@@ -19,6 +19,8 @@ class LaunchBounds {
   void note(int layer, bool keys, int position, const DeviceRun& run, int slots, int longest);
   /// Which kernels serve a lane; of a fused one, its sources of queries.
   void note_kind(const DeviceLane& lane, int sources);
+  /// A lane that picture_lanes.cu serves has so many packed rows.
+  void note_picture(int slots);
   /// Splits of keys have at most so many slots.
   void cut_keys(int slots);
 

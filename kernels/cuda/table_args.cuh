@@ -82,11 +82,12 @@ struct TableArgs {
   int key_slots;   // of a split of keys, at most
   int weightings;  // of a lane
   DType dtype;     // of rings
-  // Of layers whose lanes hold full rows and nothing else, (layers, rows of the step, heads); null:
+  // Full rows that the kernels of row_batch.cu serve, (layers, rows of the step, heads); null:
   // there are none.
   DevicePiece* pieces;
   DeviceRowLane* row_lanes;
   int row_parts;  // of such a lane, at most
+  bool pictures;  // they are those of lanes that picture_lanes.cu serves; else of all lanes
 
   __device__ int lane_at(int layer, int index) const {
     return (step[index / heads].slot * layers + layer) * heads + index % heads;

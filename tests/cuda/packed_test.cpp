@@ -2,6 +2,9 @@
 // format.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/attend_packed.h"
 #include "kernels/pack.h"
 #include "tests/cuda/fixture.h"
@@ -334,6 +337,32 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
                                                    static_cast<double>(found.weights[i])));
       }
       EXPECT_LE(difference, 1e-5) << name;
+    }
+  }
+}
+
+/// One block of packed rows in front of full ones, as pictures that were packed once: of every pair
+/// of widths that picture_lanes.cu has, of lengths around its chunks of 32 and its blocks of 4096.
+TEST_F(PackedLanes, AttentionOverPicturesPackedOnce) {
+  for (const char* spec :
+       {"calibquant", "calibquant,bits=2", "calibquant,bits=4", "calibquant,bits=8",
+        "calibquant,key_bits=1,value_bits=2", "calibquant,key_bits=1,value_bits=4",
+        "calibquant,key_bits=1,value_bits=8", "calibquant,key_bits=2,value_bits=1",
+        "calibquant,key_bits=2,value_bits=4,value_axis=head", "calibquant,key_bits=4,value_bits=1",
+        "calibquant,key_bits=4,value_bits=2", "calibquant,key_bits=8,value_bits=1", "head_quantile",
+        "head_quantile,bits=2", "head_quantile,bits=4,group_axes=layer"}) {
+    for (const LaneShape& s :
+         {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
+          LaneShape{128, 7, false, false}, LaneShape{128, 12, false, false},
+          LaneShape{128, 4, false, false, false}, LaneShape{128, 8, false, false, false}}) {
+      for (const int rows : {1, 31, 32, 33, 300, 1717, 4096, 4129, 9001}) {
+        const Found expected = attend(spec, s, {rows}, 0, {}, cpu_);
+        const Found found = attend(spec, s, {rows}, 0, kGpu, *gpu_);
+        // An average of n rows is smaller by sqrt(n) than they are; the CPU's sums in f32 are not.
+        const double bound = 2e-5 * std::max(1.0, std::sqrt(rows / 1500.0));
+        EXPECT_LE(error(found.out, expected.out), bound)
+            << fmt::format("{} {} x {}, {} rows", spec, s.q_per_kv, s.head_dim, rows);
+      }
     }
   }
 }

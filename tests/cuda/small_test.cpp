@@ -252,6 +252,29 @@ TEST_F(SmallPacked, KeysAndValuesInOnePass) {
   }
 }
 
+/// What picture_lanes.cu serves: one block, by one block of threads and by a cluster of them.
+TEST_F(SmallPacked, PicturesPackedOnce) {
+  using enum ScaleAxis;
+  using enum CodeFormat;
+  for (const int rows : {1, 70, 530}) {
+    for (const int q_per_kv : {1, 7}) {
+      for (const CodeFormat code : {kBits1, kBits2, kBits4, kBits8}) {
+        const Codes codes{code, rows == 70 ? kHead : kChannel};
+        expect_parity({.keys = codes,
+                       .values = codes,
+                       .q_per_kv = q_per_kv,
+                       .remapped = q_per_kv == 7,
+                       .blocks = {rows}});
+      }
+    }
+  }
+  expect_parity({.keys = {kBits1, kChannel},
+                 .values = {kBits1, kChannel},
+                 .remapped = true,
+                 .blocks = {2100},
+                 .full = 300});
+}
+
 TEST_F(SmallPacked, EveryOtherFormat) {
   using enum ScaleAxis;
   for (const int head_dim : {20, 128}) {
