@@ -187,15 +187,37 @@ Reservation Layouts::reservation(const SequenceSize& size) const noexcept {
   return {Arena::rounded(memory_bound(size)), Arena::rounded(staging_bytes(size))};
 }
 
-size_t Layouts::session_bytes(int max_rows) const noexcept {
-  // Bounds are sums of the larger of linear functions of the sizes: the largest is at an end.
-  size_t memory = 0;
-  for (const int prompt : {1, max_rows}) {
-    for (const int visual : {0, prompt}) {
-      memory = std::max(memory, memory_bound({prompt, visual, max_rows}));
+/// What rounding up to whole blocks comes to, at most.
+size_t Layouts::block_bound() const noexcept {
+  size_t bytes = 0;
+  for (int layer = 0; layer < shape_->layers; ++layer) {
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+        const Plane::Layout layout = plane(store, side, layer);
+        bytes += layout.packing == nullptr || layout.once
+                     ? kAlignment
+                     : layout.block_bytes(layout.block_rows()) + layout.row_bytes();
+      }
     }
   }
-  return Arena::rounded(memory) + Arena::rounded(staging_bytes({max_rows, 0, max_rows}));
+  return bytes * static_cast<size_t>(shape_->kv_heads);
+}
+
+size_t Layouts::session_bytes(int max_rows, int sequences) const noexcept {
+  // Which prompt takes most depends on what is dropped of it, on windows, on how many pictures have
+  // scales of their own. Between these prompts bounds are linear, but for whole blocks.
+  constexpr int kPrompts = 64;
+  size_t memory = 0;
+  for (int i = 0; i <= kPrompts; ++i) {
+    const int at = std::max(1, static_cast<int>(int64_t{max_rows} * i / kPrompts));
+    for (const int prompt : {at, std::min(max_rows, static_cast<int>(kMaxImages))}) {
+      for (const int visual : {0, std::min(prompt, static_cast<int>(kMaxImages)), prompt}) {
+        memory = std::max(memory, memory_bound({prompt, visual, max_rows}));
+      }
+    }
+  }
+  return static_cast<size_t>(sequences) * Arena::rounded(memory + block_bound()) +
+         Arena::rounded(staging_bytes({max_rows, 0, max_rows}));
 }
 
 }  // namespace kvlm

@@ -76,8 +76,9 @@ class Layouts {
 
   /// Arena bytes of a sequence of `size` in a PolicyCache.
   Reservation reservation(const SequenceSize& size) const noexcept;
-  /// Arena bytes of any sequence of at most max_rows tokens.
-  size_t session_bytes(int max_rows) const noexcept;
+  /// Arena bytes of any `sequences` sequences of at most max_rows tokens each, whose first prompts
+  /// come one after the other: rows wait for the end of one prompt at a time.
+  size_t session_bytes(int max_rows, int sequences = 1) const noexcept;
   /// Bytes that suffice for a sequence after its prompt, whatever is retained.
   size_t memory_bound(const SequenceSize& size) const noexcept;
   /// Bytes of full-precision rows while the prompt is under way.
@@ -98,6 +99,7 @@ class Layouts {
                                        : plan_->retention->needs().decode_weights;
   }
   size_t layer_bound(int layer, int64_t text, int64_t visual, int64_t future) const noexcept;
+  size_t block_bound() const noexcept;
   Plane::Layout rows_layout() const noexcept;
 
   const CachePlan* plan_;

@@ -10,8 +10,8 @@ Reservation reservation(const CachePlan& plan, const SequenceSize& size) {
   return Layouts(plan).reservation(size);
 }
 
-size_t session_bytes(const CachePlan& plan, int max_rows) {
-  return Layouts(plan).session_bytes(max_rows);
+size_t session_bytes(const CachePlan& plan, int max_rows, int sequences) {
+  return Layouts(plan).session_bytes(max_rows, sequences);
 }
 
 std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes,

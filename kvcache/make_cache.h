@@ -15,9 +15,9 @@ namespace kvlm {
 /// What open(size) sets aside in a cache of `plan`.
 Reservation reservation(const CachePlan& plan, const SequenceSize& size);
 
-/// Arena bytes that suffice for open() of any sequence of at most max_rows tokens, however many of
-/// them are its prompt or visual.
-size_t session_bytes(const CachePlan& plan, int max_rows);
+/// Arena bytes that suffice for any `sequences` sequences of at most max_rows tokens each, however
+/// many of them are their prompts or visual, if a prompt ends before the next sequence is opened.
+size_t session_bytes(const CachePlan& plan, int max_rows, int sequences = 1);
 
 /// A cache with an arena of exactly `arena_bytes` on `device`. Throws Error{kOutOfMemory}.
 std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes,

@@ -440,6 +440,42 @@ TEST(PolicyCacheTest, SinksHaveTheirMemoryBeforeTheFirstRowGoes) {
   EXPECT_EQ(asked, 0u);
 }
 
+/// Room for several sequences holds the rows of one prompt beside what all of them keep.
+TEST_P(EverySpec, SequencesThatComeOneByOneShareTheRoomOfTheirPrompts) {
+  constexpr int kSequences = 5;
+  const auto prompt = PromptShape{5, {40}, 9}.modality();
+  const SequenceSize size = size_of(prompt, 30);
+  const auto plan = plan_of(GetParam(), kSmall);
+  const Layouts layouts(*plan);
+  const size_t bytes = layouts.session_bytes(size.max_rows, kSequences);
+  const size_t staged = layouts.staging_bytes({size.max_rows, 0, size.max_rows});
+  EXPECT_EQ(bytes, kSequences * layouts.session_bytes(size.max_rows) -
+                       (kSequences - 1) * Arena::rounded(staged));
+  PolicyCache cache(plan, bytes, {});
+  Feeder feeder(kSmall);
+  for (int i = 0; i < kSequences; ++i) {
+    const SequenceId id = cache.open(size, "s");
+    feeder.pass(cache, {{static_cast<char>('a' + i), id, 0, prompt, true}});
+  }
+}
+
+/// Whatever part of its rows are the prompt's, and of those the pictures'.
+TEST_P(EverySpec, RoomForASequenceHoldsAnyOfItsLength) {
+  const auto plan = plan_of(GetParam(), kSmall);
+  const Layouts layouts(*plan);
+  for (const int max_rows : {1, 7, 84, 333, 1000}) {
+    const size_t room = layouts.session_bytes(max_rows);
+    for (int prompt = 1; prompt <= max_rows; ++prompt) {
+      for (const int visual : {0, prompt / 3, prompt / 2, prompt - 1, prompt}) {
+        const SequenceSize size{prompt, visual, max_rows};
+        ASSERT_GE(room - Arena::rounded(layouts.staging_bytes({max_rows, 0, max_rows})),
+                  layouts.reservation(size).kept)
+            << prompt << " rows, " << visual << " visual, of " << max_rows;
+      }
+    }
+  }
+}
+
 /// A size that was refused changes nothing, and what reservation() says is enough.
 TEST_P(EverySpec, ReservesWhatItNeeds) {
   for (const auto& prompt : {PromptShape{5, {40}, 9}.modality(), PromptShape{1, {}, 0}.modality(),

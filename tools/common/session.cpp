@@ -162,7 +162,7 @@ int Session::threads() const noexcept { return state_->pool.threads(); }
 
 std::unique_ptr<KvCache> Session::make_cache(int sequences, int rows,
                                              std::optional<size_t> bytes) const {
-  const size_t needed = static_cast<size_t>(sequences) * session_bytes(*state_->plan, rows);
+  const size_t needed = session_bytes(*state_->plan, rows, sequences);
   return kvlm::make_cache(state_->plan, bytes.value_or(needed), state_->device);
 }
 
