@@ -213,7 +213,10 @@ void Llama::fill_angles(const DecoderStep& step, TensorView cos, TensorView sin,
   const TensorView host_sin = here ? sin : host_sin_.rows(sin.shape()[0], width);
   assert(std::cmp_equal(step.positions.size(), cos.shape()[0]));
   int64_t row = 0;
+  const bool scaled = config_.rope.type == RopeConfig::Type::kDynamic;  // by a sequence's length
+  if (!scaled) angles_.fill(step.positions, 0, host_cos, host_sin);
   for (const StepRows& rows : step.sequences) {
+    if (!scaled) break;
     const auto positions =
         step.positions.subspan(static_cast<size_t>(row), static_cast<size_t>(rows.rows));
     int32_t last = 0;

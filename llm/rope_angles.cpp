@@ -77,8 +77,8 @@ RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
   // Computed once for the positions of most prompts, whose sines would take longer than their rows.
   tabled_ = std::clamp(config.max_positions, 0, kTabledPositions);
   table_.reserve(base_.size() * static_cast<size_t>(tabled_));
-  for (const float inverse : base_) {
-    for (int32_t at = 0; at < tabled_; ++at) table_.push_back(rotation(at, inverse));
+  for (int32_t at = 0; at < tabled_; ++at) {
+    for (const float inverse : base_) table_.push_back(rotation(at, inverse));
   }
 }
 
@@ -124,16 +124,26 @@ void RopeAngles::fill(std::span<const Position> positions, int64_t sequence_leng
          Shape({static_cast<int64_t>(positions.size()), static_cast<int64_t>(half)}));
   const bool stretched =
       config_.type == RopeConfig::Type::kDynamic && sequence_length > config_.max_positions;
-  for (size_t i = 0; i < half; ++i) {
-    const float inverse =
-        stretched ? inverse_frequency(static_cast<int>(i), sequence_length) : base_[i];
-    const Rotation* known = table_.data() + i * static_cast<size_t>(tabled_);
-    for (size_t row = 0; row < positions.size(); ++row) {
-      const int32_t at = positions[row].*axes_[i];
-      const bool tabled = !stretched && at >= 0 && at < tabled_;
-      const Rotation rotated = tabled ? known[at] : rotation(at, inverse);
-      cos.as<float>()[row * half + i] = rotated.cos;
-      sin.as<float>()[row * half + i] = rotated.sin;
+  float* to_cos = cos.as<float>();
+  float* to_sin = sin.as<float>();
+  if (stretched) {
+    for (size_t i = 0; i < half; ++i) {
+      const float inverse = inverse_frequency(static_cast<int>(i), sequence_length);
+      for (size_t row = 0; row < positions.size(); ++row) {
+        const Rotation rotated = rotation(positions[row].*axes_[i], inverse);
+        to_cos[row * half + i] = rotated.cos;
+        to_sin[row * half + i] = rotated.sin;
+      }
+    }
+    return;
+  }
+  for (const Position& position : positions) {
+    for (size_t i = 0; i < half; ++i) {
+      const int32_t at = position.*axes_[i];
+      const Rotation rotated = at >= 0 && at < tabled_ ? table_[static_cast<size_t>(at) * half + i]
+                                                       : rotation(at, base_[i]);
+      *to_cos++ = rotated.cos;
+      *to_sin++ = rotated.sin;
     }
   }
 }

@@ -43,8 +43,8 @@ class RopeAngles {
   explicit RopeAngles(const RopeConfig& config);
 
   /// Fills cos and sin (rows, rotary_dim / 2) f32 for the rows' positions. sequence_length is the
-  /// largest position of the sequence plus one: the dynamic type scales theta by it. Allocates
-  /// nothing.
+  /// largest position of the sequence plus one: the dynamic type scales theta by it, all others
+  /// take rows of several sequences at once. Allocates nothing.
   void fill(std::span<const Position> positions, int64_t sequence_length, TensorView cos,
             TensorView sin) const;
 
@@ -66,7 +66,7 @@ class RopeAngles {
   std::vector<const int32_t Position::*> axes_;  // what each frequency turns by
   float magnitude_ = 1;                          // multiplies cos and sin (yarn)
   int32_t tabled_ = 0;                           // positions of table_
-  std::vector<Rotation> table_;                  // (rotary_dim / 2, tabled_) of base_
+  std::vector<Rotation> table_;                  // (tabled_, rotary_dim / 2) of base_
 };
 
 }  // namespace kvlm

@@ -296,7 +296,8 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
 
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {
   flushed_.clear();
-  dropped_.assign(traits_.layers() * rows_.size(), -1);
+  const bool names_slots = traits_.evicts() && !traits_.table_weighs();
+  if (names_slots) dropped_.assign(traits_.layers() * rows_.size(), -1);
   std::array<bool, 2> due{};
   bool drops = false;
   size_t number = 0;
@@ -310,7 +311,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     }
     if (gain.host) {
       flushed_.push_back(&sequence);
-    } else {
+    } else if (names_slots) {
       for (size_t layer = 0; layer < traits_.layers(); ++layer) {
         dropped_[layer * rows_.size() + number] = of_sequence_[layer];
         drops |= of_sequence_[layer] >= 0;
