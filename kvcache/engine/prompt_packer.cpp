@@ -113,7 +113,8 @@ void PromptPacker::pack_keys_in_basis(LayerState& state, int layer, size_t store
   const int rows = *std::min_element(packed.begin(), packed.end());
   std::vector<const float*> of_heads;
   for (const DenseRows& x : keys) of_heads.push_back(x.floats());
-  if (rows > 0) key_basis_.learn(*quantizer, state, store, of_heads, rows, stream);
+  LayerState* const self = &state;
+  if (rows > 0) key_basis_.learn(*quantizer, {&self, 1}, store, of_heads, rows, stream);
   key_basis_.start_keys(static_cast<size_t>(sum(packed)));
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     if (packed[h] == 0) continue;

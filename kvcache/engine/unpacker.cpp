@@ -17,10 +17,43 @@ void Unpacker::unpack_packed(const Plane& plane, const HeadFacts& facts, const K
   if (plane.packed() == 0) return;
   const PackedFormat& format = plane.layout().packing->format;
   if (basis == nullptr) return unpack_blocks(format, plane.blocks(), out, stream);
-  reserve(static_cast<size_t>(plane.packed()));
+  in_basis_.grow(static_cast<size_t>(plane.packed()) * traits_.dim());
   unpack_blocks(format, plane.blocks(), in_basis_.data(), stream);
   const BasisJob job{in_basis_.data(), out, plane.packed(), facts.key_channels.data()};
   change_basis(*basis, BasisChange::kBack, {&job, 1}, stream);
+}
+
+void Unpacker::reserve(size_t rows, size_t planes, size_t blocks) {
+  in_basis_.grow(rows * traits_.dim());
+  blocks_.reserve(blocks);
+  jobs_.reserve(planes);
+}
+
+void Unpacker::unpack_together(std::span<const PackedRows> planes, const KeyBasis* basis,
+                               std::vector<ByteRange>& copies, Stream& stream) {
+  blocks_.clear();
+  jobs_.clear();
+  size_t rows = 0;
+  for (const auto& [plane, facts, to] : planes) {
+    blocks_.insert(blocks_.end(), plane->blocks().begin(), plane->blocks().end());
+    rows += static_cast<size_t>(plane->packed());
+  }
+  if (rows == 0) return;
+  in_basis_.grow(rows * traits_.dim());
+  const float* from = in_basis_.data();
+  unpack_blocks(planes[0].plane->layout().packing->format, blocks_, in_basis_.data(), stream);
+  for (const auto& [plane, facts, to] : planes) {
+    const size_t floats = static_cast<size_t>(plane->packed()) * traits_.dim();
+    if (floats == 0) continue;
+    if (basis != nullptr) {
+      jobs_.push_back({from, to, plane->packed(), facts->key_channels.data()});
+    } else {
+      copies.push_back({reinterpret_cast<const std::byte*>(from), reinterpret_cast<std::byte*>(to),
+                        floats * sizeof(float)});
+    }
+    from += floats;
+  }
+  if (basis != nullptr) change_basis(*basis, BasisChange::kBack, jobs_, stream);
 }
 
 void Unpacker::unpack_head(const HeadState& head, int layer, float* keys, float* values,

@@ -1,6 +1,6 @@
 // Windows that are full, packed layer by layer. Most quantizers pack new rows only, so the rows of
 // many sequences go in one call (flush_together). A quantizer that packs old rows again, or keys in
-// another basis, takes one sequence at a time (flush_anew).
+// another basis, takes as many sequences together as there is room for their rows (flush_anew).
 #include "kvcache/engine/window_packer.h"
 
 #include <algorithm>
@@ -42,12 +42,11 @@ WindowPacker::WindowPacker(const CacheTraits& traits, Unpacker& unpacker, KeyBas
       unpacker_(unpacker),
       key_basis_(key_basis),
       protected_values_(protected_values),
-      keys_(traits.kv_heads()),
-      floats_(traits.device()) {}
+      floats_(traits.device()),
+      fresh_(traits.device()) {}
 
 void WindowPacker::reserve(const Workload& load) {
   flushed_.reserve(load.sequences);
-  anew_.reserve(traits_.kv_heads());
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     for (const Window& window : traits_.layer(layer).windows) {
       reserve_window(load, window, *traits_.quantizer(window.store, layer));
@@ -61,12 +60,24 @@ void WindowPacker::reserve_window(const Workload& load, const Window& window,
   const auto added = static_cast<size_t>(window.packing->flush.rows);
   size_t rows = 0;
   if (window.anew) {
-    rows = traits_.kv_heads() * (quantizer.repacks(window.side) ? load.longest + added : added);
-    if (quantizer.key_basis() != nullptr) {
-      key_basis_.reserve_keys(rows);
-      unpacker_.reserve(load.longest);
+    const size_t of_head = quantizer.repacks(window.side) ? load.longest + added : added;
+    const size_t one = traits_.kv_heads() * of_head;
+    rows = std::max(one, std::min(load.heads * of_head, kAnewTogether));
+    const size_t sequences = std::min(load.sequences, rows / one);
+    const size_t heads = sequences * traits_.kv_heads();
+    anew_room_ = std::max(anew_room_, rows);
+    anew_.reserve(heads);
+    learning_.reserve(sequences);
+    keys_.reserve(heads);
+    if (quantizer.repacks(window.side)) {
+      packed_.reserve(heads);
+      copies_.reserve(2 * heads);
+      fresh_.grow(heads * added * traits_.dim());
+      const auto block_rows = static_cast<size_t>(window.packing->format.block_rows);
+      unpacker_.reserve(rows, heads, rows / std::max<size_t>(1, block_rows) + 2 * heads);
     }
-    if (protects(quantizer, window)) protected_values_.reserve(rows);
+    if (quantizer.key_basis() != nullptr) key_basis_.reserve_keys(rows, sequences);
+    if (protects(quantizer, window)) protected_values_.reserve(rows, heads);
   } else {
     const size_t some = std::max(kSequencesTogether * traits_.kv_heads() * added, kRowsTogether);
     rows = std::min(load.heads * added, some);
@@ -79,11 +90,11 @@ void WindowPacker::reserve_window(const Workload& load, const Window& window,
 void WindowPacker::flush(std::span<Sequence* const> sequences, int layer, Stream& stream) {
   for (const Window& window : traits_.layer(layer).windows) {
     list_full(sequences, layer, window);
-    if (!window.anew) {
+    if (window.anew) {
+      flush_anew(layer, window, stream);
+    } else {
       flush_together(window, stream);
-      continue;
     }
-    for (const Flushed& flushed : flushed_) flush_anew(*flushed.state, layer, window, stream);
   }
 }
 
@@ -167,59 +178,89 @@ void WindowPacker::close_up_jobs(std::span<const Flushed> some, size_t& jobs) {
   }
 }
 
-/// Flushes a window of one sequence for a quantizer that packs old rows again or changes the basis
+/// Flushes the windows of flushed_ for a quantizer that packs old rows again or changes the basis
 /// of keys.
-void WindowPacker::flush_anew(LayerState& state, int layer, const Window& window, Stream& stream) {
+void WindowPacker::flush_anew(int layer, const Window& window, Stream& stream) {
   const Quantizer& quantizer = *traits_.quantizer(window.store, layer);
-  gather_anew(state, quantizer, window, stream);
-  pack_anew(state, quantizer, window, stream);
-  for (const Anew& rows : anew_) {
-    rows.head->plane(window.store, window.side).pop_rows(window.packing->flush.rows);
-    state.plane_bytes += plane_bytes(*rows.head, window);
+  for (size_t first = 0; first < flushed_.size();) {
+    first = list_anew(first, quantizer, window);
+    gather_anew(quantizer, window, stream);
+    pack_anew(quantizer, window, stream);
+    for (const Anew& rows : anew_) {
+      rows.head->plane(window.store, window.side).pop_rows(window.packing->flush.rows);
+      rows.state->plane_bytes += plane_bytes(*rows.head, window);
+    }
   }
 }
 
-/// Lists in anew_ the rows of KV heads whose window is full, as floats in the model's basis: those
-/// that were packed first if they are packed again.
-void WindowPacker::gather_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
-                               Stream& stream) {
+/// Lists in anew_ KV heads of flushed_ from number `first` on: of one sequence, and of those behind
+/// it whose heads have as many rows, as far as there is room. Returns where the next list begins.
+size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const Window& window) {
+  const bool repacks = quantizer.repacks(window.side);
+  const int added = window.packing->flush.rows;
+  size_t rows = 0;
+  anew_.clear();
+  for (; first < flushed_.size(); ++first) {
+    LayerState& state = *flushed_[first].state;
+    const size_t listed = anew_.size();
+    const size_t before = rows;
+    bool fits = true;
+    for (HeadState& head : state.heads) {
+      if (!is_due(head, window)) continue;
+      const Plane& plane = head.plane(window.store, window.side);
+      const int old = repacks ? plane.packed() : 0;
+      const int first_slot =
+          window.side == KvSide::kValues && window.store == kRest ? head.packed_values() : 0;
+      fits = fits && (listed == 0 || old + added == anew_[0].rows);
+      if (rows + static_cast<size_t>(old + added) > anew_room_ && listed > 0) fits = false;
+      if (!fits) break;
+      anew_.push_back(
+          {&state, &head, floats_.data() + rows * traits_.dim(), old, old + added, first_slot});
+      rows += static_cast<size_t>(old + added);
+    }
+    if (fits) continue;
+    anew_.resize(listed);
+    rows = before;
+    break;
+  }
+  for (const Anew& of : anew_) of.state->plane_bytes -= plane_bytes(*of.head, window);
+  return first;
+}
+
+/// Gathers the rows of anew_ as floats in the model's basis: those that were packed first if they
+/// are packed again.
+void WindowPacker::gather_anew(const Quantizer& quantizer, const Window& window, Stream& stream) {
   const CachePlan& plan = traits_.plan();
   const bool repacks = quantizer.repacks(window.side);
-  const KeyBasis* basis = window.side == KvSide::kKeys ? quantizer.key_basis() : nullptr;
   const int added = window.packing->flush.rows;
-  float* x = floats_.data();
-  anew_.clear();
+  const size_t fresh_floats = static_cast<size_t>(added) * traits_.dim();
   sources_.clear();
-  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    HeadState& head = state.heads[h];
-    Plane& plane = head.plane(window.store, window.side);
-    keys_[h] = x;
-    if (!is_due(head, window)) continue;
-    state.plane_bytes -= plane_bytes(head, window);
-    const int old = repacks ? plane.packed() : 0;
-    const int first_slot =
-        window.side == KvSide::kValues && window.store == kRest ? head.packed_values() : 0;
-    anew_.push_back({&head, x, old, old + added, first_slot});
-    if (repacks) {
-      unpacker_.unpack_packed(plane, head.facts[window.store], basis, x, stream);
-      plane.clear_packed();
-    }
+  packed_.clear();
+  copies_.clear();
+  const float* fresh = fresh_.data();
+  for (const Anew& of : anew_) {
+    const Plane& plane = of.head->plane(window.store, window.side);
     for (int row = 0; row < added; ++row) sources_.push_back(plane.full_row(row));
-    if (repacks) {
-      widen_rows(sources_, plan.rows, plan.shape.head_dim,
-                 x + static_cast<size_t>(old) * traits_.dim(), stream);
-      sources_.clear();
-    }
-    x += static_cast<size_t>(old + added) * traits_.dim();
+    if (!repacks) continue;
+    packed_.push_back({&plane, &of.head->facts[window.store], of.x});
+    float* behind = of.x + static_cast<size_t>(of.old) * traits_.dim();
+    copies_.push_back({reinterpret_cast<const std::byte*>(fresh),
+                       reinterpret_cast<std::byte*>(behind), fresh_floats * sizeof(float)});
+    fresh += fresh_floats;
   }
-  widen_rows(sources_, plan.rows, plan.shape.head_dim, floats_.data(), stream);
+  widen_rows(sources_, plan.rows, plan.shape.head_dim, repacks ? fresh_.data() : floats_.data(),
+             stream);
+  if (!repacks) return;
+  const KeyBasis* basis = window.side == KvSide::kKeys ? quantizer.key_basis() : nullptr;
+  unpacker_.unpack_together(packed_, basis, copies_, stream);
+  copy_ranges(copies_, stream);
+  for (const Anew& of : anew_) of.head->plane(window.store, window.side).clear_packed();
 }
 
-void WindowPacker::pack_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
-                             Stream& stream) {
+void WindowPacker::pack_anew(const Quantizer& quantizer, const Window& window, Stream& stream) {
   if (protects(quantizer, window)) return pack_protected_anew(quantizer, window, stream);
   if (window.side == KvSide::kKeys && quantizer.key_basis() != nullptr) {
-    queue_keys_anew(state, quantizer, window, stream);
+    queue_keys_anew(quantizer, window, stream);
   } else {
     for (const Anew& rows : anew_) {
       queue_.add(*window.packing, rows.head->plane(window.store, window.side), {rows.x}, rows.rows);
@@ -240,22 +281,32 @@ void WindowPacker::pack_protected_anew(const Quantizer& quantizer, const Window&
   protected_values_.pack(*window.packing, *quantizer.protected_values(), stream);
 }
 
-/// Queues the keys of anew_ in the quantizer's basis, which is learned from them where it was not
-/// before.
-void WindowPacker::queue_keys_anew(LayerState& state, const Quantizer& quantizer,
-                                   const Window& window, Stream& stream) {
-  const size_t store = window.store;
-  if (quantizer.repacks(KvSide::kKeys) || state.heads[0].facts[store].key_channels.empty()) {
-    key_basis_.learn(quantizer, state, store, keys_, anew_.back().rows, stream);
-  }
+/// Queues the keys of anew_ in the quantizer's basis.
+void WindowPacker::queue_keys_anew(const Quantizer& quantizer, const Window& window,
+                                   Stream& stream) {
+  learn_anew(quantizer, window, stream);
   size_t rows = 0;
   for (const Anew& keys : anew_) rows += static_cast<size_t>(keys.rows);
   key_basis_.start_keys(rows);
   for (const Anew& keys : anew_) {
-    const float* x = key_basis_.add_keys(keys.x, keys.rows, keys.head->facts[store]);
-    queue_.add(*window.packing, keys.head->stores[store].keys, {x}, keys.rows);
+    const float* x = key_basis_.add_keys(keys.x, keys.rows, keys.head->facts[window.store]);
+    queue_.add(*window.packing, keys.head->stores[window.store].keys, {x}, keys.rows);
   }
   key_basis_.change_keys(*quantizer.key_basis(), stream);
+}
+
+/// Learns the basis of the keys of anew_ from them, where it was not learned before or is anew.
+void WindowPacker::learn_anew(const Quantizer& quantizer, const Window& window, Stream& stream) {
+  learning_.clear();
+  keys_.clear();
+  for (const Anew& keys : anew_) {
+    const bool known = !keys.state->heads[0].facts[window.store].key_channels.empty();
+    if (known && !quantizer.repacks(KvSide::kKeys)) continue;
+    if (learning_.empty() || learning_.back() != keys.state) learning_.push_back(keys.state);
+    keys_.push_back(keys.x);
+  }
+  if (learning_.empty()) return;
+  key_basis_.learn(quantizer, learning_, window.store, keys_, anew_.back().rows, stream);
 }
 
 }  // namespace kvlm

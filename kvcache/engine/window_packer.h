@@ -32,6 +32,8 @@ class WindowPacker {
   /// sequences.
   static constexpr size_t kRowsTogether = 8192;
   static constexpr size_t kSequencesTogether = 32;
+  /// Rows that are packed anew together, old ones and new ones, unless one sequence has more.
+  static constexpr size_t kAnewTogether = size_t{1} << 17;
 
   /// A layer of a sequence whose window is flushed, and where in the workspace.
   struct Flushed {
@@ -41,6 +43,7 @@ class WindowPacker {
   };
   /// Keys or values of a KV head whose window is packed anew: old rows that were packed, new ones.
   struct Anew {
+    LayerState* state;
     HeadState* head;
     float* x;
     int old;
@@ -54,14 +57,13 @@ class WindowPacker {
   void flush_some(std::span<Flushed> some, size_t rows, const Window& window, Stream& stream);
   void take_rows(std::span<Flushed> next, const Window& window);
   void close_up_jobs(std::span<const Flushed> some, size_t& jobs);
-  void flush_anew(LayerState& state, int layer, const Window& window, Stream& stream);
-  void gather_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
-                   Stream& stream);
-  void queue_keys_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
-                       Stream& stream);
-  void pack_anew(LayerState& state, const Quantizer& quantizer, const Window& window,
-                 Stream& stream);
+  void flush_anew(int layer, const Window& window, Stream& stream);
+  size_t list_anew(size_t first, const Quantizer& quantizer, const Window& window);
+  void gather_anew(const Quantizer& quantizer, const Window& window, Stream& stream);
+  void pack_anew(const Quantizer& quantizer, const Window& window, Stream& stream);
   void pack_protected_anew(const Quantizer& quantizer, const Window& window, Stream& stream);
+  void queue_keys_anew(const Quantizer& quantizer, const Window& window, Stream& stream);
+  void learn_anew(const Quantizer& quantizer, const Window& window, Stream& stream);
 
   const CacheTraits& traits_;
   Unpacker& unpacker_;
@@ -69,11 +71,16 @@ class WindowPacker {
   ProtectedValues& protected_values_;
   PackQueue queue_;
   std::vector<Flushed> flushed_;
-  std::vector<Anew> anew_;
+  std::vector<Anew> anew_;     // of one layer of some sequences
+  size_t anew_room_ = 0;       // rows of anew_, at most
   std::vector<PackJob> jobs_;  // of rows that are flushed together
   std::vector<const std::byte*> sources_;
-  std::vector<const float*> keys_;  // (kv_heads,)
+  std::vector<Unpacker::PackedRows> packed_;  // of anew_
+  std::vector<ByteRange> copies_;
+  std::vector<LayerState*> learning_;
+  std::vector<const float*> keys_;  // of learning_, (sequences, kv_heads)
   FloatSpace floats_;               // rows on their way into blocks
+  FloatSpace fresh_;                // new ones of anew_, before they are put behind old ones
 };
 
 }  // namespace kvlm

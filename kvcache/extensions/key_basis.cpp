@@ -33,29 +33,40 @@ void KeyBasisChange::reserve(const Workload& load) {
   }
 }
 
-void KeyBasisChange::reserve_keys(size_t rows) {
-  key_jobs_.reserve(traits_.kv_heads());
+void KeyBasisChange::reserve_keys(size_t rows, size_t sequences) {
+  const size_t heads = sequences * traits_.kv_heads();
+  key_jobs_.reserve(heads);
   facts_.resize(traits_.kv_heads());
+  ends_.resize(std::max(ends_.size(), 2 * heads * traits_.dim()));
   keys_.grow(rows * traits_.dim());
 }
 
-void KeyBasisChange::learn(const Quantizer& quantizer, LayerState& state, size_t store,
-                           std::span<const float* const> keys, int rows, Stream& stream) {
-  const auto swap_facts = [&] {
-    for (size_t h = 0; h < facts_.size(); ++h) std::swap(facts_[h], state.heads[h].facts[store]);
-  };
+void KeyBasisChange::learn(const Quantizer& quantizer, std::span<LayerState* const> states,
+                           size_t store, std::span<const float* const> keys, int rows,
+                           Stream& stream) {
   facts_.resize(traits_.kv_heads());
-  swap_facts();
-  if (quantizer.learns_from_rows()) {
-    quantizer.learn_rows(on_host(keys, rows, stream), rows, facts_);
-  } else {
-    const std::span<float> low = std::span(ends_).first(ends_.size() / 2);
-    const std::span<float> high = std::span(ends_).last(ends_.size() / 2);
+  const size_t heads = traits_.kv_heads();
+  const size_t channels = heads * traits_.dim();
+  ends_.resize(std::max(ends_.size(), 2 * states.size() * channels));
+  const std::span<float> low = std::span(ends_).first(states.size() * channels);
+  const std::span<float> high = std::span(ends_).subspan(low.size(), low.size());
+  if (!quantizer.learns_from_rows()) {
     channel_ends(keys, rows, traits_.shape().head_dim, low, high, stream);
-    quantizer.learn(low, high, facts_);
   }
-  swap_facts();
-  state.mask_bytes[store] = quantizer.facts_bytes(traits_.shape().kv_heads);
+  for (size_t i = 0; i < states.size(); ++i) {
+    const auto swap_facts = [&] {
+      for (size_t h = 0; h < heads; ++h) std::swap(facts_[h], states[i]->heads[h].facts[store]);
+    };
+    swap_facts();
+    if (quantizer.learns_from_rows()) {
+      quantizer.learn_rows(on_host(keys.subspan(i * heads, heads), rows, stream), rows, facts_);
+    } else {
+      quantizer.learn(low.subspan(i * channels, channels), high.subspan(i * channels, channels),
+                      facts_);
+    }
+    swap_facts();
+    states[i]->mask_bytes[store] = quantizer.facts_bytes(traits_.shape().kv_heads);
+  }
 }
 
 std::span<const float* const> KeyBasisChange::on_host(std::span<const float* const> keys, int rows,

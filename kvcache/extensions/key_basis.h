@@ -20,11 +20,13 @@ class KeyBasisChange {
 
   /// Room for the queries of a step.
   void reserve(const Workload& load);
-  /// Room for `rows` keys that are packed together in decode.
-  void reserve_keys(size_t rows);
+  /// Room for `rows` keys of `sequences` sequences that are packed together in decode.
+  void reserve_keys(size_t rows, size_t sequences);
 
-  /// Learns the order of channels of a store from `rows` keys of every KV head.
-  void learn(const Quantizer& quantizer, LayerState& state, size_t store,
+  /// Learns the order of channels of a store from `rows` keys of every KV head, in a layer of some
+  /// sequences.
+  ///   keys  (sequences, kv_heads)
+  void learn(const Quantizer& quantizer, std::span<LayerState* const> states, size_t store,
              std::span<const float* const> keys, int rows, Stream& stream);
 
   /// Begins a list of keys to be changed, `rows` over all KV heads.
@@ -61,7 +63,7 @@ class KeyBasisChange {
   std::vector<std::array<std::vector<BasisJob>, kStores>> query_jobs_;  // (layers,)
   std::vector<std::array<BasisBatch, kStores>> query_batches_;          // (layers,)
   std::vector<HeadFacts> facts_;                                        // (kv_heads,)
-  std::vector<float> ends_;              // (2, kv_heads, head_dim) of channels
+  std::vector<float> ends_;              // (2, sequences, kv_heads, head_dim) of channels
   std::vector<float> on_host_;           // keys that a GPU holds, for learn_rows()
   std::vector<const float*> host_keys_;  // (kv_heads,)
 };

@@ -92,9 +92,9 @@ void ProtectedValues::choose(const Sequence& sequence, int layer, HeadState& hea
   }
 }
 
-void ProtectedValues::reserve(size_t rows) {
+void ProtectedValues::reserve(size_t rows, size_t heads) {
   sorted_.grow(rows * traits_.dim());
-  heads_.reserve(traits_.kv_heads());
+  heads_.reserve(heads);
   rows_.reserve(rows);
   queue_.reserve(rows);
 }

@@ -37,8 +37,8 @@ class ProtectedValues {
   void choose(const Sequence& sequence, int layer, HeadState& head,
               std::span<const int32_t> rows) const;
 
-  /// Room for `rows` values of all KV heads of a layer that decode packs together.
-  void reserve(size_t rows);
+  /// Room for `rows` values of `heads` KV heads of a layer that decode packs together.
+  void reserve(size_t rows, size_t heads);
   /// Begins a list of values to be packed, `rows` over all KV heads.
   void start(size_t rows);
   /// Adds `rows` values of a KV head's kRest: `old` that are not protected, then those of value

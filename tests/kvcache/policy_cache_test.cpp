@@ -567,14 +567,17 @@ TEST_P(ManyLanes, DecodeAllocatesNothing) {
   EXPECT_EQ(allocations_of_decode(GetParam(), shape_of(2, 8, 1, 8), 130, 40), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, ManyLanes,
-                         testing::Values("kivi,group=4,residual=8", "int4",
-                                         "calibquant + int4,scope=text", "vidkv,group=4,residual=8",
-                                         "vidkv,group=4,residual=8,protect=0.2",
-                                         "prefixkv,keep=0.7 + kivi,group=4,residual=8",
-                                         "h2o,keep=0.7 + kivi,group=4,residual=8",
-                                         "kivi,group=4,residual=8 + share=codes"),
-                         name_of_spec);
+INSTANTIATE_TEST_SUITE_P(
+    Specs, ManyLanes,
+    testing::Values("kivi,group=4,residual=8", "int4", "calibquant + int4,scope=text",
+                    "vidkv,group=4,residual=8", "vidkv,group=4,residual=8,protect=0.2",
+                    "vidkv,group=4,residual=8,flush=requant_key",
+                    "vidkv,group=4,residual=8,flush=requant_all,protect=0.2",
+                    "vidkv,group=4,residual=8,flush=requant_all,criterion=variance",
+                    "prefixkv,keep=0.7 + kivi,group=4,residual=8",
+                    "h2o,keep=0.7 + kivi,group=4,residual=8",
+                    "kivi,group=4,residual=8 + share=codes"),
+    name_of_spec);
 
 /// bytes() is what the closed formulas (docs/arithmetic.md, "Stored bits") say, after the prompt
 /// and each of 300 steps.
