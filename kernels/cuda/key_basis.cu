@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/basis_jobs.cuh"
@@ -71,12 +72,13 @@ struct Products {
 };
 
 /// Block (job, rows, channels behind `first`). Channels before it are the first such block's. What
-/// was described is read while earlier kernels still run: none of them writes it.
+/// was described, unless it is `fresh`, is read while earlier kernels still run: none writes it.
 __global__ void __launch_bounds__(kThreads)
     change_rows(const BasisRows* jobs, const uint16_t* lists, const float* matrix, int dim,
-                int first, bool back, int64_t moved) {
+                int first, bool back, bool fresh, int64_t moved) {
   __shared__ alignas(16) float rows[kTile][kPitch];
   __shared__ alignas(16) float weights[kTile][kPitch];
+  if (fresh) wait_for_earlier();
   const BasisRows job = jobs[blockIdx.x];
   const uint16_t* channels = lists + static_cast<int64_t>(job.channels) * dim;
   const int n = dim - first;
@@ -189,13 +191,14 @@ __global__ void join_ends(float* ends, int parts, int64_t size) {
   ends[i] = end;
 }
 
-void launch(const BasisLaunch& l, int64_t moved, Stream& stream) {
+/// `fresh`: it was described since the last kernel was queued.
+void launch(const BasisLaunch& l, bool fresh, int64_t moved, Stream& stream) {
   if (l.most == 0) return;
   const int first = l.matrix == nullptr ? l.dim : l.first;
   const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kTile)),
                   static_cast<unsigned>(std::max<int64_t>(1, ceil_div(l.dim - first, kTile))));
   launch_early("change_basis", change_rows, grid, kThreads, stream, l.jobs, l.lists, l.matrix,
-               l.dim, first, l.back, moved);
+               l.dim, first, l.back, fresh, moved);
 }
 
 }  // namespace
@@ -247,6 +250,7 @@ struct BasisTable::State {
   explicit State(Device device) : kept(device) {}
   KeptBytes kept;
   BasisLaunch launch;
+  bool fresh = false;  // not run since it was described
   const float* from = nullptr;
 };
 
@@ -256,11 +260,12 @@ BasisTable::~BasisTable() = default;
 void BasisTable::describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                           const float* from, Stream& stream) {
   state_->launch = describe_jobs(basis, change, jobs, &state_->kept, stream);
+  state_->fresh = true;
   state_->from = from;
 }
 
 void BasisTable::run(const float* from, Stream& stream) {
-  launch(state_->launch, from - state_->from, stream);
+  launch(state_->launch, std::exchange(state_->fresh, false), from - state_->from, stream);
 }
 
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
@@ -270,7 +275,7 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
   if (basis.cufft && change != BasisChange::kQuery && transforms) {
     return change_by_cufft(described, stream);
   }
-  launch(described, 0, stream);
+  launch(described, /*fresh=*/true, 0, stream);
 }
 
 void prepare_basis(const KeyBasis& basis) {

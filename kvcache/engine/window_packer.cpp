@@ -198,6 +198,8 @@ void WindowPacker::flush_anew(int layer, const Window& window, Stream& stream) {
 size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const Window& window) {
   const bool repacks = quantizer.repacks(window.side);
   const int added = window.packing->flush.rows;
+  const size_t fresh = fresh_.size() / (static_cast<size_t>(added) * traits_.dim());
+  const size_t most_heads = repacks ? std::min(anew_.capacity(), fresh) : anew_.capacity();
   size_t rows = 0;
   anew_.clear();
   for (; first < flushed_.size(); ++first) {
@@ -212,7 +214,9 @@ size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const W
       const int first_slot =
           window.side == KvSide::kValues && window.store == kRest ? head.packed_values() : 0;
       fits = fits && (listed == 0 || old + added == anew_[0].rows);
-      if (rows + static_cast<size_t>(old + added) > anew_room_ && listed > 0) fits = false;
+      const bool room =
+          rows + static_cast<size_t>(old + added) <= anew_room_ && anew_.size() < most_heads;
+      fits = fits && (listed == 0 || room);
       if (!fits) break;
       anew_.push_back(
           {&state, &head, floats_.data() + rows * traits_.dim(), old, old + added, first_slot});
