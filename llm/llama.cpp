@@ -212,18 +212,19 @@ void Llama::fill_angles(const DecoderStep& step, TensorView cos, TensorView sin,
   const TensorView host_cos = here ? cos : host_cos_.rows(cos.shape()[0], width);
   const TensorView host_sin = here ? sin : host_sin_.rows(sin.shape()[0], width);
   assert(std::cmp_equal(step.positions.size(), cos.shape()[0]));
-  int64_t row = 0;
-  const bool scaled = config_.rope.type == RopeConfig::Type::kDynamic;  // by a sequence's length
-  if (!scaled) angles_.fill(step.positions, 0, host_cos, host_sin);
-  for (const StepRows& rows : step.sequences) {
-    if (!scaled) break;
-    const auto positions =
-        step.positions.subspan(static_cast<size_t>(row), static_cast<size_t>(rows.rows));
-    int32_t last = 0;
-    for (const Position& position : positions) last = std::max(last, position.largest());
-    angles_.fill(positions, int64_t{last} + 1, host_cos.slice(row, rows.rows),
-                 host_sin.slice(row, rows.rows));
-    row += rows.rows;
+  if (config_.rope.type == RopeConfig::Type::kDynamic) {  // scaled by each sequence's length
+    int64_t row = 0;
+    for (const StepRows& rows : step.sequences) {
+      const auto positions =
+          step.positions.subspan(static_cast<size_t>(row), static_cast<size_t>(rows.rows));
+      int32_t last = 0;
+      for (const Position& position : positions) last = std::max(last, position.largest());
+      angles_.fill(positions, int64_t{last} + 1, host_cos.slice(row, rows.rows),
+                   host_sin.slice(row, rows.rows));
+      row += rows.rows;
+    }
+  } else {
+    angles_.fill(step.positions, 0, host_cos, host_sin);
   }
   if (here) return;
   copy(cos, host_cos, stream);

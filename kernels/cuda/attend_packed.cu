@@ -256,6 +256,7 @@ struct BatchBuilder {
       const SlotRun& keys_run = lane.keys[i];
       const KeyValueRows rows{keys_run.rows, lane.values[i].rows, DType::kF16, keys_run.slots};
       const int parts = static_cast<int>(ceil_div(rows.rows, kMaxPieceRows));
+      if (parts == 0) continue;
       pieces.push_back({lane.q, rows, row_parts, parts, {}});
       pictures.rows.parts = std::max(pictures.rows.parts, static_cast<unsigned>(parts));
       row_parts += parts;
@@ -1023,7 +1024,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     const size_t first = builder.first_runs[i];
     const size_t values = first + lanes[i].keys.size();
     const size_t end = values + lanes[i].values.size();
-    const int picture = picture_lane(lanes[i], head_dim, most_picture_slots());
+    const int picture = picture_lane(lanes[i], head_dim, picture_limits());
     FusedLane of_fused;
     if (picture == 0) of_fused = fused_lane(lanes[i], head_dim, most_shared_bytes());
     const int served = picture != 0 ? picture : of_fused.pair;  // in one pass

@@ -2,7 +2,7 @@
 // the sequence's place; count_rows.cu then counts on the GPU, at the begin of every step, the row
 // that each lane gains and the rows that the last step has packed. Attention reads the runs as it
 // does those of a batch that the host describes: attend_packed.cu, and row_batch.cu in layers that
-// pack nothing.
+// pack nothing and for the full rows behind pictures.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -420,6 +420,7 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
     LaneSpace space = state.space_of(slot, layer, h);
     state.layout.lay(layer, lanes[h], space);
     if (state.holds_rows_alone(layer) || is_picture(space.lane->fused)) {
+      assert(state.pieces.bytes() > 0);
       state.note_ring(lanes[h].keys_gained.ring_rows);
     }
     state.take_weighed(lanes[h].weighed, space);

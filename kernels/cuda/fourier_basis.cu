@@ -11,7 +11,7 @@ namespace kvlm::cuda {
 
 namespace {
 
-constexpr int kBatch = 512;  // rows of a transform: one plan serves any number of rows
+constexpr int kBatch = 8192;  // rows of a transform: one plan serves any number of rows
 constexpr int kRowsOfBlock = 8;
 constexpr int kThreads = 256;
 

@@ -191,7 +191,7 @@ __global__ void join_ends(float* ends, int parts, int64_t size) {
   ends[i] = end;
 }
 
-/// `fresh`: it was described since the last kernel was queued.
+/// `fresh`: it has not run since it was described.
 void launch(const BasisLaunch& l, bool fresh, int64_t moved, Stream& stream) {
   if (l.most == 0) return;
   const int first = l.matrix == nullptr ? l.dim : l.first;

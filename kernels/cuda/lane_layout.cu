@@ -243,11 +243,12 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
   whole.remaps = lane.remaps;
   whole.slots = 1;
   whole.weights_wanted = lane.weighed.weights != nullptr;
+  // Full rows of a picture's lane are those of its ring alone, keys and values in the same places.
   const GrowingRows& keys = lane.keys_gained;
   const GrowingRows& values = lane.values_gained;
-  if (keys.first == values.first && keys.full == values.full &&
+  if (lane.keys.size() == 1 && keys.first == values.first && keys.full == values.full &&
       keys.ring_rows == values.ring_rows) {
-    const int picture = picture_lane(whole, shape_.head_dim, most_picture_slots());
+    const int picture = picture_lane(whole, shape_.head_dim, picture_limits());
     if (picture != 0) return {picture};
   }
   FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes());

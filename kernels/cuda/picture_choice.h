@@ -10,10 +10,16 @@ constexpr int kFirstPicture = 19;
 constexpr uint32_t kPictureKernels = ~uint32_t{0} << kFirstPicture;
 VLM_HD constexpr bool is_picture(int fused) { return fused >= kFirstPicture; }
 
+/// What a GPU gives the blocks that serve a lane.
+struct PictureLimits {
+  int shared_bytes;  ///< of a block, at most
+  bool clusters;     ///< several blocks may share a lane
+};
+/// Of the first GPU that was asked.
+PictureLimits picture_limits();
+
 /// DeviceLane::fused of a lane, 0 if no kernel of picture_lanes.cu serves it: its packed keys are
-/// one block, its packed values one of as many rows, at most `most_slots`, in front of f16 rows.
-int picture_lane(const PackedLane& lane, int head_dim, int most_slots);
-/// Packed rows of a lane at most, for the first GPU that was asked.
-int most_picture_slots();
+/// one block, its packed values one of as many rows, in front of f16 rows, and their scores fit.
+int picture_lane(const PackedLane& lane, int head_dim, const PictureLimits& limits);
 
 }  // namespace kvlm::cuda::packed

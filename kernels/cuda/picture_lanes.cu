@@ -4,13 +4,15 @@
 #include <array>
 #include <bit>
 
+#include "kernels/base/error.h"
+#include "kernels/cuda/fused_choice.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_tiles.cuh"
 #include "kernels/cuda/picture_lanes.h"
 
 // One KV head's packed rows by one block of threads, or by a cluster of blocks where there are few
 // KV heads: all scores, which stay in shared memory, then what the remap and the softmax need of
-// them, then the values. Every packed byte is read once.
+// them, then the values. Every packed byte is read once for each four queries of the KV head.
 //
 // The tensor cores multiply bytes: codes as they lie (a mask picks one of every byte, times a power
 // of two), with queries and weights as numbers of 32 bits in four digits. The four digits of four
@@ -205,12 +207,12 @@ struct DigitSums {
 /// What the blocks and warps of a lane tell each other.
 template <int kWarps>
 struct PictureShared {
-  static constexpr int kQuarter = kDim / 4 + 4;  // so that quarters lie in other banks
-  uint32_t digits[kGroupQueries][4 * kQuarter];  // of queries, raised, times scales
-  float unit[kGroupQueries];                     // what a sum of digits is multiplied with
-  float bias[kGroupQueries];                     // and what is added
-  float2 of_values[kDim];                        // what codes of values mean
-  float2 ends[kWarps][kGroupQueries];            // least and greatest score
+  static constexpr int kQuarter = kDim / 4 + 4;              // so that quarters lie in other banks
+  alignas(16) uint32_t digits[kGroupQueries][4 * kQuarter];  // of queries, raised, times scales
+  float unit[kGroupQueries];           // what a sum of digits is multiplied with
+  float bias[kGroupQueries];           // and what is added
+  float2 of_values[kDim];              // what codes of values mean
+  float2 ends[kWarps][kGroupQueries];  // least and greatest score
   float2 of_block[kGroupQueries];
   float top[kGroupQueries];  // the greatest of what scores are remapped to
   DigitSums sums;
@@ -676,15 +678,23 @@ static_assert(kFirstPicture + kKernels.size() <= 32);  // bits of LayerLaunch::f
 constexpr int kShortChunks = 24;
 constexpr int kLongWarps = 8;
 constexpr int kChunkScores = kChunkSlots * kGroupQueries * static_cast<int>(sizeof(float));
-/// Shared memory of a block of 8 warps of which two share a multiprocessor, or only one.
+/// Sums of products of bytes have 31 bits.
+constexpr int kMostSlots = 16384;
+/// Memory that a block asks for beside PictureShared, where two of 8 warps share a multiprocessor
+/// of 227 KB, or only one.
 constexpr int kHalfMemory = 100 << 10;
 constexpr int kWholeMemory = 210 << 10;
 
-/// Chunks whose scores a block can hold.
-constexpr int most_chunks(int stage_bytes) {
+/// What a block may ask for beside PictureShared.
+int most_memory(const PictureLimits& limits) {
+  return limits.shared_bytes - static_cast<int>(sizeof(PictureShared<kLongWarps>));
+}
+
+/// Chunks whose scores a block can hold, 0 if it has no room for its stages.
+int most_chunks(int stage_bytes, const PictureLimits& limits) {
   const int stages = kLongWarps * stage_bytes;
-  return ((stages > kHalfMemory / 2 + (16 << 10) ? kWholeMemory : kHalfMemory) - stages) /
-         kChunkScores;
+  const int wanted = 2 * stages > kHalfMemory + (32 << 10) ? kWholeMemory : kHalfMemory;
+  return std::max(0, std::min(wanted, most_memory(limits)) - stages) / kChunkScores;
 }
 
 /// How many blocks share a lane: enough to hold its scores, and to give work to a GPU that has few
@@ -706,13 +716,21 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   const PictureKernel& kernel = kKernels[static_cast<size_t>(number - kFirstPicture)];
   const int chunks = static_cast<int>(ceil_div(pictures.slots, kChunkSlots));
   const unsigned groups = static_cast<unsigned>(ceil_div(args.q_per_kv, kGroupQueries));
-  const int blocks =
-      blocks_of_lane(chunks, most_chunks(kernel.stage_bytes), lanes * groups, stream);
+  const PictureLimits limits = picture_limits();
+  const int most = most_chunks(kernel.stage_bytes, limits);
+  const int blocks = blocks_of_lane(chunks, most, lanes * groups, stream);
+  if (blocks > 1 && !stream.queue().overlaps_kernels()) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        "attend_packed: this GPU cannot share a KV head among blocks, as the first one that "
+        "was asked can; use one kind of GPU in a program");
+  }
   const int held = static_cast<int>(ceil_div(chunks, blocks));
   const int warps = held <= kShortChunks ? 4 : kLongWarps;
   const auto attend = warps == 4 ? kernel.attend_short : kernel.attend_long;
   const int bytes = warps * kernel.stage_bytes + held * kChunkScores;
-  check(cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+  check(cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             std::min(kWholeMemory, most_memory(limits))),
         "attend_packed");
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -740,9 +758,9 @@ int kernel_of(const PackedFormat& keys, const PackedFormat& values) {
 }
 
 /// One block of rows that share their scales.
-bool is_one_block(const SlotRun& run, int most_slots) {
+bool is_one_block(const SlotRun& run) {
   if (run.format == nullptr || run.q != nullptr || run.selection != nullptr ||
-      run.blocks.size() != 1 || run.slots == 0 || run.slots > most_slots) {
+      run.blocks.size() != 1 || run.slots == 0 || run.slots > kMostSlots) {
     return false;
   }
   const PackedFormat& format = *run.format;
@@ -755,41 +773,42 @@ bool is_one_block(const SlotRun& run, int most_slots) {
 
 }  // namespace
 
-int most_picture_slots() {
-  static const int most = [] {
+PictureLimits picture_limits() {
+  static const bool clusters = [] {
     int device = 0;
     int major = 0;
     check(cudaGetDevice(&device), "attend_packed");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
           "attend_packed");
-    // A block holds 36 chunks or more; sums of products of bytes have 31 bits.
-    return major >= 9 && KVLM_EARLY_STARTS ? 16384 : 2048;
+    return major >= 9 && KVLM_EARLY_STARTS != 0;
   }();
-  return most;
+  return {most_shared_bytes(), clusters};
 }
 
-int picture_lane(const PackedLane& lane, int head_dim, int most_slots) {
+int picture_lane(const PackedLane& lane, int head_dim, const PictureLimits& limits) {
   if (head_dim != kDim || lane.weights_wanted || lane.keys.empty() ||
       lane.keys.size() != lane.values.size() || !is_aligned(lane.q, 16)) {
     return 0;
   }
-  if (!is_one_block(lane.keys[0], most_slots) || !is_one_block(lane.values[0], most_slots))
-    return 0;
+  const auto is_plain = [](const SlotRun& run) {
+    return run.format == nullptr && run.dtype == DType::kF16 && run.selection == nullptr &&
+           is_aligned(run.rows, 16);
+  };
+  if (!is_one_block(lane.keys[0]) || !is_one_block(lane.values[0])) return 0;
   for (size_t i = 0; i < lane.keys.size(); ++i) {
     if (lane.keys[i].slots != lane.values[i].slots) return 0;
-    for (const SlotRun& run : {lane.keys[i], lane.values[i]}) {
-      if (i == 0) continue;
-      if (run.format != nullptr || run.dtype != DType::kF16 || run.selection != nullptr ||
-          !is_aligned(run.rows, 16)) {
-        return 0;
-      }
-    }
+    if (i > 0 && (!is_plain(lane.keys[i]) || !is_plain(lane.values[i]))) return 0;
   }
   if (lane.remaps.size() > 1) return 0;
   for (const ScoreRemap& remap : lane.remaps) {
     if (remap.first != 0 || remap.slots != lane.keys[0].slots) return 0;
   }
-  return kernel_of(*lane.keys[0].format, *lane.values[0].format);
+  const int number = kernel_of(*lane.keys[0].format, *lane.values[0].format);
+  if (number == 0) return 0;
+  const int stage_bytes = kKernels[static_cast<size_t>(number - kFirstPicture)].stage_bytes;
+  const int64_t held = most_chunks(stage_bytes, limits);
+  const int64_t chunks = ceil_div(lane.keys[0].slots, kChunkSlots);
+  return chunks <= held * (limits.clusters ? kMostBlocks : 1) ? number : 0;
 }
 
 void attend_pictures(uint32_t kernels, const AttendArgs& args, const PictureLanes& pictures,

@@ -11,7 +11,7 @@
 // Decode attention to full rows, in two launches a layer: the softmax state (maximum, sum, output)
 // of every piece of every run, then the output of every lane from the states of its pieces. A lane
 // is one KV head of one sequence. A DecodeTable has these kernels serve its layers that pack
-// nothing.
+// nothing, and the full rows behind pictures that were packed once (picture_lanes.cu).
 namespace kvlm::cuda {
 
 namespace {

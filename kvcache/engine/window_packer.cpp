@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "kernels/base/error.h"
 #include "kernels/row_moves.h"
 #include "kvcache/engine/for_sequences.h"
 
@@ -58,33 +59,45 @@ void WindowPacker::reserve(const Workload& load) {
 void WindowPacker::reserve_window(const Workload& load, const Window& window,
                                   const Quantizer& quantizer) {
   const auto added = static_cast<size_t>(window.packing->flush.rows);
-  size_t rows = 0;
   if (window.anew) {
     const size_t of_head = quantizer.repacks(window.side) ? load.longest + added : added;
     const size_t one = traits_.kv_heads() * of_head;
-    rows = std::max(one, std::min(load.heads * of_head, kAnewTogether));
-    const size_t sequences = std::min(load.sequences, rows / one);
-    const size_t heads = sequences * traits_.kv_heads();
-    anew_room_ = std::max(anew_room_, rows);
-    anew_.reserve(heads);
-    learning_.reserve(sequences);
-    keys_.reserve(heads);
-    if (quantizer.repacks(window.side)) {
-      packed_.reserve(heads);
-      copies_.reserve(2 * heads);
-      fresh_.grow(heads * added * traits_.dim());
-      const auto block_rows = static_cast<size_t>(window.packing->format.block_rows);
-      unpacker_.reserve(rows, heads, rows / std::max<size_t>(1, block_rows) + 2 * heads);
+    const size_t many = std::max(one, std::min(load.heads * of_head, kAnewTogether));
+    try {
+      reserve_anew(many, std::min(load.sequences, many / one), window, quantizer);
+    } catch (const Error&) {  // where memory is short, one sequence after the other
+      if (many == one) throw;
+      reserve_anew(one, 1, window, quantizer);
     }
-    if (quantizer.key_basis() != nullptr) key_basis_.reserve_keys(rows, sequences);
-    if (protects(quantizer, window)) protected_values_.reserve(rows, heads);
-  } else {
-    const size_t some = std::max(kSequencesTogether * traits_.kv_heads() * added, kRowsTogether);
-    rows = std::min(load.heads * added, some);
-    if (jobs_.size() < rows) jobs_.resize(rows);
+    return;
   }
+  const size_t some = std::max(kSequencesTogether * traits_.kv_heads() * added, kRowsTogether);
+  const size_t rows = std::min(load.heads * added, some);
+  if (jobs_.size() < rows) jobs_.resize(rows);
   floats_.grow(rows * traits_.dim());
   sources_.reserve(rows);
+}
+
+/// Room for `rows` rows of `sequences` sequences that are packed anew together.
+void WindowPacker::reserve_anew(size_t rows, size_t sequences, const Window& window,
+                                const Quantizer& quantizer) {
+  const size_t heads = sequences * traits_.kv_heads();
+  floats_.grow(rows * traits_.dim());
+  if (quantizer.repacks(window.side)) {
+    const auto added = static_cast<size_t>(window.packing->flush.rows);
+    fresh_.grow(heads * added * traits_.dim());
+    const auto block_rows = std::max<size_t>(1, window.packing->format.block_rows);
+    unpacker_.reserve(rows, heads, rows / block_rows + 2 * heads);
+    packed_.reserve(heads);
+    copies_.reserve(2 * heads);
+  }
+  if (quantizer.key_basis() != nullptr) key_basis_.reserve_keys(rows, sequences);
+  if (protects(quantizer, window)) protected_values_.reserve(rows, heads);
+  sources_.reserve(rows);
+  anew_.reserve(heads);
+  learning_.reserve(sequences);
+  keys_.reserve(heads);
+  anew_rows_ = std::max(anew_rows_, rows);
 }
 
 void WindowPacker::flush(std::span<Sequence* const> sequences, int layer, Stream& stream) {
@@ -198,8 +211,7 @@ void WindowPacker::flush_anew(int layer, const Window& window, Stream& stream) {
 size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const Window& window) {
   const bool repacks = quantizer.repacks(window.side);
   const int added = window.packing->flush.rows;
-  const size_t fresh = fresh_.size() / (static_cast<size_t>(added) * traits_.dim());
-  const size_t most_heads = repacks ? std::min(anew_.capacity(), fresh) : anew_.capacity();
+  const size_t most_heads = repacks ? packed_.capacity() : anew_.capacity();
   size_t rows = 0;
   anew_.clear();
   for (; first < flushed_.size(); ++first) {
@@ -215,14 +227,18 @@ size_t WindowPacker::list_anew(size_t first, const Quantizer& quantizer, const W
           window.side == KvSide::kValues && window.store == kRest ? head.packed_values() : 0;
       fits = fits && (listed == 0 || old + added == anew_[0].rows);
       const bool room =
-          rows + static_cast<size_t>(old + added) <= anew_room_ && anew_.size() < most_heads;
+          rows + static_cast<size_t>(old + added) <= anew_rows_ && anew_.size() < most_heads;
       fits = fits && (listed == 0 || room);
       if (!fits) break;
       anew_.push_back(
           {&state, &head, floats_.data() + rows * traits_.dim(), old, old + added, first_slot});
       rows += static_cast<size_t>(old + added);
     }
-    if (fits) continue;
+    if (fits) {
+      // KV heads of a layer fill their windows together, and learn together.
+      assert((anew_.size() - listed) % state.heads.size() == 0);
+      continue;
+    }
     anew_.resize(listed);
     rows = before;
     break;

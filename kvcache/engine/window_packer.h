@@ -52,6 +52,8 @@ class WindowPacker {
   };
 
   void reserve_window(const Workload& load, const Window& window, const Quantizer& quantizer);
+  void reserve_anew(size_t rows, size_t sequences, const Window& window,
+                    const Quantizer& quantizer);
   void list_full(std::span<Sequence* const> sequences, int layer, const Window& window);
   void flush_together(const Window& window, Stream& stream);
   void flush_some(std::span<Flushed> some, size_t rows, const Window& window, Stream& stream);
@@ -72,7 +74,7 @@ class WindowPacker {
   PackQueue queue_;
   std::vector<Flushed> flushed_;
   std::vector<Anew> anew_;     // of one layer of some sequences
-  size_t anew_room_ = 0;       // rows of anew_, at most
+  size_t anew_rows_ = 0;       // there is room for
   std::vector<PackJob> jobs_;  // of rows that are flushed together
   std::vector<const std::byte*> sources_;
   std::vector<Unpacker::PackedRows> packed_;  // of anew_

@@ -205,32 +205,44 @@ class PackedLanes : public PackedCuda {
   };
 
   /// A lane of blocks of `lengths` rows, some with dead rows, then full rows, with remaps over some
-  /// slots; beside `company` others of the same rows.
+  /// slots; beside `company` others of the same rows, and one of a block of `longer` rows, if any.
   static Found attend(const char* spec, const LaneShape& s, const std::vector<int>& lengths,
-                      int company, Device device, Stream& stream) {
+                      int company, Device device, Stream& stream, int longer = 0) {
     const std::vector<uint64_t> live = {
         0xf0f0f0f0f0f0f0f0u, 0x123456789abcdef0u, ~uint64_t{0}, 0x7fu, 0xffffffff00000000u, 1};
     constexpr int kFull = 37;
     const auto made = quantizer(spec, shape_of(4, 1, s.head_dim));
     std::vector<Tensor> keep;  // what the lanes point into
     std::vector<Packed> packed;
-    packed.reserve(2 * lengths.size());
+    packed.reserve(2 * lengths.size() + 2);
     std::vector<PackedBlock> blocks[2];
     std::vector<SlotRun> runs[2];
+    PackedBlock long_blocks[2];
+    SlotRun long_runs[2];
     int slots = 0;
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
       const Packing& packing = made->packing(side, 0);
       const auto which = static_cast<size_t>(side);
-      int held = 0;
-      for (size_t b = 0; b < lengths.size(); ++b) {
-        const int rows = lengths[b];
-        const Tensor x = normal_tensor(DType::kF32, {rows, packing.format.channels()},
-                                       static_cast<uint32_t>(40 + 10 * b + which));
+      const auto packed_rows = [&](int rows, uint32_t seed) -> Packed& {
+        const Tensor x = normal_tensor(DType::kF32, {rows, packing.format.channels()}, seed);
         keep.push_back(Tensor(DType::kF32, x.shape(), device));
         copy(keep.back(), x, stream);
         packed.push_back(room(packing.format, rows, device));
         const PackJob one = job(packed.back(), keep.back(), rows);
         pack(packing.format, packing.rules, {&one, 1}, stream);
+        return packed.back();
+      };
+      if (longer > 0) {
+        long_blocks[which] =
+            packed_rows(longer, static_cast<uint32_t>(7 + which)).block(longer, nullptr, longer);
+        long_runs[which].slots = longer;
+        long_runs[which].format = &packing.format;
+        long_runs[which].blocks = {&long_blocks[which], 1};
+      }
+      int held = 0;
+      for (size_t b = 0; b < lengths.size(); ++b) {
+        const int rows = lengths[b];
+        Packed& of_block = packed_rows(rows, static_cast<uint32_t>(40 + 10 * b + which));
         const bool dies = s.dead_rows && b % 2 == 1;
         int alive = rows;
         if (dies) {
@@ -239,7 +251,7 @@ class PackedLanes : public PackedCuda {
             alive += static_cast<int>(live[static_cast<size_t>(i) / 64] >> (i % 64) & 1);
           }
         }
-        blocks[which].push_back(packed.back().block(rows, dies ? live.data() : nullptr, alive));
+        blocks[which].push_back(of_block.block(rows, dies ? live.data() : nullptr, alive));
         held += alive;
       }
       SlotRun run_of_blocks;
@@ -265,7 +277,19 @@ class PackedLanes : public PackedCuda {
     // Where nobody wants weights, a remap of whole runs, whose slope falls for few queries.
     const ScoreRemap remaps[] = {{0, 100, 0, 3, true}, {120, 60, 1, 2, false}};
     const ScoreRemap of_run[] = {{0, slots - kFull, 0.2f, s.q_per_kv == 7 ? 9.0f : 1, false}};
+    const ScoreRemap of_long[] = {{0, longer, 0.2f, 1, false}};
+    Tensor long_out(DType::kF32, q.shape(), device);
     std::vector<PackedLane> lanes;
+    if (longer > 0) {
+      PackedLane& lane = lanes.emplace_back();
+      lane.q = placed.as<float>();
+      lane.keys = {&long_runs[0], 1};
+      lane.values = {&long_runs[1], 1};
+      lane.slots = longer;
+      lane.out = long_out.as<float>();
+      lane.weights_wanted = false;
+      if (s.remapped) lane.remaps = of_long;
+    }
     for (int64_t i = 0; i < lane_count; ++i) {
       PackedLane& lane = lanes.emplace_back();
       lane.q = placed.as<float>();
@@ -342,7 +366,8 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
 }
 
 /// One block of packed rows in front of full ones, as pictures that were packed once: of every pair
-/// of widths that picture_lanes.cu has, of lengths around its chunks of 32 and its blocks of 4096.
+/// of widths that picture_lanes.cu has, of lengths around its chunks of 64, for one block of 4 or 8
+/// warps and for clusters.
 TEST_F(PackedLanes, AttentionOverPicturesPackedOnce) {
   for (const char* spec :
        {"calibquant", "calibquant,bits=2", "calibquant,bits=4", "calibquant,bits=8",
@@ -355,13 +380,34 @@ TEST_F(PackedLanes, AttentionOverPicturesPackedOnce) {
          {LaneShape{128, 1, false, false}, LaneShape{128, 4, false, false},
           LaneShape{128, 7, false, false}, LaneShape{128, 12, false, false},
           LaneShape{128, 4, false, false, false}, LaneShape{128, 8, false, false, false}}) {
-      for (const int rows : {1, 31, 32, 33, 300, 1717, 4096, 4129, 9001}) {
+      for (const int rows : {1, 63, 64, 65, 300, 1717, 4129, 9001}) {
         const Found expected = attend(spec, s, {rows}, 0, {}, cpu_);
         const Found found = attend(spec, s, {rows}, 0, kGpu, *gpu_);
         // An average of n rows is smaller by sqrt(n) than they are; the CPU's sums in f32 are not.
         const double bound = 2e-5 * std::max(1.0, std::sqrt(rows / 1500.0));
         EXPECT_LE(error(found.out, expected.out), bound)
             << fmt::format("{} {} x {}, {} rows", spec, s.q_per_kv, s.head_dim, rows);
+      }
+    }
+  }
+}
+
+/// However many warps and blocks of threads share a KV head: one has a cluster, many a block each,
+/// and short ones beside a long one as many warps as that.
+TEST_F(PackedLanes, CompanyChangesNoBitOfPictures) {
+  for (const char* spec : {"calibquant", "calibquant,bits=2", "head_quantile,bits=4"}) {
+    for (const LaneShape& s :
+         {LaneShape{128, 4, false, false}, LaneShape{128, 7, false, false, false}}) {
+      for (const int rows : {300, 1500, 4096, 9001, 16384}) {
+        const Found alone = attend(spec, s, {rows}, 0, kGpu, *gpu_);
+        for (const int company : {5, 40, 140}) {
+          const Found beside = attend(spec, s, {rows}, company, kGpu, *gpu_);
+          EXPECT_EQ(error(beside.out, alone.out), 0)
+              << fmt::format("{} x {}, {} rows, {} others", spec, s.q_per_kv, rows, company);
+        }
+        const Found longer = attend(spec, s, {rows}, 3, kGpu, *gpu_, 12001);
+        EXPECT_EQ(error(longer.out, alone.out), 0)
+            << fmt::format("{} x {}, {} rows beside 12001", spec, s.q_per_kv, rows);
       }
     }
   }

@@ -14,7 +14,7 @@
 namespace kvlm::cuda::packed {
 namespace {
 
-constexpr int kMost = 4096;
+constexpr PictureLimits kHopper{227 << 10, true};
 
 /// A lane whose packed keys and values are one block of 40 rows, in front of 5 full rows.
 struct Lane {
@@ -43,8 +43,15 @@ struct Lane {
     lane.slots = 45;
     lane.weights_wanted = false;
   }
-  int kernel(int head_dim = 128, int most = kMost) const {
-    return picture_lane(lane, head_dim, most);
+  int kernel(int head_dim = 128, const PictureLimits& limits = kHopper) const {
+    return picture_lane(lane, head_dim, limits);
+  }
+  /// Packed rows; nothing reads them.
+  void set_rows(int rows) {
+    for (const size_t side : {size_t{0}, size_t{1}}) {
+      runs[side][0].slots = blocks[side][0].rows = blocks[side][0].live_rows = rows;
+    }
+    remap.slots = rows;
   }
 };
 
@@ -66,7 +73,6 @@ TEST(PictureChoice, OthersHaveNone) {
   EXPECT_EQ(Lane("head_quantile,bits=3").kernel(), 0);  // bytes that codes do not fill
   EXPECT_EQ(Lane("head_quantile,meta=f32").kernel(), 0);
   EXPECT_EQ(Lane("calibquant", 64).kernel(64), 0);
-  EXPECT_EQ(Lane("calibquant").kernel(128, 39), 0);  // more rows than a cluster holds
 }
 
 TEST(PictureChoice, WhatDoesNotLieAsItMust) {
@@ -96,6 +102,30 @@ TEST(PictureChoice, WhatDoesNotLieAsItMust) {
   Lane odd("calibquant");
   odd.runs[0][1].rows += 8;
   EXPECT_EQ(odd.kernel(), 0);
+}
+
+/// Scores of a lane must fit into the shared memory of the blocks that share it.
+TEST(PictureChoice, AsManyRowsAsTheGpuHolds) {
+  constexpr PictureLimits kAmpere{163 << 10, false};
+  constexpr PictureLimits kSmall{99 << 10, false};  // compute capability 8.6 and 8.9
+  const auto most = [](const char* spec, const PictureLimits& limits) {
+    Lane lane(spec);
+    int rows = 0;
+    for (int more = 1 << 15; more > 0; more /= 2) {
+      lane.set_rows(rows + more);
+      if (lane.kernel(128, limits) != 0) rows += more;
+    }
+    return rows;
+  };
+  EXPECT_EQ(most("calibquant", kHopper), 16384);
+  EXPECT_EQ(most("calibquant,bits=8", kHopper), 16384);
+  // Chunks of 64 rows take 1 KB each beside stages of 24, 32, 64 and 128 KB and 12.2 KB for all.
+  EXPECT_EQ(most("calibquant", kAmpere), 76 * 64);
+  EXPECT_EQ(most("calibquant,bits=2", kAmpere), 68 * 64);
+  EXPECT_EQ(most("calibquant,bits=8", kAmpere), 22 * 64);
+  EXPECT_EQ(most("calibquant", kSmall), 62 * 64);
+  EXPECT_EQ(most("calibquant,bits=4", kSmall), 22 * 64);
+  EXPECT_EQ(most("calibquant,bits=8", kSmall), 0);
 }
 
 }  // namespace
