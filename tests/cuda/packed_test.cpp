@@ -279,6 +279,7 @@ class PackedLanes : public PackedCuda {
     const ScoreRemap of_run[] = {{0, slots - kFull, 0.2f, s.q_per_kv == 7 ? 9.0f : 1, false}};
     const ScoreRemap of_long[] = {{0, longer, 0.2f, 1, false}};
     Tensor long_out(DType::kF32, q.shape(), device);
+    Tensor long_weights(DType::kF32, {s.q_per_kv, std::max(longer, 1)}, device);
     std::vector<PackedLane> lanes;
     if (longer > 0) {
       PackedLane& lane = lanes.emplace_back();
@@ -286,6 +287,7 @@ class PackedLanes : public PackedCuda {
       lane.keys = {&long_runs[0], 1};
       lane.values = {&long_runs[1], 1};
       lane.slots = longer;
+      lane.weights = long_weights.as<float>();
       lane.out = long_out.as<float>();
       lane.weights_wanted = false;
       if (s.remapped) lane.remaps = of_long;
