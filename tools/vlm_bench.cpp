@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 
-#include "kernels/base/error.h"
 #include "tools/bench/kernels.h"
 #include "tools/bench/latency.h"
 #include "tools/bench/throughput.h"
@@ -195,24 +194,16 @@ void add_vision(CLI::App& app, Options& options) {
 }
 
 std::optional<int> parse(int argc, char** argv, Options& options) {
-  CLI::App app{"vlm-bench: measures what the runtime does against what the machine can do"};
+  CLI::App app{"vlm-bench: measures what the runtime does against what the machine can do",
+               "vlm-bench"};
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer("vlm-bench SUBCOMMAND --help shows options and examples.");
   app.set_version_flag("--version", version_line());
-  app.require_subcommand(1);
   add_latency(app, options);
   add_throughput(app, options);
   add_kernels(app, options);
   add_vision(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
-    const std::string message = error.what();
-    throw Error(ErrorCode::kInvalidArgument,
-                message.substr(0, message.find('\n')) + "; see vlm-bench --help");
-  }
-  return std::nullopt;
+  return parse_subcommand(app, argc, argv);
 }
 
 int run(int argc, char** argv) {

@@ -1,7 +1,4 @@
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -9,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/error.h"
-#include "kernels/base/printable.h"
 #include "tools/common/help.h"
 #include "tools/common/program.h"
 #include "tools/kv/commands.h"
@@ -38,10 +33,9 @@ constexpr std::array kCommands = {
 };
 
 int run(int argc, char** argv) {
-  CLI::App app{"vlm-kv: looks at cache policies"};
+  CLI::App app{"vlm-kv: looks at cache policies", "vlm-kv"};
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_version_flag("--version", version_line());
-  app.require_subcommand(1);
   app.footer("vlm-kv SUBCOMMAND --help shows options and examples.");
   std::vector<std::pair<CLI::App*, std::function<int()>>> commands;
   for (const KvCommand& command : kCommands) {
@@ -49,24 +43,7 @@ int run(int argc, char** argv) {
     subcommand->footer(std::string("Examples:\n") + command.examples);
     commands.emplace_back(subcommand, command.add(*subcommand));
   }
-  if (argc > 1 && argv[1][0] != '-' &&
-      std::none_of(kCommands.begin(), kCommands.end(), [&](const KvCommand& command) {
-        return command.name == std::string_view(argv[1]);
-      })) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "\"{}\" is no command of vlm-kv; give list, explain, fidelity, profile or values",
-            printable(argv[1])));
-  }
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
-    const std::string message = error.what();
-    throw Error(ErrorCode::kInvalidArgument,
-                message.substr(0, message.find('\n')) + "; see vlm-kv --help");
-  }
+  if (const auto status = parse_subcommand(app, argc, argv)) return *status;
   for (const auto& [subcommand, body] : commands) {
     if (subcommand->parsed()) return body();
   }

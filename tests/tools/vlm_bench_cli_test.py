@@ -237,6 +237,13 @@ class Throughput(unittest.TestCase):
         self.assertEqual((result.returncode, result.stdout), (2, ""))
         self.assertRegex(result.stderr, r"^vlm-bench: .*--rows.* 33 is no multiple of 32; use 32 or 64")
 
+    def test_a_subcommand_is_asked_for_by_name(self):
+        for words, found in (([], "no subcommand was given"), (["kernel"], '"kernel" is no subcommand')):
+            result = subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=False)
+            self.assertEqual((result.returncode, result.stdout), (2, ""))
+            self.assertRegex(result.stderr,
+                             rf"^vlm-bench: {found}.*; give latency, throughput, kernels or vision")
+
     def test_help_fits_a_terminal_and_its_subcommand(self):
         for command in (None, "latency", "throughput", "kernels"):
             words = [word for word in (command, "--help") if word]

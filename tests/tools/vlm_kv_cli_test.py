@@ -36,7 +36,9 @@ def run(*arguments):
 
 # (arguments, exit status, words of the message). {folder} is an empty folder.
 WRONG = [
-    ([], 2, ["subcommand", "vlm-kv --help"]),
+    ([], 2, ["no subcommand was given", "list, explain, fidelity, profile or values", "vlm-kv --help"]),
+    (["--lst"], 2, ["vlm-kv --help"]),
+    (["explain", "kivi"], 2, ["--tokens", "vlm-kv explain --help"]),
     (["lst"], 2, ["\"lst\"", "list, explain, fidelity, profile or values"]),
     (["list", "--markdown", "--json"], 2, ["--markdown", "--json"]),
     (["list", "kivi"], 2, ["kivi"]),

@@ -1,13 +1,35 @@
 #include "tools/common/help.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <sstream>
 #include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace kvlm {
 
 namespace {
 
 constexpr size_t kColumns = 80;
+
+std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+/// "list, explain or fidelity".
+std::string names_of_subcommands(const CLI::App& app) {
+  const std::vector<const CLI::App*> commands = subcommands_of(app);
+  std::string names;
+  for (size_t i = 0; i < commands.size(); ++i) {
+    if (i > 0) names += i + 1 == commands.size() ? " or " : ", ";
+    names += commands[i]->get_name();
+  }
+  return names;
+}
 
 }  // namespace
 
@@ -56,6 +78,34 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
 std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
   const std::string text = command->get_description();
   return entry(command->get_name(), text.substr(0, text.find('\n')));
+}
+
+std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv) {
+  const auto refuse = [](const std::string& sentence) {
+    throw Error(ErrorCode::kInvalidArgument, sentence);
+  };
+  const std::string name = app.get_name();
+  if (argc < 2) {
+    refuse(fmt::format("no subcommand was given; give {}; see {} --help", names_of_subcommands(app),
+                       name));
+  }
+  const auto commands = subcommands_of(app);
+  const auto is_given = [&](const CLI::App* command) { return command->check_name(argv[1]); };
+  if (argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), is_given)) {
+    refuse(fmt::format("\"{}\" is no subcommand of {}; give {}", printable(argv[1]), name,
+                       names_of_subcommands(app)));
+  }
+  app.require_subcommand(1);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    const std::string message = error.what();
+    const auto given = app.get_subcommands();
+    refuse(fmt::format("{}; see {}{} --help", message.substr(0, message.find('\n')), name,
+                       given.empty() ? "" : " " + given[0]->get_name()));
+  }
+  return std::nullopt;
 }
 
 }  // namespace kvlm

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 
 namespace kvlm {
@@ -20,5 +21,10 @@ class HelpFormatter final : public CLI::Formatter {
  private:
   std::string entry(std::string name, const std::string& text) const;
 };
+
+/// Parses the arguments of a program that has subcommands, of which one is to be given. The exit
+/// status where help or the version was asked for, which is printed. Throws
+/// Error{kInvalidArgument}: no or another subcommand, what CLI11 finds wrong.
+std::optional<int> parse_subcommand(CLI::App& app, int argc, char** argv);
 
 }  // namespace kvlm
