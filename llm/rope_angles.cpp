@@ -1,3 +1,7 @@
+// Inverse frequencies of each type of RoPE, worked out in the order of the reference so that angles
+// have its bits; then angles of rows. Early positions are looked up in a table, which sine and
+// cosine filled when the decoder was made; later ones and the dynamic type beyond max_positions are
+// computed.
 #include "llm/rope_angles.h"
 
 #include <algorithm>
