@@ -802,19 +802,35 @@ __global__ void sum_parts(AttendArgs args) {
   }
 }
 
-__global__ void unpack(const DeviceBlock* blocks, PackedFormat format, float* out) {
+constexpr int kUnpackThreads = 128;
+constexpr int kUnpackRows = 32;
+
+/// Block (packed block, rows): kUnpackRows of its rows, a channel a thread, so that neighbouring
+/// threads write side by side.
+__global__ void __launch_bounds__(kUnpackThreads)
+    unpack(const DeviceBlock* blocks, PackedFormat format, float* out) {
   const DeviceBlock& block = blocks[blockIdx.x];
+  const int first = static_cast<int>(blockIdx.y) * kUnpackRows;
+  const int end = min(block.rows, first + kUnpackRows);
   const int channels = format.channels();
-  for (int row = static_cast<int>(threadIdx.x); row < block.rows;
-       row += static_cast<int>(blockDim.x)) {
-    if (!is_live(block, row)) continue;
-    float* to = out + static_cast<int64_t>(block.first_slot + live_before(block, row)) * channels;
+  const auto row_bytes = static_cast<int64_t>(format.row_bytes());
+  const bool by_row = format.axis == ScaleAxis::kToken;
+  for (int c = static_cast<int>(threadIdx.x); c < channels; c += kUnpackThreads) {
+    const Channel place = channel_of(format, c);
+    const CodeFormat code = format.section[place.section].code;
     const auto* codes = reinterpret_cast<const uint8_t*>(block.codes) +
-                        static_cast<size_t>(row) * format.row_bytes();
-    for_codes(format, codes, [&](int c, int code) {
-      const ScaleZero meta = scale_zero(format, block, row, c);
-      to[c] = meta.scale * static_cast<float>(code) + meta.zero;
-    });
+                        (place.section == 0 ? 0 : format.section[0].row_bytes());
+    ScaleZero meta{};
+    if (!by_row) meta = scale_zero(format, block, 0, c);
+#pragma unroll 4
+    for (int row = first; row < end; ++row) {
+      if (!is_live(block, row)) continue;
+      if (by_row) meta = scale_zero(format, block, row, c);
+      const int64_t to = block.first_slot + live_before(block, row);
+      out[to * channels + c] =
+          meta.scale * static_cast<float>(code_at(codes + row * row_bytes, code, place.index)) +
+          meta.zero;
+    }
   }
 }
 
@@ -1187,7 +1203,12 @@ void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> bloc
   builder.place_bits(nullptr, stream);
   const auto* on_device = reinterpret_cast<const DeviceBlock*>(
       stream.queue().upload(builder.blocks.data(), builder.blocks.size() * sizeof(DeviceBlock)));
-  unpack<<<static_cast<unsigned>(blocks.size()), 128, 0, native(stream)>>>(on_device, format, out);
+  int most = 0;
+  for (const PackedBlock& block : blocks) most = std::max(most, block.rows);
+  if (most == 0) return;
+  const dim3 grid(static_cast<unsigned>(blocks.size()),
+                  static_cast<unsigned>(ceil_div(most, kUnpackRows)));
+  unpack<<<grid, kUnpackThreads, 0, native(stream)>>>(on_device, format, out);
   check_launch("unpack_blocks");
 }
 
