@@ -151,12 +151,17 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   }
 }
 
-/// Stores the new key (blockIdx.y 0) or value of a lane as the newest of its ring.
-__global__ void store_gained(TableArgs table, int layer, const float* k, const float* v) {
+constexpr int kStoreWarps = 4;
+
+/// A warp stores the new key or value of a lane as the newest of its ring.
+__global__ void __launch_bounds__(32 * kStoreWarps)
+    store_gained(TableArgs table, int layer, const float* k, const float* v) {
   wait_for_earlier();
   let_next_start();  // lanes have been counted: what starts now may read them
-  const auto number = static_cast<int>(blockIdx.x);
-  const auto side = static_cast<int>(blockIdx.y);
+  const auto index = static_cast<int>(blockIdx.x * kStoreWarps + threadIdx.x / 32);
+  const int number = index / 2;
+  const int side = index % 2;
+  if (number >= table.rows * table.heads) return;
   const DeviceTail& tail = table.tails[table.lane_at(layer, number) * 2 + side];
   const int64_t from = (static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
                         number % table.heads) *
@@ -234,8 +239,9 @@ void count_step(const TableArgs& table, Stream& stream) {
 
 void store_new_rows(const TableArgs& table, int layer, const float* k, const float* v,
                     Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(table.rows * table.heads), 2);
-  launch_early("DecodeTable::attend", store_gained, grid, 128, stream, table, layer, k, v);
+  const auto blocks = static_cast<unsigned>(ceil_div(2 * table.rows * table.heads, kStoreWarps));
+  launch_early("DecodeTable::attend", store_gained, dim3(blocks), 32 * kStoreWarps, stream, table,
+               layer, k, v);
 }
 
 void evict_slots(const TableArgs& table, const int* slots, Stream& stream) {
