@@ -119,7 +119,11 @@ __global__ void __launch_bounds__(kThreads) scatter_rows(Gathered g) {
 
 }  // namespace
 
-void find_cufft() { cufft(); }
+void prepare_cufft(int n) {
+  cufft();
+  if (n < 2) return;
+  for (const bool back : {false, true}) plan(n, back);
+}
 
 void change_by_cufft(const BasisLaunch& jobs, Stream& stream) {
   if (jobs.most == 0) return;

@@ -8,7 +8,8 @@ namespace kvlm::cuda {
 /// matrix but for rounding, 2e-6 times the largest (Cufft.EqualsTheTable).
 void change_by_cufft(const BasisLaunch& jobs, Stream& stream);
 
-/// Throws Error{kUnsupported} where there is no cuFFT.
-void find_cufft();
+/// Loads cuFFT and makes what rows of n channels are transformed with, which takes a tenth of a
+/// second. Throws Error{kUnsupported} where there is no cuFFT.
+void prepare_cufft(int n);
 
 }  // namespace kvlm::cuda

@@ -279,7 +279,7 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
 }
 
 void prepare_basis(const KeyBasis& basis) {
-  if (basis.cufft) find_cufft();
+  if (basis.cufft) prepare_cufft(basis.dim - basis.first);
 }
 
 void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,
