@@ -135,4 +135,19 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
   }
 }
 
+void mean_over_heads(const double* sums, int64_t layers, int64_t kv_heads, int64_t columns,
+                     double* means, Stream& stream) {
+  if (stream.device().kind == DeviceKind::kCuda) {
+    return cuda::mean_over_heads(sums, layers, kv_heads, columns, means, stream);
+  }
+  std::fill(means, means + layers * columns, 0.0);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    double* to = means + layer * columns;
+    for (int64_t head = 0; head < kv_heads; ++head, sums += columns) {
+      for (int64_t j = 0; j < columns; ++j) to[j] += sums[j];
+    }
+    for (int64_t j = 0; j < columns; ++j) to[j] /= static_cast<double>(kv_heads);
+  }
+}
+
 }  // namespace kvlm

@@ -70,4 +70,12 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
                        std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream);
 
+/// means[l, j] = the mean over h of sums[l, h, j], added in the order of the heads: the same numbers
+/// on every device.
+///   sums   (layers, kv_heads, columns) in memory of the stream's device
+///   means  (layers, columns), there too; beside the sums
+/// Asynchronous on CUDA.
+void mean_over_heads(const double* sums, int64_t layers, int64_t kv_heads, int64_t columns,
+                     double* means, Stream& stream);
+
 }  // namespace kvlm

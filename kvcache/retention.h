@@ -65,10 +65,14 @@ struct PromptView {
   /// layers.
   int layer = -1;
   std::span<const int16_t> modality;     ///< (n,)
-  std::span<const double> importance;    ///< (layers, kv_heads, n) as ColumnSums.sums; may be empty
+  /// (layers, importance_heads(), n) as ColumnSums.sums; may be empty.
+  std::span<const double> importance;
+  bool head_means = false;               ///< importance is the mean over kv_heads, (layers, 1, n)
   std::span<const double> sparsity;      ///< (layers,) share of small entries; may be empty
   std::span<const double> row_scores;    ///< (layers, kv_heads, n) of score(); may be empty
   std::span<const int32_t> summed_rows;  ///< (2,) first and last + 1 row that importance sums
+
+  int importance_heads() const noexcept { return head_means ? 1 : shape->kv_heads; }
 };
 
 /// The slots that a layer keeps.
@@ -107,7 +111,8 @@ class Retention {
   virtual ~Retention() = default;
 
   virtual ImportanceNeeds needs() const noexcept = 0;
-  /// Every kv_head keeps rows of its own (equally many).
+  /// Every kv_head keeps rows of its own (equally many). A rule that says no sees the mean
+  /// importance of KV heads alone, unless it goes on summing in decode.
   virtual bool per_head() const noexcept { return false; }
   /// Every layer keeps the same slots, now and in decode, whatever attention says (StreamingLLM).
   virtual bool same_in_all_layers() const noexcept { return false; }

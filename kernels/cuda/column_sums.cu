@@ -372,6 +372,17 @@ void add_small_entries(const Queued& queued, std::span<double> small_entries, St
   }
 }
 
+/// A thread a column of a layer: block (columns, layer).
+__global__ void __launch_bounds__(kThreads)
+    mean_columns(const double* sums, int64_t kv_heads, int64_t columns, double* means) {
+  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (column >= columns) return;
+  const double* of_layer = sums + int64_t{blockIdx.y} * kv_heads * columns + column;
+  double sum = 0;
+  for (int64_t head = 0; head < kv_heads; ++head) sum += of_layer[head * columns];
+  means[int64_t{blockIdx.y} * columns + column] = sum / static_cast<double>(kv_heads);
+}
+
 }  // namespace
 
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
@@ -391,6 +402,14 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
       queue_sums({result.sums, result.stride, result.held}, !result.small_entries.empty(), q, k,
                  past, rows, scale, multiply, stream);
   add_small_entries(queued, result.small_entries, stream);
+}
+
+void mean_over_heads(const double* sums, int64_t layers, int64_t kv_heads, int64_t columns,
+                     double* means, Stream& stream) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(columns, kThreads)),
+                  static_cast<unsigned>(layers));
+  mean_columns<<<grid, kThreads, 0, native(stream)>>>(sums, kv_heads, columns, means);
+  check_launch("mean_over_heads");
 }
 
 }  // namespace kvlm::cuda

@@ -14,4 +14,8 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
                        std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream);
 
+/// kvlm::mean_over_heads.
+void mean_over_heads(const double* sums, int64_t layers, int64_t kv_heads, int64_t columns,
+                     double* means, Stream& stream);
+
 }  // namespace kvlm::cuda

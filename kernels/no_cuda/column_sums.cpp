@@ -14,4 +14,8 @@ void queue_column_sums(const QueuedSums&, ConstTensorView, ConstTensorView,
   refuse("queue_column_sums");
 }
 
+void mean_over_heads(const double*, int64_t, int64_t, int64_t, double*, Stream&) {
+  refuse("mean_over_heads");
+}
+
 }  // namespace kvlm::cuda

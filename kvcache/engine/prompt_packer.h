@@ -13,8 +13,25 @@
 
 namespace kvlm {
 
-/// Prompt rows that the KV heads of a layer keep in a store, ascending: (kv_heads, ...).
-using KeptSlots = std::vector<std::vector<int32_t>>;
+/// Prompt rows that the KV heads of a layer keep in a store, ascending: one list for all of them, or
+/// one for each.
+class KeptSlots {
+ public:
+  explicit KeptSlots(size_t lists = 1) : lists_(lists) {}
+
+  std::vector<int32_t>& list(size_t index) { return lists_[index]; }
+  const std::vector<int32_t>& operator[](size_t head) const {
+    return lists_[lists_.size() > 1 ? head : 0];
+  }
+  /// Whether a KV head keeps what the one before it does. Then as many rows of it are packed, which
+  /// follows from their number.
+  bool is_like_last(size_t head) const {
+    return head > 0 && (lists_.size() == 1 || lists_[head] == lists_[head - 1]);
+  }
+
+ private:
+  std::vector<std::vector<int32_t>> lists_;
+};
 /// By KvSide, the rows of every KV head that are packed.
 using KeptRows = std::array<std::vector<DenseRows>, 2>;
 

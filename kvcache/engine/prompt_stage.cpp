@@ -34,12 +34,6 @@ const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t hea
   return selection.slots[selection.slots.size() > 1 ? head : 0];
 }
 
-/// Whether a KV head keeps what the one before it does. Then as many rows of it are packed, which
-/// follows from their number.
-bool is_like_last(const KeptSlots& slots, size_t head) {
-  return head > 0 && slots[head] == slots[head - 1];
-}
-
 /// The ranges that ascending rows make up.
 void find_ranges(std::span<const int32_t> rows, std::vector<RowSpan>& ranges) {
   ranges.clear();
@@ -188,8 +182,9 @@ int PromptStage::first_measured_row(const Sequence& sequence, int seen) const no
 /// Where the sums of a layer are gathered, (kv_heads, prompt rows) on the cache's device.
 double* PromptStage::sums_of(Sequence& sequence, int layer) {
   PromptState& prompt = sequence.prompt;
-  const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
-  const size_t all = staged_layers() * of_layer;
+  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
+  const size_t of_layer = traits_.kv_heads() * rows;
+  const size_t all = staged_layers() * (of_layer + (selects_by_means() ? rows : 0));
   if (!traits_.on_gpu()) {
     prompt.importance.resize(all);
     return prompt.importance.data() + index_of(layer) * of_layer;
@@ -204,15 +199,39 @@ double* PromptStage::sums_of(Sequence& sequence, int layer) {
   return reinterpret_cast<double*>(prompt.sums.data()) + index_of(layer) * of_layer;
 }
 
-/// Waits for the sums that a rule selects by.
+/// Whether a rule looks at nothing but the mean importance of KV heads.
+bool PromptStage::selects_by_means() const noexcept {
+  return !traits_.retention()->per_head() && !weights_.wanted();
+}
+
+/// Waits for the importance that a rule selects by.
 void PromptStage::fetch_importance(Sequence& sequence, Stream& stream) {
   PromptState& prompt = sequence.prompt;
-  if (prompt.sums.bytes() == 0) return;
-  prompt.importance.resize(staged_layers() * traits_.kv_heads() *
-                           static_cast<size_t>(sequence.size.prompt_rows));
-  const Shape bytes{static_cast<int64_t>(prompt.importance.size() * sizeof(double))};
-  copy(TensorView(prompt.importance.data(), DType::kU8, bytes),
-       TensorView(prompt.sums.data(), DType::kU8, bytes, traits_.device()), stream);
+  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
+  const size_t of_heads = staged_layers() * traits_.kv_heads() * rows;
+  const bool on_gpu = prompt.sums.bytes() > 0;
+  if (!on_gpu && prompt.importance.empty()) return;  // no rule asks
+  const auto fetch = [&](std::vector<double>& to, size_t first, size_t count) {
+    to.resize(count);
+    const Shape bytes{static_cast<int64_t>(count * sizeof(double))};
+    copy(TensorView(to.data(), DType::kU8, bytes),
+         TensorView(prompt.sums.data() + first * sizeof(double), DType::kU8, bytes,
+                    traits_.device()),
+         stream);
+  };
+  if (!selects_by_means()) {
+    if (on_gpu) fetch(prompt.importance, 0, of_heads);
+    return;
+  }
+  const size_t count = staged_layers() * rows;
+  if (!on_gpu) prompt.means.resize(count);
+  const double* sums = on_gpu ? reinterpret_cast<const double*>(prompt.sums.data())
+                              : prompt.importance.data();
+  double* means = on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) + of_heads
+                         : prompt.means.data();
+  mean_over_heads(sums, static_cast<int64_t>(staged_layers()), traits_.shape().kv_heads,
+                  static_cast<int64_t>(rows), means, stream);
+  if (on_gpu) fetch(prompt.means, of_heads, count);
 }
 
 /// Lets the retention rule score what a layer has stored of a prompt, once all of it is.
@@ -273,7 +292,8 @@ PromptView PromptStage::view_of(const Sequence& sequence, int layer) const {
   view.rows = static_cast<int>(sequence.modality.size());
   view.layer = layer;
   view.modality = sequence.modality;
-  view.importance = of(sequence.prompt.importance);
+  view.head_means = !sequence.prompt.means.empty();
+  view.importance = of(view.head_means ? sequence.prompt.means : sequence.prompt.importance);
   view.sparsity = of(sequence.prompt.sparsity);
   view.row_scores = of(sequence.prompt.row_scores);
   view.summed_rows = sequence.prompt.summed_rows;
@@ -342,24 +362,22 @@ PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
 std::array<KeptSlots, kStores> PromptStage::sort_by_store(const Sequence& sequence,
                                                           LayerState& state,
                                                           const LayerSelection& selection) const {
-  std::array<KeptSlots, kStores> slots;
-  for (KeptSlots& of_heads : slots) of_heads.resize(traits_.kv_heads());
+  const size_t lists = selection.slots.size();
+  std::array<KeptSlots, kStores> slots{KeptSlots(lists), KeptSlots(lists)};
   const bool tagged = traits_.retention() != nullptr;
-  for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-    std::vector<int16_t>& tags = state.heads[h].tags;
-    if (h > 0 && selection.slots.size() == 1) {
-      for (KeptSlots& of_heads : slots) of_heads[h] = of_heads[0];
-      tags = state.heads[0].tags;
-      continue;
-    }
-    const std::vector<int32_t>& kept = slots_of(selection, h);
-    for (KeptSlots& of_heads : slots) of_heads[h].reserve(kept.size());
+  for (size_t list = 0; list < lists; ++list) {
+    const std::vector<int32_t>& kept = selection.slots[list];
+    std::vector<int16_t>& tags = state.heads[list].tags;
+    for (KeptSlots& of_heads : slots) of_heads.list(list).reserve(kept.size());
     if (tagged) tags.reserve(kept.size());
     for (const int32_t slot : kept) {
       const int16_t tag = sequence.modality[static_cast<size_t>(slot)];
-      slots[traits_.store_of(tag)][h].push_back(slot);
+      slots[traits_.store_of(tag)].list(list).push_back(slot);
       if (tagged) tags.push_back(tag);
     }
+  }
+  for (size_t h = lists; tagged && h < traits_.kv_heads(); ++h) {
+    state.heads[h].tags = state.heads[0].tags;
   }
   return slots;
 }
@@ -474,7 +492,7 @@ DenseRows PromptStage::gather(const Sequence& sequence, const KeptLayer& kept, s
     const auto first = static_cast<size_t>(slots[head][0]);
     return {staged + first * traits_.row_bytes(), traits_.plan().rows};
   }
-  if (!is_like_last(slots, head)) find_ranges(std::span(slots[head]).first(count), kept_ranges_);
+  if (!slots.is_like_last(head)) find_ranges(std::span(slots[head]).first(count), kept_ranges_);
   for (const RowSpan& range : kept_ranges_) {
     ranges_.push_back({staged + range.first * traits_.row_bytes(), range.rows});
   }
@@ -490,7 +508,7 @@ void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
         const auto count = static_cast<size_t>(kept.packed[store][static_cast<size_t>(side)][h]);
         const std::byte* staged = staged_rows(sequence, kept.layer, side, h);
         Plane& plane = state.heads[h].plane(store, side);
-        if (!is_like_last(kept.slots[store], h)) {
+        if (!kept.slots[store].is_like_last(h)) {
           find_ranges(std::span(kept.slots[store][h]).subspan(count), kept_ranges_);
         }
         for (const RowSpan& range : kept_ranges_) {

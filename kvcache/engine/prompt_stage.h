@@ -63,6 +63,7 @@ class PromptStage {
                   float scale, Stream& stream);
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
   double* sums_of(Sequence& sequence, int layer);
+  bool selects_by_means() const noexcept;
   void fetch_importance(Sequence& sequence, Stream& stream);
   std::vector<LayerSelection> select(const Sequence& sequence, int begin, int end) const;
   PromptView view_of(const Sequence& sequence, int layer) const;

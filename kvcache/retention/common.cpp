@@ -40,13 +40,14 @@ constexpr double kBudgetSlack = 1e-6;
 
 std::vector<double> summed(const PromptView& prompt, const Unit& unit, int kv_head, Score score) {
   const auto n = static_cast<size_t>(prompt.rows);
-  const auto kv_heads = static_cast<size_t>(prompt.shape->kv_heads);
+  const auto heads = static_cast<size_t>(prompt.importance_heads());
+  assert(kv_head < static_cast<int>(heads));
   std::vector<double> sum(n, 0.0);
   for (const int row : unit.rows) {
     const std::span<const double> layer =
-        prompt.importance.subspan(static_cast<size_t>(row) * kv_heads * n, kv_heads * n);
+        prompt.importance.subspan(static_cast<size_t>(row) * heads * n, heads * n);
     std::vector<double> scores =
-        kv_head < 0 ? normalised(head_mean(layer, prompt.shape->kv_heads))
+        kv_head < 0 ? normalised(head_mean(layer, prompt.importance_heads()))
                     : normalised(layer.subspan(static_cast<size_t>(kv_head) * n, n));
     if (score == Score::kMeans) {
       for (size_t j = 0; j < n; ++j) scores[j] /= static_cast<double>(n - j);

@@ -316,6 +316,28 @@ TEST_F(ColumnSumsOnGpu, MayLeaveOutSmallEntries) {
 }
 
 /// The same numbers without waiting: columns that hold something gain, the others are overwritten.
+TEST_F(ColumnSumsOnGpu, HaveTheSameMeansOverHeads) {
+  for (const int64_t columns : {1, 255, 257, 641}) {
+    constexpr int64_t kLayers = 3;
+    constexpr int64_t kHeads = 7;
+    const auto count = static_cast<size_t>(kLayers * kHeads * columns);
+    std::vector<double> sums(count);
+    for (size_t i = 0; i < count; ++i) sums[i] = std::exp(static_cast<double>(i * 2654435761u % 97));
+    std::vector<double> want(static_cast<size_t>(kLayers * columns));
+    mean_over_heads(sums.data(), kLayers, kHeads, columns, want.data(), cpu_);
+    const Shape all{kLayers * kHeads * columns * 8};
+    const Shape few{kLayers * columns * 8};
+    Tensor on_gpu(DType::kU8, all, kGpu);
+    Tensor means(DType::kU8, few, kGpu);
+    copy(on_gpu, ConstTensorView(sums.data(), DType::kU8, all), *gpu_);
+    mean_over_heads(reinterpret_cast<const double*>(on_gpu.view().data()), kLayers, kHeads, columns,
+                    reinterpret_cast<double*>(means.view().data()), *gpu_);
+    std::vector<double> found(want.size());
+    copy(TensorView(found.data(), DType::kU8, few), means, *gpu_);
+    EXPECT_EQ(found, want) << columns;
+  }
+}
+
 TEST_F(ColumnSumsOnGpu, MayStayThere) {
   const Prompt p{.n = 90, .kv_heads = 3, .q_per_kv = 2};
   const Operands gpu = placed(operands(p));

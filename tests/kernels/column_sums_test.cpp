@@ -304,6 +304,16 @@ TEST(ColumnSums, MayBePutIntoRowsOfAnyLength) {
                Error);
 }
 
+TEST(ColumnSums, AreAveragedOverHeads) {
+  // Two layers of three heads and two columns, by hand.
+  const std::vector<double> sums = {1, 2, 4, 8, 1, 0.5, 3, 0, 0, 0, 0, 30};
+  std::vector<double> means(4, 7.0);
+  ThreadPool pool(1);
+  Stream stream(pool);
+  mean_over_heads(sums.data(), 2, 3, 2, means.data(), stream);
+  EXPECT_THAT(means, ::testing::ElementsAre(2, 3.5, 1, 10));
+}
+
 TEST(ColumnSums, AreTheSameInPieces) {
   // A prompt fed in two pieces: the rows of the first are past rows of the second.
   const Prompt whole({.n = 90, .kv_heads = 1, .q_per_kv = 4});

@@ -8,6 +8,7 @@
 #include <array>
 #include <numeric>
 
+#include "kvcache/retention/common.h"
 #include "tests/allocations.h"
 
 namespace kvlm {
@@ -379,6 +380,33 @@ TEST(EveryRule, IgnoresScaleAndOrderOfHeads) {
     }
     const auto selections = testing::select(*made.rule, turned);
     for (size_t l = 0; l < 4; ++l) EXPECT_EQ(selections[l].slots, expected[l].slots) << of.str();
+  }
+}
+
+TEST(EveryRule, SelectsTheSameByMeansOfHeads) {
+  for (const Rule& of : rules()) {
+    const Prompt prompt = random_prompt(4, 3, 90, 22);
+    const Made made = make(of, "0.4", prompt.shape);
+    if (made.rule->per_head()) continue;
+    std::vector<double> means;
+    for (int l = 0; l < 4; ++l) {
+      const auto layer = std::span(prompt.importance).subspan(static_cast<size_t>(l) * 270, 270);
+      const std::vector<double> mean = retention::head_mean(layer, 3);
+      means.insert(means.end(), mean.begin(), mean.end());
+    }
+    const auto expected = testing::select(*made.rule, prompt);
+    for (int l = made.rule->joint() ? -1 : 0; l < (made.rule->joint() ? 0 : 4); ++l) {
+      PromptView view = l < 0 ? prompt.view() : prompt.view(l);
+      view.importance = l < 0 ? std::span<const double>(means)
+                              : std::span(means).subspan(static_cast<size_t>(l) * 90, 90);
+      view.head_means = true;
+      const auto found = made.rule->select(view, {});
+      for (size_t i = 0; i < found.size(); ++i) {
+        const size_t layer = l < 0 ? i : static_cast<size_t>(l);
+        EXPECT_EQ(found[i].slots, expected[layer].slots) << of.str();
+        EXPECT_EQ(found[i].forget, expected[layer].forget) << of.str();
+      }
+    }
   }
 }
 
