@@ -69,7 +69,11 @@ void PolicyCache::reserve_workspaces() {
 void PolicyCache::close(SequenceId id) noexcept { store_.close(id); }
 
 void PolicyCache::begin(std::span<const StepRows> step, Stream& stream) {
-  for (const StepRows& rows : step) {
+  for (size_t i = 0; i < step.size(); ++i) {
+    if (i + SequenceStore::kAhead < step.size()) {
+      store_.prefetch(step[i + SequenceStore::kAhead].sequence);
+    }
+    const StepRows& rows = step[i];
     const Sequence& sequence = store_.at(rows.sequence);
     assert(sequence.open);
     assert(rows.prompt || (rows.rows == 1 && sequence.prompted));

@@ -23,7 +23,9 @@ void GainedCounts::start(Sequence& sequence) const {
                              traits_.layers());
   }
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    sequence.slots.push_back(sequence.layers[static_cast<size_t>(layer)].heads[0].slots());
+    if (traits_.evicts()) {
+      sequence.slots.push_back(sequence.layers[static_cast<size_t>(layer)].heads[0].slots());
+    }
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const KvSide side : kSides) add(sequence, rows_of(head.plane(kRest, side), side, layer));
     }
@@ -63,11 +65,11 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   std::fill(dropped.begin(), dropped.end(), -1);
   Gain gain = gain_row(sequence);
   ++sequence.uncounted;
-  for (int& slots : sequence.slots) ++slots;
   if (traits_.table_weighs()) {
     drop_weighed(sequence, gain);
     return gain;
   }
+  for (int& slots : sequence.slots) ++slots;
   if (!traits_.evicts() || gain.host) return gain;
   gain.host = !choose_dropped(sequence, dropped);
   if (gain.host) {
@@ -84,7 +86,6 @@ void GainedCounts::drop_weighed(Sequence& sequence, Gain& gain) {
     --rows.full;
     gain.bytes -= rows.planes * rows.row_bytes;
   }
-  for (int& slots : sequence.slots) --slots;
 }
 
 Gain GainedCounts::gain_row(Sequence& sequence) {

@@ -301,7 +301,11 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
   std::array<bool, 2> due{};
   bool drops = false;
   size_t number = 0;
-  for (const StepRows& rows : step) {
+  for (size_t i = 0; i < step.size(); ++i) {
+    if (i + SequenceStore::kAhead < step.size()) {
+      store_.prefetch_counts(step[i + SequenceStore::kAhead].sequence);
+    }
+    const StepRows& rows = step[i];
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt || !sequence.on_gpu) continue;
     const Gain gain = counts_.gain(sequence, of_sequence_);

@@ -127,21 +127,22 @@ struct GainedRows {
 
 /// A conversation: what a cache holds of it.
 struct Sequence {
+  // What a step of decode reads comes first: a batch has hundreds of sequences.
   bool open = false;
   bool prompted = false;  ///< the first prompt has ended
+  bool on_gpu = false;    ///< a DecodeTable counts its rows
   SequenceSize size;
-  int rows = 0;                    ///< tokens fed, complete in every layer
-  bool on_gpu = false;             ///< a DecodeTable counts its rows
-  int uncounted = 0;               ///< the newest of them, which planes do not count yet
-  std::vector<GainedRows> gained;  ///< on_gpu: what each of them adds
-  std::vector<int> slots;          ///< on_gpu: (layers,) of a KV head
+  int rows = 0;                         ///< tokens fed, complete in every layer
+  int uncounted = 0;                    ///< the newest of them, which planes do not count yet
+  int prompt_rows = 0;                  ///< of the first prompt
+  std::shared_ptr<ArenaExtent> memory;  ///< its own, whose blocks forks may read
+  std::vector<GainedRows> gained;       ///< on_gpu: what each of them adds
+  std::vector<int> slots;               ///< on_gpu, where rows are dropped: (layers,) of a KV head
   /// on_gpu: (uncounted, layers) the slot that was dropped after each of them, -1: none.
   std::vector<int> dropped;
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.
   std::vector<std::vector<int>> came;
-  int prompt_rows = 0;                  ///< of the first prompt
-  std::shared_ptr<ArenaExtent> memory;  ///< its own, whose blocks forks may read
   /// Bytes of `memory` that layers have been given: for packed blocks, from its begin on, and for
   /// all else, from its end back.
   size_t placed_blocks = 0;
@@ -159,7 +160,8 @@ struct Sequence {
 
   /// Slots of a KV head of a layer, whoever counts them.
   int slots_of(size_t layer) const noexcept {
-    return on_gpu ? slots[layer] : layers[layer].heads[0].slots();
+    if (on_gpu && !slots.empty()) return slots[layer];
+    return layers[layer].heads[0].slots() + (on_gpu ? uncounted : 0);
   }
 };
 

@@ -79,6 +79,10 @@ TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) {
     ++counted;
     bytes += gain.bytes;
     ASSERT_EQ(bytes, cache.bytes()) << "step " << step;
+    copied_.on_gpu = true;
+    for (size_t layer = 0; layer < dropped.size(); ++layer) {
+      ASSERT_EQ(copied_.slots_of(layer), cache.layer(id, static_cast<int>(layer)).heads[0].slots());
+    }
     if (step % 7 != 0) continue;
     counts.catch_up(copied_);
     for (int layer = 0; layer < shape.layers; ++layer) {
@@ -93,7 +97,7 @@ TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) {
         }
         ASSERT_EQ(found.heads[h].tags, expected.heads[h].tags) << where;
       }
-      ASSERT_EQ(copied_.slots[static_cast<size_t>(layer)], expected.heads[0].slots());
+      ASSERT_EQ(found.heads[0].slots(), expected.heads[0].slots());
     }
   }
   EXPECT_GT(counted, kSteps / 2);
@@ -130,6 +134,7 @@ TEST(GainedCountsTest, StayWhereAGpuDropsTheRowOfLeastWeight) {
       sequence.layers.push_back(cache.layer(id, layer));
     }
     counts.start(sequence);
+    sequence.on_gpu = true;
     std::vector<int> dropped(static_cast<size_t>(shape.layers));
     for (int step = 0; step < 30; ++step) {
       const size_t bytes = cache.bytes();
@@ -137,7 +142,7 @@ TEST(GainedCountsTest, StayWhereAGpuDropsTheRowOfLeastWeight) {
       const Gain gain = counts.gain(sequence, dropped);
       ASSERT_EQ(cache.bytes(), bytes + gain.bytes) << spec;
       ASSERT_FALSE(gain.host || gain.due[0] || gain.due[1]);
-      ASSERT_EQ(sequence.slots[0], cache.layer(id, 0).heads[0].slots());
+      ASSERT_EQ(sequence.slots_of(0), cache.layer(id, 0).heads[0].slots());
     }
   }
 }
