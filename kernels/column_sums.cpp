@@ -1,3 +1,5 @@
+// Sums of attention over query rows, and their means over KV heads: arguments are checked here, the
+// sums are made in cpu/ and cuda/ of the same name.
 #include "kernels/column_sums.h"
 
 #include <fmt/format.h>

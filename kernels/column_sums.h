@@ -70,8 +70,8 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
                        std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream);
 
-/// means[l, j] = the mean over h of sums[l, h, j], added in the order of the heads: the same numbers
-/// on every device.
+/// means[l, j] = the mean over h of sums[l, h, j], added in the order of the heads: the same
+/// numbers on every device.
 ///   sums   (layers, kv_heads, columns) in memory of the stream's device
 ///   means  (layers, columns), there too; beside the sums
 /// Asynchronous on CUDA.

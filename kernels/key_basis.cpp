@@ -40,7 +40,7 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
 }
 
 void prepare_basis(const KeyBasis& basis, Device device) {
-  if (device.kind == DeviceKind::kCuda) cuda::prepare_basis(basis);
+  if (device.kind == DeviceKind::kCuda) cuda::prepare_basis(basis, device.index);
 }
 
 struct BasisBatch::State {

@@ -44,7 +44,8 @@ struct BasisJob {
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream);
 
-/// Loads what change_basis() needs on a device. Throws Error{kUnsupported} where cuFFT is missing.
+/// Loads what change_basis() needs on a device, for the calling thread. Throws Error{kUnsupported}
+/// where cuFFT is missing, and Error{kOutOfMemory} or Error{kDevice} where it fails.
 void prepare_basis(const KeyBasis& basis, Device device);
 
 /// change_basis() of the same jobs at every step, described once: what a step then gives to a GPU

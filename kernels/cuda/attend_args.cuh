@@ -62,6 +62,8 @@ struct DeviceLane {
   int first_keys, last_keys, last_values;  // runs
   // Scores become weights when values are added, not by a pass of their own.
   bool deferred;
+  // Weights lie in the order of the runs of values, some of which select their slots.
+  bool in_run_order;
   // The kernel that serves the lane in one pass (fused_table.h, picture_choice.h); 0: the others
   // do.
   int8_t fused;

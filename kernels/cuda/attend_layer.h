@@ -52,6 +52,13 @@ int key_split_slots(int64_t slots, Stream& stream);
 /// Says to which remap each run of a lane belongs; false if one belongs to several, or to one in
 /// part.
 bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs);
+/// Slots of a lane whose weights are put in the order of its runs, at most: what normalise() holds.
+constexpr int kMostOrdered = 1 << 14;
+/// Whether that is done (DeviceLane::in_run_order), so that kernels which know of no selection
+/// serve the runs: where one selection splits some of the values, and nobody else reads weights.
+///   slots  of the lane, at most
+bool goes_in_run_order(std::span<const SlotRun> values, size_t remaps, bool weights_wanted,
+                       int slots);
 /// Rows [row, row + rows) of a block as a block of their own.
 PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row, int rows);
 /// Blocks of fused lanes are cut by nothing: more rows than a block has.

@@ -188,18 +188,19 @@ struct BatchBuilder {
   /// What runs say of themselves, from runs[first] on.
   void describe_runs(std::span<const SlotRun> from, bool are_keys, int lane, int head_dim,
                      bool fused, size_t first) {
+    const bool in_order = lanes[static_cast<size_t>(lane)].in_run_order;
     int slot = 0;
     int selected = 0;
     for (const SlotRun& run : from) {
       DeviceRun& made = runs[first] = DeviceRun();
       made.lane = lane;
       made.slots = run.slots;
-      made.first_slot = slot;
+      made.first_slot = slot + (in_order ? selected : 0);
       made.selection = run.selection;
       made.selected_of = run.selected_of;
       made.selected_bit = run.selected_bit;
       made.q = run.q;
-      const int kernel = code_kernel(run, are_keys, head_dim);
+      const int kernel = code_kernel(run, are_keys, in_order, head_dim);
       const int most = fused        ? kFusedBlockRows
                        : kernel < 0 ? kSplitSlots
                                     : most_slots(run, lane, are_keys);
@@ -527,13 +528,58 @@ __device__ float block_reduce(float x, bool maximum, float* parts) {
 
 constexpr int kNormaliseThreads = 512;
 
+/// Where the weights of a lane go that lie in the order of its runs of values: behind each other
+/// those of the slots that the first run of a selection holds, and then the others of the
+/// selection.
+class RunOrder {
+ public:
+  /// By all threads of a block.
+  __device__ void find(const AttendArgs& args, const DeviceLane& lane) {
+    __shared__ int counts[kMostWords];
+    __shared__ int sums[kMostWords];
+    int first = lane.last_keys + 1;
+    while (args.runs[first].selection == nullptr) ++first;
+    run_ = &args.runs[first];
+    before_ = sums;
+    const int words = (run_->selected_of + 63) / 64;
+    const auto thread = static_cast<int>(threadIdx.x);
+    for (int i = thread; i < words; i += static_cast<int>(blockDim.x))
+      counts[i] = __popcll(word(i));
+    __syncthreads();
+    for (int i = thread; i < words; i += static_cast<int>(blockDim.x)) {
+      int sum = 0;
+      for (int j = 0; j < i; ++j) sum += counts[j];
+      sums[i] = sum;
+    }
+    __syncthreads();
+  }
+  __device__ int place(int slot) const {
+    const int i = slot - run_->first_slot;
+    if (i < 0 || i >= run_->selected_of) return slot;
+    const uint64_t bits = word(i / 64);
+    const int held = before_[i / 64] + __popcll(bits & ((uint64_t{1} << i % 64) - 1));
+    return run_->first_slot + ((bits >> i % 64 & 1) != 0 ? held : run_->slots + i - held);
+  }
+
+  static constexpr int kMostWords = kMostOrdered / 64;
+
+ private:
+  /// Bit i: the first run holds slot i of the word.
+  __device__ uint64_t word(int i) const {
+    return run_->selected_bit ? run_->selection[i] : ~run_->selection[i];
+  }
+
+  const DeviceRun* run_ = nullptr;
+  const int* before_ = nullptr;  // slots that the run holds before each word
+};
+
 /// Remaps and normalises the scores of one query head of one lane of at most kHeld *
-/// kNormaliseThreads slots, in place.
+/// kNormaliseThreads slots, in place. With `ordered` those of lanes in_run_order alone.
 template <int kHeld>
-__global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) {
+__global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, bool ordered) {
   __shared__ float parts[kNormaliseThreads / 32];
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-  if (lane.deferred || lane.fused != 0) return;
+  if (lane.deferred || lane.fused != 0 || (ordered && !lane.in_run_order)) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   float held[kHeld];
@@ -575,10 +621,13 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) 
     sum += held[i];
   }
   const float inverse = 1.0f / block_reduce(sum, false, parts);
+  RunOrder order;
+  if (lane.in_run_order) order.find(args, lane);  // all have read their scores
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int slot = first + i * kNormaliseThreads;
-    if (slot < lane.slots) scores[slot] = held[i] * inverse;
+    if (slot >= lane.slots) continue;
+    scores[lane.in_run_order ? order.place(slot) : slot] = held[i] * inverse;
   }
 }
 
@@ -586,7 +635,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args) 
 __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-  if (lane.deferred || lane.fused != 0) return;
+  if (lane.deferred || lane.fused != 0 || lane.in_run_order) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   const auto step = static_cast<int>(blockDim.x);
@@ -624,13 +673,16 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs a
 void launch_normalise(const AttendArgs& device, unsigned lanes, int most, Stream& stream) {
   const dim3 heads(lanes, static_cast<unsigned>(device.q_per_kv));
   if (most <= 2 * kNormaliseThreads) {
-    normalise<2><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
+    normalise<2><<<heads, kNormaliseThreads, 0, native(stream)>>>(device, false);
   } else if (most <= 8 * kNormaliseThreads) {
-    normalise<8><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
-  } else if (most <= 32 * kNormaliseThreads) {
-    normalise<32><<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
+    normalise<8><<<heads, kNormaliseThreads, 0, native(stream)>>>(device, false);
+  } else if (most <= kMostOrdered) {
+    normalise<kMostOrdered / kNormaliseThreads>
+        <<<heads, kNormaliseThreads, 0, native(stream)>>>(device, false);
   } else {
     normalise_long<<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
+    normalise<kMostOrdered / kNormaliseThreads>
+        <<<heads, kNormaliseThreads, 0, native(stream)>>>(device, true);
   }
 }
 
@@ -680,7 +732,10 @@ __global__ void add_values(AttendArgs args) {
     };
     float sums[kQueries] = {};
     if (run.rows != nullptr) {
-      load_weights(split.count, [&](int row) { return selected_slot(run, split.first + row); });
+      load_weights(split.count, [&](int row) {
+        return lane.in_run_order ? run.first_slot + split.first + row
+                                 : selected_slot(run, split.first + row);
+      });
       const int64_t row_bytes =
           static_cast<int64_t>(args.head_dim) * (run.dtype == DType::kF32 ? 4 : 2);
       for (int row = 0; there && row < split.count; ++row) {
@@ -703,7 +758,9 @@ __global__ void add_values(AttendArgs args) {
         load_weights(block.rows, [&](int row) {
           if (!is_live(block, row)) return -1;
           const int slot = block.first_slot + live_before(block, row);
-          return run.selection == nullptr ? slot : selected_slot(run, slot - run.first_slot);
+          return run.selection == nullptr || lane.in_run_order
+                     ? slot
+                     : selected_slot(run, slot - run.first_slot);
         });
         if (!there) continue;
         const auto* codes = reinterpret_cast<const uint8_t*>(block.codes);
@@ -812,6 +869,8 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const DeviceBlock& block = blocks[blockIdx.x];
   const int first = static_cast<int>(blockIdx.y) * kUnpackRows;
   const int end = min(block.rows, first + kUnpackRows);
+  if (first >= end) return;
+  const int first_live = block.first_slot + live_before(block, first);
   const int channels = format.channels();
   const auto row_bytes = static_cast<int64_t>(format.row_bytes());
   const bool by_row = format.axis == ScaleAxis::kToken;
@@ -822,12 +881,12 @@ __global__ void __launch_bounds__(kUnpackThreads)
                         (place.section == 0 ? 0 : format.section[0].row_bytes());
     ScaleZero meta{};
     if (!by_row) meta = scale_zero(format, block, 0, c);
+    int64_t to = first_live;
 #pragma unroll 4
     for (int row = first; row < end; ++row) {
       if (!is_live(block, row)) continue;
       if (by_row) meta = scale_zero(format, block, row, c);
-      const int64_t to = block.first_slot + live_before(block, row);
-      out[to * channels + c] =
+      out[to++ * channels + c] =
           meta.scale * static_cast<float>(code_at(codes + row * row_bytes, code, place.index)) +
           meta.zero;
     }
@@ -950,6 +1009,17 @@ PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int ro
   return part;
 }
 
+bool goes_in_run_order(std::span<const SlotRun> values, size_t remaps, bool weights_wanted,
+                       int slots) {
+  if (remaps > 0 || weights_wanted || slots > kMostOrdered) return false;
+  const auto selects = [](const SlotRun& run) { return run.selection != nullptr; };
+  const auto first = std::find_if(values.begin(), values.end(), selects);
+  const auto end = std::find_if_not(first, values.end(), selects);
+  const auto ends = std::count_if(first, end, [](const SlotRun& r) { return r.selection_ends; });
+  return first != end && end - first <= 2 && ends == 1 && (end - 1)->selection_ends &&
+         std::none_of(end, values.end(), selects);
+}
+
 bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) {
   for (DeviceRun& run : runs) {
     if (run.kernel < 0) continue;
@@ -999,6 +1069,7 @@ struct Launches {
 /// it reads scores, and nobody wants the weights.
 bool is_deferred(BatchBuilder& builder, const PackedLane& lane, size_t first, size_t end) {
   if (lane.weights_wanted || lane.slots == 0) return false;
+  if (builder.lanes[static_cast<size_t>(builder.runs[first].lane)].in_run_order) return false;
   for (size_t i = first; i < end; ++i) {
     if (builder.kernels[i] == kCodeKernels) return false;
   }
@@ -1049,6 +1120,9 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
       builder.row_lanes.resize(i);
       builder.add_row_lane(lanes[i], made.layer.pictures);
     }
+    builder.lanes[i].in_run_order =
+        !fused && goes_in_run_order(lanes[i].values, lanes[i].remaps.size(),
+                                    lanes[i].weights_wanted, lanes[i].slots);
     builder.describe_runs(lanes[i].keys, true, static_cast<int>(i), head_dim, fused, first);
     builder.describe_runs(lanes[i].values, false, static_cast<int>(i), head_dim, fused, values);
     DeviceLane& of_lane = builder.lanes[i];

@@ -119,9 +119,10 @@ __global__ void __launch_bounds__(kThreads) scatter_rows(Gathered g) {
 
 }  // namespace
 
-void prepare_cufft(int n) {
+void prepare_cufft(int n, int index) {
   cufft();
   if (n < 2) return;
+  check(cudaSetDevice(index), "prepare_basis");
   for (const bool back : {false, true}) plan(n, back);
 }
 

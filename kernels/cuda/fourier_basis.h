@@ -8,8 +8,9 @@ namespace kvlm::cuda {
 /// matrix but for rounding, 2e-6 times the largest (Cufft.EqualsTheTable).
 void change_by_cufft(const BasisLaunch& jobs, Stream& stream);
 
-/// Loads cuFFT and makes what rows of n channels are transformed with, which takes a tenth of a
-/// second. Throws Error{kUnsupported} where there is no cuFFT.
-void prepare_cufft(int n);
+/// Loads cuFFT and makes what the calling thread transforms rows of n channels with on GPU `index`,
+/// which takes a tenth of a second. Throws Error{kUnsupported} where there is no cuFFT, and what
+/// check_fft() throws.
+void prepare_cufft(int n, int index);
 
 }  // namespace kvlm::cuda

@@ -278,8 +278,8 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
   launch(described, /*fresh=*/true, 0, stream);
 }
 
-void prepare_basis(const KeyBasis& basis) {
-  if (basis.cufft) prepare_cufft(basis.dim - basis.first);
+void prepare_basis(const KeyBasis& basis, int index) {
+  if (basis.cufft) prepare_cufft(basis.dim - basis.first, index);
 }
 
 void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,

@@ -9,7 +9,7 @@ namespace kvlm::cuda {
 
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream);
-void prepare_basis(const KeyBasis& basis);
+void prepare_basis(const KeyBasis& basis, int index);
 
 /// BasisBatch on a GPU.
 class BasisTable {

@@ -46,8 +46,13 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
   for (const SlotRun& run : from.keys) slots += run.slots;
   const FusedLane fused = served_in_one_pass(layer, from);
   const bool is_fused = fused.pair != 0;
-  set_side(layer, true, from, slots, is_fused, to.list, to.runs, to.tails[0]);
-  set_side(layer, false, from, slots, is_fused, to.list, to.runs + side_runs_, to.tails[1]);
+  // Until it is laid again, which the host does where it packs values by their protection.
+  const int most = slots + from.keys_gained.ring_rows + from.values_gained.ring_rows;
+  const bool in_order = !is_fused && goes_in_run_order(from.values, from.remaps.size(),
+                                                       from.weighed.weights != nullptr, most);
+  set_side(layer, true, from, in_order, slots, is_fused, to.list, to.runs, to.tails[0]);
+  set_side(layer, false, from, in_order, slots, is_fused, to.list, to.runs + side_runs_,
+           to.tails[1]);
   assert(to.list.used_blocks <= to.list.most_blocks && to.list.used_words <= to.list.most_words);
 
   DeviceLane& lane = *to.lane = DeviceLane();
@@ -58,13 +63,15 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
   lane.last_keys = lane.first_keys + side_runs_ - 1;
   lane.last_values = lane.last_keys + side_runs_;
   lane.fused = static_cast<int8_t>(fused.pair);
+  lane.in_run_order = in_order;
   const std::span<DeviceRun> runs(to.runs, 2 * static_cast<size_t>(side_runs_));
   for (DeviceRun& run : runs) {
     run.lane = to.index;
     if (is_fused && run.kernel >= 0) run.kernel = kFusedRun;
   }
   for (int i = 0; i < side_runs_; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
-  lane.deferred = !is_fused && from.weighed.weights == nullptr && find_ranges(from.remaps, runs) &&
+  lane.deferred = !is_fused && !in_order && from.weighed.weights == nullptr &&
+                  find_ranges(from.remaps, runs) &&
                   std::none_of(runs.begin(), runs.end(),
                                [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
   bounds_.note_kind(lane, fused.sources);
@@ -83,9 +90,9 @@ int16_t LaneLayout::format_of(const PackedFormat& format) {
 }
 
 /// What never changes of a fixed run in a lane of `slots` slots.
-void LaneLayout::lay_run(const SlotRun& from, bool keys, int slots, bool fused, ListSpace& list,
-                         DeviceRun& made) {
-  const int kernel = code_kernel(from, keys, shape_.head_dim);
+void LaneLayout::lay_run(const SlotRun& from, bool keys, bool in_order, int slots, bool fused,
+                         ListSpace& list, DeviceRun& made) {
+  const int kernel = code_kernel(from, keys, in_order, shape_.head_dim);
   made.kernel = static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
   made.slots = from.slots;
   made.selected_of = from.selected_of;
@@ -154,7 +161,7 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
   tail.block_rows = gained.block_rows;
   tail.shares_codes = gained.shares_codes;
   const auto kernel_of = [&](const SlotRun& run) {
-    const int kernel = code_kernel(run, keys, shape_.head_dim);
+    const int kernel = code_kernel(run, keys, /*in_order=*/false, shape_.head_dim);
     return static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
   };
   made[0].kernel = -1;
@@ -181,8 +188,8 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
 }
 
 /// The keys or the values of a lane of `slots` slots.
-void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, int slots, bool fused,
-                          ListSpace& list, DeviceRun* made, DeviceTail& tail) {
+void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_order, int slots,
+                          bool fused, ListSpace& list, DeviceRun* made, DeviceTail& tail) {
   const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
   assert(fixed.size() <= static_cast<size_t>(shape_.fixed_runs));
   for (int i = 0; i < side_runs_; ++i) {
@@ -194,9 +201,9 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, int slots
   int slot = 0;
   int selected = 0;
   for (size_t i = 0; i < fixed.size(); ++i) {
-    made[i].first_slot = slot;
-    lay_run(fixed[i], keys, slots, fused, list, made[i]);
-    made[i].first_block.first_slot = slot;
+    made[i].first_slot = slot + (in_order ? selected : 0);
+    lay_run(fixed[i], keys, in_order, slots, fused, list, made[i]);
+    made[i].first_block.first_slot = made[i].first_slot;
     if (!fused) bounds_.note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots, longest_);
     if (fixed[i].selection == nullptr) {
       slot += fixed[i].slots;

@@ -55,13 +55,13 @@ class LaneLayout {
 
  private:
   int16_t format_of(const PackedFormat& format);
-  void lay_run(const SlotRun& from, bool keys, int slots, bool fused, ListSpace& list,
-               DeviceRun& made);
+  void lay_run(const SlotRun& from, bool keys, bool in_order, int slots, bool fused,
+               ListSpace& list, DeviceRun& made);
   void list_blocks(const SlotRun& from, int most, ListSpace& list, DeviceRun& made);
   void lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys, DeviceRun* made,
                   DeviceTail& tail);
-  void set_side(int layer, bool keys, const TableLane& lane, int slots, bool fused, ListSpace& list,
-                DeviceRun* made, DeviceTail& tail);
+  void set_side(int layer, bool keys, const TableLane& lane, bool in_order, int slots, bool fused,
+                ListSpace& list, DeviceRun* made, DeviceTail& tail);
   FusedLane served_in_one_pass(int layer, const TableLane& lane) const;
 
   TableShape shape_;

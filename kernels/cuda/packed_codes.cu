@@ -668,8 +668,9 @@ bool has_meaning(const PackedSection& section, ScaleAxis axis) {
 
 }  // namespace
 
-int code_kernel(const SlotRun& run, bool keys, int head_dim) {
-  if (head_dim != kDim || run.selection != nullptr || !aligned(run.q, 16)) return -1;
+int code_kernel(const SlotRun& run, bool keys, bool in_order, int head_dim) {
+  if (head_dim != kDim || !aligned(run.q, 16)) return -1;
+  if (run.selection != nullptr && !in_order) return -1;
   if (run.format == nullptr) {
     if (run.dtype != DType::kF16 || !aligned(run.rows, 16)) return -1;
     return keys ? kHalfRows : kLongRows;

@@ -37,7 +37,8 @@ enum CodeKernel : int {
 
 /// Which kernel serves the run as keys or as values, -1 for none. Of blocks that lie evenly only
 /// the first and the last are looked at.
-int code_kernel(const SlotRun& run, bool keys, int head_dim);
+///   in_order  weights lie in the order of the lane's runs of values (DeviceLane::in_run_order)
+int code_kernel(const SlotRun& run, bool keys, bool in_order, int head_dim);
 
 /// The runs that one launch serves, and the number of splits of the longest of them.
 struct Splits {

@@ -8,7 +8,7 @@ void change_basis(const KeyBasis&, BasisChange, std::span<const BasisJob>, Strea
   refuse("change_basis");
 }
 
-void prepare_basis(const KeyBasis&) { refuse("prepare_basis"); }
+void prepare_basis(const KeyBasis&, int) { refuse("prepare_basis"); }
 
 struct BasisTable::State {};
 BasisTable::BasisTable(Device) { refuse("BasisBatch"); }

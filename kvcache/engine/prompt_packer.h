@@ -13,8 +13,8 @@
 
 namespace kvlm {
 
-/// Prompt rows that the KV heads of a layer keep in a store, ascending: one list for all of them, or
-/// one for each.
+/// Prompt rows that the KV heads of a layer keep in a store, ascending: one list for all of them,
+/// or one for each.
 class KeptSlots {
  public:
   explicit KeptSlots(size_t lists = 1) : lists_(lists) {}
@@ -32,6 +32,7 @@ class KeptSlots {
  private:
   std::vector<std::vector<int32_t>> lists_;
 };
+
 /// By KvSide, the rows of every KV head that are packed.
 using KeptRows = std::array<std::vector<DenseRows>, 2>;
 

@@ -184,11 +184,12 @@ double* PromptStage::sums_of(Sequence& sequence, int layer) {
   PromptState& prompt = sequence.prompt;
   const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
   const size_t of_layer = traits_.kv_heads() * rows;
-  const size_t all = staged_layers() * (of_layer + (selects_by_means() ? rows : 0));
+  size_t all = staged_layers() * of_layer;
   if (!traits_.on_gpu()) {
     prompt.importance.resize(all);
     return prompt.importance.data() + index_of(layer) * of_layer;
   }
+  if (selects_by_means()) all += staged_layers() * rows;
   if (prompt.sums.bytes() == 0) {
     prompt.sums = std::move(spare_sums_);
     if (prompt.sums.bytes() < all * sizeof(double)) {
@@ -225,10 +226,10 @@ void PromptStage::fetch_importance(Sequence& sequence, Stream& stream) {
   }
   const size_t count = staged_layers() * rows;
   if (!on_gpu) prompt.means.resize(count);
-  const double* sums = on_gpu ? reinterpret_cast<const double*>(prompt.sums.data())
-                              : prompt.importance.data();
-  double* means = on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) + of_heads
-                         : prompt.means.data();
+  const double* sums =
+      on_gpu ? reinterpret_cast<const double*>(prompt.sums.data()) : prompt.importance.data();
+  double* means =
+      on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) + of_heads : prompt.means.data();
   mean_over_heads(sums, static_cast<int64_t>(staged_layers()), traits_.shape().kv_heads,
                   static_cast<int64_t>(rows), means, stream);
   if (on_gpu) fetch(prompt.means, of_heads, count);
@@ -363,7 +364,8 @@ std::array<KeptSlots, kStores> PromptStage::sort_by_store(const Sequence& sequen
                                                           LayerState& state,
                                                           const LayerSelection& selection) const {
   const size_t lists = selection.slots.size();
-  std::array<KeptSlots, kStores> slots{KeptSlots(lists), KeptSlots(lists)};
+  std::array<KeptSlots, kStores> slots;
+  slots.fill(KeptSlots(lists));
   const bool tagged = traits_.retention() != nullptr;
   for (size_t list = 0; list < lists; ++list) {
     const std::vector<int32_t>& kept = selection.slots[list];

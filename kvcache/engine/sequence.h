@@ -99,9 +99,9 @@ struct PromptState {
   ArenaExtent staging;             ///< full rows of Layouts::staged_layers()
   int staged = 0;                  ///< rows complete in every layer
   std::vector<double> importance;  ///< (staged_layers, kv_heads, prompt rows)
-  std::vector<double> means;       ///< (staged_layers, prompt rows) over KV heads, if rules see those
-  Buffer sums;                     ///< `importance` on a GPU, until it is asked for; room for means
-  std::vector<double> sparsity;    ///< (staged_layers,)
+  std::vector<double> means;     ///< (staged_layers, prompt rows) over KV heads, if rules see those
+  Buffer sums;                   ///< `importance` on a GPU, until it is asked for; room for means
+  std::vector<double> sparsity;  ///< (staged_layers,)
   std::vector<double> row_scores;  ///< as importance
   std::array<int32_t, 2> summed_rows{};
   std::vector<float> protection;  ///< (prompt rows,) VidKV's scores

@@ -39,8 +39,7 @@ class SequenceStore {
   void prefetch_counts(SequenceId id) const noexcept {
     const Sequence& sequence = at(id);
     __builtin_prefetch(sequence.memory.get());
-    __builtin_prefetch(sequence.gained.data());
-    __builtin_prefetch(sequence.gained.data() + 1);
+    for (const GainedRows& rows : sequence.gained) __builtin_prefetch(&rows);
   }
   static constexpr size_t kAhead = 8;  ///< sequences between asking and reading
   /// Those that are not open as well.

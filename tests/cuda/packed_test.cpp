@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <random>
+#include <vector>
 
 #include "kernels/attend_packed.h"
 #include "kernels/pack.h"
@@ -364,6 +367,149 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
       }
       EXPECT_LE(difference, 1e-5) << name;
     }
+  }
+}
+
+/// Lanes whose values lie in two codes, as a bitmap says (VidKV's protected tokens).
+class SelectedValues : public PackedCuda {
+ protected:
+  /// Memory of one lane: keys in f16; of the first `rows` values those whose bit is set apart from
+  /// the others, in blocks of 32 rows; then full rows.
+  struct Lane {
+    std::vector<Tensor> keep;
+    std::vector<Packed> packed;
+    std::vector<uint64_t> bits;
+    std::array<std::vector<PackedBlock>, 2> blocks;
+    std::vector<SlotRun> keys, values;
+    Tensor q, weights, out;
+    int slots = 0;
+  };
+  static constexpr int kFull = 37;
+
+  static const Tensor& placed(Lane& lane, const Tensor& x, Device device, Stream& stream) {
+    lane.keep.push_back(Tensor(x.dtype(), x.shape(), device));
+    copy(lane.keep.back(), x, stream);
+    return lane.keep.back();
+  }
+
+  /// `share` of the values have their bit set.
+  static Lane make(const Quantizer& quantizer, int head_dim, int q_per_kv, int rows, double share,
+                   Device device, Stream& stream) {
+    Lane lane;
+    lane.slots = rows + kFull;
+    lane.keep.reserve(static_cast<size_t>(rows) + 8);
+    lane.packed.reserve(static_cast<size_t>(rows) + 2);
+    lane.bits.resize(static_cast<size_t>(rows + 63) / 64);
+    std::mt19937 rng(3);
+    std::array<int, 2> held{};
+    for (int i = 0; i < rows; ++i) {
+      const bool chosen = std::uniform_real_distribution<>()(rng) < share;
+      if (chosen) lane.bits[static_cast<size_t>(i) / 64] |= uint64_t{1} << (i % 64);
+      ++held[chosen ? 1 : 0];
+    }
+    SlotRun keys;
+    keys.slots = lane.slots;
+    keys.rows = placed(lane, normal_tensor(DType::kF16, {lane.slots, head_dim}, 5), device, stream)
+                    .view()
+                    .data();
+    lane.keys.push_back(keys);
+    for (const bool chosen : {false, true}) {
+      const size_t which = chosen ? 1 : 0;
+      const Packing& packing =
+          chosen ? *quantizer.protected_values() : quantizer.packing(KvSide::kValues, 0);
+      for (int first = 0; first < held[which]; first += 32) {
+        const int count = std::min(32, held[which] - first);
+        const auto seed = static_cast<uint32_t>(100 + 2 * first + (chosen ? 1 : 0));
+        const Tensor& x =
+            placed(lane, normal_tensor(DType::kF32, {count, head_dim}, seed), device, stream);
+        lane.packed.push_back(room(packing.format, count, device));
+        const PackJob one = job(lane.packed.back(), x, count);
+        pack(packing.format, packing.rules, {&one, 1}, stream);
+        lane.blocks[which].push_back(lane.packed.back().block(count, nullptr, count));
+      }
+      if (held[which] == 0) continue;
+      SlotRun run;
+      run.slots = held[which];
+      run.format = &packing.format;
+      run.blocks = lane.blocks[which];
+      run.selection = lane.bits.data();
+      run.selected_bit = chosen;
+      run.selected_of = rows;
+      run.selection_ends = chosen || held[1] == 0;
+      lane.values.push_back(run);
+    }
+    SlotRun full;
+    full.slots = kFull;
+    full.rows = placed(lane, normal_tensor(DType::kF16, {kFull, head_dim}, 6), device, stream)
+                    .view()
+                    .data();
+    lane.values.push_back(full);
+    lane.q = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
+    copy(lane.q, normal_tensor(DType::kF32, {q_per_kv, head_dim}, 7), stream);
+    lane.weights = Tensor(DType::kF32, {q_per_kv, lane.slots}, device);
+    lane.out = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
+    return lane;
+  }
+
+  /// Attends with all lanes at once.
+  static void attend(std::vector<Lane>& lanes, bool weights_wanted, Stream& stream) {
+    std::vector<PackedLane> described;
+    for (Lane& lane : lanes) {
+      PackedLane& made = described.emplace_back();
+      made.q = lane.q.as<float>();
+      made.keys = lane.keys;
+      made.values = lane.values;
+      made.slots = lane.slots;
+      made.weights = lane.weights.as<float>();
+      made.weights_wanted = weights_wanted;
+      made.out = lane.out.as<float>();
+    }
+    const auto dim = static_cast<int>(lanes[0].q.shape()[1]);
+    attend_packed(described, static_cast<int>(lanes[0].q.shape()[0]), dim, 0.1f, stream);
+  }
+};
+
+TEST_F(SelectedValues, AreAttendedToAsOnTheCpu) {
+  for (const char* spec :
+       {"vidkv,protect=0.2", "vidkv,protect=0.2,trits=trit2b", "vidkv,protect=0.2,value_bits=1"}) {
+    for (const auto& [dim, q_per_kv] : {std::pair(128, 1), std::pair(128, 4), std::pair(128, 7)}) {
+      const auto made = quantizer(spec, shape_of(4, 1, dim));
+      for (const int rows : {1, 64, 65, 300, 1717, 4129, kFull + 16384}) {
+        for (const double share : {0.0, 0.2, 1.0}) {
+          for (const bool wanted : {false, true}) {
+            std::vector<Lane> cpu, gpu;
+            cpu.push_back(make(*made, dim, q_per_kv, rows, share, {}, cpu_));
+            gpu.push_back(make(*made, dim, q_per_kv, rows, share, kGpu, *gpu_));
+            attend(cpu, wanted, cpu_);
+            attend(gpu, wanted, *gpu_);
+            const std::string name =
+                fmt::format("{} x {}, {} rows, {}", spec, q_per_kv, rows, share);
+            // An average of n rows is smaller by sqrt(n) than they are.
+            const double bound = 2e-5 * std::max(1.0, std::sqrt(rows / 1500.0));
+            EXPECT_LE(error(gpu[0].out, cpu[0].out), bound) << name;
+            if (wanted) {
+              EXPECT_LE(error(gpu[0].weights, cpu[0].weights), 1e-4) << name;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Lanes longer than what is put in order, in one batch with such that are.
+TEST_F(SelectedValues, CompanyChangesNoBit) {
+  const auto made = quantizer("vidkv,protect=0.2", shape_of(4, 1, 128));
+  for (const int rows : {300, 5000}) {
+    std::vector<Lane> alone, beside;
+    alone.push_back(make(*made, 128, 4, rows, 0.2, kGpu, *gpu_));
+    beside.push_back(make(*made, 128, 4, 17000, 0.3, kGpu, *gpu_));
+    beside.push_back(make(*made, 128, 4, rows, 0.2, kGpu, *gpu_));
+    beside.push_back(make(*made, 128, 4, 900, 0.9, kGpu, *gpu_));
+    attend(alone, false, *gpu_);
+    attend(beside, false, *gpu_);
+    EXPECT_TRUE(testing::same_bits(on_host(alone[0].out).view(), on_host(beside[1].out).view()))
+        << rows;
   }
 }
 

@@ -315,14 +315,15 @@ TEST_F(ColumnSumsOnGpu, MayLeaveOutSmallEntries) {
   }
 }
 
-/// The same numbers without waiting: columns that hold something gain, the others are overwritten.
 TEST_F(ColumnSumsOnGpu, HaveTheSameMeansOverHeads) {
   for (const int64_t columns : {1, 255, 257, 641}) {
     constexpr int64_t kLayers = 3;
     constexpr int64_t kHeads = 7;
     const auto count = static_cast<size_t>(kLayers * kHeads * columns);
     std::vector<double> sums(count);
-    for (size_t i = 0; i < count; ++i) sums[i] = std::exp(static_cast<double>(i * 2654435761u % 97));
+    for (size_t i = 0; i < count; ++i) {
+      sums[i] = std::exp(static_cast<double>(i * 2654435761u % 97));
+    }
     std::vector<double> want(static_cast<size_t>(kLayers * columns));
     mean_over_heads(sums.data(), kLayers, kHeads, columns, want.data(), cpu_);
     const Shape all{kLayers * kHeads * columns * 8};
@@ -338,6 +339,7 @@ TEST_F(ColumnSumsOnGpu, HaveTheSameMeansOverHeads) {
   }
 }
 
+/// The same numbers without waiting: columns that hold something gain, the others are overwritten.
 TEST_F(ColumnSumsOnGpu, MayStayThere) {
   const Prompt p{.n = 90, .kv_heads = 3, .q_per_kv = 2};
   const Operands gpu = placed(operands(p));

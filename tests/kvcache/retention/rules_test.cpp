@@ -384,21 +384,23 @@ TEST(EveryRule, IgnoresScaleAndOrderOfHeads) {
 }
 
 TEST(EveryRule, SelectsTheSameByMeansOfHeads) {
+  constexpr int kHeads = 3;
+  constexpr int kRows = 90;
   for (const Rule& of : rules()) {
-    const Prompt prompt = random_prompt(4, 3, 90, 22);
+    const Prompt prompt = random_prompt(4, kHeads, kRows, 22);
     const Made made = make(of, "0.4", prompt.shape);
     if (made.rule->per_head()) continue;
     std::vector<double> means;
     for (int l = 0; l < 4; ++l) {
-      const auto layer = std::span(prompt.importance).subspan(static_cast<size_t>(l) * 270, 270);
-      const std::vector<double> mean = retention::head_mean(layer, 3);
+      const auto layer = prompt.view(l).importance;
+      const std::vector<double> mean = retention::head_mean(layer, kHeads);
       means.insert(means.end(), mean.begin(), mean.end());
     }
     const auto expected = testing::select(*made.rule, prompt);
     for (int l = made.rule->joint() ? -1 : 0; l < (made.rule->joint() ? 0 : 4); ++l) {
       PromptView view = l < 0 ? prompt.view() : prompt.view(l);
       view.importance = l < 0 ? std::span<const double>(means)
-                              : std::span(means).subspan(static_cast<size_t>(l) * 90, 90);
+                              : std::span(means).subspan(static_cast<size_t>(l) * kRows, kRows);
       view.head_means = true;
       const auto found = made.rule->select(view, {});
       for (size_t i = 0; i < found.size(); ++i) {
