@@ -54,6 +54,8 @@ int key_split_slots(int64_t slots, Stream& stream);
 bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs);
 /// Slots of a lane whose weights are put in the order of its runs, at most: what normalise() holds.
 constexpr int kMostOrdered = 1 << 14;
+/// Slots of a split of such a run: the fewer of two codes would keep few blocks of threads busy.
+constexpr int kOrderedSplitSlots = 256;
 /// Whether that is done (DeviceLane::in_run_order), so that kernels which know of no selection
 /// serve the runs: where one selection splits some of the values, and nobody else reads weights.
 ///   slots  of the lane, at most

@@ -270,7 +270,7 @@ struct BatchBuilder {
   /// Slots of a split of a run. Blocks that lie evenly are not cut for the sake of small splits.
   int most_slots(const SlotRun& run, int lane, bool are_keys) const {
     const int most = split_slots(lanes[static_cast<size_t>(lane)].slots);
-    if (!are_keys) return most;
+    if (!are_keys) return run.selection != nullptr ? kOrderedSplitSlots : most;
     const int whole = run.code_stride != 0 ? run.blocks[0].rows : 0;
     return std::min(most, std::max(key_slots, whole));
   }
@@ -578,6 +578,8 @@ class RunOrder {
 template <int kHeld>
 __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, bool ordered) {
   __shared__ float parts[kNormaliseThreads / 32];
+  wait_for_earlier();
+  let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.deferred || lane.fused != 0 || (ordered && !lane.in_run_order)) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
@@ -634,6 +636,8 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, 
 /// The same of any number of slots.
 __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs args) {
   __shared__ float parts[kNormaliseThreads / 32];
+  wait_for_earlier();
+  let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
   if (lane.deferred || lane.fused != 0 || lane.in_run_order) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
@@ -672,18 +676,15 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs a
 
 void launch_normalise(const AttendArgs& device, unsigned lanes, int most, Stream& stream) {
   const dim3 heads(lanes, static_cast<unsigned>(device.q_per_kv));
-  if (most <= 2 * kNormaliseThreads) {
-    normalise<2><<<heads, kNormaliseThreads, 0, native(stream)>>>(device, false);
-  } else if (most <= 8 * kNormaliseThreads) {
-    normalise<8><<<heads, kNormaliseThreads, 0, native(stream)>>>(device, false);
-  } else if (most <= kMostOrdered) {
-    normalise<kMostOrdered / kNormaliseThreads>
-        <<<heads, kNormaliseThreads, 0, native(stream)>>>(device, false);
-  } else {
-    normalise_long<<<heads, kNormaliseThreads, 0, native(stream)>>>(device);
-    normalise<kMostOrdered / kNormaliseThreads>
-        <<<heads, kNormaliseThreads, 0, native(stream)>>>(device, true);
-  }
+  const auto hold = [&](auto kernel, bool ordered) {
+    launch_early("attend_packed", kernel, heads, kNormaliseThreads, stream, device, ordered);
+  };
+  constexpr int kMost = kMostOrdered / kNormaliseThreads;
+  if (most <= 2 * kNormaliseThreads) return hold(normalise<2>, false);
+  if (most <= 8 * kNormaliseThreads) return hold(normalise<8>, false);
+  if (most <= kMostOrdered) return hold(normalise<kMost>, false);
+  launch_early("attend_packed", normalise_long, heads, kNormaliseThreads, stream, device);
+  hold(normalise<kMost>, true);
 }
 
 /// The lane's slot of a run's slot `i`: itself, or the place of the i-th chosen bit.

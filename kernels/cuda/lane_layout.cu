@@ -119,7 +119,10 @@ void LaneLayout::lay_run(const SlotRun& from, bool keys, bool in_order, int slot
   } else if (from.blocks.size() == 1 && block.live == nullptr) {
     made.cut = static_cast<int8_t>(Cut::kSingle);
   } else {
-    const int most = fused ? kFusedBlockRows : kernel < 0 ? kAnySplitSlots : split_slots(slots);
+    const int most = fused                       ? kFusedBlockRows
+                     : kernel < 0                ? kAnySplitSlots
+                     : from.selection != nullptr ? kOrderedSplitSlots
+                                                 : split_slots(slots);
     list_blocks(from, most, list, made);
   }
 }

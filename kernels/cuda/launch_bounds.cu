@@ -46,6 +46,10 @@ void LaunchBounds::note(int layer, bool keys, int position, const DeviceRun& run
   uint32_t& positions = side.positions[static_cast<size_t>(run.kernel)];
   changed |= (positions & bit) == 0;
   positions |= bit;
+  if (run.selection != nullptr && run.kernel != kCodeKernels) {
+    changed |= (side.ordered & bit) == 0;
+    side.ordered |= bit;
+  }
   if (static_cast<Cut>(run.cut) == Cut::kListed) {
     return grow(side.listed[at], static_cast<int>(ceil_div(run.units, run.step)));
   }
@@ -95,7 +99,8 @@ int LaunchBounds::bound(int layer, bool keys, int position) const {
   if (side.slots[at] == 0) return most;
   const uint32_t bit = uint32_t{1} << position;
   const bool any = (side.positions[kCodeKernels] & bit) != 0;
-  const int cap = any ? kAnySplitSlots : 2048;
+  const bool ordered = (side.ordered & bit) != 0;
+  const int cap = any ? kAnySplitSlots : ordered ? kOrderedSplitSlots : 2048;
   for (const int block_rows : side.block_rows) {
     const int key_slots = keys && !any ? key_slots_ : 0;
     most = std::max(most, most_splits(side.slots[at], block_rows, cap, key_slots));

@@ -38,7 +38,8 @@ class LaunchBounds {
     std::array<int, kMostRuns> slots{};                  // of a run, by position
     std::array<int, kMostRuns> listed{};                 // splits that the host has cut
     std::array<uint32_t, kCodeKernels + 1> positions{};  // of a kernel's runs, a bit each
-    std::vector<int> block_rows{1};                      // that rows packed evenly have
+    uint32_t ordered = 0;            // positions of runs whose slots are selected, served in order
+    std::vector<int> block_rows{1};  // that rows packed evenly have
   };
 
   int bound(int layer, bool keys, int position) const;

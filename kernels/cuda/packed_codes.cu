@@ -442,6 +442,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
   constexpr bool by_token = scaled_by_token(kKind);
   constexpr int kScales = Tile::kScales;
   __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
+  wait_for_earlier();
+  let_next_start();
   Split split;
   if (!find_split(args, split)) return;
   const DeviceLane lane = lane_of(args, split.lane);
@@ -639,7 +641,7 @@ void launch_scores(const AttendArgs& args, dim3 grid, Stream& stream) {
 
 template <int kBits, ValueScales kKind, int kGroups>
 void launch_values(const AttendArgs& args, dim3 grid, Stream& stream) {
-  add_tiles<kBits, kKind, kGroups><<<grid, kThreads, 0, native(stream)>>>(args);
+  launch_early("attend_packed", add_tiles<kBits, kKind, kGroups>, grid, kThreads, stream, args);
 }
 
 }  // namespace
