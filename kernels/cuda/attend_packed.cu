@@ -25,10 +25,11 @@
 // 1. Scores: q . k of every slot, written as they are.
 // 2. Weights: the softmax over a lane's scores, remap included. Where a lane's softmax is deferred
 //    (`deferred`), only the constants are found from which step 3 makes weights out of scores.
+//    Where values lie in two codes, weights go to the order in which values lie (`in_run_order`).
 // 3. Values: every split gives a partial output.
 // 4. Sum: the partial outputs of a lane are added.
 //
-// A split has 256 to 2048 slots. Splits of values depend on the length of their lane alone, because
+// A split has 256 to 2048 slots, of values in two codes 256. Splits of values depend on the length of their lane alone, because
 // they decide the order of its sums. A score depends on its own slot only, so splits of keys are
 // cut such that every multiprocessor has work. The kernels in this file read any format, a warp
 // taking 32 rows of a block at a time; packed_codes.cu has the kernels for tensor cores.
