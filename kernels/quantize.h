@@ -20,11 +20,6 @@ VLM_HD inline float round_even(float x) noexcept {
   return (x + kShift) - kShift;
 }
 
-/// A number as metadata of `meta` gives it back.
-VLM_HD inline float as_meta(float x, DType meta) noexcept {
-  return meta == DType::kF16 ? to_float(to_f16(x)) : x;
-}
-
 /// Writes element i of metadata of `meta`.
 VLM_HD inline void store_meta(std::byte* to, DType meta, size_t i, float x) noexcept {
   if (meta == DType::kF16) {
