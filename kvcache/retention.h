@@ -67,7 +67,7 @@ struct PromptView {
   std::span<const int16_t> modality;  ///< (n,)
   /// (layers, importance_heads(), n) as ColumnSums.sums; may be empty.
   std::span<const double> importance;
-  bool head_means = false;  ///< importance is the mean over kv_heads, (layers, 1, n)
+  bool head_means = false;               ///< importance is the mean over kv_heads, (layers, 1, n)
   std::span<const double> sparsity;      ///< (layers,) share of small entries; may be empty
   std::span<const double> row_scores;    ///< (layers, kv_heads, n) of score(); may be empty
   std::span<const int32_t> summed_rows;  ///< (2,) first and last + 1 row that importance sums

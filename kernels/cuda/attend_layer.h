@@ -28,6 +28,7 @@ struct LayerLaunch {
   unsigned lanes = 0;
   unsigned deferred = 0;          ///< of them, whose softmax is deferred
   bool plain = false;             ///< some have weights that are made by themselves
+  bool ordered = false;           ///< of some, weights lie in the order of the runs of values
   bool unfused = false;           ///< some are of these two kinds
   uint32_t fused = 0;             ///< the kernels that serve the others, in one pass, as bits
   std::array<int, 32> sources{};  ///< by such a kernel, FusedArgs::sources
@@ -42,8 +43,9 @@ struct LayerLaunch {
 /// Attends; `args` lacks the workspace, and which runs a launch serves.
 void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream);
 
-/// Slots of a split of values, and the most of any split, in a lane of `slots`. It depends on
-/// nothing else, so that a lane's sums do not depend on the rest of the batch.
+/// Slots of a split of values, and the most of any split, in a lane of `slots`; of values in two
+/// codes kOrderedSplitSlots. It depends on nothing else, so that a lane's sums do not depend on the
+/// rest of the batch.
 VLM_HD constexpr int split_slots(int slots) {
   return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256;
 }

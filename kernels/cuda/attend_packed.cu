@@ -17,7 +17,7 @@
 #include "kernels/cuda/packed_codes.h"
 #include "kernels/quantize.h"
 
-// Decode attention of one layer, in four launches, for the lanes that neither fused_attention.cu
+// Decode attention of one layer, in four steps, for the lanes that neither fused_attention.cu
 // nor picture_lanes.cu serves in one pass. A lane is one KV head of one sequence; a run is
 // consecutive slots of it that are stored alike; a split is the part of a run that one block of
 // threads takes.
@@ -29,10 +29,11 @@
 // 3. Values: every split gives a partial output.
 // 4. Sum: the partial outputs of a lane are added.
 //
-// A split has 256 to 2048 slots, of values in two codes 256. Splits of values depend on the length of their lane alone, because
-// they decide the order of its sums. A score depends on its own slot only, so splits of keys are
-// cut such that every multiprocessor has work. The kernels in this file read any format, a warp
-// taking 32 rows of a block at a time; packed_codes.cu has the kernels for tensor cores.
+// A split has 256 to 2048 slots, of values in two codes 256. Splits of values depend on the length
+// of their lane alone, because they decide the order of its sums. A score depends on its own slot
+// only, so splits of keys are cut such that every multiprocessor has work. The kernels in this file
+// read any format, a warp taking 32 rows of a block at a time; packed_codes.cu has the kernels for
+// tensor cores.
 namespace kvlm::cuda {
 
 using namespace packed;
@@ -675,8 +676,9 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs a
   for (int i = first; i < lane.slots; i += step) scores[i] *= inverse;
 }
 
-void launch_normalise(const AttendArgs& device, unsigned lanes, int most, Stream& stream) {
-  const dim3 heads(lanes, static_cast<unsigned>(device.q_per_kv));
+void launch_normalise(const AttendArgs& device, const LayerLaunch& layer, Stream& stream) {
+  const dim3 heads(layer.lanes, static_cast<unsigned>(device.q_per_kv));
+  const int most = layer.most_slots;
   const auto hold = [&](auto kernel, bool ordered) {
     launch_early("attend_packed", kernel, heads, kNormaliseThreads, stream, device, ordered);
   };
@@ -685,7 +687,7 @@ void launch_normalise(const AttendArgs& device, unsigned lanes, int most, Stream
   if (most <= 8 * kNormaliseThreads) return hold(normalise<8>, false);
   if (most <= kMostOrdered) return hold(normalise<kMost>, false);
   launch_early("attend_packed", normalise_long, heads, kNormaliseThreads, stream, device);
-  hold(normalise<kMost>, true);
+  if (layer.ordered) hold(normalise<kMost>, true);
 }
 
 /// The lane's slot of a run's slot `i`: itself, or the place of the i-th chosen bit.
@@ -1045,7 +1047,7 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
     launch_early("attend_packed", weigh_lanes, layer.lanes, static_cast<int>(32 * warps), stream,
                  args);
   }
-  if (layer.plain) launch_normalise(args, layer.lanes, layer.most_slots, stream);
+  if (layer.plain) launch_normalise(args, layer, stream);
   launch_values(layer, args, stream);
   launch_early("attend_packed", sum_parts, layer.lanes, 256, stream, args);
   check_launch("attend_packed");
@@ -1142,6 +1144,7 @@ Launches describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, Kept*
     of_lane.deferred = !fused && is_deferred(builder, lanes[i], first, end);
     made.layer.deferred += of_lane.deferred ? 1 : 0;
     made.layer.plain |= !fused && !of_lane.deferred;
+    made.layer.ordered |= of_lane.in_run_order;
     builder.split_runs(first, values, fused, builder.keys);
     builder.lanes[i].first_part = builder.values.parts;
     builder.lanes[i].parts = builder.split_runs(values, end, fused, builder.values);

@@ -46,8 +46,10 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
   for (const SlotRun& run : from.keys) slots += run.slots;
   const FusedLane fused = served_in_one_pass(layer, from);
   const bool is_fused = fused.pair != 0;
-  // Until it is laid again, which the host does where it packs values by their protection.
-  const int most = slots + from.keys_gained.ring_rows + from.values_gained.ring_rows;
+  // Until it is laid again, which the host does where it packs values by their protection. Rows
+  // that are full already do not count, so that laying a lane anew changes nothing.
+  int most = from.values_gained.ring_rows;
+  for (const SlotRun& run : from.values) most += run.slots;
   const bool in_order = !is_fused && goes_in_run_order(from.values, from.remaps.size(),
                                                        from.weighed.weights != nullptr, most);
   set_side(layer, true, from, in_order, slots, is_fused, to.list, to.runs, to.tails[0]);

@@ -75,10 +75,11 @@ void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
     now.unfused = true;
     now.deferred |= lane.deferred ? 1 : 0;
     now.plain |= !lane.deferred;
+    now.ordered |= lane.in_run_order;
   }
   changed |= now.fused != kinds_.fused || now.sources != kinds_.sources ||
              now.unfused != kinds_.unfused || now.deferred != kinds_.deferred ||
-             now.plain != kinds_.plain;
+             now.plain != kinds_.plain || now.ordered != kinds_.ordered;
   kinds_ = now;
 }
 

@@ -323,7 +323,8 @@ struct ValueTile {
   int slots;  // of the tile, from the thread's first on, that are there
 
   /// Slots `first` + quarter + 4 i of the block, whose weights for `group` start at weights[group].
-  /// Slots from block.rows on weigh nothing.
+  /// Slots from block.rows on weigh nothing. Plain loads of weights: this kernel may have started
+  /// before they were written, so they are not read-only to it, as __ldg() asks.
   __device__ void load(const DeviceBlock& block, const float* const (&weights_of)[kGroups],
                        int first, const OperandThread& my) {
     const int slot = first + my.quarter;
@@ -335,7 +336,7 @@ struct ValueTile {
         load_codes(from + 4 * i * kRowBytes, my.row, i);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          weights[group][i] = __ldg(weights_of[group] + slot + 4 * i);
+          weights[group][i] = weights_of[group][slot + 4 * i];
         }
         load_scales(block, slot + 4 * i, i);
       }
@@ -347,7 +348,7 @@ struct ValueTile {
       load_codes(block.codes + static_cast<int64_t>(row) * kRowBytes, my.row, i);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        weights[group][i] = slot + 4 * i < block.rows ? __ldg(weights_of[group] + row) : 0.0f;
+        weights[group][i] = slot + 4 * i < block.rows ? weights_of[group][row] : 0.0f;
       }
       load_scales(block, row, i);
     }
@@ -493,7 +494,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
 #pragma unroll
         for (int i = 0; i < kGroups * kGroupQueries && !lane.deferred; ++i) {
           if (first_query + i >= args.q_per_kv) break;
-          weight = fmaxf(weight, __ldg(weights + static_cast<int64_t>(i) * lane.slots + row));
+          weight = fmaxf(weight, weights[static_cast<int64_t>(i) * lane.slots + row]);
         }
         if (kGrouped) {
           const uint2 s = __ldg(reinterpret_cast<const uint2*>(block.scales) + row);
