@@ -1,5 +1,5 @@
-// Sums of attention over query rows, and their means over KV heads: arguments are checked here, the
-// sums are made in cpu/ and cuda/ of the same name.
+// Sums of attention over query rows, and their means over KV heads. Arguments are checked here; the
+// sums are made in the files of this name in cpu/ and cuda/, and the CPU's means here.
 #include "kernels/column_sums.h"
 
 #include <fmt/format.h>

@@ -545,8 +545,9 @@ class RunOrder {
     before_ = sums;
     const int words = (run_->selected_of + 63) / 64;
     const auto thread = static_cast<int>(threadIdx.x);
-    for (int i = thread; i < words; i += static_cast<int>(blockDim.x))
+    for (int i = thread; i < words; i += static_cast<int>(blockDim.x)) {
       counts[i] = __popcll(word(i));
+    }
     __syncthreads();
     for (int i = thread; i < words; i += static_cast<int>(blockDim.x)) {
       int sum = 0;
