@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   constexpr int kQueries = kGroups * kGroupQueries;
   __shared__ RaisedQueries<16, kGroups> raised;
   __shared__ float weights[kQueries][kMaxPieceRows];
-  __shared__ float sums[kWarps][kQueries][kDim];
+  __shared__ ChannelSums<kGroups> sums;
 
   let_next_start();
   wait_for_earlier();
@@ -145,19 +145,17 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
-    for (int channel = 0; channel < 16; ++channel) {
-      const float(&four)[4] = products[group][channel / 2];
-      const int side = channel % 2;
-      sums[my.warp][group * kGroupQueries + my.quarter][channel_at<false>(my.row, channel)] =
-          (four[2 * side] + four[2 * side + 1]) / kUp;
+    for (int vector = 0; vector < 4; ++vector) {
+      const float(&two)[4] = products[group][2 * vector];
+      const float(&next)[4] = products[group][2 * vector + 1];
+      sums.mine(group, vector) = {(two[0] + two[1]) / kUp, (two[2] + two[3]) / kUp,
+                                  (next[0] + next[1]) / kUp, (next[2] + next[3]) / kUp};
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim; i += kThreads) {
-    float sum = 0;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp][i / kDim][i % kDim];
-    piece.state.out[first_query * kDim + i] = sum;
+  auto* to = reinterpret_cast<float4*>(piece.state.out + first_query * kDim);
+  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim / 4; i += kThreads) {
+    to[i] = sums.all(i / (kDim / 4), i % (kDim / 4));
   }
 }
 

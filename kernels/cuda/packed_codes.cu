@@ -413,6 +413,32 @@ struct ValueTile {
   }
 };
 
+/// Scales and zero points of the 16 channels of a thread, of a block that has them per channel.
+struct ChannelScales {
+  uint4 scales[2];
+  uint2 zeros[4];
+
+  __device__ void load(const DeviceBlock& block, const Meaning& meaning, int part) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      scales[i] = __ldg(reinterpret_cast<const uint4*>(block.scales) + part * 2 + i);
+    }
+    if (!meaning.zero_stored) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      zeros[i] = __ldg(reinterpret_cast<const uint2*>(block.zeros) + part * 4 + i);
+    }
+  }
+
+  /// Of channel 0..15.
+  __device__ float2 of(const Meaning& meaning, int channel) const {
+    const float scale = __half2float(reinterpret_cast<const __half*>(scales)[channel]);
+    return {meaning.slope * scale,
+            meaning.zero_stored ? __half2float(reinterpret_cast<const __half*>(zeros)[channel])
+                                : meaning.offset * scale};
+  }
+};
+
 /// The sums of the weights of a split.
 template <int kGroups>
 __device__ void write_masses(const AttendArgs& args, const Split& split, int first_query,
@@ -442,7 +468,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
   constexpr bool kGrouped = Tile::kGrouped;
   constexpr bool by_token = scaled_by_token(kKind);
   constexpr int kScales = Tile::kScales;
-  __shared__ float shared[kWarps][kGroups * kGroupQueries][kDim];
+  __shared__ ChannelSums<kGroups, kGrouped> sums;
   wait_for_earlier();
   let_next_start();
   Split split;
@@ -461,14 +487,10 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
   }
 
   __shared__ uint16_t trits[Tile::kTrits ? 256 : 1];
-  if constexpr (Tile::kTrits) list_trits(trits);
-
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kWarps * kGroups * kGroupQueries * kDim;
-       i += kThreads) {
-    (&shared[0][0][0])[i] = 0;
+  if constexpr (Tile::kTrits) {
+    list_trits(trits);
+    __syncthreads();
   }
-  __syncthreads();
 
   Meaning meaning;
   if (!by_token) meaning = Meaning(args.formats[run.format].section[0]);
@@ -512,8 +534,11 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
   float products[kGroups][kSteps][4] = {};
   float totals[kGroups][kScales] = {};  // sums of weight (* zero point), of query `asked`
 
-  // Adds products and totals, which share their scales, to what a thread has in `shared`.
-  const auto finish = [&](const DeviceBlock& block) {
+#pragma unroll
+  for (int i = 0; i < 4 * kGroups; ++i) sums.mine(i / 4, i % 4) = {0, 0, 0, 0};
+
+  // Adds products and totals, which share their scales, to the sums of the thread.
+  const auto finish = [&](const DeviceBlock& block, const ChannelScales& scales) {
     float2 of_block{1, 1};
     if (!kGrouped && axis == ScaleAxis::kHead) of_block = one_affine(block, 0);
 #pragma unroll
@@ -528,18 +553,23 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
         totals[group][i] = 0;
       }
 #pragma unroll
-      for (int channel = 0; channel < 16; ++channel) {
-        float2 a = of_block;
-        if (!kGrouped && axis == ScaleAxis::kChannel) {
-          a = one_affine(block, meaning, my.row * 16 + channel);
+      for (int vector = 0; vector < 4; ++vector) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int channel = 4 * vector + i;
+          float2 a = of_block;
+          if (!by_token && axis == ScaleAxis::kChannel) a = scales.of(meaning, channel);
+          float(&four)[4] = products[group][channel / 2];
+          const int side = channel % 2;
+          const float product = (four[2 * side] + four[2 * side + 1]) * raise.down *
+                                power_of_two(channel_exponent<kBits, kGrouped>(channel));
+          x[i] = a.x * product + a.y * total[kGrouped ? vector : 0];
+          four[2 * side] = four[2 * side + 1] = 0;
         }
-        float(&four)[4] = products[group][channel / 2];
-        const int side = channel % 2;
-        const float product = (four[2 * side] + four[2 * side + 1]) * raise.down *
-                              power_of_two(channel_exponent<kBits, kGrouped>(channel));
-        shared[my.warp][group * kGroupQueries + my.quarter][channel_at<kGrouped>(
-            my.row, channel)] += a.x * product + a.y * total[kGrouped ? channel / 4 : 0];
-        four[2 * side] = four[2 * side + 1] = 0;
+        float4& to = sums.mine(group, vector);
+        const float4 before = to;
+        to = {before.x + x[0], before.y + x[1], before.z + x[2], before.w + x[3]};
       }
     }
   };
@@ -595,8 +625,15 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
     }
     const int step = (alone ? 1 : kWarps) * kTileSlots;
     int first = alone ? 0 : my.warp * kTileSlots;
+    ChannelScales scales;
+    const auto load_scales = [&] {
+      if (!by_token && axis == ScaleAxis::kChannel) scales.load(block, meaning, my.row);
+    };
+    // Ahead where there are registers for them, or finish() comes before the end of the block.
+    constexpr bool kScalesAhead = kGroups == 1 || kBits == 8;
+    if (kScalesAhead) load_scales();
     // The next tiles are on their way while one is added.
-    constexpr int kAhead = kGrouped || Tile::kTrits ? 1 : kBits <= 2 ? 3 : 2;
+    constexpr int kAhead = kGrouped ? 1 : Tile::kTrits ? 3 - kGroups : kBits <= 2 ? 3 : 2;
     Tile tiles[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -608,25 +645,23 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) add_tiles(AttendArgs ar
         if (first >= block.rows) break;
         add(tiles[i]);
         // Sums of large codes, of which zero points take most away again, stay short.
-        if (kBits == 8 && ++added % kTilesSummed == 0) finish(block);
+        if (kBits == 8 && ++added % kTilesSummed == 0) finish(block, scales);
         const int next = first + kAhead * step;
         if (next < block.rows) tiles[i].load(block, weights, next, my);
         first += step;
       }
     }
-    if (!by_token) finish(block);
+    if (!kScalesAhead) load_scales();
+    if (!by_token) finish(block, scales);
   }
-  if (by_token) finish(block);
+  if (by_token) finish(block, {});
 
   __syncthreads();
   const int queries = min(kGroups * kGroupQueries, args.q_per_kv - first_query);
-  float* part =
-      args.parts + (static_cast<int64_t>(split.part) * args.q_per_kv + first_query) * kDim;
-  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim; i += kThreads) {
-    float sum = 0;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) sum += shared[warp][i / kDim][i % kDim];
-    part[i] = sum;
+  auto* part = reinterpret_cast<float4*>(
+      args.parts + (static_cast<int64_t>(split.part) * args.q_per_kv + first_query) * kDim);
+  for (int i = static_cast<int>(threadIdx.x); i < queries * kDim / 4; i += kThreads) {
+    part[i] = sums.all(i / (kDim / 4), i % (kDim / 4));
   }
   if (lane.deferred) write_masses<kGroups>(args, split, first_query, my, mass);
 }

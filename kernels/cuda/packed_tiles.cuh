@@ -315,11 +315,29 @@ constexpr __device__ int channel_exponent(int channel) {
   return -Pairs::exponent(code);
 }
 
-/// Channel of a row that is number `channel` (0..15) of a thread.
-template <bool kGrouped>
-__device__ int channel_at(int part, int channel) {
-  return kGrouped ? channel / 4 * kChannelGroup + part * 4 + channel % 4 : part * 16 + channel;
-}
+/// The sums of every thread, 16 channels of query `quarter` of each group: in vectors of its own
+/// beside those of the other threads, so that they fall into different banks.
+template <int kGroups, bool kGrouped = false>
+struct ChannelSums {
+  float4 of[kWarps][kGroups][4][32];
+
+  /// Of this thread, channels 4 `vector` on.
+  __device__ float4& mine(int group, int vector) {
+    return of[threadIdx.x / 32][group][vector][threadIdx.x % 32];
+  }
+  /// Over all warps, channels 4 `four` on of a query's row.
+  __device__ float4 all(int query, int four) const {
+    const int vector = kGrouped ? four / 8 : four % 4;
+    const int thread = (kGrouped ? four % 8 : four / 4) * 4 + query % kGroupQueries;
+    float4 sum{};
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float4 x = of[warp][query / kGroupQueries][vector][thread];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    return sum;
+  }
+};
 
 /// Calls launch(groups, grid) with how many groups of queries a block serves, as a constant.
 template <class Launch>

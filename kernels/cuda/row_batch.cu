@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kJoinThreads)
       const int channel = thread + j * kJoinThreads;
       if (channel >= head_dim) break;
       const float* from = state(first).out + query * head_dim + channel;
-      const int64_t stride = static_cast<int64_t>(launch.q_per_kv) * (2 + head_dim);
+      const int64_t stride = launch.state_floats();
 #pragma unroll 8
       for (int i = 0; i < count; ++i) {
         const float weight = weights[i];
@@ -410,8 +410,7 @@ void join_parts(const PieceLaunch& launch, const DeviceRowLane* lanes, unsigned 
 }
 
 float* place_states(const PieceLaunch& launch, int64_t parts, Stream& stream) {
-  const size_t floats = static_cast<size_t>(parts) * static_cast<size_t>(launch.q_per_kv) *
-                        (2 + static_cast<size_t>(launch.head_dim));
+  const auto floats = static_cast<size_t>(parts * launch.state_floats());
   return reinterpret_cast<float*>(stream.queue().scratch(kAttentionParts, floats * sizeof(float)));
 }
 

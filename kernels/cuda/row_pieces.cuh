@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/base/host_device.h"
 #include "kernels/cuda/launch.cuh"
 
 // Decode attention over pieces of full rows: what its kernels share.
@@ -38,13 +39,17 @@ struct PieceLaunch {
   unsigned parts;  // most of a piece
   int q_per_kv, head_dim;
   float scale;
-  float* states;    // of all parts, each max, sum (q_per_kv), out (q_per_kv, head_dim)
+  float* states;    // of all parts, each out (q_per_kv, head_dim), max, sum (q_per_kv), padding
   int64_t q_moved;  // floats from where pieces say that queries are
+
+  /// Floats of a part's state: it starts where vectors do.
+  VLM_HD int64_t state_floats() const { return (int64_t{q_per_kv} * (2 + head_dim) + 3) / 4 * 4; }
 };
 
 __device__ inline SoftmaxState state_of(const PieceLaunch& l, int part) {
-  float* state = l.states + static_cast<int64_t>(part) * l.q_per_kv * (2 + l.head_dim);
-  return {state, state + l.q_per_kv, state + 2 * l.q_per_kv};
+  float* out = l.states + part * l.state_floats();
+  float* max = out + l.q_per_kv * l.head_dim;
+  return {max, max + l.q_per_kv, out};
 }
 
 /// Part blockIdx.y of piece blockIdx.x; rows are -1 if there is no such part.

@@ -370,6 +370,12 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
   }
 }
 
+/// What else may be true of a lane whose values lie in two codes.
+struct Also {
+  bool full_first = false;  // full rows lie in front of the selected ones
+  bool dead = false;        // row 1 of every block of packed values is dead
+};
+
 /// Lanes whose values lie in two codes, as a bitmap says (VidKV's protected tokens).
 class SelectedValues : public PackedCuda {
  protected:
@@ -379,6 +385,7 @@ class SelectedValues : public PackedCuda {
     std::vector<Tensor> keep;
     std::vector<Packed> packed;
     std::vector<uint64_t> bits;
+    std::vector<uint64_t> live;  // of one block after the other
     std::array<std::vector<PackedBlock>, 2> blocks;
     std::vector<SlotRun> keys, values;
     Tensor q, weights, out;
@@ -394,11 +401,12 @@ class SelectedValues : public PackedCuda {
 
   /// `share` of the values have their bit set.
   static Lane make(const Quantizer& quantizer, int head_dim, int q_per_kv, int rows, double share,
-                   Device device, Stream& stream) {
+                   Device device, Stream& stream, Also also = {}) {
     Lane lane;
     lane.slots = rows + kFull;
     lane.keep.reserve(static_cast<size_t>(rows) + 8);
     lane.packed.reserve(static_cast<size_t>(rows) + 2);
+    lane.live.reserve(static_cast<size_t>(rows) + 2);
     lane.bits.resize(static_cast<size_t>(rows + 63) / 64);
     std::mt19937 rng(3);
     std::array<int, 2> held{};
@@ -420,12 +428,15 @@ class SelectedValues : public PackedCuda {
       for (int first = 0; first < held[which]; first += 32) {
         const int count = std::min(32, held[which] - first);
         const auto seed = static_cast<uint32_t>(100 + 2 * first + (chosen ? 1 : 0));
+        const int stored = count + (also.dead ? 1 : 0);
         const Tensor& x =
-            placed(lane, normal_tensor(DType::kF32, {count, head_dim}, seed), device, stream);
-        lane.packed.push_back(room(packing.format, count, device));
-        const PackJob one = job(lane.packed.back(), x, count);
+            placed(lane, normal_tensor(DType::kF32, {stored, head_dim}, seed), device, stream);
+        lane.packed.push_back(room(packing.format, stored, device));
+        const PackJob one = job(lane.packed.back(), x, stored);
         pack(packing.format, packing.rules, {&one, 1}, stream);
-        lane.blocks[which].push_back(lane.packed.back().block(count, nullptr, count));
+        lane.live.push_back(((uint64_t{1} << stored) - 1) & ~uint64_t{2});
+        lane.blocks[which].push_back(
+            lane.packed.back().block(stored, also.dead ? &lane.live.back() : nullptr, count));
       }
       if (held[which] == 0) continue;
       SlotRun run;
@@ -443,7 +454,7 @@ class SelectedValues : public PackedCuda {
     full.rows = placed(lane, normal_tensor(DType::kF16, {kFull, head_dim}, 6), device, stream)
                     .view()
                     .data();
-    lane.values.push_back(full);
+    lane.values.insert(also.full_first ? lane.values.begin() : lane.values.end(), full);
     lane.q = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
     copy(lane.q, normal_tensor(DType::kF32, {q_per_kv, head_dim}, 7), stream);
     lane.weights = Tensor(DType::kF32, {q_per_kv, lane.slots}, device);
@@ -490,6 +501,28 @@ TEST_F(SelectedValues, AreAttendedToAsOnTheCpu) {
             if (wanted) {
               EXPECT_LE(error(gpu[0].weights, cpu[0].weights), 1e-4) << name;
             }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SelectedValues, LieBehindFullRowsAndAmongDeadOnes) {
+  for (const char* spec : {"vidkv,protect=0.2", "vidkv,protect=0.2,value_bits=1"}) {
+    const auto made = quantizer(spec, shape_of(4, 1, 128));
+    for (const int q_per_kv : {1, 4}) {
+      for (const int rows : {1, 65, 300, 1717}) {
+        for (const double share : {0.0, 0.2, 1.0}) {
+          for (const Also also : {Also{true, false}, Also{false, true}, Also{true, true}}) {
+            std::vector<Lane> cpu, gpu;
+            cpu.push_back(make(*made, 128, q_per_kv, rows, share, {}, cpu_, also));
+            gpu.push_back(make(*made, 128, q_per_kv, rows, share, kGpu, *gpu_, also));
+            attend(cpu, false, cpu_);
+            attend(gpu, false, *gpu_);
+            EXPECT_LE(error(gpu[0].out, cpu[0].out), 2.2e-5)
+                << spec << " x " << q_per_kv << ", " << rows << " rows, " << share
+                << (also.full_first ? ", full rows first" : "") << (also.dead ? ", dead rows" : "");
           }
         }
       }
