@@ -19,7 +19,8 @@ VisualRows pack_visuals(Tensor features, std::span<const int64_t> feature_rows,
                         std::span<const VisualInput* const> visuals, ConstTensorView newline,
                         Stream& stream) {
   VisualRows result;
-  result.tensors.reserve(visuals.size() + 1);  // views into them must stay
+  // Views into them must stay; and memory of a GPU that is freed while work is queued is waited for.
+  result.tensors.reserve(2 * visuals.size() + 1);
   result.tensors.push_back(std::move(features));
   const ConstTensorView all = result.tensors.front().view();
   const int64_t hidden = all.shape()[1];
@@ -36,6 +37,7 @@ VisualRows pack_visuals(Tensor features, std::span<const int64_t> feature_rows,
     copy(entries.view().slice(feature_rows[i], 1), newline.reshape({1, hidden}), stream);
     Tensor rows(DType::kF32, {visuals[i]->rows, hidden}, stream.device());
     blend_rows(rows, entries, visuals[i]->packing, stream);
+    result.tensors.push_back(std::move(entries));
     result.tensors.push_back(std::move(rows));
     result.each.push_back({result.tensors.back().view(), {}});
   }

@@ -18,10 +18,14 @@ MlpProjector::MlpProjector(int in, int out, Activation activation, bool has_bias
 
 size_t MlpProjector::weight_bytes() const noexcept { return weight1_.bytes() + weight2_.bytes(); }
 
-Tensor MlpProjector::project(ConstTensorView features, Stream& stream) const {
+Tensor MlpProjector::project(ConstTensorView features, Stream& stream) {
   const int64_t rows = features.shape()[0];
   const int64_t width = weight1_.shape()[0];
-  Tensor inner(DType::kF32, {rows, width}, stream.device());
+  if (inner_.empty() || inner_.shape()[0] < rows) {
+    inner_ = Tensor();  // first, so that not both are held
+    inner_ = Tensor(DType::kF32, {rows, width}, stream.device());
+  }
+  const TensorView inner = inner_.view().slice(0, rows);
   Tensor out(DType::kF32, {rows, width}, stream.device());
   linear(inner, features, weight1_, bias1_, false, stream);
   activate(inner, inner, activation_, stream);

@@ -18,12 +18,13 @@ class MlpProjector {
                const std::string& prefix);
 
   size_t weight_bytes() const noexcept;
-  /// features (rows, in) f32 to (rows, out) f32.
-  Tensor project(ConstTensorView features, Stream& stream) const;
+  /// features (rows, in) f32 to (rows, out) f32. Keeps what it needs in between.
+  Tensor project(ConstTensorView features, Stream& stream);
 
  private:
   Activation activation_;
   ConstTensorView weight1_, bias1_, weight2_, bias2_;
+  Tensor inner_;  // (rows, out) or more
   std::vector<std::shared_ptr<const void>> owners_;
 };
 

@@ -131,7 +131,8 @@ VisualRows LlavaModel::encode(std::span<const VisualInput* const> visuals, Strea
     patches.push_back(&visual->patches);
     rows.push_back(std::ssize(visual->patches.grids) * tile_rows_);
   }
-  Tensor features = projector_->project(tower_->encode(patches, stream, tap), stream);
+  features_ = tower_->encode(patches, stream, tap, std::move(features_));
+  Tensor features = projector_->project(features_, stream);
   if (tap) tap("projector_out", features);
   return pack_visuals(std::move(features), rows, visuals, newline_, stream);
 }

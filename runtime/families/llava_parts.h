@@ -91,6 +91,7 @@ class LlavaModel : public FamilyModel {
   PatchLayout patches_;
   int64_t tile_rows_ = 0;
   std::unique_ptr<VisionEncoder> tower_;
+  Tensor features_;  // of the tower, kept for the next pictures
   std::unique_ptr<MlpProjector> projector_;
   ConstTensorView newline_;  // (hidden,)
   std::vector<std::shared_ptr<const void>> owners_;
