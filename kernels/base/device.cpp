@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <utility>
 #include <vector>
 
 #include "kernels/base/buffer.h"
@@ -37,6 +38,15 @@ void* Stream::native() const noexcept { return queue_ ? queue_->native() : nullp
 
 void Stream::synchronize() {
   if (queue_) queue_->synchronize();
+}
+
+Meanwhile::Meanwhile(Stream& stream, std::function<void()> work)
+    : stream_(stream), work_(std::move(work)) {
+  if (stream_.device().kind == DeviceKind::kCuda) stream_.queue().set_meanwhile(&work_);
+}
+
+Meanwhile::~Meanwhile() {
+  if (stream_.device().kind == DeviceKind::kCuda) stream_.queue().set_meanwhile(nullptr);
 }
 
 }  // namespace kvlm

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -63,6 +64,22 @@ class Stream {
   ThreadPool* pool_;
   std::unique_ptr<cuda::Queue> queue_;
   std::unique_ptr<Scratch> scratch_;
+};
+
+/// Work that a GPU is given when its host first waits for something: it is queued behind what the
+/// host waits for, so that the GPU goes on while the host does what it waited to do. Done at most
+/// once, while this lives; on the CPU, where nobody waits, never.
+class Meanwhile {
+ public:
+  /// `work` must not throw. One at a time.
+  Meanwhile(Stream& stream, std::function<void()> work);
+  ~Meanwhile();
+  Meanwhile(const Meanwhile&) = delete;
+  Meanwhile& operator=(const Meanwhile&) = delete;
+
+ private:
+  Stream& stream_;
+  std::function<void()> work_;
 };
 
 /// While it lives, `watch` follows a stream in the place of whoever did.

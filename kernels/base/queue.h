@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -86,8 +87,16 @@ class Queue {
   /// Copies between two addresses, of which at least one is on the GPU, in the queue's order. Host
   /// memory may be reused, or read, when it returns.
   void copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t bytes);
+  /// What the next copy() to the host calls, once, when the copy is queued and before it waits, or
+  /// null; it may queue more, which is not waited for.
+  void set_meanwhile(std::function<void()>* work) noexcept;
   /// Waits. Throws Error{kDevice} if anything queued has failed.
   void synchronize();
+  /// Marks where the queue's clock starts and where it stops; milliseconds between the two, when
+  /// both have been waited for.
+  void start_clock();
+  void stop_clock();
+  double clocked_ms() const;
 
   /// What is queued from now on is kept instead (kernels/base/recording.h).
   void start_recording();

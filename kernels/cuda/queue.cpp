@@ -197,12 +197,23 @@ struct Queue::State {
     std::array<cudaEvent_t, 2> left{};
   };
 
+  /// Pinned memory that a copy to the host comes to where more is queued before the host waits for
+  /// it: of such memory alone a copy can be waited for by itself.
+  struct Fetched {
+    std::byte* host = nullptr;
+    size_t bytes = 0;
+    cudaEvent_t there = nullptr;
+  };
+
   explicit State(int at) : index(at) {}
   ~State() {
     static_cast<void>(cudaSetDevice(index));
     static_cast<void>(cudaStreamSynchronize(stream));
     static_cast<void>(cudaFreeHost(ring.host));
-    for (cudaEvent_t event : ring.left) static_cast<void>(cudaEventDestroy(event));
+    static_cast<void>(cudaFreeHost(fetched.host));
+    for (cudaEvent_t event : {ring.left[0], ring.left[1], fetched.there, clock[0], clock[1]}) {
+      static_cast<void>(cudaEventDestroy(event));
+    }
     static_cast<void>(cudaStreamDestroy(stream));
     static_cast<void>(cudaGetLastError());
   }
@@ -220,6 +231,24 @@ struct Queue::State {
     ring.used = 0;
   }
 
+  /// Copies to the host, and does what is to be done meanwhile.
+  void fetch(void* to, const void* from, size_t bytes) {
+    if (fetched.bytes < bytes) {
+      static_cast<void>(cudaFreeHost(fetched.host));
+      fetched.host = nullptr;
+      fetched.bytes = 0;
+      void* host = nullptr;
+      check(cudaMallocHost(&host, bytes), "pinned host memory");
+      fetched.host = static_cast<std::byte*>(host);
+      fetched.bytes = bytes;
+    }
+    check(cudaMemcpyAsync(fetched.host, from, bytes, cudaMemcpyDeviceToHost, stream), "copy");
+    check(cudaEventRecord(fetched.there, stream), "copy");
+    (*std::exchange(meanwhile, nullptr))();
+    check(cudaEventSynchronize(fetched.there), "copy");
+    std::memcpy(to, fetched.host, bytes);
+  }
+
   int index;
   int multiprocessors = 0;
   int generation = 0;  // the major number of the compute capability
@@ -228,6 +257,9 @@ struct Queue::State {
   cudaStream_t stream = nullptr;
   std::array<Buffer, kScratchSlots> scratch;
   Ring ring;
+  Fetched fetched;
+  std::function<void()>* meanwhile = nullptr;
+  std::array<cudaEvent_t, 2> clock{};
   Buffer retired;  // the smaller ring before: uploads that nothing has used yet
 };
 
@@ -239,9 +271,11 @@ Queue::Queue(int index) : state_(std::make_unique<State>(index)) {
         "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&state_->generation, cudaDevAttrComputeCapabilityMajor, index),
         "cudaDeviceGetAttribute");
-  for (cudaEvent_t& event : state_->ring.left) {
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  for (cudaEvent_t* event :
+       {&state_->ring.left[0], &state_->ring.left[1], &state_->fetched.there}) {
+    check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
   }
+  for (cudaEvent_t& event : state_->clock) check(cudaEventCreate(&event), "cudaEventCreate");
   state_->make_ring(kUploadBytes);
 }
 
@@ -316,11 +350,24 @@ void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t 
     from = upload(from, bytes);
     from_gpu = true;
   }
+  if (!to_gpu && state_->meanwhile != nullptr) return state_->fetch(to, from, bytes);
   const cudaMemcpyKind kind = to_gpu
                                   ? (from_gpu ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
                                   : cudaMemcpyDeviceToHost;
   check(cudaMemcpyAsync(to, from, bytes, kind, state_->stream), "copy");
   if (!to_gpu || !from_gpu) synchronize();
+}
+
+void Queue::set_meanwhile(std::function<void()>* work) noexcept { state_->meanwhile = work; }
+
+void Queue::start_clock() { check(cudaEventRecord(state_->clock[0], state_->stream), "a clock"); }
+
+void Queue::stop_clock() { check(cudaEventRecord(state_->clock[1], state_->stream), "a clock"); }
+
+double Queue::clocked_ms() const {
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, state_->clock[0], state_->clock[1]), "a clock");
+  return static_cast<double>(ms);
 }
 
 void Queue::start_recording() {

@@ -52,7 +52,13 @@ void Queue::send(std::byte*, const std::byte*, size_t) { refuse(); }
 
 void Queue::copy(void*, bool, const void*, bool, size_t) { refuse(); }
 
+void Queue::set_meanwhile(std::function<void()>*) noexcept {}
+
 void Queue::synchronize() { refuse(); }
+
+void Queue::start_clock() { refuse(); }
+void Queue::stop_clock() { refuse(); }
+double Queue::clocked_ms() const { refuse(); }
 
 void Queue::start_recording() { refuse(); }
 bool Queue::is_recording() const noexcept { return false; }
