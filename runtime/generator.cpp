@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/queue.h"
 #include "kernels/elementwise.h"
 #include "runtime/failure_kind.h"
 
@@ -100,19 +101,28 @@ bool can_continue(const Prompt& prompt, const std::vector<int32_t>& cached,
          std::all_of(rest, prompt.modality.end(), [](int16_t tag) { return tag == kTextRow; });
 }
 
+/// Whoever follows, but for how far it is.
+class QuietWatch : public Watch {
+ public:
+  explicit QuietWatch(const Watch* outer) noexcept : outer_(outer) {}
+  void progress(std::string_view, size_t, size_t) override {}
+  bool cancelled() const noexcept override { return outer_ != nullptr && outer_->cancelled(); }
+
+ private:
+  const Watch* outer_;
+};
+
 /// Whoever follows a step of decode: a short one is finished, because sequences lose their cache
 /// with a pass that is given up.
-class StepWatch final : public Watch {
+class StepWatch final : public QuietWatch {
  public:
-  explicit StepWatch(const Watch* outer) noexcept : outer_(outer) {}
-  void progress(std::string_view, size_t, size_t) override {}
+  using QuietWatch::QuietWatch;
   bool cancelled() const noexcept override {
-    return outer_ != nullptr && outer_->cancelled() && Clock::now() - start_ > kShortStep;
+    return QuietWatch::cancelled() && Clock::now() - start_ > kShortStep;
   }
 
  private:
   static constexpr auto kShortStep = std::chrono::milliseconds(300);
-  const Watch* outer_;
   Clock::time_point start_ = Clock::now();
 };
 
@@ -127,6 +137,7 @@ struct Generator::Sequence {
   std::vector<int32_t> cached_ids;         // what the cache holds, in order
   std::vector<Position> cached_positions;  // where each of them stands
   std::vector<VisualInput> visuals;        // those of prompt.visuals, ready for the tower
+  std::optional<VisualRows> encoded;       // what they become, if that is known
 
   std::optional<Sampler> sampler;
   std::optional<StreamDecoder> text_of;
@@ -182,42 +193,64 @@ void Generator::begin(Sequence& sequence, int context) {
   sequence.finish_reason.clear();
 }
 
-void Generator::prefill(Sequence& sequence, int64_t first) {
-  const Clock::time_point vision_start = Clock::now();
-  std::vector<VisualFeatures> features(sequence.visuals.size());
-  std::vector<size_t> wanted;  // not in the cache yet
+VisualRows Generator::encode(const Prompt& prompt, int64_t first,
+                             std::span<const VisualInput> visuals) {
+  std::vector<size_t> wanted;
   std::vector<const VisualInput*> inputs;
-  for (size_t i = 0; i < features.size(); ++i) {
-    const auto begin = sequence.prompt.modality.begin() + first;
-    if (std::find(begin, sequence.prompt.modality.end(), static_cast<int16_t>(i)) !=
-        sequence.prompt.modality.end()) {
-      wanted.push_back(i);
-      inputs.push_back(&sequence.visuals[i]);
-      if (tap_) tap_("pixel_values", patch_values(inputs.back()->patches));
-    }
+  const std::span rows = std::span(prompt.modality).subspan(static_cast<size_t>(first));
+  for (size_t i = 0; i < visuals.size(); ++i) {
+    if (std::find(rows.begin(), rows.end(), static_cast<int16_t>(i)) == rows.end()) continue;
+    wanted.push_back(i);
+    inputs.push_back(&visuals[i]);
+    if (tap_) tap_("pixel_values", patch_values(visuals[i].patches));
   }
-  VisualRows visual;
-  if (!inputs.empty()) visual = model_->encode(inputs, *stream_, tap_);
-  for (size_t i = 0; i < wanted.size(); ++i) features[wanted[i]] = visual.each[i];
+  VisualRows encoded;
+  if (!inputs.empty()) encoded = model_->encode(inputs, *stream_, tap_);
+  std::vector<VisualFeatures> each(visuals.size());
+  for (size_t i = 0; i < wanted.size(); ++i) each[wanted[i]] = std::move(encoded.each[i]);
+  encoded.each = std::move(each);
+  return encoded;
+}
+
+void Generator::encode_ahead(PreparedRequest& request) noexcept {
+  if (request.encoded || request.visuals.empty()) return;
+  QuietWatch watch(stream_->watch());
+  const WatchScope scope(*stream_, &watch);
+  try {
+    stream_->queue().start_clock();
+    request.encoded = encode(request.prompt, 0, request.visuals);
+    stream_->queue().stop_clock();
+  } catch (...) {
+    request.encoded.reset();
+  }
+}
+
+void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next) {
+  const Clock::time_point vision_start = Clock::now();
+  const bool encoded = sequence.encoded.has_value();
+  const VisualRows visual = encoded ? *std::exchange(sequence.encoded, std::nullopt)
+                                    : encode(sequence.prompt, first, sequence.visuals);
   stream_->synchronize();
   const Clock::time_point prefill_start = Clock::now();
-  sequence.timings.vision_ms += milliseconds(vision_start, prefill_start);
+  sequence.timings.vision_ms +=
+      encoded ? stream_->queue().clocked_ms() : milliseconds(vision_start, prefill_start);
 
   const auto rows = static_cast<int64_t>(sequence.prompt.ids.size()) - first;
   Tensor embeddings(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());
   const std::vector<AddedRows> added =
-      embed_prompt(*model_, sequence.prompt, first, features, embeddings, *stream_);
+      embed_prompt(*model_, sequence.prompt, first, visual.each, embeddings, *stream_);
   if (tap_) tap_("inputs_embeds", embeddings);
   const auto skipped = static_cast<size_t>(first);
   const StepRows step{*sequence.cache_id, static_cast<int>(rows),
                       /*prompt=*/true,
                       /*ends_prompt=*/true, std::span(sequence.prompt.modality).subspan(skipped)};
+  std::optional<Meanwhile> meanwhile;
+  if (next != nullptr && !tap_) meanwhile.emplace(*stream_, [&] { encode_ahead(*next); });
   const TensorView logits = model_->decoder().forward(
       {std::span(&step, 1), std::span(sequence.prompt.positions).subspan(skipped), embeddings,
        static_cast<bool>(tap_), added},
       *cache_, *stream_, tap_);
   if (tap_) tap_("logits_prefill", logits);
-  stream_->synchronize();
   sequence.cached_ids = sequence.prompt.ids;
   sequence.cached_positions = sequence.prompt.positions;
   const size_t most = sequence.prompt.ids.size() + static_cast<size_t>(sequence.max_tokens);
@@ -250,7 +283,7 @@ int Generator::admit(GenerationRequest request, OnText on_text) {
   return admit(std::move(prepared), std::move(on_text));
 }
 
-int Generator::admit(PreparedRequest&& prepared, OnText on_text) {
+int Generator::admit(PreparedRequest&& prepared, OnText on_text, PreparedRequest* next) {
   auto sequence = std::make_unique<Sequence>();
   const bool taken = std::find(sequences_.begin(), sequences_.end(), nullptr) == sequences_.end();
   make_room(sequences_.size() + (taken ? 1 : 0));
@@ -262,18 +295,20 @@ int Generator::admit(PreparedRequest&& prepared, OnText on_text) {
   sequence->request = std::move(prepared.request);
   sequence->prompt = std::move(prepared.prompt);
   sequence->visuals = std::move(prepared.visuals);
+  sequence->encoded = std::move(prepared.encoded);
   try {
     begin(*sequence, prepared.context);
     SequenceSize size = size_of(sequence->prompt);
     size.max_rows = std::max(size.prompt_rows + sequence->max_tokens, session_rows_);
     sequence->cache_id = cache_->open(size, sequence->request.id);
-    prefill(*sequence, 0);
+    prefill(*sequence, 0, next);
   } catch (...) {
     forget(*sequence);
     if (!is_cancellation(std::current_exception())) {
       prepared.request = std::move(sequence->request);
       prepared.prompt = std::move(sequence->prompt);
       prepared.visuals = std::move(sequence->visuals);
+      prepared.encoded = std::move(sequence->encoded);
       throw;
     }
     end_unanswered(*sequence);

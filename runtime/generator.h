@@ -55,8 +55,11 @@ class Generator {
   /// and placeholder mismatch, longer than the context, no room in the cache); others go on
   /// undisturbed.
   int admit(GenerationRequest request, OnText on_text);
-  /// The same for one that was prepared already; after an Error `prepared` is what it was.
-  int admit(PreparedRequest&& prepared, OnText on_text);
+  /// The same for one that was prepared already; after an Error `prepared` is what it was. On a GPU
+  /// the pictures and clips of `next`, which may be null, are encoded behind the prompt of this
+  /// one, while the host waits for it and decides what its cache keeps; a failure of that is left
+  /// to its own admit().
+  int admit(PreparedRequest&& prepared, OnText on_text, PreparedRequest* next = nullptr);
   /// A further turn of a sequence that has finished: it keeps its cache where the new conversation
   /// starts with the tokens that it holds, else it is prefilled anew. `request` holds the whole
   /// conversation; its pictures and videos start with those of the turns before.
@@ -95,7 +98,11 @@ class Generator {
   int context() const;
   /// Ready for the first token of sequence.prompt's answer.
   void begin(Sequence& sequence, int context);
-  void prefill(Sequence& sequence, int64_t first);
+  void prefill(Sequence& sequence, int64_t first, PreparedRequest* next = nullptr);
+  /// What the pictures and clips of a prompt become of which rows from `first` on stand for some;
+  /// those of the others are empty.
+  VisualRows encode(const Prompt& prompt, int64_t first, std::span<const VisualInput> visuals);
+  void encode_ahead(PreparedRequest& request) noexcept;
   void forget(Sequence& sequence) noexcept;
   static void end_unanswered(Sequence& sequence);
   void accept(Sequence& sequence, int32_t token);

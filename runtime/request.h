@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct PreparedRequest {
   std::vector<VisualInput> visuals;  ///< those of prompt.visuals
   int context = 0;                   ///< tokens that prompt and answer have together at most
   double milliseconds = 0;           ///< that it took
+  /// What `visuals` become, where that was done ahead (Generator::admit()).
+  std::optional<VisualRows> encoded;
 };
 
 /// Tokenises a request, and resizes and cuts its pictures and clips. Any thread may, while others

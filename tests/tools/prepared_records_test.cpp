@@ -231,6 +231,35 @@ TEST(PreparedRecords, ArePreparedWhileTheCallerDoesSomethingElse) {
   EXPECT_EQ(log.began().size(), 8u);
 }
 
+TEST(PreparedRecords, TheOneAfterTheFirstIsShownOnceItIsThere) {
+  ThreadPool pool(1);
+  Log log;
+  std::atomic<bool> held{true};
+  PreparedRecords records(
+      std::vector<int64_t>(3, 1),
+      [&](size_t record, const Watch&) {
+        while (record == 2 && held) std::this_thread::sleep_for(1ms);
+        log.begin(record);
+        log.end();
+        if (record == 1) throw Error(ErrorCode::kInvalidArgument, "no picture");
+        return named(record);
+      },
+      {1, 3, kAny}, pool, nullptr);
+  ASSERT_TRUE(log.wait_for(2));
+  records.front();
+  EXPECT_EQ(records.after_front(), nullptr) << "it could not be prepared";
+  records.pop();
+  EXPECT_THROW(records.front(), Error);
+  EXPECT_EQ(records.after_front(), nullptr) << "it is being prepared";
+  held = false;
+  ASSERT_TRUE(log.wait_for(3));
+  PreparedRecord* next = nullptr;
+  while (next == nullptr) next = records.after_front();
+  records.pop();
+  EXPECT_EQ(&records.front(), next);
+  EXPECT_EQ(records.after_front(), nullptr) << "it is the last";
+}
+
 TEST(PreparedRecords, ThreadsWorkTogether) {
   for (const int threads : {0, 3}) {
     ThreadPool pool(3);

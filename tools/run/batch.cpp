@@ -208,7 +208,9 @@ class Batch {
       hint_about(record);
       PreparedRecord& prepared = prepared_.front();
       note_short_memory();
-      const int key = generator_.admit(std::move(prepared.request), {});
+      PreparedRecord* next = prepared_.after_front();
+      const int key = generator_.admit(std::move(prepared.request), {},
+                                       next != nullptr ? &next->request : nullptr);
       note_memory();
       running_.push_back({key, &record, std::move(prepared.clips)});
     } catch (const std::exception&) {

@@ -208,6 +208,14 @@ PreparedRecord& PreparedRecords::front() {
   std::rethrow_exception(entry.failure);
 }
 
+PreparedRecord* PreparedRecords::after_front() {
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  if (state.held() < 2) return nullptr;
+  std::optional<PreparedRecord>& record = state.slot(state.first + 1).record;
+  return record ? &*record : nullptr;
+}
+
 void PreparedRecords::pop() {
   State& state = *state_;
   Entry done;  // whose memory is freed unlocked

@@ -49,6 +49,9 @@ class PreparedRecords {
   /// The record whose turn it is; waits for it. Throws what preparing it threw; asked again, it is
   /// prepared again. One that finds no memory is tried alone first, with nothing else prepared.
   PreparedRecord& front();
+  /// The record after the one that front() gave, if it is prepared already; else null. It stays
+  /// where it is until it was front() and popped, unless front() has to prepare it anew.
+  PreparedRecord* after_front();
   /// It is done with: the next one's turn.
   void pop();
   /// Whether memory was short once; since then one record is prepared at a time.
