@@ -19,7 +19,7 @@ VisualRows pack_visuals(Tensor features, std::span<const int64_t> feature_rows,
                         std::span<const VisualInput* const> visuals, ConstTensorView newline,
                         Stream& stream) {
   VisualRows result;
-  // Views into them must stay; and memory of a GPU that is freed while work is queued is waited for.
+  // Views into them must stay; and what is freed while a GPU works is waited for.
   result.tensors.reserve(2 * visuals.size() + 1);
   result.tensors.push_back(std::move(features));
   const ConstTensorView all = result.tensors.front().view();

@@ -40,10 +40,11 @@ class Ahead : public Cuda {
   /// What four requests answer, of which each is told of the next if `ahead`.
   std::vector<std::vector<int32_t>> answers(Model& model, const char* spec, bool ahead) {
     const auto plan = plan_cache(parse_spec(spec), model.decoder().cache_shape());
-    const auto cache = make_cache(plan, session_bytes(*plan, 700, 4), kGpu);
-    Generator generator(model, *cache, *gpu_);
     std::vector<PreparedRequest> requests;
     for (uint32_t i = 0; i < 4; ++i) requests.push_back(prepare(model, i));
+    const auto rows = static_cast<int>(requests[0].prompt.ids.size()) + kTokens;
+    const auto cache = make_cache(plan, session_bytes(*plan, rows, 4), kGpu);
+    Generator generator(model, *cache, *gpu_);
     std::vector<int> keys;
     for (size_t i = 0; i < requests.size(); ++i) {
       const bool known = ahead && i + 1 < requests.size();
