@@ -232,8 +232,9 @@ void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next
                                     : encode(sequence.prompt, first, sequence.visuals);
   stream_->synchronize();
   const Clock::time_point prefill_start = Clock::now();
+  const bool clocked = encoded && stream_->device().kind != DeviceKind::kCpu;
   sequence.timings.vision_ms +=
-      encoded ? stream_->queue().clocked_ms() : milliseconds(vision_start, prefill_start);
+      clocked ? stream_->queue().clocked_ms() : milliseconds(vision_start, prefill_start);
 
   const auto rows = static_cast<int64_t>(sequence.prompt.ids.size()) - first;
   Tensor embeddings(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());

@@ -55,10 +55,13 @@ class Generator {
   /// and placeholder mismatch, longer than the context, no room in the cache); others go on
   /// undisturbed.
   int admit(GenerationRequest request, OnText on_text);
-  /// The same for one that was prepared already; after an Error `prepared` is what it was. On a GPU
-  /// the pictures and clips of `next`, which may be null, are encoded behind the prompt of this
-  /// one, while the host waits for it and decides what its cache keeps; a failure of that is left
-  /// to its own admit().
+  /// The same for one that was prepared already; after an Error `prepared` is what it was, but that
+  /// pictures which were encoded ahead may have to be encoded again. On a GPU the pictures and
+  /// clips of `next`, which may be null and is to be admitted next, by this generator, are encoded
+  /// behind what is queued when the prompt first copies something to the host: its first token, or
+  /// what its cache decides by (the importance of rows, say; token scores of VidKV and of rules
+  /// that score rows come before the layers). A failure of that is left to its own admit(); memory
+  /// that it took is not there for this one.
   int admit(PreparedRequest&& prepared, OnText on_text, PreparedRequest* next = nullptr);
   /// A further turn of a sequence that has finished: it keeps its cache where the new conversation
   /// starts with the tokens that it holds, else it is prefilled anew. `request` holds the whole

@@ -146,10 +146,10 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
     for (int vector = 0; vector < 4; ++vector) {
-      const float(&two)[4] = products[group][2 * vector];
-      const float(&next)[4] = products[group][2 * vector + 1];
-      sums.mine(group, vector) = {(two[0] + two[1]) / kUp, (two[2] + two[3]) / kUp,
-                                  (next[0] + next[1]) / kUp, (next[2] + next[3]) / kUp};
+      const float(&low)[4] = products[group][2 * vector];
+      const float(&high)[4] = products[group][2 * vector + 1];
+      sums.mine(group, vector) = {(low[0] + low[1]) / kUp, (low[2] + low[3]) / kUp,
+                                  (high[0] + high[1]) / kUp, (high[2] + high[3]) / kUp};
     }
   }
   __syncthreads();

@@ -231,17 +231,25 @@ struct Queue::State {
     ring.used = 0;
   }
 
-  /// Copies to the host, and does what is to be done meanwhile.
-  void fetch(void* to, const void* from, size_t bytes) {
-    if (fetched.bytes < bytes) {
-      static_cast<void>(cudaFreeHost(fetched.host));
-      fetched.host = nullptr;
-      fetched.bytes = 0;
-      void* host = nullptr;
-      check(cudaMallocHost(&host, bytes), "pinned host memory");
-      fetched.host = static_cast<std::byte*>(host);
-      fetched.bytes = bytes;
+  /// Whether there is pinned memory for a copy of so many bytes; what is done meanwhile can be left
+  /// out where there is none.
+  bool can_fetch(size_t bytes) noexcept {
+    if (fetched.bytes >= bytes) return true;
+    static_cast<void>(cudaFreeHost(fetched.host));
+    fetched.host = nullptr;
+    fetched.bytes = 0;
+    void* host = nullptr;
+    if (cudaMallocHost(&host, bytes) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return false;
     }
+    fetched.host = static_cast<std::byte*>(host);
+    fetched.bytes = bytes;
+    return true;
+  }
+
+  /// Copies to the host, and does what is to be done meanwhile. If can_fetch().
+  void fetch(void* to, const void* from, size_t bytes) {
     check(cudaMemcpyAsync(fetched.host, from, bytes, cudaMemcpyDeviceToHost, stream), "copy");
     check(cudaEventRecord(fetched.there, stream), "copy");
     (*std::exchange(meanwhile, nullptr))();
@@ -350,7 +358,9 @@ void Queue::copy(void* to, bool to_gpu, const void* from, bool from_gpu, size_t 
     from = upload(from, bytes);
     from_gpu = true;
   }
-  if (!to_gpu && state_->meanwhile != nullptr) return state_->fetch(to, from, bytes);
+  if (!to_gpu && state_->meanwhile != nullptr && state_->can_fetch(bytes)) {
+    return state_->fetch(to, from, bytes);
+  }
   const cudaMemcpyKind kind = to_gpu
                                   ? (from_gpu ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice)
                                   : cudaMemcpyDeviceToHost;
@@ -366,8 +376,11 @@ void Queue::stop_clock() { check(cudaEventRecord(state_->clock[1], state_->strea
 
 double Queue::clocked_ms() const {
   float ms = 0;
-  check(cudaEventElapsedTime(&ms, state_->clock[0], state_->clock[1]), "a clock");
-  return static_cast<double>(ms);
+  if (cudaEventElapsedTime(&ms, state_->clock[0], state_->clock[1]) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // a clock that nobody started fails nothing
+    return 0;
+  }
+  return std::max(0.0, static_cast<double>(ms));
 }
 
 void Queue::start_recording() {

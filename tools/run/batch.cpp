@@ -204,18 +204,25 @@ class Batch {
 
   void start_next() {
     const Record& record = records_[next_];
+    PreparedRecord* next_record = nullptr;
     try {
       hint_about(record);
       PreparedRecord& prepared = prepared_.front();
       note_short_memory();
-      PreparedRecord* next = prepared_.after_front();
+      if (ahead_) next_record = prepared_.after_front();
       const int key = generator_.admit(std::move(prepared.request), {},
-                                       next != nullptr ? &next->request : nullptr);
+                                       next_record != nullptr ? &next_record->request : nullptr);
       note_memory();
       running_.push_back({key, &record, std::move(prepared.clips)});
     } catch (const std::exception&) {
       if (interrupted() && is_cancellation(std::current_exception())) return;  // the next start's
-      if (is_out_of_memory(std::current_exception()) && !running_.empty()) {
+      const bool no_memory = is_out_of_memory(std::current_exception());
+      if (no_memory && next_record != nullptr && next_record->request.encoded) {
+        ahead_ = false;  // its pictures may have what was missing: try again without
+        next_record->request.encoded.reset();
+        return;
+      }
+      if (no_memory && !running_.empty()) {
         limit_ = running_.size();  // there is room for no more at a time; wait for one to leave
         return;
       }
@@ -339,6 +346,7 @@ class Batch {
   Generator generator_;
   Progress progress_;
   std::vector<Running> running_;
+  bool ahead_ = true;  // the next record's pictures are encoded behind a prompt
   size_t limit_ = static_cast<size_t>(options_.batch_size);
   size_t next_ = 0;
   size_t done_ = 0;
