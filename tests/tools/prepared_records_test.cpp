@@ -254,7 +254,11 @@ TEST(PreparedRecords, TheOneAfterTheFirstIsShownOnceItIsThere) {
   held = false;
   ASSERT_TRUE(log.wait_for(3));
   PreparedRecord* next = nullptr;
-  while (next == nullptr) next = records.after_front();
+  for (int i = 0; i < 10000 && next == nullptr; ++i) {
+    std::this_thread::sleep_for(1ms);
+    next = records.after_front();
+  }
+  ASSERT_NE(next, nullptr);
   records.pop();
   EXPECT_EQ(&records.front(), next);
   EXPECT_EQ(records.after_front(), nullptr) << "it is the last";
