@@ -59,9 +59,9 @@ class Generator {
   /// pictures which were encoded ahead may have to be encoded again. On a GPU the pictures and
   /// clips of `next`, which may be null and is to be admitted next, by this generator, are encoded
   /// behind what is queued when the prompt first copies something to the host: its first token, or
-  /// what its cache decides by (the importance of rows, say; token scores of VidKV and of rules
-  /// that score rows come before the layers). A failure of that is left to its own admit(); memory
-  /// that it took is not there for this one.
+  /// what its cache decides by (importance behind some or all layers, scores of rows in the first,
+  /// of tokens to protect before it). A failure of that is left to its own admit(); memory that it
+  /// took is not there for this one.
   int admit(PreparedRequest&& prepared, OnText on_text, PreparedRequest* next = nullptr);
   /// A further turn of a sequence that has finished: it keeps its cache where the new conversation
   /// starts with the tokens that it holds, else it is prefilled anew. `request` holds the whole
