@@ -1,5 +1,6 @@
-// Sums of attention over query rows, and their means over KV heads. Arguments are checked here; the
-// sums are made in the files of this name in cpu/ and cuda/, and the CPU's means here.
+// Sums of attention over query rows, beside attention or by themselves, and their means over KV
+// heads. Arguments are checked here; the sums are made in the files of this name in cpu/ and cuda/,
+// and the CPU's means here.
 #include "kernels/column_sums.h"
 
 #include <fmt/format.h>
@@ -91,6 +92,35 @@ int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const Key
   return columns;
 }
 
+/// What attention() asks beside that.
+void check_attended(ConstTensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                    std::span<const KeyValueRows> past, const Stream& stream) {
+  constexpr std::string_view kOp = "attend_and_sum";
+  check::shape(kOp, "v", v, k.shape(), "the shape of k");
+  check::shape(kOp, "out", out, q.shape(), "the shape of q");
+  check::dtype(kOp, "q", q, DType::kF32);
+  check::dtype(kOp, "v", v, DType::kF32);
+  check::dtype(kOp, "out", out, DType::kF32);
+  check::on_stream(kOp, "v", v, stream);
+  check::on_stream(kOp, "out", out, stream);
+  check::disjoint(kOp, "out", out, "k", k);
+  check::disjoint(kOp, "out", out, "v", v);
+  if (out.data() != q.data()) check::disjoint(kOp, "out", out, "q", q);
+  for (size_t i = 0; i < past.size(); ++i) {
+    if (past[i].rows > 0 && past[i].values == nullptr) {
+      refuse("run {} states {} past rows but not where their values are", i, past[i].rows);
+    }
+  }
+}
+
+void check_result(const QueuedSums& result, int64_t columns) {
+  if (result.sums == nullptr || result.stride < columns || result.held < 0 ||
+      result.held > columns) {
+    refuse("sums have rows of {} of which {} hold something, expected room for {} columns",
+           result.stride, result.held, columns);
+  }
+}
+
 }  // namespace
 
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
@@ -115,11 +145,7 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
                        DType multiply, Stream& stream) {
   const int64_t columns =
       check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream);
-  if (result.sums == nullptr || result.stride < columns || result.held < 0 ||
-      result.held > columns) {
-    refuse("sums have rows of {} of which {} hold something, expected room for {} columns",
-           result.stride, result.held, columns);
-  }
+  check_result(result, columns);
   if (rows.first == q.shape()[0]) {
     refuse("first_row is {}, which leaves no row to sum", rows.first);
   }
@@ -135,6 +161,21 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
     std::fill(to + result.held, to + columns, 0.0);
     for (size_t j = 0; j < width; ++j) to[j] += found[head * width + j];
   }
+}
+
+void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q, ConstTensorView k,
+                    ConstTensorView v, std::span<const KeyValueRows> past, SummedRows rows,
+                    float scale, DType multiply, Stream& stream) {
+  constexpr bool kCausal = true;
+  const bool alike = rows.first == 0 && rows.newest_weight == 1 && result.small_entries.empty();
+  if (!alike || multiply == DType::kF32 || stream.device().kind != DeviceKind::kCuda) {
+    // In this order: attention may write where the queries are.
+    queue_column_sums(result, q, k, past, rows, scale, multiply, stream);
+    return attention(out, q, k, v, past, kCausal, scale, multiply, stream);
+  }
+  check_result(result, check_operands(q, k, past, {}, rows, scale, multiply, stream));
+  check_attended(out, q, k, v, past, stream);
+  cuda::attend_and_sum(result, out, q, k, v, past, scale, multiply, stream);
 }
 
 void mean_over_heads(const double* sums, int64_t layers, int64_t kv_heads, int64_t columns,

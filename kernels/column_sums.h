@@ -70,6 +70,14 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
                        std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream);
 
+/// queue_column_sums() and causal attention() of the same rows, with their operands and their
+/// outputs: `out` may be q. Where CUDA multiplies in f16 or bf16, all rows count alike and no small
+/// entries are asked for, the sums take each row's softmax from attention instead of finding it
+/// again: they then differ from queue_column_sums() as sums of another order do.
+void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q, ConstTensorView k,
+                    ConstTensorView v, std::span<const KeyValueRows> past, SummedRows rows,
+                    float scale, DType multiply, Stream& stream);
+
 /// means[l, j] = the mean over h of sums[l, h, j], added in the order of the heads: the same
 /// numbers on every device.
 ///   sums   (layers, kv_heads, columns) in memory of the stream's device

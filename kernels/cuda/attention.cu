@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <string>
 #include <vector>
 
-#include "kernels/base/error.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/prompt_attention.h"
@@ -15,12 +13,6 @@
 namespace kvlm::cuda {
 
 namespace {
-
-[[noreturn]] void refuse_dim(const char* op, int head_dim) {
-  throw Error(ErrorCode::kUnsupported,
-              std::string(op) + ": head_dim " + std::to_string(head_dim) +
-                  " is not served on CUDA, which takes 1 to 256; use --device cpu");
-}
 
 // ----------------------------------------------------------------------------------- f32 prefill
 
@@ -208,7 +200,7 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
                std::span<const KeyValueRows> past, bool causal, float scale, DType multiply,
                Stream& stream) {
   const PromptRows rows = prompt_rows(k, v, past, stream);
-  if (rows.head_dim > 256) refuse_dim("attention", rows.head_dim);
+  check_head_dim("attention", rows);
   if (multiply != DType::kF32) {
     return attend_prompt({out, q, rows, causal, scale, multiply}, stream);
   }
@@ -221,7 +213,7 @@ void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensor
 void segment_attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,
                        const Segments& segments, float scale, DType multiply, Stream& stream) {
   const PromptRows rows = prompt_rows(k, v, {}, stream);
-  if (rows.head_dim > 256) refuse_dim("segment_attention", rows.head_dim);
+  check_head_dim("segment_attention", rows);
   if (multiply != DType::kF32) {
     return attend_rounded(out, q, k, v, segments, scale, multiply, stream);
   }

@@ -296,18 +296,17 @@ struct Queued {
 };
 
 /// Queues the sums, which go to `to`, or to scratch memory if that has no place; small entries are
-/// counted if that is asked for.
-Queued queue_sums(Totals to, bool counting, ConstTensorView q, ConstTensorView k,
-                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
-                  Stream& stream) {
-  const PromptRows keys = prompt_rows(k, {}, past, stream);
+/// counted if that is asked for. `attention` is as ColumnTilesJob has it.
+Queued queue_sums(Totals to, bool counting, ConstTensorView q, const PromptRows& keys,
+                  SummedRows rows, float scale, DType multiply, Stream& stream,
+                  const PromptJob* attention = nullptr) {
   const int64_t kv_heads = keys.kv_heads;
   const int64_t n = q.shape()[0];
   const int64_t q_heads = q.shape()[1];
   const int64_t columns = keys.past_rows + n;
   const bool tiles = multiply != DType::kF32 && keys.head_dim <= 256;
   Job job{};
-  ColumnTilesJob tiles_job{q, keys, rows, scale, multiply, nullptr};
+  ColumnTilesJob tiles_job{q, keys, rows, scale, multiply, nullptr, attention};
   int row_splits = 0;
   if (tiles) {
     row_splits = column_tile_parts(tiles_job);
@@ -388,8 +387,8 @@ __global__ void __launch_bounds__(kThreads)
 void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream) {
-  const Queued queued =
-      queue_sums({}, !result.small_entries.empty(), q, k, past, rows, scale, multiply, stream);
+  const Queued queued = queue_sums({}, !result.small_entries.empty(), q,
+                                   prompt_rows(k, {}, past, stream), rows, scale, multiply, stream);
   const std::vector<double> found = fetch(queued.sums, result.sums.size(), stream);
   for (size_t i = 0; i < found.size(); ++i) result.sums[i] += found[i];
   add_small_entries(queued, result.small_entries, stream);
@@ -399,9 +398,19 @@ void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorV
                        std::span<const KeyValueRows> past, SummedRows rows, float scale,
                        DType multiply, Stream& stream) {
   const Queued queued =
-      queue_sums({result.sums, result.stride, result.held}, !result.small_entries.empty(), q, k,
-                 past, rows, scale, multiply, stream);
+      queue_sums({result.sums, result.stride, result.held}, !result.small_entries.empty(), q,
+                 prompt_rows(k, {}, past, stream), rows, scale, multiply, stream);
   add_small_entries(queued, result.small_entries, stream);
+}
+
+void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q, ConstTensorView k,
+                    ConstTensorView v, std::span<const KeyValueRows> past, float scale,
+                    DType multiply, Stream& stream) {
+  const PromptRows rows = prompt_rows(k, v, past, stream);
+  check_head_dim("attend_and_sum", rows);
+  const PromptJob attention{out, q, rows, /*causal=*/true, scale, multiply};
+  queue_sums({result.sums, result.stride, result.held}, /*counting=*/false, q, rows, /*rows=*/0,
+             scale, multiply, stream, &attention);
 }
 
 void mean_over_heads(const double* sums, int64_t layers, int64_t kv_heads, int64_t columns,

@@ -6,8 +6,8 @@
 
 // Both passes are one product: a block holds some rows in registers as the first operand and
 // reduces its scores against tiles of others that stream by. The first pass holds queries and finds
-// their softmax over keys, the second holds keys and sums their weights over queries. Sizes alone
-// decide what a block does and in which order parts are added.
+// their softmax over keys, unless attention has found it, the second holds keys and sums their
+// weights over queries. Sizes alone decide what a block does and in which order parts are added.
 namespace kvlm::cuda {
 
 namespace {
@@ -39,7 +39,7 @@ struct Launch {
   int splits;                 // of the columns, in the first pass
   float newest_weight;        // of the newest row in the sums
   float2* states;             // (q_heads, splits, query_rows): maximum, sum
-  float2* softmax;            // (q_heads, query_rows): maximum, weight / sum; zeros for padding
+  float2* softmax;            // (q_heads, query_rows): maximum, weight / sum; padding is not used
   double* parts;              // (kv_heads, splits of the rows, columns)
   unsigned long long* small;  // (q_heads,) or null
 };
@@ -386,14 +386,17 @@ struct Sizes {
 };
 
 template <int kDim, class T>
-void launch_passes(const Launch& l, const Sizes& sizes, int kv_heads, Stream& stream) {
+void launch_passes(const Launch& l, const Sizes& sizes, int kv_heads, bool softmax_known,
+                   Stream& stream) {
   using Tiles = Tiling<kDim>;
   const auto heads = static_cast<unsigned>(sizes.q_heads);
-  find_softmax<Tiles, T>
-      <<<dim3(static_cast<unsigned>(sizes.row_blocks), heads, static_cast<unsigned>(l.splits)),
-         Tiles::kThreads, 0, native(stream)>>>(l);
-  close_softmax<<<dim3(static_cast<unsigned>(ceil_div(l.query_rows, 128)), heads), 128, 0,
-                  native(stream)>>>(l);
+  if (!softmax_known) {
+    find_softmax<Tiles, T>
+        <<<dim3(static_cast<unsigned>(sizes.row_blocks), heads, static_cast<unsigned>(l.splits)),
+           Tiles::kThreads, 0, native(stream)>>>(l);
+    close_softmax<<<dim3(static_cast<unsigned>(ceil_div(l.query_rows, 128)), heads), 128, 0,
+                    native(stream)>>>(l);
+  }
   add_weights<Tiles, T>
       <<<dim3(static_cast<unsigned>(sizes.column_blocks), static_cast<unsigned>(kv_heads),
               static_cast<unsigned>(sizes.row_splits)),
@@ -442,11 +445,18 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
                   native(stream)>>>(keys, sizes.columns, sizes.column_blocks,
                                     static_cast<int>(sizes.held), sizes.dim, rounded_keys);
   check_launch("column_sums");
-  if (sizes.dim == 32) return launch_passes<32, T>(l, sizes, keys.kv_heads, stream);
-  if (sizes.dim == 64) return launch_passes<64, T>(l, sizes, keys.kv_heads, stream);
-  if (sizes.dim == 96) return launch_passes<96, T>(l, sizes, keys.kv_heads, stream);
-  if (sizes.dim == 128) return launch_passes<128, T>(l, sizes, keys.kv_heads, stream);
-  launch_passes<256, T>(l, sizes, keys.kv_heads, stream);
+  const bool attends = job.attention != nullptr;
+  if (attends) {
+    PromptJob attention = *job.attention;
+    attention.softmax = l.softmax;
+    attention.softmax_rows = l.query_rows;
+    attend_prompt(attention, stream);
+  }
+  if (sizes.dim == 32) return launch_passes<32, T>(l, sizes, keys.kv_heads, attends, stream);
+  if (sizes.dim == 64) return launch_passes<64, T>(l, sizes, keys.kv_heads, attends, stream);
+  if (sizes.dim == 96) return launch_passes<96, T>(l, sizes, keys.kv_heads, attends, stream);
+  if (sizes.dim == 128) return launch_passes<128, T>(l, sizes, keys.kv_heads, attends, stream);
+  launch_passes<256, T>(l, sizes, keys.kv_heads, attends, stream);
 }
 
 }  // namespace

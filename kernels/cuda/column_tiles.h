@@ -2,6 +2,7 @@
 
 #include "kernels/base/tensor.h"
 #include "kernels/column_sums.h"
+#include "kernels/cuda/prompt_attention.h"
 #include "kernels/cuda/prompt_rows.cuh"
 
 namespace kvlm::cuda {
@@ -14,6 +15,9 @@ struct ColumnTilesJob {
   float scale;
   DType multiply;
   unsigned long long* small;  // (q_heads,) that gain what the sums' small_entries are, or null
+  /// Attention of the same rows or null: it is made on the way, and finds the softmax in place of
+  /// the first pass. Then all rows are summed alike and `small` is null.
+  const PromptJob* attention = nullptr;
 };
 
 /// What ColumnSums::small_entries counts: weights below this share of the largest of their row.
@@ -29,6 +33,7 @@ int column_tile_parts(const ColumnTilesJob& job);
 /// q_per_kv. q * scale and keys are rounded to `multiply` and multiplied on the tensor cores as in
 /// attend_prompt(); the softmax is f32, sums are f32 over 32 rows and f64 beyond. Two passes over
 /// the scores: the first finds the maximum and the sum of every row, the second adds the weights.
+/// Queries are not read behind attention, which may write in their place.
 /// Takes scratch for the rounded rows and for the softmax of every row.
 void sum_column_tiles(const ColumnTilesJob& job, double* parts, Stream& stream);
 

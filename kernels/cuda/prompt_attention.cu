@@ -25,6 +25,8 @@ struct Launch {
   bool causal;
   bool pairs;         // out may be written two floats at a time
   float query_scale;  // scale * log2(e)
+  float2* softmax;    // (q_heads, softmax_rows) as PromptJob has it, or null
+  int64_t softmax_rows;
 };
 
 /// How a block divides its work: kWarps warps of kRowTiles * 16 queries each, against kKeys keys at
@@ -174,6 +176,9 @@ __global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks) attend_tiles(
 
   const int64_t row_stride = static_cast<int64_t>(l.q_heads) * l.head_dim;
   const int first_row = first_query + warp_row;
+  if (l.softmax != nullptr) {
+    state.write_softmax(l.softmax + head * l.softmax_rows + first_row, l.n - first_row);
+  }
   state.finish(l.out + first_row * row_stride + static_cast<int64_t>(head) * l.head_dim, row_stride,
                l.n - first_row, l.head_dim, l.pairs);
 }
@@ -244,6 +249,8 @@ void attend_as(const PromptJob& job, Stream& stream) {
   l.causal = job.causal;
   l.pairs = rows.head_dim % 2 == 0 && reinterpret_cast<uintptr_t>(l.out) % 8 == 0;
   l.query_scale = job.scale * kLog2E;
+  l.softmax = job.softmax;
+  l.softmax_rows = job.softmax_rows;
   if (dim == 32) return launch_dim<32, T>(l, stream);
   if (dim == 64) return launch_dim<64, T>(l, stream);
   if (dim == 96) return launch_dim<96, T>(l, stream);

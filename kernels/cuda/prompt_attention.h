@@ -13,6 +13,10 @@ struct PromptJob {
   bool causal;
   float scale;
   DType multiply;
+  /// (q_heads, softmax_rows) or null: of each row the maximum m that its weights 2^(s - m) / sum
+  /// are relative to, at most 8 below its largest score s = scale * log2(e) * q . k, and 1 / sum.
+  float2* softmax = nullptr;
+  int64_t softmax_rows = 0;  // at least n
 };
 
 /// Attends on the tensor cores: q * scale, keys, values and weights are rounded to `multiply`,

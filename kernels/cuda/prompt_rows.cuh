@@ -1,8 +1,10 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "kernels/attention.h"
+#include "kernels/base/error.h"
 #include "kernels/cuda/launch.cuh"
 
 // The columns of prompt attention: cached rows of any format, then the prompt's own in f32.
@@ -34,6 +36,14 @@ inline PromptRows prompt_rows(ConstTensorView k, ConstTensorView v,
   rows.past =
       reinterpret_cast<const KeyValueRows*>(stream.queue().upload(past.data(), past.size_bytes()));
   return rows;
+}
+
+/// Throws Error{kUnsupported} where attention on CUDA has no kernel for the rows' head_dim.
+inline void check_head_dim(const char* op, const PromptRows& rows) {
+  if (rows.head_dim <= 256) return;
+  throw Error(ErrorCode::kUnsupported,
+              std::string(op) + ": head_dim " + std::to_string(rows.head_dim) +
+                  " is not served on CUDA, which takes 1 to 256; use --device cpu");
 }
 
 /// Where a row lies, and its format.

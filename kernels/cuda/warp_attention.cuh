@@ -175,6 +175,20 @@ class WarpState {
     }
   }
 
+  /// Writes the maximum and 1 / sum of rows [0, rows) of the warp; `to` is that of the first.
+  __device__ void write_softmax(float2* to, int rows) const {
+    const int warp_lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float inverse = 1 / quad_sum(sums_[r][half]);
+        const int row = r * 16 + half * 8 + warp_lane / 4;
+        if (warp_lane % 4 == 0 && row < rows) to[row] = {maxima_[r][half], inverse};
+      }
+    }
+  }
+
   /// Divides by the sums and writes rows [0, rows) of the warp; `out` is channel 0 of the first.
   /// With `pairs` two channels are written at a time.
   template <class Out>

@@ -14,6 +14,11 @@ void queue_column_sums(const QueuedSums&, ConstTensorView, ConstTensorView,
   refuse("queue_column_sums");
 }
 
+void attend_and_sum(const QueuedSums&, TensorView, ConstTensorView, ConstTensorView,
+                    ConstTensorView, std::span<const KeyValueRows>, float, DType, Stream&) {
+  refuse("attend_and_sum");
+}
+
 void mean_over_heads(const double*, int64_t, int64_t, int64_t, double*, Stream&) {
   refuse("mean_over_heads");
 }

@@ -277,6 +277,56 @@ TEST_F(ColumnSumsOnGpu, EqualTheCpusForLongPrompts) {
   }
 }
 
+/// Beside attention: its outputs are those of attention alone, also where they take the place of
+/// the queries, and the sums are the CPU's.
+TEST_F(ColumnSumsOnGpu, ComeWithAttention) {
+  const auto expect = [this](const Prompt& p, DType multiply, float steepness = 1) {
+    Operands host = coarse_operands(p);
+    const Operands gpu = placed(host);
+    const float scale = coarse_scale() * steepness;
+    const int64_t columns = p.n + (p.past ? 33 + 70 + 12 : 0);
+    const int64_t stride = columns + 5;
+    std::vector<double> expected(static_cast<size_t>(p.kv_heads * stride), 0.5);
+    queue_column_sums({expected.data(), stride, columns}, host.q, host.k, host.past, 0, scale,
+                      DType::kF32, cpu_);
+    Tensor alone(DType::kF32, p.q_shape(), kGpu);
+    attention(alone, gpu.q, gpu.k, gpu.v, gpu.past, true, scale, multiply, *gpu_);
+    std::vector<double> first;
+    for (const bool in_place : {false, true}) {
+      std::vector<double> found(expected.size(), 0.5);
+      const Shape bytes{static_cast<int64_t>(found.size() * sizeof(double))};
+      Tensor sums(DType::kU8, bytes, kGpu);
+      copy(sums, ConstTensorView(found.data(), DType::kU8, bytes), *gpu_);
+      Tensor out = in_place ? on_gpu(host.q) : Tensor(DType::kF32, p.q_shape(), kGpu);
+      attend_and_sum({reinterpret_cast<double*>(sums.view().data()), stride, columns}, out,
+                     in_place ? out : gpu.q, gpu.k, gpu.v, gpu.past, 0, scale, multiply, *gpu_);
+      copy(TensorView(found.data(), DType::kU8, bytes), sums, *gpu_);
+      const std::string name = p.name() + ", multiplied in " + std::string(dtype_name(multiply));
+      EXPECT_EQ(error(out, on_host(alone)), 0) << name;
+      double difference = 0;
+      double norm = 0;
+      for (size_t i = 0; i < expected.size(); ++i) {
+        difference += std::pow(found[i] - expected[i], 2);
+        norm += std::pow(expected[i] - 0.5, 2);
+      }
+      EXPECT_LE(std::sqrt(difference / norm), 1e-5) << name;
+      if (in_place) {
+        EXPECT_EQ(found, first) << name;
+      }
+      first = found;
+    }
+  };
+  for (const DType multiply : {DType::kF16, DType::kBF16, DType::kF32}) {
+    for (const int head_dim : {20, 32, 64, 96, 128, 130, 256}) {
+      for (const int64_t n : {1, 31, 64, 129, 300}) {
+        expect({n, 2, n % 2 == 0 ? 4 : 7, head_dim, true, n % 3 == 0}, multiply);
+      }
+    }
+    expect({1100, 8, 4, 128, true, true}, multiply);    // two row tiles a warp
+    expect({300, 2, 2, 64, true, true}, multiply, 16);  // maxima rise by more than is rescaled for
+  }
+}
+
 TEST_F(ColumnSumsOnGpu, RoundWhatAttentionRounds) {
   // What is summed is what attention() weighs values with: values of 1 in one row, 0 in others.
   const Prompt p{.n = 70, .head_dim = 128};

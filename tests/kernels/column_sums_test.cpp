@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/elementwise.h"
 #include "tests/kernels/values.h"
 
 namespace kvlm {
@@ -230,6 +231,30 @@ TEST(ColumnSums, SumTheRowsOfTheWorkedExample) {
 }
 
 /// The worked example with weights: 1, 1.5 and 2 of three rows, 1 and 2 of two, 1 of one.
+TEST(ColumnSums, ComeWithAttention) {
+  const Case c{.n = 37, .kv_heads = 2, .q_per_kv = 3, .head_dim = 20, .past_rows = {5, 9}};
+  Prompt prompt(c);
+  for (KeyValueRows& run : prompt.past) run.values = run.keys;
+  const Tensor v = normal_tensor(DType::kF32, {c.n, c.kv_heads, c.head_dim}, 3);
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const auto columns = prompt.columns;
+  Tensor alone(DType::kF32, prompt.q.view().shape());
+  attention(alone, prompt.q, prompt.k, v, prompt.past, true, prompt.scale, DType::kF32, stream);
+  for (const SummedRows rows : {SummedRows(0), SummedRows(4, 1.5f)}) {
+    std::vector<double> expected(static_cast<size_t>(c.kv_heads * columns), 0.5);
+    std::vector<double> found = expected;
+    queue_column_sums({expected.data(), columns, 30}, prompt.q, prompt.k, prompt.past, rows,
+                      prompt.scale, DType::kF32, stream);
+    Tensor in_place(DType::kF32, prompt.q.view().shape());
+    copy(in_place, prompt.q, stream);
+    attend_and_sum({found.data(), columns, 30}, in_place, in_place, prompt.k, v, prompt.past, rows,
+                   prompt.scale, DType::kF32, stream);
+    EXPECT_EQ(found, expected);
+    EXPECT_EQ(values_of(in_place), values_of(alone));
+  }
+}
+
 TEST(ColumnSums, CountNewerRowsMore) {
   ThreadPool pool(1);
   Stream stream(pool);
