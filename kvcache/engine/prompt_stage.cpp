@@ -69,11 +69,10 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
   stage(sequence, layer, KvSide::kKeys, stored.k, stream);
   stage(sequence, layer, KvSide::kValues, stored.v, stream);
   // Before attention: its output may take the place of the queries.
-  if (traits_.retention() != nullptr) {
-    measure(sequence, layer, x.q, x.k, scale, stream);
-    score_rows(sequence, rows, layer, x.q, scale, stream);
-  }
-  if (!x.q.empty()) {
+  if (traits_.retention() != nullptr) score_rows(sequence, rows, layer, x.q, scale, stream);
+  if (measures()) {
+    attend_and_measure(sequence, layer, x, out, scale, stream);
+  } else if (!x.q.empty()) {
     attention(out, x.q, x.k, x.v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   }
   if (!traits_.layouts().stages()) return;
@@ -135,13 +134,18 @@ void PromptStage::stage(Sequence& sequence, int layer, KvSide side, ConstTensorV
   store_rows(destinations_, traits_.plan().rows, x, stream);
 }
 
-/// Sums the attention that the retention rule asks for over the rows of this pass.
-void PromptStage::measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k,
-                          float scale, Stream& stream) {
+/// Whether the retention rule asks for sums of attention.
+bool PromptStage::measures() const noexcept {
+  const Retention* rule = traits_.retention();
+  return rule != nullptr && rule->needs().rows != ImportanceNeeds::Rows::kNone;
+}
+
+/// Attends, and sums the attention that the retention rule asks for over the rows of this pass.
+void PromptStage::attend_and_measure(Sequence& sequence, int layer, const QkvRows& x,
+                                     TensorView out, float scale, Stream& stream) {
   const ImportanceNeeds needs = traits_.retention()->needs();
-  if (needs.rows == ImportanceNeeds::Rows::kNone) return;
   PromptState& prompt = sequence.prompt;
-  const auto n = static_cast<int>(k.shape()[0]);
+  const auto n = static_cast<int>(x.k.shape()[0]);
   const int seen = prompt.staged + n;
   const int first = first_measured_row(sequence, seen);
   if (needs.rows != ImportanceNeeds::Rows::kAll &&
@@ -153,8 +157,8 @@ void PromptStage::measure(Sequence& sequence, int layer, ConstTensorView q, Cons
   }
   std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
   const SummedRows summed(std::max(0, first - prompt.staged), needs.newest_weight);
-  queue_column_sums({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, q,
-                    k, past_, summed, scale, traits_.shape().multiply, stream);
+  attend_and_sum({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, out,
+                 x.q, x.k, x.v, past_, summed, scale, traits_.shape().multiply, stream);
   if (needs.sparsity) {
     double entries = 0;
     for (int row = first; row < seen; ++row) entries += row + 1;
@@ -262,21 +266,20 @@ void PromptStage::score_rows(Sequence& sequence, const StepRows& rows, int layer
 }
 
 /// The selections of layers begin..end: of all at once if joint, else of one after the other.
-std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int begin,
-                                                int end) const {
+std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int begin, int end,
+                                                Stream& stream) const {
   if (traits_.retention() != nullptr && traits_.layouts().joint()) {
     return traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
   }
   std::vector<LayerSelection> selections(static_cast<size_t>(end - begin));
-  for (int layer = begin; layer < end; ++layer) {
-    LayerSelection& selection = selections[static_cast<size_t>(layer - begin)];
+  stream.pool().parallel_for(selections.size(), [&](size_t i, int) {
     if (traits_.retention() == nullptr) {
-      selection.slots.push_back(all_rows(static_cast<int>(sequence.modality.size())));
+      selections[i].slots.push_back(all_rows(static_cast<int>(sequence.modality.size())));
     } else {
-      selection =
-          traits_.retention()->select(view_of(sequence, layer), traits_.plan().pairs).front();
+      const PromptView view = view_of(sequence, begin + static_cast<int>(i));
+      selections[i] = traits_.retention()->select(view, traits_.plan().pairs).front();
     }
-  }
+  });
   return selections;
 }
 
@@ -304,7 +307,7 @@ PromptView PromptStage::view_of(const Sequence& sequence, int layer) const {
 /// The end of the prompt for layers begin..end, of which a few at a time are packed.
 void PromptStage::finish(Sequence& sequence, int begin, int end, Stream& stream) {
   fetch_importance(sequence, stream);
-  const std::vector<LayerSelection> selections = select(sequence, begin, end);
+  const std::vector<LayerSelection> selections = select(sequence, begin, end, stream);
   for (int first = begin; first < end; first += Layouts::kPackedTogether) {
     const auto count = static_cast<size_t>(std::min(Layouts::kPackedTogether, end - first));
     finish_layers(sequence, first,
@@ -527,13 +530,10 @@ void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
 void PromptStage::begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
                                 Stream& stream) {
   if (!weights_.wanted()) return;
-  const size_t heads = traits_.kv_heads();
-  const auto prompt = static_cast<size_t>(sequence.size.prompt_rows);
-  for (size_t h = 0; h < heads; ++h) {
-    const double* sums = sequence.prompt.importance.data() + (index_of(layer) * heads + h) * prompt;
-    weights_.begin(sequence.layers[static_cast<size_t>(layer)].heads[h], sums, slots[kVisual][h],
-                   slots[kRest][h], stream);
-  }
+  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
+  weights_.begin(sequence.layers[static_cast<size_t>(layer)],
+                 sequence.prompt.importance.data() + index_of(layer) * traits_.kv_heads() * rows,
+                 rows, slots, stream);
 }
 
 /// The first rows of the prompt that stay move up to those behind the gap.

@@ -57,15 +57,17 @@ class PromptStage {
   void count_rows(Sequence& sequence, int rows);
   std::byte* staged_rows(const Sequence& sequence, int layer, KvSide side, size_t head) const;
   void stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x, Stream& stream);
-  void measure(Sequence& sequence, int layer, ConstTensorView q, ConstTensorView k, float scale,
-               Stream& stream);
+  bool measures() const noexcept;
+  void attend_and_measure(Sequence& sequence, int layer, const QkvRows& x, TensorView out,
+                          float scale, Stream& stream);
   void score_rows(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
                   float scale, Stream& stream);
   int first_measured_row(const Sequence& sequence, int seen) const noexcept;
   double* sums_of(Sequence& sequence, int layer);
   bool selects_by_means() const noexcept;
   void fetch_importance(Sequence& sequence, Stream& stream);
-  std::vector<LayerSelection> select(const Sequence& sequence, int begin, int end) const;
+  std::vector<LayerSelection> select(const Sequence& sequence, int begin, int end,
+                                     Stream& stream) const;
   PromptView view_of(const Sequence& sequence, int layer) const;
   void finish(Sequence& sequence, int begin, int end, Stream& stream);
   void finish_layers(Sequence& sequence, int first, std::span<const LayerSelection> selections,

@@ -42,16 +42,21 @@ size_t DecodeWeights::bytes(const LayerState& state) const noexcept {
   return bytes;
 }
 
-void DecodeWeights::begin(HeadState& head, const double* sums, std::span<const int32_t> visual,
-                          std::span<const int32_t> rest, Stream& stream) {
+void DecodeWeights::begin(const LayerState& state, const double* sums, size_t rows,
+                          std::span<const KeptSlots> stores, Stream& stream) {
+  // Those of a layer lie one after the other, as place() has put them: one copy does for all.
+  float* const first = state.heads.front().weights;
   std::vector<float> weights;
-  for (const std::span<const int32_t> rows : {visual, rest}) {
-    for (const int32_t row : rows) {
-      weights.push_back(static_cast<float>(sums[static_cast<size_t>(row)]));
+  for (size_t h = 0; h < state.heads.size(); ++h) {
+    weights.resize(static_cast<size_t>(state.heads[h].weights - first));
+    for (const KeptSlots& kept : stores) {
+      for (const int32_t row : kept[h]) {
+        weights.push_back(static_cast<float>(sums[h * rows + static_cast<size_t>(row)]));
+      }
     }
   }
   const Shape shape{static_cast<int64_t>(weights.size())};
-  copy(TensorView(head.weights, DType::kF32, shape, traits_.device()),
+  copy(TensorView(first, DType::kF32, shape, traits_.device()),
        ConstTensorView(weights.data(), DType::kF32, shape), stream);
 }
 

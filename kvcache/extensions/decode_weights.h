@@ -8,6 +8,7 @@
 #include "kernels/attend_packed.h"
 #include "kernels/slot_weights.h"
 #include "kvcache/engine/float_space.h"
+#include "kvcache/engine/prompt_packer.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/traits.h"
 
@@ -28,10 +29,11 @@ class DecodeWeights {
   /// Bytes of a layer's sums that are in use.
   size_t bytes(const LayerState& state) const noexcept;
 
-  /// The slots of a KV head begin with the sums of a prompt: those of rows `visual`, then `rest`.
-  ///   sums  (prompt rows,)
-  void begin(HeadState& head, const double* sums, std::span<const int32_t> visual,
-             std::span<const int32_t> rest, Stream& stream);
+  /// The slots of a layer's KV heads begin with the sums of a prompt: those of the rows that are
+  /// kept in each store, one store after the other.
+  ///   sums  (kv_heads, prompt rows)
+  void begin(const LayerState& state, const double* sums, size_t rows,
+             std::span<const KeptSlots> stores, Stream& stream);
   /// Makes room for the sum of the slot that `store` has got last; on the host, unless it is the
   /// last slot of all.
   static void insert(HeadState& head, size_t store);
