@@ -228,18 +228,19 @@ void Generator::encode_ahead(PreparedRequest& request) noexcept {
 void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next) {
   const Clock::time_point vision_start = Clock::now();
   const bool encoded = sequence.encoded.has_value();
-  const VisualRows visual = encoded ? *std::exchange(sequence.encoded, std::nullopt)
-                                    : encode(sequence.prompt, first, sequence.visuals);
+  VisualRows visual = encoded ? *std::exchange(sequence.encoded, std::nullopt)
+                              : encode(sequence.prompt, first, sequence.visuals);
   stream_->synchronize();
+  visual_ = std::move(visual);
   const Clock::time_point prefill_start = Clock::now();
   const bool clocked = encoded && stream_->device().kind != DeviceKind::kCpu;
   sequence.timings.vision_ms +=
       clocked ? stream_->queue().clocked_ms() : milliseconds(vision_start, prefill_start);
 
   const auto rows = static_cast<int64_t>(sequence.prompt.ids.size()) - first;
-  Tensor embeddings(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());
+  const TensorView embeddings = prompt_rows(rows);
   const std::vector<AddedRows> added =
-      embed_prompt(*model_, sequence.prompt, first, visual.each, embeddings, *stream_);
+      embed_prompt(*model_, sequence.prompt, first, visual_.each, embeddings, *stream_);
   if (tap_) tap_("inputs_embeds", embeddings);
   const auto skipped = static_cast<size_t>(first);
   const StepRows step{*sequence.cache_id, static_cast<int>(rows),
@@ -341,6 +342,14 @@ void Generator::make_room(size_t slots) {
   embeddings_ = Tensor(DType::kF32, {count, model_->decoder().hidden()}, stream_->device());
 }
 
+TensorView Generator::prompt_rows(int64_t rows) {
+  if (prompt_embeddings_.empty() || prompt_embeddings_.view().shape()[0] < rows) {
+    prompt_embeddings_ = Tensor();  // first, so that not both are held
+    prompt_embeddings_ = Tensor(DType::kF32, {rows, model_->decoder().hidden()}, stream_->device());
+  }
+  return prompt_embeddings_.view().slice(0, rows);
+}
+
 void Generator::resume(int key, GenerationRequest request, OnText on_text) {
   Sequence& sequence = at(key);
   sequence.started = Clock::now();
@@ -433,6 +442,7 @@ void Generator::step() {
       sampling_.push_back(stepping_[i]->sampler->next(*stream_));
     }
     sample_rows(ids_, logits, sampling_, *stream_);
+    visual_ = {};
   } catch (...) {
     const bool cancelled = is_cancellation(std::current_exception());
     for (Sequence* sequence : stepping_) {

@@ -97,6 +97,8 @@ class Generator {
   Sequence& at(int key) const { return *sequences_[static_cast<size_t>(key)]; }
   /// What a step of `slots` sequences needs, so that an admitted one cannot want for memory.
   void make_room(size_t slots);
+  /// (rows, hidden) for a prompt's embeddings.
+  TensorView prompt_rows(int64_t rows);
   /// Tokens of a prompt and its answer at most.
   int context() const;
   /// Ready for the first token of sequence.prompt's answer.
@@ -125,6 +127,10 @@ class Generator {
   std::vector<int32_t> ids_;  // that go in, then those that come out
   std::vector<RowSampling> sampling_;
   Tensor embeddings_;  // (sequences, hidden)
+  // Of the latest prompt, kept beyond it, because a GPU that gives memory back first finishes what
+  // it has to do, the next prompt's pictures among it.
+  Tensor prompt_embeddings_;  // (rows of the longest so far, hidden)
+  VisualRows visual_;         // until the GPU has nothing to do
 };
 
 }  // namespace kvlm
