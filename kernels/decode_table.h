@@ -127,11 +127,13 @@ class DecodeTable {
   void set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream);
   /// Begins a step: counts a row more for each of `rows`, in every layer.
   void start(std::span<const TableRow> rows, Stream& stream);
-  /// Stores the step's rows of a layer and attends.
+  /// Stores the step's rows of a layer, with one kernel that first waits for what was queued.
   ///   k, v    (rows of the step, kv_heads, head_dim) f32
+  void store(int layer, const float* k, const float* v, Stream& stream);
+  /// Attends, once they are stored. Between the two, queries may be changed (BasisBatch), nothing
+  /// else is queued.
   ///   q, out  (rows of the step, q heads, head_dim) f32; out may not overlap q
-  void attend(int layer, const float* q, const float* k, const float* v, float* out, float scale,
-              Stream& stream);
+  void attend(int layer, const float* q, float* out, float scale, Stream& stream);
   /// Packs the oldest rows of every window of this step's sequences that is full, on one side.
   void pack(bool keys, Stream& stream);
 

@@ -72,9 +72,9 @@ void BasisBatch::describe(const KeyBasis& basis, BasisChange change, std::span<c
   state.from = from;
 }
 
-void BasisBatch::run(const float* from, Stream& stream) {
+void BasisBatch::run(const float* from, BasisStart start, Stream& stream) {
   State& state = *state_;
-  if (state.table != nullptr) return state.table->run(from, stream);
+  if (state.table != nullptr) return state.table->run(from, start, stream);
   for (BasisJob& job : state.jobs) job.from = from + (job.from - state.from);
   state.from = from;
   if (!state.jobs.empty()) change_basis(*state.basis, state.change, state.jobs, stream);

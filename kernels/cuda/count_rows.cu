@@ -240,7 +240,7 @@ void count_step(const TableArgs& table, Stream& stream) {
 void store_new_rows(const TableArgs& table, int layer, const float* k, const float* v,
                     Stream& stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(2 * table.rows * table.heads, kStoreWarps));
-  launch_early("DecodeTable::attend", store_gained, dim3(blocks), 32 * kStoreWarps, stream, table,
+  launch_early("DecodeTable::store", store_gained, dim3(blocks), 32 * kStoreWarps, stream, table,
                layer, k, v);
 }
 

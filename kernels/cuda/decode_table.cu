@@ -444,11 +444,14 @@ void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
   if (!rows.empty()) count_step(state.table_args(), stream);
 }
 
-void DecodeTable::attend(int layer, const float* q, const float* k, const float* v, float* out,
-                         float scale, Stream& stream) {
+void DecodeTable::store(int layer, const float* k, const float* v, Stream& stream) {
+  State& state = *state_;
+  if (!state.step.empty()) store_new_rows(state.table_args(), layer, k, v, stream);
+}
+
+void DecodeTable::attend(int layer, const float* q, float* out, float scale, Stream& stream) {
   State& state = *state_;
   if (state.step.empty()) return;
-  store_new_rows(state.table_args(), layer, k, v, stream);
   if (state.holds_rows_alone(layer)) return state.attend_rows(layer, q, out, scale, stream);
   LayerLaunch launch = state.bounds.layer_launch(layer, state.lanes_of_step());
   launch.most_slots = state.load.longest;

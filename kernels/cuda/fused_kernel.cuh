@@ -81,7 +81,8 @@ struct OnlineSoftmax {
 template <class Stages, class V, int kGroups>
 struct SplitSpace {
   static constexpr int kQueries = kGroups * kGroupQueries;
-  static constexpr int kOutBytes = static_cast<int>(sizeof(float)) * kQueries * V::kDim;
+  static constexpr int kOutStride = V::kDim + 4;  // of a query: four are written at a time
+  static constexpr int kOutBytes = static_cast<int>(sizeof(float)) * kQueries * kOutStride;
   /// In their second stages, which nobody needs then, if four blocks have no room for more.
   static constexpr bool kInStages = sizeof(typename Stages::OneStage) >= kOutBytes &&
                                     kWarps * (sizeof(Stages) + kOutBytes) > 44 * 1024;
@@ -126,7 +127,7 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, cons
     constexpr int kRun = Layout::kRun;
 #pragma unroll
     for (int number = 0; number < Layout::kNumbers; number += kRun) {
-      float* to = outs + at * kDim + Layout::channel(number, my.row);
+      float* to = outs + at * Space::kOutStride + Layout::channel(number, my.row);
       const auto sum = [&](int i) { return values.sum(group, number + i); };
       if (kRun == 2 || number + kRun > Layout::kNumbers) {
         reinterpret_cast<float2*>(to)[0] = {sum(0), sum(1)};
@@ -154,8 +155,9 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, cons
     for (int warp = 0; warp < kWarps; ++warp) {
       const float2 end = space.end(warp, query);
       if (end.x == -INFINITY) continue;  // a warp without slots
-      sum.add(OnlineSoftmax<kGroups>::power(end.x - most), end.y,
-              reinterpret_cast<const float4*>(space.outs(warp))[i]);
+      const auto* of_query =
+          reinterpret_cast<const float4*>(space.outs(warp) + query * Space::kOutStride);
+      sum.add(OnlineSoftmax<kGroups>::power(end.x - most), end.y, of_query[i % kFours]);
     }
     if (only) {
       sum.write(lane, kDim, first_query + query, i % kFours);
@@ -221,8 +223,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   const SplitSpace<Stages, V, kGroups> space{stages_at};
   Stages& warp = space.stages(my.warp);
   OneStage(&stages)[2] = warp.stage;
-  constexpr int kKeyZerosAt = StageOf<K, kKeys>::kZerosAt;
-  constexpr int kValueZerosAt = StageOf<V, kValues>::kZerosAt;
+  constexpr int kKeyZerosAt = StageOf<K, kKeys, true>::kZerosAt;
+  constexpr int kValueZerosAt = StageOf<V, kValues, false>::kZerosAt;
   const PartOf part(my.lower);
 
   Items items(args, runs, key_runs, warp.places);

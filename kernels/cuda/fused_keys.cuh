@@ -20,11 +20,17 @@ struct QuerySource {
   // multiple of 16.
   static constexpr int kQuarterWords = (kQuarter / 2 + 7) / 16 * 16 + 8;
   static constexpr int kColumnWords = 4 * kQuarterWords + 4;
-  static constexpr int kPartWords = kGroupQueries * 4 * kQuarterWords + 4;
+  // The parts of coded queries: higher, lower, minus the higher. A thread and its neighbour read
+  // the higher one and one of the others, which lie 4 words further for that.
+  static constexpr int kPartWords = kGroupQueries * 4 * kQuarterWords;
+  static constexpr int kHigher = 0;
+  static constexpr int kLower = kPartWords + 4;
+  static constexpr int kMinusHigher = 2 * kPartWords + 4;
+  static_assert(kPartWords % 32 == 0);
 
   uint32_t natural[kGroups][2 * kGroupQueries][kColumnWords];  // by column of the operand
-  uint32_t coded[kGroups][3][kPartWords];  // higher part, lower part, minus the higher; by query
-  float natural_down[kQueries];            // what undoes the raise of a query
+  uint32_t coded[kGroups][3 * kPartWords + 4];                 // by part and query
+  float natural_down[kQueries];                                // what undoes the raise of a query
   float coded_down[kQueries];
   float sums[channel_groups(kDim)][kQueries];  // of groups of 32 channels of a query
 
@@ -51,6 +57,14 @@ struct QuerySource {
     const int pair = i % pairs_of(word);
     return {channel / kQuarter, (word * Pairs::kPairs + pair) * 2 + i / pairs_of(word),
             Pairs::exponent(pair)};
+  }
+
+  /// A quarter of a part of a coded query.
+  __device__ const uint32_t* coded_at(int group, int part, int query, int quarter) const {
+    return coded[group] + part + (query * 4 + quarter) * kQuarterWords;
+  }
+  __device__ uint32_t* coded_at(int group, int part, int query, int quarter) {
+    return coded[group] + part + (query * 4 + quarter) * kQuarterWords;
   }
 
   __device__ void fill(const float* queries, bool grouped, int q_per_kv, int first_query,
@@ -117,10 +131,10 @@ struct QuerySource {
     for (int part = 0; part < 2; ++part) {
       put(natural[group][2 * query + part] + channel / kQuarter * kQuarterWords, channel % kQuarter,
           x * natural_up, part == 1);
-      put(coded[group][part] + (query * 4 + at.quarter) * kQuarterWords, at.half, x * up,
+      put(coded_at(group, part == 1 ? kLower : kHigher, query, at.quarter), at.half, x * up,
           part == 1);
     }
-    put(coded[group][2] + (query * 4 + at.quarter) * kQuarterWords, at.half, -x * up, false);
+    put(coded_at(group, kMinusHigher, query, at.quarter), at.half, -x * up, false);
   }
 };
 
@@ -154,25 +168,25 @@ class Keys {
   __device__ void take_coded(const Source& source, const OperandThread& my) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      load_pairs(source.coded[group][my.lower ? 1 : 0] +
-                     (my.asked * 4 + my.quarter) * Source::kQuarterWords,
-                 b_[group]);
+      const int part = my.lower ? Source::kLower : Source::kHigher;
+      load_pairs(source.coded_at(group, part, my.asked, my.quarter), b_[group]);
       unit_[group] = source.coded_down[group * kGroupQueries + my.quarter];
       bias_[group] = 0;
     }
   }
 
   /// Multiplies the queries with the scales of a block's channels, and with its zero points.
-  ///   scales, zeros  (kDim,) halves in shared memory; zeros of channels that store them
+  ///   scales, zeros  (kDim,) halves in shared memory, quarters apart; zeros of channels that store
+  ///                  them
   __device__ void fold(const Source& source, const PackedFormat& format, const std::byte* scales,
                        const std::byte* zeros, const OperandThread& my) {
     const bool second = format.sections == 2 && my.quarter >= 2;
     const PackedSection& section = format.section[second ? 1 : 0];
     uint32_t s[kPairs];
     uint32_t z[kPairs];
-    codecs::load_shared(scales + 4 * kPairs * my.quarter, s);
+    codecs::load_shared(scales + apart_quarter<kDim>(my.quarter), s);
     if (section.zero_stored) {
-      codecs::load_shared(zeros + 4 * kPairs * my.quarter, z);
+      codecs::load_shared(zeros + apart_quarter<kDim>(my.quarter), z);
     } else {
       // Channels of the section before those that have another offset.
       const int before = section.split - (my.quarter - (second ? 2 : 0)) * 2 * kPairs;
@@ -221,9 +235,9 @@ class Keys {
     for (int group = 0; group < kGroups; ++group) {
       uint32_t x[kPairs];
       uint32_t y[kPairs];
-      const int at = (my.asked * 4 + my.quarter) * Source::kQuarterWords;
-      load_pairs(source.coded[group][my.lower ? 2 : 0] + at, x);
-      load_pairs(source.coded[group][1] + at, y);
+      const int higher = my.lower ? Source::kMinusHigher : Source::kHigher;
+      load_pairs(source.coded_at(group, higher, my.asked, my.quarter), x);
+      load_pairs(source.coded_at(group, Source::kLower, my.asked, my.quarter), y);
 #pragma unroll
       for (int reg = 0; reg < kPairs; ++reg) {
         const int word = reg / Pairs::kPairs;

@@ -17,6 +17,15 @@ constexpr int kItemTiles = kItemSlots / kTileSlots;
 /// Groups of 32 channels of a row. The last may be half of one, which takes one product, not two.
 constexpr int channel_groups(int dim) { return (dim + kChannelGroup - 1) / kChannelGroup; }
 
+/// Bytes between the quarters of a row's scales in shared memory, which four threads read at a
+/// time: without them two would lie in the same banks.
+constexpr int quarter_pad(int dim) { return dim / 2 % 64 == 0 ? 16 : 0; }
+/// Where a quarter begins then.
+template <int kDim>
+constexpr __device__ int apart_quarter(int quarter) {
+  return quarter * (kDim / 2 + quarter_pad(kDim));
+}
+
 /// Brings the description of lane `index` nearer while kernels ahead still run, unless one of them
 /// may write it.
 __device__ inline void prefetch_lane(const AttendArgs& args, int index) {

@@ -6,14 +6,19 @@
 // next one, and the copies that bring it there.
 namespace kvlm::cuda::packed {
 
-/// Codes and what scales them, of the keys or values of an item, in shared memory.
-template <class C, Scaled kScaled>
+/// Codes and what scales them, of the keys or values of an item, in shared memory. Scales of the
+/// channels of keys are read by quarters, which lie apart.
+template <class C, Scaled kScaled, bool kQuartersApart>
 struct StageOf {
   static constexpr int kDim = C::kDim;
   static constexpr int kRowMeta = 2 * channel_groups(kDim);  // bytes of scales of a row's groups
   /// Whether those lie at no multiple of what one copy takes.
   static constexpr bool kSkewed = (kRowMeta & (kRowMeta - 1)) != 0;
-  static constexpr int kZerosAt = kItemSlots * kRowMeta + (kSkewed ? 16 : 0);  // of `meta`
+  static constexpr int kPad = kQuartersApart ? quarter_pad(kDim) : 0;
+  static constexpr int kZerosAt =  // of `meta`
+      kItemSlots * kRowMeta + (kScaled == Scaled::kChannel ? 4 * kPad
+                               : kSkewed                   ? 16
+                                                           : 0);
   /// Where a scale serves a row, threads keep it.
   static constexpr int kMetaBytes = kScaled == Scaled::kToken ? 16 : 2 * kZerosAt;
   static constexpr int kCodeBytes = (kItemSlots * C::kStride + 15) / 16 * 16 + 16;
@@ -65,14 +70,16 @@ struct StageOf {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(meta));
     if constexpr (kScaled == Scaled::kChannel) {
-      constexpr int kChunks = kZerosAt / 16;  // of either
+      constexpr int kChunks = kDim / 8;  // of either
 #pragma unroll
       for (int first = 0; first < 2 * kChunks; first += 32) {
         const int i = first + lane;
         if (2 * kChunks % 32 != 0 && i >= 2 * kChunks) break;
-        const std::byte* from = i < kChunks ? scales : zeros - kZerosAt;
-        const bool there = i < kChunks ? i < kDim / 8 : (i - kChunks) * 8 < stored;
-        copy_some(to + i * 16, from + i * 16, there ? 16 : 0);
+        const bool scale = i < kChunks;
+        const int chunk = scale ? i : i - kChunks;
+        const int at = (scale ? 0 : kZerosAt) + chunk * 16 + chunk * 4 / kChunks * kPad;
+        copy_some(to + at, (scale ? scales : zeros) + chunk * 16,
+                  scale || chunk * 8 < stored ? 16 : 0);
       }
     } else if constexpr (kScaled == Scaled::kToken32) {
       constexpr int kSize = kSkewed ? 8 : kRowMeta;
@@ -106,8 +113,8 @@ struct StageOf {
 
 template <class K, Scaled kKeys, class V, Scaled kValues>
 struct Stage {
-  StageOf<K, kKeys> keys;
-  StageOf<V, kValues> values;
+  StageOf<K, kKeys, true> keys;
+  StageOf<V, kValues, false> values;
 };
 
 /// What a warp has of shared memory.

@@ -32,17 +32,19 @@ struct Products {
     const float(&s)[8] = sum[r][c];
     return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7])) + rest[r][c];
   }
-  /// Adds `depth` channels; those behind the last eight only at the end.
+  /// Adds `depth` channels of the thread's first kLive rows; channels behind the last eight only
+  /// at the end.
+  template <int kLive>
   __device__ void add(const float (&rows)[kTile][kPitch], const float (&weights)[kTile][kPitch],
                       int row, int column, int depth) {
     int j = 0;
     for (; j + 8 <= depth; j += 8) {
 #pragma unroll
       for (int half = 0; half < 8; half += 4) {
-        float x[kRows][4];
+        float x[kLive][4];
         float w[kColumns][4];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kLive; ++r) {
           load_group<4>(&rows[row + r * (kTile / kRows)][j + half], x[r]);
         }
 #pragma unroll
@@ -50,7 +52,7 @@ struct Products {
           load_group<4>(&weights[column + c * kAcross][j + half], w[c]);
         }
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kLive; ++r) {
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
@@ -61,7 +63,7 @@ struct Products {
     }
     for (; j < depth; ++j) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kLive; ++r) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           rest[r][c] += weights[column + c * kAcross][j] * rows[row + r * (kTile / kRows)][j];
@@ -73,9 +75,10 @@ struct Products {
 
 /// Block (job, rows, channels behind `first`). Channels before it are the first such block's. What
 /// was described, unless it is `fresh`, is read while earlier kernels still run: none writes it.
+/// Nor does the one in front write the rows if this one is `beside` it (BasisStart).
 __global__ void __launch_bounds__(kThreads)
     change_rows(const BasisRows* jobs, const uint16_t* lists, const float* matrix, int dim,
-                int first, bool back, bool fresh, int64_t moved) {
+                int first, bool back, bool fresh, bool beside, int64_t moved) {
   __shared__ alignas(16) float rows[kTile][kPitch];
   __shared__ alignas(16) float weights[kTile][kPitch];
   if (fresh) wait_for_earlier();
@@ -92,17 +95,21 @@ __global__ void __launch_bounds__(kThreads)
     }
   };
   load_weights(0);
-  wait_for_earlier();
+  // The model's channel of channel i of the basis is read or written. Those that a thread reads lie
+  // kDepth apart.
+  static_assert(kThreads % kDepth == 0);
+  const auto source = [&](int i) { return back ? i : int{channels[i]}; };
+  const auto target = [&](int i) { return back ? int{channels[i]} : i; };
+  const int read = static_cast<int>(threadIdx.x) % kDepth;
+  int next_source = read < n ? source(first + read) : 0;
+  if (!beside) wait_for_earlier();
   let_next_start();
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * kTile;
-  if (begin >= job.rows) return;
+  if (begin >= job.rows) return wait_for_earlier();
   const int count = static_cast<int>(min(int64_t{kTile}, job.rows - begin));
   const float* from = job.from + moved + begin * dim;
   float* to = job.to + begin * dim;
   const int thread = static_cast<int>(threadIdx.x);
-  // The model's channel of channel i of the basis is read or written.
-  const auto source = [&](int i) { return back ? i : int{channels[i]}; };
-  const auto target = [&](int i) { return back ? int{channels[i]} : i; };
   if (blockIdx.z == 0) {
     for (int i = thread; i < count * first; i += kThreads) {
       const int row = i / first * dim;
@@ -119,13 +126,16 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
       load_weights(at);
     }
-    for (int i = thread; i < kTile * kDepth; i += kThreads) {
-      const int r = i / kDepth;
-      const int j = i % kDepth;
-      rows[r][j] = j < depth && r < count ? from[r * dim + source(first + at + j)] : 0;
+    for (int r = thread / kDepth; r < count; r += kThreads / kDepth) {
+      rows[r][read] = read < depth ? from[r * dim + next_source] : 0;
     }
+    if (at + kDepth + read < n) next_source = source(first + at + kDepth + read);
     __syncthreads();
-    products.add(rows, weights, row, column, depth);
+    if (row + kTile / kRows < count) {
+      products.add<kRows>(rows, weights, row, column, depth);
+    } else if (row < count) {
+      products.add<1>(rows, weights, row, column, depth);
+    }
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -138,6 +148,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+  wait_for_earlier();
 }
 
 constexpr int kEndWarps = 8;
@@ -192,13 +203,13 @@ __global__ void join_ends(float* ends, int parts, int64_t size) {
 }
 
 /// `fresh`: it has not run since it was described.
-void launch(const BasisLaunch& l, bool fresh, int64_t moved, Stream& stream) {
+void launch(const BasisLaunch& l, bool fresh, BasisStart start, int64_t moved, Stream& stream) {
   if (l.most == 0) return;
   const int first = l.matrix == nullptr ? l.dim : l.first;
   const dim3 grid(l.count, static_cast<unsigned>(ceil_div(l.most, kTile)),
                   static_cast<unsigned>(std::max<int64_t>(1, ceil_div(l.dim - first, kTile))));
   launch_early("change_basis", change_rows, grid, kThreads, stream, l.jobs, l.lists, l.matrix,
-               l.dim, first, l.back, fresh, moved);
+               l.dim, first, l.back, fresh, start == BasisStart::kBesideLast, moved);
 }
 
 }  // namespace
@@ -264,8 +275,8 @@ void BasisTable::describe(const KeyBasis& basis, BasisChange change, std::span<c
   state_->from = from;
 }
 
-void BasisTable::run(const float* from, Stream& stream) {
-  launch(state_->launch, std::exchange(state_->fresh, false), from - state_->from, stream);
+void BasisTable::run(const float* from, BasisStart start, Stream& stream) {
+  launch(state_->launch, std::exchange(state_->fresh, false), start, from - state_->from, stream);
 }
 
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
@@ -275,7 +286,7 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
   if (basis.cufft && change != BasisChange::kQuery && transforms) {
     return change_by_cufft(described, stream);
   }
-  launch(described, /*fresh=*/true, 0, stream);
+  launch(described, /*fresh=*/true, BasisStart::kBehindLast, 0, stream);
 }
 
 void prepare_basis(const KeyBasis& basis, int index) {

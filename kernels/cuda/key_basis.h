@@ -18,7 +18,7 @@ class BasisTable {
   ~BasisTable();
   void describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                 const float* from, Stream& stream);
-  void run(const float* from, Stream& stream);
+  void run(const float* from, BasisStart start, Stream& stream);
 
  private:
   struct State;

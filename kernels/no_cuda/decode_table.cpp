@@ -15,7 +15,10 @@ void DecodeTable::set(int, int, std::span<const TableLane>, Stream&) {
   cuda::refuse("DecodeTable::set");
 }
 void DecodeTable::start(std::span<const TableRow>, Stream&) { cuda::refuse("DecodeTable::start"); }
-void DecodeTable::attend(int, const float*, const float*, const float*, float*, float, Stream&) {
+void DecodeTable::store(int, const float*, const float*, Stream&) {
+  cuda::refuse("DecodeTable::store");
+}
+void DecodeTable::attend(int, const float*, float*, float, Stream&) {
   cuda::refuse("DecodeTable::attend");
 }
 void DecodeTable::pack(bool, Stream&) { cuda::refuse("DecodeTable::pack"); }

@@ -17,7 +17,7 @@ void BasisTable::describe(const KeyBasis&, BasisChange, std::span<const BasisJob
                           Stream&) {
   refuse("BasisBatch");
 }
-void BasisTable::run(const float*, Stream&) { refuse("BasisBatch"); }
+void BasisTable::run(const float*, BasisStart, Stream&) { refuse("BasisBatch"); }
 
 void channel_ends(std::span<const float* const>, int, int, std::span<float>, std::span<float>,
                   Stream&) {

@@ -69,7 +69,7 @@ void DecodeAttention::attend(int layer, const float* q, ConstTensorView k, Const
   const size_t full = describe(layer, q, out.as<float>(), stream);
   store_rows(k, v, stream);
   const size_t packed = attend_full(full, scale, stream);
-  key_basis_.change_queries(layer, q, stream);
+  key_basis_.change_queries(layer, q, BasisStart::kBehindLast, stream);
   attend_packed_heads(layer, packed, q, out.as<float>(), scale, stream);
 }
 

@@ -269,8 +269,9 @@ void GpuDecode::describe_values(const HeadState& head, int layer, RunList& runs)
 
 void GpuDecode::attend(int layer, const float* q, ConstTensorView k, ConstTensorView v,
                        TensorView out, float scale, Stream& stream) {
+  table_->store(layer, k.as<float>(), v.as<float>(), stream);
   if (traits_.layer(layer).has_key_basis) change_queries(layer, q, stream);
-  table_->attend(layer, q, k.as<float>(), v.as<float>(), out.as<float>(), scale, stream);
+  table_->attend(layer, q, out.as<float>(), scale, stream);
 }
 
 /// Changes the queries of a step to where the table looks for them.
@@ -291,7 +292,7 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
       }
     }
   }
-  key_basis_.change_queries(layer, q, stream);
+  key_basis_.change_queries(layer, q, BasisStart::kBesideLast, stream);
 }
 
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {
