@@ -167,14 +167,15 @@ void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q,
                     ConstTensorView v, std::span<const KeyValueRows> past, SummedRows rows,
                     float scale, DType multiply, Stream& stream) {
   constexpr bool kCausal = true;
+  check_result(result,
+               check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream));
+  check_attended(out, q, k, v, past, stream);
   const bool alike = rows.first == 0 && rows.newest_weight == 1 && result.small_entries.empty();
   if (!alike || multiply == DType::kF32 || stream.device().kind != DeviceKind::kCuda) {
     // In this order: attention may write where the queries are.
     queue_column_sums(result, q, k, past, rows, scale, multiply, stream);
     return attention(out, q, k, v, past, kCausal, scale, multiply, stream);
   }
-  check_result(result, check_operands(q, k, past, {}, rows, scale, multiply, stream));
-  check_attended(out, q, k, v, past, stream);
   cuda::attend_and_sum(result, out, q, k, v, past, scale, multiply, stream);
 }
 

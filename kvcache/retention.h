@@ -127,7 +127,8 @@ class Retention {
   /// The selection of every layer if joint() (prompt.layer is -1), else of prompt.layer alone: a
   /// vector of one. Keeps the last row. Layers of one pair (pairs[l] == pairs[l'], empty: none) get
   /// one selection (docs/arithmetic.md, "Shared codes"); rules whose sets differ by layer are then
-  /// asked for all layers at once as if joint().
+  /// asked for all layers at once as if joint(). Called for several layers at once, by threads of
+  /// the stream's pool.
   virtual std::vector<LayerSelection> select(const PromptView& prompt,
                                              std::span<const int> pairs) const = 0;
   virtual MergeRule merge() const noexcept { return MergeRule::kNone; }

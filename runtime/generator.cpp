@@ -228,10 +228,11 @@ void Generator::encode_ahead(PreparedRequest& request) noexcept {
 void Generator::prefill(Sequence& sequence, int64_t first, PreparedRequest* next) {
   const Clock::time_point vision_start = Clock::now();
   const bool encoded = sequence.encoded.has_value();
-  VisualRows visual = encoded ? *std::exchange(sequence.encoded, std::nullopt)
-                              : encode(sequence.prompt, first, sequence.visuals);
   stream_->synchronize();
-  visual_ = std::move(visual);
+  visual_ = {};  // before others are made
+  visual_ = encoded ? *std::exchange(sequence.encoded, std::nullopt)
+                    : encode(sequence.prompt, first, sequence.visuals);
+  stream_->synchronize();
   const Clock::time_point prefill_start = Clock::now();
   const bool clocked = encoded && stream_->device().kind != DeviceKind::kCpu;
   sequence.timings.vision_ms +=
@@ -394,8 +395,16 @@ void Generator::end_unanswered(Sequence& sequence) {
   sequence.done = sequence.flushed = true;
 }
 
+/// While the GPU has nothing to do.
+void Generator::give_back_prompt() noexcept {
+  constexpr size_t kKept = size_t{64} << 20;
+  visual_ = {};
+  if (prompt_embeddings_.bytes() > kKept) prompt_embeddings_ = Tensor();
+}
+
 /// Layers of a cache whose pass has failed may hold different rows.
 void Generator::forget(Sequence& sequence) noexcept {
+  give_back_prompt();
   if (sequence.cache_id) cache_->close(*std::exchange(sequence.cache_id, std::nullopt));
   sequence.cached_ids.clear();
   sequence.cached_positions.clear();
@@ -442,7 +451,7 @@ void Generator::step() {
       sampling_.push_back(stepping_[i]->sampler->next(*stream_));
     }
     sample_rows(ids_, logits, sampling_, *stream_);
-    visual_ = {};
+    give_back_prompt();
   } catch (...) {
     const bool cancelled = is_cancellation(std::current_exception());
     for (Sequence* sequence : stepping_) {

@@ -108,6 +108,7 @@ class Generator {
   /// those of the others are empty.
   VisualRows encode(const Prompt& prompt, int64_t first, std::span<const VisualInput> visuals);
   void encode_ahead(PreparedRequest& request) noexcept;
+  void give_back_prompt() noexcept;
   void forget(Sequence& sequence) noexcept;
   static void end_unanswered(Sequence& sequence);
   void accept(Sequence& sequence, int32_t token);
@@ -128,9 +129,10 @@ class Generator {
   std::vector<RowSampling> sampling_;
   Tensor embeddings_;  // (sequences, hidden)
   // Of the latest prompt, kept beyond it, because a GPU that gives memory back first finishes what
-  // it has to do, the next prompt's pictures among it.
+  // it has to do, the next prompt's pictures among it: until the next step or prompt, or where an
+  // embedding takes little memory, always.
   Tensor prompt_embeddings_;  // (rows of the longest so far, hidden)
-  VisualRows visual_;         // until the GPU has nothing to do
+  VisualRows visual_;
 };
 
 }  // namespace kvlm

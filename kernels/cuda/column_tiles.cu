@@ -415,7 +415,7 @@ void sum_as(const ColumnTilesJob& job, double* parts, Stream& stream) {
   l.key_rows = static_cast<int>(sizes.column_blocks * sizes.held);
   l.before = static_cast<int>(keys.past_rows + job.rows.first);
   l.q_per_kv = static_cast<int>(sizes.q_heads / keys.kv_heads);
-  l.splits = sizes.column_splits;
+  l.splits = job.attention != nullptr ? 0 : sizes.column_splits;
   l.newest_weight = job.rows.newest_weight;
   l.parts = parts;
   l.small = job.small;

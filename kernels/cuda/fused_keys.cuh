@@ -79,8 +79,9 @@ struct QuerySource {
       for (int round = 0; round < kRounds; ++round) {
         const int four = round * 32 + lane;
         if (first_query + i < q_per_kv && (kDim % 128 == 0 || 4 * four < kDim)) {
+          // Written while this kernel may wait already, so not by __ldg.
           const float4 from =
-              __ldg(reinterpret_cast<const float4*>(queries + (first_query + i) * kDim) + four);
+              reinterpret_cast<const float4*>(queries + (first_query + i) * kDim)[four];
           x[round][0] = from.x, x[round][1] = from.y, x[round][2] = from.z, x[round][3] = from.w;
         }
         float sum = 0;

@@ -533,7 +533,8 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   extern __shared__ float4 memory[];
   __shared__ PictureShared<kWarps> shared;
   // In a DecodeTable the kernel that stores new rows has waited for all before it; what has started
-  // since writes nothing that is read here, but states. Elsewhere nothing is known of it.
+  // since writes nothing that is read here, but states: queries that change their basis are not
+  // these (is_one_block). Elsewhere nothing is known of it.
   if (args.step == nullptr) wait_for_earlier();
   let_next_start();
   const int index = static_cast<int>(blockIdx.x) / blocks;

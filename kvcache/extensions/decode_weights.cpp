@@ -48,7 +48,9 @@ void DecodeWeights::begin(const LayerState& state, const double* sums, size_t ro
   float* const first = state.heads.front().weights;
   std::vector<float> weights;
   for (size_t h = 0; h < state.heads.size(); ++h) {
-    weights.resize(static_cast<size_t>(state.heads[h].weights - first));
+    const auto at = static_cast<size_t>(state.heads[h].weights - first);
+    assert(weights.size() <= at);
+    weights.resize(at);
     for (const KeptSlots& kept : stores) {
       for (const int32_t row : kept[h]) {
         weights.push_back(static_cast<float>(sums[h * rows + static_cast<size_t>(row)]));

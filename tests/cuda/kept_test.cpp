@@ -1,9 +1,11 @@
 // What is described once for many steps, on a GPU, against the CPU.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
 #include <vector>
 
+#include "kernels/fill.h"
 #include "kernels/key_basis.h"
 #include "tests/cuda/fixture.h"
 
@@ -55,6 +57,60 @@ TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
   const Tensor gpu_q = on_gpu(q);
   const Tensor expected = run(q, {}, cpu_);
   EXPECT_EQ(error(run(gpu_q, kGpu, *gpu_), expected), 0);
+}
+
+/// A change beside the kernel in front of it has the same results, and what follows waits for both.
+TEST_F(KeptCuda, QueriesAreTurnedBesideTheKernelInFront) {
+  constexpr int kDim = 128;
+  constexpr int kJobs = 40;  // of the kernel in front, which takes its time
+  constexpr int kRows = 3000;
+  constexpr int kFew = 33;  // of a job beside it; another one has a block of rows less
+  KeyBasis basis;
+  basis.dim = kDim;
+  basis.first = 64;
+  const Tensor matrix = normal_tensor(DType::kF32, {64 * 64}, 7);
+  basis.matrix[static_cast<size_t>(BasisChange::kQuery)] = {
+      matrix.as<float>(), matrix.as<float>() + matrix.shape().elements()};
+  std::vector<uint16_t> channels(kDim);
+  std::iota(channels.rbegin(), channels.rend(), uint16_t{0});
+  const Tensor front = normal_tensor(DType::kF32, {kJobs, kRows, kDim}, 8);
+  const Tensor beside = normal_tensor(DType::kF32, {2, kFew, kDim}, 9);
+
+  const auto run = [&](const Tensor& x, const Tensor& y, Device device, Stream& stream) {
+    Tensor of_x(DType::kF32, x.shape(), device);
+    Tensor of_y(DType::kF32, y.shape(), device);
+    Tensor last(DType::kF32, {2, kFew, kDim}, device);
+    std::vector<BasisJob> jobs;
+    for (int64_t i = 0; i < kJobs; ++i) {
+      const int64_t at = i * int64_t{kRows} * kDim;
+      jobs.push_back({x.as<float>() + at, of_x.as<float>() + at, kRows, channels.data()});
+    }
+    const float* end = of_x.as<float>() + of_x.shape().elements() - kFew * kDim;
+    const std::vector<BasisJob> few{
+        {y.as<float>(), of_y.as<float>(), kFew, channels.data()},
+        {y.as<float>() + kFew * kDim, of_y.as<float>() + kFew * kDim, 2, channels.data()}};
+    const std::vector<BasisJob> behind{
+        {end, last.as<float>(), kFew, channels.data()},
+        {of_y.as<float>(), last.as<float>() + kFew * kDim, kFew, channels.data()}};
+    std::array<BasisBatch, 3> batches{BasisBatch(device), BasisBatch(device), BasisBatch(device)};
+    batches[0].describe(basis, BasisChange::kQuery, jobs, x.as<float>(), stream);
+    batches[1].describe(basis, BasisChange::kQuery, few, y.as<float>(), stream);
+    batches[2].describe(basis, BasisChange::kQuery, behind, end, stream);
+    std::vector<Tensor> found;
+    for (int time = 0; time < 3; ++time) {  // the first one as just described
+      for (Tensor* tensor : {&of_x, &of_y, &last}) fill_random(*tensor, 1, 0, stream);
+      batches[0].run(x.as<float>(), BasisStart::kBehindLast, stream);
+      batches[1].run(y.as<float>(), BasisStart::kBesideLast, stream);
+      batches[2].run(end, BasisStart::kBehindLast, stream);
+      found.emplace_back(DType::kF32, last.shape(), device);
+      copy(found.back(), last, stream);
+    }
+    stream.synchronize();
+    return found;
+  };
+  const std::vector<Tensor> expected = run(front, beside, {}, cpu_);
+  const std::vector<Tensor> found = run(on_gpu(front), on_gpu(beside), kGpu, *gpu_);
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(error(found[i], expected[i]), 0) << i;
 }
 
 }  // namespace

@@ -280,7 +280,9 @@ TEST_F(ColumnSumsOnGpu, EqualTheCpusForLongPrompts) {
 /// Beside attention: its outputs are those of attention alone, also where they take the place of
 /// the queries, and the sums are the CPU's.
 TEST_F(ColumnSumsOnGpu, ComeWithAttention) {
-  const auto expect = [this](const Prompt& p, DType multiply, float steepness = 1) {
+  bool attention_gave = false;  // sums that the two passes do not
+  const auto expect = [this, &attention_gave](const Prompt& p, DType multiply,
+                                              float steepness = 1) {
     Operands host = coarse_operands(p);
     const Operands gpu = placed(host);
     const float scale = coarse_scale() * steepness;
@@ -315,6 +317,14 @@ TEST_F(ColumnSumsOnGpu, ComeWithAttention) {
       }
       first = found;
     }
+    std::vector<double> passes(expected.size(), 0.5);
+    const Shape bytes{static_cast<int64_t>(passes.size() * sizeof(double))};
+    Tensor sums(DType::kU8, bytes, kGpu);
+    copy(sums, ConstTensorView(passes.data(), DType::kU8, bytes), *gpu_);
+    queue_column_sums({reinterpret_cast<double*>(sums.view().data()), stride, columns}, gpu.q,
+                      gpu.k, gpu.past, 0, scale, multiply, *gpu_);
+    copy(TensorView(passes.data(), DType::kU8, bytes), sums, *gpu_);
+    attention_gave = attention_gave || passes != first;
   };
   for (const DType multiply : {DType::kF16, DType::kBF16, DType::kF32}) {
     for (const int head_dim : {20, 32, 64, 96, 128, 130, 256}) {
@@ -325,6 +335,7 @@ TEST_F(ColumnSumsOnGpu, ComeWithAttention) {
     expect({1100, 8, 4, 128, true, true}, multiply);    // two row tiles a warp
     expect({300, 2, 2, 64, true, true}, multiply, 16);  // maxima rise by more than is rescaled for
   }
+  EXPECT_TRUE(attention_gave);
 }
 
 TEST_F(ColumnSumsOnGpu, RoundWhatAttentionRounds) {

@@ -20,6 +20,8 @@ using kvlm::testing::make_tensor;
 using kvlm::testing::message_of;
 using kvlm::testing::normal_tensor;
 using kvlm::testing::values_of;
+using ::testing::Each;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 
 struct Case {
@@ -253,6 +255,31 @@ TEST(ColumnSums, ComeWithAttention) {
     EXPECT_EQ(found, expected);
     EXPECT_EQ(values_of(in_place), values_of(alone));
   }
+}
+
+TEST(ColumnSums, ComeWithAttentionOfOperandsThatFit) {
+  const Case c{.n = 5, .head_dim = 16, .past_rows = {3}};
+  Prompt prompt(c);
+  ThreadPool pool(1);
+  Stream stream(pool);
+  const Tensor v = normal_tensor(DType::kF32, {c.n, c.kv_heads, c.head_dim}, 3);
+  const Tensor narrow = normal_tensor(DType::kF32, {c.n, c.kv_heads, 8}, 3);
+  Tensor out(DType::kF32, prompt.q.view().shape());
+  std::vector<double> sums(16, 0.5);
+  const auto attend = [&](TensorView to, ConstTensorView values) {
+    attend_and_sum({sums.data(), 8, 8}, to, prompt.q, prompt.k, values, prompt.past, 0,
+                   prompt.scale, DType::kF32, stream);
+  };
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument, [&] { attend(out, v); }),
+              HasSubstr("where their values are"));
+  for (KeyValueRows& run : prompt.past) run.values = run.keys;
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument, [&] { attend(out, narrow); }),
+              HasSubstr("v has shape"));
+  EXPECT_THAT(message_of(ErrorCode::kInvalidArgument, [&] { attend(out.view().slice(0, 4), v); }),
+              HasSubstr("out has shape"));
+  EXPECT_THAT(sums, Each(0.5));  // nothing is summed before all is known to fit
+  attend(out, v);
+  EXPECT_THAT(sums, Each(Gt(0.5)));
 }
 
 TEST(ColumnSums, CountNewerRowsMore) {
