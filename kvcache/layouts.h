@@ -59,6 +59,10 @@ class Layouts {
   /// Layers whose prompt rows are staged at a time: all if joint(), else those packed together; 0
   /// unless the cache stages().
   int staged_layers() const noexcept;
+  /// Where a layer is among them.
+  size_t staged_index(int layer) const noexcept {
+    return static_cast<size_t>(layer % staged_layers());
+  }
   /// kv_heads keep slots of their own.
   bool per_head() const noexcept {
     return plan_->retention != nullptr && plan_->retention->per_head();

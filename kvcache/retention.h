@@ -36,7 +36,8 @@ struct ImportanceNeeds {
   bool sparsity = false;  ///< VL-Cache: the share of small entries
   DecodeWeights decode_weights = DecodeWeights::kNone;
   bool row_scores = false;  ///< score() of every layer
-  bool queries = false;     ///< score() sees queries: a first prompt must come in one pass
+  bool queries =
+      false;  ///< score(), if it is asked for, sees queries: a first prompt must come in one pass
 
   /// kLast: how many of n rows.
   int last_of(int n) const noexcept {

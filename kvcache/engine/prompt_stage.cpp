@@ -9,8 +9,8 @@
 #include <numeric>
 #include <utility>
 
+#include "kernels/attention.h"
 #include "kernels/base/error.h"
-#include "kernels/column_sums.h"
 #include "kernels/elementwise.h"
 #include "kernels/merge_rows.h"
 #include "kernels/row_moves.h"
@@ -18,16 +18,6 @@
 namespace kvlm {
 
 namespace {
-
-// Query rows that are summed where a prompt has no text after its pictures (docs/arithmetic.md,
-// "Importance").
-constexpr int kRowsWithoutVision = 32;
-
-std::vector<int32_t> all_rows(int n) {
-  std::vector<int32_t> rows(static_cast<size_t>(n));
-  std::iota(rows.begin(), rows.end(), 0);
-  return rows;
-}
 
 /// The rows that a KV head keeps.
 const std::vector<int32_t>& slots_of(const LayerSelection& selection, size_t head) {
@@ -52,6 +42,7 @@ PromptStage::PromptStage(const CacheTraits& traits, const SequenceStore& store,
     : traits_(traits),
       store_(store),
       packer_(packer),
+      selector_(traits),
       weights_(weights),
       sinks_(sinks),
       destinations_(traits.kv_heads()),
@@ -69,14 +60,16 @@ void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, co
   stage(sequence, layer, KvSide::kKeys, stored.k, stream);
   stage(sequence, layer, KvSide::kValues, stored.v, stream);
   // Before attention: its output may take the place of the queries.
-  if (traits_.retention() != nullptr) score_rows(sequence, rows, layer, x.q, scale, stream);
-  if (measures()) {
-    attend_and_measure(sequence, layer, x, out, scale, stream);
+  if (selector_.scores()) {
+    selector_.score(sequence, rows, layer, stored_sides(sequence, rows, layer), x.q, scale, stream);
+  }
+  if (selector_.measures()) {
+    selector_.attend(sequence, layer, x, past_, out, scale, stream);
   } else if (!x.q.empty()) {
     attention(out, x.q, x.k, x.v, past_, /*causal=*/true, scale, traits_.shape().multiply, stream);
   }
   if (!traits_.layouts().stages()) return;
-  const auto index = static_cast<int>(index_of(layer));
+  const auto index = static_cast<int>(traits_.layouts().staged_index(layer));
   const bool last =
       index + 1 == traits_.layouts().staged_layers() || layer + 1 == traits_.shape().layers;
   if (rows.ends_prompt && last && !traits_.layouts().joint()) {
@@ -92,9 +85,7 @@ bool PromptStage::end(Sequence& sequence, const StepRows& rows, Stream& stream) 
   sequence.prompt_rows = sequence.prompt.staged;
   if (traits_.layouts().joint()) finish(sequence, 0, traits_.shape().layers, stream);
   sequence.prompted = true;
-  if (sequence.prompt.sums.bytes() > spare_sums_.bytes()) {
-    spare_sums_ = std::move(sequence.prompt.sums);
-  }
+  selector_.keep_memory(sequence.prompt);
   sequence.prompt = {};
   if (traits_.retention() != nullptr) sequence.modality = {};
   return true;
@@ -120,7 +111,8 @@ std::byte* PromptStage::staged_rows(const Sequence& sequence, int layer, KvSide 
     return sequence.layers[static_cast<size_t>(layer)].heads[head].plane(kRest, side).ring();
   }
   const size_t heads = traits_.kv_heads();
-  const size_t index = (2 * index_of(layer) + static_cast<size_t>(side)) * heads + head;
+  const size_t index =
+      (2 * traits_.layouts().staged_index(layer) + static_cast<size_t>(side)) * heads + head;
   return sequence.prompt.staging.data() +
          index * static_cast<size_t>(sequence.size.prompt_rows) * traits_.row_bytes();
 }
@@ -134,180 +126,23 @@ void PromptStage::stage(Sequence& sequence, int layer, KvSide side, ConstTensorV
   store_rows(destinations_, traits_.plan().rows, x, stream);
 }
 
-/// Whether the retention rule asks for sums of attention.
-bool PromptStage::measures() const noexcept {
-  const Retention* rule = traits_.retention();
-  return rule != nullptr && rule->needs().rows != ImportanceNeeds::Rows::kNone;
-}
-
-/// Attends, and sums the attention that the retention rule asks for over the rows of this pass.
-void PromptStage::attend_and_measure(Sequence& sequence, int layer, const QkvRows& x,
-                                     TensorView out, float scale, Stream& stream) {
-  const ImportanceNeeds needs = traits_.retention()->needs();
-  PromptState& prompt = sequence.prompt;
-  const auto n = static_cast<int>(x.k.shape()[0]);
-  const int seen = prompt.staged + n;
-  const int first = first_measured_row(sequence, seen);
-  if (needs.rows != ImportanceNeeds::Rows::kAll &&
-      (first < prompt.staged || seen < sequence.size.prompt_rows)) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("--kv {} watches the last rows of a prompt, which must come in one "
-                            "pass; {} of {} rows came",
-                            traits_.plan().spec, n, sequence.size.prompt_rows));
-  }
-  std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
-  const SummedRows summed(std::max(0, first - prompt.staged), needs.newest_weight);
-  attend_and_sum({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, out,
-                 x.q, x.k, x.v, past_, summed, scale, traits_.shape().multiply, stream);
-  if (needs.sparsity) {
-    double entries = 0;
-    for (int row = first; row < seen; ++row) entries += row + 1;
-    prompt.sparsity.resize(staged_layers());
-    prompt.sparsity[index_of(layer)] = std::accumulate(small.begin(), small.end(), 0.0) /
-                                       (entries * static_cast<double>(traits_.shape().q_heads));
-  }
-  if (prompt.staged == 0) prompt.summed_rows[0] = first;
-  prompt.summed_rows[1] = seen;
-}
-
-/// The first query row whose attention is summed, of `seen` rows.
-int PromptStage::first_measured_row(const Sequence& sequence, int seen) const noexcept {
-  const ImportanceNeeds needs = traits_.retention()->needs();
-  if (needs.rows == ImportanceNeeds::Rows::kLast) return std::max(0, seen - needs.last_of(seen));
-  if (needs.rows != ImportanceNeeds::Rows::kPostVision) return 0;
-  const auto& modality = sequence.modality;
-  const auto last =
-      std::find_if(modality.rbegin(), modality.rend(), [](int16_t tag) { return tag != kTextRow; });
-  const auto first = static_cast<int>(modality.rend() - last);
-  const bool nothing_behind = last == modality.rend() || first == seen;
-  return nothing_behind ? std::max(0, seen - kRowsWithoutVision) : first;
-}
-
-/// Where the sums of a layer are gathered, (kv_heads, prompt rows) on the cache's device.
-double* PromptStage::sums_of(Sequence& sequence, int layer) {
-  PromptState& prompt = sequence.prompt;
-  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
-  const size_t of_layer = traits_.kv_heads() * rows;
-  size_t all = staged_layers() * of_layer;
-  if (!traits_.on_gpu()) {
-    prompt.importance.resize(all);
-    return prompt.importance.data() + index_of(layer) * of_layer;
-  }
-  if (selects_by_means()) all += staged_layers() * rows;
-  if (prompt.sums.bytes() == 0) {
-    prompt.sums = std::move(spare_sums_);
-    if (prompt.sums.bytes() < all * sizeof(double)) {
-      prompt.sums = Buffer();  // first, so that not both are held
-      prompt.sums = Buffer(traits_.device(), all * sizeof(double));
-    }
-  }
-  return reinterpret_cast<double*>(prompt.sums.data()) + index_of(layer) * of_layer;
-}
-
-/// Whether a rule looks at nothing but the mean importance of KV heads.
-bool PromptStage::selects_by_means() const noexcept {
-  return !traits_.retention()->per_head() && !weights_.wanted();
-}
-
-/// Waits for the importance that a rule selects by.
-void PromptStage::fetch_importance(Sequence& sequence, Stream& stream) {
-  PromptState& prompt = sequence.prompt;
-  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
-  const size_t of_heads = staged_layers() * traits_.kv_heads() * rows;
-  const bool on_gpu = prompt.sums.bytes() > 0;
-  if (!on_gpu && prompt.importance.empty()) return;  // no rule asks
-  const auto fetch = [&](std::vector<double>& to, size_t first, size_t count) {
-    to.resize(count);
-    const Shape bytes{static_cast<int64_t>(count * sizeof(double))};
-    copy(TensorView(to.data(), DType::kU8, bytes),
-         TensorView(prompt.sums.data() + first * sizeof(double), DType::kU8, bytes,
-                    traits_.device()),
-         stream);
-  };
-  if (!selects_by_means()) {
-    if (on_gpu) fetch(prompt.importance, 0, of_heads);
-    return;
-  }
-  const size_t count = staged_layers() * rows;
-  if (!on_gpu) prompt.means.resize(count);
-  const double* sums =
-      on_gpu ? reinterpret_cast<const double*>(prompt.sums.data()) : prompt.importance.data();
-  double* means =
-      on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) + of_heads : prompt.means.data();
-  mean_over_heads(sums, static_cast<int64_t>(staged_layers()), traits_.shape().kv_heads,
-                  static_cast<int64_t>(rows), means, stream);
-  if (on_gpu) fetch(prompt.means, of_heads, count);
-}
-
-/// Lets the retention rule score what a layer has stored of a prompt, once all of it is.
-void PromptStage::score_rows(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
-                             float scale, Stream& stream) {
-  const ImportanceNeeds needs = traits_.retention()->needs();
-  if (needs.queries && rows.rows < sequence.size.prompt_rows) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("--kv {} needs the queries of a whole prompt, which must come in one "
-                            "pass; {} of {} rows came",
-                            traits_.plan().spec, rows.rows, sequence.size.prompt_rows));
-  }
-  if (!needs.row_scores || !rows.ends_prompt) return;
-  PromptState& prompt = sequence.prompt;
-  std::array<std::vector<StoredRows>, 2> stored;
+/// What a layer has stored of a prompt, with the rows of this pass.
+StoredSides PromptStage::stored_sides(const Sequence& sequence, const StepRows& rows,
+                                      int layer) const {
+  StoredSides stored;
   for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      stored[static_cast<size_t>(side)].push_back(
-          {staged_rows(sequence, layer, side, h), traits_.plan().rows, prompt.staged + rows.rows});
+      stored[static_cast<size_t>(side)].push_back({staged_rows(sequence, layer, side, h),
+                                                   traits_.plan().rows,
+                                                   sequence.prompt.staged + rows.rows});
     }
   }
-  const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
-  prompt.row_scores.resize(staged_layers() * of_layer);
-  traits_.retention()->score(
-      {&traits_.shape(), stored[0], stored[1], needs.queries ? q : ConstTensorView(), scale},
-      std::span(prompt.row_scores).subspan(index_of(layer) * of_layer, of_layer), stream);
-}
-
-/// The selections of layers begin..end: of all at once if joint, else of one after the other.
-std::vector<LayerSelection> PromptStage::select(const Sequence& sequence, int begin, int end,
-                                                Stream& stream) const {
-  if (traits_.retention() != nullptr && traits_.layouts().joint()) {
-    return traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
-  }
-  std::vector<LayerSelection> selections(static_cast<size_t>(end - begin));
-  stream.pool().parallel_for(selections.size(), [&](size_t i, int) {
-    if (traits_.retention() == nullptr) {
-      selections[i].slots.push_back(all_rows(static_cast<int>(sequence.modality.size())));
-    } else {
-      const PromptView view = view_of(sequence, begin + static_cast<int>(i));
-      selections[i] = traits_.retention()->select(view, traits_.plan().pairs).front();
-    }
-  });
-  return selections;
-}
-
-/// What a rule sees of a layer; -1: of all.
-PromptView PromptStage::view_of(const Sequence& sequence, int layer) const {
-  const auto of = [&](const std::vector<double>& all) {
-    const std::span<const double> x(all);
-    if (layer < 0 || x.empty()) return x;
-    const size_t of_layer = x.size() / staged_layers();
-    return x.subspan(index_of(layer) * of_layer, of_layer);
-  };
-  PromptView view;
-  view.shape = &traits_.shape();
-  view.rows = static_cast<int>(sequence.modality.size());
-  view.layer = layer;
-  view.modality = sequence.modality;
-  view.head_means = !sequence.prompt.means.empty();
-  view.importance = of(view.head_means ? sequence.prompt.means : sequence.prompt.importance);
-  view.sparsity = of(sequence.prompt.sparsity);
-  view.row_scores = of(sequence.prompt.row_scores);
-  view.summed_rows = sequence.prompt.summed_rows;
-  return view;
+  return stored;
 }
 
 /// The end of the prompt for layers begin..end, of which a few at a time are packed.
 void PromptStage::finish(Sequence& sequence, int begin, int end, Stream& stream) {
-  fetch_importance(sequence, stream);
-  const std::vector<LayerSelection> selections = select(sequence, begin, end, stream);
+  const std::vector<LayerSelection> selections = selector_.select(sequence, begin, end, stream);
   for (int first = begin; first < end; first += Layouts::kPackedTogether) {
     const auto count = static_cast<size_t>(std::min(Layouts::kPackedTogether, end - first));
     finish_layers(sequence, first,
@@ -530,10 +365,9 @@ void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
 void PromptStage::begin_weights(Sequence& sequence, int layer, std::span<const KeptSlots> slots,
                                 Stream& stream) {
   if (!weights_.wanted()) return;
-  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
   weights_.begin(sequence.layers[static_cast<size_t>(layer)],
-                 sequence.prompt.importance.data() + index_of(layer) * traits_.kv_heads() * rows,
-                 rows, slots, stream);
+                 selector_.sums_of_heads(sequence, layer),
+                 static_cast<size_t>(sequence.size.prompt_rows), slots, stream);
 }
 
 /// The first rows of the prompt that stay move up to those behind the gap.

@@ -11,6 +11,7 @@
 #include "kernels/store_rows.h"
 #include "kvcache/engine/float_space.h"
 #include "kvcache/engine/prompt_packer.h"
+#include "kvcache/engine/prompt_selector.h"
 #include "kvcache/engine/qkv_rows.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/store.h"
@@ -26,8 +27,8 @@ struct RowSpan {
   int rows = 0;
 };
 
-/// First prompts: exact attention, importance, and when the prompt has ended, selecting, merging
-/// and packing (docs/arithmetic.md, "Life cycle").
+/// First prompts: exact attention, and when the prompt has ended, what PromptSelector selects of it
+/// is merged and packed (docs/arithmetic.md, "Life cycle").
 class PromptStage {
  public:
   PromptStage(const CacheTraits& traits, const SequenceStore& store, PromptPacker& packer,
@@ -57,18 +58,7 @@ class PromptStage {
   void count_rows(Sequence& sequence, int rows);
   std::byte* staged_rows(const Sequence& sequence, int layer, KvSide side, size_t head) const;
   void stage(Sequence& sequence, int layer, KvSide side, ConstTensorView x, Stream& stream);
-  bool measures() const noexcept;
-  void attend_and_measure(Sequence& sequence, int layer, const QkvRows& x, TensorView out,
-                          float scale, Stream& stream);
-  void score_rows(Sequence& sequence, const StepRows& rows, int layer, ConstTensorView q,
-                  float scale, Stream& stream);
-  int first_measured_row(const Sequence& sequence, int seen) const noexcept;
-  double* sums_of(Sequence& sequence, int layer);
-  bool selects_by_means() const noexcept;
-  void fetch_importance(Sequence& sequence, Stream& stream);
-  std::vector<LayerSelection> select(const Sequence& sequence, int begin, int end,
-                                     Stream& stream) const;
-  PromptView view_of(const Sequence& sequence, int layer) const;
+  StoredSides stored_sides(const Sequence& sequence, const StepRows& rows, int layer) const;
   void finish(Sequence& sequence, int begin, int end, Stream& stream);
   void finish_layers(Sequence& sequence, int first, std::span<const LayerSelection> selections,
                      Stream& stream);
@@ -91,17 +81,11 @@ class PromptStage {
                      Stream& stream);
   void rotate_sinks(const Sequence& sequence, LayerState& state, const LayerSelection& selection,
                     Stream& stream);
-  /// Where a layer's importance and staged rows are.
-  size_t index_of(int layer) const noexcept {
-    return static_cast<size_t>(layer % traits_.layouts().staged_layers());
-  }
-  size_t staged_layers() const noexcept {
-    return static_cast<size_t>(traits_.layouts().staged_layers());
-  }
 
   const CacheTraits& traits_;
   const SequenceStore& store_;
   PromptPacker& packer_;
+  PromptSelector selector_;
   DecodeWeights& weights_;
   SinkRotation& sinks_;
   std::vector<RowDestination> destinations_;  // (kv_heads,)
@@ -111,7 +95,6 @@ class PromptStage {
   std::vector<RowSpan> kept_ranges_;  // of a KV head
   std::vector<RowRange> ranges_;
   std::vector<ByteRange> copies_;
-  Buffer spare_sums_;  // of the prompt that has ended, for the next
   FloatSpace floats_;  // rows that are packed and lie apart; or on their way to be merged
 };
 

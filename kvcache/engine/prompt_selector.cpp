@@ -1,0 +1,207 @@
+// What a retention rule looks at in a first prompt: attention that is summed beside attend(),
+// scores of stored rows; then its selection, for which the host waits for the sums of a GPU.
+#include "kvcache/engine/prompt_selector.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "kernels/column_sums.h"
+#include "kernels/elementwise.h"
+
+namespace kvlm {
+
+namespace {
+
+// Query rows that are summed where a prompt has no text after its pictures (docs/arithmetic.md,
+// "Importance").
+constexpr int kRowsWithoutVision = 32;
+
+std::vector<int32_t> all_rows(int n) {
+  std::vector<int32_t> rows(static_cast<size_t>(n));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+}  // namespace
+
+bool PromptSelector::measures() const noexcept {
+  const Retention* rule = traits_.retention();
+  return rule != nullptr && rule->needs().rows != ImportanceNeeds::Rows::kNone;
+}
+
+bool PromptSelector::scores() const noexcept {
+  const Retention* rule = traits_.retention();
+  return rule != nullptr && rule->needs().row_scores;
+}
+
+void PromptSelector::attend(Sequence& sequence, int layer, const QkvRows& x,
+                            std::span<const KeyValueRows> past, TensorView out, float scale,
+                            Stream& stream) {
+  const ImportanceNeeds needs = traits_.retention()->needs();
+  PromptState& prompt = sequence.prompt;
+  const auto n = static_cast<int>(x.k.shape()[0]);
+  const int seen = prompt.staged + n;
+  const int first = first_measured_row(sequence, seen);
+  if (needs.rows != ImportanceNeeds::Rows::kAll &&
+      (first < prompt.staged || seen < sequence.size.prompt_rows)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--kv {} watches the last rows of a prompt, which must come in one "
+                            "pass; {} of {} rows came",
+                            traits_.plan().spec, n, sequence.size.prompt_rows));
+  }
+  std::vector<double> small(needs.sparsity ? static_cast<size_t>(traits_.shape().q_heads) : 0);
+  const SummedRows summed(std::max(0, first - prompt.staged), needs.newest_weight);
+  attend_and_sum({sums_of(sequence, layer), sequence.size.prompt_rows, prompt.staged, small}, out,
+                 x.q, x.k, x.v, past, summed, scale, traits_.shape().multiply, stream);
+  if (needs.sparsity) {
+    double entries = 0;
+    for (int row = first; row < seen; ++row) entries += row + 1;
+    prompt.sparsity.resize(staged_layers());
+    prompt.sparsity[index_of(layer)] = std::accumulate(small.begin(), small.end(), 0.0) /
+                                       (entries * static_cast<double>(traits_.shape().q_heads));
+  }
+  if (prompt.staged == 0) prompt.summed_rows[0] = first;
+  prompt.summed_rows[1] = seen;
+}
+
+/// The first query row whose attention is summed, of `seen` rows.
+int PromptSelector::first_measured_row(const Sequence& sequence, int seen) const noexcept {
+  const ImportanceNeeds needs = traits_.retention()->needs();
+  if (needs.rows == ImportanceNeeds::Rows::kLast) return std::max(0, seen - needs.last_of(seen));
+  if (needs.rows != ImportanceNeeds::Rows::kPostVision) return 0;
+  const auto& modality = sequence.modality;
+  const auto last =
+      std::find_if(modality.rbegin(), modality.rend(), [](int16_t tag) { return tag != kTextRow; });
+  const auto first = static_cast<int>(modality.rend() - last);
+  const bool nothing_behind = last == modality.rend() || first == seen;
+  return nothing_behind ? std::max(0, seen - kRowsWithoutVision) : first;
+}
+
+/// Where the sums of a layer are gathered, (kv_heads, prompt rows) on the cache's device.
+double* PromptSelector::sums_of(Sequence& sequence, int layer) {
+  PromptState& prompt = sequence.prompt;
+  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
+  const size_t of_layer = traits_.kv_heads() * rows;
+  size_t all = staged_layers() * of_layer;
+  if (!traits_.on_gpu()) {
+    prompt.importance.resize(all);
+    return prompt.importance.data() + index_of(layer) * of_layer;
+  }
+  if (selects_by_means()) all += staged_layers() * rows;
+  if (prompt.sums.bytes() == 0) {
+    prompt.sums = std::move(spare_sums_);
+    if (prompt.sums.bytes() < all * sizeof(double)) {
+      prompt.sums = Buffer();  // first, so that not both are held
+      prompt.sums = Buffer(traits_.device(), all * sizeof(double));
+    }
+  }
+  return reinterpret_cast<double*>(prompt.sums.data()) + index_of(layer) * of_layer;
+}
+
+/// Whether a rule looks at nothing but the mean importance of KV heads.
+bool PromptSelector::selects_by_means() const noexcept {
+  return !traits_.retention()->per_head() && !traits_.layouts().keeps_weights();
+}
+
+/// Waits for the importance that a rule selects by.
+void PromptSelector::fetch(Sequence& sequence, Stream& stream) const {
+  PromptState& prompt = sequence.prompt;
+  const auto rows = static_cast<size_t>(sequence.size.prompt_rows);
+  const size_t of_heads = staged_layers() * traits_.kv_heads() * rows;
+  const bool on_gpu = prompt.sums.bytes() > 0;
+  if (!on_gpu && prompt.importance.empty()) return;  // no rule asks
+  const auto get = [&](std::vector<double>& to, size_t first, size_t count) {
+    to.resize(count);
+    const Shape bytes{static_cast<int64_t>(count * sizeof(double))};
+    copy(TensorView(to.data(), DType::kU8, bytes),
+         TensorView(prompt.sums.data() + first * sizeof(double), DType::kU8, bytes,
+                    traits_.device()),
+         stream);
+  };
+  if (!selects_by_means()) {
+    if (on_gpu) get(prompt.importance, 0, of_heads);
+    return;
+  }
+  const size_t count = staged_layers() * rows;
+  if (!on_gpu) prompt.means.resize(count);
+  const double* sums =
+      on_gpu ? reinterpret_cast<const double*>(prompt.sums.data()) : prompt.importance.data();
+  double* means =
+      on_gpu ? reinterpret_cast<double*>(prompt.sums.data()) + of_heads : prompt.means.data();
+  mean_over_heads(sums, static_cast<int64_t>(staged_layers()), traits_.shape().kv_heads,
+                  static_cast<int64_t>(rows), means, stream);
+  if (on_gpu) get(prompt.means, of_heads, count);
+}
+
+void PromptSelector::score(Sequence& sequence, const StepRows& rows, int layer,
+                           const StoredSides& stored, ConstTensorView q, float scale,
+                           Stream& stream) {
+  const ImportanceNeeds needs = traits_.retention()->needs();
+  if (needs.queries && rows.rows < sequence.size.prompt_rows) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("--kv {} needs the queries of a whole prompt, which must come in one "
+                            "pass; {} of {} rows came",
+                            traits_.plan().spec, rows.rows, sequence.size.prompt_rows));
+  }
+  if (!rows.ends_prompt) return;
+  PromptState& prompt = sequence.prompt;
+  const size_t of_layer = traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
+  prompt.row_scores.resize(staged_layers() * of_layer);
+  traits_.retention()->score(
+      {&traits_.shape(), stored[0], stored[1], needs.queries ? q : ConstTensorView(), scale},
+      std::span(prompt.row_scores).subspan(index_of(layer) * of_layer, of_layer), stream);
+}
+
+std::vector<LayerSelection> PromptSelector::select(Sequence& sequence, int begin, int end,
+                                                   Stream& stream) const {
+  fetch(sequence, stream);
+  if (traits_.retention() != nullptr && traits_.layouts().joint()) {
+    return traits_.retention()->select(view_of(sequence, -1), traits_.plan().pairs);
+  }
+  std::vector<LayerSelection> selections(static_cast<size_t>(end - begin));
+  stream.pool().parallel_for(selections.size(), [&](size_t i, int) {
+    if (traits_.retention() == nullptr) {
+      selections[i].slots.push_back(all_rows(static_cast<int>(sequence.modality.size())));
+    } else {
+      const PromptView view = view_of(sequence, begin + static_cast<int>(i));
+      selections[i] = traits_.retention()->select(view, traits_.plan().pairs).front();
+    }
+  });
+  return selections;
+}
+
+/// What a rule sees of a layer; -1: of all.
+PromptView PromptSelector::view_of(const Sequence& sequence, int layer) const {
+  const auto of = [&](const std::vector<double>& all) {
+    const std::span<const double> x(all);
+    if (layer < 0 || x.empty()) return x;
+    const size_t of_layer = x.size() / staged_layers();
+    return x.subspan(index_of(layer) * of_layer, of_layer);
+  };
+  PromptView view;
+  view.shape = &traits_.shape();
+  view.rows = static_cast<int>(sequence.modality.size());
+  view.layer = layer;
+  view.modality = sequence.modality;
+  view.head_means = !sequence.prompt.means.empty();
+  view.importance = of(view.head_means ? sequence.prompt.means : sequence.prompt.importance);
+  view.sparsity = of(sequence.prompt.sparsity);
+  view.row_scores = of(sequence.prompt.row_scores);
+  view.summed_rows = sequence.prompt.summed_rows;
+  return view;
+}
+
+void PromptSelector::keep_memory(PromptState& prompt) {
+  if (prompt.sums.bytes() > spare_sums_.bytes()) spare_sums_ = std::move(prompt.sums);
+}
+
+const double* PromptSelector::sums_of_heads(const Sequence& sequence, int layer) const noexcept {
+  return sequence.prompt.importance.data() +
+         index_of(layer) * traits_.kv_heads() * static_cast<size_t>(sequence.size.prompt_rows);
+}
+
+}  // namespace kvlm
