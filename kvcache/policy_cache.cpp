@@ -16,7 +16,7 @@ namespace kvlm {
 
 PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device)
     : traits_(std::move(plan), device),
-      store_(traits_, arena_bytes, decode_weights_, protected_values_, sinks_),
+      store_(traits_, arena_bytes, placement_, decode_weights_, sinks_),
       queries_(device) {}
 
 SequenceId PolicyCache::open(const SequenceSize& size, const std::string& who) {

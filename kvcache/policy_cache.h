@@ -91,13 +91,14 @@ class PolicyCache final : public KvCache {
   SinkRotation sinks_{traits_};
   Rotation rotation_{traits_};
 
+  Placement placement_{traits_, decode_weights_, protected_values_, sinks_};
   SequenceStore store_;
   Unpacker unpacker_{traits_, protected_values_};
   RowAppender appender_{traits_};
   PromptPacker prompt_packer_{traits_, key_basis_, protected_values_};
   WindowPacker window_packer_{traits_, unpacker_, key_basis_, protected_values_};
   Evictor evictor_{traits_, decode_weights_, sinks_};
-  PromptStage prompts_{traits_, store_, prompt_packer_, decode_weights_, sinks_};
+  PromptStage prompts_{traits_, placement_, prompt_packer_, decode_weights_, sinks_};
   LaterPrompt later_prompts_{traits_, unpacker_, appender_, window_packer_, evictor_};
   DecodeAttention decode_{traits_, appender_, key_basis_, remap_, decode_weights_};
   GpuDecode gpu_{traits_, store_, key_basis_, remap_};

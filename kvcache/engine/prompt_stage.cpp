@@ -37,10 +37,10 @@ void find_ranges(std::span<const int32_t> rows, std::vector<RowSpan>& ranges) {
 
 }  // namespace
 
-PromptStage::PromptStage(const CacheTraits& traits, const SequenceStore& store,
+PromptStage::PromptStage(const CacheTraits& traits, const Placement& placement,
                          PromptPacker& packer, DecodeWeights& weights, SinkRotation& sinks)
     : traits_(traits),
-      store_(store),
+      placement_(placement),
       packer_(packer),
       selector_(traits),
       weights_(weights),
@@ -50,7 +50,7 @@ PromptStage::PromptStage(const CacheTraits& traits, const SequenceStore& store,
 
 void PromptStage::attend(Sequence& sequence, const StepRows& rows, int layer, const QkvRows& x,
                          const QkvRows& stored, TensorView out, float scale, Stream& stream) {
-  if (!traits_.layouts().stages()) store_.place_rows(sequence, layer);
+  if (!traits_.layouts().stages()) placement_.place_rows(sequence, layer);
   past_.clear();
   for (size_t h = 0; h < traits_.kv_heads() && sequence.prompt.staged > 0; ++h) {
     past_.push_back({staged_rows(sequence, layer, KvSide::kKeys, h),
@@ -192,7 +192,7 @@ PromptStage::KeptLayer PromptStage::keep(Sequence& sequence, int layer,
           packer_.packed_rows(store, side, layer, kept.slots[store]);
     }
   }
-  store_.place(sequence, layer, counts);
+  placement_.place(sequence, layer, counts);
   return kept;
 }
 

@@ -10,11 +10,11 @@
 #include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
 #include "kvcache/engine/float_space.h"
+#include "kvcache/engine/placement.h"
 #include "kvcache/engine/prompt_packer.h"
 #include "kvcache/engine/prompt_selector.h"
 #include "kvcache/engine/qkv_rows.h"
 #include "kvcache/engine/sequence.h"
-#include "kvcache/engine/store.h"
 #include "kvcache/engine/traits.h"
 #include "kvcache/extensions/decode_weights.h"
 #include "kvcache/extensions/sink_rotation.h"
@@ -31,7 +31,7 @@ struct RowSpan {
 /// is merged and packed (docs/arithmetic.md, "Life cycle").
 class PromptStage {
  public:
-  PromptStage(const CacheTraits& traits, const SequenceStore& store, PromptPacker& packer,
+  PromptStage(const CacheTraits& traits, const Placement& placement, PromptPacker& packer,
               DecodeWeights& weights, SinkRotation& sinks);
 
   void reserve() { past_.reserve(2 * traits_.kv_heads()); }
@@ -83,7 +83,7 @@ class PromptStage {
                     Stream& stream);
 
   const CacheTraits& traits_;
-  const SequenceStore& store_;
+  const Placement& placement_;
   PromptPacker& packer_;
   PromptSelector selector_;
   DecodeWeights& weights_;
