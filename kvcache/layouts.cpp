@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kvcache/arena.h"
-
 namespace kvlm {
 
 Plane::Layout Layouts::rows_layout() const noexcept {
@@ -105,119 +103,9 @@ size_t Layouts::extra_bytes(int layer, int64_t peak, int64_t ever) const noexcep
   return bytes + sink_bytes();
 }
 
-size_t Layouts::layer_bound(int layer, int64_t text, int64_t visual,
-                            int64_t future) const noexcept {
-  const int64_t planes = shape_->kv_heads;
-  size_t bytes = 0;
-  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    int64_t rows = plan_->split ? text : text + visual;
-    if (store == kVisual) rows = plan_->split ? visual : 0;
-    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-      const Plane::Layout layout = plane(store, side, layer);
-      const int64_t more = store == kRest || (plan_->split && !layout.once) ? future : 0;
-      if (rows + more == 0) continue;
-      const PlaneCapacity needed =
-          capacity(layout, planes, rows + more, rows + more,
-                   quantizer(store, layer) != nullptr && quantizer(store, layer)->per_image()
-                       ? std::min(rows, kMaxImages)
-                       : 1);
-      size_t gap = kAlignment;  // behind each plane, at most
-      if (layout.packing == nullptr) {
-        const size_t ring = needed.ring_bytes / static_cast<size_t>(planes);
-        // Rings of layers that keep other numbers of rows end elsewhere.
-        gap = aligned_ring(plan_->retention == nullptr ? ring : 1) -
-              (plan_->retention == nullptr ? ring : 0);
-      }
-      bytes += needed.bytes() + static_cast<size_t>(planes) * gap;
-      // Layers that keep more rows than others round up more often.
-      if (plan_->retention != nullptr && layout.packing != nullptr && !layout.once) {
-        bytes += static_cast<size_t>(planes) * layout.block_bytes(layout.block_rows());
-      }
-    }
-    const Plane::Layout apart = protected_values(layer);
-    if (store == kRest && apart.packing != nullptr) {
-      bytes += protected_capacity(layer, planes, text + visual).bytes() +
-               static_cast<size_t>(planes) * kAlignment;
-    }
-  }
-  const int64_t peak = text + visual + future;
-  return bytes + extra_bytes(layer, peak, peak);
-}
-
-size_t Layouts::memory_bound(const SequenceSize& size) const noexcept {
-  const int64_t layers = shape_->layers;
-  const int64_t future = size.max_rows - size.prompt_rows;
-  int64_t rows = size.prompt_rows;
-  if (plan_->retention != nullptr) {
-    const int64_t total =
-        plan_->retention->peak_rows_total(shape_->layers, size.prompt_rows, size.max_rows);
-    rows = std::min(rows, (total + layers - 1) / layers);
-  }
-  // The costliest mixes of text and visual rows have as many of one kind as there are.
-  const int64_t visual = std::min<int64_t>(rows, size.visual_rows);
-  const int64_t text = std::min<int64_t>(rows, size.prompt_rows - size.visual_rows);
-  size_t most = 0;
-  for (const auto& [texts, visuals] :
-       {std::pair(rows - visual, visual), std::pair(text, rows - text)}) {
-    size_t sum = 0;
-    size_t dearest = 0;
-    for (int layer = 0; layer < shape_->layers; ++layer) {
-      const size_t bytes = layer_bound(layer, texts, visuals, future);
-      sum += bytes;
-      dearest = std::max(dearest, bytes);
-    }
-    // Where layers keep different numbers of rows, most may be where a row costs most.
-    most =
-        std::max(most, plan_->retention == nullptr ? sum : dearest * static_cast<size_t>(layers));
-  }
-  return most;
-}
-
 int Layouts::staged_layers() const noexcept {
   if (!stages()) return 0;
   return joint() ? shape_->layers : std::min(kPackedTogether, shape_->layers);
-}
-
-size_t Layouts::staging_bytes(const SequenceSize& size) const noexcept {
-  return static_cast<size_t>(staged_layers()) * 2 * static_cast<size_t>(shape_->kv_heads) *
-         static_cast<size_t>(size.prompt_rows) * rows_layout().row_bytes();
-}
-
-Reservation Layouts::reservation(const SequenceSize& size) const noexcept {
-  return {Arena::rounded(memory_bound(size)), Arena::rounded(staging_bytes(size))};
-}
-
-/// What rounding up to whole blocks comes to, at most.
-size_t Layouts::block_bound() const noexcept {
-  size_t bytes = 0;
-  for (int layer = 0; layer < shape_->layers; ++layer) {
-    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-        const Plane::Layout layout = plane(store, side, layer);
-        bytes += layout.packing == nullptr || layout.once
-                     ? kAlignment
-                     : layout.block_bytes(layout.block_rows()) + layout.row_bytes();
-      }
-    }
-  }
-  return bytes * static_cast<size_t>(shape_->kv_heads);
-}
-
-size_t Layouts::session_bytes(int max_rows, int sequences) const noexcept {
-  // Which prompt takes most depends on what is dropped of it, on windows, on how many pictures have
-  // scales of their own. Between these prompts bounds are linear, but for whole blocks.
-  constexpr int kPrompts = 64;
-  size_t memory = 0;
-  for (int i = 0; i <= kPrompts; ++i) {
-    const int at = std::max(1, static_cast<int>(int64_t{max_rows} * i / kPrompts));
-    for (const int prompt : {at, std::min(max_rows, static_cast<int>(kMaxImages))}) {
-      for (const int visual : {0, std::min(prompt, static_cast<int>(kMaxImages)), prompt}) {
-        memory = std::max(memory, memory_bound({prompt, visual, max_rows}));
-      }
-    }
-  }
-  return static_cast<size_t>(sequences) * Arena::rounded(memory + block_bound()) +
-         Arena::rounded(staging_bytes({max_rows, 0, max_rows}));
 }
 
 }  // namespace kvlm

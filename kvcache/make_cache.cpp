@@ -3,15 +3,16 @@
 #include <utility>
 
 #include "kvcache/policy_cache.h"
+#include "kvcache/sequence_bounds.h"
 
 namespace kvlm {
 
 Reservation reservation(const CachePlan& plan, const SequenceSize& size) {
-  return Layouts(plan).reservation(size);
+  return SequenceBounds(plan).reservation(size);
 }
 
 size_t session_bytes(const CachePlan& plan, int max_rows, int sequences) {
-  return Layouts(plan).session_bytes(max_rows, sequences);
+  return SequenceBounds(plan).session_bytes(max_rows, sequences);
 }
 
 std::unique_ptr<KvCache> make_cache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes,

@@ -5,10 +5,11 @@
 
 #include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
-#include "kvcache/layouts.h"
+#include "kvcache/sequence_bounds.h"
 
 // From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
-// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, formula, [make_cache].
+// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, sequence_bounds,
+// formula, [make_cache].
 
 namespace kvlm {
 

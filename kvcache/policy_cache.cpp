@@ -14,6 +14,20 @@
 
 namespace kvlm {
 
+namespace {
+
+/// What follows the attention of the generated rows of sequences: windows that are full are
+/// flushed, then slots are dropped. Layers that share codes find them by the blocks of the other
+/// layer, which therefore come in all layers before any goes. Rows of a later prompt have been
+/// settled one by one as they were stored.
+void settle(std::span<Sequence* const> sequences, int layers, WindowPacker& packer,
+            Evictor& evictor, Stream& stream) {
+  for (int layer = 0; layer < layers; ++layer) packer.flush(sequences, layer, stream);
+  evictor.evict(sequences, stream);
+}
+
+}  // namespace
+
 PolicyCache::PolicyCache(std::shared_ptr<const CachePlan> plan, size_t arena_bytes, Device device)
     : traits_(std::move(plan), device),
       store_(traits_, arena_bytes, placement_, decode_weights_, sinks_),
@@ -146,19 +160,7 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   if (decode_.rows() > 0) {
     decode_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
   }
-  if (turns && decodes) turn_generated_back(out, stream);
-}
-
-/// Turns the outputs of generated rows back, those that follow each other together.
-void PolicyCache::turn_generated_back(TensorView out, Stream& stream) {
-  int64_t first = 0;
-  for (size_t i = 0; i < step_.size();) {
-    int64_t rows = 0;
-    for (; i < step_.size() && !step_[i].prompt; ++i) rows += step_[i].rows;
-    if (rows > 0) Rotation::turn_back(out.slice(first, rows), stream);
-    first += rows;
-    if (i < step_.size()) first += step_[i++].rows;
-  }
+  if (turns && decodes) Rotation::turn_generated_back(out, step_, stream);
 }
 
 /// The queries of a step, where `out` does not take their place: packed attention reads them to its
@@ -210,7 +212,7 @@ void PolicyCache::end(Stream& stream) {
     const std::span<Sequence* const> taken_back = gpu_.end(step, stream);
     settling_.insert(settling_.end(), taken_back.begin(), taken_back.end());
   }
-  settle(stream);
+  if (!settling_.empty()) settle(settling_, shape().layers, window_packer_, evictor_, stream);
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (!sequence.prompted) prompts_.end(sequence, rows, stream);
@@ -220,18 +222,6 @@ void PolicyCache::end(Stream& stream) {
   }
   if (gpu_.serves()) gpu_.place_prompts(step, stream);
   in_step_ = false;
-}
-
-/// What follows the attention of the generated rows of settling_: windows that are full are
-/// flushed, then slots are dropped. Layers that share codes find them by the blocks of the other
-/// layer, which therefore come in all layers before any goes. Rows of a later prompt have been
-/// settled one by one as they were stored.
-void PolicyCache::settle(Stream& stream) {
-  if (settling_.empty()) return;
-  for (int layer = 0; layer < shape().layers; ++layer) {
-    window_packer_.flush(settling_, layer, stream);
-  }
-  evictor_.evict(settling_, stream);
 }
 
 int PolicyCache::next_position(SequenceId id) const noexcept {
@@ -276,7 +266,10 @@ const LayerState& PolicyCache::layer(SequenceId sequence, int layer) {
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
   std::vector<HeadState> heads = this->layer(id, layer).heads;
   const Sequence& sequence = store_.at(id);
-  const bool newest = holds_uncounted_row(id, layer);
+  // A step has stored and attended to a row of it that the host has not counted.
+  const bool newest = in_step_ && sequence.on_gpu && layer < attended_ &&
+                      std::any_of(step_.begin(), step_.end(),
+                                  [&](const StepRows& rows) { return rows.sequence == id; });
   if (newest || !sequence.came.empty()) {
     for (HeadState& head : heads) counts_.count_newest(head);
   }
@@ -286,13 +279,6 @@ std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
     put_in_order(rows[h], sequence.came[lane], newest, traits_.dim());
   }
   return rows;
-}
-
-/// Whether a layer has stored a row in this step that its planes will count later.
-bool PolicyCache::holds_uncounted_row(SequenceId sequence, int layer) const noexcept {
-  return in_step_ && store_.at(sequence).on_gpu && layer < attended_ &&
-         std::any_of(step_.begin(), step_.end(),
-                     [&](const StepRows& rows) { return rows.sequence == sequence; });
 }
 
 }  // namespace kvlm

@@ -78,10 +78,7 @@ class PolicyCache final : public KvCache {
   ConstTensorView own_queries(int layer, ConstTensorView q, TensorView out, Stream& stream);
   void attend_prompt(const StepRows& rows, int layer, const QkvRows& given, const QkvRows& stored,
                      TensorView out, float scale, Stream& stream);
-  void turn_generated_back(TensorView out, Stream& stream);
-  void settle(Stream& stream);
   int64_t guarded_remaps() const;
-  bool holds_uncounted_row(SequenceId sequence, int layer) const noexcept;
 
   CacheTraits traits_;
   KeyBasisChange key_basis_{traits_};

@@ -7,7 +7,8 @@
 #include <vector>
 
 // From a sentence to a cache, each file needs only those before it: [words], cache_spec, policy,
-// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, formula, make_cache.
+// registry, cache_plan, conflicts, planner, spec; and of the plan: layouts, sequence_bounds,
+// formula, make_cache.
 
 namespace kvlm {
 

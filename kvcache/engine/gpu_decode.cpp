@@ -28,6 +28,36 @@ bool same(std::span<const TableRow> a, std::span<const TableRow> b) {
   });
 }
 
+/// What a policy drops in decode follows from what a table knows.
+bool can_serve(const CacheTraits& traits) {
+  if (!traits.on_gpu()) return false;
+  const Retention* rule = traits.retention();
+  if (rule == nullptr || !rule->evicts()) return true;
+  if (traits.table_weighs()) return !rule->rerotates();
+  return !traits.layouts().keeps_weights() && !traits.layouts().per_head() && !rule->rerotates() &&
+         !traits.plan().split && traits.plan().pairs.empty() && !traits.needs().prompt_embeddings;
+}
+
+/// The window of a side, as far as the table packs it.
+RowWindow window_of(const CacheTraits& traits, int layer, KvSide side) {
+  if (traits.flush_rule(side, layer) == nullptr || traits.host_flushes(layer, side)) return {};
+  const Packing& packing = traits.quantizer(kRest, layer)->packing(side, layer);
+  return {&packing.format, packing.rules, packing.flush.trigger, packing.flush.rows};
+}
+
+/// Whether the table can find the rows that it packed: none was evicted.
+bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (!traits.evicts()) return true;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+      for (const KvSide side : kSides) {
+        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
@@ -38,7 +68,8 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   std::vector<std::array<RowWindow, 2>> windows;
   const bool split = traits.plan().split;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
-    windows.push_back({window_of(layer, KvSide::kKeys), window_of(layer, KvSide::kValues)});
+    windows.push_back(
+        {window_of(traits, layer, KvSide::kKeys), window_of(traits, layer, KvSide::kValues)});
     int runs =
         traits_.host_flushes(layer, KvSide::kKeys) || traits_.host_flushes(layer, KvSide::kValues)
             ? 1
@@ -55,22 +86,6 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
   runs_.resize(traits.kv_heads() * 2 * static_cast<size_t>(fixed_runs_ + 1));
-}
-
-bool GpuDecode::can_serve(const CacheTraits& traits) {
-  if (!traits.on_gpu()) return false;
-  const Retention* rule = traits.retention();
-  if (rule == nullptr || !rule->evicts()) return true;
-  if (traits.table_weighs()) return !rule->rerotates();
-  return !traits.layouts().keeps_weights() && !traits.layouts().per_head() && !rule->rerotates() &&
-         !traits.plan().split && traits.plan().pairs.empty() && !traits.needs().prompt_embeddings;
-}
-
-/// The window of a side, as far as the table packs it.
-RowWindow GpuDecode::window_of(int layer, KvSide side) const {
-  if (traits_.flush_rule(side, layer) == nullptr || traits_.host_flushes(layer, side)) return {};
-  const Packing& packing = traits_.quantizer(kRest, layer)->packing(side, layer);
-  return {&packing.format, packing.rules, packing.flush.trigger, packing.flush.rows};
 }
 
 /// Room for a workload.
@@ -167,7 +182,7 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 
 bool GpuDecode::can_place(const Sequence& sequence) const noexcept {
   if (sequence.goes_on_elsewhere) return false;
-  if (!traits_.table_weighs()) return lies_evenly(sequence);
+  if (!traits_.table_weighs()) return lies_evenly(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     if (state.heads[0].slots() != state.kept || !least_weight(sequence, layer)) return false;
@@ -188,19 +203,6 @@ std::optional<LeastWeight> GpuDecode::least_weight(const Sequence& sequence,
   view.forget = state.forget;
   view.scores = state.heads[0].scores;
   return traits_.retention()->least_weight(view);
-}
-
-/// Whether the table can find the rows that it packed: none was evicted.
-bool GpuDecode::lies_evenly(const Sequence& sequence) const noexcept {
-  if (!traits_.evicts()) return true;
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const KvSide side : kSides) {
-        if (!traits_.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
-      }
-    }
-  }
-  return true;
 }
 
 void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {

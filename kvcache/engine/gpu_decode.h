@@ -60,11 +60,8 @@ class GpuDecode {
   int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
 
  private:
-  static bool can_serve(const CacheTraits& traits);
-  RowWindow window_of(int layer, KvSide side) const;
   bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
   bool can_place(const Sequence& sequence) const noexcept;
-  bool lies_evenly(const Sequence& sequence) const noexcept;
   std::optional<LeastWeight> least_weight(const Sequence& sequence, int layer) const noexcept;
   TableLoad load_of(const Workload& load) const;
   int weighed_rows() const;

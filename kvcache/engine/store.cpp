@@ -12,6 +12,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/human_bytes.h"
 #include "kvcache/nominal.h"
+#include "kvcache/sequence_bounds.h"
 
 namespace kvlm {
 
@@ -54,8 +55,8 @@ SequenceId SequenceStore::admit(Sequence sequence) {
 }
 
 void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const std::string& who) {
-  const size_t memory = traits_.layouts().memory_bound(size);
-  const size_t staging = traits_.layouts().staging_bytes(size);
+  const size_t memory = SequenceBounds(traits_.plan()).memory_bound(size);
+  const size_t staging = SequenceBounds(traits_.plan()).staging_bytes(size);
   const auto refuse = [&] {
     const std::string more =
         staging == 0 ? "" : fmt::format(", {} more while the prompt is read", human_bytes(staging));

@@ -1,5 +1,6 @@
 #include "kvcache/engine/traits.h"
 
+#include <span>
 #include <utility>
 
 #include "kernels/decode_table.h"
@@ -17,23 +18,11 @@ bool fits_table(const Packing& packing) {
   return whole_blocks && can_pack_windows(format, packing.rules, packing.flush.rows);
 }
 
-}  // namespace
-
-CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
-    : plan_(std::move(plan)),
-      layouts_(*plan_),
-      device_(device),
-      kv_heads_(static_cast<size_t>(plan_->shape.kv_heads)),
-      dim_(static_cast<size_t>(plan_->shape.head_dim)) {
-  for (int layer = 0; layer < plan_->shape.layers; ++layer) layers_.push_back(traits_of(layer));
-  needs_ = find_needs();
-}
-
-LayerTraits CacheTraits::traits_of(int layer) const {
+LayerTraits traits_of(const Layouts& layouts, int layer) {
   LayerTraits traits;
-  traits.protects = layouts_.protected_values(layer).packing != nullptr;
+  traits.protects = layouts.protected_values(layer).packing != nullptr;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-    const Quantizer* quantizer = layouts_.quantizer(store, layer);
+    const Quantizer* quantizer = layouts.quantizer(store, layer);
     if (quantizer == nullptr) continue;
     const bool has_basis = quantizer->key_basis() != nullptr;
     traits.has_key_basis |= has_basis;
@@ -52,25 +41,40 @@ LayerTraits CacheTraits::traits_of(int layer) const {
   return traits;
 }
 
+CacheNeeds needs_of(const CachePlan& plan, const Layouts& layouts,
+                    std::span<const LayerTraits> layers, Device device) {
+  CacheNeeds needs;
+  for (int layer = 0; layer < plan.shape.layers; ++layer) {
+    const Quantizer* visual = layouts.quantizer(kVisual, layer);
+    needs.prompt_embeddings |= layers[static_cast<size_t>(layer)].protects;
+    needs.pictures_first |= visual != nullptr && visual->visual_only();
+  }
+  const Retention* rule = plan.retention.get();
+  needs.prompt_queries = rule != nullptr && rule->needs().sees_queries();
+  needs.one_prompt = !why_one_prompt(plan, device).empty();
+  return needs;
+}
+
+}  // namespace
+
+CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
+    : plan_(std::move(plan)),
+      layouts_(*plan_),
+      device_(device),
+      kv_heads_(static_cast<size_t>(plan_->shape.kv_heads)),
+      dim_(static_cast<size_t>(plan_->shape.head_dim)) {
+  for (int layer = 0; layer < plan_->shape.layers; ++layer) {
+    layers_.push_back(traits_of(layouts_, layer));
+  }
+  needs_ = needs_of(*plan_, layouts_, layers_, device);
+}
+
 bool CacheTraits::table_weighs() const noexcept {
   if (!on_gpu() || !layouts_.keeps_weights() || plan_->split || !plan_->pairs.empty()) return false;
   for (int layer = 0; layer < shape().layers; ++layer) {
     if (quantizer(kRest, layer) != nullptr) return false;
   }
   return true;
-}
-
-CacheNeeds CacheTraits::find_needs() const {
-  CacheNeeds needs;
-  for (int layer = 0; layer < shape().layers; ++layer) {
-    const Quantizer* visual = quantizer(kVisual, layer);
-    needs.prompt_embeddings |= layers_[static_cast<size_t>(layer)].protects;
-    needs.pictures_first |= visual != nullptr && visual->visual_only();
-  }
-  const Retention* rule = retention();
-  needs.prompt_queries = rule != nullptr && rule->needs().sees_queries();
-  needs.one_prompt = !why_one_prompt(plan(), device_).empty();
-  return needs;
 }
 
 }  // namespace kvlm

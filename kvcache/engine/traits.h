@@ -95,9 +95,6 @@ class CacheTraits {
   size_t first_store() const noexcept { return plan_->split ? kVisual : kRest; }
 
  private:
-  LayerTraits traits_of(int layer) const;
-  CacheNeeds find_needs() const;
-
   std::shared_ptr<const CachePlan> plan_;
   Layouts layouts_;
   Device device_;

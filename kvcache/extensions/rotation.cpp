@@ -37,4 +37,15 @@ void Rotation::turn_back(TensorView rows, Stream& stream) {
   hadamard({&job, 1}, stream);
 }
 
+void Rotation::turn_generated_back(TensorView out, std::span<const StepRows> step, Stream& stream) {
+  int64_t first = 0;
+  for (size_t i = 0; i < step.size();) {
+    int64_t rows = 0;
+    for (; i < step.size() && !step[i].prompt; ++i) rows += step[i].rows;
+    if (rows > 0) turn_back(out.slice(first, rows), stream);
+    first += rows;
+    if (i < step.size()) first += step[i++].rows;
+  }
+}
+
 }  // namespace kvlm

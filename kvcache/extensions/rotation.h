@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "kernels/base/tensor.h"
 #include "kvcache/engine/float_space.h"
 #include "kvcache/engine/qkv_rows.h"
@@ -23,6 +25,8 @@ class Rotation {
   QkvRows turned(const QkvRows& rows, bool generated, Stream& stream);
   /// Turns vectors of the last axis back, in their place.
   static void turn_back(TensorView rows, Stream& stream);
+  /// The same of the generated rows of a step, those that follow each other together.
+  static void turn_generated_back(TensorView out, std::span<const StepRows> step, Stream& stream);
 
  private:
   const CacheTraits& traits_;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/key_basis.h"
-#include "kvcache/layouts.h"
 #include "kvcache/policy_cache.h"
+#include "kvcache/sequence_bounds.h"
 #include "tests/cuda/fixture.h"
 #include "tests/kvcache/lives.h"
 #include "tests/kvcache/quantizers/make.h"
@@ -87,7 +87,7 @@ TEST_F(Cufft, CacheIsThatOfTheTableButForRounding) {
     const CacheShape shape = shape_of(2, 2, 2, 128);
     const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
     const SequenceSize size = size_of(prompt, steps);
-    const size_t bytes = Layouts(*test::plan_of(spec, shape)).reservation(size).bytes();
+    const size_t bytes = SequenceBounds(*test::plan_of(spec, shape)).reservation(size).bytes();
     PolicyCache on_cpu(test::plan_of(spec, shape), bytes, Device{});
     PolicyCache on_gpu(test::plan_of(spec, shape), bytes, kGpu);
     Feeder cpu(shape, 2);

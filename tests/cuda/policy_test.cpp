@@ -9,6 +9,7 @@
 
 #include "kernels/base/queue.h"
 #include "kvcache/policy_cache.h"
+#include "kvcache/sequence_bounds.h"
 #include "tests/kvcache/lives.h"
 #include "tests/watched_cache.h"
 
@@ -47,7 +48,7 @@ void check_life(const std::string& spec, const CacheShape& shape, int most_steps
   size_t bytes = 0;
   for (size_t s = 0; s < 3; ++s) {
     const SequenceSize size = size_of(prompts[s], steps[s] + kLaterRows);
-    bytes += Layouts(*test::plan_of(spec, shape)).reservation(size).bytes();
+    bytes += SequenceBounds(*test::plan_of(spec, shape)).reservation(size).bytes();
   }
   const auto on_cpu = make(spec, shape, bytes, {});
   const auto on_gpu = make(spec, shape, bytes, kGpu);
@@ -142,7 +143,8 @@ void check_each_layer(const std::string& spec, const CacheShape& shape) {
                                           PromptShape{5, {23}, 30}.modality()};
   size_t bytes = 0;
   for (const auto& prompt : prompts) {
-    bytes += Layouts(*test::plan_of(spec, shape)).reservation(size_of(prompt, kSteps)).bytes();
+    bytes +=
+        SequenceBounds(*test::plan_of(spec, shape)).reservation(size_of(prompt, kSteps)).bytes();
   }
   LookedInto on_cpu(make(spec, shape, bytes, {}));
   LookedInto on_gpu(make(spec, shape, bytes, kGpu));
@@ -189,7 +191,8 @@ void check_company(const std::string& spec, const CacheShape& shape) {
                                                     PromptShape{20, {}, 0}.modality()};
   size_t bytes = 0;
   for (const auto& prompt : prompts) {
-    bytes += Layouts(*test::plan_of(spec, shape)).reservation(size_of(prompt, kSteps)).bytes();
+    bytes +=
+        SequenceBounds(*test::plan_of(spec, shape)).reservation(size_of(prompt, kSteps)).bytes();
   }
   const auto together = make(spec, shape, bytes, kGpu);
   std::vector<std::unique_ptr<PolicyCache>> alone;
@@ -232,7 +235,7 @@ void check_fork(const std::string& spec, const CacheShape& shape, int before) {
                            shape.q_per_kv(), shape.head_dim, before));
   const std::vector<int16_t> prompt = PromptShape{3, {17, 30}, 21}.modality();
   const SequenceSize size = size_of(prompt, 150);
-  const size_t bytes = 3 * Layouts(*test::plan_of(spec, shape)).reservation(size).bytes();
+  const size_t bytes = 3 * SequenceBounds(*test::plan_of(spec, shape)).reservation(size).bytes();
   const auto on_cpu = make(spec, shape, bytes, {});
   const auto on_gpu = make(spec, shape, bytes, kGpu);
   Feeder cpu(shape, 2);

@@ -14,6 +14,7 @@
 #include "kvcache/make_cache.h"
 #include "kvcache/registry.h"
 #include "kvcache/retention/common.h"
+#include "kvcache/sequence_bounds.h"
 #include "tests/allocations.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
@@ -29,7 +30,7 @@ using ::testing::HasSubstr;
 std::unique_ptr<PolicyCache> make(const std::string& spec, const CacheShape& shape,
                                   const SequenceSize& size, int sequences = 1) {
   const auto plan = plan_of(spec, shape);
-  const size_t bytes = Layouts(*plan).reservation(size).bytes();
+  const size_t bytes = SequenceBounds(*plan).reservation(size).bytes();
   return std::make_unique<PolicyCache>(plan, static_cast<size_t>(sequences) * bytes, Device{});
 }
 
@@ -167,7 +168,7 @@ TEST_P(Identity, EqualsThePlainCacheBitForBit) {
     const SequenceSize size = size_of(prompt, 40);
     const auto plan = plan_of(spec, kSmall);
     ASSERT_NE(plan->retention, nullptr) << "no rule is run";
-    PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+    PolicyCache cache(plan, SequenceBounds(*plan).reservation(size).bytes(), {});
     const auto plain = make_plain(rows, size);
     Feeder feeder(kSmall, 3);
     const SequenceId a = cache.open(size, "s");
@@ -268,7 +269,7 @@ TEST_P(EverySpec, APromptBetweenGeneratedRowsChangesNothing) {
   size_t bytes = 0;
   for (size_t s = 0; s < 3; ++s) {
     const SequenceSize size = size_of(prompts[s], kSteps);
-    bytes += Layouts(*plan).reservation(size).bytes();
+    bytes += SequenceBounds(*plan).reservation(size).bytes();
     const auto cache = make(GetParam(), kSmall, size);
     Feeder feeder(kSmall);
     const SequenceId id = cache->open(size, "s");
@@ -327,7 +328,7 @@ TEST_P(EverySpec, CompanyChangesNothing) {
   const auto plan = plan_of(GetParam(), kSmall);
   size_t bytes = 0;
   for (size_t s = 0; s < 3; ++s) {
-    bytes += Layouts(*plan).reservation(size_of(prompts[s], steps[s])).bytes();
+    bytes += SequenceBounds(*plan).reservation(size_of(prompts[s], steps[s])).bytes();
   }
   PolicyCache cache(plan, bytes, {});
   Feeder feeder(kSmall, 3);
@@ -446,10 +447,10 @@ TEST_P(EverySpec, SequencesThatComeOneByOneShareTheRoomOfTheirPrompts) {
   const auto prompt = PromptShape{5, {40}, 9}.modality();
   const SequenceSize size = size_of(prompt, 30);
   const auto plan = plan_of(GetParam(), kSmall);
-  const Layouts layouts(*plan);
-  const size_t bytes = layouts.session_bytes(size.max_rows, kSequences);
-  const size_t staged = layouts.staging_bytes({size.max_rows, 0, size.max_rows});
-  EXPECT_EQ(bytes, kSequences * layouts.session_bytes(size.max_rows) -
+  const SequenceBounds bounds(*plan);
+  const size_t bytes = bounds.session_bytes(size.max_rows, kSequences);
+  const size_t staged = bounds.staging_bytes({size.max_rows, 0, size.max_rows});
+  EXPECT_EQ(bytes, kSequences * bounds.session_bytes(size.max_rows) -
                        (kSequences - 1) * Arena::rounded(staged));
   PolicyCache cache(plan, bytes, {});
   Feeder feeder(kSmall);
@@ -462,14 +463,14 @@ TEST_P(EverySpec, SequencesThatComeOneByOneShareTheRoomOfTheirPrompts) {
 /// Whatever part of its rows are the prompt's, and of those the pictures'.
 TEST_P(EverySpec, RoomForASequenceHoldsAnyOfItsLength) {
   const auto plan = plan_of(GetParam(), kSmall);
-  const Layouts layouts(*plan);
+  const SequenceBounds bounds(*plan);
   for (const int max_rows : {1, 7, 84, 333, 1000}) {
-    const size_t room = layouts.session_bytes(max_rows);
+    const size_t room = bounds.session_bytes(max_rows);
     for (int prompt = 1; prompt <= max_rows; ++prompt) {
       for (const int visual : {0, prompt / 3, prompt / 2, prompt - 1, prompt}) {
         const SequenceSize size{prompt, visual, max_rows};
-        ASSERT_GE(room - Arena::rounded(layouts.staging_bytes({max_rows, 0, max_rows})),
-                  layouts.reservation(size).kept)
+        ASSERT_GE(room - Arena::rounded(bounds.staging_bytes({max_rows, 0, max_rows})),
+                  bounds.reservation(size).kept)
             << prompt << " rows, " << visual << " visual, of " << max_rows;
       }
     }
@@ -482,8 +483,8 @@ TEST_P(EverySpec, ReservesWhatItNeeds) {
                              PromptShape{2, {200}, 3}.modality()}) {
     const SequenceSize size = size_of(prompt, 90);
     const auto plan = plan_of(GetParam(), kSmall);
-    const size_t bytes = Layouts(*plan).reservation(size).bytes();
-    EXPECT_LE(bytes, Layouts(*plan).session_bytes(size.max_rows));
+    const size_t bytes = SequenceBounds(*plan).reservation(size).bytes();
+    EXPECT_LE(bytes, SequenceBounds(*plan).session_bytes(size.max_rows));
     PolicyCache enough(plan, bytes, {});
     Feeder feeder(kSmall);
     const SequenceId id = enough.open(size, "s");
@@ -512,7 +513,7 @@ TEST_P(ManyLanes, ThreadsChangeNothing) {
   const auto plan = plan_of(GetParam(), shape);
   size_t bytes = 0;
   for (int s = 0; s < kSequences; ++s) {
-    bytes += Layouts(*plan).reservation(size_of(prompt_of(s), kSteps)).bytes();
+    bytes += SequenceBounds(*plan).reservation(size_of(prompt_of(s), kSteps)).bytes();
   }
   PolicyCache alone(plan, bytes, {});
   PolicyCache one(plan, bytes, {});
@@ -725,7 +726,7 @@ TEST(PolicyCacheTest, RulesScoreWhatIsStored) {
       auto owned = std::make_unique<FirstChannel>(joint, queries);
       const FirstChannel& rule = *owned;
       plan->retention = std::move(owned);
-      PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+      PolicyCache cache(plan, SequenceBounds(*plan).reservation(size).bytes(), {});
       EXPECT_EQ(cache.needs().prompt_queries, queries);
       Feeder feeder(kSmall);
       const SequenceId id = cache.open(size, "s");
@@ -774,7 +775,7 @@ TEST(PolicyCacheTest, TurnedRowsAreInspectedAsTheyCame) {
   const std::vector<int16_t> prompt = PromptShape{5, {20}, 5}.modality();
   const SequenceSize size = size_of(prompt, 4);
   const auto plan = plan_of("kivi,bits=8,group=8,residual=16,rotate=hadamard", kSmall);
-  PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+  PolicyCache cache(plan, SequenceBounds(*plan).reservation(size).bytes(), {});
   Feeder feeder(kSmall);
   const Feeder::Input input{'s', cache.open(size, "s"), 0, prompt, true};
   feeder.pass(cache, {input});
@@ -796,7 +797,7 @@ TEST(PolicyCacheTest, QueriesThatAreScoredComeInOnePass) {
   const SequenceSize size = size_of(prompt, 4);
   const auto plan = plan_of("f32 + uniform,keep=0.5", kSmall);
   plan->retention = std::make_unique<FirstChannel>(/*joint=*/true, /*queries=*/true);
-  PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+  PolicyCache cache(plan, SequenceBounds(*plan).reservation(size).bytes(), {});
   Feeder feeder(kSmall);
   const std::vector<int16_t> chunk(prompt.begin(), prompt.begin() + 12);
   try {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "kvcache/layouts.h"
+#include "kvcache/sequence_bounds.h"
 #include "tools/bench/throughput.h"
 
 namespace kvlm {

@@ -12,6 +12,7 @@
 #include "kernels/base/printable.h"
 #include "kvcache/make_cache.h"
 #include "kvcache/planner.h"
+#include "kvcache/sequence_bounds.h"
 #include "kvcache/spec.h"
 #include "runtime/clip_file.h"
 #include "runtime/forced_run.h"
@@ -300,7 +301,7 @@ void FidelityMeter::expect_layers(std::span<Forced> batch, const std::vector<Pla
   std::vector<std::unique_ptr<PolicyCache>> onlookers;
   for (const Plan& plan : plans) {
     size_t bytes = 0;
-    for (const Forced& forced : batch) bytes += Layouts(*plan).session_bytes(forced.rows());
+    for (const Forced& forced : batch) bytes += SequenceBounds(*plan).session_bytes(forced.rows());
     onlookers.push_back(std::make_unique<PolicyCache>(plan, bytes, session_.device()));
   }
   AttentionProbe probe(plain_cache(batch), std::move(onlookers));

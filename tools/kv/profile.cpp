@@ -14,6 +14,7 @@
 #include "kvcache/planner.h"
 #include "kvcache/retention/common.h"
 #include "kvcache/retention/prefix_fit.h"
+#include "kvcache/sequence_bounds.h"
 #include "kvcache/spec.h"
 #include "runtime/forced_run.h"
 #include "runtime/policy_profile.h"
@@ -104,7 +105,7 @@ class Profiler {
     for (size_t i = 0; i < records_.size() && !interrupted(); ++i) {
       const EncodedPrompt encoded = encode_record(session_, records_[i], options_.sampling);
       const auto rows = static_cast<int>(encoded.prompt.ids.size()) + 1;
-      PolicyCache cache(plan, Layouts(*plan).session_bytes(rows), session_.device());
+      PolicyCache cache(plan, SequenceBounds(*plan).session_bytes(rows), session_.device());
       ForcedRun(model, cache, session_.stream()).join(encoded, 1);
       for (const auto& [name, layers] : scores) {
         forget[name].push_back(forget_ratios(layers, options_.keep, retention::Ends{1, 1}.least()));

@@ -10,6 +10,7 @@
 
 #include "kvcache/planner.h"
 #include "kvcache/policy_cache.h"
+#include "kvcache/sequence_bounds.h"
 #include "kvcache/spec.h"
 #include "runtime/forced_run.h"
 #include "tools/common/program.h"
@@ -44,7 +45,7 @@ void add_record(Session& session, const EncodedPrompt& encoded, ValueSurvey& sur
   Model& model = session.model();
   const auto plan = plan_cache(parse_spec("f32"), model.decoder().cache_shape());
   const auto rows = static_cast<int>(encoded.prompt.ids.size()) + 1;
-  PolicyCache cache(plan, Layouts(*plan).session_bytes(rows), session.device());
+  PolicyCache cache(plan, SequenceBounds(*plan).session_bytes(rows), session.device());
   ForcedRun run(model, cache, session.stream());
   const SequenceId id = run.join(encoded, 1);
   for (int layer = 0; layer < survey.layers(); ++layer) {

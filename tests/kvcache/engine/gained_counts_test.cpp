@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvcache/policy_cache.h"
+#include "kvcache/sequence_bounds.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
 
@@ -56,7 +57,7 @@ TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) {
   const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
   constexpr int kSteps = 150;
   copied_.size = size_of(prompt, kSteps);
-  PolicyCache cache(plan, Layouts(*plan).reservation(copied_.size).bytes(), Device{});
+  PolicyCache cache(plan, SequenceBounds(*plan).reservation(copied_.size).bytes(), Device{});
   const SequenceId id = cache.open(copied_.size, "s");
   const auto n = static_cast<int>(prompt.size());
   feeder.pass(cache, {{'a', id, 0, prompt, true}});
@@ -126,7 +127,7 @@ TEST(GainedCountsTest, StayWhereAGpuDropsTheRowOfLeastWeight) {
     const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
     Sequence sequence;
     sequence.size = size_of(prompt, 30);
-    PolicyCache cache(plan, Layouts(*plan).reservation(sequence.size).bytes(), Device{});
+    PolicyCache cache(plan, SequenceBounds(*plan).reservation(sequence.size).bytes(), Device{});
     const SequenceId id = cache.open(sequence.size, "s");
     const auto n = static_cast<int>(prompt.size());
     feeder.pass(cache, {{'a', id, 0, prompt, true}});

@@ -7,6 +7,7 @@
 
 #include "kernels/base/error.h"
 #include "kvcache/policy_cache.h"
+#include "kvcache/sequence_bounds.h"
 #include "tests/kvcache/feeder.h"
 #include "tests/kvcache/plans.h"
 
@@ -37,7 +38,7 @@ TEST(StepChecks, ASecondPromptIsRefusedWithItsReason) {
   const auto plan =
       test::plan_of("prefixkv,keep=0.5 + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0", kShape);
   const SequenceSize size{20, 0, 40};
-  PolicyCache cache(plan, Layouts(*plan).reservation(size).bytes(), {});
+  PolicyCache cache(plan, SequenceBounds(*plan).reservation(size).bytes(), {});
   testlife::Feeder feeder(kShape);
   const SequenceId id = cache.open(size, "s");
   feeder.pass(cache, {{'s', id, 0, std::vector<int16_t>(20, kTextRow), true}});
