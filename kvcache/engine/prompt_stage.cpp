@@ -1,6 +1,6 @@
 // A first prompt. attend() answers for a layer at a time and stages its keys and values as full
-// rows. finish() is the end of the prompt for some layers: which rows stay, what they become when
-// dropped rows are merged into them, and where they are stored.
+// rows. finish() is the end of the prompt for some layers: the rows that PromptSelector keeps take
+// in what is merged into them, are packed, and go where they are stored.
 #include "kvcache/engine/prompt_stage.h"
 
 #include <fmt/format.h>
