@@ -28,6 +28,10 @@ struct RowWindow {
 bool can_pack_windows(const PackedFormat& format, const std::array<PackRule, 2>& rules,
                       int rows) noexcept;
 
+/// Most places of TableShape::drops_packed, and most blocks that a window of such a table fills.
+inline constexpr int kMostPlaces = 1 << 14;
+inline constexpr int kMostFlushedBlocks = 16;
+
 /// The rows that a KV head gains, of its keys or of its values: packed rows in blocks that follow
 /// each other evenly, then full rows in a ring buffer.
 struct GrowingRows {
@@ -44,16 +48,29 @@ struct GrowingRows {
   int packed = 0;
   bool shares_codes =
       false;  ///< another layer makes the codes: only scales and zero points are made
+  // Where packed rows may go (TableShape::drops_packed), blocks lie in places of their own size
+  // from `codes` on, in any order:
+  int most_blocks = 0;  ///< places for which there is memory
+  int blocks = 0;       ///< places from the first on that have had a block
+  int filling = -1;     ///< place of the block that takes the next packed row; -1: a new one does
+  int filled = 0;       ///< rows that it has
 };
 
-/// The attention weights of a KV head's full rows, of which it drops one in every step. The next
-/// row takes the place of the one that was dropped, so that none moves: places are those of the
-/// ring, from `first` on, and in the order of the tokens until the first row goes.
+/// The attention weights of a KV head's rows, of which it drops one in every step.
+///
+/// Where all are full rows, the next one takes the place of the one that was dropped, so that none
+/// moves: places are those of the ring, from `first` on, and in the order of the tokens until the
+/// first row goes. Else (TableShape::drops_packed) the places of a side are those of its
+/// most_blocks blocks, row by row, and then those of its ring from its begin on; a packed row that
+/// goes leaves its place empty until its whole block is. `came` and `values_came` are both empty
+/// where the packed rows lie in order from the first place on.
 struct WeighedRows {
-  float* weights = nullptr;  ///< (places,) null: nobody asks
-  LeastWeight least;         ///< of rows as they are numbered in `came`
+  /// (places,), with drops_packed (rows,) by their numbers; null: nobody asks.
+  float* weights = nullptr;
+  LeastWeight least;  ///< of rows as they are numbered in `came`
   /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
   std::span<const int> came;
+  std::span<const int> values_came;  ///< the same for the places of values, with drops_packed
   static constexpr int kNoRow = INT32_MAX;
 };
 
@@ -64,7 +81,21 @@ struct TableLane {
   std::span<const ScoreRemap> remaps;
   GrowingRows keys_gained;
   GrowingRows values_gained;
-  WeighedRows weighed;  ///< its rows are never packed
+  WeighedRows weighed;
+};
+
+/// What has become of the rows of a KV head that drops packed rows, by places as WeighedRows says.
+struct PlacedRows {
+  struct Side {
+    std::vector<int> came;
+    int first = 0;  ///< GrowingRows, as they are now
+    int full = 0;
+    int blocks = 0;
+    int filling = -1;
+    int filled = 0;
+  };
+  std::array<Side, 2> sides;   ///< keys, values
+  std::vector<float> weights;  ///< by places of keys
 };
 
 /// What a DecodeTable keeps of the attention weights of its rows, as means over query heads.
@@ -82,6 +113,7 @@ struct TableShape {
   RowWeights weights = RowWeights::kNone;
   bool drops_alike =
       false;  ///< KV heads of a layer drop the same row, by the mean of their weights
+  bool drops_packed = false;  ///< rows that are dropped by weight may be packed
 };
 
 /// What the sequences of a DecodeTable come to, at most.
@@ -91,7 +123,8 @@ struct TableLoad {
   /// Of a lane: fixed runs' blocks that do not lie evenly, and words of their bitmaps.
   int listed_blocks = 0;
   int words = 0;
-  int weighed_rows = 0;  ///< places of WeighedRows
+  int weighed_rows = 0;  ///< places of WeighedRows, of a side
+  int blocks = 0;        ///< GrowingRows.most_blocks
 };
 
 /// A sequence of a step of decode, and where among the step's rows its row is.
@@ -145,6 +178,12 @@ class DecodeTable {
   /// WeighedRows.came of a slot, (layers, kv_heads, TableLoad.weighed_rows). Waits for the GPU.
   /// Throws Error{kDevice} if it does not answer.
   std::vector<int> came(int slot) const;
+  /// The same where rows that are dropped may be packed: (layers, kv_heads) of a slot.
+  std::vector<PlacedRows> placed(int slot) const;
+  /// And (slots,) how many bytes more than when they were set the sequences hold.
+  std::vector<int64_t> gained_bytes() const;
+  /// Puts weights of a lane to where they lie by numbers again.
+  void put_weights(std::span<const float> weights, float* to) const;
 
   /// A number of what attend() launches: equal numbers launch the same.
   uint64_t version() const noexcept;

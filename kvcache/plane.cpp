@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <utility>
 
 namespace kvlm {
 
@@ -184,14 +185,13 @@ std::byte* Plane::push_rows(int rows) noexcept {
   return first;
 }
 
-GrowingRows Plane::growing() const noexcept {
+GrowingRows Plane::memory() const noexcept {
   GrowingRows rows;
   rows.ring = ring_;
   rows.ring_rows = ring_rows_;
   rows.first = ring_first_;
   rows.full = full_;
   if (layout_.packing == nullptr) return rows;
-  assert(even_);
   const PackedFormat& format = layout_.packing->format;
   rows.block_rows = layout_.block_rows();
   rows.codes = layout_.shared ? owner_->packed_memory_ : packed_memory_;
@@ -201,9 +201,112 @@ GrowingRows Plane::growing() const noexcept {
   if (format.zeros(rows.block_rows) > 0) {
     rows.zeros = rows.scales + format.scales(rows.block_rows) * dtype_bytes(format.meta);
   }
-  rows.packed = packed_;
   rows.shares_codes = !layout_.writes;
   return rows;
+}
+
+GrowingRows Plane::growing() const noexcept {
+  assert(even_);
+  GrowingRows rows = memory();
+  rows.packed = packed_;
+  return rows;
+}
+
+bool Plane::owns_blocks() const noexcept {
+  return !layout_.once && !layout_.shared && first_own_ == 0 &&
+         std::none_of(places_.begin(), places_.end(), [](const Place& p) { return p.shared; });
+}
+
+GrowingRows Plane::placed() const {
+  assert(owns_blocks());
+  GrowingRows rows = memory();
+  rows.most_blocks = layout_.packing == nullptr ? 0 : most_blocks_;
+  rows.blocks = next_slot_;
+  rows.packed = next_slot_ * rows.block_rows;
+  if (fills_newest()) {
+    rows.filling = places_.back().slot;
+    rows.filled = blocks_.back().rows;
+  }
+  return rows;
+}
+
+void Plane::number_places(std::vector<int>& came) const {
+  came.assign(static_cast<size_t>(places()), WeighedRows::kNoRow);
+  const int block_rows = layout_.block_rows();
+  int number = 0;
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    const uint64_t* live = blocks_[b].live;
+    for (int row = 0; row < blocks_[b].rows; ++row) {
+      if (live != nullptr && (live[row / 64] >> (row % 64) & 1) == 0) continue;
+      came[static_cast<size_t>(places_[b].slot * block_rows + row)] = number++;
+    }
+  }
+  const int ring = most_blocks_ * block_rows;
+  for (int i = 0; i < full_; ++i) {
+    came[static_cast<size_t>(ring + (ring_first_ + i) % ring_rows_)] = number++;
+  }
+}
+
+void Plane::take_placed(const PlacedRows::Side& rows) {
+  const int block_rows = std::max(layout_.block_rows(), 1);
+  const std::span<const int> came(rows.came);
+  std::vector<std::pair<int, int>> order;  // numbers and blocks
+  clear_packed();
+  for (int block = 0; block < rows.blocks; ++block) {
+    const auto of_block =
+        came.subspan(static_cast<size_t>(block * block_rows), static_cast<size_t>(block_rows));
+    const int first = *std::min_element(of_block.begin(), of_block.end());
+    if (first == WeighedRows::kNoRow) {
+      free_slots_.push_back(block);
+    } else {
+      order.emplace_back(first, block);
+    }
+  }
+  std::sort(order.begin(), order.end());
+  next_slot_ = rows.blocks;
+  for (const auto& [first, block] : order) {
+    const int held = block == rows.filling ? rows.filled : block_rows;
+    take_placed_block(
+        block, held,
+        came.subspan(static_cast<size_t>(block * block_rows), static_cast<size_t>(held)));
+  }
+  bytes_ += static_cast<size_t>(rows.full) * layout_.row_bytes();
+  bytes_ -= static_cast<size_t>(full_) * layout_.row_bytes();
+  ring_first_ = rows.first;
+  full_ = rows.full;
+}
+
+/// The block in a place becomes the newest: `came` says which of its rows are there.
+void Plane::take_placed_block(int place, int rows, std::span<const int> came) {
+  const PackedFormat& format = layout_.packing->format;
+  Place of;
+  of.slot = place;
+  of.codes =
+      packed_memory_ + static_cast<size_t>(place) * layout_.block_bytes(layout_.block_rows());
+  of.scales = of.codes + aligned(codes_bytes(layout_, layout_.block_rows()));
+  PackedBlock block;
+  block.codes = of.codes;
+  block.scales = of.scales;
+  if (format.zeros(layout_.block_rows()) > 0) {
+    block.zeros = of.scales + format.scales(layout_.block_rows()) * dtype_bytes(format.meta);
+  }
+  block.rows = rows;
+  block.live_rows = static_cast<int>(
+      std::count_if(came.begin(), came.end(), [](int n) { return n != WeighedRows::kNoRow; }));
+  if (block.live_rows < rows) {
+    of.live = new_bitmap(of, rows);
+    for (int row = 0; row < rows; ++row) {
+      if (came[static_cast<size_t>(row)] == WeighedRows::kNoRow) continue;
+      of.live[row / 64] |= uint64_t{1} << (row % 64);
+    }
+    block.live = of.live;
+  }
+  blocks_.push_back(block);
+  places_.push_back(of);
+  packed_ += block.live_rows;
+  bytes_ += layout_.packed_bytes(rows);
+  even_ = even_ && block.live == nullptr && place == static_cast<int>(blocks_.size()) - 1 &&
+          lies_evenly(rows);
 }
 
 void Plane::gain(int rows, const FlushRule* window) noexcept {

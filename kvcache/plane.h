@@ -115,6 +115,16 @@ class alignas(64) Plane {
   std::byte* push_rows(int rows) noexcept;
   /// The rows it gains, as a GPU counts them: nothing it holds was evicted.
   GrowingRows growing() const noexcept;
+  /// Its blocks are its alone, so that a GPU may drop their rows and put others in their places.
+  bool owns_blocks() const noexcept;
+  /// The same as growing() of a plane that owns its blocks and may have lost rows.
+  GrowingRows placed() const;
+  /// Places that its rows may have, as WeighedRows says, and which slot lies in each.
+  int places() const noexcept { return most_blocks_ * layout_.block_rows() + ring_rows_; }
+  void number_places(std::vector<int>& came) const;
+  /// Becomes what a GPU has made of placed(): its slots are those of `rows` in the order of their
+  /// numbers.
+  void take_placed(const PlacedRows::Side& rows);
   /// Counts `rows` more rows, each stored behind the newest, and packed rows of `window` whenever
   /// they filled it; null: none were.
   void gain(int rows, const FlushRule* window) noexcept;
@@ -173,6 +183,9 @@ class alignas(64) Plane {
   };
 
   size_t ring_offset(int i) const noexcept;
+  /// Where its rows and blocks lie, but for how many are packed.
+  GrowingRows memory() const noexcept;
+  void take_placed_block(int place, int rows, std::span<const int> came);
   /// The newest block takes the next packed row.
   bool fills_newest() const noexcept;
   /// Blocks that fork() shares, the oldest.

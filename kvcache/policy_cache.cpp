@@ -233,13 +233,23 @@ int PolicyCache::next_position(SequenceId id) const noexcept {
   return sequence.slots_of(0);
 }
 
+size_t PolicyCache::bytes() const noexcept {
+  try {
+    gpu_.count_bytes();
+  } catch (const Error&) {
+    // A GPU that is lost says so at the next step.
+  }
+  return store_.bytes();
+}
+
 CacheReport PolicyCache::report(SequenceId id) const noexcept {
+  static_cast<void>(bytes());  // count what a GPU alone knows
   CacheReport report = store_.report(store_.at(id));
   if (store_.at(id).rows == 0) return report;
   try {
     report.guarded_remaps = guarded_remaps();
   } catch (const Error&) {
-    // A GPU that is lost says so at the next step.
+    // As above.
   }
   return report;
 }
@@ -264,12 +274,15 @@ const LayerState& PolicyCache::layer(SequenceId sequence, int layer) {
 }
 
 std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& stream) {
-  std::vector<HeadState> heads = this->layer(id, layer).heads;
   const Sequence& sequence = store_.at(id);
   // A step has stored and attended to a row of it that the host has not counted.
   const bool newest = in_step_ && sequence.on_gpu && layer < attended_ &&
                       std::any_of(step_.begin(), step_.end(),
                                   [&](const StepRows& rows) { return rows.sequence == id; });
+  if (gpu_.drops_packed(sequence)) {
+    return inspector_.read(sequence, gpu_.heads_now(sequence, layer, newest), layer, stream);
+  }
+  std::vector<HeadState> heads = this->layer(id, layer).heads;
   if (newest || !sequence.came.empty()) {
     for (HeadState& head : heads) counts_.count_newest(head);
   }

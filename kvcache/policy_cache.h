@@ -62,7 +62,7 @@ class PolicyCache final : public KvCache {
 
   int tokens(SequenceId sequence) const noexcept override { return store_.at(sequence).rows; }
   int next_position(SequenceId sequence) const noexcept override;
-  size_t bytes() const noexcept override { return store_.bytes(); }
+  size_t bytes() const noexcept override;
   CacheReport report(SequenceId sequence) const noexcept override;
 
   const CachePlan& plan() const noexcept { return traits_.plan(); }

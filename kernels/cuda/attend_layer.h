@@ -11,6 +11,8 @@
 // Decode attention of one layer over packed and full rows, in launches whose sizes the host knows.
 namespace kvlm::cuda::packed {
 
+struct TableArgs;
+
 /// The runs that one kernel serves: listed, or those at some positions of a DecodeTable's lanes.
 struct ServedRuns {
   const int* runs = nullptr;  ///< on the GPU
@@ -38,6 +40,7 @@ struct LayerLaunch {
   int value_parts = 0;
   int weightings = 0;  ///< of all lanes' ranges
   int channels = 0;    ///< of a packed row
+  const TableArgs* placed = nullptr;  ///< weigh_places() makes the weights of all lanes
 };
 
 /// Attends; `args` lacks the workspace, and which runs a launch serves.

@@ -15,6 +15,7 @@
 #include "kernels/cuda/kept_bytes.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/packed_codes.h"
+#include "kernels/cuda/placed_rows.h"
 #include "kernels/quantize.h"
 
 // Decode attention of one layer, in four steps, for the lanes that neither fused_attention.cu
@@ -1048,7 +1049,11 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
     launch_early("attend_packed", weigh_lanes, layer.lanes, static_cast<int>(32 * warps), stream,
                  args);
   }
-  if (layer.plain) launch_normalise(args, layer, stream);
+  if (layer.placed != nullptr) {
+    weigh_places(*layer.placed, args.layer, layer.most_slots, stream);
+  } else if (layer.plain) {
+    launch_normalise(args, layer, stream);
+  }
   launch_values(layer, args, stream);
   launch_early("attend_packed", sum_parts, layer.lanes, 256, stream, args);
   check_launch("attend_packed");

@@ -2,6 +2,7 @@
 // the window that was packed, cuts runs into splits again, stores new rows, closes gaps of dropped
 // ones.
 #include "kernels/cuda/attend_layer.h"
+#include "kernels/cuda/close_gap.cuh"
 #include "kernels/cuda/count_rows.h"
 #include "kernels/cuda/picture_choice.h"
 #include "kernels/cuda/store_row.cuh"
@@ -81,7 +82,9 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
   tail.newest = tail.vacated >= 0 ? tail.vacated : tail.full - 1;
   tail.vacated = -1;
   if (table.weighed == nullptr || side != 0) return;
-  table.came_of(lane)[tail.newest] = table.weighed[lane].next++;
+  const int place =
+      table.drops_packed() ? tail.ring_begin() + tail.place(tail.newest) : tail.newest;
+  table.came_of(lane)[place] = table.weighed[lane].next++;
 }
 
 /// What the kernels of row_batch.cu read of the full rows of a lane: those of its keys, beside
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   const int number = index % of_layer / 2;  // of the lane, in the step
   const int at = table.lane_at(layer, number);
   DeviceTail& tail = table.tails[at * 2 + side];
-  count_packed(table.windows[layer * 2 + side], tail);
+  if (!table.drops_packed()) count_packed(table.windows[layer * 2 + side], tail);
   ++tail.full;
   place_newest(table, at, side, tail);
   DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
@@ -141,7 +144,8 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
         table.q_per_kv * table.head_dim;
     lane.q = static_cast<const float*>(nullptr) + query;
     lane.out = static_cast<float*>(nullptr) + query;
-    lane.slots = slots;
+    // Keys and values may have different slots where packed rows may go.
+    lane.slots = table.drops_packed() ? table.longest : slots;
     lane.first_weighting = number * table.weightings;
     lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
     if (table.pieces != nullptr) lay_piece(table, layer, number, at, query, tail);
@@ -171,36 +175,6 @@ __global__ void __launch_bounds__(32 * kStoreWarps)
 }
 
 constexpr int kEvictThreads = 256;
-constexpr int kUnitsHeld = 8;  // of a thread, on their way
-
-/// Closes the gap that row `gap` leaves in a ring: the fewer rows move by one place, a tile of
-/// units after the other, read before any is written.
-template <class Unit>
-__device__ void close_gap(const DeviceTail& tail, int gap, bool from_front, int64_t row_bytes) {
-  Unit* ring = reinterpret_cast<Unit*>(tail.ring);
-  const auto width = static_cast<int>(row_bytes / static_cast<int64_t>(sizeof(Unit)));
-  const int moved = (from_front ? gap : tail.full - 1 - gap) * width;
-  const auto place = [&](int unit) -> Unit& {
-    const int row = from_front ? gap - unit / width : gap + unit / width;
-    return ring[static_cast<int64_t>(tail.place(row)) * width + unit % width];
-  };
-  for (int first = static_cast<int>(threadIdx.x); first - static_cast<int>(threadIdx.x) < moved;
-       first += kEvictThreads * kUnitsHeld) {
-    Unit held[kUnitsHeld];
-#pragma unroll
-    for (int i = 0; i < kUnitsHeld; ++i) {
-      const int unit = first + i * kEvictThreads;
-      if (unit < moved) held[i] = place(unit + width);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kUnitsHeld; ++i) {
-      const int unit = first + i * kEvictThreads;
-      if (unit < moved) place(unit) = held[i];
-    }
-    __syncthreads();
-  }
-}
 
 /// Drops the row of a lane's slot: block (lane, layer, side). `slots` as DecodeTable::evict().
 __global__ void __launch_bounds__(kEvictThreads) evict_rows(TableArgs table, const int* slots) {
@@ -214,14 +188,9 @@ __global__ void __launch_bounds__(kEvictThreads) evict_rows(TableArgs table, con
   count_packed(table.windows[layer * 2 + side], tail);
   const int gap = slot - tail.fixed_slots - tail.packed;
   const bool from_front = 2 * gap < tail.full;
-  const int64_t row_bytes =
-      static_cast<int64_t>(table.head_dim) * (table.dtype == DType::kF32 ? 4 : 2);
   __syncthreads();  // all have read
-  if ((row_bytes | static_cast<int64_t>(reinterpret_cast<uintptr_t>(tail.ring))) % 16 == 0) {
-    close_gap<int4>(tail, gap, from_front, row_bytes);
-  } else {
-    close_gap<uint16_t>(tail, gap, from_front, row_bytes);
-  }
+  close_gap_of_rows<kEvictThreads>(tail, gap, from_front,
+                                   table.head_dim * (table.dtype == DType::kF32 ? 4 : 2));
   if (threadIdx.x != 0) return;
   if (from_front) tail.first = tail.place(1);
   --tail.full;

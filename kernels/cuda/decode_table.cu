@@ -18,6 +18,7 @@
 #include "kernels/cuda/lane_layout.h"
 #include "kernels/cuda/launch_bounds.h"
 #include "kernels/cuda/pack_windows.h"
+#include "kernels/cuda/placed_rows.h"
 #include "kernels/cuda/weigh_rows.h"
 #include "kernels/decode_table.h"
 
@@ -62,6 +63,7 @@ struct DecodeTable::State {
   Buffer device_windows, device_parts, class_layers, clamped;
   Buffer device_formats, device_step, scores, evicted;
   Buffer weighed, came;
+  Buffer value_at, key_at, live, place_weights, gained_bytes;  // where packed rows may go
   Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
   int row_parts = 0;         // of such a lane, at most
 
@@ -74,8 +76,12 @@ struct DecodeTable::State {
   std::vector<uint64_t> new_words;
   std::vector<DeviceWeighed> new_weighed;
   std::vector<int> new_came;
+  std::vector<int16_t> new_value_at, new_key_at;
+  bool out_of_order = false;  // some lane's packed rows do not lie in order
 
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
+  /// Slots of a lane, at most: where packed rows may go, empty places among them.
+  int longest() const { return std::max(load.longest, load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
   bool holds_rows_alone(int layer) const;
   bool any_layer(bool rows_alone) const;
@@ -87,6 +93,7 @@ struct DecodeTable::State {
   void place_slots();
   LaneSpace space_of(int slot, int layer, size_t head);
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
+  void take_placed(const WeighedRows& rows, const LaneSpace& space);
   void send_slot(int slot, Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
   void send_bounds(Stream& stream);
@@ -196,11 +203,18 @@ void DecodeTable::State::place_slots() {
   make(words, new_words, static_cast<size_t>(load.words));
   make(weighed, new_weighed, shape.weights == RowWeights::kNone ? 0 : 1);
   make(came, new_came, static_cast<size_t>(load.weighed_rows));
+  if (shape.drops_packed) {
+    make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
+    make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
+    take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
+    take(place_weights, came.bytes());
+    take(gained_bytes, slots * sizeof(int64_t));
+  }
   take(device_step, slots * sizeof(StepSlot));
   take(evicted, slots * static_cast<size_t>(shape.layers) * sizeof(int));
   const auto heads = static_cast<size_t>(shape.kv_heads * shape.q_per_kv);
   take(scores, any_layer(/*rows_alone=*/false)
-                   ? slots * heads * static_cast<size_t>(load.longest) * sizeof(float)
+                   ? slots * heads * static_cast<size_t>(longest()) * sizeof(float)
                    : 0);
   const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
   take(pieces, rows_apart ? slots * of_slot * sizeof(DevicePiece) : 0);
@@ -208,7 +222,7 @@ void DecodeTable::State::place_slots() {
   step.reserve(slots);
   step.clear();
   versions.assign(slots + 1, 0);
-  layout.reserve(load.longest);
+  layout.reserve(longest());
   bounds.changed = true;
 }
 
@@ -231,6 +245,7 @@ LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
 /// Says of a lane whose rows are weighed which number each place's row has.
 void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space) {
   if (shape.weights == RowWeights::kNone) return;
+  if (shape.drops_packed) return take_placed(rows, space);
   const std::ptrdiff_t in_slot = space.lane - new_lanes.data();
   const auto places = static_cast<std::ptrdiff_t>(load.weighed_rows);
   const auto numbers = new_came.begin() + in_slot * places;
@@ -249,7 +264,42 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
   } else {
     std::iota(numbers, numbers + next, 0);
   }
-  new_weighed[static_cast<size_t>(in_slot)] = {rows.weights, rows.least, next};
+  new_weighed[static_cast<size_t>(in_slot)] = {rows.weights, nullptr, rows.least, next, false};
+}
+
+/// The same of a lane whose packed rows may go, and where each row's key and value are. The GPU
+/// says it of rows that lie in order.
+void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& space) {
+  const auto in_slot = static_cast<size_t>(space.lane - new_lanes.data());
+  const auto places = static_cast<size_t>(load.weighed_rows);
+  float* weights =
+      reinterpret_cast<float*>(place_weights.data()) + static_cast<size_t>(space.index) * places;
+  new_weighed[in_slot] = {weights, rows.weights, rows.least, 0, rows.came.empty()};
+  if (rows.came.empty()) return;
+  out_of_order = true;
+  assert(rows.came.size() <= places && rows.values_came.size() <= places);
+  const auto of_lane = [&](auto& all) { return std::span(all).subspan(in_slot * places, places); };
+  const std::span<int> numbers = of_lane(new_came);
+  const std::span<int16_t> values = of_lane(new_value_at);
+  const std::span<int16_t> keys = of_lane(new_key_at);
+  std::fill(numbers.begin(), numbers.end(), WeighedRows::kNoRow);
+  std::fill(values.begin(), values.end(), int16_t{-1});
+  std::fill(keys.begin(), keys.end(), int16_t{-1});
+  std::copy(rows.came.begin(), rows.came.end(), numbers.begin());
+  std::vector<int16_t> value_of(rows.values_came.size());  // by number
+  for (size_t place = 0; place < rows.values_came.size(); ++place) {
+    const int number = rows.values_came[place];
+    if (number == WeighedRows::kNoRow) continue;
+    value_of[static_cast<size_t>(number)] = static_cast<int16_t>(place);
+  }
+  int& next = new_weighed[in_slot].next;
+  for (size_t place = 0; place < rows.came.size(); ++place) {
+    const int number = rows.came[place];
+    if (number == WeighedRows::kNoRow) continue;
+    values[place] = value_of[static_cast<size_t>(number)];
+    keys[static_cast<size_t>(values[place])] = static_cast<int16_t>(place);
+    next = std::max(next, number + 1);
+  }
 }
 
 /// Sends what was set of a slot to its place.
@@ -272,7 +322,14 @@ void DecodeTable::State::send_slot(int slot, Stream& stream) {
   send(blocks, new_blocks);
   send(words, new_words);
   send(weighed, new_weighed);
-  send(came, new_came);
+  if (!shape.drops_packed) return send(came, new_came);
+  if (std::exchange(out_of_order, false)) {
+    send(came, new_came);
+    send(value_at, new_value_at);
+    send(key_at, new_key_at);
+  }
+  send_bounds(stream);  // formats, which this slot may be the first to have
+  begin_places(table_args(), slot, stream);
 }
 
 /// Takes the rows of a step, which may be those of the last one.
@@ -320,6 +377,13 @@ TableArgs DecodeTable::State::table_args() {
     args.came = reinterpret_cast<int*>(came.data());
     args.weighed_rows = load.weighed_rows;
   }
+  if (shape.drops_packed) {
+    args.value_at = reinterpret_cast<int16_t*>(value_at.data());
+    args.key_at = reinterpret_cast<int16_t*>(key_at.data());
+    args.live = reinterpret_cast<int*>(live.data());
+    args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
+    args.blocks = load.blocks;
+  }
   args.scores = reinterpret_cast<float*>(scores.data());
   args.rows = static_cast<int>(step.size());
   args.layers = shape.layers;
@@ -327,7 +391,7 @@ TableArgs DecodeTable::State::table_args() {
   args.side_runs = side_runs;
   args.q_per_kv = shape.q_per_kv;
   args.head_dim = shape.head_dim;
-  args.longest = load.longest;
+  args.longest = longest();
   args.key_slots = bounds.key_slots();
   args.weightings = shape.remaps + 1;
   args.dtype = shape.rows;
@@ -393,7 +457,7 @@ bool DecodeTable::holds(const TableLoad& load) const noexcept {
   const TableLoad& held = state_->load;
   return load.slots <= held.slots && load.longest <= held.longest &&
          load.listed_blocks <= held.listed_blocks && load.words <= held.words &&
-         load.weighed_rows <= held.weighed_rows;
+         load.weighed_rows <= held.weighed_rows && load.blocks <= held.blocks;
 }
 
 void DecodeTable::reserve(const TableLoad& load) {
@@ -404,6 +468,7 @@ void DecodeTable::reserve(const TableLoad& load) {
   held.listed_blocks = std::max(held.listed_blocks, load.listed_blocks);
   held.words = std::max(held.words, load.words);
   held.weighed_rows = std::max(held.weighed_rows, load.weighed_rows);
+  held.blocks = std::max(held.blocks, load.blocks);
   try {
     state_->place_slots();
   } catch (...) {
@@ -454,16 +519,20 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   if (state.step.empty()) return;
   if (state.holds_rows_alone(layer)) return state.attend_rows(layer, q, out, scale, stream);
   LayerLaunch launch = state.bounds.layer_launch(layer, state.lanes_of_step());
-  launch.most_slots = state.load.longest;
+  launch.most_slots = state.longest();
+  const TableArgs table = state.table_args();
+  if (state.shape.drops_packed) launch.placed = &table;
   launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);
   launch.channels = state.layout.channels();
   if ((launch.fused & kPictureKernels) != 0) {
     launch.pictures.rows = state.rows_of(layer, q, scale, stream);
-    launch.pictures.lanes = state.table_args().row_lanes + int64_t{layer} * state.lanes_of_step();
+    launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
   }
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
   if (state.shape.weights == RowWeights::kNone) return;
-  add_row_weights(state.table_args(), layer, state.shape.weights == RowWeights::kSummed, stream);
+  const bool summed = state.shape.weights == RowWeights::kSummed;
+  if (state.shape.drops_packed) return add_place_weights(table, layer, summed, stream);
+  add_row_weights(table, layer, summed, stream);
 }
 
 void DecodeTable::pack(bool keys, Stream& stream) {
@@ -484,7 +553,11 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
 
 void DecodeTable::drop_least(Stream& stream) {
   if (state_->step.empty()) return;
-  drop_least_weighed(state_->table_args(), state_->shape.drops_alike, stream);
+  const TableShape& shape = state_->shape;
+  if (shape.drops_packed) {
+    return drop_least_placed(state_->table_args(), shape.drops_alike, stream);
+  }
+  drop_least_weighed(state_->table_args(), shape.drops_alike, stream);
 }
 
 std::vector<int> DecodeTable::came(int slot) const {
@@ -496,6 +569,62 @@ std::vector<int> DecodeTable::came(int slot) const {
   copy_now(numbers.data(), reinterpret_cast<const int*>(state.came.data()) + at,
            numbers.size() * sizeof(int));
   return numbers;
+}
+
+std::vector<int64_t> DecodeTable::gained_bytes() const {
+  const State& state = *state_;
+  std::vector<int64_t> bytes(static_cast<size_t>(state.load.slots));
+  check(cudaDeviceSynchronize(), "DecodeTable::gained_bytes");  // whichever stream fed it
+  copy_now(bytes.data(), reinterpret_cast<const int64_t*>(state.gained_bytes.data()),
+           bytes.size() * sizeof(int64_t));
+  return bytes;
+}
+
+void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
+  copy_now(to, weights.data(), weights.size_bytes());
+}
+
+std::vector<PlacedRows> DecodeTable::placed(int slot) const {
+  const State& state = *state_;
+  const auto lanes = static_cast<size_t>(state.lanes_of_slot());
+  const auto places = static_cast<size_t>(state.load.weighed_rows);
+  check(cudaDeviceSynchronize(), "DecodeTable::placed");  // whichever stream fed it
+  const auto read = [&]<class T>(const Buffer& from, size_t of_lane, T) {
+    std::vector<T> all(lanes * of_lane);
+    copy_now(all.data(),
+             reinterpret_cast<const T*>(from.data()) + static_cast<size_t>(slot) * all.size(),
+             all.size() * sizeof(T));
+    return all;
+  };
+  const std::vector<int> came = read(state.came, places, 0);
+  const std::vector<int16_t> value_at = read(state.value_at, places, int16_t{0});
+  const std::vector<float> weights = read(state.place_weights, places, 0.0f);
+  const std::vector<DeviceTail> tails = read(state.tails, 2, DeviceTail{});
+  std::vector<PlacedRows> rows(lanes);
+  for (size_t lane = 0; lane < lanes; ++lane) {
+    PlacedRows& of = rows[lane];
+    for (const size_t side : {size_t{0}, size_t{1}}) {
+      const DeviceTail& tail = tails[lane * 2 + side];
+      const int held = tail.most_blocks * tail.block_rows + tail.ring_rows;
+      of.sides[side] = {std::vector<int>(static_cast<size_t>(held), WeighedRows::kNoRow),
+                        tail.first,
+                        tail.full,
+                        tail.blocks,
+                        tail.filling,
+                        tail.filled};
+    }
+    of.weights.resize(of.sides[0].came.size());
+    for (size_t place = 0; place < of.weights.size(); ++place) {
+      const int number = came[lane * places + place];
+      if (number == WeighedRows::kNoRow) continue;
+      of.sides[0].came[place] = number;
+      of.weights[place] = weights[lane * places + place];
+      // The row of a step that has not come to this layer has no value yet.
+      const int value = value_at[lane * places + place];
+      if (value >= 0) of.sides[1].came[static_cast<size_t>(value)] = number;
+    }
+  }
+  return rows;
 }
 
 bool DecodeTable::attends_in_place(int layer) const noexcept {

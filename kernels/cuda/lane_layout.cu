@@ -165,6 +165,10 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
   tail.scale_stride = static_cast<int>(gained.scale_stride);
   tail.block_rows = gained.block_rows;
   tail.shares_codes = gained.shares_codes;
+  tail.most_blocks = gained.most_blocks;
+  tail.blocks = gained.blocks;
+  tail.filling = gained.filling;
+  tail.filled = gained.filled;
   const auto kernel_of = [&](const SlotRun& run) {
     const int kernel = code_kernel(run, keys, /*in_order=*/false, shape_.head_dim);
     return static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);

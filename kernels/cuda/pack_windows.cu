@@ -16,6 +16,20 @@ __device__ DeviceTail* full_window(const TableArgs& table, const WindowClass& wi
   return tail->full >= windows.trigger ? tail : nullptr;
 }
 
+/// Where row `number` of a window is packed to.
+struct PackedPlace {
+  int block;
+  int row;
+};
+__device__ PackedPlace packed_place(const TableArgs& table, const DeviceTail& tail, int number) {
+  if (!table.drops_packed()) {
+    const int at = tail.packed + number;
+    return {at / tail.block_rows, at % tail.block_rows};
+  }
+  const int at = tail.filled + number;
+  return {tail.targets[at / tail.block_rows], at % tail.block_rows};
+}
+
 /// Rows that have scales of their own: row blockIdx.z of a window, by a warp.
 __global__ void pack_token_rows(TableArgs table, const __grid_constant__ WindowClass windows,
                                 int side) {
@@ -27,13 +41,12 @@ __global__ void pack_token_rows(TableArgs table, const __grid_constant__ WindowC
   const int channels = windows.format.channels();
   const std::byte* row = tail.ring + static_cast<int64_t>(tail.place(number)) * channels *
                                          (table.dtype == DType::kF32 ? 4 : 2);
-  const int at = tail.packed + number;
-  const int block = at / tail.block_rows;
+  const PackedPlace to = packed_place(table, tail, number);
   std::byte* codes =
-      tail.shares_codes ? nullptr : tail.codes + static_cast<int64_t>(block) * tail.code_stride;
-  const int64_t scales = static_cast<int64_t>(block) * tail.scale_stride;
+      tail.shares_codes ? nullptr : tail.codes + static_cast<int64_t>(to.block) * tail.code_stride;
+  const int64_t scales = static_cast<int64_t>(to.block) * tail.scale_stride;
   std::byte* zeros = tail.zeros == nullptr ? nullptr : tail.zeros + scales;
-  const auto in_block = static_cast<size_t>(at % tail.block_rows);
+  const auto in_block = static_cast<size_t>(to.row);
   if (is_short_row(windows.format, windows.rules[0])) {
     float x[4];
 #pragma unroll
@@ -66,7 +79,7 @@ __global__ void __launch_bounds__(kChannelThreads)
   const int channels = format.channels();
   const int rows = tail.block_rows;
   const int64_t row_bytes = static_cast<int64_t>(channels) * (table.dtype == DType::kF32 ? 4 : 2);
-  const int64_t block = tail.packed / rows + number;
+  const int64_t block = packed_place(table, tail, number * rows).block;
   const auto row_of = [&](int row) {
     return tail.ring + tail.place(number * rows + row) * row_bytes;
   };

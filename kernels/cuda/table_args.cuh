@@ -38,19 +38,38 @@ struct DeviceTail {
   int16_t format;
   int16_t flushed;  // the last step has packed a window: its rows are to be counted
   bool shares_codes;
+  // Of lanes whose packed rows may go: GrowingRows, and the blocks that the next window fills.
+  int most_blocks;
+  int blocks;
+  int filling;
+  int filled;
+  int16_t targets[kMostFlushedBlocks];
 
   /// Row i of the ring, 0 the oldest.
   __device__ int place(int i) const {
     const int at = first + i;
     return at < ring_rows ? at : at - ring_rows;
   }
+  /// The first of the ring's places, of all that a lane's rows have (WeighedRows).
+  __device__ int ring_begin() const { return most_blocks * block_rows; }
+  /// The place of a slot, where blocks' places are slots whether or not a row lies there.
+  __device__ int place_of_slot(int slot) const {
+    return slot < packed ? slot : ring_begin() + place(slot - packed);
+  }
+  __device__ int slot_of_place(int at) const {
+    if (at < ring_begin()) return at;
+    const int row = at - ring_begin() - first;
+    return packed + (row < 0 ? row + ring_rows : row);
+  }
 };
 
 /// WeighedRows, as the GPU keeps them; `came` lies apart.
 struct DeviceWeighed {
-  float* weights;
+  float* weights;           // by places
+  const float* of_numbers;  // as they came, where packed rows may go
   LeastWeight least;
-  int next;  // number of the next row
+  int next;       // number of the next row
+  bool in_order;  // when it is set, where packed rows may go: its rows lie in their order
 };
 
 /// A window as its kernels see it.
@@ -70,8 +89,14 @@ struct TableArgs {
   const PackedFormat* formats;
   DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
   int* came;               // (slots, layers, heads, weighed_rows)
-  float* scores;           // workspace of all lanes
-  int rows;                // of the step
+  // Where packed rows may go, of the same shape: the place of the value of each place's key, and of
+  // the key of each place's value, -1 where no row is; null: none may.
+  int16_t* value_at;
+  int16_t* key_at;
+  int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
+  unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
+  float* scores;              // workspace of all lanes
+  int rows;                   // of the step
   int layers;
   int heads;
   int side_runs;
@@ -79,6 +104,7 @@ struct TableArgs {
   int head_dim;
   int longest;  // slots of a lane, at most
   int weighed_rows;
+  int blocks;
   int key_slots;   // of a split of keys, at most
   int weightings;  // of a lane
   DType dtype;     // of rings
@@ -95,6 +121,14 @@ struct TableArgs {
   __device__ int* came_of(int lane) const {
     return came + static_cast<int64_t>(lane) * weighed_rows;
   }
+  /// Of a side, where the other side of each place's row is.
+  __device__ int16_t* other_of(int lane, int side) const {
+    return (side == 0 ? value_at : key_at) + static_cast<int64_t>(lane) * weighed_rows;
+  }
+  __device__ int* live_of(int lane, int side) const {
+    return live + static_cast<int64_t>(lane * 2 + side) * blocks;
+  }
+  __device__ bool drops_packed() const { return live != nullptr; }
 };
 
 }  // namespace kvlm::cuda::packed

@@ -1,6 +1,7 @@
 // Eviction by attention weights (H2O, TOVA) where the weights are: nothing is told to the host, for
 // which a lane that gains a row and drops one stays as it is. No row moves: the next one takes the
 // place of the one that went, so that only numbers say in which order rows came.
+#include "kernels/cuda/least_row.cuh"
 #include "kernels/cuda/weigh_rows.h"
 
 namespace kvlm::cuda::packed {
@@ -8,7 +9,6 @@ namespace kvlm::cuda::packed {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
 
 /// Block (lane, places).
 __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int layer, bool summed) {
@@ -25,48 +25,6 @@ __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int lay
   weight = (known ? weight : 0.0f) + sum / static_cast<float>(table.q_per_kv);
 }
 
-/// A row that may go.
-struct Candidate {
-  float weight;
-  int came;  // -1: none
-  int place;
-};
-
-/// Whether `a` goes before `b`: it is lighter, or newer. Weights that are no numbers are the
-/// heaviest.
-__device__ bool goes_first(const Candidate& a, const Candidate& b) {
-  return a.weight < b.weight || (a.weight == b.weight && a.came > b.came);
-}
-
-/// The candidate of a block that goes first; in thread 0.
-__device__ Candidate first_of_block(Candidate least) {
-  __shared__ Candidate of_warps[kWarps];
-  const auto among = [&](int lanes) {
-    for (int away = lanes / 2; away > 0; away /= 2) {
-      const Candidate other{__shfl_down_sync(~0u, least.weight, away),
-                            __shfl_down_sync(~0u, least.came, away),
-                            __shfl_down_sync(~0u, least.place, away)};
-      if (goes_first(other, least)) least = other;
-    }
-  };
-  among(32);
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (thread % 32 == 0) of_warps[thread / 32] = least;
-  __syncthreads();
-  if (thread >= 32) return least;
-  least = thread < kWarps ? of_warps[thread] : Candidate{INFINITY, -1, -1};
-  among(kWarps);
-  return least;
-}
-
-/// The mean weight of a place over `heads` lanes from `lane` on.
-__device__ float mean_weight(const TableArgs& table, int lane, int heads, int place) {
-  float sum = 0;
-  for (int head = 0; head < heads; ++head) sum += table.weighed[lane + head].weights[place];
-  const float mean = sum / static_cast<float>(heads);
-  return isnan(mean) ? INFINITY : mean;
-}
-
 /// Block (sequence and group of `heads` lanes that drop alike, layer).
 __global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int heads) {
   const int lane =
@@ -80,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int head
     const Candidate candidate{mean_weight(table, lane, heads, place), came[place], place};
     if (goes_first(candidate, least)) least = candidate;
   }
-  least = first_of_block(least);
+  least = first_of_block<kThreads>(least);
   if (threadIdx.x != 0 || least.came < 0) return;
   for (int head = 0; head < heads; ++head) {
     for (const int side : {0, 1}) {

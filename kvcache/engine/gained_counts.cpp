@@ -63,8 +63,9 @@ void GainedCounts::add(Sequence& sequence, const GainedRows& rows) {
 
 Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   std::fill(dropped.begin(), dropped.end(), -1);
-  Gain gain = gain_row(sequence);
   ++sequence.uncounted;
+  if (traits_.table_drops_packed()) return {};  // the GPU alone knows
+  Gain gain = gain_row(sequence);
   if (traits_.table_weighs()) {
     drop_weighed(sequence, gain);
     return gain;

@@ -7,6 +7,7 @@
 #include <cassert>
 
 #include "kvcache/engine/row_order.h"
+#include "kvcache/engine/table_load.h"
 #include "kvcache/extensions/protected_values.h"
 
 namespace kvlm {
@@ -14,8 +15,6 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-// Rows of a block that is listed, at most.
-constexpr int kAnyBlock = 2048;
 
 RowWeights weights_of(const CacheTraits& traits) {
   if (!traits.table_weighs()) return RowWeights::kNone;
@@ -26,6 +25,14 @@ bool same(std::span<const TableRow> a, std::span<const TableRow> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
     return x.slot == y.slot && x.row == y.row;
   });
+}
+
+/// Some layer's keys are packed in a basis of their own.
+bool changes_key_basis(const CacheTraits& traits) {
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    if (traits.layer(layer).has_key_basis) return true;
+  }
+  return false;
 }
 
 /// What a policy drops in decode follows from what a table knows.
@@ -45,24 +52,16 @@ RowWindow window_of(const CacheTraits& traits, int layer, KvSide side) {
   return {&packing.format, packing.rules, packing.flush.trigger, packing.flush.rows};
 }
 
-/// Whether the table can find the rows that it packed: none was evicted.
-bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (!traits.evicts()) return true;
-  for (int layer = 0; layer < traits.shape().layers; ++layer) {
-    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const KvSide side : kSides) {
-        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
-      }
-    }
-  }
-  return true;
-}
-
 }  // namespace
 
 GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
                      VisualRemap& remap)
-    : traits_(traits), store_(store), key_basis_(key_basis), remap_(remap), counts_(traits) {
+    : traits_(traits),
+      store_(store),
+      key_basis_(key_basis),
+      remap_(remap),
+      counts_(traits),
+      placed_(traits.kv_heads()) {
   if (!can_serve(traits)) return;
   of_sequence_.resize(traits.layers());
   std::vector<std::array<RowWindow, 2>> windows;
@@ -82,44 +81,10 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
                  fixed_runs_, static_cast<int>(remap.ranges()), weights_of(traits),
-                 !traits.layouts().per_head()},
+                 !traits.layouts().per_head(), traits.table_drops_packed()},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
   runs_.resize(traits.kv_heads() * 2 * static_cast<size_t>(fixed_runs_ + 1));
-}
-
-/// Room for a workload.
-TableLoad GpuDecode::load_of(const Workload& load) const {
-  TableLoad most;
-  most.slots = static_cast<int>(load.slots);
-  most.longest = static_cast<int>(load.longest);
-  const bool protects = traits_.needs().prompt_embeddings;
-  if (fixed_runs_ > 0) {
-    // Of each fixed run, a block a picture or one for every few rows.
-    constexpr int kLeastBlock = 8;
-    const int of_run = traits_.layouts().per_image() || host_windows_
-                           ? static_cast<int>(Layouts::kMaxImages) + most.longest / kLeastBlock + 2
-                           : 0;
-    most.listed_blocks = of_run * fixed_runs_;
-  }
-  if (protects) most.words = 2 * (most.longest / 64 + 1);
-  if (traits_.evicts())
-    most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows
-  most.weighed_rows = weighed_rows();
-  return most;
-}
-
-/// Places of weighed rows, at most.
-int GpuDecode::weighed_rows() const {
-  if (!traits_.table_weighs()) return 0;
-  int most = 0;
-  for (const Sequence& sequence : store_.all()) {
-    if (!sequence.open) continue;
-    most = std::max(most,
-                    traits_.retention()->peak_rows_of_layer(
-                        traits_.shape().layers, sequence.size.prompt_rows, sequence.size.max_rows));
-  }
-  return most;
 }
 
 void GpuDecode::reserve(const Workload& load) {
@@ -127,7 +92,7 @@ void GpuDecode::reserve(const Workload& load) {
   rows_.reserve(load.slots);
   known_rows_.reserve(load.slots);
   flushed_.reserve(load.slots);
-  const TableLoad most = load_of(load);
+  const TableLoad most = table_load(traits_, store_.all(), load, {fixed_runs_, host_windows_});
   const float* queries = key_basis_.queries();
   if (!table_->holds(most) || queries != queries_) {
     for (Sequence& sequence : store_.all()) {
@@ -173,36 +138,11 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
-    if (sequence.on_gpu || !can_place(sequence)) continue;
+    if (sequence.on_gpu || !fits_table(traits_, sequence)) continue;
     place(sequence, rows.sequence, stream);
     any = true;
   }
   return any;
-}
-
-bool GpuDecode::can_place(const Sequence& sequence) const noexcept {
-  if (sequence.goes_on_elsewhere) return false;
-  if (!traits_.table_weighs()) return lies_evenly(traits_, sequence);
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-    if (state.heads[0].slots() != state.kept || !least_weight(sequence, layer)) return false;
-  }
-  return true;
-}
-
-/// Which rows of a layer the next step drops one of.
-std::optional<LeastWeight> GpuDecode::least_weight(const Sequence& sequence,
-                                                   int layer) const noexcept {
-  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  DecodeView view;
-  view.layer = layer;
-  view.rows = state.heads[0].slots() + 1;
-  view.prompt_rows = sequence.prompt_rows;
-  view.step = sequence.rows + 1 - sequence.prompt_rows;
-  view.kept = state.kept;
-  view.forget = state.forget;
-  view.scores = state.heads[0].scores;
-  return traits_.retention()->least_weight(view);
 }
 
 void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
@@ -219,8 +159,12 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       describe_values(head, layer, runs);
       lane.values = runs.from(static_cast<int>(lane.keys.size()));
       lane.remaps = remap_.describe(h, head.stores[kVisual], layer);
-      lane.keys_gained = head.stores[kRest].keys.growing();
-      lane.values_gained = head.stores[kRest].values.growing();
+      if (traits_.table_drops_packed()) {
+        placed_.describe(head, h, lane);
+      } else {
+        lane.keys_gained = head.stores[kRest].keys.growing();
+        lane.values_gained = head.stores[kRest].values.growing();
+      }
       if (traits_.host_flushes(layer, KvSide::kKeys)) lane.keys_gained.packed = 0;
       if (traits_.host_flushes(layer, KvSide::kValues)) lane.values_gained.packed = 0;
       if (traits_.table_weighs()) describe_weighed(sequence, layer, h, lane);
@@ -229,6 +173,7 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
     table_->set(static_cast<int>(id), layer, lanes_, stream);
   }
   sequence.on_gpu = true;
+  sequence.used_when_placed = sequence.memory->used();
   counts_.start(sequence);
 }
 
@@ -237,8 +182,8 @@ void GpuDecode::describe_weighed(const Sequence& sequence, int layer, size_t hea
                                  TableLane& lane) const {
   const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   lane.weighed.weights = state.heads[head].weights;
-  lane.weighed.least = *least_weight(sequence, layer);
-  if (sequence.came.empty()) return;
+  lane.weighed.least = *least_weight(traits_, sequence, layer);
+  if (sequence.came.empty() || traits_.table_drops_packed()) return;
   lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
 }
 
@@ -326,11 +271,14 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     }
     ++number;
   }
+  if (number > 0 && traits_.table_drops_packed())
+    due = {true, true};  // the GPU looks which are full
   for (const KvSide side : kSides) {
     if (due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
   if (drops) table_->evict(dropped_, stream);
   if (number > 0 && traits_.table_weighs()) table_->drop_least(stream);
+  if (number > 0) bytes_known_ = !traits_.table_drops_packed();
   for (Sequence* sequence : flushed_) {
     take_back(*sequence);
     counts_.count_due(*sequence);
@@ -346,7 +294,7 @@ void GpuDecode::give_up() {
 
 uint64_t GpuDecode::repetition() const noexcept {
   if (rows_.empty()) return 0;
-  if (traits_.changes_key_basis() && !basis_known_) return 0;
+  if (changes_key_basis(traits_) && !basis_known_) return 0;
   return table_->version();
 }
 
@@ -356,14 +304,53 @@ void GpuDecode::take_back(Sequence& sequence) const {
 }
 
 void GpuDecode::catch_up(Sequence& sequence) const {
+  if (drops_packed(sequence)) return count_placed(sequence);
   if (traits_.table_weighs() && sequence.uncounted > 0) sequence.came = read_came(sequence);
   counts_.catch_up(sequence);
 }
 
+std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
+                                            bool newest) const {
+  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence));
+  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  std::vector<HeadState> heads = state.heads;
+  for (size_t h = 0; h < heads.size(); ++h) {
+    const int known = heads[h].slots() + sequence.uncounted + (newest ? 1 : 0);
+    kvlm::take_placed(heads[h], placed[static_cast<size_t>(layer) * heads.size() + h], known);
+  }
+  return heads;
+}
+
+/// Counts on the host, with the weights in their order again, what the GPU has made of a sequence.
+void GpuDecode::count_placed(Sequence& sequence) const {
+  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence));
+  auto rows = placed.begin();
+  for (LayerState& layer : sequence.layers) {
+    for (HeadState& head : layer.heads) {
+      const int known = head.slots() + sequence.uncounted;
+      table_->put_weights(kvlm::take_placed(head, *rows++, known), head.weights);
+    }
+  }
+  sequence.uncounted = 0;
+  sequence.on_gpu = false;  // numbers begin anew when it is placed again
+  SequenceStore::count_planes(sequence);
+  store_.account(sequence);
+}
+
+void GpuDecode::count_bytes() const {
+  if (bytes_known_) return;
+  const std::vector<int64_t> gained = table_->gained_bytes();
+  for (const Sequence& sequence : store_.all()) {
+    if (!sequence.open || !drops_packed(sequence)) continue;
+    const auto more = static_cast<size_t>(gained[static_cast<size_t>(slot_of(sequence))]);
+    sequence.memory->set_used(sequence.used_when_placed + more);
+  }
+  bytes_known_ = true;
+}
+
 /// Sequence.came as the table has it.
 std::vector<std::vector<int>> GpuDecode::read_came(const Sequence& sequence) const {
-  const auto slot = static_cast<int>(&sequence - store_.all().data());
-  const std::vector<int> all = table_->came(slot);
+  const std::vector<int> all = table_->came(slot_of(sequence));
   const auto places =
       static_cast<std::ptrdiff_t>(all.size() / (traits_.layers() * traits_.kv_heads()));
   std::vector<std::vector<int>> came;

@@ -4,12 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "kernels/decode_table.h"
 #include "kvcache/engine/gained_counts.h"
+#include "kvcache/engine/placed_rows.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/store.h"
 #include "kvcache/engine/traits.h"
@@ -56,15 +56,25 @@ class GpuDecode {
   void take_back(Sequence& sequence) const;
   /// Counts on the host the rows that a sequence has gained, which the GPU goes on to serve.
   void catch_up(Sequence& sequence) const;
+  /// Heads of a layer as they are now, also in a step, of a sequence whose packed rows the GPU
+  /// drops.
+  ///   newest  with the row of the step that is under way
+  std::vector<HeadState> heads_now(const Sequence& sequence, int layer, bool newest) const;
+  /// The GPU drops packed rows of a sequence: what the host knows of its planes is from before.
+  bool drops_packed(const Sequence& sequence) const noexcept {
+    return sequence.on_gpu && traits_.table_drops_packed();
+  }
+  /// Tells the arena what such sequences use.
+  void count_bytes() const;
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
   int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
 
  private:
   bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
-  bool can_place(const Sequence& sequence) const noexcept;
-  std::optional<LeastWeight> least_weight(const Sequence& sequence, int layer) const noexcept;
-  TableLoad load_of(const Workload& load) const;
-  int weighed_rows() const;
+  int slot_of(const Sequence& sequence) const noexcept {
+    return static_cast<int>(&sequence - store_.all().data());
+  }
+  void count_placed(Sequence& sequence) const;
   void describe_weighed(const Sequence& sequence, int layer, size_t head, TableLane& lane) const;
   std::vector<std::vector<int>> read_came(const Sequence& sequence) const;
   void place(Sequence& sequence, SequenceId id, Stream& stream);
@@ -77,6 +87,7 @@ class GpuDecode {
   KeyBasisChange& key_basis_;
   VisualRemap& remap_;
   GainedCounts counts_;
+  PlacedLanes placed_;
   std::unique_ptr<DecodeTable> table_;
   std::vector<TableRow> rows_;        // of this step
   std::vector<TableRow> known_rows_;  // whose queries key_basis_ knows
@@ -88,7 +99,8 @@ class GpuDecode {
   std::vector<Sequence*> flushed_;    // by the host
   const float* queries_ = nullptr;    // where those in another basis are
   int fixed_runs_ = 0;
-  bool host_windows_ = false;  // some windows are flushed by the host
+  bool host_windows_ = false;        // some windows are flushed by the host
+  mutable bool bytes_known_ = true;  // to the arena, of sequences whose packed rows the GPU drops
 };
 
 }  // namespace kvlm

@@ -41,6 +41,15 @@ LayerTraits traits_of(const Layouts& layouts, int layer) {
   return traits;
 }
 
+/// Whether a DecodeTable may drop packed rows of a layer: it packs all that is packed there.
+bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, int layer) {
+  return std::all_of(traits.windows.begin(), traits.windows.end(), [&](const Window& window) {
+    const int block = layouts.plane(window.store, window.side, layer).block_rows();
+    return !traits.host_flushes[static_cast<size_t>(window.side)] &&
+           window.packing->flush.rows / block + 2 <= kMostFlushedBlocks;
+  });
+}
+
 CacheNeeds needs_of(const CachePlan& plan, const Layouts& layouts,
                     std::span<const LayerTraits> layers, Device device) {
   CacheNeeds needs;
@@ -67,14 +76,12 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     layers_.push_back(traits_of(layouts_, layer));
   }
   needs_ = needs_of(*plan_, layouts_, layers_, device);
-}
-
-bool CacheTraits::table_weighs() const noexcept {
-  if (!on_gpu() || !layouts_.keeps_weights() || plan_->split || !plan_->pairs.empty()) return false;
-  for (int layer = 0; layer < shape().layers; ++layer) {
-    if (quantizer(kRest, layer) != nullptr) return false;
+  table_weighs_ = on_gpu() && layouts_.keeps_weights() && !plan_->split && plan_->pairs.empty() &&
+                  !plan_->share.any();
+  for (int layer = 0; layer < plan_->shape.layers; ++layer) {
+    packs_ |= !this->layer(layer).windows.empty();
+    table_weighs_ = table_weighs_ && table_may_drop(layouts_, this->layer(layer), layer);
   }
-  return true;
 }
 
 }  // namespace kvlm

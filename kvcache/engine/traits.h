@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -60,11 +59,6 @@ class CacheTraits {
   const FlushRule* flush_rule(KvSide side, int layer) const noexcept {
     return layers_[static_cast<size_t>(layer)].flush[static_cast<size_t>(side)];
   }
-  /// Some layer's keys are packed in a basis of their own.
-  bool changes_key_basis() const noexcept {
-    return std::any_of(layers_.begin(), layers_.end(),
-                       [](const LayerTraits& layer) { return layer.has_key_basis; });
-  }
   /// Nothing in a layer is packed, and nobody asks for its attention weights.
   bool holds_rows_alone(int layer) const noexcept {
     return !layouts_.keeps_weights() && quantizer(kVisual, layer) == nullptr &&
@@ -76,9 +70,11 @@ class CacheTraits {
   }
   /// The rule drops slots in decode.
   bool evicts() const noexcept { return retention() != nullptr && retention()->evicts(); }
-  /// A DecodeTable drops the rows that go by attention weights: all are full rows of one store, and
-  /// no layer follows another.
-  bool table_weighs() const noexcept;
+  /// A DecodeTable drops the rows that go by attention weights: all are of one store, whose windows
+  /// it packs itself, and no layer follows another.
+  bool table_weighs() const noexcept { return table_weighs_; }
+  /// And some are packed: where they are, the GPU alone knows.
+  bool table_drops_packed() const noexcept { return table_weighs_ && packs_; }
   /// The first of the layers that keep the same slots as `layer`.
   int pair_of(int layer) const noexcept {
     return plan_->pairs.empty() ? layer : plan_->pairs[static_cast<size_t>(layer)];
@@ -102,6 +98,8 @@ class CacheTraits {
   size_t dim_;
   std::vector<LayerTraits> layers_;
   CacheNeeds needs_;
+  bool packs_ = false;  // rows of kRest, in some layer
+  bool table_weighs_ = false;
 };
 
 }  // namespace kvlm

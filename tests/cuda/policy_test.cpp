@@ -324,6 +324,39 @@ TEST_P(CudaPolicy, DoesNotDependOnItsCompany) {
   check_company(GetParam(), shape_of(2, 1, 5, 128));
 }
 
+/// Knows the number of what its newest step launches.
+struct Launches final : test::WatchedCache {
+  using WatchedCache::WatchedCache;
+  uint64_t number = 0;
+
+  void begin(std::span<const StepRows> step, Stream& stream) override {
+    WatchedCache::begin(step, stream);
+    number = cache().repetition();
+  }
+};
+
+/// Packed rows that go by attention weight go where the weights are: a step of theirs is described
+/// to nobody, and launches what the last one did.
+TEST(CudaTable, DropsPackedRowsByWeight) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  const CacheShape shape = shape_of(2, 2, 2, 16);
+  const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
+  for (const char* spec :
+       {"h2o,keep=0.5 + int4", "h2o,keep=0.5 + kivi,group=8,residual=16", "tova,keep=0.5 + int8",
+        "tova,keep=0.5 + kivi,group=8,residual=16", "h2o,keep=0.5,head_shared=on + int4"}) {
+    const SequenceSize size = size_of(prompt, 60);
+    const size_t bytes = SequenceBounds(*test::plan_of(spec, shape)).reservation(size).bytes();
+    Feeder feeder(shape, 2, kGpu);
+    Launches cache(make(spec, shape, bytes, kGpu));
+    std::vector<Feeder::Input> inputs{{'a', cache.open(size, "a"), 0, prompt, true}};
+    for (int step = 0; step < 50; ++step) {
+      feeder.pass(cache, inputs);
+      ASSERT_EQ(cache.number != 0, step > 0) << spec << ", step " << step;
+      inputs = {{'a', inputs[0].id, static_cast<int>(prompt.size()) + step, {kTextRow}, false}};
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Specs, CudaPolicy, testing::ValuesIn(kSpecs), name_of_spec);
 // Groups that the fused decode attention serves.
 INSTANTIATE_TEST_SUITE_P(Fused, CudaPolicy,

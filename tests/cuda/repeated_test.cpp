@@ -133,7 +133,8 @@ class RepeatedPasses : public testing::Cuda {
 TEST_F(RepeatedPasses, GiveTheSameLogits) {
   for (const char* spec : {"f16", "kivi,group=16,residual=32", "calibquant,bits=2", "int4",
                            "vidkv,group=16,residual=32", "prefixkv,keep=0.5", "h2o,keep=0.5",
-                           "tova,keep=0.5", "calibquant,bits=2 + int4,scope=text"}) {
+                           "tova,keep=0.5", "calibquant,bits=2 + int4,scope=text",
+                           "h2o,keep=0.5 + int4", "tova,keep=0.5 + kivi,group=16,residual=32"}) {
     SCOPED_TRACE(spec);
     Twins first = twins(spec);
     Twins second = twins(spec);

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
 #include <vector>
 
 namespace kvlm {
@@ -151,6 +155,104 @@ TEST(PlaneTest, SaysThatBlocksLieEvenlyUnlessOneIsLongerThanTheFirst) {
   EXPECT_TRUE(evenly({8, 8, 5}));
   EXPECT_FALSE(evenly({8, 5, 8}));
   EXPECT_FALSE(evenly({5, 8}));
+}
+
+/// A GPU drops rows where they lie and fills the places of blocks that have lost all of theirs.
+/// What it says of them is what eviction on the host comes to: the same slots in the same order,
+/// the same bytes; and numbers lie where rows do.
+TEST(PlaneTest, BecomesWhatAGpuHasMadeOfIt) {
+  constexpr int kPlaces = 5;
+  OneByOne host(kPlaces);
+  OneByOne gpu(kPlaces);
+  std::mt19937 random(7);
+  PlacedRows::Side side;  // as placed() begins
+  for (int i = 0; i < 70; ++i) host.step(), gpu.step();
+  const GrowingRows begin = gpu.plane.placed();
+  EXPECT_TRUE(gpu.plane.owns_blocks());
+  EXPECT_EQ(begin.blocks, 3);
+  EXPECT_EQ(begin.packed, 96) << "places of blocks, of rows or not";
+  EXPECT_EQ(begin.filling, 2);
+  EXPECT_EQ(begin.filled, 6);
+  gpu.plane.number_places(side.came);
+  const int ring = begin.most_blocks * begin.block_rows;
+  EXPECT_EQ(side.came[69], 69);
+  EXPECT_EQ(side.came[70], WeighedRows::kNoRow);
+  EXPECT_EQ(side.came[static_cast<size_t>(ring + begin.first)], 70);
+  side.first = begin.first, side.full = begin.full, side.blocks = begin.blocks;
+  side.filling = begin.filling, side.filled = begin.filled;
+  std::vector<int> numbers(74);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  int next = 74;
+  const auto place_of = [&](int number) {
+    return static_cast<int>(std::find(side.came.begin(), side.came.end(), number) -
+                            side.came.begin());
+  };
+  const auto live_in = [&](int block) {
+    const auto first = side.came.begin() + block * 32;
+    return 32 - std::count(first, first + 32, WeighedRows::kNoRow);
+  };
+  const auto in_ring = [&](int row) -> int& {
+    return side.came[static_cast<size_t>(ring + (side.first + row) % kPlaces)];
+  };
+  for (int step = 0; step < 300; ++step) {
+    host.step();
+    in_ring(side.full) = next;
+    numbers.push_back(next++);
+    if (side.filling < 0) {  // a block that has no rows, or a new one
+      for (side.filling = 0; side.filling < side.blocks && live_in(side.filling) > 0;) {
+        ++side.filling;
+      }
+      side.blocks = std::max(side.blocks, side.filling + 1);
+      side.filled = 0;
+    }
+    side.came[static_cast<size_t>(side.filling * 32 + side.filled++)] =
+        std::exchange(in_ring(0), WeighedRows::kNoRow);
+    side.first = (side.first + 1) % kPlaces;
+    if (side.filled == 32) side.filling = -1;
+    // Mostly packed rows go, from near the begin, so that blocks end.
+    const auto slots = static_cast<int>(numbers.size());
+    const int slot =
+        static_cast<int>(random()) % 7 == 0 ? slots - 2 : static_cast<int>(random() % 40);
+    const int place = place_of(numbers[static_cast<size_t>(slot)]);
+    static_cast<void>(host.plane.evict(slot));
+    numbers.erase(numbers.begin() + slot);
+    if (place < ring) {
+      side.came[static_cast<size_t>(place)] = WeighedRows::kNoRow;
+      if (place / 32 == side.filling && live_in(place / 32) == 0) side.filling = -1;
+    } else {
+      int gap = (place - ring - side.first + kPlaces) % kPlaces;
+      for (; gap + 1 < side.full; ++gap) in_ring(gap) = in_ring(gap + 1);
+      in_ring(gap) = WeighedRows::kNoRow;
+      --side.full;
+    }
+    if (side.full < kPlaces - 1) {  // the window has room for a row more
+      host.plane.push_row();
+      in_ring(side.full++) = next;
+      numbers.push_back(next++);
+    }
+    gpu.plane.take_placed(side);
+    ASSERT_EQ(gpu.plane.packed(), host.plane.packed()) << "step " << step;
+    ASSERT_EQ(gpu.plane.full(), host.plane.full()) << "step " << step;
+    ASSERT_EQ(gpu.plane.bytes(), host.plane.bytes()) << "step " << step;
+    ASSERT_EQ(gpu.plane.blocks().size(), host.plane.blocks().size()) << "step " << step;
+    for (size_t b = 0; b < gpu.plane.blocks().size(); ++b) {
+      const PackedBlock& have = gpu.plane.blocks()[b];
+      const PackedBlock& want = host.plane.blocks()[b];
+      ASSERT_EQ(have.rows, want.rows) << "step " << step << ", block " << b;
+      ASSERT_EQ(have.live_rows, want.live_rows) << "step " << step << ", block " << b;
+      ASSERT_EQ(have.live == nullptr, want.live == nullptr || want.live_rows == want.rows);
+      for (int row = 0; row < have.rows && have.live != nullptr; ++row) {
+        ASSERT_EQ(have.live[0] >> row & 1, want.live[0] >> row & 1) << "step " << step;
+      }
+    }
+    std::vector<int> came;  // by slots
+    gpu.plane.number_places(came);
+    for (size_t at = 0; at < numbers.size(); ++at) {
+      ASSERT_EQ(came[static_cast<size_t>(place_of(numbers[at]))], static_cast<int>(at));
+    }
+  }
+  EXPECT_GT(side.blocks, 3);
+  EXPECT_LT(side.blocks, 9) << "blocks that ended were filled again";
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvcache/policy_cache.h"
@@ -148,13 +149,23 @@ TEST(GainedCountsTest, StayWhereAGpuDropsTheRowOfLeastWeight) {
   }
 }
 
-/// Rows that are packed are dropped by the host.
-TEST(GainedCountsTest, LeavePackedRowsThatGoByWeightToTheHost) {
+/// Which rows that go by their weights a GPU drops, and which of these it packs.
+TEST(GainedCountsTest, LeaveRowsThatGoByWeightToTheGpuThatPacksThem) {
   const CacheShape shape = shape_of(2, 1, 2, 16);
   const Device gpu{DeviceKind::kCuda, 0};
-  EXPECT_FALSE(CacheTraits(test::plan_of("h2o,keep=0.5 + int4", shape), gpu).table_weighs());
-  EXPECT_FALSE(CacheTraits(test::plan_of("knorm,keep=0.5", shape), gpu).table_weighs());
-  EXPECT_FALSE(CacheTraits(test::plan_of("h2o,keep=0.5", shape), Device{}).table_weighs());
+  const auto drops = [&](const char* spec, Device device) {
+    const CacheTraits traits(test::plan_of(spec, shape), device);
+    return std::pair(traits.table_weighs(), traits.table_drops_packed());
+  };
+  EXPECT_EQ(drops("h2o,keep=0.5", gpu), std::pair(true, false));
+  EXPECT_EQ(drops("h2o,keep=0.5 + int4", gpu), std::pair(true, true));
+  EXPECT_EQ(drops("tova,keep=0.5 + kivi,group=8,residual=16", gpu), std::pair(true, true));
+  for (const char* spec :
+       {"knorm,keep=0.5", "h2o,keep=0.5 + vidkv,group=8,residual=16", "h2o,keep=0.5 + calibquant",
+        "h2o,keep=0.95,head_shared=on + int4,tail_keep=0 + share=codes"}) {
+    EXPECT_EQ(drops(spec, gpu), std::pair(false, false)) << spec;
+  }
+  EXPECT_EQ(drops("h2o,keep=0.5 + int4", Device{}), std::pair(false, false));
 }
 
 /// A window that the host flushes ends what a GPU can count.

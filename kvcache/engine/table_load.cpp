@@ -1,0 +1,147 @@
+#include "kvcache/engine/table_load.h"
+
+#include <algorithm>
+#include <array>
+
+namespace kvlm {
+
+namespace {
+
+constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
+// Rows of a block that is listed, at most.
+constexpr int kAnyBlock = 2048;
+
+/// Rows of a KV head at a time, at most.
+int peak_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  return traits.retention()->peak_rows_of_layer(traits.shape().layers, sequence.size.prompt_rows,
+                                                sequence.size.max_rows);
+}
+
+/// Places of a side of a KV head whose packed rows a table drops, at most.
+int places(const CacheTraits& traits, const Sequence& sequence, int layer, KvSide side) noexcept {
+  int most = 0;
+  if (sequence.prompted) {
+    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+      most = std::max(most, head.plane(kRest, side).places());
+    }
+    return most;
+  }
+  const int peak = peak_rows(traits, sequence);
+  const int ever = peak + sequence.size.max_rows - sequence.size.prompt_rows;
+  const Plane::Layout layout = traits.layouts().plane(kRest, side, layer);
+  const PlaneCapacity capacity = traits.layouts().capacity(layout, 1, ever, peak, 1);
+  return static_cast<int>(capacity.blocks) * layout.block_rows() +
+         static_cast<int>(capacity.ring_rows);
+}
+
+/// The same of all its KV heads.
+int places(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  int most = 0;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const KvSide side : kSides) {
+      most = std::max(most, places(traits, sequence, layer, side));
+    }
+  }
+  return most;
+}
+
+/// Places of weighed rows, of the sequences that the table can serve.
+int weighed_rows(const CacheTraits& traits, std::span<const Sequence> sequences) noexcept {
+  int most = 0;
+  for (const Sequence& sequence : sequences) {
+    if (!sequence.open) continue;
+    if (!traits.table_drops_packed()) {
+      most = std::max(most, peak_rows(traits, sequence));
+    } else if (const int of_sequence = places(traits, sequence); of_sequence <= kMostPlaces) {
+      most = std::max(most, of_sequence);
+    }
+  }
+  return most;
+}
+
+/// The rows of the shortest blocks.
+int least_block_rows(const CacheTraits& traits) noexcept {
+  int least = kMostPlaces;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const KvSide side : kSides) {
+      const int rows = traits.layouts().plane(kRest, side, layer).block_rows();
+      if (rows > 0) least = std::min(least, rows);
+    }
+  }
+  return least;
+}
+
+/// Whether a table can find the rows that it packed: none was evicted.
+bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (!traits.evicts()) return true;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+      for (const KvSide side : kSides) {
+        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
+      }
+    }
+  }
+  return true;
+}
+
+/// No fork reads a block of a layer, whose rows may therefore go and others come.
+bool own_blocks(const LayerState& layer) noexcept {
+  return std::all_of(layer.heads.begin(), layer.heads.end(), [](const HeadState& head) {
+    return head.plane(kRest, KvSide::kKeys).owns_blocks() &&
+           head.plane(kRest, KvSide::kValues).owns_blocks();
+  });
+}
+
+}  // namespace
+
+TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
+                     const Workload& load, const FixedRuns& runs) {
+  TableLoad most;
+  most.slots = static_cast<int>(load.slots);
+  most.longest = static_cast<int>(load.longest);
+  const bool protects = traits.needs().prompt_embeddings;
+  if (runs.most > 0) {
+    // Of each fixed run, a block a picture or one for every few rows.
+    constexpr int kLeastBlock = 8;
+    const int of_run = traits.layouts().per_image() || runs.host_windows
+                           ? static_cast<int>(Layouts::kMaxImages) + most.longest / kLeastBlock + 2
+                           : 0;
+    most.listed_blocks = of_run * runs.most;
+  }
+  if (protects) most.words = 2 * (most.longest / 64 + 1);
+  if (traits.evicts())
+    most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows
+  if (traits.table_weighs()) most.weighed_rows = weighed_rows(traits, sequences);
+  if (traits.table_drops_packed()) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
+  return most;
+}
+
+bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (sequence.goes_on_elsewhere) return false;
+  if (!traits.table_weighs()) return lies_evenly(traits, sequence);
+  if (traits.table_drops_packed() && places(traits, sequence) > kMostPlaces) return false;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+    if (state.heads[0].slots() != state.kept || !least_weight(traits, sequence, layer)) {
+      return false;
+    }
+    if (traits.table_drops_packed() && !own_blocks(state)) return false;
+  }
+  return true;
+}
+
+std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequence& sequence,
+                                        int layer) noexcept {
+  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  DecodeView view;
+  view.layer = layer;
+  view.rows = state.heads[0].slots() + 1;
+  view.prompt_rows = sequence.prompt_rows;
+  view.step = sequence.rows + 1 - sequence.prompt_rows;
+  view.kept = state.kept;
+  view.forget = state.forget;
+  view.scores = state.heads[0].scores;
+  return traits.retention()->least_weight(view);
+}
+
+}  // namespace kvlm
