@@ -48,7 +48,7 @@ struct GrowingRows {
   int packed = 0;
   bool shares_codes =
       false;  ///< another layer makes the codes: only scales and zero points are made
-  // Where packed rows may go (TableShape::drops_packed), blocks lie in places of their own size
+  // Where packed rows may go (TableLane.placed), blocks lie in places of their own size
   // from `codes` on, in any order:
   int most_blocks = 0;  ///< places for which there is memory
   int blocks = 0;       ///< places from the first on that have had a block
@@ -60,17 +60,18 @@ struct GrowingRows {
 ///
 /// Where all are full rows, the next one takes the place of the one that was dropped, so that none
 /// moves: places are those of the ring, from `first` on, and in the order of the tokens until the
-/// first row goes. Else (TableShape::drops_packed) the places of a side are those of its
-/// most_blocks blocks, row by row, and then those of its ring from its begin on; a packed row that
-/// goes leaves its place empty until its whole block is. `came` and `values_came` are both empty
-/// where the packed rows lie in order from the first place on.
+/// first row goes. In a lane that is placed, whose packed rows may go, by weight or because the
+/// host names them, the places of a side are those of its most_blocks blocks, row by row, and then
+/// those of its ring from its begin on; a packed row that goes leaves its place empty until its
+/// whole block is. `came` and `values_came` are both empty where the packed rows lie in order from
+/// the first place on.
 struct WeighedRows {
-  /// (places,), with drops_packed (rows,) by their numbers; null: nobody asks.
+  /// (places,), if placed (rows,) by their numbers; null: nobody asks.
   float* weights = nullptr;
   LeastWeight least;  ///< of rows as they are numbered in `came`
   /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
   std::span<const int> came;
-  std::span<const int> values_came;  ///< the same for the places of values, with drops_packed
+  std::span<const int> values_came;  ///< the same for the places of values, if placed
   static constexpr int kNoRow = INT32_MAX;
 };
 
@@ -82,6 +83,7 @@ struct TableLane {
   GrowingRows keys_gained;
   GrowingRows values_gained;
   WeighedRows weighed;
+  bool placed = false;  ///< its packed rows may go (TableShape::drops_packed)
 };
 
 /// What has become of the rows of a KV head that drops packed rows, by places as WeighedRows says.
@@ -95,7 +97,7 @@ struct PlacedRows {
     int filled = 0;
   };
   std::array<Side, 2> sides;   ///< keys, values
-  std::vector<float> weights;  ///< by places of keys
+  std::vector<float> weights;  ///< by places of keys; empty: none are kept
 };
 
 /// What a DecodeTable keeps of the attention weights of its rows, as means over query heads.
@@ -113,7 +115,7 @@ struct TableShape {
   RowWeights weights = RowWeights::kNone;
   bool drops_alike =
       false;  ///< KV heads of a layer drop the same row, by the mean of their weights
-  bool drops_packed = false;  ///< rows that are dropped by weight may be packed
+  bool drops_packed = false;  ///< of some lanes, rows that are dropped may be packed
 };
 
 /// What the sequences of a DecodeTable come to, at most.
@@ -170,15 +172,17 @@ class DecodeTable {
   /// Packs the oldest rows of every window of this step's sequences that is full, on one side.
   void pack(bool keys, Stream& stream);
 
-  /// Drops a full row of keys and values of every lane of a layer's sequence, after pack().
-  ///   slots  (layers, rows of the step) which slot of the lane; -1: none
+  /// Drops a row of keys and values of every lane of a layer's sequence, after pack(): of lanes
+  /// that are not placed a full one. Where some are, it is called in every step.
+  ///   slots  (layers, rows of the step) which slot of the lane, in the order in which rows came;
+  ///          -1: none
   void evict(std::span<const int> slots, Stream& stream);
   /// Drops the row of least weight of every lane of this step's sequences.
   void drop_least(Stream& stream);
   /// WeighedRows.came of a slot, (layers, kv_heads, TableLoad.weighed_rows). Waits for the GPU.
   /// Throws Error{kDevice} if it does not answer.
   std::vector<int> came(int slot) const;
-  /// The same where rows that are dropped may be packed: (layers, kv_heads) of a slot.
+  /// The same of a slot whose lanes are placed: (layers, kv_heads).
   std::vector<PlacedRows> placed(int slot) const;
   /// And (slots,) how many bytes more than when they were set the sequences hold.
   std::vector<int64_t> gained_bytes() const;

@@ -270,6 +270,7 @@ void Plane::take_placed(const PlacedRows::Side& rows) {
         block, held,
         came.subspan(static_cast<size_t>(block * block_rows), static_cast<size_t>(held)));
   }
+  even_ = even_ && free_slots_.empty();  // else what comes next is not behind the others
   bytes_ += static_cast<size_t>(rows.full) * layout_.row_bytes();
   bytes_ -= static_cast<size_t>(full_) * layout_.row_bytes();
   ring_first_ = rows.first;

@@ -109,6 +109,11 @@ class alignas(64) Plane {
 
   /// Blocks follow each other without gaps, and no row of them was evicted.
   bool is_even() const noexcept { return even_; }
+  /// Some packed row was evicted, and others of its block are left.
+  bool has_lost_rows() const noexcept {
+    return std::any_of(blocks_.begin(), blocks_.end(),
+                       [](const PackedBlock& block) { return block.live != nullptr; });
+  }
   /// Room for one more full row, the newest; the caller fills it.
   std::byte* push_row() noexcept;
   /// The same for `rows` more, which lie side by side: the ring has not wrapped yet.

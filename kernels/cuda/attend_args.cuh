@@ -67,6 +67,7 @@ struct DeviceLane {
   // The kernel that serves the lane in one pass (fused_table.h, picture_choice.h); 0: the others
   // do.
   int8_t fused;
+  bool placed;  // TableLane.placed: weigh_places() makes its weights
 };
 
 /// Scores s of a range of slots weigh 2^(slope (s - top) + level).

@@ -30,6 +30,7 @@ struct LayerLaunch {
   unsigned lanes = 0;
   unsigned deferred = 0;          ///< of them, whose softmax is deferred
   bool plain = false;             ///< some have weights that are made by themselves
+  bool placed = false;            ///< those of some are made by weigh_places() of `table`
   bool ordered = false;           ///< of some, weights lie in the order of the runs of values
   bool unfused = false;           ///< some are of these two kinds
   uint32_t fused = 0;             ///< the kernels that serve the others, in one pass, as bits
@@ -39,8 +40,8 @@ struct LayerLaunch {
   int key_parts = 0;              ///< splits of keys, of all lanes
   int value_parts = 0;
   int weightings = 0;  ///< of all lanes' ranges
-  int channels = 0;    ///< of a packed row
-  const TableArgs* placed = nullptr;  ///< weigh_places() makes the weights of all lanes
+  const TableArgs* table = nullptr;
+  int channels = 0;  ///< of a packed row
 };
 
 /// Attends; `args` lacks the workspace, and which runs a launch serves.

@@ -585,7 +585,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, 
   wait_for_earlier();
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-  if (lane.deferred || lane.fused != 0 || (ordered && !lane.in_run_order)) return;
+  if (lane.deferred || lane.fused != 0 || lane.placed || (ordered && !lane.in_run_order)) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   float held[kHeld];
@@ -643,7 +643,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs a
   wait_for_earlier();
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, static_cast<int>(blockIdx.x)));
-  if (lane.deferred || lane.fused != 0 || lane.in_run_order) return;
+  if (lane.deferred || lane.fused != 0 || lane.placed || lane.in_run_order) return;
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const auto first = static_cast<int>(threadIdx.x);
   const auto step = static_cast<int>(blockDim.x);
@@ -1049,11 +1049,8 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
     launch_early("attend_packed", weigh_lanes, layer.lanes, static_cast<int>(32 * warps), stream,
                  args);
   }
-  if (layer.placed != nullptr) {
-    weigh_places(*layer.placed, args.layer, layer.most_slots, stream);
-  } else if (layer.plain) {
-    launch_normalise(args, layer, stream);
-  }
+  if (layer.plain) launch_normalise(args, layer, stream);
+  if (layer.placed) weigh_places(*layer.table, args.layer, stream);
   launch_values(layer, args, stream);
   launch_early("attend_packed", sum_parts, layer.lanes, 256, stream, args);
   check_launch("attend_packed");

@@ -81,9 +81,8 @@ __device__ void lay_gained(const TableArgs& table, const DeviceTail& tail, Devic
 __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceTail& tail) {
   tail.newest = tail.vacated >= 0 ? tail.vacated : tail.full - 1;
   tail.vacated = -1;
-  if (table.weighed == nullptr || side != 0) return;
-  const int place =
-      table.drops_packed() ? tail.ring_begin() + tail.place(tail.newest) : tail.newest;
+  if (side != 0 || !(tail.placed || table.weighs)) return;
+  const int place = tail.placed ? tail.ring_begin() + tail.place(tail.newest) : tail.newest;
   table.came_of(lane)[place] = table.weighed[lane].next++;
 }
 
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   const int number = index % of_layer / 2;  // of the lane, in the step
   const int at = table.lane_at(layer, number);
   DeviceTail& tail = table.tails[at * 2 + side];
-  if (!table.drops_packed()) count_packed(table.windows[layer * 2 + side], tail);
+  if (!tail.placed) count_packed(table.windows[layer * 2 + side], tail);
   ++tail.full;
   place_newest(table, at, side, tail);
   DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
@@ -144,8 +143,8 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
         table.q_per_kv * table.head_dim;
     lane.q = static_cast<const float*>(nullptr) + query;
     lane.out = static_cast<float*>(nullptr) + query;
-    // Keys and values may have different slots where packed rows may go.
-    lane.slots = table.drops_packed() ? table.longest : slots;
+    // Of a lane that is placed, keys and values may have different slots.
+    lane.slots = lane.placed ? table.longest : slots;
     lane.first_weighting = number * table.weightings;
     lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
     if (table.pieces != nullptr) lay_piece(table, layer, number, at, query, tail);
@@ -184,6 +183,7 @@ __global__ void __launch_bounds__(kEvictThreads) evict_rows(TableArgs table, con
   const int slot = slots[layer * table.rows + number / table.heads];
   if (slot < 0) return;
   DeviceTail& held = table.tails[table.lane_at(layer, number) * 2 + side];
+  if (held.placed) return;
   DeviceTail tail = held;
   count_packed(table.windows[layer * 2 + side], tail);
   const int gap = slot - tail.fixed_slots - tail.packed;

@@ -78,8 +78,10 @@ struct DecodeTable::State {
   std::vector<int> new_came;
   std::vector<int16_t> new_value_at, new_key_at;
   bool out_of_order = false;  // some lane's packed rows do not lie in order
+  bool any_placed = false;    // some lane has been placed
 
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
+  bool weighs() const { return shape.weights != RowWeights::kNone; }
   /// Slots of a lane, at most: where packed rows may go, empty places among them.
   int longest() const { return std::max(load.longest, load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
@@ -201,13 +203,13 @@ void DecodeTable::State::place_slots() {
   make(remaps, new_remaps, static_cast<size_t>(shape.remaps));
   make(blocks, new_blocks, static_cast<size_t>(load.listed_blocks));
   make(words, new_words, static_cast<size_t>(load.words));
-  make(weighed, new_weighed, shape.weights == RowWeights::kNone ? 0 : 1);
+  make(weighed, new_weighed, weighs() || shape.drops_packed ? 1 : 0);
   make(came, new_came, static_cast<size_t>(load.weighed_rows));
   if (shape.drops_packed) {
     make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
     make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
     take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
-    take(place_weights, came.bytes());
+    take(place_weights, weighs() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
   }
   take(device_step, slots * sizeof(StepSlot));
@@ -244,8 +246,9 @@ LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
 
 /// Says of a lane whose rows are weighed which number each place's row has.
 void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space) {
-  if (shape.weights == RowWeights::kNone) return;
-  if (shape.drops_packed) return take_placed(rows, space);
+  any_placed |= space.lane->placed;
+  if (space.lane->placed) return take_placed(rows, space);
+  if (!weighs()) return;
   const std::ptrdiff_t in_slot = space.lane - new_lanes.data();
   const auto places = static_cast<std::ptrdiff_t>(load.weighed_rows);
   const auto numbers = new_came.begin() + in_slot * places;
@@ -272,8 +275,8 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
 void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& space) {
   const auto in_slot = static_cast<size_t>(space.lane - new_lanes.data());
   const auto places = static_cast<size_t>(load.weighed_rows);
-  float* weights =
-      reinterpret_cast<float*>(place_weights.data()) + static_cast<size_t>(space.index) * places;
+  float* weights = reinterpret_cast<float*>(place_weights.data());
+  if (weighs()) weights += static_cast<size_t>(space.index) * places;
   new_weighed[in_slot] = {weights, rows.weights, rows.least, 0, rows.came.empty()};
   if (rows.came.empty()) return;
   out_of_order = true;
@@ -322,7 +325,7 @@ void DecodeTable::State::send_slot(int slot, Stream& stream) {
   send(blocks, new_blocks);
   send(words, new_words);
   send(weighed, new_weighed);
-  if (!shape.drops_packed) return send(came, new_came);
+  if (!new_lanes[0].placed) return weighs() ? send(came, new_came) : void();
   if (std::exchange(out_of_order, false)) {
     send(came, new_came);
     send(value_at, new_value_at);
@@ -372,7 +375,8 @@ TableArgs DecodeTable::State::table_args() {
   args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
   args.parts = reinterpret_cast<const int*>(device_parts.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
-  if (shape.weights != RowWeights::kNone) {
+  args.weighs = weighs();
+  if (weighs() || shape.drops_packed) {
     args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
     args.came = reinterpret_cast<int*>(came.data());
     args.weighed_rows = load.weighed_rows;
@@ -521,7 +525,7 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   LayerLaunch launch = state.bounds.layer_launch(layer, state.lanes_of_step());
   launch.most_slots = state.longest();
   const TableArgs table = state.table_args();
-  if (state.shape.drops_packed) launch.placed = &table;
+  launch.table = &table;
   launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);
   launch.channels = state.layout.channels();
   if ((launch.fused & kPictureKernels) != 0) {
@@ -529,7 +533,7 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
     launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
   }
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
-  if (state.shape.weights == RowWeights::kNone) return;
+  if (!state.weighs()) return;
   const bool summed = state.shape.weights == RowWeights::kSummed;
   if (state.shape.drops_packed) return add_place_weights(table, layer, summed, stream);
   add_row_weights(table, layer, summed, stream);
@@ -548,7 +552,9 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
   State& state = *state_;
   assert(slots.size() == state.step.size() * static_cast<size_t>(state.shape.layers));
   stream.queue().copy(state.evicted.data(), true, slots.data(), false, slots.size_bytes());
-  evict_slots(state.table_args(), reinterpret_cast<const int*>(state.evicted.data()), stream);
+  const auto* evicted = reinterpret_cast<const int*>(state.evicted.data());
+  evict_slots(state.table_args(), evicted, stream);
+  if (state.any_placed) evict_placed(state.table_args(), evicted, stream);
 }
 
 void DecodeTable::drop_least(Stream& stream) {
@@ -598,7 +604,7 @@ std::vector<PlacedRows> DecodeTable::placed(int slot) const {
   };
   const std::vector<int> came = read(state.came, places, 0);
   const std::vector<int16_t> value_at = read(state.value_at, places, int16_t{0});
-  const std::vector<float> weights = read(state.place_weights, places, 0.0f);
+  const std::vector<float> weights = read(state.place_weights, state.weighs() ? places : 0, 0.0f);
   const std::vector<DeviceTail> tails = read(state.tails, 2, DeviceTail{});
   std::vector<PlacedRows> rows(lanes);
   for (size_t lane = 0; lane < lanes; ++lane) {
@@ -613,12 +619,13 @@ std::vector<PlacedRows> DecodeTable::placed(int slot) const {
                         tail.filling,
                         tail.filled};
     }
-    of.weights.resize(of.sides[0].came.size());
-    for (size_t place = 0; place < of.weights.size(); ++place) {
+    const size_t held = of.sides[0].came.size();
+    if (state.weighs()) of.weights.resize(held);
+    for (size_t place = 0; place < held; ++place) {
       const int number = came[lane * places + place];
       if (number == WeighedRows::kNoRow) continue;
       of.sides[0].came[place] = number;
-      of.weights[place] = weights[lane * places + place];
+      if (state.weighs()) of.weights[place] = weights[lane * places + place];
       // The row of a step that has not come to this layer has no value yet.
       const int value = value_at[lane * places + place];
       if (value >= 0) of.sides[1].came[static_cast<size_t>(value)] = number;

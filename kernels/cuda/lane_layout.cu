@@ -50,8 +50,9 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
   // that are full already do not count, so that laying a lane anew changes nothing.
   int most = from.values_gained.ring_rows;
   for (const SlotRun& run : from.values) most += run.slots;
-  const bool in_order = !is_fused && goes_in_run_order(from.values, from.remaps.size(),
-                                                       from.weighed.weights != nullptr, most);
+  const bool in_order =
+      !is_fused && !from.placed &&
+      goes_in_run_order(from.values, from.remaps.size(), from.weighed.weights != nullptr, most);
   set_side(layer, true, from, in_order, slots, is_fused, to.list, to.runs, to.tails[0]);
   set_side(layer, false, from, in_order, slots, is_fused, to.list, to.runs + side_runs_,
            to.tails[1]);
@@ -72,7 +73,8 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
     if (is_fused && run.kernel >= 0) run.kernel = kFusedRun;
   }
   for (int i = 0; i < side_runs_; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
-  lane.deferred = !is_fused && !in_order && from.weighed.weights == nullptr &&
+  lane.placed = from.placed;
+  lane.deferred = !is_fused && !in_order && !from.placed && from.weighed.weights == nullptr &&
                   find_ranges(from.remaps, runs) &&
                   std::none_of(runs.begin(), runs.end(),
                                [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
@@ -222,6 +224,7 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_o
     if (fixed[i].selection_ends) slot += std::exchange(selected, 0);
   }
   tail.fixed_slots = slot;
+  tail.placed = lane.placed;
   const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
   const RowWindow& window = windows_[static_cast<size_t>(layer)][keys ? 0 : 1];
   lay_gained(gained, window, keys, made + shape_.fixed_runs, tail);
@@ -235,6 +238,11 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_o
 
 /// The kernel that attends to a lane in one pass, if any: `source` is by position.
 FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const {
+  if (lane.placed) {  // kernels that make weights as they go know of no empty places
+    FusedLane none;
+    none.source.fill(-1);
+    return none;
+  }
   std::array<std::array<SlotRun, kMostRuns>, 2> runs;
   std::array<size_t, 2> counts{};
   std::array<PackedBlock, 2> blocks;

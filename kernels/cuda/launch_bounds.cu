@@ -74,12 +74,14 @@ void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
   } else {
     now.unfused = true;
     now.deferred |= lane.deferred ? 1 : 0;
-    now.plain |= !lane.deferred;
+    now.placed |= lane.placed;
+    now.plain |= !lane.deferred && !lane.placed;
     now.ordered |= lane.in_run_order;
   }
   changed |= now.fused != kinds_.fused || now.sources != kinds_.sources ||
              now.unfused != kinds_.unfused || now.deferred != kinds_.deferred ||
-             now.plain != kinds_.plain || now.ordered != kinds_.ordered;
+             now.plain != kinds_.plain || now.placed != kinds_.placed ||
+             now.ordered != kinds_.ordered;
   kinds_ = now;
 }
 

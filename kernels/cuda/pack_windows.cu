@@ -21,8 +21,8 @@ struct PackedPlace {
   int block;
   int row;
 };
-__device__ PackedPlace packed_place(const TableArgs& table, const DeviceTail& tail, int number) {
-  if (!table.drops_packed()) {
+__device__ PackedPlace packed_place(const DeviceTail& tail, int number) {
+  if (!tail.placed) {
     const int at = tail.packed + number;
     return {at / tail.block_rows, at % tail.block_rows};
   }
@@ -41,7 +41,7 @@ __global__ void pack_token_rows(TableArgs table, const __grid_constant__ WindowC
   const int channels = windows.format.channels();
   const std::byte* row = tail.ring + static_cast<int64_t>(tail.place(number)) * channels *
                                          (table.dtype == DType::kF32 ? 4 : 2);
-  const PackedPlace to = packed_place(table, tail, number);
+  const PackedPlace to = packed_place(tail, number);
   std::byte* codes =
       tail.shares_codes ? nullptr : tail.codes + static_cast<int64_t>(to.block) * tail.code_stride;
   const int64_t scales = static_cast<int64_t>(to.block) * tail.scale_stride;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kChannelThreads)
   const int channels = format.channels();
   const int rows = tail.block_rows;
   const int64_t row_bytes = static_cast<int64_t>(channels) * (table.dtype == DType::kF32 ? 4 : 2);
-  const int64_t block = packed_place(table, tail, number * rows).block;
+  const int64_t block = packed_place(tail, number * rows).block;
   const auto row_of = [&](int row) {
     return tail.ring + tail.place(number * rows + row) * row_bytes;
   };

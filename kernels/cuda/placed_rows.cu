@@ -1,9 +1,9 @@
-// Rows that go by attention weight where some are packed. No packed row moves: its place is empty
-// until all rows of its block are gone and a window is packed there. Keys and values leave their
-// windows at different times, so that a slot's key and its value lie in different places: each
-// knows the other's (TableArgs::value_at, key_at), and the softmax of a layer puts weights from
-// where scores were to where values are. An empty place has no weight. Rings stay in order, as
-// their oldest rows are packed next.
+// Rows that go where some are packed: by attention weight, or the host names them. No packed row
+// moves: its place is empty until all rows of its block are gone and a window is packed there. Keys
+// and values leave their windows at different times, so that a slot's key and its value lie in
+// different places: each knows the other's (TableArgs::value_at, key_at), and the softmax of a
+// layer puts weights from where scores were to where values are. An empty place has no weight.
+// Rings stay in order, as their oldest rows are packed next.
 #include "kernels/cuda/close_gap.cuh"
 #include "kernels/cuda/least_row.cuh"
 #include "kernels/cuda/placed_rows.h"
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
   if (table.weighed[lane].in_order) lay_in_order(table, lane);
   const int* came = table.came_of(lane);
   const DeviceWeighed& weighed = table.weighed[lane];
-  for (int place = thread; place < table.weighed_rows; place += kThreads) {
+  for (int place = thread; table.weighs && place < table.weighed_rows; place += kThreads) {
     if (came[place] != WeighedRows::kNoRow) {
       weighed.weights[place] = weighed.of_numbers[came[place]];
     }
@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, int laye
   let_next_start();
   const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
   const DeviceLane& lane = table.lanes[at];
+  if (!lane.placed) return;
   const DeviceTail& keys = table.tails[at * 2];
   const DeviceTail& values = table.tails[at * 2 + 1];
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
@@ -224,7 +225,7 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
     back[other[from]] = static_cast<int16_t>(to);
     other[from] = -1;
     if (side != 0) continue;
-    weights[to] = weights[from];
+    if (table.weighs) weights[to] = weights[from];
     came[to] = came[from];
     came[from] = WeighedRows::kNoRow;
   }
@@ -282,7 +283,9 @@ __device__ void drop_place(const TableArgs& table, int lane, int side, int place
   close_gap<kThreads>(tail, other + begin, 1, gap, from_front);
   if (side == 0) {
     close_gap<kThreads>(tail, came + begin, 1, gap, from_front);
-    close_gap<kThreads>(tail, table.weighed[lane].weights + begin, 1, gap, from_front);
+    if (table.weighs) {
+      close_gap<kThreads>(tail, table.weighed[lane].weights + begin, 1, gap, from_front);
+    }
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -320,10 +323,63 @@ __device__ int least_place(const TableArgs& table, int first, int heads) {
   return place_of_least;
 }
 
-/// Block (sequence and group of `heads` lanes that drop alike, layer).
-__global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int heads) {
+/// The number of the row of a lane's slot, counted in the order in which rows came. By all threads
+/// of a block, with a bit for each number.
+__device__ int number_of_slot(const TableArgs& table, int lane, int slot, unsigned* bits) {
+  __shared__ int counts[kThreads];
+  __shared__ int number;
+  const DeviceTail& keys = table.tails[lane * 2];
+  const int* came = table.came_of(lane);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int words = table.weighed[lane].next / 32 + 1;
+  for (int word = thread; word < words; word += kThreads) bits[word] = 0;
+  __syncthreads();
+  for (int at = thread; at < keys.packed + keys.full; at += kThreads) {
+    const int row = came[keys.place_of_slot(at)];
+    if (row != WeighedRows::kNoRow) atomicOr(bits + row / 32, 1u << (row % 32));
+  }
+  __syncthreads();
+  const int share = (words + kThreads - 1) / kThreads;  // words of a thread, side by side
+  const int end = min(words, (thread + 1) * share);
+  int count = 0;
+  for (int word = thread * share; word < end; ++word) count += __popc(bits[word]);
+  counts[thread] = count;
+  __syncthreads();
+  int left = slot;
+  for (int i = 0; i < thread; ++i) left -= counts[i];
+  if (left >= 0 && left < count) {
+    int word = thread * share;
+    for (; left >= __popc(bits[word]); ++word) left -= __popc(bits[word]);
+    unsigned rest = bits[word];
+    for (; left > 0; --left) rest &= rest - 1;
+    number = word * 32 + __ffs(static_cast<int>(rest)) - 1;
+  }
+  __syncthreads();
+  return number;
+}
+
+/// The place of keys where it lies. By all threads of a block.
+__device__ int place_of_number(const TableArgs& table, int lane, int number) {
+  __shared__ int found;
+  const DeviceTail& keys = table.tails[lane * 2];
+  const int* came = table.came_of(lane);
+  for (int at = static_cast<int>(threadIdx.x); at < keys.packed + keys.full; at += kThreads) {
+    const int place = keys.place_of_slot(at);
+    if (came[place] == number) found = place;
+  }
+  __syncthreads();
+  return found;
+}
+
+/// Block (sequence and group of `heads` lanes that drop alike, layer): by weight, or if there are
+/// `slots` those.
+__global__ void __launch_bounds__(kThreads)
+    drop_rows(TableArgs table, int heads, const int* slots) {
+  extern __shared__ unsigned bits[];
   const auto layer = static_cast<int>(blockIdx.y);
-  const int first = table.lane_at(layer, static_cast<int>(blockIdx.x) * heads);
+  const int number = static_cast<int>(blockIdx.x) * heads;  // of the first lane, in the step
+  const int first = table.lane_at(layer, number);
+  if (!table.lanes[first].placed) return;
   int bytes = 2 * heads * full_row_bytes(table);  // the step's rows
   for (int lane = first; lane < first + heads; ++lane) {
     for (const int side : {0, 1}) {
@@ -331,7 +387,12 @@ __global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int head
     }
   }
   __syncthreads();
-  const int place = least_place(table, first, heads);
+  int place = -1;
+  if (slots == nullptr) {
+    place = least_place(table, first, heads);
+  } else if (const int slot = slots[layer * table.rows + number / table.heads]; slot >= 0) {
+    place = place_of_number(table, first, number_of_slot(table, first, slot, bits));
+  }
   for (int lane = first; lane < first + heads && place >= 0; ++lane) {
     const int value = table.other_of(lane, 0)[place];
     drop_place(table, lane, 0, place, bytes);
@@ -350,14 +411,14 @@ void begin_places(const TableArgs& table, int slot, Stream& stream) {
   check_launch("DecodeTable::set");
 }
 
-void weigh_places(const TableArgs& table, int layer, int most, Stream& stream) {
+void weigh_places(const TableArgs& table, int layer, Stream& stream) {
   const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
                   static_cast<unsigned>(table.q_per_kv));
   const auto weighed = [&](auto kernel) {
     launch_early("DecodeTable::attend", kernel, grid, kWeighThreads, stream, table, layer);
   };
-  if (most <= 4 * kWeighThreads) return weighed(weigh<4>);
-  if (most <= 8 * kWeighThreads) return weighed(weigh<8>);
+  if (table.weighed_rows <= 4 * kWeighThreads) return weighed(weigh<4>);
+  if (table.weighed_rows <= 8 * kWeighThreads) return weighed(weigh<8>);
   weighed(weigh<kMostPlaces / kWeighThreads>);
 }
 
@@ -372,8 +433,16 @@ void drop_least_placed(const TableArgs& table, bool alike, Stream& stream) {
   const int heads = alike ? table.heads : 1;
   const dim3 grid(static_cast<unsigned>(table.rows * table.heads / heads),
                   static_cast<unsigned>(table.layers));
-  drop_least<<<grid, kThreads, 0, native(stream)>>>(table, heads);
+  drop_rows<<<grid, kThreads, 0, native(stream)>>>(table, heads, nullptr);
   check_launch("DecodeTable::drop_least");
+}
+
+void evict_placed(const TableArgs& table, const int* slots, Stream& stream) {
+  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
+                  static_cast<unsigned>(table.layers));
+  const size_t words = static_cast<size_t>(table.longest) / 32 + 1;
+  drop_rows<<<grid, kThreads, words * sizeof(unsigned), native(stream)>>>(table, 1, slots);
+  check_launch("DecodeTable::evict");
 }
 
 }  // namespace kvlm::cuda::packed

@@ -38,7 +38,8 @@ struct DeviceTail {
   int16_t format;
   int16_t flushed;  // the last step has packed a window: its rows are to be counted
   bool shares_codes;
-  // Of lanes whose packed rows may go: GrowingRows, and the blocks that the next window fills.
+  // Of lanes that are placed: GrowingRows, and the blocks that the next window fills.
+  bool placed;
   int most_blocks;
   int blocks;
   int filling;
@@ -65,11 +66,11 @@ struct DeviceTail {
 
 /// WeighedRows, as the GPU keeps them; `came` lies apart.
 struct DeviceWeighed {
-  float* weights;           // by places
-  const float* of_numbers;  // as they came, where packed rows may go
+  float* weights;           // by places; null: none are kept
+  const float* of_numbers;  // as they came, of a lane that is placed
   LeastWeight least;
   int next;       // number of the next row
-  bool in_order;  // when it is set, where packed rows may go: its rows lie in their order
+  bool in_order;  // when it is set, of a lane that is placed: its rows lie in their order
 };
 
 /// A window as its kernels see it.
@@ -88,9 +89,10 @@ struct TableArgs {
   const int* parts;             // (layers, 2 sides) splits of a lane, at most
   const PackedFormat* formats;
   DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
+  bool weighs;             // their weights are kept
   int* came;               // (slots, layers, heads, weighed_rows)
-  // Where packed rows may go, of the same shape: the place of the value of each place's key, and of
-  // the key of each place's value, -1 where no row is; null: none may.
+  // Where lanes may be placed, of the same shape: the place of the value of each place's key, and
+  // of the key of each place's value, -1 where no row is; null: none may.
   int16_t* value_at;
   int16_t* key_at;
   int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
@@ -128,7 +130,6 @@ struct TableArgs {
   __device__ int* live_of(int lane, int side) const {
     return live + static_cast<int64_t>(lane * 2 + side) * blocks;
   }
-  __device__ bool drops_packed() const { return live != nullptr; }
 };
 
 }  // namespace kvlm::cuda::packed

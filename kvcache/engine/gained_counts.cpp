@@ -18,18 +18,30 @@ void GainedCounts::start(Sequence& sequence) const {
   sequence.gained.clear();
   sequence.dropped.clear();
   sequence.slots.clear();
+  sequence.behind_pictures.clear();
   if (traits_.evicts() && !traits_.table_weighs()) {
     sequence.dropped.reserve(static_cast<size_t>(sequence.size.max_rows - sequence.rows) *
                              traits_.layers());
   }
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     if (traits_.evicts()) {
-      sequence.slots.push_back(sequence.layers[static_cast<size_t>(layer)].heads[0].slots());
+      const HeadState& first = sequence.layers[static_cast<size_t>(layer)].heads[0];
+      sequence.slots.push_back(first.slots());
+      sequence.behind_pictures.push_back(behind_pictures(first));
     }
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const KvSide side : kSides) add(sequence, rows_of(head.plane(kRest, side), side, layer));
     }
   }
+}
+
+/// The first slot behind all that are stored apart: from there on a slot's number among all is its
+/// number in the order of the stores.
+int GainedCounts::behind_pictures(const HeadState& head) const {
+  if (!traits_.plan().split) return 0;
+  const auto last = std::find_if(head.tags.rbegin(), head.tags.rend(),
+                                 [&](int16_t tag) { return traits_.store_of(tag) == kVisual; });
+  return static_cast<int>(head.tags.rend() - last);
 }
 
 /// What a row adds to one plane.
@@ -64,7 +76,10 @@ void GainedCounts::add(Sequence& sequence, const GainedRows& rows) {
 Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   std::fill(dropped.begin(), dropped.end(), -1);
   ++sequence.uncounted;
-  if (traits_.table_drops_packed()) return {};  // the GPU alone knows
+  if (sequence.placed) {  // bytes the GPU alone knows
+    if (!traits_.table_weighs()) name_dropped(sequence, dropped);
+    return {};
+  }
   Gain gain = gain_row(sequence);
   if (traits_.table_weighs()) {
     drop_weighed(sequence, gain);
@@ -72,13 +87,21 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   }
   for (int& slots : sequence.slots) ++slots;
   if (!traits_.evicts() || gain.host) return gain;
-  gain.host = !choose_dropped(sequence, dropped);
+  choose_dropped(sequence, dropped);
+  gain.host = !gpu_may_drop(sequence, dropped);
   if (gain.host) {
     std::fill(dropped.begin(), dropped.end(), -1);
   } else {
     gain.bytes -= drop_rows(sequence, dropped);
   }
   return gain;
+}
+
+/// The slots that a sequence drops whose packed rows the GPU drops.
+void GainedCounts::name_dropped(Sequence& sequence, std::span<int> dropped) const {
+  for (int& slots : sequence.slots) ++slots;
+  choose_dropped(sequence, dropped);
+  forget_slots(sequence, dropped);
 }
 
 /// Each KV head has dropped a full row for the one that it has gained.
@@ -107,9 +130,8 @@ Gain GainedCounts::gain_row(Sequence& sequence) {
   return gain;
 }
 
-/// The slot that each layer of a sequence drops after this step's row; -1: none. False if one is
-/// packed, which the host has to drop.
-bool GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropped) const {
+/// The slot that each layer of a sequence drops after this step's row; -1: none.
+void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropped) const {
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const auto at = static_cast<size_t>(layer);
     const LayerState& state = sequence.layers[at];
@@ -121,7 +143,18 @@ bool GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropp
     view.kept = state.kept;
     view.forget = state.forget;
     view.scores = state.heads[0].scores;
-    dropped[at] = traits_.retention()->evict(view);
+    const int pair = traits_.pair_of(layer);
+    dropped[at] =
+        pair == layer ? traits_.retention()->evict(view) : dropped[static_cast<size_t>(pair)];
+  }
+}
+
+/// Whether all of these are full rows behind all pictures that are stored apart: the host has to
+/// drop others.
+bool GainedCounts::gpu_may_drop(const Sequence& sequence,
+                                std::span<const int> dropped) const noexcept {
+  for (size_t layer = 0; layer < dropped.size(); ++layer) {
+    if (dropped[layer] >= 0 && dropped[layer] < sequence.behind_pictures[layer]) return false;
   }
   return std::none_of(sequence.gained.begin(), sequence.gained.end(), [&](const GainedRows& rows) {
     const auto layer = static_cast<size_t>(rows.layer);
@@ -137,8 +170,14 @@ size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped)
     --rows.full;
     bytes += rows.planes * rows.row_bytes;
   }
+  sequence.dropped.insert(sequence.dropped.end(), dropped.begin(), dropped.end());
+  forget_slots(sequence, dropped);
+  return bytes;
+}
+
+/// What the host knows of slots that are dropped goes.
+void GainedCounts::forget_slots(Sequence& sequence, std::span<const int> dropped) const {
   for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-    sequence.dropped.push_back(dropped[layer]);
     if (dropped[layer] < 0) continue;
     --sequence.slots[layer];
     std::vector<float>& scores = sequence.layers[layer].heads[0].scores;
@@ -146,7 +185,6 @@ size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped)
       scores.erase(scores.begin() + dropped[layer]);
     }
   }
-  return bytes;
 }
 
 void GainedCounts::catch_up(Sequence& sequence) const {
@@ -184,10 +222,12 @@ void GainedCounts::replay(const Sequence& sequence, Plane& plane, KvSide side, i
   const FlushRule* window =
       traits_.host_flushes(layer, side) ? nullptr : traits_.flush_rule(side, layer);
   if (!traits_.evicts()) return plane.gain(sequence.uncounted, window);
+  const HeadState& head = sequence.layers[static_cast<size_t>(layer)].heads[0];
+  const int before = head.stores[kVisual].keys.slots();
   for (int row = 0; row < sequence.uncounted; ++row) {
     plane.gain(1, window);
     const int slot = dropped_after(sequence, row, layer);
-    if (slot >= 0) static_cast<void>(plane.evict(slot));  // the GPU has closed the gap
+    if (slot >= 0) static_cast<void>(plane.evict(slot - before));  // the GPU has closed the gap
   }
 }
 

@@ -34,11 +34,15 @@ class GainedCounts {
   void count_newest(HeadState& head) const;
 
  private:
+  int behind_pictures(const HeadState& head) const;
   GainedRows rows_of(const Plane& plane, KvSide side, int layer) const;
   static void add(Sequence& sequence, const GainedRows& rows);
   static Gain gain_row(Sequence& sequence);
   static void drop_weighed(Sequence& sequence, Gain& gain);
-  bool choose_dropped(const Sequence& sequence, std::span<int> dropped) const;
+  void name_dropped(Sequence& sequence, std::span<int> dropped) const;
+  void choose_dropped(const Sequence& sequence, std::span<int> dropped) const;
+  bool gpu_may_drop(const Sequence& sequence, std::span<const int> dropped) const noexcept;
+  void forget_slots(Sequence& sequence, std::span<const int> dropped) const;
   size_t drop_rows(Sequence& sequence, std::span<const int> dropped) const;
   int dropped_after(const Sequence& sequence, int row, int layer) const;
   void replay(const Sequence& sequence, Plane& plane, KvSide side, int layer) const;

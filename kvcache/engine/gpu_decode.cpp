@@ -42,7 +42,7 @@ bool can_serve(const CacheTraits& traits) {
   if (rule == nullptr || !rule->evicts()) return true;
   if (traits.table_weighs()) return !rule->rerotates();
   return !traits.layouts().keeps_weights() && !traits.layouts().per_head() && !rule->rerotates() &&
-         !traits.plan().split && traits.plan().pairs.empty() && !traits.needs().prompt_embeddings;
+         !traits.needs().prompt_embeddings;
 }
 
 /// The window of a side, as far as the table packs it.
@@ -81,7 +81,7 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
                  fixed_runs_, static_cast<int>(remap.ranges()), weights_of(traits),
-                 !traits.layouts().per_head(), traits.table_drops_packed()},
+                 !traits.layouts().per_head(), traits.table_places()},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
   runs_.resize(traits.kv_heads() * 2 * static_cast<size_t>(fixed_runs_ + 1));
@@ -147,6 +147,8 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 
 void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   assert(sequence.uncounted == 0);
+  sequence.placed =
+      traits_.table_places() && (traits_.table_weighs() || !lies_evenly(traits_, sequence));
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     SlotRun* memory = runs_.data();
@@ -159,7 +161,8 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       describe_values(head, layer, runs);
       lane.values = runs.from(static_cast<int>(lane.keys.size()));
       lane.remaps = remap_.describe(h, head.stores[kVisual], layer);
-      if (traits_.table_drops_packed()) {
+      lane.placed = sequence.placed;
+      if (sequence.placed) {
         placed_.describe(head, h, lane);
       } else {
         lane.keys_gained = head.stores[kRest].keys.growing();
@@ -183,7 +186,7 @@ void GpuDecode::describe_weighed(const Sequence& sequence, int layer, size_t hea
   const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   lane.weighed.weights = state.heads[head].weights;
   lane.weighed.least = *least_weight(traits_, sequence, layer);
-  if (sequence.came.empty() || traits_.table_drops_packed()) return;
+  if (sequence.came.empty() || sequence.placed) return;
   lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
 }
 
@@ -248,6 +251,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
   if (names_slots) dropped_.assign(traits_.layers() * rows_.size(), -1);
   std::array<bool, 2> due{};
   bool drops = false;
+  bool placed = false;  // some sequence is
   size_t number = 0;
   for (size_t i = 0; i < step.size(); ++i) {
     if (i + SequenceStore::kAhead < step.size()) {
@@ -256,6 +260,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     const StepRows& rows = step[i];
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt || !sequence.on_gpu) continue;
+    placed |= sequence.placed;
     const Gain gain = counts_.gain(sequence, of_sequence_);
     sequence.memory->set_used(sequence.memory->used() + gain.bytes);
     for (const KvSide side : kSides) {
@@ -266,19 +271,18 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     } else if (names_slots) {
       for (size_t layer = 0; layer < traits_.layers(); ++layer) {
         dropped_[layer * rows_.size() + number] = of_sequence_[layer];
-        drops |= of_sequence_[layer] >= 0;
+        drops |= sequence.placed || of_sequence_[layer] >= 0;
       }
     }
     ++number;
   }
-  if (number > 0 && traits_.table_drops_packed())
-    due = {true, true};  // the GPU looks which are full
+  if (placed) due = {true, true};  // which windows are full the GPU knows
   for (const KvSide side : kSides) {
     if (due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
   if (drops) table_->evict(dropped_, stream);
   if (number > 0 && traits_.table_weighs()) table_->drop_least(stream);
-  if (number > 0) bytes_known_ = !traits_.table_drops_packed();
+  bytes_known_ = bytes_known_ && !placed;
   for (Sequence* sequence : flushed_) {
     take_back(*sequence);
     counts_.count_due(*sequence);
@@ -316,7 +320,7 @@ std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
   std::vector<HeadState> heads = state.heads;
   for (size_t h = 0; h < heads.size(); ++h) {
     const int known = heads[h].slots() + sequence.uncounted + (newest ? 1 : 0);
-    kvlm::take_placed(heads[h], placed[static_cast<size_t>(layer) * heads.size() + h], known);
+    take_placed(heads[h], placed[static_cast<size_t>(layer) * heads.size() + h], known);
   }
   return heads;
 }
@@ -328,7 +332,8 @@ void GpuDecode::count_placed(Sequence& sequence) const {
   for (LayerState& layer : sequence.layers) {
     for (HeadState& head : layer.heads) {
       const int known = head.slots() + sequence.uncounted;
-      table_->put_weights(kvlm::take_placed(head, *rows++, known), head.weights);
+      const std::vector<float> weights = take_placed(head, *rows++, known);
+      if (!weights.empty()) table_->put_weights(weights, head.weights);
     }
   }
   sequence.uncounted = 0;

@@ -62,7 +62,7 @@ class GpuDecode {
   std::vector<HeadState> heads_now(const Sequence& sequence, int layer, bool newest) const;
   /// The GPU drops packed rows of a sequence: what the host knows of its planes is from before.
   bool drops_packed(const Sequence& sequence) const noexcept {
-    return sequence.on_gpu && traits_.table_drops_packed();
+    return sequence.on_gpu && sequence.placed;
   }
   /// Tells the arena what such sequences use.
   void count_bytes() const;

@@ -19,7 +19,7 @@ void PlacedLanes::describe(const HeadState& head, size_t index, TableLane& lane)
 
 std::vector<float> take_placed(HeadState& head, PlacedRows& rows, int known) {
   std::vector<std::pair<int, size_t>> order;  // numbers and places
-  for (size_t place = 0; place < rows.weights.size(); ++place) {
+  for (size_t place = 0; place < rows.sides[0].came.size(); ++place) {
     const int number = rows.sides[0].came[place];
     if (number < known) order.emplace_back(number, place);
   }
@@ -35,18 +35,22 @@ std::vector<float> take_placed(HeadState& head, PlacedRows& rows, int known) {
   }
   head.stores[kRest].keys.take_placed(rows.sides[0]);
   head.stores[kRest].values.take_placed(rows.sides[1]);
-  std::vector<float> weights;
+  // Numbers are those of slots before, so that what is read has not been written over.
   size_t tags = 0;
-  size_t scores = 0;
   for (const auto& [number, place] : order) {
-    weights.push_back(rows.weights[place]);
-    // Numbers are those of slots before, so that what is read has not been written over.
     const auto at = static_cast<size_t>(number);
     if (at < head.tags.size()) head.tags[tags++] = head.tags[at];
-    if (at < head.scores.size()) head.scores[scores++] = head.scores[at];
   }
   head.tags.resize(tags);
   head.tags.resize(order.size(), kTextRow);
+  std::vector<float> weights;
+  if (rows.weights.empty()) return weights;  // the host has named the rows that went
+  size_t scores = 0;
+  for (const auto& [number, place] : order) {
+    weights.push_back(rows.weights[place]);
+    const auto at = static_cast<size_t>(number);
+    if (at < head.scores.size()) head.scores[scores++] = head.scores[at];
+  }
   head.scores.resize(scores);
   return weights;
 }

@@ -22,7 +22,8 @@ class PlacedLanes {
 };
 
 /// Makes a KV head what the table has made of it, but for rows from number `known` on: of a step
-/// that has not ended, whose row is the newest of both rings. Returns the weights of its slots.
+/// that has not ended, whose row is the newest of both rings. Returns the weights of its slots, if
+/// they are kept.
 std::vector<float> take_placed(HeadState& head, PlacedRows& rows, int known);
 
 }  // namespace kvlm

@@ -138,12 +138,15 @@ struct Sequence {
   std::shared_ptr<ArenaExtent> memory;  ///< its own, whose blocks forks may read
   std::vector<GainedRows> gained;       ///< on_gpu: what each of them adds
   std::vector<int> slots;               ///< on_gpu, where rows are dropped: (layers,) of a KV head
+  /// The same: (layers,) the first slot behind all pictures, if these are stored apart.
+  std::vector<int> behind_pictures;
   /// on_gpu: (uncounted, layers) the slot that was dropped after each of them, -1: none.
   std::vector<int> dropped;
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.
   std::vector<std::vector<int>> came;
-  size_t used_when_placed = 0;  ///< on_gpu: bytes of `memory` then
+  bool placed = false;          ///< on_gpu: its lanes are (TableLane.placed)
+  size_t used_when_placed = 0;  ///< the same: bytes of `memory` then
   /// Bytes of `memory` that layers have been given: for packed blocks, from its begin on, and for
   /// all else, from its end back.
   size_t placed_blocks = 0;

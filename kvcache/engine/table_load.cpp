@@ -50,7 +50,7 @@ int weighed_rows(const CacheTraits& traits, std::span<const Sequence> sequences)
   int most = 0;
   for (const Sequence& sequence : sequences) {
     if (!sequence.open) continue;
-    if (!traits.table_drops_packed()) {
+    if (!traits.table_places()) {
       most = std::max(most, peak_rows(traits, sequence));
     } else if (const int of_sequence = places(traits, sequence); of_sequence <= kMostPlaces) {
       most = std::max(most, of_sequence);
@@ -71,25 +71,18 @@ int least_block_rows(const CacheTraits& traits) noexcept {
   return least;
 }
 
-/// Whether a table can find the rows that it packed: none was evicted.
-bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (!traits.evicts()) return true;
-  for (int layer = 0; layer < traits.shape().layers; ++layer) {
-    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+/// Whether packed rows of a sequence may go and others come: it has not too many, and no fork reads
+/// them.
+bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (!traits.table_places() || places(traits, sequence) > kMostPlaces) return false;
+  for (const LayerState& layer : sequence.layers) {
+    for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
-        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
+        if (!head.plane(kRest, side).owns_blocks()) return false;
       }
     }
   }
   return true;
-}
-
-/// No fork reads a block of a layer, whose rows may therefore go and others come.
-bool own_blocks(const LayerState& layer) noexcept {
-  return std::all_of(layer.heads.begin(), layer.heads.end(), [](const HeadState& head) {
-    return head.plane(kRest, KvSide::kKeys).owns_blocks() &&
-           head.plane(kRest, KvSide::kValues).owns_blocks();
-  });
 }
 
 }  // namespace
@@ -111,21 +104,37 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   if (protects) most.words = 2 * (most.longest / 64 + 1);
   if (traits.evicts())
     most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows
-  if (traits.table_weighs()) most.weighed_rows = weighed_rows(traits, sequences);
-  if (traits.table_drops_packed()) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
+  if (traits.table_weighs() || traits.table_places()) {
+    most.weighed_rows = weighed_rows(traits, sequences);
+  }
+  if (traits.table_places()) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
   return most;
+}
+
+bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (!traits.evicts()) return true;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+      for (const KvSide side : kSides) {
+        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
+        if (head.plane(kVisual, side).has_lost_rows()) return false;
+      }
+    }
+  }
+  return true;
 }
 
 bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (sequence.goes_on_elsewhere) return false;
-  if (!traits.table_weighs()) return lies_evenly(traits, sequence);
-  if (traits.table_drops_packed() && places(traits, sequence) > kMostPlaces) return false;
+  if (!traits.table_weighs()) {
+    return lies_evenly(traits, sequence) || may_place(traits, sequence);
+  }
+  if (traits.table_places() && !may_place(traits, sequence)) return false;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     if (state.heads[0].slots() != state.kept || !least_weight(traits, sequence, layer)) {
       return false;
     }
-    if (traits.table_drops_packed() && !own_blocks(state)) return false;
   }
   return true;
 }

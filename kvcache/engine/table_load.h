@@ -19,6 +19,10 @@ struct FixedRuns {
 TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
                      const Workload& load, const FixedRuns& runs);
 
+/// Whether a DecodeTable can find the rows of a sequence that are packed without asking where each
+/// lies: none was evicted.
+bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept;
+
 /// Whether a DecodeTable can serve a sequence as it is now.
 bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept;
 

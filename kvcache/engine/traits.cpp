@@ -76,11 +76,19 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     layers_.push_back(traits_of(layouts_, layer));
   }
   needs_ = needs_of(*plan_, layouts_, layers_, device);
-  table_weighs_ = on_gpu() && layouts_.keeps_weights() && !plan_->split && plan_->pairs.empty() &&
-                  !plan_->share.any();
+  table_places_ = on_gpu() && evicts() && !retention()->rerotates() && !plan_->split &&
+                  plan_->pairs.empty() && !plan_->share.any();
+  int packing = 0;  // layers
   for (int layer = 0; layer < plan_->shape.layers; ++layer) {
-    packs_ |= !this->layer(layer).windows.empty();
-    table_weighs_ = table_weighs_ && table_may_drop(layouts_, this->layer(layer), layer);
+    packing += this->layer(layer).windows.empty() ? 0 : 1;
+    table_places_ = table_places_ && table_may_drop(layouts_, this->layer(layer), layer);
+  }
+  if (layouts_.keeps_weights()) {
+    table_weighs_ = table_places_;
+    table_places_ = table_places_ && packing > 0;
+  } else {
+    // Others name one row for all KV heads. Layers of full rows alone have kernels of their own.
+    table_places_ = table_places_ && !layouts_.per_head() && packing == plan_->shape.layers;
   }
 }
 

@@ -73,8 +73,8 @@ class CacheTraits {
   /// A DecodeTable drops the rows that go by attention weights: all are of one store, whose windows
   /// it packs itself, and no layer follows another.
   bool table_weighs() const noexcept { return table_weighs_; }
-  /// And some are packed: where they are, the GPU alone knows.
-  bool table_drops_packed() const noexcept { return table_weighs_ && packs_; }
+  /// A DecodeTable may drop packed rows (TableLane.placed).
+  bool table_places() const noexcept { return table_places_; }
   /// The first of the layers that keep the same slots as `layer`.
   int pair_of(int layer) const noexcept {
     return plan_->pairs.empty() ? layer : plan_->pairs[static_cast<size_t>(layer)];
@@ -98,8 +98,8 @@ class CacheTraits {
   size_t dim_;
   std::vector<LayerTraits> layers_;
   CacheNeeds needs_;
-  bool packs_ = false;  // rows of kRest, in some layer
   bool table_weighs_ = false;
+  bool table_places_ = false;
 };
 
 }  // namespace kvlm

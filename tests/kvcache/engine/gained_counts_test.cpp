@@ -155,7 +155,7 @@ TEST(GainedCountsTest, LeaveRowsThatGoByWeightToTheGpuThatPacksThem) {
   const Device gpu{DeviceKind::kCuda, 0};
   const auto drops = [&](const char* spec, Device device) {
     const CacheTraits traits(test::plan_of(spec, shape), device);
-    return std::pair(traits.table_weighs(), traits.table_drops_packed());
+    return std::pair(traits.table_weighs(), traits.table_places());
   };
   EXPECT_EQ(drops("h2o,keep=0.5", gpu), std::pair(true, false));
   EXPECT_EQ(drops("h2o,keep=0.5 + int4", gpu), std::pair(true, true));
@@ -166,6 +166,10 @@ TEST(GainedCountsTest, LeaveRowsThatGoByWeightToTheGpuThatPacksThem) {
     EXPECT_EQ(drops(spec, gpu), std::pair(false, false)) << spec;
   }
   EXPECT_EQ(drops("h2o,keep=0.5 + int4", Device{}), std::pair(false, false));
+  // Rows that the host names, the same for all KV heads.
+  EXPECT_EQ(drops("streaming,keep=0.5 + int4", gpu), std::pair(false, true));
+  EXPECT_EQ(drops("streaming,keep=0.5", gpu), std::pair(false, false));
+  EXPECT_EQ(drops("streaming,keep=0.5 + int4,layers=0", gpu), std::pair(false, false));
 }
 
 /// A window that the host flushes ends what a GPU can count.
