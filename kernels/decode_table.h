@@ -61,10 +61,11 @@ struct GrowingRows {
 /// Where all are full rows, the next one takes the place of the one that was dropped, so that none
 /// moves: places are those of the ring, from `first` on, and in the order of the tokens until the
 /// first row goes. In a lane that is placed, whose packed rows may go, by weight or because the
-/// host names them, the places of a side are those of its most_blocks blocks, row by row, and then
-/// those of its ring from its begin on; a packed row that goes leaves its place empty until its
-/// whole block is. `came` and `values_came` are both empty where the packed rows lie in order from
-/// the first place on.
+/// host names them, the places of a side are those of its fixed runs, then of its most_blocks
+/// blocks, row by row, and then those of its ring from its begin on; a packed row that goes leaves
+/// its place empty, in one of the blocks until its whole block is. `came` and `values_came` are
+/// both empty where there are no fixed runs and the packed rows lie in order from the first place
+/// on.
 struct WeighedRows {
   /// (places,), if placed (rows,) by their numbers; null: nobody asks.
   float* weights = nullptr;
@@ -75,6 +76,13 @@ struct WeighedRows {
   static constexpr int kNoRow = INT32_MAX;
 };
 
+/// A block of fixed runs in a lane that is placed, as its keys and its values have.
+struct FixedBlock {
+  int rows = 0;   ///< whether they are there or not
+  int live = 0;   ///< that are there
+  int bytes = 0;  ///< of both sides, which are free when the last row goes
+};
+
 /// A KV head of a sequence: what never changes in decode, then what it gains.
 struct TableLane {
   std::span<const SlotRun> keys;    ///< in slot order, in front of keys_gained
@@ -83,7 +91,8 @@ struct TableLane {
   GrowingRows keys_gained;
   GrowingRows values_gained;
   WeighedRows weighed;
-  bool placed = false;  ///< its packed rows may go (TableShape::drops_packed)
+  bool placed = false;                ///< its packed rows may go (TableShape::drops_packed)
+  std::span<const FixedBlock> fixed;  ///< if it is: the packed blocks that its fixed runs are
 };
 
 /// What has become of the rows of a KV head that drops packed rows, by places as WeighedRows says.
@@ -127,6 +136,7 @@ struct TableLoad {
   int words = 0;
   int weighed_rows = 0;  ///< places of WeighedRows, of a side
   int blocks = 0;        ///< GrowingRows.most_blocks
+  int fixed_blocks = 0;  ///< TableLane.fixed
 };
 
 /// A sequence of a step of decode, and where among the step's rows its row is.

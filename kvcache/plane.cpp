@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <numeric>
 #include <utility>
 
 namespace kvlm {
@@ -131,7 +132,9 @@ void Plane::take_block(Plane& parent, size_t b, bool share, std::vector<ByteRang
   Place& theirs = parent.places_[b];
   Place place = theirs;
   if (share) {
-    if (!theirs.shared) parent.bytes_ -= layout_.packed_bytes(block.rows);
+    if (!theirs.shared && block.live_rows > 0) {
+      parent.bytes_ -= layout_.packed_bytes(block.rows);
+    }
     place.shared = theirs.shared = true;
     if (!layout_.once) place.slot = next_slot_++;
     first_own_ = next_slot_;
@@ -141,7 +144,7 @@ void Plane::take_block(Plane& parent, size_t b, bool share, std::vector<ByteRang
     block.codes = place.codes;
     if (block.zeros != nullptr) block.zeros = place.scales + (block.zeros - block.scales);
     block.scales = place.scales;
-    bytes_ += layout_.packed_bytes(block.rows);
+    if (block.live_rows > 0) bytes_ += layout_.packed_bytes(block.rows);
   }
   if (layout_.shared) block.codes = owner_->blocks_[b].codes;
   if (theirs.live != nullptr) {
@@ -212,9 +215,19 @@ GrowingRows Plane::growing() const noexcept {
   return rows;
 }
 
+bool Plane::shares_blocks() const noexcept {
+  return first_own_ > 0 ||
+         std::any_of(places_.begin(), places_.end(), [](const Place& p) { return p.shared; });
+}
+
 bool Plane::owns_blocks() const noexcept {
-  return !layout_.once && !layout_.shared && first_own_ == 0 &&
-         std::none_of(places_.begin(), places_.end(), [](const Place& p) { return p.shared; });
+  return !layout_.once && !layout_.shared && !shares_blocks();
+}
+
+int Plane::places() const noexcept {
+  if (!layout_.once) return most_blocks_ * layout_.block_rows() + ring_rows_;
+  return std::accumulate(blocks_.begin(), blocks_.end(), 0,
+                         [](int rows, const PackedBlock& block) { return rows + block.rows; });
 }
 
 GrowingRows Plane::placed() const {
@@ -230,21 +243,28 @@ GrowingRows Plane::placed() const {
   return rows;
 }
 
-void Plane::number_places(std::vector<int>& came) const {
-  came.assign(static_cast<size_t>(places()), WeighedRows::kNoRow);
+void Plane::number_places(std::span<const int> numbers, std::vector<int>& came) const {
+  const size_t before = came.size();
+  came.resize(before + static_cast<size_t>(places()), WeighedRows::kNoRow);
+  const std::span<int> of_places = std::span(came).subspan(before);
+  int slot = 0;
+  const auto number = [&](int place) {
+    const int of_slot = numbers.empty() ? slot : numbers[static_cast<size_t>(slot)];
+    of_places[static_cast<size_t>(place)] = of_slot;
+    ++slot;
+  };
   const int block_rows = layout_.block_rows();
-  int number = 0;
+  int begin = 0;  // of a block that may have any size
   for (size_t b = 0; b < blocks_.size(); ++b) {
     const uint64_t* live = blocks_[b].live;
+    const int first = layout_.once ? begin : places_[b].slot * block_rows;
     for (int row = 0; row < blocks_[b].rows; ++row) {
-      if (live != nullptr && (live[row / 64] >> (row % 64) & 1) == 0) continue;
-      came[static_cast<size_t>(places_[b].slot * block_rows + row)] = number++;
+      if (live == nullptr || (live[row / 64] >> (row % 64) & 1) != 0) number(first + row);
     }
+    begin += blocks_[b].rows;
   }
   const int ring = most_blocks_ * block_rows;
-  for (int i = 0; i < full_; ++i) {
-    came[static_cast<size_t>(ring + (ring_first_ + i) % ring_rows_)] = number++;
-  }
+  for (int i = 0; i < full_; ++i) number(ring + (ring_first_ + i) % ring_rows_);
 }
 
 void Plane::take_placed(const PlacedRows::Side& rows) {
@@ -275,6 +295,38 @@ void Plane::take_placed(const PlacedRows::Side& rows) {
   bytes_ -= static_cast<size_t>(full_) * layout_.row_bytes();
   ring_first_ = rows.first;
   full_ = rows.full;
+}
+
+void Plane::keep_placed(std::span<const int> came) {
+  assert(layout_.once && full_ == 0 && came.size() == static_cast<size_t>(places()));
+  const auto is_there = [](int number) { return number != WeighedRows::kNoRow; };
+  const auto words_of = [](const PackedBlock& block) {
+    return block.live_rows == block.rows ? 0 : static_cast<size_t>(block.rows + 63) / 64;
+  };
+  size_t words = 0;
+  auto rows = came.begin();
+  for (PackedBlock& block : blocks_) {
+    const auto live = static_cast<int>(std::count_if(rows, rows + block.rows, is_there));
+    packed_ -= block.live_rows - live;
+    if (live == 0 && block.live_rows > 0) bytes_ -= layout_.packed_bytes(block.rows);
+    block.live_rows = live;
+    words += words_of(block);
+    rows += block.rows;
+  }
+  // All bitmaps anew: those of a copy are not its own.
+  live_.clear();
+  live_.resize(words);
+  uint64_t* bitmap = live_.data();
+  rows = came.begin();
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    PackedBlock& block = blocks_[b];
+    block.live = places_[b].live = words_of(block) == 0 ? nullptr : bitmap;
+    for (int row = 0; row < block.rows && block.live != nullptr; ++row) {
+      bitmap[row / 64] |= uint64_t{is_there(rows[row])} << (row % 64);
+    }
+    bitmap += words_of(block);
+    rows += block.rows;
+  }
 }
 
 /// The block in a place becomes the newest: `came` says which of its rows are there.
@@ -461,13 +513,14 @@ RowGap Plane::evict(int slot) noexcept {
   --packed_;
   --block.live_rows;
   if (block.live_rows == 0) {
-    if (!places_[b].shared) {
-      bytes_ -= layout_.packed_bytes(block.rows);
-      if (places_[b].slot >= 0) free_slots_.push_back(places_[b].slot);
+    if (!places_[b].shared) bytes_ -= layout_.packed_bytes(block.rows);
+    if (!layout_.once) {
+      if (!places_[b].shared) free_slots_.push_back(places_[b].slot);
+      blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
+      places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(b));
+      return {};
     }
-    blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
-    places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(b));
-    return {};
+    // One that is packed once keeps its place among the others.
   }
   uint64_t*& live = places_[b].live;
   if (live == nullptr) {

@@ -122,14 +122,21 @@ class alignas(64) Plane {
   GrowingRows growing() const noexcept;
   /// Its blocks are its alone, so that a GPU may drop their rows and put others in their places.
   bool owns_blocks() const noexcept;
+  /// A fork reads some of its blocks, or it reads another's.
+  bool shares_blocks() const noexcept;
   /// The same as growing() of a plane that owns its blocks and may have lost rows.
   GrowingRows placed() const;
-  /// Places that its rows may have, as WeighedRows says, and which slot lies in each.
-  int places() const noexcept { return most_blocks_ * layout_.block_rows() + ring_rows_; }
-  void number_places(std::vector<int>& came) const;
+  /// Places that its rows may have, as WeighedRows says: if packed once, those of the rows of its
+  /// blocks, there or not.
+  int places() const noexcept;
+  /// Appends which slot lies in each.
+  ///   numbers  (slots,) the numbers of the slots; empty: 0, 1, 2, ...
+  void number_places(std::span<const int> numbers, std::vector<int>& came) const;
   /// Becomes what a GPU has made of placed(): its slots are those of `rows` in the order of their
   /// numbers.
   void take_placed(const PlacedRows::Side& rows);
+  /// Of a plane that is packed once: rows whose places, (places(),), have no number have gone.
+  void keep_placed(std::span<const int> came);
   /// Counts `rows` more rows, each stored behind the newest, and packed rows of `window` whenever
   /// they filled it; null: none were.
   void gain(int rows, const FlushRule* window) noexcept;
@@ -147,9 +154,9 @@ class alignas(64) Plane {
   /// Forgets all packed rows.
   void clear_packed() noexcept;
 
-  /// Drops a live slot: a packed row dies, and a block that has only dead rows is free again; a
-  /// full row leaves a gap, which the caller closes before anything reads these rows. No gap: ring
-  /// is null.
+  /// Drops a live slot: a packed row dies, and a block that has only dead rows is free again (one
+  /// that was packed once stays on the list, without bytes); a full row leaves a gap, which the
+  /// caller closes before anything reads these rows. No gap: ring is null.
   [[nodiscard]] RowGap evict(int slot) noexcept;
 
   /// Brings what decode reads of this plane into the processor's cache, and then its blocks: what

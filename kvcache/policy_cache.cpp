@@ -244,10 +244,11 @@ size_t PolicyCache::bytes() const noexcept {
 
 CacheReport PolicyCache::report(SequenceId id) const noexcept {
   static_cast<void>(bytes());  // count what a GPU alone knows
-  CacheReport report = store_.report(store_.at(id));
-  if (store_.at(id).rows == 0) return report;
+  const Sequence& sequence = store_.at(id);
+  CacheReport report;
   try {
-    report.guarded_remaps = guarded_remaps();
+    report = store_.report(sequence, gpu_.visual_slots(sequence));
+    if (sequence.rows > 0) report.guarded_remaps = guarded_remaps();
   } catch (const Error&) {
     // As above.
   }

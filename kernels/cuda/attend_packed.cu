@@ -1050,7 +1050,7 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
                  args);
   }
   if (layer.plain) launch_normalise(args, layer, stream);
-  if (layer.placed) weigh_places(*layer.table, args.layer, stream);
+  if (layer.placed) weigh_places(*layer.table, args, stream);
   launch_values(layer, args, stream);
   launch_early("attend_packed", sum_parts, layer.lanes, 256, stream, args);
   check_launch("attend_packed");

@@ -63,7 +63,7 @@ struct DecodeTable::State {
   Buffer device_windows, device_parts, class_layers, clamped;
   Buffer device_formats, device_step, scores, evicted;
   Buffer weighed, came;
-  Buffer value_at, key_at, live, place_weights, gained_bytes;  // where packed rows may go
+  Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
   Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
   int row_parts = 0;         // of such a lane, at most
 
@@ -77,6 +77,7 @@ struct DecodeTable::State {
   std::vector<DeviceWeighed> new_weighed;
   std::vector<int> new_came;
   std::vector<int16_t> new_value_at, new_key_at;
+  std::vector<DeviceFixedBlock> new_fixed;
   bool out_of_order = false;  // some lane's packed rows do not lie in order
   bool any_placed = false;    // some lane has been placed
 
@@ -96,6 +97,7 @@ struct DecodeTable::State {
   LaneSpace space_of(int slot, int layer, size_t head);
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
+  void take_fixed(std::span<const FixedBlock> blocks, const LaneSpace& space);
   void send_slot(int slot, Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
   void send_bounds(Stream& stream);
@@ -208,6 +210,7 @@ void DecodeTable::State::place_slots() {
   if (shape.drops_packed) {
     make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
     make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
+    make(fixed, new_fixed, static_cast<size_t>(load.fixed_blocks));
     take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
     take(place_weights, weighs() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
@@ -305,6 +308,17 @@ void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& s
   }
 }
 
+void DecodeTable::State::take_fixed(std::span<const FixedBlock> blocks, const LaneSpace& space) {
+  assert(blocks.size() <= static_cast<size_t>(load.fixed_blocks));
+  size_t at =
+      static_cast<size_t>(space.lane - new_lanes.data()) * static_cast<size_t>(load.fixed_blocks);
+  int end = 0;
+  for (const FixedBlock& block : blocks) {
+    end += block.rows;
+    new_fixed[at++] = {end, block.live, block.bytes};
+  }
+}
+
 /// Sends what was set of a slot to its place.
 void DecodeTable::State::send_slot(int slot, Stream& stream) {
   const auto send = [&](Buffer& to, const auto& from) {
@@ -331,6 +345,7 @@ void DecodeTable::State::send_slot(int slot, Stream& stream) {
     send(value_at, new_value_at);
     send(key_at, new_key_at);
   }
+  send(fixed, new_fixed);
   send_bounds(stream);  // formats, which this slot may be the first to have
   begin_places(table_args(), slot, stream);
 }
@@ -386,7 +401,9 @@ TableArgs DecodeTable::State::table_args() {
     args.key_at = reinterpret_cast<int16_t*>(key_at.data());
     args.live = reinterpret_cast<int*>(live.data());
     args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
+    args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
     args.blocks = load.blocks;
+    args.fixed_blocks = load.fixed_blocks;
   }
   args.scores = reinterpret_cast<float*>(scores.data());
   args.rows = static_cast<int>(step.size());
@@ -461,7 +478,8 @@ bool DecodeTable::holds(const TableLoad& load) const noexcept {
   const TableLoad& held = state_->load;
   return load.slots <= held.slots && load.longest <= held.longest &&
          load.listed_blocks <= held.listed_blocks && load.words <= held.words &&
-         load.weighed_rows <= held.weighed_rows && load.blocks <= held.blocks;
+         load.weighed_rows <= held.weighed_rows && load.blocks <= held.blocks &&
+         load.fixed_blocks <= held.fixed_blocks;
 }
 
 void DecodeTable::reserve(const TableLoad& load) {
@@ -473,6 +491,7 @@ void DecodeTable::reserve(const TableLoad& load) {
   held.words = std::max(held.words, load.words);
   held.weighed_rows = std::max(held.weighed_rows, load.weighed_rows);
   held.blocks = std::max(held.blocks, load.blocks);
+  held.fixed_blocks = std::max(held.fixed_blocks, load.fixed_blocks);
   try {
     state_->place_slots();
   } catch (...) {
@@ -493,6 +512,7 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
       state.note_ring(lanes[h].keys_gained.ring_rows);
     }
     state.take_weighed(lanes[h].weighed, space);
+    state.take_fixed(lanes[h].fixed, space);
     const std::ptrdiff_t at =
         static_cast<std::ptrdiff_t>(space.lane - state.new_lanes.data()) * state.shape.remaps;
     std::copy(lanes[h].remaps.begin(), lanes[h].remaps.end(), state.new_remaps.begin() + at);
@@ -611,7 +631,7 @@ std::vector<PlacedRows> DecodeTable::placed(int slot) const {
     PlacedRows& of = rows[lane];
     for (const size_t side : {size_t{0}, size_t{1}}) {
       const DeviceTail& tail = tails[lane * 2 + side];
-      const int held = tail.most_blocks * tail.block_rows + tail.ring_rows;
+      const int held = tail.fixed_slots + tail.most_blocks * tail.block_rows + tail.ring_rows;
       of.sides[side] = {std::vector<int>(static_cast<size_t>(held), WeighedRows::kNoRow),
                         tail.first,
                         tail.full,

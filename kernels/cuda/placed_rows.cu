@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
     for (int block = thread; block < tail.most_blocks; block += kThreads) {
       int rows = 0;
       for (int row = 0; row < tail.block_rows; ++row) {
-        rows += other[block * tail.block_rows + row] >= 0 ? 1 : 0;
+        rows += other[tail.fixed_slots + block * tail.block_rows + row] >= 0 ? 1 : 0;
       }
       live[block] = rows;
     }
@@ -125,13 +125,39 @@ __device__ float block_reduce(float x, bool maximum, float* parts) {
   return all;
 }
 
+/// Remaps the scores of a range of slots, of which those that are -INFINITY have no rows.
+template <int kHeld>
+__device__ void remap_live(const AttendArgs& args, const ScoreRemap& remap, float (&held)[kHeld],
+                           float* parts) {
+  const auto is_there = [&](int i) {
+    const int at = static_cast<int>(threadIdx.x) + i * kWeighThreads - remap.first;
+    return at >= 0 && at < remap.slots && held[i] != -INFINITY;
+  };
+  float low = INFINITY;
+  float high = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (!is_there(i)) continue;
+    low = fminf(low, held[i]);
+    high = fmaxf(high, held[i]);
+  }
+  low = -block_reduce(-low, true, parts);
+  high = block_reduce(high, true, parts);
+  if (low > high) return;  // no row is left
+  const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (is_there(i)) held[i] = slope * (held[i] - low) + low - remap.tau_low;
+  }
+}
+
 /// Block (lane, query head), of lanes of at most kHeld * kWeighThreads places of a side.
 template <int kHeld>
-__global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, int layer) {
+__global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendArgs args) {
   __shared__ float parts[kWeighThreads / 32];
   wait_for_earlier();
   let_next_start();
-  const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
+  const int at = table.lane_at(args.layer, static_cast<int>(blockIdx.x));
   const DeviceLane& lane = table.lanes[at];
   if (!lane.placed) return;
   const DeviceTail& keys = table.tails[at * 2];
@@ -147,7 +173,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, int laye
     value_at[key] = static_cast<int16_t>(value);
     key_at[value] = static_cast<int16_t>(key);
   }
-  const int slots = keys.packed + keys.full;
+  const int slots = keys.packed_slots() + keys.full;
   float held[kHeld];
   float maximum = -INFINITY;
 #pragma unroll
@@ -155,8 +181,12 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, int laye
     const int slot = first + i * kWeighThreads;
     const bool there = slot < slots && came[keys.place_of_slot(slot)] != WeighedRows::kNoRow;
     held[i] = there ? scores[slot] : -INFINITY;
-    maximum = fmaxf(maximum, held[i]);
   }
+  for (int r = 0; r < lane.remaps; ++r) {
+    remap_live<kHeld>(args, args.remaps[lane.first_remap + r], held, parts);
+  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) maximum = fmaxf(maximum, held[i]);
   maximum = block_reduce(maximum, true, parts);
   float sum = 0;
 #pragma unroll
@@ -165,7 +195,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, int laye
     sum += held[i];
   }
   const float inverse = 1.0f / block_reduce(sum, false, parts);  // all have read their scores
-  for (int slot = first; slot < values.packed; slot += kWeighThreads) {
+  for (int slot = first; slot < values.packed_slots(); slot += kWeighThreads) {
     if (key_at[slot] < 0) scores[slot] = 0;
   }
 #pragma unroll
@@ -184,7 +214,7 @@ __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int lay
   const DeviceLane& lane = table.lanes[at];
   const DeviceTail& keys = table.tails[at * 2];
   const int slot = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  if (slot >= keys.packed + keys.full) return;
+  if (slot >= keys.packed_slots() + keys.full) return;
   const int place = keys.place_of_slot(slot);
   if (table.came_of(at)[place] == WeighedRows::kNoRow) return;
   const int value = table.tails[at * 2 + 1].slot_of_place(table.other_of(at, 0)[place]);
@@ -193,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int lay
     sum += lane.weights[static_cast<int64_t>(head) * lane.slots + value];
   }
   float& weight = table.weighed[at].weights[place];
-  const bool known = summed && slot != keys.packed + keys.newest;
+  const bool known = summed && slot != keys.packed_slots() + keys.newest;
   weight = (known ? weight : 0.0f) + sum / static_cast<float>(table.q_per_kv);
 }
 
@@ -220,7 +250,8 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
   for (int row = static_cast<int>(threadIdx.x); row < rows; row += kThreads) {
     const int at = tail.filled + row;
     const int from = tail.ring_begin() + tail.place(row);
-    const int to = tail.targets[at / tail.block_rows] * tail.block_rows + at % tail.block_rows;
+    const int to = tail.fixed_slots + tail.targets[at / tail.block_rows] * tail.block_rows +
+                   at % tail.block_rows;
     other[to] = other[from];
     back[other[from]] = static_cast<int16_t>(to);
     other[from] = -1;
@@ -254,6 +285,14 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
   choose_targets(table, lane, side);
 }
 
+/// Counts that a row of a fixed run has gone, once for both sides. By one thread.
+__device__ void drop_fixed(const TableArgs& table, int lane, int side, int place, int& bytes) {
+  if (side != 0) return;
+  DeviceFixedBlock* block = table.fixed + static_cast<int64_t>(lane) * table.fixed_blocks;
+  while (place >= block->end) ++block;
+  if (--block->live == 0) bytes -= block->bytes;
+}
+
 /// Empties a place of a side. By all threads of a block, the first of which counts the bytes.
 __device__ void drop_place(const TableArgs& table, int lane, int side, int place, int& bytes) {
   DeviceTail& tail = table.tails[lane * 2 + side];
@@ -264,7 +303,8 @@ __device__ void drop_place(const TableArgs& table, int lane, int side, int place
     if (threadIdx.x != 0) return;
     other[place] = -1;
     if (side == 0) came[place] = WeighedRows::kNoRow;
-    const int block = place / tail.block_rows;
+    if (place < tail.fixed_slots) return drop_fixed(table, lane, side, place, bytes);
+    const int block = (place - tail.fixed_slots) / tail.block_rows;
     if (--table.live_of(lane, side)[block] > 0) return;
     const bool filling = block == tail.filling;
     bytes -= block_bytes(table, tail, filling ? tail.filled : tail.block_rows);
@@ -276,7 +316,7 @@ __device__ void drop_place(const TableArgs& table, int lane, int side, int place
     return;
   }
   const int begin = tail.ring_begin();
-  const int gap = tail.slot_of_place(place) - tail.packed;
+  const int gap = tail.slot_of_place(place) - tail.packed_slots();
   const bool from_front = 2 * gap < tail.full;
   const int emptied = tail.place(from_front ? 0 : tail.full - 1);
   close_gap_of_rows<kThreads>(tail, gap, from_front, full_row_bytes(table));
@@ -311,7 +351,8 @@ __device__ int least_place(const TableArgs& table, int first, int heads) {
   const int next = table.weighed[first].next;
   const int* came = table.came_of(first);
   Candidate least{INFINITY, -1, -1};
-  for (int slot = static_cast<int>(threadIdx.x); slot < keys.packed + keys.full; slot += kThreads) {
+  for (int slot = static_cast<int>(threadIdx.x); slot < keys.packed_slots() + keys.full;
+       slot += kThreads) {
     const int place = keys.place_of_slot(slot);
     if (!rule.may_drop(came[place], next)) continue;
     const Candidate candidate{mean_weight(table, first, heads, place), came[place], place};
@@ -334,7 +375,7 @@ __device__ int number_of_slot(const TableArgs& table, int lane, int slot, unsign
   const int words = table.weighed[lane].next / 32 + 1;
   for (int word = thread; word < words; word += kThreads) bits[word] = 0;
   __syncthreads();
-  for (int at = thread; at < keys.packed + keys.full; at += kThreads) {
+  for (int at = thread; at < keys.packed_slots() + keys.full; at += kThreads) {
     const int row = came[keys.place_of_slot(at)];
     if (row != WeighedRows::kNoRow) atomicOr(bits + row / 32, 1u << (row % 32));
   }
@@ -363,7 +404,8 @@ __device__ int place_of_number(const TableArgs& table, int lane, int number) {
   __shared__ int found;
   const DeviceTail& keys = table.tails[lane * 2];
   const int* came = table.came_of(lane);
-  for (int at = static_cast<int>(threadIdx.x); at < keys.packed + keys.full; at += kThreads) {
+  for (int at = static_cast<int>(threadIdx.x); at < keys.packed_slots() + keys.full;
+       at += kThreads) {
     const int place = keys.place_of_slot(at);
     if (came[place] == number) found = place;
   }
@@ -411,11 +453,11 @@ void begin_places(const TableArgs& table, int slot, Stream& stream) {
   check_launch("DecodeTable::set");
 }
 
-void weigh_places(const TableArgs& table, int layer, Stream& stream) {
+void weigh_places(const TableArgs& table, const AttendArgs& args, Stream& stream) {
   const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
                   static_cast<unsigned>(table.q_per_kv));
   const auto weighed = [&](auto kernel) {
-    launch_early("DecodeTable::attend", kernel, grid, kWeighThreads, stream, table, layer);
+    launch_early("DecodeTable::attend", kernel, grid, kWeighThreads, stream, table, args);
   };
   if (table.weighed_rows <= 4 * kWeighThreads) return weighed(weigh<4>);
   if (table.weighed_rows <= 8 * kWeighThreads) return weighed(weigh<8>);

@@ -52,15 +52,17 @@ struct DeviceTail {
     return at < ring_rows ? at : at - ring_rows;
   }
   /// The first of the ring's places, of all that a lane's rows have (WeighedRows).
-  __device__ int ring_begin() const { return most_blocks * block_rows; }
+  __device__ int ring_begin() const { return fixed_slots + most_blocks * block_rows; }
+  /// Slots that are no rows of the ring.
+  __device__ int packed_slots() const { return fixed_slots + packed; }
   /// The place of a slot, where blocks' places are slots whether or not a row lies there.
   __device__ int place_of_slot(int slot) const {
-    return slot < packed ? slot : ring_begin() + place(slot - packed);
+    return slot < packed_slots() ? slot : ring_begin() + place(slot - packed_slots());
   }
   __device__ int slot_of_place(int at) const {
     if (at < ring_begin()) return at;
     const int row = at - ring_begin() - first;
-    return packed + (row < 0 ? row + ring_rows : row);
+    return packed_slots() + (row < 0 ? row + ring_rows : row);
   }
 };
 
@@ -71,6 +73,13 @@ struct DeviceWeighed {
   LeastWeight least;
   int next;       // number of the next row
   bool in_order;  // when it is set, of a lane that is placed: its rows lie in their order
+};
+
+/// FixedBlock, up to which row it reaches.
+struct DeviceFixedBlock {
+  int end;
+  int live;
+  int bytes;
 };
 
 /// A window as its kernels see it.
@@ -96,6 +105,7 @@ struct TableArgs {
   int16_t* value_at;
   int16_t* key_at;
   int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
+  DeviceFixedBlock* fixed;    // (slots, layers, heads, fixed_blocks)
   unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
   float* scores;              // workspace of all lanes
   int rows;                   // of the step
@@ -107,6 +117,7 @@ struct TableArgs {
   int longest;  // slots of a lane, at most
   int weighed_rows;
   int blocks;
+  int fixed_blocks;
   int key_slots;   // of a split of keys, at most
   int weightings;  // of a lane
   DType dtype;     // of rings

@@ -152,7 +152,7 @@ size_t DecodeAttention::describe_head(HeadState& head, int layer, size_t index, 
   add_value_runs(head, layer, runs);
   assert(static_cast<size_t>(runs.size()) <= kRunsPerHead);
   packed.values = runs.from(static_cast<int>(packed.keys.size()));
-  packed.remaps = remap_.describe(index, head.stores[kVisual], layer);
+  packed.remaps = remap_.describe(index, head.stores[kVisual], layer, /*places=*/false);
   return static_cast<size_t>(runs.size());
 }
 

@@ -61,7 +61,7 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
       key_basis_(key_basis),
       remap_(remap),
       counts_(traits),
-      placed_(traits.kv_heads()) {
+      placed_(traits) {
   if (!can_serve(traits)) return;
   of_sequence_.resize(traits.layers());
   std::vector<std::array<RowWindow, 2>> windows;
@@ -147,7 +147,8 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 
 void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   assert(sequence.uncounted == 0);
-  sequence.placed =
+  // Once it is it stays so: what attention adds in which order does not change.
+  sequence.placed |=
       traits_.table_places() && (traits_.table_weighs() || !lies_evenly(traits_, sequence));
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
@@ -157,14 +158,13 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       TableLane& lane = lanes_[h] = {};
       RunList runs(memory);
       const size_t index = static_cast<size_t>(id) * traits_.kv_heads() + h;
-      lane.keys = runs.from(0).first(describe_keys(head, layer, index, runs));
-      describe_values(head, layer, runs);
-      lane.values = runs.from(static_cast<int>(lane.keys.size()));
-      lane.remaps = remap_.describe(h, head.stores[kVisual], layer);
-      lane.placed = sequence.placed;
+      lane.remaps = remap_.describe(h, head.stores[kVisual], layer, sequence.placed);
       if (sequence.placed) {
-        placed_.describe(head, h, lane);
+        placed_.describe(head, h, runs, lane);
       } else {
+        lane.keys = runs.from(0).first(describe_keys(head, layer, index, runs));
+        describe_values(head, layer, runs);
+        lane.values = runs.from(static_cast<int>(lane.keys.size()));
         lane.keys_gained = head.stores[kRest].keys.growing();
         lane.values_gained = head.stores[kRest].values.growing();
       }
@@ -340,6 +340,20 @@ void GpuDecode::count_placed(Sequence& sequence) const {
   sequence.on_gpu = false;  // numbers begin anew when it is placed again
   SequenceStore::count_planes(sequence);
   store_.account(sequence);
+}
+
+std::vector<int> GpuDecode::visual_slots(const Sequence& sequence) const {
+  std::vector<int> slots;
+  if (!drops_packed(sequence) || !traits_.plan().split) return slots;
+  const std::vector<PlacedRows> placed = table_->placed(slot_of(sequence));
+  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+    const std::vector<int>& came = placed[layer * traits_.kv_heads()].sides[0].came;
+    const Plane& visual = sequence.layers[layer].heads[0].stores[kVisual].keys;
+    slots.push_back(
+        static_cast<int>(std::count_if(came.begin(), came.begin() + visual.places(),
+                                       [](int number) { return number != WeighedRows::kNoRow; })));
+  }
+  return slots;
 }
 
 void GpuDecode::count_bytes() const {

@@ -64,6 +64,9 @@ class GpuDecode {
   bool drops_packed(const Sequence& sequence) const noexcept {
     return sequence.on_gpu && sequence.placed;
   }
+  /// (layers,) of such a sequence the slots of its first KV head that are stored apart; empty: none
+  /// are, or the host knows.
+  std::vector<int> visual_slots(const Sequence& sequence) const;
   /// Tells the arena what such sequences use.
   void count_bytes() const;
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.

@@ -145,8 +145,8 @@ struct Sequence {
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.
   std::vector<std::vector<int>> came;
-  bool placed = false;          ///< on_gpu: its lanes are (TableLane.placed)
-  size_t used_when_placed = 0;  ///< the same: bytes of `memory` then
+  bool placed = false;          ///< its lanes are when they are on_gpu (TableLane.placed)
+  size_t used_when_placed = 0;  ///< on_gpu: bytes of `memory` then
   /// Bytes of `memory` that layers have been given: for packed blocks, from its begin on, and for
   /// all else, from its end back.
   size_t placed_blocks = 0;

@@ -192,7 +192,8 @@ void SequenceStore::account(Sequence& sequence) const noexcept {
                                    traits_.row_bytes());
 }
 
-CacheReport SequenceStore::report(const Sequence& sequence) const noexcept {
+CacheReport SequenceStore::report(const Sequence& sequence,
+                                  std::span<const int> visual_slots) const noexcept {
   CacheReport report;
   if (!sequence.open) return report;
   report.bytes = sequence.memory->used() + sequence.prompt.staging.used();
@@ -210,20 +211,22 @@ CacheReport SequenceStore::report(const Sequence& sequence) const noexcept {
   report.slots /= traits_.shape().layers;
   if (!sequence.prompted) report.slots = sequence.rows;
   // Times the share of tokens kept.
-  report.nominal_bits = nominal_bits_of(sequence) * report.slots / sequence.rows;
+  report.nominal_bits = nominal_bits_of(sequence, visual_slots) * report.slots / sequence.rows;
   return report;
 }
 
-double SequenceStore::nominal_bits_of(const Sequence& sequence) const {
+double SequenceStore::nominal_bits_of(const Sequence& sequence,
+                                      std::span<const int> visual_slots) const {
   const CachePlan& plan = traits_.plan();
   std::array<ScopeClaim, kStores> scopes;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     scopes[store].packers = plan.quantizers[store];
     for (size_t layer = 0; layer < traits_.layers(); ++layer) {
       const HeadState& head = sequence.layers[layer].heads[0];
-      scopes[store].slots += head.stores[store].keys.slots();
+      const int visual =
+          visual_slots.empty() ? head.stores[kVisual].keys.slots() : visual_slots[layer];
       // Those that the host has not counted are text.
-      if (store == kRest) scopes[store].slots += sequence.slots_of(layer) - head.slots();
+      scopes[store].slots += store == kVisual ? visual : sequence.slots_of(layer) - visual;
     }
   }
   return nominal_bits(std::span(scopes).subspan(traits_.first_store()), plan.rows, plan.share);

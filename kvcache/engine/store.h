@@ -56,14 +56,15 @@ class SequenceStore {
   /// Bytes in use, of all sequences.
   size_t bytes() const noexcept { return arena_.used(); }
   /// What a sequence occupies; guarded_remaps is left to others.
-  CacheReport report(const Sequence& sequence) const noexcept;
+  ///   visual_slots  GpuDecode::visual_slots()
+  CacheReport report(const Sequence& sequence, std::span<const int> visual_slots) const noexcept;
 
  private:
   void reserve(Sequence& sequence, const SequenceSize& size, const std::string& who);
   size_t free_slot() const noexcept;
   SequenceId admit(Sequence sequence);
   Sequence fork_counts(const Sequence& parent, int max_rows) const;
-  double nominal_bits_of(const Sequence& sequence) const;
+  double nominal_bits_of(const Sequence& sequence, std::span<const int> visual_slots) const;
 
   const CacheTraits& traits_;
   const Placement& placement_;

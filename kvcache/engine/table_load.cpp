@@ -22,7 +22,7 @@ int places(const CacheTraits& traits, const Sequence& sequence, int layer, KvSid
   int most = 0;
   if (sequence.prompted) {
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      most = std::max(most, head.plane(kRest, side).places());
+      most = std::max(most, head.plane(kVisual, side).places() + head.plane(kRest, side).places());
     }
     return most;
   }
@@ -30,7 +30,8 @@ int places(const CacheTraits& traits, const Sequence& sequence, int layer, KvSid
   const int ever = peak + sequence.size.max_rows - sequence.size.prompt_rows;
   const Plane::Layout layout = traits.layouts().plane(kRest, side, layer);
   const PlaneCapacity capacity = traits.layouts().capacity(layout, 1, ever, peak, 1);
-  return static_cast<int>(capacity.blocks) * layout.block_rows() +
+  const int visual = traits.plan().split ? std::min(peak, sequence.size.visual_rows) : 0;
+  return visual + static_cast<int>(capacity.blocks) * layout.block_rows() +
          static_cast<int>(capacity.ring_rows);
 }
 
@@ -79,6 +80,8 @@ bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
     for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
         if (!head.plane(kRest, side).owns_blocks()) return false;
+        const Plane& visual = head.plane(kVisual, side);
+        if (visual.full() > 0 || visual.shares_blocks()) return false;
       }
     }
   }
@@ -107,6 +110,9 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   if (traits.table_weighs() || traits.table_places()) {
     most.weighed_rows = weighed_rows(traits, sequences);
   }
+  if (traits.table_places() && traits.plan().split) {
+    most.fixed_blocks = traits.layouts().per_image() ? static_cast<int>(Layouts::kMaxImages) : 1;
+  }
   if (traits.table_places()) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
   return most;
 }
@@ -127,7 +133,7 @@ bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
 bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (sequence.goes_on_elsewhere) return false;
   if (!traits.table_weighs()) {
-    return lies_evenly(traits, sequence) || may_place(traits, sequence);
+    return (!sequence.placed && lies_evenly(traits, sequence)) || may_place(traits, sequence);
   }
   if (traits.table_places() && !may_place(traits, sequence)) return false;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {

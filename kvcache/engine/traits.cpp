@@ -41,9 +41,16 @@ LayerTraits traits_of(const Layouts& layouts, int layer) {
   return traits;
 }
 
-/// Whether a DecodeTable may drop packed rows of a layer: it packs all that is packed there.
+/// Whether a DecodeTable may drop packed rows of a layer: it packs all that is packed in decode,
+/// and what was packed before is there once, as it came.
 bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, int layer) {
+  const Quantizer* visual = layouts.quantizer(kVisual, layer);
+  if (traits.has_key_basis || traits.protects) return false;
+  if (visual != nullptr && !(visual->packs(KvSide::kKeys) && visual->packs(KvSide::kValues))) {
+    return false;
+  }
   return std::all_of(traits.windows.begin(), traits.windows.end(), [&](const Window& window) {
+    if (window.store != kRest) return false;
     const int block = layouts.plane(window.store, window.side, layer).block_rows();
     return !traits.host_flushes[static_cast<size_t>(window.side)] &&
            window.packing->flush.rows / block + 2 <= kMostFlushedBlocks;
@@ -76,19 +83,20 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     layers_.push_back(traits_of(layouts_, layer));
   }
   needs_ = needs_of(*plan_, layouts_, layers_, device);
-  table_places_ = on_gpu() && evicts() && !retention()->rerotates() && !plan_->split &&
-                  plan_->pairs.empty() && !plan_->share.any();
+  table_places_ = on_gpu() && evicts() && !retention()->rerotates() && plan_->pairs.empty() &&
+                  !plan_->share.any();
   int packing = 0;  // layers
   for (int layer = 0; layer < plan_->shape.layers; ++layer) {
     packing += this->layer(layer).windows.empty() ? 0 : 1;
     table_places_ = table_places_ && table_may_drop(layouts_, this->layer(layer), layer);
   }
   if (layouts_.keeps_weights()) {
-    table_weighs_ = table_places_;
-    table_places_ = table_places_ && packing > 0;
+    table_weighs_ = table_places_ && !plan_->split;
+    table_places_ = table_weighs_ && packing > 0;
   } else {
     // Others name one row for all KV heads. Layers of full rows alone have kernels of their own.
-    table_places_ = table_places_ && !layouts_.per_head() && packing == plan_->shape.layers;
+    table_places_ =
+        table_places_ && !layouts_.per_head() && (plan_->split || packing == plan_->shape.layers);
   }
 }
 

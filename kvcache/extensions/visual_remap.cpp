@@ -18,19 +18,20 @@ void VisualRemap::reserve(const Workload& load) {
 }
 
 std::span<const ScoreRemap> VisualRemap::describe(size_t index, const StorePlanes& visual,
-                                                  int layer) {
+                                                  int layer, bool places) {
   ScoreRemap* remaps = remaps_.data() + index * ranges_;
-  return {remaps, fill(visual, layer, remaps)};
+  return {remaps, fill(visual, layer, places, remaps)};
 }
 
 std::vector<ScoreRemap> VisualRemap::list(const StorePlanes& visual, int layer) const {
   std::vector<ScoreRemap> remaps(ranges_);
-  remaps.resize(fill(visual, layer, remaps.data()));
+  remaps.resize(fill(visual, layer, /*places=*/false, remaps.data()));
   return remaps;
 }
 
 /// Returns how many it has put to `remaps`.
-size_t VisualRemap::fill(const StorePlanes& visual, int layer, ScoreRemap* remaps) const {
+size_t VisualRemap::fill(const StorePlanes& visual, int layer, bool places,
+                         ScoreRemap* remaps) const {
   if (!traits_.layer(layer).remaps || visual.keys.packed() == 0) return 0;
   const Quantizer* quantizer = traits_.quantizer(kVisual, layer);
   const RemapRule* rule = quantizer->remap(layer);
@@ -39,15 +40,16 @@ size_t VisualRemap::fill(const StorePlanes& visual, int layer, ScoreRemap* remap
   remap.tau_high = rule->tau_high;
   remap.guarded = rule->guarded;
   if (!quantizer->per_image()) {
-    remap.slots = visual.keys.packed();
+    remap.slots = places ? visual.keys.places() : visual.keys.packed();
     *remaps = remap;
     return 1;
   }
   size_t count = 0;
   for (const PackedBlock& block : visual.keys.blocks()) {
-    remap.slots = block.live_rows;
+    remap.slots = places ? block.rows : block.live_rows;
+    if (remap.slots == 0) continue;
     remaps[count++] = remap;
-    remap.first += block.live_rows;
+    remap.first += remap.slots;
   }
   assert(count <= ranges_);
   return count;

@@ -21,7 +21,9 @@ class VisualRemap {
   void reserve(const Workload& load);
   /// The remaps of KV head number `index` of a step. Different numbers may be used by several
   /// threads.
-  std::span<const ScoreRemap> describe(size_t index, const StorePlanes& visual, int layer);
+  ///   places  ranges of the places of packed rows, of which some may have gone, not of slots
+  std::span<const ScoreRemap> describe(size_t index, const StorePlanes& visual, int layer,
+                                       bool places);
   /// The same for whoever looks at a cache.
   std::vector<ScoreRemap> list(const StorePlanes& visual, int layer) const;
 
@@ -29,7 +31,7 @@ class VisualRemap {
   size_t ranges() const noexcept { return ranges_; }
 
  private:
-  size_t fill(const StorePlanes& visual, int layer, ScoreRemap* remaps) const;
+  size_t fill(const StorePlanes& visual, int layer, bool places, ScoreRemap* remaps) const;
 
   const CacheTraits& traits_;
   size_t ranges_ = 0;               // of one KV head, at most

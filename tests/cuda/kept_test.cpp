@@ -61,14 +61,15 @@ TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
 
 /// A change beside the kernel in front of it has the same results, and what follows waits for both.
 TEST_F(KeptCuda, QueriesAreTurnedBesideTheKernelInFront) {
-  constexpr int kDim = 128;
-  constexpr int kJobs = 40;  // of the kernel in front, which takes its time
-  constexpr int kRows = 3000;
+  constexpr int kDim = 1024;  // whose blocks take their time
+  constexpr int kBasis = 512;
+  constexpr int kJobs = 8;  // of the kernel in front
+  constexpr int kRows = 1000;
   constexpr int kFew = 33;  // of a job beside it; another one has a block of rows less
   KeyBasis basis;
   basis.dim = kDim;
-  basis.first = 64;
-  const Tensor matrix = normal_tensor(DType::kF32, {64 * 64}, 7);
+  basis.first = kBasis;
+  const Tensor matrix = normal_tensor(DType::kF32, {kBasis * kBasis}, 7);
   basis.matrix[static_cast<size_t>(BasisChange::kQuery)] = {
       matrix.as<float>(), matrix.as<float>() + matrix.shape().elements()};
   std::vector<uint16_t> channels(kDim);

@@ -258,6 +258,8 @@ inline constexpr const char* kSpecs[] = {
     "h2o,keep=0.4 + kivi,group=4,residual=8,tail_keep=0",
     "tova,keep=0.5 + asymkv,group=8,residual=16,tail_keep=0",
     "prefixkv,keep=0.5 + calibquant,bits=2",
+    "streaming,keep=0.4 + calibquant,span=per_image",
+    "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text",
     "h2o,keep=0.5 + int4",
     "h2o,keep=0.5 + kivi,group=8,residual=16",
     "snapkv,keep=0.5,window=8 + calibquant",
