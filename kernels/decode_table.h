@@ -67,7 +67,7 @@ struct GrowingRows {
 /// both empty where there are no fixed runs and the packed rows lie in order from the first place
 /// on.
 struct WeighedRows {
-  /// (places,), if placed (rows,) by their numbers; null: nobody asks.
+  /// (places,), if placed (rows,) by their numbers, those of fixed runs in front; null: nobody asks.
   float* weights = nullptr;
   LeastWeight least;  ///< of rows as they are numbered in `came`
   /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...

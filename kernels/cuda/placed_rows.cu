@@ -89,10 +89,17 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
   if (table.weighed[lane].in_order) lay_in_order(table, lane);
   const int* came = table.came_of(lane);
   const DeviceWeighed& weighed = table.weighed[lane];
+  const int fixed = table.tails[lane * 2].fixed_slots;
   for (int place = thread; table.weighs && place < table.weighed_rows; place += kThreads) {
-    if (came[place] != WeighedRows::kNoRow) {
-      weighed.weights[place] = weighed.of_numbers[came[place]];
+    const int number = came[place];
+    if (number == WeighedRows::kNoRow) continue;
+    int before = 0;  // rows of fixed runs, and how many there are
+    int all = 0;
+    for (int other = 0; other < fixed; ++other) {
+      before += came[other] < number ? 1 : 0;
+      all += came[other] != WeighedRows::kNoRow ? 1 : 0;
     }
+    weighed.weights[place] = weighed.of_numbers[place < fixed ? before : all + number - before];
   }
   for (const int side : {0, 1}) {
     const DeviceTail& tail = table.tails[lane * 2 + side];

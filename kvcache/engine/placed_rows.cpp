@@ -83,6 +83,7 @@ std::vector<float> take_placed(HeadState& head, PlacedRows& rows, int known) {
         WeighedRows::kNoRow);
     side.full -= under_way ? 1 : 0;
   }
+  const int fixed_places = head.stores[kVisual].keys.places();
   for (const KvSide side : kSides) {
     PlacedRows::Side& of_side = rows.sides[static_cast<size_t>(side)];
     Plane& visual = head.plane(kVisual, side);
@@ -104,11 +105,14 @@ std::vector<float> take_placed(HeadState& head, PlacedRows& rows, int known) {
   if (rows.weights.empty()) return weights;  // the host has named the rows that went
   size_t scores = 0;
   for (const auto& [number, place] : order) {
-    weights.push_back(rows.weights[place]);
     const auto at = static_cast<size_t>(number);
     if (at < head.scores.size()) head.scores[scores++] = head.scores[at];
   }
   head.scores.resize(scores);
+  std::stable_partition(order.begin(), order.end(), [&](const auto& row) {
+    return row.second < static_cast<size_t>(fixed_places);
+  });
+  for (const auto& [number, place] : order) weights.push_back(rows.weights[place]);
   return weights;
 }
 

@@ -91,8 +91,8 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     table_places_ = table_places_ && table_may_drop(layouts_, this->layer(layer), layer);
   }
   if (layouts_.keeps_weights()) {
-    table_weighs_ = table_places_ && !plan_->split;
-    table_places_ = table_weighs_ && packing > 0;
+    table_weighs_ = table_places_;
+    table_places_ = table_places_ && (plan_->split || packing > 0);
   } else {
     // Others name one row for all KV heads. Layers of full rows alone have kernels of their own.
     table_places_ =

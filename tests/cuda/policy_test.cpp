@@ -347,7 +347,8 @@ TEST(CudaTable, DropsPackedRows) {
         "streaming,keep=0.5 + int4", "streaming,keep=0.3 + kivi,group=8,residual=16",
         "uniform,keep=0.5,evict=score + int8", "prefixkv,keep=0.5 + calibquant",
         "streaming,keep=0.5 + head_quantile", "streaming,keep=0.4 + calibquant,span=per_image",
-        "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text"}) {
+        "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text", "h2o,keep=0.5 + calibquant",
+        "tova,keep=0.5 + head_quantile"}) {
     const SequenceSize size = size_of(prompt, 60);
     const size_t bytes = SequenceBounds(*test::plan_of(spec, shape)).reservation(size).bytes();
     Feeder feeder(shape, 2, kGpu);

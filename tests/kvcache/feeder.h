@@ -259,6 +259,8 @@ inline constexpr const char* kSpecs[] = {
     "tova,keep=0.5 + asymkv,group=8,residual=16,tail_keep=0",
     "prefixkv,keep=0.5 + calibquant,bits=2",
     "streaming,keep=0.4 + calibquant,span=per_image",
+    "h2o,keep=0.5 + calibquant,span=per_image",
+    "h2o,keep=0.5 + head_quantile + kivi,scope=text,group=8,residual=16",
     "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text",
     "h2o,keep=0.5 + int4",
     "h2o,keep=0.5 + kivi,group=8,residual=16",
