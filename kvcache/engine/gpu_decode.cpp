@@ -327,6 +327,8 @@ std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
 
 /// Counts on the host, with the weights in their order again, what the GPU has made of a sequence.
 void GpuDecode::count_placed(Sequence& sequence) const {
+  sequence.on_gpu = false;  // numbers begin anew when it is placed again
+  if (sequence.uncounted == 0) return;
   std::vector<PlacedRows> placed = table_->placed(slot_of(sequence));
   auto rows = placed.begin();
   for (LayerState& layer : sequence.layers) {
@@ -337,7 +339,6 @@ void GpuDecode::count_placed(Sequence& sequence) const {
     }
   }
   sequence.uncounted = 0;
-  sequence.on_gpu = false;  // numbers begin anew when it is placed again
   SequenceStore::count_planes(sequence);
   store_.account(sequence);
 }
