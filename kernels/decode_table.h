@@ -67,7 +67,8 @@ struct GrowingRows {
 /// both empty where there are no fixed runs and the packed rows lie in order from the first place
 /// on.
 struct WeighedRows {
-  /// (places,), if placed (rows,) by their numbers, those of fixed runs in front; null: nobody asks.
+  /// (places,), if placed (rows,) by their numbers, those of fixed runs in front; null: nobody
+  /// asks.
   float* weights = nullptr;
   LeastWeight least;  ///< of rows as they are numbered in `came`
   /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
@@ -192,8 +193,8 @@ class DecodeTable {
   /// WeighedRows.came of a slot, (layers, kv_heads, TableLoad.weighed_rows). Waits for the GPU.
   /// Throws Error{kDevice} if it does not answer.
   std::vector<int> came(int slot) const;
-  /// The same of a slot whose lanes are placed: (layers, kv_heads).
-  std::vector<PlacedRows> placed(int slot) const;
+  /// The same of a slot whose lanes are placed: (kv_heads,) of a layer.
+  std::vector<PlacedRows> placed(int slot, int layer) const;
   /// And (slots,) how many bytes more than when they were set the sequences hold.
   std::vector<int64_t> gained_bytes() const;
   /// Puts weights of a lane to where they lie by numbers again.

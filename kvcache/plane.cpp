@@ -460,7 +460,7 @@ PackJob Plane::push_packed(int rows) noexcept {
 }
 
 void Plane::clear_packed() noexcept {
-  assert(first_own_ == 0);
+  assert(first_own_ == 0 && !layout_.once);
   for (const PackedBlock& block : blocks_) bytes_ -= layout_.packed_bytes(block.rows);
   free_slots_.clear();
   next_slot_ = 0;
@@ -513,9 +513,11 @@ RowGap Plane::evict(int slot) noexcept {
   --packed_;
   --block.live_rows;
   if (block.live_rows == 0) {
-    if (!places_[b].shared) bytes_ -= layout_.packed_bytes(block.rows);
+    if (!places_[b].shared) {
+      bytes_ -= layout_.packed_bytes(block.rows);
+      if (places_[b].slot >= 0) free_slots_.push_back(places_[b].slot);
+    }
     if (!layout_.once) {
-      if (!places_[b].shared) free_slots_.push_back(places_[b].slot);
       blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
       places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(b));
       return {};

@@ -109,7 +109,7 @@ class alignas(64) Plane {
 
   /// Blocks follow each other without gaps, and no row of them was evicted.
   bool is_even() const noexcept { return even_; }
-  /// Some packed row was evicted, and others of its block are left.
+  /// Some packed row was evicted whose block is still on the list.
   bool has_lost_rows() const noexcept {
     return std::any_of(blocks_.begin(), blocks_.end(),
                        [](const PackedBlock& block) { return block.live != nullptr; });

@@ -245,13 +245,16 @@ size_t PolicyCache::bytes() const noexcept {
 CacheReport PolicyCache::report(SequenceId id) const noexcept {
   static_cast<void>(bytes());  // count what a GPU alone knows
   const Sequence& sequence = store_.at(id);
-  CacheReport report;
+  std::vector<int> visual_slots;
+  int64_t guarded = 0;
   try {
-    report = store_.report(sequence, gpu_.visual_slots(sequence));
-    if (sequence.rows > 0) report.guarded_remaps = guarded_remaps();
+    visual_slots = gpu_.visual_slots(sequence);
+    if (sequence.rows > 0) guarded = guarded_remaps();
   } catch (const Error&) {
     // As above.
   }
+  CacheReport report = store_.report(sequence, visual_slots);
+  report.guarded_remaps = guarded;
   return report;
 }
 
@@ -280,7 +283,7 @@ std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
   const bool newest = in_step_ && sequence.on_gpu && layer < attended_ &&
                       std::any_of(step_.begin(), step_.end(),
                                   [&](const StepRows& rows) { return rows.sequence == id; });
-  if (gpu_.drops_packed(sequence)) {
+  if (sequence.drops_on_gpu()) {
     return inspector_.read(sequence, gpu_.heads_now(sequence, layer, newest), layer, stream);
   }
   std::vector<HeadState> heads = this->layer(id, layer).heads;

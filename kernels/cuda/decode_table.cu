@@ -610,15 +610,16 @@ void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
   copy_now(to, weights.data(), weights.size_bytes());
 }
 
-std::vector<PlacedRows> DecodeTable::placed(int slot) const {
+std::vector<PlacedRows> DecodeTable::placed(int slot, int layer) const {
   const State& state = *state_;
-  const auto lanes = static_cast<size_t>(state.lanes_of_slot());
+  const auto lanes = static_cast<size_t>(state.shape.kv_heads);
+  const size_t before = static_cast<size_t>(slot) * static_cast<size_t>(state.shape.layers) +
+                        static_cast<size_t>(layer);  // as many lanes each
   const auto places = static_cast<size_t>(state.load.weighed_rows);
   check(cudaDeviceSynchronize(), "DecodeTable::placed");  // whichever stream fed it
   const auto read = [&]<class T>(const Buffer& from, size_t of_lane, T) {
     std::vector<T> all(lanes * of_lane);
-    copy_now(all.data(),
-             reinterpret_cast<const T*>(from.data()) + static_cast<size_t>(slot) * all.size(),
+    copy_now(all.data(), reinterpret_cast<const T*>(from.data()) + before * all.size(),
              all.size() * sizeof(T));
     return all;
   };

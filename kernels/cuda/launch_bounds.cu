@@ -1,3 +1,5 @@
+// The sizes of a DecodeTable's launches: the largest that any lane it was told of may want, so that
+// steps with other lanes launch the same.
 #include <algorithm>
 
 #include "kernels/cuda/launch_bounds.h"

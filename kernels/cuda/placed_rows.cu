@@ -115,6 +115,14 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
     if (tail.filling >= 0) clear_rest(table, tail, tail.filling, tail.filled);
   }
   __syncthreads();
+  for (const int side : {0, 1}) {
+    const DeviceTail& tail = table.tails[lane * 2 + side];
+    // Of one that the host has given up, some rows may never have been packed.
+    for (int block = 0; block < tail.blocks; ++block) {
+      if (table.live_of(lane, side)[block] == 0) clear_rest(table, tail, block, 0);
+    }
+  }
+  __syncthreads();
   if (thread < 2) choose_targets(table, lane, thread);
 }
 

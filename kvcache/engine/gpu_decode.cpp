@@ -139,6 +139,9 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
     if (sequence.on_gpu || !fits_table(traits_, sequence)) continue;
+    // A later prompt may have brought more than there is room for.
+    if (will_be_placed(traits_, sequence) && !table_->holds(placed_load(traits_, sequence)))
+      continue;
     place(sequence, rows.sequence, stream);
     any = true;
   }
@@ -147,9 +150,7 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 
 void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   assert(sequence.uncounted == 0);
-  // Once it is it stays so: what attention adds in which order does not change.
-  sequence.placed |=
-      traits_.table_places() && (traits_.table_weighs() || !lies_evenly(traits_, sequence));
+  sequence.placed = will_be_placed(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     SlotRun* memory = runs_.data();
@@ -308,19 +309,19 @@ void GpuDecode::take_back(Sequence& sequence) const {
 }
 
 void GpuDecode::catch_up(Sequence& sequence) const {
-  if (drops_packed(sequence)) return count_placed(sequence);
+  if (sequence.drops_on_gpu()) return count_placed(sequence);
   if (traits_.table_weighs() && sequence.uncounted > 0) sequence.came = read_came(sequence);
   counts_.catch_up(sequence);
 }
 
 std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
                                             bool newest) const {
-  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence));
+  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer);
   const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   std::vector<HeadState> heads = state.heads;
   for (size_t h = 0; h < heads.size(); ++h) {
     const int known = heads[h].slots() + sequence.uncounted + (newest ? 1 : 0);
-    take_placed(heads[h], placed[static_cast<size_t>(layer) * heads.size() + h], known);
+    take_placed(heads[h], placed[h], known);
   }
   return heads;
 }
@@ -329,10 +330,10 @@ std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
 void GpuDecode::count_placed(Sequence& sequence) const {
   sequence.on_gpu = false;  // numbers begin anew when it is placed again
   if (sequence.uncounted == 0) return;
-  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence));
-  auto rows = placed.begin();
-  for (LayerState& layer : sequence.layers) {
-    for (HeadState& head : layer.heads) {
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer);
+    auto rows = placed.begin();
+    for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       const int known = head.slots() + sequence.uncounted;
       const std::vector<float> weights = take_placed(head, *rows++, known);
       if (!weights.empty()) table_->put_weights(weights, head.weights);
@@ -345,11 +346,11 @@ void GpuDecode::count_placed(Sequence& sequence) const {
 
 std::vector<int> GpuDecode::visual_slots(const Sequence& sequence) const {
   std::vector<int> slots;
-  if (!drops_packed(sequence) || !traits_.plan().split) return slots;
-  const std::vector<PlacedRows> placed = table_->placed(slot_of(sequence));
-  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-    const std::vector<int>& came = placed[layer * traits_.kv_heads()].sides[0].came;
-    const Plane& visual = sequence.layers[layer].heads[0].stores[kVisual].keys;
+  if (!sequence.drops_on_gpu() || !traits_.plan().split) return slots;
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    const std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer);
+    const std::vector<int>& came = placed[0].sides[0].came;
+    const Plane& visual = sequence.layers[static_cast<size_t>(layer)].heads[0].stores[kVisual].keys;
     slots.push_back(
         static_cast<int>(std::count_if(came.begin(), came.begin() + visual.places(),
                                        [](int number) { return number != WeighedRows::kNoRow; })));
@@ -361,7 +362,7 @@ void GpuDecode::count_bytes() const {
   if (bytes_known_) return;
   const std::vector<int64_t> gained = table_->gained_bytes();
   for (const Sequence& sequence : store_.all()) {
-    if (!sequence.open || !drops_packed(sequence)) continue;
+    if (!sequence.open || !sequence.drops_on_gpu()) continue;
     const auto more = static_cast<size_t>(gained[static_cast<size_t>(slot_of(sequence))]);
     sequence.memory->set_used(sequence.used_when_placed + more);
   }

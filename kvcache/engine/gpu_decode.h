@@ -32,7 +32,7 @@ class GpuDecode {
   void reserve(const Workload& load);
 
   /// Begins a step. It serves the generated rows of the sequences that are then `on_gpu`: of all
-  /// but those whose blocks have lost rows, or whose rule finds no row that may go by its weight.
+  /// but those that do not fit its table (fits_table()).
   void begin(std::span<const StepRows> step, Stream& stream);
   /// Appends and attends the step's generated rows, as DecodeAttention does.
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
@@ -54,16 +54,12 @@ class GpuDecode {
   /// Counts on the host the rows that a sequence has gained, because the host is about to change
   /// what the sequence holds.
   void take_back(Sequence& sequence) const;
-  /// Counts on the host the rows that a sequence has gained, which the GPU goes on to serve.
+  /// Counts on the host the rows that a sequence has gained, between steps. The GPU goes on to
+  /// serve it, once it has been placed again if it drops_on_gpu().
   void catch_up(Sequence& sequence) const;
-  /// Heads of a layer as they are now, also in a step, of a sequence whose packed rows the GPU
-  /// drops.
+  /// Heads of a layer as they are now, also in a step, of a sequence that drops_on_gpu().
   ///   newest  with the row of the step that is under way
   std::vector<HeadState> heads_now(const Sequence& sequence, int layer, bool newest) const;
-  /// The GPU drops packed rows of a sequence: what the host knows of its planes is from before.
-  bool drops_packed(const Sequence& sequence) const noexcept {
-    return sequence.on_gpu && sequence.placed;
-  }
   /// (layers,) of such a sequence the slots of its first KV head that are stored apart; empty: none
   /// are, or the host knows.
   std::vector<int> visual_slots(const Sequence& sequence) const;

@@ -162,6 +162,8 @@ struct Sequence {
   std::vector<int16_t> modality;
   PromptState prompt;
 
+  /// The GPU drops packed rows: what the host knows of planes is from before.
+  bool drops_on_gpu() const noexcept { return on_gpu && placed; }
   /// Slots of a KV head of a layer, whoever counts them.
   int slots_of(size_t layer) const noexcept {
     if (on_gpu && !slots.empty()) return slots[layer];

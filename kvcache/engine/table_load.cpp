@@ -1,3 +1,5 @@
+// What a DecodeTable can serve and what room it takes: bounds of a sequence before its prompt has
+// ended, and what it has afterwards.
 #include "kvcache/engine/table_load.h"
 
 #include <algorithm>
@@ -46,16 +48,14 @@ int places(const CacheTraits& traits, const Sequence& sequence) noexcept {
   return most;
 }
 
-/// Places of weighed rows, of the sequences that the table can serve.
+/// Places of weighed rows, at most.
 int weighed_rows(const CacheTraits& traits, std::span<const Sequence> sequences) noexcept {
   int most = 0;
   for (const Sequence& sequence : sequences) {
     if (!sequence.open) continue;
-    if (!traits.table_places()) {
-      most = std::max(most, peak_rows(traits, sequence));
-    } else if (const int of_sequence = places(traits, sequence); of_sequence <= kMostPlaces) {
-      most = std::max(most, of_sequence);
-    }
+    // A bound may be more than there will be.
+    most = std::max(most, traits.table_places() ? std::min(places(traits, sequence), kMostPlaces)
+                                                : peak_rows(traits, sequence));
   }
   return most;
 }
@@ -70,6 +70,21 @@ int least_block_rows(const CacheTraits& traits) noexcept {
     }
   }
   return least;
+}
+
+/// Whether a table can find the rows that are packed without asking where each lies: none was
+/// evicted.
+bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (!traits.evicts()) return true;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+      for (const KvSide side : kSides) {
+        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
+        if (head.plane(kVisual, side).has_lost_rows()) return false;
+      }
+    }
+  }
+  return true;
 }
 
 /// Whether packed rows of a sequence may go and others come: it has not too many, and no fork reads
@@ -111,23 +126,23 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
     most.weighed_rows = weighed_rows(traits, sequences);
   }
   if (traits.table_places() && traits.plan().split) {
-    most.fixed_blocks = traits.layouts().per_image() ? static_cast<int>(Layouts::kMaxImages) : 1;
+    most.fixed_blocks = static_cast<int>(Layouts::kMaxImages);
   }
   if (traits.table_places()) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
   return most;
 }
 
-bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (!traits.evicts()) return true;
-  for (int layer = 0; layer < traits.shape().layers; ++layer) {
-    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const KvSide side : kSides) {
-        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
-        if (head.plane(kVisual, side).has_lost_rows()) return false;
-      }
+TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  TableLoad load;
+  load.weighed_rows = places(traits, sequence);
+  load.blocks = load.weighed_rows / least_block_rows(traits) + 1;
+  for (const LayerState& layer : sequence.layers) {
+    for (const HeadState& head : layer.heads) {
+      const auto blocks = static_cast<int>(head.stores[kVisual].keys.blocks().size());
+      load.fixed_blocks = std::max(load.fixed_blocks, blocks);
     }
   }
-  return true;
+  return load;
 }
 
 bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
@@ -143,6 +158,11 @@ bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
     }
   }
   return true;
+}
+
+bool will_be_placed(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  return sequence.placed ||
+         (traits.table_places() && (traits.table_weighs() || !lies_evenly(traits, sequence)));
 }
 
 std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequence& sequence,

@@ -19,12 +19,15 @@ struct FixedRuns {
 TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
                      const Workload& load, const FixedRuns& runs);
 
-/// Whether a DecodeTable can find the rows of a sequence that are packed without asking where each
-/// lies: none was evicted.
-bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept;
+/// What it needs to place a sequence as it is now (TableLane.placed).
+TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
 /// Whether a DecodeTable can serve a sequence as it is now.
 bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept;
+
+/// Whether the lanes of a sequence that fits will be placed: some packed row has gone, or may go by
+/// its weight. Once they are they stay so: what attention adds in which order does not change.
+bool will_be_placed(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
 /// Which rows of a layer the next step drops one of, by attention weights; null: none of them may
 /// go.

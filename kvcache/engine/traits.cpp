@@ -43,10 +43,11 @@ LayerTraits traits_of(const Layouts& layouts, int layer) {
 
 /// Whether a DecodeTable may drop packed rows of a layer: it packs all that is packed in decode,
 /// and what was packed before is there once, as it came.
-bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, int layer) {
+bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, bool split, int layer) {
   const Quantizer* visual = layouts.quantizer(kVisual, layer);
   if (traits.has_key_basis || traits.protects) return false;
-  if (visual != nullptr && !(visual->packs(KvSide::kKeys) && visual->packs(KvSide::kValues))) {
+  if (split &&
+      (visual == nullptr || !visual->packs(KvSide::kKeys) || !visual->packs(KvSide::kValues))) {
     return false;
   }
   return std::all_of(traits.windows.begin(), traits.windows.end(), [&](const Window& window) {
@@ -88,7 +89,8 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
   int packing = 0;  // layers
   for (int layer = 0; layer < plan_->shape.layers; ++layer) {
     packing += this->layer(layer).windows.empty() ? 0 : 1;
-    table_places_ = table_places_ && table_may_drop(layouts_, this->layer(layer), layer);
+    table_places_ =
+        table_places_ && table_may_drop(layouts_, this->layer(layer), plan_->split, layer);
   }
   if (layouts_.keeps_weights()) {
     table_weighs_ = table_places_;

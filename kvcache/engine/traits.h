@@ -70,8 +70,8 @@ class CacheTraits {
   }
   /// The rule drops slots in decode.
   bool evicts() const noexcept { return retention() != nullptr && retention()->evicts(); }
-  /// A DecodeTable drops the rows that go by attention weights: all are of one store, whose windows
-  /// it packs itself, and no layer follows another.
+  /// A DecodeTable drops the rows that go by attention weights: it packs all windows itself, and no
+  /// layer follows another.
   bool table_weighs() const noexcept { return table_weighs_; }
   /// A DecodeTable may drop packed rows (TableLane.placed).
   bool table_places() const noexcept { return table_places_; }

@@ -260,6 +260,8 @@ inline constexpr const char* kSpecs[] = {
     "prefixkv,keep=0.5 + calibquant,bits=2",
     "streaming,keep=0.4 + calibquant,span=per_image",
     "h2o,keep=0.5 + calibquant,span=per_image",
+    "h2o,keep=0.5 + calibquant + f16,layers=0-1",
+    "uniform,keep=0.5,evict=sliding,distance=33 + int4",
     "h2o,keep=0.5 + head_quantile + kivi,scope=text,group=8,residual=16",
     "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text",
     "h2o,keep=0.5 + int4",
