@@ -1,0 +1,129 @@
+#include "kvcache/engine/table_load.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kvcache/engine/placed_rows.h"
+#include "kvcache/policy_cache.h"
+#include "kvcache/sequence_bounds.h"
+#include "tests/kvcache/feeder.h"
+#include "tests/kvcache/plans.h"
+
+namespace kvlm {
+namespace {
+
+using namespace testlife;
+
+constexpr int kSteps = 60;
+
+/// The numbers of the rows that places have, in their order.
+std::vector<int> numbers_in(std::span<const int> came) {
+  std::vector<int> numbers;
+  std::copy_if(came.begin(), came.end(), std::back_inserter(numbers),
+               [](int number) { return number != WeighedRows::kNoRow; });
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+PlacedRows::Side side_of(std::span<const int> came, const GrowingRows& gained) {
+  return {{came.begin(), came.end()},
+          gained.first,
+          gained.full,
+          gained.blocks,
+          gained.filling,
+          gained.filled};
+}
+
+/// What a KV head is described as is what it becomes again: keys and values have the same rows.
+void check_placed(PlacedLanes& lanes, const HeadState& head, const std::string& where) {
+  std::vector<SlotRun> memory(8);
+  RunList runs(memory.data());
+  TableLane lane;
+  lanes.describe(head, 0, runs, lane);
+  if (lane.weighed.came.empty()) return;  // in order
+  std::vector<int> all(static_cast<size_t>(head.slots()));
+  std::iota(all.begin(), all.end(), 0);
+  ASSERT_EQ(numbers_in(lane.weighed.came), all) << where;
+  ASSERT_EQ(numbers_in(lane.weighed.values_came), all) << where;
+  PlacedRows rows{{side_of(lane.weighed.came, lane.keys_gained),
+                   side_of(lane.weighed.values_came, lane.values_gained)},
+                  {}};
+  HeadState again = head;
+  take_placed(again, rows, head.slots());
+  ASSERT_EQ(again.tags, head.tags) << where;
+  for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+    for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      const Plane& found = again.plane(store, side);
+      const Plane& expected = head.plane(store, side);
+      ASSERT_EQ(found.bytes(), expected.bytes()) << where;
+      ASSERT_EQ(found.packed(), expected.packed()) << where;
+      ASSERT_EQ(found.full(), expected.full()) << where;
+      ASSERT_EQ(found.blocks().size(), expected.blocks().size()) << where;
+      for (size_t b = 0; b < expected.blocks().size(); ++b) {
+        ASSERT_EQ(found.blocks()[b].codes, expected.blocks()[b].codes) << where;
+        ASSERT_EQ(found.blocks()[b].live_rows, expected.blocks()[b].live_rows) << where;
+      }
+    }
+  }
+}
+
+/// A life of each of three prompts.
+void check_lives(const std::shared_ptr<const CachePlan>& plan, const CacheTraits& traits) {
+  const CacheShape& shape = plan->shape;
+  for (const PromptShape& prompt_shape :
+       {PromptShape{5, {40}, 9}, PromptShape{2, {13, 30}, 20}, PromptShape{20, {}, 0}}) {
+    const std::vector<int16_t> prompt = prompt_shape.modality();
+    Sequence sequence;
+    sequence.size = size_of(prompt, kSteps);
+    sequence.open = true;
+    const TableLoad room = table_load(traits, {&sequence, 1}, {}, {});
+    PolicyCache cache(plan, SequenceBounds(*plan).reservation(sequence.size).bytes(), Device{});
+    const SequenceId id = cache.open(sequence.size, "s");
+    Feeder feeder(shape);
+    PlacedLanes lanes(traits);
+    feeder.pass(cache, {{'a', id, 0, prompt, true}});
+    for (int step = 0; step <= kSteps; ++step) {
+      sequence.layers.clear();
+      for (int layer = 0; layer < shape.layers; ++layer) {
+        sequence.layers.push_back(cache.layer(id, layer));
+        const std::string where =
+            "step " + std::to_string(step) + ", layer " + std::to_string(layer);
+        check_placed(lanes, cache.layer(id, layer).heads[0], where);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+      sequence.prompted = true;
+      const TableLoad placed = placed_load(traits, sequence);
+      ASSERT_LE(placed.weighed_rows, room.weighed_rows);
+      ASSERT_LE(placed.blocks, room.blocks);
+      ASSERT_LE(placed.fixed_blocks, room.fixed_blocks);
+      if (step == kSteps) break;
+      const int row = static_cast<int>(prompt.size()) + step;
+      feeder.pass(cache, {{'a', id, row, {kTextRow}, false}});
+    }
+  }
+}
+
+/// Room that is made before a prompt is enough for what it leaves and for all that follows, and
+/// where rows lie is said right at every step of a host that drops them.
+TEST(TableLoadTest, HasRoomForWhatIsPlaced) {
+  int placed = 0;  // specs
+  for (const char* spec : kSpecs) {
+    SCOPED_TRACE(spec);
+    const auto plan = test::plan_of(spec, shape_of(3, 2, 2, 16));
+    const CacheTraits traits(plan, Device{DeviceKind::kCuda, 0});
+    if (!traits.table_places()) continue;
+    check_lives(plan, traits);
+    if (HasFatalFailure()) return;
+    ++placed;
+  }
+  EXPECT_GE(placed, 20);
+}
+
+}  // namespace
+}  // namespace kvlm
