@@ -56,16 +56,16 @@ struct GrowingRows {
   int filled = 0;       ///< rows that it has
 };
 
-/// The attention weights of a KV head's rows, of which it drops one in every step.
+/// The attention weights of a KV head's rows, of which it drops one in every step, or their scores.
 ///
-/// Where all are full rows, the next one takes the place of the one that was dropped, so that none
-/// moves: places are those of the ring, from `first` on, and in the order of the tokens until the
-/// first row goes. In a lane that is placed, whose packed rows may go, by weight or because the
-/// host names them, the places of a side are those of its fixed runs, then of its most_blocks
-/// blocks, row by row, and then those of its ring from its begin on; a packed row that goes leaves
-/// its place empty, in one of the blocks until its whole block is. `came` and `values_came` are
-/// both empty where there are no fixed runs and the packed rows lie in order from the first place
-/// on.
+/// Where they are weighed and all are full rows, the next one takes the place of the one that was
+/// dropped, so that none moves: places are those of the ring, from `first` on, and in the order of
+/// the tokens until the first row goes. In a lane that is placed, whose packed rows may go, by
+/// weight, by score or because the host names them, the places of a side are those of its fixed
+/// runs, then of its most_blocks blocks, row by row, and then those of its ring from its begin on;
+/// a packed row that goes leaves its place empty, in one of the blocks until its whole block is.
+/// `came` and `values_came` are both empty where there are no fixed runs and the packed rows lie in
+/// order from the first place on.
 struct WeighedRows {
   /// (places,), if placed (rows,) by their numbers, those of fixed runs in front; null: nobody
   /// asks.
@@ -74,6 +74,8 @@ struct WeighedRows {
   /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
   std::span<const int> came;
   std::span<const int> values_came;  ///< the same for the places of values, if placed
+  /// TableShape.scored: (rows,) of the first rows by their numbers, finite, which stay as they are.
+  std::span<const float> scores;
   static constexpr int kNoRow = INT32_MAX;
 };
 
@@ -82,6 +84,14 @@ struct FixedBlock {
   int rows = 0;   ///< whether they are there or not
   int live = 0;   ///< that are there
   int bytes = 0;  ///< of both sides, which are free when the last row goes
+};
+
+/// The first full rows of a KV head's keys, which turn by a position more whenever a row behind
+/// them goes.
+struct TurnedRows {
+  const float* keys = nullptr;  ///< (rows, head_dim) as they came
+  int rows = 0;
+  int by = 0;  ///< positions, so far
 };
 
 /// A KV head of a sequence: what never changes in decode, then what it gains.
@@ -94,6 +104,7 @@ struct TableLane {
   WeighedRows weighed;
   bool placed = false;                ///< its packed rows may go (TableShape::drops_packed)
   std::span<const FixedBlock> fixed;  ///< if it is: the packed blocks that its fixed runs are
+  TurnedRows turned;
 };
 
 /// What has become of the rows of a KV head that drops packed rows, by places as WeighedRows says.
@@ -125,7 +136,9 @@ struct TableShape {
   RowWeights weights = RowWeights::kNone;
   bool drops_alike =
       false;  ///< KV heads of a layer drop the same row, by the mean of their weights
-  bool drops_packed = false;  ///< of some lanes, rows that are dropped may be packed
+  bool drops_packed = false;         ///< of some lanes, rows that are dropped may be packed
+  bool scored = false;               ///< evict() may drop rows by score
+  std::span<const float> turned_by;  ///< RoPE's frequencies for TurnedRows, radians a position
 };
 
 /// What the sequences of a DecodeTable come to, at most.
@@ -185,8 +198,8 @@ class DecodeTable {
 
   /// Drops a row of keys and values of every lane of a layer's sequence, after pack(): of lanes
   /// that are not placed a full one. Where some are, it is called in every step.
-  ///   slots  (layers, rows of the step) which slot of the lane, in the order in which rows came;
-  ///          -1: none
+  ///   slots  (layers, rows of the step) which slot of the lane, in the order in which rows came,
+  ///          kNoSlot, or kLeastScore: every lane's own, of WeighedRows.least
   void evict(std::span<const int> slots, Stream& stream);
   /// Drops the row of least weight of every lane of this step's sequences.
   void drop_least(Stream& stream);

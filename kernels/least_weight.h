@@ -7,6 +7,10 @@
 
 namespace kvlm {
 
+/// In the place of a slot that goes: none does, or of those of a LeastWeight the one of least score.
+inline constexpr int kNoSlot = -1;
+inline constexpr int kLeastScore = -2;
+
 /// The slots of a KV head of which decode drops the one of least attention weight (H2O, TOVA).
 struct LeastWeight {
   int first = 0;   ///< slots before this one stay: the sinks

@@ -98,8 +98,7 @@ struct DecodeView {
   int step = 0;         ///< t: 1 for the first row after the prompt
   int kept = 0;         ///< m_l: rows kept when the prompt ended
   double forget = 0;    ///< LayerSelection.forget
-  /// (prompt rows that are still held,) LayerSelection.scores of those; empty where there are none.
-  std::span<const float> scores = {};
+  int scored = 0;       ///< rows of the prompt that are still held, if they have scores; else 0
   /// (n,) needs().decode_weights of the slots of one kv_head, or their mean over kv_heads if not
   /// per_head(); empty if not asked for.
   std::span<const float> weights;
@@ -136,12 +135,17 @@ class Retention {
 
   /// evict() may name a slot.
   virtual bool evicts() const noexcept { return false; }
-  /// The slot to drop after this step's attention, or -1. Called once a step and layer (and
-  /// kv_head, if per_head()). Allocates nothing.
-  virtual int evict(const DecodeView&) const noexcept { return -1; }
-  /// If evict() drops, in every step that leaves a layer more than `kept` slots, least_weighed() of
-  /// view.weights: which slots it chooses from, in a view without weights. A GPU that keeps the
-  /// weights then chooses itself. Null: evict() goes by something else, also in this view alone.
+  /// The slot to drop after this step's attention, in the order of the tokens, or kNoSlot, or
+  /// kLeastScore: the one of least LayerSelection.scores of those that least_weight() names. Unless
+  /// view.weights decide, all KV heads of a layer get the same answer. Called once a step and layer
+  /// (and kv_head, if per_head()). Allocates nothing.
+  virtual int evict(const DecodeView&) const noexcept { return kNoSlot; }
+  /// evict() may be kLeastScore.
+  virtual bool evicts_by_score() const noexcept { return false; }
+  /// Which slots evict() chooses from where it drops least_weighed() of view.weights, in every step
+  /// that leaves a layer more than `kept` slots, or of scores, if it says kLeastScore. A view
+  /// without weights will do; a GPU that keeps the weights, or the scores, then chooses itself.
+  /// Null: evict() goes by something else, also in this view alone.
   virtual std::optional<LeastWeight> least_weight(const DecodeView&) const noexcept {
     return std::nullopt;
   }

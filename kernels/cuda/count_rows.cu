@@ -1,8 +1,6 @@
 // What a DecodeTable's GPU does with the counters of its lanes: counts the row that each gains and
-// the window that was packed, cuts runs into splits again, stores new rows, closes gaps of dropped
-// ones.
+// the window that was packed, cuts runs into splits again, stores new rows.
 #include "kernels/cuda/attend_layer.h"
-#include "kernels/cuda/close_gap.cuh"
 #include "kernels/cuda/count_rows.h"
 #include "kernels/cuda/picture_choice.h"
 #include "kernels/cuda/store_row.cuh"
@@ -53,15 +51,6 @@ __device__ int most_slots(const TableArgs& table, const DeviceRun& run, int slot
   return min(most, max(table.key_slots, whole));
 }
 
-/// Counts the window that the last step has packed, if it was full.
-__device__ void count_packed(const DeviceWindow& window, DeviceTail& tail) {
-  if (tail.flushed == 0) return;
-  tail.flushed = 0;
-  tail.packed += window.rows;
-  tail.full -= window.rows;
-  tail.first = tail.full == 0 ? 0 : tail.place(window.rows);  // as Plane::pop_rows()
-}
-
 /// What the runs behind the fixed ones hold now.
 __device__ void lay_gained(const TableArgs& table, const DeviceTail& tail, DeviceRun* gained) {
   const int before_wrap = min(tail.full, tail.ring_rows - tail.first);
@@ -81,7 +70,7 @@ __device__ void lay_gained(const TableArgs& table, const DeviceTail& tail, Devic
 __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceTail& tail) {
   tail.newest = tail.vacated >= 0 ? tail.vacated : tail.full - 1;
   tail.vacated = -1;
-  if (side != 0 || !(tail.placed || table.weighs)) return;
+  if (side != 0 || !(tail.placed || (table.weighs && !table.scored))) return;
   const int place = tail.placed ? tail.ring_begin() + tail.place(tail.newest) : tail.newest;
   table.came_of(lane)[place] = table.weighed[lane].next++;
 }
@@ -119,7 +108,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
   const int number = index % of_layer / 2;  // of the lane, in the step
   const int at = table.lane_at(layer, number);
   DeviceTail& tail = table.tails[at * 2 + side];
-  if (!tail.placed) count_packed(table.windows[layer * 2 + side], tail);
+  if (!tail.placed) tail.count_packed(table.windows[layer * 2 + side].rows);
   ++tail.full;
   place_newest(table, at, side, tail);
   DeviceRun* runs = table.runs + static_cast<int64_t>(at * 2 + side) * table.side_runs;
@@ -173,30 +162,6 @@ __global__ void __launch_bounds__(32 * kStoreWarps)
             (side == 0 ? k : v) + from);
 }
 
-constexpr int kEvictThreads = 256;
-
-/// Drops the row of a lane's slot: block (lane, layer, side). `slots` as DecodeTable::evict().
-__global__ void __launch_bounds__(kEvictThreads) evict_rows(TableArgs table, const int* slots) {
-  const auto number = static_cast<int>(blockIdx.x);
-  const auto layer = static_cast<int>(blockIdx.y);
-  const auto side = static_cast<int>(blockIdx.z);
-  const int slot = slots[layer * table.rows + number / table.heads];
-  if (slot < 0) return;
-  DeviceTail& held = table.tails[table.lane_at(layer, number) * 2 + side];
-  if (held.placed) return;
-  DeviceTail tail = held;
-  count_packed(table.windows[layer * 2 + side], tail);
-  const int gap = slot - tail.fixed_slots - tail.packed;
-  const bool from_front = 2 * gap < tail.full;
-  __syncthreads();  // all have read
-  close_gap_of_rows<kEvictThreads>(tail, gap, from_front,
-                                   table.head_dim * (table.dtype == DType::kF32 ? 4 : 2));
-  if (threadIdx.x != 0) return;
-  if (from_front) tail.first = tail.place(1);
-  --tail.full;
-  held = tail;
-}
-
 }  // namespace
 
 void count_step(const TableArgs& table, Stream& stream) {
@@ -211,13 +176,6 @@ void store_new_rows(const TableArgs& table, int layer, const float* k, const flo
   const auto blocks = static_cast<unsigned>(ceil_div(2 * table.rows * table.heads, kStoreWarps));
   launch_early("DecodeTable::store", store_gained, dim3(blocks), 32 * kStoreWarps, stream, table,
                layer, k, v);
-}
-
-void evict_slots(const TableArgs& table, const int* slots, Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
-                  static_cast<unsigned>(table.layers), 2);
-  evict_rows<<<grid, kEvictThreads, 0, native(stream)>>>(table, slots);
-  check_launch("DecodeTable::evict");
 }
 
 }  // namespace kvlm::cuda::packed

@@ -12,7 +12,5 @@ void count_step(const TableArgs& table, Stream& stream);
 /// Stores the step's rows of a layer, (rows, heads, head_dim), as the newest of their rings.
 void store_new_rows(const TableArgs& table, int layer, const float* k, const float* v,
                     Stream& stream);
-/// Drops a full row of each lane: `slots` as DecodeTable::evict(), on the GPU.
-void evict_slots(const TableArgs& table, const int* slots, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

@@ -15,6 +15,7 @@
 #include "kernels/base/buffer.h"
 #include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/count_rows.h"
+#include "kernels/cuda/drop_rows.h"
 #include "kernels/cuda/lane_layout.h"
 #include "kernels/cuda/launch_bounds.h"
 #include "kernels/cuda/pack_windows.h"
@@ -64,6 +65,8 @@ struct DecodeTable::State {
   Buffer device_formats, device_step, scores, evicted;
   Buffer weighed, came;
   Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
+  Buffer row_scores;  // (slots, layers, kv_heads, weighed_rows), if rows are scored
+  Buffer turned, turned_by;
   Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
   int row_parts = 0;         // of such a lane, at most
 
@@ -78,11 +81,16 @@ struct DecodeTable::State {
   std::vector<int> new_came;
   std::vector<int16_t> new_value_at, new_key_at;
   std::vector<DeviceFixedBlock> new_fixed;
+  std::vector<float> new_scores;
+  std::vector<DeviceTurned> new_turned;
   bool out_of_order = false;  // some lane's packed rows do not lie in order
   bool any_placed = false;    // some lane has been placed
 
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
   bool weighs() const { return shape.weights != RowWeights::kNone; }
+  /// Rows have weights or scores, by which they go.
+  bool compares() const { return weighs() || shape.scored; }
+  bool turns() const { return !shape.turned_by.empty(); }
   /// Slots of a lane, at most: where packed rows may go, empty places among them.
   int longest() const { return std::max(load.longest, load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
@@ -97,6 +105,7 @@ struct DecodeTable::State {
   LaneSpace space_of(int slot, int layer, size_t head);
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
+  void take_scores(const WeighedRows& rows, const LaneSpace& space);
   void take_fixed(std::span<const FixedBlock> blocks, const LaneSpace& space);
   void send_slot(int slot, Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
@@ -116,9 +125,11 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
       device_windows(at, 2 * windows.size() * sizeof(DeviceWindow)),
       device_parts(at, 2 * windows.size() * sizeof(int)),
       class_layers(at, 2 * windows.size() * sizeof(int)),
-      clamped(at, windows.size() * sizeof(unsigned long long)) {
+      clamped(at, windows.size() * sizeof(unsigned long long)),
+      turned_by(at, of.turned_by.size_bytes()) {
   assert(2 * side_runs <= kMostRuns && windows.size() == static_cast<size_t>(of.layers));
   clear_now(clamped.data(), clamped.bytes());
+  copy_now(turned_by.data(), of.turned_by.data(), turned_by.bytes());
   std::vector<DeviceWindow> sizes;
   for (const std::array<RowWindow, 2>& layer : windows) {
     for (const RowWindow& window : layer) sizes.push_back({window.trigger, window.rows});
@@ -205,14 +216,16 @@ void DecodeTable::State::place_slots() {
   make(remaps, new_remaps, static_cast<size_t>(shape.remaps));
   make(blocks, new_blocks, static_cast<size_t>(load.listed_blocks));
   make(words, new_words, static_cast<size_t>(load.words));
-  make(weighed, new_weighed, weighs() || shape.drops_packed ? 1 : 0);
-  make(came, new_came, static_cast<size_t>(load.weighed_rows));
+  make(weighed, new_weighed, compares() || shape.drops_packed ? 1 : 0);
+  make(came, new_came, weighs() || shape.drops_packed ? static_cast<size_t>(load.weighed_rows) : 0);
+  make(row_scores, new_scores, shape.scored ? static_cast<size_t>(load.weighed_rows) : 0);
+  make(turned, new_turned, turns() ? 1 : 0);
   if (shape.drops_packed) {
     make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
     make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
     make(fixed, new_fixed, static_cast<size_t>(load.fixed_blocks));
     take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
-    take(place_weights, weighs() ? came.bytes() : 0);
+    take(place_weights, compares() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
   }
   take(device_step, slots * sizeof(StepSlot));
@@ -250,6 +263,7 @@ LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
 /// Says of a lane whose rows are weighed which number each place's row has.
 void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space) {
   any_placed |= space.lane->placed;
+  if (shape.scored) take_scores(rows, space);
   if (space.lane->placed) return take_placed(rows, space);
   if (!weighs()) return;
   const std::ptrdiff_t in_slot = space.lane - new_lanes.data();
@@ -273,14 +287,32 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
   new_weighed[static_cast<size_t>(in_slot)] = {rows.weights, nullptr, rows.least, next, false};
 }
 
-/// The same of a lane whose packed rows may go, and where each row's key and value are. The GPU
-/// says it of rows that lie in order.
+/// Takes the scores of a lane's first rows.
+void DecodeTable::State::take_scores(const WeighedRows& rows, const LaneSpace& space) {
+  const auto in_slot = static_cast<size_t>(space.lane - new_lanes.data());
+  const auto most = static_cast<size_t>(load.weighed_rows);
+  assert(rows.scores.size() <= most);
+  const auto of_lane = new_scores.begin() + static_cast<std::ptrdiff_t>(in_slot * most);
+  std::copy(rows.scores.begin(), rows.scores.end(), of_lane);
+  float* scores =
+      reinterpret_cast<float*>(row_scores.data()) + static_cast<size_t>(space.index) * most;
+  new_weighed[in_slot] = {scores, nullptr, rows.least, static_cast<int>(rows.scores.size()), false};
+}
+
+/// Says of a lane whose packed rows may go which number each place's row has, and where each row's
+/// key and value are. The GPU says it of rows that lie in order.
 void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& space) {
   const auto in_slot = static_cast<size_t>(space.lane - new_lanes.data());
   const auto places = static_cast<size_t>(load.weighed_rows);
   float* weights = reinterpret_cast<float*>(place_weights.data());
-  if (weighs()) weights += static_cast<size_t>(space.index) * places;
-  new_weighed[in_slot] = {weights, rows.weights, rows.least, 0, rows.came.empty()};
+  if (compares()) weights += static_cast<size_t>(space.index) * places;
+  const float* of_numbers = rows.weights;
+  LeastWeight least = rows.least;
+  if (shape.scored) {
+    of_numbers = new_weighed[in_slot].weights;
+    least.spared_end = WeighedRows::kNoRow;  // rows that have no score stay
+  }
+  new_weighed[in_slot] = {weights, of_numbers, least, 0, rows.came.empty()};
   if (rows.came.empty()) return;
   out_of_order = true;
   assert(rows.came.size() <= places && rows.values_came.size() <= places);
@@ -339,6 +371,8 @@ void DecodeTable::State::send_slot(int slot, Stream& stream) {
   send(blocks, new_blocks);
   send(words, new_words);
   send(weighed, new_weighed);
+  send(row_scores, new_scores);
+  send(turned, new_turned);
   if (!new_lanes[0].placed) return weighs() ? send(came, new_came) : void();
   if (std::exchange(out_of_order, false)) {
     send(came, new_came);
@@ -390,8 +424,9 @@ TableArgs DecodeTable::State::table_args() {
   args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
   args.parts = reinterpret_cast<const int*>(device_parts.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
-  args.weighs = weighs();
-  if (weighs() || shape.drops_packed) {
+  args.weighs = compares();
+  args.scored = shape.scored;
+  if (compares() || shape.drops_packed) {
     args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
     args.came = reinterpret_cast<int*>(came.data());
     args.weighed_rows = load.weighed_rows;
@@ -404,6 +439,11 @@ TableArgs DecodeTable::State::table_args() {
     args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
     args.blocks = load.blocks;
     args.fixed_blocks = load.fixed_blocks;
+  }
+  if (turns()) {
+    args.turned = reinterpret_cast<DeviceTurned*>(turned.data());
+    args.turned_by = reinterpret_cast<const float*>(turned_by.data());
+    args.turned_half = static_cast<int>(shape.turned_by.size());
   }
   args.scores = reinterpret_cast<float*>(scores.data());
   args.rows = static_cast<int>(step.size());
@@ -513,6 +553,11 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
     }
     state.take_weighed(lanes[h].weighed, space);
     state.take_fixed(lanes[h].fixed, space);
+    if (state.turns()) {
+      const TurnedRows& turned = lanes[h].turned;
+      state.new_turned[static_cast<size_t>(space.lane - state.new_lanes.data())] = {
+          turned.keys, turned.rows, turned.by};
+    }
     const std::ptrdiff_t at =
         static_cast<std::ptrdiff_t>(space.lane - state.new_lanes.data()) * state.shape.remaps;
     std::copy(lanes[h].remaps.begin(), lanes[h].remaps.end(), state.new_remaps.begin() + at);
@@ -625,7 +670,7 @@ std::vector<PlacedRows> DecodeTable::placed(int slot, int layer) const {
   };
   const std::vector<int> came = read(state.came, places, 0);
   const std::vector<int16_t> value_at = read(state.value_at, places, int16_t{0});
-  const std::vector<float> weights = read(state.place_weights, state.weighs() ? places : 0, 0.0f);
+  const std::vector<float> weights = read(state.place_weights, state.compares() ? places : 0, 0.0f);
   const std::vector<DeviceTail> tails = read(state.tails, 2, DeviceTail{});
   std::vector<PlacedRows> rows(lanes);
   for (size_t lane = 0; lane < lanes; ++lane) {
@@ -641,12 +686,12 @@ std::vector<PlacedRows> DecodeTable::placed(int slot, int layer) const {
                         tail.filled};
     }
     const size_t held = of.sides[0].came.size();
-    if (state.weighs()) of.weights.resize(held);
+    if (state.compares()) of.weights.resize(held);
     for (size_t place = 0; place < held; ++place) {
       const int number = came[lane * places + place];
       if (number == WeighedRows::kNoRow) continue;
       of.sides[0].came[place] = number;
-      if (state.weighs()) of.weights[place] = weights[lane * places + place];
+      if (state.compares()) of.weights[place] = weights[lane * places + place];
       // The row of a step that has not come to this layer has no value yet.
       const int value = value_at[lane * places + place];
       if (value >= 0) of.sides[1].came[static_cast<size_t>(value)] = number;

@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
       before += came[other] < number ? 1 : 0;
       all += came[other] != WeighedRows::kNoRow ? 1 : 0;
     }
-    weighed.weights[place] = weighed.of_numbers[place < fixed ? before : all + number - before];
+    const int in_stores = place < fixed ? before : all + number - before;
+    weighed.weights[place] = weighed.of_numbers[table.scored ? number : in_stores];
   }
   for (const int side : {0, 1}) {
     const DeviceTail& tail = table.tails[lane * 2 + side];
@@ -429,7 +430,7 @@ __device__ int place_of_number(const TableArgs& table, int lane, int number) {
 }
 
 /// Block (sequence and group of `heads` lanes that drop alike, layer): by weight, or if there are
-/// `slots` those.
+/// `slots` those, of which each lane chooses its own that go by score.
 __global__ void __launch_bounds__(kThreads)
     drop_rows(TableArgs table, int heads, const int* slots) {
   extern __shared__ unsigned bits[];
@@ -445,9 +446,11 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   int place = -1;
-  if (slots == nullptr) {
+  const int slot =
+      slots == nullptr ? kLeastScore : slots[layer * table.rows + number / table.heads];
+  if (slot == kLeastScore) {
     place = least_place(table, first, heads);
-  } else if (const int slot = slots[layer * table.rows + number / table.heads]; slot >= 0) {
+  } else if (slot != kNoSlot) {
     place = place_of_number(table, first, number_of_slot(table, first, slot, bits));
   }
   for (int lane = first; lane < first + heads && place >= 0; ++lane) {

@@ -46,6 +46,14 @@ struct DeviceTail {
   int filled;
   int16_t targets[kMostFlushedBlocks];
 
+  /// Counts the window of `rows` that the last step has packed, if it was full.
+  __device__ void count_packed(int rows) {
+    if (flushed == 0) return;
+    flushed = 0;
+    packed += rows;
+    full -= rows;
+    first = full == 0 ? 0 : place(rows);  // as Plane::pop_rows()
+  }
   /// Row i of the ring, 0 the oldest.
   __device__ int place(int i) const {
     const int at = first + i;
@@ -68,11 +76,20 @@ struct DeviceTail {
 
 /// WeighedRows, as the GPU keeps them; `came` lies apart.
 struct DeviceWeighed {
-  float* weights;           // by places; null: none are kept
+  // By places, or of a lane that is scored and not placed (next,) in the order of its rows; null:
+  // none are kept.
+  float* weights;
   const float* of_numbers;  // as they came, of a lane that is placed
   LeastWeight least;
-  int next;       // number of the next row
+  int next;       // number of the next row; of rows that have scores how many are left
   bool in_order;  // when it is set, of a lane that is placed: its rows lie in their order
+};
+
+/// TurnedRows, as the GPU keeps them.
+struct DeviceTurned {
+  const float* keys;
+  int rows;
+  int by;
 };
 
 /// FixedBlock, up to which row it reaches.
@@ -98,7 +115,8 @@ struct TableArgs {
   const int* parts;             // (layers, 2 sides) splits of a lane, at most
   const PackedFormat* formats;
   DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
-  bool weighs;             // their weights are kept
+  bool weighs;             // their weights are kept, or their scores
+  bool scored;             // it is scores
   int* came;               // (slots, layers, heads, weighed_rows)
   // Where lanes may be placed, of the same shape: the place of the value of each place's key, and
   // of the key of each place's value, -1 where no row is; null: none may.
@@ -107,6 +125,9 @@ struct TableArgs {
   int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
   DeviceFixedBlock* fixed;    // (slots, layers, heads, fixed_blocks)
   unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
+  DeviceTurned* turned;       // (slots, layers, heads); null: no rows turn
+  const float* turned_by;     // (turned_half,) radians a position
+  int turned_half;
   float* scores;              // workspace of all lanes
   int rows;                   // of the step
   int layers;

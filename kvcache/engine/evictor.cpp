@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kvcache/engine/least_score.h"
 #include "kvcache/extensions/protected_values.h"
 
 namespace kvlm {
@@ -67,8 +68,11 @@ int Evictor::choose(LayerState& state, int layer, size_t head, DecodeView& view,
   HeadState& of = state.heads[head];
   view.rows = of.slots();
   if (of.weights != nullptr) view.weights = weights_.next(of);
-  view.scores = of.scores;
-  const int slot = traits_.retention()->evict(view);
+  view.scored = static_cast<int>(of.scores.size());
+  int slot = traits_.retention()->evict(view);
+  if (slot == kLeastScore) {
+    slot = least_scored(*traits_.retention()->least_weight(view), of.scores);
+  }
   if (head == 0) dropped_[static_cast<size_t>(layer)] = slot;
   if (slot >= 0 && head == 0 && traits_.retention()->rerotates()) {
     sinks_.rotate(state, slot, 1, stream);

@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+
+#include "kvcache/engine/least_score.h"
+#include "kvcache/engine/table_load.h"
 
 namespace kvlm {
 
@@ -18,6 +22,7 @@ void GainedCounts::start(Sequence& sequence) const {
   sequence.gained.clear();
   sequence.dropped.clear();
   sequence.slots.clear();
+  sequence.scored.clear();
   sequence.behind_pictures.clear();
   if (traits_.evicts() && !traits_.table_weighs()) {
     sequence.dropped.reserve(static_cast<size_t>(sequence.size.max_rows - sequence.rows) *
@@ -25,9 +30,11 @@ void GainedCounts::start(Sequence& sequence) const {
   }
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     if (traits_.evicts()) {
-      const HeadState& first = sequence.layers[static_cast<size_t>(layer)].heads[0];
-      sequence.slots.push_back(first.slots());
-      sequence.behind_pictures.push_back(behind_pictures(first));
+      const std::vector<HeadState>& heads = sequence.layers[static_cast<size_t>(layer)].heads;
+      sequence.slots.push_back(heads[0].slots());
+      sequence.scored.push_back(static_cast<int>(heads[0].scores.size()));
+      int& behind = sequence.behind_pictures.emplace_back(0);
+      for (const HeadState& head : heads) behind = std::max(behind, behind_pictures(head));
     }
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const KvSide side : kSides) add(sequence, rows_of(head.plane(kRest, side), side, layer));
@@ -74,7 +81,7 @@ void GainedCounts::add(Sequence& sequence, const GainedRows& rows) {
 }
 
 Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
-  std::fill(dropped.begin(), dropped.end(), -1);
+  std::fill(dropped.begin(), dropped.end(), kNoSlot);
   ++sequence.uncounted;
   if (sequence.placed) {  // bytes the GPU alone knows
     if (!traits_.table_weighs()) name_dropped(sequence, dropped);
@@ -90,7 +97,7 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   choose_dropped(sequence, dropped);
   gain.host = !gpu_may_drop(sequence, dropped);
   if (gain.host) {
-    std::fill(dropped.begin(), dropped.end(), -1);
+    std::fill(dropped.begin(), dropped.end(), kNoSlot);
   } else {
     gain.bytes -= drop_rows(sequence, dropped);
   }
@@ -130,31 +137,47 @@ Gain GainedCounts::gain_row(Sequence& sequence) {
   return gain;
 }
 
-/// The slot that each layer of a sequence drops after this step's row; -1: none.
+/// A layer of a sequence after this step's row, for rules that ask for no weights.
+DecodeView GainedCounts::view_of(const Sequence& sequence, int layer) const {
+  const auto at = static_cast<size_t>(layer);
+  DecodeView view;
+  view.layer = layer;
+  view.rows = sequence.slots[at];
+  view.prompt_rows = sequence.prompt_rows;
+  view.step = sequence.rows + 1 - sequence.prompt_rows;
+  view.kept = sequence.layers[at].kept;
+  view.forget = sequence.layers[at].forget;
+  view.scored = sequence.scored[at];
+  return view;
+}
+
+/// What each layer of a sequence drops after this step's row. By score the table chooses, or where
+/// it has none the host does, for all KV heads.
 void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropped) const {
+  const Retention& rule = *traits_.retention();
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const auto at = static_cast<size_t>(layer);
-    const LayerState& state = sequence.layers[at];
-    DecodeView view;
-    view.layer = layer;
-    view.rows = sequence.slots[at];
-    view.prompt_rows = sequence.prompt_rows;
-    view.step = sequence.rows + 1 - sequence.prompt_rows;
-    view.kept = state.kept;
-    view.forget = state.forget;
-    view.scores = state.heads[0].scores;
-    const int pair = traits_.pair_of(layer);
-    dropped[at] =
-        pair == layer ? traits_.retention()->evict(view) : dropped[static_cast<size_t>(pair)];
+    if (const int pair = traits_.pair_of(layer); pair != layer) {
+      dropped[at] = dropped[static_cast<size_t>(pair)];
+      continue;
+    }
+    const DecodeView view = view_of(sequence, layer);
+    dropped[at] = rule.evict(view);
+    if (dropped[at] != kLeastScore || traits_.table_scores()) continue;
+    dropped[at] = least_scored(*rule.least_weight(view), sequence.layers[at].heads[0].scores);
   }
 }
 
-/// Whether all of these are full rows behind all pictures that are stored apart: the host has to
-/// drop others.
+/// Whether all of these are full rows behind all pictures that are stored apart, and the first rows
+/// have been turned before if they turn: the host has to drop others.
 bool GainedCounts::gpu_may_drop(const Sequence& sequence,
                                 std::span<const int> dropped) const noexcept {
   for (size_t layer = 0; layer < dropped.size(); ++layer) {
     if (dropped[layer] >= 0 && dropped[layer] < sequence.behind_pictures[layer]) return false;
+    if (dropped[layer] != kNoSlot && traits_.retention()->rerotates() &&
+        sequence.layers[layer].sink_rows == 0) {
+      return false;
+    }
   }
   return std::none_of(sequence.gained.begin(), sequence.gained.end(), [&](const GainedRows& rows) {
     const auto layer = static_cast<size_t>(rows.layer);
@@ -166,7 +189,7 @@ bool GainedCounts::gpu_may_drop(const Sequence& sequence,
 size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped) const {
   size_t bytes = 0;
   for (GainedRows& rows : sequence.gained) {
-    if (dropped[static_cast<size_t>(rows.layer)] < 0) continue;
+    if (dropped[static_cast<size_t>(rows.layer)] == kNoSlot) continue;
     --rows.full;
     bytes += rows.planes * rows.row_bytes;
   }
@@ -178,11 +201,18 @@ size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped)
 /// What the host knows of slots that are dropped goes.
 void GainedCounts::forget_slots(Sequence& sequence, std::span<const int> dropped) const {
   for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-    if (dropped[layer] < 0) continue;
+    const int slot = dropped[layer];
+    if (slot == kNoSlot) continue;
     --sequence.slots[layer];
-    std::vector<float>& scores = sequence.layers[layer].heads[0].scores;
-    if (static_cast<size_t>(dropped[layer]) < scores.size()) {
-      scores.erase(scores.begin() + dropped[layer]);
+    if (slot < sequence.scored[layer]) --sequence.scored[layer];
+    if (!traits_.table_scores()) forget_score(sequence.layers[layer], slot);
+  }
+}
+
+void GainedCounts::forget_score(LayerState& state, int slot) {
+  for (HeadState& head : state.heads) {
+    if (static_cast<size_t>(slot) < head.scores.size()) {
+      head.scores.erase(head.scores.begin() + slot);
     }
   }
 }
@@ -190,19 +220,31 @@ void GainedCounts::forget_slots(Sequence& sequence, std::span<const int> dropped
 void GainedCounts::catch_up(Sequence& sequence) const {
   if (traits_.table_weighs()) sequence.uncounted = 0;  // planes hold as many rows as before
   if (sequence.uncounted == 0) return;
+  std::vector<Dropped> dropped;
+  if (traits_.evicts()) {
+    for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+      dropped.push_back(replay_choices(sequence, layer));
+    }
+  }
   // Blocks of shared codes are found by those of the layer that has them.
   for (const bool shared : {false, true}) {
     for (int layer = 0; layer < traits_.shape().layers; ++layer) {
       LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-      for (HeadState& head : state.heads) {
+      for (size_t h = 0; h < traits_.kv_heads(); ++h) {
+        HeadState& head = state.heads[h];
+        std::span<const int> slots;
+        if (!dropped.empty()) slots = dropped[static_cast<size_t>(layer)].of(h);
         for (const KvSide side : kSides) {
           Plane& plane = head.plane(kRest, side);
           if (plane.layout().shared != shared) continue;
           state.plane_bytes -= plane.bytes();
-          replay(sequence, plane, side, layer);
+          const int before = head.stores[kVisual].keys.slots();
+          replay(plane, sequence.uncounted, slots, before, window_of(side, layer));
           state.plane_bytes += plane.bytes();
         }
-        if (!shared && traits_.retention() != nullptr) replay_tags(sequence, head, layer);
+        if (!shared && traits_.retention() != nullptr) {
+          replay_tags(head, sequence.uncounted, slots);
+        }
       }
     }
   }
@@ -210,32 +252,53 @@ void GainedCounts::catch_up(Sequence& sequence) const {
   sequence.dropped.clear();
 }
 
-/// The slot that a layer has dropped after row number `row` of those that are not counted.
-int GainedCounts::dropped_after(const Sequence& sequence, int row, int layer) const {
-  // A row that the host settles itself has none.
-  const size_t at = static_cast<size_t>(row) * traits_.layers() + static_cast<size_t>(layer);
-  return at < sequence.dropped.size() ? sequence.dropped[at] : -1;
+/// What the KV heads of a layer have dropped after each row that is not counted, as the table has
+/// chosen. What the host knows of these rows goes.
+GainedCounts::Dropped GainedCounts::replay_choices(Sequence& sequence, int layer) const {
+  LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  const bool apart = traits_.table_scores() && traits_.layouts().per_head();
+  const size_t lists = apart ? state.heads.size() : 1;
+  Dropped dropped;
+  dropped.lists.resize(lists);
+  for (int row = 0; row < sequence.uncounted; ++row) {
+    // A row that the host settles itself has none.
+    const size_t at = static_cast<size_t>(row) * traits_.layers() + static_cast<size_t>(layer);
+    const int said = at < sequence.dropped.size() ? sequence.dropped[at] : kNoSlot;
+    if (said != kNoSlot && traits_.retention()->rerotates()) ++state.rotated_by;
+    std::optional<LeastWeight> of;
+    if (said == kLeastScore) of = least_weight(traits_, sequence, layer);
+    for (size_t list = 0; list < lists; ++list) {
+      std::vector<float>& scores = state.heads[list].scores;
+      const int slot = of ? least_scored(*of, scores) : said;
+      dropped.lists[list].push_back(slot);
+      if (traits_.table_scores() && slot >= 0 && static_cast<size_t>(slot) < scores.size()) {
+        scores.erase(scores.begin() + slot);
+      }
+    }
+  }
+  return dropped;
 }
 
-/// Counts what a sequence has gained and dropped in one plane.
-void GainedCounts::replay(const Sequence& sequence, Plane& plane, KvSide side, int layer) const {
-  const FlushRule* window =
-      traits_.host_flushes(layer, side) ? nullptr : traits_.flush_rule(side, layer);
-  if (!traits_.evicts()) return plane.gain(sequence.uncounted, window);
-  const HeadState& head = sequence.layers[static_cast<size_t>(layer)].heads[0];
-  const int before = head.stores[kVisual].keys.slots();
-  for (int row = 0; row < sequence.uncounted; ++row) {
+/// The window that a table packs.
+const FlushRule* GainedCounts::window_of(KvSide side, int layer) const noexcept {
+  return traits_.host_flushes(layer, side) ? nullptr : traits_.flush_rule(side, layer);
+}
+
+/// Counts in one plane what a KV head has gained and dropped: behind `before` slots of others.
+void GainedCounts::replay(Plane& plane, int gained, std::span<const int> dropped, int before,
+                          const FlushRule* window) {
+  if (dropped.empty()) return plane.gain(gained, window);
+  for (const int slot : dropped) {
     plane.gain(1, window);
-    const int slot = dropped_after(sequence, row, layer);
     if (slot >= 0) static_cast<void>(plane.evict(slot - before));  // the GPU has closed the gap
   }
 }
 
 /// The same for the tags of a KV head.
-void GainedCounts::replay_tags(const Sequence& sequence, HeadState& head, int layer) const {
-  for (int row = 0; row < sequence.uncounted; ++row) {
+void GainedCounts::replay_tags(HeadState& head, int gained, std::span<const int> dropped) {
+  for (int row = 0; row < gained; ++row) {
     head.tags.push_back(kTextRow);
-    const int slot = dropped_after(sequence, row, layer);
+    const int slot = dropped.empty() ? kNoSlot : dropped[static_cast<size_t>(row)];
     if (slot >= 0) head.tags.erase(head.tags.begin() + slot);
   }
 }

@@ -3,9 +3,11 @@
 #include <array>
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/traits.h"
+#include "kvcache/retention.h"
 
 namespace kvlm {
 
@@ -24,7 +26,7 @@ class GainedCounts {
   /// Begins with a sequence as its planes are.
   void start(Sequence& sequence) const;
   /// Counts a row.
-  ///   dropped  (layers,) returned: the slot that the GPU drops; -1: none, also where the host does
+  ///   dropped  (layers,) returned: DecodeTable::evict(); kNoSlot also where the host drops
   Gain gain(Sequence& sequence, std::span<int> dropped) const;
   /// Makes planes and tags count the rows that they do not count yet.
   void catch_up(Sequence& sequence) const;
@@ -34,6 +36,13 @@ class GainedCounts {
   void count_newest(HeadState& head) const;
 
  private:
+  /// The slots that a layer has dropped after each of its last rows, kNoSlot where none: a list for
+  /// every KV head, or one for all.
+  struct Dropped {
+    std::vector<std::vector<int>> lists;
+    std::span<const int> of(size_t head) const { return lists[lists.size() == 1 ? 0 : head]; }
+  };
+
   int behind_pictures(const HeadState& head) const;
   GainedRows rows_of(const Plane& plane, KvSide side, int layer) const;
   static void add(Sequence& sequence, const GainedRows& rows);
@@ -42,11 +51,15 @@ class GainedCounts {
   void name_dropped(Sequence& sequence, std::span<int> dropped) const;
   void choose_dropped(const Sequence& sequence, std::span<int> dropped) const;
   bool gpu_may_drop(const Sequence& sequence, std::span<const int> dropped) const noexcept;
+  DecodeView view_of(const Sequence& sequence, int layer) const;
   void forget_slots(Sequence& sequence, std::span<const int> dropped) const;
   size_t drop_rows(Sequence& sequence, std::span<const int> dropped) const;
-  int dropped_after(const Sequence& sequence, int row, int layer) const;
-  void replay(const Sequence& sequence, Plane& plane, KvSide side, int layer) const;
-  void replay_tags(const Sequence& sequence, HeadState& head, int layer) const;
+  static void forget_score(LayerState& state, int slot);
+  Dropped replay_choices(Sequence& sequence, int layer) const;
+  const FlushRule* window_of(KvSide side, int layer) const noexcept;
+  static void replay(Plane& plane, int gained, std::span<const int> dropped, int before,
+                     const FlushRule* window);
+  static void replay_tags(HeadState& head, int gained, std::span<const int> dropped);
 
   const CacheTraits& traits_;
 };

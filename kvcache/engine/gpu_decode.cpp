@@ -21,6 +21,12 @@ RowWeights weights_of(const CacheTraits& traits) {
   return traits.layouts().sums_weights() ? RowWeights::kSummed : RowWeights::kOfStep;
 }
 
+/// RoPE's frequencies, where kept keys turn in decode.
+std::span<const float> turned_by(const CacheTraits& traits) {
+  const bool turns = traits.evicts() && traits.retention()->rerotates();
+  return turns ? std::span(traits.shape().rope_frequencies) : std::span<const float>();
+}
+
 bool same(std::span<const TableRow> a, std::span<const TableRow> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
     return x.slot == y.slot && x.row == y.row;
@@ -40,9 +46,10 @@ bool can_serve(const CacheTraits& traits) {
   if (!traits.on_gpu()) return false;
   const Retention* rule = traits.retention();
   if (rule == nullptr || !rule->evicts()) return true;
-  if (traits.table_weighs()) return !rule->rerotates();
-  return !traits.layouts().keeps_weights() && !traits.layouts().per_head() && !rule->rerotates() &&
-         !traits.needs().prompt_embeddings;
+  if (traits.table_weighs() || traits.table_scores()) return true;
+  // By score the host would choose for every KV head.
+  const bool apart = traits.layouts().per_head() && rule->evicts_by_score();
+  return !traits.layouts().keeps_weights() && !apart && !traits.needs().prompt_embeddings;
 }
 
 /// The window of a side, as far as the table packs it.
@@ -81,7 +88,8 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
                  fixed_runs_, static_cast<int>(remap.ranges()), weights_of(traits),
-                 !traits.layouts().per_head(), traits.table_places()},
+                 !traits.layouts().per_head(), traits.table_places(), traits.table_scores(),
+                 turned_by(traits)},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
   runs_.resize(traits.kv_heads() * 2 * static_cast<size_t>(fixed_runs_ + 1));
@@ -172,6 +180,11 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       if (traits_.host_flushes(layer, KvSide::kKeys)) lane.keys_gained.packed = 0;
       if (traits_.host_flushes(layer, KvSide::kValues)) lane.values_gained.packed = 0;
       if (traits_.table_weighs()) describe_weighed(sequence, layer, h, lane);
+      if (traits_.table_scores()) describe_scored(sequence, layer, h, lane);
+      if (state.sink_rows > 0) {
+        const size_t before = h * static_cast<size_t>(state.sink_rows) * traits_.dim();
+        lane.turned = {state.sinks + before, state.sink_rows, state.rotated_by};
+      }
       memory += runs.size();
     }
     table_->set(static_cast<int>(id), layer, lanes_, stream);
@@ -189,6 +202,15 @@ void GpuDecode::describe_weighed(const Sequence& sequence, int layer, size_t hea
   lane.weighed.least = *least_weight(traits_, sequence, layer);
   if (sequence.came.empty() || sequence.placed) return;
   lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
+}
+
+/// Rows that are dropped by score: those of the prompt that are left.
+void GpuDecode::describe_scored(const Sequence& sequence, int layer, size_t head,
+                                TableLane& lane) const {
+  const std::vector<HeadState>& heads = sequence.layers[static_cast<size_t>(layer)].heads;
+  lane.weighed.scores = heads[traits_.layouts().per_head() ? head : 0].scores;
+  const std::optional<LeastWeight> least = least_weight(traits_, sequence, layer);
+  if (least) lane.weighed.least = *least;  // else none goes by score any more
 }
 
 /// The fixed runs of a KV head's keys, and where its queries will be in their basis. Returns how
@@ -249,7 +271,7 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {
   flushed_.clear();
   const bool names_slots = traits_.evicts() && !traits_.table_weighs();
-  if (names_slots) dropped_.assign(traits_.layers() * rows_.size(), -1);
+  if (names_slots) dropped_.assign(traits_.layers() * rows_.size(), kNoSlot);
   std::array<bool, 2> due{};
   bool drops = false;
   bool placed = false;  // some sequence is
@@ -272,7 +294,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     } else if (names_slots) {
       for (size_t layer = 0; layer < traits_.layers(); ++layer) {
         dropped_[layer * rows_.size() + number] = of_sequence_[layer];
-        drops |= sequence.placed || of_sequence_[layer] >= 0;
+        drops |= sequence.placed || of_sequence_[layer] != kNoSlot;
       }
     }
     ++number;
@@ -336,7 +358,7 @@ void GpuDecode::count_placed(Sequence& sequence) const {
     for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       const int known = head.slots() + sequence.uncounted;
       const std::vector<float> weights = take_placed(head, *rows++, known);
-      if (!weights.empty()) table_->put_weights(weights, head.weights);
+      if (head.weights != nullptr) table_->put_weights(weights, head.weights);
     }
   }
   sequence.uncounted = 0;

@@ -140,7 +140,8 @@ struct Sequence {
   std::vector<int> slots;               ///< on_gpu, where rows are dropped: (layers,) of a KV head
   /// The same: (layers,) the first slot behind all pictures, if these are stored apart.
   std::vector<int> behind_pictures;
-  /// on_gpu: (uncounted, layers) the slot that was dropped after each of them, -1: none.
+  std::vector<int> scored;  ///< the same: (layers,) rows of the prompt that are left, by scores
+  /// on_gpu: (uncounted, layers) what Retention::evict() has said after each of them.
   std::vector<int> dropped;
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.

@@ -122,7 +122,7 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   if (protects) most.words = 2 * (most.longest / 64 + 1);
   if (traits.evicts())
     most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows
-  if (traits.table_weighs() || traits.table_places()) {
+  if (traits.table_weighs() || traits.table_scores() || traits.table_places()) {
     most.weighed_rows = weighed_rows(traits, sequences);
   }
   if (traits.table_places() && traits.plan().split) {
@@ -147,10 +147,11 @@ TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexc
 
 bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (sequence.goes_on_elsewhere) return false;
-  if (!traits.table_weighs()) {
+  if (!traits.table_weighs() && !traits.table_scores()) {
     return (!sequence.placed && lies_evenly(traits, sequence)) || may_place(traits, sequence);
   }
   if (traits.table_places() && !may_place(traits, sequence)) return false;
+  if (traits.table_scores()) return true;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     if (state.heads[0].slots() != state.kept || !least_weight(traits, sequence, layer)) {
@@ -161,8 +162,8 @@ bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
 }
 
 bool will_be_placed(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  return sequence.placed ||
-         (traits.table_places() && (traits.table_weighs() || !lies_evenly(traits, sequence)));
+  if (sequence.placed || !traits.table_places()) return sequence.placed;
+  return traits.table_weighs() || traits.table_scores() || !lies_evenly(traits, sequence);
 }
 
 std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequence& sequence,
@@ -175,7 +176,7 @@ std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequenc
   view.step = sequence.rows + 1 - sequence.prompt_rows;
   view.kept = state.kept;
   view.forget = state.forget;
-  view.scores = state.heads[0].scores;
+  view.scored = static_cast<int>(state.heads[0].scores.size());
   return traits.retention()->least_weight(view);
 }
 

@@ -96,9 +96,11 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     table_weighs_ = table_places_;
     table_places_ = table_places_ && (plan_->split || packing > 0);
   } else {
-    // Others name one row for all KV heads. Layers of full rows alone have kernels of their own.
-    table_places_ =
-        table_places_ && !layouts_.per_head() && (plan_->split || packing == plan_->shape.layers);
+    // Layers of full rows alone have kernels of their own.
+    table_places_ = table_places_ && (plan_->split || packing == plan_->shape.layers);
+    const bool full_rows = !plan_->split && packing == 0;
+    table_scores_ =
+        on_gpu() && evicts() && retention()->evicts_by_score() && (table_places_ || full_rows);
   }
 }
 

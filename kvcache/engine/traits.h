@@ -73,6 +73,8 @@ class CacheTraits {
   /// A DecodeTable drops the rows that go by attention weights: it packs all windows itself, and no
   /// layer follows another.
   bool table_weighs() const noexcept { return table_weighs_; }
+  /// A DecodeTable chooses the rows that go by score (kLeastScore).
+  bool table_scores() const noexcept { return table_scores_; }
   /// A DecodeTable may drop packed rows (TableLane.placed).
   bool table_places() const noexcept { return table_places_; }
   /// The first of the layers that keep the same slots as `layer`.
@@ -99,6 +101,7 @@ class CacheTraits {
   std::vector<LayerTraits> layers_;
   CacheNeeds needs_;
   bool table_weighs_ = false;
+  bool table_scores_ = false;
   bool table_places_ = false;
 };
 

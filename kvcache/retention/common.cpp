@@ -16,23 +16,6 @@ namespace kvlm::retention {
 
 namespace {
 
-/// The last of the least of finite scores. Many at a time: a batch asks thousands of times a step.
-int last_least(std::span<const float> scores) noexcept {
-  constexpr size_t kTogether = 16;
-  std::array<float, kTogether> least;
-  least.fill(scores[0]);
-  size_t i = 0;
-  for (; i + kTogether <= scores.size(); i += kTogether) {
-    for (size_t j = 0; j < kTogether; ++j) {
-      least[j] = scores[i + j] < least[j] ? scores[i + j] : least[j];
-    }
-  }
-  for (; i < scores.size(); ++i) least[0] = std::min(least[0], scores[i]);
-  const float smallest = *std::min_element(least.begin(), least.end());
-  const auto found = std::find(scores.rbegin(), scores.rend(), smallest);
-  return std::max(0, static_cast<int>(scores.rend() - found) - 1);
-}
-
 /// Forgives the rounding of a product of two numbers where a whole one was meant.
 constexpr double kSlack = 1e-9;
 /// The same for a comparison with a budget, as docs/arithmetic.md, "Eviction", states it.
@@ -294,16 +277,18 @@ int PlaceEviction::evict(const DecodeView& view) const noexcept {
   return std::min(std::max(index, ends.sinks), view.rows - 2);  // the newest row stays
 }
 
-/// kStep spares the sinks, the end of the prompt and the newest slot.
+/// The sinks, the end of the prompt and the newest slot are spared.
 LeastWeight PlaceEviction::least_of(const DecodeView& view) const noexcept {
-  const auto prompt = static_cast<int>(view.scores.size());  // rows of it that are left
-  const int tail = prompt - std::min(ends.tail(view.kept), prompt);
-  return {ends.sinks, tail, prompt, /*recent=*/1};
+  const int tail = view.scored - std::min(ends.tail(view.kept), view.scored);
+  return {ends.sinks, tail, view.scored, /*recent=*/1};
 }
 
 std::optional<LeastWeight> PlaceEviction::least_weight(const DecodeView& view) const noexcept {
-  if (rule != Rule::kStep) return std::nullopt;
   const LeastWeight least = least_of(view);
+  if (rule == Rule::kScore) {
+    return least.spared > least.first ? std::optional(least) : std::nullopt;
+  }
+  if (rule != Rule::kStep) return std::nullopt;
   for (int slot = 0; slot < view.rows; ++slot) {
     if (least.may_drop(slot, view.rows)) return least;
   }
@@ -312,18 +297,15 @@ std::optional<LeastWeight> PlaceEviction::least_weight(const DecodeView& view) c
 
 /// The slot that goes where both ends of the prompt are spared.
 int PlaceEviction::spared(const DecodeView& view) const noexcept {
-  const auto prompt = static_cast<int>(view.scores.size());  // rows of it that are left
-  const int tail = prompt - std::min(ends.tail(view.kept), prompt);
-  if (rule == Rule::kScore && tail > ends.sinks) {
-    const auto first = static_cast<size_t>(ends.sinks);
-    return ends.sinks + last_least(view.scores.subspan(first, static_cast<size_t>(tail) - first));
-  }
+  const LeastWeight of = least_of(view);
+  const int tail = of.spared;
+  if (rule == Rule::kScore && tail > ends.sinks) return kLeastScore;
   if (rule == Rule::kStep) {
-    const int least = least_weighed(least_of(view), view.weights);
+    const int least = least_weighed(of, view.weights);
     if (least >= 0) return least;
   }
   int index = std::max(view.rows - distance, ends.sinks);
-  if (index >= tail && index < prompt) index = prompt;
+  if (index >= tail && index < view.scored) index = view.scored;
   if (index <= view.rows - 2) return index;
   // Nothing generated is that old: a row of the prompt goes, as the newest row stays.
   return tail > ends.sinks ? tail - 1 : std::min(ends.sinks, view.rows - 2);

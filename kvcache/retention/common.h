@@ -132,6 +132,7 @@ struct PlaceEviction {
   bool scored() const noexcept {
     return rule == Rule::kScore || rule == Rule::kWindow || rule == Rule::kStep;
   }
+  /// Retention::evict().
   int evict(const DecodeView& view) const noexcept;
   /// Retention::least_weight().
   std::optional<LeastWeight> least_weight(const DecodeView& view) const noexcept;
@@ -246,6 +247,9 @@ class PlacedRule : public Retention {
     return eviction_.rule != PlaceEviction::Rule::kNone && !identity();
   }
   int evict(const DecodeView& view) const noexcept override { return eviction_.evict(view); }
+  bool evicts_by_score() const noexcept override {
+    return eviction_.rule == PlaceEviction::Rule::kScore && !identity();
+  }
   std::optional<LeastWeight> least_weight(const DecodeView& view) const noexcept override {
     return eviction_.least_weight(view);
   }

@@ -335,20 +335,36 @@ struct Launches final : test::WatchedCache {
   }
 };
 
-/// Packed rows go where they lie, by attention weight or because the host names them: hardly a step
-/// is described to anybody. (The first packed row that is named takes the sequence to the host.)
-TEST(CudaTable, DropsPackedRows) {
+/// Rows go where they lie, packed or not, by attention weight, by score or because the host names
+/// them: hardly a step is described to anybody. (The first packed row that is named takes the
+/// sequence to the host.)
+TEST(CudaTable, DropsRows) {
   if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
   const CacheShape shape = shape_of(2, 2, 2, 16);
   const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
-  for (const char* spec :
-       {"h2o,keep=0.5 + int4", "h2o,keep=0.5 + kivi,group=8,residual=16", "tova,keep=0.5 + int8",
-        "tova,keep=0.5 + kivi,group=8,residual=16", "h2o,keep=0.5,head_shared=on + int4",
-        "streaming,keep=0.5 + int4", "streaming,keep=0.3 + kivi,group=8,residual=16",
-        "uniform,keep=0.5,evict=score + int8", "prefixkv,keep=0.5 + calibquant",
-        "streaming,keep=0.5 + head_quantile", "streaming,keep=0.4 + calibquant,span=per_image",
-        "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text", "h2o,keep=0.5 + calibquant",
-        "tova,keep=0.5 + head_quantile"}) {
+  for (const char* spec : {"h2o,keep=0.5 + int4",
+                           "h2o,keep=0.5 + kivi,group=8,residual=16",
+                           "tova,keep=0.5 + int8",
+                           "tova,keep=0.5 + kivi,group=8,residual=16",
+                           "h2o,keep=0.5,head_shared=on + int4",
+                           "streaming,keep=0.5 + int4",
+                           "streaming,keep=0.3 + kivi,group=8,residual=16",
+                           "uniform,keep=0.5,evict=score + int8",
+                           "prefixkv,keep=0.5 + calibquant",
+                           "streaming,keep=0.5 + head_quantile",
+                           "streaming,keep=0.4 + calibquant,span=per_image",
+                           "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text",
+                           "h2o,keep=0.5 + calibquant",
+                           "tova,keep=0.5 + head_quantile",
+                           "prefixkv,keep=0.5",
+                           "random,keep=0.5",
+                           "snapkv,keep=0.5,window=8,evict=score",
+                           "snapkv,keep=0.5,window=8,evict=window",
+                           "streaming,keep=0.5,rerotate=on",
+                           "random,keep=0.5,evict=score + int4",
+                           "random,keep=0.5 + int4",
+                           "random,keep=0.5,evict=score + calibquant",
+                           "snapkv,keep=0.5,window=8,evict=sliding,distance=9 + calibquant"}) {
     const SequenceSize size = size_of(prompt, 60);
     const size_t bytes = SequenceBounds(*test::plan_of(spec, shape)).reservation(size).bytes();
     Feeder feeder(shape, 2, kGpu);

@@ -18,17 +18,16 @@ using namespace kvlm::testing;  // NOLINT(google-build-using-namespace)
 
 constexpr int kFree = WeighedRows::kNoRow;
 
-/// What a layer holds: numbers of rows and their weights. `scores` of the prompt's rows are there
-/// for their number alone.
+/// What a layer holds: numbers of rows and their weights, and how many are the prompt's.
 struct Held {
   std::vector<int> came;
   std::vector<float> weights;
-  std::vector<float> scores;
+  int scored = 0;
 
   void drop(int slot) {
     came.erase(came.begin() + slot);
     weights.erase(weights.begin() + slot);
-    if (static_cast<size_t>(slot) < scores.size()) scores.erase(scores.begin() + slot);
+    if (slot < scored) --scored;
   }
 };
 
@@ -37,7 +36,7 @@ DecodeView view_of(const Held& held, int kept, int rows) {
   view.rows = rows;
   view.prompt_rows = 2 * kept;
   view.kept = kept;
-  view.scores = held.scores;
+  view.scored = held.scored;
   return view;
 }
 
@@ -62,7 +61,7 @@ void check(const Retention& rule, int kept, int steps) {
   Held held;
   for (int i = 0; i < kept; ++i) held.came.push_back(i);
   held.weights.assign(static_cast<size_t>(kept), 0.0f);
-  held.scores.assign(static_cast<size_t>(kept), 0.0f);
+  held.scored = kept;
   std::vector<int> places = held.came;
   const std::optional<LeastWeight> least = rule.least_weight(view_of(held, kept, kept + 1));
   ASSERT_TRUE(least.has_value());
@@ -97,6 +96,25 @@ TEST(LeastWeight, IsTheSameRowWhereverRowsLie) {
   check(*make_rule(retention::tova, {{"keep", "0.5"}, {"sinks", "9"}}), 40, 120);
 }
 
+/// Whatever the vector's length: 16 scores at a time are compared, then those that are left.
+TEST(LeastScore, IsTheLastOfTheLeast) {
+  std::mt19937 random(7);
+  for (int rows = 2; rows < 70; ++rows) {
+    std::vector<float> scores;
+    for (int i = 0; i < rows; ++i) scores.push_back(static_cast<float>(random() % 5));
+    for (const LeastWeight& of :
+         {LeastWeight{0, rows - 1, rows}, LeastWeight{rows / 3, rows - rows / 4, rows},
+          LeastWeight{rows / 2, 3 * rows, 4 * rows}}) {
+      int least = -1;
+      for (int i = of.first; i < std::min(of.spared, rows); ++i) {
+        const auto score = [&](int slot) { return scores[static_cast<size_t>(slot)]; };
+        if (least < 0 || score(i) <= score(least)) least = i;
+      }
+      EXPECT_EQ(least_scored(of, scores), least) << rows << " rows from " << of.first;
+    }
+  }
+}
+
 /// As on a GPU: a row goes that has a weight.
 TEST(LeastWeight, IsOfANumberIfThereIsOne) {
   const float none = std::numeric_limits<float>::quiet_NaN();
@@ -110,7 +128,7 @@ TEST(LeastWeight, IsOfANumberIfThereIsOne) {
 /// Where all but the newest are spared, and where other rules decide.
 TEST(LeastWeight, IsNotWhereARuleGoesByPlace) {
   Held held;
-  held.scores.assign(5, 0.0f);
+  held.scored = 5;
   const DecodeView view = view_of(held, 5, 6);
   const auto rule = [](const char* sinks, const char* evict) {
     return make_rule(retention::tova, {{"keep", "0.5"}, {"sinks", sinks}, {"evict", evict}});

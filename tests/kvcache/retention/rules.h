@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvcache/engine/least_score.h"
 #include "kvcache/policies.h"
 #include "kvcache/registry.h"
 #include "kvcache/retention.h"
@@ -191,14 +192,16 @@ class DecodingLayer {
     labels_.push_back(kept_ + step_ - 1);
     weights_.push_back(weight);
     peak_ = std::max(peak_, rows());
-    const int slot = rule_->evict({.layer = 0,
-                                   .rows = rows(),
-                                   .prompt_rows = prompt_rows_,
-                                   .step = step_,
-                                   .kept = kept_,
-                                   .forget = forget_,
-                                   .scores = scores_,
-                                   .weights = weights_});
+    const DecodeView view{.layer = 0,
+                          .rows = rows(),
+                          .prompt_rows = prompt_rows_,
+                          .step = step_,
+                          .kept = kept_,
+                          .forget = forget_,
+                          .scored = static_cast<int>(scores_.size()),
+                          .weights = weights_};
+    int slot = rule_->evict(view);
+    if (slot == kLeastScore) slot = least_scored(*rule_->least_weight(view), scores_);
     last_slot_ = slot;
     if (slot < 0) return -1;
     const int label = labels_.at(static_cast<size_t>(slot));

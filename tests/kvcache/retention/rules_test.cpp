@@ -318,13 +318,16 @@ TEST(EveryRule, EvictsAtMostOneOldRowAndAllocatesNothing) {
     bool evicted = false;
     for (int t = 1; t <= 120; ++t) {
       ++rows;
-      const int slot = made.rule->evict({.rows = rows,
-                                         .prompt_rows = 200,
-                                         .step = t,
-                                         .kept = selection.kept(),
-                                         .forget = selection.forget,
-                                         .scores = scores,
-                                         .weights = {weights.data(), static_cast<size_t>(rows)}});
+      const DecodeView view{.rows = rows,
+                            .prompt_rows = 200,
+                            .step = t,
+                            .kept = selection.kept(),
+                            .forget = selection.forget,
+                            .scored = static_cast<int>(scores.size()),
+                            .weights = {weights.data(), static_cast<size_t>(rows)}};
+      int slot = made.rule->evict(view);
+      EXPECT_TRUE(slot != kLeastScore || made.rule->evicts_by_score()) << of.str();
+      if (slot == kLeastScore) slot = least_scored(*made.rule->least_weight(view), scores);
       EXPECT_GE(slot, -1) << of.str();
       EXPECT_LT(slot, rows - 1) << of.str();
       evicted |= slot >= 0;

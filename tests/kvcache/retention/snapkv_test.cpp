@@ -72,14 +72,13 @@ TEST(SnapKv, EvictionSparesTheWindow) {
                 {{"keep", "0.5"}, {"window", "8"}, {"evict", "window"}, {"distance", "4"}});
   // 20 rows of the prompt are left, the last 8 of them the window, and 2 generated: the row at the
   // distance is the window's, so the oldest generated one goes.
-  const std::vector<float> scores(20, 1.0f);
   DecodeView view;
   view.rows = 22;
   view.kept = 20;
   view.prompt_rows = 40;
   view.forget = 0.5;
   view.step = 2;
-  view.scores = scores;
+  view.scored = 20;
   EXPECT_EQ(rule->evict(view), 20);
 }
 
