@@ -198,7 +198,7 @@ class DecodeTable {
 
   /// Drops a row of keys and values of every lane of a layer's sequence, after pack(): of lanes
   /// that are not placed a full one. Where some are, it is called in every step.
-  ///   slots  (layers, rows of the step) which slot of the lane, in the order in which rows came,
+  ///   slots  (rows of the step, layers) which slot of the lane, in the order in which rows came,
   ///          kNoSlot, or kLeastScore: every lane's own, of WeighedRows.least
   void evict(std::span<const int> slots, Stream& stream);
   /// Drops the row of least weight of every lane of this step's sequences.

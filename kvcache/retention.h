@@ -92,7 +92,6 @@ struct LayerSelection {
 
 /// A layer of a sequence after a row was appended and attended, in decode.
 struct DecodeView {
-  int layer = 0;
   int rows = 0;         ///< n, the new row included
   int prompt_rows = 0;  ///< N
   int step = 0;         ///< t: 1 for the first row after the prompt

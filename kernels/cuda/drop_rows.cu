@@ -99,7 +99,7 @@ __device__ void drop(const TableArgs& table, DeviceTail& held, int window, int s
 __global__ void __launch_bounds__(kThreads) drop_slots(TableArgs table, const int* slots) {
   const auto number = static_cast<int>(blockIdx.x);
   const auto layer = static_cast<int>(blockIdx.y);
-  int slot = slots[layer * table.rows + number / table.heads];
+  int slot = slots[number / table.heads * table.layers + layer];
   const int lane = table.lane_at(layer, number);
   if (slot == kNoSlot || table.lanes[lane].placed) return;
   if (slot == kLeastScore) slot = least_scored(table.weighed[lane]);

@@ -447,7 +447,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   int place = -1;
   const int slot =
-      slots == nullptr ? kLeastScore : slots[layer * table.rows + number / table.heads];
+      slots == nullptr ? kLeastScore : slots[number / table.heads * table.layers + layer];
   if (slot == kLeastScore) {
     place = least_place(table, first, heads);
   } else if (slot != kNoSlot) {

@@ -42,7 +42,6 @@ void Evictor::evict_layer(Sequence& sequence, int layer, int newer, Stream& stre
 void Evictor::evict_from(Sequence& sequence, int layer, int step, Stream& stream) {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   DecodeView view;
-  view.layer = layer;
   view.prompt_rows = sequence.prompt_rows;
   view.step = step;
   view.kept = state.kept;

@@ -21,25 +21,51 @@ constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
 void GainedCounts::start(Sequence& sequence) const {
   sequence.gained.clear();
   sequence.dropped.clear();
-  sequence.slots.clear();
-  sequence.scored.clear();
-  sequence.behind_pictures.clear();
-  if (traits_.evicts() && !traits_.table_weighs()) {
-    sequence.dropped.reserve(static_cast<size_t>(sequence.size.max_rows - sequence.rows) *
-                             traits_.layers());
-  }
+  if (traits_.evicts()) group_layers(sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    if (traits_.evicts()) {
-      const std::vector<HeadState>& heads = sequence.layers[static_cast<size_t>(layer)].heads;
-      sequence.slots.push_back(heads[0].slots());
-      sequence.scored.push_back(static_cast<int>(heads[0].scores.size()));
-      int& behind = sequence.behind_pictures.emplace_back(0);
-      for (const HeadState& head : heads) behind = std::max(behind, behind_pictures(head));
-    }
-    for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      for (const KvSide side : kSides) add(sequence, rows_of(head.plane(kRest, side), side, layer));
+    const auto at = static_cast<size_t>(layer);
+    for (const HeadState& head : sequence.layers[at].heads) {
+      for (const KvSide side : kSides) {
+        GainedRows rows = rows_of(head.plane(kRest, side), side, layer);
+        if (traits_.evicts()) rows.dropping = sequence.dropping_of[at];
+        add(sequence, rows);
+      }
     }
   }
+}
+
+/// Finds out which layers drop alike, so that the rule is asked once for all of them.
+void GainedCounts::group_layers(Sequence& sequence) const {
+  sequence.dropping.clear();
+  sequence.dropping_of.clear();
+  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
+    if (const int pair = traits_.pair_of(layer); pair != layer) {
+      sequence.dropping_of.push_back(sequence.dropping_of[static_cast<size_t>(pair)]);
+      continue;
+    }
+    const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+    const DroppingLayers of = dropping_of(state, layer);
+    const auto known = std::find(sequence.dropping.begin(), sequence.dropping.end(), of);
+    sequence.dropping_of.push_back(static_cast<int16_t>(known - sequence.dropping.begin()));
+    if (known == sequence.dropping.end()) sequence.dropping.push_back(of);
+  }
+  if (traits_.table_weighs()) return;
+  const auto steps = static_cast<size_t>(sequence.size.max_rows - sequence.rows);
+  sequence.dropped.reserve(steps * sequence.dropping.size());
+}
+
+DroppingLayers GainedCounts::dropping_of(const LayerState& state, int layer) const {
+  DroppingLayers of;
+  of.slots = state.heads[0].slots();
+  of.scored = static_cast<int>(state.heads[0].scores.size());
+  of.kept = state.kept;
+  of.forget = state.forget;
+  of.turned = state.sink_rows > 0;
+  for (const HeadState& head : state.heads) {
+    of.behind_pictures = std::max(of.behind_pictures, behind_pictures(head));
+  }
+  if (traits_.retention()->evicts_by_score() && !traits_.table_scores()) of.choice = layer;
+  return of;
 }
 
 /// The first slot behind all that are stored apart: from there on a slot's number among all is its
@@ -55,7 +81,6 @@ int GainedCounts::behind_pictures(const HeadState& head) const {
 GainedRows GainedCounts::rows_of(const Plane& plane, KvSide side, int layer) const {
   const Plane::Layout& layout = plane.layout();
   GainedRows rows;
-  if (traits_.evicts()) rows.layer = layer;
   rows.side = side;
   rows.window = traits_.flush_rule(side, layer);
   rows.host = traits_.host_flushes(layer, side);
@@ -81,7 +106,6 @@ void GainedCounts::add(Sequence& sequence, const GainedRows& rows) {
 }
 
 Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
-  std::fill(dropped.begin(), dropped.end(), kNoSlot);
   ++sequence.uncounted;
   if (sequence.placed) {  // bytes the GPU alone knows
     if (!traits_.table_weighs()) name_dropped(sequence, dropped);
@@ -92,10 +116,13 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
     drop_weighed(sequence, gain);
     return gain;
   }
-  for (int& slots : sequence.slots) ++slots;
-  if (!traits_.evicts() || gain.host) return gain;
-  choose_dropped(sequence, dropped);
-  gain.host = !gpu_may_drop(sequence, dropped);
+  if (!traits_.evicts()) return gain;
+  dropped = dropped.first(sequence.dropping.size());
+  for (DroppingLayers& layers : sequence.dropping) ++layers.slots;
+  if (!gain.host) {
+    choose_dropped(sequence, dropped);
+    gain.host = !gpu_may_drop(sequence, dropped);
+  }
   if (gain.host) {
     std::fill(dropped.begin(), dropped.end(), kNoSlot);
   } else {
@@ -106,7 +133,8 @@ Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
 
 /// The slots that a sequence drops whose packed rows the GPU drops.
 void GainedCounts::name_dropped(Sequence& sequence, std::span<int> dropped) const {
-  for (int& slots : sequence.slots) ++slots;
+  dropped = dropped.first(sequence.dropping.size());
+  for (DroppingLayers& layers : sequence.dropping) ++layers.slots;
   choose_dropped(sequence, dropped);
   forget_slots(sequence, dropped);
 }
@@ -137,34 +165,29 @@ Gain GainedCounts::gain_row(Sequence& sequence) {
   return gain;
 }
 
-/// A layer of a sequence after this step's row, for rules that ask for no weights.
-DecodeView GainedCounts::view_of(const Sequence& sequence, int layer) const {
-  const auto at = static_cast<size_t>(layer);
+/// Layers of a sequence after this step's row, for rules that ask for no weights.
+DecodeView GainedCounts::view_of(const Sequence& sequence, const DroppingLayers& layers) noexcept {
   DecodeView view;
-  view.layer = layer;
-  view.rows = sequence.slots[at];
+  view.rows = layers.slots;
   view.prompt_rows = sequence.prompt_rows;
   view.step = sequence.rows + 1 - sequence.prompt_rows;
-  view.kept = sequence.layers[at].kept;
-  view.forget = sequence.layers[at].forget;
-  view.scored = sequence.scored[at];
+  view.kept = layers.kept;
+  view.forget = layers.forget;
+  view.scored = layers.scored;
   return view;
 }
 
-/// What each layer of a sequence drops after this step's row. By score the table chooses, or where
-/// it has none the host does, for all KV heads.
+/// What layers of a sequence drop after this step's row. By score the table chooses, or where it
+/// does not the host, for all KV heads.
 void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropped) const {
   const Retention& rule = *traits_.retention();
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    const auto at = static_cast<size_t>(layer);
-    if (const int pair = traits_.pair_of(layer); pair != layer) {
-      dropped[at] = dropped[static_cast<size_t>(pair)];
-      continue;
-    }
-    const DecodeView view = view_of(sequence, layer);
-    dropped[at] = rule.evict(view);
-    if (dropped[at] != kLeastScore || traits_.table_scores()) continue;
-    dropped[at] = least_scored(*rule.least_weight(view), sequence.layers[at].heads[0].scores);
+  for (size_t i = 0; i < sequence.dropping.size(); ++i) {
+    const DroppingLayers& layers = sequence.dropping[i];
+    const DecodeView view = view_of(sequence, layers);
+    dropped[i] = rule.evict(view);
+    if (dropped[i] != kLeastScore || traits_.table_scores()) continue;
+    const LayerState& state = sequence.layers[static_cast<size_t>(layers.choice)];
+    dropped[i] = least_scored(*rule.least_weight(view), state.heads[0].scores);
   }
 }
 
@@ -172,16 +195,15 @@ void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropp
 /// have been turned before if they turn: the host has to drop others.
 bool GainedCounts::gpu_may_drop(const Sequence& sequence,
                                 std::span<const int> dropped) const noexcept {
-  for (size_t layer = 0; layer < dropped.size(); ++layer) {
-    if (dropped[layer] >= 0 && dropped[layer] < sequence.behind_pictures[layer]) return false;
-    if (dropped[layer] != kNoSlot && traits_.retention()->rerotates() &&
-        sequence.layers[layer].sink_rows == 0) {
-      return false;
-    }
+  const bool turns = traits_.retention()->rerotates();
+  for (size_t i = 0; i < dropped.size(); ++i) {
+    const DroppingLayers& layers = sequence.dropping[i];
+    if (dropped[i] >= 0 && dropped[i] < layers.behind_pictures) return false;
+    if (dropped[i] != kNoSlot && turns && !layers.turned) return false;
   }
   return std::none_of(sequence.gained.begin(), sequence.gained.end(), [&](const GainedRows& rows) {
-    const auto layer = static_cast<size_t>(rows.layer);
-    return dropped[layer] >= 0 && dropped[layer] < sequence.slots[layer] - rows.full;
+    const auto i = static_cast<size_t>(rows.dropping);
+    return dropped[i] >= 0 && dropped[i] < sequence.dropping[i].slots - rows.full;
   });
 }
 
@@ -189,7 +211,7 @@ bool GainedCounts::gpu_may_drop(const Sequence& sequence,
 size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped) const {
   size_t bytes = 0;
   for (GainedRows& rows : sequence.gained) {
-    if (dropped[static_cast<size_t>(rows.layer)] == kNoSlot) continue;
+    if (dropped[static_cast<size_t>(rows.dropping)] == kNoSlot) continue;
     --rows.full;
     bytes += rows.planes * rows.row_bytes;
   }
@@ -200,19 +222,26 @@ size_t GainedCounts::drop_rows(Sequence& sequence, std::span<const int> dropped)
 
 /// What the host knows of slots that are dropped goes.
 void GainedCounts::forget_slots(Sequence& sequence, std::span<const int> dropped) const {
-  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-    const int slot = dropped[layer];
-    if (slot == kNoSlot) continue;
-    --sequence.slots[layer];
-    if (slot < sequence.scored[layer]) --sequence.scored[layer];
-    if (!traits_.table_scores()) forget_score(sequence.layers[layer], slot);
+  bool scored = false;  // some of them are
+  for (size_t i = 0; i < dropped.size(); ++i) {
+    DroppingLayers& layers = sequence.dropping[i];
+    if (dropped[i] == kNoSlot) continue;
+    --layers.slots;
+    if (dropped[i] >= layers.scored) continue;
+    --layers.scored;
+    scored = true;
   }
+  if (scored && !traits_.table_scores()) forget_scores(sequence, dropped);
 }
 
-void GainedCounts::forget_score(LayerState& state, int slot) {
-  for (HeadState& head : state.heads) {
-    if (static_cast<size_t>(slot) < head.scores.size()) {
-      head.scores.erase(head.scores.begin() + slot);
+void GainedCounts::forget_scores(Sequence& sequence, std::span<const int> dropped) const {
+  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+    const int slot = dropped[static_cast<size_t>(sequence.dropping_of[layer])];
+    if (slot < 0) continue;
+    for (HeadState& head : sequence.layers[layer].heads) {
+      if (static_cast<size_t>(slot) < head.scores.size()) {
+        head.scores.erase(head.scores.begin() + slot);
+      }
     }
   }
 }
@@ -258,11 +287,12 @@ GainedCounts::Dropped GainedCounts::replay_choices(Sequence& sequence, int layer
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   const bool apart = traits_.table_scores() && traits_.layouts().per_head();
   const size_t lists = apart ? state.heads.size() : 1;
+  const auto group = static_cast<size_t>(sequence.dropping_of[static_cast<size_t>(layer)]);
   Dropped dropped;
   dropped.lists.resize(lists);
   for (int row = 0; row < sequence.uncounted; ++row) {
     // A row that the host settles itself has none.
-    const size_t at = static_cast<size_t>(row) * traits_.layers() + static_cast<size_t>(layer);
+    const size_t at = static_cast<size_t>(row) * sequence.dropping.size() + group;
     const int said = at < sequence.dropped.size() ? sequence.dropped[at] : kNoSlot;
     if (said != kNoSlot && traits_.retention()->rerotates()) ++state.rotated_by;
     std::optional<LeastWeight> of;

@@ -26,7 +26,8 @@ class GainedCounts {
   /// Begins with a sequence as its planes are.
   void start(Sequence& sequence) const;
   /// Counts a row.
-  ///   dropped  (layers,) returned: DecodeTable::evict(); kNoSlot also where the host drops
+  ///   dropped  (Sequence.dropping,) returned: DecodeTable::evict(); kNoSlot also where the host
+  ///            drops
   Gain gain(Sequence& sequence, std::span<int> dropped) const;
   /// Makes planes and tags count the rows that they do not count yet.
   void catch_up(Sequence& sequence) const;
@@ -43,6 +44,8 @@ class GainedCounts {
     std::span<const int> of(size_t head) const { return lists[lists.size() == 1 ? 0 : head]; }
   };
 
+  void group_layers(Sequence& sequence) const;
+  DroppingLayers dropping_of(const LayerState& state, int layer) const;
   int behind_pictures(const HeadState& head) const;
   GainedRows rows_of(const Plane& plane, KvSide side, int layer) const;
   static void add(Sequence& sequence, const GainedRows& rows);
@@ -51,10 +54,10 @@ class GainedCounts {
   void name_dropped(Sequence& sequence, std::span<int> dropped) const;
   void choose_dropped(const Sequence& sequence, std::span<int> dropped) const;
   bool gpu_may_drop(const Sequence& sequence, std::span<const int> dropped) const noexcept;
-  DecodeView view_of(const Sequence& sequence, int layer) const;
+  static DecodeView view_of(const Sequence& sequence, const DroppingLayers& layers) noexcept;
   void forget_slots(Sequence& sequence, std::span<const int> dropped) const;
   size_t drop_rows(Sequence& sequence, std::span<const int> dropped) const;
-  static void forget_score(LayerState& state, int slot);
+  void forget_scores(Sequence& sequence, std::span<const int> dropped) const;
   Dropped replay_choices(Sequence& sequence, int layer) const;
   const FlushRule* window_of(KvSide side, int layer) const noexcept;
   static void replay(Plane& plane, int gained, std::span<const int> dropped, int before,

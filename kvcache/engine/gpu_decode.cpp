@@ -293,8 +293,9 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
       flushed_.push_back(&sequence);
     } else if (names_slots) {
       for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-        dropped_[layer * rows_.size() + number] = of_sequence_[layer];
-        drops |= sequence.placed || of_sequence_[layer] != kNoSlot;
+        const int said = of_sequence_[static_cast<size_t>(sequence.dropping_of[layer])];
+        dropped_[number * traits_.layers() + layer] = said;
+        drops |= sequence.placed || said != kNoSlot;
       }
     }
     ++number;
@@ -398,7 +399,8 @@ std::vector<std::vector<int>> GpuDecode::read_came(const Sequence& sequence) con
       static_cast<std::ptrdiff_t>(all.size() / (traits_.layers() * traits_.kv_heads()));
   std::vector<std::vector<int>> came;
   auto first = all.begin();
-  for (const int slots : sequence.slots) {  // of a layer
+  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+    const int slots = sequence.slots_of(layer);
     for (size_t h = 0; h < traits_.kv_heads(); ++h, first += places) {
       forget_newest(came.emplace_back(first, first + slots + 1));
     }

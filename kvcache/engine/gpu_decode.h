@@ -94,7 +94,7 @@ class GpuDecode {
   bool basis_known_ = false;          // it knows those of this step
   std::vector<TableLane> lanes_;      // (kv_heads,)
   std::vector<SlotRun> runs_;         // of these
-  std::vector<int> dropped_;          // (layers, rows of this step)
+  std::vector<int> dropped_;          // (rows of this step, layers)
   std::vector<int> of_sequence_;      // (layers,) of one
   std::vector<Sequence*> flushed_;    // by the host
   const float* queries_ = nullptr;    // where those in another basis are

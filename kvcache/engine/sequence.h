@@ -107,9 +107,22 @@ struct PromptState {
   std::vector<float> protection;  ///< (prompt rows,) VidKV's scores
 };
 
+/// Layers that drop rows alike: their Retention::evict() has seen the same so far.
+struct DroppingLayers {
+  int slots = 0;   ///< of a KV head
+  int scored = 0;  ///< rows of the prompt that are left, by scores
+  int kept = 0;
+  int behind_pictures = 0;  ///< the first slot behind all pictures, if these are stored apart
+  double forget = 0;
+  bool turned = false;  ///< sinks have been
+  int choice = -1;      ///< a number for layers whose choice the host makes by what they hold alone
+
+  bool operator==(const DroppingLayers&) const = default;
+};
+
 /// Planes of kRest whose rows are counted alike, keys or values.
 struct GainedRows {
-  int layer = -1;  ///< -1: in all layers
+  int dropping = -1;  ///< which of Sequence.dropping; -1: no rows are dropped
   KvSide side = KvSide::kKeys;
   const FlushRule* window = nullptr;  ///< null: rows are never packed
   bool host = false;                  ///< the host flushes the window
@@ -119,7 +132,7 @@ struct GainedRows {
   size_t planes = 1;
 
   bool alike(const GainedRows& other) const noexcept {
-    return layer == other.layer && side == other.side && window == other.window &&
+    return dropping == other.dropping && side == other.side && window == other.window &&
            host == other.host && full == other.full && row_bytes == other.row_bytes &&
            packed_bytes == other.packed_bytes;
   }
@@ -131,22 +144,20 @@ struct Sequence {
   bool open = false;
   bool prompted = false;  ///< the first prompt has ended
   bool on_gpu = false;    ///< a DecodeTable counts its rows
+  bool placed = false;    ///< its lanes are when they are on_gpu (TableLane.placed)
   SequenceSize size;
-  int rows = 0;                         ///< tokens fed, complete in every layer
-  int uncounted = 0;                    ///< the newest of them, which planes do not count yet
-  int prompt_rows = 0;                  ///< of the first prompt
-  std::shared_ptr<ArenaExtent> memory;  ///< its own, whose blocks forks may read
-  std::vector<GainedRows> gained;       ///< on_gpu: what each of them adds
-  std::vector<int> slots;               ///< on_gpu, where rows are dropped: (layers,) of a KV head
-  /// The same: (layers,) the first slot behind all pictures, if these are stored apart.
-  std::vector<int> behind_pictures;
-  std::vector<int> scored;  ///< the same: (layers,) rows of the prompt that are left, by scores
-  /// on_gpu: (uncounted, layers) what Retention::evict() has said after each of them.
+  int rows = 0;                          ///< tokens fed, complete in every layer
+  int uncounted = 0;                     ///< the newest of them, which planes do not count yet
+  int prompt_rows = 0;                   ///< of the first prompt
+  std::shared_ptr<ArenaExtent> memory;   ///< its own, whose blocks forks may read
+  std::vector<GainedRows> gained;        ///< on_gpu: what each of them adds
+  std::vector<DroppingLayers> dropping;  ///< on_gpu, where rows are dropped
+  std::vector<int16_t> dropping_of;      ///< the same: (layers,) which of them each layer is of
+  /// on_gpu: (uncounted, dropping) what Retention::evict() has said after each row.
   std::vector<int> dropped;
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.
   std::vector<std::vector<int>> came;
-  bool placed = false;          ///< its lanes are when they are on_gpu (TableLane.placed)
   size_t used_when_placed = 0;  ///< on_gpu: bytes of `memory` then
   /// Bytes of `memory` that layers have been given: for packed blocks, from its begin on, and for
   /// all else, from its end back.
@@ -167,7 +178,9 @@ struct Sequence {
   bool drops_on_gpu() const noexcept { return on_gpu && placed; }
   /// Slots of a KV head of a layer, whoever counts them.
   int slots_of(size_t layer) const noexcept {
-    if (on_gpu && !slots.empty()) return slots[layer];
+    if (on_gpu && !dropping.empty()) {
+      return dropping[static_cast<size_t>(dropping_of[layer])].slots;
+    }
     return layers[layer].heads[0].slots() + (on_gpu ? uncounted : 0);
   }
 };

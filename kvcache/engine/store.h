@@ -36,11 +36,14 @@ class SequenceStore {
     const auto* at = reinterpret_cast<const std::byte*>(&this->at(id));
     __builtin_prefetch(at);
     __builtin_prefetch(at + 64);
+    __builtin_prefetch(at + 128);
   }
   void prefetch_counts(SequenceId id) const noexcept {
     const Sequence& sequence = at(id);
     __builtin_prefetch(sequence.memory.get());
     for (const GainedRows& rows : sequence.gained) __builtin_prefetch(&rows);
+    for (const DroppingLayers& layers : sequence.dropping) __builtin_prefetch(&layers);
+    __builtin_prefetch(sequence.dropping_of.data());
   }
   static constexpr size_t kAhead = 8;  ///< sequences between asking and reading
   /// Those that are not open as well.

@@ -170,7 +170,6 @@ std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequenc
                                         int layer) noexcept {
   const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   DecodeView view;
-  view.layer = layer;
   view.rows = state.heads[0].slots() + 1;
   view.prompt_rows = sequence.prompt_rows;
   view.step = sequence.rows + 1 - sequence.prompt_rows;

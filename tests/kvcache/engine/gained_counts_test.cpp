@@ -44,15 +44,17 @@ class GainedCountsOfSpec : public ::testing::TestWithParam<const char*> {
     copied_.uncounted = 0;
   }
 
+  void check(Device device);
+
   Sequence copied_;
 };
 
 /// What is counted in a few numbers is what a cache on the CPU counts plane by plane, at every step
 /// the bytes and, whenever it is caught up, every row and block.
-TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) {
+void GainedCountsOfSpec::check(Device device) {
   const CacheShape shape = shape_of(3, 2, 2, 16);
   const auto plan = test::plan_of(GetParam(), shape);
-  const CacheTraits traits(plan, Device{});
+  const CacheTraits traits(plan, device);
   const GainedCounts counts(traits);
   Feeder feeder(shape);
   const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
@@ -98,12 +100,33 @@ TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) {
                       where);
         }
         ASSERT_EQ(found.heads[h].tags, expected.heads[h].tags) << where;
+        ASSERT_EQ(found.heads[h].scores, expected.heads[h].scores) << where;
       }
       ASSERT_EQ(found.heads[0].slots(), expected.heads[0].slots());
+      ASSERT_EQ(found.rotated_by, expected.rotated_by);
     }
   }
   EXPECT_GT(counted, kSteps / 2);
 }
+
+TEST_P(GainedCountsOfSpec, AreWhatAHostsPlanesCount) { check(Device{}); }
+
+/// Where a GPU chooses by score, each KV head for itself, the host finds out when it is asked.
+class GainedCountsByScore : public GainedCountsOfSpec {};
+
+TEST_P(GainedCountsByScore, AreWhatAHostsPlanesCount) {
+  const Device gpu{DeviceKind::kCuda, 0};
+  const CacheTraits traits(test::plan_of(GetParam(), shape_of(3, 2, 2, 16)), gpu);
+  ASSERT_TRUE(traits.table_scores());
+  check(gpu);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, GainedCountsByScore,
+                         ::testing::Values("random,keep=0.5", "prefixkv,keep=0.4",
+                                           "snapkv,keep=0.5,window=8,evict=score",
+                                           "uniform,keep=0.3,sinks=3",
+                                           "knorm,keep=0.7,evict=score"),
+                         name_of_spec);
 
 INSTANTIATE_TEST_SUITE_P(
     Specs, GainedCountsOfSpec,
@@ -113,7 +136,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "xquant,group=8,residual=16", "head_quantile", "uniform,keep=0.5",
                       "prefixkv,keep=0.4", "prefixkv,keep=0.5,evict=sliding",
                       "prefixkv,keep=0.5 + int4", "prefixkv,keep=0.5 + kivi,group=8,residual=16",
-                      "knorm,keep=0.5", "vlcache,keep=0.5"),
+                      "knorm,keep=0.5", "vlcache,keep=0.5", "streaming,keep=0.4,rerotate=on",
+                      "streaming,keep=0.6,budget=proportional",
+                      "snapkv,keep=0.5,window=8,evict=window,distance=6"),
     name_of_spec);
 
 /// Where a row goes for each that comes, by its weight, bytes and slots stay as they are.

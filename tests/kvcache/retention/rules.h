@@ -192,8 +192,7 @@ class DecodingLayer {
     labels_.push_back(kept_ + step_ - 1);
     weights_.push_back(weight);
     peak_ = std::max(peak_, rows());
-    const DecodeView view{.layer = 0,
-                          .rows = rows(),
+    const DecodeView view{.rows = rows(),
                           .prompt_rows = prompt_rows_,
                           .step = step_,
                           .kept = kept_,
