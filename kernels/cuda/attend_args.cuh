@@ -67,7 +67,16 @@ struct DeviceLane {
   // The kernel that serves the lane in one pass (fused_table.h, picture_choice.h); 0: the others
   // do.
   int8_t fused;
-  bool placed;  // TableLane.placed: weigh_places() makes its weights
+  bool placed;  // TableLane.placed: weigh_places() makes its weights, if no kernel in one pass does
+  // Which packed slots of a placed lane that picture_lanes.cu serves have rows (PackedRowBits);
+  // null: all have.
+  const uint32_t* live;
+};
+
+/// What DeviceLane::live points to: how many slots have rows, and a bit for each slot.
+struct PackedRowBits {
+  static constexpr int kBits = 2;  // the first word of bits
+  static constexpr int words(int slots) { return kBits + (slots + 63) / 64 * 2; }
 };
 
 /// Scores s of a range of slots weigh 2^(slope (s - top) + level).

@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
 
 constexpr int kStoreWarps = 4;
 
-/// A warp stores the new key or value of a lane as the newest of its ring.
+/// A warp stores the new key or value of a lane as the newest of its ring, and says where the other
+/// is if the lane is placed.
 __global__ void __launch_bounds__(32 * kStoreWarps)
     store_gained(TableArgs table, int layer, const float* k, const float* v) {
   wait_for_earlier();
@@ -154,12 +155,17 @@ __global__ void __launch_bounds__(32 * kStoreWarps)
   const int number = index / 2;
   const int side = index % 2;
   if (number >= table.rows * table.heads) return;
-  const DeviceTail& tail = table.tails[table.lane_at(layer, number) * 2 + side];
+  const int lane = table.lane_at(layer, number);
+  const DeviceTail& tail = table.tails[lane * 2 + side];
   const int64_t from = (static_cast<int64_t>(table.step[number / table.heads].row) * table.heads +
                         number % table.heads) *
                        table.head_dim;
   store_row(tail.ring, table.dtype, tail.place(tail.newest), table.head_dim,
             (side == 0 ? k : v) + from);
+  if (!tail.placed || threadIdx.x % 32 != 0) return;
+  const DeviceTail& other = table.tails[lane * 2 + 1 - side];
+  table.other_of(lane, side)[tail.ring_begin() + tail.place(tail.newest)] =
+      static_cast<int16_t>(other.ring_begin() + other.place(other.newest));
 }
 
 }  // namespace

@@ -65,6 +65,7 @@ struct DecodeTable::State {
   Buffer device_formats, device_step, scores, evicted;
   Buffer weighed, came;
   Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
+  Buffer row_bits;
   Buffer row_scores;  // (slots, layers, kv_heads, weighed_rows), if rows are scored
   Buffer turned, turned_by;
   Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
@@ -83,8 +84,9 @@ struct DecodeTable::State {
   std::vector<DeviceFixedBlock> new_fixed;
   std::vector<float> new_scores;
   std::vector<DeviceTurned> new_turned;
-  bool out_of_order = false;  // some lane's packed rows do not lie in order
-  bool any_placed = false;    // some lane has been placed
+  bool out_of_order = false;       // some lane's packed rows do not lie in order
+  std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
+  int most_places = 0;             // TableArgs::most_places
 
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
   bool weighs() const { return shape.weights != RowWeights::kNone; }
@@ -98,6 +100,8 @@ struct DecodeTable::State {
   bool any_layer(bool rows_alone) const;
   bool may_hold_pictures() const;
   void note_ring(int rows);
+  void note_places(const TableLane& lane, const LaneSpace& space);
+  int bit_words() const;
   PieceLaunch rows_of(int layer, const float* q, float scale, Stream& stream);
   void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
   void class_layers_of(size_t side);
@@ -169,6 +173,27 @@ void DecodeTable::State::note_ring(int rows) {
   bounds.changed = true;
 }
 
+/// Makes room for the weights of a lane that is placed, whose fixed runs have been laid.
+void DecodeTable::State::note_places(const TableLane& lane, const LaneSpace& space) {
+  int places = 0;
+  for (const int side : {0, 1}) {
+    const GrowingRows& gained = side == 0 ? lane.keys_gained : lane.values_gained;
+    places = std::max(places, space.tails[side].fixed_slots +
+                                  gained.most_blocks * gained.block_rows + gained.ring_rows);
+  }
+  // Rounded up, so that sequences of about the same length launch the same.
+  int rounded = std::max(most_places, 2048);
+  while (rounded < places) rounded *= 2;
+  if (rounded == most_places) return;
+  most_places = rounded;
+  bounds.changed = true;
+}
+
+/// Words of PackedRowBits of a lane, at most.
+int DecodeTable::State::bit_words() const {
+  return shape.drops_packed && may_hold_pictures() ? PackedRowBits::words(load.weighed_rows) : 0;
+}
+
 /// Groups layers whose windows are packed alike, so that one launch serves them.
 void DecodeTable::State::class_layers_of(size_t side) {
   for (size_t layer = 0; layer < windows.size(); ++layer) {
@@ -227,6 +252,7 @@ void DecodeTable::State::place_slots() {
     take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
     take(place_weights, compares() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
+    take(row_bits, slots * of_slot * static_cast<size_t>(bit_words()) * sizeof(uint32_t));
   }
   take(device_step, slots * sizeof(StepSlot));
   take(evicted, slots * static_cast<size_t>(shape.layers) * sizeof(int));
@@ -237,6 +263,8 @@ void DecodeTable::State::place_slots() {
   const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
   take(pieces, rows_apart ? slots * of_slot * sizeof(DevicePiece) : 0);
   take(row_lanes, rows_apart ? slots * of_slot * sizeof(DeviceRowLane) : 0);
+  is_placed.assign(slots, 0);
+  most_places = 0;
   step.reserve(slots);
   step.clear();
   versions.assign(slots + 1, 0);
@@ -262,7 +290,6 @@ LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
 
 /// Says of a lane whose rows are weighed which number each place's row has.
 void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space) {
-  any_placed |= space.lane->placed;
   if (shape.scored) take_scores(rows, space);
   if (space.lane->placed) return take_placed(rows, space);
   if (!weighs()) return;
@@ -373,6 +400,7 @@ void DecodeTable::State::send_slot(int slot, Stream& stream) {
   send(weighed, new_weighed);
   send(row_scores, new_scores);
   send(turned, new_turned);
+  is_placed[static_cast<size_t>(slot)] = new_lanes[0].placed ? 1 : 0;
   if (!new_lanes[0].placed) return weighs() ? send(came, new_came) : void();
   if (std::exchange(out_of_order, false)) {
     send(came, new_came);
@@ -437,6 +465,9 @@ TableArgs DecodeTable::State::table_args() {
     args.live = reinterpret_cast<int*>(live.data());
     args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
     args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
+    args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
+    args.bit_words = bit_words();
+    args.most_places = most_places;
     args.blocks = load.blocks;
     args.fixed_blocks = load.fixed_blocks;
   }
@@ -551,6 +582,12 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
       assert(state.pieces.bytes() > 0);
       state.note_ring(lanes[h].keys_gained.ring_rows);
     }
+    if (space.lane->placed && is_picture(space.lane->fused)) {
+      space.lane->live = reinterpret_cast<const uint32_t*>(state.row_bits.data()) +
+                         int64_t{space.index} * state.bit_words();
+    } else if (space.lane->placed) {
+      state.note_places(lanes[h], space);
+    }
     state.take_weighed(lanes[h].weighed, space);
     state.take_fixed(lanes[h].fixed, space);
     if (state.turns()) {
@@ -618,8 +655,15 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
   assert(slots.size() == state.step.size() * static_cast<size_t>(state.shape.layers));
   stream.queue().copy(state.evicted.data(), true, slots.data(), false, slots.size_bytes());
   const auto* evicted = reinterpret_cast<const int*>(state.evicted.data());
-  evict_slots(state.table_args(), evicted, stream);
-  if (state.any_placed) evict_placed(state.table_args(), evicted, stream);
+  const auto is_placed = [&](const StepSlot& row) {
+    return state.is_placed[static_cast<size_t>(row.slot)] != 0;
+  };
+  if (!std::all_of(state.step.begin(), state.step.end(), is_placed)) {
+    evict_slots(state.table_args(), evicted, stream);
+  }
+  if (std::any_of(state.step.begin(), state.step.end(), is_placed)) {
+    evict_placed(state.table_args(), evicted, stream);
+  }
 }
 
 void DecodeTable::drop_least(Stream& stream) {

@@ -238,11 +238,6 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_o
 
 /// The kernel that attends to a lane in one pass, if any: `source` is by position.
 FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const {
-  if (lane.placed) {  // kernels that make weights as they go know of no empty places
-    FusedLane none;
-    none.source.fill(-1);
-    return none;
-  }
   std::array<std::array<SlotRun, kMostRuns>, 2> runs;
   std::array<size_t, 2> counts{};
   std::array<PackedBlock, 2> blocks;
@@ -276,7 +271,8 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
     if (picture != 0) return {picture};
   }
   FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes());
-  if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
+  // Other kernels that make weights as they go know of no empty places.
+  if (lane.placed || 2 * side_runs_ > kMostFusedRuns) made.pair = 0;
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;
   made.source.fill(-1);
   if (made.pair == 0) return made;

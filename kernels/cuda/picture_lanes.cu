@@ -318,6 +318,13 @@ __device__ float4 score_half(const std::byte* half, const uint32_t (&a)[4][4],
   return {scores[0], scores[1], scores[2], scores[3]};
 }
 
+/// Makes the scores of slots that have no rows, of a half, no numbers: they are neither least nor
+/// greatest, and weigh nothing.
+__device__ void forget_empty(float4& scores, uint32_t live, const PictureThread& my) {
+  const auto of = [&](float score, int i) { return live >> my.slot(i) & 1 ? score : NAN; };
+  scores = {of(scores.x, 0), of(scores.y, 1), of(scores.z, 2), of(scores.w, 3)};
+}
+
 /// The weights of a thread's four scores as operands. `left` of the half's slots are there.
 __device__ void weight_operands(const float4& scores, const ScoreWeighting& weighting,
                                 const PictureThread& my, int left, uint32_t (&a)[4]) {
@@ -544,6 +551,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   const DeviceRun& keys = args.runs[lane.first_keys];
   const DeviceRun& values = args.runs[lane.last_keys + 1];
   const std::byte* value_codes = values.first_block.codes;
+  const auto* live_words = reinterpret_cast<const uint2*>(lane.live + PackedRowBits::kBits);
   const int slots = keys.slots;
   const int chunks = (slots + kChunkSlots - 1) / kChunkSlots;
   const int of_block = (chunks + blocks - 1) / blocks;
@@ -585,12 +593,15 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     const float of_other = my.lower ? unit * 65536 : unit;
     const float bias = shared.bias[my.query];
     for (int chunk = first + my.warp; chunk < end; chunk += kWarps) {
+      uint2 live{};
+      if (lane.live != nullptr) live = live_words[chunk];
       const std::byte* codes = key_chunks.take();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float4 made =
+        float4 made =
             score_half<kKeyBits>(codes + half * kHalfSlots * CodeBytes<kKeyBits>::kRowBytes, a, my,
                                  of_mine, of_other, bias);
+        if (lane.live != nullptr) forget_empty(made, half == 0 ? live.x : live.y, my);
         scores[((chunk - first) * 2 + half) * 32] = made;
         low = fminf(low, fminf(fminf(made.x, made.y), fminf(made.z, made.w)));
         high = fmaxf(high, fmaxf(fmaxf(made.x, made.y), fmaxf(made.z, made.w)));
@@ -612,8 +623,9 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     weighting = {slope * kLog2e, slope >= 0 ? high : low, kWeightBits};
     top = slope * (weighting.top - low) + low - remap.tau_low;
   }
-  // Where no score is a number the output is none either.
-  if (one_of_query) shared.top[my.query] = high >= low ? top : INFINITY;
+  // Where no score is a number the output is none either, but if all rows have gone.
+  const bool gone = lane.live != nullptr && lane.live[0] == 0;
+  if (one_of_query) shared.top[my.query] = high >= low ? top : gone ? -INFINITY : INFINITY;
 
   int sums[16][4] = {};
   int mass[4] = {};

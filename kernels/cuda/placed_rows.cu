@@ -81,6 +81,21 @@ __device__ void lay_in_order(const TableArgs& table, int lane) {
   __syncthreads();
 }
 
+/// Says which places of fixed runs have rows. By all threads of a block.
+__device__ void mark_rows(const TableArgs& table, int lane) {
+  const int* came = table.came_of(lane);
+  uint32_t* bits = table.row_bits_of(lane);
+  const int fixed = table.tails[lane * 2].fixed_slots;
+  const int words = PackedRowBits::words(fixed);
+  for (int i = static_cast<int>(threadIdx.x); i < words; i += kThreads) bits[i] = 0;
+  __syncthreads();
+  for (int place = static_cast<int>(threadIdx.x); place < fixed; place += kThreads) {
+    if (came[place] == WeighedRows::kNoRow) continue;
+    atomicOr(bits + PackedRowBits::kBits + place / 32, 1u << (place % 32));
+    atomicAdd(bits, 1u);
+  }
+}
+
 /// Of lane blockIdx.x of a slot: its weights by places, rows of blocks, targets.
 __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slot) {
   const int lane = slot * table.layers * table.heads + static_cast<int>(blockIdx.x);
@@ -102,6 +117,7 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
     const int in_stores = place < fixed ? before : all + number - before;
     weighed.weights[place] = weighed.of_numbers[table.scored ? number : in_stores];
   }
+  if (table.lanes[lane].live != nullptr) mark_rows(table, lane);
   for (const int side : {0, 1}) {
     const DeviceTail& tail = table.tails[lane * 2 + side];
     const int16_t* other = table.other_of(lane, side);
@@ -167,28 +183,23 @@ __device__ void remap_live(const AttendArgs& args, const ScoreRemap& remap, floa
   }
 }
 
-/// Block (lane, query head), of lanes of at most kHeld * kWeighThreads places of a side.
+/// Block (lane, query head), of lanes of at most kHeld * kWeighThreads places of a side that no
+/// kernel has served in one pass.
 template <int kHeld>
 __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendArgs args) {
   __shared__ float parts[kWeighThreads / 32];
   wait_for_earlier();
   let_next_start();
   const int at = table.lane_at(args.layer, static_cast<int>(blockIdx.x));
-  const DeviceLane& lane = table.lanes[at];
-  if (!lane.placed) return;
-  const DeviceTail& keys = table.tails[at * 2];
-  const DeviceTail& values = table.tails[at * 2 + 1];
+  const DeviceLane lane = table.lanes[at];
+  if (!lane.placed || lane.fused != 0) return;
+  const DeviceTail keys = table.tails[at * 2];
+  const DeviceTail values = table.tails[at * 2 + 1];
   float* scores = lane.weights + static_cast<int64_t>(blockIdx.y) * lane.slots;
   const int* came = table.came_of(at);
-  int16_t* value_at = table.other_of(at, 0);
-  int16_t* key_at = table.other_of(at, 1);
+  const int16_t* value_at = table.other_of(at, 0);
+  const int16_t* key_at = table.other_of(at, 1);
   const auto first = static_cast<int>(threadIdx.x);
-  if (first == 0) {  // the step's row; every query head's block writes the same
-    const int key = keys.ring_begin() + keys.place(keys.newest);
-    const int value = values.ring_begin() + values.place(values.newest);
-    value_at[key] = static_cast<int16_t>(value);
-    key_at[value] = static_cast<int16_t>(key);
-  }
   const int slots = keys.packed_slots() + keys.full;
   float held[kHeld];
   float maximum = -INFINITY;
@@ -305,6 +316,11 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
 __device__ void drop_fixed(const TableArgs& table, int lane, int side, int place, int& bytes) {
   if (side != 0) return;
   DeviceFixedBlock* block = table.fixed + static_cast<int64_t>(lane) * table.fixed_blocks;
+  if (table.lanes[lane].live != nullptr) {
+    uint32_t* bits = table.row_bits_of(lane);
+    bits[PackedRowBits::kBits + place / 32] &= ~(1u << (place % 32));
+    --bits[0];
+  }
   while (place >= block->end) ++block;
   if (--block->live == 0) bytes -= block->bytes;
 }
@@ -383,9 +399,9 @@ __device__ int least_place(const TableArgs& table, int first, int heads) {
 /// The number of the row of a lane's slot, counted in the order in which rows came. By all threads
 /// of a block, with a bit for each number.
 __device__ int number_of_slot(const TableArgs& table, int lane, int slot, unsigned* bits) {
-  __shared__ int counts[kThreads];
+  __shared__ int of_warps[kThreads / 32];
   __shared__ int number;
-  const DeviceTail& keys = table.tails[lane * 2];
+  const DeviceTail keys = table.tails[lane * 2];
   const int* came = table.came_of(lane);
   const auto thread = static_cast<int>(threadIdx.x);
   const int words = table.weighed[lane].next / 32 + 1;
@@ -400,10 +416,15 @@ __device__ int number_of_slot(const TableArgs& table, int lane, int slot, unsign
   const int end = min(words, (thread + 1) * share);
   int count = 0;
   for (int word = thread * share; word < end; ++word) count += __popc(bits[word]);
-  counts[thread] = count;
+  int up_to = count;  // rows of this thread and those before it, of its warp
+  for (int away = 1; away < 32; away *= 2) {
+    const int theirs = __shfl_up_sync(~0u, up_to, away);
+    if (thread % 32 >= away) up_to += theirs;
+  }
+  if (thread % 32 == 31) of_warps[thread / 32] = up_to;
   __syncthreads();
-  int left = slot;
-  for (int i = 0; i < thread; ++i) left -= counts[i];
+  int left = slot - (up_to - count);
+  for (int warp = 0; warp < thread / 32; ++warp) left -= of_warps[warp];
   if (left >= 0 && left < count) {
     int word = thread * share;
     for (; left >= __popc(bits[word]); ++word) left -= __popc(bits[word]);
@@ -418,7 +439,7 @@ __device__ int number_of_slot(const TableArgs& table, int lane, int slot, unsign
 /// The place of keys where it lies. By all threads of a block.
 __device__ int place_of_number(const TableArgs& table, int lane, int number) {
   __shared__ int found;
-  const DeviceTail& keys = table.tails[lane * 2];
+  const DeviceTail keys = table.tails[lane * 2];
   const int* came = table.came_of(lane);
   for (int at = static_cast<int>(threadIdx.x); at < keys.packed_slots() + keys.full;
        at += kThreads) {
@@ -477,14 +498,15 @@ void weigh_places(const TableArgs& table, const AttendArgs& args, Stream& stream
   const auto weighed = [&](auto kernel) {
     launch_early("DecodeTable::attend", kernel, grid, kWeighThreads, stream, table, args);
   };
-  if (table.weighed_rows <= 4 * kWeighThreads) return weighed(weigh<4>);
-  if (table.weighed_rows <= 8 * kWeighThreads) return weighed(weigh<8>);
+  if (table.most_places <= 4 * kWeighThreads) return weighed(weigh<4>);
+  if (table.most_places <= 8 * kWeighThreads) return weighed(weigh<8>);
+  if (table.most_places <= 16 * kWeighThreads) return weighed(weigh<16>);
   weighed(weigh<kMostPlaces / kWeighThreads>);
 }
 
 void add_place_weights(const TableArgs& table, int layer, bool summed, Stream& stream) {
   const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
-                  static_cast<unsigned>(ceil_div(table.weighed_rows, kThreads)));
+                  static_cast<unsigned>(ceil_div(table.most_places, kThreads)));
   add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed);
   check_launch("DecodeTable::attend");
 }

@@ -123,13 +123,14 @@ struct TableArgs {
   int16_t* value_at;
   int16_t* key_at;
   int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
+  uint32_t* row_bits;         // (slots, layers, heads, bit_words) PackedRowBits of fixed runs
   DeviceFixedBlock* fixed;    // (slots, layers, heads, fixed_blocks)
   unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
   DeviceTurned* turned;       // (slots, layers, heads); null: no rows turn
   const float* turned_by;     // (turned_half,) radians a position
   int turned_half;
-  float* scores;              // workspace of all lanes
-  int rows;                   // of the step
+  float* scores;  // workspace of all lanes
+  int rows;       // of the step
   int layers;
   int heads;
   int side_runs;
@@ -137,6 +138,8 @@ struct TableArgs {
   int head_dim;
   int longest;  // slots of a lane, at most
   int weighed_rows;
+  int most_places;  // of a lane that is placed and that no kernel serves in one pass, at most
+  int bit_words;
   int blocks;
   int fixed_blocks;
   int key_slots;   // of a split of keys, at most
@@ -158,6 +161,10 @@ struct TableArgs {
   /// Of a side, where the other side of each place's row is.
   __device__ int16_t* other_of(int lane, int side) const {
     return (side == 0 ? value_at : key_at) + static_cast<int64_t>(lane) * weighed_rows;
+  }
+  /// Of a lane whose DeviceLane::live is not null.
+  __device__ uint32_t* row_bits_of(int lane) const {
+    return row_bits + static_cast<int64_t>(lane) * bit_words;
   }
   __device__ int* live_of(int lane, int side) const {
     return live + static_cast<int64_t>(lane * 2 + side) * blocks;
