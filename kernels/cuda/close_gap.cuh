@@ -4,9 +4,19 @@
 
 namespace kvlm::cuda::packed {
 
+/// Waits for the other threads of a block of `kThreads`, or of a warp.
+template <int kThreads>
+__device__ void sync_threads() {
+  if constexpr (kThreads == 32) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
 /// Closes the gap that row `gap` leaves in a ring of rows of `width` units: the fewer rows move by
-/// one place, a tile of units after the other, read before any is written. By all `kThreads` of a
-/// block.
+/// one place, a tile of units after the other, read before any is written. By a block of
+/// `kThreads`, or by a warp.
 template <int kThreads, class Unit>
 __device__ void close_gap(const DeviceTail& tail, Unit* ring, int width, int gap, bool from_front) {
   constexpr int kUnitsHeld = 8;  // of a thread, on their way
@@ -15,21 +25,21 @@ __device__ void close_gap(const DeviceTail& tail, Unit* ring, int width, int gap
     const int row = from_front ? gap - unit / width : gap + unit / width;
     return ring[static_cast<int64_t>(tail.place(row)) * width + unit % width];
   };
-  for (int first = static_cast<int>(threadIdx.x); first - static_cast<int>(threadIdx.x) < moved;
-       first += kThreads * kUnitsHeld) {
+  const auto thread = static_cast<int>(threadIdx.x % kThreads);
+  for (int first = thread; first - thread < moved; first += kThreads * kUnitsHeld) {
     Unit held[kUnitsHeld];
 #pragma unroll
     for (int i = 0; i < kUnitsHeld; ++i) {
       const int unit = first + i * kThreads;
       if (unit < moved) held[i] = place(unit + width);
     }
-    __syncthreads();
+    sync_threads<kThreads>();
 #pragma unroll
     for (int i = 0; i < kUnitsHeld; ++i) {
       const int unit = first + i * kThreads;
       if (unit < moved) place(unit) = held[i];
     }
-    __syncthreads();
+    sync_threads<kThreads>();
   }
 }
 

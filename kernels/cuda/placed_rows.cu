@@ -1,11 +1,10 @@
-// Rows that go where some are packed: by attention weight, or the host names them. No packed row
+// Rows that go where some are packed: where they lie, and how they are weighed. No packed row
 // moves: its place is empty until all rows of its block are gone and a window is packed there. Keys
 // and values leave their windows at different times, so that a slot's key and its value lie in
 // different places: each knows the other's (TableArgs::value_at, key_at), and the softmax of a
 // layer puts weights from where scores were to where values are. An empty place has no weight.
 // Rings stay in order, as their oldest rows are packed next.
-#include "kernels/cuda/close_gap.cuh"
-#include "kernels/cuda/least_row.cuh"
+#include "kernels/cuda/placed_blocks.cuh"
 #include "kernels/cuda/placed_rows.h"
 
 namespace kvlm::cuda::packed {
@@ -13,43 +12,6 @@ namespace kvlm::cuda::packed {
 namespace {
 
 constexpr int kThreads = 256;
-
-/// Nothing of rows [from, block_rows) of a block may make a product that is no number: their scales
-/// become 0. By all threads of a block.
-__device__ void clear_rest(const TableArgs& table, const DeviceTail& tail, int block, int from) {
-  const PackedFormat& format = table.formats[tail.format];
-  const int row_bytes = format.groups() * static_cast<int>(dtype_bytes(format.meta));
-  const int64_t at = static_cast<int64_t>(block) * tail.scale_stride;
-  for (std::byte* meta : {tail.scales, tail.zeros}) {
-    if (meta == nullptr) continue;
-    auto* bytes = reinterpret_cast<unsigned char*>(meta + at);
-    for (int i = from * row_bytes + static_cast<int>(threadIdx.x); i < tail.block_rows * row_bytes;
-         i += static_cast<int>(blockDim.x)) {
-      bytes[i] = 0;
-    }
-  }
-}
-
-/// Chooses the blocks that the next window of a side fills: the one that is being filled, then such
-/// as have no rows, then new ones. By one thread, whenever a block begins or ends, so that it
-/// follows from what the lane holds.
-__device__ void choose_targets(const TableArgs& table, int lane, int side) {
-  DeviceTail& tail = table.tails[lane * 2 + side];
-  if (tail.most_blocks == 0) return;
-  const int rows = table.windows[lane / table.heads % table.layers * 2 + side].rows;
-  const int* live = table.live_of(lane, side);
-  const int wanted = (tail.filled + rows + tail.block_rows - 1) / tail.block_rows;
-  int count = 0;
-  if (tail.filling >= 0) tail.targets[count++] = static_cast<int16_t>(tail.filling);
-  for (int block = 0; block < tail.blocks && count < wanted; ++block) {
-    if (live[block] == 0 && block != tail.filling) {
-      tail.targets[count++] = static_cast<int16_t>(block);
-    }
-  }
-  for (int block = tail.blocks; count < wanted; ++block) {
-    tail.targets[count++] = static_cast<int16_t>(block);
-  }
-}
 
 /// Says where the rows of a lane lie that has lost none. By all threads of a block.
 __device__ void lay_in_order(const TableArgs& table, int lane) {
@@ -129,14 +91,15 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
       }
       live[block] = rows;
     }
-    if (tail.filling >= 0) clear_rest(table, tail, tail.filling, tail.filled);
+    if (tail.filling >= 0) clear_rest(table, tail, tail.filling, tail.filled, thread, kThreads);
   }
   __syncthreads();
   for (const int side : {0, 1}) {
     const DeviceTail& tail = table.tails[lane * 2 + side];
     // Of one that the host has given up, some rows may never have been packed.
     for (int block = 0; block < tail.blocks; ++block) {
-      if (table.live_of(lane, side)[block] == 0) clear_rest(table, tail, block, 0);
+      if (table.live_of(lane, side)[block] == 0)
+        clear_rest(table, tail, block, 0, thread, kThreads);
     }
   }
   __syncthreads();
@@ -254,236 +217,6 @@ __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int lay
   weight = (known ? weight : 0.0f) + sum / static_cast<float>(table.q_per_kv);
 }
 
-/// Bytes of a block of `rows` rows, as Plane::Layout::packed_bytes().
-__device__ int block_bytes(const TableArgs& table, const DeviceTail& tail, int rows) {
-  const PackedFormat& format = table.formats[tail.format];
-  return static_cast<int>(static_cast<size_t>(rows) * format.row_bytes() + format.meta_bytes(rows));
-}
-
-__device__ int full_row_bytes(const TableArgs& table) {
-  return table.head_dim * (table.dtype == DType::kF32 ? 4 : 2);
-}
-
-/// Counts the window of a side that pack() has packed, if it was full: its rows have got other
-/// places. By all threads of a block, the first of which counts the bytes that the side gains.
-__device__ void count_packed(const TableArgs& table, int lane, int side, int rows, int& bytes) {
-  DeviceTail& tail = table.tails[lane * 2 + side];
-  __syncthreads();  // what was done to this side before is seen
-  if (tail.flushed == 0) return;
-  int16_t* other = table.other_of(lane, side);
-  int16_t* back = table.other_of(lane, 1 - side);
-  int* came = table.came_of(lane);
-  float* weights = table.weighed[lane].weights;
-  for (int row = static_cast<int>(threadIdx.x); row < rows; row += kThreads) {
-    const int at = tail.filled + row;
-    const int from = tail.ring_begin() + tail.place(row);
-    const int to = tail.fixed_slots + tail.targets[at / tail.block_rows] * tail.block_rows +
-                   at % tail.block_rows;
-    other[to] = other[from];
-    back[other[from]] = static_cast<int16_t>(to);
-    other[from] = -1;
-    if (side != 0) continue;
-    if (table.weighs) weights[to] = weights[from];
-    came[to] = came[from];
-    came[from] = WeighedRows::kNoRow;
-  }
-  const int filled = tail.filled + rows;
-  const int last = (filled - 1) / tail.block_rows;
-  const int rest = filled % tail.block_rows;
-  if (rest != 0 && (last > 0 || tail.filled == 0)) {
-    clear_rest(table, tail, tail.targets[last], rest);
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int at = 0; at < filled; at += tail.block_rows) {
-    bytes += block_bytes(table, tail, min(tail.block_rows, filled - at));
-  }
-  if (tail.filled > 0) bytes -= block_bytes(table, tail, tail.filled);
-  bytes -= rows * full_row_bytes(table);
-  int* live = table.live_of(lane, side);
-  for (int at = tail.filled; at < filled; ++at) ++live[tail.targets[at / tail.block_rows]];
-  for (int i = 0; i <= last; ++i) tail.blocks = max(tail.blocks, tail.targets[i] + 1);
-  tail.filling = rest == 0 ? -1 : tail.targets[last];
-  tail.filled = rest;
-  tail.packed = tail.blocks * tail.block_rows;
-  tail.full -= rows;
-  tail.first = tail.full == 0 ? 0 : tail.place(rows);  // as Plane::pop_rows()
-  tail.flushed = 0;
-  choose_targets(table, lane, side);
-}
-
-/// Counts that a row of a fixed run has gone, once for both sides. By one thread.
-__device__ void drop_fixed(const TableArgs& table, int lane, int side, int place, int& bytes) {
-  if (side != 0) return;
-  DeviceFixedBlock* block = table.fixed + static_cast<int64_t>(lane) * table.fixed_blocks;
-  if (table.lanes[lane].live != nullptr) {
-    uint32_t* bits = table.row_bits_of(lane);
-    bits[PackedRowBits::kBits + place / 32] &= ~(1u << (place % 32));
-    --bits[0];
-  }
-  while (place >= block->end) ++block;
-  if (--block->live == 0) bytes -= block->bytes;
-}
-
-/// Empties a place of a side. By all threads of a block, the first of which counts the bytes.
-__device__ void drop_place(const TableArgs& table, int lane, int side, int place, int& bytes) {
-  DeviceTail& tail = table.tails[lane * 2 + side];
-  int16_t* other = table.other_of(lane, side);
-  int* came = table.came_of(lane);
-  __syncthreads();
-  if (place < tail.ring_begin()) {
-    if (threadIdx.x != 0) return;
-    other[place] = -1;
-    if (side == 0) came[place] = WeighedRows::kNoRow;
-    if (place < tail.fixed_slots) return drop_fixed(table, lane, side, place, bytes);
-    const int block = (place - tail.fixed_slots) / tail.block_rows;
-    if (--table.live_of(lane, side)[block] > 0) return;
-    const bool filling = block == tail.filling;
-    bytes -= block_bytes(table, tail, filling ? tail.filled : tail.block_rows);
-    if (filling) {
-      tail.filling = -1;
-      tail.filled = 0;
-    }
-    choose_targets(table, lane, side);
-    return;
-  }
-  const int begin = tail.ring_begin();
-  const int gap = tail.slot_of_place(place) - tail.packed_slots();
-  const bool from_front = 2 * gap < tail.full;
-  const int emptied = tail.place(from_front ? 0 : tail.full - 1);
-  close_gap_of_rows<kThreads>(tail, gap, from_front, full_row_bytes(table));
-  close_gap<kThreads>(tail, other + begin, 1, gap, from_front);
-  if (side == 0) {
-    close_gap<kThreads>(tail, came + begin, 1, gap, from_front);
-    if (table.weighs) {
-      close_gap<kThreads>(tail, table.weighed[lane].weights + begin, 1, gap, from_front);
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    other[begin + emptied] = -1;
-    if (side == 0) came[begin + emptied] = WeighedRows::kNoRow;
-    if (from_front) tail.first = tail.place(1);
-    --tail.full;
-    bytes -= full_row_bytes(table);
-  }
-  __syncthreads();
-  int16_t* back = table.other_of(lane, 1 - side);
-  for (int row = static_cast<int>(threadIdx.x); row < tail.full; row += kThreads) {
-    const int at = begin + tail.place(row);
-    back[other[at]] = static_cast<int16_t>(at);
-  }
-}
-
-/// The place of keys whose row goes, of lanes that drop alike; -1: none. By all threads of a block.
-__device__ int least_place(const TableArgs& table, int first, int heads) {
-  __shared__ int place_of_least;
-  const DeviceTail& keys = table.tails[first * 2];
-  const LeastWeight& rule = table.weighed[first].least;
-  const int next = table.weighed[first].next;
-  const int* came = table.came_of(first);
-  Candidate least{INFINITY, -1, -1};
-  for (int slot = static_cast<int>(threadIdx.x); slot < keys.packed_slots() + keys.full;
-       slot += kThreads) {
-    const int place = keys.place_of_slot(slot);
-    if (!rule.may_drop(came[place], next)) continue;
-    const Candidate candidate{mean_weight(table, first, heads, place), came[place], place};
-    if (goes_first(candidate, least)) least = candidate;
-  }
-  least = first_of_block<kThreads>(least);
-  if (threadIdx.x == 0) place_of_least = least.came < 0 ? -1 : least.place;
-  __syncthreads();
-  return place_of_least;
-}
-
-/// The number of the row of a lane's slot, counted in the order in which rows came. By all threads
-/// of a block, with a bit for each number.
-__device__ int number_of_slot(const TableArgs& table, int lane, int slot, unsigned* bits) {
-  __shared__ int of_warps[kThreads / 32];
-  __shared__ int number;
-  const DeviceTail keys = table.tails[lane * 2];
-  const int* came = table.came_of(lane);
-  const auto thread = static_cast<int>(threadIdx.x);
-  const int words = table.weighed[lane].next / 32 + 1;
-  for (int word = thread; word < words; word += kThreads) bits[word] = 0;
-  __syncthreads();
-  for (int at = thread; at < keys.packed_slots() + keys.full; at += kThreads) {
-    const int row = came[keys.place_of_slot(at)];
-    if (row != WeighedRows::kNoRow) atomicOr(bits + row / 32, 1u << (row % 32));
-  }
-  __syncthreads();
-  const int share = (words + kThreads - 1) / kThreads;  // words of a thread, side by side
-  const int end = min(words, (thread + 1) * share);
-  int count = 0;
-  for (int word = thread * share; word < end; ++word) count += __popc(bits[word]);
-  int up_to = count;  // rows of this thread and those before it, of its warp
-  for (int away = 1; away < 32; away *= 2) {
-    const int theirs = __shfl_up_sync(~0u, up_to, away);
-    if (thread % 32 >= away) up_to += theirs;
-  }
-  if (thread % 32 == 31) of_warps[thread / 32] = up_to;
-  __syncthreads();
-  int left = slot - (up_to - count);
-  for (int warp = 0; warp < thread / 32; ++warp) left -= of_warps[warp];
-  if (left >= 0 && left < count) {
-    int word = thread * share;
-    for (; left >= __popc(bits[word]); ++word) left -= __popc(bits[word]);
-    unsigned rest = bits[word];
-    for (; left > 0; --left) rest &= rest - 1;
-    number = word * 32 + __ffs(static_cast<int>(rest)) - 1;
-  }
-  __syncthreads();
-  return number;
-}
-
-/// The place of keys where it lies. By all threads of a block.
-__device__ int place_of_number(const TableArgs& table, int lane, int number) {
-  __shared__ int found;
-  const DeviceTail keys = table.tails[lane * 2];
-  const int* came = table.came_of(lane);
-  for (int at = static_cast<int>(threadIdx.x); at < keys.packed_slots() + keys.full;
-       at += kThreads) {
-    const int place = keys.place_of_slot(at);
-    if (came[place] == number) found = place;
-  }
-  __syncthreads();
-  return found;
-}
-
-/// Block (sequence and group of `heads` lanes that drop alike, layer): by weight, or if there are
-/// `slots` those, of which each lane chooses its own that go by score.
-__global__ void __launch_bounds__(kThreads)
-    drop_rows(TableArgs table, int heads, const int* slots) {
-  extern __shared__ unsigned bits[];
-  const auto layer = static_cast<int>(blockIdx.y);
-  const int number = static_cast<int>(blockIdx.x) * heads;  // of the first lane, in the step
-  const int first = table.lane_at(layer, number);
-  if (!table.lanes[first].placed) return;
-  int bytes = 2 * heads * full_row_bytes(table);  // the step's rows
-  for (int lane = first; lane < first + heads; ++lane) {
-    for (const int side : {0, 1}) {
-      count_packed(table, lane, side, table.windows[layer * 2 + side].rows, bytes);
-    }
-  }
-  __syncthreads();
-  int place = -1;
-  const int slot =
-      slots == nullptr ? kLeastScore : slots[number / table.heads * table.layers + layer];
-  if (slot == kLeastScore) {
-    place = least_place(table, first, heads);
-  } else if (slot != kNoSlot) {
-    place = place_of_number(table, first, number_of_slot(table, first, slot, bits));
-  }
-  for (int lane = first; lane < first + heads && place >= 0; ++lane) {
-    const int value = table.other_of(lane, 0)[place];
-    drop_place(table, lane, 0, place, bytes);
-    drop_place(table, lane, 1, value, bytes);
-  }
-  if (threadIdx.x != 0) return;
-  atomicAdd(table.bytes + first / (table.layers * table.heads),
-            static_cast<unsigned long long>(static_cast<long long>(bytes)));
-}
-
 }  // namespace
 
 void begin_places(const TableArgs& table, int slot, Stream& stream) {
@@ -509,22 +242,6 @@ void add_place_weights(const TableArgs& table, int layer, bool summed, Stream& s
                   static_cast<unsigned>(ceil_div(table.most_places, kThreads)));
   add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed);
   check_launch("DecodeTable::attend");
-}
-
-void drop_least_placed(const TableArgs& table, bool alike, Stream& stream) {
-  const int heads = alike ? table.heads : 1;
-  const dim3 grid(static_cast<unsigned>(table.rows * table.heads / heads),
-                  static_cast<unsigned>(table.layers));
-  drop_rows<<<grid, kThreads, 0, native(stream)>>>(table, heads, nullptr);
-  check_launch("DecodeTable::drop_least");
-}
-
-void evict_placed(const TableArgs& table, const int* slots, Stream& stream) {
-  const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
-                  static_cast<unsigned>(table.layers));
-  const size_t words = static_cast<size_t>(table.longest) / 32 + 1;
-  drop_rows<<<grid, kThreads, words * sizeof(unsigned), native(stream)>>>(table, 1, slots);
-  check_launch("DecodeTable::evict");
 }
 
 }  // namespace kvlm::cuda::packed
