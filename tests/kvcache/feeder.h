@@ -264,6 +264,7 @@ inline constexpr const char* kSpecs[] = {
     "h2o,keep=0.5 + calibquant + f16,layers=0-1",
     "uniform,keep=0.5,evict=sliding,distance=33 + int4",
     "h2o,keep=0.5 + head_quantile + kivi,scope=text,group=8,residual=16",
+    "h2o,keep=0.4 + head_quantile + kivi,scope=text,group=8,residual=16",
     "streaming,keep=0.5 + calibquant,bits=2 + int4,scope=text",
     "h2o,keep=0.5 + int4",
     "h2o,keep=0.5 + kivi,group=8,residual=16",

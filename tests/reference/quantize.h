@@ -105,14 +105,14 @@ struct Group {
   float zero = 0;
 };
 
-/// The value at place (n - 1) alpha of the sorted ones, between two of them in proportion.
-inline double quantile(std::vector<float> x, double alpha) {
+/// The value at place (n - 1) alpha of the sorted ones, between two of them in proportion: the place
+/// in f64, the proportion in f32 (docs/arithmetic.md, "head_quantile").
+inline float quantile(std::vector<float> x, float alpha) {
   std::sort(x.begin(), x.end());
-  const double place = static_cast<double>(x.size() - 1) * alpha;
+  const double place = static_cast<double>(x.size() - 1) * static_cast<double>(alpha);
   const auto below = static_cast<size_t>(place);
   const size_t above = std::min(below + 1, x.size() - 1);
-  const auto low = static_cast<double>(x[below]);
-  return low + (place - static_cast<double>(below)) * (static_cast<double>(x[above]) - low);
+  return x[below] + static_cast<float>(place - static_cast<double>(below)) * (x[above] - x[below]);
 }
 
 /// The codes of x in the range of `all`.
@@ -121,8 +121,8 @@ inline Group affine_group(const Section& section, const std::vector<float>& x,
   float a = *std::min_element(all.begin(), all.end());
   float b = *std::max_element(all.begin(), all.end());
   if (section.alpha > 0) {
-    a = static_cast<float>(quantile(all, static_cast<double>(section.alpha)));
-    b = static_cast<float>(quantile(all, 1 - static_cast<double>(section.alpha)));
+    a = quantile(all, section.alpha);
+    b = quantile(all, 1 - section.alpha);
   }
   a *= section.kappa;
   b *= section.kappa;
