@@ -7,7 +7,8 @@
 
 namespace kvlm {
 
-/// In the place of a slot that goes: none does, or of those of a LeastWeight the one of least score.
+/// In the place of a slot that goes: none does, or of those of a LeastWeight the one of least
+/// score.
 inline constexpr int kNoSlot = -1;
 inline constexpr int kLeastScore = -2;
 

@@ -105,8 +105,8 @@ struct Group {
   float zero = 0;
 };
 
-/// The value at place (n - 1) alpha of the sorted ones, between two of them in proportion: the place
-/// in f64, the proportion in f32 (docs/arithmetic.md, "head_quantile").
+/// The value at place (n - 1) alpha of the sorted ones, between two of them in proportion: the
+/// place in f64, the proportion in f32 (docs/arithmetic.md, "head_quantile").
 inline float quantile(std::vector<float> x, float alpha) {
   std::sort(x.begin(), x.end());
   const double place = static_cast<double>(x.size() - 1) * static_cast<double>(alpha);
