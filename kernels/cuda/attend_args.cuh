@@ -68,7 +68,7 @@ struct DeviceLane {
   // do.
   int8_t fused;
   bool placed;  // TableLane.placed: weigh_places() makes its weights, if no kernel in one pass does
-  // Which packed slots of a placed lane that picture_lanes.cu serves have rows (PackedRowBits);
+  // Which packed slots of a placed lane that a kernel serves in one pass have rows (PackedRowBits);
   // null: all have.
   const uint32_t* live;
 };
@@ -76,7 +76,13 @@ struct DeviceLane {
 /// What DeviceLane::live points to: how many slots have rows, and a bit for each slot.
 struct PackedRowBits {
   static constexpr int kBits = 2;  // the first word of bits
-  static constexpr int words(int slots) { return kBits + (slots + 63) / 64 * 2; }
+  /// With two words more than bits need, so that 32 bits from any of them on can be read.
+  static VLM_HD constexpr int words(int slots) { return kBits + (slots + 63) / 64 * 2 + 2; }
+  /// The bits of 32 slots from `slot` on.
+  static __device__ uint32_t from(const uint32_t* live, int slot) {
+    const uint32_t* words = live + kBits + slot / 32;
+    return __funnelshift_r(words[0], words[1], static_cast<unsigned>(slot));
+  }
 };
 
 /// Scores s of a range of slots weigh 2^(slope (s - top) + level).

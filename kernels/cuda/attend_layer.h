@@ -35,6 +35,7 @@ struct LayerLaunch {
   bool unfused = false;           ///< some are of these two kinds
   uint32_t fused = 0;             ///< the kernels that serve the others, in one pass, as bits
   std::array<int, 32> sources{};  ///< by such a kernel, FusedArgs::sources
+  bool lose_rows = false;         ///< FusedArgs::lose_rows
   PictureLanes pictures;          ///< what those of picture_lanes.cu read
   int most_slots = 0;             ///< of a lane
   int key_parts = 0;              ///< splits of keys, of all lanes

@@ -941,6 +941,7 @@ void launch_fused(const LayerLaunch& layer, const AttendArgs& args, FusedArgs fu
   for (fused.pair = 1; fused.pair <= fused_pairs(); ++fused.pair) {
     if ((layer.fused >> fused.pair & 1) == 0) continue;
     fused.sources = layer.sources[static_cast<size_t>(fused.pair)];
+    fused.lose_rows = layer.lose_rows;
     attend_fused(args, fused, stream);
   }
   join_fused(args, fused, stream);

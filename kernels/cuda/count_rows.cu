@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kCountThreads) count_rows(TableArgs table) {
     lane.q = static_cast<const float*>(nullptr) + query;
     lane.out = static_cast<float*>(nullptr) + query;
     // Of a lane that is placed, keys and values may have different slots.
-    lane.slots = lane.placed ? table.longest : slots;
+    lane.slots = lane.placed && !fused ? table.longest : slots;
     lane.first_weighting = number * table.weightings;
     lane.weights = table.scores + static_cast<int64_t>(number) * table.q_per_kv * table.longest;
     if (table.pieces != nullptr) lay_piece(table, layer, number, at, query, tail);

@@ -191,7 +191,7 @@ void DecodeTable::State::note_places(const TableLane& lane, const LaneSpace& spa
 
 /// Words of PackedRowBits of a lane, at most.
 int DecodeTable::State::bit_words() const {
-  return shape.drops_packed && may_hold_pictures() ? PackedRowBits::words(load.weighed_rows) : 0;
+  return shape.drops_packed ? PackedRowBits::words(load.weighed_rows) : 0;
 }
 
 /// Groups layers whose windows are packed alike, so that one launch serves them.
@@ -582,7 +582,7 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
       assert(state.pieces.bytes() > 0);
       state.note_ring(lanes[h].keys_gained.ring_rows);
     }
-    if (space.lane->placed && is_picture(space.lane->fused)) {
+    if (space.lane->placed && space.lane->fused != 0) {
       space.lane->live = reinterpret_cast<const uint32_t*>(state.row_bits.data()) +
                          int64_t{space.index} * state.bit_words();
     } else if (space.lane->placed) {

@@ -23,6 +23,7 @@ struct FusedPair {
   bool (*reads_values)(const PackedFormat& format) = nullptr;
   void (*launch)(const AttendArgs& args, const FusedArgs& fused, Stream& stream) = nullptr;
   int (*shared_bytes)(int sources) = nullptr;
+  bool may_lose_rows = false;
 };
 
 template <class C, Scaled kScaled>
@@ -49,7 +50,7 @@ constexpr FusedPair pair_at() {
   if constexpr (((kDim == kServed) || ...)) {
     using Kernel = FusedKernel<K<kDim>, kKeys, V<kDim>, kValues>;
     pair = {is_read_by<K<kDim>, kKeys>, is_read_by<V<kDim>, kValues>, Kernel::launch,
-            Kernel::shared_bytes};
+            Kernel::shared_bytes, Kernel::kMayLoseRows};
   }
   return pair;
 }
@@ -181,7 +182,7 @@ int most_shared_bytes() {
   return most;
 }
 
-FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared) {
+FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared, bool loses_rows) {
   FusedLane made;
   if (lane.weights_wanted || !lane.remaps.empty() || lane.slots == 0 ||
       lane.keys.size() + lane.values.size() > kMostFusedRuns || !is_aligned(lane.q, 16) ||
@@ -213,6 +214,7 @@ FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared) {
   }
   const int pair = std::countr_zero(pairs);
   const FusedPair& kernel = pairs_at(head_dim)[static_cast<size_t>(pair)];
+  if (loses_rows && !kernel.may_lose_rows) return {};
   if (kernel.shared_bytes(made.sources) > most_shared) return {};
   made.pair = pair + 1;
   return made;

@@ -19,10 +19,11 @@ struct FusedArgs {
   float2* ends;  // (lanes, splits, q_per_kv) maximum and sum of every split, in units of log2
   float* outs;   // (lanes, splits, q_per_kv, head_dim)
   int lanes;
-  int splits;   // of the longest lane, at most
-  int pair;     // which lanes a launch serves (DeviceLane::fused)
-  int blocks;   // that share the splits of a lane
-  int sources;  // of queries, the most of a lane
+  int splits;      // of the longest lane, at most
+  int pair;        // which lanes a launch serves (DeviceLane::fused)
+  int blocks;      // that share the splits of a lane
+  int sources;     // of queries, the most of a lane
+  bool lose_rows;  // some lanes are placed (DeviceLane::live)
 };
 
 /// Blocks that share the up to `splits` splits of a lane, of `lanes`. Those of a block follow each

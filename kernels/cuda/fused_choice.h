@@ -19,7 +19,9 @@ struct FusedLane {
   int sources = 0;
 };
 /// Chooses among kernels whose blocks take up to `most_shared` bytes of shared memory.
-FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared);
+///   loses_rows  the lane is placed: some slots have no rows
+FusedLane fused_lane(const PackedLane& lane, int head_dim, int most_shared,
+                     bool loses_rows = false);
 /// Shared memory that a block may have, of the first GPU that was asked.
 int most_shared_bytes();
 

@@ -172,7 +172,7 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, cons
 template <class K, int kGroups>
 constexpr int kSourceBytes = static_cast<int>((sizeof(QuerySource<K, kGroups>) + 15) / 16 * 16);
 
-template <class K, Scaled kKeys, class V, Scaled kValues, int kGroups>
+template <class K, Scaled kKeys, class V, Scaled kValues, int kGroups, bool kLosesRows>
 __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     attend_split(AttendArgs args, FusedArgs fused) {
   constexpr int kDim = K::kDim;
@@ -277,15 +277,22 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       const uint32_t key_meta = next_key_meta;
       const uint32_t value_meta = next_value_meta;
       OneStage& stage = stages[turn];
+      const LaneRun& key_run = runs[item.run[kKeySide]];
+      uint32_t there = ~0u >> (kItemSlots - rows);  // which of the item's slots have rows
+      if constexpr (kLosesRows) {
+        if (lane.live != nullptr && key_run.run.rows == nullptr) {
+          there &= PackedRowBits::from(lane.live, item.slot);
+        }
+      }
       items.next();
       if (items.there()) begin(stages[turn ^ 1]);
       end_copies();
       await_copies<1>();
       __syncwarp();
+      if (kLosesRows && there == 0) continue;
 
       Keys<K, kGroups> keys;
       Scores<kGroups> scores;
-      const LaneRun& key_run = runs[item.run[kKeySide]];
       const Source& source = source_at(key_run.run.source);
       const std::byte* key_codes = stage.keys.rows(item.row[kKeySide]);
       if (key_run.run.rows != nullptr) {
@@ -303,12 +310,12 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
           keys.score_grouped(key_codes, scales, scales + kKeyZerosAt, source, my, scores);
         }
       }
-      if (rows < kItemSlots) {
+      if (there != ~0u) {
 #pragma unroll
         for (int i = 0; i < 2 * kItemTiles; ++i) {
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
-            if (my.row + 8 * i >= rows) scores.of[i / 2][group][i % 2] = -INFINITY;
+            if ((there >> (my.row + 8 * i) & 1) == 0) scores.of[i / 2][group][i % 2] = -INFINITY;
           }
         }
       }
@@ -378,11 +385,14 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
     const dim3 grid(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(fused.blocks),
                     static_cast<unsigned>(ceil_div(args.q_per_kv, kGroups * kGroupQueries)));
     const int bytes = shared_bytes_of<K, kKeys, V, kValues, kGroups>(fused.sources);
-    check(cudaFuncSetAttribute(attend_split<K, kKeys, V, kValues, kGroups>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+    auto kernel = attend_split<K, kKeys, V, kValues, kGroups, false>;
+    if constexpr (kMayLoseRows) {
+      if (fused.lose_rows) kernel = attend_split<K, kKeys, V, kValues, kGroups, true>;
+    }
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "attend_packed");
-    launch_early("attend_packed", attend_split<K, kKeys, V, kValues, kGroups>, grid, kThreads,
-                 static_cast<size_t>(bytes), stream, args, fused);
+    launch_early("attend_packed", kernel, grid, kThreads, static_cast<size_t>(bytes), stream, args,
+                 fused);
   };
   if (args.q_per_kv <= kGroupQueries || most_groups(K::kDim) == 1) {
     with(std::integral_constant<int, 1>{});

@@ -36,6 +36,10 @@ namespace kvlm::cuda::packed {
 /// A kernel of the table; fused_kernel.cuh has its functions.
 template <class K, Scaled kKeys, class V, Scaled kValues>
 struct FusedKernel {
+  /// It serves lanes that are placed: those whose keys and values are packed by tokens, which
+  /// therefore leave their windows together and lie in the same places.
+  static constexpr bool kMayLoseRows = kKeys != Scaled::kChannel && kKeys == kValues;
+
   static void launch(const AttendArgs& args, const FusedArgs& fused, Stream& stream);
   /// Shared memory of a block, at most, for lanes that have so many sources of queries.
   static int shared_bytes(int sources);

@@ -31,6 +31,27 @@ SlotRun packed_run(const PackedFormat& format, const GrowingRows& rows, PackedBl
   return run;
 }
 
+/// Whether the key and the value of every row of a lane that is placed lie in the same place, and
+/// will: they come and go together.
+bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) {
+  const auto same_blocks = [](const SlotRun& keys, const SlotRun& values) {
+    return std::equal(keys.blocks.begin(), keys.blocks.end(), values.blocks.begin(),
+                      values.blocks.end(),
+                      [](const PackedBlock& a, const PackedBlock& b) { return a.rows == b.rows; });
+  };
+  const GrowingRows& keys = lane.keys_gained;
+  const GrowingRows& values = lane.values_gained;
+  return windows[0].trigger == windows[1].trigger && windows[0].rows == windows[1].rows &&
+         std::equal(lane.keys.begin(), lane.keys.end(), lane.values.begin(), lane.values.end(),
+                    same_blocks) &&
+         keys.ring_rows == values.ring_rows && keys.first == values.first &&
+         keys.full == values.full && keys.block_rows == values.block_rows &&
+         keys.most_blocks == values.most_blocks && keys.blocks == values.blocks &&
+         keys.filling == values.filling && keys.filled == values.filled &&
+         std::equal(lane.weighed.came.begin(), lane.weighed.came.end(),
+                    lane.weighed.values_came.begin(), lane.weighed.values_came.end());
+}
+
 }  // namespace
 
 LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
@@ -270,9 +291,9 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
     const int picture = picture_lane(whole, shape_.head_dim, picture_limits());
     if (picture != 0) return {picture};
   }
-  FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes());
-  // Other kernels that make weights as they go know of no empty places.
-  if (lane.placed || 2 * side_runs_ > kMostFusedRuns) made.pair = 0;
+  FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes(), lane.placed);
+  if (lane.placed && !lies_alike(lane, windows_[static_cast<size_t>(layer)])) made.pair = 0;
+  if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;
   made.source.fill(-1);
   if (made.pair == 0) return made;

@@ -73,6 +73,7 @@ void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
     now.fused |= 1u << lane.fused;
     int& most = now.sources[static_cast<size_t>(lane.fused)];
     most = std::max(most, sources);
+    now.lose_rows |= lane.placed && !is_picture(lane.fused);
   } else {
     now.unfused = true;
     now.deferred |= lane.deferred ? 1 : 0;
@@ -81,9 +82,9 @@ void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
     now.ordered |= lane.in_run_order;
   }
   changed |= now.fused != kinds_.fused || now.sources != kinds_.sources ||
-             now.unfused != kinds_.unfused || now.deferred != kinds_.deferred ||
-             now.plain != kinds_.plain || now.placed != kinds_.placed ||
-             now.ordered != kinds_.ordered;
+             now.lose_rows != kinds_.lose_rows || now.unfused != kinds_.unfused ||
+             now.deferred != kinds_.deferred || now.plain != kinds_.plain ||
+             now.placed != kinds_.placed || now.ordered != kinds_.ordered;
   kinds_ = now;
 }
 

@@ -36,6 +36,7 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
   int16_t* back = table.other_of(lane, 1 - side);
   int* came = table.came_of(lane);
   float* weights = table.weighed[lane].weights;
+  uint32_t* bits = table.lanes[lane].live == nullptr ? nullptr : table.row_bits_of(lane);
   for (int row = warp_lane(); row < rows; row += 32) {
     const int at = tail.filled + row;
     const int from = tail.ring_begin() + tail.place(row);
@@ -48,6 +49,9 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
     if (table.weighs) weights[to] = weights[from];
     came[to] = came[from];
     came[from] = WeighedRows::kNoRow;
+    if (bits == nullptr) continue;
+    atomicOr(bits + PackedRowBits::kBits + to / 32, 1u << (to % 32));
+    atomicAdd(bits, 1u);
   }
   const int filled = tail.filled + rows;
   const int last = (filled - 1) / tail.block_rows;
@@ -78,11 +82,6 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
 __device__ void drop_fixed(const TableArgs& table, int lane, int side, int place, int& bytes) {
   if (side != 0) return;
   DeviceFixedBlock* block = table.fixed + static_cast<int64_t>(lane) * table.fixed_blocks;
-  if (table.lanes[lane].live != nullptr) {
-    uint32_t* bits = table.row_bits_of(lane);
-    bits[PackedRowBits::kBits + place / 32] &= ~(1u << (place % 32));
-    --bits[0];
-  }
   while (place >= block->end) ++block;
   if (--block->live == 0) bytes -= block->bytes;
 }
@@ -97,6 +96,11 @@ __device__ void drop_place(const TableArgs& table, int lane, int side, int place
     if (warp_lane() != 0) return;
     other[place] = -1;
     if (side == 0) came[place] = WeighedRows::kNoRow;
+    if (side == 0 && table.lanes[lane].live != nullptr) {
+      uint32_t* bits = table.row_bits_of(lane);
+      bits[PackedRowBits::kBits + place / 32] &= ~(1u << (place % 32));
+      --bits[0];
+    }
     if (place < tail.fixed_slots) return drop_fixed(table, lane, side, place, bytes);
     const int block = (place - tail.fixed_slots) / tail.block_rows;
     if (--table.live_of(lane, side)[block] > 0) return;

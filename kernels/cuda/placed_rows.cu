@@ -43,15 +43,15 @@ __device__ void lay_in_order(const TableArgs& table, int lane) {
   __syncthreads();
 }
 
-/// Says which places of fixed runs have rows. By all threads of a block.
+/// Says which places of packed rows have rows. By all threads of a block.
 __device__ void mark_rows(const TableArgs& table, int lane) {
   const int* came = table.came_of(lane);
   uint32_t* bits = table.row_bits_of(lane);
-  const int fixed = table.tails[lane * 2].fixed_slots;
-  const int words = PackedRowBits::words(fixed);
+  const int packed = table.tails[lane * 2].ring_begin();
+  const int words = PackedRowBits::words(packed);
   for (int i = static_cast<int>(threadIdx.x); i < words; i += kThreads) bits[i] = 0;
   __syncthreads();
-  for (int place = static_cast<int>(threadIdx.x); place < fixed; place += kThreads) {
+  for (int place = static_cast<int>(threadIdx.x); place < packed; place += kThreads) {
     if (came[place] == WeighedRows::kNoRow) continue;
     atomicOr(bits + PackedRowBits::kBits + place / 32, 1u << (place % 32));
     atomicAdd(bits, 1u);

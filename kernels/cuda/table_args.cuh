@@ -123,7 +123,7 @@ struct TableArgs {
   int16_t* value_at;
   int16_t* key_at;
   int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
-  uint32_t* row_bits;         // (slots, layers, heads, bit_words) PackedRowBits of fixed runs
+  uint32_t* row_bits;         // (slots, layers, heads, bit_words) PackedRowBits
   DeviceFixedBlock* fixed;    // (slots, layers, heads, fixed_blocks)
   unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
   DeviceTurned* turned;       // (slots, layers, heads); null: no rows turn
