@@ -74,7 +74,8 @@ struct WeighedRows {
   /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
   std::span<const int> came;
   std::span<const int> values_came;  ///< the same for the places of values, if placed
-  /// TableShape.scored: (rows,) of the first rows by their numbers, finite, which stay as they are.
+  /// TableShape.scored: (rows,) of the first rows by their numbers, finite, which stay as they are;
+  /// `least` is of these.
   std::span<const float> scores;
   static constexpr int kNoRow = INT32_MAX;
 };
@@ -151,6 +152,7 @@ struct TableLoad {
   int weighed_rows = 0;  ///< places of WeighedRows, of a side
   int blocks = 0;        ///< GrowingRows.most_blocks
   int fixed_blocks = 0;  ///< TableLane.fixed
+  int turns = 0;         ///< TurnedRows.by
 };
 
 /// A sequence of a step of decode, and where among the step's rows its row is.

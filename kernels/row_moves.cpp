@@ -85,19 +85,21 @@ void close_gaps(std::span<const RowGap> gaps, Stream& stream) {
   cpu::close_gaps(gaps, stream);
 }
 
+void find_waves(std::span<const float> frequencies, double by, std::span<double> waves) {
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double angle = by * static_cast<double>(frequencies[i]);
+    waves[i] = std::cos(angle);
+    waves[i + frequencies.size()] = std::sin(angle);
+  }
+}
+
 void turn_rows(std::span<const TurnedRow> rows, DType dtype, std::span<const float> frequencies,
                double by, Stream& stream) {
   if (rows.empty()) return;
   check("turn_rows", dtype, static_cast<int>(2 * frequencies.size()), rows[0].from != nullptr);
-  // Angles are the host's on both devices: sines differ between libraries.
   static thread_local std::vector<double> waves;
-  waves.clear();
-  for (const float frequency : frequencies) {
-    waves.push_back(std::cos(by * static_cast<double>(frequency)));
-  }
-  for (const float frequency : frequencies) {
-    waves.push_back(std::sin(by * static_cast<double>(frequency)));
-  }
+  waves.resize(2 * frequencies.size());
+  find_waves(frequencies, by, waves);
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::turn_rows(rows, dtype, waves, stream);
   }

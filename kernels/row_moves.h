@@ -65,6 +65,10 @@ struct TurnedRow {
   std::byte* to = nullptr;      ///< (dim,) of a float type
 };
 
+/// Cosines, then sines of `by * frequencies[i]` radians: (2 frequencies.size(),). On the host for
+/// both devices, since sines differ between libraries.
+void find_waves(std::span<const float> frequencies, double by, std::span<double> waves);
+
 /// Rotates pairs (x_i, x_{i + half}) of every row by `by * frequencies[i]` radians, half =
 /// frequencies.size(), in double, and rounds to `dtype`; channels behind 2 half stay as they are in
 /// `to`. Source: Su et al. 2021 (RoPE), in the halves of Hugging Face's layout.

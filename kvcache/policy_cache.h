@@ -71,6 +71,8 @@ class PolicyCache final : public KvCache {
   /// What the newest attend() of `layer` has read, (kv_heads,): in a step, with its row. For tests
   /// and tools: nothing that serves a request reads keys.
   std::vector<HeadRows> inspect(SequenceId sequence, int layer, Stream& stream);
+  /// GpuDecode::laid(). For tests.
+  int64_t laid() const noexcept { return gpu_.laid(); }
 
  private:
   SequenceId admit(SequenceId id, const std::string& who);

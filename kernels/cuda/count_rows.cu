@@ -70,9 +70,10 @@ __device__ void lay_gained(const TableArgs& table, const DeviceTail& tail, Devic
 __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceTail& tail) {
   tail.newest = tail.vacated >= 0 ? tail.vacated : tail.full - 1;
   tail.vacated = -1;
-  if (side != 0 || !(tail.placed || (table.weighs && !table.scored))) return;
+  if (side != 0 || !(tail.placed || (table.compares && !table.scored))) return;
   const int place = tail.placed ? tail.ring_begin() + tail.place(tail.newest) : tail.newest;
   table.came_of(lane)[place] = table.weighed[lane].next++;
+  if (table.scored) table.weighed[lane].weights[place] = 0;  // as all that have no score
 }
 
 /// What the kernels of row_batch.cu read of the full rows of a lane: those of its keys, beside

@@ -22,6 +22,7 @@
 #include "kernels/cuda/placed_rows.h"
 #include "kernels/cuda/weigh_rows.h"
 #include "kernels/decode_table.h"
+#include "kernels/row_moves.h"
 
 namespace kvlm {
 
@@ -67,7 +68,7 @@ struct DecodeTable::State {
   Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
   Buffer row_bits;
   Buffer row_scores;  // (slots, layers, kv_heads, weighed_rows), if rows are scored
-  Buffer turned, turned_by;
+  Buffer turned, waves;
   Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
   int row_parts = 0;         // of such a lane, at most
 
@@ -106,6 +107,7 @@ struct DecodeTable::State {
   void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
   void class_layers_of(size_t side);
   void place_slots();
+  void place_waves();
   LaneSpace space_of(int slot, int layer, size_t head);
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
@@ -129,11 +131,9 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
       device_windows(at, 2 * windows.size() * sizeof(DeviceWindow)),
       device_parts(at, 2 * windows.size() * sizeof(int)),
       class_layers(at, 2 * windows.size() * sizeof(int)),
-      clamped(at, windows.size() * sizeof(unsigned long long)),
-      turned_by(at, of.turned_by.size_bytes()) {
+      clamped(at, windows.size() * sizeof(unsigned long long)) {
   assert(2 * side_runs <= kMostRuns && windows.size() == static_cast<size_t>(of.layers));
   clear_now(clamped.data(), clamped.bytes());
-  copy_now(turned_by.data(), of.turned_by.data(), turned_by.bytes());
   std::vector<DeviceWindow> sizes;
   for (const std::array<RowWindow, 2>& layer : windows) {
     for (const RowWindow& window : layer) sizes.push_back({window.trigger, window.rows});
@@ -245,6 +245,7 @@ void DecodeTable::State::place_slots() {
   make(came, new_came, weighs() || shape.drops_packed ? static_cast<size_t>(load.weighed_rows) : 0);
   make(row_scores, new_scores, shape.scored ? static_cast<size_t>(load.weighed_rows) : 0);
   make(turned, new_turned, turns() ? 1 : 0);
+  if (turns()) place_waves();
   if (shape.drops_packed) {
     make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
     make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
@@ -270,6 +271,18 @@ void DecodeTable::State::place_slots() {
   versions.assign(slots + 1, 0);
   layout.reserve(longest());
   bounds.changed = true;
+}
+
+/// Finds by what sinks turn, as often as they may.
+void DecodeTable::State::place_waves() {
+  const size_t of_turn = 2 * shape.turned_by.size();
+  std::vector<double> found(of_turn * static_cast<size_t>(load.turns + 1));
+  for (int by = 0; by <= load.turns; ++by) {
+    find_waves(shape.turned_by, by,
+               std::span(found).subspan(static_cast<size_t>(by) * of_turn, of_turn));
+  }
+  waves = Buffer(device, found.size() * sizeof(double));
+  copy_now(waves.data(), found.data(), waves.bytes());
 }
 
 /// Where a lane of a slot is described, on its way.
@@ -311,7 +324,13 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
   } else {
     std::iota(numbers, numbers + next, 0);
   }
-  new_weighed[static_cast<size_t>(in_slot)] = {rows.weights, nullptr, rows.least, next, false};
+  new_weighed[static_cast<size_t>(in_slot)] = {.weights = rows.weights,
+                                               .of_numbers = nullptr,
+                                               .least = rows.least,
+                                               .next = next,
+                                               .scored = 0,
+                                               .tail = 0,
+                                               .in_order = false};
 }
 
 /// Takes the scores of a lane's first rows.
@@ -323,7 +342,14 @@ void DecodeTable::State::take_scores(const WeighedRows& rows, const LaneSpace& s
   std::copy(rows.scores.begin(), rows.scores.end(), of_lane);
   float* scores =
       reinterpret_cast<float*>(row_scores.data()) + static_cast<size_t>(space.index) * most;
-  new_weighed[in_slot] = {scores, nullptr, rows.least, static_cast<int>(rows.scores.size()), false};
+  const auto scored = static_cast<int>(rows.scores.size());
+  new_weighed[in_slot] = {.weights = scores,
+                          .of_numbers = nullptr,
+                          .least = rows.least,
+                          .next = 0,
+                          .scored = scored,
+                          .tail = std::max(0, scored - rows.least.spared),
+                          .in_order = false};
 }
 
 /// Says of a lane whose packed rows may go which number each place's row has, and where each row's
@@ -333,13 +359,14 @@ void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& s
   const auto places = static_cast<size_t>(load.weighed_rows);
   float* weights = reinterpret_cast<float*>(place_weights.data());
   if (compares()) weights += static_cast<size_t>(space.index) * places;
-  const float* of_numbers = rows.weights;
-  LeastWeight least = rows.least;
-  if (shape.scored) {
-    of_numbers = new_weighed[in_slot].weights;
-    least.spared_end = WeighedRows::kNoRow;  // rows that have no score stay
-  }
-  new_weighed[in_slot] = {weights, of_numbers, least, 0, rows.came.empty()};
+  const DeviceWeighed scored = new_weighed[in_slot];  // of take_scores(), if rows are
+  new_weighed[in_slot] = {.weights = weights,
+                          .of_numbers = shape.scored ? scored.weights : rows.weights,
+                          .least = rows.least,
+                          .next = 0,
+                          .scored = scored.scored,
+                          .tail = scored.tail,
+                          .in_order = rows.came.empty()};
   if (rows.came.empty()) return;
   out_of_order = true;
   assert(rows.came.size() <= places && rows.values_came.size() <= places);
@@ -452,7 +479,7 @@ TableArgs DecodeTable::State::table_args() {
   args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
   args.parts = reinterpret_cast<const int*>(device_parts.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
-  args.weighs = compares();
+  args.compares = compares();
   args.scored = shape.scored;
   if (compares() || shape.drops_packed) {
     args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
@@ -473,7 +500,7 @@ TableArgs DecodeTable::State::table_args() {
   }
   if (turns()) {
     args.turned = reinterpret_cast<DeviceTurned*>(turned.data());
-    args.turned_by = reinterpret_cast<const float*>(turned_by.data());
+    args.waves = reinterpret_cast<const double*>(waves.data());
     args.turned_half = static_cast<int>(shape.turned_by.size());
   }
   args.scores = reinterpret_cast<float*>(scores.data());
@@ -550,7 +577,7 @@ bool DecodeTable::holds(const TableLoad& load) const noexcept {
   return load.slots <= held.slots && load.longest <= held.longest &&
          load.listed_blocks <= held.listed_blocks && load.words <= held.words &&
          load.weighed_rows <= held.weighed_rows && load.blocks <= held.blocks &&
-         load.fixed_blocks <= held.fixed_blocks;
+         load.fixed_blocks <= held.fixed_blocks && load.turns <= held.turns;
 }
 
 void DecodeTable::reserve(const TableLoad& load) {
@@ -563,6 +590,7 @@ void DecodeTable::reserve(const TableLoad& load) {
   held.weighed_rows = std::max(held.weighed_rows, load.weighed_rows);
   held.blocks = std::max(held.blocks, load.blocks);
   held.fixed_blocks = std::max(held.fixed_blocks, load.fixed_blocks);
+  held.turns = std::max(held.turns, load.turns);
   try {
     state_->place_slots();
   } catch (...) {

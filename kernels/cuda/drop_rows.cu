@@ -13,8 +13,7 @@ constexpr int kThreads = 256;
 /// Of the rows that have scores, the slot that goes. By all threads of a block.
 __device__ int least_scored(const DeviceWeighed& of) {
   __shared__ int slot_of_least;
-  // As many of the prompt's last rows stay as at first.
-  const int end = of.next - (of.least.spared_end - of.least.spared);
+  const int end = of.scored - of.tail;
   Candidate least{INFINITY, -1, -1};
   for (int slot = of.least.first + static_cast<int>(threadIdx.x); slot < end; slot += kThreads) {
     const Candidate candidate{of.weights[slot], slot, slot};
@@ -28,7 +27,7 @@ __device__ int least_scored(const DeviceWeighed& of) {
 
 /// Drops a score, if there is one of this slot. By all threads of a block.
 __device__ void close_scores(DeviceWeighed& of, int slot) {
-  const int left = of.next - 1;
+  const int left = of.scored - 1;
   if (slot > left) return;
   for (int first = slot; first < left; first += kThreads) {
     const int at = first + static_cast<int>(threadIdx.x);
@@ -38,15 +37,15 @@ __device__ void close_scores(DeviceWeighed& of, int slot) {
     __syncthreads();
   }
   __syncthreads();  // all have read how many there were
-  if (threadIdx.x == 0) of.next = left;
+  if (threadIdx.x == 0) of.scored = left;
 }
 
 /// Turns the first rows of a ring of keys by a position more: always from how they came, so that
 /// roundings do not add up (turn_rows()). By all threads of a block.
 template <class T>
 __device__ void turn(const TableArgs& table, const DeviceTail& keys, DeviceTurned& turned) {
-  const auto by = static_cast<double>(turned.by + 1);
   const int half = table.turned_half;
+  const double* waves = table.waves + int64_t{turned.by + 1} * 2 * half;
   for (int i = static_cast<int>(threadIdx.x); i < turned.rows * half; i += kThreads) {
     const int row = i / half;
     const int pair = i % half;
@@ -55,9 +54,8 @@ __device__ void turn(const TableArgs& table, const DeviceTail& keys, DeviceTurne
         reinterpret_cast<T*>(keys.ring) + static_cast<int64_t>(keys.place(row)) * table.head_dim;
     const auto a = static_cast<double>(from[pair]);
     const auto b = static_cast<double>(from[pair + half]);
-    double s = 0;
-    double c = 0;
-    sincos(by * static_cast<double>(table.turned_by[pair]), &s, &c);
+    const double c = waves[pair];
+    const double s = waves[pair + half];
     to[pair] = store_float<T>(static_cast<float>(a * c - b * s));
     to[pair + half] = store_float<T>(static_cast<float>(b * c + a * s));
   }

@@ -46,7 +46,7 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
     back[other[from]] = static_cast<int16_t>(to);
     other[from] = -1;
     if (side != 0) continue;
-    if (table.weighs) weights[to] = weights[from];
+    if (table.compares) weights[to] = weights[from];
     came[to] = came[from];
     came[from] = WeighedRows::kNoRow;
     if (bits == nullptr) continue;
@@ -121,7 +121,7 @@ __device__ void drop_place(const TableArgs& table, int lane, int side, int place
   close_gap<32>(tail, other + begin, 1, gap, from_front);
   if (side == 0) {
     close_gap<32>(tail, came + begin, 1, gap, from_front);
-    if (table.weighs) {
+    if (table.compares) {
       close_gap<32>(tail, table.weighed[lane].weights + begin, 1, gap, from_front);
     }
   }
@@ -229,11 +229,12 @@ __device__ int place_of_number(const TableArgs& table, int lane, int number) {
   return __shfl_sync(~0u, found, __ffs(static_cast<int>(who)) - 1);
 }
 
-/// Block (sequence, layer): by weight, if there are no `slots` or they say so, or a slot.
+/// Block (sequence, layer): by weight, or if there are `slots` by those, or by score if they say
+/// so.
 ///   alike  the lanes of a layer drop the same row by weight
 ///   words  bits of a warp that looks for a slot, in shared memory
 __global__ void __launch_bounds__(kThreads)
-    drop_rows(TableArgs table, bool alike, const int* slots, int words) {
+    drop_placed(TableArgs table, bool alike, const int* slots, int words) {
   extern __shared__ unsigned bits[];
   __shared__ int gained;  // bytes
   const auto row = static_cast<int>(blockIdx.x);
@@ -279,7 +280,7 @@ dim3 grid_of(const TableArgs& table) {
 }  // namespace
 
 void drop_least_placed(const TableArgs& table, bool alike, Stream& stream) {
-  drop_rows<<<grid_of(table), kThreads, 0, native(stream)>>>(table, alike, nullptr, 0);
+  drop_placed<<<grid_of(table), kThreads, 0, native(stream)>>>(table, alike, nullptr, 0);
   check_launch("DecodeTable::drop_least");
 }
 
@@ -288,7 +289,7 @@ void evict_placed(const TableArgs& table, const int* slots, Stream& stream) {
   const int words = table.longest / 32 + 1;
   const int warps = std::clamp(kMostWords / words, 1, kThreads / 32);
   const size_t bytes = static_cast<size_t>(warps) * static_cast<size_t>(words) * sizeof(unsigned);
-  drop_rows<<<grid_of(table), static_cast<unsigned>(32 * warps), bytes, native(stream)>>>(
+  drop_placed<<<grid_of(table), static_cast<unsigned>(32 * warps), bytes, native(stream)>>>(
       table, /*alike=*/false, slots, words);
   check_launch("DecodeTable::evict");
 }

@@ -67,17 +67,20 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
   const int* came = table.came_of(lane);
   const DeviceWeighed& weighed = table.weighed[lane];
   const int fixed = table.tails[lane * 2].fixed_slots;
-  for (int place = thread; table.weighs && place < table.weighed_rows; place += kThreads) {
+  for (int place = thread; table.compares && place < table.weighed_rows; place += kThreads) {
     const int number = came[place];
     if (number == WeighedRows::kNoRow) continue;
+    if (table.scored) {
+      weighed.weights[place] = number < weighed.scored ? weighed.of_numbers[number] : 0;
+      continue;
+    }
     int before = 0;  // rows of fixed runs, and how many there are
     int all = 0;
     for (int other = 0; other < fixed; ++other) {
       before += came[other] < number ? 1 : 0;
       all += came[other] != WeighedRows::kNoRow ? 1 : 0;
     }
-    const int in_stores = place < fixed ? before : all + number - before;
-    weighed.weights[place] = weighed.of_numbers[table.scored ? number : in_stores];
+    weighed.weights[place] = weighed.of_numbers[place < fixed ? before : all + number - before];
   }
   if (table.lanes[lane].live != nullptr) mark_rows(table, lane);
   for (const int side : {0, 1}) {

@@ -76,12 +76,14 @@ struct DeviceTail {
 
 /// WeighedRows, as the GPU keeps them; `came` lies apart.
 struct DeviceWeighed {
-  // By places, or of a lane that is scored and not placed (next,) in the order of its rows; null:
+  // By places, or of a lane that is scored and not placed (scored,) in the order of its rows; null:
   // none are kept.
   float* weights;
   const float* of_numbers;  // as they came, of a lane that is placed
   LeastWeight least;
-  int next;       // number of the next row; of rows that have scores how many are left
+  int next;       // number of the next row
+  int scored;     // rows that have scores; of a lane that is not placed those that are left
+  int tail;       // the last of them, which stay
   bool in_order;  // when it is set, of a lane that is placed: its rows lie in their order
 };
 
@@ -115,7 +117,7 @@ struct TableArgs {
   const int* parts;             // (layers, 2 sides) splits of a lane, at most
   const PackedFormat* formats;
   DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
-  bool weighs;             // their weights are kept, or their scores
+  bool compares;           // they have weights, or scores
   bool scored;             // it is scores
   int* came;               // (slots, layers, heads, weighed_rows)
   // Where lanes may be placed, of the same shape: the place of the value of each place's key, and
@@ -127,7 +129,7 @@ struct TableArgs {
   DeviceFixedBlock* fixed;    // (slots, layers, heads, fixed_blocks)
   unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
   DeviceTurned* turned;       // (slots, layers, heads); null: no rows turn
-  const float* turned_by;     // (turned_half,) radians a position
+  const double* waves;        // (TurnedRows.by, 2 turned_half) of find_waves()
   int turned_half;
   float* scores;  // workspace of all lanes
   int rows;       // of the step

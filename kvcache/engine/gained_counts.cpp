@@ -49,7 +49,7 @@ void GainedCounts::group_layers(Sequence& sequence) const {
     sequence.dropping_of.push_back(static_cast<int16_t>(known - sequence.dropping.begin()));
     if (known == sequence.dropping.end()) sequence.dropping.push_back(of);
   }
-  if (traits_.table_weighs()) return;
+  if (traits_.table_weighs() || sequence.placed) return;
   const auto steps = static_cast<size_t>(sequence.size.max_rows - sequence.rows);
   sequence.dropped.reserve(steps * sequence.dropping.size());
 }
@@ -60,11 +60,11 @@ DroppingLayers GainedCounts::dropping_of(const LayerState& state, int layer) con
   of.scored = static_cast<int>(state.heads[0].scores.size());
   of.kept = state.kept;
   of.forget = state.forget;
-  of.turned = state.sink_rows > 0;
+  of.turned = state.sink_rows > 0 || traits_.retention()->most_sinks() == 0;
   for (const HeadState& head : state.heads) {
     of.behind_pictures = std::max(of.behind_pictures, behind_pictures(head));
   }
-  if (traits_.retention()->evicts_by_score() && !traits_.table_scores()) of.choice = layer;
+  if (traits_.retention()->evicts_by_score() && !traits_.table_scores()) of.chosen_by = layer;
   return of;
 }
 
@@ -186,7 +186,7 @@ void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropp
     const DecodeView view = view_of(sequence, layers);
     dropped[i] = rule.evict(view);
     if (dropped[i] != kLeastScore || traits_.table_scores()) continue;
-    const LayerState& state = sequence.layers[static_cast<size_t>(layers.choice)];
+    const LayerState& state = sequence.layers[static_cast<size_t>(layers.chosen_by)];
     dropped[i] = least_scored(*rule.least_weight(view), state.heads[0].scores);
   }
 }

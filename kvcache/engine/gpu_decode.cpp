@@ -158,6 +158,7 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 
 void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   assert(sequence.uncounted == 0);
+  ++laid_;
   sequence.placed = will_be_placed(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];

@@ -65,6 +65,9 @@ class GpuDecode {
   std::vector<int> visual_slots(const Sequence& sequence) const;
   /// Tells the arena what such sequences use.
   void count_bytes() const;
+  /// How often a sequence was laid for the GPU: once when its prompt has ended, and whenever the
+  /// host has changed what it holds.
+  int64_t laid() const noexcept { return laid_; }
   /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
   int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
 
@@ -99,6 +102,7 @@ class GpuDecode {
   std::vector<Sequence*> flushed_;    // by the host
   const float* queries_ = nullptr;    // where those in another basis are
   int fixed_runs_ = 0;
+  int64_t laid_ = 0;
   bool host_windows_ = false;        // some windows are flushed by the host
   mutable bool bytes_known_ = true;  // to the arena, of sequences whose packed rows the GPU drops
 };

@@ -115,7 +115,7 @@ struct DroppingLayers {
   int behind_pictures = 0;  ///< the first slot behind all pictures, if these are stored apart
   double forget = 0;
   bool turned = false;  ///< sinks have been
-  int choice = -1;      ///< a number for layers whose choice the host makes by what they hold alone
+  int chosen_by = -1;   ///< the layer by whose scores the host chooses; -1: by none
 
   bool operator==(const DroppingLayers&) const = default;
 };
@@ -153,7 +153,7 @@ struct Sequence {
   std::vector<GainedRows> gained;        ///< on_gpu: what each of them adds
   std::vector<DroppingLayers> dropping;  ///< on_gpu, where rows are dropped
   std::vector<int16_t> dropping_of;      ///< the same: (layers,) which of them each layer is of
-  /// on_gpu: (uncounted, dropping) what Retention::evict() has said after each row.
+  /// on_gpu: (uncounted, dropping) what was said to the GPU after each row (DecodeTable::evict()).
   std::vector<int> dropped;
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.

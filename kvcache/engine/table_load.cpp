@@ -119,6 +119,11 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
                            : 0;
     most.listed_blocks = of_run * runs.most;
   }
+  if (traits.evicts() && traits.retention()->rerotates()) {
+    for (const Sequence& sequence : sequences) {
+      if (sequence.open) most.turns = std::max(most.turns, sequence.size.max_rows);
+    }
+  }
   if (protects) most.words = 2 * (most.longest / 64 + 1);
   if (traits.evicts())
     most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows

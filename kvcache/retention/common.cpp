@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cassert>
 #include <cmath>
 #include <functional>
@@ -284,8 +283,9 @@ LeastWeight PlaceEviction::least_of(const DecodeView& view) const noexcept {
 }
 
 std::optional<LeastWeight> PlaceEviction::least_weight(const DecodeView& view) const noexcept {
-  const LeastWeight least = least_of(view);
+  LeastWeight least = least_of(view);
   if (rule == Rule::kScore) {
+    least.spared_end = std::numeric_limits<int>::max();  // rows that have no score stay
     return least.spared > least.first ? std::optional(least) : std::nullopt;
   }
   if (rule != Rule::kStep) return std::nullopt;

@@ -333,11 +333,12 @@ struct Launches final : test::WatchedCache {
     WatchedCache::begin(step, stream);
     number = cache().repetition();
   }
+  int64_t laid() { return cache().laid(); }
 };
 
 /// Rows go where they lie, packed or not, by attention weight, by score or because the host names
-/// them: hardly a step is described to anybody. (The first packed row that is named takes the
-/// sequence to the host.)
+/// them: no step is described, and the sequence is laid when its prompt has ended and once more at
+/// most, because the first packed row that is named takes it to the host.
 TEST(CudaTable, DropsRows) {
   if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
   const CacheShape shape = shape_of(2, 2, 2, 16);
@@ -377,6 +378,7 @@ TEST(CudaTable, DropsRows) {
       inputs = {{'a', inputs[0].id, static_cast<int>(prompt.size()) + step, {kTextRow}, false}};
     }
     EXPECT_LE(described, 1) << spec << ": the prompt";
+    EXPECT_LE(cache.laid(), 2) << spec;
   }
 }
 

@@ -235,6 +235,7 @@ inline constexpr const char* kSpecs[] = {
     "streaming,keep=0.4",
     "streaming,keep=0.4,rerotate=on",
     "streaming,keep=0.6,budget=proportional,rerotate=on,sinks=3",
+    "streaming,keep=0.5,rerotate=on,sinks=0",
     "h2o,keep=0.4",
     "h2o,keep=0.5,head_shared=on",
     "h2o,keep=0.95,head_shared=on",

@@ -138,6 +138,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "prefixkv,keep=0.5 + int4", "prefixkv,keep=0.5 + kivi,group=8,residual=16",
                       "knorm,keep=0.5", "vlcache,keep=0.5", "streaming,keep=0.4,rerotate=on",
                       "streaming,keep=0.6,budget=proportional",
+                      "streaming,keep=0.5,rerotate=on,sinks=0",
                       "snapkv,keep=0.5,window=8,evict=window,distance=6"),
     name_of_spec);
 
