@@ -59,7 +59,6 @@ __device__ inline void join_queries(const AttendArgs& args, const FusedArgs& fus
     for (int split = 0; split < splits; ++split) {
       const float2 end = ends[static_cast<int64_t>(split) * args.q_per_kv];
       const float4 out = outs[static_cast<int64_t>(split) * args.q_per_kv * fours];
-      if (end.x == -INFINITY) continue;  // none of its slots has a row
       if (end.x > most) {
         sum.shrink(exp2f(most - end.x));
         most = end.x;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cfloat>
+
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/fused_join.cuh"
 #include "kernels/cuda/fused_keys.cuh"
@@ -107,7 +109,7 @@ struct SplitSpace {
 
 /// Merges the states of a block's warps and writes that of split `part`, or the output of a lane
 /// that has no other one.
-template <class Space, class V, Scaled kScaled, int kGroups>
+template <bool kLosesRows, class Space, class V, Scaled kScaled, int kGroups>
 __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, const DeviceLane& lane,
                             bool only, int part, int first_query, const Space& space,
                             OnlineSoftmax<kGroups>& softmax,
@@ -164,6 +166,8 @@ __device__ void write_split(const AttendArgs& args, const FusedArgs& fused, cons
       continue;
     }
     reinterpret_cast<float4*>(fused.outs)[first * kFours + i] = sum.out;
+    // Of a split none of whose slots has a row a number, as any greater one makes it nothing.
+    if constexpr (kLosesRows) most = fmaxf(most, -FLT_MAX);
     if (i % kFours == 0) fused.ends[first + query] = {most, sum.weights};
   }
   if (Space::kInStages) __syncthreads();  // before copies come there
@@ -277,10 +281,10 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
       const uint32_t key_meta = next_key_meta;
       const uint32_t value_meta = next_value_meta;
       OneStage& stage = stages[turn];
-      const LaneRun& key_run = runs[item.run[kKeySide]];
-      uint32_t there = ~0u >> (kItemSlots - rows);  // which of the item's slots have rows
+      uint32_t there = 0;  // which of the item's slots have rows
       if constexpr (kLosesRows) {
-        if (lane.live != nullptr && key_run.run.rows == nullptr) {
+        there = ~0u >> (kItemSlots - rows);
+        if (lane.live != nullptr && runs[item.run[kKeySide]].run.rows == nullptr) {
           there &= PackedRowBits::from(lane.live, item.slot);
         }
       }
@@ -293,6 +297,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
 
       Keys<K, kGroups> keys;
       Scores<kGroups> scores;
+      const LaneRun& key_run = runs[item.run[kKeySide]];
       const Source& source = source_at(key_run.run.source);
       const std::byte* key_codes = stage.keys.rows(item.row[kKeySide]);
       if (key_run.run.rows != nullptr) {
@@ -310,14 +315,19 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
           keys.score_grouped(key_codes, scales, scales + kKeyZerosAt, source, my, scores);
         }
       }
-      if (there != ~0u) {
+      const auto forget = [&](auto is_gone) {
 #pragma unroll
         for (int i = 0; i < 2 * kItemTiles; ++i) {
 #pragma unroll
           for (int group = 0; group < kGroups; ++group) {
-            if ((there >> (my.row + 8 * i) & 1) == 0) scores.of[i / 2][group][i % 2] = -INFINITY;
+            if (is_gone(my.row + 8 * i)) scores.of[i / 2][group][i % 2] = -INFINITY;
           }
         }
+      };
+      if constexpr (kLosesRows) {
+        if (there != ~0u) forget([&](int row) { return (there >> row & 1) == 0; });
+      } else if (rows < kItemSlots) {
+        forget([&](int row) { return row >= rows; });
       }
       float factor[kGroups];
       if (softmax.weigh(scores, factor)) values.shrink(factor);
@@ -361,8 +371,9 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
     if (added != kFresh) values.bring_down(added == kCodes, 1 / up, my);
 
     if (split + 1 < end_split) enter(split + 1);  // while the warps join what they have
-    write_split(args, fused, lane, splits == 1, static_cast<int>(blockIdx.x) * fused.splits + split,
-                first_query, space, softmax, values, my);
+    write_split<kLosesRows>(args, fused, lane, splits == 1,
+                            static_cast<int>(blockIdx.x) * fused.splits + split, first_query, space,
+                            softmax, values, my);
   }
   if (splits == 1 || !has_all_splits(fused, splits)) return;
   __syncthreads();
