@@ -337,8 +337,9 @@ struct Launches final : test::WatchedCache {
 };
 
 /// Rows go where they lie, packed or not, by attention weight, by score or because the host names
-/// them: no step is described, and the sequence is laid when its prompt has ended and once more at
-/// most, because the first packed row that is named takes it to the host.
+/// them: no step is described, and the sequence is laid when its prompt has ended and twice more at
+/// most, because the first packed row that is named takes it to the host, and so does a full one in
+/// front of the picture.
 TEST(CudaTable, DropsRows) {
   if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
   const CacheShape shape = shape_of(2, 2, 2, 16);
@@ -378,7 +379,7 @@ TEST(CudaTable, DropsRows) {
       inputs = {{'a', inputs[0].id, static_cast<int>(prompt.size()) + step, {kTextRow}, false}};
     }
     EXPECT_LE(described, 1) << spec << ": the prompt";
-    EXPECT_LE(cache.laid(), 2) << spec;
+    EXPECT_LE(cache.laid(), 3) << spec;
   }
 }
 
