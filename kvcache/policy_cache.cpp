@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "kernels/base/error.h"
-#include "kernels/elementwise.h"
 #include "kvcache/engine/row_order.h"
 #include "kvcache/engine/step_checks.h"
 
@@ -136,7 +135,11 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const QkvRows given{q, k, v};
   const bool turns = rotation_.turns(layer);
   const QkvRows stored = turns ? rotation_.turned(given, !prompts, stream) : given;
-  const ConstTensorView queries = decodes ? own_queries(layer, stored.q, out, stream) : stored.q;
+  // Packed attention reads queries to its end, attention of full rows does not.
+  const bool in_place =
+      traits_.holds_rows_alone(layer) && (!gpu_.serves() || gpu_.attends_in_place(layer));
+  const bool apart = decodes && !in_place && out.data() == stored.q.data();
+  const ConstTensorView queries = apart ? queries_.copy_of(stored.q, stream) : stored.q;
   int64_t first = 0;
   bool on_gpu = false;  // some sequences' rows are
   for (const StepRows& rows : step_) {
@@ -161,19 +164,6 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
     decode_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
   }
   if (turns && decodes) Rotation::turn_generated_back(out, step_, stream);
-}
-
-/// The queries of a step, where `out` does not take their place: packed attention reads them to its
-/// end, attention of full rows does not.
-ConstTensorView PolicyCache::own_queries(int layer, ConstTensorView q, TensorView out,
-                                         Stream& stream) {
-  const bool in_place =
-      traits_.holds_rows_alone(layer) && (!gpu_.serves() || gpu_.attends_in_place(layer));
-  if (out.data() != q.data() || in_place) return q;
-  queries_.grow(static_cast<size_t>(q.elements()));
-  const TensorView copied(queries_.data(), DType::kF32, q.shape(), q.device());
-  copy(copied, q, stream);
-  return copied;
 }
 
 /// Attends the rows of a prompt: as they are given where nothing of the sequence is stored yet,

@@ -43,6 +43,19 @@ struct ClassOfLayers {
   std::vector<int> layers;
 };
 
+/// By what first rows turn, as often as they may: TableArgs::waves.
+Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
+  const size_t of_turn = 2 * frequencies.size();
+  std::vector<double> found(of_turn * static_cast<size_t>(turns + 1));
+  for (int by = 0; by <= turns; ++by) {
+    find_waves(frequencies, by,
+               std::span(found).subspan(static_cast<size_t>(by) * of_turn, of_turn));
+  }
+  Buffer waves(device, found.size() * sizeof(double));
+  copy_now(waves.data(), found.data(), waves.bytes());
+  return waves;
+}
+
 }  // namespace
 
 struct DecodeTable::State {
@@ -88,12 +101,13 @@ struct DecodeTable::State {
   bool out_of_order = false;       // some lane's packed rows do not lie in order
   std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
   int most_places = 0;             // TableArgs::most_places
+  int bit_words = 0;               // TableArgs::bit_words
+  bool turns;                      // kept keys do
 
   int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
   bool weighs() const { return shape.weights != RowWeights::kNone; }
   /// Rows have weights or scores, by which they go.
   bool compares() const { return weighs() || shape.scored; }
-  bool turns() const { return !shape.turned_by.empty(); }
   /// Slots of a lane, at most: where packed rows may go, empty places among them.
   int longest() const { return std::max(load.longest, load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
@@ -102,12 +116,10 @@ struct DecodeTable::State {
   bool may_hold_pictures() const;
   void note_ring(int rows);
   void note_places(const TableLane& lane, const LaneSpace& space);
-  int bit_words() const;
   PieceLaunch rows_of(int layer, const float* q, float scale, Stream& stream);
   void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
   void class_layers_of(size_t side);
   void place_slots();
-  void place_waves();
   LaneSpace space_of(int slot, int layer, size_t head);
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
@@ -131,7 +143,8 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
       device_windows(at, 2 * windows.size() * sizeof(DeviceWindow)),
       device_parts(at, 2 * windows.size() * sizeof(int)),
       class_layers(at, 2 * windows.size() * sizeof(int)),
-      clamped(at, windows.size() * sizeof(unsigned long long)) {
+      clamped(at, windows.size() * sizeof(unsigned long long)),
+      turns(!of.turned_by.empty()) {
   assert(2 * side_runs <= kMostRuns && windows.size() == static_cast<size_t>(of.layers));
   clear_now(clamped.data(), clamped.bytes());
   std::vector<DeviceWindow> sizes;
@@ -189,11 +202,6 @@ void DecodeTable::State::note_places(const TableLane& lane, const LaneSpace& spa
   bounds.changed = true;
 }
 
-/// Words of PackedRowBits of a lane, at most.
-int DecodeTable::State::bit_words() const {
-  return shape.drops_packed ? PackedRowBits::words(load.weighed_rows) : 0;
-}
-
 /// Groups layers whose windows are packed alike, so that one launch serves them.
 void DecodeTable::State::class_layers_of(size_t side) {
   for (size_t layer = 0; layer < windows.size(); ++layer) {
@@ -244,8 +252,9 @@ void DecodeTable::State::place_slots() {
   make(weighed, new_weighed, compares() || shape.drops_packed ? 1 : 0);
   make(came, new_came, weighs() || shape.drops_packed ? static_cast<size_t>(load.weighed_rows) : 0);
   make(row_scores, new_scores, shape.scored ? static_cast<size_t>(load.weighed_rows) : 0);
-  make(turned, new_turned, turns() ? 1 : 0);
-  if (turns()) place_waves();
+  make(turned, new_turned, turns ? 1 : 0);
+  if (turns) waves = waves_of(shape.turned_by, load.turns, device);
+  bit_words = shape.drops_packed ? PackedRowBits::words(load.weighed_rows) : 0;
   if (shape.drops_packed) {
     make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
     make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
@@ -253,7 +262,7 @@ void DecodeTable::State::place_slots() {
     take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
     take(place_weights, compares() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
-    take(row_bits, slots * of_slot * static_cast<size_t>(bit_words()) * sizeof(uint32_t));
+    take(row_bits, slots * of_slot * static_cast<size_t>(bit_words) * sizeof(uint32_t));
   }
   take(device_step, slots * sizeof(StepSlot));
   take(evicted, slots * static_cast<size_t>(shape.layers) * sizeof(int));
@@ -271,18 +280,6 @@ void DecodeTable::State::place_slots() {
   versions.assign(slots + 1, 0);
   layout.reserve(longest());
   bounds.changed = true;
-}
-
-/// Finds by what sinks turn, as often as they may.
-void DecodeTable::State::place_waves() {
-  const size_t of_turn = 2 * shape.turned_by.size();
-  std::vector<double> found(of_turn * static_cast<size_t>(load.turns + 1));
-  for (int by = 0; by <= load.turns; ++by) {
-    find_waves(shape.turned_by, by,
-               std::span(found).subspan(static_cast<size_t>(by) * of_turn, of_turn));
-  }
-  waves = Buffer(device, found.size() * sizeof(double));
-  copy_now(waves.data(), found.data(), waves.bytes());
 }
 
 /// Where a lane of a slot is described, on its way.
@@ -493,12 +490,12 @@ TableArgs DecodeTable::State::table_args() {
     args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
     args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
     args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
-    args.bit_words = bit_words();
+    args.bit_words = bit_words;
     args.most_places = most_places;
     args.blocks = load.blocks;
     args.fixed_blocks = load.fixed_blocks;
   }
-  if (turns()) {
+  if (turns) {
     args.turned = reinterpret_cast<DeviceTurned*>(turned.data());
     args.waves = reinterpret_cast<const double*>(waves.data());
     args.turned_half = static_cast<int>(shape.turned_by.size());
@@ -612,13 +609,13 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
     }
     if (space.lane->placed && space.lane->fused != 0) {
       space.lane->live = reinterpret_cast<const uint32_t*>(state.row_bits.data()) +
-                         int64_t{space.index} * state.bit_words();
+                         int64_t{space.index} * state.bit_words;
     } else if (space.lane->placed) {
       state.note_places(lanes[h], space);
     }
     state.take_weighed(lanes[h].weighed, space);
     state.take_fixed(lanes[h].fixed, space);
-    if (state.turns()) {
+    if (state.turns) {
       const TurnedRows& turned = lanes[h].turned;
       state.new_turned[static_cast<size_t>(space.lane - state.new_lanes.data())] = {
           turned.keys, turned.rows, turned.by};

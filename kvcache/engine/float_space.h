@@ -5,6 +5,8 @@
 
 #include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
+#include "kernels/base/tensor.h"
+#include "kernels/elementwise.h"
 
 namespace kvlm {
 
@@ -23,6 +25,13 @@ class FloatSpace {
       if (more <= count) throw;
       take(count);
     }
+  }
+  /// A copy of floats, for which there is room.
+  ConstTensorView copy_of(ConstTensorView from, Stream& stream) {
+    grow(static_cast<size_t>(from.elements()));
+    const TensorView copied(memory_.data(), DType::kF32, from.shape(), from.device());
+    copy(copied, from, stream);
+    return copied;
   }
   float* data() noexcept { return reinterpret_cast<float*>(memory_.data()); }
   size_t size() const noexcept { return size_; }

@@ -49,7 +49,7 @@ void GainedCounts::group_layers(Sequence& sequence) const {
     sequence.dropping_of.push_back(static_cast<int16_t>(known - sequence.dropping.begin()));
     if (known == sequence.dropping.end()) sequence.dropping.push_back(of);
   }
-  if (traits_.table_weighs() || sequence.placed) return;
+  if (traits_.table().weighs || sequence.placed) return;
   const auto steps = static_cast<size_t>(sequence.size.max_rows - sequence.rows);
   sequence.dropped.reserve(steps * sequence.dropping.size());
 }
@@ -64,7 +64,7 @@ DroppingLayers GainedCounts::dropping_of(const LayerState& state, int layer) con
   for (const HeadState& head : state.heads) {
     of.behind_pictures = std::max(of.behind_pictures, behind_pictures(head));
   }
-  if (traits_.retention()->evicts_by_score() && !traits_.table_scores()) of.chosen_by = layer;
+  if (traits_.retention()->evicts_by_score() && !traits_.table().scores) of.chosen_by = layer;
   return of;
 }
 
@@ -108,11 +108,11 @@ void GainedCounts::add(Sequence& sequence, const GainedRows& rows) {
 Gain GainedCounts::gain(Sequence& sequence, std::span<int> dropped) const {
   ++sequence.uncounted;
   if (sequence.placed) {  // bytes the GPU alone knows
-    if (!traits_.table_weighs()) name_dropped(sequence, dropped);
+    if (!traits_.table().weighs) name_dropped(sequence, dropped);
     return {};
   }
   Gain gain = gain_row(sequence);
-  if (traits_.table_weighs()) {
+  if (traits_.table().weighs) {
     drop_weighed(sequence, gain);
     return gain;
   }
@@ -185,7 +185,7 @@ void GainedCounts::choose_dropped(const Sequence& sequence, std::span<int> dropp
     const DroppingLayers& layers = sequence.dropping[i];
     const DecodeView view = view_of(sequence, layers);
     dropped[i] = rule.evict(view);
-    if (dropped[i] != kLeastScore || traits_.table_scores()) continue;
+    if (dropped[i] != kLeastScore || traits_.table().scores) continue;
     const LayerState& state = sequence.layers[static_cast<size_t>(layers.chosen_by)];
     dropped[i] = least_scored(*rule.least_weight(view), state.heads[0].scores);
   }
@@ -231,7 +231,7 @@ void GainedCounts::forget_slots(Sequence& sequence, std::span<const int> dropped
     --layers.scored;
     scored = true;
   }
-  if (scored && !traits_.table_scores()) forget_scores(sequence, dropped);
+  if (scored && !traits_.table().scores) forget_scores(sequence, dropped);
 }
 
 void GainedCounts::forget_scores(Sequence& sequence, std::span<const int> dropped) const {
@@ -247,7 +247,7 @@ void GainedCounts::forget_scores(Sequence& sequence, std::span<const int> droppe
 }
 
 void GainedCounts::catch_up(Sequence& sequence) const {
-  if (traits_.table_weighs()) sequence.uncounted = 0;  // planes hold as many rows as before
+  if (traits_.table().weighs) sequence.uncounted = 0;  // planes hold as many rows as before
   if (sequence.uncounted == 0) return;
   std::vector<Dropped> dropped;
   if (traits_.evicts()) {
@@ -285,7 +285,7 @@ void GainedCounts::catch_up(Sequence& sequence) const {
 /// chosen. What the host knows of these rows goes.
 GainedCounts::Dropped GainedCounts::replay_choices(Sequence& sequence, int layer) const {
   LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  const bool apart = traits_.table_scores() && traits_.layouts().per_head();
+  const bool apart = traits_.table().scores && traits_.layouts().per_head();
   const size_t lists = apart ? state.heads.size() : 1;
   const auto group = static_cast<size_t>(sequence.dropping_of[static_cast<size_t>(layer)]);
   Dropped dropped;
@@ -301,7 +301,7 @@ GainedCounts::Dropped GainedCounts::replay_choices(Sequence& sequence, int layer
       std::vector<float>& scores = state.heads[list].scores;
       const int slot = of ? least_scored(*of, scores) : said;
       dropped.lists[list].push_back(slot);
-      if (traits_.table_scores() && slot >= 0 && static_cast<size_t>(slot) < scores.size()) {
+      if (traits_.table().scores && slot >= 0 && static_cast<size_t>(slot) < scores.size()) {
         scores.erase(scores.begin() + slot);
       }
     }

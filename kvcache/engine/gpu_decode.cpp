@@ -17,7 +17,7 @@ namespace {
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
 
 RowWeights weights_of(const CacheTraits& traits) {
-  if (!traits.table_weighs()) return RowWeights::kNone;
+  if (!traits.table().weighs) return RowWeights::kNone;
   return traits.layouts().sums_weights() ? RowWeights::kSummed : RowWeights::kOfStep;
 }
 
@@ -46,7 +46,7 @@ bool can_serve(const CacheTraits& traits) {
   if (!traits.on_gpu()) return false;
   const Retention* rule = traits.retention();
   if (rule == nullptr || !rule->evicts()) return true;
-  if (traits.table_weighs() || traits.table_scores()) return true;
+  if (traits.table().weighs || traits.table().scores) return true;
   // By score the host would choose for every KV head.
   const bool apart = traits.layouts().per_head() && rule->evicts_by_score();
   return !traits.layouts().keeps_weights() && !apart && !traits.needs().prompt_embeddings;
@@ -57,6 +57,22 @@ RowWindow window_of(const CacheTraits& traits, int layer, KvSide side) {
   if (traits.flush_rule(side, layer) == nullptr || traits.host_flushes(layer, side)) return {};
   const Packing& packing = traits.quantizer(kRest, layer)->packing(side, layer);
   return {&packing.format, packing.rules, packing.flush.trigger, packing.flush.rows};
+}
+
+/// Sequence.came, of all that a table says of a sequence.
+std::vector<std::vector<int>> came_of(const CacheTraits& traits, const Sequence& sequence,
+                                      std::span<const int> all) {
+  const auto places =
+      static_cast<std::ptrdiff_t>(all.size() / (traits.layers() * traits.kv_heads()));
+  std::vector<std::vector<int>> came;
+  auto first = all.begin();
+  for (size_t layer = 0; layer < traits.layers(); ++layer) {
+    const int slots = sequence.slots_of(layer);
+    for (size_t h = 0; h < traits.kv_heads(); ++h, first += places) {
+      forget_newest(came.emplace_back(first, first + slots + 1));
+    }
+  }
+  return came;
 }
 
 }  // namespace
@@ -88,7 +104,7 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
                  fixed_runs_, static_cast<int>(remap.ranges()), weights_of(traits),
-                 !traits.layouts().per_head(), traits.table_places(), traits.table_scores(),
+                 !traits.layouts().per_head(), traits.table().places, traits.table().scores,
                  turned_by(traits)},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
@@ -180,8 +196,9 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       }
       if (traits_.host_flushes(layer, KvSide::kKeys)) lane.keys_gained.packed = 0;
       if (traits_.host_flushes(layer, KvSide::kValues)) lane.values_gained.packed = 0;
-      if (traits_.table_weighs()) describe_weighed(sequence, layer, h, lane);
-      if (traits_.table_scores()) describe_scored(sequence, layer, h, lane);
+      if (traits_.table().weighs || traits_.table().scores) {
+        describe_weighed(sequence, layer, h, lane);
+      }
       if (state.sink_rows > 0) {
         const size_t before = h * static_cast<size_t>(state.sink_rows) * traits_.dim();
         lane.turned = {state.sinks + before, state.sink_rows, state.rotated_by};
@@ -195,23 +212,20 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   counts_.start(sequence);
 }
 
-/// Rows that are dropped by weight: they have the numbers that they had when the prompt ended.
+/// Rows that go by weight, which have the numbers that they had when the prompt ended, or by score:
+/// those of the prompt that are left.
 void GpuDecode::describe_weighed(const Sequence& sequence, int layer, size_t head,
                                  TableLane& lane) const {
-  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  lane.weighed.weights = state.heads[head].weights;
-  lane.weighed.least = *least_weight(traits_, sequence, layer);
-  if (sequence.came.empty() || sequence.placed) return;
-  lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
-}
-
-/// Rows that are dropped by score: those of the prompt that are left.
-void GpuDecode::describe_scored(const Sequence& sequence, int layer, size_t head,
-                                TableLane& lane) const {
   const std::vector<HeadState>& heads = sequence.layers[static_cast<size_t>(layer)].heads;
-  lane.weighed.scores = heads[traits_.layouts().per_head() ? head : 0].scores;
   const std::optional<LeastWeight> least = least_weight(traits_, sequence, layer);
   if (least) lane.weighed.least = *least;  // else none goes by score any more
+  if (traits_.table().scores) {
+    lane.weighed.scores = heads[traits_.layouts().per_head() ? head : 0].scores;
+    return;
+  }
+  lane.weighed.weights = heads[head].weights;
+  if (sequence.came.empty() || sequence.placed) return;
+  lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
 }
 
 /// The fixed runs of a KV head's keys, and where its queries will be in their basis. Returns how
@@ -271,7 +285,7 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
 
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {
   flushed_.clear();
-  const bool names_slots = traits_.evicts() && !traits_.table_weighs();
+  const bool names_slots = traits_.evicts() && !traits_.table().weighs;
   if (names_slots) dropped_.assign(traits_.layers() * rows_.size(), kNoSlot);
   std::array<bool, 2> due{};
   bool drops = false;
@@ -306,7 +320,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     if (due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
   if (drops) table_->evict(dropped_, stream);
-  if (number > 0 && traits_.table_weighs()) table_->drop_least(stream);
+  if (number > 0 && traits_.table().weighs) table_->drop_least(stream);
   bytes_known_ = bytes_known_ && !placed;
   for (Sequence* sequence : flushed_) {
     take_back(*sequence);
@@ -334,7 +348,9 @@ void GpuDecode::take_back(Sequence& sequence) const {
 
 void GpuDecode::catch_up(Sequence& sequence) const {
   if (sequence.drops_on_gpu()) return count_placed(sequence);
-  if (traits_.table_weighs() && sequence.uncounted > 0) sequence.came = read_came(sequence);
+  if (traits_.table().weighs && sequence.uncounted > 0) {
+    sequence.came = came_of(traits_, sequence, table_->came(slot_of(sequence)));
+  }
   counts_.catch_up(sequence);
 }
 
@@ -391,22 +407,6 @@ void GpuDecode::count_bytes() const {
     sequence.memory->set_used(sequence.used_when_placed + more);
   }
   bytes_known_ = true;
-}
-
-/// Sequence.came as the table has it.
-std::vector<std::vector<int>> GpuDecode::read_came(const Sequence& sequence) const {
-  const std::vector<int> all = table_->came(slot_of(sequence));
-  const auto places =
-      static_cast<std::ptrdiff_t>(all.size() / (traits_.layers() * traits_.kv_heads()));
-  std::vector<std::vector<int>> came;
-  auto first = all.begin();
-  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-    const int slots = sequence.slots_of(layer);
-    for (size_t h = 0; h < traits_.kv_heads(); ++h, first += places) {
-      forget_newest(came.emplace_back(first, first + slots + 1));
-    }
-  }
-  return came;
 }
 
 }  // namespace kvlm

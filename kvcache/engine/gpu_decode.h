@@ -78,8 +78,6 @@ class GpuDecode {
   }
   void count_placed(Sequence& sequence) const;
   void describe_weighed(const Sequence& sequence, int layer, size_t head, TableLane& lane) const;
-  void describe_scored(const Sequence& sequence, int layer, size_t head, TableLane& lane) const;
-  std::vector<std::vector<int>> read_came(const Sequence& sequence) const;
   void place(Sequence& sequence, SequenceId id, Stream& stream);
   size_t describe_keys(const HeadState& head, int layer, size_t index, RunList& runs);
   void describe_values(const HeadState& head, int layer, RunList& runs);

@@ -54,7 +54,7 @@ int weighed_rows(const CacheTraits& traits, std::span<const Sequence> sequences)
   for (const Sequence& sequence : sequences) {
     if (!sequence.open) continue;
     // A bound may be more than there will be.
-    most = std::max(most, traits.table_places() ? std::min(places(traits, sequence), kMostPlaces)
+    most = std::max(most, traits.table().places ? std::min(places(traits, sequence), kMostPlaces)
                                                 : peak_rows(traits, sequence));
   }
   return most;
@@ -90,7 +90,7 @@ bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
 /// Whether packed rows of a sequence may go and others come: it has not too many, and no fork reads
 /// them.
 bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (!traits.table_places() || places(traits, sequence) > kMostPlaces) return false;
+  if (!traits.table().places || places(traits, sequence) > kMostPlaces) return false;
   for (const LayerState& layer : sequence.layers) {
     for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
@@ -127,13 +127,13 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   if (protects) most.words = 2 * (most.longest / 64 + 1);
   if (traits.evicts())
     most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows
-  if (traits.table_weighs() || traits.table_scores() || traits.table_places()) {
+  if (traits.table().weighs || traits.table().scores || traits.table().places) {
     most.weighed_rows = weighed_rows(traits, sequences);
   }
-  if (traits.table_places() && traits.plan().split) {
+  if (traits.table().places && traits.plan().split) {
     most.fixed_blocks = static_cast<int>(Layouts::kMaxImages);
   }
-  if (traits.table_places()) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
+  if (traits.table().places) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
   return most;
 }
 
@@ -152,11 +152,11 @@ TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexc
 
 bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (sequence.goes_on_elsewhere) return false;
-  if (!traits.table_weighs() && !traits.table_scores()) {
+  if (!traits.table().weighs && !traits.table().scores) {
     return (!sequence.placed && lies_evenly(traits, sequence)) || may_place(traits, sequence);
   }
-  if (traits.table_places() && !may_place(traits, sequence)) return false;
-  if (traits.table_scores()) return true;
+  if (traits.table().places && !may_place(traits, sequence)) return false;
+  if (traits.table().scores) return true;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     if (state.heads[0].slots() != state.kept || !least_weight(traits, sequence, layer)) {
@@ -167,8 +167,8 @@ bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
 }
 
 bool will_be_placed(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (sequence.placed || !traits.table_places()) return sequence.placed;
-  return traits.table_weighs() || traits.table_scores() || !lies_evenly(traits, sequence);
+  if (sequence.placed || !traits.table().places) return sequence.placed;
+  return traits.table().weighs || traits.table().scores || !lies_evenly(traits, sequence);
 }
 
 std::optional<LeastWeight> least_weight(const CacheTraits& traits, const Sequence& sequence,

@@ -84,23 +84,23 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     layers_.push_back(traits_of(layouts_, layer));
   }
   needs_ = needs_of(*plan_, layouts_, layers_, device);
-  table_places_ = on_gpu() && evicts() && !retention()->rerotates() && plan_->pairs.empty() &&
+  table_.places = on_gpu() && evicts() && !retention()->rerotates() && plan_->pairs.empty() &&
                   !plan_->share.any();
   int packing = 0;  // layers
   for (int layer = 0; layer < plan_->shape.layers; ++layer) {
     packing += this->layer(layer).windows.empty() ? 0 : 1;
-    table_places_ =
-        table_places_ && table_may_drop(layouts_, this->layer(layer), plan_->split, layer);
+    table_.places =
+        table_.places && table_may_drop(layouts_, this->layer(layer), plan_->split, layer);
   }
   if (layouts_.keeps_weights()) {
-    table_weighs_ = table_places_;
-    table_places_ = table_places_ && (plan_->split || packing > 0);
+    table_.weighs = table_.places;
+    table_.places = table_.places && (plan_->split || packing > 0);
   } else {
     // Layers of full rows alone have kernels of their own.
-    table_places_ = table_places_ && (plan_->split || packing == plan_->shape.layers);
+    table_.places = table_.places && (plan_->split || packing == plan_->shape.layers);
     const bool full_rows = !plan_->split && packing == 0;
-    table_scores_ =
-        on_gpu() && evicts() && retention()->evicts_by_score() && (table_places_ || full_rows);
+    table_.scores =
+        on_gpu() && evicts() && retention()->evicts_by_score() && (table_.places || full_rows);
   }
 }
 

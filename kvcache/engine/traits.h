@@ -31,6 +31,14 @@ struct LayerTraits {
   bool remaps = false;  ///< scores of packed visual slots are remapped (CalibQuant)
 };
 
+/// Which rows a DecodeTable drops without the host.
+struct TableDrops {
+  /// Those that go by attention weights: it packs all windows itself, and no layer follows another.
+  bool weighs = false;
+  bool scores = false;  ///< it chooses those that go by score (kLeastScore)
+  bool places = false;  ///< they may be packed (TableLane.placed)
+};
+
 /// What follows from a plan and a device, for all parts of the engine.
 class CacheTraits {
  public:
@@ -70,13 +78,8 @@ class CacheTraits {
   }
   /// The rule drops slots in decode.
   bool evicts() const noexcept { return retention() != nullptr && retention()->evicts(); }
-  /// A DecodeTable drops the rows that go by attention weights: it packs all windows itself, and no
-  /// layer follows another.
-  bool table_weighs() const noexcept { return table_weighs_; }
-  /// A DecodeTable chooses the rows that go by score (kLeastScore).
-  bool table_scores() const noexcept { return table_scores_; }
-  /// A DecodeTable may drop packed rows (TableLane.placed).
-  bool table_places() const noexcept { return table_places_; }
+  /// What a DecodeTable drops.
+  const TableDrops& table() const noexcept { return table_; }
   /// The first of the layers that keep the same slots as `layer`.
   int pair_of(int layer) const noexcept {
     return plan_->pairs.empty() ? layer : plan_->pairs[static_cast<size_t>(layer)];
@@ -100,9 +103,7 @@ class CacheTraits {
   size_t dim_;
   std::vector<LayerTraits> layers_;
   CacheNeeds needs_;
-  bool table_weighs_ = false;
-  bool table_scores_ = false;
-  bool table_places_ = false;
+  TableDrops table_;
 };
 
 }  // namespace kvlm

@@ -117,7 +117,7 @@ class GainedCountsByScore : public GainedCountsOfSpec {};
 TEST_P(GainedCountsByScore, AreWhatAHostsPlanesCount) {
   const Device gpu{DeviceKind::kCuda, 0};
   const CacheTraits traits(test::plan_of(GetParam(), shape_of(3, 2, 2, 16)), gpu);
-  ASSERT_TRUE(traits.table_scores());
+  ASSERT_TRUE(traits.table().scores);
   check(gpu);
 }
 
@@ -148,7 +148,7 @@ TEST(GainedCountsTest, StayWhereAGpuDropsTheRowOfLeastWeight) {
   for (const char* spec : {"h2o,keep=0.5", "h2o,keep=0.5,head_shared=on", "tova,keep=0.5"}) {
     const auto plan = test::plan_of(spec, shape);
     const CacheTraits traits(plan, Device{DeviceKind::kCuda, 0});
-    ASSERT_TRUE(traits.table_weighs()) << spec;
+    ASSERT_TRUE(traits.table().weighs) << spec;
     const GainedCounts counts(traits);
     Feeder feeder(shape);
     const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
@@ -181,7 +181,7 @@ TEST(GainedCountsTest, LeaveRowsThatGoByWeightToTheGpuThatPacksThem) {
   const Device gpu{DeviceKind::kCuda, 0};
   const auto drops = [&](const char* spec, Device device) {
     const CacheTraits traits(test::plan_of(spec, shape), device);
-    return std::pair(traits.table_weighs(), traits.table_places());
+    return std::pair(traits.table().weighs, traits.table().places);
   };
   EXPECT_EQ(drops("h2o,keep=0.5", gpu), std::pair(true, false));
   EXPECT_EQ(drops("h2o,keep=0.5 + int4", gpu), std::pair(true, true));

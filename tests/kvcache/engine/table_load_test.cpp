@@ -117,7 +117,7 @@ TEST(TableLoadTest, HasRoomForWhatIsPlaced) {
     SCOPED_TRACE(spec);
     const auto plan = test::plan_of(spec, shape_of(3, 2, 2, 16));
     const CacheTraits traits(plan, Device{DeviceKind::kCuda, 0});
-    if (!traits.table_places()) continue;
+    if (!traits.table().places) continue;
     check_lives(plan, traits);
     if (HasFatalFailure()) return;
     ++placed;
