@@ -363,6 +363,7 @@ TEST(CudaTable, DropsRows) {
                            "snapkv,keep=0.5,window=8,evict=score",
                            "snapkv,keep=0.5,window=8,evict=window",
                            "streaming,keep=0.5,rerotate=on",
+                           "streaming,keep=0.5,rerotate=on,sinks=0",
                            "random,keep=0.5,evict=score + int4",
                            "random,keep=0.5 + int4",
                            "random,keep=0.5,evict=score + calibquant",
