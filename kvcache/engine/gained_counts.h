@@ -15,7 +15,7 @@ namespace kvlm {
 struct Gain {
   size_t bytes = 0;           ///< that the sequence has more, modulo 2^64: it may be fewer
   std::array<bool, 2> due{};  ///< by KvSide: a window is full that the GPU packs
-  bool host = false;          ///< the host has a window to flush, or a packed slot to drop
+  bool host = false;          ///< the host has a window to flush, or a slot to drop
 };
 
 /// Counts, on the host, what sequences gain that a DecodeTable counts.

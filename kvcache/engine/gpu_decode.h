@@ -27,7 +27,7 @@ class GpuDecode {
             VisualRemap& remap);
 
   /// The cache is on a GPU, and what its policy drops in decode follows from numbers of rows, or
-  /// from attention weights that the GPU keeps.
+  /// from attention weights or scores that the GPU keeps.
   bool serves() const noexcept { return table_ != nullptr; }
   void reserve(const Workload& load);
 
