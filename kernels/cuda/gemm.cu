@@ -604,11 +604,32 @@ bool multiplied_by_warpgroups(TensorView y, const void* operand, ConstTensorView
   }
   if constexpr (KVLM_WARPGROUPS != 0) {
     const float* bias = tail.bias.empty() ? nullptr : tail.bias.as<float>();
-    const HalfProduct product{y, operand, w, bias, gelu};
+    const HalfProduct product{y, operand, w, bias, gelu ? HalfTail::kGelu : HalfTail::kNone};
     if (fits_warpgroups(product)) {
       multiply_by_warpgroups(product, stream);
       return true;
     }
+  }
+  return false;
+}
+
+/// Makes y = SiLU(gate) * up if warpgroup_product.cu does such.
+bool gated_by_warpgroups(TensorView y, const Projection& gate, const Projection& up,
+                         Activation activation, ConstTensorView x, Stream& stream) {
+  const DType dtype = gate.w.dtype();
+  if (activation != Activation::kSilu || x.shape()[0] <= kFewRows || y.dtype() != dtype ||
+      up.w.dtype() != dtype || !is_aligned(x.data(), 16)) {
+    return false;
+  }
+  if constexpr (KVLM_WARPGROUPS != 0) {
+    const auto bias_of = [](const Projection& of) {
+      return of.bias.empty() ? nullptr : of.bias.as<float>();
+    };
+    HalfProduct product{y, x.data(), gate.w, bias_of(gate), HalfTail::kGated, up.w, bias_of(up)};
+    if (!fits_warpgroups(product)) return false;
+    product.x = operand_of(x, dtype, stream);
+    multiply_by_warpgroups(product, stream);
+    return true;
   }
   return false;
 }
@@ -721,6 +742,7 @@ void gated_linears(TensorView y, const Projection& gate, const Projection& up,
     return multiply_few(both, widened(x, stream),
                         {.gated = y.as<float>(), .activation = activation}, stream);
   }
+  if (gated_by_warpgroups(y, gate, up, activation, x, stream)) return;
   cuda::linears(both, x, stream);
   cuda::activate_gate(y, gate.y, up.y, activation, stream);
 }

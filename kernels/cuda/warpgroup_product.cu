@@ -14,9 +14,11 @@
 // Products of halves as warpgroups make them, with what follows inside. As many blocks as the GPU
 // has multiprocessors take tile after tile of y. One warp copies stages of x and w to shared
 // memory, two warpgroups multiply 64 rows each. A tile's sums are rounded and kept in registers:
-// activation and storing happen a slice of columns at a time while the next tile's products run,
-// so that the tensor cores do not wait for them. Two blocks side by side have the same columns and
-// copy half of w each, for both.
+// GELU and storing happen a slice of columns at a time while the next tile's products run, so that
+// the tensor cores do not wait for them. Two blocks side by side have the same columns and copy
+// half of w each, for both; the last tiles' rows, if they are odd, they have for themselves, each
+// other columns. Of a gated product half of a tile's columns are the gate's and half the other
+// factor's, so that one thread has both of an element.
 namespace kvlm::cuda {
 
 namespace {
@@ -26,7 +28,14 @@ constexpr int kTileColumns = 256;
 constexpr int kDepth = 64;  // columns of x and w in a stage
 constexpr int kStages = 4;
 constexpr int kThreads = 384;  // a warpgroup of which one thread copies, two that multiply
-constexpr int kSlices = kTileColumns / 16;
+constexpr int kHalfTile = kTileColumns / 2;
+constexpr int kMostSlices = kTileColumns / 16;
+
+/// Columns of y that a tile makes, and slices of 16 of them.
+constexpr int made_columns(HalfTail tail) {
+  return tail == HalfTail::kGated ? kHalfTile : kTileColumns;
+}
+constexpr int slices_of(HalfTail tail) { return made_columns(tail) / 16; }
 
 using Left = WarpgroupTile<kTileRows, kDepth>;
 using Right = WarpgroupTile<kTileColumns, kDepth>;
@@ -40,29 +49,46 @@ constexpr uint32_t kBarriers = kBiases + 2 * kTileColumns * sizeof(float);
 constexpr uint32_t kSharedBytes = kBarriers + 2 * kStages * 8;
 
 struct ProductMaps {
-  CUtensorMap x, w, y;
+  CUtensorMap x, w, up, y;
 };
 
-/// Which tiles of y there are. A pair of blocks takes two of them, one below the other.
+/// A block's tile of y.
+struct ProductTile {
+  int row, column;  // the first ones
+  bool shared;      // the other block of the pair has the same columns
+};
+
+/// Which tiles of y there are. A pair of blocks takes two of them: one below the other, or of the
+/// last row of tiles one beside the other.
 struct ProductPlan {
   const float* bias;
+  const float* up_bias;
   int rows, out;
-  int steps;   // stages of a tile
-  int bands;   // of two tiles' rows
-  int across;  // tiles side by side
+  int steps;        // stages of a tile
+  int bands;        // of two tiles' rows
+  int across;       // tiles side by side
+  bool single;      // a row of tiles is left
+  bool by_columns;  // jobs go down the bands first: w is read once, else x is
 
-  /// The tile of round `round` for this block's pair; behind bands * across there are none. Every
-  /// other round goes backwards, so that the last band, which may have few rows, is shared evenly.
+  __device__ int shared_jobs() const { return bands * across; }
+  VLM_HD int jobs() const { return bands * across + (single ? (across + 1) / 2 : 0); }
+  /// What this block's pair does in round `round`; behind jobs() there is nothing. Every other
+  /// round goes backwards, so that the last band, which may have few rows, is shared evenly.
   __device__ int job(int round) const {
     const auto pairs = static_cast<int>(gridDim.x / 2);
     const auto pair = static_cast<int>(blockIdx.x / 2);
     return round * pairs + (round % 2 == 0 ? pair : pairs - 1 - pair);
   }
-  __device__ bool has(int job) const { return job < bands * across; }
-  __device__ int first_row(int job, int block) const {
-    return (job / across * 2 + block) * kTileRows;
+  __device__ bool has(int job) const { return job < jobs(); }
+  template <HalfTail kTail>
+  __device__ ProductTile tile(int job, int block) const {
+    constexpr int kColumns = made_columns(kTail);
+    const int rest = job - shared_jobs();
+    if (rest >= 0) return {2 * bands * kTileRows, (2 * rest + block) * kColumns, false};
+    const int band = by_columns ? job % bands : job / across;
+    const int column = by_columns ? job / bands : job % across;
+    return {(2 * band + block) * kTileRows, column * kColumns, true};
   }
-  __device__ int first_column(int job) const { return job % across * kTileColumns; }
 };
 
 /// The stages of shared memory, which the copying thread and both warpgroups go through in turn.
@@ -107,29 +133,51 @@ class Stages {
   int phase_ = 0;
 };
 
+/// Copies the biases of a tile's columns, of which there are `kColumns`; returns their bytes.
+template <int kColumns>
+__device__ uint32_t bias_bytes(const float* bias, const ProductPlan& plan, int column) {
+  if (bias == nullptr) return 0;
+  return static_cast<uint32_t>(max(0, min(kColumns, plan.out - column)) * sizeof(float));
+}
+
 /// By one thread of a block: copies all that its tiles are made of.
+template <HalfTail kTail>
 __device__ void copy_factors(Stages stages, uint32_t biases, const ProductPlan& plan,
                              const ProductMaps& maps, int block) {
+  constexpr bool kGated = kTail == HalfTail::kGated;
   for (int round = 0; plan.has(plan.job(round)); ++round) {
-    const int row = plan.first_row(plan.job(round), block);
-    const int column = plan.first_column(plan.job(round));
+    const ProductTile tile = plan.tile<kTail>(plan.job(round), block);
     for (int step = 0; step < plan.steps; ++step) {
       stages.wait_until_left();
       const PhaseBarrier filled = stages.filled();
-      if (step == 0 && plan.bias != nullptr) {
+      if (step == 0) {
         // Both warpgroups have left a stage of the tile before: they need what is replaced no more.
-        const auto bytes =
-            static_cast<uint32_t>(min(kTileColumns, plan.out - column) * sizeof(float));
-        filled.arrive_and_expect(kStageBytes + bytes);
-        filled.copy_bytes(biases + round % 2 * kTileColumns * sizeof(float), plan.bias + column,
-                          bytes);
+        const uint32_t to = biases + round % 2 * kTileColumns * sizeof(float);
+        const uint32_t bytes = bias_bytes<made_columns(kTail)>(plan.bias, plan, tile.column);
+        const uint32_t up_bytes =
+            kGated ? bias_bytes<kHalfTile>(plan.up_bias, plan, tile.column) : 0;
+        filled.arrive_and_expect(kStageBytes + bytes + up_bytes);
+        if (bytes > 0) filled.copy_bytes(to, plan.bias + tile.column, bytes);
+        if (up_bytes > 0) {
+          filled.copy_bytes(to + kHalfTile * sizeof(float), plan.up_bias + tile.column, up_bytes);
+        }
       } else {
         filled.arrive_and_expect(kStageBytes);
       }
-      constexpr int kHalf = kTileColumns / 2;
-      filled.copy_box(stages.left_factor(), maps.x, step * kDepth, row, 0);
-      filled.copy_box_to_both(stages.right_factor() + block * (Right::kBytes / 2), maps.w,
-                              step * kDepth, column + block * kHalf, 0);
+      const int channel = step * kDepth;
+      filled.copy_box(stages.left_factor(), maps.x, channel, tile.row, 0);
+      for (int half = 0; half < 2; ++half) {
+        if (tile.shared && half != block) continue;
+        const uint32_t to =
+            stages.right_factor() + static_cast<uint32_t>(half) * (Right::kBytes / 2);
+        const CUtensorMap& from = kGated && half == 1 ? maps.up : maps.w;
+        const int row = tile.column + (kGated ? 0 : half * kHalfTile);
+        if (tile.shared) {
+          filled.copy_box_to_both(to, from, channel, row, 0);
+        } else {
+          filled.copy_box(to, from, channel, row, 0);
+        }
+      }
       stages.advance();
     }
   }
@@ -152,7 +200,7 @@ __device__ void meet_warpgroup(int warpgroup) {
 
 /// What a thread of a multiplying warpgroup keeps: the sums of the tile at hand and the finished
 /// tile before it, rounded. Both are laid out as WarpgroupProduct says.
-template <class T, bool kGelu>
+template <class T, HalfTail kTail>
 class TileSums {
  public:
   /// `stages` are at the first one, `box` (shared memory) is this warp's.
@@ -187,7 +235,7 @@ class TileSums {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       pairs[j] = rounded_[4 * i + j];
-      if constexpr (kGelu) {
+      if constexpr (kTail == HalfTail::kGelu) {
         const float2 x = floats_of<T>(pairs[j]);
         pairs[j] = Multiplier<T>::pair(gelu_of_halves<T>(x.x), gelu_of_halves<T>(x.y));
       }
@@ -211,12 +259,19 @@ class TileSums {
   __device__ void round(const float* bias, int row, int column, bool there) {
     bias += threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int group = 0; group < kTileColumns / 8; ++group) {
+    for (int group = 0; group < kColumns / 8; ++group) {
       const float2 added = *reinterpret_cast<const float2*>(bias + group * 8);
+      float2 of_up{};
+      if constexpr (kGated) of_up = *reinterpret_cast<const float2*>(bias + kHalfTile + group * 8);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* sums = sums_ + 4 * group + 2 * half;
-        rounded_[2 * group + half] = Multiplier<T>::pair(sums[0] + added.x, sums[1] + added.y);
+        float2 x{sums[0] + added.x, sums[1] + added.y};
+        if constexpr (kGated) {
+          const float* up = sums + kHalfTile / 2;
+          x = {silu_of_halves(x.x) * (up[0] + of_up.x), silu_of_halves(x.y) * (up[1] + of_up.y)};
+        }
+        rounded_[2 * group + half] = Multiplier<T>::pair(x.x, x.y);
       }
     }
     row_ = row;
@@ -232,6 +287,9 @@ class TileSums {
                  : "memory");
   }
 
+  static constexpr bool kGated = kTail == HalfTail::kGated;
+  static constexpr int kColumns = made_columns(kTail);
+
   uint64_t left_, right_;  // what describes the factors in the first stage
   uint32_t box_;
   const CUtensorMap& y_;
@@ -239,26 +297,28 @@ class TileSums {
   int column_ = 0;
   bool there_ = false;
   float sums_[kTileColumns / 2];
-  uint32_t rounded_[kTileColumns / 4];
+  uint32_t rounded_[kColumns / 4];
 };
 
 /// By warpgroup 0 or 1 of those that multiply.
-template <class T, bool kGelu>
+template <class T, HalfTail kTail>
 __device__ void make_tiles(Stages stages, const float* biases, uint32_t boxes,
                            const ProductPlan& plan, const ProductMaps& maps, int block,
                            int warpgroup) {
   const int warp = static_cast<int>(threadIdx.x / 32 % 4);
-  TileSums<T, kGelu> tile(
+  constexpr int kSlices = slices_of(kTail);
+  TileSums<T, kTail> sums(
       stages, warpgroup, boxes + static_cast<uint32_t>(warpgroup * 4 + warp) * Box::kBytes, maps.y);
   for (int round = 0;; ++round) {
     const int job = plan.job(round);
-    const int row = plan.first_row(job, block) + warpgroup * 64;
-    const bool there = plan.has(job) && row < plan.rows;
+    const ProductTile tile = plan.tile<kTail>(job, block);
+    const int row = tile.row + warpgroup * 64;
+    const bool there = plan.has(job) && row < plan.rows && tile.column < plan.out;
     if (there) {
       int before = 0;  // the stage whose products may still be under way
       const auto step = [&](bool first) {
         stages.wait_until_filled();
-        tile.multiply(stages, first);
+        sums.multiply(stages, first);
         warpgroup_wait<1>();
         if (!first) stages.leave(before);
         before = stages.at();
@@ -267,14 +327,14 @@ __device__ void make_tiles(Stages stages, const float* biases, uint32_t boxes,
 #pragma unroll
       for (int i = 0; i < kSlices; ++i) {
         step(i == 0);
-        tile.finish_slice(i);
+        sums.finish_slice(i);
       }
       for (int i = kSlices; i < plan.steps; ++i) step(false);
       warpgroup_wait<0>();
       stages.leave(before);
     } else {
 #pragma unroll
-      for (int i = 0; i < kSlices; ++i) tile.finish_slice(i);
+      for (int i = 0; i < kSlices; ++i) sums.finish_slice(i);
       if (!plan.has(job)) break;
       for (int i = 0; i < plan.steps; ++i) {  // the other rows of the tile are multiplied
         stages.wait_until_filled();
@@ -283,12 +343,12 @@ __device__ void make_tiles(Stages stages, const float* biases, uint32_t boxes,
         stages.advance();
       }
     }
-    tile.round(biases + round % 2 * kTileColumns, row + warp * 16, plan.first_column(job), there);
+    sums.round(biases + round % 2 * kTileColumns, row + warp * 16, tile.column, there);
   }
   wait_for_stored_boxes();
 }
 
-template <class T, bool kGelu>
+template <class T, HalfTail kTail>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     half_product(ProductPlan plan, const __grid_constant__ ProductMaps maps) {
   extern __shared__ __align__(1024) std::byte memory[];
@@ -306,39 +366,43 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   const int warpgroup = static_cast<int>(threadIdx.x / 128);
   if (warpgroup == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == 0) copy_factors(stages, shared + kBiases, plan, maps, block);
+    if (threadIdx.x == 0) copy_factors<kTail>(stages, shared + kBiases, plan, maps, block);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    make_tiles<T, kGelu>(stages, biases, shared + kBoxes, plan, maps, block, warpgroup - 1);
+    make_tiles<T, kTail>(stages, biases, shared + kBoxes, plan, maps, block, warpgroup - 1);
   }
   __syncwarp();    // of the copying thread with the warp's others
   meet_cluster();  // the other block may still copy to this one's memory
 }
 
-template <class T, bool kGelu>
+template <class T, HalfTail kTail>
 void launch(const HalfProduct& product, Stream& stream) {
-  const auto kernel = half_product<T, kGelu>;
+  const auto kernel = half_product<T, kTail>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
         "linear");
   const int64_t rows = product.y.shape()[0];
   const auto in = static_cast<int>(product.w.shape()[1]);
   const auto out = static_cast<int>(product.w.shape()[0]);
+  const auto down = static_cast<int>(ceil_div(rows, kTileRows));
   const ProductPlan plan{product.bias,
+                         product.up_bias,
                          static_cast<int>(rows),
                          out,
                          static_cast<int>(ceil_div(in, kDepth)),
-                         static_cast<int>(ceil_div(rows, 2 * kTileRows)),
-                         static_cast<int>(ceil_div(out, kTileColumns))};
+                         down / 2,
+                         static_cast<int>(ceil_div(out, made_columns(kTail))),
+                         down % 2 == 1,
+                         out > rows};
   const auto map = [](const void* data, int64_t of_rows, int columns, int box_rows) {
     constexpr auto kType = std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                      : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     return map_heads({data, kType, columns, of_rows, 1, columns}, kDepth, box_rows);
   };
-  const ProductMaps maps{map(product.x, rows, in, kTileRows),
-                         map(product.w.data(), out, in, kTileColumns / 2),
+  const CUtensorMap w = map(product.w.data(), out, in, kHalfTile);
+  const ProductMaps maps{map(product.x, rows, in, kTileRows), w,
+                         kTail == HalfTail::kGated ? map(product.up.data(), out, in, kHalfTile) : w,
                          map(product.y.data(), rows, out, Box::kRows)};
-  const int64_t pairs =
-      std::min<int64_t>(int64_t{plan.bands} * plan.across, stream.queue().multiprocessors() / 2);
+  const int64_t pairs = std::min<int64_t>(plan.jobs(), stream.queue().multiprocessors() / 2);
   launch_early("linear", kernel, dim3(static_cast<unsigned>(2 * pairs)), kThreads, kSharedBytes,
                stream, plan, maps);
 }
@@ -350,20 +414,27 @@ bool fits_warpgroups(const HalfProduct& product) {
   const int64_t in = product.w.shape()[1];
   // Without a pass that it saves, cuBLASLt is faster where few tiles stand side by side: rows of
   // 13 x 1025 times 1024 x 4096 took it 140 us, and these warpgroups 170.
-  if (!product.gelu && out < 2048) return false;
+  if (product.tail == HalfTail::kNone && out < 2048) return false;
+  const auto is_even = [](const void* data) { return is_aligned(data, 16); };
   // A tile has at least as many stages as the one before it has slices to finish.
-  return product.w.dtype() != DType::kF32 && in > (kSlices - 1) * kDepth && in % 8 == 0 &&
-         out % 8 == 0 && is_aligned(product.x, 16) && is_aligned(product.w.data(), 16) &&
-         is_aligned(product.y.data(), 16) && is_aligned(product.bias, 16) &&
-         has_warpgroups("linear");
+  return product.w.dtype() != DType::kF32 && in > (kMostSlices - 1) * kDepth && in % 8 == 0 &&
+         out % 8 == 0 && is_even(product.x) && is_even(product.w.data()) &&
+         is_even(product.y.data()) && is_even(product.bias) && is_even(product.up.data()) &&
+         is_even(product.up_bias) && has_warpgroups("linear");
 }
 
 void multiply_by_warpgroups(const HalfProduct& product, Stream& stream) {
   if (product.y.empty()) return;
   const auto start = [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
-    if (product.gelu) return launch<T, true>(product, stream);
-    launch<T, false>(product, stream);
+    switch (product.tail) {
+      case HalfTail::kNone:
+        return launch<T, HalfTail::kNone>(product, stream);
+      case HalfTail::kGelu:
+        return launch<T, HalfTail::kGelu>(product, stream);
+      case HalfTail::kGated:
+        return launch<T, HalfTail::kGated>(product, stream);
+    }
   };
   if (product.w.dtype() == DType::kF16) return start(static_cast<__half*>(nullptr));
   start(static_cast<__nv_bfloat16*>(nullptr));

@@ -128,6 +128,114 @@ TEST_F(TowerRows, OfLongProductsDoNotDependOnTheirNumber) {
   }
 }
 
+/// gated_linears() of rows of halves, whose gate is applied inside the product.
+class GatedRows : public TowerRows {
+ protected:
+  /// y of `dtype`, without room for the sums of either product beyond what the call asks for.
+  Tensor gated(ConstTensorView x, const Tensor (&w)[2], const Tensor (&bias)[2], bool biased) {
+    const Shape shape{x.shape()[0], w[0].shape()[0]};
+    Tensor y = poison(w[0].dtype(), shape);
+    Tensor gate(DType::kF32, shape, kGpu);
+    Tensor up(DType::kF32, shape, kGpu);
+    const auto part = [&](Tensor& sums, int i) {
+      return Projection{sums, w[i], biased ? ConstTensorView(bias[i]) : ConstTensorView()};
+    };
+    gated_linears(y, part(gate, 0), part(up, 1), Activation::kSilu, x, *gpu_);
+    return y;
+  }
+};
+
+TEST_F(GatedRows, AgreeWithTheCpu) {
+  struct Size {
+    int64_t rows, in, out;
+  };
+  // Odd and even numbers of tiles either way, more rows than columns and fewer.
+  for (const Size& size : {Size{5, 1024, 2048},
+                           {129, 968, 2064},
+                           {870, 1032, 2064},
+                           {3341, 1024, 136},
+                           {520, 2048, 3080}}) {
+    const Tensor x = normal_tensor(DType::kF32, {size.rows, size.in}, 1);
+    const float unit = 1 / std::sqrt(static_cast<float>(size.in));
+    const Tensor w[] = {normal_tensor(DType::kF32, {size.out, size.in}, 2, 2 * unit),
+                        normal_tensor(DType::kF32, {size.out, size.in}, 3, unit)};
+    const Tensor bias[] = {normal_tensor(DType::kF32, {size.out}, 4),
+                           normal_tensor(DType::kF32, {size.out}, 5)};
+    const Tensor gpu_bias[] = {on_gpu(bias[0]), on_gpu(bias[1])};
+    const std::vector<int32_t> sampled = sampled_rows(size.rows);
+    const auto count = std::ssize(sampled);
+    for (const DType dtype : kHalves) {
+      const Tensor gpu_x = halves(x, dtype);
+      const Tensor gpu_w[] = {halves(w[0], dtype), halves(w[1], dtype)};
+      const Tensor used[] = {floats(gpu_w[0]), floats(gpu_w[1])};
+      Tensor used_x(DType::kF32, {count, size.in});
+      gather_rows(used_x, floats(gpu_x), sampled, cpu_);
+      for (const bool biased : {false, true}) {
+        Tensor expected(DType::kF32, {count, size.out});
+        Tensor up(DType::kF32, expected.shape());
+        const auto part = [&](Tensor& sums, int i) {
+          return Projection{sums, used[i], biased ? ConstTensorView(bias[i]) : ConstTensorView()};
+        };
+        gated_linears(expected, part(expected, 0), part(up, 1), Activation::kSilu, used_x, cpu_);
+        const Tensor y = gated(gpu_x, gpu_w, gpu_bias, biased);
+        Tensor found(DType::kF32, expected.shape(), kGpu);
+        gather_rows(found, y, sampled, *gpu_);
+        EXPECT_LE(error(found, expected), tolerance(dtype))
+            << size.rows << " x " << size.in << " x " << size.out << ", " << dtype_name(dtype)
+            << (biased ? ", bias" : "");
+        const Tensor every = floats(y);
+        for (int64_t i = 0; i < every.view().elements(); ++i) {
+          ASSERT_TRUE(std::isfinite(every.as<float>()[i])) << "element " << i << " of y";
+        }
+      }
+    }
+  }
+}
+
+/// Gates far from 0 are all or nothing, and no number stays none.
+TEST_F(GatedRows, HaveTheEndsOfTheGate) {
+  const Tensor x = normal_tensor(DType::kF32, {7, 1024}, 1);
+  const Tensor w = halves(normal_tensor(DType::kF32, {2048, 1024}, 2, 0.0f), DType::kBF16);
+  const Tensor weights[] = {halves(floats(w), DType::kBF16), halves(floats(w), DType::kBF16)};
+  Tensor bias[] = {Tensor(DType::kF32, {2048}), Tensor(DType::kF32, {2048})};
+  const float gates[] = {-200, -89, -1e30f, 0, 89, 3e38f, NAN};
+  for (int i = 0; i < 2048; ++i) {
+    bias[0].as<float>()[i] = gates[i % 7];
+    bias[1].as<float>()[i] = 0.5f;
+  }
+  const Tensor gpu_bias[] = {on_gpu(bias[0]), on_gpu(bias[1])};
+  const Tensor y = floats(gated(halves(x, DType::kBF16), weights, gpu_bias, true));
+  for (int i = 0; i < 7 * 2048; ++i) {
+    const float gate = gates[i % 2048 % 7];
+    const float found = y.as<float>()[i];
+    if (std::isnan(gate)) {
+      EXPECT_TRUE(std::isnan(found)) << i;
+    } else {
+      EXPECT_NEAR(found, gate > 0 ? gate / 2 : 0, gate > 0 ? 4e-3 * gate : 1e-30) << gate;
+    }
+  }
+}
+
+/// A row is what it is in any number of rows, bit for bit, and rounded beforehand or by the call.
+TEST_F(GatedRows, DoNotDependOnTheirNumber) {
+  const Tensor x = normal_tensor(DType::kF32, {2700, 1024}, 1);
+  for (const DType dtype : kHalves) {
+    const Tensor w[] = {halves(normal_tensor(DType::kF32, {2304, 1024}, 2, 0.06f), dtype),
+                        halves(normal_tensor(DType::kF32, {2304, 1024}, 3, 0.03f), dtype)};
+    const Tensor bias[] = {Tensor(), Tensor()};
+    const Tensor gpu_x = halves(x, dtype);
+    const Tensor together = gated(gpu_x, w, bias, false);
+    EXPECT_TRUE(testing::same_bits(on_host(gated(on_gpu(x), w, bias, false)).view(),
+                                   on_host(together).view()));
+    for (const int64_t rows : {5, 64, 577, 1025}) {
+      const Tensor alone = gated(gpu_x.view().slice(2700 - rows, rows), w, bias, false);
+      EXPECT_TRUE(testing::same_bits(on_host(alone).view(),
+                                     on_host(together.view().slice(2700 - rows, rows)).view()))
+          << rows << " rows, " << dtype_name(dtype);
+    }
+  }
+}
+
 TEST_F(TowerRows, AreAddedAndNormedAsOnTheCpu) {
   struct Size {
     int64_t rows, dim;
