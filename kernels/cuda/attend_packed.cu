@@ -259,9 +259,9 @@ struct BatchBuilder {
     for (size_t i = 1; i < lane.keys.size(); ++i) {
       const SlotRun& keys_run = lane.keys[i];
       const KeyValueRows rows{keys_run.rows, lane.values[i].rows, DType::kF16, keys_run.slots};
-      const int parts = static_cast<int>(ceil_div(rows.rows, kMaxPieceRows));
+      const int parts = static_cast<int>(ceil_div(rows.rows, kPartRows));
       if (parts == 0) continue;
-      pieces.push_back({lane.q, rows, row_parts, parts, {}});
+      pieces.push_back({lane.q, rows, 0, keys_run.slots, row_parts, parts});
       pictures.rows.parts = std::max(pictures.rows.parts, static_cast<unsigned>(parts));
       row_parts += parts;
       made.parts += parts;

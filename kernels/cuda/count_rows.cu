@@ -81,9 +81,6 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
 __device__ void lay_piece(const TableArgs& table, int layer, int number, int lane, int64_t query,
                           const DeviceTail& keys) {
   const std::byte* values = table.tails[lane * 2 + 1].ring;
-  const int before_wrap = min(keys.full, keys.ring_rows - keys.first);
-  const int64_t skipped =
-      static_cast<int64_t>(keys.first) * table.head_dim * (table.dtype == DType::kF32 ? 4 : 2);
   const int64_t at = static_cast<int64_t>(layer) * table.rows * table.heads + number;
   DevicePiece& piece = table.pieces[at];
   if (table.pictures && !is_picture(table.lanes[lane].fused)) {
@@ -91,11 +88,11 @@ __device__ void lay_piece(const TableArgs& table, int layer, int number, int lan
     return;
   }
   piece.q = static_cast<const float*>(nullptr) + query;
-  piece.cached = {keys.ring + skipped, values + skipped, table.dtype, before_wrap};
-  piece.wrapped = {keys.ring, values, table.dtype, keys.full - before_wrap};
+  piece.cached = {keys.ring, values, table.dtype, keys.full};
+  piece.first = keys.first;
+  piece.ring_rows = keys.ring_rows;
   piece.first_part = number * table.row_parts;
-  piece.parts = static_cast<int>(ceil_div(before_wrap, kMaxPieceRows) +
-                                 ceil_div(piece.wrapped.rows, kMaxPieceRows));
+  piece.parts = static_cast<int>(ceil_div(keys.full, kPartRows));
   table.row_lanes[at] = {static_cast<float*>(nullptr) + query, piece.first_part, piece.parts};
 }
 

@@ -177,10 +177,9 @@ bool DecodeTable::State::may_hold_pictures() const {
          reads_by_16(shape.head_dim, shape.rows);
 }
 
-/// Makes room for the parts of a lane whose full rows are attended by row_batch.cu: either run of
-/// its ring may end with a short one.
+/// Makes room for the parts of a lane whose full rows are attended by row_batch.cu.
 void DecodeTable::State::note_ring(int rows) {
-  const int parts = static_cast<int>(ceil_div(rows, kMaxPieceRows)) + 1;
+  const auto parts = static_cast<int>(ceil_div(rows, kPartRows));
   if (parts <= row_parts) return;
   row_parts = parts;
   bounds.changed = true;

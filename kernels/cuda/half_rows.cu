@@ -13,22 +13,22 @@ namespace {
 using namespace packed;
 
 constexpr int kRowBytes = kDim * 2;
-constexpr int kTiles = kMaxPieceRows / kTileSlots;
+constexpr int kTiles = kPartRows / kTileSlots;
 
-/// One block kMaxPieceRows f16 rows of a piece: scores, softmax, values. Every row is read once for
+/// One block the f16 rows of a part: scores, softmax, values. Every row is read once for
 /// all queries.
 template <int kGroups>
 __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunch launch) {
   constexpr int kQueries = kGroups * kGroupQueries;
   __shared__ RaisedQueries<16, kGroups> raised;
-  __shared__ float weights[kQueries][kMaxPieceRows];
+  __shared__ float weights[kQueries][kPartRows];
   __shared__ ChannelSums<kGroups> sums;
 
   let_next_start();
   wait_for_earlier();
-  const DecodePiece piece = part_of(launch, 2);
-  if (piece.cached.rows < 0 || piece.cached.dtype != DType::kF16) return;
-  const int rows = static_cast<int>(piece.cached.rows);
+  const PiecePart piece = part_of(launch, 2);
+  if (piece.rows < 0 || piece.dtype != DType::kF16) return;
+  const int rows = piece.rows;
   const int tiles = (rows + kTileSlots - 1) / kTileSlots;
   const int first_query = static_cast<int>(blockIdx.z) * kQueries;
   const int queries = min(kQueries, launch.q_per_kv - first_query);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int row = min(tile * kTileSlots + my.row + 8 * side, rows - 1);
-      load_words<16>(piece.cached.keys + row * kRowBytes + my.quarter * (kRowBytes / 4),
+      load_words<16>(piece.keys + piece.place(row) * kRowBytes + my.quarter * (kRowBytes / 4),
                      words[side]);
     }
   };
@@ -85,24 +85,24 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = min(tile * kTileSlots + my.quarter + 4 * i, rows - 1);
-      codes[i].load(piece.cached.values + row * kRowBytes, my.row);
+      codes[i].load(piece.values + piece.place(row) * kRowBytes, my.row);
     }
   };
   Codes codes[4];
   if (my.warp < tiles) load_values(my.warp, codes);
   __syncthreads();
   for (int query = my.warp; query < queries; query += kWarps) {
-    float x[kMaxPieceRows / 32];
+    float x[kPartRows / 32];
     float most = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kMaxPieceRows / 32; ++i) {
+    for (int i = 0; i < kPartRows / 32; ++i) {
       x[i] = i * 32 + warp_lane < rows ? weights[query][i * 32 + warp_lane] : -INFINITY;
       most = fmaxf(most, x[i]);
     }
     most = warp_max(most);
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kMaxPieceRows / 32; ++i) {
+    for (int i = 0; i < kPartRows / 32; ++i) {
       x[i] = rows > 0 ? __expf(x[i] - most) : 0.0f;
       weights[query][i * 32 + warp_lane] = x[i];
       sum += x[i];

@@ -32,32 +32,32 @@ struct RowChunk {
   }
 };
 
-/// One block kMaxPieceRows rows of a piece: scores, softmax, values. kLanes lanes read a
-/// row, kSize channels each (head_dim <= kLanes * kSize, a multiple of kSize).
+/// One block the rows of a part: scores, softmax, values. kLanes lanes read a row, kSize channels
+/// each (head_dim <= kLanes * kSize, a multiple of kSize).
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch) {
   constexpr int kSize = RowChunk<T>::kSize;
   constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
-  __shared__ float scores[kQueries][kMaxPieceRows];
+  __shared__ float scores[kQueries][kPartRows];
   __shared__ float parts[kQueries][kPieceThreads / 32];
   extern __shared__ float sums_out[];  // (kGroups, kQueries, head_dim)
 
-  const DecodePiece piece = part_of(launch, sizeof(T));
+  const PiecePart piece = part_of(launch, sizeof(T));
   constexpr DType kDtype = sizeof(T) == 4              ? DType::kF32
                            : std::is_same_v<T, __half> ? DType::kF16
                                                        : DType::kBF16;
-  if (piece.cached.rows < 0 || piece.cached.dtype != kDtype) return;  // another launch serves it
+  if (piece.rows < 0 || piece.dtype != kDtype) return;  // another launch serves it
   const int q_per_kv = launch.q_per_kv;
   const int head_dim = launch.head_dim;
   const float scale = launch.scale;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp_lane = thread % kLanes;
   const int group = thread / kLanes;
-  const int rows = static_cast<int>(piece.cached.rows);
+  const int rows = piece.rows;
   const int channel = warp_lane * kSize;
   const bool reads = channel < head_dim;
-  const T* keys = reinterpret_cast<const T*>(piece.cached.keys);
-  const T* values = reinterpret_cast<const T*>(piece.cached.values);
+  const T* keys = reinterpret_cast<const T*>(piece.keys);
+  const T* values = reinterpret_cast<const T*>(piece.values);
 
   for (int first = 0; first < q_per_kv; first += kQueries) {
     const int queries = min(kQueries, q_per_kv - first);
@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int at = base + u * kGroups;
-        if (at < rows && reads) RowChunk<T>::load(keys + at * head_dim + channel, k[u]);
+        if (at >= rows || !reads) continue;
+        RowChunk<T>::load(keys + piece.place(at) * head_dim + channel, k[u]);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -134,7 +135,8 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int at = base + u * kGroups;
-        if (at < rows && reads) RowChunk<T>::load(values + at * head_dim + channel, v[u]);
+        if (at >= rows || !reads) continue;
+        RowChunk<T>::load(values + piece.place(at) * head_dim + channel, v[u]);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -340,8 +342,9 @@ void RowPlan::cut(std::span<const RowLane> from, std::span<const KeyValueRows> r
     const int first_part = parts;
     for (const KeyValueRows& run : runs.subspan(lane.first_run, lane.runs)) {
       types[static_cast<size_t>(run.dtype)] = true;
-      const int count = odd ? 1 : static_cast<int>(ceil_div(run.rows, kMaxPieceRows));
-      pieces.push_back({lane.q, run, parts, count, {}});
+      const int rows = static_cast<int>(run.rows);
+      const int count = odd ? 1 : static_cast<int>(ceil_div(rows, kPartRows));
+      pieces.push_back({lane.q, run, 0, rows, parts, count});
       parts += count;
       most_parts = std::max(most_parts, static_cast<unsigned>(count));
     }

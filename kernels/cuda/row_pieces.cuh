@@ -7,23 +7,16 @@
 // Decode attention over pieces of full rows: what its kernels share.
 namespace kvlm::cuda {
 
-/// Rows of a piece that one block serves: a part.
-constexpr int kMaxPieceRows = 256;
+/// Rows of a part, which one block of threads serves and which has a softmax state.
+constexpr int kPartRows = 256;
 
 /// A run of a lane, with the lane's query, cut into parts.
 struct DevicePiece {
   const float* q;
-  KeyValueRows cached;
-  int first_part;
-  int parts;
-  /// The rows of a ring that follow at its begin, which have parts of their own behind those of
-  /// `cached`.
-  KeyValueRows wrapped;
-
-  /// Parts of `cached`.
-  __device__ int parts_before_wrap() const {
-    return wrapped.rows == 0 ? parts : static_cast<int>(ceil_div(cached.rows, kMaxPieceRows));
-  }
+  KeyValueRows cached;  ///< where the ring of its rows begins, and how many they are
+  int first;            ///< the place of the first of them
+  int ring_rows;        ///< behind so many places it goes on at the begin
+  int first_part, parts;
 };
 
 /// A lane, whose parts follow each other.
@@ -52,25 +45,39 @@ __device__ inline SoftmaxState state_of(const PieceLaunch& l, int part) {
   return {max, max + l.q_per_kv, out};
 }
 
-/// Part blockIdx.y of piece blockIdx.x; rows are -1 if there is no such part.
-__device__ inline DecodePiece part_of(const PieceLaunch& l, int element_bytes) {
+/// What a block of threads attends to: a part of a piece.
+struct PiecePart {
+  const float* q = nullptr;
+  const std::byte* keys = nullptr;  ///< row 0
+  const std::byte* values = nullptr;
+  DType dtype = DType::kF32;
+  int rows = -1;       ///< -1: there is no such part
+  int before_end = 0;  ///< so many rows lie in front of the end of the ring
+  int ring_rows = 0;
+  SoftmaxState state;
+
+  /// Where row `row` lies, in rows from row 0.
+  __device__ int place(int row) const { return row < before_end ? row : row - ring_rows; }
+};
+
+/// Part blockIdx.y of piece blockIdx.x.
+__device__ inline PiecePart part_of(const PieceLaunch& l, int element_bytes) {
   const DevicePiece& piece = l.pieces[blockIdx.x];
   const auto part = static_cast<int>(blockIdx.y);
-  DecodePiece made{piece.q + l.q_moved, piece.cached, state_of(l, piece.first_part + part)};
-  if (part >= piece.parts) {
-    made.cached.rows = -1;
-    return made;
-  }
-  const int before_wrap = piece.parts_before_wrap();
-  const bool wrapped = part >= before_wrap;
-  if (wrapped) made.cached = piece.wrapped;
-  const int64_t rows = made.cached.rows;
-  const int64_t first_row =
-      static_cast<int64_t>(wrapped ? part - before_wrap : part) * kMaxPieceRows;
-  const int64_t skipped = first_row * l.head_dim * element_bytes;
-  made.cached.keys += skipped;
-  made.cached.values += skipped;
-  made.cached.rows = max(int64_t{0}, min(rows - first_row, int64_t{kMaxPieceRows}));
+  PiecePart made;
+  if (part >= piece.parts) return made;
+  made.q = piece.q + l.q_moved;
+  made.dtype = piece.cached.dtype;
+  made.ring_rows = piece.ring_rows;
+  made.state = state_of(l, piece.first_part + part);
+  const int skipped = part * kPartRows;
+  made.rows = min(static_cast<int>(piece.cached.rows) - skipped, kPartRows);
+  int first = piece.first + skipped;
+  if (first >= piece.ring_rows) first -= piece.ring_rows;
+  made.before_end = piece.ring_rows - first;
+  const int64_t bytes = static_cast<int64_t>(first) * l.head_dim * element_bytes;
+  made.keys = piece.cached.keys + bytes;
+  made.values = piece.cached.values + bytes;
   return made;
 }
 

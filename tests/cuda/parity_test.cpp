@@ -131,8 +131,7 @@ TEST_F(Cuda, GatedLinears) {
             Tensor rounded(DType::kBF16, {rows, out}, kGpu);
             gated_linears(half, gpu_parts[0], gpu_parts[1], Activation::kSilu, gpu_x, *gpu_);
             convert(rounded, y, *gpu_);
-            // Many rows of bf16 have other kernels than f32 (tower_rows_test.cpp).
-            EXPECT_LE(error(half, on_host(rounded)), rows <= 4 || dtype == DType::kBF16 ? 4e-3 : 0);
+            EXPECT_LE(error(half, on_host(rounded)), rows <= 4 ? 4e-3 : 0);
             gated_linears(gpu_gate, gpu_parts[0], gpu_parts[1], Activation::kSilu, gpu_x, *gpu_);
             EXPECT_EQ(error(gpu_gate, on_host(y)), 0);
           }

@@ -150,7 +150,8 @@ TEST_F(GatedRows, AgreeWithTheCpu) {
     int64_t rows, in, out;
   };
   // Odd and even numbers of tiles either way, more rows than columns and fewer.
-  for (const Size& size : {Size{5, 1024, 2048},
+  for (const Size& size : {Size{31, 1024, 2048},
+                           {32, 1024, 2048},
                            {129, 968, 2064},
                            {870, 1032, 2064},
                            {3341, 1024, 136},
@@ -194,7 +195,7 @@ TEST_F(GatedRows, AgreeWithTheCpu) {
 
 /// Gates far from 0 are all or nothing, and no number stays none.
 TEST_F(GatedRows, HaveTheEndsOfTheGate) {
-  const Tensor x = normal_tensor(DType::kF32, {7, 1024}, 1);
+  const Tensor x = normal_tensor(DType::kF32, {39, 1024}, 1);
   const Tensor w = halves(normal_tensor(DType::kF32, {2048, 1024}, 2, 0.0f), DType::kBF16);
   const Tensor weights[] = {halves(floats(w), DType::kBF16), halves(floats(w), DType::kBF16)};
   Tensor bias[] = {Tensor(DType::kF32, {2048}), Tensor(DType::kF32, {2048})};
@@ -205,7 +206,7 @@ TEST_F(GatedRows, HaveTheEndsOfTheGate) {
   }
   const Tensor gpu_bias[] = {on_gpu(bias[0]), on_gpu(bias[1])};
   const Tensor y = floats(gated(halves(x, DType::kBF16), weights, gpu_bias, true));
-  for (int i = 0; i < 7 * 2048; ++i) {
+  for (int i = 0; i < 39 * 2048; ++i) {
     const float gate = gates[i % 2048 % 7];
     const float found = y.as<float>()[i];
     if (std::isnan(gate)) {
@@ -227,7 +228,7 @@ TEST_F(GatedRows, DoNotDependOnTheirNumber) {
     const Tensor together = gated(gpu_x, w, bias, false);
     EXPECT_TRUE(testing::same_bits(on_host(gated(on_gpu(x), w, bias, false)).view(),
                                    on_host(together).view()));
-    for (const int64_t rows : {5, 64, 577, 1025}) {
+    for (const int64_t rows : {32, 64, 577, 1025}) {
       const Tensor alone = gated(gpu_x.view().slice(2700 - rows, rows), w, bias, false);
       EXPECT_TRUE(testing::same_bits(on_host(alone).view(),
                                      on_host(together.view().slice(2700 - rows, rows)).view()))

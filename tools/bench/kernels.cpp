@@ -300,8 +300,10 @@ int run_kernels(const KernelsOptions& options) {
   // f16 rows of so many layers are past every cache, and packed ones of four times as many too.
   constexpr double kElements = 12.0 * kHeadsPerSequence * 4096;
   const double rows_of_layer = static_cast<double>(heads_count) * options.rows;
-  // At least four, so that on CUDA the host prepares one while another runs.
-  const int layers = static_cast<int>(std::clamp(kElements / rows_of_layer, 4.0, 12.0));
+  // On CUDA as many as fit, so that the host prepares one while another runs, as in a model.
+  const double most_rows = 16.0 * (1 << 30) / (4.0 * options.head_dim);
+  const double wanted = device.kind == DeviceKind::kCuda ? most_rows : kElements;
+  const int layers = static_cast<int>(std::clamp(wanted / rows_of_layer, 4.0, 12.0));
   const int packed_layers = device.kind == DeviceKind::kCuda ? layers : 4 * layers;
   const double row_count = layers * rows_of_layer;
   FullStep full(layers, heads_count, options.rows, options.head_dim, stream);
