@@ -92,6 +92,7 @@ class Llama final : public Decoder {
  private:
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
   void fill_angles(const DecoderStep& step, TensorView cos, TensorView sin, Stream& stream);
+  void look_angles_up(TensorView cos, TensorView sin, Stream& stream);
   /// rms_norm() of x, in the dtype in which its products with `products` take it.
   ConstTensorView normed(ConstTensorView x, ConstTensorView norm,
                          std::initializer_list<ConstTensorView> products, Stream& stream);
@@ -127,6 +128,8 @@ class Llama final : public Decoder {
   RowBuffer cos_{device_, moved_}, sin_{device_, moved_}, last_{device_, moved_};
   RowBuffer logits_{device_, moved_};
   RowBuffer host_cos_{Device{}, moved_}, host_sin_{Device{}, moved_};  // made on the host
+  std::array<Tensor, 2> tables_;                                       // of cos and sin, on a GPU
+  std::vector<int32_t> tabled_;                                        // rows of them
 
   // A pass that the cache can repeat, and of which step it was made.
   Recording recording_;
@@ -206,8 +209,15 @@ Llama::Llama(const LlamaConfig& config, WeightMap& weights, const std::string& p
   owners_ = weights.owners();
 }
 
+/// Angles of so many rows or more are looked up on a GPU: their upload would take longer.
+constexpr int64_t kManyAngles = 32;
+
 void Llama::fill_angles(const DecoderStep& step, TensorView cos, TensorView sin, Stream& stream) {
   const bool here = device_.kind == DeviceKind::kCpu;
+  if (!here && cos.shape()[0] >= kManyAngles) {
+    tabled_.resize(step.positions.size());
+    if (angles_.find(step.positions, tabled_)) return look_angles_up(cos, sin, stream);
+  }
   const Shape width{cos.shape()[1]};
   const TensorView host_cos = here ? cos : host_cos_.rows(cos.shape()[0], width);
   const TensorView host_sin = here ? sin : host_sin_.rows(sin.shape()[0], width);
@@ -229,6 +239,19 @@ void Llama::fill_angles(const DecoderStep& step, TensorView cos, TensorView sin,
   if (here) return;
   copy(cos, host_cos, stream);
   copy(sin, host_sin, stream);
+}
+
+/// Angles of the positions in tabled_.
+void Llama::look_angles_up(TensorView cos, TensorView sin, Stream& stream) {
+  const std::array from{angles_.cos_table(), angles_.sin_table()};
+  const std::array to{cos, sin};
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (tables_[i].empty()) {
+      tables_[i] = Tensor(DType::kF32, from[i].shape(), device_);
+      copy(tables_[i], from[i], stream);
+    }
+    gather_rows(to[i], tables_[i], tabled_, stream);
+  }
 }
 
 ConstTensorView Llama::normed(ConstTensorView x, ConstTensorView norm,

@@ -80,10 +80,33 @@ RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
   }
   // Computed once for the positions of most prompts, whose sines would take longer than their rows.
   tabled_ = std::clamp(config.max_positions, 0, kTabledPositions);
-  table_.reserve(base_.size() * static_cast<size_t>(tabled_));
+  const Shape tables{tabled_, static_cast<int64_t>(base_.size())};
+  cos_table_ = Tensor(DType::kF32, tables);
+  sin_table_ = Tensor(DType::kF32, tables);
+  float* to_cos = cos_table_.as<float>();
+  float* to_sin = sin_table_.as<float>();
   for (int32_t at = 0; at < tabled_; ++at) {
-    for (const float inverse : base_) table_.push_back(rotation(at, inverse));
+    for (const float inverse : base_) {
+      const Rotation rotated = rotation(at, inverse);
+      *to_cos++ = rotated.cos;
+      *to_sin++ = rotated.sin;
+    }
   }
+}
+
+/// On every axis at the same place of the tables.
+bool RopeAngles::is_tabled(const Position& position) const noexcept {
+  return position == Position::on_every_axis(position.time) && position.time >= 0 &&
+         position.time < tabled_;
+}
+
+bool RopeAngles::find(std::span<const Position> positions, std::span<int32_t> rows) const noexcept {
+  if (config_.type == RopeConfig::Type::kDynamic) return false;  // by the length of a sequence
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (!is_tabled(positions[i])) return false;
+    rows[i] = positions[i].time;
+  }
+  return true;
 }
 
 RopeAngles::Rotation RopeAngles::rotation(int32_t position, float inverse) const {
@@ -141,11 +164,20 @@ void RopeAngles::fill(std::span<const Position> positions, int64_t sequence_leng
     }
     return;
   }
+  const float* cos_of = cos_table_.as<float>();
+  const float* sin_of = sin_table_.as<float>();
   for (const Position& position : positions) {
+    if (is_tabled(position)) {
+      const size_t from = static_cast<size_t>(position.time) * half;
+      to_cos = std::copy_n(cos_of + from, half, to_cos);
+      to_sin = std::copy_n(sin_of + from, half, to_sin);
+      continue;
+    }
     for (size_t i = 0; i < half; ++i) {
       const int32_t at = position.*axes_[i];
-      const Rotation rotated = at >= 0 && at < tabled_ ? table_[static_cast<size_t>(at) * half + i]
-                                                       : rotation(at, base_[i]);
+      const size_t from = static_cast<size_t>(at) * half + i;
+      const Rotation rotated =
+          at >= 0 && at < tabled_ ? Rotation{cos_of[from], sin_of[from]} : rotation(at, base_[i]);
       *to_cos++ = rotated.cos;
       *to_sin++ = rotated.sin;
     }

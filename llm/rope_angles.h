@@ -48,6 +48,14 @@ class RopeAngles {
   void fill(std::span<const Position> positions, int64_t sequence_length, TensorView cos,
             TensorView sin) const;
 
+  /// Where fill() looks these positions up in cos_table() and sin_table(), whatever the length of
+  /// their sequences: fills `rows` (as many as positions). False if it computes one of them, or if
+  /// one stands elsewhere on another axis.
+  bool find(std::span<const Position> positions, std::span<int32_t> rows) const noexcept;
+  /// (entries, rotary_dim / 2) f32.
+  ConstTensorView cos_table() const noexcept { return cos_table_; }
+  ConstTensorView sin_table() const noexcept { return sin_table_; }
+
   /// Inverse frequencies for a sequence of this length, (rotary_dim / 2,).
   std::vector<float> inverse_frequencies(int64_t sequence_length) const;
 
@@ -60,13 +68,14 @@ class RopeAngles {
 
   float inverse_frequency(int index, int64_t sequence_length) const;
   Rotation rotation(int32_t position, float inverse) const;
+  bool is_tabled(const Position& position) const noexcept;
 
   RopeConfig config_;
   std::vector<float> base_;                      // inverse frequencies up to max_positions
   std::vector<const int32_t Position::*> axes_;  // what each frequency turns by
   float magnitude_ = 1;                          // multiplies cos and sin (yarn)
-  int32_t tabled_ = 0;                           // positions of table_
-  std::vector<Rotation> table_;                  // (tabled_, rotary_dim / 2) of base_
+  int32_t tabled_ = 0;                           // positions of the tables
+  Tensor cos_table_, sin_table_;                 // (tabled_, rotary_dim / 2) of base_
 };
 
 }  // namespace kvlm

@@ -177,14 +177,29 @@ __device__ void read_words(const std::byte* from, uint32_t (&to)[kWords]) {
   }
 }
 
+/// Packed keys or values of a lane, as far as they are read here.
+struct PictureRun {
+  DeviceBlock block{};
+  int slots = 0;
+  int format = 0;
+
+  __device__ void load(const DeviceRun& run) {
+    block.codes = run.first_block.codes;
+    block.scales = run.first_block.scales;
+    block.zeros = run.first_block.zeros;
+    slots = run.slots;
+    format = run.format;
+  }
+};
+
 /// What codes of a packed block mean: x = scale * c + zero.
 struct BlockMeaning {
-  DeviceBlock block;
+  const DeviceBlock& block;
   Meaning of;
   bool by_channel;
 
-  __device__ BlockMeaning(const AttendArgs& args, const DeviceRun& run)
-      : block(run.first_block),
+  __device__ BlockMeaning(const AttendArgs& args, const PictureRun& run)
+      : block(run.block),
         of(args.formats[run.format].section[0]),
         by_channel(args.formats[run.format].axis == ScaleAxis::kChannel) {}
 
@@ -220,7 +235,7 @@ struct PictureShared {
 
 /// Folds the scales of the keys into four queries, as digits: a warp a query.
 template <int kBits, int kWarps>
-__device__ void fold_queries(const AttendArgs& args, const DeviceLane& lane, const DeviceRun& keys,
+__device__ void fold_queries(const AttendArgs& args, const DeviceLane& lane, const PictureRun& keys,
                              int first_query, const PictureThread& my,
                              PictureShared<kWarps>& shared) {
   const BlockMeaning meaning(args, keys);
@@ -545,12 +560,21 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   if (args.step == nullptr) wait_for_earlier();
   let_next_start();
   const int index = static_cast<int>(blockIdx.x) / blocks;
-  const DeviceLane lane = lane_of(args, lane_at(args, index));
+  const int at = lane_at(args, index);
+  PictureRun keys;
+  PictureRun values;
+  if (args.step != nullptr) {  // where runs lie follows from the lane's number: no load waits
+    const DeviceRun* runs = args.runs + static_cast<int64_t>(at) * args.lane_runs;
+    keys.load(runs[0]);
+    values.load(runs[args.lane_runs / 2]);
+  }
+  const DeviceLane lane = lane_of(args, at);
   if (lane.fused != served) return wait_for_earlier();
+  if (args.step == nullptr) {
+    keys.load(args.runs[lane.first_keys]);
+    values.load(args.runs[lane.last_keys + 1]);
+  }
   const PictureCluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
-  const DeviceRun& keys = args.runs[lane.first_keys];
-  const DeviceRun& values = args.runs[lane.last_keys + 1];
-  const std::byte* value_codes = values.first_block.codes;
   const auto* live_words = reinterpret_cast<const uint2*>(lane.live + PackedRowBits::kBits);
   const int slots = keys.slots;
   const int chunks = (slots + kChunkSlots - 1) / kChunkSlots;
@@ -566,7 +590,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
   auto* stages = reinterpret_cast<std::byte*>(memory) + my.warp * kWarpStages;
   float4* scores = memory + kWarps * kWarpStages / 16 + my.warp_lane;  // of chunk `first`
 
-  ChunkCopies<kKeyBits, kWarps> key_chunks(keys.first_block.codes, slots, first, end, stages, my);
+  ChunkCopies<kKeyBits, kWarps> key_chunks(keys.block.codes, slots, first, end, stages, my);
   constexpr int kThreads = 32 * kWarps;
   if (my.warp < kGroupQueries) {
     fold_queries<kKeyBits, kWarps>(args, lane, keys, first_query, my, shared);
@@ -609,7 +633,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     }
   }
   float2 ends = ends_of_block(low, high, my, cluster, shared);
-  ChunkCopies<kValueBits, kWarps> value_chunks(value_codes, slots, first, end, stages, my);
+  ChunkCopies<kValueBits, kWarps> value_chunks(values.block.codes, slots, first, end, stages, my);
   ends = ends_of_lane(ends, my, cluster, shared);
   low = ends.x;
   high = ends.y;

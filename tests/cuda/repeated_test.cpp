@@ -156,6 +156,31 @@ TEST_F(RepeatedPasses, GiveTheSameLogits) {
   }
 }
 
+/// Angles of many rows are looked up on the GPU, those of few or beyond the table are uploaded: all
+/// are what the CPU has.
+TEST_F(RepeatedPasses, TurnRowsAsTheCpuDoes) {
+  const LlamaConfig config = small_config();
+  const reference::RandomWeights weights = make_weights(config);
+  WeightMap map = weights.map();
+  const std::unique_ptr<Decoder> on_cpu = make_llama(config, map, "");
+  for (const auto& [rows, first] : {std::pair{31, 7}, {32, 7}, {70, 400}, {40, 490}}) {
+    const Tensor numbers = testing::normal_tensor(DType::kF32, {rows, 64}, 5);
+    const std::vector<int16_t> tags(static_cast<size_t>(rows), kTextRow);
+    const auto logits = [&](Decoder& decoder, Device device, Stream& stream) {
+      const auto cache = make_cache(plan_cache(parse_spec("f16"), decoder.cache_shape()),
+                                    size_t{16} << 20, device);
+      const StepRows step{cache->open({rows, 0, rows}, "s"), rows, true, true, tags};
+      Tensor x(DType::kF32, numbers.shape(), device);
+      copy(x, numbers, stream);
+      return on_host(
+          decoder.forward({{&step, 1}, following_positions(first, static_cast<size_t>(rows)), x},
+                          *cache, stream, {}));
+    };
+    EXPECT_LE(error(logits(*repeats_, kGpu, *gpu_), logits(*on_cpu, Device{}, cpu_)), 2e-2)
+        << rows << " rows from " << first;
+  }
+}
+
 /// A step that fails leaves a cache whose other sequences can be served on.
 TEST_F(RepeatedPasses, GoOnAfterOneHasFailed) {
   Twins t = twins("f16");

@@ -385,6 +385,36 @@ TEST(RopeAngles, PositionsFarApartRotateByTheFormula) {
   }
 }
 
+/// Rows that are found have the angles that fill() gives; where one is computed none are found.
+TEST(RopeAngles, FindsWhatItLooksUp) {
+  RopeConfig config;
+  config.rotary_dim = 16;
+  config.max_positions = 32768;
+  config.sections = {2, 3, 3};
+  const RopeAngles angles(config);
+  std::vector<Position> positions;
+  for (const int32_t at : {0, 4095, 17, 17}) positions.push_back(Position::on_every_axis(at));
+  std::vector<int32_t> rows(4);
+  ASSERT_TRUE(angles.find(positions, rows));
+  EXPECT_EQ(rows, (std::vector<int32_t>{0, 4095, 17, 17}));
+  Tensor cos(DType::kF32, {4, 8});
+  Tensor sin(DType::kF32, {4, 8});
+  angles.fill(positions, 4096, cos, sin);
+  for (size_t i = 0; i < 4 * 8; ++i) {
+    const size_t at = static_cast<size_t>(rows[i / 8]) * 8 + i % 8;
+    EXPECT_EQ(cos.as<float>()[i], angles.cos_table().as<float>()[at]) << i;
+    EXPECT_EQ(sin.as<float>()[i], angles.sin_table().as<float>()[at]) << i;
+  }
+  for (const Position& other : {Position::on_every_axis(4096), Position::on_every_axis(-1),
+                                Position{5, 5, 6}, Position{5, 6, 5}}) {
+    positions[2] = other;
+    EXPECT_FALSE(angles.find(positions, rows));
+  }
+  config.sections = {0, 0, 0};
+  config.type = RopeConfig::Type::kDynamic;
+  EXPECT_FALSE(RopeAngles(config).find(std::span(positions).first(1), rows));
+}
+
 TEST(RopeAngles, FillAllocatesNothing) {
   std::vector<RopeConfig> configs = {dynamic()};
   for (const Reference& reference : references()) configs.push_back(reference.config);
