@@ -16,27 +16,41 @@ namespace kvlm {
 
 namespace {
 
+constexpr std::string_view kLinear = "linear";
+
+void check_factors(ConstTensorView x, ConstTensorView w, ConstTensorView bias, Stream& stream) {
+  check::rank(kLinear, "x", x, 2, "(rows, in)");
+  check::rank(kLinear, "w", w, 2, "(out, in)");
+  const int64_t out = w.shape()[0];
+  check::shape(kLinear, "w", w, {out, x.shape()[1]}, "(out, in) for the rows of x");
+  check::activation(kLinear, "x", x);
+  check::floating(kLinear, "w", w);
+  check::on_stream(kLinear, "x", x, stream);
+  check::on_stream(kLinear, "w", w, stream);
+  if (!bias.empty()) {
+    check::shape(kLinear, "bias", bias, {out}, "(out,) of w");
+    check::dtype(kLinear, "bias", bias, DType::kF32);
+    check::on_stream(kLinear, "bias", bias, stream);
+  }
+}
+
 void check_linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias,
                   Stream& stream) {
-  constexpr std::string_view kOp = "linear";
-  check::rank(kOp, "x", x, 2, "(rows, in)");
-  check::rank(kOp, "w", w, 2, "(out, in)");
-  const int64_t rows = x.shape()[0];
-  const int64_t in = x.shape()[1];
-  const int64_t out = w.shape()[0];
-  check::shape(kOp, "w", w, {out, in}, "(out, in) for the rows of x");
-  check::shape(kOp, "y", y, {rows, out}, "(rows, out) of x and w");
-  check::activation(kOp, "x", x);
-  check::dtype(kOp, "y", y, DType::kF32);
-  check::floating(kOp, "w", w);
-  check::on_stream(kOp, "x", x, stream);
-  check::on_stream(kOp, "w", w, stream);
-  check::on_stream(kOp, "y", y, stream);
-  check::disjoint(kOp, "y", y, "x", x);
-  if (!bias.empty()) {
-    check::shape(kOp, "bias", bias, {out}, "(out,) of w");
-    check::dtype(kOp, "bias", bias, DType::kF32);
-    check::on_stream(kOp, "bias", bias, stream);
+  check_factors(x, w, bias, stream);
+  check::shape(kLinear, "y", y, {x.shape()[0], w.shape()[0]}, "(rows, out) of x and w");
+  check::dtype(kLinear, "y", y, DType::kF32);
+  check::on_stream(kLinear, "y", y, stream);
+  check::disjoint(kLinear, "y", y, "x", x);
+}
+
+/// That y and the products of gate and up have the same shape, and do not overlap.
+void check_gated(TensorView y, const Projection& gate, const Projection& up) {
+  constexpr std::string_view kOp = "gated_linears";
+  check::shape(kOp, "y", y, gate.y.shape(), "the shape of gate.y");
+  check::disjoint(kOp, "y", y, "up.y", up.y);
+  check::disjoint(kOp, "gate.y", gate.y, "up.y", up.y);
+  if (y.dtype() != DType::kF32 || y.data() != gate.y.data()) {
+    check::disjoint(kOp, "y", y, "gate.y", gate.y);
   }
 }
 
@@ -149,22 +163,30 @@ DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows) {
   return alike ? first : DType::kF32;
 }
 
+bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
+                 int64_t rows) {
+  return gate.w.device().kind == DeviceKind::kCuda &&
+         cuda::gates_alone(gate, up, activation, dtype, rows);
+}
+
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
   constexpr std::string_view kOp = "gated_linears";
-  for (const Projection* projection : {&gate, &up}) {
-    check_linear(projection->y, x, projection->w, projection->bias, stream);
+  const bool alone = gate.y.empty() && up.y.empty() && !y.empty() &&
+                     gates_alone(gate, up, activation, y.dtype(), y.shape()[0]);
+  for (const Projection* of : {&gate, &up}) {
+    if (alone) {
+      check_factors(x, of->w, of->bias, stream);
+    } else {
+      check_linear(of->y, x, of->w, of->bias, stream);
+    }
   }
   check::shape(kOp, "up.w", up.w, gate.w.shape(), "the shape of gate.w");
-  check::shape(kOp, "y", y, gate.y.shape(), "the shape of gate.y");
+  check::shape(kOp, "y", y, {x.shape()[0], gate.w.shape()[0]}, "(rows, out) of x and gate.w");
   check::activation(kOp, "y", y);
   check::on_stream(kOp, "y", y, stream);
   check::disjoint(kOp, "y", y, "x", x);
-  check::disjoint(kOp, "y", y, "up.y", up.y);
-  check::disjoint(kOp, "gate.y", gate.y, "up.y", up.y);
-  if (y.dtype() != DType::kF32 || y.data() != gate.y.data()) {
-    check::disjoint(kOp, "y", y, "gate.y", gate.y);
-  }
+  if (!alone) check_gated(y, gate, up);
   if (y.elements() > 0 && stream.device().kind == DeviceKind::kCuda) {
     return cuda::gated_linears(y, gate, up, activation, x, stream);
   }

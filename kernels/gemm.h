@@ -52,8 +52,9 @@ struct Projection {
   ConstTensorView bias;  ///< (out,); may be empty()
 };
 
-/// linear() of every projection, without add: the same bits, in fewer passes over x and fewer
-/// launches.
+/// linear() of every projection, without add, in fewer passes over x and fewer launches: the same
+/// bits, but that on CUDA two neighbours of one shape, of many rows, may be multiplied together,
+/// with their sums in another order.
 void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream);
 
 /// The dtype in which products with all of `ws` take `rows` rows of x as they are: on CUDA that of
@@ -64,13 +65,19 @@ DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows);
 /// y = activation(gate.y) * up.y of two products of the same x. On CUDA a few rows take one launch.
 ///
 ///   x         (rows, in)   as linear()
-///   gate, up  equal sizes; their y are workspace, (rows, out) f32: the contents are lost
+///   gate, up  equal sizes; their y are workspace, (rows, out) f32: the contents are lost. Empty
+///             where gates_alone() says so
 ///   y         (rows, out)  f32 (CUDA also f16 | bf16, rounded to nearest even); may be gate.y, and
 ///             may overlap no operand otherwise
 ///
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch. Asynchronous on CUDA.
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream);
+
+/// Whether gated_linears() makes y of `rows` rows of `dtype` without the products on the way, so
+/// that they need no workspace. The y of gate and up are not looked at.
+bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
+                 int64_t rows);
 
 /// Up to this many rows `linear` streams the weights once and computes each row as it would alone;
 /// above it uses the library's matrix product.

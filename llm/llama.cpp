@@ -298,11 +298,16 @@ void Llama::attention_block(int index, bool generates, TensorView x, ConstTensor
 void Llama::mlp_block(const Layer& layer, TensorView x, Stream& stream) {
   const int64_t rows = x.shape()[0];
   const Shape width{config_.intermediate};
-  const Projection gate{gate_.rows(rows, width), layer.gate.weight, layer.gate.bias};
-  const Projection up{up_.rows(rows, width), layer.up.weight, layer.up.bias};
+  constexpr Activation kActivation = Activation::kSilu;
+  Projection gate{{}, layer.gate.weight, layer.gate.bias};
+  Projection up{{}, layer.up.weight, layer.up.bias};
   const DType dtype = operand_dtype({layer.down.weight}, rows);
+  if (!gates_alone(gate, up, kActivation, dtype, rows)) {
+    gate.y = gate_.rows(rows, width);
+    up.y = up_.rows(rows, width);
+  }
   const TensorView gated = dtype == DType::kF32 ? gate.y : gated_.rows(rows, width, dtype);
-  gated_linears(gated, gate, up, Activation::kSilu,
+  gated_linears(gated, gate, up, kActivation,
                 normed(x, layer.attention_norm, {layer.gate.weight, layer.up.weight}, stream),
                 stream);
   linear(x, gated, layer.down.weight, layer.down.bias, /*add=*/true, stream);

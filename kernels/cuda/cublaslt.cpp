@@ -26,6 +26,7 @@ CublasLt load() {
   library.find(blas.preference_set, "cublasLtMatmulPreferenceSetAttribute");
   library.find(blas.layout_create, "cublasLtMatrixLayoutCreate");
   library.find(blas.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  library.find(blas.layout_set, "cublasLtMatrixLayoutSetAttribute");
   return blas;
 }
 

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -57,9 +58,15 @@ struct ProductKind {
   int64_t rows, in, out;
   bool bias, add;
   bool gelu = false;  // kGeluTanh of it
+  bool pair = false;  // two products of the same x
 
-  auto key() const { return std::tie(dtype, made, rows, in, out, bias, add, gelu); }
+  auto key() const { return std::tie(dtype, made, rows, in, out, bias, add, gelu, pair); }
   bool operator<(const ProductKind& other) const { return key() < other.key(); }
+};
+
+/// How far the second product of a pair lies from the first, in elements.
+struct PairOffsets {
+  int64_t w, y, bias;
 };
 
 /// A product of one shape, planned once: y (rows, out) = x (rows, in) w^T (out, in) + bias, which
@@ -86,6 +93,13 @@ class Product {
     check_blas(blas_.layout_create(&w_, type, k, m, kind.in), "linear");
     check_blas(blas_.layout_create(&x_, type, k, n, kind.in), "linear");
     check_blas(blas_.layout_create(&y_, made, m, n, kind.out), "linear");
+    if (kind.pair) {
+      constexpr int32_t kProducts = 2;
+      for (cublasLtMatrixLayout_t layout : {w_, x_, y_}) {
+        set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, kProducts);
+      }
+      place_pair({kind.in * kind.out, kind.rows * kind.out, kind.bias ? kind.out : 0});
+    }
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(blas_.preference_create(&preference), "linear");
     const size_t workspace = kWorkspaceBytes;
@@ -107,6 +121,13 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
+  /// Of a pair, before it runs.
+  void place_pair(const PairOffsets& offsets) {
+    set(w_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, offsets.w);
+    set(x_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, int64_t{0});
+    set(y_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, offsets.y);
+    if (offsets.bias != 0) set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, offsets.bias);
+  }
   void run(void* y, const void* x, const void* w, const void* bias, std::byte* workspace,
            cudaStream_t stream) {
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -120,6 +141,10 @@ class Product {
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
     check_blas(blas_.desc_set(operation_, attribute, &value, sizeof value), "linear");
+  }
+  template <class T>
+  void set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, T value) {
+    check_blas(blas_.layout_set(layout, attribute, &value, sizeof value), "linear");
   }
 
   const CublasLt& blas_ = cublaslt();
@@ -490,6 +515,39 @@ void multiply_many(const Projection& projection, ConstTensorView x, const void* 
   multiply_odd(projection, x, even, false, stream);
 }
 
+/// How far `second` lies behind `first`, if the library can multiply both at once: keys and values,
+/// whose products alone are too small for a large GPU.
+std::optional<PairOffsets> pair_offsets(const Projection& first, const Projection& second) {
+  constexpr std::ptrdiff_t kApart = 128;  // bytes, of which both are a multiple
+  if (first.w.shape() != second.w.shape() || first.bias.empty() != second.bias.empty() ||
+      first.w.shape()[0] % kEvenColumns != 0) {
+    return std::nullopt;
+  }
+  const auto apart = [](ConstTensorView a, ConstTensorView b) { return b.data() - a.data(); };
+  const std::ptrdiff_t w = apart(first.w, second.w);
+  const std::ptrdiff_t y = apart(first.y, second.y);
+  const std::ptrdiff_t bias = first.bias.empty() ? 0 : apart(first.bias, second.bias);
+  if (w <= 0 || y <= 0 || bias < 0 || w % kApart != 0 || y % kApart != 0 || bias % kApart != 0) {
+    return std::nullopt;
+  }
+  const auto of_floats = static_cast<std::ptrdiff_t>(sizeof(float));
+  return PairOffsets{w / static_cast<std::ptrdiff_t>(dtype_bytes(first.w.dtype())), y / of_floats,
+                     bias / of_floats};
+}
+
+/// Two products of many regular rows that lie so.
+void multiply_pair(const Projection& first, ConstTensorView x, const void* operand,
+                   const PairOffsets& offsets, Stream& stream) {
+  const ConstTensorView w = first.w;
+  const float* bias = first.bias.empty() ? nullptr : first.bias.as<float>();
+  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
+  Product& product = Products::of(stream.device().index)
+                         .get({w.dtype(), DType::kF32, x.shape()[0], x.shape()[1], w.shape()[0],
+                               bias != nullptr, /*add=*/false, /*gelu=*/false, /*pair=*/true});
+  product.place_pair(offsets);
+  product.run(first.y.as<float>(), operand, w.data(), bias, workspace, native(stream));
+}
+
 // ------------------------------------------------------------------------------------------ tails
 
 constexpr int kTailThreads = 256;
@@ -616,25 +674,12 @@ bool multiplied_by_warpgroups(TensorView y, const void* operand, ConstTensorView
 /// Fewer rows of a gated product are faster in the library's kernels and a pass behind them.
 constexpr int64_t kManyGatedRows = 32;
 
-/// Makes y = SiLU(gate) * up if warpgroup_product.cu does such.
-bool gated_by_warpgroups(TensorView y, const Projection& gate, const Projection& up,
-                         Activation activation, ConstTensorView x, Stream& stream) {
-  const DType dtype = gate.w.dtype();
-  if (activation != Activation::kSilu || x.shape()[0] < kManyGatedRows || y.dtype() != dtype ||
-      up.w.dtype() != dtype || !is_aligned(x.data(), 16)) {
-    return false;
-  }
-  if constexpr (KVLM_WARPGROUPS != 0) {
-    const auto bias_of = [](const Projection& of) {
-      return of.bias.empty() ? nullptr : of.bias.as<float>();
-    };
-    HalfProduct product{y, x.data(), gate.w, bias_of(gate), HalfTail::kGated, up.w, bias_of(up)};
-    if (!fits_warpgroups(product)) return false;
-    product.x = operand_of(x, dtype, stream);
-    multiply_by_warpgroups(product, stream);
-    return true;
-  }
-  return false;
+/// y = SiLU(gate) * up, as warpgroup_product.cu makes it if it fits.
+HalfProduct gated_product(TensorView y, const Projection& gate, const Projection& up) {
+  const auto bias_of = [](const Projection& of) {
+    return of.bias.empty() ? nullptr : of.bias.as<float>();
+  };
+  return {y, nullptr, gate.w, bias_of(gate), HalfTail::kGated, up.w, bias_of(up)};
 }
 
 }  // namespace
@@ -728,7 +773,16 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
     multiply_few(projections, widened(x, stream), {}, stream);
   } else {
     const void* operand = operand_of(x, projections[0].w.dtype(), stream);
-    for (const Projection& one : projections) multiply_many(one, x, operand, false, stream);
+    for (size_t i = 0; i < projections.size(); ++i) {
+      const auto offsets = i + 1 < projections.size()
+                               ? pair_offsets(projections[i], projections[i + 1])
+                               : std::nullopt;
+      if (offsets) {
+        multiply_pair(projections[i++], x, operand, *offsets, stream);
+      } else {
+        multiply_many(projections[i], x, operand, false, stream);
+      }
+    }
   }
 }
 
@@ -738,6 +792,15 @@ DType operand_dtype(ConstTensorView w, int64_t rows) {
   return rows > kFewRows && even && is_aligned(w.data(), 16) ? w.dtype() : DType::kF32;
 }
 
+bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
+                 int64_t rows) {
+  if (activation != Activation::kSilu || rows < kManyGatedRows || dtype != gate.w.dtype() ||
+      dtype != up.w.dtype()) {
+    return false;
+  }
+  return KVLM_WARPGROUPS != 0 && fits_warpgroups(gated_product({}, gate, up));
+}
+
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
   const Projection both[] = {gate, up};
@@ -745,7 +808,20 @@ void gated_linears(TensorView y, const Projection& gate, const Projection& up,
     return multiply_few(both, widened(x, stream),
                         {.gated = y.as<float>(), .activation = activation}, stream);
   }
-  if (gated_by_warpgroups(y, gate, up, activation, x, stream)) return;
+  if constexpr (KVLM_WARPGROUPS != 0) {
+    HalfProduct product = gated_product(y, gate, up);
+    if (cuda::gates_alone(gate, up, activation, y.dtype(), x.shape()[0]) &&
+        is_aligned(y.data(), 16) && is_aligned(x.data(), 16)) {
+      product.x = operand_of(x, y.dtype(), stream);
+      return multiply_by_warpgroups(product, stream);
+    }
+  }
+  if (gate.y.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "gated_linears: x or y does not begin at a multiple of 16 bytes, which rows without "
+        "workspace need; align it or give gate and up room for their products");
+  }
   cuda::linears(both, x, stream);
   cuda::activate_gate(y, gate.y, up.y, activation, stream);
 }

@@ -21,6 +21,9 @@ DType operand_dtype(ConstTensorView w, int64_t rows);
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream);
 
+bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
+                 int64_t rows);
+
 /// kvlm::measure_matrix_rate() on a GPU.
 double measure_matrix_rate(int size, DType dtype, Stream& stream);
 

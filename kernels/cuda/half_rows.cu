@@ -3,7 +3,7 @@
 #include "kernels/cuda/packed_tiles.cuh"
 #include "kernels/cuda/row_pieces.cuh"
 
-// Decode attention over f16 rows on the tensor cores: a block takes one split of a segment and
+// Decode attention over f16 rows on the tensor cores: a block takes a part of a piece and
 // multiplies the queries of its KV head with keys and then values, so that every row is read once
 // for all of them. The result is a softmax state, which row_batch.cu merges.
 namespace kvlm::cuda {
@@ -25,8 +25,10 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   __shared__ ChannelSums<kGroups> sums;
 
   let_next_start();
-  wait_for_earlier();
+  // Pieces are there: the host has sent them, or the kernel that stores a DecodeTable's rows has
+  // waited for them before it let this one start.
   const PiecePart piece = part_of(launch, 2);
+  wait_for_earlier();
   if (piece.rows < 0 || piece.dtype != DType::kF16) return;
   const int rows = piece.rows;
   const int tiles = (rows + kTileSlots - 1) / kTileSlots;
@@ -34,10 +36,6 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
   const int queries = min(kQueries, launch.q_per_kv - first_query);
   const OperandThread my;
   const int warp_lane = static_cast<int>(threadIdx.x % 32);
-  raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
-  FoldedQueries<16, kGroups> folded;
-  folded.fold(raised, my);
-
   // Scores: a thread has a quarter of the channels of two rows of a tile.
   const auto load_keys = [&](int tile, uint32_t(&words)[2][16]) {
 #pragma unroll
@@ -47,6 +45,12 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
                      words[side]);
     }
   };
+  // The first keys are on their way while the queries are made ready.
+  uint32_t now[2][16];
+  if (my.warp < tiles) load_keys(my.warp, now);
+  raised.fill(piece.q, launch.q_per_kv, first_query, launch.scale);
+  FoldedQueries<16, kGroups> folded;
+  folded.fold(raised, my);
   const auto score = [&](int tile, const uint32_t(&words)[2][16]) {
     float products[kGroups][4] = {};
 #pragma unroll
@@ -65,8 +69,6 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
     }
   };
   if (my.warp < tiles) {
-    uint32_t now[2][16];
-    load_keys(my.warp, now);
 #pragma unroll
     for (int tile = my.warp; tile < kTiles; tile += kWarps) {
       if (tile >= tiles) break;

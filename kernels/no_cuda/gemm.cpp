@@ -21,6 +21,10 @@ void gated_linears(TensorView, const Projection&, const Projection&, Activation,
   refuse("gated_linears");
 }
 
+bool gates_alone(const Projection&, const Projection&, Activation, DType, int64_t) {
+  refuse("gated_linears");
+}
+
 double measure_matrix_rate(int, DType, Stream&) { refuse("measure_matrix_rate"); }
 
 }  // namespace kvlm::cuda

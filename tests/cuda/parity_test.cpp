@@ -92,6 +92,42 @@ TEST_F(Cuda, LinearsEqualLinear) {
   }
 }
 
+/// Keys and values, whose weights, biases and products lie one behind the other, or the wrong way
+/// round.
+TEST_F(Cuda, LinearsOfOneShapeEqualLinear) {
+  constexpr int64_t kOut = 192;
+  for (const int64_t rows : {1, 5, 40, 300}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      for (const int64_t in : {64, 1032}) {
+        const Tensor x = on_gpu(normal_tensor(DType::kF32, {rows, in}, 1));
+        const Tensor w = on_gpu(normal_tensor(dtype, {2, kOut, in}, 2, 0.1f));
+        const Tensor bias = on_gpu(normal_tensor(DType::kF32, {2, kOut}, 3));
+        for (const bool biased : {false, true}) {
+          for (const int64_t first : {0, 1}) {
+            Tensor together(DType::kF32, {2, rows, kOut}, kGpu);
+            Tensor alone(DType::kF32, {2, rows, kOut}, kGpu);
+            const auto part = [&](Tensor& y, int64_t i) {
+              ConstTensorView of_bias;
+              if (biased) of_bias = bias.view().slice(i, 1).reshape({kOut});
+              return Projection{y.view().slice(i, 1).reshape({rows, kOut}),
+                                w.view().slice(i, 1).reshape({kOut, in}), of_bias};
+            };
+            const Projection both[] = {part(together, first), part(together, 1 - first)};
+            linears(both, x, *gpu_);
+            for (const int64_t i : {0, 1}) {
+              const Projection one = part(alone, i);
+              linear(one.y, x, one.w, one.bias, false, *gpu_);
+            }
+            EXPECT_LE(error(together, on_host(alone)), 2e-6)
+                << rows << " x " << in << ", " << dtype_name(dtype) << ", biased " << biased
+                << ", first " << first;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(Cuda, GatedLinears) {
   for (const int64_t rows : {1, 2, 3, 4, 5, 17}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {

@@ -135,12 +135,18 @@ class GatedRows : public TowerRows {
   Tensor gated(ConstTensorView x, const Tensor (&w)[2], const Tensor (&bias)[2], bool biased) {
     const Shape shape{x.shape()[0], w[0].shape()[0]};
     Tensor y = poison(w[0].dtype(), shape);
-    Tensor gate(DType::kF32, shape, kGpu);
-    Tensor up(DType::kF32, shape, kGpu);
-    const auto part = [&](Tensor& sums, int i) {
-      return Projection{sums, w[i], biased ? ConstTensorView(bias[i]) : ConstTensorView()};
-    };
-    gated_linears(y, part(gate, 0), part(up, 1), Activation::kSilu, x, *gpu_);
+    Projection parts[2];
+    Tensor sums[2];
+    for (int i = 0; i < 2; ++i) {
+      parts[i] = {{}, w[i], biased ? ConstTensorView(bias[i]) : ConstTensorView()};
+    }
+    const bool alone = gates_alone(parts[0], parts[1], Activation::kSilu, y.dtype(), shape[0]);
+    EXPECT_EQ(alone, gpu_->queue().overlaps_kernels() && shape[0] >= 32);
+    for (int i = 0; i < 2 && !alone; ++i) {
+      sums[i] = Tensor(DType::kF32, shape, kGpu);
+      parts[i].y = sums[i];
+    }
+    gated_linears(y, parts[0], parts[1], Activation::kSilu, x, *gpu_);
     return y;
   }
 };
