@@ -53,8 +53,8 @@ struct Projection {
 };
 
 /// linear() of every projection, without add, in fewer passes over x and fewer launches: the same
-/// bits, but that on CUDA two neighbours of one shape, of many rows, may be multiplied together,
-/// with their sums in another order.
+/// bits, but that on CUDA neighbours of one shape, of many rows, may be multiplied together, with
+/// their sums in another order.
 void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream);
 
 /// The dtype in which products with all of `ws` take `rows` rows of x as they are: on CUDA that of

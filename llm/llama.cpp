@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
 #include <initializer_list>
@@ -91,6 +92,7 @@ class Llama final : public Decoder {
 
  private:
   Linear take_linear(WeightMap& weights, const std::string& name, int out, int in, bool bias);
+  std::array<TensorView, 3> qkv_rows(int64_t rows);
   void fill_angles(const DecoderStep& step, TensorView cos, TensorView sin, Stream& stream);
   void look_angles_up(TensorView cos, TensorView sin, Stream& stream);
   /// rms_norm() of x, in the dtype in which its products with `products` take it.
@@ -122,7 +124,8 @@ class Llama final : public Decoder {
 
   Device device_;
   bool moved_ = false;  // a buffer has
-  RowBuffer normed_{device_, moved_}, q_{device_, moved_}, k_{device_, moved_}, v_{device_, moved_};
+  RowBuffer normed_{device_, moved_};
+  RowBuffer qkv_{device_, moved_};  // in one, so that products can be made together
   RowBuffer attended_{device_, moved_}, gate_{device_, moved_}, up_{device_, moved_};
   RowBuffer gated_{device_, moved_};  // where it cannot take the place of gate_
   RowBuffer cos_{device_, moved_}, sin_{device_, moved_}, last_{device_, moved_};
@@ -262,15 +265,32 @@ ConstTensorView Llama::normed(ConstTensorView x, ConstTensorView norm,
   return y;
 }
 
+/// Room for queries, keys and values, one behind the other.
+std::array<TensorView, 3> Llama::qkv_rows(int64_t rows) {
+  constexpr int64_t kAligned = 128 / sizeof(float);
+  const std::array heads{config_.q_heads, config_.kv_heads, config_.kv_heads};
+  const auto padded = [&](int of) {
+    return (rows * of * config_.head_dim + kAligned - 1) / kAligned * kAligned;
+  };
+  int64_t all = 0;
+  for (const int of : heads) all += padded(of);
+  float* at = qkv_.rows(1, {all}).as<float>();
+  std::array<TensorView, 3> made;
+  for (size_t i = 0; i < made.size(); ++i) {
+    const Shape shape{rows, heads[i], config_.head_dim};
+    made[i] = {reinterpret_cast<std::byte*>(at), DType::kF32, shape, device_};
+    at += padded(heads[i]);
+  }
+  return made;
+}
+
 void Llama::attention_block(int index, bool generates, TensorView x, ConstTensorView cos,
                             ConstTensorView sin, KvCache& cache, Stream& stream) {
   const Layer& layer = layers_[static_cast<size_t>(index)];
   const int64_t rows = x.shape()[0];
   const int64_t q_width = int64_t{config_.q_heads} * config_.head_dim;
   const int64_t kv_width = int64_t{config_.kv_heads} * config_.head_dim;
-  const TensorView q = q_.rows(rows, {config_.q_heads, config_.head_dim});
-  const TensorView k = k_.rows(rows, {config_.kv_heads, config_.head_dim});
-  const TensorView v = v_.rows(rows, {config_.kv_heads, config_.head_dim});
+  const auto [q, k, v] = qkv_rows(rows);
 
   // Where prompts are long, memory is dear; generated rows spare the cache a copy of the queries.
   const TensorView out = generates ? attended_.rows(rows, {config_.q_heads, config_.head_dim}) : q;

@@ -58,15 +58,17 @@ struct ProductKind {
   int64_t rows, in, out;
   bool bias, add;
   bool gelu = false;  // kGeluTanh of it
-  bool pair = false;  // two products of the same x
+  int count = 1;      // products of the same x
 
-  auto key() const { return std::tie(dtype, made, rows, in, out, bias, add, gelu, pair); }
+  auto key() const { return std::tie(dtype, made, rows, in, out, bias, add, gelu, count); }
   bool operator<(const ProductKind& other) const { return key() < other.key(); }
 };
 
-/// How far the second product of a pair lies from the first, in elements.
-struct PairOffsets {
+/// How far each of several products lies behind the one before, in elements.
+struct ProductStrides {
   int64_t w, y, bias;
+
+  bool operator==(const ProductStrides&) const = default;
 };
 
 /// A product of one shape, planned once: y (rows, out) = x (rows, in) w^T (out, in) + bias, which
@@ -93,12 +95,11 @@ class Product {
     check_blas(blas_.layout_create(&w_, type, k, m, kind.in), "linear");
     check_blas(blas_.layout_create(&x_, type, k, n, kind.in), "linear");
     check_blas(blas_.layout_create(&y_, made, m, n, kind.out), "linear");
-    if (kind.pair) {
-      constexpr int32_t kProducts = 2;
+    if (kind.count > 1) {
       for (cublasLtMatrixLayout_t layout : {w_, x_, y_}) {
-        set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, kProducts);
+        set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, int32_t{kind.count});
       }
-      place_pair({kind.in * kind.out, kind.rows * kind.out, kind.bias ? kind.out : 0});
+      place({kind.in * kind.out, kind.rows * kind.out, kind.bias ? kind.out : 0});
     }
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(blas_.preference_create(&preference), "linear");
@@ -121,12 +122,12 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  /// Of a pair, before it runs.
-  void place_pair(const PairOffsets& offsets) {
-    set(w_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, offsets.w);
+  /// Of several products, before they run.
+  void place(const ProductStrides& strides) {
+    set(w_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.w);
     set(x_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, int64_t{0});
-    set(y_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, offsets.y);
-    if (offsets.bias != 0) set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, offsets.bias);
+    set(y_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.y);
+    if (strides.bias != 0) set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, strides.bias);
   }
   void run(void* y, const void* x, const void* w, const void* bias, std::byte* workspace,
            cudaStream_t stream) {
@@ -517,8 +518,8 @@ void multiply_many(const Projection& projection, ConstTensorView x, const void* 
 
 /// How far `second` lies behind `first`, if the library can multiply both at once: keys and values,
 /// whose products alone are too small for a large GPU.
-std::optional<PairOffsets> pair_offsets(const Projection& first, const Projection& second) {
-  constexpr std::ptrdiff_t kApart = 128;  // bytes, of which both are a multiple
+std::optional<ProductStrides> strides_of(const Projection& first, const Projection& second) {
+  constexpr std::ptrdiff_t kApart = 128;  // bytes, of which all are multiples
   if (first.w.shape() != second.w.shape() || first.bias.empty() != second.bias.empty() ||
       first.w.shape()[0] % kEvenColumns != 0) {
     return std::nullopt;
@@ -531,21 +532,39 @@ std::optional<PairOffsets> pair_offsets(const Projection& first, const Projectio
     return std::nullopt;
   }
   const auto of_floats = static_cast<std::ptrdiff_t>(sizeof(float));
-  return PairOffsets{w / static_cast<std::ptrdiff_t>(dtype_bytes(first.w.dtype())), y / of_floats,
-                     bias / of_floats};
+  return ProductStrides{w / static_cast<std::ptrdiff_t>(dtype_bytes(first.w.dtype())),
+                        y / of_floats, bias / of_floats};
 }
 
-/// Two products of many regular rows that lie so.
-void multiply_pair(const Projection& first, ConstTensorView x, const void* operand,
-                   const PairOffsets& offsets, Stream& stream) {
-  const ConstTensorView w = first.w;
+/// Whether a product of `rows` rows leaves half of a GPU without a tile of 128 x 256, as large ones
+/// are: several at once are faster then, and slower where each is large (LLaVA-1.5-7B's, 640 rows).
+bool is_small(const Projection& projection, int64_t rows, Stream& stream) {
+  const int64_t tiles = ceil_div(rows, 128) * ceil_div(projection.w.shape()[0], 256);
+  return 2 * tiles <= stream.queue().multiprocessors();
+}
+
+/// How many of the first projections lie at equal distances.
+size_t count_even(std::span<const Projection> projections) {
+  const auto strides = [&](size_t i) { return strides_of(projections[i], projections[i + 1]); };
+  size_t count = 1;
+  while (count < projections.size() && strides(count - 1) && strides(count - 1) == strides(0)) {
+    ++count;
+  }
+  return count;
+}
+
+/// Products of many regular rows that lie so, of which there are two or more.
+void multiply_even(std::span<const Projection> projections, ConstTensorView x, const void* operand,
+                   Stream& stream) {
+  const Projection& first = projections[0];
   const float* bias = first.bias.empty() ? nullptr : first.bias.as<float>();
   std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
   Product& product = Products::of(stream.device().index)
-                         .get({w.dtype(), DType::kF32, x.shape()[0], x.shape()[1], w.shape()[0],
-                               bias != nullptr, /*add=*/false, /*gelu=*/false, /*pair=*/true});
-  product.place_pair(offsets);
-  product.run(first.y.as<float>(), operand, w.data(), bias, workspace, native(stream));
+                         .get({first.w.dtype(), DType::kF32, x.shape()[0], x.shape()[1],
+                               first.w.shape()[0], bias != nullptr, /*add=*/false, /*gelu=*/false,
+                               static_cast<int>(projections.size())});
+  product.place(*strides_of(first, projections[1]));
+  product.run(first.y.as<float>(), operand, first.w.data(), bias, workspace, native(stream));
 }
 
 // ------------------------------------------------------------------------------------------ tails
@@ -773,15 +792,14 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
     multiply_few(projections, widened(x, stream), {}, stream);
   } else {
     const void* operand = operand_of(x, projections[0].w.dtype(), stream);
-    for (size_t i = 0; i < projections.size(); ++i) {
-      const auto offsets = i + 1 < projections.size()
-                               ? pair_offsets(projections[i], projections[i + 1])
-                               : std::nullopt;
-      if (offsets) {
-        multiply_pair(projections[i++], x, operand, *offsets, stream);
+    for (std::span<const Projection> left = projections; !left.empty();) {
+      const size_t count = is_small(left[0], x.shape()[0], stream) ? count_even(left) : 1;
+      if (count > 1) {
+        multiply_even(left.first(count), x, operand, stream);
       } else {
-        multiply_many(projections[i], x, operand, false, stream);
+        multiply_many(left[0], x, operand, false, stream);
       }
+      left = left.subspan(count);
     }
   }
 }

@@ -92,35 +92,42 @@ TEST_F(Cuda, LinearsEqualLinear) {
   }
 }
 
-/// Keys and values, whose weights, biases and products lie one behind the other, or the wrong way
-/// round.
+/// Queries, keys and values, whose weights, biases and products lie one behind the other, at other
+/// distances or the wrong way round.
 TEST_F(Cuda, LinearsOfOneShapeEqualLinear) {
   constexpr int64_t kOut = 192;
+  const std::vector<std::vector<int64_t>> orders = {{0, 1},    {1, 0},    {0, 1, 2},
+                                                    {0, 1, 3}, {0, 2, 1}, {3, 0, 1}};
   for (const int64_t rows : {1, 5, 40, 300}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const int64_t in : {64, 1032}) {
         const Tensor x = on_gpu(normal_tensor(DType::kF32, {rows, in}, 1));
-        const Tensor w = on_gpu(normal_tensor(dtype, {2, kOut, in}, 2, 0.1f));
-        const Tensor bias = on_gpu(normal_tensor(DType::kF32, {2, kOut}, 3));
+        const Tensor w = on_gpu(normal_tensor(dtype, {4, kOut, in}, 2, 0.1f));
+        const Tensor bias = on_gpu(normal_tensor(DType::kF32, {4, kOut}, 3));
         for (const bool biased : {false, true}) {
-          for (const int64_t first : {0, 1}) {
-            Tensor together(DType::kF32, {2, rows, kOut}, kGpu);
-            Tensor alone(DType::kF32, {2, rows, kOut}, kGpu);
-            const auto part = [&](Tensor& y, int64_t i) {
-              ConstTensorView of_bias;
-              if (biased) of_bias = bias.view().slice(i, 1).reshape({kOut});
-              return Projection{y.view().slice(i, 1).reshape({rows, kOut}),
-                                w.view().slice(i, 1).reshape({kOut, in}), of_bias};
-            };
-            const Projection both[] = {part(together, first), part(together, 1 - first)};
-            linears(both, x, *gpu_);
-            for (const int64_t i : {0, 1}) {
-              const Projection one = part(alone, i);
-              linear(one.y, x, one.w, one.bias, false, *gpu_);
+          const auto part = [&](Tensor& y, int64_t i) {
+            ConstTensorView of_bias;
+            if (biased) of_bias = bias.view().slice(i, 1).reshape({kOut});
+            return Projection{y.view().slice(i, 1).reshape({rows, kOut}),
+                              w.view().slice(i, 1).reshape({kOut, in}), of_bias};
+          };
+          Tensor alone = on_gpu(Tensor(DType::kF32, {4, rows, kOut}));
+          for (int64_t i = 0; i < 4; ++i) {
+            const Projection one = part(alone, i);
+            linear(one.y, x, one.w, one.bias, false, *gpu_);
+          }
+          for (const std::vector<int64_t>& order : orders) {
+            Tensor together(DType::kF32, alone.shape(), kGpu);
+            copy(together, alone, *gpu_);
+            std::vector<Projection> parts;
+            for (const int64_t i : order) {
+              parts.push_back(part(together, i));
+              copy(parts.back().y, on_gpu(poisoned({rows, kOut})), *gpu_);
             }
+            linears(parts, x, *gpu_);
             EXPECT_LE(error(together, on_host(alone)), 2e-6)
                 << rows << " x " << in << ", " << dtype_name(dtype) << ", biased " << biased
-                << ", first " << first;
+                << ", from " << order[0] << ", " << order[1] << " of " << order.size();
           }
         }
       }
