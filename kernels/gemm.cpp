@@ -43,10 +43,9 @@ void check_linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTenso
   check::disjoint(kLinear, "y", y, "x", x);
 }
 
-/// That y and the products of gate and up have the same shape, and do not overlap.
+/// That y and the products of gate and up do not overlap.
 void check_gated(TensorView y, const Projection& gate, const Projection& up) {
   constexpr std::string_view kOp = "gated_linears";
-  check::shape(kOp, "y", y, gate.y.shape(), "the shape of gate.y");
   check::disjoint(kOp, "y", y, "up.y", up.y);
   check::disjoint(kOp, "gate.y", gate.y, "up.y", up.y);
   if (y.dtype() != DType::kF32 || y.data() != gate.y.data()) {
@@ -165,15 +164,15 @@ DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows) {
 
 bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
                  int64_t rows) {
-  return gate.w.device().kind == DeviceKind::kCuda &&
-         cuda::gates_alone(gate, up, activation, dtype, rows);
+  return gate.w.device().kind == DeviceKind::kCuda && gate.w.shape().rank() == 2 &&
+         gate.w.shape() == up.w.shape() && cuda::gates_alone(gate, up, activation, dtype, rows);
 }
 
 void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream) {
   constexpr std::string_view kOp = "gated_linears";
-  const bool alone = gate.y.empty() && up.y.empty() && !y.empty() &&
-                     gates_alone(gate, up, activation, y.dtype(), y.shape()[0]);
+  const bool alone = gate.y.empty() && up.y.empty() && x.shape().rank() == 2 && !y.empty() &&
+                     gates_alone(gate, up, activation, y.dtype(), x.shape()[0]);
   for (const Projection* of : {&gate, &up}) {
     if (alone) {
       check_factors(x, of->w, of->bias, stream);

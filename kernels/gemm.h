@@ -53,8 +53,8 @@ struct Projection {
 };
 
 /// linear() of every projection, without add, in fewer passes over x and fewer launches: the same
-/// bits, but that on CUDA neighbours of one shape, of many rows, may be multiplied together, with
-/// their sums in another order.
+/// bits, but that on CUDA neighbours of one shape, of many rows, may be multiplied together if
+/// their memory lies at equal distances, with their sums in another order.
 void linears(std::span<const Projection> projections, ConstTensorView x, Stream& stream);
 
 /// The dtype in which products with all of `ws` take `rows` rows of x as they are: on CUDA that of
@@ -62,7 +62,8 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
 /// that are rounded to it beforehand give the bits that f32 rows give.
 DType operand_dtype(std::initializer_list<ConstTensorView> ws, int64_t rows);
 
-/// y = activation(gate.y) * up.y of two products of the same x. On CUDA a few rows take one launch.
+/// y = activation(gate.y) * up.y of two products of the same x. On CUDA a few rows take one launch,
+/// and so do many where gates_alone() says so.
 ///
 ///   x         (rows, in)   as linear()
 ///   gate, up  equal sizes; their y are workspace, (rows, out) f32: the contents are lost. Empty
@@ -75,7 +76,9 @@ void gated_linears(TensorView y, const Projection& gate, const Projection& up,
                    Activation activation, ConstTensorView x, Stream& stream);
 
 /// Whether gated_linears() makes y of `rows` rows of `dtype` without the products on the way, so
-/// that they need no workspace. The y of gate and up are not looked at.
+/// that they need no workspace if x and y begin at multiples of 16 bytes, which it throws
+/// Error{kInvalidArgument} for otherwise. The y of gate and up are not looked at. On CUDA it
+/// answers for the current GPU.
 bool gates_alone(const Projection& gate, const Projection& up, Activation activation, DType dtype,
                  int64_t rows);
 

@@ -250,8 +250,9 @@ void Llama::look_angles_up(TensorView cos, TensorView sin, Stream& stream) {
   const std::array to{cos, sin};
   for (size_t i = 0; i < from.size(); ++i) {
     if (tables_[i].empty()) {
-      tables_[i] = Tensor(DType::kF32, from[i].shape(), device_);
-      copy(tables_[i], from[i], stream);
+      Tensor table(DType::kF32, from[i].shape(), device_);
+      copy(table, from[i], stream);
+      tables_[i] = std::move(table);
     }
     gather_rows(to[i], tables_[i], tabled_, stream);
   }

@@ -21,16 +21,14 @@
 // - up to 4 rows of x with regular weights: few_rows, where the warps of a block read 16 bytes of
 //   weights a thread, each byte once for all rows, and may serve several products of the same x (q,
 //   k and v; gate and up);
-// - more rows, all in one half format, stored at once or after an exact GELU, of weights long
-// enough:
-//   warpgroup_product.cu on GPUs of compute capability 9.0, whatever the number of rows;
+// - more rows, all in one half format, stored at once or after an exact GELU, and 32 rows or more
+//   behind a gate, of weights long enough: warpgroup_product.cu on GPUs of compute capability 9.0;
 // - other products of more rows: cuBLASLt on the tensor cores, whose choice for a shape is made
-// once and kept, with x
-//   rounded to the weights' type;
+//   once and kept, with x rounded to the weights' type; small products of one shape in one call;
 // - any other alignment or width: one warp an output (multiply_odd).
 //
-// The gate of an MLP is applied by few_rows itself. Every other tail (activation, scale, sum) is
-// done by cuBLASLt where it can, else by a pass behind the product.
+// The gate of an MLP is applied by few_rows and warpgroup_product.cu themselves. Every other tail
+// (activation, scale, sum) is done by cuBLASLt where it can, else by a pass behind the product.
 namespace kvlm::cuda {
 
 namespace {
@@ -71,12 +69,21 @@ struct ProductStrides {
   bool operator==(const ProductStrides&) const = default;
 };
 
+/// The memory of a call.
+struct ProductOperands {
+  void* y;
+  const void* x;
+  const void* w;
+  const void* bias;          // or null
+  ProductStrides strides{};  // of several products
+};
+
 /// A product of one shape, planned once: y (rows, out) = x (rows, in) w^T (out, in) + bias, which
 /// column-major BLAS sees as y^T = w x^T.
 class Product {
  public:
   Product(cublasLtHandle_t handle, const ProductKind& kind)
-      : handle_(handle), beta_(kind.add ? 1.0f : 0.0f) {
+      : handle_(handle), beta_(kind.add ? 1.0f : 0.0f), count_(kind.count) {
     const cudaDataType_t type = blas_type(kind.dtype);
     const cudaDataType_t made = blas_type(kind.made);
     check_blas(blas_.desc_create(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
@@ -99,7 +106,7 @@ class Product {
       for (cublasLtMatrixLayout_t layout : {w_, x_, y_}) {
         set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, int32_t{kind.count});
       }
-      place({kind.in * kind.out, kind.rows * kind.out, kind.bias ? kind.out : 0});
+      place({kind.in * kind.out, kind.rows * kind.out, kind.out}, kind.bias);
     }
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(blas_.preference_create(&preference), "linear");
@@ -110,8 +117,10 @@ class Product {
     const cublasStatus_t status =
         blas_.heuristic(handle, operation_, w_, x_, y_, y_, preference, 1, &algorithm_, &found);
     blas_.preference_destroy(preference);
+    found_ = status == CUBLAS_STATUS_SUCCESS && found > 0;
+    if (found_ || count_ > 1) return;
     check_blas(status, "linear");
-    if (found == 0) check_blas(CUBLAS_STATUS_NOT_SUPPORTED, "linear");
+    check_blas(CUBLAS_STATUS_NOT_SUPPORTED, "linear");
   }
   ~Product() {
     blas_.layout_destroy(y_);
@@ -122,26 +131,28 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  /// Of several products, before they run.
-  void place(const ProductStrides& strides) {
-    set(w_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.w);
-    set(x_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, int64_t{0});
-    set(y_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.y);
-    if (strides.bias != 0) set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, strides.bias);
-  }
-  void run(void* y, const void* x, const void* w, const void* bias, std::byte* workspace,
-           cudaStream_t stream) {
-    if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  /// Returns false, having done nothing, if the library does not multiply so many products at once.
+  bool run(const ProductOperands& of, std::byte* workspace, cudaStream_t stream) {
+    if (!found_) return false;
+    if (count_ > 1) place(of.strides, of.bias != nullptr);
+    if (of.bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, of.bias);
     constexpr float kAlpha = 1;
-    check_blas(blas_.matmul(handle_, operation_, &kAlpha, w, w_, x, x_, &beta_, y, y_, y, y_,
-                            &algorithm_.algo, workspace, kWorkspaceBytes, stream),
+    check_blas(blas_.matmul(handle_, operation_, &kAlpha, of.w, w_, of.x, x_, &beta_, of.y, y_,
+                            of.y, y_, &algorithm_.algo, workspace, kWorkspaceBytes, stream),
                "linear");
+    return true;
   }
 
  private:
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
     check_blas(blas_.desc_set(operation_, attribute, &value, sizeof value), "linear");
+  }
+  void place(const ProductStrides& strides, bool biased) {
+    set(w_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.w);
+    set(x_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, int64_t{0});
+    set(y_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, strides.y);
+    if (biased) set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, strides.bias);
   }
   template <class T>
   void set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, T value) {
@@ -151,6 +162,8 @@ class Product {
   const CublasLt& blas_ = cublaslt();
   cublasLtHandle_t handle_;
   float beta_;
+  int count_;
+  bool found_ = false;
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t w_ = nullptr;
   cublasLtMatrixLayout_t x_ = nullptr;
@@ -168,6 +181,15 @@ class Products {
     return all[device];
   }
 
+  /// Multiplies by the plan of `kind`. Returns false, having done nothing, where the library has
+  /// none for several products. Any thread may call it.
+  bool run(const ProductKind& kind, const ProductOperands& operands, Stream& stream) {
+    std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
+    const std::scoped_lock lock(mutex_);
+    return get(kind).run(operands, workspace, native(stream));
+  }
+
+ private:
   Product& get(const ProductKind& kind) {
     if (handle_ == nullptr) check_blas(cublaslt().create(&handle_), "cublasLtCreate");
     // Prompts come in every length: old plans go before there are too many.
@@ -175,7 +197,7 @@ class Products {
     return plans_.try_emplace(kind, handle_, kind).first->second;
   }
 
- private:
+  std::mutex mutex_;
   cublasLtHandle_t handle_ = nullptr;
   std::map<ProductKind, Product> plans_;
 };
@@ -495,20 +517,18 @@ void multiply_many(const Projection& projection, ConstTensorView x, const void* 
   const int64_t in = x.shape()[1];
   const int64_t out = w.shape()[0];
   const float* bias = projection.bias.empty() ? nullptr : projection.bias.as<float>();
-  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
   const int64_t even = add ? out : out / kEvenColumns * kEvenColumns;
   auto* result = projection.y.as<float>();
+  Products& products = Products::of(stream.device().index);
   if (even == 0 || even == out) {
-    Products::of(stream.device().index)
-        .get({w.dtype(), DType::kF32, rows, in, out, bias != nullptr, add})
-        .run(result, operand, w.data(), bias, workspace, native(stream));
+    products.run({w.dtype(), DType::kF32, rows, in, out, bias != nullptr, add},
+                 {result, operand, w.data(), bias}, stream);
     return;
   }
   const auto row_bytes = static_cast<size_t>(even) * sizeof(float);
   std::byte* even_part = stream.queue().scratch(kGemmResult, static_cast<size_t>(rows) * row_bytes);
-  Products::of(stream.device().index)
-      .get({w.dtype(), DType::kF32, rows, in, even, bias != nullptr, add})
-      .run(reinterpret_cast<float*>(even_part), operand, w.data(), bias, workspace, native(stream));
+  products.run({w.dtype(), DType::kF32, rows, in, even, bias != nullptr, add},
+               {even_part, operand, w.data(), bias}, stream);
   check(cudaMemcpy2DAsync(result, static_cast<size_t>(out) * sizeof(float), even_part, row_bytes,
                           row_bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                           native(stream)),
@@ -528,6 +548,7 @@ std::optional<ProductStrides> strides_of(const Projection& first, const Projecti
   const std::ptrdiff_t w = apart(first.w, second.w);
   const std::ptrdiff_t y = apart(first.y, second.y);
   const std::ptrdiff_t bias = first.bias.empty() ? 0 : apart(first.bias, second.bias);
+  // Products of one bias have no distance between theirs.
   if (w <= 0 || y <= 0 || bias < 0 || w % kApart != 0 || y % kApart != 0 || bias % kApart != 0) {
     return std::nullopt;
   }
@@ -553,18 +574,17 @@ size_t count_even(std::span<const Projection> projections) {
   return count;
 }
 
-/// Products of many regular rows that lie so, of which there are two or more.
-void multiply_even(std::span<const Projection> projections, ConstTensorView x, const void* operand,
+/// Products of many regular rows that lie so, of which there are two or more. Returns false, having
+/// done nothing, if the library does not multiply them at once.
+bool multiply_even(std::span<const Projection> projections, ConstTensorView x, const void* operand,
                    Stream& stream) {
   const Projection& first = projections[0];
   const float* bias = first.bias.empty() ? nullptr : first.bias.as<float>();
-  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  Product& product = Products::of(stream.device().index)
-                         .get({first.w.dtype(), DType::kF32, x.shape()[0], x.shape()[1],
-                               first.w.shape()[0], bias != nullptr, /*add=*/false, /*gelu=*/false,
-                               static_cast<int>(projections.size())});
-  product.place(*strides_of(first, projections[1]));
-  product.run(first.y.as<float>(), operand, first.w.data(), bias, workspace, native(stream));
+  return Products::of(stream.device().index)
+      .run({first.w.dtype(), DType::kF32, x.shape()[0], x.shape()[1], first.w.shape()[0],
+            bias != nullptr, /*add=*/false, /*gelu=*/false, static_cast<int>(projections.size())},
+           {first.y.as<float>(), operand, first.w.data(), bias, *strides_of(first, projections[1])},
+           stream);
 }
 
 // ------------------------------------------------------------------------------------------ tails
@@ -695,10 +715,8 @@ constexpr int64_t kManyGatedRows = 32;
 
 /// y = SiLU(gate) * up, as warpgroup_product.cu makes it if it fits.
 HalfProduct gated_product(TensorView y, const Projection& gate, const Projection& up) {
-  const auto bias_of = [](const Projection& of) {
-    return of.bias.empty() ? nullptr : of.bias.as<float>();
-  };
-  return {y, nullptr, gate.w, bias_of(gate), HalfTail::kGated, up.w, bias_of(up)};
+  const auto floats = [](ConstTensorView of) { return of.empty() ? nullptr : of.as<float>(); };
+  return {y, nullptr, gate.w, floats(gate.bias), HalfTail::kGated, up.w, floats(up.bias)};
 }
 
 }  // namespace
@@ -718,12 +736,10 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   kvlm::copy(y, numbers, stream);
   cuda::convert(x, y, stream);
   cuda::convert(w, y, stream);
-  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
-  Product& product =
-      Products::of(device.index).get({dtype, DType::kF32, size, size, size, false, false});
   const auto run = [&] {
-    product.run(y.as<float>(), x.view().data(), w.view().data(), nullptr, workspace,
-                native(stream));
+    Products::of(device.index)
+        .run({dtype, DType::kF32, size, size, size, false, false},
+             {y.as<float>(), x.view().data(), w.view().data(), nullptr}, stream);
   };
   run();
   stream.synchronize();
@@ -773,11 +789,10 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
         stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * dtype_bytes(made));
   }
   const void* bias = bias_of(tail.bias, made, stream);
-  std::byte* workspace = stream.queue().scratch(kGemmWorkspace, kWorkspaceBytes);
   Products::of(stream.device().index)
-      .get({w.dtype(), made, rows, w.shape()[1], out, bias != nullptr, finished && tail.add,
-            finished && gelu})
-      .run(product, operand, w.data(), bias, workspace, native(stream));
+      .run({w.dtype(), made, rows, w.shape()[1], out, bias != nullptr, finished && tail.add,
+            finished && gelu},
+           {product, operand, w.data(), bias}, stream);
   if (!finished) finish(y, product, made, tail, stream);
 }
 
@@ -794,12 +809,9 @@ void linears(std::span<const Projection> projections, ConstTensorView x, Stream&
     const void* operand = operand_of(x, projections[0].w.dtype(), stream);
     for (std::span<const Projection> left = projections; !left.empty();) {
       const size_t count = is_small(left[0], x.shape()[0], stream) ? count_even(left) : 1;
-      if (count > 1) {
-        multiply_even(left.first(count), x, operand, stream);
-      } else {
-        multiply_many(left[0], x, operand, false, stream);
-      }
-      left = left.subspan(count);
+      const bool together = count > 1 && multiply_even(left.first(count), x, operand, stream);
+      if (!together) multiply_many(left[0], x, operand, false, stream);
+      left = left.subspan(together ? count : 1);
     }
   }
 }

@@ -73,7 +73,7 @@ struct ProductPlan {
   __device__ int shared_jobs() const { return bands * across; }
   VLM_HD int jobs() const { return bands * across + (single ? (across + 1) / 2 : 0); }
   /// What this block's pair does in round `round`; behind jobs() there is nothing. Every other
-  /// round goes backwards, so that the last band, which may have few rows, is shared evenly.
+  /// round goes backwards, so that pairs share evenly what ends with few rows.
   __device__ int job(int round) const {
     const auto pairs = static_cast<int>(gridDim.x / 2);
     const auto pair = static_cast<int>(blockIdx.x / 2);
@@ -133,7 +133,7 @@ class Stages {
   int phase_ = 0;
 };
 
-/// Copies the biases of a tile's columns, of which there are `kColumns`; returns their bytes.
+/// Bytes of the biases of a tile's columns, of which there are kColumns at most.
 template <int kColumns>
 __device__ uint32_t bias_bytes(const float* bias, const ProductPlan& plan, int column) {
   if (bias == nullptr) return 0;
@@ -415,12 +415,12 @@ bool fits_warpgroups(const HalfProduct& product) {
   // Without a pass that it saves, cuBLASLt is faster where few tiles stand side by side: rows of
   // 13 x 1025 times 1024 x 4096 took it 140 us, and these warpgroups 170.
   if (product.tail == HalfTail::kNone && out < 2048) return false;
-  const auto is_even = [](const void* data) { return is_aligned(data, 16); };
+  const auto in_sixteens = [](const void* data) { return is_aligned(data, 16); };
   // A tile has at least as many stages as the one before it has slices to finish.
   return product.w.dtype() != DType::kF32 && in > (kMostSlices - 1) * kDepth && in % 8 == 0 &&
-         out % 8 == 0 && is_even(product.x) && is_even(product.w.data()) &&
-         is_even(product.y.data()) && is_even(product.bias) && is_even(product.up.data()) &&
-         is_even(product.up_bias) && has_warpgroups("linear");
+         out % 8 == 0 && in_sixteens(product.x) && in_sixteens(product.w.data()) &&
+         in_sixteens(product.y.data()) && in_sixteens(product.bias) &&
+         in_sixteens(product.up.data()) && in_sixteens(product.up_bias) && has_warpgroups("linear");
 }
 
 void multiply_by_warpgroups(const HalfProduct& product, Stream& stream) {

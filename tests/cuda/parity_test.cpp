@@ -104,10 +104,10 @@ TEST_F(Cuda, LinearsOfOneShapeEqualLinear) {
         const Tensor x = on_gpu(normal_tensor(DType::kF32, {rows, in}, 1));
         const Tensor w = on_gpu(normal_tensor(dtype, {4, kOut, in}, 2, 0.1f));
         const Tensor bias = on_gpu(normal_tensor(DType::kF32, {4, kOut}, 3));
-        for (const bool biased : {false, true}) {
+        for (const int biases : {0, 1, 4}) {  // none, one for all, each its own
           const auto part = [&](Tensor& y, int64_t i) {
             ConstTensorView of_bias;
-            if (biased) of_bias = bias.view().slice(i, 1).reshape({kOut});
+            if (biases > 0) of_bias = bias.view().slice(biases > 1 ? i : 0, 1).reshape({kOut});
             return Projection{y.view().slice(i, 1).reshape({rows, kOut}),
                               w.view().slice(i, 1).reshape({kOut, in}), of_bias};
           };
@@ -126,7 +126,7 @@ TEST_F(Cuda, LinearsOfOneShapeEqualLinear) {
             }
             linears(parts, x, *gpu_);
             EXPECT_LE(error(together, on_host(alone)), 2e-6)
-                << rows << " x " << in << ", " << dtype_name(dtype) << ", biased " << biased
+                << rows << " x " << in << ", " << dtype_name(dtype) << ", biases " << biases
                 << ", from " << order[0] << ", " << order[1] << " of " << order.size();
           }
         }

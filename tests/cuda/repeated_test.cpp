@@ -19,11 +19,11 @@ namespace {
 
 using testing::kGpu;
 
-LlamaConfig small_config() {
+LlamaConfig small_config(int hidden = 64, int intermediate = 96) {
   LlamaConfig config;
   config.layers = 2;
-  config.hidden = 64;
-  config.intermediate = 96;
+  config.hidden = hidden;
+  config.intermediate = intermediate;
   config.q_heads = 4;
   config.kv_heads = 2;
   config.head_dim = 128;
@@ -156,15 +156,25 @@ TEST_F(RepeatedPasses, GiveTheSameLogits) {
   }
 }
 
-/// Angles of many rows are looked up on the GPU, those of few or beyond the table are uploaded: all
-/// are what the CPU has.
-TEST_F(RepeatedPasses, TurnRowsAsTheCpuDoes) {
-  const LlamaConfig config = small_config();
+/// Steps of so many sequences that their angles are looked up.
+TEST_F(RepeatedPasses, GiveTheSameLogitsToMany) {
+  Twins t = twins("f16");
+  for (int i = 0; i < 33; ++i) open(t, 5 + i % 3);
+  for (int i = 0; i < 20; ++i) step(t);
+}
+
+/// Angles of many rows are looked up on the GPU, those of few or beyond the table are uploaded, and
+/// the gates of many are taken inside their product where it is wide: all as the CPU has it.
+TEST_F(RepeatedPasses, GiveTheLogitsOfTheCpu) {
+  const LlamaConfig config = small_config(1024, 2056);
   const reference::RandomWeights weights = make_weights(config);
   WeightMap map = weights.map();
   const std::unique_ptr<Decoder> on_cpu = make_llama(config, map, "");
+  WeightMap gpu_map = weights.map();
+  gpu_map.place_on(kGpu);
+  const std::unique_ptr<Decoder> on_gpu = make_llama(config, gpu_map, "");
   for (const auto& [rows, first] : {std::pair{31, 7}, {32, 7}, {70, 400}, {40, 490}}) {
-    const Tensor numbers = testing::normal_tensor(DType::kF32, {rows, 64}, 5);
+    const Tensor numbers = testing::normal_tensor(DType::kF32, {rows, config.hidden}, 5);
     const std::vector<int16_t> tags(static_cast<size_t>(rows), kTextRow);
     const auto logits = [&](Decoder& decoder, Device device, Stream& stream) {
       const auto cache = make_cache(plan_cache(parse_spec("f16"), decoder.cache_shape()),
@@ -176,7 +186,7 @@ TEST_F(RepeatedPasses, TurnRowsAsTheCpuDoes) {
           decoder.forward({{&step, 1}, following_positions(first, static_cast<size_t>(rows)), x},
                           *cache, stream, {}));
     };
-    EXPECT_LE(error(logits(*repeats_, kGpu, *gpu_), logits(*on_cpu, Device{}, cpu_)), 2e-2)
+    EXPECT_LE(error(logits(*on_gpu, kGpu, *gpu_), logits(*on_cpu, Device{}, cpu_)), 2e-2)
         << rows << " rows from " << first;
   }
 }

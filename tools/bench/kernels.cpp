@@ -12,6 +12,7 @@
 
 #include "kernels/attend_packed.h"
 #include "kernels/attention.h"
+#include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
 #include "kernels/elementwise.h"
 #include "kernels/roofline.h"
@@ -300,9 +301,13 @@ int run_kernels(const KernelsOptions& options) {
   // f16 rows of so many layers are past every cache, and packed ones of four times as many too.
   constexpr double kElements = 12.0 * kHeadsPerSequence * 4096;
   const double rows_of_layer = static_cast<double>(heads_count) * options.rows;
-  // On CUDA as many as fit, so that the host prepares one while another runs, as in a model.
-  const double most_rows = 16.0 * (1 << 30) / (4.0 * options.head_dim);
-  const double wanted = device.kind == DeviceKind::kCuda ? most_rows : kElements;
+  // On CUDA up to twelve of 16 GiB or a quarter of what is free, so that the host prepares one
+  // while another runs, as in a model.
+  double wanted = kElements;
+  if (device.kind == DeviceKind::kCuda) {
+    const auto free = static_cast<double>(cuda::device_facts(device.index).free_bytes);
+    wanted = std::min(16.0 * (1 << 30), free / 4) / (4.0 * options.head_dim);
+  }
   const int layers = static_cast<int>(std::clamp(wanted / rows_of_layer, 4.0, 12.0));
   const int packed_layers = device.kind == DeviceKind::kCuda ? layers : 4 * layers;
   const double row_count = layers * rows_of_layer;

@@ -1,0 +1,134 @@
+// DecodeTable by itself: what a policy's cache does not lay in its rings.
+#include "kernels/decode_table.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/row_batch.h"
+#include "tests/cuda/fixture.h"
+
+namespace kvlm {
+namespace {
+
+using testing::kGpu;
+using testing::normal_tensor;
+
+constexpr int kHeads = 2;
+constexpr int kQueries = 3;
+constexpr int kRing = 1000;
+constexpr float kScale = 0.1f;
+
+/// Rings of keys and values (2, kHeads, kRing, head_dim) and where a step's rows lie in them.
+struct Rings {
+  Tensor rows;
+  int first = 0;
+  int full = 0;  // before the step
+
+  const std::byte* of(int side, int head) const {
+    const Shape& shape = rows.shape();
+    const int64_t bytes = shape[2] * shape[3] * static_cast<int64_t>(dtype_bytes(rows.dtype()));
+    return rows.view().data() + (side * kHeads + head) * bytes;
+  }
+};
+
+class DecodeTables : public testing::Cuda {
+ protected:
+  /// The outputs (kHeads, kQueries, head_dim) of a step, by the table.
+  Tensor step(const Rings& on_host_rings, const Tensor& q, const Tensor& kv) {
+    const Rings rings{on_gpu(on_host_rings.rows), on_host_rings.first, on_host_rings.full};
+    const auto dim = static_cast<int>(rings.rows.shape()[3]);
+    const std::vector<std::array<RowWindow, 2>> windows(1);
+    TableShape shape;
+    shape.layers = 1;
+    shape.kv_heads = kHeads;
+    shape.q_per_kv = kQueries;
+    shape.head_dim = dim;
+    shape.rows = rings.rows.dtype();
+    DecodeTable table(shape, windows, kGpu);
+    TableLoad load;
+    load.slots = 1;
+    load.longest = kRing;
+    table.reserve(load);
+    std::vector<TableLane> lanes(kHeads);
+    for (int h = 0; h < kHeads; ++h) {
+      for (const int side : {0, 1}) {
+        GrowingRows& gained = side == 0 ? lanes[h].keys_gained : lanes[h].values_gained;
+        gained.ring = const_cast<std::byte*>(rings.of(side, h));
+        gained.ring_rows = kRing;
+        gained.first = rings.first;
+        gained.full = rings.full;
+      }
+    }
+    table.set(0, 0, lanes, *gpu_);
+    const TableRow row{0, 0};
+    table.start({&row, 1}, *gpu_);
+    const Tensor gpu_kv = on_gpu(kv);
+    const Tensor gpu_q = on_gpu(q);
+    Tensor out(DType::kF32, q.shape(), kGpu);
+    table.store(0, gpu_kv.view().as<float>(), gpu_kv.view().slice(1, 1).as<float>(), *gpu_);
+    table.attend(0, gpu_q.view().as<float>(), out.as<float>(), kScale, *gpu_);
+    return on_host(out);
+  }
+
+  /// The same on the CPU, over the rows in their order.
+  Tensor expected(const Rings& rings, const Tensor& q, const Tensor& kv) {
+    const int64_t dim = rings.rows.shape()[3];
+    const int count = rings.full + 1;
+    Tensor rows(DType::kF32, {2 * kHeads, count, dim});
+    Tensor wide(DType::kF32, {2 * kHeads * kRing, dim});
+    convert(wide, rings.rows.view().reshape({2 * kHeads * kRing, dim}), cpu_);
+    Tensor newest(rings.rows.dtype(), {2 * kHeads, dim});
+    convert(newest, kv.view().reshape({2 * kHeads, dim}), cpu_);
+    Tensor rounded(DType::kF32, newest.shape());
+    convert(rounded, newest, cpu_);
+    for (int ring = 0; ring < 2 * kHeads; ++ring) {
+      for (int i = 0; i < count; ++i) {
+        const float* from =
+            i < rings.full ? wide.as<float>() + (ring * kRing + (rings.first + i) % kRing) * dim
+                           : rounded.as<float>() + ring * dim;
+        std::copy_n(from, dim, rows.as<float>() + (ring * count + i) * dim);
+      }
+    }
+    Tensor out(DType::kF32, q.shape());
+    RowBatch batch{Device{}};
+    batch.start(kQueries, static_cast<int>(dim));
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const KeyValueRows run{rows.view().slice(h, 1).data(),
+                             rows.view().slice(kHeads + h, 1).data(), DType::kF32, count};
+      batch.add(q.view().slice(h, 1).as<float>(), {&run, 1}, out.view().slice(h, 1).as<float>());
+    }
+    batch.attend(kScale, cpu_);
+    return out;
+  }
+};
+
+/// Rings that wrap in any of their parts, and end with the row that a step brings.
+TEST_F(DecodeTables, AttendRingsThatWrap) {
+  for (const auto& [dtype, dim] :
+       {std::pair{DType::kF16, 128}, {DType::kF16, 64}, {DType::kBF16, 128}, {DType::kF32, 128}}) {
+    Rings rings;
+    rings.rows = normal_tensor(dtype, {2, kHeads, kRing, dim}, 1);
+    const Tensor q = normal_tensor(DType::kF32, {kHeads, kQueries, dim}, 2);
+    const Tensor kv = normal_tensor(DType::kF32, {2, kHeads, dim}, 3);
+    for (const auto& [first, full] : {std::pair{0, 999},
+                                      {0, 5},
+                                      {300, 999},
+                                      {999, 999},
+                                      {999, 1},
+                                      {700, 300},
+                                      {700, 299},
+                                      {650, 700},
+                                      {100, 0},
+                                      {744, 511}}) {
+      rings.first = first;
+      rings.full = full;
+      EXPECT_LE(error(step(rings, q, kv), expected(rings, q, kv)), 2e-5)
+          << dtype_name(dtype) << " x " << dim << ", " << full << " rows from " << first;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlm
