@@ -81,7 +81,7 @@ class RepeatedPasses : public testing::Cuda {
     Twins made;
     for (std::unique_ptr<KvCache>* cache : {&made.repeated, &made.plain}) {
       *cache =
-          make_cache(plan_cache(parse_spec(spec), repeats_->cache_shape()), size_t{16} << 20, kGpu);
+          make_cache(plan_cache(parse_spec(spec), repeats_->cache_shape()), size_t{64} << 20, kGpu);
     }
     return made;
   }
