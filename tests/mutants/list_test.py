@@ -24,7 +24,7 @@ class List(unittest.TestCase):
                 self.assertNotEqual(before, after)
                 for test in mutant["tests"]:
                     program, _ = run.program_and_filter(test)
-                    self.assertIn(program, ("kernels_tests", "kvcache_tests"))
+                    self.assertIn(program, ("kernels_tests", "kvcache_tests", "llm_tests"))
 
     def test_a_mutant_is_taken_back(self):
         mutant = {**run.mutants()[0], "file": "source.cpp"}
