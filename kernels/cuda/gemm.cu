@@ -557,8 +557,8 @@ std::optional<ProductStrides> strides_of(const Projection& first, const Projecti
                         y / of_floats, bias / of_floats};
 }
 
-/// Whether a product of `rows` rows leaves half of a GPU without a tile of 128 x 256, as large ones
-/// are: several at once are faster then, and slower where each is large (LLaVA-1.5-7B's, 640 rows).
+/// Whether a product of `rows` rows has tiles of 128 x 256 for half of a GPU at most. Several of
+/// them are faster in one call, larger ones are not (LLaVA-1.5-7B's of 640 rows took longer).
 bool is_small(const Projection& projection, int64_t rows, Stream& stream) {
   const int64_t tiles = ceil_div(rows, 128) * ceil_div(projection.w.shape()[0], 256);
   return 2 * tiles <= stream.queue().multiprocessors();
