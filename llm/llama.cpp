@@ -418,7 +418,7 @@ TensorView Llama::layers(const DecoderStep& step, ConstTensorView cos, ConstTens
 CacheShape llama_cache_shape(const LlamaConfig& config) {
   CacheShape shape{config.layers, config.q_heads, config.kv_heads, config.head_dim, {}};
   if (config.rope.axes() == 1) {
-    shape.rope_frequencies = RopeAngles(config.rope).inverse_frequencies(config.rope.max_positions);
+    shape.rope_frequencies = rope_frequencies(config.rope, config.rope.max_positions);
   }
   return shape;
 }

@@ -52,6 +52,28 @@ float yarn(const RopeConfig& config, float inverse, int index) {
   return static_cast<float>(interpolated * ramp + static_cast<double>(inverse) * (1 - ramp));
 }
 
+float inverse_frequency(const RopeConfig& config, int index, int64_t sequence_length) {
+  const float inverse = plain(config.theta, index, config.rotary_dim);
+  switch (config.type) {
+    case RopeConfig::Type::kDefault:
+      return inverse;
+    case RopeConfig::Type::kLinear:
+      return static_cast<float>(static_cast<double>(inverse) / config.factor);
+    case RopeConfig::Type::kDynamic: {
+      const auto length =
+          static_cast<double>(std::max<int64_t>(sequence_length, config.max_positions));
+      const double dim = config.rotary_dim;
+      const double stretch = config.factor * length / config.max_positions - (config.factor - 1);
+      return plain(config.theta * std::pow(stretch, dim / (dim - 2)), index, config.rotary_dim);
+    }
+    case RopeConfig::Type::kLlama3:
+      return llama3(config, inverse);
+    case RopeConfig::Type::kYarn:
+      return yarn(config, inverse, index);
+  }
+  return inverse;
+}
+
 /// What a frequency turns by. Source: Wang et al. 2024, "Qwen2-VL", sec. 2.1.
 const int32_t Position::*axis_of(const RopeConfig& config, int index) {
   const auto& [time, height, width] = config.sections;
@@ -67,7 +89,16 @@ const int32_t Position::*axis_of(const RopeConfig& config, int index) {
 
 }  // namespace
 
-RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
+std::vector<float> rope_frequencies(const RopeConfig& config, int64_t sequence_length) {
+  std::vector<float> inverse;
+  for (int i = 0; i < config.rotary_dim / 2; ++i) {
+    inverse.push_back(inverse_frequency(config, i, sequence_length));
+  }
+  return inverse;
+}
+
+RopeAngles::RopeAngles(const RopeConfig& config)
+    : config_(config), base_(rope_frequencies(config, config.max_positions)) {
   assert(config.rotary_dim % 2 == 0);
   if (config.type == RopeConfig::Type::kYarn) {
     magnitude_ = static_cast<float>(config.attention_factor > 0 ? config.attention_factor
@@ -75,7 +106,6 @@ RopeAngles::RopeAngles(const RopeConfig& config) : config_(config) {
                                                                 : 1);
   }
   for (int i = 0; i < config.rotary_dim / 2; ++i) {
-    base_.push_back(inverse_frequency(i, config.max_positions));
     axes_.push_back(axis_of(config, i));
   }
   // Computed once for the positions of most prompts, whose sines would take longer than their rows.
@@ -114,36 +144,6 @@ RopeAngles::Rotation RopeAngles::rotation(int32_t position, float inverse) const
   return {std::cos(angle) * magnitude_, std::sin(angle) * magnitude_};
 }
 
-float RopeAngles::inverse_frequency(int index, int64_t sequence_length) const {
-  const float inverse = plain(config_.theta, index, config_.rotary_dim);
-  switch (config_.type) {
-    case RopeConfig::Type::kDefault:
-      return inverse;
-    case RopeConfig::Type::kLinear:
-      return static_cast<float>(static_cast<double>(inverse) / config_.factor);
-    case RopeConfig::Type::kDynamic: {
-      const auto length =
-          static_cast<double>(std::max<int64_t>(sequence_length, config_.max_positions));
-      const double dim = config_.rotary_dim;
-      const double stretch = config_.factor * length / config_.max_positions - (config_.factor - 1);
-      return plain(config_.theta * std::pow(stretch, dim / (dim - 2)), index, config_.rotary_dim);
-    }
-    case RopeConfig::Type::kLlama3:
-      return llama3(config_, inverse);
-    case RopeConfig::Type::kYarn:
-      return yarn(config_, inverse, index);
-  }
-  return inverse;
-}
-
-std::vector<float> RopeAngles::inverse_frequencies(int64_t sequence_length) const {
-  std::vector<float> inverse;
-  for (int i = 0; i < config_.rotary_dim / 2; ++i) {
-    inverse.push_back(inverse_frequency(i, sequence_length));
-  }
-  return inverse;
-}
-
 void RopeAngles::fill(std::span<const Position> positions, int64_t sequence_length, TensorView cos,
                       TensorView sin) const {
   const size_t half = base_.size();
@@ -155,7 +155,7 @@ void RopeAngles::fill(std::span<const Position> positions, int64_t sequence_leng
   float* to_sin = sin.as<float>();
   if (stretched) {
     for (size_t i = 0; i < half; ++i) {
-      const float inverse = inverse_frequency(static_cast<int>(i), sequence_length);
+      const float inverse = inverse_frequency(config_, static_cast<int>(i), sequence_length);
       for (size_t row = 0; row < positions.size(); ++row) {
         const Rotation rotated = rotation(positions[row].*axes_[i], inverse);
         to_cos[row * half + i] = rotated.cos;

@@ -37,6 +37,9 @@ struct RopeConfig {
   int axes() const noexcept { return sections == std::array{0, 0, 0} ? 1 : 3; }
 };
 
+/// Inverse frequencies for a sequence of this length, (rotary_dim / 2,).
+std::vector<float> rope_frequencies(const RopeConfig& config, int64_t sequence_length);
+
 /// The angles of RoPE, as cos and sin per row.
 class RopeAngles {
  public:
@@ -56,9 +59,6 @@ class RopeAngles {
   ConstTensorView cos_table() const noexcept { return cos_table_; }
   ConstTensorView sin_table() const noexcept { return sin_table_; }
 
-  /// Inverse frequencies for a sequence of this length, (rotary_dim / 2,).
-  std::vector<float> inverse_frequencies(int64_t sequence_length) const;
-
  private:
   struct Rotation {
     float cos;
@@ -66,7 +66,6 @@ class RopeAngles {
   };
   static constexpr int32_t kTabledPositions = 4096;
 
-  float inverse_frequency(int index, int64_t sequence_length) const;
   Rotation rotation(int32_t position, float inverse) const;
   bool is_tabled(const Position& position) const noexcept;
 

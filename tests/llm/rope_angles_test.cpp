@@ -245,8 +245,7 @@ class RopeReference : public testing::TestWithParam<Reference> {};
 
 TEST_P(RopeReference, InverseFrequenciesEqualTransformers) {
   const Reference& reference = GetParam();
-  const std::vector<float> inverse =
-      RopeAngles(reference.config).inverse_frequencies(reference.length);
+  const std::vector<float> inverse = rope_frequencies(reference.config, reference.length);
   ASSERT_EQ(inverse.size(), reference.inverse.size());
   for (size_t i = 0; i < inverse.size(); ++i) {
     EXPECT_NEAR(inverse[i], reference.inverse[i], 5e-7f * reference.inverse[i]) << i;
@@ -291,12 +290,12 @@ TEST(RopeAngles, DynamicFollowsTheLengthStepByStep) {
   const RopeAngles angles(dynamic());
   RopeConfig plain = dynamic();
   plain.type = RopeConfig::Type::kDefault;
-  const std::vector<float> start = RopeAngles(plain).inverse_frequencies(1);
+  const std::vector<float> start = rope_frequencies(plain, 1);
   Tensor cos(DType::kF32, {1, 6});
   Tensor sin(DType::kF32, {1, 6});
   std::vector<float> previous = start;
   for (int32_t position = 40; position < 100; ++position) {
-    const std::vector<float> inverse = angles.inverse_frequencies(position + 1);
+    const std::vector<float> inverse = rope_frequencies(dynamic(), position + 1);
     const Position row = Position::on_every_axis(position);
     angles.fill(std::span(&row, 1), position + 1, cos, sin);
     for (size_t i = 0; i < 6; ++i) {
@@ -312,7 +311,7 @@ TEST(RopeAngles, DynamicFollowsTheLengthStepByStep) {
     }
     previous = inverse;
   }
-  EXPECT_EQ(angles.inverse_frequencies(48), start);
+  EXPECT_EQ(rope_frequencies(dynamic(), 48), start);
 }
 
 TEST(RopeAngles, RowsOfAPromptShareTheLengthOfTheSequence) {
@@ -320,7 +319,7 @@ TEST(RopeAngles, RowsOfAPromptShareTheLengthOfTheSequence) {
   Tensor cos(DType::kF32, {65, 6});
   Tensor sin(DType::kF32, {65, 6});
   angles.fill(following_positions(0, 65), 65, cos, sin);
-  const std::vector<float> inverse = angles.inverse_frequencies(65);
+  const std::vector<float> inverse = rope_frequencies(dynamic(), 65);
   EXPECT_EQ(sin.as<float>()[7 * 6 + 3], std::sin(7 * inverse[3]));
 }
 
@@ -328,7 +327,7 @@ TEST(RopeAngles, RowsOfAPromptShareTheLengthOfTheSequence) {
 TEST(RopeAngles, EveryFrequencyTurnsByItsAxis) {
   RopeConfig config;
   config.rotary_dim = 16;
-  const std::vector<float> inverse = RopeAngles(config).inverse_frequencies(1);
+  const std::vector<float> inverse = rope_frequencies(config, 1);
   const Position row{3, 50, 700};
   Tensor cos(DType::kF32, {1, 8});
   Tensor sin(DType::kF32, {1, 8});
@@ -371,7 +370,7 @@ TEST(RopeAngles, PositionsFarApartRotateByTheFormula) {
   config.rotary_dim = 16;
   config.max_positions = 32768;
   const RopeAngles angles(config);
-  const std::vector<float> inverse = angles.inverse_frequencies(1);
+  const std::vector<float> inverse = rope_frequencies(config, 1);
   const std::vector<int32_t> places = {0, 1, 4095, 4096, 4097, 30000, 2};
   std::vector<Position> rows;
   for (const int32_t place : places) rows.push_back(Position::on_every_axis(place));
