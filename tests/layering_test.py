@@ -52,6 +52,15 @@ BEFORE_HEAD = re.compile(r"(?:inline )?namespace\b.*\{|using .*;|(?:HWY|KVLM)_\w
 # Files that have none yet and are being rewritten.
 WITHOUT_HEAD = {"kvcache/layouts.cpp", "kvcache/policy_cache.cpp", "kvcache/retention/common.cpp",
                 "kvcache/retention/prefix_fit.cpp", "kvcache/retention/prefixkv.cpp"}
+# A policy is one file; elsewhere these alone may name it (docs/add-a-policy.md).
+POLICY_ROOMS = ("kvcache/quantizers/", "kvcache/retention/")
+POLICY_LISTS = {"kvcache/policies.h", "kvcache/registry.cpp"}  # of their entries
+POLICY_WORDS = {
+    "kvcache/conflicts.cpp",  # what cannot stand together, with its cure
+    "kvcache/spec.cpp",  # names of other engines, by which a user finds ours
+    "runtime/policy_profile.cpp",  # constants that are fitted to a checkpoint
+}
+POLICY_ENTRY = re.compile(r"\b(?:quantizers|retention)::(\w+)")
 ORDER = re.compile(r"^// [^\n]*each file needs only those before it: ([^.]*)\.", re.MULTILINE)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)', re.MULTILINE)
 
@@ -92,7 +101,7 @@ class Tree:
         """Every broken rule, as "path:line: sentence"."""
         return sorted([*self.broken_includes(), *self.cycles(), *self.out_of_order(),
                        *self.process_calls(), *self.unguarded_headers(), *self.unlisted_sources(),
-                       *self.without_head()])
+                       *self.without_head(), *self.policies_elsewhere()])
 
     def broken_includes(self):
         for path in self.text:
@@ -209,6 +218,30 @@ class Tree:
             head = first.startswith("//") and not first.startswith("// ---")
             if not head or (first.startswith("///") and not path.endswith((".h", ".cuh"))):
                 yield f"{path}:1: over {HEAD_LINES} lines and no comment at its head"
+
+    def policies_elsewhere(self):
+        """Policies, and options that theirs alone are, that other files of the engine know."""
+        here = {path: blank(text, strings=False) for path, text in self.text.items()
+                if path.startswith(POLICY_ROOMS)}
+        names = {name for code in here.values() for name in re.findall(r'\.name = "(\w+)"', code)}
+        keys = {key for code in here.values() for key in re.findall(r'\.key = "(\w+)"', code)}
+        shared = [code for path, code in here.items() if path.endswith("/common.h")]
+        shared.append(blank(self.text.get("kvcache/policy.cpp", ""), strings=False))
+        words = names | keys - set(re.findall(r'\.key = "(\w+)"', "".join(shared)))
+        for path, text in self.text.items():
+            if path in here or path.split("/")[0] not in ("kvcache", "llm", "runtime", "kvlm"):
+                continue
+            code = blank(text, strings=False)
+            if path not in POLICY_LISTS:
+                for match in POLICY_ENTRY.finditer(code):
+                    line = code.count("\n", 0, match.start()) + 1
+                    yield f"{path}:{line}: the policy {match[1]} outside its file and the registry"
+            if path in POLICY_WORDS or path.startswith("runtime/jinja/"):
+                continue
+            for match in TOKEN.finditer(code):
+                if match.lastgroup == "string" and match[0][1:-1] in words:
+                    line = code.count("\n", 0, match.start()) + 1
+                    yield f"{path}:{line}: {match[0]} of a policy outside its file"
 
     def without_mirror(self):
         """Sources whose folder has tests but which have no mirror test of their own."""
@@ -363,6 +396,26 @@ class Checker(unittest.TestCase):
                             "kernels/cpu/a.cpp": ""})
         self.assertEqual(found, ["kernels/b.cpp:1: not listed in kernels/CMakeLists.txt",
                                  "kernels/cpu/a.cpp:1: not listed in kernels/CMakeLists.txt"])
+
+    def test_a_policy_outside_its_file_is_found(self):
+        files = {"kvcache/retention/h2o.cpp":
+                     'const PolicyInfo h2o{.name = "h2o", .options = {{.key = "colmean"}}};\n',
+                 "kvcache/policy.cpp": 'OptionInfo{.key = "keep"};\n',
+                 "kvcache/retention/common.h": '#pragma once\nOptionInfo{.key = "keep"};\n',
+                 "kvcache/policies.h": "#pragma once\n// retention::h2o\n",
+                 "kvcache/registry.cpp": "&retention::h2o,\n",
+                 "kvcache/conflicts.cpp": 'f("colmean");\n',
+                 "kvcache/engine/a.cpp": '// "h2o" in words, and its retention::h2o\nf("keep");\n',
+                 "kernels/a.cpp": 'f("h2o");\n'}
+        listed = {"kvcache/CMakeLists.txt": " ".join(
+            path.split("/", 1)[1] for path in files if path.startswith("kvcache/"))}
+        self.assertEqual([], self.found({**files, **listed}))
+        for code, sentence in [("&retention::h2o;", "the policy h2o outside its file"),
+                               ('name == "h2o";', '"h2o" of a policy outside'),
+                               ('text("colmean");', '"colmean" of a policy outside')]:
+            found = self.found({**files, **listed, "kvcache/engine/a.cpp": f"\n{code}\n"})
+            self.assertEqual(len(found), 1, found)
+            self.assertIn(f"kvcache/engine/a.cpp:2: {sentence}", found[0])
 
     def test_a_long_source_without_a_head_is_found(self):
         body = "#include <vector>\n#define A \\\n  b\n\n{}namespace kvlm {{\n\n{}" + "int i;\n" * 150 + "}}\n"
