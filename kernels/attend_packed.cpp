@@ -5,18 +5,19 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string_view>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/queue.h"
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/row_moves.h"
 
-// Checks the lanes of attend_packed() and PackedBatch against their formats and sizes, then hands
-// them to the CPU's or the GPU's implementation. PackedBatch on the CPU keeps the lanes as they
-// were described and counts the rows that follow; on a GPU the device does.
+// Checks the lanes of attend_packed() against their formats and sizes, then hands them to the CPU's
+// or the GPU's implementation.
 namespace kvlm {
 
 namespace {
@@ -178,95 +179,38 @@ void check_call(std::string_view op, int q_per_kv, int head_dim, float scale) {
 
 }  // namespace
 
+ClampedSlopes::ClampedSlopes(Device device) : memory_(device, sizeof(uint64_t)) {
+  if (device.kind == DeviceKind::kCuda) {
+    cuda::clear_now(memory_.data(), memory_.bytes());
+  } else {
+    std::memset(memory_.data(), 0, memory_.bytes());
+  }
+}
+
+int64_t ClampedSlopes::count() const {
+  uint64_t count = 0;
+  if (memory_.device().kind == DeviceKind::kCuda) {
+    cuda::copy_now(&count, memory_.data(), sizeof count);
+  } else {
+    std::memcpy(&count, memory_.data(), sizeof count);
+  }
+  return static_cast<int64_t>(count);
+}
+
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
-                   Stream& stream) {
+                   Stream& stream, ClampedSlopes* clamped) {
   constexpr std::string_view kOp = "attend_packed";
   check_call(kOp, q_per_kv, head_dim, scale);
   for (const PackedLane& lane : lanes) check_lane(kOp, lane, head_dim);
+  std::byte* counter = clamped == nullptr ? nullptr : clamped->counter();
   if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
+    return cuda::attend_packed(lanes, q_per_kv, head_dim, scale, counter, stream);
   }
   cpu::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
-}
-
-struct PackedBatch::State {
-  explicit State(Device at) : device(at) {
-    if (at.kind == DeviceKind::kCuda) table = std::make_unique<cuda::LaneTable>(at);
+  if (counter == nullptr) return;
+  for (const PackedLane& lane : lanes) {
+    *reinterpret_cast<uint64_t*>(counter) += static_cast<uint64_t>(lane.guarded_remaps);
   }
-
-  Device device;
-  int q_per_kv = 0;
-  int head_dim = 0;
-  std::unique_ptr<cuda::LaneTable> table;  // on CUDA; else what follows
-  const float* q = nullptr;
-  const float* out = nullptr;
-  std::vector<PackedLane> lanes;
-  std::vector<SlotRun> runs;  // of all lanes
-  std::vector<ScoreRemap> remaps;
-  int64_t guarded_remaps = 0;
-
-  /// Copies lanes, whose runs and remaps the caller will write over.
-  void take(std::span<const PackedLane> from) {
-    lanes.assign(from.begin(), from.end());
-    copy(runs, [](PackedLane& lane, const auto& body) {
-      body(lane.keys);
-      body(lane.values);
-    });
-    copy(remaps, [](PackedLane& lane, const auto& body) { body(lane.remaps); });
-  }
-  /// Copies what spans of all lanes point to into `memory`.
-  template <class T, class ForSpans>
-  void copy(std::vector<T>& memory, const ForSpans& for_spans) {
-    size_t count = 0;
-    for (PackedLane& lane : lanes) {
-      for_spans(lane, [&](const std::span<const T>& span) { count += span.size(); });
-    }
-    if (memory.capacity() < count) memory.reserve(2 * count);  // lanes get more runs with time
-    memory.clear();
-    for (PackedLane& lane : lanes) {
-      for_spans(lane, [&](std::span<const T>& span) {
-        const size_t first = memory.size();
-        memory.insert(memory.end(), span.begin(), span.end());
-        span = {memory.data() + first, span.size()};
-      });
-    }
-  }
-};
-
-PackedBatch::PackedBatch(Device device) : state_(std::make_unique<State>(device)) {}
-PackedBatch::~PackedBatch() = default;
-PackedBatch::PackedBatch(PackedBatch&&) noexcept = default;
-PackedBatch& PackedBatch::operator=(PackedBatch&&) noexcept = default;
-
-void PackedBatch::describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
-                           const float* out, bool keep, Stream& stream) {
-  check_call("PackedBatch", q_per_kv, head_dim, 1);
-  for (const PackedLane& lane : lanes) check_lane("PackedBatch", lane, head_dim);
-  state_->q_per_kv = q_per_kv;
-  state_->head_dim = head_dim;
-  if (state_->table != nullptr) {
-    return state_->table->describe(lanes, q_per_kv, head_dim, q, out, keep, stream);
-  }
-  state_->q = q;
-  state_->out = out;
-  state_->take(lanes);
-}
-
-void PackedBatch::attend(const float* q, float* out, float scale, Stream& stream) {
-  check_call("PackedBatch", state_->q_per_kv, state_->head_dim, scale);
-  if (state_->table != nullptr) return state_->table->attend(q, out, scale, stream);
-  for (PackedLane& lane : state_->lanes) {
-    lane.q = q + (lane.q - state_->q);
-    lane.out = out + (lane.out - state_->out);
-  }
-  state_->q = q;
-  state_->out = out;
-  cpu::attend_packed(state_->lanes, state_->q_per_kv, state_->head_dim, scale, stream);
-  for (const PackedLane& lane : state_->lanes) state_->guarded_remaps += lane.guarded_remaps;
-}
-
-int64_t PackedBatch::guarded_remaps() const {
-  return state_->table != nullptr ? state_->table->guarded_remaps() : state_->guarded_remaps;
 }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,

@@ -2,9 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
+#include "kernels/base/buffer.h"
 #include "kernels/base/device.h"
 #include "kernels/packed_format.h"
 
@@ -62,9 +62,22 @@ struct PackedLane {
   float* weights = nullptr;
   bool weights_wanted = true;
   float* out = nullptr;  ///< (q_per_kv, head_dim); overwritten; may not overlap q
-  /// Returned (CPU; PackedBatch counts on CUDA too): how many (query head, remap) had their slope
-  /// clamped.
+  /// Returned by the CPU: how many (query head, remap) had their slope clamped.
   int guarded_remaps = 0;
+};
+
+/// Counts on a device how many slopes of remaps attend_packed() clamps there.
+class ClampedSlopes {
+ public:
+  explicit ClampedSlopes(Device device);
+
+  /// By all calls that are done. Throws Error{kDevice} if the GPU does not answer.
+  int64_t count() const;
+  /// Where a device counts: uint64_t.
+  std::byte* counter() noexcept { return memory_.data(); }
+
+ private:
+  Buffer memory_;
 };
 
 /// out = softmax(remap(scale * q . K)) . V of every lane, read straight from packed blocks: scales
@@ -73,36 +86,11 @@ struct PackedLane {
 /// Lanes are independent, so a result depends neither on the other lanes nor on the threads. A lane
 /// without slots gives 0. Takes memory for the stream's scratch only, on CUDA also for a
 /// description of the lanes; later calls use both again. Asynchronous on CUDA.
+///   clamped  of the stream's device; null: nobody asks
 ///
 /// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots.
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
-                   Stream& stream);
-
-/// The lanes of a layer, described once for one attend() or several.
-class PackedBatch {
- public:
-  explicit PackedBatch(Device device);
-  ~PackedBatch();
-  PackedBatch(PackedBatch&&) noexcept;
-  PackedBatch& operator=(PackedBatch&&) noexcept;
-
-  /// Takes the lanes as attend_packed() does. `q` and `out` are the bases from which theirs are
-  /// counted. Lanes that are to `keep` serve any number of attend() until the next describe(), and
-  /// what their runs and blocks point to must stay; others serve the next one only. Allocates
-  /// nothing once it has seen batches as large; on CUDA a smaller one may be cut into more pieces
-  /// and take more scratch memory. Throws like attend_packed().
-  void describe(std::span<PackedLane> lanes, int q_per_kv, int head_dim, const float* q,
-                const float* out, bool keep, Stream& stream);
-  /// attend_packed() of the lanes.
-  void attend(const float* q, float* out, float scale, Stream& stream);
-  /// How many slopes have been clamped so far (PackedLane.guarded_remaps), by every attend() that
-  /// is done. Throws Error{kDevice} if the GPU does not answer.
-  int64_t guarded_remaps() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
+                   Stream& stream, ClampedSlopes* clamped = nullptr);
 
 /// Writes the live rows of packed blocks as floats: x = slope * s * c + z (docs/arithmetic.md,
 /// "Range").

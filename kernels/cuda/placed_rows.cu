@@ -4,6 +4,7 @@
 // different places: each knows the other's (TableArgs::value_at, key_at), and the softmax of a
 // layer puts weights from where scores were to where values are. An empty place has no weight.
 // Rings stay in order, as their oldest rows are packed next.
+#include "kernels/cuda/block_reduce.cuh"
 #include "kernels/cuda/placed_blocks.cuh"
 #include "kernels/cuda/placed_rows.h"
 
@@ -110,18 +111,6 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
 }
 
 constexpr int kWeighThreads = 512;
-
-__device__ float block_reduce(float x, bool maximum, float* parts) {
-  x = maximum ? warp_max(x) : warp_sum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  float all = parts[0];
-  for (int i = 1; i < kWeighThreads / 32; ++i) {
-    all = maximum ? fmaxf(all, parts[i]) : all + parts[i];
-  }
-  return all;
-}
 
 /// Remaps the scores of a range of slots, of which those that are -INFINITY have no rows.
 template <int kHeld>

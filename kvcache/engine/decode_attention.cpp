@@ -1,6 +1,6 @@
 // One layer of a decode step. Each KV head of each sequence is told to the kernels as runs of slots
 // that are stored alike. KV heads that hold nothing packed go to one kernel (RowBatch), the others
-// to another (PackedBatch).
+// to another (attend_packed).
 #include "kvcache/engine/decode_attention.h"
 
 #include <algorithm>
@@ -41,11 +41,8 @@ DecodeAttention::DecodeAttention(const CacheTraits& traits, RowAppender& appende
       remap_(remap),
       decode_weights_(weights),
       full_batch_(traits.device()),
-      weights_(traits.device()) {
-  for (size_t layer = 0; layer < traits.layers(); ++layer) {
-    packed_batches_.emplace_back(traits.device());
-  }
-}
+      clamped_(traits.device()),
+      weights_(traits.device()) {}
 
 void DecodeAttention::reserve(const Workload& load) {
   const CacheShape& shape = traits_.shape();
@@ -70,7 +67,7 @@ void DecodeAttention::attend(int layer, const float* q, ConstTensorView k, Const
   store_rows(k, v, stream);
   const size_t packed = attend_full(full, scale, stream);
   key_basis_.change_queries(layer, q, BasisStart::kBehindLast, stream);
-  attend_packed_heads(layer, packed, q, out.as<float>(), scale, stream);
+  attend_packed_heads(packed, scale, stream);
 }
 
 /// Gives each row its part of weights_.
@@ -232,14 +229,11 @@ size_t DecodeAttention::attend_full(size_t full, float scale, Stream& stream) {
 }
 
 /// Attends the first `count` of packed_.
-void DecodeAttention::attend_packed_heads(int layer, size_t count, const float* q, float* out,
-                                          float scale, Stream& stream) {
+void DecodeAttention::attend_packed_heads(size_t count, float scale, Stream& stream) {
   if (count == 0) return;
   const std::span<PackedLane> packed = std::span(packed_).first(count);
-  PackedBatch& batch = packed_batches_[static_cast<size_t>(layer)];
-  batch.describe(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, q, out,
-                 /*keep=*/false, stream);
-  batch.attend(q, out, scale, stream);
+  attend_packed(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, scale, stream,
+                &clamped_);
   decode_weights_.add(packed, heads_, stream);
 }
 

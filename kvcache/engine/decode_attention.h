@@ -39,10 +39,8 @@ class DecodeAttention {
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
 
-  /// Slopes that the remaps of a layer have clamped. Throws Error{kDevice}.
-  int64_t guarded_remaps(int layer) const {
-    return packed_batches_[static_cast<size_t>(layer)].guarded_remaps();
-  }
+  /// Slopes that remaps have clamped. Throws Error{kDevice}.
+  int64_t guarded_remaps() const { return clamped_.count(); }
 
  private:
   /// KV heads have keys and values of two stores, each in at most three runs, and protected values.
@@ -64,16 +62,15 @@ class DecodeAttention {
   bool is_full(const HeadState& head, int layer) const noexcept;
   void prefetch(size_t i, size_t last, int layer, size_t head) const noexcept;
   size_t attend_full(size_t full, float scale, Stream& stream);
-  void attend_packed_heads(int layer, size_t count, const float* q, float* out, float scale,
-                           Stream& stream);
+  void attend_packed_heads(size_t count, float scale, Stream& stream);
 
   const CacheTraits& traits_;
   RowAppender& appender_;
   KeyBasisChange& key_basis_;
   VisualRemap& remap_;
   DecodeWeights& decode_weights_;
-  std::vector<PackedBatch> packed_batches_;  // (layers,)
-  RowBatch full_batch_;                      // KV heads that hold nothing packed
+  RowBatch full_batch_;  // KV heads that hold nothing packed
+  ClampedSlopes clamped_;
   std::vector<Row> rows_;
   // By number of the generated row times kv_heads, plus the KV head; then those with packed rows.
   std::vector<PackedLane> packed_;

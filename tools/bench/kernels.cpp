@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -14,6 +18,7 @@
 #include "kernels/attention.h"
 #include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
+#include "kernels/decode_table.h"
 #include "kernels/elementwise.h"
 #include "kernels/roofline.h"
 #include "kernels/row_batch.h"
@@ -156,6 +161,46 @@ struct Heads {
   Tensor q, out;
 };
 
+/// One layer after the other of a DecodeTable, as a cache on a GPU attends: the sequences are laid
+/// once, and a step has been counted.
+class TableStep {
+ public:
+  TableStep(const TableShape& shape, int sequences, int rows, Device device)
+      : layers_(shape.layers), windows_(static_cast<size_t>(shape.layers)) {
+    table_ = std::make_unique<DecodeTable>(shape, windows_, device);
+    TableLoad load;
+    load.slots = sequences;
+    load.longest = rows + 1;
+    table_->reserve(load);
+    for (int i = 0; i < sequences; ++i) step_.push_back({i, i});
+  }
+
+  /// lanes_of(slot, layer) are the KV heads of a sequence.
+  template <class LanesOf>
+  void lay(const LanesOf& lanes_of, Stream& stream) {
+    for (const TableRow& row : step_) {
+      for (int layer = 0; layer < layers_; ++layer) {
+        table_->set(row.slot, layer, lanes_of(row.slot, layer), stream);
+      }
+    }
+    table_->start(step_, stream);
+    stream.synchronize();
+  }
+
+  void operator()(Heads& heads, Stream& stream) {
+    for (int layer = 0; layer < layers_; ++layer) {
+      table_->attend(layer, heads.q_of(0), heads.out_of(0), kScale, stream);
+    }
+    stream.synchronize();
+  }
+
+ private:
+  int layers_;
+  std::vector<std::array<RowWindow, 2>> windows_;  // of none: nothing is packed
+  std::vector<TableRow> step_;
+  std::unique_ptr<DecodeTable> table_;
+};
+
 /// One decode step over f16 rows of all layers.
 class FullStep {
  public:
@@ -174,31 +219,65 @@ class FullStep {
     for (int i = 0; i < layers * heads; ++i) copy(cache_.view().slice(i, 1), numbers, stream);
   }
 
+  /// Lays the rows for a GPU, the last of each KV head as that of the step.
+  void lay(int q_per_kv, Stream& stream) {
+    if (stream.device().kind != DeviceKind::kCuda) return;
+    TableShape shape;
+    shape.layers = layers_;
+    shape.kv_heads = kHeadsPerSequence;
+    shape.q_per_kv = q_per_kv;
+    shape.head_dim = head_dim_;
+    table_.emplace(shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_, stream.device());
+    std::vector<TableLane> lanes(kHeadsPerSequence);
+    const auto lanes_of = [&](int slot, int layer) {
+      for (size_t h = 0; h < lanes.size(); ++h) {
+        std::byte* rows =
+            of(static_cast<size_t>(layer) * heads_ + static_cast<size_t>(slot) * lanes.size() + h);
+        lanes[h].keys_gained = ring(rows);
+        lanes[h].values_gained = ring(rows + half());
+      }
+      return std::span<const TableLane>(lanes);
+    };
+    table_->lay(lanes_of, stream);
+  }
+
   void operator()(Heads& heads, int q_per_kv, Stream& stream) {
-    const auto half = static_cast<size_t>(rows_) * static_cast<size_t>(head_dim_) * sizeof(f16);
+    if (table_) return (*table_)(heads, stream);
     for (size_t layer = 0; layer < static_cast<size_t>(layers_); ++layer) {
       batch_.start(q_per_kv, head_dim_);
       for (size_t head = 0; head < heads_; ++head) {
-        const std::byte* p =
-            cache_.view().slice(static_cast<int64_t>(layer * heads_ + head), 1).data();
-        const KeyValueRows held{p, p + half, DType::kF16, rows_};
+        const std::byte* p = of(layer * heads_ + head);
+        const KeyValueRows held{p, p + half(), DType::kF16, rows_};
         batch_.add(heads.q_of(head), {&held, 1}, heads.out_of(head));
       }
       batch_.attend(kScale, stream);
     }
-    stream.synchronize();
   }
 
  private:
+  size_t half() const {
+    return static_cast<size_t>(rows_) * static_cast<size_t>(head_dim_) * sizeof(f16);
+  }
+  std::byte* of(size_t index) { return cache_.view().slice(static_cast<int64_t>(index), 1).data(); }
+  GrowingRows ring(std::byte* rows) const {
+    GrowingRows gained;
+    gained.ring = rows;
+    gained.ring_rows = rows_;
+    gained.full = rows_ - 1;
+    return gained;
+  }
+
   int layers_;
   size_t heads_;
   int rows_;
   int head_dim_;
   Tensor cache_;
-  RowBatch batch_;
+  RowBatch batch_;                  // on the CPU
+  std::optional<TableStep> table_;  // on a GPU
 };
 
-/// One decode step over packed rows of all layers.
+/// One decode step over packed rows of all layers; on a GPU with a full row behind them, that of
+/// the step.
 class PackedStep {
  public:
   PackedStep(const Packing& keys, const Packing& values, int layers, int heads, int rows,
@@ -211,53 +290,96 @@ class PackedStep {
 
   size_t bytes() const { return keys_.bytes() + values_.bytes(); }
 
-  /// Describes the lanes of every layer, as a cache does once in many steps.
-  void describe(Heads& heads, int q_per_kv, bool remapped, Stream& stream) {
-    const Shape shape{static_cast<int64_t>(heads_), q_per_kv, rows_};
-    weights_ = Tensor(DType::kF32, shape, stream.device());
-    std::vector<PackedLane> lanes(heads_);
+  /// Describes the KV heads of every layer.
+  void lay(Heads& heads, int q_per_kv, bool remapped, Stream& stream) {
     // CalibQuant's remap: of all slots, from its calibrated ends.
-    const ScoreRemap remap{0, rows_, 0, 3, true};
-    batches_.clear();
-    runs_.assign(static_cast<size_t>(layers_) * 2 * heads_, {});
-    SlotRun* runs = runs_.data();
-    for (int layer = 0; layer < layers_; ++layer, runs += 2 * heads_) {
+    remap_ = {0, rows_, 0, 3, true};
+    remaps_ = {&remap_, remapped ? size_t{1} : size_t{0}};
+    runs_.clear();
+    for (int layer = 0; layer < layers_; ++layer) {
       for (size_t head = 0; head < heads_; ++head) {
-        runs[2 * head] = keys_.run(layer, static_cast<int>(head), rows_);
-        runs[2 * head + 1] = values_.run(layer, static_cast<int>(head), rows_);
-        PackedLane& lane = lanes[head];
-        lane.q = heads.q_of(head);
-        lane.keys = {&runs[2 * head], 1};
-        lane.values = {&runs[2 * head + 1], 1};
-        lane.slots = rows_;
-        lane.weights = weights_.view().slice(static_cast<int64_t>(head), 1).as<float>();
-        lane.weights_wanted = false;
-        lane.out = heads.out_of(head);
-        if (remapped) lane.remaps = {&remap, 1};
+        runs_.push_back(keys_.run(layer, static_cast<int>(head), rows_));
+        runs_.push_back(values_.run(layer, static_cast<int>(head), rows_));
       }
-      batches_.emplace_back(stream.device());
-      batches_.back().describe(lanes, q_per_kv, static_cast<int>(heads.q.shape()[2]), heads.q_of(0),
-                               heads.out_of(0), /*keep=*/true, stream);
     }
-    stream.synchronize();
+    if (stream.device().kind == DeviceKind::kCuda) {
+      lay_table(q_per_kv, static_cast<int>(heads.q.shape()[2]), stream);
+    } else {
+      describe(heads, q_per_kv, stream);
+    }
   }
 
   void operator()(Heads& heads, Stream& stream) {
-    for (PackedBatch& batch : batches_) {
-      batch.attend(heads.q_of(0), heads.out_of(0), kScale, stream);
+    if (table_) return (*table_)(heads, stream);
+    const auto q_per_kv = static_cast<int>(heads.q.shape()[1]);
+    const auto head_dim = static_cast<int>(heads.q.shape()[2]);
+    for (size_t i = 0; i < lanes_.size(); i += heads_) {
+      attend_packed(std::span(lanes_).subspan(i, heads_), q_per_kv, head_dim, kScale, stream);
     }
-    stream.synchronize();
   }
 
  private:
+  void describe(Heads& heads, int q_per_kv, Stream& stream) {
+    const Shape shape{static_cast<int64_t>(heads_), q_per_kv, rows_};
+    weights_ = Tensor(DType::kF32, shape, stream.device());
+    lanes_.assign(static_cast<size_t>(layers_) * heads_, {});
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      PackedLane& lane = lanes_[i];
+      lane.q = heads.q_of(i % heads_);
+      lane.keys = {&runs_[2 * i], 1};
+      lane.values = {&runs_[2 * i + 1], 1};
+      lane.remaps = remaps_;
+      lane.slots = rows_;
+      lane.weights = weights_.view().slice(static_cast<int64_t>(i % heads_), 1).as<float>();
+      lane.weights_wanted = false;
+      lane.out = heads.out_of(i % heads_);
+    }
+  }
+
+  void lay_table(int q_per_kv, int head_dim, Stream& stream) {
+    const int64_t count = int64_t{layers_} * static_cast<int64_t>(heads_);
+    newest_ = Tensor(DType::kF16, {count, 2, head_dim}, stream.device());
+    Tensor zeros(DType::kF16, {1, 2, head_dim});
+    std::memset(zeros.view().data(), 0, zeros.view().bytes());
+    for (int64_t i = 0; i < count; ++i) copy(newest_.view().slice(i, 1), zeros, stream);
+    TableShape shape;
+    shape.layers = layers_;
+    shape.kv_heads = kHeadsPerSequence;
+    shape.q_per_kv = q_per_kv;
+    shape.head_dim = head_dim;
+    shape.fixed_runs = 1;
+    shape.remaps = static_cast<int>(remaps_.size());
+    table_.emplace(shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_, stream.device());
+    std::vector<TableLane> lanes(kHeadsPerSequence);
+    const auto lanes_of = [&](int slot, int layer) {
+      for (size_t h = 0; h < lanes.size(); ++h) {
+        const size_t i =
+            static_cast<size_t>(layer) * heads_ + static_cast<size_t>(slot) * lanes.size() + h;
+        std::byte* row = newest_.view().slice(static_cast<int64_t>(i), 1).data();
+        lanes[h].keys = {&runs_[2 * i], 1};
+        lanes[h].values = {&runs_[2 * i + 1], 1};
+        lanes[h].remaps = remaps_;
+        lanes[h].keys_gained.ring = row;
+        lanes[h].values_gained.ring = row + static_cast<size_t>(head_dim) * sizeof(f16);
+        lanes[h].keys_gained.ring_rows = lanes[h].values_gained.ring_rows = 1;
+      }
+      return std::span<const TableLane>(lanes);
+    };
+    table_->lay(lanes_of, stream);
+  }
+
   int layers_;
   size_t heads_;
   int rows_;
   Store keys_;
   Store values_;
-  Tensor weights_;
-  std::vector<PackedBatch> batches_;
-  std::vector<SlotRun> runs_;
+  std::vector<SlotRun> runs_;  // keys and values of each KV head
+  ScoreRemap remap_;
+  std::span<const ScoreRemap> remaps_;
+  Tensor weights_;  // on the CPU
+  std::vector<PackedLane> lanes_;
+  Tensor newest_;  // on a GPU
+  std::optional<TableStep> table_;
 };
 
 struct Case {
@@ -333,7 +455,8 @@ int run_kernels(const KernelsOptions& options) {
     PackedStep packed(c.keys, c.values, packed_layers, heads_count, options.rows, stream);
     for (const int q_per_kv : {1, 4}) {
       Heads heads(heads_count, q_per_kv, options.head_dim, stream);
-      packed.describe(heads, q_per_kv, c.remapped, stream);
+      full.lay(q_per_kv, stream);
+      packed.lay(heads, q_per_kv, c.remapped, stream);
       std::vector<double> full_ns;
       std::vector<double> packed_ns;
       std::vector<double> ratios;
