@@ -16,6 +16,7 @@
 
 #include "kernels/attend_packed.h"
 #include "kernels/attention.h"
+#include "kernels/base/error.h"
 #include "kernels/base/queue.h"
 #include "kernels/base/tensor.h"
 #include "kernels/decode_table.h"
@@ -276,19 +277,25 @@ class FullStep {
   std::optional<TableStep> table_;  // on a GPU
 };
 
-/// One decode step over packed rows of all layers; on a GPU with a full row behind them, that of
-/// the step.
+/// One decode step over packed rows of all layers; on a GPU the last of them are full, as those
+/// that wait to be packed.
 class PackedStep {
  public:
+  static constexpr int kFullRows = 32;
+
   PackedStep(const Packing& keys, const Packing& values, int layers, int heads, int rows,
              Stream& stream)
       : layers_(layers),
         heads_(static_cast<size_t>(heads)),
-        rows_(rows),
-        keys_(keys, layers, heads, rows, stream),
-        values_(values, layers, heads, rows, stream) {}
+        full_rows_(stream.device().kind == DeviceKind::kCuda ? kFullRows : 0),
+        rows_(rows - full_rows_),
+        keys_(keys, layers, heads, rows_, stream),
+        values_(values, layers, heads, rows_, stream) {}
 
-  size_t bytes() const { return keys_.bytes() + values_.bytes(); }
+  size_t bytes() const {
+    return keys_.bytes() + values_.bytes() +
+           static_cast<size_t>(rings_.shape().elements()) * sizeof(f16);
+  }
 
   /// Describes the KV heads of every layer.
   void lay(Heads& heads, int q_per_kv, bool remapped, Stream& stream) {
@@ -338,10 +345,10 @@ class PackedStep {
 
   void lay_table(int q_per_kv, int head_dim, Stream& stream) {
     const int64_t count = int64_t{layers_} * static_cast<int64_t>(heads_);
-    newest_ = Tensor(DType::kF16, {count, 2, head_dim}, stream.device());
-    Tensor zeros(DType::kF16, {1, 2, head_dim});
+    rings_ = Tensor(DType::kF16, {count, 2, full_rows_, head_dim}, stream.device());
+    Tensor zeros(DType::kF16, {1, 2, full_rows_, head_dim});
     std::memset(zeros.view().data(), 0, zeros.view().bytes());
-    for (int64_t i = 0; i < count; ++i) copy(newest_.view().slice(i, 1), zeros, stream);
+    for (int64_t i = 0; i < count; ++i) copy(rings_.view().slice(i, 1), zeros, stream);
     TableShape shape;
     shape.layers = layers_;
     shape.kv_heads = kHeadsPerSequence;
@@ -349,19 +356,23 @@ class PackedStep {
     shape.head_dim = head_dim;
     shape.fixed_runs = 1;
     shape.remaps = static_cast<int>(remaps_.size());
-    table_.emplace(shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_, stream.device());
+    table_.emplace(shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_ + full_rows_,
+                   stream.device());
     std::vector<TableLane> lanes(kHeadsPerSequence);
     const auto lanes_of = [&](int slot, int layer) {
       for (size_t h = 0; h < lanes.size(); ++h) {
         const size_t i =
             static_cast<size_t>(layer) * heads_ + static_cast<size_t>(slot) * lanes.size() + h;
-        std::byte* row = newest_.view().slice(static_cast<int64_t>(i), 1).data();
+        const TensorView rings = rings_.view().slice(static_cast<int64_t>(i), 1);
         lanes[h].keys = {&runs_[2 * i], 1};
         lanes[h].values = {&runs_[2 * i + 1], 1};
         lanes[h].remaps = remaps_;
-        lanes[h].keys_gained.ring = row;
-        lanes[h].values_gained.ring = row + static_cast<size_t>(head_dim) * sizeof(f16);
-        lanes[h].keys_gained.ring_rows = lanes[h].values_gained.ring_rows = 1;
+        GrowingRows& keys_gained = lanes[h].keys_gained;
+        keys_gained.ring = rings.data();
+        keys_gained.ring_rows = full_rows_;
+        keys_gained.full = full_rows_ - 1;  // without that of the step
+        lanes[h].values_gained = keys_gained;
+        lanes[h].values_gained.ring += rings.bytes() / 2;
       }
       return std::span<const TableLane>(lanes);
     };
@@ -370,7 +381,8 @@ class PackedStep {
 
   int layers_;
   size_t heads_;
-  int rows_;
+  int full_rows_;
+  int rows_;  // packed ones
   Store keys_;
   Store values_;
   std::vector<SlotRun> runs_;  // keys and values of each KV head
@@ -378,7 +390,7 @@ class PackedStep {
   std::span<const ScoreRemap> remaps_;
   Tensor weights_;  // on the CPU
   std::vector<PackedLane> lanes_;
-  Tensor newest_;  // on a GPU
+  Tensor rings_;  // on a GPU
   std::optional<TableStep> table_;
 };
 
@@ -419,6 +431,12 @@ int run_kernels(const KernelsOptions& options) {
   ThreadPool pool(options.threads);
   const Device device = parse_device(options.device);
   Stream stream(pool, device);
+  if (device.kind == DeviceKind::kCuda && options.rows <= PackedStep::kFullRows) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--rows {0} packs nothing on a GPU, where the last {0} rows of a KV "
+                            "head are full; use {1} or more",
+                            options.rows, 2 * PackedStep::kFullRows));
+  }
   const int heads_count = kHeadsPerSequence * options.batch;
   // f16 rows of so many layers are past every cache, and packed ones of four times as many too.
   constexpr double kElements = 12.0 * kHeadsPerSequence * 4096;
