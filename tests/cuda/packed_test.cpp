@@ -621,5 +621,38 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
   }
 }
 
+/// By lanes that the host describes, over all calls; DecodeTable counts by itself.
+TEST_F(Cuda, ClampedSlopesAreCounted) {
+  const float scores[] = {0, 1, 2, 1};
+  const float one = 1;
+  const Tensor keys = on_gpu(ConstTensorView(scores, DType::kF32, {4, 1}));
+  const Tensor q = on_gpu(ConstTensorView(&one, DType::kF32, {1, 1}));
+  Tensor weights(DType::kF32, {2, 4}, kGpu);
+  Tensor out(DType::kF32, {2, 1}, kGpu);
+  SlotRun run;
+  run.slots = 4;
+  run.rows = keys.view().data();
+  run.dtype = DType::kF32;
+  // The slope of the first three scores would be negative; one of them may be.
+  const ScoreRemap remaps[] = {{0, 3, 0, 3, true}, {0, 3, 0, 3, false}};
+  ClampedSlopes clamped(kGpu);
+  EXPECT_EQ(clamped.count(), 0);
+  for (int call = 1; call <= 3; ++call) {
+    PackedLane lanes[2];
+    for (int64_t i = 0; i < 2; ++i) {
+      PackedLane& lane = lanes[i];
+      lane.q = q.view().as<float>();
+      lane.keys = lane.values = {&run, 1};
+      lane.remaps = {&remaps[i], 1};
+      lane.slots = 4;
+      lane.weights = weights.view().slice(i, 1).as<float>();
+      lane.out = out.view().slice(i, 1).as<float>();
+    }
+    attend_packed(lanes, 1, 1, 1, *gpu_, &clamped);
+    gpu_->synchronize();
+    EXPECT_EQ(clamped.count(), call);
+  }
+}
+
 }  // namespace
 }  // namespace kvlm
