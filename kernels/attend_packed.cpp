@@ -2,13 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <string_view>
-#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/base/queue.h"
@@ -202,6 +199,10 @@ void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, floa
   constexpr std::string_view kOp = "attend_packed";
   check_call(kOp, q_per_kv, head_dim, scale);
   for (const PackedLane& lane : lanes) check_lane(kOp, lane, head_dim);
+  if (clamped != nullptr && !(clamped->device() == stream.device())) {
+    refuse("{}: clamped slopes are counted on {}, expected {}, the stream's device", kOp,
+           device_name(clamped->device()), device_name(stream.device()));
+  }
   std::byte* counter = clamped == nullptr ? nullptr : clamped->counter();
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::attend_packed(lanes, q_per_kv, head_dim, scale, counter, stream);

@@ -73,7 +73,8 @@ class ClampedSlopes {
 
   /// By all calls that are done. Throws Error{kDevice} if the GPU does not answer.
   int64_t count() const;
-  /// Where a device counts: uint64_t.
+  Device device() const noexcept { return memory_.device(); }
+  /// Where the device counts: uint64_t.
   std::byte* counter() noexcept { return memory_.data(); }
 
  private:
@@ -88,7 +89,8 @@ class ClampedSlopes {
 /// description of the lanes; later calls use both again. Asynchronous on CUDA.
 ///   clamped  of the stream's device; null: nobody asks
 ///
-/// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots.
+/// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots, and if
+/// `clamped` counts on another device.
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
                    Stream& stream, ClampedSlopes* clamped = nullptr);
 

@@ -52,7 +52,7 @@ BEFORE_HEAD = re.compile(r"(?:inline )?namespace\b.*\{|using .*;|(?:HWY|KVLM)_\w
 # Files that have none yet and are being rewritten.
 WITHOUT_HEAD = {"kvcache/layouts.cpp", "kvcache/policy_cache.cpp", "kvcache/retention/common.cpp",
                 "kvcache/retention/prefix_fit.cpp", "kvcache/retention/prefixkv.cpp"}
-# A policy is one file; elsewhere these alone may name it (docs/add-a-policy.md).
+# A policy is one file; elsewhere these alone may name it, which docs/add-a-policy.md names all.
 POLICY_ROOMS = ("kvcache/quantizers/", "kvcache/retention/")
 POLICY_LISTS = {"kvcache/policies.h", "kvcache/registry.cpp"}  # of their entries
 POLICY_WORDS = {
@@ -220,28 +220,33 @@ class Tree:
                 yield f"{path}:1: over {HEAD_LINES} lines and no comment at its head"
 
     def policies_elsewhere(self):
-        """Policies, and options that theirs alone are, that other files of the engine know."""
+        """Policies that other files know; in the cache also options that are theirs alone."""
         here = {path: blank(text, strings=False) for path, text in self.text.items()
                 if path.startswith(POLICY_ROOMS)}
         names = {name for code in here.values() for name in re.findall(r'\.name = "(\w+)"', code)}
-        keys = {key for code in here.values() for key in re.findall(r'\.key = "(\w+)"', code)}
+        key = re.compile(r'(?:\.key = |\w+_option\()"(\w+)"')
         shared = [code for path, code in here.items() if path.endswith("/common.h")]
         shared.append(blank(self.text.get("kvcache/policy.cpp", ""), strings=False))
-        words = names | keys - set(re.findall(r'\.key = "(\w+)"', "".join(shared)))
+        options = {name for code in here.values() for name in key.findall(code)}
+        options -= set(key.findall("".join(shared)))
         for path, text in self.text.items():
-            if path in here or path.split("/")[0] not in ("kvcache", "llm", "runtime", "kvlm"):
+            if path in here or path.split("/")[0] not in ("kvcache", "llm", "vision", "runtime", "kvlm"):
                 continue
             code = blank(text, strings=False)
             if path not in POLICY_LISTS:
                 for match in POLICY_ENTRY.finditer(code):
                     line = code.count("\n", 0, match.start()) + 1
                     yield f"{path}:{line}: the policy {match[1]} outside its file and the registry"
-            if path in POLICY_WORDS or path.startswith("runtime/jinja/"):
-                continue
-            for match in TOKEN.finditer(code):
-                if match.lastgroup == "string" and match[0][1:-1] in words:
-                    line = code.count("\n", 0, match.start()) + 1
-                    yield f"{path}:{line}: {match[0]} of a policy outside its file"
+            for match in TOKEN.finditer(code) if path not in POLICY_WORDS else ():
+                if match.lastgroup not in ("string", "raw", "mark"):
+                    continue
+                said = match[0][match[0].index('"') + 1:-1].lstrip("(")
+                first = re.match(r"\w+(?![\w ])|$", said)
+                word = first[0] if first else ""
+                if word not in names and not (path.startswith("kvcache/") and said in options):
+                    continue
+                line = code.count("\n", 0, match.start()) + 1
+                yield f"{path}:{line}: {word or said} of a policy outside its file"
 
     def without_mirror(self):
         """Sources whose folder has tests but which have no mirror test of their own."""
@@ -399,23 +404,32 @@ class Checker(unittest.TestCase):
 
     def test_a_policy_outside_its_file_is_found(self):
         files = {"kvcache/retention/h2o.cpp":
-                     'const PolicyInfo h2o{.name = "h2o", .options = {{.key = "colmean"}}};\n',
+                     'const PolicyInfo h2o{.name = "h2o", .options = {{.key = "colmean"},\n'
+                     '    shrink_option("eta_k", 1)}};\n',
                  "kvcache/policy.cpp": 'OptionInfo{.key = "keep"};\n',
                  "kvcache/retention/common.h": '#pragma once\nOptionInfo{.key = "keep"};\n',
                  "kvcache/policies.h": "#pragma once\n// retention::h2o\n",
                  "kvcache/registry.cpp": "&retention::h2o,\n",
                  "kvcache/conflicts.cpp": 'f("colmean");\n',
                  "kvcache/engine/a.cpp": '// "h2o" in words, and its retention::h2o\nf("keep");\n',
+                 "llm/a.cpp": 'f("colmean"), f("h2o is no name here");\n',
                  "kernels/a.cpp": 'f("h2o");\n'}
         listed = {"kvcache/CMakeLists.txt": " ".join(
             path.split("/", 1)[1] for path in files if path.startswith("kvcache/"))}
         self.assertEqual([], self.found({**files, **listed}))
         for code, sentence in [("&retention::h2o;", "the policy h2o outside its file"),
-                               ('name == "h2o";', '"h2o" of a policy outside'),
-                               ('text("colmean");', '"colmean" of a policy outside')]:
+                               ('name == "h2o";', "h2o of a policy outside"),
+                               ('f("h2o,keep=0.5");', "h2o of a policy outside"),
+                               ('f(R"(h2o)");', "h2o of a policy outside"),
+                               ('text("eta_k");', "eta_k of a policy outside"),
+                               ('text("colmean");', "colmean of a policy outside")]:
             found = self.found({**files, **listed, "kvcache/engine/a.cpp": f"\n{code}\n"})
             self.assertEqual(len(found), 1, found)
             self.assertIn(f"kvcache/engine/a.cpp:2: {sentence}", found[0])
+
+    def test_the_page_names_who_may_name_a_policy(self):
+        page = (ROOT / "docs/add-a-policy.md").read_text("utf-8")
+        self.assertEqual([], [path for path in sorted(POLICY_LISTS | POLICY_WORDS) if path not in page])
 
     def test_a_long_source_without_a_head_is_found(self):
         body = "#include <vector>\n#define A \\\n  b\n\n{}namespace kvlm {{\n\n{}" + "int i;\n" * 150 + "}}\n"

@@ -7,7 +7,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/packed_format.h"
 
-// A layer of a batch as the host describes it to the kernels of attend_packed.cu: lanes (each is
+// A layer of a batch as the host describes it to the kernels of packed lanes: lanes (each is
 // one KV head of one sequence), their runs of slots that are stored alike, blocks and formats.
 namespace kvlm::cuda::packed {
 

@@ -1,8 +1,8 @@
 // The host's part of a DecodeTable. It says once what a sequence holds (LaneLayout) and sends it to
 // the sequence's place; count_rows.cu then counts on the GPU, at the begin of every step, the row
-// that each lane gains and the rows that the last step has packed. Attention reads the runs as it
-// does those of a batch that the host describes: attend_packed.cu, and row_batch.cu in layers that
-// pack nothing and for the full rows behind pictures.
+// that each lane gains and the rows that the last step has packed. Attention (attend_packed.cu)
+// reads the runs as it does those of layer_description.cu; row_batch.cu serves layers that pack
+// nothing and the full rows behind pictures.
 #include <algorithm>
 #include <array>
 #include <atomic>

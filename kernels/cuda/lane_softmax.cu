@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, 
       low = fminf(low, held[i]);
       high = fmaxf(high, held[i]);
     }
-    low = -block_reduce(-low, true, parts);
-    high = block_reduce(high, true, parts);
+    low = -block_reduce<kNormaliseThreads>(-low, true, parts);
+    high = block_reduce<kNormaliseThreads>(high, true, parts);
     const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -101,14 +101,14 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, 
   float maximum = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) maximum = fmaxf(maximum, held[i]);
-  maximum = block_reduce(maximum, true, parts);
+  maximum = block_reduce<kNormaliseThreads>(maximum, true, parts);
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     held[i] = __expf(held[i] - maximum);
     sum += held[i];
   }
-  const float inverse = 1.0f / block_reduce(sum, false, parts);
+  const float inverse = 1.0f / block_reduce<kNormaliseThreads>(sum, false, parts);
   RunOrder order;
   if (lane.in_run_order) order.find(args, lane);  // all have read their scores
 #pragma unroll
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs a
       low = fminf(low, scores[remap.first + i]);
       high = fmaxf(high, scores[remap.first + i]);
     }
-    low = -block_reduce(-low, true, parts);
-    high = block_reduce(high, true, parts);
+    low = -block_reduce<kNormaliseThreads>(-low, true, parts);
+    high = block_reduce<kNormaliseThreads>(high, true, parts);
     const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
     for (int i = first; i < remap.slots; i += step) {
       float& score = scores[remap.first + i];
@@ -149,14 +149,14 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise_long(AttendArgs a
   }
   float maximum = -INFINITY;
   for (int i = first; i < lane.slots; i += step) maximum = fmaxf(maximum, scores[i]);
-  maximum = block_reduce(maximum, true, parts);
+  maximum = block_reduce<kNormaliseThreads>(maximum, true, parts);
   float sum = 0;
   for (int i = first; i < lane.slots; i += step) {
     const float weight = __expf(scores[i] - maximum);
     scores[i] = weight;
     sum += weight;
   }
-  const float inverse = 1.0f / block_reduce(sum, false, parts);
+  const float inverse = 1.0f / block_reduce<kNormaliseThreads>(sum, false, parts);
   for (int i = first; i < lane.slots; i += step) scores[i] *= inverse;
 }
 

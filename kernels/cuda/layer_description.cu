@@ -10,7 +10,7 @@
 #include "kernels/cuda/layer_description.h"
 
 // Lanes that no DecodeTable holds, as the host describes them at every step: who serves each, how
-// its runs are cut into splits, and all of it in one upload.
+// its runs are cut into splits. Bitmaps are uploaded first, then all else at once.
 namespace kvlm::cuda::packed {
 
 namespace {

@@ -128,8 +128,8 @@ __device__ void remap_live(const AttendArgs& args, const ScoreRemap& remap, floa
     low = fminf(low, held[i]);
     high = fmaxf(high, held[i]);
   }
-  low = -block_reduce(-low, true, parts);
-  high = block_reduce(high, true, parts);
+  low = -block_reduce<kWeighThreads>(-low, true, parts);
+  high = block_reduce<kWeighThreads>(high, true, parts);
   if (low > high) return;  // no row is left
   const float slope = remap_slope(args, remap, low, high, threadIdx.x == 0);
 #pragma unroll
@@ -169,14 +169,15 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendAr
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) maximum = fmaxf(maximum, held[i]);
-  maximum = block_reduce(maximum, true, parts);
+  maximum = block_reduce<kWeighThreads>(maximum, true, parts);
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     held[i] = __expf(held[i] - maximum);
     sum += held[i];
   }
-  const float inverse = 1.0f / block_reduce(sum, false, parts);  // all have read their scores
+  const float inverse =
+      1.0f / block_reduce<kWeighThreads>(sum, false, parts);  // all have read their scores
   for (int slot = first; slot < values.packed_slots(); slot += kWeighThreads) {
     if (key_at[slot] < 0) scores[slot] = 0;
   }

@@ -6,9 +6,12 @@
 #include <array>
 #include <cmath>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "kernels/attend_packed.h"
+#include "kernels/base/error.h"
+#include "kernels/elementwise.h"
 #include "kernels/pack.h"
 #include "tests/cuda/fixture.h"
 #include "tests/kvcache/quantizers/make.h"
@@ -621,36 +624,48 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
   }
 }
 
-/// By lanes that the host describes, over all calls; DecodeTable counts by itself.
+/// By lanes that the host describes, over all calls; DecodeTable counts by itself. Where nobody
+/// wants the weights of f16 rows, their softmax is deferred.
 TEST_F(Cuda, ClampedSlopesAreCounted) {
-  const float scores[] = {0, 1, 2, 1};
-  const float one = 1;
-  const Tensor keys = on_gpu(ConstTensorView(scores, DType::kF32, {4, 1}));
-  const Tensor q = on_gpu(ConstTensorView(&one, DType::kF32, {1, 1}));
-  Tensor weights(DType::kF32, {2, 4}, kGpu);
-  Tensor out(DType::kF32, {2, 1}, kGpu);
-  SlotRun run;
-  run.slots = 4;
-  run.rows = keys.view().data();
-  run.dtype = DType::kF32;
-  // The slope of the first three scores would be negative; one of them may be.
-  const ScoreRemap remaps[] = {{0, 3, 0, 3, true}, {0, 3, 0, 3, false}};
-  ClampedSlopes clamped(kGpu);
-  EXPECT_EQ(clamped.count(), 0);
-  for (int call = 1; call <= 3; ++call) {
-    PackedLane lanes[2];
-    for (int64_t i = 0; i < 2; ++i) {
-      PackedLane& lane = lanes[i];
-      lane.q = q.view().as<float>();
-      lane.keys = lane.values = {&run, 1};
-      lane.remaps = {&remaps[i], 1};
-      lane.slots = 4;
-      lane.weights = weights.view().slice(i, 1).as<float>();
-      lane.out = out.view().slice(i, 1).as<float>();
+  for (const auto& [dtype, dim, wanted] :
+       {std::tuple{DType::kF32, 1, true}, {DType::kF16, 128, false}}) {
+    // Scores 0, 1, 2, 1, by their first channel: the slope of the remap would be negative.
+    Tensor rows(DType::kF32, {4, dim});
+    Tensor first(DType::kF32, {1, dim});
+    for (int i = 0; i < 4 * dim; ++i) rows.as<float>()[i] = 0;
+    for (int i = 0; i < dim; ++i) first.as<float>()[i] = i == 0 ? 1 : 0;
+    for (const int row : {1, 2, 3}) rows.as<float>()[row * dim] = row == 2 ? 2 : 1;
+    Tensor stored(dtype, rows.shape());
+    convert(stored, rows, cpu_);
+    const Tensor keys = on_gpu(stored);
+    const Tensor q = on_gpu(first);
+    Tensor weights(DType::kF32, {2, 4}, kGpu);
+    Tensor out(DType::kF32, {2, dim}, kGpu);
+    SlotRun run;
+    run.slots = 4;
+    run.rows = keys.view().data();
+    run.dtype = dtype;
+    const ScoreRemap remaps[] = {{0, 4, 0, 3, true}, {0, 4, 0, 3, false}};
+    ClampedSlopes clamped(kGpu);
+    EXPECT_EQ(clamped.count(), 0);
+    ClampedSlopes elsewhere(Device{});
+    EXPECT_THROW(attend_packed({}, 1, dim, 1, *gpu_, &elsewhere), Error);
+    for (int call = 1; call <= 3; ++call) {
+      PackedLane lanes[2];
+      for (int64_t i = 0; i < 2; ++i) {
+        PackedLane& lane = lanes[i];
+        lane.q = q.view().as<float>();
+        lane.keys = lane.values = {&run, 1};
+        lane.remaps = {&remaps[i], 1};
+        lane.slots = 4;
+        lane.weights = weights.view().slice(i, 1).as<float>();
+        lane.weights_wanted = wanted;
+        lane.out = out.view().slice(i, 1).as<float>();
+      }
+      attend_packed(lanes, 1, dim, 1, *gpu_, &clamped);
+      gpu_->synchronize();
+      EXPECT_EQ(clamped.count(), call) << dim;
     }
-    attend_packed(lanes, 1, 1, 1, *gpu_, &clamped);
-    gpu_->synchronize();
-    EXPECT_EQ(clamped.count(), call);
   }
 }
 

@@ -163,11 +163,13 @@ struct Heads {
 };
 
 /// One layer after the other of a DecodeTable, as a cache on a GPU attends: the sequences are laid
-/// once, and a step has been counted.
+/// once, a step has been counted, and its rows are stored in front of each layer's attention.
 class TableStep {
  public:
   TableStep(const TableShape& shape, int sequences, int rows, Device device)
-      : layers_(shape.layers), windows_(static_cast<size_t>(shape.layers)) {
+      : layers_(shape.layers),
+        windows_(static_cast<size_t>(shape.layers)),
+        newest_(DType::kF32, {2, sequences, shape.kv_heads, shape.head_dim}, device) {
     table_ = std::make_unique<DecodeTable>(shape, windows_, device);
     TableLoad load;
     load.slots = sequences;
@@ -184,12 +186,20 @@ class TableStep {
         table_->set(row.slot, layer, lanes_of(row.slot, layer), stream);
       }
     }
+    Tensor numbers(DType::kF32, newest_.shape());
+    const std::vector<float> values =
+        Random().numbers(static_cast<size_t>(numbers.shape().elements()));
+    std::copy(values.begin(), values.end(), numbers.as<float>());
+    copy(newest_, numbers, stream);
     table_->start(step_, stream);
     stream.synchronize();
   }
 
   void operator()(Heads& heads, Stream& stream) {
+    const float* k = newest_.as<float>();
+    const float* v = newest_.view().slice(1, 1).as<float>();
     for (int layer = 0; layer < layers_; ++layer) {
+      table_->store(layer, k, v, stream);
       table_->attend(layer, heads.q_of(0), heads.out_of(0), kScale, stream);
     }
     stream.synchronize();
@@ -199,6 +209,7 @@ class TableStep {
   int layers_;
   std::vector<std::array<RowWindow, 2>> windows_;  // of none: nothing is packed
   std::vector<TableRow> step_;
+  Tensor newest_;  // keys of the step, then values
   std::unique_ptr<DecodeTable> table_;
 };
 
@@ -222,7 +233,8 @@ class FullStep {
 
   /// Lays the rows for a GPU, the last of each KV head as that of the step.
   void lay(int q_per_kv, Stream& stream) {
-    if (stream.device().kind != DeviceKind::kCuda) return;
+    if (stream.device().kind != DeviceKind::kCuda || q_per_kv == laid_for_) return;
+    laid_for_ = q_per_kv;
     TableShape shape;
     shape.layers = layers_;
     shape.kv_heads = kHeadsPerSequence;
@@ -275,6 +287,7 @@ class FullStep {
   Tensor cache_;
   RowBatch batch_;                  // on the CPU
   std::optional<TableStep> table_;  // on a GPU
+  int laid_for_ = 0;                // q_per_kv
 };
 
 /// One decode step over packed rows of all layers; on a GPU the last of them are full, as those
@@ -299,7 +312,7 @@ class PackedStep {
 
   /// Describes the KV heads of every layer.
   void lay(Heads& heads, int q_per_kv, bool remapped, Stream& stream) {
-    // CalibQuant's remap: of all slots, from its calibrated ends.
+    // CalibQuant's remap: of all packed slots, from its calibrated ends.
     remap_ = {0, rows_, 0, 3, true};
     remaps_ = {&remap_, remapped ? size_t{1} : size_t{0}};
     runs_.clear();

@@ -18,9 +18,9 @@ struct KernelsOptions {
 
 /// Decode attention of eight kv_heads a sequence over packed rows of every kind (on a GPU the last
 /// 32 are full), walking through more layers than the processor's caches hold, and the same step
-/// over f16 rows in between, so that both meet the same machine. On a GPU a DecodeTable attends, as
-/// in a cache. Prints nanoseconds per cached row (keys and values
-/// of one kv_head), gigabytes per second of stored bytes, and how often faster than f16 rows it is.
+/// over f16 rows in between, so that both meet the same machine. On a GPU a DecodeTable stores the
+/// step's rows and attends, as in a cache. Prints nanoseconds per cached row (keys and values of
+/// one kv_head), gigabytes per second of stored bytes, and how often faster than f16 rows it is.
 /// Returns the exit status.
 int run_kernels(const KernelsOptions& options);
 
