@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cmath>
+
 #include "kernels/cuda/launch.cuh"
 
 namespace kvlm::cuda {
@@ -17,6 +19,23 @@ __device__ float block_reduce(float x, bool maximum, float* parts) {
     all = maximum ? fmaxf(all, parts[i]) : all + parts[i];
   }
   return all;
+}
+
+/// Makes of the scores of a block's threads, -INFINITY where there is none, what softmax divides by
+/// their sum; returns 1 / that sum. All threads call it.
+template <int kThreads, int kHeld>
+__device__ float make_exponentials(float (&held)[kHeld], float* parts) {
+  float maximum = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) maximum = fmaxf(maximum, held[i]);
+  maximum = block_reduce<kThreads>(maximum, true, parts);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    held[i] = __expf(held[i] - maximum);
+    sum += held[i];
+  }
+  return 1.0f / block_reduce<kThreads>(sum, false, parts);
 }
 
 }  // namespace kvlm::cuda

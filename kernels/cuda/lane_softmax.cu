@@ -98,17 +98,7 @@ __global__ void __launch_bounds__(kNormaliseThreads) normalise(AttendArgs args, 
       held[i] = slope * (held[i] - low) + low - remap.tau_low;
     }
   }
-  float maximum = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) maximum = fmaxf(maximum, held[i]);
-  maximum = block_reduce<kNormaliseThreads>(maximum, true, parts);
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    held[i] = __expf(held[i] - maximum);
-    sum += held[i];
-  }
-  const float inverse = 1.0f / block_reduce<kNormaliseThreads>(sum, false, parts);
+  const float inverse = make_exponentials<kNormaliseThreads>(held, parts);
   RunOrder order;
   if (lane.in_run_order) order.find(args, lane);  // all have read their scores
 #pragma unroll

@@ -157,7 +157,6 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendAr
   const auto first = static_cast<int>(threadIdx.x);
   const int slots = keys.packed_slots() + keys.full;
   float held[kHeld];
-  float maximum = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int slot = first + i * kWeighThreads;
@@ -167,17 +166,8 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendAr
   for (int r = 0; r < lane.remaps; ++r) {
     remap_live<kHeld>(args, args.remaps[lane.first_remap + r], held, parts);
   }
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) maximum = fmaxf(maximum, held[i]);
-  maximum = block_reduce<kWeighThreads>(maximum, true, parts);
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    held[i] = __expf(held[i] - maximum);
-    sum += held[i];
-  }
-  const float inverse =
-      1.0f / block_reduce<kWeighThreads>(sum, false, parts);  // all have read their scores
+  // All have read their scores.
+  const float inverse = make_exponentials<kWeighThreads>(held, parts);
   for (int slot = first; slot < values.packed_slots(); slot += kWeighThreads) {
     if (key_at[slot] < 0) scores[slot] = 0;
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -233,14 +234,17 @@ class FullStep {
 
   /// Lays the rows for a GPU, the last of each KV head as that of the step.
   void lay(int q_per_kv, Stream& stream) {
-    if (stream.device().kind != DeviceKind::kCuda || q_per_kv == laid_for_) return;
-    laid_for_ = q_per_kv;
+    if (stream.device().kind != DeviceKind::kCuda || tables_.contains(q_per_kv)) return;
     TableShape shape;
     shape.layers = layers_;
     shape.kv_heads = kHeadsPerSequence;
     shape.q_per_kv = q_per_kv;
     shape.head_dim = head_dim_;
-    table_.emplace(shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_, stream.device());
+    TableStep& table =
+        tables_
+            .try_emplace(q_per_kv, shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_,
+                         stream.device())
+            .first->second;
     std::vector<TableLane> lanes(kHeadsPerSequence);
     const auto lanes_of = [&](int slot, int layer) {
       for (size_t h = 0; h < lanes.size(); ++h) {
@@ -251,11 +255,11 @@ class FullStep {
       }
       return std::span<const TableLane>(lanes);
     };
-    table_->lay(lanes_of, stream);
+    table.lay(lanes_of, stream);
   }
 
   void operator()(Heads& heads, int q_per_kv, Stream& stream) {
-    if (table_) return (*table_)(heads, stream);
+    if (!tables_.empty()) return tables_.at(q_per_kv)(heads, stream);
     for (size_t layer = 0; layer < static_cast<size_t>(layers_); ++layer) {
       batch_.start(q_per_kv, head_dim_);
       for (size_t head = 0; head < heads_; ++head) {
@@ -285,9 +289,8 @@ class FullStep {
   int rows_;
   int head_dim_;
   Tensor cache_;
-  RowBatch batch_;                  // on the CPU
-  std::optional<TableStep> table_;  // on a GPU
-  int laid_for_ = 0;                // q_per_kv
+  RowBatch batch_;                   // on the CPU
+  std::map<int, TableStep> tables_;  // on a GPU, by q_per_kv
 };
 
 /// One decode step over packed rows of all layers; on a GPU the last of them are full, as those
@@ -454,8 +457,8 @@ int run_kernels(const KernelsOptions& options) {
   // f16 rows of so many layers are past every cache, and packed ones of four times as many too.
   constexpr double kElements = 12.0 * kHeadsPerSequence * 4096;
   const double rows_of_layer = static_cast<double>(heads_count) * options.rows;
-  // On CUDA up to twelve of 16 GiB or a quarter of what is free, so that the host prepares one
-  // while another runs, as in a model.
+  // On CUDA up to twelve of 16 GiB or a quarter of what is free, so that the launches of one layer
+  // are queued while another runs, as in a model.
   double wanted = kElements;
   if (device.kind == DeviceKind::kCuda) {
     const auto free = static_cast<double>(cuda::device_facts(device.index).free_bytes);
