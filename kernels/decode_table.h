@@ -33,7 +33,8 @@ inline constexpr int kMostPlaces = 1 << 14;
 inline constexpr int kMostFlushedBlocks = 16;
 
 /// The rows that a KV head gains, of its keys or of its values: packed rows in blocks that follow
-/// each other evenly, then full rows in a ring buffer.
+/// each other evenly, then full rows in a ring buffer. Without `scales` none are packed, whatever
+/// window the layer has: the host does it.
 struct GrowingRows {
   std::byte* ring = nullptr;  ///< (ring_rows, head_dim)
   int ring_rows = 0;
@@ -57,6 +58,7 @@ struct GrowingRows {
 };
 
 /// The attention weights of a KV head's rows, of which it drops one in every step, or their scores.
+/// Or (by_slots) weights of rows that the host drops, if any, in the order of the lane's slots.
 ///
 /// Where they are weighed and all are full rows, the next one takes the place of the one that was
 /// dropped, so that none moves: places are those of the ring, from `first` on, and in the order of
@@ -77,6 +79,7 @@ struct WeighedRows {
   /// TableShape.scored: (rows,) of the first rows by their numbers, finite, which stay as they are;
   /// `least` is of these.
   std::span<const float> scores;
+  bool by_slots = false;  ///< not of a lane that is placed
   static constexpr int kNoRow = INT32_MAX;
 };
 
@@ -132,7 +135,6 @@ struct TableShape {
   int q_per_kv = 0;
   int head_dim = 0;
   DType rows = DType::kF16;  ///< of rings
-  int fixed_runs = 0;        ///< of a lane's keys, or values, in front of what it gains: 0 ... 5
   int remaps = 0;            ///< of a lane, at most
   RowWeights weights = RowWeights::kNone;
   bool drops_alike =
@@ -144,8 +146,9 @@ struct TableShape {
 
 /// What the sequences of a DecodeTable come to, at most.
 struct TableLoad {
-  int slots = 0;    ///< sequences
-  int longest = 0;  ///< rows of one
+  int slots = 0;       ///< sequences
+  int longest = 0;     ///< rows of one
+  int fixed_runs = 0;  ///< of a lane's keys, or values, in front of what it gains: 0 ... 5
   /// Of a lane: fixed runs' blocks that do not lie evenly, and words of their bitmaps.
   int listed_blocks = 0;
   int words = 0;

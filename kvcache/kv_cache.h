@@ -42,6 +42,8 @@ struct SequenceSize {
   int prompt_rows = 0;  ///< tokens fed as the first prompt
   int visual_rows = 0;  ///< those among them that are visual
   int max_rows = 0;     ///< all tokens ever fed
+
+  bool operator==(const SequenceSize&) const = default;
 };
 
 /// The rows that one forward pass adds to one sequence.

@@ -23,6 +23,11 @@ size_t codes_bytes(const Plane::Layout& layout, int rows) noexcept {
   return layout.shared ? 0 : static_cast<size_t>(rows) * layout.packing->format.row_bytes();
 }
 
+int live_rows(std::span<const PackedBlock> blocks) noexcept {
+  return std::accumulate(blocks.begin(), blocks.end(), 0,
+                         [](int rows, const PackedBlock& block) { return rows + block.live_rows; });
+}
+
 }  // namespace
 
 int Plane::Layout::block_rows() const noexcept {
@@ -188,12 +193,17 @@ std::byte* Plane::push_rows(int rows) noexcept {
   return first;
 }
 
-GrowingRows Plane::memory() const noexcept {
+GrowingRows Plane::full_rows() const noexcept {
   GrowingRows rows;
   rows.ring = ring_;
   rows.ring_rows = ring_rows_;
   rows.first = ring_first_;
   rows.full = full_;
+  return rows;
+}
+
+GrowingRows Plane::memory() const noexcept {
+  GrowingRows rows = full_rows();
   if (layout_.packing == nullptr) return rows;
   const PackedFormat& format = layout_.packing->format;
   rows.block_rows = layout_.block_rows();
@@ -209,9 +219,9 @@ GrowingRows Plane::memory() const noexcept {
 }
 
 GrowingRows Plane::growing() const noexcept {
-  assert(even_);
+  assert(even_ || first_own_ > 0);
   GrowingRows rows = memory();
-  rows.packed = packed_;
+  rows.packed = packed_ - live_rows(blocks_elsewhere());
   return rows;
 }
 
@@ -567,6 +577,15 @@ void Plane::add_packed(RunList& runs) const noexcept {
     run.code_stride = code_stride_;
     run.scale_stride = scale_stride_;
   }
+}
+
+void Plane::add_shared(RunList& runs) const noexcept {
+  const std::span<const PackedBlock> shared = blocks_elsewhere();
+  if (shared.empty()) return;
+  SlotRun& run = runs.add();
+  run.slots = live_rows(shared);
+  run.format = &layout_.packing->format;
+  run.blocks = shared;
 }
 
 void Plane::add_full(RunList& runs) const noexcept {

@@ -118,8 +118,11 @@ class alignas(64) Plane {
   std::byte* push_row() noexcept;
   /// The same for `rows` more, which lie side by side: the ring has not wrapped yet.
   std::byte* push_rows(int rows) noexcept;
-  /// The rows it gains, as a GPU counts them: nothing it holds was evicted.
+  /// The rows it gains, as a GPU counts them, behind those of add_shared(): nothing that lies in
+  /// its own memory was evicted.
   GrowingRows growing() const noexcept;
+  /// The same of its full rows alone, which a GPU is not to pack.
+  GrowingRows full_rows() const noexcept;
   /// Its blocks are its alone, so that a GPU may drop their rows and put others in their places.
   bool owns_blocks() const noexcept;
   /// A fork reads some of its blocks, or it reads another's.
@@ -183,6 +186,8 @@ class alignas(64) Plane {
   /// most), then of full rows (two at most).
   void add_packed(RunList& runs) const noexcept;
   void add_full(RunList& runs) const noexcept;
+  /// Of its packed rows those in another plane's memory, in front of its own.
+  void add_shared(RunList& runs) const noexcept;
 
  private:
   /// Where a block lies.
@@ -195,6 +200,10 @@ class alignas(64) Plane {
   };
 
   size_t ring_offset(int i) const noexcept;
+  /// Its blocks in another plane's memory, the oldest.
+  std::span<const PackedBlock> blocks_elsewhere() const noexcept {
+    return std::span(blocks_).first(static_cast<size_t>(first_own_));
+  }
   /// Where its rows and blocks lie, but for how many are packed.
   GrowingRows memory() const noexcept;
   void take_placed_block(int place, int rows, std::span<const int> came);

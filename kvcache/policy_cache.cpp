@@ -141,26 +141,19 @@ void PolicyCache::attend(int layer, ConstTensorView q, ConstTensorView k, ConstT
   const bool apart = decodes && !in_place && out.data() == stored.q.data();
   const ConstTensorView queries = apart ? queries_.copy_of(stored.q, stream) : stored.q;
   int64_t first = 0;
-  bool on_gpu = false;  // some sequences' rows are
+  decode_.start_layer();
   for (const StepRows& rows : step_) {
     if (rows.prompt) {
       attend_prompt(rows, layer, given.slice(first, rows.rows), stored.slice(first, rows.rows),
                     out.empty() ? out : out.slice(first, rows.rows), scale, stream);
-    } else {
-      on_gpu |= store_.at(rows.sequence).on_gpu;
+    } else if (!gpu_.serves()) {
+      decode_.add(store_.at(rows.sequence), first);
     }
     first += rows.rows;
   }
-  if (on_gpu) gpu_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
-  // Behind what the GPU describes: both change queries to another basis in the same place.
-  decode_.start_layer();
-  first = 0;
-  for (const StepRows& rows : step_) {
-    Sequence& sequence = store_.at(rows.sequence);
-    if (!rows.prompt && !sequence.on_gpu) decode_.add(sequence, first);
-    first += rows.rows;
-  }
-  if (decode_.rows() > 0) {
+  if (decodes && gpu_.serves()) {
+    gpu_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
+  } else if (decodes) {
     decode_.attend(layer, queries.as<float>(), stored.k, stored.v, out, scale, stream);
   }
   if (turns && decodes) Rotation::turn_generated_back(out, step_, stream);

@@ -71,6 +71,7 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
   tail.newest = tail.vacated >= 0 ? tail.vacated : tail.full - 1;
   tail.vacated = -1;
   if (side != 0 || !(tail.placed || (table.compares && !table.scored))) return;
+  if (table.weighed[lane].by_slots) return;
   const int place = tail.placed ? tail.ring_begin() + tail.place(tail.newest) : tail.newest;
   table.came_of(lane)[place] = table.weighed[lane].next++;
   if (table.scored) table.weighed[lane].weights[place] = 0;  // as all that have no score

@@ -9,6 +9,7 @@
 #include <cassert>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -65,10 +66,10 @@ struct DecodeTable::State {
   std::vector<std::array<RowWindow, 2>> windows;  // (layers,)
   std::array<std::vector<ClassOfLayers>, 2> classes;
   Device device;
-  int side_runs;
-  LaunchBounds bounds;
-  LaneLayout layout;
   TableLoad load;
+  int side_runs = 0;
+  LaunchBounds bounds;
+  std::optional<LaneLayout> layout;
   std::vector<uint64_t> versions;  // by rows of a step
   std::vector<StepSlot> step;
 
@@ -98,9 +99,12 @@ struct DecodeTable::State {
   std::vector<DeviceFixedBlock> new_fixed;
   std::vector<float> new_scores;
   std::vector<DeviceTurned> new_turned;
+  int used_blocks = 0;  // of new_blocks, and words of new_words
+  int used_words = 0;
   bool out_of_order = false;       // some lane's packed rows do not lie in order
   std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
   int most_places = 0;             // TableArgs::most_places
+  bool weighs_slots = false;       // some lane is WeighedRows::by_slots
   int bit_words = 0;               // TableArgs::bit_words
   bool turns;                      // kept keys do
 
@@ -112,6 +116,8 @@ struct DecodeTable::State {
   int longest() const { return std::max(load.longest, load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
   bool holds_rows_alone(int layer) const;
+  /// Some lanes that are weighed may not be placed.
+  bool holds_unplaced() const { return !shape.drops_packed || weighs_slots; }
   bool any_layer(bool rows_alone) const;
   bool may_hold_pictures() const;
   void note_ring(int rows);
@@ -122,6 +128,7 @@ struct DecodeTable::State {
   void place_slots();
   LaneSpace space_of(int slot, int layer, size_t head);
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
+  void take_by_slots(const WeighedRows& rows, const LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
   void take_scores(const WeighedRows& rows, const LaneSpace& space);
   void take_fixed(std::span<const FixedBlock> blocks, const LaneSpace& space);
@@ -137,15 +144,13 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
     : shape(of),
       windows(of_layers.begin(), of_layers.end()),
       device(at),
-      side_runs(of.fixed_runs + kGainedRuns),
-      bounds(of.layers, side_runs),
-      layout(of, windows, bounds),
+      bounds(of.layers, 0),
       device_windows(at, 2 * windows.size() * sizeof(DeviceWindow)),
       device_parts(at, 2 * windows.size() * sizeof(int)),
       class_layers(at, 2 * windows.size() * sizeof(int)),
       clamped(at, windows.size() * sizeof(unsigned long long)),
       turns(!of.turned_by.empty()) {
-  assert(2 * side_runs <= kMostRuns && windows.size() == static_cast<size_t>(of.layers));
+  assert(windows.size() == static_cast<size_t>(of.layers));
   clear_now(clamped.data(), clamped.bytes());
   std::vector<DeviceWindow> sizes;
   for (const std::array<RowWindow, 2>& layer : windows) {
@@ -159,7 +164,7 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
 /// shape that row_batch.cu reads at full speed.
 bool DecodeTable::State::holds_rows_alone(int layer) const {
   const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
-  return shape.fixed_runs == 0 && shape.remaps == 0 && shape.weights == RowWeights::kNone &&
+  return load.fixed_runs == 0 && shape.remaps == 0 && shape.weights == RowWeights::kNone &&
          of[0].format == nullptr && of[1].format == nullptr &&
          reads_by_16(shape.head_dim, shape.rows);
 }
@@ -173,7 +178,7 @@ bool DecodeTable::State::any_layer(bool rows_alone) const {
 
 /// Some lanes may be such as picture_lanes.cu serves.
 bool DecodeTable::State::may_hold_pictures() const {
-  return shape.fixed_runs > 0 && shape.weights == RowWeights::kNone && shape.rows == DType::kF16 &&
+  return load.fixed_runs > 0 && shape.weights == RowWeights::kNone && shape.rows == DType::kF16 &&
          reads_by_16(shape.head_dim, shape.rows);
 }
 
@@ -233,6 +238,10 @@ void DecodeTable::State::class_layers_of(size_t side) {
 void DecodeTable::State::place_slots() {
   const auto slots = static_cast<size_t>(load.slots);
   const auto of_slot = static_cast<size_t>(lanes_of_slot());
+  side_runs = load.fixed_runs + kGainedRuns;
+  assert(2 * side_runs <= kMostRuns);
+  bounds = LaunchBounds(shape.layers, side_runs);
+  layout.emplace(shape, windows, load.fixed_runs, longest(), bounds);
   const auto take = [&](Buffer& buffer, size_t bytes) {
     buffer = Buffer();  // first, so that not both are held
     buffer = Buffer(device, bytes);
@@ -274,33 +283,36 @@ void DecodeTable::State::place_slots() {
   take(row_lanes, rows_apart ? slots * of_slot * sizeof(DeviceRowLane) : 0);
   is_placed.assign(slots, 0);
   most_places = 0;
+  weighs_slots = false;
   step.reserve(slots);
   step.clear();
   versions.assign(slots + 1, 0);
-  layout.reserve(longest());
-  bounds.changed = true;
 }
 
 /// Where a lane of a slot is described, on its way.
 LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
   const size_t in_slot = static_cast<size_t>(layer) * static_cast<size_t>(shape.kv_heads) + head;
   const int index = slot * lanes_of_slot() + static_cast<int>(in_slot);
-  const auto listed = static_cast<size_t>(load.listed_blocks);
-  const auto of_words = static_cast<size_t>(load.words);
+  // Lanes list their blocks one after the other, so that no more is sent than there is.
+  const auto listed = new_blocks.size();
+  const auto of_words = new_words.size();
   const auto* words_at = reinterpret_cast<const uint64_t*>(words.data());
+  const auto before = static_cast<size_t>(used_words);
   return {index,
           new_lanes.data() + in_slot,
           new_runs.data() + in_slot * 2 * static_cast<size_t>(side_runs),
           new_tails.data() + in_slot * 2,
-          {new_blocks.data() + in_slot * listed, new_words.data() + in_slot * of_words,
-           index * load.listed_blocks, words_at + static_cast<size_t>(index) * of_words,
-           load.listed_blocks, load.words}};
+          {new_blocks.data() + used_blocks, new_words.data() + before,
+           slot * static_cast<int>(listed) + used_blocks,
+           words_at + static_cast<size_t>(slot) * of_words + before,
+           static_cast<int>(listed) - used_blocks, static_cast<int>(of_words) - used_words}};
 }
 
 /// Says of a lane whose rows are weighed which number each place's row has.
 void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space) {
   if (shape.scored) take_scores(rows, space);
   if (space.lane->placed) return take_placed(rows, space);
+  if (rows.by_slots) return take_by_slots(rows, space);
   if (!weighs()) return;
   const std::ptrdiff_t in_slot = space.lane - new_lanes.data();
   const auto places = static_cast<std::ptrdiff_t>(load.weighed_rows);
@@ -326,7 +338,18 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
                                                .next = next,
                                                .scored = 0,
                                                .tail = 0,
-                                               .in_order = false};
+                                               .in_order = false,
+                                               .by_slots = false};
+}
+
+/// Says of a lane whose rows the host drops where their weights are.
+void DecodeTable::State::take_by_slots(const WeighedRows& rows, const LaneSpace& space) {
+  if (!compares() && !shape.drops_packed) return;
+  DeviceWeighed& made = new_weighed[static_cast<size_t>(space.lane - new_lanes.data())];
+  made = {};
+  made.weights = rows.weights;
+  made.by_slots = true;
+  if (weighs() && !std::exchange(weighs_slots, true)) bounds.changed = true;
 }
 
 /// Takes the scores of a lane's first rows.
@@ -345,7 +368,8 @@ void DecodeTable::State::take_scores(const WeighedRows& rows, const LaneSpace& s
                           .next = 0,
                           .scored = scored,
                           .tail = std::max(0, scored - rows.least.spared),
-                          .in_order = false};
+                          .in_order = false,
+                          .by_slots = false};
 }
 
 /// Says of a lane whose packed rows may go which number each place's row has, and where each row's
@@ -362,7 +386,8 @@ void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& s
                           .next = 0,
                           .scored = scored.scored,
                           .tail = scored.tail,
-                          .in_order = rows.came.empty()};
+                          .in_order = rows.came.empty(),
+                          .by_slots = false};
   if (rows.came.empty()) return;
   out_of_order = true;
   assert(rows.came.size() <= places && rows.values_came.size() <= places);
@@ -403,23 +428,27 @@ void DecodeTable::State::take_fixed(std::span<const FixedBlock> blocks, const La
 
 /// Sends what was set of a slot to its place.
 void DecodeTable::State::send_slot(int slot, Stream& stream) {
-  const auto send = [&](Buffer& to, const auto& from) {
+  const auto send_first = [&](Buffer& to, const auto& from, int count) {
     constexpr size_t kPiece = size_t{1} << 20;  // staging memory is not to grow in decode
-    const size_t bytes = from.size() * sizeof(from[0]);
-    const auto* whole = reinterpret_cast<const std::byte*>(from.data());
+    const size_t before = static_cast<size_t>(slot) * from.size() * sizeof(from[0]);
+    const size_t bytes = static_cast<size_t>(count) * sizeof(from[0]);
+    const auto* first = reinterpret_cast<const std::byte*>(from.data());
     for (size_t at = 0; at < bytes; at += kPiece) {
       const size_t some = std::min(kPiece, bytes - at);
       std::byte* staged = stream.queue().stage(some);
-      std::memcpy(staged, whole + at, some);
-      stream.queue().send(to.data() + static_cast<size_t>(slot) * bytes + at, staged, some);
+      std::memcpy(staged, first + at, some);
+      stream.queue().send(to.data() + before + at, staged, some);
     }
+  };
+  const auto send = [&](Buffer& to, const auto& from) {
+    send_first(to, from, static_cast<int>(from.size()));
   };
   send(lanes, new_lanes);
   send(runs, new_runs);
   send(tails, new_tails);
   send(remaps, new_remaps);
-  send(blocks, new_blocks);
-  send(words, new_words);
+  send_first(blocks, new_blocks, std::exchange(used_blocks, 0));
+  send_first(words, new_words, std::exchange(used_words, 0));
   send(weighed, new_weighed);
   send(row_scores, new_scores);
   send(turned, new_turned);
@@ -460,7 +489,7 @@ void DecodeTable::State::send_bounds(Stream& stream) {
     for (const bool keys : {true, false}) parts.push_back(bounds.parts(layer, keys));
   }
   stream.queue().copy(device_parts.data(), true, parts.data(), false, device_parts.bytes());
-  const std::vector<PackedFormat>& formats = layout.formats();
+  const std::vector<PackedFormat>& formats = layout->formats();
   const size_t bytes = formats.size() * sizeof(PackedFormat);
   if (device_formats.bytes() < bytes) device_formats = Buffer(device, 2 * bytes);
   stream.queue().copy(device_formats.data(), true, formats.data(), false, bytes);
@@ -481,6 +510,7 @@ TableArgs DecodeTable::State::table_args() {
     args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
     args.came = reinterpret_cast<int*>(came.data());
     args.weighed_rows = load.weighed_rows;
+    args.weighed_slots = weighs_slots ? longest() : load.weighed_rows;
   }
   if (shape.drops_packed) {
     args.value_at = reinterpret_cast<int16_t*>(value_at.data());
@@ -571,9 +601,10 @@ DecodeTable::~DecodeTable() = default;
 bool DecodeTable::holds(const TableLoad& load) const noexcept {
   const TableLoad& held = state_->load;
   return load.slots <= held.slots && load.longest <= held.longest &&
-         load.listed_blocks <= held.listed_blocks && load.words <= held.words &&
-         load.weighed_rows <= held.weighed_rows && load.blocks <= held.blocks &&
-         load.fixed_blocks <= held.fixed_blocks && load.turns <= held.turns;
+         load.fixed_runs <= held.fixed_runs && load.listed_blocks <= held.listed_blocks &&
+         load.words <= held.words && load.weighed_rows <= held.weighed_rows &&
+         load.blocks <= held.blocks && load.fixed_blocks <= held.fixed_blocks &&
+         load.turns <= held.turns;
 }
 
 void DecodeTable::reserve(const TableLoad& load) {
@@ -581,6 +612,7 @@ void DecodeTable::reserve(const TableLoad& load) {
   TableLoad& held = state_->load;
   if (load.slots > held.slots) held.slots = std::max(load.slots, held.slots + held.slots / 2);
   held.longest = std::max(held.longest, load.longest);
+  held.fixed_runs = std::max(held.fixed_runs, load.fixed_runs);
   held.listed_blocks = std::max(held.listed_blocks, load.listed_blocks);
   held.words = std::max(held.words, load.words);
   held.weighed_rows = std::max(held.weighed_rows, load.weighed_rows);
@@ -601,7 +633,9 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
   assert(slot < state.load.slots && lanes.size() == static_cast<size_t>(state.shape.kv_heads));
   for (size_t h = 0; h < lanes.size(); ++h) {
     LaneSpace space = state.space_of(slot, layer, h);
-    state.layout.lay(layer, lanes[h], space);
+    state.layout->lay(layer, lanes[h], space);
+    state.used_blocks += space.list.used_blocks;
+    state.used_words += space.list.used_words;
     if (state.holds_rows_alone(layer) || is_picture(space.lane->fused)) {
       assert(state.pieces.bytes() > 0);
       state.note_ring(lanes[h].keys_gained.ring_rows);
@@ -653,7 +687,7 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   const TableArgs table = state.table_args();
   launch.table = &table;
   launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);
-  launch.channels = state.layout.channels();
+  launch.channels = state.layout->channels();
   if ((launch.fused & kPictureKernels) != 0) {
     launch.pictures.rows = state.rows_of(layer, q, scale, stream);
     launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
@@ -661,8 +695,8 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
   if (!state.weighs()) return;
   const bool summed = state.shape.weights == RowWeights::kSummed;
-  if (state.shape.drops_packed) return add_place_weights(table, layer, summed, stream);
-  add_row_weights(table, layer, summed, stream);
+  if (state.most_places > 0) add_place_weights(table, layer, summed, stream);
+  if (state.holds_unplaced()) add_row_weights(table, layer, summed, stream);
 }
 
 void DecodeTable::pack(bool keys, Stream& stream) {

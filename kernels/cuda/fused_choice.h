@@ -10,7 +10,7 @@ namespace kvlm::cuda::packed {
 
 /// The kernels of a head_dim, by the codes of keys and of values.
 int fused_pairs();
-constexpr int kMostFusedRuns = 12;  // of a lane, keys and values
+constexpr int kMostFusedRuns = 14;  // of a lane, keys and values
 /// The number of the kernel that serves a lane (1..fused_pairs(); in a DecodeTable also one of
 /// picture_choice.h), 0 for none.
 struct FusedLane {

@@ -16,6 +16,11 @@ namespace {
 
 constexpr int16_t kFusedRun = kCodeKernels + 1;  // DeviceRun::kernel of runs of fused lanes
 
+/// The table packs the rows of a side when its window is full.
+bool is_packed(const GrowingRows& gained, const RowWindow& window) {
+  return window.format != nullptr && gained.scales != nullptr;
+}
+
 /// Rows that are packed evenly, as a run of one block, which will be in `block`.
 SlotRun packed_run(const PackedFormat& format, const GrowingRows& rows, PackedBlock& block) {
   block.codes = rows.codes;
@@ -55,14 +60,16 @@ bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) 
 }  // namespace
 
 LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-                       LaunchBounds& bounds)
+                       int fixed_runs, int longest, LaunchBounds& bounds)
     : shape_(shape),
       windows_(windows),
       bounds_(bounds),
-      side_runs_(shape.fixed_runs + kGainedRuns),
+      fixed_runs_(fixed_runs),
+      side_runs_(fixed_runs + kGainedRuns),
+      longest_(longest),
       channels_(shape.head_dim) {}
 
-void LaneLayout::lay(int layer, const TableLane& from, LaneSpace to) {
+void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
   int slots = from.keys_gained.packed + from.keys_gained.full;
   for (const SlotRun& run : from.keys) slots += run.slots;
   const FusedLane fused = served_in_one_pass(layer, from);
@@ -197,7 +204,7 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
     return static_cast<int16_t>(kernel < 0 ? static_cast<int>(kCodeKernels) : kernel);
   };
   made[0].kernel = -1;
-  if (window.format != nullptr) {
+  if (is_packed(gained, window)) {
     PackedBlock block;
     const SlotRun packed = packed_run(*window.format, gained, block);
     made[0].kernel = kernel_of(packed);
@@ -223,7 +230,7 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
 void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_order, int slots,
                           bool fused, ListSpace& list, DeviceRun* made, DeviceTail& tail) {
   const std::span<const SlotRun> fixed = keys ? lane.keys : lane.values;
-  assert(fixed.size() <= static_cast<size_t>(shape_.fixed_runs));
+  assert(fixed.size() <= static_cast<size_t>(fixed_runs_));
   for (int i = 0; i < side_runs_; ++i) {
     made[i] = DeviceRun();
     made[i].kernel = -1;
@@ -248,12 +255,11 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_o
   tail.placed = lane.placed;
   const GrowingRows& gained = keys ? lane.keys_gained : lane.values_gained;
   const RowWindow& window = windows_[static_cast<size_t>(layer)][keys ? 0 : 1];
-  lay_gained(gained, window, keys, made + shape_.fixed_runs, tail);
+  lay_gained(gained, window, keys, made + fixed_runs_, tail);
   for (int i = 0; i < kGainedRuns; ++i) {
-    const DeviceRun& run = made[shape_.fixed_runs + i];
+    const DeviceRun& run = made[fixed_runs_ + i];
     if (run.kernel < 0 || fused) continue;
-    bounds_.note(layer, keys, shape_.fixed_runs + i, run, i == 0 ? longest_ : gained.ring_rows,
-                 longest_);
+    bounds_.note(layer, keys, fixed_runs_ + i, run, i == 0 ? longest_ : gained.ring_rows, longest_);
   }
 }
 
@@ -269,7 +275,7 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
     size_t& count = counts[side];
     for (const SlotRun& run : fixed) runs[side][count++] = run;
     if (const RowWindow& window = windows_[static_cast<size_t>(layer)][side];
-        window.format != nullptr) {
+        is_packed(gained, window)) {
       runs[side][count++] = packed_run(*window.format, gained, blocks[side]);
     }
     SlotRun rows;
@@ -298,7 +304,7 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
   made.source.fill(-1);
   if (made.pair == 0) return made;
   for (size_t i = 0; i < lane.keys.size(); ++i) made.source[i] = by_run[i];
-  const auto packed = static_cast<size_t>(shape_.fixed_runs);
+  const auto packed = static_cast<size_t>(fixed_runs_);
   const size_t rows = counts[0] - 1;
   if (rows > lane.keys.size()) made.source[packed] = by_run[rows - 1];
   made.source[packed + 1] = made.source[packed + 2] = by_run[rows];

@@ -42,12 +42,12 @@ struct LaneSpace {
 class LaneLayout {
  public:
   /// `windows` must stay.
+  ///   fixed_runs  of a lane's side, at most
+  ///   longest     slots of a lane, at most
   LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-             LaunchBounds& bounds);
+             int fixed_runs, int longest, LaunchBounds& bounds);
 
-  /// Lanes have at most so many slots.
-  void reserve(int longest) { longest_ = longest; }
-  void lay(int layer, const TableLane& from, LaneSpace to);
+  void lay(int layer, const TableLane& from, LaneSpace& to);
   /// Formats that runs name by their place here.
   const std::vector<PackedFormat>& formats() const noexcept { return formats_; }
   /// Channels of a packed row, at most.
@@ -67,8 +67,9 @@ class LaneLayout {
   TableShape shape_;
   std::span<const std::array<RowWindow, 2>> windows_;  // (layers,)
   LaunchBounds& bounds_;
+  int fixed_runs_;
   int side_runs_;
-  int longest_ = 0;
+  int longest_;
   int channels_;
   std::vector<PackedFormat> formats_;
   std::vector<const PackedFormat*> known_;  // where formats came from

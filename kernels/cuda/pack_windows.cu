@@ -9,11 +9,11 @@ namespace {
 
 using namespace packing;
 
-/// The window of lane blockIdx.x in layer blockIdx.y; null if it is not full.
+/// The window of lane blockIdx.x in layer blockIdx.y; null if it is not full, or the host's.
 __device__ DeviceTail* full_window(const TableArgs& table, const WindowClass& windows, int side) {
   const int lane = table.lane_at(windows.layers[blockIdx.y], static_cast<int>(blockIdx.x));
   DeviceTail* tail = table.tails + lane * 2 + side;
-  return tail->full >= windows.trigger ? tail : nullptr;
+  return tail->full >= windows.trigger && tail->scales != nullptr ? tail : nullptr;
 }
 
 /// Where row `number` of a window is packed to.

@@ -185,6 +185,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh(TableArgs table, AttendAr
 __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int layer, bool summed) {
   const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
   const DeviceLane& lane = table.lanes[at];
+  if (!lane.placed) return;
   const DeviceTail& keys = table.tails[at * 2];
   const int slot = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   if (slot >= keys.packed_slots() + keys.full) return;

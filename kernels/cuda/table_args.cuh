@@ -76,8 +76,8 @@ struct DeviceTail {
 
 /// WeighedRows, as the GPU keeps them; `came` lies apart.
 struct DeviceWeighed {
-  // By places, or of a lane that is scored and not placed (scored,) in the order of its rows; null:
-  // none are kept.
+  // By places, or by_slots, or of a lane that is scored and not placed (scored,) in the order of
+  // its rows; null: none are kept.
   float* weights;
   const float* of_numbers;  // as they came, of a lane that is placed
   LeastWeight least;
@@ -85,6 +85,7 @@ struct DeviceWeighed {
   int scored;     // rows that have scores; of a lane that is not placed those that are left
   int tail;       // the last of them, which stay
   bool in_order;  // when it is set, of a lane that is placed: its rows lie in their order
+  bool by_slots;  // WeighedRows::by_slots
 };
 
 /// TurnedRows, as the GPU keeps them.
@@ -140,7 +141,8 @@ struct TableArgs {
   int head_dim;
   int longest;  // slots of a lane, at most
   int weighed_rows;
-  int most_places;  // of a lane that is placed and that no kernel serves in one pass, at most
+  int weighed_slots;  // of a lane that is not placed, at most
+  int most_places;    // of a lane that is placed and that no kernel serves in one pass, at most
   int bit_words;
   int blocks;
   int fixed_blocks;

@@ -1,6 +1,7 @@
 // Eviction by attention weights (H2O, TOVA) where the weights are: nothing is told to the host, for
 // which a lane that gains a row and drops one stays as it is. No row moves: the next one takes the
-// place of the one that went, so that only numbers say in which order rows came.
+// place of the one that went, so that only numbers say in which order rows came. Where the host
+// drops rows, weights are added here alone.
 #include "kernels/cuda/least_row.cuh"
 #include "kernels/cuda/weigh_rows.h"
 
@@ -15,13 +16,14 @@ __global__ void __launch_bounds__(kThreads) add_weights(TableArgs table, int lay
   const int at = table.lane_at(layer, static_cast<int>(blockIdx.x));
   const DeviceLane& lane = table.lanes[at];
   const int place = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  if (place >= lane.slots) return;
+  if (place >= lane.slots || lane.placed) return;
   float sum = 0;
   for (int head = 0; head < table.q_per_kv; ++head) {
     sum += lane.weights[static_cast<int64_t>(head) * lane.slots + place];
   }
   float& weight = table.weighed[at].weights[place];
-  const bool known = summed && place != table.tails[at * 2].newest;
+  const DeviceTail& keys = table.tails[at * 2];
+  const bool known = summed && place != keys.packed_slots() + keys.newest;
   weight = (known ? weight : 0.0f) + sum / static_cast<float>(table.q_per_kv);
 }
 
@@ -30,6 +32,7 @@ __global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int head
   const int lane =
       table.lane_at(static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x) * heads);
   const DeviceWeighed& of = table.weighed[lane];
+  if (of.by_slots) return;
   const int* came = table.came_of(lane);
   Candidate least{INFINITY, -1, -1};
   for (int place = static_cast<int>(threadIdx.x); place < table.tails[lane * 2].full;
@@ -54,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) drop_least(TableArgs table, int head
 
 void add_row_weights(const TableArgs& table, int layer, bool summed, Stream& stream) {
   const dim3 grid(static_cast<unsigned>(table.rows * table.heads),
-                  static_cast<unsigned>(ceil_div(table.weighed_rows, kThreads)));
+                  static_cast<unsigned>(ceil_div(table.weighed_slots, kThreads)));
   add_weights<<<grid, kThreads, 0, native(stream)>>>(table, layer, summed);
   check_launch("DecodeTable::attend");
 }

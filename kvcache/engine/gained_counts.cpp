@@ -333,6 +333,17 @@ void GainedCounts::replay_tags(HeadState& head, int gained, std::span<const int>
   }
 }
 
+void GainedCounts::count_rows(Sequence& sequence) const {
+  for (LayerState& state : sequence.layers) {
+    const auto rows = static_cast<size_t>(sequence.uncounted);
+    state.plane_bytes += rows * 2 * traits_.kv_heads() * traits_.row_bytes();
+    for (HeadState& head : state.heads) {
+      for (size_t row = 0; row < rows; ++row) count_newest(head);
+    }
+  }
+  sequence.uncounted = 0;
+}
+
 /// Counts the windows that are full, as RowAppender does.
 void GainedCounts::count_due(Sequence& sequence) const {
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {

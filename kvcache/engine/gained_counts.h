@@ -31,6 +31,8 @@ class GainedCounts {
   Gain gain(Sequence& sequence, std::span<int> dropped) const;
   /// Makes planes and tags count the rows that they do not count yet.
   void catch_up(Sequence& sequence) const;
+  /// The same of a sequence that is told_anew: the host has yet to pack and to drop.
+  void count_rows(Sequence& sequence) const;
   /// Counts the windows that are full, as RowAppender does, after catch_up().
   void count_due(Sequence& sequence) const;
   /// Counts the row that a step has stored and attended to, in a copy of a KV head.

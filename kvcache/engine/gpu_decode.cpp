@@ -1,6 +1,7 @@
-// A step of decode on a GPU. begin() places the sequences that the table does not know as they are
-// now and has it count a row for each; end() has it pack the windows that are full. Windows that a
-// DecodeTable cannot pack are flushed by the host, which takes the sequence back for that.
+// A step of decode on a GPU. begin() tells the table of the sequences that it does not know as they
+// are now and has it count a row for each; end() has it pack the windows that are full. Windows
+// that a DecodeTable cannot pack are flushed by the host, which takes the sequence back for that,
+// as it does at every step with a sequence of which the table cannot know what goes.
 #include "kvcache/engine/gpu_decode.h"
 
 #include <algorithm>
@@ -16,8 +17,11 @@ namespace {
 
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
 
+/// Fixed runs of a lane's side, at most (TableLoad).
+constexpr size_t kMostFixed = 5;
+
 RowWeights weights_of(const CacheTraits& traits) {
-  if (!traits.table().weighs) return RowWeights::kNone;
+  if (!traits.layouts().keeps_weights()) return RowWeights::kNone;
   return traits.layouts().sums_weights() ? RowWeights::kSummed : RowWeights::kOfStep;
 }
 
@@ -39,17 +43,6 @@ bool changes_key_basis(const CacheTraits& traits) {
     if (traits.layer(layer).has_key_basis) return true;
   }
   return false;
-}
-
-/// What a policy drops in decode follows from what a table knows.
-bool can_serve(const CacheTraits& traits) {
-  if (!traits.on_gpu()) return false;
-  const Retention* rule = traits.retention();
-  if (rule == nullptr || !rule->evicts()) return true;
-  if (traits.table().weighs || traits.table().scores) return true;
-  // By score the host would choose for every KV head.
-  const bool apart = traits.layouts().per_head() && rule->evicts_by_score();
-  return !traits.layouts().keeps_weights() && !apart && !traits.needs().prompt_embeddings;
 }
 
 /// The window of a side, as far as the table packs it.
@@ -85,38 +78,29 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
       remap_(remap),
       counts_(traits),
       placed_(traits) {
-  if (!can_serve(traits)) return;
+  if (!traits.on_gpu()) return;
   of_sequence_.resize(traits.layers());
+  const CacheShape& shape = traits.shape();
   std::vector<std::array<RowWindow, 2>> windows;
-  const bool split = traits.plan().split;
-  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+  for (int layer = 0; layer < shape.layers; ++layer) {
     windows.push_back(
         {window_of(traits, layer, KvSide::kKeys), window_of(traits, layer, KvSide::kValues)});
-    int runs =
-        traits_.host_flushes(layer, KvSide::kKeys) || traits_.host_flushes(layer, KvSide::kValues)
-            ? 1
-            : 0;
-    if (traits.layer(layer).protects) runs = 2;
-    host_windows_ |= runs > 0 || (split && !traits.layer(layer).windows.empty());
-    fixed_runs_ = std::max(fixed_runs_, runs + (split ? 3 : 0));
   }
-  const CacheShape& shape = traits.shape();
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
-                 fixed_runs_, static_cast<int>(remap.ranges()), weights_of(traits),
-                 !traits.layouts().per_head(), traits.table().places, traits.table().scores,
-                 turned_by(traits)},
+                 static_cast<int>(remap.ranges()), weights_of(traits), !traits.layouts().per_head(),
+                 traits.table().places, traits.table().scores, turned_by(traits)},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
-  runs_.resize(traits.kv_heads() * 2 * static_cast<size_t>(fixed_runs_ + 1));
+  runs_.resize(traits.kv_heads() * 2 * kMostFixed);
 }
 
 void GpuDecode::reserve(const Workload& load) {
   if (!serves() || load.sequences == 0) return;
   rows_.reserve(load.slots);
   known_rows_.reserve(load.slots);
-  flushed_.reserve(load.slots);
-  const TableLoad most = table_load(traits_, store_.all(), load, {fixed_runs_, host_windows_});
+  of_host_.reserve(load.slots);
+  const TableLoad most = table_load(traits_, store_.all(), load);
   const float* queries = key_basis_.queries();
   if (!table_->holds(most) || queries != queries_) {
     for (Sequence& sequence : store_.all()) {
@@ -128,26 +112,19 @@ void GpuDecode::reserve(const Workload& load) {
 }
 
 void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
-  const bool placed = place(step, /*prompts=*/false, stream);
-  rows_.clear();
-  int row = 0;
-  bool alone = true;  // key_basis_ is told of no other rows in this step
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt && sequence.prompted) take_back(sequence);
-    if (!rows.prompt && sequence.on_gpu) {
-      rows_.push_back({static_cast<int>(rows.sequence), row});
-    } else {
-      alone = alone && !sequence.prompted;
-    }
+  }
+  const bool placed = place(step, /*prompts=*/false, stream);
+  rows_.clear();
+  int row = 0;
+  for (const StepRows& rows : step) {
+    if (!rows.prompt) rows_.push_back({static_cast<int>(rows.sequence), row});
     row += rows.rows;
   }
-  basis_known_ = alone && !placed && same(rows_, known_rows_);
-  if (!alone) {
-    known_rows_.clear();
-  } else if (!basis_known_) {
-    known_rows_.assign(rows_.begin(), rows_.end());
-  }
+  basis_known_ = !placed && same(rows_, known_rows_);
+  if (!basis_known_) known_rows_.assign(rows_.begin(), rows_.end());
   if (!rows_.empty()) table_->start(rows_, stream);
 }
 
@@ -162,10 +139,7 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
   for (const StepRows& rows : step) {
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
-    if (sequence.on_gpu || !fits_table(traits_, sequence)) continue;
-    // A later prompt may have brought more than there is room for.
-    if (will_be_placed(traits_, sequence) && !table_->holds(placed_load(traits_, sequence)))
-      continue;
+    if (sequence.on_gpu) continue;
     place(sequence, rows.sequence, stream);
     any = true;
   }
@@ -175,7 +149,8 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   assert(sequence.uncounted == 0);
   ++laid_;
-  sequence.placed = will_be_placed(traits_, sequence);
+  sequence.told_anew = !counts(sequence);
+  sequence.placed = !sequence.told_anew && will_be_placed(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
     const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     SlotRun* memory = runs_.data();
@@ -188,15 +163,12 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       if (sequence.placed) {
         placed_.describe(head, h, runs, lane);
       } else {
-        lane.keys = runs.from(0).first(describe_keys(head, layer, index, runs));
-        describe_values(head, layer, runs);
-        lane.values = runs.from(static_cast<int>(lane.keys.size()));
-        lane.keys_gained = head.stores[kRest].keys.growing();
-        lane.values_gained = head.stores[kRest].values.growing();
+        describe_runs(head, layer, index, sequence.told_anew, runs, lane);
       }
-      if (traits_.host_flushes(layer, KvSide::kKeys)) lane.keys_gained.packed = 0;
-      if (traits_.host_flushes(layer, KvSide::kValues)) lane.values_gained.packed = 0;
-      if (traits_.table().weighs || traits_.table().scores) {
+      if (sequence.told_anew) {
+        lane.weighed.weights = head.weights;
+        lane.weighed.by_slots = true;
+      } else if (traits_.table().weighs || traits_.table().scores) {
         describe_weighed(sequence, layer, h, lane);
       }
       if (state.sink_rows > 0) {
@@ -209,7 +181,16 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   }
   sequence.on_gpu = true;
   sequence.used_when_placed = sequence.memory->used();
-  counts_.start(sequence);
+  if (!sequence.told_anew) return counts_.start(sequence);
+  sequence.gained.clear();
+  sequence.dropping.clear();
+}
+
+/// The table counts the rows of a sequence from now on. A later prompt may have brought more than
+/// there is room for.
+bool GpuDecode::counts(const Sequence& sequence) const {
+  return table_counts(traits_, sequence) &&
+         (!will_be_placed(traits_, sequence) || table_->holds(placed_load(traits_, sequence)));
 }
 
 /// Rows that go by weight, which have the numbers that they had when the prompt ended, or by score:
@@ -228,30 +209,39 @@ void GpuDecode::describe_weighed(const Sequence& sequence, int layer, size_t hea
   lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
 }
 
-/// The fixed runs of a KV head's keys, and where its queries will be in their basis. Returns how
-/// many they are.
-size_t GpuDecode::describe_keys(const HeadState& head, int layer, size_t index, RunList& runs) {
-  for (size_t store = traits_.first_store(); store < kStores; ++store) {
-    const Plane& keys = head.stores[store].keys;
-    const int first = runs.size();
-    if (store == kVisual || traits_.host_flushes(layer, KvSide::kKeys)) keys.add_packed(runs);
-    const bool packed = runs.size() > first;
-    if (packed) runs[first].q = key_basis_.queries_of(layer, store, index);
-    if (store == kVisual) keys.add_full(runs);
+/// The fixed runs of a KV head that is not placed, and what it gains.
+void GpuDecode::describe_runs(const HeadState& head, int layer, size_t index, bool told_anew,
+                              RunList& runs, TableLane& lane) {
+  for (const KvSide side : kSides) {
+    const int before = runs.size();
+    const bool by_host = told_anew || traits_.host_flushes(layer, side);
+    for (size_t store = traits_.first_store(); store < kStores; ++store) {
+      const Plane& plane = head.plane(store, side);
+      const int first = runs.size();
+      if (store == kVisual || by_host) {
+        add_packed(head, store, side, layer, runs);
+      } else {
+        plane.add_shared(runs);
+      }
+      if (side == KvSide::kKeys && runs.size() > first) {
+        runs[first].q = key_basis_.queries_of(layer, store, index);
+      }
+      if (store == kVisual) plane.add_full(runs);
+    }
+    const Plane& rest = head.plane(kRest, side);
+    const GrowingRows gained = by_host ? rest.full_rows() : rest.growing();
+    (side == KvSide::kKeys ? lane.keys : lane.values) = runs.from(before);
+    (side == KvSide::kKeys ? lane.keys_gained : lane.values_gained) = gained;
   }
-  return static_cast<size_t>(runs.size());
 }
 
-/// The same of its values.
-void GpuDecode::describe_values(const HeadState& head, int layer, RunList& runs) {
-  if (traits_.plan().split) {
-    head.stores[kVisual].values.add_packed(runs);
-    head.stores[kVisual].values.add_full(runs);
-  }
-  if (traits_.layer(layer).protects) {
+/// The packed rows of a store, of which some values may lie apart.
+void GpuDecode::add_packed(const HeadState& head, size_t store, KvSide side, int layer,
+                           RunList& runs) const {
+  if (store == kRest && side == KvSide::kValues && traits_.layer(layer).protects) {
     ProtectedValues::add_packed(head, runs);
-  } else if (traits_.host_flushes(layer, KvSide::kValues)) {
-    head.stores[kRest].values.add_packed(runs);
+  } else {
+    head.plane(store, side).add_packed(runs);
   }
 }
 
@@ -284,7 +274,7 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
 }
 
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {
-  flushed_.clear();
+  of_host_.clear();
   const bool names_slots = traits_.evicts() && !traits_.table().weighs;
   if (names_slots) dropped_.assign(traits_.layers() * rows_.size(), kNoSlot);
   std::array<bool, 2> due{};
@@ -298,6 +288,12 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     const StepRows& rows = step[i];
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt || !sequence.on_gpu) continue;
+    if (sequence.told_anew) {
+      ++sequence.uncounted;
+      of_host_.push_back(&sequence);
+      ++number;
+      continue;
+    }
     placed |= sequence.placed;
     const Gain gain = counts_.gain(sequence, of_sequence_);
     sequence.memory->set_used(sequence.memory->used() + gain.bytes);
@@ -305,7 +301,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
       due[static_cast<size_t>(side)] |= gain.due[static_cast<size_t>(side)];
     }
     if (gain.host) {
-      flushed_.push_back(&sequence);
+      of_host_.push_back(&sequence);
     } else if (names_slots) {
       for (size_t layer = 0; layer < traits_.layers(); ++layer) {
         const int said = of_sequence_[static_cast<size_t>(sequence.dropping_of[layer])];
@@ -322,11 +318,11 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
   if (drops) table_->evict(dropped_, stream);
   if (number > 0 && traits_.table().weighs) table_->drop_least(stream);
   bytes_known_ = bytes_known_ && !placed;
-  for (Sequence* sequence : flushed_) {
+  for (Sequence* sequence : of_host_) {
     take_back(*sequence);
     counts_.count_due(*sequence);
   }
-  return flushed_;
+  return of_host_;
 }
 
 void GpuDecode::give_up() {
@@ -348,6 +344,7 @@ void GpuDecode::take_back(Sequence& sequence) const {
 
 void GpuDecode::catch_up(Sequence& sequence) const {
   if (sequence.drops_on_gpu()) return count_placed(sequence);
+  if (sequence.told_anew) return counts_.count_rows(sequence);
   if (traits_.table().weighs && sequence.uncounted > 0) {
     sequence.came = came_of(traits_, sequence, table_->came(slot_of(sequence)));
   }

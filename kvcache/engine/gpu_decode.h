@@ -20,27 +20,26 @@ namespace kvlm {
 
 /// Decode on a GPU, which keeps the counters of what a sequence holds (DecodeTable). The host says
 /// what a sequence holds when its prompt has ended, or when the host itself has changed it, and
-/// counts the rows that follow when somebody asks (GainedCounts).
+/// counts the rows that follow when somebody asks (GainedCounts). A sequence whose rows the GPU
+/// cannot count (Sequence.told_anew) changes on the host at the end of every step.
 class GpuDecode {
  public:
   GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
             VisualRemap& remap);
 
-  /// The cache is on a GPU, and what its policy drops in decode follows from numbers of rows, or
-  /// from attention weights or scores that the GPU keeps.
+  /// The cache is on a GPU.
   bool serves() const noexcept { return table_ != nullptr; }
   void reserve(const Workload& load);
 
-  /// Begins a step. It serves the generated rows of the sequences that are then `on_gpu`: of all
-  /// but those that do not fit its table (fits_table()).
+  /// Begins a step: what the table does not know of its sequences it is told.
   void begin(std::span<const StepRows> step, Stream& stream);
   /// Appends and attends the step's generated rows, as DecodeAttention does.
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
   /// `out` of attend() may take the place of the queries.
   bool attends_in_place(int layer) const noexcept { return table_->attends_in_place(layer); }
-  /// Ends a step: packs the windows that are full. Returns the sequences whose windows the host has
-  /// to flush, caught up.
+  /// Ends a step: packs the windows that are full, and drops rows. Returns the sequences in which
+  /// the host has to do so, caught up.
   std::span<Sequence* const> end(std::span<const StepRows> step, Stream& stream);
   /// Places the sequences whose prompt has ended with the step, while the GPU still is at the
   /// prompt.
@@ -78,9 +77,11 @@ class GpuDecode {
   }
   void count_placed(Sequence& sequence) const;
   void describe_weighed(const Sequence& sequence, int layer, size_t head, TableLane& lane) const;
+  bool counts(const Sequence& sequence) const;
+  void add_packed(const HeadState& head, size_t store, KvSide side, int layer, RunList& runs) const;
+  void describe_runs(const HeadState& head, int layer, size_t index, bool told_anew, RunList& runs,
+                     TableLane& lane);
   void place(Sequence& sequence, SequenceId id, Stream& stream);
-  size_t describe_keys(const HeadState& head, int layer, size_t index, RunList& runs);
-  void describe_values(const HeadState& head, int layer, RunList& runs);
   void change_queries(int layer, const float* q, Stream& stream);
 
   const CacheTraits& traits_;
@@ -97,11 +98,9 @@ class GpuDecode {
   std::vector<SlotRun> runs_;         // of these
   std::vector<int> dropped_;          // (rows of this step, layers)
   std::vector<int> of_sequence_;      // (layers,) of one
-  std::vector<Sequence*> flushed_;    // by the host
+  std::vector<Sequence*> of_host_;    // to flush and to drop
   const float* queries_ = nullptr;    // where those in another basis are
-  int fixed_runs_ = 0;
   int64_t laid_ = 0;
-  bool host_windows_ = false;        // some windows are flushed by the host
   mutable bool bytes_known_ = true;  // to the arena, of sequences whose packed rows the GPU drops
 };
 

@@ -143,17 +143,21 @@ struct Sequence {
   // What a step of decode reads comes first: a batch has hundreds of sequences.
   bool open = false;
   bool prompted = false;  ///< the first prompt has ended
-  bool on_gpu = false;    ///< a DecodeTable counts its rows
-  bool placed = false;    ///< its lanes are when they are on_gpu (TableLane.placed)
+  bool on_gpu = false;    ///< a DecodeTable holds it
+  /// on_gpu: the host counts its rows at the end of every step, packs and drops them, and tells the
+  /// table anew.
+  bool told_anew = false;
+  bool placed = false;  ///< its lanes are when they are on_gpu (TableLane.placed)
   SequenceSize size;
-  int rows = 0;                          ///< tokens fed, complete in every layer
-  int uncounted = 0;                     ///< the newest of them, which planes do not count yet
-  int prompt_rows = 0;                   ///< of the first prompt
-  std::shared_ptr<ArenaExtent> memory;   ///< its own, whose blocks forks may read
-  std::vector<GainedRows> gained;        ///< on_gpu: what each of them adds
-  std::vector<DroppingLayers> dropping;  ///< on_gpu, where rows are dropped
+  int rows = 0;                         ///< tokens fed, complete in every layer
+  int uncounted = 0;                    ///< the newest of them, which planes do not count yet
+  int prompt_rows = 0;                  ///< of the first prompt
+  std::shared_ptr<ArenaExtent> memory;  ///< its own, whose blocks forks may read
+  // on_gpu, where the table counts its rows:
+  std::vector<GainedRows> gained;        ///< what each of them adds
+  std::vector<DroppingLayers> dropping;  ///< where rows are dropped
   std::vector<int16_t> dropping_of;      ///< the same: (layers,) which of them each layer is of
-  /// on_gpu: (uncounted, dropping) what was said to the GPU after each row (DecodeTable::evict()).
+  /// (uncounted, dropping) what was said to the GPU after each row (DecodeTable::evict()).
   std::vector<int> dropped;
   /// (layers, kv_heads) while their rows lie as a DecodeTable has dropped them:
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.

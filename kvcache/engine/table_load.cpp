@@ -10,13 +10,17 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-// Rows of a block that is listed, at most.
-constexpr int kAnyBlock = 2048;
-
 /// Rows of a KV head at a time, at most.
 int peak_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (traits.retention() == nullptr) return sequence.size.max_rows;
   return traits.retention()->peak_rows_of_layer(traits.shape().layers, sequence.size.prompt_rows,
                                                 sequence.size.max_rows);
+}
+
+/// Rows that a KV head ever has, at most.
+int rows_ever(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (traits.retention() == nullptr) return sequence.size.max_rows;
+  return peak_rows(traits, sequence) + sequence.size.max_rows - sequence.size.prompt_rows;
 }
 
 /// Places of a side of a KV head whose packed rows a table drops, at most.
@@ -29,7 +33,7 @@ int places(const CacheTraits& traits, const Sequence& sequence, int layer, KvSid
     return most;
   }
   const int peak = peak_rows(traits, sequence);
-  const int ever = peak + sequence.size.max_rows - sequence.size.prompt_rows;
+  const int ever = rows_ever(traits, sequence);
   const Plane::Layout layout = traits.layouts().plane(kRest, side, layer);
   const PlaneCapacity capacity = traits.layouts().capacity(layout, 1, ever, peak, 1);
   const int visual = traits.plan().split ? std::min(peak, sequence.size.visual_rows) : 0;
@@ -75,7 +79,6 @@ int least_block_rows(const CacheTraits& traits) noexcept {
 /// Whether a table can find the rows that are packed without asking where each lies: none was
 /// evicted.
 bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (!traits.evicts()) return true;
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const KvSide side : kSides) {
@@ -103,33 +106,87 @@ bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
   return true;
 }
 
+/// What a DecodeTable is told of once of a KV head's side: in front of what the side gains.
+///   forked  some blocks may be those of another sequence
+int fixed_runs(const CacheTraits& traits, int layer, KvSide side, bool forked) noexcept {
+  const int visual = traits.plan().split ? 3 : 0;  // packed rows, and full ones of a ring
+  if (traits.layer(layer).protects) return visual + 2;
+  if (traits.host_flushes(layer, side)) return visual + 1;
+  const bool packs = traits.flush_rule(side, layer) != nullptr;
+  return visual + (packs && (forked || traits.evicts()) ? 1 : 0);
+}
+
+int fixed_runs(const CacheTraits& traits, bool forked) noexcept {
+  int most = 0;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const KvSide side : kSides) {
+      most = std::max(most, fixed_runs(traits, layer, side, forked));
+    }
+  }
+  return most;
+}
+
+/// Some windows are flushed by the host, into blocks that may lie anywhere.
+bool has_host_windows(const CacheTraits& traits) noexcept {
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    const LayerTraits& of = traits.layer(layer);
+    if (of.protects || of.host_flushes[0] || of.host_flushes[1]) return true;
+    if (traits.plan().split && !of.windows.empty()) return true;
+  }
+  return false;
+}
+
+/// Blocks of the fixed runs of a KV head, at most, with those that are cut because they are long.
+int listed_blocks(const CacheTraits& traits, const Sequence& sequence, int layer) {
+  constexpr int kLeastCut = 256;
+  const Layouts& layouts = traits.layouts();
+  const int peak = peak_rows(traits, sequence);
+  const int ever = rows_ever(traits, sequence);
+  int64_t blocks = 0;
+  for (const KvSide side : kSides) {
+    blocks += ever / kLeastCut + 2;
+    if (traits.plan().split) blocks += Layouts::kMaxImages;
+    const Plane::Layout rest = layouts.plane(kRest, side, layer);
+    if (rest.packing != nullptr) blocks += layouts.capacity(rest, 1, ever, peak, 1).blocks;
+  }
+  if (traits.layer(layer).protects) blocks += layouts.protected_capacity(layer, 1, ever).blocks;
+  return static_cast<int>(blocks);
+}
+
+/// Rows of a KV head that are numbered or weighed by places, at most.
+int weighed_places(const CacheTraits& traits, std::span<const Sequence> sequences) noexcept {
+  const TableDrops& drops = traits.table();
+  return drops.weighs || drops.scores || drops.places ? weighed_rows(traits, sequences) : 0;
+}
+
 }  // namespace
 
 TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
-                     const Workload& load, const FixedRuns& runs) {
+                     const Workload& load) {
   TableLoad most;
   most.slots = static_cast<int>(load.slots);
   most.longest = static_cast<int>(load.longest);
-  const bool protects = traits.needs().prompt_embeddings;
-  if (runs.most > 0) {
-    // Of each fixed run, a block a picture or one for every few rows.
-    constexpr int kLeastBlock = 8;
-    const int of_run = traits.layouts().per_image() || runs.host_windows
-                           ? static_cast<int>(Layouts::kMaxImages) + most.longest / kLeastBlock + 2
-                           : 0;
-    most.listed_blocks = of_run * runs.most;
-  }
-  if (traits.evicts() && traits.retention()->rerotates()) {
-    for (const Sequence& sequence : sequences) {
-      if (sequence.open) most.turns = std::max(most.turns, sequence.size.max_rows);
+  const bool forked = std::any_of(sequences.begin(), sequences.end(), [](const Sequence& sequence) {
+    return sequence.open && sequence.goes_on_elsewhere;
+  });
+  most.fixed_runs = fixed_runs(traits, forked);
+  const bool uneven =
+      forked || traits.evicts() || traits.layouts().per_image() || has_host_windows(traits);
+  const Sequence* last = nullptr;
+  for (const Sequence& sequence : sequences) {
+    if (!sequence.open || (last != nullptr && last->size == sequence.size)) continue;
+    last = &sequence;
+    for (int layer = 0; uneven && most.fixed_runs > 0 && layer < traits.shape().layers; ++layer) {
+      most.listed_blocks = std::max(most.listed_blocks, listed_blocks(traits, sequence, layer));
+    }
+    if (traits.evicts() && traits.retention()->rerotates()) {
+      most.turns = std::max(most.turns, sequence.size.max_rows);
     }
   }
-  if (protects) most.words = 2 * (most.longest / 64 + 1);
-  if (traits.evicts())
-    most.words += most.listed_blocks * (kAnyBlock / 64);  // bitmaps of their rows
-  if (traits.table().weighs || traits.table().scores || traits.table().places) {
-    most.weighed_rows = weighed_rows(traits, sequences);
-  }
+  if (traits.needs().prompt_embeddings) most.words = 2 * (most.longest / 64 + 1);
+  // Bitmaps of their rows.
+  if (traits.evicts()) most.words += 2 * (most.longest / 64 + 1) + most.listed_blocks;
+  most.weighed_rows = weighed_places(traits, sequences);
   if (traits.table().places && traits.plan().split) {
     most.fixed_blocks = static_cast<int>(Layouts::kMaxImages);
   }
@@ -150,8 +207,9 @@ TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexc
   return load;
 }
 
-bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept {
-  if (sequence.goes_on_elsewhere) return false;
+bool table_counts(const CacheTraits& traits, const Sequence& sequence) noexcept {
+  if (!traits.evicts()) return true;
+  if (!traits.table().counts || sequence.goes_on_elsewhere) return false;
   if (!traits.table().weighs && !traits.table().scores) {
     return (!sequence.placed && lies_evenly(traits, sequence)) || may_place(traits, sequence);
   }

@@ -9,24 +9,20 @@
 
 namespace kvlm {
 
-/// The runs of a KV head's side that a DecodeTable is told of once.
-struct FixedRuns {
-  int most = 0;
-  bool host_windows = false;  ///< some are of windows that the host flushes
-};
-
 /// Room that a DecodeTable needs for the sequences that are open.
 TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequences,
-                     const Workload& load, const FixedRuns& runs);
+                     const Workload& load);
 
 /// What it needs to place a sequence as it is now (TableLane.placed).
 TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
-/// Whether a DecodeTable can serve a sequence as it is now.
-bool fits_table(const CacheTraits& traits, const Sequence& sequence) noexcept;
+/// Whether a DecodeTable can count the rows of a sequence as it is now, and drop those that its
+/// rule drops: else it is Sequence.told_anew.
+bool table_counts(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
-/// Whether the lanes of a sequence that fits will be placed: some packed row has gone, or may go by
-/// its weight. Once they are they stay so: what attention adds in which order does not change.
+/// Whether the lanes of a sequence that the table counts will be placed: some packed row has gone,
+/// or may go by its weight. Once they are they stay so: what attention adds in which order does not
+/// change.
 bool will_be_placed(const CacheTraits& traits, const Sequence& sequence) noexcept;
 
 /// Which rows of a layer the next step drops one of, by attention weights; null: none of them may

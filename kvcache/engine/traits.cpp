@@ -102,6 +102,10 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     table_.scores =
         on_gpu() && evicts() && retention()->evicts_by_score() && (table_.places || full_rows);
   }
+  // By score the host would choose for every KV head.
+  const bool apart = evicts() && layouts_.per_head() && retention()->evicts_by_score();
+  table_.counts = table_.weighs || table_.scores ||
+                  (!layouts_.keeps_weights() && !apart && !needs_.prompt_embeddings);
 }
 
 }  // namespace kvlm

@@ -33,6 +33,8 @@ struct LayerTraits {
 
 /// Which rows a DecodeTable drops without the host.
 struct TableDrops {
+  bool counts = false;  ///< it counts the rows that are left: those that go follow from numbers of
+                        ///< rows, or from weights or scores that it keeps
   /// Those that go by attention weights: it packs all windows itself, and no layer follows another.
   bool weighs = false;
   bool scores = false;  ///< it chooses those that go by score (kLeastScore)

@@ -167,7 +167,8 @@ struct Heads {
 /// once, a step has been counted, and its rows are stored in front of each layer's attention.
 class TableStep {
  public:
-  TableStep(const TableShape& shape, int sequences, int rows, Device device)
+  ///   fixed_runs  of a KV head's keys, or values
+  TableStep(const TableShape& shape, int fixed_runs, int sequences, int rows, Device device)
       : layers_(shape.layers),
         windows_(static_cast<size_t>(shape.layers)),
         newest_(DType::kF32, {2, sequences, shape.kv_heads, shape.head_dim}, device) {
@@ -175,6 +176,7 @@ class TableStep {
     TableLoad load;
     load.slots = sequences;
     load.longest = rows + 1;
+    load.fixed_runs = fixed_runs;
     table_->reserve(load);
     for (int i = 0; i < sequences; ++i) step_.push_back({i, i});
   }
@@ -242,7 +244,7 @@ class FullStep {
     shape.head_dim = head_dim_;
     TableStep& table =
         tables_
-            .try_emplace(q_per_kv, shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_,
+            .try_emplace(q_per_kv, shape, 0, static_cast<int>(heads_) / kHeadsPerSequence, rows_,
                          stream.device())
             .first->second;
     std::vector<TableLane> lanes(kHeadsPerSequence);
@@ -370,9 +372,8 @@ class PackedStep {
     shape.kv_heads = kHeadsPerSequence;
     shape.q_per_kv = q_per_kv;
     shape.head_dim = head_dim;
-    shape.fixed_runs = 1;
     shape.remaps = static_cast<int>(remaps_.size());
-    table_.emplace(shape, static_cast<int>(heads_) / kHeadsPerSequence, rows_ + full_rows_,
+    table_.emplace(shape, 1, static_cast<int>(heads_) / kHeadsPerSequence, rows_ + full_rows_,
                    stream.device());
     std::vector<TableLane> lanes(kHeadsPerSequence);
     const auto lanes_of = [&](int slot, int layer) {

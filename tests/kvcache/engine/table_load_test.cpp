@@ -82,7 +82,7 @@ void check_lives(const std::shared_ptr<const CachePlan>& plan, const CacheTraits
     Sequence sequence;
     sequence.size = size_of(prompt, kSteps);
     sequence.open = true;
-    const TableLoad room = table_load(traits, {&sequence, 1}, {}, {});
+    const TableLoad room = table_load(traits, {&sequence, 1}, {});
     PolicyCache cache(plan, SequenceBounds(*plan).reservation(sequence.size).bytes(), Device{});
     const SequenceId id = cache.open(sequence.size, "s");
     Feeder feeder(shape);
