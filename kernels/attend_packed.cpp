@@ -4,17 +4,16 @@
 
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <string_view>
 
 #include "kernels/base/error.h"
-#include "kernels/base/queue.h"
+#include "kernels/check.h"
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/row_moves.h"
 
 // Checks the lanes of attend_packed() against their formats and sizes, then hands them to the CPU's
-// or the GPU's implementation.
+// implementation.
 namespace kvlm {
 
 namespace {
@@ -176,42 +175,13 @@ void check_call(std::string_view op, int q_per_kv, int head_dim, float scale) {
 
 }  // namespace
 
-ClampedSlopes::ClampedSlopes(Device device) : memory_(device, sizeof(uint64_t)) {
-  if (device.kind == DeviceKind::kCuda) {
-    cuda::clear_now(memory_.data(), memory_.bytes());
-  } else {
-    std::memset(memory_.data(), 0, memory_.bytes());
-  }
-}
-
-int64_t ClampedSlopes::count() const {
-  uint64_t count = 0;
-  if (memory_.device().kind == DeviceKind::kCuda) {
-    cuda::copy_now(&count, memory_.data(), sizeof count);
-  } else {
-    std::memcpy(&count, memory_.data(), sizeof count);
-  }
-  return static_cast<int64_t>(count);
-}
-
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
-                   Stream& stream, ClampedSlopes* clamped) {
+                   Stream& stream) {
   constexpr std::string_view kOp = "attend_packed";
+  check::attends_on_cpu(kOp, stream);
   check_call(kOp, q_per_kv, head_dim, scale);
   for (const PackedLane& lane : lanes) check_lane(kOp, lane, head_dim);
-  if (clamped != nullptr && !(clamped->device() == stream.device())) {
-    refuse("{}: clamped slopes are counted on {}, expected {}, the stream's device", kOp,
-           device_name(clamped->device()), device_name(stream.device()));
-  }
-  std::byte* counter = clamped == nullptr ? nullptr : clamped->counter();
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::attend_packed(lanes, q_per_kv, head_dim, scale, counter, stream);
-  }
   cpu::attend_packed(lanes, q_per_kv, head_dim, scale, stream);
-  if (counter == nullptr) return;
-  for (const PackedLane& lane : lanes) {
-    *reinterpret_cast<uint64_t*>(counter) += static_cast<uint64_t>(lane.guarded_remaps);
-  }
 }
 
 void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> blocks, float* out,

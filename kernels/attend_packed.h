@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/base/buffer.h"
 #include "kernels/base/device.h"
 #include "kernels/packed_format.h"
 
@@ -62,37 +61,20 @@ struct PackedLane {
   float* weights = nullptr;
   bool weights_wanted = true;
   float* out = nullptr;  ///< (q_per_kv, head_dim); overwritten; may not overlap q
-  /// Returned by the CPU: how many (query head, remap) had their slope clamped.
+  /// Returned: how many (query head, remap) had their slope clamped.
   int guarded_remaps = 0;
-};
-
-/// Counts on a device how many slopes of remaps attend_packed() clamps there.
-class ClampedSlopes {
- public:
-  explicit ClampedSlopes(Device device);
-
-  /// By all calls that are done. Throws Error{kDevice} if the GPU does not answer.
-  int64_t count() const;
-  Device device() const noexcept { return memory_.device(); }
-  /// Where the device counts: uint64_t.
-  std::byte* counter() noexcept { return memory_.data(); }
-
- private:
-  Buffer memory_;
 };
 
 /// out = softmax(remap(scale * q . K)) . V of every lane, read straight from packed blocks: scales
 /// are folded into the query and the output (docs/arithmetic.md, "Attention from codes"), no row is
 /// dequantized to memory, every packed byte is read once for all q_per_kv queries. Sums in f32.
 /// Lanes are independent, so a result depends neither on the other lanes nor on the threads. A lane
-/// without slots gives 0. Takes memory for the stream's scratch only, on CUDA also for a
-/// description of the lanes; later calls use both again. Asynchronous on CUDA.
-///   clamped  of the stream's device; null: nobody asks
+/// without slots gives 0. Takes memory for the stream's scratch only, which later calls use again.
 ///
-/// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots, and if
-/// `clamped` counts on another device.
+/// Throws Error{kInvalidArgument} for a lane whose runs do not add up to its slots, and
+/// Error{kUnsupported} on a GPU, where a DecodeTable attends.
 void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
-                   Stream& stream, ClampedSlopes* clamped = nullptr);
+                   Stream& stream);
 
 /// Writes the live rows of packed blocks as floats: x = slope * s * c + z (docs/arithmetic.md,
 /// "Range").

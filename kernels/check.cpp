@@ -29,6 +29,13 @@ void on_stream(std::string_view op, std::string_view name, const ConstTensorView
   }
 }
 
+void attends_on_cpu(std::string_view op, const Stream& stream) {
+  if (stream.device().kind == DeviceKind::kCpu) return;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: the stream runs on {}, expected the CPU; attend with a DecodeTable",
+                          op, device_name(stream.device())));
+}
+
 void rank(std::string_view op, std::string_view name, const ConstTensorView& view, int rank,
           std::string_view dims) {
   if (view.shape().rank() != rank) {

@@ -13,6 +13,9 @@ namespace kvlm::check {
 void on_stream(std::string_view op, std::string_view name, const ConstTensorView& view,
                const Stream& stream);
 
+/// Decode attention `op` has a CPU's stream. Throws Error{kUnsupported}.
+void attends_on_cpu(std::string_view op, const Stream& stream);
+
 /// `view` has as many dimensions as `dims` names, for example 2 for "(rows, in)".
 void rank(std::string_view op, std::string_view name, const ConstTensorView& view, int rank,
           std::string_view dims);

@@ -100,9 +100,9 @@ struct TurnedRows {
 
 /// A KV head of a sequence: what never changes in decode, then what it gains.
 struct TableLane {
-  std::span<const SlotRun> keys;    ///< in slot order, in front of keys_gained
-  std::span<const SlotRun> values;  ///< the same slots
-  std::span<const ScoreRemap> remaps;
+  std::span<const SlotRun> keys;       ///< in slot order, in front of keys_gained
+  std::span<const SlotRun> values;     ///< the same slots
+  std::span<const ScoreRemap> remaps;  ///< of these slots
   GrowingRows keys_gained;
   GrowingRows values_gained;
   WeighedRows weighed;

@@ -6,13 +6,11 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/base/buffer.h"
 #include "kernels/base/error.h"
-#include "kernels/cuda/row_batch.h"
+#include "kernels/check.h"
 
 // RowBatch: decode attention over full rows of many KV heads at once. Runs are cut into splits,
-// whose softmax states are merged (attention.h). The CPU's part is here; cuda/row_batch.cu has the
-// GPU's.
+// whose softmax states are merged (attention.h).
 namespace kvlm {
 
 namespace {
@@ -31,13 +29,9 @@ void check_run(const KeyValueRows& run) {
   }
 }
 
-}  // namespace
+constexpr int64_t kRowsPerPiece = 256;
 
-namespace {
-
-constexpr int64_t kRowsPerPiece = 256;  // on the CPU
-
-/// What a call on the CPU works with: batches of many layers have it in common.
+/// What a call works with: batches of many layers have it in common.
 struct Workspace {
   std::vector<DecodePiece> pieces;
   std::vector<SoftmaxState> states;
@@ -59,9 +53,6 @@ struct Workspace {
 }  // namespace
 
 struct RowBatch::State {
-  explicit State(Device at) : device(at) {}
-
-  Device device;
   int q_per_kv = 0;
   int head_dim = 0;
   std::vector<RowLane> lanes;
@@ -72,7 +63,7 @@ struct RowBatch::State {
   }
   size_t row_bytes(DType dtype) const { return static_cast<size_t>(head_dim) * dtype_bytes(dtype); }
   void cut(const float* q, const KeyValueRows& run, Workspace& work) const;
-  void attend_on_host(float scale, Stream& stream) const;
+  void attend(float scale, Stream& stream) const;
 };
 
 void RowBatch::State::cut(const float* q, const KeyValueRows& run, Workspace& work) const {
@@ -87,7 +78,7 @@ void RowBatch::State::cut(const float* q, const KeyValueRows& run, Workspace& wo
   }
 }
 
-void RowBatch::State::attend_on_host(float scale, Stream& stream) const {
+void RowBatch::State::attend(float scale, Stream& stream) const {
   int64_t count = 0;
   for (const KeyValueRows& run : runs) count += (run.rows + kRowsPerPiece - 1) / kRowsPerPiece;
   Workspace& work = Workspace::here();
@@ -105,7 +96,7 @@ void RowBatch::State::attend_on_host(float scale, Stream& stream) const {
   merge_states(work.merges, q_per_kv, head_dim);
 }
 
-RowBatch::RowBatch(Device device) : state_(std::make_unique<State>(device)) {}
+RowBatch::RowBatch() : state_(std::make_unique<State>()) {}
 RowBatch::~RowBatch() = default;
 RowBatch::RowBatch(RowBatch&&) noexcept = default;
 RowBatch& RowBatch::operator=(RowBatch&&) noexcept = default;
@@ -113,7 +104,6 @@ RowBatch& RowBatch::operator=(RowBatch&&) noexcept = default;
 void RowBatch::reserve(int q_per_kv, int head_dim, size_t lanes, size_t runs, size_t rows) {
   state_->lanes.reserve(lanes);
   state_->runs.reserve(runs);
-  if (state_->device.kind == DeviceKind::kCuda) return;
   state_->q_per_kv = q_per_kv;
   state_->head_dim = head_dim;
   const size_t pieces = rows / static_cast<size_t>(kRowsPerPiece) + runs;
@@ -136,15 +126,14 @@ void RowBatch::add(const float* q, std::span<const KeyValueRows> runs, float* ou
 
 void RowBatch::attend(float scale, Stream& stream) {
   const State& state = *state_;
+  check::attends_on_cpu("RowBatch", stream);
   if (!std::isfinite(scale) || state.q_per_kv < 1 || state.head_dim < 1) {
     refuse(
         "RowBatch: q_per_kv {}, head_dim {} and scale {}, expected two positive numbers and a "
         "finite one",
         state.q_per_kv, state.head_dim, scale);
   }
-  if (state.lanes.empty()) return;
-  if (state.device.kind == DeviceKind::kCpu) return state.attend_on_host(scale, stream);
-  cuda::attend_row_lanes(state.lanes, state.runs, state.q_per_kv, state.head_dim, scale, stream);
+  if (!state.lanes.empty()) state.attend(scale, stream);
 }
 
 }  // namespace kvlm

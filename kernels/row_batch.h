@@ -22,18 +22,18 @@ struct RowLane {
 ///   out[r,:] = softmax(q[r,:] . K * scale) . V
 ///
 /// Lanes are cut into parts of a constant number of rows, so that a result depends neither on the
-/// threads nor on the other lanes.
+/// threads nor on the other lanes. It serves the CPU: a DecodeTable attends on a GPU.
 ///
 ///   batch.start(q_per_kv, head_dim); for each lane: batch.add(...); batch.attend(scale, stream);
 class RowBatch {
  public:
-  explicit RowBatch(Device device);
+  RowBatch();
   ~RowBatch();
   RowBatch(RowBatch&&) noexcept;
   RowBatch& operator=(RowBatch&&) noexcept;
 
   /// Room for `lanes` lanes of `runs` runs that hold `rows` rows between them: within it nothing is
-  /// allocated on the CPU.
+  /// allocated.
   void reserve(int q_per_kv, int head_dim, size_t lanes, size_t runs, size_t rows);
 
   /// Forgets the lanes.
@@ -43,8 +43,8 @@ class RowBatch {
   /// Throws Error{kInvalidArgument} for a lane without q or out, a run without memory or of other
   /// types than f32, f16 and bf16.
   void add(const float* q, std::span<const KeyValueRows> runs, float* out);
-  /// Attends the lanes. Throws Error{kInvalidArgument} for a scale that is not finite, and on CUDA
-  /// Error{kUnsupported} for odd shapes of more than 32 queries or 1024 channels.
+  /// Attends the lanes. Throws Error{kInvalidArgument} for a scale that is not finite, and
+  /// Error{kUnsupported} on a GPU.
   void attend(float scale, Stream& stream);
 
  private:

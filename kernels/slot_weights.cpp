@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/base/error.h"
+#include "kernels/check.h"
 #include "kernels/cpu/slot_weights.h"
 #include "kernels/cuda/slot_weights.h"
 
@@ -19,9 +20,7 @@ void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& 
                               lane.known, lane.slots, q_per_kv));
     }
   }
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::add_slot_weights(lanes, q_per_kv, stream);
-  }
+  check::attends_on_cpu("add_slot_weights", stream);
   cpu::add_slot_weights(lanes, q_per_kv, stream);
 }
 

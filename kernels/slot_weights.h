@@ -14,8 +14,9 @@ struct SlotWeights {
   int known = 0;  ///< the first `known` slots have a sum; the others begin at 0, all for one step
 };
 
-/// sums[j] += mean over the q_per_kv query heads of weights[., j]. Asynchronous on CUDA.
-/// Throws Error{kInvalidArgument} without memory or queries.
+/// sums[j] += mean over the q_per_kv query heads of weights[., j].
+/// Throws Error{kInvalidArgument} without memory or queries, and Error{kUnsupported} on a GPU,
+/// where a DecodeTable adds them.
 void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& stream);
 
 /// The mean of arrays of one length.

@@ -246,13 +246,11 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
 int64_t PolicyCache::guarded_remaps() const {
   if (guarded_remaps_) return *guarded_remaps_;
   int64_t count = 0;
-  bool remaps = false;
   for (int layer = 0; layer < shape().layers; ++layer) {
     if (!traits_.layer(layer).remaps) continue;
-    remaps = true;
     if (gpu_.serves()) count += gpu_.guarded_remaps(layer);
   }
-  if (remaps) count += decode_.guarded_remaps();  // behind the others, which wait for the GPU
+  count += decode_.guarded_remaps();
   guarded_remaps_ = count;
   return count;
 }

@@ -1,9 +1,10 @@
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/any_format.h"
+#include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/layer_description.h"
 #include "kernels/quantize.h"
 
 // The kernels that read any format, block by block, with dead rows or without: scores, a warp
@@ -342,6 +343,30 @@ __global__ void __launch_bounds__(kUnpackThreads)
   }
 }
 
+/// Blocks, (blocks,), with their bitmaps.
+const DeviceBlock* upload_blocks(std::span<const PackedBlock> blocks, Stream& stream) {
+  std::vector<uint64_t> bits;
+  for (const PackedBlock& block : blocks) {
+    if (block.live != nullptr) {
+      bits.insert(bits.end(), block.live, block.live + (block.rows + 63) / 64);
+    }
+  }
+  Queue& queue = stream.queue();
+  const auto* live = reinterpret_cast<const uint64_t*>(
+      bits.empty() ? nullptr : queue.upload(bits.data(), bits.size() * sizeof(uint64_t)));
+  std::vector<DeviceBlock> made;
+  int slot = 0;
+  for (const PackedBlock& block : blocks) {
+    const bool loses = block.live != nullptr;
+    made.push_back(
+        {block.codes, block.scales, block.zeros, loses ? live : nullptr, block.rows, slot});
+    if (loses) live += (block.rows + 63) / 64;
+    slot += block.live_rows;
+  }
+  return reinterpret_cast<const DeviceBlock*>(
+      queue.upload(made.data(), made.size() * sizeof(DeviceBlock)));
+}
+
 }  // namespace
 
 namespace packed {
@@ -363,7 +388,7 @@ void unpack_blocks(const PackedFormat& format, std::span<const PackedBlock> bloc
   int most = 0;
   for (const PackedBlock& block : blocks) most = std::max(most, block.rows);
   if (most == 0) return;
-  const DeviceBlock* on_device = describe_blocks(blocks, stream);
+  const DeviceBlock* on_device = upload_blocks(blocks, stream);
   const dim3 grid(static_cast<unsigned>(blocks.size()),
                   static_cast<unsigned>(ceil_div(most, kUnpackRows)));
   unpack<<<grid, kUnpackThreads, 0, native(stream)>>>(on_device, format, out);

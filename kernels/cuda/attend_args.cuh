@@ -121,10 +121,9 @@ struct AttendArgs {
   const DeviceBlock* blocks;
   const PackedFormat* formats;
   const ScoreRemap* remaps;
-  const int* served;  // the runs of a launch
-  float* parts;       // (splits of values, q_per_kv, head_dim)
-  float* masses;      // (splits of values, q_per_kv) sums of weights, of deferred lanes
-  float2* ends;       // (splits of keys, q_per_kv) least and greatest score, of deferred lanes
+  float* parts;   // (splits of values, q_per_kv, head_dim)
+  float* masses;  // (splits of values, q_per_kv) sums of weights, of deferred lanes
+  float2* ends;   // (splits of keys, q_per_kv) least and greatest score, of deferred lanes
   ScoreWeighting* weightings;   // (lanes' ranges, q_per_kv)
   unsigned long long* guarded;  // counts slopes that were clamped; null: nobody asks
   int q_per_kv;
@@ -132,9 +131,9 @@ struct AttendArgs {
   float scale;
   int64_t q_moved;    // floats from where queries were
   int64_t out_moved;  // and outputs
-  // Of a DecodeTable, whose lanes are (slots, layers, heads) and have as many runs each. A launch
-  // serves the lanes of a step, of their runs those at some positions that are of its kernel.
-  const StepSlot* step;  // null: the launch serves all lanes, or the runs of `served`
+  // Lanes are (slots, layers, heads) and have as many runs each. A launch serves the lanes of a
+  // step, of their runs those at some positions that are of its kernel.
+  const StepSlot* step;
   int layer;
   int layers;
   int heads;
@@ -146,7 +145,6 @@ struct AttendArgs {
 
 /// The lane that is number `index` of a launch.
 __device__ inline int lane_at(const AttendArgs& args, int index) {
-  if (args.step == nullptr) return index;
   return (args.step[index / args.heads].slot * args.layers + args.layer) * args.heads +
          index % args.heads;
 }
@@ -167,14 +165,9 @@ __device__ inline ScoreWeighting* weightings_of(const AttendArgs& args, int lane
 /// Piece blockIdx.y of run blockIdx.x of a launch; false if there is none.
 __device__ inline bool find_split(const AttendArgs& args, Split& split) {
   const auto index = static_cast<int>(blockIdx.x);
-  if (args.step == nullptr) {
-    split.run = args.served[index];
-  } else {
-    const auto position =
-        static_cast<int>(args.positions >> (index % args.position_count * 4) & 15);
-    split.run = lane_at(args, index / args.position_count) * args.lane_runs + position;
-    if (args.runs[split.run].kernel != args.kernel) return false;
-  }
+  const auto position = static_cast<int>(args.positions >> (index % args.position_count * 4) & 15);
+  split.run = lane_at(args, index / args.position_count) * args.lane_runs + position;
+  if (args.runs[split.run].kernel != args.kernel) return false;
   const DeviceRun& run = args.runs[split.run];
   const auto number = static_cast<int>(blockIdx.y);
   if (number >= run.splits) return false;

@@ -13,10 +13,9 @@ namespace kvlm::cuda::packed {
 
 struct TableArgs;
 
-/// The runs that one kernel serves: listed, or those at some positions of a DecodeTable's lanes.
+/// The runs that one kernel serves: those at some positions of a DecodeTable's lanes.
 struct ServedRuns {
-  const int* runs = nullptr;  ///< on the GPU
-  uint64_t positions = 0;     ///< 4 bits each
+  uint64_t positions = 0;  ///< 4 bits each
   int position_count = 1;
   Splits splits;
 };
@@ -54,22 +53,10 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream);
 VLM_HD constexpr int split_slots(int slots) {
   return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256;
 }
-/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
-int key_split_slots(int64_t slots, Stream& stream);
-/// Says to which remap each run of a lane belongs; false if one belongs to several, or to one in
-/// part.
-bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs);
 /// Slots of a lane whose weights are put in the order of its runs, at most: what normalise() holds.
 constexpr int kMostOrdered = 1 << 14;
 /// Slots of a split of such a run: the fewer of two codes would keep few blocks of threads busy.
 constexpr int kOrderedSplitSlots = 256;
-/// Whether that is done (DeviceLane::in_run_order), so that kernels which know of no selection
-/// serve the runs: where one selection splits some of the values, and nobody else reads weights.
-///   slots  of the lane, at most
-bool goes_in_run_order(std::span<const SlotRun> values, size_t remaps, bool weights_wanted,
-                       int slots);
-/// Rows [row, row + rows) of a block as a block of their own.
-PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row, int rows);
 /// Blocks of fused lanes are cut by nothing: more rows than a block has.
 constexpr int kFusedBlockRows = 1 << 16;
 /// Slots of a split of the kernel that serves every format, at most.

@@ -77,7 +77,7 @@ __device__ void place_newest(const TableArgs& table, int lane, int side, DeviceT
   if (table.scored) table.weighed[lane].weights[place] = 0;  // as all that have no score
 }
 
-/// What the kernels of row_batch.cu read of the full rows of a lane: those of its keys, beside
+/// What the kernels of row_pieces.cu read of the full rows of a lane: those of its keys, beside
 /// which its values lie alike. Its query and output are counted from 0.
 __device__ void lay_piece(const TableArgs& table, int layer, int number, int lane, int64_t query,
                           const DeviceTail& keys) {

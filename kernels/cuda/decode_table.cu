@@ -1,8 +1,7 @@
 // The host's part of a DecodeTable. It says once what a sequence holds (LaneLayout) and sends it to
 // the sequence's place; count_rows.cu then counts on the GPU, at the begin of every step, the row
-// that each lane gains and the rows that the last step has packed. Attention (attend_packed.cu)
-// reads the runs as it does those of layer_description.cu; row_batch.cu serves layers that pack
-// nothing and the full rows behind pictures.
+// that each lane gains and the rows that the last step has packed. Attention (attend_layer.cu)
+// reads the runs; row_pieces.cu serves layers that pack nothing and the full rows behind pictures.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -43,6 +42,14 @@ struct ClassOfLayers {
   WindowClass window;
   std::vector<int> layers;
 };
+
+/// The most slots of a split of keys, for a batch whose lanes have `slots` in all.
+int key_split_slots(int64_t slots, Stream& stream) {
+  const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
+  int split = kAnySplitSlots;
+  while (split < 2048 && slots > split * wanted) split *= 2;
+  return split;
+}
 
 /// By what first rows turn, as often as they may: TableArgs::waves.
 Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
@@ -161,7 +168,7 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
 }
 
 /// Whether a layer's lanes hold full rows and nothing else, of which nobody wants the weights, in a
-/// shape that row_batch.cu reads at full speed.
+/// shape that row_pieces.cu reads at full speed.
 bool DecodeTable::State::holds_rows_alone(int layer) const {
   const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
   return load.fixed_runs == 0 && shape.remaps == 0 && shape.weights == RowWeights::kNone &&
@@ -182,7 +189,7 @@ bool DecodeTable::State::may_hold_pictures() const {
          reads_by_16(shape.head_dim, shape.rows);
 }
 
-/// Makes room for the parts of a lane whose full rows are attended by row_batch.cu.
+/// Makes room for the parts of a lane whose full rows are attended by row_pieces.cu.
 void DecodeTable::State::note_ring(int rows) {
   const auto parts = static_cast<int>(ceil_div(rows, kPartRows));
   if (parts <= row_parts) return;
@@ -548,7 +555,7 @@ TableArgs DecodeTable::State::table_args() {
   return args;
 }
 
-/// The full rows of a layer that row_batch.cu serves, and where their states go.
+/// The full rows of a layer that row_pieces.cu serves, and where their states go.
 PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, Stream& stream) {
   const TableArgs table = table_args();
   PieceLaunch launch{};

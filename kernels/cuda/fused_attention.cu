@@ -156,7 +156,6 @@ uint32_t pairs_of(std::span<const SlotRun> runs, bool keys, int head_dim) {
 /// Joins the splits of lanes that several blocks have taken.
 __global__ void __launch_bounds__(kJoinThreads) join_splits(AttendArgs args, FusedArgs fused) {
   const auto index = static_cast<int>(blockIdx.x);
-  prefetch_lane(args, index);
   wait_for_earlier();
   let_next_start();
   const DeviceLane lane = lane_of(args, lane_at(args, index));

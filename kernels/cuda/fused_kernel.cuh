@@ -186,7 +186,6 @@ __global__ void __launch_bounds__(kThreads, least_blocks(K::kDim, kGroups))
   __shared__ alignas(LaneRun) std::byte run_memory[kMostFusedRuns * sizeof(LaneRun)];
   auto* runs = reinterpret_cast<LaneRun*>(run_memory);
   const int first_query = static_cast<int>(blockIdx.z) * kGroups * kGroupQueries;
-  prefetch_lane(args, static_cast<int>(blockIdx.x));
   if constexpr (requires { K::prepare(); }) K::prepare();
   if constexpr (requires { V::prepare(); }) V::prepare();
   wait_for_earlier();

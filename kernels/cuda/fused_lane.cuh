@@ -26,22 +26,6 @@ constexpr __device__ int apart_quarter(int quarter) {
   return quarter * (kDim / 2 + quarter_pad(kDim));
 }
 
-/// Brings the description of lane `index` nearer while kernels ahead still run, unless one of them
-/// may write it.
-__device__ inline void prefetch_lane(const AttendArgs& args, int index) {
-  if (args.step != nullptr) return;
-  const auto prefetch = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
-  const DeviceLane* lane = args.lanes + index;
-  if (threadIdx.x == 0) prefetch(lane);
-  if (threadIdx.x == 1) prefetch(args.formats);
-  const int first = __ldcg(&lane->first_keys);
-  const int last = __ldcg(&lane->last_values);
-  const int run = first + static_cast<int>(threadIdx.x / 2);
-  if (run <= last && static_cast<int>(threadIdx.x) < 2 * kMostFusedRuns) {
-    prefetch(reinterpret_cast<const std::byte*>(args.runs + run) + threadIdx.x % 2 * 128);
-  }
-}
-
 /// A run of a lane, in shared memory.
 struct LaneRun {
   DeviceRun run;

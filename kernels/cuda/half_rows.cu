@@ -5,7 +5,7 @@
 
 // Decode attention over f16 rows on the tensor cores: a block takes a part of a piece and
 // multiplies the queries of its KV head with keys and then values, so that every row is read once
-// for all of them. The result is a softmax state, which row_batch.cu merges.
+// for all of them. The result is a softmax state, which row_pieces.cu merges.
 namespace kvlm::cuda {
 
 namespace {
@@ -168,9 +168,9 @@ void attend_half_rows(const PieceLaunch& launch, Stream& stream) {
   const dim3 grid(launch.count, launch.parts,
                   static_cast<unsigned>(ceil_div(launch.q_per_kv, groups * kGroupQueries)));
   if (groups == 1) {
-    launch_early("RowBatch::attend", attend_tiles<1>, grid, kThreads, stream, launch);
+    launch_early("DecodeTable::attend", attend_tiles<1>, grid, kThreads, stream, launch);
   } else {
-    launch_early("RowBatch::attend", attend_tiles<2>, grid, kThreads, stream, launch);
+    launch_early("DecodeTable::attend", attend_tiles<2>, grid, kThreads, stream, launch);
   }
 }
 

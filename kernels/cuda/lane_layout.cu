@@ -36,6 +36,58 @@ SlotRun packed_run(const PackedFormat& format, const GrowingRows& rows, PackedBl
   return run;
 }
 
+/// Rows [row, row + rows) of a block as a block of their own.
+PackedBlock part_of(const PackedFormat& format, const PackedBlock& block, int row, int rows) {
+  if (rows == block.rows) return block;
+  PackedBlock part = block;
+  part.rows = part.live_rows = rows;
+  part.codes += static_cast<size_t>(row) * format.row_bytes();
+  if (format.axis == ScaleAxis::kToken) {
+    const size_t offset =
+        static_cast<size_t>(row) * static_cast<size_t>(format.groups()) * dtype_bytes(format.meta);
+    part.scales += offset;
+    if (part.zeros != nullptr) part.zeros += offset;
+  }
+  if (block.live == nullptr) return part;
+  part.live = block.live + row / 64;
+  part.live_rows = 0;
+  for (int i = 0; i < rows; ++i) {
+    part.live_rows += static_cast<int>(part.live[i / 64] >> (i % 64) & 1);
+  }
+  return part;
+}
+
+/// Whether weights lie in the order of a lane's runs of values (DeviceLane::in_run_order), so that
+/// kernels which know of no selection serve the runs: where one selection splits some of the
+/// values, and nobody else reads weights.
+///   slots  of the lane, at most
+bool goes_in_run_order(std::span<const SlotRun> values, size_t remaps, bool weights_wanted,
+                       int slots) {
+  if (remaps > 0 || weights_wanted || slots > kMostOrdered) return false;
+  const auto selects = [](const SlotRun& run) { return run.selection != nullptr; };
+  const auto first = std::find_if(values.begin(), values.end(), selects);
+  const auto end = std::find_if_not(first, values.end(), selects);
+  const auto ends = std::count_if(first, end, [](const SlotRun& r) { return r.selection_ends; });
+  return first != end && end - first <= 2 && ends == 1 && (end - 1)->selection_ends &&
+         std::none_of(end, values.end(), selects);
+}
+
+/// Says to which remap each run of a lane belongs; false if one belongs to several, or to one in
+/// part.
+bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) {
+  for (DeviceRun& run : runs) {
+    if (run.kernel < 0) continue;
+    for (size_t r = 0; r < remaps.size(); ++r) {
+      const int from = std::max(run.first_slot, remaps[r].first);
+      const int to = std::min(run.first_slot + run.slots, remaps[r].first + remaps[r].slots);
+      if (from >= to) continue;
+      if (to - from != run.slots || run.range != 0) return false;
+      run.range = static_cast<int16_t>(r + 1);
+    }
+  }
+  return true;
+}
+
 /// Whether the key and the value of every row of a lane that is placed lie in the same place, and
 /// will: they come and go together.
 bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) {
@@ -88,6 +140,9 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
 
   DeviceLane& lane = *to.lane = DeviceLane();
   assert(from.remaps.size() <= static_cast<size_t>(shape_.remaps));
+  assert(std::all_of(from.remaps.begin(), from.remaps.end(), [&](const ScoreRemap& remap) {
+    return remap.first + remap.slots <= to.tails[0].fixed_slots;
+  }));
   lane.first_remap = to.index * shape_.remaps;
   lane.remaps = static_cast<int>(from.remaps.size());
   lane.first_keys = to.index * 2 * side_runs_;

@@ -482,7 +482,7 @@ __device__ double sum_of_digits(const uint32_t (&sums)[4]) {
                              (static_cast<uint64_t>(sums[1]) << 8) + sums[3]);
 }
 
-/// The full rows of a lane, whose softmax states the kernels of row_batch.cu have made.
+/// The full rows of a lane, whose softmax states the kernels of row_pieces.cu have made.
 class RowStates {
  public:
   __device__ RowStates(const PictureLanes& pictures, const DeviceRowLane& lane)
@@ -554,26 +554,20 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
       std::max(CodeBytes<kKeyBits>::kStageBytes, CodeBytes<kValueBits>::kStageBytes);
   extern __shared__ float4 memory[];
   __shared__ PictureShared<kWarps> shared;
-  // In a DecodeTable the kernel that stores new rows has waited for all before it; what has started
-  // since writes nothing that is read here, but states: queries that change their basis are not
-  // these (is_one_block). Elsewhere nothing is known of it.
-  if (args.step == nullptr) wait_for_earlier();
+  // The kernel that stores new rows has waited for all before it; what has started since writes
+  // nothing that is read here, but states: queries that change their basis are not these
+  // (is_one_block).
   let_next_start();
   const int index = static_cast<int>(blockIdx.x) / blocks;
   const int at = lane_at(args, index);
   PictureRun keys;
   PictureRun values;
-  if (args.step != nullptr) {  // where runs lie follows from the lane's number: no load waits
-    const DeviceRun* runs = args.runs + static_cast<int64_t>(at) * args.lane_runs;
-    keys.load(runs[0]);
-    values.load(runs[args.lane_runs / 2]);
-  }
+  // Where runs lie follows from the lane's number: no load waits.
+  const DeviceRun* runs = args.runs + static_cast<int64_t>(at) * args.lane_runs;
+  keys.load(runs[0]);
+  values.load(runs[args.lane_runs / 2]);
   const DeviceLane lane = lane_of(args, at);
   if (lane.fused != served) return wait_for_earlier();
-  if (args.step == nullptr) {
-    keys.load(args.runs[lane.first_keys]);
-    values.load(args.runs[lane.last_keys + 1]);
-  }
   const PictureCluster cluster{blocks, static_cast<int>(blockIdx.x) % blocks};
   const auto* live_words = reinterpret_cast<const uint2*>(lane.live + PackedRowBits::kBits);
   const int slots = keys.slots;

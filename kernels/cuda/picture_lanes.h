@@ -11,7 +11,7 @@
 namespace kvlm::cuda::packed {
 
 /// What a launch reads beside AttendArgs: the full rows of its lanes, which the kernels of
-/// row_batch.cu attend to.
+/// row_pieces.cu attend to.
 struct PictureLanes {
   PieceLaunch rows{};
   const DeviceRowLane* lanes = nullptr;  ///< (lanes of the launch,) the parts of those rows

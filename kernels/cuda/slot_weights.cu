@@ -9,18 +9,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void add_weights(const SlotWeights* lanes, int q_per_kv) {
-  const SlotWeights lane = lanes[blockIdx.x];
-  const int j = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  if (j >= lane.slots) return;
-  float sum = 0;
-  for (int head = 0; head < q_per_kv; ++head) {
-    sum += lane.weights[static_cast<int64_t>(head) * lane.slots + j];
-  }
-  const float before = j < lane.known ? lane.sums[j] : 0.0f;
-  lane.sums[j] = before + sum / static_cast<float>(q_per_kv);
-}
-
 __global__ void mean(const float* const* arrays, const MeanJob* jobs) {
   const MeanJob job = jobs[blockIdx.x];
   const int j = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
@@ -36,15 +24,6 @@ dim3 grid(size_t jobs, int most) {
 }
 
 }  // namespace
-
-void add_slot_weights(std::span<const SlotWeights> lanes, int q_per_kv, Stream& stream) {
-  int most = 0;
-  for (const SlotWeights& lane : lanes) most = std::max(most, lane.slots);
-  const auto* on_device =
-      reinterpret_cast<const SlotWeights*>(stream.queue().upload(lanes.data(), lanes.size_bytes()));
-  add_weights<<<grid(lanes.size(), most), kThreads, 0, native(stream)>>>(on_device, q_per_kv);
-  check_launch("add_slot_weights");
-}
 
 void mean_arrays(std::span<const float* const> arrays, std::span<const MeanJob> jobs,
                  Stream& stream) {

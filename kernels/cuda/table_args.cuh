@@ -149,7 +149,7 @@ struct TableArgs {
   int key_slots;   // of a split of keys, at most
   int weightings;  // of a lane
   DType dtype;     // of rings
-  // Full rows that the kernels of row_batch.cu serve, (layers, rows of the step, heads); null:
+  // Full rows that the kernels of row_pieces.cu serve, (layers, rows of the step, heads); null:
   // there are none.
   DevicePiece* pieces;
   DeviceRowLane* row_lanes;

@@ -4,8 +4,6 @@
 
 namespace kvlm::cuda {
 
-void add_slot_weights(std::span<const SlotWeights>, int, Stream&) { refuse("add_slot_weights"); }
-
 void mean_arrays(std::span<const float* const>, std::span<const MeanJob>, Stream&) {
   refuse("mean_arrays");
 }

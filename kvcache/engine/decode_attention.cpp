@@ -1,6 +1,6 @@
-// One layer of a decode step. Each KV head of each sequence is told to the kernels as runs of slots
-// that are stored alike. KV heads that hold nothing packed go to one kernel (RowBatch), the others
-// to another (attend_packed).
+// One layer of a decode step on the CPU. Each KV head of each sequence is told to the kernels as
+// runs of slots that are stored alike. KV heads that hold nothing packed go to one kernel
+// (RowBatch), the others to another (attend_packed).
 #include "kvcache/engine/decode_attention.h"
 
 #include <algorithm>
@@ -40,8 +40,6 @@ DecodeAttention::DecodeAttention(const CacheTraits& traits, RowAppender& appende
       key_basis_(key_basis),
       remap_(remap),
       decode_weights_(weights),
-      full_batch_(traits.device()),
-      clamped_(traits.device()),
       weights_(traits.device()) {}
 
 void DecodeAttention::reserve(const Workload& load) {
@@ -66,7 +64,7 @@ void DecodeAttention::attend(int layer, const float* q, ConstTensorView k, Const
   const size_t full = describe(layer, q, out.as<float>(), stream);
   store_rows(k, v, stream);
   const size_t packed = attend_full(full, scale, stream);
-  key_basis_.change_queries(layer, q, BasisStart::kBehindLast, stream);
+  key_basis_.change_queries(layer, q, stream);
   attend_packed_heads(packed, scale, stream);
 }
 
@@ -232,8 +230,8 @@ size_t DecodeAttention::attend_full(size_t full, float scale, Stream& stream) {
 void DecodeAttention::attend_packed_heads(size_t count, float scale, Stream& stream) {
   if (count == 0) return;
   const std::span<PackedLane> packed = std::span(packed_).first(count);
-  attend_packed(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, scale, stream,
-                &clamped_);
+  attend_packed(packed, traits_.shape().q_per_kv(), traits_.shape().head_dim, scale, stream);
+  for (const PackedLane& lane : packed) clamped_ += lane.guarded_remaps;
   decode_weights_.add(packed, heads_, stream);
 }
 

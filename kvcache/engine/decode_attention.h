@@ -18,8 +18,8 @@
 
 namespace kvlm {
 
-/// Attention of generated rows: appends each to its sequence and describes the KV heads of a layer
-/// to the kernels, which read them as they are stored.
+/// Attention of generated rows on the CPU: appends each to its sequence and describes the KV heads
+/// of a layer to the kernels, which read them as they are stored.
 class DecodeAttention {
  public:
   DecodeAttention(const CacheTraits& traits, RowAppender& appender, KeyBasisChange& key_basis,
@@ -39,8 +39,8 @@ class DecodeAttention {
   void attend(int layer, const float* q, ConstTensorView k, ConstTensorView v, TensorView out,
               float scale, Stream& stream);
 
-  /// Slopes that remaps have clamped. Throws Error{kDevice}.
-  int64_t guarded_remaps() const { return clamped_.count(); }
+  /// Slopes that remaps have clamped.
+  int64_t guarded_remaps() const noexcept { return clamped_; }
 
  private:
   /// KV heads have keys and values of two stores, each in at most three runs, and protected values.
@@ -70,7 +70,7 @@ class DecodeAttention {
   VisualRemap& remap_;
   DecodeWeights& decode_weights_;
   RowBatch full_batch_;  // KV heads that hold nothing packed
-  ClampedSlopes clamped_;
+  int64_t clamped_ = 0;
   std::vector<Row> rows_;
   // By number of the generated row times kv_heads, plus the KV head; then those with packed rows.
   std::vector<PackedLane> packed_;

@@ -270,7 +270,7 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
       }
     }
   }
-  key_basis_.change_queries(layer, q, BasisStart::kBesideLast, stream);
+  key_basis_.change_queries(layer, q, stream);
 }
 
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {

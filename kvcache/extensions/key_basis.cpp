@@ -121,7 +121,7 @@ const float* KeyBasisChange::add_queries(int layer, size_t store, size_t index, 
   return to;
 }
 
-void KeyBasisChange::change_queries(int layer, const float* q, BasisStart start, Stream& stream) {
+void KeyBasisChange::change_queries(int layer, const float* q, Stream& stream) {
   const auto at = static_cast<size_t>(layer);
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     const std::vector<BasisJob>& jobs = query_jobs_[at][store];
@@ -129,7 +129,7 @@ void KeyBasisChange::change_queries(int layer, const float* q, BasisStart start,
     BasisBatch& batch = query_batches_[at][store];
     batch.describe(*traits_.quantizer(store, layer)->key_basis(), BasisChange::kQuery, jobs, q,
                    stream);
-    batch.run(q, start, stream);
+    batch.run(q, BasisStart::kBesideLast, stream);
   }
 }
 

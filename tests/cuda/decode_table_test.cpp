@@ -92,7 +92,7 @@ class DecodeTables : public testing::Cuda {
       }
     }
     Tensor out(DType::kF32, q.shape());
-    RowBatch batch{Device{}};
+    RowBatch batch;
     batch.start(kQueries, static_cast<int>(dim));
     for (int64_t h = 0; h < kHeads; ++h) {
       const KeyValueRows run{rows.view().slice(h, 1).data(),

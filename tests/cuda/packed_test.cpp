@@ -13,7 +13,10 @@
 #include "kernels/base/error.h"
 #include "kernels/elementwise.h"
 #include "kernels/pack.h"
+#include "kernels/row_batch.h"
+#include "kernels/slot_weights.h"
 #include "tests/cuda/fixture.h"
+#include "tests/cuda/table_lanes.h"
 #include "tests/kvcache/quantizers/make.h"
 
 namespace kvlm {
@@ -21,6 +24,7 @@ namespace {
 
 using test::quantizer;
 using test::shape_of;
+using testing::attend_lanes;
 using testing::Cuda;
 using testing::kGpu;
 using testing::normal_tensor;
@@ -207,7 +211,7 @@ class PackedLanes : public PackedCuda {
  protected:
   struct Found {
     Tensor out;                  // (q_per_kv, head_dim)
-    std::vector<float> weights;  // (q_per_kv, slots)
+    std::vector<float> weights;  // (slots,) means over queries
   };
 
   /// A lane of blocks of `lengths` rows, some with dead rows, then full rows, with remaps over some
@@ -224,7 +228,7 @@ class PackedLanes : public PackedCuda {
     std::vector<PackedBlock> blocks[2];
     std::vector<SlotRun> runs[2];
     PackedBlock long_blocks[2];
-    SlotRun long_runs[2];
+    std::vector<SlotRun> long_runs[2];
     int slots = 0;
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
       const Packing& packing = made->packing(side, 0);
@@ -241,9 +245,10 @@ class PackedLanes : public PackedCuda {
       if (longer > 0) {
         long_blocks[which] =
             packed_rows(longer, static_cast<uint32_t>(7 + which)).block(longer, nullptr, longer);
-        long_runs[which].slots = longer;
-        long_runs[which].format = &packing.format;
-        long_runs[which].blocks = {&long_blocks[which], 1};
+        SlotRun& long_run = long_runs[which].emplace_back();
+        long_run.slots = longer;
+        long_run.format = &packing.format;
+        long_run.blocks = {&long_blocks[which], 1};
       }
       int held = 0;
       for (size_t b = 0; b < lengths.size(); ++b) {
@@ -272,6 +277,7 @@ class PackedLanes : public PackedCuda {
       run_of_rows.slots = kFull;
       run_of_rows.rows = keep.back().view().data();
       runs[which] = {run_of_blocks, run_of_rows};
+      long_runs[which].push_back(run_of_rows);
       slots = held + kFull;
     }
     const Tensor q = normal_tensor(DType::kF32, {s.q_per_kv, s.head_dim}, 77);
@@ -285,14 +291,14 @@ class PackedLanes : public PackedCuda {
     const ScoreRemap of_run[] = {{0, slots - kFull, 0.2f, s.q_per_kv == 7 ? 9.0f : 1, false}};
     const ScoreRemap of_long[] = {{0, longer, 0.2f, 1, false}};
     Tensor long_out(DType::kF32, q.shape(), device);
-    Tensor long_weights(DType::kF32, {s.q_per_kv, std::max(longer, 1)}, device);
+    Tensor long_weights(DType::kF32, {s.q_per_kv, longer + kFull}, device);
     std::vector<PackedLane> lanes;
     if (longer > 0) {
       PackedLane& lane = lanes.emplace_back();
       lane.q = placed.as<float>();
-      lane.keys = {&long_runs[0], 1};
-      lane.values = {&long_runs[1], 1};
-      lane.slots = longer;
+      lane.keys = long_runs[0];
+      lane.values = long_runs[1];
+      lane.slots = longer + kFull;
       lane.weights = long_weights.as<float>();
       lane.out = long_out.as<float>();
       lane.weights_wanted = false;
@@ -311,14 +317,13 @@ class PackedLanes : public PackedCuda {
       if (!s.weights_wanted) lane.remaps = of_run;
       if (!s.remapped) lane.remaps = {};
     }
-    attend_packed(lanes, s.q_per_kv, s.head_dim, 0.1f, stream);
+    attend_lanes(lanes, s.q_per_kv, s.head_dim, 0.1f, stream);
     // Of the last lane.
-    Tensor host_weights(DType::kF32, {1, s.q_per_kv, slots});
+    Tensor host_weights(DType::kF32, {1, s.q_per_kv, slots});  // means in place of the first query
     copy(host_weights, weights.view().slice(company, 1), stream);
     Found found{Tensor(DType::kF32, {1, s.q_per_kv, s.head_dim}), {}};
     copy(found.out, out.view().slice(company, 1), stream);
-    found.weights.assign(host_weights.as<float>(),
-                         host_weights.as<float>() + host_weights.shape().elements());
+    found.weights.assign(host_weights.as<float>(), host_weights.as<float>() + slots);
     return found;
   }
 };
@@ -375,7 +380,7 @@ TEST_F(PackedLanes, AttentionOverEveryFormat) {
 
 /// What else may be true of a lane whose values lie in two codes.
 struct Also {
-  bool full_first = false;  // full rows lie in front of the selected ones
+  bool full_first = false;  // full rows but the newest lie in front of the selected ones
   bool dead = false;        // row 1 of every block of packed values is dead
 };
 
@@ -457,7 +462,13 @@ class SelectedValues : public PackedCuda {
     full.rows = placed(lane, normal_tensor(DType::kF16, {kFull, head_dim}, 6), device, stream)
                     .view()
                     .data();
-    lane.values.insert(also.full_first ? lane.values.begin() : lane.values.end(), full);
+    if (also.full_first) {  // all but the newest
+      full.slots = kFull - 1;
+      lane.values.insert(lane.values.begin(), full);
+      full.slots = 1;
+      full.rows += static_cast<size_t>(kFull - 1) * static_cast<size_t>(head_dim) * sizeof(f16);
+    }
+    lane.values.push_back(full);
     lane.q = Tensor(DType::kF32, {q_per_kv, head_dim}, device);
     copy(lane.q, normal_tensor(DType::kF32, {q_per_kv, head_dim}, 7), stream);
     lane.weights = Tensor(DType::kF32, {q_per_kv, lane.slots}, device);
@@ -479,7 +490,7 @@ class SelectedValues : public PackedCuda {
       made.out = lane.out.as<float>();
     }
     const auto dim = static_cast<int>(lanes[0].q.shape()[1]);
-    attend_packed(described, static_cast<int>(lanes[0].q.shape()[0]), dim, 0.1f, stream);
+    attend_lanes(described, static_cast<int>(lanes[0].q.shape()[0]), dim, 0.1f, stream);
   }
 };
 
@@ -502,7 +513,8 @@ TEST_F(SelectedValues, AreAttendedToAsOnTheCpu) {
             const double bound = 2e-5 * std::max(1.0, std::sqrt(rows / 1500.0));
             EXPECT_LE(error(gpu[0].out, cpu[0].out), bound) << name;
             if (wanted) {
-              EXPECT_LE(error(gpu[0].weights, cpu[0].weights), 1e-4) << name;
+              const auto means = [&](const Lane& of) { return of.weights.view().slice(0, 1); };
+              EXPECT_LE(error(means(gpu[0]), means(cpu[0])), 1e-4) << name;
             }
           }
         }
@@ -624,8 +636,7 @@ TEST_F(PackedLanes, CompanyChangesNoBit) {
   }
 }
 
-/// By lanes that the host describes, over all calls; DecodeTable counts by itself. Where nobody
-/// wants the weights of f16 rows, their softmax is deferred.
+/// Where nobody wants the weights of f16 rows, their softmax is deferred.
 TEST_F(Cuda, ClampedSlopesAreCounted) {
   for (const auto& [dtype, dim, wanted] :
        {std::tuple{DType::kF32, 1, true}, {DType::kF16, 128, false}}) {
@@ -639,34 +650,50 @@ TEST_F(Cuda, ClampedSlopesAreCounted) {
     convert(stored, rows, cpu_);
     const Tensor keys = on_gpu(stored);
     const Tensor q = on_gpu(first);
-    Tensor weights(DType::kF32, {2, 4}, kGpu);
+    Tensor weights(DType::kF32, {2, 5}, kGpu);
     Tensor out(DType::kF32, {2, dim}, kGpu);
     SlotRun run;
     run.slots = 4;
     run.rows = keys.view().data();
     run.dtype = dtype;
+    SlotRun newest = run;
+    newest.slots = 1;
+    const SlotRun runs[] = {run, newest};
     const ScoreRemap remaps[] = {{0, 4, 0, 3, true}, {0, 4, 0, 3, false}};
-    ClampedSlopes clamped(kGpu);
-    EXPECT_EQ(clamped.count(), 0);
-    ClampedSlopes elsewhere(Device{});
-    EXPECT_THROW(attend_packed({}, 1, dim, 1, *gpu_, &elsewhere), Error);
-    for (int call = 1; call <= 3; ++call) {
-      PackedLane lanes[2];
-      for (int64_t i = 0; i < 2; ++i) {
-        PackedLane& lane = lanes[i];
-        lane.q = q.view().as<float>();
-        lane.keys = lane.values = {&run, 1};
-        lane.remaps = {&remaps[i], 1};
-        lane.slots = 4;
-        lane.weights = weights.view().slice(i, 1).as<float>();
-        lane.weights_wanted = wanted;
-        lane.out = out.view().slice(i, 1).as<float>();
-      }
-      attend_packed(lanes, 1, dim, 1, *gpu_, &clamped);
-      gpu_->synchronize();
-      EXPECT_EQ(clamped.count(), call) << dim;
+    PackedLane lanes[2];
+    for (int64_t i = 0; i < 2; ++i) {
+      PackedLane& lane = lanes[i];
+      lane.q = q.view().as<float>();
+      lane.keys = lane.values = runs;
+      lane.remaps = {&remaps[i], 1};
+      lane.slots = 5;
+      lane.weights = weights.view().slice(i, 1).as<float>();
+      lane.weights_wanted = wanted;
+      lane.out = out.view().slice(i, 1).as<float>();
     }
+    testing::TableLanes table(lanes, 1, dim, *gpu_);
+    for (int call = 1; call <= 3; ++call) EXPECT_EQ(table.attend(1), call) << dim;
   }
+}
+
+/// What attends on the CPU alone says so.
+TEST_F(Cuda, AttentionOfOneCallIsTheCpus) {
+  const auto refused = [](const auto& body) {
+    try {
+      body();
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::kUnsupported;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused([&] { attend_packed({}, 1, 8, 1, *gpu_); }));
+  RowBatch batch;
+  batch.start(1, 8);
+  EXPECT_TRUE(refused([&] { batch.attend(1, *gpu_); }));
+  const float weight = 1;
+  float sum = 0;
+  const SlotWeights weights{&weight, &sum, 1, 0};
+  EXPECT_TRUE(refused([&] { add_slot_weights({&weights, 1}, 1, *gpu_); }));
 }
 
 }  // namespace

@@ -18,9 +18,9 @@
 #include "kernels/hadamard.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
-#include "kernels/row_batch.h"
 #include "kernels/store_rows.h"
 #include "tests/cuda/fixture.h"
+#include "tests/cuda/table_lanes.h"
 
 namespace kvlm {
 namespace {
@@ -29,6 +29,7 @@ using testing::make_tensor;
 using testing::normal_tensor;
 
 using testing::Cuda;
+using testing::full_rows;
 using testing::kGpu;
 
 Tensor poisoned(const Shape& shape) {
@@ -552,42 +553,15 @@ TEST_F(Cuda, PromptAttention) {
   }
 }
 
-TEST_F(Cuda, RowBatchMergesItsRuns) {
+TEST_F(Cuda, FullRowsOfEveryShape) {
   for (const HeadShape& s :
        {HeadShape{1, 1, 32}, HeadShape{1, 4, 64}, HeadShape{1, 7, 80}, HeadShape{1, 5, 96},
         HeadShape{1, 16, 128}, HeadShape{1, 3, 256}, HeadShape{1, 2, 20}}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      // Lanes of one run and of several: full parts, ragged ones, empty ones, one row, many parts.
-      const std::vector<std::vector<int64_t>> lanes = {{256, 131, 0, 1}, {900}, {}, {1}, {257, 3}};
-      const auto count = static_cast<int64_t>(lanes.size());
-      const Tensor k = normal_tensor(dtype, {1300, s.head_dim}, 18);
-      const Tensor v = normal_tensor(dtype, {1300, s.head_dim}, 19);
-      const Tensor q = normal_tensor(DType::kF32, {count, s.q_per_kv, s.head_dim}, 20);
-      const auto run = [&](ConstTensorView queries, ConstTensorView k_rows, ConstTensorView v_rows,
-                           Device device, Stream& stream) {
-        Tensor out(DType::kF32, queries.shape(), device);
-        RowBatch batch(device);
-        batch.start(s.q_per_kv, s.head_dim);
-        for (int64_t lane = 0; lane < count; ++lane) {
-          std::vector<KeyValueRows> runs;
-          int64_t first = 7 * lane;
-          for (const int64_t rows : lanes[static_cast<size_t>(lane)]) {
-            runs.push_back(
-                {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype, rows});
-            first += rows;
-          }
-          batch.add(queries.slice(lane, 1).as<float>(), runs,
-                    out.view().slice(lane, 1).as<float>());
-        }
-        batch.attend(0.3f, stream);
-        stream.synchronize();
-        return out;
-      };
-      const Tensor gpu_q = on_gpu(q);
-      const Tensor gpu_k = on_gpu(k);
-      const Tensor gpu_v = on_gpu(v);
-      const Tensor expected = run(q, k, v, {}, cpu_);
-      const Tensor found = run(gpu_q, gpu_k, gpu_v, kGpu, *gpu_);
+      // Lanes of full parts, of ragged ones, of one row, of many parts.
+      const std::vector<int> lengths = {256, 388, 1, 257, 900};
+      const Tensor found = full_rows(s.q_per_kv, s.head_dim, dtype, lengths, kGpu, *gpu_);
+      const Tensor expected = full_rows(s.q_per_kv, s.head_dim, dtype, lengths, {}, cpu_);
       EXPECT_LE(error(found, expected), 3e-6)
           << s.q_per_kv << " x " << s.head_dim << " " << dtype_name(dtype);
     }

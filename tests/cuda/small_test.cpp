@@ -18,16 +18,17 @@
 #include "kernels/merge_rows.h"
 #include "kernels/norm.h"
 #include "kernels/pack.h"
-#include "kernels/row_batch.h"
 #include "kernels/row_moves.h"
 #include "kernels/row_scores.h"
 #include "kernels/sample.h"
 #include "kernels/slot_weights.h"
 #include "tests/cuda/fixture.h"
+#include "tests/cuda/table_lanes.h"
 
 namespace kvlm {
 namespace {
 
+using testing::full_rows;
 using testing::kGpu;
 using testing::normal_tensor;
 
@@ -113,7 +114,7 @@ class SmallLane {
     lane.weights = weights_.as<float>();
     lane.weights_wanted = shape_.weights_wanted;
     lane.out = out_.as<float>();
-    attend_packed({&lane, 1}, shape_.q_per_kv, shape_.head_dim, 0.1f, stream_);
+    testing::attend_lanes({&lane, 1}, shape_.q_per_kv, shape_.head_dim, 0.1f, stream_);
     Tensor host(DType::kF32, out_.shape());
     copy(host, out_, stream_);
     return host;
@@ -399,35 +400,11 @@ TEST_F(SmallShapes, LanesOfFullRows) {
   for (const Case& c : {Case{1, 20}, Case{3, 32}, Case{5, 64}, Case{1, 128}, Case{4, 128},
                         Case{7, 128}, Case{2, 200}}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-      // Lanes of a run, of two, of none; the last one is cut into parts.
-      const std::vector<std::vector<int64_t>> lengths = {{37}, {1, 20}, {}, {262}};
-      const Tensor k = normal_tensor(dtype, {320, c.head_dim}, 1);
-      const Tensor v = normal_tensor(dtype, {320, c.head_dim}, 2);
-      const auto count = static_cast<int64_t>(lengths.size());
-      const Tensor q = normal_tensor(DType::kF32, {count, c.q_per_kv, c.head_dim}, 3);
-      const auto run = [&](ConstTensorView q_rows, ConstTensorView k_rows, ConstTensorView v_rows,
-                           Device device, Stream& stream) {
-        Tensor out(DType::kF32, q_rows.shape(), device);
-        RowBatch batch(device);
-        batch.start(c.q_per_kv, c.head_dim);
-        int64_t first = 0;
-        for (int64_t i = 0; i < count; ++i) {
-          std::vector<KeyValueRows> runs;
-          for (const int64_t rows : lengths[static_cast<size_t>(i)]) {
-            runs.push_back(
-                {k_rows.slice(first, 1).data(), v_rows.slice(first, 1).data(), dtype, rows});
-            first += rows;
-          }
-          batch.add(q_rows.slice(i, 1).as<float>(), runs, out.view().slice(i, 1).as<float>());
-        }
-        batch.attend(0.3f, stream);
-        stream.synchronize();
-        return out;
-      };
-      const Tensor gpu_q = on_gpu(q);
-      const Tensor gpu_k = on_gpu(k);
-      const Tensor gpu_v = on_gpu(v);
-      EXPECT_LE(error(run(gpu_q, gpu_k, gpu_v, kGpu, *gpu_), run(q, k, v, {}, cpu_)), 3e-6)
+      // The last one is cut into parts.
+      const std::vector<int> lengths = {37, 1, 21, 262};
+      const Tensor found = full_rows(c.q_per_kv, c.head_dim, dtype, lengths, kGpu, *gpu_);
+      const Tensor expected = full_rows(c.q_per_kv, c.head_dim, dtype, lengths, {}, cpu_);
+      EXPECT_LE(error(found, expected), 3e-6)
           << c.q_per_kv << " x " << c.head_dim << " " << dtype_name(dtype);
     }
   }
@@ -627,18 +604,11 @@ TEST_F(SmallShapes, MergedRows) {
   }
 }
 
-TEST_F(SmallShapes, WeightsOfSlots) {
+TEST_F(SmallShapes, MeansOfWeights) {
   const Tensor weights = normal_tensor(DType::kF32, {3, 50}, 1);
   const Tensor gpu_weights = on_gpu(weights);
-  Tensor sums = normal_tensor(DType::kF32, {50}, 2);
-  Tensor gpu_sums = on_gpu(sums);
-  for (const int known : {33, 0}) {  // summed over steps, then of this step alone
-    const SlotWeights lane{weights.as<float>(), sums.as<float>(), 50, known};
-    const SlotWeights gpu_lane{gpu_weights.as<float>(), gpu_sums.as<float>(), 50, known};
-    add_slot_weights({&lane, 1}, 3, cpu_);
-    add_slot_weights({&gpu_lane, 1}, 3, *gpu_);
-    EXPECT_LE(error(gpu_sums, sums), 1e-6) << known;
-  }
+  Tensor sums(DType::kF32, {50});
+  Tensor gpu_sums(DType::kF32, {50}, kGpu);
   const float* const arrays[] = {weights.as<float>(), weights.as<float>() + 50};
   const float* const gpu_arrays[] = {gpu_weights.as<float>(), gpu_weights.as<float>() + 50};
   const MeanJob job{0, 2, 50, sums.as<float>()};

@@ -716,7 +716,7 @@ TEST_F(AttendPacked, ScalesThatAreZeroGiveTheZeroPoint) {
 
 /// Weights of keys with the given scores: one channel, query 1.
 std::vector<double> remapped(const std::vector<float>& scores, const ScoreRemap& remap,
-                             Stream& stream, int* guarded, ClampedSlopes* clamped = nullptr) {
+                             Stream& stream, int* guarded) {
   const float q = 1;
   std::vector<float> weights(scores.size());
   float out = 0;
@@ -731,7 +731,7 @@ std::vector<double> remapped(const std::vector<float>& scores, const ScoreRemap&
   lane.slots = run.slots;
   lane.weights = weights.data();
   lane.out = &out;
-  attend_packed({&lane, 1}, 1, 1, 1, stream, clamped);
+  attend_packed({&lane, 1}, 1, 1, 1, stream);
   *guarded = lane.guarded_remaps;
   // Scores relative to the last one.
   std::vector<double> relative;
@@ -771,19 +771,6 @@ TEST_F(AttendPacked, RemapsScoresAsWorkedByHand) {
   EXPECT_EQ(guarded, 0);
   EXPECT_THAT(remapped(scores, {1, 0, 1, 3, true}, stream_, &guarded),
               ElementsAre(near(-3), near(-1), near(3), near(0)));
-}
-
-TEST_F(AttendPacked, CountsClampedSlopesOverCalls) {
-  ClampedSlopes clamped(Device{});
-  int guarded = 0;
-  EXPECT_EQ(clamped.count(), 0);
-  remapped({0, 1, 2, 1}, {0, 3, 0, 3, true}, stream_, &guarded, &clamped);
-  EXPECT_EQ(clamped.count(), 1);
-  remapped({-2, 0, 4, 1}, {0, 3, 0, 3, true}, stream_, &guarded, &clamped);
-  EXPECT_EQ(clamped.count(), 1);
-  remapped({0, 1, 2, 1}, {0, 3, 0, 3, true}, stream_, &guarded);  // by nobody
-  remapped({0, 1, 2, 1}, {0, 3, 0, 3, true}, stream_, &guarded, &clamped);
-  EXPECT_EQ(clamped.count(), 2);
 }
 
 TEST_F(AttendPacked, RemapsSeveralRangesOfEveryQuery) {

@@ -224,8 +224,7 @@ class FullStep {
         heads_(static_cast<size_t>(heads)),
         rows_(rows),
         head_dim_(head_dim),
-        cache_(DType::kF16, {int64_t{layers} * heads, 2, rows, head_dim}, stream.device()),
-        batch_(stream.device()) {
+        cache_(DType::kF16, {int64_t{layers} * heads, 2, rows, head_dim}, stream.device()) {
     Tensor numbers(DType::kF16, {1, 2, rows, head_dim});
     Random random;
     for (int64_t i = 0; i < numbers.shape().elements(); ++i) {

@@ -1,11 +1,6 @@
 #include <algorithm>
-#include <array>
-#include <string>
-#include <vector>
 
-#include "kernels/base/error.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/row_batch.h"
 #include "kernels/cuda/row_pieces.cuh"
 
 // Decode attention to full rows, in two launches a layer: the softmax state (maximum, sum, output)
@@ -179,45 +174,6 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
   }
 }
 
-/// Pieces of odd shapes: any head_dim, any alignment; they have one part. One warp a query.
-__global__ void attend_odd_piece(PieceLaunch launch) {
-  const DevicePiece& piece = launch.pieces[blockIdx.x];
-  const int q_per_kv = launch.q_per_kv;
-  const int head_dim = launch.head_dim;
-  const int64_t rows = piece.cached.rows;
-  const SoftmaxState state = state_of(launch, piece.first_part);
-  const int query = static_cast<int>(threadIdx.x / 32);
-  const int warp_lane = static_cast<int>(threadIdx.x % 32);
-  if (query >= q_per_kv) return;
-  const float* q = piece.q + launch.q_moved + query * head_dim;
-  const int64_t row_bytes =
-      static_cast<int64_t>(head_dim) * (piece.cached.dtype == DType::kF32 ? 4 : 2);
-  float maximum = -INFINITY;
-  float sum = 0;
-  float* out = state.out + query * head_dim;
-  for (int i = warp_lane; i < head_dim; i += 32) out[i] = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    float dot = 0;
-    for (int i = warp_lane; i < head_dim; i += 32) {
-      dot += q[i] * element(piece.cached.keys + row * row_bytes, piece.cached.dtype, i);
-    }
-    const float score = warp_sum(dot) * launch.scale;
-    const float larger = fmaxf(maximum, score);
-    const float shrink = maximum == -INFINITY ? 0.0f : expf(maximum - larger);
-    const float weight = expf(score - larger);
-    sum = sum * shrink + weight;
-    maximum = larger;
-    for (int i = warp_lane; i < head_dim; i += 32) {
-      out[i] = out[i] * shrink +
-               weight * element(piece.cached.values + row * row_bytes, piece.cached.dtype, i);
-    }
-  }
-  if (warp_lane == 0) {
-    state.max[query] = maximum;
-    state.sum[query] = sum;
-  }
-}
-
 constexpr int kJoinThreads = 128;
 constexpr int kJoinedParts = 1024;  // weights of so many are held at once
 
@@ -300,104 +256,7 @@ void launch_pieces(const PieceLaunch& l, Stream& stream) {
   launch_pieces<T, 32>(l, stream);
 }
 
-// ------------------------------------------------------------------------------------ the host
-
-/// The host's description of a layer. Every thread keeps one, so that describing a batch takes
-/// memory only when it is larger than any before.
-struct RowPlan {
-  std::vector<DevicePiece> pieces;
-  std::vector<DeviceRowLane> lanes;
-  unsigned most_parts = 1;
-  int parts = 0;  // of all pieces
-  std::array<bool, 3> types{};
-  bool odd = false;  // the kernel for any shape serves
-
-  static RowPlan& here() {
-    static thread_local RowPlan plan;
-    return plan;
-  }
-  void cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs, int head_dim);
-  PieceLaunch upload(const DeviceRowLane*& device_lanes, Stream& stream) const;
-};
-
-constexpr size_t kAlignment = 16;
-
-size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-bool is_odd(const KeyValueRows& run, int head_dim) {
-  const auto address =
-      reinterpret_cast<uintptr_t>(run.keys) | reinterpret_cast<uintptr_t>(run.values);
-  return !reads_by_16(head_dim, run.dtype) || address % 16 != 0;
-}
-
-void RowPlan::cut(std::span<const RowLane> from, std::span<const KeyValueRows> runs, int head_dim) {
-  pieces.clear();
-  lanes.clear();
-  types = {};
-  most_parts = 1;
-  parts = 0;
-  odd = std::any_of(runs.begin(), runs.end(),
-                    [&](const KeyValueRows& run) { return is_odd(run, head_dim); });
-  for (const RowLane& lane : from) {
-    const int first_part = parts;
-    for (const KeyValueRows& run : runs.subspan(lane.first_run, lane.runs)) {
-      types[static_cast<size_t>(run.dtype)] = true;
-      const int rows = static_cast<int>(run.rows);
-      const int count = odd ? 1 : static_cast<int>(ceil_div(rows, kPartRows));
-      pieces.push_back({lane.q, run, 0, rows, parts, count});
-      parts += count;
-      most_parts = std::max(most_parts, static_cast<unsigned>(count));
-    }
-    lanes.push_back({lane.out, first_part, parts - first_part});
-  }
-}
-
-/// Puts the pieces, then the lanes to the GPU.
-PieceLaunch RowPlan::upload(const DeviceRowLane*& device_lanes, Stream& stream) const {
-  const size_t piece_bytes = pieces.size() * sizeof(DevicePiece);
-  const size_t lane_bytes = lanes.size() * sizeof(DeviceRowLane);
-  const size_t lanes_at = padded(piece_bytes);
-  const std::array<UploadRange, 2> packet{UploadRange{pieces.data(), piece_bytes, 0},
-                                          UploadRange{lanes.data(), lane_bytes, lanes_at}};
-  const std::byte* base = stream.queue().upload_ranges(packet, lanes_at + lane_bytes);
-  device_lanes = reinterpret_cast<const DeviceRowLane*>(base + lanes_at);
-  PieceLaunch launch{};
-  launch.pieces = reinterpret_cast<const DevicePiece*>(base);
-  launch.count = static_cast<unsigned>(pieces.size());
-  launch.parts = most_parts;
-  return launch;
-}
-
 }  // namespace
-
-void attend_row_lanes(std::span<const RowLane> lanes, std::span<const KeyValueRows> runs,
-                      int q_per_kv, int head_dim, float scale, Stream& stream) {
-  RowPlan& plan = RowPlan::here();
-  plan.cut(lanes, runs, head_dim);
-  if (plan.odd && (q_per_kv > 32 || head_dim > 1024)) {
-    throw Error(ErrorCode::kUnsupported,
-                "RowBatch: head_dim " + std::to_string(head_dim) + " with " +
-                    std::to_string(q_per_kv) +
-                    " queries a kv_head is not served on CUDA, which takes up to 256, or 1024 with "
-                    "up to 32 queries; use --device cpu");
-  }
-  const DeviceRowLane* device_lanes = nullptr;
-  PieceLaunch launch = plan.upload(device_lanes, stream);
-  launch.q_per_kv = q_per_kv;
-  launch.head_dim = head_dim;
-  launch.scale = scale;
-  launch.states = place_states(launch, plan.parts, stream);
-  if (plan.odd) {
-    attend_odd_piece<<<launch.count, static_cast<unsigned>(32 * q_per_kv), 0, native(stream)>>>(
-        launch);
-  } else if (launch.count > 0) {
-    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      if (plan.types[static_cast<size_t>(dtype)]) attend_pieces(launch, dtype, stream);
-    }
-  }
-  check_launch("RowBatch::attend");
-  join_parts(launch, device_lanes, static_cast<unsigned>(plan.lanes.size()), 0, stream);
-}
 
 void attend_pieces(const PieceLaunch& launch, DType dtype, Stream& stream) {
   if (dtype == DType::kF32) return launch_pieces<float>(launch, stream);
@@ -409,7 +268,8 @@ void attend_pieces(const PieceLaunch& launch, DType dtype, Stream& stream) {
 void join_parts(const PieceLaunch& launch, const DeviceRowLane* lanes, unsigned count,
                 int64_t out_moved, Stream& stream) {
   const dim3 grid(count, static_cast<unsigned>(launch.q_per_kv));
-  launch_early("RowBatch::attend", join_lane, grid, kJoinThreads, stream, launch, lanes, out_moved);
+  launch_early("DecodeTable::attend", join_lane, grid, kJoinThreads, stream, launch, lanes,
+               out_moved);
 }
 
 float* place_states(const PieceLaunch& launch, int64_t parts, Stream& stream) {

@@ -1,11 +1,9 @@
 #include "kernels/cuda/any_format.h"
 #include "kernels/cuda/attend_layer.h"
-#include "kernels/cuda/attend_packed.h"
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/fused_splits.h"
 #include "kernels/cuda/lane_softmax.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/layer_description.h"
 #include "kernels/cuda/packed_codes.h"
 #include "kernels/cuda/placed_rows.h"
 
@@ -25,12 +23,9 @@
 // of their lane alone, because they decide the order of its sums. A score depends on its own slot
 // only, so splits of keys are cut such that every multiprocessor has work.
 //
-// layer_description.cu says who serves a lane that no DecodeTable holds, packed_codes.cu and
-// packed_values.cu have steps 1 and 3 on tensor cores, any_format.cu for any format,
-// lane_softmax.cu has step 2.
-namespace kvlm::cuda {
-
-namespace packed {
+// lane_layout.cu says who serves a lane, packed_codes.cu and packed_values.cu have steps 1 and 3 on
+// tensor cores, any_format.cu for any format, lane_softmax.cu has step 2.
+namespace kvlm::cuda::packed {
 
 namespace {
 
@@ -102,7 +97,6 @@ void launch_fused(const LayerLaunch& layer, const AttendArgs& args, FusedArgs fu
 /// `args` of the launch of one kernel.
 AttendArgs serving(const AttendArgs& args, const ServedRuns& served, int kernel) {
   AttendArgs some = args;
-  some.served = served.runs;
   some.kernel = kernel;
   some.positions = served.positions;
   some.position_count = served.position_count;
@@ -147,16 +141,4 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
   launch_fused(layer, args, fused, stream);
 }
 
-}  // namespace packed
-
-void attend_packed(std::span<PackedLane> lanes, int q_per_kv, int head_dim, float scale,
-                   std::byte* clamped, Stream& stream) {
-  if (lanes.empty()) return;
-  packed::DescribedLayer of = packed::describe_layer(lanes, q_per_kv, head_dim, scale, stream);
-  of.args.guarded = reinterpret_cast<unsigned long long*>(clamped);
-  PieceLaunch& rows = of.layer.pictures.rows;
-  if (of.row_parts > 0) rows.states = place_states(rows, of.row_parts, stream);
-  packed::launch_layer(of.layer, of.args, stream);
-}
-
-}  // namespace kvlm::cuda
+}  // namespace kvlm::cuda::packed
