@@ -48,7 +48,8 @@ struct GrowingRows {
   int block_rows = 0;
   int packed = 0;
   bool shares_codes =
-      false;  ///< another layer makes the codes: only scales and zero points are made
+      false;               ///< another layer makes the codes: only scales and zero points are made
+  bool owns_codes = true;  ///< codes lie in this KV head's memory, and count among its bytes
   // Where packed rows may go (TableLane.placed), blocks lie in places of their own size
   // from `codes` on, in any order:
   int most_blocks = 0;  ///< places for which there is memory
@@ -139,8 +140,11 @@ struct TableShape {
   RowWeights weights = RowWeights::kNone;
   bool drops_alike =
       false;  ///< KV heads of a layer drop the same row, by the mean of their weights
-  bool drops_packed = false;         ///< of some lanes, rows that are dropped may be packed
-  bool scored = false;               ///< evict() may drop rows by score
+  bool drops_packed = false;  ///< of some lanes, rows that are dropped may be packed
+  bool scored = false;        ///< evict() may drop rows by score
+  /// (layers,) the first of the layers, all next to each other, that drop the same row: by the
+  /// weights of all their KV heads, or by the score in the first one's. Empty: each by itself.
+  std::span<const int> drops_with;
   std::span<const float> turned_by;  ///< RoPE's frequencies for TurnedRows, radians a position
 };
 

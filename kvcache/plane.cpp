@@ -215,6 +215,7 @@ GrowingRows Plane::memory() const noexcept {
     rows.zeros = rows.scales + format.scales(rows.block_rows) * dtype_bytes(format.meta);
   }
   rows.shares_codes = !layout_.writes;
+  rows.owns_codes = !layout_.shared;
   return rows;
 }
 
@@ -230,9 +231,7 @@ bool Plane::shares_blocks() const noexcept {
          std::any_of(places_.begin(), places_.end(), [](const Place& p) { return p.shared; });
 }
 
-bool Plane::owns_blocks() const noexcept {
-  return !layout_.once && !layout_.shared && !shares_blocks();
-}
+bool Plane::owns_blocks() const noexcept { return !layout_.once && !shares_blocks(); }
 
 int Plane::places() const noexcept {
   if (!layout_.once) return most_blocks_ * layout_.block_rows() + ring_rows_;
@@ -348,7 +347,9 @@ void Plane::take_placed_block(int place, int rows, std::span<const int> came) {
       packed_memory_ + static_cast<size_t>(place) * layout_.block_bytes(layout_.block_rows());
   of.scales = of.codes + aligned(codes_bytes(layout_, layout_.block_rows()));
   PackedBlock block;
-  block.codes = of.codes;
+  block.codes = layout_.shared ? owner_->packed_memory_ +
+                                     static_cast<std::ptrdiff_t>(place) * owner_->block_stride()
+                               : of.codes;
   block.scales = of.scales;
   if (format.zeros(layout_.block_rows()) > 0) {
     block.zeros = of.scales + format.scales(layout_.block_rows()) * dtype_bytes(format.meta);

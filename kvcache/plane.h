@@ -123,7 +123,8 @@ class alignas(64) Plane {
   GrowingRows growing() const noexcept;
   /// The same of its full rows alone, which a GPU is not to pack.
   GrowingRows full_rows() const noexcept;
-  /// Its blocks are its alone, so that a GPU may drop their rows and put others in their places.
+  /// Its blocks are its alone, but for codes of a plane that drops the same rows, so that a GPU may
+  /// drop their rows and put others in their places.
   bool owns_blocks() const noexcept;
   /// A fork reads some of its blocks, or it reads another's.
   bool shares_blocks() const noexcept;

@@ -83,7 +83,7 @@ struct DecodeTable::State {
   // (slots, layers, kv_heads, ...)
   Buffer lanes, runs, tails, remaps, blocks, words;
   // (layers, 2) windows and parts; layers by class; (layers,) slopes that were clamped
-  Buffer device_windows, device_parts, class_layers, clamped;
+  Buffer device_windows, device_parts, class_layers, together, clamped;
   Buffer device_formats, device_step, scores, evicted;
   Buffer weighed, came;
   Buffer value_at, key_at, live, fixed, place_weights, gained_bytes;  // where packed rows may go
@@ -155,6 +155,7 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
       device_windows(at, 2 * windows.size() * sizeof(DeviceWindow)),
       device_parts(at, 2 * windows.size() * sizeof(int)),
       class_layers(at, 2 * windows.size() * sizeof(int)),
+      together(at, windows.size() * sizeof(int)),
       clamped(at, windows.size() * sizeof(unsigned long long)),
       turns(!of.turned_by.empty()) {
   assert(windows.size() == static_cast<size_t>(of.layers));
@@ -165,6 +166,9 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   }
   copy_now(device_windows.data(), sizes.data(), device_windows.bytes());
   for (const size_t side : {size_t{0}, size_t{1}}) class_layers_of(side);
+  std::vector<int> counts(windows.size(), of.drops_with.empty() ? 1 : 0);
+  for (const int first : of.drops_with) ++counts[static_cast<size_t>(first)];
+  copy_now(together.data(), counts.data(), together.bytes());
 }
 
 /// Whether a layer's lanes hold full rows and nothing else, of which nobody wants the weights, in a
@@ -513,6 +517,7 @@ TableArgs DecodeTable::State::table_args() {
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
   args.compares = compares();
   args.scored = shape.scored;
+  args.together = reinterpret_cast<const int*>(together.data());
   if (compares() || shape.drops_packed) {
     args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
     args.came = reinterpret_cast<int*>(came.data());

@@ -250,6 +250,7 @@ void LaneLayout::lay_gained(const GrowingRows& gained, const RowWindow& window, 
   tail.scale_stride = static_cast<int>(gained.scale_stride);
   tail.block_rows = gained.block_rows;
   tail.shares_codes = gained.shares_codes;
+  tail.owns_codes = gained.owns_codes;
   tail.most_blocks = gained.most_blocks;
   tail.blocks = gained.blocks;
   tail.filling = gained.filling;

@@ -1,5 +1,5 @@
 // The rows that go in lanes whose packed rows may (placed_rows.cu), at the end of a step: a block a
-// layer of a sequence, a warp a KV head.
+// layer of a sequence, or the layers that drop the same row, a warp a KV head.
 #include <algorithm>
 
 #include "kernels/cuda/close_gap.cuh"
@@ -19,7 +19,8 @@ __device__ int warp_lane() { return static_cast<int>(threadIdx.x % 32); }
 /// Bytes of a block of `rows` rows, as Plane::Layout::packed_bytes().
 __device__ int block_bytes(const TableArgs& table, const DeviceTail& tail, int rows) {
   const PackedFormat& format = table.formats[tail.format];
-  return static_cast<int>(static_cast<size_t>(rows) * format.row_bytes() + format.meta_bytes(rows));
+  const size_t codes = tail.owns_codes ? static_cast<size_t>(rows) * format.row_bytes() : 0;
+  return static_cast<int>(codes + format.meta_bytes(rows));
 }
 
 __device__ int full_row_bytes(const TableArgs& table) {
@@ -158,8 +159,8 @@ __device__ int least_place(const TableArgs& table, int lane) {
   return __shfl_sync(~0u, least.came < 0 ? -1 : least.place, 0);
 }
 
-/// The same in all of `heads` lanes, by the mean of their weights. By all threads of a block.
-__device__ int least_alike(const TableArgs& table, int first, int heads) {
+/// The same in all of `lanes` lanes, by the mean of their weights. By all threads of a block.
+__device__ int least_alike(const TableArgs& table, int first, int lanes) {
   __shared__ int place_of_least;
   const DeviceTail keys = table.tails[first * 2];
   const LeastWeight rule = table.weighed[first].least;
@@ -170,7 +171,7 @@ __device__ int least_alike(const TableArgs& table, int first, int heads) {
        slot += kThreads) {
     const int place = keys.place_of_slot(slot);
     if (!rule.may_drop(came[place], next)) continue;
-    const Candidate candidate{mean_weight(table, first, heads, place), came[place], place};
+    const Candidate candidate{mean_weight(table, first, lanes, place), came[place], place};
     if (goes_first(candidate, least)) least = candidate;
   }
   least = first_of_block<kThreads>(least);
@@ -231,7 +232,7 @@ __device__ int place_of_number(const TableArgs& table, int lane, int number) {
 
 /// Block (sequence, layer): by weight, or if there are `slots` by those, or by score if they say
 /// so.
-///   alike  the lanes of a layer drop the same row by weight
+///   alike  the lanes of a layer, or of those that drop together, drop the same row by weight
 ///   words  bits of a warp that looks for a slot, in shared memory
 __global__ void __launch_bounds__(kThreads)
     drop_placed(TableArgs table, bool alike, const int* slots, int words) {
@@ -240,24 +241,24 @@ __global__ void __launch_bounds__(kThreads)
   const auto row = static_cast<int>(blockIdx.x);
   const auto layer = static_cast<int>(blockIdx.y);
   const int first = table.lane_at(layer, row * table.heads);
-  if (!table.lanes[first].placed) return;
+  const int lanes = table.heads * table.together[layer];
+  if (lanes == 0 || !table.lanes[first].placed) return;
   const auto warp = static_cast<int>(threadIdx.x / 32);
   const auto warps = static_cast<int>(blockDim.x / 32);
   if (threadIdx.x == 0) gained = 0;
   __syncthreads();
   int bytes = 0;
-  for (int lane = first + warp; lane < first + table.heads; lane += warps) {
+  for (int lane = first + warp; lane < first + lanes; lane += warps) {
     bytes += 2 * full_row_bytes(table);  // the step's row
-    for (const int side : {0, 1}) {
-      count_packed(table, lane, side, table.windows[layer * 2 + side].rows, bytes);
-    }
+    const DeviceWindow* windows = table.windows + lane / table.heads % table.layers * 2;
+    for (const int side : {0, 1}) count_packed(table, lane, side, windows[side].rows, bytes);
   }
   __syncthreads();
   const int slot = slots == nullptr ? kLeastScore : slots[row * table.layers + layer];
-  int place = alike ? least_alike(table, first, table.heads) : -1;
-  for (int lane = first + warp; lane < first + table.heads; lane += warps) {
+  int place = alike ? least_alike(table, first, lanes) : -1;
+  for (int lane = first + warp; lane < first + lanes; lane += warps) {
     if (slot == kLeastScore && !alike) {
-      place = least_place(table, lane);
+      place = least_place(table, lanes > table.heads ? first : lane);
     } else if (slot >= 0) {
       place = place_of_number(table, lane, number_of_slot(table, lane, slot, bits + warp * words));
     }

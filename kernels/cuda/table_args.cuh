@@ -38,6 +38,7 @@ struct DeviceTail {
   int16_t format;
   int16_t flushed;  // the last step has packed a window: its rows are to be counted
   bool shares_codes;
+  bool owns_codes;
   // Of lanes that are placed: GrowingRows, and the blocks that the next window fills.
   bool placed;
   int most_blocks;
@@ -120,7 +121,8 @@ struct TableArgs {
   DeviceWeighed* weighed;  // (slots, layers, heads); null: rows are not weighed
   bool compares;           // they have weights, or scores
   bool scored;             // it is scores
-  int* came;               // (slots, layers, heads, weighed_rows)
+  const int* together;  // (layers,) so many, from each one on, drop the same row; 0: with another
+  int* came;            // (slots, layers, heads, weighed_rows)
   // Where lanes may be placed, of the same shape: the place of the value of each place's key, and
   // of the key of each place's value, -1 where no row is; null: none may.
   int16_t* value_at;

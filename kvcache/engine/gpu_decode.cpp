@@ -89,7 +89,8 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
                  static_cast<int>(remap.ranges()), weights_of(traits), !traits.layouts().per_head(),
-                 traits.table().places, traits.table().scores, turned_by(traits)},
+                 traits.table().places, traits.table().scores, traits.plan().pairs,
+                 turned_by(traits)},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
   runs_.resize(traits.kv_heads() * 2 * kMostFixed);

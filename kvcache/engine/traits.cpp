@@ -84,8 +84,7 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
     layers_.push_back(traits_of(layouts_, layer));
   }
   needs_ = needs_of(*plan_, layouts_, layers_, device);
-  table_.places = on_gpu() && evicts() && !retention()->rerotates() && plan_->pairs.empty() &&
-                  !plan_->share.any();
+  table_.places = on_gpu() && evicts() && !retention()->rerotates();
   int packing = 0;  // layers
   for (int layer = 0; layer < plan_->shape.layers; ++layer) {
     packing += this->layer(layer).windows.empty() ? 0 : 1;

@@ -35,8 +35,7 @@ struct LayerTraits {
 struct TableDrops {
   bool counts = false;  ///< it counts the rows that are left: those that go follow from numbers of
                         ///< rows, or from weights or scores that it keeps
-  /// Those that go by attention weights: it packs all windows itself, and no layer follows another.
-  bool weighs = false;
+  bool weighs = false;  ///< those that go by attention weights
   bool scores = false;  ///< it chooses those that go by score (kLeastScore)
   bool places = false;  ///< they may be packed (TableLane.placed)
 };

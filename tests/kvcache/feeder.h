@@ -283,6 +283,11 @@ inline constexpr const char* kSpecs[] = {
     "h2o,keep=0.95,head_shared=on + int4,tail_keep=0 + share=codes",
     "h2o,keep=0.9,head_shared=on + kivi,group=4,residual=8,tail_keep=0 + share=codes",
     "h2o,keep=0.95,head_shared=on + xquant,group=8,residual=16,kq=2,vq=0,km=0,vm=0,tail_keep=0",
+    ("h2o,keep=0.6,head_shared=on + "
+     "xquant,group=8,residual=16,kq=0,km=0,vq=0,vm=0,layer_group=3,dominant=1"),
+    "streaming,keep=0.5 + xquant,group=8,residual=16,kq=0,km=0,vq=0,vm=0",
+    ("snapkv,keep=0.5,window=8,evict=score,head_shared=on + "
+     "xquant,group=8,residual=16,kq=0,km=2,vq=0,vm=0"),
     "uniform,keep=0.3,evict=fixed_index + kivi,group=4,residual=8,tail_keep=0 + share=codes",
     "streaming,keep=0.5 + kivi,group=4,residual=8,tail_keep=0 + share=codes",
     ("prefixkv,keep=0.4,evict=fixed_index,distance=60 + kivi,group=2,residual=4,tail_keep=0 + "
