@@ -77,6 +77,8 @@ struct WeighedRows {
   /// (places,) the number of each place's row, kNoRow where none is; empty: 0, 1, 2, ...
   std::span<const int> came;
   std::span<const int> values_came;  ///< the same for the places of values, if placed
+  /// If placed: rows of so many places, the first ones, have their weights in front of all others'.
+  int first_places = 0;
   /// TableShape.scored: (rows,) of the first rows by their numbers, finite, which stay as they are;
   /// `least` is of these.
   std::span<const float> scores;
@@ -84,11 +86,11 @@ struct WeighedRows {
   static constexpr int kNoRow = INT32_MAX;
 };
 
-/// A block of fixed runs in a lane that is placed, as its keys and its values have.
+/// A block of the fixed runs of a side in a lane that is placed.
 struct FixedBlock {
   int rows = 0;   ///< whether they are there or not
   int live = 0;   ///< that are there
-  int bytes = 0;  ///< of both sides, which are free when the last row goes
+  int bytes = 0;  ///< that are free when the last row goes
 };
 
 /// The first full rows of a KV head's keys, which turn by a position more whenever a row behind
@@ -107,8 +109,9 @@ struct TableLane {
   GrowingRows keys_gained;
   GrowingRows values_gained;
   WeighedRows weighed;
-  bool placed = false;                ///< its packed rows may go (TableShape::drops_packed)
-  std::span<const FixedBlock> fixed;  ///< if it is: the packed blocks that its fixed runs are
+  bool placed = false;  ///< its packed rows may go (TableShape::drops_packed)
+  /// If it is: the packed blocks that its fixed runs of keys are, and those of values.
+  std::array<std::span<const FixedBlock>, 2> fixed;
   TurnedRows turned;
 };
 
@@ -158,7 +161,7 @@ struct TableLoad {
   int words = 0;
   int weighed_rows = 0;  ///< places of WeighedRows, of a side
   int blocks = 0;        ///< GrowingRows.most_blocks
-  int fixed_blocks = 0;  ///< TableLane.fixed
+  int fixed_blocks = 0;  ///< TableLane.fixed, of a side
   int turns = 0;         ///< TurnedRows.by
 };
 
@@ -208,15 +211,16 @@ class DecodeTable {
   /// Drops a row of keys and values of every lane of a layer's sequence, after pack(): of lanes
   /// that are not placed a full one. Where some are, it is called in every step.
   ///   slots  (rows of the step, layers) which slot of the lane, in the order in which rows came,
-  ///          kNoSlot, or kLeastScore: every lane's own, of WeighedRows.least
+  ///          kNoSlot, or kLeastScore: by score or by weight, of WeighedRows.least
   void evict(std::span<const int> slots, Stream& stream);
-  /// Drops the row of least weight of every lane of this step's sequences.
+  /// Drops the row of least weight of every lane of this step's sequences. Where some are not to,
+  /// evict() says so: kNoSlot, and kLeastScore for the others.
   void drop_least(Stream& stream);
   /// WeighedRows.came of a slot, (layers, kv_heads, TableLoad.weighed_rows). Waits for the GPU.
   /// Throws Error{kDevice} if it does not answer.
   std::vector<int> came(int slot) const;
-  /// The same of a slot whose lanes are placed: (kv_heads,) of a layer.
-  std::vector<PlacedRows> placed(int slot, int layer) const;
+  /// The same of a slot whose lanes are placed: (layers, kv_heads) from a layer on.
+  std::vector<PlacedRows> placed(int slot, int layer, int layers) const;
   /// And (slots,) how many bytes more than when they were set the sequences hold.
   std::vector<int64_t> gained_bytes() const;
   /// Puts weights of a lane to where they lie by numbers again.

@@ -233,10 +233,14 @@ bool Plane::shares_blocks() const noexcept {
 
 bool Plane::owns_blocks() const noexcept { return !layout_.once && !shares_blocks(); }
 
-int Plane::places() const noexcept {
-  if (!layout_.once) return most_blocks_ * layout_.block_rows() + ring_rows_;
+int Plane::packed_places() const noexcept {
   return std::accumulate(blocks_.begin(), blocks_.end(), 0,
                          [](int rows, const PackedBlock& block) { return rows + block.rows; });
+}
+
+int Plane::places() const noexcept {
+  if (layout_.once) return packed_places();
+  return most_blocks_ * layout_.block_rows() + ring_rows_;
 }
 
 GrowingRows Plane::placed() const {
@@ -252,9 +256,13 @@ GrowingRows Plane::placed() const {
   return rows;
 }
 
-void Plane::number_places(std::span<const int> numbers, std::vector<int>& came) const {
+void Plane::number_places(std::span<const int> numbers, bool stays, std::vector<int>& came) const {
+  const bool listed = layout_.once || stays;
+  const int block_rows = layout_.block_rows();
+  const int ring = listed ? packed_places() : most_blocks_ * block_rows;
   const size_t before = came.size();
-  came.resize(before + static_cast<size_t>(places()), WeighedRows::kNoRow);
+  const int all = ring + (layout_.once ? 0 : ring_rows_);
+  came.resize(before + static_cast<size_t>(all), WeighedRows::kNoRow);
   const std::span<int> of_places = std::span(came).subspan(before);
   int slot = 0;
   const auto number = [&](int place) {
@@ -262,17 +270,15 @@ void Plane::number_places(std::span<const int> numbers, std::vector<int>& came) 
     of_places[static_cast<size_t>(place)] = of_slot;
     ++slot;
   };
-  const int block_rows = layout_.block_rows();
   int begin = 0;  // of a block that may have any size
   for (size_t b = 0; b < blocks_.size(); ++b) {
     const uint64_t* live = blocks_[b].live;
-    const int first = layout_.once ? begin : places_[b].slot * block_rows;
+    const int first = listed ? begin : places_[b].slot * block_rows;
     for (int row = 0; row < blocks_[b].rows; ++row) {
       if (live == nullptr || (live[row / 64] >> (row % 64) & 1) != 0) number(first + row);
     }
     begin += blocks_[b].rows;
   }
-  const int ring = most_blocks_ * block_rows;
   for (int i = 0; i < full_; ++i) number(ring + (ring_first_ + i) % ring_rows_);
 }
 
@@ -300,6 +306,10 @@ void Plane::take_placed(const PlacedRows::Side& rows) {
         came.subspan(static_cast<size_t>(block * block_rows), static_cast<size_t>(held)));
   }
   even_ = even_ && free_slots_.empty();  // else what comes next is not behind the others
+  take_ring(rows);
+}
+
+void Plane::take_ring(const PlacedRows::Side& rows) noexcept {
   bytes_ += static_cast<size_t>(rows.full) * layout_.row_bytes();
   bytes_ -= static_cast<size_t>(full_) * layout_.row_bytes();
   ring_first_ = rows.first;
@@ -307,34 +317,40 @@ void Plane::take_placed(const PlacedRows::Side& rows) {
 }
 
 void Plane::keep_placed(std::span<const int> came) {
-  assert(layout_.once && full_ == 0 && came.size() == static_cast<size_t>(places()));
+  assert(came.size() == static_cast<size_t>(packed_places()));
   const auto is_there = [](int number) { return number != WeighedRows::kNoRow; };
-  const auto words_of = [](const PackedBlock& block) {
-    return block.live_rows == block.rows ? 0 : static_cast<size_t>(block.rows + 63) / 64;
-  };
-  size_t words = 0;
+  if (layout_.once) {  // all bitmaps anew: those of a copy are not its own
+    live_.clear();
+    live_.reserve(came.size() / 64 + blocks_.size());
+  }
   auto rows = came.begin();
-  for (PackedBlock& block : blocks_) {
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    PackedBlock& block = blocks_[b];
     const auto live = static_cast<int>(std::count_if(rows, rows + block.rows, is_there));
+    even_ = even_ && live == block.rows;
     packed_ -= block.live_rows - live;
     if (live == 0 && block.live_rows > 0) bytes_ -= layout_.packed_bytes(block.rows);
     block.live_rows = live;
-    words += words_of(block);
+    block.live = places_[b].live = nullptr;
+    if (live < block.rows) {
+      uint64_t* bitmap = new_bitmap(places_[b], block.rows);
+      for (int row = 0; row < block.rows; ++row) {
+        bitmap[row / 64] |= uint64_t{is_there(rows[row])} << (row % 64);
+      }
+      block.live = places_[b].live = bitmap;
+    }
     rows += block.rows;
   }
-  // All bitmaps anew: those of a copy are not its own.
-  live_.clear();
-  live_.resize(words);
-  uint64_t* bitmap = live_.data();
-  rows = came.begin();
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    PackedBlock& block = blocks_[b];
-    block.live = places_[b].live = words_of(block) == 0 ? nullptr : bitmap;
-    for (int row = 0; row < block.rows && block.live != nullptr; ++row) {
-      bitmap[row / 64] |= uint64_t{is_there(rows[row])} << (row % 64);
-    }
-    bitmap += words_of(block);
-    rows += block.rows;
+  if (!layout_.once) forget_dead_blocks();
+}
+
+/// Blocks that have only dead rows are free again.
+void Plane::forget_dead_blocks() {
+  for (size_t b = blocks_.size(); b-- > 0;) {
+    if (blocks_[b].live_rows > 0) continue;
+    free_slots_.push_back(places_[b].slot);
+    blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(b));
+    places_.erase(places_.begin() + static_cast<std::ptrdiff_t>(b));
   }
 }
 

@@ -133,14 +133,20 @@ class alignas(64) Plane {
   /// Places that its rows may have, as WeighedRows says: if packed once, those of the rows of its
   /// blocks, there or not.
   int places() const noexcept;
+  /// The same of a plane whose packed rows stay where they are, those of the rows of its blocks,
+  /// there or not, in front of those of its ring.
+  int packed_places() const noexcept;
   /// Appends which slot lies in each.
   ///   numbers  (slots,) the numbers of the slots; empty: 0, 1, 2, ...
-  void number_places(std::span<const int> numbers, std::vector<int>& came) const;
+  ///   stays    packed rows stay where they are (packed_places())
+  void number_places(std::span<const int> numbers, bool stays, std::vector<int>& came) const;
   /// Becomes what a GPU has made of placed(): its slots are those of `rows` in the order of their
   /// numbers.
   void take_placed(const PlacedRows::Side& rows);
-  /// Of a plane that is packed once: rows whose places, (places(),), have no number have gone.
+  /// Rows whose places, (packed_places(),), have no number have gone.
   void keep_placed(std::span<const int> came);
+  /// The same of a plane whose packed rows stay; `came` is of its ring, too, if it has one.
+  void take_ring(const PlacedRows::Side& rows) noexcept;
   /// Counts `rows` more rows, each stored behind the newest, and packed rows of `window` whenever
   /// they filled it; null: none were.
   void gain(int rows, const FlushRule* window) noexcept;
@@ -208,6 +214,7 @@ class alignas(64) Plane {
   /// Where its rows and blocks lie, but for how many are packed.
   GrowingRows memory() const noexcept;
   void take_placed_block(int place, int rows, std::span<const int> came);
+  void forget_dead_blocks();
   /// The newest block takes the next packed row.
   bool fills_newest() const noexcept;
   /// Blocks that fork() shares, the oldest.

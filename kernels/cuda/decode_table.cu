@@ -138,7 +138,7 @@ struct DecodeTable::State {
   void take_by_slots(const WeighedRows& rows, const LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
   void take_scores(const WeighedRows& rows, const LaneSpace& space);
-  void take_fixed(std::span<const FixedBlock> blocks, const LaneSpace& space);
+  void take_fixed(const TableLane& lane, const LaneSpace& space);
   void send_slot(int slot, Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
   void send_bounds(Stream& stream);
@@ -277,7 +277,7 @@ void DecodeTable::State::place_slots() {
   if (shape.drops_packed) {
     make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
     make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
-    make(fixed, new_fixed, static_cast<size_t>(load.fixed_blocks));
+    make(fixed, new_fixed, 2 * static_cast<size_t>(load.fixed_blocks));
     take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
     take(place_weights, compares() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
@@ -350,7 +350,8 @@ void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space)
                                                .scored = 0,
                                                .tail = 0,
                                                .in_order = false,
-                                               .by_slots = false};
+                                               .by_slots = false,
+                                               .first_places = 0};
 }
 
 /// Says of a lane whose rows the host drops where their weights are.
@@ -380,7 +381,8 @@ void DecodeTable::State::take_scores(const WeighedRows& rows, const LaneSpace& s
                           .scored = scored,
                           .tail = std::max(0, scored - rows.least.spared),
                           .in_order = false,
-                          .by_slots = false};
+                          .by_slots = false,
+                          .first_places = 0};
 }
 
 /// Says of a lane whose packed rows may go which number each place's row has, and where each row's
@@ -398,7 +400,8 @@ void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& s
                           .scored = scored.scored,
                           .tail = scored.tail,
                           .in_order = rows.came.empty(),
-                          .by_slots = false};
+                          .by_slots = false,
+                          .first_places = rows.first_places};
   if (rows.came.empty()) return;
   out_of_order = true;
   assert(rows.came.size() <= places && rows.values_came.size() <= places);
@@ -426,14 +429,20 @@ void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& s
   }
 }
 
-void DecodeTable::State::take_fixed(std::span<const FixedBlock> blocks, const LaneSpace& space) {
-  assert(blocks.size() <= static_cast<size_t>(load.fixed_blocks));
-  size_t at =
-      static_cast<size_t>(space.lane - new_lanes.data()) * static_cast<size_t>(load.fixed_blocks);
-  int end = 0;
-  for (const FixedBlock& block : blocks) {
-    end += block.rows;
-    new_fixed[at++] = {end, block.live, block.bytes};
+void DecodeTable::State::take_fixed(const TableLane& lane, const LaneSpace& space) {
+  const auto most = static_cast<size_t>(load.fixed_blocks);
+  auto of_side =
+      new_fixed.begin() +
+      static_cast<std::ptrdiff_t>(static_cast<size_t>(space.lane - new_lanes.data()) * 2 * most);
+  for (const std::span<const FixedBlock> blocks : lane.fixed) {
+    assert(blocks.size() <= most);
+    auto to = of_side;
+    int end = 0;
+    for (const FixedBlock& block : blocks) {
+      end += block.rows;
+      *to++ = {end, block.live, block.bytes};
+    }
+    of_side += static_cast<std::ptrdiff_t>(most);
   }
 }
 
@@ -659,7 +668,7 @@ void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Str
       state.note_places(lanes[h], space);
     }
     state.take_weighed(lanes[h].weighed, space);
-    state.take_fixed(lanes[h].fixed, space);
+    if (space.lane->placed) state.take_fixed(lanes[h], space);
     if (state.turns) {
       const TurnedRows& turned = lanes[h].turned;
       state.new_turned[static_cast<size_t>(space.lane - state.new_lanes.data())] = {
@@ -732,7 +741,8 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
     evict_slots(state.table_args(), evicted, stream);
   }
   if (std::any_of(state.step.begin(), state.step.end(), is_placed)) {
-    evict_placed(state.table_args(), evicted, stream);
+    const bool alike = state.weighs() && state.shape.drops_alike;
+    evict_placed(state.table_args(), alike, evicted, stream);
   }
 }
 
@@ -769,16 +779,18 @@ void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
   copy_now(to, weights.data(), weights.size_bytes());
 }
 
-std::vector<PlacedRows> DecodeTable::placed(int slot, int layer) const {
+std::vector<PlacedRows> DecodeTable::placed(int slot, int layer, int layers) const {
   const State& state = *state_;
-  const auto lanes = static_cast<size_t>(state.shape.kv_heads);
-  const size_t before = static_cast<size_t>(slot) * static_cast<size_t>(state.shape.layers) +
-                        static_cast<size_t>(layer);  // as many lanes each
+  const auto heads = static_cast<size_t>(state.shape.kv_heads);
+  const size_t lanes = heads * static_cast<size_t>(layers);
+  const size_t before =
+      heads * (static_cast<size_t>(slot) * static_cast<size_t>(state.shape.layers) +
+               static_cast<size_t>(layer));
   const auto places = static_cast<size_t>(state.load.weighed_rows);
   check(cudaDeviceSynchronize(), "DecodeTable::placed");  // whichever stream fed it
   const auto read = [&]<class T>(const Buffer& from, size_t of_lane, T) {
     std::vector<T> all(lanes * of_lane);
-    copy_now(all.data(), reinterpret_cast<const T*>(from.data()) + before * all.size(),
+    copy_now(all.data(), reinterpret_cast<const T*>(from.data()) + before * of_lane,
              all.size() * sizeof(T));
     return all;
   };

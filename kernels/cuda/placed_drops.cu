@@ -79,10 +79,10 @@ __device__ void count_packed(const TableArgs& table, int lane, int side, int row
   choose_targets(table, lane, side);
 }
 
-/// Counts that a row of a fixed run has gone, once for both sides. By one thread.
+/// Counts that a row of a fixed run has gone. By one thread.
 __device__ void drop_fixed(const TableArgs& table, int lane, int side, int place, int& bytes) {
-  if (side != 0) return;
-  DeviceFixedBlock* block = table.fixed + static_cast<int64_t>(lane) * table.fixed_blocks;
+  DeviceFixedBlock* block =
+      table.fixed + static_cast<int64_t>(lane * 2 + side) * table.fixed_blocks;
   while (place >= block->end) ++block;
   if (--block->live == 0) bytes -= block->bytes;
 }
@@ -230,8 +230,8 @@ __device__ int place_of_number(const TableArgs& table, int lane, int number) {
   return __shfl_sync(~0u, found, __ffs(static_cast<int>(who)) - 1);
 }
 
-/// Block (sequence, layer): by weight, or if there are `slots` by those, or by score if they say
-/// so.
+/// Block (sequence, layer): by weight, or if there are `slots` by those, or by weight or score if
+/// they say so.
 ///   alike  the lanes of a layer, or of those that drop together, drop the same row by weight
 ///   words  bits of a warp that looks for a slot, in shared memory
 __global__ void __launch_bounds__(kThreads)
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int slot = slots == nullptr ? kLeastScore : slots[row * table.layers + layer];
-  int place = alike ? least_alike(table, first, lanes) : -1;
+  int place = alike && slot == kLeastScore ? least_alike(table, first, lanes) : -1;
   for (int lane = first + warp; lane < first + lanes; lane += warps) {
     if (slot == kLeastScore && !alike) {
       place = least_place(table, lanes > table.heads ? first : lane);
@@ -285,13 +285,13 @@ void drop_least_placed(const TableArgs& table, bool alike, Stream& stream) {
   check_launch("DecodeTable::drop_least");
 }
 
-void evict_placed(const TableArgs& table, const int* slots, Stream& stream) {
+void evict_placed(const TableArgs& table, bool alike, const int* slots, Stream& stream) {
   constexpr int kMostWords = 12 << 10;  // of a block
   const int words = table.longest / 32 + 1;
   const int warps = std::clamp(kMostWords / words, 1, kThreads / 32);
   const size_t bytes = static_cast<size_t>(warps) * static_cast<size_t>(words) * sizeof(unsigned);
   drop_placed<<<grid_of(table), static_cast<unsigned>(32 * warps), bytes, native(stream)>>>(
-      table, /*alike=*/false, slots, words);
+      table, alike, slots, words);
   check_launch("DecodeTable::evict");
 }
 

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
   if (table.weighed[lane].in_order) lay_in_order(table, lane);
   const int* came = table.came_of(lane);
   const DeviceWeighed& weighed = table.weighed[lane];
-  const int fixed = table.tails[lane * 2].fixed_slots;
+  const int apart = weighed.first_places;
   for (int place = thread; table.compares && place < table.weighed_rows; place += kThreads) {
     const int number = came[place];
     if (number == WeighedRows::kNoRow) continue;
@@ -75,13 +75,13 @@ __global__ void __launch_bounds__(kThreads) begin_lanes(TableArgs table, int slo
       weighed.weights[place] = number < weighed.scored ? weighed.of_numbers[number] : 0;
       continue;
     }
-    int before = 0;  // rows of fixed runs, and how many there are
+    int before = 0;  // rows whose weights come first, and how many there are
     int all = 0;
-    for (int other = 0; other < fixed; ++other) {
+    for (int other = 0; other < apart; ++other) {
       before += came[other] < number ? 1 : 0;
       all += came[other] != WeighedRows::kNoRow ? 1 : 0;
     }
-    weighed.weights[place] = weighed.of_numbers[place < fixed ? before : all + number - before];
+    weighed.weights[place] = weighed.of_numbers[place < apart ? before : all + number - before];
   }
   if (table.lanes[lane].live != nullptr) mark_rows(table, lane);
   for (const int side : {0, 1}) {

@@ -15,6 +15,7 @@ void add_place_weights(const TableArgs& table, int layer, bool summed, Stream& s
 /// drop_least_weighed(), once the windows that are full have been packed.
 void drop_least_placed(const TableArgs& table, bool alike, Stream& stream);
 /// evict_slots(), in the order in which rows came, then too; in every step.
-void evict_placed(const TableArgs& table, const int* slots, Stream& stream);
+///   alike  as there, of rows that go by weight
+void evict_placed(const TableArgs& table, bool alike, const int* slots, Stream& stream);
 
 }  // namespace kvlm::cuda::packed

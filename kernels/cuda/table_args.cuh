@@ -82,11 +82,12 @@ struct DeviceWeighed {
   float* weights;
   const float* of_numbers;  // as they came, of a lane that is placed
   LeastWeight least;
-  int next;       // number of the next row
-  int scored;     // rows that have scores; of a lane that is not placed those that are left
-  int tail;       // the last of them, which stay
-  bool in_order;  // when it is set, of a lane that is placed: its rows lie in their order
-  bool by_slots;  // WeighedRows::by_slots
+  int next;          // number of the next row
+  int scored;        // rows that have scores; of a lane that is not placed those that are left
+  int tail;          // the last of them, which stay
+  bool in_order;     // when it is set, of a lane that is placed: its rows lie in their order
+  bool by_slots;     // WeighedRows::by_slots
+  int first_places;  // WeighedRows::first_places
 };
 
 /// TurnedRows, as the GPU keeps them.
@@ -129,7 +130,7 @@ struct TableArgs {
   int16_t* key_at;
   int* live;                  // (slots, layers, heads, 2 sides, blocks) rows of each block
   uint32_t* row_bits;         // (slots, layers, heads, bit_words) PackedRowBits
-  DeviceFixedBlock* fixed;    // (slots, layers, heads, fixed_blocks)
+  DeviceFixedBlock* fixed;    // (slots, layers, heads, 2 sides, fixed_blocks)
   unsigned long long* bytes;  // (slots,) that sequences have gained, modulo 2^64
   DeviceTurned* turned;       // (slots, layers, heads); null: no rows turn
   const double* waves;        // (TurnedRows.by, 2 turned_half) of find_waves()

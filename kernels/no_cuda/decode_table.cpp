@@ -25,7 +25,7 @@ void DecodeTable::pack(bool, Stream&) { cuda::refuse("DecodeTable::pack"); }
 void DecodeTable::evict(std::span<const int>, Stream&) { cuda::refuse("DecodeTable::evict"); }
 void DecodeTable::drop_least(Stream&) { cuda::refuse("DecodeTable::drop_least"); }
 std::vector<int> DecodeTable::came(int) const { return {}; }
-std::vector<PlacedRows> DecodeTable::placed(int, int) const { return {}; }
+std::vector<PlacedRows> DecodeTable::placed(int, int, int) const { return {}; }
 std::vector<int64_t> DecodeTable::gained_bytes() const { return {}; }
 void DecodeTable::put_weights(std::span<const float>, float*) const {}
 uint64_t DecodeTable::version() const noexcept { return 0; }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <climits>
 
 #include "kvcache/engine/row_order.h"
 #include "kvcache/engine/table_load.h"
@@ -66,6 +67,21 @@ std::vector<std::vector<int>> came_of(const CacheTraits& traits, const Sequence&
     }
   }
   return came;
+}
+
+/// Rows with which a window that the host flushes may be full: all of them may be in its ring.
+int rows_to_flush(const CacheTraits& traits, const Sequence& sequence) {
+  int least = INT_MAX;
+  for (int layer = 0; layer < traits.shape().layers; ++layer) {
+    for (const KvSide side : kSides) {
+      const FlushRule* window = traits.flush_rule(side, layer);
+      if (window == nullptr || !traits.host_flushes(layer, side)) continue;
+      for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+        least = std::min(least, window->trigger - head.plane(kRest, side).full());
+      }
+    }
+  }
+  return least;
 }
 
 }  // namespace
@@ -162,7 +178,10 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
       const size_t index = static_cast<size_t>(id) * traits_.kv_heads() + h;
       lane.remaps = remap_.describe(h, head.stores[kVisual], layer, sequence.placed);
       if (sequence.placed) {
-        placed_.describe(head, h, runs, lane);
+        const std::array<const float*, kStores> queries = {
+            key_basis_.queries_of(layer, kVisual, index),
+            key_basis_.queries_of(layer, kRest, index)};
+        placed_.describe(head, layer, h, queries, runs, lane);
       } else {
         describe_runs(head, layer, index, sequence.told_anew, runs, lane);
       }
@@ -182,6 +201,7 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   }
   sequence.on_gpu = true;
   sequence.used_when_placed = sequence.memory->used();
+  sequence.host_flushes_at = rows_to_flush(traits_, sequence);
   if (!sequence.told_anew) return counts_.start(sequence);
   sequence.gained.clear();
   sequence.dropping.clear();
@@ -276,8 +296,11 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
 
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {
   of_host_.clear();
-  const bool names_slots = traits_.evicts() && !traits_.table().weighs;
-  if (names_slots) dropped_.assign(traits_.layers() * rows_.size(), kNoSlot);
+  const bool weighs = traits_.table().weighs;
+  const bool names_slots = traits_.evicts() && !weighs;
+  if (traits_.evicts()) {
+    dropped_.assign(traits_.layers() * rows_.size(), weighs ? kLeastScore : kNoSlot);
+  }
   std::array<bool, 2> due{};
   bool drops = false;
   bool placed = false;  // some sequence is
@@ -289,13 +312,17 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     const StepRows& rows = step[i];
     Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt || !sequence.on_gpu) continue;
-    if (sequence.told_anew) {
+    placed |= sequence.placed;
+    if (sequence.told_anew ||
+        (sequence.placed && sequence.uncounted + 1 >= sequence.host_flushes_at)) {
       ++sequence.uncounted;
       of_host_.push_back(&sequence);
+      std::fill_n(dropped_.begin() + static_cast<std::ptrdiff_t>(number * traits_.layers()),
+                  traits_.layers(), kNoSlot);
+      drops |= sequence.placed;
       ++number;
       continue;
     }
-    placed |= sequence.placed;
     const Gain gain = counts_.gain(sequence, of_sequence_);
     sequence.memory->set_used(sequence.memory->used() + gain.bytes);
     for (const KvSide side : kSides) {
@@ -316,8 +343,11 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
   for (const KvSide side : kSides) {
     if (due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
-  if (drops) table_->evict(dropped_, stream);
-  if (number > 0 && traits_.table().weighs) table_->drop_least(stream);
+  if (drops) {
+    table_->evict(dropped_, stream);
+  } else if (number > 0 && weighs) {
+    table_->drop_least(stream);
+  }
   bytes_known_ = bytes_known_ && !placed;
   for (Sequence* sequence : of_host_) {
     take_back(*sequence);
@@ -354,12 +384,12 @@ void GpuDecode::catch_up(Sequence& sequence) const {
 
 std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
                                             bool newest) const {
-  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer);
+  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer, 1);
   const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   std::vector<HeadState> heads = state.heads;
   for (size_t h = 0; h < heads.size(); ++h) {
     const int known = heads[h].slots() + sequence.uncounted + (newest ? 1 : 0);
-    take_placed(heads[h], placed[h], known);
+    take_placed(traits_.layer(layer), heads[h], placed[h], known);
   }
   return heads;
 }
@@ -368,14 +398,19 @@ std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
 void GpuDecode::count_placed(Sequence& sequence) const {
   sequence.on_gpu = false;  // numbers begin anew when it is placed again
   if (sequence.uncounted == 0) return;
+  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), 0, traits_.shape().layers);
+  auto rows = placed.begin();
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer);
-    auto rows = placed.begin();
-    for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
+    std::vector<HeadState>& heads = sequence.layers[static_cast<size_t>(layer)].heads;
+    std::vector<float> weights;  // of a layer, which lie side by side
+    for (HeadState& head : heads) {
       const int known = head.slots() + sequence.uncounted;
-      const std::vector<float> weights = take_placed(head, *rows++, known);
-      if (head.weights != nullptr) table_->put_weights(weights, head.weights);
+      const std::vector<float> taken = take_placed(traits_.layer(layer), head, *rows++, known);
+      if (head.weights == nullptr) continue;
+      weights.resize(static_cast<size_t>(head.weights - heads[0].weights));
+      weights.insert(weights.end(), taken.begin(), taken.end());
     }
+    if (!weights.empty()) table_->put_weights(weights, heads[0].weights);
   }
   sequence.uncounted = 0;
   SequenceStore::count_planes(sequence);
@@ -385,10 +420,11 @@ void GpuDecode::count_placed(Sequence& sequence) const {
 std::vector<int> GpuDecode::visual_slots(const Sequence& sequence) const {
   std::vector<int> slots;
   if (!sequence.drops_on_gpu() || !traits_.plan().split) return slots;
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    const std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer);
-    const std::vector<int>& came = placed[0].sides[0].came;
-    const Plane& visual = sequence.layers[static_cast<size_t>(layer)].heads[0].stores[kVisual].keys;
+  const std::vector<PlacedRows> placed =
+      table_->placed(slot_of(sequence), 0, traits_.shape().layers);
+  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
+    const std::vector<int>& came = placed[layer * traits_.kv_heads()].sides[0].came;
+    const Plane& visual = sequence.layers[layer].heads[0].stores[kVisual].keys;
     slots.push_back(
         static_cast<int>(std::count_if(came.begin(), came.begin() + visual.places(),
                                        [](int number) { return number != WeighedRows::kNoRow; })));

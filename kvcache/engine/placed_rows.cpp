@@ -1,7 +1,7 @@
 #include "kvcache/engine/placed_rows.h"
 
 #include <algorithm>
-#include <utility>
+#include <span>
 
 namespace kvlm {
 
@@ -9,51 +9,83 @@ namespace {
 
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
 
-/// A run of all rows of a plane that is packed once, those that have gone among them.
-void add_places(const Plane& plane, std::vector<PackedBlock>& blocks, RunList& runs) {
-  if (plane.places() == 0) return;
-  blocks.assign(plane.blocks().begin(), plane.blocks().end());
-  for (PackedBlock& block : blocks) {
-    block.live = nullptr;
-    block.live_rows = block.rows;
+/// The places of the rows of a number of the rows, in their order, that are known: (numbers,), -1
+/// where there is none.
+std::vector<int> places_of(std::span<const int> came, int known) {
+  std::vector<int> places(static_cast<size_t>(known), -1);
+  for (size_t place = 0; place < came.size(); ++place) {
+    if (came[place] < known) places[static_cast<size_t>(came[place])] = static_cast<int>(place);
   }
-  SlotRun& run = runs.add();
-  run.slots = plane.places();
-  run.format = &plane.layout().packing->format;
-  run.blocks = blocks;
+  return places;
+}
+
+/// Keeps the entries of `all` whose rows, by number, have a place.
+template <class T>
+void keep_numbers(std::span<const int> places, std::vector<T>& all) {
+  size_t kept = 0;
+  for (size_t number = 0; number < std::min(all.size(), places.size()); ++number) {
+    if (places[number] >= 0) all[kept++] = all[number];
+  }
+  all.resize(kept);
 }
 
 }  // namespace
 
 PlacedLanes::PlacedLanes(const CacheTraits& traits) : traits_(traits), held_(traits.kv_heads()) {}
 
-void PlacedLanes::describe(const HeadState& head, size_t index, RunList& runs, TableLane& lane) {
+void PlacedLanes::describe(const HeadState& head, int layer, size_t index,
+                           const std::array<const float*, kStores>& queries, RunList& runs,
+                           TableLane& lane) {
   const StorePlanes& rest = head.stores[kRest];
-  const StorePlanes& visual = head.stores[kVisual];
   lane.placed = true;
-  lane.keys_gained = rest.keys.placed();
-  lane.values_gained = rest.values.placed();
   Held& held = held_[index];
-  add_places(visual.keys, held.blocks[0], runs);
-  lane.keys = runs.from(0);
-  add_places(visual.values, held.blocks[1], runs);
-  lane.values = runs.from(static_cast<int>(lane.keys.size()));
-  if (lane.keys.empty() && rest.keys.is_even() && rest.values.is_even()) return;
-  number_rows(head, held);
+  bool stays = false;  // packed rows of some side do, where they are
+  for (const KvSide side : kSides) {
+    const auto at = static_cast<size_t>(side);
+    const int before = runs.size();
+    held.fixed[at].clear();
+    const Plane& plane = head.plane(kRest, side);
+    const bool by_host = traits_.host_flushes(layer, side);
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      if (store == kRest && !by_host) continue;
+      SlotRun* run = add_places(head.plane(store, side), at, store, held, runs);
+      if (run != nullptr && side == KvSide::kKeys) run->q = queries[store];
+    }
+    const GrowingRows gained = by_host ? plane.full_rows() : plane.placed();
+    (side == KvSide::kKeys ? lane.keys : lane.values) = runs.from(before);
+    (side == KvSide::kKeys ? lane.keys_gained : lane.values_gained) = gained;
+    stays = stays || by_host;
+    lane.fixed[at] = held.fixed[at];
+  }
+  if (!stays && lane.keys.empty() && rest.keys.is_even() && rest.values.is_even()) return;
+  number_rows(head, layer, held);
   lane.weighed.came = held.came[0];
   lane.weighed.values_came = held.came[1];
-  held.fixed.clear();
-  for (size_t b = 0; b < visual.keys.blocks().size(); ++b) {
-    const PackedBlock& block = visual.keys.blocks()[b];
-    const size_t bytes = visual.keys.layout().packed_bytes(block.rows) +
-                         visual.values.layout().packed_bytes(block.rows);
-    held.fixed.push_back({block.rows, block.live_rows, static_cast<int>(bytes)});
+  lane.weighed.first_places = head.stores[kVisual].keys.places();
+}
+
+/// Adds a run of all rows of a plane that are packed, those that have gone among them; null: there
+/// are none.
+SlotRun* PlacedLanes::add_places(const Plane& plane, size_t side, size_t store, Held& held,
+                                 RunList& runs) {
+  if (plane.packed_places() == 0) return nullptr;
+  std::vector<PackedBlock>& blocks = held.blocks[side][store];
+  blocks.assign(plane.blocks().begin(), plane.blocks().end());
+  for (PackedBlock& block : blocks) {
+    const size_t bytes = plane.layout().packed_bytes(block.rows);
+    held.fixed[side].push_back({block.rows, block.live_rows, static_cast<int>(bytes)});
+    block.live = nullptr;
+    block.live_rows = block.rows;
   }
-  lane.fixed = held.fixed;
+  SlotRun& run = runs.add();
+  run.slots = plane.packed_places();
+  run.format = &plane.layout().packing->format;
+  run.blocks = blocks;
+  return &run;
 }
 
 /// Numbers rows in the order of the tokens.
-void PlacedLanes::number_rows(const HeadState& head, Held& held) {
+void PlacedLanes::number_rows(const HeadState& head, int layer, Held& held) {
   for (std::vector<int>& of_store : numbers_) of_store.clear();
   for (size_t slot = 0; slot < head.tags.size(); ++slot) {
     numbers_[traits_.store_of(head.tags[slot])].push_back(static_cast<int>(slot));
@@ -62,57 +94,52 @@ void PlacedLanes::number_rows(const HeadState& head, Held& held) {
     std::vector<int>& came = held.came[static_cast<size_t>(side)];
     came.clear();
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      head.plane(store, side).number_places(numbers_[store], came);
+      const bool stays = store == kVisual || traits_.host_flushes(layer, side);
+      head.plane(store, side).number_places(numbers_[store], stays, came);
     }
   }
 }
 
-std::vector<float> take_placed(HeadState& head, PlacedRows& rows, int known) {
-  std::vector<std::pair<int, size_t>> order;  // numbers and places
-  for (size_t place = 0; place < rows.sides[0].came.size(); ++place) {
-    const int number = rows.sides[0].came[place];
-    if (number < known) order.emplace_back(number, place);
-  }
-  std::sort(order.begin(), order.end());
-  const bool under_way =
-      std::any_of(rows.sides[0].came.begin(), rows.sides[0].came.end(),
-                  [&](int number) { return number >= known && number != WeighedRows::kNoRow; });
-  for (PlacedRows::Side& side : rows.sides) {
-    std::replace_if(
-        side.came.begin(), side.came.end(), [&](int number) { return number >= known; },
-        WeighedRows::kNoRow);
-    side.full -= under_way ? 1 : 0;
-  }
-  const int fixed_places = head.stores[kVisual].keys.places();
+std::vector<float> take_placed(const LayerTraits& of, HeadState& head, PlacedRows& rows,
+                               int known) {
+  const std::vector<int> places = places_of(rows.sides[0].came, known);
+  const auto is_newer = [&](int number) { return number >= known; };
+  const std::vector<int>& came = rows.sides[0].came;
+  const bool under_way = std::any_of(came.begin(), came.end(), [&](int number) {
+    return is_newer(number) && number != WeighedRows::kNoRow;
+  });
+  const int first_places = head.stores[kVisual].keys.places();
   for (const KvSide side : kSides) {
     PlacedRows::Side& of_side = rows.sides[static_cast<size_t>(side)];
-    Plane& visual = head.plane(kVisual, side);
-    const auto fixed = static_cast<size_t>(visual.places());
-    if (fixed > 0) visual.keep_placed(std::span(of_side.came).first(fixed));
-    of_side.came.erase(of_side.came.begin(),
-                       of_side.came.begin() + static_cast<std::ptrdiff_t>(fixed));
-    head.plane(kRest, side).take_placed(of_side);
+    std::replace_if(of_side.came.begin(), of_side.came.end(), is_newer, WeighedRows::kNoRow);
+    of_side.full -= under_way ? 1 : 0;
+    const auto take_fixed = [&](Plane& plane) {
+      const int fixed = plane.packed_places();
+      const auto end = of_side.came.begin() + fixed;
+      if (fixed > 0) plane.keep_placed({of_side.came.begin(), end});
+      of_side.came.erase(of_side.came.begin(), end);
+    };
+    take_fixed(head.plane(kVisual, side));
+    Plane& rest = head.plane(kRest, side);
+    if (!of.host_flushes[static_cast<size_t>(side)]) {
+      rest.take_placed(of_side);
+      continue;
+    }
+    take_fixed(rest);
+    rest.take_ring(of_side);
   }
-  // Numbers are those of slots before, so that what is read has not been written over.
-  size_t tags = 0;
-  for (const auto& [number, place] : order) {
-    const auto at = static_cast<size_t>(number);
-    if (at < head.tags.size()) head.tags[tags++] = head.tags[at];
-  }
-  head.tags.resize(tags);
-  head.tags.resize(order.size(), kTextRow);
+  keep_numbers(places, head.tags);
+  const auto left = std::count_if(places.begin(), places.end(), [](int at) { return at >= 0; });
+  head.tags.resize(static_cast<size_t>(left), kTextRow);
   std::vector<float> weights;
   if (rows.weights.empty()) return weights;  // the host has named the rows that went
-  size_t scores = 0;
-  for (const auto& [number, place] : order) {
-    const auto at = static_cast<size_t>(number);
-    if (at < head.scores.size()) head.scores[scores++] = head.scores[at];
+  keep_numbers(places, head.scores);
+  for (const bool first : {true, false}) {
+    for (const int place : places) {
+      if (place < 0 || (place < first_places) != first) continue;
+      weights.push_back(rows.weights[static_cast<size_t>(place)]);
+    }
   }
-  head.scores.resize(scores);
-  std::stable_partition(order.begin(), order.end(), [&](const auto& row) {
-    return row.second < static_cast<size_t>(fixed_places);
-  });
-  for (const auto& [number, place] : order) weights.push_back(rows.weights[place]);
   return weights;
 }
 

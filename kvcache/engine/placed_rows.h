@@ -17,18 +17,23 @@ class PlacedLanes {
 
   /// KV head number `index` of a layer: its runs and rows. What `lane` is given stays until the
   /// next one of that number.
-  ///   memory  for its runs
-  void describe(const HeadState& head, size_t index, RunList& memory, TableLane& lane);
+  ///   queries  by store, in the basis of its packed keys; null: the lane's own
+  ///   memory   for its runs
+  void describe(const HeadState& head, int layer, size_t index,
+                const std::array<const float*, kStores>& queries, RunList& memory, TableLane& lane);
 
  private:
   /// Of a KV head.
   struct Held {
-    std::array<std::vector<int>, 2> came;            // of keys, of values
-    std::array<std::vector<PackedBlock>, 2> blocks;  // of fixed runs, with all their rows
-    std::vector<FixedBlock> fixed;
+    // Of keys, of values; blocks by store.
+    std::array<std::vector<int>, 2> came;
+    std::array<std::array<std::vector<PackedBlock>, kStores>, 2> blocks;  // with all their rows
+    std::array<std::vector<FixedBlock>, 2> fixed;
   };
 
-  void number_rows(const HeadState& head, Held& held);
+  static SlotRun* add_places(const Plane& plane, size_t side, size_t store, Held& held,
+                             RunList& runs);
+  void number_rows(const HeadState& head, int layer, Held& held);
 
   const CacheTraits& traits_;
   std::vector<Held> held_;                         // (kv_heads,)
@@ -38,6 +43,7 @@ class PlacedLanes {
 /// Makes a KV head what the table has made of it, but for rows from number `known` on: of a step
 /// that has not ended, whose row is the newest of both rings. Returns the weights of its slots, if
 /// they are kept.
-std::vector<float> take_placed(HeadState& head, PlacedRows& rows, int known);
+///   of  LayerTraits of its layer
+std::vector<float> take_placed(const LayerTraits& of, HeadState& head, PlacedRows& rows, int known);
 
 }  // namespace kvlm

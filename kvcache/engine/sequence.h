@@ -163,6 +163,7 @@ struct Sequence {
   /// WeighedRows.came, of rows that are numbered as `tags` are. On the host, once it has asked.
   std::vector<std::vector<int>> came;
   size_t used_when_placed = 0;  ///< on_gpu: bytes of `memory` then
+  int host_flushes_at = 0;      ///< placed: uncounted rows with which a window may be full
   /// Bytes of `memory` that layers have been given: for packed blocks, from its begin on, and for
   /// all else, from its end back.
   size_t placed_blocks = 0;

@@ -82,7 +82,8 @@ bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const KvSide side : kSides) {
-        if (!traits.host_flushes(layer, side) && !head.plane(kRest, side).is_even()) return false;
+        const bool counted = !traits.host_flushes(layer, side) || traits.table().places;
+        if (counted && !head.plane(kRest, side).is_even()) return false;
         if (head.plane(kVisual, side).has_lost_rows()) return false;
       }
     }
@@ -187,8 +188,9 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   // Bitmaps of their rows.
   if (traits.evicts()) most.words += 2 * (most.longest / 64 + 1) + most.listed_blocks;
   most.weighed_rows = weighed_places(traits, sequences);
-  if (traits.table().places && traits.plan().split) {
-    most.fixed_blocks = static_cast<int>(Layouts::kMaxImages);
+  if (traits.table().places) {
+    if (traits.plan().split) most.fixed_blocks = static_cast<int>(Layouts::kMaxImages);
+    if (has_host_windows(traits)) most.fixed_blocks += most.listed_blocks;
   }
   if (traits.table().places) most.blocks = most.weighed_rows / least_block_rows(traits) + 1;
   return most;
@@ -200,8 +202,12 @@ TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexc
   load.blocks = load.weighed_rows / least_block_rows(traits) + 1;
   for (const LayerState& layer : sequence.layers) {
     for (const HeadState& head : layer.heads) {
-      const auto blocks = static_cast<int>(head.stores[kVisual].keys.blocks().size());
-      load.fixed_blocks = std::max(load.fixed_blocks, blocks);
+      for (const KvSide side : kSides) {
+        // Those of kRest, too, if the host packs them.
+        const size_t rest = has_host_windows(traits) ? head.plane(kRest, side).blocks().size() : 0;
+        const auto blocks = static_cast<int>(head.plane(kVisual, side).blocks().size() + rest);
+        load.fixed_blocks = std::max(load.fixed_blocks, blocks);
+      }
     }
   }
   return load;

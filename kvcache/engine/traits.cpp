@@ -41,20 +41,23 @@ LayerTraits traits_of(const Layouts& layouts, int layer) {
   return traits;
 }
 
-/// Whether a DecodeTable may drop packed rows of a layer: it packs all that is packed in decode,
-/// and what was packed before is there once, as it came.
-bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, bool split, int layer) {
+/// Whether a DecodeTable may drop packed rows of a layer: what was packed before its decode is
+/// there once, as it came, and the table packs what follows, or the host that takes the sequence
+/// back.
+///   shared  layers share codes, which they pack where the table says
+bool table_may_drop(const Layouts& layouts, const LayerTraits& traits, bool split, bool shared,
+                    int layer) {
   const Quantizer* visual = layouts.quantizer(kVisual, layer);
-  if (traits.has_key_basis || traits.protects) return false;
+  if (traits.protects) return false;
   if (split &&
       (visual == nullptr || !visual->packs(KvSide::kKeys) || !visual->packs(KvSide::kValues))) {
     return false;
   }
   return std::all_of(traits.windows.begin(), traits.windows.end(), [&](const Window& window) {
     if (window.store != kRest) return false;
+    if (traits.host_flushes[static_cast<size_t>(window.side)]) return !shared;
     const int block = layouts.plane(window.store, window.side, layer).block_rows();
-    return !traits.host_flushes[static_cast<size_t>(window.side)] &&
-           window.packing->flush.rows / block + 2 <= kMostFlushedBlocks;
+    return window.packing->flush.rows / block + 2 <= kMostFlushedBlocks;
   });
 }
 
@@ -88,8 +91,8 @@ CacheTraits::CacheTraits(std::shared_ptr<const CachePlan> plan, Device device)
   int packing = 0;  // layers
   for (int layer = 0; layer < plan_->shape.layers; ++layer) {
     packing += this->layer(layer).windows.empty() ? 0 : 1;
-    table_.places =
-        table_.places && table_may_drop(layouts_, this->layer(layer), plan_->split, layer);
+    table_.places = table_.places && table_may_drop(layouts_, this->layer(layer), plan_->split,
+                                                    plan_->share.any(), layer);
   }
   if (layouts_.keeps_weights()) {
     table_.weighs = table_.places;

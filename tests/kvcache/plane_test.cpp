@@ -173,7 +173,7 @@ TEST(PlaneTest, BecomesWhatAGpuHasMadeOfIt) {
   EXPECT_EQ(begin.packed, 96) << "places of blocks, of rows or not";
   EXPECT_EQ(begin.filling, 2);
   EXPECT_EQ(begin.filled, 6);
-  gpu.plane.number_places({}, side.came);
+  gpu.plane.number_places({}, /*stays=*/false, side.came);
   const int ring = begin.most_blocks * begin.block_rows;
   EXPECT_EQ(side.came[69], 69);
   EXPECT_EQ(side.came[70], WeighedRows::kNoRow);
@@ -246,7 +246,7 @@ TEST(PlaneTest, BecomesWhatAGpuHasMadeOfIt) {
       }
     }
     std::vector<int> came;  // by slots
-    gpu.plane.number_places({}, came);
+    gpu.plane.number_places({}, /*stays=*/false, came);
     for (size_t at = 0; at < numbers.size(); ++at) {
       ASSERT_EQ(came[static_cast<size_t>(place_of(numbers[at]))], static_cast<int>(at));
     }

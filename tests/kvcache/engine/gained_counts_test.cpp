@@ -186,13 +186,15 @@ TEST(GainedCountsTest, LeaveRowsThatGoByWeightToTheGpuThatPacksThem) {
   EXPECT_EQ(drops("h2o,keep=0.5", gpu), std::pair(true, false));
   EXPECT_EQ(drops("h2o,keep=0.5 + int4", gpu), std::pair(true, true));
   EXPECT_EQ(drops("tova,keep=0.5 + kivi,group=8,residual=16", gpu), std::pair(true, true));
-  for (const char* spec : {"knorm,keep=0.5", "h2o,keep=0.5 + vidkv,group=8,residual=16",
+  for (const char* spec : {"knorm,keep=0.5", "h2o,keep=0.5 + vidkv,group=8,residual=16,protect=0.2",
                            "h2o,keep=0.5 + calibquant,key_bits=16"}) {
     EXPECT_EQ(drops(spec, gpu), std::pair(false, false)) << spec;
   }
   EXPECT_EQ(drops("h2o,keep=0.5 + calibquant", gpu), std::pair(true, true));
   EXPECT_EQ(drops("h2o,keep=0.95,head_shared=on + int4,tail_keep=0 + share=codes", gpu),
             std::pair(true, true));
+  // The host packs, after the GPU has dropped.
+  EXPECT_EQ(drops("h2o,keep=0.5 + vidkv,group=8,residual=16", gpu), std::pair(true, true));
   EXPECT_EQ(drops("h2o,keep=0.5 + int4", Device{}), std::pair(false, false));
   // Rows that the host names, the same for all KV heads.
   EXPECT_EQ(drops("streaming,keep=0.5 + int4", gpu), std::pair(false, true));

@@ -41,11 +41,12 @@ PlacedRows::Side side_of(std::span<const int> came, const GrowingRows& gained) {
 }
 
 /// What a KV head is described as is what it becomes again: keys and values have the same rows.
-void check_placed(PlacedLanes& lanes, const HeadState& head, const std::string& where) {
+void check_placed(const CacheTraits& traits, PlacedLanes& lanes, const HeadState& head, int layer,
+                  const std::string& where) {
   std::vector<SlotRun> memory(8);
   RunList runs(memory.data());
   TableLane lane;
-  lanes.describe(head, 0, runs, lane);
+  lanes.describe(head, layer, 0, {}, runs, lane);
   if (lane.weighed.came.empty()) return;  // in order
   std::vector<int> all(static_cast<size_t>(head.slots()));
   std::iota(all.begin(), all.end(), 0);
@@ -55,7 +56,7 @@ void check_placed(PlacedLanes& lanes, const HeadState& head, const std::string& 
                    side_of(lane.weighed.values_came, lane.values_gained)},
                   {}};
   HeadState again = head;
-  take_placed(again, rows, head.slots());
+  take_placed(traits.layer(layer), again, rows, head.slots());
   ASSERT_EQ(again.tags, head.tags) << where;
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
@@ -94,7 +95,7 @@ void check_lives(const std::shared_ptr<const CachePlan>& plan, const CacheTraits
         sequence.layers.push_back(cache.layer(id, layer));
         const std::string where =
             "step " + std::to_string(step) + ", layer " + std::to_string(layer);
-        check_placed(lanes, cache.layer(id, layer).heads[0], where);
+        check_placed(traits, lanes, cache.layer(id, layer).heads[0], layer, where);
         if (testing::Test::HasFatalFailure()) return;
       }
       sequence.prompted = true;
