@@ -112,7 +112,7 @@ struct DecodePiece {
   SoftmaxState state;  // overwritten; may not overlap q or another piece's state
 };
 
-/// On the CPU (RowBatch serves both devices): computes the state of every piece: state.max = max_j
+/// On the CPU: computes the state of every piece: state.max = max_j
 /// s_j, sum = sum_j exp(s_j - max), out = sum_j exp(s_j - max) V_j with s_j = scale * q . K_j.
 /// Pieces are independent, so the result of one depends neither on the others nor on the threads.
 /// cached.rows may be 0 (an empty state). Every cached byte is read once for all q_per_kv queries.

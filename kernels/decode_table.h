@@ -148,6 +148,8 @@ struct TableShape {
   /// (layers,) the first of the layers, all next to each other, that drop the same row: by the
   /// weights of all their KV heads, or by the score in the first one's. Empty: each by itself.
   std::span<const int> drops_with;
+  /// (layers,) whether a layer's lanes never have fixed runs, whatever TableLoad says; empty: none.
+  std::span<const uint8_t> rows_alone;
   std::span<const float> turned_by;  ///< RoPE's frequencies for TurnedRows, radians a position
 };
 

@@ -603,6 +603,21 @@ void Plane::add_shared(RunList& runs) const noexcept {
   run.slots = live_rows(shared);
   run.format = &layout_.packing->format;
   run.blocks = shared;
+  if (shared.size() < 2 || !shares_evenly()) return;
+  run.code_stride = shared[1].codes - shared[0].codes;
+  run.scale_stride = shared[1].scales - shared[0].scales;
+}
+
+bool Plane::shares_evenly() const noexcept {
+  const std::span<const PackedBlock> shared = blocks_elsewhere();
+  if (shared.size() < 2) return true;
+  for (size_t b = 1; b < shared.size(); ++b) {
+    const bool follows =
+        shared[b].codes - shared[b - 1].codes == shared[1].codes - shared[0].codes &&
+        shared[b].scales - shared[b - 1].scales == shared[1].scales - shared[0].scales;
+    if (!follows || shared[b - 1].rows != shared[0].rows || shared[b].live != nullptr) return false;
+  }
+  return shared[0].live == nullptr && shared.back().rows <= shared[0].rows;
 }
 
 void Plane::add_full(RunList& runs) const noexcept {

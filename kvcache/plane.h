@@ -195,6 +195,8 @@ class alignas(64) Plane {
   void add_full(RunList& runs) const noexcept;
   /// Of its packed rows those in another plane's memory, in front of its own.
   void add_shared(RunList& runs) const noexcept;
+  /// Their blocks lie evenly (SlotRun).
+  bool shares_evenly() const noexcept;
 
  private:
   /// Where a block lies.

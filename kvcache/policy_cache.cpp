@@ -75,7 +75,7 @@ void PolicyCache::reserve_workspaces() {
   window_packer_.reserve(load);
   evictor_.reserve(load);
   prompts_.reserve();
-  decode_.reserve(load);
+  if (!gpu_.serves()) decode_.reserve(load);
   gpu_.reserve(load);
 }
 

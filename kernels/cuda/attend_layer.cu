@@ -136,8 +136,8 @@ void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
   if (layer.plain) normalise_lanes(args, layer, stream);
   if (layer.placed) weigh_places(*layer.table, args, stream);
   launch_values(layer, args, stream);
-  launch_early("attend_packed", sum_parts, layer.lanes, 256, stream, args);
-  check_launch("attend_packed");
+  launch_early("DecodeTable::attend", sum_parts, layer.lanes, 256, stream, args);
+  check_launch("DecodeTable::attend");
   launch_fused(layer, args, fused, stream);
 }
 

@@ -31,7 +31,7 @@ struct LayerLaunch {
   bool plain = false;             ///< some have weights that are made by themselves
   bool placed = false;            ///< those of some are made by weigh_places() of `table`
   bool ordered = false;           ///< of some, weights lie in the order of the runs of values
-  bool unfused = false;           ///< some are of these two kinds
+  bool unfused = false;           ///< some are of these three kinds
   uint32_t fused = 0;             ///< the kernels that serve the others, in one pass, as bits
   std::array<int, 32> sources{};  ///< by such a kernel, FusedArgs::sources
   bool lose_rows = false;         ///< FusedArgs::lose_rows

@@ -70,6 +70,7 @@ struct DecodeTable::State {
   State(const TableShape& of, std::span<const std::array<RowWindow, 2>> of_layers, Device at);
 
   TableShape shape;
+  std::vector<uint8_t> rows_alone;                // of `shape`
   std::vector<std::array<RowWindow, 2>> windows;  // (layers,)
   std::array<std::vector<ClassOfLayers>, 2> classes;
   Device device;
@@ -149,6 +150,7 @@ struct DecodeTable::State {
 DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWindow, 2>> of_layers,
                           Device at)
     : shape(of),
+      rows_alone(of.rows_alone.begin(), of.rows_alone.end()),
       windows(of_layers.begin(), of_layers.end()),
       device(at),
       bounds(of.layers, 0),
@@ -175,7 +177,9 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
 /// shape that row_pieces.cu reads at full speed.
 bool DecodeTable::State::holds_rows_alone(int layer) const {
   const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
-  return load.fixed_runs == 0 && shape.remaps == 0 && shape.weights == RowWeights::kNone &&
+  const bool no_runs =
+      load.fixed_runs == 0 || (!rows_alone.empty() && rows_alone[static_cast<size_t>(layer)] != 0);
+  return no_runs && shape.remaps == 0 && shape.weights == RowWeights::kNone &&
          of[0].format == nullptr && of[1].format == nullptr &&
          reads_by_16(shape.head_dim, shape.rows);
 }
@@ -470,10 +474,11 @@ void DecodeTable::State::send_slot(int slot, Stream& stream) {
   send_first(blocks, new_blocks, std::exchange(used_blocks, 0));
   send_first(words, new_words, std::exchange(used_words, 0));
   send(weighed, new_weighed);
-  send(row_scores, new_scores);
+  const bool by_slots = !new_weighed.empty() && new_weighed[0].by_slots;
+  if (!by_slots) send(row_scores, new_scores);
   send(turned, new_turned);
   is_placed[static_cast<size_t>(slot)] = new_lanes[0].placed ? 1 : 0;
-  if (!new_lanes[0].placed) return weighs() ? send(came, new_came) : void();
+  if (!new_lanes[0].placed) return weighs() && !by_slots ? send(came, new_came) : void();
   if (std::exchange(out_of_order, false)) {
     send(came, new_came);
     send(value_at, new_value_at);
@@ -652,6 +657,10 @@ void DecodeTable::reserve(const TableLoad& load) {
 void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream) {
   State& state = *state_;
   assert(slot < state.load.slots && lanes.size() == static_cast<size_t>(state.shape.kv_heads));
+  if (layer == 0) {  // of one before that failed half way
+    state.used_blocks = state.used_words = 0;
+    state.out_of_order = false;
+  }
   for (size_t h = 0; h < lanes.size(); ++h) {
     LaneSpace space = state.space_of(slot, layer, h);
     state.layout->lay(layer, lanes[h], space);

@@ -173,9 +173,9 @@ int most_shared_bytes() {
   static const int most = [] {
     int device = 0;
     int bytes = 0;
-    check(cudaGetDevice(&device), "attend_packed");
+    check(cudaGetDevice(&device), "DecodeTable::attend");
     check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-          "attend_packed");
+          "DecodeTable::attend");
     return bytes;
   }();
   return most;
@@ -237,7 +237,7 @@ void attend_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream
 
 void join_fused(const AttendArgs& args, const FusedArgs& fused, Stream& stream) {
   if (has_all_splits(fused, fused.splits)) return;
-  launch_early("attend_packed", join_splits,
+  launch_early("DecodeTable::attend", join_splits,
                dim3(static_cast<unsigned>(fused.lanes), static_cast<unsigned>(args.q_per_kv)),
                kJoinThreads, stream, args, fused);
 }

@@ -400,9 +400,9 @@ void FusedKernel<K, kKeys, V, kValues>::launch(const AttendArgs& args, const Fus
       if (fused.lose_rows) kernel = attend_split<K, kKeys, V, kValues, kGroups, true>;
     }
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "attend_packed");
-    launch_early("attend_packed", kernel, grid, kThreads, static_cast<size_t>(bytes), stream, args,
-                 fused);
+          "DecodeTable::attend");
+    launch_early("DecodeTable::attend", kernel, grid, kThreads, static_cast<size_t>(bytes), stream,
+                 args, fused);
   };
   if (args.q_per_kv <= kGroupQueries || most_groups(K::kDim) == 1) {
     with(std::integral_constant<int, 1>{});

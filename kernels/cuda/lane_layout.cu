@@ -16,6 +16,11 @@ namespace {
 
 constexpr int16_t kFusedRun = kCodeKernels + 1;  // DeviceRun::kernel of runs of fused lanes
 
+/// Words of the bitmap of at most `most` rows of a block from `row` on.
+int part_words(const PackedBlock& block, int row, int most) {
+  return block.live == nullptr ? 0 : (std::min(most, block.rows - row) + 63) / 64;
+}
+
 /// The table packs the rows of a side when its window is full.
 bool is_packed(const GrowingRows& gained, const RowWindow& window) {
   return window.format != nullptr && gained.scales != nullptr;
@@ -136,7 +141,6 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
   set_side(layer, true, from, in_order, slots, is_fused, to.list, to.runs, to.tails[0]);
   set_side(layer, false, from, in_order, slots, is_fused, to.list, to.runs + side_runs_,
            to.tails[1]);
-  assert(to.list.used_blocks <= to.list.most_blocks && to.list.used_words <= to.list.most_words);
 
   DeviceLane& lane = *to.lane = DeviceLane();
   assert(from.remaps.size() <= static_cast<size_t>(shape_.remaps));
@@ -186,6 +190,7 @@ void LaneLayout::lay_run(const SlotRun& from, bool keys, bool in_order, int slot
   made.selected_bit = from.selected_bit;
   made.q = from.q;
   if (from.selection != nullptr) {
+    list.need(0, (from.selected_of + 63) / 64);
     made.selection = list.add_words(from.selection, from.selected_of);
   }
   if (from.format == nullptr) {
@@ -222,6 +227,7 @@ void LaneLayout::list_blocks(const SlotRun& from, int most, ListSpace& list, Dev
   int longest = 1;
   for (const PackedBlock& block : from.blocks) {
     for (int row = 0; row < block.rows; row += most) {
+      list.need(1, part_words(block, row, most));
       const PackedBlock part = part_of(*from.format, block, row, std::min(most, block.rows - row));
       const uint64_t* live = part.live == nullptr ? nullptr : list.add_words(part.live, part.rows);
       list.blocks[list.used_blocks++] = {part.codes, part.scales, part.zeros,

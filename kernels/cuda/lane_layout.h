@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/base/error.h"
 #include "kernels/cuda/fused_attention.h"
 #include "kernels/cuda/launch_bounds.h"
 #include "kernels/cuda/table_args.cuh"
@@ -21,6 +22,13 @@ struct ListSpace {
   int used_blocks = 0;
   int used_words = 0;
 
+  /// Throws Error{kOutOfMemory} without room for so many more: TableLoad was too small.
+  void need(int blocks, int words) const {
+    if (used_blocks + blocks <= most_blocks && used_words + words <= most_words) return;
+    throw Error(ErrorCode::kOutOfMemory,
+                "DecodeTable::set: a sequence lists more blocks, or bits of their rows, than "
+                "reserve() was told; tell it of the longest");
+  }
   const uint64_t* add_words(const uint64_t* from, int bits) {
     const int count = (bits + 63) / 64;
     std::copy_n(from, count, words + used_words);

@@ -202,19 +202,19 @@ void normalise_lanes(const AttendArgs& args, const LayerLaunch& layer, Stream& s
   const dim3 heads(layer.lanes, static_cast<unsigned>(args.q_per_kv));
   const int most = layer.most_slots;
   const auto hold = [&](auto kernel, bool ordered) {
-    launch_early("attend_packed", kernel, heads, kNormaliseThreads, stream, args, ordered);
+    launch_early("DecodeTable::attend", kernel, heads, kNormaliseThreads, stream, args, ordered);
   };
   constexpr int kMost = kMostOrdered / kNormaliseThreads;
   if (most <= 2 * kNormaliseThreads) return hold(normalise<2>, false);
   if (most <= 8 * kNormaliseThreads) return hold(normalise<8>, false);
   if (most <= kMostOrdered) return hold(normalise<kMost>, false);
-  launch_early("attend_packed", normalise_long, heads, kNormaliseThreads, stream, args);
+  launch_early("DecodeTable::attend", normalise_long, heads, kNormaliseThreads, stream, args);
   if (layer.ordered) hold(normalise<kMost>, true);
 }
 
 void weigh_deferred(const AttendArgs& args, const LayerLaunch& layer, Stream& stream) {
   const int warps = std::min(args.q_per_kv, 8);
-  launch_early("attend_packed", weigh_lanes, layer.lanes, 32 * warps, stream, args);
+  launch_early("DecodeTable::attend", weigh_lanes, layer.lanes, 32 * warps, stream, args);
 }
 
 }  // namespace kvlm::cuda::packed

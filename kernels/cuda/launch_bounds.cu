@@ -53,7 +53,10 @@ void LaunchBounds::note(int layer, bool keys, int position, const DeviceRun& run
     side.ordered |= bit;
   }
   if (static_cast<Cut>(run.cut) == Cut::kListed) {
-    return grow(side.listed[at], static_cast<int>(ceil_div(run.units, run.step)));
+    // Rounded up, as below.
+    constexpr int kTogether = 8;
+    const auto splits = static_cast<int>(ceil_div(run.units, run.step));
+    return grow(side.listed[at], (splits + kTogether - 1) / kTogether * kTogether);
   }
   // Rounded up, so that sequences of about the same length launch the same.
   int rounded = 256;

@@ -677,7 +677,8 @@ void launch_scores(const AttendArgs& args, dim3 grid, Stream& stream) {
 
 template <int kBits, ValueScales kKind, int kGroups>
 void launch_values(const AttendArgs& args, dim3 grid, Stream& stream) {
-  launch_early("attend_packed", add_tiles<kBits, kKind, kGroups>, grid, kThreads, stream, args);
+  launch_early("DecodeTable::attend", add_tiles<kBits, kKind, kGroups>, grid, kThreads, stream,
+               args);
 }
 
 }  // namespace

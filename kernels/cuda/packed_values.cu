@@ -409,15 +409,15 @@ void add_long_blocks(CodeKernel kernel, const AttendArgs& args, Splits splits, S
   with_groups(args, splits, [&](auto constant, dim3 grid) {
     constexpr int kGroups = decltype(constant)::value;
     if (kernel == kLong1)
-      launch_early("attend_packed", add_chunks<1, kGroups>, grid, kThreads, stream, args);
+      launch_early("DecodeTable::attend", add_chunks<1, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLong2)
-      launch_early("attend_packed", add_chunks<2, kGroups>, grid, kThreads, stream, args);
+      launch_early("DecodeTable::attend", add_chunks<2, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLong4)
-      launch_early("attend_packed", add_chunks<4, kGroups>, grid, kThreads, stream, args);
+      launch_early("DecodeTable::attend", add_chunks<4, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLong8)
-      launch_early("attend_packed", add_chunks<8, kGroups>, grid, kThreads, stream, args);
+      launch_early("DecodeTable::attend", add_chunks<8, kGroups>, grid, kThreads, stream, args);
     if (kernel == kLongRows)
-      launch_early("attend_packed", add_chunks<16, kGroups>, grid, kThreads, stream, args);
+      launch_early("DecodeTable::attend", add_chunks<16, kGroups>, grid, kThreads, stream, args);
   });
 }
 

@@ -762,7 +762,7 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   const int bytes = warps * kernel.stage_bytes + held * kChunkScores;
   check(cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              std::min(kWholeMemory, most_memory(limits))),
-        "attend_packed");
+        "DecodeTable::attend");
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -775,7 +775,7 @@ void launch_kernel(int number, const AttendArgs& args, const PictureLanes& pictu
   config.stream = native(stream);
   config.attrs = attributes.data();
   config.numAttrs = !stream.queue().overlaps_kernels() ? 0 : blocks > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, attend, args, pictures, number, blocks), "attend_packed");
+  check(cudaLaunchKernelEx(&config, attend, args, pictures, number, blocks), "DecodeTable::attend");
 }
 
 int kernel_of(const PackedFormat& keys, const PackedFormat& values) {
@@ -808,9 +808,9 @@ PictureLimits picture_limits() {
   static const bool clusters = [] {
     int device = 0;
     int major = 0;
-    check(cudaGetDevice(&device), "attend_packed");
+    check(cudaGetDevice(&device), "DecodeTable::attend");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-          "attend_packed");
+          "DecodeTable::attend");
     return major >= 9 && KVLM_EARLY_STARTS != 0;
   }();
   return {most_shared_bytes(), clusters};

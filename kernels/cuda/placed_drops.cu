@@ -286,9 +286,10 @@ void drop_least_placed(const TableArgs& table, bool alike, Stream& stream) {
 }
 
 void evict_placed(const TableArgs& table, bool alike, const int* slots, Stream& stream) {
-  constexpr int kMostWords = 12 << 10;  // of a block
-  const int words = table.longest / 32 + 1;
-  const int warps = std::clamp(kMostWords / words, 1, kThreads / 32);
+  constexpr int kMostWords = (12 << 10) - 64;  // of a block, beside what it shares otherwise
+  // No slot is named where rows go by weight, whose choice takes all threads.
+  const int words = table.compares && !table.scored ? 0 : table.longest / 32 + 1;
+  const int warps = words == 0 ? kThreads / 32 : std::clamp(kMostWords / words, 1, kThreads / 32);
   const size_t bytes = static_cast<size_t>(warps) * static_cast<size_t>(words) * sizeof(unsigned);
   drop_placed<<<grid_of(table), static_cast<unsigned>(32 * warps), bytes, native(stream)>>>(
       table, alike, slots, words);

@@ -26,8 +26,6 @@ class DecodeAttention {
                   VisualRemap& remap, DecodeWeights& weights);
 
   void reserve(const Workload& load);
-  /// Rows that were added.
-  size_t rows() const noexcept { return rows_.size(); }
   /// Begins a layer, without rows.
   void start_layer() noexcept { rows_.clear(); }
   /// A generated row: number `row` of the step.

@@ -98,14 +98,16 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
   of_sequence_.resize(traits.layers());
   const CacheShape& shape = traits.shape();
   std::vector<std::array<RowWindow, 2>> windows;
+  std::vector<uint8_t> rows_alone;
   for (int layer = 0; layer < shape.layers; ++layer) {
+    rows_alone.push_back(traits.holds_rows_alone(layer) ? 1 : 0);
     windows.push_back(
         {window_of(traits, layer, KvSide::kKeys), window_of(traits, layer, KvSide::kValues)});
   }
   table_ = std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
                  static_cast<int>(remap.ranges()), weights_of(traits), !traits.layouts().per_head(),
-                 traits.table().places, traits.table().scores, traits.plan().pairs,
+                 traits.table().places, traits.table().scores, traits.plan().pairs, rows_alone,
                  turned_by(traits)},
       windows, traits.device());
   lanes_.resize(traits.kv_heads());
@@ -169,32 +171,10 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   sequence.told_anew = !counts(sequence);
   sequence.placed = !sequence.told_anew && will_be_placed(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
     SlotRun* memory = runs_.data();
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      const HeadState& head = state.heads[h];
-      TableLane& lane = lanes_[h] = {};
       RunList runs(memory);
-      const size_t index = static_cast<size_t>(id) * traits_.kv_heads() + h;
-      lane.remaps = remap_.describe(h, head.stores[kVisual], layer, sequence.placed);
-      if (sequence.placed) {
-        const std::array<const float*, kStores> queries = {
-            key_basis_.queries_of(layer, kVisual, index),
-            key_basis_.queries_of(layer, kRest, index)};
-        placed_.describe(head, layer, h, queries, runs, lane);
-      } else {
-        describe_runs(head, layer, index, sequence.told_anew, runs, lane);
-      }
-      if (sequence.told_anew) {
-        lane.weighed.weights = head.weights;
-        lane.weighed.by_slots = true;
-      } else if (traits_.table().weighs || traits_.table().scores) {
-        describe_weighed(sequence, layer, h, lane);
-      }
-      if (state.sink_rows > 0) {
-        const size_t before = h * static_cast<size_t>(state.sink_rows) * traits_.dim();
-        lane.turned = {state.sinks + before, state.sink_rows, state.rotated_by};
-      }
+      describe_lane(sequence, id, layer, h, runs);
       memory += runs.size();
     }
     table_->set(static_cast<int>(id), layer, lanes_, stream);
@@ -205,6 +185,32 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   if (!sequence.told_anew) return counts_.start(sequence);
   sequence.gained.clear();
   sequence.dropping.clear();
+}
+
+/// One KV head of a layer.
+void GpuDecode::describe_lane(const Sequence& sequence, SequenceId id, int layer, size_t h,
+                              RunList& runs) {
+  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
+  const HeadState& head = state.heads[h];
+  TableLane& lane = lanes_[h] = {};
+  const size_t index = static_cast<size_t>(id) * traits_.kv_heads() + h;
+  lane.remaps = remap_.describe(h, head.stores[kVisual], layer, sequence.placed);
+  if (sequence.placed) {
+    const std::array<const float*, kStores> queries = {key_basis_.queries_of(layer, kVisual, index),
+                                                       key_basis_.queries_of(layer, kRest, index)};
+    placed_.describe(head, layer, h, queries, runs, lane);
+  } else {
+    describe_runs(head, layer, index, sequence.told_anew, runs, lane);
+  }
+  if (sequence.told_anew) {
+    lane.weighed.weights = head.weights;
+    lane.weighed.by_slots = true;
+  } else if (traits_.table().weighs || traits_.table().scores) {
+    describe_weighed(sequence, layer, h, lane);
+  }
+  if (state.sink_rows == 0) return;
+  const size_t before = h * static_cast<size_t>(state.sink_rows) * traits_.dim();
+  lane.turned = {state.sinks + before, state.sink_rows, state.rotated_by};
 }
 
 /// The table counts the rows of a sequence from now on. A later prompt may have brought more than
@@ -295,65 +301,65 @@ void GpuDecode::change_queries(int layer, const float* q, Stream& stream) {
 }
 
 std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream& stream) {
-  of_host_.clear();
   const bool weighs = traits_.table().weighs;
-  const bool names_slots = traits_.evicts() && !weighs;
+  of_host_.clear();
   if (traits_.evicts()) {
     dropped_.assign(traits_.layers() * rows_.size(), weighs ? kLeastScore : kNoSlot);
   }
-  std::array<bool, 2> due{};
-  bool drops = false;
-  bool placed = false;  // some sequence is
+  StepEnd found;
   size_t number = 0;
   for (size_t i = 0; i < step.size(); ++i) {
     if (i + SequenceStore::kAhead < step.size()) {
       store_.prefetch_counts(step[i + SequenceStore::kAhead].sequence);
     }
-    const StepRows& rows = step[i];
-    Sequence& sequence = store_.at(rows.sequence);
-    if (rows.prompt || !sequence.on_gpu) continue;
-    placed |= sequence.placed;
-    if (sequence.told_anew ||
-        (sequence.placed && sequence.uncounted + 1 >= sequence.host_flushes_at)) {
-      ++sequence.uncounted;
-      of_host_.push_back(&sequence);
-      std::fill_n(dropped_.begin() + static_cast<std::ptrdiff_t>(number * traits_.layers()),
-                  traits_.layers(), kNoSlot);
-      drops |= sequence.placed;
-      ++number;
-      continue;
-    }
-    const Gain gain = counts_.gain(sequence, of_sequence_);
-    sequence.memory->set_used(sequence.memory->used() + gain.bytes);
-    for (const KvSide side : kSides) {
-      due[static_cast<size_t>(side)] |= gain.due[static_cast<size_t>(side)];
-    }
-    if (gain.host) {
-      of_host_.push_back(&sequence);
-    } else if (names_slots) {
-      for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-        const int said = of_sequence_[static_cast<size_t>(sequence.dropping_of[layer])];
-        dropped_[number * traits_.layers() + layer] = said;
-        drops |= sequence.placed || said != kNoSlot;
-      }
-    }
-    ++number;
+    Sequence& sequence = store_.at(step[i].sequence);
+    if (!step[i].prompt && sequence.on_gpu) end_step_of(sequence, number++, found);
   }
-  if (placed) due = {true, true};  // which windows are full the GPU knows
+  if (found.placed) found.due = {true, true};  // which windows are full the GPU knows
   for (const KvSide side : kSides) {
-    if (due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
+    if (found.due[static_cast<size_t>(side)]) table_->pack(side == KvSide::kKeys, stream);
   }
-  if (drops) {
+  if (found.drops) {
     table_->evict(dropped_, stream);
   } else if (number > 0 && weighs) {
     table_->drop_least(stream);
   }
-  bytes_known_ = bytes_known_ && !placed;
+  bytes_known_ = bytes_known_ && !found.placed;
   for (Sequence* sequence : of_host_) {
     take_back(*sequence);
     counts_.count_due(*sequence);
   }
   return of_host_;
+}
+
+/// Counts the row of the sequence that is number `number` of the step, and what follows from it.
+void GpuDecode::end_step_of(Sequence& sequence, size_t number, StepEnd& found) {
+  const std::span<int> dropped =
+      traits_.evicts() ? std::span(dropped_).subspan(number * traits_.layers(), traits_.layers())
+                       : std::span<int>();
+  found.placed |= sequence.placed;
+  const bool may_flush = sequence.placed && sequence.uncounted + 1 >= sequence.host_flushes_at;
+  if (sequence.told_anew || may_flush) {
+    ++sequence.uncounted;
+    of_host_.push_back(&sequence);
+    std::fill(dropped.begin(), dropped.end(), kNoSlot);
+    found.drops |= sequence.placed;
+    return;
+  }
+  const Gain gain = counts_.gain(sequence, of_sequence_);
+  sequence.memory->set_used(sequence.memory->used() + gain.bytes);
+  for (const KvSide side : kSides) {
+    found.due[static_cast<size_t>(side)] |= gain.due[static_cast<size_t>(side)];
+  }
+  if (gain.host) {
+    of_host_.push_back(&sequence);
+    return;
+  }
+  if (traits_.table().weighs) return;
+  for (size_t layer = 0; layer < dropped.size(); ++layer) {
+    dropped[layer] = of_sequence_[static_cast<size_t>(sequence.dropping_of[layer])];
+    found.drops |= sequence.placed || dropped[layer] != kNoSlot;
+  }
 }
 
 void GpuDecode::give_up() {

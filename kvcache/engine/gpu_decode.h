@@ -71,12 +71,21 @@ class GpuDecode {
   int64_t guarded_remaps(int layer) const { return table_->guarded_remaps(layer); }
 
  private:
+  /// What the end of a step comes to, over its sequences.
+  struct StepEnd {
+    std::array<bool, 2> due{};  // by KvSide: some window is full that the table packs
+    bool drops = false;         // the table is told of rows that go
+    bool placed = false;        // some sequence is
+  };
+
   bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
   int slot_of(const Sequence& sequence) const noexcept {
     return static_cast<int>(&sequence - store_.all().data());
   }
   void count_placed(Sequence& sequence) const;
   void describe_weighed(const Sequence& sequence, int layer, size_t head, TableLane& lane) const;
+  void describe_lane(const Sequence& sequence, SequenceId id, int layer, size_t h, RunList& runs);
+  void end_step_of(Sequence& sequence, size_t number, StepEnd& found);
   bool counts(const Sequence& sequence) const;
   void add_packed(const HeadState& head, size_t store, KvSide side, int layer, RunList& runs) const;
   void describe_runs(const HeadState& head, int layer, size_t index, bool told_anew, RunList& runs,

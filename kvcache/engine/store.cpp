@@ -81,6 +81,7 @@ void SequenceStore::reserve(Sequence& sequence, const SequenceSize& size, const 
 void SequenceStore::close(SequenceId id) noexcept {
   Sequence& sequence = at(id);
   sequence.open = sequence.prompted = sequence.on_gpu = sequence.placed = false;
+  sequence.told_anew = false;
   for (LayerState& layer : sequence.layers) layer.clear();
   if (sequence.memory.use_count() > 1) {  // forks read its blocks
     sequence.memory->set_used(sequence.shared);

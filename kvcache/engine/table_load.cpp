@@ -10,6 +10,7 @@ namespace kvlm {
 namespace {
 
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
+
 /// Rows of a KV head at a time, at most.
 int peak_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (traits.retention() == nullptr) return sequence.size.max_rows;
@@ -127,6 +128,15 @@ int fixed_runs(const CacheTraits& traits, bool forked) noexcept {
   return most;
 }
 
+/// Some sequence reads blocks of others, which do not lie evenly: those of a fork's fork.
+bool shares_unevenly(const Sequence& sequence) noexcept {
+  if (!sequence.open || !sequence.goes_on_elsewhere) return false;
+  return std::any_of(sequence.layers.begin(), sequence.layers.end(), [](const LayerState& layer) {
+    const StorePlanes& rest = layer.heads[0].stores[kRest];
+    return !rest.keys.shares_evenly() || !rest.values.shares_evenly();
+  });
+}
+
 /// Some windows are flushed by the host, into blocks that may lie anywhere.
 bool has_host_windows(const CacheTraits& traits) noexcept {
   for (int layer = 0; layer < traits.shape().layers; ++layer) {
@@ -147,8 +157,11 @@ int listed_blocks(const CacheTraits& traits, const Sequence& sequence, int layer
   for (const KvSide side : kSides) {
     blocks += ever / kLeastCut + 2;
     if (traits.plan().split) blocks += Layouts::kMaxImages;
-    const Plane::Layout rest = layouts.plane(kRest, side, layer);
-    if (rest.packing != nullptr) blocks += layouts.capacity(rest, 1, ever, peak, 1).blocks;
+    for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
+      const Plane::Layout layout = layouts.plane(store, side, layer);
+      if (layout.packing == nullptr || layout.once) continue;
+      blocks += layouts.capacity(layout, 1, ever, peak, 1).blocks;
+    }
   }
   if (traits.layer(layer).protects) blocks += layouts.protected_capacity(layer, 1, ever).blocks;
   return static_cast<int>(blocks);
@@ -172,7 +185,9 @@ TableLoad table_load(const CacheTraits& traits, std::span<const Sequence> sequen
   });
   most.fixed_runs = fixed_runs(traits, forked);
   const bool uneven =
-      forked || traits.evicts() || traits.layouts().per_image() || has_host_windows(traits);
+      traits.evicts() || traits.layouts().per_image() || has_host_windows(traits) ||
+      (forked &&
+       (traits.plan().split || std::any_of(sequences.begin(), sequences.end(), shares_unevenly)));
   const Sequence* last = nullptr;
   for (const Sequence& sequence : sequences) {
     if (!sequence.open || (last != nullptr && last->size == sequence.size)) continue;

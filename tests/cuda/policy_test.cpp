@@ -388,6 +388,48 @@ TEST(CudaTable, DropsRows) {
   }
 }
 
+/// Rows that go by weight in a step that ends with the host's window, beside a sequence for which
+/// the table is large.
+TEST(CudaTable, DropsRowsBesideALongSequence) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  const CacheShape shape = shape_of(2, 2, 2, 16);
+  const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
+  for (const char* spec : {"h2o,keep=0.5,head_shared=on + vidkv,group=8,residual=16",
+                           "tova,keep=0.5 + vidkv,group=8,residual=16"}) {
+    const SequenceSize size = size_of(prompt, 60);
+    const SequenceSize longer = size_of(prompt, 60000);
+    const SequenceBounds bounds(*test::plan_of(spec, shape));
+    const size_t bytes = 2 * bounds.reservation(size).bytes() + bounds.reservation(longer).bytes();
+    const auto on_cpu = make(spec, shape, bytes, {});
+    const auto on_gpu = make(spec, shape, bytes, kGpu);
+    Feeder cpu(shape, 2);
+    Feeder gpu(shape, 2, kGpu);
+    std::vector<Feeder::Input> inputs;
+    // Whose windows are full in other steps.
+    for (const auto& [name, rows] :
+         {std::pair('a', prompt), {'b', PromptShape{7, {41}, 9}.modality()}}) {
+      const SequenceId id = on_cpu->open(size, "s");
+      ASSERT_EQ(on_gpu->open(size, "s"), id);
+      inputs.push_back({name, id, 0, rows, true});
+    }
+    ASSERT_EQ(on_cpu->open(longer, "l"), on_gpu->open(longer, "l"));
+    for (int step = 0; step < 50; ++step) {
+      const auto expected = cpu.pass(*on_cpu, inputs);
+      const auto got = gpu.pass(*on_gpu, inputs);
+      for (size_t layer = 0; layer < expected.size(); ++layer) {
+        expect_near(got[layer], expected[layer], fmt::format("{}, step {}", spec, step));
+        if (testing::Test::HasFatalFailure()) return;
+      }
+      ASSERT_EQ(on_gpu->bytes(), on_cpu->bytes()) << spec << ", step " << step;
+      for (Feeder::Input& input : inputs) {
+        input.first += static_cast<int>(input.modality.size());
+        input.modality = {kTextRow};
+        input.prompt = false;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Specs, CudaPolicy, testing::ValuesIn(kSpecs), name_of_spec);
 // Groups that the fused decode attention serves.
 INSTANTIATE_TEST_SUITE_P(Fused, CudaPolicy,

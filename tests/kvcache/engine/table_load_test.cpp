@@ -126,5 +126,42 @@ TEST(TableLoadTest, HasRoomForWhatIsPlaced) {
   EXPECT_GE(placed, 20);
 }
 
+/// Blocks that a table may have to list, of pictures that are packed in windows as well.
+TEST(TableLoadTest, HasRoomForTheBlocksOfLongPictures) {
+  const std::vector<int16_t> prompt = PromptShape{5, {2885}, 9}.modality();
+  for (const char* spec : {"int4,scope=visual", "kivi,group=8,residual=16,scope=visual",
+                           "streaming,keep=0.9 + int4,scope=visual", "streaming,keep=0.9 + int4"}) {
+    SCOPED_TRACE(spec);
+    const auto plan = test::plan_of(spec, shape_of(2, 1, 2, 16));
+    const CacheTraits traits(plan, Device{DeviceKind::kCuda, 0});
+    const SequenceSize size = size_of(prompt, 40);
+    const size_t bytes = 2 * SequenceBounds(*plan).reservation(size).bytes();
+    PolicyCache cache(plan, bytes, Device{});
+    Feeder feeder(plan->shape);
+    const SequenceId id = cache.open(size, "s");
+    feeder.pass(cache, {{'a', id, 0, prompt, true}});
+    const SequenceId fork = cache.fork(id, size.max_rows, "f", feeder.stream());
+    std::vector<Sequence> sequences(2);
+    for (Sequence& sequence : sequences) {
+      sequence.size = size;
+      sequence.open = true;
+    }
+    sequences[1].goes_on_elsewhere = true;
+    for (int layer = 0; layer < plan->shape.layers; ++layer) {
+      sequences[1].layers.push_back(cache.layer(fork, layer));
+    }
+    const TableLoad room = table_load(traits, sequences, {});
+    for (const LayerState& layer : sequences[1].layers) {
+      int blocks = 0;
+      for (const StorePlanes& planes : layer.heads[0].stores) {
+        for (const Plane* plane : {&planes.keys, &planes.values}) {
+          for (const PackedBlock& block : plane->blocks()) blocks += block.rows / 256 + 1;
+        }
+      }
+      EXPECT_GE(room.listed_blocks, blocks);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvlm
