@@ -398,7 +398,8 @@ TEST(CudaTable, DropsRowsBesideALongSequence) {
                            "tova,keep=0.5 + vidkv,group=8,residual=16"}) {
     const SequenceSize size = size_of(prompt, 60);
     const SequenceSize longer = size_of(prompt, 60000);
-    const SequenceBounds bounds(*test::plan_of(spec, shape));
+    const auto plan = test::plan_of(spec, shape);
+    const SequenceBounds bounds(*plan);
     const size_t bytes = 2 * bounds.reservation(size).bytes() + bounds.reservation(longer).bytes();
     const auto on_cpu = make(spec, shape, bytes, {});
     const auto on_gpu = make(spec, shape, bytes, kGpu);
