@@ -396,22 +396,22 @@ TEST(CudaTable, DropsRowsBesideALongSequence) {
   const std::vector<int16_t> prompt = PromptShape{5, {40}, 9}.modality();
   for (const char* spec : {"h2o,keep=0.5,head_shared=on + vidkv,group=8,residual=16",
                            "tova,keep=0.5 + vidkv,group=8,residual=16"}) {
-    const SequenceSize size = size_of(prompt, 60);
+    // Whose windows are full in other steps.
+    const std::vector<int16_t> prompts[] = {prompt, PromptShape{7, {41}, 9}.modality()};
     const SequenceSize longer = size_of(prompt, 60000);
     const auto plan = test::plan_of(spec, shape);
     const SequenceBounds bounds(*plan);
-    const size_t bytes = 2 * bounds.reservation(size).bytes() + bounds.reservation(longer).bytes();
+    size_t bytes = bounds.reservation(longer).bytes();
+    for (const auto& rows : prompts) bytes += bounds.reservation(size_of(rows, 60)).bytes();
     const auto on_cpu = make(spec, shape, bytes, {});
     const auto on_gpu = make(spec, shape, bytes, kGpu);
     Feeder cpu(shape, 2);
     Feeder gpu(shape, 2, kGpu);
     std::vector<Feeder::Input> inputs;
-    // Whose windows are full in other steps.
-    for (const auto& [name, rows] :
-         {std::pair('a', prompt), {'b', PromptShape{7, {41}, 9}.modality()}}) {
-      const SequenceId id = on_cpu->open(size, "s");
-      ASSERT_EQ(on_gpu->open(size, "s"), id);
-      inputs.push_back({name, id, 0, rows, true});
+    for (const auto& rows : prompts) {
+      const SequenceId id = on_cpu->open(size_of(rows, 60), "s");
+      ASSERT_EQ(on_gpu->open(size_of(rows, 60), "s"), id);
+      inputs.push_back({static_cast<char>('a' + inputs.size()), id, 0, rows, true});
     }
     ASSERT_EQ(on_cpu->open(longer, "l"), on_gpu->open(longer, "l"));
     for (int step = 0; step < 50; ++step) {
