@@ -11,8 +11,8 @@ namespace kvlm::cuda::packed {
 /// The kernels of a head_dim, by the codes of keys and of values.
 int fused_pairs();
 constexpr int kMostFusedRuns = 14;  // of a lane, keys and values
-/// The number of the kernel that serves a lane (1..fused_pairs(); in a DecodeTable also one of
-/// picture_choice.h), 0 for none.
+/// The number of the kernel that serves a lane (1..fused_pairs(), or one of picture_choice.h), 0
+/// for none.
 struct FusedLane {
   int pair = 0;
   std::array<int8_t, kMostFusedRuns> source{};  // of the keys' runs: DeviceRun::source
