@@ -18,4 +18,23 @@ bool can_pack_windows(const PackedFormat& format, const std::array<PackRule, 2>&
          format.block_rows * format.channels() <= kShared;
 }
 
+PlacedRows PlacedCopy::rows(size_t lane) const {
+  PlacedRows rows;
+  for (const size_t side : {size_t{0}, size_t{1}}) {
+    rows.sides[side] = sides[lane * 2 + side];
+    rows.sides[side].came.assign(static_cast<size_t>(held[lane * 2 + side]), WeighedRows::kNoRow);
+  }
+  const size_t keys = rows.sides[0].came.size();
+  if (!weights.empty()) rows.weights.resize(keys);
+  for (size_t place = 0; place < keys; ++place) {
+    const size_t at = lane * places + place;
+    if (came[at] == WeighedRows::kNoRow) continue;
+    rows.sides[0].came[place] = came[at];
+    if (!weights.empty()) rows.weights[place] = weights[at];
+    // The row of a step that has not come to this layer has no value yet.
+    if (value_at[at] >= 0) rows.sides[1].came[static_cast<size_t>(value_at[at])] = came[at];
+  }
+  return rows;
+}
+
 }  // namespace kvlm

@@ -129,6 +129,19 @@ struct PlacedRows {
   std::vector<float> weights;  ///< by places of keys; empty: none are kept
 };
 
+/// That of many KV heads, as it was read from the GPU.
+struct PlacedCopy {
+  /// KV head number `lane` of those that were read.
+  PlacedRows rows(size_t lane) const;
+
+  size_t places = 0;                    ///< of `came`, of a KV head
+  std::vector<int> came;                ///< (lanes, places) of keys
+  std::vector<int16_t> value_at;        ///< of the same rows: places of their values; -1: none
+  std::vector<float> weights;           ///< the same shape; empty: none are kept
+  std::vector<PlacedRows::Side> sides;  ///< (lanes, 2) but for `came`
+  std::vector<int> held;                ///< (lanes, 2) the places that there are
+};
+
 /// What a DecodeTable keeps of the attention weights of its rows, as means over query heads.
 enum class RowWeights : uint8_t { kNone, kOfStep, kSummed };
 
@@ -198,6 +211,12 @@ class DecodeTable {
   /// Takes one layer of a sequence as it is now, (kv_heads,). What runs point to must stay.
   /// All layers of a slot are set before the next slot's.
   void set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream);
+  /// set() for several threads: each takes the layers of one slot in a draft of its own, of
+  /// [0, drafts()), and when all are done the drafts are sent one after the other. Of a draft that
+  /// is not sent nothing remains.
+  int drafts() const noexcept;
+  void lay(int draft, int slot, int layer, std::span<const TableLane> lanes);
+  void send(int draft, Stream& stream);
   /// Begins a step: counts a row more for each of `rows`, in every layer.
   void start(std::span<const TableRow> rows, Stream& stream);
   /// Stores the step's rows of a layer, with one kernel that first waits for what was queued.
@@ -222,7 +241,8 @@ class DecodeTable {
   /// Throws Error{kDevice} if it does not answer.
   std::vector<int> came(int slot) const;
   /// The same of a slot whose lanes are placed: (layers, kv_heads) from a layer on.
-  std::vector<PlacedRows> placed(int slot, int layer, int layers) const;
+  /// `to` keeps the memory that it has.
+  void read_placed(int slot, int layer, int layers, PlacedCopy& to) const;
   /// And (slots,) how many bytes more than when they were set the sequences hold.
   std::vector<int64_t> gained_bytes() const;
   /// Puts weights of a lane to where they lie by numbers again.

@@ -82,7 +82,8 @@ class Queue {
   /// Host memory of `bytes` bytes that send() takes. What is in it stays until the next call but a
   /// few, for which the host waits if it is still on its way.
   std::byte* stage(size_t bytes);
-  /// Copies staged bytes to the GPU, in the queue's order, without waiting.
+  /// Copies staged bytes, or those of a PinnedMemory, to the GPU, in the queue's order, without
+  /// waiting.
   void send(std::byte* to, const std::byte* staged, size_t bytes);
   /// Copies between two addresses, of which at least one is on the GPU, in the queue's order. Host
   /// memory may be reused, or read, when it returns.

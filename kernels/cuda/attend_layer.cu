@@ -63,7 +63,8 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
       room(static_cast<size_t>(layer.weightings) * queries * sizeof(ScoreWeighting));
   FusedArgs fused{};
   fused.lanes = static_cast<int>(layer.lanes);
-  fused.splits = (layer.fused & ~kPictureKernels) == 0 ? 0 : most_fused_splits(layer.most_slots);
+  fused.splits =
+      (layer.kinds.fused & ~kPictureKernels) == 0 ? 0 : most_fused_splits(layer.most_slots);
   fused.blocks = fused_blocks_of_lane(layer.lanes, fused.splits, stream);
   const size_t splits = layer.lanes * static_cast<size_t>(fused.splits) * queries;
   const size_t fused_ends = room(splits * sizeof(float2));
@@ -81,14 +82,14 @@ FusedArgs place_workspace(const LayerLaunch& layer, AttendArgs& args, Stream& st
 /// Serves the lanes that are done in one pass.
 void launch_fused(const LayerLaunch& layer, const AttendArgs& args, FusedArgs fused,
                   Stream& stream) {
-  if ((layer.fused & kPictureKernels) != 0) {
-    attend_pictures(layer.fused & kPictureKernels, args, layer.pictures, layer.lanes, stream);
+  if ((layer.kinds.fused & kPictureKernels) != 0) {
+    attend_pictures(layer.kinds.fused & kPictureKernels, args, layer.pictures, layer.lanes, stream);
   }
-  if ((layer.fused & ~kPictureKernels) == 0) return;
+  if ((layer.kinds.fused & ~kPictureKernels) == 0) return;
   for (fused.pair = 1; fused.pair <= fused_pairs(); ++fused.pair) {
-    if ((layer.fused >> fused.pair & 1) == 0) continue;
-    fused.sources = layer.sources[static_cast<size_t>(fused.pair)];
-    fused.lose_rows = layer.lose_rows;
+    if ((layer.kinds.fused >> fused.pair & 1) == 0) continue;
+    fused.sources = layer.kinds.sources[static_cast<size_t>(fused.pair)];
+    fused.lose_rows = layer.kinds.lose_rows;
     attend_fused(args, fused, stream);
   }
   join_fused(args, fused, stream);
@@ -130,11 +131,11 @@ void launch_values(const LayerLaunch& layer, const AttendArgs& args, Stream& str
 
 void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream) {
   const FusedArgs fused = place_workspace(layer, args, stream);
-  if (!layer.unfused) return launch_fused(layer, args, fused, stream);
+  if (!layer.kinds.unfused) return launch_fused(layer, args, fused, stream);
   launch_scores(layer, args, stream);
   if (layer.deferred > 0) weigh_deferred(args, layer, stream);
-  if (layer.plain) normalise_lanes(args, layer, stream);
-  if (layer.placed) weigh_places(*layer.table, args, stream);
+  if (layer.kinds.plain) normalise_lanes(args, layer, stream);
+  if (layer.kinds.placed) weigh_places(*layer.table, args, stream);
   launch_values(layer, args, stream);
   launch_early("DecodeTable::attend", sum_parts, layer.lanes, 256, stream, args);
   check_launch("DecodeTable::attend");

@@ -23,21 +23,30 @@ struct ServedRuns {
 /// Of each kernel, last of the one that serves every format.
 using ServedByKernel = std::array<ServedRuns, kCodeKernels + 1>;
 
-/// What a layer's launches come to, at most.
-struct LayerLaunch {
-  ServedByKernel keys, values;
-  unsigned lanes = 0;
-  unsigned deferred = 0;          ///< of them, whose softmax is deferred
+/// Which kernels serve some lanes.
+struct LaneKinds {
+  bool deferred = false;          ///< the softmax of some is
   bool plain = false;             ///< some have weights that are made by themselves
-  bool placed = false;            ///< those of some are made by weigh_places() of `table`
+  bool placed = false;            ///< those of some are made by weigh_places()
   bool ordered = false;           ///< of some, weights lie in the order of the runs of values
-  bool unfused = false;           ///< some are of these three kinds
+  bool unfused = false;           ///< some are of these kinds
   uint32_t fused = 0;             ///< the kernels that serve the others, in one pass, as bits
   std::array<int, 32> sources{};  ///< by such a kernel, FusedArgs::sources
   bool lose_rows = false;         ///< FusedArgs::lose_rows
-  PictureLanes pictures;          ///< what those of picture_lanes.cu read
-  int most_slots = 0;             ///< of a lane
-  int key_parts = 0;              ///< splits of keys, of all lanes
+  int picture_slots = 0;          ///< packed rows that picture_lanes.cu reads of a lane, at most
+
+  bool operator==(const LaneKinds&) const = default;
+};
+
+/// What a layer's launches come to, at most.
+struct LayerLaunch {
+  ServedByKernel keys, values;
+  LaneKinds kinds;
+  unsigned lanes = 0;
+  unsigned deferred = 0;  ///< of them, whose softmax is deferred
+  PictureLanes pictures;  ///< what those of picture_lanes.cu read
+  int most_slots = 0;     ///< of a lane
+  int key_parts = 0;      ///< splits of keys, of all lanes
   int value_parts = 0;
   int weightings = 0;  ///< of all lanes' ranges
   const TableArgs* table = nullptr;

@@ -1,4 +1,4 @@
-// The host's part of a DecodeTable. It says once what a sequence holds (LaneLayout) and sends it to
+// The host's part of a DecodeTable. It says once what a sequence holds (SlotDraft) and sends it to
 // the sequence's place; count_rows.cu then counts on the GPU, at the begin of every step, the row
 // that each lane gains and the rows that the last step has packed. Attention (attend_layer.cu)
 // reads the runs; row_pieces.cu serves layers that pack nothing and the full rows behind pictures.
@@ -8,7 +8,7 @@
 #include <cassert>
 #include <cstring>
 #include <numeric>
-#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,10 +16,10 @@
 #include "kernels/cuda/attend_layer.h"
 #include "kernels/cuda/count_rows.h"
 #include "kernels/cuda/drop_rows.h"
-#include "kernels/cuda/lane_layout.h"
 #include "kernels/cuda/launch_bounds.h"
 #include "kernels/cuda/pack_windows.h"
 #include "kernels/cuda/placed_rows.h"
+#include "kernels/cuda/slot_draft.h"
 #include "kernels/cuda/weigh_rows.h"
 #include "kernels/decode_table.h"
 #include "kernels/row_moves.h"
@@ -30,6 +30,9 @@ namespace {
 
 using namespace cuda;
 using namespace cuda::packed;
+
+/// Drafts of a table, at most: each takes as much memory of the host as a slot of the GPU's.
+constexpr int kMostDrafts = 8;
 
 /// A number that no table has given.
 uint64_t new_version() {
@@ -77,7 +80,6 @@ struct DecodeTable::State {
   TableLoad load;
   int side_runs = 0;
   LaunchBounds bounds;
-  std::optional<LaneLayout> layout;
   std::vector<uint64_t> versions;  // by rows of a step
   std::vector<StepSlot> step;
 
@@ -94,32 +96,17 @@ struct DecodeTable::State {
   Buffer pieces, row_lanes;  // (layers, rows of the step, kv_heads)
   int row_parts = 0;         // of such a lane, at most
 
-  // One sequence on its way.
-  std::vector<DeviceLane> new_lanes;
-  std::vector<DeviceRun> new_runs;
-  std::vector<DeviceTail> new_tails;
-  std::vector<ScoreRemap> new_remaps;
-  std::vector<DeviceBlock> new_blocks;
-  std::vector<uint64_t> new_words;
-  std::vector<DeviceWeighed> new_weighed;
-  std::vector<int> new_came;
-  std::vector<int16_t> new_value_at, new_key_at;
-  std::vector<DeviceFixedBlock> new_fixed;
-  std::vector<float> new_scores;
-  std::vector<DeviceTurned> new_turned;
-  int used_blocks = 0;  // of new_blocks, and words of new_words
-  int used_words = 0;
-  bool out_of_order = false;       // some lane's packed rows do not lie in order
+  DraftPlan plan;
+  FormatList formats;
+  std::vector<std::unique_ptr<SlotDraft>> drafts;
   std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
   int most_places = 0;             // TableArgs::most_places
   bool weighs_slots = false;       // some lane is WeighedRows::by_slots
-  int bit_words = 0;               // TableArgs::bit_words
   bool turns;                      // kept keys do
 
-  int lanes_of_slot() const { return shape.layers * shape.kv_heads; }
-  bool weighs() const { return shape.weights != RowWeights::kNone; }
-  /// Rows have weights or scores, by which they go.
-  bool compares() const { return weighs() || shape.scored; }
+  int lanes_of_slot() const { return plan.lanes_of_slot(); }
+  bool weighs() const { return plan.weighs(); }
+  bool compares() const { return plan.compares(); }
   /// Slots of a lane, at most: where packed rows may go, empty places among them.
   int longest() const { return std::max(load.longest, load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
@@ -129,18 +116,19 @@ struct DecodeTable::State {
   bool any_layer(bool rows_alone) const;
   bool may_hold_pictures() const;
   void note_ring(int rows);
-  void note_places(const TableLane& lane, const LaneSpace& space);
+  void note_places(int places);
   PieceLaunch rows_of(int layer, const float* q, float scale, Stream& stream);
   void attend_rows(int layer, const float* q, float* out, float scale, Stream& stream);
   void class_layers_of(size_t side);
   void place_slots();
-  LaneSpace space_of(int slot, int layer, size_t head);
-  void take_weighed(const WeighedRows& rows, LaneSpace& space);
-  void take_by_slots(const WeighedRows& rows, const LaneSpace& space);
-  void take_placed(const WeighedRows& rows, const LaneSpace& space);
-  void take_scores(const WeighedRows& rows, const LaneSpace& space);
-  void take_fixed(const TableLane& lane, const LaneSpace& space);
-  void send_slot(int slot, Stream& stream);
+  void plan_drafts();
+  void point_drafts();
+  void note(SlotDraft& draft);
+  void send(SlotDraft& draft, Stream& stream);
+  template <class T>
+  void send_to(Buffer& to, int slot, std::span<T> from, int count, Stream& stream);
+  void send_placed(SlotDraft& draft, Stream& stream);
+  void send_formats(Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
   void send_bounds(Stream& stream);
   TableArgs table_args();
@@ -161,6 +149,8 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
       clamped(at, windows.size() * sizeof(unsigned long long)),
       turns(!of.turned_by.empty()) {
   assert(windows.size() == static_cast<size_t>(of.layers));
+  plan.shape = of;
+  plan.windows = windows;
   clear_now(clamped.data(), clamped.bytes());
   std::vector<DeviceWindow> sizes;
   for (const std::array<RowWindow, 2>& layer : windows) {
@@ -205,14 +195,9 @@ void DecodeTable::State::note_ring(int rows) {
   bounds.changed = true;
 }
 
-/// Makes room for the weights of a lane that is placed, whose fixed runs have been laid.
-void DecodeTable::State::note_places(const TableLane& lane, const LaneSpace& space) {
-  int places = 0;
-  for (const int side : {0, 1}) {
-    const GrowingRows& gained = side == 0 ? lane.keys_gained : lane.values_gained;
-    places = std::max(places, space.tails[side].fixed_slots +
-                                  gained.most_blocks * gained.block_rows + gained.ring_rows);
-  }
+/// Makes room for the weights of a lane of so many places.
+void DecodeTable::State::note_places(int places) {
+  if (places == 0) return;
   // Rounded up, so that sequences of about the same length launch the same.
   int rounded = std::max(most_places, 2048);
   while (rounded < places) rounded *= 2;
@@ -249,6 +234,31 @@ void DecodeTable::State::class_layers_of(size_t side) {
   }
 }
 
+/// Makes drafts for `load`, which point to nothing yet.
+void DecodeTable::State::plan_drafts() {
+  plan.load = load;
+  plan.longest = longest();
+  plan.rows_alone.clear();
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    plan.rows_alone.push_back(holds_rows_alone(layer) ? 1 : 0);
+  }
+  plan.bit_words = shape.drops_packed ? PackedRowBits::words(load.weighed_rows) : 0;
+  const unsigned threads = std::max(1u, std::thread::hardware_concurrency());
+  const int count = std::min({load.slots, static_cast<int>(threads), kMostDrafts});
+  for (const std::unique_ptr<SlotDraft>& draft : drafts) draft->begin();
+  while (drafts.size() < static_cast<size_t>(count)) {
+    drafts.push_back(std::make_unique<SlotDraft>(plan, formats));
+  }
+}
+
+/// Says where lanes find what lies apart.
+void DecodeTable::State::point_drafts() {
+  plan.words = reinterpret_cast<const uint64_t*>(words.data());
+  plan.row_scores = reinterpret_cast<float*>(row_scores.data());
+  plan.place_weights = reinterpret_cast<float*>(place_weights.data());
+  plan.row_bits = reinterpret_cast<const uint32_t*>(row_bits.data());
+}
+
 /// Takes memory for `load`, in which nothing is set.
 void DecodeTable::State::place_slots() {
   const auto slots = static_cast<size_t>(load.slots);
@@ -256,36 +266,34 @@ void DecodeTable::State::place_slots() {
   side_runs = load.fixed_runs + kGainedRuns;
   assert(2 * side_runs <= kMostRuns);
   bounds = LaunchBounds(shape.layers, side_runs);
-  layout.emplace(shape, windows, load.fixed_runs, longest(), bounds);
+  plan_drafts();
   const auto take = [&](Buffer& buffer, size_t bytes) {
     buffer = Buffer();  // first, so that not both are held
     buffer = Buffer(device, bytes);
   };
-  const auto make = [&](Buffer& buffer, auto& one, size_t of_lane) {
-    one.clear();
-    one.resize(of_slot * of_lane);
-    take(buffer, slots * one.size() * sizeof(one[0]));
+  const auto make = [&](Buffer& buffer, const auto& one) {
+    take(buffer, slots * one.size_bytes());
   };
-  make(lanes, new_lanes, 1);
-  make(runs, new_runs, 2 * static_cast<size_t>(side_runs));
-  make(tails, new_tails, 2);
-  make(remaps, new_remaps, static_cast<size_t>(shape.remaps));
-  make(blocks, new_blocks, static_cast<size_t>(load.listed_blocks));
-  make(words, new_words, static_cast<size_t>(load.words));
-  make(weighed, new_weighed, compares() || shape.drops_packed ? 1 : 0);
-  make(came, new_came, weighs() || shape.drops_packed ? static_cast<size_t>(load.weighed_rows) : 0);
-  make(row_scores, new_scores, shape.scored ? static_cast<size_t>(load.weighed_rows) : 0);
-  make(turned, new_turned, turns ? 1 : 0);
+  const SlotDraft& one = *drafts.front();
+  make(lanes, one.lanes);
+  make(runs, one.runs);
+  make(tails, one.tails);
+  make(remaps, one.remaps);
+  make(blocks, one.blocks);
+  make(words, one.words);
+  make(weighed, one.weighed);
+  make(came, one.came);
+  make(row_scores, one.scores);
+  make(turned, one.turned);
+  make(value_at, one.value_at);
+  make(key_at, one.key_at);
+  make(fixed, one.fixed);
   if (turns) waves = waves_of(shape.turned_by, load.turns, device);
-  bit_words = shape.drops_packed ? PackedRowBits::words(load.weighed_rows) : 0;
   if (shape.drops_packed) {
-    make(value_at, new_value_at, static_cast<size_t>(load.weighed_rows));
-    make(key_at, new_key_at, static_cast<size_t>(load.weighed_rows));
-    make(fixed, new_fixed, 2 * static_cast<size_t>(load.fixed_blocks));
     take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
     take(place_weights, compares() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
-    take(row_bits, slots * of_slot * static_cast<size_t>(bit_words) * sizeof(uint32_t));
+    take(row_bits, slots * of_slot * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
   }
   take(device_step, slots * sizeof(StepSlot));
   take(evicted, slots * static_cast<size_t>(shape.layers) * sizeof(int));
@@ -296,6 +304,7 @@ void DecodeTable::State::place_slots() {
   const bool rows_apart = any_layer(/*rows_alone=*/true) || may_hold_pictures();
   take(pieces, rows_apart ? slots * of_slot * sizeof(DevicePiece) : 0);
   take(row_lanes, rows_apart ? slots * of_slot * sizeof(DeviceRowLane) : 0);
+  point_drafts();
   is_placed.assign(slots, 0);
   most_places = 0;
   weighs_slots = false;
@@ -304,189 +313,63 @@ void DecodeTable::State::place_slots() {
   versions.assign(slots + 1, 0);
 }
 
-/// Where a lane of a slot is described, on its way.
-LaneSpace DecodeTable::State::space_of(int slot, int layer, size_t head) {
-  const size_t in_slot = static_cast<size_t>(layer) * static_cast<size_t>(shape.kv_heads) + head;
-  const int index = slot * lanes_of_slot() + static_cast<int>(in_slot);
-  // Lanes list their blocks one after the other, so that no more is sent than there is.
-  const auto listed = new_blocks.size();
-  const auto of_words = new_words.size();
-  const auto* words_at = reinterpret_cast<const uint64_t*>(words.data());
-  const auto before = static_cast<size_t>(used_words);
-  return {index,
-          new_lanes.data() + in_slot,
-          new_runs.data() + in_slot * 2 * static_cast<size_t>(side_runs),
-          new_tails.data() + in_slot * 2,
-          {new_blocks.data() + used_blocks, new_words.data() + before,
-           slot * static_cast<int>(listed) + used_blocks,
-           words_at + static_cast<size_t>(slot) * of_words + before,
-           static_cast<int>(listed) - used_blocks, static_cast<int>(of_words) - used_words}};
+/// Sends `count` entries of what a draft says of a slot.
+template <class T>
+void DecodeTable::State::send_to(Buffer& to, int slot, std::span<T> from, int count,
+                                 Stream& stream) {
+  if (count == 0) return;
+  std::byte* first = to.data() + static_cast<size_t>(slot) * from.size_bytes();
+  const auto bytes = std::as_bytes(from.first(static_cast<size_t>(count)));
+  stream.queue().send(first, bytes.data(), bytes.size());
 }
 
-/// Says of a lane whose rows are weighed which number each place's row has.
-void DecodeTable::State::take_weighed(const WeighedRows& rows, LaneSpace& space) {
-  if (shape.scored) take_scores(rows, space);
-  if (space.lane->placed) return take_placed(rows, space);
-  if (rows.by_slots) return take_by_slots(rows, space);
-  if (!weighs()) return;
-  const std::ptrdiff_t in_slot = space.lane - new_lanes.data();
-  const auto places = static_cast<std::ptrdiff_t>(load.weighed_rows);
-  const auto numbers = new_came.begin() + in_slot * places;
-  int next = space.tails[0].full;
-  assert(next < places && static_cast<std::ptrdiff_t>(rows.came.size()) <= places);
-  if (!rows.came.empty()) {
-    std::copy(rows.came.begin(), rows.came.end(), numbers);
-    next = 0;
-    for (size_t place = 0; place < rows.came.size(); ++place) {
-      if (rows.came[place] == WeighedRows::kNoRow) {
-        for (const int side : {0, 1}) space.tails[side].vacated = static_cast<int>(place);
-      } else {
-        next = std::max(next, rows.came[place] + 1);
-      }
-    }
-  } else {
-    std::iota(numbers, numbers + next, 0);
-  }
-  new_weighed[static_cast<size_t>(in_slot)] = {.weights = rows.weights,
-                                               .of_numbers = nullptr,
-                                               .least = rows.least,
-                                               .next = next,
-                                               .scored = 0,
-                                               .tail = 0,
-                                               .in_order = false,
-                                               .by_slots = false,
-                                               .first_places = 0};
+/// Makes launches reach what was laid.
+void DecodeTable::State::note(SlotDraft& draft) {
+  if (std::exchange(draft.bounds().changed, false)) bounds.take(draft.bounds());
+  assert(draft.ring_rows == 0 || pieces.bytes() > 0);
+  note_ring(draft.ring_rows);
+  note_places(draft.places);
+  if (draft.weighs_slots && !std::exchange(weighs_slots, true)) bounds.changed = true;
 }
 
-/// Says of a lane whose rows the host drops where their weights are.
-void DecodeTable::State::take_by_slots(const WeighedRows& rows, const LaneSpace& space) {
-  if (!compares() && !shape.drops_packed) return;
-  DeviceWeighed& made = new_weighed[static_cast<size_t>(space.lane - new_lanes.data())];
-  made = {};
-  made.weights = rows.weights;
-  made.by_slots = true;
-  if (weighs() && !std::exchange(weighs_slots, true)) bounds.changed = true;
-}
-
-/// Takes the scores of a lane's first rows.
-void DecodeTable::State::take_scores(const WeighedRows& rows, const LaneSpace& space) {
-  const auto in_slot = static_cast<size_t>(space.lane - new_lanes.data());
-  const auto most = static_cast<size_t>(load.weighed_rows);
-  assert(rows.scores.size() <= most);
-  const auto of_lane = new_scores.begin() + static_cast<std::ptrdiff_t>(in_slot * most);
-  std::copy(rows.scores.begin(), rows.scores.end(), of_lane);
-  float* scores =
-      reinterpret_cast<float*>(row_scores.data()) + static_cast<size_t>(space.index) * most;
-  const auto scored = static_cast<int>(rows.scores.size());
-  new_weighed[in_slot] = {.weights = scores,
-                          .of_numbers = nullptr,
-                          .least = rows.least,
-                          .next = 0,
-                          .scored = scored,
-                          .tail = std::max(0, scored - rows.least.spared),
-                          .in_order = false,
-                          .by_slots = false,
-                          .first_places = 0};
-}
-
-/// Says of a lane whose packed rows may go which number each place's row has, and where each row's
-/// key and value are. The GPU says it of rows that lie in order.
-void DecodeTable::State::take_placed(const WeighedRows& rows, const LaneSpace& space) {
-  const auto in_slot = static_cast<size_t>(space.lane - new_lanes.data());
-  const auto places = static_cast<size_t>(load.weighed_rows);
-  float* weights = reinterpret_cast<float*>(place_weights.data());
-  if (compares()) weights += static_cast<size_t>(space.index) * places;
-  const DeviceWeighed scored = new_weighed[in_slot];  // of take_scores(), if rows are
-  new_weighed[in_slot] = {.weights = weights,
-                          .of_numbers = shape.scored ? scored.weights : rows.weights,
-                          .least = rows.least,
-                          .next = 0,
-                          .scored = scored.scored,
-                          .tail = scored.tail,
-                          .in_order = rows.came.empty(),
-                          .by_slots = false,
-                          .first_places = rows.first_places};
-  if (rows.came.empty()) return;
-  out_of_order = true;
-  assert(rows.came.size() <= places && rows.values_came.size() <= places);
-  const auto of_lane = [&](auto& all) { return std::span(all).subspan(in_slot * places, places); };
-  const std::span<int> numbers = of_lane(new_came);
-  const std::span<int16_t> values = of_lane(new_value_at);
-  const std::span<int16_t> keys = of_lane(new_key_at);
-  std::fill(numbers.begin(), numbers.end(), WeighedRows::kNoRow);
-  std::fill(values.begin(), values.end(), int16_t{-1});
-  std::fill(keys.begin(), keys.end(), int16_t{-1});
-  std::copy(rows.came.begin(), rows.came.end(), numbers.begin());
-  std::vector<int16_t> value_of(rows.values_came.size());  // by number
-  for (size_t place = 0; place < rows.values_came.size(); ++place) {
-    const int number = rows.values_came[place];
-    if (number == WeighedRows::kNoRow) continue;
-    value_of[static_cast<size_t>(number)] = static_cast<int16_t>(place);
-  }
-  int& next = new_weighed[in_slot].next;
-  for (size_t place = 0; place < rows.came.size(); ++place) {
-    const int number = rows.came[place];
-    if (number == WeighedRows::kNoRow) continue;
-    values[place] = value_of[static_cast<size_t>(number)];
-    keys[static_cast<size_t>(values[place])] = static_cast<int16_t>(place);
-    next = std::max(next, number + 1);
-  }
-}
-
-void DecodeTable::State::take_fixed(const TableLane& lane, const LaneSpace& space) {
-  const auto most = static_cast<size_t>(load.fixed_blocks);
-  auto of_side =
-      new_fixed.begin() +
-      static_cast<std::ptrdiff_t>(static_cast<size_t>(space.lane - new_lanes.data()) * 2 * most);
-  for (const std::span<const FixedBlock> blocks : lane.fixed) {
-    assert(blocks.size() <= most);
-    auto to = of_side;
-    int end = 0;
-    for (const FixedBlock& block : blocks) {
-      end += block.rows;
-      *to++ = {end, block.live, block.bytes};
-    }
-    of_side += static_cast<std::ptrdiff_t>(most);
-  }
-}
-
-/// Sends what was set of a slot to its place.
-void DecodeTable::State::send_slot(int slot, Stream& stream) {
-  const auto send_first = [&](Buffer& to, const auto& from, int count) {
-    constexpr size_t kPiece = size_t{1} << 20;  // staging memory is not to grow in decode
-    const size_t before = static_cast<size_t>(slot) * from.size() * sizeof(from[0]);
-    const size_t bytes = static_cast<size_t>(count) * sizeof(from[0]);
-    const auto* first = reinterpret_cast<const std::byte*>(from.data());
-    for (size_t at = 0; at < bytes; at += kPiece) {
-      const size_t some = std::min(kPiece, bytes - at);
-      std::byte* staged = stream.queue().stage(some);
-      std::memcpy(staged, first + at, some);
-      stream.queue().send(to.data() + before + at, staged, some);
-    }
+/// Sends a slot to its place.
+void DecodeTable::State::send(SlotDraft& draft, Stream& stream) {
+  note(draft);
+  if (formats.changed()) send_formats(stream);
+  const auto send_all = [&](Buffer& to, const auto& from) {
+    send_to(to, draft.slot, from, static_cast<int>(from.size()), stream);
   };
-  const auto send = [&](Buffer& to, const auto& from) {
-    send_first(to, from, static_cast<int>(from.size()));
-  };
-  send(lanes, new_lanes);
-  send(runs, new_runs);
-  send(tails, new_tails);
-  send(remaps, new_remaps);
-  send_first(blocks, new_blocks, std::exchange(used_blocks, 0));
-  send_first(words, new_words, std::exchange(used_words, 0));
-  send(weighed, new_weighed);
-  const bool by_slots = !new_weighed.empty() && new_weighed[0].by_slots;
-  if (!by_slots) send(row_scores, new_scores);
-  send(turned, new_turned);
-  is_placed[static_cast<size_t>(slot)] = new_lanes[0].placed ? 1 : 0;
-  if (!new_lanes[0].placed) return weighs() && !by_slots ? send(came, new_came) : void();
-  if (std::exchange(out_of_order, false)) {
-    send(came, new_came);
-    send(value_at, new_value_at);
-    send(key_at, new_key_at);
+  send_all(lanes, draft.lanes);
+  send_all(runs, draft.runs);
+  send_all(tails, draft.tails);
+  send_all(remaps, draft.remaps);
+  send_to(blocks, draft.slot, draft.blocks, draft.used_blocks, stream);
+  send_to(words, draft.slot, draft.words, draft.used_words, stream);
+  send_all(weighed, draft.weighed);
+  send_all(turned, draft.turned);
+  const bool placed = draft.lanes[0].placed;
+  is_placed[static_cast<size_t>(draft.slot)] = placed ? 1 : 0;
+  if (!draft.weighed.empty() && draft.weighed[0].by_slots) return;  // the host drops its rows
+  send_all(row_scores, draft.scores);
+  if (placed) {
+    send_placed(draft, stream);
+  } else if (weighs()) {
+    send_all(came, draft.came);
   }
-  send(fixed, new_fixed);
-  send_bounds(stream);  // formats, which this slot may be the first to have
-  begin_places(table_args(), slot, stream);
+}
+
+/// What the GPU keeps of lanes that are placed beside that.
+void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
+  const auto send_all = [&](Buffer& to, const auto& from) {
+    send_to(to, draft.slot, from, static_cast<int>(from.size()), stream);
+  };
+  if (draft.out_of_order) {
+    send_all(came, draft.came);
+    send_all(value_at, draft.value_at);
+    send_all(key_at, draft.key_at);
+  }
+  send_all(fixed, draft.fixed);
+  begin_places(table_args(), draft.slot, stream);
 }
 
 /// Takes the rows of a step, which may be those of the last one.
@@ -514,10 +397,14 @@ void DecodeTable::State::send_bounds(Stream& stream) {
     for (const bool keys : {true, false}) parts.push_back(bounds.parts(layer, keys));
   }
   stream.queue().copy(device_parts.data(), true, parts.data(), false, device_parts.bytes());
-  const std::vector<PackedFormat>& formats = layout->formats();
-  const size_t bytes = formats.size() * sizeof(PackedFormat);
+}
+
+void DecodeTable::State::send_formats(Stream& stream) {
+  const std::vector<PackedFormat>& all = formats.all();
+  const size_t bytes = all.size() * sizeof(PackedFormat);
   if (device_formats.bytes() < bytes) device_formats = Buffer(device, 2 * bytes);
-  stream.queue().copy(device_formats.data(), true, formats.data(), false, bytes);
+  stream.queue().copy(device_formats.data(), true, all.data(), false, bytes);
+  bounds.changed = true;  // they may lie elsewhere
 }
 
 TableArgs DecodeTable::State::table_args() {
@@ -545,7 +432,7 @@ TableArgs DecodeTable::State::table_args() {
     args.bytes = reinterpret_cast<unsigned long long*>(gained_bytes.data());
     args.fixed = reinterpret_cast<DeviceFixedBlock*>(fixed.data());
     args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
-    args.bit_words = bit_words;
+    args.bit_words = plan.bit_words;
     args.most_places = most_places;
     args.blocks = load.blocks;
     args.fixed_blocks = load.fixed_blocks;
@@ -655,39 +542,21 @@ void DecodeTable::reserve(const TableLoad& load) {
 }
 
 void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream) {
-  State& state = *state_;
-  assert(slot < state.load.slots && lanes.size() == static_cast<size_t>(state.shape.kv_heads));
-  if (layer == 0) {  // of one before that failed half way
-    state.used_blocks = state.used_words = 0;
-    state.out_of_order = false;
-  }
-  for (size_t h = 0; h < lanes.size(); ++h) {
-    LaneSpace space = state.space_of(slot, layer, h);
-    state.layout->lay(layer, lanes[h], space);
-    state.used_blocks += space.list.used_blocks;
-    state.used_words += space.list.used_words;
-    if (state.holds_rows_alone(layer) || is_picture(space.lane->fused)) {
-      assert(state.pieces.bytes() > 0);
-      state.note_ring(lanes[h].keys_gained.ring_rows);
-    }
-    if (space.lane->placed && space.lane->fused != 0) {
-      space.lane->live = reinterpret_cast<const uint32_t*>(state.row_bits.data()) +
-                         int64_t{space.index} * state.bit_words;
-    } else if (space.lane->placed) {
-      state.note_places(lanes[h], space);
-    }
-    state.take_weighed(lanes[h].weighed, space);
-    if (space.lane->placed) state.take_fixed(lanes[h], space);
-    if (state.turns) {
-      const TurnedRows& turned = lanes[h].turned;
-      state.new_turned[static_cast<size_t>(space.lane - state.new_lanes.data())] = {
-          turned.keys, turned.rows, turned.by};
-    }
-    const std::ptrdiff_t at =
-        static_cast<std::ptrdiff_t>(space.lane - state.new_lanes.data()) * state.shape.remaps;
-    std::copy(lanes[h].remaps.begin(), lanes[h].remaps.end(), state.new_remaps.begin() + at);
-  }
-  if (layer + 1 == state.shape.layers) state.send_slot(slot, stream);
+  lay(0, slot, layer, lanes);
+  if (layer + 1 == state_->shape.layers) send(0, stream);
+}
+
+int DecodeTable::drafts() const noexcept { return static_cast<int>(state_->drafts.size()); }
+
+void DecodeTable::lay(int draft, int slot, int layer, std::span<const TableLane> lanes) {
+  assert(slot < state_->load.slots && lanes.size() == static_cast<size_t>(state_->shape.kv_heads));
+  state_->drafts[static_cast<size_t>(draft)]->lay(slot, layer, lanes);
+}
+
+void DecodeTable::send(int draft, Stream& stream) {
+  SlotDraft& of = *state_->drafts[static_cast<size_t>(draft)];
+  state_->send(of, stream);
+  of.lend(stream);
 }
 
 void DecodeTable::start(std::span<const TableRow> rows, Stream& stream) {
@@ -717,8 +586,8 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   const TableArgs table = state.table_args();
   launch.table = &table;
   launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);
-  launch.channels = state.layout->channels();
-  if ((launch.fused & kPictureKernels) != 0) {
+  launch.channels = state.formats.channels(state.shape.head_dim);
+  if ((launch.kinds.fused & kPictureKernels) != 0) {
     launch.pictures.rows = state.rows_of(layer, q, scale, stream);
     launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
   }
@@ -788,51 +657,31 @@ void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
   copy_now(to, weights.data(), weights.size_bytes());
 }
 
-std::vector<PlacedRows> DecodeTable::placed(int slot, int layer, int layers) const {
+void DecodeTable::read_placed(int slot, int layer, int layers, PlacedCopy& copy) const {
   const State& state = *state_;
   const auto heads = static_cast<size_t>(state.shape.kv_heads);
   const size_t lanes = heads * static_cast<size_t>(layers);
   const size_t before =
       heads * (static_cast<size_t>(slot) * static_cast<size_t>(state.shape.layers) +
                static_cast<size_t>(layer));
-  const auto places = static_cast<size_t>(state.load.weighed_rows);
-  check(cudaDeviceSynchronize(), "DecodeTable::placed");  // whichever stream fed it
-  const auto read = [&]<class T>(const Buffer& from, size_t of_lane, T) {
-    std::vector<T> all(lanes * of_lane);
-    copy_now(all.data(), reinterpret_cast<const T*>(from.data()) + before * of_lane,
-             all.size() * sizeof(T));
-    return all;
+  copy.places = static_cast<size_t>(state.load.weighed_rows);
+  check(cudaDeviceSynchronize(), "DecodeTable::read_placed");  // whichever stream fed it
+  const auto read = [&]<class T>(std::vector<T>& to, const Buffer& from, size_t of_lane) {
+    to.resize(lanes * of_lane);
+    copy_now(to.data(), reinterpret_cast<const T*>(from.data()) + before * of_lane,
+             to.size() * sizeof(T));
   };
-  const std::vector<int> came = read(state.came, places, 0);
-  const std::vector<int16_t> value_at = read(state.value_at, places, int16_t{0});
-  const std::vector<float> weights = read(state.place_weights, state.compares() ? places : 0, 0.0f);
-  const std::vector<DeviceTail> tails = read(state.tails, 2, DeviceTail{});
-  std::vector<PlacedRows> rows(lanes);
-  for (size_t lane = 0; lane < lanes; ++lane) {
-    PlacedRows& of = rows[lane];
-    for (const size_t side : {size_t{0}, size_t{1}}) {
-      const DeviceTail& tail = tails[lane * 2 + side];
-      const int held = tail.fixed_slots + tail.most_blocks * tail.block_rows + tail.ring_rows;
-      of.sides[side] = {std::vector<int>(static_cast<size_t>(held), WeighedRows::kNoRow),
-                        tail.first,
-                        tail.full,
-                        tail.blocks,
-                        tail.filling,
-                        tail.filled};
-    }
-    const size_t held = of.sides[0].came.size();
-    if (state.compares()) of.weights.resize(held);
-    for (size_t place = 0; place < held; ++place) {
-      const int number = came[lane * places + place];
-      if (number == WeighedRows::kNoRow) continue;
-      of.sides[0].came[place] = number;
-      if (state.compares()) of.weights[place] = weights[lane * places + place];
-      // The row of a step that has not come to this layer has no value yet.
-      const int value = value_at[lane * places + place];
-      if (value >= 0) of.sides[1].came[static_cast<size_t>(value)] = number;
-    }
+  read(copy.came, state.came, copy.places);
+  read(copy.value_at, state.value_at, copy.places);
+  if (state.compares()) read(copy.weights, state.place_weights, copy.places);
+  copy.sides.clear();
+  copy.held.clear();
+  std::vector<DeviceTail> tails;
+  read(tails, state.tails, 2);
+  for (const DeviceTail& tail : tails) {
+    copy.sides.push_back({{}, tail.first, tail.full, tail.blocks, tail.filling, tail.filled});
+    copy.held.push_back(tail.fixed_slots + tail.most_blocks * tail.block_rows + tail.ring_rows);
   }
-  return rows;
 }
 
 bool DecodeTable::attends_in_place(int layer) const noexcept {

@@ -116,15 +116,31 @@ bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) 
 
 }  // namespace
 
+int16_t FormatList::place_of(const PackedFormat& of) {
+  const std::lock_guard lock(mutex_);
+  const auto at = std::find(known_.begin(), known_.end(), &of) - known_.begin();
+  if (at == static_cast<std::ptrdiff_t>(known_.size())) {
+    known_.push_back(&of);
+    all_.push_back(of);
+    changed_ = true;
+  }
+  return static_cast<int16_t>(at);
+}
+
+int FormatList::channels(int head_dim) const noexcept {
+  for (const PackedFormat& format : all_) head_dim = std::max(head_dim, format.channels());
+  return head_dim;
+}
+
 LaneLayout::LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-                       int fixed_runs, int longest, LaunchBounds& bounds)
-    : shape_(shape),
+                       int fixed_runs, int longest, FormatList& formats)
+    : bounds(shape.layers, fixed_runs + kGainedRuns),
+      shape_(shape),
       windows_(windows),
-      bounds_(bounds),
+      formats_(formats),
       fixed_runs_(fixed_runs),
       side_runs_(fixed_runs + kGainedRuns),
-      longest_(longest),
-      channels_(shape.head_dim) {}
+      longest_(longest) {}
 
 void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
   int slots = from.keys_gained.packed + from.keys_gained.full;
@@ -165,19 +181,16 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
                   find_ranges(from.remaps, runs) &&
                   std::none_of(runs.begin(), runs.end(),
                                [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
-  bounds_.note_kind(lane, fused.sources);
-  if (is_picture(fused.pair)) bounds_.note_picture(from.keys[0].slots);
+  bounds.note_kind(lane, fused.sources);
+  if (is_picture(fused.pair)) bounds.note_picture(from.keys[0].slots);
 }
 
+/// Asks the list, which others share, once for a format.
 int16_t LaneLayout::format_of(const PackedFormat& format) {
-  const auto at = std::find(known_.begin(), known_.end(), &format) - known_.begin();
-  if (at == static_cast<std::ptrdiff_t>(known_.size())) {
-    known_.push_back(&format);
-    formats_.push_back(format);
-    channels_ = std::max(channels_, format.channels());
-    bounds_.changed = true;
+  for (const auto& [known, place] : known_) {
+    if (known == &format) return place;
   }
-  return static_cast<int16_t>(at);
+  return known_.emplace_back(&format, formats_.place_of(format)).second;
 }
 
 /// What never changes of a fixed run in a lane of `slots` slots.
@@ -305,7 +318,7 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_o
     made[i].first_slot = slot + (in_order ? selected : 0);
     lay_run(fixed[i], keys, in_order, slots, fused, list, made[i]);
     made[i].first_block.first_slot = made[i].first_slot;
-    if (!fused) bounds_.note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots, longest_);
+    if (!fused) bounds.note(layer, keys, static_cast<int>(i), made[i], fixed[i].slots, longest_);
     if (fixed[i].selection == nullptr) {
       slot += fixed[i].slots;
       continue;
@@ -321,7 +334,7 @@ void LaneLayout::set_side(int layer, bool keys, const TableLane& lane, bool in_o
   for (int i = 0; i < kGainedRuns; ++i) {
     const DeviceRun& run = made[fixed_runs_ + i];
     if (run.kernel < 0 || fused) continue;
-    bounds_.note(layer, keys, fixed_runs_ + i, run, i == 0 ? longest_ : gained.ring_rows, longest_);
+    bounds.note(layer, keys, fixed_runs_ + i, run, i == 0 ? longest_ : gained.ring_rows, longest_);
   }
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/error.h"
@@ -46,20 +48,37 @@ struct LaneSpace {
   ListSpace list;
 };
 
-/// Says of TableLanes what the GPU keeps of them, and to `bounds` what launches have to reach.
+/// The formats of a table's runs, which name them by their place here. Threads may add some.
+class FormatList {
+ public:
+  /// Where a format is. `of` must stay.
+  int16_t place_of(const PackedFormat& of);
+  /// Some were added since this was asked last.
+  bool changed() noexcept { return std::exchange(changed_, false); }
+  /// While no thread adds any.
+  const std::vector<PackedFormat>& all() const noexcept { return all_; }
+  /// Channels of a packed row, at most.
+  int channels(int head_dim) const noexcept;
+
+ private:
+  std::mutex mutex_;
+  std::vector<PackedFormat> all_;
+  std::vector<const PackedFormat*> known_;  // where they came from
+  bool changed_ = false;
+};
+
+/// Says of TableLanes what the GPU keeps of them, and in `bounds` what launches have to reach.
 class LaneLayout {
  public:
-  /// `windows` must stay.
+  /// `windows` and `formats`, which others may share, must stay.
   ///   fixed_runs  of a lane's side, at most
   ///   longest     slots of a lane, at most
   LaneLayout(const TableShape& shape, std::span<const std::array<RowWindow, 2>> windows,
-             int fixed_runs, int longest, LaunchBounds& bounds);
+             int fixed_runs, int longest, FormatList& formats);
 
   void lay(int layer, const TableLane& from, LaneSpace& to);
-  /// Formats that runs name by their place here.
-  const std::vector<PackedFormat>& formats() const noexcept { return formats_; }
-  /// Channels of a packed row, at most.
-  int channels() const noexcept { return channels_; }
+  /// What launches have to reach, of all that was laid.
+  LaunchBounds bounds;
 
  private:
   int16_t format_of(const PackedFormat& format);
@@ -74,13 +93,11 @@ class LaneLayout {
 
   TableShape shape_;
   std::span<const std::array<RowWindow, 2>> windows_;  // (layers,)
-  LaunchBounds& bounds_;
+  FormatList& formats_;
   int fixed_runs_;
   int side_runs_;
   int longest_;
-  int channels_;
-  std::vector<PackedFormat> formats_;
-  std::vector<const PackedFormat*> known_;  // where formats came from
+  std::vector<std::pair<const PackedFormat*, int16_t>> known_;  // of formats_, and their places
 };
 
 }  // namespace kvlm::cuda::packed

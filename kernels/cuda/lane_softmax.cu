@@ -209,7 +209,7 @@ void normalise_lanes(const AttendArgs& args, const LayerLaunch& layer, Stream& s
   if (most <= 8 * kNormaliseThreads) return hold(normalise<8>, false);
   if (most <= kMostOrdered) return hold(normalise<kMost>, false);
   launch_early("DecodeTable::attend", normalise_long, heads, kNormaliseThreads, stream, args);
-  if (layer.ordered) hold(normalise<kMost>, true);
+  if (layer.kinds.ordered) hold(normalise<kMost>, true);
 }
 
 void weigh_deferred(const AttendArgs& args, const LayerLaunch& layer, Stream& stream) {

@@ -39,19 +39,9 @@ void LaunchBounds::note(int layer, bool keys, int position, const DeviceRun& run
                         int longest) {
   SideBounds& side = sides_[static_cast<size_t>(layer)][keys ? 0 : 1];
   const auto at = static_cast<size_t>(position);
-  const auto grow = [&](auto& bound, auto to) {
-    if (bound >= to) return;
-    bound = to;
-    changed = true;
-  };
   const uint32_t bit = uint32_t{1} << position;
-  uint32_t& positions = side.positions[static_cast<size_t>(run.kernel)];
-  changed |= (positions & bit) == 0;
-  positions |= bit;
-  if (run.selection != nullptr && run.kernel != kCodeKernels) {
-    changed |= (side.ordered & bit) == 0;
-    side.ordered |= bit;
-  }
+  set(side.positions[static_cast<size_t>(run.kernel)], bit);
+  if (run.selection != nullptr && run.kernel != kCodeKernels) set(side.ordered, bit);
   if (static_cast<Cut>(run.cut) == Cut::kListed) {
     // Rounded up, as below.
     constexpr int kTogether = 8;
@@ -62,42 +52,74 @@ void LaunchBounds::note(int layer, bool keys, int position, const DeviceRun& run
   int rounded = 256;
   while (rounded < slots) rounded *= 2;
   grow(side.slots[at], std::min(rounded, std::max(longest, slots)));
-  if (static_cast<Cut>(run.cut) != Cut::kEven) return;
+  if (static_cast<Cut>(run.cut) == Cut::kEven) note_block_rows(side, run.block_rows);
+}
+
+void LaunchBounds::note_block_rows(SideBounds& side, int rows) {
   std::vector<int>& sizes = side.block_rows;
-  if (std::find(sizes.begin(), sizes.end(), run.block_rows) != sizes.end()) return;
-  sizes.push_back(run.block_rows);
+  if (std::find(sizes.begin(), sizes.end(), rows) != sizes.end()) return;
+  sizes.push_back(rows);
   changed = true;
 }
 
 /// Notes which kernels serve a lane.
 void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
-  LayerLaunch now = kinds_;
+  LaneKinds kinds;
   if (lane.fused != 0) {
-    now.fused |= 1u << lane.fused;
-    int& most = now.sources[static_cast<size_t>(lane.fused)];
-    most = std::max(most, sources);
-    now.lose_rows |= lane.placed && !is_picture(lane.fused);
+    kinds.fused = 1u << lane.fused;
+    kinds.sources[static_cast<size_t>(lane.fused)] = sources;
+    kinds.lose_rows = lane.placed && !is_picture(lane.fused);
   } else {
-    now.unfused = true;
-    now.deferred |= lane.deferred ? 1 : 0;
-    now.placed |= lane.placed;
-    now.plain |= !lane.deferred && !lane.placed;
-    now.ordered |= lane.in_run_order;
+    kinds.unfused = true;
+    kinds.deferred = lane.deferred;
+    kinds.placed = lane.placed;
+    kinds.plain = !lane.deferred && !lane.placed;
+    kinds.ordered = lane.in_run_order;
   }
-  changed |= now.fused != kinds_.fused || now.sources != kinds_.sources ||
-             now.lose_rows != kinds_.lose_rows || now.unfused != kinds_.unfused ||
-             now.deferred != kinds_.deferred || now.plain != kinds_.plain ||
-             now.placed != kinds_.placed || now.ordered != kinds_.ordered;
-  kinds_ = now;
+  take_kinds(kinds);
+}
+
+void LaunchBounds::take_kinds(const LaneKinds& more) {
+  const LaneKinds before = kinds_;
+  kinds_.deferred |= more.deferred;
+  kinds_.plain |= more.plain;
+  kinds_.placed |= more.placed;
+  kinds_.ordered |= more.ordered;
+  kinds_.unfused |= more.unfused;
+  kinds_.fused |= more.fused;
+  for (size_t i = 0; i < more.sources.size(); ++i) {
+    kinds_.sources[i] = std::max(kinds_.sources[i], more.sources[i]);
+  }
+  kinds_.lose_rows |= more.lose_rows;
+  kinds_.picture_slots = std::max(kinds_.picture_slots, more.picture_slots);
+  changed |= kinds_ != before;
 }
 
 void LaunchBounds::note_picture(int slots) {
   // Rounded up, so that sequences of about the same length launch the same.
   constexpr int kRounded = 256;
-  const int rounded = (slots + kRounded - 1) / kRounded * kRounded;
-  if (rounded <= kinds_.pictures.slots) return;
-  kinds_.pictures.slots = rounded;
-  changed = true;
+  grow(kinds_.picture_slots, (slots + kRounded - 1) / kRounded * kRounded);
+}
+
+void LaunchBounds::take(const LaunchBounds& other) {
+  for (size_t layer = 0; layer < sides_.size(); ++layer) {
+    for (const size_t side : {size_t{0}, size_t{1}}) {
+      take(sides_[layer][side], other.sides_[layer][side]);
+    }
+  }
+  take_kinds(other.kinds_);
+}
+
+void LaunchBounds::take(SideBounds& side, const SideBounds& other) {
+  for (size_t at = 0; at < side.slots.size(); ++at) {
+    grow(side.slots[at], other.slots[at]);
+    grow(side.listed[at], other.listed[at]);
+  }
+  for (size_t kernel = 0; kernel < side.positions.size(); ++kernel) {
+    set(side.positions[kernel], other.positions[kernel]);
+  }
+  set(side.ordered, other.ordered);
+  for (const int rows : other.block_rows) note_block_rows(side, rows);
 }
 
 /// Splits of a run at a position, at most; they take so many workspace of parts.
@@ -144,11 +166,13 @@ int LaunchBounds::parts(int layer, bool keys) const {
 }
 
 LayerLaunch LaunchBounds::layer_launch(int layer, int lanes) const {
-  LayerLaunch launch = kinds_;
+  LayerLaunch launch;
+  launch.kinds = kinds_;
   launch.lanes = static_cast<unsigned>(lanes);
   launch.keys = served(layer, true, launch.lanes);
   launch.values = served(layer, false, launch.lanes);
-  if (kinds_.deferred > 0) launch.deferred = launch.lanes;
+  launch.pictures.slots = kinds_.picture_slots;
+  if (kinds_.deferred) launch.deferred = launch.lanes;
   launch.key_parts = lanes * parts(layer, true);
   launch.value_parts = lanes * parts(layer, false);
   return launch;

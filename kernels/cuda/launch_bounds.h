@@ -21,6 +21,8 @@ class LaunchBounds {
   void note_kind(const DeviceLane& lane, int sources);
   /// A lane that picture_lanes.cu serves has so many packed rows.
   void note_picture(int slots);
+  /// Adds what another table of this shape, or part of it, has noted.
+  void take(const LaunchBounds& other);
   /// Splits of keys have at most so many slots.
   void cut_keys(int slots);
 
@@ -42,11 +44,24 @@ class LaunchBounds {
     std::vector<int> block_rows{1};  // that rows packed evenly have
   };
 
+  template <class T>
+  void grow(T& bound, T to) {
+    if (bound >= to) return;
+    bound = to;
+    changed = true;
+  }
+  void set(uint32_t& bits, uint32_t more) {
+    changed |= (bits & more) != more;
+    bits |= more;
+  }
+  void take(SideBounds& side, const SideBounds& other);
+  void take_kinds(const LaneKinds& more);
+  void note_block_rows(SideBounds& side, int rows);
   int bound(int layer, bool keys, int position) const;
   ServedByKernel served(int layer, bool keys, unsigned lanes) const;
 
   std::vector<std::array<SideBounds, 2>> sides_;  // (layers,)
-  LayerLaunch kinds_;                             // which kernels serve lanes
+  LaneKinds kinds_;
   int side_runs_;
   int key_slots_ = kAnySplitSlots;
 };

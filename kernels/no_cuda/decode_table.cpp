@@ -14,6 +14,11 @@ void DecodeTable::reserve(const TableLoad&) {}
 void DecodeTable::set(int, int, std::span<const TableLane>, Stream&) {
   cuda::refuse("DecodeTable::set");
 }
+int DecodeTable::drafts() const noexcept { return 0; }
+void DecodeTable::lay(int, int, int, std::span<const TableLane>) {
+  cuda::refuse("DecodeTable::lay");
+}
+void DecodeTable::send(int, Stream&) { cuda::refuse("DecodeTable::send"); }
 void DecodeTable::start(std::span<const TableRow>, Stream&) { cuda::refuse("DecodeTable::start"); }
 void DecodeTable::store(int, const float*, const float*, Stream&) {
   cuda::refuse("DecodeTable::store");
@@ -25,7 +30,7 @@ void DecodeTable::pack(bool, Stream&) { cuda::refuse("DecodeTable::pack"); }
 void DecodeTable::evict(std::span<const int>, Stream&) { cuda::refuse("DecodeTable::evict"); }
 void DecodeTable::drop_least(Stream&) { cuda::refuse("DecodeTable::drop_least"); }
 std::vector<int> DecodeTable::came(int) const { return {}; }
-std::vector<PlacedRows> DecodeTable::placed(int, int, int) const { return {}; }
+void DecodeTable::read_placed(int, int, int, PlacedCopy&) const {}
 std::vector<int64_t> DecodeTable::gained_bytes() const { return {}; }
 void DecodeTable::put_weights(std::span<const float>, float*) const {}
 uint64_t DecodeTable::version() const noexcept { return 0; }

@@ -8,18 +8,15 @@
 #include <cassert>
 #include <climits>
 
+#include "kvcache/engine/for_sequences.h"
 #include "kvcache/engine/row_order.h"
 #include "kvcache/engine/table_load.h"
-#include "kvcache/extensions/protected_values.h"
 
 namespace kvlm {
 
 namespace {
 
 constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-
-/// Fixed runs of a lane's side, at most (TableLoad).
-constexpr size_t kMostFixed = 5;
 
 RowWeights weights_of(const CacheTraits& traits) {
   if (!traits.layouts().keeps_weights()) return RowWeights::kNone;
@@ -88,12 +85,7 @@ int rows_to_flush(const CacheTraits& traits, const Sequence& sequence) {
 
 GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
                      VisualRemap& remap)
-    : traits_(traits),
-      store_(store),
-      key_basis_(key_basis),
-      remap_(remap),
-      counts_(traits),
-      placed_(traits) {
+    : traits_(traits), store_(store), key_basis_(key_basis), remap_(remap), counts_(traits) {
   if (!traits.on_gpu()) return;
   of_sequence_.resize(traits.layers());
   const CacheShape& shape = traits.shape();
@@ -110,15 +102,12 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
                  traits.table().places, traits.table().scores, traits.plan().pairs, rows_alone,
                  turned_by(traits)},
       windows, traits.device());
-  lanes_.resize(traits.kv_heads());
-  runs_.resize(traits.kv_heads() * 2 * kMostFixed);
 }
 
 void GpuDecode::reserve(const Workload& load) {
   if (!serves() || load.sequences == 0) return;
   rows_.reserve(load.slots);
   known_rows_.reserve(load.slots);
-  of_host_.reserve(load.slots);
   const TableLoad most = table_load(traits_, store_.all(), load);
   const float* queries = key_basis_.queries();
   if (!table_->holds(most) || queries != queries_) {
@@ -128,6 +117,11 @@ void GpuDecode::reserve(const Workload& load) {
   }
   queries_ = queries;
   table_->reserve(most);
+  placing_.reserve(load.sequences);
+  of_host_.reserve(load.sequences);
+  while (describers_.size() < static_cast<size_t>(table_->drafts())) {
+    describers_.emplace_back(traits_, key_basis_, remap_, describers_.size());
+  }
 }
 
 void GpuDecode::begin(std::span<const StepRows> step, Stream& stream) {
@@ -154,32 +148,41 @@ void GpuDecode::place_prompts(std::span<const StepRows> step, Stream& stream) {
 /// Places the sequences of a step's prompts that have ended, or of its generated rows, that the
 /// table does not know. Returns whether there are any.
 bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stream) {
-  bool any = false;
+  placing_.clear();
   for (const StepRows& rows : step) {
-    Sequence& sequence = store_.at(rows.sequence);
     if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
-    if (sequence.on_gpu) continue;
-    place(sequence, rows.sequence, stream);
-    any = true;
+    if (!store_.at(rows.sequence).on_gpu) placing_.push_back(rows.sequence);
   }
-  return any;
+  for (size_t first = 0; first < placing_.size(); first += describers_.size()) {
+    const size_t count = std::min(describers_.size(), placing_.size() - first);
+    place(std::span(placing_).subspan(first, count), stream);
+  }
+  return !placing_.empty();
 }
 
-void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
+/// Places some, as many at most as may be on their way together.
+void GpuDecode::place(std::span<const SequenceId> some, Stream& stream) {
+  for_sequences(some.size(), traits_.layers() * traits_.kv_heads(), stream,
+                [&](size_t begin, size_t end) {
+                  for (size_t i = begin; i < end; ++i) lay(some[i], i);
+                });
+  for (size_t i = 0; i < some.size(); ++i) {
+    table_->send(static_cast<int>(i), stream);
+    store_.at(some[i]).on_gpu = true;
+  }
+  laid_ += static_cast<int64_t>(some.size());
+}
+
+/// Lays a sequence as it is now in a draft.
+void GpuDecode::lay(SequenceId id, size_t draft) {
+  Sequence& sequence = store_.at(id);
   assert(sequence.uncounted == 0);
-  ++laid_;
   sequence.told_anew = !counts(sequence);
   sequence.placed = !sequence.told_anew && will_be_placed(traits_, sequence);
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    SlotRun* memory = runs_.data();
-    for (size_t h = 0; h < traits_.kv_heads(); ++h) {
-      RunList runs(memory);
-      describe_lane(sequence, id, layer, h, runs);
-      memory += runs.size();
-    }
-    table_->set(static_cast<int>(id), layer, lanes_, stream);
+    table_->lay(static_cast<int>(draft), static_cast<int>(id), layer,
+                describers_[draft].describe(sequence, id, layer));
   }
-  sequence.on_gpu = true;
   sequence.used_when_placed = sequence.memory->used();
   sequence.host_flushes_at = rows_to_flush(traits_, sequence);
   if (!sequence.told_anew) return counts_.start(sequence);
@@ -187,89 +190,11 @@ void GpuDecode::place(Sequence& sequence, SequenceId id, Stream& stream) {
   sequence.dropping.clear();
 }
 
-/// One KV head of a layer.
-void GpuDecode::describe_lane(const Sequence& sequence, SequenceId id, int layer, size_t h,
-                              RunList& runs) {
-  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  const HeadState& head = state.heads[h];
-  TableLane& lane = lanes_[h] = {};
-  const size_t index = static_cast<size_t>(id) * traits_.kv_heads() + h;
-  lane.remaps = remap_.describe(h, head.stores[kVisual], layer, sequence.placed);
-  if (sequence.placed) {
-    const std::array<const float*, kStores> queries = {key_basis_.queries_of(layer, kVisual, index),
-                                                       key_basis_.queries_of(layer, kRest, index)};
-    placed_.describe(head, layer, h, queries, runs, lane);
-  } else {
-    describe_runs(head, layer, index, sequence.told_anew, runs, lane);
-  }
-  if (sequence.told_anew) {
-    lane.weighed.weights = head.weights;
-    lane.weighed.by_slots = true;
-  } else if (traits_.table().weighs || traits_.table().scores) {
-    describe_weighed(sequence, layer, h, lane);
-  }
-  if (state.sink_rows == 0) return;
-  const size_t before = h * static_cast<size_t>(state.sink_rows) * traits_.dim();
-  lane.turned = {state.sinks + before, state.sink_rows, state.rotated_by};
-}
-
 /// The table counts the rows of a sequence from now on. A later prompt may have brought more than
 /// there is room for.
 bool GpuDecode::counts(const Sequence& sequence) const {
   return table_counts(traits_, sequence) &&
          (!will_be_placed(traits_, sequence) || table_->holds(placed_load(traits_, sequence)));
-}
-
-/// Rows that go by weight, which have the numbers that they had when the prompt ended, or by score:
-/// those of the prompt that are left.
-void GpuDecode::describe_weighed(const Sequence& sequence, int layer, size_t head,
-                                 TableLane& lane) const {
-  const std::vector<HeadState>& heads = sequence.layers[static_cast<size_t>(layer)].heads;
-  const std::optional<LeastWeight> least = least_weight(traits_, sequence, layer);
-  if (least) lane.weighed.least = *least;  // else none goes by score any more
-  if (traits_.table().scores) {
-    lane.weighed.scores = heads[traits_.layouts().per_head() ? head : 0].scores;
-    return;
-  }
-  lane.weighed.weights = heads[head].weights;
-  if (sequence.came.empty() || sequence.placed) return;
-  lane.weighed.came = sequence.came[static_cast<size_t>(layer) * traits_.kv_heads() + head];
-}
-
-/// The fixed runs of a KV head that is not placed, and what it gains.
-void GpuDecode::describe_runs(const HeadState& head, int layer, size_t index, bool told_anew,
-                              RunList& runs, TableLane& lane) {
-  for (const KvSide side : kSides) {
-    const int before = runs.size();
-    const bool by_host = told_anew || traits_.host_flushes(layer, side);
-    for (size_t store = traits_.first_store(); store < kStores; ++store) {
-      const Plane& plane = head.plane(store, side);
-      const int first = runs.size();
-      if (store == kVisual || by_host) {
-        add_packed(head, store, side, layer, runs);
-      } else {
-        plane.add_shared(runs);
-      }
-      if (side == KvSide::kKeys && runs.size() > first) {
-        runs[first].q = key_basis_.queries_of(layer, store, index);
-      }
-      if (store == kVisual) plane.add_full(runs);
-    }
-    const Plane& rest = head.plane(kRest, side);
-    const GrowingRows gained = by_host ? rest.full_rows() : rest.growing();
-    (side == KvSide::kKeys ? lane.keys : lane.values) = runs.from(before);
-    (side == KvSide::kKeys ? lane.keys_gained : lane.values_gained) = gained;
-  }
-}
-
-/// The packed rows of a store, of which some values may lie apart.
-void GpuDecode::add_packed(const HeadState& head, size_t store, KvSide side, int layer,
-                           RunList& runs) const {
-  if (store == kRest && side == KvSide::kValues && traits_.layer(layer).protects) {
-    ProtectedValues::add_packed(head, runs);
-  } else {
-    head.plane(store, side).add_packed(runs);
-  }
 }
 
 void GpuDecode::attend(int layer, const float* q, ConstTensorView k, ConstTensorView v,
@@ -325,10 +250,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     table_->drop_least(stream);
   }
   bytes_known_ = bytes_known_ && !found.placed;
-  for (Sequence* sequence : of_host_) {
-    take_back(*sequence);
-    counts_.count_due(*sequence);
-  }
+  take_back(of_host_, stream);
   return of_host_;
 }
 
@@ -379,8 +301,45 @@ void GpuDecode::take_back(Sequence& sequence) const {
   sequence.on_gpu = false;
 }
 
+/// Takes sequences back whose windows may be full.
+void GpuDecode::take_back(std::span<Sequence* const> sequences, Stream& stream) const {
+  std::vector<PlacedCopy> copies(std::min(sequences.size(), describers_.size()));
+  for (size_t first = 0; first < sequences.size(); first += copies.size()) {
+    const auto some = sequences.subspan(first, std::min(copies.size(), sequences.size() - first));
+    for (size_t i = 0; i < some.size(); ++i) {
+      if (some[i]->drops_on_gpu()) read_placed(*some[i], copies[i]);
+    }
+    const size_t heads = traits_.layers() * traits_.kv_heads();
+    for_sequences(some.size(), heads, stream, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        if (some[i]->drops_on_gpu()) {
+          take_placed(*some[i], copies[i]);
+        } else {
+          count_rows(*some[i]);
+        }
+        counts_.count_due(*some[i]);
+      }
+    });
+    for (size_t i = 0; i < some.size(); ++i) {
+      if (some[i]->drops_on_gpu()) end_placed(*some[i], copies[i]);
+      some[i]->on_gpu = false;
+    }
+  }
+}
+
 void GpuDecode::catch_up(Sequence& sequence) const {
-  if (sequence.drops_on_gpu()) return count_placed(sequence);
+  if (!sequence.drops_on_gpu()) return count_rows(sequence);
+  if (sequence.uncounted > 0) {
+    PlacedCopy copy;
+    read_placed(sequence, copy);
+    take_placed(sequence, copy);
+    end_placed(sequence, copy);
+  }
+  sequence.on_gpu = false;  // numbers begin anew when it is placed again
+}
+
+/// Counts the rows of a sequence whose packed rows stay.
+void GpuDecode::count_rows(Sequence& sequence) const {
   if (sequence.told_anew) return counts_.count_rows(sequence);
   if (traits_.table().weighs && sequence.uncounted > 0) {
     sequence.came = came_of(traits_, sequence, table_->came(slot_of(sequence)));
@@ -388,48 +347,67 @@ void GpuDecode::catch_up(Sequence& sequence) const {
   counts_.catch_up(sequence);
 }
 
+void GpuDecode::read_placed(const Sequence& sequence, PlacedCopy& to) const {
+  table_->read_placed(slot_of(sequence), 0, traits_.shape().layers, to);
+}
+
 std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
                                             bool newest) const {
-  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), layer, 1);
+  PlacedCopy copy;
+  table_->read_placed(slot_of(sequence), layer, 1, copy);
   const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
   std::vector<HeadState> heads = state.heads;
   for (size_t h = 0; h < heads.size(); ++h) {
     const int known = heads[h].slots() + sequence.uncounted + (newest ? 1 : 0);
-    take_placed(traits_.layer(layer), heads[h], placed[h], known);
+    PlacedRows rows = copy.rows(h);
+    static_cast<void>(kvlm::take_placed(traits_.layer(layer), heads[h], rows, known));
   }
   return heads;
 }
 
-/// Counts on the host, with the weights in their order again, what the GPU has made of a sequence.
-void GpuDecode::count_placed(Sequence& sequence) const {
-  sequence.on_gpu = false;  // numbers begin anew when it is placed again
-  if (sequence.uncounted == 0) return;
-  std::vector<PlacedRows> placed = table_->placed(slot_of(sequence), 0, traits_.shape().layers);
-  auto rows = placed.begin();
+/// Counts on the host what the GPU has made of a sequence. The weights in `copy` are in the order
+/// of the slots then, KV head by KV head.
+void GpuDecode::take_placed(Sequence& sequence, PlacedCopy& copy) const {
+  size_t lane = 0;
   for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    std::vector<HeadState>& heads = sequence.layers[static_cast<size_t>(layer)].heads;
-    std::vector<float> weights;  // of a layer, which lie side by side
-    for (HeadState& head : heads) {
+    for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       const int known = head.slots() + sequence.uncounted;
-      const std::vector<float> taken = take_placed(traits_.layer(layer), head, *rows++, known);
-      if (head.weights == nullptr) continue;
-      weights.resize(static_cast<size_t>(head.weights - heads[0].weights));
-      weights.insert(weights.end(), taken.begin(), taken.end());
+      PlacedRows rows = copy.rows(lane);
+      const std::vector<float> weights = kvlm::take_placed(traits_.layer(layer), head, rows, known);
+      std::copy(weights.begin(), weights.end(),
+                copy.weights.begin() + static_cast<std::ptrdiff_t>(lane * copy.places));
+      ++lane;
     }
-    if (!weights.empty()) table_->put_weights(weights, heads[0].weights);
   }
   sequence.uncounted = 0;
   SequenceStore::count_planes(sequence);
+}
+
+/// Puts the weights of such a sequence to where the host looks for them, and tells the arena.
+void GpuDecode::end_placed(Sequence& sequence, const PlacedCopy& copy) const {
+  std::vector<float> weights;  // of a layer, which lie side by side
+  for (size_t layer = 0; layer < traits_.layers() && !copy.weights.empty(); ++layer) {
+    const std::vector<HeadState>& heads = sequence.layers[layer].heads;
+    if (heads[0].weights == nullptr) continue;
+    weights.clear();
+    for (size_t h = 0; h < heads.size(); ++h) {
+      weights.resize(static_cast<size_t>(heads[h].weights - heads[0].weights));
+      const auto first = copy.weights.begin() +
+                         static_cast<std::ptrdiff_t>((layer * heads.size() + h) * copy.places);
+      weights.insert(weights.end(), first, first + heads[h].slots());
+    }
+    table_->put_weights(weights, heads[0].weights);
+  }
   store_.account(sequence);
 }
 
 std::vector<int> GpuDecode::visual_slots(const Sequence& sequence) const {
   std::vector<int> slots;
   if (!sequence.drops_on_gpu() || !traits_.plan().split) return slots;
-  const std::vector<PlacedRows> placed =
-      table_->placed(slot_of(sequence), 0, traits_.shape().layers);
+  PlacedCopy copy;
+  read_placed(sequence, copy);
   for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-    const std::vector<int>& came = placed[layer * traits_.kv_heads()].sides[0].came;
+    const std::vector<int> came = copy.rows(layer * traits_.kv_heads()).sides[0].came;
     const Plane& visual = sequence.layers[layer].heads[0].stores[kVisual].keys;
     slots.push_back(
         static_cast<int>(std::count_if(came.begin(), came.begin() + visual.places(),

@@ -9,7 +9,7 @@
 
 #include "kernels/decode_table.h"
 #include "kvcache/engine/gained_counts.h"
-#include "kvcache/engine/placed_rows.h"
+#include "kvcache/engine/lane_describer.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/store.h"
 #include "kvcache/engine/traits.h"
@@ -82,15 +82,15 @@ class GpuDecode {
   int slot_of(const Sequence& sequence) const noexcept {
     return static_cast<int>(&sequence - store_.all().data());
   }
-  void count_placed(Sequence& sequence) const;
-  void describe_weighed(const Sequence& sequence, int layer, size_t head, TableLane& lane) const;
-  void describe_lane(const Sequence& sequence, SequenceId id, int layer, size_t h, RunList& runs);
-  void end_step_of(Sequence& sequence, size_t number, StepEnd& found);
   bool counts(const Sequence& sequence) const;
-  void add_packed(const HeadState& head, size_t store, KvSide side, int layer, RunList& runs) const;
-  void describe_runs(const HeadState& head, int layer, size_t index, bool told_anew, RunList& runs,
-                     TableLane& lane);
-  void place(Sequence& sequence, SequenceId id, Stream& stream);
+  void place(std::span<const SequenceId> some, Stream& stream);
+  void lay(SequenceId id, size_t draft);
+  void end_step_of(Sequence& sequence, size_t number, StepEnd& found);
+  void take_back(std::span<Sequence* const> sequences, Stream& stream) const;
+  void count_rows(Sequence& sequence) const;
+  void read_placed(const Sequence& sequence, PlacedCopy& to) const;
+  void take_placed(Sequence& sequence, PlacedCopy& copy) const;
+  void end_placed(Sequence& sequence, const PlacedCopy& copy) const;
   void change_queries(int layer, const float* q, Stream& stream);
 
   const CacheTraits& traits_;
@@ -98,17 +98,16 @@ class GpuDecode {
   KeyBasisChange& key_basis_;
   VisualRemap& remap_;
   GainedCounts counts_;
-  PlacedLanes placed_;
   std::unique_ptr<DecodeTable> table_;
-  std::vector<TableRow> rows_;        // of this step
-  std::vector<TableRow> known_rows_;  // whose queries key_basis_ knows
-  bool basis_known_ = false;          // it knows those of this step
-  std::vector<TableLane> lanes_;      // (kv_heads,)
-  std::vector<SlotRun> runs_;         // of these
-  std::vector<int> dropped_;          // (rows of this step, layers)
-  std::vector<int> of_sequence_;      // (layers,) of one
-  std::vector<Sequence*> of_host_;    // to flush and to drop
-  const float* queries_ = nullptr;    // where those in another basis are
+  std::vector<TableRow> rows_;             // of this step
+  std::vector<TableRow> known_rows_;       // whose queries key_basis_ knows
+  bool basis_known_ = false;               // it knows those of this step
+  std::vector<LaneDescriber> describers_;  // one for each of the table's drafts
+  std::vector<SequenceId> placing_;
+  std::vector<int> dropped_;        // (rows of this step, layers)
+  std::vector<int> of_sequence_;    // (layers,) of one
+  std::vector<Sequence*> of_host_;  // to flush and to drop
+  const float* queries_ = nullptr;  // where those in another basis are
   int64_t laid_ = 0;
   mutable bool bytes_known_ = true;  // to the arena, of sequences whose packed rows the GPU drops
 };

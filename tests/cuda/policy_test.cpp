@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -324,6 +325,40 @@ TEST_P(CudaPolicy, DoesNotDependOnItsCompany) {
   check_company(GetParam(), shape_of(2, 1, 5, 128));
 }
 
+/// Opens the same sequences on both devices, of `steps` rows behind their prompts.
+std::vector<Feeder::Input> open_all(PolicyCache& on_cpu, PolicyCache& on_gpu,
+                                    std::span<const std::vector<int16_t>> prompts, int steps) {
+  std::vector<Feeder::Input> inputs;
+  for (const std::vector<int16_t>& rows : prompts) {
+    const SequenceId id = on_cpu.open(size_of(rows, steps), "s");
+    EXPECT_EQ(on_gpu.open(size_of(rows, steps), "s"), id);
+    inputs.push_back({static_cast<char>('a' + inputs.size()), id, 0, rows, true});
+  }
+  return inputs;
+}
+
+/// Prompts, then a row of every sequence in each step: outputs and bytes are the same.
+void check_passes(PolicyCache& on_cpu, PolicyCache& on_gpu, std::vector<Feeder::Input> inputs,
+                  int steps, const std::string& spec) {
+  Feeder cpu(on_cpu.shape(), 2);
+  Feeder gpu(on_cpu.shape(), 2, kGpu);
+  for (int step = 0; step < steps; ++step) {
+    const auto expected = cpu.pass(on_cpu, inputs);
+    const auto got = gpu.pass(on_gpu, inputs);
+    for (size_t layer = 0; layer < expected.size(); ++layer) {
+      expect_near(got[layer], expected[layer],
+                  fmt::format("{}, step {}, layer {}", spec, step, layer));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    ASSERT_EQ(on_gpu.bytes(), on_cpu.bytes()) << spec << ", step " << step;
+    for (Feeder::Input& input : inputs) {
+      input.first += static_cast<int>(input.modality.size());
+      input.modality = {kTextRow};
+      input.prompt = false;
+    }
+  }
+}
+
 /// Knows the number of what its newest step launches.
 struct Launches final : test::WatchedCache {
   using WatchedCache::WatchedCache;
@@ -405,29 +440,33 @@ TEST(CudaTable, DropsRowsBesideALongSequence) {
     for (const auto& rows : prompts) bytes += bounds.reservation(size_of(rows, 60)).bytes();
     const auto on_cpu = make(spec, shape, bytes, {});
     const auto on_gpu = make(spec, shape, bytes, kGpu);
-    Feeder cpu(shape, 2);
-    Feeder gpu(shape, 2, kGpu);
-    std::vector<Feeder::Input> inputs;
-    for (const auto& rows : prompts) {
-      const SequenceId id = on_cpu->open(size_of(rows, 60), "s");
-      ASSERT_EQ(on_gpu->open(size_of(rows, 60), "s"), id);
-      inputs.push_back({static_cast<char>('a' + inputs.size()), id, 0, rows, true});
-    }
+    const std::vector<Feeder::Input> inputs = open_all(*on_cpu, *on_gpu, prompts, 60);
     ASSERT_EQ(on_cpu->open(longer, "l"), on_gpu->open(longer, "l"));
-    for (int step = 0; step < 50; ++step) {
-      const auto expected = cpu.pass(*on_cpu, inputs);
-      const auto got = gpu.pass(*on_gpu, inputs);
-      for (size_t layer = 0; layer < expected.size(); ++layer) {
-        expect_near(got[layer], expected[layer], fmt::format("{}, step {}", spec, step));
-        if (testing::Test::HasFatalFailure()) return;
-      }
-      ASSERT_EQ(on_gpu->bytes(), on_cpu->bytes()) << spec << ", step " << step;
-      for (Feeder::Input& input : inputs) {
-        input.first += static_cast<int>(input.modality.size());
-        input.modality = {kTextRow};
-        input.prompt = false;
-      }
+    check_passes(*on_cpu, *on_gpu, inputs, 50, spec);
+  }
+}
+
+/// More sequences than are laid together, each of so many KV heads that threads share them, which
+/// are told anew at every step, or whose windows the host flushes.
+TEST(CudaTable, ThreadsLayManySequences) {
+  if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
+  const CacheShape shape = shape_of(16, 8, 1, 16);
+  std::vector<std::vector<int16_t>> prompts;
+  for (int i = 0; i < 11; ++i) prompts.push_back(PromptShape{1 + i % 3, {40 - i}, 9}.modality());
+  for (const char* spec : {"prefixkv,keep=0.5 + vidkv,group=8,residual=16,protect=0.3",
+                           "h2o,keep=0.5 + vidkv,group=8,residual=16",
+                           "streaming,keep=0.5 + vidkv,group=8,residual=16",
+                           "vidkv,group=8,residual=16", "calibquant"}) {
+    const auto plan = test::plan_of(spec, shape);
+    size_t bytes = 0;
+    for (const auto& rows : prompts) {
+      bytes += SequenceBounds(*plan).reservation(size_of(rows, 40)).bytes();
     }
+    const auto on_cpu = make(spec, shape, bytes, {});
+    const auto on_gpu = make(spec, shape, bytes, kGpu);
+    const std::vector<Feeder::Input> inputs = open_all(*on_cpu, *on_gpu, prompts, 40);
+    check_passes(*on_cpu, *on_gpu, inputs, 30, spec);
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -1,0 +1,45 @@
+#include "kernels/cuda/pinned.h"
+
+#include <fmt/format.h>
+
+#include "kernels/base/queue.h"
+#include "kernels/cuda/status.h"
+
+namespace kvlm::cuda {
+
+PinnedMemory::~PinnedMemory() {
+  if (read_ != nullptr) {
+    static_cast<void>(cudaEventSynchronize(static_cast<cudaEvent_t>(read_)));
+    static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(read_)));
+  }
+  static_cast<void>(cudaFreeHost(data_));
+  static_cast<void>(cudaGetLastError());  // at the end of a program the driver may be gone
+}
+
+void PinnedMemory::reserve(size_t bytes) {
+  if (bytes <= bytes_) return;
+  wait();
+  void* data = nullptr;
+  check(cudaMallocHost(&data, bytes), fmt::format("{} bytes of pinned host memory", bytes));
+  static_cast<void>(cudaFreeHost(data_));
+  data_ = static_cast<std::byte*>(data);
+  bytes_ = bytes;
+}
+
+void PinnedMemory::lend(Stream& stream) {
+  if (read_ == nullptr) {
+    cudaEvent_t made = nullptr;
+    check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreate");
+    read_ = made;
+  }
+  check(cudaEventRecord(static_cast<cudaEvent_t>(read_),
+                        static_cast<cudaStream_t>(stream.queue().native())),
+        "pinned host memory");
+}
+
+void PinnedMemory::wait() const {
+  if (read_ == nullptr) return;
+  check(cudaEventSynchronize(static_cast<cudaEvent_t>(read_)), "pinned host memory");
+}
+
+}  // namespace kvlm::cuda

@@ -1,0 +1,217 @@
+// What a DecodeTable is told of a sequence, made on the host: lanes and runs as LaneLayout lays
+// them, and the numbers, scores and blocks of rows that may go.
+#include <algorithm>
+#include <cassert>
+#include <numeric>
+
+#include "kernels/cuda/picture_choice.h"
+#include "kernels/cuda/slot_draft.h"
+
+namespace kvlm::cuda::packed {
+
+SlotDraft::SlotDraft(const DraftPlan& plan, FormatList& formats) : plan_(plan), formats_(formats) {
+  begin();
+}
+
+void SlotDraft::begin() {
+  layout_.emplace(plan_.shape, plan_.windows, plan_.load.fixed_runs, plan_.longest, formats_);
+  ring_rows = places = 0;
+  weighs_slots = false;
+  memory_.reserve(carve(nullptr));
+  static_cast<void>(carve(memory_.data()));
+}
+
+/// Gives everything its place in `memory`; null: where it would be. Returns the bytes it takes.
+size_t SlotDraft::carve(std::byte* memory) {
+  const TableLoad& load = plan_.load;
+  size_t bytes = 0;
+  const auto make = [&]<class T>(std::span<T>& of_slot, bool wanted, int of_lane) {
+    constexpr size_t kAligned = 64;
+    const size_t count =
+        wanted ? static_cast<size_t>(plan_.lanes_of_slot()) * static_cast<size_t>(of_lane) : 0;
+    T* first = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes);
+    of_slot = std::span(first, count);
+    bytes += (count * sizeof(T) + kAligned - 1) / kAligned * kAligned;
+  };
+  const bool drops = plan_.shape.drops_packed;
+  make(lanes, true, 1);
+  make(runs, true, 2 * plan_.side_runs());
+  make(tails, true, 2);
+  make(remaps, true, plan_.shape.remaps);
+  make(blocks, true, load.listed_blocks);
+  make(words, true, load.words);
+  make(weighed, plan_.compares() || drops, 1);
+  make(came, plan_.weighs() || drops, load.weighed_rows);
+  make(scores, plan_.shape.scored, load.weighed_rows);
+  make(turned, !plan_.shape.turned_by.empty(), 1);
+  make(value_at, drops, load.weighed_rows);
+  make(key_at, drops, load.weighed_rows);
+  make(fixed, drops, 2 * load.fixed_blocks);
+  return bytes;
+}
+
+void SlotDraft::lay(int of_slot, int layer, std::span<const TableLane> of_layer) {
+  slot = of_slot;
+  if (layer == 0) {
+    memory_.wait();
+    used_blocks = used_words = 0;
+    out_of_order = false;
+  }
+  for (size_t h = 0; h < of_layer.size(); ++h) {
+    const TableLane& lane = of_layer[h];
+    LaneSpace space = space_of(layer, h);
+    layout_->lay(layer, lane, space);
+    used_blocks += space.list.used_blocks;
+    used_words += space.list.used_words;
+    DeviceLane& made = *space.lane;
+    if (plan_.rows_alone[static_cast<size_t>(layer)] != 0 || is_picture(made.fused)) {
+      ring_rows = std::max(ring_rows, lane.keys_gained.ring_rows);
+    }
+    if (made.placed && made.fused != 0) {
+      made.live = plan_.row_bits + int64_t{space.index} * plan_.bit_words;
+    } else if (made.placed) {
+      note_places(lane, space);
+    }
+    take_weighed(lane.weighed, space);
+    if (made.placed) take_fixed(lane, space);
+    const size_t number = number_of(space);
+    if (!turned.empty()) turned[number] = {lane.turned.keys, lane.turned.rows, lane.turned.by};
+    std::copy(lane.remaps.begin(), lane.remaps.end(),
+              remaps.data() + number * static_cast<size_t>(plan_.shape.remaps));
+  }
+}
+
+/// Where a lane is described. Lanes list their blocks one after the other, so that no more is sent
+/// than there is.
+LaneSpace SlotDraft::space_of(int layer, size_t head) {
+  const size_t number =
+      static_cast<size_t>(layer) * static_cast<size_t>(plan_.shape.kv_heads) + head;
+  const auto side_runs = static_cast<size_t>(plan_.side_runs());
+  const auto of_slot = static_cast<size_t>(slot);
+  const auto before = static_cast<size_t>(used_words);
+  return {
+      slot * plan_.lanes_of_slot() + static_cast<int>(number),
+      lanes.data() + number,
+      runs.data() + number * 2 * side_runs,
+      tails.data() + number * 2,
+      {blocks.data() + used_blocks, words.data() + before,
+       slot * static_cast<int>(blocks.size()) + used_blocks,
+       plan_.words + of_slot * words.size() + before, static_cast<int>(blocks.size()) - used_blocks,
+       static_cast<int>(words.size()) - used_words}};
+}
+
+/// Counts the places of a lane that is placed, whose fixed runs have been laid.
+void SlotDraft::note_places(const TableLane& lane, const LaneSpace& space) {
+  for (const int side : {0, 1}) {
+    const GrowingRows& gained = side == 0 ? lane.keys_gained : lane.values_gained;
+    places = std::max(places, space.tails[side].fixed_slots +
+                                  gained.most_blocks * gained.block_rows + gained.ring_rows);
+  }
+}
+
+/// Says of a lane whose rows are weighed which number each place's row has.
+void SlotDraft::take_weighed(const WeighedRows& rows, LaneSpace& space) {
+  if (weighed.empty()) return;
+  weighed[number_of(space)] = {};
+  if (plan_.shape.scored) take_scores(rows, space);
+  if (space.lane->placed) return take_placed(rows, space);
+  if (rows.by_slots) return take_by_slots(rows, space);
+  if (!plan_.weighs()) return;
+  const size_t number = number_of(space);
+  const auto most = static_cast<size_t>(plan_.load.weighed_rows);
+  int* numbers = came.data() + number * most;
+  int next = space.tails[0].full;
+  assert(static_cast<size_t>(next) < most && rows.came.size() <= most);
+  if (!rows.came.empty()) {
+    std::copy(rows.came.begin(), rows.came.end(), numbers);
+    next = 0;
+    for (size_t place = 0; place < rows.came.size(); ++place) {
+      if (rows.came[place] == WeighedRows::kNoRow) {
+        for (const int side : {0, 1}) space.tails[side].vacated = static_cast<int>(place);
+      } else {
+        next = std::max(next, rows.came[place] + 1);
+      }
+    }
+  } else {
+    std::iota(numbers, numbers + next, 0);
+  }
+  DeviceWeighed& made = weighed[number];
+  made.weights = rows.weights;
+  made.least = rows.least;
+  made.next = next;
+}
+
+/// Says of a lane whose rows the host drops where their weights are.
+void SlotDraft::take_by_slots(const WeighedRows& rows, const LaneSpace& space) {
+  DeviceWeighed& made = weighed[number_of(space)];
+  made.weights = rows.weights;
+  made.by_slots = true;
+  weighs_slots = weighs_slots || plan_.weighs();
+}
+
+/// Takes the scores of a lane's first rows.
+void SlotDraft::take_scores(const WeighedRows& rows, const LaneSpace& space) {
+  const size_t number = number_of(space);
+  const auto most = static_cast<size_t>(plan_.load.weighed_rows);
+  assert(rows.scores.size() <= most);
+  std::copy(rows.scores.begin(), rows.scores.end(), scores.data() + number * most);
+  DeviceWeighed& made = weighed[number];
+  made.weights = plan_.row_scores + static_cast<size_t>(space.index) * most;
+  made.least = rows.least;
+  made.scored = static_cast<int>(rows.scores.size());
+  made.tail = std::max(0, made.scored - rows.least.spared);
+}
+
+/// Says of a lane whose packed rows may go which number each place's row has, and where each row's
+/// key and value are. The GPU says it of rows that lie in order.
+void SlotDraft::take_placed(const WeighedRows& rows, const LaneSpace& space) {
+  const size_t number = number_of(space);
+  const auto most = static_cast<size_t>(plan_.load.weighed_rows);
+  DeviceWeighed& made = weighed[number];
+  made.of_numbers = plan_.shape.scored ? made.weights : rows.weights;  // of take_scores()
+  made.weights = plan_.place_weights;
+  if (plan_.compares()) made.weights += static_cast<size_t>(space.index) * most;
+  made.least = rows.least;
+  made.in_order = rows.came.empty();
+  made.first_places = rows.first_places;
+  if (rows.came.empty()) return;
+  out_of_order = true;
+  assert(rows.came.size() <= most && rows.values_came.size() <= most);
+  const auto of_lane = [&](auto& all) { return std::span(all).subspan(number * most, most); };
+  const std::span<int> numbers = of_lane(came);
+  const std::span<int16_t> values = of_lane(value_at);
+  const std::span<int16_t> keys = of_lane(key_at);
+  const auto end = std::copy(rows.came.begin(), rows.came.end(), numbers.begin());
+  std::fill(end, numbers.end(), WeighedRows::kNoRow);
+  std::fill(values.begin(), values.end(), int16_t{-1});
+  std::fill(keys.begin(), keys.end(), int16_t{-1});
+  value_of_.resize(rows.values_came.size());
+  for (size_t place = 0; place < rows.values_came.size(); ++place) {
+    const int of = rows.values_came[place];
+    if (of != WeighedRows::kNoRow) value_of_[static_cast<size_t>(of)] = static_cast<int16_t>(place);
+  }
+  for (size_t place = 0; place < rows.came.size(); ++place) {
+    const int of = rows.came[place];
+    if (of == WeighedRows::kNoRow) continue;
+    values[place] = value_of_[static_cast<size_t>(of)];
+    keys[static_cast<size_t>(values[place])] = static_cast<int16_t>(place);
+    made.next = std::max(made.next, of + 1);
+  }
+}
+
+void SlotDraft::take_fixed(const TableLane& lane, const LaneSpace& space) {
+  const auto most = static_cast<size_t>(plan_.load.fixed_blocks);
+  DeviceFixedBlock* of_side = fixed.data() + number_of(space) * 2 * most;
+  for (const std::span<const FixedBlock> of : lane.fixed) {
+    assert(of.size() <= most);
+    DeviceFixedBlock* to = of_side;
+    int end = 0;
+    for (const FixedBlock& block : of) {
+      end += block.rows;
+      *to++ = {end, block.live, block.bytes};
+    }
+    of_side += most;
+  }
+}
+
+}  // namespace kvlm::cuda::packed
