@@ -93,7 +93,7 @@ __device__ void lay_piece(const TableArgs& table, int layer, int number, int lan
   piece.first = keys.first;
   piece.ring_rows = keys.ring_rows;
   piece.first_part = number * table.row_parts;
-  piece.parts = static_cast<int>(ceil_div(keys.full, kPartRows));
+  piece.parts = static_cast<int>(ceil_div(keys.full, part_rows(keys.full)));
   table.row_lanes[at] = {static_cast<float*>(nullptr) + query, piece.first_part, piece.parts};
 }
 

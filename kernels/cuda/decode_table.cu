@@ -189,7 +189,7 @@ bool DecodeTable::State::may_hold_pictures() const {
 
 /// Makes room for the parts of a lane whose full rows are attended by row_pieces.cu.
 void DecodeTable::State::note_ring(int rows) {
-  const auto parts = static_cast<int>(ceil_div(rows, kPartRows));
+  const int parts = most_parts(rows);
   if (parts <= row_parts) return;
   row_parts = parts;
   bounds.changed = true;

@@ -13,7 +13,18 @@ namespace {
 using namespace packed;
 
 constexpr int kRowBytes = kDim * 2;
-constexpr int kTiles = kPartRows / kTileSlots;
+
+/// Rows are read once. What they push out of the second level of cache is to be other rows, not
+/// the states of parts, which are written and read again.
+template <int kWords>
+__device__ void stream_words(const std::byte* from, uint32_t (&to)[kWords]) {
+#pragma unroll
+  for (int i = 0; i < kWords; i += 4) {
+    const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from) + i / 4);
+    to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
+  }
+}
+constexpr int kTiles = kMostPartRows / kTileSlots;
 
 /// One block the f16 rows of a part: scores, softmax, values. Every row is read once for
 /// all queries.
@@ -21,7 +32,7 @@ template <int kGroups>
 __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunch launch) {
   constexpr int kQueries = kGroups * kGroupQueries;
   __shared__ RaisedQueries<16, kGroups> raised;
-  __shared__ float weights[kQueries][kPartRows];
+  __shared__ float weights[kQueries][kMostPartRows];
   __shared__ ChannelSums<kGroups> sums;
 
   let_next_start();
@@ -41,8 +52,8 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int row = min(tile * kTileSlots + my.row + 8 * side, rows - 1);
-      load_words<16>(piece.keys + piece.place(row) * kRowBytes + my.quarter * (kRowBytes / 4),
-                     words[side]);
+      stream_words<16>(piece.keys + piece.place(row) * kRowBytes + my.quarter * (kRowBytes / 4),
+                       words[side]);
     }
   };
   // The first keys are on their way while the queries are made ready.
@@ -87,24 +98,24 @@ __global__ void __launch_bounds__(kThreads, 5 - kGroups) attend_tiles(PieceLaunc
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = min(tile * kTileSlots + my.quarter + 4 * i, rows - 1);
-      codes[i].load(piece.values + piece.place(row) * kRowBytes, my.row);
+      stream_words(piece.values + piece.place(row) * kRowBytes + my.row * 32, codes[i].words);
     }
   };
   Codes codes[4];
   if (my.warp < tiles) load_values(my.warp, codes);
   __syncthreads();
   for (int query = my.warp; query < queries; query += kWarps) {
-    float x[kPartRows / 32];
+    float x[kMostPartRows / 32];
     float most = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kPartRows / 32; ++i) {
+    for (int i = 0; i < kMostPartRows / 32; ++i) {
       x[i] = i * 32 + warp_lane < rows ? weights[query][i * 32 + warp_lane] : -INFINITY;
       most = fmaxf(most, x[i]);
     }
     most = warp_max(most);
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kPartRows / 32; ++i) {
+    for (int i = 0; i < kMostPartRows / 32; ++i) {
       x[i] = rows > 0 ? __expf(x[i] - most) : 0.0f;
       weights[query][i * 32 + warp_lane] = x[i];
       sum += x[i];

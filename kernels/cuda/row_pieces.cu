@@ -19,7 +19,7 @@ template <class T>
 struct RowChunk {
   static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
   static __device__ void load(const T* from, float (&to)[kSize]) {
-    const uint4 x = *reinterpret_cast<const uint4*>(from);
+    const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from));  // read once: see half_rows.cu
     T values[kSize];
     *reinterpret_cast<uint4*>(values) = x;
 #pragma unroll
@@ -33,7 +33,7 @@ template <class T, int kLanes>
 __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch) {
   constexpr int kSize = RowChunk<T>::kSize;
   constexpr int kGroups = kPieceThreads / kLanes;  // rows at a time
-  __shared__ float scores[kQueries][kPartRows];
+  __shared__ float scores[kQueries][kMostPartRows];
   __shared__ float parts[kQueries][kPieceThreads / 32];
   extern __shared__ float sums_out[];  // (kGroups, kQueries, head_dim)
 

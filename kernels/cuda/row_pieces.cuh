@@ -7,8 +7,18 @@
 // Decode attention over pieces of full rows: what its kernels share.
 namespace kvlm::cuda {
 
-/// Rows of a part, which one block of threads serves and which has a softmax state.
-constexpr int kPartRows = 256;
+/// Rows of a part of a piece of so many, which one block of threads serves and which has a softmax
+/// state. States are written and read again, 3 % of the bytes of 256 rows with four queries; short
+/// pieces of few sequences want the blocks. It depends on nothing else, so that sums do not.
+constexpr int kMostPartRows = 512;
+VLM_HD constexpr int part_rows(int64_t rows) { return rows < 6144 ? 256 : kMostPartRows; }
+/// Parts of a piece of up to so many rows, at most.
+constexpr int most_parts(int rows) {
+  const int of_short = rows < 6143 ? rows : 6143;
+  const int parts = (of_short + part_rows(of_short) - 1) / part_rows(of_short);
+  const int of_long = (rows + part_rows(rows) - 1) / part_rows(rows);
+  return parts > of_long ? parts : of_long;
+}
 
 /// A run of a lane, with the lane's query, cut into parts.
 struct DevicePiece {
@@ -70,8 +80,9 @@ __device__ inline PiecePart part_of(const PieceLaunch& l, int element_bytes) {
   made.dtype = piece.cached.dtype;
   made.ring_rows = piece.ring_rows;
   made.state = state_of(l, piece.first_part + part);
-  const int skipped = part * kPartRows;
-  made.rows = min(static_cast<int>(piece.cached.rows) - skipped, kPartRows);
+  const int most = part_rows(piece.cached.rows);
+  const int skipped = part * most;
+  made.rows = min(static_cast<int>(piece.cached.rows) - skipped, most);
   int first = piece.first + skipped;
   if (first >= piece.ring_rows) first -= piece.ring_rows;
   made.before_end = piece.ring_rows - first;

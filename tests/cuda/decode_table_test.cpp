@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/row_batch.h"
@@ -17,15 +18,15 @@ using testing::normal_tensor;
 
 constexpr int kHeads = 2;
 constexpr int kQueries = 3;
-constexpr int kRing = 1000;
 constexpr float kScale = 0.1f;
 
-/// Rings of keys and values (2, kHeads, kRing, head_dim) and where a step's rows lie in them.
+/// Rings of keys and values (2, kHeads, ring rows, head_dim) and where a step's rows lie in them.
 struct Rings {
   Tensor rows;
   int first = 0;
   int full = 0;  // before the step
 
+  int ring() const { return static_cast<int>(rows.shape()[2]); }
   const std::byte* of(int side, int head) const {
     const Shape& shape = rows.shape();
     const int64_t bytes = shape[2] * shape[3] * static_cast<int64_t>(dtype_bytes(rows.dtype()));
@@ -49,14 +50,14 @@ class DecodeTables : public testing::Cuda {
     DecodeTable table(shape, windows, kGpu);
     TableLoad load;
     load.slots = 1;
-    load.longest = kRing;
+    load.longest = rings.ring();
     table.reserve(load);
     std::vector<TableLane> lanes(kHeads);
     for (int h = 0; h < kHeads; ++h) {
       for (const int side : {0, 1}) {
         GrowingRows& gained = side == 0 ? lanes[h].keys_gained : lanes[h].values_gained;
         gained.ring = const_cast<std::byte*>(rings.of(side, h));
-        gained.ring_rows = kRing;
+        gained.ring_rows = rings.ring();
         gained.first = rings.first;
         gained.full = rings.full;
       }
@@ -75,10 +76,11 @@ class DecodeTables : public testing::Cuda {
   /// The same on the CPU, over the rows in their order.
   Tensor expected(const Rings& rings, const Tensor& q, const Tensor& kv) {
     const int64_t dim = rings.rows.shape()[3];
+    const int ring_rows = rings.ring();
     const int count = rings.full + 1;
     Tensor rows(DType::kF32, {2 * kHeads, count, dim});
-    Tensor wide(DType::kF32, {2 * kHeads * kRing, dim});
-    convert(wide, rings.rows.view().reshape({2 * kHeads * kRing, dim}), cpu_);
+    Tensor wide(DType::kF32, {2 * kHeads * ring_rows, dim});
+    convert(wide, rings.rows.view().reshape({2 * kHeads * ring_rows, dim}), cpu_);
     Tensor newest(rings.rows.dtype(), {2 * kHeads, dim});
     convert(newest, kv.view().reshape({2 * kHeads, dim}), cpu_);
     Tensor rounded(DType::kF32, newest.shape());
@@ -86,8 +88,9 @@ class DecodeTables : public testing::Cuda {
     for (int ring = 0; ring < 2 * kHeads; ++ring) {
       for (int i = 0; i < count; ++i) {
         const float* from =
-            i < rings.full ? wide.as<float>() + (ring * kRing + (rings.first + i) % kRing) * dim
-                           : rounded.as<float>() + ring * dim;
+            i < rings.full
+                ? wide.as<float>() + (ring * ring_rows + (rings.first + i) % ring_rows) * dim
+                : rounded.as<float>() + ring * dim;
         std::copy_n(from, dim, rows.as<float>() + (ring * count + i) * dim);
       }
     }
@@ -102,32 +105,50 @@ class DecodeTables : public testing::Cuda {
     batch.attend(kScale, cpu_);
     return out;
   }
+
+  /// The outputs of rings of which `full` rows from `first` on are full.
+  void check(DType dtype, int dim, int ring_rows,
+             const std::vector<std::pair<int, int>>& first_and_full) {
+    Rings rings;
+    rings.rows = normal_tensor(dtype, {2, kHeads, ring_rows, dim}, 1);
+    const Tensor q = normal_tensor(DType::kF32, {kHeads, kQueries, dim}, 2);
+    const Tensor kv = normal_tensor(DType::kF32, {2, kHeads, dim}, 3);
+    for (const auto& [first, full] : first_and_full) {
+      rings.first = first;
+      rings.full = full;
+      EXPECT_LE(error(step(rings, q, kv), expected(rings, q, kv)), 2e-5)
+          << dtype_name(dtype) << " x " << dim << ", " << full << " of " << ring_rows
+          << " rows from " << first;
+    }
+  }
 };
 
 /// Rings that wrap in any of their parts, and end with the row that a step brings.
 TEST_F(DecodeTables, AttendRingsThatWrap) {
   for (const auto& [dtype, dim] :
        {std::pair{DType::kF16, 128}, {DType::kF16, 64}, {DType::kBF16, 128}, {DType::kF32, 128}}) {
-    Rings rings;
-    rings.rows = normal_tensor(dtype, {2, kHeads, kRing, dim}, 1);
-    const Tensor q = normal_tensor(DType::kF32, {kHeads, kQueries, dim}, 2);
-    const Tensor kv = normal_tensor(DType::kF32, {2, kHeads, dim}, 3);
-    for (const auto& [first, full] : {std::pair{0, 999},
-                                      {0, 5},
-                                      {300, 999},
-                                      {999, 999},
-                                      {999, 1},
-                                      {700, 300},
-                                      {700, 299},
-                                      {650, 700},
-                                      {100, 0},
-                                      {744, 511}}) {
-      rings.first = first;
-      rings.full = full;
-      EXPECT_LE(error(step(rings, q, kv), expected(rings, q, kv)), 2e-5)
-          << dtype_name(dtype) << " x " << dim << ", " << full << " rows from " << first;
-    }
+    check(dtype, dim, 1000,
+          {{0, 999},
+           {0, 5},
+           {300, 999},
+           {999, 999},
+           {999, 1},
+           {700, 300},
+           {700, 299},
+           {650, 700},
+           {100, 0},
+           {744, 511}});
   }
+}
+
+/// Of so many rows that parts of them are longer, and of one less.
+TEST_F(DecodeTables, AttendLongRings) {
+  for (const auto& [dtype, dim] : {std::pair{DType::kF16, 128}, {DType::kF16, 64}}) {
+    check(dtype, dim, 7000,
+          {{0, 6142}, {0, 6143}, {0, 6144}, {0, 6399}, {6800, 6143}, {3000, 6999}, {6999, 6655}});
+  }
+  check(DType::kF32, 128, 6144, {{17, 6143}});
+  check(DType::kBF16, 128, 6143, {{17, 6142}});
 }
 
 }  // namespace

@@ -237,6 +237,11 @@ class Throughput(unittest.TestCase):
         self.assertEqual((result.returncode, result.stdout), (2, ""))
         self.assertRegex(result.stderr, r"^vlm-bench: .*--rows.* 33 is no multiple of 32; use 32 or 64")
 
+    def test_a_format_that_is_none_is_refused(self):
+        result = subprocess.run([PROGRAM, "kernels", "--only", "kivi, 2"], capture_output=True, text=True, check=False)
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertRegex(result.stderr, r'^vlm-bench: --only "kivi, 2" is in no format.s name; they are "kivi 1 bit", ')
+
     def test_a_subcommand_is_asked_for_by_name(self):
         for words, found in (([], "no subcommand was given"), (["kernel"], '"kernel" is no subcommand')):
             result = subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=False)

@@ -441,6 +441,21 @@ std::vector<Case> cases(int head_dim) {
           {"vidkv 2+1 bits, trit5", mixed_packing(head_dim, 32), pack(kTrit5, kChannel, 32)}};
 }
 
+/// Those whose name holds `text`. Throws Error{kInvalidArgument} if none does.
+std::vector<Case> cases_named(std::string_view text, int head_dim) {
+  std::vector<Case> named;
+  std::string known;
+  for (const Case& c : cases(head_dim)) {
+    if (c.name.find(text) != std::string_view::npos) named.push_back(c);
+    known += fmt::format("{}\"{}\"", known.empty() ? "" : ", ", c.name);
+  }
+  if (named.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--only \"{}\" is in no format's name; they are {}", text, known));
+  }
+  return named;
+}
+
 }  // namespace
 
 int run_kernels(const KernelsOptions& options) {
@@ -453,6 +468,7 @@ int run_kernels(const KernelsOptions& options) {
                             "head are full; use {1} or more",
                             options.rows, 2 * PackedStep::kFullRows));
   }
+  const std::vector<Case> wanted_cases = cases_named(options.only, options.head_dim);
   const int heads_count = kHeadsPerSequence * options.batch;
   // f16 rows of so many layers are past every cache, and packed ones of four times as many too.
   constexpr double kElements = 12.0 * kHeadsPerSequence * 4096;
@@ -484,8 +500,7 @@ int run_kernels(const KernelsOptions& options) {
     fmt::print("{:<22} {:>8} {:>28} {:>8} {:>28} {:>8}\n", "format", "q_per_kv",
                "packed, ns a row (min, max)", "GB/s", "f16 rows, ns a row (min, max)", "faster");
   }
-  for (const Case& c : cases(options.head_dim)) {
-    if (c.name.find(options.only) == std::string_view::npos) continue;
+  for (const Case& c : wanted_cases) {
     PackedStep packed(c.keys, c.values, packed_layers, heads_count, options.rows, stream);
     for (const int q_per_kv : {1, 4}) {
       Heads heads(heads_count, q_per_kv, options.head_dim, stream);
