@@ -1,10 +1,18 @@
 #include "kernels/decode_table.h"
 
+#include <algorithm>
+#include <array>
+
 namespace kvlm {
 
 namespace {
 
 constexpr int kMostBlockRows = 256;  // splits of attention have at least as many slots
+
+constexpr std::array kOfLoad{
+    &TableLoad::slots,         &TableLoad::longest,      &TableLoad::fixed_runs,
+    &TableLoad::listed_blocks, &TableLoad::words,        &TableLoad::weighed_rows,
+    &TableLoad::blocks,        &TableLoad::fixed_blocks, &TableLoad::turns};
 
 }  // namespace
 
@@ -16,6 +24,15 @@ bool can_pack_windows(const PackedFormat& format, const std::array<PackRule, 2>&
   return format.axis == ScaleAxis::kChannel && rules[0].alpha == 0 && format.block_rows > 0 &&
          format.block_rows <= kMostBlockRows && rows % format.block_rows == 0 &&
          format.block_rows * format.channels() <= kShared;
+}
+
+bool TableLoad::holds(const TableLoad& other) const noexcept {
+  return std::all_of(kOfLoad.begin(), kOfLoad.end(),
+                     [&](auto of) { return other.*of <= this->*of; });
+}
+
+void TableLoad::grow(const TableLoad& other) noexcept {
+  for (const auto of : kOfLoad) this->*of = std::max(this->*of, other.*of);
 }
 
 PlacedRows PlacedCopy::rows(size_t lane) const {

@@ -178,6 +178,11 @@ struct TableLoad {
   int blocks = 0;        ///< GrowingRows.most_blocks
   int fixed_blocks = 0;  ///< TableLane.fixed, of a side
   int turns = 0;         ///< TurnedRows.by
+
+  /// Nothing of `other` is more.
+  bool holds(const TableLoad& other) const noexcept;
+  /// Becomes the more of both.
+  void grow(const TableLoad& other) noexcept;
 };
 
 /// A sequence of a step of decode, and where among the step's rows its row is.
@@ -212,9 +217,10 @@ class DecodeTable {
   /// All layers of a slot are set before the next slot's.
   void set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream);
   /// set() for several threads: each takes the layers of one slot in a draft of its own, of
-  /// [0, drafts()), and when all are done the drafts are sent one after the other. Of a draft that
-  /// is not sent nothing remains.
+  /// [0, drafts()), and when all are done the drafts are sent one after the other. Before, the
+  /// first `count` drafts are to be awaited: the GPU copies from them.
   int drafts() const noexcept;
+  void await_drafts(size_t count) const;
   void lay(int draft, int slot, int layer, std::span<const TableLane> lanes);
   void send(int draft, Stream& stream);
   /// Begins a step: counts a row more for each of `rows`, in every layer.

@@ -6,9 +6,8 @@
 #include <array>
 #include <atomic>
 #include <cassert>
-#include <cstring>
-#include <numeric>
-#include <thread>
+#include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -31,8 +30,10 @@ namespace {
 using namespace cuda;
 using namespace cuda::packed;
 
-/// Drafts of a table, at most: each takes as much memory of the host as a slot of the GPU's.
-constexpr int kMostDrafts = 8;
+/// Drafts of a table, at most, and what they may take together: pinned memory of the host, each as
+/// much as a slot takes on the GPU. One there always is.
+constexpr int kMostDrafts = 32;
+constexpr size_t kDraftBytes = size_t{64} << 20;
 
 /// A number that no table has given.
 uint64_t new_version() {
@@ -72,13 +73,10 @@ Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
 struct DecodeTable::State {
   State(const TableShape& of, std::span<const std::array<RowWindow, 2>> of_layers, Device at);
 
-  TableShape shape;
-  std::vector<uint8_t> rows_alone;                // of `shape`
+  std::vector<uint8_t> rows_alone;                // TableShape::rows_alone
   std::vector<std::array<RowWindow, 2>> windows;  // (layers,)
   std::array<std::vector<ClassOfLayers>, 2> classes;
   Device device;
-  TableLoad load;
-  int side_runs = 0;
   LaunchBounds bounds;
   std::vector<uint64_t> versions;  // by rows of a step
   std::vector<StepSlot> step;
@@ -98,6 +96,7 @@ struct DecodeTable::State {
 
   DraftPlan plan;
   FormatList formats;
+  size_t sent_formats = 0;
   std::vector<std::unique_ptr<SlotDraft>> drafts;
   std::vector<uint8_t> is_placed;  // (slots,) whose lanes are
   int most_places = 0;             // TableArgs::most_places
@@ -108,11 +107,11 @@ struct DecodeTable::State {
   bool weighs() const { return plan.weighs(); }
   bool compares() const { return plan.compares(); }
   /// Slots of a lane, at most: where packed rows may go, empty places among them.
-  int longest() const { return std::max(load.longest, load.weighed_rows); }
-  int lanes_of_step() const { return static_cast<int>(step.size()) * shape.kv_heads; }
+  int longest() const { return std::max(plan.load.longest, plan.load.weighed_rows); }
+  int lanes_of_step() const { return static_cast<int>(step.size()) * plan.shape.kv_heads; }
   bool holds_rows_alone(int layer) const;
   /// Some lanes that are weighed may not be placed.
-  bool holds_unplaced() const { return !shape.drops_packed || weighs_slots; }
+  bool holds_unplaced() const { return !plan.shape.drops_packed || weighs_slots; }
   bool any_layer(bool rows_alone) const;
   bool may_hold_pictures() const;
   void note_ring(int rows);
@@ -126,7 +125,12 @@ struct DecodeTable::State {
   void note(SlotDraft& draft);
   void send(SlotDraft& draft, Stream& stream);
   template <class T>
-  void send_to(Buffer& to, int slot, std::span<T> from, int count, Stream& stream);
+  static void send(const SlotDraft& draft, std::span<T> from, int count, Buffer& to,
+                   Stream& stream);
+  template <class T>
+  static void send(const SlotDraft& draft, std::span<T> from, Buffer& to, Stream& stream) {
+    send(draft, from, static_cast<int>(from.size()), to, stream);
+  }
   void send_placed(SlotDraft& draft, Stream& stream);
   void send_formats(Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
@@ -137,8 +141,7 @@ struct DecodeTable::State {
 
 DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWindow, 2>> of_layers,
                           Device at)
-    : shape(of),
-      rows_alone(of.rows_alone.begin(), of.rows_alone.end()),
+    : rows_alone(of.rows_alone.begin(), of.rows_alone.end()),
       windows(of_layers.begin(), of_layers.end()),
       device(at),
       bounds(of.layers, 0),
@@ -150,6 +153,7 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
       turns(!of.turned_by.empty()) {
   assert(windows.size() == static_cast<size_t>(of.layers));
   plan.shape = of;
+  plan.shape.rows_alone = {};  // kept above
   plan.windows = windows;
   clear_now(clamped.data(), clamped.bytes());
   std::vector<DeviceWindow> sizes;
@@ -167,24 +171,25 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
 /// shape that row_pieces.cu reads at full speed.
 bool DecodeTable::State::holds_rows_alone(int layer) const {
   const std::array<RowWindow, 2>& of = windows[static_cast<size_t>(layer)];
-  const bool no_runs =
-      load.fixed_runs == 0 || (!rows_alone.empty() && rows_alone[static_cast<size_t>(layer)] != 0);
-  return no_runs && shape.remaps == 0 && shape.weights == RowWeights::kNone &&
+  const bool no_runs = plan.load.fixed_runs == 0 ||
+                       (!rows_alone.empty() && rows_alone[static_cast<size_t>(layer)] != 0);
+  return no_runs && plan.shape.remaps == 0 && plan.shape.weights == RowWeights::kNone &&
          of[0].format == nullptr && of[1].format == nullptr &&
-         reads_by_16(shape.head_dim, shape.rows);
+         reads_by_16(plan.shape.head_dim, plan.shape.rows);
 }
 
 /// Some layer does, or does not.
 bool DecodeTable::State::any_layer(bool rows_alone) const {
   bool any = false;
-  for (int layer = 0; layer < shape.layers; ++layer) any |= holds_rows_alone(layer) == rows_alone;
+  for (int layer = 0; layer < plan.shape.layers; ++layer)
+    any |= holds_rows_alone(layer) == rows_alone;
   return any;
 }
 
 /// Some lanes may be such as picture_lanes.cu serves.
 bool DecodeTable::State::may_hold_pictures() const {
-  return load.fixed_runs > 0 && shape.weights == RowWeights::kNone && shape.rows == DType::kF16 &&
-         reads_by_16(shape.head_dim, shape.rows);
+  return plan.load.fixed_runs > 0 && plan.shape.weights == RowWeights::kNone &&
+         plan.shape.rows == DType::kF16 && reads_by_16(plan.shape.head_dim, plan.shape.rows);
 }
 
 /// Makes room for the parts of a lane whose full rows are attended by row_pieces.cu.
@@ -236,18 +241,24 @@ void DecodeTable::State::class_layers_of(size_t side) {
 
 /// Makes drafts for `load`, which point to nothing yet.
 void DecodeTable::State::plan_drafts() {
-  plan.load = load;
   plan.longest = longest();
   plan.rows_alone.clear();
-  for (int layer = 0; layer < shape.layers; ++layer) {
+  for (int layer = 0; layer < plan.shape.layers; ++layer) {
     plan.rows_alone.push_back(holds_rows_alone(layer) ? 1 : 0);
   }
-  plan.bit_words = shape.drops_packed ? PackedRowBits::words(load.weighed_rows) : 0;
-  const unsigned threads = std::max(1u, std::thread::hardware_concurrency());
-  const int count = std::min({load.slots, static_cast<int>(threads), kMostDrafts});
-  for (const std::unique_ptr<SlotDraft>& draft : drafts) draft->begin();
-  while (drafts.size() < static_cast<size_t>(count)) {
+  plan.bit_words = plan.shape.drops_packed ? PackedRowBits::words(plan.load.weighed_rows) : 0;
+  // Asked of the GPU here, where it is the thread's.
+  static_cast<void>(picture_limits());
+  static_cast<void>(most_shared_bytes());
+  if (drafts.empty()) drafts.push_back(std::make_unique<SlotDraft>(plan, formats));
+  drafts.front()->begin();
+  const size_t bytes = std::max<size_t>(1, drafts.front()->bytes());
+  const size_t some = std::clamp<size_t>(kDraftBytes / bytes, 1, kMostDrafts);
+  drafts.resize(std::min({drafts.size(), some, static_cast<size_t>(plan.load.slots)}));
+  for (size_t i = 1; i < drafts.size(); ++i) drafts[i]->begin();
+  while (drafts.size() < std::min(some, static_cast<size_t>(plan.load.slots))) {
     drafts.push_back(std::make_unique<SlotDraft>(plan, formats));
+    drafts.back()->begin();
   }
 }
 
@@ -261,11 +272,10 @@ void DecodeTable::State::point_drafts() {
 
 /// Takes memory for `load`, in which nothing is set.
 void DecodeTable::State::place_slots() {
-  const auto slots = static_cast<size_t>(load.slots);
+  const auto slots = static_cast<size_t>(plan.load.slots);
   const auto of_slot = static_cast<size_t>(lanes_of_slot());
-  side_runs = load.fixed_runs + kGainedRuns;
-  assert(2 * side_runs <= kMostRuns);
-  bounds = LaunchBounds(shape.layers, side_runs);
+  assert(2 * plan.side_runs() <= kMostRuns);
+  bounds = LaunchBounds(plan.shape.layers, plan.side_runs());
   plan_drafts();
   const auto take = [&](Buffer& buffer, size_t bytes) {
     buffer = Buffer();  // first, so that not both are held
@@ -288,16 +298,16 @@ void DecodeTable::State::place_slots() {
   make(value_at, one.value_at);
   make(key_at, one.key_at);
   make(fixed, one.fixed);
-  if (turns) waves = waves_of(shape.turned_by, load.turns, device);
-  if (shape.drops_packed) {
-    take(live, slots * of_slot * 2 * static_cast<size_t>(load.blocks) * sizeof(int));
+  if (turns) waves = waves_of(plan.shape.turned_by, plan.load.turns, device);
+  if (plan.shape.drops_packed) {
+    take(live, slots * of_slot * 2 * static_cast<size_t>(plan.load.blocks) * sizeof(int));
     take(place_weights, compares() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
     take(row_bits, slots * of_slot * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
   }
   take(device_step, slots * sizeof(StepSlot));
-  take(evicted, slots * static_cast<size_t>(shape.layers) * sizeof(int));
-  const auto heads = static_cast<size_t>(shape.kv_heads * shape.q_per_kv);
+  take(evicted, slots * static_cast<size_t>(plan.shape.layers) * sizeof(int));
+  const auto heads = static_cast<size_t>(plan.shape.kv_heads * plan.shape.q_per_kv);
   take(scores, any_layer(/*rows_alone=*/false)
                    ? slots * heads * static_cast<size_t>(longest()) * sizeof(float)
                    : 0);
@@ -313,12 +323,12 @@ void DecodeTable::State::place_slots() {
   versions.assign(slots + 1, 0);
 }
 
-/// Sends `count` entries of what a draft says of a slot.
+/// Sends the first `count` entries of something that a draft says of its slot.
 template <class T>
-void DecodeTable::State::send_to(Buffer& to, int slot, std::span<T> from, int count,
-                                 Stream& stream) {
+void DecodeTable::State::send(const SlotDraft& draft, std::span<T> from, int count, Buffer& to,
+                              Stream& stream) {
   if (count == 0) return;
-  std::byte* first = to.data() + static_cast<size_t>(slot) * from.size_bytes();
+  std::byte* first = to.data() + static_cast<size_t>(draft.slot) * from.size_bytes();
   const auto bytes = std::as_bytes(from.first(static_cast<size_t>(count)));
   stream.queue().send(first, bytes.data(), bytes.size());
 }
@@ -335,40 +345,34 @@ void DecodeTable::State::note(SlotDraft& draft) {
 /// Sends a slot to its place.
 void DecodeTable::State::send(SlotDraft& draft, Stream& stream) {
   note(draft);
-  if (formats.changed()) send_formats(stream);
-  const auto send_all = [&](Buffer& to, const auto& from) {
-    send_to(to, draft.slot, from, static_cast<int>(from.size()), stream);
-  };
-  send_all(lanes, draft.lanes);
-  send_all(runs, draft.runs);
-  send_all(tails, draft.tails);
-  send_all(remaps, draft.remaps);
-  send_to(blocks, draft.slot, draft.blocks, draft.used_blocks, stream);
-  send_to(words, draft.slot, draft.words, draft.used_words, stream);
-  send_all(weighed, draft.weighed);
-  send_all(turned, draft.turned);
+  if (formats.all().size() != sent_formats) send_formats(stream);
+  send(draft, draft.lanes, lanes, stream);
+  send(draft, draft.runs, runs, stream);
+  send(draft, draft.tails, tails, stream);
+  send(draft, draft.remaps, remaps, stream);
+  send(draft, draft.blocks, draft.used_blocks, blocks, stream);
+  send(draft, draft.words, draft.used_words, words, stream);
+  send(draft, draft.weighed, weighed, stream);
+  send(draft, draft.turned, turned, stream);
   const bool placed = draft.lanes[0].placed;
   is_placed[static_cast<size_t>(draft.slot)] = placed ? 1 : 0;
   if (!draft.weighed.empty() && draft.weighed[0].by_slots) return;  // the host drops its rows
-  send_all(row_scores, draft.scores);
+  send(draft, draft.scores, row_scores, stream);
   if (placed) {
     send_placed(draft, stream);
   } else if (weighs()) {
-    send_all(came, draft.came);
+    send(draft, draft.came, came, stream);
   }
 }
 
 /// What the GPU keeps of lanes that are placed beside that.
 void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
-  const auto send_all = [&](Buffer& to, const auto& from) {
-    send_to(to, draft.slot, from, static_cast<int>(from.size()), stream);
-  };
   if (draft.out_of_order) {
-    send_all(came, draft.came);
-    send_all(value_at, draft.value_at);
-    send_all(key_at, draft.key_at);
+    send(draft, draft.came, came, stream);
+    send(draft, draft.value_at, value_at, stream);
+    send(draft, draft.key_at, key_at, stream);
   }
-  send_all(fixed, draft.fixed);
+  send(draft, draft.fixed, fixed, stream);
   begin_places(table_args(), draft.slot, stream);
 }
 
@@ -380,7 +384,7 @@ void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& strea
   if (std::equal(step.begin(), step.end(), rows.begin(), rows.end(), same)) return;
   step.clear();
   for (const TableRow& row : rows) step.push_back({row.slot, row.row});
-  bounds.cut_keys(key_split_slots(int64_t{lanes_of_step()} * load.longest, stream));
+  bounds.cut_keys(key_split_slots(int64_t{lanes_of_step()} * plan.load.longest, stream));
   try {
     stream.queue().copy(device_step.data(), true, step.data(), false,
                         step.size() * sizeof(StepSlot));
@@ -393,7 +397,7 @@ void DecodeTable::State::take_step(std::span<const TableRow> rows, Stream& strea
 /// Sends what the kernels that count have to know of all layers.
 void DecodeTable::State::send_bounds(Stream& stream) {
   std::vector<int> parts;
-  for (int layer = 0; layer < shape.layers; ++layer) {
+  for (int layer = 0; layer < plan.shape.layers; ++layer) {
     for (const bool keys : {true, false}) parts.push_back(bounds.parts(layer, keys));
   }
   stream.queue().copy(device_parts.data(), true, parts.data(), false, device_parts.bytes());
@@ -404,6 +408,7 @@ void DecodeTable::State::send_formats(Stream& stream) {
   const size_t bytes = all.size() * sizeof(PackedFormat);
   if (device_formats.bytes() < bytes) device_formats = Buffer(device, 2 * bytes);
   stream.queue().copy(device_formats.data(), true, all.data(), false, bytes);
+  sent_formats = all.size();
   bounds.changed = true;  // they may lie elsewhere
 }
 
@@ -417,15 +422,15 @@ TableArgs DecodeTable::State::table_args() {
   args.parts = reinterpret_cast<const int*>(device_parts.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
   args.compares = compares();
-  args.scored = shape.scored;
+  args.scored = plan.shape.scored;
   args.together = reinterpret_cast<const int*>(together.data());
-  if (compares() || shape.drops_packed) {
+  if (compares() || plan.shape.drops_packed) {
     args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
     args.came = reinterpret_cast<int*>(came.data());
-    args.weighed_rows = load.weighed_rows;
-    args.weighed_slots = weighs_slots ? longest() : load.weighed_rows;
+    args.weighed_rows = plan.load.weighed_rows;
+    args.weighed_slots = weighs_slots ? longest() : plan.load.weighed_rows;
   }
-  if (shape.drops_packed) {
+  if (plan.shape.drops_packed) {
     args.value_at = reinterpret_cast<int16_t*>(value_at.data());
     args.key_at = reinterpret_cast<int16_t*>(key_at.data());
     args.live = reinterpret_cast<int*>(live.data());
@@ -434,25 +439,25 @@ TableArgs DecodeTable::State::table_args() {
     args.row_bits = reinterpret_cast<uint32_t*>(row_bits.data());
     args.bit_words = plan.bit_words;
     args.most_places = most_places;
-    args.blocks = load.blocks;
-    args.fixed_blocks = load.fixed_blocks;
+    args.blocks = plan.load.blocks;
+    args.fixed_blocks = plan.load.fixed_blocks;
   }
   if (turns) {
     args.turned = reinterpret_cast<DeviceTurned*>(turned.data());
     args.waves = reinterpret_cast<const double*>(waves.data());
-    args.turned_half = static_cast<int>(shape.turned_by.size());
+    args.turned_half = static_cast<int>(plan.shape.turned_by.size());
   }
   args.scores = reinterpret_cast<float*>(scores.data());
   args.rows = static_cast<int>(step.size());
-  args.layers = shape.layers;
-  args.heads = shape.kv_heads;
-  args.side_runs = side_runs;
-  args.q_per_kv = shape.q_per_kv;
-  args.head_dim = shape.head_dim;
+  args.layers = plan.shape.layers;
+  args.heads = plan.shape.kv_heads;
+  args.side_runs = plan.side_runs();
+  args.q_per_kv = plan.shape.q_per_kv;
+  args.head_dim = plan.shape.head_dim;
   args.longest = longest();
   args.key_slots = bounds.key_slots();
-  args.weightings = shape.remaps + 1;
-  args.dtype = shape.rows;
+  args.weightings = plan.shape.remaps + 1;
+  args.dtype = plan.shape.rows;
   if (pieces.bytes() == 0) return args;
   args.pieces = reinterpret_cast<DevicePiece*>(pieces.data());
   args.row_lanes = reinterpret_cast<DeviceRowLane*>(row_lanes.data());
@@ -468,8 +473,8 @@ PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, 
   launch.pieces = table.pieces + int64_t{layer} * lanes_of_step();
   launch.count = static_cast<unsigned>(lanes_of_step());
   launch.parts = static_cast<unsigned>(table.row_parts);
-  launch.q_per_kv = shape.q_per_kv;
-  launch.head_dim = shape.head_dim;
+  launch.q_per_kv = plan.shape.q_per_kv;
+  launch.head_dim = plan.shape.head_dim;
   launch.scale = scale;
   launch.q_moved = q - static_cast<const float*>(nullptr);
   launch.states = place_states(launch, int64_t{lanes_of_step()} * table.row_parts, stream);
@@ -480,7 +485,7 @@ PieceLaunch DecodeTable::State::rows_of(int layer, const float* q, float scale, 
 void DecodeTable::State::attend_rows(int layer, const float* q, float* out, float scale,
                                      Stream& stream) {
   const PieceLaunch launch = rows_of(layer, q, scale, stream);
-  attend_pieces(launch, shape.rows, stream);
+  attend_pieces(launch, plan.shape.rows, stream);
   join_parts(launch, table_args().row_lanes + int64_t{layer} * lanes_of_step(), launch.count,
              out - static_cast<float*>(nullptr), stream);
 }
@@ -493,16 +498,16 @@ AttendArgs DecodeTable::State::attend_args(int layer, const float* q, float* out
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
   args.remaps = reinterpret_cast<const ScoreRemap*>(remaps.data());
   args.guarded = reinterpret_cast<unsigned long long*>(clamped.data()) + layer;
-  args.q_per_kv = shape.q_per_kv;
-  args.head_dim = shape.head_dim;
+  args.q_per_kv = plan.shape.q_per_kv;
+  args.head_dim = plan.shape.head_dim;
   args.scale = scale;
   args.q_moved = q - static_cast<const float*>(nullptr);
   args.out_moved = out - static_cast<float*>(nullptr);
   args.step = reinterpret_cast<const StepSlot*>(device_step.data());
   args.layer = layer;
-  args.layers = shape.layers;
-  args.heads = shape.kv_heads;
-  args.lane_runs = 2 * side_runs;
+  args.layers = plan.shape.layers;
+  args.heads = plan.shape.kv_heads;
+  args.lane_runs = 2 * plan.side_runs();
   return args;
 }
 
@@ -512,26 +517,15 @@ DecodeTable::DecodeTable(const TableShape& shape, std::span<const std::array<Row
 DecodeTable::~DecodeTable() = default;
 
 bool DecodeTable::holds(const TableLoad& load) const noexcept {
-  const TableLoad& held = state_->load;
-  return load.slots <= held.slots && load.longest <= held.longest &&
-         load.fixed_runs <= held.fixed_runs && load.listed_blocks <= held.listed_blocks &&
-         load.words <= held.words && load.weighed_rows <= held.weighed_rows &&
-         load.blocks <= held.blocks && load.fixed_blocks <= held.fixed_blocks &&
-         load.turns <= held.turns;
+  return state_->plan.load.holds(load);
 }
 
 void DecodeTable::reserve(const TableLoad& load) {
   if (holds(load)) return;
-  TableLoad& held = state_->load;
-  if (load.slots > held.slots) held.slots = std::max(load.slots, held.slots + held.slots / 2);
-  held.longest = std::max(held.longest, load.longest);
-  held.fixed_runs = std::max(held.fixed_runs, load.fixed_runs);
-  held.listed_blocks = std::max(held.listed_blocks, load.listed_blocks);
-  held.words = std::max(held.words, load.words);
-  held.weighed_rows = std::max(held.weighed_rows, load.weighed_rows);
-  held.blocks = std::max(held.blocks, load.blocks);
-  held.fixed_blocks = std::max(held.fixed_blocks, load.fixed_blocks);
-  held.turns = std::max(held.turns, load.turns);
+  TableLoad& held = state_->plan.load;
+  const int slots = held.slots;
+  held.grow(load);
+  if (held.slots > slots) held.slots = std::max(held.slots, slots + slots / 2);
   try {
     state_->place_slots();
   } catch (...) {
@@ -542,14 +536,20 @@ void DecodeTable::reserve(const TableLoad& load) {
 }
 
 void DecodeTable::set(int slot, int layer, std::span<const TableLane> lanes, Stream& stream) {
+  if (layer == 0) await_drafts(1);
   lay(0, slot, layer, lanes);
-  if (layer + 1 == state_->shape.layers) send(0, stream);
+  if (layer + 1 == state_->plan.shape.layers) send(0, stream);
 }
 
 int DecodeTable::drafts() const noexcept { return static_cast<int>(state_->drafts.size()); }
 
+void DecodeTable::await_drafts(size_t count) const {
+  for (size_t i = 0; i < count; ++i) state_->drafts[i]->wait();
+}
+
 void DecodeTable::lay(int draft, int slot, int layer, std::span<const TableLane> lanes) {
-  assert(slot < state_->load.slots && lanes.size() == static_cast<size_t>(state_->shape.kv_heads));
+  assert(slot < state_->plan.load.slots &&
+         lanes.size() == static_cast<size_t>(state_->plan.shape.kv_heads));
   state_->drafts[static_cast<size_t>(draft)]->lay(slot, layer, lanes);
 }
 
@@ -585,15 +585,15 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
   launch.most_slots = state.longest();
   const TableArgs table = state.table_args();
   launch.table = &table;
-  launch.weightings = state.lanes_of_step() * (state.shape.remaps + 1);
-  launch.channels = state.formats.channels(state.shape.head_dim);
+  launch.weightings = state.lanes_of_step() * (state.plan.shape.remaps + 1);
+  launch.channels = state.formats.channels(state.plan.shape.head_dim);
   if ((launch.kinds.fused & kPictureKernels) != 0) {
     launch.pictures.rows = state.rows_of(layer, q, scale, stream);
     launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
   }
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
   if (!state.weighs()) return;
-  const bool summed = state.shape.weights == RowWeights::kSummed;
+  const bool summed = state.plan.shape.weights == RowWeights::kSummed;
   if (state.most_places > 0) add_place_weights(table, layer, summed, stream);
   if (state.holds_unplaced()) add_row_weights(table, layer, summed, stream);
 }
@@ -609,7 +609,7 @@ void DecodeTable::pack(bool keys, Stream& stream) {
 
 void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
   State& state = *state_;
-  assert(slots.size() == state.step.size() * static_cast<size_t>(state.shape.layers));
+  assert(slots.size() == state.step.size() * static_cast<size_t>(state.plan.shape.layers));
   stream.queue().copy(state.evicted.data(), true, slots.data(), false, slots.size_bytes());
   const auto* evicted = reinterpret_cast<const int*>(state.evicted.data());
   const auto is_placed = [&](const StepSlot& row) {
@@ -619,14 +619,14 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
     evict_slots(state.table_args(), evicted, stream);
   }
   if (std::any_of(state.step.begin(), state.step.end(), is_placed)) {
-    const bool alike = state.weighs() && state.shape.drops_alike;
+    const bool alike = state.weighs() && state.plan.shape.drops_alike;
     evict_placed(state.table_args(), alike, evicted, stream);
   }
 }
 
 void DecodeTable::drop_least(Stream& stream) {
   if (state_->step.empty()) return;
-  const TableShape& shape = state_->shape;
+  const TableShape& shape = state_->plan.shape;
   if (shape.drops_packed) {
     return drop_least_placed(state_->table_args(), shape.drops_alike, stream);
   }
@@ -636,7 +636,7 @@ void DecodeTable::drop_least(Stream& stream) {
 std::vector<int> DecodeTable::came(int slot) const {
   const State& state = *state_;
   std::vector<int> numbers(static_cast<size_t>(state.lanes_of_slot()) *
-                           static_cast<size_t>(state.load.weighed_rows));
+                           static_cast<size_t>(state.plan.load.weighed_rows));
   const size_t at = static_cast<size_t>(slot) * numbers.size();
   check(cudaDeviceSynchronize(), "DecodeTable::came");  // whichever stream fed it
   copy_now(numbers.data(), reinterpret_cast<const int*>(state.came.data()) + at,
@@ -646,7 +646,7 @@ std::vector<int> DecodeTable::came(int slot) const {
 
 std::vector<int64_t> DecodeTable::gained_bytes() const {
   const State& state = *state_;
-  std::vector<int64_t> bytes(static_cast<size_t>(state.load.slots));
+  std::vector<int64_t> bytes(static_cast<size_t>(state.plan.load.slots));
   check(cudaDeviceSynchronize(), "DecodeTable::gained_bytes");  // whichever stream fed it
   copy_now(bytes.data(), reinterpret_cast<const int64_t*>(state.gained_bytes.data()),
            bytes.size() * sizeof(int64_t));
@@ -659,12 +659,12 @@ void DecodeTable::put_weights(std::span<const float> weights, float* to) const {
 
 void DecodeTable::read_placed(int slot, int layer, int layers, PlacedCopy& copy) const {
   const State& state = *state_;
-  const auto heads = static_cast<size_t>(state.shape.kv_heads);
+  const auto heads = static_cast<size_t>(state.plan.shape.kv_heads);
   const size_t lanes = heads * static_cast<size_t>(layers);
   const size_t before =
-      heads * (static_cast<size_t>(slot) * static_cast<size_t>(state.shape.layers) +
+      heads * (static_cast<size_t>(slot) * static_cast<size_t>(state.plan.shape.layers) +
                static_cast<size_t>(layer));
-  copy.places = static_cast<size_t>(state.load.weighed_rows);
+  copy.places = static_cast<size_t>(state.plan.load.weighed_rows);
   check(cudaDeviceSynchronize(), "DecodeTable::read_placed");  // whichever stream fed it
   const auto read = [&]<class T>(std::vector<T>& to, const Buffer& from, size_t of_lane) {
     to.resize(lanes * of_lane);

@@ -14,8 +14,10 @@ using namespace packed;
 
 constexpr int kRowBytes = kDim * 2;
 
-/// Rows are read once. What they push out of the second level of cache is to be other rows, not
-/// the states of parts, which are written and read again.
+constexpr int kTiles = kMostPartRows / kTileSlots;
+
+/// Reads rows, which up to eight queries do once. What they push out of the second level of cache
+/// is to be other rows, not the states of parts, which are written and read again.
 template <int kWords>
 __device__ void stream_words(const std::byte* from, uint32_t (&to)[kWords]) {
 #pragma unroll
@@ -24,7 +26,6 @@ __device__ void stream_words(const std::byte* from, uint32_t (&to)[kWords]) {
     to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
   }
 }
-constexpr int kTiles = kMostPartRows / kTileSlots;
 
 /// One block the f16 rows of a part: scores, softmax, values. Every row is read once for
 /// all queries.

@@ -122,7 +122,6 @@ int16_t FormatList::place_of(const PackedFormat& of) {
   if (at == static_cast<std::ptrdiff_t>(known_.size())) {
     known_.push_back(&of);
     all_.push_back(of);
-    changed_ = true;
   }
   return static_cast<int16_t>(at);
 }

@@ -53,8 +53,6 @@ class FormatList {
  public:
   /// Where a format is. `of` must stay.
   int16_t place_of(const PackedFormat& of);
-  /// Some were added since this was asked last.
-  bool changed() noexcept { return std::exchange(changed_, false); }
   /// While no thread adds any.
   const std::vector<PackedFormat>& all() const noexcept { return all_; }
   /// Channels of a packed row, at most.
@@ -64,7 +62,6 @@ class FormatList {
   std::mutex mutex_;
   std::vector<PackedFormat> all_;
   std::vector<const PackedFormat*> known_;  // where they came from
-  bool changed_ = false;
 };
 
 /// Says of TableLanes what the GPU keeps of them, and in `bounds` what launches have to reach.

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
+#include "kernels/base/error.h"
 #include "kernels/base/queue.h"
 #include "kernels/cuda/status.h"
 
@@ -19,9 +22,18 @@ PinnedMemory::~PinnedMemory() {
 void PinnedMemory::reserve(size_t bytes) {
   if (bytes <= bytes_) return;
   wait();
+  static_cast<void>(cudaFreeHost(std::exchange(data_, nullptr)));  // first: not both are held
+  bytes_ = 0;
   void* data = nullptr;
-  check(cudaMallocHost(&data, bytes), fmt::format("{} bytes of pinned host memory", bytes));
-  static_cast<void>(cudaFreeHost(data_));
+  const cudaError_t status = cudaMallocHost(&data, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    throw Error(ErrorCode::kOutOfMemory,
+                fmt::format("the host has no {} bytes that a GPU can copy from (pinned memory); "
+                            "use a smaller batch, or allow more locked memory",
+                            bytes));
+  }
+  check(status, "pinned host memory");
   data_ = static_cast<std::byte*>(data);
   bytes_ = bytes;
 }

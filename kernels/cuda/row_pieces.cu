@@ -18,8 +18,10 @@ constexpr int kQueries = 4;  // of one pass over a piece's rows
 template <class T>
 struct RowChunk {
   static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
-  static __device__ void load(const T* from, float (&to)[kSize]) {
-    const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from));  // read once: see half_rows.cu
+  ///   last  nobody reads it again: it is the first to leave the second level of cache
+  static __device__ void load(const T* from, bool last, float (&to)[kSize]) {
+    const auto* at = reinterpret_cast<const uint4*>(from);
+    const uint4 x = last ? __ldcs(at) : *at;
     T values[kSize];
     *reinterpret_cast<uint4*>(values) = x;
 #pragma unroll
@@ -56,6 +58,7 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
 
   for (int first = 0; first < q_per_kv; first += kQueries) {
     const int queries = min(kQueries, q_per_kv - first);
+    const bool last = first + kQueries >= q_per_kv;
     float q[kQueries][kSize];
 #pragma unroll
     for (int j = 0; j < kQueries; ++j) {
@@ -74,7 +77,7 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
       for (int u = 0; u < kUnroll; ++u) {
         const int at = base + u * kGroups;
         if (at >= rows || !reads) continue;
-        RowChunk<T>::load(keys + piece.place(at) * head_dim + channel, k[u]);
+        RowChunk<T>::load(keys + piece.place(at) * head_dim + channel, last, k[u]);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -131,7 +134,7 @@ __global__ void __launch_bounds__(kPieceThreads) attend_piece(PieceLaunch launch
       for (int u = 0; u < kUnroll; ++u) {
         const int at = base + u * kGroups;
         if (at >= rows || !reads) continue;
-        RowChunk<T>::load(values + piece.place(at) * head_dim + channel, v[u]);
+        RowChunk<T>::load(values + piece.place(at) * head_dim + channel, last, v[u]);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {

@@ -9,15 +9,12 @@
 
 namespace kvlm::cuda::packed {
 
-SlotDraft::SlotDraft(const DraftPlan& plan, FormatList& formats) : plan_(plan), formats_(formats) {
-  begin();
-}
-
 void SlotDraft::begin() {
   layout_.emplace(plan_.shape, plan_.windows, plan_.load.fixed_runs, plan_.longest, formats_);
   ring_rows = places = 0;
   weighs_slots = false;
-  memory_.reserve(carve(nullptr));
+  bytes_ = carve(nullptr);
+  memory_.reserve(bytes_);
   static_cast<void>(carve(memory_.data()));
 }
 
@@ -52,8 +49,7 @@ size_t SlotDraft::carve(std::byte* memory) {
 
 void SlotDraft::lay(int of_slot, int layer, std::span<const TableLane> of_layer) {
   slot = of_slot;
-  if (layer == 0) {
-    memory_.wait();
+  if (layer == 0) {  // of one before that failed half way
     used_blocks = used_words = 0;
     out_of_order = false;
   }

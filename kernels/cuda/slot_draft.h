@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -38,16 +39,18 @@ struct DraftPlan {
 /// draft of their own.
 class SlotDraft {
  public:
-  /// `plan` and `formats` must stay.
-  SlotDraft(const DraftPlan& plan, FormatList& formats);
-  /// Begins anew, after the plan has changed.
+  /// `plan` and `formats` must stay. begin() follows.
+  SlotDraft(const DraftPlan& plan, FormatList& formats) : plan_(plan), formats_(formats) {}
+  /// Begins, or begins anew after the plan has changed.
   void begin();
+  size_t bytes() const noexcept { return bytes_; }
 
-  /// Takes one layer of a slot, the layers of a slot in their order. Waits for what still copies
-  /// the slot before.
+  /// Takes one layer of a slot, the layers of a slot in their order, after wait().
   void lay(int slot, int layer, std::span<const TableLane> lanes);
   /// `stream` has been told to copy what was laid.
   void lend(Stream& stream) { memory_.lend(stream); }
+  /// Waits until it is copied.
+  void wait() const { memory_.wait(); }
 
   int slot = 0;
   // (layers, kv_heads, ...), pinned
@@ -89,6 +92,7 @@ class SlotDraft {
 
   const DraftPlan& plan_;
   cuda::PinnedMemory memory_;
+  size_t bytes_ = 0;
   FormatList& formats_;
   std::optional<LaneLayout> layout_;
   std::vector<int16_t> value_of_;  // by number, of a lane

@@ -15,6 +15,7 @@ void DecodeTable::set(int, int, std::span<const TableLane>, Stream&) {
   cuda::refuse("DecodeTable::set");
 }
 int DecodeTable::drafts() const noexcept { return 0; }
+void DecodeTable::await_drafts(size_t) const {}
 void DecodeTable::lay(int, int, int, std::span<const TableLane>) {
   cuda::refuse("DecodeTable::lay");
 }

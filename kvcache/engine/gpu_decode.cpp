@@ -153,8 +153,9 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
     if (rows.prompt != prompts || (prompts && !rows.ends_prompt)) continue;
     if (!store_.at(rows.sequence).on_gpu) placing_.push_back(rows.sequence);
   }
-  for (size_t first = 0; first < placing_.size(); first += describers_.size()) {
-    const size_t count = std::min(describers_.size(), placing_.size() - first);
+  const auto together = static_cast<size_t>(table_->drafts());
+  for (size_t first = 0; first < placing_.size(); first += together) {
+    const size_t count = std::min(together, placing_.size() - first);
     place(std::span(placing_).subspan(first, count), stream);
   }
   return !placing_.empty();
@@ -162,6 +163,7 @@ bool GpuDecode::place(std::span<const StepRows> step, bool prompts, Stream& stre
 
 /// Places some, as many at most as may be on their way together.
 void GpuDecode::place(std::span<const SequenceId> some, Stream& stream) {
+  table_->await_drafts(some.size());
   for_sequences(some.size(), traits_.layers() * traits_.kv_heads(), stream,
                 [&](size_t begin, size_t end) {
                   for (size_t i = begin; i < end; ++i) lay(some[i], i);
@@ -302,18 +304,19 @@ void GpuDecode::take_back(Sequence& sequence) const {
 }
 
 /// Takes sequences back whose windows may be full.
-void GpuDecode::take_back(std::span<Sequence* const> sequences, Stream& stream) const {
-  std::vector<PlacedCopy> copies(std::min(sequences.size(), describers_.size()));
-  for (size_t first = 0; first < sequences.size(); first += copies.size()) {
-    const auto some = sequences.subspan(first, std::min(copies.size(), sequences.size() - first));
+void GpuDecode::take_back(std::span<Sequence* const> sequences, Stream& stream) {
+  // A copy takes about as much memory as a draft, which it keeps.
+  copies_.resize(static_cast<size_t>(table_->drafts()));
+  for (size_t first = 0; first < sequences.size(); first += copies_.size()) {
+    const auto some = sequences.subspan(first, std::min(copies_.size(), sequences.size() - first));
     for (size_t i = 0; i < some.size(); ++i) {
-      if (some[i]->drops_on_gpu()) read_placed(*some[i], copies[i]);
+      if (some[i]->drops_on_gpu()) read_placed(*some[i], copies_[i]);
     }
     const size_t heads = traits_.layers() * traits_.kv_heads();
     for_sequences(some.size(), heads, stream, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         if (some[i]->drops_on_gpu()) {
-          take_placed(*some[i], copies[i]);
+          take_placed(*some[i], copies_[i]);
         } else {
           count_rows(*some[i]);
         }
@@ -321,7 +324,7 @@ void GpuDecode::take_back(std::span<Sequence* const> sequences, Stream& stream) 
       }
     });
     for (size_t i = 0; i < some.size(); ++i) {
-      if (some[i]->drops_on_gpu()) end_placed(*some[i], copies[i]);
+      if (some[i]->drops_on_gpu()) end_placed(*some[i], copies_[i]);
       some[i]->on_gpu = false;
     }
   }
@@ -374,8 +377,7 @@ void GpuDecode::take_placed(Sequence& sequence, PlacedCopy& copy) const {
       const int known = head.slots() + sequence.uncounted;
       PlacedRows rows = copy.rows(lane);
       const std::vector<float> weights = kvlm::take_placed(traits_.layer(layer), head, rows, known);
-      std::copy(weights.begin(), weights.end(),
-                copy.weights.begin() + static_cast<std::ptrdiff_t>(lane * copy.places));
+      std::copy(weights.begin(), weights.end(), copy.weights.data() + lane * copy.places);
       ++lane;
     }
   }

@@ -86,7 +86,7 @@ class GpuDecode {
   void place(std::span<const SequenceId> some, Stream& stream);
   void lay(SequenceId id, size_t draft);
   void end_step_of(Sequence& sequence, size_t number, StepEnd& found);
-  void take_back(std::span<Sequence* const> sequences, Stream& stream) const;
+  void take_back(std::span<Sequence* const> sequences, Stream& stream);
   void count_rows(Sequence& sequence) const;
   void read_placed(const Sequence& sequence, PlacedCopy& to) const;
   void take_placed(Sequence& sequence, PlacedCopy& copy) const;
@@ -104,6 +104,7 @@ class GpuDecode {
   bool basis_known_ = false;               // it knows those of this step
   std::vector<LaneDescriber> describers_;  // one for each of the table's drafts
   std::vector<SequenceId> placing_;
+  std::vector<PlacedCopy> copies_;
   std::vector<int> dropped_;        // (rows of this step, layers)
   std::vector<int> of_sequence_;    // (layers,) of one
   std::vector<Sequence*> of_host_;  // to flush and to drop

@@ -17,7 +17,6 @@ using testing::kGpu;
 using testing::normal_tensor;
 
 constexpr int kHeads = 2;
-constexpr int kQueries = 3;
 constexpr float kScale = 0.1f;
 
 /// Rings of keys and values (2, kHeads, ring rows, head_dim) and where a step's rows lie in them.
@@ -25,6 +24,8 @@ struct Rings {
   Tensor rows;
   int first = 0;
   int full = 0;  // before the step
+
+  int queries = 3;
 
   int ring() const { return static_cast<int>(rows.shape()[2]); }
   const std::byte* of(int side, int head) const {
@@ -36,15 +37,16 @@ struct Rings {
 
 class DecodeTables : public testing::Cuda {
  protected:
-  /// The outputs (kHeads, kQueries, head_dim) of a step, by the table.
+  /// The outputs (kHeads, queries, head_dim) of a step, by the table.
   Tensor step(const Rings& on_host_rings, const Tensor& q, const Tensor& kv) {
-    const Rings rings{on_gpu(on_host_rings.rows), on_host_rings.first, on_host_rings.full};
+    const Rings rings{on_gpu(on_host_rings.rows), on_host_rings.first, on_host_rings.full,
+                      on_host_rings.queries};
     const auto dim = static_cast<int>(rings.rows.shape()[3]);
     const std::vector<std::array<RowWindow, 2>> windows(1);
     TableShape shape;
     shape.layers = 1;
     shape.kv_heads = kHeads;
-    shape.q_per_kv = kQueries;
+    shape.q_per_kv = rings.queries;
     shape.head_dim = dim;
     shape.rows = rings.rows.dtype();
     DecodeTable table(shape, windows, kGpu);
@@ -96,7 +98,7 @@ class DecodeTables : public testing::Cuda {
     }
     Tensor out(DType::kF32, q.shape());
     RowBatch batch;
-    batch.start(kQueries, static_cast<int>(dim));
+    batch.start(rings.queries, static_cast<int>(dim));
     for (int64_t h = 0; h < kHeads; ++h) {
       const KeyValueRows run{rows.view().slice(h, 1).data(),
                              rows.view().slice(kHeads + h, 1).data(), DType::kF32, count};
@@ -108,10 +110,11 @@ class DecodeTables : public testing::Cuda {
 
   /// The outputs of rings of which `full` rows from `first` on are full.
   void check(DType dtype, int dim, int ring_rows,
-             const std::vector<std::pair<int, int>>& first_and_full) {
+             const std::vector<std::pair<int, int>>& first_and_full, int queries = 3) {
     Rings rings;
+    rings.queries = queries;
     rings.rows = normal_tensor(dtype, {2, kHeads, ring_rows, dim}, 1);
-    const Tensor q = normal_tensor(DType::kF32, {kHeads, kQueries, dim}, 2);
+    const Tensor q = normal_tensor(DType::kF32, {kHeads, queries, dim}, 2);
     const Tensor kv = normal_tensor(DType::kF32, {2, kHeads, dim}, 3);
     for (const auto& [first, full] : first_and_full) {
       rings.first = first;
@@ -147,6 +150,8 @@ TEST_F(DecodeTables, AttendLongRings) {
     check(dtype, dim, 7000,
           {{0, 6142}, {0, 6143}, {0, 6144}, {0, 6399}, {6800, 6143}, {3000, 6999}, {6999, 6655}});
   }
+  for (const int queries : {1, 7, 9}) check(DType::kF16, 128, 6400, {{17, 6399}}, queries);
+  check(DType::kF16, 64, 6400, {{17, 6399}}, 9);
   check(DType::kF32, 128, 6144, {{17, 6143}});
   check(DType::kBF16, 128, 6143, {{17, 6142}});
 }

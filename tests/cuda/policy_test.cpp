@@ -446,17 +446,16 @@ TEST(CudaTable, DropsRowsBesideALongSequence) {
   }
 }
 
-/// More sequences than are laid together, each of so many KV heads that threads share them, which
-/// are told anew at every step, or whose windows the host flushes.
+/// More sequences than are laid together, of so many KV heads that threads share them, which are
+/// told anew at every step, or whose windows the host flushes.
 TEST(CudaTable, ThreadsLayManySequences) {
   if (cuda::device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda::why_none();
-  const CacheShape shape = shape_of(16, 8, 1, 16);
+  const CacheShape shape = shape_of(8, 8, 1, 16);
   std::vector<std::vector<int16_t>> prompts;
-  for (int i = 0; i < 11; ++i) prompts.push_back(PromptShape{1 + i % 3, {40 - i}, 9}.modality());
+  for (int i = 0; i < 35; ++i) prompts.push_back(PromptShape{1 + i % 3, {40 - i}, 9}.modality());
   for (const char* spec : {"prefixkv,keep=0.5 + vidkv,group=8,residual=16,protect=0.3",
                            "h2o,keep=0.5 + vidkv,group=8,residual=16",
-                           "streaming,keep=0.5 + vidkv,group=8,residual=16",
-                           "vidkv,group=8,residual=16", "calibquant"}) {
+                           "streaming,keep=0.5 + vidkv,group=8,residual=16"}) {
     const auto plan = test::plan_of(spec, shape);
     size_t bytes = 0;
     for (const auto& rows : prompts) {
@@ -465,7 +464,7 @@ TEST(CudaTable, ThreadsLayManySequences) {
     const auto on_cpu = make(spec, shape, bytes, {});
     const auto on_gpu = make(spec, shape, bytes, kGpu);
     const std::vector<Feeder::Input> inputs = open_all(*on_cpu, *on_gpu, prompts, 40);
-    check_passes(*on_cpu, *on_gpu, inputs, 30, spec);
+    check_passes(*on_cpu, *on_gpu, inputs, 22, spec);
     if (HasFatalFailure()) return;
   }
 }
