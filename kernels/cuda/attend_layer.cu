@@ -19,9 +19,9 @@
 // 3. Values: every split gives a partial output.
 // 4. Sum: the partial outputs of a lane are added.
 //
-// A split has 256 to 2048 slots, of values in two codes 256. Splits of values depend on the length
-// of their lane alone, because they decide the order of its sums. A score depends on its own slot
-// only, so splits of keys are cut such that every multiprocessor has work.
+// A split of keys has up to 2048 slots, of values 256 to 1024. Splits of values depend on the
+// length of their lane alone, because they decide the order of its sums. A score depends on its own
+// slot only, so splits of keys are cut such that every multiprocessor has work.
 //
 // lane_layout.cu says who serves a lane, packed_codes.cu and packed_values.cu have steps 1 and 3 on
 // tensor cores, any_format.cu for any format, lane_softmax.cu has step 2.

@@ -56,12 +56,16 @@ struct LayerLaunch {
 /// Attends; `args` lacks the workspace, and which runs a launch serves.
 void launch_layer(const LayerLaunch& layer, AttendArgs args, Stream& stream);
 
-/// Slots of a split of values, and the most of any split, in a lane of `slots`; of values in two
-/// codes kOrderedSplitSlots. It depends on nothing else, so that a lane's sums do not depend on the
-/// rest of the batch.
+/// Slots of a split of values in a lane of `slots`; of values in two codes kOrderedSplitSlots. It
+/// depends on nothing else, so that a lane's sums do not depend on the rest of the batch.
+constexpr int kShortLane = 1024;
+constexpr int kLongLane = 8192;
+constexpr int kMostValueSlots = 1024;
 VLM_HD constexpr int split_slots(int slots) {
-  return slots >= 4096 ? 2048 : slots >= 1024 ? 1024 : 256;
+  return slots < kShortLane ? 256 : slots < kLongLane ? 512 : kMostValueSlots;
 }
+/// Slots of a split of keys, whose scores do not depend on it, at most.
+constexpr int kMostKeySlots = 2048;
 /// Slots of a lane whose weights are put in the order of its runs, at most: what normalise() holds.
 constexpr int kMostOrdered = 1 << 14;
 /// Slots of a split of such a run: the fewer of two codes would keep few blocks of threads busy.

@@ -45,10 +45,8 @@ __device__ int most_slots(const TableArgs& table, const DeviceRun& run, int slot
                           bool fused) {
   if (fused) return kFusedBlockRows;
   if (run.kernel == kCodeKernels) return kAnySplitSlots;
-  const int most = split_slots(slots);
-  if (!keys) return run.selection != nullptr ? kOrderedSplitSlots : most;
-  const int whole = static_cast<Cut>(run.cut) == Cut::kEven ? run.block_rows : 0;
-  return min(most, max(table.key_slots, whole));
+  if (!keys) return run.selection != nullptr ? kOrderedSplitSlots : split_slots(slots);
+  return max(table.key_slots, static_cast<Cut>(run.cut) == Cut::kEven ? run.block_rows : 0);
 }
 
 /// What the runs behind the fixed ones hold now.

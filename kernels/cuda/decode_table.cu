@@ -51,7 +51,7 @@ struct ClassOfLayers {
 int key_split_slots(int64_t slots, Stream& stream) {
   const int64_t wanted = int64_t{4} * stream.queue().multiprocessors();
   int split = kAnySplitSlots;
-  while (split < 2048 && slots > split * wanted) split *= 2;
+  while (split < kMostKeySlots && slots > split * wanted) split *= 2;
   return split;
 }
 

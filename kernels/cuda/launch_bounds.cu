@@ -18,9 +18,13 @@ int most_splits(int slots, int block_rows, int cap, int key_slots) {
     const int cut = std::max(1, wanted / block_rows) * block_rows;
     most = std::max(most, static_cast<int>(ceil_div(std::min(slots, in_lane), cut)));
   };
-  of(1023, 256);
-  of(4095, 1024);
-  of(slots, 2048);
+  if (key_slots > 0) {
+    of(slots, kMostKeySlots);
+  } else {
+    of(kShortLane - 1, split_slots(kShortLane - 1));
+    of(kLongLane - 1, split_slots(kLongLane - 1));
+    of(slots, kMostValueSlots);
+  }
   return most;
 }
 
@@ -131,7 +135,7 @@ int LaunchBounds::bound(int layer, bool keys, int position) const {
   const uint32_t bit = uint32_t{1} << position;
   const bool any = (side.positions[kCodeKernels] & bit) != 0;
   const bool ordered = (side.ordered & bit) != 0;
-  const int cap = any ? kAnySplitSlots : ordered ? kOrderedSplitSlots : 2048;
+  const int cap = any ? kAnySplitSlots : ordered ? kOrderedSplitSlots : kMostKeySlots;
   for (const int block_rows : side.block_rows) {
     const int key_slots = keys && !any ? key_slots_ : 0;
     most = std::max(most, most_splits(side.slots[at], block_rows, cap, key_slots));
