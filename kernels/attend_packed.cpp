@@ -10,7 +10,6 @@
 #include "kernels/check.h"
 #include "kernels/cpu/attend_packed.h"
 #include "kernels/cuda/attend_packed.h"
-#include "kernels/row_moves.h"
 
 // Checks the lanes of attend_packed() against their formats and sizes, then hands them to the CPU's
 // implementation.

@@ -94,24 +94,6 @@ void upload_rows(TensorView to, ConstTensorView from, Stream& stream) {
   }
 }
 
-void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream) {
-  constexpr std::string_view kOp = "copy_columns";
-  check::rank(kOp, "y", y, 2, "(rows, width)");
-  check::rank(kOp, "x", x, 2, "(rows, columns)");
-  check::dtype(kOp, "y", y, DType::kF32);
-  check::dtype(kOp, "x", x, DType::kF32);
-  check::on_stream(kOp, "y", y, stream);
-  check::on_stream(kOp, "x", x, stream);
-  if (x.shape()[0] != y.shape()[0] || first < 0 || first + x.shape()[1] > y.shape()[1]) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("copy_columns: x of shape {} does not fit into columns {} on of {}",
-                            x.shape().str(), first, y.shape().str()));
-  }
-  if (x.elements() == 0) return;
-  if (stream.device().kind == DeviceKind::kCuda) return cuda::copy_columns(y, first, x, stream);
-  cpu::copy_columns(y, first, x, stream);
-}
-
 void add(TensorView y, ConstTensorView x, Stream& stream) {
   check::shape("add", "x", x, y.shape(), "the shape of y");
   check::dtype("add", "y", y, DType::kF32);

@@ -28,12 +28,6 @@ void copy(TensorView to, ConstTensorView from, Stream& stream);
 /// Throws Error{kInvalidArgument} on a mismatch.
 void upload_rows(TensorView to, ConstTensorView from, Stream& stream);
 
-/// y[r, first : first + columns] = x[r,:]: some columns of rows.
-///
-///   y  (rows, width)    f32
-///   x  (rows, columns)  f32
-void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream);
-
 /// y += x, element by element; equal shapes, f32.
 void add(TensorView y, ConstTensorView x, Stream& stream);
 

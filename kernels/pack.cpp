@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <string_view>
-#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/cpu/pack.h"

@@ -98,8 +98,6 @@ void RowBatch::State::attend(float scale, Stream& stream) const {
 
 RowBatch::RowBatch() : state_(std::make_unique<State>()) {}
 RowBatch::~RowBatch() = default;
-RowBatch::RowBatch(RowBatch&&) noexcept = default;
-RowBatch& RowBatch::operator=(RowBatch&&) noexcept = default;
 
 void RowBatch::reserve(int q_per_kv, int head_dim, size_t lanes, size_t runs, size_t rows) {
   state_->lanes.reserve(lanes);

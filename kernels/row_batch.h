@@ -29,8 +29,6 @@ class RowBatch {
  public:
   RowBatch();
   ~RowBatch();
-  RowBatch(RowBatch&&) noexcept;
-  RowBatch& operator=(RowBatch&&) noexcept;
 
   /// Room for `lanes` lanes of `runs` runs that hold `rows` rows between them: within it nothing is
   /// allocated.

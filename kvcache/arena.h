@@ -56,7 +56,6 @@ class Arena {
   size_t reserved() const noexcept { return reserved_; }
   /// Sum of what live extents have handed out: the cache's bytes().
   size_t used() const noexcept { return used_; }
-  Device device() const noexcept { return buffer_.device(); }
 
   /// What an extent of `bytes` takes from the arena.
   static constexpr size_t rounded(size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }

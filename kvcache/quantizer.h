@@ -14,6 +14,7 @@
 namespace kvlm {
 
 enum class KvSide : uint8_t { kKeys, kValues };
+inline constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
 
 /// When the oldest full-precision rows of a lane are packed. After a prompt that leaves n rows,
 /// floor((n - hold) / prompt_unit) * prompt_unit of them are packed; in decode, after attention,

@@ -116,7 +116,7 @@ class Retention {
   /// Every layer keeps the same slots, now and in decode, whatever attention says (StreamingLLM).
   virtual bool same_in_all_layers() const noexcept { return false; }
   /// A layer's choice depends on other layers, so that it is made after the last one.
-  virtual bool joint() const noexcept = 0;
+  virtual bool joint() const noexcept { return false; }
 
   /// If needs().row_scores: what the rows of a layer are worth by what they hold. Computed on the
   /// device where they lie; waits for the result.
@@ -153,7 +153,9 @@ class Retention {
   /// kept and until max_rows tokens have been fed.
   virtual int peak_rows(int kept, double forget, int prompt_rows, int max_rows) const noexcept = 0;
   /// An upper bound, over all selections, of the sum over layers of peak_rows.
-  virtual int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept = 0;
+  virtual int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept {
+    return int64_t{layers} * peak_rows_of_layer(layers, prompt_rows, max_rows);
+  }
   /// An upper bound, over all selections and `layers`, of peak_rows. As if a layer kept everything,
   /// unless a rule knows better.
   virtual int peak_rows_of_layer(int /*layers*/, int prompt_rows, int max_rows) const noexcept {

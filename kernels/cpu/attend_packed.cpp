@@ -10,7 +10,6 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h:
 #include <array>
-#include <bit>
 #include <cmath>
 
 #include "hwy/highway.h"

@@ -122,14 +122,6 @@ void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& 
   });
 }
 
-void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream&) {
-  const int64_t width = y.shape()[1];
-  const int64_t columns = x.shape()[1];
-  for (int64_t row = 0; row < x.shape()[0]; ++row) {
-    std::copy_n(x.as<float>() + row * columns, columns, y.as<float>() + row * width + first);
-  }
-}
-
 void convert(TensorView y, ConstTensorView x, Stream& stream) {
   for_blocks(stream, static_cast<size_t>(y.elements()), 1, [&](size_t begin, size_t end) {
     convert_elements(y.data() + begin * dtype_bytes(y.dtype()), y.dtype(),

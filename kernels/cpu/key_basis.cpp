@@ -1,6 +1,5 @@
 #include "kernels/cpu/key_basis.h"
 
-#include <array>
 #include <limits>
 
 #include "kernels/cpu/blocks.h"

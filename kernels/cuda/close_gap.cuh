@@ -17,8 +17,8 @@ __device__ void sync_threads() {
 /// Closes the gap that row `gap` leaves in a ring of rows of `width` units: the fewer rows move by
 /// one place, a tile of units after the other, read before any is written. By a block of
 /// `kThreads`, or by a warp.
-template <int kThreads, class Unit>
-__device__ void close_gap(const DeviceTail& tail, Unit* ring, int width, int gap, bool from_front) {
+template <int kThreads, class Tail, class Unit>
+__device__ void close_gap(const Tail& tail, Unit* ring, int width, int gap, bool from_front) {
   constexpr int kUnitsHeld = 8;  // of a thread, on their way
   const int moved = (from_front ? gap : tail.full - 1 - gap) * width;
   const auto place = [&](int unit) -> Unit& {

@@ -67,13 +67,6 @@ __global__ void add_scaled_elements(float* y, const float* x, const float* scale
   }
 }
 
-__global__ void place_columns(float* y, const float* x, int64_t width, int64_t columns,
-                              int64_t count) {
-  for (int64_t i = first_element(); i < count; i += grid_size()) {
-    y[i / columns * width + i % columns] = x[i];
-  }
-}
-
 /// Whether elements can be read and written 4 at a time.
 bool in_groups(ConstTensorView y, ConstTensorView x) {
   return y.elements() % 4 == 0 && is_aligned(x.data(), 16) && is_aligned(y.data(), 16);
@@ -93,12 +86,6 @@ void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> i
                  blocks_for(y.elements() / (grouped ? 4 : 1)), kThreads, stream, y.as<float>(),
                  reinterpret_cast<const T*>(table.data()), device_ids, dim, y.elements());
   });
-}
-
-void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream) {
-  place_columns<<<blocks_for(x.elements()), kThreads, 0, native(stream)>>>(
-      y.as<float>() + first, x.as<float>(), y.shape()[1], x.shape()[1], x.elements());
-  check_launch("copy_columns");
 }
 
 void add(TensorView y, ConstTensorView x, Stream& stream) {

@@ -11,8 +11,6 @@ namespace kvlm::cuda {
 
 void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids, Stream& stream);
 
-void copy_columns(TensorView y, int64_t first, ConstTensorView x, Stream& stream);
-
 void add(TensorView y, ConstTensorView x, Stream& stream);
 
 void add_scaled(TensorView y, ConstTensorView x, ConstTensorView scale, Stream& stream);

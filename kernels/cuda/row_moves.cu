@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/cuda/close_gap.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_moves.h"
 
@@ -96,35 +97,20 @@ __global__ void narrow(std::byte* const* rows, int dim, const float* x) {
 }
 
 constexpr int kGapThreads = 256;
-constexpr int kHeld = 8;  // units of a thread on their way
 
-/// A block a gap: a tile of units is read, then written a row further.
+/// RowGap, as close_gap() wants it.
+struct Ring {
+  int first, full, ring_rows;
+  __device__ int place(int i) const { return (first + i) % ring_rows; }
+};
+
+/// A block a gap.
 template <class Unit>
 __global__ void __launch_bounds__(kGapThreads) close(const RowGap* gaps) {
   const RowGap gap = gaps[blockIdx.x];
-  Unit* ring = reinterpret_cast<Unit*>(gap.ring);
-  const auto width = static_cast<int64_t>(gap.row_bytes / sizeof(Unit));
-  // Units from the gap's row on, in the direction in which rows come.
-  const int64_t moved = (gap.from_front ? gap.gap : gap.rows - 1 - gap.gap) * width;
-  const auto place = [&](int64_t unit) -> Unit& {
-    const int64_t row = gap.from_front ? gap.gap - unit / width : gap.gap + unit / width;
-    return ring[(gap.first + row) % gap.ring_rows * width + unit % width];
-  };
-  for (int64_t first = threadIdx.x; first - threadIdx.x < moved; first += kGapThreads * kHeld) {
-    Unit held[kHeld];
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int64_t unit = first + i * kGapThreads;
-      if (unit < moved) held[i] = place(unit + width);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int64_t unit = first + i * kGapThreads;
-      if (unit < moved) place(unit) = held[i];
-    }
-    __syncthreads();
-  }
+  packed::close_gap<kGapThreads>(
+      Ring{gap.first, gap.rows, gap.ring_rows}, reinterpret_cast<Unit*>(gap.ring),
+      static_cast<int>(gap.row_bytes / sizeof(Unit)), gap.gap, gap.from_front);
 }
 
 /// A block a row.

@@ -27,7 +27,6 @@ enum ScratchSlot : int {
   kGemmBias,
   kAttentionParts,
   kLaneParts,
-  kLaneQueries,
   kPackParts,
   kPromptRows,
   kColumnParts,

@@ -8,8 +8,6 @@ void gather_rows(TensorView, ConstTensorView, std::span<const int32_t>, Stream&)
   refuse("gather_rows");
 }
 
-void copy_columns(TensorView, int64_t, ConstTensorView, Stream&) { refuse("copy_columns"); }
-
 void add(TensorView, ConstTensorView, Stream&) { refuse("add"); }
 
 void add_scaled(TensorView, ConstTensorView, ConstTensorView, Stream&) { refuse("add_scaled"); }

@@ -3,7 +3,6 @@
 // (RowBatch), the others to another (attend_packed).
 #include "kvcache/engine/decode_attention.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cassert>
 #include <utility>

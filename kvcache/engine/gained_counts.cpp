@@ -12,12 +12,6 @@
 
 namespace kvlm {
 
-namespace {
-
-constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-
-}  // namespace
-
 void GainedCounts::start(Sequence& sequence) const {
   sequence.gained.clear();
   sequence.dropped.clear();

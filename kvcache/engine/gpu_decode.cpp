@@ -16,8 +16,6 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-
 RowWeights weights_of(const CacheTraits& traits) {
   if (!traits.layouts().keeps_weights()) return RowWeights::kNone;
   return traits.layouts().sums_weights() ? RowWeights::kSummed : RowWeights::kOfStep;

@@ -10,8 +10,6 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-
 /// Fixed runs of a lane's side, at most (TableLoad).
 constexpr size_t kMostFixed = 5;
 

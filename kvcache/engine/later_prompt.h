@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <vector>
 
 #include "kernels/attention.h"
@@ -11,7 +10,6 @@
 #include "kvcache/engine/traits.h"
 #include "kvcache/engine/unpacker.h"
 #include "kvcache/engine/window_packer.h"
-#include "kvcache/extensions/decode_weights.h"
 
 namespace kvlm {
 

@@ -7,8 +7,6 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-
 /// The places of the rows of a number of the rows, in their order, that are known: (numbers,), -1
 /// where there is none.
 std::vector<int> places_of(std::span<const int> came, int known) {

@@ -3,15 +3,10 @@
 // in what is merged into them, are packed, and go where they are stored.
 #include "kvcache/engine/prompt_stage.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "kernels/attention.h"
-#include "kernels/base/error.h"
-#include "kernels/elementwise.h"
 #include "kernels/merge_rows.h"
 #include "kernels/row_moves.h"
 

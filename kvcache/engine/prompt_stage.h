@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "kernels/base/buffer.h"
 #include "kernels/row_moves.h"
 #include "kernels/store_rows.h"
 #include "kvcache/engine/float_space.h"

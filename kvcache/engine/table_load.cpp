@@ -9,8 +9,6 @@ namespace kvlm {
 
 namespace {
 
-constexpr std::array kSides{KvSide::kKeys, KvSide::kValues};
-
 /// Rows of a KV head at a time, at most.
 int peak_rows(const CacheTraits& traits, const Sequence& sequence) noexcept {
   if (traits.retention() == nullptr) return sequence.size.max_rows;

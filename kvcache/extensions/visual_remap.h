@@ -16,8 +16,6 @@ class VisualRemap {
  public:
   explicit VisualRemap(const CacheTraits& traits);
 
-  /// Some layer remaps scores.
-  bool any() const noexcept { return ranges_ > 0; }
   void reserve(const Workload& load);
   /// The remaps of KV head number `index` of a step. Different numbers may be used by several
   /// threads.

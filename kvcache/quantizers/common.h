@@ -14,7 +14,6 @@ namespace kvlm::quantizers {
 
 /// Options that many quantizers have.
 inline constexpr OptionInfo kMeta{.key = "meta",
-                                  .type = OptionInfo::Type::kChoice,
                                   .choices = "f16|f32",
                                   .standard = "f16",
                                   .help = "format of scales and zero points"};
@@ -32,7 +31,6 @@ inline constexpr OptionInfo kResidual{.key = "residual",
                                       .help = "newest rows in full precision, packed together"};
 /// Of quantizers that know nothing but pictures.
 inline constexpr OptionInfo kVisualScope{.key = "scope",
-                                         .type = OptionInfo::Type::kChoice,
                                          .choices = "visual",
                                          .standard = "visual",
                                          .help = "the slots it packs; the others stay full rows"};

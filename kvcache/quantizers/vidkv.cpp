@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <cassert>
 #include <cmath>
-#include <limits>
 #include <numbers>
 #include <numeric>
 
@@ -371,14 +369,12 @@ std::vector<int32_t> VidKv::protect(std::span<const float> scores,
 
 constexpr std::array kOptions{
     OptionInfo{.key = "criterion",
-               .type = OptionInfo::Type::kChoice,
                .choices = "range|variance|outliers",
                .standard = "range",
                .help =
                    "which channels of keys take 2 bits: those of widest range, largest variance "
                    "or most outliers"},
     OptionInfo{.key = "fft",
-               .type = OptionInfo::Type::kChoice,
                .choices = "on|off|alg3|cufft",
                .standard = "on",
                .official = "cufft",
@@ -387,7 +383,6 @@ constexpr std::array kOptions{
                    "1-bit channels are coded as a spectrum, or as they are; alg3: as a spectrum "
                    "at key_bits 1.5 and 1.75 only; cufft: a spectrum, on a GPU by cuFFT"},
     OptionInfo{.key = "flush",
-               .type = OptionInfo::Type::kChoice,
                .choices = "append|requant_key|requant_all",
                .standard = "append",
                .official = "requant_all",
@@ -408,13 +403,11 @@ constexpr std::array kOptions{
                .standard = "1.5",
                .help = "1 + the share of key channels at 2 bits"},
     OptionInfo{.key = "mask_scope",
-               .type = OptionInfo::Type::kChoice,
                .choices = "layer|head",
                .standard = "layer",
                .help = "heads have one choice of 2-bit channels, or each its own"},
     kMeta,
     OptionInfo{.key = "onebit",
-               .type = OptionInfo::Type::kChoice,
                .choices = "sym|zero_mean|minmax",
                .standard = "sym",
                .official = "zero_mean",
@@ -427,14 +420,12 @@ constexpr std::array kOptions{
                .standard = "0",
                .help = "share of visual rows whose values take 2 bits (semantic token protection)"},
     OptionInfo{.key = "protect_by",
-               .type = OptionInfo::Type::kChoice,
                .choices = "semantic|random",
                .standard = "semantic",
                .help = "which rows are protected: those most like the text behind the pictures, or "
                        "any"},
     kResidual,
     OptionInfo{.key = "scale",
-               .type = OptionInfo::Type::kChoice,
                .choices = "mean|twn|unit",
                .standard = "mean",
                .official = "unit",
@@ -447,27 +438,23 @@ constexpr std::array kOptions{
                .standard = "0",
                .help = "of protect_by=random: another number, other rows"},
     OptionInfo{.key = "stp",
-               .type = OptionInfo::Type::kChoice,
                .choices = "exact|official",
                .standard = "exact",
                .official = "official",
                .help = "how many rows are protected: as said, or as the code rounds"},
     kTailKeep,
     OptionInfo{.key = "trits",
-               .type = OptionInfo::Type::kChoice,
                .choices = "trit5|trit2b",
                .standard = "trit5",
                .official = "trit2b",
                .help = "five ternary codes in a byte, or four"},
     OptionInfo{.key = "value_axis",
-               .type = OptionInfo::Type::kChoice,
                .choices = "channel|token",
                .standard = "channel",
                .help =
                    "scales of values: of a channel in a group of rows, or of a group of channels "
                    "in a row; protected values have the first"},
     OptionInfo{.key = "value_bits",
-               .type = OptionInfo::Type::kChoice,
                .choices = "1|1.58|2",
                .standard = "1.58",
                .help = "values of 1 bit, ternary or of 2 bits"},

@@ -127,7 +127,6 @@ constexpr OptionInfo threshold_option(std::string_view key, std::string_view hel
 
 constexpr std::array kOptions{
     OptionInfo{.key = "calib",
-               .type = OptionInfo::Type::kChoice,
                .choices = "eq12|alg2",
                .standard = "eq12",
                .help = "alg2: the zero point of algorithm 2, which lacks a factor"},

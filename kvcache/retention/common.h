@@ -96,6 +96,16 @@ std::vector<double> unit_row_scores(const PromptView& prompt, const Unit& unit, 
 std::vector<LayerSelection> by_layer(const PromptView& prompt, std::span<const Unit> units,
                                      std::vector<LayerSelection> selections);
 
+/// The same, where choose(unit) selects for a unit.
+template <class Choose>
+std::vector<LayerSelection> for_units(const PromptView& prompt, std::span<const int> pairs,
+                                      const Choose& choose) {
+  const std::vector<Unit> units = units_of(prompt, pairs);
+  std::vector<LayerSelection> selections;
+  for (const Unit& unit : units) selections.push_back(choose(unit));
+  return by_layer(prompt, units, std::move(selections));
+}
+
 /// Everything stays, in every layer that was asked for.
 std::vector<LayerSelection> keep_everything(const PromptView& prompt, bool per_head = false);
 
@@ -233,6 +243,12 @@ inline constexpr OptionInfo kHeadShared{
 Score score_from(const OptionValues& options);
 /// The value of kKernel; throws Error{kInvalidArgument} if it is even.
 int kernel_from(const OptionValues& options);
+
+/// The registry's way of making a rule of type R.
+template <class R>
+std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
+  return std::make_unique<R>(options, context);
+}
 
 /// Rules that may do nothing at all: keep=1.
 inline bool keeps_everything(double keep) noexcept { return keep >= 1; }

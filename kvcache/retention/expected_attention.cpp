@@ -94,10 +94,6 @@ class ExpectedAttention final : public ScoredRule {
   double epsilon_;
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
-  return std::make_unique<ExpectedAttention>(options, context);
-}
-
 }  // namespace
 
 const RetentionEntry expected_attention{
@@ -107,6 +103,6 @@ const RetentionEntry expected_attention{
      .stores = "the rows that queries to come can be expected to look at, per kv head",
      .composes = "any quantizer; sharing only with head_shared=on",
      .options = kOptions},
-    make};
+    make<ExpectedAttention>};
 
 }  // namespace kvlm::retention

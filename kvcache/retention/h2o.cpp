@@ -52,14 +52,11 @@ class H2o final : public Retention {
   }
   bool per_head() const noexcept override { return !settings_.head_shared && !identity(); }
   bool same_in_all_layers() const noexcept override { return identity(); }
-  bool joint() const noexcept override { return false; }
 
   std::vector<LayerSelection> select(const PromptView& prompt,
                                      std::span<const int> pairs) const override {
     if (identity()) return keep_everything(prompt);
-    const std::vector<Unit> units = units_of(prompt, pairs);
-    std::vector<LayerSelection> selections;
-    for (const Unit& unit : units) {
+    return for_units(prompt, pairs, [&](const Unit& unit) {
       LayerSelection selection{{}, 1 - settings_.keep};
       if (settings_.head_shared) {
         selection.slots.push_back(chosen(unit_scores(prompt, unit)));
@@ -68,9 +65,8 @@ class H2o final : public Retention {
           selection.slots.push_back(chosen(unit_scores(prompt, unit, h)));
         }
       }
-      selections.push_back(std::move(selection));
-    }
-    return by_layer(prompt, units, std::move(selections));
+      return selection;
+    });
   }
 
   bool evicts() const noexcept override {
@@ -89,9 +85,6 @@ class H2o final : public Retention {
                 int max_rows) const noexcept override {
     const int growing = growing_peak(kept, prompt_rows, max_rows);
     return evicts() ? std::min(growing, kept + 1) : growing;
-  }
-  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
-    return int64_t{layers} * peak_rows_of_layer(layers, prompt_rows, max_rows);
   }
   int peak_rows_of_layer(int /*layers*/, int prompt_rows, int max_rows) const noexcept override {
     return peak_rows(kept(prompt_rows), 0, prompt_rows, max_rows);

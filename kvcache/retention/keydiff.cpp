@@ -30,10 +30,6 @@ class KeyDiff final : public ScoredRule {
   }
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
-  return std::make_unique<KeyDiff>(options, context);
-}
-
 }  // namespace
 
 const RetentionEntry keydiff{
@@ -43,6 +39,6 @@ const RetentionEntry keydiff{
      .stores = "the rows whose keys are least like the mean key, per kv head",
      .composes = "any quantizer; sharing only with head_shared=on",
      .options = kOptions},
-    make};
+    make<KeyDiff>};
 
 }  // namespace kvlm::retention

@@ -28,10 +28,6 @@ class Knorm final : public ScoredRule {
   }
 };
 
-std::unique_ptr<Retention> make(const OptionValues& options, const PolicyContext& context) {
-  return std::make_unique<Knorm>(options, context);
-}
-
 }  // namespace
 
 const RetentionEntry knorm{{.name = "knorm",
@@ -40,6 +36,6 @@ const RetentionEntry knorm{{.name = "knorm",
                             .stores = "the rows with the shortest keys, per kv head",
                             .composes = "any quantizer; sharing only with head_shared=on",
                             .options = kOptions},
-                           make};
+                           make<Knorm>};
 
 }  // namespace kvlm::retention

@@ -44,21 +44,17 @@ class Random final : public PlacedRule {
 
   ImportanceNeeds needs() const noexcept override { return {}; }
   bool per_head() const noexcept override { return !head_shared_ && !identity(); }
-  bool joint() const noexcept override { return false; }
 
   std::vector<LayerSelection> select(const PromptView& prompt,
                                      std::span<const int> pairs) const override {
     if (identity()) return keep_everything(prompt);
-    const std::vector<Unit> units = units_of(prompt, pairs);
-    std::vector<LayerSelection> selections;
-    for (const Unit& unit : units) {
+    return for_units(prompt, pairs, [&](const Unit& unit) {
       LayerSelection selection{{}, 1 - keep()};
       for (int h = 0; h < (head_shared_ ? 1 : prompt.shape->kv_heads); ++h) {
         add_best(selection, numbers(unit.layers.front(), h, prompt.rows), kept(prompt.rows));
       }
-      selections.push_back(std::move(selection));
-    }
-    return by_layer(prompt, units, std::move(selections));
+      return selection;
+    });
   }
 
   int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {

@@ -7,16 +7,13 @@ namespace kvlm::retention {
 std::vector<LayerSelection> ScoredRule::select(const PromptView& prompt,
                                                std::span<const int> pairs) const {
   if (identity()) return keep_everything(prompt);
-  const std::vector<Unit> units = units_of(prompt, pairs);
-  std::vector<LayerSelection> selections;
-  for (const Unit& unit : units) {
+  return for_units(prompt, pairs, [&](const Unit& unit) {
     LayerSelection selection{{}, 1 - keep()};
     for (int h = 0; h < (head_shared_ ? 1 : prompt.shape->kv_heads); ++h) {
       add_best(selection, unit_row_scores(prompt, unit, head_shared_ ? -1 : h), kept(prompt.rows));
     }
-    selections.push_back(std::move(selection));
-  }
-  return by_layer(prompt, units, std::move(selections));
+    return selection;
+  });
 }
 
 int64_t ScoredRule::peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept {

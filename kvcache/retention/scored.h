@@ -18,7 +18,6 @@ class ScoredRule : public PlacedRule {
 
   ImportanceNeeds needs() const noexcept override { return {.row_scores = !identity()}; }
   bool per_head() const noexcept override { return !head_shared_ && !identity(); }
-  bool joint() const noexcept override { return false; }
   void score(const LayerRows& layer, std::span<double> scores, Stream& stream) const override = 0;
   std::vector<LayerSelection> select(const PromptView& prompt,
                                      std::span<const int> pairs) const override;

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
@@ -51,7 +49,6 @@ class Streaming final : public Retention {
 
   ImportanceNeeds needs() const noexcept override { return {}; }
   bool same_in_all_layers() const noexcept override { return true; }
-  bool joint() const noexcept override { return false; }
 
   std::vector<LayerSelection> select(const PromptView& prompt,
                                      std::span<const int> /*pairs*/) const override {

@@ -42,7 +42,6 @@ class Tova final : public PlacedRule {
             .last_rows = 1,
             .decode_weights = by_step ? Weights::kOfStep : Weights::kNone};
   }
-  bool joint() const noexcept override { return false; }
 
   std::vector<LayerSelection> select(const PromptView& prompt,
                                      std::span<const int> pairs) const override {
@@ -56,9 +55,6 @@ class Tova final : public PlacedRule {
     return by_layer(prompt, units, std::move(selections));
   }
 
-  int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override {
-    return int64_t{layers} * peak_rows_of_layer(layers, prompt_rows, max_rows);
-  }
   int peak_rows_of_layer(int /*layers*/, int prompt_rows, int max_rows) const noexcept override {
     return peak_rows(kept(prompt_rows), 1 - keep(), prompt_rows, max_rows);
   }

@@ -19,7 +19,6 @@ class Uniform : public PlacedRule {
       : PlacedRule(keep, eviction), score_(score) {}
 
   ImportanceNeeds needs() const noexcept override;
-  bool joint() const noexcept override { return false; }
   std::vector<LayerSelection> select(const PromptView& prompt,
                                      std::span<const int> pairs) const override;
   int64_t peak_rows_total(int layers, int prompt_rows, int max_rows) const noexcept override;

@@ -34,9 +34,7 @@ ImportanceNeeds WindowRule::needs() const noexcept {
 std::vector<LayerSelection> WindowRule::select(const PromptView& prompt,
                                                std::span<const int> pairs) const {
   if (identity()) return keep_everything(prompt);
-  const std::vector<Unit> units = units_of(prompt, pairs);
-  std::vector<LayerSelection> selections;
-  for (const Unit& unit : units) {
+  return for_units(prompt, pairs, [&](const Unit& unit) {
     const LayerBudget of_unit = budget(unit.layers, prompt.shape->layers, prompt.rows);
     LayerSelection selection{{}, of_unit.forget};
     const auto add = [&](std::span<const double> scores) {
@@ -47,9 +45,8 @@ std::vector<LayerSelection> WindowRule::select(const PromptView& prompt,
     } else {
       for (int h = 0; h < prompt.shape->kv_heads; ++h) add(unit_scores(prompt, unit, h));
     }
-    selections.push_back(std::move(selection));
-  }
-  return by_layer(prompt, units, std::move(selections));
+    return selection;
+  });
 }
 
 }  // namespace kvlm::retention

@@ -25,7 +25,6 @@ class WindowRule : public PlacedRule {
 
   ImportanceNeeds needs() const noexcept override;
   bool per_head() const noexcept override { return !settings_.head_shared && !identity(); }
-  bool joint() const noexcept override { return false; }
   std::vector<LayerSelection> select(const PromptView& prompt,
                                      std::span<const int> pairs) const override;
 

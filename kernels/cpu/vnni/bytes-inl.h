@@ -6,8 +6,6 @@
 // three sums, weighted as the bytes are and times the step size, give the float sum back.
 #pragma once
 
-#include <cstring>
-
 #include "kernels/base/dtype.h"
 #include "kernels/cpu/vnni/vectors-inl.h"
 
