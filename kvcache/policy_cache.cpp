@@ -231,7 +231,7 @@ CacheReport PolicyCache::report(SequenceId id) const noexcept {
   std::vector<int> visual_slots;
   int64_t guarded = 0;
   try {
-    visual_slots = gpu_.visual_slots(sequence);
+    visual_slots = gpu_.reader().visual_slots(sequence);
     if (sequence.rows > 0) guarded = guarded_remaps();
   } catch (const Error&) {
     // As above.
@@ -267,7 +267,8 @@ std::vector<HeadRows> PolicyCache::inspect(SequenceId id, int layer, Stream& str
                       std::any_of(step_.begin(), step_.end(),
                                   [&](const StepRows& rows) { return rows.sequence == id; });
   if (sequence.drops_on_gpu()) {
-    return inspector_.read(sequence, gpu_.heads_now(sequence, layer, newest), layer, stream);
+    return inspector_.read(sequence, gpu_.reader().heads_now(sequence, layer, newest), layer,
+                           stream);
   }
   std::vector<HeadState> heads = this->layer(id, layer).heads;
   if (newest || !sequence.came.empty()) {

@@ -68,6 +68,19 @@ Buffer waves_of(std::span<const float> frequencies, int turns, Device device) {
   return waves;
 }
 
+/// Sends the first `count` entries of something that a draft says of its slot.
+template <class T>
+void send_some(const SlotDraft& draft, std::span<T> from, int count, Buffer& to, Stream& stream) {
+  if (count == 0) return;
+  std::byte* first = to.data() + static_cast<size_t>(draft.slot) * from.size_bytes();
+  const auto bytes = std::as_bytes(from.first(static_cast<size_t>(count)));
+  stream.queue().send(first, bytes.data(), bytes.size());
+}
+template <class T>
+void send_all(const SlotDraft& draft, std::span<T> from, Buffer& to, Stream& stream) {
+  send_some(draft, from, static_cast<int>(from.size()), to, stream);
+}
+
 }  // namespace
 
 struct DecodeTable::State {
@@ -103,9 +116,6 @@ struct DecodeTable::State {
   bool weighs_slots = false;       // some lane is WeighedRows::by_slots
   bool turns;                      // kept keys do
 
-  int lanes_of_slot() const { return plan.lanes_of_slot(); }
-  bool weighs() const { return plan.weighs(); }
-  bool compares() const { return plan.compares(); }
   /// Slots of a lane, at most: where packed rows may go, empty places among them.
   int longest() const { return std::max(plan.load.longest, plan.load.weighed_rows); }
   int lanes_of_step() const { return static_cast<int>(step.size()) * plan.shape.kv_heads; }
@@ -124,13 +134,6 @@ struct DecodeTable::State {
   void point_drafts();
   void note(SlotDraft& draft);
   void send(SlotDraft& draft, Stream& stream);
-  template <class T>
-  static void send(const SlotDraft& draft, std::span<T> from, int count, Buffer& to,
-                   Stream& stream);
-  template <class T>
-  static void send(const SlotDraft& draft, std::span<T> from, Buffer& to, Stream& stream) {
-    send(draft, from, static_cast<int>(from.size()), to, stream);
-  }
   void send_placed(SlotDraft& draft, Stream& stream);
   void send_formats(Stream& stream);
   void take_step(std::span<const TableRow> rows, Stream& stream);
@@ -273,7 +276,7 @@ void DecodeTable::State::point_drafts() {
 /// Takes memory for `load`, in which nothing is set.
 void DecodeTable::State::place_slots() {
   const auto slots = static_cast<size_t>(plan.load.slots);
-  const auto of_slot = static_cast<size_t>(lanes_of_slot());
+  const auto of_slot = static_cast<size_t>(plan.lanes_of_slot());
   assert(2 * plan.side_runs() <= kMostRuns);
   bounds = LaunchBounds(plan.shape.layers, plan.side_runs());
   plan_drafts();
@@ -301,7 +304,7 @@ void DecodeTable::State::place_slots() {
   if (turns) waves = waves_of(plan.shape.turned_by, plan.load.turns, device);
   if (plan.shape.drops_packed) {
     take(live, slots * of_slot * 2 * static_cast<size_t>(plan.load.blocks) * sizeof(int));
-    take(place_weights, compares() ? came.bytes() : 0);
+    take(place_weights, plan.compares() ? came.bytes() : 0);
     take(gained_bytes, slots * sizeof(int64_t));
     take(row_bits, slots * of_slot * static_cast<size_t>(plan.bit_words) * sizeof(uint32_t));
   }
@@ -323,16 +326,6 @@ void DecodeTable::State::place_slots() {
   versions.assign(slots + 1, 0);
 }
 
-/// Sends the first `count` entries of something that a draft says of its slot.
-template <class T>
-void DecodeTable::State::send(const SlotDraft& draft, std::span<T> from, int count, Buffer& to,
-                              Stream& stream) {
-  if (count == 0) return;
-  std::byte* first = to.data() + static_cast<size_t>(draft.slot) * from.size_bytes();
-  const auto bytes = std::as_bytes(from.first(static_cast<size_t>(count)));
-  stream.queue().send(first, bytes.data(), bytes.size());
-}
-
 /// Makes launches reach what was laid.
 void DecodeTable::State::note(SlotDraft& draft) {
   if (std::exchange(draft.bounds().changed, false)) bounds.take(draft.bounds());
@@ -346,33 +339,33 @@ void DecodeTable::State::note(SlotDraft& draft) {
 void DecodeTable::State::send(SlotDraft& draft, Stream& stream) {
   note(draft);
   if (formats.all().size() != sent_formats) send_formats(stream);
-  send(draft, draft.lanes, lanes, stream);
-  send(draft, draft.runs, runs, stream);
-  send(draft, draft.tails, tails, stream);
-  send(draft, draft.remaps, remaps, stream);
-  send(draft, draft.blocks, draft.used_blocks, blocks, stream);
-  send(draft, draft.words, draft.used_words, words, stream);
-  send(draft, draft.weighed, weighed, stream);
-  send(draft, draft.turned, turned, stream);
+  send_all(draft, draft.lanes, lanes, stream);
+  send_all(draft, draft.runs, runs, stream);
+  send_all(draft, draft.tails, tails, stream);
+  send_all(draft, draft.remaps, remaps, stream);
+  send_some(draft, draft.blocks, draft.used_blocks, blocks, stream);
+  send_some(draft, draft.words, draft.used_words, words, stream);
+  send_all(draft, draft.weighed, weighed, stream);
+  send_all(draft, draft.turned, turned, stream);
   const bool placed = draft.lanes[0].placed;
   is_placed[static_cast<size_t>(draft.slot)] = placed ? 1 : 0;
   if (!draft.weighed.empty() && draft.weighed[0].by_slots) return;  // the host drops its rows
-  send(draft, draft.scores, row_scores, stream);
+  send_all(draft, draft.scores, row_scores, stream);
   if (placed) {
     send_placed(draft, stream);
-  } else if (weighs()) {
-    send(draft, draft.came, came, stream);
+  } else if (plan.weighs()) {
+    send_all(draft, draft.came, came, stream);
   }
 }
 
 /// What the GPU keeps of lanes that are placed beside that.
 void DecodeTable::State::send_placed(SlotDraft& draft, Stream& stream) {
   if (draft.out_of_order) {
-    send(draft, draft.came, came, stream);
-    send(draft, draft.value_at, value_at, stream);
-    send(draft, draft.key_at, key_at, stream);
+    send_all(draft, draft.came, came, stream);
+    send_all(draft, draft.value_at, value_at, stream);
+    send_all(draft, draft.key_at, key_at, stream);
   }
-  send(draft, draft.fixed, fixed, stream);
+  send_all(draft, draft.fixed, fixed, stream);
   begin_places(table_args(), draft.slot, stream);
 }
 
@@ -421,10 +414,10 @@ TableArgs DecodeTable::State::table_args() {
   args.windows = reinterpret_cast<const DeviceWindow*>(device_windows.data());
   args.parts = reinterpret_cast<const int*>(device_parts.data());
   args.formats = reinterpret_cast<const PackedFormat*>(device_formats.data());
-  args.compares = compares();
+  args.compares = plan.compares();
   args.scored = plan.shape.scored;
   args.together = reinterpret_cast<const int*>(together.data());
-  if (compares() || plan.shape.drops_packed) {
+  if (plan.compares() || plan.shape.drops_packed) {
     args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
     args.came = reinterpret_cast<int*>(came.data());
     args.weighed_rows = plan.load.weighed_rows;
@@ -592,7 +585,7 @@ void DecodeTable::attend(int layer, const float* q, float* out, float scale, Str
     launch.pictures.lanes = table.row_lanes + int64_t{layer} * state.lanes_of_step();
   }
   launch_layer(launch, state.attend_args(layer, q, out, scale), stream);
-  if (!state.weighs()) return;
+  if (!state.plan.weighs()) return;
   const bool summed = state.plan.shape.weights == RowWeights::kSummed;
   if (state.most_places > 0) add_place_weights(table, layer, summed, stream);
   if (state.holds_unplaced()) add_row_weights(table, layer, summed, stream);
@@ -619,7 +612,7 @@ void DecodeTable::evict(std::span<const int> slots, Stream& stream) {
     evict_slots(state.table_args(), evicted, stream);
   }
   if (std::any_of(state.step.begin(), state.step.end(), is_placed)) {
-    const bool alike = state.weighs() && state.plan.shape.drops_alike;
+    const bool alike = state.plan.weighs() && state.plan.shape.drops_alike;
     evict_placed(state.table_args(), alike, evicted, stream);
   }
 }
@@ -635,7 +628,7 @@ void DecodeTable::drop_least(Stream& stream) {
 
 std::vector<int> DecodeTable::came(int slot) const {
   const State& state = *state_;
-  std::vector<int> numbers(static_cast<size_t>(state.lanes_of_slot()) *
+  std::vector<int> numbers(static_cast<size_t>(state.plan.lanes_of_slot()) *
                            static_cast<size_t>(state.plan.load.weighed_rows));
   const size_t at = static_cast<size_t>(slot) * numbers.size();
   check(cudaDeviceSynchronize(), "DecodeTable::came");  // whichever stream fed it
@@ -673,7 +666,7 @@ void DecodeTable::read_placed(int slot, int layer, int layers, PlacedCopy& copy)
   };
   read(copy.came, state.came, copy.places);
   read(copy.value_at, state.value_at, copy.places);
-  if (state.compares()) read(copy.weights, state.place_weights, copy.places);
+  if (state.plan.compares()) read(copy.weights, state.place_weights, copy.places);
   copy.sides.clear();
   copy.held.clear();
   std::vector<DeviceTail> tails;

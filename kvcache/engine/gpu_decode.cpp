@@ -9,7 +9,6 @@
 #include <climits>
 
 #include "kvcache/engine/for_sequences.h"
-#include "kvcache/engine/row_order.h"
 #include "kvcache/engine/table_load.h"
 
 namespace kvlm {
@@ -48,22 +47,6 @@ RowWindow window_of(const CacheTraits& traits, int layer, KvSide side) {
   return {&packing.format, packing.rules, packing.flush.trigger, packing.flush.rows};
 }
 
-/// Sequence.came, of all that a table says of a sequence.
-std::vector<std::vector<int>> came_of(const CacheTraits& traits, const Sequence& sequence,
-                                      std::span<const int> all) {
-  const auto places =
-      static_cast<std::ptrdiff_t>(all.size() / (traits.layers() * traits.kv_heads()));
-  std::vector<std::vector<int>> came;
-  auto first = all.begin();
-  for (size_t layer = 0; layer < traits.layers(); ++layer) {
-    const int slots = sequence.slots_of(layer);
-    for (size_t h = 0; h < traits.kv_heads(); ++h, first += places) {
-      forget_newest(came.emplace_back(first, first + slots + 1));
-    }
-  }
-  return came;
-}
-
 /// Rows with which a window that the host flushes may be full: all of them may be in its ring.
 int rows_to_flush(const CacheTraits& traits, const Sequence& sequence) {
   int least = INT_MAX;
@@ -79,13 +62,10 @@ int rows_to_flush(const CacheTraits& traits, const Sequence& sequence) {
   return least;
 }
 
-}  // namespace
-
-GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
-                     VisualRemap& remap)
-    : traits_(traits), store_(store), key_basis_(key_basis), remap_(remap), counts_(traits) {
-  if (!traits.on_gpu()) return;
-  of_sequence_.resize(traits.layers());
+/// The table of a cache on a GPU, else none.
+///   remaps  of a KV head, at most
+std::unique_ptr<DecodeTable> make_table(const CacheTraits& traits, int remaps) {
+  if (!traits.on_gpu()) return nullptr;
   const CacheShape& shape = traits.shape();
   std::vector<std::array<RowWindow, 2>> windows;
   std::vector<uint8_t> rows_alone;
@@ -94,12 +74,25 @@ GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisCh
     windows.push_back(
         {window_of(traits, layer, KvSide::kKeys), window_of(traits, layer, KvSide::kValues)});
   }
-  table_ = std::make_unique<DecodeTable>(
+  return std::make_unique<DecodeTable>(
       TableShape{shape.layers, shape.kv_heads, shape.q_per_kv(), shape.head_dim, traits.plan().rows,
-                 static_cast<int>(remap.ranges()), weights_of(traits), !traits.layouts().per_head(),
-                 traits.table().places, traits.table().scores, traits.plan().pairs, rows_alone,
-                 turned_by(traits)},
+                 remaps, weights_of(traits), !traits.layouts().per_head(), traits.table().places,
+                 traits.table().scores, traits.plan().pairs, rows_alone, turned_by(traits)},
       windows, traits.device());
+}
+
+}  // namespace
+
+GpuDecode::GpuDecode(const CacheTraits& traits, SequenceStore& store, KeyBasisChange& key_basis,
+                     VisualRemap& remap)
+    : traits_(traits),
+      store_(store),
+      key_basis_(key_basis),
+      remap_(remap),
+      counts_(traits),
+      table_(make_table(traits, static_cast<int>(remap.ranges()))),
+      reader_(traits, store, counts_, table_.get()) {
+  if (serves()) of_sequence_.resize(traits.layers());
 }
 
 void GpuDecode::reserve(const Workload& load) {
@@ -250,7 +243,7 @@ std::span<Sequence* const> GpuDecode::end(std::span<const StepRows> step, Stream
     table_->drop_least(stream);
   }
   bytes_known_ = bytes_known_ && !found.placed;
-  take_back(of_host_, stream);
+  reader_.take_back(of_host_, stream);
   return of_host_;
 }
 
@@ -297,123 +290,8 @@ uint64_t GpuDecode::repetition() const noexcept {
 }
 
 void GpuDecode::take_back(Sequence& sequence) const {
-  catch_up(sequence);
+  reader_.catch_up(sequence);
   sequence.on_gpu = false;
-}
-
-/// Takes sequences back whose windows may be full.
-void GpuDecode::take_back(std::span<Sequence* const> sequences, Stream& stream) {
-  // A copy takes about as much memory as a draft, which it keeps.
-  copies_.resize(static_cast<size_t>(table_->drafts()));
-  for (size_t first = 0; first < sequences.size(); first += copies_.size()) {
-    const auto some = sequences.subspan(first, std::min(copies_.size(), sequences.size() - first));
-    for (size_t i = 0; i < some.size(); ++i) {
-      if (some[i]->drops_on_gpu()) read_placed(*some[i], copies_[i]);
-    }
-    const size_t heads = traits_.layers() * traits_.kv_heads();
-    for_sequences(some.size(), heads, stream, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        if (some[i]->drops_on_gpu()) {
-          take_placed(*some[i], copies_[i]);
-        } else {
-          count_rows(*some[i]);
-        }
-        counts_.count_due(*some[i]);
-      }
-    });
-    for (size_t i = 0; i < some.size(); ++i) {
-      if (some[i]->drops_on_gpu()) end_placed(*some[i], copies_[i]);
-      some[i]->on_gpu = false;
-    }
-  }
-}
-
-void GpuDecode::catch_up(Sequence& sequence) const {
-  if (!sequence.drops_on_gpu()) return count_rows(sequence);
-  if (sequence.uncounted > 0) {
-    PlacedCopy copy;
-    read_placed(sequence, copy);
-    take_placed(sequence, copy);
-    end_placed(sequence, copy);
-  }
-  sequence.on_gpu = false;  // numbers begin anew when it is placed again
-}
-
-/// Counts the rows of a sequence whose packed rows stay.
-void GpuDecode::count_rows(Sequence& sequence) const {
-  if (sequence.told_anew) return counts_.count_rows(sequence);
-  if (traits_.table().weighs && sequence.uncounted > 0) {
-    sequence.came = came_of(traits_, sequence, table_->came(slot_of(sequence)));
-  }
-  counts_.catch_up(sequence);
-}
-
-void GpuDecode::read_placed(const Sequence& sequence, PlacedCopy& to) const {
-  table_->read_placed(slot_of(sequence), 0, traits_.shape().layers, to);
-}
-
-std::vector<HeadState> GpuDecode::heads_now(const Sequence& sequence, int layer,
-                                            bool newest) const {
-  PlacedCopy copy;
-  table_->read_placed(slot_of(sequence), layer, 1, copy);
-  const LayerState& state = sequence.layers[static_cast<size_t>(layer)];
-  std::vector<HeadState> heads = state.heads;
-  for (size_t h = 0; h < heads.size(); ++h) {
-    const int known = heads[h].slots() + sequence.uncounted + (newest ? 1 : 0);
-    PlacedRows rows = copy.rows(h);
-    static_cast<void>(kvlm::take_placed(traits_.layer(layer), heads[h], rows, known));
-  }
-  return heads;
-}
-
-/// Counts on the host what the GPU has made of a sequence. The weights in `copy` are in the order
-/// of the slots then, KV head by KV head.
-void GpuDecode::take_placed(Sequence& sequence, PlacedCopy& copy) const {
-  size_t lane = 0;
-  for (int layer = 0; layer < traits_.shape().layers; ++layer) {
-    for (HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
-      const int known = head.slots() + sequence.uncounted;
-      PlacedRows rows = copy.rows(lane);
-      const std::vector<float> weights = kvlm::take_placed(traits_.layer(layer), head, rows, known);
-      std::copy(weights.begin(), weights.end(), copy.weights.data() + lane * copy.places);
-      ++lane;
-    }
-  }
-  sequence.uncounted = 0;
-  SequenceStore::count_planes(sequence);
-}
-
-/// Puts the weights of such a sequence to where the host looks for them, and tells the arena.
-void GpuDecode::end_placed(Sequence& sequence, const PlacedCopy& copy) const {
-  std::vector<float> weights;  // of a layer, which lie side by side
-  for (size_t layer = 0; layer < traits_.layers() && !copy.weights.empty(); ++layer) {
-    const std::vector<HeadState>& heads = sequence.layers[layer].heads;
-    if (heads[0].weights == nullptr) continue;
-    weights.clear();
-    for (size_t h = 0; h < heads.size(); ++h) {
-      weights.resize(static_cast<size_t>(heads[h].weights - heads[0].weights));
-      const auto first = copy.weights.begin() +
-                         static_cast<std::ptrdiff_t>((layer * heads.size() + h) * copy.places);
-      weights.insert(weights.end(), first, first + heads[h].slots());
-    }
-    table_->put_weights(weights, heads[0].weights);
-  }
-  store_.account(sequence);
-}
-
-std::vector<int> GpuDecode::visual_slots(const Sequence& sequence) const {
-  std::vector<int> slots;
-  if (!sequence.drops_on_gpu() || !traits_.plan().split) return slots;
-  PlacedCopy copy;
-  read_placed(sequence, copy);
-  for (size_t layer = 0; layer < traits_.layers(); ++layer) {
-    const std::vector<int> came = copy.rows(layer * traits_.kv_heads()).sides[0].came;
-    const Plane& visual = sequence.layers[layer].heads[0].stores[kVisual].keys;
-    slots.push_back(
-        static_cast<int>(std::count_if(came.begin(), came.begin() + visual.places(),
-                                       [](int number) { return number != WeighedRows::kNoRow; })));
-  }
-  return slots;
 }
 
 void GpuDecode::count_bytes() const {
@@ -421,7 +299,7 @@ void GpuDecode::count_bytes() const {
   const std::vector<int64_t> gained = table_->gained_bytes();
   for (const Sequence& sequence : store_.all()) {
     if (!sequence.open || !sequence.drops_on_gpu()) continue;
-    const auto more = static_cast<size_t>(gained[static_cast<size_t>(slot_of(sequence))]);
+    const auto more = static_cast<size_t>(gained[static_cast<size_t>(reader_.slot_of(sequence))]);
     sequence.memory->set_used(sequence.used_when_placed + more);
   }
   bytes_known_ = true;

@@ -12,6 +12,7 @@
 #include "kvcache/engine/lane_describer.h"
 #include "kvcache/engine/sequence.h"
 #include "kvcache/engine/store.h"
+#include "kvcache/engine/table_reader.h"
 #include "kvcache/engine/traits.h"
 #include "kvcache/extensions/key_basis.h"
 #include "kvcache/extensions/visual_remap.h"
@@ -55,14 +56,10 @@ class GpuDecode {
   void take_back(Sequence& sequence) const;
   /// Counts on the host the rows that a sequence has gained, between steps. The GPU goes on to
   /// serve it, once it has been placed again if it drops_on_gpu().
-  void catch_up(Sequence& sequence) const;
-  /// Heads of a layer as they are now, also in a step, of a sequence that drops_on_gpu().
-  ///   newest  with the row of the step that is under way
-  std::vector<HeadState> heads_now(const Sequence& sequence, int layer, bool newest) const;
-  /// (layers,) of such a sequence the slots of its first KV head that are stored apart; empty: none
-  /// are, or the host knows.
-  std::vector<int> visual_slots(const Sequence& sequence) const;
-  /// Tells the arena what such sequences use.
+  void catch_up(Sequence& sequence) const { reader_.catch_up(sequence); }
+  /// Counts what the GPU has made of sequences.
+  const TableReader& reader() const noexcept { return reader_; }
+  /// Tells the arena what sequences that are placed use.
   void count_bytes() const;
   /// How often a sequence was laid for the GPU: once when its prompt has ended, and whenever the
   /// host has changed what it holds.
@@ -79,18 +76,10 @@ class GpuDecode {
   };
 
   bool place(std::span<const StepRows> step, bool prompts, Stream& stream);
-  int slot_of(const Sequence& sequence) const noexcept {
-    return static_cast<int>(&sequence - store_.all().data());
-  }
   bool counts(const Sequence& sequence) const;
   void place(std::span<const SequenceId> some, Stream& stream);
   void lay(SequenceId id, size_t draft);
   void end_step_of(Sequence& sequence, size_t number, StepEnd& found);
-  void take_back(std::span<Sequence* const> sequences, Stream& stream);
-  void count_rows(Sequence& sequence) const;
-  void read_placed(const Sequence& sequence, PlacedCopy& to) const;
-  void take_placed(Sequence& sequence, PlacedCopy& copy) const;
-  void end_placed(Sequence& sequence, const PlacedCopy& copy) const;
   void change_queries(int layer, const float* q, Stream& stream);
 
   const CacheTraits& traits_;
@@ -99,12 +88,12 @@ class GpuDecode {
   VisualRemap& remap_;
   GainedCounts counts_;
   std::unique_ptr<DecodeTable> table_;
+  TableReader reader_;
   std::vector<TableRow> rows_;             // of this step
   std::vector<TableRow> known_rows_;       // whose queries key_basis_ knows
   bool basis_known_ = false;               // it knows those of this step
   std::vector<LaneDescriber> describers_;  // one for each of the table's drafts
   std::vector<SequenceId> placing_;
-  std::vector<PlacedCopy> copies_;
   std::vector<int> dropped_;        // (rows of this step, layers)
   std::vector<int> of_sequence_;    // (layers,) of one
   std::vector<Sequence*> of_host_;  // to flush and to drop
