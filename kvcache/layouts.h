@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kvcache/cache_plan.h"
-#include "kvcache/plane.h"
+#include "kvcache/plane/plane.h"
 
 // From a sentence to a cache, each file needs only those before it: words, cache_spec, policy,
 // registry, cache_plan, conflicts, planner, spec; and of the plan: [layouts], sequence_bounds,
@@ -28,14 +28,14 @@ class Layouts {
   const Quantizer* quantizer(size_t store, int layer) const noexcept {
     return plan_->quantizers[store][static_cast<size_t>(layer)];
   }
-  Plane::Layout plane(size_t store, KvSide side, int layer) const noexcept;
-  Plane::Layout protected_values(int layer) const noexcept;
+  PlaneLayout plane(size_t store, KvSide side, int layer) const noexcept;
+  PlaneLayout protected_values(int layer) const noexcept;
   /// The layer in whose memory the codes of `layer` lie.
   int owner(KvSide side, int layer) const noexcept;
   /// The layer whose rows they are made from.
   int writer(KvSide side, int layer) const noexcept;
   /// What `planes` planes need that hold `ever` rows ever and `peak` at a time, each.
-  PlaneCapacity capacity(const Plane::Layout& layout, int64_t planes, int64_t ever, int64_t peak,
+  PlaneCapacity capacity(const PlaneLayout& layout, int64_t planes, int64_t ever, int64_t peak,
                          int64_t spans) const noexcept;
 
   /// What planes of protected values need that hold `ever` rows each.
@@ -86,7 +86,7 @@ class Layouts {
     return plan_->retention == nullptr ? ImportanceNeeds::DecodeWeights::kNone
                                        : plan_->retention->needs().decode_weights;
   }
-  Plane::Layout rows_layout() const noexcept;
+  PlaneLayout rows_layout() const noexcept;
 
   const CachePlan* plan_;
   const CacheShape* shape_;

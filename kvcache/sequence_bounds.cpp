@@ -16,7 +16,7 @@ size_t SequenceBounds::layer_bound(int layer, int64_t text, int64_t visual,
     int64_t rows = plan_->split ? text : text + visual;
     if (store == kVisual) rows = plan_->split ? visual : 0;
     for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-      const Plane::Layout layout = layouts_.plane(store, side, layer);
+      const PlaneLayout layout = layouts_.plane(store, side, layer);
       const int64_t more = store == kRest || (plan_->split && !layout.once) ? future : 0;
       if (rows + more == 0) continue;
       const PlaneCapacity needed =
@@ -38,7 +38,7 @@ size_t SequenceBounds::layer_bound(int layer, int64_t text, int64_t visual,
         bytes += static_cast<size_t>(planes) * layout.block_bytes(layout.block_rows());
       }
     }
-    const Plane::Layout apart = layouts_.protected_values(layer);
+    const PlaneLayout apart = layouts_.protected_values(layer);
     if (store == kRest && apart.packing != nullptr) {
       bytes += layouts_.protected_capacity(layer, planes, text + visual).bytes() +
                static_cast<size_t>(planes) * Layouts::kAlignment;
@@ -93,7 +93,7 @@ size_t SequenceBounds::block_bound() const noexcept {
   for (int layer = 0; layer < shape_->layers; ++layer) {
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-        const Plane::Layout layout = layouts_.plane(store, side, layer);
+        const PlaneLayout layout = layouts_.plane(store, side, layer);
         bytes += layout.packing == nullptr || layout.once
                      ? Layouts::kAlignment
                      : layout.block_bytes(layout.block_rows()) + layout.row_bytes();

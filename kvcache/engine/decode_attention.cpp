@@ -20,10 +20,10 @@ void add_full(const PackedLane& packed, const HeadState& head, DType dtype, RowB
   size_t count = 0;
   for (const StorePlanes& planes : head.stores) {
     const int full = planes.keys.full();
-    const int first = planes.keys.full_before_wrap();
+    const int first = planes.keys.ring.before_wrap();
     for (const auto& [begin, size] : {std::pair(0, first), std::pair(first, full - first)}) {
       if (size == 0) continue;
-      rows[count++] = {planes.keys.full_row(begin), planes.values.full_row(begin), dtype, size};
+      rows[count++] = {planes.keys.ring.row(begin), planes.values.ring.row(begin), dtype, size};
     }
   }
   batch.add(packed.q, std::span(rows).first(count), packed.out);
@@ -155,8 +155,8 @@ void DecodeAttention::add_key_runs(const HeadState& head, size_t store, int laye
                                    RunList& runs) {
   const Plane& keys = head.stores[store].keys;
   const int first = runs.size();
-  keys.add_packed(runs);
-  keys.add_full(runs);
+  keys.blocks.add_to(runs);
+  keys.ring.add_to(runs, keys.layout().dtype);
   if (!traits_.layer(layer).has_key_basis || keys.packed() == 0) return;
   const float* q = key_basis_.add_queries(layer, store, index, packed_[index].q, head.facts[store]);
   for (int i = first; i < runs.size() && q != nullptr; ++i) {
@@ -170,9 +170,9 @@ void DecodeAttention::add_value_runs(const HeadState& head, int layer, RunList& 
     if (store == kRest && traits_.layer(layer).protects) {
       ProtectedValues::add_packed(head, runs);
     } else {
-      values.add_packed(runs);
+      values.blocks.add_to(runs);
     }
-    values.add_full(runs);
+    values.ring.add_to(runs, values.layout().dtype);
   }
 }
 
@@ -199,10 +199,10 @@ void DecodeAttention::prefetch(size_t i, size_t last, int layer, size_t head) co
   };
   if (const LayerState* far = state(3)) __builtin_prefetch(far);
   if (const LayerState* next = state(2)) {
-    for_planes(*next, [](const Plane& plane) { plane.prefetch(); });
+    for_planes(*next, [](const Plane& plane) { __builtin_prefetch(&plane, 1); });
   }
   if (const LayerState* near = state(1)) {
-    for_planes(*near, [](const Plane& plane) { plane.prefetch_blocks(); });
+    for_planes(*near, [](const Plane& plane) { plane.blocks.prefetch(); });
   }
 }
 

@@ -73,7 +73,7 @@ int GainedCounts::behind_pictures(const HeadState& head) const {
 
 /// What a row adds to one plane.
 GainedRows GainedCounts::rows_of(const Plane& plane, KvSide side, int layer) const {
-  const Plane::Layout& layout = plane.layout();
+  const PlaneLayout& layout = plane.layout();
   GainedRows rows;
   rows.side = side;
   rows.window = traits_.flush_rule(side, layer);
@@ -354,8 +354,8 @@ void GainedCounts::count_due(Sequence& sequence) const {
 }
 
 void GainedCounts::count_newest(HeadState& head) const {
-  static_cast<void>(head.stores[kRest].keys.push_row());
-  static_cast<void>(head.stores[kRest].values.push_row());
+  static_cast<void>(head.stores[kRest].keys.ring.push());
+  static_cast<void>(head.stores[kRest].values.ring.push());
   if (traits_.retention() != nullptr) head.tags.push_back(kTextRow);
 }
 

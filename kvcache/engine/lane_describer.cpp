@@ -90,12 +90,12 @@ void LaneDescriber::describe_runs(const HeadState& head, int layer, size_t index
       if (store == kVisual || by_host) {
         add_packed(head, store, side, layer, runs);
       } else {
-        plane.add_shared(runs);
+        add_run(plane.blocks.elsewhere(), plane.layout().packing->format, runs);
       }
       if (side == KvSide::kKeys && runs.size() > first) {
         runs[first].q = key_basis_.queries_of(layer, store, index);
       }
-      if (store == kVisual) plane.add_full(runs);
+      if (store == kVisual) plane.ring.add_to(runs, plane.layout().dtype);
     }
     const Plane& rest = head.plane(kRest, side);
     const GrowingRows gained = by_host ? rest.full_rows() : rest.growing();
@@ -110,7 +110,7 @@ void LaneDescriber::add_packed(const HeadState& head, size_t store, KvSide side,
   if (store == kRest && side == KvSide::kValues && traits_.layer(layer).protects) {
     ProtectedValues::add_packed(head, runs);
   } else {
-    head.plane(store, side).add_packed(runs);
+    head.plane(store, side).blocks.add_to(runs);
   }
 }
 

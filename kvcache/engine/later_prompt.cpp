@@ -38,9 +38,9 @@ bool LaterPrompt::find_stored(const LayerState& state) {
     const StorePlanes& rest = head.stores[kRest];
     const int rows = rest.keys.full();
     const bool lies = head.slots() == rows && rest.full_alike(/*protects=*/true) &&
-                      rest.keys.full_before_wrap() == rows;
+                      rest.keys.ring.before_wrap() == rows;
     if (!lies) return false;
-    past_.push_back({rest.keys.full_row(0), rest.values.full_row(0), traits_.plan().rows, rows});
+    past_.push_back({rest.keys.ring.row(0), rest.values.ring.row(0), traits_.plan().rows, rows});
   }
   return true;
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/pack.h"
-#include "kvcache/plane.h"
+#include "kvcache/plane/plane.h"
 
 namespace kvlm {
 
@@ -31,7 +31,7 @@ void for_pack_jobs(Plane& plane, const void* x, size_t row_bytes, int rows, cons
   const int block = plane.layout().once ? rows : plane.layout().block_rows();
   const auto* from = static_cast<const std::byte*>(x);
   while (rows > 0) {
-    PackJob job = plane.push_packed(std::min(rows, block));
+    PackJob job = plane.blocks.push(std::min(rows, block));
     job.x = from;
     body(job);
     from += static_cast<size_t>(job.rows) * row_bytes;

@@ -55,7 +55,8 @@ void PlacedLanes::describe(const HeadState& head, int layer, size_t index,
     stays = stays || by_host;
     lane.fixed[at] = held.fixed[at];
   }
-  if (!stays && lane.keys.empty() && rest.keys.is_even() && rest.values.is_even()) return;
+  if (!stays && lane.keys.empty() && rest.keys.blocks.is_even() && rest.values.blocks.is_even())
+    return;
   number_rows(head, layer, held);
   lane.weighed.came = held.came[0];
   lane.weighed.values_came = held.came[1];
@@ -66,9 +67,10 @@ void PlacedLanes::describe(const HeadState& head, int layer, size_t index,
 /// are none.
 SlotRun* PlacedLanes::add_places(const Plane& plane, size_t side, size_t store, Held& held,
                                  RunList& runs) {
-  if (plane.packed_places() == 0) return nullptr;
+  const int rows = all_rows(plane.blocks.all());
+  if (rows == 0) return nullptr;
   std::vector<PackedBlock>& blocks = held.blocks[side][store];
-  blocks.assign(plane.blocks().begin(), plane.blocks().end());
+  blocks.assign(plane.blocks.all().begin(), plane.blocks.all().end());
   for (PackedBlock& block : blocks) {
     const size_t bytes = plane.layout().packed_bytes(block.rows);
     held.fixed[side].push_back({block.rows, block.live_rows, static_cast<int>(bytes)});
@@ -76,7 +78,7 @@ SlotRun* PlacedLanes::add_places(const Plane& plane, size_t side, size_t store, 
     block.live_rows = block.rows;
   }
   SlotRun& run = runs.add();
-  run.slots = plane.packed_places();
+  run.slots = rows;
   run.format = &plane.layout().packing->format;
   run.blocks = blocks;
   return &run;
@@ -112,9 +114,9 @@ std::vector<float> take_placed(const LayerTraits& of, HeadState& head, PlacedRow
     std::replace_if(of_side.came.begin(), of_side.came.end(), is_newer, WeighedRows::kNoRow);
     of_side.full -= under_way ? 1 : 0;
     const auto take_fixed = [&](Plane& plane) {
-      const int fixed = plane.packed_places();
+      const int fixed = all_rows(plane.blocks.all());
       const auto end = of_side.came.begin() + fixed;
-      if (fixed > 0) plane.keep_placed({of_side.came.begin(), end});
+      if (fixed > 0) plane.blocks.keep({of_side.came.begin(), end});
       of_side.came.erase(of_side.came.begin(), end);
     };
     take_fixed(head.plane(kVisual, side));
@@ -124,7 +126,7 @@ std::vector<float> take_placed(const LayerTraits& of, HeadState& head, PlacedRow
       continue;
     }
     take_fixed(rest);
-    rest.take_ring(of_side);
+    rest.ring.take(of_side.first, of_side.full);
   }
   keep_numbers(places, head.tags);
   const auto left = std::count_if(places.begin(), places.end(), [](int at) { return at >= 0; });

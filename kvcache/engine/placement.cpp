@@ -47,7 +47,7 @@ void Placement::for_planes(const Sequence& sequence, int layer, const Body& body
       const int count = state.counts[h][store];
       const Quantizer* quantizer = traits_.quantizer(store, layer);
       for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-        const Plane::Layout layout = layouts.plane(store, side, layer);
+        const PlaneLayout layout = layouts.plane(store, side, layer);
         const bool grows = store == kRest || (traits_.plan().split && !layout.once);
         const int rows = count + (grows ? future : 0);
         if (rows == 0) continue;
@@ -58,7 +58,7 @@ void Placement::for_planes(const Sequence& sequence, int layer, const Body& body
                   side == KvSide::kKeys ? &StorePlanes::keys : &StorePlanes::values, layout,
                   layouts.capacity(layout, 1, rows, std::min(rows, most), spans)});
       }
-      const Plane::Layout apart = layouts.protected_values(layer);
+      const PlaneLayout apart = layouts.protected_values(layer);
       if (store == kVisual || apart.packing == nullptr) continue;
       body(Site{layer, h, store, &StorePlanes::protected_values, apart,
                 layouts.protected_capacity(layer, 1, count)});
@@ -154,7 +154,7 @@ PlaneCapacity Placement::forked_capacity(const Sequence& parent, const Sequence&
     const int full = values.in(parent).full();
     more = traits_.layouts().protected_capacity(site.layer, 1, full).packed_rows;
   }
-  return from.forked_capacity(site.layout, blocks_stay(site), more, site.capacity.ring_rows);
+  return from.blocks.forked_capacity(site.layout, blocks_stay(site), more, site.capacity.ring_rows);
 }
 
 size_t Placement::forked_bytes(const Sequence& parent, const Sequence& made) const {
@@ -180,7 +180,7 @@ void Placement::fork_layer(Sequence& parent, Sequence& made, int layer,
     const int places = from.full() == 0 ? 0 : from.full() + holes;
     to.fork(from, blocks_stay(site), places, copies);
     parent.shared += before - from.bytes();
-    made.goes_on_elsewhere |= to.goes_on_elsewhere();
+    made.goes_on_elsewhere |= !to.blocks.elsewhere().empty();
   });
   prepare_heads(made, layer);
   place_extras(made, layer);

@@ -42,7 +42,7 @@ class Placement {
     size_t head;
     size_t store;
     Plane StorePlanes::*side;
-    Plane::Layout layout;
+    PlaneLayout layout;
     PlaneCapacity capacity;
 
     Plane& in(Sequence& sequence) const noexcept {

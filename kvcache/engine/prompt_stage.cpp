@@ -93,7 +93,7 @@ void PromptStage::count_rows(Sequence& sequence, int rows) {
     for (size_t h = 0; h < traits_.kv_heads(); ++h) {
       state.counts[h][kRest] = sequence.prompt.staged;
       for (const KvSide side : {KvSide::kKeys, KvSide::kValues}) {
-        state.heads[h].plane(kRest, side).push_rows(rows);
+        state.heads[h].plane(kRest, side).ring.push(rows);
       }
     }
   }
@@ -103,7 +103,7 @@ void PromptStage::count_rows(Sequence& sequence, int rows) {
 std::byte* PromptStage::staged_rows(const Sequence& sequence, int layer, KvSide side,
                                     size_t head) const {
   if (!traits_.layouts().stages()) {
-    return sequence.layers[static_cast<size_t>(layer)].heads[head].plane(kRest, side).ring();
+    return sequence.layers[static_cast<size_t>(layer)].heads[head].plane(kRest, side).ring.begin();
   }
   const size_t heads = traits_.kv_heads();
   const size_t index =
@@ -349,7 +349,7 @@ void PromptStage::queue_full(Sequence& sequence, const KeptLayer& kept) {
         for (const RowSpan& range : kept_ranges_) {
           const size_t bytes = static_cast<size_t>(range.rows) * traits_.row_bytes();
           copies_.push_back(
-              {staged + range.first * traits_.row_bytes(), plane.push_rows(range.rows), bytes});
+              {staged + range.first * traits_.row_bytes(), plane.ring.push(range.rows), bytes});
         }
       }
     }

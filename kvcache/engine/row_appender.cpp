@@ -25,8 +25,8 @@ void RowAppender::append(LayerState& state, int layer, int16_t tag, size_t first
   state.plane_bytes += 2 * traits_.kv_heads() * traits_.row_bytes();
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     HeadState& head = state.heads[h];
-    keys_[first + h] = head.stores[store].keys.push_row();
-    values_[first + h] = head.stores[store].values.push_row();
+    keys_[first + h] = head.stores[store].keys.ring.push();
+    values_[first + h] = head.stores[store].values.ring.push();
     for (const Window& window : traits_.layer(layer).windows) {
       const Plane& plane = head.plane(window.store, window.side);
       if (plane.full() < window.packing->flush.trigger) continue;

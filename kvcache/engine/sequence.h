@@ -11,7 +11,7 @@
 #include "kvcache/arena.h"
 #include "kvcache/cache_plan.h"
 #include "kvcache/kv_cache.h"
-#include "kvcache/plane.h"
+#include "kvcache/plane/plane.h"
 
 namespace kvlm {
 
@@ -25,7 +25,7 @@ struct StorePlanes {
   /// values are in the same places of their rings.
   bool full_alike(bool protects) const noexcept {
     return keys.packed() + values.packed() == 0 && (!protects || protected_values.packed() == 0) &&
-           keys.full_before_wrap() == values.full_before_wrap();
+           keys.ring.before_wrap() == values.ring.before_wrap();
   }
   Plane& plane(KvSide side) noexcept { return side == KvSide::kKeys ? keys : values; }
   const Plane& plane(KvSide side) const noexcept { return side == KvSide::kKeys ? keys : values; }

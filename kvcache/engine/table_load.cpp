@@ -33,7 +33,7 @@ int places(const CacheTraits& traits, const Sequence& sequence, int layer, KvSid
   }
   const int peak = peak_rows(traits, sequence);
   const int ever = rows_ever(traits, sequence);
-  const Plane::Layout layout = traits.layouts().plane(kRest, side, layer);
+  const PlaneLayout layout = traits.layouts().plane(kRest, side, layer);
   const PlaneCapacity capacity = traits.layouts().capacity(layout, 1, ever, peak, 1);
   const int visual = traits.plan().split ? std::min(peak, sequence.size.visual_rows) : 0;
   return visual + static_cast<int>(capacity.blocks) * layout.block_rows() +
@@ -75,6 +75,12 @@ int least_block_rows(const CacheTraits& traits) noexcept {
   return least;
 }
 
+/// Some packed row was evicted whose block is still on the list.
+bool has_lost_rows(const Plane& plane) noexcept {
+  return std::any_of(plane.blocks.all().begin(), plane.blocks.all().end(),
+                     [](const PackedBlock& block) { return block.live != nullptr; });
+}
+
 /// Whether a table can find the rows that are packed without asking where each lies: none was
 /// evicted.
 bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
@@ -82,8 +88,8 @@ bool lies_evenly(const CacheTraits& traits, const Sequence& sequence) noexcept {
     for (const HeadState& head : sequence.layers[static_cast<size_t>(layer)].heads) {
       for (const KvSide side : kSides) {
         const bool counted = !traits.host_flushes(layer, side) || traits.table().places;
-        if (counted && !head.plane(kRest, side).is_even()) return false;
-        if (head.plane(kVisual, side).has_lost_rows()) return false;
+        if (counted && !head.plane(kRest, side).blocks.is_even()) return false;
+        if (has_lost_rows(head.plane(kVisual, side))) return false;
       }
     }
   }
@@ -99,7 +105,7 @@ bool may_place(const CacheTraits& traits, const Sequence& sequence) noexcept {
       for (const KvSide side : kSides) {
         if (!head.plane(kRest, side).owns_blocks()) return false;
         const Plane& visual = head.plane(kVisual, side);
-        if (visual.full() > 0 || visual.shares_blocks()) return false;
+        if (visual.full() > 0 || visual.blocks.memory().is_shared()) return false;
       }
     }
   }
@@ -131,7 +137,7 @@ bool shares_unevenly(const Sequence& sequence) noexcept {
   if (!sequence.open || !sequence.goes_on_elsewhere) return false;
   return std::any_of(sequence.layers.begin(), sequence.layers.end(), [](const LayerState& layer) {
     const StorePlanes& rest = layer.heads[0].stores[kRest];
-    return !rest.keys.shares_evenly() || !rest.values.shares_evenly();
+    return !lie_evenly(rest.keys.blocks.elsewhere()) || !lie_evenly(rest.values.blocks.elsewhere());
   });
 }
 
@@ -156,7 +162,7 @@ int listed_blocks(const CacheTraits& traits, const Sequence& sequence, int layer
     blocks += ever / kLeastCut + 2;
     if (traits.plan().split) blocks += Layouts::kMaxImages;
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
-      const Plane::Layout layout = layouts.plane(store, side, layer);
+      const PlaneLayout layout = layouts.plane(store, side, layer);
       if (layout.packing == nullptr || layout.once) continue;
       blocks += layouts.capacity(layout, 1, ever, peak, 1).blocks;
     }
@@ -217,8 +223,9 @@ TableLoad placed_load(const CacheTraits& traits, const Sequence& sequence) noexc
     for (const HeadState& head : layer.heads) {
       for (const KvSide side : kSides) {
         // Those of kRest, too, if the host packs them.
-        const size_t rest = has_host_windows(traits) ? head.plane(kRest, side).blocks().size() : 0;
-        const auto blocks = static_cast<int>(head.plane(kVisual, side).blocks().size() + rest);
+        const size_t rest =
+            has_host_windows(traits) ? head.plane(kRest, side).blocks.all().size() : 0;
+        const auto blocks = static_cast<int>(head.plane(kVisual, side).blocks.all().size() + rest);
         load.fixed_blocks = std::max(load.fixed_blocks, blocks);
       }
     }

@@ -16,9 +16,9 @@ void Unpacker::unpack_packed(const Plane& plane, const HeadFacts& facts, const K
                              float* out, Stream& stream) {
   if (plane.packed() == 0) return;
   const PackedFormat& format = plane.layout().packing->format;
-  if (basis == nullptr) return unpack_blocks(format, plane.blocks(), out, stream);
+  if (basis == nullptr) return unpack_blocks(format, plane.blocks.all(), out, stream);
   in_basis_.grow(static_cast<size_t>(plane.packed()) * traits_.dim());
-  unpack_blocks(format, plane.blocks(), in_basis_.data(), stream);
+  unpack_blocks(format, plane.blocks.all(), in_basis_.data(), stream);
   const BasisJob job{in_basis_.data(), out, plane.packed(), facts.key_channels.data()};
   change_basis(*basis, BasisChange::kBack, {&job, 1}, stream);
 }
@@ -35,7 +35,7 @@ void Unpacker::unpack_together(std::span<const PackedRows> planes, const KeyBasi
   jobs_.clear();
   size_t rows = 0;
   for (const auto& [plane, facts, to] : planes) {
-    blocks_.insert(blocks_.end(), plane->blocks().begin(), plane->blocks().end());
+    blocks_.insert(blocks_.end(), plane->blocks.all().begin(), plane->blocks.all().end());
     rows += static_cast<size_t>(plane->packed());
   }
   if (rows == 0) return;
@@ -94,7 +94,7 @@ void Unpacker::unpack_values(const HeadState& head, size_t store, float* out, St
 
 void Unpacker::widen_full(const Plane& plane, float* out, Stream& stream) {
   rows_.clear();
-  for (int row = 0; row < plane.full(); ++row) rows_.push_back(plane.full_row(row));
+  for (int row = 0; row < plane.full(); ++row) rows_.push_back(plane.ring.row(row));
   widen_rows(rows_, traits_.plan().rows, traits_.shape().head_dim, out, stream);
 }
 

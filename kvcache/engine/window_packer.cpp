@@ -167,14 +167,14 @@ void WindowPacker::take_rows(std::span<Flushed> next, const Window& window) {
     const auto ahead = [&](size_t sequences) -> const Plane& {
       return next[sequences].state->heads[h].plane(window.store, window.side);
     };
-    if (next.size() > 2) ahead(2).prefetch();
-    if (next.size() > 1) ahead(1).prefetch_newest_block();
+    if (next.size() > 2) __builtin_prefetch(&ahead(2), 1);
+    if (next.size() > 1) ahead(1).blocks.prefetch();
     Plane& plane = flushed.state->heads[h].plane(window.store, window.side);
     if (plane.full() < window.packing->flush.trigger) continue;
     flushed.state->plane_bytes -= plane.bytes();
-    for (int row = 0; row < added; ++row) *source++ = plane.full_row(row);
+    for (int row = 0; row < added; ++row) *source++ = plane.ring.row(row);
     for_pack_jobs(plane, x, row_bytes, added, [&](const PackJob& made) { *job++ = made; });
-    plane.pop_rows(added);
+    plane.ring.pop(added);
     flushed.state->plane_bytes += plane.bytes();
     x += static_cast<size_t>(added) * traits_.dim();
   }
@@ -200,7 +200,7 @@ void WindowPacker::flush_anew(int layer, const Window& window, Stream& stream) {
     gather_anew(quantizer, window, stream);
     pack_anew(quantizer, window, stream);
     for (const Anew& rows : anew_) {
-      rows.head->plane(window.store, window.side).pop_rows(window.packing->flush.rows);
+      rows.head->plane(window.store, window.side).ring.pop(window.packing->flush.rows);
       rows.state->plane_bytes += plane_bytes(*rows.head, window);
     }
   }
@@ -260,7 +260,7 @@ void WindowPacker::gather_anew(const Quantizer& quantizer, const Window& window,
   const float* fresh = fresh_.data();
   for (const Anew& of : anew_) {
     const Plane& plane = of.head->plane(window.store, window.side);
-    for (int row = 0; row < added; ++row) sources_.push_back(plane.full_row(row));
+    for (int row = 0; row < added; ++row) sources_.push_back(plane.ring.row(row));
     if (!repacks) continue;
     packed_.push_back({&plane, &of.head->facts[window.store], of.x});
     float* behind = of.x + static_cast<size_t>(of.old) * traits_.dim();
@@ -274,7 +274,7 @@ void WindowPacker::gather_anew(const Quantizer& quantizer, const Window& window,
   const KeyBasis* basis = window.side == KvSide::kKeys ? quantizer.key_basis() : nullptr;
   unpacker_.unpack_together(packed_, basis, copies_, stream);
   copy_ranges(copies_, stream);
-  for (const Anew& of : anew_) of.head->plane(window.store, window.side).clear_packed();
+  for (const Anew& of : anew_) of.head->plane(window.store, window.side).blocks.clear();
 }
 
 void WindowPacker::pack_anew(const Quantizer& quantizer, const Window& window, Stream& stream) {

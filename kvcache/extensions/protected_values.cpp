@@ -137,12 +137,12 @@ void ProtectedValues::pack(const Packing& packing, const Packing& apart, Stream&
 void ProtectedValues::add_packed(const HeadState& head, RunList& runs) {
   const StorePlanes& rest = head.stores[kRest];
   const int first = runs.size();
-  rest.values.add_packed(runs);
+  rest.values.blocks.add_to(runs);
   if (rest.protected_values.packed() == 0) return;
   SlotRun apart;
   apart.slots = rest.protected_values.packed();
   apart.format = &rest.protected_values.layout().packing->format;
-  apart.blocks = rest.protected_values.blocks();
+  apart.blocks = rest.protected_values.blocks.all();
   apart.selection = head.protected_bits;
   apart.selected_bit = true;
   apart.selected_of = head.packed_values();

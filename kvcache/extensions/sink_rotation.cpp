@@ -22,7 +22,7 @@ void SinkRotation::rotate(LayerState& state, int sinks, int by, Stream& stream) 
   const float* from = state.sinks;
   for (HeadState& head : state.heads) {
     for (int row = 0; row < state.sink_rows; ++row) {
-      rotated_.push_back({from, head.stores[kRest].keys.full_row(row)});
+      rotated_.push_back({from, head.stores[kRest].keys.ring.row(row)});
       from += traits_.dim();
     }
   }
@@ -38,7 +38,7 @@ void SinkRotation::copy_sinks(LayerState& state, int sinks, Stream& stream) {
   sources_.clear();
   for (HeadState& head : state.heads) {
     for (int row = 0; row < sinks; ++row) {
-      sources_.push_back(head.stores[kRest].keys.full_row(row));
+      sources_.push_back(head.stores[kRest].keys.ring.row(row));
     }
   }
   widen_rows(sources_, traits_.plan().rows, traits_.shape().head_dim, state.sinks, stream);

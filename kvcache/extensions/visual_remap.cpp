@@ -45,7 +45,7 @@ size_t VisualRemap::fill(const StorePlanes& visual, int layer, bool places,
     return 1;
   }
   size_t count = 0;
-  for (const PackedBlock& block : visual.keys.blocks()) {
+  for (const PackedBlock& block : visual.keys.blocks.all()) {
     remap.slots = places ? block.rows : block.live_rows;
     if (remap.slots == 0) continue;
     remaps[count++] = remap;

@@ -81,7 +81,7 @@ size_t bytes_held_twice(KvCache& cache, const std::vector<SequenceId>& ids) {
       for (const HeadState& head : policy->layer(id, layer).heads) {
         for (const StorePlanes& planes : head.stores) {
           for (const Plane* plane : {&planes.keys, &planes.values, &planes.protected_values}) {
-            for (const PackedBlock& block : plane->blocks()) {
+            for (const PackedBlock& block : plane->blocks.all()) {
               const bool again = !seen.insert(block.scales).second;
               if (again) bytes += plane->layout().packed_bytes(block.rows);
             }

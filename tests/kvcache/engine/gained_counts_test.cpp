@@ -22,13 +22,13 @@ void expect_same(const Plane& found, const Plane& expected, const std::string& w
   ASSERT_EQ(found.packed(), expected.packed()) << where;
   ASSERT_EQ(found.full(), expected.full()) << where;
   if (expected.full() > 0) {
-    ASSERT_EQ(found.full_row(0), expected.full_row(0)) << where;
+    ASSERT_EQ(found.ring.row(0), expected.ring.row(0)) << where;
   }
-  ASSERT_EQ(found.blocks().size(), expected.blocks().size()) << where;
-  for (size_t i = 0; i < expected.blocks().size(); ++i) {
-    ASSERT_EQ(found.blocks()[i].codes, expected.blocks()[i].codes) << where;
-    ASSERT_EQ(found.blocks()[i].scales, expected.blocks()[i].scales) << where;
-    ASSERT_EQ(found.blocks()[i].rows, expected.blocks()[i].rows) << where;
+  ASSERT_EQ(found.blocks.all().size(), expected.blocks.all().size()) << where;
+  for (size_t i = 0; i < expected.blocks.all().size(); ++i) {
+    ASSERT_EQ(found.blocks.all()[i].codes, expected.blocks.all()[i].codes) << where;
+    ASSERT_EQ(found.blocks.all()[i].scales, expected.blocks.all()[i].scales) << where;
+    ASSERT_EQ(found.blocks.all()[i].rows, expected.blocks.all()[i].rows) << where;
   }
 }
 

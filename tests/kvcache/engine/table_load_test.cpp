@@ -65,10 +65,10 @@ void check_placed(const CacheTraits& traits, PlacedLanes& lanes, const HeadState
       ASSERT_EQ(found.bytes(), expected.bytes()) << where;
       ASSERT_EQ(found.packed(), expected.packed()) << where;
       ASSERT_EQ(found.full(), expected.full()) << where;
-      ASSERT_EQ(found.blocks().size(), expected.blocks().size()) << where;
-      for (size_t b = 0; b < expected.blocks().size(); ++b) {
-        ASSERT_EQ(found.blocks()[b].codes, expected.blocks()[b].codes) << where;
-        ASSERT_EQ(found.blocks()[b].live_rows, expected.blocks()[b].live_rows) << where;
+      ASSERT_EQ(found.blocks.all().size(), expected.blocks.all().size()) << where;
+      for (size_t b = 0; b < expected.blocks.all().size(); ++b) {
+        ASSERT_EQ(found.blocks.all()[b].codes, expected.blocks.all()[b].codes) << where;
+        ASSERT_EQ(found.blocks.all()[b].live_rows, expected.blocks.all()[b].live_rows) << where;
       }
     }
   }
@@ -155,7 +155,7 @@ TEST(TableLoadTest, HasRoomForTheBlocksOfLongPictures) {
       int blocks = 0;
       for (const StorePlanes& planes : layer.heads[0].stores) {
         for (const Plane* plane : {&planes.keys, &planes.values}) {
-          for (const PackedBlock& block : plane->blocks()) blocks += block.rows / 256 + 1;
+          for (const PackedBlock& block : plane->blocks.all()) blocks += block.rows / 256 + 1;
         }
       }
       EXPECT_GE(room.listed_blocks, blocks);

@@ -1,4 +1,4 @@
-#include "kvcache/plane.h"
+#include "kvcache/plane/plane.h"
 
 #include <gtest/gtest.h>
 
@@ -24,21 +24,21 @@ struct OneByOne {
     start(memory, places, owner);
   }
   void start(std::vector<std::byte>& in, int places, const Plane* owner) {
-    const PlaneCapacity capacity = Plane::capacity(layout, 1, 400, 1, places);
+    const PlaneCapacity capacity = layout.capacity(1, 400, 1, places);
     in.resize(capacity.bytes());
     plane.place(layout, capacity, in.data(), in.data() + capacity.packed_bytes, owner);
-    for (int i = 0; i + 1 < places; ++i) plane.push_row();
+    for (int i = 0; i + 1 < places; ++i) plane.ring.push();
   }
   /// A row comes, the oldest is packed.
   void step() {
-    plane.push_row();
-    plane.push_packed(1);
-    plane.pop_rows(1);
+    plane.ring.push();
+    plane.blocks.push(1);
+    plane.ring.pop(1);
   }
   std::ptrdiff_t offset(const std::byte* p) const { return p - memory.data(); }
 
   Packing packing;
-  Plane::Layout layout;
+  PlaneLayout layout;
   std::vector<std::byte> memory;
   Plane plane;
 };
@@ -59,14 +59,14 @@ TEST(PlaneTest, GainsAsRowByRow) {
         EXPECT_EQ(fast.plane.packed(), before + rows);
         EXPECT_EQ(fast.plane.full(), slow.plane.full());
         EXPECT_EQ(fast.plane.bytes(), slow.plane.bytes());
-        ASSERT_EQ(fast.plane.blocks().size(), slow.plane.blocks().size());
-        for (size_t i = 0; i < fast.plane.blocks().size(); ++i) {
-          EXPECT_EQ(fast.offset(fast.plane.blocks()[i].codes),
-                    slow.offset(slow.plane.blocks()[i].codes));
-          EXPECT_EQ(fast.plane.blocks()[i].rows, slow.plane.blocks()[i].rows);
+        ASSERT_EQ(fast.plane.blocks.all().size(), slow.plane.blocks.all().size());
+        for (size_t i = 0; i < fast.plane.blocks.all().size(); ++i) {
+          EXPECT_EQ(fast.offset(fast.plane.blocks.all()[i].codes),
+                    slow.offset(slow.plane.blocks.all()[i].codes));
+          EXPECT_EQ(fast.plane.blocks.all()[i].rows, slow.plane.blocks.all()[i].rows);
         }
         // The next row of both goes to the same place.
-        EXPECT_EQ(fast.offset(fast.plane.push_row()), slow.offset(slow.plane.push_row()));
+        EXPECT_EQ(fast.offset(fast.plane.ring.push()), slow.offset(slow.plane.ring.push()));
       }
     }
   }
@@ -76,11 +76,11 @@ TEST(PlaneTest, GainsAsRowByRow) {
 TEST(PlaneTest, TakesRowsSideBySide) {
   OneByOne slow(9);
   OneByOne fast(9);
-  for (OneByOne* plane : {&slow, &fast}) plane->plane.pop_rows(8);
+  for (OneByOne* plane : {&slow, &fast}) plane->plane.ring.pop(8);
   for (const int rows : {3, 1, 4}) {
-    const std::byte* first = fast.plane.push_rows(rows);
-    EXPECT_EQ(fast.offset(first), slow.offset(slow.plane.push_row()));
-    for (int i = 1; i < rows; ++i) slow.plane.push_row();
+    const std::byte* first = fast.plane.ring.push(rows);
+    EXPECT_EQ(fast.offset(first), slow.offset(slow.plane.ring.push()));
+    for (int i = 1; i < rows; ++i) slow.plane.ring.push();
     EXPECT_EQ(fast.plane.full(), slow.plane.full());
     EXPECT_EQ(fast.plane.bytes(), slow.plane.bytes());
   }
@@ -95,18 +95,18 @@ TEST(PlaneTest, NeedsNoPlaceForWhatWouldBeDropped) {
   for (int i = 0; i < 100; ++i) {
     for (OneByOne* plane : {&drops, &keeps}) plane->step();
     if (i != 50) continue;
-    for (OneByOne* plane : {&drops, &keeps}) plane->plane.clear_packed();
+    for (OneByOne* plane : {&drops, &keeps}) plane->plane.blocks.clear();
   }
-  ASSERT_EQ(keeps.plane.blocks().size(), drops.plane.blocks().size());
-  for (size_t i = 0; i < keeps.plane.blocks().size(); ++i) {
-    EXPECT_EQ(keeps.offset(keeps.plane.blocks()[i].codes),
-              drops.offset(drops.plane.blocks()[i].codes));
+  ASSERT_EQ(keeps.plane.blocks.all().size(), drops.plane.blocks.all().size());
+  for (size_t i = 0; i < keeps.plane.blocks.all().size(); ++i) {
+    EXPECT_EQ(keeps.offset(keeps.plane.blocks.all()[i].codes),
+              drops.offset(drops.plane.blocks.all()[i].codes));
   }
   // A block that loses all of its rows is the next one's place.
-  const std::ptrdiff_t first = drops.offset(drops.plane.blocks()[0].codes);
+  const std::ptrdiff_t first = drops.offset(drops.plane.blocks.all()[0].codes);
   for (int i = 0; i < 32; ++i) EXPECT_EQ(drops.plane.evict(0).ring, nullptr);
-  for (int i = drops.plane.blocks().back().rows; i <= 32; ++i) drops.step();
-  EXPECT_EQ(drops.offset(drops.plane.blocks().back().codes), first);
+  for (int i = drops.plane.blocks.all().back().rows; i <= 32; ++i) drops.step();
+  EXPECT_EQ(drops.offset(drops.plane.blocks.all().back().codes), first);
 }
 
 /// A GPU finds block i of a plane at i strides, its own or, of shared codes, the other plane's.
@@ -120,10 +120,10 @@ TEST(PlaneTest, SaysWhereTheRowsItGainsLie) {
     EXPECT_EQ(rows.packed, 70);
     EXPECT_EQ(rows.full, 4);
     EXPECT_EQ(rows.ring_rows, 5);
-    EXPECT_EQ(rows.ring + rows.first * 16, of->plane.full_row(0));
-    ASSERT_EQ(of->plane.blocks().size(), 3U);
+    EXPECT_EQ(rows.ring + rows.first * 16, of->plane.ring.row(0));
+    ASSERT_EQ(of->plane.blocks.all().size(), 3U);
     for (int i = 0; i < 3; ++i) {
-      const PackedBlock& block = of->plane.blocks()[static_cast<size_t>(i)];
+      const PackedBlock& block = of->plane.blocks.all()[static_cast<size_t>(i)];
       EXPECT_EQ(rows.codes + i * rows.code_stride, block.codes);
       EXPECT_EQ(rows.scales + i * rows.scale_stride, block.scales);
       EXPECT_EQ(rows.zeros + i * rows.scale_stride, block.zeros);
@@ -137,18 +137,18 @@ TEST(PlaneTest, SaysThatBlocksLieEvenlyUnlessOneIsLongerThanTheFirst) {
   packing.format.axis = ScaleAxis::kChannel;
   packing.format.block_rows = 8;
   packing.format.section[0] = {.code = CodeFormat::kBits2, .channels = 16};
-  Plane::Layout layout;
+  PlaneLayout layout;
   layout.packing = &packing;
   layout.head_dim = 16;
-  const PlaneCapacity capacity = Plane::capacity(layout, 1, 64, 1, 0);
+  const PlaneCapacity capacity = layout.capacity(1, 64, 1, 0);
   std::vector<std::byte> memory(capacity.bytes());
   const auto evenly = [&](const std::vector<int>& lengths) {
     Plane plane;
     plane.place(layout, capacity, memory.data(), memory.data() + capacity.packed_bytes, nullptr);
-    for (const int rows : lengths) static_cast<void>(plane.push_packed(rows));
+    for (const int rows : lengths) static_cast<void>(plane.blocks.push(rows));
     SlotRun run[3];
     RunList runs(run);
-    plane.add_packed(runs);
+    plane.blocks.add_to(runs);
     return run[0].code_stride != 0;
   };
   EXPECT_TRUE(evenly({8, 8, 8}));
@@ -226,7 +226,7 @@ TEST(PlaneTest, BecomesWhatAGpuHasMadeOfIt) {
       --side.full;
     }
     if (side.full < kPlaces - 1) {  // the window has room for a row more
-      host.plane.push_row();
+      host.plane.ring.push();
       in_ring(side.full++) = next;
       numbers.push_back(next++);
     }
@@ -234,10 +234,10 @@ TEST(PlaneTest, BecomesWhatAGpuHasMadeOfIt) {
     ASSERT_EQ(gpu.plane.packed(), host.plane.packed()) << "step " << step;
     ASSERT_EQ(gpu.plane.full(), host.plane.full()) << "step " << step;
     ASSERT_EQ(gpu.plane.bytes(), host.plane.bytes()) << "step " << step;
-    ASSERT_EQ(gpu.plane.blocks().size(), host.plane.blocks().size()) << "step " << step;
-    for (size_t b = 0; b < gpu.plane.blocks().size(); ++b) {
-      const PackedBlock& have = gpu.plane.blocks()[b];
-      const PackedBlock& want = host.plane.blocks()[b];
+    ASSERT_EQ(gpu.plane.blocks.all().size(), host.plane.blocks.all().size()) << "step " << step;
+    for (size_t b = 0; b < gpu.plane.blocks.all().size(); ++b) {
+      const PackedBlock& have = gpu.plane.blocks.all()[b];
+      const PackedBlock& want = host.plane.blocks.all()[b];
       ASSERT_EQ(have.rows, want.rows) << "step " << step << ", block " << b;
       ASSERT_EQ(have.live_rows, want.live_rows) << "step " << step << ", block " << b;
       ASSERT_EQ(have.live == nullptr, want.live == nullptr || want.live_rows == want.rows);
