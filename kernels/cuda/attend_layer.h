@@ -23,7 +23,7 @@ struct ServedRuns {
 /// Of each kernel, last of the one that serves every format.
 using ServedByKernel = std::array<ServedRuns, kCodeKernels + 1>;
 
-/// Which kernels serve some lanes.
+/// Which kernels serve the lanes of a layer.
 struct LaneKinds {
   bool deferred = false;          ///< the softmax of some is
   bool plain = false;             ///< some have weights that are made by themselves

@@ -180,8 +180,8 @@ void LaneLayout::lay(int layer, const TableLane& from, LaneSpace& to) {
                   find_ranges(from.remaps, runs) &&
                   std::none_of(runs.begin(), runs.end(),
                                [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
-  bounds.note_kind(lane, fused.sources);
-  if (is_picture(fused.pair)) bounds.note_picture(from.keys[0].slots);
+  bounds.note_kind(layer, lane, fused.sources);
+  if (is_picture(fused.pair)) bounds.note_picture(layer, from.keys[0].slots);
 }
 
 /// Asks the list, which others share, once for a format.

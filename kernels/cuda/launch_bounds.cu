@@ -31,7 +31,9 @@ int most_splits(int slots, int block_rows, int cap, int key_slots) {
 }  // namespace
 
 LaunchBounds::LaunchBounds(int layers, int side_runs)
-    : sides_(static_cast<size_t>(layers)), side_runs_(side_runs) {}
+    : sides_(static_cast<size_t>(layers)),
+      kinds_(static_cast<size_t>(layers)),
+      side_runs_(side_runs) {}
 
 void LaunchBounds::cut_keys(int slots) {
   changed |= key_slots_ != slots;
@@ -67,7 +69,7 @@ void LaunchBounds::note_block_rows(SideBounds& side, int rows) {
 }
 
 /// Notes which kernels serve a lane.
-void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
+void LaunchBounds::note_kind(int layer, const DeviceLane& lane, int sources) {
   LaneKinds kinds;
   if (lane.fused != 0) {
     kinds.fused = 1u << lane.fused;
@@ -80,29 +82,31 @@ void LaunchBounds::note_kind(const DeviceLane& lane, int sources) {
     kinds.plain = !lane.deferred && !lane.placed;
     kinds.ordered = lane.in_run_order;
   }
-  take_kinds(kinds);
+  take_kinds(layer, kinds);
 }
 
-void LaunchBounds::take_kinds(const LaneKinds& more) {
-  const LaneKinds before = kinds_;
-  kinds_.deferred |= more.deferred;
-  kinds_.plain |= more.plain;
-  kinds_.placed |= more.placed;
-  kinds_.ordered |= more.ordered;
-  kinds_.unfused |= more.unfused;
-  kinds_.fused |= more.fused;
+void LaunchBounds::take_kinds(int layer, const LaneKinds& more) {
+  LaneKinds& kinds = kinds_[static_cast<size_t>(layer)];
+  const LaneKinds before = kinds;
+  kinds.deferred |= more.deferred;
+  kinds.plain |= more.plain;
+  kinds.placed |= more.placed;
+  kinds.ordered |= more.ordered;
+  kinds.unfused |= more.unfused;
+  kinds.fused |= more.fused;
   for (size_t i = 0; i < more.sources.size(); ++i) {
-    kinds_.sources[i] = std::max(kinds_.sources[i], more.sources[i]);
+    kinds.sources[i] = std::max(kinds.sources[i], more.sources[i]);
   }
-  kinds_.lose_rows |= more.lose_rows;
-  kinds_.picture_slots = std::max(kinds_.picture_slots, more.picture_slots);
-  changed |= kinds_ != before;
+  kinds.lose_rows |= more.lose_rows;
+  kinds.picture_slots = std::max(kinds.picture_slots, more.picture_slots);
+  changed |= kinds != before;
 }
 
-void LaunchBounds::note_picture(int slots) {
+void LaunchBounds::note_picture(int layer, int slots) {
   // Rounded up, so that sequences of about the same length launch the same.
   constexpr int kRounded = 256;
-  grow(kinds_.picture_slots, (slots + kRounded - 1) / kRounded * kRounded);
+  grow(kinds_[static_cast<size_t>(layer)].picture_slots,
+       (slots + kRounded - 1) / kRounded * kRounded);
 }
 
 void LaunchBounds::take(const LaunchBounds& other) {
@@ -110,8 +114,8 @@ void LaunchBounds::take(const LaunchBounds& other) {
     for (const size_t side : {size_t{0}, size_t{1}}) {
       take(sides_[layer][side], other.sides_[layer][side]);
     }
+    take_kinds(static_cast<int>(layer), other.kinds_[layer]);
   }
-  take_kinds(other.kinds_);
 }
 
 void LaunchBounds::take(SideBounds& side, const SideBounds& other) {
@@ -171,12 +175,12 @@ int LaunchBounds::parts(int layer, bool keys) const {
 
 LayerLaunch LaunchBounds::layer_launch(int layer, int lanes) const {
   LayerLaunch launch;
-  launch.kinds = kinds_;
+  launch.kinds = kinds_[static_cast<size_t>(layer)];
   launch.lanes = static_cast<unsigned>(lanes);
   launch.keys = served(layer, true, launch.lanes);
   launch.values = served(layer, false, launch.lanes);
-  launch.pictures.slots = kinds_.picture_slots;
-  if (kinds_.deferred) launch.deferred = launch.lanes;
+  launch.pictures.slots = launch.kinds.picture_slots;
+  if (launch.kinds.deferred) launch.deferred = launch.lanes;
   launch.key_parts = lanes * parts(layer, true);
   launch.value_parts = lanes * parts(layer, false);
   return launch;

@@ -18,9 +18,9 @@ class LaunchBounds {
   /// A run at a position of a side has at most `slots` slots, in lanes of at most `longest`.
   void note(int layer, bool keys, int position, const DeviceRun& run, int slots, int longest);
   /// Which kernels serve a lane; of a fused one, its sources of queries.
-  void note_kind(const DeviceLane& lane, int sources);
+  void note_kind(int layer, const DeviceLane& lane, int sources);
   /// A lane that picture_lanes.cu serves has so many packed rows.
-  void note_picture(int slots);
+  void note_picture(int layer, int slots);
   /// Adds what another table of this shape, or part of it, has noted.
   void take(const LaunchBounds& other);
   /// Splits of keys have at most so many slots.
@@ -55,13 +55,13 @@ class LaunchBounds {
     bits |= more;
   }
   void take(SideBounds& side, const SideBounds& other);
-  void take_kinds(const LaneKinds& more);
+  void take_kinds(int layer, const LaneKinds& more);
   void note_block_rows(SideBounds& side, int rows);
   int bound(int layer, bool keys, int position) const;
   ServedByKernel served(int layer, bool keys, unsigned lanes) const;
 
   std::vector<std::array<SideBounds, 2>> sides_;  // (layers,)
-  LaneKinds kinds_;
+  std::vector<LaneKinds> kinds_;                  // (layers,)
   int side_runs_;
   int key_slots_ = kAnySplitSlots;
 };
