@@ -9,9 +9,9 @@
 #include "kernels/cuda/fused_attention.h"
 
 // The pairs of codecs, of keys and of values, that have a kernel of the fused decode attention, how
-// either is scaled, and for which head_dims. Each is instantiated in kernels/cuda/fused/, in a file
-// for each codec of keys and head_dim, so that they compile side by side. Keys' rows are whole
-// words, which those of 1, 3 and 5 bits are not at 80.
+// either is scaled, and for which head_dims. kernels/CMakeLists.txt makes the files that
+// instantiate them of what it reads here. Keys' rows are whole words, which those of 1, 3 and 5
+// bits are not at 80.
 #define KVLM_FUSED_PAIRS(PAIR)                                        \
   PAIR(Bits1, kChannel, Bits1, kToken32, 64, 96, 128, 256) /* kivi */ \
   PAIR(Bits2, kChannel, Bits1, kToken32, 64, 80, 96, 128, 256)        \
