@@ -3,8 +3,7 @@
 #include "kernels/activation.h"
 #include "kernels/base/device.h"
 
-// The CUDA implementation of kernels/activation.h, which has checked the arguments; a build without
-// CUDA links no_cuda/activation.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/activation.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void activate(TensorView y, ConstTensorView x, Activation activation, Stream& stream);

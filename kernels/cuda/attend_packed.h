@@ -5,8 +5,7 @@
 
 #include "kernels/attend_packed.h"
 
-// The CUDA implementation of kernels/attend_packed.h, which has checked the arguments; a build
-// without CUDA links no_cuda/attend_packed.cpp instead, which throws Error{kUnsupported}. Attention
+// The CUDA implementation of kernels/attend_packed.h, which has checked the arguments. Attention
 // on a GPU is a DecodeTable's.
 namespace kvlm::cuda {
 

@@ -4,8 +4,7 @@
 
 #include "kernels/attention.h"
 
-// The CUDA implementation of kernels/attention.h, which has checked the arguments; a build without
-// CUDA links no_cuda/attention.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/attention.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void attention(TensorView out, ConstTensorView q, ConstTensorView k, ConstTensorView v,

@@ -5,8 +5,7 @@
 #include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
 
-// The CUDA implementation of kernels/elementwise.h, which has checked the arguments; a build
-// without CUDA links no_cuda/elementwise.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/elementwise.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void gather_rows(TensorView y, ConstTensorView table, std::span<const int32_t> ids, Stream& stream);

@@ -4,8 +4,7 @@
 #include "kernels/base/tensor.h"
 #include "kernels/gemm.h"
 
-// The CUDA implementation of kernels/gemm.h, which has checked the arguments; a build without CUDA
-// links no_cuda/gemm.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/gemm.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void linear(TensorView y, ConstTensorView x, ConstTensorView w, ConstTensorView bias, bool add,

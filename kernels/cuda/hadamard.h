@@ -3,8 +3,7 @@
 #include "kernels/base/device.h"
 #include "kernels/hadamard.h"
 
-// The CUDA implementation of kernels/hadamard.h, which has checked the arguments; a build without
-// CUDA links no_cuda/hadamard.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/hadamard.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void hadamard(std::span<const HadamardRows> rows, Stream& stream);

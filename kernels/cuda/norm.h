@@ -4,8 +4,7 @@
 #include "kernels/base/tensor.h"
 #include "kernels/norm.h"
 
-// The CUDA implementation of kernels/norm.h, which has checked the arguments; a build without CUDA
-// links no_cuda/norm.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/norm.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void rms_norm(TensorView y, ConstTensorView x, ConstTensorView weight, float eps, Stream& stream);

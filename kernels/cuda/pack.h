@@ -2,8 +2,7 @@
 
 #include "kernels/pack.h"
 
-// The CUDA implementation of kernels/pack.h, which has checked the arguments; a build without CUDA
-// links no_cuda/pack.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/pack.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void pack(const PackedFormat& format, const std::array<PackRule, 2>& rules,

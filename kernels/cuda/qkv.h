@@ -2,8 +2,7 @@
 
 #include "kernels/base/tensor.h"
 
-// The CUDA implementation of kernels/qkv.h, which has checked the arguments; a build without CUDA
-// links no_cuda/qkv.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/qkv.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void norm_queries_and_keys(TensorView qkv, ConstTensorView q_weight, ConstTensorView k_weight,

@@ -5,8 +5,7 @@
 #include "kernels/base/device.h"
 #include "kernels/base/tensor.h"
 
-// The CUDA implementation of kernels/rope.h, which has checked the arguments; a build without CUDA
-// links no_cuda/rope.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/rope.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void rotate(std::span<const TensorView> xs, ConstTensorView cos, ConstTensorView sin,

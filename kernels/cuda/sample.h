@@ -2,8 +2,7 @@
 
 #include "kernels/sample.h"
 
-// The CUDA implementation of kernels/sample.h, which has checked the arguments; a build without
-// CUDA links no_cuda/sample.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/sample.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void sample_rows(std::span<int32_t> ids, TensorView logits, std::span<const RowSampling> rows,

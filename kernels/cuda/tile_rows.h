@@ -2,8 +2,7 @@
 
 #include "kernels/base/tensor.h"
 
-// The CUDA implementation of kernels/tile_rows.h, which has checked the arguments; a build without
-// CUDA links no_cuda/tile_rows.cpp instead, which throws Error{kUnsupported}.
+// The CUDA implementation of kernels/tile_rows.h, which has checked the arguments.
 namespace kvlm::cuda {
 
 void scatter_tiles(TensorView x, ConstTensorView patches, ConstTensorView class_token,

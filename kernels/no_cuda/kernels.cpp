@@ -1,0 +1,286 @@
+// What a build without CUDA links instead of kernels/cuda/: every entry point throws
+// Error{kUnsupported}. What a program asks without a GPU, too, is in queue.cpp.
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "kernels/base/error.h"
+#include "kernels/base/recording.h"
+#include "kernels/cuda/activation.h"
+#include "kernels/cuda/attend_packed.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/blend_rows.h"
+#include "kernels/cuda/byte_values.h"
+#include "kernels/cuda/column_sums.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/expected_attention.h"
+#include "kernels/cuda/fill.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/hadamard.h"
+#include "kernels/cuda/key_basis.h"
+#include "kernels/cuda/merge_rows.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/pack.h"
+#include "kernels/cuda/qkv.h"
+#include "kernels/cuda/rope.h"
+#include "kernels/cuda/row_moves.h"
+#include "kernels/cuda/row_scores.h"
+#include "kernels/cuda/sample.h"
+#include "kernels/cuda/slot_weights.h"
+#include "kernels/cuda/store_rows.h"
+#include "kernels/cuda/tile_rows.h"
+#include "kernels/decode_table.h"
+
+namespace kvlm::cuda {
+
+namespace {
+
+/// What every CUDA entry point of a build without CUDA does.
+[[noreturn]] void refuse(std::string_view op) {
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{}: this build has no CUDA backend; use --device cpu, or build with "
+                          "-DKVLM_CUDA=ON",
+                          op));
+}
+
+}  // namespace
+
+void activate(TensorView, ConstTensorView, Activation, Stream&) { refuse("activate"); }
+
+void activate_gate(TensorView, ConstTensorView, ConstTensorView, Activation, Stream&) {
+  refuse("activate_gate");
+}
+
+void unpack_blocks(const PackedFormat&, std::span<const PackedBlock>, float*, Stream&) {
+  refuse("unpack_blocks");
+}
+
+void attention(TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
+               std::span<const KeyValueRows>, bool, float, DType, Stream&) {
+  refuse("attention");
+}
+
+void segment_attention(TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
+                       const Segments&, float, DType, Stream&) {
+  refuse("segment_attention");
+}
+
+void segment_attention(TensorView, ConstTensorView, const Segments&, float, Stream&) {
+  refuse("segment_attention");
+}
+
+void blend_rows(TensorView, ConstTensorView, const RowBlend&, Stream&) { refuse("blend_rows"); }
+
+void place_bytes(TensorView, ConstTensorView, ConstTensorView, Stream&) { refuse("place_bytes"); }
+
+void column_sums(const ColumnSums&, ConstTensorView, ConstTensorView, std::span<const KeyValueRows>,
+                 SummedRows, float, DType, Stream&) {
+  refuse("column_sums");
+}
+
+void queue_column_sums(const QueuedSums&, ConstTensorView, ConstTensorView,
+                       std::span<const KeyValueRows>, SummedRows, float, DType, Stream&) {
+  refuse("queue_column_sums");
+}
+
+void attend_and_sum(const QueuedSums&, TensorView, ConstTensorView, ConstTensorView,
+                    ConstTensorView, std::span<const KeyValueRows>, float, DType, Stream&) {
+  refuse("attend_and_sum");
+}
+
+void mean_over_heads(const double*, int64_t, int64_t, int64_t, double*, Stream&) {
+  refuse("mean_over_heads");
+}
+
+void gather_rows(TensorView, ConstTensorView, std::span<const int32_t>, Stream&) {
+  refuse("gather_rows");
+}
+
+void add(TensorView, ConstTensorView, Stream&) { refuse("add"); }
+
+void add_scaled(TensorView, ConstTensorView, ConstTensorView, Stream&) { refuse("add_scaled"); }
+
+void convert(TensorView, ConstTensorView, Stream&) { refuse("convert"); }
+
+void expected_attention(const FutureQueries&, ConstTensorView, std::span<const StoredRows>,
+                        std::span<double>, Stream&) {
+  refuse("expected_attention");
+}
+
+void fill_random(TensorView, uint64_t, float, Stream&) { refuse("fill_random"); }
+
+void linear(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, bool, Stream&) {
+  refuse("linear");
+}
+
+void linear(TensorView, ConstTensorView, ConstTensorView, const LinearTail&, Stream&) {
+  refuse("linear");
+}
+
+void linears(std::span<const Projection>, ConstTensorView, Stream&) { refuse("linears"); }
+
+DType operand_dtype(ConstTensorView, int64_t) { refuse("operand_dtype"); }
+
+void gated_linears(TensorView, const Projection&, const Projection&, Activation, ConstTensorView,
+                   Stream&) {
+  refuse("gated_linears");
+}
+
+bool gates_alone(const Projection&, const Projection&, Activation, DType, int64_t) {
+  refuse("gated_linears");
+}
+
+double measure_matrix_rate(int, DType, Stream&) { refuse("measure_matrix_rate"); }
+
+void hadamard(std::span<const HadamardRows>, Stream&) { refuse("hadamard"); }
+
+void change_basis(const KeyBasis&, BasisChange, std::span<const BasisJob>, Stream&) {
+  refuse("change_basis");
+}
+
+void prepare_basis(const KeyBasis&, int) { refuse("prepare_basis"); }
+
+struct BasisTable::State {};
+BasisTable::BasisTable(Device) { refuse("BasisBatch"); }
+BasisTable::~BasisTable() = default;
+void BasisTable::describe(const KeyBasis&, BasisChange, std::span<const BasisJob>, const float*,
+                          Stream&) {
+  refuse("BasisBatch");
+}
+void BasisTable::run(const float*, BasisStart, Stream&) { refuse("BasisBatch"); }
+
+void channel_ends(std::span<const float* const>, int, int, std::span<float>, std::span<float>,
+                  Stream&) {
+  refuse("channel_ends");
+}
+
+void merge_rows(MergeRule, const RowMerge&, Stream&) { refuse("merge_rows"); }
+
+void rms_norm(TensorView, ConstTensorView, ConstTensorView, float, Stream&) { refuse("rms_norm"); }
+
+void layer_norm(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, float, Stream&) {
+  refuse("layer_norm");
+}
+
+void add_norm(TensorView, TensorView, Residual, std::span<const Addend>, ConstTensorView,
+              ConstTensorView, float, Stream&) {
+  refuse("add_norm");
+}
+
+void pack(const PackedFormat&, const std::array<PackRule, 2>&, std::span<const PackJob>, DType,
+          Stream&) {
+  refuse("pack");
+}
+
+void norm_queries_and_keys(TensorView, ConstTensorView, ConstTensorView, float, Stream&) {
+  refuse("norm_queries_and_keys");
+}
+
+void rotate_queries_and_keys(TensorView, ConstTensorView, ConstTensorView, Stream&) {
+  refuse("rotate_queries_and_keys");
+}
+
+void rotate(std::span<const TensorView>, ConstTensorView, ConstTensorView, Stream&) {
+  refuse("rotate");
+}
+
+void widen_rows(std::span<const std::byte* const>, DType, int, float*, Stream&) {
+  refuse("widen_rows");
+}
+
+void widen_ranges(std::span<const RowRange>, DType, int, float*, Stream&) {
+  refuse("widen_ranges");
+}
+
+void copy_ranges(std::span<const ByteRange>, Stream&) { refuse("copy_ranges"); }
+
+void narrow_rows(std::span<std::byte* const>, DType, int, const float*, Stream&) {
+  refuse("narrow_rows");
+}
+
+void close_gaps(std::span<const RowGap>, Stream&) { refuse("close_gaps"); }
+
+void turn_rows(std::span<const TurnedRow>, DType, std::span<const double>, Stream&) {
+  refuse("turn_rows");
+}
+
+void row_norms(std::span<const StoredRows>, int, std::span<double>, Stream&) {
+  refuse("row_norms");
+}
+
+void cosines_to_mean(std::span<const StoredRows>, int, std::span<double>, Stream&) {
+  refuse("cosines_to_mean");
+}
+
+void sample_rows(std::span<int32_t>, TensorView, std::span<const RowSampling>, Stream&) {
+  refuse("sample_rows");
+}
+
+void mean_arrays(std::span<const float* const>, std::span<const MeanJob>, Stream&) {
+  refuse("mean_arrays");
+}
+
+void store_rows(std::span<const RowDestination>, DType, ConstTensorView, Stream&) {
+  refuse("store_rows");
+}
+
+void scatter_tiles(TensorView, ConstTensorView, ConstTensorView, ConstTensorView, Stream&) {
+  refuse("scatter_tiles");
+}
+
+void take_tiles(TensorView, int64_t, ConstTensorView, int64_t, int64_t, Stream&) {
+  refuse("take_tiles");
+}
+
+}  // namespace kvlm::cuda
+
+namespace kvlm {
+
+struct DecodeTable::State {};
+DecodeTable::DecodeTable(const TableShape&, std::span<const std::array<RowWindow, 2>>, Device) {
+  cuda::refuse("DecodeTable");
+}
+DecodeTable::~DecodeTable() = default;
+bool DecodeTable::holds(const TableLoad&) const noexcept { return true; }
+void DecodeTable::reserve(const TableLoad&) {}
+void DecodeTable::set(int, int, std::span<const TableLane>, Stream&) {
+  cuda::refuse("DecodeTable::set");
+}
+int DecodeTable::drafts() const noexcept { return 0; }
+void DecodeTable::await_drafts(size_t) const {}
+void DecodeTable::lay(int, int, int, std::span<const TableLane>) {
+  cuda::refuse("DecodeTable::lay");
+}
+void DecodeTable::send(int, Stream&) { cuda::refuse("DecodeTable::send"); }
+void DecodeTable::start(std::span<const TableRow>, Stream&) { cuda::refuse("DecodeTable::start"); }
+void DecodeTable::store(int, const float*, const float*, Stream&) {
+  cuda::refuse("DecodeTable::store");
+}
+void DecodeTable::attend(int, const float*, float*, float, Stream&) {
+  cuda::refuse("DecodeTable::attend");
+}
+void DecodeTable::pack(bool, Stream&) { cuda::refuse("DecodeTable::pack"); }
+void DecodeTable::evict(std::span<const int>, Stream&) { cuda::refuse("DecodeTable::evict"); }
+void DecodeTable::drop_least(Stream&) { cuda::refuse("DecodeTable::drop_least"); }
+std::vector<int> DecodeTable::came(int) const { return {}; }
+void DecodeTable::read_placed(int, int, int, PlacedCopy&) const {}
+std::vector<int64_t> DecodeTable::gained_bytes() const { return {}; }
+void DecodeTable::put_weights(std::span<const float>, float*) const {}
+uint64_t DecodeTable::version() const noexcept { return 0; }
+
+bool DecodeTable::attends_in_place(int) const noexcept { return false; }
+int64_t DecodeTable::guarded_remaps(int) const { return 0; }
+
+struct Recording::State {};
+
+Recording::Recording() = default;
+Recording::~Recording() = default;
+Recording::Recording(Recording&&) noexcept = default;
+Recording& Recording::operator=(Recording&&) noexcept = default;
+
+bool Recording::make(Stream&, const std::function<void()>&) { cuda::refuse("Recording"); }
+bool Recording::fits(Stream&) const noexcept { return false; }
+void Recording::run(Stream&) { cuda::refuse("Recording"); }
+void Recording::clear() noexcept {}
+
+}  // namespace kvlm
