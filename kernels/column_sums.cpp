@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
-#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/check.h"
@@ -79,8 +78,8 @@ int64_t check_operands(ConstTensorView q, ConstTensorView k, std::span<const Key
     refuse("small_entries has {} entries, expected none or {}, the query heads",
            small_entries.size(), q_heads);
   }
-  if (rows.first < 0 || rows.first > n) {
-    refuse("first_row is {}, expected 0 to {}, the rows of q", rows.first, n);
+  if (rows.first < 0 || rows.first >= n) {
+    refuse("first_row is {}, expected 0 to {}, the last row of q", rows.first, n - 1);
   }
   if (!(rows.newest_weight >= 0) || !std::isfinite(rows.newest_weight)) {
     refuse("the newest row weighs {}, expected a finite number of at least 0", rows.newest_weight);
@@ -123,44 +122,15 @@ void check_result(const QueuedSums& result, int64_t columns) {
 
 }  // namespace
 
-void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+void column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream) {
-  const int64_t columns =
-      check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream);
-  const int64_t kv_heads = k.shape()[1];
-  if (result.sums.size() != static_cast<size_t>(kv_heads * columns)) {
-    refuse("sums has {} entries, expected {} kv heads times {} columns", result.sums.size(),
-           kv_heads, columns);
-  }
-  if (rows.first == q.shape()[0]) return;
+  check_result(result,
+               check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream));
   if (stream.device().kind == DeviceKind::kCuda) {
     return cuda::column_sums(result, q, k, past, rows, scale, multiply, stream);
   }
   cpu::column_sums(result, q, k, past, rows, scale, stream);
-}
-
-void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
-                       DType multiply, Stream& stream) {
-  const int64_t columns =
-      check_operands(q, k, past, result.small_entries, rows, scale, multiply, stream);
-  check_result(result, columns);
-  if (rows.first == q.shape()[0]) {
-    refuse("first_row is {}, which leaves no row to sum", rows.first);
-  }
-  if (stream.device().kind == DeviceKind::kCuda) {
-    return cuda::queue_column_sums(result, q, k, past, rows, scale, multiply, stream);
-  }
-  const auto kv_heads = static_cast<size_t>(k.shape()[1]);
-  const auto width = static_cast<size_t>(columns);
-  std::vector<double> found(kv_heads * width);
-  cpu::column_sums({found, result.small_entries}, q, k, past, rows, scale, stream);
-  for (size_t head = 0; head < kv_heads; ++head) {
-    double* to = result.sums + head * static_cast<size_t>(result.stride);
-    std::fill(to + result.held, to + columns, 0.0);
-    for (size_t j = 0; j < width; ++j) to[j] += found[head * width + j];
-  }
 }
 
 void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q, ConstTensorView k,
@@ -173,7 +143,7 @@ void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q,
   const bool alike = rows.first == 0 && rows.newest_weight == 1 && result.small_entries.empty();
   if (!alike || multiply == DType::kF32 || stream.device().kind != DeviceKind::kCuda) {
     // In this order: attention may write where the queries are.
-    queue_column_sums(result, q, k, past, rows, scale, multiply, stream);
+    column_sums(result, q, k, past, rows, scale, multiply, stream);
     return attention(out, q, k, v, past, kCausal, scale, multiply, stream);
   }
   cuda::attend_and_sum(result, out, q, k, v, past, scale, multiply, stream);

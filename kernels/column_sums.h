@@ -26,17 +26,19 @@ VLM_HD constexpr float summed_weight(float newest_weight, int64_t index, int64_t
   return 1 + (newest_weight - 1) * static_cast<float>(index) / static_cast<float>(rows - 1);
 }
 
-/// What attention looks at, summed over query rows without ever forming the matrix.
-struct ColumnSums {
-  /// (kv_heads, past rows + n): column j of kv_head h gains the mean over its q_per_kv query heads
-  /// of sum_i w_i A_ij, i over the chosen rows, w_i their weights.
-  std::span<double> sums;
-  /// (q_heads,) or empty: gains the number of entries A_ij < 0.01 max_j A_ij among those that the
-  /// chosen rows may see (VL-Cache's sparsity).
-  std::span<double> small_entries;
+/// Where goes what attention looks at, summed over query rows without ever forming the matrix.
+struct QueuedSums {
+  /// (kv_heads, stride) in memory of the stream's device: column j of kv_head h gains the mean over
+  /// its q_per_kv query heads of sum_i w_i A_ij, i over the chosen rows, w_i their weights.
+  double* sums = nullptr;
+  int64_t stride = 0;  ///< at least the columns, which are past rows + n
+  int64_t held = 0;    ///< columns from here on are overwritten
+  /// (q_heads,) in memory of the host, or empty: gains the number of entries A_ij < 0.01 max_j A_ij
+  /// among those that the chosen rows may see (VL-Cache's sparsity).
+  std::span<double> small_entries = {};
 };
 
-/// Adds to `result` the causal attention A = softmax(scale * q . K) of `rows`.
+/// Adds to `result` the causal attention A = softmax(scale * q . K) of `rows`, at least one.
 ///
 ///   q         (n, q_heads, head_dim)   f32
 ///   k         (n, kv_heads, head_dim)  f32, the rows that belong to the queries
@@ -47,33 +49,17 @@ struct ColumnSums {
 /// Accumulated in f32 over a tile of rows and in f64 over tiles, in an order that depends on the
 /// shapes only. Memory: on the CPU a tile of rows times all columns per worker, on CUDA at most 17
 /// rows of sums and 17 states of every row, and where `multiply` is f16 or bf16 the queries and
-/// keys once more in that type. Waits for the result on CUDA.
+/// keys once more in that type. Asynchronous on CUDA, unless small entries are asked for.
 /// Throws Error{kInvalidArgument} on a shape, dtype or device mismatch.
 /// Source: docs/arithmetic.md, "Importance"; Dao et al. 2022 for the tiling.
-void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+void column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream);
 
-/// Where column sums are put without waiting for them.
-struct QueuedSums {
-  double* sums = nullptr;  ///< (kv_heads, stride) in memory of the stream's device
-  int64_t stride = 0;      ///< at least the columns
-  /// Columns below gain, as those of `ColumnSums::sums`; the others are overwritten.
-  int64_t held = 0;
-  /// As those of ColumnSums, in memory of the host; unless it is empty, they are waited for.
-  std::span<double> small_entries = {};
-};
-
-/// column_sums() into memory of the stream's device: the same numbers. At least one row is summed.
-/// Asynchronous on CUDA. Throws as column_sums() does.
-void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
-                       DType multiply, Stream& stream);
-
-/// queue_column_sums() and causal attention() of the same rows, with their operands and their
+/// column_sums() and causal attention() of the same rows, with their operands and their
 /// outputs: `out` may be q. Where CUDA multiplies in f16 or bf16, all rows count alike and no small
 /// entries are asked for, the sums take each row's softmax from attention instead of finding it
-/// again: they then differ from queue_column_sums() as sums of another order do.
+/// again: they then differ from column_sums() as sums of another order do.
 void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q, ConstTensorView k,
                     ConstTensorView v, std::span<const KeyValueRows> past, SummedRows rows,
                     float scale, DType multiply, Stream& stream);

@@ -66,7 +66,7 @@ struct PromptView {
   /// layers.
   int layer = -1;
   std::span<const int16_t> modality;  ///< (n,)
-  /// (layers, importance_heads(), n) as ColumnSums.sums; may be empty.
+  /// (layers, importance_heads(), n) as QueuedSums.sums; may be empty.
   std::span<const double> importance;
   bool head_means = false;               ///< importance is the mean over kv_heads, (layers, 1, n)
   std::span<const double> sparsity;      ///< (layers,) share of small entries; may be empty

@@ -119,7 +119,7 @@ struct Partial {
 
 }  // namespace
 
-void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+void column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows summed, float scale,
                  Stream& stream) {
   const auto n = static_cast<size_t>(q.shape()[0]);
@@ -129,8 +129,9 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
   const auto first = static_cast<size_t>(summed.first);
   const size_t q_per_kv = q_heads / kv_heads;
   const size_t runs = past.size() / kv_heads;
-  const size_t columns = result.sums.size() / kv_heads;
-  const size_t past_rows = columns - n;
+  size_t past_rows = 0;
+  for (const KeyValueRows& run : past.first(runs)) past_rows += static_cast<size_t>(run.rows);
+  const size_t columns = past_rows + n;
   const size_t pairs = (n - first) * q_per_kv;  // (query, head) pairs of one kv_head
   const size_t tiles = divide_up(pairs, kSumRows);
   // A task takes every tasks-th tile of a head, early (short) and late (long) ones alike, and sums
@@ -198,7 +199,8 @@ void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
 
   const double share = 1 / static_cast<double>(q_per_kv);
   for (size_t head = 0; head < kv_heads; ++head) {
-    double* to = result.sums.data() + head * columns;
+    double* to = result.sums + head * static_cast<size_t>(result.stride);
+    std::fill(to + result.held, to + columns, 0.0);
     for (size_t j = 0; j < columns; ++j) {
       double sum = 0;
       for (size_t task = 0; task < tasks; ++task) sum += partials[head * tasks + task].sums[j];

@@ -282,24 +282,12 @@ __global__ void join_parts(const double* parts, int splits, int64_t columns, dou
   total = (column < to.held ? total : 0.0) + __dmul_rn(sum, share);
 }
 
-template <class T>
-std::vector<T> fetch(const T* from, size_t count, Stream& stream) {
-  std::vector<T> host(count);
-  stream.queue().copy(host.data(), false, from, true, count * sizeof(T));
-  return host;
-}
-
-/// What is on its way.
-struct Queued {
-  const double* sums;
-  const unsigned long long* small;
-};
-
-/// Queues the sums, which go to `to`, or to scratch memory if that has no place; small entries are
-/// counted if that is asked for. `attention` is as ColumnTilesJob has it.
-Queued queue_sums(Totals to, bool counting, ConstTensorView q, const PromptRows& keys,
-                  SummedRows rows, float scale, DType multiply, Stream& stream,
-                  const PromptJob* attention = nullptr) {
+/// Queues the sums; returns where small entries are counted, if they are. `attention` is as
+/// ColumnTilesJob has it.
+const unsigned long long* queue_sums(const QueuedSums& to, ConstTensorView q,
+                                     const PromptRows& keys, SummedRows rows, float scale,
+                                     DType multiply, Stream& stream,
+                                     const PromptJob* attention = nullptr) {
   const int64_t kv_heads = keys.kv_heads;
   const int64_t n = q.shape()[0];
   const int64_t q_heads = q.shape()[1];
@@ -325,16 +313,15 @@ Queued queue_sums(Totals to, bool counting, ConstTensorView q, const PromptRows&
     row_splits = sum_splits(job.row_tiles, column_tiles * kv_heads);
   }
 
-  // sums, parts, counts, states
-  const auto sum_count = static_cast<size_t>(kv_heads * columns);
-  const size_t part_count = sum_count * static_cast<size_t>(row_splits);
+  // parts, counts, states
+  const auto part_count = static_cast<size_t>(kv_heads * columns * row_splits);
   const size_t state_count = static_cast<size_t>(kv_heads * job.splits * job.row_tiles) * kTile;
-  const size_t bytes = (sum_count + part_count) * sizeof(double) +
+  const size_t bytes = part_count * sizeof(double) +
                        static_cast<size_t>(q_heads) * sizeof(unsigned long long) +
                        state_count * sizeof(RowState);
-  auto* sums = reinterpret_cast<double*>(stream.queue().scratch(kColumnParts, bytes));
-  double* parts = sums + sum_count;
+  auto* parts = reinterpret_cast<double*>(stream.queue().scratch(kColumnParts, bytes));
   auto* counts = reinterpret_cast<unsigned long long*>(parts + part_count);
+  const bool counting = !to.small_entries.empty();
   if (counting) {
     check(
         cudaMemsetAsync(counts, 0, static_cast<size_t>(q_heads) * sizeof(*counts), native(stream)),
@@ -355,20 +342,12 @@ Queued queue_sums(Totals to, bool counting, ConstTensorView q, const PromptRows&
                        static_cast<unsigned>(row_splits)),
                   kThreads, 0, native(stream)>>>(job);
   }
-  if (to.sums == nullptr) to = {sums, columns, 0};
   join_parts<<<dim3(static_cast<unsigned>(ceil_div(columns, kThreads)), heads), kThreads, 0,
                native(stream)>>>(parts, row_splits, columns,
-                                 static_cast<double>(kv_heads) / static_cast<double>(q_heads), to);
+                                 static_cast<double>(kv_heads) / static_cast<double>(q_heads),
+                                 {to.sums, to.stride, to.held});
   check_launch("column_sums");
-  return {to.sums, counts};
-}
-
-void add_small_entries(const Queued& queued, std::span<double> small_entries, Stream& stream) {
-  if (small_entries.empty()) return;
-  const auto small = fetch(queued.small, small_entries.size(), stream);
-  for (size_t head = 0; head < small.size(); ++head) {
-    small_entries[head] += static_cast<double>(small[head]);
-  }
+  return counts;
 }
 
 /// A thread a column of a layer: block (columns, layer).
@@ -384,23 +363,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+void column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream) {
-  const Queued queued = queue_sums({}, !result.small_entries.empty(), q,
-                                   prompt_rows(k, {}, past, stream), rows, scale, multiply, stream);
-  const std::vector<double> found = fetch(queued.sums, result.sums.size(), stream);
-  for (size_t i = 0; i < found.size(); ++i) result.sums[i] += found[i];
-  add_small_entries(queued, result.small_entries, stream);
-}
-
-void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
-                       DType multiply, Stream& stream) {
-  const Queued queued =
-      queue_sums({result.sums, result.stride, result.held}, !result.small_entries.empty(), q,
-                 prompt_rows(k, {}, past, stream), rows, scale, multiply, stream);
-  add_small_entries(queued, result.small_entries, stream);
+  const unsigned long long* counts =
+      queue_sums(result, q, prompt_rows(k, {}, past, stream), rows, scale, multiply, stream);
+  if (result.small_entries.empty()) return;
+  std::vector<unsigned long long> small(result.small_entries.size());
+  stream.queue().copy(small.data(), false, counts, true, small.size() * sizeof(*counts));
+  for (size_t head = 0; head < small.size(); ++head) {
+    result.small_entries[head] += static_cast<double>(small[head]);
+  }
 }
 
 void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q, ConstTensorView k,
@@ -409,8 +382,7 @@ void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q,
   const PromptRows rows = prompt_rows(k, v, past, stream);
   check_head_dim("attend_and_sum", rows);
   const PromptJob attention{out, q, rows, /*causal=*/true, scale, multiply};
-  queue_sums({result.sums, result.stride, result.held}, /*counting=*/false, q, rows, /*rows=*/0,
-             scale, multiply, stream, &attention);
+  queue_sums(result, q, rows, /*rows=*/0, scale, multiply, stream, &attention);
 }
 
 void mean_over_heads(const double* sums, int64_t layers, int64_t kv_heads, int64_t columns,

@@ -5,14 +5,9 @@
 namespace kvlm::cuda {
 
 /// kvlm::column_sums on checked arguments.
-void column_sums(const ColumnSums& result, ConstTensorView q, ConstTensorView k,
+void column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
                  std::span<const KeyValueRows> past, SummedRows rows, float scale, DType multiply,
                  Stream& stream);
-
-/// kvlm::queue_column_sums on checked arguments.
-void queue_column_sums(const QueuedSums& result, ConstTensorView q, ConstTensorView k,
-                       std::span<const KeyValueRows> past, SummedRows rows, float scale,
-                       DType multiply, Stream& stream);
 
 /// kvlm::attend_and_sum on checked arguments, of all rows, with f16 or bf16.
 void attend_and_sum(const QueuedSums& result, TensorView out, ConstTensorView q, ConstTensorView k,

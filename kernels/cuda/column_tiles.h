@@ -20,7 +20,7 @@ struct ColumnTilesJob {
   const PromptJob* attention = nullptr;
 };
 
-/// What ColumnSums::small_entries counts: weights below this share of the largest of their row.
+/// What QueuedSums::small_entries counts: weights below this share of the largest of their row.
 inline constexpr float kSmallWeight = 0.01f;
 
 /// In how many parts `tiles` are taken where `blocks` of them run beside each other.

@@ -73,14 +73,9 @@ void blend_rows(TensorView, ConstTensorView, const RowBlend&, Stream&) { refuse(
 
 void place_bytes(TensorView, ConstTensorView, ConstTensorView, Stream&) { refuse("place_bytes"); }
 
-void column_sums(const ColumnSums&, ConstTensorView, ConstTensorView, std::span<const KeyValueRows>,
+void column_sums(const QueuedSums&, ConstTensorView, ConstTensorView, std::span<const KeyValueRows>,
                  SummedRows, float, DType, Stream&) {
   refuse("column_sums");
-}
-
-void queue_column_sums(const QueuedSums&, ConstTensorView, ConstTensorView,
-                       std::span<const KeyValueRows>, SummedRows, float, DType, Stream&) {
-  refuse("queue_column_sums");
 }
 
 void attend_and_sum(const QueuedSums&, TensorView, ConstTensorView, ConstTensorView,

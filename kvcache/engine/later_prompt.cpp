@@ -68,10 +68,11 @@ void LaterPrompt::sum_weights(LayerState& state, ConstTensorView q, ConstTensorV
                               Stream& stream) {
   const auto past = static_cast<size_t>(state.heads[0].slots());
   const size_t columns = past + static_cast<size_t>(k.shape()[0]);
-  sums_.assign(traits_.kv_heads() * columns, 0.0);
+  sums_.resize(traits_.kv_heads() * columns);
   const bool summed = traits_.layouts().sums_weights();
   const int64_t first_row = summed ? 0 : k.shape()[0] - 1;
-  column_sums({sums_, {}}, q, k, past_, first_row, scale, traits_.shape().multiply, stream);
+  column_sums({sums_.data(), static_cast<int64_t>(columns)}, q, k, past_, first_row, scale,
+              traits_.shape().multiply, stream);
   for (size_t h = 0; h < traits_.kv_heads(); ++h) {
     for (size_t j = 0; j < past; ++j) {
       float& weight = state.heads[h].weights[j];

@@ -454,13 +454,16 @@ TEST_F(SmallShapes, SumsOfColumns) {
     const Tensor gpu_k = on_gpu(k);
     std::vector<double> sums(134);
     std::vector<double> gpu_sums(134);
+    const Shape bytes{134 * sizeof(double)};
+    Tensor sums_there(DType::kU8, bytes, kGpu);
     std::vector<double> small(6);
     std::vector<double> gpu_small(6);
-    column_sums({sums, small}, q, k, {}, {3, 1.5f}, 0.2f, DType::kF32, cpu_);
+    column_sums({sums.data(), 67, 0, small}, q, k, {}, {3, 1.5f}, 0.2f, DType::kF32, cpu_);
     for (const DType multiply : {DType::kF32, DType::kF16}) {
-      std::fill(gpu_sums.begin(), gpu_sums.end(), 0);
       std::fill(gpu_small.begin(), gpu_small.end(), 0);
-      column_sums({gpu_sums, gpu_small}, gpu_q, gpu_k, {}, {3, 1.5f}, 0.2f, multiply, *gpu_);
+      column_sums({reinterpret_cast<double*>(sums_there.view().data()), 67, 0, gpu_small}, gpu_q,
+                  gpu_k, {}, {3, 1.5f}, 0.2f, multiply, *gpu_);
+      copy(TensorView(gpu_sums.data(), DType::kU8, bytes), sums_there, *gpu_);
       const double most = multiply == DType::kF32 ? 1e-4 : 2e-2;
       for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(gpu_sums[i], sums[i], most) << i;
       const double entries = multiply == DType::kF32 ? 1 : 8;
