@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/cpu/key_basis.h"
@@ -14,6 +13,8 @@ namespace kvlm {
 namespace {
 
 constexpr int kMaxDim = 1024;
+
+}  // namespace
 
 void check_basis(const KeyBasis& basis, BasisChange change) {
   const auto n = static_cast<size_t>(std::max(basis.dim - basis.first, 0));
@@ -27,8 +28,6 @@ void check_basis(const KeyBasis& basis, BasisChange change) {
   }
 }
 
-}  // namespace
-
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream) {
   if (jobs.empty()) return;
@@ -41,43 +40,6 @@ void change_basis(const KeyBasis& basis, BasisChange change, std::span<const Bas
 
 void prepare_basis(const KeyBasis& basis, Device device) {
   if (device.kind == DeviceKind::kCuda) cuda::prepare_basis(basis, device.index);
-}
-
-struct BasisBatch::State {
-  explicit State(Device at) {
-    if (at.kind == DeviceKind::kCuda) table = std::make_unique<cuda::BasisTable>(at);
-  }
-  std::unique_ptr<cuda::BasisTable> table;  // on CUDA; else what follows
-  const KeyBasis* basis = nullptr;
-  BasisChange change = BasisChange::kQuery;
-  std::vector<BasisJob> jobs;
-  const float* from = nullptr;
-};
-
-BasisBatch::BasisBatch(Device device) : state_(std::make_unique<State>(device)) {}
-BasisBatch::~BasisBatch() = default;
-BasisBatch::BasisBatch(BasisBatch&&) noexcept = default;
-BasisBatch& BasisBatch::operator=(BasisBatch&&) noexcept = default;
-
-void BasisBatch::reserve(size_t jobs) { state_->jobs.reserve(jobs); }
-
-void BasisBatch::describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
-                          const float* from, Stream& stream) {
-  check_basis(basis, change);
-  State& state = *state_;
-  if (state.table != nullptr) return state.table->describe(basis, change, jobs, from, stream);
-  state.basis = &basis;
-  state.change = change;
-  state.jobs.assign(jobs.begin(), jobs.end());
-  state.from = from;
-}
-
-void BasisBatch::run(const float* from, BasisStart start, Stream& stream) {
-  State& state = *state_;
-  if (state.table != nullptr) return state.table->run(from, start, stream);
-  for (BasisJob& job : state.jobs) job.from = from + (job.from - state.from);
-  state.from = from;
-  if (!state.jobs.empty()) change_basis(*state.basis, state.change, state.jobs, stream);
 }
 
 void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,

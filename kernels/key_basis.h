@@ -38,9 +38,12 @@ struct BasisJob {
   const uint16_t* channels = nullptr;
 };
 
+/// Throws Error{kInvalidArgument} for a dim above 1024 or a matrix that is not square.
+void check_basis(const KeyBasis& basis, BasisChange change);
+
 /// Changes the basis of rows, each dot product in eight sums side by side: the same bits on every
-/// device, but for keys of a basis whose transform is cuFFT's. dim is at most 1024. Asynchronous on
-/// CUDA. Throws Error{kInvalidArgument} for another dim or a matrix that is not square.
+/// device, but for keys of a basis whose transform is cuFFT's. Asynchronous on CUDA. Throws as
+/// check_basis() does.
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream);
 
@@ -57,7 +60,8 @@ enum class BasisStart : uint8_t {
 };
 
 /// change_basis() of the same jobs at every step, described once: what a step then gives to a GPU
-/// is always the same, so that it can be recorded (kernels/base/recording.h).
+/// is always the same, so that it can be recorded (kernels/base/recording.h). On a GPU alone: a CPU
+/// has nothing to keep.
 class BasisBatch {
  public:
   explicit BasisBatch(Device device);
@@ -65,10 +69,7 @@ class BasisBatch {
   BasisBatch(BasisBatch&&) noexcept;
   BasisBatch& operator=(BasisBatch&&) noexcept;
 
-  /// Room for so many jobs: within it describe() allocates nothing on the CPU.
-  void reserve(size_t jobs);
-  /// Takes jobs whose rows are counted from `from`; `basis` and their channels must stay. Throws
-  /// like change_basis().
+  /// Takes jobs whose rows are counted from `from`. Throws like change_basis().
   void describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                 const float* from, Stream& stream);
   void run(const float* from, BasisStart start, Stream& stream);

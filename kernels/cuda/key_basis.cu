@@ -257,28 +257,6 @@ BasisLaunch describe_jobs(const KeyBasis& basis, BasisChange change, std::span<c
   return made;
 }
 
-struct BasisTable::State {
-  explicit State(Device device) : kept(device) {}
-  KeptBytes kept;
-  BasisLaunch launch;
-  bool fresh = false;  // not run since it was described
-  const float* from = nullptr;
-};
-
-BasisTable::BasisTable(Device device) : state_(std::make_unique<State>(device)) {}
-BasisTable::~BasisTable() = default;
-
-void BasisTable::describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
-                          const float* from, Stream& stream) {
-  state_->launch = describe_jobs(basis, change, jobs, &state_->kept, stream);
-  state_->fresh = true;
-  state_->from = from;
-}
-
-void BasisTable::run(const float* from, BasisStart start, Stream& stream) {
-  launch(state_->launch, std::exchange(state_->fresh, false), start, from - state_->from, stream);
-}
-
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream) {
   const BasisLaunch described = describe_jobs(basis, change, jobs, nullptr, stream);
@@ -314,3 +292,33 @@ void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<
 }
 
 }  // namespace kvlm::cuda
+
+namespace kvlm {
+
+struct BasisBatch::State {
+  explicit State(Device device) : kept(device) {}
+  cuda::KeptBytes kept;
+  cuda::BasisLaunch launch;
+  bool fresh = false;  // not run since it was described
+  const float* from = nullptr;
+};
+
+BasisBatch::BasisBatch(Device device) : state_(std::make_unique<State>(device)) {}
+BasisBatch::~BasisBatch() = default;
+BasisBatch::BasisBatch(BasisBatch&&) noexcept = default;
+BasisBatch& BasisBatch::operator=(BasisBatch&&) noexcept = default;
+
+void BasisBatch::describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
+                          const float* from, Stream& stream) {
+  check_basis(basis, change);
+  state_->launch = cuda::describe_jobs(basis, change, jobs, &state_->kept, stream);
+  state_->fresh = true;
+  state_->from = from;
+}
+
+void BasisBatch::run(const float* from, BasisStart start, Stream& stream) {
+  cuda::launch(state_->launch, std::exchange(state_->fresh, false), start, from - state_->from,
+               stream);
+}
+
+}  // namespace kvlm

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <memory>
-
 #include "kernels/key_basis.h"
 
 // CUDA's implementation of kernels/key_basis.h, which has checked the arguments.
@@ -10,20 +8,6 @@ namespace kvlm::cuda {
 void change_basis(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
                   Stream& stream);
 void prepare_basis(const KeyBasis& basis, int index);
-
-/// BasisBatch on a GPU.
-class BasisTable {
- public:
-  explicit BasisTable(Device device);
-  ~BasisTable();
-  void describe(const KeyBasis& basis, BasisChange change, std::span<const BasisJob> jobs,
-                const float* from, Stream& stream);
-  void run(const float* from, BasisStart start, Stream& stream);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 void channel_ends(std::span<const float* const> x, int rows, int dim, std::span<float> low,
                   std::span<float> high, Stream& stream);

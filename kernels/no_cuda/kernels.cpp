@@ -135,15 +135,6 @@ void change_basis(const KeyBasis&, BasisChange, std::span<const BasisJob>, Strea
 
 void prepare_basis(const KeyBasis&, int) { refuse("prepare_basis"); }
 
-struct BasisTable::State {};
-BasisTable::BasisTable(Device) { refuse("BasisBatch"); }
-BasisTable::~BasisTable() = default;
-void BasisTable::describe(const KeyBasis&, BasisChange, std::span<const BasisJob>, const float*,
-                          Stream&) {
-  refuse("BasisBatch");
-}
-void BasisTable::run(const float*, BasisStart, Stream&) { refuse("BasisBatch"); }
-
 void channel_ends(std::span<const float* const>, int, int, std::span<float>, std::span<float>,
                   Stream&) {
   refuse("channel_ends");
@@ -230,6 +221,17 @@ void take_tiles(TensorView, int64_t, ConstTensorView, int64_t, int64_t, Stream&)
 }  // namespace kvlm::cuda
 
 namespace kvlm {
+
+struct BasisBatch::State {};
+BasisBatch::BasisBatch(Device) { cuda::refuse("BasisBatch"); }
+BasisBatch::~BasisBatch() = default;
+BasisBatch::BasisBatch(BasisBatch&&) noexcept = default;
+BasisBatch& BasisBatch::operator=(BasisBatch&&) noexcept = default;
+void BasisBatch::describe(const KeyBasis&, BasisChange, std::span<const BasisJob>, const float*,
+                          Stream&) {
+  cuda::refuse("BasisBatch");
+}
+void BasisBatch::run(const float*, BasisStart, Stream&) { cuda::refuse("BasisBatch"); }
 
 struct DecodeTable::State {};
 DecodeTable::DecodeTable(const TableShape&, std::span<const std::array<RowWindow, 2>>, Device) {

@@ -14,7 +14,9 @@ KeyBasisChange::KeyBasisChange(const CacheTraits& traits)
       query_jobs_(traits.layers()),
       ends_(2 * traits.kv_heads() * traits.dim()) {
   for (size_t layer = 0; layer < traits.layers(); ++layer) {
-    query_batches_.push_back({BasisBatch(traits.device()), BasisBatch(traits.device())});
+    if (traits.on_gpu()) {
+      query_batches_.push_back({BasisBatch(traits.device()), BasisBatch(traits.device())});
+    }
     for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
       const Quantizer* quantizer = traits.quantizer(store, static_cast<int>(layer));
       const KeyBasis* basis = quantizer == nullptr ? nullptr : quantizer->key_basis();
@@ -28,7 +30,6 @@ void KeyBasisChange::reserve(const Workload& load) {
     if (!traits_.layer(static_cast<int>(layer)).has_key_basis) continue;
     for (std::vector<BasisJob>& jobs : query_jobs_[layer])
       jobs.reserve(load.slots * traits_.kv_heads());
-    for (BasisBatch& batch : query_batches_[layer]) batch.reserve(load.heads);
     queries_.grow(load.slots * traits_.kv_heads() * kStores * traits_.q_per_kv() * traits_.dim());
   }
 }
@@ -126,9 +127,13 @@ void KeyBasisChange::change_queries(int layer, const float* q, Stream& stream) {
   for (const size_t store : {size_t{kVisual}, size_t{kRest}}) {
     const std::vector<BasisJob>& jobs = query_jobs_[at][store];
     if (jobs.empty()) continue;
+    const KeyBasis& basis = *traits_.quantizer(store, layer)->key_basis();
+    if (!traits_.on_gpu()) {
+      change_basis(basis, BasisChange::kQuery, jobs, stream);
+      continue;
+    }
     BasisBatch& batch = query_batches_[at][store];
-    batch.describe(*traits_.quantizer(store, layer)->key_basis(), BasisChange::kQuery, jobs, q,
-                   stream);
+    batch.describe(basis, BasisChange::kQuery, jobs, q, stream);
     batch.run(q, BasisStart::kBesideLast, stream);
   }
 }

@@ -61,7 +61,7 @@ class KeyBasisChange {
   std::vector<BasisJob> key_jobs_;
   FloatSpace queries_;  // changed: (KV heads of a step, stores, q_per_kv, head_dim)
   std::vector<std::array<std::vector<BasisJob>, kStores>> query_jobs_;  // (layers,)
-  std::vector<std::array<BasisBatch, kStores>> query_batches_;          // (layers,)
+  std::vector<std::array<BasisBatch, kStores>> query_batches_;          // (layers,) on a GPU
   std::vector<HeadFacts> facts_;                                        // (kv_heads,)
   std::vector<float> ends_;              // (2, sequences, kv_heads, head_dim) of channels
   std::vector<float> on_host_;           // keys that a GPU holds, for learn_rows()

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/fill.h"
@@ -16,6 +18,30 @@ using testing::kGpu;
 using testing::normal_tensor;
 
 class KeptCuda : public testing::Cuda {};
+
+/// A BasisBatch; on the CPU what it stands for.
+class Batch {
+ public:
+  Batch(const KeyBasis& basis, std::vector<BasisJob> jobs, const float* from, Stream& stream)
+      : basis_(&basis), jobs_(std::move(jobs)), from_(from) {
+    if (stream.device().kind != DeviceKind::kCuda) return;
+    batch_.emplace(stream.device());
+    batch_->describe(basis, BasisChange::kQuery, jobs_, from, stream);
+  }
+
+  void run(const float* from, BasisStart start, Stream& stream) {
+    if (batch_) return batch_->run(from, start, stream);
+    for (BasisJob& job : jobs_) job.from += from - from_;
+    from_ = from;
+    change_basis(*basis_, BasisChange::kQuery, jobs_, stream);
+  }
+
+ private:
+  const KeyBasis* basis_;
+  std::vector<BasisJob> jobs_;
+  const float* from_;
+  std::optional<BasisBatch> batch_;
+};
 
 TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
   constexpr int kDim = 20;
@@ -43,8 +69,7 @@ TEST_F(KeptCuda, QueriesAreTurnedWhereverTheyAre) {
       jobs.push_back({from + i * 2 * kDim, out.as<float>() + i * 2 * kDim, 2,
                       channels[static_cast<size_t>(i)].data()});
     }
-    BasisBatch batch(device);
-    batch.describe(basis, BasisChange::kQuery, jobs, from, stream);
+    Batch batch(basis, jobs, from, stream);
     batch.run(from, BasisStart::kBehindLast, stream);
     Tensor both(DType::kF32, {2, kJobs * 2 * kDim}, device);
     const Shape half{1, kJobs * 2 * kDim};
@@ -93,10 +118,9 @@ TEST_F(KeptCuda, QueriesAreTurnedBesideTheKernelInFront) {
     const std::vector<BasisJob> behind{
         {end, last.as<float>(), kFew, channels.data()},
         {of_y.as<float>(), last.as<float>() + kFew * kDim, kFew, channels.data()}};
-    std::array<BasisBatch, 3> batches{BasisBatch(device), BasisBatch(device), BasisBatch(device)};
-    batches[0].describe(basis, BasisChange::kQuery, jobs, x.as<float>(), stream);
-    batches[1].describe(basis, BasisChange::kQuery, few, y.as<float>(), stream);
-    batches[2].describe(basis, BasisChange::kQuery, behind, end, stream);
+    std::array<Batch, 3> batches{Batch(basis, jobs, x.as<float>(), stream),
+                                 Batch(basis, few, y.as<float>(), stream),
+                                 Batch(basis, behind, end, stream)};
     std::vector<Tensor> found;
     for (int time = 0; time < 3; ++time) {  // the first one as just described
       for (Tensor* tensor : {&of_x, &of_y, &last}) fill_random(*tensor, 1, 0, stream);
