@@ -451,27 +451,35 @@ struct FewWork {
   Activation activation = Activation::kSilu;
 };
 
+/// What the kernels are told of projections.
+template <class T>
+FewProjections<T> few_projections(std::span<const Projection> projections, float* gated) {
+  FewProjections<T> made{};
+  for (size_t i = 0; i < projections.size(); ++i) {
+    made.w[i] = reinterpret_cast<const T*>(projections[i].w.data());
+    made.y[i] = gated != nullptr ? gated : projections[i].y.as<float>();
+    made.bias[i] = projections[i].bias.empty() ? nullptr : projections[i].bias.as<float>();
+    made.out[i] = projections[i].w.shape()[0];
+  }
+  return made;
+}
+
 /// 1 to kFewRows regular rows of f32.
 void multiply_few(std::span<const Projection> projections, ConstTensorView x, const FewWork& work,
                   Stream& stream) {
   const bool gated = work.gated != nullptr;
   const FewTiling tiling = few_tiling(gated);
   const FewRows args{x.as<float>(), static_cast<int>(x.shape()[1]), work.add, work.activation};
+  int64_t groups = 0;  // of warps that share their rows of weights
+  for (const Projection& one : gated ? projections.first(1) : projections) {
+    groups += ceil_div(one.w.shape()[0], few_outputs(gated));
+  }
+  const auto blocks = static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps));
   with_type(projections[0].w.dtype(), [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
-    FewProjections<T> made{};
-    int64_t groups = 0;  // of warps that share their rows of weights
-    for (size_t i = 0; i < projections.size(); ++i) {
-      made.w[i] = reinterpret_cast<const T*>(projections[i].w.data());
-      made.y[i] = gated ? work.gated : projections[i].y.as<float>();
-      made.bias[i] = projections[i].bias.empty() ? nullptr : projections[i].bias.as<float>();
-      made.out[i] = projections[i].w.shape()[0];
-      if (!gated || i == 0) groups += ceil_div(made.out[i], few_outputs(gated));
-    }
+    const auto made = few_projections<T>(projections, work.gated);
     const auto start = [&](auto kernel) {
-      launch_early("linear", kernel,
-                   static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps)),
-                   32 * tiling.warps, stream, made, args);
+      launch_early("linear", kernel, blocks, 32 * tiling.warps, stream, made, args);
     };
     switch (x.shape()[0]) {
       case 1:
@@ -600,6 +608,28 @@ struct TailWork {
   bool activates, gated, add;
 };
 
+/// Elements of y from i on as their product leaves them: activated, or gated.
+template <int kWidth, class P>
+__device__ __forceinline__ void load_product(const P* p, int64_t i, const TailWork& work,
+                                             float (&values)[kWidth]) {
+  if (work.gated) {
+    float pairs[2][kWidth];
+    load_group(p + 2 * i, pairs[0]);
+    load_group(p + 2 * i + kWidth, pairs[1]);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float gate = pairs[2 * j / kWidth][2 * j % kWidth];
+      values[j] =
+          activated(work.activation, gate) * pairs[(2 * j + 1) / kWidth][(2 * j + 1) % kWidth];
+    }
+    return;
+  }
+  load_group(p + i, values);
+  if (!work.activates) return;
+#pragma unroll
+  for (float& value : values) value = activated(work.activation, value);
+}
+
 /// y = tail(p), kWidth elements of y at a time.
 template <class P, class Y, int kWidth>
 __global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, TailWork work) {
@@ -609,23 +639,7 @@ __global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, Ta
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kTailThreads + threadIdx.x) * kWidth;
        i < work.count; i += step) {
     float values[kWidth];
-    if (work.gated) {
-      float pairs[2][kWidth];
-      load_group(p + 2 * i, pairs[0]);
-      load_group(p + 2 * i + kWidth, pairs[1]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float gate = pairs[2 * j / kWidth][2 * j % kWidth];
-        values[j] =
-            activated(work.activation, gate) * pairs[(2 * j + 1) / kWidth][(2 * j + 1) % kWidth];
-      }
-    } else {
-      load_group(p + i, values);
-      if (work.activates) {
-#pragma unroll
-        for (float& value : values) value = activated(work.activation, value);
-      }
-    }
+    load_product(p, i, work, values);
     if (work.scale != nullptr) {
       float scales[kWidth];
       load_group(work.scale + i % work.columns, scales);
@@ -642,14 +656,7 @@ __global__ void __launch_bounds__(kTailThreads) finish_rows(Y* y, const P* p, Ta
   }
 }
 
-void finish(TensorView y, const void* product, DType made, const LinearTail& tail, Stream& stream) {
-  const bool activates_alone =
-      tail.activation.has_value() && tail.scale.empty() && !tail.gated && !tail.add;
-  if (activates_alone && made == y.dtype() && made != DType::kF32 && y.elements() % 8 == 0 &&
-      is_aligned(product, 16) && is_aligned(y.data(), 16)) {
-    const ConstTensorView x(product, made, y.shape(), y.device());
-    return cuda::activate_halves(y, x, *tail.activation, stream);
-  }
+TailWork work_of(TensorView y, const LinearTail& tail) {
   TailWork work{};
   work.scale = tail.scale.empty() ? nullptr : tail.scale.as<float>();
   work.columns = y.shape()[1];
@@ -658,6 +665,18 @@ void finish(TensorView y, const void* product, DType made, const LinearTail& tai
   work.activates = tail.activation.has_value();
   work.gated = tail.gated;
   work.add = tail.add;
+  return work;
+}
+
+void finish(TensorView y, const void* product, DType made, const LinearTail& tail, Stream& stream) {
+  const bool activates_alone =
+      tail.activation.has_value() && tail.scale.empty() && !tail.gated && !tail.add;
+  if (activates_alone && made == y.dtype() && made != DType::kF32 && y.elements() % 8 == 0 &&
+      is_aligned(product, 16) && is_aligned(y.data(), 16)) {
+    const ConstTensorView x(product, made, y.shape(), y.device());
+    return cuda::activate_halves(y, x, *tail.activation, stream);
+  }
+  const TailWork work = work_of(y, tail);
   const bool grouped = work.columns % 4 == 0 && is_aligned(product, 16) &&
                        is_aligned(y.data(), 16) && is_aligned(work.scale, 16);
   const int64_t blocks =
@@ -719,6 +738,17 @@ HalfProduct gated_product(TensorView y, const Projection& gate, const Projection
   return {y, nullptr, gate.w, floats(gate.bias), HalfTail::kGated, up.w, floats(up.bias)};
 }
 
+/// Fills `y` with numbers: zeros would run faster.
+void fill_with_numbers(TensorView y, Stream& stream) {
+  Tensor numbers(DType::kF32, y.shape());
+  uint32_t state = 1;
+  for (int64_t i = 0; i < y.elements(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    numbers.as<float>()[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+  }
+  kvlm::copy(y, numbers, stream);
+}
+
 }  // namespace
 
 double measure_matrix_rate(int size, DType dtype, Stream& stream) {
@@ -727,13 +757,7 @@ double measure_matrix_rate(int size, DType dtype, Stream& stream) {
   Tensor x(dtype, square, device);
   Tensor w(dtype, square, device);
   Tensor y(DType::kF32, square, device);
-  Tensor numbers(DType::kF32, square);
-  uint32_t state = 1;  // zeros would run faster than numbers do
-  for (int64_t i = 0; i < numbers.shape().elements(); ++i) {
-    state = state * 1664525u + 1013904223u;
-    numbers.as<float>()[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  }
-  kvlm::copy(y, numbers, stream);
+  fill_with_numbers(y, stream);
   cuda::convert(x, y, stream);
   cuda::convert(w, y, stream);
   const auto run = [&] {
@@ -782,12 +806,9 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
   const bool gelu = tail.activation == Activation::kGeluTanh;
   const bool finished = stored && (!tail.activation || (gelu && !tail.add));
   const DType made = finished ? y.dtype() : w.dtype();
-  void* product = stored && !tail.add ? y.data() : nullptr;
-  if (finished) product = y.data();
-  if (product == nullptr || made != y.dtype()) {
-    product =
-        stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * dtype_bytes(made));
-  }
+  const bool in_place = finished || (stored && !tail.add && made == y.dtype());
+  const size_t bytes = static_cast<size_t>(rows * out) * dtype_bytes(made);
+  void* product = in_place ? y.data() : stream.queue().scratch(kTailProduct, bytes);
   const void* bias = bias_of(tail.bias, made, stream);
   Products::of(stream.device().index)
       .run({w.dtype(), made, rows, w.shape()[1], out, bias != nullptr, finished && tail.add,
