@@ -128,6 +128,24 @@ void copy_rows_now(std::byte* to, size_t stride, ConstTensorView from, size_t by
   }
 }
 
+/// Copies `view`, in the format of `to`, to the rows that `part` names. Returns the bytes.
+size_t put_part(Tensor& to, const WeightMap::SubTensor& part, ConstTensorView view,
+                const Watch* watch) {
+  std::shared_ptr<Tensor> changed;
+  if (view.dtype() != to.dtype()) {
+    changed = converted(view, to.dtype(), watch);
+    view = std::as_const(*changed).view();
+  }
+  const auto bytes_of = [&](const Shape& shape) {
+    return static_cast<size_t>(columns_of(shape)) * dtype_bytes(to.dtype());
+  };
+  const size_t row_bytes = bytes_of(to.shape());
+  copy_rows_now(to.view().data() + static_cast<size_t>(part.first) * row_bytes,
+                static_cast<size_t>(part.step) * row_bytes, view, bytes_of(view.shape()),
+                to.view().device().kind != DeviceKind::kCpu);
+  return view.bytes();
+}
+
 }  // namespace
 
 void WeightMap::add(std::string name, ConstTensorView view, std::shared_ptr<const void> owner) {
@@ -230,20 +248,9 @@ ConstTensorView WeightMap::joined(const Shape& shape, std::span<const SubTensor>
       views, [first](const ConstTensorView& view) { return view.dtype() == first; });
   const DType dtype = wide || !alike ? DType::kF32 : first;
   auto tensor = std::make_shared<Tensor>(dtype, shape, device_, MemoryUse::kWeights);
-  const size_t row_bytes = static_cast<size_t>(columns_of(shape)) * dtype_bytes(dtype);
   clear_now(tensor->view());
   for (size_t i = 0; i < parts.size(); ++i) {
-    ConstTensorView view = views[i];
-    std::shared_ptr<Tensor> changed;
-    if (view.dtype() != dtype) {
-      changed = converted(view, dtype, watch_);
-      view = std::as_const(*changed).view();
-    }
-    const size_t bytes = static_cast<size_t>(columns_of(view.shape())) * dtype_bytes(dtype);
-    copy_rows_now(tensor->view().data() + static_cast<size_t>(parts[i].first) * row_bytes,
-                  static_cast<size_t>(parts[i].step) * row_bytes, view, bytes,
-                  device_.kind != DeviceKind::kCpu);
-    count(view.bytes());
+    count(put_part(*tensor, parts[i], views[i], watch_));
   }
   owners_.resize(kept);
   return owned(std::move(tensor));
