@@ -77,6 +77,13 @@ std::vector<DeviceWindow> sizes_of(std::span<const std::array<RowWindow, 2>> win
   return sizes;
 }
 
+/// (layers,) so many layers, from each on, drop the same row; 0: with another.
+std::vector<int> dropping_together(std::span<const int> drops_with, size_t layers) {
+  std::vector<int> counts(layers, drops_with.empty() ? 1 : 0);
+  for (const int first : drops_with) ++counts[static_cast<size_t>(first)];
+  return counts;
+}
+
 /// Takes other memory for a buffer, which gives back what it has first.
 void take(Buffer& buffer, Device device, size_t bytes) {
   buffer = Buffer();
@@ -166,7 +173,7 @@ struct DecodeTable::State {
   void take_step(std::span<const TableRow> rows, Stream& stream);
   void send_bounds(Stream& stream);
   TableArgs table_args();
-  void point_placed(TableArgs& args);
+  void point_weighed(TableArgs& args);
   void point_rows(TableArgs& args);
   void take_sizes(TableArgs& args) const;
   AttendArgs attend_args(int layer, const float* q, float* out, float scale);
@@ -192,8 +199,7 @@ DecodeTable::State::State(const TableShape& of, std::span<const std::array<RowWi
   const std::vector<DeviceWindow> sizes = sizes_of(windows);
   copy_now(device_windows.data(), sizes.data(), device_windows.bytes());
   for (const size_t side : {size_t{0}, size_t{1}}) class_layers_of(side);
-  std::vector<int> counts(windows.size(), of.drops_with.empty() ? 1 : 0);
-  for (const int first : of.drops_with) ++counts[static_cast<size_t>(first)];
+  const std::vector<int> counts = dropping_together(of.drops_with, windows.size());
   copy_now(together.data(), counts.data(), together.bytes());
 }
 
@@ -450,13 +456,7 @@ TableArgs DecodeTable::State::table_args() {
   args.compares = plan.compares();
   args.scored = plan.shape.scored;
   args.together = reinterpret_cast<const int*>(together.data());
-  if (plan.compares() || plan.shape.drops_packed) {
-    args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
-    args.came = reinterpret_cast<int*>(came.data());
-    args.weighed_rows = plan.load.weighed_rows;
-    args.weighed_slots = weighs_slots ? longest() : plan.load.weighed_rows;
-  }
-  if (plan.shape.drops_packed) point_placed(args);
+  if (plan.compares() || plan.shape.drops_packed) point_weighed(args);
   if (turns) {
     args.turned = reinterpret_cast<DeviceTurned*>(turned.data());
     args.waves = reinterpret_cast<const double*>(waves.data());
@@ -468,8 +468,13 @@ TableArgs DecodeTable::State::table_args() {
   return args;
 }
 
-/// Where the kernels of packed rows that may go find what is kept of them.
-void DecodeTable::State::point_placed(TableArgs& args) {
+/// Where the kernels of rows that may go find what is kept of them.
+void DecodeTable::State::point_weighed(TableArgs& args) {
+  args.weighed = reinterpret_cast<DeviceWeighed*>(weighed.data());
+  args.came = reinterpret_cast<int*>(came.data());
+  args.weighed_rows = plan.load.weighed_rows;
+  args.weighed_slots = weighs_slots ? longest() : plan.load.weighed_rows;
+  if (!plan.shape.drops_packed) return;
   args.value_at = reinterpret_cast<int16_t*>(value_at.data());
   args.key_at = reinterpret_cast<int16_t*>(key_at.data());
   args.live = reinterpret_cast<int*>(live.data());

@@ -464,6 +464,21 @@ FewProjections<T> few_projections(std::span<const Projection> projections, float
   return made;
 }
 
+/// The kernel of 1 to kFewRows rows.
+template <class T, bool kGated>
+auto few_kernel(int64_t rows) {
+  switch (rows) {
+    case 1:
+      return few_rows<T, 1, kGated>;
+    case 2:
+      return few_rows<T, 2, kGated>;
+    case 3:
+      return few_rows<T, 3, kGated>;
+    default:
+      return few_rows<T, 4, kGated>;
+  }
+}
+
 /// 1 to kFewRows regular rows of f32.
 void multiply_few(std::span<const Projection> projections, ConstTensorView x, const FewWork& work,
                   Stream& stream) {
@@ -477,20 +492,10 @@ void multiply_few(std::span<const Projection> projections, ConstTensorView x, co
   const auto blocks = static_cast<unsigned>(ceil_div(groups * tiling.split, tiling.warps));
   with_type(projections[0].w.dtype(), [&](auto* type) {
     using T = typename TypeOf<decltype(type)>::Type;
-    const auto made = few_projections<T>(projections, work.gated);
-    const auto start = [&](auto kernel) {
-      launch_early("linear", kernel, blocks, 32 * tiling.warps, stream, made, args);
-    };
-    switch (x.shape()[0]) {
-      case 1:
-        return start(gated ? few_rows<T, 1, true> : few_rows<T, 1, false>);
-      case 2:
-        return start(gated ? few_rows<T, 2, true> : few_rows<T, 2, false>);
-      case 3:
-        return start(gated ? few_rows<T, 3, true> : few_rows<T, 3, false>);
-      default:
-        return start(gated ? few_rows<T, 4, true> : few_rows<T, 4, false>);
-    }
+    const int64_t rows = x.shape()[0];
+    const auto kernel = gated ? few_kernel<T, true>(rows) : few_kernel<T, false>(rows);
+    launch_early("linear", kernel, blocks, 32 * tiling.warps, stream,
+                 few_projections<T>(projections, work.gated), args);
   });
 }
 
@@ -710,6 +715,17 @@ bool is_even(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTai
          (tail.scale.empty() || is_aligned(tail.scale.data(), 16));
 }
 
+/// y = tail(x w^T) in two passes, of any shape.
+void multiply_apart(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail& tail,
+                    Stream& stream) {
+  const Shape shape{x.shape()[0], w.shape()[0]};
+  std::byte* product =
+      stream.queue().scratch(kTailProduct, static_cast<size_t>(shape.elements()) * sizeof(float));
+  const TensorView made(product, DType::kF32, shape, y.device());
+  cuda::linear(made, x, w, tail.bias, false, stream);
+  finish(y, product, DType::kF32, tail, stream);
+}
+
 /// Makes y = tail(operand w^T) if warpgroup_product.cu does such.
 bool multiplied_by_warpgroups(TensorView y, const void* operand, ConstTensorView w,
                               const LinearTail& tail, Stream& stream) {
@@ -793,13 +809,7 @@ void linear(TensorView y, ConstTensorView x, ConstTensorView w, const LinearTail
             Stream& stream) {
   const int64_t rows = x.shape()[0];
   const int64_t out = w.shape()[0];
-  if (!is_even(y, x, w, tail)) {
-    std::byte* product =
-        stream.queue().scratch(kTailProduct, static_cast<size_t>(rows * out) * sizeof(float));
-    const TensorView made(product, DType::kF32, {rows, out}, y.device());
-    cuda::linear(made, x, w, tail.bias, false, stream);
-    return finish(y, product, DType::kF32, tail, stream);
-  }
+  if (!is_even(y, x, w, tail)) return multiply_apart(y, x, w, tail, stream);
   const void* operand = operand_of(x, w.dtype(), stream);
   if (multiplied_by_warpgroups(y, operand, w, tail, stream)) return;
   const bool stored = tail.scale.empty() && !tail.gated;  // at once

@@ -109,6 +109,14 @@ bool find_ranges(std::span<const ScoreRemap> remaps, std::span<DeviceRun> runs) 
   return true;
 }
 
+/// Whether a lane of several passes finds only the constants of its softmax before values are added
+/// (DeviceLane::deferred). Says to which remap its runs belong.
+bool defers(const TableLane& lane, std::span<DeviceRun> runs) {
+  return !lane.placed && lane.weighed.weights == nullptr && find_ranges(lane.remaps, runs) &&
+         std::none_of(runs.begin(), runs.end(),
+                      [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
+}
+
 /// Whether the key and the value of every row of a lane that is placed lie in the same place, and
 /// will: they come and go together.
 bool lies_alike(const TableLane& lane, const std::array<RowWindow, 2>& windows) {
@@ -245,10 +253,7 @@ void LaneLayout::lay_lane(const TableLane& from, const FusedLane& fused, const L
     if (way.fused && run.kernel >= 0) run.kernel = kFusedRun;
   }
   for (int i = 0; i < side_runs_; ++i) runs[i].source = fused.source[static_cast<size_t>(i)];
-  lane.deferred = !way.fused && !way.in_order && !from.placed && from.weighed.weights == nullptr &&
-                  find_ranges(from.remaps, runs) &&
-                  std::none_of(runs.begin(), runs.end(),
-                               [](const DeviceRun& run) { return run.kernel == kCodeKernels; });
+  lane.deferred = !way.fused && !way.in_order && defers(from, runs);
 }
 
 /// Asks the list, which others share, once for a format.
@@ -416,15 +421,20 @@ FusedLane LaneLayout::served_in_one_pass(int layer, const TableLane& lane) const
   FusedLane made = fused_lane(whole, shape_.head_dim, most_shared_bytes(), lane.placed);
   if (lane.placed && !lies_alike(lane, windows)) made.pair = 0;
   if (2 * side_runs_ > kMostFusedRuns) made.pair = 0;
+  place_sources(made, lane.keys.size(), keys.count);
+  return made;
+}
+
+/// Names the sources of `made` by the positions of a side's runs. Of `runs` that there are, in
+/// their order, `fixed` are fixed, and the last has full rows.
+void LaneLayout::place_sources(FusedLane& made, size_t fixed, size_t runs) const {
   const std::array<int8_t, kMostFusedRuns> by_run = made.source;
   made.source.fill(-1);
-  if (made.pair == 0) return made;
-  for (size_t i = 0; i < lane.keys.size(); ++i) made.source[i] = by_run[i];
-  const auto packed = static_cast<size_t>(fixed_runs_);
-  const size_t rows = keys.count - 1;
-  if (rows > lane.keys.size()) made.source[packed] = by_run[rows - 1];
-  made.source[packed + 1] = made.source[packed + 2] = by_run[rows];
-  return made;
+  if (made.pair == 0) return;
+  std::copy_n(by_run.begin(), fixed, made.source.begin());
+  const auto gained = static_cast<size_t>(fixed_runs_);
+  if (runs > fixed + 1) made.source[gained] = by_run[runs - 2];
+  made.source[gained + 1] = made.source[gained + 2] = by_run[runs - 1];
 }
 
 }  // namespace kvlm::cuda::packed

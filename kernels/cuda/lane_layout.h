@@ -98,6 +98,7 @@ class LaneLayout {
   void lay_gained(const GrowingRows& gained, const RowWindow& window, bool keys, DeviceRun* made,
                   DeviceTail& tail);
   void lay_side(int layer, bool keys, const TableLane& lane, const LaneWay& way, LaneSpace& to);
+  void place_sources(FusedLane& made, size_t fixed, size_t runs) const;
   FusedLane served_in_one_pass(int layer, const TableLane& lane) const;
 
   TableShape shape_;

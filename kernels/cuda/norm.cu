@@ -288,26 +288,31 @@ void add_norm_apart(TensorView y, TensorView x, Residual residual, std::span<con
   cuda::layer_norm(y, sum, weight, bias, eps, stream);
 }
 
+/// Whether addends of one format are read as in_groups().
+bool in_groups(std::span<const Addend> addends) {
+  return std::ranges::all_of(addends, [&](const Addend& addend) {
+    return is_aligned(addend.p.data(), 16) && is_aligned(addend.bias.data(), 16) &&
+           is_aligned(addend.scale.data(), 16) && addend.p.dtype() == addends[0].p.dtype();
+  });
+}
+
 }  // namespace
 
 void add_norm(TensorView y, TensorView x, Residual residual, std::span<const Addend> addends,
               ConstTensorView weight, ConstTensorView bias, float eps, Stream& stream) {
   const int64_t dim = x.shape()[1];
   AddNorm args{};
-  bool grouped = in_groups(y, x, weight, bias);
   for (size_t i = 0; i < addends.size(); ++i) {
     args.p[i] = addends[i].p.data();
     if (!addends[i].bias.empty()) args.p_bias[i] = addends[i].bias.as<float>();
     if (!addends[i].scale.empty()) args.scale[i] = addends[i].scale.as<float>();
-    grouped = grouped && is_aligned(args.p[i], 16) && is_aligned(args.p_bias[i], 16) &&
-              is_aligned(args.scale[i], 16) && addends[i].p.dtype() == addends[0].p.dtype();
   }
   args.weight = weight.empty() ? nullptr : weight.as<float>();
   args.bias = bias.empty() ? nullptr : bias.as<float>();
   args.dim = static_cast<int>(dim);
   args.eps = eps;
   args.keeps_sum = residual == Residual::kSum;
-  if (!grouped || dim > kLongestHeld) {
+  if (!in_groups(y, x, weight, bias) || !in_groups(addends) || dim > kLongestHeld) {
     return add_norm_apart(y, x, residual, addends, weight, bias, eps, stream);
   }
   with_type(y.empty() ? DType::kF32 : y.dtype(), [&](auto* to) {

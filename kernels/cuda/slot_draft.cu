@@ -25,8 +25,7 @@ size_t SlotDraft::carve(std::byte* memory) {
   const auto make = [&]<class T>(std::span<T>& of_slot, int of_lane) {
     constexpr size_t kAligned = 64;
     const size_t count = static_cast<size_t>(plan_.lanes_of_slot()) * static_cast<size_t>(of_lane);
-    T* first = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes);
-    of_slot = std::span(first, count);
+    of_slot = {memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + bytes), count};
     bytes += (count * sizeof(T) + kAligned - 1) / kAligned * kAligned;
   };
   make(lanes, 1);
@@ -199,11 +198,7 @@ int SlotDraft::scatter_numbers(const WeighedRows& rows, size_t number) {
   std::fill(end, numbers.end(), WeighedRows::kNoRow);
   std::fill(values.begin(), values.end(), int16_t{-1});
   std::fill(keys.begin(), keys.end(), int16_t{-1});
-  value_of_.resize(rows.values_came.size());
-  for (size_t place = 0; place < rows.values_came.size(); ++place) {
-    const int of = rows.values_came[place];
-    if (of != WeighedRows::kNoRow) value_of_[static_cast<size_t>(of)] = static_cast<int16_t>(place);
-  }
+  find_values(rows.values_came);
   int next = 0;
   for (size_t place = 0; place < rows.came.size(); ++place) {
     const int of = rows.came[place];
@@ -213,6 +208,15 @@ int SlotDraft::scatter_numbers(const WeighedRows& rows, size_t number) {
     next = std::max(next, of + 1);
   }
   return next;
+}
+
+/// Says by number in which place each row's value is.
+void SlotDraft::find_values(std::span<const int> values_came) {
+  value_of_.resize(values_came.size());
+  for (size_t place = 0; place < values_came.size(); ++place) {
+    const int of = values_came[place];
+    if (of != WeighedRows::kNoRow) value_of_[static_cast<size_t>(of)] = static_cast<int16_t>(place);
+  }
 }
 
 void SlotDraft::take_fixed(const TableLane& lane, const LaneSpace& space) {

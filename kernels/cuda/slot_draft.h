@@ -81,6 +81,7 @@ class SlotDraft {
   void take_weighed(const WeighedRows& rows, LaneSpace& space);
   void take_by_slots(const WeighedRows& rows, const LaneSpace& space);
   void take_placed(const WeighedRows& rows, const LaneSpace& space);
+  void find_values(std::span<const int> values_came);
   int scatter_numbers(const WeighedRows& rows, size_t number);
   void take_scores(const WeighedRows& rows, const LaneSpace& space);
   void take_fixed(const TableLane& lane, const LaneSpace& space);
